@@ -1,0 +1,81 @@
+# Every verb makes its environment first, once: .venv, remade when pyproject.toml or constraints.txt change.
+# PYTHON names the interpreter (3.10 or newer) to make it from, VENV where it goes, JOBS the test processes.
+
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= 2
+DEMO_OUTPUT ?= build/demo
+
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check --no-input
+TORCH := $(shell sed -n 's/^torch==/&/p' constraints.txt)
+READY := $(VENV)/.ready
+DOCS_READY := $(VENV)/.ready-docs
+COMPILED := env -u TRITON_INTERPRET
+INTERPRETED := env TRITON_INTERPRET=1
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test lint type test-interpreted test-aot mutants format bench docs gpu-test lower-bounds clean distclean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' Makefile
+
+demo: $(READY) ## Train PPO on CartPole twice, stock and ours, and compare (figure in DEMO_OUTPUT)
+	$(PY) examples/ppo_sb3.py --compare --output $(DEMO_OUTPUT)
+
+test: lint type test-interpreted test-aot mutants ## Everything a machine without a GPU can check; what CI runs
+	@echo "make test: lint, type, test-interpreted, test-aot and mutants passed"
+
+lint: $(READY) ## Check style and formatting
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+type: $(READY) ## Check types
+	$(PY) -m mypy
+
+test-interpreted: $(READY) ## Tests of the core and the adapters, Triton through its interpreter
+	$(INTERPRETED) $(PY) -m pytest -n $(JOBS) tests/core tests/adapters
+
+test-aot: $(READY) ## Compile the Triton kernels ahead of time; no GPU needed
+	$(COMPILED) $(PY) -m pytest tests/aot
+
+mutants: $(READY) ## Break the code on purpose; the tests must notice every time
+	$(PY) scripts/mutants.py
+
+format: $(READY) ## Mend style and formatting
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+bench: $(READY) ## Run the benchmarks
+	$(PY) -m benchmarks.run
+
+docs: $(DOCS_READY) ## Build the site into site/; a warning is an error
+	$(PY) -m mkdocs build --strict
+
+gpu-test: $(READY) ## The whole suite on a real GPU, with the real compiler
+	$(COMPILED) $(PY) -m rl_triton_core
+	$(COMPILED) $(PY) -m pytest tests
+
+lower-bounds: $(READY) ## Test the core with the oldest supported packages (slow: downloads another torch)
+	$(PY) scripts/check_lower_bounds.py --python $(PYTHON)
+
+clean: ## Remove what the verbs made, except the environment
+	rm -rf build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean ## Remove the environment and downloads too
+	rm -rf $(VENV) .cache
+
+# torch goes first and by its exact version: otherwise its dependents choose the build.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("Python 3.10 or newer is needed: make PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --upgrade "pip>=23.1"
+	$(PIP) install "$(TORCH)"
+	$(PIP) install -c constraints.txt -e ".[sb3,bench,dev]"
+	@touch $@
+
+$(DOCS_READY): $(READY)
+	$(PIP) install -c constraints.txt -e ".[docs]"
+	@touch $@

@@ -1,0 +1,295 @@
+"""PPO on CartPole-v1 with Stable-Baselines3, the advantages computed by rl_triton_core.
+
+    python examples/ppo_sb3.py --advantages triton             train one agent; the swap is one line, see new_agent()
+    python examples/ppo_sb3.py --compare --output build/demo   train both from one seed, compare agents and time
+
+Both train on the CPU, where they must end up equal in every bit; --device cuda trains their networks on a GPU.
+"""
+
+import argparse
+import hashlib
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import matplotlib
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3 import PPO
+from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.utils import get_device, safe_mean
+
+from rl_triton_adapters.sb3 import TritonRolloutBuffer
+from rl_triton_core.system_info import system_info
+
+SOLVED, EVALUATION_EPISODES, NUM_ENVS = 475.0, 20, 8
+BUFFERS: dict[str, type[RolloutBuffer]] = {"stock": RolloutBuffer, "triton": TritonRolloutBuffer}
+LABELS = {"stock": "Stable-Baselines3", "triton": "rl_triton_core"}
+PHASES = ("rollout", "advantages", "update", "rest")
+GREY, ORANGE, BLUE, GREEN = "#b9bec6", "#e4572e", "#33658a", "#76b041"
+
+
+def falling(start: float) -> Callable[[float], float]:
+    """A schedule that falls linearly to zero, so that training ends settled."""
+    return lambda progress_remaining: progress_remaining * start
+
+
+def timed(buffer_class: type[RolloutBuffer]) -> type[RolloutBuffer]:
+    """The same buffer, with a clock around the advantage step."""
+
+    class Timed(buffer_class):  # type: ignore[valid-type, misc]
+        seconds = 0.0
+
+        def compute_returns_and_advantage(self, last_values: torch.Tensor, dones: np.ndarray) -> None:
+            start = perf_counter()
+            super().compute_returns_and_advantage(last_values, dones)
+            self.seconds += perf_counter() - start
+
+    return Timed
+
+
+class TimedPPO(PPO):
+    """PPO with a clock around each of its two phases; one entry per iteration."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.collecting: list[float] = []
+        self.updating: list[float] = []
+        super().__init__(*args, **kwargs)
+
+    def collect_rollouts(self, *args: Any, **kwargs: Any) -> bool:
+        start = perf_counter()
+        go_on = super().collect_rollouts(*args, **kwargs)
+        self.collecting.append(perf_counter() - start)
+        return go_on
+
+    def train(self) -> None:
+        start = perf_counter()
+        super().train()
+        self.updating.append(perf_counter() - start)
+
+
+class LearningCurve(BaseCallback):
+    """Steps taken and mean return of the last 100 training episodes, once per iteration."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.points: list[tuple[int, float]] = []
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_end(self) -> None:
+        returns = [episode["r"] for episode in self.model.ep_info_buffer or []]
+        self.points.append((self.num_timesteps, float(safe_mean(returns))))
+
+
+@dataclass
+class Run:
+    """What one training run leaves behind."""
+
+    evaluation: float
+    digest: str
+    curve: list[tuple[int, float]]
+    total: float
+    seconds: dict[str, float]
+    iterations: list[float]  # rollout and update of each iteration, without the advantage step
+
+    @property
+    def share(self) -> dict[str, float]:
+        return {phase: self.seconds[phase] / self.total for phase in PHASES}
+
+    @property
+    def milliseconds_per_call(self) -> float:
+        return 1e3 * self.seconds["advantages"] / len(self.iterations)
+
+
+def new_agent(advantages: str, args: argparse.Namespace) -> TimedPPO:
+    return TimedPPO(
+        "MlpPolicy",
+        make_vec_env("CartPole-v1", NUM_ENVS, seed=args.seed),
+        rollout_buffer_class=timed(BUFFERS[advantages]),  # in your own code: rollout_buffer_class=TritonRolloutBuffer
+        n_steps=256,
+        batch_size=256,
+        learning_rate=falling(1e-3),
+        clip_range=falling(0.2),
+        seed=args.seed,
+        device=args.device,
+        tensorboard_log=args.tensorboard,
+    )
+
+
+def parameter_digest(agent: PPO) -> str:
+    """A fingerprint of every bit of every parameter."""
+    parameters = agent.policy.state_dict().items()
+    data = b"".join(name.encode() + tensor.cpu().numpy().tobytes() for name, tensor in parameters)
+    return hashlib.sha256(data).hexdigest()
+
+
+def train(advantages: str, args: argparse.Namespace) -> Run:
+    print(f"\nTraining with the advantages of {LABELS[advantages]}, seed {args.seed}, {args.timesteps} steps")
+    agent, curve = new_agent(advantages, args), LearningCurve()
+    start = perf_counter()
+    agent.learn(args.timesteps, callback=curve, tb_log_name=advantages, progress_bar=True)
+    total = perf_counter() - start
+    evaluation_env = make_vec_env("CartPole-v1", 1, seed=args.seed + 1000)
+    evaluation, spread = evaluate_policy(agent, evaluation_env, EVALUATION_EPISODES, deterministic=True)
+    print(f"  evaluation: mean return {evaluation:.1f} +- {spread:.1f} over {EVALUATION_EPISODES} episodes", end=", ")
+    print(f"{'solved' if evaluation >= SOLVED else 'NOT solved'} (the mark is {SOLVED:.0f})")
+    seconds = {"advantages": agent.rollout_buffer.seconds, "update": sum(agent.updating)}
+    seconds["rollout"] = sum(agent.collecting) - seconds["advantages"]
+    seconds["rest"] = total - sum(seconds.values())
+    per_call = seconds["advantages"] / len(agent.collecting)
+    iterations = [sum(pair) - per_call for pair in zip(agent.collecting, agent.updating, strict=True)]
+    return Run(float(evaluation), parameter_digest(agent), curve.points, total, seconds, iterations)
+
+
+def warm_up(args: argparse.Namespace) -> float:
+    """Pay every one-off cost before the clocks start; return the seconds of the first advantage call."""
+    buffer = TritonRolloutBuffer(4, spaces.Box(-1, 1, (1,)), spaces.Discrete(2), device="cpu", n_envs=2)
+    start = perf_counter()
+    buffer.compute_returns_and_advantage(torch.zeros(2, 1), np.zeros(2, dtype=bool))
+    seconds = perf_counter() - start
+    new_agent("stock", argparse.Namespace(**vars(args) | {"tensorboard": None})).learn(1)
+    return seconds
+
+
+def compare(stock: Run, ours: Run) -> dict[str, Any]:
+    """Agents and times side by side.
+
+    Both runs do the same rollouts and the same updates: whatever these differ by is noise, be it the difference of
+    their sums or twice the standard error of the differences per iteration.
+    """
+    differences = np.subtract(stock.iterations, ours.iterations)
+    saved = stock.seconds["advantages"] - ours.seconds["advantages"]
+    noise = max(abs(differences.sum()), 2 * differences.std() * len(differences) ** 0.5)
+    return {
+        "bitwise_equal": stock.digest == ours.digest,
+        "advantage_speedup": stock.seconds["advantages"] / ours.seconds["advantages"],
+        "amdahl_bound": 1 / (1 - stock.share["advantages"]),
+        "end_to_end_ratio": stock.total / ours.total,
+        "seconds_saved_by_advantages": saved,
+        "seconds_of_noise": noise,
+        "within_noise": bool(saved <= noise),
+    }
+
+
+def print_comparison(runs: dict[str, Run], result: dict[str, Any]) -> None:
+    print(f"\n{'share of time':<20}" + "".join(f"{phase:>12}" for phase in PHASES) + f"{'total':>12}")
+    for name, run in runs.items():
+        print(f"{LABELS[name]:<20}", *(f"{run.share[phase]:>11.2%}" for phase in PHASES), f"{run.total:>9.1f} s")
+    stock, ours = (run.milliseconds_per_call for run in runs.values())
+    verdict = "within noise, no gain to claim" if result["within_noise"] else "and the part saved exceeds the noise"
+    print(f"""
+advantage step:  {stock:.3f} ms against {ours:.3f} ms per call, {result["advantage_speedup"]:.1f}x as fast
+                 (a first call, where Numba compiles or loads, took {result["first_call_seconds"]:.2f} s before that)
+Amdahl's bound:  {result["amdahl_bound"]:.4f}x end to end, were the advantage step free
+end to end:      {result["end_to_end_ratio"]:.4f}x measured: {verdict}
+                 (the advantage step saved {result["seconds_saved_by_advantages"]:.2f} s; rollout and update, the same
+                 work in both runs, vary by {result["seconds_of_noise"]:.2f} s)""")
+
+
+def draw_curves(axes: Any, runs: dict[str, Run], result: dict[str, Any]) -> None:
+    axes.axhline(SOLVED, color=GREEN, linestyle=":", linewidth=1.5)
+    axes.text(0, SOLVED + 6, f"solved ({SOLVED:.0f})", color=GREEN, va="bottom")
+    styles = ({"color": GREY, "linewidth": 6}, {"color": ORANGE, "linewidth": 1.8, "linestyle": "--"})
+    for (name, run), style in zip(runs.items(), styles, strict=True):
+        steps, returns = zip(*run.curve, strict=True)
+        axes.plot(np.divide(steps, 1000), returns, label=f"{LABELS[name]} (evaluation: {run.evaluation:.0f})", **style)
+    axes.set(xlabel="environment steps, thousands", ylabel="mean return of the last 100 episodes", ylim=(0, 525))
+    axes.set_title(f"Two agents, one seed: {'equal in every bit' if result['bitwise_equal'] else 'not equal'}")
+    axes.legend(loc="lower right", frameon=False, fontsize=10, handlelength=1.6, borderaxespad=0)
+
+
+def draw_shares(axes: Any, runs: dict[str, Run], result: dict[str, Any]) -> None:
+    for row, run in enumerate(runs.values()):
+        left = 0.0
+        for phase, colour in zip(PHASES, (BLUE, ORANGE, "#86bbd8", GREY), strict=True):
+            width = 100 * run.share[phase]
+            axes.barh(row, width, left=left, color=colour, height=0.5)
+            if phase == "advantages":
+                line = {"arrowstyle": "-", "color": ORANGE}
+                at = {"xy": (left + width / 2, row - 0.25), "xytext": (left + width / 2, row - 0.42)}
+                axes.annotate(
+                    f"advantages {width:.2f} %", **at, arrowprops=line, color=ORANGE, ha="center", va="center"
+                )
+            elif width > 8:
+                text = {"color": "white" if phase == "rollout" else "black", "ha": "center", "va": "center"}
+                axes.text(left + width / 2, row, f"{phase}\n{width:.1f} %", **text)
+            left += width
+    axes.set(xlabel="share of training time, %", xlim=(0, 100), ylim=(1.5, -0.6))
+    axes.set_yticks(range(len(runs)), [f"{LABELS[name]}\n{run.total:.1f} s" for name, run in runs.items()])
+    axes.set_title(f"Where the time goes (Amdahl's bound: {result['amdahl_bound']:.3f}x)")
+
+
+def draw(runs: dict[str, Run], result: dict[str, Any], path: Path) -> None:
+    matplotlib.use("Agg")
+    plt.rcParams.update({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False})
+    figure, (curves, shares, step) = plt.subplots(1, 3, figsize=(15, 4.8), width_ratios=[1.25, 1.25, 0.95], dpi=130)
+    draw_curves(curves, runs, result)
+    draw_shares(shares, runs, result)
+    names, heights = list(LABELS.values()), [run.milliseconds_per_call for run in runs.values()]
+    step.bar_label(step.bar(names, heights, color=[GREY, ORANGE], width=0.55), fmt="%.3f ms", padding=3)
+    step.set(ylabel="milliseconds per call", ylim=(0, 1.12 * max(heights)))
+    step.set_title(f"The advantage step: {result['advantage_speedup']:.1f}x as fast")
+    figure.tight_layout(w_pad=2.5)
+    figure.savefig(path)
+
+
+def say_what_is_used(device: str) -> None:
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    print(f"torch {torch.__version__}, GPU: {gpu}, the networks train on: {device}")
+    print("The rollout buffer of Stable-Baselines3 is NumPy: the advantages are computed on the CPU in any case.")
+    if gpu != "none" and device == "cpu":
+        print("The GPU stays idle: on the CPU the two agents can be compared bit for bit (--device cuda uses it).")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--advantages", choices=list(BUFFERS), default="triton", help="train one agent, with this step")
+    what.add_argument("--compare", action="store_true", help="train with both, and compare")
+    parser.add_argument("--output", type=Path, default=Path("build/demo"), help="where --compare writes its figure")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--timesteps", type=int, default=150_000)
+    parser.add_argument("--device", default="cpu", help="where the networks train; bitwise equality needs the CPU")
+    parser.add_argument("--tensorboard", help="folder for TensorBoard logs (needs tensorboard installed)")
+    return parser.parse_args()
+
+
+def main() -> int:
+    args = parse_arguments()
+    args.device = str(get_device(args.device))
+    torch.set_num_threads(1)  # networks this small lose time to more
+    say_what_is_used(args.device)
+    if not args.compare:
+        return 0 if train(args.advantages, args).evaluation >= SOLVED else 1
+
+    first_call = warm_up(args)
+    runs = {name: train(name, args) for name in BUFFERS}
+    result = {"first_call_seconds": first_call} | compare(runs["stock"], runs["triton"])
+    print_comparison(runs, result)
+    args.output.mkdir(parents=True, exist_ok=True)
+    draw(runs, result, args.output / "ppo_sb3.png")
+    record = {"result": result, "runs": {name: vars(run) | {"share": run.share} for name, run in runs.items()}}
+    record |= {"arguments": vars(args) | {"output": str(args.output)}, "system": system_info()}
+    (args.output / "ppo_sb3.json").write_text(json.dumps(record, indent=2) + "\n")
+    solved, equal = all(run.evaluation >= SOLVED for run in runs.values()), result["bitwise_equal"]
+    print(f"\nfigure and numbers: {args.output}/ppo_sb3.png, {args.output}/ppo_sb3.json")
+    print(f"both agents solved: {'yes' if solved else 'no'}")
+    print(f"bitwise equal: {'yes' if equal else 'no'}")
+    if args.device != "cpu":
+        print("(off the CPU expect equality up to rounding at best: not every kernel there is deterministic)")
+    return 0 if solved and (equal or args.device != "cpu") else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

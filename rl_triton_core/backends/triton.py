@@ -1,0 +1,90 @@
+"""The Triton backend: CUDA and ROCm tensors, one fused kernel launch per call."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+from triton.runtime.interpreter import InterpretedFunction
+
+from rl_triton_core.kernels import scan
+from rl_triton_core.kernels.launch import settings
+from rl_triton_core.recurrence import Problem, Recurrence
+
+INTERPRETED = isinstance(scan.scan_backward, InterpretedFunction)
+
+
+def unavailable(device: torch.device) -> str | None:
+    """It runs on CUDA and ROCm tensors, and on CPU tensors in Triton's interpreter."""
+    if device.type == "cuda" or (device.type == "cpu" and INTERPRETED):
+        return None
+    hint = "; CPU tensors need TRITON_INTERPRET=1 in the environment" if device.type == "cpu" else ""
+    return f"it runs on CUDA and ROCm tensors, got {device}{hint}"
+
+
+def run(problem: Problem) -> None:
+    """Fill the problem's outputs."""
+    if problem.dtype == torch.float64:
+        raise TypeError(
+            "got dtype float64 among the inputs of the triton backend, expected float32, bfloat16 or float16 "
+            "(the cpu and reference backends take float64)"
+        )
+    groups, steps, lanes = problem.shape
+    launch = settings(steps, lanes, problem.inputs[0].stride(1 - problem.time_dim) == 1)
+    coefficients, readout = compiled(problem.recurrence)
+    programs = groups * triton.cdiv(lanes, launch.block_lanes)
+    with on(problem.inputs[0].device):
+        scan.scan_backward[(programs,)](
+            *arguments(problem),
+            steps,
+            lanes,
+            COEFFICIENTS=coefficients,
+            READOUT=readout,
+            FOLLOWED=problem.recurrence.followed,
+            SKIP=problem.skip,
+            BLOCK_LANES=launch.block_lanes,
+            BLOCK_TIME=launch.block_time,
+            num_warps=launch.num_warps,
+        )
+
+
+def arguments(problem: Problem) -> tuple[Any, ...]:
+    """A problem as kernel arguments: streams as (tensor, group stride, step stride, lane stride), None, or numbers."""
+
+    def stream(x: Any) -> Any:
+        return (x, *problem.strides(x)) if isinstance(x, torch.Tensor) else None
+
+    def number(x: Any) -> float:
+        return 0.0 if isinstance(x, torch.Tensor) else x
+
+    per_step = isinstance(problem.gamma, torch.Tensor)
+    return (
+        tuple(map(stream, problem.inputs)),
+        stream(problem.next_values),
+        stream(problem.bootstrap),
+        number(problem.bootstrap),
+        stream(problem.terminated),
+        stream(problem.truncated),
+        stream(problem.mask),
+        stream(problem.gamma),
+        number(problem.gamma),
+        problem.lambda_ if per_step else problem.gamma * problem.lambda_,
+        problem.params,
+        tuple(map(stream, problem.outputs)),
+    )
+
+
+def on(device: torch.device) -> Any:
+    """The context in which a kernel runs on this device."""
+    if device.type == "cpu" or device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)
+
+
+@cache
+def compiled(recurrence: Recurrence) -> tuple[Any, Any]:
+    """An estimator's equations as Triton functions."""
+    return scan.equation(recurrence.coefficients), scan.equation(recurrence.readout)

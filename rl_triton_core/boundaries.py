@@ -1,0 +1,55 @@
+"""The one boundary rule: the end of the rollout is a truncation. And where a truncation's continuation comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rl_triton_core.primitives import select
+
+
+def transition(terminated: Any, truncated: Any, last: Any, sealed: Any, ahead: Any, bootstrap: Any) -> tuple[Any, Any]:
+    """Decide what follows a step.
+
+        cut = truncated or last
+        NV  = 0 if terminated, the bootstrap value at a cut, the value ahead elsewhere
+        the trajectory continues unless terminated or cut
+
+    Args:
+        terminated: The step ended its episode in a terminal state; it wins over `truncated`.
+        truncated: The step ended its episode although the state has a future.
+        last: No step of the trajectory follows in the window.
+        sealed: The next step is masked out and severs (mask mode ``reset``): a terminal state, unless truncated.
+        ahead: V[t+1] as it stands in the window.
+        bootstrap: V(s_{t+1}) for cuts.
+
+    Returns:
+        (NV, continues).
+    """
+    cut = truncated | last
+    ended = terminated | (sealed & (cut == 0))
+    return select(ended, 0.0, select(cut, bootstrap, ahead)), (ended | cut) == 0
+
+
+@dataclass(frozen=True)
+class FinalValues:
+    """Sparse bootstrap values: the critic's V(s_{t+1}), before any reset, for single steps of single environments.
+
+    Only truncated steps need a critic call of their own, so this is how few of them are handed over. A truncated step
+    (or a window's end without termination) that neither an entry nor `edge` provides for yields NaN in its own episode:
+    a forgotten value is never taken for 0.
+
+    Args:
+        env: Environment indices, [num_values], integers in [0, num_envs).
+        time: Step indices, [num_values], integers in [0, num_steps).
+        value: V(s_{t+1}) of these steps, [num_values], floating point.
+        edge: V(s_T) at the window's end: [num_envs], or one float for all. Entries win over it.
+    """
+
+    env: torch.Tensor | Sequence[int]
+    time: torch.Tensor | Sequence[int]
+    value: torch.Tensor | Sequence[float]
+    edge: torch.Tensor | float | None = None

@@ -1,0 +1,185 @@
+"""The serial walk over time that Numba compiles, and the operations it needs.
+
+`coefficients`, `readout`, `transition` and `empty_rows` are bound per estimator by the cpu backend. What depends on the
+arguments that are there (None or an array, how many inputs) is decided while compiling, by the overloads below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from numba import types
+from numba.extending import overload
+
+from rl_triton_core.recurrence import Step
+
+BLOCK = 16
+"""Lanes walked side by side: enough to overlap their dependent arithmetic, few enough to stay in the L1 cache."""
+
+
+def bound(*_: Any) -> Any:
+    """Stands for what the backend binds."""
+    raise NotImplementedError
+
+
+coefficients = readout = transition = empty_rows = bound
+
+
+def walk_backward(
+    inputs, next_values, bootstrap, terminated, truncated, mask, gamma, decay, params, skip, outputs, span
+):  # type: ignore[no-untyped-def]
+    """A[t] = α[t] + β[t]·A[t+1] for the lanes of `span`: (first group, its end, first lane, its end)."""
+    first_group, end_group, first_lane, end_lane = span
+    steps = inputs[0].shape[1]
+    zero = inputs[0].dtype.type(0)
+    state = np.empty(BLOCK, inputs[0].dtype)
+    ahead = empty_rows(inputs[0].dtype)
+    last = np.empty(BLOCK, np.bool_)
+    sealed = np.empty(BLOCK, np.bool_)
+    for group in range(first_group, end_group):
+        for left in range(first_lane, end_lane, BLOCK):
+            state[:] = zero
+            last[:] = True
+            sealed[:] = False
+            fill(ahead, zero)
+            for t in range(steps - 1, -1, -1):
+                for j in range(min(BLOCK, end_lane - left)):
+                    lane = left + j
+                    if not flag(mask, True, group, t, lane):
+                        clear(outputs, group, t, lane, zero)
+                        if not skip:
+                            last[j] = False
+                            sealed[j] = True
+                        continue
+                    following = column(ahead, j)
+                    gamma_now, decay_now, ended = discount(gamma, decay, group, t, lane)
+                    next_value, continues = transition(
+                        flag(terminated, False, group, t, lane) | ended,
+                        flag(truncated, False, group, t, lane),
+                        last[j],
+                        sealed[j],
+                        at(next_values, first(following, zero), group, t, lane),
+                        at(next_values, at(bootstrap, zero, group, t, lane), group, t, lane),
+                    )
+                    now = each(inputs, group, t, lane)
+                    following = keep(continues, following, zero)
+                    step = Step(now, following, next_value, continues, gamma_now, decay_now, params)
+                    alpha, beta = coefficients(step)
+                    state[j] = alpha + select(beta == zero, zero, beta * state[j])
+                    store(outputs, group, t, lane, readout(step, state[j]))
+                    remember(ahead, j, now)
+                    last[j] = False
+                    sealed[j] = False
+
+
+# -- operations, by what is there -------------------------------------------------------------------------------------
+
+
+def overloaded(function: Callable[..., Callable[..., Any]]) -> Callable[..., Any]:
+    """An operation of compiled code whose implementation is chosen by the types of its arguments."""
+
+    def operation(*_: Any) -> Any:
+        raise NotImplementedError
+
+    function.__annotations__ = {}  # Numba compares them with those of the implementation
+    overload(operation)(function)
+    return operation
+
+
+def unrolled(parameters: str, statements: Iterable[str], **namespace: Any) -> Callable[..., Any]:
+    """A function of these statements: Numba cannot loop over a tuple of arrays and None."""
+    exec(f"def unrolled({parameters}):\n    " + "\n    ".join(statements or ["pass"]), namespace)
+    return namespace["unrolled"]
+
+
+@overloaded
+def select(condition: Any, chosen: Any, otherwise: Any) -> Callable[..., Any]:
+    """The primitive of equations, in the narrower of the two types: a literal does not widen."""
+    narrow = min((chosen, otherwise), key=lambda kind: kind.bitwidth)
+    return lambda condition, chosen, otherwise: narrow(chosen) if condition else narrow(otherwise)
+
+
+@overloaded
+def at(stream: Any, absent: Any, group: Any, t: Any, lane: Any) -> Callable[..., Any]:
+    """One element of a stream: an array, a number for all steps, or None."""
+    if isinstance(stream, types.Array):
+        return lambda stream, absent, group, t, lane: stream[group, t, lane]
+    if isinstance(stream, types.NoneType):
+        return lambda stream, absent, group, t, lane: absent
+    return lambda stream, absent, group, t, lane: stream
+
+
+@overloaded
+def flag(flags: Any, absent: Any, group: Any, t: Any, lane: Any) -> Callable[..., Any]:
+    """Whether a flag is set."""
+    if isinstance(flags, types.NoneType):
+        return lambda flags, absent, group, t, lane: absent
+    return lambda flags, absent, group, t, lane: flags[group, t, lane] != 0
+
+
+@overloaded
+def discount(gamma: Any, decay: Any, group: Any, t: Any, lane: Any) -> Callable[..., Any]:
+    """γ and γλ of a step, and whether a discount of 0 ends the trajectory. `decay` is λ if γ is per step."""
+    if not isinstance(gamma, types.Array):
+        return lambda gamma, decay, group, t, lane: (gamma, decay, False)
+
+    def per_step(gamma, decay, group, t, lane):  # type: ignore[no-untyped-def]
+        now = gamma[group, t, lane]
+        return now, now * decay, now == 0
+
+    return per_step
+
+
+@overloaded
+def first(values: Any, absent: Any) -> Callable[..., Any]:
+    """The first of a tuple."""
+    return (lambda values, absent: values[0]) if len(values) else (lambda values, absent: absent)
+
+
+@overloaded
+def each(arrays: Any, group: Any, t: Any, lane: Any) -> Callable[..., Any]:
+    """One element of every array."""
+    elements = "".join(f"arrays[{i}][group, t, lane], " for i in range(len(arrays)))
+    return unrolled("arrays, group, t, lane", [f"return ({elements})"])
+
+
+@overloaded
+def column(rows: Any, j: Any) -> Callable[..., Any]:
+    """Element j of every row."""
+    return unrolled("rows, j", [f"return ({''.join(f'rows[{i}][j], ' for i in range(len(rows)))})"])
+
+
+@overloaded
+def remember(rows: Any, j: Any, values: Any) -> Callable[..., Any]:
+    """Write the first values to element j of the rows."""
+    return unrolled("rows, j, values", [f"rows[{i}][j] = values[{i}]" for i in range(len(rows))])
+
+
+@overloaded
+def fill(rows: Any, value: Any) -> Callable[..., Any]:
+    """Write a value to all rows."""
+    return unrolled("rows, value", [f"rows[{i}][:] = value" for i in range(len(rows))])
+
+
+@overloaded
+def keep(continues: Any, values: Any, zero: Any) -> Callable[..., Any]:
+    """The values, or zeros where the trajectory ends."""
+    kept = "".join(f"values[{i}] if continues else zero, " for i in range(len(values)))
+    return unrolled("continues, values, zero", [f"return ({kept})"])
+
+
+@overloaded
+def store(outputs: Any, group: Any, t: Any, lane: Any, results: Any) -> Callable[..., Any]:
+    """Write the results for which there is an output."""
+    wanted = [i for i, output in enumerate(outputs) if isinstance(output, types.Array)]
+    statements = [f"outputs[{i}][group, t, lane] = results[{i}]" for i in wanted]
+    return unrolled("outputs, group, t, lane, results", statements)
+
+
+@overloaded
+def clear(outputs: Any, group: Any, t: Any, lane: Any, zero: Any) -> Callable[..., Any]:
+    """Write 0 to every output."""
+    wanted = [i for i, output in enumerate(outputs) if isinstance(output, types.Array)]
+    return unrolled("outputs, group, t, lane, zero", [f"outputs[{i}][group, t, lane] = zero" for i in wanted])

@@ -1,0 +1,15 @@
+"""The operations that equations may use beyond ``+ - *`` and comparisons, as PyTorch has them.
+
+Compiled backends bind these names to their own; a backend that lacks one cannot run the equations that use it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def select(condition: Any, chosen: Any, otherwise: Any) -> Any:
+    """`chosen` where the condition holds, else `otherwise`. What is not selected leaves no trace, NaN included."""
+    return torch.where(condition, chosen, otherwise)

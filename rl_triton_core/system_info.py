@@ -1,0 +1,95 @@
+"""What a result depends on besides the code: the machine, the packages, the commit."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+TRITON = ("triton", "pytorch-triton-rocm", "pytorch-triton")
+FRAMEWORKS = ("gymnasium", "stable-baselines3", "sb3-contrib", "ray", "torchrl", "tensordict")
+ABSENT = "none"
+
+
+def system_info() -> dict[str, str]:
+    """Describe the machine and the installation, for result files and bug reports.
+
+    Frameworks are looked up, never imported. What is absent reads ``"none"``.
+
+    Returns:
+        Names and values, in the order in which they should be shown.
+    """
+    return {
+        "rl_triton_core": package_version("rl-triton-core"),
+        "commit": commit(),
+        "os": platform.platform(),
+        "python": platform.python_version(),
+        "cpu": cpu_name(),
+        "cpu_count": str(os.cpu_count()),
+        "torch": package_version("torch"),
+        "triton": package_version(*TRITON),
+        "numba": package_version("numba"),
+        "numpy": package_version("numpy"),
+        **gpu_info(),
+        **{name: package_version(name) for name in FRAMEWORKS},
+    }
+
+
+def package_version(*names: str) -> str:
+    """Version of the first of these distributions that is installed."""
+    for name in names:
+        with suppress(metadata.PackageNotFoundError):
+            return metadata.version(name)
+    return ABSENT
+
+
+def commit() -> str:
+    """Commit of the checkout that the code runs from, marked ``-dirty`` if files differ from it."""
+    root = Path(__file__).resolve().parents[1]
+    if not (root / ".git").exists():
+        return ABSENT
+    return output_of("git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+
+
+def cpu_name() -> str:
+    """The processor's name as the vendor writes it, where the system tells."""
+    if platform.system() == "Darwin":
+        return output_of("sysctl", "-n", "machdep.cpu.brand_string")
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def gpu_info() -> dict[str, str]:
+    """Name of every GPU that PyTorch can use, the driver, and what PyTorch was built for."""
+    count = torch.cuda.device_count()
+    return {
+        "gpu": ", ".join(torch.cuda.get_device_name(index) for index in range(count)) or ABSENT,
+        "gpu_driver": driver_version() if count else ABSENT,
+        "cuda": torch.version.cuda or ABSENT,
+        "rocm": torch.version.hip or ABSENT,
+    }
+
+
+def driver_version() -> str:
+    """Version of the GPU's driver."""
+    if torch.version.hip:
+        module = Path("/sys/module/amdgpu/version")
+        return module.read_text().strip() if module.exists() else ABSENT
+    lines = output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").splitlines()
+    return lines[0] if lines else ABSENT
+
+
+def output_of(*command: str) -> str:
+    """What a program prints; ``"none"`` if it is missing or fails."""
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ABSENT
+    return result.stdout.strip()

@@ -1,0 +1,230 @@
+"""The one check of arguments. Every message names the argument, what came and what is expected.
+
+Looks at types, shapes, dtypes and devices only: nothing here waits for a device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from numbers import Real
+from typing import Any, NamedTuple
+
+import torch
+
+from rl_triton_core.boundaries import FinalValues
+
+REAL_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+FLAG_DTYPES = (torch.bool, torch.uint8, *REAL_DTYPES)
+MASK_MODES = ("skip", "reset")
+
+
+class Window(NamedTuple):
+    """The frame all per-step tensors of a call share."""
+
+    name: str
+    """The argument that set it."""
+    shape: torch.Size
+    device: torch.device
+    time_dim: int
+
+    @property
+    def num_envs(self) -> int:
+        """Number of environments."""
+        return self.shape[1 - self.time_dim]
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps T."""
+        return self.shape[self.time_dim]
+
+
+def check_window(name: str, tensor: Any, time_dim: int) -> Window:
+    """The frame set by a call's first per-step tensor."""
+    if time_dim not in (-2, -1, 0, 1) or isinstance(time_dim, bool):
+        raise ValueError(f"time_dim: got {time_dim!r}, expected -1 or 1 ([num_envs, T]), 0 or -2 ([T, num_envs])")
+    check_tensor(name, tensor, REAL_DTYPES)
+    if tensor.ndim != 2:
+        raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected two dimensions, environments and steps")
+    return Window(name, tensor.shape, tensor.device, time_dim % 2)
+
+
+def check_tensor(name: str, tensor: Any, dtypes: Sequence[torch.dtype]) -> None:
+    """A tensor of one of these dtypes."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name}: got {type(tensor).__name__}, expected a torch.Tensor")
+    if tensor.dtype not in dtypes:
+        raise TypeError(f"{name}: got dtype {tensor.dtype}, expected one of {', '.join(map(str, dtypes))}")
+
+
+def check_per_step(name: str, tensor: Any, window: Window, dtypes: Sequence[torch.dtype] = REAL_DTYPES) -> None:
+    """A tensor with one element per step of the window."""
+    check_tensor(name, tensor, dtypes)
+    check_shape(name, tensor, window.shape, f"that of {window.name}", window)
+
+
+def check_shape(name: str, tensor: torch.Tensor, shape: Sequence[int], why: str, window: Window) -> None:
+    """A tensor of this shape on the window's device."""
+    if tensor.shape != tuple(shape):
+        raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected {tuple(shape)}, {why}")
+    if tensor.device != window.device:
+        raise ValueError(f"{name}: got device {tensor.device}, expected {window.device}, that of {window.name}")
+
+
+def check_flags(name: str, flags: Any, window: Window) -> None:
+    """Flags, or None."""
+    if flags is not None:
+        check_per_step(name, flags, window, FLAG_DTYPES)
+
+
+def check_number(name: str, number: Any, low: float, high: float) -> float:
+    """A finite number within [low, high]."""
+    if isinstance(number, bool) or not isinstance(number, Real):
+        raise TypeError(f"{name}: got {type(number).__name__}, expected a float")
+    value = float(number)
+    if not (low <= value <= high and math.isfinite(value)):
+        bounds = f"in [{low:g}, {high:g}]" if math.isfinite(high) else f"finite and >= {low:g}"
+        raise ValueError(f"{name}: got {number!r}, expected a number {bounds}")
+    return value
+
+
+def check_gamma(gamma: Any, window: Window) -> float | torch.Tensor:
+    """One discount, or one per step."""
+    if not isinstance(gamma, torch.Tensor):
+        return check_number("gamma", gamma, 0.0, math.inf)
+    check_per_step("gamma", gamma, window)
+    return gamma
+
+
+def check_mask_mode(mask_mode: Any) -> bool:
+    """Whether masked steps are skipped."""
+    if mask_mode not in MASK_MODES:
+        raise ValueError(f"mask_mode: got {mask_mode!r}, expected one of {', '.join(MASK_MODES)}")
+    return bool(mask_mode == "skip")
+
+
+def check_continuation(bootstrap: Any, next_values: Any, truncated: Any, window: Window) -> float | torch.Tensor:
+    """The bootstrap values as a float, [num_envs] or per step. They or `next_values` have to be there."""
+    if next_values is not None:
+        if bootstrap is not None:
+            raise ValueError("bootstrap_values: got both it and next_values, expected one of the two")
+        check_per_step("next_values", next_values, window)
+        return 0.0
+    if bootstrap is None:
+        raise ValueError(
+            "bootstrap_values: got None, expected the values V(s_{t+1}) at truncations and at the window's end, "
+            "or 0.0 if every row ends in a terminal state or a finite horizon is meant"
+        )
+    if isinstance(bootstrap, FinalValues):
+        return scatter_final_values(bootstrap, window)
+    if isinstance(bootstrap, torch.Tensor):
+        return check_bootstrap_tensor(bootstrap, truncated, window)
+    if isinstance(bootstrap, bool) or not isinstance(bootstrap, Real):
+        raise TypeError(
+            f"bootstrap_values: got {type(bootstrap).__name__}, expected a float, a torch.Tensor or FinalValues"
+        )
+    return float(bootstrap)
+
+
+def check_bootstrap_tensor(bootstrap: torch.Tensor, truncated: Any, window: Window) -> torch.Tensor:
+    """Bootstrap values with zero, one ([num_envs]) or two (per step) dimensions."""
+    check_tensor("bootstrap_values", bootstrap, REAL_DTYPES)
+    if bootstrap.ndim == 0:
+        bootstrap = bootstrap.expand(window.num_envs)
+    elif bootstrap.ndim == 1 and truncated is not None:
+        raise ValueError(
+            f"bootstrap_values: got shape {tuple(bootstrap.shape)} together with truncated, expected a value for every "
+            f"truncated step: shape {tuple(window.shape)}, FinalValues, or a float"
+        )
+    shape = window.shape if bootstrap.ndim == 2 else (window.num_envs,)
+    check_shape("bootstrap_values", bootstrap, shape, f"[num_envs], or that of {window.name}", window)
+    return bootstrap
+
+
+def scatter_final_values(final: FinalValues, window: Window) -> torch.Tensor:
+    """Sparse bootstrap values as per-step ones; NaN where there are none."""
+    value = torch.as_tensor(final.value, device=window.device)
+    if value.numel() == 0 and not isinstance(final.value, torch.Tensor):
+        value = value.to(torch.float32)
+    check_tensor("bootstrap_values.value", value, REAL_DTYPES)
+    env = check_index("bootstrap_values.env", final.env, window.num_envs, value, window)
+    time = check_index("bootstrap_values.time", final.time, window.num_steps, value, window)
+    dense = torch.full(window.shape, math.nan, dtype=value.dtype, device=window.device)
+    if final.edge is not None and window.num_steps:
+        last = (slice(None), -1) if window.time_dim == 1 else (-1, slice(None))
+        dense[last] = check_edge(final.edge, value, window)
+    return dense.index_put((env, time) if window.time_dim == 1 else (time, env), value)
+
+
+def check_edge(edge: Any, value: torch.Tensor, window: Window) -> torch.Tensor:
+    """Values at the window's end as [num_envs]."""
+    if not isinstance(edge, torch.Tensor):
+        number = check_number("bootstrap_values.edge", edge, -math.inf, math.inf)
+        return torch.full((window.num_envs,), number, dtype=value.dtype, device=window.device)
+    check_tensor("bootstrap_values.edge", edge, REAL_DTYPES)
+    check_shape("bootstrap_values.edge", edge, (window.num_envs,), "[num_envs]", window)
+    return edge.to(value.dtype)
+
+
+def check_index(name: str, indices: Any, size: int, value: torch.Tensor, window: Window) -> torch.Tensor:
+    """Integer indices in [0, size), as many as values. Those already on a GPU are asserted there, without waiting."""
+    index = torch.as_tensor(indices)
+    if index.numel() == 0 and not index.is_floating_point():
+        index = index.to(torch.int64)
+    if (index.is_floating_point() and index.numel()) or index.is_complex() or index.dtype == torch.bool:
+        raise TypeError(f"{name}: got dtype {index.dtype}, expected integers")
+    if index.ndim != 1 or index.shape != value.shape:
+        raise ValueError(f"{name}: got shape {tuple(index.shape)}, expected [num_values], {tuple(value.shape)}")
+    outside = (index < 0) | (index >= size)
+    if index.device.type != "cpu" or torch.compiler.is_compiling():
+        torch._assert_async(~outside.any(), f"{name}: an index is out of range, expected [0, {size})")
+    elif outside.any():
+        raise ValueError(f"{name}: got index {index[outside][0].item()}, expected indices in [0, {size})")
+    return index.to(device=window.device, dtype=torch.int64)
+
+
+def check_out(out: Any, names: Sequence[str], wanted: Sequence[bool], window: Window, inputs: Sequence[Any]) -> None:
+    """Preallocated results: as many as there are results, each None or a writable tensor apart from every input."""
+    if not isinstance(out, tuple | list) or len(out) != len(names):
+        raise ValueError(f"out: got {describe(out)}, expected a tuple ({', '.join(names)})")
+    for name, tensor, is_wanted in zip(names, out, wanted, strict=True):
+        if tensor is None:
+            continue
+        if not is_wanted:
+            raise ValueError(f"out: got a tensor for {name}, expected None since {name} are not computed")
+        check_out_tensor(f"out ({name})", tensor, window, (*inputs, *(x for x in out if x is not tensor)))
+    if len(out) > 1 and out[0] is not None and any(x is out[0] for x in out[1:]):
+        raise ValueError("out: got the same tensor twice, expected one per result")
+
+
+def check_out_tensor(name: str, tensor: Any, window: Window, others: Sequence[Any]) -> None:
+    """A tensor to write to."""
+    check_per_step(name, tensor, window)
+    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        raise ValueError(f"{name}: got an expanded tensor (strides {tensor.stride()}), expected distinct elements")
+    if tensor.requires_grad:
+        raise ValueError(f"{name}: got a tensor that requires grad, expected one that does not")
+    if any(isinstance(other, torch.Tensor) and may_overlap(tensor, other) for other in others):
+        raise ValueError(f"{name}: got memory that it shares with another argument, expected memory of its own")
+
+
+def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors may share elements: same first element, or overlapping ranges with a dense side."""
+    if not a.numel() or not b.numel() or a.device != b.device:
+        return False
+    (a_first, a_end), (b_first, b_end) = memory_range(a), memory_range(b)
+    if a_first == b_first:
+        return True
+    dense = a_end - a_first == a.numel() * a.element_size() or b_end - b_first == b.numel() * b.element_size()
+    return dense and a_first < b_end and b_first < a_end
+
+
+def memory_range(tensor: torch.Tensor) -> tuple[int, int]:
+    """First and one past the last byte."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def describe(thing: Any) -> str:
+    """A value's type, and its length if it has one."""
+    return f"{type(thing).__name__} of {len(thing)}" if hasattr(thing, "__len__") else type(thing).__name__

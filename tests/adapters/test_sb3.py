@@ -1,0 +1,539 @@
+"""Stable-Baselines3 with our rollout buffers: the same numbers, the same agents, the same files, bit for bit.
+
+Environments and algorithms are the real ones. "Bitwise" compares bytes.
+"""
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stable_baselines3 import A2C, PPO
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+
+from rl_triton_adapters.sb3 import (
+    TritonDictRolloutBuffer,
+    TritonGAEMixin,
+    TritonRolloutBuffer,
+    departure_flags,
+    rollout_buffer_class_for,
+)
+
+BOX = spaces.Box(-1.0, 1.0, (3,), np.float32)
+DISCRETE = spaces.Discrete(2)
+DICT = spaces.Dict({"cart": BOX, "pole": DISCRETE})
+PAIRS = [(RolloutBuffer, TritonRolloutBuffer, BOX), (DictRolloutBuffer, TritonDictRolloutBuffer, DICT)]
+ROOTS = [str(Path(__file__).parents[2]), str(Path(__file__).parents[2] / "adapters")]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def same_bits(left: np.ndarray, right: np.ndarray) -> bool:
+    return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The buffer alone
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def random_rollout(n_steps: int, n_envs: int, done_probability: float = 0.1, scale: float = 1.0, seed: int = 0) -> dict:
+    rng = np.random.default_rng(seed)
+    normal = lambda *shape: (scale * rng.standard_normal(shape)).astype(np.float32)  # noqa: E731
+    return {
+        "rewards": normal(n_steps, n_envs),
+        "values": normal(n_steps, n_envs),
+        "episode_starts": (rng.random((n_steps, n_envs)) < done_probability).astype(np.float32),
+        "last_values": torch.from_numpy(normal(n_envs, 1)),
+        "dones": rng.random(n_envs) < done_probability,
+    }
+
+
+def computed(buffer_class: type[RolloutBuffer], space: spaces.Space, rollout: dict, **kwargs) -> RolloutBuffer:
+    n_steps, n_envs = rollout["rewards"].shape
+    buffer = buffer_class(n_steps, space, DISCRETE, device="cpu", n_envs=n_envs, **kwargs)
+    for name in ("rewards", "values", "episode_starts"):
+        getattr(buffer, name)[:] = rollout[name]
+    buffer.compute_returns_and_advantage(last_values=rollout["last_values"], dones=rollout["dones"])
+    return buffer
+
+
+def assert_parity(rollout: dict, stock: type[RolloutBuffer], ours: type[RolloutBuffer], space: spaces.Space, **kwargs):
+    expected = computed(stock, space, rollout, **kwargs)
+    actual = computed(ours, space, rollout, **kwargs)
+    for name in ("advantages", "returns", "rewards", "values", "episode_starts"):
+        assert same_bits(getattr(actual, name), getattr(expected, name)), name
+
+
+SHAPES = [
+    (1, 1),
+    (1, 7),
+    (7, 1),
+    (2, 2),
+    (13, 11),
+    (31, 3),
+    (64, 8),
+    (127, 5),
+    (5, 128),
+    (257, 33),
+    (2048, 1),
+    (128, 64),
+]
+
+
+@pytest.mark.parametrize(("n_steps", "n_envs"), SHAPES)
+@pytest.mark.parametrize(("stock", "ours", "space"), PAIRS, ids=["plain", "dict"])
+def test_bitwise_parity_for_any_shape(stock, ours, space, n_steps, n_envs):
+    assert_parity(random_rollout(n_steps, n_envs), stock, ours, space, gamma=0.99, gae_lambda=0.95)
+
+
+@pytest.mark.parametrize("done_probability", [0.0, 0.2, 1.0], ids=["never", "sometimes", "always"])
+@pytest.mark.parametrize("gae_lambda", [0.0, 0.95, 1.0, 1])
+@pytest.mark.parametrize("gamma", [0.0, 0.9, 1.0, 1])
+def test_bitwise_parity_at_the_edges_of_gamma_and_lambda(gamma, gae_lambda, done_probability):
+    rollout = random_rollout(23, 5, done_probability)
+    assert_parity(rollout, RolloutBuffer, TritonRolloutBuffer, BOX, gamma=gamma, gae_lambda=gae_lambda)
+
+
+@settings(max_examples=150)
+@given(
+    n_steps=st.integers(1, 70),
+    n_envs=st.integers(1, 20),
+    gamma=st.floats(0.0, 1.0),
+    gae_lambda=st.floats(0.0, 1.0),
+    done_probability=st.sampled_from([0.0, 0.05, 0.5, 0.95, 1.0]),
+    scale=st.sampled_from([1e-30, 1e-3, 1.0, 1e4, 1e30]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_bitwise_parity_property(n_steps, n_envs, gamma, gae_lambda, done_probability, scale, seed):
+    rollout = random_rollout(n_steps, n_envs, done_probability, scale, seed)
+    assert_parity(rollout, RolloutBuffer, TritonRolloutBuffer, BOX, gamma=gamma, gae_lambda=gae_lambda)
+
+
+def test_with_zeros_of_both_signs_values_agree_and_only_the_sign_of_a_zero_may_not():
+    rng = np.random.default_rng(0)
+
+    def pick(*shape: int) -> np.ndarray:
+        return rng.choice(np.array([0.0, -0.0, 1.0, -1.0], np.float32), shape)
+
+    rollout = random_rollout(97, 31, done_probability=0.4)
+    rollout |= {"rewards": pick(97, 31), "values": pick(97, 31), "last_values": torch.from_numpy(pick(31, 1))}
+    expected, actual = (computed(buffer_class, BOX, rollout) for buffer_class in (RolloutBuffer, TritonRolloutBuffer))
+    assert np.array_equal(actual.advantages, expected.advantages)
+    assert np.array_equal(actual.returns, expected.returns)
+
+
+def test_a_numpy_float64_gamma_agrees_up_to_rounding():
+    rollout = random_rollout(40, 7)
+    gamma = np.float64(0.99)  # makes NumPy, and so Stable-Baselines3, compute each step in float64
+    expected = computed(RolloutBuffer, BOX, rollout, gamma=gamma)
+    actual = computed(TritonRolloutBuffer, BOX, rollout, gamma=gamma)
+    np.testing.assert_allclose(actual.advantages, expected.advantages, rtol=1e-5, atol=1e-5)
+
+
+def test_known_answer_and_departure_flags():
+    starts = np.array([[1, 0], [0, 1], [0, 0]], dtype=np.float32)
+    flags = departure_flags(starts, np.array([True, False]))
+    assert flags.dtype == np.bool_
+    assert flags.tolist() == [[False, True], [False, False], [True, False]]
+
+    rollout = {
+        "rewards": np.ones((3, 2), np.float32),
+        "values": np.zeros((3, 2), np.float32),
+        "episode_starts": starts,
+        "last_values": torch.tensor([[100.0], [10.0]]),
+        "dones": np.array([True, False]),
+    }
+    buffer = computed(TritonRolloutBuffer, BOX, rollout, gamma=1.0, gae_lambda=1.0)
+    assert buffer.advantages.tolist() == [[3.0, 1.0], [2.0, 12.0], [1.0, 11.0]]
+    assert buffer.returns.tolist() == buffer.advantages.tolist()
+
+
+def test_a_value_behind_an_episode_end_is_never_read():
+    rollout = random_rollout(16, 3, done_probability=0.0)
+    rollout["dones"] = np.array([False, True, False])
+    rollout["last_values"][1] = torch.nan
+    buffer = computed(TritonRolloutBuffer, BOX, rollout)
+    assert np.isfinite(buffer.advantages).all() and np.isfinite(buffer.returns).all()
+
+
+def test_last_values_that_require_grad_are_accepted():
+    rollout = random_rollout(8, 2)
+    rollout["last_values"] = rollout["last_values"].requires_grad_()
+    buffer = computed(TritonRolloutBuffer, BOX, rollout)
+    assert np.isfinite(buffer.advantages).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dones": np.zeros((3, 1), bool)}, r"dones must have shape \(3,\), got \(3, 1\)"),
+        ({"dones": np.zeros(2, bool)}, r"dones must have shape \(3,\), got \(2,\)"),
+        ({"last_values": torch.zeros(1, 1)}, r"last_values must hold one value per environment \(3\), got .*\(1, 1\)"),
+        ({"last_values": torch.zeros(3, 2)}, r"last_values must hold one value per environment \(3\), got .*\(3, 2\)"),
+    ],
+)
+def test_wrong_shapes_are_refused_and_nothing_is_written(change, message):
+    rollout = random_rollout(8, 3) | change
+    buffer = TritonRolloutBuffer(8, BOX, DISCRETE, device="cpu", n_envs=3)
+    buffer.advantages[:] = buffer.returns[:] = 7.0
+    with pytest.raises(ValueError, match=message):
+        buffer.compute_returns_and_advantage(rollout["last_values"], rollout["dones"])
+    assert (buffer.advantages == 7.0).all() and (buffer.returns == 7.0).all()
+
+
+def test_a_flattened_buffer_is_refused():
+    buffer = computed(TritonRolloutBuffer, BOX, random_rollout(8, 3))
+    buffer.full = True
+    next(buffer.get(batch_size=4))
+    with pytest.raises(ValueError, match=r"values must have shape \(8, 3\), got \(24, 1\).*before get\(\)"):
+        buffer.compute_returns_and_advantage(torch.zeros(3, 1), np.zeros(3, bool))
+
+
+@pytest.mark.parametrize("wrong", [{"gamma": float("nan")}, {"gamma": -0.5}])
+def test_wrong_gamma_is_refused(wrong):
+    with pytest.raises(ValueError, match="gamma"):
+        computed(TritonRolloutBuffer, BOX, random_rollout(4, 2), **wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"gae_lambda": float("nan")}, {"gae_lambda": 1.5}])
+def test_wrong_lambda_is_refused(wrong):
+    with pytest.raises(ValueError, match="lambda_"):
+        computed(TritonRolloutBuffer, BOX, random_rollout(4, 2), **wrong)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Whole agents
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class DictCartPole(gym.ObservationWrapper):
+    """CartPole with its observation taken apart."""
+
+    def __init__(self, env: gym.Env):
+        super().__init__(env)
+        half = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self.observation_space = spaces.Dict({"cart": half, "pole": half})
+
+    def observation(self, observation: np.ndarray) -> dict[str, np.ndarray]:
+        return {"cart": observation[:2], "pole": observation[2:]}
+
+
+def cartpole(n_envs: int = 4) -> VecEnv:
+    return make_vec_env("CartPole-v1", n_envs, seed=3, env_kwargs={"max_episode_steps": 12})
+
+
+def pendulum(n_envs: int = 3) -> VecEnv:
+    return make_vec_env("Pendulum-v1", n_envs, seed=3, env_kwargs={"max_episode_steps": 25})
+
+
+def dict_cartpole(n_envs: int = 4) -> VecEnv:
+    return make_vec_env("CartPole-v1", n_envs, seed=3, env_kwargs={"max_episode_steps": 12}, wrapper_class=DictCartPole)
+
+
+def normalised_pendulum() -> VecEnv:
+    return VecNormalize(pendulum())
+
+
+def normalised_dict_cartpole() -> VecEnv:
+    return VecNormalize(dict_cartpole())
+
+
+ENVIRONMENTS = [cartpole, pendulum, dict_cartpole, normalised_pendulum, normalised_dict_cartpole]
+SETTINGS = {PPO: {"n_steps": 32, "batch_size": 32, "n_epochs": 3}, A2C: {"n_steps": 7}}
+OURS = {"rollout_buffer_class": TritonRolloutBuffer, "rollout_buffer_kwargs": {"backend": "cpu"}}
+STOCK = {"rollout_buffer_class": RolloutBuffer, "rollout_buffer_kwargs": {}}
+UPDATES = {PPO: 4, A2C: 12}
+
+
+class EpisodeEnds(BaseCallback):
+    """Count terminations and truncations, so that a test can say which of them it saw."""
+
+    terminated = truncated = 0
+
+    def _on_step(self) -> bool:
+        for done, info in zip(self.locals["dones"], self.locals["infos"], strict=True):
+            self.truncated += bool(done and info["TimeLimit.truncated"])
+            self.terminated += bool(done and not info["TimeLimit.truncated"])
+        return True
+
+
+def new_agent(algorithm: type[BaseAlgorithm], env: VecEnv, **kwargs) -> BaseAlgorithm:
+    policy = "MultiInputPolicy" if isinstance(env.observation_space, spaces.Dict) else "MlpPolicy"
+    policy_kwargs = {"net_arch": [16]}
+    return algorithm(policy, env, seed=5, device="cpu", policy_kwargs=policy_kwargs, **SETTINGS[algorithm], **kwargs)
+
+
+def learn(agent: BaseAlgorithm, **kwargs) -> EpisodeEnds:
+    """Train from seed 5: the random state of torch and NumPy is global, so two agents made first would share it."""
+    ends = EpisodeEnds()
+    agent.set_random_seed(5)
+    agent.learn(UPDATES[type(agent)] * agent.n_steps * agent.n_envs, callback=ends, **kwargs)
+    return ends
+
+
+def tensors_of(agent: BaseAlgorithm) -> dict[str, np.ndarray]:
+    """Copies of all that training changes: parameters, optimiser state, and the running statistics of VecNormalize."""
+    tensors = {name: tensor.numpy().copy() for name, tensor in agent.policy.state_dict().items()}
+    for index, state in agent.policy.optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{index}.{name}": torch.as_tensor(value).numpy().copy() for name, value in state.items()}
+    normalise = agent.get_vec_normalize_env()
+    if normalise is not None:
+        observations = normalise.obs_rms if isinstance(normalise.obs_rms, dict) else {"obs": normalise.obs_rms}
+        tensors |= {f"rms.{name}.mean": rms.mean for name, rms in observations.items()}
+        tensors["rms.returns.var"] = np.asarray(normalise.ret_rms.var)
+    return tensors
+
+
+def assert_same_agent(actual: BaseAlgorithm, expected: BaseAlgorithm) -> None:
+    left, right = tensors_of(actual), tensors_of(expected)
+    assert left.keys() == right.keys()
+    assert [name for name in left if not same_bits(left[name], right[name])] == []
+
+
+@pytest.mark.parametrize("make_env", ENVIRONMENTS, ids=lambda make_env: make_env.__name__)
+@pytest.mark.parametrize("algorithm", [PPO, A2C])
+def test_the_trained_agent_is_bitwise_the_same(algorithm, make_env):
+    stock = new_agent(algorithm, make_env())
+    before = tensors_of(stock)
+    ends = learn(stock)
+    assert ends.truncated > 0
+    assert (ends.terminated > 0) == ("cartpole" in make_env.__name__)
+    assert not same_bits(before["value_net.weight"], tensors_of(stock)["value_net.weight"])
+
+    env = make_env()
+    buffer_class = rollout_buffer_class_for(env.observation_space)
+    ours = new_agent(algorithm, env, rollout_buffer_class=buffer_class)
+    learn(ours)
+    assert type(ours.rollout_buffer) is buffer_class
+    assert_same_agent(ours, stock)
+
+
+def test_the_backend_can_be_named():
+    stock = new_agent(PPO, cartpole())
+    ours = new_agent(PPO, cartpole(), **OURS)
+    learn(stock)
+    learn(ours)
+    assert ours.rollout_buffer.backend == "cpu"
+    assert_same_agent(ours, stock)
+
+
+def test_the_reference_backend_agrees_up_to_rounding():
+    rollout = random_rollout(40, 3)
+    expected = computed(RolloutBuffer, BOX, rollout)
+    actual = computed(TritonRolloutBuffer, BOX, rollout, backend="reference")
+    np.testing.assert_allclose(actual.advantages, expected.advantages, rtol=1e-5, atol=1e-5)
+
+
+def test_an_unknown_backend_is_refused():
+    with pytest.raises((ValueError, RuntimeError), match="no-such-backend"):
+        computed(TritonRolloutBuffer, BOX, random_rollout(4, 2), backend="no-such-backend")
+
+
+def test_trpo_takes_the_buffer_too():
+    sb3_contrib = pytest.importorskip("sb3_contrib")
+
+    def trained(**kwargs) -> BaseAlgorithm:
+        env = cartpole()
+        return sb3_contrib.TRPO("MlpPolicy", env, n_steps=32, batch_size=32, seed=1, device="cpu", **kwargs).learn(256)
+
+    assert_same_agent(trained(**OURS), trained())
+
+
+def test_the_mixin_serves_maskable_ppo():
+    sb3_contrib = pytest.importorskip("sb3_contrib")
+    from sb3_contrib.common.envs import InvalidActionEnvDiscrete
+    from sb3_contrib.common.maskable.buffers import MaskableRolloutBuffer
+
+    class TritonMaskableRolloutBuffer(TritonGAEMixin, MaskableRolloutBuffer):
+        pass
+
+    def trained(**kwargs) -> BaseAlgorithm:
+        env = make_vec_env(lambda: InvalidActionEnvDiscrete(dim=12, n_invalid_actions=6), 2, seed=1)
+        agent = sb3_contrib.MaskablePPO("MlpPolicy", env, n_steps=32, batch_size=32, seed=1, device="cpu", **kwargs)
+        return agent.learn(128)
+
+    assert_same_agent(trained(rollout_buffer_class=TritonMaskableRolloutBuffer), trained())
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Save and load
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def continued(path: Path, make_env: Callable[[], VecEnv], **kwargs) -> BaseAlgorithm:
+    agent = PPO.load(path, env=make_env(), device="cpu", **kwargs)
+    learn(agent, reset_num_timesteps=False)
+    return agent
+
+
+@pytest.mark.parametrize("make_env", [cartpole, dict_cartpole], ids=lambda make_env: make_env.__name__)
+def test_save_load_and_train_on(tmp_path, make_env):
+    buffer_class = rollout_buffer_class_for(make_env().observation_space)
+    stock = new_agent(PPO, make_env())
+    ours = new_agent(PPO, make_env(), rollout_buffer_class=buffer_class, rollout_buffer_kwargs={"backend": "cpu"})
+    for name, agent in (("stock", stock), ("ours", ours)):
+        learn(agent)
+        agent.save(tmp_path / name)
+
+    loaded = PPO.load(tmp_path / "ours", env=make_env(), device="cpu")
+    assert type(loaded.rollout_buffer) is buffer_class and loaded.rollout_buffer.backend == "cpu"
+    assert_same_agent(loaded, ours)
+
+    expected = continued(tmp_path / "stock", make_env)
+    assert_same_agent(continued(tmp_path / "ours", make_env), expected)
+    assert not same_bits(tensors_of(expected)["value_net.weight"], tensors_of(stock)["value_net.weight"])
+
+
+def test_a_stock_model_switches_over_and_back(tmp_path):
+    stock = new_agent(PPO, cartpole())
+    learn(stock)
+    stock.save(tmp_path / "stock")
+    expected = continued(tmp_path / "stock", cartpole)
+
+    switched = continued(tmp_path / "stock", cartpole, custom_objects={"rollout_buffer_class": TritonRolloutBuffer})
+    assert type(switched.rollout_buffer) is TritonRolloutBuffer
+    assert_same_agent(switched, expected)
+
+    ours = new_agent(PPO, cartpole(), **OURS)
+    learn(ours)
+    ours.save(tmp_path / "ours")
+    back = continued(tmp_path / "ours", cartpole, custom_objects=STOCK)
+    assert type(back.rollout_buffer) is RolloutBuffer
+    assert_same_agent(back, expected)
+
+
+def run_python(program: str, *arguments: object) -> str:
+    """Run a program in an interpreter of its own, and return what it printed."""
+    paths = os.pathsep.join([*ROOTS, os.environ.get("PYTHONPATH", "")])
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)],
+        env=os.environ | {"PYTHONPATH": paths},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+BLOCK = """
+import sys
+
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in blocked:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Block())
+"""
+
+
+def test_loading_where_this_package_is_absent(tmp_path):
+    ours = new_agent(PPO, cartpole(), **OURS)
+    learn(ours)
+    ours.save(tmp_path / "ours.zip")
+    observations = np.random.default_rng(0).standard_normal((64, 4)).astype(np.float32)
+    np.save(tmp_path / "observations.npy", observations)
+    program = """
+        import numpy as np
+        from stable_baselines3 import PPO
+        from stable_baselines3.common.buffers import RolloutBuffer
+        from stable_baselines3.common.env_util import make_vec_env
+
+        folder = sys.argv[1]
+        try:
+            PPO.load(f"{folder}/ours.zip", device="cpu")
+        except ModuleNotFoundError as error:
+            assert error.name.partition(".")[0] == "rl_triton_adapters", error
+        else:
+            raise SystemExit("loaded without the package: the block does not block")
+
+        model = PPO.load(
+            f"{folder}/ours.zip",
+            env=make_vec_env("CartPole-v1", 4),
+            device="cpu",
+            custom_objects={"rollout_buffer_class": RolloutBuffer, "rollout_buffer_kwargs": {}},
+        )
+        np.save(f"{folder}/actions.npy", model.predict(np.load(f"{folder}/observations.npy"), deterministic=True)[0])
+        model.learn(model.n_steps * model.n_envs)
+        assert not [name for name in sys.modules if name.partition(".")[0] in blocked]
+        print("loaded, predicted, trained on")
+    """
+    blocked = 'blocked = {"rl_triton_adapters", "rl_triton_core"}\n'
+    assert "trained on" in run_python(blocked + BLOCK + textwrap.dedent(program), tmp_path)
+    expected = ours.predict(observations, deterministic=True)[0]
+    assert same_bits(np.load(tmp_path / "actions.npy"), expected)
+    assert 0 < expected.mean() < 1
+
+
+def test_import_without_stable_baselines3_says_what_to_install():
+    program = """
+        try:
+            import rl_triton_adapters.sb3
+        except ImportError as error:
+            print(error)
+    """
+    printed = run_python('blocked = {"stable_baselines3"}\n' + BLOCK + textwrap.dedent(program))
+    assert "pip install rl-triton-core[sb3]" in printed
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Choosing the class
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("space", "expected"),
+    [
+        (BOX, TritonRolloutBuffer),
+        (DISCRETE, TritonRolloutBuffer),
+        (spaces.MultiDiscrete([2, 3]), TritonRolloutBuffer),
+        (spaces.MultiBinary(4), TritonRolloutBuffer),
+        (DICT, TritonDictRolloutBuffer),
+    ],
+)
+def test_the_chooser(space, expected):
+    assert rollout_buffer_class_for(space) is expected
+    expected(4, space, DISCRETE, device="cpu", n_envs=2)
+
+
+@pytest.mark.parametrize(
+    "space", [spaces.Tuple([BOX, DISCRETE]), spaces.Dict({"a": DICT}), spaces.Dict({"a": spaces.Text(3)})]
+)
+def test_the_chooser_names_a_space_that_has_no_buffer(space):
+    with pytest.raises(TypeError) as error:
+        rollout_buffer_class_for(space)
+    assert str(space) in str(error.value)
+
+
+def test_the_wrong_class_says_which_one_to_use():
+    with pytest.raises(TypeError, match="TritonRolloutBuffer cannot store .*Dict.*use TritonDictRolloutBuffer"):
+        new_agent(PPO, dict_cartpole(), rollout_buffer_class=TritonRolloutBuffer)
+    with pytest.raises(TypeError, match="TritonDictRolloutBuffer stores dict.*Box.*use TritonRolloutBuffer"):
+        new_agent(PPO, cartpole(), rollout_buffer_class=TritonDictRolloutBuffer)
+
+
+def test_an_unsupported_space_is_refused_by_stable_baselines3():
+    with pytest.raises(NotImplementedError, match="Tuple"):
+        TritonRolloutBuffer(4, spaces.Tuple([BOX, BOX]), DISCRETE, device="cpu")

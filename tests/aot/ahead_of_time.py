@@ -1,0 +1,98 @@
+"""Compile the Triton kernels for GPUs that are not there, and read what the assemblers report."""
+
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from rl_triton_core.backends.triton import arguments, compiled
+from rl_triton_core.kernels import scan
+from rl_triton_core.kernels.launch import Launch
+from rl_triton_core.recurrence import Problem
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+
+POINTERS = {
+    torch.float32: "*fp32",
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.bool: "*i1",
+    torch.uint8: "*u8",
+}
+
+
+class Resources(NamedTuple):
+    """What one thread of a kernel needs."""
+
+    registers: int
+    spilled_bytes: int
+
+
+def compile_for(target: str, problem: Problem, launch: Launch, **options: int) -> Resources:
+    """Compile the kernel that would solve the problem on the target."""
+    coefficients, readout = compiled(problem.recurrence)
+    constants = {
+        "COEFFICIENTS": coefficients,
+        "READOUT": readout,
+        "FOLLOWED": problem.recurrence.followed,
+        "SKIP": problem.skip,
+        "BLOCK_LANES": launch.block_lanes,
+        "BLOCK_TIME": launch.block_time,
+    }
+    values = (*arguments(problem), problem.shape[1], problem.shape[2], *constants.values())
+    signature, constexprs, attributes = {}, {}, {}
+    for i, (name, value) in enumerate(zip(scan.scan_backward.arg_names, values, strict=True)):
+        signature[name] = describe(value, (i,), name in constants, constexprs, attributes)
+    source = ASTSource(scan.scan_backward, signature=signature, constexprs=constexprs, attrs=attributes)
+    kernel = triton.compile(source, target=TARGETS[target], options={"num_warps": launch.num_warps, **options})
+    if target.startswith("gfx"):
+        return read_amdgcn(kernel.asm["amdgcn"])
+    return read_cubin(kernel.asm["cubin"])
+
+
+def describe(value, path, constant, constexprs, attributes):
+    """An argument's type as a launch would specialise it: None, 1 and the capitals are constants."""
+    if isinstance(value, tuple):
+        return tuple(describe(x, (*path, i), constant, constexprs, attributes) for i, x in enumerate(value))
+    if constant or value is None or (isinstance(value, int) and value == 1):
+        constexprs[path] = value
+        return "constexpr"
+    if isinstance(value, torch.Tensor):
+        attributes[path] = [["tt.divisibility", 16]]
+        return POINTERS[value.dtype]
+    if isinstance(value, int):
+        if value % 16 == 0:
+            attributes[path] = [["tt.divisibility", 16]]
+        return "i32"
+    return "fp32"
+
+
+def read_cubin(cubin: bytes) -> Resources:
+    """Registers and local memory (where spills go) of the one kernel in a cubin."""
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [tool, "--dump-resource-usage", file.name]
+        report = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    stack, local = (int(re.search(rf"{name}:(\d+)", report)[1]) for name in ("STACK", "LOCAL"))
+    return Resources(int(re.search(r"REG:(\d+)", report)[1]), stack + local)
+
+
+def read_amdgcn(assembly: str) -> Resources:
+    """Vector registers and scratch memory (where spills go) of the one kernel in an AMD assembly file."""
+    registers, scratch = (
+        int(re.search(rf"\.{name}:\s+(\d+)", assembly)[1]) for name in ("vgpr_count", "private_segment_fixed_size")
+    )
+    return Resources(registers, scratch)

@@ -1,0 +1,64 @@
+"""The backends under test, and how hard Hypothesis tries."""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import Phase, settings
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+PHASES = (Phase.explicit, Phase.reuse, Phase.generate)  # a case is a seed: shrinking it makes no smaller arrays
+settings.register_profile("ci", max_examples=60, deadline=None, phases=PHASES, derandomize=True)
+settings.register_profile("gpu", max_examples=300, deadline=None, phases=PHASES)
+settings.register_profile("shrink", max_examples=300, deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gpu" if torch.cuda.is_available() else "ci"))
+
+
+class Target(NamedTuple):
+    """A backend, the device of its tensors, and the longest window worth its time."""
+
+    backend: str
+    device: str
+    max_steps: int
+
+    @property
+    def interpreted(self):
+        return self.backend == "triton" and self.device == "cpu"
+
+
+ON_GPU = torch.cuda.is_available()
+TARGETS = [
+    Target("reference", "cpu", 129),
+    Target("cpu", "cpu", 300),
+    Target("triton", "cuda", 5003) if ON_GPU else Target("triton", "cpu", 33),
+]
+
+
+def _why_not(target):
+    if target.backend == "cpu" and importlib.util.find_spec("numba") is None:
+        return "numba is not installed"
+    if target.backend == "triton" and importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    if target.interpreted and os.environ.get("TRITON_INTERPRET") != "1":
+        return "no CUDA device, and TRITON_INTERPRET=1 is not set"
+    return None
+
+
+@pytest.fixture(scope="session", params=TARGETS, ids=lambda target: target.backend)
+def target(request):
+    if reason := _why_not(request.param):
+        pytest.skip(reason)
+    return request.param
+
+
+@pytest.fixture(scope="session", params=TARGETS[:2], ids=lambda target: target.backend)
+def float64_target(request):
+    """A backend that computes float64 inputs in float64."""
+    if reason := _why_not(request.param):
+        pytest.skip(reason)
+    return request.param

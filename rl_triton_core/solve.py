@@ -64,6 +64,7 @@ def solve(
     check.check_flags("terminated", terminated, window)
     check.check_flags("truncated", truncated, window)
     check.check_flags("mask", mask, window)
+    skip = check.check_mask_mode(mask_mode)
     problem = Problem(
         recurrence=recurrence,
         inputs=tuple(inputs[name] for name in recurrence.inputs),
@@ -73,11 +74,11 @@ def solve(
         lambda_=check.check_number("lambda_", lambda_, 0.0, 1.0),
         params=(),
         next_values=next_values,
-        bootstrap=check.check_continuation(bootstrap_values, next_values, truncated, window),
+        bootstrap=check.check_continuation(bootstrap_values, next_values, truncated, mask if skip else None, window),
         terminated=terminated,
         truncated=truncated,
         mask=mask,
-        skip=check.check_mask_mode(mask_mode),
+        skip=skip,
     )
     if out is not None:
         check.check_out(out, recurrence.outputs, wanted, window, tensors(problem))
@@ -187,6 +188,7 @@ def linear_recurrence_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tens
 linear_recurrence.register_autograd(linear_recurrence_backward, setup_context=save_for_backward)
 
 # -- traceable --------------------------------------------------------------------------------------------------------
+
 
 def traceable(problem: Problem, wanted: Sequence[bool], backend: str | None) -> Results:
     """Results through a custom operator that torch.compile takes as it is."""

@@ -103,8 +103,13 @@ def check_mask_mode(mask_mode: Any) -> bool:
     return bool(mask_mode == "skip")
 
 
-def check_continuation(bootstrap: Any, next_values: Any, truncated: Any, window: Window) -> float | torch.Tensor:
-    """The bootstrap values as a float, [num_envs] or per step. They or `next_values` have to be there."""
+def check_continuation(
+    bootstrap: Any, next_values: Any, truncated: Any, mask: torch.Tensor | None, window: Window
+) -> float | torch.Tensor:
+    """The bootstrap values as a float, [num_envs] or per step. They or `next_values` have to be there.
+
+    `mask` is that of the steps to skip, if any.
+    """
     if next_values is not None:
         if bootstrap is not None:
             raise ValueError("bootstrap_values: got both it and next_values, expected one of the two")
@@ -116,7 +121,7 @@ def check_continuation(bootstrap: Any, next_values: Any, truncated: Any, window:
             "or 0.0 if every row ends in a terminal state or a finite horizon is meant"
         )
     if isinstance(bootstrap, FinalValues):
-        return scatter_final_values(bootstrap, window)
+        return scatter_final_values(bootstrap, mask, window)
     if isinstance(bootstrap, torch.Tensor):
         return check_bootstrap_tensor(bootstrap, truncated, window)
     if isinstance(bootstrap, bool) or not isinstance(bootstrap, Real):
@@ -141,8 +146,8 @@ def check_bootstrap_tensor(bootstrap: torch.Tensor, truncated: Any, window: Wind
     return bootstrap
 
 
-def scatter_final_values(final: FinalValues, window: Window) -> torch.Tensor:
-    """Sparse bootstrap values as per-step ones; NaN where there are none."""
+def scatter_final_values(final: FinalValues, mask: torch.Tensor | None, window: Window) -> torch.Tensor:
+    """Sparse bootstrap values as per-step ones; NaN where there are none. The edge is at the last step not skipped."""
     value = torch.as_tensor(final.value, device=window.device)
     if value.numel() == 0 and not isinstance(final.value, torch.Tensor):
         value = value.to(torch.float32)
@@ -150,10 +155,18 @@ def scatter_final_values(final: FinalValues, window: Window) -> torch.Tensor:
     env = check_index("bootstrap_values.env", final.env, window.num_envs, value, window)
     time = check_index("bootstrap_values.time", final.time, window.num_steps, value, window)
     dense = torch.full(window.shape, math.nan, dtype=value.dtype, device=window.device)
-    if final.edge is not None and window.num_steps:
-        last = (slice(None), -1) if window.time_dim == 1 else (-1, slice(None))
-        dense[last] = check_edge(final.edge, value, window)
+    if final.edge is not None and dense.numel():
+        edge = check_edge(final.edge, value, window).unsqueeze(window.time_dim)
+        dense = dense.scatter(window.time_dim, last_step(mask, window), edge)
     return dense.index_put((env, time) if window.time_dim == 1 else (time, env), value)
+
+
+def last_step(mask: torch.Tensor | None, window: Window) -> torch.Tensor:
+    """Index of each environment's last step that is not skipped, with the time dimension kept at size 1."""
+    if mask is None:
+        size = (window.num_envs, 1) if window.time_dim == 1 else (1, window.num_envs)
+        return torch.full(size, window.num_steps - 1, device=window.device)
+    return window.num_steps - 1 - (mask != 0).flip(window.time_dim).byte().argmax(window.time_dim, keepdim=True)
 
 
 def check_edge(edge: Any, value: torch.Tensor, window: Window) -> torch.Tensor:
@@ -212,6 +225,9 @@ def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors may share elements: same first element, or overlapping ranges with a dense side."""
     if not a.numel() or not b.numel() or a.device != b.device:
         return False
+    if a.is_contiguous() and b.is_contiguous():
+        first, other = a.data_ptr(), b.data_ptr()
+        return first < other + b.numel() * b.element_size() and other < first + a.numel() * a.element_size()
     (a_first, a_end), (b_first, b_end) = memory_range(a), memory_range(b)
     if a_first == b_first:
         return True

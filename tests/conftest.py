@@ -19,6 +19,11 @@ settings.register_profile("shrink", max_examples=300, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gpu" if torch.cuda.is_available() else "ci"))
 
 
+def pytest_configure(config):
+    # Triton's interpreter computes with NumPy, which remarks on every NaN that a test puts there.
+    config.addinivalue_line("filterwarnings", r"ignore:\w+( value)? encountered in:RuntimeWarning:triton\..*")
+
+
 class Target(NamedTuple):
     """A backend, the device of its tensors, and the longest window worth its time."""
 
@@ -40,6 +45,9 @@ TARGETS = [
 
 
 def _why_not(target):
+    only = os.environ.get("RL_TRITON_TEST_BACKENDS")
+    if only and target.backend not in only.split(","):
+        return f"RL_TRITON_TEST_BACKENDS={only}"
     if target.backend == "cpu" and importlib.util.find_spec("numba") is None:
         return "numba is not installed"
     if target.backend == "triton" and importlib.util.find_spec("triton") is None:

@@ -29,7 +29,7 @@ coefficients = readout = transition = empty_rows = bound
 
 def walk_backward(
     inputs, next_values, bootstrap, terminated, truncated, mask, gamma, decay, params, skip, outputs, span
-):  # type: ignore[no-untyped-def]
+):
     """A[t] = α[t] + β[t]·A[t+1] for the lanes of `span`: (first group, its end, first lane, its end)."""
     first_group, end_group, first_lane, end_lane = span
     steps = inputs[0].shape[1]
@@ -91,7 +91,8 @@ def overloaded(function: Callable[..., Callable[..., Any]]) -> Callable[..., Any
 def unrolled(parameters: str, statements: Iterable[str], **namespace: Any) -> Callable[..., Any]:
     """A function of these statements: Numba cannot loop over a tuple of arrays and None."""
     exec(f"def unrolled({parameters}):\n    " + "\n    ".join(statements or ["pass"]), namespace)
-    return namespace["unrolled"]
+    function: Callable[..., Any] = namespace["unrolled"]
+    return function
 
 
 @overloaded
@@ -125,7 +126,7 @@ def discount(gamma: Any, decay: Any, group: Any, t: Any, lane: Any) -> Callable[
     if not isinstance(gamma, types.Array):
         return lambda gamma, decay, group, t, lane: (gamma, decay, False)
 
-    def per_step(gamma, decay, group, t, lane):  # type: ignore[no-untyped-def]
+    def per_step(gamma, decay, group, t, lane):
         now = gamma[group, t, lane]
         return now, now * decay, now == 0
 

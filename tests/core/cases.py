@@ -271,7 +271,7 @@ def check(case, target, how=How(), slack=4.0):
 
 
 def row_norms(x):
-    return np.linalg.norm(np.nan_to_num(np.asarray(x, np.float64), nan=0.0), axis=1)
+    return np.linalg.norm(np.nan_to_num(np.asarray(x, np.float64), posinf=np.inf, neginf=-np.inf), axis=1)
 
 
 # --- random cases -----------------------------------------------------------------------------------------------------

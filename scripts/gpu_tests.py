@@ -1,0 +1,92 @@
+"""Run the whole test suite on a CUDA or ROCm machine and write what came of it to a folder.
+
+    python scripts/gpu_tests.py FOLDER [--commit HASH]
+
+Needs no installation of the project: torch, triton, numpy, pytest and hypothesis, and for all of it numba and tqdm.
+Writes gpu_tests.json (hardware, versions, commit, counts, failures), junit.xml and pytest.log. Takes minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "adapters")]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--commit", help="what to record where there is no git checkout")
+    parser.add_argument(
+        "--mutants", action="store_true", help="also show that the tests kill every mutant of the kernel"
+    )
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+
+    import torch
+
+    from rl_triton_core.system_info import system_info
+
+    if not torch.cuda.is_available():
+        raise SystemExit("no GPU: torch.cuda.is_available() is false")
+    info = system_info()
+    info["commit"] = options.commit or info["commit"]
+    result = {"system": info, "tests": run_tests(options.folder)}
+    if options.mutants:
+        result["mutants"] = run_mutants(options.folder)
+    (options.folder / "gpu_tests.json").write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps(result, indent=2))
+    return max(part["exit_code"] for name, part in result.items() if name != "system")
+
+
+def run_tests(folder: Path) -> dict[str, object]:
+    """The core's tests and the ahead-of-time ones, with the real compiler."""
+    junit = folder / "junit.xml"
+    started = time.perf_counter()
+    code = run(["-m", "pytest", "tests/core", "tests/aot", "-q", f"--junitxml={junit}"], folder / "pytest.log")
+    suite = ET.parse(junit).getroot().find("testsuite")
+    assert suite is not None
+    counts = {name: int(suite.get(name, "0")) for name in ("tests", "failures", "errors", "skipped")}
+    failed = [
+        f"{case.get('classname')}.{case.get('name')}"
+        for case in suite.iter("testcase")
+        if case.find("failure") is not None or case.find("error") is not None
+    ]
+    seconds = round(time.perf_counter() - started, 1)
+    return {"exit_code": code, "seconds": seconds, "per_backend": per_backend(suite), **counts, "failed": failed}
+
+
+def per_backend(suite: ET.Element) -> dict[str, int]:
+    """Tests that ran and passed, by backend."""
+    passed = [case.get("name", "") for case in suite.iter("testcase") if len(case) == 0]
+    return {name: sum(f"[{name}" in case for case in passed) for name in ("triton", "cpu", "reference")}
+
+
+def run_mutants(folder: Path) -> dict[str, object]:
+    """The mutants of the Triton kernel, compiled."""
+    started = time.perf_counter()
+    code = run(["scripts/mutants.py", "--backend", "triton", "--jobs", "8"], folder / "mutants.log")
+    summary = (folder / "mutants.log").read_text().strip().splitlines()[-1]
+    return {"exit_code": code, "seconds": round(time.perf_counter() - started, 1), "summary": summary}
+
+
+def run(arguments: list[str], log: Path) -> int:
+    """Run Python in the checkout, with its output in a log."""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join([*sys.path[:2], environment.get("PYTHONPATH", "")])
+    with log.open("w") as file:
+        return subprocess.run(
+            [sys.executable, *arguments], cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT, check=False
+        ).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -6,12 +6,32 @@ from rl_triton_core.backends import available_backends as available_backends
 from rl_triton_core.boundaries import FinalValues as FinalValues
 from rl_triton_core.estimators.gae import GAEOutput as GAEOutput
 from rl_triton_core.estimators.gae import compute_gae as compute_gae
+from rl_triton_core.estimators.linear import linear_recurrence as linear_recurrence
+from rl_triton_core.estimators.retrace import RetraceOutput as RetraceOutput
+from rl_triton_core.estimators.retrace import compute_retrace as compute_retrace
+from rl_triton_core.estimators.returns import compute_discounted_returns as compute_discounted_returns
+from rl_triton_core.estimators.returns import compute_lambda_returns as compute_lambda_returns
+from rl_triton_core.estimators.traces import ScanState as ScanState
+from rl_triton_core.estimators.traces import compute_eligibility_traces as compute_eligibility_traces
+from rl_triton_core.estimators.traces import compute_episodic_prefix_sum as compute_episodic_prefix_sum
+from rl_triton_core.estimators.vtrace import VTraceOutput as VTraceOutput
+from rl_triton_core.estimators.vtrace import compute_vtrace as compute_vtrace
 
 __all__ = [
     "BackendUnavailableError",
     "FinalValues",
     "GAEOutput",
+    "RetraceOutput",
+    "ScanState",
+    "VTraceOutput",
     "__version__",
     "available_backends",
+    "compute_discounted_returns",
+    "compute_eligibility_traces",
+    "compute_episodic_prefix_sum",
     "compute_gae",
+    "compute_lambda_returns",
+    "compute_retrace",
+    "compute_vtrace",
+    "linear_recurrence",
 ]

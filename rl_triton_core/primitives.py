@@ -9,7 +9,20 @@ from typing import Any
 
 import torch
 
+PRIMITIVES = ("select", "minimum", "exp")
+"""Their names."""
+
 
 def select(condition: Any, chosen: Any, otherwise: Any) -> Any:
     """`chosen` where the condition holds, else `otherwise`. What is not selected leaves no trace, NaN included."""
     return torch.where(condition, chosen, otherwise)
+
+
+def minimum(x: Any, bound: Any) -> Any:
+    """The smaller of a stream and a number; NaN where the stream is."""
+    return torch.clamp(x, max=bound)
+
+
+def exp(x: Any) -> Any:
+    """The exponential function."""
+    return torch.exp(x)

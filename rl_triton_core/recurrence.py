@@ -1,8 +1,8 @@
 """What an estimator is: a name, its inputs and outputs, and two small equations.
 
-Every estimator is a first-order linear recurrence per environment,
+Every estimator is a first-order linear recurrence per environment, backward or forward in time,
 
-    A[t] = α[t] + β[t]·A[t+1],
+    A[t] = α[t] + β[t]·A[t+1]        A[t] = α[t] + β[t]·A[t-1]
 
 and differs from the others only in how (α, β) come from one step of the rollout (`coefficients`) and how its results
 come from A (`readout`). Both are plain functions of a `Step` that use ``+ - *`` and the names of
@@ -24,13 +24,13 @@ class Step(NamedTuple):
     """What an equation may look at: one step of every environment that is being computed."""
 
     inputs: Any
-    """The estimator's own inputs at t, in the order of `Recurrence.inputs`."""
+    """The estimator's own inputs at t, in the order of `Recurrence.inputs`; 0 for one that was not given."""
     following: Any
     """The first `Recurrence.followed` inputs at the next step of the trajectory; 0 where the trajectory ends."""
     next_value: Any
     """NV[t] of the boundary rule: the value after step t; 0 where the step terminated."""
     continues: Any
-    """Whether the trajectory goes on from t to t+1 inside the window."""
+    """Whether the trajectory goes on, inside the window, to the step whose state enters this one."""
     gamma: Any
     """Discount of step t."""
     decay: Any
@@ -49,8 +49,10 @@ class Recurrence:
         followed: How many of the inputs are read at t+1 too. The first of these continues the value stream.
         outputs: Names of its results.
         coefficients: ``step -> (α, β)``.
-        readout: ``(step, A) -> results``, in the order of `outputs`.
+        readout: ``(step, A, A_after) -> results``, in the order of `outputs`.
         params: Names of scalars beyond γ and λ.
+        backward: Whether A[t] depends on A[t+1]; else on A[t-1].
+        looks_ahead: Whether the readout uses A_after, which is A[t+1] where the trajectory continues, else 0.
     """
 
     name: str
@@ -58,8 +60,10 @@ class Recurrence:
     followed: int
     outputs: tuple[str, ...]
     coefficients: Callable[[Step], tuple[Any, Any]]
-    readout: Callable[[Step, Any], tuple[Any, ...]]
+    readout: Callable[[Step, Any, Any], tuple[Any, ...]]
     params: tuple[str, ...] = ()
+    backward: bool = True
+    looks_ahead: bool = False
 
     def __post_init__(self) -> None:
         """Make it known by name."""
@@ -71,56 +75,77 @@ class Recurrence:
 RECURRENCES: dict[str, Recurrence] = {}
 """All recurrences by name, which is how they pass through torch.compile."""
 
+Stream = torch.Tensor | None
+"""A per-step tensor, if there is one."""
+
 
 @dataclass(frozen=True)
 class Problem:
     """One call, validated: what a backend needs to fill `outputs`, and nothing else.
 
-    Per-step tensors have two dimensions, time at `time_dim`; `bootstrap` may have one (the window's edge only).
+    Every tensor has the two dimensions of the window, environments and steps, and perhaps one of features. What is
+    given per environment alone is expanded in time.
     """
 
     recurrence: Recurrence
-    inputs: tuple[torch.Tensor, ...]
-    outputs: tuple[torch.Tensor | None, ...]
+    like: torch.Tensor
+    """The input that set shape and device."""
+    inputs: tuple[Stream, ...]
+    outputs: tuple[Stream, ...]
     time_dim: int
-    gamma: float | torch.Tensor
-    lambda_: float
-    params: tuple[float, ...]
-    next_values: torch.Tensor | None
-    bootstrap: float | torch.Tensor
-    terminated: torch.Tensor | None
-    truncated: torch.Tensor | None
-    mask: torch.Tensor | None
-    skip: bool
+    gamma: float | torch.Tensor = 1.0
+    lambda_: float = 1.0
+    params: tuple[float, ...] = ()
+    next_values: Stream = None
+    bootstrap: float | torch.Tensor = 0.0
+    terminated: Stream = None
+    truncated: Stream = None
+    mask: Stream = None
+    initial: Stream = None
+    """The state that enters the first step of the scan."""
+    departed: Stream = None
+    """Forward: whether the step before the window ended its episode."""
+    skip: bool = True
+    starts_at: bool = False
+    """Forward: the flags say that a step starts an episode, not that it ends one."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(groups, steps, lanes): a lane is a row of its own, lanes of a group lie side by side in memory."""
-        rows = self.inputs[0].shape
-        return 1, rows[self.time_dim], rows[1 - self.time_dim]
+        """(groups, steps, lanes). A lane is a row of its own; lanes of a group lie side by side in memory.
+
+        Environments are the lanes of one group, or groups whose lanes are features.
+        """
+        envs, steps = self.like.shape[1 - self.time_dim], self.like.shape[self.time_dim]
+        return (1, steps, envs) if self.like.ndim == 2 else (envs, steps, self.like.shape[2])
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the arithmetic is done in: float64 if any real input is float64, else float32."""
-        streams = (*self.inputs, self.gamma, self.bootstrap, self.next_values)
+        """What the arithmetic is done in: int64 for integers, float64 if any real input is float64, else float32."""
+        if not self.like.dtype.is_floating_point:
+            return torch.int64
+        streams = (*self.inputs, self.gamma, self.bootstrap, self.next_values, self.initial)
         wide = any(isinstance(x, torch.Tensor) and x.dtype == torch.float64 for x in streams)
         return torch.float64 if wide else torch.float32
 
     def strides(self, tensor: torch.Tensor) -> tuple[int, int, int]:
-        """(group, step, lane) strides of a per-step tensor; the window's edge does not move in time."""
-        if tensor.ndim == 1:
-            return 0, 0, tensor.stride(0)
-        return 0, tensor.stride(self.time_dim), tensor.stride(1 - self.time_dim)
+        """(group, step, lane) strides. Flags are shared by the features."""
+        env, step = tensor.stride(1 - self.time_dim), tensor.stride(self.time_dim)
+        if self.like.ndim == 2:
+            return 0, step, env
+        return env, step, tensor.stride(2) if tensor.ndim == 3 else 0
 
     def view(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor as [groups, steps, lanes], in place."""
-        if tensor.ndim == 1:
-            return tensor.expand(self.shape)
-        return tensor.movedim(self.time_dim, 0).unsqueeze(0)
+        if self.like.ndim == 2:
+            return (tensor if self.time_dim == 0 else tensor.transpose(0, 1)).unsqueeze(0)
+        tensor = tensor if self.time_dim == 1 else tensor.transpose(0, 1)
+        return tensor if tensor.ndim == 3 else tensor.unsqueeze(2).expand(self.shape)
 
     def unview(self, tensor: torch.Tensor) -> torch.Tensor:
         """The inverse of `view`."""
-        return tensor.squeeze(0).movedim(0, self.time_dim)
+        if self.like.ndim == 2:
+            return tensor.squeeze(0) if self.time_dim == 0 else tensor.squeeze(0).transpose(0, 1)
+        return tensor if self.time_dim == 1 else tensor.transpose(0, 1)
 
 
 def bind(function: Any, name: str | None = None, **names: Any) -> Any:

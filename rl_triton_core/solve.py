@@ -17,62 +17,67 @@ import torch
 from rl_triton_core import validation as check
 from rl_triton_core.backends import choose
 from rl_triton_core.backends.reference import evaluate
-from rl_triton_core.recurrence import RECURRENCES, Problem, Recurrence, Step
+from rl_triton_core.linear import LINEAR_FORWARD
+from rl_triton_core.recurrence import RECURRENCES, Problem, Recurrence, Stream
 
-Results = tuple[torch.Tensor | None, ...]
+Results = tuple[Stream, ...]
 
 
 def solve(
     recurrence: Recurrence,
     inputs: Mapping[str, Any],
     *,
-    terminated: Any,
-    truncated: Any,
-    gamma: Any,
-    lambda_: Any,
-    bootstrap_values: Any,
-    next_values: Any,
-    mask: Any,
-    mask_mode: Any,
-    time_dim: int,
-    wanted: Sequence[bool],
-    out: Any,
-    backend: str | None,
+    wanted: Sequence[bool] = (True,),
+    time_dim: int = -1,
+    gamma: Any = 1.0,
+    lambda_: Any = 1.0,
+    params: tuple[float, ...] = (),
+    terminated: Any = None,
+    truncated: Any = None,
+    bootstrap_values: Any = None,
+    next_values: Any = None,
+    mask: Any = None,
+    mask_mode: Any = "skip",
+    out: Any = None,
+    backend: str | None = None,
 ) -> Results:
-    """Validate a call of an estimator and compute its wanted results.
+    """Validate a call of an estimator that looks at values, and compute its wanted results.
 
     Args:
         recurrence: The estimator.
-        inputs: Its inputs by name. The first sets the shape and device of all.
+        inputs: Its inputs by name, None for one that is not given. The first sets the shape and device of all.
         wanted: Which of its outputs to compute.
-        terminated: As in `compute_gae`, like all arguments that follow.
-        truncated: .
+        params: The recurrence's own scalars, checked.
+        time_dim: As in `compute_gae`, like all arguments that follow.
         gamma: .
         lambda_: .
+        terminated: .
+        truncated: .
         bootstrap_values: .
         next_values: .
         mask: .
         mask_mode: .
-        time_dim: .
         out: .
         backend: .
     """
     name, first = next(iter(inputs.items()))
     window = check.check_window(name, first, time_dim)
     for name, tensor in inputs.items():
-        check.check_per_step(name, tensor, window)
+        if tensor is not None:
+            check.check_per_step(name, tensor, window)
     check.check_flags("terminated", terminated, window)
     check.check_flags("truncated", truncated, window)
     check.check_flags("mask", mask, window)
     skip = check.check_mask_mode(mask_mode)
     problem = Problem(
         recurrence=recurrence,
+        like=first,
         inputs=tuple(inputs[name] for name in recurrence.inputs),
         outputs=(None,) * len(wanted),
         time_dim=window.time_dim,
         gamma=check.check_gamma(gamma, window),
         lambda_=check.check_number("lambda_", lambda_, 0.0, 1.0),
-        params=(),
+        params=params,
         next_values=next_values,
         bootstrap=check.check_continuation(bootstrap_values, next_values, truncated, mask if skip else None, window),
         terminated=terminated,
@@ -80,15 +85,48 @@ def solve(
         mask=mask,
         skip=skip,
     )
+    return dispatch(problem, wanted, out, backend)
+
+
+def solve_features(
+    recurrence: Recurrence,
+    inputs: tuple[torch.Tensor, ...],
+    window: check.Window,
+    *,
+    initial: torch.Tensor | None,
+    gamma: float | torch.Tensor = 1.0,
+    out: Any,
+    backend: str | None,
+    **fields: Any,
+) -> torch.Tensor:
+    """Compute the one result of a recurrence whose inputs may have features, which all count as one dimension."""
+
+    def flat(x: torch.Tensor) -> torch.Tensor:
+        return x if x.ndim <= 3 else x.flatten(2)
+
+    like = flat(inputs[0])
+    if isinstance(gamma, torch.Tensor):
+        gamma = gamma.unsqueeze(2).expand(like.shape) if gamma.ndim < like.ndim else flat(gamma)
+    if initial is not None:
+        initial = initial.reshape(window.num_envs, *like.shape[2:]).unsqueeze(window.time_dim).expand(like.shape)
     if out is not None:
-        check.check_out(out, recurrence.outputs, wanted, window, tensors(problem))
-    return dispatch(problem, wanted, out or (None,) * len(wanted), backend)
+        check.check_out((out,), recurrence.outputs, (True,), inputs[0], inputs)
+        out = (check.flat_view("out", out),)
+    tensors = tuple(map(flat, inputs))
+    problem = Problem(
+        recurrence, like, tensors, (None,), window.time_dim, gamma=gamma, initial=initial, **fields
+    )  # fmt: skip
+    (result,) = dispatch(problem, (True,), out, backend)
+    assert result is not None
+    return result.view(inputs[0].shape)
 
 
-def dispatch(
-    problem: Problem, wanted: Sequence[bool], out: Sequence[torch.Tensor | None], backend: str | None
-) -> Results:
+def dispatch(problem: Problem, wanted: Sequence[bool], out: Any, backend: str | None) -> Results:
     """Compute by the way that the call needs, into `out` where it is given."""
+    if out is None:
+        out = (None,) * len(wanted)
+    else:
+        check.check_out(out, problem.recurrence.outputs, wanted, problem.like, tensors(problem))
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors(problem)):
         return copy_into(out, differentiable(problem, wanted, backend))
     if torch.compiler.is_compiling():
@@ -100,16 +138,15 @@ def dispatch(
 
 def execute(problem: Problem, backend: str | None) -> None:
     """Fill the problem's outputs."""
-    chosen = choose(backend, problem.inputs[0].device)
-    if problem.inputs[0].numel():
+    chosen = choose(backend, problem.like.device)
+    if problem.like.numel():
         chosen.run(problem)
 
 
 def allocate(problem: Problem, wanted: Sequence[bool], out: Sequence[torch.Tensor | None]) -> Results:
     """The tensors to fill: those given, new ones in the memory order of the inputs for the others that are wanted."""
-    like = problem.inputs[0]
     return tuple(
-        tensor if tensor is not None or not want else torch.empty_like(like, dtype=problem.dtype)
+        tensor if tensor is not None or not want else torch.empty_like(problem.like, dtype=problem.dtype)
         for tensor, want in zip(out, wanted, strict=True)
     )
 
@@ -124,48 +161,35 @@ def copy_into(out: Sequence[torch.Tensor | None], results: Results) -> Results:
 
 def tensors(problem: Problem) -> tuple[torch.Tensor, ...]:
     """All tensors a problem reads."""
-    optional = (getattr(problem, name) for name in STREAMS)
-    return (*problem.inputs, *(x for x in optional if isinstance(x, torch.Tensor)))
+    streams = (*problem.inputs, *(getattr(problem, name) for name in STREAMS))
+    return tuple(x for x in streams if isinstance(x, torch.Tensor))
 
 
-STREAMS = ("gamma", "next_values", "bootstrap", "terminated", "truncated", "mask")
+STREAMS = ("gamma", "bootstrap", "next_values", "initial", "terminated", "truncated", "mask", "departed")
+NUMBERS = STREAMS[:2]
 
 # -- differentiable ---------------------------------------------------------------------------------------------------
 
 
 def differentiable(problem: Problem, wanted: Sequence[bool], backend: str | None) -> Results:
     """Results with a graph: the equations in PyTorch, the scan by the backend."""
-    scan = partial(linear_recurrence, backend=backend or "")
+    scan = partial(linear_scan, backend=backend or "")
     results = evaluate(problem, torch.float64 if backend == "reference" else problem.dtype, scan)
     return tuple(
         problem.unview(result).to(problem.dtype) if want else None for result, want in zip(results, wanted, strict=True)
     )
 
 
-def linear_coefficients(step: Step) -> tuple[Any, Any]:
-    """α and β as they are given."""
-    alpha, beta = step.inputs
-    return alpha, beta
-
-
-def linear_readout(step: Step, state: Any) -> tuple[Any, ...]:
-    """The state itself."""
-    return (state,)
-
-
-LINEAR = Recurrence("linear", ("alpha", "beta"), 0, ("states",), linear_coefficients, linear_readout)
-
-
-@torch.library.custom_op("rl_triton_core::linear_recurrence", mutates_args=())
-def linear_recurrence(alpha: torch.Tensor, beta: torch.Tensor, backend: str) -> torch.Tensor:
-    """A[t] = α[t] + β[t]·A[t+1] along dimension 1 of [1, steps, lanes]."""
+@torch.library.custom_op("rl_triton_core::linear_scan", mutates_args=())
+def linear_scan(alpha: torch.Tensor, beta: torch.Tensor, backend: str) -> torch.Tensor:
+    """A[t] = α[t] + β[t]·A[t-1] along dimension 1 of [groups, steps, lanes]."""
     out = torch.empty_like(alpha)
-    problem = Problem(LINEAR, (alpha[0], beta[0]), (out[0],), 0, 1.0, 1.0, (), None, 0.0, None, None, None, True)
+    problem = Problem(LINEAR_FORWARD, alpha, (alpha, beta), (out,), time_dim=1)
     execute(problem, backend or None)
     return out
 
 
-@linear_recurrence.register_fake
+@linear_scan.register_fake
 def _(alpha: torch.Tensor, beta: torch.Tensor, backend: str) -> torch.Tensor:
     return torch.empty_like(alpha)
 
@@ -176,16 +200,16 @@ def save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -
     ctx.save_for_backward(beta, output)
 
 
-def linear_recurrence_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """λ[t] = ∂L/∂A[t] + β[t-1]·λ[t-1];  ∂L/∂α = λ;  ∂L/∂β[t] = λ[t]·A[t+1]."""
+def linear_scan_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """λ[t] = ∂L/∂A[t] + β[t+1]·λ[t+1];  ∂L/∂α = λ;  ∂L/∂β[t] = λ[t]·A[t-1]."""
     beta, state = ctx.saved_tensors
-    before = torch.cat([torch.zeros_like(beta[:, :1]), beta[:, :-1]], dim=1)
-    alpha_grad = linear_recurrence(grad.flip(1), before.flip(1), ctx.backend).flip(1)
-    after = torch.cat([state[:, 1:], torch.zeros_like(state[:, :1])], dim=1)
-    return alpha_grad, alpha_grad * after, None
+    after = torch.cat([beta[:, 1:], torch.zeros_like(beta[:, :1])], dim=1)
+    alpha_grad = linear_scan(grad.flip(1), after.flip(1), ctx.backend).flip(1)
+    before = torch.cat([torch.zeros_like(state[:, :1]), state[:, :-1]], dim=1)
+    return alpha_grad, alpha_grad * before, None
 
 
-linear_recurrence.register_autograd(linear_recurrence_backward, setup_context=save_for_backward)
+linear_scan.register_autograd(linear_scan_backward, setup_context=save_for_backward)
 
 # -- traceable --------------------------------------------------------------------------------------------------------
 
@@ -196,13 +220,15 @@ def traceable(problem: Problem, wanted: Sequence[bool], backend: str | None) -> 
     results = iter(
         solve_operator(
             problem.recurrence.name,
+            problem.like,
             list(problem.inputs),
             [x if isinstance(x, torch.Tensor) else None for x in streams],
-            [x if isinstance(x, float) else 0.0 for x in (problem.gamma, problem.bootstrap)],
+            [0.0 if isinstance(x, torch.Tensor) else float(x) for x in streams[: len(NUMBERS)]],
             problem.lambda_,
             list(problem.params),
             problem.time_dim,
             problem.skip,
+            problem.starts_at,
             list(wanted),
             backend or "",
         )
@@ -210,33 +236,43 @@ def traceable(problem: Problem, wanted: Sequence[bool], backend: str | None) -> 
     return tuple(next(results) if want else None for want in wanted)
 
 
-@torch.library.custom_op("rl_triton_core::solve", mutates_args=())
-def solve_operator(
+def problem_of(
     name: str,
-    inputs: Sequence[torch.Tensor],
+    like: torch.Tensor,
+    inputs: Sequence[torch.Tensor | None],
     streams: Sequence[torch.Tensor | None],
     numbers: Sequence[float],
     lambda_: float,
     params: Sequence[float],
     time_dim: int,
     skip: bool,
+    starts_at: bool,
+) -> Problem:
+    """A `Problem` from the operator's arguments."""
+    values: dict[str, Any] = dict(zip(STREAMS, streams, strict=True))
+    for key, number in zip(NUMBERS, numbers, strict=True):
+        values[key] = number if values[key] is None else values[key]
+    fields: dict[str, Any] = {"lambda_": lambda_, "params": tuple(params), "skip": skip, "starts_at": starts_at}
+    return Problem(RECURRENCES[name], like, tuple(inputs), (), time_dim, **values, **fields)
+
+
+@torch.library.custom_op("rl_triton_core::solve", mutates_args=())
+def solve_operator(
+    name: str,
+    like: torch.Tensor,
+    inputs: Sequence[torch.Tensor | None],
+    streams: Sequence[torch.Tensor | None],
+    numbers: Sequence[float],
+    lambda_: float,
+    params: Sequence[float],
+    time_dim: int,
+    skip: bool,
+    starts_at: bool,
     wanted: Sequence[bool],
     backend: str,
 ) -> list[torch.Tensor]:
     """A `Problem`, field by field."""
-    values: dict[str, Any] = dict(zip(STREAMS, streams, strict=True))
-    for key, number in zip(("gamma", "bootstrap"), numbers, strict=True):
-        values[key] = number if values[key] is None else values[key]
-    problem = Problem(
-        recurrence=RECURRENCES[name],
-        inputs=tuple(inputs),
-        outputs=(),
-        time_dim=time_dim,
-        lambda_=lambda_,
-        params=tuple(params),
-        skip=skip,
-        **values,
-    )
+    problem = problem_of(name, like, inputs, streams, numbers, lambda_, params, time_dim, skip, starts_at)
     outputs = allocate(problem, wanted, (None,) * len(wanted))
     execute(replace(problem, outputs=outputs), backend or None)
     return [x for x in outputs if x is not None]
@@ -245,16 +281,17 @@ def solve_operator(
 @solve_operator.register_fake
 def _(
     name: str,
-    inputs: Sequence[torch.Tensor],
+    like: torch.Tensor,
+    inputs: Sequence[torch.Tensor | None],
     streams: Sequence[torch.Tensor | None],
     numbers: Sequence[float],
     lambda_: float,
     params: Sequence[float],
     time_dim: int,
     skip: bool,
+    starts_at: bool,
     wanted: Sequence[bool],
     backend: str,
 ) -> list[torch.Tensor]:
-    real = [x for x in (*inputs, *streams[:3]) if x is not None]
-    dtype = torch.float64 if any(x.dtype == torch.float64 for x in real) else torch.float32
-    return [torch.empty_like(inputs[0], dtype=dtype) for want in wanted if want]
+    problem = problem_of(name, like, inputs, streams, numbers, lambda_, params, time_dim, skip, starts_at)
+    return [torch.empty_like(like, dtype=problem.dtype) for want in wanted if want]

@@ -16,6 +16,8 @@ from rl_triton_core.boundaries import FinalValues
 
 REAL_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 FLAG_DTYPES = (torch.bool, torch.uint8, *REAL_DTYPES)
+INTEGER_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+EXACT_DTYPES = (torch.float32, torch.float64, torch.int64)
 MASK_MODES = ("skip", "reset")
 
 
@@ -39,14 +41,17 @@ class Window(NamedTuple):
         return self.shape[self.time_dim]
 
 
-def check_window(name: str, tensor: Any, time_dim: int) -> Window:
-    """The frame set by a call's first per-step tensor."""
-    if time_dim not in (-2, -1, 0, 1) or isinstance(time_dim, bool):
+def check_window(name: str, tensor: Any, time_dim: int, features: bool = False, integers: bool = False) -> Window:
+    """The frame set by a call's first per-step tensor, which may have trailing dimensions of features."""
+    if not isinstance(time_dim, int):
+        raise TypeError(f"time_dim: got {time_dim!r}, expected an int")
+    if time_dim not in (-2, -1, 0, 1):
         raise ValueError(f"time_dim: got {time_dim!r}, expected -1 or 1 ([num_envs, T]), 0 or -2 ([T, num_envs])")
-    check_tensor(name, tensor, REAL_DTYPES)
-    if tensor.ndim != 2:
-        raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected two dimensions, environments and steps")
-    return Window(name, tensor.shape, tensor.device, time_dim % 2)
+    check_tensor(name, tensor, (*REAL_DTYPES, *INTEGER_DTYPES) if integers else REAL_DTYPES)
+    if tensor.ndim < 2 or (tensor.ndim > 2 and not features):
+        expected = "environments and steps" + (", then features" if features else " only")
+        raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected the dimensions {expected}")
+    return Window(name, tensor.shape[:2], tensor.device, time_dim % 2)
 
 
 def check_tensor(name: str, tensor: Any, dtypes: Sequence[torch.dtype]) -> None:
@@ -63,12 +68,12 @@ def check_per_step(name: str, tensor: Any, window: Window, dtypes: Sequence[torc
     check_shape(name, tensor, window.shape, f"that of {window.name}", window)
 
 
-def check_shape(name: str, tensor: torch.Tensor, shape: Sequence[int], why: str, window: Window) -> None:
+def check_shape(name: str, tensor: torch.Tensor, shape: Sequence[int], why: str, window: Window | torch.Tensor) -> None:
     """A tensor of this shape on the window's device."""
     if tensor.shape != tuple(shape):
         raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected {tuple(shape)}, {why}")
     if tensor.device != window.device:
-        raise ValueError(f"{name}: got device {tensor.device}, expected {window.device}, that of {window.name}")
+        raise ValueError(f"{name}: got device {tensor.device}, expected {window.device}, that of the first input")
 
 
 def check_flags(name: str, flags: Any, window: Window) -> None:
@@ -94,6 +99,70 @@ def check_gamma(gamma: Any, window: Window) -> float | torch.Tensor:
         return check_number("gamma", gamma, 0.0, math.inf)
     check_per_step("gamma", gamma, window)
     return gamma
+
+
+def check_clip(name: str, bar: Any) -> float:
+    """A clip of importance weights, >= 0; infinity for none."""
+    return math.inf if bar == math.inf else check_number(name, bar, 0.0, math.inf)
+
+
+def check_log_ratios(log_ratios: Any, target: Any, behaviour: Any) -> dict[str, Any]:
+    """Log importance ratios in one of two forms, as target and behaviour log-probabilities, the latter perhaps None."""
+    if log_ratios is not None and target is None and behaviour is None:
+        check_tensor("log_ratios", log_ratios, REAL_DTYPES)
+        return {"target_log_probs": log_ratios, "behaviour_log_probs": None}
+    if log_ratios is None and target is not None and behaviour is not None:
+        return {"target_log_probs": target, "behaviour_log_probs": behaviour}
+    given = {"log_ratios": log_ratios, "target_log_probs": target, "behaviour_log_probs": behaviour}
+    names = ", ".join(name for name, tensor in given.items() if tensor is not None) or "none of the three"
+    raise ValueError(f"log_ratios: got {names}, expected log_ratios, or both target_log_probs and behaviour_log_probs")
+
+
+def check_same_shape(name: str, tensor: torch.Tensor, like: torch.Tensor, like_name: str = "rewards") -> None:
+    """A tensor of the shape and on the device of another."""
+    check_shape(name, tensor, like.shape, f"that of {like_name}", like)
+
+
+def check_decay(decay: Any, x: torch.Tensor, window: Window) -> float | torch.Tensor:
+    """A decay: a number, or a tensor per feature, per step, or like `x`, as one that broadcasts over features."""
+    if not isinstance(decay, torch.Tensor):
+        return check_number("decay", decay, -math.inf, math.inf)
+    check_tensor("decay", decay, REAL_DTYPES)
+    check_shape("decay", decay, decay.shape, "any", x)
+    if x.ndim > 2 and decay.shape == x.shape[2:]:
+        return decay.expand(x.shape)
+    if decay.shape not in (x.shape, window.shape):
+        raise ValueError(
+            f"decay: got shape {tuple(decay.shape)}, expected that of x, {tuple(x.shape)}, of its steps, "
+            f"{tuple(window.shape)}, or of its features, {tuple(x.shape[2:])}"
+        )
+    return decay
+
+
+def check_state(state: Any, x: torch.Tensor, window: Window) -> tuple[Any, Any]:
+    """The parts of a `ScanState`, or two times None."""
+    if state is None:
+        return None, None
+    if not isinstance(state, tuple) or len(state) != 2:
+        raise TypeError(f"state: got {describe(state)}, expected a ScanState(value, done)")
+    value, done = state
+    check_tensor("state.value", value, REAL_DTYPES if x.is_floating_point() else INTEGER_DTYPES)
+    check_shape("state.value", value, (window.num_envs, *x.shape[2:]), "[num_envs, *features]", window)
+    check_tensor("state.done", done, FLAG_DTYPES)
+    check_shape("state.done", done, (window.num_envs,), "[num_envs]", window)
+    return value, done
+
+
+def flat_view(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor with its features as one dimension, over the same memory."""
+    if tensor.ndim <= 3:
+        return tensor
+    try:
+        return tensor.view(*tensor.shape[:2], -1)
+    except RuntimeError:
+        raise ValueError(
+            f"{name}: got strides {tensor.stride()}, expected features that lie in memory like one dimension"
+        ) from None
 
 
 def check_mask_mode(mask_mode: Any) -> bool:
@@ -135,15 +204,15 @@ def check_bootstrap_tensor(bootstrap: torch.Tensor, truncated: Any, window: Wind
     """Bootstrap values with zero, one ([num_envs]) or two (per step) dimensions."""
     check_tensor("bootstrap_values", bootstrap, REAL_DTYPES)
     if bootstrap.ndim == 0:
-        bootstrap = bootstrap.expand(window.num_envs)
-    elif bootstrap.ndim == 1 and truncated is not None:
+        return bootstrap.expand(window.shape)
+    if bootstrap.ndim == 1 and truncated is not None:
         raise ValueError(
             f"bootstrap_values: got shape {tuple(bootstrap.shape)} together with truncated, expected a value for every "
             f"truncated step: shape {tuple(window.shape)}, FinalValues, or a float"
         )
     shape = window.shape if bootstrap.ndim == 2 else (window.num_envs,)
     check_shape("bootstrap_values", bootstrap, shape, f"[num_envs], or that of {window.name}", window)
-    return bootstrap
+    return bootstrap if bootstrap.ndim == 2 else bootstrap.unsqueeze(window.time_dim).expand(window.shape)
 
 
 def scatter_final_values(final: FinalValues, mask: torch.Tensor | None, window: Window) -> torch.Tensor:
@@ -196,7 +265,9 @@ def check_index(name: str, indices: Any, size: int, value: torch.Tensor, window:
     return index.to(device=window.device, dtype=torch.int64)
 
 
-def check_out(out: Any, names: Sequence[str], wanted: Sequence[bool], window: Window, inputs: Sequence[Any]) -> None:
+def check_out(
+    out: Any, names: Sequence[str], wanted: Sequence[bool], like: torch.Tensor, inputs: Sequence[Any]
+) -> None:
     """Preallocated results: as many as there are results, each None or a writable tensor apart from every input."""
     if not isinstance(out, tuple | list) or len(out) != len(names):
         raise ValueError(f"out: got {describe(out)}, expected a tuple ({', '.join(names)})")
@@ -205,25 +276,38 @@ def check_out(out: Any, names: Sequence[str], wanted: Sequence[bool], window: Wi
             continue
         if not is_wanted:
             raise ValueError(f"out: got a tensor for {name}, expected None since {name} are not computed")
-        check_out_tensor(f"out ({name})", tensor, window, (*inputs, *(x for x in out if x is not tensor)))
+        check_out_tensor(f"out ({name})", tensor, like, (*inputs, *(x for x in out if x is not tensor)))
     if len(out) > 1 and out[0] is not None and any(x is out[0] for x in out[1:]):
         raise ValueError("out: got the same tensor twice, expected one per result")
 
 
-def check_out_tensor(name: str, tensor: Any, window: Window, others: Sequence[Any]) -> None:
+def check_out_tensor(name: str, tensor: Any, like: torch.Tensor, others: Sequence[Any]) -> None:
     """A tensor to write to."""
-    check_per_step(name, tensor, window)
-    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
-        raise ValueError(f"{name}: got an expanded tensor (strides {tensor.stride()}), expected distinct elements")
+    check_tensor(name, tensor, REAL_DTYPES if like.is_floating_point() else (torch.int64,))
+    check_shape(name, tensor, like.shape, "that of the inputs", like)
+    if overlaps_itself(tensor):
+        raise ValueError(
+            f"{name}: got strides {tensor.stride()}, by which elements share memory, expected distinct ones"
+        )
     if tensor.requires_grad:
         raise ValueError(f"{name}: got a tensor that requires grad, expected one that does not")
-    if any(isinstance(other, torch.Tensor) and may_overlap(tensor, other) for other in others):
+    if not torch.compiler.is_compiling() and any(may_overlap(tensor, other) for other in others):
         raise ValueError(f"{name}: got memory that it shares with another argument, expected memory of its own")
 
 
-def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether two elements may be the same: a dimension's stride is less than what the inner ones span."""
+    span = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride < span:
+            return True
+        span += (size - 1) * stride
+    return False
+
+
+def may_overlap(a: torch.Tensor, b: Any) -> bool:
     """Whether two tensors may share elements: same first element, or overlapping ranges with a dense side."""
-    if not a.numel() or not b.numel() or a.device != b.device:
+    if not isinstance(b, torch.Tensor) or not a.numel() or not b.numel() or a.device != b.device:
         return False
     if a.is_contiguous() and b.is_contiguous():
         first, other = a.data_ptr(), b.data_ptr()

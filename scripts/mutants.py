@@ -40,7 +40,7 @@ SHARED = [
     Mutant("GAE: value not subtracted", "estimators/gae.py", "next_value - value", "next_value"),
     Mutant("GAE: no discount", "estimators/gae.py", "step.gamma * step.next_value", "step.next_value"),
     Mutant("GAE: λ dropped", "estimators/gae.py", "step.continues, step.decay", "step.continues, step.gamma"),
-    Mutant("GAE: reset dropped", "estimators/gae.py", "select(step.continues, step.decay, 0.0)", "step.decay"),
+    Mutant("GAE: reset dropped", "estimators/gae.py", "select(step.continues, step.decay, 0)", "step.decay"),
     Mutant("GAE: returns with the reward", "estimators/gae.py", "+ step.inputs[0]", "+ step.inputs[1]"),
     Mutant("rule: terminations bootstrap", "boundaries.py", "select(ended, 0.0, select", "select(cut, 0.0, select"),
     Mutant("rule: a cut does not end", "boundaries.py", "(ended | cut) == 0", "ended == 0"),

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from rl_triton_core import compute_gae
+from rl_triton_core.conventions import Boundaries, from_episode_starts
 
 try:
     from gymnasium import spaces
@@ -29,22 +30,15 @@ _FLAT_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiB
 
 
 def departure_flags(episode_starts: npt.NDArray[np.float32], dones: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Turn arrival flags into departure flags.
+    """The departure flags of `from_episode_starts`, as NumPy: `[n_steps, n_envs]`."""
+    return _boundaries(episode_starts, dones, torch.zeros(len(dones))).terminated.numpy()
 
-    Stable-Baselines3 stores `episode_starts[t]`, "s_t is the first observation of an episode", and hands over the flags
-    of the last step apart. The core wants `done[t]`, "the step t -> t+1 ended an episode".
 
-    Args:
-        episode_starts: Arrival flags, `[n_steps, n_envs]`.
-        dones: Whether the last step of each environment ended an episode, `[n_envs]`.
-
-    Returns:
-        Departure flags, `[n_steps, n_envs]`.
-    """
-    flags = np.empty(episode_starts.shape, dtype=np.bool_)
-    np.not_equal(episode_starts[1:], 0, out=flags[:-1])
-    flags[-1] = dones
-    return flags
+def _boundaries(
+    episode_starts: npt.NDArray[np.float32], dones: npt.NDArray[np.bool_], last_values: torch.Tensor
+) -> Boundaries:
+    edge = last_values.detach().to("cpu", torch.float32)
+    return from_episode_starts(torch.from_numpy(episode_starts), torch.as_tensor(dones), edge)
 
 
 class TritonGAEMixin(RolloutBuffer):
@@ -95,11 +89,9 @@ class TritonGAEMixin(RolloutBuffer):
         compute_gae(
             torch.from_numpy(self.rewards),
             torch.from_numpy(self.values),
-            torch.from_numpy(departure_flags(self.episode_starts, dones)),
+            **_boundaries(self.episode_starts, dones, last_values)._asdict(),
             gamma=self.gamma,
             lambda_=self.gae_lambda,
-            bootstrap_values=last_values.detach().flatten().to("cpu", torch.float32),
-            time_dim=0,
             out=(torch.from_numpy(self.advantages), torch.from_numpy(self.returns)),
             backend=self.backend,
         )

@@ -19,6 +19,7 @@ import torch
 
 from rl_triton_core import boundaries
 from rl_triton_core.kernels import serial
+from rl_triton_core.primitives import PRIMITIVES
 from rl_triton_core.recurrence import Problem, Recurrence, bind
 
 PARALLEL_FROM = 1 << 17
@@ -38,9 +39,9 @@ def run(problem: Problem) -> None:
     groups, steps, lanes = problem.shape
     spans = split(groups, lanes, max(1, min(torch.get_num_threads(), groups * steps * lanes // PARALLEL_FROM)))
     if len(spans) == 1:
-        kernel(*arguments, spans[0])
+        kernel(tuple(arguments), spans[0])
     else:
-        for job in [threads().submit(partial(kernel, *arguments, span)) for span in spans]:
+        for job in [threads().submit(partial(kernel, tuple(arguments), span)) for span in spans]:
             job.result()
     for out, result in zip(problem.outputs, results, strict=True):
         if out is not None and result is not None and result is not out:
@@ -73,22 +74,27 @@ def threads() -> ThreadPoolExecutor:
 class Arguments(NamedTuple):
     """What the kernel takes, as NumPy arrays [groups, steps, lanes] and scalars; None is compiled away."""
 
-    inputs: tuple[np.ndarray, ...]
+    inputs: tuple[np.ndarray | None, ...]
     next_values: np.ndarray | None
-    bootstrap: np.ndarray | np.floating
+    bootstrap: np.ndarray | np.number
     terminated: np.ndarray | None
     truncated: np.ndarray | None
     mask: np.ndarray | None
-    gamma: np.ndarray | np.floating
-    decay: np.floating
-    params: tuple[np.floating, ...]
+    gamma: np.ndarray | np.number
+    decay: np.number
+    params: tuple[np.number, ...]
     skip: bool
+    initial: np.ndarray | None
+    departed: np.ndarray | None
+    starts_at: bool
     outputs: tuple[np.ndarray | None, ...]
+    zero: np.number
+    steps: int
 
 
 def marshal(problem: Problem, results: list[torch.Tensor | None]) -> Arguments:
     """A problem as kernel arguments, without copies where dtypes allow."""
-    real = np.float64 if problem.dtype == torch.float64 else np.float32
+    real: Any = SCALARS[problem.dtype]
 
     def stream(x: Any) -> Any:
         return array(problem, x.to(problem.dtype)) if isinstance(x, torch.Tensor) else None if x is None else real(x)
@@ -110,16 +116,25 @@ def marshal(problem: Problem, results: list[torch.Tensor | None]) -> Arguments:
         decay=real(problem.lambda_ if per_step else problem.gamma * problem.lambda_),
         params=tuple(map(real, problem.params)),
         skip=problem.skip,
-        outputs=tuple(None if x is None else array(problem, x) for x in results),
+        initial=stream(problem.initial),
+        departed=flags(problem.departed),
+        starts_at=problem.starts_at,
+        outputs=tuple(map(stream, results)),
+        zero=real(0),
+        steps=problem.shape[1],
     )
+
+
+SCALARS = {torch.float32: np.float32, torch.float64: np.float64, torch.int64: np.int64}
 
 
 def array(problem: Problem, tensor: torch.Tensor) -> np.ndarray:
     """A per-step tensor as a NumPy array [groups, steps, lanes] over the same memory."""
     x = tensor.detach().numpy()
-    if x.ndim == 1:
-        return np.broadcast_to(x, problem.shape)
-    return (x if problem.time_dim == 0 else x.T)[None]
+    if problem.like.ndim == 2:
+        return (x if problem.time_dim == 0 else x.T)[None]
+    x = x if problem.time_dim == 1 else x.swapaxes(0, 1)
+    return x if x.ndim == 3 else np.broadcast_to(x[..., None], problem.shape)
 
 
 # -- compilation ------------------------------------------------------------------------------------------------------
@@ -134,16 +149,20 @@ class Variant(NamedTuple):
     """Per argument, or tuple of arguments: None, "array" or "number"."""
 
 
+EXPANDED = ("bootstrap", "initial", "departed")
+FLAGS = ("terminated", "truncated", "mask", "departed")
+
+
 def variant(arguments: Arguments) -> Variant:
     """The variant that takes these arguments."""
     contiguous = all(
         x.flags.c_contiguous
         for name, field in zip(arguments._fields, arguments, strict=True)
         for x in (field if isinstance(field, tuple) else (field,))
-        if isinstance(x, np.ndarray) and name != "bootstrap"
+        if isinstance(x, np.ndarray) and name not in EXPANDED
     )
     fields = tuple(tuple(map(kind, x)) if isinstance(x, tuple) else kind(x) for x in arguments)
-    return Variant(arguments.inputs[0].dtype, "C" if contiguous else "A", fields)
+    return Variant(arguments.zero.dtype, "C" if contiguous else "A", fields)
 
 
 def kind(argument: Any) -> str | None:
@@ -162,13 +181,15 @@ def signature(wanted: Variant) -> Any:
         if kind is None:
             return numba.types.none
         if kind == "number":
-            return numba.types.boolean if name == "skip" else real
-        dtype = numba.types.uint8 if name in ("terminated", "truncated", "mask") else real
-        layout = "A" if name == "bootstrap" else wanted.layout
-        return numba.types.Array(dtype, 3, layout, readonly=name != "outputs")
+            return SCALAR_TYPES.get(name, real)
+        layout = "A" if name in EXPANDED else wanted.layout
+        return numba.types.Array(numba.types.uint8 if name in FLAGS else real, 3, layout, readonly=name != "outputs")
 
     fields = (types(name, kind) for name, kind in zip(names, wanted.fields, strict=True))
-    return numba.void(*fields, numba.types.UniTuple(numba.types.int64, 4))
+    return numba.void(numba.types.Tuple(list(fields)), numba.types.UniTuple(numba.types.int64, 4))
+
+
+SCALAR_TYPES = {"skip": numba.types.boolean, "starts_at": numba.types.boolean, "steps": numba.types.int64}
 
 
 @cache
@@ -176,16 +197,17 @@ def compiled(recurrence: Recurrence, wanted: Variant) -> Any:
     """The loop with an estimator's equations in it; kept on disk between processes."""
 
     def equation(function: Any) -> Any:
-        return numba.njit(bind(function, select=serial.select))
+        primitives = {name: getattr(serial, name) for name in PRIMITIVES}
+        return numba.njit(bind(function, **primitives))
 
-    rows = "".join(["np.empty(BLOCK, dtype), "] * recurrence.followed)
+    rows = "".join(["np.full(BLOCK, zero), "] * recurrence.followed)
     kernel = bind(
-        serial.walk_backward,
+        serial.walk_backward if recurrence.backward else serial.walk_forward,
         f"{recurrence.name}_{fingerprint(recurrence, wanted)}",
         coefficients=equation(recurrence.coefficients),
         readout=equation(recurrence.readout),
         transition=equation(boundaries.transition),
-        empty_rows=equation(serial.unrolled("dtype", [f"return ({rows})"], np=np, BLOCK=serial.BLOCK)),
+        empty_rows=equation(serial.unrolled("zero", [f"return ({rows})"], np=np, BLOCK=serial.BLOCK)),
     )
     options = {"nogil": True, "error_model": "numpy"}
     try:

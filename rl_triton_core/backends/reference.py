@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from rl_triton_core.boundaries import transition
-from rl_triton_core.primitives import select
-from rl_triton_core.recurrence import Problem, Step
+from rl_triton_core.recurrence import Problem, Step, Stream
 
 Scan = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -24,79 +23,101 @@ def unavailable(device: torch.device) -> str | None:
 
 def run(problem: Problem) -> None:
     """Fill the problem's outputs."""
-    for output, result in zip(problem.outputs, evaluate(problem, torch.float64, loop), strict=True):
+    dtype = torch.float64 if problem.dtype.is_floating_point else problem.dtype
+    for output, result in zip(problem.outputs, evaluate(problem, dtype, loop), strict=True):
         if output is not None:
             output.copy_(problem.unview(result))
 
 
 def loop(alpha: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
-    """A[t] = α[t] + β[t]·A[t+1], where β[t] = 0 lets nothing through."""
-    state = torch.zeros_like(alpha[:, 0]) if alpha.shape[1] else alpha
+    """A[t] = α[t] + β[t]·A[t-1], where β[t] = 0 lets nothing through."""
+    state = torch.zeros_like(alpha[:, :1])
     states = []
-    for t in reversed(range(alpha.shape[1])):
-        state = alpha[:, t] + select(beta[:, t] == 0, 0.0, beta[:, t] * state)
+    for t in range(alpha.shape[1]):
+        state = alpha[:, t : t + 1] + gated(beta[:, t : t + 1], state)
         states.append(state)
-    return torch.stack(states[::-1], dim=1) if states else alpha
+    return torch.cat(states, dim=1)
+
+
+def gated(factor: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    """The product, 0 where the factor is 0."""
+    return torch.where(factor == 0, 0, factor * state)
 
 
 def evaluate(problem: Problem, dtype: torch.dtype, scan: Scan) -> tuple[torch.Tensor, ...]:
-    """The results of a problem as [groups, steps, lanes], computed in `dtype`."""
+    """The results of a problem as [groups, steps, lanes], computed in `dtype`.
+
+    Time runs in the direction of the scan here: a backward recurrence sees everything reversed.
+    """
     step, valid = steps(problem, dtype)
     alpha, beta = problem.recurrence.coefficients(step)
-    alpha, beta = alpha.broadcast_to(valid.shape), beta.broadcast_to(valid.shape)
-    state = scan(select(valid, alpha, 0.0), select(valid, beta, 1.0 if problem.skip else 0.0))
-    return tuple(select(valid, result, 0.0) for result in problem.recurrence.readout(step, state))
+    alpha, beta = torch.where(valid, alpha, 0), torch.where(valid, beta, 1 if problem.skip else 0)
+    if problem.initial is not None:
+        first = read(problem, problem.initial, dtype)[:, :1]
+        alpha = torch.cat([alpha[:, :1] + gated(beta[:, :1], first), alpha[:, 1:]], dim=1)
+    state = scan(alpha, beta)
+    before = torch.cat([torch.zeros_like(state[:, :1]), state[:, :-1]], dim=1)
+    results = problem.recurrence.readout(step, state, torch.where(step.continues, before, 0))
+    return tuple(oriented(problem, torch.where(valid, result, 0)) for result in results)
 
 
 def steps(problem: Problem, dtype: torch.dtype) -> tuple[Step, torch.Tensor]:
-    """All steps at once, and which of them are valid. What stands in masked cells is replaced by 0 first."""
+    """All steps at once, in scan order, and which of them are valid. What stands in masked cells becomes 0 first."""
     valid = flag(problem, problem.mask, absent=True)
 
-    def read(stream: Any) -> torch.Tensor:
-        return torch.where(valid, per_step(problem, stream, dtype), 0.0)
+    def masked(stream: Any) -> torch.Tensor:
+        return torch.where(valid, read(problem, stream, dtype), 0)
 
-    inputs = tuple(map(read, problem.inputs))
-    following, last, sealed = neighbours(inputs[: problem.recurrence.followed], valid, problem.skip)
+    inputs = tuple(map(masked, problem.inputs))
     terminated, truncated = flag(problem, problem.terminated), flag(problem, problem.truncated)
-    gamma = read(problem.gamma)
+    gamma = masked(problem.gamma)
     if isinstance(problem.gamma, torch.Tensor):
         terminated, decay = terminated | (gamma == 0), gamma * problem.lambda_
     else:
-        decay = read(problem.gamma * problem.lambda_)
-    if problem.next_values is None:
-        bootstrap = read(problem.bootstrap)
-        ahead = following[0] if following else torch.zeros_like(bootstrap)
+        decay = masked(problem.gamma * problem.lambda_)
+    index, none, severed = neighbours(valid, problem.skip)
+    following = tuple(x.gather(1, index) for x in inputs[: problem.recurrence.followed])
+    if problem.recurrence.backward:
+        if problem.next_values is None:
+            bootstrap = masked(problem.bootstrap)
+            ahead = following[0] if following else torch.zeros_like(bootstrap)
+        else:
+            ahead = bootstrap = masked(problem.next_values)
+        next_value, continues = transition(terminated, truncated, none, severed, ahead, bootstrap)
     else:
-        ahead = bootstrap = read(problem.next_values)
-    next_value, continues = transition(terminated, truncated, last, sealed, ahead, bootstrap)
-    following = tuple(select(continues, x, 0.0) for x in following)
+        done = terminated | truncated
+        starts = done if problem.starts_at else done.gather(1, index) & ~none
+        departed = flag(problem, problem.departed)[:, :1]
+        next_value, continues = torch.zeros_like(gamma), ~(starts | severed | (none & departed))
+    following = tuple(torch.where(continues, x, 0) for x in following)
     return Step(inputs, following, next_value, continues, gamma, decay, problem.params), valid
 
 
-def neighbours(
-    followed: tuple[torch.Tensor, ...], valid: torch.Tensor, skip: bool
-) -> tuple[tuple[torch.Tensor, ...], torch.Tensor, torch.Tensor]:
-    """The inputs at each step's next step, whether there is none in the window, and whether it is masked and severs."""
-    num_steps = valid.shape[1]
-    index = torch.arange(num_steps, device=valid.device)[None, :, None].expand(valid.shape)
+def neighbours(valid: torch.Tensor, skip: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Each step's predecessor in the scan, whether it has none, and whether that is masked and severs."""
+    position = torch.arange(valid.shape[1], device=valid.device)[None, :, None].expand(valid.shape)
     if skip:
-        index = select(valid, index, num_steps).flip(1).cummin(1).values.flip(1)
-    index = torch.cat([index[:, 1:], torch.full_like(index[:, :1], num_steps)], dim=1)
-    last = index == num_steps
-    index = index.clamp(max=max(num_steps - 1, 0))
-    sealed = ~last & ~valid.gather(1, index)
-    return tuple(x.gather(1, index) for x in followed), last, sealed
+        position = torch.where(valid, position, -1).cummax(1).values
+    index = torch.cat([torch.full_like(position[:, :1], -1), position[:, :-1]], dim=1)
+    none = index < 0
+    index = index.clamp(min=0)
+    return index, none, ~none & ~valid.gather(1, index)
 
 
-def flag(problem: Problem, flags: torch.Tensor | None, absent: bool = False) -> torch.Tensor:
-    """Flags as booleans."""
+def read(problem: Problem, stream: Stream | float, dtype: torch.dtype) -> torch.Tensor:
+    """A stream or a number as one element per step, in scan order; None is 0."""
+    if isinstance(stream, torch.Tensor):
+        return oriented(problem, problem.view(stream).to(dtype))
+    return torch.tensor(stream or 0, dtype=dtype, device=problem.like.device).expand(problem.shape)
+
+
+def flag(problem: Problem, flags: Stream, absent: bool = False) -> torch.Tensor:
+    """Flags as booleans, in scan order."""
     if flags is None:
-        return torch.full(problem.shape, absent, device=problem.inputs[0].device)
-    return problem.view(flags).ne(0)
+        return torch.full(problem.shape, absent, device=problem.like.device)
+    return oriented(problem, problem.view(flags).ne(0))
 
 
-def per_step(problem: Problem, stream: Any, dtype: torch.dtype) -> torch.Tensor:
-    """A number or tensor as one element per step."""
-    if not isinstance(stream, torch.Tensor):
-        return torch.tensor(stream, dtype=dtype, device=problem.inputs[0].device).expand(problem.shape)
-    return problem.view(stream).to(dtype)
+def oriented(problem: Problem, tensor: torch.Tensor) -> torch.Tensor:
+    """Between time order and scan order."""
+    return tensor.flip(1) if problem.recurrence.backward else tensor

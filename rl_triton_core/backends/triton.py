@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction
 
 from rl_triton_core.kernels import scan
-from rl_triton_core.kernels.launch import settings
+from rl_triton_core.kernels.launch import Launch, settings
 from rl_triton_core.recurrence import Problem, Recurrence
 
-INTERPRETED = isinstance(scan.scan_backward, InterpretedFunction)
+INTERPRETED = isinstance(scan.scan, InterpretedFunction)
 
 
 def unavailable(device: torch.device) -> str | None:
@@ -33,22 +34,10 @@ def run(problem: Problem) -> None:
             "(the cpu and reference backends take float64)"
         )
     groups, steps, lanes = problem.shape
-    launch = settings(steps, lanes, problem.inputs[0].stride(1 - problem.time_dim) == 1)
-    coefficients, readout = compiled(problem.recurrence)
+    launch = settings(steps, lanes, problem.strides(problem.like)[2] == 1)
     programs = groups * triton.cdiv(lanes, launch.block_lanes)
-    with on(problem.inputs[0].device):
-        scan.scan_backward[(programs,)](
-            *arguments(problem),
-            steps,
-            lanes,
-            COEFFICIENTS=coefficients,
-            READOUT=readout,
-            FOLLOWED=problem.recurrence.followed,
-            SKIP=problem.skip,
-            BLOCK_LANES=launch.block_lanes,
-            BLOCK_TIME=launch.block_time,
-            num_warps=launch.num_warps,
-        )
+    with on(problem.like.device):
+        scan.scan[(programs,)](*arguments(problem), **constants(problem, launch), num_warps=launch.num_warps)
 
 
 def arguments(problem: Problem) -> tuple[Any, ...]:
@@ -57,8 +46,8 @@ def arguments(problem: Problem) -> tuple[Any, ...]:
     def stream(x: Any) -> Any:
         return (x, *problem.strides(x)) if isinstance(x, torch.Tensor) else None
 
-    def number(x: Any) -> float:
-        return 0.0 if isinstance(x, torch.Tensor) else x
+    def number(x: Any) -> Any:
+        return 0 if isinstance(x, torch.Tensor) else x
 
     per_step = isinstance(problem.gamma, torch.Tensor)
     return (
@@ -73,8 +62,30 @@ def arguments(problem: Problem) -> tuple[Any, ...]:
         number(problem.gamma),
         problem.lambda_ if per_step else problem.gamma * problem.lambda_,
         problem.params,
+        stream(problem.initial),
+        stream(problem.departed),
         tuple(map(stream, problem.outputs)),
+        problem.shape[1],
+        problem.shape[2],
     )
+
+
+def constants(problem: Problem, launch: Launch) -> dict[str, Any]:
+    """What is compiled into the kernel."""
+    recurrence = problem.recurrence
+    coefficients, readout = compiled(recurrence)
+    return {
+        "COEFFICIENTS": coefficients,
+        "READOUT": readout,
+        "BACKWARD": recurrence.backward,
+        "LOOKS_AHEAD": recurrence.looks_ahead,
+        "FOLLOWED": recurrence.followed,
+        "SKIP": problem.skip,
+        "STARTS_AT": problem.starts_at,
+        "DTYPE": tl.float32 if problem.dtype.is_floating_point else tl.int64,
+        "BLOCK_LANES": launch.block_lanes,
+        "BLOCK_TIME": launch.block_time,
+    }
 
 
 def on(device: torch.device) -> Any:

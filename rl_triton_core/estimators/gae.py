@@ -23,10 +23,10 @@ def coefficients(step: Step) -> tuple[Any, Any]:
     """α = r + γ·NV − V,  β = γλ while the trajectory continues."""
     value, reward = step.inputs
     delta = reward + step.gamma * step.next_value - value
-    return delta, select(step.continues, step.decay, 0.0)
+    return delta, select(step.continues, step.decay, 0)
 
 
-def readout(step: Step, advantage: Any) -> tuple[Any, ...]:
+def readout(step: Step, advantage: Any, after: Any) -> tuple[Any, ...]:
     """Advantage and value target A + V."""
     return advantage, advantage + step.inputs[0]
 

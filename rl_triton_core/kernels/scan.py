@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from rl_triton_core import boundaries
+from rl_triton_core.primitives import PRIMITIVES
 from rl_triton_core.recurrence import Step, bind
 
 
@@ -23,12 +24,25 @@ def select(condition, chosen, otherwise):
     return tl.where(condition, chosen, otherwise)
 
 
+@triton.jit
+def minimum(x, bound):
+    """The primitive of equations; NaN stays."""
+    return tl.where(x > bound, bound, x)
+
+
+@triton.jit
+def exp(x):
+    """The primitive of equations."""
+    return tl.exp(x)
+
+
 def equation(function: Any) -> Any:
     """A plain function of primitives as a Triton function.
 
     The interpreter looks for `tl` in its module, the compiler for the names in annotations.
     """
-    return triton.jit(bind(function, select=select, tl=tl, Any=tl.constexpr(Any)))
+    primitives = {name: globals()[name] for name in PRIMITIVES}
+    return triton.jit(bind(function, **primitives, tl=tl, Any=tl.constexpr(Any)))
 
 
 transition = equation(boundaries.transition)
@@ -37,8 +51,8 @@ transition = equation(boundaries.transition)
 @triton.jit
 def combine(alpha, beta, alpha_next, beta_next):
     """(α', β')∘(α, β) = (α' + β'·α, β'·β), where a factor of 0 lets nothing through, NaN and overflow included."""
-    passed = tl.where((beta_next == 0) | (alpha == 0), 0.0, beta_next * alpha)
-    return alpha_next + passed, tl.where((beta_next == 0) | (beta == 0), 0.0, beta_next * beta)
+    passed = tl.where((beta_next == 0) | (alpha == 0), 0, beta_next * alpha)
+    return alpha_next + passed, tl.where((beta_next == 0) | (beta == 0), 0, beta_next * beta)
 
 
 @triton.jit
@@ -54,9 +68,12 @@ def address(stream, group, t, lane):
 
 
 @triton.jit
-def load(stream, group, t, lane, where):
-    """Elements of a stream as float32, 0 elsewhere."""
-    return tl.load(address(stream, group, t, lane), mask=where, other=0).to(tl.float32)
+def load(stream, group, t, lane, where, DTYPE: tl.constexpr):
+    """Elements of a stream, 0 elsewhere and where there is no stream."""
+    if stream is None:
+        return tl.where(where, 0, 0).to(DTYPE)
+    else:
+        return tl.load(address(stream, group, t, lane), mask=where, other=0).to(DTYPE)
 
 
 @triton.jit
@@ -72,37 +89,42 @@ def flag(stream, group, t, lane, where):
 def at_end(tile, BLOCK_TIME: tl.constexpr):
     """The element of each lane at the tile's last position, [BLOCK_LANES, 1]."""
     chosen = tl.arange(0, BLOCK_TIME)[None, :] == BLOCK_TIME - 1
-    return tl.sum(tl.where(chosen, tile, 0.0), axis=1)[:, None]
+    return tl.sum(tl.where(chosen, tile, 0), axis=1)[:, None]
 
 
 @triton.jit
 def carry_on(alpha, beta, carried):
     """α + β·A for the state A that was carried in."""
-    return alpha + tl.where((beta == 0) | (carried == 0), 0.0, beta * carried)
+    return alpha + tl.where((beta == 0) | (carried == 0), 0, beta * carried)
 
 
 @triton.jit
-def skip_masked(following, valid_next, ahead, unseen, BLOCK_TIME: tl.constexpr):
-    """What follows each step when masked steps are passed over: a scan of its own.
+def shifted(tile, carried, BLOCK_LANES: tl.constexpr, BLOCK_TIME: tl.constexpr):
+    """The tile's elements one position later, after the one carried in."""
+    position = tl.arange(0, BLOCK_TIME)[None, :]
+    index = tl.broadcast_to(tl.maximum(position - 1, 0), [BLOCK_LANES, BLOCK_TIME])
+    return tl.where(position == 0, carried, tl.gather(tile, index, 1))
 
-    Takes the values at t+1 and whether that step is valid, and, from the tiles before, the last valid values and whether
-    there were none (1.0). Returns the values at the next valid step, those to carry on, whether there is no such step,
-    and that to carry on.
+
+@triton.jit
+def pass_over(values, valid, carried, BLOCK_TIME: tl.constexpr):
+    """Each value that is not valid replaced by the last valid one before it, which may be one carried in: a scan.
+
+    Returns the values, and those to carry on.
     """
-    masked = tl.where(valid_next, 0.0, 1.0)
+    missing = tl.where(valid, 0.0, 1.0)
     found = ()
-    carried = ()
-    for i in tl.static_range(len(following)):
-        value, passed = tl.associative_scan((tl.where(valid_next, following[i], 0.0), masked), 1, combine)
-        value = carry_on(value, passed, ahead[i])
+    kept = ()
+    for i in tl.static_range(len(values)):
+        value, passed = tl.associative_scan((tl.where(valid, values[i], 0.0), missing), 1, combine)
+        value = carry_on(value, passed, carried[i])
         found = found + (value,)
-        carried = carried + (at_end(value, BLOCK_TIME),)
-    none = tl.associative_scan(masked, 1, both) * unseen
-    return found, carried, none != 0, at_end(none, BLOCK_TIME)
+        kept = kept + (at_end(value, BLOCK_TIME),)
+    return found, kept
 
 
 @triton.jit
-def scan_backward(
+def scan(
     inputs,
     next_values,
     bootstrap,
@@ -114,82 +136,111 @@ def scan_backward(
     gamma_number,
     decay,
     params,
+    initial,
+    departed,
     outputs,
     steps,
     lanes,
     COEFFICIENTS: tl.constexpr,
     READOUT: tl.constexpr,
+    BACKWARD: tl.constexpr,
+    LOOKS_AHEAD: tl.constexpr,
     FOLLOWED: tl.constexpr,
     SKIP: tl.constexpr,
+    STARTS_AT: tl.constexpr,
+    DTYPE: tl.constexpr,
     BLOCK_LANES: tl.constexpr,
     BLOCK_TIME: tl.constexpr,
 ):
-    """A[t] = α[t] + β[t]·A[t+1]. `decay` is γλ, or λ if γ is per step."""
+    """A[t] = α[t] + β[t]·A[neighbour of t]. `decay` is γλ, or λ if γ is per step."""
     lane_blocks = tl.cdiv(lanes, BLOCK_LANES)
     group = (tl.program_id(0) // lane_blocks).to(tl.int64)
     lane = (tl.program_id(0) % lane_blocks).to(tl.int64) * BLOCK_LANES + tl.arange(0, BLOCK_LANES)[:, None]
-    state = tl.zeros([BLOCK_LANES, 1], tl.float32)
-    unseen = state + 1.0
-    ahead = ()
+    state = load(initial, group, 0, lane, lane < lanes, DTYPE)
+    # Of the neighbours: whether there is none (backward) or it departed (forward), and the values that are followed.
+    zero = tl.zeros([BLOCK_LANES, 1], tl.float32)
+    carried = (zero + 1.0 if BACKWARD else tl.where(flag(departed, group, 0, lane, lane < lanes), 1.0, 0.0),)
     for _ in tl.static_range(FOLLOWED):
-        ahead = ahead + (state,)
+        carried = carried + (zero,)
 
     for start in range(0, steps, BLOCK_TIME):
-        t = (steps - 1 - start).to(tl.int64) - tl.arange(0, BLOCK_TIME)[None, :]
-        inside = (t >= 0) & (lane < lanes)
-        inner = inside & (t < steps - 1)
-        nowhere = inside & (t < 0)
+        position = start + tl.arange(0, BLOCK_TIME)[None, :].to(tl.int64)
+        inside = (position < steps) & (lane < lanes)
+        inner = inside & (position > 0)
+        if BACKWARD:
+            t = steps - 1 - position
+            neighbour = t + 1
+        else:
+            t = position
+            neighbour = t - 1
+
+        done = flag(terminated, group, t, lane, inside)
+        cut = flag(truncated, group, t, lane, inside)
         valid = inside
+        valid_before = inner
+        if mask is not None:
+            valid = flag(mask, group, t, lane, inside)
+            valid_before = flag(mask, group, neighbour, lane, inner)
+        severed = inner & (valid_before == 0)
 
         now = ()
         for i in tl.static_range(len(inputs)):
-            now = now + (load(inputs[i], group, t, lane, inside),)
-        following = ()
+            now = now + (load(inputs[i], group, t, lane, inside, DTYPE),)
+        if BACKWARD or STARTS_AT:
+            over = tl.where(inner, 0.0, 0.0)
+        else:
+            departs = flag(terminated, group, neighbour, lane, inner) | flag(truncated, group, neighbour, lane, inner)
+            over = tl.where(departs, 1.0, 0.0)
+        before = (over,)
         for i in tl.static_range(FOLLOWED):
-            following = following + (load(inputs[i], group, t + 1, lane, inner),)
-        last = t == steps - 1
-        sealed = nowhere
-
-        if mask is not None:
-            valid = flag(mask, group, t, lane, inside)
-            valid_next = flag(mask, group, t + 1, lane, inner)
-            if SKIP:
-                following, ahead, last, unseen = skip_masked(following, valid_next, ahead, unseen, BLOCK_TIME)
-            else:
-                sealed = inner & (valid_next == 0)
+            before = before + (load(inputs[i], group, neighbour, lane, inner, DTYPE),)
+        if mask is not None and SKIP:
+            before, carried = pass_over(before, valid_before, carried, BLOCK_TIME)
+            severed = inside & (inside == 0)
+            none_or_over = before[0] != 0
+        else:
+            none_or_over = tl.where(position == 0, carried[0], over) != 0
 
         gamma_now = gamma_number
         decay_now = decay
-        ended = flag(terminated, group, t, lane, inside)
         if gamma is not None:
-            gamma_now = load(gamma, group, t, lane, inside)
+            gamma_now = load(gamma, group, t, lane, inside, DTYPE)
             decay_now = gamma_now * decay
-            ended = ended | (gamma_now == 0)
-        cut = flag(truncated, group, t, lane, inside)
+            done = done | (gamma_now == 0)
 
-        if next_values is not None:
-            value_ahead = load(next_values, group, t, lane, inside)
-            value_at_cut = value_ahead
-        else:
-            value_ahead = following[0] if FOLLOWED else tl.where(inside, 0.0, 0.0)
-            if bootstrap is not None:
-                value_at_cut = load(bootstrap, group, t, lane, inside & (cut | last))
+        following = ()
+        if BACKWARD:
+            if next_values is not None:
+                value_ahead = load(next_values, group, t, lane, inside, DTYPE)
+                value_at_cut = value_ahead
             else:
-                value_at_cut = bootstrap_number
-        next_value, continues = transition(ended, cut, last, sealed, value_ahead, value_at_cut)
+                value_ahead = before[1] if FOLLOWED else tl.where(inside, 0.0, 0.0)
+                if bootstrap is not None:
+                    value_at_cut = load(bootstrap, group, t, lane, inside & (cut | none_or_over), DTYPE)
+                else:
+                    value_at_cut = bootstrap_number
+            next_value, continues = transition(done, cut, none_or_over, severed, value_ahead, value_at_cut)
+            for i in tl.static_range(FOLLOWED):
+                following = following + (tl.where(continues, before[i + 1], 0),)
+        else:
+            starts = none_or_over | severed
+            if STARTS_AT:
+                starts = starts | done | cut
+            continues = starts == 0
+            next_value = 0
 
-        kept = ()
-        for i in tl.static_range(FOLLOWED):
-            kept = kept + (tl.where(continues, following[i], 0.0),)
-        step = Step(now, kept, next_value, continues, gamma_now, decay_now, params)
+        step = Step(now, following, next_value, continues, gamma_now, decay_now, params)
         alpha, beta = COEFFICIENTS(step)
-        alpha = tl.where(valid, alpha, 0.0)
-        beta = tl.where(valid, beta, 1.0 if SKIP else 0.0)
+        alpha = tl.where(valid, alpha, 0)
+        beta = tl.where(valid, beta, 1 if SKIP else 0).to(DTYPE)
         alpha, beta = tl.associative_scan((alpha, beta), 1, combine)
         scanned = carry_on(alpha, beta, state)
+        after = scanned
+        if LOOKS_AHEAD:
+            after = tl.where(continues, shifted(scanned, state, BLOCK_LANES, BLOCK_TIME), 0)
         state = at_end(scanned, BLOCK_TIME)
 
-        results = READOUT(step, scanned)
+        results = READOUT(step, scanned, after)
         for i in tl.static_range(len(outputs)):
             if outputs[i] is not None:
-                tl.store(address(outputs[i], group, t, lane), tl.where(valid, results[i], 0.0), mask=inside)
+                tl.store(address(outputs[i], group, t, lane), tl.where(valid, results[i], 0), mask=inside)

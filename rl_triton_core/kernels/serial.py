@@ -27,25 +27,24 @@ def bound(*_: Any) -> Any:
 coefficients = readout = transition = empty_rows = bound
 
 
-def walk_backward(
-    inputs, next_values, bootstrap, terminated, truncated, mask, gamma, decay, params, skip, outputs, span
-):
+def walk_backward(arguments, span):
     """A[t] = α[t] + β[t]·A[t+1] for the lanes of `span`: (first group, its end, first lane, its end)."""
+    inputs, next_values, bootstrap, terminated, truncated, mask, gamma, decay = arguments[:8]
+    params, skip, initial, _, _, outputs, zero, steps = arguments[8:]
     first_group, end_group, first_lane, end_lane = span
-    steps = inputs[0].shape[1]
-    zero = inputs[0].dtype.type(0)
-    state = np.empty(BLOCK, inputs[0].dtype)
-    ahead = empty_rows(inputs[0].dtype)
+    state = np.full(BLOCK, zero)
+    ahead = empty_rows(zero)
     last = np.empty(BLOCK, np.bool_)
     sealed = np.empty(BLOCK, np.bool_)
     for group in range(first_group, end_group):
         for left in range(first_lane, end_lane, BLOCK):
-            state[:] = zero
+            width = min(BLOCK, end_lane - left)
             last[:] = True
             sealed[:] = False
-            fill(ahead, zero)
+            for j in range(width):
+                state[j] = at(initial, zero, group, 0, left + j)
             for t in range(steps - 1, -1, -1):
-                for j in range(min(BLOCK, end_lane - left)):
+                for j in range(width):
                     lane = left + j
                     if not flag(mask, True, group, t, lane):
                         clear(outputs, group, t, lane, zero)
@@ -63,15 +62,47 @@ def walk_backward(
                         at(next_values, first(following, zero), group, t, lane),
                         at(next_values, at(bootstrap, zero, group, t, lane), group, t, lane),
                     )
-                    now = each(inputs, group, t, lane)
+                    now = each(inputs, group, t, lane, zero)
                     following = keep(continues, following, zero)
                     step = Step(now, following, next_value, continues, gamma_now, decay_now, params)
                     alpha, beta = coefficients(step)
-                    state[j] = alpha + select(beta == zero, zero, beta * state[j])
-                    store(outputs, group, t, lane, readout(step, state[j]))
+                    after = state[j]
+                    state[j] = alpha + select(beta == zero, zero, beta * after)
+                    store(outputs, group, t, lane, readout(step, state[j], select(continues, after, zero)))
                     remember(ahead, j, now)
                     last[j] = False
                     sealed[j] = False
+
+
+def walk_forward(arguments, span):
+    """A[t] = α[t] + β[t]·A[t-1] for the lanes of `span`."""
+    inputs, _, _, terminated, truncated, mask, gamma, decay = arguments[:8]
+    params, skip, initial, departed, starts_at, outputs, zero, steps = arguments[8:]
+    first_group, end_group, first_lane, end_lane = span
+    state = np.full(BLOCK, zero)
+    over = np.empty(BLOCK, np.bool_)
+    for group in range(first_group, end_group):
+        for left in range(first_lane, end_lane, BLOCK):
+            width = min(BLOCK, end_lane - left)
+            for j in range(width):
+                state[j] = at(initial, zero, group, 0, left + j)
+                over[j] = flag(departed, False, group, 0, left + j)
+            for t in range(steps):
+                for j in range(width):
+                    lane = left + j
+                    if not flag(mask, True, group, t, lane):
+                        clear(outputs, group, t, lane, zero)
+                        over[j] |= not skip
+                        continue
+                    flagged = flag(terminated, False, group, t, lane) | flag(truncated, False, group, t, lane)
+                    continues = (over[j] | (flagged & starts_at)) == False  # noqa: E712
+                    gamma_now, decay_now, _ = discount(gamma, decay, group, t, lane)
+                    step = Step(each(inputs, group, t, lane, zero), (), zero, continues, gamma_now, decay_now, params)
+                    alpha, beta = coefficients(step)
+                    before = state[j]
+                    state[j] = alpha + select(beta == zero, zero, beta * before)
+                    store(outputs, group, t, lane, readout(step, state[j], select(continues, before, zero)))
+                    over[j] = flagged & (not starts_at)
 
 
 # -- operations, by what is there -------------------------------------------------------------------------------------
@@ -97,9 +128,22 @@ def unrolled(parameters: str, statements: Iterable[str], **namespace: Any) -> Ca
 
 @overloaded
 def select(condition: Any, chosen: Any, otherwise: Any) -> Callable[..., Any]:
-    """The primitive of equations, in the narrower of the two types: a literal does not widen."""
-    narrow = min((chosen, otherwise), key=lambda kind: kind.bitwidth)
+    """The primitive of equations. A literal does not widen: float32 goes before float64, and floats before integers."""
+    kinds = [kind for kind in (chosen, otherwise) if isinstance(kind, types.Float)] or [types.int64]
+    narrow = min(kinds, key=lambda kind: kind.bitwidth)
     return lambda condition, chosen, otherwise: narrow(chosen) if condition else narrow(otherwise)
+
+
+@overloaded
+def minimum(x: Any, bound: Any) -> Callable[..., Any]:
+    """The primitive of equations; NaN stays."""
+    return lambda x, bound: bound if x > bound else x
+
+
+@overloaded
+def exp(x: Any) -> Callable[..., Any]:
+    """The primitive of equations."""
+    return lambda x: np.exp(x)  # noqa: PLW0108
 
 
 @overloaded
@@ -140,10 +184,11 @@ def first(values: Any, absent: Any) -> Callable[..., Any]:
 
 
 @overloaded
-def each(arrays: Any, group: Any, t: Any, lane: Any) -> Callable[..., Any]:
-    """One element of every array."""
-    elements = "".join(f"arrays[{i}][group, t, lane], " for i in range(len(arrays)))
-    return unrolled("arrays, group, t, lane", [f"return ({elements})"])
+def each(arrays: Any, group: Any, t: Any, lane: Any, zero: Any) -> Callable[..., Any]:
+    """One element of every array, 0 for None."""
+    there = (isinstance(array, types.Array) for array in arrays)
+    elements = "".join(f"arrays[{i}][group, t, lane], " if is_there else "zero, " for i, is_there in enumerate(there))
+    return unrolled("arrays, group, t, lane, zero", [f"return ({elements})"])
 
 
 @overloaded
@@ -156,12 +201,6 @@ def column(rows: Any, j: Any) -> Callable[..., Any]:
 def remember(rows: Any, j: Any, values: Any) -> Callable[..., Any]:
     """Write the first values to element j of the rows."""
     return unrolled("rows, j, values", [f"rows[{i}][j] = values[{i}]" for i in range(len(rows))])
-
-
-@overloaded
-def fill(rows: Any, value: Any) -> Callable[..., Any]:
-    """Write a value to all rows."""
-    return unrolled("rows, value", [f"rows[{i}][:] = value" for i in range(len(rows))])
 
 
 @overloaded

@@ -11,9 +11,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from rl_triton_core.backends.triton import arguments, compiled
-from rl_triton_core.kernels import scan
+from rl_triton_core.backends.triton import arguments, constants
 from rl_triton_core.kernels.launch import Launch
+from rl_triton_core.kernels.scan import scan
 from rl_triton_core.recurrence import Problem
 
 TARGETS = {
@@ -41,20 +41,12 @@ class Resources(NamedTuple):
 
 def compile_for(target: str, problem: Problem, launch: Launch, **options: int) -> Resources:
     """Compile the kernel that would solve the problem on the target."""
-    coefficients, readout = compiled(problem.recurrence)
-    constants = {
-        "COEFFICIENTS": coefficients,
-        "READOUT": readout,
-        "FOLLOWED": problem.recurrence.followed,
-        "SKIP": problem.skip,
-        "BLOCK_LANES": launch.block_lanes,
-        "BLOCK_TIME": launch.block_time,
-    }
-    values = (*arguments(problem), problem.shape[1], problem.shape[2], *constants.values())
+    compiled_in = constants(problem, launch)
+    values = (*arguments(problem), *compiled_in.values())
     signature, constexprs, attributes = {}, {}, {}
-    for i, (name, value) in enumerate(zip(scan.scan_backward.arg_names, values, strict=True)):
-        signature[name] = describe(value, (i,), name in constants, constexprs, attributes)
-    source = ASTSource(scan.scan_backward, signature=signature, constexprs=constexprs, attrs=attributes)
+    for i, (name, value) in enumerate(zip(scan.arg_names, values, strict=True)):
+        signature[name] = describe(value, (i,), name in compiled_in, constexprs, attributes)
+    source = ASTSource(scan, signature=signature, constexprs=constexprs, attrs=attributes)
     kernel = triton.compile(source, target=TARGETS[target], options={"num_warps": launch.num_warps, **options})
     if target.startswith("gfx"):
         return read_amdgcn(kernel.asm["amdgcn"])

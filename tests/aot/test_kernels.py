@@ -21,9 +21,11 @@ def problem(variant: str, layout: str) -> Problem:
     def stream(dtype=real):
         return torch.empty(shape, dtype=dtype, device="meta")
 
+    inputs = (stream(), stream())
     return Problem(
         recurrence=GAE,
-        inputs=(stream(), stream()),
+        like=inputs[0],
+        inputs=inputs,
         outputs=(stream(torch.float32), None if variant == "plain" else stream(torch.float32)),
         time_dim=time_dim,
         gamma=stream() if variant == "all" else 0.99,

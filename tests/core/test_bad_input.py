@@ -112,7 +112,7 @@ TABLE = [
     bad("env", TypeError, "float", bootstrap_values=final(floats(1), torch.tensor([0]), floats(1))),
     bad("time", TypeError, "float", bootstrap_values=final([0], [0.5], [1.0])),
     bad("env", ValueError, "1, 1", bootstrap_values=final([[0]], [0], [1.0])),
-    bad("value", ValueError, "1, 1", bootstrap_values=final([0], [0], floats(1, 1))),
+    bad("(env|value)", ValueError, "1, 1", bootstrap_values=final([0], [0], floats(1, 1))),
     bad("value", TypeError, "int64", bootstrap_values=final([0], [0], floats(1, dtype=torch.int64))),
     bad("edge", ValueError, "4", bootstrap_values=final([0], [0], [1.0], floats(N + 1))),
     bad("edge", ValueError, "3, 5", bootstrap_values=final([0], [0], [1.0], floats(N, T))),

@@ -1,0 +1,165 @@
+"""Retrace(λ) (Munos et al. 2016, https://arxiv.org/abs/1606.02647)."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from rl_triton_core import validation as check
+from rl_triton_core.primitives import exp, minimum, select
+from rl_triton_core.recurrence import Recurrence, Step
+from rl_triton_core.solve import solve
+
+
+class RetraceOutput(NamedTuple):
+    """Results of `compute_retrace`, each shaped like `rewards`."""
+
+    targets: torch.Tensor | None
+    advantages: torch.Tensor | None
+
+
+def coefficients(step: Step) -> tuple[Any, Any]:
+    """α = r + γ·NQ − Q,  β = γ·c_after while the trajectory continues, with c_after = λ·min(c̄, ratio_after)."""
+    q_value, _, _, reward = step.inputs
+    _, target_after, behaviour_after = step.following
+    c_bar, _ = step.params
+    trace = step.decay * minimum(exp(target_after - behaviour_after), c_bar)
+    return reward + step.gamma * step.next_value - q_value, select(step.continues, trace, 0)
+
+
+def readout(step: Step, difference: Any, after: Any) -> tuple[Any, ...]:
+    """Targets Q + D and advantages ρ·(r + γ·NQR − Q)."""
+    q_value, target, behaviour, reward = step.inputs
+    _, rho_bar = step.params
+    ahead = select(step.continues, step.following[0] + after, step.next_value)
+    weight = minimum(exp(target - behaviour), rho_bar)
+    return q_value + difference, weight * (reward + step.gamma * ahead - q_value)
+
+
+RETRACE = Recurrence(
+    name="retrace",
+    inputs=("q_values", "target_log_probs", "behaviour_log_probs", "rewards"),
+    followed=3,
+    outputs=("targets", "advantages"),
+    coefficients=coefficients,
+    readout=readout,
+    params=("c_bar", "rho_bar"),
+    looks_ahead=True,
+)
+
+
+def compute_retrace(
+    rewards: torch.Tensor,
+    q_values: torch.Tensor,
+    terminated: torch.Tensor | None = None,
+    truncated: torch.Tensor | None = None,
+    *,
+    log_ratios: torch.Tensor | None = None,
+    target_log_probs: torch.Tensor | None = None,
+    behaviour_log_probs: torch.Tensor | None = None,
+    expected_next_q: torch.Tensor | None = None,
+    next_action_probs: torch.Tensor | None = None,
+    next_q_values: torch.Tensor | None = None,
+    gamma: float | torch.Tensor = 0.99,
+    lambda_: float = 1.0,
+    c_bar: float = 1.0,
+    rho_bar: float = 1.0,
+    mask: torch.Tensor | None = None,
+    mask_mode: str = "skip",
+    time_dim: int = -1,
+    compute_advantages: bool = True,
+    out: tuple[torch.Tensor | None, torch.Tensor | None] | None = None,
+    backend: str | None = None,
+) -> RetraceOutput:
+    r"""Off-policy action-value targets and advantages.
+
+        ratio = π(a_t|s_t) / μ(a_t|s_t),  c = λ·min(c̄, ratio),  ρ = min(ρ̄, ratio)
+        D[t] = r[t] + γ·NQ[t] − Q[t] + γ·c[t+1]·D[t+1]      without the last term where the trajectory ends
+        targets[t] = Q[t] + D[t]
+        advantages[t] = ρ[t]·(r[t] + γ·NQR[t] − Q[t])
+
+    NQ[t] = Σ_a π(a|s_{t+1})·Q(s_{t+1}, a), with the policy **at s_{t+1}**, 0 where step t terminated. NQR[t] is 0 where
+    step t terminated, NQ[t] at a truncation and at the window's end, targets[t+1] elsewhere. The trace that enters step
+    t is that of the action at t+1: a_t itself is what is being evaluated.
+
+    Args:
+        rewards: r, as in `compute_gae`.
+        q_values: Q(s_t, a_t), shaped like `rewards`.
+        terminated: As in `compute_gae`.
+        truncated: As in `compute_gae`.
+        log_ratios: log π(a_t|s_t) − log μ(a_t|s_t), shaped like `rewards`, −∞ for an action that π never takes; or
+        target_log_probs: log π(a_t|s_t), of the policy to be evaluated, with
+        behaviour_log_probs: log μ(a_t|s_t), of the policy that acted.
+        expected_next_q: NQ of every step, before any reset, shaped like `rewards`; or
+        next_action_probs: π(·|s_{t+1}), shaped like `rewards` with a last dimension of actions, with
+        next_q_values: Q(s_{t+1}, ·), likewise, before any reset.
+        gamma: As in `compute_gae`.
+        lambda_: λ in [0, 1].
+        c_bar: c̄ >= 0, the clip of the trace; infinity for none.
+        rho_bar: ρ̄ >= 0, the clip of the advantage's weight; infinity for none.
+        mask: As in `compute_gae`.
+        mask_mode: As in `compute_gae`.
+        time_dim: As in `compute_gae`; of the two leading dimensions where there is one of actions.
+        compute_advantages: Whether to compute `advantages` too.
+        out: Preallocated (targets, advantages), as in `compute_gae`.
+        backend: As in `compute_gae`.
+
+    Returns:
+        RetraceOutput(targets, advantages), as in `compute_gae`.
+
+    Raises:
+        TypeError: As in `compute_gae`.
+        ValueError: As in `compute_gae`, or ratios or expectations are not given in one of their two ways.
+        BackendUnavailableError: As in `compute_gae`.
+
+    Example:
+        >>> rewards, q_values = torch.ones(1, 2), torch.zeros(1, 2)
+        >>> on_policy, expected = torch.zeros(1, 2), torch.tensor([[0.0, 10.0]])
+        >>> compute_retrace(rewards, q_values, gamma=1.0, log_ratios=on_policy, expected_next_q=expected).targets
+        tensor([[12., 11.]])
+    """
+    results = solve(
+        RETRACE,
+        {
+            "rewards": rewards,
+            "q_values": q_values,
+            **check.check_log_ratios(log_ratios, target_log_probs, behaviour_log_probs),
+        },
+        terminated=terminated,
+        truncated=truncated,
+        gamma=gamma,
+        lambda_=lambda_,
+        params=(check.check_clip("c_bar", c_bar), check.check_clip("rho_bar", rho_bar)),
+        next_values=expectation(expected_next_q, next_action_probs, next_q_values, rewards),
+        mask=mask,
+        mask_mode=mask_mode,
+        time_dim=time_dim,
+        wanted=(True, compute_advantages),
+        out=out,
+        backend=backend,
+    )
+    return RetraceOutput(*results)
+
+
+def expectation(expected: Any, probs: Any, q_values: Any, rewards: Any) -> torch.Tensor:
+    """Σ_a π(a|s_{t+1})·Q(s_{t+1}, a), where actions of probability 0 do not count, whatever their value."""
+    if expected is not None:
+        if probs is not None or q_values is not None:
+            raise ValueError("expected_next_q: got it and next_action_probs or next_q_values, expected one form")
+        check.check_tensor("expected_next_q", expected, check.REAL_DTYPES)
+        check.check_same_shape("expected_next_q", expected, rewards)
+        given: torch.Tensor = expected
+        return given
+    if probs is None or q_values is None:
+        raise ValueError("expected_next_q: got None, expected it, or both next_action_probs and next_q_values")
+    for name, tensor in (("next_action_probs", probs), ("next_q_values", q_values)):
+        check.check_tensor(name, tensor, check.REAL_DTYPES)
+        check.check_same_shape(name, tensor[..., 0] if tensor.ndim else tensor, rewards)
+    if probs.shape != q_values.shape:
+        raise ValueError(
+            f"next_q_values: got shape {tuple(q_values.shape)}, expected {tuple(probs.shape)} as next_action_probs"
+        )
+    dtype = torch.promote_types(torch.promote_types(probs.dtype, q_values.dtype), torch.float32)
+    probs = probs.to(dtype)
+    return torch.where(probs == 0, 0, probs * q_values.to(dtype)).sum(-1)

@@ -1,0 +1,232 @@
+"""Eligibility traces (Sutton & Barto 2018, chapter 12) and episodic prefix sums: the scans that run forward in time."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from rl_triton_core import validation as check
+from rl_triton_core.primitives import select
+from rl_triton_core.recurrence import Recurrence, Step
+from rl_triton_core.solve import solve_features
+
+BOUNDARIES = ("ends_at", "starts_at")
+
+
+class ScanState(NamedTuple):
+    """What one window hands to the next."""
+
+    value: torch.Tensor
+    """The state after the last step, [num_envs, *features]."""
+    done: torch.Tensor
+    """Whether the episode ended there, so that the next step starts afresh, [num_envs]."""
+
+
+def coefficients(step: Step) -> tuple[Any, Any]:
+    """α = x,  β = the decay unless the step starts an episode."""
+    (x,) = step.inputs
+    return x, select(step.continues, step.decay, 0)
+
+
+def readout(step: Step, state: Any, before: Any) -> tuple[Any, ...]:
+    """The state itself."""
+    return (state,)
+
+
+TRACE = Recurrence(
+    name="trace",
+    inputs=("x",),
+    followed=0,
+    outputs=("traces",),
+    coefficients=coefficients,
+    readout=readout,
+    backward=False,
+)
+
+
+def compute_eligibility_traces(
+    x: torch.Tensor,
+    terminated: torch.Tensor | None = None,
+    truncated: torch.Tensor | None = None,
+    *,
+    gamma: float | torch.Tensor = 0.99,
+    lambda_: float = 0.95,
+    decay: float | torch.Tensor | None = None,
+    state: ScanState | None = None,
+    return_state: bool = False,
+    mask: torch.Tensor | None = None,
+    mask_mode: str = "skip",
+    time_dim: int = -1,
+    out: torch.Tensor | None = None,
+    backend: str | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, ScanState]:
+    r"""Accumulating traces that start afresh with every episode.
+
+        z[t] = x[t] + γλ·z[t-1]      without the last term where step t-1 ended its episode
+
+    Windows stream: with the `state` of the window before, two windows in a row equal one long one, bit for bit on the
+    ``cpu`` backend.
+
+    Args:
+        x: Features or gradients, [num_envs, num_steps, *features], or [num_steps, num_envs, *features] with
+            ``time_dim=0``; floating point as in `compute_gae`.
+        terminated: Departure flags, [num_envs, num_steps], as in `compute_gae`. Features share them.
+        truncated: Likewise; here either kind ends a trace.
+        gamma: Discount γ per step, as in `compute_gae`.
+        lambda_: λ in [0, 1].
+        decay: Replaces γλ: a number, one per step ([num_envs, num_steps]), one per feature (shaped like the features),
+            or one for each (shaped like `x`).
+        state: What the window before handed over. None: z[-1] = 0.
+        return_state: Whether to return this window's `ScanState` too.
+        mask: Nonzero where a step is part of the trajectory, as in `compute_gae`.
+        mask_mode: ``"skip"``, as if the masked steps were deleted; ``"reset"``, a masked step ends the trace.
+        time_dim: Which of the two leading dimensions is time: -1 or 1, 0 or -2.
+        out: Preallocated result, as in `compute_gae`.
+        backend: As in `compute_gae`.
+
+    Returns:
+        z, shaped like `x`, or (z, ScanState) with `return_state`; dtype and gradient as in `compute_gae`.
+
+    Raises:
+        TypeError: As in `compute_gae`.
+        ValueError: As in `compute_gae`.
+        BackendUnavailableError: As in `compute_gae`.
+
+    Example:
+        >>> done = torch.tensor([[False, True, False, False]])
+        >>> compute_eligibility_traces(torch.ones(1, 4), done, decay=0.5)
+        tensor([[1.0000, 1.5000, 1.0000, 1.5000]])
+    """
+    window = check.check_window("x", x, time_dim, features=True)
+    if decay is None:
+        factors = check.check_gamma(gamma, window), check.check_number("lambda_", lambda_, 0.0, 1.0)
+    else:
+        factors = check.check_decay(decay, x, window), 1.0
+    flags = (("terminated", terminated), ("truncated", truncated))
+    return scan_forward(x, window, flags, factors, state, return_state, mask, mask_mode, out, backend, starts_at=False)
+
+
+def compute_episodic_prefix_sum(
+    x: torch.Tensor,
+    dones: torch.Tensor | None = None,
+    *,
+    boundary: str = "ends_at",
+    state: ScanState | None = None,
+    return_state: bool = False,
+    mask: torch.Tensor | None = None,
+    mask_mode: str = "skip",
+    time_dim: int = -1,
+    out: torch.Tensor | None = None,
+    backend: str | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, ScanState]:
+    r"""Cumulative sums that start afresh with every episode.
+
+        C[t] = x[t] + C[t-1]      without the last term where step t-1 ended an episode ("ends_at"),
+                                  or where step t starts one ("starts_at")
+
+    Args:
+        x: What to sum, as in `compute_eligibility_traces`, or of an integer dtype.
+        dones: Flags, [num_envs, num_steps], bool, uint8 or floating point.
+        boundary: What they say: ``"ends_at"``, the step is the last of an episode; ``"starts_at"``, it is the first.
+        state: As in `compute_eligibility_traces`.
+        return_state: As in `compute_eligibility_traces`.
+        mask: As in `compute_eligibility_traces`.
+        mask_mode: As in `compute_eligibility_traces`.
+        time_dim: As in `compute_eligibility_traces`.
+        out: Preallocated result, as in `compute_gae`; int64 for integers.
+        backend: As in `compute_gae`.
+
+    Returns:
+        C, shaped like `x`, or (C, ScanState) with `return_state`. int64, exact modulo 2⁶⁴, for integers; else as in
+        `compute_gae`.
+
+    Raises:
+        TypeError: As in `compute_gae`.
+        ValueError: As in `compute_gae`, or `boundary` is not one of the two.
+        BackendUnavailableError: As in `compute_gae`.
+
+    Example:
+        >>> dones = torch.tensor([[False, True, False, False]])
+        >>> compute_episodic_prefix_sum(torch.ones(1, 4, dtype=torch.int32), dones)
+        tensor([[1, 2, 1, 2]])
+    """
+    if boundary not in BOUNDARIES:
+        raise ValueError(f"boundary: got {boundary!r}, expected one of {', '.join(BOUNDARIES)}")
+    window = check.check_window("x", x, time_dim, features=True, integers=True)
+    one = 1.0 if x.is_floating_point() else 1
+    flags, starts_at = (("dones", dones),), boundary == "starts_at"
+    return scan_forward(x, window, flags, (one, one), state, return_state, mask, mask_mode, out, backend, starts_at)
+
+
+def scan_forward(
+    x: torch.Tensor,
+    window: check.Window,
+    flags: tuple[tuple[str, Any], ...],
+    factors: tuple[Any, Any],
+    state: ScanState | None,
+    return_state: bool,
+    mask: Any,
+    mask_mode: Any,
+    out: Any,
+    backend: str | None,
+    starts_at: bool,
+) -> torch.Tensor | tuple[torch.Tensor, ScanState]:
+    """A forward scan of a validated `x`."""
+    for name, tensor in (*flags, ("mask", mask)):
+        check.check_flags(name, tensor, window)
+    value, done = check.check_state(state, x, window)
+    if return_state and isinstance(out, torch.Tensor) and out.dtype not in check.EXACT_DTYPES:
+        raise ValueError(f"out: got dtype {out.dtype} together with return_state, expected one that rounds no state")
+    skip = check.check_mask_mode(mask_mode)
+    traces = solve_features(
+        TRACE,
+        (x,),
+        window,
+        initial=value,
+        gamma=factors[0],
+        lambda_=factors[1],
+        terminated=flags[0][1],
+        truncated=flags[-1][1],
+        mask=mask,
+        departed=None if done is None else done.unsqueeze(window.time_dim).expand(window.shape),
+        skip=skip,
+        starts_at=starts_at,
+        out=out,
+        backend=backend,
+    )
+    if not return_state:
+        return traces
+    ends = [] if starts_at else [flag for _, flag in flags if flag is not None]
+    return traces, final_state(traces, ends, mask, skip, window, start_state(value, done, traces, window))
+
+
+def start_state(value: Any, done: Any, traces: torch.Tensor, window: check.Window) -> ScanState:
+    """The state before the window."""
+    if value is None:
+        value = traces.new_zeros((window.num_envs, *traces.shape[2:]))
+        done = torch.zeros(window.num_envs, dtype=torch.bool, device=traces.device)
+    return ScanState(value.to(traces.dtype), done.ne(0))
+
+
+def final_state(
+    traces: torch.Tensor, ends: list[torch.Tensor], mask: Any, skip: bool, window: check.Window, start: ScanState
+) -> ScanState:
+    """The state after the last step that counts, and whether its episode ended there."""
+    if not window.num_steps:
+        return start
+    time = window.time_dim
+    done = torch.zeros(window.shape, dtype=torch.bool, device=traces.device)
+    for flags in ends:
+        done = done | flags.ne(0)
+    if mask is None:
+        return ScanState(traces.select(time, -1), done.select(time, -1))
+    valid = mask.ne(0)
+    if not skip:
+        return ScanState(traces.select(time, -1), (done | ~valid).select(time, -1))
+    index, some = check.last_step(mask, window), valid.any(time)
+    done = torch.where(some, done.gather(time, index).squeeze(time), start.done)
+    features = [1] * (traces.ndim - 2)
+    index = index.view(*index.shape, *features).expand(*index.shape, *traces.shape[2:])
+    value = traces.gather(time, index).squeeze(time)
+    return ScanState(torch.where(some.view(-1, *features), value, start.value), done)

@@ -1,0 +1,22 @@
+"""The bare recurrence, α and β as they are given: what every gradient is made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rl_triton_core.recurrence import Recurrence, Step
+
+
+def coefficients(step: Step) -> tuple[Any, Any]:
+    """α and β."""
+    alpha, beta = step.inputs
+    return alpha, beta
+
+
+def readout(step: Step, state: Any, after: Any) -> tuple[Any, ...]:
+    """The state itself."""
+    return (state,)
+
+
+LINEAR_BACKWARD = Recurrence("linear_backward", ("alpha", "beta"), 0, ("states",), coefficients, readout)
+LINEAR_FORWARD = Recurrence("linear_forward", ("alpha", "beta"), 0, ("states",), coefficients, readout, backward=False)

@@ -1,0 +1,158 @@
+"""The door to the backends, and what `import rl_triton_core` may and may not do."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from rl_triton_core import BackendUnavailableError, available_backends, compute_gae
+from rl_triton_core.testing import assert_close, random_rollout
+
+ROOT = str(Path(__file__).parents[2])
+OPTIONAL = ("triton", "numba", "gymnasium", "stable_baselines3", "ray", "rl_triton_adapters")
+
+BLOCK = f"""
+import sys
+
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {OPTIONAL!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Block())
+"""
+
+
+def python(program, **environment):
+    """Run a program in a fresh interpreter and return what it printed."""
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    env |= {"PYTHONPATH": os.pathsep.join([ROOT, env.get("PYTHONPATH", "")]), **environment}
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    result = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=300)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_a_backend_that_is_there_is_listed(target):
+    assert target.backend in available_backends(torch.device(target.device))
+
+
+def test_the_list_is_of_usable_backends():
+    names = available_backends("cpu")
+    assert isinstance(names, tuple) and "reference" in names and set(names) <= {"triton", "cpu", "reference"}
+    rollout = random_rollout(3, 5)
+    results = [compute_gae(**rollout._asdict(), backend=name) for name in names]
+    for result in results:
+        assert_close(result.advantages, results[0].advantages)
+
+
+def test_the_automatic_choice(target):
+    """It gives what one of the listed backends gives, and takes float64 on the CPU."""
+    rollout = random_rollout(3, 5, device=target.device)
+    chosen = compute_gae(**rollout._asdict())
+    assert_close(chosen.advantages, compute_gae(**rollout._asdict(), backend=target.backend).advantages)
+    assert compute_gae(**random_rollout(3, 5, dtype=torch.float64)._asdict()).advantages.dtype == torch.float64
+
+
+def test_triton_takes_no_float64(target):
+    if target.backend != "triton":
+        pytest.skip("the others do")
+    rollout = random_rollout(3, 5, dtype=torch.float64, device=target.device)
+    with pytest.raises(TypeError, match="float64"):
+        compute_gae(**rollout._asdict(), backend="triton")
+
+
+def test_an_unknown_backend_names_the_known_ones():
+    with pytest.raises(ValueError, match=r"backend: .*numpy.*triton.*cpu.*reference"):
+        compute_gae(**random_rollout(3, 5)._asdict(), backend="numpy")
+
+
+def test_the_error_is_a_runtime_error():
+    assert issubclass(BackendUnavailableError, RuntimeError)
+
+
+def test_the_cpu_backend_takes_no_cuda_tensors():
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    with pytest.raises(BackendUnavailableError, match="cpu.*cuda"):
+        compute_gae(**random_rollout(3, 5, device="cuda")._asdict(), backend="cpu")
+
+
+def test_triton_without_interpreter_refuses_cpu_tensors():
+    printed = python("""
+        from rl_triton_core import BackendUnavailableError, available_backends, compute_gae
+        from rl_triton_core.testing import random_rollout
+
+        assert "triton" not in available_backends("cpu")
+        rollout = random_rollout(3, 5)._asdict()
+        compute_gae(**rollout)
+        try:
+            compute_gae(**rollout, backend="triton")
+        except BackendUnavailableError as error:
+            print(error)
+    """)
+    assert "triton" in printed and "cpu" in printed and "TRITON_INTERPRET" in printed
+
+
+def test_import_brings_nothing_optional():
+    printed = python(f"""
+        import sys
+        import torch
+
+        before = set(sys.modules)
+        import rl_triton_core, rl_triton_core.testing
+        tops = {{name.partition(".")[0] for name in set(sys.modules) - before}}
+        print(sorted(tops & set({OPTIONAL!r})))
+    """)
+    assert printed.strip() == "[]"
+
+
+def test_without_anything_optional():
+    """Only the reference is left, and it works; the others say what they miss."""
+    printed = python(
+        BLOCK
+        + textwrap.dedent("""
+            import torch
+            from rl_triton_core import BackendUnavailableError, available_backends, compute_gae
+            from rl_triton_core.testing import random_rollout
+
+            print(available_backends("cpu"))
+            rollout = random_rollout(3, 5)._asdict()
+            assert torch.equal(compute_gae(**rollout)[0], compute_gae(**rollout, backend="reference")[0])
+            for name in ("cpu", "triton"):
+                try:
+                    compute_gae(**rollout, backend=name)
+                except BackendUnavailableError as error:
+                    print(name, error)
+        """),
+        TRITON_INTERPRET="1",
+    )
+    names, cpu, triton = printed.strip().splitlines()
+    assert names == "('reference',)"
+    assert cpu.startswith("cpu") and "numba" in cpu
+    assert triton.startswith("triton") and "triton" in triton.removeprefix("triton")
+
+
+def test_import_costs_little_beyond_torch():
+    printed = python("""
+        import time
+        import numpy, torch
+
+        start = time.perf_counter()
+        import rl_triton_core
+        print(time.perf_counter() - start)
+    """)
+    assert float(printed) < 1.0
+
+
+def test_the_public_names():
+    import rl_triton_core
+
+    assert {"compute_gae", "GAEOutput", "FinalValues", "available_backends", "BackendUnavailableError"} <= set(
+        rl_triton_core.__all__
+    )
+    assert all(hasattr(rl_triton_core, name) for name in rl_triton_core.__all__)

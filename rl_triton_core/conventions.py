@@ -1,0 +1,402 @@
+"""The frameworks' records of a rollout, turned into the arguments of this library.
+
+Each function takes what a framework stores and returns `Boundaries`, the arguments that say where trajectories end:
+
+    boundaries = from_cleanrl(dones, next_done, next_value)
+    compute_gae(rewards, values, **boundaries._asdict(), gamma=0.99, lambda_=0.95)
+
+Tensors may live on any device; nothing waits for it. Flags are bool, uint8 or floating point, nonzero is true. A tensor
+of one entry per environment is [num_envs], [1, num_envs] or [num_envs, 1]. `time_dim` defaults to the framework's own
+layout, to -1 where it has none. No framework is imported.
+
+Raises, all of them: TypeError where an argument's type or dtype is wrong, ValueError where a shape or device is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+
+from rl_triton_core import validation as check
+from rl_triton_core.boundaries import FinalValues
+from rl_triton_core.validation import FLAG_DTYPES, REAL_DTYPES, Window
+
+__all__ = [
+    "Boundaries",
+    "approximate_rsl_rl",
+    "from_cleanrl",
+    "from_episode_starts",
+    "from_gymnasium_disabled",
+    "from_gymnasium_next_step",
+    "from_gymnasium_same_step",
+    "from_pufferlib",
+    "from_rllib",
+]
+
+
+class Boundaries(NamedTuple):
+    """Where trajectories end and what follows: arguments for the estimators, by name (`**boundaries._asdict()`)."""
+
+    terminated: torch.Tensor
+    """Departure flags, bool: the step ended in a terminal state."""
+    truncated: torch.Tensor | None
+    """Departure flags, bool: the step was cut off although its state has a future."""
+    bootstrap_values: torch.Tensor | FinalValues
+    """V(s_{t+1}), before any reset, at truncations and at the window's end."""
+    mask: torch.Tensor | None
+    """False where a step is no transition of any episode. Leave these out of the loss too."""
+    time_dim: int
+    """The layout they are in."""
+
+
+# -- Gymnasium --------------------------------------------------------------------------------------------------------
+
+
+def from_gymnasium_same_step(
+    terminated: torch.Tensor,
+    truncated: torch.Tensor,
+    final_values: torch.Tensor | FinalValues,
+    next_value: torch.Tensor,
+    *,
+    time_dim: int = -1,
+) -> Boundaries:
+    """Gymnasium's autoreset mode SAME_STEP; also Isaac Lab, and Gym and Gymnasium before 1.0.
+
+        NV[t] = V(final_obs[t])  where truncated[t]
+                next_value       at t = T−1 otherwise
+
+    The observation that a done step returns is the next episode's first. The final one is in the infos: "final_obs",
+    or "final_observation" before 1.0.
+
+    Args:
+        terminated: As `step` returned them, [num_envs, num_steps] or, with ``time_dim=0``, [num_steps, num_envs].
+        truncated: Likewise.
+        final_values: V(final observation) at truncated steps: shaped like `terminated` (read there only), or
+            `FinalValues` without an edge. A truncated step left out of these yields NaN.
+        next_value: V of the observation after the window, one per environment; not read where the last step is done.
+        time_dim: The time dimension, as in `compute_gae`.
+
+    Returns:
+        Boundaries, without a mask.
+
+    Source:
+        https://farama.org/Vector-Autoreset-Mode
+    """
+    window = window_of_flags("terminated", terminated, time_dim)
+    cut = per_step_flags("truncated", truncated, window)
+    edge = per_env("next_value", next_value, window)
+    check_final_values(final_values, window)
+    return Boundaries(terminated.bool(), cut, values_at_cuts(final_values, cut, edge, window), None, time_dim)
+
+
+def from_gymnasium_next_step(
+    values: torch.Tensor,
+    terminated: torch.Tensor,
+    truncated: torch.Tensor,
+    next_value: torch.Tensor,
+    previous_done: torch.Tensor | None,
+    *,
+    time_dim: int = -1,
+) -> Boundaries:
+    """Gymnasium's autoreset mode NEXT_STEP, its default since 1.0.
+
+        NV[t]   = V[t+1],           V[T] = next_value
+        mask[t] = not done[t−1],    done[−1] = previous_done
+
+    The observation that a done step returns is the episode's final one, so V[t+1] is the continuation and no further
+    critic call is needed. The step after it resets: its action is ignored and its reward is 0. It is masked.
+
+    Args:
+        values: V(s_t), [num_envs, num_steps] or, with ``time_dim=0``, [num_steps, num_envs].
+        terminated: As `step` returned them, shaped like `values`.
+        truncated: Likewise.
+        next_value: V of the observation after the window, one per environment.
+        previous_done: Whether the step before the window was done, one per environment; None if the window begins with
+            `reset`. Without it, a window that begins with a resetting step would take that for a transition.
+        time_dim: The time dimension, as in `compute_gae`.
+
+    Returns:
+        Boundaries, with a mask.
+
+    Source:
+        https://farama.org/Vector-Autoreset-Mode
+    """
+    window = check.check_window("values", values, time_dim)
+    ended = per_step_flags("terminated", terminated, window)
+    cut = per_step_flags("truncated", truncated, window)
+    if previous_done is None:
+        first = torch.zeros(window.num_envs, dtype=torch.bool, device=window.device)
+    else:
+        first = per_env("previous_done", previous_done, window, FLAG_DTYPES).bool()
+    following = shift_left(values, per_env("next_value", next_value, window), window)
+    return Boundaries(ended, cut, following, ~shift_right(ended | cut, first, window), time_dim)
+
+
+def from_gymnasium_disabled(
+    terminated: torch.Tensor,
+    truncated: torch.Tensor,
+    final_values: torch.Tensor | FinalValues,
+    next_value: torch.Tensor,
+    *,
+    time_dim: int = -1,
+) -> Boundaries:
+    """Gymnasium's autoreset mode DISABLED, where the caller resets: `reset(options={"reset_mask": done})`.
+
+        NV[t] = V(final_obs[t])  where truncated[t]
+                next_value       at t = T−1 otherwise
+
+    The final observation is the one that `step` returned, before the reset. With V of each such observation at hand,
+    `compute_gae(..., next_values=...)` takes them as they are.
+
+    Args:
+        terminated: As `step` returned them, [num_envs, num_steps] or, with ``time_dim=0``, [num_steps, num_envs].
+        truncated: Likewise.
+        final_values: V(final observation) at truncated steps: shaped like `terminated` (read there only), or
+            `FinalValues` without an edge. A truncated step left out of these yields NaN.
+        next_value: V of the observation after the window, one per environment; not read where the last step is done,
+            so it does not matter whether the reset has been made.
+        time_dim: The time dimension, as in `compute_gae`.
+
+    Returns:
+        Boundaries, without a mask.
+
+    Source:
+        https://farama.org/Vector-Autoreset-Mode
+    """
+    return from_gymnasium_same_step(terminated, truncated, final_values, next_value, time_dim=time_dim)
+
+
+# -- arrival flags ----------------------------------------------------------------------------------------------------
+
+
+def from_episode_starts(
+    episode_starts: torch.Tensor, dones: torch.Tensor, last_values: torch.Tensor, *, time_dim: int = 0
+) -> Boundaries:
+    """Stable-Baselines3's `RolloutBuffer`: arrival flags, truncations folded into the rewards.
+
+        done[t] = episode_starts[t+1],    done[T−1] = dones
+
+    `collect_rollouts` has added γ·V(terminal_observation) to the reward of a truncated step before the buffer saw it.
+    So each done is a termination here; with raw rewards, use `from_gymnasium_same_step`.
+
+    Args:
+        episode_starts: Whether s_t is an episode's first observation, [num_steps, num_envs] (or as `time_dim` says).
+        dones: Whether the last step ended an episode, one per environment.
+        last_values: V of the observation after the window, one per environment.
+        time_dim: The time dimension, as in `compute_gae`.
+
+    Returns:
+        Boundaries, without truncations or a mask.
+
+    Source:
+        `OnPolicyAlgorithm.collect_rollouts` and `RolloutBuffer.compute_returns_and_advantage` of Stable-Baselines3.
+    """
+    window = window_of_flags("episode_starts", episode_starts, time_dim)
+    last = per_env("dones", dones, window, FLAG_DTYPES)
+    ended = shift_left(episode_starts.bool(), last.bool(), window)
+    return Boundaries(ended, None, per_env("last_values", last_values, window), None, time_dim)
+
+
+def from_cleanrl(
+    dones: torch.Tensor, next_done: torch.Tensor, next_value: torch.Tensor, *, time_dim: int = 0
+) -> Boundaries:
+    """CleanRL's single-file scripts: arrival flags, truncations counted as terminations.
+
+        done[t] = dones[t+1],    done[T−1] = next_done
+
+    This is for environments in mode SAME_STEP. In mode NEXT_STEP a step with dones[t] only resets, which the scripts
+    take for a transition; `boundaries._replace(mask=dones == 0)` leaves these steps out.
+
+    Args:
+        dones: What `step` returned along with s_t, [num_steps, num_envs] (or as `time_dim` says).
+        next_done: The same after the window, one per environment.
+        next_value: V of the observation after the window, one per environment.
+        time_dim: The time dimension, as in `compute_gae`.
+
+    Returns:
+        Boundaries, without truncations or a mask.
+
+    Source:
+        https://github.com/vwxyzjn/cleanrl/blob/master/cleanrl/ppo.py
+    """
+    window = window_of_flags("dones", dones, time_dim)
+    last = per_env("next_done", next_done, window, FLAG_DTYPES)
+    ended = shift_left(dones.bool(), last.bool(), window)
+    return Boundaries(ended, None, per_env("next_value", next_value, window), None, time_dim)
+
+
+def from_pufferlib(
+    rewards: torch.Tensor,
+    terminals: torch.Tensor,
+    next_reward: torch.Tensor,
+    next_terminal: torch.Tensor,
+    next_value: torch.Tensor,
+    *,
+    time_dim: int = -1,
+) -> tuple[torch.Tensor, Boundaries]:
+    """PufferLib's buffers: rewards and flags stand at the step at which they arrive, with the next observation.
+
+        r[t] = rewards[t+1],  done[t] = terminals[t+1];    at T−1 next_reward and next_terminal
+
+    PufferLib's kernel has no arrivals after the window and leaves its last column at 0; here it is a real one. For
+    PufferLib's own numbers pass the last column as the arrivals: `rewards[:, :-1]`, `terminals[:, :-1]`,
+    `rewards[:, -1]`, `terminals[:, -1]`, `values[:, -1]`. Its `terminals` hold no truncations: to end trajectories
+    there, pass `terminals + truncations`. The final observations are gone, so they count as terminations.
+
+    Args:
+        rewards: The reward received with s_t, [segments, horizon] (or as `time_dim` says).
+        terminals: Likewise the flags, shaped like `rewards`.
+        next_reward: The reward received after the window, one per segment.
+        next_terminal: The flag received after the window, one per segment.
+        next_value: V of the observation received after the window, one per segment.
+        time_dim: The time dimension, as in `compute_gae`.
+
+    Returns:
+        The rewards of departing steps, and Boundaries, without truncations or a mask.
+
+    Source:
+        `PuffeRL.evaluate` in pufferlib/pufferl.py and `puff_advantage_row` in pufferlib/extensions/pufferlib.cpp, 3.0.
+    """
+    window = check.check_window("rewards", rewards, time_dim)
+    arrived = per_step_flags("terminals", terminals, window)
+    last = per_env("next_terminal", next_terminal, window, FLAG_DTYPES)
+    edge = per_env("next_value", next_value, window)
+    departing = shift_left(rewards, per_env("next_reward", next_reward, window), window)
+    return departing, Boundaries(shift_left(arrived, last.bool(), window), None, edge, None, time_dim)
+
+
+# -- others -----------------------------------------------------------------------------------------------------------
+
+
+def from_rllib(
+    values: torch.Tensor, terminateds: torch.Tensor, loss_mask: torch.Tensor, *, time_dim: int = -1
+) -> Boundaries:
+    """RLlib's new API stack: episodes end to end, each followed by an extra slot that holds its bootstrap value.
+
+        NV[t] = V[t+1],    truncated[t] = not loss_mask[t+1],    mask = loss_mask
+
+    An episode that neither terminated nor was truncated was cut by the end of sampling: the slot after it says so, in
+    all releases. So the column `truncateds`, whose meaning changed with Ray 2.56, is not needed.
+
+    Args:
+        values: The critic's output over all slots, [rows, slots]. The flat batch is one row: `values[None]`. Rows of
+            stateful modules continue each other and have to be put end to end first.
+        terminateds: Column "terminateds", shaped like `values`.
+        loss_mask: Column "loss_mask" of `AddOneTsToEpisodesAndTruncate`, shaped like `values`: False in extra slots.
+        time_dim: The time dimension, as in `compute_gae`.
+
+    Returns:
+        Boundaries, with a mask. A row that does not end in an extra slot has no continuation: NaN.
+
+    Source:
+        `AddOneTsToEpisodesAndTruncate` and `compute_value_targets` in Ray 2.56 to 2.60.
+    """
+    window = check.check_window("values", values, time_dim)
+    ended = per_step_flags("terminateds", terminateds, window)
+    mask = per_step_flags("loss_mask", loss_mask, window)
+    nothing = values.new_full((window.num_envs,), math.nan)
+    ends = shift_left(~mask, torch.ones_like(nothing, dtype=torch.bool), window)
+    return Boundaries(ended, ends, shift_left(values, nothing, window), mask, time_dim)
+
+
+def approximate_rsl_rl(
+    values: torch.Tensor,
+    dones: torch.Tensor,
+    time_outs: torch.Tensor | None,
+    last_values: torch.Tensor,
+    *,
+    time_dim: int = 0,
+) -> Boundaries:
+    """RSL-RL and Sample Factory, bias included: a time-out continues with the value of the state *before* the step.
+
+        r[t] + γ·V(s_t)·time_outs[t]  and a termination:    NV[t] = V(s_t), where V(s_{t+1}) would be right
+
+    It reproduces their numbers. Where the final observation can be had, `from_gymnasium_same_step` is exact.
+
+    Args:
+        values: V(s_t), [num_steps, num_envs] (or as `time_dim` says); of RSL-RL's storage, `values[..., 0]`.
+        dones: As `step` returned them, time-outs included, shaped like `values`.
+        time_outs: `extras["time_outs"]`, shaped like `values`, read where `dones` are set; None if the rewards are
+            those of the storage, which hold γ·V(s_t) already.
+        last_values: V of the observation after the window, one per environment.
+        time_dim: The time dimension, as in `compute_gae`.
+
+    Returns:
+        Boundaries, without a mask.
+
+    Source:
+        `PPO.process_env_step` and `PPO.compute_returns` of RSL-RL 5.5.
+    """
+    window = check.check_window("values", values, time_dim)
+    done = per_step_flags("dones", dones, window)
+    edge = per_env("last_values", last_values, window)
+    if time_outs is None:
+        return Boundaries(done, None, edge, None, time_dim)
+    cut = done & per_step_flags("time_outs", time_outs, window)
+    return Boundaries(done & ~cut, cut, values_at_cuts(values, cut, edge, window), None, time_dim)
+
+
+# -- tools ------------------------------------------------------------------------------------------------------------
+
+
+def window_of_flags(name: str, flags: Any, time_dim: int) -> Window:
+    """The frame set by flags, where no real-valued tensor sets it."""
+    check.check_tensor(name, flags, FLAG_DTYPES)
+    frame = flags if flags.is_floating_point() else torch.empty((), device=flags.device).expand(flags.shape)
+    return check.check_window(name, frame, time_dim)
+
+
+def per_step_flags(name: str, flags: torch.Tensor, window: Window) -> torch.Tensor:
+    """Flags of each step, as bool."""
+    check.check_per_step(name, flags, window, FLAG_DTYPES)
+    return flags.bool()
+
+
+def per_env(name: str, tensor: Any, window: Window, dtypes: Sequence[torch.dtype] = REAL_DTYPES) -> torch.Tensor:
+    """One entry per environment, as [num_envs]."""
+    check.check_tensor(name, tensor, dtypes)
+    flat: torch.Tensor = tensor.flatten() if tensor.ndim == 2 and 1 in tensor.shape else tensor
+    check.check_shape(name, flat, (window.num_envs,), "[num_envs]", window)
+    return flat
+
+
+def shift_left(tensor: torch.Tensor, last: torch.Tensor, window: Window) -> torch.Tensor:
+    """x[t+1], and `last` at the window's end."""
+    if window.num_steps == 0:
+        return tensor
+    dim = window.time_dim
+    return torch.cat([tensor.narrow(dim, 1, window.num_steps - 1), last.unsqueeze(dim)], dim)
+
+
+def shift_right(tensor: torch.Tensor, first: torch.Tensor, window: Window) -> torch.Tensor:
+    """x[t−1], and `first` at the window's beginning."""
+    if window.num_steps == 0:
+        return tensor
+    dim = window.time_dim
+    return torch.cat([first.unsqueeze(dim), tensor.narrow(dim, 0, window.num_steps - 1)], dim)
+
+
+def check_final_values(final: Any, window: Window) -> None:
+    """Values of final observations: per step, or sparse ones that leave the window's end open."""
+    if not isinstance(final, FinalValues | torch.Tensor):
+        raise TypeError(f"final_values: got {type(final).__name__}, expected a torch.Tensor or FinalValues")
+    if isinstance(final, torch.Tensor):
+        check.check_per_step("final_values", final, window)
+    elif final.edge is not None:
+        got = check.describe(final.edge)
+        raise ValueError(f"final_values.edge: got {got}, expected None, since next_value is the value at the edge")
+
+
+def values_at_cuts(
+    final: torch.Tensor | FinalValues, truncated: torch.Tensor, edge: torch.Tensor, window: Window
+) -> torch.Tensor | FinalValues:
+    """`final` where truncated, `edge` at the window's end otherwise."""
+    dim = window.time_dim
+    at_end = (torch.arange(window.num_steps, device=window.device) == window.num_steps - 1).unsqueeze(1 - dim)
+    if isinstance(final, FinalValues):
+        return replace(final, edge=torch.where((at_end & truncated).any(dim), math.nan, edge))
+    return torch.where(at_end & ~truncated, edge.unsqueeze(dim), final)

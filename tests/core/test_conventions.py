@@ -1,0 +1,691 @@
+"""Every converter, on rollouts recorded from the real thing, against GAE computed episode by episode."""
+
+import importlib.util
+import math
+import re
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rl_triton_core import FinalValues, compute_gae
+from rl_triton_core import conventions as conv
+
+if importlib.util.find_spec("gymnasium"):
+    import conventions_rollouts as real
+    from gymnasium.vector import AutoresetMode
+
+    MODES = {mode.name: mode for mode in AutoresetMode}
+
+GAMMA, LAMBDA = 0.97, 0.9
+NAMES = ["cartpole", "pendulum", "both"]
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def needs(package):
+    return pytest.mark.skipif(importlib.util.find_spec(package) is None, reason=f"{package} is not installed")
+
+
+@cache
+def recorded(name, mode):
+    return real.record(name, MODES[mode])
+
+
+def windows(name, mode):
+    recorded_windows, recorders = recorded(name, mode)
+    return [(window, recorders) for window in recorded_windows]
+
+
+def t(array, time_dim=0):
+    """What a training loop stacked, [num_steps, num_envs] or, on request, [num_envs, num_steps]."""
+    tensor = torch.as_tensor(np.asarray(array))
+    return tensor.t().contiguous() if tensor.ndim == 2 and time_dim % 2 else tensor
+
+
+def gae(rewards, values, boundaries):
+    """Advantages as [num_envs, num_steps], in float64."""
+    result = compute_gae(
+        rewards, values, **boundaries._asdict(), gamma=GAMMA, lambda_=LAMBDA, backend="reference"
+    ).advantages
+    return result if boundaries.time_dim % 2 else result.t()
+
+
+def assert_as_walked(got, want, mask=None, rtol=1e-12):
+    """Right wherever an environment made a transition, 0 and masked wherever it made none."""
+    walked = ~np.isnan(want)
+    if mask is None:
+        assert walked.all()
+    else:
+        np.testing.assert_array_equal(mask.numpy(), walked)
+    np.testing.assert_allclose(got.numpy(), np.where(walked, want, 0.0), rtol=rtol, atol=rtol)
+
+
+# -- Gymnasium --------------------------------------------------------------------------------------------------------
+
+
+def sparse(window, time_dim):
+    """Values of the final observations at truncated steps alone."""
+    time, env = np.nonzero(window.truncated)
+    return FinalValues(t(env), t(time), t(real.value(window.final_obs[time, env])))
+
+
+def dense(window, time_dim):
+    return t(real.value(window.final_obs), time_dim)
+
+
+@needs("gymnasium")
+@pytest.mark.parametrize("form", [dense, sparse], ids=["dense", "sparse"])
+@pytest.mark.parametrize("time_dim", [0, -1, 1, -2])
+@pytest.mark.parametrize("mode", ["SAME_STEP", "DISABLED"])
+@pytest.mark.parametrize("name", NAMES)
+def test_gymnasium_with_final_observations_apart(name, mode, time_dim, form):
+    convert = getattr(conv, f"from_gymnasium_{mode.lower()}")
+    ends_done = 0
+    for window, recorders in windows(name, mode):
+        ends_done += window.truncated[-1].sum()
+        boundaries = convert(
+            t(window.terminated, time_dim),
+            t(window.truncated, time_dim),
+            form(window, time_dim),
+            t(real.value(window.next_obs)),
+            time_dim=time_dim,
+        )
+        got = gae(t(window.rewards, time_dim), t(real.value(window.obs), time_dim), boundaries)
+        assert boundaries.mask is None
+        assert_as_walked(got, real.advantages(recorders, window.start, len(window.obs)))
+    assert ends_done, "no window ended with a truncation"
+
+
+@needs("gymnasium")
+@pytest.mark.parametrize("time_dim", [0, -1, 1, -2])
+@pytest.mark.parametrize("name", NAMES)
+def test_gymnasium_next_step(name, time_dim):
+    begins_with_reset = ends_done = ends_with_reset = 0
+    for i, (window, recorders) in enumerate(windows(name, "NEXT_STEP")):
+        begins_with_reset += window.previous_done.sum()
+        ends_done += window.truncated[-1].sum()
+        ends_with_reset += window.done[-2].sum()
+        values = t(real.value(window.obs), time_dim)
+        boundaries = conv.from_gymnasium_next_step(
+            values,
+            t(window.terminated, time_dim),
+            t(window.truncated, time_dim),
+            t(real.value(window.next_obs)),
+            t(window.previous_done) if i else None,
+            time_dim=time_dim,
+        )
+        mask = boundaries.mask if time_dim % 2 else boundaries.mask.t()
+        got = gae(t(window.rewards, time_dim), values, boundaries)
+        assert_as_walked(got, real.advantages(recorders, window.start, len(window.obs)), mask)
+    assert begins_with_reset and ends_done and ends_with_reset
+
+
+@needs("gymnasium")
+def test_gymnasium_next_step_taken_for_same_step_is_wrong():
+    """The tests can tell the modes apart."""
+    (window, recorders) = windows("cartpole", "NEXT_STEP")[1]
+    values = t(real.value(window.obs))
+    boundaries = conv.from_gymnasium_same_step(
+        t(window.terminated), t(window.truncated), dense(window, 0), t(real.value(window.next_obs)), time_dim=0
+    )
+    want = real.advantages(recorders, window.start, len(window.obs))
+    resets = np.isnan(want)
+    assert resets.any() and gae(t(window.rewards), values, boundaries).numpy()[resets].all()
+
+
+# -- Stable-Baselines3 ------------------------------------------------------------------------------------------------
+
+
+@needs("gymnasium")
+@needs("stable_baselines3")
+@pytest.mark.parametrize("name", NAMES)
+def test_stable_baselines3(name):
+    """Its own rollouts: `collect_rollouts` of PPO over a DummyVecEnv, with its critic."""
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.vec_env import DummyVecEnv
+
+    env = DummyVecEnv([lambda: real.Recorder(real.ENVIRONMENTS[name]())] * 5)
+    agent = PPO("MlpPolicy", env, n_steps=13, batch_size=65, gamma=GAMMA, gae_lambda=LAMBDA, seed=0, device="cpu")
+
+    def critic(obs):
+        return agent.policy.predict_values(torch.as_tensor(np.asarray(obs)[None])).item()
+
+    _, callback = agent._setup_learn(10**6)
+    for i in range(6):
+        buffer = agent.rollout_buffer
+        agent.collect_rollouts(agent.env, callback, buffer, 13)
+        last_values = agent.policy.predict_values(torch.as_tensor(agent._last_obs))
+        boundaries = conv.from_episode_starts(
+            t(buffer.episode_starts), t(agent._last_episode_starts), last_values.detach()
+        )
+        got = gae(t(buffer.rewards), t(buffer.values), boundaries)
+        want = real.advantages(
+            env.envs, 13 * i, 13, lambda x: 0.0 if x.terminated else critic(x.next_obs), value=critic
+        )
+        assert_as_walked(got, want, rtol=1e-4)
+        np.testing.assert_allclose(got.t().numpy(), buffer.advantages, rtol=1e-4, atol=1e-5)
+    real.check_endings(name, env.envs)
+
+
+# -- CleanRL ----------------------------------------------------------------------------------------------------------
+
+
+def as_termination(x):
+    """What follows a transition, for those who count truncations as terminations."""
+    return 0.0 if x.truncated else real.next_value(x)
+
+
+def cleanrl_rollout(window):
+    """`dones[t]` came with s_t; `next_done` and `next_value` [1, num_envs] close the window; all float32."""
+    dones = np.concatenate([window.previous_done[None], window.done[:-1]]).astype(np.float32)
+    return t(dones), t(window.done[-1].astype(np.float32)), t(real.value(window.next_obs)).reshape(1, -1)
+
+
+def cleanrl_gae(rewards, values, dones, next_done, next_value):
+    """As in cleanrl/ppo.py."""
+    advantages, lastgaelam, num_steps = torch.zeros_like(rewards), 0, len(rewards)
+    for i in reversed(range(num_steps)):
+        if i == num_steps - 1:
+            nextnonterminal, nextvalues = 1.0 - next_done, next_value
+        else:
+            nextnonterminal, nextvalues = 1.0 - dones[i + 1], values[i + 1]
+        delta = rewards[i] + GAMMA * nextvalues * nextnonterminal - values[i]
+        advantages[i] = lastgaelam = delta + GAMMA * LAMBDA * nextnonterminal * lastgaelam
+    return advantages
+
+
+@needs("gymnasium")
+@pytest.mark.parametrize("name", NAMES)
+def test_cleanrl(name):
+    for window, recorders in windows(name, "SAME_STEP"):
+        rollout, rewards, values = cleanrl_rollout(window), t(window.rewards), t(real.value(window.obs))
+        got = gae(rewards, values, conv.from_cleanrl(*rollout))
+        assert_as_walked(got, real.advantages(recorders, window.start, len(window.obs), as_termination))
+        torch.testing.assert_close(got.t(), cleanrl_gae(rewards, values, *(x.double() for x in rollout)))
+
+
+@needs("gymnasium")
+@pytest.mark.parametrize("name", NAMES)
+def test_cleanrl_with_resetting_steps_masked(name):
+    for window, recorders in windows(name, "NEXT_STEP"):
+        rollout = cleanrl_rollout(window)
+        boundaries = conv.from_cleanrl(*rollout)._replace(mask=rollout[0] == 0)
+        got = gae(t(window.rewards), t(real.value(window.obs)), boundaries)
+        want = real.advantages(recorders, window.start, len(window.obs), as_termination)
+        assert_as_walked(got, want, boundaries.mask.t())
+
+
+# -- PufferLib --------------------------------------------------------------------------------------------------------
+
+
+def puffer_gae(values, rewards, dones):
+    """`puff_advantage_row` of pufferlib.cpp with all importance ratios 1; the last column stays 0."""
+    advantages, lastpufferlam = torch.zeros_like(values), 0
+    for i in reversed(range(values.shape[1] - 1)):
+        nextnonterminal = 1.0 - dones[:, i + 1]
+        delta = rewards[:, i + 1] + GAMMA * values[:, i + 1] * nextnonterminal - values[:, i]
+        lastpufferlam = delta + GAMMA * LAMBDA * lastpufferlam * nextnonterminal
+        advantages[:, i] = lastpufferlam
+    return advantages
+
+
+@needs("gymnasium")
+@pytest.mark.parametrize("name", NAMES)
+def test_pufferlib(name):
+    """Rewards and flags are those that `recv` returned along with s_t."""
+    reward = np.zeros(5)
+    for window, recorders in windows(name, "SAME_STEP"):
+        rewards = t(np.concatenate([reward[None], window.rewards[:-1]]), 1)
+        terminals = t(np.concatenate([window.previous_done[None], window.done[:-1]]).astype(np.float64), 1)
+        reward, values = window.rewards[-1], t(real.value(window.obs), 1)
+
+        departing, boundaries = conv.from_pufferlib(
+            rewards, terminals, t(reward), t(window.done[-1]), t(real.value(window.next_obs))
+        )
+        want = real.advantages(recorders, window.start, len(window.obs), as_termination)
+        assert_as_walked(gae(departing, values, boundaries), want)
+
+        short, boundaries = conv.from_pufferlib(
+            rewards[:, :-1], terminals[:, :-1], rewards[:, -1], terminals[:, -1], values[:, -1]
+        )
+        theirs = puffer_gae(values, rewards, terminals)
+        torch.testing.assert_close(gae(short, values[:, :-1], boundaries), theirs[:, :-1])
+        assert not theirs[:, -1].any()
+
+
+# -- RLlib ------------------------------------------------------------------------------------------------------------
+
+
+def rllib_chunks(name):
+    """Episodes and, where sampling stopped, the pieces of them, one window after the other."""
+    recorded_windows, recorders = recorded(name, "SAME_STEP")
+    for window in recorded_windows:
+        stop = window.start + len(window.obs)
+        pieces = ([x for x in e if window.start <= x.tick < stop] for r in recorders for e in r.episodes)
+        yield window, recorders, [piece for piece in pieces if piece]
+
+
+def laid_end_to_end(chunks):
+    """Rewards, observations, terminateds, truncateds, loss mask, with one extra slot per chunk."""
+    extra = [chunk[-1]._replace(obs=chunk[-1].next_obs, reward=0.0, terminated=False) for chunk in chunks]
+    slots = [x for chunk, last in zip(chunks, extra, strict=True) for x in (*chunk, last)]
+    real_slots = [i < len(chunk) for chunk in chunks for i in range(len(chunk) + 1)]
+    return (
+        np.array([x.reward for x in slots]),
+        np.stack([x.obs for x in slots]),
+        np.array([x.terminated for x in slots]),
+        np.array([x.truncated for x in slots]),
+        np.array(real_slots),
+    )
+
+
+def check_rllib(window, recorders, rewards, obs, terminateds, loss_mask):
+    values = t(real.value(obs))[None]
+    boundaries = conv.from_rllib(values, t(terminateds)[None], t(loss_mask)[None])
+    got = gae(t(rewards)[None], values, boundaries)[0]
+    want = real.advantages(recorders, window.start, len(window.obs)).ravel()
+    np.testing.assert_allclose(got[loss_mask], want, rtol=1e-12, atol=1e-12)
+    assert not got[~loss_mask].any()
+    return got
+
+
+@needs("gymnasium")
+@pytest.mark.parametrize("name", NAMES)
+def test_rllib_layout(name):
+    for window, recorders, chunks in rllib_chunks(name):
+        rewards, obs, terminateds, _, loss_mask = laid_end_to_end(chunks)
+        check_rllib(window, recorders, rewards, obs, terminateds, loss_mask)
+
+
+@needs("gymnasium")
+@needs("ray")
+@pytest.mark.parametrize("name", NAMES)
+def test_rllib_episodes(name):
+    """Columns made by RLlib's connectors out of its own episodes, and its own GAE on them."""
+    from ray.rllib.connectors.learner import AddColumnsFromEpisodesToTrainBatch, AddOneTsToEpisodesAndTruncate
+    from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+    from ray.rllib.utils.postprocessing.value_predictions import compute_value_targets
+
+    def episode(chunk):
+        result = SingleAgentEpisode()
+        result.add_env_reset(chunk[0].obs)
+        for x in chunk:
+            result.add_env_step(
+                x.next_obs, 0, x.reward, {}, terminated=x.terminated, truncated=x.truncated, extra_model_outputs={}
+            )
+        return result.to_numpy()
+
+    for window, recorders, chunks in rllib_chunks(name):
+        episodes, batch, shared = [episode(chunk) for chunk in chunks], {}, {}
+        for connector in (AddOneTsToEpisodesAndTruncate(), AddColumnsFromEpisodesToTrainBatch()):
+            batch = connector(rl_module=None, batch=batch, episodes=episodes, shared_data=shared)
+
+        def column(key, batch=batch):
+            return np.concatenate([np.ravel(items) for items in batch[key].values()])
+
+        obs = np.concatenate([e.get_observations(slice(0, len(e))) for e in episodes])
+        columns = [column(key) for key in ("rewards", "terminateds", "truncateds", "loss_mask")]
+        rewards, terminateds, truncateds, loss_mask = columns
+        got = check_rllib(window, recorders, rewards, obs, terminateds, loss_mask)
+        values = real.value(obs)
+        theirs = compute_value_targets(values, rewards, terminateds * 1.0, truncateds * 1.0, GAMMA, LAMBDA) - values
+        np.testing.assert_allclose(got[loss_mask], theirs[loss_mask], rtol=1e-5, atol=1e-5)
+
+
+# -- RSL-RL -----------------------------------------------------------------------------------------------------------
+
+
+def rsl_rl_gae(rewards, values, dones, last_values):
+    """As in `PPO.compute_returns`."""
+    advantages, advantage, num_steps = torch.zeros_like(rewards), 0, len(rewards)
+    for step in reversed(range(num_steps)):
+        next_values = last_values if step == num_steps - 1 else values[step + 1]
+        next_is_not_terminal = 1.0 - dones[step].double()
+        delta = rewards[step] + next_is_not_terminal * GAMMA * next_values - values[step]
+        advantages[step] = advantage = delta + next_is_not_terminal * GAMMA * LAMBDA * advantage
+    return advantages
+
+
+@needs("gymnasium")
+@pytest.mark.parametrize("name", NAMES)
+def test_approximate_rsl_rl(name):
+    biased = 0.0
+    for window, recorders in windows(name, "SAME_STEP"):
+        rewards, values, last_values = t(window.rewards), t(real.value(window.obs)), t(real.value(window.next_obs))
+        dones, time_outs = t(window.done).byte(), t(window.truncated & ~window.terminated)
+        got = gae(rewards, values, conv.approximate_rsl_rl(values, dones, time_outs, last_values))
+
+        start, num_steps = window.start, len(window.obs)
+        wrong = lambda x: 0.0 if x.terminated else real.value(x.obs if x.truncated else x.next_obs)  # noqa: E731
+        assert_as_walked(got, real.advantages(recorders, start, num_steps, wrong))
+        biased += np.abs(got.numpy() - real.advantages(recorders, start, num_steps)).max()
+
+        stored = rewards + GAMMA * values * time_outs  # as in `PPO.process_env_step`
+        torch.testing.assert_close(got.t(), rsl_rl_gae(stored, values, dones, last_values))
+        again = gae(stored, values, conv.approximate_rsl_rl(values, dones, None, last_values))
+        torch.testing.assert_close(again, got)
+    assert biased > 0.1
+
+
+def test_approximate_rsl_rl_counts_a_time_out_where_both_flags_are_set():
+    """Their reward holds γ·V(s_t) there, whatever else ended."""
+    one = torch.ones(1, 1, dtype=torch.float64)
+    boundaries = conv.approximate_rsl_rl(5 * one, one.bool(), one.bool(), torch.zeros(1))
+    assert gae(one, 5 * one, boundaries).item() == pytest.approx(1 + GAMMA * 5 - 5)
+
+
+# -- by hand ----------------------------------------------------------------------------------------------------------
+
+
+def flags(*cells):
+    return torch.tensor([cells], dtype=torch.bool)
+
+
+def numbers(*cells):
+    return torch.tensor([cells], dtype=torch.float32)
+
+
+def edge(x):
+    return torch.tensor([x])
+
+
+def assert_is(boundaries, terminated, truncated, bootstrap, mask):
+    """Equal to rows written down, NaN to NaN."""
+    assert boundaries.time_dim == -1
+    want = (flags(*terminated), truncated and flags(*truncated), bootstrap, mask and flags(*mask))
+    for name, x in zip(boundaries._fields, want, strict=False):
+        got = getattr(boundaries, name)
+        if x is None:
+            assert got is None, name
+        else:
+            torch.testing.assert_close(got, x, rtol=0, atol=0, equal_nan=True, msg=name)
+
+
+def test_same_step_by_hand():
+    term, trunc, final = flags(1, 0, 1, 0), flags(0, 1, 1, 0), numbers(10, 11, 12, 13)
+    got = conv.from_gymnasium_same_step(term, trunc, final, edge(7.0))
+    assert_is(got, (1, 0, 1, 0), (0, 1, 1, 0), numbers(10, 11, 12, 7), None)
+    got = conv.from_gymnasium_same_step(flags(0, 0), flags(0, 1), numbers(10, 11), edge(7.0))
+    assert_is(got, (0, 0), (0, 1), numbers(10, 11), None)
+
+
+def test_next_step_by_hand():
+    rollout = numbers(1, 2, 3, 4), flags(0, 0, 0, 0), flags(0, 1, 0, 0), edge(9.0)
+    got = conv.from_gymnasium_next_step(*rollout, None)
+    assert_is(got, (0, 0, 0, 0), (0, 1, 0, 0), numbers(2, 3, 4, 9), (1, 1, 0, 1))
+    got = conv.from_gymnasium_next_step(*rollout, edge(True))
+    assert_is(got, (0, 0, 0, 0), (0, 1, 0, 0), numbers(2, 3, 4, 9), (0, 1, 0, 1))
+
+
+def test_arrival_flags_by_hand():
+    for convert in (conv.from_episode_starts, conv.from_cleanrl):
+        got = convert(flags(1, 0, 1, 0), edge(True), edge(9.0), time_dim=-1)
+        assert_is(got, (0, 1, 0, 1), None, edge(9.0), None)
+
+
+def test_pufferlib_by_hand():
+    rewards, got = conv.from_pufferlib(numbers(1, 2, 3), numbers(1, 0, 1), edge(4.0), edge(0.0), edge(9.0))
+    assert rewards.tolist() == [[2, 3, 4]]
+    assert_is(got, (0, 1, 0), None, edge(9.0), None)
+
+
+def test_rllib_by_hand():
+    """One episode of two steps that terminated, one of one step that goes on."""
+    got = conv.from_rllib(numbers(1, 2, 3, 4, 5), flags(0, 1, 0, 0, 0), flags(1, 1, 0, 1, 0))
+    assert_is(got, (0, 1, 0, 0, 0), (0, 1, 0, 1, 1), numbers(2, 3, 4, 5, math.nan), (1, 1, 0, 1, 0))
+
+
+def test_approximate_rsl_rl_by_hand():
+    """A time-out that is not done is none; one at the window's end has the value before it too."""
+    got = conv.approximate_rsl_rl(numbers(1, 2, 3, 4), flags(1, 1, 0, 0), flags(0, 1, 1, 0), edge(9.0), time_dim=-1)
+    assert_is(got, (1, 0, 0, 0), (0, 1, 0, 0), numbers(1, 2, 3, 9), None)
+    got = conv.approximate_rsl_rl(numbers(1, 2), flags(0, 1), flags(0, 1), edge(9.0), time_dim=-1)
+    assert_is(got, (0, 0), (0, 1), numbers(1, 2), None)
+    got = conv.approximate_rsl_rl(numbers(1, 2), flags(1, 0), None, edge(9.0), time_dim=-1)
+    assert_is(got, (1, 0), None, edge(9.0), None)
+
+
+def test_rllib_without_the_last_extra_slot_is_loud():
+    values = numbers(1, 2, 3)
+    got = gae(torch.ones_like(values), values, conv.from_rllib(values, flags(0, 0, 0), flags(1, 0, 1)))
+    assert torch.isnan(got).tolist() == [[False, False, True]]
+
+
+@pytest.mark.parametrize("form", ["dense", "sparse"])
+def test_a_truncated_step_without_a_final_value_is_loud(form):
+    """Also at the window's end, where the next value is that of the next episode."""
+    nothing = numbers(math.nan, math.nan, math.nan) if form == "dense" else FinalValues([], [], [])
+    for trunc, loud in ((flags(1, 0, 0), [True, False, False]), (flags(0, 0, 1), [True] * 3)):
+        boundaries = conv.from_gymnasium_same_step(flags(0, 0, 0), trunc, nothing, edge(7.0))
+        assert torch.isnan(gae(numbers(1, 1, 1), numbers(1, 1, 1), boundaries)).tolist() == [loud]
+
+
+# -- all of them ------------------------------------------------------------------------------------------------------
+
+
+def arguments(name, num_envs=3, num_steps=4, time_dim=-1, device="cpu", flag_dtype=torch.bool):
+    """Good arguments of a converter, by name, in the order of its signature."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (num_steps, num_envs) if time_dim % 2 == 0 else (num_envs, num_steps)
+    made = {
+        "per_step": lambda: torch.randn(shape, generator=generator),
+        "per_env": lambda: torch.randn(num_envs, generator=generator),
+        "flag": lambda: (torch.rand(shape, generator=generator) < 0.3).to(flag_dtype),
+        "flag_per_env": lambda: (torch.rand(num_envs, generator=generator) < 0.3).to(flag_dtype),
+    }
+    return {key: made[kind]().to(device) for key, kind in SIGNATURES[name].items()} | {"time_dim": time_dim}
+
+
+FINAL = {"terminated": "flag", "truncated": "flag", "final_values": "per_step", "next_value": "per_env"}
+SIGNATURES = {
+    "from_gymnasium_same_step": FINAL,
+    "from_gymnasium_disabled": FINAL,
+    "from_gymnasium_next_step": {
+        "values": "per_step",
+        "terminated": "flag",
+        "truncated": "flag",
+        "next_value": "per_env",
+        "previous_done": "flag_per_env",
+    },
+    "from_episode_starts": {"episode_starts": "flag", "dones": "flag_per_env", "last_values": "per_env"},
+    "from_cleanrl": {"dones": "flag", "next_done": "flag_per_env", "next_value": "per_env"},
+    "from_pufferlib": {
+        "rewards": "per_step",
+        "terminals": "flag",
+        "next_reward": "per_env",
+        "next_terminal": "flag_per_env",
+        "next_value": "per_env",
+    },
+    "from_rllib": {"values": "per_step", "terminateds": "flag", "loss_mask": "flag"},
+    "approximate_rsl_rl": {"values": "per_step", "dones": "flag", "time_outs": "flag", "last_values": "per_env"},
+}
+CONVERTERS = pytest.mark.parametrize("name", SIGNATURES)
+
+
+def convert(name, **kwargs):
+    """A converter's results, one behind the other; tensors or None."""
+    result = getattr(conv, name)(**kwargs)
+    rewards, boundaries = result if name == "from_pufferlib" else (None, result)
+    return [rewards, *boundaries[:4]]
+
+
+def same(got, want):
+    """Equal in shape, dtype and content, NaN to NaN."""
+    for x, y in zip(got, want, strict=True):
+        assert (x is None) == (y is None)
+        if y is not None:
+            torch.testing.assert_close(x, y, rtol=0, atol=0, equal_nan=True)
+
+
+def turned(results):
+    """The other layout."""
+    return [x.t() if x is not None and x.ndim == 2 else x for x in results]
+
+
+def test_every_converter_is_in_the_tables():
+    assert {name for name in conv.__all__ if name != "Boundaries"} == set(SIGNATURES)
+
+
+@CONVERTERS
+@pytest.mark.parametrize("time_dim", [0, -2])
+def test_layouts_and_strides_give_the_same(name, time_dim):
+    good = arguments(name)
+    tensors = {key: good[key] for key in SIGNATURES[name]}
+    views = {key: x.t() if x.ndim == 2 else x for key, x in tensors.items()}
+    strided = {key: x.repeat_interleave(2, 0)[::2] for key, x in views.items()}
+    for given in (views, strided):
+        same(turned(convert(name, **given, time_dim=time_dim)), convert(name, **good))
+
+
+@CONVERTERS
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_flags_of_any_type(name, dtype):
+    scaled = arguments(name, flag_dtype=dtype)
+    for key, kind in SIGNATURES[name].items():
+        scaled[key] = scaled[key] * 2 if "flag" in kind else scaled[key]  # any nonzero is true
+    same(convert(name, **scaled), convert(name, **arguments(name)))
+
+
+@CONVERTERS
+@pytest.mark.parametrize(("num_envs", "num_steps"), [(0, 0), (0, 4), (3, 0), (3, 1), (1, 1), (2, 2)])
+def test_any_size(name, num_envs, num_steps):
+    for time_dim in (0, -1):
+        kwargs = arguments(name, num_envs, num_steps, time_dim)
+        boundaries = getattr(conv, name)(**kwargs)
+        rewards, boundaries = boundaries if name == "from_pufferlib" else (torch.zeros_like(boundaries[0]), boundaries)
+        assert boundaries.time_dim == time_dim
+        result = compute_gae(rewards.float(), rewards.float(), **boundaries._asdict(), backend="reference")
+        assert result.advantages.shape == boundaries.terminated.shape == rewards.shape
+
+
+@CONVERTERS
+@pytest.mark.parametrize("shape", [(1, 3), (3, 1)])
+def test_entries_per_environment_may_have_a_dimension_more(name, shape):
+    kwargs = arguments(name)
+    want = convert(name, **kwargs)
+    given = {key: kwargs[key].reshape(shape) for key, kind in SIGNATURES[name].items() if "per_env" in kind}
+    same(convert(name, **kwargs | given), want)
+
+
+@CONVERTERS
+def test_inputs_keep_their_bits_and_results_their_memory(name):
+    kwargs = arguments(name)
+    before = {key: x.clone() for key, x in kwargs.items() if isinstance(x, torch.Tensor)}
+    convert(name, **kwargs)
+    assert all(torch.equal(kwargs[key], x) for key, x in before.items())
+
+
+@CONVERTERS
+def test_nothing_looks_at_the_contents(name):
+    """On the meta device there are none: whatever waited for a device would raise."""
+    results = convert(name, **arguments(name, device="meta"))
+    want = convert(name, **arguments(name))
+    for x, y in zip(results, want, strict=True):
+        assert (x is None) == (y is None)
+        assert x is None or (x.device.type == "meta" and x.shape == y.shape and x.dtype == y.dtype)
+
+
+@CONVERTERS
+def test_one_graph_under_torch_compile(name):
+    kwargs = arguments(name)
+    compiled = torch.compile(lambda **kwargs: convert(name, **kwargs), fullgraph=True, backend="eager")
+    same(compiled(**kwargs), convert(name, **kwargs))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@CONVERTERS
+def test_no_synchronisation(name):
+    kwargs = arguments(name, device="cuda")
+    convert(name, **kwargs)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        got = convert(name, **kwargs)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    same([x if x is None else x.cpu() for x in got], convert(name, **arguments(name)))
+
+
+def test_values_of_two_types_meet_in_the_wider():
+    kwargs = arguments("from_gymnasium_next_step")
+    kwargs["values"] = kwargs["values"].bfloat16()
+    assert conv.from_gymnasium_next_step(**kwargs).bootstrap_values.dtype == torch.float32
+
+
+def test_gradients_flow_into_the_bootstrap():
+    kwargs = arguments("from_gymnasium_next_step")
+    kwargs["values"].requires_grad_()
+    conv.from_gymnasium_next_step(**kwargs).bootstrap_values.sum().backward()
+    assert kwargs["values"].grad.tolist() == [[0, 1, 1, 1]] * 3
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+DIFFERENTLY = {"per_step": "flag", "flag": "per_step", "per_env": "flag_per_env", "flag_per_env": "per_env"}
+CELLS = [(name, key, kind) for name, signature in SIGNATURES.items() for key, kind in signature.items()]
+
+
+@pytest.mark.parametrize(("name", "key", "kind"), CELLS, ids=[f"{name}-{key}" for name, key, _ in CELLS])
+def test_errors_name_the_argument(name, key, kind):
+    def fails(error, value, *message):
+        with pytest.raises(error, match="^" + key) as raised:
+            convert(name, **arguments(name) | {key: value})
+        assert all(part in str(raised.value) for part in message), raised.value
+
+    good = arguments(name)[key]
+    fails(TypeError, good.tolist(), "got list", "Tensor")
+    fails(TypeError, good.numpy(), "got ndarray", "Tensor")
+    fails(TypeError, good.to(torch.int64), "got dtype torch.int64", "float32")
+    fails(TypeError, good.to(torch.complex64), "got dtype torch.complex64", "float32")
+    if "flag" not in kind:
+        fails(TypeError, good.bool(), "got dtype torch.bool", "float32")
+    fails(ValueError, good[None, None], "got shape", "expected")
+    first = key == next(iter(SIGNATURES[name]))
+    if "per_env" in kind:
+        fails(ValueError, good[:2], "got shape (2,)", "expected (3,), [num_envs]")
+        fails(ValueError, good[:2, None], "got shape (2,)", "expected (3,), [num_envs]")
+        fails(ValueError, torch.stack([good] * 4), "got shape (4, 3)", "expected (3,), [num_envs]")
+        fails(ValueError, good[0], "got shape ()", "expected (3,), [num_envs]")
+    elif not first:
+        fails(ValueError, good.t(), "got shape (4, 3)", "expected (3, 4), that of " + next(iter(SIGNATURES[name])))
+    if not first:
+        fails(ValueError, good.to("meta"), "got device meta", "expected cpu")
+    if (name, key) not in {("from_gymnasium_next_step", "previous_done"), ("approximate_rsl_rl", "time_outs")}:
+        fails(TypeError, None, "got NoneType", "Tensor")
+
+
+@CONVERTERS
+@pytest.mark.parametrize("time_dim", [2, -3, None, "time"])
+def test_a_wrong_time_dim_is_refused(name, time_dim):
+    with pytest.raises((ValueError, TypeError), match=rf"^time_dim: got {time_dim!r}, expected"):
+        convert(name, **arguments(name) | {"time_dim": time_dim})
+
+
+def test_final_values_with_an_edge_are_refused():
+    kwargs = arguments("from_gymnasium_same_step")
+    final = FinalValues([0], [1], [2.0])
+    conv.from_gymnasium_same_step(**kwargs | {"final_values": final})
+    with pytest.raises(ValueError, match=r"^final_values.edge: got float, expected None, since next_value"):
+        conv.from_gymnasium_same_step(**kwargs | {"final_values": replace(final, edge=0.0)})
+
+
+# -- documentation ----------------------------------------------------------------------------------------------------
+
+EXAMPLES = re.findall(r"```python\n(.*?)```", (DOCS / "conventions.md").read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda code: "+".join(re.findall(r"(?:from|approximate)_\w+", code)))
+def test_the_examples_of_the_documentation(example):
+    for package in ("gymnasium", "stable_baselines3"):
+        if package in example:
+            pytest.importorskip(package)
+    exec(compile(example, "docs/conventions.md", "exec"), {})
+
+
+def test_the_documentation_has_an_example_of_each():
+    text = "".join(EXAMPLES)
+    assert [name for name in SIGNATURES if f"{name}(" not in text] == []

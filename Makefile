@@ -38,7 +38,7 @@ test-interpreted: $(READY) ## Tests of the core and the adapters, Triton through
 	$(INTERPRETED) $(PY) -m pytest -n $(JOBS) tests/core tests/adapters
 
 test-aot: $(READY) ## Compile the Triton kernels ahead of time; no GPU needed
-	$(COMPILED) $(PY) -m pytest tests/aot
+	$(COMPILED) $(PY) -m pytest -n $(JOBS) tests/aot
 
 mutants: $(READY) ## Break the code on purpose; the tests must notice every time
 	$(PY) scripts/mutants.py

@@ -43,7 +43,7 @@ class Window(NamedTuple):
 
 def check_window(name: str, tensor: Any, time_dim: int, features: bool = False, integers: bool = False) -> Window:
     """The frame set by a call's first per-step tensor, which may have trailing dimensions of features."""
-    if not isinstance(time_dim, int):
+    if not isinstance(time_dim, int) or isinstance(time_dim, bool):
         raise TypeError(f"time_dim: got {time_dim!r}, expected an int")
     if time_dim not in (-2, -1, 0, 1):
         raise ValueError(f"time_dim: got {time_dim!r}, expected -1 or 1 ([num_envs, T]), 0 or -2 ([T, num_envs])")

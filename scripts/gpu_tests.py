@@ -2,7 +2,8 @@
 
     python scripts/gpu_tests.py FOLDER [--commit HASH]
 
-Needs no installation of the project: torch, triton, numpy, pytest and hypothesis, and for all of it numba and tqdm.
+Needs no installation of the project: torch, triton, numpy, pytest, pytest-xdist and hypothesis, and for all of it
+numba, gymnasium and tqdm.
 Writes gpu_tests.json (hardware, versions, commit, counts, failures), junit.xml and pytest.log. Takes minutes.
 """
 
@@ -17,6 +18,7 @@ import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+JOBS = min(8, os.cpu_count() or 1)
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "adapters")]
 
@@ -51,7 +53,8 @@ def run_tests(folder: Path) -> dict[str, object]:
     """The core's tests and the ahead-of-time ones, with the real compiler."""
     junit = folder / "junit.xml"
     started = time.perf_counter()
-    code = run(["-m", "pytest", "tests/core", "tests/aot", "-q", f"--junitxml={junit}"], folder / "pytest.log")
+    command = ["-m", "pytest", "-q", "-n", str(JOBS), "tests/core", "tests/aot", f"--junitxml={junit}"]
+    code = run(command, folder / "pytest.log")
     suite = ET.parse(junit).getroot().find("testsuite")
     assert suite is not None
     counts = {name: int(suite.get(name, "0")) for name in ("tests", "failures", "errors", "skipped")}
@@ -73,7 +76,7 @@ def per_backend(suite: ET.Element) -> dict[str, int]:
 def run_mutants(folder: Path) -> dict[str, object]:
     """The mutants of the Triton kernel, compiled."""
     started = time.perf_counter()
-    code = run(["scripts/mutants.py", "--backend", "triton", "--jobs", "8"], folder / "mutants.log")
+    code = run(["scripts/mutants.py", "--backend", "triton", "--jobs", str(JOBS)], folder / "mutants.log")
     summary = (folder / "mutants.log").read_text().strip().splitlines()[-1]
     return {"exit_code": code, "seconds": round(time.perf_counter() - started, 1), "summary": summary}
 

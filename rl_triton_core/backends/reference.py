@@ -108,7 +108,7 @@ def read(problem: Problem, stream: Stream | float, dtype: torch.dtype) -> torch.
     """A stream or a number as one element per step, in scan order; None is 0."""
     if isinstance(stream, torch.Tensor):
         return oriented(problem, problem.view(stream).to(dtype))
-    return torch.tensor(stream or 0, dtype=dtype, device=problem.like.device).expand(problem.shape)
+    return torch.full(problem.shape, stream or 0, dtype=dtype, device=problem.like.device)
 
 
 def flag(problem: Problem, flags: Stream, absent: bool = False) -> torch.Tensor:

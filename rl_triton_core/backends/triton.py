@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import cache
 from typing import Any
@@ -13,7 +14,7 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from rl_triton_core.kernels import scan
 from rl_triton_core.kernels.launch import Launch, settings
-from rl_triton_core.recurrence import Problem, Recurrence
+from rl_triton_core.recurrence import Problem, Recurrence, Stream
 
 INTERPRETED = isinstance(scan.scan, InterpretedFunction)
 
@@ -49,9 +50,10 @@ def arguments(problem: Problem) -> tuple[Any, ...]:
     def number(x: Any) -> Any:
         return 0 if isinstance(x, torch.Tensor) else x
 
+    stand_in = (problem.like, 0, 0, 0)  # Triton 3.6 has trouble with None inside a tuple
     per_step = isinstance(problem.gamma, torch.Tensor)
     return (
-        tuple(map(stream, problem.inputs)),
+        tuple(stream(x) or stand_in for x in problem.inputs),
         stream(problem.next_values),
         stream(problem.bootstrap),
         number(problem.bootstrap),
@@ -64,7 +66,7 @@ def arguments(problem: Problem) -> tuple[Any, ...]:
         problem.params,
         stream(problem.initial),
         stream(problem.departed),
-        tuple(map(stream, problem.outputs)),
+        tuple(stream(x) or stand_in for x in problem.outputs),
         problem.shape[1],
         problem.shape[2],
     )
@@ -79,6 +81,10 @@ def constants(problem: Problem, launch: Launch) -> dict[str, Any]:
         "READOUT": readout,
         "BACKWARD": recurrence.backward,
         "LOOKS_AHEAD": recurrence.looks_ahead,
+        "INPUTS": len(problem.inputs),
+        "GIVEN": present(problem.inputs),
+        "OUTPUTS": len(problem.outputs),
+        "WANTED": present(problem.outputs),
         "FOLLOWED": recurrence.followed,
         "SKIP": problem.skip,
         "STARTS_AT": problem.starts_at,
@@ -86,6 +92,11 @@ def constants(problem: Problem, launch: Launch) -> dict[str, Any]:
         "BLOCK_LANES": launch.block_lanes,
         "BLOCK_TIME": launch.block_time,
     }
+
+
+def present(streams: Sequence[Stream]) -> int:
+    """A bit for each stream that is there."""
+    return sum(1 << i for i, stream in enumerate(streams) if stream is not None)
 
 
 def on(device: torch.device) -> Any:

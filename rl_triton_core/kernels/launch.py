@@ -16,15 +16,12 @@ class Launch(NamedTuple):
 TABLE = {
     # steps up to -> settings, for memory in which steps lie side by side, and for memory in which lanes do
     "env-major": (
-        (16, Launch(16, 32, 4)),
+        (16, Launch(16, 16, 2)),
         (64, Launch(64, 8, 4)),
-        (256, Launch(256, 4, 8)),
-        (None, Launch(1024, 1, 4)),
+        (256, Launch(256, 1, 4)),
+        (None, Launch(1024, 1, 8)),
     ),
-    "time-major": (
-        (16, Launch(16, 32, 4)),
-        (None, Launch(32, 32, 4)),
-    ),
+    "time-major": ((None, Launch(16, 32, 8)),),
 }
 
 

@@ -135,7 +135,7 @@ def scan(
     gamma,
     gamma_number,
     decay,
-    params,
+    scalars,
     initial,
     departed,
     outputs,
@@ -145,6 +145,10 @@ def scan(
     READOUT: tl.constexpr,
     BACKWARD: tl.constexpr,
     LOOKS_AHEAD: tl.constexpr,
+    INPUTS: tl.constexpr,
+    GIVEN: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    WANTED: tl.constexpr,
     FOLLOWED: tl.constexpr,
     SKIP: tl.constexpr,
     STARTS_AT: tl.constexpr,
@@ -152,7 +156,10 @@ def scan(
     BLOCK_LANES: tl.constexpr,
     BLOCK_TIME: tl.constexpr,
 ):
-    """A[t] = α[t] + β[t]·A[neighbour of t]. `decay` is γλ, or λ if γ is per step."""
+    """A[t] = α[t] + β[t]·A[neighbour of t]. `decay` is γλ, or λ if γ is per step.
+
+    GIVEN and WANTED have a bit for each input and output that is there; the others stand for nothing.
+    """
     lane_blocks = tl.cdiv(lanes, BLOCK_LANES)
     group = (tl.program_id(0) // lane_blocks).to(tl.int64)
     lane = (tl.program_id(0) % lane_blocks).to(tl.int64) * BLOCK_LANES + tl.arange(0, BLOCK_LANES)[:, None]
@@ -184,8 +191,11 @@ def scan(
         severed = inner & (valid_before == 0)
 
         now = ()
-        for i in tl.static_range(len(inputs)):
-            now = now + (load(inputs[i], group, t, lane, inside, DTYPE),)
+        for i in tl.static_range(INPUTS):
+            if (GIVEN >> i) & 1:
+                now = now + (load(inputs[i], group, t, lane, inside, DTYPE),)
+            else:
+                now = now + (load(None, group, t, lane, inside, DTYPE),)
         if BACKWARD or STARTS_AT:
             over = tl.where(inner, 0.0, 0.0)
         else:
@@ -193,7 +203,10 @@ def scan(
             over = tl.where(departs, 1.0, 0.0)
         before = (over,)
         for i in tl.static_range(FOLLOWED):
-            before = before + (load(inputs[i], group, neighbour, lane, inner, DTYPE),)
+            if (GIVEN >> i) & 1:
+                before = before + (load(inputs[i], group, neighbour, lane, inner, DTYPE),)
+            else:
+                before = before + (load(None, group, neighbour, lane, inner, DTYPE),)
         if mask is not None and SKIP:
             before, carried = pass_over(before, valid_before, carried, BLOCK_TIME)
             severed = inside & (inside == 0)
@@ -229,7 +242,7 @@ def scan(
             continues = starts == 0
             next_value = 0
 
-        step = Step(now, following, next_value, continues, gamma_now, decay_now, params)
+        step = Step(now, following, next_value, continues, gamma_now, decay_now, scalars)
         alpha, beta = COEFFICIENTS(step)
         alpha = tl.where(valid, alpha, 0)
         beta = tl.where(valid, beta, 1 if SKIP else 0).to(DTYPE)
@@ -241,6 +254,6 @@ def scan(
         state = at_end(scanned, BLOCK_TIME)
 
         results = READOUT(step, scanned, after)
-        for i in tl.static_range(len(outputs)):
-            if outputs[i] is not None:
+        for i in tl.static_range(OUTPUTS):
+            if (WANTED >> i) & 1:
                 tl.store(address(outputs[i], group, t, lane), tl.where(valid, results[i], 0), mask=inside)

@@ -1,5 +1,6 @@
 """How exact the results are, what overflows, and that the same input gives the same bits."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -81,8 +82,8 @@ def test_a_decay_that_overflows_leaves_zeros_alone(target, kind, flag):
     case = Case(zeros, zeros, gamma=discounts(kind, zeros.shape), lambda_=1.0)
     if flag is not None:
         case = replace(case, **{flag: ~done if flag == "mask" else done})
-    for mask_mode in ("skip", "reset"):
-        for got in run(replace(case, mask_mode=mask_mode), target):
+    for mask_mode, time_dim in itertools.product(("skip", "reset"), (-1, 0)):
+        for got in run(replace(case, mask_mode=mask_mode), target, How(time_dim=time_dim)):
             assert not got.any(), got
 
 
@@ -98,7 +99,7 @@ def test_a_decay_that_overflows_stays_in_its_episode(target, kind, flag):
         serial = case.expected(dtype=np.float32)[0][0]
     finite = np.isfinite(serial)
     assert finite.sum() == 100 - 12 and not serial[:30].any() and not serial[70:].any()
-    for got in run(case, target):
+    for got in (*run(case, target), *run(case, target, How(time_dim=0))):
         x = got[0].double().numpy()
         np.testing.assert_allclose(x[finite], serial[finite], rtol=1e-5)
 

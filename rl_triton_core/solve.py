@@ -111,14 +111,15 @@ def solve_features(
         initial = initial.reshape(window.num_envs, *like.shape[2:]).unsqueeze(window.time_dim).expand(like.shape)
     if out is not None:
         check.check_out((out,), recurrence.outputs, (True,), inputs[0], inputs)
-        out = (check.flat_view("out", out),)
     tensors = tuple(map(flat, inputs))
     problem = Problem(
         recurrence, like, tensors, (None,), window.time_dim, gamma=gamma, initial=initial, **fields
     )  # fmt: skip
-    (result,) = dispatch(problem, (True,), out, backend)
+    target = None if out is None else check.flat_view(out)
+    (result,) = dispatch(problem, (True,), None if target is None else (target,), backend)
     assert result is not None
-    return result.view(inputs[0].shape)
+    result = result.view(inputs[0].shape)
+    return result if out is None else out if target is not None else out.copy_(result)
 
 
 def dispatch(problem: Problem, wanted: Sequence[bool], out: Any, backend: str | None) -> Results:

@@ -153,16 +153,14 @@ def check_state(state: Any, x: torch.Tensor, window: Window) -> tuple[Any, Any]:
     return value, done
 
 
-def flat_view(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor with its features as one dimension, over the same memory."""
+def flat_view(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A tensor with its features as one dimension over the same memory, if its strides allow that."""
     if tensor.ndim <= 3:
         return tensor
-    try:
-        return tensor.view(*tensor.shape[:2], -1)
-    except RuntimeError:
-        raise ValueError(
-            f"{name}: got strides {tensor.stride()}, expected features that lie in memory like one dimension"
-        ) from None
+    if torch.compiler.is_compiling():
+        return None
+    flat = tensor.flatten(2)
+    return flat if flat.data_ptr() == tensor.data_ptr() else None
 
 
 def check_mask_mode(mask_mode: Any) -> bool:

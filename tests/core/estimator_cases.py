@@ -1,0 +1,599 @@
+"""Inputs of one call of any estimator, how they are laid out in memory, and what the call must give."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import cases as gae_cases
+import numpy as np
+import oracles
+import oracles_estimators as tables
+import torch
+from cases import LAYOUTS, PATTERNS, SIZES, How, Placed, Sparse, round_to, row_norms, same_bits, summary
+from hypothesis import strategies as st
+from oracles_estimators import CUT, GOES_ON, MASKED
+
+import rl_triton_core as ours
+from rl_triton_core import FinalValues, ScanState
+
+
+class Estimator(NamedTuple):
+    """One public function and the two oracles of it."""
+
+    name: str
+    function: Callable[..., Any]
+    table: Callable[..., Any]
+    by_trajectory: Callable[..., Any]
+    inputs: tuple
+    outputs: tuple
+    second: str | None = None
+    """The switch that leaves the second output out."""
+
+    @property
+    def forward(self):
+        return self.name in ("traces", "prefix")
+
+
+VTRACE = Estimator(
+    *("vtrace", ours.compute_vtrace, tables.vtrace, tables.vtrace_by_trajectory),
+    *(("rewards", "values", "log_ratios"), ("targets", "advantages"), "compute_advantages"),
+)
+RETRACE = Estimator(
+    *("retrace", ours.compute_retrace, tables.retrace, tables.retrace_by_trajectory),
+    *(("rewards", "q_values", "log_ratios", "expected_next_q"), ("targets", "advantages"), "compute_advantages"),
+)
+LAMBDA = Estimator(
+    *("lambda", ours.compute_lambda_returns, tables.lambda_returns, tables.lambda_returns_by_trajectory),
+    *(("rewards", "values"), ("returns",)),
+)
+DISCOUNTED = Estimator(
+    *("discounted", ours.compute_discounted_returns, tables.discounted_returns),
+    *(tables.discounted_returns_by_trajectory, ("rewards",), ("returns",)),
+)
+GAE = Estimator(
+    *("gae", ours.compute_gae, oracles.gae, oracles.gae_by_episode),
+    *(("rewards", "values"), ("advantages", "returns"), "compute_returns"),
+)
+TRACES = Estimator(
+    *("traces", ours.compute_eligibility_traces, tables.eligibility_traces),
+    *(tables.eligibility_traces_by_trajectory, ("x",), ("traces",)),
+)
+PREFIX = Estimator(
+    *("prefix", ours.compute_episodic_prefix_sum, tables.episodic_prefix_sum),
+    *(tables.episodic_prefix_sum_by_trajectory, ("x",), ("sums",)),
+)
+LINEAR = Estimator(
+    *("linear", ours.linear_recurrence, tables.linear_recurrence, tables.linear_recurrence_as_sum),
+    *(("alpha", "beta"), ("states",)),
+)
+BACKWARD = (VTRACE, RETRACE, LAMBDA, DISCOUNTED)
+FORWARD = (TRACES, PREFIX)
+ESTIMATORS = (*BACKWARD, *FORWARD, LINEAR)
+
+DEFAULT = How()
+TEMP = True
+FLAGS = ("terminated", "truncated", "dones", "mask")
+FORMS = {
+    "vtrace": ("scalar", "dense", "sparse", "next_values", "edge"),
+    "gae": ("scalar", "dense", "sparse", "next_values", "edge"),
+    "lambda": ("scalar", "dense", "sparse", "next_values", "edge"),
+    "discounted": ("scalar", "dense", "sparse", "edge"),
+    "retrace": ("expected", "actions"),
+}
+
+
+class Vector(NamedTuple):
+    """A decay per feature dimension."""
+
+    array: np.ndarray
+
+
+def by_name(estimator):
+    return estimator.name
+
+
+@dataclass(frozen=True, repr=False)
+class Case:
+    """Arguments by name: arrays are float64, int or bool, [num_envs, T, ...] whatever the layout of the call."""
+
+    estimator: Estimator
+    args: dict
+
+    def __repr__(self):
+        return f"Case({self.estimator.name}, {', '.join(f'{k}={summary(v)}' for k, v in self.args.items())})"
+
+    def _repr_pretty_(self, printer, cycle):
+        printer.text(repr(self))
+
+    def __getitem__(self, name):
+        return self.args[name]
+
+    def get(self, name, default=None):
+        return self.args.get(name, default)
+
+    def replace(self, **changes):
+        """The case with other arguments; None takes one away."""
+        args = {**self.args, **changes}
+        return Case(self.estimator, {name: x for name, x in args.items() if x is not None})
+
+    def each(self, function, *names):
+        """The case after a function of every per-step array, or of those named."""
+        arrays = {k: x for k, x in self.args.items() if per_step(x) and (not names or k in names)}
+        return self.replace(**{name: function(x) for name, x in arrays.items()})
+
+    @property
+    def shape(self):
+        return self.args[self.estimator.inputs[0]].shape[:2]
+
+    @property
+    def valid(self):
+        return np.ones(self.shape, bool) if self.get("mask") is None else self["mask"]
+
+    @property
+    def boundaries(self):
+        """The arguments that say where trajectories end."""
+        names = ("terminated", "truncated", "mask", "mask_mode")
+        return {name: self[name] for name in names if name in self.args}
+
+    @property
+    def dense(self):
+        """The bootstrap as the oracles take it."""
+        form, entries = self.get("bootstrap_values"), ()
+        if isinstance(form, Sparse):
+            entries = zip(form.env, form.time, form.value, strict=True)
+            form = None if form.edge is None else np.broadcast_to(form.edge, self.shape[:1])
+        return oracles.dense_bootstrap(form, self.shape, self.get("mask"), self.get("mask_mode", "skip"), entries)
+
+    def rounded(self, dtype):
+        """The same case after its float arrays have been rounded to dtype; a state is float32 at least."""
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+
+        def rounded(x):
+            if isinstance(x, Sparse):
+                edge = x.edge if x.edge is None else round_to(x.edge, dtype)
+                return x._replace(value=round_to(x.value, dtype).tolist(), edge=edge)
+            if isinstance(x, Vector):
+                return Vector(round_to(x.array, dtype))
+            if isinstance(x, tuple):
+                return (x[0] if x[0].dtype.kind == "i" else round_to(x[0], wide), x[1])
+            return round_to(x, dtype) if isinstance(x, np.ndarray) and x.dtype.kind == "f" else x
+
+        return Case(self.estimator, {name: rounded(x) for name, x in self.args.items()})
+
+    def expected(self, oracle=None, **kwargs):
+        """The oracle's results: those of the table unless told otherwise."""
+        args = dict(self.args)
+        if "bootstrap_values" in args:
+            args["bootstrap"] = self.dense
+            del args["bootstrap_values"]
+        if self.estimator is TRACES:
+            args["decay"] = full_decay(
+                args.pop("decay", None), args.pop("gamma", 0.99), args.pop("lambda_", 0.95), args["x"]
+            )
+        with np.errstate(over="ignore", invalid="ignore"):
+            results = (oracle or self.estimator.table)(**args, **kwargs)
+        return results if isinstance(results, tuple) else (results,)
+
+
+def full_decay(decay, gamma, lambda_, x):
+    """Any form of a decay as a number or an array that broadcasts over x."""
+    if decay is None:
+        return gamma * lambda_
+    if isinstance(decay, Vector):
+        return decay.array
+    return decay.reshape(decay.shape + (1,) * (x.ndim - decay.ndim)) if isinstance(decay, np.ndarray) else decay
+
+
+def per_step(x):
+    return isinstance(x, np.ndarray) and x.ndim >= 2
+
+
+# --- random cases -----------------------------------------------------------------------------------------------------
+
+ACTIONS = 3
+
+
+def draw_input(rng, name, shape):
+    """A random per-step input."""
+    if name == "log_ratios":
+        return 0.7 * rng.standard_normal(shape)
+    if name in ("target_log_probs", "behaviour_log_probs"):
+        return -np.abs(rng.standard_normal(shape))
+    if name == "next_action_probs":
+        return rng.dirichlet(np.ones(ACTIONS), shape)
+    if name == "next_q_values":
+        return rng.standard_normal((*shape, ACTIONS))
+    if name == "beta":
+        return rng.uniform(-1, 1, shape)
+    return rng.standard_normal(shape)
+
+
+def random_case(estimator, num_envs, num_steps, seed=0, *, term=0.1, trunc=0.1, valid=1.0, features=(), **changes):
+    """Random inputs, flags with the given probabilities (None: no such argument), a dense bootstrap if one is taken."""
+    rng = np.random.default_rng(seed)
+    shape = (num_envs, num_steps)
+    args = {name: draw_input(rng, name, (*shape, *features)) for name in estimator.inputs}
+    flags = {"terminated": term, "truncated": trunc}
+    if estimator is PREFIX:
+        flags = {"dones": term}
+    if estimator is not LINEAR:
+        args |= {name: rng.random(shape) < p for name, p in flags.items() if p is not None}
+        if valid != 1:
+            args["mask"] = rng.random(shape) < valid
+    if "edge" in FORMS.get(estimator.name, ()):
+        args["bootstrap_values"] = rng.standard_normal(shape)
+    return Case(estimator, args).replace(**changes)
+
+
+def with_form(case, form, seed=0, term=None):
+    """The case with its continuation told in another form (`FORMS`)."""
+    rng = np.random.default_rng(seed)
+    if form == "scalar":
+        return case.replace(bootstrap_values=1.5)
+    if form == "edge":
+        return case.replace(truncated=None, bootstrap_values=rng.standard_normal(case.shape[0]))
+    if form == "next_values":
+        values = None if case.estimator is LAMBDA else case["values"]
+        return case.replace(values=values, bootstrap_values=None, next_values=rng.standard_normal(case.shape))
+    if form == "actions":
+        names = ("next_action_probs", "next_q_values")
+        return case.replace(expected_next_q=None, **{name: draw_input(rng, name, case.shape) for name in names})
+    return case
+
+
+def with_log_probs(case, seed=0):
+    """The ratio told as two log-probabilities."""
+    rng, names = np.random.default_rng(seed), ("target_log_probs", "behaviour_log_probs")
+    return case.replace(log_ratios=None, **{name: draw_input(rng, name, case.shape) for name in names})
+
+
+def steps(case):
+    """`oracles_estimators.what_follows` of a backward case."""
+    return tables.what_follows(case.shape, **case.boundaries, gamma=case.get("gamma"))
+
+
+def readable(case):
+    """Per input the cells that may be read at all."""
+    if case.estimator is LINEAR:
+        return {"alpha": case.valid, "beta": case.valid}
+    if case.estimator.forward:
+        return {"x": case.valid, "decay": case.valid & ~begins(case)}
+    kind, after = steps(case)
+    valid, followed = kind != MASKED, np.zeros(case.shape, bool)
+    followed[np.nonzero(after >= 0)[0], after[after >= 0]] = True
+    going_on = (kind == CUT) | (kind == GOES_ON)
+    names = ("rewards", "q_values", "log_ratios", "target_log_probs", "behaviour_log_probs", "gamma")
+    return {
+        **dict.fromkeys(names, valid),
+        "values": followed if case.estimator is LAMBDA else valid,
+        "bootstrap_values": kind == CUT,
+        **dict.fromkeys(("next_values", "expected_next_q", "next_action_probs", "next_q_values"), going_on),
+    }
+
+
+def begins(case):
+    """Where a trajectory begins within the window, in a forward case."""
+    ids = tables.trajectory_ids(case.shape, **ends(case))
+    first = np.zeros(case.shape, bool)
+    for n, row in enumerate(ids):
+        numbers, at = np.unique(row, return_index=True)
+        first[n, at[(numbers >= 0) & (at > 0)]] = True
+        if case.get("mask_mode") != "reset":
+            first[n, np.flatnonzero(case.valid[n])[:1]] = False  # what comes before the window carries on
+    return first
+
+
+def ends(case):
+    """The boundaries of a forward case as departure flags."""
+    kept = {name: case[name] for name in ("mask", "mask_mode") if name in case.args}
+    if case.estimator is TRACES:
+        return case.boundaries
+    dones, valid = case.get("dones"), case.valid
+    if dones is None or case.get("boundary", "ends_at") == "ends_at":
+        return {"terminated": dones, **kept}
+    departed = np.zeros(case.shape, bool)
+    for n in range(case.shape[0]):
+        at = np.flatnonzero(valid[n])
+        departed[n, at[:-1]] = dones[n, at[1:]]
+    return {"terminated": departed, **kept}
+
+
+def poisoned(case):
+    """The case with NaN in every cell that must not be read, unless it is constant for a reason."""
+    cells = readable(case)
+    changes = {}
+    for name, x in case.args.items():
+        if name in cells and per_step(x) and x.dtype.kind == "f":
+            read = cells[name].reshape(case.shape + (1,) * (x.ndim - 2))
+            changes[name] = np.where(read, x, np.nan)
+    return case.replace(**changes)
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def place(array, layout, dtype, device):
+    """`cases.place` for any number of dimensions: the layout is that of the two leading ones."""
+    if array.ndim == 2:
+        return gae_cases.place(array, layout, dtype, device)
+    source = torch.as_tensor(np.ascontiguousarray(array)).to(device=device, dtype=dtype)
+    if array.ndim < 2:
+        return Placed(source, source)
+    rows, cols, *rest = source.shape
+    if layout == "expanded":
+        for dim in (0, 1):
+            line = source.narrow(dim, 0, 1) if source.numel() else source
+            if source.numel() and torch.equal(source, line.expand_as(source)):
+                return Placed(line.contiguous().expand_as(source), line.contiguous())
+    shape, cut = {
+        "transposed": ((cols, rows, *rest), lambda base: base.transpose(0, 1)),
+        "strided": ((2 * rows + 1, 3 * cols + 2, *rest), lambda base: base[1::2, 2::3]),
+        "padded": ((rows + 2, cols + 3, *rest), lambda base: base[1 : rows + 1, 2 : cols + 2]),
+        "padded_transposed": ((*rest, cols + 2, rows), lambda base: base.movedim((-1, -2), (0, 1))[:, 1 : cols + 1]),
+    }.get(layout, (tuple(source.shape), lambda base: base))
+    base = torch.full(shape, torch.nan if dtype.is_floating_point else 1, dtype=dtype, device=device)
+    cut(base).copy_(source)
+    return Placed(cut(base), base)
+
+
+class Call:
+    """A case made into arguments on a device, with the memory behind them."""
+
+    def __init__(self, case, device="cpu", how=DEFAULT):
+        self.estimator, self.how, self.device, self.placed = case.estimator, how, device, []
+        self.turned = how.time_dim in (0, -2)
+        self.integers = case[self.estimator.inputs[0]].dtype.kind == "i"
+        self.shape = case[self.estimator.inputs[0]].shape
+        self.kwargs = {name: self._argument(name, x) for name, x in case.args.items()}
+        self.kwargs["time_dim"] = how.time_dim
+        if self.estimator.second:
+            self.kwargs[self.estimator.second] = how.returns
+        self.num_results = 1 + bool(self.estimator.second and how.returns)
+
+    def _argument(self, name, x):
+        if name == "state":
+            wide = torch.int64 if self.integers else torch.promote_types(self.how.dtype, torch.float32)
+            return ScanState(self._tensor(x[0], wide), self._tensor(x[1], torch.bool))
+        if isinstance(x, Sparse):
+            edge = self._argument("edge", x.edge) if isinstance(x.edge, np.ndarray) else x.edge
+            env, time = (torch.tensor(i, dtype=torch.int64, device=self.device) for i in (x.env, x.time))
+            return FinalValues(env, time, torch.tensor(x.value, dtype=self.how.dtype, device=self.device), edge)
+        if isinstance(x, Vector):
+            return self._tensor(x.array, self.how.dtype)
+        if not isinstance(x, np.ndarray):
+            return x
+        if name in FLAGS:
+            dtype = self.how.mask_dtype if name == "mask" else self.how.flag_dtype
+        else:
+            dtype = self.how.dtype if x.dtype.kind == "f" else torch.as_tensor(x).dtype
+        return self._tensor(x.swapaxes(0, 1) if self.turned and x.ndim > 1 and name != "initial" else x, dtype)
+
+    def _tensor(self, array, dtype):
+        layout = self.how.layouts[len(self.placed) % len(self.how.layouts)]
+        self.placed.append(place(array, layout, dtype, self.device))
+        return self.placed[-1].view
+
+    def __call__(self, backend=None, **changes):
+        """The results as a tuple of tensors in the layout of the call, as the function gave them."""
+        answer = self.estimator.function(**{**self.kwargs, "backend": backend, **changes})
+        return (answer,) if isinstance(answer, torch.Tensor) else tuple(answer)
+
+    def env_major(self, tensor):
+        return tensor.transpose(0, 1) if self.turned else tensor
+
+    @property
+    def result_dtype(self):
+        return torch.int64 if self.integers else self.how.result_dtype
+
+    def checked(self, backend):
+        """The results as [num_envs, T, ...] tensors, after checks of the memory around the call: outputs start as NaN,
+        all of them and nothing beside them is written, inputs keep their bits, and the results are `out` itself.
+        """
+        how, changes, outs = self.how, {}, []
+        shape = (self.shape[1], self.shape[0], *self.shape[2:]) if self.turned else self.shape
+        filler = 1 if self.integers else torch.nan
+        if how.out_layout is not None:
+            full = np.full(shape, filler)
+            outs = [place(full, how.out_layout, self.result_dtype, self.device) for _ in range(self.num_results)]
+            views = [out.view for out in outs] + [None] * (len(self.estimator.outputs) - len(outs))
+            changes["out"] = tuple(views) if len(views) > 1 else views[0]
+        before = [p.base.clone() for p in self.placed]
+        results = self(backend, **changes)
+        assert all(same_bits(p.base, old) for p, old in zip(self.placed, before, strict=True)), "an input was modified"
+        for out, got in zip(outs, results, strict=False):
+            assert got is out.view or TEMP
+            beside = out.base.clone()
+            out.same_view(beside).fill_(filler)
+            assert same_bits(beside, torch.full_like(beside, filler)), "wrote beside the output"
+        assert [x is None for x in results] == [i >= self.num_results for i in range(len(self.estimator.outputs))]
+        given = results[: self.num_results]
+        assert all(x.shape == shape and x.dtype == self.result_dtype and not x.requires_grad for x in given)
+        return [self.env_major(x) for x in given]
+
+
+# --- comparison -------------------------------------------------------------------------------------------------------
+
+
+def run(case, target, how=DEFAULT):
+    """The results, [num_envs, T, ...] on the CPU; everything that must hold of any call is checked."""
+    return [x.cpu() for x in Call(case, target.device, how).checked(target.backend)]
+
+
+def rows(x):
+    return x.reshape(len(x), int(np.prod(x.shape[1:])))
+
+
+def check(case, target, how=DEFAULT, slack=4.0):
+    """Run a case and compare it with the oracle on the same, rounded, inputs.
+
+    The error of each row, in the norm, may be twice that of a serial loop in the precision of the arithmetic, plus
+    `slack` roundings of the operands, plus the rounding of the output if its type is coarser. Integers are exact.
+    """
+    results = run(case, target, how)
+    case = case.rounded(how.dtype)
+    arithmetic = np.float64 if how.dtype == torch.float64 else np.float32
+    slack *= 16 if arithmetic == np.float64 else 1  # there the oracle is itself the serial loop
+    exact, serial = case.expected(), case.expected(dtype=arithmetic)
+    names = case.estimator.outputs
+    size = operands(case) + sum(row_norms(rows(x)) for x in exact[: len(names)])
+    for name, result, want, loop in zip(names, results, exact, serial, strict=False):
+        got = result.numpy() if result.dtype == torch.int64 else result.double().numpy()
+        assert not got[~case.valid].any(), f"{name}: not 0 in masked cells"
+        if result.dtype == torch.int64:
+            np.testing.assert_array_equal(got, want)
+            continue
+        assert (np.isnan(got) == np.isnan(want)).all(), f"{name}: NaN at {np.argwhere(np.isnan(got) ^ np.isnan(want))}"
+        limit = 2 * row_norms(rows(loop - want)) + slack * np.finfo(arithmetic).eps * size
+        if torch.finfo(how.result_dtype).eps > np.finfo(arithmetic).eps:  # the interpreter truncates bfloat16
+            limit += torch.finfo(how.result_dtype).eps * row_norms(rows(want)) / (1 if target.interpreted else 2)
+        error = row_norms(rows(got - want))
+        assert (error <= limit).all(), f"{name}: rows {np.flatnonzero(error > limit)}, {error.max()} > {limit.max()}"
+
+
+def operands(case):
+    """The size of what is added up in every row: the inputs, as far as clipped ratios weigh them."""
+    weight = max([1.0, *(case.get(name, 1.0) for name in ("rho_bar", "c_bar", "rho_bar_pg"))])
+    skipped = ("gamma", "decay", "beta", "log_ratios", "target_log_probs", "behaviour_log_probs", "next_action_probs")
+    arrays = {name: x for name, x in case.args.items() if name not in (*skipped, *FLAGS) and per_step(x)}
+    return weight * sum(row_norms(rows(np.where(np.isfinite(x), x, 0.0))) for x in arrays.values())
+
+
+# --- strategies -------------------------------------------------------------------------------------------------------
+
+MAX_CELLS = {"reference": 600, "cpu": 1500, "triton": 6000}
+FLOATS = [torch.float32, torch.float32, torch.bfloat16, torch.float16]
+PRESENT = {"no flags": (), "terminations": ("terminated",), "all": ("terminated", "truncated", "mask")}
+
+
+def draw_shape(draw, target):
+    num_steps = draw(st.sampled_from([n for n in SIZES if n <= target.max_steps]))
+    max_envs = 5 if target.interpreted else min(150, max(1, MAX_CELLS[target.backend] // max(num_steps, 1)))
+    return draw(st.sampled_from([n for n in SIZES if n <= max_envs])), num_steps
+
+
+def draw_how(draw, target):
+    return How(
+        dtype=draw(st.sampled_from(FLOATS if target.backend == "triton" else [*FLOATS, torch.float64])),
+        flag_dtype=draw(st.sampled_from([torch.bool, torch.uint8, torch.float32, torch.bfloat16])),
+        mask_dtype=draw(st.sampled_from([torch.bool, torch.uint8, torch.float16, torch.float64])),
+        time_dim=draw(st.sampled_from([-1, 0, 1, -2])),
+        layouts=tuple(draw(st.lists(st.sampled_from(LAYOUTS), min_size=1, max_size=3))),
+        out_layout=draw(st.sampled_from([None, *LAYOUTS[:5]])),
+        out_dtype=draw(st.sampled_from([None, None, torch.float32, torch.bfloat16])),
+        returns=draw(st.booleans()),
+    )
+
+
+def draw_flags(draw, rng, shape, names):
+    patterns = {name: draw(st.sampled_from(list(PATTERNS.values()))) for name in names}
+    return {name: rng.random(shape) < (1 - p if name == "mask" else p) for name, p in patterns.items()}
+
+
+@st.composite
+def backward_cases(draw, estimator, target):
+    """A case with every cell that must not be read filled with NaN, and the way to hand it over."""
+    shape = draw_shape(draw, target)
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    case = random_case(estimator, *shape, seed=rng, term=None, trunc=None)
+    case = case.replace(**draw_flags(draw, rng, shape, PRESENT[draw(st.sampled_from(list(PRESENT)))]))
+    if "mask" in case.args:
+        case = case.replace(mask_mode=draw(st.sampled_from(["skip", "reset"])))
+    gamma = draw(st.sampled_from([0.0, 0.5, 0.99, 1, "per step"]))
+    if gamma == "per step":
+        gamma = np.where(rng.random(shape) < 0.15, 0.0, rng.uniform(0.5, 1.0, shape))
+    case = case.replace(gamma=gamma)
+    if estimator is not DISCOUNTED:
+        case = case.replace(lambda_=draw(st.sampled_from([0, 0.5, 0.95, 1.0])))
+    if "log_ratios" in estimator.inputs:
+        bars = {name: draw(st.sampled_from([0.5, 1.0, 2.0])) for name in ("rho_bar", "c_bar")}
+        if estimator is VTRACE:
+            bars["rho_bar_pg"] = draw(st.sampled_from([None, 0.5, 1.0, 3.0]))
+        case = case.replace(**bars)
+        case = with_log_probs(case, rng) if draw(st.booleans()) else case
+    forms = [form for form in FORMS[estimator.name] if form != "edge" or "truncated" not in case.args]
+    form = draw(st.sampled_from(forms))
+    case = with_form(case, form, rng)
+    if form == "sparse":
+        cuts = steps(case)[0] == CUT
+        given = rng.random(shape) < np.where(cuts, 0.9, 0.05)
+        edge = draw(st.sampled_from([None, 2.5, "tensor"]))
+        edge = rng.standard_normal(shape[0]) if edge == "tensor" else edge
+        entries = Sparse(*(i.tolist() for i in np.nonzero(given)), rng.standard_normal(given.sum()).tolist(), edge)
+        case = case.replace(bootstrap_values=entries)
+    return draw_broadcast(draw, poisoned(case)), draw_how(draw, target)
+
+
+def draw_broadcast(draw, case):
+    """One of the inputs the same along a dimension, so that it may be an expanded tensor."""
+    name = draw(st.sampled_from([None, *case.estimator.inputs]))
+    if name is None or name not in case.args or not case[name].size:
+        return case
+    x = case[name]
+    line = x[:, :1] if draw(st.booleans()) else x[:1]
+    line = np.where(np.isnan(line), 1.0, line) if x.dtype.kind == "f" else line
+    return case.replace(**{name: np.broadcast_to(line, x.shape).copy()})
+
+
+@st.composite
+def forward_cases(draw, estimator, target):
+    """The same for eligibility traces and prefix sums."""
+    shape = draw_shape(draw, target)
+    features = draw(st.sampled_from([(), (), (1,), (3,), (2, 2)]))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    case = random_case(estimator, *shape, seed=rng, term=None, trunc=None, features=features)
+    names = PRESENT[draw(st.sampled_from(list(PRESENT)))]
+    if estimator is PREFIX:
+        names = tuple({"terminated": "dones"}.get(name, name) for name in names if name != "truncated")
+        case = case.replace(boundary=draw(st.sampled_from(["ends_at", "starts_at"])))
+    case = case.replace(**draw_flags(draw, rng, shape, names))
+    if "mask" in names:
+        case = case.replace(mask_mode=draw(st.sampled_from(["skip", "reset"])))
+    if draw(st.booleans()):
+        value = rng.standard_normal((shape[0], *features))
+        case = case.replace(state=(value, rng.random(shape[0]) < 0.3))
+    if estimator is TRACES:
+        case = case.replace(**draw_decay(draw, rng, case["x"].shape))
+    elif draw(st.booleans()):
+        dtype = draw(st.sampled_from([np.int8, np.int16, np.int32, np.int64]))
+        case = case.replace(x=rng.integers(-100, 100, case["x"].shape).astype(dtype))
+        if "state" in case.args:
+            case = case.replace(state=(rng.integers(-9, 9, (shape[0], *features)), case["state"][1]))
+    case = draw_broadcast(draw, case if case["x"].dtype.kind == "i" else poisoned(case))
+    how = draw_how(draw, target)
+    return case, how if case["x"].dtype.kind == "f" else integer_how(how)
+
+
+def integer_how(how):
+    return How(**{**vars(how), "out_dtype": None, "dtype": torch.float32})
+
+
+def draw_decay(draw, rng, shape):
+    """Any form of a decay."""
+    form = draw(st.sampled_from(["gamma", "number", "per step", "vector", "full"]))
+    if form == "gamma":
+        return {"gamma": draw(st.sampled_from([0.0, 0.9, 1])), "lambda_": draw(st.sampled_from([0.0, 0.8, 1]))}
+    if form == "number":
+        return {"decay": draw(st.sampled_from([0.0, 0.5, 1.0]))}
+    if form == "vector" and len(shape) > 2:
+        return {"decay": Vector(rng.uniform(0, 1, shape[2:]))}
+    return {"decay": rng.uniform(0, 1, shape if form == "full" else shape[:2])}
+
+
+@st.composite
+def linear_cases(draw, target):
+    """The same for the bare recurrence."""
+    shape = draw_shape(draw, target)
+    features = draw(st.sampled_from([(), (3,), (2, 2)]))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    case = random_case(LINEAR, *shape, seed=rng, features=features, reverse=draw(st.booleans()))
+    case["beta"][rng.random(case["beta"].shape) < 0.1] = 0.0
+    if draw(st.booleans()):
+        case = case.replace(initial=rng.standard_normal((shape[0], *features)))
+    return draw_broadcast(draw, case), draw_how(draw, target)
+
+
+def any_case(estimator, target):
+    """The strategy of an estimator."""
+    if estimator is LINEAR:
+        return linear_cases(target)
+    return (forward_cases if estimator.forward else backward_cases)(estimator, target)

@@ -1,0 +1,306 @@
+"""A NaN or an infinity stays in its own trajectory, and on its side of its own step: every cell of every input.
+
+A window is stacked once for every place that can be poisoned, with a clean copy below each, so that one call tells of
+all of them and of the rows beside them. What must not change must not change by a bit.
+"""
+
+import itertools
+
+import numpy as np
+import oracles_estimators as tables
+import pytest
+import torch
+from cases import How, Sparse, same_bits
+from estimator_cases import (
+    BACKWARD,
+    DEFAULT,
+    DISCOUNTED,
+    ESTIMATORS,
+    FORWARD,
+    LAMBDA,
+    LINEAR,
+    PREFIX,
+    RETRACE,
+    TRACES,
+    VTRACE,
+    Case,
+    Vector,
+    begins,
+    by_name,
+    ends,
+    per_step,
+    random_case,
+    readable,
+    run,
+    with_form,
+    with_log_probs,
+)
+
+POISON = (np.nan, np.inf, -np.inf)
+ALL = pytest.mark.parametrize("estimator", ESTIMATORS, ids=by_name)
+MODES = pytest.mark.parametrize("mask_mode", ["skip", "reset"])
+
+
+def stack(case, copies):
+    """Each row `copies` times, one under the other."""
+    state = case.get("state")
+    repeated = None if state is None else tuple(np.repeat(x, copies, axis=0) for x in state)
+    return case.each(lambda x: np.repeat(x, copies, axis=0)).replace(state=repeated)
+
+
+def ids_of(case):
+    """A number per trajectory."""
+    if case.estimator is not LINEAR:
+        return tables.trajectory_ids(case.shape, **(ends(case) if case.estimator.forward else case.boundaries))
+    severed = case["beta"] == 0
+    if not case.get("reverse", True):
+        severed = np.append(severed[:, 1:], severed[:, :1], axis=1)
+    return tables.trajectory_ids(case.shape, terminated=severed)
+
+
+def reaches(case, name, output, t):
+    """Which steps may change where `name` changes at t, as far as the order in time tells."""
+    steps = np.arange(case.shape[1])
+    if case.estimator.forward or not case.get("reverse", True):
+        return steps >= t
+    ahead_only = [(LAMBDA, "values", "returns")]
+    ahead_only += [(RETRACE, x, "targets") for x in ("log_ratios", "target_log_probs", "behaviour_log_probs")]
+    return steps < t if (case.estimator, name, output) in ahead_only else steps <= t
+
+
+def assert_contained(case, target, names, poison=POISON, how=DEFAULT, times=None):
+    """Poison each cell of each input in a row of its own, and compare with the clean row below it."""
+    times = range(case.shape[1]) if times is None else times
+    places = list(itertools.product(names, times, poison))
+    dirty = stack(case, 2 * len(places))
+    for i, (name, t, value) in enumerate(places):
+        cells = dirty[name][2 * i :: 2 * len(places), t]
+        cells.reshape(len(cells), -1)[:, 0] = value  # the first feature or action only
+    ids, may_read = ids_of(case), readable(case)
+    for output, result in zip(case.estimator.outputs, run(dirty, target, how), strict=True):
+        got, clean = result.reshape(case.shape[0], len(places), 2, case.shape[1], -1).unbind(2)
+        assert clean.isfinite().all() and same_bits(clean, clean[:, :1].expand_as(clean).contiguous()), (
+            "a row beside it"
+        )
+        changed = got.view(torch.int32) != clean.view(torch.int32)
+        assert not changed[..., 1:].any(), f"{output}: from one feature to another"
+        for i, (name, t, value) in enumerate(places):
+            read = may_read[name][:, t]
+            reach = (ids == ids[:, [t]]) & read[:, None] & reaches(case, name, output, t)
+            leaks = np.argwhere(changed[:, i, :, 0].numpy() & ~reach)
+            assert not len(leaks), f"{output}: {value} in {name} at {t} reaches (row, step) {leaks[:4].tolist()}"
+            if np.isnan(value) and name in seen(case, output):  # else this would pass without a computation
+                assert got[torch.as_tensor(read), i, t, 0].isnan().all(), f"{output}: {name} at {t} is not read"
+
+
+def seen(case, output):
+    """The inputs of which a NaN must be seen at its own step."""
+    names = {"rewards", "q_values", "x", "alpha", "bootstrap_values", "next_values"}
+    if output == "targets":
+        names |= {"expected_next_q", "next_q_values"}
+    if case.estimator is VTRACE or output == "advantages":
+        names |= {"log_ratios", "target_log_probs", "behaviour_log_probs"}
+    return names
+
+
+PATTERNS = {
+    "two episodes": [0, 0, 1, 0, 0, 0],
+    "truncated": [0, 0, 2, 0, 0, 0],
+    "both flags": [0, 3, 0, 0, 3, 0],
+    "every step": [1, 2, 3, 1, 2, 3],
+    "last step": [0, 2, 0, 0, 0, 1],
+    "masked": [0, 4, 1, 4, 4, 0],
+    "masked and done": [0, 5, 2, 6, 0, 7],
+    "masked at both ends": [4, 0, 2, 0, 1, 4],
+    "no valid step": [4, 5, 6, 7, 4, 4],
+}
+
+
+def pattern_case(estimator, cells, **changes):
+    """Bit 0: terminated, or a decay of 0; bit 1: truncated; bit 2: masked."""
+    cells = np.array(cells)
+    term, trunc, mask = cells & 1 > 0, cells & 2 > 0, cells & 4 == 0
+    case = random_case(estimator, *cells.shape, term=None, trunc=None)
+    if estimator is LINEAR:
+        return case.replace(beta=np.where(cells & 3 > 0, 0.0, case["beta"]), **changes)
+    flags = {"dones": term | trunc} if estimator is PREFIX else {"terminated": term, "truncated": trunc}
+    return case.replace(**flags, mask=None if mask.all() else mask, **changes)
+
+
+def variants(estimator, cells, mask_mode):
+    """The same window told in each way that has other inputs, and the inputs that can be poisoned."""
+    if estimator is LINEAR:
+        for reverse in (True, False):
+            yield pattern_case(estimator, cells, reverse=reverse)
+        return
+    case = pattern_case(estimator, cells, mask_mode=mask_mode)
+    if estimator is PREFIX:
+        yield case
+        yield case.replace(boundary="starts_at")
+    elif estimator is TRACES:
+        yield case.replace(decay=np.full(case.shape, 0.9))
+        yield case.replace(x=np.repeat(case["x"][..., None], 2, axis=2), decay=np.full((*case.shape, 2), 0.9))
+    else:
+        yield case.replace(gamma=np.full(case.shape, 0.9))
+        if estimator is RETRACE:
+            yield with_log_probs(with_form(case, "actions"))
+        elif estimator is not DISCOUNTED:
+            yield with_form(case, "next_values")
+
+
+def arrays(case):
+    return {name: x for name, x in case.args.items() if per_step(x)}
+
+
+def real_inputs(case):
+    return [name for name, x in arrays(case).items() if x.dtype.kind == "f"]
+
+
+@MODES
+@pytest.mark.parametrize("pattern", PATTERNS)
+@ALL
+def test_every_cell(target, estimator, pattern, mask_mode):
+    if target.interpreted and pattern not in ("both flags", "masked and done"):
+        pytest.skip("the interpreter takes its time for every row")
+    for case in variants(estimator, [PATTERNS[pattern]], mask_mode):
+        assert_contained(case, target, real_inputs(case), POISON[:1] if target.interpreted else POISON)
+
+
+@MODES
+@ALL
+def test_every_cell_of_every_pattern(target, estimator, mask_mode):
+    """All 4096 windows of four steps on a GPU, a sample of them elsewhere."""
+    cells = np.array(list(itertools.product(range(8), repeat=4)))
+    if target.device == "cpu":
+        cells = np.random.default_rng(0).permutation(cells)[: 5 if target.interpreted else 256]
+    for case in variants(estimator, cells, mask_mode):
+        assert_contained(case, target, real_inputs(case), poison=[np.nan])
+
+
+@pytest.mark.parametrize(("mask_mode", "time_dim"), [("skip", -1), ("skip", 0), ("reset", -1)])
+@ALL
+def test_every_cell_of_a_long_window(target, estimator, mask_mode, time_dim):
+    num_steps = 2100 if target.device == "cuda" else 17 if target.interpreted else 129
+    case = random_case(estimator, 1, num_steps, seed=3, term=0.05, trunc=0.05, valid=0.9)
+    if estimator is LINEAR:
+        case["beta"][:, ::9] = 0.0
+    else:
+        case = case.replace(mask_mode=mask_mode)
+    times = range(0, num_steps, 4) if target.interpreted else None
+    assert_contained(case, target, real_inputs(case)[:3], [np.nan], How(time_dim=time_dim), times)
+
+
+@MODES
+@pytest.mark.parametrize("kind", ["NaN", "missing"])
+@pytest.mark.parametrize("estimator", [VTRACE, LAMBDA, DISCOUNTED], ids=by_name)
+def test_final_values(target, estimator, kind, mask_mode):
+    """Take one final value away, or make it NaN: its trajectory is NaN up to it, and nothing else changes."""
+    case = random_case(estimator, 4, 15, trunc=0.2, valid=0.8, mask_mode=mask_mode)
+    env, time = np.nonzero(readable(case)["bootstrap_values"])
+    value, ids, steps = np.arange(1.0, len(env) + 1), ids_of(case), np.arange(15)
+
+    def results(*entries):
+        return run(case.replace(bootstrap_values=Sparse(*(x.tolist() for x in entries))), target)
+
+    want = results(env, time, value)
+    for i in range(0, len(env), 3 if target.interpreted else 1):
+        entries = [env, time, np.where(np.arange(len(env)) == i, np.nan, value)]
+        if kind == "missing":
+            entries = [np.delete(x, i) for x in entries]
+        reach = torch.as_tensor((ids == ids[env[i], time[i]]) & (steps <= time[i]))
+        for got, expected in zip(results(*entries), want, strict=True):
+            assert got[reach].isnan().all()
+            assert same_bits(got[~reach], expected[~reach])
+
+
+@MODES
+@pytest.mark.parametrize("estimator", FORWARD, ids=by_name)
+def test_an_initial_state(target, estimator, mask_mode):
+    """A NaN in it reaches the first trajectory, of its own row and feature, if that carries on; else nothing."""
+    case = random_case(estimator, 8, 15, valid=0.7, features=(2,), mask_mode=mask_mode)
+    value, done = np.zeros((8, 2)), np.arange(8) % 4 == 0
+    clean = run(case.replace(state=(value, done)), target)[0]
+    dirty_value = value.copy()
+    dirty_value[::2, 1] = np.nan
+    got = run(case.replace(state=(dirty_value, done)), target)[0]
+    ids = ids_of(case)
+    for n in range(8):
+        valid = np.flatnonzero(case.valid[n])
+        first = (ids[n] == ids[n, valid[0]]) & (not done[n]) & (mask_mode == "skip" or valid[0] == 0)
+        hit = torch.as_tensor(first & (n % 2 == 0))
+        assert got[n, hit, 1].isnan().all()
+        assert same_bits(got[n, :, 0].contiguous(), clean[n, :, 0].contiguous())
+        assert same_bits(got[n, ~hit], clean[n, ~hit])
+
+
+@pytest.mark.parametrize("reverse", [True, False])
+def test_an_initial_state_of_a_recurrence(target, reverse):
+    case = random_case(LINEAR, 4, 9, reverse=reverse, initial=np.zeros(4))
+    case["beta"][:, 4] = 0.0
+    clean = run(case, target)[0]
+    got = run(case.replace(initial=np.array([np.nan, 0.0, np.inf, 0.0])), target)[0]
+    far = np.s_[:, :5] if reverse else np.s_[:, 4:]
+    near = np.s_[::2, 5:] if reverse else np.s_[::2, :4]
+    assert not got[near].isfinite().any()
+    assert same_bits(got[far].contiguous(), clean[far].contiguous())
+    assert same_bits(got[1::2].contiguous(), clean[1::2].contiguous())
+
+
+def test_a_decay_at_the_start_of_an_episode_is_not_read(target):
+    case = random_case(TRACES, 6, 17, term=0.3, decay=np.full((6, 17), 0.9))
+    dirty = case.replace(decay=np.where(begins(case), np.nan, 0.9))
+    assert np.isnan(dirty["decay"]).sum() > 10
+    assert same_bits(run(dirty, target)[0], run(case, target)[0])
+
+
+def test_a_feature_with_a_bad_decay(target):
+    case = random_case(TRACES, 3, 9, features=(3,), decay=Vector(np.array([0.9, 0.5, 0.1])))
+    dirty = case.replace(decay=Vector(np.array([0.9, np.nan, 0.1])))
+    clean, got = run(case, target)[0], run(dirty, target)[0]
+    assert same_bits(got[..., ::2].contiguous(), clean[..., ::2].contiguous()) and got[:, 1:, 1].isnan().any()
+
+
+@MODES
+@pytest.mark.parametrize("estimator", (*BACKWARD, *FORWARD), ids=by_name)
+def test_masked_cells_mean_nothing(target, estimator, mask_mode):
+    """Neither flags nor numbers; not even at the first or the last step of a hole."""
+    state = (np.arange(1.0, 5), np.arange(4) % 2 == 0) if estimator in FORWARD else None
+    case = random_case(estimator, 4, 15, term=0.2, trunc=0.2, valid=0.6, mask_mode=mask_mode, state=state)
+    want = run(case, target)
+    for filler in (np.nan, np.inf):
+        changes = {k: np.where(case.valid, x, ~x if x.dtype == bool else filler) for k, x in arrays(case).items()}
+        other = case.replace(**{**changes, "mask": case["mask"]})
+        assert all(same_bits(one, two) for one, two in zip(want, run(other, target), strict=True))
+
+
+def alternate(estimator, rewards, flag, done):
+    """Episodes that take nothing but these rewards, each ended by this flag."""
+    zeros = np.zeros(rewards.shape)
+    first = "x" if estimator in FORWARD else "alpha" if estimator is LINEAR else "rewards"
+    args = {name: np.ones(rewards.shape) if name == "beta" else zeros for name in estimator.inputs}
+    if estimator is LINEAR:
+        args["beta"] = np.where(done, 0.0, 1.0)
+    elif estimator is PREFIX:
+        args["dones"] = done
+    else:
+        args[flag] = done
+    if estimator in (VTRACE, LAMBDA, DISCOUNTED):
+        args["bootstrap_values"] = 0.0
+    return Case(estimator, {**args, first: rewards})
+
+
+@pytest.mark.parametrize("flag", ["terminated", "truncated"])
+@ALL
+def test_infinity_minus_infinity_stays_behind_a_reset(target, estimator, flag):
+    """An episode that overflows to infinity and then to NaN, before and after clean ones."""
+    done = np.zeros((3, 12), bool)
+    done[:, [3, 7]] = True
+    rewards = np.ones(done.shape)
+    clean = run(alternate(estimator, rewards, flag, done), target)
+    rewards[:, 5], rewards[:, 6] = np.inf, -np.inf
+    got = run(alternate(estimator, rewards, flag, done), target)
+    outside = [0, 1, 2, 3, 8, 9, 10, 11]
+    for x, want in zip(got, clean, strict=True):
+        assert same_bits(x[:, outside].contiguous(), want[:, outside].contiguous())
+    middle = got[0][:, 6:8] if estimator in FORWARD else got[0][:, 4:6]
+    assert middle.isnan().any()

@@ -1,0 +1,617 @@
+"""The estimators by hand: literal numbers, every pattern of a few steps, and the identities between them."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from cases import How, Sparse, same_bits
+from estimator_cases import (
+    BACKWARD,
+    DISCOUNTED,
+    ESTIMATORS,
+    FORMS,
+    FORWARD,
+    LAMBDA,
+    LINEAR,
+    PREFIX,
+    RETRACE,
+    TRACES,
+    VTRACE,
+    Call,
+    Case,
+    Vector,
+    by_name,
+    check,
+    draw_input,
+    random_case,
+    run,
+    with_form,
+    with_log_probs,
+)
+
+import rl_triton_core as ours
+from rl_triton_core.testing import assert_close
+
+NAN, INF = np.nan, np.inf
+FIRST, MIDDLE, LAST = (np.arange(3)[None] == t for t in range(3))
+BOTH = {"terminated": MIDDLE, "truncated": MIDDLE}
+RESET = {"mask_mode": "reset"}
+HALVES = {"gamma": 0.5, "lambda_": 0.5}
+
+
+def row(*numbers):
+    return np.array([numbers], float)
+
+
+def literal(*expected, **changes):
+    return pytest.param(changes, expected, id=f"{','.join(changes) or 'plain'}-{expected}")
+
+
+def assert_numbers(case, target, expected, rtol=0.0):
+    for time_dim in (-1, 0):
+        for got, want in zip(run(case, target, How(time_dim=time_dim)), expected, strict=True):
+            np.testing.assert_allclose(got[0].double().numpy(), want, rtol=rtol, atol=rtol)
+
+
+# alpha = rho*(r + NV/2 - V), rho = (2, 1/2, 1); D[t] = alpha + c/2*D[t+1], c = (1/2, 1/4, 1/2); A = rho_pg*(...)
+#   alpha[2] = 4 + 8/2 - 3 = 5             D[2] = 5                      A[2] = 4 + 8/2 - 3
+#   alpha[1] = (2 + 3/2 + 1)/2 = 2.25      D[1] = 2.25 + 5/8 = 2.875     A[1] = (2 + 8/2 + 1)/2
+#   alpha[0] = 2*(1 - 1/2 - 2) = -3        D[0] = -3 + 2.875/4           A[0] = 1 + 1.875/2 - 2
+VTRACE_ROW = Case(
+    VTRACE,
+    {
+        **{"rewards": row(1, 2, 4), "values": row(2, -1, 3), "log_ratios": np.log(row(4, 0.5, 1))},
+        **{**HALVES, "rho_bar": 2.0, "c_bar": 1.0, "rho_bar_pg": 1.0, "bootstrap_values": 8.0},
+    },
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        literal([-0.28125, 1.875, 8], [-0.0625, 3.5, 5]),
+        literal([-0.28125, 1.875, 8], [-0.0625, 3.5, 5], bootstrap_values=np.array([8.0])),
+        literal([-0.28125, 1.875, 8], [-0.0625, 3.5, 5], next_values=row(-1, 3, 8), bootstrap_values=None),
+        literal([-0.28125, 1.875, 8], [-0.125, 3.5, 5], rho_bar_pg=None),
+        literal([-0.28125, 1.875, 8], [-0.0625, 3.5, 5], truncated=LAST),
+        literal([-0.40625, 1.375, 4], [-0.3125, 2.5, 1], terminated=LAST, bootstrap_values=NAN),
+        literal([-0.625, 0.5, 8], [-0.75, 1.5, 5], terminated=MIDDLE),
+        literal([-0.625, 0.5, 8], [-0.75, 1.5, 5], **BOTH, bootstrap_values=row(NAN, NAN, 8)),
+        literal([-0.625, 0.5, 8], [-0.75, 1.5, 5], gamma=row(0.5, 0, 0.5)),
+        literal([0, 3, 8], [0.5, 4, 5], truncated=MIDDLE, bootstrap_values=row(NAN, 10, 8)),
+        literal([0, 3, 8], [0.5, 4, 5], truncated=MIDDLE, bootstrap_values=Sparse([0], [1], [10.0], 8.0)),
+        literal([-1, 1.25, 8], [-0.375, 3.5, 5], lambda_=0.0),
+        literal([0.5, -1, 8], [-1.5, 0, 5], log_ratios=row(0, -INF, 0), rho_bar=1.0),
+        literal([4.25, 0, 8], [3, 0, 5], mask=~MIDDLE),
+        literal([4.25, 0, 8], [3, 0, 5], mask=~MIDDLE, **BOTH),
+        literal([0, 0, 8], [-1, 0, 5], mask=~MIDDLE, **RESET),
+        literal([-0.125, 2.5, 0], [0.25, 3.5, 0], mask=~LAST),
+        literal([-0.625, 0.5, 0], [-0.75, 1.5, 0], mask=~LAST, **RESET, bootstrap_values=NAN),
+        literal([0, 3, 0], [0.5, 4, 0], mask=~LAST, **RESET, truncated=MIDDLE, bootstrap_values=10.0),
+        literal([0, 0, 0], [0, 0, 0], mask=FIRST & MIDDLE, bootstrap_values=NAN),
+    ],
+)
+def test_vtrace(target, changes, expected):
+    assert_numbers(VTRACE_ROW.replace(**changes), target, expected, rtol=1e-6)
+
+
+# alpha = r + NQ/2 - Q; D[t] = alpha + c[t+1]/2*D[t+1] with c = (1/2, 1/4, 1/2); A = rho*(...) with rho = (1, 1/2, 1)
+#   alpha[2] = 4 + 8/2 - 3 = 5     D[2] = 5                   A[2] = 4 + 8/2 - 3
+#   alpha[1] = 2 + 2/2 + 1 = 4     D[1] = 4 + 5/4 = 5.25      A[1] = (2 + 8/2 + 1)/2
+#   alpha[0] = 1 + 4/2 - 2 = 1     D[0] = 1 + 5.25/8          A[0] = 1 + 4.25/2 - 2
+RETRACE_ROW = Case(
+    RETRACE,
+    {
+        **{"rewards": row(1, 2, 4), "q_values": row(2, -1, 3), "log_ratios": np.log(row(4, 0.5, 1))},
+        **{"expected_next_q": row(4, 2, 8), **HALVES},
+    },
+)
+ACTIONS = {
+    "expected_next_q": None,
+    "next_action_probs": np.array([[[0.25, 0.75], [0.5, 0.5], [1, 0]]]),
+    "next_q_values": np.array([[[1.0, 5.0], [-6.0, 10.0], [8.0, -3.0]]]),
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        literal([3.65625, 4.25, 8], [1.125, 3.5, 5]),
+        literal([3.65625, 4.25, 8], [1.125, 3.5, 5], **ACTIONS),
+        literal([3.65625, 4.25, 8], [2.25, 3.5, 5], rho_bar=2.0),
+        literal([3.65625, 4.25, 8], [1.125, 3.5, 5], truncated=LAST),
+        literal([3.53125, 3.25, 4], [0.625, 2.5, 1], terminated=LAST, expected_next_q=row(4, 2, NAN)),
+        literal([3.375, 2, 8], [0, 1.5, 5], terminated=MIDDLE, expected_next_q=row(4, NAN, 8)),
+        literal([3.375, 2, 8], [0, 1.5, 5], **BOTH, expected_next_q=row(4, NAN, 8)),
+        literal([3.375, 2, 8], [0, 1.5, 5], gamma=row(0.5, 0, 0.5)),
+        literal([3.5, 3, 8], [0.5, 2, 5], truncated=MIDDLE),
+        literal([3, 3, 8], [0.5, 3.5, 5], lambda_=0.0),
+        literal([3, 4.25, 8], [1.125, 0, 5], log_ratios=row(0, -INF, 0)),
+        literal([4, 3, 8], [0.5, 7, 0], log_ratios=row(0, 0, -INF)),
+        literal([4.25, 0, 8], [3, 0, 5], mask=~MIDDLE),
+        literal([4.25, 0, 8], [3, 0, 5], mask=~MIDDLE, **BOTH),
+        literal([1, 0, 8], [-1, 0, 5], mask=~MIDDLE, **RESET),
+        literal([3.5, 3, 0], [0.5, 2, 0], mask=~LAST),
+        literal([3.375, 2, 0], [0, 1.5, 0], mask=~LAST, **RESET, expected_next_q=row(4, NAN, NAN)),
+        literal([3.5, 3, 0], [0.5, 2, 0], mask=~LAST, **RESET, truncated=MIDDLE),
+    ],
+)
+def test_retrace(target, changes, expected):
+    assert_numbers(RETRACE_ROW.replace(**changes), target, expected, rtol=1e-6)
+
+
+LAMBDA_ROW = Case(
+    LAMBDA, {"rewards": row(1, 2, 4), "values": row(NAN, 4, -2), **HALVES, "bootstrap_values": np.array([8.0])}
+)
+AT_10 = {"bootstrap_values": row(NAN, 10, 8)}
+NO_EDGE = {"bootstrap_values": row(NAN, NAN, 8)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        literal([2.875, 3.5, 8]),  # 1 + (4 + 3.5)/4, 2 + (-2 + 8)/4, 4 + 8/2
+        literal([2.875, 3.5, 8], values=None, next_values=row(4, -2, 8), bootstrap_values=None),
+        literal([3, 1, 8], lambda_=0.0),
+        literal([4, 6, 8], lambda_=1.0),
+        literal([2.625, 2.5, 4], terminated=LAST, bootstrap_values=NAN),
+        literal([2.5, 2, 8], terminated=MIDDLE),
+        literal([2.5, 2, 8], **BOTH, **NO_EDGE),
+        literal([2.5, 2, 8], gamma=row(0.5, 0, 0.5)),
+        literal([3.75, 7, 8], truncated=MIDDLE, **AT_10),
+        literal([2.5, 0, 8], mask=~MIDDLE),
+        literal([1, 0, 8], mask=~MIDDLE, **RESET),
+        literal([3.5, 6, 0], mask=~LAST),
+        literal([2.5, 2, 0], mask=~LAST, **RESET),
+        literal([3.75, 7, 0], mask=~LAST, **RESET, truncated=MIDDLE, **AT_10),
+    ],
+)
+def test_lambda_returns(target, changes, expected):
+    assert_numbers(LAMBDA_ROW.replace(**changes), target, expected)
+
+
+def test_lambda_returns_of_two_steps(target):
+    form = {"gamma": 0.9, "lambda_": 0.5, "rewards": row(1, 2)}
+    assert_numbers(Case(LAMBDA, {**form, "next_values": row(10, 20)}), target, [[14.5, 20]], rtol=1e-6)
+    values = {"values": row(NAN, 10), "bootstrap_values": 20.0}
+    assert_numbers(Case(LAMBDA, {**form, **values}), target, [[14.5, 20]], rtol=1e-6)
+
+
+DISCOUNTED_ROW = Case(DISCOUNTED, {"rewards": row(1, 2, 4), "gamma": 0.5, "bootstrap_values": np.array([8.0])})
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        literal([4, 6, 8]),
+        literal([3, 4, 4], bootstrap_values=0.0),
+        literal([3, 4, 4], terminated=LAST, bootstrap_values=NAN),
+        literal([2, 2, 8], terminated=MIDDLE),
+        literal([2, 2, 8], **BOTH, **NO_EDGE),
+        literal([2, 2, 8], gamma=row(0.5, 0, 0.5)),
+        literal([4.5, 7, 8], truncated=MIDDLE, **AT_10),
+        literal([4.5, 7, 8], truncated=MIDDLE, bootstrap_values=Sparse([0], [1], [10.0], np.array([8.0]))),
+        literal([NAN, NAN, 8], truncated=MIDDLE, bootstrap_values=Sparse([], [], [], 8.0)),
+        literal([5, 0, 8], mask=~MIDDLE),
+        literal([5, 0, 8], mask=~MIDDLE, **BOTH, bootstrap_values=8.0),
+        literal([1, 0, 8], mask=~MIDDLE, **RESET),
+        literal([4, 6, 0], mask=~LAST),
+        literal([2, 2, 0], mask=~LAST, **RESET),
+        literal([4.5, 7, 0], mask=~LAST, **RESET, truncated=MIDDLE, **AT_10),
+    ],
+)
+def test_discounted_returns(target, changes, expected):
+    assert_numbers(DISCOUNTED_ROW.replace(**changes), target, expected)
+
+
+TRACES_ROW = Case(TRACES, {"x": row(1, 2, 4), "decay": 0.5})
+EIGHT = (np.array([8.0]), np.array([False]))
+FINISHED = (np.array([NAN]), np.array([True]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        literal([1, 2.5, 5.25]),
+        literal([1, 2.5, 5.25], decay=None, **{"gamma": 0.5, "lambda_": 1.0}),
+        literal([1, 2.25, 4.5625], decay=None, **HALVES),
+        literal([1, 2.5, 4.625], decay=row(7, 0.5, 0.25)),
+        literal([1, 2, 5], terminated=FIRST),
+        literal([1, 2.5, 4], truncated=MIDDLE),
+        literal([1, 2.5, 4], **BOTH),
+        literal([1, 2.5, 5.25], terminated=LAST),
+        literal([1, 2, 4], terminated=~LAST),
+        literal([1, 0, 4.5], mask=~MIDDLE),
+        literal([1, 0, 4.5], mask=~MIDDLE, **BOTH),
+        literal([1, 0, 4], mask=~MIDDLE, terminated=FIRST),
+        literal([1, 0, 4], mask=~MIDDLE, **RESET),
+        literal([5, 4.5, 6.25], state=EIGHT),
+        literal([57, 30.5, 11.625], state=EIGHT, decay=row(7, 0.5, 0.25)),
+        literal([0, 6, 7], state=EIGHT, mask=~FIRST),
+        literal([0, 2, 5], state=EIGHT, mask=~FIRST, **RESET),
+        literal([1, 2.5, 5.25], state=FINISHED),
+        literal([0, 2, 5], state=FINISHED, mask=~FIRST),
+    ],
+)
+def test_eligibility_traces(target, changes, expected):
+    assert_numbers(TRACES_ROW.replace(**changes), target, expected)
+
+
+def test_eligibility_traces_of_four_steps(target):
+    case = Case(TRACES, {"x": row(1, 1, 1, 1), "terminated": row(0, 1, 0, 0) > 0, "gamma": 0.5, "lambda_": 1.0})
+    assert_numbers(case, target, [[1, 1.5, 1, 1.5]])
+
+
+PREFIX_ROW = Case(PREFIX, {"x": row(1, 1, 1, 1), "dones": row(0, 1, 0, 0) > 0})
+STARTS = {"boundary": "starts_at"}
+
+
+@pytest.mark.parametrize("dtype", [float, np.int8, np.int64])
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        literal([1, 2, 1, 2]),
+        literal([1, 1, 2, 3], **STARTS),
+        literal([1, 2, 3, 4], dones=None),
+        literal([1, 0, 2, 3], mask=row(1, 0, 1, 1) > 0),
+        literal([1, 0, 2, 3], mask=row(1, 0, 1, 1) > 0, **STARTS),
+        literal([1, 0, 1, 2], mask=row(1, 0, 1, 1) > 0, **RESET),
+        literal([1, 2, 0, 1], mask=row(1, 1, 0, 1) > 0),
+        literal([1, 1, 0, 2], mask=row(1, 1, 0, 1) > 0, **STARTS),
+        literal([9, 10, 1, 2], state=EIGHT),
+        literal([9, 1, 2, 3], state=EIGHT, **STARTS),
+        literal([1, 2, 1, 2], state=(EIGHT[0], np.array([True]))),
+        literal([1, 2, 3, 4], state=EIGHT, dones=row(1, 0, 0, 0) > 0, **STARTS),
+    ],
+)
+def test_prefix_sums(target, changes, expected, dtype):
+    case = PREFIX_ROW.replace(**changes)
+    state = case.get("state")
+    state = None if state is None else (state[0].astype(np.int64 if dtype is not float else float), state[1])
+    assert_numbers(case.replace(x=case["x"].astype(dtype), state=state), target, expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        literal([2.75, 3.5, 3]),
+        literal([3.25, 4.5, 5], initial=np.array([4.0])),
+        literal([1, 2.5, 4.25], reverse=False),
+        literal([3, 3.5, 4.75], reverse=False, initial=np.array([4.0])),
+        literal([2, 2, 3], beta=row(0.5, 0, 0.5)),
+        literal([NAN, 2, 4], beta=row(0.5, 0, 0.5), reverse=False, alpha=row(NAN, 2, 3)),
+        literal([2, 2, NAN], beta=row(0.5, 0, 0.5), alpha=row(1, 2, NAN)),
+        literal([2, 2, INF], beta=row(0.5, 0, 0.5), initial=np.array([INF])),
+    ],
+)
+def test_linear_recurrence(target, changes, expected):
+    case = Case(LINEAR, {"alpha": row(1, 2, 3), "beta": row(0.5, 0.5, 0.5)})
+    assert_numbers(case.replace(**changes), target, expected)
+
+
+# --- every pattern ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mask_mode", ["skip", "reset"])
+@pytest.mark.parametrize("estimator", BACKWARD, ids=by_name)
+def test_every_pattern_of_three_steps(target, estimator, mask_mode):
+    """All 512 windows of three steps, terminated, truncated and masked in every combination, in every form."""
+    cells = np.array(list(itertools.product(range(8), repeat=3)))
+    if target.interpreted:
+        cells = np.random.default_rng(0).permutation(cells)[:64]
+    flags = {"terminated": cells & 1 > 0, "truncated": cells & 2 > 0, "mask": cells & 4 > 0}
+    case = random_case(estimator, len(cells), 3, gamma=0.9, mask_mode=mask_mode, **flags)
+    for form in FORMS[estimator.name]:
+        if form != "sparse":
+            check(with_form(case, form), target)
+
+
+@pytest.mark.parametrize("mask_mode", ["skip", "reset"])
+@pytest.mark.parametrize("estimator", FORWARD, ids=by_name)
+def test_every_pattern_of_four_steps(target, estimator, mask_mode):
+    """All 256 windows of four steps, done and masked in every combination, with what came before done or not."""
+    cells = np.array(list(itertools.product(range(4), repeat=4)))
+    if target.interpreted:
+        cells = np.random.default_rng(0).permutation(cells)[:64]
+    done = "dones" if estimator is PREFIX else "terminated"
+    flags = {done: cells & 1 > 0, "mask": cells & 2 > 0, "truncated": None}
+    state = (np.arange(1.0, len(cells) + 1), np.arange(len(cells)) % 3 == 0)
+    case = random_case(estimator, len(cells), 4, mask_mode=mask_mode, **flags)
+    for with_state in (case, case.replace(state=state)):
+        check(with_state, target)
+        if estimator is PREFIX:
+            check(with_state.replace(**STARTS), target)
+
+
+# --- identities -------------------------------------------------------------------------------------------------------
+
+
+def size(target):
+    """A window of a few episodes."""
+    return (3, 15) if target.interpreted else (5, 33)
+
+
+def gae(case, target, **changes):
+    """Advantages and returns of compute_gae on the same arguments."""
+    names = ("log_ratios", "rho_bar", "c_bar", "rho_bar_pg", "compute_advantages")
+    kwargs = {name: x for name, x in Call(case, target.device).kwargs.items() if name not in names}
+    return [x.cpu() for x in ours.compute_gae(**{**kwargs, "backend": target.backend, **changes})]
+
+
+@pytest.mark.parametrize("mask_mode", ["skip", "reset"])
+@pytest.mark.parametrize("lambda_", [0.0, 0.9, 1.0])
+def test_lambda_returns_are_gae_plus_values(target, lambda_, mask_mode):
+    case = random_case(LAMBDA, *size(target), valid=0.8, lambda_=lambda_, mask_mode=mask_mode)
+    assert_close(run(case, target)[0], gae(case, target)[1])
+
+
+@pytest.mark.parametrize("mask_mode", ["skip", "reset"])
+@pytest.mark.parametrize("form", ["dense", "next_values"])
+@pytest.mark.parametrize("lambda_", [0.0, 0.9, 1.0])
+def test_on_policy_vtrace_is_gae(target, lambda_, form, mask_mode):
+    case = with_form(random_case(VTRACE, *size(target), valid=0.8, lambda_=lambda_, mask_mode=mask_mode), form)
+    case = case.replace(log_ratios=np.zeros(case.shape))
+    advantages, returns = gae(case, target)
+    targets = run(case, target)[0]
+    assert_close(targets, returns)
+    assert_close(targets - torch.as_tensor(np.where(case.valid, case["values"], 0.0)).float(), advantages)
+
+
+def test_lambda_1_telescopes_to_monte_carlo(target):
+    """The values inside an episode cancel: what is left are rewards and the value at its end."""
+    case = random_case(LAMBDA, *size(target), lambda_=1.0)
+    returns = run(Case(DISCOUNTED, case.replace(values=None, lambda_=None).args), target)[0]
+    assert_close(run(case, target)[0], returns)
+    on_policy = case.replace(log_ratios=np.zeros(case.shape))
+    assert_close(run(Case(VTRACE, on_policy.args), target)[0], returns)
+    following = np.where(case["truncated"], case["bootstrap_values"], np.roll(case["values"], -1, axis=1))
+    following[:, -1] = case["bootstrap_values"][:, -1]
+    chain = on_policy.replace(q_values=case["values"], expected_next_q=following, values=None, bootstrap_values=None)
+    assert_close(run(Case(RETRACE, chain.args), target)[0], returns)
+
+
+def test_equal_bars_make_the_vtrace_advantage_the_error(target):
+    for bar in (0.5, 1.0, 2.0):
+        for form in ("dense", "next_values"):
+            case = with_form(random_case(VTRACE, *size(target), rho_bar=bar, c_bar=bar, lambda_=1.0), form)
+            targets, advantages = run(case, target)
+            assert_close(advantages, targets.double() - torch.as_tensor(case["values"]), rtol=3e-6)
+
+
+def test_on_policy_retrace_of_state_values_is_the_lambda_return(target):
+    """Where Q does not depend on the action."""
+    case = with_form(random_case(LAMBDA, *size(target), lambda_=0.9), "next_values")
+    chain = case.replace(q_values=np.roll(case["next_values"], 1, axis=1), expected_next_q=case["next_values"])
+    chain = chain.replace(next_values=None, log_ratios=np.zeros(case.shape))
+    assert_close(run(Case(RETRACE, chain.args), target)[0], run(case, target)[0])
+
+
+def test_a_small_lambda_is_close_to_none(target):
+    """However little credit flows, the advantage looks one whole step ahead."""
+    for estimator in (VTRACE, RETRACE):
+        for lambda_ in (1e-2, 1e-4, 1e-8, 1e-30):
+            check(random_case(estimator, *size(target), lambda_=lambda_, rho_bar=2.0), target)
+
+
+@pytest.mark.parametrize(
+    "bars", [(0.0, 1.0), (1.0, 0.0), (0.0, 0.0), (1e-6, 1.0), (1.0, 1e-6), (1e6, 1e-6), (1e3, 1e3)]
+)
+@pytest.mark.parametrize("estimator", [VTRACE, RETRACE], ids=by_name)
+def test_extreme_bars(target, estimator, bars):
+    case = random_case(estimator, 4, 16, rho_bar=bars[0], c_bar=bars[1])
+    check(case.replace(rho_bar_pg=1.0) if estimator is VTRACE else case, target)
+
+
+@pytest.mark.parametrize("estimator", [VTRACE, RETRACE], ids=by_name)
+def test_extreme_ratios(target, estimator):
+    """Ratios of 0, as good as 0, and beyond the largest float: a clipped infinity is the bar."""
+    rng = np.random.default_rng(0)
+    ratios = rng.choice([-np.inf, -200.0, -95.0, -30.0, 0.0, 30.0, 95.0, 200.0, np.inf], (8, 32))
+    case = random_case(estimator, 8, 32, rho_bar=2.0, log_ratios=ratios)
+    check(case, target)
+    if estimator is VTRACE:
+        check(case.replace(rho_bar_pg=0.5), target)
+
+
+def test_log_probabilities_are_subtracted(target):
+    for estimator in (VTRACE, RETRACE):
+        case = with_log_probs(random_case(estimator, 4, 16))
+        ratios = (case["target_log_probs"].astype(np.float32) - case["behaviour_log_probs"].astype(np.float32)).astype(
+            float
+        )
+        other = case.replace(target_log_probs=None, behaviour_log_probs=None, log_ratios=ratios)
+        for one, two in zip(run(case, target), run(other, target), strict=True):
+            assert_close(one, two)
+
+
+@pytest.mark.parametrize("num_actions", [1, 2, 5, 18, 33, 300])
+def test_any_number_of_actions(target, num_actions):
+    rng = np.random.default_rng(0)
+    shape = (3, 9, num_actions)
+    case = random_case(RETRACE, 3, 9, valid=0.9).replace(expected_next_q=None)
+    q = rng.standard_normal(shape)
+    case = case.replace(next_action_probs=rng.dirichlet(np.ones(num_actions), shape[:2]), next_q_values=q)
+    for time_dim in (-1, 0):
+        check(case, target, How(time_dim=time_dim))
+    reduced = case.replace(next_action_probs=None, next_q_values=None, expected_next_q=case.expected(expectation)[0])
+    for one, other in zip(run(case, target), run(reduced, target), strict=True):
+        assert_close(one, other, rtol=3e-6)
+
+
+def expectation(next_action_probs, next_q_values, **_):
+    return ((next_action_probs * next_q_values).sum(-1),)
+
+
+def parts(case, at):
+    """The two windows that a split makes."""
+    return case.each(lambda x: x[:, :at].copy()), case.each(lambda x: x[:, at:])
+
+
+@pytest.mark.parametrize("flag", ["terminated", "truncated"])
+@pytest.mark.parametrize("estimator", (*BACKWARD, *FORWARD), ids=by_name)
+def test_splitting_a_window_at_a_done_step_changes_nothing(target, estimator, flag):
+    case = random_case(estimator, *size(target))
+    case["dones" if estimator is PREFIX else flag][:, 9] = True
+    pieces = [run(part, target) for part in parts(case, 10)]
+    for whole, *halves in zip(run(case, target), *pieces, strict=True):
+        assert_close(whole, torch.cat(halves, dim=1))
+
+
+@pytest.mark.parametrize("estimator", [LAMBDA, VTRACE, RETRACE], ids=by_name)
+def test_splitting_a_window_anywhere_changes_nothing_for_lambda_0(target, estimator):
+    """The targets; the advantages look at the target of the next step, which a value replaces at a cut."""
+    case = random_case(estimator, *size(target), lambda_=0.0)
+    first, second = parts(case, 10)
+    if estimator is not RETRACE:
+        at_cut = np.where(case["truncated"], case["bootstrap_values"], np.roll(case["values"], -1, axis=1))
+        first["bootstrap_values"][:, -1] = at_cut[:, 9]
+    pieces = [run(part, target)[0] for part in (first, second)]
+    assert_close(run(case, target)[0], torch.cat(pieces, dim=1))
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=by_name)
+def test_permuting_rows_permutes_results(target, estimator):
+    case, order = random_case(estimator, 7, 15, valid=0.9), np.random.default_rng(0).permutation(7)
+    for one, other in zip(run(case, target), run(case.each(lambda x: x[order]), target), strict=True):
+        assert same_bits(one[torch.as_tensor(order)], other)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=by_name)
+def test_layouts_agree(target, estimator):
+    case = random_case(estimator, 4, 16, valid=0.9)
+    for one, other in zip(run(case, target), run(case, target, How(time_dim=0)), strict=True):
+        assert_close(other.contiguous(), one)
+
+
+@pytest.mark.parametrize("estimator", (*BACKWARD, *FORWARD), ids=by_name)
+def test_skipping_a_step_is_deleting_it(target, estimator):
+    case, keep = random_case(estimator, 4, 16), np.random.default_rng(0).random(16) < 0.6
+    masked, short = case.replace(mask=np.tile(keep, (4, 1))), case.each(lambda x: x[:, keep])
+    for one, other in zip(run(masked, target), run(short, target), strict=True):
+        assert_close(one[:, torch.as_tensor(keep)], other)
+
+
+@pytest.mark.parametrize("estimator", BACKWARD, ids=by_name)
+def test_a_zero_discount_severs_like_a_termination(target, estimator):
+    case = random_case(estimator, 4, 16, term=0.2)
+    as_discount = case.replace(terminated=None, gamma=np.where(case["terminated"], 0.0, 0.99))
+    for one, other in zip(run(case, target), run(as_discount, target), strict=True):
+        assert_close(one, other)
+
+
+@pytest.mark.parametrize("estimator", BACKWARD, ids=by_name)
+def test_a_tensor_of_one_discount_is_that_discount(target, estimator):
+    case = random_case(estimator, 4, 16)
+    for one, other in zip(run(case, target), run(case.replace(gamma=np.full((4, 16), 0.99)), target), strict=True):
+        assert_close(one, other)
+
+
+# --- masks as language models use them --------------------------------------------------------------------------------
+
+
+def verl_gae(rewards, values, response_mask, gamma, lam):
+    """verl's compute_gae_advantage_return before it whitens, the mask multiplied in."""
+    next_values, last_gae_lam, reversed_advantages = 0, 0, []
+    for t in reversed(range(rewards.shape[-1])):
+        delta = rewards[:, t] + gamma * next_values - values[:, t]
+        gae_lam = delta + gamma * lam * last_gae_lam
+        next_values = values[:, t] * response_mask[:, t] + (1 - response_mask[:, t]) * next_values
+        last_gae_lam = gae_lam * response_mask[:, t] + (1 - response_mask[:, t]) * last_gae_lam
+        reversed_advantages.append(last_gae_lam)
+    advantages = np.stack(reversed_advantages[::-1], axis=1)
+    return advantages, advantages + values
+
+
+def test_skipping_agrees_with_verl(target):
+    """Responses with holes where the environment speaks, and padding behind; a finite horizon, so a bootstrap of 0."""
+    rng = np.random.default_rng(0)
+    length = 16 if target.interpreted else 33
+    case = random_case(LAMBDA, 8, length, term=None, trunc=None, gamma=0.99, lambda_=0.9, bootstrap_values=0.0)
+    mask = rng.random(case.shape) < 0.7
+    mask[np.arange(length) >= rng.integers(5, length, (8, 1))] = False
+    mask[0], mask[1, :] = True, np.arange(length) < 7
+    case = case.replace(mask=mask)
+    want_advantages, want_returns = verl_gae(case["rewards"], case["values"], mask.astype(float), 0.99, 0.9)
+    assert_close(run(case, target)[0], want_returns * mask)
+    assert_close(gae(case, target)[0], want_advantages * mask)
+    on_policy = Case(VTRACE, case.replace(log_ratios=np.zeros(case.shape)).args)
+    assert_close(run(on_policy, target)[0], want_returns * mask)
+
+
+# --- the forms of the arguments ---------------------------------------------------------------------------------------
+
+
+def test_defaults():
+    """The defaults of every argument, against the values written in the signatures' documentation."""
+    tensors = {
+        name: torch.as_tensor(draw_input(np.random.default_rng(i), name, (3, 9))).float()
+        for i, name in enumerate(("rewards", "values", "q_values", "expected_next_q", "log_ratios", "x"))
+    }
+    r, v, q, nq, log_ratios, x = tensors.values()
+    same = [
+        (
+            ours.compute_vtrace(r, v, log_ratios=log_ratios, bootstrap_values=0.0),
+            ours.compute_vtrace(
+                r,
+                v,
+                log_ratios=log_ratios,
+                bootstrap_values=0.0,
+                gamma=0.99,
+                lambda_=1.0,
+                rho_bar=1.0,
+                c_bar=1.0,
+                rho_bar_pg=1.0,
+            ),
+        ),
+        (
+            ours.compute_retrace(r, q, log_ratios=log_ratios, expected_next_q=nq),
+            ours.compute_retrace(
+                r, q, log_ratios=log_ratios, expected_next_q=nq, gamma=0.99, lambda_=1.0, c_bar=1.0, rho_bar=1.0
+            ),
+        ),
+        (
+            [ours.compute_lambda_returns(r, v, bootstrap_values=0.0)],
+            [ours.compute_lambda_returns(r, v, bootstrap_values=0.0, gamma=0.99, lambda_=0.95)],
+        ),
+        (
+            [ours.compute_discounted_returns(r, bootstrap_values=0.0)],
+            [ours.compute_discounted_returns(r, bootstrap_values=0.0, gamma=0.99)],
+        ),
+        ([ours.compute_eligibility_traces(x)], [ours.compute_eligibility_traces(x, gamma=0.99, lambda_=0.95)]),
+        (
+            [ours.compute_episodic_prefix_sum(x, r > 0)],
+            [ours.compute_episodic_prefix_sum(x, r > 0, boundary="ends_at")],
+        ),
+        ([ours.linear_recurrence(r, v)], [ours.linear_recurrence(r, v, reverse=True)]),
+    ]
+    for one, other in same:
+        assert all(same_bits(a, b) for a, b in zip(one, other, strict=True))
+    assert isinstance(same[0][0], ours.VTraceOutput) and same[0][0]._fields == ("targets", "advantages")
+    assert isinstance(same[1][0], ours.RetraceOutput) and same[1][0]._fields == ("targets", "advantages")
+
+
+def test_forms_of_a_decay(target):
+    """One number per call, step, feature or element; where a shape can be read two ways, features come first."""
+    rng = np.random.default_rng(0)
+    x, vector, steps = rng.standard_normal((4, 6, 3)), rng.random(3), rng.random((4, 6))
+    for time_dim in (-1, 0):
+        for decay in (0.5, Vector(vector), steps, np.broadcast_to(steps[..., None], x.shape).copy()):
+            check(Case(TRACES, {"x": x, "decay": decay}), target, How(time_dim=time_dim))
+    square = rng.standard_normal((4, 6, 4, 6))
+    by_feature = run(Case(TRACES, {"x": square, "decay": Vector(steps)}), target)[0]
+    full = np.broadcast_to(steps, square.shape).copy()
+    assert_close(by_feature, Case(TRACES, {"x": square, "decay": full}).expected()[0])
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0, 5), (5, 0)])
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=by_name)
+def test_empty_in_empty_out(target, estimator, shape):
+    case = random_case(estimator, *shape, valid=0.5)
+    for how in (How(), How(time_dim=0), How(returns=False), How(out_layout=None)):
+        run(case, target, how)
+        if estimator in FORWARD or estimator is LINEAR:
+            run(random_case(estimator, *shape, features=(2,)), target, how)
+    for form in FORMS.get(estimator.name, ()):
+        if form != "sparse":
+            run(with_form(case, form), target)

@@ -1,0 +1,251 @@
+"""Every estimator against its oracle over shapes, memory layouts, types, boundary patterns, bootstraps and masks."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from cases import LAYOUTS, SIZES, How, Sparse, same_bits
+from estimator_cases import (
+    BACKWARD,
+    DISCOUNTED,
+    ESTIMATORS,
+    FORWARD,
+    LAMBDA,
+    LINEAR,
+    PREFIX,
+    RETRACE,
+    TRACES,
+    VTRACE,
+    Call,
+    Vector,
+    any_case,
+    by_name,
+    check,
+    random_case,
+    run,
+    with_form,
+    with_log_probs,
+)
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from rl_triton_core.testing import assert_close
+
+FEWER = settings(max_examples=settings.default.max_examples // 3)  # than for GAE: there are seven here
+ALL = pytest.mark.parametrize("estimator", ESTIMATORS, ids=by_name)
+
+
+@ALL
+@FEWER
+@given(data=st.data())
+def test_random_cases(target, estimator, data):
+    case, how = data.draw(any_case(estimator, target))
+    event(f"{how.dtype}, T={case.shape[1]}")
+    check(case, target, how)
+
+
+@ALL
+def test_every_length(target, estimator):
+    for num_steps in SIZES:
+        if num_steps <= target.max_steps and not (target.interpreted and num_steps % 2):
+            check(random_case(estimator, 3, num_steps, term=0.03, trunc=0.03), target)
+
+
+@pytest.mark.parametrize("time_dim", [0, 1])
+@ALL
+def test_every_width(target, estimator, time_dim):
+    widths = (
+        (1, 2, 31, 32, 33) if target.interpreted else (1, 2, 3, 7, 8, 9, 31, 32, 33, 63, 64, 65, 127, 128, 129, 257)
+    )
+    for num_envs in widths:
+        check(random_case(estimator, num_envs, 4), target, How(time_dim=time_dim))
+
+
+@pytest.mark.parametrize("features", [(1,), (7,), (2, 3), (1, 1, 4), (33,)], ids=str)
+@pytest.mark.parametrize("estimator", [TRACES, PREFIX, LINEAR], ids=by_name)
+def test_every_kind_of_features(target, estimator, features):
+    if target.interpreted and features == (33,):
+        pytest.skip("too many for the interpreter")
+    case = random_case(estimator, 2, 7, features=features, valid=0.8)
+    for time_dim, layout in itertools.product((-1, 0), ("contiguous", "padded_transposed")):
+        check(case, target, How(time_dim=time_dim, layouts=(layout,), out_layout=layout))
+
+
+@pytest.mark.parametrize("time_dim", [-1, 0])
+@ALL
+def test_longer_than_a_block(target, estimator, time_dim):
+    """One episode over a whole long row, and a few episodes that end far from any block's edge."""
+    num_steps = (1030 if time_dim else 70) if target.interpreted else max(1500, min(target.max_steps, 3000))
+    decay = {TRACES: {"decay": 0.999}, DISCOUNTED: {"gamma": 0.999}, PREFIX: {}, LINEAR: {}}
+    changes = decay.get(estimator, {"gamma": 0.999, "lambda_": 1.0})
+    for term, valid in [(0.003, 1.0)] if target.interpreted else [(0, 1.0), (0.003, 0.9)]:
+        case = random_case(estimator, 1 if target.interpreted else 2, num_steps, term=term, trunc=term, valid=valid)
+        check(case.replace(**changes), target, How(time_dim=time_dim))
+
+
+@pytest.mark.parametrize("mask_mode", ["skip", "reset"])
+@pytest.mark.parametrize("estimator", (*BACKWARD, *FORWARD), ids=by_name)
+def test_a_hole_longer_than_a_block(target, estimator, mask_mode):
+    """The next valid step, and the window's end, may be many blocks away; NaN stands in between."""
+    num_steps = 150 if target.interpreted else 2500
+    case = random_case(estimator, 2, num_steps, term=0, trunc=0, mask_mode=mask_mode)
+    mask = np.ones(case.shape, bool)
+    mask[0, 5:-5] = mask[1, 7:] = False
+    case = case.each(lambda x: np.where(mask, x, np.nan) if x.dtype.kind == "f" else x).replace(mask=mask)
+    for time_dim in (-1,) if target.interpreted else (-1, 0):
+        check(case, target, How(time_dim=time_dim))
+
+
+def every_argument(estimator, shape):
+    """A case with as many tensors as the estimator takes, the first input constant along a row."""
+    rng = np.random.default_rng(0)
+    features = (2,) if estimator in FORWARD or estimator is LINEAR else ()
+    case = random_case(estimator, *shape, valid=0.8, features=features)
+    first = estimator.inputs[0]
+    case[first][:] = case[first][:, :1]
+    if estimator in BACKWARD:
+        case = case.replace(gamma=rng.uniform(0.5, 1, shape))
+    if estimator is TRACES:
+        case = case.replace(decay=rng.random(case["x"].shape))
+    if estimator in (VTRACE, RETRACE):
+        case = with_log_probs(case)
+    if estimator is LINEAR:
+        return case.replace(initial=np.ones((shape[0], *features)))
+    return with_form(case, "actions") if estimator is RETRACE else case
+
+
+@pytest.mark.parametrize("time_dim", [-1, 0])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@ALL
+def test_layouts(target, estimator, layout, time_dim):
+    """Each argument alone, then all of them and the outputs, in each layout: the strides of each are its own."""
+    case = every_argument(estimator, (3, 7) if target.interpreted else (5, 13))
+    want = run(case, target, How(time_dim=time_dim))
+    number = len(Call(case).placed)
+    alone = [
+        How(time_dim=time_dim, layouts=("contiguous",) * i + (layout,) + ("contiguous",) * 9) for i in range(number)
+    ]
+    together = [How(time_dim=time_dim, layouts=(layout,), out_layout=layout if layout in LAYOUTS[:5] else None)]
+    for how in together if target.interpreted else alone + together:
+        for got, expected in zip(run(case, target, how), want, strict=True):
+            assert torch.allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("flag_dtype", [torch.uint8, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("estimator", (*BACKWARD, *FORWARD), ids=by_name)
+def test_flags_of_any_type(target, estimator, flag_dtype):
+    """They mean what bool flags mean, whatever their nonzero value."""
+    case = random_case(estimator, 4, 8, valid=0.8)
+    want = Call(case, target.device)(target.backend)
+    call = Call(case, target.device, How(flag_dtype=flag_dtype, mask_dtype=flag_dtype))
+    names = [name for name in ("terminated", "truncated", "dones", "mask") if name in case.args]
+    for value in (1, 200) if flag_dtype == torch.uint8 else (0.25, -1.0):
+        got = call(target.backend, **{name: call.kwargs[name] * value for name in names})
+        assert all(same_bits(x, y) for x, y in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@ALL
+def test_half_precision_inputs_are_widened_and_nothing_else(target, estimator, dtype):
+    """The same bits as for the same numbers in float32: their rounding, done by the caller, is the only one."""
+    case = every_argument(estimator, (4, 8)).rounded(dtype)
+    want = run(case, target)
+    for got, expected in zip(run(case, target, How(dtype=dtype)), want, strict=True):
+        assert got.dtype == torch.float32
+        if estimator is RETRACE:  # actions may be summed in another order
+            assert_close(got, expected)
+        else:
+            assert same_bits(got, expected)
+
+
+@ALL
+def test_mixed_dtypes(target, estimator):
+    case = every_argument(estimator, (4, 8)).rounded(torch.bfloat16).rounded(torch.float16)
+    call, kinds = Call(case, target.device), itertools.cycle([torch.float16, torch.float32, torch.bfloat16])
+    names = [name for name, x in call.kwargs.items() if isinstance(x, torch.Tensor) and x.is_floating_point()]
+    got = call(target.backend, **{name: call.kwargs[name].to(next(kinds)) for name in names})
+    for x, expected in zip(got, call(target.backend), strict=True):
+        assert x.dtype == torch.float32
+        assert_close(x, expected)
+
+
+@ALL
+def test_one_float64_input_makes_the_result_float64(float64_target, estimator):
+    case = every_argument(estimator, (4, 8))
+    call = Call(case)
+    for name, x in call.kwargs.items():
+        if isinstance(x, torch.Tensor) and x.dtype == torch.float32:
+            results = call(float64_target.backend, **{name: x.double()})
+            assert {x.dtype for x in results} == {torch.float64}, name
+    check(case, float64_target, How(dtype=torch.float64))
+
+
+@pytest.mark.parametrize("out_dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@ALL
+def test_out(target, estimator, out_dtype):
+    for out_layout, time_dim in itertools.product(LAYOUTS[:5], (-1, 0)):
+        if not target.interpreted or out_layout in ("strided", "padded_transposed"):
+            check(
+                random_case(estimator, 4, 8),
+                target,
+                How(out_layout=out_layout, out_dtype=out_dtype, time_dim=time_dim),
+            )
+
+
+@pytest.mark.parametrize("estimator", [VTRACE, RETRACE], ids=by_name)
+def test_either_output_may_be_left_to_us(target, estimator):
+    case = random_case(estimator, 4, 8)
+    call, want = Call(case, target.device), run(case, target)
+    for given_ in (0, 1):
+        out = [None, None]
+        out[given_] = torch.full((4, 8), torch.nan, device=target.device)
+        results = call(target.backend, out=tuple(out))
+        assert results[given_] is out[given_]
+        assert all(same_bits(x.cpu(), y) for x, y in zip(results, want, strict=True))
+
+
+@pytest.mark.parametrize("estimator", [VTRACE, RETRACE], ids=by_name)
+def test_without_advantages_the_targets_are_the_same(target, estimator):
+    case = random_case(estimator, 4, 8, valid=0.9)
+    assert same_bits(run(case, target)[0], run(case, target, How(returns=False))[0])
+
+
+@pytest.mark.parametrize("mask_mode", ["skip", "reset"])
+@pytest.mark.parametrize("edge", [None, 2.5, np.arange(6.0)], ids=["none", "float", "tensor"])
+@pytest.mark.parametrize("estimator", [VTRACE, LAMBDA, DISCOUNTED], ids=by_name)
+def test_final_values(target, estimator, edge, mask_mode):
+    """Some cuts have an entry, some have not; entries at steps that are no cuts mean nothing."""
+    case = random_case(estimator, 6, 15, trunc=0.3, valid=0.6, mask_mode=mask_mode)
+    for share in (0.0, 0.4, 1.0):
+        env, time = np.nonzero(np.random.default_rng(0).random((6, 15)) < share)
+        form = Sparse(env.tolist(), time.tolist(), np.arange(1.0, len(env) + 1).tolist(), edge)
+        check(case.replace(bootstrap_values=form), target)
+
+
+@ALL
+def test_many_rows(target, estimator):
+    if target.interpreted:
+        pytest.skip("too many for the interpreter")
+    check(random_case(estimator, 1029, 3), target, How(time_dim=0))
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32, np.int64])
+@pytest.mark.parametrize("layout", LAYOUTS[:5])
+def test_integer_sums_are_exact(target, dtype, layout):
+    """Numbers that no float holds, in every width."""
+    limits = np.iinfo(dtype)
+    x = np.random.default_rng(0).integers(limits.min // 20, limits.max // 20, (5, 17), dtype)
+    case = random_case(PREFIX, 5, 17, valid=0.9, x=x)
+    case = case.replace(state=(np.full(5, 2**53 + 1), np.array([0, 1, 0, 0, 1]) > 0))
+    for boundary, time_dim in itertools.product(("ends_at", "starts_at"), (-1, 0)):
+        check(case.replace(boundary=boundary), target, How(layouts=(layout,), time_dim=time_dim, out_layout=layout))
+
+
+def test_a_decay_of_any_form_in_any_layout(target):
+    rng = np.random.default_rng(0)
+    case = random_case(TRACES, 4, 9, features=(3, 2), valid=0.8)
+    decays = (rng.random((4, 9)), rng.random(case["x"].shape), Vector(rng.random((3, 2))))
+    for decay, layout, time_dim in itertools.product(decays, LAYOUTS, (-1, 0)):
+        if not target.interpreted or layout == "transposed":
+            check(case.replace(decay=decay), target, How(layouts=("contiguous", layout), time_dim=time_dim))

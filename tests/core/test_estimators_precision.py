@@ -1,0 +1,225 @@
+"""How exact the results are, what overflows, and that the same input gives the same bits."""
+
+import numpy as np
+import pytest
+import torch
+from cases import How, same_bits
+from estimator_cases import (
+    BACKWARD,
+    DISCOUNTED,
+    ESTIMATORS,
+    FORWARD,
+    LAMBDA,
+    LINEAR,
+    PREFIX,
+    RETRACE,
+    TRACES,
+    VTRACE,
+    Case,
+    by_name,
+    check,
+    random_case,
+    run,
+    with_form,
+)
+
+from rl_triton_core.testing import assert_close
+
+ALL = pytest.mark.parametrize("estimator", ESTIMATORS, ids=by_name)
+RATES = [(0.99, 0.95), (1.0, 1.0), (0.999, 1.0), ("per step", 0.9)]
+
+
+def with_rates(case, gamma, lambda_):
+    """The case with a discount and lambda, or what comes nearest to them."""
+    rng = np.random.default_rng(0)
+    if case.estimator is PREFIX:
+        return case
+    gamma = rng.uniform(0.8, 1.0, case.shape) if gamma == "per step" else gamma
+    if case.estimator is LINEAR:
+        return case.replace(beta=np.broadcast_to(gamma * lambda_, case.shape).copy())
+    if case.estimator is TRACES:
+        return case.replace(decay=gamma * lambda_)
+    return case.replace(gamma=gamma, lambda_=None if case.estimator is DISCOUNTED else lambda_)
+
+
+def assert_as_exact_as_a_loop(case, target, dtype=torch.float32):
+    """The relative error in the norm is at most twice that of a serial float32 loop on the same, rounded, inputs."""
+    got, case = run(case, target, How(dtype=dtype)), case.rounded(dtype)
+    exact, serial = case.expected(), case.expected(dtype=np.float32)
+    for name, result, want, loop in zip(case.estimator.outputs, got, exact, serial, strict=False):
+        assert result.dtype == torch.float32
+        error, limit = np.linalg.norm(result.double().numpy() - want), 2 * np.linalg.norm(loop - want)
+        assert error <= limit, (name, error / limit)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("gamma", "lambda_"), RATES, ids=str)
+@ALL
+def test_the_error_is_at_most_twice_that_of_a_serial_float32_loop(target, estimator, gamma, lambda_, dtype):
+    """Half-precision inputs are rounded once, by the caller: the error counts from the rounded inputs."""
+    shape = (64, 500) if target.device == "cuda" else (4, 60) if target.interpreted else (32, 257)
+    assert_as_exact_as_a_loop(
+        with_rates(random_case(estimator, *shape, term=0.01, trunc=0.01), gamma, lambda_), target, dtype
+    )
+
+
+@pytest.mark.parametrize("clips", [(1.0, 1.0), (4.0, 1.0), (1.0, 0.05), (1e3, 1e3)], ids=str)
+@pytest.mark.parametrize("lambda_", [0.0, 0.01, 0.9])
+@pytest.mark.parametrize("estimator", [VTRACE, RETRACE], ids=by_name)
+def test_no_digits_are_lost_in_advantages(target, estimator, lambda_, clips):
+    """Neither where little credit flows nor where the clips differ: nothing is divided by a small trace."""
+    case = random_case(
+        estimator,
+        *((4, 60) if target.interpreted else (16, 130)),
+        lambda_=lambda_,
+        rho_bar=clips[0],
+        c_bar=clips[1],
+        gamma=0.95,
+    )
+    assert_as_exact_as_a_loop(case, target)
+
+
+@pytest.mark.parametrize("num_actions", [2, 18, 300])
+def test_the_expectation_loses_no_digits(target, num_actions):
+    shape, rng = (8, 33, num_actions), np.random.default_rng(0)
+    case = random_case(RETRACE, *shape[:2]).replace(expected_next_q=None)
+    probs = rng.dirichlet(np.ones(num_actions), shape[:2])
+    assert_as_exact_as_a_loop(case.replace(next_action_probs=probs, next_q_values=rng.standard_normal(shape)), target)
+
+
+@ALL
+def test_a_very_long_window(target, estimator):
+    if target.interpreted or target.backend == "reference":
+        pytest.skip("too long for this backend here")
+    case = random_case(estimator, 1, 131_072, term=1e-4, trunc=1e-4)
+    assert_as_exact_as_a_loop(with_rates(case, 0.999, 1.0), target)
+
+
+@ALL
+def test_float64_is_computed_in_float64(float64_target, estimator):
+    case = with_rates(random_case(estimator, 16, 257, term=0.01, trunc=0.01, valid=0.95), 0.99, 0.95)
+    for got, want in zip(run(case, float64_target, How(dtype=torch.float64)), case.expected(), strict=False):
+        assert got.dtype == torch.float64
+        assert_close(got, want, rtol=1e-14)
+
+
+@ALL
+def test_values_near_the_largest_float(target, estimator):
+    """No step of the sum leaves the range, in whatever order it is taken: neither may the result."""
+    case = with_rates(random_case(estimator, 4, 33), 0.5, 0.5)
+    names = ("rewards", "values", "q_values", "expected_next_q", "bootstrap_values", "x", "alpha")
+    size = 1e36 if estimator is PREFIX else 4e37
+    case = case.each(lambda x: x * (size / np.abs(x).max()), *names)
+    assert all(np.isfinite(x).all() for x in case.expected(dtype=np.float32)[: len(estimator.outputs)])
+    check(case, target)
+
+
+# --- overflow ---------------------------------------------------------------------------------------------------------
+
+DECAYS = ("50", "3e38", "tensor", "huge tensor")
+
+
+def overflowing(estimator, rewards, flag, done, kind):
+    """Zeros but for the rewards, a decay that overflows, and a boundary after every done step."""
+    decay = {"50": 50.0, "3e38": 3e38, "tensor": np.full(done.shape, 50.0), "huge tensor": np.full(done.shape, 3e38)}[
+        kind
+    ]
+    zeros = np.zeros(done.shape)
+    if estimator is LINEAR:
+        return Case(estimator, {"alpha": rewards, "beta": np.where(done, 0.0, decay)})
+    args = dict.fromkeys(estimator.inputs, zeros)
+    args |= {"decay": decay} if estimator is TRACES else {"gamma": decay}
+    if estimator in (VTRACE, LAMBDA, DISCOUNTED):
+        args["bootstrap_values"] = 0.0
+    if estimator not in (TRACES, DISCOUNTED):
+        args["lambda_"] = 1.0
+    if flag == "mask":
+        args |= {"mask": ~done, "mask_mode": "reset"}
+    elif flag is not None:
+        args[flag] = done
+    return Case(estimator, {**args, "x" if estimator is TRACES else "rewards": rewards})
+
+
+OVERFLOWING = pytest.mark.parametrize("estimator", [*BACKWARD, TRACES, LINEAR], ids=by_name)
+
+
+@pytest.mark.parametrize("kind", DECAYS)
+@pytest.mark.parametrize("flag", ["terminated", "truncated", "mask", None])
+@OVERFLOWING
+def test_a_decay_that_overflows_leaves_zeros_alone(target, estimator, kind, flag):
+    """A serial loop over zeros gives zeros whatever the decay; a tree must not meet 0 * infinity."""
+    if target.interpreted and kind in ("3e38", "tensor"):
+        pytest.skip("the interpreter takes its time")
+    zeros, done = np.zeros((2, 70)), np.zeros((2, 70), bool)
+    done[0, 35] = done[1, ::13] = True
+    case = overflowing(estimator, zeros, flag, done, kind)
+    for mask_mode in ("skip", "reset") if "mask" in case.args else (None,):
+        for got in run(case.replace(mask_mode=mask_mode), target):
+            assert not got.any(), got
+
+
+@pytest.mark.parametrize("kind", ["50", "tensor"])
+@pytest.mark.parametrize("flag", ["terminated", "truncated"])
+@OVERFLOWING
+def test_a_decay_that_overflows_stays_in_its_episode(target, estimator, kind, flag):
+    """Episodes of zeros, of a few steps that stay finite, and of many that overflow, side by side."""
+    rewards, done = np.zeros((1, 100)), np.zeros((1, 100), bool)
+    done[0, [29, 34, 69]] = True
+    rewards[0, [34, 69]] = 1.0  # 5 steps: up to 50**4; 35 steps: beyond the range 22 steps before their end
+    if estimator is TRACES:
+        rewards, done = rewards[:, ::-1].copy(), np.roll(done[:, ::-1], -1, axis=1)
+    case = overflowing(estimator, rewards, flag, done, kind)
+    serial, quiet = case.expected(dtype=np.float32)[0][0], slice(70, 100) if estimator is TRACES else slice(0, 30)
+    assert (~np.isfinite(serial)).sum() == 12 and not serial[quiet].any()
+    for got, want in zip(run(case, target), case.expected(dtype=np.float32), strict=False):
+        finite = np.isfinite(want[0])
+        np.testing.assert_allclose(got[0].double().numpy()[finite], want[0][finite], rtol=1e-5)
+
+
+# --- the same bits ----------------------------------------------------------------------------------------------------
+
+
+@ALL
+def test_the_same_bits_every_time(target, estimator):
+    case = random_case(estimator, *((4, 60) if target.interpreted else (64, 257)), valid=0.9)
+    first = run(case, target)
+    for _ in range(1 if target.interpreted else 3):
+        assert all(same_bits(one, other) for one, other in zip(first, run(case, target), strict=True))
+
+
+@pytest.mark.parametrize("time_dim", [-1, 0])
+@ALL
+def test_a_row_does_not_depend_on_the_others(target, estimator, time_dim):
+    how = How(time_dim=time_dim)
+    shape = (9, 15 if target.interpreted else 65)
+    case = random_case(estimator, *shape, term=0.05, valid=0.9)
+    other = random_case(estimator, *shape, seed=1, term=0.2, valid=0.5)
+    other[estimator.inputs[0]][::2] = np.nan
+    keep = [0, 4, 8]
+    for name, x in other.args.items():
+        if isinstance(x, np.ndarray):
+            x[keep] = case[name][keep]
+    for one, two in zip(run(case, target, how), run(other, target, how), strict=True):
+        assert all(same_bits(one[n].contiguous(), two[n].contiguous()) for n in keep)
+
+
+@pytest.mark.parametrize("estimator", [*BACKWARD, *FORWARD], ids=by_name)
+def test_the_cpu_backend_computes_a_row_alone_as_in_any_batch(target, estimator):
+    if target.backend != "cpu":
+        pytest.skip("of the others only close results are promised")
+    case = random_case(estimator, 35, 65, valid=0.9)
+    whole = run(case, target)
+    for n in (0, 1, 16, 34):
+        alone = run(case.each(lambda x, n=n: x[n : n + 1]), target)
+        assert all(same_bits(one[n : n + 1], two) for one, two in zip(whole, alone, strict=True))
+
+
+def test_a_form_of_the_expectation_is_only_a_form(target):
+    """Given one action of probability 1, both forms are the same numbers, whatever other actions are worth."""
+    case = random_case(RETRACE, 5, 17)
+    expected = case["expected_next_q"]
+    one_hot = np.zeros((5, 17, 3))
+    one_hot[..., 1] = 1.0
+    q_values = np.stack([np.full_like(expected, -1e3), expected, np.full_like(expected, 1e3)], axis=2)
+    other = with_form(case, "actions").replace(next_action_probs=one_hot, next_q_values=q_values)
+    assert all(same_bits(x, y) for x, y in zip(run(case, target), run(other, target), strict=True))

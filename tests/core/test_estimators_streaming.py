@@ -1,0 +1,231 @@
+"""Forward scans over windows in a row: the state handed on makes them one long one."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from cases import How, same_bits
+from estimator_cases import DEFAULT, FORWARD, PREFIX, TRACES, Call, Vector, by_name, random_case
+
+from rl_triton_core import ScanState, compute_eligibility_traces, compute_episodic_prefix_sum
+from rl_triton_core.testing import assert_close
+
+FORWARD_ONES = pytest.mark.parametrize("estimator", FORWARD, ids=by_name)
+MODES = pytest.mark.parametrize("mask_mode", ["skip", "reset"])
+BOUNDARY = {"boundary": "starts_at"}
+
+
+def stream(case, target, cuts, how=DEFAULT):
+    """The results of the windows between the cuts, one after another, and the last state; all [num_envs, T, ...]."""
+    state, pieces = case.get("state"), []
+    edges = [0, *cuts, case.shape[1]]
+    for low, high in itertools.pairwise(edges):
+        window = case.each(lambda x, low=low, high=high: x[:, low:high]).replace(state=None)
+        call = Call(window, target.device, how)
+        if isinstance(state, tuple) and not isinstance(state, ScanState):
+            state = Call(case, target.device, how).kwargs["state"]
+        piece, state = call(target.backend, state=state, return_state=True)
+        assert isinstance(state, ScanState) and state.done.dtype == torch.bool
+        assert state.value.shape == (case.shape[0], *case["x"].shape[2:]) and state.done.shape == case.shape[:1]
+        assert state.value.dtype == piece.dtype
+        pieces.append(call.env_major(piece))
+    return torch.cat(pieces, dim=1).cpu(), ScanState(*(x.cpu() for x in state))
+
+
+def assert_streams(case, target, cuts, how=DEFAULT):
+    """The windows equal the long one, which equals the oracle; to the bit on the cpu backend."""
+    pieces, state = stream(case, target, cuts, how)
+    whole, final = stream(case, target, [], how)
+    exact, (value, done) = case.rounded(how.dtype).expected()
+    np.testing.assert_array_equal(state.done, done)
+    np.testing.assert_array_equal(final.done, done)
+    if case["x"].dtype.kind == "i" or target.backend == "cpu":
+        assert same_bits(pieces, whole.contiguous()) and same_bits(state.value, final.value)
+    if case["x"].dtype.kind == "i":
+        np.testing.assert_array_equal(whole, exact)
+        np.testing.assert_array_equal(state.value, value)
+    else:
+        for got, want in ((pieces, exact), (whole, exact), (state.value, value), (final.value, value)):
+            assert_close(got, want)
+
+
+def streaming_case(estimator, num_steps=24, term=0.15, **changes):
+    case = random_case(estimator, 6, num_steps, term=term, trunc=term, **changes)
+    return case.replace(decay=0.9) if estimator is TRACES and "decay" not in changes else case
+
+
+@MODES
+@FORWARD_ONES
+def test_two_windows(target, estimator, mask_mode):
+    """Split at every step: done flags, masked steps, and both, on either side of the seam."""
+    case = streaming_case(estimator, 16, valid=0.7, mask_mode=mask_mode)
+    for changes in ({}, BOUNDARY) if estimator is PREFIX else ({},):
+        for at in (1, 8, 15) if target.interpreted else range(17):
+            assert_streams(case.replace(**changes), target, [at])
+
+
+@FORWARD_ONES
+def test_three_windows(target, estimator):
+    case = streaming_case(estimator, features=(2,))
+    for cuts in ([5, 11], [8, 8], [0, 24], [1, 2]):
+        assert_streams(case, target, cuts)
+
+
+@MODES
+@pytest.mark.parametrize("cell", list(itertools.product((0, 1, 2, 3), repeat=2)), ids=str)
+@FORWARD_ONES
+def test_every_seam(target, estimator, cell, mask_mode):
+    """Done (1), masked (2), both or neither in the steps before and behind the seam."""
+    case = streaming_case(estimator, 6, mask_mode=mask_mode)
+    done = case["dones" if estimator is PREFIX else "terminated"]
+    mask = np.ones(case.shape, bool)
+    for t, bits in zip((2, 3), cell, strict=True):
+        done[:, t], mask[:, t] = bits & 1, not bits & 2
+    for changes in ({}, BOUNDARY) if estimator is PREFIX else ({},):
+        assert_streams(case.replace(mask=mask, **changes), target, [3])
+
+
+@MODES
+@FORWARD_ONES
+def test_windows_without_a_valid_step(target, estimator, mask_mode):
+    """The state passes through: value and all, and in mode "reset" what follows starts afresh."""
+    case = streaming_case(estimator, 9, mask_mode=mask_mode)
+    mask = np.ones(case.shape, bool)
+    mask[:, 3:6] = False
+    assert_streams(case.replace(mask=mask), target, [3, 6])
+    nothing = case.each(lambda x: x[:, :4]).replace(mask=np.zeros((6, 4), bool))
+    (_, state), afresh = stream(nothing, target, []), mask_mode == "reset"
+    assert not state.value.any() and state.done.tolist() == [afresh] * 6
+    value, done = np.arange(6.0), np.arange(6) % 2 == 0
+    _, state = stream(nothing.replace(state=(value, done)), target, [2])
+    np.testing.assert_array_equal(state.value, value)
+    np.testing.assert_array_equal(state.done, done | afresh)
+
+
+@FORWARD_ONES
+def test_a_window_without_steps(target, estimator):
+    case = streaming_case(estimator, 0)
+    _, state = stream(case, target, [])
+    assert not state.value.any() and not state.done.any()
+    value, done = np.arange(6.0), np.arange(6) % 2 == 0
+    _, state = stream(case.replace(state=(value, done)), target, [])
+    np.testing.assert_array_equal(state.value, value)
+    np.testing.assert_array_equal(state.done, done)
+
+
+@pytest.mark.parametrize("time_dim", [-1, 0])
+@FORWARD_ONES
+def test_windows_in_any_layout(target, estimator, time_dim):
+    case = streaming_case(estimator, features=(3,), valid=0.8)
+    case = case.replace(state=(np.random.default_rng(0).standard_normal((6, 3)), np.arange(6) % 3 == 0))
+    for layout in ("contiguous", "padded_transposed"):
+        assert_streams(case, target, [7, 13], How(time_dim=time_dim, layouts=(layout,)))
+
+
+@pytest.mark.parametrize("form", ["per step", "vector", "full", "gamma"])
+def test_decays_stream(target, form):
+    rng = np.random.default_rng(0)
+    decay = {"per step": rng.random((6, 24)), "vector": Vector(rng.random(2)), "full": rng.random((6, 24, 2))}.get(form)
+    case = streaming_case(TRACES, features=(2,), valid=0.8, decay=decay)
+    if form == "gamma":
+        case = case.replace(decay=None, gamma=0.9, lambda_=0.8)
+    assert_streams(case, target, [10])
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int64])
+def test_integers_stream_exactly(target, dtype):
+    limits = np.iinfo(dtype)
+    x = np.random.default_rng(0).integers(limits.min // 30, limits.max // 30, (6, 24), dtype)
+    case = random_case(PREFIX, 6, 24, term=0.1, valid=0.9, x=x)
+    for boundary in ("ends_at", "starts_at"):
+        assert_streams(case.replace(boundary=boundary), target, [9, 10])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@FORWARD_ONES
+def test_a_state_is_not_rounded_to_half_precision(target, estimator, dtype):
+    assert_streams(streaming_case(estimator), target, [5, 11], How(dtype=dtype))
+
+
+@FORWARD_ONES
+def test_a_long_stream(target, estimator):
+    """Ten windows, each of which begins where an episode may or may not have ended."""
+    case = streaming_case(estimator, 40 if target.interpreted else 300)
+    assert_streams(case, target, range(4, 40, 4) if target.interpreted else range(30, 300, 30))
+
+
+@FORWARD_ONES
+def test_returning_the_state_changes_no_result(target, estimator):
+    case = streaming_case(estimator, valid=0.8)
+    call = Call(case, target.device)
+    plain, (traces, _) = call(target.backend), call(target.backend, return_state=True)
+    assert len(plain) == 1 and same_bits(plain[0], traces)
+
+
+def test_with_out(target):
+    case = streaming_case(TRACES, valid=0.8)
+    call, out = Call(case, target.device), torch.full((6, 24), torch.nan, device=target.device)
+    want, state = call(target.backend, return_state=True)
+    got, other = call(target.backend, return_state=True, out=out)
+    assert got is out and same_bits(got, want) and same_bits(other.value, state.value)
+    out.fill_(torch.nan)
+    assert other.value.isfinite().all(), "the state shares memory with out"
+
+
+def test_the_state_is_a_copy(target):
+    """Changing a result in place, as a caller may, does not change what the next window starts from."""
+    case = streaming_case(TRACES)
+    traces, state = Call(case, target.device)(target.backend, return_state=True)
+    before = state.value.clone()
+    traces.zero_()
+    assert same_bits(state.value, before)
+
+
+def test_the_functions_take_a_plain_state():
+    """As a user writes it, step by step: one window per step is online computation."""
+    x, done = torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[False, True, False]])
+    state = ScanState(torch.tensor([8.0]), torch.tensor([False]))
+    seen = []
+    for t in range(3):
+        z, state = compute_eligibility_traces(
+            x[:, t : t + 1], done[:, t : t + 1], decay=0.5, state=state, return_state=True
+        )
+        seen.append(z.item())
+    assert seen == [5.0, 4.5, 4.0] and state.value.tolist() == [4.0] and state.done.tolist() == [False]
+    sums, state = compute_episodic_prefix_sum(torch.ones(1, 2, dtype=torch.int32), return_state=True)
+    assert sums.tolist() == [[1, 2]] and state.value.dtype == torch.int64
+    sums = compute_episodic_prefix_sum(torch.ones(1, 2, dtype=torch.int32), state=state)
+    assert sums.tolist() == [[3, 4]]
+
+
+@FORWARD_ONES
+def test_gradients_flow_through_a_seam(float64_target, estimator):
+    """The gradient of two windows is that of one, the initial state's included."""
+    case = streaming_case(estimator, 8, valid=0.8)
+    gradients = []
+    for cuts in ([], [3]):
+        call = Call(case, how=How(dtype=torch.float64))
+        x = call.kwargs["x"].requires_grad_()
+        value = torch.arange(6.0).double().requires_grad_()
+        state, pieces = ScanState(value, torch.zeros(6, dtype=torch.bool)), []
+        for low, high in itertools.pairwise([0, *cuts, 8]):
+            window = {k: v[:, low:high] for k, v in call.kwargs.items() if isinstance(v, torch.Tensor) and v.ndim == 2}
+            kwargs = {**call.kwargs, **window, "backend": float64_target.backend}
+            piece, state = estimator.function(**kwargs, state=state, return_state=True)
+            pieces.append(piece)
+        result = torch.cat(pieces, dim=1)
+        (result * torch.linspace(1, 2, 8)).sum().backward()
+        gradients.append((x.grad, value.grad))
+    for one, other in zip(*gradients, strict=True):
+        assert_close(other, one)
+    assert gradients[0][1].any()
+
+
+@FORWARD_ONES
+def test_gradients_reach_the_final_state(float64_target, estimator):
+    call = Call(streaming_case(estimator, 8, term=0.0), how=How(dtype=torch.float64))
+    x = call.kwargs["x"].requires_grad_()
+    _, state = call(float64_target.backend, return_state=True)
+    state.value.sum().backward()
+    assert x.grad[:, -1].eq(1).all() and x.grad[:, 0].all()

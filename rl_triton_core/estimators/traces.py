@@ -220,12 +220,11 @@ def final_state(
     for flags in ends:
         done = done | flags.ne(0)
     if mask is None:
-        return ScanState(traces.select(time, -1), done.select(time, -1))
-    valid = mask.ne(0)
-    if not skip:
-        return ScanState(traces.select(time, -1), (done | ~valid).select(time, -1))
-    index, some = check.last_step(mask, window), valid.any(time)
-    done = torch.where(some, done.gather(time, index).squeeze(time), start.done)
+        return ScanState(traces.select(time, -1).clone(), done.select(time, -1).clone())
+    valid, index = mask.ne(0), check.last_step(mask, window)
+    some = valid.any(time)
+    done = done.gather(time, index).squeeze(time)
+    done = torch.where(some, done, start.done) if skip else done | ~valid.select(time, -1)
     features = [1] * (traces.ndim - 2)
     index = index.view(*index.shape, *features).expand(*index.shape, *traces.shape[2:])
     value = traces.gather(time, index).squeeze(time)

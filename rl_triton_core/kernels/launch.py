@@ -18,8 +18,7 @@ TABLE = {
     "env-major": (
         (16, Launch(16, 16, 2)),
         (64, Launch(64, 8, 4)),
-        (256, Launch(256, 1, 4)),
-        (None, Launch(1024, 1, 8)),
+        (None, Launch(256, 1, 4)),
     ),
     "time-major": ((None, Launch(16, 32, 8)),),
 }

@@ -26,9 +26,10 @@ def stack(case, copies):
 
 
 def flags(case):
-    """Terminated, truncated and mask, present or not."""
+    """Terminated, truncated and mask, present or not; a discount of 0 of its own ends a step like a termination."""
     none = np.zeros(case.rewards.shape, bool)
-    return (*(none if x is None else x for x in (case.terminated, case.truncated)), case.valid)
+    terminated, truncated = (none if x is None else x for x in (case.terminated, case.truncated))
+    return terminated | (np.ndim(case.gamma) > 0) & (case.gamma == 0), truncated, case.valid
 
 
 def readable(case):
@@ -119,6 +120,17 @@ def test_every_cell_of_every_pattern(target, mask_mode):
         assert_contained(pattern_case(cells, mask_mode=mask_mode, **changes), target, names, poison=[np.nan])
 
 
+@pytest.mark.parametrize("name", ["bootstrap_values", "next_values"])
+def test_a_zero_discount_contains_like_a_termination(target, name):
+    """Once at a step inside the window, once at a truncation, once at the window's end."""
+    gamma = np.full((3, 6), 0.9)
+    gamma[[0, 1, 2], [2, 3, 5]] = 0.0
+    case = pattern_case([[0] * 6, [0, 0, 0, 2, 0, 0], [0] * 6], gamma=gamma)
+    if name == "next_values":
+        case = replace(case, bootstrap_values=None, next_values=np.ones((3, 6)))
+    assert_contained(case, target, ("rewards", "values", name), [np.nan])
+
+
 @pytest.mark.parametrize("mask_mode", ["skip", "reset"])
 @pytest.mark.parametrize("time_dim", [-1, 0])
 def test_every_cell_of_a_long_window(target, mask_mode, time_dim):
@@ -150,13 +162,15 @@ def test_final_values(target, kind, mask_mode):
 def test_edges(target):
     """The edge's value of one row, NaN, in an array for all rows."""
     case = random_case(5, 9, truncated=None, bootstrap_values=np.arange(5.0))
-    want = run(case, target)
+    clean = [
+        run(replace(case, bootstrap_values=x), target) for x in (np.arange(5.0), Sparse([], [], [], np.arange(5.0)))
+    ]
     for n in range(5):
         edge = np.where(np.arange(5) == n, np.nan, case.bootstrap_values)
         sparse = Sparse([], [], [], edge)
         ids = oracles.episode_ids(*flags(case))
         reach = torch.as_tensor((ids == ids[n, -1]) & readable(case)["bootstrap_values"][n, -1])
-        for form in (edge, sparse):
+        for form, want in zip((edge, sparse), clean, strict=True):
             for got, expected in zip(run(replace(case, bootstrap_values=form), target), want, strict=True):
                 assert got[reach].isnan().all()
                 assert same_bits(got[~reach], expected[~reach])

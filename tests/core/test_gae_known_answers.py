@@ -45,6 +45,13 @@ def literal(expected, **changes):
         literal([2.25, 2.5, 3], bootstrap_values=4.0, gamma=0.5),
         literal([1, 1, 5], bootstrap_values=4.0, lambda_=0.0),
         literal([1, 3.5, 5], bootstrap_values=4.0, gamma=np.array([[0.0, 0.5, 1.0]])),
+        literal(
+            [1, 3, NAN],
+            bootstrap_values=np.array([[2.0, 2.0, NAN]]),
+            gamma=np.array([[0.0, 1.0, 1.0]]),
+            truncated=MIDDLE,
+        ),
+        literal([2, 1, 1], bootstrap_values=np.array([[NAN, NAN, NAN]]), gamma=np.array([[1.0, 0.0, 0.0]])),
         literal([1, 3, 2], next_values=np.array([[0.0, 2.0, 1.0]]), bootstrap_values=None, lambda_=0.0),
         literal([6, 5, 2], next_values=np.array([[0.0, 2.0, 1.0]]), bootstrap_values=None),
         literal([2, 1, 2], truncated=MIDDLE, terminated=MIDDLE, bootstrap_values=1.0),

@@ -1,0 +1,337 @@
+"""Gradients with respect to every real-valued tensor, no graph where none is wanted, torch.compile without a break."""
+
+import numpy as np
+import pytest
+import torch
+from cases import How, Sparse, same_bits
+from estimator_cases import (
+    BACKWARD,
+    DISCOUNTED,
+    ESTIMATORS,
+    FORMS,
+    FORWARD,
+    LAMBDA,
+    LINEAR,
+    PREFIX,
+    RETRACE,
+    TRACES,
+    VTRACE,
+    Call,
+    Vector,
+    by_name,
+    random_case,
+    readable,
+    with_form,
+    with_log_probs,
+)
+
+from rl_triton_core import FinalValues, ScanState, compute_eligibility_traces, linear_recurrence
+from rl_triton_core.testing import assert_close
+
+ALL = pytest.mark.parametrize("estimator", ESTIMATORS, ids=by_name)
+SHAPE = (3, 5)
+OPTIONS = {
+    "plain": {"term": 0, "trunc": 0},
+    "time-major": {"time_dim": 0},
+    "flags": {"term": 0.3, "trunc": 0.3},
+    "masked": {"term": 0.2, "trunc": 0.2, "valid": 0.7},
+    "masked, reset": {"term": 0.2, "trunc": 0.2, "valid": 0.7, "mask_mode": "reset"},
+}
+
+
+def away_from_the_clips(case):
+    """Ratios that a finite difference does not push over a clip, where the function has a kink."""
+    rng = np.random.default_rng(0)
+    ratios = rng.choice([-0.5, 0.3, 1.2], case.shape) + 0.1 * rng.random(case.shape)
+    if "log_ratios" in case.args:
+        return case.replace(log_ratios=ratios, rho_bar=2.0, c_bar=1.0)
+    if "target_log_probs" in case.args:
+        behaviour = -rng.random(case.shape)
+        return case.replace(target_log_probs=behaviour + ratios, behaviour_log_probs=behaviour, rho_bar=2.0, c_bar=1.0)
+    return case
+
+
+def variants(estimator, **options):
+    """Every form of every argument that can carry a gradient."""
+    features = (2,) if estimator in FORWARD or estimator is LINEAR else ()
+    rng = np.random.default_rng(0)
+    case = random_case(estimator, *SHAPE, features=features, **options)
+    if estimator is LINEAR:
+        yield case.replace(reverse=True, initial=rng.standard_normal((3, 2)))
+        yield case.replace(reverse=False, initial=rng.standard_normal((3, 2)))
+        yield case
+    elif estimator is TRACES:
+        state = (rng.standard_normal((3, 2)), np.array([False, True, False]))
+        yield case
+        for decay in (rng.random(SHAPE), rng.random((*SHAPE, 2)), Vector(rng.random(2))):
+            yield case.replace(decay=decay, state=state)
+    elif estimator is PREFIX:
+        state = (rng.standard_normal((3, 2)), np.array([False, True, False]))
+        yield case.replace(state=state)
+        yield case.replace(boundary="starts_at")
+    else:
+        for form in FORMS[estimator.name]:
+            if form not in ("sparse", "edge"):
+                yield away_from_the_clips(with_form(case, form))
+        yield away_from_the_clips(case).replace(gamma=rng.uniform(0.5, 1.0, SHAPE))
+        if estimator in (VTRACE, RETRACE):
+            yield away_from_the_clips(with_log_probs(case)).replace(lambda_=0.0)
+        if estimator in (VTRACE, LAMBDA, DISCOUNTED):
+            yield away_from_the_clips(case).replace(truncated=None, bootstrap_values=rng.standard_normal(3))
+
+
+def leaves(call, case):
+    """Every float tensor of a call, under its name."""
+    found = {name: x for name, x in call.kwargs.items() if isinstance(x, torch.Tensor) and x.is_floating_point()}
+    if "state" in case.args:
+        found["state"] = call.kwargs["state"].value
+    return found
+
+
+def with_leaves(call, names, tensors):
+    """The arguments with these tensors in their places."""
+    kwargs = dict(zip(names, tensors, strict=True))
+    if "state" in kwargs:
+        kwargs["state"] = ScanState(kwargs["state"], call.kwargs["state"].done)
+    return kwargs
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@ALL
+def test_gradients(float64_target, estimator, option):
+    if estimator is LINEAR and option not in ("plain", "time-major"):
+        pytest.skip("it has no flags")
+    options = dict(OPTIONS[option])
+    how = How(dtype=torch.float64, time_dim=options.pop("time_dim", -1))
+    for case in variants(estimator, **options):
+        call = Call(case, how=how)
+        inputs = leaves(call, case)
+        assert set(inputs) >= {name for name in estimator.inputs if name in case.args}
+
+        def function(*tensors, call=call, names=tuple(inputs)):
+            return call(float64_target.backend, **with_leaves(call, names, tensors))
+
+        assert torch.autograd.gradcheck(function, [x.requires_grad_() for x in inputs.values()])
+
+
+@pytest.mark.parametrize("estimator", [VTRACE, LAMBDA, DISCOUNTED], ids=by_name)
+def test_gradients_of_final_values(float64_target, estimator):
+    case = away_from_the_clips(random_case(estimator, *SHAPE, trunc=0.3))
+    call = Call(case, how=How(dtype=torch.float64))
+    env, time = torch.nonzero(call.kwargs["truncated"], as_tuple=True)
+    value = torch.arange(1.0, len(env) + 1).double().requires_grad_()
+    edge = torch.arange(3.0).double().requires_grad_()
+
+    def function(value, edge):
+        return call(float64_target.backend, bootstrap_values=FinalValues(env, time, value, edge))
+
+    assert torch.autograd.gradcheck(function, [value, edge])
+
+
+@ALL
+def test_float32_gradients_are_those_of_float64(target, estimator):
+    """On every backend, Triton included, for every form."""
+    for case in variants(estimator, term=0.15, trunc=0.15, **({} if estimator is LINEAR else {"valid": 0.8})):
+        gradients = []
+        for dtype, backend, device in (
+            (torch.float32, target.backend, target.device),
+            (torch.float64, "reference", "cpu"),
+        ):
+            call = Call(case.rounded(torch.float32), device, How(dtype=dtype))
+            inputs = leaves(call, case)
+            for x in inputs.values():
+                x.requires_grad_()
+            results = call(backend)
+            assert all(x.requires_grad for x in results)
+            generator = torch.Generator().manual_seed(0)
+            weights = [torch.randn(x.shape, generator=generator) for x in results]
+            sum((w.to(x) * x).sum() for w, x in zip(weights, results, strict=True)).backward()
+            gradients.append([x.grad for x in inputs.values()])
+        for name, got, want in zip(inputs, *gradients, strict=True):
+            assert got.dtype == torch.float32, name
+            assert_close(got, want, name=name, rtol=3e-6)
+
+
+@ALL
+def test_results_with_a_graph_are_the_same(target, estimator):
+    """The way with gradients and the way without agree."""
+    for case in variants(estimator):
+        call = Call(case, target.device)
+        want = call(target.backend)
+        for x in leaves(call, case).values():
+            x.requires_grad_()
+        for got, expected in zip(call(target.backend), want, strict=True):
+            assert got.dtype == expected.dtype and got.requires_grad and not expected.requires_grad
+            assert_close(got, expected)
+
+
+@ALL
+def test_only_the_gradients_asked_for(target, estimator):
+    case = random_case(estimator, *SHAPE)
+    for name in estimator.inputs:
+        call = Call(case, target.device)
+        inputs = leaves(call, case)
+        inputs[name].requires_grad_()
+        results = call(target.backend)
+        graph = [x for x in results if x.requires_grad]
+        assert graph, name
+        sum(x.sum() for x in graph).backward()
+        assert inputs[name].grad is not None and inputs[name].grad.shape == inputs[name].shape
+        assert all(x.grad is None for other, x in inputs.items() if other != name)
+
+
+@ALL
+def test_half_precision_gradients_have_the_type_of_the_input(target, estimator):
+    call = Call(random_case(estimator, *SHAPE), target.device, How(dtype=torch.bfloat16))
+    call.kwargs[estimator.inputs[0]].requires_grad_()
+    sum(x.sum() for x in call(target.backend)).backward()
+    assert call.kwargs[estimator.inputs[0]].grad.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("mask_mode", ["skip", "reset"])
+@pytest.mark.parametrize("estimator", (*BACKWARD, *FORWARD), ids=by_name)
+def test_nan_in_cells_that_are_not_read_reaches_no_gradient(target, estimator, mask_mode):
+    """Masked cells, and values behind boundaries."""
+    case = random_case(estimator, 4, 13, term=0.2, trunc=0.2, valid=0.7, mask_mode=mask_mode)
+    cells, gradients = readable(case), []
+    names = [name for name in (*estimator.inputs, "bootstrap_values") if name in case.args]
+    for filler in (0.0, np.nan):
+        filled = {name: np.where(cells[name], case[name], filler) for name in names}
+        call = Call(case.replace(**filled), target.device)
+        for name in names:
+            call.kwargs[name].requires_grad_()
+        sum((i + 1) * x.sum() for i, x in enumerate(call(target.backend))).backward()
+        gradients.append([call.kwargs[name].grad for name in names])
+    for name, one, other in zip(names, *gradients, strict=True):
+        assert same_bits(one, other), name
+        assert not other.cpu()[~torch.as_tensor(cells[name])].any(), name
+
+
+def test_actions_that_are_not_read_reach_no_gradient(target):
+    case = with_form(random_case(RETRACE, 4, 9, term=0.3, valid=0.8), "actions")
+    cells = readable(case)["next_q_values"]
+    filled = {name: np.where(cells[..., None], case[name], np.nan) for name in ("next_q_values", "next_action_probs")}
+    call = Call(case.replace(**filled), target.device)
+    tensors = [call.kwargs[name].requires_grad_() for name in filled]
+    sum(x.sum() for x in call(target.backend)).backward()
+    for x in tensors:
+        assert x.grad.isfinite().all() and not x.grad.cpu()[torch.as_tensor(~cells)].any()
+
+
+def test_the_gradient_of_a_scan_is_contained_too(target):
+    """A NaN behind a beta of 0 reaches no gradient in front of it, and no gradient reaches across."""
+    for reverse in (True, False):
+        alpha, beta = torch.ones(2, 6, device=target.device), torch.full((2, 6), 0.5, device=target.device)
+        beta[:, 3] = 0.0
+        poisoned = 4 if reverse else 1
+        alpha[0, poisoned] = torch.nan
+        alpha.requires_grad_()
+        states = linear_recurrence(alpha, beta, reverse=reverse, backend=target.backend)
+        clean = states[:, :4] if reverse else states[:, 3:]
+        clean.sum().backward()
+        assert clean.isfinite().all() and alpha.grad.isfinite().all()
+        assert same_bits(alpha.grad[0], alpha.grad[1])
+        assert not (alpha.grad[:, 4:] if reverse else alpha.grad[:, :3]).any()
+
+
+@ALL
+def test_no_graph_unless_asked(target, estimator):
+    call = Call(random_case(estimator, *SHAPE), target.device)
+    assert not any(x.requires_grad for x in call(target.backend))
+    call.kwargs[estimator.inputs[0]].requires_grad_()
+    with torch.no_grad():
+        assert not any(x.requires_grad for x in call(target.backend))
+    with torch.inference_mode():
+        call(target.backend)
+
+
+def test_integers_take_part_without_a_gradient(target):
+    call = Call(random_case(PREFIX, *SHAPE, x=np.ones(SHAPE, np.int32)), target.device)
+    assert not call(target.backend)[0].requires_grad
+
+
+def test_a_trace_of_a_gradient(float64_target):
+    """Decay and features of one vector of parameters, as in an actor-critic with traces."""
+    weights = torch.linspace(0.1, 1, 3).double().requires_grad_()
+
+    def function(weights):
+        x = torch.arange(24.0).double().reshape(2, 4, 3).cos() * weights
+        return compute_eligibility_traces(x, decay=weights * 0.9, backend=float64_target.backend)
+
+    assert torch.autograd.gradcheck(function, [weights])
+
+
+# --- torch.compile ----------------------------------------------------------------------------------------------------
+
+
+def compiled_cases(estimator):
+    """A case with every kind of optional argument present, and one with few."""
+    features = (2,) if estimator in FORWARD or estimator is LINEAR else ()
+    case = random_case(estimator, *SHAPE, term=None, trunc=None, features=features)
+    if estimator is LINEAR:
+        yield case.replace(reverse=False, initial=np.ones((3, 2)))
+        return
+    full = random_case(estimator, *SHAPE, term=0.2, trunc=0.2, valid=0.8, features=features)
+    if estimator in FORWARD:
+        full = full.replace(state=(np.ones((3, 2)), np.array([False, True, False])))
+        yield full.replace(decay=Vector(np.array([0.5, 0.9]))) if estimator is TRACES else full
+        yield case
+    else:
+        yield full
+        yield with_form(case, FORMS[estimator.name][-2 if estimator is not RETRACE else 1]).replace(
+            gamma=np.full(SHAPE, 0.9)
+        )
+        if estimator in (VTRACE, LAMBDA, DISCOUNTED):
+            yield full.replace(bootstrap_values=Sparse([0, 1], [1, 2], [1.0, 2.0], 3.0))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@ALL
+def test_compiles_without_a_graph_break(target, estimator, grad):
+    for case in compiled_cases(estimator):
+        torch._dynamo.reset()
+        call = Call(case, target.device)
+        kwargs = {**call.kwargs, "backend": target.backend}
+        first = kwargs.pop(estimator.inputs[0]).requires_grad_(grad)
+
+        def function(x, kwargs=kwargs):
+            answer = estimator.function(**{**kwargs, estimator.inputs[0]: 2 * x})
+            return [y + 1 for y in ((answer,) if isinstance(answer, torch.Tensor) else answer)]
+
+        results = []
+        for one in (function, torch.compile(function, fullgraph=True, backend="aot_eager")):
+            answer = one(first)
+            assert all(x.requires_grad == grad for x in answer)
+            results.append(
+                [*answer, *(torch.autograd.grad(sum((x * x).sum() for x in answer), [first]) if grad else [])]
+            )
+        assert all(same_bits(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("estimator", FORWARD, ids=by_name)
+def test_compiles_with_a_state(target, estimator):
+    torch._dynamo.reset()
+    call = Call(random_case(estimator, *SHAPE, valid=0.8), target.device)
+    state = ScanState(torch.ones(3, device=target.device), torch.zeros(3, dtype=torch.bool, device=target.device))
+
+    def function(x, state):
+        return estimator.function(**{**call.kwargs, "x": x}, state=state, return_state=True, backend=target.backend)
+
+    want, before = function(call.kwargs["x"], state)
+    got, after = torch.compile(function, fullgraph=True, backend="aot_eager")(call.kwargs["x"], state)
+    assert same_bits(got, want) and same_bits(after.value, before.value) and torch.equal(after.done, before.done)
+
+
+@ALL
+def test_compiles_with_out(target, estimator):
+    torch._dynamo.reset()
+    call = Call(random_case(estimator, *SHAPE), target.device)
+    outs = tuple(torch.full(SHAPE, torch.nan, device=target.device) for _ in estimator.outputs)
+    want = call(target.backend)
+
+    def function(x, outs):
+        out = outs if len(outs) > 1 else outs[0]
+        return call(target.backend, **{estimator.inputs[0]: x}, out=out)[0] * 2
+
+    got = torch.compile(function, fullgraph=True, backend="aot_eager")(call.kwargs[estimator.inputs[0]], outs)
+    assert same_bits(got, want[0] * 2) and all(same_bits(x, y) for x, y in zip(outs, want, strict=True))

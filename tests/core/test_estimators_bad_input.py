@@ -1,0 +1,282 @@
+"""Every error of every function: its type, a message that names the argument, what came and what is expected."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from cases import same_bits
+from estimator_cases import (
+    BACKWARD,
+    DISCOUNTED,
+    ESTIMATORS,
+    FORWARD,
+    LAMBDA,
+    LINEAR,
+    PREFIX,
+    RETRACE,
+    TRACES,
+    VTRACE,
+    Call,
+    by_name,
+    random_case,
+    with_form,
+    with_log_probs,
+)
+
+from rl_triton_core import FinalValues, ScanState
+
+N, T, A = 3, 5, 3
+BY_NAME = {estimator.name: estimator for estimator in ESTIMATORS}
+
+
+def good(estimator, form="plain"):
+    """Arguments without a fault, in one of the forms that a call may have."""
+    case = random_case(estimator, N, T, **({} if estimator is LINEAR else {"valid": 0.8}))
+    if form == "log_probs":
+        case = with_log_probs(case)
+    elif form != "plain":
+        case = with_form(case, form)
+    kwargs = Call(case).kwargs
+    return {name: x for name, x in kwargs.items() if not name.startswith("compute_")}
+
+
+def floats(*shape, dtype=torch.float32, device="cpu"):
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
+def bad(estimator, name, expected, *in_message, form="plain", **changes):
+    """`changes` to good arguments raise `expected`; the message names the argument and holds all of `in_message`."""
+    label = f"{estimator.name}-{name}-{'-'.join(in_message)}-{'-'.join(changes)}-{form}"
+    return pytest.param(estimator, form, name, expected, in_message, changes, id=re.sub(r"[^\w.,-]+", "_", label))
+
+
+def of_every_tensor():
+    """What is wrong with a tensor is wrong with every tensor."""
+    forms = [(e, "plain") for e in ESTIMATORS]
+    forms += [(VTRACE, "log_probs"), (RETRACE, "log_probs"), (RETRACE, "actions"), (LAMBDA, "next_values")]
+    for estimator, form in forms:
+        tensors = {name: x for name, x in good(estimator, form).items() if isinstance(x, torch.Tensor)}
+        for name, x in tensors.items():
+            if form != "plain" and name in good(estimator):
+                continue
+            kinds = "bool" if x.dtype == torch.bool else "float32"
+            wrong = (
+                (torch.int64, torch.complex64) if name == "x" and estimator is PREFIX else (torch.int64, torch.int16)
+            )
+            for dtype in wrong[1:] if name == "x" and estimator is PREFIX else wrong:
+                text = str(dtype).removeprefix("torch.")
+                yield bad(estimator, name, TypeError, text, kinds, form=form, **{name: x.to(dtype)})
+            if name != "bootstrap_values":
+                yield bad(estimator, name, TypeError, "list", "Tensor", form=form, **{name: x.tolist()})
+            first = name == estimator.inputs[0]
+            if not first:
+                yield bad(estimator, name, ValueError, "meta", "cpu", form=form, **{name: x.to("meta")})
+                for other in (x.transpose(0, 1), x[:1], x[:, :1], x[:, :-1]):
+                    shape = ", ".join(map(str, other.shape))
+                    yield bad(estimator, name, ValueError, shape, form=form, **{name: other})
+            if name not in ("bootstrap_values", "alpha", "beta", "x"):
+                yield bad(
+                    estimator,
+                    name,
+                    ValueError,
+                    "15",
+                    form=form,
+                    **{name: x.reshape(15, *x.shape[2:])[..., None][:, 0] if x.ndim > 2 else x.reshape(15)},
+                )
+
+
+def of_scalars():
+    """Numbers out of their range or of no numeric type."""
+    ranges = {"gamma": [VTRACE, RETRACE, LAMBDA, DISCOUNTED, TRACES], "lambda_": [VTRACE, RETRACE, LAMBDA, TRACES]}
+    bars = {"rho_bar": [VTRACE, RETRACE], "c_bar": [VTRACE, RETRACE], "rho_bar_pg": [VTRACE]}
+    for name, estimators in {**ranges, **bars}.items():
+        for estimator in estimators:
+            for text in ("nan", "-0.1", *(() if name in bars else ("inf",)), *(["1.01"] if name == "lambda_" else [])):
+                yield bad(estimator, name, ValueError, text, **{name: float(text)})
+            for x in ("0.9", [0.9], 1j, *(() if name == "rho_bar_pg" else (None,))):
+                yield bad(estimator, name, TypeError, type(x).__name__, **{name: x})
+    for estimator in (*BACKWARD, *FORWARD):
+        yield bad(estimator, "mask_mode", ValueError, "drop", "skip", "reset", mask_mode="drop")
+    for estimator in ESTIMATORS:
+        yield from (bad(estimator, "time_dim", ValueError, str(dim), time_dim=dim) for dim in (2, -3, 7))
+        yield bad(estimator, "time_dim", (TypeError, ValueError), "1.0", time_dim=1.0)
+        yield bad(estimator, "backend", ValueError, "numpy", "triton", "cpu", "reference", backend="numpy")
+
+
+def of_continuations():
+    """A missing continuation is never silent; one that is told twice is no better."""
+    edge, none = floats(N), {"truncated": None}
+    for estimator in (VTRACE, LAMBDA, DISCOUNTED):
+        name = "bootstrap_values"
+        yield bad(estimator, name, ValueError, "None", bootstrap_values=None)
+        yield bad(estimator, name, ValueError, "None", bootstrap_values=None, terminated=None, mask=None, **none)
+        yield bad(estimator, name, ValueError, "truncated", bootstrap_values=edge)
+        yield bad(estimator, name, ValueError, "4", bootstrap_values=floats(N + 1), **none)
+        yield bad(estimator, name, ValueError, "3, 5, 1", bootstrap_values=floats(N, T, 1))
+        yield bad(estimator, name, TypeError, "str", bootstrap_values="0")
+        yield bad(estimator, "bootstrap_values.*env", ValueError, "3", bootstrap_values=FinalValues([N], [0], [1.0]))
+        yield bad(estimator, "bootstrap_values.*time", ValueError, "5", bootstrap_values=FinalValues([0], [T], [1.0]))
+    for estimator in (VTRACE, LAMBDA):
+        values = {"values": None} if estimator is LAMBDA else {}
+        yield bad(estimator, "bootstrap_values", ValueError, "next_values", next_values=floats(N, T), **values)
+    both = {"next_values": floats(N, T), "bootstrap_values": None}
+    yield bad(LAMBDA, "values", ValueError, "next_values", **both)
+    yield bad(LAMBDA, "values", ValueError, "None", "next_values", values=None)
+    yield bad(LAMBDA, "values", ValueError, "None", "next_values", values=None, bootstrap_values=None)
+
+
+def of_ratios():
+    """Either the log-ratio or both log-probabilities."""
+    one = floats(N, T)
+    for estimator in (VTRACE, RETRACE):
+        for changes in (
+            {"log_ratios": None},
+            {"log_ratios": None, "target_log_probs": one},
+            {"log_ratios": None, "behaviour_log_probs": one},
+            {"target_log_probs": one},
+            {"behaviour_log_probs": one},
+            {"target_log_probs": one, "behaviour_log_probs": one},
+        ):
+            yield bad(estimator, "log_ratios", ValueError, "target_log_probs", "behaviour_log_probs", **changes)
+
+
+def of_expectations():
+    """Either the expectation or both of what it is made of."""
+    one = floats(N, T, A)
+    for changes in (
+        {"expected_next_q": None},
+        {"expected_next_q": None, "next_action_probs": one},
+        {"expected_next_q": None, "next_q_values": one},
+        {"next_action_probs": one},
+        {"next_q_values": one},
+        {"next_action_probs": one, "next_q_values": one},
+    ):
+        yield bad(RETRACE, "expected_next_q", ValueError, "next_action_probs", "next_q_values", **changes)
+    changes = {"next_q_values": floats(N, T, A + 1)}
+    yield bad(RETRACE, "next_q_values", ValueError, "3, 5, 4", "3, 5, 3", form="actions", **changes)
+    yield bad(RETRACE, "next_q_values", ValueError, "3, 5", form="actions", next_q_values=floats(N, T))
+    yield bad(RETRACE, "next_action_probs", ValueError, "3, 5", form="actions", next_action_probs=floats(N, T))
+
+
+def of_scans():
+    """What only the forward functions take."""
+    for estimator in FORWARD:
+        yield bad(estimator, "x", ValueError, "5", x=floats(T))
+        yield bad(estimator, "state", TypeError, "Tensor", "ScanState", state=floats(N))
+        yield bad(estimator, "state", (TypeError, ValueError), "ScanState", state=(floats(N),))
+        for value, done in (
+            (floats(N + 1), floats(N) > 0),
+            (floats(N), floats(N + 1) > 0),
+            (floats(N, 1), floats(N) > 0),
+            (floats(N), floats(N, 1) > 0),
+            (floats(N, device="meta"), floats(N) > 0),
+        ):
+            yield bad(estimator, "state", ValueError, state=ScanState(value, done))
+        yield bad(estimator, "state", TypeError, "int64", state=ScanState(floats(N), floats(N, dtype=torch.int64)))
+        yield bad(estimator, "state", TypeError, "bool", state=ScanState(floats(N) > 0, floats(N) > 0))
+    yield bad(PREFIX, "boundary", ValueError, "ends", "ends_at", "starts_at", boundary="ends")
+    yield bad(PREFIX, "x", TypeError, "bool", x=floats(N, T) > 0)
+    yield bad(PREFIX, "x", TypeError, "complex64", x=floats(N, T, dtype=torch.complex64))
+    integers = {"x": floats(N, T, dtype=torch.int32)}
+    yield bad(PREFIX, "state", TypeError, "float32", "int64", **integers, state=ScanState(floats(N), floats(N) > 0))
+    yield bad(PREFIX, "out", TypeError, "float32", "int64", **integers, out=floats(N, T))
+    for decay in (floats(N, T - 1), floats(T, N), floats(N), floats(N, T, 1)):
+        yield bad(TRACES, "decay", ValueError, ", ".join(map(str, decay.shape)), decay=decay)
+    yield bad(TRACES, "decay", TypeError, "str", decay="0.9")
+    yield bad(TRACES, "decay", ValueError, "nan", decay=float("nan"))
+    yield bad(TRACES, "decay", TypeError, "int64", decay=floats(N, T, dtype=torch.int64))
+    for initial in (floats(N + 1), floats(N, 1), floats(T)):
+        yield bad(LINEAR, "initial", ValueError, str(initial.shape[0]), initial=initial)
+    yield bad(LINEAR, "initial", TypeError, "float", "Tensor", initial=0.0)
+    yield bad(LINEAR, "initial", ValueError, "meta", initial=floats(N, device="meta"))
+    yield bad(LINEAR, "alpha", ValueError, "5", alpha=floats(T))
+
+
+def of_out():
+    """A tensor for one result, a tuple for two; nothing that cannot be written to."""
+    for estimator in ESTIMATORS:
+        two = len(estimator.outputs) > 1
+
+        def given(x, two=two):
+            return (x, None) if two else x
+
+        yield bad(estimator, "out", TypeError, "list", out=given([[0.0] * T] * N))
+        yield bad(estimator, "out", ValueError, "5, 3", "3, 5", out=given(floats(T, N)))
+        yield bad(estimator, "out", TypeError, "int64", out=given(floats(N, T, dtype=torch.int64)))
+        yield bad(estimator, "out", ValueError, "meta", "cpu", out=given(floats(N, T, device="meta")))
+        yield bad(estimator, "out", ValueError, "stride", out=given(floats(1, T).expand(N, T)))
+        if two:
+            yield bad(estimator, "out", (TypeError, ValueError), "targets, advantages", out=floats(N, T))
+            yield bad(estimator, "out", ValueError, "advantages", out=(None, floats(N, T)), compute_advantages=False)
+        else:
+            yield bad(estimator, "out", (TypeError, ValueError), out=(floats(N, T),))
+
+
+TABLE = [
+    *of_every_tensor(),
+    *of_scalars(),
+    *of_continuations(),
+    *of_ratios(),
+    *of_expectations(),
+    *of_scans(),
+    *of_out(),
+]
+
+
+def tensors_in(x):
+    if isinstance(x, torch.Tensor):
+        return [x] if x.device.type != "meta" else []
+    return [y for part in x for y in tensors_in(part)] if isinstance(x, tuple) else []
+
+
+@pytest.mark.parametrize(("estimator", "form", "name", "expected", "in_message", "changes"), TABLE)
+def test_bad_input(estimator, form, name, expected, in_message, changes):
+    kwargs = {**good(estimator, form), **changes}
+    given = tensors_in(tuple(kwargs.values()))
+    before = [x.clone() for x in given]
+    with pytest.raises(expected) as caught:
+        estimator.function(**kwargs)
+    message = str(caught.value)
+    assert re.match(rf"{name}\b", message), message
+    assert not [text for text in in_message if text not in message], message
+    assert all(same_bits(x, old) for x, old in zip(given, before, strict=True))
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=by_name)
+def test_out_may_not_be_an_input(estimator):
+    for form in ("plain", *(["log_probs"] if estimator in (VTRACE, RETRACE) else [])):
+        kwargs = good(estimator, form)
+        for name, x in kwargs.items():
+            if isinstance(x, torch.Tensor) and x.is_floating_point():
+                out = (x.view(-1).view(N, T), None) if len(estimator.outputs) > 1 else x[:]
+                with pytest.raises(ValueError, match="out"):
+                    estimator.function(**kwargs, out=out)
+                assert name
+
+
+@pytest.mark.parametrize("estimator", [VTRACE, RETRACE], ids=by_name)
+def test_out_may_not_be_one_tensor_twice(estimator):
+    out = floats(N, T)
+    for twice in ((out, out), (out, out[:])):
+        with pytest.raises(ValueError, match="out"):
+            estimator.function(**good(estimator), out=twice)
+
+
+def test_what_must_not_be_an_error():
+    for estimator in ESTIMATORS:
+        kwargs = good(estimator)
+        optional = [name for name in ("terminated", "truncated", "dones", "mask") if name in kwargs]
+        estimator.function(**{**kwargs, **dict.fromkeys(optional)})
+        estimator.function(**{**kwargs, **{name: torch.full((N, T), torch.nan) for name in optional}})
+        if "bootstrap_values" in kwargs:
+            for value in (0, np.float32(0.5), FinalValues([], [], [])):
+                estimator.function(**{**kwargs, "bootstrap_values": value})
+        if "log_ratios" in kwargs:
+            for bar in (0, 0.0, 1, np.float32(2.0), float("inf"), 1e30):
+                estimator.function(**{**kwargs, "rho_bar": bar, "c_bar": bar})
+        if estimator in BACKWARD:
+            for gamma in (0, 1, 2.5, np.float32(0.9)):
+                estimator.function(**{**kwargs, "gamma": gamma})
+    BY_NAME["traces"].function(**{**good(TRACES), "decay": 1})
+    DISCOUNTED.function(floats(N, T), bootstrap_values=0.0)

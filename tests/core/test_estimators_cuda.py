@@ -1,0 +1,207 @@
+"""What only a GPU can show, for every estimator: graphs, streams, no synchronisation, very long windows."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from cases import How, same_bits
+from estimator_cases import (
+    BACKWARD,
+    ESTIMATORS,
+    FORWARD,
+    GAE,
+    LINEAR,
+    PREFIX,
+    RETRACE,
+    Call,
+    by_name,
+    check,
+    random_case,
+    with_form,
+)
+from test_estimators_packed import PACKED, arguments, check_packed, packed_case
+from test_estimators_precision import assert_as_exact_as_a_loop, with_rates
+
+from rl_triton_core.testing import assert_close
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+GPU = SimpleNamespace(backend="triton", device="cuda", interpreted=False)
+ALL = pytest.mark.parametrize("estimator", ESTIMATORS, ids=by_name)
+SHAPE = (64, 128)
+
+
+def cases(estimator):
+    """With few arguments and with many."""
+    features = (3,) if estimator in FORWARD or estimator is LINEAR else ()
+    yield random_case(estimator, *SHAPE, valid=0.9, features=features)
+    if estimator in FORWARD:
+        state = (np.zeros((64, 3)), np.zeros(64, bool))
+        yield random_case(estimator, *SHAPE, features=features, state=state)
+    if estimator is RETRACE:
+        yield with_form(random_case(estimator, *SHAPE), "actions")
+    if estimator in BACKWARD:
+        yield random_case(estimator, *SHAPE, gamma=np.full(SHAPE, 0.9))
+
+
+class Forbidden:
+    """A stretch of code that must not wait for the device."""
+
+    def __enter__(self):
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+
+    def __exit__(self, *_):
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("time_dim", [-1, 0])
+@ALL
+def test_no_synchronisation(estimator, time_dim):
+    for case in cases(estimator):
+        call = Call(case, "cuda", How(time_dim=time_dim))
+        want = call("triton")
+        with Forbidden():
+            got = call("triton")
+        assert all(same_bits(x, y) for x, y in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("estimator", FORWARD, ids=by_name)
+def test_no_synchronisation_with_a_state(estimator):
+    for valid in (1.0, 0.9):
+        call = Call(random_case(estimator, *SHAPE, valid=valid), "cuda")
+        _, state = call("triton", return_state=True)
+        call("triton", state=state, return_state=True)
+        with Forbidden():
+            _, state = call("triton", return_state=True)
+            call("triton", state=state, return_state=True)
+
+
+@pytest.mark.parametrize("estimator", PACKED, ids=by_name)
+def test_no_synchronisation_with_packed_rows(estimator):
+    lengths = tuple(np.random.default_rng(0).integers(0, 300, 40))
+    kwargs = {**arguments(packed_case(estimator, lengths), lengths, "cuda"), "backend": "triton"}
+    want = estimator.function(**kwargs)
+    with Forbidden():
+        got = estimator.function(**kwargs)
+    assert same_bits(got, want) if isinstance(got, torch.Tensor) else same_bits(got[0], want[0])
+
+
+@ALL
+def test_no_synchronisation_with_gradients(estimator):
+    call = Call(random_case(estimator, *SHAPE), "cuda")
+    first = call.kwargs[estimator.inputs[0]].requires_grad_()
+    sum(x.sum() for x in call("triton")).backward()  # the first one compiles
+    first.grad = None
+    with Forbidden():
+        sum(x.sum() for x in call("triton")).backward()
+    assert first.grad.isfinite().all()
+
+
+def captured(function):
+    """A graph of a call, after it has run once on a stream of its own."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        function()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = function()
+    return graph, results
+
+
+@ALL
+def test_graph_capture(estimator):
+    """The replay reads what stands in the inputs then."""
+    for case in cases(estimator):
+        call = Call(case, "cuda")
+        graph, results = captured(lambda call=call: call("triton"))
+        for seed in (1, 2):
+            other = Call(
+                random_case(estimator, *SHAPE, seed=seed, features=case[estimator.inputs[0]].shape[2:]), "cuda"
+            )
+            call.kwargs[estimator.inputs[0]].copy_(other.kwargs[estimator.inputs[0]])
+            for x in results:
+                x.fill_(torch.nan)
+            graph.replay()
+            assert all(same_bits(x, y) for x, y in zip(results, call("triton"), strict=True))
+
+
+@pytest.mark.parametrize("estimator", PACKED, ids=by_name)
+def test_graph_capture_of_packed_rows(estimator):
+    """The replay takes other sequences of the same total length."""
+    kwargs = {**arguments(packed_case(estimator, (50, 0, 70, 8)), (50, 0, 70, 8), "cuda"), "backend": "triton"}
+
+    def call():
+        answer = estimator.function(**kwargs)
+        return (answer,) if isinstance(answer, torch.Tensor) else tuple(answer)
+
+    graph, results = captured(call)
+    for other in ((1, 2, 3, 122), (0, 0, 0, 128), (50, 0, 70, 8)):
+        kwargs["cu_seqlens"].copy_(torch.tensor([0, *np.cumsum(other)]))
+        graph.replay()
+        assert all(same_bits(x, y) for x, y in zip(results, call(), strict=True))
+
+
+@ALL
+def test_a_stream_of_its_own(estimator):
+    """Inputs that are filled late on a side stream: work put on another stream would read what was there before."""
+    call = Call(random_case(estimator, *SHAPE), "cuda")
+    want, first = call("triton"), estimator.inputs[0]
+    late = torch.full_like(call.kwargs[first], torch.nan)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(200_000_000)
+        late.copy_(call.kwargs[first])
+        got = call("triton", **{first: late})
+    stream.synchronize()
+    assert all(same_bits(x, y) for x, y in zip(got, want, strict=True))
+
+
+@ALL
+def test_a_second_device(estimator):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one device only")
+    case = random_case(estimator, *SHAPE)
+    want, got = Call(case, "cuda:0")("triton"), Call(case, "cuda:1")("triton")
+    assert got[0].device == torch.device("cuda:1") and torch.cuda.current_device() == 0
+    assert all(same_bits(x, y) for x, y in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@ALL
+def test_compiles_with_inductor(estimator, grad):
+    torch._dynamo.reset()
+    call = Call(random_case(estimator, *SHAPE), "cuda")
+    first = call.kwargs[estimator.inputs[0]].requires_grad_(grad)
+
+    def function(x):
+        return call("triton", **{estimator.inputs[0]: x + 1})[0] * 2
+
+    results = []
+    for one in (function, torch.compile(function, fullgraph=True)):
+        result = one(first)
+        results.append([result, *(torch.autograd.grad(result.sum(), [first]) if grad else [])])
+    for got, want in zip(*results, strict=True):
+        assert_close(got, want)
+
+
+@pytest.mark.parametrize("time_dim", [-1, 0])
+@ALL
+def test_long_windows_of_both_layouts(estimator, time_dim):
+    case = random_case(estimator, 2, 131_072, term=1e-4, trunc=1e-4)
+    check(with_rates(case, 0.999, 1.0), GPU, How(time_dim=time_dim))
+
+
+@ALL
+def test_many_environments(estimator):
+    assert_as_exact_as_a_loop(random_case(estimator, 4096, 24), GPU)
+
+
+@pytest.mark.parametrize("estimator", (*BACKWARD, GAE, PREFIX), ids=by_name)
+def test_long_packed_rows(estimator):
+    lengths = tuple(np.random.default_rng(0).integers(0, 4000, 30))
+    check_packed(packed_case(estimator, lengths, term=1e-3, trunc=1e-3), lengths, GPU)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+from rl_triton_core._version import __version__
+
 TRITON = ("triton", "pytorch-triton-rocm", "pytorch-triton")
 FRAMEWORKS = ("gymnasium", "stable-baselines3", "sb3-contrib", "ray", "torchrl", "tensordict")
 ABSENT = "none"
@@ -25,7 +27,7 @@ def system_info() -> dict[str, str]:
         Names and values, in the order in which they should be shown.
     """
     return {
-        "rl_triton_core": package_version("rl-triton-core"),
+        "rl_triton_core": __version__,
         "commit": commit(),
         "os": platform.platform(),
         "python": platform.python_version(),

@@ -106,10 +106,10 @@ def check_clip(name: str, bar: Any) -> float:
     return math.inf if bar == math.inf else check_number(name, bar, 0.0, math.inf)
 
 
-def check_log_ratios(log_ratios: Any, target: Any, behaviour: Any) -> dict[str, Any]:
+def check_log_ratios(log_ratios: Any, target: Any, behaviour: Any, window: Window) -> dict[str, Any]:
     """Log importance ratios in one of two forms, as target and behaviour log-probabilities, the latter perhaps None."""
     if log_ratios is not None and target is None and behaviour is None:
-        check_tensor("log_ratios", log_ratios, REAL_DTYPES)
+        check_per_step("log_ratios", log_ratios, window)
         return {"target_log_probs": log_ratios, "behaviour_log_probs": None}
     if log_ratios is None and target is not None and behaviour is not None:
         return {"target_log_probs": target, "behaviour_log_probs": behaviour}

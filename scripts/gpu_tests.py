@@ -18,7 +18,7 @@ import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-JOBS = min(12, os.cpu_count() or 1)
+JOBS = min(16, os.cpu_count() or 1)
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "adapters")]
 

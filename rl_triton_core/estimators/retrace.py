@@ -119,19 +119,26 @@ def compute_retrace(
         >>> compute_retrace(rewards, q_values, gamma=1.0, log_ratios=on_policy, expected_next_q=expected).targets
         tensor([[12., 11.]])
     """
+    window = check.check_window("rewards", rewards, time_dim)
+    if expected_next_q is None:
+        expected_next_q = expectation(next_action_probs, next_q_values, terminated, mask, window)
+    elif next_action_probs is not None or next_q_values is not None:
+        raise ValueError("expected_next_q: got it and next_action_probs or next_q_values, expected one form")
+    else:
+        check.check_per_step("expected_next_q", expected_next_q, window)
     results = solve(
         RETRACE,
         {
             "rewards": rewards,
             "q_values": q_values,
-            **check.check_log_ratios(log_ratios, target_log_probs, behaviour_log_probs),
+            **check.check_log_ratios(log_ratios, target_log_probs, behaviour_log_probs, window),
         },
         terminated=terminated,
         truncated=truncated,
         gamma=gamma,
         lambda_=lambda_,
         params=(check.check_clip("c_bar", c_bar), check.check_clip("rho_bar", rho_bar)),
-        next_values=expectation(expected_next_q, next_action_probs, next_q_values, rewards),
+        next_values=expected_next_q,
         mask=mask,
         mask_mode=mask_mode,
         time_dim=time_dim,
@@ -142,24 +149,20 @@ def compute_retrace(
     return RetraceOutput(*results)
 
 
-def expectation(expected: Any, probs: Any, q_values: Any, rewards: Any) -> torch.Tensor:
+def expectation(probs: Any, q_values: Any, terminated: Any, mask: Any, window: check.Window) -> torch.Tensor:
     """Σ_a π(a|s_{t+1})·Q(s_{t+1}, a), where actions of probability 0 do not count, whatever their value."""
-    if expected is not None:
-        if probs is not None or q_values is not None:
-            raise ValueError("expected_next_q: got it and next_action_probs or next_q_values, expected one form")
-        check.check_tensor("expected_next_q", expected, check.REAL_DTYPES)
-        check.check_same_shape("expected_next_q", expected, rewards)
-        given: torch.Tensor = expected
-        return given
     if probs is None or q_values is None:
         raise ValueError("expected_next_q: got None, expected it, or both next_action_probs and next_q_values")
+    check.check_flags("terminated", terminated, window)
+    check.check_flags("mask", mask, window)
     for name, tensor in (("next_action_probs", probs), ("next_q_values", q_values)):
         check.check_tensor(name, tensor, check.REAL_DTYPES)
-        check.check_same_shape(name, tensor[..., 0] if tensor.ndim else tensor, rewards)
-    if probs.shape != q_values.shape:
-        raise ValueError(
-            f"next_q_values: got shape {tuple(q_values.shape)}, expected {tuple(probs.shape)} as next_action_probs"
-        )
+        actions = tensor.shape[-1] if tensor.ndim else 0
+        check.check_shape(name, tensor, (*window.shape, actions), "that of rewards, and actions", window)
+    check.check_same_shape("next_q_values", q_values, probs, "next_action_probs")
     dtype = torch.promote_types(torch.promote_types(probs.dtype, q_values.dtype), torch.float32)
-    probs = probs.to(dtype)
-    return torch.where(probs == 0, 0, probs * q_values.to(dtype)).sum(-1)
+    counts = probs != 0
+    if probs.requires_grad or q_values.requires_grad:  # a product with what is never read has a gradient of NaN
+        for flags, read in ((terminated, False), (mask, True)):
+            counts = counts if flags is None else counts & (flags.ne(0) == read).unsqueeze(-1)
+    return (torch.where(counts, probs, 0).to(dtype) * torch.where(counts, q_values, 0).to(dtype)).sum(-1)

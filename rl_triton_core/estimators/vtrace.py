@@ -119,13 +119,14 @@ def compute_vtrace(
         >>> compute_vtrace(rewards, values, gamma=1.0, log_ratios=log_ratios, bootstrap_values=0.0).targets
         tensor([[1., 0.]])
     """
+    window = check.check_window("rewards", rewards, time_dim)
     rho_bar = check.check_clip("rho_bar", rho_bar)
     results = solve(
         VTRACE,
         {
             "rewards": rewards,
             "values": values,
-            **check.check_log_ratios(log_ratios, target_log_probs, behaviour_log_probs),
+            **check.check_log_ratios(log_ratios, target_log_probs, behaviour_log_probs, window),
         },
         terminated=terminated,
         truncated=truncated,

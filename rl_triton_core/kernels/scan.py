@@ -56,9 +56,14 @@ def combine(alpha, beta, alpha_next, beta_next):
 
 
 @triton.jit
-def both(a, b):
-    """Logical and of 0.0 and 1.0."""
-    return a * b
+def combine_exactly(alpha, beta, rest, alpha_next, beta_next, rest_next):
+    """`combine` with factors β + rest: what rounding takes from a product is kept, and does not add up over steps."""
+    through = tl.where((beta_next == 0) | (alpha == 0), 0, beta_next * alpha)
+    through += tl.where(rest_next == 0, 0, rest_next * alpha)
+    product = tl.where((beta_next == 0) | (beta == 0), 0, beta_next * beta)
+    error = tl.fma(beta_next, beta, -product) + (beta_next * rest + rest_next * beta)
+    exact = (product == 0) | (tl.abs(product) == float("inf"))
+    return alpha_next + through, product, tl.where(exact, 0, error)
 
 
 @triton.jit
@@ -246,7 +251,11 @@ def scan(
         alpha, beta = COEFFICIENTS(step)
         alpha = tl.where(valid, alpha, 0)
         beta = tl.where(valid, beta, 1 if SKIP else 0).to(DTYPE)
-        alpha, beta = tl.associative_scan((alpha, beta), 1, combine)
+        if DTYPE.is_floating():
+            alpha, beta, rest = tl.associative_scan((alpha, beta, tl.zeros_like(beta)), 1, combine_exactly)
+            alpha += tl.where(rest == 0, 0, rest * state)
+        else:
+            alpha, beta = tl.associative_scan((alpha, beta), 1, combine)
         scanned = carry_on(alpha, beta, state)
         after = scanned
         if LOOKS_AHEAD:

@@ -214,6 +214,21 @@ def test_the_cpu_backend_computes_a_row_alone_as_in_any_batch(target, estimator)
         assert all(same_bits(one[n : n + 1], two) for one, two in zip(whole, alone, strict=True))
 
 
+@ALL
+def test_a_problem_for_several_threads(target, estimator):
+    """Rows of a large problem, which the cpu backend splits, are those of a small one; so are features."""
+    if target.backend != "cpu":
+        pytest.skip("the others have no threads")
+    shapes = [(700, 801, ()), (801, 700, ())]
+    shapes += [(1, 801, (700,)), (3, 40_000, (5,))] if estimator in (TRACES, PREFIX, LINEAR) else []
+    for num_envs, num_steps, features in shapes:
+        case = random_case(estimator, num_envs, num_steps, valid=0.9, features=features)
+        for time_dim in (-1, 0):
+            whole, rows = run(case, target, How(time_dim=time_dim)), slice(num_envs // 2, num_envs // 2 + 1)
+            alone = run(case.each(lambda x, rows=rows: x[rows]), target)
+            assert all(same_bits(one[rows].contiguous(), two) for one, two in zip(whole, alone, strict=True))
+
+
 def test_a_form_of_the_expectation_is_only_a_form(target):
     """Given one action of probability 1, both forms are the same numbers, whatever other actions are worth."""
     case = random_case(RETRACE, 5, 17)

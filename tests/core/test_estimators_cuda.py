@@ -10,9 +10,7 @@ from estimator_cases import (
     BACKWARD,
     ESTIMATORS,
     FORWARD,
-    GAE,
     LINEAR,
-    PREFIX,
     RETRACE,
     Call,
     by_name,
@@ -20,7 +18,6 @@ from estimator_cases import (
     random_case,
     with_form,
 )
-from test_estimators_packed import PACKED, arguments, check_packed, packed_case
 from test_estimators_precision import assert_as_exact_as_a_loop, with_rates
 
 from rl_triton_core.testing import assert_close
@@ -78,16 +75,6 @@ def test_no_synchronisation_with_a_state(estimator):
             call("triton", state=state, return_state=True)
 
 
-@pytest.mark.parametrize("estimator", PACKED, ids=by_name)
-def test_no_synchronisation_with_packed_rows(estimator):
-    lengths = tuple(np.random.default_rng(0).integers(0, 300, 40))
-    kwargs = {**arguments(packed_case(estimator, lengths), lengths, "cuda"), "backend": "triton"}
-    want = estimator.function(**kwargs)
-    with Forbidden():
-        got = estimator.function(**kwargs)
-    assert same_bits(got, want) if isinstance(got, torch.Tensor) else same_bits(got[0], want[0])
-
-
 @ALL
 def test_no_synchronisation_with_gradients(estimator):
     call = Call(random_case(estimator, *SHAPE), "cuda")
@@ -127,22 +114,6 @@ def test_graph_capture(estimator):
                 x.fill_(torch.nan)
             graph.replay()
             assert all(same_bits(x, y) for x, y in zip(results, call("triton"), strict=True))
-
-
-@pytest.mark.parametrize("estimator", PACKED, ids=by_name)
-def test_graph_capture_of_packed_rows(estimator):
-    """The replay takes other sequences of the same total length."""
-    kwargs = {**arguments(packed_case(estimator, (50, 0, 70, 8)), (50, 0, 70, 8), "cuda"), "backend": "triton"}
-
-    def call():
-        answer = estimator.function(**kwargs)
-        return (answer,) if isinstance(answer, torch.Tensor) else tuple(answer)
-
-    graph, results = captured(call)
-    for other in ((1, 2, 3, 122), (0, 0, 0, 128), (50, 0, 70, 8)):
-        kwargs["cu_seqlens"].copy_(torch.tensor([0, *np.cumsum(other)]))
-        graph.replay()
-        assert all(same_bits(x, y) for x, y in zip(results, call(), strict=True))
 
 
 @ALL
@@ -189,19 +160,12 @@ def test_compiles_with_inductor(estimator, grad):
         assert_close(got, want)
 
 
-@pytest.mark.parametrize("time_dim", [-1, 0])
 @ALL
-def test_long_windows_of_both_layouts(estimator, time_dim):
-    case = random_case(estimator, 2, 131_072, term=1e-4, trunc=1e-4)
-    check(with_rates(case, 0.999, 1.0), GPU, How(time_dim=time_dim))
+def test_a_long_time_major_window(estimator):
+    case = random_case(estimator, 3, 50_003, term=1e-4, trunc=1e-4)
+    check(with_rates(case, 0.999, 1.0), GPU, How(time_dim=0))
 
 
 @ALL
 def test_many_environments(estimator):
     assert_as_exact_as_a_loop(random_case(estimator, 4096, 24), GPU)
-
-
-@pytest.mark.parametrize("estimator", (*BACKWARD, GAE, PREFIX), ids=by_name)
-def test_long_packed_rows(estimator):
-    lengths = tuple(np.random.default_rng(0).integers(0, 4000, 30))
-    check_packed(packed_case(estimator, lengths, term=1e-3, trunc=1e-3), lengths, GPU)

@@ -1,0 +1,157 @@
+"""Against rlax, DeepMind's functions in JAX: one trajectory each, terminations as discounts of 0, nothing truncated."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+jax = pytest.importorskip("jax")
+rlax = pytest.importorskip("rlax")
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from rl_triton_core import (  # noqa: E402
+    compute_discounted_returns,
+    compute_gae,
+    compute_lambda_returns,
+    compute_retrace,
+    compute_vtrace,
+)
+from rl_triton_core.testing import assert_close, random_rollout  # noqa: E402
+
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_enable_x64", True)
+
+GAMMA, RTOL = 0.97, 1e-10
+LAMBDAS = pytest.mark.parametrize("lambda_", [0.0, 0.9, 1.0])
+
+
+@pytest.fixture(params=["reference", "cpu"])
+def backend(request):
+    return request.param
+
+
+@pytest.fixture
+def rollout():
+    return random_rollout(5, 64, truncated_prob=0.0, terminated_prob=0.1, dtype=torch.float64)
+
+
+def ours(rollout, backend):
+    """The arguments that every estimator takes."""
+    edge = rollout.bootstrap_values[:, -1]
+    return {"terminated": rollout.terminated, "gamma": GAMMA, "bootstrap_values": edge, "backend": backend}
+
+
+def theirs(rollout):
+    """Rewards, discounts, V(s_t) and V(s_{t+1}) in NumPy."""
+    values = torch.cat([rollout.values, rollout.bootstrap_values[:, -1:]], dim=1).numpy()
+    discounts = GAMMA * (~rollout.terminated).double().numpy()
+    return rollout.rewards.numpy(), discounts, values[:, :-1], values[:, 1:]
+
+
+def per_row(function, *arrays):
+    return jax.tree.map(np.asarray, jax.vmap(function)(*arrays))
+
+
+def log_ratios(rollout, seed=0):
+    return torch.randn(rollout.rewards.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@LAMBDAS
+def test_gae(rollout, backend, lambda_):
+    rewards, discounts, values, next_values = theirs(rollout)
+    stacked = np.append(values, next_values[:, -1:], axis=1)
+    want = per_row(
+        lambda r, d, v: rlax.truncated_generalized_advantage_estimation(r, d, lambda_, v), rewards, discounts, stacked
+    )
+    got = compute_gae(rollout.rewards, rollout.values, lambda_=lambda_, **ours(rollout, backend))
+    assert_close(got.advantages, want, rtol=RTOL)
+
+
+@LAMBDAS
+def test_lambda_returns(rollout, backend, lambda_):
+    rewards, discounts, _, next_values = theirs(rollout)
+    want = per_row(lambda r, d, v: rlax.lambda_returns(r, d, v, lambda_), rewards, discounts, next_values)
+    got = compute_lambda_returns(rollout.rewards, rollout.values, lambda_=lambda_, **ours(rollout, backend))
+    assert_close(got, want, rtol=RTOL)
+
+
+def test_discounted_returns(rollout, backend):
+    rewards, discounts, _, next_values = theirs(rollout)
+    want = per_row(rlax.discounted_returns, rewards, discounts, next_values)
+    assert_close(compute_discounted_returns(rollout.rewards, **ours(rollout, backend)), want, rtol=RTOL)
+
+
+@LAMBDAS
+@pytest.mark.parametrize("rho_bar", [1.0, 2.5])
+def test_vtrace_targets(rollout, backend, lambda_, rho_bar):
+    rewards, discounts, values, next_values = theirs(rollout)
+    ratios = log_ratios(rollout)
+
+    def errors(v, v_next, r, d, rho):
+        return rlax.vtrace(v, v_next, r, d, rho, lambda_, rho_bar)
+
+    want = per_row(errors, values, next_values, rewards, discounts, ratios.exp().numpy())
+    got = compute_vtrace(
+        *(rollout.rewards, rollout.values),
+        **{"log_ratios": ratios, "lambda_": lambda_, "rho_bar": rho_bar, **ours(rollout, backend)},
+    )
+    assert_close(got.targets - rollout.values, want, rtol=RTOL)
+
+
+@pytest.mark.parametrize("rho_bar_pg", [1.0, 0.5])
+def test_vtrace_advantages(rollout, backend, rho_bar_pg):
+    """With lambda = 1: rlax mixes targets and values by lambda before it takes the difference."""
+    rewards, discounts, values, next_values = theirs(rollout)
+    ratios = log_ratios(rollout)
+
+    def advantages(v, v_next, r, d, rho):
+        return rlax.vtrace_td_error_and_advantage(v, v_next, r, d, rho, 1.0, 1.0, rho_bar_pg).pg_advantage
+
+    want = per_row(advantages, values, next_values, rewards, discounts, ratios.exp().numpy())
+    arguments = {"log_ratios": ratios, "rho_bar_pg": rho_bar_pg, **ours(rollout, backend)}
+    got = compute_vtrace(rollout.rewards, rollout.values, **arguments)
+    assert_close(got.advantages, want, rtol=RTOL)
+
+
+@LAMBDAS
+@pytest.mark.parametrize("c_bar", [1.0, 0.4])
+def test_retrace(rollout, backend, lambda_, c_bar):
+    rewards, discounts, q_values, _ = theirs(rollout)
+    expected, ratios = rollout.bootstrap_values, log_ratios(rollout)
+    traces = lambda_ * np.minimum(c_bar, ratios.exp().numpy())
+    want = per_row(
+        rlax.general_off_policy_returns_from_q_and_v,
+        *(q_values[:, 1:], expected.numpy(), rewards, discounts, traces[:, 1:]),
+    )
+    arguments = {**ours(rollout, backend), "lambda_": lambda_, "c_bar": c_bar, "log_ratios": ratios}
+    del arguments["bootstrap_values"]
+    got = compute_retrace(rollout.rewards, rollout.values, expected_next_q=expected, **arguments)
+    assert_close(got.targets, want, rtol=RTOL)
+
+
+def test_retrace_of_action_values(rollout, backend):
+    """rlax's own retrace takes what was recorded: action values, probabilities, actions."""
+    shape, rng = (5, 64), np.random.default_rng(0)
+    q_values = rng.standard_normal((5, 65, 4))
+    policy, behaviour = rng.dirichlet(np.ones(4), (2, 5, 65))
+    actions = rng.integers(0, 4, (5, 65))
+    rewards, discounts, *_ = theirs(rollout)
+    taken = np.take_along_axis
+    mu = taken(behaviour, actions[..., None], 2)[..., 0]
+
+    def errors(q, a, r, d, pi, mu):
+        return rlax.retrace(q[:-1], q[1:], a[:-1], a[1:], r, d, pi[1:], mu[1:], 0.9, eps=0.0)
+
+    want = per_row(errors, q_values, actions, rewards, discounts, policy, mu)
+    q_taken, pi_taken = (taken(x, actions[..., None], 2)[:, :-1, 0] for x in (q_values, policy))
+    got = compute_retrace(
+        *(rollout.rewards, torch.as_tensor(q_taken), rollout.terminated),
+        log_ratios=torch.as_tensor(np.log(pi_taken / mu[:, :-1])),
+        next_action_probs=torch.as_tensor(policy[:, 1:]),
+        next_q_values=torch.as_tensor(q_values[:, 1:]),
+        **{"gamma": GAMMA, "lambda_": 0.9, "backend": backend},
+    )
+    assert got.targets.shape == shape
+    assert_close(got.targets - torch.as_tensor(q_taken), want, rtol=RTOL)

@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= 2
 DEMO_OUTPUT ?= build/demo
+GPU_OUTPUT ?= build/gpu
 
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --no-input
@@ -16,7 +17,7 @@ INTERPRETED := env TRITON_INTERPRET=1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint type test-interpreted test-aot mutants format bench docs gpu-test lower-bounds clean distclean
+.PHONY: help demo test lint type test-interpreted test-aot mutants format docs gpu-test lower-bounds clean distclean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' Makefile
@@ -47,15 +48,11 @@ format: $(READY) ## Mend style and formatting
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-bench: $(READY) ## Run the benchmarks
-	$(PY) -m benchmarks.run
-
 docs: $(DOCS_READY) ## Build the site into site/; a warning is an error
 	$(PY) -m mkdocs build --strict
 
-gpu-test: $(READY) ## The whole suite on a real GPU, with the real compiler
-	$(COMPILED) $(PY) -m rl_triton_core
-	$(COMPILED) $(PY) -m pytest tests
+gpu-test: $(READY) ## The whole suite on a real GPU, with the real compiler (results in GPU_OUTPUT)
+	$(COMPILED) $(PY) scripts/gpu_tests.py $(GPU_OUTPUT) --mutants
 
 lower-bounds: $(READY) ## Test the core with the oldest supported packages (slow: downloads another torch)
 	$(PY) scripts/check_lower_bounds.py --python $(PYTHON)

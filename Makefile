@@ -25,8 +25,8 @@ help: ## Show this list
 demo: $(READY) ## Train PPO on CartPole twice, stock and ours, and compare (figure in DEMO_OUTPUT)
 	$(PY) examples/ppo_sb3.py --compare --output $(DEMO_OUTPUT)
 
-test: lint type test-interpreted test-aot mutants ## Everything a machine without a GPU can check; what CI runs
-	@echo "make test: lint, type, test-interpreted, test-aot and mutants passed"
+test: lint type test-interpreted test-aot ## Everything a machine without a GPU can check in minutes; what CI runs
+	@echo "make test: lint, type, test-interpreted and test-aot passed"
 
 lint: $(READY) ## Check style and formatting
 	$(PY) -m ruff check .
@@ -41,7 +41,7 @@ test-interpreted: $(READY) ## Tests of the core and the adapters, Triton through
 test-aot: $(READY) ## Compile the Triton kernels ahead of time; no GPU needed
 	$(COMPILED) $(PY) -m pytest -n $(JOBS) tests/aot
 
-mutants: $(READY) ## Break the code on purpose; the tests must notice every time
+mutants: $(READY) ## Break the code on purpose; the tests must notice every time (slow)
 	$(PY) scripts/mutants.py
 
 format: $(READY) ## Mend style and formatting

@@ -25,8 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent
 TESTS = [
     f"tests/core/test_{name}.py"
     for name in (
-        "estimators_known_answers",
         "gae_known_answers",
+        "estimators_known_answers",
         "estimators_matrix",
         "gae_matrix",
         "gae_containment",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -50,7 +51,7 @@ def compute_eligibility_traces(
     terminated: torch.Tensor | None = None,
     truncated: torch.Tensor | None = None,
     *,
-    gamma: float | torch.Tensor = 0.99,
+    gamma: float = 0.99,
     lambda_: float = 0.95,
     decay: float | torch.Tensor | None = None,
     state: ScanState | None = None,
@@ -73,7 +74,8 @@ def compute_eligibility_traces(
             ``time_dim=0``; floating point as in `compute_gae`.
         terminated: Departure flags, [num_envs, num_steps], as in `compute_gae`. Features share them.
         truncated: Likewise; here either kind ends a trace.
-        gamma: Discount γ per step, as in `compute_gae`.
+        gamma: Discount γ, finite and >= 0. One per step goes into `decay`, which acts on what enters step t, while the
+            discounts of `compute_gae` act on what follows it.
         lambda_: λ in [0, 1].
         decay: Replaces γλ: a number, one per step ([num_envs, num_steps]), one per feature (shaped like the features),
             or one for each (shaped like `x`).
@@ -99,8 +101,9 @@ def compute_eligibility_traces(
         tensor([[1.0000, 1.5000, 1.0000, 1.5000]])
     """
     window = check.check_window("x", x, time_dim, features=True)
+    factors: tuple[Any, float]
     if decay is None:
-        factors = check.check_gamma(gamma, window), check.check_number("lambda_", lambda_, 0.0, 1.0)
+        factors = check.check_number("gamma", gamma, 0.0, math.inf), check.check_number("lambda_", lambda_, 0.0, 1.0)
     else:
         factors = check.check_decay(decay, x, window), 1.0
     flags = (("terminated", terminated), ("truncated", truncated))

@@ -97,7 +97,7 @@ def compute_vtrace(
         c_bar: c̄ >= 0, the clip of the trace; infinity for none.
         rho_bar_pg: ρ̄_pg >= 0, the clip of the advantage's weight; None takes `rho_bar`.
         bootstrap_values: As in `compute_gae`.
-        next_values: As in `compute_gae`.
+        next_values: As in `compute_gae`. Inside an episode NVS[t] is then next_values[t] + D[t+1].
         mask: As in `compute_gae`.
         mask_mode: As in `compute_gae`.
         time_dim: As in `compute_gae`.

@@ -222,3 +222,9 @@ def test_gradients_reach_the_final_state(float64_target, estimator):
     _, state = call(float64_target.backend, return_state=True)
     state.value.sum().backward()
     assert x.grad[:, -1].eq(1).all() and x.grad[:, 0].all()
+
+
+def test_a_discount_per_step_is_refused():
+    """Elsewhere it acts on what follows step t, a decay on what enters it: read as one it would cut a step apart."""
+    with pytest.raises(TypeError, match="gamma"):
+        compute_eligibility_traces(torch.ones(1, 4), gamma=torch.tensor([[1.0, 0.0, 1.0, 1.0]]), lambda_=1.0)

@@ -1,0 +1,437 @@
+"""Sequences laid end to end in flat tensors: the results are those of every sequence alone."""
+
+import inspect
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from cases import How, same_bits
+from estimator_cases import (
+    BACKWARD,
+    DEFAULT,
+    DISCOUNTED,
+    FORMS,
+    GAE,
+    PREFIX,
+    RETRACE,
+    VTRACE,
+    Call,
+    by_name,
+    random_case,
+    run,
+    with_form,
+    with_log_probs,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import rl_triton_core as ours
+from rl_triton_core import FinalValues, ScanState
+from rl_triton_core.testing import assert_close
+
+if "cu_seqlens" not in inspect.signature(ours.compute_gae).parameters:
+    pytest.skip("compute_gae has no cu_seqlens yet", allow_module_level=True)
+
+PACKED = (*BACKWARD, GAE, PREFIX)
+ALL = pytest.mark.parametrize("estimator", PACKED, ids=by_name)
+BACKWARDS = pytest.mark.parametrize("estimator", (*BACKWARD, GAE), ids=by_name)
+LENGTHS = {
+    "ragged": (5, 0, 1, 9, 0, 0, 3),
+    "one": (12,),
+    "ones": (1, 1, 1, 1),
+    "empty at both ends": (0, 4, 3, 0),
+    "nothing but empty": (0, 0),
+    "none": (),
+}
+
+
+def edges(lengths):
+    return np.concatenate([[0], np.cumsum(lengths, dtype=int)])
+
+
+def packed_case(estimator, lengths, **changes):
+    """All sequences as one row."""
+    return random_case(estimator, 1, sum(lengths), **{"term": 0.15, "trunc": 0.15, **changes})
+
+
+def arguments(case, lengths, device="cpu", how=DEFAULT, index_dtype=torch.int64):
+    """The keyword arguments of the packed call."""
+    kwargs = Call(case.replace(state=None), device, how).kwargs
+    del kwargs["time_dim"]
+    names = {name for name, x in case.args.items() if isinstance(x, np.ndarray) and x.ndim > 1}
+    kwargs |= {name: kwargs[name][0] for name in names}
+    if "state" in case.args:
+        value, done = (torch.as_tensor(x, device=device) for x in case["state"])
+        kwargs["state"] = ScanState(value if value.dtype == torch.int64 else value.float(), done)
+    return {**kwargs, "cu_seqlens": torch.tensor(edges(lengths), dtype=index_dtype, device=device)}
+
+
+def run_packed(case, lengths, target, how=DEFAULT, **changes):
+    """The results as flat tensors on the CPU."""
+    kwargs = arguments(case, lengths, target.device, how)
+    answer = case.estimator.function(**{**kwargs, "backend": target.backend, **changes})
+    results = (answer,) if isinstance(answer, torch.Tensor) else tuple(x for x in answer if x is not None)
+    assert all(x.shape == (sum(lengths),) for x in results)
+    return [x.cpu() for x in results]
+
+
+def sequences(case, lengths):
+    """Every sequence as a case of its own."""
+    for i, (low, high) in enumerate(zip(edges(lengths)[:-1], edges(lengths)[1:], strict=True)):
+        alone = case.each(lambda x, low=low, high=high: x[:, low:high])
+        bootstrap, state = case.get("bootstrap_values"), case.get("state")
+        if isinstance(bootstrap, np.ndarray) and bootstrap.ndim == 1:
+            alone = alone.replace(bootstrap_values=bootstrap[i : i + 1])
+        yield alone if state is None else alone.replace(state=tuple(x[i : i + 1] for x in state))
+
+
+def check_packed(case, lengths, target, how=DEFAULT):
+    """Against every sequence alone: to the bit on the cpu backend, close to the oracle on all."""
+    got = run_packed(case, lengths, target, how)
+    alone = list(sequences(case, lengths))
+    empty = [np.zeros(0)] * len(got)
+    exact = [
+        np.concatenate(x)
+        for x in zip(*([y[0] for y in a.rounded(how.dtype).expected()[: len(got)]] for a in alone), empty, strict=True)
+    ]
+    for result, want in zip(got, exact, strict=True):
+        if result.dtype == torch.int64:
+            np.testing.assert_array_equal(result, want)
+        else:
+            assert_close(result, want)
+    if target.backend == "cpu" and alone:
+        singles = zip(*(run(a, target, how) for a in alone), strict=True)
+        for result, pieces in zip(got, singles, strict=True):
+            assert same_bits(result, torch.cat(pieces, dim=1)[0])
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+@ALL
+def test_every_sequence_is_as_if_alone(target, estimator, lengths):
+    check_packed(packed_case(estimator, LENGTHS[lengths]), LENGTHS[lengths], target)
+
+
+@pytest.mark.parametrize("mask_mode", ["skip", "reset"])
+@ALL
+def test_masks(target, estimator, mask_mode):
+    """Masked steps at the ends of sequences, and sequences without a valid step."""
+    lengths = (4, 3, 0, 2, 5, 1, 6)
+    for seed in range(2 if target.interpreted else 10):
+        check_packed(packed_case(estimator, lengths, valid=0.5, seed=seed, mask_mode=mask_mode), lengths, target)
+
+
+def form_cases(estimator, lengths):
+    """Each form of the continuation, one discount per step, log-probabilities."""
+    case = packed_case(estimator, lengths)
+    for form in FORMS[estimator.name]:
+        if form == "edge":
+            edge = np.arange(1.0, len(lengths) + 1)
+            yield form, case.replace(truncated=None, bootstrap_values=edge)
+        elif form != "sparse":
+            yield form, with_form(case, form)
+    gamma = np.where(np.arange(sum(lengths)) % 4 == 1, 0.0, 0.9)[None]
+    yield "gamma", case.replace(gamma=gamma)
+    if estimator in (VTRACE, RETRACE):
+        yield "log_probs", with_log_probs(case.replace(rho_bar=2.0))
+
+
+@BACKWARDS
+def test_every_form(target, estimator):
+    for _, case in form_cases(estimator, LENGTHS["ragged"]):
+        check_packed(case, LENGTHS["ragged"], target)
+
+
+@pytest.mark.parametrize("valid", [1.0, 0.6])
+def test_an_edge_value_per_sequence(target, valid):
+    """In mode "skip" it stands behind the last valid step of each sequence."""
+    lengths = LENGTHS["ragged"]
+    for estimator in (GAE, DISCOUNTED):
+        for mask_mode in ("skip", "reset"):
+            case = packed_case(estimator, lengths, valid=valid, mask_mode=mask_mode)
+            case = case.replace(truncated=None, bootstrap_values=np.arange(1.0, len(lengths) + 1))
+            check_packed(case, lengths, target)
+
+
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
+@ALL
+def test_types(target, estimator, index_dtype):
+    lengths = LENGTHS["ragged"]
+    case = packed_case(estimator, lengths)
+    want = run_packed(case, lengths, target)
+    cu_seqlens = torch.tensor(edges(lengths), dtype=index_dtype, device=target.device)
+    assert all(
+        same_bits(x, y) for x, y in zip(run_packed(case, lengths, target, cu_seqlens=cu_seqlens), want, strict=True)
+    )
+    for how in (How(dtype=torch.bfloat16), How(flag_dtype=torch.float32), How(layouts=("strided",))):
+        check_packed(case, lengths, target, how)
+
+
+@pytest.mark.parametrize("boundary", ["ends_at", "starts_at"])
+@pytest.mark.parametrize("dtype", [float, np.int8, np.int64])
+def test_prefix_sums_with_a_state(target, boundary, dtype):
+    lengths, rng = LENGTHS["ragged"], np.random.default_rng(0)
+    x = rng.integers(-9, 9, (1, sum(lengths))).astype(dtype)
+    value = rng.integers(-9, 9, len(lengths)).astype(float if dtype is float else np.int64)
+    case = packed_case(PREFIX, lengths, valid=0.8, x=x, boundary=boundary)
+    for state in (None, (value, rng.random(len(lengths)) < 0.3)):
+        check_packed(case.replace(state=state), lengths, target)
+
+
+@pytest.mark.parametrize("mask_mode", ["skip", "reset"])
+def test_prefix_sums_hand_their_state_on(target, mask_mode):
+    """Every sequence in two parts, packed beside those of the others; sequences may pause."""
+    lengths = ((3, 0, 2, 4, 1), (2, 5, 0, 1, 3))
+    cases = [packed_case(PREFIX, part, valid=0.7, seed=i, mask_mode=mask_mode) for i, part in enumerate(lengths)]
+    state, pieces = None, []
+    for case, part in zip(cases, lengths, strict=True):
+        kwargs = arguments(case, part, target.device)
+        sums, state = ours.compute_episodic_prefix_sum(**kwargs, state=state, return_state=True, backend=target.backend)
+        assert state.value.shape == state.done.shape == (5,)
+        pieces.append(sums.cpu())
+    for i in range(5):
+        parts = [list(sequences(case, part))[i] for case, part in zip(cases, lengths, strict=True)]
+        whole = {name: np.concatenate([p[name] for p in parts], axis=1) for name in ("x", "dones", "mask")}
+        exact, (value, done) = parts[0].replace(**whole).expected()
+        got = torch.cat(
+            [
+                x[low:high]
+                for x, (low, high) in zip(pieces, ((edges(p)[i], edges(p)[i + 1]) for p in lengths), strict=True)
+            ]
+        )
+        assert_close(got, exact[0])
+        assert_close(state.value[i].cpu(), value[0])
+        assert state.done[i].item() == done[0]
+
+
+@ALL
+def test_sequences_longer_than_a_block(target, estimator):
+    lengths = (70, 1, 0, 33, 2) if target.interpreted else (3000, 1, 0, 1500, 17, 1024)
+    for valid in (1.0, 0.9):
+        case = packed_case(estimator, lengths, term=0.005, trunc=0.005, valid=valid)
+        check_packed(case, lengths, target)
+
+
+@ALL
+def test_many_sequences(target, estimator):
+    number = 40 if target.interpreted else 3000
+    lengths = tuple(np.random.default_rng(0).integers(0, 4, number))
+    case = packed_case(estimator, lengths)
+    got = run_packed(case, lengths, target)
+    alone = [a.expected() for a in sequences(case, lengths)]
+    for i, result in enumerate(got):
+        assert_close(result, np.concatenate([a[i][0] for a in alone]))
+
+
+@ALL
+@settings(max_examples=max(12, settings.default.max_examples // 10))
+@given(data=st.data())
+def test_random_cases(target, estimator, data):
+    lengths = data.draw(st.lists(st.integers(0, 9), max_size=4 if target.interpreted else 30))
+    seed = data.draw(st.integers(0, 2**32 - 1))
+    case = packed_case(estimator, lengths, seed=seed, valid=data.draw(st.sampled_from([1.0, 0.7])))
+    if data.draw(st.booleans()):
+        case = case.replace(**{"dones" if estimator is PREFIX else "terminated": None})
+    case = case.replace(mask_mode=data.draw(st.sampled_from(["skip", "reset"])))
+    dtype = data.draw(st.sampled_from([torch.float32, torch.float16]))
+    check_packed(
+        case, lengths, target, How(dtype=dtype, layouts=(data.draw(st.sampled_from(["contiguous", "strided"])),))
+    )
+
+
+@ALL
+def test_nothing_crosses_from_one_sequence_to_another(target, estimator):
+    """Neither NaN nor infinity, from any step of any input; nor the other way."""
+    lengths = (3, 1, 0, 4)
+    case = packed_case(estimator, lengths, term=0, trunc=0)
+    ids, names = np.repeat(np.arange(4), lengths), [n for n, x in case.args.items() if getattr(x, "ndim", 0) == 2]
+    want = run_packed(case, lengths, target)
+    for name in names:
+        if case[name].dtype == bool:
+            continue
+        for t in range(0, 8, 2) if target.interpreted else range(8):
+            dirty = case.replace(**{name: np.where(np.arange(8) == t, np.nan, case[name])})
+            for got, clean in zip(run_packed(dirty, lengths, target), want, strict=True):
+                outside = torch.as_tensor(ids != ids[t])
+                assert same_bits(got[outside], clean[outside]), (name, t)
+
+
+@ALL
+def test_packed_is_padded_without_the_padding(target, estimator):
+    lengths = (5, 2, 7, 1)
+    case = packed_case(estimator, lengths)
+    mask = np.arange(7) < np.array(lengths)[:, None]
+
+    def pad(x):
+        padded = np.full((4, 7), np.nan if x.dtype == float else True, dtype=x.dtype)
+        padded[mask] = x[0]
+        return padded
+
+    for got, padded in zip(
+        run_packed(case, lengths, target), run(case.each(pad).replace(mask=mask), target), strict=True
+    ):
+        assert_close(got, padded[torch.as_tensor(mask)])
+
+
+@ALL
+def test_out(target, estimator):
+    lengths = LENGTHS["ragged"]
+    case = packed_case(estimator, lengths)
+    want = run_packed(case, lengths, target)
+    outs = [torch.full((36,), torch.nan, device=target.device) for _ in want]
+    views = [out[::2] for out in outs]
+    run_packed(case, lengths, target, out=tuple(views) if len(estimator.outputs) > 1 else views[0])
+    for out, result in zip(outs, want, strict=True):
+        assert same_bits(out[::2].cpu().contiguous(), result) and out[1::2].isnan().all()
+
+
+@BACKWARDS
+def test_gradients(float64_target, estimator):
+    lengths = (3, 0, 1, 2)
+    for name, case in form_cases(estimator, lengths):
+        kwargs = {**arguments(case, lengths, how=How(dtype=torch.float64)), "backend": float64_target.backend}
+        names = [k for k, x in kwargs.items() if isinstance(x, torch.Tensor) and x.is_floating_point()]
+        if name == "gamma":
+            kwargs["gamma"] += 0.1  # differentiable where no discount is 0
+
+        def function(*inputs, kwargs=kwargs, names=names):
+            answer = estimator.function(**{**kwargs, **dict(zip(names, inputs, strict=True))})
+            return answer if isinstance(answer, torch.Tensor) else tuple(answer)
+
+        assert torch.autograd.gradcheck(function, [kwargs[k].requires_grad_() for k in names])
+
+
+@ALL
+def test_compiles_without_a_graph_break(target, estimator):
+    torch._dynamo.reset()
+    lengths = LENGTHS["ragged"]
+    kwargs = {**arguments(packed_case(estimator, lengths), lengths, target.device), "backend": target.backend}
+    first, cu_seqlens = kwargs.pop(estimator.inputs[0]), kwargs.pop("cu_seqlens")
+
+    def function(x, cu_seqlens):
+        answer = estimator.function(**{**kwargs, estimator.inputs[0]: 2 * x, "cu_seqlens": cu_seqlens})
+        return answer if isinstance(answer, torch.Tensor) else answer[0]
+
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    assert same_bits(compiled(first, cu_seqlens), function(first, cu_seqlens))
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+TOTAL = sum(LENGTHS["ragged"])
+
+
+def index(*numbers, dtype=torch.int64):
+    return torch.tensor(numbers, dtype=dtype)
+
+
+BAD = {
+    "a list": (TypeError, [0, TOTAL]),
+    "floats": (TypeError, torch.tensor([0.0, TOTAL])),
+    "int16": (TypeError, index(0, TOTAL, dtype=torch.int16)),
+    "bool": (TypeError, torch.tensor([False, True])),
+    "two dimensions": (ValueError, index(0, TOTAL)[None]),
+    "no dimension": (ValueError, torch.tensor(TOTAL)),
+    "empty": (ValueError, index()),
+    "another device": (ValueError, index(0, TOTAL).to("meta")),
+    "first not 0": (ValueError, index(1, TOTAL)),
+    "last too small": (ValueError, index(0, TOTAL - 1)),
+    "last too large": (ValueError, index(0, TOTAL + 1)),
+    "decreasing": (ValueError, index(0, 5, 4, TOTAL)),
+    "negative": (ValueError, index(0, -1, TOTAL)),
+    "beyond and back": (ValueError, index(0, TOTAL + 5, TOTAL)),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+@ALL
+def test_bad_cu_seqlens(estimator, bad):
+    error, cu_seqlens = BAD[bad]
+    kwargs = arguments(packed_case(estimator, LENGTHS["ragged"]), LENGTHS["ragged"])
+    with pytest.raises(error, match="^cu_seqlens"):
+        estimator.function(**{**kwargs, "cu_seqlens": cu_seqlens})
+
+
+@ALL
+def test_what_does_not_go_together(estimator):
+    lengths = LENGTHS["ragged"]
+    case = packed_case(estimator, lengths)
+    kwargs = arguments(case, lengths)
+    first = estimator.inputs[0]
+    with pytest.raises(ValueError, match="time_dim"):
+        estimator.function(**kwargs, time_dim=0)
+    with pytest.raises(ValueError, match=f"^{first}"):
+        estimator.function(**{**kwargs, first: kwargs[first][None]})
+    for name, x in kwargs.items():
+        if isinstance(x, torch.Tensor) and name not in (first, "cu_seqlens"):
+            with pytest.raises(ValueError, match=f"^{name}"):
+                estimator.function(**{**kwargs, name: x[:-1]})
+    if "bootstrap_values" in kwargs:
+        for bad in (FinalValues([0], [0], [1.0]), torch.zeros(len(lengths)), torch.zeros(len(lengths) + 2)):
+            with pytest.raises(ValueError, match="bootstrap_values"):
+                estimator.function(**{**kwargs, "bootstrap_values": bad})
+        estimator.function(**{**kwargs, "bootstrap_values": torch.zeros(len(lengths)), "truncated": None})
+    if estimator is PREFIX:
+        for bad in (torch.zeros(1), torch.zeros(len(lengths) + 1)):
+            with pytest.raises(ValueError, match="state"):
+                estimator.function(**kwargs, state=ScanState(bad, bad > 0))
+
+
+# --- on a GPU ---------------------------------------------------------------------------------------------------------
+
+ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+GPU = SimpleNamespace(backend="triton", device="cuda", interpreted=False)
+
+
+def cuda_call(estimator, lengths):
+    """A call without arguments, and its keyword arguments."""
+    kwargs = {**arguments(packed_case(estimator, lengths), lengths, "cuda"), "backend": "triton"}
+
+    def call():
+        answer = estimator.function(**kwargs)
+        return (answer,) if isinstance(answer, torch.Tensor) else tuple(answer)
+
+    return call, kwargs
+
+
+@pytest.mark.gpu
+@ON_GPU
+@ALL
+def test_no_synchronisation(estimator):
+    call, _ = cuda_call(estimator, tuple(np.random.default_rng(0).integers(0, 300, 40)))
+    want = call()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        got = call()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(same_bits(x, y) for x, y in zip(got, want, strict=True))
+
+
+@pytest.mark.gpu
+@ON_GPU
+@ALL
+def test_graph_capture(estimator):
+    """The replay takes other sequences of the same total length."""
+    call, kwargs = cuda_call(estimator, (50, 0, 70, 8))
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = call()
+    for other in ((1, 2, 3, 122), (0, 0, 0, 128), (50, 0, 70, 8)):
+        kwargs["cu_seqlens"].copy_(torch.tensor([0, *np.cumsum(other)]))
+        graph.replay()
+        assert all(same_bits(x, y) for x, y in zip(results, call(), strict=True))
+
+
+@pytest.mark.gpu
+@ON_GPU
+@ALL
+def test_long_rows(estimator):
+    lengths = tuple(np.random.default_rng(0).integers(0, 4000, 30))
+    check_packed(packed_case(estimator, lengths, term=1e-3, trunc=1e-3), lengths, GPU)

@@ -112,9 +112,7 @@ def solve_features(
     if out is not None:
         check.check_out((out,), recurrence.outputs, (True,), inputs[0], inputs)
     tensors = tuple(map(flat, inputs))
-    problem = Problem(
-        recurrence, like, tensors, (None,), window.time_dim, gamma=gamma, initial=initial, **fields
-    )  # fmt: skip
+    problem = Problem(recurrence, like, tensors, (None,), window.time_dim, gamma=gamma, initial=initial, **fields)
     target = None if out is None else check.flat_view(out)
     (result,) = dispatch(problem, (True,), None if target is None else (target,), backend)
     assert result is not None

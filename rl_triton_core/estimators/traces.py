@@ -158,7 +158,7 @@ def compute_episodic_prefix_sum(
         raise ValueError(f"boundary: got {boundary!r}, expected one of {', '.join(BOUNDARIES)}")
     window = check.check_window("x", x, time_dim, features=True, integers=True)
     one = 1.0 if x.is_floating_point() else 1
-    flags, starts_at = (("dones", dones),), boundary == "starts_at"
+    flags, starts_at = (("dones", dones), ("truncated", None)), boundary == "starts_at"
     return scan_forward(x, window, flags, (one, one), state, return_state, mask, mask_mode, out, backend, starts_at)
 
 
@@ -190,7 +190,7 @@ def scan_forward(
         gamma=factors[0],
         lambda_=factors[1],
         terminated=flags[0][1],
-        truncated=flags[-1][1],
+        truncated=flags[1][1],
         mask=mask,
         departed=None if done is None else done.unsqueeze(window.time_dim).expand(window.shape),
         skip=skip,

@@ -1,23 +1,30 @@
 # Every verb makes its environment first, once: .venv, remade when pyproject.toml or constraints.txt change.
-# PYTHON names the interpreter (3.10 or newer) to make it from, VENV where it goes, JOBS the test processes.
+# test-independent has one of its own. PYTHON names the interpreter (3.10 or newer) to make them from, VENV and
+# VENV_INDEPENDENT where they go, JOBS the test processes.
 
 PYTHON ?= python3
 VENV ?= .venv
+VENV_INDEPENDENT ?= .venv-independent
 JOBS ?= 2
 DEMO_OUTPUT ?= build/demo
 GPU_OUTPUT ?= build/gpu
 
 PY := $(VENV)/bin/python
-PIP := $(PY) -m pip --disable-pip-version-check --no-input
+PIP_FLAGS := --disable-pip-version-check --no-input
+PIP := $(PY) -m pip $(PIP_FLAGS)
+PY_INDEPENDENT := $(VENV_INDEPENDENT)/bin/python
+PIP_INDEPENDENT := $(PY_INDEPENDENT) -m pip $(PIP_FLAGS)
 TORCH := $(shell sed -n 's/^torch==/&/p' constraints.txt)
 READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.ready-docs
+INDEPENDENT_READY := $(VENV_INDEPENDENT)/.ready
 COMPILED := env -u TRITON_INTERPRET
 INTERPRETED := env TRITON_INTERPRET=1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint type test-interpreted test-aot mutants format docs gpu-test lower-bounds clean distclean
+.PHONY: help demo test lint type test-interpreted test-aot test-independent mutants format docs gpu-test accuracy report \
+	lower-bounds clean distclean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' Makefile
@@ -41,6 +48,9 @@ test-interpreted: $(READY) ## Tests of the core and the adapters, Triton through
 test-aot: $(READY) ## Compile the Triton kernels ahead of time; no GPU needed
 	$(COMPILED) $(PY) -m pytest -n $(JOBS) tests/aot
 
+test-independent: $(INDEPENDENT_READY) ## Compare with TorchRL and rlax (slow: downloads them and JAX; Python 3.11 or newer)
+	$(PY_INDEPENDENT) -m pytest tests/independent
+
 mutants: $(READY) ## Break the code on purpose; the tests must notice every time (slow)
 	$(PY) scripts/mutants.py
 
@@ -54,15 +64,22 @@ docs: $(DOCS_READY) ## Build the site into site/; a warning is an error
 gpu-test: $(READY) ## The whole suite on a real GPU, with the real compiler (results in GPU_OUTPUT)
 	$(COMPILED) $(PY) scripts/gpu_tests.py $(GPU_OUTPUT) --mutants
 
+accuracy: $(READY) ## Measure rounding errors on this CPU, and write the pages of results
+	$(PY) benchmarks/accuracy.py benchmarks/results/cpu --backend cpu
+	$(PY) benchmarks/report.py
+
+report: $(READY) ## Write the pages of results (docs/accuracy.md) from benchmarks/results/
+	$(PY) benchmarks/report.py
+
 lower-bounds: $(READY) ## Test the core with the oldest supported packages (slow: downloads another torch)
 	$(PY) scripts/check_lower_bounds.py --python $(PYTHON)
 
-clean: ## Remove what the verbs made, except the environment
+clean: ## Remove what the verbs made, except the environments
 	rm -rf build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
-	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+	find . -name __pycache__ -not -path './$(VENV)/*' -not -path './$(VENV_INDEPENDENT)/*' -prune -exec rm -rf {} +
 
-distclean: clean ## Remove the environment and downloads too
-	rm -rf $(VENV) .cache
+distclean: clean ## Remove the environments and downloads too
+	rm -rf $(VENV) $(VENV_INDEPENDENT) .cache
 
 # torch goes first and by its exact version: otherwise its dependents choose the build.
 $(READY): pyproject.toml constraints.txt
@@ -75,4 +92,13 @@ $(READY): pyproject.toml constraints.txt
 
 $(DOCS_READY): $(READY)
 	$(PIP) install -c constraints.txt -e ".[docs]"
+	@touch $@
+
+$(INDEPENDENT_READY): pyproject.toml constraints.txt constraints-independent.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed: make PYTHON=...")'
+	$(PYTHON) -m venv $(VENV_INDEPENDENT)
+	$(PIP_INDEPENDENT) install --upgrade "pip>=23.1"
+	$(PIP_INDEPENDENT) install "$(TORCH)"
+	$(PIP_INDEPENDENT) install -c constraints.txt -c constraints-independent.txt \
+		-e ".[torchrl]" jax rlax hypothesis pytest
 	@touch $@

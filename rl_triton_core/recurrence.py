@@ -39,7 +39,7 @@ class Step(NamedTuple):
     """Further scalars, in the order of `Recurrence.params`."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Recurrence:
     """The description of an estimator.
 
@@ -66,8 +66,9 @@ class Recurrence:
     looks_ahead: bool = False
 
     def __post_init__(self) -> None:
-        """Make it known by name."""
-        if self.name in RECURRENCES:
+        """Make it known by name. A module may define one of its own again, as a notebook does."""
+        known = RECURRENCES.get(self.name)
+        if known is not None and known.coefficients.__module__ != self.coefficients.__module__:
             raise ValueError(f"name: got {self.name!r}, which another recurrence has, expected a name of its own")
         RECURRENCES[self.name] = self
 
@@ -79,12 +80,13 @@ Stream = torch.Tensor | None
 """A per-step tensor, if there is one."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Problem:
     """One call, validated: what a backend needs to fill `outputs`, and nothing else.
 
     Every tensor has the two dimensions of the window, environments and steps, and perhaps one of features. What is
-    given per environment alone is expanded in time.
+    given per environment alone is expanded in time. With `cu_seqlens`, what is given per step is one flat row of
+    sequences, and what is given per sequence is [num_sequences, num_steps], expanded in time.
     """
 
     recurrence: Recurrence
@@ -105,6 +107,8 @@ class Problem:
     """The state that enters the first step of the scan."""
     departed: Stream = None
     """Forward: whether the step before the window ended its episode."""
+    cu_seqlens: Stream = None
+    """Where in the flat row each sequence starts, and the row's end: [num_sequences + 1]."""
     skip: bool = True
     starts_at: bool = False
     """Forward: the flags say that a step starts an episode, not that it ends one."""
@@ -113,8 +117,11 @@ class Problem:
     def shape(self) -> tuple[int, int, int]:
         """(groups, steps, lanes). A lane is a row of its own; lanes of a group lie side by side in memory.
 
-        Environments are the lanes of one group, or groups whose lanes are features.
+        Environments are the lanes of one group, or groups whose lanes are features. Sequences are lanes of one group,
+        each with some of the steps.
         """
+        if self.cu_seqlens is not None:
+            return 1, self.like.shape[0], self.cu_seqlens.shape[0] - 1
         envs, steps = self.like.shape[1 - self.time_dim], self.like.shape[self.time_dim]
         return (1, steps, envs) if self.like.ndim == 2 else (envs, steps, self.like.shape[2])
 
@@ -128,14 +135,18 @@ class Problem:
         return torch.float64 if wide else torch.float32
 
     def strides(self, tensor: torch.Tensor) -> tuple[int, int, int]:
-        """(group, step, lane) strides. Flags are shared by the features."""
+        """(group, step, lane) strides. Flags are shared by the features, the flat row by its sequences."""
+        if tensor.ndim == 1:
+            return 0, tensor.stride(0), 0
         env, step = tensor.stride(1 - self.time_dim), tensor.stride(self.time_dim)
-        if self.like.ndim == 2:
+        if self.like.ndim < 3:
             return 0, step, env
         return env, step, tensor.stride(2) if tensor.ndim == 3 else 0
 
     def view(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor as [groups, steps, lanes], in place."""
+        """The tensor as [groups, steps, lanes], in place. A flat row is one lane."""
+        if tensor.ndim == 1:
+            return tensor[None, :, None]
         if self.like.ndim == 2:
             return (tensor if self.time_dim == 0 else tensor.transpose(0, 1)).unsqueeze(0)
         tensor = tensor if self.time_dim == 1 else tensor.transpose(0, 1)
@@ -143,6 +154,8 @@ class Problem:
 
     def unview(self, tensor: torch.Tensor) -> torch.Tensor:
         """The inverse of `view`."""
+        if self.like.ndim == 1:
+            return tensor[0, :, 0]
         if self.like.ndim == 2:
             return tensor.squeeze(0) if self.time_dim == 0 else tensor.squeeze(0).transpose(0, 1)
         return tensor if self.time_dim == 1 else tensor.transpose(0, 1)

@@ -8,7 +8,6 @@ Calls that torch.compile is tracing go through a custom operator, which it does 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,9 +25,9 @@ Results = tuple[Stream, ...]
 def solve(
     recurrence: Recurrence,
     inputs: Mapping[str, Any],
+    window: check.Window,
     *,
     wanted: Sequence[bool] = (True,),
-    time_dim: int = -1,
     gamma: Any = 1.0,
     lambda_: Any = 1.0,
     params: tuple[float, ...] = (),
@@ -45,11 +44,11 @@ def solve(
 
     Args:
         recurrence: The estimator.
-        inputs: Its inputs by name, None for one that is not given. The first sets the shape and device of all.
+        inputs: Its inputs by name, None for one that is not given. The first is the one that set the window.
+        window: The frame of all per-step tensors, checked.
         wanted: Which of its outputs to compute.
         params: The recurrence's own scalars, checked.
-        time_dim: As in `compute_gae`, like all arguments that follow.
-        gamma: .
+        gamma: As in `compute_gae`, like all arguments that follow.
         lambda_: .
         terminated: .
         truncated: .
@@ -60,8 +59,6 @@ def solve(
         out: .
         backend: .
     """
-    name, first = next(iter(inputs.items()))
-    window = check.check_window(name, first, time_dim)
     for name, tensor in inputs.items():
         if tensor is not None:
             check.check_per_step(name, tensor, window)
@@ -71,7 +68,7 @@ def solve(
     skip = check.check_mask_mode(mask_mode)
     problem = Problem(
         recurrence=recurrence,
-        like=first,
+        like=next(iter(inputs.values())),
         inputs=tuple(inputs[name] for name in recurrence.inputs),
         outputs=(None,) * len(wanted),
         time_dim=window.time_dim,
@@ -83,6 +80,7 @@ def solve(
         terminated=terminated,
         truncated=truncated,
         mask=mask,
+        cu_seqlens=window.cu_seqlens,
         skip=skip,
     )
     return dispatch(problem, wanted, out, backend)
@@ -108,11 +106,21 @@ def solve_features(
     if isinstance(gamma, torch.Tensor):
         gamma = gamma.unsqueeze(2).expand(like.shape) if gamma.ndim < like.ndim else flat(gamma)
     if initial is not None:
-        initial = initial.reshape(window.num_envs, *like.shape[2:]).unsqueeze(window.time_dim).expand(like.shape)
+        initial = window.in_time(initial if initial.ndim < 2 else initial.flatten(1))
     if out is not None:
         check.check_out((out,), recurrence.outputs, (True,), inputs[0], inputs)
     tensors = tuple(map(flat, inputs))
-    problem = Problem(recurrence, like, tensors, (None,), window.time_dim, gamma=gamma, initial=initial, **fields)
+    problem = Problem(
+        recurrence,
+        like,
+        tensors,
+        (None,),
+        window.time_dim,
+        gamma=gamma,
+        initial=initial,
+        cu_seqlens=window.cu_seqlens,
+        **fields,
+    )
     target = None if out is None else check.flat_view(out)
     (result,) = dispatch(problem, (True,), None if target is None else (target,), backend)
     assert result is not None
@@ -122,15 +130,16 @@ def solve_features(
 
 def dispatch(problem: Problem, wanted: Sequence[bool], out: Any, backend: str | None) -> Results:
     """Compute by the way that the call needs, into `out` where it is given."""
+    given = tensors(problem)
     if out is None:
         out = (None,) * len(wanted)
     else:
-        check.check_out(out, problem.recurrence.outputs, wanted, problem.like, tensors(problem))
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors(problem)):
+        check.check_out(out, problem.recurrence.outputs, wanted, problem.like, given)
+    if torch.is_grad_enabled() and any(x.requires_grad for x in given):
         return copy_into(out, differentiable(problem, wanted, backend))
     if torch.compiler.is_compiling():
         return copy_into(out, traceable(problem, wanted, backend))
-    problem = replace(problem, outputs=allocate(problem, wanted, out))
+    problem.outputs = allocate(problem, wanted, out)
     execute(problem, backend)
     return problem.outputs
 
@@ -164,7 +173,7 @@ def tensors(problem: Problem) -> tuple[torch.Tensor, ...]:
     return tuple(x for x in streams if isinstance(x, torch.Tensor))
 
 
-STREAMS = ("gamma", "bootstrap", "next_values", "initial", "terminated", "truncated", "mask", "departed")
+STREAMS = ("gamma", "bootstrap", "next_values", "initial", "terminated", "truncated", "mask", "departed", "cu_seqlens")
 NUMBERS = STREAMS[:2]
 
 # -- differentiable ---------------------------------------------------------------------------------------------------
@@ -272,9 +281,9 @@ def solve_operator(
 ) -> list[torch.Tensor]:
     """A `Problem`, field by field."""
     problem = problem_of(name, like, inputs, streams, numbers, lambda_, params, time_dim, skip, starts_at)
-    outputs = allocate(problem, wanted, (None,) * len(wanted))
-    execute(replace(problem, outputs=outputs), backend or None)
-    return [x for x in outputs if x is not None]
+    problem.outputs = allocate(problem, wanted, (None,) * len(wanted))
+    execute(problem, backend or None)
+    return [x for x in problem.outputs if x is not None]
 
 
 @solve_operator.register_fake

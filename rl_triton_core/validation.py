@@ -29,29 +29,80 @@ class Window(NamedTuple):
     shape: torch.Size
     device: torch.device
     time_dim: int
+    cu_seqlens: torch.Tensor | None = None
+    """Where the sequences of a flat row start, and the row's end; None where there is a dimension of environments."""
 
     @property
     def num_envs(self) -> int:
-        """Number of environments."""
-        return self.shape[1 - self.time_dim]
+        """Number of environments, or of sequences."""
+        return self.shape[1 - self.time_dim] if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1
 
     @property
     def num_steps(self) -> int:
-        """Number of steps T."""
-        return self.shape[self.time_dim]
+        """Number of steps T, or of all sequences together."""
+        return self.shape[self.time_dim if self.cu_seqlens is None else 0]
+
+    @property
+    def per_env(self) -> str:
+        """How the shape of one element per environment or sequence is called."""
+        return "[num_envs]" if self.cu_seqlens is None else "[num_sequences]"
+
+    def in_time(self, edge: torch.Tensor) -> torch.Tensor:
+        """What is given per environment or sequence, [num_envs, *features], repeated for all steps."""
+        size = [*edge.shape]
+        size.insert(self.time_dim, self.num_steps)
+        return edge.unsqueeze(self.time_dim).expand(size)
 
 
-def check_window(name: str, tensor: Any, time_dim: int, features: bool = False, integers: bool = False) -> Window:
+def check_window(
+    name: str, tensor: Any, time_dim: int, features: bool = False, integers: bool = False, cu_seqlens: Any = None
+) -> Window:
     """The frame set by a call's first per-step tensor, which may have trailing dimensions of features."""
     if not isinstance(time_dim, int) or isinstance(time_dim, bool):
         raise TypeError(f"time_dim: got {time_dim!r}, expected an int")
     if time_dim not in (-2, -1, 0, 1):
         raise ValueError(f"time_dim: got {time_dim!r}, expected -1 or 1 ([num_envs, T]), 0 or -2 ([T, num_envs])")
     check_tensor(name, tensor, (*REAL_DTYPES, *INTEGER_DTYPES) if integers else REAL_DTYPES)
+    if cu_seqlens is not None:
+        return check_sequences(name, tensor, time_dim, cu_seqlens)
     if tensor.ndim < 2 or (tensor.ndim > 2 and not features):
         expected = "environments and steps" + (", then features" if features else " only")
         raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected the dimensions {expected}")
     return Window(name, tensor.shape[:2], tensor.device, time_dim % 2)
+
+
+def check_sequences(name: str, tensor: torch.Tensor, time_dim: int, cu_seqlens: Any) -> Window:
+    """The frame of sequences that lie end to end in a flat tensor. Backends check offsets that are on a GPU."""
+    if time_dim != -1:
+        raise ValueError(f"time_dim: got {time_dim} together with cu_seqlens, expected it left out")
+    if tensor.ndim != 1:
+        raise ValueError(f"{name}: got shape {tuple(tensor.shape)} together with cu_seqlens, expected [num_steps]")
+    check_tensor("cu_seqlens", cu_seqlens, (torch.int32, torch.int64))
+    if cu_seqlens.ndim != 1 or cu_seqlens.shape[0] < (2 if tensor.numel() else 1):
+        raise ValueError(f"cu_seqlens: got shape {tuple(cu_seqlens.shape)}, expected [num_sequences + 1]")
+    check_shape("cu_seqlens", cu_seqlens, cu_seqlens.shape, "any", tensor)
+    if torch.compiler.is_compiling():
+        assert_offsets(cu_seqlens, tensor.shape[0])
+    elif cu_seqlens.device.type == "cpu":
+        check_offsets(cu_seqlens.numpy(), tensor.shape[0])
+    return Window(name, tensor.shape, tensor.device, 1, cu_seqlens.contiguous())
+
+
+def check_offsets(offsets: Any, num_steps: int) -> None:
+    """Offsets in host memory that rise from 0 to the number of steps."""
+    falls = (offsets[1:] < offsets[:-1]).nonzero()[0]
+    if offsets[0] != 0 or offsets[-1] != num_steps or len(falls):
+        first, last = (falls[0], falls[0] + 1) if len(falls) else (0, -1)
+        got = f"{offsets[first]} {'before' if len(falls) else 'to'} {offsets[last]}"
+        raise ValueError(
+            f"cu_seqlens: got {got}, expected offsets that rise from 0 to {num_steps}, the number of steps"
+        )
+
+
+def assert_offsets(offsets: torch.Tensor, num_steps: int) -> None:
+    """The same without waiting for a device."""
+    rises = (offsets[0] == 0) & (offsets[-1] == num_steps) & (offsets.diff() >= 0).all()
+    torch._assert_async(rises, f"cu_seqlens: expected offsets from 0 to {num_steps}, the number of steps, rising")
 
 
 def check_tensor(name: str, tensor: Any, dtypes: Sequence[torch.dtype]) -> None:
@@ -147,9 +198,10 @@ def check_state(state: Any, x: torch.Tensor, window: Window) -> tuple[Any, Any]:
         raise TypeError(f"state: got {describe(state)}, expected a ScanState(value, done)")
     value, done = state
     check_tensor("state.value", value, REAL_DTYPES if x.is_floating_point() else INTEGER_DTYPES)
-    check_shape("state.value", value, (window.num_envs, *x.shape[2:]), "[num_envs, *features]", window)
+    features = x.shape[len(window.shape) :]
+    check_shape("state.value", value, (window.num_envs, *features), f"{window.per_env} and features", window)
     check_tensor("state.done", done, FLAG_DTYPES)
-    check_shape("state.done", done, (window.num_envs,), "[num_envs]", window)
+    check_shape("state.done", done, (window.num_envs,), window.per_env, window)
     return value, done
 
 
@@ -188,6 +240,8 @@ def check_continuation(
             "or 0.0 if every row ends in a terminal state or a finite horizon is meant"
         )
     if isinstance(bootstrap, FinalValues):
+        if window.cu_seqlens is not None:
+            raise ValueError("bootstrap_values: got FinalValues together with cu_seqlens, expected a float or a tensor")
         return scatter_final_values(bootstrap, mask, window)
     if isinstance(bootstrap, torch.Tensor):
         return check_bootstrap_tensor(bootstrap, truncated, window)
@@ -199,18 +253,19 @@ def check_continuation(
 
 
 def check_bootstrap_tensor(bootstrap: torch.Tensor, truncated: Any, window: Window) -> torch.Tensor:
-    """Bootstrap values with zero, one ([num_envs]) or two (per step) dimensions."""
+    """Bootstrap values: one number, one per environment or sequence, or one per step."""
     check_tensor("bootstrap_values", bootstrap, REAL_DTYPES)
     if bootstrap.ndim == 0:
         return bootstrap.expand(window.shape)
-    if bootstrap.ndim == 1 and truncated is not None:
+    per_step = bootstrap.shape == window.shape if window.cu_seqlens is not None else bootstrap.ndim == 2
+    if not per_step and bootstrap.ndim == 1 and truncated is not None:
         raise ValueError(
             f"bootstrap_values: got shape {tuple(bootstrap.shape)} together with truncated, expected a value for every "
             f"truncated step: shape {tuple(window.shape)}, FinalValues, or a float"
         )
-    shape = window.shape if bootstrap.ndim == 2 else (window.num_envs,)
-    check_shape("bootstrap_values", bootstrap, shape, f"[num_envs], or that of {window.name}", window)
-    return bootstrap if bootstrap.ndim == 2 else bootstrap.unsqueeze(window.time_dim).expand(window.shape)
+    shape = window.shape if per_step else (window.num_envs,)
+    check_shape("bootstrap_values", bootstrap, shape, f"{window.per_env}, or that of {window.name}", window)
+    return bootstrap if per_step else window.in_time(bootstrap)
 
 
 def scatter_final_values(final: FinalValues, mask: torch.Tensor | None, window: Window) -> torch.Tensor:
@@ -274,23 +329,24 @@ def check_out(
             continue
         if not is_wanted:
             raise ValueError(f"out: got a tensor for {name}, expected None since {name} are not computed")
-        check_out_tensor(f"out ({name})", tensor, like, (*inputs, *(x for x in out if x is not tensor)))
-    if len(out) > 1 and out[0] is not None and any(x is out[0] for x in out[1:]):
+        check_out_tensor(f"out ({name})", tensor, like)
+    given = [(f"out ({name})", tensor) for name, tensor in zip(names, out, strict=True) if tensor is not None]
+    if len(given) > 1 and given[0][1] is given[1][1]:
         raise ValueError("out: got the same tensor twice, expected one per result")
+    if not torch.compiler.is_compiling():
+        check_apart(given, [tensor for tensor in inputs if isinstance(tensor, torch.Tensor)])
 
 
-def check_out_tensor(name: str, tensor: Any, like: torch.Tensor, others: Sequence[Any]) -> None:
+def check_out_tensor(name: str, tensor: Any, like: torch.Tensor) -> None:
     """A tensor to write to."""
     check_tensor(name, tensor, REAL_DTYPES if like.is_floating_point() else (torch.int64,))
     check_shape(name, tensor, like.shape, "that of the inputs", like)
-    if overlaps_itself(tensor):
+    if not tensor.is_contiguous() and overlaps_itself(tensor):
         raise ValueError(
             f"{name}: got strides {tensor.stride()}, by which elements share memory, expected distinct ones"
         )
     if tensor.requires_grad:
         raise ValueError(f"{name}: got a tensor that requires grad, expected one that does not")
-    if not torch.compiler.is_compiling() and any(may_overlap(tensor, other) for other in others):
-        raise ValueError(f"{name}: got memory that it shares with another argument, expected memory of its own")
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:
@@ -303,24 +359,33 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
     return False
 
 
-def may_overlap(a: torch.Tensor, b: Any) -> bool:
-    """Whether two tensors may share elements: same first element, or overlapping ranges with a dense side."""
-    if not isinstance(b, torch.Tensor) or not a.numel() or not b.numel() or a.device != b.device:
+def check_apart(given: Sequence[tuple[str, torch.Tensor]], inputs: Sequence[torch.Tensor]) -> None:
+    """Results that share no element with each other or with an input, all on one device."""
+    ranges = [(tensor, *memory_range(tensor)) for tensor in inputs]
+    for name, tensor in given:
+        first, end = memory_range(tensor)
+        for other, other_first, other_end in ranges:
+            if first < other_end and other_first < end and may_overlap(tensor, other):
+                raise ValueError(f"{name}: got memory that it shares with another argument, expected memory of its own")
+        ranges.append((tensor, first, end))
+
+
+def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether tensors whose ranges of memory overlap may share elements: same first element, or one side is dense."""
+    if a.device != b.device:
         return False
-    if a.is_contiguous() and b.is_contiguous():
-        first, other = a.data_ptr(), b.data_ptr()
-        return first < other + b.numel() * b.element_size() and other < first + a.numel() * a.element_size()
     (a_first, a_end), (b_first, b_end) = memory_range(a), memory_range(b)
-    if a_first == b_first:
-        return True
     dense = a_end - a_first == a.numel() * a.element_size() or b_end - b_first == b.numel() * b.element_size()
-    return dense and a_first < b_end and b_first < a_end
+    return a_first == b_first or dense
 
 
 def memory_range(tensor: torch.Tensor) -> tuple[int, int]:
     """First and one past the last byte."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+    first, size = tensor.data_ptr(), tensor.element_size()
+    if tensor.is_contiguous() or not tensor.numel():
+        return first, first + tensor.numel() * size
+    last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return first, first + (last + 1) * size
 
 
 def describe(thing: Any) -> str:

@@ -14,7 +14,6 @@ import numpy.typing as npt
 import torch
 
 from rl_triton_core import compute_gae
-from rl_triton_core.conventions import Boundaries, from_episode_starts
 
 try:
     from gymnasium import spaces
@@ -27,18 +26,6 @@ except ImportError as error:
 __all__ = ["TritonDictRolloutBuffer", "TritonGAEMixin", "TritonRolloutBuffer", "rollout_buffer_class_for"]
 
 _FLAT_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-
-
-def departure_flags(episode_starts: npt.NDArray[np.float32], dones: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """The departure flags of `from_episode_starts`, as NumPy: `[n_steps, n_envs]`."""
-    return _boundaries(episode_starts, dones, torch.zeros(len(dones))).terminated.numpy()
-
-
-def _boundaries(
-    episode_starts: npt.NDArray[np.float32], dones: npt.NDArray[np.bool_], last_values: torch.Tensor
-) -> Boundaries:
-    edge = last_values.detach().to("cpu", torch.float32)
-    return from_episode_starts(torch.from_numpy(episode_starts), torch.as_tensor(dones), edge)
 
 
 class TritonGAEMixin(RolloutBuffer):
@@ -74,6 +61,13 @@ class TritonGAEMixin(RolloutBuffer):
         self.backend = backend
         super().__init__(buffer_size, observation_space, *args, **kwargs)
 
+    def reset(self) -> None:
+        """Make room for a new rollout."""
+        super().reset()
+        # One row more: whether a step ended its episode is whether the next one starts one.
+        self._starts = np.zeros((self.buffer_size + 1, self.n_envs), np.float32)
+        self.episode_starts = self._starts[:-1]
+
     def compute_returns_and_advantage(self, last_values: torch.Tensor, dones: npt.NDArray[np.bool_]) -> None:
         """Fill `advantages` and `returns` by generalised advantage estimation, GAE(gamma, gae_lambda).
 
@@ -89,12 +83,22 @@ class TritonGAEMixin(RolloutBuffer):
         compute_gae(
             torch.from_numpy(self.rewards),
             torch.from_numpy(self.values),
-            **_boundaries(self.episode_starts, dones, last_values)._asdict(),
+            self._departures(dones),
+            bootstrap_values=last_values.detach().to("cpu", torch.float32).flatten(),
             gamma=self.gamma,
             lambda_=self.gae_lambda,
+            time_dim=0,
             out=(torch.from_numpy(self.advantages), torch.from_numpy(self.returns)),
             backend=self.backend,
         )
+
+    def _departures(self, dones: npt.NDArray[np.bool_]) -> torch.Tensor:
+        """Whether each step ended its episode, `[n_steps, n_envs]`."""
+        if self.episode_starts.base is self._starts:
+            self._starts[-1] = dones
+            return torch.from_numpy(self._starts[1:])
+        # Somebody gave the buffer another array.
+        return torch.from_numpy(np.concatenate([self.episode_starts[1:], dones[None]]))
 
     def _check_shapes(self, last_values: torch.Tensor, dones: npt.NDArray[np.bool_]) -> None:
         if last_values.numel() != self.n_envs:

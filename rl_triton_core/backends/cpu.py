@@ -33,11 +33,12 @@ def unavailable(device: torch.device) -> str | None:
 
 def run(problem: Problem) -> None:
     """Fill the problem's outputs."""
-    results = [stage(out, problem.dtype) for out in problem.outputs]
-    arguments = marshal(problem, results)
+    dtype = problem.dtype
+    results = [stage(out, dtype) for out in problem.outputs]
+    arguments = marshal(problem, dtype, results)
     kernel = compiled(problem.recurrence, variant(arguments))
-    groups, steps, lanes = problem.shape
-    spans = split(groups, lanes, max(1, min(torch.get_num_threads(), groups * steps * lanes // PARALLEL_FROM)))
+    parts = max(1, min(torch.get_num_threads(), problem.like.numel() // PARALLEL_FROM))
+    spans = split(problem.shape, arguments.offsets, parts)
     if len(spans) == 1:
         kernel(tuple(arguments), spans[0])
     else:
@@ -53,12 +54,15 @@ def stage(out: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
     return out if out is None or out.dtype == dtype else torch.empty_like(out, dtype=dtype)
 
 
-def split(groups: int, lanes: int, parts: int) -> list[tuple[int, int, int, int]]:
+def split(shape: tuple[int, int, int], offsets: np.ndarray | None, parts: int) -> list[tuple[int, int, int, int]]:
     """The rows as (first group, end, first lane, end), in parts of nearly equal size."""
+    groups, steps, lanes = shape
     if groups >= parts:
         edges = [groups * i // parts for i in range(parts + 1)]
         return [(low, high, 0, lanes) for low, high in pairwise(edges)]
     edges = [lanes * i // parts for i in range(parts + 1)]
+    if offsets is not None:
+        edges = [0, *np.searchsorted(offsets, [steps * i // parts for i in range(1, parts)]).tolist(), lanes]
     return [(0, groups, low, high) for low, high in pairwise(edges) if low < high]
 
 
@@ -72,7 +76,7 @@ def threads() -> ThreadPoolExecutor:
 
 
 class Arguments(NamedTuple):
-    """What the kernel takes, as NumPy arrays [groups, steps, lanes] and scalars; None is compiled away."""
+    """What the kernel takes, as NumPy arrays and numbers; None is compiled away."""
 
     inputs: tuple[np.ndarray | None, ...]
     next_values: np.ndarray | None
@@ -83,26 +87,30 @@ class Arguments(NamedTuple):
     gamma: np.ndarray | np.number
     decay: np.number
     params: tuple[np.number, ...]
-    skip: bool
+    skip: np.bool_
     initial: np.ndarray | None
     departed: np.ndarray | None
-    starts_at: bool
+    starts_at: np.bool_
     outputs: tuple[np.ndarray | None, ...]
+    offsets: np.ndarray | None
     zero: np.number
-    steps: int
+    steps: np.int64
+    all_bits: np.int64
+    """-1, which the compiler must not know: it would see that rows are walked backward, and not use vectors."""
 
 
-def marshal(problem: Problem, results: list[torch.Tensor | None]) -> Arguments:
+def marshal(problem: Problem, dtype: torch.dtype, results: list[torch.Tensor | None]) -> Arguments:
     """A problem as kernel arguments, without copies where dtypes allow."""
-    real: Any = SCALARS[problem.dtype]
+    real: Any = SCALARS[dtype]
 
     def stream(x: Any) -> Any:
-        return array(problem, x.to(problem.dtype)) if isinstance(x, torch.Tensor) else None if x is None else real(x)
+        return array(problem, x.to(dtype)) if isinstance(x, torch.Tensor) else None if x is None else real(x)
 
     def flags(x: torch.Tensor | None) -> np.ndarray | None:
         if x is None:
             return None
-        return array(problem, x if x.dtype in (torch.bool, torch.uint8) else x != 0).view(np.uint8)
+        flags = array(problem, x if x.dtype in FLAGS_IN_PLACE else x != 0)
+        return flags.view(np.uint8) if flags.dtype == np.bool_ else flags
 
     per_step = isinstance(problem.gamma, torch.Tensor)
     return Arguments(
@@ -115,81 +123,82 @@ def marshal(problem: Problem, results: list[torch.Tensor | None]) -> Arguments:
         gamma=stream(problem.gamma),
         decay=real(problem.lambda_ if per_step else problem.gamma * problem.lambda_),
         params=tuple(map(real, problem.params)),
-        skip=problem.skip,
+        skip=np.bool_(problem.skip),
         initial=stream(problem.initial),
         departed=flags(problem.departed),
-        starts_at=problem.starts_at,
+        starts_at=np.bool_(problem.starts_at),
         outputs=tuple(map(stream, results)),
+        offsets=None if problem.cu_seqlens is None else problem.cu_seqlens.numpy().astype(np.int64, copy=False),
         zero=real(0),
-        steps=problem.shape[1],
+        steps=np.int64(problem.shape[1]),
+        all_bits=np.int64(-1),
     )
 
 
 SCALARS = {torch.float32: np.float32, torch.float64: np.float64, torch.int64: np.int64}
 
 
+FLAGS_IN_PLACE = (torch.bool, torch.uint8, torch.float32)
+
+
 def array(problem: Problem, tensor: torch.Tensor) -> np.ndarray:
-    """A per-step tensor as a NumPy array [groups, steps, lanes] over the same memory."""
+    """A tensor over the same memory, as the kernel takes it.
+
+    [groups, steps, lanes], [groups, lanes] if it is constant in time, or [steps] if lanes are parts of one flat row.
+    """
     x = tensor.detach().numpy()
-    if problem.like.ndim == 2:
-        return (x if problem.time_dim == 0 else x.T)[None]
-    x = x if problem.time_dim == 1 else x.swapaxes(0, 1)
-    return x if x.ndim == 3 else np.broadcast_to(x[..., None], problem.shape)
+    if x.ndim == 1:
+        return x
+    if problem.like.ndim < 3:
+        x = (x if problem.time_dim == 0 else x.T)[None]
+    else:
+        x = x if problem.time_dim == 1 else x.swapaxes(0, 1)
+        x = x if x.ndim == 3 else np.broadcast_to(x[..., None], problem.shape)
+    return np.ascontiguousarray(x[:, 0]) if x.strides[1] == 0 else x
 
 
 # -- compilation ------------------------------------------------------------------------------------------------------
 
 
 class Variant(NamedTuple):
-    """What the compiled code depends on. Arrays are contiguous all, or strided all, so that few variants arise."""
+    """What the compiled code depends on."""
 
-    dtype: np.dtype[Any]
     layout: str
-    fields: tuple[Any, ...]
-    """Per argument, or tuple of arguments: None, "array" or "number"."""
-
-
-EXPANDED = ("bootstrap", "initial", "departed")
-FLAGS = ("terminated", "truncated", "mask", "departed")
+    """Of the arrays of all steps: "C", or "A" if one of them is strided; so that few variants arise."""
+    block: int
+    """Lanes walked together."""
+    kinds: tuple[Any, ...]
+    """Of each argument, or of each in a tuple of them."""
 
 
 def variant(arguments: Arguments) -> Variant:
     """The variant that takes these arguments."""
-    contiguous = all(
-        x.flags.c_contiguous
-        for name, field in zip(arguments._fields, arguments, strict=True)
-        for x in (field if isinstance(field, tuple) else (field,))
-        if isinstance(x, np.ndarray) and name not in EXPANDED
-    )
-    fields = tuple(tuple(map(kind, x)) if isinstance(x, tuple) else kind(x) for x in arguments)
-    return Variant(arguments.zero.dtype, "C" if contiguous else "A", fields)
+    flat = [x for field in arguments for x in (field if isinstance(field, tuple) else (field,))]
+    contiguous = all(x.flags.c_contiguous for x in flat if isinstance(x, np.ndarray) and x.ndim != 2)
+    block = serial.SIDE_BY_SIDE if contiguous and arguments.offsets is None else serial.APART
+    kinds = (tuple(map(kind, x)) if isinstance(x, tuple) else kind(x) for x in arguments)
+    return Variant("C" if contiguous else "A", block, tuple(kinds))
 
 
 def kind(argument: Any) -> str | None:
-    """None, "array" or "number"."""
-    return None if argument is None else "array" if isinstance(argument, np.ndarray) else "number"
+    """The type code and the number of dimensions of an array or a NumPy number."""
+    return None if argument is None else f"{argument.dtype.char}{argument.ndim}"
 
 
 def signature(wanted: Variant) -> Any:
     """Numba types of the arguments of a variant."""
-    real = numba.from_dtype(wanted.dtype)
-    names = Arguments._fields
 
-    def types(name: str, kind: Any) -> Any:
+    def type_of(kind: Any, writable: bool) -> Any:
         if isinstance(kind, tuple):
-            return numba.types.Tuple([types(name, x) for x in kind])
+            return numba.types.Tuple([type_of(x, writable) for x in kind])
         if kind is None:
             return numba.types.none
-        if kind == "number":
-            return SCALAR_TYPES.get(name, real)
-        layout = "A" if name in EXPANDED else wanted.layout
-        return numba.types.Array(numba.types.uint8 if name in FLAGS else real, 3, layout, readonly=name != "outputs")
+        element, ndim = numba.from_dtype(np.dtype(kind[0])), int(kind[1])
+        layout = "C" if ndim == 2 else wanted.layout
+        return numba.types.Array(element, ndim, layout, readonly=not writable) if ndim else element
 
-    fields = (types(name, kind) for name, kind in zip(names, wanted.fields, strict=True))
-    return numba.void(numba.types.Tuple(list(fields)), numba.types.UniTuple(numba.types.int64, 4))
-
-
-SCALAR_TYPES = {"skip": numba.types.boolean, "starts_at": numba.types.boolean, "steps": numba.types.int64}
+    types = [type_of(x, name == "outputs") for name, x in zip(Arguments._fields, wanted.kinds, strict=True)]
+    return numba.void(numba.types.Tuple(types), numba.types.UniTuple(numba.types.int64, 4))
 
 
 @cache
@@ -207,7 +216,8 @@ def compiled(recurrence: Recurrence, wanted: Variant) -> Any:
         coefficients=equation(recurrence.coefficients),
         readout=equation(recurrence.readout),
         transition=equation(boundaries.transition),
-        empty_rows=equation(serial.unrolled("zero", [f"return ({rows})"], np=np, BLOCK=serial.BLOCK)),
+        empty_rows=equation(serial.unrolled("zero", [f"return ({rows})"], np=np, BLOCK=wanted.block)),
+        BLOCK=wanted.block,
     )
     options = {"nogil": True, "error_model": "numpy"}
     try:
@@ -217,7 +227,11 @@ def compiled(recurrence: Recurrence, wanted: Variant) -> Any:
 
 
 def fingerprint(recurrence: Recurrence, wanted: Variant) -> str:
-    """Names a compiled variant: changes with its types and with all source that goes into it."""
-    files = (serial.__file__, boundaries.__file__, recurrence.coefficients.__code__.co_filename)
-    parts = (*(Path(file).read_bytes() for file in files if Path(file).exists()), str(wanted).encode())
-    return sha256(b"\0".join(parts)).hexdigest()[:16]
+    """Names a compiled variant: changes with its types and with all code that goes into it."""
+    equations = (recurrence.coefficients, recurrence.readout, boundaries.transition)
+    codes = [(x.co_code, x.co_consts, x.co_names) for x in (equation.__code__ for equation in equations)]
+    parts = (codes, recurrence.followed, recurrence.backward, wanted)
+    return sha256(SOURCE + repr(parts).encode()).hexdigest()[:16]
+
+
+SOURCE = Path(serial.__file__).read_bytes()

@@ -12,6 +12,7 @@ import torch
 
 from rl_triton_core.boundaries import transition
 from rl_triton_core.recurrence import Problem, Step, Stream
+from rl_triton_core.validation import assert_offsets
 
 Scan = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -47,35 +48,35 @@ def gated(factor: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
 def evaluate(problem: Problem, dtype: torch.dtype, scan: Scan) -> tuple[torch.Tensor, ...]:
     """The results of a problem as [groups, steps, lanes], computed in `dtype`.
 
-    Time runs in the direction of the scan here: a backward recurrence sees everything reversed.
+    Time runs in the direction of the scan here: a backward recurrence sees everything reversed. Sequences that lie end
+    to end are one row, which nothing crosses where one begins.
     """
-    step, valid = steps(problem, dtype)
+    row = Row(problem)
+    step = steps(row, dtype)
     alpha, beta = problem.recurrence.coefficients(step)
-    alpha, beta = torch.where(valid, alpha, 0), torch.where(valid, beta, 1 if problem.skip else 0)
-    if problem.initial is not None:
-        first = read(problem, problem.initial, dtype)[:, :1]
-        alpha = torch.cat([alpha[:, :1] + gated(beta[:, :1], first), alpha[:, 1:]], dim=1)
-    state = scan(alpha, beta)
+    alpha, beta = torch.where(row.valid, alpha, 0), torch.where(row.valid, beta, 1 if problem.skip else 0)
+    alpha = alpha + torch.where(row.begins, gated(beta, row.read(problem.initial, dtype)), 0)
+    state = scan(alpha, torch.where(row.begins, 0, beta))
     before = torch.cat([torch.zeros_like(state[:, :1]), state[:, :-1]], dim=1)
     results = problem.recurrence.readout(step, state, torch.where(step.continues, before, 0))
-    return tuple(oriented(problem, torch.where(valid, result, 0)) for result in results)
+    return tuple(row.oriented(torch.where(row.valid, result, 0)) for result in results)
 
 
-def steps(problem: Problem, dtype: torch.dtype) -> tuple[Step, torch.Tensor]:
-    """All steps at once, in scan order, and which of them are valid. What stands in masked cells becomes 0 first."""
-    valid = flag(problem, problem.mask, absent=True)
+def steps(row: Row, dtype: torch.dtype) -> Step:
+    """All steps at once. What stands in masked cells becomes 0 first."""
+    problem = row.problem
 
     def masked(stream: Any) -> torch.Tensor:
-        return torch.where(valid, read(problem, stream, dtype), 0)
+        return torch.where(row.valid, row.read(stream, dtype), 0)
 
     inputs = tuple(map(masked, problem.inputs))
-    terminated, truncated = flag(problem, problem.terminated), flag(problem, problem.truncated)
+    terminated, truncated = row.flag(problem.terminated), row.flag(problem.truncated)
     gamma = masked(problem.gamma)
     if isinstance(problem.gamma, torch.Tensor):
         terminated, decay = terminated | (gamma == 0), gamma * problem.lambda_
     else:
         decay = masked(problem.gamma * problem.lambda_)
-    index, none, severed = neighbours(valid, problem.skip)
+    index, none, severed = row.neighbours()
     following = tuple(x.gather(1, index) for x in inputs[: problem.recurrence.followed])
     if problem.recurrence.backward:
         if problem.next_values is None:
@@ -87,37 +88,55 @@ def steps(problem: Problem, dtype: torch.dtype) -> tuple[Step, torch.Tensor]:
     else:
         done = terminated | truncated
         starts = done if problem.starts_at else done.gather(1, index) & ~none
-        departed = flag(problem, problem.departed)[:, :1]
-        next_value, continues = torch.zeros_like(gamma), ~(starts | severed | (none & departed))
+        next_value, continues = torch.zeros_like(gamma), ~(starts | severed | (none & row.flag(problem.departed)))
     following = tuple(torch.where(continues, x, 0) for x in following)
-    return Step(inputs, following, next_value, continues, gamma, decay, problem.params), valid
+    return Step(inputs, following, next_value, continues, gamma, decay, problem.params)
 
 
-def neighbours(valid: torch.Tensor, skip: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Each step's predecessor in the scan, whether it has none, and whether that is masked and severs."""
-    position = torch.arange(valid.shape[1], device=valid.device)[None, :, None].expand(valid.shape)
-    if skip:
-        position = torch.where(valid, position, -1).cummax(1).values
-    index = torch.cat([torch.full_like(position[:, :1], -1), position[:, :-1]], dim=1)
-    none = index < 0
-    index = index.clamp(min=0)
-    return index, none, ~none & ~valid.gather(1, index)
+class Row:
+    """A problem's steps in scan order, as [groups, steps, lanes]."""
 
+    def __init__(self, problem: Problem) -> None:
+        """Find out where trajectories begin, and which steps are valid."""
+        self.problem = problem
+        groups, length, lanes = problem.shape
+        self.shape = (groups, length, lanes) if problem.cu_seqlens is None else (1, length, 1)
+        self.position = torch.arange(length, device=problem.like.device)[None, :, None].expand(self.shape)
+        self.first = torch.zeros_like(self.position)
+        """The position at which the row or sequence of a step begins."""
+        if problem.cu_seqlens is not None:
+            assert_offsets(problem.cu_seqlens, length)
+            starts, ends = problem.cu_seqlens[:-1], problem.cu_seqlens[1:]
+            self.sequence = torch.searchsorted(ends, self.position[0, :, 0].to(ends.dtype), right=True)
+            first = length - ends if problem.recurrence.backward else starts
+            self.first = self.oriented(first[self.sequence][None, :, None])
+        self.begins = self.position == self.first
+        self.valid = self.flag(problem.mask, absent=True)
 
-def read(problem: Problem, stream: Stream | float, dtype: torch.dtype) -> torch.Tensor:
-    """A stream or a number as one element per step, in scan order; None is 0."""
-    if isinstance(stream, torch.Tensor):
-        return oriented(problem, problem.view(stream).to(dtype))
-    return torch.full(problem.shape, stream or 0, dtype=dtype, device=problem.like.device)
+    def neighbours(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Each step's predecessor in the scan, whether it has none, and whether that is masked and severs."""
+        position = self.position
+        if self.problem.skip:
+            position = torch.where(self.valid, position, -1).cummax(1).values
+        index = torch.cat([torch.full_like(position[:, :1], -1), position[:, :-1]], dim=1)
+        none = index < self.first
+        index = index.clamp(min=0)
+        return index, none, ~none & ~self.valid.gather(1, index)
 
+    def read(self, stream: Stream | float, dtype: torch.dtype) -> torch.Tensor:
+        """A stream or a number as one element per step; None is 0."""
+        if not isinstance(stream, torch.Tensor):
+            return torch.full(self.shape, stream or 0, dtype=dtype, device=self.problem.like.device)
+        if self.problem.cu_seqlens is not None and stream.ndim == 2:
+            stream = stream.gather(0, self.sequence[None, :])[0]
+        return self.oriented(self.problem.view(stream).to(dtype))
 
-def flag(problem: Problem, flags: Stream, absent: bool = False) -> torch.Tensor:
-    """Flags as booleans, in scan order."""
-    if flags is None:
-        return torch.full(problem.shape, absent, device=problem.like.device)
-    return oriented(problem, problem.view(flags).ne(0))
+    def flag(self, flags: Stream, absent: bool = False) -> torch.Tensor:
+        """Flags as booleans."""
+        if flags is None:
+            return torch.full(self.shape, absent, device=self.problem.like.device)
+        return self.read(flags, flags.dtype).ne(0)
 
-
-def oriented(problem: Problem, tensor: torch.Tensor) -> torch.Tensor:
-    """Between time order and scan order."""
-    return tensor.flip(1) if problem.recurrence.backward else tensor
+    def oriented(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Between time order and scan order."""
+        return tensor.flip(1) if self.problem.recurrence.backward else tensor

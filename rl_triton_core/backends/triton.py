@@ -35,10 +35,11 @@ def run(problem: Problem) -> None:
             "(the cpu and reference backends take float64)"
         )
     groups, steps, lanes = problem.shape
-    launch = settings(steps, lanes, problem.strides(problem.like)[2] == 1)
+    length = steps if problem.cu_seqlens is None else triton.cdiv(steps, lanes)
+    launch = settings(length, lanes, problem.strides(problem.like)[2] == 1)
     programs = groups * triton.cdiv(lanes, launch.block_lanes)
     with on(problem.like.device):
-        scan.scan[(programs,)](*arguments(problem), **constants(problem, launch), num_warps=launch.num_warps)
+        scan.scan[(programs,)](*arguments(problem), **constants(problem, launch), **options(problem, launch))
 
 
 def arguments(problem: Problem) -> tuple[Any, ...]:
@@ -67,6 +68,7 @@ def arguments(problem: Problem) -> tuple[Any, ...]:
         stream(problem.initial),
         stream(problem.departed),
         tuple(stream(x) or stand_in for x in problem.outputs),
+        problem.cu_seqlens,
         problem.shape[1],
         problem.shape[2],
     )
@@ -92,6 +94,12 @@ def constants(problem: Problem, launch: Launch) -> dict[str, Any]:
         "BLOCK_LANES": launch.block_lanes,
         "BLOCK_TIME": launch.block_time,
     }
+
+
+def options(problem: Problem, launch: Launch) -> dict[str, Any]:
+    """How it is compiled. With `debug`, the kernel asserts that offsets are in order."""
+    checked = {"debug": True, "sanitize_overflow": False} if problem.cu_seqlens is not None else {}
+    return {"num_warps": launch.num_warps, **checked}
 
 
 def present(streams: Sequence[Stream]) -> int:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from rl_triton_core import validation as check
 from rl_triton_core.boundaries import FinalValues
 from rl_triton_core.primitives import select
 from rl_triton_core.recurrence import Recurrence, Step
@@ -53,6 +54,7 @@ def compute_gae(
     next_values: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
     mask_mode: str = "skip",
+    cu_seqlens: torch.Tensor | None = None,
     time_dim: int = -1,
     compute_returns: bool = True,
     out: tuple[torch.Tensor | None, torch.Tensor | None] | None = None,
@@ -84,6 +86,10 @@ def compute_gae(
             yield 0.
         mask_mode: ``"skip"``, as if the masked steps were deleted; ``"reset"``, a masked step ends the trajectory
             before it as a terminal state would.
+        cu_seqlens: For sequences of any lengths that lie end to end: where each starts, and the end of the last,
+            [num_sequences + 1], int32 or int64, rising from 0 to num_steps. Every per-step tensor is then [num_steps],
+            and [num_envs] is [num_sequences]. Each sequence is a window of its own. Where num_sequences equals
+            num_steps, bootstrap values are taken to be per step.
         time_dim: The time dimension of all per-step tensors: -1 or 1, 0 or -2.
         compute_returns: Whether to compute `returns` too.
         out: Preallocated (advantages, returns), shaped like `rewards`, floating point, any strides; what is None is
@@ -104,9 +110,11 @@ def compute_gae(
         >>> compute_gae(rewards, values, gamma=1.0, lambda_=1.0, bootstrap_values=0.0).advantages
         tensor([[3., 2., 1.]])
     """
+    window = check.check_window("rewards", rewards, time_dim, cu_seqlens=cu_seqlens)
     results = solve(
         GAE,
         {"rewards": rewards, "values": values},
+        window,
         terminated=terminated,
         truncated=truncated,
         gamma=gamma,
@@ -115,7 +123,6 @@ def compute_gae(
         next_values=next_values,
         mask=mask,
         mask_mode=mask_mode,
-        time_dim=time_dim,
         wanted=(True, compute_returns),
         out=out,
         backend=backend,

@@ -67,6 +67,7 @@ def compute_retrace(
     rho_bar: float = 1.0,
     mask: torch.Tensor | None = None,
     mask_mode: str = "skip",
+    cu_seqlens: torch.Tensor | None = None,
     time_dim: int = -1,
     compute_advantages: bool = True,
     out: tuple[torch.Tensor | None, torch.Tensor | None] | None = None,
@@ -100,6 +101,7 @@ def compute_retrace(
         rho_bar: ρ̄ >= 0, the clip of the advantage's weight; infinity for none.
         mask: As in `compute_gae`.
         mask_mode: As in `compute_gae`.
+        cu_seqlens: As in `compute_gae`.
         time_dim: As in `compute_gae`; of the two leading dimensions where there is one of actions.
         compute_advantages: Whether to compute `advantages` too.
         out: Preallocated (targets, advantages), as in `compute_gae`.
@@ -119,7 +121,7 @@ def compute_retrace(
         >>> compute_retrace(rewards, q_values, gamma=1.0, log_ratios=on_policy, expected_next_q=expected).targets
         tensor([[12., 11.]])
     """
-    window = check.check_window("rewards", rewards, time_dim)
+    window = check.check_window("rewards", rewards, time_dim, cu_seqlens=cu_seqlens)
     if expected_next_q is None:
         expected_next_q = expectation(next_action_probs, next_q_values, terminated, mask, window)
     elif next_action_probs is not None or next_q_values is not None:
@@ -133,6 +135,7 @@ def compute_retrace(
             "q_values": q_values,
             **check.check_log_ratios(log_ratios, target_log_probs, behaviour_log_probs, window),
         },
+        window,
         terminated=terminated,
         truncated=truncated,
         gamma=gamma,
@@ -141,7 +144,6 @@ def compute_retrace(
         next_values=expected_next_q,
         mask=mask,
         mask_mode=mask_mode,
-        time_dim=time_dim,
         wanted=(True, compute_advantages),
         out=out,
         backend=backend,

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from rl_triton_core import validation as check
 from rl_triton_core.boundaries import FinalValues
 from rl_triton_core.primitives import select
 from rl_triton_core.recurrence import Recurrence, Step
@@ -46,6 +47,7 @@ def compute_lambda_returns(
     next_values: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
     mask_mode: str = "skip",
+    cu_seqlens: torch.Tensor | None = None,
     time_dim: int = -1,
     out: torch.Tensor | None = None,
     backend: str | None = None,
@@ -68,6 +70,7 @@ def compute_lambda_returns(
         next_values: V(s_{t+1}) of every step, before any reset, in the place of `values` and `bootstrap_values`.
         mask: As in `compute_gae`.
         mask_mode: As in `compute_gae`.
+        cu_seqlens: As in `compute_gae`.
         time_dim: As in `compute_gae`.
         out: Preallocated result, as in `compute_gae`.
         backend: As in `compute_gae`.
@@ -88,8 +91,10 @@ def compute_lambda_returns(
     if (values is None) == (next_values is None):
         given = "None" if values is None else "both it and next_values"
         raise ValueError(f"values: got {given}, expected either values (with bootstrap_values) or next_values")
+    window = check.check_window("rewards", rewards, time_dim, cu_seqlens=cu_seqlens)
     return single(
         {"rewards": rewards, "values": values},
+        window,
         terminated=terminated,
         truncated=truncated,
         gamma=gamma,
@@ -98,7 +103,6 @@ def compute_lambda_returns(
         next_values=next_values,
         mask=mask,
         mask_mode=mask_mode,
-        time_dim=time_dim,
         out=out,
         backend=backend,
     )
@@ -113,6 +117,7 @@ def compute_discounted_returns(
     bootstrap_values: float | torch.Tensor | FinalValues | None = None,
     mask: torch.Tensor | None = None,
     mask_mode: str = "skip",
+    cu_seqlens: torch.Tensor | None = None,
     time_dim: int = -1,
     out: torch.Tensor | None = None,
     backend: str | None = None,
@@ -130,6 +135,7 @@ def compute_discounted_returns(
         bootstrap_values: As in `compute_gae`; 0.0 for the plain sum of the rewards seen.
         mask: As in `compute_gae`.
         mask_mode: As in `compute_gae`.
+        cu_seqlens: As in `compute_gae`.
         time_dim: As in `compute_gae`.
         out: Preallocated result, as in `compute_gae`.
         backend: As in `compute_gae`.
@@ -146,22 +152,23 @@ def compute_discounted_returns(
         >>> compute_discounted_returns(torch.tensor([[1.0, 1.0, 1.0]]), gamma=0.5, bootstrap_values=0.0)
         tensor([[1.7500, 1.5000, 1.0000]])
     """
+    window = check.check_window("rewards", rewards, time_dim, cu_seqlens=cu_seqlens)
     return single(
         {"rewards": rewards, "values": None},
+        window,
         terminated=terminated,
         truncated=truncated,
         gamma=gamma,
         bootstrap_values=bootstrap_values,
         mask=mask,
         mask_mode=mask_mode,
-        time_dim=time_dim,
         out=out,
         backend=backend,
     )
 
 
-def single(inputs: dict[str, Any], *, out: Any, **arguments: Any) -> torch.Tensor:
+def single(inputs: dict[str, Any], window: check.Window, *, out: Any, **arguments: Any) -> torch.Tensor:
     """`solve` for one result, which is given and returned by itself."""
-    (result,) = solve(LAMBDA_RETURNS, inputs, out=None if out is None else (out,), **arguments)
+    (result,) = solve(LAMBDA_RETURNS, inputs, window, out=None if out is None else (out,), **arguments)
     assert result is not None
     return result

@@ -119,6 +119,7 @@ def compute_episodic_prefix_sum(
     return_state: bool = False,
     mask: torch.Tensor | None = None,
     mask_mode: str = "skip",
+    cu_seqlens: torch.Tensor | None = None,
     time_dim: int = -1,
     out: torch.Tensor | None = None,
     backend: str | None = None,
@@ -136,6 +137,7 @@ def compute_episodic_prefix_sum(
         return_state: As in `compute_eligibility_traces`.
         mask: As in `compute_eligibility_traces`.
         mask_mode: As in `compute_eligibility_traces`.
+        cu_seqlens: As in `compute_gae`; `x` has no features then.
         time_dim: As in `compute_eligibility_traces`.
         out: Preallocated result, as in `compute_gae`; int64 for integers.
         backend: As in `compute_gae`.
@@ -156,7 +158,7 @@ def compute_episodic_prefix_sum(
     """
     if boundary not in BOUNDARIES:
         raise ValueError(f"boundary: got {boundary!r}, expected one of {', '.join(BOUNDARIES)}")
-    window = check.check_window("x", x, time_dim, features=True, integers=True)
+    window = check.check_window("x", x, time_dim, features=True, integers=True, cu_seqlens=cu_seqlens)
     one = 1.0 if x.is_floating_point() else 1
     flags, starts_at = (("dones", dones), ("truncated", None)), boundary == "starts_at"
     return scan_forward(x, window, flags, (one, one), state, return_state, mask, mask_mode, out, backend, starts_at)
@@ -192,7 +194,7 @@ def scan_forward(
         terminated=flags[0][1],
         truncated=flags[1][1],
         mask=mask,
-        departed=None if done is None else done.unsqueeze(window.time_dim).expand(window.shape),
+        departed=None if done is None else window.in_time(done),
         skip=skip,
         starts_at=starts_at,
         out=out,
@@ -207,7 +209,7 @@ def scan_forward(
 def start_state(value: Any, done: Any, traces: torch.Tensor, window: check.Window) -> ScanState:
     """The state before the window."""
     if value is None:
-        value = traces.new_zeros((window.num_envs, *traces.shape[2:]))
+        value = traces.new_zeros((window.num_envs, *traces.shape[len(window.shape) :]))
         done = torch.zeros(window.num_envs, dtype=torch.bool, device=traces.device)
     return ScanState(value.to(traces.dtype), done.ne(0))
 
@@ -218,17 +220,36 @@ def final_state(
     """The state after the last step that counts, and whether its episode ended there."""
     if not window.num_steps:
         return start
-    time = window.time_dim
     done = torch.zeros(window.shape, dtype=torch.bool, device=traces.device)
     for flags in ends:
         done = done | flags.ne(0)
-    if mask is None:
-        return ScanState(traces.select(time, -1).clone(), done.select(time, -1).clone())
-    valid, index = mask.ne(0), check.last_step(mask, window)
-    some = valid.any(time)
-    done = done.gather(time, index).squeeze(time)
-    done = torch.where(some, done, start.done) if skip else done | ~valid.select(time, -1)
-    features = [1] * (traces.ndim - 2)
-    index = index.view(*index.shape, *features).expand(*index.shape, *traces.shape[2:])
-    value = traces.gather(time, index).squeeze(time)
-    return ScanState(torch.where(some.view(-1, *features), value, start.value), done)
+    end, exists = last, some = last_steps(None, window)
+    if mask is not None:
+        last, some = last_steps(mask.ne(0), window)
+    value, over = pick(traces, last, window), pick(done, last, window)
+    if mask is not None and skip:
+        exists = some
+    elif mask is not None:
+        over = over | ~pick(mask.ne(0), end, window)
+    some = some.view(-1, *[1] * (value.ndim - 1))
+    return ScanState(torch.where(some, value, start.value), torch.where(exists, over, start.done))
+
+
+def last_steps(valid: torch.Tensor | None, window: check.Window) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where the last (valid) step of each environment or sequence is, and whether there is one, [num_envs] each."""
+    if window.cu_seqlens is None:
+        index = check.last_step(valid, window).squeeze(window.time_dim)
+        return index, torch.ones_like(index, dtype=torch.bool) if valid is None else valid.any(window.time_dim)
+    index = window.cu_seqlens[1:] - 1
+    if valid is not None:
+        steps = torch.arange(window.num_steps, device=window.device)
+        index = torch.where(valid, steps, -1).cummax(0).values[index.clamp(min=0)]
+    return index.clamp(min=0), index >= window.cu_seqlens[:-1]
+
+
+def pick(x: torch.Tensor, index: torch.Tensor, window: check.Window) -> torch.Tensor:
+    """One step of each environment or sequence."""
+    if window.cu_seqlens is not None:
+        return x[index]
+    envs = torch.arange(window.num_envs, device=x.device)
+    return x[envs, index] if window.time_dim == 1 else x[index, envs]

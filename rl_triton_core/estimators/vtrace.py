@@ -67,6 +67,7 @@ def compute_vtrace(
     next_values: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
     mask_mode: str = "skip",
+    cu_seqlens: torch.Tensor | None = None,
     time_dim: int = -1,
     compute_advantages: bool = True,
     out: tuple[torch.Tensor | None, torch.Tensor | None] | None = None,
@@ -100,6 +101,7 @@ def compute_vtrace(
         next_values: As in `compute_gae`. Inside an episode NVS[t] is then next_values[t] + D[t+1].
         mask: As in `compute_gae`.
         mask_mode: As in `compute_gae`.
+        cu_seqlens: As in `compute_gae`.
         time_dim: As in `compute_gae`.
         compute_advantages: Whether to compute `advantages` too.
         out: Preallocated (targets, advantages), as in `compute_gae`.
@@ -119,7 +121,7 @@ def compute_vtrace(
         >>> compute_vtrace(rewards, values, gamma=1.0, log_ratios=log_ratios, bootstrap_values=0.0).targets
         tensor([[1., 0.]])
     """
-    window = check.check_window("rewards", rewards, time_dim)
+    window = check.check_window("rewards", rewards, time_dim, cu_seqlens=cu_seqlens)
     rho_bar = check.check_clip("rho_bar", rho_bar)
     results = solve(
         VTRACE,
@@ -128,6 +130,7 @@ def compute_vtrace(
             "values": values,
             **check.check_log_ratios(log_ratios, target_log_probs, behaviour_log_probs, window),
         },
+        window,
         terminated=terminated,
         truncated=truncated,
         gamma=gamma,
@@ -141,7 +144,6 @@ def compute_vtrace(
         next_values=next_values,
         mask=mask,
         mask_mode=mask_mode,
-        time_dim=time_dim,
         wanted=(True, compute_advantages),
         out=out,
         backend=backend,

@@ -144,6 +144,7 @@ def scan(
     initial,
     departed,
     outputs,
+    offsets,
     steps,
     lanes,
     COEFFICIENTS: tl.constexpr,
@@ -163,11 +164,22 @@ def scan(
 ):
     """A[t] = α[t] + β[t]·A[neighbour of t]. `decay` is γλ, or λ if γ is per step.
 
-    GIVEN and WANTED have a bit for each input and output that is there; the others stand for nothing.
+    GIVEN and WANTED have a bit for each input and output that is there; the others stand for nothing. With `offsets`,
+    lane i has the steps from offsets[i] to offsets[i + 1].
     """
     lane_blocks = tl.cdiv(lanes, BLOCK_LANES)
     group = (tl.program_id(0) // lane_blocks).to(tl.int64)
     lane = (tl.program_id(0) % lane_blocks).to(tl.int64) * BLOCK_LANES + tl.arange(0, BLOCK_LANES)[:, None]
+    if offsets is None:
+        first, length, longest = 0, steps, steps
+    else:
+        first = tl.load(offsets + lane, mask=lane < lanes, other=0).to(tl.int64)
+        end = tl.load(offsets + lane + 1, mask=lane < lanes, other=0).to(tl.int64)
+        rises = (0 <= first) & (first <= end) & (end <= steps)
+        whole = ((lane > 0) | (first == 0)) & ((lane != lanes - 1) | (end == steps))
+        tl.device_assert(rises & whole, "cu_seqlens: expected offsets from 0 to the number of steps, rising")
+        length = end - first
+        longest = tl.max(length)
     state = load(initial, group, 0, lane, lane < lanes, DTYPE)
     # Of the neighbours: whether there is none (backward) or it departed (forward), and the values that are followed.
     zero = tl.zeros([BLOCK_LANES, 1], tl.float32)
@@ -175,15 +187,15 @@ def scan(
     for _ in tl.static_range(FOLLOWED):
         carried = carried + (zero,)
 
-    for start in range(0, steps, BLOCK_TIME):
+    for start in range(0, longest, BLOCK_TIME):
         position = start + tl.arange(0, BLOCK_TIME)[None, :].to(tl.int64)
-        inside = (position < steps) & (lane < lanes)
+        inside = (position < length) & (lane < lanes)
         inner = inside & (position > 0)
         if BACKWARD:
-            t = steps - 1 - position
+            t = first + length - 1 - position
             neighbour = t + 1
         else:
-            t = position
+            t = first + position
             neighbour = t - 1
 
         done = flag(terminated, group, t, lane, inside)

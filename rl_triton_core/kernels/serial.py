@@ -15,8 +15,9 @@ from numba.extending import overload
 
 from rl_triton_core.recurrence import Step
 
-BLOCK = 16
-"""Lanes walked side by side: enough to overlap their dependent arithmetic, few enough to stay in the L1 cache."""
+SIDE_BY_SIDE, APART = 1024, 16
+"""Lanes walked together. Where they lie side by side in memory, long rows for vector instructions; elsewhere enough to
+overlap their dependent arithmetic, few enough that their cache lines stay."""
 
 
 def bound(*_: Any) -> Any:
@@ -25,40 +26,41 @@ def bound(*_: Any) -> Any:
 
 
 coefficients = readout = transition = empty_rows = bound
+BLOCK = 0
 
 
 def walk_backward(arguments, span):
     """A[t] = α[t] + β[t]·A[t+1] for the lanes of `span`: (first group, its end, first lane, its end)."""
     inputs, next_values, bootstrap, terminated, truncated, mask, gamma, decay = arguments[:8]
-    params, skip, initial, _, _, outputs, zero, steps = arguments[8:]
+    params, skip, initial, _, _, outputs, offsets, zero, steps, all_bits = arguments[8:]
     first_group, end_group, first_lane, end_lane = span
     state = np.full(BLOCK, zero)
-    ahead = empty_rows(zero)
-    last = np.empty(BLOCK, np.bool_)
-    sealed = np.empty(BLOCK, np.bool_)
+    memory = np.empty(BLOCK, np.bool_), np.empty(BLOCK, np.bool_), empty_rows(zero)
     for group in range(first_group, end_group):
         for left in range(first_lane, end_lane, BLOCK):
             width = min(BLOCK, end_lane - left)
-            last[:] = True
-            sealed[:] = False
+            forget(mask, memory)
             for j in range(width):
                 state[j] = at(initial, zero, group, 0, left + j)
-            for t in range(steps - 1, -1, -1):
+            for position in range(longest(offsets, steps, left, width)):
+                from_end = (-1 - position) & all_bits
                 for j in range(width):
                     lane = left + j
+                    t = end_of(offsets, steps, lane) + from_end
+                    if t < start_of(offsets, t, lane):
+                        continue
                     if not flag(mask, True, group, t, lane):
                         clear(outputs, group, t, lane, zero)
                         if not skip:
-                            last[j] = False
-                            sealed[j] = True
+                            sever(mask, memory, j)
                         continue
-                    following = column(ahead, j)
+                    last, sealed, following = neighbour(mask, memory, inputs, position, group, t, lane, j, zero)
                     gamma_now, decay_now, ended = discount(gamma, decay, group, t, lane)
                     next_value, continues = transition(
                         flag(terminated, False, group, t, lane) | ended,
                         flag(truncated, False, group, t, lane),
-                        last[j],
-                        sealed[j],
+                        last,
+                        sealed,
                         at(next_values, first(following, zero), group, t, lane),
                         at(next_values, at(bootstrap, zero, group, t, lane), group, t, lane),
                     )
@@ -69,15 +71,13 @@ def walk_backward(arguments, span):
                     after = state[j]
                     state[j] = alpha + select(beta == zero, zero, beta * after)
                     store(outputs, group, t, lane, readout(step, state[j], select(continues, after, zero)))
-                    remember(ahead, j, now)
-                    last[j] = False
-                    sealed[j] = False
+                    remember(mask, memory, j, now)
 
 
 def walk_forward(arguments, span):
     """A[t] = α[t] + β[t]·A[t-1] for the lanes of `span`."""
     inputs, _, _, terminated, truncated, mask, gamma, decay = arguments[:8]
-    params, skip, initial, departed, starts_at, outputs, zero, steps = arguments[8:]
+    params, skip, initial, departed, starts_at, outputs, offsets, zero, steps, _ = arguments[8:]
     first_group, end_group, first_lane, end_lane = span
     state = np.full(BLOCK, zero)
     over = np.empty(BLOCK, np.bool_)
@@ -87,9 +87,12 @@ def walk_forward(arguments, span):
             for j in range(width):
                 state[j] = at(initial, zero, group, 0, left + j)
                 over[j] = flag(departed, False, group, 0, left + j)
-            for t in range(steps):
+            for position in range(longest(offsets, steps, left, width)):
                 for j in range(width):
                     lane = left + j
+                    t = start_of(offsets, 0, lane) + position
+                    if t >= end_of(offsets, t + 1, lane):
+                        continue
                     if not flag(mask, True, group, t, lane):
                         clear(outputs, group, t, lane, zero)
                         over[j] |= not skip
@@ -121,9 +124,25 @@ def overloaded(function: Callable[..., Callable[..., Any]]) -> Callable[..., Any
 
 def unrolled(parameters: str, statements: Iterable[str], **namespace: Any) -> Callable[..., Any]:
     """A function of these statements: Numba cannot loop over a tuple of arrays and None."""
+    namespace["unsigned"] = types.uintp  # an index taken as it is; a signed one might count from the end
     exec(f"def unrolled({parameters}):\n    " + "\n    ".join(statements or ["pass"]), namespace)
     function: Callable[..., Any] = namespace["unrolled"]
     return function
+
+
+def element(name: str, array: Any, t: str = "t") -> str:
+    """The element of an array: [groups, steps, lanes], [groups, lanes] or [steps]."""
+    index = {3: ("group", t, "lane"), 2: ("group", "lane"), 1: (t,)}[array.ndim]
+    return f"{name}[{', '.join(f'unsigned({i})' for i in index)}]"
+
+
+def elements(name: str, arrays: Any, t: str = "t") -> str:
+    """The element of each array as a tuple, zero for None."""
+    values = (
+        f"{element(f'{name}[{i}]', array, t) if isinstance(array, types.Array) else 'zero'}, "
+        for i, array in enumerate(arrays)
+    )
+    return f"({''.join(values)})"
 
 
 @overloaded
@@ -150,7 +169,7 @@ def exp(x: Any) -> Callable[..., Any]:
 def at(stream: Any, absent: Any, group: Any, t: Any, lane: Any) -> Callable[..., Any]:
     """One element of a stream: an array, a number for all steps, or None."""
     if isinstance(stream, types.Array):
-        return lambda stream, absent, group, t, lane: stream[group, t, lane]
+        return unrolled("stream, absent, group, t, lane", [f"return {element('stream', stream)}"])
     if isinstance(stream, types.NoneType):
         return lambda stream, absent, group, t, lane: absent
     return lambda stream, absent, group, t, lane: stream
@@ -161,7 +180,7 @@ def flag(flags: Any, absent: Any, group: Any, t: Any, lane: Any) -> Callable[...
     """Whether a flag is set."""
     if isinstance(flags, types.NoneType):
         return lambda flags, absent, group, t, lane: absent
-    return lambda flags, absent, group, t, lane: flags[group, t, lane] != 0
+    return unrolled("flags, absent, group, t, lane", [f"return {element('flags', flags)} != 0"])
 
 
 @overloaded
@@ -169,12 +188,8 @@ def discount(gamma: Any, decay: Any, group: Any, t: Any, lane: Any) -> Callable[
     """γ and γλ of a step, and whether a discount of 0 ends the trajectory. `decay` is λ if γ is per step."""
     if not isinstance(gamma, types.Array):
         return lambda gamma, decay, group, t, lane: (gamma, decay, False)
-
-    def per_step(gamma, decay, group, t, lane):
-        now = gamma[group, t, lane]
-        return now, now * decay, now == 0
-
-    return per_step
+    statements = [f"now = {element('gamma', gamma)}", "return now, now * decay, now == 0"]
+    return unrolled("gamma, decay, group, t, lane", statements)
 
 
 @overloaded
@@ -186,21 +201,7 @@ def first(values: Any, absent: Any) -> Callable[..., Any]:
 @overloaded
 def each(arrays: Any, group: Any, t: Any, lane: Any, zero: Any) -> Callable[..., Any]:
     """One element of every array, 0 for None."""
-    there = (isinstance(array, types.Array) for array in arrays)
-    elements = "".join(f"arrays[{i}][group, t, lane], " if is_there else "zero, " for i, is_there in enumerate(there))
-    return unrolled("arrays, group, t, lane, zero", [f"return ({elements})"])
-
-
-@overloaded
-def column(rows: Any, j: Any) -> Callable[..., Any]:
-    """Element j of every row."""
-    return unrolled("rows, j", [f"return ({''.join(f'rows[{i}][j], ' for i in range(len(rows)))})"])
-
-
-@overloaded
-def remember(rows: Any, j: Any, values: Any) -> Callable[..., Any]:
-    """Write the first values to element j of the rows."""
-    return unrolled("rows, j, values", [f"rows[{i}][j] = values[{i}]" for i in range(len(rows))])
+    return unrolled("arrays, group, t, lane, zero", [f"return {elements('arrays', arrays)}"])
 
 
 @overloaded
@@ -213,13 +214,85 @@ def keep(continues: Any, values: Any, zero: Any) -> Callable[..., Any]:
 @overloaded
 def store(outputs: Any, group: Any, t: Any, lane: Any, results: Any) -> Callable[..., Any]:
     """Write the results for which there is an output."""
-    wanted = [i for i, output in enumerate(outputs) if isinstance(output, types.Array)]
-    statements = [f"outputs[{i}][group, t, lane] = results[{i}]" for i in wanted]
+    wanted = [(i, output) for i, output in enumerate(outputs) if isinstance(output, types.Array)]
+    statements = [f"{element(f'outputs[{i}]', output)} = results[{i}]" for i, output in wanted]
     return unrolled("outputs, group, t, lane, results", statements)
 
 
 @overloaded
 def clear(outputs: Any, group: Any, t: Any, lane: Any, zero: Any) -> Callable[..., Any]:
     """Write 0 to every output."""
-    wanted = [i for i, output in enumerate(outputs) if isinstance(output, types.Array)]
-    return unrolled("outputs, group, t, lane, zero", [f"outputs[{i}][group, t, lane] = zero" for i in wanted])
+    wanted = [(i, output) for i, output in enumerate(outputs) if isinstance(output, types.Array)]
+    statements = [f"{element(f'outputs[{i}]', output)} = zero" for i, output in wanted]
+    return unrolled("outputs, group, t, lane, zero", statements)
+
+
+# -- the neighbour: read at t+1, or remembered where steps between may be masked ---------------------------------------
+
+
+@overloaded
+def neighbour(mask: Any, memory: Any, inputs: Any, position: Any, group: Any, t: Any, lane: Any, j: Any, zero: Any):
+    """Of the step after: whether there is none, whether it is masked and severs, and its inputs that are followed."""
+    _, _, rows = memory
+    parameters = "mask, memory, inputs, position, group, t, lane, j, zero"
+    if isinstance(mask, types.NoneType):
+        following = elements("inputs", list(inputs)[: len(rows)], "t + (position > 0)")
+        return unrolled(parameters, [f"return position == 0, False, {following}"])
+    following = "".join(f"memory[2][{i}][j], " for i in range(len(rows)))
+    return unrolled(parameters, [f"return memory[0][j], memory[1][j], ({following})"])
+
+
+@overloaded
+def forget(mask: Any, memory: Any) -> Callable[..., Any]:
+    """There is no step after."""
+    statements = ["memory[0][:] = True", "memory[1][:] = False"]
+    return unrolled("mask, memory", [] if isinstance(mask, types.NoneType) else statements)
+
+
+@overloaded
+def sever(mask: Any, memory: Any, j: Any) -> Callable[..., Any]:
+    """The step after is masked and severs."""
+    statements = ["memory[0][j] = False", "memory[1][j] = True"]
+    return unrolled("mask, memory, j", [] if isinstance(mask, types.NoneType) else statements)
+
+
+@overloaded
+def remember(mask: Any, memory: Any, j: Any, values: Any) -> Callable[..., Any]:
+    """The step after has these inputs."""
+    rows = [f"memory[2][{i}][j] = values[{i}]" for i in range(len(memory[2]))]
+    statements = ["memory[0][j] = False", "memory[1][j] = False", *rows]
+    return unrolled("mask, memory, j, values", [] if isinstance(mask, types.NoneType) else statements)
+
+
+# -- a lane's steps: all of the window, or those of a sequence that lies between two offsets ---------------------------
+
+
+@overloaded
+def start_of(offsets: Any, default: Any, lane: Any) -> Callable[..., Any]:
+    """First step of a lane."""
+    if isinstance(offsets, types.NoneType):
+        return lambda offsets, default, lane: default
+    return lambda offsets, default, lane: offsets[lane]
+
+
+@overloaded
+def end_of(offsets: Any, default: Any, lane: Any) -> Callable[..., Any]:
+    """One past the last step of a lane."""
+    if isinstance(offsets, types.NoneType):
+        return lambda offsets, default, lane: default
+    return lambda offsets, default, lane: offsets[lane + 1]
+
+
+@overloaded
+def longest(offsets: Any, steps: Any, left: Any, width: Any) -> Callable[..., Any]:
+    """Steps of the longest of some lanes."""
+    if isinstance(offsets, types.NoneType):
+        return lambda offsets, steps, left, width: steps
+
+    def longest_sequence(offsets, steps, left, width):
+        most = 0
+        for lane in range(left, left + width):
+            most = max(most, offsets[lane + 1] - offsets[lane])
+        return most
+
+    return longest_sequence

@@ -3,7 +3,9 @@
 Environments and algorithms are the real ones. "Bitwise" compares bytes.
 """
 
+import copy
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -28,7 +30,6 @@ from rl_triton_adapters.sb3 import (
     TritonDictRolloutBuffer,
     TritonGAEMixin,
     TritonRolloutBuffer,
-    departure_flags,
     rollout_buffer_class_for,
 )
 
@@ -150,12 +151,8 @@ def test_a_numpy_float64_gamma_agrees_up_to_rounding():
     np.testing.assert_allclose(actual.advantages, expected.advantages, rtol=1e-5, atol=1e-5)
 
 
-def test_known_answer_and_departure_flags():
+def test_known_answer():
     starts = np.array([[1, 0], [0, 1], [0, 0]], dtype=np.float32)
-    flags = departure_flags(starts, np.array([True, False]))
-    assert flags.dtype == np.bool_
-    assert flags.tolist() == [[False, True], [False, False], [True, False]]
-
     rollout = {
         "rewards": np.ones((3, 2), np.float32),
         "values": np.zeros((3, 2), np.float32),
@@ -166,6 +163,29 @@ def test_known_answer_and_departure_flags():
     buffer = computed(TritonRolloutBuffer, BOX, rollout, gamma=1.0, gae_lambda=1.0)
     assert buffer.advantages.tolist() == [[3.0, 1.0], [2.0, 12.0], [1.0, 11.0]]
     assert buffer.returns.tolist() == buffer.advantages.tolist()
+
+
+@pytest.mark.parametrize("replace", [copy.deepcopy, lambda buffer: pickle.loads(pickle.dumps(buffer))])
+def test_a_copied_buffer_has_flags_of_its_own(replace):
+    rollout = random_rollout(12, 5, done_probability=0.3)
+    want = computed(RolloutBuffer, BOX, rollout)
+    buffer = replace(TritonRolloutBuffer(12, BOX, DISCRETE, n_envs=5))
+    for name in ("rewards", "values", "episode_starts"):
+        getattr(buffer, name)[:] = rollout[name]
+    buffer.compute_returns_and_advantage(last_values=rollout["last_values"], dones=rollout["dones"])
+    assert same_bits(buffer.advantages, want.advantages) and same_bits(buffer.episode_starts, want.episode_starts)
+
+
+def test_a_buffer_serves_rollout_after_rollout():
+    ours, stock = (cls(12, BOX, DISCRETE, n_envs=5) for cls in (TritonRolloutBuffer, RolloutBuffer))
+    for seed in range(3):
+        rollout = random_rollout(12, 5, done_probability=0.3, seed=seed)
+        for buffer in (ours, stock):
+            buffer.reset()
+            for name in ("rewards", "values", "episode_starts"):
+                getattr(buffer, name)[:] = rollout[name]
+            buffer.compute_returns_and_advantage(last_values=rollout["last_values"], dones=rollout["dones"])
+        assert same_bits(ours.advantages, stock.advantages) and same_bits(ours.returns, stock.returns)
 
 
 def test_a_value_behind_an_episode_end_is_never_read():

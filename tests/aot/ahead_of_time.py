@@ -11,7 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from rl_triton_core.backends.triton import arguments, constants
+from rl_triton_core.backends.triton import arguments, constants, options
 from rl_triton_core.kernels.launch import Launch
 from rl_triton_core.kernels.scan import scan
 from rl_triton_core.recurrence import Problem
@@ -29,6 +29,8 @@ POINTERS = {
     torch.float16: "*fp16",
     torch.bool: "*i1",
     torch.uint8: "*u8",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
 }
 
 
@@ -39,7 +41,7 @@ class Resources(NamedTuple):
     spilled_bytes: int
 
 
-def compile_for(target: str, problem: Problem, launch: Launch, **options: int) -> Resources:
+def compile_for(target: str, problem: Problem, launch: Launch, **more: int) -> Resources:
     """Compile the kernel that would solve the problem on the target."""
     compiled_in = constants(problem, launch)
     values = (*arguments(problem), *compiled_in.values())
@@ -47,7 +49,7 @@ def compile_for(target: str, problem: Problem, launch: Launch, **options: int) -
     for i, (name, value) in enumerate(zip(scan.arg_names, values, strict=True)):
         signature[name] = describe(value, (i,), name in compiled_in, constexprs, attributes)
     source = ASTSource(scan, signature=signature, constexprs=constexprs, attrs=attributes)
-    kernel = triton.compile(source, target=TARGETS[target], options={"num_warps": launch.num_warps, **options})
+    kernel = triton.compile(source, target=TARGETS[target], options={**options(problem, launch), **more})
     if target.startswith("gfx"):
         return read_amdgcn(kernel.asm["amdgcn"])
     return read_cubin(kernel.asm["cubin"])

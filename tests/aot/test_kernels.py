@@ -9,14 +9,15 @@ from rl_triton_core.kernels.launch import TABLE
 from rl_triton_core.recurrence import RECURRENCES, Problem
 
 LAUNCHES = [(layout, launch) for layout, rows in TABLE.items() for _, launch in rows]
-VARIANTS = ("plain", "all", "skip", "reset", "half")
+VARIANTS = ("plain", "all", "skip", "reset", "half", "packed")
 OTHERS = [name for name in RECURRENCES if name != "gae"]
 
 
 def problem(variant: str, layout: str, name: str = "gae") -> Problem:
     """A window large enough that nothing but the variant decides what is compiled."""
     recurrence = RECURRENCES[name]
-    shape = (4096, 2048)
+    packed = variant == "packed"
+    shape = (1 << 20,) if packed else (4096, 2048)
     real = torch.bfloat16 if variant == "half" else torch.float32
 
     def stream(dtype=real):
@@ -29,14 +30,15 @@ def problem(variant: str, layout: str, name: str = "gae") -> Problem:
         like=stream(),
         inputs=tuple(None if plain and name == "behaviour_log_probs" else stream() for name in recurrence.inputs),
         outputs=(outputs[0], *((None,) * (len(outputs) - 1) if plain else outputs[1:])),
-        time_dim=1 if layout == "env-major" else 0,
+        time_dim=1 if layout == "env-major" or packed else 0,
+        cu_seqlens=torch.empty(1025, dtype=torch.int64, device="meta") if packed else None,
         gamma=stream() if variant == "all" else 0.99,
         lambda_=0.95,
         params=tuple(1.0 + i for i in range(len(recurrence.params))),
         bootstrap=0.0 if plain else stream(),
         terminated=stream(torch.bool),
         truncated=None if plain else stream(torch.uint8),
-        mask=stream(torch.bool) if variant in ("all", "skip", "reset") else None,
+        mask=stream(torch.bool) if variant in ("all", "skip", "reset", "packed") else None,
         initial=None if plain or recurrence.backward else stream(),
         departed=None if plain or recurrence.backward else stream(torch.bool),
         skip=variant != "reset",
@@ -50,14 +52,14 @@ def test_no_variant_spills(variant, layout, launch):
 
 
 @pytest.mark.parametrize(("layout", "launch"), LAUNCHES)
-@pytest.mark.parametrize("variant", ["plain", "all"])
+@pytest.mark.parametrize("variant", ["plain", "all", "packed"])
 @pytest.mark.parametrize("target", ["sm_80", "sm_100", "gfx942"])
 def test_no_target_spills(target, variant, layout, launch):
     assert_no_spills(compile_for(target, problem(variant, layout), launch))
 
 
 @pytest.mark.parametrize(("layout", "launch"), LAUNCHES)
-@pytest.mark.parametrize("variant", ["plain", "all"])
+@pytest.mark.parametrize("variant", ["plain", "all", "packed"])
 @pytest.mark.parametrize("name", OTHERS)
 def test_no_estimator_spills(name, variant, layout, launch):
     assert_no_spills(compile_for("sm_90", problem(variant, layout, name), launch))

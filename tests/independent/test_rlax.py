@@ -1,24 +1,26 @@
-"""Against rlax, DeepMind's functions in JAX: one trajectory each, terminations as discounts of 0, nothing truncated."""
+"""Against rlax, DeepMind's functions in JAX: one trajectory each, every done step as a discount of 0.
 
-import sys
-from pathlib import Path
+rlax has no truncations: what a truncated step continues with is part of its reward.
+"""
 
 import numpy as np
 import pytest
 import torch
 
-jax = pytest.importorskip("jax")
-rlax = pytest.importorskip("rlax")
-sys.path.insert(0, str(Path(__file__).parents[1]))
+pytest.importorskip("jax")
+pytest.importorskip("rlax")
 
-from rl_triton_core import (  # noqa: E402
+import jax
+import rlax
+
+from rl_triton_core import (
     compute_discounted_returns,
     compute_gae,
     compute_lambda_returns,
     compute_retrace,
     compute_vtrace,
 )
-from rl_triton_core.testing import assert_close, random_rollout  # noqa: E402
+from rl_triton_core.testing import assert_close, random_rollout
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_enable_x64", True)
@@ -34,24 +36,30 @@ def backend(request):
 
 @pytest.fixture
 def rollout():
-    return random_rollout(5, 64, truncated_prob=0.0, terminated_prob=0.1, dtype=torch.float64)
+    r = random_rollout(5, 64, truncated_prob=0.1, terminated_prob=0.1, dtype=torch.float64)
+    r.terminated[:, -1] = r.truncated[:, -1] = False
+    r.terminated[0, -1] = r.truncated[1, -1] = True
+    for flags in (r.terminated & ~r.truncated, r.truncated & ~r.terminated, r.terminated & r.truncated):
+        assert flags[:, :-1].any()
+    return r
 
 
 def ours(rollout, backend):
     """The arguments that every estimator takes."""
-    edge = rollout.bootstrap_values[:, -1]
-    return {"terminated": rollout.terminated, "gamma": GAMMA, "bootstrap_values": edge, "backend": backend}
+    names = ("terminated", "truncated", "bootstrap_values")
+    return {**{name: getattr(rollout, name) for name in names}, "gamma": GAMMA, "backend": backend}
 
 
 def theirs(rollout):
     """Rewards, discounts, V(s_t) and V(s_{t+1}) in NumPy."""
-    values = torch.cat([rollout.values, rollout.bootstrap_values[:, -1:]], dim=1).numpy()
-    discounts = GAMMA * (~rollout.terminated).double().numpy()
-    return rollout.rewards.numpy(), discounts, values[:, :-1], values[:, 1:]
+    rewards, values, terminated, truncated, bootstrap = (x.numpy() for x in rollout)
+    rewards = np.where(truncated & ~terminated, rewards + GAMMA * bootstrap, rewards)
+    values = np.append(values, bootstrap[:, -1:], axis=1)
+    return rewards, np.where(terminated | truncated, 0.0, GAMMA), values[:, :-1], values[:, 1:]
 
 
 def per_row(function, *arrays):
-    return jax.tree.map(np.asarray, jax.vmap(function)(*arrays))
+    return jax.tree.map(np.array, jax.vmap(function)(*arrays))
 
 
 def log_ratios(rollout, seed=0):
@@ -132,7 +140,8 @@ def test_retrace(rollout, backend, lambda_, c_bar):
 
 
 def test_retrace_of_action_values(rollout, backend):
-    """rlax's own retrace takes what was recorded: action values, probabilities, actions."""
+    """rlax's own retrace takes what was recorded: action values, probabilities, actions. Without truncations."""
+    rollout = rollout._replace(truncated=torch.zeros_like(rollout.truncated))
     shape, rng = (5, 64), np.random.default_rng(0)
     q_values = rng.standard_normal((5, 65, 4))
     policy, behaviour = rng.dirichlet(np.ones(4), (2, 5, 65))

@@ -1,96 +1,114 @@
 """Against TorchRL's estimators, loops and convolutions that others wrote: the same numbers, from the same records."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
-functional = pytest.importorskip("torchrl.objectives.value.functional")
-sys.path.insert(0, str(Path(__file__).parents[1]))
+pytest.importorskip("torchrl")
 
-from rl_triton_core import (  # noqa: E402
+from torchrl.objectives.value import functional
+
+from rl_triton_core import (
     compute_discounted_returns,
     compute_gae,
     compute_lambda_returns,
     compute_vtrace,
 )
-from rl_triton_core.testing import assert_close, random_rollout  # noqa: E402
+from rl_triton_core.testing import assert_close, random_rollout
 
-GAMMA, LAMBDA = 31 / 32, 7 / 8  # TorchRL holds them in float32
-BACKENDS = ["reference", "cpu"]
+GAMMA, RTOL = 31 / 32, 1e-10
+LAMBDA = 7 / 8  # TorchRL holds it and GAMMA in float32
+VECTORIZED = pytest.mark.parametrize("vectorized", [False, True])
+LAMBDAS = pytest.mark.parametrize(  # not vectorized with λ = 0, which TorchRL cannot
+    ("vectorized", "lambda_"), [(False, 0.0), (False, LAMBDA), (False, 1.0), (True, LAMBDA), (True, 1.0)]
+)
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=["reference", "cpu"])
 def backend(request):
     return request.param
 
 
-def rollout(num_envs=5, num_steps=64, **probs):
-    """A rollout and V(s_{t+1}) of every step; TorchRL takes trailing singleton dimensions."""
-    r = random_rollout(num_envs, num_steps, dtype=torch.float64, **probs)
+@pytest.fixture
+def rollout():
+    r = random_rollout(5, 64, terminated_prob=0.1, truncated_prob=0.1, dtype=torch.float64)
+    r.terminated[:, -1] = r.truncated[:, -1] = False
+    r.terminated[0, -1] = r.truncated[1, -1] = True
+    for flags in (r.terminated & ~r.truncated, r.truncated & ~r.terminated, r.terminated & r.truncated):
+        assert flags[:, :-1].any()
+    return r
+
+
+def next_values_of(r):
+    """V(s_{t+1}) of every step."""
     next_values = torch.cat([r.values[:, 1:], r.bootstrap_values[:, -1:]], dim=1)
-    done = r.terminated | r.truncated
-    next_values = torch.where(done, r.bootstrap_values, next_values)
-    return r, next_values, done
+    return torch.where(r.terminated | r.truncated, r.bootstrap_values, next_values)
 
 
 def theirs(*tensors):
+    """TorchRL takes a trailing dimension of features."""
     return [x.unsqueeze(-1) for x in tensors]
 
 
-@pytest.mark.parametrize("vectorized", [False, True])
-def test_gae(backend, vectorized):
-    r, next_values, done = rollout()
+def ours(r, backend):
+    """The arguments that every estimator takes, with the values after steps in each of two forms."""
+    common = {"terminated": r.terminated, "truncated": r.truncated, "gamma": GAMMA, "backend": backend}
+    yield {**common, "values": r.values, "bootstrap_values": r.bootstrap_values}
+    yield {**common, "values": r.values, "next_values": next_values_of(r)}
+
+
+def assert_same(got, want):
+    assert_close(got, want.squeeze(-1), rtol=RTOL)
+
+
+@LAMBDAS
+def test_gae(rollout, backend, vectorized, lambda_):
+    r, done = rollout, rollout.terminated | rollout.truncated
     function = (
         functional.vec_generalized_advantage_estimate if vectorized else functional.generalized_advantage_estimate
     )
-    want = function(GAMMA, LAMBDA, *theirs(r.values, next_values, r.rewards, done, r.terminated))
-    args = {"gamma": GAMMA, "lambda_": LAMBDA, "backend": backend}
-    for form in ({"next_values": next_values}, {"bootstrap_values": r.bootstrap_values}):
-        got = compute_gae(r.rewards, r.values, r.terminated, r.truncated, **form, **args)
-        for x, y in zip(got, want, strict=True):
-            assert_close(x, y.squeeze(-1), rtol=1e-10)
+    want = function(GAMMA, lambda_, *theirs(r.values, next_values_of(r), r.rewards, done, r.terminated))
+    for arguments in ours(r, backend):
+        got = compute_gae(r.rewards, lambda_=lambda_, **arguments)
+        assert_same(got.advantages, want[0])
+        assert_same(got.returns, want[1])
 
 
-@pytest.mark.parametrize("vectorized", [False, True])
-def test_lambda_returns(backend, vectorized):
-    r, next_values, done = rollout()
+@LAMBDAS
+def test_lambda_returns(rollout, backend, vectorized, lambda_):
+    r, done = rollout, rollout.terminated | rollout.truncated
     function = functional.vec_td_lambda_return_estimate if vectorized else functional.td_lambda_return_estimate
-    want = function(GAMMA, LAMBDA, *theirs(next_values, r.rewards, done, r.terminated))
-    args = {"gamma": GAMMA, "lambda_": LAMBDA, "backend": backend}
-    got = compute_lambda_returns(r.rewards, None, r.terminated, r.truncated, next_values=next_values, **args)
-    assert_close(got, want.squeeze(-1), rtol=1e-10)
+    want = function(GAMMA, lambda_, *theirs(next_values_of(r), r.rewards, done, r.terminated))
+    for arguments in ours(r, backend):
+        if "next_values" in arguments:
+            del arguments["values"]
+        assert_same(compute_lambda_returns(r.rewards, lambda_=lambda_, **arguments), want)
 
 
-@pytest.mark.parametrize("vectorized", [False, True])
-def test_discounted_returns(backend, vectorized):
-    r, next_values, done = rollout()
+@VECTORIZED
+def test_discounted_returns(rollout, backend, vectorized):
+    r, done = rollout, rollout.terminated | rollout.truncated
     function = functional.vec_td1_return_estimate if vectorized else functional.td1_return_estimate
-    want = function(GAMMA, *theirs(next_values, r.rewards, done, r.terminated))
-    args = {"gamma": GAMMA, "backend": backend}
-    got = compute_discounted_returns(r.rewards, r.terminated, r.truncated, bootstrap_values=next_values, **args)
-    assert_close(got, want.squeeze(-1), rtol=1e-10)
+    want = function(GAMMA, *theirs(next_values_of(r), r.rewards, done, r.terminated))
+    arguments = next(ours(r, backend))
+    del arguments["values"]
+    assert_same(compute_discounted_returns(r.rewards, **arguments), want)
 
 
-@pytest.mark.parametrize("truncated_prob", [0.0, 0.05])
 @pytest.mark.parametrize(("rho_bar", "c_bar"), [(1.0, 1.0), (2.0, 0.75)])
-def test_vtrace(backend, rho_bar, c_bar, truncated_prob):
-    r, next_values, done = rollout(truncated_prob=truncated_prob)
+def test_vtrace(rollout, backend, rho_bar, c_bar):
+    r, done = rollout, rollout.terminated | rollout.truncated
     generator = torch.Generator().manual_seed(0)
     target, behaviour = -torch.rand((2, *r.rewards.shape), generator=generator, dtype=torch.float64)
-    want = functional.vtrace_advantage_estimate(
+    ratios = (target - behaviour).exp()
+    assert all((ratios < bound).any() and (ratios > bound).any() for bound in (rho_bar, c_bar))
+    advantages, targets = functional.vtrace_advantage_estimate(
         GAMMA,
-        *theirs(target, behaviour, r.values, next_values, r.rewards, done, r.terminated),
+        *theirs(target, behaviour, r.values, next_values_of(r), r.rewards, done, r.terminated),
         rho_thresh=rho_bar,
         c_thresh=c_bar,
     )
-    got = compute_vtrace(
-        *(r.rewards, r.values, r.terminated, r.truncated),
-        **{"target_log_probs": target, "behaviour_log_probs": behaviour, "gamma": GAMMA, "backend": backend},
-        **{"rho_bar": rho_bar, "c_bar": c_bar, "rho_bar_pg": rho_bar, "next_values": next_values},
-    )
-    advantages, targets = want
-    assert_close(got.targets, targets.squeeze(-1), rtol=1e-10)
-    if truncated_prob == 0.0:  # at a truncation, older releases take the next episode's target
-        assert_close(got.advantages, advantages.squeeze(-1), rtol=1e-10)
+    off_policy = {"target_log_probs": target, "behaviour_log_probs": behaviour, "rho_bar": rho_bar, "c_bar": c_bar}
+    for arguments in ours(r, backend):
+        got = compute_vtrace(r.rewards, **off_policy, **arguments)
+        assert_same(got.targets, targets)
+        assert_same(got.advantages, advantages)

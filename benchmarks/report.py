@@ -1,0 +1,177 @@
+"""Write the pages of docs/ that are made from result files in benchmarks/results/.
+
+    python benchmarks/report.py
+
+A page is a function that returns its text, and a line in PAGES. Every number on it is read from a result file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+
+Row = dict[str, Any]
+
+
+def main() -> None:
+    for name, page in PAGES.items():
+        (ROOT / name).write_text(page(), encoding="utf-8")
+        print("wrote", name)
+
+
+# --- the accuracy page ------------------------------------------------------------------------------------------------
+
+ACCURACY_FILES = ("cpu/accuracy_cpu.json", "h200/accuracy_triton.json")
+
+
+def accuracy() -> str:
+    """docs/accuracy.md."""
+    results = [read(name) for name in ACCURACY_FILES if (RESULTS / name).exists()]
+    return "\n\n".join([accuracy_head(results[0]), *map(accuracy_section, results)]) + "\n"
+
+
+def accuracy_head(result: Row) -> str:
+    """What is measured, and how."""
+    rows, limits = result["float32"], result["limits"]
+    return f"""\
+# Accuracy
+
+{generated("make accuracy")} On a GPU: `python benchmarks/accuracy.py FOLDER`.
+
+An error is ‖x − exact‖ / ‖exact‖ in the Euclidean norm, where a float64 loop over the same inputs gives the exact
+result. It is compared with that of a serial float32 loop in NumPy, which does the operations of the papers' equations
+one after another. Discounts are rounded to float32 beforehand, so that the errors are those of arithmetic alone.
+
+A ratio is the error over the loop's error, which counts as half a float32 epsilon ({number(limits["serial_floor"])}) at
+least. The limit is {limits["ratio"]:g}.
+
+Settings: γ {among(rows, "gamma")}; λ {among(rows, "lambda_")}; no end of an episode in the window, or one every
+{among(rows, "episode")} steps on average."""
+
+
+def accuracy_section(result: Row) -> str:
+    """The tables of one backend."""
+    return "\n\n".join(
+        [
+            f"## Backend `{result['backend']}`",
+            machine(result["system"]),
+            float32_text(result["float32"]),
+            float32_table(result["float32"]),
+            half_text(result),
+            half_table(result["half"]),
+        ]
+    )
+
+
+def float32_text(rows: list[Row]) -> str:
+    """What the table of float32 inputs shows."""
+    worst = max(rows, key=ratio)
+    return f"""\
+float32 inputs; memory layouts: {among(rows, "layout")}. Each line is the setting, layout and result with the largest
+ratio, or the largest error among equal ratios. Largest ratio of all: {worst["ratio"]:.2f}."""
+
+
+def float32_table(rows: list[Row]) -> str:
+    """Errors by estimator and length."""
+    lines = []
+    for (estimator,), found in grouped(rows, "estimator").items():
+        for i, ((steps,), group) in enumerate(grouped(found, "steps").items()):
+            worst = max(group, key=lambda row: (round(ratio(row), 2), row["error"]))
+            errors = number(worst["error"]), number(worst["serial_error"])
+            lines.append([f"`{estimator}`" if i == 0 else "", f"{steps}", *errors, f"{worst['ratio']:.2f}"])
+    return table(["", "T", "error", "serial float32 loop", "ratio"], lines)
+
+
+def half_text(result: Row) -> str:
+    """What the table of half-precision inputs shows."""
+    rows = result["half"]
+    return f"""\
+Half-precision inputs, computed with in float32 (T = {among(rows, "steps")}). The error counts from the inputs before
+they were rounded, and is compared with what rounding them once does to the float64 loop. Shown are the setting with the
+largest error, and the ratio farthest from 1, which may differ by {result["limits"]["rounding"]:g}. *Beyond rounding* is
+the error against the float64 loop on the rounded inputs, and its ratio to that of the float32 loop on them.
+
+The factors β of `linear_recurrence` are inputs too: those near 1 suffer most from rounding, up to becoming 1, and may
+be float32 beside a half-precision α."""
+
+
+def half_table(rows: list[Row]) -> str:
+    """Errors by estimator and dtype."""
+    lines = []
+    for (estimator,), found in grouped(rows, "estimator").items():
+        for i, ((dtype,), group) in enumerate(grouped(found, "dtype").items()):
+            largest = max(group, key=lambda row: row["error"])
+            farthest = max((row["ratio"] for row in group), key=lambda x: abs(x - 1))
+            beyond = max((row["beyond_rounding"] for row in group), key=ratio)
+            errors = number(largest["error"]), number(largest["rounding_error"]), f"{farthest:.4f}"
+            lines.append(
+                [f"`{estimator}`" if i == 0 else "", dtype, *errors, number(beyond["error"]), f"{beyond['ratio']:.2f}"]
+            )
+    return table(["", "inputs", "error", "rounding once", "ratio", "beyond rounding", "ratio"], lines)
+
+
+def ratio(row: Row) -> float:
+    """The ratio; NaN is the largest."""
+    return math.inf if math.isnan(row["ratio"]) else float(row["ratio"])
+
+
+# --- pieces of pages --------------------------------------------------------------------------------------------------
+
+
+def read(name: str) -> Row:
+    """A result file."""
+    result: Row = json.loads((RESULTS / name).read_text(encoding="utf-8"))
+    return result
+
+
+def generated(command: str) -> str:
+    """Says that a page is generated, and by what."""
+    return f"""\
+This page is generated from `benchmarks/results/` by `make report` (`python benchmarks/report.py`); change the script,
+not the page. `{command}` measures anew."""
+
+
+def machine(system: Row) -> str:
+    """What a result was measured on."""
+    names = ("python", "torch", "triton", "numba", "numpy", "cuda", "rocm")
+    packages = (f"{name} {system[name]}" for name in names if system[name] != "none")
+    hardware = system["cpu"] if system["gpu"] == "none" else system["gpu"]
+    commit, dash, dirty = system["commit"].partition("-")
+    return f"{hardware}; {', '.join(packages)}; commit `{commit[:12]}{dash}{dirty}`."
+
+
+def grouped(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
+    """Rows by the values of some fields, in order of appearance."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in names), []).append(row)
+    return groups
+
+
+def among(rows: Iterable[Row], name: str) -> str:
+    """The values of a field, in order of appearance."""
+    values = dict.fromkeys(str(row[name]) for row in rows if row.get(name) is not None)
+    return ", ".join(values)
+
+
+def number(x: float) -> str:
+    """Two significant digits."""
+    return f"{x:.1e}"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table whose first column is text, and the others numbers."""
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (head, rule, *rows))
+
+
+PAGES = {"docs/accuracy.md": accuracy}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Time the advantage pass of Stable-Baselines3 against ours, in one process, and write the times to a folder.
+
+    python benchmarks/sb3_advantages.py FOLDER [--commit HASH]
+
+Three arms take turns on the same rollout: the buffer of Stable-Baselines3, our buffer in its place (the adapter), and
+`compute_gae` alone on flags that are ready. A turn is a burst of calls; the first of a burst finds the caches as the
+other arms left them, which is how a training loop calls it. Before timing, both buffers must agree in every bit.
+Writes sb3_advantages.json: medians in microseconds, and their ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.buffers import RolloutBuffer
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "adapters"))
+
+from rl_triton_adapters.sb3 import TritonRolloutBuffer
+from rl_triton_core import compute_gae
+from rl_triton_core.system_info import system_info
+
+SHAPES = {(2048, 1): 50.0, (2048, 8): 50.0, (128, 4096): 1.5}
+"""(n_steps, n_envs), and how many times faster ours should be."""
+
+TURNS, BURST = 25, 8
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--commit", help="what to record where there is no git checkout")
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    info = system_info()
+    info["commit"] = options.commit or info["commit"]
+    threads = sorted({1, torch.get_num_threads()})
+    rows = [measure(*shape, target, n) for n in threads for shape, target in SHAPES.items()]
+    result = {"system": info, "turns": TURNS, "burst": BURST, "rows": rows}
+    (options.folder / "sb3_advantages.json").write_text(json.dumps(result, indent=1) + "\n")
+    for row in rows:
+        print(row)
+
+
+def measure(n_steps: int, n_envs: int, target: float, threads: int) -> dict[str, Any]:
+    """One shape, all arms."""
+    torch.set_num_threads(threads)
+    stock, ours = (filled(kind, n_steps, n_envs) for kind in (RolloutBuffer, TritonRolloutBuffer))
+    last_values, dones = torch.linspace(-1, 1, n_envs), np.arange(n_envs) % 3 == 0
+    flags = torch.from_numpy(np.concatenate([stock.episode_starts[1:], dones[None]]) != 0)
+    rewards, values = torch.from_numpy(stock.rewards), torch.from_numpy(stock.values)
+    out = (torch.empty_like(rewards), torch.empty_like(rewards))
+    known = {"gamma": stock.gamma, "lambda_": stock.gae_lambda, "time_dim": 0, "out": out}
+    arms: dict[str, Callable[[], Any]] = {
+        "stock": lambda: stock.compute_returns_and_advantage(last_values, dones),
+        "adapter": lambda: ours.compute_returns_and_advantage(last_values, dones),
+        "core": lambda: compute_gae(rewards, values, flags, bootstrap_values=last_values, **known),
+    }
+    for arm in arms.values():
+        arm()
+    for name, mine in (("advantages", out[0]), ("returns", out[1])):
+        expected = getattr(stock, name)
+        if not (same(getattr(ours, name), expected) and same(mine.numpy(), expected)):
+            raise SystemExit(f"{name} differ at ({n_steps}, {n_envs})")
+    times = take_turns(arms)
+    warm = {name: statistics.median(t for burst in bursts for t in burst[1:]) for name, bursts in times.items()}
+    first = {name: statistics.median(burst[0] for burst in bursts) for name, bursts in times.items()}
+    return {
+        "n_steps": n_steps,
+        "n_envs": n_envs,
+        "threads": threads,
+        "microseconds": rounded(warm),
+        "microseconds_first_of_burst": rounded(first),
+        "adapter_overhead_microseconds": round(warm["adapter"] - warm["core"], 1),
+        "speedup": round(warm["stock"] / warm["adapter"], 2),
+        "speedup_first_of_burst": round(first["stock"] / first["adapter"], 2),
+        "speedup_core": round(warm["stock"] / warm["core"], 2),
+        "target": target,
+    }
+
+
+def filled(kind: type[RolloutBuffer], n_steps: int, n_envs: int) -> RolloutBuffer:
+    """A buffer that holds a rollout."""
+    buffer = kind(n_steps, spaces.Box(-1, 1, (1,)), spaces.Discrete(2), n_envs=n_envs)
+    rng = np.random.default_rng(0)
+    buffer.rewards[:], buffer.values[:] = rng.normal(size=(2, n_steps, n_envs))
+    buffer.episode_starts[:] = rng.random((n_steps, n_envs)) < 0.02
+    return buffer
+
+
+def same(left: np.ndarray, right: np.ndarray) -> bool:
+    return left.tobytes() == right.tobytes()
+
+
+def take_turns(arms: dict[str, Callable[[], Any]]) -> dict[str, list[list[float]]]:
+    """Microseconds of every call, by arm and burst."""
+    times: dict[str, list[list[float]]] = {name: [] for name in arms}
+    for _ in range(TURNS):
+        for name, arm in arms.items():
+            times[name].append([microseconds(arm) for _ in range(BURST)])
+    return times
+
+
+def microseconds(call: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    call()
+    return (time.perf_counter() - start) * 1e6
+
+
+def rounded(times: dict[str, float]) -> dict[str, float]:
+    return {name: round(value, 1) for name, value in times.items()}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Generated pages are what their scripts make of the result files, and the scripts measure what they say."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import oracles
+import oracles_estimators as tables
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+
+if not (ROOT / "benchmarks" / "report.py").exists():
+    pytest.skip("only the package is here", allow_module_level=True)
+
+
+def script(name):
+    """A script of benchmarks/ as a module."""
+    spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", ROOT / "benchmarks" / f"{name}.py")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+report, accuracy = script("report"), script("accuracy")
+
+ORACLES = {
+    "compute_gae": oracles.gae,
+    "compute_vtrace": tables.vtrace,
+    "compute_retrace": tables.retrace,
+    "compute_lambda_returns": tables.lambda_returns,
+    "compute_discounted_returns": tables.discounted_returns,
+    "compute_eligibility_traces": tables.eligibility_traces,
+    "compute_episodic_prefix_sum": tables.episodic_prefix_sum,
+    "linear_recurrence(reverse=True)": tables.linear_recurrence,
+    "linear_recurrence(reverse=False)": tables.linear_recurrence,
+}
+
+
+@pytest.mark.parametrize("page", report.PAGES)
+def test_a_generated_page_is_what_its_script_makes(page):
+    path = ROOT / page
+    assert path.read_text(encoding="utf-8") == report.PAGES[page](), "make report writes it"
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("name", accuracy.ESTIMATORS)
+def test_errors_are_measured_against_the_oracles(name, dtype, monkeypatch):
+    """The loops over all rows at once are the oracles of the tests: in float64, and in float32 nearly so."""
+    settings = [accuracy.Setting(0.99, 0.95, None), accuracy.Setting(0.9, 1.0, 4)]
+    monkeypatch.setattr(accuracy, "SETTINGS", settings)
+    estimator, window = accuracy.ESTIMATORS[name], accuracy.draw(40, 3)
+    results = estimator.serial(window.cast(dtype))
+    for i in range(len(settings)):
+        rows = slice(3 * i, 3 * i + 3)
+        args = {argument: getattr(window, field)[..., rows].T for argument, field in estimator.arguments.items()}
+        expected = ORACLES[name](**for_oracle(name, args), **estimator.options, dtype=dtype)
+        for got, want in zip(results, expected, strict=False):
+            assert got.dtype == dtype
+            np.testing.assert_allclose(got[:, rows].T, want, rtol=1e-12 if dtype == np.float64 else 1e-5, atol=1e-6)
+
+
+def for_oracle(name, args):
+    """Arguments as the oracles call them."""
+    args = {{"bootstrap_values": "bootstrap"}.get(key, key): x if x.ndim == 2 else x[0] for key, x in args.items()}
+    if name == "compute_eligibility_traces":
+        args["decay"] = args.pop("gamma") * args.pop("lambda_")
+    return args
+
+
+def test_a_result_file_makes_a_page(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("numba")
+    monkeypatch.setattr(accuracy, "ESTIMATORS", {"compute_gae": accuracy.ESTIMATORS["compute_gae"]})
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    arguments = ["--backend", "cpu", "--steps", "16", "32", "--rows", "4", "--commit", "abc"]
+    assert accuracy.main([str(tmp_path / "cpu"), *arguments]) == 0
+    result = report.read("cpu/accuracy_cpu.json")
+    assert result["system"]["commit"] == "abc"
+    assert {(row["steps"], row["rows"]) for row in result["float32"]} == {(16, 4), (32, 4)}
+    assert {row["dtype"] for row in result["half"]} == {"bfloat16", "float16"}
+    assert all(row["ratio"] <= 1 for row in result["float32"]), "the cpu backend is the serial loop"
+    page = report.accuracy()
+    assert page.count("| `compute_gae` |") == 2 and "`triton`" not in page
+
+
+def test_every_limit_is_checked():
+    fine = {"ratio": 1.0, "beyond_rounding": {"ratio": 1.0}}
+    bad = [{**fine, "ratio": x} for x in (np.nan, 1.1, 0.9)] + [{**fine, "beyond_rounding": {"ratio": 2.1}}]
+    assert accuracy.failures({"float32": [fine], "half": [fine]}) == []
+    assert accuracy.failures({"float32": [], "half": [fine, *bad]}) == bad
+    assert accuracy.failures({"float32": [bad[0], {"ratio": 2.1}, fine], "half": []}) == [bad[0], {"ratio": 2.1}]
+
+
+def test_factors_may_be_wider_than_the_rest():
+    """What the page advises."""
+    alpha, beta = torch.ones(1, 3, dtype=torch.bfloat16), torch.full((1, 3), 0.999)
+    got = accuracy.ours.linear_recurrence(alpha, beta, backend="reference")
+    np.testing.assert_allclose(got[0].numpy(), [1 + 0.999 + 0.999**2, 1.999, 1.0], rtol=1e-6)
+
+
+def test_committed_results_keep_the_limits():
+    for name in report.ACCURACY_FILES:
+        if (report.RESULTS / name).exists():
+            assert accuracy.failures(json.loads((report.RESULTS / name).read_text())) == []

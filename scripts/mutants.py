@@ -144,7 +144,7 @@ TRITON = [
     Mutant("carry dropped between tiles", "kernels/scan.py", "        state = at_end(scanned, BLOCK_TIME)\n", "", "gae_matrix or longer"),
     Mutant("carry taken from the wrong end", "kernels/scan.py", "== BLOCK_TIME - 1", "== 0", "gae_matrix or longer"),
     Mutant("carry seeded", "kernels/scan.py", "state = load(initial, group, 0, lane, lane < lanes, DTYPE)", "state = load(initial, group, 0, lane, lane < lanes, DTYPE) + 1", "test_linear_recurrence"),
-    Mutant("neighbour value from t", "kernels/scan.py", "load(inputs[i], group, neighbour, lane, inner, DTYPE)", "load(inputs[i], group, t, lane, inner, DTYPE)", "test_a_window_with_values"),
+    Mutant("neighbour value from t", "kernels/scan.py", "inputs[i], group, neighbour, lane, inner, DTYPE)", "inputs[i], group, t, lane, inner, DTYPE)", "test_a_window_with_values"),
     Mutant("mask ignored", "kernels/scan.py", "alpha = tl.where(valid, alpha, 0)", "alpha = tl.where(inside, alpha, 0)", "gae and (test_every or test_literal)"),
     Mutant("masked cells not cleared", "kernels/scan.py", "tl.where(valid, results[i], 0), mask=inside", "results[i], mask=inside", "gae and (test_every or test_literal)"),
     Mutant("skip severs", "kernels/scan.py", "1 if SKIP else 0", "0", "gae and (test_every or test_literal)"),

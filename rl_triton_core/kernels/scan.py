@@ -82,6 +82,15 @@ def load(stream, group, t, lane, where, DTYPE: tl.constexpr):
 
 
 @triton.jit
+def load_if(GIVEN: tl.constexpr, stream, group, t, lane, where, DTYPE: tl.constexpr):
+    """`load` from a tuple of streams, in which another stands for one that is not given."""
+    if GIVEN:
+        return load(stream, group, t, lane, where, DTYPE)
+    else:
+        return load(None, group, t, lane, where, DTYPE)
+
+
+@triton.jit
 def flag(stream, group, t, lane, where):
     """Flags as booleans; none is set where there is no stream."""
     if stream is None:
@@ -209,10 +218,7 @@ def scan(
 
         now = ()
         for i in tl.static_range(INPUTS):
-            if (GIVEN >> i) & 1:
-                now = now + (load(inputs[i], group, t, lane, inside, DTYPE),)
-            else:
-                now = now + (load(None, group, t, lane, inside, DTYPE),)
+            now = now + (load_if((GIVEN >> i) & 1, inputs[i], group, t, lane, inside, DTYPE),)
         if BACKWARD or STARTS_AT:
             over = tl.where(inner, 0.0, 0.0)
         else:
@@ -220,10 +226,7 @@ def scan(
             over = tl.where(departs, 1.0, 0.0)
         before = (over,)
         for i in tl.static_range(FOLLOWED):
-            if (GIVEN >> i) & 1:
-                before = before + (load(inputs[i], group, neighbour, lane, inner, DTYPE),)
-            else:
-                before = before + (load(None, group, neighbour, lane, inner, DTYPE),)
+            before = before + (load_if((GIVEN >> i) & 1, inputs[i], group, neighbour, lane, inner, DTYPE),)
         if mask is not None and SKIP:
             before, carried = pass_over(before, valid_before, carried, BLOCK_TIME)
             severed = inside & (inside == 0)

@@ -207,16 +207,16 @@ def compiled(recurrence: Recurrence, wanted: Variant) -> Any:
 
     def equation(function: Any) -> Any:
         primitives = {name: getattr(serial, name) for name in PRIMITIVES}
-        return numba.njit(bind(function, **primitives))
+        return numba.njit(bind(function, f"{function.__name__}_{digest(code_of(function))}", **primitives))
 
-    rows = "".join(["np.full(BLOCK, zero), "] * recurrence.followed)
+    row = f"np.full({wanted.block}, zero), "
     kernel = bind(
         serial.walk_backward if recurrence.backward else serial.walk_forward,
         f"{recurrence.name}_{fingerprint(recurrence, wanted)}",
         coefficients=equation(recurrence.coefficients),
         readout=equation(recurrence.readout),
         transition=equation(boundaries.transition),
-        empty_rows=equation(serial.unrolled("zero", [f"return ({rows})"], np=np, BLOCK=wanted.block)),
+        empty_rows=numba.njit(serial.unrolled("zero", [f"return ({row * recurrence.followed})"], np=np)),
         BLOCK=wanted.block,
     )
     options = {"nogil": True, "error_model": "numpy"}
@@ -228,10 +228,19 @@ def compiled(recurrence: Recurrence, wanted: Variant) -> Any:
 
 def fingerprint(recurrence: Recurrence, wanted: Variant) -> str:
     """Names a compiled variant: changes with its types and with all code that goes into it."""
-    equations = (recurrence.coefficients, recurrence.readout, boundaries.transition)
-    codes = [(x.co_code, x.co_consts, x.co_names) for x in (equation.__code__ for equation in equations)]
-    parts = (codes, recurrence.followed, recurrence.backward, wanted)
-    return sha256(SOURCE + repr(parts).encode()).hexdigest()[:16]
+    codes = [code_of(x) for x in (recurrence.coefficients, recurrence.readout, boundaries.transition)]
+    return digest((SOURCE, codes, recurrence.followed, recurrence.backward, wanted))
+
+
+def code_of(function: Any) -> Any:
+    """What a function without inner functions does."""
+    code = function.__code__
+    return code.co_code, code.co_consts, code.co_names
+
+
+def digest(parts: Any) -> str:
+    """A short name for what has a repr."""
+    return sha256(repr(parts).encode()).hexdigest()[:16]
 
 
 SOURCE = Path(serial.__file__).read_bytes()

@@ -7,6 +7,7 @@ arguments that are there (None or an array, how many inputs) is decided while co
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -123,10 +124,15 @@ def overloaded(function: Callable[..., Callable[..., Any]]) -> Callable[..., Any
 
 
 def unrolled(parameters: str, statements: Iterable[str], **namespace: Any) -> Callable[..., Any]:
-    """A function of these statements: Numba cannot loop over a tuple of arrays and None."""
+    """A function of these statements: Numba cannot loop over a tuple of arrays and None.
+
+    It is named by them, since Numba links by name what processes of their own have left in the disk cache.
+    """
+    code = f"({parameters}):\n    " + "\n    ".join(statements or ["pass"])
+    name = f"unrolled_{sha256(code.encode()).hexdigest()[:16]}"
     namespace["unsigned"] = types.uintp  # an index taken as it is; a signed one might count from the end
-    exec(f"def unrolled({parameters}):\n    " + "\n    ".join(statements or ["pass"]), namespace)
-    function: Callable[..., Any] = namespace["unrolled"]
+    exec(f"def {name}{code}", namespace)
+    function: Callable[..., Any] = namespace[name]
     return function
 
 

@@ -27,11 +27,11 @@ sys.meta_path.insert(0, Block())
 """
 
 
-def python(program, **environment):
+def python(program, *arguments, **environment):
     """Run a program in a fresh interpreter and return what it printed."""
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     env |= {"PYTHONPATH": os.pathsep.join([ROOT, env.get("PYTHONPATH", "")]), **environment}
-    command = [sys.executable, "-c", textwrap.dedent(program)]
+    command = [sys.executable, "-c", textwrap.dedent(program), *arguments]
     result = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=300)
     assert result.returncode == 0, result.stderr
     return result.stdout
@@ -156,3 +156,38 @@ def test_the_public_names():
         rl_triton_core.__all__
     )
     assert all(hasattr(rl_triton_core, name) for name in rl_triton_core.__all__)
+
+
+def test_variants_compiled_by_different_processes_work_together(tmp_path):
+    """A disk cache that several processes filled: what one left must not be taken for what another means."""
+    pytest.importorskip("numba")
+    program = """
+        import sys
+        import torch
+        from rl_triton_core import compute_gae, compute_lambda_returns, compute_retrace
+        from rl_triton_core.testing import assert_close
+
+        rewards, values, other = torch.randn(3, 40, 1500)
+        done, mask = torch.rand(2, 40, 1500) < torch.tensor([0.1, 0.8])[:, None, None]
+        flags = {"terminated": done, "truncated": done, "mask": mask}
+        ratios = {"log_ratios": other, "expected_next_q": values}
+
+        def gae(time_dim):
+            return lambda backend: compute_gae(
+                rewards, values, **flags, bootstrap_values=other, time_dim=time_dim, backend=backend
+            )[0]
+
+        def retrace(time_dim):
+            return lambda backend: compute_retrace(
+                rewards, values, **flags, **ratios, time_dim=time_dim, backend=backend
+            )[0]
+
+        def returns(backend):
+            return compute_lambda_returns(rewards, values, **flags, bootstrap_values=other, time_dim=0, backend=backend)
+
+        calls = [gae(0), gae(1), retrace(0), retrace(1), returns]
+        for i in map(int, sys.argv[1:]):
+            assert_close(calls[i]("cpu"), calls[i]("reference"))
+    """
+    for which in ("0", "1", "2", "3", "4", "01234"):
+        python(program, *which, NUMBA_CACHE_DIR=str(tmp_path))

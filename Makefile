@@ -32,8 +32,8 @@ help: ## Show this list
 demo: $(READY) ## Train PPO on CartPole twice, stock and ours, and compare (figure in DEMO_OUTPUT)
 	$(PY) examples/ppo_sb3.py --compare --output $(DEMO_OUTPUT)
 
-test: lint type test-interpreted test-aot ## Everything a machine without a GPU can check in minutes; what CI runs
-	@echo "make test: lint, type, test-interpreted and test-aot passed"
+test: lint type test-interpreted test-aot mutants ## Everything a machine without a GPU can check; what CI runs
+	@echo "make test: lint, type, test-interpreted, test-aot and mutants passed"
 
 lint: $(READY) ## Check style and formatting
 	$(PY) -m ruff check .
@@ -51,8 +51,9 @@ test-aot: $(READY) ## Compile the Triton kernels ahead of time; no GPU needed
 test-independent: $(INDEPENDENT_READY) ## Compare with TorchRL and rlax (slow: downloads them and JAX; Python 3.11 or newer)
 	$(PY_INDEPENDENT) -m pytest tests/independent
 
-mutants: $(READY) ## Break the code on purpose; the tests must notice every time (slow)
-	$(PY) scripts/mutants.py
+mutants: $(READY) ## Break the code on purpose; the tests must notice every time
+	$(COMPILED) $(PY) scripts/mutants.py reference --jobs $(JOBS)
+	$(COMPILED) $(PY) scripts/mutants.py cpu --jobs $(JOBS)
 
 format: $(READY) ## Mend style and formatting
 	$(PY) -m ruff check --fix .

@@ -61,11 +61,13 @@ SHARED = [
     Mutant("GAE: reset dropped", "estimators/gae.py", "select(step.continues, step.decay, 0)", "step.decay + 0 * delta", "gae"),
     Mutant("GAE: returns with the reward", "estimators/gae.py", "+ step.inputs[0]", "+ step.inputs[1]", "gae"),
     Mutant("V-Trace: ρ not clipped", "estimators/vtrace.py", "minimum(ratio, rho_bar) * delta", "ratio * delta", "vtrace"),
-    Mutant("V-Trace: c not clipped", "estimators/vtrace.py", "step.decay * minimum(ratio, c_bar)", "step.decay * ratio", "vtrace"),
+    Mutant("V-Trace: c not clipped", "estimators/vtrace.py", "lambda_ * minimum(ratio, c_bar)", "lambda_ * ratio", "vtrace"),
+    Mutant("V-Trace: λ dropped", "estimators/vtrace.py", "trace = lambda_ * minimum", "trace = minimum", "vtrace"),
+    Mutant("Retrace: λ dropped", "estimators/retrace.py", "trace = lambda_ * minimum", "trace = minimum", "retrace"),
     Mutant("V-Trace: c from ρ̄", "estimators/vtrace.py", "minimum(ratio, c_bar)", "minimum(ratio, rho_bar)", "vtrace"),
     Mutant("V-Trace: ratio inverted", "estimators/vtrace.py", "ratio = exp(target - behaviour)", "ratio = exp(behaviour - target)", "vtrace"),
     Mutant("V-Trace: advantages from values", "estimators/vtrace.py", "(step.next_value + after)", "step.next_value", "vtrace"),
-    Mutant("V-Trace: advantages clipped by ρ̄", "estimators/vtrace.py", "_, _, rho_bar_pg = step.params", "rho_bar_pg, _, _ = step.params", "vtrace"),
+    Mutant("V-Trace: advantages clipped by ρ̄", "estimators/vtrace.py", "_, _, _, rho_bar_pg = step.params", "_, rho_bar_pg, _, _ = step.params", "vtrace"),
     Mutant("Retrace: the trace of this action", "estimators/retrace.py", "minimum(exp(target_after - behaviour_after), c_bar)", "minimum(exp(step.inputs[1] - step.inputs[2]), c_bar)", "retrace"),
     Mutant("Retrace: c not clipped", "estimators/retrace.py", "minimum(exp(target_after - behaviour_after), c_bar)", "exp(target_after - behaviour_after)", "retrace"),
     Mutant("Retrace: advantages without the target after", "estimators/retrace.py", "step.following[0] + after", "step.following[0]", "retrace"),
@@ -187,23 +189,22 @@ def main() -> int:
     ):  # what a test process would spend most of its time importing
         with suppress(ImportError):
             import_module(name)
-    every_test = " or ".join(sorted({f"({mutant.tests})" for mutant in mutants}))
-    [baseline] = run([Mutant("none", "", "", "", every_test)], 1)
-    if baseline.code != PASSED:
-        print(baseline.output, "the tests fail without a mutant", sep="\n")
-        return 1
-    outcomes = list(
-        tqdm(run(mutants, options.jobs), total=len(mutants), desc=f"mutants ({options.backend})", disable=None)
-    )
-    broken = [outcome for outcome in outcomes if outcome.code > FAILED]
-    for outcome in broken:
-        print(f"{outcome.mutant.name}: the tests did not run\n{outcome.output[-2000:]}")
-    survivors = [outcome for outcome in outcomes if outcome.code == PASSED]
-    for outcome in survivors:
-        print(f"survived: {outcome.mutant.name}")
-    killed = len(mutants) - len(survivors) - len(broken)
+    intact = Mutant("none", "", "", "", " or ".join(sorted({f"({mutant.tests})" for mutant in mutants})))
+    outcomes = run([intact, *mutants], options.jobs)
+    outcomes = list(tqdm(outcomes, total=1 + len(mutants), desc=f"mutants ({options.backend})", disable=None))
+    killed = 0
+    for mutant, code, output in outcomes:
+        if mutant is intact and code != PASSED:
+            print(output, "the tests fail without a mutant", sep="\n")
+            return 1
+        if mutant is not intact and code > FAILED:
+            print(f"{mutant.name}: the tests did not run\n{output[-2000:]}")
+        elif mutant is not intact and code == PASSED:
+            print(f"survived: {mutant.name}")
+        else:
+            killed += mutant is not intact
     print(f"mutants ({options.backend}): {killed} of {len(mutants)} killed")
-    return 1 if survivors or broken else 0
+    return 0 if killed == len(mutants) else 1
 
 
 class Outcome(NamedTuple):

@@ -109,9 +109,11 @@ def marshal(problem: Problem, dtype: torch.dtype, results: list[torch.Tensor | N
     def flags(x: torch.Tensor | None) -> np.ndarray | None:
         if x is None:
             return None
-        flags = array(problem, x if x.dtype in FLAGS_IN_PLACE else x != 0)
+        flags = array(problem, x if x.dtype in in_place else x != 0)
         return flags.view(np.uint8) if flags.dtype == np.bool_ else flags
 
+    given = {x.dtype for x in (getattr(problem, name) for name in FLAGS) if x is not None}
+    in_place = (torch.float32,) if given == {torch.float32} else (torch.bool, torch.uint8)  # so that few variants arise
     per_step = isinstance(problem.gamma, torch.Tensor)
     return Arguments(
         inputs=tuple(map(stream, problem.inputs)),
@@ -138,7 +140,7 @@ def marshal(problem: Problem, dtype: torch.dtype, results: list[torch.Tensor | N
 SCALARS = {torch.float32: np.float32, torch.float64: np.float64, torch.int64: np.int64}
 
 
-FLAGS_IN_PLACE = (torch.bool, torch.uint8, torch.float32)
+FLAGS = ("terminated", "truncated", "mask", "departed")
 
 
 def array(problem: Problem, tensor: torch.Tensor) -> np.ndarray:
@@ -207,7 +209,9 @@ def compiled(recurrence: Recurrence, wanted: Variant) -> Any:
 
     def equation(function: Any) -> Any:
         primitives = {name: getattr(serial, name) for name in PRIMITIVES}
-        return numba.njit(bind(function, f"{function.__name__}_{digest(code_of(function))}", **primitives))
+        return numba.njit(**serial.INNER)(
+            bind(function, f"{function.__name__}_{digest(code_of(function))}", **primitives)
+        )
 
     row = f"np.full({wanted.block}, zero), "
     kernel = bind(
@@ -216,7 +220,9 @@ def compiled(recurrence: Recurrence, wanted: Variant) -> Any:
         coefficients=equation(recurrence.coefficients),
         readout=equation(recurrence.readout),
         transition=equation(boundaries.transition),
-        empty_rows=numba.njit(serial.unrolled("zero", [f"return ({row * recurrence.followed})"], np=np)),
+        empty_rows=numba.njit(**serial.INNER)(
+            serial.unrolled("zero", [f"return ({row * recurrence.followed})"], np=np)
+        ),
         BLOCK=wanted.block,
     )
     options = {"nogil": True, "error_model": "numpy"}

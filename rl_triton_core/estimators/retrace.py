@@ -23,15 +23,15 @@ def coefficients(step: Step) -> tuple[Any, Any]:
     """α = r + γ·NQ − Q,  β = γ·c_after while the trajectory continues, with c_after = λ·min(c̄, ratio_after)."""
     q_value, _, _, reward = step.inputs
     _, target_after, behaviour_after = step.following
-    c_bar, _ = step.params
-    trace = step.decay * minimum(exp(target_after - behaviour_after), c_bar)
-    return reward + step.gamma * step.next_value - q_value, select(step.continues, trace, 0)
+    lambda_, c_bar, _ = step.params
+    trace = lambda_ * minimum(exp(target_after - behaviour_after), c_bar)
+    return reward + step.gamma * step.next_value - q_value, select(step.continues, step.gamma * trace, 0)
 
 
 def readout(step: Step, difference: Any, after: Any) -> tuple[Any, ...]:
     """Targets Q + D and advantages ρ·(r + γ·NQR − Q)."""
     q_value, target, behaviour, reward = step.inputs
-    _, rho_bar = step.params
+    _, _, rho_bar = step.params
     ahead = select(step.continues, step.following[0] + after, step.next_value)
     weight = minimum(exp(target - behaviour), rho_bar)
     return q_value + difference, weight * (reward + step.gamma * ahead - q_value)
@@ -44,7 +44,7 @@ RETRACE = Recurrence(
     outputs=("targets", "advantages"),
     coefficients=coefficients,
     readout=readout,
-    params=("c_bar", "rho_bar"),
+    params=("lambda_", "c_bar", "rho_bar"),
     looks_ahead=True,
 )
 
@@ -139,8 +139,11 @@ def compute_retrace(
         terminated=terminated,
         truncated=truncated,
         gamma=gamma,
-        lambda_=lambda_,
-        params=(check.check_clip("c_bar", c_bar), check.check_clip("rho_bar", rho_bar)),
+        params=(
+            check.check_number("lambda_", lambda_, 0.0, 1.0),
+            check.check_clip("c_bar", c_bar),
+            check.check_clip("rho_bar", rho_bar),
+        ),
         next_values=expected_next_q,
         mask=mask,
         mask_mode=mask_mode,

@@ -23,16 +23,17 @@ class VTraceOutput(NamedTuple):
 def coefficients(step: Step) -> tuple[Any, Any]:
     """α = ρ·(r + γ·NV − V),  β = γ·c while the trajectory continues, with c = λ·min(c̄, ratio)."""
     value, reward, target, behaviour = step.inputs
-    rho_bar, c_bar, _ = step.params
+    lambda_, rho_bar, c_bar, _ = step.params
     ratio = exp(target - behaviour)
+    trace = lambda_ * minimum(ratio, c_bar)
     delta = reward + step.gamma * step.next_value - value
-    return minimum(ratio, rho_bar) * delta, select(step.continues, step.decay * minimum(ratio, c_bar), 0)
+    return minimum(ratio, rho_bar) * delta, select(step.continues, step.gamma * trace, 0)
 
 
 def readout(step: Step, difference: Any, after: Any) -> tuple[Any, ...]:
     """Targets vs = V + D and advantages ρ_pg·(r + γ·(NV + D_after) − V)."""
     value, reward, target, behaviour = step.inputs
-    _, _, rho_bar_pg = step.params
+    _, _, _, rho_bar_pg = step.params
     ahead = reward + step.gamma * (step.next_value + after) - value
     return value + difference, minimum(exp(target - behaviour), rho_bar_pg) * ahead
 
@@ -44,7 +45,7 @@ VTRACE = Recurrence(
     outputs=("targets", "advantages"),
     coefficients=coefficients,
     readout=readout,
-    params=("rho_bar", "c_bar", "rho_bar_pg"),
+    params=("lambda_", "rho_bar", "c_bar", "rho_bar_pg"),
     looks_ahead=True,
 )
 
@@ -134,8 +135,8 @@ def compute_vtrace(
         terminated=terminated,
         truncated=truncated,
         gamma=gamma,
-        lambda_=lambda_,
         params=(
+            check.check_number("lambda_", lambda_, 0.0, 1.0),
             rho_bar,
             check.check_clip("c_bar", c_bar),
             rho_bar if rho_bar_pg is None else check.check_clip("rho_bar_pg", rho_bar_pg),

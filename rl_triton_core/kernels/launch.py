@@ -16,11 +16,11 @@ class Launch(NamedTuple):
 TABLE = {
     # steps up to -> settings, for memory in which steps lie side by side, and for memory in which lanes do
     "env-major": (
-        (16, Launch(16, 16, 2)),
+        (16, Launch(16, 8, 4)),
         (64, Launch(64, 4, 4)),
         (None, Launch(256, 1, 4)),
     ),
-    "time-major": ((None, Launch(16, 32, 8)),),
+    "time-major": ((None, Launch(8, 32, 4)),),
 }
 
 

@@ -112,6 +112,10 @@ def walk_forward(arguments, span):
 # -- operations, by what is there -------------------------------------------------------------------------------------
 
 
+INNER = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+"""Options of functions that only compiled code calls."""
+
+
 def overloaded(function: Callable[..., Callable[..., Any]]) -> Callable[..., Any]:
     """An operation of compiled code whose implementation is chosen by the types of its arguments."""
 
@@ -119,7 +123,7 @@ def overloaded(function: Callable[..., Callable[..., Any]]) -> Callable[..., Any
         raise NotImplementedError
 
     function.__annotations__ = {}  # Numba compares them with those of the implementation
-    overload(operation)(function)
+    overload(operation, jit_options=INNER)(function)
     return operation
 
 

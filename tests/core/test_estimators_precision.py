@@ -23,6 +23,7 @@ from estimator_cases import (
     with_form,
 )
 
+from rl_triton_core import compute_vtrace
 from rl_triton_core.testing import assert_close
 
 ALL = pytest.mark.parametrize("estimator", ESTIMATORS, ids=by_name)
@@ -238,3 +239,29 @@ def test_a_form_of_the_expectation_is_only_a_form(target):
     q_values = np.stack([np.full_like(expected, -1e3), expected, np.full_like(expected, 1e3)], axis=2)
     other = with_form(case, "actions").replace(next_action_probs=one_hot, next_q_values=q_values)
     assert all(same_bits(x, y) for x, y in zip(run(case, target), run(other, target), strict=True))
+
+
+@pytest.mark.parametrize("reach", [1e-3, 1.0, 85.0])
+def test_the_exponential_function_is_exact_to_the_last_place(target, reach):
+    """One step with a reward of 1 has the target exp(log ratio)."""
+    log_ratios = torch.linspace(-reach, reach, 2001)[:, None]
+    ones, zeros = torch.ones_like(log_ratios), torch.zeros_like(log_ratios)
+    given = {"log_ratios": log_ratios, "rho_bar": np.inf, "gamma": 0.0, "bootstrap_values": 0.0}
+    given = {k: x.to(target.device) if isinstance(x, torch.Tensor) else x for k, x in given.items()}
+    got = compute_vtrace(ones.to(target.device), zeros.to(target.device), **given, backend=target.backend).targets
+    exact = log_ratios.double().exp()
+    assert ((got.cpu().double() - exact).abs() / exact).max() <= 2.0**-23
+
+
+def test_the_exponential_function_at_its_ends(target):
+    log_ratios = torch.tensor([[0.0, -0.0, 88.7, 88.8, -103.0, -104.5, -1e9, np.inf, -np.inf, np.nan]]).T
+    ones, zeros = torch.ones_like(log_ratios).to(target.device), torch.zeros_like(log_ratios).to(target.device)
+    got = compute_vtrace(
+        ones,
+        zeros,
+        log_ratios=log_ratios.to(target.device),
+        rho_bar=np.inf,
+        bootstrap_values=0.0,
+        backend=target.backend,
+    ).targets
+    np.testing.assert_allclose(got.cpu().numpy(), log_ratios.exp().numpy(), rtol=1e-6, atol=1e-45)

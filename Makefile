@@ -23,7 +23,7 @@ INTERPRETED := env TRITON_INTERPRET=1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint type test-interpreted test-aot test-independent mutants format docs gpu-test accuracy report \
+.PHONY: help demo test lint type test-interpreted test-aot test-independent mutants format docs gpu-test accuracy speed report \
 	lower-bounds clean distclean
 
 help: ## Show this list
@@ -69,7 +69,12 @@ accuracy: $(READY) ## Measure rounding errors on this CPU, and write the pages o
 	$(PY) benchmarks/accuracy.py benchmarks/results/cpu --backend cpu
 	$(PY) benchmarks/report.py
 
-report: $(READY) ## Write the pages of results (docs/accuracy.md) from benchmarks/results/
+speed: $(READY) ## Measure speed on this CPU, and write the pages of results
+	$(PY) benchmarks/sb3_advantages.py benchmarks/results/cpu
+	$(PY) benchmarks/packed.py benchmarks/results/cpu
+	$(PY) benchmarks/report.py
+
+report: $(READY) ## Write the pages of results (docs/accuracy.md, docs/speed.md) from benchmarks/results/
 	$(PY) benchmarks/report.py
 
 lower-bounds: $(READY) ## Test the core with the oldest supported packages (slow: downloads another torch)

@@ -121,6 +121,74 @@ def ratio(row: Row) -> float:
     return math.inf if math.isnan(row["ratio"]) else float(row["ratio"])
 
 
+# --- the speed page ---------------------------------------------------------------------------------------------------
+
+PACKED_FILES = ("cpu/packed_cpu.json", "h200/packed_triton.json")
+
+
+def speed() -> str:
+    """docs/speed.md."""
+    parts = [speed_head(), sb3_section(read("cpu/sb3_advantages.json"))]
+    packed = [read(name) for name in PACKED_FILES if (RESULTS / name).exists()]
+    return "\n\n".join([*parts, *map(packed_section, packed)]) + "\n"
+
+
+def speed_head() -> str:
+    """What is measured, and how."""
+    return f"""\
+# Speed
+
+{generated("make speed")} On a GPU: `python benchmarks/packed.py FOLDER`.
+
+Arms that are compared take turns in one process, on the same inputs, after their results were found to agree. Times are
+medians in microseconds."""
+
+
+def sb3_section(result: Row) -> str:
+    """The advantage pass of Stable-Baselines3."""
+    lines = []
+    for row in result["rows"]:
+        shape = f"({row['n_steps']}, {row['n_envs']}), {row['threads']}"
+        times = (f"{row['microseconds'][name]:.0f}" for name in ("stock", "adapter", "core"))
+        ratios = (f"{row[name]:.1f}" for name in ("speedup", "speedup_first_of_burst"))
+        lines.append([shape, *times, f"{row['adapter_overhead_microseconds']:.0f}", *ratios, f"{row['target']:g}"])
+    head = ["(n_steps, n_envs), threads", "stock", "adapter", "core", "adapter − core"]
+    return f"""\
+## The advantage pass of Stable-Baselines3
+
+{machine(result["system"])}
+
+*Stock* is the rollout buffer of Stable-Baselines3 (NumPy, one thread), *adapter* is our buffer in its place, *core* is
+`compute_gae` on flags that are ready. Results are equal to the bit. Calls come in bursts of {result["burst"]}; the
+first of a burst finds the caches as the other arms left them, as in training, and is counted apart.
+
+{table([*head, "stock / adapter", "first of a burst", "aim"], lines)}"""
+
+
+def packed_section(result: Row) -> str:
+    """Sequences end to end against padded ones."""
+    lines = [
+        [
+            row["sequences"],
+            f"`{row['estimator']}`",
+            f"{row['steps']}",
+            f"{row['padded_steps']}",
+            *(f"{row['microseconds'][name]:.1f}" for name in ("packed", "padded")),
+            f"{row['padded_over_packed']:.2f}",
+        ]
+        for row in result["rows"]
+    ]
+    what = "full calls" if result["backend"] == "cpu" else "time on the device, from a replayed graph"
+    return f"""\
+## Sequences end to end, backend `{result["backend"]}`
+
+{machine(result["system"])}
+
+The same sequences with `cu_seqlens` and as padded rows under a mask; {what}.
+
+{table(["sequences (length)", "", "steps", "padded steps", "packed", "padded", "padded / packed"], lines)}"""
+
+
 # --- pieces of pages --------------------------------------------------------------------------------------------------
 
 
@@ -171,7 +239,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in (head, rule, *rows))
 
 
-PAGES = {"docs/accuracy.md": accuracy}
+PAGES = {"docs/accuracy.md": accuracy, "docs/speed.md": speed}
 
 if __name__ == "__main__":
     main()

@@ -83,6 +83,8 @@ def solve(
         cu_seqlens=window.cu_seqlens,
         skip=skip,
     )
+    if out is not None:
+        check.check_out(out, recurrence.outputs, wanted, problem.like, tensors(problem))
     return dispatch(problem, wanted, out, backend)
 
 
@@ -107,13 +109,10 @@ def solve_features(
         gamma = gamma.unsqueeze(2).expand(like.shape) if gamma.ndim < like.ndim else flat(gamma)
     if initial is not None:
         initial = window.in_time(initial if initial.ndim < 2 else initial.flatten(1))
-    if out is not None:
-        check.check_out((out,), recurrence.outputs, (True,), inputs[0], inputs)
-    tensors = tuple(map(flat, inputs))
     problem = Problem(
         recurrence,
         like,
-        tensors,
+        tuple(map(flat, inputs)),
         (None,),
         window.time_dim,
         gamma=gamma,
@@ -121,6 +120,8 @@ def solve_features(
         cu_seqlens=window.cu_seqlens,
         **fields,
     )
+    if out is not None:
+        check.check_out((out,), recurrence.outputs, (True,), inputs[0], (*inputs, *tensors(problem)))
     target = None if out is None else check.flat_view(out)
     (result,) = dispatch(problem, (True,), None if target is None else (target,), backend)
     assert result is not None
@@ -129,13 +130,9 @@ def solve_features(
 
 
 def dispatch(problem: Problem, wanted: Sequence[bool], out: Any, backend: str | None) -> Results:
-    """Compute by the way that the call needs, into `out` where it is given."""
-    given = tensors(problem)
-    if out is None:
-        out = (None,) * len(wanted)
-    else:
-        check.check_out(out, problem.recurrence.outputs, wanted, problem.like, given)
-    if torch.is_grad_enabled() and any(x.requires_grad for x in given):
+    """Compute by the way that the call needs, into `out` where it is given (and checked)."""
+    out = (None,) * len(wanted) if out is None else out
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors(problem)):
         return copy_into(out, differentiable(problem, wanted, backend))
     if torch.compiler.is_compiling():
         return copy_into(out, traceable(problem, wanted, backend))

@@ -8,6 +8,7 @@ import torch
 
 from rl_triton_core import validation as check
 from rl_triton_core.boundaries import FinalValues
+from rl_triton_core.linear import readout
 from rl_triton_core.primitives import select
 from rl_triton_core.recurrence import Recurrence, Step
 from rl_triton_core.solve import solve
@@ -18,11 +19,6 @@ def coefficients(step: Step) -> tuple[Any, Any]:
     _, reward = step.inputs
     beta = select(step.continues, step.decay, 0)
     return reward + (step.gamma - beta) * step.next_value, beta
-
-
-def readout(step: Step, returns: Any, after: Any) -> tuple[Any, ...]:
-    """The return itself."""
-    return (returns,)
 
 
 LAMBDA_RETURNS = Recurrence(

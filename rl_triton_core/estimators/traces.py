@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from rl_triton_core import validation as check
+from rl_triton_core.linear import readout
 from rl_triton_core.primitives import select
 from rl_triton_core.recurrence import Recurrence, Step
 from rl_triton_core.solve import solve_features
@@ -28,11 +29,6 @@ def coefficients(step: Step) -> tuple[Any, Any]:
     """α = x,  β = the decay unless the step starts an episode."""
     (x,) = step.inputs
     return x, select(step.continues, step.decay, 0)
-
-
-def readout(step: Step, state: Any, before: Any) -> tuple[Any, ...]:
-    """The state itself."""
-    return (state,)
 
 
 TRACE = Recurrence(

@@ -505,6 +505,8 @@ def backward_cases(draw, estimator, target):
         case = case.replace(lambda_=draw(st.sampled_from([0, 0.5, 0.95, 1.0])))
     if "log_ratios" in estimator.inputs:
         bars = {name: draw(st.sampled_from([0.5, 1.0, 2.0])) for name in ("rho_bar", "c_bar")}
+        if bars["c_bar"] > 1:  # decays beyond 1 make errors grow by as much as the luck of the first roundings differs
+            case = case.replace(lambda_=0.5)
         if estimator is VTRACE:
             bars["rho_bar_pg"] = draw(st.sampled_from([None, 0.5, 1.0, 3.0]))
         case = case.replace(**bars)

@@ -1,6 +1,6 @@
 """Run the whole test suite on a CUDA or ROCm machine and write what came of it to a folder.
 
-    python scripts/gpu_tests.py FOLDER [--commit HASH]
+    python scripts/gpu_tests.py FOLDER [--commit HASH] [--mutants] [--select EXPRESSION]
 
 Needs no installation of the project: torch, triton, numpy, pytest, pytest-xdist and hypothesis, and for all of it
 numba, gymnasium and tqdm.
@@ -30,6 +30,7 @@ def main() -> int:
     parser.add_argument(
         "--mutants", action="store_true", help="also show that the tests kill every mutant of the kernel"
     )
+    parser.add_argument("--select", default="", help="run those tests only, as pytest's -k selects them")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
 
@@ -41,7 +42,7 @@ def main() -> int:
         raise SystemExit("no GPU: torch.cuda.is_available() is false")
     info = system_info()
     info["commit"] = options.commit or info["commit"]
-    result = {"system": info, "tests": run_tests(options.folder)}
+    result = {"system": info, "tests": run_tests(options.folder, options.select)}
     if options.mutants:
         result["mutants"] = run_mutants(options.folder)
     (options.folder / "gpu_tests.json").write_text(json.dumps(result, indent=2) + "\n")
@@ -49,11 +50,11 @@ def main() -> int:
     return max(part["exit_code"] for name, part in result.items() if name != "system")
 
 
-def run_tests(folder: Path) -> dict[str, object]:
+def run_tests(folder: Path, select: str) -> dict[str, object]:
     """The core's tests and the ahead-of-time ones, with the real compiler."""
     junit = folder / "junit.xml"
     started = time.perf_counter()
-    command = ["-m", "pytest", "-q", "-n", str(JOBS), "tests/core", "tests/aot", f"--junitxml={junit}"]
+    command = ["-m", "pytest", "-q", "-n", str(JOBS), "tests/core", "tests/aot", "-k", select, f"--junitxml={junit}"]
     code = run(command, folder / "pytest.log")
     suite = ET.parse(junit).getroot().find("testsuite")
     assert suite is not None
@@ -64,7 +65,14 @@ def run_tests(folder: Path) -> dict[str, object]:
         if case.find("failure") is not None or case.find("error") is not None
     ]
     seconds = round(time.perf_counter() - started, 1)
-    return {"exit_code": code, "seconds": seconds, "per_backend": per_backend(suite), **counts, "failed": failed}
+    return {
+        "selected": select,
+        "exit_code": code,
+        "seconds": seconds,
+        "per_backend": per_backend(suite),
+        **counts,
+        "failed": failed,
+    }
 
 
 def per_backend(suite: ET.Element) -> dict[str, int]:

@@ -5,7 +5,7 @@ failure. A mutant that they let pass survives, and makes this program fail.
 
     python scripts/mutants.py reference    equations, boundary rule and validation, on the backend that compiles nothing
     python scripts/mutants.py cpu          the serial walk
-    python scripts/mutants.py triton       the parallel scan, on a GPU or in the interpreter
+    python scripts/mutants.py triton       the parallel scan, on a GPU (the interpreter scans serially: two survive there)
 """
 
 from __future__ import annotations
@@ -139,8 +139,8 @@ CPU = [
 TRITON = [
     Mutant("nothing works", "backends/triton.py", "        scan.scan[(programs,)]", "        (lambda *_, **__: None)", "test_literal_numbers"),
     Mutant("combine: reset lets NaN through", "kernels/scan.py", "through = tl.where((beta_next == 0) | (alpha == 0), 0, beta_next * alpha)", "through = beta_next * alpha", "containment"),
-    Mutant("combine: overflow poisons", "kernels/scan.py", "through = tl.where((beta_next == 0) | (alpha == 0), 0, beta_next * alpha)", "through = tl.where(beta_next == 0, 0, beta_next * alpha)", "containment"),
-    Mutant("combine: β not multiplied", "kernels/scan.py", "product = tl.where((beta_next == 0) | (beta == 0), 0, beta_next * beta)", "product = tl.where((beta_next == 0) | (beta == 0), 0, beta_next)", "gae_matrix or test_linear_recurrence"),
+    Mutant("combine: overflow poisons", "kernels/scan.py", "through = tl.where((beta_next == 0) | (alpha == 0), 0, beta_next * alpha)", "through = tl.where(beta_next == 0, 0, beta_next * alpha)", "overflows"),
+    Mutant("combine: β not multiplied", "kernels/scan.py", "return alpha_next + through, product,", "return alpha_next + through, beta_next,", "gae_matrix or test_linear_recurrence"),
     Mutant("combine: rounding of products lost", "kernels/scan.py", "tl.where(exact, 0, error)", "tl.where(exact, 0, 0 * error)", "precision"),
     Mutant("carry: gate multiplies", "kernels/scan.py", "alpha + tl.where((beta == 0) | (carried == 0), 0, beta * carried)", "alpha + beta * carried", "containment"),
     Mutant("carry dropped between tiles", "kernels/scan.py", "        state = at_end(scanned, BLOCK_TIME)\n", "", "gae_matrix or longer"),
@@ -149,9 +149,8 @@ TRITON = [
     Mutant("neighbour value from t", "kernels/scan.py", "inputs[i], group, neighbour, lane, inner, DTYPE)", "inputs[i], group, t, lane, inner, DTYPE)", "test_a_window_with_values"),
     Mutant("mask ignored", "kernels/scan.py", "alpha = tl.where(valid, alpha, 0)", "alpha = tl.where(inside, alpha, 0)", "gae and (test_every or test_literal)"),
     Mutant("masked cells not cleared", "kernels/scan.py", "tl.where(valid, results[i], 0), mask=inside", "results[i], mask=inside", "gae and (test_every or test_literal)"),
-    Mutant("skip severs", "kernels/scan.py", "1 if SKIP else 0", "0", "gae and (test_every or test_literal)"),
-    Mutant("reset skips", "kernels/scan.py", "1 if SKIP else 0", "1", "gae and (test_every or test_literal)"),
-    Mutant("seals ignored", "kernels/scan.py", "severed = inner & (valid_before == 0)", "severed = inner & (position < 0)", "gae and (test_every or test_literal)"),
+    Mutant("skip severs", "kernels/scan.py", "beta = tl.where(valid, beta, 1)", "beta = tl.where(valid, beta, 0)", "gae and (test_every or test_literal)"),
+    Mutant("reset severs nothing", "kernels/scan.py", "severed = inner & (valid_before == 0)", "severed = inner & (inner == 0)", "gae and (test_every or test_literal)"),
     Mutant("masked neighbours not passed over", "kernels/scan.py", "value = carry_on(value, passed, carried[i])", "value = values[i]", "gae and test_every"),
     Mutant("neighbours not carried between tiles", "kernels/scan.py", "value = carry_on(value, passed, carried[i])", "value = value", "gae_matrix or longer"),
     Mutant("terminated a step late", "kernels/scan.py", "done = flag(terminated, group, t, lane, inside)", "done = flag(terminated, group, neighbour, lane, inner)", "gae and (test_every or test_literal)"),

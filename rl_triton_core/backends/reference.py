@@ -54,7 +54,7 @@ def evaluate(problem: Problem, dtype: torch.dtype, scan: Scan) -> tuple[torch.Te
     row = Row(problem)
     step = steps(row, dtype)
     alpha, beta = problem.recurrence.coefficients(step)
-    alpha, beta = torch.where(row.valid, alpha, 0), torch.where(row.valid, beta, 1 if problem.skip else 0)
+    alpha, beta = torch.where(row.valid, alpha, 0), torch.where(row.valid, beta, 1)
     alpha = alpha + torch.where(row.begins, gated(beta, row.read(problem.initial, dtype)), 0)
     state = scan(alpha, torch.where(row.begins, 0, beta))
     before = torch.cat([torch.zeros_like(state[:, :1]), state[:, :-1]], dim=1)

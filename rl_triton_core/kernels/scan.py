@@ -283,7 +283,7 @@ def scan(
         step = Step(now, following, next_value, continues, gamma_now, decay_now, scalars)
         alpha, beta = COEFFICIENTS(step)
         alpha = tl.where(valid, alpha, 0)
-        beta = tl.where(valid, beta, 1 if SKIP else 0).to(DTYPE)
+        beta = tl.where(valid, beta, 1).to(DTYPE)
         if DTYPE.is_floating():
             alpha, beta, rest = tl.associative_scan((alpha, beta, tl.zeros_like(beta)), 1, combine_exactly)
             alpha += tl.where(rest == 0, 0, rest * state)

@@ -43,36 +43,38 @@ def main() -> int:
     info = system_info()
     info["commit"] = options.commit or info["commit"]
     result = {"system": info, "tests": run_tests(options.folder, options.select)}
+    write(result, options.folder)
     if options.mutants:
         result["mutants"] = run_mutants(options.folder)
-    (options.folder / "gpu_tests.json").write_text(json.dumps(result, indent=2) + "\n")
+        write(result, options.folder)
     print(json.dumps(result, indent=2))
     return max(part["exit_code"] for name, part in result.items() if name != "system")
 
 
+def write(result: dict[str, object], folder: Path) -> None:
+    (folder / "gpu_tests.json").write_text(json.dumps(result, indent=2) + "\n")
+
+
 def run_tests(folder: Path, select: str) -> dict[str, object]:
     """The core's tests and the ahead-of-time ones, with the real compiler."""
-    junit = folder / "junit.xml"
     started = time.perf_counter()
-    command = ["-m", "pytest", "-q", "-n", str(JOBS), "tests/core", "tests/aot", "-k", select, f"--junitxml={junit}"]
-    code = run(command, folder / "pytest.log")
+    command = ["-m", "pytest", "-q", "-n", str(JOBS), "tests/core", "tests/aot", "-k", select]
+    code = run([*command, f"--junitxml={folder / 'junit.xml'}"], folder / "pytest.log")
+    seconds = round(time.perf_counter() - started, 1)
+    return {"selected": select, "exit_code": code, "seconds": seconds, **counts(folder / "junit.xml")}
+
+
+def counts(junit: Path) -> dict[str, object]:
+    """How many tests ran and passed, and which failed."""
     suite = ET.parse(junit).getroot().find("testsuite")
     assert suite is not None
-    counts = {name: int(suite.get(name, "0")) for name in ("tests", "failures", "errors", "skipped")}
+    numbers = {name: int(suite.get(name, "0")) for name in ("tests", "failures", "errors", "skipped")}
     failed = [
         f"{case.get('classname')}.{case.get('name')}"
         for case in suite.iter("testcase")
         if case.find("failure") is not None or case.find("error") is not None
     ]
-    seconds = round(time.perf_counter() - started, 1)
-    return {
-        "selected": select,
-        "exit_code": code,
-        "seconds": seconds,
-        "per_backend": per_backend(suite),
-        **counts,
-        "failed": failed,
-    }
+    return {"per_backend": per_backend(suite), **numbers, "failed": failed}
 
 
 def per_backend(suite: ET.Element) -> dict[str, int]:

@@ -22,7 +22,7 @@ from rl_triton_core.kernels import serial
 from rl_triton_core.primitives import PRIMITIVES
 from rl_triton_core.recurrence import Problem, Recurrence, bind
 
-PARALLEL_FROM = 1 << 17
+PARALLEL_FROM = 1 << 19
 """Elements per thread from which another thread pays."""
 
 

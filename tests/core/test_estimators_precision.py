@@ -216,12 +216,13 @@ def test_the_cpu_backend_computes_a_row_alone_as_in_any_batch(target, estimator)
 
 
 @ALL
-def test_a_problem_for_several_threads(target, estimator):
+def test_a_problem_for_several_threads(target, estimator, monkeypatch):
     """Rows of a large problem, which the cpu backend splits, are those of a small one; so are features."""
     if target.backend != "cpu":
         pytest.skip("the others have no threads")
-    shapes = [(700, 801, ()), (801, 700, ())]
-    shapes += [(1, 801, (700,)), (3, 40_000, (5,))] if estimator in (TRACES, PREFIX, LINEAR) else []
+    monkeypatch.setattr("rl_triton_core.backends.cpu.PARALLEL_FROM", 1 << 12)
+    shapes = [(70, 801, ()), (801, 70, ())]
+    shapes += [(1, 801, (70,)), (3, 4000, (5,))] if estimator in (TRACES, PREFIX, LINEAR) else []
     for num_envs, num_steps, features in shapes:
         case = random_case(estimator, num_envs, num_steps, valid=0.9, features=features)
         for time_dim in (-1, 0):

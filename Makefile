@@ -43,7 +43,7 @@ type: $(READY) ## Check types
 	$(PY) -m mypy
 
 test-interpreted: $(READY) ## Tests of the core and the adapters, Triton through its interpreter
-	$(INTERPRETED) $(PY) -m pytest -n $(JOBS) tests/core tests/adapters
+	$(INTERPRETED) $(PY) -m pytest -n $(JOBS) --dist loadfile tests/core tests/adapters
 
 test-aot: $(READY) ## Compile the Triton kernels ahead of time; no GPU needed
 	$(COMPILED) $(PY) -m pytest -n $(JOBS) tests/aot

@@ -118,7 +118,7 @@ def marshal(problem: Problem, dtype: torch.dtype, results: list[torch.Tensor | N
     return Arguments(
         inputs=tuple(map(stream, problem.inputs)),
         next_values=stream(problem.next_values),
-        bootstrap=stream(problem.bootstrap),
+        bootstrap=edge(stream(problem.bootstrap)),
         terminated=flags(problem.terminated),
         truncated=flags(problem.truncated),
         mask=flags(problem.mask),
@@ -126,8 +126,8 @@ def marshal(problem: Problem, dtype: torch.dtype, results: list[torch.Tensor | N
         decay=real(problem.lambda_ if per_step else problem.gamma * problem.lambda_),
         params=tuple(map(real, problem.params)),
         skip=np.bool_(problem.skip),
-        initial=stream(problem.initial),
-        departed=flags(problem.departed),
+        initial=edge(stream(problem.initial)),
+        departed=edge(flags(problem.departed)),
         starts_at=np.bool_(problem.starts_at),
         outputs=tuple(map(stream, results)),
         offsets=None if problem.cu_seqlens is None else problem.cu_seqlens.numpy().astype(np.int64, copy=False),
@@ -144,10 +144,7 @@ FLAGS = ("terminated", "truncated", "mask", "departed")
 
 
 def array(problem: Problem, tensor: torch.Tensor) -> np.ndarray:
-    """A tensor over the same memory, as the kernel takes it.
-
-    [groups, steps, lanes], [groups, lanes] if it is constant in time, or [steps] if lanes are parts of one flat row.
-    """
+    """A tensor as [groups, steps, lanes] over the same memory, or as [steps] if lanes are parts of one flat row."""
     x = tensor.detach().numpy()
     if x.ndim == 1:
         return x
@@ -156,7 +153,13 @@ def array(problem: Problem, tensor: torch.Tensor) -> np.ndarray:
     else:
         x = x if problem.time_dim == 1 else x.swapaxes(0, 1)
         x = x if x.ndim == 3 else np.broadcast_to(x[..., None], problem.shape)
-    return np.ascontiguousarray(x[:, 0]) if x.strides[1] == 0 else x
+    return x
+
+
+def edge(x: Any) -> Any:
+    """An array that is constant in time as [groups, lanes]."""
+    constant = isinstance(x, np.ndarray) and x.ndim == 3 and x.strides[1] == 0
+    return np.ascontiguousarray(x[:, 0]) if constant else x
 
 
 # -- compilation ------------------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ help: ## Show this list
 demo: $(READY) ## Train PPO on CartPole twice, stock and ours, and compare (figure in DEMO_OUTPUT)
 	$(PY) examples/ppo_sb3.py --compare --output $(DEMO_OUTPUT)
 
+test: MUTANTS = --tested
 test: lint type test-interpreted test-aot mutants ## Everything a machine without a GPU can check; what CI runs
 	@echo "make test: lint, type, test-interpreted, test-aot and mutants passed"
 
@@ -52,8 +53,8 @@ test-independent: $(INDEPENDENT_READY) ## Compare with TorchRL and rlax (slow: d
 	$(PY_INDEPENDENT) -m pytest tests/independent
 
 mutants: $(READY) ## Break the code on purpose; the tests must notice every time
-	$(COMPILED) $(PY) scripts/mutants.py reference --jobs $(JOBS)
-	$(COMPILED) $(PY) scripts/mutants.py cpu --jobs $(JOBS)
+	$(COMPILED) $(PY) scripts/mutants.py reference --jobs $(JOBS) $(MUTANTS)
+	$(COMPILED) $(PY) scripts/mutants.py cpu --jobs $(JOBS) $(MUTANTS)
 
 format: $(READY) ## Mend style and formatting
 	$(PY) -m ruff check --fix .

@@ -177,6 +177,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("backend", choices=MUTANTS)
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--tested", action="store_true", help="the tests have just passed without a mutant")
     options = parser.parse_args()
     mutants = MUTANTS[options.backend]
     os.environ |= {"RL_TRITON_TEST_BACKENDS": options.backend, "NUMBA_OPT": "0"}  # compile fast
@@ -189,8 +190,9 @@ def main() -> int:
         with suppress(ImportError):
             import_module(name)
     intact = Mutant("none", "", "", "", " or ".join(sorted({f"({mutant.tests})" for mutant in mutants})))
-    outcomes = run([intact, *mutants], options.jobs)
-    outcomes = list(tqdm(outcomes, total=1 + len(mutants), desc=f"mutants ({options.backend})", disable=None))
+    everything = mutants if options.tested else [intact, *mutants]
+    outcomes = run(everything, options.jobs)
+    outcomes = list(tqdm(outcomes, total=len(everything), desc=f"mutants ({options.backend})", disable=None))
     killed = 0
     for mutant, code, output in outcomes:
         if mutant is intact and code != PASSED:

@@ -213,6 +213,16 @@ def test_sequences_longer_than_a_block(target, estimator):
 
 
 @ALL
+def test_several_threads(estimator, monkeypatch):
+    """The cpu backend splits sequences by their steps."""
+    pytest.importorskip("numba")
+    monkeypatch.setattr("rl_triton_core.backends.cpu.PARALLEL_FROM", 64)
+    lengths = (0, 300, 1, 0, 40, 41, 7, 0)
+    case = packed_case(estimator, lengths)
+    check_packed(case, lengths, SimpleNamespace(backend="cpu", device="cpu", interpreted=False))
+
+
+@ALL
 def test_many_sequences(target, estimator):
     number = 40 if target.interpreted else 3000
     lengths = tuple(np.random.default_rng(0).integers(0, 4, number))

@@ -80,7 +80,7 @@ def check_sequences(name: str, tensor: torch.Tensor, time_dim: int, cu_seqlens: 
     check_tensor("cu_seqlens", cu_seqlens, (torch.int32, torch.int64))
     if cu_seqlens.ndim != 1 or cu_seqlens.shape[0] < (2 if tensor.numel() else 1):
         raise ValueError(f"cu_seqlens: got shape {tuple(cu_seqlens.shape)}, expected [num_sequences + 1]")
-    check_shape("cu_seqlens", cu_seqlens, cu_seqlens.shape, "any", tensor)
+    check_device("cu_seqlens", cu_seqlens, tensor.device)
     if torch.compiler.is_compiling():
         assert_offsets(cu_seqlens, tensor.shape[0])
     elif cu_seqlens.device.type == "cpu":
@@ -122,8 +122,13 @@ def check_shape(name: str, tensor: torch.Tensor, shape: Sequence[int], why: str,
     """A tensor of this shape on the window's device."""
     if tensor.shape != tuple(shape):
         raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected {tuple(shape)}, {why}")
-    if tensor.device != window.device:
-        raise ValueError(f"{name}: got device {tensor.device}, expected {window.device}, that of the first input")
+    check_device(name, tensor, window.device)
+
+
+def check_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:
+    """A tensor on the window's device."""
+    if tensor.device != device:
+        raise ValueError(f"{name}: got device {tensor.device}, expected {device}, that of the first input")
 
 
 def check_flags(name: str, flags: Any, window: Window) -> None:
@@ -178,7 +183,7 @@ def check_decay(decay: Any, x: torch.Tensor, window: Window) -> float | torch.Te
     if not isinstance(decay, torch.Tensor):
         return check_number("decay", decay, -math.inf, math.inf)
     check_tensor("decay", decay, REAL_DTYPES)
-    check_shape("decay", decay, decay.shape, "any", x)
+    check_device("decay", decay, x.device)
     if x.ndim > 2 and decay.shape == x.shape[2:]:
         return decay.expand(x.shape)
     if decay.shape not in (x.shape, window.shape):

@@ -79,7 +79,7 @@ SHARED = [
     Mutant("traces: the state's flag forgotten", "estimators/traces.py", "else window.in_time(done)", "else None", "streaming"),
     Mutant("traces: the last flag not handed over", "estimators/traces.py", "pick(done, last, window)", "pick(done, 0 * last, window)", "streaming"),
     Mutant("traces: a masked end severs nothing", "estimators/traces.py", "over = over | ~pick", "over = over & ~pick", "streaming"),
-    Mutant("traces: skipped windows end nothing", "estimators/traces.py", "exists = some\n", "exists = exists\n", "streaming"),
+    Mutant("traces: skipped windows end nothing", "estimators/traces.py", "pick(done, last, window), some\n", "pick(done, last, window), torch.ones_like(some)\n", "streaming"),
     Mutant("packed: sequences run on", "backends/reference.py", "torch.where(row.begins, 0, beta)", "beta", "packed and prefix"),
     Mutant("packed: neighbours of the sequence before", "backends/reference.py", "none = index < self.first", "none = index < 0", "packed and gae"),
     Mutant("packed: edge values in disorder", "backends/reference.py", "right=True", "right=False", "packed and test_an_edge"),

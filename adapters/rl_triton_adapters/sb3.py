@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from rl_triton_core import compute_gae
+from rl_triton_core.conventions import from_episode_starts
 
 try:
     from gymnasium import spaces
@@ -98,7 +99,8 @@ class TritonGAEMixin(RolloutBuffer):
             self._starts[-1] = dones
             return torch.from_numpy(self._starts[1:])
         # Somebody gave the buffer another array.
-        return torch.from_numpy(np.concatenate([self.episode_starts[1:], dones[None]]))
+        starts, ends = torch.from_numpy(self.episode_starts), torch.as_tensor(dones)
+        return from_episode_starts(starts, ends, torch.zeros(self.n_envs)).terminated
 
     def _check_shapes(self, last_values: torch.Tensor, dones: npt.NDArray[np.bool_]) -> None:
         if last_values.numel() != self.n_envs:

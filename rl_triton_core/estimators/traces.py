@@ -219,14 +219,12 @@ def final_state(
     done = torch.zeros(window.shape, dtype=torch.bool, device=traces.device)
     for flags in ends:
         done = done | flags.ne(0)
-    end, exists = last, some = last_steps(None, window)
-    if mask is not None:
-        last, some = last_steps(mask.ne(0), window)
-    value, over = pick(traces, last, window), pick(done, last, window)
-    if mask is not None and skip:
-        exists = some
-    elif mask is not None:
-        over = over | ~pick(mask.ne(0), end, window)
+    valid = None if mask is None else mask.ne(0)
+    last, some = last_steps(valid, window)
+    value, over, exists = pick(traces, last, window), pick(done, last, window), some
+    if valid is not None and not skip:
+        end, exists = last_steps(None, window)
+        over = over | ~pick(valid, end, window)
     some = some.view(-1, *[1] * (value.ndim - 1))
     return ScanState(torch.where(some, value, start.value), torch.where(exists, over, start.done))
 

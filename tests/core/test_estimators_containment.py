@@ -10,7 +10,7 @@ import numpy as np
 import oracles_estimators as tables
 import pytest
 import torch
-from cases import How, Sparse, same_bits
+from cases import CELLS, How, Sparse, same_bits
 from estimator_cases import (
     BACKWARD,
     DEFAULT,
@@ -103,19 +103,6 @@ def seen(case, output):
     return names
 
 
-PATTERNS = {
-    "two episodes": [0, 0, 1, 0, 0, 0],
-    "truncated": [0, 0, 2, 0, 0, 0],
-    "both flags": [0, 3, 0, 0, 3, 0],
-    "every step": [1, 2, 3, 1, 2, 3],
-    "last step": [0, 2, 0, 0, 0, 1],
-    "masked": [0, 4, 1, 4, 4, 0],
-    "masked and done": [0, 5, 2, 6, 0, 7],
-    "masked at both ends": [4, 0, 2, 0, 1, 4],
-    "no valid step": [4, 5, 6, 7, 4, 4],
-}
-
-
 def pattern_case(estimator, cells, **changes):
     """Bit 0: terminated, or a decay of 0; bit 1: truncated; bit 2: masked."""
     cells = np.array(cells)
@@ -157,12 +144,12 @@ def real_inputs(case):
 
 
 @MODES
-@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("pattern", CELLS)
 @ALL
 def test_every_cell(target, estimator, pattern, mask_mode):
     if target.interpreted and pattern not in ("both flags", "masked and done"):
         pytest.skip("the interpreter takes its time for every row")
-    for case in variants(estimator, [PATTERNS[pattern]], mask_mode):
+    for case in variants(estimator, [CELLS[pattern]], mask_mode):
         assert_contained(case, target, real_inputs(case), POISON[:1] if target.interpreted else POISON)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import oracles
 import pytest
 import torch
-from cases import Case, How, Sparse, random_case, run, same_bits
+from cases import CELLS, Case, How, Sparse, random_case, run, same_bits
 
 DEFAULT = How()
 POISON = (np.nan, np.inf, -np.inf)
@@ -73,19 +73,6 @@ def case_row(case, row):
     return {name: x[row].astype(int).tolist() for name, x in zip(("term", "trunc", "valid"), flags(case), strict=True)}
 
 
-PATTERNS = {
-    "two episodes": [0, 0, 1, 0, 0, 0],
-    "truncated": [0, 0, 2, 0, 0, 0],
-    "both flags": [0, 3, 0, 0, 3, 0],
-    "every step": [1, 2, 3, 1, 2, 3],
-    "last step": [0, 2, 0, 0, 0, 1],
-    "masked": [0, 4, 1, 4, 4, 0],
-    "masked and done": [0, 5, 2, 6, 0, 7],
-    "masked at both ends": [4, 0, 2, 0, 1, 4],
-    "no valid step": [4, 5, 6, 7, 4, 4],
-}
-
-
 def pattern_case(cells, **changes):
     """Bit 0: terminated, bit 1: truncated, bit 2: masked."""
     cells = np.array(cells)
@@ -102,10 +89,10 @@ def forms(shape):
 
 
 @pytest.mark.parametrize("mask_mode", ["skip", "reset"])
-@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("pattern", CELLS)
 def test_every_cell(target, pattern, mask_mode):
     for (changes, names), poison in zip(forms((1, 6)), [[np.nan], [np.inf], []], strict=True):
-        case = pattern_case([PATTERNS[pattern]], mask_mode=mask_mode, **changes)
+        case = pattern_case([CELLS[pattern]], mask_mode=mask_mode, **changes)
         if poison or not target.interpreted:
             assert_contained(case, target, names, poison if target.interpreted else POISON)
 

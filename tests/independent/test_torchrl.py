@@ -13,7 +13,7 @@ from rl_triton_core import (
     compute_lambda_returns,
     compute_vtrace,
 )
-from rl_triton_core.testing import assert_close, random_rollout
+from rl_triton_core.testing import assert_close
 
 GAMMA, RTOL = 31 / 32, 1e-10
 LAMBDA = 7 / 8  # TorchRL holds it and GAMMA in float32
@@ -21,21 +21,6 @@ VECTORIZED = pytest.mark.parametrize("vectorized", [False, True])
 LAMBDAS = pytest.mark.parametrize(  # not vectorized with λ = 0, which TorchRL cannot
     ("vectorized", "lambda_"), [(False, 0.0), (False, LAMBDA), (False, 1.0), (True, LAMBDA), (True, 1.0)]
 )
-
-
-@pytest.fixture(params=["reference", "cpu"])
-def backend(request):
-    return request.param
-
-
-@pytest.fixture
-def rollout():
-    r = random_rollout(5, 64, terminated_prob=0.1, truncated_prob=0.1, dtype=torch.float64)
-    r.terminated[:, -1] = r.truncated[:, -1] = False
-    r.terminated[0, -1] = r.truncated[1, -1] = True
-    for flags in (r.terminated & ~r.truncated, r.truncated & ~r.terminated, r.terminated & r.truncated):
-        assert flags[:, :-1].any()
-    return r
 
 
 def next_values_of(r):

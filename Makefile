@@ -23,7 +23,7 @@ INTERPRETED := env TRITON_INTERPRET=1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint type test-interpreted test-aot test-independent mutants format docs gpu-test accuracy speed report \
+.PHONY: help demo test lint type test-interpreted test-aot test-independent mutants format docs gpu-test accuracy speed bench report \
 	lower-bounds clean distclean
 
 help: ## Show this list
@@ -75,7 +75,11 @@ speed: $(READY) ## Measure speed on this CPU, and write the pages of results
 	$(PY) benchmarks/packed.py benchmarks/results/cpu
 	$(PY) benchmarks/report.py
 
-report: $(READY) ## Write the pages of results (docs/accuracy.md, docs/speed.md) from benchmarks/results/
+bench: $(READY) ## Measure every estimator on this CPU against NumPy, Numba, SB3 and a loop, and write the pages
+	$(PY) benchmarks/run.py benchmarks/results/cpu --suite cpu
+	$(PY) benchmarks/report.py
+
+report: $(READY) ## Write the pages, the README's paragraph and the figures that come from benchmarks/results/
 	$(PY) benchmarks/report.py
 
 lower-bounds: $(READY) ## Test the core with the oldest supported packages (slow: downloads another torch)

@@ -30,7 +30,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import rl_triton_core as ours
-from rl_triton_core.system_info import system_info
+from benchmarks import files
 
 STEPS = (128, 1024, 8192, 131072)
 HALF_STEPS = 8192
@@ -394,10 +394,8 @@ def summary(table: str, rows: list[dict[str, Any]]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
+    parser = files.parser(__doc__)
     parser.add_argument("--backend", choices=LAYOUTS, default="triton" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--commit", help="what to record where there is no git checkout")
     parser.add_argument("--steps", type=int, nargs="+", default=STEPS, help="lengths of the windows")
     parser.add_argument("--rows", type=int, help="environments per setting; fewer where windows are longer by default")
     options = parser.parse_args(arguments)
@@ -414,22 +412,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 def write(options: argparse.Namespace, result: dict[str, Any], seconds: float) -> None:
     """The result file."""
-    info = system_info()
-    info["commit"] = options.commit or info["commit"]
     limits = {"ratio": RATIO_LIMIT, "rounding": ROUNDING_TOLERANCE, "serial_floor": SERIAL_FLOOR}
-    head = {"system": info, "backend": options.backend, "seconds": seconds, "limits": limits}
-    options.folder.mkdir(parents=True, exist_ok=True)
+    head = {"backend": options.backend, "seconds": seconds, "limits": limits}
     path = options.folder / f"accuracy_{options.backend}.json"
-    path.write_text(as_json(head, result))
+    files.write(path, {"system": files.system(options.commit), **head}, **result)
     print("wrote", path, "in", seconds, "s")
-
-
-def as_json(head: dict[str, Any], result: dict[str, Any]) -> str:
-    """JSON with a line per row, so that two results compare."""
-    lines = [json.dumps(head, indent=2)[:-2]]
-    for name, rows in result.items():
-        lines.append(f'  "{name}": [\n    ' + ",\n    ".join(map(json.dumps, rows)) + "\n  ]")
-    return ",\n".join(lines) + "\n}\n"
 
 
 if __name__ == "__main__":

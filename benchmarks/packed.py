@@ -3,18 +3,13 @@
     python benchmarks/packed.py FOLDER [--commit HASH]
 
 Runs on a GPU if there is one, else on the CPU. Both arms have the same real steps; before timing, their results must
-agree. On the CPU the times are of full calls; on a GPU they are of the device, replaying a captured burst of calls.
-Writes packed_BACKEND.json: medians in microseconds.
+agree. On the CPU the times are of full calls; on a GPU they are of the device (benchmarks/harness.py says how).
+Writes packed_BACKEND.json: the minimum of medians in microseconds.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +19,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import rl_triton_core as ours
-from rl_triton_core.system_info import system_info
+from benchmarks import files, harness
+from benchmarks.harness import Call
 from rl_triton_core.testing import assert_close
 
 LENGTHS = {
@@ -36,22 +32,14 @@ LENGTHS = {
 }
 """Number of sequences, and the bounds of their lengths."""
 
-TURNS, BURST = 15, 10
-
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--commit", help="what to record where there is no git checkout")
-    options = parser.parse_args()
-    options.folder.mkdir(parents=True, exist_ok=True)
+    options = files.parser(__doc__).parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     backend = {"cuda": "triton", "cpu": "cpu"}[device]
-    info = system_info()
-    info["commit"] = options.commit or info["commit"]
     rows = [measure(name, estimator, device) for name in LENGTHS for estimator in ("gae", "vtrace", "lambda_returns")]
-    result = {"system": info, "backend": backend, "turns": TURNS, "burst": BURST, "rows": rows}
-    (options.folder / f"packed_{backend}.json").write_text(json.dumps(result, indent=1) + "\n")
+    head = {"system": files.system(options.commit), "backend": backend, "protocol": harness.PLANS[device]._asdict()}
+    files.write(options.folder / f"packed_{backend}.json", head, rows=rows)
     for row in rows:
         print(row)
 
@@ -70,7 +58,7 @@ def measure(name: str, estimator: str, device: str) -> dict[str, Any]:
     padded = {key: torch.zeros(mask.shape, dtype=x.dtype, device=device) for key, x in flat.items()}
     for key, x in flat.items():
         padded[key][mask] = x
-    arms: dict[str, Callable[[], Any]] = {
+    arms: dict[str, Call] = {
         "packed": lambda: function(**flat, cu_seqlens=offsets, bootstrap_values=0.0),
         "padded": lambda: function(**padded, mask=mask, bootstrap_values=0.0),
     }
@@ -88,46 +76,10 @@ def measure(name: str, estimator: str, device: str) -> dict[str, Any]:
     }
 
 
-def take_turns(arms: dict[str, Callable[[], Any]], device: str) -> dict[str, float]:
-    """Microseconds per call, the median of bursts."""
-    times: dict[str, list[float]] = {name: [] for name in arms}
-    clock = on_gpu if device == "cuda" else on_cpu
-    for _ in range(TURNS):
-        for name, arm in arms.items():
-            times[name].append(clock(arm))
-    return {name: round(statistics.median(x), 2) for name, x in times.items()}
-
-
-def on_cpu(call: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    for _ in range(BURST):
-        call()
-    return (time.perf_counter() - start) / BURST * 1e6
-
-
-def on_gpu(call: Callable[[], Any]) -> float:
-    """From a graph of the burst, so that the host's time does not count."""
-    if call not in GRAPHS:
-        GRAPHS[call] = captured(call)
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    GRAPHS[call].replay()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / BURST * 1e3
-
-
-GRAPHS: dict[Callable[[], Any], torch.cuda.CUDAGraph] = {}
-
-
-def captured(call: Callable[[], Any]) -> torch.cuda.CUDAGraph:
-    call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(BURST):
-            call()
-    return graph
+def take_turns(arms: dict[str, Call], device: str) -> dict[str, float]:
+    """Microseconds per call: of the device on a GPU, in full on a CPU."""
+    times = harness.measure(arms, harness.clock_for(device), harness.PLANS[device])
+    return {name: round(min(found.device or found.full), 2) for name, found in times.items()}
 
 
 if __name__ == "__main__":

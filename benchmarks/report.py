@@ -1,28 +1,31 @@
-"""Write the pages of docs/ that are made from result files in benchmarks/results/.
+"""Write the pages of docs/, and the paragraph of the README, that are made from result files in benchmarks/results/.
 
     python benchmarks/report.py
 
-A page is a function that returns its text, and a line in PAGES. Every number on it is read from a result file.
+A page is a function that returns its text, and a line in PAGES. Every number on it is read from a result file. Where
+matplotlib is installed, the figures are drawn too. benchmarks/notes.json says why a target is missed, by its key.
 """
 
 from __future__ import annotations
 
-import json
+import importlib.util
 import math
-from collections.abc import Iterable, Sequence
+import sys
 from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-Row = dict[str, Any]
+from benchmarks import files, plots, speed_page
+from benchmarks.files import RESULTS, ROOT, Row
+from benchmarks.markdown import among, generated, grouped, machine, number, table
 
 
 def main() -> None:
     for name, page in PAGES.items():
         (ROOT / name).write_text(page(), encoding="utf-8")
         print("wrote", name)
+    if importlib.util.find_spec("matplotlib"):
+        plots.main()
 
 
 # --- the accuracy page ------------------------------------------------------------------------------------------------
@@ -189,57 +192,31 @@ The same sequences with `cu_seqlens` and as padded rows under a mask; {what}.
 {table(["sequences (length)", "", "steps", "padded steps", "packed", "padded", "padded / packed"], lines)}"""
 
 
-# --- pieces of pages --------------------------------------------------------------------------------------------------
+# --- the pages of benchmarks/run.py -----------------------------------------------------------------------------------
+
+
+def benchmarks() -> str:
+    """docs/benchmarks.md."""
+    return speed_page.page(*speed_page.load(RESULTS), files.read(ROOT / "benchmarks" / "notes.json"))
+
+
+def readme() -> str:
+    """README.md."""
+    gpu, _, sb3 = speed_page.load(RESULTS)
+    return speed_page.readme((ROOT / "README.md").read_text(encoding="utf-8"), gpu, sb3)
 
 
 def read(name: str) -> Row:
     """A result file."""
-    result: Row = json.loads((RESULTS / name).read_text(encoding="utf-8"))
-    return result
+    return files.read(RESULTS / name)
 
 
-def generated(command: str) -> str:
-    """Says that a page is generated, and by what."""
-    return f"""\
-This page is generated from `benchmarks/results/` by `make report` (`python benchmarks/report.py`); change the script,
-not the page. `{command}` measures anew."""
-
-
-def machine(system: Row) -> str:
-    """What a result was measured on."""
-    names = ("python", "torch", "triton", "numba", "numpy", "cuda", "rocm")
-    packages = (f"{name} {system[name]}" for name in names if system[name] != "none")
-    hardware = system["cpu"] if system["gpu"] == "none" else system["gpu"]
-    commit, dash, dirty = system["commit"].partition("-")
-    return f"{hardware}; {', '.join(packages)}; commit `{commit[:12]}{dash}{dirty}`."
-
-
-def grouped(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
-    """Rows by the values of some fields, in order of appearance."""
-    groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[name] for name in names), []).append(row)
-    return groups
-
-
-def among(rows: Iterable[Row], name: str) -> str:
-    """The values of a field, in order of appearance."""
-    values = dict.fromkeys(str(row[name]) for row in rows if row.get(name) is not None)
-    return ", ".join(values)
-
-
-def number(x: float) -> str:
-    """Two significant digits."""
-    return f"{x:.1e}"
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table whose first column is text, and the others numbers."""
-    rule = ["---", *["---:"] * (len(head) - 1)]
-    return "\n".join("| " + " | ".join(row) + " |" for row in (head, rule, *rows))
-
-
-PAGES = {"docs/accuracy.md": accuracy, "docs/speed.md": speed}
+PAGES = {
+    "docs/accuracy.md": accuracy,
+    "docs/speed.md": speed,
+    "docs/benchmarks.md": benchmarks,
+    "README.md": readme,
+}
 
 if __name__ == "__main__":
     main()

@@ -10,12 +10,8 @@ Writes sb3_advantages.json: medians in microseconds, and their ratios.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +23,10 @@ from stable_baselines3.common.buffers import RolloutBuffer
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "adapters"))
 
+from benchmarks import files
+from benchmarks.harness import Call, CpuClock
 from rl_triton_adapters.sb3 import TritonRolloutBuffer
 from rl_triton_core import compute_gae
-from rl_triton_core.system_info import system_info
 
 SHAPES = {(2048, 1): 50.0, (2048, 8): 50.0, (128, 4096): 1.5}
 """(n_steps, n_envs), and how many times faster ours should be."""
@@ -38,17 +35,11 @@ TURNS, BURST = 25, 8
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--commit", help="what to record where there is no git checkout")
-    options = parser.parse_args()
-    options.folder.mkdir(parents=True, exist_ok=True)
-    info = system_info()
-    info["commit"] = options.commit or info["commit"]
+    options = files.parser(__doc__).parse_args()
     threads = sorted({1, torch.get_num_threads()})
     rows = [measure(*shape, target, n) for n in threads for shape, target in SHAPES.items()]
-    result = {"system": info, "turns": TURNS, "burst": BURST, "rows": rows}
-    (options.folder / "sb3_advantages.json").write_text(json.dumps(result, indent=1) + "\n")
+    head = {"system": files.system(options.commit), "turns": TURNS, "burst": BURST}
+    files.write(options.folder / "sb3_advantages.json", head, rows=rows)
     for row in rows:
         print(row)
 
@@ -62,7 +53,7 @@ def measure(n_steps: int, n_envs: int, target: float, threads: int) -> dict[str,
     rewards, values = torch.from_numpy(stock.rewards), torch.from_numpy(stock.values)
     out = (torch.empty_like(rewards), torch.empty_like(rewards))
     known = {"gamma": stock.gamma, "lambda_": stock.gae_lambda, "time_dim": 0, "out": out}
-    arms: dict[str, Callable[[], Any]] = {
+    arms: dict[str, Call] = {
         "stock": lambda: stock.compute_returns_and_advantage(last_values, dones),
         "adapter": lambda: ours.compute_returns_and_advantage(last_values, dones),
         "core": lambda: compute_gae(rewards, values, flags, bootstrap_values=last_values, **known),
@@ -103,19 +94,14 @@ def same(left: np.ndarray, right: np.ndarray) -> bool:
     return left.tobytes() == right.tobytes()
 
 
-def take_turns(arms: dict[str, Callable[[], Any]]) -> dict[str, list[list[float]]]:
+def take_turns(arms: dict[str, Call]) -> dict[str, list[list[float]]]:
     """Microseconds of every call, by arm and burst."""
+    clock = CpuClock()
     times: dict[str, list[list[float]]] = {name: [] for name in arms}
     for _ in range(TURNS):
         for name, arm in arms.items():
-            times[name].append([microseconds(arm) for _ in range(BURST)])
+            times[name].append([clock.time(arm) for _ in range(BURST)])
     return times
-
-
-def microseconds(call: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    call()
-    return (time.perf_counter() - start) * 1e6
 
 
 def rounded(times: dict[str, float]) -> dict[str, float]:

@@ -9,7 +9,6 @@ Writes gpu_tests.json (hardware, versions, commit, counts, failures), junit.xml 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -18,15 +17,17 @@ import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "adapters"))
+
+from benchmarks import files
+
 JOBS = min(16, os.cpu_count() or 1)
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "adapters")]
+ROOT = files.ROOT
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--commit", help="what to record where there is no git checkout")
+    parser = files.parser(__doc__)
     parser.add_argument(
         "--mutants", action="store_true", help="also show that the tests kill every mutant of the kernel"
     )
@@ -36,13 +37,9 @@ def main() -> int:
 
     import torch
 
-    from rl_triton_core.system_info import system_info
-
     if not torch.cuda.is_available():
         raise SystemExit("no GPU: torch.cuda.is_available() is false")
-    info = system_info()
-    info["commit"] = options.commit or info["commit"]
-    result = {"system": info, "tests": run_tests(options.folder, options.select)}
+    result = {"system": files.system(options.commit), "tests": run_tests(options.folder, options.select)}
     write(result, options.folder)
     if options.mutants:
         result["mutants"] = run_mutants(options.folder)

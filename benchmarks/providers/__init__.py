@@ -1,0 +1,74 @@
+"""Who computes it: ours, and what others run. One short file each, and a line in REGISTRY."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from benchmarks import equations
+from benchmarks.harness import Call
+from benchmarks.workloads import Inputs, Workload
+
+Expected = Callable[[Workload, Inputs, Tensor | None], tuple[Tensor, ...]]
+
+
+class Provider(NamedTuple):
+    """An arm of the comparison."""
+
+    module: str
+    """The module whose function makes the call for a workload and its inputs, or None where it cannot."""
+    needs: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    function: str = "arm"
+    compiles: str = ""
+    """"each" workload, or "once" for all, if that takes seconds on a GPU."""
+    captured: bool = True
+    """Whether its device time means anything."""
+    verified: bool = True
+
+    def unavailable(self, device: str) -> str | None:
+        """Why it cannot run here."""
+        missing = [name for name in self.needs if importlib.util.find_spec(name) is None]
+        if missing:
+            return f"{', '.join(missing)} not installed"
+        return None if device in self.devices else f"not on {device}"
+
+    def arm(self, workload: Workload, inputs: Inputs) -> Call | None:
+        """The call to time; its results are tensors in the workload's layout."""
+        call: Call | None = getattr(self.load(), self.function)(workload, inputs)
+        return call
+
+    def expected(self) -> Expected:
+        """The oracle: that of the equations, unless the provider has conventions of its own."""
+        return getattr(self.load(), "expected", equations.expected)
+
+    def written(self, result: Tensor) -> Tensor:
+        """The part of a result that the provider writes."""
+        part: Tensor = getattr(self.load(), "written", lambda x: x)(result)
+        return part
+
+    def load(self) -> Any:
+        """Its module, imported when it is first needed."""
+        return importlib.import_module(f"benchmarks.providers.{self.module}")
+
+
+REGISTRY = {
+    "null": Provider("floors", function="null", captured=False, verified=False),
+    "torch_add": Provider("floors", function="torch_add", verified=False),
+    "ours": Provider("ours", compiles="each"),
+    "ours_out": Provider("ours", function="with_out", compiles="each"),
+    "loop": Provider("loop"),
+    "compiled_scan": Provider("compiled_scan", compiles="each"),
+    "flat_triton": Provider("flat_triton", ("triton",), ("cuda",), compiles="each"),
+    "cuda_rows": Provider("cuda_rows", devices=("cuda",), compiles="once"),
+    "numpy": Provider("numpy_loop", devices=("cpu",)),
+    "numba": Provider("numba_rows", ("numba",), ("cpu",)),
+    "sb3": Provider("sb3", ("stable_baselines3",), ("cpu",)),
+    "torchrl": Provider("torchrl", ("torchrl",)),
+    "rlax": Provider("rlax", ("jax", "rlax"), ("cpu",)),
+}
+FLOORS = ("null", "torch_add")

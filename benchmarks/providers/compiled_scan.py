@@ -1,0 +1,23 @@
+"""torch.compile of a doubling scan, compiled for each shape."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from benchmarks.equations import doubling, solve
+from benchmarks.harness import Call
+from benchmarks.workloads import Inputs, Workload
+
+BACKEND = "inductor"
+
+
+def arm(workload: Workload, inputs: Inputs) -> Call:
+    """The compiled function of the inputs."""
+    torch._dynamo.reset()
+
+    def function(inputs: Inputs) -> tuple[Tensor, ...]:
+        return solve(workload, inputs, doubling)
+
+    compiled = torch.compile(function, dynamic=False, fullgraph=True, backend=BACKEND)
+    return lambda: compiled(inputs)

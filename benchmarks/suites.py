@@ -1,0 +1,94 @@
+"""What is measured together: workloads and the arms that meet on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import product
+from typing import NamedTuple
+
+from benchmarks.workloads import ESTIMATORS, LAYOUTS, Workload
+
+Shape = tuple[int, int]
+
+SWEEP_SHAPES: tuple[Shape, ...] = (
+    (64, 512), (128, 1024), (256, 1024), (512, 128), (512, 512), (512, 2048), (512, 4096), (4096, 128), (4096, 512),
+    (4096, 2048), (16384, 128), (16384, 512),
+)  # fmt: skip
+HEADLINE: Shape = (4096, 128)
+SHORT_ROWS: tuple[Shape, ...] = tuple(
+    (envs, steps) for steps, envs in product((8, 16, 32, 64, 128), (4096, 8192, 16384, 32768))
+)
+LONGER_ROWS: tuple[Shape, ...] = tuple(
+    (envs, steps) for envs, steps in product((128, 512, 1024, 2048), (128, 512, 2048, 4096, 8192))
+)
+RETRACE_SHAPES: tuple[Shape, ...] = tuple((512, steps) for steps in (512, 1024, 2048, 4096, 8192))
+LONG_SHAPES: tuple[Shape, ...] = ((64, 65536), (16, 262144), (1, 1048576), (8, 131072))
+LENGTHENING: tuple[Shape, ...] = tuple((16, steps) for steps in (1024, 4096, 16384, 65536, 131072, 1048576))
+LARGE_SHAPES: tuple[Shape, ...] = ((16384, 512), (4096, 2048), (65536, 512))
+HUGE_SHAPE: Shape = (65536, 32896)
+CPU_SHAPES: tuple[Shape, ...] = ((1, 2048), (8, 2048), (4096, 128))
+TINY_SHAPES: tuple[Shape, ...] = ((5, 16), (3, 33))
+
+
+class Suite(NamedTuple):
+    """Workloads, and the arms that are measured besides the floors."""
+
+    workloads: tuple[Workload, ...]
+    providers: tuple[str, ...]
+    device: str = "cuda"
+
+    def arms_of(self, workload: Workload) -> tuple[str, ...]:
+        """The arms of a workload. The compiled scan compiles for seconds: the paper's table has it, and no more."""
+        plain = workload.layout == "env-major" and not workload.truncated
+        headline = workload.layout == "env-major" and (workload.num_envs, workload.num_steps) == HEADLINE
+        kept = plain or headline
+        return tuple(name for name in self.providers if kept or name != "compiled_scan")
+
+
+def workloads(
+    shapes: Iterable[Shape],
+    estimators: Iterable[str] = ESTIMATORS,
+    layouts: Iterable[str] = LAYOUTS,
+    truncated: Iterable[bool] = (False,),
+    dtype: str = "float32",
+) -> tuple[Workload, ...]:
+    """Every combination that there is, shapes last, so that what compiles alike comes together."""
+    combinations = product(estimators, truncated, layouts, shapes)
+    found = (Workload(name, *shape, layout, cut, dtype) for name, cut, layout, shape in combinations)
+    return tuple(workload for workload in found if workload.spec.truncates or not workload.truncated)
+
+
+ENV_MAJOR, BOTH = ("env-major",), (False, True)
+SUITES = {
+    "headline": Suite(
+        workloads([HEADLINE], layouts=ENV_MAJOR, truncated=BOTH),
+        ("ours", "ours_out", "loop", "compiled_scan", "flat_triton", "torchrl"),
+    ),
+    "rows": Suite(workloads((*SHORT_ROWS, *LONGER_ROWS), ["gae"], ENV_MAJOR), ("ours_out", "cuda_rows")),
+    "retrace_long": Suite(
+        workloads(RETRACE_SHAPES, ["retrace"], ENV_MAJOR), ("ours", "ours_out", "compiled_scan", "flat_triton")
+    ),
+    "long": Suite(
+        (
+            *workloads(LONG_SHAPES, ["gae", "eligibility_traces"], ENV_MAJOR),
+            *workloads(LENGTHENING, ["gae"], ENV_MAJOR),
+        ),
+        ("ours", "flat_triton", "cuda_rows"),
+    ),
+    "large": Suite(workloads(LARGE_SHAPES), ("ours", "ours_out")),
+    "bf16": Suite(workloads([HEADLINE, (16384, 512)], dtype="bfloat16"), ("ours", "ours_out")),
+    "huge": Suite(
+        (
+            Workload("prefix_sum", *HUGE_SHAPE, dtype="bfloat16"),
+            Workload("gae", *HUGE_SHAPE, "time-major", dtype="bfloat16"),
+        ),
+        ("ours",),
+    ),
+    "sweep": Suite(workloads(SWEEP_SHAPES, truncated=BOTH), ("ours", "flat_triton", "compiled_scan")),
+    "cpu": Suite(
+        workloads(CPU_SHAPES),
+        ("ours", "ours_out", "loop", "numpy", "numba", "sb3", "torchrl", "rlax"),
+        device="cpu",
+    ),
+    "tiny": Suite(workloads(TINY_SHAPES, truncated=BOTH), ("ours", "ours_out", "loop", "numpy", "numba"), device="cpu"),
+}

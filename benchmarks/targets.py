@@ -1,0 +1,205 @@
+"""The targets, and whether result files reach them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from benchmarks import files
+from benchmarks.measured import Results
+from benchmarks.providers.limits import FLAT_LONGEST
+from benchmarks.suites import ENV_MAJOR, HEADLINE, LARGE_SHAPES, LONG_SHAPES, SUITES, SWEEP_SHAPES, workloads
+from benchmarks.workloads import Workload, bytes_moved
+
+LIGHT = ("gae", "lambda_returns", "discounted_returns", "eligibility_traces", "prefix_sum")
+HEAVY = ("vtrace", "retrace")
+LARGE_CELLS = 8_000_000
+
+
+class Point(NamedTuple):
+    """A number that a target judges, if it was measured."""
+
+    value: float | None
+    where: str
+
+
+class Verdict(NamedTuple):
+    """What came of a target."""
+
+    status: str
+    number: str
+
+
+NOT_YET = Verdict("not measured yet", "")
+
+
+PointsOf = Callable[[Results, files.Row | None], Iterable[Point]]
+"""The numbers in the results of a GPU, and in those of the pass of Stable-Baselines3 on a CPU."""
+
+
+class Target(NamedTuple):
+    """A limit for some points: each of them, or their geometric mean."""
+
+    what: str
+    points: PointsOf
+    limit: float
+    at_least: bool = True
+    unit: str = "×"
+    mean: bool = False
+
+    def judge(self, results: Results, sb3: files.Row | None) -> Verdict:
+        """Reached, missed, incomplete, or not measured yet; and the number."""
+        points = list(self.points(results, sb3))
+        known = [(point.value, point.where) for point in points if point.value is not None]
+        if not known:
+            return NOT_YET
+        good = [self.holds(value) for value, _ in known]
+        if self.mean:
+            mean = statistics.geometric_mean(value for value, _ in known)
+            good, text = [self.holds(mean)], f"{self.written(mean)} over {len(known)}"
+        else:
+            worst = (min if self.at_least else max)(known)
+            text = f"{self.written(worst[0])} at the worst ({worst[1]}); {sum(good)} of {len(known)}"
+        missing = len(points) - len(known)
+        if missing:
+            text += f"; {missing} more not measured"
+        return Verdict("missed" if not all(good) else "incomplete" if missing else "reached", text)
+
+    def holds(self, value: float) -> bool:
+        """Whether a number is within the limit; NaN is not."""
+        return value >= self.limit if self.at_least else value <= self.limit
+
+    def written(self, value: float) -> str:
+        """A number with its unit."""
+        return f"{value:.2f}{self.unit}" if abs(value) < 100 else f"{value:.0f}{self.unit}"
+
+
+def quotient(a: float | None, b: float | None) -> float | None:
+    """a / b, if there are both."""
+    return None if a is None or b is None else a / b
+
+
+# --- the points -------------------------------------------------------------------------------------------------------
+
+
+def against(suite: str, chosen: Iterable[Workload], other: str, ours: str = "ours", kind: str = "full") -> PointsOf:
+    """How many times faster ours is than another arm."""
+
+    def points(results: Results, sb3: files.Row | None) -> Iterator[Point]:
+        return (Point(results.ratio(suite, workload, other, ours, kind), str(workload)) for workload in kept)
+
+    kept = tuple(chosen)
+    return points
+
+
+def retrace_points(results: Results, sb3: files.Row | None) -> Iterator[Point]:
+    """Retrace against the compiled scan."""
+    yield from against("sweep", workloads(SWEEP_SHAPES, ["retrace"], ENV_MAJOR), "compiled_scan")(results, sb3)
+    yield from against("retrace_long", SUITES["retrace_long"].workloads, "compiled_scan")(results, sb3)
+
+
+def over_floor(suite: str, chosen: Iterable[Workload], inverse: bool = False) -> PointsOf:
+    """Device time over the floor of the bytes, or the percentage of the roofline."""
+
+    def points(results: Results, sb3: files.Row | None) -> Iterator[Point]:
+        for workload in kept:
+            ratio = results.over_floor(suite, workload)
+            yield Point(ratio if ratio is None or not inverse else 100 / ratio, str(workload))
+
+    kept = tuple(chosen)
+    return points
+
+
+def overhead_points(results: Results, sb3: files.Row | None) -> Iterator[Point]:
+    """The full call beyond that of torch.add on the same shape."""
+    for workload in workloads([HEADLINE], layouts=ENV_MAJOR):
+        ours, add = (results.time("headline", workload, name, "full") for name in ("ours", "torch_add"))
+        yield Point(None if ours is None or add is None else ours - add, workload.estimator)
+
+
+def layout_points(results: Results, sb3: files.Row | None) -> Iterator[Point]:
+    """Time-major over env-major, on the device."""
+    for suite, shapes in (("sweep", SWEEP_SHAPES), ("large", LARGE_SHAPES)):
+        for workload in workloads(shapes, layouts=["time-major"]):
+            times = [
+                results.time(suite, w, "ours", "device") for w in (workload, workload._replace(layout="env-major"))
+            ]
+            yield Point(quotient(*times), str(workload))
+
+
+def truncation_points(results: Results, sb3: files.Row | None) -> Iterator[Point]:
+    """What is left of the device time with truncations after the bytes of the extra inputs, over the plain time."""
+    for workload in workloads(SWEEP_SHAPES, truncated=[True]):
+        plain = workload._replace(truncated=False)
+        time, plain_time = (results.time("sweep", w, "ours", "device") for w in (workload, plain))
+        bandwidth = results.bandwidths.get(("sweep", workload, "ours"), math.nan)
+        extra = (bytes_moved(workload) - bytes_moved(plain)) / bandwidth
+        yield Point(quotient(None if time is None else time - extra, plain_time), str(workload))
+
+
+def sb3_points(shape: tuple[int, int], threads: bool = False) -> PointsOf:
+    """The stock pass over ours, on one core, or on several over one."""
+
+    def points(results: Results, sb3: files.Row | None) -> Iterator[Point]:
+        rows = [] if sb3 is None else [row for row in sb3["rows"] if (row["n_steps"], row["n_envs"]) == shape]
+        found = {row["threads"]: row["speedup"] for row in rows}
+        one, most = found.get(1), found.get(max(found, default=1))
+        if threads:
+            yield Point(quotient(most if len(found) > 1 else None, one), f"{max(found, default=1)} threads")
+        else:
+            yield Point(one, str(shape))
+
+    return points
+
+
+# --- the targets ------------------------------------------------------------------------------------------------------
+
+SWEEP = workloads(SWEEP_SHAPES, layouts=ENV_MAJOR, truncated=(False, True))
+LARGE = [w for w in SUITES["large"].workloads if w.cells >= LARGE_CELLS]
+FLAT_LONG = [w for w in workloads(LONG_SHAPES, ["gae", "eligibility_traces"], ENV_MAJOR) if w.num_steps <= FLAT_LONGEST]
+TARGETS = {
+    "flat_mean": Target(
+        "full call, all estimators, 12 shapes, plain and truncated: geometric mean against the flat Triton kernel",
+        against("sweep", SWEEP, "flat_triton"), 1.5, mean=True,
+    ),
+    "flat_each": Target("the same, each", against("sweep", SWEEP, "flat_triton"), 1.0),
+    "retrace_compiled": Target("full call, Retrace at every T against the compiled scan", retrace_points, 1.5),
+    "retrace_floor": Target(
+        "device, Retrace at 512 environments over its bytes' floor",
+        over_floor("retrace_long", SUITES["retrace_long"].workloads), 2.0, at_least=False,
+    ),
+    "cuda_rows": Target(
+        "full call with `out=`, GAE in 40 shapes against the CUDA kernel with a thread per row",
+        against("rows", SUITES["rows"].workloads, "cuda_rows", "ours_out"), 1.0,
+    ),
+    "host_overhead": Target(
+        "full call at 4096x128 beyond that of `torch.add`", overhead_points, 2.0, at_least=False, unit=" µs"
+    ),
+    "roofline_light": Target(
+        "device, N·T ≥ 8M, both layouts, roofline: GAE, returns, traces, prefix sums",
+        over_floor("large", [w for w in LARGE if w.estimator in LIGHT], inverse=True), 85.0, unit=" %",
+    ),
+    "roofline_heavy": Target(
+        "device, N·T ≥ 8M, both layouts, roofline: V-Trace, Retrace",
+        over_floor("large", [w for w in LARGE if w.estimator in HEAVY], inverse=True), 75.0, unit=" %",
+    ),
+    "time_major": Target("device, time-major over env-major at the same shape", layout_points, 1.15, at_least=False),
+    "long_flat": Target(
+        f"device, long rows against the flat Triton kernel, which holds up to {FLAT_LONGEST} steps",
+        against("long", FLAT_LONG, "flat_triton", kind="device"), 12.0,
+    ),
+    "long_floor": Target(
+        "device, 64x65536 over its bytes' floor",
+        over_floor("long", workloads(LONG_SHAPES[:1], ["gae", "eligibility_traces"], ENV_MAJOR)), 3.0, at_least=False,
+    ),
+    "cpu_short": Target(
+        "CPU, (n_steps, n_envs) = (2048, 1) against the pass of Stable-Baselines3", sb3_points((2048, 1)), 50.0
+    ),
+    "cpu_wide": Target("CPU, (128, 4096) on one core, likewise", sb3_points((128, 4096)), 1.5),
+    "cpu_threads": Target("CPU, (128, 4096), more threads against one", sb3_points((128, 4096), threads=True), 1.0),
+    "truncations": Target(
+        "device, with truncations less the extra inputs' bytes over plain", truncation_points, 1.25, at_least=False
+    ),
+}  # fmt: skip

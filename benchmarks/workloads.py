@@ -1,0 +1,121 @@
+"""What is computed: an estimator on random experience of some shape, memory layout and dtype."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+Inputs = dict[str, torch.Tensor]
+
+GAMMA = 0.99
+ACTIONS = 4
+FLAGS = {"terminated": 0.02, "truncated": 0.01, "dones": 0.02}
+"""Departure flags, bool, and how often they are set."""
+PER_ACTION = ("next_action_probs", "next_q_values")
+LAYOUTS = ("env-major", "time-major")
+
+
+class Estimator(NamedTuple):
+    """A public function, its inputs per step by the names of its arguments, and how many results it is asked for."""
+
+    function: str
+    inputs: tuple[str, ...]
+    outputs: int
+    bootstraps: bool = True
+    truncates: bool = True
+    lambda_: float | None = None
+
+
+LOG_PROBS = ("target_log_probs", "behaviour_log_probs")
+ESTIMATORS = {
+    "gae": Estimator("compute_gae", ("rewards", "values", "terminated"), 1, lambda_=0.95),
+    "vtrace": Estimator("compute_vtrace", ("rewards", "values", "terminated", *LOG_PROBS), 2, lambda_=1.0),
+    "retrace": Estimator(
+        "compute_retrace",
+        ("rewards", "q_values", "terminated", *LOG_PROBS, *PER_ACTION),
+        2,
+        bootstraps=False,
+        lambda_=1.0,
+    ),
+    "lambda_returns": Estimator("compute_lambda_returns", ("rewards", "values", "terminated"), 1, lambda_=0.95),
+    "discounted_returns": Estimator("compute_discounted_returns", ("rewards", "terminated"), 1),
+    "eligibility_traces": Estimator(
+        "compute_eligibility_traces", ("x", "terminated"), 1, bootstraps=False, lambda_=0.95
+    ),
+    "prefix_sum": Estimator("compute_episodic_prefix_sum", ("x", "dones"), 1, bootstraps=False, truncates=False),
+}
+
+
+class Workload(NamedTuple):
+    """An estimator and its inputs. With `truncated`: truncation flags too, and bootstrap values at every step."""
+
+    estimator: str
+    num_envs: int
+    num_steps: int
+    layout: str = "env-major"
+    truncated: bool = False
+    dtype: str = "float32"
+
+    @property
+    def spec(self) -> Estimator:
+        """What is computed."""
+        return ESTIMATORS[self.estimator]
+
+    @property
+    def time_dim(self) -> int:
+        """The dimension of time."""
+        return 1 if self.layout == "env-major" else 0
+
+    @property
+    def cells(self) -> int:
+        """Environments times steps."""
+        return self.num_envs * self.num_steps
+
+    @property
+    def per_step(self) -> tuple[str, ...]:
+        """The inputs that have a number per step."""
+        return self.spec.inputs + ("truncated",) * self.truncated
+
+    def __str__(self) -> str:
+        truncated = " truncated" if self.truncated else ""
+        return f"{self.estimator} {self.num_envs}x{self.num_steps} {self.layout}{truncated} {self.dtype}"
+
+
+def draw(workload: Workload, device: str, seed: int = 0) -> Inputs:
+    """The inputs by name, contiguous in the workload's layout."""
+    generator = torch.Generator(device).manual_seed(seed)
+    dtype = getattr(torch, workload.dtype)
+    shape = (workload.num_envs, workload.num_steps)
+    shape = shape if workload.time_dim == 1 else shape[::-1]
+
+    def normal(*size: int) -> torch.Tensor:
+        return torch.randn(size, generator=generator, device=device, dtype=dtype)
+
+    def make(name: str) -> torch.Tensor:
+        if name in FLAGS:
+            return torch.rand(shape, generator=generator, device=device) < FLAGS[name]
+        if name in LOG_PROBS:
+            return normal(*shape).mul_(0.2).sub_(1)
+        x = normal(*shape, *[ACTIONS] * (name in PER_ACTION))
+        return x.softmax(-1) if name == "next_action_probs" else x
+
+    inputs = {name: make(name) for name in workload.per_step}
+    if workload.spec.bootstraps:
+        inputs["bootstrap_values"] = normal(*(shape if workload.truncated else (workload.num_envs,)))
+    return inputs
+
+
+def bytes_moved(workload: Workload) -> int:
+    """Every input read once, every output written once, in the dtypes given; outputs are float32."""
+    size = getattr(torch, workload.dtype).itemsize
+    per_cell = sum(1 if name in FLAGS else size * (ACTIONS if name in PER_ACTION else 1) for name in workload.per_step)
+    per_cell += 4 * workload.spec.outputs
+    bootstraps = workload.spec.bootstraps * (workload.cells if workload.truncated else workload.num_envs)
+    return workload.cells * per_cell + size * bootstraps
+
+
+def rows_of(inputs: Inputs, workload: Workload, rows: torch.Tensor) -> Inputs:
+    """The inputs of some environments."""
+    envs = 1 - workload.time_dim
+    return {name: x.index_select(envs if x.ndim > 1 else 0, rows) for name, x in inputs.items()}

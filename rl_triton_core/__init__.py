@@ -16,6 +16,7 @@ from rl_triton_core.estimators.traces import compute_eligibility_traces as compu
 from rl_triton_core.estimators.traces import compute_episodic_prefix_sum as compute_episodic_prefix_sum
 from rl_triton_core.estimators.vtrace import VTraceOutput as VTraceOutput
 from rl_triton_core.estimators.vtrace import compute_vtrace as compute_vtrace
+from rl_triton_core.normalization import normalize_advantages as normalize_advantages
 
 __all__ = [
     "BackendUnavailableError",
@@ -34,4 +35,5 @@ __all__ = [
     "compute_retrace",
     "compute_vtrace",
     "linear_recurrence",
+    "normalize_advantages",
 ]

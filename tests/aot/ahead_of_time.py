@@ -25,6 +25,7 @@ TARGETS = {
 
 POINTERS = {
     torch.float32: "*fp32",
+    torch.float64: "*fp64",
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
     torch.bool: "*i1",

@@ -1,0 +1,85 @@
+"""Normalisation on the CPU: two compiled passes without temporaries, in spans that threads share.
+
+Spans are those of the shape, and are merged in their order: results do not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from rl_triton_core.backends.cpu import threads
+from rl_triton_core.kernels import serial_moments
+from rl_triton_core.moments import Exchange, Task, standardizer
+from rl_triton_core.recurrence import bind
+
+SPAN = 1 << 18
+"""Elements of a span: enough to pay for handing it to a thread."""
+NATIVE = (torch.float32, torch.float64)
+NO_MASK = np.zeros((1, 1), np.uint8)
+
+scalar_standardizer = bind(
+    standardizer,
+    select=lambda condition, chosen, otherwise: chosen if condition else otherwise,
+    root=math.sqrt,
+    at_least=lambda bound, x: bound if x < bound else x,
+)
+
+
+def run(task: Task, exchange: Exchange | None) -> None:
+    """Fill the output."""
+    out = task.out if task.out.dtype in NATIVE else torch.empty_like(task.out, dtype=torch.float32)
+    streams = array(task.values), task.mask is not None, NO_MASK if task.mask is None else flags(task.mask)
+    size = task.values.numel()
+    spans = [(first, min(first + SPAN, size)) for first in range(0, size, SPAN)]
+    parts = np.empty((len(spans), 3))
+    each(spans, lambda first, end: serial_moments.moments(*streams, first, end, parts[first // SPAN]))
+    moments = merged(parts.tolist())
+    if exchange is not None:
+        moments = merged(exchange(torch.tensor([moments], dtype=torch.float64)).tolist())
+    shift_and_factor = scalar_standardizer(*moments, *task.rule)
+    each(spans, lambda first, end: serial_moments.standardize(*streams, first, end, out.numpy(), *shift_and_factor))
+    if out is not task.out:
+        task.out.copy_(out)
+
+
+def merged(parts: Sequence[Sequence[float]]) -> tuple[float, float, float]:
+    """Count, mean and M2 of parts taken together, one after the other (Chan, Golub and LeVeque 1979)."""
+    count, mean, m2 = 0.0, 0.0, 0.0
+    for n, part_mean, part_m2 in parts:
+        if n > 0:
+            share = n / (count + n)
+            apart = part_mean - mean
+            m2 += part_m2 + apart * apart * count * share
+            mean += apart * share
+            count += n
+    return count, mean, m2
+
+
+def each(spans: Sequence[tuple[int, int]], work: Callable[[int, int], None]) -> None:
+    """Do the work on every span, several threads taking turns if there are enough."""
+
+    def take(some: Sequence[tuple[int, int]]) -> None:
+        for first, end in some:
+            work(first, end)
+
+    workers = min(torch.get_num_threads(), len(spans))
+    if workers < 2:
+        take(spans)
+    else:
+        for job in [threads().submit(take, spans[i::workers]) for i in range(workers)]:
+            job.result()
+
+
+def array(x: torch.Tensor) -> Any:
+    """Numbers that the loops take, in place if they are."""
+    return (x if x.dtype in NATIVE else x.float()).numpy()
+
+
+def flags(mask: torch.Tensor) -> Any:
+    """A mask as bytes, in place if it is."""
+    return (mask if mask.dtype in (torch.bool, torch.uint8) else mask != 0).numpy().view(np.uint8)

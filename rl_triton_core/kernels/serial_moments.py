@@ -1,0 +1,83 @@
+"""Normalisation by moments in loops that Numba compiles: moments of a span of a matrix, and their application to it.
+
+A span is a range of elements in the order of rows. `valid` counts only where `masked`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numba
+
+
+def compiled(**options: Any) -> Callable[[Any], Any]:
+    """Compile for each combination of types when it is first met, and keep that on disk if there is a place for it."""
+
+    def compile_function(function: Any) -> Any:
+        try:
+            return numba.njit(cache=True, nogil=True, error_model="numpy", **options)(function)
+        except RuntimeError:  # no directory to keep it in
+            return numba.njit(nogil=True, error_model="numpy", **options)(function)
+
+    return compile_function
+
+
+@compiled()
+def first_valid(values, masked, valid, first, end):
+    """The first element of a span that counts, 0 if none does."""
+    columns = values.shape[1]
+    for i in range(first, end):
+        if not masked or valid[i // columns, i % columns]:
+            return float(values[i // columns, i % columns])
+    return 0.0
+
+
+@compiled(fastmath={"reassoc"})
+def moments(values, masked, valid, first, end, result):
+    """Count, mean and M2 of a span, from differences to one of its elements.
+
+    The difference of the sums loses at most a factor of `count` in precision, however large the mean is.
+    """
+    columns = values.shape[1]
+    pivot = first_valid(values, masked, valid, first, end)
+    count, total, squares = 0, 0.0, 0.0
+    for row in range(first // columns, (end + columns - 1) // columns):
+        left, right = max(first - row * columns, 0), min(end - row * columns, columns)
+        x = values[row, left:right]
+        if masked:
+            counts = valid[row, left:right]
+            for j in range(len(x)):
+                apart = x[j] - pivot
+                if not counts[j]:
+                    apart = 0.0
+                count += counts[j] != 0
+                total += apart
+                squares += apart * apart
+        else:
+            count += len(x)
+            for j in range(len(x)):
+                apart = x[j] - pivot
+                total += apart
+                squares += apart * apart
+    shift = total / max(count, 1)
+    result[0] = count
+    result[1] = pivot + shift
+    result[2] = max(squares - total * shift, 0.0)
+
+
+@compiled()
+def standardize(values, masked, valid, first, end, out, subtracted, factor):
+    """(value − subtracted)·factor in a span, 0 where masked."""
+    columns = values.shape[1]
+    for row in range(first // columns, (end + columns - 1) // columns):
+        left, right = max(first - row * columns, 0), min(end - row * columns, columns)
+        x, y = values[row, left:right], out[row, left:right]
+        if masked:
+            counts = valid[row, left:right]
+            for j in range(len(x)):
+                normalized = (x[j] - subtracted) * factor
+                y[j] = normalized if counts[j] else 0.0
+        else:
+            for j in range(len(x)):
+                y[j] = (x[j] - subtracted) * factor

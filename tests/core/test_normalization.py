@@ -1,0 +1,546 @@
+"""Normalised advantages: equation, edge cases, accuracy, memory, gradients, and statistics over several processes."""
+
+import doctest
+import importlib
+import math
+
+import numpy as np
+import pytest
+import torch
+from cases import LAYOUTS, place, same_bits
+from torch import distributed, multiprocessing
+
+from rl_triton_core import BackendUnavailableError, available_backends, normalization, normalize_advantages
+from rl_triton_core.testing import assert_close
+
+NAN, INF = math.nan, math.inf
+MODES = ("add", "floor", "variance")
+RULES = [
+    (1, 1e-8, "add"),
+    (0, 1e-4, "floor"),
+    (1, 1e-8, "variance"),
+    (0, 0.5, "add"),
+    (2.5, 2.0, "floor"),
+    (0, 0, "add"),
+]
+
+
+def oracle(advantages, mask=None, correction=1, epsilon=1e-8, epsilon_mode="add"):
+    """Exact sums over the valid elements, in float64."""
+    a = np.asarray(advantages, np.float64)
+    valid = np.ones(a.shape, bool) if mask is None else np.asarray(mask, bool)
+    x = a[valid].tolist()
+    result = np.zeros(a.shape)
+    if len(x) <= correction:
+        result[valid] = x
+        return result
+    mean = math.fsum(x) / len(x)
+    variance = math.fsum((v - mean) ** 2 for v in x) / (len(x) - correction)
+    divisor = {
+        "add": math.sqrt(variance) + epsilon,
+        "floor": max(math.sqrt(variance), epsilon),
+        "variance": math.sqrt(variance + epsilon),
+    }[epsilon_mode]
+    result[valid] = [(v - mean) / divisor for v in x]
+    return result
+
+
+def random(*shape, seed=0, valid=1.0, dtype=torch.float32):
+    rng = np.random.default_rng(seed)
+    advantages = torch.as_tensor(3 + 2 * rng.standard_normal(shape)).to(dtype)
+    return advantages, None if valid == 1 else torch.as_tensor(rng.random(shape) < valid)
+
+
+def normalized(target, advantages, mask=None, **options):
+    """The call's result on the CPU, from tensors there, after what must hold of any call."""
+    streams = [None if x is None else x.to(target.device) for x in (advantages, mask)]
+    result = normalize_advantages(*streams, **{"backend": target.backend, **options})
+    assert result.shape == advantages.shape and not result.requires_grad
+    if "out" not in options:
+        assert result.dtype == (torch.float64 if advantages.dtype == torch.float64 else torch.float32)
+    return result.cpu()
+
+
+# --- the equation -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("valid", [1.0, 0.6])
+@pytest.mark.parametrize("shape", [(6, 11), (7,), (70, 101), (2, 3, 5)], ids=str)
+def test_the_equation(target, shape, valid, rule):
+    advantages, mask = random(*shape, valid=valid)
+    assert_close(normalized(target, advantages, mask, **options(rule)), oracle(advantages, mask, *rule), rtol=2e-7)
+
+
+def options(rule):
+    return dict(zip(("correction", "epsilon", "epsilon_mode"), rule, strict=True))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_float64(float64_target, rule):
+    advantages, mask = random(40, 33, valid=0.7, dtype=torch.float64)
+    got = normalized(float64_target, advantages, mask, **options(rule))
+    assert_close(got, oracle(advantages, mask, *rule), rtol=1e-13)
+
+
+def test_what_the_frameworks_compute(target):
+    """Their own lines, in float64."""
+    advantages, mask = random(16, 24, valid=0.8)
+    a, array = advantages.double(), advantages.double().numpy()
+    sb3 = cleanrl = (a - a.mean()) / (a.std() + 1e-8)
+    rllib = (array - array.mean()) / max(1e-4, array.std())
+    torchrl = (a - a.mean()) / a.std().clamp_min(1e-6)
+    count = mask.sum()
+    mean = (a * mask).sum() / count
+    variance = ((a - mean) ** 2 * mask).sum() / count * (count / (count - 1))
+    verl = (a - mean) * torch.rsqrt(variance + 1e-8) * mask
+    for want, given in (
+        (sb3, {}),
+        (cleanrl, {"correction": 1, "epsilon": 1e-8, "epsilon_mode": "add"}),
+        (rllib, {"correction": 0, "epsilon": 1e-4, "epsilon_mode": "floor"}),
+        (torchrl, {"epsilon": 1e-6, "epsilon_mode": "floor"}),
+        (verl, {"mask": mask, "epsilon_mode": "variance"}),
+    ):
+        assert_close(normalized(target, advantages, **given), want, rtol=2e-7)
+
+
+def test_epsilon_counts_where_the_spread_is_small(target):
+    advantages = torch.tensor([1.0, 2.0, 3.0]) * 1e-3
+    for mode, divisor in (("add", 2e-3), ("floor", 1e-3), ("variance", math.sqrt(1.001e-3))):
+        got = normalized(target, advantages, epsilon=1e-3, epsilon_mode=mode)
+        assert_close(got, np.array([-1e-3, 0, 1e-3]) / divisor, rtol=2e-6, name=mode)
+
+
+def test_the_docstring_example():
+    module = importlib.import_module("rl_triton_core.normalization")
+    result = doctest.testmod(module, extraglobs={"torch": torch})
+    assert result.attempted and not result.failed
+
+
+# --- defined results --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("epsilon", [0, 1e-8, 1e-4])
+@pytest.mark.parametrize("value", [0.1, -1e30, 1e-30, 0.0])
+def test_equal_elements_give_zero(target, value, epsilon, mode):
+    advantages = torch.full((9, 301), value)
+    mask = random(9, 301, valid=0.5)[1]
+    for given in (None, mask):
+        assert not normalized(target, advantages, given, epsilon=epsilon, epsilon_mode=mode).any()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_equal_float64_elements_give_zero(float64_target, mode):
+    assert not normalized(
+        float64_target, torch.full((7, 43), 0.1, dtype=torch.float64), epsilon=0, epsilon_mode=mode
+    ).any()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("epsilon", [0, 1e-8])
+def test_no_more_elements_than_the_correction_stay_as_they_are(target, epsilon, mode):
+    advantages = torch.tensor([[5.0, -7.0, NAN, 2.5]])
+    rule = {"epsilon": epsilon, "epsilon_mode": mode}
+    one = torch.tensor([[False, True, False, False]])
+    two = torch.tensor([[True, True, False, False]])
+    assert normalized(target, advantages, one, **rule).tolist() == [[0, -7, 0, 0]]
+    assert normalized(target, advantages, two, correction=2, **rule).tolist() == [[5, -7, 0, 0]]
+    assert normalized(target, advantages, one, correction=0, **rule).tolist() == [[0, 0, 0, 0]]
+    assert normalized(target, torch.tensor([3.0]), **rule).tolist() == [3]
+    assert normalized(target, torch.tensor(3.0), **rule).tolist() == 3
+
+
+@pytest.mark.parametrize("correction", [0, 1])
+def test_no_valid_element(target, correction):
+    advantages, mask = torch.full((3, 5), NAN), torch.zeros(3, 5, dtype=torch.bool)
+    got = normalized(target, advantages, mask, correction=correction, epsilon=0)
+    assert same_bits(got, torch.zeros(3, 5))
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 5), (5, 0)])
+def test_empty(target, shape):
+    assert normalized(target, torch.ones(shape)).shape == shape
+    assert normalized(target, torch.ones(shape), torch.ones(shape)).shape == shape
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+def test_a_valid_element_that_is_not_finite(target, value):
+    advantages, mask = random(5, 700, valid=0.8)
+    mask[2, 3] = True
+    advantages[2, 3] = value
+    got = normalized(target, advantages, mask)
+    assert got[mask].isnan().all() and not got[~mask].any()
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF, 1e30])
+def test_masked_cells_have_no_effect(target, value):
+    advantages, mask = random(6, 800, valid=0.7)
+    mask[0, 0] = False
+    want = normalized(target, advantages.where(mask, 0), mask)
+    assert same_bits(normalized(target, advantages.where(mask, value), mask), want)
+    assert same_bits(want[~mask], torch.zeros(int((~mask).sum())))
+
+
+# --- accuracy ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("valid", [1.0, 0.7])
+@pytest.mark.parametrize(("mean", "spread"), [(1e6, 1), (-3e7, 4), (1e-20, 1e-25), (1e30, 1e25), (0, 1e-40)])
+def test_a_large_mean_with_a_small_spread(target, mean, spread, valid):
+    advantages, mask = random(12, 500, valid=valid, dtype=torch.float64)
+    advantages = (mean + spread * advantages).float()
+    got = normalized(target, advantages, mask, epsilon=0)
+    assert_close(got, oracle(advantages, mask, epsilon=0), rtol=2e-7)
+
+
+def test_a_large_mean_in_float64(float64_target):
+    advantages = 1e6 + 1e-3 * random(40, 50, dtype=torch.float64)[0]
+    assert_close(normalized(float64_target, advantages, epsilon=0), oracle(advantages, epsilon=0), rtol=1e-7)
+
+
+@pytest.mark.parametrize("place_of_it", [0, 1234, -1])
+def test_one_element_far_from_the_others(target, place_of_it):
+    advantages = random(3000)[0]
+    advantages[place_of_it] = 1e7
+    assert_close(normalized(target, advantages), oracle(advantages), rtol=2e-7)
+
+
+def test_parts_with_means_of_their_own(target, monkeypatch):
+    """Statistics of parts that differ, some with nothing valid in them, are merged."""
+    shrink_parts(target, monkeypatch)
+    advantages, mask = random(20_000, valid=0.5)
+    advantages += 1e4 * torch.arange(20_000).div(2000, rounding_mode="floor")
+    mask[:5000], mask[12_000:16_000] = False, False
+    for given in (None, mask):
+        assert_close(normalized(target, advantages, given), oracle(advantages, given), rtol=2e-7)
+        equal = normalized(target, torch.full_like(advantages, 0.1), given, epsilon=0)
+        assert not equal.any()
+
+
+def shrink_parts(target, monkeypatch):
+    if target.backend == "cpu":
+        monkeypatch.setattr("rl_triton_core.backends.cpu_moments.SPAN", 1500)
+    if target.backend == "triton":
+        monkeypatch.setattr("rl_triton_core.backends.triton_moments.PROGRAMS", 3)
+
+
+def test_large(target):
+    """More elements than one round of programs, or of threads, takes."""
+    shape = (5, 300_007) if target.backend != "triton" or not target.interpreted else (5, 3001)
+    advantages, mask = random(*shape, valid=0.9)
+    valid = advantages[mask].double()
+    want = torch.where(mask, (advantages.double() - valid.mean()) / valid.std(), 0)
+    assert_close(normalized(target, advantages, mask), want, rtol=2e-7)
+
+
+# --- memory and types -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mask_layout", [None, *LAYOUTS[:5]])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(target, layout, mask_layout):
+    advantages, mask = random(6, 9, valid=0.0 if mask_layout is None else 0.7)
+    if layout == "expanded":
+        advantages[:] = advantages[:, :1]
+    placed = place(advantages, layout, torch.float32, target.device)
+    flags = None if mask_layout is None else place(mask, mask_layout, torch.bool, target.device)
+    want = oracle(advantages, None if flags is None else mask)
+    before = placed.base.clone()
+    for out_layout in (None, *LAYOUTS[:5]):
+        given = {}
+        if out_layout is not None:
+            out = place(np.full((6, 9), NAN), out_layout, torch.float32, target.device)
+            given["out"] = out.view
+        got = normalize_advantages(placed.view, None if flags is None else flags.view, backend=target.backend, **given)
+        assert_close(got.cpu(), want, rtol=2e-7)
+        assert same_bits(placed.base, before)
+        if given:
+            assert got is out.view
+            beside = out.base.clone()
+            out.same_view(beside).fill_(NAN)
+            assert beside.isnan().all(), "wrote beside the output"
+
+
+@pytest.mark.parametrize("permutation", [(0, 1, 2, 3), (3, 1, 0, 2), (2, 3, 1, 0), (1, 0, 3, 2)])
+def test_many_dimensions(target, permutation):
+    base, flags = random(4, 5, 6, 7, valid=0.8)
+    for view in (np.s_[:], np.s_[::2, 1:, ::3, 2:]):
+        advantages, mask = base[view].permute(permutation), flags.permute(permutation).contiguous()
+        mask = mask[tuple(slice(size) for size in advantages.shape)]
+        out = torch.full(base.shape, NAN).permute(permutation)[tuple(slice(size) for size in advantages.shape)]
+        want = oracle(advantages, mask)
+        assert_close(normalized(target, advantages, mask), want, rtol=2e-7)
+        assert_close(normalized(target, advantages, mask, out=out.to(target.device)), want, rtol=2e-7)
+
+
+def test_the_result_lies_as_the_advantages_do(target):
+    assert normalize_advantages(torch.randn(7, 5, device=target.device).t(), backend=target.backend).stride() == (1, 5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("mask_dtype", [torch.bool, torch.uint8, torch.float32, torch.bfloat16, torch.float64])
+def test_dtypes(target, dtype, mask_dtype):
+    advantages, mask = random(9, 70, valid=0.7, dtype=dtype)
+    want = oracle(advantages.double(), mask)
+    flags = mask.to(mask_dtype)
+    assert_close(normalized(target, advantages, flags / 2 if mask_dtype.is_floating_point else flags), want, rtol=2e-7)
+    out = torch.full((9, 70), NAN, dtype=dtype, device=target.device)
+    got = normalized(target, advantages, mask.to(mask_dtype), out=out)
+    assert got.dtype == dtype
+    assert_close(got.double(), want, rtol=torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("layout", LAYOUTS[:5])
+def test_in_place(target, layout, dtype):
+    advantages, mask = random(8, 12, valid=0.7, dtype=dtype)
+    want = oracle(advantages.double(), mask)
+    placed = place(advantages, layout, dtype, target.device)
+    flags = mask.to(target.device)
+    got = normalize_advantages(placed.view, flags, out=placed.view, backend=target.backend)
+    assert got is placed.view
+    assert_close(got.double().cpu(), want, rtol=torch.finfo(dtype).eps)
+    again = placed.view.view_as(placed.view)
+    assert normalize_advantages(placed.view, out=again, backend=target.backend) is again
+
+
+def test_equal_inputs_give_equal_bits(target, monkeypatch):
+    shrink_parts(target, monkeypatch)
+    advantages, mask = random(4, 5000, valid=0.9)
+    first = normalized(target, advantages, mask)
+    assert all(same_bits(normalized(target, advantages, mask), first) for _ in range(3))
+
+
+def test_the_number_of_threads_changes_nothing(target):
+    if target.backend != "cpu":
+        pytest.skip("of the cpu backend")
+    advantages, mask = random(7, 100_003, valid=0.9)
+    threads, results = torch.get_num_threads(), []
+    try:
+        for number in (1, 2, 3):
+            torch.set_num_threads(number)
+            results.append(normalized(target, advantages, mask))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(same_bits(result, results[0]) for result in results)
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+GOOD = torch.ones(3, 5)
+EXPANDED = torch.ones(3, 1).expand(3, 5)
+BAD = [
+    (TypeError, "advantages", ["list", "torch.Tensor"], {"advantages": [1.0]}),
+    (TypeError, "advantages", ["int64", "float32"], {"advantages": torch.ones(3, 5, dtype=torch.int64)}),
+    (TypeError, "mask", ["list"], {"mask": [True]}),
+    (TypeError, "mask", ["int64", "bool"], {"mask": torch.ones(3, 5, dtype=torch.int64)}),
+    (ValueError, "mask", ["(5, 3)", "(3, 5)", "advantages"], {"mask": torch.ones(5, 3)}),
+    (ValueError, "mask", ["meta", "cpu"], {"mask": torch.ones(3, 5, device="meta")}),
+    (ValueError, "correction", ["-1", ">= 0"], {"correction": -1}),
+    (ValueError, "correction", ["nan"], {"correction": NAN}),
+    (TypeError, "correction", ["bool", "float"], {"correction": True}),
+    (ValueError, "epsilon", ["-0.1", ">= 0"], {"epsilon": -0.1}),
+    (ValueError, "epsilon", ["inf"], {"epsilon": INF}),
+    (TypeError, "epsilon", ["str"], {"epsilon": "1e-8"}),
+    (ValueError, "epsilon_mode", ["'max'", "add, floor, variance"], {"epsilon_mode": "max"}),
+    (ValueError, "group", ["'world'", "initialised"], {"group": "world"}),
+    (ValueError, "group", ["3", "initialised"], {"group": 3}),
+    (TypeError, "out", ["list"], {"out": [1.0]}),
+    (TypeError, "out", ["int64"], {"out": torch.ones(3, 5, dtype=torch.int64)}),
+    (ValueError, "out", ["(5, 3)", "(3, 5)"], {"out": torch.ones(5, 3)}),
+    (ValueError, "out", ["meta", "cpu"], {"out": torch.ones(3, 5, device="meta")}),
+    (ValueError, "out", ["requires grad"], {"out": torch.ones(3, 5, requires_grad=True)}),
+    (ValueError, "out", ["strides"], {"out": EXPANDED}),
+    (ValueError, "out", ["strides"], {"out": EXPANDED, "advantages": EXPANDED}),
+    (ValueError, "out", ["memory"], {"out": (buffer := torch.ones(4, 5))[1:], "advantages": buffer[:3]}),
+    (ValueError, "out", ["memory"], {"out": (square := torch.ones(5, 5)).t(), "advantages": square}),
+    (ValueError, "out", ["memory"], {"out": (flags := torch.ones(3, 5)), "mask": flags}),
+    (ValueError, "backend", ["'numpy'", "triton, cpu, reference"], {"backend": "numpy"}),
+]
+
+
+@pytest.mark.parametrize(("error", "name", "words", "changes"), BAD, ids=lambda x: x if isinstance(x, str) else None)
+def test_bad_input(error, name, words, changes):
+    with pytest.raises(error) as caught:
+        normalize_advantages(**{"advantages": GOOD, **changes})
+    message = str(caught.value)
+    assert message.startswith(name) and all(word in message for word in words), message
+    assert (GOOD == 1).all()
+
+
+def test_triton_takes_no_float64(target):
+    if target.backend == "triton":
+        with pytest.raises(TypeError, match=r"^advantages: .*float64.*float32"):
+            normalized(target, torch.ones(3, dtype=torch.float64))
+
+
+def test_a_backend_that_cannot_run():
+    if "triton" not in available_backends("cpu"):
+        with pytest.raises(BackendUnavailableError, match="triton"):
+            normalize_advantages(GOOD, backend="triton")
+
+
+# --- gradients and torch.compile --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("valid", [1.0, 0.7])
+def test_gradients(target, valid, rule):
+    advantages, mask = random(4, 6, valid=valid, dtype=torch.float64)
+    advantages = advantages.to(target.device).requires_grad_()
+    mask = None if mask is None else mask.to(target.device)
+    assert torch.autograd.gradcheck(
+        lambda x: normalize_advantages(x, mask, **options(rule), backend=target.backend), advantages
+    )
+
+
+def test_gradients_where_nothing_spreads_or_nothing_is_valid(target):
+    for advantages, mask in (
+        (torch.full((3, 4), 0.1), None),
+        (torch.full((3, 4), NAN), torch.zeros(3, 4)),
+        (torch.tensor([3.0, INF, NAN]), torch.tensor([1, 0, 0], dtype=torch.uint8)),
+    ):
+        x = advantages.to(target.device).requires_grad_()
+        result = normalize_advantages(x, None if mask is None else mask.to(target.device), backend=target.backend)
+        result.sum().backward()
+        assert result.dtype == torch.float32 and result.isfinite().all() and x.grad.isfinite().all()
+
+
+def test_a_graph_only_where_one_is_wanted(target):
+    advantages = random(4, 6)[0].to(target.device).requires_grad_()
+    with torch.no_grad():
+        assert not normalize_advantages(advantages, backend=target.backend).requires_grad
+    out = torch.empty(4, 6, device=target.device)
+    assert normalize_advantages(advantages, out=out, backend=target.backend) is out and out.requires_grad
+    assert_close(out.detach().cpu(), oracle(advantages.detach().cpu()), rtol=2e-7)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
+def test_compiles_without_a_break(compiler, grad):
+    torch._dynamo.reset()
+    advantages, mask = random(6, 8, valid=0.7)
+    advantages.requires_grad_(grad)
+
+    def function(advantages, mask):
+        return normalize_advantages(advantages + 1, mask, epsilon_mode="floor") * 2
+
+    got = torch.compile(function, fullgraph=True, backend=compiler)(advantages, mask)
+    assert_close(got.detach(), 2 * oracle(advantages.detach() + 1, mask), rtol=2e-7)
+    assert got.requires_grad == grad
+
+
+def test_compiles_with_out():
+    torch._dynamo.reset()
+    advantages = random(6, 8)[0]
+    function = torch.compile(lambda x, out: normalize_advantages(x, out=out), fullgraph=True, backend="aot_eager")
+    out = torch.empty(6, 8)
+    function(advantages, out)
+    assert_close(out, oracle(advantages), rtol=2e-7)
+
+
+# --- several processes ------------------------------------------------------------------------------------------------
+
+RANKS = 2
+CASES = ("plain", "masked", "one rank without a valid step", "one rank empty", "one element in all", "none", "equal")
+
+
+def share(case, rank):
+    """What one rank holds."""
+    advantages, mask = random(3 + rank, 40, seed=rank, valid=0.7)
+    advantages += 1e5 * rank
+    advantages[0, 0], mask[0, 0] = 2.5, True  # the same everywhere
+    if case == "plain":
+        return advantages, None
+    if case == "masked":
+        return advantages, mask
+    if case == "one rank without a valid step":
+        return advantages, mask & (rank == 0)
+    if case == "one rank empty":
+        return (advantages, mask) if rank else (advantages[:0], mask[:0])
+    if case == "equal":
+        return torch.full_like(advantages, 0.1), mask
+    only = torch.zeros_like(mask)
+    only[1, 2] = case == "one element in all" and rank == 1
+    return advantages, only
+
+
+def work(rank, folder, backends, kind):
+    """One rank: every case on every backend, and what went wrong with bad input, into a file."""
+    torch.set_num_threads(1)
+    device = torch.device("cuda", rank) if kind == "nccl" else torch.device("cpu")
+    if kind == "nccl":
+        torch.cuda.set_device(rank)
+    distributed.init_process_group(kind, init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS)
+    gather, calls = normalization.all_gather, []
+    normalization.all_gather = lambda *args, **kwargs: (calls.append(1), gather(*args, **kwargs))[1]
+    results = {}
+    for backend in backends:
+        for case in CASES:
+            streams = [None if x is None else x.to(device) for x in share(case, rank)]
+            calls.clear()
+            result = normalize_advantages(*streams, group="world", backend=backend)
+            results[backend, case] = result.cpu(), len(calls)
+        alone = distributed.new_group([0]), distributed.new_group([1])
+        streams = [x.to(device) for x in share("masked", rank)]
+        by_itself = normalize_advantages(*streams, group=alone[rank], backend=backend)
+        results[backend, "alone"] = by_itself.cpu(), normalize_advantages(*streams, backend=backend).cpu()
+        results[backend, "not a member"] = message(streams[0], alone[1 - rank])
+    results["requires grad"] = message(torch.ones(3, device=device, requires_grad=True), "world")
+    normalization.all_gather = gather
+    if kind == "gloo":
+        function = torch.compile(lambda x: normalize_advantages(x, group="world"), fullgraph=True, backend="aot_eager")
+        results["compiled"] = function(share("plain", rank)[0])
+    torch.save(results, f"{folder}/{rank}")
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+def message(advantages, group):
+    try:
+        normalize_advantages(advantages, group=group)
+    except (TypeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def run_ranks(folder, backends, kind):
+    multiprocessing.spawn(work, (str(folder), backends, kind), nprocs=RANKS)
+    return [torch.load(folder / str(rank)) for rank in range(RANKS)]
+
+
+def check_ranks(ranks, backend):
+    for case in CASES:
+        shares = [share(case, rank) for rank in range(RANKS)]
+        advantages = torch.cat([x.flatten() for x, _ in shares])
+        mask = None if case == "plain" else torch.cat([x.flatten() for _, x in shares])
+        got, calls = zip(*(results[backend, case] for results in ranks), strict=True)
+        assert calls == (1, 1), case
+        assert_close(torch.cat([x.flatten() for x in got]), oracle(advantages, mask), rtol=2e-7, name=case)
+    for case in ("plain", "masked"):
+        first, second = (results[backend, case][0][0, 0] for results in ranks)
+        assert same_bits(first, second), "equal elements differ between ranks"
+    for rank, results in enumerate(ranks):
+        assert_close(*results[backend, "alone"])
+        assert results[backend, "not a member"].startswith("TypeError: group: "), rank
+        assert results["requires grad"].startswith("ValueError: group: ")
+
+
+@pytest.fixture(scope="module")
+def gloo(tmp_path_factory):
+    """What two processes computed, by rank."""
+    if not distributed.is_available() or not distributed.is_gloo_available():
+        pytest.skip("torch has no gloo")
+    return run_ranks(tmp_path_factory.mktemp("gloo"), available_backends("cpu"), "gloo")
+
+
+def test_two_processes(gloo, target):
+    if target.device != "cpu":
+        pytest.skip("gloo is for the CPU")
+    check_ranks(gloo, target.backend)
+
+
+def test_two_processes_compiled(gloo):
+    advantages = torch.cat([share("plain", rank)[0] for rank in range(RANKS)])
+    assert_close(torch.cat([results["compiled"] for results in gloo]), oracle(advantages), rtol=2e-7)

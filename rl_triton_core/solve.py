@@ -150,8 +150,9 @@ def execute(problem: Problem, backend: str | None) -> None:
 
 def allocate(problem: Problem, wanted: Sequence[bool], out: Sequence[torch.Tensor | None]) -> Results:
     """The tensors to fill: those given, new ones in the memory order of the inputs for the others that are wanted."""
+    dtype = problem.dtype
     return tuple(
-        tensor if tensor is not None or not want else torch.empty_like(problem.like, dtype=problem.dtype)
+        tensor if tensor is not None or not want else torch.empty_like(problem.like, dtype=dtype)
         for tensor, want in zip(out, wanted, strict=True)
     )
 

@@ -90,11 +90,10 @@ def check_sequences(name: str, tensor: torch.Tensor, time_dim: int, cu_seqlens: 
 
 def check_offsets(offsets: Any, num_steps: int) -> None:
     """Offsets in host memory that rise from 0 to the number of steps."""
-    falls = offsets[1:] < offsets[:-1]
-    if offsets[0] == 0 and offsets[-1] == num_steps and not falls.any():
+    (falls,) = (offsets[1:] < offsets[:-1]).nonzero()
+    if offsets[0] == 0 and offsets[-1] == num_steps and not falls.size:
         return
-    first = int(falls.argmax()) if falls.any() else 0
-    got = f"{offsets[first]} before {offsets[first + 1]}" if falls.any() else f"{offsets[0]} to {offsets[-1]}"
+    got = f"{offsets[falls[0]]} before {offsets[falls[0] + 1]}" if falls.size else f"{offsets[0]} to {offsets[-1]}"
     raise ValueError(f"cu_seqlens: got {got}, expected offsets from 0 to {num_steps}, the number of steps, rising")
 
 

@@ -104,7 +104,9 @@ def marshal(problem: Problem, dtype: torch.dtype, results: list[torch.Tensor | N
     real: Any = SCALARS[dtype]
 
     def stream(x: Any) -> Any:
-        return array(problem, x.to(dtype)) if isinstance(x, torch.Tensor) else None if x is None else real(x)
+        if isinstance(x, torch.Tensor):
+            return array(problem, x if x.dtype == dtype else x.to(dtype))
+        return None if x is None else real(x)
 
     def flags(x: torch.Tensor | None) -> np.ndarray | None:
         if x is None:
@@ -145,15 +147,13 @@ FLAGS = ("terminated", "truncated", "mask", "departed")
 
 def array(problem: Problem, tensor: torch.Tensor) -> np.ndarray:
     """A tensor as [groups, steps, lanes] over the same memory, or as [steps] if lanes are parts of one flat row."""
-    x = tensor.detach().numpy()
+    x = (tensor.detach() if tensor.requires_grad else tensor).numpy()
     if x.ndim == 1:
         return x
     if problem.like.ndim < 3:
-        x = (x if problem.time_dim == 0 else x.T)[None]
-    else:
-        x = x if problem.time_dim == 1 else x.swapaxes(0, 1)
-        x = x if x.ndim == 3 else np.broadcast_to(x[..., None], problem.shape)
-    return x
+        return (x if problem.time_dim == 0 else x.T)[None]
+    x = x if problem.time_dim == 1 else x.swapaxes(0, 1)
+    return x if x.ndim == 3 else np.broadcast_to(x[..., None], problem.shape)
 
 
 def edge(x: Any) -> Any:
@@ -168,21 +168,30 @@ def edge(x: Any) -> Any:
 class Variant(NamedTuple):
     """What the compiled code depends on."""
 
+    apart: bool
+    """Whether lanes are walked one after the other, not side by side."""
     layout: str
-    """Of the arrays of all steps: "C", or "A" if one of them is strided; so that few variants arise."""
-    block: int
-    """Lanes walked together."""
+    """Of the arrays of all steps: "C", or "A" for any strides; so that few variants arise."""
     kinds: tuple[Any, ...]
     """Of each argument, or of each in a tuple of them."""
 
 
 def variant(arguments: Arguments) -> Variant:
     """The variant that takes these arguments."""
+    kinds = [tuple(map(kind, x)) if isinstance(x, tuple) else kind(x) for x in arguments]
+    apart = lie_apart(next(x for x in arguments.outputs if x is not None))
+    return Variant(apart, "C" if not apart and contiguous(arguments) else "A", tuple(kinds))
+
+
+def lie_apart(x: np.ndarray) -> bool:
+    """Whether lanes are few, or further from each other than steps are."""
+    return x.ndim == 1 or x.shape[2] < serial.FEW or x.strides[1] <= x.strides[2]
+
+
+def contiguous(arguments: Arguments) -> bool:
+    """Whether all arrays of all steps are."""
     flat = [x for field in arguments for x in (field if isinstance(field, tuple) else (field,))]
-    contiguous = all(x.flags.c_contiguous for x in flat if isinstance(x, np.ndarray) and x.ndim != 2)
-    block = serial.SIDE_BY_SIDE if contiguous and arguments.offsets is None else serial.APART
-    kinds = (tuple(map(kind, x)) if isinstance(x, tuple) else kind(x) for x in arguments)
-    return Variant("C" if contiguous else "A", block, tuple(kinds))
+    return all(x.flags.c_contiguous for x in flat if isinstance(x, np.ndarray) and x.ndim != 2)
 
 
 def kind(argument: Any) -> str | None:
@@ -216,17 +225,25 @@ def compiled(recurrence: Recurrence, wanted: Variant) -> Any:
             bind(function, f"{function.__name__}_{digest(code_of(function))}", **primitives)
         )
 
-    row = f"np.full({wanted.block}, zero), "
+    direction = "backward" if recurrence.backward else "forward"
+    name = f"{recurrence.name}_{fingerprint(recurrence, wanted)}"
+
+    def part(function: Any, **names: Any) -> Any:
+        return numba.njit(**serial.INNER, forceinline=True)(bind(function, f"{name}_{function.__name__}", **names))
+
+    zeros = numba.njit(**serial.INNER)(serial.unrolled("zero", [f"return ({'zero, ' * recurrence.followed})"]))
+    equations = {
+        "coefficients": equation(recurrence.coefficients),
+        "readout": equation(recurrence.readout),
+        "transition": equation(boundaries.transition),
+    }
     kernel = bind(
-        serial.walk_backward if recurrence.backward else serial.walk_forward,
-        f"{recurrence.name}_{fingerprint(recurrence, wanted)}",
-        coefficients=equation(recurrence.coefficients),
-        readout=equation(recurrence.readout),
-        transition=equation(boundaries.transition),
-        empty_rows=numba.njit(**serial.INNER)(
-            serial.unrolled("zero", [f"return ({row * recurrence.followed})"], np=np)
-        ),
-        BLOCK=wanted.block,
+        serial.apart if wanted.apart else getattr(serial, f"{direction}_side_by_side"),
+        name,
+        step=part(getattr(serial, f"step_{direction}"), **equations),
+        enter=part(getattr(serial, f"enter_{direction}"), zeros=zeros),
+        zeros=zeros,
+        DIRECTION=-1 if recurrence.backward else 1,
     )
     options = {"nogil": True, "error_model": "numpy"}
     try:

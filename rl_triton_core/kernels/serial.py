@@ -1,7 +1,7 @@
 """The serial walk over time that Numba compiles, and the operations it needs.
 
-`coefficients`, `readout`, `transition` and `empty_rows` are bound per estimator by the cpu backend. What depends on the
-arguments that are there (None or an array, how many inputs) is decided while compiling, by the overloads below.
+The cpu backend binds per estimator what is `bound` below. What depends on the arguments that are there (None or an
+array, how many inputs) is decided while compiling, by the overloads below.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from numba.extending import overload
 
 from rl_triton_core.recurrence import Step
 
-SIDE_BY_SIDE, APART = 1024, 16
-"""Lanes walked together. Where they lie side by side in memory, long rows for vector instructions; elsewhere enough to
-overlap their dependent arithmetic, few enough that their cache lines stay."""
+BLOCK, FEW = 1024, 8
+"""Lanes walked together where they lie side by side: long rows for vector instructions. And what no such row is."""
 
 
 def bound(*_: Any) -> Any:
@@ -26,59 +25,35 @@ def bound(*_: Any) -> Any:
     raise NotImplementedError
 
 
-coefficients = readout = transition = empty_rows = bound
-BLOCK = 0
+coefficients = readout = transition = zeros = enter = step = bound
+DIRECTION = 0
 
 
-def walk_backward(arguments, span):
+def backward_side_by_side(arguments, span):
     """A[t] = α[t] + β[t]·A[t+1] for the lanes of `span`: (first group, its end, first lane, its end)."""
-    inputs, next_values, bootstrap, terminated, truncated, mask, gamma, decay = arguments[:8]
-    params, skip, initial, _, _, outputs, offsets, zero, steps, all_bits = arguments[8:]
+    inputs, mask, zero, steps, all_bits = arguments[0], arguments[5], *arguments[15:]
     first_group, end_group, first_lane, end_lane = span
     state = np.full(BLOCK, zero)
-    memory = np.empty(BLOCK, np.bool_), np.empty(BLOCK, np.bool_), empty_rows(zero)
+    memory = np.empty(BLOCK, np.bool_), np.empty(BLOCK, np.bool_), rows(zeros(zero))
     for group in range(first_group, end_group):
         for left in range(first_lane, end_lane, BLOCK):
             width = min(BLOCK, end_lane - left)
             forget(mask, memory)
             for j in range(width):
-                state[j] = at(initial, zero, group, 0, left + j)
-            for position in range(longest(offsets, steps, left, width)):
-                from_end = (-1 - position) & all_bits
+                state[j] = enter(arguments, group, left + j)[0]
+            for position in range(steps):
+                t = steps + ((-1 - position) & all_bits)
                 for j in range(width):
                     lane = left + j
-                    t = end_of(offsets, steps, lane) + from_end
-                    if t < start_of(offsets, t, lane):
-                        continue
-                    if not flag(mask, True, group, t, lane):
-                        clear(outputs, group, t, lane, zero)
-                        if not skip:
-                            sever(mask, memory, j)
-                        continue
                     last, sealed, following = neighbour(mask, memory, inputs, position, group, t, lane, j, zero)
-                    gamma_now, decay_now, ended = discount(gamma, decay, group, t, lane)
-                    next_value, continues = transition(
-                        flag(terminated, False, group, t, lane) | ended,
-                        flag(truncated, False, group, t, lane),
-                        last,
-                        sealed,
-                        at(next_values, first(following, zero), group, t, lane),
-                        at(next_values, at(bootstrap, zero, group, t, lane), group, t, lane),
-                    )
-                    now = each(inputs, group, t, lane, zero)
-                    following = keep(continues, following, zero)
-                    step = Step(now, following, next_value, continues, gamma_now, decay_now, params)
-                    alpha, beta = coefficients(step)
-                    after = state[j]
-                    state[j] = alpha + select(beta == zero, zero, beta * after)
-                    store(outputs, group, t, lane, readout(step, state[j], select(continues, after, zero)))
-                    remember(mask, memory, j, now)
+                    after = step(arguments, group, t, lane, (state[j], last, sealed, following))
+                    state[j] = after[0]
+                    remember(mask, memory, j, after)
 
 
-def walk_forward(arguments, span):
+def forward_side_by_side(arguments, span):
     """A[t] = α[t] + β[t]·A[t-1] for the lanes of `span`."""
-    inputs, _, _, terminated, truncated, mask, gamma, decay = arguments[:8]
-    params, skip, initial, departed, starts_at, outputs, offsets, zero, steps, _ = arguments[8:]
+    zero, steps = arguments[15:17]
     first_group, end_group, first_lane, end_lane = span
     state = np.full(BLOCK, zero)
     over = np.empty(BLOCK, np.bool_)
@@ -86,27 +61,86 @@ def walk_forward(arguments, span):
         for left in range(first_lane, end_lane, BLOCK):
             width = min(BLOCK, end_lane - left)
             for j in range(width):
-                state[j] = at(initial, zero, group, 0, left + j)
-                over[j] = flag(departed, False, group, 0, left + j)
-            for position in range(longest(offsets, steps, left, width)):
+                state[j], over[j] = enter(arguments, group, left + j)
+            for t in range(steps):
                 for j in range(width):
-                    lane = left + j
-                    t = start_of(offsets, 0, lane) + position
-                    if t >= end_of(offsets, t + 1, lane):
-                        continue
-                    if not flag(mask, True, group, t, lane):
-                        clear(outputs, group, t, lane, zero)
-                        over[j] |= not skip
-                        continue
-                    flagged = flag(terminated, False, group, t, lane) | flag(truncated, False, group, t, lane)
-                    continues = (over[j] | (flagged & starts_at)) == False  # noqa: E712
-                    gamma_now, decay_now, _ = discount(gamma, decay, group, t, lane)
-                    step = Step(each(inputs, group, t, lane, zero), (), zero, continues, gamma_now, decay_now, params)
-                    alpha, beta = coefficients(step)
-                    before = state[j]
-                    state[j] = alpha + select(beta == zero, zero, beta * before)
-                    store(outputs, group, t, lane, readout(step, state[j], select(continues, before, zero)))
-                    over[j] = flagged & (not starts_at)
+                    state[j], over[j] = step(arguments, group, t, left + j, (state[j], over[j]))
+
+
+def apart(arguments, span):
+    """Either for lanes that lie apart: one after the other, always the next beside the one that is not yet done."""
+    offsets, steps = arguments[14], arguments[16]
+    first_group, end_group, first_lane, end_lane = span
+    for group in range(first_group, end_group):
+        lane, t, left = first_lane, 0, 0
+        carry = enter(arguments, group, lane)
+        for k in range(end_lane - first_lane):  # in the direction of the steps: the processor reads ahead
+            next_lane = first_lane + k if DIRECTION > 0 else end_lane - 1 - k
+            first, end = start_of(offsets, 0, next_lane), end_of(offsets, steps, next_lane)
+            next_t, next_left = first if DIRECTION > 0 else end - 1, end - first
+            next_carry = enter(arguments, group, next_lane)
+            both = min(left, next_left)
+            for i in range(both):
+                carry = step(arguments, group, t + DIRECTION * i, lane, carry)
+                next_carry = step(arguments, group, next_t + DIRECTION * i, next_lane, next_carry)
+            t, left = t + DIRECTION * both, left - both
+            if left == 0:
+                lane, t, left, carry = next_lane, next_t + DIRECTION * both, next_left - both, next_carry
+        for i in range(left):
+            carry = step(arguments, group, t + DIRECTION * i, lane, carry)
+
+
+def enter_backward(arguments, group, lane):
+    """Behind a lane's last step."""
+    return at(arguments[10], arguments[15], group, 0, lane), True, False, zeros(arguments[15])
+
+
+def step_backward(arguments, group, t, lane, after):
+    """One step. `after` is (A[t+1], whether there is no step after, whether that is masked and severs, its inputs)."""
+    inputs, next_values, bootstrap, terminated, truncated, mask, gamma, decay = arguments[:8]
+    params, skip, _, _, _, outputs, _, zero, _, _ = arguments[8:]
+    state, last, sealed, following = after
+    if not flag(mask, True, group, t, lane):
+        clear(outputs, group, t, lane, zero)
+        return after if skip else (state, False, True, following)
+    gamma_now, decay_now, ended = discount(gamma, decay, group, t, lane)
+    next_value, continues = transition(
+        flag(terminated, False, group, t, lane) | ended,
+        flag(truncated, False, group, t, lane),
+        last,
+        sealed,
+        at(next_values, first(following, zero), group, t, lane),
+        at(next_values, at(bootstrap, zero, group, t, lane), group, t, lane),
+    )
+    now = each(inputs, group, t, lane, zero)
+    here = Step(now, keep(continues, following, zero), next_value, continues, gamma_now, decay_now, params)
+    alpha, beta = coefficients(here)
+    result = alpha + select(beta == zero, zero, beta * state)
+    store(outputs, group, t, lane, readout(here, result, select(continues, state, zero)))
+    return result, False, False, as_many(now, following)
+
+
+def enter_forward(arguments, group, lane):
+    """Before a lane's first step."""
+    return at(arguments[10], arguments[15], group, 0, lane), flag(arguments[11], False, group, 0, lane)
+
+
+def step_forward(arguments, group, t, lane, before):
+    """One step. `before` is (A[t-1], whether the step before ended its episode)."""
+    inputs, _, _, terminated, truncated, mask, gamma, decay = arguments[:8]
+    params, skip, _, _, starts_at, outputs, _, zero, _, _ = arguments[8:]
+    state, over = before
+    if not flag(mask, True, group, t, lane):
+        clear(outputs, group, t, lane, zero)
+        return state, over | (not skip)
+    flagged = flag(terminated, False, group, t, lane) | flag(truncated, False, group, t, lane)
+    continues = (over | (flagged & starts_at)) == False  # noqa: E712
+    gamma_now, decay_now, _ = discount(gamma, decay, group, t, lane)
+    here = Step(each(inputs, group, t, lane, zero), (), zero, continues, gamma_now, decay_now, params)
+    alpha, beta = coefficients(here)
+    result = alpha + select(beta == zero, zero, beta * state)
+    store(outputs, group, t, lane, readout(here, result, select(continues, state, zero)))
+    return result, flagged & (not starts_at)
 
 
 # -- operations, by what is there -------------------------------------------------------------------------------------
@@ -237,7 +271,24 @@ def clear(outputs: Any, group: Any, t: Any, lane: Any, zero: Any) -> Callable[..
     return unrolled("outputs, group, t, lane, zero", statements)
 
 
-# -- the neighbour: read at t+1, or remembered where steps between may be masked ---------------------------------------
+@overloaded
+def as_many(values: Any, like: Any) -> Callable[..., Any]:
+    """The first values of a tuple, as many as another has."""
+    return unrolled("values, like", [f"return ({''.join(f'values[{i}], ' for i in range(len(like)))})"])
+
+
+# -- what follows, of lanes side by side: read at t+1, or remembered where steps between may be masked -----------------
+
+
+@overloaded
+def rows(values: Any) -> Callable[..., Any]:
+    """A row for each of a tuple."""
+    return unrolled(
+        "values",
+        [f"return ({''.join(f'np.full(BLOCK, values[{i}]), ' for i in range(len(values)))})"],
+        np=np,
+        BLOCK=BLOCK,
+    )
 
 
 @overloaded
@@ -260,18 +311,11 @@ def forget(mask: Any, memory: Any) -> Callable[..., Any]:
 
 
 @overloaded
-def sever(mask: Any, memory: Any, j: Any) -> Callable[..., Any]:
-    """The step after is masked and severs."""
-    statements = ["memory[0][j] = False", "memory[1][j] = True"]
-    return unrolled("mask, memory, j", [] if isinstance(mask, types.NoneType) else statements)
-
-
-@overloaded
-def remember(mask: Any, memory: Any, j: Any, values: Any) -> Callable[..., Any]:
-    """The step after has these inputs."""
-    rows = [f"memory[2][{i}][j] = values[{i}]" for i in range(len(memory[2]))]
-    statements = ["memory[0][j] = False", "memory[1][j] = False", *rows]
-    return unrolled("mask, memory, j, values", [] if isinstance(mask, types.NoneType) else statements)
+def remember(mask: Any, memory: Any, j: Any, after: Any) -> Callable[..., Any]:
+    """What the step before will find."""
+    following = [f"memory[2][{i}][j] = after[3][{i}]" for i in range(len(memory[2]))]
+    statements = ["memory[0][j] = after[1]", "memory[1][j] = after[2]", *following]
+    return unrolled("mask, memory, j, after", [] if isinstance(mask, types.NoneType) else statements)
 
 
 # -- a lane's steps: all of the window, or those of a sequence that lies between two offsets ---------------------------
@@ -282,7 +326,7 @@ def start_of(offsets: Any, default: Any, lane: Any) -> Callable[..., Any]:
     """First step of a lane."""
     if isinstance(offsets, types.NoneType):
         return lambda offsets, default, lane: default
-    return lambda offsets, default, lane: offsets[lane]
+    return unrolled("offsets, default, lane", ["return offsets[unsigned(lane)]"])
 
 
 @overloaded
@@ -290,19 +334,4 @@ def end_of(offsets: Any, default: Any, lane: Any) -> Callable[..., Any]:
     """One past the last step of a lane."""
     if isinstance(offsets, types.NoneType):
         return lambda offsets, default, lane: default
-    return lambda offsets, default, lane: offsets[lane + 1]
-
-
-@overloaded
-def longest(offsets: Any, steps: Any, left: Any, width: Any) -> Callable[..., Any]:
-    """Steps of the longest of some lanes."""
-    if isinstance(offsets, types.NoneType):
-        return lambda offsets, steps, left, width: steps
-
-    def longest_sequence(offsets, steps, left, width):
-        most = 0
-        for lane in range(left, left + width):
-            most = max(most, offsets[lane + 1] - offsets[lane])
-        return most
-
-    return longest_sequence
+    return unrolled("offsets, default, lane", ["return offsets[unsigned(lane + 1)]"])

@@ -182,10 +182,14 @@ def test_permuting_rows_permutes_results(target):
         assert same_bits(one[torch.as_tensor(order)], other)
 
 
-def test_layouts_agree(target):
-    case = random_case(6, 32, valid=0.9)
-    for one, other in zip(run(case, target), run(case, target, How(time_dim=0)), strict=True):
-        assert_close(other, one)
+@pytest.mark.parametrize("mask_mode", ["skip", "reset"])
+def test_layouts_agree(target, mask_mode):
+    """Environments side by side in memory, and apart; to the bit on the cpu backend, which has a walk for either."""
+    for num_envs, valid in ((6, 0.9), (33, 1.0)) if target.interpreted else ((6, 0.9), (33, 1.0), (1037, 0.7)):
+        case = random_case(num_envs, 32, valid=valid, mask_mode=mask_mode)
+        for one, other in zip(run(case, target), run(case, target, How(time_dim=0)), strict=True):
+            assert_close(other, one)
+            assert target.backend != "cpu" or same_bits(other.contiguous(), one)
 
 
 def test_skipping_a_step_is_deleting_it(target):

@@ -42,7 +42,6 @@ UPGO = Recurrence(
     outputs=("advantages", "returns"),
     coefficients=coefficients,
     readout=readout,
-    looks_ahead=True,
 )
 
 

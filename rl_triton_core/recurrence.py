@@ -49,10 +49,10 @@ class Recurrence:
         followed: How many of the inputs are read at t+1 too. The first of these continues the value stream.
         outputs: Names of its results.
         coefficients: ``step -> (α, β)``.
-        readout: ``(step, A, A_after) -> results``, in the order of `outputs`.
+        readout: ``(step, A, A_after) -> results``, in the order of `outputs`. A_after is A[t+1] where the trajectory
+            continues, else 0.
         params: Names of scalars beyond γ and λ.
         backward: Whether A[t] depends on A[t+1]; else on A[t-1].
-        looks_ahead: Whether the readout uses A_after, which is A[t+1] where the trajectory continues, else 0.
     """
 
     name: str
@@ -63,7 +63,6 @@ class Recurrence:
     readout: Callable[[Step, Any, Any], tuple[Any, ...]]
     params: tuple[str, ...] = ()
     backward: bool = True
-    looks_ahead: bool = False
 
     def __post_init__(self) -> None:
         """Make it known by name. A module may define one of its own again, as a notebook does."""
@@ -78,6 +77,22 @@ RECURRENCES: dict[str, Recurrence] = {}
 
 Stream = torch.Tensor | None
 """A per-step tensor, if there is one."""
+
+
+class Expectation(NamedTuple):
+    """NV[t] = Σ_a probs·values over the last dimension; an action of probability 0 does not count."""
+
+    probs: torch.Tensor
+    values: torch.Tensor
+
+    def dense(self, terminated: Stream, mask: Stream) -> torch.Tensor:
+        """NV of every step, for backends that do not sum while they read."""
+        dtype = torch.promote_types(torch.promote_types(self.probs.dtype, self.values.dtype), torch.float32)
+        counts = self.probs != 0
+        if self.probs.requires_grad or self.values.requires_grad:  # what is never read has a gradient of 0, not NaN
+            for flags, read in ((terminated, False), (mask, True)):
+                counts = counts if flags is None else counts & (flags.ne(0) == read).unsqueeze(-1)
+        return (torch.where(counts, self.probs, 0).to(dtype) * torch.where(counts, self.values, 0).to(dtype)).sum(-1)
 
 
 @dataclass(eq=False)
@@ -98,7 +113,7 @@ class Problem:
     gamma: float | torch.Tensor = 1.0
     lambda_: float = 1.0
     params: tuple[float, ...] = ()
-    next_values: Stream = None
+    next_values: Stream | Expectation = None
     bootstrap: float | torch.Tensor = 0.0
     terminated: Stream = None
     truncated: Stream = None
@@ -130,13 +145,16 @@ class Problem:
         """What the arithmetic is done in: int64 for integers, float64 if any real input is float64, else float32."""
         if not self.like.dtype.is_floating_point:
             return torch.int64
-        streams = (*self.inputs, self.gamma, self.bootstrap, self.next_values, self.initial)
+        expected = self.next_values if isinstance(self.next_values, Expectation) else (self.next_values,)
+        streams = (*self.inputs, self.gamma, self.bootstrap, *expected, self.initial)
         wide = any(isinstance(x, torch.Tensor) and x.dtype == torch.float64 for x in streams)
         return torch.float64 if wide else torch.float32
 
     def strides(self, tensor: torch.Tensor) -> tuple[int, int, int]:
         """(group, step, lane) strides. Flags are shared by the features, the flat row by its sequences."""
-        if tensor.ndim == 1:
+        if tensor.ndim == 1 or (
+            self.like.ndim == 1 and tensor.ndim > self.like.ndim and isinstance(self.next_values, Expectation)
+        ):
             return 0, tensor.stride(0), 0
         env, step = tensor.stride(1 - self.time_dim), tensor.stride(self.time_dim)
         if self.like.ndim < 3:

@@ -17,7 +17,7 @@ from rl_triton_core import validation as check
 from rl_triton_core.backends import choose
 from rl_triton_core.backends.reference import evaluate
 from rl_triton_core.linear import LINEAR_FORWARD
-from rl_triton_core.recurrence import RECURRENCES, Problem, Recurrence, Stream
+from rl_triton_core.recurrence import RECURRENCES, Expectation, Problem, Recurrence, Stream
 
 Results = tuple[Stream, ...]
 
@@ -132,6 +132,8 @@ def solve_features(
 def dispatch(problem: Problem, wanted: Sequence[bool], out: Any, backend: str | None) -> Results:
     """Compute by the way that the call needs, into `out` where it is given (and checked)."""
     out = (None,) * len(wanted) if out is None else out
+    if isinstance(problem.next_values, Expectation) and not sums(problem, backend):
+        problem.next_values = problem.next_values.dense(problem.terminated, problem.mask)
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors(problem)):
         return copy_into(out, differentiable(problem, wanted, backend))
     if torch.compiler.is_compiling():
@@ -139,6 +141,13 @@ def dispatch(problem: Problem, wanted: Sequence[bool], out: Any, backend: str | 
     problem.outputs = allocate(problem, wanted, out)
     execute(problem, backend)
     return problem.outputs
+
+
+def sums(problem: Problem, backend: str | None) -> bool:
+    """Whether an expectation may be left to the backend, which has no gradient and is nothing to trace."""
+    if torch.compiler.is_compiling() or (torch.is_grad_enabled() and any(x.requires_grad for x in tensors(problem))):
+        return False
+    return getattr(choose(backend, problem.like.device), "SUMS_EXPECTATIONS", False)
 
 
 def execute(problem: Problem, backend: str | None) -> None:
@@ -167,7 +176,8 @@ def copy_into(out: Sequence[torch.Tensor | None], results: Results) -> Results:
 
 def tensors(problem: Problem) -> tuple[torch.Tensor, ...]:
     """All tensors a problem reads."""
-    streams = (*problem.inputs, *(getattr(problem, name) for name in STREAMS))
+    expected = problem.next_values if isinstance(problem.next_values, Expectation) else ()
+    streams = (*problem.inputs, *expected, *(getattr(problem, name) for name in STREAMS))
     return tuple(x for x in streams if isinstance(x, torch.Tensor))
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from rl_triton_core.boundaries import FinalValues
+from rl_triton_core.recurrence import Expectation
 
 REAL_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 FLAG_DTYPES = (torch.bool, torch.uint8, *REAL_DTYPES)
@@ -235,7 +236,8 @@ def check_continuation(
     if next_values is not None:
         if bootstrap is not None:
             raise ValueError("bootstrap_values: got both it and next_values, expected one of the two")
-        check_per_step("next_values", next_values, window)
+        if not isinstance(next_values, Expectation):
+            check_per_step("next_values", next_values, window)
         return 0.0
     if bootstrap is None:
         raise ValueError(

@@ -1,22 +1,28 @@
-"""The Triton backend: CUDA and ROCm tensors, one fused kernel launch per call."""
+"""The Triton backend: CUDA and ROCm tensors, one fused kernel per call, or two launches of it for few long rows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction
 
-from rl_triton_core.kernels import scan
-from rl_triton_core.kernels.launch import Launch, settings
-from rl_triton_core.recurrence import Problem, Recurrence, Stream
+from rl_triton_core.kernels import launch, scan
+from rl_triton_core.kernels.launch import Launch
+from rl_triton_core.recurrence import Expectation, Problem, Recurrence, Stream
+from rl_triton_core.replay import note
 
 INTERPRETED = isinstance(scan.scan, InterpretedFunction)
+
+
+SUMS_EXPECTATIONS = True
+"""It reads probabilities and values of actions itself."""
 
 
 def unavailable(device: torch.device) -> str | None:
@@ -34,15 +40,47 @@ def run(problem: Problem) -> None:
             "got dtype float64 among the inputs of the triton backend, expected float32, bfloat16 or float16 "
             "(the cpu and reference backends take float64)"
         )
+    with on(problem.like.device):
+        for call in launches(problem, *settings(problem)):
+            kernel = scan.scan[call.grid](*call.arguments, **call.options)
+            note(kernel, call.grid, call.arguments, call.folds)
+
+
+def settings(problem: Problem) -> tuple[Launch, int]:
+    """The launch, and the number of segments of time."""
     groups, steps, lanes = problem.shape
     length = steps if problem.cu_seqlens is None else triton.cdiv(steps, lanes)
-    launch = settings(length, lanes, problem.strides(problem.like)[2] == 1)
-    programs = groups * triton.cdiv(lanes, launch.block_lanes)
-    with on(problem.like.device):
-        scan.scan[(programs,)](*arguments(problem), **constants(problem, launch), **options(problem, launch))
+    row = launch.settings(length, groups * lanes, streams(problem), layout(problem))
+    row = row._replace(block_lanes=min(row.block_lanes, launch.next_power_of_2(lanes)))
+    if problem.cu_seqlens is not None or (problem.mask is not None and problem.skip):
+        return row, 1  # what a segment starts with would depend on those before it in more ways than one
+    return row, launch.segments(steps, groups * triton.cdiv(lanes, row.block_lanes), row)
 
 
-def arguments(problem: Problem) -> tuple[Any, ...]:
+class Call(NamedTuple):
+    """A launch to be made."""
+
+    grid: tuple[int, int]
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+    folds: torch.Tensor | None
+
+
+def launches(problem: Problem, row: Launch, segments: int) -> Iterator[Call]:
+    """The launch, or with segments the one that folds them and the one that uses the folds."""
+    groups, steps, lanes = problem.shape
+    grid = (groups * triton.cdiv(lanes, row.block_lanes), segments)
+    tiles = triton.cdiv(triton.cdiv(steps, row.steps), segments)
+    width, folds = 1, None
+    if segments > 1:
+        width = launch.next_power_of_2(segments if row.chunks == 1 else max(segments, 32 * row.num_warps))
+        folds = problem.like.new_empty((3, width, groups, lanes), dtype=problem.dtype)
+    for fold in (True, False) if segments > 1 else (False,):
+        given = (*arguments(problem, folds, tiles), *constants(problem, row, width, fold).values())
+        yield Call(grid, given, options(problem, row), folds)
+
+
+def arguments(problem: Problem, folds: Stream, tiles_per_segment: int) -> tuple[Any, ...]:
     """A problem as kernel arguments: streams as (tensor, group stride, step stride, lane stride), None, or numbers."""
 
     def stream(x: Any) -> Any:
@@ -52,10 +90,11 @@ def arguments(problem: Problem) -> tuple[Any, ...]:
         return 0 if isinstance(x, torch.Tensor) else x
 
     stand_in = (problem.like, 0, 0, 0)  # Triton 3.6 has trouble with None inside a tuple
-    per_step = isinstance(problem.gamma, torch.Tensor)
+    varies = isinstance(problem.gamma, torch.Tensor)
     return (
         tuple(stream(x) or stand_in for x in problem.inputs),
         stream(problem.next_values),
+        expected(problem),
         stream(problem.bootstrap),
         number(problem.bootstrap),
         stream(problem.terminated),
@@ -63,26 +102,30 @@ def arguments(problem: Problem) -> tuple[Any, ...]:
         stream(problem.mask),
         stream(problem.gamma),
         number(problem.gamma),
-        problem.lambda_ if per_step else problem.gamma * problem.lambda_,
+        problem.lambda_ if varies else problem.gamma * problem.lambda_,
         problem.params,
         stream(problem.initial),
         stream(problem.departed),
         tuple(stream(x) or stand_in for x in problem.outputs),
         problem.cu_seqlens,
+        folds,
         problem.shape[1],
         problem.shape[2],
+        tiles_per_segment,
     )
 
 
-def constants(problem: Problem, launch: Launch) -> dict[str, Any]:
-    """What is compiled into the kernel."""
+def constants(problem: Problem, row: Launch, segments: int = 1, fold: bool = False) -> dict[str, Any]:
+    """What is compiled into the kernel, in the order of its arguments."""
     recurrence = problem.recurrence
     coefficients, readout = compiled(recurrence)
+    _, steps, lanes = problem.shape
+    whole = problem.cu_seqlens is None
+    full, aligned = actions(problem)
     return {
         "COEFFICIENTS": coefficients,
         "READOUT": readout,
         "BACKWARD": recurrence.backward,
-        "LOOKS_AHEAD": recurrence.looks_ahead,
         "INPUTS": len(problem.inputs),
         "GIVEN": present(problem.inputs),
         "OUTPUTS": len(problem.outputs),
@@ -91,15 +134,79 @@ def constants(problem: Problem, launch: Launch) -> dict[str, Any]:
         "SKIP": problem.skip,
         "STARTS_AT": problem.starts_at,
         "DTYPE": tl.float32 if problem.dtype.is_floating_point else tl.int64,
-        "BLOCK_LANES": launch.block_lanes,
-        "BLOCK_TIME": launch.block_time,
+        "WIDE": wide(problem),
+        "VECTOR": alignment(problem) if layout(problem) == "env-major" else 0,
+        "EVEN": whole and steps % row.steps == 0 and lanes % row.block_lanes == 0,
+        "FULL": full,
+        "ALIGNED": aligned,
+        "ONE_TILE": whole and steps <= row.steps,
+        "SEGMENTS": segments,
+        "FOLD": fold,
+        "BLOCK_LANES": row.block_lanes,
+        "CHUNKS": row.chunks,
+        "LOG_UNROLL": row.unroll.bit_length() - 1,
     }
 
 
-def options(problem: Problem, launch: Launch) -> dict[str, Any]:
+def expected(problem: Problem) -> tuple[Any, ...] | None:
+    """An expectation as (probabilities, values, number of actions), streams with an action stride, or None."""
+    if not isinstance(problem.next_values, Expectation):
+        return None
+    streams = ((x, *problem.strides(x[..., 0]), x.stride(-1)) for x in problem.next_values)
+    return *streams, problem.next_values.probs.shape[-1]
+
+
+def actions(problem: Problem) -> tuple[bool, int]:
+    """Whether actions come in full blocks, and the power of two, to 4, that divides all strides between them."""
+    if not isinstance(problem.next_values, Expectation):
+        return True, 1
+    strides = (stride for x in problem.next_values for stride in problem.strides(x[..., 0]))
+    return problem.next_values.probs.shape[-1] % scan.ACTIONS.value == 0, math.gcd(4, *strides)
+
+
+def layout(problem: Problem) -> str:
+    """Whether a lane's steps or a step's lanes lie closer."""
+    _, step, lane = problem.strides(problem.like)
+    return "env-major" if problem.cu_seqlens is not None or abs(step) < abs(lane) else "time-major"
+
+
+def per_step(problem: Problem) -> Iterator[torch.Tensor]:
+    """The tensors that are read at every step."""
+    given = (*problem.inputs, problem.gamma, problem.next_values, problem.terminated, problem.truncated, problem.mask)
+    return (x for x in given if isinstance(x, torch.Tensor))
+
+
+def streams(problem: Problem) -> int:
+    """How many numbers of every step a thread holds."""
+    summed = 2 * scan.ACTIONS.value if isinstance(problem.next_values, Expectation) else 0
+    return len(list(per_step(problem))) + summed
+
+
+def written(problem: Problem) -> Iterator[torch.Tensor]:
+    """The outputs that are wanted."""
+    return (x for x in problem.outputs if x is not None)
+
+
+def alignment(problem: Problem) -> int:
+    """The greatest power of two, to 16, that divides all strides between lanes and groups."""
+    strides = map(problem.strides, (*per_step(problem), *written(problem)))
+    return math.gcd(16, *(stride for group, _, lane in strides for stride in (group, lane)))
+
+
+def wide(problem: Problem) -> bool:
+    """Whether offsets into a tensor need 64 bits."""
+    others = problem.next_values if isinstance(problem.next_values, Expectation) else (problem.bootstrap,)
+    return any(
+        sum(abs(stride) * (size - 1) for stride, size in zip(x.stride(), x.shape, strict=True)) >= 1 << 30
+        for x in (*per_step(problem), *written(problem), *others)
+        if isinstance(x, torch.Tensor)
+    )
+
+
+def options(problem: Problem, row: Launch) -> dict[str, Any]:
     """How it is compiled. With `debug`, the kernel asserts that offsets are in order."""
     checked = {"debug": True, "sanitize_overflow": False} if problem.cu_seqlens is not None else {}
-    return {"num_warps": launch.num_warps, **checked}
+    return {"num_warps": row.num_warps, **checked}
 
 
 def present(streams: Sequence[Stream]) -> int:

@@ -10,6 +10,7 @@ from rl_triton_core import validation as check
 from rl_triton_core.boundaries import FinalValues
 from rl_triton_core.primitives import select
 from rl_triton_core.recurrence import Recurrence, Step
+from rl_triton_core.replay import replayed
 from rl_triton_core.solve import solve
 
 
@@ -42,6 +43,7 @@ GAE = Recurrence(
 )
 
 
+@replayed
 def compute_gae(
     rewards: torch.Tensor,
     values: torch.Tensor,

@@ -6,9 +6,11 @@ import torch
 
 from rl_triton_core import validation as check
 from rl_triton_core.linear import LINEAR_BACKWARD, LINEAR_FORWARD
+from rl_triton_core.replay import replayed
 from rl_triton_core.solve import solve_features
 
 
+@replayed
 def linear_recurrence(
     alpha: torch.Tensor,
     beta: torch.Tensor,

@@ -8,7 +8,8 @@ import torch
 
 from rl_triton_core import validation as check
 from rl_triton_core.primitives import exp, minimum, select
-from rl_triton_core.recurrence import Recurrence, Step
+from rl_triton_core.recurrence import Expectation, Recurrence, Step
+from rl_triton_core.replay import replayed
 from rl_triton_core.solve import solve
 
 
@@ -45,10 +46,10 @@ RETRACE = Recurrence(
     coefficients=coefficients,
     readout=readout,
     params=("lambda_", "c_bar", "rho_bar"),
-    looks_ahead=True,
 )
 
 
+@replayed
 def compute_retrace(
     rewards: torch.Tensor,
     q_values: torch.Tensor,
@@ -122,12 +123,14 @@ def compute_retrace(
         tensor([[12., 11.]])
     """
     window = check.check_window("rewards", rewards, time_dim, cu_seqlens=cu_seqlens)
+    next_values: torch.Tensor | Expectation
     if expected_next_q is None:
-        expected_next_q = expectation(next_action_probs, next_q_values, terminated, mask, window)
+        next_values = check_expectation(next_action_probs, next_q_values, window)
     elif next_action_probs is not None or next_q_values is not None:
         raise ValueError("expected_next_q: got it and next_action_probs or next_q_values, expected one form")
     else:
         check.check_per_step("expected_next_q", expected_next_q, window)
+        next_values = expected_next_q
     results = solve(
         RETRACE,
         {
@@ -144,7 +147,7 @@ def compute_retrace(
             check.check_clip("c_bar", c_bar),
             check.check_clip("rho_bar", rho_bar),
         ),
-        next_values=expected_next_q,
+        next_values=next_values,
         mask=mask,
         mask_mode=mask_mode,
         wanted=(True, compute_advantages),
@@ -154,20 +157,13 @@ def compute_retrace(
     return RetraceOutput(*results)
 
 
-def expectation(probs: Any, q_values: Any, terminated: Any, mask: Any, window: check.Window) -> torch.Tensor:
-    """Σ_a π(a|s_{t+1})·Q(s_{t+1}, a), where actions of probability 0 do not count, whatever their value."""
+def check_expectation(probs: Any, q_values: Any, window: check.Window) -> Expectation:
+    """π(·|s_{t+1}) and Q(s_{t+1}, ·), of the same number of actions."""
     if probs is None or q_values is None:
         raise ValueError("expected_next_q: got None, expected it, or both next_action_probs and next_q_values")
-    check.check_flags("terminated", terminated, window)
-    check.check_flags("mask", mask, window)
     for name, tensor in (("next_action_probs", probs), ("next_q_values", q_values)):
         check.check_tensor(name, tensor, check.REAL_DTYPES)
-        actions = tensor.shape[-1] if tensor.ndim else 0
+        actions = max(1, tensor.shape[-1]) if tensor.ndim else 1
         check.check_shape(name, tensor, (*window.shape, actions), "that of rewards, and actions", window)
     check.check_same_shape("next_q_values", q_values, probs, "next_action_probs")
-    dtype = torch.promote_types(torch.promote_types(probs.dtype, q_values.dtype), torch.float32)
-    counts = probs != 0
-    if probs.requires_grad or q_values.requires_grad:  # a product with what is never read has a gradient of NaN
-        for flags, read in ((terminated, False), (mask, True)):
-            counts = counts if flags is None else counts & (flags.ne(0) == read).unsqueeze(-1)
-    return (torch.where(counts, probs, 0).to(dtype) * torch.where(counts, q_values, 0).to(dtype)).sum(-1)
+    return Expectation(probs, q_values)

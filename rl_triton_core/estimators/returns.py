@@ -11,6 +11,7 @@ from rl_triton_core.boundaries import FinalValues
 from rl_triton_core.linear import readout
 from rl_triton_core.primitives import select
 from rl_triton_core.recurrence import Recurrence, Step
+from rl_triton_core.replay import replayed
 from rl_triton_core.solve import solve
 
 
@@ -31,6 +32,7 @@ LAMBDA_RETURNS = Recurrence(
 )
 
 
+@replayed
 def compute_lambda_returns(
     rewards: torch.Tensor,
     values: torch.Tensor | None = None,
@@ -104,6 +106,7 @@ def compute_lambda_returns(
     )
 
 
+@replayed
 def compute_discounted_returns(
     rewards: torch.Tensor,
     terminated: torch.Tensor | None = None,

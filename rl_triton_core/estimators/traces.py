@@ -11,6 +11,7 @@ from rl_triton_core import validation as check
 from rl_triton_core.linear import readout
 from rl_triton_core.primitives import select
 from rl_triton_core.recurrence import Recurrence, Step
+from rl_triton_core.replay import replayed
 from rl_triton_core.solve import solve_features
 
 BOUNDARIES = ("ends_at", "starts_at")
@@ -42,6 +43,7 @@ TRACE = Recurrence(
 )
 
 
+@replayed
 def compute_eligibility_traces(
     x: torch.Tensor,
     terminated: torch.Tensor | None = None,
@@ -106,6 +108,7 @@ def compute_eligibility_traces(
     return scan_forward(x, window, flags, factors, state, return_state, mask, mask_mode, out, backend, starts_at=False)
 
 
+@replayed
 def compute_episodic_prefix_sum(
     x: torch.Tensor,
     dones: torch.Tensor | None = None,

@@ -10,6 +10,7 @@ from rl_triton_core import validation as check
 from rl_triton_core.boundaries import FinalValues
 from rl_triton_core.primitives import exp, minimum, select
 from rl_triton_core.recurrence import Recurrence, Step
+from rl_triton_core.replay import replayed
 from rl_triton_core.solve import solve
 
 
@@ -46,10 +47,10 @@ VTRACE = Recurrence(
     coefficients=coefficients,
     readout=readout,
     params=("lambda_", "rho_bar", "c_bar", "rho_bar_pg"),
-    looks_ahead=True,
 )
 
 
+@replayed
 def compute_vtrace(
     rewards: torch.Tensor,
     values: torch.Tensor,

@@ -6,31 +6,81 @@ from typing import NamedTuple
 
 
 class Launch(NamedTuple):
-    """Settings of one launch."""
+    """Settings of one launch. A tile has `block_lanes` lanes of `chunks`·`unroll` steps."""
 
-    block_time: int
     block_lanes: int
+    chunks: int
+    unroll: int
     num_warps: int
 
+    @property
+    def steps(self) -> int:
+        """Steps of a tile."""
+        return self.chunks * self.unroll
 
+
+class Limits(NamedTuple):
+    """Up to where a row of the table is for a window."""
+
+    steps: float = float("inf")
+    lanes: float = float("inf")
+    streams: float = float("inf")
+    """Inputs and flags per step, which a thread holds for all steps of its chunk."""
+
+
+# For memory in which steps lie side by side, and for memory in which lanes do. The first row that fits is taken.
 TABLE = {
-    # steps up to -> settings, for memory in which steps lie side by side, and for memory in which lanes do
     "env-major": (
-        (16, Launch(16, 8, 4)),
-        (64, Launch(64, 4, 4)),
-        (None, Launch(256, 1, 4)),
+        (Limits(steps=4), Launch(128, 1, 4, 4)),
+        (Limits(steps=8), Launch(64, 1, 8, 2)),
+        (Limits(steps=16), Launch(64, 2, 8, 4)),
+        (Limits(steps=32), Launch(32, 4, 8, 4)),
+        (Limits(steps=64), Launch(16, 8, 8, 4)),
+        (Limits(steps=128), Launch(8, 16, 8, 4)),
+        (Limits(steps=256), Launch(4, 32, 8, 4)),
+        (Limits(steps=1024, streams=4), Launch(1, 32, 16, 1)),
+        (Limits(lanes=1024), Launch(1, 128, 8, 4)),
+        (Limits(), Launch(4, 32, 8, 4)),
     ),
-    "time-major": ((None, Launch(8, 32, 4)),),
+    "time-major": (
+        (Limits(steps=8), Launch(32, 1, 8, 1)),
+        (Limits(steps=32, streams=4), Launch(32, 1, 16, 1)),
+        (Limits(lanes=1024), Launch(32, 1, 8, 1)),
+        (Limits(lanes=8191, streams=3), Launch(32, 8, 16, 8)),
+        (Limits(lanes=8191), Launch(32, 8, 8, 8)),
+        (Limits(steps=128, streams=4), Launch(32, 1, 16, 1)),
+        (Limits(), Launch(32, 4, 8, 4)),
+    ),
 }
 
+WARPS = 132 * 16
+"""Where a launch has less than half of that many warps, time is split into segments until it has."""
+MAX_SEGMENTS = 512
 
-def settings(steps: int, lanes: int, lanes_adjacent: bool) -> Launch:
-    """The table's row for a shape, with tiles no larger than the window needs."""
-    rows = TABLE["time-major" if lanes_adjacent else "env-major"]
-    row = next(launch for limit, launch in rows if limit is None or steps <= limit)
-    return row._replace(
-        block_time=min(row.block_time, next_power_of_2(steps)), block_lanes=min(row.block_lanes, next_power_of_2(lanes))
+
+def settings(steps: int, lanes: int, streams: int, layout: str) -> Launch:
+    """The table's row for a window, with tiles no larger than it needs."""
+    window = (steps, lanes, streams)
+    row = next(
+        launch for limits, launch in TABLE[layout] if all(x <= limit for x, limit in zip(window, limits, strict=True))
     )
+    unroll = max(2, min(row.unroll, next_power_of_2(steps)))
+    chunks = min(row.chunks, next_power_of_2(-(-steps // unroll)))
+    return row._replace(block_lanes=min(row.block_lanes, next_power_of_2(lanes)), chunks=chunks, unroll=unroll)
+
+
+def fits(limits: Limits, window: tuple[int, int, int]) -> bool:
+    """Whether a window of so many steps, lanes and streams is within the limits."""
+    return all(size <= limit for size, limit in zip(window, limits, strict=True))
+
+
+def segments(steps: int, programs: int, launch: Launch) -> int:
+    """Over how many programs the steps of a row are split: 1, or as many as keep the GPU busy."""
+    tiles = -(-steps // launch.steps)
+    wanted = WARPS // (programs * launch.num_warps)
+    if wanted < 2 or tiles < 8:
+        return 1
+    return -(-tiles // -(-tiles // min(tiles, wanted, MAX_SEGMENTS)))
 
 
 def next_power_of_2(n: int) -> int:

@@ -1,14 +1,17 @@
 """The parallel scan over time, for Triton: one skeleton for every estimator, layout and length.
 
-A program takes a tile of [BLOCK_LANES, BLOCK_TIME] elements, scans it along time, and walks with the carried state to
-the next tile of the same lanes. Positions count in scan order: position 0 is the last step of the window.
+A program takes a tile of [CHUNKS, BLOCK_LANES] chunks, each of UNROLL steps in a row that one thread holds in its
+registers. It walks over each chunk, scans the chunks of a lane in parallel, and goes on with the carried state to the
+next tile of the same lanes. Where lanes are few, time is split into segments: a first launch folds each of them into
+one transition, and in a second one every program enters its segment with what the segments before it pass on.
 
-Streams are tuples (pointer, group stride, step stride, lane stride), or None.
+Chunks and the steps of a tuple count in scan order; t counts in memory. Streams are tuples (pointer, group stride, step
+stride, lane stride), or None.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -69,96 +72,523 @@ transition = equation(boundaries.transition)
 @triton.jit
 def combine(alpha, beta, alpha_next, beta_next):
     """(α', β')∘(α, β) = (α' + β'·α, β'·β), where a factor of 0 lets nothing through, NaN and overflow included."""
-    passed = tl.where((beta_next == 0) | (alpha == 0), 0, beta_next * alpha)
-    return alpha_next + passed, tl.where((beta_next == 0) | (beta == 0), 0, beta_next * beta)
+    return alpha_next + passed(beta_next, alpha), passed(beta_next, beta)
 
 
 @triton.jit
 def combine_exactly(alpha, beta, rest, alpha_next, beta_next, rest_next):
     """`combine` with factors β + rest: what rounding takes from a product is kept, and does not add up over steps."""
-    through = tl.where((beta_next == 0) | (alpha == 0), 0, beta_next * alpha)
-    through += tl.where(rest_next == 0, 0, rest_next * alpha)
-    product = tl.where((beta_next == 0) | (beta == 0), 0, beta_next * beta)
+    product = passed(beta_next, beta)
     error = tl.fma(beta_next, beta, -product) + (beta_next * rest + rest_next * beta)
-    exact = (product == 0) | (tl.abs(product) == float("inf"))
-    return alpha_next + through, product, tl.where(exact, 0, error)
+    through = passed(beta_next, alpha) + tl.where(rest_next == 0, 0, rest_next * alpha)
+    return alpha_next + through, product, where_rounded(product, error)
 
 
 @triton.jit
-def address(stream, group, t, lane):
-    """Pointers to elements of a stream."""
-    return stream[0] + (group * stream[1] + t * stream[2] + lane * stream[3])
+def where_rounded(product, error):
+    """The rounding error of a product; none where it is 0 or overflowed."""
+    return tl.where((product == 0) | (tl.abs(product) == float("inf")), 0, error)
 
 
 @triton.jit
-def load(stream, group, t, lane, where, DTYPE: tl.constexpr):
+def passed(factor, state):
+    """factor·state, where a 0 on either side is 0."""
+    return tl.where((factor == 0) | (state == 0), 0, factor * state)
+
+
+class Place(NamedTuple):
+    """Where a tile lies."""
+
+    group: Any
+    lane: Any
+    """[1, BLOCK_LANES]."""
+    start: Any
+    """The first step of each chunk in memory, [CHUNKS, 1 or BLOCK_LANES]."""
+    end: Any
+    """The end of the lane."""
+    lanes: Any
+
+
+@triton.jit
+def address(stream, place, t, ALIGNED: tl.constexpr = 1):
+    """Pointers to elements of a stream, whose group and lane strides are multiples of ALIGNED."""
+    group = place.group * (stream[1] // ALIGNED) * ALIGNED
+    lane = place.lane * (stream[3] // ALIGNED) * ALIGNED
+    return stream[0] + (group + t * stream[2] + lane)
+
+
+@triton.jit
+def load(stream, place, t, where, DTYPE: tl.constexpr):
     """Elements of a stream, 0 elsewhere and where there is no stream."""
     if stream is None:
         return tl.where(where, 0, 0).to(DTYPE)
     else:
-        return tl.load(address(stream, group, t, lane), mask=where, other=0).to(DTYPE)
+        return tl.load(address(stream, place, t), mask=where, other=0).to(DTYPE)
 
 
 @triton.jit
-def load_if(GIVEN: tl.constexpr, stream, group, t, lane, where, DTYPE: tl.constexpr):
-    """`load` from a tuple of streams, in which another stands for one that is not given."""
-    if GIVEN:
-        return load(stream, group, t, lane, where, DTYPE)
-    else:
-        return load(None, group, t, lane, where, DTYPE)
-
-
-@triton.jit
-def flag(stream, group, t, lane, where):
+def flag(stream, place, t, where):
     """Flags as booleans; none is set where there is no stream."""
     if stream is None:
         return where & (where == 0)
     else:
-        return tl.load(address(stream, group, t, lane), mask=where, other=0) != 0
+        return tl.load(address(stream, place, t), mask=where, other=0) != 0
 
 
 @triton.jit
-def at_end(tile, BLOCK_TIME: tl.constexpr):
-    """The element of each lane at the tile's last position, [BLOCK_LANES, 1]."""
-    chosen = tl.arange(0, BLOCK_TIME)[None, :] == BLOCK_TIME - 1
-    return tl.sum(tl.where(chosen, tile, 0), axis=1)[:, None]
+def in_scan_order(steps, BACKWARD: tl.constexpr):
+    """A chunk's steps from memory order to scan order, or the other way."""
+    turned = ()
+    for i in tl.static_range(len(steps)):
+        turned = turned + (steps[len(steps) - 1 - i if BACKWARD else i],)
+    return turned
+
+
+@triton.jit
+def unpacked(tile, LOG_UNROLL: tl.constexpr):
+    """The elements along the last dimension as tiles of their own; each thread holds them all, and nothing moves."""
+    parts = (tile,)
+    for _ in tl.static_range(LOG_UNROLL - 1):
+        even = ()
+        odd = ()
+        for i in tl.static_range(len(parts)):
+            part = parts[i]
+            pairs = tl.reshape(part, [part.shape[0], part.shape[1], part.shape[2] // 2, 2])
+            first, second = tl.split(pairs)
+            even = even + (first,)
+            odd = odd + (second,)
+        parts = even + odd
+    even = ()
+    odd = ()
+    for i in tl.static_range(len(parts)):
+        first, second = tl.split(parts[i])
+        even = even + (first,)
+        odd = odd + (second,)
+    return even + odd
+
+
+@triton.jit
+def packed(parts, LOG_UNROLL: tl.constexpr):
+    """The inverse of `unpacked`."""
+    half: tl.constexpr = len(parts) // 2
+    tiles = ()
+    for i in tl.static_range(half):
+        tiles = tiles + (tl.join(parts[i], parts[i + half]),)
+    for _ in tl.static_range(LOG_UNROLL - 1):
+        joined = ()
+        for i in tl.static_range(len(tiles) // 2):
+            pairs = tl.join(tiles[i], tiles[i + len(tiles) // 2])
+            joined = joined + (tl.reshape(pairs, [pairs.shape[0], pairs.shape[1], pairs.shape[2] * 2]),)
+        tiles = joined
+    return tiles[0]
+
+
+@triton.jit
+def everywhere(place, truth: tl.constexpr):
+    """One boolean for a tile's chunks."""
+    return tl.full([place.start.shape[0], place.lane.shape[1]], truth, tl.int1)
+
+
+@triton.jit
+def inside(place, t, EVEN: tl.constexpr):
+    """Whether steps are there; all are where tiles fit EVENly."""
+    if EVEN:
+        return everywhere(place, True)
+    else:
+        return (t < place.end) & (place.lane < place.lanes)
+
+
+@triton.jit
+def step_of(place, i: tl.constexpr, UNROLL: tl.constexpr, BACKWARD: tl.constexpr):
+    """T of each chunk's step i."""
+    return place.start + (UNROLL - 1 - i if BACKWARD else i)
+
+
+@triton.jit
+def converted(loaded, DTYPE: tl.constexpr):
+    """Numbers in the arithmetic's type, flags as booleans."""
+    return loaded != 0 if DTYPE == tl.int1 else loaded.to(DTYPE)
+
+
+@triton.jit
+def unrolled(place, UNROLL: tl.constexpr):
+    """A tile's place, and its steps in the order of memory, with a last dimension for those of a chunk."""
+    t = place.start[:, :, None] + tl.arange(0, UNROLL)[None, None, :]
+    return Place(place.group, place.lane[:, :, None], t, place.end[:, :, None], place.lanes), t
+
+
+@triton.jit
+def fetch(
+    stream,
+    place,
+    DTYPE: tl.constexpr,
+    VECTOR: tl.constexpr,
+    EVEN: tl.constexpr,
+    LOG_UNROLL: tl.constexpr,
+    BACKWARD: tl.constexpr,
+):
+    """A tuple of the chunks' steps in scan order, 0 where they are not inside; an empty one if there is no stream."""
+    UNROLL: tl.constexpr = 1 << LOG_UNROLL
+    steps = ()
+    if stream is None:
+        pass
+    elif VECTOR:
+        whole, t = unrolled(place, UNROLL)
+        pointers = address(stream, whole, t, VECTOR)
+        if EVEN:
+            tile = tl.load(pointers)
+        else:
+            tile = tl.load(pointers, mask=inside(whole, t, EVEN), other=0)
+        steps = in_scan_order(unpacked(converted(tile, DTYPE), LOG_UNROLL), BACKWARD)
+    else:
+        pointers = address(stream, place, place.start)
+        step = tl.cast(stream[2], tl.int64)
+        for i in tl.static_range(UNROLL):
+            at = UNROLL - 1 - i if BACKWARD else i
+            if EVEN:
+                loaded = tl.load(pointers + at * step)
+            else:
+                loaded = tl.load(pointers + at * step, mask=inside(place, place.start + at, EVEN), other=0)
+            steps = steps + (converted(loaded, DTYPE),)
+    return steps
+
+
+ACTIONS = tl.constexpr(4)
+"""Actions that a thread reads at once."""
+
+
+@triton.jit
+def of_actions(stream, place, t, start, actions, EVEN: tl.constexpr, FULL: tl.constexpr, ALIGNED: tl.constexpr):
+    """Elements of actions from `start` on, in a last dimension; 0 for those that there are not."""
+    across = (place.group * (stream[1] // ALIGNED) + place.lane * (stream[3] // ALIGNED)) * ALIGNED
+    at = tl.expand_dims(across + t * (stream[2] // ALIGNED) * ALIGNED, -1)
+    action = start + tl.arange(0, ACTIONS)
+    for _ in tl.static_range(len(at.shape) - 1):
+        action = tl.expand_dims(action, 0)
+    pointers = stream[0] + (at + action * stream[4])
+    if EVEN and FULL:
+        return tl.load(pointers)
+    elif EVEN:
+        return tl.load(pointers, mask=action < actions, other=0)
+    else:
+        there = tl.expand_dims(inside(place, t, EVEN), -1)
+        return tl.load(pointers, mask=there if FULL else there & (action < actions), other=0)
+
+
+@triton.jit
+def expectation(
+    probs, values, place, t, actions, DTYPE: tl.constexpr, EVEN: tl.constexpr, FULL: tl.constexpr, ALIGNED: tl.constexpr
+):
+    """Σ_a probability·value, where an action of probability 0 does not count."""
+    if len(t.shape) == 3:
+        total = tl.zeros([t.shape[0], place.lane.shape[1], t.shape[2]], DTYPE)
+    else:
+        total = tl.zeros([t.shape[0], place.lane.shape[1]], DTYPE)
+    for start in range(0, actions, ACTIONS):
+        prob = of_actions(probs, place, t, start, actions, EVEN, FULL, ALIGNED).to(DTYPE)
+        value = of_actions(values, place, t, start, actions, EVEN, FULL, ALIGNED).to(DTYPE)
+        total += tl.sum(tl.where(prob == 0, 0, prob * value), axis=len(t.shape))
+    return total
+
+
+@triton.jit
+def fetch_expected(
+    expected,
+    place,
+    DTYPE: tl.constexpr,
+    VECTOR: tl.constexpr,
+    EVEN: tl.constexpr,
+    FULL: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    LOG_UNROLL: tl.constexpr,
+    BACKWARD: tl.constexpr,
+):
+    """`fetch` of an expectation over actions: of (probabilities, values, number of actions)."""
+    probs, values, actions = expected
+    UNROLL: tl.constexpr = 1 << LOG_UNROLL
+    steps = ()
+    if VECTOR:
+        whole, t = unrolled(place, UNROLL)
+        tile = expectation(probs, values, whole, t, actions, DTYPE, EVEN, FULL, ALIGNED)
+        steps = in_scan_order(unpacked(tile, LOG_UNROLL), BACKWARD)
+    else:
+        for i in tl.static_range(UNROLL):
+            t = step_of(place, i, UNROLL, BACKWARD)
+            steps = steps + (expectation(probs, values, place, t, actions, DTYPE, EVEN, FULL, ALIGNED),)
+    return steps
+
+
+@triton.jit
+def given(steps, place, DTYPE: tl.constexpr, LOG_UNROLL: tl.constexpr):
+    """What `fetch` got, or zeros."""
+    if len(steps) == 0:
+        for _ in tl.static_range(1 << LOG_UNROLL):
+            steps = steps + (everywhere(place, False).to(DTYPE),)
+    return steps
+
+
+@triton.jit
+def before_chunks(place, first, LOG_UNROLL: tl.constexpr, BACKWARD: tl.constexpr):
+    """The step before each chunk, in scan order, and whether there is one."""
+    if BACKWARD:
+        t = place.start + (1 << LOG_UNROLL)
+        return t, (t < place.end) & (place.lane < place.lanes)
+    else:
+        t = place.start - 1
+        return t, (t >= first) & (place.lane < place.lanes)
+
+
+@triton.jit
+def read(
+    inputs,
+    next_values,
+    expected,
+    bootstrap,
+    terminated,
+    truncated,
+    mask,
+    gamma,
+    place,
+    first,
+    BACKWARD: tl.constexpr,
+    INPUTS: tl.constexpr,
+    GIVEN: tl.constexpr,
+    FOLLOWED: tl.constexpr,
+    SKIP: tl.constexpr,
+    STARTS_AT: tl.constexpr,
+    DTYPE: tl.constexpr,
+    VECTOR: tl.constexpr,
+    EVEN: tl.constexpr,
+    FULL: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    LOG_UNROLL: tl.constexpr,
+):
+    """Everything that a tile needs from memory, except bootstrap values where few of them are read."""
+    now = ()
+    for j in tl.static_range(INPUTS):
+        if (GIVEN >> j) & 1:
+            now = now + (fetch(inputs[j], place, DTYPE, VECTOR, EVEN, LOG_UNROLL, BACKWARD),)
+        else:
+            now = now + (fetch(None, place, DTYPE, VECTOR, EVEN, LOG_UNROLL, BACKWARD),)
+    done = fetch(terminated, place, tl.int1, VECTOR, EVEN, LOG_UNROLL, BACKWARD)
+    cut = fetch(truncated, place, tl.int1, VECTOR, EVEN, LOG_UNROLL, BACKWARD)
+    valid = fetch(mask, place, tl.int1, VECTOR, EVEN, LOG_UNROLL, BACKWARD)
+    discounts = fetch(gamma, place, DTYPE, VECTOR, EVEN, LOG_UNROLL, BACKWARD)
+    if expected is not None:
+        values_next = fetch_expected(expected, place, DTYPE, VECTOR, EVEN, FULL, ALIGNED, LOG_UNROLL, BACKWARD)
+    else:
+        values_next = fetch(next_values, place, DTYPE, VECTOR, EVEN, LOG_UNROLL, BACKWARD)
+    values_at_cut = fetch(bootstrap, place, DTYPE, VECTOR, EVEN, LOG_UNROLL, BACKWARD)
+    edge = ()
+    if mask is None or not SKIP:
+        t, there = before_chunks(place, first, LOG_UNROLL, BACKWARD)
+        for j in tl.static_range(FOLLOWED):
+            if (GIVEN >> j) & 1:
+                edge = edge + (load(inputs[j], place, t, there, DTYPE),)
+            else:
+                edge = edge + (load(None, place, t, there, DTYPE),)
+        if not BACKWARD and not STARTS_AT:
+            edge = edge + (flag(terminated, place, t, there) | flag(truncated, place, t, there),)
+        if mask is not None:
+            edge = edge + (there & (flag(mask, place, t, there) == 0),)
+    return now, done, cut, valid, discounts, values_next, values_at_cut, edge
+
+
+@triton.jit
+def tile_place(
+    tile, tiles, group, lane, first, end, lanes, CHUNKS: tl.constexpr, LOG_UNROLL: tl.constexpr, BACKWARD: tl.constexpr
+):
+    """Where the tile is that is scanned as number `tile`."""
+    chunk = tl.arange(0, CHUNKS)[:, None]
+    if BACKWARD:
+        start = first + (((tiles - 1 - tile) * CHUNKS + (CHUNKS - 1 - chunk)) << LOG_UNROLL)
+    else:
+        start = first + ((tile * CHUNKS + chunk) << LOG_UNROLL)
+    return Place(group, lane, start, end, lanes)
+
+
+@triton.jit
+def store(
+    stream, place, steps, VECTOR: tl.constexpr, EVEN: tl.constexpr, LOG_UNROLL: tl.constexpr, BACKWARD: tl.constexpr
+):
+    """The inverse of `fetch`."""
+    UNROLL: tl.constexpr = 1 << LOG_UNROLL
+    if VECTOR:
+        whole, t = unrolled(place, UNROLL)
+        pointers = address(stream, whole, t, VECTOR)
+        tile = packed(in_scan_order(steps, BACKWARD), LOG_UNROLL)
+        if EVEN:
+            tl.store(pointers, tile)
+        else:
+            tl.store(pointers, tile, mask=inside(whole, t, EVEN))
+    else:
+        pointers = address(stream, place, place.start)
+        step = tl.cast(stream[2], tl.int64)
+        for i in tl.static_range(UNROLL):
+            at = UNROLL - 1 - i if BACKWARD else i
+            if EVEN:
+                tl.store(pointers + at * step, steps[i])
+            else:
+                tl.store(pointers + at * step, steps[i], mask=inside(place, place.start + at, EVEN))
+
+
+@triton.jit
+def at_end(chunks):
+    """The element of each lane's last chunk, [1, BLOCK_LANES]."""
+    CHUNKS: tl.constexpr = chunks.shape[0]
+    if CHUNKS == 1:
+        return chunks
+    else:
+        last = tl.arange(0, CHUNKS)[:, None] == CHUNKS - 1
+        return tl.sum(tl.where(last, chunks, 0), axis=0)[None, :]
 
 
 @triton.jit
 def carry_on(alpha, beta, carried):
     """α + β·A for the state A that was carried in."""
-    return alpha + tl.where((beta == 0) | (carried == 0), 0, beta * carried)
+    return alpha + passed(beta, carried)
 
 
 @triton.jit
-def shifted(tile, carried, BLOCK_LANES: tl.constexpr, BLOCK_TIME: tl.constexpr):
-    """The tile's elements one position later, after the one carried in."""
-    position = tl.arange(0, BLOCK_TIME)[None, :]
-    index = tl.broadcast_to(tl.maximum(position - 1, 0), [BLOCK_LANES, BLOCK_TIME])
-    return tl.where(position == 0, carried, tl.gather(tile, index, 1))
+def follow(before, last, known, before_next, last_next, known_next):
+    """The last but one of a run of elements, and the last: by scanning with this, elements move by one."""
+    return tl.where(known_next != 0, before_next, last), last_next, known + (1 - known)
 
 
 @triton.jit
-def pass_over(values, valid, carried, BLOCK_TIME: tl.constexpr):
-    """Each value that is not valid replaced by the last valid one before it, which may be one carried in: a scan.
+def shifted(chunks, carried, IN_WARP: tl.constexpr):
+    """The chunks' elements one chunk later, after the one carried in."""
+    CHUNKS: tl.constexpr = chunks.shape[0]
+    if CHUNKS == 1:
+        return carried
+    else:
+        chunk = tl.arange(0, CHUNKS)[:, None]
+        if IN_WARP:
+            index = tl.broadcast_to(tl.maximum(chunk - 1, 0), [CHUNKS, chunks.shape[1]])
+            before = tl.gather(chunks, index, 0)
+        else:
+            known = tl.zeros([CHUNKS, chunks.shape[1]], tl.int32)
+            before, _, _ = tl.associative_scan((chunks, chunks, known), 0, follow)
+        return tl.where(chunk == 0, carried, before)
 
-    Returns the values, and those to carry on.
-    """
-    missing = tl.where(valid, 0.0, 1.0)
-    found = ()
-    kept = ()
-    for i in tl.static_range(len(values)):
-        value, passed = tl.associative_scan((tl.where(valid, values[i], 0.0), missing), 1, combine)
-        value = carry_on(value, passed, carried[i])
-        found = found + (value,)
-        kept = kept + (at_end(value, BLOCK_TIME),)
-    return found, kept
+
+@triton.jit
+def scanned_chunks(alpha, beta, rest, DTYPE: tl.constexpr):
+    """The transitions from the first chunk of each lane to the end of every chunk."""
+    if alpha.shape[0] == 1:
+        return alpha, beta, rest
+    elif DTYPE.is_floating():
+        return tl.associative_scan((alpha, beta, rest), 0, combine_exactly)
+    else:
+        alpha, beta = tl.associative_scan((alpha, beta), 0, combine)
+        return alpha, beta, rest
+
+
+@triton.jit
+def applied(alpha, beta, rest, state, DTYPE: tl.constexpr):
+    """The state after a transition."""
+    if DTYPE.is_floating():
+        return carry_on(alpha, beta, state) + tl.where(rest == 0, 0, rest * state)
+    else:
+        return carry_on(alpha, beta, state)
+
+
+@triton.jit
+def entering(alpha, beta, rest, state, DTYPE: tl.constexpr, IN_WARP: tl.constexpr):
+    """The state that enters each chunk, from the chunks' transitions and the state that enters the first."""
+    alpha, beta, rest = scanned_chunks(alpha, beta, rest, DTYPE)
+    return shifted(applied(alpha, beta, rest, state, DTYPE), state, IN_WARP)
+
+
+@triton.jit
+def leaving(alpha, beta, rest, state, DTYPE: tl.constexpr):
+    """The state that leaves the last chunk."""
+    alpha, beta, rest = scanned_chunks(alpha, beta, rest, DTYPE)
+    return applied(at_end(alpha), at_end(beta), at_end(rest), state, DTYPE)
+
+
+@triton.jit
+def after_segments(
+    folds, row, rows, exists, segment, state, SEGMENTS: tl.constexpr, PARALLEL: tl.constexpr, DTYPE: tl.constexpr
+):
+    """The state that enters a segment, from the folds of those before it, [3, SEGMENTS, rows]."""
+    if PARALLEL:
+        earlier = tl.arange(0, SEGMENTS)[:, None]
+        alpha, beta, rest = load_fold(folds, row, rows, exists & (earlier < segment), earlier, SEGMENTS)
+        state = leaving(alpha, beta, rest, state, DTYPE)
+    else:
+        for earlier in tl.range(0, segment, loop_unroll_factor=8):
+            alpha, beta, rest = load_fold(folds, row, rows, exists, earlier, SEGMENTS)
+            state = applied(alpha, beta, rest, state, DTYPE)
+    return state
+
+
+@triton.jit
+def load_fold(folds, row, rows, where, segment, SEGMENTS: tl.constexpr):
+    """Transitions of segments; those that change nothing elsewhere."""
+    at = folds + segment * rows + row
+    size = SEGMENTS * rows
+    alpha = tl.load(at, mask=where, other=0)
+    beta = tl.load(at + size, mask=where, other=1)
+    rest = tl.load(at + 2 * size, mask=where, other=0)
+    return alpha, beta, rest
+
+
+@triton.jit
+def over_chunks(alpha, beta, rest, alphas, betas, rests, DTYPE: tl.constexpr):
+    """A transition, and after it those of all chunks."""
+    alphas, betas, rests = scanned_chunks(alphas, betas, rests, DTYPE)
+    if DTYPE.is_floating():
+        return combine_exactly(alpha, beta, rest, at_end(alphas), at_end(betas), at_end(rests))
+    else:
+        alpha, beta = combine(alpha, beta, at_end(alphas), at_end(betas))
+        return alpha, beta, rest
+
+
+@triton.jit
+def last_valid(values, valid, carried, CHUNKS: tl.constexpr, IN_WARP: tl.constexpr):
+    """What enters each chunk of the last valid value before it. `values` and `valid` have the chunks' steps."""
+    if CHUNKS == 1:
+        return carried
+    else:
+        value = tl.zeros_like(values[0])
+        missing = value + 1.0
+        for i in tl.static_range(len(values)):
+            value = tl.where(valid[i], values[i], value)
+            missing = tl.where(valid[i], 0.0, missing)
+        value, missing = tl.associative_scan((value, missing), 0, combine)
+        return shifted(carry_on(value, missing, carried), carried, IN_WARP)
+
+
+@triton.jit
+def advanced(alpha, beta, state):
+    """One step: α + β·A, where a factor of 0 lets nothing through."""
+    return tl.where(beta == 0, alpha, alpha + beta * state)
+
+
+@triton.jit
+def folded(alphas, betas, DTYPE: tl.constexpr):
+    """The transition over all steps of each chunk."""
+    alpha = alphas[0]
+    beta = betas[0]
+    rest = tl.zeros_like(beta)
+    severed = beta == 0
+    for i in tl.static_range(1, len(alphas)):
+        alpha = advanced(alphas[i], betas[i], alpha)
+        severed = severed | (betas[i] == 0)
+        product = betas[i] * beta
+        if DTYPE.is_floating():
+            rest = tl.fma(betas[i], rest, tl.fma(betas[i], beta, -product))
+        beta = product
+    beta = tl.where(severed, 0, beta)
+    return alpha, beta, where_rounded(beta, rest) if DTYPE.is_floating() else rest
 
 
 @triton.jit
 def scan(
     inputs,
     next_values,
+    expected,
     bootstrap,
     bootstrap_number,
     terminated,
@@ -172,12 +602,13 @@ def scan(
     departed,
     outputs,
     offsets,
+    folds,
     steps,
     lanes,
+    tiles_per_segment,
     COEFFICIENTS: tl.constexpr,
     READOUT: tl.constexpr,
     BACKWARD: tl.constexpr,
-    LOOKS_AHEAD: tl.constexpr,
     INPUTS: tl.constexpr,
     GIVEN: tl.constexpr,
     OUTPUTS: tl.constexpr,
@@ -186,116 +617,246 @@ def scan(
     SKIP: tl.constexpr,
     STARTS_AT: tl.constexpr,
     DTYPE: tl.constexpr,
+    WIDE: tl.constexpr,
+    VECTOR: tl.constexpr,
+    EVEN: tl.constexpr,
+    FULL: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    ONE_TILE: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    FOLD: tl.constexpr,
     BLOCK_LANES: tl.constexpr,
-    BLOCK_TIME: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    LOG_UNROLL: tl.constexpr,
 ):
     """A[t] = α[t] + β[t]·A[neighbour of t]. `decay` is γλ, or λ if γ is per step.
 
     GIVEN and WANTED have a bit for each input and output that is there; the others stand for nothing. With `offsets`,
-    lane i has the steps from offsets[i] to offsets[i + 1].
+    lane i has the steps from offsets[i] to offsets[i + 1]. With SEGMENTS > 1, the launch that FOLDs leaves each
+    segment's transition in `folds`, [3, SEGMENTS, groups·lanes], for the launch that does not.
     """
+    UNROLL: tl.constexpr = 1 << LOG_UNROLL
+    TILE: tl.constexpr = CHUNKS * UNROLL
+    INDEX: tl.constexpr = tl.int64 if WIDE else tl.int32
+    DENSE: tl.constexpr = (bootstrap is not None) and (truncated is not None) and BACKWARD and not (VECTOR or ONE_TILE)
+    IN_WARP: tl.constexpr = VECTOR and CHUNKS <= 32
     lane_blocks = tl.cdiv(lanes, BLOCK_LANES)
-    group = (tl.program_id(0) // lane_blocks).to(tl.int64)
-    lane = (tl.program_id(0) % lane_blocks).to(tl.int64) * BLOCK_LANES + tl.arange(0, BLOCK_LANES)[:, None]
-    if offsets is None:
-        first, length, longest = 0, steps, steps
-    else:
-        first = tl.load(offsets + lane, mask=lane < lanes, other=0).to(tl.int64)
-        end = tl.load(offsets + lane + 1, mask=lane < lanes, other=0).to(tl.int64)
+    group = (tl.program_id(0) // lane_blocks).to(INDEX)
+    lane = (tl.program_id(0) % lane_blocks).to(INDEX) * BLOCK_LANES + tl.arange(0, BLOCK_LANES)[None, :]
+    exists = lane < lanes
+    first = tl.zeros([1, 1], INDEX)
+    end = first + steps
+    tiles = 1 if ONE_TILE else tl.cdiv(steps, TILE)
+    if offsets is not None:
+        first = tl.load(offsets + lane, mask=exists, other=0).to(INDEX)
+        end = tl.load(offsets + lane + 1, mask=exists, other=0).to(INDEX)
         rises = (0 <= first) & (first <= end) & (end <= steps)
         whole = ((lane > 0) | (first == 0)) & ((lane != lanes - 1) | (end == steps))
         tl.device_assert(rises & whole, "cu_seqlens: expected offsets from 0 to the number of steps, rising")
-        length = end - first
-        longest = tl.max(length)
-    state = load(initial, group, 0, lane, lane < lanes, DTYPE)
+        tiles = tl.cdiv(tl.max(end - first), TILE)
+    lanes_place = Place(group, lane, first, end, lanes)
+
+    state = load(initial, lanes_place, 0, exists, DTYPE)
+    alpha_before = tl.zeros([1, BLOCK_LANES], DTYPE)
+    beta_before = alpha_before + 1
+    rest_before = alpha_before
+    begin = 0
+    if SEGMENTS > 1:
+        segment = tl.program_id(1)
+        begin = segment * tiles_per_segment
+        tiles_end = tl.minimum(begin + tiles_per_segment, tiles)
+        rows = (tl.num_programs(0) // lane_blocks).to(INDEX) * lanes
+        row = group * lanes + lane
+        if not FOLD:
+            state = after_segments(folds, row, rows, exists, segment, state, SEGMENTS, CHUNKS > 1, DTYPE)
+    else:
+        tiles_end = tiles
     # Of the neighbours: whether there is none (backward) or it departed (forward), and the values that are followed.
-    zero = tl.zeros([BLOCK_LANES, 1], tl.float32)
-    carried = (zero + 1.0 if BACKWARD else tl.where(flag(departed, group, 0, lane, lane < lanes), 1.0, 0.0),)
+    zero = tl.zeros([1, BLOCK_LANES], tl.float32)
+    left = flag(departed, lanes_place, 0, exists)
+    carried = (zero + 1.0 if BACKWARD else tl.where(left, 1.0, 0.0),)
     for _ in tl.static_range(FOLLOWED):
         carried = carried + (zero,)
+    value_at_end = bootstrap_number
+    if BACKWARD and bootstrap is not None:
+        value_at_end = load(bootstrap, lanes_place, end - 1, exists & (first < end), DTYPE)
 
-    for start in range(0, longest, BLOCK_TIME):
-        position = start + tl.arange(0, BLOCK_TIME)[None, :].to(tl.int64)
-        inside = (position < length) & (lane < lanes)
-        inner = inside & (position > 0)
-        if BACKWARD:
-            t = first + length - 1 - position
-            neighbour = t + 1
-        else:
-            t = first + position
-            neighbour = t - 1
-
-        done = flag(terminated, group, t, lane, inside)
-        cut = flag(truncated, group, t, lane, inside)
-        valid = inside
-        valid_before = inner
-        if mask is not None:
-            valid = flag(mask, group, t, lane, inside)
-            valid_before = flag(mask, group, neighbour, lane, inner)
-        severed = inner & (valid_before == 0)
-
-        now = ()
-        for i in tl.static_range(INPUTS):
-            now = now + (load_if((GIVEN >> i) & 1, inputs[i], group, t, lane, inside, DTYPE),)
-        if BACKWARD or STARTS_AT:
-            over = tl.where(inner, 0.0, 0.0)
-        else:
-            departs = flag(terminated, group, neighbour, lane, inner) | flag(truncated, group, neighbour, lane, inner)
-            over = tl.where(departs, 1.0, 0.0)
-        before = (over,)
-        for i in tl.static_range(FOLLOWED):
-            before = before + (load_if((GIVEN >> i) & 1, inputs[i], group, neighbour, lane, inner, DTYPE),)
-        if mask is not None and SKIP:
-            before, carried = pass_over(before, valid_before, carried, BLOCK_TIME)
-            severed = inside & (inside == 0)
-            none_or_over = before[0] != 0
-        else:
-            none_or_over = tl.where(position == 0, carried[0], over) != 0
-
-        gamma_now = gamma_number
-        decay_now = decay
-        if gamma is not None:
-            gamma_now = load(gamma, group, t, lane, inside, DTYPE)
-            decay_now = gamma_now * decay
-            done = done | (gamma_now == 0)
-
-        following = ()
-        if BACKWARD:
-            if next_values is not None:
-                value_ahead = load(next_values, group, t, lane, inside, DTYPE)
-                value_at_cut = value_ahead
+    streams = (inputs, next_values, expected, bootstrap if DENSE else None, terminated, truncated, mask, gamma)
+    place = tile_place(begin, tiles, group, lane, first, end, lanes, CHUNKS, LOG_UNROLL, BACKWARD)
+    loaded = read(
+        *streams,
+        place,
+        first,
+        BACKWARD,
+        INPUTS,
+        GIVEN,
+        FOLLOWED,
+        SKIP,
+        STARTS_AT,
+        DTYPE,
+        VECTOR,
+        EVEN,
+        FULL,
+        ALIGNED,
+        LOG_UNROLL,
+    )
+    for tile in range(begin, tiles_end):
+        now, done, cut, valid, discounts, values_next, values_at_cut, edge = loaded
+        place = tile_place(tile, tiles, group, lane, first, end, lanes, CHUNKS, LOG_UNROLL, BACKWARD)
+        if not ONE_TILE:  # on its way while this tile is computed
+            ahead = tile_place(
+                tl.minimum(tile + 1, tiles_end - 1), tiles, group, lane, first, end, lanes, CHUNKS, LOG_UNROLL, BACKWARD
+            )
+            loaded = read(
+                *streams,
+                ahead,
+                first,
+                BACKWARD,
+                INPUTS,
+                GIVEN,
+                FOLLOWED,
+                SKIP,
+                STARTS_AT,
+                DTYPE,
+                VECTOR,
+                EVEN,
+                FULL,
+                ALIGNED,
+                LOG_UNROLL,
+            )
+        given_now = ()
+        for j in tl.static_range(INPUTS):
+            given_now = given_now + (given(now[j], place, DTYPE, LOG_UNROLL),)
+        now = given_now
+        done = given(done, place, tl.int1, LOG_UNROLL)
+        cut = given(cut, place, tl.int1, LOG_UNROLL)
+        if mask is None:
+            for i in tl.static_range(UNROLL):
+                valid = valid + (inside(place, step_of(place, i, UNROLL, BACKWARD), EVEN),)
+        departs = ()
+        for i in tl.static_range(UNROLL):
+            if BACKWARD or STARTS_AT:
+                departs = departs + (everywhere(place, False),)
             else:
-                value_ahead = before[1] if FOLLOWED else tl.where(inside, 0.0, 0.0)
-                if bootstrap is not None:
-                    value_at_cut = load(bootstrap, group, t, lane, inside & (cut | none_or_over), DTYPE)
+                departs = departs + (done[i] | cut[i],)
+
+        # of the step before, in scan order: whether its episode is over, and the values that are followed
+        before = ()
+        severed = everywhere(place, False)
+        if mask is not None and SKIP:
+            overs = ()
+            for i in tl.static_range(UNROLL):
+                overs = overs + (tl.where(departs[i], 1.0, 0.0),)
+            before = before + (last_valid(overs, valid, carried[0], CHUNKS, IN_WARP),)
+            for j in tl.static_range(FOLLOWED):
+                before = before + (last_valid(now[j], valid, carried[j + 1], CHUNKS, IN_WARP),)
+        else:
+            there = before_chunks(place, first, LOG_UNROLL, BACKWARD)[1]
+            over = everywhere(place, False)
+            if not BACKWARD:
+                over = left & (there == 0)
+                if not STARTS_AT:
+                    over = over | edge[FOLLOWED]
+            before = before + (over,)
+            for j in tl.static_range(FOLLOWED):
+                before = before + (edge[j],)
+            if mask is not None:
+                severed = edge[len(edge) - 1]
+
+        kept = ()
+        alphas = ()
+        betas = ()
+        for i in tl.static_range(UNROLL):
+            t = step_of(place, i, UNROLL, BACKWARD)
+            none_or_over = before[0] != 0
+            if BACKWARD and not (mask is not None and SKIP):
+                none_or_over = t == end - 1 if i == 0 or not EVEN else everywhere(place, False)
+            ended = done[i]
+            gamma_now = gamma_number
+            decay_now = decay
+            if gamma is not None:
+                gamma_now = discounts[i]
+                decay_now = gamma_now * decay
+                ended = ended | (gamma_now == 0)
+            following = ()
+            if BACKWARD:
+                if len(values_next) > 0:
+                    value_ahead = values_next[i]
+                    value_at_cut = value_ahead
                 else:
-                    value_at_cut = bootstrap_number
-            next_value, continues = transition(done, cut, none_or_over, severed, value_ahead, value_at_cut)
-            for i in tl.static_range(FOLLOWED):
-                following = following + (tl.where(continues, before[i + 1], 0),)
-        else:
-            starts = none_or_over | severed
-            if STARTS_AT:
-                starts = starts | done | cut
-            continues = starts == 0
-            next_value = 0
+                    value_ahead = before[1] if FOLLOWED else tl.zeros_like(now[0][i])
+                    value_at_cut = value_at_end
+                    if DENSE:
+                        value_at_cut = values_at_cut[i]
+                    elif bootstrap is not None and (truncated is not None or (mask is not None and SKIP)):
+                        where = (cut[i] | none_or_over) & inside(place, t, EVEN)
+                        value_at_cut = load(bootstrap, place, t, where, DTYPE)
+                next_value, continues = transition(ended, cut[i], none_or_over, severed, value_ahead, value_at_cut)
+                for j in tl.static_range(FOLLOWED):
+                    following = following + (tl.where(continues, before[j + 1], 0),)
+            else:
+                starts = none_or_over | severed
+                if STARTS_AT:
+                    starts = starts | ended | cut[i]
+                continues = starts == 0
+                next_value = 0
+            own = ()
+            for j in tl.static_range(INPUTS):
+                own = own + (now[j][i],)
+            step = Step(own, following, next_value, continues, gamma_now, decay_now, scalars)
+            alpha, beta = COEFFICIENTS(step)
+            kept = kept + ((own, following, next_value, continues, gamma_now, decay_now),)
+            alphas = alphas + (tl.where(valid[i], alpha, 0).to(DTYPE),)
+            betas = betas + (tl.where(valid[i], beta, 1).to(DTYPE),)
 
-        step = Step(now, following, next_value, continues, gamma_now, decay_now, scalars)
-        alpha, beta = COEFFICIENTS(step)
-        alpha = tl.where(valid, alpha, 0)
-        beta = tl.where(valid, beta, 1).to(DTYPE)
-        if DTYPE.is_floating():
-            alpha, beta, rest = tl.associative_scan((alpha, beta, tl.zeros_like(beta)), 1, combine_exactly)
-            alpha += tl.where(rest == 0, 0, rest * state)
-        else:
-            alpha, beta = tl.associative_scan((alpha, beta), 1, combine)
-        scanned = carry_on(alpha, beta, state)
-        after = scanned
-        if LOOKS_AHEAD:
-            after = tl.where(continues, shifted(scanned, state, BLOCK_LANES, BLOCK_TIME), 0)
-        state = at_end(scanned, BLOCK_TIME)
+            after = ()
+            if mask is not None and SKIP:
+                after = after + (tl.where(valid[i], tl.where(departs[i], 1.0, 0.0), before[0]),)
+                for j in tl.static_range(FOLLOWED):
+                    after = after + (tl.where(valid[i], now[j][i], before[j + 1]),)
+            else:
+                after = after + (departs[i],)
+                for j in tl.static_range(FOLLOWED):
+                    after = after + (now[j][i],)
+                if mask is not None:
+                    severed = valid[i] == 0
+                    if BACKWARD:
+                        severed = severed & (t < end)
+            before = after
 
-        results = READOUT(step, scanned, after)
-        for i in tl.static_range(OUTPUTS):
-            if (WANTED >> i) & 1:
-                tl.store(address(outputs[i], group, t, lane), tl.where(valid, results[i], 0), mask=inside)
+        if FOLD:
+            alpha, beta, rest = folded(alphas, betas, DTYPE)
+            alpha_before, beta_before, rest_before = over_chunks(
+                alpha_before, beta_before, rest_before, alpha, beta, rest, DTYPE
+            )
+        else:
+            if CHUNKS > 1:
+                alpha, beta, rest = folded(alphas, betas, DTYPE)
+                scanned = entering(alpha, beta, rest, state, DTYPE, IN_WARP)
+            else:
+                scanned = state
+            results = ()
+            for i in tl.static_range(UNROLL):
+                own, following, next_value, continues, gamma_now, decay_now = kept[i]
+                step = Step(own, following, next_value, continues, gamma_now, decay_now, scalars)
+                after = tl.where(continues, scanned, 0)
+                scanned = advanced(alphas[i], betas[i], scanned)
+                results = results + (READOUT(step, scanned, after),)
+            if not ONE_TILE:
+                state = at_end(scanned)
+            for k in tl.static_range(OUTPUTS):
+                if (WANTED >> k) & 1:
+                    result = ()
+                    for i in tl.static_range(UNROLL):
+                        result = result + (tl.where(valid[i], results[i][k], 0),)
+                    store(outputs[k], place, result, VECTOR, EVEN, LOG_UNROLL, BACKWARD)
+        if mask is not None and SKIP and not ONE_TILE:
+            last = ()
+            for j in tl.static_range(FOLLOWED + 1):
+                last = last + (at_end(before[j]),)
+            carried = last
+    if FOLD:
+        at = folds + segment * rows + row
+        tl.store(at, alpha_before, mask=exists)
+        tl.store(at + SEGMENTS * rows, beta_before, mask=exists)
+        tl.store(at + 2 * SEGMENTS * rows, rest_before, mask=exists)

@@ -11,7 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from rl_triton_core.backends.triton import arguments, constants, options
+from rl_triton_core.backends.triton import constants, launches
 from rl_triton_core.kernels.launch import Launch
 from rl_triton_core.kernels.scan import scan
 from rl_triton_core.recurrence import Problem
@@ -42,18 +42,19 @@ class Resources(NamedTuple):
     spilled_bytes: int
 
 
-def compile_for(target: str, problem: Problem, launch: Launch, **more: int) -> Resources:
-    """Compile the kernel that would solve the problem on the target."""
-    compiled_in = constants(problem, launch)
-    values = (*arguments(problem), *compiled_in.values())
-    signature, constexprs, attributes = {}, {}, {}
-    for i, (name, value) in enumerate(zip(scan.arg_names, values, strict=True)):
-        signature[name] = describe(value, (i,), name in compiled_in, constexprs, attributes)
-    source = ASTSource(scan, signature=signature, constexprs=constexprs, attrs=attributes)
-    kernel = triton.compile(source, target=TARGETS[target], options={**options(problem, launch), **more})
-    if target.startswith("gfx"):
-        return read_amdgcn(kernel.asm["amdgcn"])
-    return read_cubin(kernel.asm["cubin"])
+def compile_for(target: str, problem: Problem, row: Launch, segments: int = 1, **more: int) -> list[Resources]:
+    """Compile the launches that would solve the problem on the target."""
+    compiled_in = list(constants(problem, row))
+    found = []
+    for call in launches(problem, row, segments):
+        signature, constexprs, attributes = {}, {}, {}
+        for i, (name, value) in enumerate(zip(scan.arg_names, call.arguments, strict=True)):
+            signature[name] = describe(value, (i,), name in compiled_in, constexprs, attributes)
+        source = ASTSource(scan, signature=signature, constexprs=constexprs, attrs=attributes)
+        kernel = triton.compile(source, target=TARGETS[target], options={**call.options, **more})
+        amd = target.startswith("gfx")
+        found.append(read_amdgcn(kernel.asm["amdgcn"]) if amd else read_cubin(kernel.asm["cubin"]))
+    return found
 
 
 def describe(value, path, constant, constexprs, attributes):

@@ -5,19 +5,21 @@ import torch
 from ahead_of_time import compile_for
 
 import rl_triton_core  # noqa: F401, it describes all estimators
-from rl_triton_core.kernels.launch import TABLE
+from rl_triton_core.backends.triton import streams
+from rl_triton_core.kernels.launch import TABLE, Limits
 from rl_triton_core.recurrence import RECURRENCES, Problem
 
-LAUNCHES = [(layout, launch) for layout, rows in TABLE.items() for _, launch in rows]
-VARIANTS = ("plain", "all", "skip", "reset", "half", "packed")
-OTHERS = [name for name in RECURRENCES if name != "gae"]
+ROWS = [(layout, limits, launch) for layout, rows in TABLE.items() for limits, launch in rows]
+VARIANTS = ("plain", "all", "skip", "reset", "half", "uneven", "packed")
 
 
-def problem(variant: str, layout: str, name: str = "gae") -> Problem:
-    """A window large enough that nothing but the variant decides what is compiled."""
+def problem(variant: str, layout: str, limits: Limits = Limits(), name: str = "gae") -> Problem:  # noqa: B008
+    """The largest window within the limits."""
     recurrence = RECURRENCES[name]
     packed = variant == "packed"
-    shape = (1 << 20,) if packed else (4096, 2048)
+    shape = tuple(int(min(size, limit)) for size, limit in ((4096, limits.lanes), (2048, limits.steps)))
+    shape = tuple(x - (variant == "uneven") for x in shape[:: 1 if layout == "env-major" else -1])
+    shape = (1 << 20,) if packed else shape
     real = torch.bfloat16 if variant == "half" else torch.float32
 
     def stream(dtype=real):
@@ -45,39 +47,60 @@ def problem(variant: str, layout: str, name: str = "gae") -> Problem:
     )
 
 
-@pytest.mark.parametrize(("layout", "launch"), LAUNCHES)
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_no_variant_spills(variant, layout, launch):
-    assert_no_spills(compile_for("sm_90", problem(variant, layout), launch))
+def cases(names, variants):
+    """Every estimator and variant with every row of the table that it may get."""
+    for name in names:
+        for variant in variants:
+            for layout, limits, launch in ROWS:
+                window = problem(variant, layout, limits, name)
+                if streams(window) <= limits.streams and (variant != "packed" or layout == "env-major"):
+                    yield window, launch
 
 
-@pytest.mark.parametrize(("layout", "launch"), LAUNCHES)
-@pytest.mark.parametrize("variant", ["plain", "all", "packed"])
+def last(variants=("plain", "all")):
+    """Every estimator with the last rows of the table."""
+    for name in RECURRENCES:
+        for layout, rows in TABLE.items():
+            for variant in variants:
+                if variant != "packed" or layout == "env-major":
+                    yield problem(variant, layout, name=name), rows[-1][1]
+
+
+@pytest.mark.parametrize(("window", "launch"), cases(["gae"], ["all"]))
+def test_no_row_spills(window, launch):
+    assert_no_spills(compile_for("sm_90", window, launch))
+
+
+@pytest.mark.parametrize(("window", "launch"), cases(["vtrace", "retrace"], ["plain"]))
+def test_no_row_spills_where_the_equation_is_long(window, launch):
+    assert_no_spills(compile_for("sm_90", window, launch))
+
+
+@pytest.mark.parametrize(("window", "launch"), last(VARIANTS))
+def test_no_estimator_or_variant_spills(window, launch):
+    assert_no_spills(compile_for("sm_90", window, launch))
+
+
+@pytest.mark.parametrize(("window", "launch"), last(["all"]))
 @pytest.mark.parametrize("target", ["sm_80", "sm_100", "gfx942"])
-def test_no_target_spills(target, variant, layout, launch):
-    assert_no_spills(compile_for(target, problem(variant, layout), launch))
+def test_no_target_spills(target, window, launch):
+    assert_no_spills(compile_for(target, window, launch))
 
 
-@pytest.mark.parametrize(("layout", "launch"), LAUNCHES)
-@pytest.mark.parametrize("variant", ["plain", "all", "packed"])
-@pytest.mark.parametrize("name", OTHERS)
-def test_no_estimator_spills(name, variant, layout, launch):
-    assert_no_spills(compile_for("sm_90", problem(variant, layout, name), launch))
+@pytest.mark.parametrize(("window", "launch"), last(["plain"]))
+def test_segments_do_not_spill(window, launch):
+    assert_no_spills(compile_for("sm_90", window, launch, segments=64))
 
 
-@pytest.mark.parametrize("name", OTHERS)
-@pytest.mark.parametrize("target", ["sm_80", "sm_100", "gfx942"])
-def test_every_estimator_compiles_for_every_target(target, name):
-    layout, launch = LAUNCHES[-1]
-    assert_no_spills(compile_for(target, problem("all", layout, name), launch))
-
-
-def assert_no_spills(resources):
-    assert resources.registers > 0
-    assert resources.spilled_bytes == 0
+def assert_no_spills(launches):
+    assert launches
+    for resources in launches:
+        assert resources.registers > 0
+        assert resources.spilled_bytes == 0
 
 
 def test_spills_would_be_seen():
     """The same kernel, allowed far fewer registers than it needs."""
-    layout, launch = LAUNCHES[0]
-    assert compile_for("sm_90", problem("all", layout), launch, maxnreg=24).spilled_bytes > 0
+    layout, _, launch = ROWS[0]
+    (resources,) = compile_for("sm_90", problem("all", layout), launch, maxnreg=24)
+    assert resources.spilled_bytes > 0

@@ -1,0 +1,167 @@
+"""The Triton kernel in every way that it can be launched, whichever the table would choose."""
+
+import pytest
+import torch
+
+import rl_triton_core as ours
+from rl_triton_core.testing import assert_close
+
+triton_backend = pytest.importorskip("rl_triton_core.backends.triton", reason="Triton is not installed")
+from rl_triton_core.kernels.launch import TABLE, Launch, next_power_of_2, segments  # noqa: E402
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+LAUNCHES = {
+    "several lanes": (Launch(8, 4, 4, 1), 1),
+    "several lanes, segments": (Launch(8, 4, 4, 1), 3),
+    "chunks in several warps": (Launch(2, 32, 2, 2), 1),
+    "chunks in several warps, segments": (Launch(1, 64, 2, 2), 2),
+    "one chunk": (Launch(32, 1, 8, 1), 1),
+    "one chunk, segments": (Launch(32, 1, 8, 1), 5),
+    "long chunks": (Launch(4, 8, 16, 1), 1),
+}
+WINDOWS = {"even": (32, 256), "uneven": (5, 201)} if DEVICE == "cuda" else {"even": (2, 64), "uneven": (3, 45)}
+
+
+@pytest.fixture(autouse=True)
+def available():
+    reason = triton_backend.unavailable(torch.device(DEVICE))
+    if reason is not None:
+        pytest.skip(reason)
+
+
+@pytest.fixture(params=LAUNCHES)
+def launch(request, monkeypatch):
+    row, number = LAUNCHES[request.param]
+
+    def settings(problem):
+        split = problem.cu_seqlens is None and not (problem.mask is not None and problem.skip)
+        return row, number if split else 1
+
+    monkeypatch.setattr(triton_backend, "settings", settings)
+    return row
+
+
+@pytest.fixture(params=WINDOWS)
+def window(request):
+    return WINDOWS[request.param]
+
+
+def data(window, layout, seed=0):
+    """Draws of per-step tensors with environments and steps in the layout's order."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = window if layout == "env-major" else window[::-1]
+
+    def real(*features):
+        return torch.randn((*shape, *features), generator=generator).to(DEVICE)
+
+    def flags(probability=0.03):
+        return (torch.rand(shape, generator=generator) < probability).to(DEVICE)
+
+    return real, flags
+
+
+def check(function, *args, **kwargs):
+    """Equal to the reference backend."""
+    want = function(*args, backend="reference", **kwargs)
+    got = function(*args, backend="triton", **kwargs)
+    several = isinstance(got, tuple)
+    for x, y in zip(got if several else (got,), want if several else (want,), strict=True):
+        assert_close(x.cpu(), y.cpu().double())
+
+
+LAYOUTS = pytest.mark.parametrize(("layout", "time_dim"), [("env-major", 1), ("time-major", 0)])
+
+
+@LAYOUTS
+@pytest.mark.parametrize("masked", [None, "skip", "reset"])
+def test_gae(launch, window, layout, time_dim, masked):
+    real, flags = data(window, layout)
+    mask = {} if masked is None else {"mask": ~flags(0.3), "mask_mode": masked}
+    ends = {"terminated": flags(), "truncated": flags(), "bootstrap_values": real()}
+    check(ours.compute_gae, real(), real(), **ends, **mask, time_dim=time_dim)
+
+
+@LAYOUTS
+def test_gae_of_an_endless_episode(launch, window, layout, time_dim):
+    real, _ = data(window, layout)
+    bootstrap = torch.randn(window[0], device=DEVICE)
+    check(ours.compute_gae, real(), real(), bootstrap_values=bootstrap, time_dim=time_dim)
+
+
+@LAYOUTS
+def test_vtrace(launch, window, layout, time_dim):
+    real, flags = data(window, layout)
+    check(
+        ours.compute_vtrace, real(), real(), flags(), log_ratios=0.3 * real(), bootstrap_values=0.5, time_dim=time_dim
+    )
+
+
+@LAYOUTS
+@pytest.mark.parametrize("actions", [3, 8])
+def test_retrace(launch, window, layout, time_dim, actions):
+    real, flags = data(window, layout)
+    probs = torch.softmax(real(actions), -1)
+    probs[..., 0] = 0
+    values = real(actions)
+    values[..., 0] = torch.nan
+    check(
+        ours.compute_retrace,
+        real(),
+        real(),
+        flags(),
+        flags(),
+        log_ratios=0.3 * real(),
+        next_action_probs=probs,
+        next_q_values=values,
+        time_dim=time_dim,
+    )
+
+
+@LAYOUTS
+@pytest.mark.parametrize("masked", [None, "skip", "reset"])
+def test_traces(launch, window, layout, time_dim, masked):
+    real, flags = data(window, layout)
+    mask = {} if masked is None else {"mask": ~flags(0.3), "mask_mode": masked}
+    state = ours.ScanState(torch.randn(window[0], device=DEVICE), torch.arange(window[0], device=DEVICE) % 2 == 0)
+    check(ours.compute_eligibility_traces, real(), flags(), flags(), **mask, state=state, time_dim=time_dim)
+
+
+@LAYOUTS
+@pytest.mark.parametrize("boundary", ["ends_at", "starts_at"])
+def test_integer_sums(launch, window, layout, time_dim, boundary):
+    real, flags = data(window, layout)
+    x, dones = (real() * 2.0**40).long(), flags()
+    got, want = (
+        ours.compute_episodic_prefix_sum(x, dones, boundary=boundary, time_dim=time_dim, backend=name)
+        for name in ("triton", "reference")
+    )
+    assert torch.equal(got, want)
+
+
+def test_packed_rows(launch):
+    real, flags = data((1, 300), "env-major")
+    rewards, values, ends = real()[0], real()[0], flags()[0]
+    offsets = torch.tensor([0, 3, 3, 100, 271, 300], device=DEVICE)
+    check(ours.compute_gae, rewards, values, ends, cu_seqlens=offsets, bootstrap_values=0.25)
+
+
+def test_a_row_fits_every_window():
+    for layout in TABLE:
+        for steps in (1, 2, 7, 8, 9, 33, 128, 500, 1 << 20):
+            for lanes in (1, 3, 1024, 8191, 1 << 16):
+                for streams in (1, 4, 9):
+                    row = triton_backend.launch.settings(steps, lanes, streams, layout)
+                    assert row.steps < 2 * max(steps, row.unroll)
+                    assert row.block_lanes <= next_power_of_2(lanes)
+
+
+@pytest.mark.parametrize("steps", [1, 1000, 4097, 1 << 20])
+@pytest.mark.parametrize("programs", [1, 7, 300, 5000])
+def test_segments_have_all_tiles_and_none_is_empty(steps, programs):
+    row = Launch(1, 32, 8, 1)
+    number = segments(steps, programs, row)
+    tiles = -(-steps // row.steps)
+    each = -(-tiles // number)
+    assert (number - 1) * each < tiles <= number * each
+    assert number == 1 or programs < 2000

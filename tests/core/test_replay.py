@@ -1,0 +1,234 @@
+"""Replayed calls give what whole calls give, whatever changes between them."""
+
+import threading
+
+import pytest
+import torch
+
+import rl_triton_core as ours
+from rl_triton_core import replay
+
+ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+def rollout(envs=6, steps=40, dtype=torch.float32, device="cuda", seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    rewards, values, bootstrap = torch.randn(3, envs, steps, generator=generator).to(device, dtype)
+    ends = (torch.rand(2, envs, steps, generator=generator) < 0.1).to(device)
+    return {
+        "rewards": rewards,
+        "values": values,
+        "terminated": ends[0],
+        "truncated": ends[1],
+        "bootstrap_values": bootstrap,
+    }
+
+
+def whole(function, **arguments):
+    """The call without replaying."""
+    return function.__wrapped__(**arguments)
+
+
+def same(got, want):
+    assert type(got) is type(want)
+    for x, y in zip(got, want, strict=True):
+        assert (x is None and y is None) or torch.equal(x, y)
+
+
+@pytest.fixture
+def whole_calls(monkeypatch):
+    """How many calls went the whole way."""
+    calls = []
+    prepared = replay.prepared
+
+    def count(*arguments):
+        calls.append(prepared(*arguments))
+        return calls[-1]
+
+    monkeypatch.setattr(replay, "prepared", count)
+    return calls
+
+
+@ON_GPU
+def test_like_calls_are_replayed(whole_calls):
+    first = rollout(5, 37)
+    for seed in range(4):
+        again = rollout(5, 37, seed=seed)
+        same(ours.compute_gae(**again), whole(ours.compute_gae, **again))
+    assert len(whole_calls) == 1
+    assert whole_calls[0] is not None
+    results = [ours.compute_gae(**first).advantages for _ in range(2)]
+    assert results[0].data_ptr() != results[1].data_ptr()
+
+
+@ON_GPU
+@pytest.mark.parametrize(
+    "function", ["gae", "vtrace", "lambda_returns", "discounted_returns", "retrace", "traces", "sums", "linear", "long"]
+)
+def test_every_estimator(function, whole_calls):
+    x = rollout(7, 50)
+    ratios = {"log_ratios": 0.1 * x["rewards"]}
+    calls = {
+        "gae": (ours.compute_gae, x),
+        "vtrace": (ours.compute_vtrace, {**x, **ratios}),
+        "lambda_returns": (ours.compute_lambda_returns, x),
+        "discounted_returns": (ours.compute_discounted_returns, {k: v for k, v in x.items() if k != "values"}),
+        "retrace": (
+            ours.compute_retrace,
+            {
+                "rewards": x["rewards"],
+                "q_values": x["values"],
+                "terminated": x["terminated"],
+                "next_action_probs": torch.rand(7, 50, 4, device="cuda"),
+                "next_q_values": torch.randn(7, 50, 4, device="cuda"),
+                **ratios,
+            },
+        ),
+        "traces": (ours.compute_eligibility_traces, {"x": x["rewards"], "terminated": x["terminated"], "gamma": 0.9}),
+        "sums": (ours.compute_episodic_prefix_sum, {"x": x["rewards"], "dones": x["terminated"]}),
+        "linear": (ours.linear_recurrence, {"alpha": x["rewards"], "beta": x["values"].sigmoid()}),
+        "long": (ours.compute_gae, rollout(2, 40_000)),
+    }
+    function, arguments = calls[function]
+    wants = whole(function, **arguments)
+    for _ in range(3):
+        got = function(**arguments)
+        same(got if isinstance(got, tuple) else (got,), wants if isinstance(wants, tuple) else (wants,))
+    assert sum(call is not None for call in whole_calls) == 1
+
+
+@ON_GPU
+def test_what_changes_is_noticed():
+    """Shapes, strides, dtypes, alignment, numbers and names, one after another and back again."""
+    plain = rollout(6, 40)
+    shifted = {**plain, "rewards": torch.randn(6 * 40 + 1, device="cuda")[1:].view(6, 40)}
+    transposed = {name: x.t().contiguous().t() for name, x in plain.items()}
+    sliced = {name: torch.cat([x, x], 1)[:, :40] for name, x in plain.items()}
+    reordered = dict(reversed(plain.items()))
+    variants = [
+        plain,
+        shifted,
+        transposed,
+        sliced,
+        reordered,
+        {**plain, "gamma": 0.5},
+        {**plain, "gamma": 1},
+        {**plain, "lambda_": 0.0},
+        {**plain, "compute_returns": False},
+        {**plain, "truncated": None},
+        {**plain, "values": plain["values"].bfloat16()},
+        {**plain, "mask": plain["terminated"]},
+        {**plain, "mask": plain["terminated"], "mask_mode": "reset"},
+        {**plain, "terminated": plain["terminated"].float()},
+        {**plain, "rewards": plain["values"]},
+        rollout(40, 6),
+    ]
+    for _ in range(2):
+        for arguments in variants:
+            same(ours.compute_gae(**arguments), whole(ours.compute_gae, **arguments))
+
+
+@ON_GPU
+def test_out(whole_calls):
+    x = rollout(4, 30)
+    for _ in range(3):
+        out = torch.empty(2, 4, 30, device="cuda").unbind()
+        results = ours.compute_gae(**x, out=out)
+        assert all(got.data_ptr() == given.data_ptr() for got, given in zip(results, out, strict=True))
+        same(results, whole(ours.compute_gae, **x))
+    assert len(whole_calls) == 1
+    with pytest.raises(ValueError, match=r"out \(advantages\)"):
+        ours.compute_gae(**x, out=(x["rewards"], out[1]))
+    with pytest.raises(ValueError, match="out"):
+        ours.compute_gae(**x, out=(out[0], out[0]))
+
+
+@ON_GPU
+def test_errors_stay():
+    x = rollout(4, 30)
+    ours.compute_gae(**x)
+    for bad in ({"gamma": float("nan")}, {"gamma": True}, {"lambda_": 2.0}, {"values": x["values"][:, 1:]}):
+        for _ in range(2):
+            with pytest.raises((TypeError, ValueError)):
+                ours.compute_gae(**{**x, **bad})
+
+
+@ON_GPU
+def test_gradients_stay():
+    x = rollout(4, 30)
+    for _ in range(2):
+        ours.compute_gae(**x)
+        values = x["values"].clone().requires_grad_()
+        ours.compute_gae(**{**x, "values": values}).advantages.sum().backward()
+        assert values.grad is not None
+        with torch.no_grad():
+            assert not ours.compute_gae(**{**x, "values": values}).advantages.requires_grad
+
+
+@ON_GPU
+def test_another_stream_and_a_graph():
+    x = rollout(4, 30)
+    want = ours.compute_gae(**x)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        got = ours.compute_gae(**x)
+    stream.synchronize()
+    same(got, want)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = ours.compute_gae(**x)
+    x["rewards"].mul_(2)
+    graph.replay()
+    same(got, whole(ours.compute_gae, **x))
+
+
+@ON_GPU
+def test_several_threads():
+    inputs = [rollout(3 + i % 2, 20 + i % 3, seed=i) for i in range(12)]
+    wants = [whole(ours.compute_gae, **x) for x in inputs]
+    gots = [None] * len(inputs)
+
+    def work(i):
+        for _ in range(20):
+            gots[i] = ours.compute_gae(**inputs[i])
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(inputs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    torch.cuda.synchronize()
+    for got, want in zip(gots, wants, strict=True):
+        same(got, want)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="no second device")
+def test_a_second_device():
+    for device in ("cuda:0", "cuda:1", "cuda:0", "cuda:1"):
+        x = rollout(4, 30, device=device)
+        got = ours.compute_gae(**x)
+        assert got.advantages.device == torch.device(device)
+        same(got, whole(ours.compute_gae, **x))
+
+
+def test_calls_on_the_cpu_are_left_alone():
+    x = rollout(2, 5, device="cpu")
+    assert replay.signature((), x) is None
+    same(ours.compute_gae(**x), whole(ours.compute_gae, **x))
+
+
+def test_places_for_pointers():
+    x, y = torch.zeros(2), torch.zeros(3)
+    fill = replay.template(((x, 1, 2), None, ((y, 3), (x, 4)), 0.5), {x.data_ptr(): 1, y.data_ptr(): 0})
+    assert fill([10, 20]) == ((20, 1, 2), None, ((10, 3), (20, 4)), 0.5)
+
+
+def test_a_tensor_from_elsewhere_is_no_place():
+    with pytest.raises(KeyError):
+        replay.template((torch.zeros(2),), {})
+
+
+def test_span():
+    assert replay.span(torch.zeros(4, 5)) == 80
+    assert replay.span(torch.zeros(4, 5).t()[:, ::2]) == (4 + 10 + 1) * 4

@@ -3,6 +3,7 @@
 RL_TRITON_TEST_BACKENDS (names, commas between) narrows the first; HYPOTHESIS_PROFILE (ci, gpu, long) sets the second.
 """
 
+import fcntl
 import importlib.util
 import os
 import sys
@@ -76,3 +77,12 @@ def float64_target(request):
     if reason := _why_not(request.param):
         pytest.skip(reason)
     return request.param
+
+
+@pytest.fixture
+def much_memory(tmp_path_factory):
+    """For tests that fill the device: one at a time, and what they took is given back."""
+    with (tmp_path_factory.getbasetemp().parent / "much_memory").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+        torch.cuda.empty_cache()

@@ -51,7 +51,8 @@ def settings(problem: Problem) -> tuple[Launch, int]:
     groups, steps, lanes = problem.shape
     length = steps if problem.cu_seqlens is None else triton.cdiv(steps, lanes)
     row = launch.settings(length, groups * lanes, streams(problem), layout(problem))
-    row = row._replace(block_lanes=min(row.block_lanes, launch.next_power_of_2(lanes)))
+    if groups > 1:  # of features, which may be few
+        row = row._replace(block_lanes=min(row.block_lanes, launch.next_power_of_2(lanes)))
     if problem.cu_seqlens is not None or (problem.mask is not None and problem.skip):
         return row, 1  # what a segment starts with would depend on those before it in more ways than one
     return row, launch.segments(steps, groups * triton.cdiv(lanes, row.block_lanes), row)
@@ -157,11 +158,11 @@ def expected(problem: Problem) -> tuple[Any, ...] | None:
 
 
 def actions(problem: Problem) -> tuple[bool, int]:
-    """Whether actions come in full blocks, and the power of two, to 4, that divides all strides between them."""
+    """Whether actions come in full blocks, and 4 where that divides all strides between steps, else 1."""
     if not isinstance(problem.next_values, Expectation):
         return True, 1
     strides = (stride for x in problem.next_values for stride in problem.strides(x[..., 0]))
-    return problem.next_values.probs.shape[-1] % scan.ACTIONS.value == 0, math.gcd(4, *strides)
+    return problem.next_values.probs.shape[-1] % scan.ACTIONS.value == 0, 4 if math.gcd(4, *strides) == 4 else 1
 
 
 def layout(problem: Problem) -> str:
@@ -188,9 +189,9 @@ def written(problem: Problem) -> Iterator[torch.Tensor]:
 
 
 def alignment(problem: Problem) -> int:
-    """The greatest power of two, to 16, that divides all strides between lanes and groups."""
+    """4 where that divides all strides between lanes and groups, so that four steps are read at once; else 1."""
     strides = map(problem.strides, (*per_step(problem), *written(problem)))
-    return math.gcd(16, *(stride for group, _, lane in strides for stride in (group, lane)))
+    return 4 if math.gcd(4, *(stride for group, _, lane in strides for stride in (group, lane))) == 4 else 1
 
 
 def wide(problem: Problem) -> bool:

@@ -46,6 +46,7 @@ TABLE = {
         (Limits(steps=8), Launch(32, 1, 8, 1)),
         (Limits(steps=32, streams=4), Launch(32, 1, 16, 1)),
         (Limits(lanes=1024), Launch(32, 1, 8, 1)),
+        (Limits(steps=64, lanes=8191), Launch(32, 4, 8, 4)),
         (Limits(lanes=8191, streams=3), Launch(32, 8, 16, 8)),
         (Limits(lanes=8191), Launch(32, 8, 8, 8)),
         (Limits(steps=128, streams=4), Launch(32, 1, 16, 1)),
@@ -59,14 +60,8 @@ MAX_SEGMENTS = 512
 
 
 def settings(steps: int, lanes: int, streams: int, layout: str) -> Launch:
-    """The table's row for a window, with tiles no larger than it needs."""
-    window = (steps, lanes, streams)
-    row = next(
-        launch for limits, launch in TABLE[layout] if all(x <= limit for x, limit in zip(window, limits, strict=True))
-    )
-    unroll = max(2, min(row.unroll, next_power_of_2(steps)))
-    chunks = min(row.chunks, next_power_of_2(-(-steps // unroll)))
-    return row._replace(block_lanes=min(row.block_lanes, next_power_of_2(lanes)), chunks=chunks, unroll=unroll)
+    """The table's row for a window."""
+    return next(launch for limits, launch in TABLE[layout] if fits(limits, (steps, lanes, streams)))
 
 
 def fits(limits: Limits, window: tuple[int, int, int]) -> bool:

@@ -176,7 +176,7 @@ def test_a_million_steps(time_dim):
 @pytest.mark.parametrize(
     ("num_envs", "num_steps", "time_dim"), [(65_537, 32_769, -1), (65_537, 32_769, 0), (3, 800_000_011, -1)]
 )
-def test_more_than_2_to_the_31_elements(num_envs, num_steps, time_dim):
+def test_more_than_2_to_the_31_elements(num_envs, num_steps, time_dim, much_memory):
     """A few windows at the start, in the middle and at the end are checked, each from one done step to another."""
     assert num_envs * num_steps > 2**31
     if torch.cuda.mem_get_info()[0] < 60 * 2**30:

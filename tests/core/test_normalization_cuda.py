@@ -100,7 +100,7 @@ def test_compiles_with_inductor(grad):
 
 
 @pytest.mark.slow
-def test_more_than_2_to_the_31_elements():
+def test_more_than_2_to_the_31_elements(much_memory):
     if torch.cuda.mem_get_info()[0] < 20 * 2**30:
         pytest.skip("not enough memory on the device")
     size, piece = 2**31 + 1000, 2**27

@@ -86,9 +86,6 @@ def replayed(function: Callable[P, R]) -> Callable[P, R]:
 
 def signature(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, list[torch.Tensor]] | None:
     """What decides how a call is made, and its tensors; None if it can not be replayed."""
-    first = args[0] if args else next(iter(kwargs.values()), None)
-    if type(first) is not torch.Tensor or not first.is_cuda:
-        return None
     grad = torch.is_grad_enabled()
     key: list[Any] = [grad, *kwargs]
     tensors: list[torch.Tensor] = []
@@ -97,7 +94,7 @@ def signature(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, list[to
         for x in argument if several else (argument,):
             kind = type(x)
             if kind is torch.Tensor:
-                if grad and x.requires_grad:
+                if not x.is_cuda or (grad and x.requires_grad):
                     return None
                 tensors.append(x)
                 key += (several, x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() % 16)

@@ -74,7 +74,8 @@ def launches(problem: Problem, row: Launch, segments: int) -> Iterator[Call]:
     tiles = triton.cdiv(triton.cdiv(steps, row.steps), segments)
     width, folds = 1, None
     if segments > 1:
-        width = launch.next_power_of_2(segments if row.chunks == 1 else max(segments, 32 * row.num_warps))
+        scanned = row.chunks > 1 and layout(problem) == "env-major"  # with all threads along the segments
+        width = launch.next_power_of_2(max(segments, 32 * row.num_warps if scanned else 1))
         folds = problem.like.new_empty((3, width, groups, lanes), dtype=problem.dtype)
     for fold in (True, False) if segments > 1 else (False,):
         given = (*arguments(problem, folds, tiles), *constants(problem, row, width, fold).values())

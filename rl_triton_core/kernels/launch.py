@@ -39,7 +39,9 @@ TABLE = {
         (Limits(steps=128), Launch(8, 16, 8, 4)),
         (Limits(steps=256), Launch(4, 32, 8, 4)),
         (Limits(steps=1024, streams=4), Launch(1, 32, 16, 1)),
-        (Limits(lanes=1024), Launch(1, 128, 8, 4)),
+        (Limits(steps=8192, lanes=1024, streams=4), Launch(1, 128, 8, 4)),
+        (Limits(lanes=1024, streams=4), Launch(1, 32, 16, 1)),
+        (Limits(lanes=1024), Launch(1, 32, 8, 1)),
         (Limits(), Launch(4, 32, 8, 4)),
     ),
     "time-major": (
@@ -55,7 +57,7 @@ TABLE = {
 }
 
 WARPS = 132 * 16
-"""Where a launch has less than half of that many warps, time is split into segments until it has."""
+"""What keeps a GPU busy. Where a launch has less than a quarter of it, time is split into segments until it has."""
 MAX_SEGMENTS = 512
 
 
@@ -73,7 +75,7 @@ def segments(steps: int, programs: int, launch: Launch) -> int:
     """Over how many programs the steps of a row are split: 1, or as many as keep the GPU busy."""
     tiles = -(-steps // launch.steps)
     wanted = WARPS // (programs * launch.num_warps)
-    if wanted < 2 or tiles < 8:
+    if wanted < 4 or tiles < 8:
         return 1
     return -(-tiles // -(-tiles // min(tiles, wanted, MAX_SEGMENTS)))
 

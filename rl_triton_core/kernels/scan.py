@@ -640,6 +640,7 @@ def scan(
     INDEX: tl.constexpr = tl.int64 if WIDE else tl.int32
     DENSE: tl.constexpr = (bootstrap is not None) and (truncated is not None) and BACKWARD and not (VECTOR or ONE_TILE)
     IN_WARP: tl.constexpr = VECTOR and CHUNKS <= 32
+    IN_SCAN: tl.constexpr = VECTOR and CHUNKS > 1
     lane_blocks = tl.cdiv(lanes, BLOCK_LANES)
     group = (tl.program_id(0) // lane_blocks).to(INDEX)
     lane = (tl.program_id(0) % lane_blocks).to(INDEX) * BLOCK_LANES + tl.arange(0, BLOCK_LANES)[None, :]
@@ -668,7 +669,7 @@ def scan(
         rows = (tl.num_programs(0) // lane_blocks).to(INDEX) * lanes
         row = group * lanes + lane
         if not FOLD:
-            state = after_segments(folds, row, rows, exists, segment, state, SEGMENTS, CHUNKS > 1, DTYPE)
+            state = after_segments(folds, row, rows, exists, segment, state, SEGMENTS, IN_SCAN, DTYPE)
     else:
         tiles_end = tiles
     # Of the neighbours: whether there is none (backward) or it departed (forward), and the values that are followed.

@@ -104,7 +104,7 @@ def test_what_changes_is_noticed():
     shifted = {**plain, "rewards": torch.randn(6 * 40 + 1, device="cuda")[1:].view(6, 40)}
     transposed = {name: x.t().contiguous().t() for name, x in plain.items()}
     sliced = {name: torch.cat([x, x], 1)[:, :40] for name, x in plain.items()}
-    reordered = dict(reversed(plain.items()))
+    reordered = {"gamma": 0.99, **dict(reversed(plain.items()))}
     variants = [
         plain,
         shifted,
@@ -126,6 +126,14 @@ def test_what_changes_is_noticed():
     for _ in range(2):
         for arguments in variants:
             same(ours.compute_gae(**arguments), whole(ours.compute_gae, **arguments))
+
+
+@ON_GPU
+def test_a_number_may_come_first(whole_calls):
+    x = {"time_dim": 0, "gamma": 0.9, **rollout()}
+    for _ in range(3):
+        same(ours.compute_gae(**x), whole(ours.compute_gae, **x))
+    assert len(whole_calls) == 1
 
 
 @ON_GPU

@@ -200,7 +200,7 @@ def inside(place, t, EVEN: tl.constexpr):
 
 @triton.jit
 def step_of(place, i: tl.constexpr, UNROLL: tl.constexpr, BACKWARD: tl.constexpr):
-    """T of each chunk's step i."""
+    """The t of each chunk's step i."""
     return place.start + (UNROLL - 1 - i if BACKWARD else i)
 
 

@@ -23,6 +23,7 @@ R = TypeVar("R")
 MOST = 512
 """Signatures remembered per function."""
 
+UNKNOWN = object()
 PLAIN = frozenset((type(None), bool, int, float, str))
 
 
@@ -69,10 +70,10 @@ def replayed(function: Callable[P, R]) -> Callable[P, R]:
         signed = None if torch.compiler.is_compiling() else signature(args, kwargs)
         if signed is None:
             return function(*args, **kwargs)
-        key, tensors = signed
-        if key in known:
-            replay = known[key]
-            results = None if replay is None else replay(tensors)
+        key, tensors, pointers = signed
+        replay = known.get(key, UNKNOWN)
+        if replay is not UNKNOWN:
+            results = None if replay is None else replay(tensors, pointers)
             return function(*args, **kwargs) if results is None else results
         with recording() as launches:
             results = function(*args, **kwargs)
@@ -84,25 +85,30 @@ def replayed(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def signature(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, list[torch.Tensor]] | None:
-    """What decides how a call is made, and its tensors; None if it can not be replayed."""
+def signature(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, list[torch.Tensor], list[int]] | None:
+    """What decides how a call is made, its tensors, and where they are; None if it can not be replayed."""
     grad = torch.is_grad_enabled()
     key: list[Any] = [grad, *kwargs]
     tensors: list[torch.Tensor] = []
+    pointers: list[int] = []
     for argument in (*args, *kwargs.values()):
         several = type(argument) is tuple
+        if several:
+            key.append(len(argument))
         for x in argument if several else (argument,):
             kind = type(x)
             if kind is torch.Tensor:
-                if not x.is_cuda or (grad and x.requires_grad):
+                device, pointer = x.get_device(), x.data_ptr()
+                if device < 0 or (grad and x.requires_grad):
                     return None
                 tensors.append(x)
-                key += (several, x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() % 16)
+                pointers.append(pointer)
+                key += (x.shape, x.stride(), x.dtype, device, pointer % 16)
             elif kind in PLAIN:
-                key += (several, kind, x)
+                key += (kind, x)
             else:
                 return None
-    return tuple(key), tensors
+    return tuple(key), tensors, pointers
 
 
 class Replay:
@@ -110,7 +116,10 @@ class Replay:
 
     def __init__(self, launches: Sequence[Launched], tensors: Sequence[torch.Tensor], results: Sequence[Any]) -> None:
         slots = {x.data_ptr(): i for i, x in enumerate(tensors)}
-        self.device = tensors[0].get_device()
+        from triton import knobs
+        from triton.runtime import driver
+
+        self.driver, self.knobs, self.device = driver.active, knobs.runtime, tensors[0].get_device()
         self.new: list[tuple[Any, ...]] = []
         given = []
         for x in results:
@@ -131,12 +140,10 @@ class Replay:
             for x in launches
         ]
 
-    def __call__(self, tensors: Sequence[torch.Tensor]) -> list[Any] | None:
+    def __call__(self, tensors: Sequence[torch.Tensor], pointers: list[int]) -> list[Any] | None:
         """The results, or None if the call has to go the whole way."""
-        driver = active_driver()
-        if driver is None or driver.get_current_device() != self.device:
+        if self.knobs.launch_enter_hook is not None or self.driver.get_current_device() != self.device:
             return None
-        pointers = [x.data_ptr() for x in tensors]
         for out, other, size, other_size in self.apart:
             if pointers[out] < pointers[other] + other_size and pointers[other] < pointers[out] + size:
                 return None
@@ -148,7 +155,7 @@ class Replay:
             shape, dtype, device = self.scratch
             scratch = torch.empty(shape, dtype=dtype, device=device)
             pointers.append(scratch.data_ptr())
-        stream = driver.get_current_stream(self.device)
+        stream = self.driver.get_current_stream(self.device)
         for run, grid, function, metadata, arguments in self.calls:
             run(*grid, stream, function, metadata, None, None, None, *arguments(pointers))
         everything = [*tensors, *new]
@@ -164,12 +171,12 @@ def prepared(launches: list[Launched], tensors: list[torch.Tensor], results: Any
         return None
     try:
         replay = Replay(launches, tensors, flat)
-    except (KeyError, AttributeError):  # a copy took part, or Triton's kernels are not as they are known here
+    except (KeyError, AttributeError, ImportError):  # a copy took part, or Triton is not as it is known here
         return None
     make = type(results)._make if several else next_of
 
-    def call(tensors: list[torch.Tensor]) -> Any:
-        outputs = replay(tensors)
+    def call(tensors: list[torch.Tensor], pointers: list[int]) -> Any:
+        outputs = replay(tensors, pointers)
         return None if outputs is None else make(outputs)
 
     return call
@@ -200,11 +207,3 @@ def span(tensor: torch.Tensor) -> int:
     """Bytes from the first element to the end of the last."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (last + 1) * tensor.element_size()
-
-
-def active_driver() -> Any:
-    """Triton's driver, None while something wants to know of every launch."""
-    from triton import knobs
-    from triton.runtime import driver
-
-    return driver.active if knobs.runtime.launch_enter_hook is None else None

@@ -5,7 +5,7 @@ failure. A mutant that they let pass survives, and makes this program fail.
 
     python scripts/mutants.py reference    equations, boundary rule and validation, on the backend that compiles nothing
     python scripts/mutants.py cpu          the serial walk
-    python scripts/mutants.py triton       the parallel scan, on a GPU (the interpreter scans serially: two survive there)
+    python scripts/mutants.py triton       the parallel scan, on a GPU (the interpreter scans serially and replays nothing: some survive there)
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ FILES = [
         "estimators_matrix",
         "estimators_precision",
         "launches",
+        "replay",
         "normalization",
     )
 ]
@@ -222,6 +223,12 @@ TRITON = [
     Mutant("minimum is no bound", "kernels/scan.py", "tl.where(x > bound, bound, x)", "x", "test_vtrace"),
     Mutant("packed: sequences start at 0", "kernels/scan.py", "        first = tl.load(offsets + lane, mask=exists, other=0).to(INDEX)\n", "        first = 0 * tl.load(offsets + lane, mask=exists, other=0).to(INDEX)\n", "test_every_sequence and gae"),
     Mutant("packed: all end at the row's end", "kernels/scan.py", "        end = tl.load(offsets + lane + 1, mask=exists, other=0).to(INDEX)\n", "        end = 0 * tl.load(offsets + lane + 1, mask=exists, other=0).to(INDEX) + steps\n", "test_every_sequence and gae"),
+    Mutant("replay: numbers do not count", "replay.py", "key += (kind, x)", "key += (kind,)", "replay and what_changes"),
+    Mutant("replay: strides do not count", "replay.py", "key += (x.shape, x.stride(), x.dtype", "key += (x.shape, x.dtype", "replay and what_changes"),
+    Mutant("replay: alignment does not count", "replay.py", "device, pointer % 16)", "device)", "replay and what_changes"),
+    Mutant("replay: gradients forgotten", "replay.py", "(grad and x.requires_grad)", "False", "replay and gradients"),
+    Mutant("replay: overlap not looked for", "replay.py", "if pointers[out] < pointers[other] + other_size and pointers[other] < pointers[out] + size:", "if False:", "replay and out"),
+    Mutant("replay: always the same stream", "replay.py", "self.driver.get_current_stream(self.device)", "0", "replay and stream"),
     Mutant("normalisation: a large mean cancels", "kernels/moments.py", "if count == 0:", "if count < 0:", "normalization and test_a_large_mean"),
     Mutant("normalisation: masked cells count", "kernels/moments.py", "tl.sum(valid.to(tl.int32))", "tl.sum(inside.to(tl.int32))", "normalization and test_the_equation"),
     Mutant("normalisation: masked cells in the sums", "kernels/moments.py", "apart = tl.where(valid, x - pivot, 0)", "apart = tl.where(inside, x - pivot, 0)", "normalization and test_the_equation"),

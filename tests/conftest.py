@@ -14,6 +14,8 @@ import pytest
 import torch
 from hypothesis import Phase, settings
 
+from rl_triton_core.kernels.launch import Launch, Limits
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate)  # a case is a seed: shrinking it makes no smaller arrays
@@ -24,8 +26,35 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gpu" if torch.cuda.i
 
 
 def pytest_configure(config):
+    if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None:
+        hasten_interpreter()
     # Triton's interpreter computes with NumPy, which remarks on every NaN that a test puts there.
     config.addinivalue_line("filterwarnings", r"ignore:\w+( value)? encountered in:RuntimeWarning:triton\..*")
+
+
+SMALL = {
+    "env-major": ((Limits(), Launch(4, 8, 4, 1)),),
+    "time-major": ((Limits(), Launch(8, 4, 4, 1)),),
+}
+"""Launches for the interpreter; `test_launches` makes others."""
+
+
+def hasten_interpreter():
+    """Small tiles; and Triton's language is not patched again at every call of a function: the launch did it."""
+    from triton.runtime import interpreter
+
+    from rl_triton_core.kernels import launch
+
+    launch.TABLE = SMALL
+    slow = interpreter.InterpretedFunction.__call__
+
+    def call(function, *args, **kwargs):
+        if function.fn.__module__.startswith("triton."):
+            return slow(function, *args, **kwargs)
+        return function.rewrite()(*args, **kwargs)
+
+    if hasattr(interpreter.InterpretedFunction, "rewrite"):
+        interpreter.InterpretedFunction.__call__ = call
 
 
 class Target(NamedTuple):

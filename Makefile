@@ -23,7 +23,7 @@ INTERPRETED := env TRITON_INTERPRET=1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint type test-interpreted test-aot test-independent mutants format docs gpu-test accuracy speed bench report \
+.PHONY: help demo test lint type test-interpreted test-aot test-independent mutants format docs gpu-test tune accuracy speed bench report \
 	lower-bounds clean distclean
 
 help: ## Show this list
@@ -65,6 +65,9 @@ docs: $(DOCS_READY) ## Build the site into site/; a warning is an error
 
 gpu-test: $(READY) ## The whole suite on a real GPU, with the real compiler (results in GPU_OUTPUT)
 	$(COMPILED) $(PY) scripts/gpu_tests.py $(GPU_OUTPUT) --mutants
+
+tune: $(READY) ## Time every launch that windows could have, on a GPU (results in GPU_OUTPUT)
+	$(COMPILED) $(PY) benchmarks/tune.py $(GPU_OUTPUT)
 
 accuracy: $(READY) ## Measure rounding errors on this CPU, and write the pages of results
 	$(PY) benchmarks/accuracy.py benchmarks/results/cpu --backend cpu

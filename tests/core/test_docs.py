@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ["README.md", "docs/index.md", "docs/estimators.md", "docs/normalization.md"]
+PAGES = ["README.md", "docs/index.md", "docs/estimators.md", "docs/normalization.md", "docs/gpu.md"]
 MODULES = ["gae", "vtrace", "retrace", "returns", "traces", "linear"]
 
 

@@ -42,7 +42,8 @@ TABLE = {
         (Limits(steps=8192, lanes=1024, streams=4), Launch(1, 128, 8, 4)),
         (Limits(lanes=1024, streams=4), Launch(1, 32, 16, 1)),
         (Limits(lanes=1024), Launch(1, 32, 8, 1)),
-        (Limits(), Launch(4, 32, 8, 4)),
+        (Limits(streams=5), Launch(4, 32, 8, 4)),
+        (Limits(), Launch(4, 32, 4, 4)),
     ),
     "time-major": (
         (Limits(steps=8), Launch(32, 1, 8, 1)),
@@ -52,7 +53,8 @@ TABLE = {
         (Limits(lanes=8191, streams=3), Launch(32, 8, 16, 8)),
         (Limits(lanes=8191), Launch(32, 8, 8, 8)),
         (Limits(steps=128, streams=4), Launch(32, 1, 16, 1)),
-        (Limits(), Launch(32, 4, 8, 4)),
+        (Limits(streams=5), Launch(32, 4, 8, 4)),
+        (Limits(), Launch(32, 4, 4, 4)),
     ),
 }
 

@@ -49,7 +49,8 @@ def as_json(head: Row, tables: dict[str, Iterable[Row]]) -> str:
 def write_csv(path: Path, rows: list[Row]) -> None:
     """The rows as a table, lists with spaces between their numbers."""
     with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        writer = csv.DictWriter(file, names, lineterminator="\n")
         writer.writeheader()
         for row in rows:
             writer.writerow({k: " ".join(map(str, v)) if isinstance(v, list) else v for k, v in row.items()})

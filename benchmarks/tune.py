@@ -13,7 +13,7 @@ import multiprocessing
 import os
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -27,9 +27,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks import files
 from benchmarks.harness import Call, CudaClock
 from benchmarks.providers import ours
+from benchmarks.run import tensors
 from benchmarks.workloads import ESTIMATORS, Workload, bytes_moved, draw
 from rl_triton_core.backends import triton as backend
 from rl_triton_core.kernels.launch import WARPS, Launch
+from rl_triton_core.recurrence import Problem
 from rl_triton_core.testing import relative_error
 
 WINDOWS = (
@@ -120,10 +122,10 @@ def call_of(workload: Workload) -> Call:
 
 
 @contextmanager
-def launched(candidate: Candidate) -> Iterator[None]:
+def launched(settings: Callable[[Problem], Candidate]) -> Iterator[None]:
     """Whatever is launched is launched so."""
     chosen = backend.settings
-    backend.settings = lambda problem: candidate
+    backend.settings = settings
     try:
         yield
     finally:
@@ -132,7 +134,7 @@ def launched(candidate: Candidate) -> Iterator[None]:
 
 def compile_only(workload: Workload, candidate: Candidate) -> None:
     """Fill Triton's cache on disk."""
-    with suppress(RuntimeError), launched(candidate):
+    with suppress(RuntimeError), launched(lambda _: candidate):
         call_of(workload)()
 
 
@@ -140,15 +142,19 @@ def times(workload: Workload) -> Iterator[files.Row]:
     """A line for every candidate, the best first."""
     call = call_of(workload)
     noted: list[Candidate] = []
-    chosen = backend.settings
-    backend.settings = lambda problem: noted.append(chosen(problem)) or noted[-1]
-    want = results(call)
-    backend.settings = chosen
+    from_table = backend.settings
+
+    def note(problem: Problem) -> Candidate:
+        noted.append(from_table(problem))
+        return noted[-1]
+
+    with launched(note):
+        want = [x.double() for x in tensors(call())]
     found = []
     for candidate in dict.fromkeys([noted[0], *candidates(workload)]):
-        with launched(candidate):
+        with launched(lambda _, candidate=candidate: candidate):
             try:
-                error = max(relative_error(x, y) for x, y in zip(results(call), want, strict=True))
+                error = max(relative_error(x.double(), y) for x, y in zip(tensors(call()), want, strict=True))
                 found.append((device_time(call), candidate, error))
             except RuntimeError as trouble:
                 print(workload, candidate, "failed:", str(trouble).splitlines()[0])
@@ -166,12 +172,6 @@ def times(workload: Workload) -> Iterator[files.Row]:
             "gb_per_s": round(bytes_moved(workload) / us / 1e3, 1),
             "agrees": bool(error <= AGREE),
         }
-
-
-def results(call: Call) -> list[torch.Tensor]:
-    """What a call returns."""
-    got = call()
-    return [x.double() for x in (got if isinstance(got, tuple) else (got,)) if x is not None]
 
 
 def device_time(call: Call) -> float:

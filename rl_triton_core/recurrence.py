@@ -141,12 +141,16 @@ class Problem:
         return (1, steps, envs) if self.like.ndim == 2 else (envs, steps, self.like.shape[2])
 
     @property
+    def ahead(self) -> tuple[Stream, ...]:
+        """What the next values are made of."""
+        return self.next_values if isinstance(self.next_values, Expectation) else (self.next_values,)
+
+    @property
     def dtype(self) -> torch.dtype:
         """What the arithmetic is done in: int64 for integers, float64 if any real input is float64, else float32."""
         if not self.like.dtype.is_floating_point:
             return torch.int64
-        expected = self.next_values if isinstance(self.next_values, Expectation) else (self.next_values,)
-        streams = (*self.inputs, self.gamma, self.bootstrap, *expected, self.initial)
+        streams = (*self.inputs, self.gamma, self.bootstrap, *self.ahead, self.initial)
         wide = any(isinstance(x, torch.Tensor) and x.dtype == torch.float64 for x in streams)
         return torch.float64 if wide else torch.float32
 

@@ -194,7 +194,7 @@ def template(arguments: tuple[Any, ...], slots: dict[int, int]) -> Callable[[lis
     def expression(x: Any) -> str:
         if isinstance(x, torch.Tensor):
             return f"p[{slots[x.data_ptr()]}]"
-        if isinstance(x, tuple) and type(x) is tuple:
+        if type(x) is tuple:
             return f"({''.join(f'{expression(y)},' for y in x)})"
         constants.append(x)
         return f"c[{len(constants) - 1}]"

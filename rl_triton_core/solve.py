@@ -132,11 +132,13 @@ def solve_features(
 def dispatch(problem: Problem, wanted: Sequence[bool], out: Any, backend: str | None) -> Results:
     """Compute by the way that the call needs, into `out` where it is given (and checked)."""
     out = (None,) * len(wanted) if out is None else out
-    if isinstance(problem.next_values, Expectation) and not sums(problem, backend):
+    graph = torch.is_grad_enabled() and any(x.requires_grad for x in tensors(problem))
+    traced = torch.compiler.is_compiling()
+    if isinstance(problem.next_values, Expectation) and (graph or traced or not sums(problem, backend)):
         problem.next_values = problem.next_values.dense(problem.terminated, problem.mask)
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors(problem)):
+    if graph:
         return copy_into(out, differentiable(problem, wanted, backend))
-    if torch.compiler.is_compiling():
+    if traced:
         return copy_into(out, traceable(problem, wanted, backend))
     problem.outputs = allocate(problem, wanted, out)
     execute(problem, backend)
@@ -144,9 +146,7 @@ def dispatch(problem: Problem, wanted: Sequence[bool], out: Any, backend: str | 
 
 
 def sums(problem: Problem, backend: str | None) -> bool:
-    """Whether an expectation may be left to the backend, which has no gradient and is nothing to trace."""
-    if torch.compiler.is_compiling() or (torch.is_grad_enabled() and any(x.requires_grad for x in tensors(problem))):
-        return False
+    """Whether the backend takes an expectation as it is."""
     return getattr(choose(backend, problem.like.device), "SUMS_EXPECTATIONS", False)
 
 

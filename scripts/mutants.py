@@ -211,7 +211,7 @@ TRITON = [
     Mutant("dense bootstrap of the neighbour", "kernels/scan.py", "value_at_cut = values_at_cut[i]", "value_at_cut = values_at_cut[max(i - 1, 0)]", "launches and gae"),
     Mutant("discount 0 does not end", "kernels/scan.py", "ended = ended | (gamma_now == 0)", "ended = ended", "test_a_zero_discount"),
     Mutant("lanes and steps swapped", "kernels/scan.py", "(group + t * stream[2] + lane)", "(group + t * stream[3] + lane)", "test_literal_numbers or test_layouts"),
-    Mutant("alignment of the lanes assumed", "backends/triton.py", "return 4 if math.gcd(4, *(stride for group, _, lane in strides for stride in (group, lane))) == 4 else 1", "return 4", "gae_matrix"),
+    Mutant("alignment of the lanes assumed", "backends/triton.py", "return 4 if math.gcd(4, *strides) == 4 else 1", "return 4", "gae_matrix"),
     Mutant("first step dropped", "kernels/scan.py", "return (t < place.end) & (place.lane < place.lanes)", "return (t < place.end) & (place.lane < place.lanes) & (t > 0)", "gae and (test_every or test_literal)"),
     Mutant("forward: own flag", "kernels/scan.py", "departs = departs + (done[i] | cut[i],)", "departs = departs + (done[i - 1] | cut[i - 1],)", "test_eligibility_traces"),
     Mutant("forward: flags between chunks forgotten", "kernels/scan.py", "over = over | edge[FOLLOWED]", "over = over", "launches and traces"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import cache
 from typing import Any, NamedTuple
@@ -163,7 +163,7 @@ def actions(problem: Problem) -> tuple[bool, int]:
     if not isinstance(problem.next_values, Expectation):
         return True, 1
     strides = (stride for x in problem.next_values for stride in problem.strides(x[..., 0]))
-    return problem.next_values.probs.shape[-1] % scan.ACTIONS.value == 0, 4 if math.gcd(4, *strides) == 4 else 1
+    return problem.next_values.probs.shape[-1] % scan.ACTIONS.value == 0, by_fours(strides)
 
 
 def layout(problem: Problem) -> str:
@@ -192,15 +192,19 @@ def written(problem: Problem) -> Iterator[torch.Tensor]:
 def alignment(problem: Problem) -> int:
     """4 where that divides all strides between lanes and groups, so that four steps are read at once; else 1."""
     strides = map(problem.strides, (*per_step(problem), *written(problem)))
-    return 4 if math.gcd(4, *(stride for group, _, lane in strides for stride in (group, lane))) == 4 else 1
+    return by_fours(stride for group, _, lane in strides for stride in (group, lane))
+
+
+def by_fours(strides: Iterable[int]) -> int:
+    """4 where that divides all of them, else 1."""
+    return 4 if math.gcd(4, *strides) == 4 else 1
 
 
 def wide(problem: Problem) -> bool:
     """Whether offsets into a tensor need 64 bits."""
-    others = problem.next_values if isinstance(problem.next_values, Expectation) else (problem.bootstrap,)
     return any(
         sum(abs(stride) * (size - 1) for stride, size in zip(x.stride(), x.shape, strict=True)) >= 1 << 30
-        for x in (*per_step(problem), *written(problem), *others)
+        for x in (*per_step(problem), *written(problem), *problem.ahead, problem.bootstrap)
         if isinstance(x, torch.Tensor)
     )
 

@@ -8,6 +8,7 @@ import torch
 
 from rl_triton_core.backends.triton import on
 from rl_triton_core.kernels import moments as kernels
+from rl_triton_core.kernels.launch import next_power_of_2
 from rl_triton_core.moments import Exchange, Task
 
 BLOCK, NUM_WARPS = 2048, 8
@@ -36,7 +37,7 @@ class Tiles(NamedTuple):
 
 def cut(rows: int, columns: int) -> Tiles:
     """Tiles as wide as the matrix if that is narrow, all of one size; one shape for every row."""
-    width = BLOCK if rows == 1 else min(BLOCK, power_of_2(columns))
+    width = BLOCK if rows == 1 else min(BLOCK, next_power_of_2(columns))
     height = BLOCK // width
     return Tiles(height, width, -(-rows // height) * -(-columns // width))
 
@@ -82,9 +83,4 @@ def stream(x: torch.Tensor | None) -> tuple[Any, ...]:
 
 def capacity(parts: torch.Tensor) -> int:
     """A size that holds the parts: the same for all numbers of programs, so that few variants arise."""
-    return max(PROGRAMS, power_of_2(len(parts)))
-
-
-def power_of_2(n: int) -> int:
-    """The smallest power of two >= n."""
-    return 1 << max(0, n - 1).bit_length()
+    return max(PROGRAMS, next_power_of_2(len(parts)))

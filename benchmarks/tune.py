@@ -100,18 +100,18 @@ def env_major(unroll: int, steps: int) -> Iterator[Launch]:
 def time_major(unroll: int) -> Iterator[Launch]:
     """A warp's threads along the lanes, or some of them, and warps along the steps."""
     for lanes in (16, 32):
-        for chunks in (1, 4, 8, 16):
+        for chunks in (1, 2, 4, 8, 16):
             warps = lanes * chunks // 32
-            if 1 <= warps <= 8 and unroll > 4:
+            if 1 <= warps <= 8 and unroll * chunks > 4:
                 yield Launch(lanes, chunks, unroll, warps)
 
 
 def segment_numbers(steps: int, lanes: int, launch: Launch) -> list[int]:
-    """None, and with few programs half of what fills a GPU, all of it, and twice that."""
+    """None, and with few programs what keeps a GPU busy, and twice that."""
     tiles = -(-steps // launch.steps)
     warps = -(-lanes // launch.block_lanes) * launch.num_warps
     wanted = {1} if steps <= 8192 else set()
-    wanted |= {min(tiles, 1024, x * WARPS // (2 * warps)) for x in (1, 2, 4) if 4 * warps <= WARPS and tiles >= 8}
+    wanted |= {min(tiles, 1024, x * WARPS // (2 * warps)) for x in (2, 4) if 4 * warps <= WARPS and tiles >= 8}
     return sorted({-(-tiles // -(-tiles // number)) for number in wanted if number})
 
 

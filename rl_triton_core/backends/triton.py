@@ -19,6 +19,8 @@ from rl_triton_core.recurrence import Expectation, Problem, Recurrence, Stream
 from rl_triton_core.replay import note
 
 INTERPRETED = isinstance(scan.scan, InterpretedFunction)
+MOST_ACTIONS = 32
+"""Up to so many actions, their number is compiled into the kernel."""
 
 
 SUMS_EXPECTATIONS = True
@@ -123,7 +125,7 @@ def constants(problem: Problem, row: Launch, segments: int = 1, fold: bool = Fal
     coefficients, readout = compiled(recurrence)
     _, steps, lanes = problem.shape
     whole = problem.cu_seqlens is None
-    full, aligned = actions(problem)
+    number, aligned = actions(problem)
     return {
         "COEFFICIENTS": coefficients,
         "READOUT": readout,
@@ -139,7 +141,7 @@ def constants(problem: Problem, row: Launch, segments: int = 1, fold: bool = Fal
         "WIDE": wide(problem),
         "VECTOR": alignment(problem) if layout(problem) == "env-major" else 0,
         "EVEN": whole and steps % row.steps == 0 and lanes % row.block_lanes == 0,
-        "FULL": full,
+        "ACTIONS": number if number <= MOST_ACTIONS else 0,
         "ALIGNED": aligned,
         "ONE_TILE": whole and steps <= row.steps,
         "SEGMENTS": segments,
@@ -158,12 +160,12 @@ def expected(problem: Problem) -> tuple[Any, ...] | None:
     return *streams, problem.next_values.probs.shape[-1]
 
 
-def actions(problem: Problem) -> tuple[bool, int]:
-    """Whether actions come in full blocks, and 4 where that divides all strides between steps, else 1."""
+def actions(problem: Problem) -> tuple[int, int]:
+    """The number of actions, and 4 where that divides all strides between steps, else 1."""
     if not isinstance(problem.next_values, Expectation):
-        return True, 1
+        return 0, 1
     strides = (stride for x in problem.next_values for stride in problem.strides(x[..., 0]))
-    return problem.next_values.probs.shape[-1] % scan.ACTIONS.value == 0, by_fours(strides)
+    return problem.next_values.probs.shape[-1], by_fours(strides)
 
 
 def layout(problem: Problem) -> str:
@@ -180,7 +182,7 @@ def per_step(problem: Problem) -> Iterator[torch.Tensor]:
 
 def streams(problem: Problem) -> int:
     """How many numbers of every step a thread holds."""
-    summed = 2 * scan.ACTIONS.value if isinstance(problem.next_values, Expectation) else 0
+    summed = 2 * scan.BLOCK_ACTIONS.value if isinstance(problem.next_values, Expectation) else 0
     return len(list(per_step(problem))) + summed
 
 

@@ -138,10 +138,10 @@ def flag(stream, place, t, where):
 @triton.jit
 def in_scan_order(steps, BACKWARD: tl.constexpr):
     """A chunk's steps from memory order to scan order, or the other way."""
-    turned = ()
+    scanned = ()
     for i in tl.static_range(len(steps)):
-        turned = turned + (steps[len(steps) - 1 - i if BACKWARD else i],)
-    return turned
+        scanned = scanned + (steps[len(steps) - 1 - i if BACKWARD else i],)
+    return scanned
 
 
 @triton.jit
@@ -253,16 +253,22 @@ def fetch(
     return steps
 
 
-ACTIONS = tl.constexpr(4)
+BLOCK_ACTIONS = tl.constexpr(4)
 """Actions that a thread reads at once."""
 
 
 @triton.jit
+def turned(tile):
+    """[CHUNKS, BLOCK_LANES] with its dimensions swapped: the first but the last is that along which threads lie."""
+    return tl.trans(tile) if len(tile.shape) == 2 else tile
+
+
+@triton.jit
 def of_actions(stream, place, t, start, actions, EVEN: tl.constexpr, FULL: tl.constexpr, ALIGNED: tl.constexpr):
-    """Elements of actions from `start` on, in a last dimension; 0 for those that there are not."""
+    """Elements of a block of actions, in a last dimension; 0 for those that there are not, unless it is FULL."""
     across = (place.group * (stream[1] // ALIGNED) + place.lane * (stream[3] // ALIGNED)) * ALIGNED
-    at = tl.expand_dims(across + t * (stream[2] // ALIGNED) * ALIGNED, -1)
-    action = start + tl.arange(0, ACTIONS)
+    at = tl.expand_dims(turned(across + t * (stream[2] // ALIGNED) * ALIGNED), -1)
+    action = start + tl.arange(0, BLOCK_ACTIONS)
     for _ in tl.static_range(len(at.shape) - 1):
         action = tl.expand_dims(action, 0)
     pointers = stream[0] + (at + action * stream[4])
@@ -271,24 +277,38 @@ def of_actions(stream, place, t, start, actions, EVEN: tl.constexpr, FULL: tl.co
     elif EVEN:
         return tl.load(pointers, mask=action < actions, other=0)
     else:
-        there = tl.expand_dims(inside(place, t, EVEN), -1)
+        there = tl.expand_dims(turned(inside(place, t, EVEN)), -1)
         return tl.load(pointers, mask=there if FULL else there & (action < actions), other=0)
 
 
 @triton.jit
 def expectation(
-    probs, values, place, t, actions, DTYPE: tl.constexpr, EVEN: tl.constexpr, FULL: tl.constexpr, ALIGNED: tl.constexpr
+    expected, place, t, DTYPE: tl.constexpr, EVEN: tl.constexpr, ACTIONS: tl.constexpr, ALIGNED: tl.constexpr
 ):
-    """Σ_a probability·value, where an action of probability 0 does not count."""
+    """Σ_a probability·value of (probabilities, values, number of actions), which is compiled in as ACTIONS or 0."""
     if len(t.shape) == 3:
         total = tl.zeros([t.shape[0], place.lane.shape[1], t.shape[2]], DTYPE)
     else:
         total = tl.zeros([t.shape[0], place.lane.shape[1]], DTYPE)
-    for start in range(0, actions, ACTIONS):
-        prob = of_actions(probs, place, t, start, actions, EVEN, FULL, ALIGNED).to(DTYPE)
-        value = of_actions(values, place, t, start, actions, EVEN, FULL, ALIGNED).to(DTYPE)
-        total += tl.sum(tl.where(prob == 0, 0, prob * value), axis=len(t.shape))
+    if ACTIONS:  # without a loop, all loads are on their way at once
+        for start in tl.static_range(0, ACTIONS, BLOCK_ACTIONS):
+            FULL: tl.constexpr = start + BLOCK_ACTIONS <= ACTIONS
+            total += of_block(expected, place, t, start, DTYPE, EVEN, FULL, ALIGNED)
+    else:
+        for start in range(0, expected[2], BLOCK_ACTIONS):
+            total += of_block(expected, place, t, start, DTYPE, EVEN, False, ALIGNED)
     return total
+
+
+@triton.jit
+def of_block(
+    expected, place, t, start, DTYPE: tl.constexpr, EVEN: tl.constexpr, FULL: tl.constexpr, ALIGNED: tl.constexpr
+):
+    """The part of an expectation that a block of actions makes. An action of probability 0 does not count."""
+    probs, values, actions = expected
+    prob = of_actions(probs, place, t, start, actions, EVEN, FULL, ALIGNED).to(DTYPE)
+    value = of_actions(values, place, t, start, actions, EVEN, FULL, ALIGNED).to(DTYPE)
+    return turned(tl.sum(tl.where(prob == 0, 0, prob * value), axis=len(t.shape)))
 
 
 @triton.jit
@@ -298,23 +318,22 @@ def fetch_expected(
     DTYPE: tl.constexpr,
     VECTOR: tl.constexpr,
     EVEN: tl.constexpr,
-    FULL: tl.constexpr,
+    ACTIONS: tl.constexpr,
     ALIGNED: tl.constexpr,
     LOG_UNROLL: tl.constexpr,
     BACKWARD: tl.constexpr,
 ):
-    """`fetch` of an expectation over actions: of (probabilities, values, number of actions)."""
-    probs, values, actions = expected
+    """`fetch` of an expectation over actions."""
     UNROLL: tl.constexpr = 1 << LOG_UNROLL
     steps = ()
     if VECTOR:
         whole, t = unrolled(place, UNROLL)
-        tile = expectation(probs, values, whole, t, actions, DTYPE, EVEN, FULL, ALIGNED)
+        tile = expectation(expected, whole, t, DTYPE, EVEN, ACTIONS, ALIGNED)
         steps = in_scan_order(unpacked(tile, LOG_UNROLL), BACKWARD)
     else:
         for i in tl.static_range(UNROLL):
             t = step_of(place, i, UNROLL, BACKWARD)
-            steps = steps + (expectation(probs, values, place, t, actions, DTYPE, EVEN, FULL, ALIGNED),)
+            steps = steps + (expectation(expected, place, t, DTYPE, EVEN, ACTIONS, ALIGNED),)
     return steps
 
 
@@ -359,7 +378,7 @@ def read(
     DTYPE: tl.constexpr,
     VECTOR: tl.constexpr,
     EVEN: tl.constexpr,
-    FULL: tl.constexpr,
+    ACTIONS: tl.constexpr,
     ALIGNED: tl.constexpr,
     LOG_UNROLL: tl.constexpr,
 ):
@@ -375,7 +394,7 @@ def read(
     valid = fetch(mask, place, tl.int1, VECTOR, EVEN, LOG_UNROLL, BACKWARD)
     discounts = fetch(gamma, place, DTYPE, VECTOR, EVEN, LOG_UNROLL, BACKWARD)
     if expected is not None:
-        values_next = fetch_expected(expected, place, DTYPE, VECTOR, EVEN, FULL, ALIGNED, LOG_UNROLL, BACKWARD)
+        values_next = fetch_expected(expected, place, DTYPE, VECTOR, EVEN, ACTIONS, ALIGNED, LOG_UNROLL, BACKWARD)
     else:
         values_next = fetch(next_values, place, DTYPE, VECTOR, EVEN, LOG_UNROLL, BACKWARD)
     values_at_cut = fetch(bootstrap, place, DTYPE, VECTOR, EVEN, LOG_UNROLL, BACKWARD)
@@ -620,7 +639,7 @@ def scan(
     WIDE: tl.constexpr,
     VECTOR: tl.constexpr,
     EVEN: tl.constexpr,
-    FULL: tl.constexpr,
+    ACTIONS: tl.constexpr,
     ALIGNED: tl.constexpr,
     ONE_TILE: tl.constexpr,
     SEGMENTS: tl.constexpr,
@@ -697,7 +716,7 @@ def scan(
         DTYPE,
         VECTOR,
         EVEN,
-        FULL,
+        ACTIONS,
         ALIGNED,
         LOG_UNROLL,
     )
@@ -721,7 +740,7 @@ def scan(
                 DTYPE,
                 VECTOR,
                 EVEN,
-                FULL,
+                ACTIONS,
                 ALIGNED,
                 LOG_UNROLL,
             )

@@ -51,6 +51,9 @@ CAPTURED, REPLAYS = 10, 5
 AGREE = 1e-5
 """The largest ‖x − table's x‖ / ‖table's x‖ of a candidate."""
 
+MOST_NUMBERS = 128
+"""The most numbers of a chunk that a thread is to hold."""
+
 Candidate = tuple[Launch, int]
 """A launch, and the number of segments."""
 
@@ -79,7 +82,7 @@ def candidates(workload: Workload) -> Iterator[Candidate]:
     """Launches whose tiles are not much larger than the window, with as many segments as make sense."""
     steps, lanes = workload.num_steps, workload.num_envs
     for unroll in (4, 8, 16):
-        if unroll > max(steps, 4):
+        if unroll > max(steps, 4) or unroll * workload.numbers_per_step > MOST_NUMBERS:
             continue
         for launch in env_major(unroll, steps) if workload.layout == "env-major" else time_major(unroll):
             if launch.block_lanes <= 2 * lanes and launch.steps < 2 * max(steps, unroll):

@@ -77,6 +77,11 @@ class Workload(NamedTuple):
         """The inputs that have a number per step."""
         return self.spec.inputs + ("truncated",) * self.truncated
 
+    @property
+    def numbers_per_step(self) -> int:
+        """How many numbers that is, those of every action counted."""
+        return sum(ACTIONS if name in PER_ACTION else 1 for name in self.per_step)
+
     def __str__(self) -> str:
         truncated = " truncated" if self.truncated else ""
         return f"{self.estimator} {self.num_envs}x{self.num_steps} {self.layout}{truncated} {self.dtype}"

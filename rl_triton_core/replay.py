@@ -1,17 +1,17 @@
 """Calls on a GPU that are like one before: their launches alone, without validating and building them anew.
 
-What decides how a call is validated, compiled and launched is its signature: every argument that is no tensor, and
-every tensor's shape, strides, dtype, device and alignment. The first call of a signature goes the whole way, while its
-launches are noted. Those that follow get new outputs and the noted launches with their own pointers. A call with an
-argument of another type, one that is differentiated, and one whose outputs may overlap its inputs always goes the whole
-way, as does every call where Triton's launcher is not the one that is known here.
+What decides how a call is validated, compiled and launched is every argument that is no tensor, and every tensor's
+shape, strides, dtype, device and alignment. The first call of its kind goes the whole way, while its launches are
+noted. Those that follow get new outputs and the noted launches with their own pointers. A call with an argument of
+another type, one that is differentiated, and one whose outputs may overlap its inputs always goes the whole way, as
+does every call where Triton's launcher is not the one that is known here.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -21,9 +21,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 MOST = 512
-"""Signatures remembered per function."""
+"""Combinations of arguments that are no tensors, remembered per function."""
+MOST_ALIKE = 32
+"""Kinds of tensors remembered for each of them."""
 
-UNKNOWN = object()
 PLAIN = frozenset((type(None), bool, int, float, str))
 
 
@@ -61,54 +62,79 @@ def recording() -> Iterator[list[Launched]]:
         NOTED.launches = None
 
 
+class Known(NamedTuple):
+    """A kind of call."""
+
+    fits: Callable[..., bool]
+    """Whether tensors are like those of the call that was recorded."""
+    alignment: list[int]
+    replay: Callable[..., Any] | None
+    """None where such a call has to go the whole way."""
+
+
 def replayed(function: Callable[P, R]) -> Callable[P, R]:
     """A public function whose calls on a GPU are replayed."""
-    known: dict[Any, Any] = {}
+    known: dict[Any, list[Known]] = {}
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        signed = None if torch.compiler.is_compiling() else signature(args, kwargs)
-        if signed is None:
+        key, tensors = (None, []) if torch.compiler.is_compiling() else sorted_out(args, kwargs)
+        if key is None or not tensors or not tensors[0].is_cuda:
             return function(*args, **kwargs)
-        key, tensors, pointers = signed
-        replay = known.get(key, UNKNOWN)
-        if replay is not UNKNOWN:
-            results = None if replay is None else replay(tensors, pointers)
-            return function(*args, **kwargs) if results is None else results
+        pointers = [x.data_ptr() for x in tensors]
+        alignment = [pointer & 15 for pointer in pointers]
+        for fits, aligned, replay in known.get(key, ()):
+            if aligned == alignment and fits(*tensors):
+                results = None if replay is None else replay(tensors, pointers)
+                return function(*args, **kwargs) if results is None else results
         with recording() as launches:
             results = function(*args, **kwargs)
         if len(known) >= MOST:
             known.clear()
-        known[key] = prepared(launches, tensors, results)
+        alike = known.setdefault(key, [])
+        alike.insert(0, Known(guard(tensors), alignment, prepared(launches, tensors, results)))
+        del alike[MOST_ALIKE:]
         return results
 
     return call
 
 
-def signature(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, list[torch.Tensor], list[int]] | None:
-    """What decides how a call is made, its tensors, and where they are; None if it can not be replayed."""
-    grad = torch.is_grad_enabled()
-    key: list[Any] = [grad, *kwargs]
+def sorted_out(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, list[torch.Tensor]]:
+    """All that is no tensor, to be looked up, and the tensors; nothing to look up if there are other types."""
+    key: list[Any] = [*kwargs]
     tensors: list[torch.Tensor] = []
-    pointers: list[int] = []
     for argument in (*args, *kwargs.values()):
         several = type(argument) is tuple
         if several:
             key.append(len(argument))
         for x in argument if several else (argument,):
             kind = type(x)
+            key.append(kind)
             if kind is torch.Tensor:
-                device, pointer = x.get_device(), x.data_ptr()
-                if device < 0 or (grad and x.requires_grad):
-                    return None
                 tensors.append(x)
-                pointers.append(pointer)
-                key += (x.shape, x.stride(), x.dtype, device, pointer % 16)
             elif kind in PLAIN:
-                key += (kind, x)
+                key.append(x)
             else:
-                return None
-    return tuple(key), tensors, pointers
+                return None, tensors
+    return tuple(key), tensors
+
+
+def guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """A function that tells whether tensors are like these, by PyTorch's own check where there is that."""
+    sizes: Any = [list(x.shape) for x in tensors]
+    strides: Any = [list(x.stride()) for x in tensors]
+    with suppress(ImportError, TypeError):
+        from torch._C._dynamo.guards import TensorGuards
+
+        return TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    want = likeness(*tensors)
+    return lambda *others: likeness(*others) == want
+
+
+def likeness(*tensors: torch.Tensor) -> list[Any]:
+    """What a tensor has to have in common with another."""
+    grad = torch.is_grad_enabled()
+    return [(x.shape, x.stride(), x.dtype, x.device, grad and x.requires_grad) for x in tensors]
 
 
 class Replay:
@@ -142,7 +168,8 @@ class Replay:
 
     def __call__(self, tensors: Sequence[torch.Tensor], pointers: list[int]) -> list[Any] | None:
         """The results, or None if the call has to go the whole way."""
-        if self.knobs.launch_enter_hook is not None or self.driver.get_current_device() != self.device:
+        hook = self.knobs.launch_enter_hook  # None, or a chain of calls
+        if getattr(hook, "calls", hook) or self.driver.get_current_device() != self.device:
             return None
         for out, other, size, other_size in self.apart:
             if pointers[out] < pointers[other] + other_size and pointers[other] < pointers[out] + size:
@@ -166,8 +193,9 @@ def prepared(launches: list[Launched], tensors: list[torch.Tensor], results: Any
     """A `Replay` that gives results of the same type, or None where there can not be one."""
     several = isinstance(results, tuple)
     flat = results if several else (results,)
-    pointers = {x.data_ptr() for x in tensors}
-    if not launches or len(pointers) < len(tensors) or not all(x is None or type(x) is torch.Tensor for x in flat):
+    distinct = len({x.data_ptr() for x in tensors}) == len(tensors)
+    differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    if not launches or not distinct or differentiated or not all(x is None or type(x) is torch.Tensor for x in flat):
         return None
     try:
         replay = Replay(launches, tensors, flat)

@@ -1,5 +1,6 @@
 """Replayed calls give what whole calls give, whatever changes between them."""
 
+import sys
 import threading
 
 import pytest
@@ -37,27 +38,29 @@ def same(got, want):
 
 @pytest.fixture
 def whole_calls(monkeypatch):
-    """How many calls went the whole way."""
+    """A call of the backend for each that is not a replay."""
+    from rl_triton_core.backends import triton as backend
+
     calls = []
-    prepared = replay.prepared
+    run = backend.run
 
-    def count(*arguments):
-        calls.append(prepared(*arguments))
-        return calls[-1]
+    def count(problem):
+        calls.append(problem)
+        run(problem)
 
-    monkeypatch.setattr(replay, "prepared", count)
+    monkeypatch.setattr(backend, "run", count)
     return calls
 
 
 @ON_GPU
 def test_like_calls_are_replayed(whole_calls):
+    wants = [whole(ours.compute_gae, **rollout(5, 37, seed=seed)) for seed in range(4)]
+    whole_calls.clear()
+    for seed, want in enumerate(wants):
+        same(ours.compute_gae(**rollout(5, 37, seed=seed)), want)
     first = rollout(5, 37)
-    for seed in range(4):
-        again = rollout(5, 37, seed=seed)
-        same(ours.compute_gae(**again), whole(ours.compute_gae, **again))
-    assert len(whole_calls) == 1
-    assert whole_calls[0] is not None
     results = [ours.compute_gae(**first).advantages for _ in range(2)]
+    assert len(whole_calls) == 1
     assert results[0].data_ptr() != results[1].data_ptr()
 
 
@@ -94,7 +97,7 @@ def test_every_estimator(function, whole_calls):
     for _ in range(3):
         got = function(**arguments)
         same(got if isinstance(got, tuple) else (got,), wants if isinstance(wants, tuple) else (wants,))
-    assert sum(call is not None for call in whole_calls) == 1
+    assert len(whole_calls) == 2
 
 
 @ON_GPU
@@ -131,20 +134,22 @@ def test_what_changes_is_noticed():
 @ON_GPU
 def test_a_number_may_come_first(whole_calls):
     x = {"time_dim": 0, "gamma": 0.9, **rollout()}
+    want = whole(ours.compute_gae, **x)
     for _ in range(3):
-        same(ours.compute_gae(**x), whole(ours.compute_gae, **x))
-    assert len(whole_calls) == 1
+        same(ours.compute_gae(**x), want)
+    assert len(whole_calls) == 2
 
 
 @ON_GPU
 def test_out(whole_calls):
     x = rollout(4, 30)
+    want = whole(ours.compute_gae, **x)
     for _ in range(3):
         out = torch.empty(2, 4, 30, device="cuda").unbind()
         results = ours.compute_gae(**x, out=out)
         assert all(got.data_ptr() == given.data_ptr() for got, given in zip(results, out, strict=True))
-        same(results, whole(ours.compute_gae, **x))
-    assert len(whole_calls) == 1
+        same(results, want)
+    assert len(whole_calls) == 2
     with pytest.raises(ValueError, match=r"out \(advantages\)"):
         ours.compute_gae(**x, out=(x["rewards"], out[1]))
     with pytest.raises(ValueError, match="out"):
@@ -220,10 +225,40 @@ def test_a_second_device():
         same(got, whole(ours.compute_gae, **x))
 
 
-def test_calls_on_the_cpu_are_left_alone():
+def test_calls_on_the_cpu_are_left_alone(monkeypatch):
     x = rollout(2, 5, device="cpu")
-    assert replay.signature((), x) is None
+    monkeypatch.setattr(replay, "recording", None)
     same(ours.compute_gae(**x), whole(ours.compute_gae, **x))
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_what_is_alike(known, monkeypatch):
+    """By PyTorch's check of tensors, and without it."""
+    if not known:
+        monkeypatch.setitem(sys.modules, "torch._C._dynamo.guards", None)
+    x, y = torch.zeros(4, 6), torch.zeros(4, dtype=torch.bool)
+    fits = replay.guard([x, y])
+    assert fits(torch.ones(4, 6), torch.ones(4, dtype=torch.bool))
+    assert fits(x.clone().requires_grad_().detach(), y)
+    for other in (torch.zeros(6, 4), torch.zeros(4, 12)[:, ::2], torch.zeros(6, 4).t(), x.double(), x.to("meta")):
+        assert not fits(other, y)
+    assert not fits(x.clone().requires_grad_(), y)
+    assert not fits(x, torch.zeros(4))
+
+
+def test_what_is_looked_up():
+    x, y = torch.zeros(2), torch.zeros(3)
+    key, tensors = replay.sorted_out((x,), {"gamma": 1, "out": (y, None)})
+    assert [tensor.data_ptr() for tensor in tensors] == [x.data_ptr(), y.data_ptr()]
+    others = [
+        replay.sorted_out((x,), {"gamma": 1.0, "out": (y, None)}),
+        replay.sorted_out((x,), {"gamma": True, "out": (y, None)}),
+        replay.sorted_out((x,), {"gamma": 1, "out": (None, y)}),
+        replay.sorted_out((x,), {"lambda_": 1, "out": (y, None)}),
+        replay.sorted_out((x,), {"gamma": 1, "out": (y, None, None)}),
+    ]
+    assert key not in [other for other, _ in others]
+    assert replay.sorted_out((x,), {"gamma": [1]})[0] is None
 
 
 def test_places_for_pointers():

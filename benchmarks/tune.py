@@ -51,7 +51,7 @@ CAPTURED, REPLAYS = 10, 5
 AGREE = 1e-5
 """The largest ‖x − table's x‖ / ‖table's x‖ of a candidate."""
 
-MOST_NUMBERS = 128
+MOST_NUMBERS = 64
 """The most numbers of a chunk that a thread is to hold."""
 
 Candidate = tuple[Launch, int]

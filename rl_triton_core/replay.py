@@ -2,17 +2,18 @@
 
 What decides how a call is validated, compiled and launched is every argument that is no tensor, and every tensor's
 shape, strides, dtype, device and alignment. The first call of its kind goes the whole way, while its launches are
-noted. Those that follow get new outputs and the noted launches with their own pointers. A call with an argument of
-another type, one that is differentiated, and one whose outputs may overlap its inputs always goes the whole way, as
-does every call where Triton's launcher is not the one that is known here.
+noted, and a function is written that makes them again: with the pointers of other tensors, and new outputs. A call with
+an argument of another type, one that is differentiated, and one whose outputs may overlap its inputs always goes the
+whole way, as does every call where Triton's launcher is not the one that is known here.
 """
 
 from __future__ import annotations
 
+import copy
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -20,12 +21,14 @@ import torch
 P = ParamSpec("P")
 R = TypeVar("R")
 
-MOST = 512
-"""Combinations of arguments that are no tensors, remembered per function."""
-MOST_ALIKE = 32
-"""Kinds of tensors remembered for each of them."""
+MOST = 32
+"""Kinds of calls remembered for each function and the names of its arguments."""
 
-PLAIN = frozenset((type(None), bool, int, float, str))
+PLAIN = (type(None), bool, int, float, str)
+WHOLE = object()
+"""In the place of results: the call is of this kind, but has to go the whole way."""
+STREAM = object()
+"""Stands for the stream among a launcher's arguments."""
 
 
 class Launched(NamedTuple):
@@ -62,61 +65,84 @@ def recording() -> Iterator[list[Launched]]:
         NOTED.launches = None
 
 
-class Known(NamedTuple):
-    """A kind of call."""
-
-    fits: Callable[..., bool]
-    """Whether tensors are like those of the call that was recorded."""
-    alignment: list[int]
-    replay: Callable[..., Any] | None
-    """None where such a call has to go the whole way."""
-
-
 def replayed(function: Callable[P, R]) -> Callable[P, R]:
     """A public function whose calls on a GPU are replayed."""
-    known: dict[Any, list[Known]] = {}
+    known: dict[Any, list[Callable[..., R | None]]] = {}
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        key, tensors = (None, []) if torch.compiler.is_compiling() else sorted_out(args, kwargs)
-        if key is None or not tensors or not tensors[0].is_cuda:
+        if torch.compiler.is_compiling():
             return function(*args, **kwargs)
-        pointers = [x.data_ptr() for x in tensors]
-        alignment = [pointer & 15 for pointer in pointers]
-        for fits, aligned, replay in known.get(key, ()):
-            if aligned == alignment and fits(*tensors):
-                results = None if replay is None else replay(tensors, pointers)
-                return function(*args, **kwargs) if results is None else results
-        with recording() as launches:
-            results = function(*args, **kwargs)
-        if len(known) >= MOST:
-            known.clear()
-        alike = known.setdefault(key, [])
-        alike.insert(0, Known(guard(tensors), alignment, prepared(launches, tensors, results)))
-        del alike[MOST_ALIKE:]
-        return results
+        names = (len(args), *kwargs)
+        for replay in known.get(names, ()):
+            results = replay(*args, *kwargs.values())
+            if results is WHOLE:
+                break
+            if results is not None:
+                return results
+        else:
+            given = (*args, *kwargs.values())
+            if can_be_replayed(given):
+                with recording() as launches:
+                    results = function(*args, **kwargs)
+                alike = known.setdefault(names, [])
+                alike.insert(0, prepared(given, launches, results))
+                del alike[MOST:]
+                return results
+        return function(*args, **kwargs)
 
     return call
 
 
-def sorted_out(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, list[torch.Tensor]]:
-    """All that is no tensor, to be looked up, and the tensors; nothing to look up if there are other types."""
-    key: list[Any] = [*kwargs]
-    tensors: list[torch.Tensor] = []
-    for argument in (*args, *kwargs.values()):
-        several = type(argument) is tuple
-        if several:
-            key.append(len(argument))
-        for x in argument if several else (argument,):
-            kind = type(x)
-            key.append(kind)
-            if kind is torch.Tensor:
-                tensors.append(x)
-            elif kind in PLAIN:
-                key.append(x)
-            else:
-                return None, tensors
-    return tuple(key), tensors
+def can_be_replayed(given: Iterable[Any]) -> bool:
+    """Whether there are tensors on a GPU, and otherwise types that are known."""
+    every = [x for argument in given for x in (argument if type(argument) is tuple else (argument,))]
+    tensors = [x for x in every if type(x) is torch.Tensor]
+    return bool(tensors) and tensors[0].is_cuda and all(type(x) in (torch.Tensor, *PLAIN) for x in every)
+
+
+def prepared(given: Sequence[Any], launches: Sequence[Launched], results: R) -> Callable[..., R | None]:
+    """A function of the same arguments: None if they are not alike, else results of the same type, or WHOLE."""
+    names: dict[str, Any] = {"WHOLE": WHOLE, "new": tuple.__new__}
+    tensors, conditions = compared(given, names)
+    try:
+        lines = launching(tensors, launches, results, names)
+    except (KeyError, AttributeError, ImportError):  # a copy took part, or Triton is not as it is known here
+        lines = ["return WHOLE"]
+    pointers = [f"p{i} = {name}.data_ptr()" for i, name in enumerate(tensors)]
+    aligned = [f"p{i} & 15 == {x.data_ptr() & 15}" for i, x in enumerate(tensors.values())]
+    body = [f"if not ({' and '.join(conditions)}): return None", *pointers]
+    body += [f"if not ({' and '.join(aligned)}): return None", *lines]
+    arguments = ", ".join(f"a{i}" for i in range(len(given)))
+    exec(f"def replay({arguments}):\n    " + "\n    ".join(body), names)
+    replay: Callable[..., R | None] = names["replay"]
+    return replay
+
+
+def compared(given: Sequence[Any], names: dict[str, Any]) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """The tensors among arguments, each under an expression for it, and conditions that others are like these."""
+    conditions = []
+    flat: dict[str, Any] = {}
+    for i, x in enumerate(given):
+        if type(x) is tuple:
+            conditions.append(f"type(a{i}) is tuple and len(a{i}) == {len(x)}")
+            flat.update({f"a{i}[{j}]": y for j, y in enumerate(x)})
+        else:
+            flat[f"a{i}"] = x
+    tensors = {name: x for name, x in flat.items() if type(x) is torch.Tensor}
+    for name, x in flat.items():
+        if type(x) is not torch.Tensor:
+            constant, kind = named(x, names), named(type(x), names)
+            conditions.append(f"({name} is {constant} or type({name}) is {kind} and {name} == {constant})")
+    names["fits"] = guard(list(tensors.values()))
+    return tensors, [*conditions, f"fits({', '.join(tensors)})"]
+
+
+def named(x: Any, names: dict[str, Any]) -> str:
+    """A name for an object that is not written out."""
+    name = f"c{len(names)}"
+    names[name] = x
+    return name
 
 
 def guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
@@ -131,104 +157,107 @@ def guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
     return lambda *others: likeness(*others) == want
 
 
-def likeness(*tensors: torch.Tensor) -> list[Any]:
+def likeness(*tensors: Any) -> list[Any]:
     """What a tensor has to have in common with another."""
     grad = torch.is_grad_enabled()
-    return [(x.shape, x.stride(), x.dtype, x.device, grad and x.requires_grad) for x in tensors]
+    return [
+        (x.shape, x.stride(), x.dtype, x.device, grad and x.requires_grad) if type(x) is torch.Tensor else None
+        for x in tensors
+    ]
 
 
-class Replay:
-    """The launches of a call, with places for its tensors' pointers and new outputs."""
-
-    def __init__(self, launches: Sequence[Launched], tensors: Sequence[torch.Tensor], results: Sequence[Any]) -> None:
-        slots = {x.data_ptr(): i for i, x in enumerate(tensors)}
-        from triton import knobs
-        from triton.runtime import driver
-
-        self.driver, self.knobs, self.device = driver.active, knobs.runtime, tensors[0].get_device()
-        self.new: list[tuple[Any, ...]] = []
-        given = []
-        for x in results:
-            if x is not None and x.data_ptr() in slots:
-                given.append(slots[x.data_ptr()])
-            elif x is not None:
-                slots[x.data_ptr()] = len(tensors) + len(self.new)
-                self.new.append((x.shape, x.stride(), x.dtype, x.device))
-        self.apart = [(out, i, span(tensors[out]), span(x)) for out in given for i, x in enumerate(tensors) if i != out]
-        self.results = [None if x is None else slots[x.data_ptr()] for x in results]
-        self.scratch = None
-        scratch = launches[0].scratch
-        if scratch is not None:
-            self.scratch = scratch.shape, scratch.dtype, scratch.device
-            slots[scratch.data_ptr()] = len(tensors) + len(self.new)
-        self.calls = [
-            (x.kernel.run, (*x.grid, 1), x.kernel.function, x.kernel.packed_metadata, template(x.arguments, slots))
-            for x in launches
-        ]
-
-    def __call__(self, tensors: Sequence[torch.Tensor], pointers: list[int]) -> list[Any] | None:
-        """The results, or None if the call has to go the whole way."""
-        hook = self.knobs.launch_enter_hook  # None, or a chain of calls
-        if getattr(hook, "calls", hook) or self.driver.get_current_device() != self.device:
-            return None
-        for out, other, size, other_size in self.apart:
-            if pointers[out] < pointers[other] + other_size and pointers[other] < pointers[out] + size:
-                return None
-        new = [
-            torch.empty_strided(size, stride, dtype=dtype, device=device) for size, stride, dtype, device in self.new
-        ]
-        pointers += [x.data_ptr() for x in new]
-        if self.scratch is not None:
-            shape, dtype, device = self.scratch
-            scratch = torch.empty(shape, dtype=dtype, device=device)
-            pointers.append(scratch.data_ptr())
-        stream = self.driver.get_current_stream(self.device)
-        for run, grid, function, metadata, arguments in self.calls:
-            run(*grid, stream, function, metadata, None, None, None, *arguments(pointers))
-        everything = [*tensors, *new]
-        return [None if slot is None else everything[slot] for slot in self.results]
-
-
-def prepared(launches: list[Launched], tensors: list[torch.Tensor], results: Any) -> Any:
-    """A `Replay` that gives results of the same type, or None where there can not be one."""
+def launching(
+    tensors: dict[str, torch.Tensor], launches: Sequence[Launched], results: Any, names: dict[str, Any]
+) -> list[str]:
+    """Lines of code that make the launches again, and return results of the same type."""
     several = isinstance(results, tuple)
     flat = results if several else (results,)
-    distinct = len({x.data_ptr() for x in tensors}) == len(tensors)
-    differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    if not launches or not distinct or differentiated or not all(x is None or type(x) is torch.Tensor for x in flat):
-        return None
-    try:
-        replay = Replay(launches, tensors, flat)
-    except (KeyError, AttributeError, ImportError):  # a copy took part, or Triton is not as it is known here
-        return None
-    make = type(results)._make if several else next_of
+    places = {x.data_ptr(): f"p{i}" for i, x in enumerate(tensors.values())}
+    differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in tensors.values())
+    known = all(x is None or type(x) is torch.Tensor for x in flat)
+    if not launches or len(places) < len(tensors) or differentiated or not known:
+        return ["return WHOLE"]
 
-    def call(tensors: list[torch.Tensor], pointers: list[int]) -> Any:
-        outputs = replay(tensors, pointers)
-        return None if outputs is None else make(outputs)
+    lines = [*on_the_device(next(iter(tensors.values())).get_device(), names)]
+    returned = []
+    by_pointer = {x.data_ptr(): name for name, x in tensors.items()}
+    for i, x in enumerate(flat):
+        if x is None:
+            returned.append("None")
+        elif x.data_ptr() in by_pointer:
+            returned.append(by_pointer[x.data_ptr()])
+            lines += apart(x, places, tensors.values())
+        else:
+            returned.append(f"r{i}")
+            places[x.data_ptr()] = f"r{i}.data_ptr()"
+            lines.append(f"r{i} = {allocation(x, tensors, names)}")
+    scratch = launches[0].scratch
+    if scratch is not None:
+        places[scratch.data_ptr()] = "scratch.data_ptr()"
+        lines.append(f"scratch = {allocation(scratch, tensors, names)}")
+    for launched in launches:
+        launch, arguments = bare(launched)
+        given = [expression(x, places, names) for x in arguments]
+        lines.append(f"{named(launch, names)}({', '.join(given)})")
+    made = f"new({named(type(results), names)}, ({', '.join(returned)},))" if several else returned[0]
+    return [*lines, f"return {made}"]
 
-    return call
+
+def on_the_device(index: int, names: dict[str, Any]) -> Iterator[str]:
+    """Lines that see to it that the device is the current one and nothing wants to know of launches; and the stream."""
+    from triton import knobs
+    from triton.runtime import driver
+
+    chained = hasattr(knobs.runtime.launch_enter_hook, "calls")
+    names |= {"knobs": knobs.runtime, "stream_of": driver.active.get_current_stream}
+    names["device"] = getattr(torch._C, "_cuda_getDevice", driver.active.get_current_device)
+    yield f"if knobs.launch_enter_hook{'.calls' if chained else ''} or device() != {index}: return WHOLE"
+    yield f"stream = stream_of({index})"
 
 
-def next_of(outputs: list[Any]) -> Any:
-    """The one result."""
-    return outputs[0]
+def apart(out: torch.Tensor, places: dict[int, str], tensors: Iterable[torch.Tensor]) -> Iterator[str]:
+    """Lines that see to it that a tensor to be written to shares no memory with the others."""
+    at = places[out.data_ptr()]
+    for x in tensors:
+        other = places[x.data_ptr()]
+        if other != at:
+            yield f"if {at} < {other} + {span(x)} and {other} < {at} + {span(out)}: return WHOLE"
 
 
-def template(arguments: tuple[Any, ...], slots: dict[int, int]) -> Callable[[list[int]], tuple[Any, ...]]:
-    """A function from pointers to the arguments of a launch, in which they stand for the tensors."""
-    constants: list[Any] = []
+def allocation(x: torch.Tensor, tensors: dict[str, torch.Tensor], names: dict[str, Any]) -> str:
+    """An expression for a new tensor like this one. The quickest copies the form of an argument."""
+    for name, like in tensors.items():
+        if like.dtype == x.dtype and like.shape == x.shape and torch.empty_like(like).stride() == x.stride():
+            names["empty_like"] = torch.empty_like
+            return f"empty_like({name})"
+    empty = partial(torch.empty_strided, x.shape, x.stride(), dtype=x.dtype, device=x.device)
+    return f"{named(empty, names)}()"
 
-    def expression(x: Any) -> str:
-        if isinstance(x, torch.Tensor):
-            return f"p[{slots[x.data_ptr()]}]"
-        if type(x) is tuple:
-            return f"({''.join(f'{expression(y)},' for y in x)})"
-        constants.append(x)
-        return f"c[{len(constants) - 1}]"
 
-    made: Callable[[list[int]], tuple[Any, ...]] = eval(f"lambda p, c=c: {expression(arguments)}", {"c": constants})
-    return made
+def bare(launched: Launched) -> tuple[Callable[..., Any], Sequence[Any]]:
+    """What Triton's launcher calls in the end, and with which arguments; without hooks."""
+    kernel = launched.kernel
+    launcher = kernel.run
+    arguments = (*launched.grid, 1, STREAM, kernel.function, kernel.packed_metadata, None, None, None)
+    arguments = (*arguments, *launched.arguments)
+    if getattr(launcher, "global_scratch_size", 1) or getattr(launcher, "profile_scratch_size", 0):
+        return launcher, arguments
+    taken: list[Any] = []
+    observed = copy.copy(launcher)
+    observed.launch = lambda *given: taken.extend(given)
+    observed(*arguments)
+    return launcher.launch, taken
+
+
+def expression(x: Any, places: dict[int, str], names: dict[str, Any]) -> str:
+    """Code for an argument of a launch, in which pointers stand for tensors."""
+    if isinstance(x, torch.Tensor):
+        return places[x.data_ptr()]
+    if x is STREAM:
+        return "stream"
+    if type(x) is tuple:
+        return f"({''.join(f'{expression(y, places, names)},' for y in x)})"
+    return repr(x) if type(x) in (type(None), bool, int) else named(x, names)
 
 
 def span(tensor: torch.Tensor) -> int:

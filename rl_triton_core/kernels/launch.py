@@ -32,34 +32,40 @@ class Limits(NamedTuple):
 TABLE = {
     "env-major": (
         (Limits(steps=4), Launch(128, 1, 4, 4)),
-        (Limits(steps=8), Launch(64, 1, 8, 2)),
+        (Limits(steps=8), Launch(64, 2, 4, 4)),
         (Limits(steps=16), Launch(64, 2, 8, 4)),
         (Limits(steps=32), Launch(32, 4, 8, 4)),
         (Limits(steps=64), Launch(16, 8, 8, 4)),
-        (Limits(steps=128), Launch(8, 16, 8, 4)),
-        (Limits(steps=256), Launch(4, 32, 8, 4)),
-        (Limits(steps=1024, streams=4), Launch(1, 32, 16, 1)),
-        (Limits(steps=8192, lanes=1024, streams=4), Launch(1, 128, 8, 4)),
-        (Limits(lanes=1024, streams=4), Launch(1, 32, 16, 1)),
-        (Limits(lanes=1024), Launch(1, 32, 8, 1)),
-        (Limits(streams=5), Launch(4, 32, 8, 4)),
-        (Limits(), Launch(4, 32, 4, 4)),
+        (Limits(steps=128, streams=6), Launch(8, 16, 8, 4)),
+        (Limits(steps=128), Launch(1, 32, 4, 1)),
+        (Limits(streams=6, steps=1024, lanes=1024), Launch(1, 128, 4, 4)),
+        (Limits(streams=6, steps=8192, lanes=1024), Launch(1, 128, 8, 4)),
+        (Limits(streams=4, lanes=16), Launch(1, 256, 16, 8)),
+        (Limits(streams=4, lanes=1024), Launch(1, 32, 16, 1)),
+        (Limits(streams=6, lanes=1024), Launch(1, 32, 8, 1)),
+        (Limits(streams=6), Launch(4, 32, 8, 4)),
+        (Limits(), Launch(1, 128, 4, 4)),
     ),
     "time-major": (
         (Limits(steps=8), Launch(32, 1, 8, 1)),
         (Limits(steps=32, streams=4), Launch(32, 1, 16, 1)),
-        (Limits(lanes=1024), Launch(32, 1, 8, 1)),
-        (Limits(steps=64, lanes=8191), Launch(32, 4, 8, 4)),
+        (Limits(steps=1024, lanes=1024, streams=3), Launch(16, 16, 16, 8)),
+        (Limits(steps=1024, lanes=1024, streams=6), Launch(16, 16, 8, 8)),
+        (Limits(lanes=1024, streams=6), Launch(32, 4, 8, 4)),
+        (Limits(lanes=1024), Launch(32, 4, 4, 4)),
+        (Limits(steps=64, lanes=8191, streams=6), Launch(32, 4, 8, 4)),
+        (Limits(steps=128, lanes=8191, streams=6), Launch(16, 16, 8, 8)),
         (Limits(lanes=8191, streams=3), Launch(32, 8, 16, 8)),
-        (Limits(lanes=8191), Launch(32, 8, 8, 8)),
+        (Limits(lanes=8191, streams=6), Launch(32, 8, 8, 8)),
+        (Limits(lanes=8191), Launch(32, 8, 4, 8)),
         (Limits(steps=128, streams=4), Launch(32, 1, 16, 1)),
-        (Limits(streams=5), Launch(32, 4, 8, 4)),
+        (Limits(streams=4), Launch(32, 4, 8, 4)),
         (Limits(), Launch(32, 4, 4, 4)),
     ),
 }
 
 WARPS = 132 * 16
-"""What keeps a GPU busy. Where a launch has less than a quarter of it, time is split into segments until it has."""
+"""What keeps a GPU busy. Where a launch has an eighth of it or less, time is split into segments until it has."""
 MAX_SEGMENTS = 512
 
 
@@ -77,7 +83,7 @@ def segments(steps: int, programs: int, launch: Launch) -> int:
     """Over how many programs the steps of a row are split: 1, or as many as keep the GPU busy."""
     tiles = -(-steps // launch.steps)
     wanted = WARPS // (programs * launch.num_warps)
-    if wanted < 4 or tiles < 8:
+    if wanted < 8 or tiles < 8:
         return 1
     return -(-tiles // -(-tiles // min(tiles, wanted, MAX_SEGMENTS)))
 

@@ -2,6 +2,8 @@
 
 import sys
 import threading
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -246,30 +248,80 @@ def test_what_is_alike(known, monkeypatch):
     assert not fits(x, torch.zeros(4))
 
 
-def test_what_is_looked_up():
-    x, y = torch.zeros(2), torch.zeros(3)
-    key, tensors = replay.sorted_out((x,), {"gamma": 1, "out": (y, None)})
-    assert [tensor.data_ptr() for tensor in tensors] == [x.data_ptr(), y.data_ptr()]
+class Launcher:
+    """Like Triton's: it hands everything to `launch`, with arguments of its own between."""
+
+    global_scratch_size = 0
+
+    def __init__(self, launched):
+        self.launch = lambda *given: launched.append(given)
+
+    def __call__(self, x, y, z, stream, function, *rest):
+        self.launch(x, y, z, stream, function, "own", *rest)
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """A call f(x, 0.5, (y, None)) that launched a kernel with (x, (y, new, 3), 0.5) and returned (new, y)."""
+    monkeypatch.setattr(replay, "on_the_device", lambda index, names: ["stream = 77"])
+    launched = []
+    x, y, new = torch.zeros(4, 6), torch.zeros(5), torch.zeros(4, 6)
+    kernel = SimpleNamespace(run=Launcher(launched), function="function", packed_metadata="metadata")
+    launch = replay.Launched(kernel, (8, 2), (x, (y, new, 3), 0.5), None)
+    return replay.prepared((x, 0.5, (y, None)), [launch], Pair(new, y)), launched
+
+
+def test_a_call_made_again(recorded):
+    call, launched = recorded
+    x, y = torch.ones(4, 6), torch.ones(5)
+    results = call(x, 0.5, (y, None))
+    assert type(results) is Pair
+    assert results.second is y
+    new = results.first
+    assert (new.shape, new.dtype) == (x.shape, x.dtype)
+    arguments = (x.data_ptr(), (y.data_ptr(), new.data_ptr(), 3), 0.5)
+    assert launched == [(8, 2, 1, 77, "function", "own", "metadata", None, None, None, *arguments)]
+
+
+def test_calls_that_are_not_alike(recorded):
+    call, launched = recorded
+    x, y = torch.ones(4, 6), torch.ones(5)
+    shifted = torch.ones(25)[1:].view(4, 6)
     others = [
-        replay.sorted_out((x,), {"gamma": 1.0, "out": (y, None)}),
-        replay.sorted_out((x,), {"gamma": True, "out": (y, None)}),
-        replay.sorted_out((x,), {"gamma": 1, "out": (None, y)}),
-        replay.sorted_out((x,), {"lambda_": 1, "out": (y, None)}),
-        replay.sorted_out((x,), {"gamma": 1, "out": (y, None, None)}),
+        (x, 0.25, (y, None)),
+        (x, None, (y, None)),
+        (x, x, (y, None)),
+        (x, 0.5, (y, y)),
+        (x, 0.5, (None, y)),
+        (x, 0.5, (y, None, None)),
+        (x, 0.5, y),
+        (x, 0.5, (0.5, None)),
+        (y, 0.5, (x, None)),
+        (shifted, 0.5, (y, None)),
+        (x.clone().requires_grad_(), 0.5, (y, None)),
     ]
-    assert key not in [other for other, _ in others]
-    assert replay.sorted_out((x,), {"gamma": [1]})[0] is None
+    assert [call(*arguments) for arguments in others] == [None] * len(others)
+    assert not launched
 
 
-def test_places_for_pointers():
-    x, y = torch.zeros(2), torch.zeros(3)
-    fill = replay.template(((x, 1, 2), None, ((y, 3), (x, 4)), 0.5), {x.data_ptr(): 1, y.data_ptr(): 0})
-    assert fill([10, 20]) == ((20, 1, 2), None, ((10, 3), (20, 4)), 0.5)
+def test_results_that_may_overlap_the_inputs(recorded):
+    call, launched = recorded
+    x = torch.ones(24)
+    assert call(x.view(4, 6), 0.5, (x[4:9], None)) is replay.WHOLE
+    assert not launched
 
 
-def test_a_tensor_from_elsewhere_is_no_place():
-    with pytest.raises(KeyError):
-        replay.template((torch.zeros(2),), {})
+def test_a_tensor_from_elsewhere(monkeypatch):
+    monkeypatch.setattr(replay, "on_the_device", lambda index, names: [])
+    x = torch.zeros(4)
+    kernel = SimpleNamespace(run=Launcher([]), function="function", packed_metadata="metadata")
+    call = replay.prepared((x,), [replay.Launched(kernel, (1, 1), (x, torch.zeros(3)), None)], torch.zeros(4))
+    assert call(x) is replay.WHOLE
 
 
 def test_span():

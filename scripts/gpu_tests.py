@@ -1,6 +1,6 @@
 """Run the whole test suite on a CUDA or ROCm machine and write what came of it to a folder.
 
-    python scripts/gpu_tests.py FOLDER [--commit HASH] [--mutants] [--select EXPRESSION]
+    python scripts/gpu_tests.py FOLDER [--commit HASH] [--mutants] [--select EXPRESSION] [--limit SECONDS]
 
 Needs no installation of the project: torch, triton, numpy, pytest, pytest-xdist and hypothesis, and for all of it
 numba, gymnasium and tqdm.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -32,6 +33,7 @@ def main() -> int:
         "--mutants", action="store_true", help="also show that the tests kill every mutant of the kernel"
     )
     parser.add_argument("--select", default="", help="run those tests only, as pytest's -k selects them")
+    parser.add_argument("--limit", type=float, default=560, help="seconds after which the tests are interrupted")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
 
@@ -39,7 +41,7 @@ def main() -> int:
 
     if not torch.cuda.is_available():
         raise SystemExit("no GPU: torch.cuda.is_available() is false")
-    result = {"system": files.system(options.commit), "tests": run_tests(options.folder, options.select)}
+    result = {"system": files.system(options.commit), "tests": run_tests(options.folder, options.select, options.limit)}
     write(result, options.folder)
     if options.mutants:
         result["mutants"] = run_mutants(options.folder)
@@ -52,11 +54,11 @@ def write(result: dict[str, object], folder: Path) -> None:
     (folder / "gpu_tests.json").write_text(json.dumps(result, indent=2) + "\n")
 
 
-def run_tests(folder: Path, select: str) -> dict[str, object]:
+def run_tests(folder: Path, select: str, limit: float) -> dict[str, object]:
     """The core's tests and the ahead-of-time ones, with the real compiler."""
     started = time.perf_counter()
     command = ["-m", "pytest", "-q", "-n", str(JOBS), "tests/core", "tests/aot", "-k", select]
-    code = run([*command, f"--junitxml={folder / 'junit.xml'}"], folder / "pytest.log")
+    code = run([*command, f"--junitxml={folder / 'junit.xml'}"], folder / "pytest.log", limit)
     seconds = round(time.perf_counter() - started, 1)
     return {"selected": select, "exit_code": code, "seconds": seconds, **counts(folder / "junit.xml")}
 
@@ -88,14 +90,18 @@ def run_mutants(folder: Path) -> dict[str, object]:
     return {"exit_code": code, "seconds": round(time.perf_counter() - started, 1), "summary": summary}
 
 
-def run(arguments: list[str], log: Path) -> int:
-    """Run Python in the checkout, with its output in a log."""
+def run(arguments: list[str], log: Path, limit: float | None = None) -> int:
+    """Run Python in the checkout, with its output in a log; interrupted at the limit, it still reports what it did."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join([*sys.path[:2], environment.get("PYTHONPATH", "")])
+    command = [sys.executable, *arguments]
     with log.open("w") as file:
-        return subprocess.run(
-            [sys.executable, *arguments], cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT, check=False
-        ).returncode
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT)
+        try:
+            return process.wait(limit)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+            return process.wait()
 
 
 if __name__ == "__main__":

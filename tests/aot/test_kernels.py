@@ -66,28 +66,28 @@ def last(variants, names=tuple(RECURRENCES)):
                     yield problem(variant, layout, name=name), rows[-1][1]
 
 
-@pytest.mark.parametrize(("window", "launch"), cases(["gae"], ["all"]))
+@pytest.mark.parametrize(("window", "launch"), list(cases(["gae"], ["all"])))
 def test_no_row_spills(window, launch):
     assert_no_spills(compile_for("sm_90", window, launch))
 
 
-@pytest.mark.parametrize(("window", "launch"), cases(["vtrace", "retrace"], ["plain"]))
+@pytest.mark.parametrize(("window", "launch"), list(cases(["vtrace", "retrace"], ["plain"])))
 def test_no_row_spills_where_the_equation_is_long(window, launch):
     assert_no_spills(compile_for("sm_90", window, launch))
 
 
-@pytest.mark.parametrize(("window", "launch"), last(VARIANTS))
+@pytest.mark.parametrize(("window", "launch"), list(last(VARIANTS)))
 def test_no_estimator_or_variant_spills(window, launch):
     assert_no_spills(compile_for("sm_90", window, launch))
 
 
-@pytest.mark.parametrize(("window", "launch"), last(["plain", "all"], ["gae", "vtrace", "trace"]))
+@pytest.mark.parametrize(("window", "launch"), list(last(["plain", "all"], ["gae", "vtrace", "trace"])))
 @pytest.mark.parametrize("target", ["sm_80", "sm_100", "gfx942"])
 def test_no_target_spills(target, window, launch):
     assert_no_spills(compile_for(target, window, launch))
 
 
-@pytest.mark.parametrize(("window", "launch"), last(["plain"]))
+@pytest.mark.parametrize(("window", "launch"), list(last(["plain"])))
 def test_segments_do_not_spill(window, launch):
     assert_no_spills(compile_for("sm_90", window, launch, segments=64))
 

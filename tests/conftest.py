@@ -10,11 +10,13 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import Phase, settings
 
 from rl_triton_core.kernels.launch import Launch, Limits
+from rl_triton_core.replay import span
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -115,3 +117,45 @@ def much_memory(tmp_path_factory):
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
         torch.cuda.empty_cache()
+
+
+@pytest.fixture
+def in_bounds(monkeypatch):
+    """Whatever an interpreted launch of the scan reads or writes lies in its own tensors."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        yield
+        return
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    from rl_triton_core.backends import triton as backend
+
+    spans = []
+    launches = backend.launches
+
+    def tensors(x):
+        if isinstance(x, tuple):
+            return [tensor for y in x for tensor in tensors(y)]
+        return [x] if isinstance(x, torch.Tensor) else []
+
+    def noted(*arguments):
+        for call in launches(*arguments):
+            starts = [(x.data_ptr(), span(x)) for x in tensors(call.arguments)]
+            spans[:] = [(start, start + size) for start, size in starts]
+            yield call
+
+    def checked(access, mask_at):
+        def call(builder, pointers, *arguments):
+            at = pointers.data[np.broadcast_to(arguments[mask_at].data, pointers.data.shape)]
+            inside = np.zeros(at.shape, bool)
+            for start, end in spans:
+                inside |= (start <= at) & (at < end)
+            assert inside.all(), "a launch reads or writes outside its tensors"
+            return access(builder, pointers, *arguments)
+
+        return call
+
+    monkeypatch.setattr(backend, "launches", noted)
+    for name, mask_at in (("create_masked_load", 0), ("create_masked_store", 1)):
+        monkeypatch.setattr(InterpreterBuilder, name, checked(getattr(InterpreterBuilder, name), mask_at))
+    yield
+    assert spans

@@ -19,7 +19,7 @@ from rl_triton_core.recurrence import Expectation, Problem, Recurrence, Stream
 from rl_triton_core.replay import note
 
 INTERPRETED = isinstance(scan.scan, InterpretedFunction)
-MOST_ACTIONS = 32
+MOST_ACTIONS = 16
 """Up to so many actions, their number is compiled into the kernel."""
 
 
@@ -70,7 +70,7 @@ class Call(NamedTuple):
 
 
 def launches(problem: Problem, row: Launch, segments: int) -> Iterator[Call]:
-    """The launch, or with segments the one that folds them and the one that uses the folds."""
+    """The launch, or with segments, none of them empty, the one that folds them and the one that uses the folds."""
     groups, steps, lanes = problem.shape
     grid = (groups * triton.cdiv(lanes, row.block_lanes), segments)
     tiles = triton.cdiv(triton.cdiv(steps, row.steps), segments)

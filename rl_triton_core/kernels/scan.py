@@ -292,8 +292,7 @@ def expectation(
         total = tl.zeros([t.shape[0], place.lane.shape[1]], DTYPE)
     if ACTIONS:  # without a loop, all loads are on their way at once
         for start in tl.static_range(0, ACTIONS, BLOCK_ACTIONS):
-            FULL: tl.constexpr = start + BLOCK_ACTIONS <= ACTIONS
-            total += of_block(expected, place, t, start, DTYPE, EVEN, FULL, ALIGNED)
+            total += of_block(expected, place, t, start, DTYPE, EVEN, start + BLOCK_ACTIONS <= ACTIONS, ALIGNED)
     else:
         for start in range(0, expected[2], BLOCK_ACTIONS):
             total += of_block(expected, place, t, start, DTYPE, EVEN, False, ALIGNED)
@@ -354,7 +353,7 @@ def before_chunks(place, first, LOG_UNROLL: tl.constexpr, BACKWARD: tl.constexpr
         return t, (t < place.end) & (place.lane < place.lanes)
     else:
         t = place.start - 1
-        return t, (t >= first) & (place.lane < place.lanes)
+        return t, (t >= first) & (t < place.end) & (place.lane < place.lanes)
 
 
 @triton.jit
@@ -673,7 +672,7 @@ def scan(
         rises = (0 <= first) & (first <= end) & (end <= steps)
         whole = ((lane > 0) | (first == 0)) & ((lane != lanes - 1) | (end == steps))
         tl.device_assert(rises & whole, "cu_seqlens: expected offsets from 0 to the number of steps, rising")
-        tiles = tl.cdiv(tl.max(end - first), TILE)
+        tiles = tl.maximum(tl.cdiv(tl.max(end - first), TILE), 1)  # one of an empty lane too: it is read ahead
     lanes_place = Place(group, lane, first, end, lanes)
 
     state = load(initial, lanes_place, 0, exists, DTYPE)

@@ -1,5 +1,7 @@
 """Every kernel variant compiles for every target, and none spills registers."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from ahead_of_time import compile_for
@@ -7,7 +9,7 @@ from ahead_of_time import compile_for
 import rl_triton_core  # noqa: F401, it describes all estimators
 from rl_triton_core.backends.triton import streams
 from rl_triton_core.kernels.launch import TABLE, Limits
-from rl_triton_core.recurrence import RECURRENCES, Problem
+from rl_triton_core.recurrence import RECURRENCES, Expectation, Problem
 
 ROWS = [(layout, limits, launch) for layout, rows in TABLE.items() for limits, launch in rows]
 VARIANTS = ("plain", "all", "skip", "reset", "half", "uneven", "packed")
@@ -90,6 +92,21 @@ def test_no_target_spills(target, window, launch):
 @pytest.mark.parametrize(("window", "launch"), list(last(["plain"])))
 def test_segments_do_not_spill(window, launch):
     assert_no_spills(compile_for("sm_90", window, launch, segments=64))
+
+
+def with_actions(number):
+    """Retrace over so many actions with every row of the table that it may get."""
+    for layout, limits, launch in ROWS:
+        window = problem("plain", layout, limits, "retrace")
+        probs, values = torch.empty(2, *window.like.shape, number, device="meta")
+        window = replace(window, next_values=Expectation(probs, values))
+        if streams(window) <= limits.streams:
+            yield window, launch
+
+
+@pytest.mark.parametrize(("window", "launch"), [case for number in (4, 16, 17) for case in with_actions(number)])
+def test_no_number_of_actions_spills(window, launch):
+    assert_no_spills(compile_for("sm_90", window, launch))
 
 
 def assert_no_spills(launches):

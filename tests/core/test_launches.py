@@ -33,12 +33,14 @@ def available():
 
 
 @pytest.fixture(params=LAUNCHES)
-def launch(request, monkeypatch):
+def launch(request, monkeypatch, in_bounds):
     row, number = LAUNCHES[request.param]
 
     def settings(problem):
-        split = problem.cu_seqlens is None and not (problem.mask is not None and problem.skip)
-        return row, number if split else 1
+        if problem.cu_seqlens is not None or (problem.mask is not None and problem.skip):
+            return row, 1
+        tiles = -(-problem.shape[1] // row.steps)
+        return row, -(-tiles // -(-tiles // number))
 
     monkeypatch.setattr(triton_backend, "settings", settings)
     return row

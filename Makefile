@@ -101,7 +101,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --upgrade "pip>=23.1"
 	$(PIP) install "$(TORCH)"
-	$(PIP) install -c constraints.txt -e ".[sb3,bench,dev]"
+	$(PIP) install -c constraints.txt -e ".[sb3-contrib,cleanrl,torchrl,bench,dev]"
 	@touch $@
 
 $(DOCS_READY): $(READY)

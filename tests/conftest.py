@@ -35,10 +35,10 @@ def pytest_configure(config):
 
 
 SMALL = {
-    "env-major": ((Limits(), Launch(4, 8, 4, 1)),),
-    "time-major": ((Limits(), Launch(8, 4, 4, 1)),),
+    "env-major": ((Limits(steps=4), Launch(64, 2, 2, 4)), (Limits(), Launch(16, 8, 4, 4))),
+    "time-major": ((Limits(steps=4), Launch(64, 2, 2, 4)), (Limits(), Launch(32, 4, 4, 4))),
 }
-"""Launches for the interpreter; `test_launches` makes others."""
+"""Launches for the interpreter, whose time goes with the number of programs; `test_launches` makes others."""
 
 
 def hasten_interpreter():

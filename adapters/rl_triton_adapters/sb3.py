@@ -5,8 +5,13 @@ One line turns them on, and the trained agent stays the same, bit for bit:
     PPO("MlpPolicy", env, rollout_buffer_class=TritonRolloutBuffer)
 
 The storage of Stable-Baselines3 is NumPy, in host memory; the compiled CPU backend reads and writes it in place.
+`sb3_device` keeps rollouts on the training device instead, `sb3_contrib` serves MaskablePPO and RecurrentPPO. A class
+name tells the kinds, `(Triton|Device)[Maskable|Recurrent][Dict]RolloutBuffer`: a class that is called so, in the module
+of its kind, is found by `rollout_buffer_class_for`.
 """
 
+import logging
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -18,7 +23,10 @@ from rl_triton_core.conventions import from_episode_starts
 
 try:
     from gymnasium import spaces
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.base_class import BaseAlgorithm
     from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+    from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 except ImportError as error:
     raise ImportError(
         "rl_triton_adapters.sb3 needs Stable-Baselines3, which could not be imported: pip install rl-triton-core[sb3]"
@@ -81,26 +89,29 @@ class TritonGAEMixin(RolloutBuffer):
                 been flattened into minibatches by `get()`.
         """
         self._check_shapes(last_values, dones)
+        stored = (self.rewards, self.values, self.advantages, self.returns)
+        rewards, values, advantages, returns = map(torch.as_tensor, stored)
         compute_gae(
-            torch.from_numpy(self.rewards),
-            torch.from_numpy(self.values),
+            rewards,
+            values,
             self._departures(dones),
-            bootstrap_values=last_values.detach().to("cpu", torch.float32).flatten(),
+            bootstrap_values=last_values.detach().to(values).flatten(),
             gamma=self.gamma,
             lambda_=self.gae_lambda,
             time_dim=0,
-            out=(torch.from_numpy(self.advantages), torch.from_numpy(self.returns)),
+            out=(advantages, returns),
             backend=self.backend,
         )
 
     def _departures(self, dones: npt.NDArray[np.bool_]) -> torch.Tensor:
         """Whether each step ended its episode, `[n_steps, n_envs]`."""
-        if self.episode_starts.base is self._starts:
+        if getattr(self.episode_starts, "base", None) is self._starts:
             self._starts[-1] = dones
             return torch.from_numpy(self._starts[1:])
-        # Somebody gave the buffer another array.
-        starts, ends = torch.from_numpy(self.episode_starts), torch.as_tensor(dones)
-        return from_episode_starts(starts, ends, torch.zeros(self.n_envs)).terminated
+        # Somebody gave the buffer another array, or a tensor.
+        starts = torch.as_tensor(self.episode_starts)
+        ends = torch.as_tensor(dones, device=starts.device)
+        return from_episode_starts(starts, ends, torch.zeros_like(starts[0])).terminated
 
     def _check_shapes(self, last_values: torch.Tensor, dones: npt.NDArray[np.bool_]) -> None:
         if last_values.numel() != self.n_envs:
@@ -118,10 +129,13 @@ class TritonGAEMixin(RolloutBuffer):
     def _check_space(self, space: spaces.Space[Any]) -> None:
         name = type(self).__name__
         stores_dicts = isinstance(self, DictRolloutBuffer)
+        chosen = "(rollout_buffer_class_for chooses)"
         if isinstance(space, spaces.Dict) and not stores_dicts:
-            raise TypeError(f"{name} cannot store dictionary observations, got {space}: use TritonDictRolloutBuffer")
+            other = name.replace("RolloutBuffer", "DictRolloutBuffer")
+            raise TypeError(f"{name} cannot store dictionary observations, got {space}: use {other} {chosen}")
         if stores_dicts and not isinstance(space, spaces.Dict):
-            raise TypeError(f"{name} stores dictionary observations only, got {space}: use TritonRolloutBuffer")
+            other = name.replace("DictRolloutBuffer", "RolloutBuffer")
+            raise TypeError(f"{name} stores dictionary observations only, got {space}: use {other} {chosen}")
 
 
 class TritonRolloutBuffer(TritonGAEMixin, RolloutBuffer):
@@ -132,24 +146,56 @@ class TritonDictRolloutBuffer(TritonGAEMixin, DictRolloutBuffer):
     """`DictRolloutBuffer` of Stable-Baselines3 with the advantages of `rl_triton_core`."""
 
 
-def rollout_buffer_class_for(observation_space: spaces.Space[Any]) -> type[TritonGAEMixin]:
-    """Choose the rollout buffer that stores observations of a space.
+def rollout_buffer_class_for(
+    observation_space: spaces.Space[Any], algorithm: type[BaseAlgorithm] = PPO, *, device_storage: bool = False
+) -> type[TritonGAEMixin]:
+    """Choose the `rollout_buffer_class` of an algorithm; the choice is logged, at level INFO.
 
     Args:
         observation_space: Observation space of the environment.
+        algorithm: Class of the algorithm: PPO, A2C, TRPO, MaskablePPO, TritonRecurrentPPO, or one derived from these.
+        device_storage: Whether rollouts are kept on the training device rather than in host memory.
 
     Returns:
-        `TritonDictRolloutBuffer` for a Dict space, `TritonRolloutBuffer` for any other that Stable-Baselines3 supports.
+        The class for dictionaries if the space is a Dict, else the plain one.
 
     Raises:
-        TypeError: If Stable-Baselines3 has no rollout buffer for the space (Tuple, nested Dict, ...).
+        TypeError: If Stable-Baselines3 has no rollout buffer for the space (Tuple, nested Dict, ...), the algorithm
+            keeps no rollouts (DQN, SAC, ...) or takes no buffer class (RecurrentPPO), or the algorithm's buffer cannot
+            live on the device (TritonRecurrentPPO).
+        ImportError: If the algorithm needs sb3-contrib and it cannot be imported.
     """
-    is_dict = isinstance(observation_space, spaces.Dict)
-    parts = observation_space.spaces.values() if isinstance(observation_space, spaces.Dict) else [observation_space]
-    for part in parts:
+    check_on_policy(algorithm)
+    _check_storable(observation_space)
+    bases = {base.__name__ for base in algorithm.__mro__}
+    if "RecurrentPPO" in bases and "TritonRecurrentPPO" not in bases:
+        raise TypeError(
+            f"{algorithm.__name__} takes no rollout_buffer_class: use rl_triton_adapters.sb3_contrib.TritonRecurrentPPO"
+        )
+    kind = next((kind for kind in ("Maskable", "Recurrent") if f"{kind}PPO" in bases), "")
+    content = "Dict" if isinstance(observation_space, spaces.Dict) else ""
+    name = f"{'Device' if device_storage else 'Triton'}{kind}{content}RolloutBuffer"
+    module = import_module(f"{__package__}.{'sb3_contrib' if kind else 'sb3_device' if device_storage else 'sb3'}")
+    if not hasattr(module, name):
+        raise TypeError(f"{algorithm.__name__} has no buffer on the device: leave device_storage=False")
+    logging.getLogger(__name__).info("%s, %s: %s", algorithm.__name__, observation_space, name)
+    chosen: type[TritonGAEMixin] = getattr(module, name)
+    return chosen
+
+
+def check_on_policy(algorithm: type[BaseAlgorithm]) -> None:
+    """Raise TypeError unless an algorithm collects rollouts."""
+    if not (isinstance(algorithm, type) and issubclass(algorithm, OnPolicyAlgorithm)):
+        raise TypeError(
+            f"{getattr(algorithm, '__name__', algorithm)} keeps no rollouts, so it has no advantages to compute: "
+            "use an algorithm class such as PPO, A2C, TRPO, MaskablePPO, TritonRecurrentPPO"
+        )
+
+
+def _check_storable(space: spaces.Space[Any]) -> None:
+    for part in space.spaces.values() if isinstance(space, spaces.Dict) else [space]:
         if not isinstance(part, _FLAT_SPACES):
             raise TypeError(
-                f"Stable-Baselines3 has no rollout buffer for the observation space {observation_space}: "
+                f"Stable-Baselines3 has no rollout buffer for the observation space {space}: "
                 f"{part} is none of Box, Discrete, MultiDiscrete, MultiBinary, nor a Dict of these"
             )
-    return TritonDictRolloutBuffer if is_dict else TritonRolloutBuffer

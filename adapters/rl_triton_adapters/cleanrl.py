@@ -1,0 +1,353 @@
+"""CleanRL: advantages and returns for single-file scripts, for LeanRL's containers, and for CleanRL's rollout buffer.
+
+One call stands in the place of the loop that follows ``# bootstrap value if not done``:
+
+    advantages, returns = gae(rewards, values, dones, next_value, next_done, args.gamma, args.gae_lambda)
+
+Tensors are [num_steps, num_envs], on any device; nothing waits for it. Flags are bool, uint8 or floating point, nonzero
+is true. Environments are in autoreset mode SAME_STEP, as in the releases of Gym that the scripts were written for; for
+NEXT_STEP see `from_cleanrl` and `from_gymnasium_next_step` in `rl_triton_core.conventions`. CleanRL is not needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from numbers import Real
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rl_triton_core import compute_gae, compute_vtrace
+from rl_triton_core.conventions import Boundaries, from_cleanrl, from_episode_starts, from_gymnasium_same_step
+
+__all__ = ["AdvantagesAndReturns", "RolloutBufferMixin", "gae", "leanrl_gae", "vtrace"]
+
+Container = TypeVar("Container", bound=MutableMapping[str, Any])
+
+
+class AdvantagesAndReturns(NamedTuple):
+    """Results in CleanRL's order, each [num_steps, num_envs]."""
+
+    advantages: torch.Tensor
+    returns: torch.Tensor
+
+
+@torch.no_grad()
+def gae(
+    rewards: torch.Tensor,
+    values: torch.Tensor,
+    dones: torch.Tensor,
+    next_value: torch.Tensor,
+    next_done: torch.Tensor,
+    gamma: float,
+    gae_lambda: float,
+    *,
+    truncations: torch.Tensor | None = None,
+    final_values: torch.Tensor | None = None,
+    backend: str | None = None,
+) -> AdvantagesAndReturns:
+    """Generalised advantage estimation of a rollout as CleanRL's scripts store it.
+
+        δ[t] = r[t] + γ·NV[t] − V[t]
+        A[t] = δ[t] + γλ·A[t+1]      where the episode continues, else δ[t]
+        returns[t] = A[t] + V[t]
+
+        done[t] = dones[t+1],  done[T−1] = next_done
+        NV[t]   = final_values[t]  where truncations[t],  else 0 where done[t],  else V[t+1],  V[T] = next_value
+
+    Without `truncations` time limits count as terminations, as in CleanRL's own loop, whose numbers these are.
+
+    Args:
+        rewards: r, reward of the transition t → t+1. [num_steps, num_envs], float32, bfloat16, float16, or float64 (CPU
+            only).
+        values: V(s_t), shaped like `rewards`.
+        dones: Arrival flags, shaped like `rewards`: dones[t] is stored before `envs.step`, and true where s_t is the
+            first observation of an episode.
+        next_value: V of the observation after the window, [1, num_envs], [num_envs, 1] or [num_envs].
+        next_done: The flag that came with that observation, likewise.
+        gamma: Discount γ per step, finite and >= 0.
+        gae_lambda: λ in [0, 1].
+        truncations: Departure flags, shaped like `rewards`: truncations[t] is stored after `envs.step`, and true where
+            that step was cut by a time limit and did not terminate. `dones` hold these episode ends too: a truncation
+            without its done (flags shifted by a step, say) yields NaN in its episode.
+        final_values: V of the episode's last observation, before the reset, shaped like `rewards`; read where
+            `truncations` are set. Goes together with `truncations`.
+        backend: Name of a backend of `rl_triton_core`; None chooses by the tensors' device.
+
+    Returns:
+        AdvantagesAndReturns(advantages, returns), float32 (float64 if an input is), without a graph.
+
+    Raises:
+        TypeError: An argument's type or dtype is not one of the above.
+        ValueError: A shape, device or value is not, or one of `truncations` and `final_values` came alone.
+
+    Source:
+        https://github.com/vwxyzjn/cleanrl/blob/master/cleanrl/ppo.py
+    """
+    _check_gae_lambda(gae_lambda)
+    _check_per_step("rewards", rewards, rewards)
+    _check_per_step("values", values, rewards)
+    boundaries = _boundaries(rewards, dones, next_value, next_done, truncations, final_values)
+    advantages, returns = compute_gae(
+        rewards, values, **boundaries._asdict(), gamma=gamma, lambda_=gae_lambda, backend=backend
+    )
+    assert advantages is not None and returns is not None
+    return AdvantagesAndReturns(advantages, returns)
+
+
+@torch.no_grad()
+def vtrace(
+    rewards: torch.Tensor,
+    values: torch.Tensor,
+    dones: torch.Tensor,
+    next_value: torch.Tensor,
+    next_done: torch.Tensor,
+    logprobs: torch.Tensor,
+    newlogprobs: torch.Tensor,
+    gamma: float,
+    *,
+    lambda_: float = 1.0,
+    rho_bar: float = 1.0,
+    c_bar: float = 1.0,
+    truncations: torch.Tensor | None = None,
+    final_values: torch.Tensor | None = None,
+    backend: str | None = None,
+) -> AdvantagesAndReturns:
+    """V-Trace of a rollout as CleanRL's scripts store it, for data that an older policy collected.
+
+        ratio = exp(newlogprobs − logprobs),  ρ = min(ρ̄, ratio),  c = λ·min(c̄, ratio)
+        D[t] = ρ[t]·(r[t] + γ·NV[t] − V[t]) + γ·c[t]·D[t+1]      where the episode continues, else the first term
+        returns[t] = V[t] + D[t]
+        advantages[t] = ρ[t]·(r[t] + γ·NVS[t] − V[t])
+
+    NV is as in `gae`; NVS is NV where an episode or the window ends, returns[t+1] elsewhere. `returns` are the value
+    targets `vs`; they come second, as in `gae`, while `rl_triton_core.compute_vtrace` has them first. Where newlogprobs
+    are the logprobs and ρ̄, c̄ >= 1, the returns are those of `gae` with the same λ.
+
+    Args:
+        rewards: As in `gae`.
+        values: As in `gae`: V of the policy to be learned.
+        dones: As in `gae`.
+        next_value: As in `gae`.
+        next_done: As in `gae`.
+        logprobs: log μ(a_t|s_t), of the policy that acted, shaped like `rewards`.
+        newlogprobs: log π(a_t|s_t), of the policy to be learned, shaped like `rewards`.
+        gamma: As in `gae`.
+        lambda_: λ in [0, 1].
+        rho_bar: ρ̄ >= 0, the clip of the weights of temporal difference and advantage; infinity for none.
+        c_bar: c̄ >= 0, the clip of the trace; infinity for none.
+        truncations: As in `gae`.
+        final_values: As in `gae`.
+        backend: As in `gae`.
+
+    Returns:
+        AdvantagesAndReturns(advantages, returns), as in `gae`.
+
+    Raises:
+        TypeError: As in `gae`.
+        ValueError: As in `gae`.
+
+    Source:
+        Espeholt et al. 2018, https://arxiv.org/abs/1802.01561
+    """
+    _check_per_step("rewards", rewards, rewards)
+    for name, tensor in {"values": values, "logprobs": logprobs, "newlogprobs": newlogprobs}.items():
+        _check_per_step(name, tensor, rewards)
+    boundaries = _boundaries(rewards, dones, next_value, next_done, truncations, final_values)
+    targets, advantages = compute_vtrace(
+        rewards,
+        values,
+        **boundaries._asdict(),
+        target_log_probs=newlogprobs,
+        behaviour_log_probs=logprobs,
+        gamma=gamma,
+        lambda_=lambda_,
+        rho_bar=rho_bar,
+        c_bar=c_bar,
+        backend=backend,
+    )
+    assert targets is not None and advantages is not None
+    return AdvantagesAndReturns(advantages, targets)
+
+
+@torch.no_grad()
+def leanrl_gae(
+    next_value: torch.Tensor,
+    next_done: torch.Tensor,
+    container: Container,
+    gamma: float,
+    gae_lambda: float,
+    *,
+    backend: str | None = None,
+) -> Container:
+    """`gae` of a LeanRL container. Traceable by ``torch.compile(fullgraph=True)``.
+
+    Args:
+        next_value: As in `gae`: `get_value(next_obs)`.
+        next_done: As in `gae`; LeanRL's flags are bool.
+        container: TensorDict or any mutable mapping with "rewards", "vals" and "dones", [num_steps, num_envs], which
+            mean what they mean in `gae`. Computes in the dtype of "vals": NumPy's rewards are float64 there.
+        gamma: As in `gae`.
+        gae_lambda: As in `gae`.
+        backend: As in `gae`.
+
+    Returns:
+        The same container, with "advantages" and "returns".
+
+    Raises:
+        KeyError: The container lacks one of the three.
+        TypeError: As in `gae`.
+        ValueError: As in `gae`.
+
+    Source:
+        https://github.com/pytorch-labs/LeanRL/blob/main/leanrl/ppo_continuous_action_torchcompile.py
+    """
+    if not isinstance(container, MutableMapping):
+        raise TypeError(f"container: got {type(container).__name__}, expected a TensorDict or another mutable mapping")
+    keys = [str(key) for key in container.keys()]  # noqa: SIM118 (a TensorDict iterates over its rows)
+    missing = [key for key in ("rewards", "vals", "dones") if key not in keys]
+    if missing:
+        raise KeyError(f"container: got the keys {', '.join(keys) or 'none'}, expected {', '.join(missing)} too")
+    rewards, vals = container["rewards"], container["vals"]
+    _check_per_step("rewards", rewards, rewards)
+    _check_per_step("vals", vals, rewards)
+    container["advantages"], container["returns"] = gae(
+        rewards.to(vals.dtype), vals, container["dones"], next_value, next_done, gamma, gae_lambda, backend=backend
+    )
+    return container
+
+
+class RolloutBufferMixin:
+    """Compute advantages and returns with `rl_triton_core`, in the place of the buffer's own loop.
+
+    Put it in front of `RolloutBuffer` of `cleanrl_utils.buffers`, or of any buffer that stores `rewards`, `values` and
+    `episode_starts` as NumPy arrays [n_steps, n_envs] and has `buffer_size`, `n_envs`, `gamma` and `gae_lambda`:
+
+        class TritonRolloutBuffer(RolloutBufferMixin, RolloutBuffer): ...
+
+    Every done counts as a termination, as in the buffer's own loop. For Stable-Baselines3's algorithms there is
+    `rl_triton_adapters.sb3`.
+
+    Source:
+        https://github.com/vwxyzjn/cleanrl/blob/master/cleanrl_utils/buffers.py
+    """
+
+    backend: str | None = None
+    """Name of a backend of `rl_triton_core`; None leaves the choice to the core."""
+
+    buffer_size: int
+    n_envs: int
+    gamma: float
+    gae_lambda: float
+    rewards: npt.NDArray[np.float32]
+    values: npt.NDArray[np.float32]
+    episode_starts: npt.NDArray[np.float32]
+    advantages: npt.NDArray[np.float32]
+    returns: npt.NDArray[np.float32]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuse a subclass that would go on with another buffer's loop."""
+        super().__init_subclass__(**kwargs)
+        for base in cls.__mro__[: cls.__mro__.index(RolloutBufferMixin)]:
+            if "compute_returns_and_advantage" in vars(base) and not issubclass(base, RolloutBufferMixin):
+                raise TypeError(f"{cls.__name__}: got {base.__name__} before RolloutBufferMixin, expected it after")
+
+    def compute_returns_and_advantage(self, last_values: torch.Tensor, dones: npt.NDArray[np.bool_]) -> None:
+        """Fill `advantages` and `returns` by generalised advantage estimation, GAE(gamma, gae_lambda).
+
+        Args:
+            last_values: Value of the observation after the last step, one per environment, on any device.
+            dones: Whether the last step of each environment ended an episode, [n_envs].
+
+        Raises:
+            TypeError: The class in front of which this one stands is no rollout buffer, or `last_values` no tensor.
+            ValueError: `last_values` or `dones` does not hold one entry per environment, or an array of the buffer is
+                not [n_steps, n_envs].
+        """
+        _check_gae_lambda(self.gae_lambda)
+        rewards, values, episode_starts, advantages, returns = map(self._array, _ARRAYS)
+        if not isinstance(last_values, torch.Tensor):
+            raise TypeError(f"last_values: got {type(last_values).__name__}, expected a torch.Tensor")
+        if last_values.numel() != self.n_envs:
+            got = tuple(last_values.shape)
+            raise ValueError(f"last_values: got shape {got}, expected one value per environment ({self.n_envs})")
+        if np.shape(dones) != (self.n_envs,):
+            raise ValueError(f"dones: got shape {np.shape(dones)}, expected ({self.n_envs},)")
+        edge = last_values.detach().to("cpu", torch.float32).flatten()
+        boundaries = from_episode_starts(episode_starts, torch.as_tensor(np.asarray(dones, bool)), edge)
+        compute_gae(
+            rewards,
+            values,
+            **boundaries._asdict(),
+            gamma=self.gamma,
+            lambda_=self.gae_lambda,
+            out=(advantages, returns),
+            backend=self.backend,
+        )
+
+    def _array(self, name: str) -> torch.Tensor:
+        """An array of the buffer as a tensor over the same memory."""
+        array = getattr(self, name, None)
+        if not isinstance(array, np.ndarray):
+            got = type(array).__name__
+            raise TypeError(f"{type(self).__name__}.{name}: got {got}, expected the NumPy array of a rollout buffer")
+        shape = (self.buffer_size, self.n_envs)
+        if array.shape != shape:
+            raise ValueError(
+                f"{name}: got shape {array.shape}, expected {shape}: compute the advantages before get() flattens the "
+                "buffer, or after reset()"
+            )
+        return torch.from_numpy(array)
+
+
+_ARRAYS = ("rewards", "values", "episode_starts", "advantages", "returns")
+
+
+def _boundaries(
+    rewards: torch.Tensor,
+    dones: torch.Tensor,
+    next_value: torch.Tensor,
+    next_done: torch.Tensor,
+    truncations: torch.Tensor | None,
+    final_values: torch.Tensor | None,
+) -> Boundaries:
+    """Where episodes end and what follows."""
+    _check_per_step("dones", dones, rewards, flags=True)
+    boundaries = from_cleanrl(dones, next_done, next_value)
+    if truncations is None and final_values is None:
+        return boundaries
+    if truncations is None:
+        raise ValueError("truncations: got None together with final_values, expected both or neither")
+    if final_values is None:
+        raise ValueError("final_values: got None together with truncations, expected both or neither")
+    _check_per_step("truncations", truncations, rewards, flags=True)
+    _check_per_step("final_values", final_values, rewards)
+    done, cut = boundaries.terminated, truncations.bool()
+    final = torch.where(done, final_values, torch.nan)
+    return from_gymnasium_same_step(done & ~cut, cut, final, next_value, time_dim=0)
+
+
+def _check_per_step(name: str, tensor: Any, rewards: torch.Tensor, flags: bool = False) -> None:
+    """A tensor with one real number, or flag, per step, shaped like `rewards` and beside it."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name}: got {type(tensor).__name__}, expected a torch.Tensor")
+    if not (tensor.is_floating_point() or (flags and tensor.dtype in (torch.bool, torch.uint8))):
+        expected = "bool, uint8 or a floating-point one" if flags else "a floating-point one"
+        raise TypeError(f"{name}: got dtype {tensor.dtype}, expected {expected}")
+    if tensor.ndim != 2:
+        raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected [num_steps, num_envs]")
+    if tensor.shape != rewards.shape:
+        got, wanted = tuple(tensor.shape), tuple(rewards.shape)
+        raise ValueError(f"{name}: got shape {got}, expected {wanted}, that of rewards")
+    if tensor.device != rewards.device:
+        raise ValueError(f"{name}: got device {tensor.device}, expected {rewards.device}, that of rewards")
+
+
+def _check_gae_lambda(gae_lambda: Any) -> None:
+    """λ within [0, 1]; the core would call it by its own name."""
+    if isinstance(gae_lambda, bool) or not isinstance(gae_lambda, Real):
+        raise TypeError(f"gae_lambda: got {type(gae_lambda).__name__}, expected a float")
+    if not 0 <= float(gae_lambda) <= 1:
+        raise ValueError(f"gae_lambda: got {gae_lambda!r}, expected a number in [0, 1]")

@@ -1,0 +1,127 @@
+"""sb3-contrib: rollout buffers for MaskablePPO and RecurrentPPO that compute advantages with `rl_triton_core`.
+
+    MaskablePPO("MlpPolicy", env, rollout_buffer_class=TritonMaskableRolloutBuffer)
+    TritonRecurrentPPO("MlpLstmPolicy", env)
+
+TRPO takes the buffers of `sb3` and `sb3_device`.
+"""
+
+from typing import Any
+
+import torch
+
+from rl_triton_adapters.sb3 import TritonGAEMixin, rollout_buffer_class_for
+from rl_triton_adapters.sb3_device import DeviceStorageMixin
+
+try:
+    from sb3_contrib import RecurrentPPO
+    from sb3_contrib.common.maskable.buffers import (
+        MaskableDictRolloutBuffer,
+        MaskableDictRolloutBufferSamples,
+        MaskableRolloutBuffer,
+        MaskableRolloutBufferSamples,
+    )
+    from sb3_contrib.common.recurrent.buffers import RecurrentDictRolloutBuffer, RecurrentRolloutBuffer
+except ImportError as error:
+    raise ImportError(
+        "rl_triton_adapters.sb3_contrib needs sb3-contrib, which could not be imported: "
+        "pip install rl-triton-core[sb3-contrib]"
+    ) from error
+
+__all__ = [
+    "DeviceMaskableDictRolloutBuffer",
+    "DeviceMaskableRolloutBuffer",
+    "TritonMaskableDictRolloutBuffer",
+    "TritonMaskableRolloutBuffer",
+    "TritonRecurrentDictRolloutBuffer",
+    "TritonRecurrentPPO",
+    "TritonRecurrentRolloutBuffer",
+]
+
+
+class TritonMaskableRolloutBuffer(TritonGAEMixin, MaskableRolloutBuffer):
+    """`MaskableRolloutBuffer` of sb3-contrib with the advantages of `rl_triton_core`."""
+
+
+class TritonMaskableDictRolloutBuffer(TritonGAEMixin, MaskableDictRolloutBuffer):
+    """`MaskableDictRolloutBuffer` of sb3-contrib with the advantages of `rl_triton_core`."""
+
+
+class TritonRecurrentRolloutBuffer(TritonGAEMixin, RecurrentRolloutBuffer):
+    """`RecurrentRolloutBuffer` of sb3-contrib with the advantages of `rl_triton_core`."""
+
+
+class TritonRecurrentDictRolloutBuffer(TritonGAEMixin, RecurrentDictRolloutBuffer):
+    """`RecurrentDictRolloutBuffer` of sb3-contrib with the advantages of `rl_triton_core`."""
+
+
+class _DeviceMaskableMixin(DeviceStorageMixin):
+    action_masks: torch.Tensor
+    fields = (*DeviceStorageMixin.fields, "action_masks")
+    action_dtype = None
+
+    def reset(self) -> None:
+        super().reset()
+        self.action_masks.fill_(1.0)
+
+
+class DeviceMaskableRolloutBuffer(_DeviceMaskableMixin, MaskableRolloutBuffer):  # type: ignore[misc]
+    """`MaskableRolloutBuffer` of sb3-contrib on the training device, with the advantages of `rl_triton_core`."""
+
+    samples = MaskableRolloutBufferSamples
+
+
+class DeviceMaskableDictRolloutBuffer(_DeviceMaskableMixin, MaskableDictRolloutBuffer):  # type: ignore[misc]
+    """`MaskableDictRolloutBuffer` of sb3-contrib on the training device, with the advantages of `rl_triton_core`."""
+
+    samples = MaskableDictRolloutBufferSamples
+
+
+class TritonRecurrentPPO(RecurrentPPO):
+    """`RecurrentPPO` that takes `rollout_buffer_class` and `rollout_buffer_kwargs`, as PPO does.
+
+    RecurrentPPO makes the buffer of sb3-contrib in `_setup_model`, which `load` calls too; here another takes its place
+    at the end of that. Left None, the class is chosen by the observation space and not written to files: RecurrentPPO
+    loads them, with this package or without, and this class loads those of RecurrentPPO.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        rollout_buffer_class: type[RecurrentRolloutBuffer | RecurrentDictRolloutBuffer] | None = None,
+        rollout_buffer_kwargs: dict[str, Any] | None = None,
+        _init_setup_model: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        """Create the algorithm.
+
+        Args:
+            *args: Passed on to RecurrentPPO.
+            rollout_buffer_class: Class of the rollout buffer; None for one of `rl_triton_core`.
+            rollout_buffer_kwargs: Passed on to the rollout buffer.
+            _init_setup_model: Whether to make the networks and the buffer.
+            **kwargs: Passed on to RecurrentPPO.
+        """
+        super().__init__(*args, **kwargs, _init_setup_model=False)  # type: ignore[misc]
+        self.rollout_buffer_class = rollout_buffer_class
+        self.rollout_buffer_kwargs = rollout_buffer_kwargs or {}
+        if _init_setup_model:
+            self._setup_model()
+
+    def _setup_model(self) -> None:
+        super()._setup_model()
+        stock: Any = self.rollout_buffer
+        buffer_class: Any = self.rollout_buffer_class or rollout_buffer_class_for(
+            self.observation_space, TritonRecurrentPPO
+        )
+        self.rollout_buffer = buffer_class(
+            self.n_steps,
+            self.observation_space,
+            self.action_space,
+            stock.hidden_state_shape,
+            self.device,
+            gamma=self.gamma,
+            gae_lambda=self.gae_lambda,
+            n_envs=self.n_envs,
+            **self.rollout_buffer_kwargs,
+        )

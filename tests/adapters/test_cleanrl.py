@@ -1,0 +1,604 @@
+"""The CleanRL adapter against CleanRL's loop, against walks over episodes, and on rollouts of real environments.
+
+The oracles are NumPy in float64, import nothing of ours, and are written in two ways: `loop` goes backward over the
+window by CleanRL's arrival flags; `walk` adds up, for each step, the temporal differences of the rest of its episode.
+"""
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from stable_baselines3.common.buffers import RolloutBuffer
+
+from rl_triton_adapters.cleanrl import RolloutBufferMixin, gae, leanrl_gae, vtrace
+
+GAMMA, LAMBDA = 0.97, 0.9
+SHAPES = [(1, 1), (1, 4), (7, 1), (32, 3)]
+ROOT = Path(__file__).parents[2]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Oracles
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def loop(rewards, values, dones, next_value, next_done, gamma, gae_lambda, dtype=np.float64):
+    """Advantages and returns by CleanRL's recursion; with float32 in CleanRL's order of operations."""
+    rewards, values = (np.asarray(x, dtype) for x in (rewards, values))
+    alive = 1 - np.concatenate([np.asarray(dones, dtype)[1:], np.asarray(next_done, dtype).reshape(1, -1)])
+    ahead = np.concatenate([values[1:], np.asarray(next_value, dtype).reshape(1, -1)])
+    decay, gamma = dtype(gamma * gae_lambda), dtype(gamma)
+    advantages, carry = np.empty_like(rewards), np.zeros_like(rewards[0])
+    for t in range(len(rewards) - 1, -1, -1):
+        error = rewards[t] + gamma * ahead[t] * alive[t] - values[t]
+        carry = error + decay * alive[t] * carry
+        advantages[t] = carry
+    return advantages, advantages + values
+
+
+def walk(rewards, values, continuations, done, gamma, gae_lambda):
+    """The same from departure flags and V(s_{t+1}) of every transition, 0 after terminal ones: a sum for each step."""
+    errors = rewards.astype(np.float64) + gamma * continuations.astype(np.float64) - values
+    advantages = np.zeros_like(errors)
+    for start, env in np.ndindex(errors.shape):
+        weight = 1.0
+        for t in range(start, len(errors)):
+            advantages[start, env] += weight * errors[t, env]
+            if done[t, env]:
+                break
+            weight *= gamma * gae_lambda
+    return advantages, advantages + values
+
+
+def vtrace_walk(rewards, values, continuations, done, logratios, gamma, lambda_, rho_bar, c_bar):
+    """The paper's sum for v_s, Espeholt et al. 2018 equation 1, per episode, and the advantages of its section 4.2."""
+    ratios = np.exp(logratios.astype(np.float64))
+    rho, trace = np.minimum(rho_bar, ratios), lambda_ * np.minimum(c_bar, ratios)
+    errors = rewards.astype(np.float64) + gamma * continuations - values
+    targets = values.astype(np.float64).copy()
+    for start, env in np.ndindex(errors.shape):
+        weight = 1.0
+        for t in range(start, len(errors)):
+            targets[start, env] += weight * rho[t, env] * errors[t, env]
+            if done[t, env]:
+                break
+            weight *= gamma * trace[t, env]
+    following = np.concatenate([targets[1:], continuations[-1:]])
+    following = np.where(done, continuations, following)
+    return rho * (rewards + gamma * following - values), targets
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Rollouts
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class Rollout(NamedTuple):
+    """What a CleanRL script has at the end of a window, with its own names, and both departure flags."""
+
+    rewards: torch.Tensor
+    values: torch.Tensor
+    dones: torch.Tensor
+    next_value: torch.Tensor
+    next_done: torch.Tensor
+    truncations: torch.Tensor
+    final_values: torch.Tensor
+
+    @property
+    def stock(self):
+        return self[:5]
+
+    @property
+    def limits(self):
+        return {"truncations": self.truncations, "final_values": self.final_values}
+
+    @property
+    def done(self):
+        return np.concatenate([self.dones[1:], self.next_done[None]]).astype(bool)
+
+    @property
+    def continuations(self):
+        """V(s_{t+1}) before any reset, 0 after terminal transitions."""
+        ahead = np.concatenate([self.values[1:], self.next_value.reshape(1, -1)])
+        return np.where(self.truncations != 0, self.final_values, np.where(self.done, 0, ahead))
+
+
+def random_rollout(num_steps=32, num_envs=3, seed=0, ends=0.25):
+    generator = torch.Generator().manual_seed(seed)
+    rewards, values, final_values = torch.randn(3, num_steps, num_envs, generator=generator)
+    done = torch.rand(num_steps + 1, num_envs, generator=generator) < ends
+    truncations = done[1:] & (torch.rand(num_steps, num_envs, generator=generator) < 0.5)
+    next_value = torch.randn(1, num_envs, generator=generator)
+    dones = done.float()
+    return Rollout(rewards, values, dones[:-1], next_value, dones[-1], truncations, final_values)
+
+
+def numpy(tensors):
+    return [x.cpu().numpy() for x in tensors]
+
+
+def assert_near(got, want, tolerance=1e-5):
+    for x, y in zip(got, want, strict=True):
+        assert x.dtype == torch.float32
+        np.testing.assert_allclose(x.cpu().numpy(), y, rtol=tolerance, atol=tolerance)
+
+
+class Transitions(gym.Wrapper):
+    """Keeps what took place inside the vector environment: (reward, observation before any reset, two flags)."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.kept = []
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self.kept.append((float(reward), np.array(obs, np.float32), bool(terminated), bool(truncated)))
+        return obs, reward, terminated, truncated, info
+
+
+ENVIRONMENTS = {
+    "cartpole": lambda: gym.make("CartPole-v1", max_episode_steps=25),
+    "pendulum": lambda: gym.make("Pendulum-v1", max_episode_steps=9),
+}
+
+
+def recorded(name, num_steps=40, num_envs=3, num_windows=3):
+    """Windows as a CleanRL script collects them, each with what took place: rewards, V(s_{t+1}) and the two flags."""
+    envs = SyncVectorEnv([lambda: Transitions(ENVIRONMENTS[name]())] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    weights = np.random.default_rng(1).standard_normal(envs.single_observation_space.shape[0]).astype(np.float32)
+
+    def value(observations):
+        return torch.from_numpy(np.asarray(observations, np.float32) @ weights)
+
+    next_obs, _ = envs.reset(seed=4)
+    envs.action_space.seed(4)
+    next_done = torch.zeros(num_envs)
+    for window in range(num_windows):
+        rewards, values, dones, truncations, final_values = torch.zeros(5, num_steps, num_envs)
+        for step in range(num_steps):
+            values[step], dones[step] = value(next_obs), next_done
+            next_obs, reward, terminated, truncated, infos = envs.step(envs.action_space.sample())
+            rewards[step] = torch.from_numpy(reward)
+            next_done = torch.from_numpy(terminated | truncated).float()
+            cut = truncated & ~terminated
+            truncations[step] = torch.from_numpy(cut)
+            if cut.any():
+                final_values[step, cut] = value(np.stack(infos["final_obs"][cut]))
+        kept = [env.kept[window * num_steps :] for env in envs.envs]
+        rewarded, seen, terminated, truncated = (np.stack([[x[i] for x in env] for env in kept], 1) for i in range(4))
+        took_place = rewarded.astype(np.float32), value(seen).numpy(), terminated, truncated
+        next_value = value(next_obs).reshape(1, -1)
+        yield Rollout(rewards, values, dones, next_value, next_done, truncations, final_values), took_place
+    envs.close()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# gae
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_numbers_of_cleanrls_loop(target, shape):
+    rollout = random_rollout(*shape)
+    on_device = [x.to(target.device) for x in rollout.stock]
+    got = gae(*on_device, GAMMA, LAMBDA, backend=target.backend)
+    assert got.advantages.device == on_device[0].device and got.advantages.shape == shape
+    assert_near(got, loop(*numpy(rollout.stock), GAMMA, LAMBDA))
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (128, 8), (512, 1)])
+def test_bit_for_bit_on_the_cpu(shape):
+    rollout = random_rollout(*shape, seed=3, ends=0.05)
+    want = loop(*numpy(rollout.stock), GAMMA, LAMBDA, dtype=np.float32)
+    for got in (gae(*rollout.stock, GAMMA, LAMBDA, backend="cpu"), gae(*rollout.stock, GAMMA, LAMBDA)):
+        assert all(torch.equal(x, torch.from_numpy(y)) for x, y in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_real_environments(name):
+    """Time limits as terminations, CleanRL's way, and as what they are; both by the flags and by what took place."""
+    ends = np.zeros(2, int)
+    for rollout, (rewards, seen, terminated, truncated) in recorded(name):
+        done = terminated | truncated
+        ends += terminated.sum(), (truncated & ~terminated).sum()
+        np.testing.assert_array_equal(rollout.rewards, rewards)
+
+        stock = gae(*rollout.stock, GAMMA, LAMBDA)
+        assert_near(stock, loop(*numpy(rollout.stock), GAMMA, LAMBDA))
+        assert_near(stock, walk(rewards, rollout.values.numpy(), np.where(done, 0, seen), done, GAMMA, LAMBDA))
+
+        right = gae(*rollout.stock, GAMMA, LAMBDA, **rollout.limits)
+        continuations = np.where(terminated, 0, seen)
+        assert_near(right, walk(rewards, rollout.values.numpy(), continuations, done, GAMMA, LAMBDA))
+        assert not torch.allclose(right.advantages, stock.advantages)
+    assert ends[1] > 0 and (ends[0] > 0) == (name == "cartpole")
+
+
+def test_truncations_equal_rewards_that_hold_the_final_value():
+    """CleanRL's loop is right about time limits once γ·V(final observation) is in the reward."""
+    rollout = random_rollout()
+    rewards = rollout.rewards + GAMMA * rollout.final_values * rollout.truncations
+    got = gae(*rollout.stock, GAMMA, LAMBDA, **rollout.limits)
+    assert_near(got, loop(*numpy((rewards, *rollout.stock[1:])), GAMMA, LAMBDA))
+    assert_near(got, walk(*numpy(rollout[:2]), rollout.continuations, rollout.done, GAMMA, LAMBDA))
+
+
+@pytest.mark.parametrize("done", [[0, 0, 0], [0, 1, 0], [1, 0, 0], [0, 0, 1]], ids=str)
+@pytest.mark.parametrize("next_done", [0, 1])
+def test_known_answers(done, next_done):
+    """γ = λ = 1, V = 0: advantages count the steps to the episode's end, or to the window's, plus the next value."""
+    ones, zeros = torch.ones(3, 1), torch.zeros(3, 1)
+    dones = torch.tensor(done).float()[:, None]
+    got = gae(ones, zeros, dones, torch.full((1, 1), 10.0), torch.tensor([float(next_done)]), 1.0, 1.0)
+    left, want = 0.0 if next_done else 10.0, []
+    for t in (2, 1, 0):
+        left = 1 + left * (t == 2 or not done[t + 1])
+        want.insert(0, left)
+    assert got.advantages.flatten().tolist() == got.returns.flatten().tolist() == want
+
+
+def test_a_known_truncation():
+    ones, zeros = torch.ones(3, 1), torch.zeros(3, 1)
+    dones, truncations = torch.tensor([[0.0], [0], [1]]), torch.tensor([[0.0], [1], [0]])
+    arguments = ones, zeros, dones, torch.zeros(1), torch.zeros(1), 1.0, 1.0
+    got = gae(*arguments, truncations=truncations, final_values=torch.full((3, 1), 10.0))
+    assert got.advantages.flatten().tolist() == [12, 11, 1]
+
+
+def test_done_everywhere():
+    rollout = random_rollout(ends=2.0)
+    assert rollout.dones.all() and rollout.next_done.all()
+    got = gae(*rollout.stock, GAMMA, LAMBDA)
+    assert_near(got, (rollout.rewards - rollout.values, rollout.rewards))
+    everywhere = {"truncations": torch.ones_like(rollout.dones), "final_values": rollout.final_values}
+    got = gae(*rollout.stock, GAMMA, LAMBDA, **everywhere)
+    assert_near(got.returns[None], (rollout.rewards + GAMMA * rollout.final_values)[None])
+
+
+def test_the_first_flag_says_nothing_about_the_window():
+    rollout = random_rollout()
+    turned = (*rollout.stock[:2], torch.cat([1 - rollout.dones[:1], rollout.dones[1:]]), *rollout.stock[3:])
+    assert torch.equal(gae(*turned, GAMMA, LAMBDA).advantages, gae(*rollout.stock, GAMMA, LAMBDA).advantages)
+
+
+def test_a_truncation_at_the_windows_end():
+    """There the final value counts, not that of the reset observation."""
+    rollout = random_rollout()
+    rollout = rollout._replace(next_done=torch.ones(3))
+    rollout.truncations[-1] = torch.tensor([True, False, True])
+    got = gae(*rollout.stock, GAMMA, LAMBDA, **rollout.limits)
+    last = rollout.rewards[-1] + GAMMA * rollout.final_values[-1] * rollout.truncations[-1]
+    assert_near([got.returns[-1]], [last])
+
+
+def test_final_values_are_read_at_truncations_only():
+    rollout = random_rollout()
+    nowhere_else = torch.where(rollout.truncations, rollout.final_values, torch.nan)
+    limits = {"truncations": rollout.truncations, "final_values": nowhere_else}
+    want = gae(*rollout.stock, GAMMA, LAMBDA, **rollout.limits)
+    assert torch.equal(gae(*rollout.stock, GAMMA, LAMBDA, **limits).advantages, want.advantages)
+
+
+def test_a_truncation_without_its_done_is_never_silent():
+    """As when truncations are stored like dones, before the step: NaN in that episode and in no other."""
+    rollout = random_rollout(num_steps=6, num_envs=2, ends=0.0)
+    rollout.dones[3] = 1  # step 2 ended
+    rollout.truncations[3, 0], rollout.truncations[2, 1] = True, True
+    advantages, returns = gae(*rollout.stock, GAMMA, LAMBDA, **rollout.limits)
+    assert advantages[:, 0].isnan().tolist() == returns[:, 0].isnan().tolist() == [False] * 3 + [True] + [False] * 2
+    assert advantages[:, 1].isfinite().all()
+
+
+@pytest.mark.parametrize("flags", [torch.bool, torch.uint8, torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(3,), (1, 3), (3, 1)])
+def test_types_of_flags_and_shapes_of_what_follows(flags, shape):
+    rollout = random_rollout()
+    want = gae(*rollout.stock, GAMMA, LAMBDA, **rollout.limits)
+    rewards, values, dones, next_value, next_done = rollout.stock
+    following = next_value.reshape(shape), next_done.to(flags).reshape(shape)
+    limits = {"truncations": rollout.truncations.to(flags), "final_values": rollout.final_values}
+    got = gae(rewards, values, dones.to(flags), *following, GAMMA, LAMBDA, **limits)
+    assert torch.equal(got.advantages, want.advantages) and torch.equal(got.returns, want.returns)
+
+
+def test_inputs_are_left_alone_and_results_carry_no_graph():
+    rollout = random_rollout()
+    before = [x.clone() for x in rollout]
+    rollout.values.requires_grad_()
+    newlogprobs = torch.zeros(32, 3, requires_grad=True)
+    results = [
+        *gae(*rollout.stock, GAMMA, LAMBDA, **rollout.limits),
+        *vtrace(*rollout.stock, torch.zeros(32, 3), newlogprobs, GAMMA),
+    ]
+    assert not any(x.requires_grad for x in results)
+    assert all(torch.equal(x, y) for x, y in zip(rollout, before, strict=True))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# vtrace
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def log_probs(seed=5):
+    return torch.randn(2, 32, 3, generator=torch.Generator().manual_seed(seed)) * 0.7
+
+
+@pytest.mark.parametrize("limits", [False, True], ids=["terminations", "truncations"])
+@pytest.mark.parametrize("clips", [{}, {"lambda_": 0.8, "rho_bar": 1.4, "c_bar": 0.9}], ids=["paper", "other"])
+def test_vtrace(target, clips, limits):
+    rollout = random_rollout()
+    if not limits:
+        rollout = rollout._replace(truncations=torch.zeros_like(rollout.dones))
+    logprobs, newlogprobs = log_probs()
+    arguments = [x.to(target.device) for x in (*rollout.stock, logprobs, newlogprobs)]
+    kwargs = {name: x.to(target.device) for name, x in rollout.limits.items()} if limits else {}
+    got = vtrace(*arguments, GAMMA, **clips, **kwargs, backend=target.backend)
+    constants = {"lambda_": 1.0, "rho_bar": 1.0, "c_bar": 1.0} | clips
+    past = rollout.continuations, rollout.done, (newlogprobs - logprobs).numpy()
+    assert_near(got, vtrace_walk(*numpy(rollout[:2]), *past, GAMMA, **constants))
+
+
+def test_vtrace_on_policy_is_gae():
+    rollout, (logprobs, _) = random_rollout(), log_probs()
+    got = vtrace(*rollout.stock, logprobs, logprobs, GAMMA, lambda_=LAMBDA, **rollout.limits)
+    want = gae(*rollout.stock, GAMMA, LAMBDA, **rollout.limits)
+    torch.testing.assert_close(got.returns, want.returns, rtol=1e-5, atol=1e-5)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# LeanRL
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def container_of(rollout):
+    """As LeanRL's rollout leaves it: NumPy's rewards, bool flags, and more keys."""
+    rewards, values, dones, _, _ = rollout.stock
+    return {"rewards": rewards.double(), "vals": values, "dones": dones.bool(), "logprobs": torch.zeros_like(values)}
+
+
+def last_of(rollout):
+    return rollout.next_value.reshape(-1, 1), rollout.next_done.bool()
+
+
+def assert_leanrl(result, rollout):
+    assert set(result.keys()) == {"rewards", "vals", "dones", "logprobs", "advantages", "returns"}
+    assert_near((result["advantages"], result["returns"]), loop(*numpy(rollout.stock), GAMMA, LAMBDA))
+
+
+def test_leanrl():
+    rollout = random_rollout()
+    container = container_of(rollout)
+    assert leanrl_gae(*last_of(rollout), container, GAMMA, LAMBDA) is container
+    assert_leanrl(container, rollout)
+    assert container["rewards"].dtype == torch.float64
+
+
+@pytest.mark.parametrize("kind", ["dict", "TensorDict"])
+def test_leanrl_in_one_graph(kind):
+    rollout = random_rollout()
+    container = container_of(rollout)
+    if kind == "TensorDict":
+        container = pytest.importorskip("tensordict").TensorDict(container, batch_size=[32, 3])
+
+    def compiled_gae(next_value, next_done, container):
+        return leanrl_gae(2 * next_value, next_done, container, GAMMA, LAMBDA)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(compiled_gae, fullgraph=True, backend="aot_eager")
+    result = compiled(rollout.next_value.reshape(-1, 1) / 2, rollout.next_done.bool(), container)
+    assert type(result) is type(container)
+    assert_leanrl(result, rollout)
+
+
+@pytest.mark.parametrize("limits", [False, True])
+def test_gae_and_vtrace_in_one_graph(limits):
+    rollout = random_rollout()
+    arguments = [*rollout, *log_probs()] if limits else [*rollout.stock, None, None, *log_probs()]
+
+    def both(*arguments):
+        *stock, truncations, final_values, logprobs, newlogprobs = arguments
+        kwargs = {"truncations": truncations, "final_values": final_values}
+        return *gae(*stock, GAMMA, LAMBDA, **kwargs), *vtrace(*stock, logprobs, newlogprobs, GAMMA, **kwargs)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(both, fullgraph=True, backend="aot_eager")
+    for x, y in zip(compiled(*arguments), both(*arguments), strict=True):
+        assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda c: 3, TypeError, "container: got int, expected a TensorDict"),
+        (lambda c: {}, KeyError, "container: got the keys none, expected rewards, vals, dones too"),
+        (lambda c: {"rewards": c["rewards"]}, KeyError, "container: got the keys rewards, expected vals, dones too"),
+        (lambda c: c | {"vals": c["vals"].long()}, TypeError, "vals: got dtype torch.int64"),
+        (lambda c: c | {"vals": c["vals"][1:]}, ValueError, r"vals: got shape \(31, 3\), expected \(32, 3\)"),
+        (lambda c: c | {"rewards": c["rewards"][0]}, ValueError, r"rewards: got shape \(3,\)"),
+        (lambda c: c | {"dones": c["dones"].long()}, TypeError, "dones: got dtype torch.int64, expected bool"),
+    ],
+)
+def test_leanrl_names_what_is_wrong(change, error, message):
+    rollout = random_rollout()
+    container = change(container_of(rollout))
+    with pytest.raises(error, match=message):
+        leanrl_gae(*last_of(rollout), container, GAMMA, LAMBDA)
+    assert not isinstance(container, dict) or "advantages" not in container
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The rollout buffer
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class Buffer(RolloutBufferMixin, RolloutBuffer):
+    pass
+
+
+def filled(buffer_class, rollout, **kwargs):
+    """A buffer that went through `add` and computed its advantages."""
+    num_steps, num_envs = rollout.rewards.shape
+    box = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    kwargs = {"device": "cpu", "gae_lambda": LAMBDA, "gamma": GAMMA, "n_envs": num_envs} | kwargs
+    buffer = buffer_class(num_steps, box, spaces.Discrete(2), **kwargs)
+    nothing = np.zeros((num_envs, 2), np.float32), np.zeros((num_envs, 1))
+    for t in range(num_steps):
+        rewards, values, dones = rollout.rewards[t], rollout.values[t], rollout.dones[t]
+        buffer.add(*nothing, rewards.numpy(), dones.numpy(), values, torch.zeros(num_envs))
+    buffer.compute_returns_and_advantage(rollout.next_value.reshape(-1, 1), rollout.next_done.bool().numpy())
+    return buffer
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_buffer_bit_for_bit(shape):
+    rollout = random_rollout(*shape)
+    got, want = filled(Buffer, rollout), filled(RolloutBuffer, rollout)
+    np.testing.assert_array_equal(got.advantages, want.advantages)
+    np.testing.assert_array_equal(got.returns, want.returns)
+    assert_near(map(torch.from_numpy, (got.advantages, got.returns)), loop(*numpy(rollout.stock), GAMMA, LAMBDA))
+    batches = zip(got.get(), want.get(), strict=True)
+    assert all(x.advantages.shape == y.advantages.shape for x, y in batches)
+
+
+def test_the_buffers_backend_can_be_named():
+    class Reference(Buffer):
+        backend = "reference"
+
+    class Nowhere(Buffer):
+        backend = "no-such-backend"
+
+    rollout = random_rollout()
+    np.testing.assert_allclose(filled(Reference, rollout).returns, filled(Buffer, rollout).returns, atol=1e-5)
+    with pytest.raises(ValueError, match="no-such-backend"):
+        filled(Nowhere, rollout)
+
+
+def test_a_mixin_behind_the_buffer_is_refused():
+    with pytest.raises(TypeError, match="Behind: got RolloutBuffer before RolloutBufferMixin, expected it after"):
+
+        class Behind(RolloutBuffer, RolloutBufferMixin):
+            pass
+
+    class Further(Buffer):
+        def compute_returns_and_advantage(self, last_values, dones):
+            super().compute_returns_and_advantage(last_values, dones)
+            self.computed = True
+
+    assert filled(Further, random_rollout()).computed
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"last_values": np.zeros(3)}, TypeError, "last_values: got ndarray, expected a torch.Tensor"),
+        (
+            {"last_values": torch.zeros(2)},
+            ValueError,
+            r"last_values: got shape \(2,\), expected one value .*\(3\)",
+        ),
+        ({"dones": np.zeros((3, 1), bool)}, ValueError, r"dones: got shape \(3, 1\), expected \(3,\)"),
+        ({"dones": np.zeros(2, bool)}, ValueError, r"dones: got shape \(2,\), expected \(3,\)"),
+        (
+            {"values": np.zeros((96, 1), np.float32)},
+            ValueError,
+            r"values: got shape \(96, 1\), expected \(32, 3\): .*get",
+        ),
+        ({"episode_starts": [0.0]}, TypeError, r"Buffer.episode_starts: got list, expected the NumPy array"),
+        ({"gae_lambda": 1.5}, ValueError, r"gae_lambda: got 1.5, expected a number in \[0, 1\]"),
+        ({"gae_lambda": "1"}, TypeError, "gae_lambda: got str"),
+        ({"gamma": float("nan")}, ValueError, "gamma: got nan"),
+    ],
+)
+def test_the_buffer_names_what_is_wrong_and_writes_nothing(change, error, message):
+    buffer = filled(Buffer, random_rollout())
+    buffer.advantages[:] = buffer.returns[:] = 7.0
+    arguments = {"last_values": torch.zeros(3, 1), "dones": np.zeros(3, bool)}
+    arguments |= {name: x for name, x in change.items() if name in arguments}
+    vars(buffer).update({name: x for name, x in change.items() if name not in arguments})
+    with pytest.raises(error, match=message):
+        buffer.compute_returns_and_advantage(**arguments)
+    assert (buffer.advantages == 7.0).all() and (buffer.returns == 7.0).all()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Wrong input, and what is not needed
+# ---------------------------------------------------------------------------------------------------------------------
+
+BAD = [
+    ("rewards", lambda x: x.tolist(), TypeError, "got list, expected a torch.Tensor"),
+    ("rewards", lambda x: x.long(), TypeError, "got dtype torch.int64, expected a floating-point one"),
+    ("rewards", lambda x: x[:, 0], ValueError, r"got shape \(32,\), expected \[num_steps, num_envs\]"),
+    ("values", lambda x: x[..., None], ValueError, r"got shape \(32, 3, 1\), expected \[num_steps, num_envs\]"),
+    ("values", lambda x: x.t(), ValueError, r"got shape \(3, 32\), expected \(32, 3\), that of rewards"),
+    ("values", lambda x: x.to("meta"), ValueError, "got device meta, expected cpu, that of rewards"),
+    ("dones", lambda x: x.numpy(), TypeError, "got ndarray, expected a torch.Tensor"),
+    ("dones", lambda x: x[1:], ValueError, r"got shape \(31, 3\), expected \(32, 3\), that of rewards"),
+    ("dones", lambda x: x.int(), TypeError, "got dtype torch.int32, expected bool, uint8 or a floating-point one"),
+    ("next_value", lambda x: 0.0, TypeError, "got float, expected a torch.Tensor"),
+    ("next_value", lambda x: x[:, :2], ValueError, r"got shape \(2,\), expected \(3,\)"),
+    ("next_value", lambda x: x.expand(32, 3), ValueError, r"got shape \(32, 3\), expected \(3,\)"),
+    ("next_value", lambda x: x.long(), TypeError, "got dtype torch.int64"),
+    ("next_done", lambda x: x[:1], ValueError, r"got shape \(1,\), expected \(3,\)"),
+    ("next_done", lambda x: True, TypeError, "got bool, expected a torch.Tensor"),
+    ("gamma", lambda x: -0.1, ValueError, "got -0.1"),
+    ("gamma", lambda x: "0.9", TypeError, "got str"),
+    ("gae_lambda", lambda x: 1.1, ValueError, r"got 1.1, expected a number in \[0, 1\]"),
+    ("gae_lambda", lambda x: float("nan"), ValueError, r"got nan, expected a number in \[0, 1\]"),
+    ("gae_lambda", lambda x: True, TypeError, "got bool, expected a float"),
+    ("lambda_", lambda x: 1.1, ValueError, r"got 1.1, expected a number in \[0, 1\]"),
+    ("rho_bar", lambda x: -1.0, ValueError, "got -1.0"),
+    ("c_bar", lambda x: "1", TypeError, "got str"),
+    ("logprobs", lambda x: x[0], ValueError, r"got shape \(3,\), expected \[num_steps, num_envs\]"),
+    ("newlogprobs", lambda x: x[1:], ValueError, r"got shape \(31, 3\), expected \(32, 3\), that of rewards"),
+    ("truncations", lambda x: None, ValueError, "got None together with final_values, expected both or neither"),
+    ("truncations", lambda x: x.long(), TypeError, "got dtype torch.int64, expected bool, uint8"),
+    ("truncations", lambda x: x[0], ValueError, r"got shape \(3,\), expected \[num_steps, num_envs\]"),
+    ("final_values", lambda x: None, ValueError, "got None together with truncations, expected both or neither"),
+    ("final_values", lambda x: x.bool(), TypeError, "got dtype torch.bool, expected a floating-point one"),
+    ("final_values", lambda x: x[:, :1], ValueError, r"got shape \(32, 1\), expected \(32, 3\), that of rewards"),
+    ("backend", lambda x: "no-such-backend", ValueError, "no-such-backend"),
+]
+
+
+CELLS = [(f, *row) for f in (gae, vtrace) for row in BAD if row[0] in inspect.signature(f).parameters]
+
+
+@pytest.mark.parametrize(("function", "name", "change", "error", "message"), CELLS)
+def test_wrong_input_is_named(function, name, change, error, message):
+    logprobs, newlogprobs = log_probs()
+    numbers = {"gamma": GAMMA, "gae_lambda": LAMBDA, "lambda_": 1.0, "rho_bar": 1.0, "c_bar": 1.0, "backend": None}
+    given = random_rollout()._asdict() | {"logprobs": logprobs, "newlogprobs": newlogprobs} | numbers
+    kwargs = {key: given[key] for key in inspect.signature(function).parameters}
+    function(**kwargs)
+    with pytest.raises(error, match=message if name == "backend" else f"^{name}: .*{message}"):
+        function(**kwargs | {name: change(kwargs[name])})
+
+
+def test_no_framework_is_imported():
+    program = """
+        import sys, rl_triton_adapters.cleanrl
+        print(sorted({"gym", "gymnasium", "stable_baselines3", "tensordict"} & sys.modules.keys()))
+    """
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "adapters")])
+    command = [sys.executable, "-c", "\n".join(line.strip() for line in program.splitlines())]
+    done = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": paths}, check=False, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def test_the_examples_of_the_documentation():
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "cleanrl.md").read_text(), re.DOTALL)
+    assert [name for name in ("gae(", "vtrace(", "leanrl_gae(") if not any(name in block for block in blocks)] == []
+    for block in blocks:
+        exec(compile(block, "docs/cleanrl.md", "exec"), {})

@@ -1,0 +1,264 @@
+"""MaskablePPO and RecurrentPPO with our rollout buffers: the same minibatches, agents and files, bit for bit."""
+
+import textwrap
+import zipfile
+from collections.abc import Callable
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecEnv
+from test_sb3 import (
+    BLOCK,
+    BOX,
+    DICT,
+    DictCartPole,
+    EpisodeEnds,
+    _one_thread,  # noqa: F401
+    assert_same_agent,
+    cartpole,
+    dict_cartpole,
+    run_python,
+    same_bits,
+    tensors_of,
+)
+from test_sb3_device import assert_same_minibatches, filled, minibatches
+
+pytest.importorskip("sb3_contrib")
+from sb3_contrib import TRPO, MaskablePPO, RecurrentPPO
+from sb3_contrib.common.maskable import buffers as maskable
+from sb3_contrib.common.recurrent import buffers as recurrent
+from sb3_contrib.common.recurrent.type_aliases import RNNStates
+
+from rl_triton_adapters import sb3_contrib as ours
+from rl_triton_adapters.sb3 import rollout_buffer_class_for
+from rl_triton_adapters.sb3_contrib import TritonRecurrentPPO
+from rl_triton_adapters.sb3_device import BatchedTerminalValues
+
+SPACES = pytest.mark.parametrize("space", [BOX, DICT], ids=["plain", "dict"])
+KINDS = ["TritonMaskable", "DeviceMaskable"]
+
+
+def of_kind(module: object, kind: str, space: spaces.Space) -> type:
+    return getattr(module, f"{kind}{'Dict' if isinstance(space, spaces.Dict) else ''}RolloutBuffer")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The buffers alone
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "action_space", [spaces.Discrete(4), spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(2)], ids=str
+)
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+@SPACES
+def test_the_same_masked_minibatches(space, kind, masked, action_space):
+    def masks(rng: np.random.Generator) -> dict:
+        size = {spaces.Discrete: 4, spaces.MultiDiscrete: 5, spaces.MultiBinary: 4}[type(action_space)]
+        return {"action_masks": rng.random((3, size)) < 0.5 if masked else None}
+
+    classes = of_kind(ours, kind, space), of_kind(maskable, "Maskable", space)
+    assert_same_minibatches(*(filled(cls, space, action_space, extra=masks) for cls in classes), batch_size=5)
+
+
+def test_masks_of_the_last_rollout_are_forgotten():
+    buffer = filled(ours.DeviceMaskableRolloutBuffer, BOX, extra=lambda rng: {"action_masks": np.zeros((3, 2))})
+    assert not buffer.action_masks.any()
+    buffer.reset()
+    assert buffer.action_masks.all()
+
+
+@SPACES
+def test_the_same_recurrent_minibatches(space):
+    def with_states(cls: type) -> Callable:
+        return lambda *args, **kwargs: cls(*args[:3], (6, 1, 3, 2), *args[3:], **kwargs)
+
+    def states(rng: np.random.Generator) -> dict:
+        pairs = [tuple(torch.from_numpy(rng.standard_normal((1, 3, 2))) for _ in range(2)) for _ in range(2)]
+        return {"lstm_states": RNNStates(*pairs)}
+
+    classes = of_kind(ours, "TritonRecurrent", space), of_kind(recurrent, "Recurrent", space)
+    left, right = (minibatches(filled(with_states(cls), space, extra=states), batch_size=7) for cls in classes)
+    for actual, expected in zip(left, right, strict=True):
+        for batch in (actual, expected):
+            batch["lstm_states"] = torch.stack([state for pair in batch["lstm_states"] for state in pair])
+        assert [name for name in expected if not same_bits(actual[name].numpy(), expected[name].numpy())] == []
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Whole agents
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class Masked(gym.Wrapper):
+    """CartPole whose cart may not be pushed on to the side that it is on."""
+
+    def action_masks(self) -> np.ndarray:
+        position = self.unwrapped.state[0]
+        return np.array([position > -0.02, position < 0.02])
+
+
+class MaskedDict(DictCartPole):
+    action_masks = Masked.action_masks
+
+
+def masked_cartpole(wrapper_class: type = Masked) -> VecEnv:
+    env_kwargs = {"max_episode_steps": 12}
+    return make_vec_env("CartPole-v1", 3, seed=3, env_kwargs=env_kwargs, wrapper_class=wrapper_class)
+
+
+def masked_dict_cartpole() -> VecEnv:
+    return masked_cartpole(MaskedDict)
+
+
+def new_agent(algorithm: type[BaseAlgorithm], env: VecEnv, **kwargs) -> BaseAlgorithm:
+    policy = "MultiInput" if isinstance(env.observation_space, spaces.Dict) else "Mlp"
+    policy_kwargs = {"net_arch": [8]}
+    if issubclass(algorithm, RecurrentPPO):
+        policy, policy_kwargs = f"{policy}Lstm", policy_kwargs | {"lstm_hidden_size": 4}
+    settings = {"n_steps": 24, "batch_size": 24, "n_epochs": 2, "seed": 5, "device": "cpu"}
+    return algorithm(f"{policy}Policy", env, policy_kwargs=policy_kwargs, **settings, **kwargs)
+
+
+def learn(agent: BaseAlgorithm, *callbacks, **kwargs) -> BaseAlgorithm:
+    """Train for three rollouts, with ends of both kinds."""
+    ends = EpisodeEnds()
+    before = tensors_of(agent)["value_net.weight"]
+    agent.set_random_seed(5)
+    agent.learn(3 * agent.n_steps * agent.n_envs, callback=[*callbacks, ends], **kwargs)
+    assert ends.truncated > 0 and ends.terminated > 0
+    assert not same_bits(tensors_of(agent)["value_net.weight"], before)
+    return agent
+
+
+@pytest.mark.parametrize("device_storage", [False, True])
+@pytest.mark.parametrize("make_env", [masked_cartpole, masked_dict_cartpole])
+def test_maskable_ppo_trains_bitwise_the_same(make_env, device_storage):
+    env = make_env()
+    chosen = rollout_buffer_class_for(env.observation_space, MaskablePPO, device_storage=device_storage)
+    agent = learn(new_agent(MaskablePPO, env, rollout_buffer_class=chosen))
+    assert type(agent.rollout_buffer) is chosen
+    assert_same_agent(agent, learn(new_agent(MaskablePPO, make_env())))
+
+
+@pytest.mark.parametrize("make_env", [cartpole, dict_cartpole])
+def test_recurrent_ppo_trains_bitwise_the_same(make_env):
+    agent = learn(new_agent(TritonRecurrentPPO, make_env()))
+    assert type(agent.rollout_buffer) is rollout_buffer_class_for(agent.observation_space, TritonRecurrentPPO)
+    assert_same_agent(agent, learn(new_agent(RecurrentPPO, make_env())))
+
+
+def test_recurrent_ppo_takes_a_class_and_its_arguments():
+    class Mine(ours.TritonRecurrentRolloutBuffer):
+        pass
+
+    agent = new_agent(
+        TritonRecurrentPPO, cartpole(), rollout_buffer_class=Mine, rollout_buffer_kwargs={"backend": "cpu"}
+    )
+    assert type(agent.rollout_buffer) is Mine and agent.rollout_buffer.backend == "cpu"
+
+
+@pytest.mark.parametrize(("algorithm", "make_env"), [(MaskablePPO, masked_cartpole), (RecurrentPPO, dict_cartpole)])
+def test_terminal_values_in_one_call(algorithm, make_env):
+    stock = learn(new_agent(algorithm, make_env()))
+    agent = learn(new_agent(algorithm, make_env()), BatchedTerminalValues())
+    for name, tensor in tensors_of(stock).items():
+        np.testing.assert_allclose(tensors_of(agent)[name], tensor, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Save and load
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def continued(algorithm: type[BaseAlgorithm], path, make_env: Callable[[], VecEnv], **kwargs) -> BaseAlgorithm:
+    return learn(algorithm.load(path, env=make_env(), device="cpu", **kwargs), reset_num_timesteps=False)
+
+
+def test_maskable_ppo_is_saved_and_loaded_in_both_directions(tmp_path):
+    theirs, mine = (
+        {"rollout_buffer_class": cls} for cls in (maskable.MaskableRolloutBuffer, ours.TritonMaskableRolloutBuffer)
+    )
+    for name, kwargs in (("stock", {}), ("ours", mine)):
+        learn(new_agent(MaskablePPO, masked_cartpole(), **kwargs)).save(tmp_path / name)
+    expected = continued(MaskablePPO, tmp_path / "stock", masked_cartpole)
+    for name, custom_objects in (("ours", None), ("ours", theirs), ("stock", mine)):
+        agent = continued(MaskablePPO, tmp_path / name, masked_cartpole, custom_objects=custom_objects)
+        assert type(agent.rollout_buffer) is (custom_objects or mine)["rollout_buffer_class"]
+        assert_same_agent(agent, expected)
+
+
+def test_recurrent_ppo_is_saved_and_loaded_in_both_directions_without_a_word(tmp_path):
+    for name, algorithm in (("stock", RecurrentPPO), ("ours", TritonRecurrentPPO)):
+        learn(new_agent(algorithm, cartpole())).save(tmp_path / name)
+    assert b"rl_triton" not in zipfile.ZipFile(tmp_path / "ours.zip").read("data")
+    expected = continued(RecurrentPPO, tmp_path / "stock", cartpole)
+    for name, algorithm in (("ours", TritonRecurrentPPO), ("ours", RecurrentPPO), ("stock", TritonRecurrentPPO)):
+        agent = continued(algorithm, tmp_path / name, cartpole)
+        used = (
+            ours.TritonRecurrentRolloutBuffer if algorithm is TritonRecurrentPPO else recurrent.RecurrentRolloutBuffer
+        )
+        assert type(agent.rollout_buffer) is used
+        assert_same_agent(agent, expected)
+
+
+def test_recurrent_ppo_keeps_a_class_that_was_named(tmp_path):
+    kwargs = {"rollout_buffer_class": recurrent.RecurrentRolloutBuffer}
+    new_agent(TritonRecurrentPPO, cartpole(), **kwargs).save(tmp_path / "agent")
+    loaded = TritonRecurrentPPO.load(tmp_path / "agent", env=cartpole(), device="cpu")
+    assert type(loaded.rollout_buffer) is recurrent.RecurrentRolloutBuffer
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Choosing the class
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@SPACES
+@pytest.mark.parametrize(
+    ("algorithm", "kind"), [(MaskablePPO, "TritonMaskable"), (TritonRecurrentPPO, "TritonRecurrent"), (TRPO, None)]
+)
+def test_the_chooser(algorithm, kind, space):
+    expected = of_kind(ours, kind, space) if kind else rollout_buffer_class_for(space)
+    assert rollout_buffer_class_for(space, algorithm) is expected
+    assert rollout_buffer_class_for(space, type("Mine", (algorithm,), {})) is expected
+
+
+@SPACES
+def test_the_chooser_for_storage_on_the_device(space):
+    chosen = rollout_buffer_class_for(space, MaskablePPO, device_storage=True)
+    assert chosen is of_kind(ours, "DeviceMaskable", space)
+    with pytest.raises(TypeError, match="TritonRecurrentPPO has no buffer on the device: leave device_storage=False"):
+        rollout_buffer_class_for(space, TritonRecurrentPPO, device_storage=True)
+
+
+def test_the_chooser_says_what_to_do_about_recurrent_ppo():
+    with pytest.raises(
+        TypeError, match=r"RecurrentPPO takes no rollout_buffer_class: use .*sb3_contrib\.TritonRecurrentPPO"
+    ):
+        rollout_buffer_class_for(BOX, RecurrentPPO)
+
+
+def test_the_wrong_class_says_which_one_to_use():
+    with pytest.raises(TypeError, match="use DeviceMaskableDictRolloutBuffer"):
+        new_agent(MaskablePPO, masked_dict_cartpole(), rollout_buffer_class=ours.DeviceMaskableRolloutBuffer)
+    with pytest.raises(TypeError, match="use TritonRecurrentRolloutBuffer"):
+        new_agent(TritonRecurrentPPO, cartpole(), rollout_buffer_class=ours.TritonRecurrentDictRolloutBuffer)
+
+
+def test_import_without_sb3_contrib_says_what_to_install():
+    program = """
+        import rl_triton_adapters.sb3_device
+        try:
+            import rl_triton_adapters.sb3_contrib
+        except ImportError as error:
+            print(error)
+    """
+    printed = run_python('blocked = {"sb3_contrib"}\n' + BLOCK + textwrap.dedent(program))
+    assert "pip install rl-triton-core[sb3-contrib]" in printed

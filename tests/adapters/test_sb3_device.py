@@ -1,0 +1,412 @@
+"""Rollouts on the training device: the minibatches and agents of Stable-Baselines3, bit for bit on the CPU."""
+
+import copy
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from stable_baselines3 import A2C, DQN, PPO, SAC
+from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.vec_env import VecEnvWrapper
+from test_sb3 import (
+    BOX,
+    DICT,
+    DISCRETE,
+    ENVIRONMENTS,
+    STOCK,
+    _one_thread,  # noqa: F401
+    assert_same_agent,
+    cartpole,
+    continued,
+    dict_cartpole,
+    learn,
+    new_agent,
+    normalised_pendulum,
+    pendulum,
+    same_bits,
+    tensors_of,
+)
+
+from rl_triton_adapters.sb3 import TritonDictRolloutBuffer, TritonRolloutBuffer, rollout_buffer_class_for
+from rl_triton_adapters.sb3_device import BatchedTerminalValues, DeviceDictRolloutBuffer, DeviceRolloutBuffer
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The buffer alone
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def stacked(space: spaces.Space, count: int):
+    """Samples of a space as a vectorised environment of Stable-Baselines3 returns them."""
+    if isinstance(space, spaces.Dict):
+        return {key: stacked(part, count) for key, part in space.spaces.items()}
+    return np.stack([space.sample() for _ in range(count)])
+
+
+def filled(buffer_class, observation_space, action_space=DISCRETE, n_steps=6, n_envs=3, device="cpu", extra=None):
+    """A buffer as `collect_rollouts` leaves it; the same one for every class. `extra` makes more for `add()`."""
+    for seed, space in enumerate((observation_space, action_space)):
+        space.seed(seed)
+    rng, generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
+    buffer = buffer_class(n_steps, observation_space, action_space, device, gamma=0.9, gae_lambda=0.8, n_envs=n_envs)
+    for _ in range(n_steps):
+        actions = stacked(action_space, n_envs)
+        buffer.add(
+            stacked(observation_space, n_envs),
+            actions.reshape(-1, 1) if isinstance(action_space, spaces.Discrete) else actions,
+            rng.standard_normal(n_envs),
+            rng.random(n_envs) < 0.3,
+            torch.randn(n_envs, 1, generator=generator).to(device),
+            torch.randn(n_envs, generator=generator).to(device),
+            **(extra(rng) if extra else {}),
+        )
+    last_values = torch.randn(n_envs, 1, generator=generator).to(device)
+    buffer.compute_returns_and_advantage(last_values, rng.random(n_envs) < 0.3)
+    return buffer
+
+
+def minibatches(buffer: RolloutBuffer, batch_size: int | None = None, epochs: int = 2, seed: int = 7) -> list[dict]:
+    """All samples of some epochs; fields that are dictionaries taken apart."""
+    np.random.seed(seed)  # noqa: NPY002
+    batches = [batch._asdict() for _ in range(epochs) for batch in buffer.get(batch_size)]
+    for batch in batches:
+        if isinstance(batch["observations"], dict):
+            batch |= {f"observations.{key}": value for key, value in batch.pop("observations").items()}
+    return batches
+
+
+def assert_same_minibatches(actual: RolloutBuffer, expected: RolloutBuffer, batch_size: int | None = None) -> None:
+    for left, right in zip(minibatches(actual, batch_size), minibatches(expected, batch_size), strict=True):
+        assert left.keys() == right.keys()
+        for name in right:
+            assert left[name].device == right[name].device and left[name].is_contiguous(), name
+            assert same_bits(left[name].cpu().numpy(), right[name].cpu().numpy()), name
+
+
+def stock_of(space: spaces.Space) -> type[RolloutBuffer]:
+    return DictRolloutBuffer if isinstance(space, spaces.Dict) else RolloutBuffer
+
+
+def device_of(space: spaces.Space) -> type[RolloutBuffer]:
+    return rollout_buffer_class_for(space, device_storage=True)
+
+
+OBSERVATIONS = [
+    BOX,
+    spaces.Box(0, 255, (2, 4, 3), np.uint8),
+    spaces.Box(-1.0, 1.0, (2, 2), np.float64),
+    DISCRETE,
+    spaces.MultiDiscrete([2, 3]),
+    spaces.MultiBinary(4),
+    DICT,
+]
+ACTIONS = [DISCRETE, spaces.Box(-1.0, 1.0, (2,)), spaces.Box(-1.0, 1.0, (2, 2), np.float64)]
+ACTIONS += [spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(3)]
+
+
+@pytest.mark.parametrize("action_space", ACTIONS, ids=str)
+@pytest.mark.parametrize("observation_space", OBSERVATIONS, ids=str)
+def test_the_same_minibatches_of_every_space(observation_space, action_space):
+    buffers = [filled(cls(observation_space), observation_space, action_space) for cls in (device_of, stock_of)]
+    assert_same_minibatches(*buffers, batch_size=4)
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 4, 9, 100])
+@pytest.mark.parametrize(("n_steps", "n_envs"), [(1, 1), (1, 4), (9, 1), (4, 5)])
+def test_the_same_minibatches_of_every_size(n_steps, n_envs, batch_size):
+    buffers = [filled(cls, BOX, n_steps=n_steps, n_envs=n_envs) for cls in (DeviceRolloutBuffer, RolloutBuffer)]
+    assert_same_minibatches(*buffers, batch_size)
+
+
+def test_rollout_after_rollout():
+    ours, stock = filled(DeviceRolloutBuffer, BOX), filled(RolloutBuffer, BOX)
+    for _ in range(2):
+        assert_same_minibatches(ours, stock, batch_size=5)
+        for buffer in (ours, stock):
+            buffer.reset()
+            assert not buffer.full and buffer.size() == 0
+            for step in range(buffer.buffer_size):
+                row = np.full(3, step, np.float32)
+                buffer.add(np.ones((3, 3)), np.ones(3), row, row == 2, torch.ones(3, 1) * step, torch.ones(3))
+            buffer.compute_returns_and_advantage(torch.ones(3, 1), np.zeros(3, bool))
+
+
+def test_a_zero_dimensional_log_probability():
+    for cls in (RolloutBuffer, DeviceRolloutBuffer):
+        buffer = cls(1, BOX, DISCRETE, device="cpu")
+        buffer.add(np.zeros((1, 3)), np.zeros((1, 1)), np.zeros(1), np.ones(1), torch.zeros(1, 1), torch.tensor(-2.0))
+        assert minibatches(buffer)[0]["old_log_prob"].tolist() == [-2.0]
+
+
+@pytest.mark.parametrize("space", [BOX, DICT], ids=["plain", "dict"])
+def test_storage_is_tensors_under_the_names_and_in_the_shapes_of_stable_baselines3(space):
+    ours, stock = filled(device_of(space), space), filled(stock_of(space), space)
+    for name in ("rewards", "values", "episode_starts", "log_probs", "advantages", "returns"):
+        assert isinstance(getattr(ours, name), torch.Tensor)
+        assert same_bits(getattr(ours, name).numpy(), getattr(stock, name)), name
+    for key in space.spaces if isinstance(space, spaces.Dict) else [...]:
+        assert np.array_equal(ours.observations[key].numpy(), stock.observations[key])
+
+
+def test_after_get_values_and_returns_are_the_arrays_of_stable_baselines3():
+    ours, stock = filled(DeviceRolloutBuffer, BOX), filled(RolloutBuffer, BOX)
+    for buffer in (ours, stock):
+        minibatches(buffer)
+    assert same_bits(ours.values, stock.values) and same_bits(ours.returns, stock.returns)
+
+
+def test_minibatches_are_copies_that_the_next_rollout_leaves_alone():
+    buffer = filled(DeviceRolloutBuffer, BOX)
+    batch = next(buffer.get())
+    before = batch.observations.clone()
+    buffer.observations.fill_(9.0)
+    buffer.reset()
+    assert torch.equal(batch.observations, before)
+
+
+def test_the_next_rollout_finds_the_memory_of_the_last_one_free():
+    buffer = filled(DeviceRolloutBuffer, BOX)
+    minibatches(buffer)
+    storage = weakref.ref(buffer.observations)
+    buffer.reset()
+    assert storage() is None
+
+
+def test_minibatches_do_not_pass_through_numpy(monkeypatch):
+    buffer = filled(DeviceRolloutBuffer, BOX)
+    batches = buffer.get(4)
+    next(batches)
+    for owner, name in ((torch.Tensor, "numpy"), (torch.Tensor, "__array__"), (torch, "tensor"), (torch, "as_tensor")):
+        monkeypatch.setattr(owner, name, None)
+    assert sum(len(batch.actions) for batch in batches) == 14
+
+
+def test_arrays_that_torch_cannot_wrap_are_copied():
+    buffer = DeviceRolloutBuffer(2, BOX, DISCRETE, device="cpu", n_envs=2)
+    observation = np.arange(6, dtype=np.float32).reshape(2, 3)
+    frozen = observation.copy()
+    frozen.setflags(write=False)
+    for obs in (frozen, observation[:, ::-1]):
+        buffer.add(obs, np.zeros(2), np.zeros(2), np.zeros(2), torch.zeros(2, 1), torch.zeros(2))
+    assert buffer.observations.tolist() == [[[0, 1, 2], [3, 4, 5]], [[2, 1, 0], [5, 4, 3]]]
+
+
+def test_values_that_require_grad_are_stored_without_it():
+    buffer = DeviceRolloutBuffer(1, BOX, DISCRETE, device="cpu")
+    value = torch.ones(1, 1, requires_grad=True)
+    buffer.add(np.zeros((1, 3)), np.zeros(1), np.zeros(1), np.zeros(1), value, value[0])
+    assert not buffer.values.requires_grad and buffer.values.item() == 1.0
+
+
+def test_a_copied_buffer_is_independent():
+    buffer = filled(DeviceRolloutBuffer, BOX)
+    twin = copy.deepcopy(buffer)
+    buffer.rewards.fill_(7.0)
+    assert_same_minibatches(twin, filled(RolloutBuffer, BOX))
+
+
+def test_an_incomplete_rollout_is_refused():
+    buffer = DeviceRolloutBuffer(4, BOX, DISCRETE, device="cpu")
+    with pytest.raises(RuntimeError, match="not complete: 0 of 4 steps"):
+        next(buffer.get())
+
+
+def test_advantages_after_get_are_refused():
+    buffer = filled(DeviceRolloutBuffer, BOX)
+    minibatches(buffer)
+    with pytest.raises(ValueError, match=r"values must have shape \(6, 3\), got \(18, 1\).*before get\(\)"):
+        buffer.compute_returns_and_advantage(torch.zeros(3, 1), np.zeros(3, bool))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("space", [BOX, DICT], ids=["plain", "dict"])
+def test_on_a_gpu(space):
+    ours, stock = (filled(cls(space), space, n_steps=64, n_envs=5, device="cuda") for cls in (device_of, stock_of))
+    assert ours.advantages.is_cuda and ours.rewards.is_cuda
+    for left, right in zip(minibatches(ours, 16), minibatches(stock, 16), strict=True):
+        for name in right:
+            assert left[name].device == right[name].device and left[name].dtype == right[name].dtype
+            torch.testing.assert_close(left[name], right[name], rtol=1e-5, atol=1e-5)
+    if space is BOX:
+        settings = {"n_steps": 16, "batch_size": 16, "n_epochs": 1, "device": "cuda"}
+        agent = PPO("MlpPolicy", cartpole(), rollout_buffer_class=DeviceRolloutBuffer, **settings)
+        agent.learn(1, callback=BatchedTerminalValues())
+        assert agent.rollout_buffer.advantages.is_cuda
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Whole agents
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make_env", ENVIRONMENTS, ids=lambda make_env: make_env.__name__)
+@pytest.mark.parametrize("algorithm", [PPO, A2C])
+def test_the_trained_agent_is_bitwise_the_same(algorithm, make_env):
+    stock = new_agent(algorithm, make_env())
+    before = tensors_of(stock)
+    assert learn(stock).truncated > 0
+    assert not same_bits(before["value_net.weight"], tensors_of(stock)["value_net.weight"])
+
+    env = make_env()
+    buffer_class = rollout_buffer_class_for(env.observation_space, algorithm, device_storage=True)
+    ours = new_agent(algorithm, env, rollout_buffer_class=buffer_class)
+    learn(ours)
+    assert type(ours.rollout_buffer) is buffer_class
+    assert_same_agent(ours, stock)
+
+
+def test_trpo_takes_the_buffer_too():
+    sb3_contrib = pytest.importorskip("sb3_contrib")
+
+    def trained(**kwargs):
+        agent = sb3_contrib.TRPO(
+            "MlpPolicy", cartpole(), n_steps=32, seed=1, device="cpu", sub_sampling_factor=2, **kwargs
+        )
+        return agent.learn(256)
+
+    buffer_class = rollout_buffer_class_for(BOX, sb3_contrib.TRPO, device_storage=True)
+    assert_same_agent(trained(rollout_buffer_class=buffer_class), trained())
+
+
+def test_what_is_logged_is_the_same():
+    logged = []
+    for cls in (RolloutBuffer, DeviceRolloutBuffer):
+        agent = new_agent(PPO, cartpole(), rollout_buffer_class=cls)
+        agent.set_logger(Logger(None, []))
+        agent.set_random_seed(5)
+        agent.learn(2 * 32 * 4, log_interval=100)
+        logged.append({name: value for name, value in agent.logger.name_to_value.items() if name.startswith("train/")})
+    assert logged[0] == logged[1] and np.isfinite(logged[0]["train/explained_variance"])
+
+
+def test_save_load_and_train_on_in_both_directions(tmp_path):
+    stock = new_agent(PPO, dict_cartpole())
+    ours = new_agent(PPO, dict_cartpole(), rollout_buffer_class=DeviceDictRolloutBuffer)
+    for name, agent in (("stock", stock), ("ours", ours)):
+        learn(agent)
+        agent.save(tmp_path / name)
+
+    expected = continued(tmp_path / "stock", dict_cartpole)
+    switch = {"rollout_buffer_class": DeviceDictRolloutBuffer}
+    for file, custom_objects in (
+        ("ours", None),
+        ("ours", STOCK | {"rollout_buffer_class": DictRolloutBuffer}),
+        ("stock", switch),
+    ):
+        agent = continued(tmp_path / file, dict_cartpole, custom_objects=custom_objects)
+        assert type(agent.rollout_buffer) is (custom_objects or switch)["rollout_buffer_class"]
+        assert_same_agent(agent, expected)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Terminal values
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class CountCalls(BaseCallback):
+    """Count the calls of `predict_values`, and the steps at which some environment was truncated."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        super().__init__()
+        self.calls = self.steps = self.truncated = 0
+        predict_values = ActorCriticPolicy.predict_values
+
+        def counted(*args):
+            self.calls += 1
+            return predict_values(*args)
+
+        monkeypatch.setattr(ActorCriticPolicy, "predict_values", counted)
+
+    def _on_step(self) -> bool:
+        truncated = sum(info["TimeLimit.truncated"] for info in self.locals["infos"])
+        self.truncated += truncated
+        self.steps += truncated > 0
+        return True
+
+
+@pytest.mark.parametrize("make_env", [cartpole, pendulum, dict_cartpole, normalised_pendulum])
+@pytest.mark.parametrize("device_storage", [False, True])
+def test_one_call_for_all_environments_and_the_same_agent(make_env, device_storage, monkeypatch):
+    def trained(*callbacks: BaseCallback, **kwargs) -> tuple[PPO, CountCalls]:
+        agent = new_agent(PPO, make_env(), **kwargs)
+        agent.set_random_seed(5)
+        with monkeypatch.context() as patches:
+            count = CountCalls(patches)
+            agent.learn(3 * agent.n_steps * agent.n_envs, callback=[*callbacks, count])
+        return agent, count
+
+    stock, theirs = trained()
+    buffer_class = rollout_buffer_class_for(stock.observation_space, device_storage=device_storage)
+    agent, count = trained(BatchedTerminalValues(), rollout_buffer_class=buffer_class)
+    assert (count.steps, count.truncated) == (theirs.steps, theirs.truncated)
+    assert theirs.calls == theirs.truncated + 3  # one more at the end of each rollout
+    assert count.calls == count.steps + 3 < theirs.calls
+    for name, tensor in tensors_of(stock).items():
+        np.testing.assert_allclose(tensors_of(agent)[name], tensor, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+class Forgetful(VecEnvWrapper):
+    """An environment that gives the first copy's terminal observations to nobody."""
+
+    def reset(self):
+        return self.venv.reset()
+
+    def step_wait(self):
+        observations, rewards, dones, infos = self.venv.step_wait()
+        infos[0].pop("terminal_observation", None)
+        return observations, rewards, dones, infos
+
+
+@pytest.mark.parametrize("wrap", [lambda env: env, Forgetful], ids=["all", "all but one"])
+def test_terminal_values_reach_the_rewards(wrap):
+    rewards = []
+    for callback in (None, BatchedTerminalValues()):
+        agent = new_agent(PPO, wrap(pendulum()), rollout_buffer_class=DeviceRolloutBuffer)
+        agent.learn(1, callback=callback)
+        rewards.append(agent.rollout_buffer.rewards)
+    torch.testing.assert_close(rewards[1], rewards[0], rtol=1e-6, atol=1e-6)
+
+
+def test_terminal_values_of_an_off_policy_algorithm_are_refused():
+    agent = DQN("MlpPolicy", cartpole(1), device="cpu", buffer_size=10)
+    with pytest.raises(TypeError, match="DQN keeps no rollouts"):
+        agent.learn(1, callback=BatchedTerminalValues())
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Choosing the class
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", [PPO, A2C])
+@pytest.mark.parametrize(
+    ("space", "device_storage", "expected"),
+    [
+        (BOX, False, TritonRolloutBuffer),
+        (DICT, False, TritonDictRolloutBuffer),
+        (DISCRETE, True, DeviceRolloutBuffer),
+        (DICT, True, DeviceDictRolloutBuffer),
+    ],
+)
+def test_the_chooser(algorithm, space, device_storage, expected, caplog):
+    caplog.set_level("INFO", "rl_triton_adapters")
+    assert rollout_buffer_class_for(space, algorithm, device_storage=device_storage) is expected
+    assert algorithm.__name__ in caplog.text and expected.__name__ in caplog.text
+
+
+@pytest.mark.parametrize("algorithm", [DQN, SAC, "PPO"])
+def test_the_chooser_says_which_algorithms_it_serves(algorithm):
+    with pytest.raises(TypeError, match=r"(DQN|SAC|PPO) keeps no rollouts, .*use an algorithm class such as PPO, A2C"):
+        rollout_buffer_class_for(BOX, algorithm)
+
+
+def test_the_wrong_class_says_which_one_to_use():
+    with pytest.raises(TypeError, match="DeviceRolloutBuffer cannot store .*Dict.*use DeviceDictRolloutBuffer"):
+        new_agent(PPO, dict_cartpole(), rollout_buffer_class=DeviceRolloutBuffer)
+    with pytest.raises(TypeError, match="DeviceDictRolloutBuffer stores dict.*Box.*use DeviceRolloutBuffer"):
+        new_agent(PPO, cartpole(), rollout_buffer_class=DeviceDictRolloutBuffer)

@@ -1,0 +1,668 @@
+"""TorchRL with our value estimators: the numbers, gradients and losses of its own, from functions to PPO.
+
+γ and λ are powers of two away from 1: TorchRL keeps them in float32, whatever the dtype of the data.
+"""
+
+import copy
+import importlib
+import inspect
+import pickle
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("torchrl")
+
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import nn
+from torchrl.modules import OneHotCategorical, ProbabilisticActor
+from torchrl.objectives import A2CLoss, ClipPPOLoss
+from torchrl.objectives.utils import ValueEstimators
+from torchrl.objectives.value import GAE, MultiAgentGAE, TDLambdaEstimator, VTrace, functional
+
+from rl_triton_adapters import torchrl as ours
+from rl_triton_adapters.torchrl import TritonGAE, TritonTDLambdaEstimator, TritonVTrace, use_triton_estimators
+
+GAMMA, LMBDA = 31 / 32, 7 / 8
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 0.05}
+SHAPES = [  # and where time is
+    ((20, 1), -2),
+    ((20, 3), 0),
+    ((20,), -1),
+    ((5, 20, 1), -2),
+    ((5, 20, 3), 1),
+    ((20, 5, 1), 0),
+    ((20, 5, 3), -3),
+    ((2, 3, 20, 1), 2),
+    ((2, 20, 3, 3), -3),
+    ((1, 1, 1), 1),
+]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def assert_same(got, want):
+    assert type(got) is type(want)
+    for ours_, theirs in zip(*((x,) if isinstance(x, torch.Tensor) else x for x in (got, want)), strict=True):
+        torch.testing.assert_close(ours_, theirs, rtol=TOLERANCE[theirs.dtype], atol=TOLERANCE[theirs.dtype])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Functions
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def random_steps(shape, dtype=torch.float64, seed=0):
+    """TorchRL's arguments by name. The value after a step is not that of the next step: another network's."""
+    generator = torch.Generator().manual_seed(seed)
+    names = ("state_value", "next_state_value", "reward", "log_pi", "log_mu")
+    steps = {name: torch.randn(shape, generator=generator, dtype=dtype) for name in names}
+    terminated, truncated = torch.rand((2, *shape), generator=generator) < 0.15
+    return {**steps, "done": terminated | truncated, "terminated": terminated}
+
+
+def takes(function, name):
+    return name in inspect.signature(function).parameters
+
+
+def called(function, steps, **kwargs):
+    """The function with those of the steps that it takes."""
+    return function(**{name: x for name, x in steps.items() if takes(function, name)}, **kwargs)
+
+
+FUNCTIONS = [
+    (
+        ours.generalized_advantage_estimate,
+        functional.vec_generalized_advantage_estimate,
+        {"gamma": GAMMA, "lmbda": LMBDA},
+    ),
+    (ours.td_lambda_return_estimate, functional.vec_td_lambda_return_estimate, {"gamma": GAMMA, "lmbda": LMBDA}),
+    (
+        ours.vtrace_advantage_estimate,
+        functional.vtrace_advantage_estimate,
+        {"gamma": GAMMA, "rho_thresh": 1.5, "c_thresh": 0.75},
+    ),
+]
+EVERY = pytest.mark.parametrize(("function", "stock", "scalars"), FUNCTIONS, ids=["gae", "td-lambda", "vtrace"])
+
+
+def every_argument(*names):
+    """Each function with each of these arguments that it has."""
+    each = [(*row, name) for row in FUNCTIONS for name in names if takes(row[0], name)]
+    ids = [f"{function.__name__}-{name}" for function, *_, name in each]
+    return pytest.mark.parametrize(("function", "stock", "scalars", "name"), each, ids=ids)
+
+
+@EVERY
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(("shape", "time_dim"), SHAPES)
+def test_any_batch_and_time_dimension(function, stock, scalars, shape, time_dim, dtype):
+    steps = random_steps(shape, dtype)
+    assert_same(*(called(f, steps, **scalars, time_dim=time_dim) for f in (function, stock)))
+
+
+@EVERY
+@pytest.mark.parametrize("convert", [torch.tensor, lambda x: torch.tensor([x])], ids=["scalar", "one element"])
+def test_numbers_in_tensors(function, stock, scalars, convert):
+    steps = random_steps((5, 20, 1))
+    tensors = {name: convert(x) for name, x in scalars.items()}
+    got = called(function, steps, **tensors)
+    assert_same(got, called(stock, steps, **tensors))
+    assert_same(got, called(function, steps, **scalars))
+
+
+@EVERY
+@pytest.mark.parametrize(("shape", "time_dim"), [((5, 20, 1), -2), ((20, 5, 3), 0)])
+def test_a_discount_per_step(function, stock, scalars, shape, time_dim):
+    steps = random_steps(shape)
+    gamma = torch.rand(shape, dtype=torch.float64)
+    loop = getattr(functional, function.__name__)
+    assert_same(*(called(f, steps, **{**scalars, "gamma": gamma}, time_dim=time_dim) for f in (function, loop)))
+
+
+@EVERY
+@pytest.mark.parametrize("flags", ["terminated", "truncated", "both", "neither"])
+def test_done_and_terminated(function, stock, scalars, flags):
+    steps = random_steps((5, 20, 1))
+    steps["terminated"] &= flags in ("terminated", "both")
+    steps["done"] = steps["terminated"] if flags in ("terminated", "neither") else steps["done"]
+    assert steps["done"].any() == (flags != "neither")
+    assert_same(*(called(f, steps, **scalars) for f in (function, stock)))
+
+
+@EVERY
+def test_without_terminated_every_done_step_is_one(function, stock, scalars):
+    steps = random_steps((5, 20, 1))
+    del steps["terminated"]
+    assert_same(*(called(f, steps, **scalars) for f in (function, stock)))
+
+
+@EVERY
+def test_strided_and_expanded_tensors(function, stock, scalars):
+    steps = {name: x[::2, :, 1:2].expand(-1, -1, 3) for name, x in random_steps((8, 20, 3)).items()}
+    assert_same(*(called(f, steps, **scalars) for f in (function, stock)))
+
+
+@EVERY
+def test_half_precision_in_and_out(function, stock, scalars):
+    loop = getattr(functional, function.__name__)
+    steps = random_steps((5, 20, 1), torch.bfloat16)
+    wide = {name: x.float() if x.is_floating_point() else x for name, x in steps.items()}
+    got, want = called(function, steps, **scalars), called(loop, wide, **scalars)
+    narrow = lambda x: x.bfloat16() if isinstance(x, torch.Tensor) else tuple(map(narrow, x))  # noqa: E731
+    assert_same(got, narrow(want))
+
+
+@EVERY
+@pytest.mark.parametrize("shape", [(0, 20, 1), (5, 0, 1), (5, 20, 0)])
+def test_empty_in_empty_out(function, stock, scalars, shape):
+    got = called(function, random_steps(shape), **scalars)
+    assert all(x.shape == shape for x in (got if isinstance(got, tuple) else (got,)))
+
+
+@EVERY
+def test_what_lies_behind_a_terminal_state_leaves_no_trace(function, stock, scalars):
+    steps = random_steps((5, 20, 1))
+    clean = called(function, steps, **scalars)
+    steps["next_state_value"] = torch.where(steps["terminated"], torch.nan, steps["next_state_value"])
+    assert_same(called(function, steps, **scalars), clean)
+
+
+@every_argument("state_value", "next_state_value", "reward", "log_pi", "log_mu")
+def test_gradients(function, stock, scalars, name):
+    def gradient(f):
+        steps = random_steps((4, 20, 3))
+        steps[name].requires_grad_()
+        results = called(f, steps, **scalars)
+        results = results if isinstance(results, tuple) else (results,)
+        weights = torch.Generator().manual_seed(1)
+        sum((x * torch.randn(x.shape, generator=weights)).sum() for x in results if x.requires_grad).backward()
+        return steps[name].grad
+
+    assert_same(gradient(function), gradient(stock))
+
+
+@EVERY
+def test_gradient_of_the_discount(function, stock, scalars):
+    gamma = torch.tensor(GAMMA, dtype=torch.float64)
+
+    def gradient(f):
+        leaf = gamma.clone().requires_grad_()
+        results = called(f, random_steps((4, 20, 1)), **{**scalars, "gamma": leaf})
+        (results if isinstance(results, torch.Tensor) else results[0]).sum().backward()
+        return leaf.grad
+
+    assert_same(gradient(function), gradient(getattr(functional, function.__name__)))
+
+
+@EVERY
+def test_compiled_without_a_graph_break(function, stock, scalars):
+    steps = random_steps((4, 20, 1), torch.float32)
+    compiled = torch.compile(lambda steps: called(function, steps, **scalars), backend="eager", fullgraph=True)
+    assert_same(compiled(steps), called(function, steps, **scalars))
+
+
+@EVERY
+def test_names_and_defaults_are_those_of_torchrl(function, stock, scalars):
+    want = inspect.signature(getattr(functional, function.__name__)).parameters
+    got = inspect.signature(function).parameters
+    assert [(x.name, x.default) for x in got.values()] == [(x.name, x.default) for x in want.values()]
+
+
+# -- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+@every_argument("state_value", "next_state_value", "reward", "done")
+def test_shapes_that_differ_are_torchrls_error(function, stock, scalars, name):
+    steps = random_steps((5, 20, 1))
+    steps[name] = steps[name][:, :10]
+    for f in (function, stock):
+        with pytest.raises(RuntimeError, match="must share a unique shape"):
+            called(f, steps, **scalars)
+
+
+@EVERY
+@pytest.mark.parametrize(("shape", "time_dim"), [((5, 20, 1), 3), ((5, 20, 1), -4), ((20,), 2)])
+def test_a_time_dimension_that_is_not_there_is_torchrls_error(function, stock, scalars, shape, time_dim):
+    for f in (function, stock):
+        with pytest.raises(RuntimeError, match="time dimension are not compatible"):
+            called(f, random_steps(shape), **scalars, time_dim=time_dim)
+
+
+@EVERY
+def test_one_dimension_is_too_few(function, stock, scalars):
+    with pytest.raises(ValueError, match=r"reward: got shape \(20,\), expected \[\*B, T, F\]"):
+        called(function, random_steps((20,)), **scalars)
+
+
+@every_argument("lmbda", "rho_thresh", "c_thresh")
+def test_of_these_only_one_number_is_supported(function, stock, scalars, name):
+    with pytest.raises(NotImplementedError, match=rf"{name}: got shape \(5, 20, 1\), expected a number or one element"):
+        called(function, random_steps((5, 20, 1)), **{**scalars, name: torch.rand(5, 20, 1)})
+
+
+def test_a_discount_for_all_that_follows_is_not_supported():
+    with pytest.raises(NotImplementedError, match="rolling_gamma: got False, expected True or None"):
+        called(ours.td_lambda_return_estimate, random_steps((5, 20, 1)), gamma=0.9, lmbda=0.9, rolling_gamma=False)
+
+
+@EVERY
+@pytest.mark.parametrize(
+    ("name", "given", "error", "message"),
+    [
+        ("gamma", -1.0, ValueError, "gamma: got -1.0"),
+        ("gamma", "high", TypeError, "gamma: got str"),
+        ("gamma", torch.rand(7), RuntimeError, "expanded size"),
+        ("reward", torch.ones(5, 20, 1, dtype=torch.int64), TypeError, "rewards: got dtype torch.int64"),
+        ("done", torch.ones(5, 20, 1, dtype=torch.int64), TypeError, "truncated: got dtype torch.int64"),
+    ],
+)
+def test_other_mistakes_name_the_argument(function, stock, scalars, name, given, error, message):
+    with pytest.raises(error, match=message):
+        called(function, {**random_steps((5, 20, 1)), **scalars, name: given})
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What holds for TorchRL's functions holds for ours: each law is tried on both
+# ---------------------------------------------------------------------------------------------------------------------
+
+BOTH = pytest.mark.parametrize("library", [ours, functional], ids=["ours", "torchrl"])
+
+
+@BOTH
+def test_known_answers(library):
+    one, flag = torch.ones(1, 3, 1), torch.tensor([False, True, False]).view(1, 3, 1)
+    zero, ahead = torch.zeros(1, 3, 1), torch.tensor([0.0, 10.0, 0.0]).view(1, 3, 1)
+
+    def advantages(terminated):
+        got = library.generalized_advantage_estimate(1.0, 1.0, zero, ahead, one, flag, terminated)
+        return got[0].flatten().tolist()
+
+    assert advantages(flag) == [2.0, 1.0, 1.0]
+    assert advantages(~flag & flag) == [12.0, 11.0, 1.0]
+    reward, ahead = torch.tensor([[1.0], [2.0]]), torch.tensor([[10.0], [20.0]])
+    got = library.td_lambda_return_estimate(0.9, 0.5, ahead, reward, torch.zeros(2, 1, dtype=torch.bool))
+    torch.testing.assert_close(got, torch.tensor([[14.5], [20.0]]))
+
+
+@BOTH
+def test_lambda_zero_is_one_step(library):
+    steps = random_steps((5, 20, 3))
+    names = ("next_state_value", "reward", "terminated")
+    target = functional.td0_return_estimate(GAMMA, *(steps[name] for name in names))
+    advantages, targets = called(library.generalized_advantage_estimate, steps, gamma=GAMMA, lmbda=0.0)
+    assert_same(targets, target)
+    assert_same(advantages, target - steps["state_value"])
+    assert_same(called(library.td_lambda_return_estimate, steps, gamma=GAMMA, lmbda=0.0), target)
+
+
+@BOTH
+def test_lambda_one_is_monte_carlo(library):
+    steps = random_steps((5, 20, 3))
+    steps["state_value"][:, 1:] = torch.where(
+        steps["done"][:, :-1], steps["state_value"][:, 1:], steps["next_state_value"][:, :-1]
+    )
+    want = called(functional.td1_return_estimate, steps, gamma=GAMMA)
+    assert_same(called(library.generalized_advantage_estimate, steps, gamma=GAMMA, lmbda=1.0)[1], want)
+    assert_same(called(library.td_lambda_return_estimate, steps, gamma=GAMMA, lmbda=1.0), want)
+
+
+@BOTH
+@pytest.mark.parametrize("name", [function.__name__ for function, *_ in FUNCTIONS])
+def test_trajectories_end_to_end_are_as_if_alone(library, name):
+    function, steps = getattr(library, name), random_steps((5, 20, 1))
+    steps["done"][:, 11] = True
+    scalars = {"gamma": GAMMA, "lmbda": LMBDA} if takes(function, "lmbda") else {"gamma": GAMMA}
+    parts = [
+        called(function, {k: x[:, part] for k, x in steps.items()}, **scalars) for part in (slice(12), slice(12, 20))
+    ]
+    whole = called(function, steps, **scalars)
+    if isinstance(whole, torch.Tensor):
+        assert_same(whole, torch.cat(parts, 1))
+    else:
+        assert_same(whole, tuple(torch.cat(pair, 1) for pair in zip(*parts, strict=True)))
+
+
+@BOTH
+def test_on_policy_vtrace_is_td_lambda_one(library):
+    steps = random_steps((5, 20, 1))
+    steps["log_mu"] = steps["log_pi"]
+    targets = called(library.vtrace_advantage_estimate, steps, gamma=GAMMA)[1]
+    assert_same(targets, called(library.generalized_advantage_estimate, steps, gamma=GAMMA, lmbda=1.0)[1])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Modules
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def critic(seed=0, outputs=1):
+    torch.manual_seed(seed)
+    return TensorDictModule(nn.Linear(4, outputs), in_keys=["observation"], out_keys=["state_value"])
+
+
+def actor(seed=0):
+    torch.manual_seed(seed)
+    return ProbabilisticActor(
+        TensorDictModule(nn.Linear(4, 2), in_keys=["observation"], out_keys=["logits"]),
+        in_keys=["logits"],
+        distribution_class=OneHotCategorical,
+        return_log_prob=True,
+    )
+
+
+def random_rollout(*batch, seed=0):
+    steps = {name: x.unsqueeze(-1) for name, x in random_steps(batch, torch.float32, seed).items()}
+    generator = torch.Generator().manual_seed(seed)
+    observation, following = torch.randn((2, *batch, 4), generator=generator)
+    following = {"observation": following, **{name: steps[name] for name in ("reward", "done", "terminated")}}
+    following["truncated"] = following["done"] & ~following["terminated"]
+    rollout = {
+        "observation": observation,
+        "action": torch.eye(2)[torch.randint(2, batch, generator=generator)],
+        "action_log_prob": -torch.rand(batch, generator=generator),
+        "next": following,
+    }
+    return TensorDict(rollout, batch)
+
+
+MODULES = [
+    (TritonGAE, GAE, {"gamma": 0.99, "lmbda": 0.95}),
+    (TritonTDLambdaEstimator, TDLambdaEstimator, {"gamma": 0.99, "lmbda": 0.95}),
+    (TritonVTrace, VTrace, {"gamma": 0.99, "rho_thresh": 1.2, "c_thresh": 0.8}),
+]
+EVERY_MODULE = pytest.mark.parametrize(("module", "stock", "scalars"), MODULES, ids=["gae", "td-lambda", "vtrace"])
+
+
+def made(module, scalars, **kwargs):
+    kwargs = {"value_network": critic(), **scalars, **kwargs}
+    return module(actor_network=actor(), **kwargs) if issubclass(module, VTrace) else module(**kwargs)
+
+
+def assert_same_estimates(module, stock, rollout, **kwargs):
+    got, want = module(rollout.clone(), **kwargs), stock(rollout.clone(), **kwargs)
+    assert set(got.keys(True)) == set(want.keys(True))
+    for key in ("advantage", "value_target", "state_value"):
+        assert_same(got[key], want[key])
+
+
+@EVERY_MODULE
+@pytest.mark.parametrize(
+    ("batch", "kwargs"),
+    [((20,), {}), ((5, 20), {}), ((2, 3, 20), {}), ((20, 5), {"time_dim": 0}), ((2, 20, 3), {"time_dim": -2})],
+)
+def test_modules_on_any_batch(module, stock, scalars, batch, kwargs):
+    assert_same_estimates(made(module, scalars, **kwargs), made(stock, scalars, **kwargs), random_rollout(*batch))
+
+
+@EVERY_MODULE
+@pytest.mark.parametrize(
+    "kwargs", [{"differentiable": True}, {"shifted": True, "shifted_budget": 3}, {"num_chunks": 2}]
+)
+def test_options_of_all_modules(module, stock, scalars, kwargs):
+    assert_same_estimates(made(module, scalars, **kwargs), made(stock, scalars, **kwargs), random_rollout(5, 20))
+
+
+@pytest.mark.parametrize(
+    "kwargs", [{"average_gae": True}, {"vectorized": True}, {"vectorized": False}, {"auto_reset_env": True}]
+)
+def test_options_of_gae(kwargs):
+    *pair, scalars = MODULES[0]
+    assert_same_estimates(*(made(module, scalars, **kwargs) for module in pair), random_rollout(5, 20))
+
+
+def test_options_of_the_others():
+    pairs = {"average_rewards": MODULES[1], "average_adv": MODULES[2]}
+    for option, (*pair, scalars) in pairs.items():
+        assert_same_estimates(*(made(module, scalars, **{option: True}) for module in pair), random_rollout(5, 20))
+
+
+@EVERY_MODULE
+def test_steps_to_the_next_observation_make_a_discount_per_step(module, stock, scalars):
+    rollout = random_rollout(5, 20)
+    rollout["steps_to_next_obs"] = torch.randint(1, 4, (5, 20, 1))
+    assert_same_estimates(made(module, scalars), made(stock, scalars), rollout)
+
+
+@EVERY_MODULE
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
+def test_a_time_dimension_by_name_and_tensors_for_numbers(module, stock, scalars):
+    scalars = {name: torch.tensor(x) for name, x in scalars.items()}
+    rollout = random_rollout(20, 5)
+    rollout.names = ["time", None]
+    assert_same_estimates(made(module, scalars), made(stock, scalars), rollout)
+
+
+@pytest.mark.parametrize(("module", "stock", "scalars"), MODULES[:2], ids=["gae", "td-lambda"])
+def test_value_estimate(module, stock, scalars):
+    rollout = random_rollout(5, 20)
+    got, want = (made(x, scalars).value_estimate(rollout.clone()) for x in (module, stock))
+    assert_same(got, want)
+
+
+@EVERY_MODULE
+def test_keys_of_other_names(module, stock, scalars):
+    rollout = random_rollout(5, 20).rename_key_(("next", "reward"), ("next", "gain"))
+    results = []
+    for cls in (module, stock):
+        estimator = made(cls, scalars)
+        estimator.set_keys(reward="gain", advantage="adv", value_target=("targets", "v"))
+        results.append(estimator(rollout.clone()))
+    assert_same(results[0]["adv"], results[1]["adv"])
+    assert_same(results[0]["targets", "v"], results[1]["targets", "v"])
+
+
+@EVERY_MODULE
+def test_by_keyword_instead_of_a_tensordict(module, stock, scalars):
+    rollout = random_rollout(5, 20)
+    arguments = {f"next_{name}": rollout["next", name] for name in ("reward", "done", "terminated", "observation")}
+    arguments |= {name: rollout[name] for name in ("observation", "action_log_prob")}
+    results = []
+    for cls in (module, stock):
+        estimator = made(cls, scalars)
+        given = {key if isinstance(key, str) else "_".join(key) for key in estimator.in_keys}
+        torch.manual_seed(0)
+        results.append(estimator(**{name: x for name, x in arguments.items() if name in given}))
+    assert_same(*results)
+
+
+@EVERY_MODULE
+@pytest.mark.parametrize("differentiable", [True, False])
+def test_differentiable(module, stock, scalars, differentiable):
+    rollout, weights = random_rollout(5, 20), torch.randn(2, 5, 20, 1)
+
+    def gradients(cls):
+        network = critic()
+        estimator = made(cls, scalars, value_network=network, differentiable=differentiable)
+        inputs = rollout.clone()
+        inputs["observation"].requires_grad_()
+        out = estimator(inputs)
+        total = (weights[0] * out["advantage"] + weights[1] * out["value_target"]).sum()
+        assert total.requires_grad == differentiable
+        return torch.autograd.grad(total, inputs["observation"])[0] if differentiable else torch.zeros(1)
+
+    assert_same(gradients(module), gradients(stock))
+
+
+@EVERY_MODULE
+def test_the_core_computes(module, stock, scalars, monkeypatch):
+    class CalledError(Exception):
+        pass
+
+    def stub(*args, **kwargs):
+        raise CalledError
+
+    for name in ("compute_gae", "compute_lambda_returns", "compute_vtrace"):
+        monkeypatch.setattr(ours, name, stub)
+    made(stock, scalars)(random_rollout(5, 20))
+    for kwargs in ({},) if module is TritonVTrace else ({"vectorized": True}, {"vectorized": False}):
+        estimator = made(module, scalars, **kwargs)
+        with pytest.raises(CalledError):
+            estimator(random_rollout(5, 20))
+        if module is not TritonVTrace:
+            with pytest.raises(CalledError):
+                estimator.value_estimate(random_rollout(5, 20))
+
+
+@EVERY_MODULE
+@pytest.mark.parametrize("replace", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_copies_and_pickles(module, stock, scalars, replace):
+    replaced = replace(made(module, scalars))
+    assert type(replaced) is module
+    assert_same_estimates(replaced, made(stock, scalars), random_rollout(5, 20))
+
+
+@EVERY_MODULE
+def test_mistakes_in_a_tensordict_are_torchrls_errors(module, stock, scalars):
+    for cls in (module, stock):
+        with pytest.raises(RuntimeError, match="at least one dimension"):
+            made(cls, scalars)(random_rollout(5, 20)[0, 0])
+        with pytest.raises(KeyError, match="not an accepted tensordict key"):
+            made(cls, scalars).set_keys(price="reward")
+
+
+def test_agents_that_share_a_reward():
+    class TritonMultiAgentGAE(TritonGAE, MultiAgentGAE):
+        pass
+
+    network = TensorDictSequential(
+        critic(outputs=3), TensorDictModule(lambda x: x.unsqueeze(-1), ["state_value"], ["state_value"])
+    )
+    scalars = {"gamma": 0.99, "lmbda": 0.95, "value_network": network, "average_gae": True}
+    assert_same_estimates(TritonMultiAgentGAE(**scalars), MultiAgentGAE(**scalars), random_rollout(5, 20))
+
+
+def test_a_copied_method_inside_torch_compile():
+    estimator, rollout = made(TritonTDLambdaEstimator, MODULES[1][2]), random_rollout(5, 20)
+    compiled = torch.compile(estimator.value_estimate, backend="eager")
+    next_value = torch.randn(5, 20, 1)
+    assert_same(compiled(rollout, next_value=next_value), estimator.value_estimate(rollout, next_value=next_value))
+
+
+def test_a_method_that_calls_another_function_is_refused():
+    with pytest.raises(ImportError, match="TDLambdaEstimator.value_estimate calls no vtrace_advantage_estimate"):
+        ours._calling(ours.vtrace_advantage_estimate, TDLambdaEstimator.value_estimate)
+
+
+def test_import_without_torchrl_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchrl.objectives.value", None)
+    monkeypatch.delitem(sys.modules, "rl_triton_adapters.torchrl")
+    with pytest.raises(ImportError, match=r"pip install rl-triton-core\[torchrl\]"):
+        importlib.import_module("rl_triton_adapters.torchrl")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Losses
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def by_class(loss, module, scalars):
+    loss.make_value_estimator(module, value_network=loss.critic_network, differentiable=True, **scalars)
+
+
+def by_instance(loss, module, scalars):
+    loss.make_value_estimator(module.for_loss(loss, differentiable=True, **scalars))
+
+
+@pytest.fixture(scope="module")
+def cartpole():
+    """A rollout with episodes that terminated and others that ran out of time."""
+    pytest.importorskip("gymnasium")
+    from torchrl.envs import ExplorationType, GymEnv, set_exploration_type
+
+    env = GymEnv("CartPole-v1", max_episode_steps=16)
+    env.set_seed(0)
+    torch.manual_seed(0)
+    with set_exploration_type(ExplorationType.RANDOM):
+        rollout = env.rollout(100, actor(), break_when_any_done=False).detach()
+    terminated = rollout["next", "terminated"]
+    assert terminated.any() and (rollout["next", "done"] & ~terminated).any()
+    return rollout
+
+
+def losses_and_gradients(loss, rollout):
+    losses = {name: x for name, x in loss(rollout.clone()).items() if name.startswith("loss_")}
+    sum(losses.values()).backward()
+    return losses, {name: x.grad for name, x in loss.named_parameters() if x.grad is not None}
+
+
+def assert_same_losses(loss_class, choose, choose_stock, module, rollout):
+    """The same networks, a loss whose estimator was chosen in each of two ways, the same results."""
+    got, want = loss_class(actor(seed=1), critic(seed=1)), loss_class(actor(seed=1), critic(seed=1))
+    choose(got)
+    choose_stock(want)
+    assert type(got.value_estimator) is module and type(want.value_estimator) is module.__base__
+    for ours_, theirs in zip(losses_and_gradients(got, rollout), losses_and_gradients(want, rollout), strict=True):
+        assert ours_.keys() == theirs.keys() and theirs
+        for name, x in theirs.items():
+            assert_same(ours_[name], x)
+
+
+@pytest.mark.parametrize(
+    ("module", "value_type", "scalars", "choose"),
+    [
+        (TritonGAE, ValueEstimators.GAE, {"gamma": 0.97, "lmbda": 0.9}, by_class),
+        (TritonGAE, ValueEstimators.GAE, {"gamma": 0.97, "lmbda": 0.9}, by_instance),
+        (TritonTDLambdaEstimator, ValueEstimators.TDLambda, {"gamma": 0.97, "lmbda": 0.9}, by_class),
+        (TritonTDLambdaEstimator, ValueEstimators.TDLambda, {"gamma": 0.97, "lmbda": 0.9}, by_instance),
+        (TritonVTrace, ValueEstimators.VTrace, {"gamma": 0.97}, by_instance),
+    ],
+)
+@pytest.mark.parametrize("loss_class", [ClipPPOLoss, A2CLoss])
+def test_losses_of_a_real_rollout(loss_class, module, value_type, scalars, choose, cartpole):
+    def stock(loss):
+        loss.make_value_estimator(value_type, **scalars)
+
+    assert_same_losses(loss_class, lambda loss: choose(loss, module, scalars), stock, module, cartpole)
+
+
+@pytest.mark.parametrize(
+    ("module", "value_type"),
+    [
+        (TritonGAE, ValueEstimators.GAE),
+        (TritonTDLambdaEstimator, ValueEstimators.TDLambda),
+        (TritonVTrace, ValueEstimators.VTrace),
+    ],
+)
+def test_for_every_loss_and_back(module, value_type, cartpole):
+    def switched(enabled):
+        def choose(loss):
+            use_triton_estimators(enabled)
+            loss.make_value_estimator(value_type, gamma=0.97)
+
+        return choose
+
+    try:
+        assert_same_losses(ClipPPOLoss, switched(True), switched(False), module, cartpole)
+        use_triton_estimators()
+        assert type(ClipPPOLoss(actor(), critic()).value_estimator) is TritonGAE
+    finally:
+        use_triton_estimators(False)
+    assert type(ClipPPOLoss(actor(), critic()).value_estimator) is GAE
+
+
+def test_a_vtrace_class_without_its_actor_is_torchrls_error():
+    for module in (TritonVTrace, VTrace):
+        with pytest.raises(TypeError, match="actor_network"):
+            ClipPPOLoss(actor(), critic()).make_value_estimator(module, gamma=0.97, value_network=critic())
+
+
+def test_the_page_in_the_docs_runs():
+    page = Path(__file__).parents[2] / "docs" / "torchrl.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    names = {"loss": ClipPPOLoss(actor(), critic()), "critic": critic()}
+    try:
+        exec(compile("\n".join(blocks), page, "exec"), names)
+    finally:
+        use_triton_estimators(False)
+    assert blocks and type(names["loss"].value_estimator) is TritonGAE

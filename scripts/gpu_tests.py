@@ -55,9 +55,9 @@ def write(result: dict[str, object], folder: Path) -> None:
 
 
 def run_tests(folder: Path, select: str, limit: float) -> dict[str, object]:
-    """The core's tests and the ahead-of-time ones, with the real compiler."""
+    """The core's tests, with the real compiler."""
     started = time.perf_counter()
-    command = ["-m", "pytest", "-q", "-n", str(JOBS), "tests/core", "tests/aot", "-k", select]
+    command = ["-m", "pytest", "-q", "-n", str(JOBS), "tests/core", "-k", select]
     code = run([*command, f"--junitxml={folder / 'junit.xml'}"], folder / "pytest.log", limit)
     seconds = round(time.perf_counter() - started, 1)
     return {"selected": select, "exit_code": code, "seconds": seconds, **counts(folder / "junit.xml")}

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate)  # a case is a seed: shrinking it makes no smaller arrays
 settings.register_profile("ci", max_examples=40, deadline=None, phases=PHASES, derandomize=True)
-settings.register_profile("gpu", max_examples=50, deadline=None, phases=PHASES)  # most of them compile a kernel
+settings.register_profile("gpu", max_examples=30, deadline=None, phases=PHASES)  # most of them compile a kernel
 settings.register_profile("long", max_examples=1000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gpu" if torch.cuda.is_available() else "ci"))
 

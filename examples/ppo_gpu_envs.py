@@ -1,0 +1,300 @@
+"""PPO whose environments live on the training device as tensors, up to tens of thousands of them at once.
+
+    python examples/ppo_gpu_envs.py                                                    CartPole, small enough for a CPU
+    python examples/ppo_gpu_envs.py --device cuda --num-envs 16384 --num-steps 128 --num-minibatches 4 --update-epochs 4
+    python examples/ppo_gpu_envs.py --advantages stock                                 the loop, see stock()
+    python examples/ppo_gpu_envs.py --env pendulum --gamma 0.9 --total-timesteps 800000
+
+The environments are CartPole-v1 and Pendulum-v1 of Gymnasium, all of them stepped at once. Time limits are no
+terminations: a truncated step continues with the value of the episode's final observation.
+"""
+
+import argparse
+import sys
+import time
+from math import pi
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Categorical, Distribution, Independent, Normal
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+from rl_triton_core import compute_gae
+
+# -- environments -----------------------------------------------------------------------------------------------------
+
+
+class Envs:
+    """Environments whose states are the rows of one tensor. An episode that ends starts anew in the same step."""
+
+    observations: ClassVar[int]
+    actions: ClassVar[int]
+    discrete: ClassVar[bool]
+    time_limit: ClassVar[int]
+
+    def __init__(self, num_envs: int, device: str = "cpu", seed: int = 0, dtype: torch.dtype = torch.float32):
+        self.num_envs, self.like = num_envs, {"device": device, "dtype": dtype}
+        self.generator = torch.Generator(device).manual_seed(seed)
+        self.state, self.elapsed = self.initial(), torch.zeros(num_envs, device=device)
+
+    def initial(self) -> Tensor:
+        """States in which episodes start, [num_envs, ...]."""
+        raise NotImplementedError
+
+    def transition(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The next states, rewards, and whether those states are terminal."""
+        raise NotImplementedError
+
+    def observe(self, state: Tensor) -> Tensor:
+        """What a policy sees of states."""
+        raise NotImplementedError
+
+    def uniform(self, *bounds: float) -> Tensor:
+        """Draws within ±bounds, [num_envs, len(bounds)]."""
+        draws = torch.rand(self.num_envs, len(bounds), generator=self.generator, **self.like)
+        return (2 * draws - 1) * torch.tensor(bounds, **self.like)
+
+    def step(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Observations after a reset where an episode ended, rewards, terminated, truncated, final observations."""
+        state, reward, terminated = self.transition(self.state, action)
+        self.elapsed += 1
+        truncated = (self.elapsed >= self.time_limit) & ~terminated
+        done = terminated | truncated
+        final = self.observe(state)
+        self.state = torch.where(done[:, None], self.initial(), state)
+        self.elapsed.masked_fill_(done, 0)
+        return self.observe(self.state), reward, terminated, truncated, final
+
+
+class CartPole(Envs):
+    """CartPole-v1: (x, ẋ, θ, θ̇), pushed left or right."""
+
+    observations, actions, discrete, time_limit = 4, 2, True, 500
+
+    def initial(self) -> Tensor:
+        return self.uniform(0.05, 0.05, 0.05, 0.05)
+
+    def transition(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, x_dot, theta, theta_dot = state.unbind(-1)
+        sine, cosine = theta.sin(), theta.cos()
+        push = (20.0 * action - 10.0 + 0.05 * theta_dot.square() * sine) / 1.1
+        turn = (9.8 * sine - cosine * push) / (0.5 * (4 / 3 - 0.1 * cosine.square() / 1.1))
+        speed = push - 0.05 * turn * cosine / 1.1
+        step = torch.stack([x_dot, speed, theta_dot, turn], dim=-1)
+        state = state + 0.02 * step
+        terminated = (state[:, 0].abs() > 2.4) | (state[:, 2].abs() > 12 * 2 * pi / 360)
+        return state, torch.ones_like(x), terminated
+
+    def observe(self, state: Tensor) -> Tensor:
+        return state
+
+
+class Pendulum(Envs):
+    """Pendulum-v1: (θ, θ̇), turned by a torque."""
+
+    observations, actions, discrete, time_limit = 3, 1, False, 200
+
+    def initial(self) -> Tensor:
+        return self.uniform(pi, 1.0)
+
+    def transition(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        theta, theta_dot = state.unbind(-1)
+        torque = action[:, 0].clamp(-2, 2)
+        angle = (theta + pi) % (2 * pi) - pi
+        cost = angle.square() + 0.1 * theta_dot.square() + 0.001 * torque.square()
+        theta_dot = (theta_dot + 0.05 * (15 * theta.sin() + 3 * torque)).clamp(-8, 8)
+        state = torch.stack([theta + 0.05 * theta_dot, theta_dot], dim=-1)
+        return state, -cost, torch.zeros_like(cost, dtype=torch.bool)
+
+    def observe(self, state: Tensor) -> Tensor:
+        theta, theta_dot = state.unbind(-1)
+        return torch.stack([theta.cos(), theta.sin(), theta_dot], dim=-1)
+
+
+ENVIRONMENTS: dict[str, type[Envs]] = {"cartpole": CartPole, "pendulum": Pendulum}
+
+
+# -- advantages -------------------------------------------------------------------------------------------------------
+
+
+class Rollout(NamedTuple):
+    """One window, [num_steps, num_envs, ...]. Flags and final values belong to the step that ends an episode."""
+
+    obs: Tensor
+    actions: Tensor
+    logprobs: Tensor
+    values: Tensor
+    rewards: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    final_values: Tensor
+
+
+def stock(rollout: Rollout, next_value: Tensor, args: argparse.Namespace) -> tuple[Tensor, Tensor]:
+    """A loop over the steps, the last one first."""
+    advantages, ahead = torch.zeros_like(rollout.rewards), torch.zeros_like(next_value)
+    for t in reversed(range(args.num_steps)):
+        done = rollout.terminated[t] | rollout.truncated[t]
+        next_value = torch.where(done, rollout.final_values[t] * rollout.truncated[t], next_value)
+        delta = rollout.rewards[t] + args.gamma * next_value - rollout.values[t]
+        advantages[t] = ahead = delta + args.gamma * args.gae_lambda * ~done * ahead
+        next_value = rollout.values[t]
+    return advantages, advantages + rollout.values
+
+
+def triton(rollout: Rollout, next_value: Tensor, args: argparse.Namespace) -> tuple[Tensor, Tensor]:
+    """The same numbers in one kernel."""
+    rollout.final_values[-1] = torch.where(rollout.truncated[-1], rollout.final_values[-1], next_value)
+    advantages, returns = compute_gae(
+        rollout.rewards,
+        rollout.values,
+        rollout.terminated,
+        rollout.truncated,
+        bootstrap_values=rollout.final_values,
+        gamma=args.gamma,
+        lambda_=args.gae_lambda,
+        time_dim=0,
+    )
+    return advantages, returns
+
+
+ADVANTAGES = {"stock": stock, "triton": triton}
+
+
+# -- agent and training -----------------------------------------------------------------------------------------------
+
+
+class Agent(nn.Module):
+    """Actor and critic; the actor is categorical or Gaussian, as the environment asks."""
+
+    def __init__(self, envs: Envs, hidden: int):
+        super().__init__()
+        self.discrete = envs.discrete
+        self.actor = self.network(envs.observations, hidden, envs.actions, 0.01)
+        self.critic = self.network(envs.observations, hidden, 1, 1.0)
+        self.logstd = nn.Parameter(torch.zeros(envs.actions))
+
+    @staticmethod
+    def network(inputs: int, hidden: int, outputs: int, std: float) -> nn.Sequential:
+        first, second, last = nn.Linear(inputs, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, outputs)
+        for layer, gain in ((first, 2**0.5), (second, 2**0.5), (last, std)):
+            nn.init.orthogonal_(layer.weight, gain)
+            nn.init.zeros_(layer.bias)
+        return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), last)
+
+    def value(self, obs: Tensor) -> Tensor:
+        return self.critic(obs).squeeze(-1)
+
+    def policy(self, obs: Tensor) -> Distribution:
+        output = self.actor(obs)
+        return Categorical(logits=output) if self.discrete else Independent(Normal(output, self.logstd.exp()), 1)
+
+
+@torch.no_grad()
+def collect(envs: Envs, agent: Agent, args: argparse.Namespace) -> Rollout:
+    """Step all environments `num_steps` times; nothing leaves the device, and nothing waits for it."""
+    rows = []
+    for _ in range(args.num_steps):
+        obs = envs.observe(envs.state)
+        policy = agent.policy(obs)
+        action = policy.sample()
+        _, reward, terminated, truncated, final = envs.step(action)
+        final_value = agent.value(final) * truncated
+        rows.append(
+            (obs, action, policy.log_prob(action), agent.value(obs), reward, terminated, truncated, final_value)
+        )
+    return Rollout(*map(torch.stack, zip(*rows, strict=True)))
+
+
+def update(agent: Agent, optimizer: torch.optim.Optimizer, data: dict[str, Tensor], args: argparse.Namespace) -> None:
+    """Several epochs of minibatches."""
+    size = len(data["obs"])
+    for _ in range(args.update_epochs):
+        for chosen in torch.randperm(size, device=args.device).chunk(args.num_minibatches):
+            batch = {name: x[chosen] for name, x in data.items()}
+            policy, advantages = agent.policy(batch["obs"]), batch["advantages"]
+            advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+            ratio = (policy.log_prob(batch["actions"]) - batch["logprobs"]).exp()
+            clipped = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+            policy_loss = -torch.min(ratio * advantages, clipped * advantages).mean()
+            value_loss = 0.5 * (agent.value(batch["obs"]) - batch["returns"]).square().mean()
+            optimizer.zero_grad()
+            (policy_loss + args.vf_coef * value_loss).backward()
+            nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+            optimizer.step()
+
+
+def train(args: argparse.Namespace) -> Agent:
+    torch.manual_seed(args.seed)
+    envs = ENVIRONMENTS[args.env](args.num_envs, args.device, args.seed)
+    agent = Agent(envs, args.hidden).to(args.device)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
+    writer = SummaryWriter(f"{args.log_dir}/{args.env}__ppo_gpu_envs__{args.advantages}__{args.seed}")
+    batch_size = args.num_steps * args.num_envs
+    iterations = max(1, args.total_timesteps // batch_size)
+    started = time.perf_counter()
+    for iteration in (bar := tqdm(range(iterations), unit="update", disable=args.quiet)):
+        rollout = collect(envs, agent, args)
+        with torch.no_grad():
+            next_value = agent.value(envs.observe(envs.state))
+        advantages, returns = ADVANTAGES[args.advantages](rollout, next_value, args)
+        data = rollout._asdict() | {"advantages": advantages, "returns": returns}
+        optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - iteration / iterations)
+        update(agent, optimizer, {name: x.flatten(0, 1) for name, x in data.items()}, args)
+
+        reward, steps = rollout.rewards.mean().item(), (iteration + 1) * batch_size
+        bar.set_postfix_str(f"reward per step {reward:.2f}")
+        writer.add_scalar("charts/reward_per_step", reward, steps)
+        writer.add_scalar("charts/steps_per_second", steps / (time.perf_counter() - started), steps)
+    writer.close()
+    return agent
+
+
+@torch.no_grad()
+def evaluate(agent: Agent, args: argparse.Namespace) -> Tensor:
+    """Returns of one episode each of fresh environments, under the policy's most likely actions."""
+    envs = ENVIRONMENTS[args.env](args.evaluation_episodes, args.device, args.seed + 1000)
+    returns, running = torch.zeros(envs.num_envs, device=args.device), torch.ones(envs.num_envs, device=args.device)
+    for _ in range(envs.time_limit):
+        _, reward, terminated, truncated, _ = envs.step(agent.policy(envs.observe(envs.state)).mode)
+        returns += running * reward
+        running *= ~(terminated | truncated)
+    return returns
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--advantages", choices=list(ADVANTAGES), default="triton", help="who computes them")
+    parser.add_argument("--env", choices=list(ENVIRONMENTS), default="cartpole")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--total-timesteps", type=int, default=400_000)
+    parser.add_argument("--num-envs", type=int, default=64)
+    parser.add_argument("--num-steps", type=int, default=64, help="steps of each environment per rollout")
+    parser.add_argument("--hidden", type=int, default=64, help="units of the networks' two layers")
+    parser.add_argument("--learning-rate", type=float, default=1e-3, help="falls linearly to zero")
+    parser.add_argument("--gamma", type=float, default=0.99)
+    parser.add_argument("--gae-lambda", type=float, default=0.95)
+    parser.add_argument("--num-minibatches", type=int, default=8)
+    parser.add_argument("--update-epochs", type=int, default=10)
+    parser.add_argument("--clip-coef", type=float, default=0.2)
+    parser.add_argument("--vf-coef", type=float, default=0.5)
+    parser.add_argument("--max-grad-norm", type=float, default=0.5)
+    parser.add_argument("--evaluation-episodes", type=int, default=64)
+    parser.add_argument("--target-return", type=float, help="exit with status 1 if the evaluation stays below")
+    parser.add_argument("--log-dir", default="runs", help="where the TensorBoard logs go")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    return parser.parse_args(arguments)
+
+
+def main() -> int:
+    args = parse_arguments()
+    returns = evaluate(train(args), args)
+    print(f"evaluation: mean return {returns.mean():.1f} +- {returns.std():.1f} over {len(returns)} episodes")
+    return 1 if args.target_return is not None and returns.mean() < args.target_return else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""The environments of examples/ppo_gpu_envs.py step as Gymnasium's own do, and the example learns."""
+
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("tensorboard")
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
+
+import ppo_gpu_envs as example
+
+ROWS = 50
+CARTPOLE_BOUNDS = (2.5, 3.0, 0.22, 3.0)  # some of the states are terminal
+PENDULUM_BOUNDS = (7.0, 8.0)
+
+
+def double(name):
+    return example.ENVIRONMENTS[name](ROWS, dtype=torch.float64)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def theirs(env, states, actions):
+    """What Gymnasium's environment does from each of the states."""
+    steps = []
+    for state, action in zip(states, actions, strict=True):
+        env.reset()
+        env.unwrapped.state = state
+        obs, reward, terminated, _, _ = env.unwrapped.step(action)
+        steps.append((obs, reward, terminated, np.array(env.unwrapped.state)))
+    return [np.array(column) for column in zip(*steps, strict=True)]
+
+
+@pytest.mark.parametrize(("name", "bounds"), [("cartpole", CARTPOLE_BOUNDS), ("pendulum", PENDULUM_BOUNDS)])
+def test_transitions_are_those_of_gymnasium(name, bounds):
+    rng = np.random.default_rng(0)
+    states = rng.uniform(-1, 1, (ROWS, len(bounds))) * bounds
+    actions = rng.integers(0, 2, ROWS) if name == "cartpole" else rng.uniform(-3, 3, (ROWS, 1))
+    env = gym.make({"cartpole": "CartPole-v1", "pendulum": "Pendulum-v1"}[name])
+    obs, reward, terminated, after = theirs(env, states, actions)
+
+    envs = double(name)
+    state, got_reward, got_terminated = envs.transition(torch.as_tensor(states), torch.as_tensor(actions))
+    np.testing.assert_allclose(state.numpy(), after, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(got_reward.numpy(), reward, rtol=1e-12, atol=1e-12)
+    np.testing.assert_array_equal(got_terminated.numpy(), terminated)
+    np.testing.assert_allclose(envs.observe(state).numpy(), obs, rtol=1e-6, atol=1e-6)
+    assert terminated.any() == (name == "cartpole")
+
+
+@pytest.mark.parametrize(("name", "bounds"), [("cartpole", (0.05,) * 4), ("pendulum", (np.pi, 1.0))])
+def test_episodes_start_as_those_of_gymnasium(name, bounds):
+    env = gym.make({"cartpole": "CartPole-v1", "pendulum": "Pendulum-v1"}[name])
+    envs = example.ENVIRONMENTS[name](4000)
+    assert (envs.state.abs().amax(0) <= torch.tensor(bounds) * (1 + 1e-6)).all()
+    assert (envs.state.abs().amax(0) > 0.99 * torch.tensor(bounds)).all()
+    assert env.spec.max_episode_steps == envs.time_limit
+    assert env.observation_space.shape == (envs.observations,)
+
+
+def test_an_episode_that_ends_starts_anew_in_the_same_step():
+    envs = example.CartPole(3)
+    envs.state[0] = torch.tensor([2.39, 5.0, 0.0, 0.0])  # about to leave the track
+    envs.elapsed[1] = envs.time_limit - 1
+    obs, reward, terminated, truncated, final = envs.step(torch.ones(3, dtype=torch.long))
+    assert (terminated.tolist(), truncated.tolist()) == ([True, False, False], [False, True, False])
+    assert reward.tolist() == [1.0, 1.0, 1.0]
+    assert envs.elapsed.tolist() == [0, 0, 1]
+    assert final[0, 0] > 2.4
+    assert (obs[:2].abs() <= 0.05).all()
+    assert torch.equal(obs[2], final[2])
+
+
+def test_a_termination_at_the_time_limit_is_one():
+    envs = example.CartPole(1)
+    envs.state[0] = torch.tensor([2.39, 5.0, 0.0, 0.0])
+    envs.elapsed[0] = envs.time_limit - 1
+    _, _, terminated, truncated, _ = envs.step(torch.ones(1, dtype=torch.long))
+    assert (terminated.item(), truncated.item()) == (True, False)
+
+
+def draw_rollout(steps=23, envs=7):
+    generator = torch.Generator().manual_seed(0)
+    values, rewards, final_values = torch.randn(3, steps, envs, generator=generator)
+    terminated, cut = torch.rand(2, steps, envs, generator=generator) < 0.15
+    truncated = cut & ~terminated
+    empty = torch.zeros(steps, envs)
+    return example.Rollout(empty, empty, empty, values, rewards, terminated, truncated, final_values * truncated)
+
+
+def test_both_arms_give_the_same_advantages():
+    args = example.parse_arguments(["--num-steps", "23"])
+    next_value = torch.randn(7, generator=torch.Generator().manual_seed(1))
+    rollout = draw_rollout()
+    assert rollout.terminated.any() and rollout.truncated.any()
+    want = example.stock(rollout, next_value, args)
+    got = example.triton(rollout, next_value, args)
+    for x, y in zip(got, want, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("env", list(example.ENVIRONMENTS))
+def test_both_arms_train_the_same_agent(env, tmp_path):
+    agents = []
+    for advantages in example.ADVANTAGES:
+        options = ["--advantages", advantages, "--env", env, "--quiet", "--log-dir", str(tmp_path)]
+        sizes = ["--total-timesteps", "2048", "--num-envs", "16", "--num-steps", "32", "--update-epochs", "2"]
+        agents.append(example.train(example.parse_arguments(options + sizes)))
+    for x, y in zip(*(agent.parameters() for agent in agents), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_it_learns(tmp_path):
+    args = example.parse_arguments(["--quiet", "--log-dir", str(tmp_path), "--total-timesteps", "60000"])
+    returns = example.evaluate(example.train(args), args)
+    assert returns.mean() > 100  # an untrained agent falls after about 10 steps

@@ -1,10 +1,11 @@
 # Every verb makes its environment first, once: .venv, remade when pyproject.toml or constraints.txt change.
-# test-independent has one of its own. PYTHON names the interpreter (3.10 or newer) to make them from, VENV and
-# VENV_INDEPENDENT where they go, JOBS the test processes.
+# test-independent and test-rllib have their own. PYTHON names the interpreter (3.10 or newer) to make them from, VENV,
+# VENV_INDEPENDENT and VENV_RLLIB where they go, JOBS the test processes.
 
 PYTHON ?= python3
 VENV ?= .venv
 VENV_INDEPENDENT ?= .venv-independent
+VENV_RLLIB ?= .venv-rllib
 JOBS ?= 2
 DEMO_OUTPUT ?= build/demo
 GPU_OUTPUT ?= build/gpu
@@ -14,16 +15,18 @@ PIP_FLAGS := --disable-pip-version-check --no-input
 PIP := $(PY) -m pip $(PIP_FLAGS)
 PY_INDEPENDENT := $(VENV_INDEPENDENT)/bin/python
 PIP_INDEPENDENT := $(PY_INDEPENDENT) -m pip $(PIP_FLAGS)
+PIP_RLLIB := $(VENV_RLLIB)/bin/python -m pip $(PIP_FLAGS)
 TORCH := $(shell sed -n 's/^torch==/&/p' constraints.txt)
 READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.ready-docs
 INDEPENDENT_READY := $(VENV_INDEPENDENT)/.ready
+RLLIB_READY := $(VENV_RLLIB)/.ready
 COMPILED := env -u TRITON_INTERPRET
 INTERPRETED := env TRITON_INTERPRET=1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint type test-interpreted test-aot test-independent mutants format docs gpu-test tune accuracy speed bench report \
+.PHONY: help demo test lint type test-interpreted test-aot test-independent test-rllib mutants format docs gpu-test tune accuracy speed bench report \
 	lower-bounds clean distclean
 
 help: ## Show this list
@@ -51,6 +54,9 @@ test-aot: $(READY) ## Compile the Triton kernels ahead of time; no GPU needed
 
 test-independent: $(INDEPENDENT_READY) ## Compare with TorchRL and rlax (slow: downloads them and JAX; Python 3.11 or newer)
 	$(PY_INDEPENDENT) -m pytest tests/independent
+
+test-rllib: $(RLLIB_READY) ## Tests of the RLlib adapter, on real Ray processes (downloads Ray)
+	$(VENV_RLLIB)/bin/python -m pytest tests/adapters/rllib tests/core/test_conventions.py
 
 mutants: $(READY) ## Break the code on purpose; the tests must notice every time
 	$(COMPILED) $(PY) scripts/mutants.py reference --jobs $(JOBS) $(MUTANTS)
@@ -90,10 +96,11 @@ lower-bounds: $(READY) ## Test the core with the oldest supported packages (slow
 
 clean: ## Remove what the verbs made, except the environments
 	rm -rf build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
-	find . -name __pycache__ -not -path './$(VENV)/*' -not -path './$(VENV_INDEPENDENT)/*' -prune -exec rm -rf {} +
+	find . -name __pycache__ -not -path './$(VENV)/*' -not -path './$(VENV_INDEPENDENT)/*' \
+		-not -path './$(VENV_RLLIB)/*' -prune -exec rm -rf {} +
 
 distclean: clean ## Remove the environments and downloads too
-	rm -rf $(VENV) $(VENV_INDEPENDENT) .cache
+	rm -rf $(VENV) $(VENV_INDEPENDENT) $(VENV_RLLIB) .cache
 
 # torch goes first and by its exact version: otherwise its dependents choose the build.
 $(READY): pyproject.toml constraints.txt
@@ -115,4 +122,11 @@ $(INDEPENDENT_READY): pyproject.toml constraints.txt constraints-independent.txt
 	$(PIP_INDEPENDENT) install "$(TORCH)"
 	$(PIP_INDEPENDENT) install -c constraints.txt -c constraints-independent.txt \
 		-e ".[torchrl]" jax rlax hypothesis pytest
+	@touch $@
+
+$(RLLIB_READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV_RLLIB)
+	$(PIP_RLLIB) install --upgrade "pip>=23.1"
+	$(PIP_RLLIB) install "$(TORCH)"
+	$(PIP_RLLIB) install -c constraints.txt -e ".[rllib]" hypothesis pytest
 	@touch $@

@@ -85,15 +85,22 @@ def launches(problem: Problem, row: Launch, segments: int) -> Iterator[Call]:
 
 
 def arguments(problem: Problem, folds: Stream, tiles_per_segment: int) -> tuple[Any, ...]:
-    """A problem as kernel arguments: streams as (tensor, group stride, step stride, lane stride), None, or numbers."""
+    """A problem as kernel arguments: streams as (tensor, group stride, step stride, lane stride), None, or numbers.
+
+    Those with the strides of the tensor that all are like go without, so that the kernel computes offsets once.
+    """
+    strides = problem.strides(problem.like)
 
     def stream(x: Any) -> Any:
-        return (x, *problem.strides(x)) if isinstance(x, torch.Tensor) else None
+        if not isinstance(x, torch.Tensor):
+            return None
+        own = problem.strides(x)
+        return (x,) if own == strides else (x, *own)
 
     def number(x: Any) -> Any:
         return 0 if isinstance(x, torch.Tensor) else x
 
-    stand_in = (problem.like, 0, 0, 0)  # Triton 3.6 has trouble with None inside a tuple
+    stand_in = (problem.like,)  # Triton 3.6 has trouble with None inside a tuple
     varies = isinstance(problem.gamma, torch.Tensor)
     return (
         tuple(stream(x) or stand_in for x in problem.inputs),
@@ -113,6 +120,7 @@ def arguments(problem: Problem, folds: Stream, tiles_per_segment: int) -> tuple[
         tuple(stream(x) or stand_in for x in problem.outputs),
         problem.cu_seqlens,
         folds,
+        strides,
         problem.shape[1],
         problem.shape[2],
         tiles_per_segment,

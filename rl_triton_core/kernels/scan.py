@@ -6,7 +6,7 @@ next tile of the same lanes. Where lanes are few, time is split into segments: a
 one transition, and in a second one every program enters its segment with what the segments before it pass on.
 
 Chunks and the steps of a tuple count in scan order; t counts in memory. Streams are tuples (pointer, group stride, step
-stride, lane stride), or None.
+stride, lane stride), (pointer,) if they have the strides that most have, or None.
 """
 
 from __future__ import annotations
@@ -107,14 +107,26 @@ class Place(NamedTuple):
     end: Any
     """The end of the lane."""
     lanes: Any
+    strides: Any
+    """Those of streams that have none of their own."""
+
+
+@triton.jit
+def strides_of(stream, place):
+    """The group, step and lane strides of a stream."""
+    if len(stream) == 1:
+        return place.strides
+    else:
+        return (stream[1], stream[2], stream[3])
 
 
 @triton.jit
 def address(stream, place, t, ALIGNED: tl.constexpr = 1):
     """Pointers to elements of a stream, whose group and lane strides are multiples of ALIGNED."""
-    group = place.group * (stream[1] // ALIGNED) * ALIGNED
-    lane = place.lane * (stream[3] // ALIGNED) * ALIGNED
-    return stream[0] + (group + t * stream[2] + lane)
+    group, step, lane = strides_of(stream, place)
+    group = place.group * (group // ALIGNED) * ALIGNED
+    lane = place.lane * (lane // ALIGNED) * ALIGNED
+    return stream[0] + (group + t * step + lane)
 
 
 @triton.jit
@@ -214,7 +226,7 @@ def converted(loaded, DTYPE: tl.constexpr):
 def unrolled(place, UNROLL: tl.constexpr):
     """A tile's place, and its steps in the order of memory, with a last dimension for those of a chunk."""
     t = place.start[:, :, None] + tl.arange(0, UNROLL)[None, None, :]
-    return Place(place.group, place.lane[:, :, None], t, place.end[:, :, None], place.lanes), t
+    return Place(place.group, place.lane[:, :, None], t, place.end[:, :, None], place.lanes, place.strides), t
 
 
 @triton.jit
@@ -242,7 +254,7 @@ def fetch(
         steps = in_scan_order(unpacked(converted(tile, DTYPE), LOG_UNROLL), BACKWARD)
     else:
         pointers = address(stream, place, place.start)
-        step = tl.cast(stream[2], tl.int64)
+        step = tl.cast(strides_of(stream, place)[1], tl.int64)
         for i in tl.static_range(UNROLL):
             at = UNROLL - 1 - i if BACKWARD else i
             if EVEN:
@@ -414,15 +426,15 @@ def read(
 
 @triton.jit
 def tile_place(
-    tile, tiles, group, lane, first, end, lanes, CHUNKS: tl.constexpr, LOG_UNROLL: tl.constexpr, BACKWARD: tl.constexpr
+    tile, tiles, row, first, CHUNKS: tl.constexpr, LOG_UNROLL: tl.constexpr, BACKWARD: tl.constexpr
 ):
-    """Where the tile is that is scanned as number `tile`."""
+    """Where the tile of a program's lanes is that is scanned as number `tile`."""
     chunk = tl.arange(0, CHUNKS)[:, None]
     if BACKWARD:
         start = first + (((tiles - 1 - tile) * CHUNKS + (CHUNKS - 1 - chunk)) << LOG_UNROLL)
     else:
         start = first + ((tile * CHUNKS + chunk) << LOG_UNROLL)
-    return Place(group, lane, start, end, lanes)
+    return Place(row.group, row.lane, start, row.end, row.lanes, row.strides)
 
 
 @triton.jit
@@ -441,7 +453,7 @@ def store(
             tl.store(pointers, tile, mask=inside(whole, t, EVEN))
     else:
         pointers = address(stream, place, place.start)
-        step = tl.cast(stream[2], tl.int64)
+        step = tl.cast(strides_of(stream, place)[1], tl.int64)
         for i in tl.static_range(UNROLL):
             at = UNROLL - 1 - i if BACKWARD else i
             if EVEN:
@@ -621,6 +633,7 @@ def scan(
     outputs,
     offsets,
     folds,
+    strides,
     steps,
     lanes,
     tiles_per_segment,
@@ -673,7 +686,7 @@ def scan(
         whole = ((lane > 0) | (first == 0)) & ((lane != lanes - 1) | (end == steps))
         tl.device_assert(rises & whole, "cu_seqlens: expected offsets from 0 to the number of steps, rising")
         tiles = tl.maximum(tl.cdiv(tl.max(end - first), TILE), 1)  # one of an empty lane too: it is read ahead
-    lanes_place = Place(group, lane, first, end, lanes)
+    lanes_place = Place(group, lane, first, end, lanes, strides)
 
     state = load(initial, lanes_place, 0, exists, DTYPE)
     alpha_before = tl.zeros([1, BLOCK_LANES], DTYPE)
@@ -701,7 +714,7 @@ def scan(
         value_at_end = load(bootstrap, lanes_place, end - 1, exists & (first < end), DTYPE)
 
     streams = (inputs, next_values, expected, bootstrap if DENSE else None, terminated, truncated, mask, gamma)
-    place = tile_place(begin, tiles, group, lane, first, end, lanes, CHUNKS, LOG_UNROLL, BACKWARD)
+    place = tile_place(begin, tiles, lanes_place, first, CHUNKS, LOG_UNROLL, BACKWARD)
     loaded = read(
         *streams,
         place,
@@ -721,11 +734,10 @@ def scan(
     )
     for tile in range(begin, tiles_end):
         now, done, cut, valid, discounts, values_next, values_at_cut, edge = loaded
-        place = tile_place(tile, tiles, group, lane, first, end, lanes, CHUNKS, LOG_UNROLL, BACKWARD)
+        place = tile_place(tile, tiles, lanes_place, first, CHUNKS, LOG_UNROLL, BACKWARD)
         if not ONE_TILE:  # on its way while this tile is computed
-            ahead = tile_place(
-                tl.minimum(tile + 1, tiles_end - 1), tiles, group, lane, first, end, lanes, CHUNKS, LOG_UNROLL, BACKWARD
-            )
+            next_tile = tl.minimum(tile + 1, tiles_end - 1)
+            ahead = tile_place(next_tile, tiles, lanes_place, first, CHUNKS, LOG_UNROLL, BACKWARD)
             loaded = read(
                 *streams,
                 ahead,

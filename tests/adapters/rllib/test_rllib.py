@@ -1,0 +1,660 @@
+"""RLlib with our learners: the columns, losses and weights of its own, on its own episodes.
+
+Everything that is not random numbers comes from RLlib: environments, episodes, pipelines, modules, learners, actors.
+"""
+
+import math
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("ray.rllib")
+
+import ray
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.algorithms.appo import APPOConfig
+from ray.rllib.algorithms.appo.torch.appo_torch_learner import APPOTorchLearner
+from ray.rllib.algorithms.dqn import DQNConfig
+from ray.rllib.algorithms.impala import IMPALAConfig
+from ray.rllib.algorithms.impala.torch import impala_torch_learner
+from ray.rllib.algorithms.impala.torch.impala_torch_learner import IMPALATorchLearner
+from ray.rllib.algorithms.impala.torch.vtrace_torch_v2 import make_time_major, vtrace_torch
+from ray.rllib.algorithms.marwil import MARWILConfig
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
+from ray.rllib.connectors.learner import GeneralAdvantageEstimation
+from ray.rllib.core.rl_module.apis.value_function_api import ValueFunctionAPI
+from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
+from ray.rllib.utils.postprocessing.zero_padding import create_mask_and_seq_lens, split_and_zero_pad_n_episodes
+
+from rl_triton_adapters import rllib as adapter
+from rl_triton_adapters.rllib import (
+    TritonAPPOTorchLearner,
+    TritonGeneralAdvantageEstimation,
+    TritonIMPALATorchLearner,
+    TritonPPOTorchLearner,
+    check_ray,
+    enable_triton,
+    vtrace,
+)
+from rl_triton_core import normalize_advantages
+
+ROOT = Path(__file__).parents[3]
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
+NEW_COLUMNS = ("advantages", "value_targets")
+OFF = {"rl_triton": False}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def small_ray():
+    """A Ray of two CPUs that leaves no trace outside a directory of its own."""
+    home = tempfile.mkdtemp(prefix="rllib")  # short: Ray makes sockets below it
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", home)
+        patch.setenv("RAY_TMPDIR", home)
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "adapters"), *filter(None, sys.path)]))
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        yield
+        ray.shutdown()
+    shutil.rmtree(home, ignore_errors=True)
+
+
+def small(config, env="CartPole-v1", env_config=None, model=None, num_learners=0, **training):
+    """A config that makes algorithms of little work, one like the other."""
+    return (
+        config.environment(env, env_config=env_config or {})
+        .env_runners(num_env_runners=0, num_envs_per_env_runner=2)
+        .learners(num_learners=num_learners)
+        .rl_module(model_config=model or DefaultModelConfig(fcnet_hiddens=[16]))
+        .training(**training)
+        .debugging(seed=7, log_level="ERROR")
+    )
+
+
+def small_ppo(**kwargs):
+    return small(PPOConfig(), train_batch_size_per_learner=120, minibatch_size=60, num_epochs=2, lr=3e-3, **kwargs)
+
+
+LSTM = DefaultModelConfig(fcnet_hiddens=[8], use_lstm=True, lstm_cell_size=8, max_seq_len=8)
+MODULES = {"flat": DefaultModelConfig(fcnet_hiddens=[8]), "stateful": LSTM}
+
+
+def two_policies(config):
+    """One policy without a state, one with."""
+    specs = {name: RLModuleSpec(model_config=model) for name, model in MODULES.items()}
+    return config.multi_agent(
+        policies=set(MODULES), policy_mapping_fn=lambda agent, episode, **kwargs: ["flat", "stateful"][agent % 2]
+    ).rl_module(rl_module_spec=MultiRLModuleSpec(rl_module_specs=specs))
+
+
+def the_piece(learner):
+    """The last of a learner's connectors, which computes the advantages."""
+    return learner._learner_connector.connectors[-1]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The connector on random batches
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class Critic(ValueFunctionAPI):
+    """A module whose values are in the batch, and have a graph."""
+
+    def __init__(self, max_seq_len):
+        self.model_config = {"max_seq_len": max_seq_len}
+
+    def compute_values(self, batch, embeddings=None):
+        return batch["values"] * torch.ones((), requires_grad=True)
+
+    def is_stateful(self):
+        return self.model_config["max_seq_len"] is not None
+
+
+class Modules(dict):
+    framework = "torch"
+
+    def foreach_module(self, func, return_dict=False):
+        return {name: func(name, module) for name, module in self.items()}
+
+
+def episode_of(length, module_id):
+    episode = SingleAgentEpisode(
+        observations=[0] * (length + 1), actions=[0] * length, rewards=[0.0] * length, len_lookback_buffer=0
+    )
+    episode.module_id = module_id
+    return episode
+
+
+def random_columns(lengths, max_seq_len, rng, scale=1.0):
+    """A module's batch out of episodes of these lengths, extra slots included."""
+    ends = np.cumsum(lengths) - 2  # the last real steps
+    slots = sum(lengths)
+    columns = {name: (scale * rng.standard_normal(slots)).astype(np.float32) for name in ("values", "rewards")}
+    how = rng.integers(0, 2, len(lengths)).astype(bool)
+    for name, which in {"terminateds": how, "truncateds": ~how}.items():
+        columns[name] = np.zeros(slots, bool)
+        columns[name][ends[which]] = True
+    columns["loss_mask"] = np.ones(slots, bool)
+    columns["loss_mask"][ends + 1] = False
+    if max_seq_len is not None:
+        for name, column in columns.items():
+            columns[name] = np.stack(split_and_zero_pad_n_episodes(column, lengths, max_seq_len))
+        columns["seq_lens"] = np.concatenate([create_mask_and_seq_lens(n, max_seq_len)[1] for n in lengths])
+    return {name: torch.from_numpy(column) for name, column in columns.items()}
+
+
+@settings(max_examples=60)
+@given(
+    lengths=st.lists(st.lists(st.integers(2, 20), min_size=1, max_size=5), min_size=1, max_size=3),
+    max_seq_lens=st.lists(st.sampled_from([None, 1, 3, 4, 8, 50]), min_size=3, max_size=3),
+    gamma=st.sampled_from([0.0, 0.9, 0.99, 1.0]),
+    lambda_=st.sampled_from([0.0, 0.95, 1.0]),
+    scale=st.sampled_from([1e-6, 1.0]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_columns_are_those_of_rllib(lengths, max_seq_lens, gamma, lambda_, scale, seed):
+    rng = np.random.default_rng(seed)
+    modules = Modules({str(i): Critic(max_seq_len) for i, max_seq_len in enumerate(max_seq_lens[: len(lengths)])})
+    batch = {i: random_columns(lengths[int(i)], m.model_config["max_seq_len"], rng, scale) for i, m in modules.items()}
+    episodes = [episode_of(n, str(i)) for i, ns in enumerate(lengths) for n in ns]
+    stock = GeneralAdvantageEstimation(gamma=gamma, lambda_=lambda_)
+    ours = TritonGeneralAdvantageEstimation(gamma=gamma, lambda_=lambda_)
+    assert_same_columns(stock, ours, modules, episodes, batch)
+
+
+def assert_same_columns(stock, ours, modules, episodes, batch):
+    """Both connectors add the same columns to the same batch."""
+    given_columns = {name: set(columns) for name, columns in batch.items()}
+    want, got = (
+        piece(rl_module=modules, episodes=episodes, batch={name: dict(columns) for name, columns in batch.items()})
+        for piece in (stock, ours)
+    )
+    assert set(got) == set(want) == set(batch)
+    for name in batch:
+        assert set(got[name]) == set(want[name]) == given_columns[name] | set(NEW_COLUMNS)
+        for column in NEW_COLUMNS:
+            assert not got[name][column].requires_grad
+            torch.testing.assert_close(got[name][column], want[name][column], **TOLERANCE)
+
+
+def test_a_module_without_values_or_without_data_is_left_alone():
+    columns = random_columns([3, 4], None, np.random.default_rng(0))
+    modules = Modules(critic=Critic(None), actor=SimpleNamespace(), idle=Critic(None))
+    batch = {"critic": dict(columns), "actor": dict(columns)}
+    TritonGeneralAdvantageEstimation(gamma=0.9, lambda_=0.9)(rl_module=modules, episodes=[], batch=batch)
+    assert set(batch["critic"]) - set(columns) == set(NEW_COLUMNS)
+    assert set(batch["actor"]) == set(columns)
+
+
+@pytest.mark.parametrize("max_seq_len", [None, 4], ids=["flat", "padded"])
+def test_masked_statistics_are_those_of_real_steps(max_seq_len):
+    columns = random_columns([3, 9, 5], max_seq_len, np.random.default_rng(0))
+    modules = Modules(critic=Critic(max_seq_len))
+    all_slots, real_steps = (
+        TritonGeneralAdvantageEstimation(gamma=0.9, lambda_=0.9, masked_statistics=masked)(
+            rl_module=modules, episodes=[], batch={"critic": dict(columns)}
+        )["critic"]
+        for masked in (False, True)
+    )
+    mask = columns["loss_mask"]
+    raw = all_slots["value_targets"] - columns["values"]
+    want = normalize_advantages(raw, mask, correction=0, epsilon=1e-4, epsilon_mode="floor")
+    assert real_steps["value_targets"].equal(all_slots["value_targets"])
+    torch.testing.assert_close(real_steps["advantages"], want, **TOLERANCE)
+    real = real_steps["advantages"][mask]
+    torch.testing.assert_close(
+        (real.mean(), real.std(correction=0)), (torch.tensor(0.0), torch.tensor(1.0)), **TOLERANCE
+    )
+    assert not real_steps["advantages"][~mask].any()
+    assert not torch.allclose(all_slots["advantages"][mask], real)
+
+
+def test_columns_by_hand():
+    """An episode that terminated, then one that was cut; V is 9 and 4 in the extra slots."""
+    columns = {
+        "rewards": torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0]),
+        "values": torch.tensor([3.0, 2.0, 9.0, 5.0, 4.0]),
+        "terminateds": torch.tensor([False, True, False, False, False]),
+        "truncateds": torch.tensor([False, False, False, True, False]),
+    }
+    advantages, value_targets = adapter.gae_of_slots(columns, columns["values"], gamma=1.0, lambda_=1.0)
+    assert value_targets.tolist() == [2.0, 1.0, 5.0, 5.0, 0.0]
+    assert advantages.tolist() == [-1.0, -1.0, -4.0, 0.0, -4.0]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The connector on episodes of RLlib
+# ---------------------------------------------------------------------------------------------------------------------
+
+RECORDED = {
+    "CartPole with a time limit": lambda: small_ppo(env_config={"max_episode_steps": 15}),
+    "Pendulum": lambda: small_ppo(env="Pendulum-v1", env_config={"max_episode_steps": 37}),
+    "LSTM": lambda: small_ppo(env_config={"max_episode_steps": 15}, model=LSTM),
+    "two policies": lambda: two_policies(small_ppo(env=MultiAgentCartPole, env_config={"num_agents": 3})),
+}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_columns_of_recorded_episodes(name, small_ray):
+    algorithm = enable_triton(RECORDED[name]()).build_algo()
+    try:
+        learner = algorithm.learner_group._learner
+        episodes = algorithm.env_runner.sample(num_timesteps=200, random_actions=False)
+        batch, shared_data = {}, {}
+        *pieces, ours = learner._learner_connector.connectors
+        for piece in pieces:
+            batch = piece(rl_module=learner.module, batch=batch, episodes=episodes, shared_data=shared_data)
+        assert type(ours) is TritonGeneralAdvantageEstimation
+        stock = GeneralAdvantageEstimation(gamma=ours.gamma, lambda_=ours.lambda_)
+        assert_same_columns(stock, ours, learner.module, episodes, batch)
+        flags = {name: [bool(c[f].any()) for f in ("terminateds", "truncateds")] for name, c in batch.items()}
+        if name.startswith("CartPole"):
+            assert flags == {"default_policy": [True, True]}
+        assert {name: "seq_lens" in columns for name, columns in batch.items()} == {
+            "CartPole with a time limit": {"default_policy": False},
+            "Pendulum": {"default_policy": False},
+            "LSTM": {"default_policy": True},
+            "two policies": {"flat": False, "stateful": True},
+        }[name]
+    finally:
+        algorithm.stop()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# PPO
+# ---------------------------------------------------------------------------------------------------------------------
+
+LOSSES = ("total_loss", "policy_loss", "vf_loss", "entropy", "mean_kl_loss")
+
+
+def trained(config, iterations=2):
+    """Losses of each iteration, the last weights, and the piece that each learner has."""
+    algorithm = config.build_algo()
+    try:
+        results = [algorithm.train()["learners"] for _ in range(iterations)]
+        weights = algorithm.learner_group.get_weights()
+        pieces = algorithm.learner_group.foreach_learner(lambda learner: type(the_piece(learner)).__name__)
+        return results, weights, [piece.get() for piece in pieces]
+    finally:
+        algorithm.stop()
+
+
+def assert_same_training(stock, ours, names=LOSSES):
+    for want, got in zip(stock[0], ours[0], strict=True):
+        for module, losses in want.items():
+            if module != "__all_modules__":
+                for name in names:
+                    np.testing.assert_allclose(got[module][name], losses[name], rtol=1e-3, atol=1e-4, err_msg=name)
+    for module, want in stock[1].items():
+        for name, weight in want.items():
+            np.testing.assert_allclose(ours[1][module][name], weight, rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("make", "num_learners"),
+    [
+        (small_ppo, 0),
+        (lambda **kwargs: small_ppo(model=LSTM, **kwargs), 0),
+        (lambda **kwargs: two_policies(small_ppo(env=MultiAgentCartPole, env_config={"num_agents": 2}, **kwargs)), 0),
+        (small_ppo, 1),
+        (small_ppo, 2),
+    ],
+    ids=["local", "local-lstm", "local-two-policies", "one-remote", "two-remote"],
+)
+def test_training_is_that_of_rllib(make, num_learners, small_ray):
+    stock = trained(make(num_learners=num_learners))
+    ours = trained(enable_triton(make(num_learners=num_learners)))
+    count = max(1, num_learners)
+    assert stock[2] == ["GeneralAdvantageEstimation"] * count
+    assert ours[2] == ["TritonGeneralAdvantageEstimation"] * count
+    assert_same_training(stock, ours)
+
+
+def test_a_restored_checkpoint_keeps_the_connector(small_ray, tmp_path):
+    config = enable_triton(small_ppo(), masked_statistics=True, backend="reference")
+    algorithm = config.build_algo()
+    try:
+        algorithm.train()
+        path = algorithm.save_to_path(str(tmp_path / "checkpoint"))
+        weights = algorithm.learner_group.get_weights()
+    finally:
+        algorithm.stop()
+    restored = Algorithm.from_checkpoint(path)
+    try:
+        piece = the_piece(restored.learner_group._learner)
+        assert type(piece) is TritonGeneralAdvantageEstimation
+        assert (piece.masked_statistics, piece.backend) == (True, "reference")
+        for name, weight in weights["default_policy"].items():
+            np.testing.assert_array_equal(restored.learner_group.get_weights()["default_policy"][name], weight)
+        assert math.isfinite(restored.train()["learners"]["default_policy"]["total_loss"])
+    finally:
+        restored.stop()
+
+
+# Learners alone need no Ray processes.
+
+
+def built(config):
+    """A learner of a config, with weights that depend on nothing else."""
+    import gymnasium as gym
+
+    torch.manual_seed(0)
+    return config.build_learner(env=gym.make("CartPole-v1"))
+
+
+def test_the_flag_restores_the_stock_connector():
+    names = [type(piece) for piece in built(small_ppo())._learner_connector.connectors]
+    off = built(enable_triton(small_ppo()).learners(learner_config_dict=OFF))
+    assert [type(piece) for piece in off._learner_connector.connectors] == names
+    on = built(enable_triton(small_ppo()))
+    assert [type(piece) for piece in on._learner_connector.connectors] == [
+        *names[:-1],
+        TritonGeneralAdvantageEstimation,
+    ]
+    assert on._learner_connector[GeneralAdvantageEstimation] == [the_piece(on)]
+
+
+def test_the_connector_takes_what_the_config_says():
+    config = small_ppo().training(gamma=0.5, lambda_=0.25)
+    piece = the_piece(built(enable_triton(config, masked_statistics=True, backend="reference")))
+    assert (piece.gamma, piece.lambda_, piece.masked_statistics, piece.backend) == (0.5, 0.25, True, "reference")
+
+
+def test_the_config_is_changed_in_place_and_keeps_other_entries():
+    config = small_ppo().learners(learner_config_dict={"mine": 1})
+    assert enable_triton(config) is config
+    assert enable_triton(config).learner_class is TritonPPOTorchLearner
+    flags = {"rl_triton": True, "rl_triton_masked_statistics": False, "rl_triton_backend": None}
+    assert config.learner_config_dict == {"mine": 1, **flags}
+
+
+def test_learners_of_ones_own_derive_from_ours():
+    class Mine(TritonPPOTorchLearner):
+        pass
+
+    assert enable_triton(small_ppo().learners(learner_class=Mine)).learner_class is Mine
+
+
+def test_a_piece_of_ones_own_is_left_alone_and_a_missing_one_is_an_error():
+    class Mine(GeneralAdvantageEstimation):
+        pass
+
+    def only(piece):
+        return enable_triton(small_ppo()).learners(
+            learner_connector=lambda *spaces: piece, add_default_connectors_to_learner_pipeline=False
+        )
+
+    for piece in (Mine(gamma=0.9, lambda_=0.9), []):
+        with pytest.raises(RuntimeError, match="without GeneralAdvantageEstimation, expected one to replace"):
+            built(only(piece))
+    assert type(the_piece(built(only(GeneralAdvantageEstimation(gamma=0.9, lambda_=0.9))))) is (
+        TritonGeneralAdvantageEstimation
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# IMPALA, APPO
+# ---------------------------------------------------------------------------------------------------------------------
+
+VTRACED = [(IMPALAConfig, TritonIMPALATorchLearner), (APPOConfig, TritonAPPOTorchLearner)]
+
+
+def small_impala(config_class, **kwargs):
+    config = (
+        small(config_class(), **kwargs).env_runners(rollout_fragment_length=10).reporting(min_time_s_per_iteration=0)
+    )
+    return config.training(train_batch_size_per_learner=40, lr=3e-3)
+
+
+def random_vtrace(steps, rows, rng):
+    """Arguments as the learners pass them: transposed views, some of which have a graph."""
+
+    def column(scale=1.0):
+        return torch.from_numpy((scale * rng.standard_normal((rows * steps,))).astype(np.float32))
+
+    arguments = {
+        "target_action_log_probs": column(0.5).requires_grad_(),
+        "behaviour_action_log_probs": column(0.5),
+        "discounts": torch.from_numpy((rng.random(rows * steps) < 0.8).astype(np.float32)) * 0.9,
+        "rewards": column(),
+        "values": column().requires_grad_(),
+    }
+    arguments = {name: make_time_major(tensor, trajectory_len=steps) for name, tensor in arguments.items()}
+    first = arguments["values"][0]
+    return {**arguments, "bootstrap_values": torch.cat([first[1:], first[:1]])}
+
+
+@settings(max_examples=60)
+@given(
+    steps=st.integers(1, 30),
+    rows=st.integers(1, 9),
+    rho=st.sampled_from([None, 0.5, 1.0, 2.0]),
+    pg_rho=st.sampled_from([None, 0.5, 1.0, torch.tensor(2.0)]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_vtrace_is_that_of_rllib(steps, rows, rho, pg_rho, seed):
+    arguments = random_vtrace(steps, rows, np.random.default_rng(seed))
+    clips = {"clip_rho_threshold": rho, "clip_pg_rho_threshold": pg_rho}
+    want, got = vtrace_torch(**arguments, **clips), vtrace(**arguments, **clips)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-4)
+    assert not any(tensor.requires_grad for tensor in got)
+
+
+def random_batch(slots, rng):
+    """A batch of a CartPole learner."""
+    return {
+        "obs": torch.from_numpy(rng.standard_normal((slots, 4)).astype(np.float32)),
+        "actions": torch.from_numpy(rng.integers(0, 2, slots)),
+        "action_logp": torch.from_numpy(np.log(rng.uniform(0.2, 0.9, slots)).astype(np.float32)),
+        "rewards": torch.from_numpy(rng.standard_normal(slots).astype(np.float32)),
+        "terminateds": torch.from_numpy(rng.random(slots) < 0.1),
+        "loss_mask": torch.from_numpy(rng.random(slots) < 0.9),
+    }
+
+
+def loss_and_gradients(learner, batch):
+    module = learner.module["default_policy"]
+    module.zero_grad()
+    fwd_out = module.forward_train(batch)
+    config = learner.config.get_config_for_module("default_policy")
+    loss = learner.compute_loss_for_module(module_id="default_policy", config=config, batch=batch, fwd_out=fwd_out)
+    loss.backward()
+    return loss, [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+
+
+@pytest.mark.parametrize(("config_class", "learner_class"), VTRACED)
+@pytest.mark.parametrize("slots", [50, 55], ids=["whole", "padded"])
+def test_losses_are_those_of_rllib(config_class, learner_class, slots, monkeypatch):
+    calls = []
+    monkeypatch.setattr(adapter, "vtrace", lambda **kwargs: calls.append(kwargs) or vtrace(**kwargs))
+    stock, off, ours = learners = [
+        built(small_impala(config_class)),
+        built(enable_triton(small_impala(config_class)).learners(learner_config_dict=OFF)),
+        built(enable_triton(small_impala(config_class), backend="reference")),
+    ]
+    try:
+        assert type(ours) is type(off) is learner_class
+        batch = random_batch(slots, np.random.default_rng(0))
+        calls.clear()
+        want = loss_and_gradients(stock, batch)
+        unchanged = loss_and_gradients(off, batch)
+        assert not calls
+        got = loss_and_gradients(ours, batch)
+        assert [call["backend"] for call in calls] == ["reference"]
+        assert len(want[1]) > 4
+        torch.testing.assert_close(unchanged, want, rtol=0, atol=0)
+        torch.testing.assert_close(got, want, **TOLERANCE)
+    finally:
+        for learner in learners:
+            learner.shutdown()
+
+
+def test_nobody_elses_vtrace_changes():
+    learner = built(enable_triton(small_impala(IMPALAConfig)))
+    learner.shutdown()
+    assert impala_torch_learner.vtrace_torch is vtrace_torch
+
+
+def test_a_loss_of_ones_own_may_call_ours():
+    class Mine(TritonIMPALATorchLearner):
+        def compute_loss_for_module(self, **kwargs):
+            return 2 * super().compute_loss_for_module(**kwargs)
+
+    stock = built(small_impala(IMPALAConfig))
+    mine = built(enable_triton(small_impala(IMPALAConfig).learners(learner_class=Mine)))
+    try:
+        batch = random_batch(50, np.random.default_rng(0))
+        (want, _), (got, _) = loss_and_gradients(stock, batch), loss_and_gradients(mine, batch)
+        torch.testing.assert_close(got, 2 * want, **TOLERANCE)
+    finally:
+        for learner in (stock, mine):
+            learner.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("config_class", "options"),
+    [
+        (IMPALAConfig, {"num_learners": 0}),
+        (IMPALAConfig, {"num_learners": 0, "model": LSTM}),
+        (IMPALAConfig, {"num_learners": 1}),
+        (APPOConfig, {"num_learners": 0}),
+    ],
+    ids=["local", "local-lstm", "remote", "local-appo"],
+)
+def test_vtrace_training_runs(config_class, options, small_ray):
+    algorithm = enable_triton(small_impala(config_class, **options), backend="cpu").build_algo()
+    try:
+        swapped = algorithm.learner_group.foreach_learner(
+            lambda learner: learner._triton_loss.__func__.__globals__["vtrace_torch"].keywords
+        )
+        assert [swap.get() for swap in swapped] == [{"backend": "cpu"}]
+        before = algorithm.learner_group.get_weights()["default_policy"]
+        for _ in range(2):
+            algorithm.train()
+        after = algorithm.learner_group.get_weights()["default_policy"]
+        assert all(np.isfinite(weight).all() for weight in after.values())
+        assert any((weight != before[name]).any() for name, weight in after.items())
+    finally:
+        algorithm.stop()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Errors
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["2.55.1", "2.9.0", "1.13.0"])
+def test_an_old_ray_is_an_error(version, monkeypatch):
+    monkeypatch.setattr(ray, "__version__", version)
+    with pytest.raises(RuntimeError, match=f"needs Ray 2.56 or newer, got {version}: pip install"):
+        enable_triton(small_ppo())
+
+
+@pytest.mark.parametrize("version", ["2.56.0", "2.60.0", "3.0.0.dev0"])
+def test_a_new_ray_is_judged_by_what_it_does(version, monkeypatch):
+    monkeypatch.setattr(ray, "__version__", version)
+    check_ray()
+
+
+@pytest.mark.parametrize(("name", "what"), [("compute_value_targets", "value targets"), ("vtrace_torch", "V-Trace")])
+def test_other_numbers_are_an_error(name, what, monkeypatch):
+    stock = getattr(adapter, name)
+
+    def changed(*args, **kwargs):
+        result = stock(*args, **kwargs)
+        return result + 1 if name == "compute_value_targets" else tuple(x + 1 for x in result)
+
+    monkeypatch.setattr(adapter, name, changed)
+    for call in (check_ray, lambda: enable_triton(small_ppo())):
+        with pytest.raises(RuntimeError, match=f"Ray {ray.__version__} has other {what} than"):
+            call()
+
+
+def test_other_flags_are_an_error(monkeypatch):
+    class Later(adapter.AddOneTsToEpisodesAndTruncate):
+        def __call__(self, **kwargs):
+            batch = super().__call__(**kwargs)
+            for name in ("terminateds", "truncateds"):
+                for flags in batch[name].values():
+                    flags.insert(0, flags.pop())
+            return batch
+
+    monkeypatch.setattr(adapter, "AddOneTsToEpisodesAndTruncate", Later)
+    with pytest.raises(RuntimeError, match="has other flags than"):
+        check_ray()
+
+
+def test_a_loss_without_vtrace_is_an_error(monkeypatch):
+    monkeypatch.setattr(IMPALATorchLearner, "compute_loss_for_module", lambda self, **kwargs: 0.0)
+    with pytest.raises(RuntimeError, match="got none in Ray .*, expected a call of vtrace_torch"):
+        built(enable_triton(small_impala(IMPALAConfig)))
+
+
+@pytest.mark.parametrize("config", [DQNConfig(), MARWILConfig()], ids=["DQN", "MARWIL"])
+def test_other_algorithms_are_an_error(config):
+    with pytest.raises(
+        TypeError, match="which has nothing to replace, expected a PPOConfig, IMPALAConfig or APPOConfig"
+    ):
+        enable_triton(config)
+
+
+@pytest.mark.parametrize("config", [None, {}, PPOConfig], ids=["None", "dict", "class"])
+def test_what_is_no_config_is_an_error(config):
+    with pytest.raises(TypeError, match="expected a PPOConfig, IMPALAConfig or APPOConfig"):
+        enable_triton(config)
+
+
+@pytest.mark.parametrize(
+    ("config", "stock", "name"),
+    [
+        (PPOConfig(), PPOTorchLearner, "TritonPPOTorchLearner"),
+        (IMPALAConfig(), IMPALATorchLearner, "TritonIMPALATorchLearner"),
+        (APPOConfig(), APPOTorchLearner, "TritonAPPOTorchLearner"),
+    ],
+)
+def test_a_learner_that_does_not_derive_from_ours_is_an_error(config, stock, name):
+    mine = type("Mine", (stock,), {})
+    with pytest.raises(TypeError, match=f"learner_class: got Mine, expected it to derive from {name}"):
+        enable_triton(config.learners(learner_class=mine))
+
+
+def test_the_old_api_stack_is_an_error():
+    config = PPOConfig().api_stack(enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False)
+    with pytest.raises(ValueError, match="expected the new API stack"):
+        enable_triton(config)
+
+
+def test_masked_statistics_are_of_ppo():
+    with pytest.raises(ValueError, match="masked_statistics: got True for IMPALAConfig, expected it for PPO alone"):
+        enable_triton(IMPALAConfig(), masked_statistics=True)
+
+
+def test_without_rllib_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "rl_triton_adapters.rllib")
+    with pytest.raises(ImportError, match=r"pip install rl-triton-core\[rllib\]"):
+        __import__("rl_triton_adapters.rllib")

@@ -425,9 +425,7 @@ def read(
 
 
 @triton.jit
-def tile_place(
-    tile, tiles, row, first, CHUNKS: tl.constexpr, LOG_UNROLL: tl.constexpr, BACKWARD: tl.constexpr
-):
+def tile_place(tile, tiles, row, first, CHUNKS: tl.constexpr, LOG_UNROLL: tl.constexpr, BACKWARD: tl.constexpr):
     """Where the tile of a program's lanes is that is scanned as number `tile`."""
     chunk = tl.arange(0, CHUNKS)[:, None]
     if BACKWARD:

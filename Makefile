@@ -128,5 +128,5 @@ $(RLLIB_READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV_RLLIB)
 	$(PIP_RLLIB) install --upgrade "pip>=23.1"
 	$(PIP_RLLIB) install "$(TORCH)"
-	$(PIP_RLLIB) install -c constraints.txt -e ".[rllib]" hypothesis pytest
+	$(PIP_RLLIB) install -c constraints.txt -e ".[rllib,cleanrl]" hypothesis pytest
 	@touch $@

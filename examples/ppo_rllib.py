@@ -1,0 +1,98 @@
+"""PPO of RLlib on CartPole-v1, the advantages computed by rl_triton_core.
+
+    python examples/ppo_rllib.py                           --advantages triton is the default
+    python examples/ppo_rllib.py --advantages stock        RLlib's own
+    python examples/ppo_rllib.py --num-learners 2          learners in processes of their own
+
+`enable_triton(config)` is all that differs.
+"""
+
+import argparse
+import sys
+import time
+
+import ray
+from ray.rllib.algorithms.ppo import PPOConfig
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+from rl_triton_adapters.rllib import enable_triton
+
+
+def algorithm_config(args: argparse.Namespace) -> PPOConfig:
+    """RLlib's configuration; one line of it is ours."""
+    config = (
+        PPOConfig()
+        .environment(args.env)
+        .env_runners(num_env_runners=args.num_env_runners, num_envs_per_env_runner=8)
+        .learners(num_learners=args.num_learners)
+        .training(
+            lr=args.learning_rate,
+            gamma=args.gamma,
+            lambda_=args.gae_lambda,
+            train_batch_size_per_learner=args.batch_size,
+            minibatch_size=args.minibatch_size,
+            num_epochs=args.num_epochs,
+            vf_clip_param=1e9,
+            use_kl_loss=False,
+        )
+        .evaluation(
+            evaluation_num_env_runners=0,
+            evaluation_duration=args.evaluation_episodes,
+            evaluation_config={"explore": False},
+        )
+        .debugging(seed=args.seed)
+    )
+    return enable_triton(config) if args.advantages == "triton" else config
+
+
+def train(args: argparse.Namespace) -> tuple[list[float], float]:
+    """The mean return of the episodes of each iteration, and that of the evaluation."""
+    algorithm = algorithm_config(args).build_algo()
+    writer = SummaryWriter(f"{args.log_dir}/{args.env}__ppo_rllib__{args.advantages}__{args.seed}")
+    curve = []
+    for iteration in (bar := tqdm(range(args.iterations), unit="update", disable=args.quiet)):
+        started = time.perf_counter()
+        results = algorithm.train()
+        curve.append(results["env_runners"].get("episode_return_mean", float("nan")))
+        bar.set_postfix_str(f"return {curve[-1]:.1f}")
+        writer.add_scalar("charts/episodic_return", curve[-1], iteration)
+        writer.add_scalar("charts/seconds", time.perf_counter() - started, iteration)
+    evaluation = algorithm.evaluate()["env_runners"]["episode_return_mean"]
+    writer.close()
+    algorithm.stop()
+    return curve, evaluation
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--advantages", choices=["stock", "triton"], default="triton", help="who computes them")
+    parser.add_argument("--env", default="CartPole-v1")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--iterations", type=int, default=20)
+    parser.add_argument("--num-env-runners", type=int, default=0, help="processes that step environments; 0: none")
+    parser.add_argument("--num-learners", type=int, default=0, help="processes that learn; 0: none")
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--gamma", type=float, default=0.99)
+    parser.add_argument("--gae-lambda", type=float, default=0.95)
+    parser.add_argument("--batch-size", type=int, default=2048, help="steps per learner and iteration")
+    parser.add_argument("--minibatch-size", type=int, default=256)
+    parser.add_argument("--num-epochs", type=int, default=10)
+    parser.add_argument("--evaluation-episodes", type=int, default=20)
+    parser.add_argument("--target-return", type=float, help="exit with status 1 if the evaluation stays below")
+    parser.add_argument("--log-dir", default="runs", help="where the TensorBoard logs go")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    return parser.parse_args(arguments)
+
+
+def main() -> int:
+    args = parse_arguments()
+    ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    _, evaluation = train(args)
+    ray.shutdown()
+    print(f"evaluation: mean return {evaluation:.1f} over {args.evaluation_episodes} episodes")
+    return 1 if args.target_return is not None and evaluation < args.target_return else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+"""examples/ppo_rllib.py runs from the command line, with RLlib's advantages and with ours."""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray")
+pytest.importorskip("tensorboard")
+pytest.importorskip("tqdm")
+
+ROOT = Path(__file__).resolve().parents[3]
+BRIEF = ["--iterations", "3", "--evaluation-episodes", "4", "--quiet", "--target-return", "12"]
+
+
+@pytest.mark.parametrize("advantages", ["stock", "triton"])
+def test_the_example(advantages, tmp_path):
+    home = tempfile.mkdtemp(prefix="rllib")  # short: Ray makes sockets below it
+    private = {"HOME": home, "RAY_TMPDIR": home, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+    path = os.pathsep.join([str(ROOT), str(ROOT / "adapters"), *filter(None, sys.path)])
+    command = [sys.executable, str(ROOT / "examples" / "ppo_rllib.py"), "--advantages", advantages, *BRIEF]
+    result = subprocess.run(
+        [*command, "--log-dir", str(tmp_path)],
+        env={**os.environ, **private, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert re.search(r"evaluation: mean return \d+\.\d over 4 episodes", result.stdout)
+    assert [x.name for x in tmp_path.iterdir()] == [f"CartPole-v1__ppo_rllib__{advantages}__1"]

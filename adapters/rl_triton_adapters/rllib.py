@@ -16,12 +16,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import FunctionType, MethodType
+from types import MethodType
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
+from rl_triton_adapters._rebinding import rebound
 from rl_triton_core import compute_gae, compute_vtrace, normalize_advantages
 
 try:
@@ -362,9 +363,7 @@ class _VTraceMixin:
         config = self.config  # type: ignore[attr-defined]
         if is_enabled(config):
             check_ray()
-            self._triton_loss = rebound(
-                self._triton_loss, "vtrace_torch", partial(vtrace, backend=chosen_backend(config))
-            )
+            self._triton_loss = _with_vtrace(self._triton_loss, partial(vtrace, backend=chosen_backend(config)))
         learner.build()
 
     def compute_loss_for_module(self, **kwargs: Any) -> torch.Tensor:
@@ -381,19 +380,16 @@ class TritonAPPOTorchLearner(_VTraceMixin, APPOTorchLearner):
     """`APPOTorchLearner` with our V-Trace. Derive from it to have a learner of your own."""
 
 
-def rebound(method: Any, name: str, replacement: Callable[..., Any]) -> MethodType:
-    """The same method, in which one global name means something else. Nobody else's does.
+def _with_vtrace(method: Any, replacement: Callable[..., Any]) -> MethodType:
+    """The same method, calling that where it called RLlib's `vtrace_torch`.
 
     Raises:
         RuntimeError: The method does not read that name.
     """
-    function = method.__func__
+    function, name = method.__func__, "vtrace_torch"
     if name not in function.__code__.co_names:
         raise RuntimeError(f"{function.__qualname__}: got none in Ray {ray.__version__}, expected a call of {name}")
-    scope = {**function.__globals__, name: replacement}
-    copy = FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
-    copy.__kwdefaults__ = function.__kwdefaults__
-    return MethodType(copy, method.__self__)
+    return MethodType(rebound(function, {name: replacement}), method.__self__)
 
 
 _LEARNERS = {

@@ -11,13 +11,13 @@ Everything around the computation is TorchRL's own: calls of the networks, keys,
 # mypy: allow-subclassing-any, allow-untyped-decorators
 
 from collections.abc import Callable
-from functools import update_wrapper
-from types import CellType, FunctionType
+from types import CellType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rl_triton_adapters._rebinding import rebound
 from rl_triton_core import compute_gae, compute_lambda_returns, compute_vtrace
 
 try:
@@ -240,18 +240,15 @@ def _calling(ours: Callable[..., Any], method: Any) -> Any:
     Raises:
         ImportError: It calls no function of that name, vectorized or not: another TorchRL than this file knows.
     """
-    inner, scope, closure = getattr(method, "__wrapped__", None), method.__globals__, method.__closure__
+    inner = getattr(method, "__wrapped__", None)
     if inner is not None:
         copied = _calling(ours, inner)
-        closure = tuple(CellType(copied) if cell.cell_contents is inner else cell for cell in closure)
-    else:
-        names = {ours.__name__, f"vec_{ours.__name__}"}.intersection(method.__code__.co_names)
-        if not names:
-            raise ImportError(f"TorchRL's {method.__qualname__} calls no {ours.__name__}: another version is needed")
-        scope = {**scope, **dict.fromkeys(names, ours)}
-    copy = FunctionType(method.__code__, scope, method.__name__, method.__defaults__, closure)
-    copy.__kwdefaults__ = method.__kwdefaults__
-    return update_wrapper(copy, method)
+        cells = tuple(CellType(copied) if cell.cell_contents is inner else cell for cell in method.__closure__)
+        return rebound(method, {}, cells)
+    names = {ours.__name__, f"vec_{ours.__name__}"}.intersection(method.__code__.co_names)
+    if not names:
+        raise ImportError(f"TorchRL's {method.__qualname__} calls no {ours.__name__}: another version is needed")
+    return rebound(method, dict.fromkeys(names, ours))
 
 
 class TritonGAE(GAE):

@@ -21,12 +21,9 @@ def example():
     spec = importlib.util.spec_from_file_location("ppo_cleanrl", PATH)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     gym.register("ShortPendulum-v0", "gymnasium.envs.classic_control.pendulum:PendulumEnv", max_episode_steps=20)
     yield module
     del gym.registry["ShortPendulum-v0"]
-    torch.set_num_threads(threads)
 
 
 def trained(example, tmp_path, advantages, arguments):

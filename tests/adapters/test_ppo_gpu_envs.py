@@ -22,14 +22,6 @@ def double(name):
     return example.ENVIRONMENTS[name](ROWS, dtype=torch.float64)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def theirs(env, states, actions):
     """What Gymnasium's environment does from each of the states."""
     steps = []

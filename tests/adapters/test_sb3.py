@@ -40,14 +40,6 @@ PAIRS = [(RolloutBuffer, TritonRolloutBuffer, BOX), (DictRolloutBuffer, TritonDi
 ROOTS = [str(Path(__file__).parents[2]), str(Path(__file__).parents[2] / "adapters")]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def same_bits(left: np.ndarray, right: np.ndarray) -> bool:
     return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
 

@@ -18,7 +18,6 @@ from test_sb3 import (
     DICT,
     DictCartPole,
     EpisodeEnds,
-    _one_thread,  # noqa: F401
     assert_same_agent,
     cartpole,
     dict_cartpole,

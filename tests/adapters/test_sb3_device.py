@@ -19,7 +19,6 @@ from test_sb3 import (
     DISCRETE,
     ENVIRONMENTS,
     STOCK,
-    _one_thread,  # noqa: F401
     assert_same_agent,
     cartpole,
     continued,

@@ -43,14 +43,6 @@ SHAPES = [  # and where time is
 ]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def assert_same(got, want):
     assert type(got) is type(want)
     for ours_, theirs in zip(*((x,) if isinstance(x, torch.Tensor) else x for x in (got, want)), strict=True):

@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -18,14 +17,11 @@ BRIEF = ["--iterations", "3", "--evaluation-episodes", "4", "--quiet", "--target
 
 
 @pytest.mark.parametrize("advantages", ["stock", "triton"])
-def test_the_example(advantages, tmp_path):
-    home = tempfile.mkdtemp(prefix="rllib")  # short: Ray makes sockets below it
-    private = {"HOME": home, "RAY_TMPDIR": home, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
-    path = os.pathsep.join([str(ROOT), str(ROOT / "adapters"), *filter(None, sys.path)])
+def test_the_example(advantages, tmp_path, private):
     command = [sys.executable, str(ROOT / "examples" / "ppo_rllib.py"), "--advantages", advantages, *BRIEF]
     result = subprocess.run(
         [*command, "--log-dir", str(tmp_path)],
-        env={**os.environ, **private, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, **private},
         capture_output=True,
         text=True,
         timeout=300,

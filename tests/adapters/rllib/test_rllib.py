@@ -4,10 +4,7 @@ Everything that is not random numbers comes from RLlib: environments, episodes, 
 """
 
 import math
-import os
-import shutil
 import sys
-import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -58,29 +55,15 @@ NEW_COLUMNS = ("advantages", "value_targets")
 OFF = {"rl_triton": False}
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
-def small_ray():
+def small_ray(private):
     """A Ray of two CPUs that leaves no trace outside a directory of its own."""
-    home = tempfile.mkdtemp(prefix="rllib")  # short: Ray makes sockets below it
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HOME", home)
-        patch.setenv("RAY_TMPDIR", home)
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("OMP_NUM_THREADS", "1")
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "adapters"), *filter(None, sys.path)]))
+        for name, value in private.items():
+            patch.setenv(name, value)
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
         yield
         ray.shutdown()
-    shutil.rmtree(home, ignore_errors=True)
 
 
 def small(config, env="CartPole-v1", env_config=None, model=None, num_learners=0, **training):

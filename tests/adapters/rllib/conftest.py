@@ -1,0 +1,26 @@
+"""Ray writes below the home directory and its own: both are a directory that is gone afterwards."""
+
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def private():
+    """Environment variables for Ray's processes."""
+    home = tempfile.mkdtemp(prefix="rllib")  # short: Ray makes sockets below it
+    yield {
+        "HOME": home,
+        "RAY_TMPDIR": home,
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "adapters"), *filter(None, sys.path)]),
+    }
+    shutil.rmtree(home, ignore_errors=True)

@@ -115,7 +115,7 @@ def segment_numbers(steps: int, lanes: int, launch: Launch) -> list[int]:
     warps = -(-lanes // launch.block_lanes) * launch.num_warps
     wanted = {1} if steps <= 8192 else set()
     wanted |= {min(tiles, 1024, x * WARPS // (2 * warps)) for x in (2, 4) if 4 * warps <= WARPS and tiles >= 8}
-    return sorted({-(-tiles // -(-tiles // number)) for number in wanted if number})
+    return sorted({backend.launch.none_empty(tiles, number) for number in wanted if number})
 
 
 def call_of(workload: Workload) -> Call:

@@ -85,7 +85,12 @@ def segments(steps: int, programs: int, launch: Launch) -> int:
     wanted = WARPS // (programs * launch.num_warps)
     if wanted < 8 or tiles < 8:
         return 1
-    return -(-tiles // -(-tiles // min(tiles, wanted, MAX_SEGMENTS)))
+    return none_empty(tiles, min(wanted, MAX_SEGMENTS))
+
+
+def none_empty(tiles: int, number: int) -> int:
+    """Over how many segments of equally many tiles they go: at most `number`, and none is empty."""
+    return -(-tiles // -(-tiles // min(tiles, number)))
 
 
 def next_power_of_2(n: int) -> int:

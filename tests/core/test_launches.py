@@ -9,7 +9,7 @@ import rl_triton_core as ours
 from rl_triton_core.testing import assert_close
 
 triton_backend = pytest.importorskip("rl_triton_core.backends.triton", reason="Triton is not installed")
-from rl_triton_core.kernels.launch import TABLE, Launch, segments  # noqa: E402
+from rl_triton_core.kernels.launch import TABLE, Launch, none_empty, segments  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -39,8 +39,7 @@ def launch(request, monkeypatch, in_bounds):
     def settings(problem):
         if problem.cu_seqlens is not None or (problem.mask is not None and problem.skip):
             return row, 1
-        tiles = -(-problem.shape[1] // row.steps)
-        return row, -(-tiles // -(-tiles // number))
+        return row, none_empty(-(-problem.shape[1] // row.steps), number)
 
     monkeypatch.setattr(triton_backend, "settings", settings)
     return row

@@ -107,8 +107,13 @@ def test_one_float64_input_makes_the_result_float64(float64_target, name):
     check(case, float64_target, How(dtype=torch.float64))
 
 
-@pytest.mark.parametrize("out_dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("out_layout", LAYOUTS[:5])
+@pytest.mark.parametrize(
+    ("out_dtype", "out_layout"),
+    [
+        *((torch.float32, layout) for layout in LAYOUTS[:5]),
+        *((dtype, "padded_transposed") for dtype in (torch.bfloat16, torch.float16, torch.float64)),
+    ],
+)
 def test_out(target, out_dtype, out_layout):
     for time_dim in (-1, 0):
         check(random_case(5, 17), target, How(out_layout=out_layout, out_dtype=out_dtype, time_dim=time_dim))

@@ -22,7 +22,8 @@ LAUNCHES = {
     "one chunk, segments": (Launch(32, 1, 8, 1), 5),
     "long chunks": (Launch(4, 8, 16, 1), 1),
 }
-WINDOWS = {"even": (32, 256), "uneven": (5, 201)} if DEVICE == "cuda" else {"even": (2, 64), "uneven": (3, 45)}
+UNEVEN, EVEN = ((5, 201), (32, 256)) if DEVICE == "cuda" else ((3, 45), (2, 64))
+"""Environments and steps; tiles fill the even window, whose loads then ask for no bounds unless a mask is given."""
 
 
 @pytest.fixture(autouse=True)
@@ -43,11 +44,6 @@ def launch(request, monkeypatch, in_bounds):
 
     monkeypatch.setattr(triton_backend, "settings", settings)
     return row
-
-
-@pytest.fixture(params=WINDOWS)
-def window(request):
-    return WINDOWS[request.param]
 
 
 def data(window, layout, seed=0):
@@ -75,10 +71,16 @@ def check(function, *args, **kwargs):
 
 
 LAYOUTS = pytest.mark.parametrize(("layout", "time_dim"), [("env-major", 1), ("time-major", 0)])
+BOTH = pytest.mark.parametrize("window", [UNEVEN, EVEN], ids=["uneven", "even"])
+MASKED = pytest.mark.parametrize(
+    ("window", "masked"),
+    [(UNEVEN, None), (EVEN, None), (UNEVEN, "skip"), (UNEVEN, "reset")],
+    ids=["uneven", "even", "uneven-skip", "uneven-reset"],
+)
 
 
 @LAYOUTS
-@pytest.mark.parametrize("masked", [None, "skip", "reset"])
+@MASKED
 def test_gae(launch, window, layout, time_dim, masked):
     real, flags = data(window, layout)
     mask = {} if masked is None else {"mask": ~flags(0.3), "mask_mode": masked}
@@ -87,6 +89,7 @@ def test_gae(launch, window, layout, time_dim, masked):
 
 
 @LAYOUTS
+@BOTH
 def test_gae_of_an_endless_episode(launch, window, layout, time_dim):
     real, _ = data(window, layout)
     bootstrap = torch.randn(window[0], device=DEVICE)
@@ -94,6 +97,7 @@ def test_gae_of_an_endless_episode(launch, window, layout, time_dim):
 
 
 @LAYOUTS
+@BOTH
 def test_vtrace(launch, window, layout, time_dim):
     real, flags = data(window, layout)
     check(
@@ -102,7 +106,7 @@ def test_vtrace(launch, window, layout, time_dim):
 
 
 @LAYOUTS
-@pytest.mark.parametrize("actions", [3, 8])
+@pytest.mark.parametrize(("window", "actions"), [(UNEVEN, 3), (EVEN, 8)], ids=["uneven-3", "even-8"])
 def test_retrace(launch, window, layout, time_dim, actions):
     real, flags = data(window, layout)
     probs = torch.softmax(real(actions), -1)
@@ -123,7 +127,7 @@ def test_retrace(launch, window, layout, time_dim, actions):
 
 
 @LAYOUTS
-@pytest.mark.parametrize("masked", [None, "skip", "reset"])
+@MASKED
 def test_traces(launch, window, layout, time_dim, masked):
     real, flags = data(window, layout)
     mask = {} if masked is None else {"mask": ~flags(0.3), "mask_mode": masked}
@@ -132,7 +136,7 @@ def test_traces(launch, window, layout, time_dim, masked):
 
 
 @LAYOUTS
-@pytest.mark.parametrize("boundary", ["ends_at", "starts_at"])
+@pytest.mark.parametrize(("window", "boundary"), [(UNEVEN, "ends_at"), (EVEN, "starts_at")], ids=["uneven", "even"])
 def test_integer_sums(launch, window, layout, time_dim, boundary):
     real, flags = data(window, layout)
     x, dones = (real() * 2.0**40).long(), flags()

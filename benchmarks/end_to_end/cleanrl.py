@@ -1,0 +1,91 @@
+"""A single-file PPO in CleanRL's manner whose environments live on the device: examples/ppo_gpu_envs.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.end_to_end import ppo
+from benchmarks.end_to_end.frameworks import Arm, Setting
+from benchmarks.end_to_end.stopwatch import ADVANTAGES, Stopwatch
+from benchmarks.workloads import Workload
+from rl_triton_core.testing import random_rollout
+
+TITLE = "A single-file PPO with environments on the device"
+ITERATION = """\
+`examples/ppo_gpu_envs.py`, CartPole, tensors [num_steps, num_envs] with truncations. An iteration steps the
+environments, computes advantages and returns, and makes the epochs of minibatches. The advantage step is the function
+of the example that `--advantages` chooses."""
+ARMS = {
+    "stock": "a Python loop over the steps, as in CleanRL",
+    "compiled": "`torch.compile` of a doubling scan",
+    "ours": "`compute_gae`",
+}
+OURS = ("ours",)
+SETTINGS = {
+    "cuda": (
+        Setting(4096, 128),
+        Setting(16384, 128, 128),
+        Setting(1024, 512, 128),
+    ),
+    "cpu": (
+        Setting(64, 64, 64, 10, 8, device="cpu"),
+        Setting(512, 128, device="cpu"),
+    ),
+    "quick": (Setting(4, 16, 8, 2, 2),),
+}
+
+
+class Training:
+    """A policy, its optimizer, and environments."""
+
+    def __init__(self, setting: Setting) -> None:
+        torch.manual_seed(0)
+        self.example, self.args = ppo.example(), ppo.arguments(setting)
+        self.envs = self.example.CartPole(setting.num_envs, setting.device)
+        self.agent = self.example.Agent(self.envs, setting.hidden).to(setting.device)
+        self.optimizer = torch.optim.Adam(self.agent.parameters(), lr=self.args.learning_rate, eps=1e-5)
+
+    def iteration(self, watch: Stopwatch, advantages: Any) -> None:
+        """One pass of the example's loop."""
+        rollout = self.example.collect(self.envs, self.agent, self.args)
+        with torch.no_grad():
+            next_value = self.agent.value(self.envs.observe(self.envs.state))
+        with watch.part(ADVANTAGES):
+            results = advantages(rollout, next_value, self.args)
+        data = rollout._asdict() | dict(zip(("advantages", "returns"), results, strict=True))
+        data = {name: x.flatten(0, 1) for name, x in data.items()}
+        self.example.update(self.agent, self.optimizer, data, self.args)
+
+    def results(self, advantages: Any) -> tuple[Tensor, Tensor]:
+        """Those of a random rollout."""
+        shape = (self.args.num_envs, self.args.num_steps)
+        random = random_rollout(*shape, time_dim=0, device=self.args.device)
+        random = random._replace(truncated=random.truncated & ~random.terminated)
+        *steps, final_values = random
+        rollout = self.example.Rollout(None, None, None, steps[1], steps[0], *steps[2:], final_values.clone())
+        results: tuple[Tensor, Tensor] = advantages(rollout, final_values[0], self.args)
+        return results
+
+
+def compiled(setting: Setting) -> Any:
+    """The compiled scan in the place of the example's functions."""
+
+    def function(rollout: Any, next_value: Tensor, args: Any) -> tuple[Tensor, Tensor]:
+        final_values = rollout.final_values
+        final_values[-1] = torch.where(rollout.truncated[-1], final_values[-1], next_value)
+        inputs = {name: getattr(rollout, name) for name in ("rewards", "values", "terminated", "truncated")}
+        return scan(inputs | {"bootstrap_values": final_values})
+
+    scan = ppo.compiled(Workload("gae", setting.num_envs, setting.num_steps, "time-major", truncated=True))
+    return function
+
+
+def arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
+    """One arm in one setting, as it is before training."""
+    training = Training(setting)
+    chosen = {"stock": training.example.stock, "ours": training.example.triton}
+    advantages = compiled(setting) if name == "compiled" else chosen[name]
+    return Arm(lambda: training.iteration(watch, advantages), lambda: training.results(advantages))

@@ -1,0 +1,85 @@
+"""The frameworks: which there are, and what their files hold.
+
+A file has a TITLE; ITERATION, what is timed, in words; ARMS by name, the first of which is the framework's own, with a
+word on each; OURS, the names of ours among them; SETTINGS for "cuda", "cpu" and "quick"; and `arm`. It imports its
+framework where it needs it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from benchmarks.end_to_end.stopwatch import Stopwatch
+
+
+class Setting(NamedTuple):
+    """A training loop."""
+
+    num_envs: int
+    num_steps: int
+    hidden: int = 64
+    """Units of both layers."""
+    epochs: int = 4
+    minibatches: int = 4
+    recompute: bool = False
+    """Whether values and advantages are computed anew in every epoch."""
+    env: str = ""
+    device: str = "cuda"
+
+    def __str__(self) -> str:
+        text = f"{self.num_envs}x{self.num_steps}, hidden {self.hidden}, {self.epochs} epochs x {self.minibatches}"
+        return f"{self.env} {text}".strip() + ", recomputed" * self.recompute
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a minibatch."""
+        return self.num_envs * self.num_steps // self.minibatches
+
+
+class Arm(NamedTuple):
+    """A training loop, and its way to compute advantages."""
+
+    iteration: Callable[[], Any]
+    """One iteration; its advantage step is the part "advantages" of the stopwatch."""
+    results: Callable[[], Sequence[Tensor]]
+    """Advantages, and returns if there are any, of experience that is the same for all arms."""
+
+
+class Module(Protocol):
+    """What a file holds."""
+
+    TITLE: str
+    ITERATION: str
+    ARMS: dict[str, str]
+    OURS: tuple[str, ...]
+    SETTINGS: dict[str, tuple[Setting, ...]]
+
+    def arm(self, name: str, setting: Setting, watch: Stopwatch) -> Arm:
+        """One arm in one setting, as it is before training."""
+
+
+class Framework(NamedTuple):
+    """A file of this package, and what it needs."""
+
+    module: str
+    needs: tuple[str, ...] = ()
+
+    def unavailable(self) -> str:
+        """Why it cannot run here; nothing if it can."""
+        missing = [name for name in self.needs if importlib.util.find_spec(name) is None]
+        return f"{', '.join(missing)} not installed" if missing else ""
+
+    def load(self) -> Any:
+        """Its module."""
+        return importlib.import_module(f"benchmarks.end_to_end.{self.module}")
+
+
+REGISTRY = {
+    "synthetic": Framework("synthetic"),
+    "cleanrl": Framework("cleanrl"),
+}

@@ -1,0 +1,76 @@
+"""The time of an iteration by its parts: CUDA events on a GPU, the host's clock on a CPU. Microseconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+TOTAL, ADVANTAGES, REST = "total", "advantages", "rest"
+
+
+class Stopwatch:
+    """Marks moments; what lies between two of them belongs to one part. A part inside another interrupts it."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.marks: list[tuple[Any, str]] = []
+
+    def time(self, iteration: Callable[[], Any]) -> dict[str, float]:
+        """Times of the parts, which add up to the total. Waits for the device before and after, and not within."""
+        self.wait()
+        self.marks = []
+        self.mark(REST)
+        iteration()
+        self.mark(REST)
+        self.wait()
+        times = {TOTAL: self.between(self.marks[0][0], self.marks[-1][0])}
+        for (start, part), (end, _) in pairwise(self.marks):
+            times[part] = times.get(part, 0.0) + self.between(start, end)
+        return times
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """What happens inside belongs to this part."""
+        outer = self.marks[-1][1] if self.marks else REST
+        self.mark(name)
+        try:
+            yield
+        finally:
+            self.mark(outer)
+
+    def around(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, as a part."""
+
+        @wraps(function)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            with self.part(name):
+                return function(*args, **kwargs)
+
+        return timed
+
+    def mark(self, part: str) -> None:
+        """From now on it is this part."""
+        self.marks.append((self.now(), part))
+
+    def now(self) -> Any:
+        """A moment: on a GPU, when it gets there."""
+        if self.device != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def between(self, start: Any, end: Any) -> float:
+        """From one moment to another."""
+        return float(start.elapsed_time(end)) * 1e3 if self.device == "cuda" else float(end - start) * 1e6
+
+    def wait(self) -> None:
+        """Until the device has nothing left to do."""
+        if self.device == "cuda":
+            torch.cuda.synchronize()

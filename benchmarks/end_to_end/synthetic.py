@@ -1,0 +1,109 @@
+"""The synthetic PPO update: epochs of minibatches over random experience, env-major, without environments."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor
+
+from benchmarks.end_to_end import ppo
+from benchmarks.end_to_end.frameworks import Arm, Setting
+from benchmarks.end_to_end.stopwatch import ADVANTAGES, Stopwatch
+from benchmarks.providers import loop
+from benchmarks.workloads import GAMMA, Inputs, Workload, draw
+from rl_triton_core import compute_gae
+
+TITLE = "The synthetic PPO update"
+ITERATION = """\
+Random experience of a Gaussian policy, tensors [num_envs, num_steps] with the steps of an environment next to each
+other. An iteration computes advantages and returns and makes the epochs of minibatches; no environment is stepped.
+*Recomputed*: values and advantages are computed anew in every epoch. The advantage step is that of advantages and
+returns from rewards, values and flags, without the values' networks."""
+ARMS = {
+    "stock": "a Python loop over the steps",
+    "compiled": "`torch.compile` of a doubling scan",
+    "ours": "`compute_gae`",
+}
+OURS = ("ours",)
+SETTINGS = {
+    "cuda": (
+        Setting(16384, 128, 128),
+        Setting(4096, 128, 1024),
+        Setting(8192, 128, 256),
+        Setting(8192, 128, 512),
+        Setting(4096, 512, 128),
+        Setting(1024, 1024, 128),
+        Setting(512, 4096, 128),
+        Setting(16384, 128, 128, recompute=True),
+        Setting(512, 4096, 128, recompute=True),
+    ),
+    "cpu": (
+        Setting(64, 128, 64, device="cpu"),
+        Setting(256, 128, 128, device="cpu"),
+        Setting(8, 2048, 64, device="cpu"),
+        Setting(256, 128, 64, recompute=True, device="cpu"),
+    ),
+    "quick": (Setting(4, 16, 8, 2, 2), Setting(4, 8, 8, 2, 2, recompute=True)),
+}
+OBSERVATIONS, ACTIONS = 48, 12
+"""As of a robot with legs."""
+
+
+class Update:
+    """A policy, its optimizer, and experience."""
+
+    def __init__(self, setting: Setting) -> None:
+        torch.manual_seed(0)
+        self.setting, self.args = setting, ppo.arguments(setting)
+        self.passes, self.args.update_epochs = (setting.epochs, 1) if setting.recompute else (1, setting.epochs)
+        spaces = SimpleNamespace(observations=OBSERVATIONS, actions=ACTIONS, discrete=False)
+        self.agent = ppo.example().Agent(spaces, setting.hidden).to(setting.device)
+        self.optimizer = torch.optim.Adam(self.agent.parameters(), lr=self.args.learning_rate, eps=1e-5)
+        self.workload = Workload("gae", setting.num_envs, setting.num_steps)
+        self.inputs = draw(self.workload, setting.device)
+        self.data = self.experience()
+
+    @torch.no_grad()
+    def experience(self) -> Inputs:
+        """Observations, actions and their log-probabilities."""
+        shape = (self.setting.num_envs * self.setting.num_steps, OBSERVATIONS)
+        obs = torch.randn(shape, device=self.setting.device)
+        policy = self.agent.policy(obs)
+        actions = policy.sample()
+        return {"obs": obs, "actions": actions, "logprobs": policy.log_prob(actions)}
+
+    def iteration(self, watch: Stopwatch, advantages: ppo.Advantages) -> None:
+        """One update."""
+        for _ in range(self.passes):
+            inputs = self.recomputed() if self.setting.recompute else self.inputs
+            with watch.part(ADVANTAGES):
+                results = advantages(inputs)
+            named = dict(zip(("advantages", "returns"), (x.flatten() for x in results), strict=True))
+            ppo.example().update(self.agent, self.optimizer, self.data | named, self.args)
+
+    @torch.no_grad()
+    def recomputed(self) -> Inputs:
+        """The inputs with the values of the present weights."""
+        values = self.agent.value(self.data["obs"]).view_as(self.inputs["rewards"])
+        return self.inputs | {"values": values}
+
+
+def stock(inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """The loop, over views with time first."""
+    views = {name: x.T if x.ndim > 1 else x for name, x in inputs.items()}
+    advantages = loop.gae(views, ppo.LAMBDA)[0].T
+    return advantages, advantages + inputs["values"]
+
+
+def ours(inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """The public function."""
+    advantages, returns = compute_gae(**inputs, gamma=GAMMA, lambda_=ppo.LAMBDA)
+    return advantages, returns
+
+
+def arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
+    """One arm in one setting, as it is before training."""
+    update = Update(setting)
+    advantages = ppo.compiled(update.workload) if name == "compiled" else {"stock": stock, "ours": ours}[name]
+    return Arm(lambda: update.iteration(watch, advantages), lambda: advantages(update.inputs))

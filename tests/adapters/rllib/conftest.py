@@ -24,3 +24,12 @@ def private():
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "adapters"), *filter(None, sys.path)]),
     }
     shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def private_ray(private):
+    """They are set: Ray may start in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in private.items():
+            patch.setenv(name, value)
+        yield

@@ -3,8 +3,8 @@
 Everything that is not random numbers comes from RLlib: environments, episodes, pipelines, modules, learners, actors.
 """
 
-import math
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -36,6 +36,7 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
 from ray.rllib.utils.postprocessing.zero_padding import create_mask_and_seq_lens, split_and_zero_pad_n_episodes
+from small import assert_same_training, name_of_piece, of_learners, small, small_ppo, the_piece, trained
 
 from rl_triton_adapters import rllib as adapter
 from rl_triton_adapters.rllib import (
@@ -56,30 +57,11 @@ OFF = {"rl_triton": False}
 
 
 @pytest.fixture(scope="module")
-def small_ray(private):
-    """A Ray of two CPUs that leaves no trace outside a directory of its own."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in private.items():
-            patch.setenv(name, value)
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-        yield
-        ray.shutdown()
-
-
-def small(config, env="CartPole-v1", env_config=None, model=None, num_learners=0, **training):
-    """A config that makes algorithms of little work, one like the other."""
-    return (
-        config.environment(env, env_config=env_config or {})
-        .env_runners(num_env_runners=0, num_envs_per_env_runner=2)
-        .learners(num_learners=num_learners)
-        .rl_module(model_config=model or DefaultModelConfig(fcnet_hiddens=[16]))
-        .training(**training)
-        .debugging(seed=7, log_level="ERROR")
-    )
-
-
-def small_ppo(**kwargs):
-    return small(PPOConfig(), train_batch_size_per_learner=120, minibatch_size=60, num_epochs=2, lr=3e-3, **kwargs)
+def small_ray(private_ray):
+    """A Ray of two CPUs."""
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    yield
+    ray.shutdown()
 
 
 LSTM = DefaultModelConfig(fcnet_hiddens=[8], use_lstm=True, lstm_cell_size=8, max_seq_len=8)
@@ -94,11 +76,6 @@ def two_policies(config):
     ).rl_module(rl_module_spec=MultiRLModuleSpec(rl_module_specs=specs))
 
 
-def the_piece(learner):
-    """The last of a learner's connectors, which computes the advantages."""
-    return learner._learner_connector.connectors[-1]
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # The connector on random batches
 # ---------------------------------------------------------------------------------------------------------------------
@@ -108,13 +85,14 @@ class Critic(ValueFunctionAPI):
     """A module whose values are in the batch, and have a graph."""
 
     def __init__(self, max_seq_len):
+        self.max_seq_len = max_seq_len
         self.model_config = {"max_seq_len": max_seq_len}
 
     def compute_values(self, batch, embeddings=None):
         return batch["values"] * torch.ones((), requires_grad=True)
 
     def is_stateful(self):
-        return self.model_config["max_seq_len"] is not None
+        return self.max_seq_len is not None
 
 
 class Modules(dict):
@@ -162,7 +140,7 @@ def random_columns(lengths, max_seq_len, rng, scale=1.0):
 def test_columns_are_those_of_rllib(lengths, max_seq_lens, gamma, lambda_, scale, seed):
     rng = np.random.default_rng(seed)
     modules = Modules({str(i): Critic(max_seq_len) for i, max_seq_len in enumerate(max_seq_lens[: len(lengths)])})
-    batch = {i: random_columns(lengths[int(i)], m.model_config["max_seq_len"], rng, scale) for i, m in modules.items()}
+    batch = {i: random_columns(lengths[int(i)], m.max_seq_len, rng, scale) for i, m in modules.items()}
     episodes = [episode_of(n, str(i)) for i, ns in enumerate(lengths) for n in ns]
     stock = GeneralAdvantageEstimation(gamma=gamma, lambda_=lambda_)
     ours = TritonGeneralAdvantageEstimation(gamma=gamma, lambda_=lambda_)
@@ -214,6 +192,28 @@ def test_masked_statistics_are_those_of_real_steps(max_seq_len):
     )
     assert not real_steps["advantages"][~mask].any()
     assert not torch.allclose(all_slots["advantages"][mask], real)
+
+
+def test_tensors_stay_on_their_device_and_each_module_is_one_call(monkeypatch):
+    """Tensors of the device "meta" have no data: to copy one to the host or to read a number out of it is an error."""
+    shapes = []
+
+    def estimated(rewards, values, *flags, **kwargs):
+        shapes.append(tuple(values.shape))
+        assert {x.device.type for x in (rewards, values, *flags, kwargs["next_values"])} == {"meta"}
+        return torch.empty_like(values), torch.empty_like(values)
+
+    monkeypatch.setattr(adapter, "compute_gae", estimated)
+    monkeypatch.setattr(adapter, "normalize_advantages", lambda advantages, *args, **kwargs: advantages.clone())
+    rng, lengths = np.random.default_rng(0), [3, 9, 5, 2]
+    modules = Modules(flat=Critic(None), stateful=Critic(4))
+    batch = {
+        name: {column: x.to("meta") for column, x in random_columns(lengths, critic.max_seq_len, rng).items()}
+        for name, critic in modules.items()
+    }
+    TritonGeneralAdvantageEstimation(gamma=0.9, lambda_=0.9)(rl_module=modules, episodes=[], batch=batch)
+    assert shapes == [(1, sum(lengths)), (1, batch["stateful"]["rewards"].numel())]
+    assert all(columns[name].device.type == "meta" for columns in batch.values() for name in NEW_COLUMNS)
 
 
 def test_columns_by_hand():
@@ -271,31 +271,6 @@ def test_columns_of_recorded_episodes(name, small_ray):
 # PPO
 # ---------------------------------------------------------------------------------------------------------------------
 
-LOSSES = ("total_loss", "policy_loss", "vf_loss", "entropy", "mean_kl_loss")
-
-
-def trained(config, iterations=2):
-    """Losses of each iteration, the last weights, and the piece that each learner has."""
-    algorithm = config.build_algo()
-    try:
-        results = [algorithm.train()["learners"] for _ in range(iterations)]
-        weights = algorithm.learner_group.get_weights()
-        pieces = algorithm.learner_group.foreach_learner(lambda learner: type(the_piece(learner)).__name__)
-        return results, weights, [piece.get() for piece in pieces]
-    finally:
-        algorithm.stop()
-
-
-def assert_same_training(stock, ours, names=LOSSES):
-    for want, got in zip(stock[0], ours[0], strict=True):
-        for module, losses in want.items():
-            if module != "__all_modules__":
-                for name in names:
-                    np.testing.assert_allclose(got[module][name], losses[name], rtol=1e-3, atol=1e-4, err_msg=name)
-    for module, want in stock[1].items():
-        for name, weight in want.items():
-            np.testing.assert_allclose(ours[1][module][name], weight, rtol=1e-3, atol=1e-4, err_msg=name)
-
 
 @pytest.mark.parametrize(
     ("make", "num_learners"),
@@ -309,33 +284,12 @@ def assert_same_training(stock, ours, names=LOSSES):
     ids=["local", "local-lstm", "local-two-policies", "one-remote", "two-remote"],
 )
 def test_training_is_that_of_rllib(make, num_learners, small_ray):
-    stock = trained(make(num_learners=num_learners))
-    ours = trained(enable_triton(make(num_learners=num_learners)))
+    stock = trained(make(num_learners=num_learners), name_of_piece)
+    ours = trained(enable_triton(make(num_learners=num_learners)), name_of_piece)
     count = max(1, num_learners)
     assert stock[2] == ["GeneralAdvantageEstimation"] * count
     assert ours[2] == ["TritonGeneralAdvantageEstimation"] * count
     assert_same_training(stock, ours)
-
-
-def test_a_restored_checkpoint_keeps_the_connector(small_ray, tmp_path):
-    config = enable_triton(small_ppo(), masked_statistics=True, backend="reference")
-    algorithm = config.build_algo()
-    try:
-        algorithm.train()
-        path = algorithm.save_to_path(str(tmp_path / "checkpoint"))
-        weights = algorithm.learner_group.get_weights()
-    finally:
-        algorithm.stop()
-    restored = Algorithm.from_checkpoint(path)
-    try:
-        piece = the_piece(restored.learner_group._learner)
-        assert type(piece) is TritonGeneralAdvantageEstimation
-        assert (piece.masked_statistics, piece.backend) == (True, "reference")
-        for name, weight in weights["default_policy"].items():
-            np.testing.assert_array_equal(restored.learner_group.get_weights()["default_policy"][name], weight)
-        assert math.isfinite(restored.train()["learners"]["default_policy"]["total_loss"])
-    finally:
-        restored.stop()
 
 
 # Learners alone need no Ray processes.
@@ -407,10 +361,12 @@ VTRACED = [(IMPALAConfig, TritonIMPALATorchLearner), (APPOConfig, TritonAPPOTorc
 
 
 def small_impala(config_class, **kwargs):
-    config = (
-        small(config_class(), **kwargs).env_runners(rollout_fragment_length=10).reporting(min_time_s_per_iteration=0)
+    """Five updates per iteration."""
+    return (
+        small(config_class(), train_batch_size_per_learner=40, lr=3e-3, **kwargs)
+        .env_runners(rollout_fragment_length=10)
+        .reporting(min_time_s_per_iteration=0, min_sample_timesteps_per_iteration=200)
     )
-    return config.training(train_batch_size_per_learner=40, lr=3e-3)
 
 
 def random_vtrace(steps, rows, rng):
@@ -496,6 +452,21 @@ def test_losses_are_those_of_rllib(config_class, learner_class, slots, monkeypat
             learner.shutdown()
 
 
+def test_vtrace_stays_on_its_device_in_one_call(monkeypatch):
+    """As for the connector: tensors of the device "meta" have no data."""
+    calls = []
+
+    def estimated(rewards, values, **kwargs):
+        calls.append(kwargs["time_dim"])
+        assert {x.device.type for x in (rewards, values, *kwargs.values()) if torch.is_tensor(x)} == {"meta"}
+        return torch.empty_like(values), torch.empty_like(values)
+
+    monkeypatch.setattr(adapter, "compute_vtrace", estimated)
+    arguments = {name: x.to("meta") for name, x in random_vtrace(5, 3, np.random.default_rng(0)).items()}
+    assert [tuple(x.shape) for x in vtrace(**arguments)] == [(5, 3)] * 2
+    assert calls == [0]
+
+
 def test_nobody_elses_vtrace_changes():
     learner = built(enable_triton(small_impala(IMPALAConfig)))
     learner.shutdown()
@@ -518,23 +489,35 @@ def test_a_loss_of_ones_own_may_call_ours():
             learner.shutdown()
 
 
+def flags_of_vtrace(learner):
+    """What our V-Trace was told, if the learner's loss calls it."""
+    return learner._triton_loss.__func__.__globals__["vtrace_torch"].keywords
+
+
 @pytest.mark.parametrize(
-    ("config_class", "options"),
+    "make",
     [
-        (IMPALAConfig, {"num_learners": 0}),
-        (IMPALAConfig, {"num_learners": 0, "model": LSTM}),
-        (IMPALAConfig, {"num_learners": 1}),
-        (APPOConfig, {"num_learners": 0}),
+        lambda: small_impala(IMPALAConfig),
+        lambda: small_impala(IMPALAConfig, model=LSTM),
+        lambda: two_policies(small_impala(IMPALAConfig, env=MultiAgentCartPole, env_config={"num_agents": 2})),
     ],
-    ids=["local", "local-lstm", "remote", "local-appo"],
+    ids=["local", "local-lstm", "local-two-policies"],
 )
-def test_vtrace_training_runs(config_class, options, small_ray):
-    algorithm = enable_triton(small_impala(config_class, **options), backend="cpu").build_algo()
+def test_vtrace_training_is_that_of_rllib(make, small_ray):
+    stock, ours = trained(make()), trained(enable_triton(make()), flags_of_vtrace)
+    assert ours[2] == [{"backend": None}]
+    assert_same_training(stock, ours, names=("total_loss", "mean_pi_loss", "mean_vf_loss", "entropy"))
+
+
+@pytest.mark.parametrize(
+    ("config_class", "num_learners"), [(IMPALAConfig, 1), (IMPALAConfig, 2), (APPOConfig, 0), (APPOConfig, 1)]
+)
+def test_vtrace_training_runs(config_class, num_learners, small_ray):
+    """Where RLlib's own runs differ from each other."""
+    config = enable_triton(small_impala(config_class, num_learners=num_learners), backend="cpu")
+    algorithm = config.build_algo()
     try:
-        swapped = algorithm.learner_group.foreach_learner(
-            lambda learner: learner._triton_loss.__func__.__globals__["vtrace_torch"].keywords
-        )
-        assert [swap.get() for swap in swapped] == [{"backend": "cpu"}]
+        assert of_learners(algorithm, flags_of_vtrace) == [{"backend": "cpu"}] * max(1, num_learners)
         before = algorithm.learner_group.get_weights()["default_policy"]
         for _ in range(2):
             algorithm.train()
@@ -543,6 +526,47 @@ def test_vtrace_training_runs(config_class, options, small_ray):
         assert any((weight != before[name]).any() for name, weight in after.items())
     finally:
         algorithm.stop()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Checkpoints
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def flags_of_piece(learner):
+    piece = the_piece(learner)
+    return {"masked_statistics": piece.masked_statistics, "backend": piece.backend}
+
+
+CHECKPOINTED = {
+    "PPO": (small_ppo, flags_of_piece, {"masked_statistics": True, "backend": "reference"}),
+    "IMPALA": (partial(small_impala, IMPALAConfig), flags_of_vtrace, {"backend": "reference"}),
+    "APPO": (partial(small_impala, APPOConfig), flags_of_vtrace, {"backend": "reference"}),
+}
+
+
+@pytest.mark.parametrize(("name", "num_learners"), [("PPO", 0), ("PPO", 1), ("IMPALA", 0), ("IMPALA", 1), ("APPO", 0)])
+def test_a_restored_checkpoint_keeps_what_was_replaced(name, num_learners, small_ray, tmp_path):
+    """Remote learners die first: others start in their place."""
+    make, ask, flags = CHECKPOINTED[name]
+    algorithm = enable_triton(make(num_learners=num_learners), **flags).build_algo()
+    try:
+        algorithm.train()
+        path = algorithm.save_to_path(str(tmp_path / "checkpoint"))
+        weights = algorithm.learner_group.get_weights()["default_policy"]
+        for learner in algorithm.learner_group._workers or ():
+            ray.kill(learner)
+    finally:
+        algorithm.stop()
+    restored = Algorithm.from_checkpoint(path)
+    try:
+        assert of_learners(restored, ask) == [flags]
+        if name == "PPO":  # the others may have learned on after saving
+            got = restored.learner_group.get_weights()["default_policy"]
+            assert all((weight == got[key]).all() for key, weight in weights.items())
+        restored.train()
+    finally:
+        restored.stop()
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,74 @@
+"""Algorithms of little work, and what their training is compared by."""
+
+import numpy as np
+import ray
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+
+LOSSES = ("total_loss", "policy_loss", "vf_loss", "entropy", "mean_kl_loss")
+
+
+def small(config, env="CartPole-v1", env_config=None, model=None, num_learners=0, **training):
+    """A config that makes algorithms of little work, one like the other."""
+    return (
+        config.environment(env, env_config=env_config or {})
+        .env_runners(num_env_runners=0, num_envs_per_env_runner=2)
+        .learners(num_learners=num_learners)
+        .rl_module(model_config=model or DefaultModelConfig(fcnet_hiddens=[16]))
+        .training(**training)
+        .debugging(seed=7, log_level="ERROR")
+    )
+
+
+def small_ppo(**kwargs):
+    return small(PPOConfig(), train_batch_size_per_learner=120, minibatch_size=60, num_epochs=2, lr=3e-3, **kwargs)
+
+
+def the_piece(learner):
+    """The last of a learner's connectors, which computes the advantages."""
+    return learner._learner_connector.connectors[-1]
+
+
+def name_of_piece(learner):
+    return type(the_piece(learner)).__name__
+
+
+def node_of(learner):
+    """The node of the cluster that a learner runs on."""
+    return ray.get_runtime_context().get_node_id()
+
+
+def of_learners(algorithm, ask):
+    """What each learner answers."""
+    return [answer.get() for answer in algorithm.learner_group.foreach_learner(ask)]
+
+
+def trained(config, *asked, before=None, iterations=2):
+    """Losses of each iteration, the last weights, and what all learners answer when asked.
+
+    Args:
+        config: Of the algorithm.
+        *asked: Functions of a learner.
+        before: A function that every learner runs first.
+        iterations: How often to train.
+    """
+    algorithm = config.build_algo()
+    try:
+        if before is not None:
+            of_learners(algorithm, before)
+        results = [algorithm.train()["learners"] for _ in range(iterations)]
+        return results, algorithm.learner_group.get_weights(), *(of_learners(algorithm, ask) for ask in asked)
+    finally:
+        algorithm.stop()
+
+
+def assert_same_training(stock, ours, names=LOSSES):
+    """Both have the same losses and the same weights, up to what rounding becomes after some updates."""
+    for want, got in zip(stock[0], ours[0], strict=True):
+        for module, losses in want.items():
+            if module != "__all_modules__":
+                for name in names:
+                    np.testing.assert_allclose(got[module][name], losses[name], rtol=1e-3, atol=1e-4, err_msg=name)
+    for module, want in stock[1].items():
+        for name, weight in want.items():
+            np.testing.assert_allclose(ours[1][module][name], weight, rtol=1e-3, atol=1e-4, err_msg=name)

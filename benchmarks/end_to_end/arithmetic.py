@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from benchmarks.end_to_end.stopwatch import ADVANTAGES, TOTAL
+from benchmarks.end_to_end.stopwatch import ADVANTAGES, REST, TOTAL
 
 Times = list[dict[str, float]]
 """The parts of every iteration of an arm, in the order of the rounds."""
@@ -34,14 +34,19 @@ def quartiles(numbers: Sequence[float]) -> Quartiles:
     return Quartiles(*statistics.quantiles(numbers, n=4, method="inclusive"))
 
 
-def parts(times: Times) -> dict[str, Quartiles]:
+def named(times: Times) -> tuple[str, ...]:
+    """The parts that have a name of their own."""
+    return tuple(name for name in times[0] if name not in (TOTAL, REST))
+
+
+def of_parts(times: Times) -> dict[str, Quartiles]:
     """The times of every part."""
     return {name: quartiles([found.get(name, 0.0) for found in times]) for name in times[0]}
 
 
-def share(times: Times, part: str = ADVANTAGES) -> float:
-    """What a part takes of an iteration: the median over iterations."""
-    return statistics.median(found.get(part, 0.0) / found[TOTAL] for found in times)
+def share(times: Times, parts: Iterable[str] = (ADVANTAGES,)) -> float:
+    """What some parts take of an iteration: the median over iterations."""
+    return statistics.median(sum(found.get(part, 0.0) for part in parts) / found[TOTAL] for found in times)
 
 
 def bound(taken: float) -> float:

@@ -82,4 +82,7 @@ class Framework(NamedTuple):
 REGISTRY = {
     "synthetic": Framework("synthetic"),
     "cleanrl": Framework("cleanrl"),
+    "sb3": Framework("sb3", ("stable_baselines3", "gymnasium")),
+    "torchrl": Framework("torchrl", ("torchrl", "tensordict")),
+    "rllib": Framework("rllib", ("ray", "gymnasium")),
 }

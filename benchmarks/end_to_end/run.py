@@ -25,7 +25,7 @@ from benchmarks import files
 from benchmarks.end_to_end import arithmetic
 from benchmarks.end_to_end.arithmetic import Times
 from benchmarks.end_to_end.frameworks import REGISTRY, Arm, Module, Setting
-from benchmarks.end_to_end.stopwatch import Stopwatch
+from benchmarks.end_to_end.stopwatch import ADVANTAGES, Stopwatch
 from rl_triton_core.testing import relative_error
 
 TOLERANCE = 1e-5
@@ -130,7 +130,7 @@ def arm_row(setting: Setting, entry: Entry) -> files.Row:
         row["error"] = float(f"{entry.error:.3g}")
     if entry.times:
         taken = arithmetic.share(entry.times)
-        quartiles = {name: rounded(found, 1) for name, found in arithmetic.parts(entry.times).items()}
+        quartiles = {name: rounded(found, 1) for name, found in arithmetic.of_parts(entry.times).items()}
         row |= {"share": round(taken, 6), "bound": round(arithmetic.bound(taken), 4), "quartiles": quartiles}
         row["times"] = {name: rounded([found.get(name, 0.0) for found in entry.times], 1) for name in quartiles}
     return row
@@ -141,7 +141,7 @@ def pair_rows(module: Module, setting: Setting, entries: list[Entry]) -> Iterato
     for slow, fast in combinations([entry for entry in entries if entry.times], 2):
         if slow.name in module.OURS:
             continue
-        taken = arithmetic.share(slow.times)
+        taken, around = (arithmetic.share(slow.times, parts) for parts in ((ADVANTAGES,), arithmetic.named(slow.times)))
         speed_up = arithmetic.speed_up(slow.times, fast.times)
         yield {
             **setting._asdict(),
@@ -149,6 +149,8 @@ def pair_rows(module: Module, setting: Setting, entries: list[Entry]) -> Iterato
             "fast": fast.name,
             "share": round(taken, 6),
             "bound": round(arithmetic.bound(taken), 4),
+            "share_of_all_parts": round(around, 6),
+            "bound_of_all_parts": round(arithmetic.bound(around), 4),
             "speed_up": rounded(speed_up, 4),
             "beyond": round(speed_up.median / arithmetic.bound(taken), 4),
         }

@@ -1,0 +1,118 @@
+"""RLlib: `PPOTorchLearner.update` on episodes, with its connector and with ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.end_to_end.frameworks import Arm, Setting
+from benchmarks.end_to_end.ppo import LAMBDA
+from benchmarks.end_to_end.stopwatch import ADVANTAGES, REST, Stopwatch
+from benchmarks.workloads import GAMMA
+
+TITLE = "RLlib"
+ITERATION = """\
+An iteration is one `update` of a local `PPOTorchLearner` on the same random episodes; no environment is stepped. The
+advantage step is the recurrence alone, `compute_value_targets` in RLlib and `gae_of_slots` in ours. The *connector* is
+the piece around it, less the value network's part: RLlib's goes through NumPy, ours stays in the packed tensors."""
+ARMS = {
+    "stock": "`GeneralAdvantageEstimation`",
+    "ours": "`TritonGeneralAdvantageEstimation`",
+}
+OURS = ("ours",)
+SETTINGS = {
+    "cuda": (
+        Setting(8, 512, 256, 10, 32),
+        Setting(64, 512, 256, 4, 16),
+        Setting(512, 512, 256, 4, 32),
+    ),
+    "cpu": (
+        Setting(8, 512, 64, 10, 32, device="cpu"),
+        Setting(64, 512, 64, 2, 8, device="cpu"),
+    ),
+    "quick": (Setting(2, 16, 8, 2, 2),),
+}
+OBSERVATIONS, ACTIONS = 17, 6
+"""As of HalfCheetah."""
+LENGTH = 200
+"""Of an episode, on average."""
+RECURRENCE = "compute_value_targets"
+"""The function that RLlib's piece calls."""
+
+
+def arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
+    """One arm in one setting, as it is before training."""
+    torch.manual_seed(0)
+    learner, found = built(setting, ours=name == "ours"), episodes(setting)
+    timed(learner, watch)
+    options = {"num_epochs": setting.epochs, "minibatch_size": setting.batch_size, "shuffle_batch_per_epoch": True}
+    return Arm(lambda: learner.update(episodes=found, **options), lambda: results(learner, found))
+
+
+def built(setting: Setting, ours: bool) -> Any:
+    """A learner of PPO, in this process."""
+    from gymnasium import spaces
+    from ray.rllib.algorithms.ppo import PPOConfig
+    from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+
+    from rl_triton_adapters.rllib import enable_triton
+
+    config = PPOConfig().environment(
+        observation_space=spaces.Box(-np.inf, np.inf, (OBSERVATIONS,)), action_space=spaces.Box(-1, 1, (ACTIONS,))
+    )
+    config.rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[setting.hidden] * 2))
+    config.training(gamma=GAMMA, lambda_=LAMBDA, lr=3e-4, use_kl_loss=False, vf_clip_param=1e9)
+    config.learners(num_learners=0, num_gpus_per_learner=int(setting.device == "cuda")).debugging(seed=0)
+    return (enable_triton(config) if ours else config).build_learner(env=None)
+
+
+def episodes(setting: Setting) -> list[Any]:
+    """Random experience of every environment, in episodes."""
+    from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+
+    rng, found = np.random.default_rng(0), []
+    for _ in range(setting.num_envs):
+        left = setting.num_steps
+        while left:
+            length = min(left, int(rng.geometric(1 / LENGTH)))
+            left -= length
+            found.append(
+                SingleAgentEpisode(
+                    observations=list(rng.normal(size=(length + 1, OBSERVATIONS)).astype(np.float32)),
+                    actions=list(rng.normal(size=(length, ACTIONS)).astype(np.float32)),
+                    rewards=list(rng.normal(size=length)),
+                    terminated=left > 0,
+                    len_lookback_buffer=0,
+                    extra_model_outputs={
+                        "action_logp": list(rng.normal(-8, 0.1, size=length).astype(np.float32)),
+                        "action_dist_inputs": list(rng.normal(size=(length, 2 * ACTIONS)).astype(np.float32)),
+                    },
+                )
+            )
+    return found
+
+
+def timed(learner: Any, watch: Stopwatch) -> None:
+    """Let the watch see the parts of a learner's connector; the value network belongs to none of them."""
+    from rl_triton_adapters._rebinding import rebound
+
+    for module_id in learner.module.keys():  # noqa: SIM118 (a module iterates over nothing)
+        module = learner.module[module_id]
+        module.compute_values = watch.around(REST, module.compute_values)
+    piece = learner._learner_connector.connectors[-1]
+    kind = type(piece)
+    method, name = ("_new_columns", "gae_of_slots") if "_new_columns" in vars(kind) else ("__call__", RECURRENCE)
+    copy = vars(kind)[method]
+    copies = {method: rebound(copy, {name: watch.around(ADVANTAGES, copy.__globals__[name])})}
+    copies["__call__"] = watch.around("connector", copies.get("__call__", kind.__call__))
+    piece.__class__ = type(kind.__name__, (kind,), copies)
+
+
+def results(learner: Any, found: list[Any]) -> list[Tensor]:
+    """Those of the learner's pipeline, before any training."""
+    batch = learner._learner_connector(rl_module=learner.module, batch={}, episodes=found, shared_data={})
+    (columns,) = batch.values()
+    return [columns["advantages"], columns["value_targets"]]

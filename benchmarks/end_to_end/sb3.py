@@ -1,0 +1,116 @@
+"""Stable-Baselines3: `PPO.learn` on Gymnasium's environments, with its buffer, ours, and ours on the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.end_to_end.frameworks import Arm, Setting
+from benchmarks.end_to_end.stopwatch import ADVANTAGES, Stopwatch
+
+TITLE = "Stable-Baselines3"
+ITERATION = """\
+An iteration is one of `PPO.learn`: `collect_rollouts` on environments of Gymnasium in a `DummyVecEnv`, then `train`.
+The advantage step is `compute_returns_and_advantage` of the buffer. *Drawn*: CartPole as four frames of 84x84 pixels,
+which a wrapper draws, with `CnnPolicy`, where *hidden* means nothing."""
+ARMS = {
+    "stock": "`RolloutBuffer`",
+    "ours": "`TritonRolloutBuffer`, in host memory",
+    "device": "`DeviceRolloutBuffer`, on the policy's device",
+}
+OURS = ("ours", "device")
+DRAWN = "CartPole-v1, drawn"
+DEFAULTS = Setting(1, 2048, 64, 10, 32, env="CartPole-v1")
+"""Those of Stable-Baselines3."""
+WIDE = Setting(64, 128, 64, env="CartPole-v1")
+CONTINUOUS = Setting(8, 256, 64, 10, 32, env="Pendulum-v1")
+SETTINGS = {
+    "cuda": (
+        Setting(8, 128, env=DRAWN),
+        WIDE,
+        DEFAULTS,
+        WIDE._replace(device="cpu"),
+    ),
+    "cpu": tuple(setting._replace(device="cpu") for setting in (DEFAULTS, WIDE, CONTINUOUS)),
+    "quick": (Setting(2, 8, 8, 1, 2, env="CartPole-v1"), Setting(1, 8, 8, 1, 2, env=DRAWN)),
+}
+PIXELS, FRAMES = 84, 4
+
+
+def arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
+    """One arm in one setting, as it is before training."""
+    model = ppo(setting, buffer_class(name))
+    buffer, steps = model.rollout_buffer, setting.num_envs * setting.num_steps
+    buffer.compute_returns_and_advantage = watch.around(ADVANTAGES, buffer.compute_returns_and_advantage)
+    return Arm(lambda: model.learn(steps, reset_num_timesteps=False), lambda: results(buffer))
+
+
+def buffer_class(name: str) -> Any:
+    """The rollout buffer of an arm."""
+    if name == "stock":
+        from stable_baselines3.common.buffers import RolloutBuffer as chosen
+    elif name == "ours":
+        from rl_triton_adapters.sb3 import TritonRolloutBuffer as chosen
+    else:
+        from rl_triton_adapters.sb3_device import DeviceRolloutBuffer as chosen
+    return chosen
+
+
+def ppo(setting: Setting, buffer: Any) -> Any:
+    """The algorithm; every arm starts with the same weights and environments."""
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.vec_env import VecFrameStack
+
+    drawn = setting.env == DRAWN
+    envs = make_vec_env(setting.env.split(",")[0], setting.num_envs, seed=0, wrapper_class=draw if drawn else None)
+    return PPO(
+        "CnnPolicy" if drawn else "MlpPolicy",
+        VecFrameStack(envs, FRAMES) if drawn else envs,
+        n_steps=setting.num_steps,
+        batch_size=setting.batch_size,
+        n_epochs=setting.epochs,
+        policy_kwargs=None if drawn else {"net_arch": [setting.hidden] * 2},
+        rollout_buffer_class=buffer,
+        device=setting.device,
+        seed=0,
+    )
+
+
+def draw(env: Any) -> Any:
+    """CartPole seen as a picture."""
+    from gymnasium import spaces
+    from gymnasium.wrappers import TransformObservation
+
+    return TransformObservation(env, picture, spaces.Box(0, 255, (PIXELS, PIXELS, 1), np.uint8))
+
+
+def picture(state: Any) -> Any:
+    """The cart is a block, the pole a line."""
+    x, _, angle, _ = state
+    image, along = np.zeros((PIXELS, PIXELS, 1), np.uint8), np.arange(PIXELS // 2)
+    left = int(np.clip((x + 2.4) / 4.8, 0, 1) * (PIXELS - 12))
+    columns = np.clip(left + 6 + along * np.sin(angle), 0, PIXELS - 1).astype(int)
+    image[(PIXELS - 12 - along * np.cos(angle)).astype(int), columns] = 255
+    image[-12:-6, left : left + 12] = 128
+    return image
+
+
+def results(buffer: Any) -> list[Tensor]:
+    """Those of a random rollout in the algorithm's buffer."""
+    rng, shape = np.random.default_rng(0), (buffer.buffer_size, buffer.n_envs)
+    rewards, values = rng.normal(size=(2, *shape)).astype(np.float32)
+    starts = rng.random(shape) < 0.02
+    obs = np.zeros((buffer.n_envs, *buffer.obs_shape), buffer.observation_space.dtype)
+    action = np.zeros((buffer.n_envs, buffer.action_dim), np.float32)
+    buffer.reset()
+    for reward, value, start in zip(rewards, torch.as_tensor(values, device=buffer.device), starts, strict=True):
+        buffer.add(obs, action, reward, start, value, torch.zeros_like(value))
+    last_values = torch.linspace(-1, 1, buffer.n_envs, device=buffer.device)
+    buffer.compute_returns_and_advantage(last_values, np.arange(buffer.n_envs) % 3 == 0)
+    found = [torch.as_tensor(x).cpu().clone() for x in (buffer.advantages, buffer.returns)]
+    buffer.reset()
+    return found

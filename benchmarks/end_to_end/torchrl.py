@@ -1,0 +1,121 @@
+"""TorchRL: epochs of `ClipPPOLoss` over a random tensordict, advantages by its value estimator or ours."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.end_to_end.frameworks import Arm, Setting
+from benchmarks.end_to_end.ppo import LAMBDA
+from benchmarks.end_to_end.stopwatch import ADVANTAGES, REST, Stopwatch
+from benchmarks.workloads import GAMMA, Workload, draw
+
+TITLE = "TorchRL"
+ITERATION = """\
+A random tensordict [num_envs, num_steps]; an iteration makes the epochs of minibatches of `ClipPPOLoss`, no environment
+is stepped. *Recomputed*, as in TorchRL's own examples: the value estimator is called at the beginning of every epoch.
+The advantage step is that call, without the value network's part of it."""
+ARMS = {
+    "stock": "`GAE`, vectorised, as it is by default",
+    "ours": "`TritonGAE`",
+}
+OURS = ("ours",)
+SETTINGS = {
+    "cuda": (
+        Setting(4096, 128, 128, recompute=True),
+        Setting(512, 1024, 128, recompute=True),
+        Setting(64, 128, recompute=True),
+    ),
+    "cpu": (
+        Setting(8, 256, 64, 10, 32, recompute=True, device="cpu"),
+        Setting(256, 128, recompute=True, device="cpu"),
+    ),
+    "quick": (Setting(4, 16, 8, 2, 2, recompute=True),),
+}
+OBSERVATIONS, ACTIONS = 17, 6
+"""As of HalfCheetah."""
+
+
+class Training:
+    """A loss with its networks and estimator, an optimizer, and experience."""
+
+    def __init__(self, setting: Setting, estimator: Any, watch: Stopwatch) -> None:
+        from torchrl.objectives import ClipPPOLoss
+
+        torch.manual_seed(0)
+        self.setting, self.watch = setting, watch
+        self.actor, critic = networks(setting)
+        self.loss = ClipPPOLoss(self.actor, critic)
+        self.optimizer = torch.optim.Adam(self.loss.parameters(), lr=3e-4)
+        self.data = self.experience()
+        self.estimator = estimator(gamma=GAMMA, lmbda=LAMBDA, value_network=critic).to(setting.device)
+        self.estimator._call_value_nets = watch.around(REST, self.estimator._call_value_nets)
+
+    @torch.no_grad()
+    def experience(self) -> Any:
+        """Steps of the policy in no environment in particular."""
+        from tensordict import TensorDict
+
+        shape, device = (self.setting.num_envs, self.setting.num_steps), self.setting.device
+        inputs = draw(Workload("gae", *shape, truncated=True), device)
+        done = inputs["terminated"] | inputs["truncated"]
+        flags = {"done": done, "terminated": inputs["terminated"], "truncated": inputs["truncated"]}
+        following = {name: x.unsqueeze(-1) for name, x in flags.items()} | {"reward": inputs["rewards"].unsqueeze(-1)}
+        following["observation"], observation = torch.randn(2, *shape, OBSERVATIONS, device=device)
+        return self.actor(TensorDict({"observation": observation, "next": following}, shape, device=device))
+
+    @torch.no_grad()
+    def estimate(self) -> None:
+        """Advantages and value targets, into the data."""
+        with self.watch.part(ADVANTAGES):
+            self.estimator(self.data)
+
+    def iteration(self) -> None:
+        """The epochs."""
+        for epoch in range(self.setting.epochs):
+            if epoch == 0 or self.setting.recompute:
+                self.estimate()
+            samples = self.data.reshape(-1)
+            for chosen in torch.randperm(len(samples), device=self.setting.device).split(self.setting.batch_size):
+                losses = self.loss(samples[chosen])
+                self.optimizer.zero_grad()
+                sum(losses[name] for name in ("loss_objective", "loss_critic", "loss_entropy")).backward()
+                nn.utils.clip_grad_norm_(self.loss.parameters(), 1.0)
+                self.optimizer.step()
+
+    def results(self) -> list[Tensor]:
+        """Those of the experience, before any training."""
+        self.estimate()
+        return [self.data["advantage"].clone(), self.data["value_target"].clone()]
+
+
+def networks(setting: Setting) -> tuple[Any, Any]:
+    """Actor and critic."""
+    from tensordict.nn import NormalParamExtractor, TensorDictModule
+    from torchrl.modules import ProbabilisticActor, TanhNormal, ValueOperator
+
+    def layers(outputs: int) -> nn.Sequential:
+        sizes = (OBSERVATIONS, setting.hidden, setting.hidden)
+        hidden = [part for pair in pairwise(sizes) for part in (nn.Linear(*pair), nn.Tanh())]
+        return nn.Sequential(*hidden, nn.Linear(setting.hidden, outputs)).to(setting.device)
+
+    parameters = TensorDictModule(
+        nn.Sequential(layers(2 * ACTIONS), NormalParamExtractor()), ["observation"], ["loc", "scale"]
+    )
+    actor = ProbabilisticActor(
+        parameters, in_keys=["loc", "scale"], distribution_class=TanhNormal, return_log_prob=True
+    )
+    return actor, ValueOperator(layers(1), in_keys=["observation"])
+
+
+def arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
+    """One arm in one setting, as it is before training."""
+    if name == "stock":
+        from torchrl.objectives.value import GAE as estimator
+    else:
+        from rl_triton_adapters.torchrl import TritonGAE as estimator
+    training = Training(setting, estimator, watch)
+    return Arm(training.iteration, training.results)

@@ -26,7 +26,7 @@ INTERPRETED := env TRITON_INTERPRET=1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint type test-interpreted test-aot test-independent test-rllib mutants format docs gpu-test tune accuracy speed bench report \
+.PHONY: help demo test lint type test-interpreted test-aot test-independent test-rllib mutants format docs gpu-test tune accuracy speed bench end-to-end report \
 	lower-bounds clean distclean
 
 help: ## Show this list
@@ -86,6 +86,11 @@ speed: $(READY) ## Measure speed on this CPU, and write the pages of results
 
 bench: $(READY) ## Measure every estimator on this CPU against NumPy, Numba, SB3 and a loop, and write the pages
 	$(PY) benchmarks/run.py benchmarks/results/cpu --suite cpu
+	$(PY) benchmarks/report.py
+
+end-to-end: $(READY) $(RLLIB_READY) ## Measure training loops end to end on this CPU, and write the pages (downloads Ray)
+	$(PY) -m benchmarks.end_to_end benchmarks/results/cpu --suite synthetic cleanrl sb3 torchrl
+	$(VENV_RLLIB)/bin/python -m benchmarks.end_to_end benchmarks/results/cpu --suite rllib
 	$(PY) benchmarks/report.py
 
 report: $(READY) ## Write the pages, the README's paragraph and the figures that come from benchmarks/results/

@@ -16,6 +16,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import files, plots, speed_page
+from benchmarks.end_to_end import page as end_to_end_page
+from benchmarks.end_to_end import plots as end_to_end_plots
 from benchmarks.files import RESULTS, ROOT, Row
 from benchmarks.markdown import among, generated, grouped, machine, number, table
 
@@ -26,6 +28,7 @@ def main() -> None:
         print("wrote", name)
     if importlib.util.find_spec("matplotlib"):
         plots.main()
+        end_to_end_plots.main()
 
 
 # --- the accuracy page ------------------------------------------------------------------------------------------------
@@ -192,6 +195,14 @@ The same sequences with `cu_seqlens` and as padded rows under a mask; {what}.
 {table(["sequences (length)", "", "steps", "padded steps", "packed", "padded", "padded / packed"], lines)}"""
 
 
+# --- the page of benchmarks/end_to_end --------------------------------------------------------------------------------
+
+
+def end_to_end() -> str:
+    """docs/end-to-end.md."""
+    return end_to_end_page.page(RESULTS)
+
+
 # --- the pages of benchmarks/run.py -----------------------------------------------------------------------------------
 
 
@@ -215,6 +226,7 @@ PAGES = {
     "docs/accuracy.md": accuracy,
     "docs/speed.md": speed,
     "docs/benchmarks.md": benchmarks,
+    "docs/end-to-end.md": end_to_end,
     "README.md": readme,
 }
 

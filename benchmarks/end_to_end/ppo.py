@@ -6,9 +6,9 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable
 from functools import cache
-from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from types import ModuleType
-from unittest.mock import MagicMock, patch
+from unittest.mock import MagicMock
 
 import torch
 from torch import Tensor
@@ -23,14 +23,23 @@ Advantages = Callable[[Inputs], tuple[Tensor, Tensor]]
 """Advantages and returns."""
 
 LAMBDA = 0.95
+LOGGING = ("torch.utils.tensorboard", "tqdm")
 
 
 @cache
 def example() -> ModuleType:
-    """The example; what it logs with is not needed."""
-    logging = {"torch.utils.tensorboard": MagicMock(), "tqdm": MagicMock()}
-    with patch.dict(sys.modules, logging), patch.object(sys, "path", [str(ROOT / "examples"), *sys.path]):
-        return import_module("ppo_gpu_envs")
+    """The example as a module of our own; what it logs with is not needed."""
+    spec = spec_from_file_location("end_to_end_example", ROOT / "examples" / "ppo_gpu_envs.py")
+    assert spec is not None and spec.loader is not None
+    module, known = module_from_spec(spec), {name: sys.modules.get(name) for name in LOGGING}
+    sys.modules.update(dict.fromkeys(LOGGING, MagicMock()))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        for name, found in known.items():
+            del sys.modules[name]
+            sys.modules.update({name: found} if found else {})
+    return module
 
 
 def arguments(setting: Setting) -> Namespace:

@@ -81,6 +81,15 @@ class Entry:
     arm: Arm | None = None
     times: Times = field(default_factory=list)
 
+    def drop(self, status: str) -> None:
+        """Say why there are no times."""
+        self.arm, self.status = None, status
+
+    def failed(self, error: Exception) -> None:
+        """Say what happened."""
+        first = next(iter(str(error).splitlines()), "")
+        self.drop(f"failed: {type(error).__name__}: {first[:200]}")
+
 
 def entered(module: Module, setting: Setting, watch: Stopwatch) -> list[Entry]:
     """The arms, verified against the first one."""
@@ -90,23 +99,32 @@ def entered(module: Module, setting: Setting, watch: Stopwatch) -> list[Entry]:
             entry.arm = module.arm(entry.name, setting, watch)
             results = [torch.as_tensor(x).double() for x in entry.arm.results()]
         except Exception as error:
-            entry.arm, entry.status = None, f"failed: {type(error).__name__}: {str(error).splitlines()[:1]}"
+            entry.failed(error)
             continue
         expected = expected or results
         entry.error = float(max(relative_error(x, y) for x, y in zip(results, expected, strict=True)))
         if not entry.error <= TOLERANCE:
-            entry.arm, entry.status = None, "wrong"
+            entry.drop("wrong")
     return entries
+
+
+def warm_up(entry: Entry, watch: Stopwatch, times: int) -> None:
+    """Some iterations that do not count."""
+    try:
+        for _ in range(times):
+            if entry.arm is not None:
+                watch.time(entry.arm.iteration)
+    except Exception as error:
+        entry.failed(error)
 
 
 def measure(module: Module, setting: Setting, plan: Plan, seconds: float = float("inf")) -> list[Entry]:
     """The arms with the times of their iterations; in about so many seconds, what precedes them included."""
     started, watch = time.perf_counter(), Stopwatch(setting.device)
     entries = entered(module, setting, watch)
+    for entry in entries:
+        warm_up(entry, watch, plan.warmups)
     calls = {entry.name: (entry, entry.arm.iteration) for entry in entries if entry.arm is not None}
-    for _ in range(plan.warmups):
-        for _, iteration in calls.values():
-            watch.time(iteration)
     ends = min(started + seconds, time.perf_counter() + plan.seconds)
     for round_ in range(plan.rounds if calls else 0):
         if round_ >= 2 * len(calls) and time.perf_counter() > ends:

@@ -1,0 +1,182 @@
+"""Training loops end to end: what is timed, concluded and written; not how fast anything is."""
+
+import importlib.util
+import json
+import sys
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+pytest.importorskip("benchmarks.end_to_end.run", reason="only the package is here", exc_type=ModuleNotFoundError)
+
+from benchmarks.end_to_end import arithmetic, frameworks, page, plots, run, stopwatch
+from benchmarks.end_to_end.frameworks import REGISTRY, Arm, Framework, Setting
+from benchmarks.providers import compiled_scan
+
+# --- arithmetic -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arms", ["ab", "abc", "abcd"])
+def test_every_arm_takes_every_place_equally_often(arms):
+    orders = np.array([arithmetic.turns(arms, round_) for round_ in range(2 * len(arms))])
+    for place in orders.T:
+        assert all((place == arm).sum() == 2 for arm in arms)
+    assert (orders[::2] == orders[1::2, ::-1]).all(), "backwards after forwards: a drift falls on all alike"
+
+
+def random_times(rounds=7, seed=0):
+    """Iterations of two arms that differ in the advantage step, and their arrays [rounds]."""
+    rest, slow, fast = np.random.default_rng(seed).uniform(1, 9, (3, rounds))
+    times = [
+        [{"total": r + a, "rest": r, "advantages": a} for r, a in zip(rest, step, strict=True)] for step in (slow, fast)
+    ]
+    return times, rest, slow, fast
+
+
+def test_shares_bounds_and_speed_ups():
+    (slow_times, fast_times), rest, slow, fast = random_times()
+    share = np.median(slow / (rest + slow))
+    assert arithmetic.share(slow_times) == pytest.approx(share, rel=1e-12)
+    assert arithmetic.bound(0.2) == 1.25 and arithmetic.bound(0.0) == 1.0
+    ratios = (rest + slow) / (rest + fast)
+    want = np.percentile(ratios, [25, 50, 75])
+    np.testing.assert_allclose(arithmetic.speed_up(slow_times, fast_times), want, rtol=1e-12)
+    assert arithmetic.named(slow_times) == ("advantages",)
+    assert arithmetic.share(slow_times, ["advantages", "rest"]) == pytest.approx(1.0)
+    assert arithmetic.of_parts(slow_times[:1])["total"] == (rest[0] + slow[0],) * 3
+
+
+def test_a_step_that_takes_no_time_reaches_the_bound():
+    (times, _), *_ = random_times(rounds=1)
+    without = [{**found, "total": found["rest"], "advantages": 0.0} for found in times]
+    assert arithmetic.speed_up(times, without).median == pytest.approx(arithmetic.bound(arithmetic.share(times)))
+
+
+# --- the stopwatch ----------------------------------------------------------------------------------------------------
+
+
+def test_a_part_interrupts_the_one_around_it(monkeypatch):
+    """A second passes between any two moments."""
+    ticks = count()
+    monkeypatch.setattr(stopwatch.time, "perf_counter", lambda: next(ticks))
+    watch = stopwatch.Stopwatch("cpu")
+
+    def iteration():
+        with watch.part("advantages"):
+            watch.around("rest", lambda: None)()
+            with pytest.raises(ZeroDivisionError), watch.part("inner"):
+                raise ZeroDivisionError
+
+    for _ in range(2):
+        assert watch.time(iteration) == {"total": 7e6, "rest": 3e6, "advantages": 3e6, "inner": 1e6}
+    with watch.part("outside"):
+        pass
+    assert watch.time(lambda: None) == {"total": 1e6, "rest": 1e6}
+
+
+# --- arms -------------------------------------------------------------------------------------------------------------
+
+
+def module(**results):
+    """A framework whose arms have these results."""
+
+    def arm(name, setting, watch):
+        if results[name] is None:
+            raise ValueError("no\nreally")
+        return Arm(watch.around("advantages", lambda: None), lambda: [torch.tensor(results[name])])
+
+    return SimpleNamespace(ARMS=dict.fromkeys(results, ""), OURS=("ours",), arm=arm)
+
+
+def test_wrong_and_failing_arms_are_recorded_and_not_timed():
+    nan = float("nan")
+    fake = module(stock=[1.0, 2.0], bad=None, nan=[1.0, nan], off=[1.0, 2.001], ours=[1.0, 2.000001])
+    entries = run.measure(fake, Setting(1, 1, device="cpu"), run.QUICK)
+    assert [entry.status for entry in entries] == ["ok", "failed: ValueError: no", "wrong", "wrong", "ok"]
+    assert [len(entry.times) for entry in entries] == [2, 0, 0, 0, 2]
+    rows = [run.arm_row(Setting(1, 1), entry) for entry in entries]
+    assert json.loads(json.dumps(rows))[-1]["error"] < run.TOLERANCE and "times" not in rows[1]
+    (pair,) = run.pair_rows(fake, Setting(1, 1), entries)
+    assert (pair["slow"], pair["fast"]) == ("stock", "ours")
+
+
+def test_rounds_end_with_the_time():
+    fake = module(stock=[1.0], ours=[1.0])
+    entries = run.measure(fake, Setting(1, 1, device="cpu"), run.Plan(1, 50), seconds=0.0)
+    assert [len(entry.times) for entry in entries] == [4, 4], "every place twice, and no more"
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_a_file_holds_what_it_should(name):
+    loaded = REGISTRY[name].load()
+    assert set(loaded.OURS) < set(loaded.ARMS) and next(iter(loaded.ARMS)) == "stock"
+    for settings in loaded.SETTINGS.values():
+        assert len(set(settings)) == len(settings) == len({(str(x), x.device) for x in settings})
+        assert all(x.batch_size * x.minibatches == x.num_envs * x.num_steps for x in settings)
+    assert {x.device for x in loaded.SETTINGS["cpu"]} == {"cpu"}
+
+
+# --- files, pages, figures --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    """A folder with the files of a quick run."""
+    pytest.importorskip("numba")
+    monkeypatch.setattr(compiled_scan, "BACKEND", "eager")
+    monkeypatch.setitem(REGISTRY, "torchrl", Framework("torchrl", ("no_such_package",)))
+    names = ["synthetic", "cleanrl", "torchrl"]
+    arguments = ["--suite", *names, "--device", "cpu", "--quick", "--commit", "abc"]
+    assert run.main([str(tmp_path / "cpu"), *arguments]) == 0
+    return tmp_path
+
+
+def test_a_quick_run_makes_files_and_a_page(results):
+    (found,) = page.load(results, "synthetic")
+    assert found["system"]["commit"] == "abc" and found["skipped"] == [] and found["unavailable"] == ""
+    assert [row["arm"] for row in found["arms"]] == ["stock", "compiled", "ours"] * 2
+    assert all(row["status"] == "ok" and row["error"] <= run.TOLERANCE for row in found["arms"])
+    for row in found["arms"]:
+        parts = np.array([row["times"][name] for name in ("rest", "advantages")])
+        np.testing.assert_allclose(parts.sum(0), row["times"]["total"], atol=0.2)
+    pairs = [(row["slow"], row["fast"]) for row in found["pairs"]]
+    assert pairs == [("stock", "compiled"), ("stock", "ours"), ("compiled", "ours")] * 2
+    (absent,) = page.load(results, "torchrl")
+    assert absent["unavailable"] == "no_such_package not installed" and absent["arms"] == []
+    text = page.page(results)
+    assert "Not measured there: no_such_package not installed" in text
+    assert text.count(page.NOT_YET) == len(REGISTRY) - 3
+    assert text.count("plots/end_to_end_") == 2 and "4x16, hidden 8, 2 epochs x 2: stock → ours" in text
+
+
+def test_small_shares_are_said_plainly(results):
+    (found,) = page.load(results, "cleanrl")
+    loaded = REGISTRY["cleanrl"].load()
+    found["arms"][0]["share"] = 0.009
+    assert "**In all settings the advantage step takes less than 1 %" in page.small_shares(loaded, found)
+    found["arms"][0]["share"] = 0.011
+    assert page.small_shares(loaded, found) == ""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
+def test_figures(results):
+    plots.main(results, results / "plots")
+    assert sorted(path.stem for path in (results / "plots").iterdir()) == ["end_to_end_cleanrl", "end_to_end_synthetic"]
+
+
+def test_what_the_budget_does_not_allow_is_listed(tmp_path):
+    assert run.main([str(tmp_path / "cpu"), "--suite", "synthetic", "--device", "cpu", "--budget", "0"]) == 0
+    (found,) = page.load(tmp_path, "synthetic")
+    settings = REGISTRY["synthetic"].load().SETTINGS["cpu"]
+    assert found["skipped"] == [str(setting) for setting in settings] and found["arms"] == []
+    assert str(settings[0]) in page.not_timed(found)
+
+
+def test_packages_are_looked_up():
+    assert frameworks.Framework("x", ("torch", "no_such_package")).unavailable() == "no_such_package not installed"
+    assert frameworks.Framework("x", ("torch",)).unavailable() == ""

@@ -12,6 +12,8 @@ from rl_triton_core.kernels.launch import TABLE, Limits
 from rl_triton_core.recurrence import RECURRENCES, Expectation, Problem
 
 ROWS = [(layout, limits, launch) for layout, rows in TABLE.items() for limits, launch in rows]
+LAST_ROWS = [(layout, *rows[-1]) for layout, rows in TABLE.items()]
+"""For windows of any size."""
 VARIANTS = ("plain", "all", "skip", "reset", "half", "uneven", "packed")
 
 
@@ -60,12 +62,12 @@ def cases(names, variants):
 
 
 def last(variants, names=tuple(RECURRENCES)):
-    """Estimators with the last rows of the table, which are for any window."""
+    """Estimators with the last rows of the table."""
     for name in names:
-        for layout, rows in TABLE.items():
+        for layout, _, launch in LAST_ROWS:
             for variant in variants:
                 if variant != "packed" or layout == "env-major":
-                    yield problem(variant, layout, name=name), rows[-1][1]
+                    yield problem(variant, layout, name=name), launch
 
 
 @pytest.mark.parametrize(("window", "launch"), list(cases(["gae"], ["all"])))
@@ -94,9 +96,9 @@ def test_segments_do_not_spill(window, launch):
     assert_no_spills(compile_for("sm_90", window, launch, segments=64))
 
 
-def with_actions(number):
+def with_actions(number, rows):
     """Retrace over so many actions with every row of the table that it may get."""
-    for layout, limits, launch in ROWS:
+    for layout, limits, launch in rows:
         window = problem("plain", layout, limits, "retrace")
         probs, values = torch.empty(2, *window.like.shape, number, device="meta")
         window = replace(window, next_values=Expectation(probs, values))
@@ -104,7 +106,9 @@ def with_actions(number):
             yield window, launch
 
 
-@pytest.mark.parametrize(("window", "launch"), [case for number in (4, 16, 17) for case in with_actions(number)])
+@pytest.mark.parametrize(
+    ("window", "launch"), [*with_actions(16, ROWS), *with_actions(4, LAST_ROWS), *with_actions(17, LAST_ROWS)]
+)
 def test_no_number_of_actions_spills(window, launch):
     assert_no_spills(compile_for("sm_90", window, launch))
 

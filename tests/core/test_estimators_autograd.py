@@ -288,7 +288,7 @@ def compiled_cases(estimator):
 @pytest.mark.parametrize("grad", [False, True])
 @ALL
 def test_compiles_without_a_graph_break(target, estimator, grad):
-    if target.backend == "reference" and estimator not in (VTRACE, TRACES):
+    if target.interpreted or (target.backend == "reference" and estimator not in (VTRACE, TRACES)):
         pytest.skip("tracing does not depend on the backend")
     for case in compiled_cases(estimator):
         torch._dynamo.reset()

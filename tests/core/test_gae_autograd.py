@@ -155,6 +155,8 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("grad", [False, True])
 def test_compiles_without_a_graph_break(target, form, grad):
+    if target.interpreted and form != "dense":
+        pytest.skip("tracing does not depend on the backend")
     torch._dynamo.reset()
     call = Call(random_case(*SHAPE, **FORMS[form]), target.device)
     kwargs = {**call.kwargs, "backend": target.backend}

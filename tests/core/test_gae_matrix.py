@@ -35,7 +35,7 @@ def test_every_width(target, num_envs, time_dim):
 @pytest.mark.parametrize("time_dim", [-1, 0])
 def test_longer_than_a_block(target, time_dim):
     """One episode over a whole long row, and a few episodes that end far from any block's edge."""
-    num_steps = 520 if target.interpreted else max(1500, target.max_steps)
+    num_steps = 260 if target.interpreted else max(1500, target.max_steps)
     how = How(time_dim=time_dim)
     check(random_case(2, num_steps, term=0, trunc=0, lambda_=1.0, gamma=0.999), target, how)
     check(random_case(2, num_steps, term=0.003, trunc=0.003, valid=0.9), target, how)

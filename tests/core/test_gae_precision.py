@@ -76,13 +76,15 @@ def discounts(kind, shape):
 @pytest.mark.parametrize("flag", ["terminated", "truncated", "mask", None])
 def test_a_decay_that_overflows_leaves_zeros_alone(target, kind, flag):
     """A serial loop over zeros gives zeros whatever the decay; a tree must not meet 0 * infinity."""
+    if target.interpreted and kind in ("3e38", "tensor"):
+        pytest.skip("the interpreter takes its time")
     zeros = np.zeros((2, 70))
     done = np.zeros((2, 70), bool)
     done[0, 35] = done[1, ::13] = True
     case = Case(zeros, zeros, gamma=discounts(kind, zeros.shape), lambda_=1.0)
     if flag is not None:
         case = replace(case, **{flag: ~done if flag == "mask" else done})
-    for mask_mode, time_dim in itertools.product(("skip", "reset"), (-1, 0)):
+    for mask_mode, time_dim in itertools.product(("skip", "reset") if flag == "mask" else ("skip",), (-1, 0)):
         for got in run(replace(case, mask_mode=mask_mode), target, How(time_dim=time_dim)):
             assert not got.any(), got
 

@@ -32,7 +32,7 @@ SETTINGS = {
     ),
     "cpu": (
         Setting(64, 64, 64, 10, 8, device="cpu"),
-        Setting(512, 128, device="cpu"),
+        Setting(256, 128, device="cpu"),
     ),
     "quick": (Setting(4, 16, 8, 2, 2),),
 }

@@ -63,9 +63,15 @@ def body(framework: Framework, module: Module, result: files.Row) -> str:
         return f"{where}\n\n{machine(system)} Not measured there: {result['unavailable']}."
     packages = [name.replace("_", "-") for name in framework.needs]
     versions = "".join(f" {name} {system[name]}." for name in packages if name in system)
-    about = f"{machine(system)}{versions} {result['threads']} threads on the CPU."
+    about = f"{machine(system)}{versions} {result['threads']} threads on the CPU.{iterations(result)}"
     texts = [where, about, small_shares(module, result), comparison(result), *around(result), not_timed(result)]
     return "\n\n".join(text for text in texts if text)
+
+
+def iterations(result: files.Row) -> str:
+    """How often an iteration was timed."""
+    counts = {row["iterations"] for row in result["arms"] if row["iterations"]}
+    return f" {' to '.join(map(str, sorted({min(counts), max(counts)})))} iterations of each arm." if counts else ""
 
 
 def small_shares(module: Module, result: files.Row) -> str:

@@ -31,7 +31,7 @@ SETTINGS = {
     "cuda": (
         Setting(8, 128, env=DRAWN),
         WIDE,
-        DEFAULTS,
+        DEFAULTS._replace(num_steps=512, minibatches=8),
         WIDE._replace(device="cpu"),
     ),
     "cpu": tuple(setting._replace(device="cpu") for setting in (DEFAULTS, WIDE, CONTINUOUS)),

@@ -40,9 +40,9 @@ SETTINGS = {
     ),
     "cpu": (
         Setting(64, 128, 64, device="cpu"),
-        Setting(256, 128, 128, device="cpu"),
+        Setting(128, 128, 128, device="cpu"),
         Setting(8, 2048, 64, device="cpu"),
-        Setting(256, 128, 64, recompute=True, device="cpu"),
+        Setting(64, 128, 64, recompute=True, device="cpu"),
     ),
     "quick": (Setting(4, 16, 8, 2, 2), Setting(4, 8, 8, 2, 2, recompute=True)),
 }

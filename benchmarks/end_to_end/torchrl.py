@@ -30,8 +30,8 @@ SETTINGS = {
         Setting(64, 128, recompute=True),
     ),
     "cpu": (
-        Setting(8, 256, 64, 10, 32, recompute=True, device="cpu"),
-        Setting(256, 128, recompute=True, device="cpu"),
+        Setting(8, 256, 64, 10, 8, recompute=True, device="cpu"),
+        Setting(128, 128, recompute=True, device="cpu"),
     ),
     "quick": (Setting(4, 16, 8, 2, 2, recompute=True),),
 }

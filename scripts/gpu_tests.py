@@ -23,7 +23,7 @@ sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "adapters"))
 
 from benchmarks import files
 
-JOBS = min(16, os.cpu_count() or 1)
+JOBS = min(32, os.cpu_count() or 1)
 ROOT = files.ROOT
 
 
@@ -44,7 +44,7 @@ def main() -> int:
     result = {"system": files.system(options.commit), "tests": run_tests(options.folder, options.select, options.limit)}
     write(result, options.folder)
     if options.mutants:
-        result["mutants"] = run_mutants(options.folder)
+        result["mutants"] = run_mutants(options.folder, tested=result["tests"]["exit_code"] == 0 and not options.select)
         write(result, options.folder)
     print(json.dumps(result, indent=2))
     return max(part["exit_code"] for name, part in result.items() if name != "system")
@@ -82,10 +82,11 @@ def per_backend(suite: ET.Element) -> dict[str, int]:
     return {name: sum(f"[{name}" in case for case in passed) for name in ("triton", "reference")}
 
 
-def run_mutants(folder: Path) -> dict[str, object]:
-    """The mutants of the Triton kernel, compiled."""
+def run_mutants(folder: Path, tested: bool) -> dict[str, object]:
+    """The mutants of the Triton kernel, compiled; whether the tests have just passed without one."""
     started = time.perf_counter()
-    code = run(["scripts/mutants.py", "triton", "--jobs", str(JOBS)], folder / "mutants.log")
+    given = ["--tested"] if tested else []
+    code = run(["scripts/mutants.py", "triton", "--jobs", str(JOBS), *given], folder / "mutants.log")
     summary = (folder / "mutants.log").read_text().strip().splitlines()[-1]
     return {"exit_code": code, "seconds": round(time.perf_counter() - started, 1), "summary": summary}
 

@@ -108,6 +108,8 @@ def test_vtrace(launch, window, layout, time_dim):
 @LAYOUTS
 @pytest.mark.parametrize(("window", "actions"), [(UNEVEN, 3), (EVEN, 8)], ids=["uneven-3", "even-8"])
 def test_retrace(launch, window, layout, time_dim, actions):
+    if launch.unroll > 8:
+        pytest.skip("no row of the table is for such long chunks of so many streams; it would compile for minutes")
     real, flags = data(window, layout)
     probs = torch.softmax(real(actions), -1)
     probs[..., 0] = 0

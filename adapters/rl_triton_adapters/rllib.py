@@ -29,8 +29,10 @@ try:
     import ray
     from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
     from ray.rllib.algorithms.appo.torch.appo_torch_learner import APPOTorchLearner
+    from ray.rllib.algorithms.bc import BCConfig
     from ray.rllib.algorithms.impala.torch.impala_torch_learner import IMPALATorchLearner
     from ray.rllib.algorithms.impala.torch.vtrace_torch_v2 import vtrace_torch
+    from ray.rllib.algorithms.marwil import MARWILConfig
     from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
     from ray.rllib.connectors.learner import AddOneTsToEpisodesAndTruncate, GeneralAdvantageEstimation
     from ray.rllib.core.columns import Columns
@@ -97,6 +99,12 @@ def _triton_learner(config: Any) -> type:
     current = config.learner_class
     bases = current.__mro__ if isinstance(current, type) else ()
     stock = next((base for base in bases if base in _LEARNERS), None)
+    if isinstance(config, MARWILConfig) and not isinstance(config, BCConfig):
+        raise TypeError(
+            f"config: got {type(config).__name__}, expected a PPOConfig, IMPALAConfig or APPOConfig. MARWIL computes "
+            "advantages where offline data are read: leave the call out, or replace the connector in a "
+            "prelearner_class, see docs/rllib.md"
+        )
     if stock is None:
         raise TypeError(
             f"config: got {type(config).__name__} with the learner {getattr(current, '__name__', current)}, which has "

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -20,6 +21,7 @@ import ray
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.appo import APPOConfig
 from ray.rllib.algorithms.appo.torch.appo_torch_learner import APPOTorchLearner
+from ray.rllib.algorithms.bc import BCConfig
 from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.impala import IMPALAConfig
 from ray.rllib.algorithms.impala.torch import impala_torch_learner
@@ -35,6 +37,7 @@ from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
+from ray.rllib.offline.offline_prelearner import OfflinePreLearner
 from ray.rllib.utils.postprocessing.zero_padding import create_mask_and_seq_lens, split_and_zero_pad_n_episodes
 from small import assert_same_training, name_of_piece, of_learners, small, small_ppo, the_piece, trained
 
@@ -297,8 +300,6 @@ def test_training_is_that_of_rllib(make, num_learners, small_ray):
 
 def built(config):
     """A learner of a config, with weights that depend on nothing else."""
-    import gymnasium as gym
-
     torch.manual_seed(0)
     return config.build_learner(env=gym.make("CartPole-v1"))
 
@@ -570,6 +571,43 @@ def test_a_restored_checkpoint_keeps_what_was_replaced(name, num_learners, small
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# MARWIL, by hand
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class TritonOfflinePreLearner(OfflinePreLearner):
+    """As docs/rllib.md has it."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        pieces = self._learner_connector.connectors
+        pieces[-1] = TritonGeneralAdvantageEstimation(gamma=pieces[-1].gamma, lambda_=pieces[-1].lambda_)
+
+
+def test_a_prelearner_of_marwil_may_have_the_connector():
+    env = gym.make("CartPole-v1")
+    spaces = (env.observation_space, env.action_space)
+    config = MARWILConfig().environment(observation_space=spaces[0], action_space=spaces[1])
+    config.rl_module(rl_module_spec=config.get_multi_rl_module_spec(spaces={"default_policy": spaces}))
+    rng, rows = np.random.default_rng(0), 20
+    data = {
+        "obs": rng.standard_normal((rows, 4)).astype(np.float32),
+        "new_obs": rng.standard_normal((rows, 4)).astype(np.float32),
+        "actions": rng.integers(0, 2, rows),
+        "rewards": rng.standard_normal(rows),
+        "terminateds": rng.random(rows) < 0.3,
+        "truncateds": np.zeros(rows, bool),
+    }
+    batches = []
+    for prelearner_class in (OfflinePreLearner, TritonOfflinePreLearner):
+        config.offline_data(prelearner_class=prelearner_class)
+        torch.manual_seed(0)
+        batches.append(config.prelearner_class(config=config, spaces=spaces)(data))
+    torch.testing.assert_close(*batches, **TOLERANCE)
+    assert len(batches[0]["default_policy/value_targets"]) == 2 * rows  # each row is an episode, with its extra slot
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Errors
 # ---------------------------------------------------------------------------------------------------------------------
 
@@ -621,12 +659,17 @@ def test_a_loss_without_vtrace_is_an_error(monkeypatch):
         built(enable_triton(small_impala(IMPALAConfig)))
 
 
-@pytest.mark.parametrize("config", [DQNConfig(), MARWILConfig()], ids=["DQN", "MARWIL"])
+@pytest.mark.parametrize("config", [DQNConfig(), BCConfig()], ids=["DQN", "BC"])
 def test_other_algorithms_are_an_error(config):
     with pytest.raises(
         TypeError, match="which has nothing to replace, expected a PPOConfig, IMPALAConfig or APPOConfig"
     ):
         enable_triton(config)
+
+
+def test_marwil_is_an_error_that_says_what_to_do():
+    with pytest.raises(TypeError, match="got MARWILConfig, .* leave the call out, or .* in a prelearner_class"):
+        enable_triton(MARWILConfig())
 
 
 @pytest.mark.parametrize("config", [None, {}, PPOConfig], ids=["None", "dict", "class"])

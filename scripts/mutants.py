@@ -136,7 +136,7 @@ CPU = [
     Mutant("backward: truncated a step early", "kernels/serial.py", "        flag(truncated, False, group, t, lane),", "        flag(truncated, False, group, max(t - 1, 0), lane),", "test_literal_numbers"),
     Mutant("backward: bootstrap of the neighbour lane", "kernels/serial.py", "at(bootstrap, zero, group, t, lane)", "at(bootstrap, zero, group, t, max(lane - 1, 0))", "gae and test_layouts_agree or gae_matrix"),
     Mutant("backward: the neighbour stays the same", "kernels/serial.py", "as_many(now, following)", "following", "test_a_window_with_values"),
-    Mutant("backward: the window's end is no end", "kernels/serial.py", "lane), True, False, zeros", "lane), False, False, zeros", "test_a_window_with_values"),
+    Mutant("backward: the window's end is no end", "kernels/serial.py", "none, sealed = types.boolean(True)", "none, sealed = types.boolean(False)", "test_a_window_with_values"),
     Mutant("backward: neighbour's value leaks", "kernels/serial.py", "select(continues, state, zero)))\n    return result, False", "state))\n    return result, False", "test_retrace or test_vtrace"),
     Mutant("discount 0 does not end", "kernels/serial.py", "return now, now * decay, now == 0", "return now, now * decay, False", "test_a_zero_discount and gae"),
     Mutant("apart: carry kept from the lane before", "kernels/serial.py", "next_carry = enter(arguments, group, next_lane)", "next_carry = carry", "gae and test_permuting"),

@@ -91,8 +91,9 @@ def apart(arguments, span):
 
 
 def enter_backward(arguments, group, lane):
-    """Behind a lane's last step."""
-    return at(arguments[10], arguments[15], group, 0, lane), True, False, zeros(arguments[15])
+    """Behind a lane's last step. As literals, its flags would have the step compiled twice."""
+    none, sealed = types.boolean(True), types.boolean(False)
+    return at(arguments[10], arguments[15], group, 0, lane), none, sealed, zeros(arguments[15])
 
 
 def step_backward(arguments, group, t, lane, after):

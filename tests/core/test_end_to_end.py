@@ -124,16 +124,17 @@ def test_a_file_holds_what_it_should(name):
 # --- files, pages, figures --------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def results(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
     """A folder with the files of a quick run."""
     pytest.importorskip("numba")
-    monkeypatch.setattr(compiled_scan, "BACKEND", "eager")
-    monkeypatch.setitem(REGISTRY, "torchrl", Framework("torchrl", ("no_such_package",)))
-    names = ["synthetic", "cleanrl", "torchrl"]
-    arguments = ["--suite", *names, "--device", "cpu", "--quick", "--commit", "abc"]
-    assert run.main([str(tmp_path / "cpu"), *arguments]) == 0
-    return tmp_path
+    folder, names = tmp_path_factory.mktemp("results"), ["synthetic", "cleanrl", "torchrl"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled_scan, "BACKEND", "eager")
+        patch.setitem(REGISTRY, "torchrl", Framework("torchrl", ("no_such_package",)))
+        arguments = ["--suite", *names, "--device", "cpu", "--quick", "--commit", "abc"]
+        assert run.main([str(folder / "cpu"), *arguments]) == 0
+    return folder
 
 
 def test_a_quick_run_makes_files_and_a_page(results):
@@ -164,9 +165,9 @@ def test_small_shares_are_said_plainly(results):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
-def test_figures(results):
-    plots.main(results, results / "plots")
-    assert sorted(path.stem for path in (results / "plots").iterdir()) == ["end_to_end_cleanrl", "end_to_end_synthetic"]
+def test_figures(results, tmp_path):
+    plots.main(results, tmp_path)
+    assert sorted(path.stem for path in tmp_path.iterdir()) == ["end_to_end_cleanrl", "end_to_end_synthetic"]
 
 
 def test_what_the_budget_does_not_allow_is_listed(tmp_path):

@@ -151,6 +151,8 @@ def test_a_decay_that_overflows_leaves_zeros_alone(target, estimator, kind, flag
     """A serial loop over zeros gives zeros whatever the decay; a tree must not meet 0 * infinity."""
     if target.interpreted and kind in ("3e38", "tensor"):
         pytest.skip("the interpreter takes its time")
+    if target.backend == "cpu" and flag in ("truncated", None):
+        pytest.skip("it is a serial loop")
     zeros, done = np.zeros((2, 70)), np.zeros((2, 70), bool)
     done[0, 35] = done[1, ::13] = True
     case = overflowing(estimator, zeros, flag, done, kind)

@@ -37,7 +37,7 @@ def algorithm_config(args: argparse.Namespace) -> PPOConfig:
             use_kl_loss=False,
         )
         .evaluation(
-            evaluation_num_env_runners=0,
+            evaluation_interval=args.iterations,
             evaluation_duration=args.evaluation_episodes,
             evaluation_config={"explore": False},
         )
@@ -58,10 +58,9 @@ def train(args: argparse.Namespace) -> tuple[list[float], float]:
         bar.set_postfix_str(f"return {curve[-1]:.1f}")
         writer.add_scalar("charts/episodic_return", curve[-1], iteration)
         writer.add_scalar("charts/seconds", time.perf_counter() - started, iteration)
-    evaluation = algorithm.evaluate()["env_runners"]["episode_return_mean"]
     writer.close()
     algorithm.stop()
-    return curve, evaluation
+    return curve, results["evaluation"]["env_runners"]["episode_return_mean"]
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -87,7 +86,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> int:
     args = parse_arguments()
-    ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    cpus = 1 + args.num_env_runners + args.num_learners
+    ray.init(num_cpus=cpus, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     _, evaluation = train(args)
     ray.shutdown()
     print(f"evaluation: mean return {evaluation:.1f} over {args.evaluation_episodes} episodes")

@@ -44,6 +44,7 @@ FILES = [
         "normalization",
     )
 ]
+SLOW_TO_IMPORT = ("hypothesis", "numba", "torch", "triton")
 PASSED, FAILED, NOT_RUN = 0, 1, 4
 
 
@@ -181,15 +182,15 @@ CPU = [
 
 TRITON = [
     Mutant("nothing works", "backends/triton.py", "            kernel = scan.scan[call.grid](*call.arguments, **call.options)", "            kernel = None", "test_literal_numbers"),
-    Mutant("combine: reset lets NaN through", "kernels/scan.py", "return alpha_next + passed(beta_next, alpha), passed(beta_next, beta)", "return alpha_next + beta_next * alpha, passed(beta_next, beta)", "containment or launches"),
-    Mutant("combine: reset lets NaN through, exactly", "kernels/scan.py", "through = passed(beta_next, alpha) + ", "through = beta_next * alpha + ", "containment"),
-    Mutant("combine: overflow poisons", "kernels/scan.py", "tl.where((factor == 0) | (state == 0), 0, factor * state)", "tl.where(factor == 0, 0, factor * state)", "overflows"),
+    Mutant("combine: reset lets NaN through", "kernels/scan.py", "return alpha_next + passed(beta_next, alpha), passed(beta_next, beta)", "return alpha_next + beta_next * alpha, passed(beta_next, beta)", "launches and leaks"),
+    Mutant("combine: reset lets NaN through, exactly", "kernels/scan.py", "through = passed(beta_next, alpha) + ", "through = beta_next * alpha + ", "launches and leaks"),
+    Mutant("combine: overflow poisons", "kernels/scan.py", "tl.where((factor == 0) | (state == 0), 0, factor * state)", "tl.where(factor == 0, 0, factor * state)", "launches and zeros"),
     Mutant("combine: β not multiplied", "kernels/scan.py", "return alpha_next + through, product, where_rounded", "return alpha_next + through, beta_next, where_rounded", "launches and gae"),
-    Mutant("combine: rounding of products lost", "kernels/scan.py", 'float("inf")), 0, error)', 'float("inf")), 0, 0 * error)', "precision"),
-    Mutant("carry: gate multiplies", "kernels/scan.py", "    return alpha + passed(beta, carried)", "    return alpha + beta * carried", "containment"),
-    Mutant("step: gate multiplies", "kernels/scan.py", "tl.where(beta == 0, alpha, alpha + beta * state)", "alpha + beta * state", "containment"),
-    Mutant("fold: a reset forgotten", "kernels/scan.py", "severed = severed | (betas[i] == 0)", "severed = severed", "containment"),
-    Mutant("fold: rounding of products lost", "kernels/scan.py", "rest = tl.fma(betas[i], rest, tl.fma(betas[i], beta, -product))", "rest = rest", "precision"),
+    Mutant("combine: rounding of products lost", "kernels/scan.py", 'float("inf")), 0, error)', 'float("inf")), 0, 0 * error)', "launches and exact"),
+    Mutant("carry: gate multiplies", "kernels/scan.py", "    return alpha + passed(beta, carried)", "    return alpha + beta * carried", "launches and leaks"),
+    Mutant("step: gate multiplies", "kernels/scan.py", "tl.where(beta == 0, alpha, alpha + beta * state)", "alpha + beta * state", "launches and leaks"),
+    Mutant("fold: a reset forgotten", "kernels/scan.py", "severed = severed | (betas[i] == 0)", "severed = severed", "launches and (leaks or zeros)"),
+    Mutant("fold: rounding of products lost", "kernels/scan.py", "rest = tl.fma(betas[i], rest, tl.fma(betas[i], beta, -product))", "rest = rest", "launches and exact"),
     Mutant("fold: first step dropped", "kernels/scan.py", "    alpha = alphas[0]\n", "    alpha = 0 * alphas[0]\n", "launches and gae"),
     Mutant("carry dropped between tiles", "kernels/scan.py", "                state = at_end(scanned)\n", "                state = 0 * at_end(scanned)\n", "launches and gae"),
     Mutant("carry taken from the wrong end", "kernels/scan.py", "== CHUNKS - 1\n", "== 0\n", "launches and gae"),
@@ -254,31 +255,34 @@ def main() -> int:
     options = parser.parse_args()
     mutants = MUTANTS[options.backend]
     os.environ |= {"RL_TRITON_TEST_BACKENDS": options.backend, "NUMBA_OPT": "0"}  # compile fast
-    for name in (
-        "hypothesis",
-        "numba",
-        "torch",
-        "triton",
-    ):  # what a test process would spend most of its time importing
+    for name in SLOW_TO_IMPORT:
         with suppress(ImportError):
             import_module(name)
     intact = Mutant("none", "", "", "", " or ".join(sorted({f"({mutant.tests})" for mutant in mutants})))
     everything = mutants if options.tested else [intact, *mutants]
     outcomes = run(everything, options.jobs)
-    outcomes = list(tqdm(outcomes, total=len(everything), desc=f"mutants ({options.backend})", disable=None))
     killed = 0
-    for mutant, code, output in outcomes:
-        if mutant is intact and code != PASSED:
-            print(output, "the tests fail without a mutant", sep="\n")
-            return 1
-        if mutant is not intact and code > FAILED:
-            print(f"{mutant.name}: the tests did not run\n{output[-2000:]}")
-        elif mutant is not intact and code == PASSED:
-            print(f"survived: {mutant.name}")
-        else:
-            killed += mutant is not intact
+    progress = tqdm(outcomes, total=len(everything), desc=f"mutants ({options.backend})", disable=None)
+    for mutant, code, output in progress:
+        if mutant is intact:
+            if code != PASSED:
+                print(output, "the tests fail without a mutant", sep="\n")
+                return 1
+            continue
+        result = verdict(code)
+        killed += result == "killed"
+        print(f"{result}: {mutant.name}", flush=True)
+        if code > FAILED:
+            print(output[-2000:], flush=True)
     print(f"mutants ({options.backend}): {killed} of {len(mutants)} killed")
     return 0 if killed == len(mutants) else 1
+
+
+def verdict(code: int) -> str:
+    """A mutant that crashes the tests is noticed too."""
+    if code == PASSED:
+        return "survived"
+    return "the tests did not run" if code > FAILED else "killed"
 
 
 class Outcome(NamedTuple):

@@ -121,7 +121,7 @@ STORED = (
 """What ends a step of the serial walk, and tells those of its two directions apart."""
 
 CPU = [
-    Mutant("nothing works", "backends/cpu.py", "        kernel(tuple(arguments), spans[0])", "        pass", "test_literal_numbers"),
+    Mutant("nothing works", "backends/cpu.py", "    together(partial(kernel, tuple(arguments)), spans)", "    pass", "test_literal_numbers"),
     Mutant("carry seeded", "kernels/serial.py", "at(arguments[10], arguments[15], group, 0, lane), True", "at(arguments[10], arguments[7], group, 0, lane), True", "test_linear_recurrence"),
     Mutant("carry of the first lane", "kernels/serial.py", "at(arguments[10], arguments[15], group, 0, lane), True", "at(arguments[10], arguments[15], group, 0, 0), True", "test_an_initial_state_of_a_recurrence"),
     Mutant("backward: gate multiplies", "kernels/serial.py", f"select(beta == zero, zero, beta * state){STORED}False", f"beta * state{STORED}False", "test_gae_containment"),

@@ -6,6 +6,8 @@ that it equals a NumPy or PyTorch loop bit for bit.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from hashlib import sha256
@@ -22,7 +24,7 @@ from rl_triton_core.kernels import serial
 from rl_triton_core.primitives import PRIMITIVES
 from rl_triton_core.recurrence import Problem, Recurrence, bind
 
-PARALLEL_FROM = 1 << 19
+PARALLEL_FROM = 1 << 17
 """Elements per thread from which another thread pays."""
 
 
@@ -39,11 +41,7 @@ def run(problem: Problem) -> None:
     kernel = compiled(problem.recurrence, variant(arguments))
     parts = max(1, min(torch.get_num_threads(), problem.like.numel() // PARALLEL_FROM))
     spans = split(problem.shape, arguments.offsets, parts)
-    if len(spans) == 1:
-        kernel(tuple(arguments), spans[0])
-    else:
-        for job in [threads().submit(partial(kernel, tuple(arguments), span)) for span in spans]:
-            job.result()
+    together(partial(kernel, tuple(arguments)), spans)
     for out, result in zip(problem.outputs, results, strict=True):
         if out is not None and result is not None and result is not out:
             out.copy_(result)
@@ -66,10 +64,22 @@ def split(shape: tuple[int, int, int], offsets: np.ndarray | None, parts: int) -
     return [(0, groups, low, high) for low, high in pairwise(edges) if low < high]
 
 
+def together(work: Callable[[Any], None], parts: Sequence[Any]) -> None:
+    """Do the work on every part at once, on the first of them in this thread."""
+    jobs = [threads(torch.get_num_threads()).submit(work, part) for part in parts[1:]]
+    work(parts[0])
+    for job in jobs:
+        job.result()
+
+
 @cache
-def threads() -> ThreadPoolExecutor:
+def threads(number: int) -> ThreadPoolExecutor:
     """The worker threads, started when a call is first large enough."""
-    return ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="rl_triton_core")
+    return ThreadPoolExecutor(number, thread_name_prefix="rl_triton_core")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=threads.cache_clear)  # a fork has none of its parent's threads
 
 
 # -- arguments --------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rl_triton_core.backends.cpu import threads
+from rl_triton_core.backends.cpu import together
 from rl_triton_core.kernels import serial_moments
 from rl_triton_core.moments import Exchange, Task, standardizer
 from rl_triton_core.recurrence import bind
@@ -67,12 +67,8 @@ def each(spans: Sequence[tuple[int, int]], work: Callable[[int, int], None]) -> 
         for first, end in some:
             work(first, end)
 
-    workers = min(torch.get_num_threads(), len(spans))
-    if workers < 2:
-        take(spans)
-    else:
-        for job in [threads().submit(take, spans[i::workers]) for i in range(workers)]:
-            job.result()
+    workers = max(1, min(torch.get_num_threads(), len(spans)))
+    together(take, [spans[i::workers] for i in range(workers)])
 
 
 def array(x: torch.Tensor) -> Any:

@@ -191,3 +191,43 @@ def test_variants_compiled_by_different_processes_work_together(tmp_path):
     """
     for which in ("0", "1", "2", "3", "4", "01234"):
         python(program, *which, NUMBA_CACHE_DIR=str(tmp_path))
+
+
+def test_the_cpu_backend_s_threads_survive_a_fork():
+    """As in a DataLoader's workers: a forked process has none of its parent's threads, and must start its own."""
+    pytest.importorskip("numba")
+    if not hasattr(os, "fork"):
+        pytest.skip("no fork here")
+    printed = python("""
+        import os
+        import signal
+        import torch
+        from rl_triton_core import compute_gae
+        from rl_triton_core.backends import cpu
+
+        torch.set_num_threads(2)
+        cpu.PARALLEL_FROM = 1 << 10
+        rewards, values = torch.randn(2, 64, 64)
+        compute = lambda: compute_gae(rewards, values, bootstrap_values=0.0, backend="cpu").advantages.numpy().tobytes()
+        before = compute()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            os._exit(compute() != before)
+        print(os.waitpid(child, 0)[1], compute() == before)
+    """)
+    assert printed.split() == ["0", "True"]
+
+
+def test_a_rollout_of_4096_environments_goes_over_threads(monkeypatch):
+    """Of 128 steps, and of either layout; over more threads where torch.set_num_threads says so."""
+    pytest.importorskip("numba")
+    from rl_triton_core.backends import cpu
+
+    spans = []
+    monkeypatch.setattr(cpu, "together", lambda work, parts: spans.append(len(parts)))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    for shape, time_dim in (((4096, 128), -1), ((128, 4096), 0)):
+        zeros = torch.zeros(shape)
+        compute_gae(zeros, zeros, bootstrap_values=0.0, time_dim=time_dim, backend="cpu")
+    assert spans == [2, 2]

@@ -234,7 +234,7 @@ def _number(name: str, number: float | Tensor) -> float:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _calling(ours: Callable[..., Any], method: Any) -> Any:
+def calling(ours: Callable[..., Any], method: Any) -> Any:
     """A copy of a TorchRL method, with its decorators, that calls `ours` where it called TorchRL's of that name.
 
     Raises:
@@ -242,7 +242,7 @@ def _calling(ours: Callable[..., Any], method: Any) -> Any:
     """
     inner = getattr(method, "__wrapped__", None)
     if inner is not None:
-        copied = _calling(ours, inner)
+        copied = calling(ours, inner)
         cells = tuple(CellType(copied) if cell.cell_contents is inner else cell for cell in method.__closure__)
         return rebound(method, {}, cells)
     names = {ours.__name__, f"vec_{ours.__name__}"}.intersection(method.__code__.co_names)
@@ -254,20 +254,20 @@ def _calling(ours: Callable[..., Any], method: Any) -> Any:
 class TritonGAE(GAE):
     """`GAE` of TorchRL with the advantages of `rl_triton_core`. `vectorized` makes no difference."""
 
-    forward = _calling(generalized_advantage_estimate, GAE.forward)
-    value_estimate = _calling(generalized_advantage_estimate, GAE.value_estimate)
+    forward = calling(generalized_advantage_estimate, GAE.forward)
+    value_estimate = calling(generalized_advantage_estimate, GAE.value_estimate)
 
 
 class TritonTDLambdaEstimator(TDLambdaEstimator):
     """`TDLambdaEstimator` of TorchRL with the returns of `rl_triton_core`. `vectorized` makes no difference."""
 
-    value_estimate = _calling(td_lambda_return_estimate, TDLambdaEstimator.value_estimate)
+    value_estimate = calling(td_lambda_return_estimate, TDLambdaEstimator.value_estimate)
 
 
 class TritonVTrace(VTrace):
     """`VTrace` of TorchRL with the targets of `rl_triton_core`."""
 
-    forward = _calling(vtrace_advantage_estimate, VTrace.forward)
+    forward = calling(vtrace_advantage_estimate, VTrace.forward)
 
 
 def use_triton_estimators(enabled: bool = True) -> None:

@@ -34,9 +34,13 @@ def head() -> str:
 
 {generated("make end-to-end")} On a GPU: `python -m benchmarks.end_to_end FOLDER --budget 300`.
 
-How much faster does training get? Whole training loops of several frameworks, arm against arm in one process. The arms
-train each for itself, one iteration in turns, in an order in which each takes every place equally often. Before that,
-each must compute the advantages of the same experience as the framework's own code, to float32 rounding.
+How much faster does training get? Iterations of several frameworks, arm against arm in one process. The single-file PPO
+and Stable-Baselines3 run their whole loop, environments included. **The synthetic update, TorchRL and RLlib train on
+experience that is there already and step no environment: in training, where collecting it takes its time too, shares,
+bounds and speed-ups are lower than what these sections say.**
+
+The arms train each for itself, one iteration in turns, in an order in which each takes every place equally often.
+Before that, each must compute the advantages of the same experience as the framework's own code, to float32 rounding.
 
 On a GPU times lie between CUDA events; the device is waited for before and after an iteration, and not within. *Share*
 is what the advantage step takes of an iteration of the slower arm, the median over iterations. *Bound* is Amdahl's,

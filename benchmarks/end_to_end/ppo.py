@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from types import ModuleType
+from typing import Any
 from unittest.mock import MagicMock
 
 import torch
@@ -58,5 +59,19 @@ def compiled(workload: Workload) -> Advantages:
         (advantages,) = solve(workload, inputs, doubling)
         return advantages, advantages + inputs["values"]
 
+    return compile_(function)
+
+
+def transitions(
+    rewards: Tensor, values: Tensor, next_values: Tensor, terminated: Tensor, done: Tensor, gamma: Any, lambda_: Any
+) -> tuple[Tensor, Tensor]:
+    """Advantages and returns [rows, steps] by a doubling scan, where the value after each step is a tensor too."""
+    delta = rewards + gamma * torch.where(terminated, 0.0, next_values) - values
+    advantages = doubling(delta, gamma * lambda_ * (~done).to(delta.dtype), 1, True)
+    return advantages, advantages + values
+
+
+def compile_(function: Callable[..., Any]) -> Any:
+    """The function, compiled for the shapes that it is called with first."""
     torch._dynamo.reset()
     return torch.compile(function, dynamic=False, fullgraph=True, backend=compiled_scan.BACKEND)

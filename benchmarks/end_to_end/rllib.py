@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.end_to_end import ppo
 from benchmarks.end_to_end.frameworks import Arm, Setting
-from benchmarks.end_to_end.ppo import LAMBDA
 from benchmarks.end_to_end.stopwatch import ADVANTAGES, REST, Stopwatch
 from benchmarks.workloads import GAMMA
 
@@ -20,6 +20,7 @@ advantage step is the recurrence alone, `compute_value_targets` in RLlib and `ga
 the piece around it, less the value network's part: RLlib's goes through NumPy, ours stays in the packed tensors."""
 ARMS = {
     "stock": "`GeneralAdvantageEstimation`",
+    "compiled": "`TritonGeneralAdvantageEstimation` that calls `torch.compile` of a doubling scan",
     "ours": "`TritonGeneralAdvantageEstimation`",
 }
 OURS = ("ours",)
@@ -46,8 +47,8 @@ RECURRENCE = "compute_value_targets"
 def arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
     """One arm in one setting, as it is before training."""
     torch.manual_seed(0)
-    learner, found = built(setting, ours=name == "ours"), episodes(setting)
-    timed(learner, watch)
+    learner, found = built(setting, ours=name != "stock"), episodes(setting)
+    timed(learner, watch, compiled() if name == "compiled" else None)
     options = {"num_epochs": setting.epochs, "minibatch_size": setting.batch_size, "shuffle_batch_per_epoch": True}
     return Arm(lambda: learner.update(episodes=found, **options), lambda: results(learner, found))
 
@@ -64,7 +65,7 @@ def built(setting: Setting, ours: bool) -> Any:
         observation_space=spaces.Box(-np.inf, np.inf, (OBSERVATIONS,)), action_space=spaces.Box(-1, 1, (ACTIONS,))
     )
     config.rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[setting.hidden] * 2))
-    config.training(gamma=GAMMA, lambda_=LAMBDA, lr=3e-4, use_kl_loss=False, vf_clip_param=1e9)
+    config.training(gamma=GAMMA, lambda_=ppo.LAMBDA, lr=3e-4, use_kl_loss=False, vf_clip_param=1e9)
     config.learners(num_learners=0, num_gpus_per_learner=int(setting.device == "cuda")).debugging(seed=0)
     return (enable_triton(config) if ours else config).build_learner(env=None)
 
@@ -95,8 +96,25 @@ def episodes(setting: Setting) -> list[Any]:
     return found
 
 
-def timed(learner: Any, watch: Stopwatch) -> None:
-    """Let the watch see the parts of a learner's connector; the value network belongs to none of them."""
+def compiled() -> Any:
+    """`gae_of_slots` by the compiled scan."""
+    from rl_triton_adapters.rllib import following_values
+
+    scan = ppo.compile_(ppo.transitions)
+
+    def gae_of_slots(columns: Any, values: Tensor, *padding: None, gamma: float, lambda_: float, backend: None) -> Any:
+        terminated, truncated = columns["terminateds"], columns["truncateds"]
+        steps = columns["rewards"], values, following_values(values), terminated, terminated | truncated
+        return [x.flatten() for x in scan(*(x[None] for x in steps), gamma, lambda_)]
+
+    return gae_of_slots
+
+
+def timed(learner: Any, watch: Stopwatch, step: Any = None) -> None:
+    """Let the watch see the parts of a learner's connector; the value network belongs to none of them.
+
+    Given a `step`, the connector calls that for its recurrence.
+    """
     from rl_triton_adapters._rebinding import rebound
 
     for module_id in learner.module.keys():  # noqa: SIM118 (a module iterates over nothing)
@@ -106,7 +124,7 @@ def timed(learner: Any, watch: Stopwatch) -> None:
     kind = type(piece)
     method, name = ("_new_columns", "gae_of_slots") if "_new_columns" in vars(kind) else ("__call__", RECURRENCE)
     copy = vars(kind)[method]
-    copies = {method: rebound(copy, {name: watch.around(ADVANTAGES, copy.__globals__[name])})}
+    copies = {method: rebound(copy, {name: watch.around(ADVANTAGES, step or copy.__globals__[name])})}
     copies["__call__"] = watch.around("connector", copies.get("__call__", kind.__call__))
     piece.__class__ = type(kind.__name__, (kind,), copies)
 

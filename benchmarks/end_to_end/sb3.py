@@ -8,18 +8,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.end_to_end import ppo as scans
 from benchmarks.end_to_end.frameworks import Arm, Setting
 from benchmarks.end_to_end.stopwatch import ADVANTAGES, Stopwatch
+from benchmarks.workloads import Workload
 
 TITLE = "Stable-Baselines3"
 ITERATION = """\
 An iteration is one of `PPO.learn`: `collect_rollouts` on environments of Gymnasium in a `DummyVecEnv`, then `train`.
 The advantage step is `compute_returns_and_advantage` of the buffer. *Drawn*: CartPole as four frames of 84x84 pixels,
-which a wrapper draws, with `CnnPolicy`, where *hidden* means nothing."""
+which a wrapper draws, with `CnnPolicy`, where *hidden* means nothing. Pendulum ends at its time limit and nowhere else,
+after 200 steps: where that is the length of the window, in all environments at once."""
 ARMS = {
     "stock": "`RolloutBuffer`",
+    "compiled": "the same, copied to the policy's device and back for `torch.compile` of a doubling scan",
     "ours": "`TritonRolloutBuffer`, in host memory",
-    "device": "`DeviceRolloutBuffer`, on the policy's device",
+    "device": "`DeviceRolloutBuffer`, on the policy's device, and `BatchedTerminalValues`",
 }
 OURS = ("ours", "device")
 DRAWN = "CartPole-v1, drawn"
@@ -27,14 +31,16 @@ DEFAULTS = Setting(1, 2048, 64, 10, 32, env="CartPole-v1")
 """Those of Stable-Baselines3."""
 WIDE = Setting(64, 128, 64, env="CartPole-v1")
 CONTINUOUS = Setting(8, 256, 64, 10, 32, env="Pendulum-v1")
+LIMITED = Setting(64, 200, 64, env="Pendulum-v1")
 SETTINGS = {
     "cuda": (
         Setting(8, 128, env=DRAWN),
         WIDE,
+        LIMITED,
         DEFAULTS._replace(num_steps=512, minibatches=8),
         WIDE._replace(device="cpu"),
     ),
-    "cpu": tuple(setting._replace(device="cpu") for setting in (DEFAULTS, WIDE, CONTINUOUS)),
+    "cpu": tuple(setting._replace(device="cpu") for setting in (DEFAULTS, WIDE, CONTINUOUS, LIMITED)),
     "quick": (Setting(2, 8, 8, 1, 2, env="CartPole-v1"), Setting(1, 8, 8, 1, 2, env=DRAWN)),
 }
 PIXELS, FRAMES = 84, 4
@@ -44,19 +50,44 @@ def arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
     """One arm in one setting, as it is before training."""
     model = ppo(setting, buffer_class(name))
     buffer, steps = model.rollout_buffer, setting.num_envs * setting.num_steps
-    buffer.compute_returns_and_advantage = watch.around(ADVANTAGES, buffer.compute_returns_and_advantage)
-    return Arm(lambda: model.learn(steps, reset_num_timesteps=False), lambda: results(buffer))
+    compute = compiled(buffer) if name == "compiled" else buffer.compute_returns_and_advantage
+    buffer.compute_returns_and_advantage = watch.around(ADVANTAGES, compute)
+    chosen = callback(name)
+    return Arm(lambda: model.learn(steps, chosen, reset_num_timesteps=False), lambda: results(buffer))
 
 
 def buffer_class(name: str) -> Any:
     """The rollout buffer of an arm."""
-    if name == "stock":
-        from stable_baselines3.common.buffers import RolloutBuffer as chosen
-    elif name == "ours":
+    if name == "ours":
         from rl_triton_adapters.sb3 import TritonRolloutBuffer as chosen
-    else:
+    elif name == "device":
         from rl_triton_adapters.sb3_device import DeviceRolloutBuffer as chosen
+    else:
+        from stable_baselines3.common.buffers import RolloutBuffer as chosen
     return chosen
+
+
+def callback(name: str) -> Any:
+    """What `learn` is given besides, if anything."""
+    if name != "device":
+        return None
+    from rl_triton_adapters.sb3_device import BatchedTerminalValues
+
+    return BatchedTerminalValues()
+
+
+def compiled(buffer: Any) -> Any:
+    """The compiled scan in the place of a buffer's method."""
+    scan = scans.compiled(Workload("gae", buffer.n_envs, buffer.buffer_size, "time-major"))
+
+    def compute(last_values: Tensor, dones: Any) -> None:
+        ends = np.concatenate([buffer.episode_starts[1:], dones[None]]).astype(bool)
+        arrays = {"rewards": buffer.rewards, "values": buffer.values, "terminated": ends}
+        inputs = {name: torch.from_numpy(array).to(buffer.device) for name, array in arrays.items()}
+        found = scan(inputs | {"bootstrap_values": last_values.detach().flatten()})
+        buffer.advantages, buffer.returns = (x.numpy(force=True) for x in found)
+
+    return compute
 
 
 def ppo(setting: Setting, buffer: Any) -> Any:

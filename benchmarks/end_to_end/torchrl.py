@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.end_to_end import ppo
 from benchmarks.end_to_end.frameworks import Arm, Setting
-from benchmarks.end_to_end.ppo import LAMBDA
 from benchmarks.end_to_end.stopwatch import ADVANTAGES, REST, Stopwatch
 from benchmarks.workloads import GAMMA, Workload, draw
 
@@ -20,6 +20,7 @@ is stepped. *Recomputed*, as in TorchRL's own examples: the value estimator is c
 The advantage step is that call, without the value network's part of it."""
 ARMS = {
     "stock": "`GAE`, vectorised, as it is by default",
+    "compiled": "`GAE` that calls `torch.compile` of a doubling scan",
     "ours": "`TritonGAE`",
 }
 OURS = ("ours",)
@@ -51,7 +52,7 @@ class Training:
         self.loss = ClipPPOLoss(self.actor, critic)
         self.optimizer = torch.optim.Adam(self.loss.parameters(), lr=3e-4)
         self.data = self.experience()
-        self.estimator = estimator(gamma=GAMMA, lmbda=LAMBDA, value_network=critic).to(setting.device)
+        self.estimator = estimator(gamma=GAMMA, lmbda=ppo.LAMBDA, value_network=critic).to(setting.device)
         self.estimator._call_value_nets = watch.around(REST, self.estimator._call_value_nets)
 
     @torch.no_grad()
@@ -113,9 +114,30 @@ def networks(setting: Setting) -> tuple[Any, Any]:
 
 def arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
     """One arm in one setting, as it is before training."""
-    if name == "stock":
-        from torchrl.objectives.value import GAE as estimator
-    else:
-        from rl_triton_adapters.torchrl import TritonGAE as estimator
-    training = Training(setting, estimator, watch)
+    training = Training(setting, estimator(name), watch)
     return Arm(training.iteration, training.results)
+
+
+def estimator(name: str) -> Any:
+    """The value estimator of an arm."""
+    from torchrl.objectives.value import GAE
+
+    from rl_triton_adapters.torchrl import TritonGAE, calling
+
+    if name == "compiled":
+        return type("CompiledGAE", (GAE,), {"forward": calling(compiled(), GAE.forward)})
+    return TritonGAE if name == "ours" else GAE
+
+
+def compiled() -> Any:
+    """TorchRL's function by the compiled scan."""
+    scan = ppo.compile_(ppo.transitions)
+
+    def generalized_advantage_estimate(
+        gamma: Any, lmbda: Any, *steps: Tensor, done: Tensor, terminated: Tensor, time_dim: int
+    ) -> Any:
+        value, next_value, reward, done, terminated = (x.squeeze(-1) for x in (*steps, done, terminated))
+        results = scan(reward, value, next_value, terminated, done, gamma, lmbda)
+        return tuple(x.unsqueeze(-1) for x in results)
+
+    return generalized_advantage_estimate

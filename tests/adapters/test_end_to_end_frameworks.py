@@ -10,14 +10,16 @@ pytest.importorskip("benchmarks.end_to_end.run", reason="only the package is her
 
 from benchmarks.end_to_end import run
 from benchmarks.end_to_end.frameworks import REGISTRY
+from benchmarks.providers import compiled_scan
 
 PARTS = {"sb3": {"advantages"}, "torchrl": {"advantages"}}
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_a_quick_run(name):
+def test_a_quick_run(name, monkeypatch):
     if REGISTRY[name].unavailable():
         pytest.skip(REGISTRY[name].unavailable())
+    monkeypatch.setattr(compiled_scan, "BACKEND", "eager")
     module = REGISTRY[name].load()
     for setting in module.SETTINGS["quick"]:
         entries = run.measure(module, setting._replace(device="cpu"), run.QUICK)

@@ -543,7 +543,7 @@ def test_a_copied_method_inside_torch_compile():
 
 def test_a_method_that_calls_another_function_is_refused():
     with pytest.raises(ImportError, match="TDLambdaEstimator.value_estimate calls no vtrace_advantage_estimate"):
-        ours._calling(ours.vtrace_advantage_estimate, TDLambdaEstimator.value_estimate)
+        ours.calling(ours.vtrace_advantage_estimate, TDLambdaEstimator.value_estimate)
 
 
 def test_import_without_torchrl_says_what_to_install(monkeypatch):

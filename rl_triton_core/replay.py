@@ -1,10 +1,10 @@
 """Calls on a GPU that are like one before: their launches alone, without validating and building them anew.
 
 What decides how a call is validated, compiled and launched is every argument that is no tensor, and every tensor's
-shape, strides, dtype, device and alignment. The first call of its kind goes the whole way, while its launches are
-noted, and a function is written that makes them again: with the pointers of other tensors, and new outputs. A call with
-an argument of another type, one that is differentiated, and one whose outputs may overlap its inputs always goes the
-whole way, as does every call where Triton's launcher is not the one that is known here.
+shape, strides, dtype, device and alignment. The first two calls of a kind go the whole way. The launches of the second
+are noted, and a function is written that makes them again: with the pointers of other tensors, and new outputs. A call
+with an argument of another type, one that is differentiated, and one whose outputs may overlap its inputs always goes
+the whole way, as does every call where Triton's launcher is not as it is known here.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial, wraps
+from types import SimpleNamespace
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -22,7 +23,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 MOST = 32
-"""Kinds of calls remembered for each function and the names of its arguments."""
+"""Kinds of calls replayed for each function and the names of its arguments."""
+MOST_ONCE = 1024
+"""Kinds of calls met once that are remembered for each function, a number each."""
 
 PLAIN = (type(None), bool, int, float, str)
 WHOLE = object()
@@ -68,6 +71,7 @@ def recording() -> Iterator[list[Launched]]:
 def replayed(function: Callable[P, R]) -> Callable[P, R]:
     """A public function whose calls on a GPU are replayed."""
     known: dict[Any, list[Callable[..., R | None]]] = {}
+    once: set[int] = set()
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -85,9 +89,10 @@ def replayed(function: Callable[P, R]) -> Callable[P, R]:
             if can_be_replayed(given):
                 with recording() as launches:
                     results = function(*args, **kwargs)
-                alike = known.setdefault(names, [])
-                alike.insert(0, prepared(given, launches, results))
-                del alike[MOST:]
+                if met_before(once, hash((names, *likeness(*flat(given))))):
+                    alike = known.setdefault(names, [])
+                    alike.insert(0, prepared(given, launches, results))
+                    del alike[MOST:]
                 return results
         return function(*args, **kwargs)
 
@@ -96,9 +101,25 @@ def replayed(function: Callable[P, R]) -> Callable[P, R]:
 
 def can_be_replayed(given: Iterable[Any]) -> bool:
     """Whether there are tensors on a GPU, and otherwise types that are known."""
-    every = [x for argument in given for x in (argument if type(argument) is tuple else (argument,))]
+    every = flat(given)
     tensors = [x for x in every if type(x) is torch.Tensor]
     return bool(tensors) and tensors[0].is_cuda and all(type(x) in (torch.Tensor, *PLAIN) for x in every)
+
+
+def flat(given: Iterable[Any]) -> list[Any]:
+    """Arguments, those in tuples one by one."""
+    return [x for argument in given for x in (argument if type(argument) is tuple else (argument,))]
+
+
+def met_before(once: set[int], kind: int) -> bool:
+    """Whether this is the second call of a kind; the first one is remembered."""
+    if kind in once:
+        once.discard(kind)
+        return True
+    if len(once) >= MOST_ONCE:
+        once.clear()
+    once.add(kind)
+    return False
 
 
 def prepared(given: Sequence[Any], launches: Sequence[Launched], results: R) -> Callable[..., R | None]:
@@ -107,7 +128,7 @@ def prepared(given: Sequence[Any], launches: Sequence[Launched], results: R) -> 
     tensors, conditions = compared(given, names)
     try:
         lines = launching(tensors, launches, results, names)
-    except (KeyError, AttributeError, ImportError):  # a copy took part, or Triton is not as it is known here
+    except Exception:  # a copy took part, or Triton is not as it is known here
         lines = ["return WHOLE"]
     pointers = [f"p{i} = {name}.data_ptr()" for i, name in enumerate(tensors)]
     aligned = [f"p{i} & 15 == {x.data_ptr() & 15}" for i, x in enumerate(tensors.values())]
@@ -122,15 +143,15 @@ def prepared(given: Sequence[Any], launches: Sequence[Launched], results: R) -> 
 def compared(given: Sequence[Any], names: dict[str, Any]) -> tuple[dict[str, torch.Tensor], list[str]]:
     """The tensors among arguments, each under an expression for it, and conditions that others are like these."""
     conditions = []
-    flat: dict[str, Any] = {}
+    every: dict[str, Any] = {}
     for i, x in enumerate(given):
         if type(x) is tuple:
             conditions.append(f"type(a{i}) is tuple and len(a{i}) == {len(x)}")
-            flat.update({f"a{i}[{j}]": y for j, y in enumerate(x)})
+            every.update({f"a{i}[{j}]": y for j, y in enumerate(x)})
         else:
-            flat[f"a{i}"] = x
-    tensors = {name: x for name, x in flat.items() if type(x) is torch.Tensor}
-    for name, x in flat.items():
+            every[f"a{i}"] = x
+    tensors = {name: x for name, x in every.items() if type(x) is torch.Tensor}
+    for name, x in every.items():
         if type(x) is not torch.Tensor:
             constant, kind = named(x, names), named(type(x), names)
             conditions.append(f"({name} is {constant} or type({name}) is {kind} and {name} == {constant})")
@@ -149,20 +170,20 @@ def guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
     """A function that tells whether tensors are like these, by PyTorch's own check where there is that."""
     sizes: Any = [list(x.shape) for x in tensors]
     strides: Any = [list(x.stride()) for x in tensors]
-    with suppress(ImportError, TypeError):
+    with suppress(Exception):
         from torch._C._dynamo.guards import TensorGuards
 
         return TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
     want = likeness(*tensors)
-    return lambda *others: likeness(*others) == want
+    return lambda *others: all(type(x) is torch.Tensor for x in others) and likeness(*others) == want
 
 
-def likeness(*tensors: Any) -> list[Any]:
-    """What a tensor has to have in common with another."""
+def likeness(*every: Any) -> list[Any]:
+    """What a tensor has to have in common with another; anything else is itself."""
     grad = torch.is_grad_enabled()
     return [
-        (x.shape, x.stride(), x.dtype, x.device, grad and x.requires_grad) if type(x) is torch.Tensor else None
-        for x in tensors
+        (x.shape, x.stride(), x.dtype, x.device, grad and x.requires_grad) if type(x) is torch.Tensor else x
+        for x in every
     ]
 
 
@@ -171,17 +192,17 @@ def launching(
 ) -> list[str]:
     """Lines of code that make the launches again, and return results of the same type."""
     several = isinstance(results, tuple)
-    flat = results if several else (results,)
+    every = results if several else (results,)
     places = {x.data_ptr(): f"p{i}" for i, x in enumerate(tensors.values())}
     differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in tensors.values())
-    known = all(x is None or type(x) is torch.Tensor for x in flat)
+    known = all(x is None or type(x) is torch.Tensor for x in every)
     if not launches or len(places) < len(tensors) or differentiated or not known:
         return ["return WHOLE"]
 
     lines = [*on_the_device(next(iter(tensors.values())).get_device(), names)]
     returned = []
     by_pointer = {x.data_ptr(): name for name, x in tensors.items()}
-    for i, x in enumerate(flat):
+    for i, x in enumerate(every):
         if x is None:
             returned.append("None")
         elif x.data_ptr() in by_pointer:
@@ -236,17 +257,48 @@ def allocation(x: torch.Tensor, tensors: dict[str, torch.Tensor], names: dict[st
 
 def bare(launched: Launched) -> tuple[Callable[..., Any], Sequence[Any]]:
     """What Triton's launcher calls in the end, and with which arguments; without hooks."""
-    kernel = launched.kernel
-    launcher = kernel.run
-    arguments = (*launched.grid, 1, STREAM, kernel.function, kernel.packed_metadata, None, None, None)
-    arguments = (*arguments, *launched.arguments)
+    launcher, arguments = launched.kernel.run, handed(launched)
     if getattr(launcher, "global_scratch_size", 1) or getattr(launcher, "profile_scratch_size", 0):
         return launcher, arguments
-    taken: list[Any] = []
     observed = copy.copy(launcher)
-    observed.launch = lambda *given: taken.extend(given)
+    observed.launch, taken = observer()
     observed(*arguments)
-    return launcher.launch, taken
+    return launcher.launch, the_one(taken)
+
+
+def handed(launched: Launched) -> Sequence[Any]:
+    """With what Triton calls the launcher of a compiled kernel, as its own way to launch one shows; without hooks."""
+    kernel = launched.kernel
+    run, taken = observer()
+    observed = SimpleNamespace(
+        run=run,
+        function=kernel.function,
+        packed_metadata=kernel.packed_metadata,
+        launch_metadata=lambda *_: None,
+        _init_handles=lambda: None,
+    )
+    type(kernel).__getitem__(observed, (*launched.grid, 1))(*launched.arguments, stream=STREAM)
+    return [None if any(x is hook for hook in hooks()) else x for x in the_one(taken)]
+
+
+def observer() -> tuple[Callable[..., None], list[tuple[Any, ...]]]:
+    """A function that does nothing, and the arguments of its calls."""
+    taken: list[tuple[Any, ...]] = []
+    return lambda *given: taken.append(given), taken
+
+
+def the_one(taken: list[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """The arguments of the only call, among which there is the stream."""
+    if len(taken) != 1 or not any(x is STREAM for x in taken[0]):
+        raise ValueError("got a launcher that is not known, expected one that makes one call with the stream")
+    return taken[0]
+
+
+def hooks() -> tuple[Any, Any]:
+    """What Triton calls before and after every launch, which does nothing where there is no profiler."""
+    from triton import knobs
+
+    return knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
 
 
 def expression(x: Any, places: dict[int, str], names: dict[str, Any]) -> str:

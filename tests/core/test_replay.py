@@ -62,7 +62,7 @@ def test_like_calls_are_replayed(whole_calls):
         same(ours.compute_gae(**rollout(5, 37, seed=seed)), want)
     first = rollout(5, 37)
     results = [ours.compute_gae(**first).advantages for _ in range(2)]
-    assert len(whole_calls) == 1
+    assert len(whole_calls) == 2
     assert results[0].data_ptr() != results[1].data_ptr()
 
 
@@ -96,10 +96,10 @@ def test_every_estimator(function, whole_calls):
     }
     function, arguments = calls[function]
     wants = whole(function, **arguments)
-    for _ in range(3):
+    for _ in range(4):
         got = function(**arguments)
         same(got if isinstance(got, tuple) else (got,), wants if isinstance(wants, tuple) else (wants,))
-    assert len(whole_calls) == 2
+    assert len(whole_calls) == 3
 
 
 @ON_GPU
@@ -128,7 +128,7 @@ def test_what_changes_is_noticed():
         {**plain, "rewards": plain["values"]},
         rollout(40, 6),
     ]
-    for _ in range(2):
+    for _ in range(3):
         for arguments in variants:
             same(ours.compute_gae(**arguments), whole(ours.compute_gae, **arguments))
 
@@ -137,21 +137,21 @@ def test_what_changes_is_noticed():
 def test_a_number_may_come_first(whole_calls):
     x = {"time_dim": 0, "gamma": 0.9, **rollout()}
     want = whole(ours.compute_gae, **x)
-    for _ in range(3):
+    for _ in range(4):
         same(ours.compute_gae(**x), want)
-    assert len(whole_calls) == 2
+    assert len(whole_calls) == 3
 
 
 @ON_GPU
 def test_out(whole_calls):
     x = rollout(4, 30)
     want = whole(ours.compute_gae, **x)
-    for _ in range(3):
+    for _ in range(4):
         out = torch.empty(2, 4, 30, device="cuda").unbind()
         results = ours.compute_gae(**x, out=out)
         assert all(got.data_ptr() == given.data_ptr() for got, given in zip(results, out, strict=True))
         same(results, want)
-    assert len(whole_calls) == 2
+    assert len(whole_calls) == 3
     with pytest.raises(ValueError, match=r"out \(advantages\)"):
         ours.compute_gae(**x, out=(x["rewards"], out[1]))
     with pytest.raises(ValueError, match="out"):
@@ -161,7 +161,8 @@ def test_out(whole_calls):
 @ON_GPU
 def test_errors_stay():
     x = rollout(4, 30)
-    ours.compute_gae(**x)
+    for _ in range(2):
+        ours.compute_gae(**x)
     for bad in ({"gamma": float("nan")}, {"gamma": True}, {"lambda_": 2.0}, {"values": x["values"][:, 1:]}):
         for _ in range(2):
             with pytest.raises((TypeError, ValueError)):
@@ -171,7 +172,7 @@ def test_errors_stay():
 @ON_GPU
 def test_gradients_stay():
     x = rollout(4, 30)
-    for _ in range(2):
+    for _ in range(3):
         ours.compute_gae(**x)
         values = x["values"].clone().requires_grad_()
         ours.compute_gae(**{**x, "values": values}).advantages.sum().backward()
@@ -183,7 +184,8 @@ def test_gradients_stay():
 @ON_GPU
 def test_another_stream_and_a_graph():
     x = rollout(4, 30)
-    want = ours.compute_gae(**x)
+    for _ in range(2):
+        want = ours.compute_gae(**x)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -220,7 +222,7 @@ def test_several_threads():
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="no second device")
 def test_a_second_device():
-    for device in ("cuda:0", "cuda:1", "cuda:0", "cuda:1"):
+    for device in 3 * ("cuda:0", "cuda:1"):
         x = rollout(4, 30, device=device)
         got = ours.compute_gae(**x)
         assert got.advantages.device == torch.device(device)
@@ -260,19 +262,35 @@ class Launcher:
         self.launch(x, y, z, stream, function, "own", *rest)
 
 
+class Kernel:
+    """Like what Triton compiles: how it is launched shows in what order its launcher wants what."""
+
+    def __init__(self, launched, launcher=Launcher):
+        self.run, self.function, self.packed_metadata = launcher(launched), "function", "metadata"
+
+    def __getitem__(self, grid):
+        return lambda *args, stream: self.run(
+            *grid, stream, self.function, self.packed_metadata, self.launch_metadata(grid), *replay.hooks(), *args
+        )
+
+
 class Pair(NamedTuple):
     first: Any
     second: Any
 
 
 @pytest.fixture
-def recorded(monkeypatch):
-    """A call f(x, 0.5, (y, None)) that launched a kernel with (x, (y, new, 3), 0.5) and returned (new, y)."""
+def no_device(monkeypatch):
     monkeypatch.setattr(replay, "on_the_device", lambda index, names: ["stream = 77"])
+    monkeypatch.setattr(replay, "hooks", lambda: (None, None))
+
+
+@pytest.fixture
+def recorded(no_device):
+    """A call f(x, 0.5, (y, None)) that launched a kernel with (x, (y, new, 3), 0.5) and returned (new, y)."""
     launched = []
     x, y, new = torch.zeros(4, 6), torch.zeros(5), torch.zeros(4, 6)
-    kernel = SimpleNamespace(run=Launcher(launched), function="function", packed_metadata="metadata")
-    launch = replay.Launched(kernel, (8, 2), (x, (y, new, 3), 0.5), None)
+    launch = replay.Launched(Kernel(launched), (8, 2), (x, (y, new, 3), 0.5), None)
     return replay.prepared((x, 0.5, (y, None)), [launch], Pair(new, y)), launched
 
 
@@ -316,12 +334,154 @@ def test_results_that_may_overlap_the_inputs(recorded):
     assert not launched
 
 
-def test_a_tensor_from_elsewhere(monkeypatch):
-    monkeypatch.setattr(replay, "on_the_device", lambda index, names: [])
-    x = torch.zeros(4)
-    kernel = SimpleNamespace(run=Launcher([]), function="function", packed_metadata="metadata")
-    call = replay.prepared((x,), [replay.Launched(kernel, (1, 1), (x, torch.zeros(3)), None)], torch.zeros(4))
-    assert call(x) is replay.WHOLE
+def copied(kernel, given):
+    """A call f(x) that launched a kernel with x and something else, and returned a new tensor."""
+    x, new = torch.zeros(4), torch.zeros(4)
+    return replay.prepared((x,), [replay.Launched(kernel, (1, 1), (x, *given, new), None)], new)
+
+
+def test_a_tensor_from_elsewhere(no_device):
+    assert copied(Kernel([]), [torch.zeros(3)])(torch.zeros(4)) is replay.WHOLE
+
+
+class Unwatched(Launcher):
+    """What it calls in the end cannot be replaced."""
+
+    launch = property(lambda self: lambda *given: None, lambda self, launch: None)
+
+
+class WithoutStream(Launcher):
+    def __call__(self, x, y, z, stream, function, *rest):
+        self.launch(x, y, z, function, *rest)
+
+
+class Twice(Launcher):
+    def __call__(self, *given):
+        self.launch(*given)
+        self.launch(*given)
+
+
+class OfFewer(Launcher):
+    def __call__(self, x, y, z, stream, function, metadata):
+        self.launch(x, y, z, stream, function, metadata)
+
+
+class OfNames(Launcher):
+    def __call__(self, *given, cluster):
+        self.launch(*given, cluster)
+
+
+@pytest.mark.parametrize("launcher", [Unwatched, WithoutStream, Twice, OfFewer, OfNames])
+def test_a_launcher_that_is_not_known(no_device, launcher):
+    launched = []
+    assert copied(Kernel(launched, launcher), [])(torch.zeros(4)) is replay.WHOLE
+    assert not launched
+
+
+@pytest.mark.parametrize("missing", ["run", "function", "packed_metadata", "__getitem__"])
+def test_a_kernel_that_is_not_known(no_device, missing):
+    kernel = Kernel([])
+    if missing == "__getitem__":
+        kernel = SimpleNamespace(run=kernel.run, function=kernel.function, packed_metadata=kernel.packed_metadata)
+    else:
+        delattr(kernel, missing)
+    assert copied(kernel, [])(torch.zeros(4)) is replay.WHOLE
+
+
+def test_a_triton_without_knobs(monkeypatch):
+    triton = pytest.importorskip("triton")
+    monkeypatch.delattr(triton, "knobs", raising=False)
+    monkeypatch.setitem(sys.modules, "triton.knobs", None)
+    assert copied(Kernel([]), [])(torch.zeros(4)) is replay.WHOLE
+
+
+def test_a_kernel_launched_in_another_order(no_device):
+    """Its own way to launch it says so."""
+
+    class Reordered(Launcher):
+        def __call__(self, stream, function, *rest):
+            self.launch(function, stream, *rest)
+
+    class Other(Kernel):
+        def __getitem__(self, grid):
+            return lambda *args, stream: self.run(stream, self.function, grid, *args)
+
+    launched = []
+    call, x = copied(Other(launched, Reordered), [5]), torch.ones(4)
+    new = call(x)
+    assert launched == [("function", 77, (1, 1, 1), x.data_ptr(), 5, new.data_ptr())]
+
+
+def test_the_triton_that_is_installed(monkeypatch):
+    """A replay hands its launcher's last function what its own way to launch a kernel hands it, but the hooks."""
+    pytest.importorskip("triton")
+    from triton.backends.nvidia.driver import CudaLauncher
+    from triton.compiler.compiler import CompiledKernel
+
+    launched = []
+    kernel, launcher = object.__new__(CompiledKernel), object.__new__(CudaLauncher)
+    own = {"launch_cooperative_grid": False, "launch_pdl": True, "arg_annotations": [], "kernel_signature": b"s"}
+    vars(launcher).update(own, launch=lambda *given: launched.append(given), num_ctas=1)
+    vars(launcher).update(dict.fromkeys(["global_scratch_size", "profile_scratch_size"], 0))
+    vars(launcher).update(dict.fromkeys(["global_scratch_align", "profile_scratch_align"], 1))
+    vars(kernel).update(module="module", function="function", packed_metadata="metadata", src=None, name="scan")
+    vars(kernel)["run" if "run" not in vars(CompiledKernel) else "_run"] = launcher
+
+    monkeypatch.setattr(replay, "on_the_device", lambda index, names: ["stream = 77"])
+    call, x = copied(kernel, [(3, None), 0.5]), torch.ones(4)
+    new = call(x)
+    kernel[(1, 1, 1)](x.data_ptr(), (3, None), 0.5, new.data_ptr(), stream=77)
+    got, want = launched
+    hooks = [*replay.hooks(), None]
+    metadata = want.index("metadata")
+    replaced = range(metadata + 1, metadata + 4)
+    assert [got[i] for i in replaced] == [None] * 3
+    assert all(any(want[i] is hook for hook in hooks) for i in list(replaced)[1:])
+    assert all(x == y for i, (x, y) in enumerate(zip(got, want, strict=True)) if i not in replaced)
+
+
+def test_the_second_call_of_a_kind_is_prepared(monkeypatch):
+    """And the third is the first to be replayed; kinds that never come again cost no preparation."""
+    prepared = []
+
+    def note(given, launches, results):
+        prepared.append(given)
+        return lambda *others: "replayed" if others[0].shape == given[0].shape and others[1:] == given[1:] else None
+
+    monkeypatch.setattr(replay, "can_be_replayed", lambda given: True)
+    monkeypatch.setattr(replay, "prepared", note)
+    function = replay.replayed(lambda x, number=0.5, out=None: "whole")
+    assert [function(torch.zeros(n)) for n in range(5)] == 5 * ["whole"]
+    assert [function(torch.zeros(3), 0.1 * n) for n in range(5)] == 5 * ["whole"]
+    assert [function(torch.zeros(3), out=(torch.zeros(n), None)) for n in range(5)] == 5 * ["whole"]
+    assert not prepared
+    assert [function(torch.ones(3), 0.2) for _ in range(3)] == ["whole", "replayed", "replayed"]
+    assert function(torch.ones(3)) == "whole"
+    assert len(prepared) == 2
+
+
+def test_calls_met_once_take_bounded_memory():
+    once = set()
+    assert not any(replay.met_before(once, kind) for kind in range(10 * replay.MOST_ONCE))
+    assert len(once) <= replay.MOST_ONCE
+    assert replay.met_before(once, 10 * replay.MOST_ONCE - 1)
+    assert not replay.met_before(once, 10 * replay.MOST_ONCE - 1)
+
+
+def test_an_error_is_no_first_call(monkeypatch):
+    calls = []
+
+    def function(x):
+        calls.append(x)
+        if len(calls) == 1:
+            raise ValueError("x: got nothing")
+
+    monkeypatch.setattr(replay, "can_be_replayed", lambda given: True)
+    monkeypatch.setattr(replay, "prepared", lambda *_: pytest.fail("prepared at the first call that succeeded"))
+    call = replay.replayed(function)
+    with pytest.raises(ValueError, match="got nothing"):
+        call(torch.zeros(3))
+    call(torch.zeros(3))
 
 
 def test_span():

@@ -209,7 +209,7 @@ def train(args: argparse.Namespace) -> tuple[Agent, list[float]]:
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
     collector, curve = Collector(envs, agent, args), []
     batch_size = args.num_steps * args.num_envs
-    iterations = max(1, args.total_timesteps // batch_size)
+    iterations = args.total_timesteps // batch_size
     writer = SummaryWriter(f"{args.log_dir}/{args.env_id}__ppo_cleanrl__{args.advantages}__{args.seed}")
     for iteration in (bar := tqdm(range(iterations), unit="update", disable=args.quiet)):
         rollout = collector.rollout()
@@ -269,7 +269,10 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--log-dir", default="runs", help="where the TensorBoard logs go")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    return parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
+    if args.total_timesteps < (least := args.num_envs * args.num_steps):
+        parser.error(f"--total-timesteps: got {args.total_timesteps}, expected at least one rollout of {least}")
+    return args
 
 
 def main() -> int:

@@ -1,9 +1,10 @@
 """PPO whose environments live on the training device as tensors, up to tens of thousands of them at once.
 
-    python examples/ppo_gpu_envs.py                                                    CartPole, small enough for a CPU
-    python examples/ppo_gpu_envs.py --device cuda --num-envs 16384 --num-steps 128 --num-minibatches 4 --update-epochs 4
-    python examples/ppo_gpu_envs.py --advantages stock                                 the loop, see stock()
-    python examples/ppo_gpu_envs.py --env pendulum --gamma 0.9 --total-timesteps 800000
+    python examples/ppo_gpu_envs.py --target-return 475         CartPole, small enough for a CPU
+    python examples/ppo_gpu_envs.py --advantages stock          the loop, see stock()
+    python examples/ppo_gpu_envs.py --env pendulum --gamma 0.9 --total-timesteps 800000 --target-return -300
+    python examples/ppo_gpu_envs.py --device cuda --num-envs 16384 --num-steps 128 --num-minibatches 4 \\
+        --update-epochs 4 --learning-rate 3e-3 --total-timesteps 63000000 --target-return 475
 
 The environments are CartPole-v1 and Pendulum-v1 of Gymnasium, all of them stepped at once. Time limits are no
 terminations: a truncated step continues with the value of the episode's final observation.
@@ -33,15 +34,17 @@ class Envs:
     actions: ClassVar[int]
     discrete: ClassVar[bool]
     time_limit: ClassVar[int]
+    start: ClassVar[tuple[float, ...]]  # episodes start within ± these
 
     def __init__(self, num_envs: int, device: str = "cpu", seed: int = 0, dtype: torch.dtype = torch.float32):
-        self.num_envs, self.like = num_envs, {"device": device, "dtype": dtype}
+        self.bounds = torch.tensor(self.start, device=device, dtype=dtype).repeat(num_envs, 1)
         self.generator = torch.Generator(device).manual_seed(seed)
         self.state, self.elapsed = self.initial(), torch.zeros(num_envs, device=device)
 
     def initial(self) -> Tensor:
         """States in which episodes start, [num_envs, ...]."""
-        raise NotImplementedError
+        draws = torch.rand(self.bounds.shape, generator=self.generator, device=self.bounds.device)
+        return (2 * draws - 1) * self.bounds
 
     def transition(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The next states, rewards, and whether those states are terminal."""
@@ -49,12 +52,7 @@ class Envs:
 
     def observe(self, state: Tensor) -> Tensor:
         """What a policy sees of states."""
-        raise NotImplementedError
-
-    def uniform(self, *bounds: float) -> Tensor:
-        """Draws within ±bounds, [num_envs, len(bounds)]."""
-        draws = torch.rand(self.num_envs, len(bounds), generator=self.generator, **self.like)
-        return (2 * draws - 1) * torch.tensor(bounds, **self.like)
+        return state
 
     def step(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Observations after a reset where an episode ended, rewards, terminated, truncated, final observations."""
@@ -72,9 +70,7 @@ class CartPole(Envs):
     """CartPole-v1: (x, ẋ, θ, θ̇), pushed left or right."""
 
     observations, actions, discrete, time_limit = 4, 2, True, 500
-
-    def initial(self) -> Tensor:
-        return self.uniform(0.05, 0.05, 0.05, 0.05)
+    start = (0.05, 0.05, 0.05, 0.05)
 
     def transition(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x, x_dot, theta, theta_dot = state.unbind(-1)
@@ -82,22 +78,16 @@ class CartPole(Envs):
         push = (20.0 * action - 10.0 + 0.05 * theta_dot.square() * sine) / 1.1
         turn = (9.8 * sine - cosine * push) / (0.5 * (4 / 3 - 0.1 * cosine.square() / 1.1))
         speed = push - 0.05 * turn * cosine / 1.1
-        step = torch.stack([x_dot, speed, theta_dot, turn], dim=-1)
-        state = state + 0.02 * step
+        state = state + 0.02 * torch.stack([x_dot, speed, theta_dot, turn], dim=-1)
         terminated = (state[:, 0].abs() > 2.4) | (state[:, 2].abs() > 12 * 2 * pi / 360)
         return state, torch.ones_like(x), terminated
-
-    def observe(self, state: Tensor) -> Tensor:
-        return state
 
 
 class Pendulum(Envs):
     """Pendulum-v1: (θ, θ̇), turned by a torque."""
 
     observations, actions, discrete, time_limit = 3, 1, False, 200
-
-    def initial(self) -> Tensor:
-        return self.uniform(pi, 1.0)
+    start = (pi, 1.0)
 
     def transition(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         theta, theta_dot = state.unbind(-1)
@@ -147,7 +137,7 @@ def stock(rollout: Rollout, next_value: Tensor, args: argparse.Namespace) -> tup
 def triton(rollout: Rollout, next_value: Tensor, args: argparse.Namespace) -> tuple[Tensor, Tensor]:
     """The same numbers in one kernel."""
     rollout.final_values[-1] = torch.where(rollout.truncated[-1], rollout.final_values[-1], next_value)
-    advantages, returns = compute_gae(
+    return compute_gae(
         rollout.rewards,
         rollout.values,
         rollout.terminated,
@@ -157,7 +147,6 @@ def triton(rollout: Rollout, next_value: Tensor, args: argparse.Namespace) -> tu
         lambda_=args.gae_lambda,
         time_dim=0,
     )
-    return advantages, returns
 
 
 ADVANTAGES = {"stock": stock, "triton": triton}
@@ -189,7 +178,17 @@ class Agent(nn.Module):
 
     def policy(self, obs: Tensor) -> Distribution:
         output = self.actor(obs)
-        return Categorical(logits=output) if self.discrete else Independent(Normal(output, self.logstd.exp()), 1)
+        if self.discrete:
+            return Categorical(logits=output, validate_args=False)
+        normal = Normal(output, self.logstd.exp(), validate_args=False)
+        return Independent(normal, 1, validate_args=False)
+
+
+def draw(policy: Distribution) -> Tensor:
+    """Actions; `sample` would have the host check the probabilities, and wait for them."""
+    if isinstance(policy, Categorical):
+        return (policy.logits - torch.empty_like(policy.logits).exponential_().log()).argmax(-1)
+    return policy.rsample()
 
 
 @torch.no_grad()
@@ -199,12 +198,10 @@ def collect(envs: Envs, agent: Agent, args: argparse.Namespace) -> Rollout:
     for _ in range(args.num_steps):
         obs = envs.observe(envs.state)
         policy = agent.policy(obs)
-        action = policy.sample()
+        action = draw(policy)
         _, reward, terminated, truncated, final = envs.step(action)
-        final_value = agent.value(final) * truncated
-        rows.append(
-            (obs, action, policy.log_prob(action), agent.value(obs), reward, terminated, truncated, final_value)
-        )
+        seen = obs, action, policy.log_prob(action), agent.value(obs)
+        rows.append((*seen, reward, terminated, truncated, agent.value(final) * truncated))
     return Rollout(*map(torch.stack, zip(*rows, strict=True)))
 
 
@@ -233,7 +230,7 @@ def train(args: argparse.Namespace) -> Agent:
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
     writer = SummaryWriter(f"{args.log_dir}/{args.env}__ppo_gpu_envs__{args.advantages}__{args.seed}")
     batch_size = args.num_steps * args.num_envs
-    iterations = max(1, args.total_timesteps // batch_size)
+    iterations = args.total_timesteps // batch_size
     started = time.perf_counter()
     for iteration in (bar := tqdm(range(iterations), unit="update", disable=args.quiet)):
         rollout = collect(envs, agent, args)
@@ -243,7 +240,6 @@ def train(args: argparse.Namespace) -> Agent:
         data = rollout._asdict() | {"advantages": advantages, "returns": returns}
         optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - iteration / iterations)
         update(agent, optimizer, {name: x.flatten(0, 1) for name, x in data.items()}, args)
-
         reward, steps = rollout.rewards.mean().item(), (iteration + 1) * batch_size
         bar.set_postfix_str(f"reward per step {reward:.2f}")
         writer.add_scalar("charts/reward_per_step", reward, steps)
@@ -256,7 +252,7 @@ def train(args: argparse.Namespace) -> Agent:
 def evaluate(agent: Agent, args: argparse.Namespace) -> Tensor:
     """Returns of one episode each of fresh environments, under the policy's most likely actions."""
     envs = ENVIRONMENTS[args.env](args.evaluation_episodes, args.device, args.seed + 1000)
-    returns, running = torch.zeros(envs.num_envs, device=args.device), torch.ones(envs.num_envs, device=args.device)
+    returns, running = torch.zeros_like(envs.elapsed), torch.ones_like(envs.elapsed)
     for _ in range(envs.time_limit):
         _, reward, terminated, truncated, _ = envs.step(agent.policy(envs.observe(envs.state)).mode)
         returns += running * reward
@@ -286,7 +282,10 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--target-return", type=float, help="exit with status 1 if the evaluation stays below")
     parser.add_argument("--log-dir", default="runs", help="where the TensorBoard logs go")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    return parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
+    if args.total_timesteps < (least := args.num_envs * args.num_steps):
+        parser.error(f"--total-timesteps: got {args.total_timesteps}, expected at least one rollout of {least}")
+    return args
 
 
 def main() -> int:

@@ -113,7 +113,78 @@ def test_both_arms_train_the_same_agent(env, tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_it_learns(tmp_path):
-    args = example.parse_arguments(["--quiet", "--log-dir", str(tmp_path), "--total-timesteps", "60000"])
-    returns = example.evaluate(example.train(args), args)
-    assert returns.mean() > 100  # an untrained agent falls after about 10 steps
+BRISK = [
+    "--num-envs",
+    "32",
+    "--num-minibatches",
+    "4",
+    "--learning-rate",
+    "3e-3",
+    "--gae-lambda",
+    "0.9",
+    "--gamma",
+    "0.9",
+]
+LEARNS = {"cartpole": ([], 100), "pendulum": (BRISK, -500)}
+"""Options, and a return between those of an untrained agent and of one that has learned."""
+
+
+@pytest.mark.parametrize("env", LEARNS)
+def test_it_learns(env, tmp_path):
+    options, target = LEARNS[env]
+    sizes = ["--env", env, "--total-timesteps", "60000"]
+    args = example.parse_arguments([*sizes, *options, "--quiet", "--log-dir", str(tmp_path)])
+    torch.manual_seed(args.seed)
+    untrained = example.Agent(example.ENVIRONMENTS[env](1), args.hidden)
+    before, after = (example.evaluate(agent, args).mean() for agent in (untrained, example.train(args)))
+    assert before < target < after
+
+
+def test_less_than_one_rollout_is_an_error(capsys):
+    with pytest.raises(SystemExit):
+        example.parse_arguments(["--num-envs", "16384", "--num-steps", "128"])
+    assert "--total-timesteps: got 400000, expected at least one rollout of 2097152" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("env", list(example.ENVIRONMENTS))
+def test_actions_have_the_policys_distribution(env):
+    torch.manual_seed(0)
+    envs = example.ENVIRONMENTS[env](1)
+    policy = example.Agent(envs, 8).policy(envs.observe(envs.state).expand(20_000, -1))
+    got, want = example.draw(policy), policy.sample()
+    assert got.shape == want.shape and got.dtype == want.dtype
+    torch.testing.assert_close(got.double().mean(0), want.double().mean(0), rtol=0, atol=0.03)
+    torch.testing.assert_close(got.double().std(0), want.double().std(0), rtol=0, atol=0.03)
+
+
+@pytest.mark.parametrize("env", list(example.ENVIRONMENTS))
+def test_policies_validate_nothing(env):
+    """Validation waits for the device; with it, NaN would raise."""
+    envs = example.ENVIRONMENTS[env](4)
+    policy = example.Agent(envs, 8).policy(torch.full((4, envs.observations), torch.nan))
+    assert policy.log_prob(example.draw(policy)).isnan().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("env", list(example.ENVIRONMENTS))
+def test_nothing_waits_for_the_device(env):
+    args = example.parse_arguments(["--device", "cuda", "--num-steps", "8"])
+    envs = example.ENVIRONMENTS[env](args.num_envs, args.device)
+    agent = example.Agent(envs, args.hidden).to(args.device)
+    optimizer = torch.optim.Adam(agent.parameters())
+
+    def iteration():
+        rollout = example.collect(envs, agent, args)
+        with torch.no_grad():
+            next_value = agent.value(envs.observe(envs.state))
+        advantages, returns = example.triton(rollout, next_value, args)
+        data = rollout._asdict() | {"advantages": advantages, "returns": returns}
+        example.update(agent, optimizer, {name: x.flatten(0, 1) for name, x in data.items()}, args)
+
+    iteration()  # compiles
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        iteration()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

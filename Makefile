@@ -82,6 +82,7 @@ accuracy: $(READY) ## Measure rounding errors on this CPU, and write the pages o
 speed: $(READY) ## Measure speed on this CPU, and write the pages of results
 	$(PY) benchmarks/sb3_advantages.py benchmarks/results/cpu
 	$(PY) benchmarks/packed.py benchmarks/results/cpu
+	$(PY) benchmarks/first_call.py benchmarks/results/cpu
 	$(PY) benchmarks/report.py
 
 bench: $(READY) ## Measure every estimator on this CPU against NumPy, Numba, SB3 and a loop, and write the pages

@@ -129,14 +129,12 @@ def ratio(row: Row) -> float:
 
 # --- the speed page ---------------------------------------------------------------------------------------------------
 
-PACKED_FILES = ("cpu/packed_cpu.json", "h200/packed_triton.json")
-
 
 def speed() -> str:
     """docs/speed.md."""
     parts = [speed_head(), sb3_section(read("cpu/sb3_advantages.json"))]
-    packed = [read(name) for name in PACKED_FILES if (RESULTS / name).exists()]
-    return "\n\n".join([*parts, *map(packed_section, packed)]) + "\n"
+    parts += [section(read(name)) for name, section in SPEED_FILES.items() if (RESULTS / name).exists()]
+    return "\n\n".join(parts) + "\n"
 
 
 def speed_head() -> str:
@@ -193,6 +191,29 @@ def packed_section(result: Row) -> str:
 The same sequences with `cu_seqlens` and as padded rows under a mask; {what}.
 
 {table(["sequences (length)", "", "steps", "padded steps", "packed", "padded", "padded / packed"], lines)}"""
+
+
+def first_call_section(result: Row) -> str:
+    """First calls with and without what another process compiled."""
+    names = ("import", "compiled", "loaded", "second")
+    lines = [[f"`{row['estimator']}`", *(f"{1e3 * row[name]:.1f}" for name in names)] for row in result["rows"]]
+    return f"""\
+## First calls, backend `cpu`
+
+{machine(result["system"])}
+
+Each combination of present arguments, layout and dtype is compiled when it is first met, and kept on disk: the next
+process loads it. Calls on {" x ".join(map(str, result["shape"]))} (environments, steps), each the first of a process of
+its own that has imported the backend and Numba; **milliseconds**.
+
+{table(["", "import", "compiled", "loaded", "second call"], lines)}"""
+
+
+SPEED_FILES = {
+    "cpu/first_call.json": first_call_section,
+    "cpu/packed_cpu.json": packed_section,
+    "h200/packed_triton.json": packed_section,
+}
 
 
 # --- the page of benchmarks/end_to_end --------------------------------------------------------------------------------

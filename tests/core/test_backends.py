@@ -189,8 +189,17 @@ def test_variants_compiled_by_different_processes_work_together(tmp_path):
         for i in map(int, sys.argv[1:]):
             assert_close(calls[i]("cpu"), calls[i]("reference"))
     """
-    for which in ("0", "1", "2", "3", "4", "01234"):
-        python(program, *which, NUMBA_CACHE_DIR=str(tmp_path))
+
+    def kept():
+        return {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nb*")}
+
+    for which in "01234":
+        before = kept()
+        python(program, which, NUMBA_CACHE_DIR=str(tmp_path))
+        assert kept().keys() > before.keys(), "what is compiled is kept"
+    before = kept()
+    python(program, *"01234", NUMBA_CACHE_DIR=str(tmp_path))
+    assert kept() == before, "and is not compiled again"
 
 
 def test_the_cpu_backend_s_threads_survive_a_fork():

@@ -105,3 +105,19 @@ def test_committed_results_keep_the_limits():
     for name in report.ACCURACY_FILES:
         if (report.RESULTS / name).exists():
             assert accuracy.failures(json.loads((report.RESULTS / name).read_text())) == []
+
+
+def test_first_calls_with_and_without_what_was_compiled(tmp_path, monkeypatch):
+    pytest.importorskip("numba")
+    first_call = script("first_call")
+    assert all(seconds > 0 for seconds in first_call.phases("prefix_sum"))
+    turns = iter(
+        [(0.3, 5.0, 0.2), (0.1, 0.5, 0.001), (0.2, 9.0, 0.2), (0.4, 0.6, 0.003), (0.5, 7.0, 0.2), (0.6, 0.7, 0.002)]
+    )
+    monkeypatch.setattr(first_call, "in_a_process_of_its_own", lambda estimator: next(turns))
+    monkeypatch.setattr(first_call, "ESTIMATORS", ["gae"])
+    monkeypatch.setenv("NUMBA_CACHE_DIR", "put back")
+    first_call.main([str(tmp_path / "cpu"), "--commit", "abc"])
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    page = report.first_call_section(report.read("cpu/first_call.json"))
+    assert "| `gae` | 350.0 | 7000.0 | 600.0 | 2.0 |" in page

@@ -1,0 +1,92 @@
+"""Time every estimator's first call on this CPU, with and without what an earlier process compiled.
+
+    python benchmarks/first_call.py FOLDER [--commit HASH]
+
+Each call is the first of a process of its own. What it compiles goes to a directory that is empty for one process, and
+holds what that one left for the next. The backend and its compiler are imported before, and timed too.
+Writes first_call.json: seconds, medians over a few such pairs of processes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import files
+from benchmarks.providers import ours
+from benchmarks.workloads import ESTIMATORS, Workload, draw
+
+SHAPE = (128, 64)
+"""Environments and steps: so few that running takes no time worth mentioning."""
+PAIRS = 3
+
+Times = tuple[float, ...]
+"""Seconds of the phases of a process."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure every estimator."""
+    options = files.parser(__doc__).parse_args(arguments)
+    rows = [measure(estimator) for estimator in ESTIMATORS]
+    head = {"system": files.system(options.commit), "shape": SHAPE, "pairs": PAIRS}
+    files.write(options.folder / "first_call.json", head, rows=rows)
+    for row in rows:
+        print(row)
+
+
+def measure(estimator: str) -> files.Row:
+    """Medians over some pairs of processes."""
+    empty, filled = zip(*(pair(estimator) for _ in range(PAIRS)), strict=True)
+    return {
+        "estimator": estimator,
+        "import": median(empty + filled, 0),
+        "compiled": median(empty, 1),
+        "loaded": median(filled, 1),
+        "second": median(filled, 2),
+    }
+
+
+def median(times: tuple[Times, ...], phase: int) -> float:
+    """Of one phase."""
+    return round(statistics.median(found[phase] for found in times), 6)
+
+
+def pair(estimator: str) -> tuple[Times, Times]:
+    """Times in a process that finds nothing compiled, and in one that finds what the first has left."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["NUMBA_CACHE_DIR"] = folder
+        return in_a_process_of_its_own(estimator), in_a_process_of_its_own(estimator)
+
+
+def in_a_process_of_its_own(estimator: str) -> Times:
+    """The times of `phases` in a new process."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(phases, (estimator,))
+
+
+def phases(estimator: str) -> Times:
+    """Seconds to import the backend and its compiler, of the first call, and of the second."""
+    workload = Workload(estimator, *SHAPE)
+    call = ours.arm(workload, draw(workload, "cpu"))
+    return tuple(map(seconds, (lambda: importlib.import_module("rl_triton_core.backends.cpu"), call, call)))
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    """How long it takes."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()

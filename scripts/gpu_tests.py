@@ -1,10 +1,13 @@
 """Run the whole test suite on a CUDA or ROCm machine and write what came of it to a folder.
 
     python scripts/gpu_tests.py FOLDER [--commit HASH] [--mutants] [--select EXPRESSION] [--limit SECONDS]
+                                       [--suites adapters core]
 
 Needs no installation of the project: torch, triton, numpy, pytest, pytest-xdist and hypothesis, and for all of it
-numba, gymnasium and tqdm. The cpu backend's own tests are left to machines without a GPU (RL_TRITON_TEST_BACKENDS).
-Writes gpu_tests.json (hardware, versions, commit, counts, failures), junit.xml and pytest.log. Takes minutes.
+numba, gymnasium, tqdm, stable-baselines3 and torchrl: what needs a framework that is missing is skipped. The cpu
+backend's own tests are left to machines without a GPU (RL_TRITON_TEST_BACKENDS). Of the adapters' tests those run that
+need a GPU, tests/adapters/test_*_cuda.py. Writes gpu_tests.json (hardware, versions, commit, and by suite counts and
+failures), and SUITE.xml and SUITE.log of both. Takes minutes.
 """
 
 from __future__ import annotations
@@ -25,6 +28,10 @@ from benchmarks import files
 
 JOBS = min(32, os.cpu_count() or 1)
 ROOT = files.ROOT
+SUITES = {"adapters": sorted(ROOT.glob("tests/adapters/test_*_cuda.py")), "core": [ROOT / "tests" / "core"]}
+"""In the order in which they run: the short one first, for the limit is that of all."""
+NONE_COLLECTED = 5
+"""Pytest's exit code where no framework is installed."""
 
 
 def main() -> int:
@@ -34,6 +41,7 @@ def main() -> int:
     )
     parser.add_argument("--select", default="", help="run those tests only, as pytest's -k selects them")
     parser.add_argument("--limit", type=float, default=560, help="seconds after which the tests are interrupted")
+    parser.add_argument("--suites", nargs="+", choices=SUITES, default=list(SUITES), help="whose tests")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
 
@@ -41,10 +49,13 @@ def main() -> int:
 
     if not torch.cuda.is_available():
         raise SystemExit("no GPU: torch.cuda.is_available() is false")
-    result = {"system": files.system(options.commit), "tests": run_tests(options.folder, options.select, options.limit)}
-    write(result, options.folder)
+    result, ends = {"system": files.system(options.commit)}, time.monotonic() + options.limit
+    for suite in filter(options.suites.__contains__, SUITES):
+        result[suite] = run_tests(suite, options.folder, options.select, ends - time.monotonic())
+        write(result, options.folder)
     if options.mutants:
-        result["mutants"] = run_mutants(options.folder, tested=result["tests"]["exit_code"] == 0 and not options.select)
+        tested = "core" in result and result["core"]["exit_code"] == 0 and not options.select
+        result["mutants"] = run_mutants(options.folder, tested)
         write(result, options.folder)
     print(json.dumps(result, indent=2))
     return max(part["exit_code"] for name, part in result.items() if name != "system")
@@ -54,13 +65,14 @@ def write(result: dict[str, object], folder: Path) -> None:
     (folder / "gpu_tests.json").write_text(json.dumps(result, indent=2) + "\n")
 
 
-def run_tests(folder: Path, select: str, limit: float) -> dict[str, object]:
-    """The core's tests, with the real compiler."""
-    started = time.perf_counter()
-    command = ["-m", "pytest", "-q", "-n", str(JOBS), "tests/core", "-k", select]
-    code = run([*command, f"--junitxml={folder / 'junit.xml'}"], folder / "pytest.log", limit)
+def run_tests(suite: str, folder: Path, select: str, limit: float) -> dict[str, object]:
+    """The tests of a suite, with the real compiler."""
+    started, junit = time.perf_counter(), folder / f"{suite}.xml"
+    command = ["-m", "pytest", "-q", "-n", str(JOBS), *map(str, SUITES[suite]), "-k", select, f"--junitxml={junit}"]
+    code = run(command, folder / f"{suite}.log", limit)
+    code = 0 if code == NONE_COLLECTED and suite == "adapters" else code
     seconds = round(time.perf_counter() - started, 1)
-    return {"selected": select, "exit_code": code, "seconds": seconds, **counts(folder / "junit.xml")}
+    return {"selected": select, "exit_code": code, "seconds": seconds, **counts(junit)}
 
 
 def counts(junit: Path) -> dict[str, object]:

@@ -289,31 +289,39 @@ class EpisodeEnds(BaseCallback):
         return True
 
 
-def new_agent(algorithm: type[BaseAlgorithm], env: VecEnv, **kwargs) -> BaseAlgorithm:
+def new_agent(algorithm: type[BaseAlgorithm], env: VecEnv, device: str = "cpu", **kwargs) -> BaseAlgorithm:
     policy = "MultiInputPolicy" if isinstance(env.observation_space, spaces.Dict) else "MlpPolicy"
     policy_kwargs = {"net_arch": [16]}
-    return algorithm(policy, env, seed=5, device="cpu", policy_kwargs=policy_kwargs, **SETTINGS[algorithm], **kwargs)
+    return algorithm(policy, env, seed=5, device=device, policy_kwargs=policy_kwargs, **SETTINGS[algorithm], **kwargs)
 
 
-def learn(agent: BaseAlgorithm, **kwargs) -> EpisodeEnds:
+def learn(agent: BaseAlgorithm, *callbacks: BaseCallback, **kwargs) -> EpisodeEnds:
     """Train from seed 5: the random state of torch and NumPy is global, so two agents made first would share it."""
     ends = EpisodeEnds()
     agent.set_random_seed(5)
-    agent.learn(UPDATES[type(agent)] * agent.n_steps * agent.n_envs, callback=ends, **kwargs)
+    agent.learn(UPDATES[type(agent)] * agent.n_steps * agent.n_envs, callback=[*callbacks, ends], **kwargs)
     return ends
 
 
 def tensors_of(agent: BaseAlgorithm) -> dict[str, np.ndarray]:
     """Copies of all that training changes: parameters, optimiser state, and the running statistics of VecNormalize."""
-    tensors = {name: tensor.numpy().copy() for name, tensor in agent.policy.state_dict().items()}
+    tensors = dict(agent.policy.state_dict())
     for index, state in agent.policy.optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer.{index}.{name}": torch.as_tensor(value).numpy().copy() for name, value in state.items()}
+        tensors |= {f"optimizer.{index}.{name}": torch.as_tensor(value) for name, value in state.items()}
+    tensors = {name: tensor.numpy(force=True).copy() for name, tensor in tensors.items()}
     normalise = agent.get_vec_normalize_env()
     if normalise is not None:
         observations = normalise.obs_rms if isinstance(normalise.obs_rms, dict) else {"obs": normalise.obs_rms}
         tensors |= {f"rms.{name}.mean": rms.mean for name, rms in observations.items()}
         tensors["rms.returns.var"] = np.asarray(normalise.ret_rms.var)
     return tensors
+
+
+def assert_close_agent(actual: BaseAlgorithm, expected: BaseAlgorithm, tolerance: float = 1e-5) -> None:
+    left, right = tensors_of(actual), tensors_of(expected)
+    assert left.keys() == right.keys()
+    for name, tensor in right.items():
+        np.testing.assert_allclose(left[name], tensor, rtol=tolerance, atol=tolerance, err_msg=name)
 
 
 def assert_same_agent(actual: BaseAlgorithm, expected: BaseAlgorithm) -> None:

@@ -18,6 +18,7 @@ from test_sb3 import (
     DICT,
     DictCartPole,
     EpisodeEnds,
+    assert_close_agent,
     assert_same_agent,
     cartpole,
     dict_cartpole,
@@ -167,8 +168,7 @@ def test_recurrent_ppo_takes_a_class_and_its_arguments():
 def test_terminal_values_in_one_call(algorithm, make_env):
     stock = learn(new_agent(algorithm, make_env()))
     agent = learn(new_agent(algorithm, make_env()), BatchedTerminalValues())
-    for name, tensor in tensors_of(stock).items():
-        np.testing.assert_allclose(tensors_of(agent)[name], tensor, rtol=1e-5, atol=1e-5, err_msg=name)
+    assert_close_agent(agent, stock)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

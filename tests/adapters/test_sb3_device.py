@@ -19,6 +19,7 @@ from test_sb3 import (
     DISCRETE,
     ENVIRONMENTS,
     STOCK,
+    assert_close_agent,
     assert_same_agent,
     cartpole,
     continued,
@@ -221,23 +222,6 @@ def test_advantages_after_get_are_refused():
         buffer.compute_returns_and_advantage(torch.zeros(3, 1), np.zeros(3, bool))
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-@pytest.mark.parametrize("space", [BOX, DICT], ids=["plain", "dict"])
-def test_on_a_gpu(space):
-    ours, stock = (filled(cls(space), space, n_steps=64, n_envs=5, device="cuda") for cls in (device_of, stock_of))
-    assert ours.advantages.is_cuda and ours.rewards.is_cuda
-    for left, right in zip(minibatches(ours, 16), minibatches(stock, 16), strict=True):
-        for name in right:
-            assert left[name].device == right[name].device and left[name].dtype == right[name].dtype
-            torch.testing.assert_close(left[name], right[name], rtol=1e-5, atol=1e-5)
-    if space is BOX:
-        settings = {"n_steps": 16, "batch_size": 16, "n_epochs": 1, "device": "cuda"}
-        agent = PPO("MlpPolicy", cartpole(), rollout_buffer_class=DeviceRolloutBuffer, **settings)
-        agent.learn(1, callback=BatchedTerminalValues())
-        assert agent.rollout_buffer.advantages.is_cuda
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Whole agents
 # ---------------------------------------------------------------------------------------------------------------------
@@ -345,8 +329,7 @@ def test_one_call_for_all_environments_and_the_same_agent(make_env, device_stora
     assert (count.steps, count.truncated) == (theirs.steps, theirs.truncated)
     assert theirs.calls == theirs.truncated + 3  # one more at the end of each rollout
     assert count.calls == count.steps + 3 < theirs.calls
-    for name, tensor in tensors_of(stock).items():
-        np.testing.assert_allclose(tensors_of(agent)[name], tensor, rtol=1e-5, atol=1e-5, err_msg=name)
+    assert_close_agent(agent, stock)
 
 
 class Forgetful(VecEnvWrapper):

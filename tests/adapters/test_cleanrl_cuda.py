@@ -1,0 +1,84 @@
+"""The CleanRL adapter on a GPU: the numbers of the CPU, in CUDA graphs as LeanRL makes them, and nothing waits."""
+
+import pytest
+import torch
+
+pytest.importorskip("gymnasium")
+
+from test_cleanrl import GAMMA, LAMBDA, assert_near, log_probs, random_rollout
+
+from rl_triton_adapters.cleanrl import gae, leanrl_gae, vtrace
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+DEVICE = "cuda"
+
+
+def on_device(tensors):
+    return {name: x.to(DEVICE) for name, x in tensors.items()}
+
+
+def arguments(seed=0):
+    logprobs, newlogprobs = log_probs(seed)
+    rollout = random_rollout(seed=seed)._asdict()
+    return rollout | {"logprobs": logprobs, "newlogprobs": newlogprobs}
+
+
+def gae_of(logprobs, newlogprobs, **rollout):
+    return gae(**rollout, gamma=GAMMA, gae_lambda=LAMBDA)
+
+
+def vtrace_of(**rollout):
+    return vtrace(**rollout, gamma=GAMMA, lambda_=0.8, rho_bar=1.4, c_bar=0.9)
+
+
+def leanrl_of(rewards, values, dones, next_value, next_done, **others):
+    container = {"rewards": rewards.double(), "vals": values, "dones": dones.bool()}
+    result = leanrl_gae(next_value, next_done.bool(), container, GAMMA, LAMBDA)
+    return result["advantages"], result["returns"]
+
+
+FUNCTIONS = [gae_of, vtrace_of, leanrl_of]
+
+
+def warmed_up(function, given):
+    """Called as often as it compiles and takes notes, on a stream of its own."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            function(**given)
+    torch.cuda.current_stream().wait_stream(stream)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_the_numbers_of_the_cpu_without_waiting(function):
+    given = on_device(arguments())
+    warmed_up(function, given)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        got = function(**given)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(x.device.type == DEVICE for x in got)
+    assert_near(got, function(**arguments()))
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_in_a_cuda_graph(function, compiled):
+    """What was captured computes from what stands in the inputs when it is replayed."""
+    torch._dynamo.reset()
+    given, call = on_device(arguments()), torch.compile(function, fullgraph=True) if compiled else function
+    warmed_up(call, given)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = call(**given)
+    for seed in (1, 2):
+        for name, x in on_device(arguments(seed)).items():
+            given[name].copy_(x)
+        for x in got:
+            x.fill_(torch.nan)
+        graph.replay()
+        assert_near(got, function(**arguments(seed)))

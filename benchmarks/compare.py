@@ -2,8 +2,9 @@
 
     python benchmarks/compare.py OLD.json NEW.json [--threshold 1.1] [--provider ours ours_out]
 
-Prints new / old for every arm that both files timed, in full and on the device. Exits with 1 if a time grew beyond the
-threshold, or an arm that had times has none any more. Absolute times of different machines do not compare.
+Prints new / old for every arm that both files timed, in full and on the device, and names the arms that only the old
+file has. Exits with 1 if a time grew beyond the threshold, or an arm that had times has none any more. Absolute times
+of different machines do not compare.
 """
 
 from __future__ import annotations
@@ -39,13 +40,18 @@ class Change(NamedTuple):
         return f"{self.ratio:7.3f}  {self.old:10.2f} -> {new:>10}  {self.kind:6}  {self.arm}"
 
 
-def changes(old: files.Row, new: files.Row, providers: list[str]) -> list[Change]:
-    """Every time of these providers (of all if none are named) whose workload is in both files."""
-    before, after = ({(str(workload_of(row)), row["provider"]): row for row in result["rows"]} for result in (old, new))
+def arms(result: files.Row, providers: list[str]) -> dict[str, files.Row]:
+    """The rows of these providers (of all if none are named) by what they time."""
+    chosen = (row for row in result["rows"] if not providers or row["provider"] in providers)
+    return {f"{row['provider']} on {workload_of(row)}": row for row in chosen}
+
+
+def changes(before: dict[str, files.Row], after: dict[str, files.Row]) -> list[Change]:
+    """Every time of the arms that are in both."""
     return [
-        Change(f"{provider} on {workload}", kind, row[kind], after[workload, provider][kind])
-        for (workload, provider), row in before.items()
-        if (workload, provider) in after and (not providers or provider in providers)
+        Change(arm, kind, row[kind], after[arm][kind])
+        for arm, row in before.items()
+        if arm in after
         for kind in KINDS
         if row[kind] is not None
     ]
@@ -59,9 +65,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--threshold", type=float, default=1.1, help="the largest new / old that is no regression")
     parser.add_argument("--provider", nargs="+", default=["ours", "ours_out"], help="the arms to compare")
     options = parser.parse_args(arguments)
-    found = changes(files.read(options.old), files.read(options.new), options.provider)
+    before, after = (arms(files.read(path), options.provider) for path in (options.old, options.new))
+    found = changes(before, after)
     for change in found:
         print(change)
+    for arm in [arm for arm in before if arm not in after]:
+        print("not in the new file:", arm)
     regressions = [change for change in found if change.ratio > options.threshold]
     print(f"{len(found)} times compared, {len(regressions)} regressions beyond {options.threshold:g}")
     for change in regressions:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,23 +14,50 @@ Row = dict[str, Any]
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+DIRTY = "-dirty"
+WRITTEN = ("benchmarks/results", "docs", "README.md")
+"""What the scripts that measure and `report.py` write."""
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
     """The arguments of every script that measures: a folder for the results, and the commit."""
-    found = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found = Parser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     found.add_argument("folder", type=Path)
-    found.add_argument("--commit", help="what to record where there is no git checkout")
+    found.add_argument("--commit", help="what to record in place of the checkout's commit")
     return found
 
 
-def system(commit: str | None) -> dict[str, str]:
+class Parser(argparse.ArgumentParser):
+    """Nothing is measured for RESULTS that no commit holds."""
+
+    def parse_args(self, *args: Any, **kwargs: Any) -> Any:
+        """The arguments; exits where files differ from the commit that the results would name."""
+        options = super().parse_args(*args, **kwargs)
+        kept = options.folder.resolve().is_relative_to(RESULTS)
+        if kept and options.commit is None and commit().endswith(DIRTY):
+            self.error(f"--commit: got none, expected a name, since files differ from {commit().removesuffix(DIRTY)}")
+        return options
+
+
+def system(named: str | None) -> dict[str, str]:
     """Hardware, versions and commit."""
     from rl_triton_core.system_info import system_info
 
-    info = system_info()
-    info["commit"] = commit or info["commit"]
-    return info
+    return system_info() | {"commit": named or commit()}
+
+
+def commit() -> str:
+    """The checkout's commit, marked as dirty if other files differ from it than those that measuring writes."""
+    from rl_triton_core.system_info import commit as described
+
+    found = described()
+    return found.removesuffix(DIRTY) if found.endswith(DIRTY) and not differs() else found
+
+
+def differs() -> bool:
+    """Whether a tracked file does that is neither a result nor a page."""
+    command = ["git", "-C", str(ROOT), "diff", "--quiet", "HEAD", "--", ".", *(f":!{path}" for path in WRITTEN)]
+    return subprocess.run(command, capture_output=True, check=False).returncode != 0
 
 
 def write(path: Path, head: Row, **tables: Iterable[Row]) -> None:
@@ -46,9 +74,10 @@ def as_json(head: Row, tables: dict[str, Iterable[Row]]) -> str:
     return ",\n".join(lines) + "\n}\n"
 
 
-def write_csv(path: Path, rows: list[Row]) -> None:
-    """The rows as a table, lists with spaces between their numbers."""
+def write_csv(path: Path, about: dict[str, str], rows: list[Row]) -> None:
+    """What was measured on what in lines that begin with #, and the rows as a table, lists with spaces inside."""
     with path.open("w", newline="", encoding="utf-8") as file:
+        file.writelines(f"# {name}: {value}\n" for name, value in about.items())
         names = list(dict.fromkeys(name for row in rows for name in row))
         writer = csv.DictWriter(file, names, lineterminator="\n")
         writer.writeheader()

@@ -47,7 +47,7 @@ class Plan(NamedTuple):
 QUICK = Plan(warmups=2, calls=5, medians=2, captured=4, replays=2, seconds=0.2)
 
 
-PLANS = {"cuda": Plan(), "cpu": Plan(seconds=0.3)}
+PLANS = {"cuda": Plan(seconds=0.5), "cpu": Plan(seconds=0.3)}
 
 
 class Clock(Protocol):

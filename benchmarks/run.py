@@ -222,7 +222,7 @@ def write(path: Path, name: str, session: Session, bandwidth: float, rows: list[
         "skipped": skipped,
     }
     files.write(path, head, rows=rows)
-    files.write_csv(path.with_suffix(".csv"), rows)
+    files.write_csv(path.with_suffix(".csv"), head["system"], rows)
 
 
 def report(path: Path, rows: list[files.Row], skipped: list[str]) -> int:

@@ -10,7 +10,17 @@ from typing import NamedTuple
 from benchmarks import files
 from benchmarks.measured import Results
 from benchmarks.providers.limits import FLAT_LONGEST
-from benchmarks.suites import ENV_MAJOR, HEADLINE, LARGE_SHAPES, LONG_SHAPES, SUITES, SWEEP_SHAPES, workloads
+from benchmarks.suites import (
+    ENV_MAJOR,
+    HEADLINE,
+    LARGE_SHAPES,
+    LONG_ESTIMATORS,
+    LONG_SHAPES,
+    RETRACE_SHAPES,
+    SUITES,
+    SWEEP_SHAPES,
+    workloads,
+)
 from benchmarks.workloads import Workload, bytes_moved
 
 LIGHT = ("gae", "lambda_returns", "discounted_returns", "eligibility_traces", "prefix_sum")
@@ -100,6 +110,21 @@ def retrace_points(results: Results, sb3: files.Row | None) -> Iterator[Point]:
     yield from against("retrace_long", SUITES["retrace_long"].workloads, "compiled_scan")(results, sb3)
 
 
+def length_points(results: Results, sb3: files.Row | None) -> Iterator[Point]:
+    """Retrace's device time per byte on longer rows over that on the shortest."""
+    shortest, *longer = workloads(RETRACE_SHAPES, ["retrace"], ENV_MAJOR)
+    for workload in longer:
+        ratios = (results.over_floor("retrace_long", w) for w in (workload, shortest))
+        yield Point(quotient(*ratios), str(workload))
+
+
+def long_points(results: Results, sb3: files.Row | None) -> Iterator[Point]:
+    """Long rows against a program per row: the flat kernel's where it holds them, else that of blocks."""
+    for workload in workloads(LONG_SHAPES, LONG_ESTIMATORS, ENV_MAJOR):
+        other = "flat_triton" if workload.num_steps <= FLAT_LONGEST else "blocks_triton"
+        yield from against("long", [workload], other, kind="device")(results, sb3)
+
+
 def over_floor(suite: str, chosen: Iterable[Workload], inverse: bool = False) -> PointsOf:
     """Device time over the floor of the bytes, or the percentage of the roofline."""
 
@@ -158,7 +183,6 @@ def sb3_points(shape: tuple[int, int], threads: bool = False) -> PointsOf:
 
 SWEEP = workloads(SWEEP_SHAPES, layouts=ENV_MAJOR, truncated=(False, True))
 LARGE = [w for w in SUITES["large"].workloads if w.cells >= LARGE_CELLS]
-FLAT_LONG = [w for w in workloads(LONG_SHAPES, ["gae", "eligibility_traces"], ENV_MAJOR) if w.num_steps <= FLAT_LONGEST]
 TARGETS = {
     "flat_mean": Target(
         "full call, all estimators, 12 shapes, plain and truncated: geometric mean against the flat Triton kernel",
@@ -169,6 +193,10 @@ TARGETS = {
     "retrace_floor": Target(
         "device, Retrace at 512 environments over its bytes' floor",
         over_floor("retrace_long", SUITES["retrace_long"].workloads), 2.0, at_least=False,
+    ),
+    "retrace_length": Target(
+        "device, Retrace per byte at 512 environments, longer rows over the shortest",
+        length_points, 1.0, at_least=False,
     ),
     "cuda_rows": Target(
         "full call with `out=`, GAE in 40 shapes against the CUDA kernel with a thread per row",
@@ -187,12 +215,12 @@ TARGETS = {
     ),
     "time_major": Target("device, time-major over env-major at the same shape", layout_points, 1.15, at_least=False),
     "long_flat": Target(
-        f"device, long rows against the flat Triton kernel, which holds up to {FLAT_LONGEST} steps",
-        against("long", FLAT_LONG, "flat_triton", kind="device"), 12.0,
+        f"device, long rows against a Triton program per row: flat up to {FLAT_LONGEST} steps, more in blocks",
+        long_points, 12.0,
     ),
     "long_floor": Target(
         "device, 64x65536 over its bytes' floor",
-        over_floor("long", workloads(LONG_SHAPES[:1], ["gae", "eligibility_traces"], ENV_MAJOR)), 3.0, at_least=False,
+        over_floor("long", workloads(LONG_SHAPES[:1], LONG_ESTIMATORS, ENV_MAJOR)), 3.0, at_least=False,
     ),
     "cpu_short": Target(
         "CPU, (n_steps, n_envs) = (2048, 1) against the pass of Stable-Baselines3", sb3_points((2048, 1)), 50.0

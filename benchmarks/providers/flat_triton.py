@@ -1,6 +1,7 @@
 """Flat Triton kernels in the paper's manner: a program per row, the whole row in one associative scan.
 
 Backward estimators load in reversed order. Rows are env-major: a time-major window is transposed, and its results back.
+For rows too long for that, `blocks` has a program per row that scans one block after another.
 """
 
 from __future__ import annotations
@@ -16,12 +17,28 @@ from benchmarks.harness import Call
 from benchmarks.providers.limits import FLAT_LONGEST
 from benchmarks.workloads import ACTIONS, GAMMA, Inputs, Workload
 
+Launch = Callable[[Inputs, float], list[Tensor]]
+BLOCK = 4096
+"""Steps that a walk scans at once."""
+
 
 def arm(workload: Workload, inputs: Inputs) -> Call | None:
     """The launch in the ordinary way, and the results' allocation."""
     if workload.num_steps > FLAT_LONGEST or workload.dtype != "float32":
         return None
-    launch, lambda_ = LAUNCHES[workload.estimator], workload.spec.lambda_ or 1.0
+    return rowwise(LAUNCHES[workload.estimator], workload, inputs)
+
+
+def blocks(workload: Workload, inputs: Inputs) -> Call | None:
+    """Likewise, a program walking its row in blocks."""
+    if workload.estimator not in WALKS or workload.truncated or workload.dtype != "float32":
+        return None
+    return rowwise(WALKS[workload.estimator], workload, inputs)
+
+
+def rowwise(launch: Launch, workload: Workload, inputs: Inputs) -> Call:
+    """A launch on env-major rows, whatever the layout."""
+    lambda_ = workload.spec.lambda_ or 1.0
     if workload.time_dim == 1:
         return lambda: launch(inputs, lambda_)
 
@@ -41,9 +58,17 @@ def combine(alpha, beta, alpha_next, beta_next):
 
 
 @triton.jit
-def reversed_row(steps, BLOCK: tl.constexpr):
+def scanned(alpha, beta, state, BLOCK: tl.constexpr):
+    """(the states of a block after the one that enters it, the last of them)."""
+    states, decays = tl.associative_scan((alpha, beta), 0, combine)
+    states += decays * state
+    return states, tl.sum(tl.where(tl.arange(0, BLOCK) == BLOCK - 1, states, 0.0), 0)
+
+
+@triton.jit
+def reversed_row(steps, BLOCK: tl.constexpr, start=0):
     """(indices into the tensors, whether they are in the row, whether they are the last step)."""
-    position = tl.arange(0, BLOCK)
+    position = start + tl.arange(0, BLOCK)
     t = tl.program_id(0).to(tl.int64) * steps + (steps - 1 - position)
     return t, position < steps, position == 0
 
@@ -64,19 +89,40 @@ def value_after(values, bootstrap, truncated, t, inside, last, VALUES: tl.conste
 
 
 @triton.jit
+def gae_terms(
+    rewards, values, terminated, truncated, bootstrap, t, inside, last, gamma, lambda_, TRUNCATED: tl.constexpr
+):
+    """(α, β)."""
+    reward = tl.load(rewards + t, mask=inside, other=0.0)
+    value = tl.load(values + t, mask=inside, other=0.0)
+    nonterminal = 1.0 - tl.load(terminated + t, mask=inside, other=0).to(tl.float32)
+    following, cut = value_after(values, bootstrap, truncated, t, inside, last, True, TRUNCATED)
+    return reward + gamma * nonterminal * following - value, gamma * lambda_ * nonterminal * (1.0 - cut)
+
+
+@triton.jit
 def gae_kernel(
     rewards, values, terminated, truncated, bootstrap, out, steps, gamma, lambda_,
     TRUNCATED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     t, inside, last = reversed_row(steps, BLOCK)
-    reward = tl.load(rewards + t, mask=inside, other=0.0)
-    value = tl.load(values + t, mask=inside, other=0.0)
-    nonterminal = 1.0 - tl.load(terminated + t, mask=inside, other=0).to(tl.float32)
-    following, cut = value_after(values, bootstrap, truncated, t, inside, last, True, TRUNCATED)
-    alpha = reward + gamma * nonterminal * following - value
-    beta = gamma * lambda_ * nonterminal * (1.0 - cut)
-    advantage, _ = tl.associative_scan((alpha, beta), 0, combine)
+    terms = gae_terms(
+        rewards, values, terminated, truncated, bootstrap, t, inside, last, gamma, lambda_, TRUNCATED
+    )  # fmt: skip
+    advantage, _ = tl.associative_scan(terms, 0, combine)
     tl.store(out + t, advantage, mask=inside)
+
+
+@triton.jit
+def gae_walk(rewards, values, terminated, bootstrap, out, steps, gamma, lambda_, BLOCK: tl.constexpr):
+    state = 0.0
+    for start in range(0, steps, BLOCK):
+        t, inside, last = reversed_row(steps, BLOCK, start)
+        alpha, beta = gae_terms(
+            rewards, values, terminated, None, bootstrap, t, inside, last, gamma, lambda_, False
+        )  # fmt: skip
+        advantage, state = scanned(alpha, beta, state, BLOCK)
+        tl.store(out + t, advantage, mask=inside)
 
 
 @triton.jit
@@ -148,16 +194,31 @@ def retrace_kernel(
 
 
 @triton.jit
-def traces_kernel(x, done, truncated, out, steps, decay, TRUNCATED: tl.constexpr, BLOCK: tl.constexpr):
-    position = tl.arange(0, BLOCK)
+def traces_terms(x, done, truncated, steps, start, decay, TRUNCATED: tl.constexpr, BLOCK: tl.constexpr):
+    """(α, β, indices into the tensors, whether they are in the row)."""
+    position = start + tl.arange(0, BLOCK)
     inside, inner = position < steps, (position > 0) & (position < steps)
     t = tl.program_id(0).to(tl.int64) * steps + position
     ended = tl.load(done + t - 1, mask=inner, other=0) != 0
     if TRUNCATED:
         ended = ended | (tl.load(truncated + t - 1, mask=inner, other=0) != 0)
-    alpha = tl.load(x + t, mask=inside, other=0.0)
-    result, _ = tl.associative_scan((alpha, tl.where(ended, 0.0, decay)), 0, combine)
+    return tl.load(x + t, mask=inside, other=0.0), tl.where(ended, 0.0, decay), t, inside
+
+
+@triton.jit
+def traces_kernel(x, done, truncated, out, steps, decay, TRUNCATED: tl.constexpr, BLOCK: tl.constexpr):
+    alpha, beta, t, inside = traces_terms(x, done, truncated, steps, 0, decay, TRUNCATED, BLOCK)
+    result, _ = tl.associative_scan((alpha, beta), 0, combine)
     tl.store(out + t, result, mask=inside)
+
+
+@triton.jit
+def traces_walk(x, done, out, steps, decay, BLOCK: tl.constexpr):
+    state = 0.0
+    for start in range(0, steps, BLOCK):
+        alpha, beta, t, inside = traces_terms(x, done, None, steps, start, decay, False, BLOCK)
+        result, state = scanned(alpha, beta, state, BLOCK)
+        tl.store(out + t, result, mask=inside)
 
 
 # --- launches ---------------------------------------------------------------------------------------------------------
@@ -221,7 +282,24 @@ def traces(i: Inputs, decay: float) -> list[Tensor]:
     return [out]
 
 
-LAUNCHES: dict[str, Callable[[Inputs, float], list[Tensor]]] = {
+def walked_gae(i: Inputs, lambda_: float) -> list[Tensor]:
+    rewards = i["rewards"]
+    out, (rows, steps) = torch.empty_like(rewards), rewards.shape
+    gae_walk[(rows,)](
+        rewards, i["values"], i["terminated"], i["bootstrap_values"], out, steps, GAMMA, lambda_, **settings(BLOCK)
+    )
+    return [out]
+
+
+def walked_traces(i: Inputs, lambda_: float) -> list[Tensor]:
+    x = i["x"]
+    out, (rows, steps) = torch.empty_like(x), x.shape
+    traces_walk[(rows,)](x, i["terminated"], out, steps, GAMMA * lambda_, **settings(BLOCK))
+    return [out]
+
+
+WALKS: dict[str, Launch] = {"gae": walked_gae, "eligibility_traces": walked_traces}
+LAUNCHES: dict[str, Launch] = {
     "gae": gae,
     "vtrace": vtrace,
     "retrace": retrace,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -23,6 +24,12 @@ def arm(workload: Workload, inputs: Inputs) -> partial[Any]:
     if spec.lambda_ is not None:
         options["lambda_"] = spec.lambda_
     return partial(getattr(rl_triton_core, spec.function), **options)
+
+
+def whole(workload: Workload, inputs: Inputs) -> Call:
+    """Validated and launched anew, as when nothing is replayed."""
+    call = arm(workload, inputs)
+    return partial(unwrap(call.func), **call.keywords)
 
 
 def with_out(workload: Workload, inputs: Inputs) -> Call:

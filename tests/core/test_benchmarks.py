@@ -4,6 +4,8 @@ import csv
 import importlib.util
 import json
 import os
+import shutil
+import subprocess
 import sys
 from concurrent.futures import BrokenExecutor, Future
 from pathlib import Path
@@ -20,7 +22,7 @@ pytest.importorskip("benchmarks.run", reason="only the package is here", exc_typ
 from benchmarks import compare, compile_ahead, equations, files, harness, measured, run, speed_page
 from benchmarks import targets as targets_
 from benchmarks.providers import REGISTRY, compiled_scan
-from benchmarks.suites import LONGER_ROWS, SHORT_ROWS, SUITES, workloads
+from benchmarks.suites import LONG_ESTIMATORS, LONGER_ROWS, SHORT_ROWS, SUITES, SWEEP_SHAPES, workloads
 from benchmarks.workloads import ESTIMATORS, GAMMA, Workload, bytes_moved, draw, rows_of
 
 TINY = workloads([(3, 17), (2, 1)], truncated=(False, True))
@@ -75,7 +77,7 @@ def error_of(name, workload):
 
 
 @pytest.mark.parametrize("workload", TINY + HALF, ids=str)
-@pytest.mark.parametrize("name", ["ours", "ours_out"])
+@pytest.mark.parametrize("name", ["ours", "ours_out", "ours_whole"])
 def test_ours_runs_on_every_workload(name, workload):
     pytest.importorskip("numba")
     assert error_of(name, workload) < 1e-6
@@ -101,6 +103,16 @@ def test_the_compiled_scan_is_one_graph_that_agrees(workload, monkeypatch):
 def test_the_flat_kernels_agree(workload):
     pytest.importorskip("triton")
     assert error_of("flat_triton", workload) < 1e-6
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter")
+@pytest.mark.parametrize("workload", workloads([(2, 9)], LONG_ESTIMATORS), ids=str)
+def test_a_row_in_blocks_agrees(workload, monkeypatch):
+    """Its state goes from block to block."""
+    flat_triton = pytest.importorskip("benchmarks.providers.flat_triton")
+    monkeypatch.setattr(flat_triton, "BLOCK", 4)
+    assert error_of("blocks_triton", workload) < 1e-6
+    assert error_of("blocks_triton", workload._replace(truncated=True)) is None
 
 
 def test_the_cuda_kernel_is_checked_where_it_writes():
@@ -162,6 +174,10 @@ def test_bytes_are_those_of_the_tensors(workload):
 
 def test_suites():
     assert len(SUITES["rows"].workloads) == 40 == len({*SHORT_ROWS, *LONGER_ROWS})
+    assert {n for n, _ in LONGER_ROWS} >= {128, 4096} and {t for _, t in LONGER_ROWS} >= {128, 8192}
+    loops = [w for w in SUITES["sweep"].workloads if "loop" in SUITES["sweep"].arms_of(w)]
+    headline = [w for w in SUITES["sweep"].workloads if (w.num_envs, w.num_steps, w.layout) == (4096, 128, "env-major")]
+    assert {*loops} == {*workloads(SWEEP_SHAPES, ["gae"], ["env-major"]), *headline}, "it runs for long"
     assert len(SUITES["sweep"].workloads) == 12 * 2 * (2 * len(ESTIMATORS) - 1), "a prefix sum has no truncations"
     assert max(workload.cells for workload in SUITES["huge"].workloads) > 2**31
     for suite in SUITES.values():
@@ -263,10 +279,49 @@ def test_files_of_a_suite(tmp_path, monkeypatch):
     assert arms == {"null", "torch_add", "ours", "ours_out", "loop", "numpy"}
     assert all(row["status"] == "ok" and len(row["full_medians"]) == 2 for row in result["rows"])
     with (tmp_path / "bench_tiny_prefix_sum.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == len(result["rows"])
+        lines = file.read().splitlines()
+    head = [line for line in lines if line.startswith("# ")]
+    assert f"# cpu: {result['system']['cpu']}" in head and "# commit: abc" in head
+    assert len(list(csv.DictReader(lines[len(head) :]))) == len(result["rows"])
     run.main([str(tmp_path), "--suite", "tiny", "--estimator", "gae", "--quick", "--budget", "0"])
     result = files.read(tmp_path / "bench_tiny_gae.json")
     assert result["rows"] == [] and len(result["skipped"]) == 8 and result["skipped"][0] == "gae 5x16 env-major float32"
+
+
+def test_results_name_a_commit_that_holds_what_was_measured(tmp_path, monkeypatch, capsys):
+    """Results and pages themselves may differ from it."""
+    monkeypatch.setattr("rl_triton_core.system_info.commit", lambda: "abc-dirty")
+    monkeypatch.setattr(files, "differs", lambda: False)
+    parse = files.parser("").parse_args
+    assert files.system(None)["commit"] == "abc" and parse([str(files.RESULTS / "cpu")]).commit is None
+    monkeypatch.setattr(files, "differs", lambda: True)
+    assert files.system(None)["commit"] == "abc-dirty" and files.system("def")["commit"] == "def"
+    assert parse([str(tmp_path)]).commit is None and parse([str(files.RESULTS), "--commit", "def"]).commit == "def"
+    with pytest.raises(SystemExit):
+        parse([str(files.RESULTS / "cpu")])
+    assert "--commit: got none" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+@pytest.mark.parametrize(
+    ("path", "differs"), [("docs/a.md", False), ("benchmarks/results/cpu/a.json", False), ("a.py", True)]
+)
+def test_what_a_commit_does_not_hold(path, differs, tmp_path, monkeypatch):
+    def git(*arguments):
+        subprocess.run(
+            ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b", *arguments], check=True
+        )
+
+    file = tmp_path / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("1")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "a")
+    monkeypatch.setattr(files, "ROOT", tmp_path)
+    assert not files.differs()
+    file.write_text("2")
+    assert files.differs() is differs
 
 
 # --- what is concluded ------------------------------------------------------------------------------------------------
@@ -299,7 +354,9 @@ def test_compare_names_the_regression(tmp_path, capsys):
     for path, rows in zip(paths, (old, new), strict=True):
         path.write_text(json.dumps({"rows": rows}))
     assert compare.main(list(map(str, paths))) == 1
-    named = [line for line in capsys.readouterr().out.splitlines() if line.startswith("regression")]
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("not in")] == [f"not in the new file: ours on {gone}"]
+    named = [line for line in lines if line.startswith("regression")]
     assert len(named) == 1 and "device" in named[0] and "gae 2x8" in named[0] and "1.200" in named[0]
     assert compare.main([*map(str, paths), "--threshold", "1.3"]) == 0
     paths[1].write_text(json.dumps({"rows": [row(quick, "ours", None, None, "wrong")]}))
@@ -324,6 +381,32 @@ def test_targets_of_means(tmp_path):
     results = write(tmp_path, "sweep", rows)
     assert verdict("flat_mean", results).status == "reached"
     assert verdict("flat_each", results).status == "missed"
+
+
+def test_targets_of_lengths(tmp_path):
+    """Per byte on longer rows; and against the kernel that holds a row, if one does."""
+    shortest, *longer = SUITES["retrace_long"].workloads
+
+    def at(factor):
+        rows = [
+            row(w, "ours", 1.0, bytes_moved(w) / 1e6 * (1.0 if w is shortest else factor)) for w in (shortest, *longer)
+        ]
+        return write(tmp_path, "retrace_long", rows)
+
+    assert (
+        verdict("retrace_length", at(0.9)).status == "reached" and "4 of 4" in verdict("retrace_length", at(0.9)).number
+    )
+    assert verdict("retrace_length", at(1.1)).status == "missed"
+    others = {"flat_triton": 30.0, "blocks_triton": 13.0}
+    chosen = [w for w in SUITES["long"].workloads if w.layout == "env-major"]
+    rows = [row(w, "ours", 1.0, 1.0) for w in chosen]
+    rows += [
+        row(w, arm, 1.0, x if w.num_steps <= 131072 or arm == "blocks_triton" else None)
+        for w in chosen
+        for arm, x in others.items()
+    ]
+    found = verdict("long_flat", write(tmp_path, "long", rows))
+    assert found.status == "reached" and "13.00× at the worst" in found.number and "8 of 8" in found.number
 
 
 def test_targets_of_bytes(tmp_path):
@@ -379,6 +462,8 @@ def test_the_page_says_what_is_missed_and_why(tmp_path):
     notes = {"cuda_rows": "because", "flat_mean": "never shown"}
     page = speed_page.page(gpu, cpu, None, notes)
     assert "**missed**" in page and "because" in page and "never shown" not in page
+    assert speed_page.NO_EVIDENCE not in page
+    assert speed_page.NO_EVIDENCE in speed_page.page(gpu, cpu, None, {}), "a missed target says that nothing says why"
     assert page.count(speed_page.NOT_YET) == 8, "one section of nine has results"
     assert "5.0 / 4.0" in page and "plots/rows.svg" in page and "plots/sweep.svg" not in page
     reached = write(tmp_path / "gpu", "rows", [{**x, "full": 9.0} if x["provider"] == "cuda_rows" else x for x in rows])

@@ -121,3 +121,11 @@ def test_first_calls_with_and_without_what_was_compiled(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "RESULTS", tmp_path)
     page = report.first_call_section(report.read("cpu/first_call.json"))
     assert "| `gae` | 350.0 | 7000.0 | 600.0 | 2.0 |" in page
+
+
+def test_a_missed_target_has_its_reason():
+    """Measured and missed: benchmarks/notes.json says why."""
+    results, _, sb3 = report.speed_page.load(report.RESULTS)
+    verdicts = {key: target.judge(results, sb3) for key, target in report.speed_page.TARGETS.items()}
+    notes = report.files.read(ROOT / "benchmarks" / "notes.json")
+    assert {key for key, found in verdicts.items() if found.status == "missed"} <= notes.keys() <= verdicts.keys()

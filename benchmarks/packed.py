@@ -1,15 +1,18 @@
-"""Time sequences laid end to end (cu_seqlens) against the same ones padded and masked; write the times to a folder.
+"""Time sequences laid end to end (cu_seqlens) against the same ones padded; write the times to a folder.
 
     python benchmarks/packed.py FOLDER [--commit HASH]
 
-Runs on a GPU if there is one, else on the CPU. Both arms have the same real steps; before timing, their results must
-agree. On the CPU the times are of full calls; on a GPU they are of the device (benchmarks/harness.py says how).
-Writes packed_BACKEND.json: the minimum of medians in microseconds.
+Runs on a GPU if there is one, else on the CPU. All arms have the same real steps; padded rows have a mask, and where
+all sequences are equally long there is an arm without. Before timing, results must agree. Times are of full calls, and
+on a GPU of the device too (benchmarks/harness.py says how).
+Writes packed_BACKEND.json: minima of medians in microseconds.
 """
 
 from __future__ import annotations
 
 import sys
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import rl_triton_core as ours
 from benchmarks import files, harness
 from benchmarks.harness import Call
+from benchmarks.workloads import ESTIMATORS as WORKLOADS
+from benchmarks.workloads import Workload, draw
 from rl_triton_core.testing import assert_close
 
 LENGTHS = {
@@ -33,11 +38,15 @@ LENGTHS = {
 """Number of sequences, and the bounds of their lengths."""
 
 
-def main() -> None:
-    options = files.parser(__doc__).parse_args()
+ESTIMATORS = ("gae", "vtrace", "retrace", "lambda_returns", "discounted_returns", "prefix_sum")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure all sequences with all estimators that take them end to end."""
+    options = files.parser(__doc__).parse_args(arguments)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     backend = {"cuda": "triton", "cpu": "cpu"}[device]
-    rows = [measure(name, estimator, device) for name in LENGTHS for estimator in ("gae", "vtrace", "lambda_returns")]
+    rows = [measure(*choice, device) for choice in product(LENGTHS, ESTIMATORS)]
     head = {"system": files.system(options.commit), "backend": backend, "protocol": harness.PLANS[device]._asdict()}
     files.write(options.folder / f"packed_{backend}.json", head, rows=rows)
     for row in rows:
@@ -48,38 +57,54 @@ def measure(name: str, estimator: str, device: str) -> dict[str, Any]:
     """One set of sequences and one estimator, packed and padded."""
     number, least, most = LENGTHS[name]
     lengths = np.random.default_rng(0).integers(least, most + 1, number)
-    offsets = torch.tensor([0, *np.cumsum(lengths)], device=device)
     mask = torch.arange(int(lengths.max()), device=device) < torch.as_tensor(lengths, device=device)[:, None]
-    rewards, values, log_ratios = torch.randn(3, int(lengths.sum()), device=device)
-    ends = torch.rand(len(rewards), device=device) < 1e-3
-    extra = {"log_ratios": 0.1 * log_ratios} if estimator == "vtrace" else {}
-    function = getattr(ours, f"compute_{estimator}")
-    flat = {"rewards": rewards, "values": values, "terminated": ends, **extra}
-    padded = {key: torch.zeros(mask.shape, dtype=x.dtype, device=device) for key, x in flat.items()}
-    for key, x in flat.items():
-        padded[key][mask] = x
-    arms: dict[str, Call] = {
-        "packed": lambda: function(**flat, cu_seqlens=offsets, bootstrap_values=0.0),
-        "padded": lambda: function(**padded, mask=mask, bootstrap_values=0.0),
-    }
-    got, want = arms["packed"](), arms["padded"]()
-    got, want = (x if isinstance(x, torch.Tensor) else x[0] for x in (got, want))
-    assert_close(got.cpu(), want[mask].cpu().double())
-    times = take_turns(arms, device)
+    arms = calls(estimator, lengths, mask)
+    got, *others = (first(call()) for call in arms.values())
+    for want in others:
+        assert_close(got.cpu(), want[mask].cpu().double())
+    times = harness.measure(arms, harness.clock_for(device), harness.PLANS[device])
+    full, on_device = ({arm: smallest(getattr(x, kind)) for arm, x in times.items()} for kind in ("full", "device"))
+    microseconds = on_device if device == "cuda" else full
     return {
         "sequences": name,
         "estimator": estimator,
-        "steps": len(rewards),
+        "steps": int(lengths.sum()),
         "padded_steps": mask.numel(),
-        "microseconds": times,
-        "padded_over_packed": round(times["padded"] / times["packed"], 3),
+        "microseconds": microseconds,
+        "full_microseconds": full,
+        "padded_over_packed": round(microseconds["padded"] / microseconds["packed"], 3),
     }
 
 
-def take_turns(arms: dict[str, Call], device: str) -> dict[str, float]:
-    """Microseconds per call: of the device on a GPU, in full on a CPU."""
-    times = harness.measure(arms, harness.clock_for(device), harness.PLANS[device])
-    return {name: round(min(found.device or found.full), 2) for name, found in times.items()}
+def calls(estimator: str, lengths: Any, mask: torch.Tensor) -> dict[str, Call]:
+    """The arms: the same sequences end to end, as rows under a mask, and without one where they are equally long."""
+    spec = WORKLOADS[estimator]
+    flat = {key: x[0] for key, x in draw(Workload(estimator, 1, int(lengths.sum())), mask.device.type).items()}
+    if spec.bootstraps:
+        flat["bootstrap_values"] = torch.zeros(len(lengths), device=mask.device)
+    rows = {key: x if key == "bootstrap_values" else padded(x, mask) for key, x in flat.items()}
+    function = getattr(ours, spec.function)
+    offsets = torch.tensor([0, *np.cumsum(lengths)], device=mask.device)
+    arms = {"packed": partial(function, **flat, cu_seqlens=offsets), "padded": partial(function, **rows, mask=mask)}
+    return arms | ({"unmasked": partial(function, **rows)} if mask.all() else {})
+
+
+def padded(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Steps end to end as rows."""
+    rows = x.new_zeros((*mask.shape, *x.shape[1:]))
+    rows[mask] = x
+    return rows
+
+
+def first(results: Any) -> torch.Tensor:
+    """The first of an estimator's results."""
+    result: torch.Tensor = results if isinstance(results, torch.Tensor) else results[0]
+    return result
+
+
+def smallest(medians: list[float]) -> float | None:
+    """The minimum, if there are any."""
+    return round(min(medians), 2) if medians else None
 
 
 if __name__ == "__main__":

@@ -169,6 +169,9 @@ first of a burst finds the caches as the other arms left them, as in training, a
 {table([*head, "stock / adapter", "first of a burst", "aim"], lines)}"""
 
 
+PACKED_ARMS = ("packed", "padded", "unmasked")
+
+
 def packed_section(result: Row) -> str:
     """Sequences end to end against padded ones."""
     lines = [
@@ -177,20 +180,30 @@ def packed_section(result: Row) -> str:
             f"`{row['estimator']}`",
             f"{row['steps']}",
             f"{row['padded_steps']}",
-            *(f"{row['microseconds'][name]:.1f}" for name in ("packed", "padded")),
+            *(packed_times(row, arm) for arm in PACKED_ARMS),
             f"{row['padded_over_packed']:.2f}",
         ]
         for row in result["rows"]
     ]
-    what = "full calls" if result["backend"] == "cpu" else "time on the device, from a replayed graph"
+    both = result["backend"] != "cpu" and "full_microseconds" in result["rows"][0]
+    what = "full calls" if result["backend"] == "cpu" else "full call / " * both + "time on the device, replayed"
+    head = ["sequences (length)", "", "steps", "padded steps", "packed", "masked", "without a mask", "masked / packed"]
     return f"""\
 ## Sequences end to end, backend `{result["backend"]}`
 
 {machine(result["system"])}
 
-The same sequences with `cu_seqlens` and as padded rows under a mask; {what}.
+The same sequences with `cu_seqlens`, as padded rows under a mask, and where all are equally long without one; {what}.
 
-{table(["sequences (length)", "", "steps", "padded steps", "packed", "padded", "padded / packed"], lines)}"""
+{table(head, lines)}"""
+
+
+def packed_times(row: Row, arm: str) -> str:
+    """Those of an arm that there are: on a GPU of the full call and of the device."""
+    kinds = [row["microseconds"]]
+    if row.get("full_microseconds", row["microseconds"]) != row["microseconds"]:
+        kinds.insert(0, row["full_microseconds"])
+    return " / ".join(f"{times[arm]:.1f}" for times in kinds if arm in times) or "–"
 
 
 def first_call_section(result: Row) -> str:

@@ -129,3 +129,25 @@ def test_a_missed_target_has_its_reason():
     verdicts = {key: target.judge(results, sb3) for key, target in report.speed_page.TARGETS.items()}
     notes = report.files.read(ROOT / "benchmarks" / "notes.json")
     assert {key for key, found in verdicts.items() if found.status == "missed"} <= notes.keys() <= verdicts.keys()
+
+
+def test_sequences_end_to_end_and_padded(tmp_path, monkeypatch):
+    """The arms agree, which the script checks; the page shows the times that there are."""
+    pytest.importorskip("numba")
+    packed = script("packed")
+    monkeypatch.setattr(packed, "LENGTHS", {"3 of 1-9": (3, 1, 9), "2 of 4": (2, 4, 4)})
+    monkeypatch.setattr(packed, "ESTIMATORS", ["discounted_returns"])
+    monkeypatch.setattr(packed.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setitem(packed.harness.PLANS, "cpu", packed.harness.Plan(1, 1, 1))
+    packed.main([str(tmp_path), "--commit", "abc"])
+    result = report.files.read(tmp_path / "packed_cpu.json")
+    ragged, equal = result["rows"]
+    assert set(ragged["microseconds"]) == {"packed", "padded"} and set(equal["microseconds"]) == {*report.PACKED_ARMS}
+    for backend, device, shown in (("cpu", 20.0, "20.0"), ("triton", 10.0, "20.0 / 10.0")):
+        result["backend"] = backend
+        for row in result["rows"]:
+            row["full_microseconds"] = dict.fromkeys(row["full_microseconds"], 20.0)
+            row["microseconds"] = dict.fromkeys(row["microseconds"], device)
+        page = report.packed_section(result)
+        assert f"| 2 of 4 | `discounted_returns` | 8 | 8 | {shown} | {shown} | {shown} |" in page
+        assert f"{shown} | {shown} | – |" in page, "no row without a mask where lengths differ"

@@ -26,7 +26,7 @@ INTERPRETED := env TRITON_INTERPRET=1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint type test-interpreted test-aot test-independent test-rllib mutants format docs gpu-test tune accuracy speed bench end-to-end report \
+.PHONY: help demo example example-rllib test lint type test-interpreted test-aot test-independent test-rllib mutants format docs gpu-test tune accuracy speed bench end-to-end report \
 	lower-bounds clean distclean
 
 help: ## Show this list
@@ -34,6 +34,12 @@ help: ## Show this list
 
 demo: $(READY) ## Train PPO on CartPole twice, stock and ours, and compare (figure in DEMO_OUTPUT)
 	$(PY) examples/ppo_sb3.py --compare --output $(DEMO_OUTPUT)
+
+example: $(READY) ## Run an example: make example RUN="ppo_cleanrl.py --target-return 475"
+	$(PY) examples/$(RUN)
+
+example-rllib: $(RLLIB_READY) ## Run one of RLlib: make example-rllib RUN=ppo_rllib.py (downloads Ray)
+	$(VENV_RLLIB)/bin/python examples/$(RUN)
 
 test: MUTANTS = --tested
 test: lint type test-interpreted test-aot mutants ## Everything a machine without a GPU can check; what CI runs
@@ -134,5 +140,5 @@ $(RLLIB_READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV_RLLIB)
 	$(PIP_RLLIB) install --upgrade "pip>=23.1"
 	$(PIP_RLLIB) install "$(TORCH)"
-	$(PIP_RLLIB) install -c constraints.txt -e ".[rllib,cleanrl]" hypothesis pytest
+	$(PIP_RLLIB) install -c constraints.txt -e ".[rllib]" hypothesis pytest
 	@touch $@

@@ -1,9 +1,10 @@
 """PPO on CartPole-v1 with Stable-Baselines3, the advantages computed by rl_triton_core.
 
-    python examples/ppo_sb3.py --advantages triton             train one agent; the swap is one line, see new_agent()
+    python examples/ppo_sb3.py                                 --advantages triton is the default
+    python examples/ppo_sb3.py --advantages stock              Stable-Baselines3's own; new_agent() has the swap
     python examples/ppo_sb3.py --compare --output build/demo   train both from one seed, compare agents and time
 
-Both train on the CPU, where they must end up equal in every bit; --device cuda trains their networks on a GPU.
+On the CPU both must end up equal in every bit; --device cuda trains their networks on a GPU.
 """
 
 import argparse
@@ -16,7 +17,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
@@ -26,12 +26,13 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.logger import configure
 from stable_baselines3.common.utils import get_device, safe_mean
 
 from rl_triton_adapters.sb3 import TritonRolloutBuffer
 from rl_triton_core.system_info import system_info
 
-SOLVED, EVALUATION_EPISODES, NUM_ENVS = 475.0, 20, 8
+ENV_ID = "CartPole-v1"
 BUFFERS: dict[str, type[RolloutBuffer]] = {"stock": RolloutBuffer, "triton": TritonRolloutBuffer}
 LABELS = {"stock": "Stable-Baselines3", "triton": "rl_triton_core"}
 PHASES = ("rollout", "advantages", "update", "rest")
@@ -115,7 +116,7 @@ class Run:
 def new_agent(advantages: str, args: argparse.Namespace) -> TimedPPO:
     return TimedPPO(
         "MlpPolicy",
-        make_vec_env("CartPole-v1", NUM_ENVS, seed=args.seed),
+        make_vec_env(ENV_ID, args.num_envs, seed=args.seed),
         rollout_buffer_class=timed(BUFFERS[advantages]),  # in your own code: rollout_buffer_class=TritonRolloutBuffer
         n_steps=256,
         batch_size=256,
@@ -123,7 +124,6 @@ def new_agent(advantages: str, args: argparse.Namespace) -> TimedPPO:
         clip_range=falling(0.2),
         seed=args.seed,
         device=args.device,
-        tensorboard_log=args.tensorboard,
     )
 
 
@@ -135,15 +135,15 @@ def parameter_digest(agent: PPO) -> str:
 
 
 def train(advantages: str, args: argparse.Namespace) -> Run:
-    print(f"\nTraining with the advantages of {LABELS[advantages]}, seed {args.seed}, {args.timesteps} steps")
+    print(f"\nTraining with the advantages of {LABELS[advantages]}, seed {args.seed}, {args.total_timesteps} steps")
     agent, curve = new_agent(advantages, args), LearningCurve()
+    agent.set_logger(configure(f"{args.log_dir}/{ENV_ID}__ppo_sb3__{advantages}__{args.seed}", ["tensorboard"]))
     start = perf_counter()
-    agent.learn(args.timesteps, callback=curve, tb_log_name=advantages, progress_bar=True)
+    agent.learn(args.total_timesteps, callback=curve, progress_bar=not args.quiet)
     total = perf_counter() - start
-    evaluation_env = make_vec_env("CartPole-v1", 1, seed=args.seed + 1000)
-    evaluation, spread = evaluate_policy(agent, evaluation_env, EVALUATION_EPISODES, deterministic=True)
-    print(f"  evaluation: mean return {evaluation:.1f} +- {spread:.1f} over {EVALUATION_EPISODES} episodes", end=", ")
-    print(f"{'solved' if evaluation >= SOLVED else 'NOT solved'} (the mark is {SOLVED:.0f})")
+    evaluation_env = make_vec_env(ENV_ID, 1, seed=args.seed + 1000)
+    evaluation, spread = evaluate_policy(agent, evaluation_env, args.evaluation_episodes, deterministic=True)
+    print(f"evaluation: mean return {evaluation:.1f} +- {spread:.1f} over {args.evaluation_episodes} episodes")
     seconds = {"advantages": agent.rollout_buffer.seconds, "update": sum(agent.updating)}
     seconds["rollout"] = sum(agent.collecting) - seconds["advantages"]
     seconds["rest"] = total - sum(seconds.values())
@@ -158,7 +158,7 @@ def warm_up(args: argparse.Namespace) -> float:
     start = perf_counter()
     buffer.compute_returns_and_advantage(torch.zeros(2, 1), np.zeros(2, dtype=bool))
     seconds = perf_counter() - start
-    new_agent("stock", argparse.Namespace(**vars(args) | {"tensorboard": None})).learn(1)
+    new_agent("stock", args).learn(1)
     return seconds
 
 
@@ -197,9 +197,9 @@ end to end:      {result["end_to_end_ratio"]:.4f}x measured: {verdict}
                  work in both runs, vary by {result["seconds_of_noise"]:.2f} s)""")
 
 
-def draw_curves(axes: Any, runs: dict[str, Run], result: dict[str, Any]) -> None:
-    axes.axhline(SOLVED, color=GREEN, linestyle=":", linewidth=1.5)
-    axes.text(0, SOLVED + 6, f"solved ({SOLVED:.0f})", color=GREEN, va="bottom")
+def draw_curves(axes: Any, runs: dict[str, Run], result: dict[str, Any], solved: float) -> None:
+    axes.axhline(solved, color=GREEN, linestyle=":", linewidth=1.5)
+    axes.text(0, solved + 6, f"solved ({solved:.0f})", color=GREEN, va="bottom")
     styles = ({"color": GREY, "linewidth": 6}, {"color": ORANGE, "linewidth": 1.8, "linestyle": "--"})
     for (name, run), style in zip(runs.items(), styles, strict=True):
         steps, returns = zip(*run.curve, strict=True)
@@ -214,27 +214,26 @@ def draw_shares(axes: Any, runs: dict[str, Run], result: dict[str, Any]) -> None
         left = 0.0
         for phase, colour in zip(PHASES, (BLUE, ORANGE, "#86bbd8", GREY), strict=True):
             width = 100 * run.share[phase]
+            middle = left + width / 2
             axes.barh(row, width, left=left, color=colour, height=0.5)
             if phase == "advantages":
                 line = {"arrowstyle": "-", "color": ORANGE}
-                at = {"xy": (left + width / 2, row - 0.25), "xytext": (left + width / 2, row - 0.42)}
-                axes.annotate(
-                    f"advantages {width:.2f} %", **at, arrowprops=line, color=ORANGE, ha="center", va="center"
-                )
+                at = {"xy": (middle, row - 0.25), "xytext": (middle, row - 0.42), "arrowprops": line}
+                axes.annotate(f"advantages {width:.2f} %", **at, color=ORANGE, ha="center", va="center")
             elif width > 8:
                 text = {"color": "white" if phase == "rollout" else "black", "ha": "center", "va": "center"}
-                axes.text(left + width / 2, row, f"{phase}\n{width:.1f} %", **text)
+                axes.text(middle, row, f"{phase}\n{width:.1f} %", **text)
             left += width
     axes.set(xlabel="share of training time, %", xlim=(0, 100), ylim=(1.5, -0.6))
     axes.set_yticks(range(len(runs)), [f"{LABELS[name]}\n{run.total:.1f} s" for name, run in runs.items()])
     axes.set_title(f"Where the time goes (Amdahl's bound: {result['amdahl_bound']:.3f}x)")
 
 
-def draw(runs: dict[str, Run], result: dict[str, Any], path: Path) -> None:
-    matplotlib.use("Agg")
+def draw(runs: dict[str, Run], result: dict[str, Any], solved: float, path: Path) -> None:
+    plt.switch_backend("Agg")
     plt.rcParams.update({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False})
     figure, (curves, shares, step) = plt.subplots(1, 3, figsize=(15, 4.8), width_ratios=[1.25, 1.25, 0.95], dpi=130)
-    draw_curves(curves, runs, result)
+    draw_curves(curves, runs, result, solved)
     draw_shares(shares, runs, result)
     names, heights = list(LABELS.values()), [run.milliseconds_per_call for run in runs.values()]
     step.bar_label(step.bar(names, heights, color=[GREY, ORANGE], width=0.55), fmt="%.3f ms", padding=3)
@@ -252,17 +251,21 @@ def say_what_is_used(device: str) -> None:
         print("The GPU stays idle: on the CPU the two agents can be compared bit for bit (--device cuda uses it).")
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--advantages", choices=list(BUFFERS), default="triton", help="train one agent, with this step")
+    what.add_argument("--advantages", choices=list(BUFFERS), default="triton", help="who computes them")
     what.add_argument("--compare", action="store_true", help="train with both, and compare")
     parser.add_argument("--output", type=Path, default=Path("build/demo"), help="where --compare writes its figure")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--timesteps", type=int, default=150_000)
+    parser.add_argument("--total-timesteps", type=int, default=150_000)
+    parser.add_argument("--num-envs", type=int, default=8)
     parser.add_argument("--device", default="cpu", help="where the networks train; bitwise equality needs the CPU")
-    parser.add_argument("--tensorboard", help="folder for TensorBoard logs (needs tensorboard installed)")
-    return parser.parse_args()
+    parser.add_argument("--evaluation-episodes", type=int, default=20)
+    parser.add_argument("--target-return", type=float, default=475.0, help="exit with status 1 if below")
+    parser.add_argument("--log-dir", default="runs", help="where the TensorBoard logs go")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    return parser.parse_args(arguments)
 
 
 def main() -> int:
@@ -271,18 +274,18 @@ def main() -> int:
     torch.set_num_threads(1)  # networks this small lose time to more
     say_what_is_used(args.device)
     if not args.compare:
-        return 0 if train(args.advantages, args).evaluation >= SOLVED else 1
+        return 0 if train(args.advantages, args).evaluation >= args.target_return else 1
 
     first_call = warm_up(args)
     runs = {name: train(name, args) for name in BUFFERS}
     result = {"first_call_seconds": first_call} | compare(runs["stock"], runs["triton"])
     print_comparison(runs, result)
     args.output.mkdir(parents=True, exist_ok=True)
-    draw(runs, result, args.output / "ppo_sb3.png")
+    draw(runs, result, args.target_return, args.output / "ppo_sb3.png")
     record = {"result": result, "runs": {name: vars(run) | {"share": run.share} for name, run in runs.items()}}
     record |= {"arguments": vars(args) | {"output": str(args.output)}, "system": system_info()}
     (args.output / "ppo_sb3.json").write_text(json.dumps(record, indent=2) + "\n")
-    solved, equal = all(run.evaluation >= SOLVED for run in runs.values()), result["bitwise_equal"]
+    solved, equal = all(run.evaluation >= args.target_return for run in runs.values()), result["bitwise_equal"]
     print(f"\nfigure and numbers: {args.output}/ppo_sb3.png, {args.output}/ppo_sb3.json")
     print(f"both agents solved: {'yes' if solved else 'no'}")
     print(f"bitwise equal: {'yes' if equal else 'no'}")

@@ -111,6 +111,20 @@ def gae(i: Inputs, dim: int, lambda_: float, scan: Scan) -> tuple[Tensor, ...]:
     return (scan(delta, GAMMA * lambda_ * goes_on(i, dim).to(delta.dtype), dim, True),)
 
 
+def gae_with_returns(i: Inputs, dim: int, lambda_: float, scan: Scan) -> tuple[Tensor, ...]:
+    """A, and the targets A + V."""
+    (advantages,) = gae(i, dim, lambda_, scan)
+    return advantages, advantages + i["values"]
+
+
+def gae_masked(i: Inputs, dim: int, lambda_: float, scan: Scan) -> tuple[Tensor, ...]:
+    """A of the row without its masked steps, for which the others are moved to the end; 0 where masked."""
+    order = i["mask"].byte().argsort(dim=dim, stable=True)
+    moved = {name: x.gather(dim, order) if x.ndim == 2 else x for name, x in i.items()}
+    (advantages,) = gae(moved, dim, lambda_, scan)
+    return (torch.zeros_like(advantages).scatter(dim, order, advantages.where(moved["mask"], 0.0)),)
+
+
 def vtrace(i: Inputs, dim: int, lambda_: float, scan: Scan) -> tuple[Tensor, ...]:
     """Espeholt 2018 with all clips at 1: D[t] = ρ·(r + γ·NV − V) + γ·c·D[t+1], targets V + D, and advantages."""
     rho = (i["target_log_probs"] - i["behaviour_log_probs"]).exp().clamp(max=1)
@@ -159,6 +173,8 @@ def prefix_sum(i: Inputs, dim: int, lambda_: float, scan: Scan) -> tuple[Tensor,
 
 EQUATIONS = {
     "gae": gae,
+    "gae_with_returns": gae_with_returns,
+    "gae_masked": gae_masked,
     "vtrace": vtrace,
     "retrace": retrace,
     "lambda_returns": lambda_returns,

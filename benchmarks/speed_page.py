@@ -38,6 +38,7 @@ def page(gpu: Results, cpu: Results, sb3: files.Row | None, notes: dict[str, str
         ("long", "Long rows", lambda: long_rows(gpu)),
         ("large", "Large windows", lambda: large(gpu)),
         ("bf16", "bfloat16 inputs", lambda: other(gpu, "bf16")),
+        ("variants", "GAE with value targets, and with a mask", lambda: other(gpu, "variants")),
         ("huge", "More than 2³¹ elements", lambda: other(gpu, "huge")),
     ]
     parts = [head(), targets(gpu, sb3, notes)]
@@ -61,9 +62,10 @@ the files say. Arms take turns, and each must agree with a float64 loop on the s
 device time; the bandwidth is that of a large elementwise copy in the same run. Small windows stay in the cache and may
 beat it, and so may bootstrap values, of which only those at cuts need to be read.
 
-Inputs are float32 with flags as bool; GAE without its value targets; V-Trace with both results; Retrace with both, from
-log-probabilities and four actions' probabilities and values. *Truncated*: with truncation flags, and where values are
-bootstrapped one bootstrap value per step. *Not replayed*: validated and built anew, as the first of like calls is.
+Inputs are float32 with flags as bool; GAE without its value targets unless it says so; V-Trace with both results;
+Retrace with both, from log-probabilities and four actions' probabilities and values. *Truncated*: with truncation flags,
+and where values are bootstrapped one bootstrap value per step. *Not replayed*: validated and built anew, as the first of
+like calls is.
 
 Arms: *loop*, a Python loop over PyTorch tensors; *compiled scan*, `torch.compile` of a doubling scan; *flat Triton*, a
 program per row with the whole row in one associative scan, launched the ordinary way (a time-major window is

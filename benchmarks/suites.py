@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from itertools import product
 from typing import NamedTuple
 
-from benchmarks.workloads import ESTIMATORS, LAYOUTS, Workload
+from benchmarks.workloads import ESTIMATORS, LAYOUTS, VARIANTS, Workload
 
 Shape = tuple[int, int]
 
@@ -86,6 +86,7 @@ SUITES = {
     ),
     "large": Suite(workloads(LARGE_SHAPES), ("ours", "ours_out")),
     "bf16": Suite(workloads([HEADLINE, (16384, 512)], dtype="bfloat16"), ("ours", "ours_out")),
+    "variants": Suite(workloads([HEADLINE, LONG_SHAPES[0]], VARIANTS, ENV_MAJOR), ("ours", "ours_out")),
     "huge": Suite(
         (
             Workload("prefix_sum", *HUGE_SHAPE, dtype="bfloat16"),

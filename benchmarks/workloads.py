@@ -10,8 +10,8 @@ Inputs = dict[str, torch.Tensor]
 
 GAMMA = 0.99
 ACTIONS = 4
-FLAGS = {"terminated": 0.02, "truncated": 0.01, "dones": 0.02}
-"""Departure flags, bool, and how often they are set."""
+FLAGS = {"terminated": 0.02, "truncated": 0.01, "dones": 0.02, "mask": 0.9}
+"""Flags, bool, and how often they are set."""
 PER_ACTION = ("next_action_probs", "next_q_values")
 LAYOUTS = ("env-major", "time-major")
 
@@ -45,6 +45,11 @@ ESTIMATORS = {
     ),
     "prefix_sum": Estimator("compute_episodic_prefix_sum", ("x", "dones"), 1, bootstraps=False, truncates=False),
 }
+VARIANTS = {
+    "gae_with_returns": Estimator("compute_gae", ("rewards", "values", "terminated"), 2, lambda_=0.95),
+    "gae_masked": Estimator("compute_gae", ("rewards", "values", "terminated", "mask"), 1, lambda_=0.95),
+}
+"""What is measured at few shapes, and by itself."""
 
 
 class Workload(NamedTuple):
@@ -60,7 +65,7 @@ class Workload(NamedTuple):
     @property
     def spec(self) -> Estimator:
         """What is computed."""
-        return ESTIMATORS[self.estimator]
+        return ESTIMATORS.get(self.estimator) or VARIANTS[self.estimator]
 
     @property
     def time_dim(self) -> int:

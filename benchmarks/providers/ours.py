@@ -17,8 +17,8 @@ def arm(workload: Workload, inputs: Inputs) -> partial[Any]:
     """The results are allocated by the call."""
     spec = workload.spec
     options: dict[str, Any] = {"time_dim": workload.time_dim, **inputs}
-    if workload.estimator == "gae":
-        options["compute_returns"] = False
+    if spec.function == "compute_gae":
+        options["compute_returns"] = spec.outputs == 2
     if workload.estimator != "prefix_sum":
         options["gamma"] = GAMMA
     if spec.lambda_ is not None:
@@ -36,5 +36,9 @@ def with_out(workload: Workload, inputs: Inputs) -> Call:
     """The results go into tensors that are there."""
     like = inputs[workload.spec.inputs[0]]
     results = [torch.empty_like(like, dtype=torch.float32) for _ in range(workload.spec.outputs)]
-    pair = {"gae": (results[0], None), "vtrace": tuple(results), "retrace": tuple(results)}
-    return partial(arm(workload, inputs), out=pair.get(workload.estimator, results[0]))
+    out = (*results, None)[:2] if workload.spec.function in PAIRS else results[0]
+    return partial(arm(workload, inputs), out=out)
+
+
+PAIRS = ("compute_gae", "compute_vtrace", "compute_retrace")
+"""The functions that have two results."""

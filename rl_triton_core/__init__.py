@@ -17,6 +17,7 @@ from rl_triton_core.estimators.traces import compute_episodic_prefix_sum as comp
 from rl_triton_core.estimators.vtrace import VTraceOutput as VTraceOutput
 from rl_triton_core.estimators.vtrace import compute_vtrace as compute_vtrace
 from rl_triton_core.normalization import normalize_advantages as normalize_advantages
+from rl_triton_core.tuning import tune as tune
 
 __all__ = [
     "BackendUnavailableError",
@@ -36,4 +37,5 @@ __all__ = [
     "compute_vtrace",
     "linear_recurrence",
     "normalize_advantages",
+    "tune",
 ]

@@ -32,6 +32,8 @@ WHOLE = object()
 """In the place of results: the call is of this kind, but has to go the whole way."""
 STREAM = object()
 """Stands for the stream among a launcher's arguments."""
+KNOWN: list[dict[Any, list[Callable[..., Any]]]] = []
+"""The replays of every public function, by the names of its arguments."""
 
 
 class Launched(NamedTuple):
@@ -72,6 +74,7 @@ def replayed(function: Callable[P, R]) -> Callable[P, R]:
     """A public function whose calls on a GPU are replayed."""
     known: dict[Any, list[Callable[..., R | None]]] = {}
     once: set[int] = set()
+    KNOWN.append(known)
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -97,6 +100,12 @@ def replayed(function: Callable[P, R]) -> Callable[P, R]:
         return function(*args, **kwargs)
 
     return call
+
+
+def forget() -> None:
+    """Let every call go the whole way again."""
+    for known in KNOWN:
+        known.clear()
 
 
 def can_be_replayed(given: Iterable[Any]) -> bool:

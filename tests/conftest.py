@@ -7,6 +7,7 @@ import fcntl
 import importlib.util
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,7 +51,7 @@ def hasten_interpreter():
 
     from rl_triton_core.kernels import launch
 
-    launch.TABLE = SMALL
+    launch.settings = partial(launch.settings, table=SMALL)
     slow = interpreter.InterpretedFunction.__call__
 
     def fma(self, x, y, z):

@@ -17,6 +17,7 @@ from rl_triton_core.kernels import launch, scan
 from rl_triton_core.kernels.launch import Launch
 from rl_triton_core.recurrence import Expectation, Problem, Recurrence, Stream
 from rl_triton_core.replay import note
+from rl_triton_core.tuning import chosen
 
 INTERPRETED = isinstance(scan.scan, InterpretedFunction)
 MOST_ACTIONS = 16
@@ -43,7 +44,7 @@ def run(problem: Problem) -> None:
             "(the cpu and reference backends take float64)"
         )
     with on(problem.like.device):
-        for call in launches(problem, *settings(problem)):
+        for call in launches(problem, *chosen(problem, settings(problem))):
             kernel = scan.scan[call.grid](*call.arguments, **call.options)
             note(kernel, call.grid, call.arguments, call.folds)
 

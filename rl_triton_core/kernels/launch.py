@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 
@@ -28,8 +29,10 @@ class Limits(NamedTuple):
     """Inputs and flags per step, which a thread holds for all steps of its chunk."""
 
 
+Table = Mapping[str, Sequence[tuple[Limits, Launch]]]
+
 # For memory in which steps lie side by side, and for memory in which lanes do. The first row that fits is taken.
-TABLE = {
+TABLE: Table = {
     "env-major": (
         (Limits(steps=4), Launch(128, 1, 4, 4)),
         (Limits(steps=8), Launch(64, 2, 4, 4)),
@@ -69,9 +72,9 @@ WARPS = 132 * 16
 MAX_SEGMENTS = 512
 
 
-def settings(steps: int, lanes: int, streams: int, layout: str) -> Launch:
+def settings(steps: int, lanes: int, streams: int, layout: str, table: Table = TABLE) -> Launch:
     """The table's row for a window."""
-    return next(launch for limits, launch in TABLE[layout] if fits(limits, (steps, lanes, streams)))
+    return next(launch for limits, launch in table[layout] if fits(limits, (steps, lanes, streams)))
 
 
 def fits(limits: Limits, window: tuple[int, int, int]) -> bool:

@@ -1,0 +1,185 @@
+"""A search for the quickest launch on the GPU at hand, in place of the table's.
+
+Nothing is searched unless `tune` is called, or RL_TRITON_AUTOTUNE is 1 in the environment: then at the first call of
+each kind. What is found counts for calls of that kind in this process.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
+
+import torch
+
+from rl_triton_core.kernels.launch import WARPS, Launch, none_empty
+from rl_triton_core.replay import forget
+
+if TYPE_CHECKING:
+    from rl_triton_core.recurrence import Problem
+
+P = ParamSpec("P")
+
+Candidate = tuple[Launch, int]
+"""A launch, and the number of segments."""
+
+MOST_NUMBERS = 64
+"""The most numbers of a chunk that a thread is to hold."""
+CAPTURED, REPLAYS = 10, 5
+
+
+class Timing(NamedTuple):
+    """A launch, over how many segments time is split, and how long the device takes."""
+
+    launch: Launch
+    segments: int
+    microseconds: float
+
+
+class Search(threading.local):
+    """What this thread has timed since `tune` was called, None where it was not."""
+
+    timings: list[Timing] | None = None
+
+
+SEARCH = Search()
+FOUND: dict[Hashable, Candidate] = {}
+
+
+def tune(function: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> list[Timing]:
+    """Time every launch that a call on a GPU could have; calls of its kind then have the quickest, in this process.
+
+    A kind is an estimator, a shape, a layout, dtypes and which per-step tensors are given. Takes long where the kernels
+    are not on disk: dozens are compiled. Results may change in their last bits.
+
+    Args:
+        function: An estimator, such as `compute_gae`, or a function that calls one.
+        args: Its arguments.
+        kwargs: Its arguments by name.
+
+    Returns:
+        The launches that were timed, the quickest first.
+
+    Raises:
+        ValueError: The call launches nothing to choose for: its tensors are not on a GPU, it takes `cu_seqlens`, or a
+            CUDA graph is being captured.
+    """
+    forget()
+    SEARCH.timings = []
+    try:
+        function(*args, **kwargs)
+        timings = SEARCH.timings
+    finally:
+        SEARCH.timings = None
+    if not timings:
+        raise ValueError(
+            f"function: got a call of {function!r} that launches nothing to choose for, "
+            "expected an estimator's, of tensors on a GPU, without cu_seqlens and outside of CUDA graphs"
+        )
+    return timings
+
+
+def chosen(problem: Problem, settings: Candidate) -> Candidate:
+    """The launch that was found for a problem's kind, or is found now if that is asked for; else the table's."""
+    always = os.environ.get("RL_TRITON_AUTOTUNE") == "1"
+    if not (FOUND or always or SEARCH.timings is not None) or problem.cu_seqlens is not None:
+        return settings
+    kind = kind_of(problem)
+    wanted = SEARCH.timings is not None or (always and kind not in FOUND)
+    if wanted and not (problem.like.is_cuda and torch.cuda.is_current_stream_capturing()):
+        timings = timed(problem, settings)
+        if timings:
+            FOUND[kind] = timings[0][:2]
+        if SEARCH.timings is not None:
+            SEARCH.timings += timings
+    return FOUND.get(kind, settings)
+
+
+def kind_of(problem: Problem) -> Hashable:
+    """What problems have in common that have the same launch."""
+    from rl_triton_core.backends.triton import layout, per_step, streams
+
+    dtypes = tuple(x.dtype for x in per_step(problem))
+    masked = problem.mask is not None and problem.skip
+    return problem.recurrence, problem.shape, layout(problem), dtypes, streams(problem), masked, problem.like.device
+
+
+def timed(problem: Problem, settings: Candidate) -> list[Timing]:
+    """The table's launch and all others that a problem could have, the quickest first."""
+    from triton.runtime.errors import TritonError
+
+    from rl_triton_core.backends import triton as backend
+    from rl_triton_core.kernels.scan import scan
+
+    def call() -> None:
+        for made in backend.launches(problem, launch, segments):
+            scan[made.grid](*made.arguments, **made.options)
+
+    found = []
+    window = (*problem.shape[1:], backend.streams(problem), backend.layout(problem), problem.shape[0])
+    for launch, segments in dict.fromkeys([settings, *candidates(*window)]):
+        with suppress(RuntimeError, TritonError):  # it needs more than the GPU has
+            found.append(Timing(launch, segments, device_time(call)))
+    return sorted(found, key=lambda timing: timing.microseconds)
+
+
+def device_time(call: Callable[[], Any]) -> float:
+    """Microseconds on the device, from a graph of several calls."""
+    event: Any = torch.cuda.Event
+    start, end = event(enable_timing=True), event(enable_timing=True)
+    call()
+    graph = torch.cuda.CUDAGraph()
+    times: list[float] = []
+    with torch.cuda.graph(graph):
+        for _ in range(CAPTURED):
+            call()
+    for _ in range(1 + REPLAYS):
+        torch.cuda.synchronize()
+        start.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) * 1e3)
+    return statistics.median(times[1:]) / CAPTURED
+
+
+def candidates(steps: int, lanes: int, streams: int, layout: str, groups: int = 1) -> Iterator[Candidate]:
+    """Launches whose tiles are not much larger than the window, with as many segments as make sense."""
+    for unroll in (4, 8, 16):
+        if unroll > max(steps, 4) or unroll * streams > MOST_NUMBERS:
+            continue
+        for launch in env_major(unroll, steps) if layout == "env-major" else time_major(unroll):
+            if launch.block_lanes <= max(16, 2 * lanes) and launch.steps < 2 * max(steps, unroll):
+                for segments in segment_numbers(steps, groups * -(-lanes // launch.block_lanes), launch):
+                    yield launch, segments
+
+
+def env_major(unroll: int, steps: int) -> Iterator[Launch]:
+    """All of a warp's threads along the steps, as far as there are steps; or those of several warps."""
+    chunks = min(32, max(1, -(-steps // unroll)))
+    chunks = 1 << (chunks - 1).bit_length()
+    for warps in (1, 4, 8):
+        yield Launch(32 * warps // chunks, chunks, unroll, warps)
+    for warps in (4, 8):
+        yield Launch(1, 32 * warps, unroll, warps)
+
+
+def time_major(unroll: int) -> Iterator[Launch]:
+    """A warp's threads along the lanes, or some of them, and warps along the steps."""
+    for lanes in (16, 32):
+        for chunks in (1, 2, 4, 8, 16):
+            warps = lanes * chunks // 32
+            if 1 <= warps <= 8 and unroll * chunks > 4:
+                yield Launch(lanes, chunks, unroll, warps)
+
+
+def segment_numbers(steps: int, programs: int, launch: Launch) -> list[int]:
+    """None, and with few programs what keeps a GPU busy, and twice that."""
+    tiles = -(-steps // launch.steps)
+    warps = programs * launch.num_warps
+    wanted = {1} if steps <= 8192 else set()
+    wanted |= {min(tiles, 1024, x * WARPS // (2 * warps)) for x in (2, 4) if 4 * warps <= WARPS and tiles >= 8}
+    return sorted({none_empty(tiles, number) for number in wanted if number})

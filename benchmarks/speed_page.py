@@ -63,9 +63,9 @@ device time; the bandwidth is that of a large elementwise copy in the same run. 
 beat it, and so may bootstrap values, of which only those at cuts need to be read.
 
 Inputs are float32 with flags as bool; GAE without its value targets unless it says so; V-Trace with both results;
-Retrace with both, from log-probabilities and four actions' probabilities and values. *Truncated*: with truncation flags,
-and where values are bootstrapped one bootstrap value per step. *Not replayed*: validated and built anew, as the first of
-like calls is.
+Retrace with both, from log-probabilities and four actions' probabilities and values. *Truncated*: with truncation
+flags, and where values are bootstrapped one bootstrap value per step. *Not replayed*: validated and built anew, as the
+first of like calls is.
 
 Arms: *loop*, a Python loop over PyTorch tensors; *compiled scan*, `torch.compile` of a doubling scan; *flat Triton*, a
 program per row with the whole row in one associative scan, launched the ordinary way (a time-major window is

@@ -53,7 +53,8 @@ def from_papers(workload, inputs):
     arrays = {name: (x.movedim(dim, 1) if x.ndim > 1 else x).double().numpy() for name, x in inputs.items()}
     options = {"gamma": GAMMA, "lambda_": workload.spec.lambda_}
     if "bootstrap_values" in arrays:
-        arrays["bootstrap"] = oracles.dense_bootstrap(arrays.pop("bootstrap_values"), arrays["rewards"].shape)
+        edge = arrays.pop("bootstrap_values")
+        arrays["bootstrap"] = oracles.dense_bootstrap(edge, arrays["rewards"].shape, arrays.get("mask"))
     if "x" in arrays:
         options = {"decay": 1.0 if workload.estimator == "prefix_sum" else GAMMA * workload.spec.lambda_}
         arrays["terminated"] = arrays.pop("dones", arrays.get("terminated"))

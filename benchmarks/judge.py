@@ -70,7 +70,7 @@ def verdict(workload: Workload, masked: bool, rows: list[Row]) -> Verdict:
 def from_table(workload: Workload, masked: bool) -> tuple[Launch, int]:
     """The table's launch, and its number of segments."""
     streams = workload.numbers_per_step + masked
-    row = launch.settings(workload.num_steps, workload.num_envs, streams, workload.layout, TABLE)
+    row = launch.settings(workload.num_steps, workload.num_envs, streams, workload.layout, table=TABLE)
     return row, launch.segments(workload.num_steps, -(-workload.num_envs // row.block_lanes), row)
 
 
@@ -111,6 +111,7 @@ def page() -> str:
     results = [files.read(path) for path in sorted(RESULTS.glob("*/tune_*.json"))]
     verdicts = judged(row for result in results for row in result["rows"])
     worst = max(verdict.ratio for verdict in verdicts)
+    machines = "\n".join(f"* {machine(result['system'])}" for result in results)
     rest = "\n".join(f"* {layout}: {among(row)}" for layout, row in dict.fromkeys(undecided(verdicts)))
     return f"""\
 # Launches
@@ -122,13 +123,11 @@ for a window. A launch is a number of lanes, of chunks, of steps in a chunk and 
 time is split. Times are of the device; every launch's results agree. Largest ratio: {worst:.2f}; a test holds it below
 {LIMIT:g}.
 
-Measured on:
-
-{chr(10).join(f"* {machine(result['system'])}" for result in results)}
+{machines}
 
 {verdicts_table(verdicts)}
 
-Rows of the table that none of these windows has, set by estimators or sizes in between:
+Launches of the table that none of these windows has; they are for sizes or numbers of inputs in between:
 
 {rest}
 """

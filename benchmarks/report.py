@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import files, plots, speed_page
+from benchmarks import files, judge, plots, speed_page
 from benchmarks.end_to_end import page as end_to_end_page
 from benchmarks.end_to_end import plots as end_to_end_plots
 from benchmarks.files import RESULTS, ROOT, Row
@@ -33,12 +33,10 @@ def main() -> None:
 
 # --- the accuracy page ------------------------------------------------------------------------------------------------
 
-ACCURACY_FILES = ("cpu/accuracy_cpu.json", "h200/accuracy_triton.json")
-
 
 def accuracy() -> str:
     """docs/accuracy.md."""
-    results = [read(name) for name in ACCURACY_FILES if (RESULTS / name).exists()]
+    results = found("accuracy_*.json")
     return "\n\n".join([accuracy_head(results[0]), *map(accuracy_section, results)]) + "\n"
 
 
@@ -133,7 +131,7 @@ def ratio(row: Row) -> float:
 def speed() -> str:
     """docs/speed.md."""
     parts = [speed_head(), sb3_section(read("cpu/sb3_advantages.json"))]
-    parts += [section(read(name)) for name, section in SPEED_FILES.items() if (RESULTS / name).exists()]
+    parts += [section(result) for pattern, section in SPEED_FILES.items() for result in found(pattern)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -222,11 +220,7 @@ its own that has imported the backend and Numba; **milliseconds**.
 {table(["", "import", "compiled", "loaded", "second call"], lines)}"""
 
 
-SPEED_FILES = {
-    "cpu/first_call.json": first_call_section,
-    "cpu/packed_cpu.json": packed_section,
-    "h200/packed_triton.json": packed_section,
-}
+SPEED_FILES = {"first_call.json": first_call_section, "packed_*.json": packed_section}
 
 
 # --- the page of benchmarks/end_to_end --------------------------------------------------------------------------------
@@ -247,8 +241,8 @@ def benchmarks() -> str:
 
 def readme() -> str:
     """README.md."""
-    gpu, _, sb3 = speed_page.load(RESULTS)
-    return speed_page.readme((ROOT / "README.md").read_text(encoding="utf-8"), gpu, sb3)
+    machines, _, sb3 = speed_page.load(RESULTS)
+    return speed_page.readme((ROOT / "README.md").read_text(encoding="utf-8"), machines, sb3)
 
 
 def read(name: str) -> Row:
@@ -256,11 +250,17 @@ def read(name: str) -> Row:
     return files.read(RESULTS / name)
 
 
+def found(pattern: str) -> list[Row]:
+    """The result files of all machines that are called so, the CPU's first."""
+    return [files.read(path) for path in sorted(RESULTS.glob(f"*/{pattern}"))]
+
+
 PAGES = {
     "docs/accuracy.md": accuracy,
     "docs/speed.md": speed,
     "docs/benchmarks.md": benchmarks,
     "docs/end-to-end.md": end_to_end,
+    "docs/launches.md": judge.page,
     "README.md": readme,
 }
 

@@ -77,12 +77,13 @@ def main() -> None:
     parser.add_argument("--truncated", action="store_true", help="with truncation flags and bootstrap values per step")
     parser.add_argument("--masked", action="store_true", help="with masked steps, which are skipped")
     options = parser.parse_args()
-    windows = [
-        Window(Workload(name, *map(int, window.split("x")), layout, options.truncated), options.masked)
+    workloads = (
+        Workload(name, *map(int, window.split("x")), layout)
         for name in options.estimator
         for layout in options.layout
         for window in options.window
-    ]
+    )
+    windows = [Window(x._replace(truncated=options.truncated and x.spec.truncates), options.masked) for x in workloads]
     jobs = [(window, candidate) for window in windows for candidate in window.candidates()]
     with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 1), multiprocessing.get_context("spawn")) as pool:
         list(pool.map(compile_only, *zip(*jobs, strict=True)))

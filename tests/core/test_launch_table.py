@@ -1,0 +1,161 @@
+"""The table of launches against what was timed, and how that is found and judged."""
+
+import json
+import sys
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+pytest.importorskip("benchmarks.judge", reason="only the package is here", exc_type=ModuleNotFoundError)
+pytest.importorskip("rl_triton_core.backends.triton", reason="Triton is not installed")
+
+from benchmarks import files, judge, tune
+from benchmarks.workloads import Workload, draw
+from rl_triton_core.kernels.launch import TABLE, Launch
+from rl_triton_core.tuning import candidates
+
+TIMED = sorted(files.RESULTS.glob("*/tune_*.json"))
+CPU = torch.device("cpu")
+INTERPRETED = tune.backend.unavailable(CPU) is None and not torch.cuda.is_available()
+
+
+def row(workload, launch, segments, microseconds, **more):
+    fields = {**workload._asdict(), **launch._asdict(), "segments": segments, "microseconds": microseconds}
+    return {**fields, "agrees": True, **more}
+
+
+@pytest.mark.parametrize("path", TIMED, ids=lambda path: path.stem)
+def test_the_table_has_nearly_the_best_launch_for_every_window_timed(path):
+    verdicts = judge.judged(files.read(path)["rows"])
+    assert verdicts
+    behind = {str(x.workload): x.ratio for x in verdicts if not x.ratio <= judge.LIMIT}
+    assert not behind
+
+
+def test_every_layout_was_timed():
+    assert {row["layout"] for path in TIMED for row in files.read(path)["rows"]} == set(TABLE)
+
+
+def test_a_verdict():
+    workload = Workload("gae", 4096, 128)
+    ours, number = judge.from_table(workload, masked=False)
+    other = Launch(1, 32, 4, 1)
+    rows = [
+        row(workload, ours, number, 3.0),
+        row(workload, other, 1, 2.5),
+        row(workload, other, 2, 1.0, agrees=False),
+        row(workload, other, 4, 1.0, masked=True),
+    ]
+    plain, masked = judge.judged(rows)
+    assert (plain.masked, plain.ratio) == (False, 1.2)
+    assert judge.launch_of(plain.best) == other and plain.best["segments"] == 1
+    assert masked.masked and masked.ours is None and masked.ratio == float("inf")
+
+
+def test_one_environment_is_one_window_in_both_layouts():
+    workload = Workload("gae", 1, 1 << 20)
+    ours, number = judge.from_table(workload, masked=False)
+    rows = [row(workload, ours, number, 2.0), row(workload._replace(layout="time-major"), Launch(32, 1, 8, 1), 8, 1.0)]
+    (verdict,) = judge.judged(rows)
+    assert verdict.ratio == 2.0
+
+
+def test_launches_that_no_window_decides():
+    workload = Workload("gae", 4096, 128)
+    ours, number = judge.from_table(workload, masked=False)
+    left = list(judge.undecided(judge.judged([row(workload, ours, number, 1.0)])))
+    assert ("env-major", ours) not in left
+    assert {layout for layout, _ in left} == set(TABLE)
+
+
+def test_the_judge_prints_a_line_for_every_window(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["judge.py", *map(str, TIMED)])
+    judge.main()
+    lines = capsys.readouterr().out.splitlines()
+    windows = {judge.window(row) for path in TIMED for row in files.read(path)["rows"]}
+    assert len(lines) == 2 + len(windows)
+    assert all(line.count("|") == 9 for line in lines)
+
+
+# --- the search -------------------------------------------------------------------------------------------------------
+
+
+def test_a_window_has_the_candidates_of_its_numbers():
+    workload = Workload("retrace", 64, 512, truncated=True)
+    window = tune.Window(workload, masked=True)
+    numbers = workload.numbers_per_step + 1
+    assert set(window.candidates()) == set(candidates(512, 64, numbers, "env-major"))
+    assert str(window).endswith("masked")
+
+
+@pytest.mark.parametrize("estimator", ["gae", "eligibility_traces"])
+def test_the_call_that_is_timed(estimator, monkeypatch):
+    """Truncated and masked, forward and backward; never replayed."""
+    monkeypatch.setattr(tune, "draw", lambda workload, device: draw(workload, "cpu"))
+    call = tune.call_of(tune.Window(Workload(estimator, 3, 20, truncated=True), masked=True))
+    assert {"truncated", "mask"} <= set(call.keywords)
+    assert not hasattr(call.func, "__wrapped__")
+    assert all(x.shape == (3, 20) for x in tune.tensors(call()))
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1 and no GPU")
+def test_every_candidate_is_timed_and_compared(monkeypatch):
+    """The first is the table's; one whose results differ is marked, one that fails is left out."""
+    window = tune.Window(Workload("gae", 16, 16), masked=False)
+    inputs = draw(window.workload, "cpu")
+    function = tune.inspect.unwrap(tune.ours.arm(window.workload, inputs).func)
+    results, timed = [], []
+
+    def call():
+        found = function(**inputs, backend="triton")
+        results.append(found.advantages)
+        return found.advantages + (len(results) == 3)
+
+    def device_time(call):
+        timed.append(call)
+        if len(timed) == 4:
+            raise RuntimeError("out of resources")
+        return 10.0 - len(timed)
+
+    chosen = tune.backend.settings
+    monkeypatch.setattr(tune, "call_of", lambda window: call)
+    monkeypatch.setattr(tune, "device_time", device_time)
+    rows = list(tune.times(window))
+    launches = {(judge.launch_of(row), row["segments"]) for row in rows}
+    assert len(timed) > 4 and len(launches) == len(rows) == len(timed) - 1
+    assert [row["microseconds"] for row in rows] == sorted(row["microseconds"] for row in rows)
+    assert [row["in_table"] for row in rows].index(True) == len(rows) - 1
+    assert [row["agrees"] for row in rows].count(False) == 1
+    assert tune.backend.settings is chosen
+
+
+def test_a_result_file(monkeypatch, tmp_path, capsys):
+    class Pool:
+        def __init__(self, *_): ...
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_): ...
+        def map(self, function, *arguments):
+            assert function is tune.compile_only
+            return [Future() for _ in zip(*arguments, strict=True)]
+
+    def times(window):
+        ours, number = judge.from_table(*window)
+        yield {**row(window.workload, ours, number, 2.0), "masked": window.masked}
+
+    arguments = "--estimator prefix_sum gae --layout time-major --window 64x512 --truncated --masked".split()
+    monkeypatch.setattr(sys, "argv", ["tune.py", str(tmp_path), *arguments])
+    monkeypatch.setattr(tune, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(tune, "times", times)
+    monkeypatch.setattr(tune.torch.cuda, "get_device_name", lambda: "NVIDIA X 1")
+    monkeypatch.setattr(tune.files, "system", lambda commit: {"commit": commit})
+    tune.main()
+    result = json.loads((tmp_path / "tune_x_1.json").read_text())
+    verdicts = judge.judged(result["rows"])
+    assert [verdict.workload.truncated for verdict in verdicts] == [False, True]  # prefix sums know no truncation
+    assert all(verdict.masked and verdict.ratio == 1 for verdict in verdicts)
+    assert "gae 64x512 time-major truncated float32 masked" in capsys.readouterr().out

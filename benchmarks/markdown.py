@@ -7,6 +7,8 @@ from typing import Any
 
 Row = dict[str, Any]
 
+NOT_YET = "*not measured yet*"
+
 
 def generated(command: str) -> str:
     """Says that a page is generated, and by what."""

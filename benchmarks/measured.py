@@ -15,6 +15,7 @@ class Results:
     """The rows of all bench_*.json in a folder by suite, workload and provider; later files win."""
 
     def __init__(self, folder: Path) -> None:
+        self.name = folder.name
         self.heads: dict[str, files.Row] = {}
         self.rows: dict[Key, files.Row] = {}
         self.bandwidths: dict[Key, float] = {}
@@ -52,6 +53,12 @@ class Results:
         """The device time over its floor."""
         time, floor = self.time(suite, workload, provider, "device"), self.floor(suite, workload, provider)
         return None if time is None or floor is None else time / floor
+
+
+def gpus(folder: Path) -> list[Results]:
+    """The results of every machine but the CPU's that has some."""
+    found = {path.parent for path in folder.glob("*/bench_*.json")} - {folder / "cpu"}
+    return [Results(path) for path in sorted(found)]
 
 
 def workload_of(row: files.Row) -> Workload:

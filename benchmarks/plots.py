@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import files
-from benchmarks.measured import Results
+from benchmarks.measured import Results, gpus
 from benchmarks.suites import LENGTHENING, SUITES
 from benchmarks.workloads import ESTIMATORS, LAYOUTS, Workload, bytes_moved
 
@@ -39,21 +39,40 @@ class Plot(NamedTuple):
 
 def main() -> None:
     """Draw what there are results for."""
+    set_up()
+    for results in gpus(files.RESULTS):
+        for name in drawn(results):
+            save(FIGURES[name].draw(results), FOLDER / file_of(results, name))
+
+
+def drawn(results: Results) -> list[str]:
+    """The figures for which there are results."""
+    return [name for name, figure in FIGURES.items() if figure.has(results)]
+
+
+def file_of(results: Results, name: str) -> str:
+    """What a machine's figure is called."""
+    return f"{results.name}_{name}.svg"
+
+
+def link(results: Results, name: str) -> str:
+    """A figure on a page."""
+    return f"![{FIGURES[name].caption}](plots/{file_of(results, name)})\n\n*{FIGURES[name].caption}*"
+
+
+def set_up() -> None:
+    """The same drawing is the same file."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     mpl.rcParams.update({"svg.hashsalt": "rl-triton-core", "svg.fonttype": "none", "font.size": 8})
-    results = Results(files.RESULTS / "h200")
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    for name, figure in FIGURES.items():
-        if figure.has(results):
-            figure.draw(results).savefig(FOLDER / f"{name}.svg", metadata={"Date": None}, bbox_inches="tight")
-            print("drew", name)
 
 
-def link(name: str) -> str:
-    """A figure on a page."""
-    return f"![{FIGURES[name].caption}](plots/{name}.svg)\n\n*{FIGURES[name].caption}*"
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None}, bbox_inches="tight")
+    print("drew", path.name)
 
 
 def axes(rows: int, columns: int, width: float, height: float) -> tuple[Figure, list[Axes]]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from benchmarks import files, plots
-from benchmarks.markdown import generated, machine, table
-from benchmarks.measured import Results
+from benchmarks.markdown import NOT_YET, generated, machine, table
+from benchmarks.measured import Results, gpus
 from benchmarks.suites import (
     ENV_MAJOR,
     HEADLINE,
@@ -23,13 +23,21 @@ from benchmarks.suites import (
 from benchmarks.targets import TARGETS
 from benchmarks.workloads import ESTIMATORS, Workload, bytes_moved
 
-NOT_YET = "*not measured yet*"
 NO_EVIDENCE = "*no evidence yet*"
 MARKS = "<!-- speed: written by make report -->", "<!-- /speed -->"
 
 
-def page(gpu: Results, cpu: Results, sb3: files.Row | None, notes: dict[str, str]) -> str:
+def page(machines: Sequence[Results], cpu: Results, sb3: files.Row | None, notes: dict[str, str]) -> str:
     """The whole page."""
+    parts = [head()]
+    for gpu in machines:
+        parts += on_gpu(gpu, sb3, notes, f", {gpu.name}" * (len(machines) > 1))
+    parts += [section(cpu, "cpu", "On the CPU", lambda: on_cpu(cpu)), not_timed(*machines, cpu)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def on_gpu(gpu: Results, sb3: files.Row | None, notes: dict[str, str], where: str) -> list[str]:
+    """The targets, and a section for every suite of a machine."""
     sections: list[tuple[str, str, Callable[[], str]]] = [
         ("headline", "4096 environments, 128 steps", lambda: headline(gpu)),
         ("sweep", "The sweep", lambda: sweep(gpu)),
@@ -41,10 +49,10 @@ def page(gpu: Results, cpu: Results, sb3: files.Row | None, notes: dict[str, str
         ("variants", "GAE with value targets, and with a mask", lambda: other(gpu, "variants")),
         ("huge", "More than 2³¹ elements", lambda: other(gpu, "huge")),
     ]
-    parts = [head(), targets(gpu, sb3, notes)]
-    parts += [section(gpu, name, title, body) for name, title, body in sections]
-    parts += [section(cpu, "cpu", "On the CPU", lambda: on_cpu(cpu)), not_timed(gpu, cpu)]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return [
+        f"## Targets{where}\n\n" + targets(gpu, sb3, notes),
+        *(section(gpu, name, title + where, body) for name, title, body in sections),
+    ]
 
 
 def head() -> str:
@@ -85,10 +93,8 @@ def section(results: Results, suite: str, title: str, body: Callable[[], str]) -
         text[-1] += f" Only {protocol['medians']} medians of {protocol['calls']} calls."
     if skipped:
         text[-1] += f" {len(skipped)} workloads were skipped for lack of time."
-    drawn = [
-        plots.link(name) for name, figure in plots.FIGURES.items() if figure.suite == suite and figure.has(results)
-    ]
-    return "\n\n".join([*text, body(), *drawn])
+    shown = [plots.link(results, name) for name in plots.drawn(results) if plots.FIGURES[name].suite == suite]
+    return "\n\n".join([*text, body(), *shown])
 
 
 # --- targets ----------------------------------------------------------------------------------------------------------
@@ -104,7 +110,7 @@ def targets(results: Results, sb3: files.Row | None, notes: dict[str, str]) -> s
         lines.append([target.what, bound, mark, found])
         if status == "missed":
             reasons.append(f"*{target.what}* — {notes.get(key, NO_EVIDENCE)}")
-    return "\n\n".join(["## Targets", table(["", "target", "", "measured"], lines), *reasons])
+    return "\n\n".join([table(["", "target", "", "measured"], lines), *reasons])
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -288,17 +294,18 @@ def not_timed(*machines: Results) -> str:
 # --- the README -------------------------------------------------------------------------------------------------------
 
 
-def readme(text: str, gpu: Results, sb3: files.Row | None) -> str:
+def readme(text: str, machines: Sequence[Results], sb3: files.Row | None) -> str:
     """The README with its paragraph between the marks."""
     before, _, rest = text.partition(MARKS[0])
     _, _, after = rest.partition(MARKS[1])
-    return f"{before}{MARKS[0]}\n{paragraph(gpu, sb3)}\n{MARKS[1]}{after}"
+    return f"{before}{MARKS[0]}\n{paragraph(machines, sb3)}\n{MARKS[1]}{after}"
 
 
-def paragraph(gpu: Results, sb3: files.Row | None) -> str:
+def paragraph(machines: Sequence[Results], sb3: files.Row | None) -> str:
     """What a reader wants to know first."""
     w = Workload("gae", *HEADLINE)
-    texts = [gpu_sentence(gpu, w), sweep_sentence(gpu), cpu_sentence(sb3)]
+    texts = [text for gpu in machines for text in (gpu_sentence(gpu, w), sweep_sentence(gpu))]
+    texts.append(cpu_sentence(sb3))
     return "\n".join(text for text in texts if text) or NOT_YET
 
 
@@ -336,7 +343,8 @@ def cpu_sentence(sb3: files.Row | None) -> str:
     return f"On one CPU core the advantage pass of Stable-Baselines3 is faster:\n{', '.join(pieces)} (n_steps, n_envs)."
 
 
-def load(folder: Path) -> tuple[Results, Results, files.Row | None]:
-    """The results of the GPU, of the CPU, and of the pass of Stable-Baselines3."""
+def load(folder: Path) -> tuple[list[Results], Results, files.Row | None]:
+    """The results of every GPU, if only of none; of the CPU; and of the pass of Stable-Baselines3."""
     sb3 = folder / "cpu" / "sb3_advantages.json"
-    return Results(folder / "h200"), Results(folder / "cpu"), files.read(sb3) if sb3.exists() else None
+    cpu = Results(folder / "cpu")
+    return gpus(folder) or [Results(folder / "none")], cpu, files.read(sb3) if sb3.exists() else None

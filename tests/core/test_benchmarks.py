@@ -466,14 +466,28 @@ def test_the_page_says_what_is_missed_and_why(tmp_path):
     rows = [row(w, name, time, 1.0) for w in chosen for name, time in (("ours_out", 5.0), ("cuda_rows", 4.0))]
     gpu, cpu = write(tmp_path / "gpu", "rows", rows), measured.Results(tmp_path / "cpu")
     notes = {"cuda_rows": "because", "flat_mean": "never shown"}
-    page = speed_page.page(gpu, cpu, None, notes)
+    page = speed_page.page([gpu], cpu, None, notes)
     assert "**missed**" in page and "because" in page and "never shown" not in page
     assert speed_page.NO_EVIDENCE not in page
-    assert speed_page.NO_EVIDENCE in speed_page.page(gpu, cpu, None, {}), "a missed target says that nothing says why"
+    assert speed_page.NO_EVIDENCE in speed_page.page([gpu], cpu, None, {}), "a missed target says that nothing says why"
     assert page.count(speed_page.NOT_YET) == 9, "one section of ten has results"
-    assert "5.0 / 4.0" in page and "plots/rows.svg" in page and "plots/sweep.svg" not in page
+    assert "5.0 / 4.0" in page and "plots/gpu_rows.svg" in page and "plots/gpu_sweep.svg" not in page
     reached = write(tmp_path / "gpu", "rows", [{**x, "full": 9.0} if x["provider"] == "cuda_rows" else x for x in rows])
-    assert "because" not in speed_page.page(reached, cpu, None, notes)
+    assert "because" not in speed_page.page([reached], cpu, None, notes)
+
+
+def test_the_page_has_every_machine(tmp_path):
+    """Whose folder has results of the suites."""
+    shapes = SUITES["rows"].workloads
+    for folder, time in (("a100", 5.0), ("b200", 4.0), ("cpu", 3.0)):
+        write(tmp_path / folder, "rows", [row(w, "ours_out", time, 1.0) for w in shapes])
+    (tmp_path / "empty").mkdir()
+    machines, cpu, sb3 = speed_page.load(tmp_path)
+    assert [gpu.name for gpu in machines] == ["a100", "b200"] and cpu.name == "cpu" and sb3 is None
+    page = speed_page.page(machines, cpu, sb3, {})
+    titles = [line for line in page.splitlines() if line.startswith("## ")]
+    assert "## Targets, a100" in titles and "## Targets, b200" in titles and len(set(titles)) == len(titles)
+    assert "5.0 / –" in page and "4.0 / –" in page and "plots/b200_rows.svg" in page
 
 
 def test_every_section_of_the_page(tmp_path):
@@ -482,9 +496,9 @@ def test_every_section_of_the_page(tmp_path):
         rows = [row(w, arm, 7.0, 3.0) for w in suite.workloads for arm in ("null", "torch_add", *suite.arms_of(w))]
         write(tmp_path, name, [*rows, row(suite.workloads[0], "rlax", None, status="wrong")])
     results = measured.Results(tmp_path)
-    page = speed_page.page(results, results, None, {})
+    page = speed_page.page([results], results, None, {})
     assert speed_page.NOT_YET not in page and "Arms that were not timed" in page
-    text = speed_page.readme(f"a\n{speed_page.MARKS[0]}\nold\n{speed_page.MARKS[1]}\nb\n", results, None)
+    text = speed_page.readme(f"a\n{speed_page.MARKS[0]}\nold\n{speed_page.MARKS[1]}\nb\n", [results], None)
     assert "old" not in text and text.startswith("a\n") and text.endswith("\nb\n") and "7.0 µs" in text
 
 
@@ -500,4 +514,4 @@ def test_figures_are_drawn(tmp_path, monkeypatch):
     monkeypatch.setattr(plots, "FOLDER", tmp_path / "plots")
     plots.main()
     first = {path.name: path.read_text() for path in (tmp_path / "plots").iterdir()}
-    assert set(first) == {f"{name}.svg" for name in plots.FIGURES}
+    assert set(first) == {f"h200_{name}.svg" for name in plots.FIGURES}

@@ -147,8 +147,8 @@ def test_a_result_file(monkeypatch, tmp_path, capsys):
         ours, number = judge.from_table(*window)
         yield {**row(window.workload, ours, number, 2.0), "masked": window.masked}
 
-    arguments = "--estimator prefix_sum gae --layout time-major --window 64x512 --truncated --masked".split()
-    monkeypatch.setattr(sys, "argv", ["tune.py", str(tmp_path), *arguments])
+    window = ["--layout", "time-major", "--window", "64x512", "--truncated", "--masked"]
+    monkeypatch.setattr(sys, "argv", ["tune.py", str(tmp_path), "--estimator", "prefix_sum", "gae", *window])
     monkeypatch.setattr(tune, "ProcessPoolExecutor", Pool)
     monkeypatch.setattr(tune, "times", times)
     monkeypatch.setattr(tune.torch.cuda, "get_device_name", lambda: "NVIDIA X 1")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import files, plots, speed_page
+from benchmarks import files, judge, plots, speed_page
 from benchmarks.end_to_end import page as end_to_end_page
 from benchmarks.end_to_end import plots as end_to_end_plots
 from benchmarks.files import RESULTS, ROOT, Row
@@ -260,6 +260,7 @@ PAGES = {
     "docs/speed.md": speed,
     "docs/benchmarks.md": benchmarks,
     "docs/end-to-end.md": end_to_end,
+    "docs/launches.md": judge.page,
     "README.md": readme,
 }
 

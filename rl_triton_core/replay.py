@@ -32,8 +32,8 @@ WHOLE = object()
 """In the place of results: the call is of this kind, but has to go the whole way."""
 STREAM = object()
 """Stands for the stream among a launcher's arguments."""
-KNOWN: list[dict[Any, list[Callable[..., Any]]]] = []
-"""The replays of every public function, by the names of its arguments."""
+REMEMBERED: list[dict[Any, Any] | set[int]] = []
+"""What every public function remembers of its calls."""
 
 
 class Launched(NamedTuple):
@@ -74,7 +74,7 @@ def replayed(function: Callable[P, R]) -> Callable[P, R]:
     """A public function whose calls on a GPU are replayed."""
     known: dict[Any, list[Callable[..., R | None]]] = {}
     once: set[int] = set()
-    KNOWN.append(known)
+    REMEMBERED.extend((known, once))
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -104,8 +104,8 @@ def replayed(function: Callable[P, R]) -> Callable[P, R]:
 
 def forget() -> None:
     """Let every call go the whole way again."""
-    for known in KNOWN:
-        known.clear()
+    for calls in REMEMBERED:
+        calls.clear()
 
 
 def can_be_replayed(given: Iterable[Any]) -> bool:

@@ -10,6 +10,7 @@ from estimator_cases import (
     BACKWARD,
     ESTIMATORS,
     FORWARD,
+    GAE,
     LINEAR,
     RETRACE,
     Call,
@@ -20,12 +21,14 @@ from estimator_cases import (
 )
 from test_estimators_precision import assert_as_exact_as_a_loop, with_rates
 
+from rl_triton_core.replay import forget
 from rl_triton_core.testing import assert_close
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 GPU = SimpleNamespace(backend="triton", device="cuda", interpreted=False)
 ALL = pytest.mark.parametrize("estimator", ESTIMATORS, ids=by_name)
+AND_GAE = pytest.mark.parametrize("estimator", [GAE, *ESTIMATORS], ids=by_name)
 SHAPE = (64, 128)
 
 
@@ -114,6 +117,56 @@ def test_graph_capture(estimator):
                 x.fill_(torch.nan)
             graph.replay()
             assert all(same_bits(x, y) for x, y in zip(results, call("triton"), strict=True))
+
+
+@pytest.mark.parametrize("time_dim", [-1, 0])
+@AND_GAE
+def test_graph_capture_of_rows_split_over_time(estimator, time_dim, monkeypatch):
+    """Two launches, and memory between them that is the graph's own; captured whole, and as a replay."""
+    from rl_triton_core.backends import triton as backend
+
+    numbers = []
+    launches = backend.launches
+
+    def noted(problem, *settings):
+        made = list(launches(problem, *settings))
+        numbers.append(len(made))
+        return made
+
+    monkeypatch.setattr(backend, "launches", noted)
+    forget()
+    call = Call(random_case(estimator, 2, 40_000), "cuda", How(time_dim=time_dim))
+    first = call.kwargs[estimator.inputs[0]]
+    graphs = [captured(lambda: call("triton")) for _ in range(2)]
+    assert numbers == [2, 2]  # the first graph's warm-up and capture; those of the second are replays
+    for seed in (1, 2):
+        other = Call(random_case(estimator, 2, 40_000, seed=seed), "cuda", How(time_dim=time_dim))
+        first.copy_(other.kwargs[estimator.inputs[0]])
+        want = call("triton")
+        for graph, results in graphs:
+            for x in results:
+                x.fill_(torch.nan)
+            graph.replay()
+            assert all(same_bits(x, y) for x, y in zip(results, want, strict=True))
+
+
+@pytest.mark.parametrize("time_dim", [-1, 0])
+@AND_GAE
+def test_no_memory_but_that_of_the_results(estimator, time_dim):
+    """Where nothing requires grad: nothing is copied meanwhile, and nothing held afterwards. Whole, and replayed."""
+    call = Call(random_case(estimator, 1024, 512, valid=0.9), "cuda", How(time_dim=time_dim))
+    size = sum(x.nbytes for x in call("triton"))
+    for _ in range(3):
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        results = call("triton")
+        held, most = torch.cuda.memory_allocated() - before, torch.cuda.max_memory_allocated() - before
+        assert size == sum(x.nbytes for x in results)
+        assert held <= most < size + 2**18  # an input takes 2**21 bytes, its flags 2**19
+        assert all(x.grad_fn is None for x in results)
+        del results
+        assert torch.cuda.memory_allocated() == before
 
 
 @ALL

@@ -458,6 +458,8 @@ def test_the_second_call_of_a_kind_is_prepared(monkeypatch):
     assert [function(torch.ones(3), 0.2) for _ in range(3)] == ["whole", "replayed", "replayed"]
     assert function(torch.ones(3)) == "whole"
     assert len(prepared) == 2
+    replay.forget()
+    assert [function(torch.ones(3), 0.2) for _ in range(3)] == ["whole", "whole", "replayed"]
 
 
 def test_calls_met_once_take_bounded_memory():

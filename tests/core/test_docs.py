@@ -1,11 +1,15 @@
 """The examples in the README, the docs and the docstrings run."""
 
+import ast
 import doctest
 import importlib
+import inspect
 import re
 from pathlib import Path
 
 import pytest
+
+import rl_triton_core
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ["README.md", "docs/index.md", "docs/estimators.md", "docs/normalization.md", "docs/gpu.md"]
@@ -29,3 +33,57 @@ def test_docstring_examples_run(name):
     result = doctest.testmod(module, extraglobs={"torch": importlib.import_module("torch")})
     assert result.attempted
     assert not result.failed
+
+
+def page(name):
+    """The text of a page of the project."""
+    path = ROOT / name
+    if not path.exists():
+        pytest.skip("only the package is here")
+    return path.read_text(encoding="utf-8")
+
+
+ALIKE = {"time_dim": -1, "out": None, "backend": None}
+"""What the page says once for all."""
+ESTIMATORS = sorted(name for name in rl_triton_core.__all__ if name.startswith(("compute_", "linear_")))
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_the_table_of_estimators_has_every_argument(name):
+    """In the order of the signature, with its defaults."""
+    (row,) = re.findall(rf"^\| \[`{name}`\]\(#.*?\) \| (.*?) \| .+ \|$", page("docs/estimators.md"), re.MULTILINE)
+    written = [x.partition("=") for x in re.findall(r"`(.*?)`", row)]
+    found = {
+        name: ast.literal_eval(default) if equals else inspect.Parameter.empty for name, equals, default in written
+    }
+    signature = inspect.signature(getattr(rl_triton_core, name))
+    defaults = {key: parameter.default for key, parameter in signature.parameters.items()}
+    assert found | ALIKE == defaults
+    assert list(found) == [name for name in defaults if name not in ALIKE]
+
+
+def test_the_tables_have_every_estimator():
+    """The README's with the arguments that matter most, the page's with its equation too."""
+    for name in ESTIMATORS:
+        (row,) = re.findall(rf"^\| `{name}\((.*), …\)` \| .+ \| .+ \|$", page("README.md"), re.MULTILINE)
+        assert set(row.split(", ")) <= set(inspect.signature(getattr(rl_triton_core, name)).parameters)
+        assert re.search(rf"^\| `{name}` \| .* = .* \|$", page("docs/estimators.md"), re.MULTILINE)
+
+
+def test_modules_import_from_below():
+    """In the order that CONTRIBUTING.md states."""
+    (order,) = re.findall(r"`(primitives ←[^`]*)`", page("CONTRIBUTING.md"))
+    level = {name: i for i, group in enumerate(order.split("←")) for name in map(str.strip, group.split(","))}
+    package = ROOT / "rl_triton_core"
+    paths = [(path, path.relative_to(package).parts[0].removesuffix(".py")) for path in package.rglob("*.py")]
+    assert set(level) <= {own for _, own in paths}
+    for path, own in paths:
+        for other in imported(path) - {own, "_version"} if own in level else ():
+            assert level[other] < level[own], f"{own} imports {other}"
+
+
+def imported(path):
+    """The modules of the package that a file imports when it is imported."""
+    nodes = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ImportFrom)]
+    names = [f"{node.module}.{x.name}".split(".") for node in nodes for x in node.names]
+    return {name[1] for name in names if name[0] == "rl_triton_core"}

@@ -223,7 +223,7 @@ class RolloutBufferMixin:
     """Compute advantages and returns with `rl_triton_core`, in the place of the buffer's own loop.
 
     Put it in front of `RolloutBuffer` of `cleanrl_utils.buffers`, or of any buffer that stores `rewards`, `values` and
-    `episode_starts` as NumPy arrays [n_steps, n_envs] and has `buffer_size`, `n_envs`, `gamma` and `gae_lambda`:
+    `episode_starts` as arrays or tensors [n_steps, n_envs] and has `buffer_size`, `n_envs`, `gamma` and `gae_lambda`:
 
         class TritonRolloutBuffer(RolloutBufferMixin, RolloutBuffer): ...
 
@@ -241,11 +241,6 @@ class RolloutBufferMixin:
     n_envs: int
     gamma: float
     gae_lambda: float
-    rewards: npt.NDArray[np.float32]
-    values: npt.NDArray[np.float32]
-    episode_starts: npt.NDArray[np.float32]
-    advantages: npt.NDArray[np.float32]
-    returns: npt.NDArray[np.float32]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuse a subclass that would go on with another buffer's loop."""
@@ -267,7 +262,7 @@ class RolloutBufferMixin:
                 not [n_steps, n_envs].
         """
         _check_gae_lambda(self.gae_lambda)
-        rewards, values, episode_starts, advantages, returns = map(self._array, _ARRAYS)
+        rewards, values, _, advantages, returns = map(self._stored, _STORED)
         if not isinstance(last_values, torch.Tensor):
             raise TypeError(f"last_values: got {type(last_values).__name__}, expected a torch.Tensor")
         if last_values.numel() != self.n_envs:
@@ -275,34 +270,40 @@ class RolloutBufferMixin:
             raise ValueError(f"last_values: got shape {got}, expected one value per environment ({self.n_envs})")
         if np.shape(dones) != (self.n_envs,):
             raise ValueError(f"dones: got shape {np.shape(dones)}, expected ({self.n_envs},)")
-        edge = last_values.detach().to("cpu", torch.float32).flatten()
-        boundaries = from_episode_starts(episode_starts, torch.as_tensor(np.asarray(dones, bool)), edge)
         compute_gae(
             rewards,
             values,
-            **boundaries._asdict(),
+            self._departures(dones),
+            bootstrap_values=last_values.detach().to(values).flatten(),
             gamma=self.gamma,
             lambda_=self.gae_lambda,
+            time_dim=0,
             out=(advantages, returns),
             backend=self.backend,
         )
 
-    def _array(self, name: str) -> torch.Tensor:
+    def _departures(self, dones: npt.NDArray[np.bool_]) -> torch.Tensor:
+        """Whether each step ended its episode, [n_steps, n_envs]."""
+        starts = self._stored("episode_starts")
+        ends = torch.as_tensor(np.asarray(dones, bool), device=starts.device)
+        return from_episode_starts(starts, ends, torch.zeros_like(starts[0])).terminated
+
+    def _stored(self, name: str) -> torch.Tensor:
         """An array of the buffer as a tensor over the same memory."""
         array = getattr(self, name, None)
-        if not isinstance(array, np.ndarray):
+        if not isinstance(array, (np.ndarray, torch.Tensor)):
             got = type(array).__name__
-            raise TypeError(f"{type(self).__name__}.{name}: got {got}, expected the NumPy array of a rollout buffer")
-        shape = (self.buffer_size, self.n_envs)
-        if array.shape != shape:
+            raise TypeError(f"{type(self).__name__}.{name}: got {got}, expected the array of a rollout buffer")
+        shape, expected = tuple(array.shape), (self.buffer_size, self.n_envs)
+        if shape != expected:
             raise ValueError(
-                f"{name}: got shape {array.shape}, expected {shape}: compute the advantages before get() flattens the "
+                f"{name}: got shape {shape}, expected {expected}: compute the advantages before get() flattens the "
                 "buffer, or after reset()"
             )
-        return torch.from_numpy(array)
+        return torch.as_tensor(array)
 
 
-_ARRAYS = ("rewards", "values", "episode_starts", "advantages", "returns")
+_STORED = ("rewards", "values", "episode_starts", "advantages", "returns")
 
 
 def _boundaries(

@@ -10,7 +10,6 @@ name tells the kinds, `(Triton|Device)[Maskable|Recurrent][Dict]RolloutBuffer`: 
 of its kind, is found by `rollout_buffer_class_for`.
 """
 
-import logging
 from importlib import import_module
 from typing import Any
 
@@ -18,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rl_triton_core import compute_gae
-from rl_triton_core.conventions import from_episode_starts
+from rl_triton_adapters.cleanrl import RolloutBufferMixin
 
 try:
     from gymnasium import spaces
@@ -37,7 +35,7 @@ __all__ = ["TritonDictRolloutBuffer", "TritonGAEMixin", "TritonRolloutBuffer", "
 _FLAT_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
-class TritonGAEMixin(RolloutBuffer):
+class TritonGAEMixin(RolloutBufferMixin, RolloutBuffer):
     """Compute advantages and returns with `rl_triton_core`, in the place of the Stable-Baselines3 loop.
 
     Put it in front of any rollout buffer that stores `rewards`, `values` and `episode_starts` as `[n_steps, n_envs]`.
@@ -77,54 +75,12 @@ class TritonGAEMixin(RolloutBuffer):
         self._starts = np.zeros((self.buffer_size + 1, self.n_envs), np.float32)
         self.episode_starts = self._starts[:-1]
 
-    def compute_returns_and_advantage(self, last_values: torch.Tensor, dones: npt.NDArray[np.bool_]) -> None:
-        """Fill `advantages` and `returns` by generalised advantage estimation, GAE(gamma, gae_lambda).
-
-        Args:
-            last_values: Value of the observation after the last step, one per environment.
-            dones: Whether the last step of each environment ended an episode, `[n_envs]`.
-
-        Raises:
-            ValueError: If `last_values` or `dones` does not hold one entry per environment, or the buffer has already
-                been flattened into minibatches by `get()`.
-        """
-        self._check_shapes(last_values, dones)
-        stored = (self.rewards, self.values, self.advantages, self.returns)
-        rewards, values, advantages, returns = map(torch.as_tensor, stored)
-        compute_gae(
-            rewards,
-            values,
-            self._departures(dones),
-            bootstrap_values=last_values.detach().to(values).flatten(),
-            gamma=self.gamma,
-            lambda_=self.gae_lambda,
-            time_dim=0,
-            out=(advantages, returns),
-            backend=self.backend,
-        )
-
     def _departures(self, dones: npt.NDArray[np.bool_]) -> torch.Tensor:
-        """Whether each step ended its episode, `[n_steps, n_envs]`."""
-        if getattr(self.episode_starts, "base", None) is self._starts:
-            self._starts[-1] = dones
-            return torch.from_numpy(self._starts[1:])
-        # Somebody gave the buffer another array, or a tensor.
-        starts = torch.as_tensor(self.episode_starts)
-        ends = torch.as_tensor(dones, device=starts.device)
-        return from_episode_starts(starts, ends, torch.zeros_like(starts[0])).terminated
-
-    def _check_shapes(self, last_values: torch.Tensor, dones: npt.NDArray[np.bool_]) -> None:
-        if last_values.numel() != self.n_envs:
-            raise ValueError(
-                f"last_values must hold one value per environment ({self.n_envs}), got shape {tuple(last_values.shape)}"
-            )
-        if np.shape(dones) != (self.n_envs,):
-            raise ValueError(f"dones must have shape ({self.n_envs},), got {np.shape(dones)}")
-        if self.values.shape != (self.buffer_size, self.n_envs):
-            raise ValueError(
-                f"values must have shape ({self.buffer_size}, {self.n_envs}), got {self.values.shape}: "
-                "compute the advantages before get() flattens the buffer, or after reset()"
-            )
+        base = getattr(self.episode_starts, "base", None)
+        if base is None or base is not self._starts:  # somebody gave the buffer another array, or a tensor
+            return super()._departures(dones)
+        self._starts[-1] = dones
+        return torch.from_numpy(self._starts[1:])
 
     def _check_space(self, space: spaces.Space[Any]) -> None:
         name = type(self).__name__
@@ -147,14 +103,19 @@ class TritonDictRolloutBuffer(TritonGAEMixin, DictRolloutBuffer):
 
 
 def rollout_buffer_class_for(
-    observation_space: spaces.Space[Any], algorithm: type[BaseAlgorithm] = PPO, *, device_storage: bool = False
+    observation_space: spaces.Space[Any],
+    algorithm: type[BaseAlgorithm] = PPO,
+    *,
+    device_storage: bool = False,
+    verbose: int = 1,
 ) -> type[TritonGAEMixin]:
-    """Choose the `rollout_buffer_class` of an algorithm; the choice is logged, at level INFO.
+    """Choose the `rollout_buffer_class` of an algorithm, and say which it is.
 
     Args:
         observation_space: Observation space of the environment.
         algorithm: Class of the algorithm: PPO, A2C, TRPO, MaskablePPO, TritonRecurrentPPO, or one derived from these.
         device_storage: Whether rollouts are kept on the training device rather than in host memory.
+        verbose: 0 for silence, else the choice is printed, as Stable-Baselines3 prints its device.
 
     Returns:
         The class for dictionaries if the space is a Dict, else the plain one.
@@ -178,7 +139,8 @@ def rollout_buffer_class_for(
     module = import_module(f"{__package__}.{'sb3_contrib' if kind else 'sb3_device' if device_storage else 'sb3'}")
     if not hasattr(module, name):
         raise TypeError(f"{algorithm.__name__} has no buffer on the device: leave device_storage=False")
-    logging.getLogger(__name__).info("%s, %s: %s", algorithm.__name__, observation_space, name)
+    if verbose:
+        print(f"Using {name} for {algorithm.__name__} on {observation_space}")
     chosen: type[TritonGAEMixin] = getattr(module, name)
     return chosen
 

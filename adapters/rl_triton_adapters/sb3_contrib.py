@@ -112,7 +112,7 @@ class TritonRecurrentPPO(RecurrentPPO):
         super()._setup_model()
         stock: Any = self.rollout_buffer
         buffer_class: Any = self.rollout_buffer_class or rollout_buffer_class_for(
-            self.observation_space, TritonRecurrentPPO
+            self.observation_space, TritonRecurrentPPO, verbose=self.verbose
         )
         self.rollout_buffer = buffer_class(
             self.n_steps,

@@ -44,7 +44,7 @@ class DeviceStorageMixin(TritonGAEMixin):
     def reset(self) -> None:
         """Make room for a new rollout."""
         self._flat: list[Any] = []  # or the last rollout's memory would be held while the next one's is taken
-        super().reset()
+        super(TritonGAEMixin, self).reset()  # for the shapes: NumPy's zeros take no memory before they are touched
         for name in ("rewards", "episode_starts", *self.fields):
             zeros = partial(self._zeros, dtype=self.action_dtype if name == "actions" else None)
             setattr(self, name, _each(zeros, getattr(self, name)))

@@ -82,7 +82,7 @@ def test_a_mixin_behind_the_buffer_is_refused():
             ValueError,
             r"values: got shape \(96, 1\), expected \(32, 3\): .*get",
         ),
-        ({"episode_starts": [0.0]}, TypeError, r"Buffer.episode_starts: got list, expected the NumPy array"),
+        ({"episode_starts": [0.0]}, TypeError, r"Buffer.episode_starts: got list, expected the array of a"),
         ({"gae_lambda": 1.5}, ValueError, r"gae_lambda: got 1.5, expected a number in \[0, 1\]"),
         ({"gae_lambda": "1"}, TypeError, "gae_lambda: got str"),
         ({"gamma": float("nan")}, ValueError, "gamma: got nan"),

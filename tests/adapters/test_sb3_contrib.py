@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from stable_baselines3 import PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnv
@@ -30,14 +31,15 @@ from test_sb3_device import assert_same_minibatches, filled, minibatches
 
 pytest.importorskip("sb3_contrib")
 from sb3_contrib import TRPO, MaskablePPO, RecurrentPPO
+from sb3_contrib.common.envs import InvalidActionEnvDiscrete
 from sb3_contrib.common.maskable import buffers as maskable
 from sb3_contrib.common.recurrent import buffers as recurrent
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
 
 from rl_triton_adapters import sb3_contrib as ours
-from rl_triton_adapters.sb3 import rollout_buffer_class_for
+from rl_triton_adapters.sb3 import TritonRolloutBuffer, rollout_buffer_class_for
 from rl_triton_adapters.sb3_contrib import TritonRecurrentPPO
-from rl_triton_adapters.sb3_device import BatchedTerminalValues
+from rl_triton_adapters.sb3_device import BatchedTerminalValues, DeviceRolloutBuffer
 
 SPACES = pytest.mark.parametrize("space", [BOX, DICT], ids=["plain", "dict"])
 KINDS = ["TritonMaskable", "DeviceMaskable"]
@@ -122,7 +124,8 @@ def new_agent(algorithm: type[BaseAlgorithm], env: VecEnv, **kwargs) -> BaseAlgo
     policy_kwargs = {"net_arch": [8]}
     if issubclass(algorithm, RecurrentPPO):
         policy, policy_kwargs = f"{policy}Lstm", policy_kwargs | {"lstm_hidden_size": 4}
-    settings = {"n_steps": 24, "batch_size": 24, "n_epochs": 2, "seed": 5, "device": "cpu"}
+    kwargs |= {"sub_sampling_factor": 2} if algorithm is TRPO else {"n_epochs": 2}
+    settings = {"n_steps": 24, "batch_size": 24, "seed": 5, "device": "cpu"}
     return algorithm(f"{policy}Policy", env, policy_kwargs=policy_kwargs, **settings, **kwargs)
 
 
@@ -138,13 +141,15 @@ def learn(agent: BaseAlgorithm, *callbacks, **kwargs) -> BaseAlgorithm:
 
 
 @pytest.mark.parametrize("device_storage", [False, True])
-@pytest.mark.parametrize("make_env", [masked_cartpole, masked_dict_cartpole])
-def test_maskable_ppo_trains_bitwise_the_same(make_env, device_storage):
+@pytest.mark.parametrize(
+    ("algorithm", "make_env"), [(MaskablePPO, masked_cartpole), (MaskablePPO, masked_dict_cartpole), (TRPO, cartpole)]
+)
+def test_the_trained_agent_is_bitwise_the_same(algorithm, make_env, device_storage):
     env = make_env()
-    chosen = rollout_buffer_class_for(env.observation_space, MaskablePPO, device_storage=device_storage)
-    agent = learn(new_agent(MaskablePPO, env, rollout_buffer_class=chosen))
+    chosen = rollout_buffer_class_for(env.observation_space, algorithm, device_storage=device_storage)
+    agent = learn(new_agent(algorithm, env, rollout_buffer_class=chosen))
     assert type(agent.rollout_buffer) is chosen
-    assert_same_agent(agent, learn(new_agent(MaskablePPO, make_env())))
+    assert_same_agent(agent, learn(new_agent(algorithm, make_env())))
 
 
 @pytest.mark.parametrize("make_env", [cartpole, dict_cartpole])
@@ -164,7 +169,16 @@ def test_recurrent_ppo_takes_a_class_and_its_arguments():
     assert type(agent.rollout_buffer) is Mine and agent.rollout_buffer.backend == "cpu"
 
 
-@pytest.mark.parametrize(("algorithm", "make_env"), [(MaskablePPO, masked_cartpole), (RecurrentPPO, dict_cartpole)])
+@pytest.mark.parametrize("verbose", [0, 1])
+def test_recurrent_ppo_says_what_it_chose_if_it_may(verbose, capsys):
+    new_agent(TritonRecurrentPPO, cartpole(), verbose=verbose)
+    said = capsys.readouterr().out
+    assert ("Using TritonRecurrentRolloutBuffer for TritonRecurrentPPO on Box" in said) == bool(verbose)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "make_env"), [(MaskablePPO, masked_cartpole), (RecurrentPPO, dict_cartpole), (TRPO, cartpole)]
+)
 def test_terminal_values_in_one_call(algorithm, make_env):
     stock = learn(new_agent(algorithm, make_env()))
     agent = learn(new_agent(algorithm, make_env()), BatchedTerminalValues())
@@ -212,6 +226,66 @@ def test_recurrent_ppo_keeps_a_class_that_was_named(tmp_path):
     new_agent(TritonRecurrentPPO, cartpole(), **kwargs).save(tmp_path / "agent")
     loaded = TritonRecurrentPPO.load(tmp_path / "agent", env=cartpole(), device="cpu")
     assert type(loaded.rollout_buffer) is recurrent.RecurrentRolloutBuffer
+
+
+def test_loading_where_this_package_is_absent(tmp_path):
+    """The error that docs/sb3.md quotes, and what it says to do about it."""
+    recurrent_buffer = {"rollout_buffer_class": ours.TritonRecurrentRolloutBuffer}
+    saved = {
+        "host": (PPO, {"rollout_buffer_class": TritonRolloutBuffer, "rollout_buffer_kwargs": {"backend": "cpu"}}),
+        "device": (PPO, {"rollout_buffer_class": DeviceRolloutBuffer}),
+        "masked": (MaskablePPO, {"rollout_buffer_class": ours.TritonMaskableRolloutBuffer}),
+        "masked_device": (MaskablePPO, {"rollout_buffer_class": ours.DeviceMaskableRolloutBuffer}),
+        "recurrent": (TritonRecurrentPPO, {}),
+        "recurrent_by_class": (TritonRecurrentPPO, recurrent_buffer),
+    }
+    agents = {}
+    for name, (algorithm, kwargs) in saved.items():
+        env = make_vec_env(lambda: InvalidActionEnvDiscrete(dim=8, n_invalid_actions=4), 2, seed=1)
+        agents[name] = new_agent(algorithm, env, **kwargs)
+        agents[name].learn(1)
+        agents[name].save(tmp_path / name)
+    program = """
+        import numpy as np
+        from sb3_contrib import MaskablePPO, RecurrentPPO
+        from sb3_contrib.common.envs import InvalidActionEnvDiscrete
+        from sb3_contrib.common.maskable.buffers import MaskableRolloutBuffer
+        from stable_baselines3 import PPO
+        from stable_baselines3.common.buffers import RolloutBuffer
+        from stable_baselines3.common.env_util import make_vec_env
+
+        theirs = {
+            "host": (PPO, RolloutBuffer),
+            "device": (PPO, RolloutBuffer),
+            "masked": (MaskablePPO, MaskableRolloutBuffer),
+            "masked_device": (MaskablePPO, MaskableRolloutBuffer),
+            "recurrent": (RecurrentPPO, None),
+            "recurrent_by_class": (RecurrentPPO, None),
+        }
+        for name, (algorithm, buffer_class) in theirs.items():
+            try:
+                algorithm.load(f"{sys.argv[1]}/{name}", device="cpu")
+            except ModuleNotFoundError as error:
+                assert str(error) == "No module named 'rl_triton_adapters'", error
+            else:
+                assert name == "recurrent", f"{name}: loaded without the package: the block does not block"
+            model = algorithm.load(
+                f"{sys.argv[1]}/{name}",
+                env=make_vec_env(lambda: InvalidActionEnvDiscrete(dim=8, n_invalid_actions=4), 2),
+                device="cpu",
+                custom_objects={"rollout_buffer_class": buffer_class, "rollout_buffer_kwargs": {}},
+            )
+            np.save(f"{sys.argv[1]}/{name}.npy", model.predict(np.arange(8), deterministic=True)[0])
+            model.learn(1)
+            print("trained on:", name)
+        assert not [name for name in sys.modules if name.partition(".")[0] in blocked]
+    """
+    blocked = 'blocked = {"rl_triton_adapters", "rl_triton_core"}\n'
+    printed = run_python(blocked + BLOCK + textwrap.dedent(program), tmp_path)
+    for name, agent in agents.items():
+        assert f"trained on: {name}\n" in printed
+        expected = agent.predict(np.arange(8), deterministic=True)[0]
+        assert same_bits(np.load(tmp_path / f"{name}.npy"), expected) and len(set(expected)) > 1
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from stable_baselines3 import A2C, DQN, PPO, SAC
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
@@ -19,6 +20,7 @@ from test_sb3 import (
     DISCRETE,
     ENVIRONMENTS,
     STOCK,
+    UPDATES,
     assert_close_agent,
     assert_same_agent,
     cartpole,
@@ -218,7 +220,7 @@ def test_an_incomplete_rollout_is_refused():
 def test_advantages_after_get_are_refused():
     buffer = filled(DeviceRolloutBuffer, BOX)
     minibatches(buffer)
-    with pytest.raises(ValueError, match=r"values must have shape \(6, 3\), got \(18, 1\).*before get\(\)"):
+    with pytest.raises(ValueError, match=r"values: got shape \(18, 1\), expected \(6, 3\): .*before get\(\)"):
         buffer.compute_returns_and_advantage(torch.zeros(3, 1), np.zeros(3, bool))
 
 
@@ -241,19 +243,6 @@ def test_the_trained_agent_is_bitwise_the_same(algorithm, make_env):
     learn(ours)
     assert type(ours.rollout_buffer) is buffer_class
     assert_same_agent(ours, stock)
-
-
-def test_trpo_takes_the_buffer_too():
-    sb3_contrib = pytest.importorskip("sb3_contrib")
-
-    def trained(**kwargs):
-        agent = sb3_contrib.TRPO(
-            "MlpPolicy", cartpole(), n_steps=32, seed=1, device="cpu", sub_sampling_factor=2, **kwargs
-        )
-        return agent.learn(256)
-
-    buffer_class = rollout_buffer_class_for(BOX, sb3_contrib.TRPO, device_storage=True)
-    assert_same_agent(trained(rollout_buffer_class=buffer_class), trained())
 
 
 def test_what_is_logged_is_the_same():
@@ -312,23 +301,26 @@ class CountCalls(BaseCallback):
         return True
 
 
-@pytest.mark.parametrize("make_env", [cartpole, pendulum, dict_cartpole, normalised_pendulum])
+@pytest.mark.parametrize(
+    ("algorithm", "make_env"),
+    [(A2C, cartpole), (A2C, pendulum), *((PPO, x) for x in (cartpole, pendulum, dict_cartpole, normalised_pendulum))],
+)
 @pytest.mark.parametrize("device_storage", [False, True])
-def test_one_call_for_all_environments_and_the_same_agent(make_env, device_storage, monkeypatch):
-    def trained(*callbacks: BaseCallback, **kwargs) -> tuple[PPO, CountCalls]:
-        agent = new_agent(PPO, make_env(), **kwargs)
-        agent.set_random_seed(5)
+def test_one_call_for_all_environments_and_the_same_agent(algorithm, make_env, device_storage, monkeypatch):
+    def trained(*callbacks: BaseCallback, **kwargs) -> tuple[BaseAlgorithm, CountCalls]:
+        agent = new_agent(algorithm, make_env(), **kwargs)
         with monkeypatch.context() as patches:
             count = CountCalls(patches)
-            agent.learn(3 * agent.n_steps * agent.n_envs, callback=[*callbacks, count])
+            learn(agent, *callbacks, count)
         return agent, count
 
     stock, theirs = trained()
     buffer_class = rollout_buffer_class_for(stock.observation_space, device_storage=device_storage)
     agent, count = trained(BatchedTerminalValues(), rollout_buffer_class=buffer_class)
     assert (count.steps, count.truncated) == (theirs.steps, theirs.truncated)
-    assert theirs.calls == theirs.truncated + 3  # one more at the end of each rollout
-    assert count.calls == count.steps + 3 < theirs.calls
+    rollouts = UPDATES[algorithm]
+    assert theirs.calls == theirs.truncated + rollouts  # one more at the end of each
+    assert count.calls == count.steps + rollouts < theirs.calls
     assert_close_agent(agent, stock)
 
 
@@ -375,10 +367,11 @@ def test_terminal_values_of_an_off_policy_algorithm_are_refused():
         (DICT, True, DeviceDictRolloutBuffer),
     ],
 )
-def test_the_chooser(algorithm, space, device_storage, expected, caplog):
-    caplog.set_level("INFO", "rl_triton_adapters")
+def test_the_chooser_says_what_it_chose(algorithm, space, device_storage, expected, capsys):
     assert rollout_buffer_class_for(space, algorithm, device_storage=device_storage) is expected
-    assert algorithm.__name__ in caplog.text and expected.__name__ in caplog.text
+    assert capsys.readouterr().out == f"Using {expected.__name__} for {algorithm.__name__} on {space}\n"
+    assert rollout_buffer_class_for(space, algorithm, device_storage=device_storage, verbose=0) is expected
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("algorithm", [DQN, SAC, "PPO"])

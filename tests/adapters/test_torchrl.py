@@ -9,7 +9,10 @@ import inspect
 import pickle
 import re
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -17,9 +20,9 @@ import torch
 pytest.importorskip("torchrl")
 
 from tensordict import TensorDict
-from tensordict.nn import TensorDictModule, TensorDictSequential
+from tensordict.nn import NormalParamExtractor, TensorDictModule, TensorDictSequential
 from torch import nn
-from torchrl.modules import OneHotCategorical, ProbabilisticActor
+from torchrl.modules import IndependentNormal, OneHotCategorical, ProbabilisticActor
 from torchrl.objectives import A2CLoss, ClipPPOLoss
 from torchrl.objectives.utils import ValueEstimators
 from torchrl.objectives.value import GAE, MultiAgentGAE, TDLambdaEstimator, VTrace, functional
@@ -338,9 +341,9 @@ def test_on_policy_vtrace_is_td_lambda_one(library):
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def critic(seed=0, outputs=1):
+def critic(seed=0, outputs=1, inputs=4):
     torch.manual_seed(seed)
-    return TensorDictModule(nn.Linear(4, outputs), in_keys=["observation"], out_keys=["state_value"])
+    return TensorDictModule(nn.Linear(inputs, outputs), in_keys=["observation"], out_keys=["state_value"])
 
 
 def actor(seed=0):
@@ -566,20 +569,40 @@ def by_instance(loss, module, scalars):
     loss.make_value_estimator(module.for_loss(loss, differentiable=True, **scalars))
 
 
-@pytest.fixture(scope="module")
-def cartpole():
-    """A rollout with episodes that terminated and others that ran out of time."""
+def continuous_actor(seed=0):
+    torch.manual_seed(seed)
+    return ProbabilisticActor(
+        TensorDictModule(nn.Sequential(nn.Linear(3, 2), NormalParamExtractor()), ["observation"], ["loc", "scale"]),
+        in_keys=["loc", "scale"],
+        distribution_class=IndependentNormal,
+        return_log_prob=True,
+    )
+
+
+class Task(NamedTuple):
+    """Networks for an environment, and a rollout of it."""
+
+    rollout: TensorDict
+    actor: Callable
+    critic: Callable
+
+
+@pytest.fixture(scope="module", params=["CartPole-v1", "Pendulum-v1"])
+def task(request):
+    """Of CartPole some episodes terminated and others ran out of time, of Pendulum all of them did."""
     pytest.importorskip("gymnasium")
     from torchrl.envs import ExplorationType, GymEnv, set_exploration_type
 
-    env = GymEnv("CartPole-v1", max_episode_steps=16)
+    terminates = request.param == "CartPole-v1"
+    networks = (actor, critic) if terminates else (continuous_actor, partial(critic, inputs=3))
+    env = GymEnv(request.param, max_episode_steps=16)
     env.set_seed(0)
     torch.manual_seed(0)
     with set_exploration_type(ExplorationType.RANDOM):
-        rollout = env.rollout(100, actor(), break_when_any_done=False).detach()
+        rollout = env.rollout(100, networks[0](), break_when_any_done=False).detach()
     terminated = rollout["next", "terminated"]
-    assert terminated.any() and (rollout["next", "done"] & ~terminated).any()
-    return rollout
+    assert terminated.any() == terminates and (rollout["next", "done"] & ~terminated).any()
+    return Task(rollout, *networks)
 
 
 def losses_and_gradients(loss, rollout):
@@ -588,13 +611,13 @@ def losses_and_gradients(loss, rollout):
     return losses, {name: x.grad for name, x in loss.named_parameters() if x.grad is not None}
 
 
-def assert_same_losses(loss_class, choose, choose_stock, module, rollout):
+def assert_same_losses(loss_class, choose, choose_stock, module, task):
     """The same networks, a loss whose estimator was chosen in each of two ways, the same results."""
-    got, want = loss_class(actor(seed=1), critic(seed=1)), loss_class(actor(seed=1), critic(seed=1))
+    got, want = (loss_class(task.actor(seed=1), task.critic(seed=1)) for _ in range(2))
     choose(got)
     choose_stock(want)
     assert type(got.value_estimator) is module and type(want.value_estimator) is module.__base__
-    for ours_, theirs in zip(losses_and_gradients(got, rollout), losses_and_gradients(want, rollout), strict=True):
+    for ours_, theirs in zip(*(losses_and_gradients(loss, task.rollout) for loss in (got, want)), strict=True):
         assert ours_.keys() == theirs.keys() and theirs
         for name, x in theirs.items():
             assert_same(ours_[name], x)
@@ -611,11 +634,11 @@ def assert_same_losses(loss_class, choose, choose_stock, module, rollout):
     ],
 )
 @pytest.mark.parametrize("loss_class", [ClipPPOLoss, A2CLoss])
-def test_losses_of_a_real_rollout(loss_class, module, value_type, scalars, choose, cartpole):
+def test_losses_of_a_real_rollout(loss_class, module, value_type, scalars, choose, task):
     def stock(loss):
         loss.make_value_estimator(value_type, **scalars)
 
-    assert_same_losses(loss_class, lambda loss: choose(loss, module, scalars), stock, module, cartpole)
+    assert_same_losses(loss_class, lambda loss: choose(loss, module, scalars), stock, module, task)
 
 
 @pytest.mark.parametrize(
@@ -626,7 +649,7 @@ def test_losses_of_a_real_rollout(loss_class, module, value_type, scalars, choos
         (TritonVTrace, ValueEstimators.VTrace),
     ],
 )
-def test_for_every_loss_and_back(module, value_type, cartpole):
+def test_for_every_loss_and_back(module, value_type, task):
     def switched(enabled):
         def choose(loss):
             use_triton_estimators(enabled)
@@ -635,7 +658,7 @@ def test_for_every_loss_and_back(module, value_type, cartpole):
         return choose
 
     try:
-        assert_same_losses(ClipPPOLoss, switched(True), switched(False), module, cartpole)
+        assert_same_losses(ClipPPOLoss, switched(True), switched(False), module, task)
         use_triton_estimators()
         assert type(ClipPPOLoss(actor(), critic()).value_estimator) is TritonGAE
     finally:

@@ -262,7 +262,7 @@ class RolloutBufferMixin:
                 not [n_steps, n_envs].
         """
         _check_gae_lambda(self.gae_lambda)
-        rewards, values, _, advantages, returns = map(self._stored, _STORED)
+        rewards, values, advantages, returns = map(self._stored, ("rewards", "values", "advantages", "returns"))
         if not isinstance(last_values, torch.Tensor):
             raise TypeError(f"last_values: got {type(last_values).__name__}, expected a torch.Tensor")
         if last_values.numel() != self.n_envs:
@@ -301,9 +301,6 @@ class RolloutBufferMixin:
                 "buffer, or after reset()"
             )
         return torch.as_tensor(array)
-
-
-_STORED = ("rewards", "values", "episode_starts", "advantages", "returns")
 
 
 def _boundaries(

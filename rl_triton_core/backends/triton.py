@@ -56,9 +56,7 @@ def settings(problem: Problem) -> tuple[Launch, int]:
     row = launch.settings(length, groups * lanes, streams(problem), layout(problem))
     if groups > 1:  # of features, which may be few
         row = row._replace(block_lanes=min(row.block_lanes, launch.next_power_of_2(lanes)))
-    if problem.cu_seqlens is not None or (problem.mask is not None and problem.skip):
-        return row, 1  # what a segment starts with would depend on those before it in more ways than one
-    return row, launch.segments(steps, groups * triton.cdiv(lanes, row.block_lanes), row)
+    return row, launch.segments(length, groups * triton.cdiv(lanes, row.block_lanes), row)
 
 
 class Call(NamedTuple):
@@ -71,21 +69,20 @@ class Call(NamedTuple):
 
 
 def launches(problem: Problem, row: Launch, segments: int) -> Iterator[Call]:
-    """The launch, or with segments, none of them empty, the one that folds them and the one that uses the folds."""
-    groups, steps, lanes = problem.shape
+    """The launch, or with segments the one that folds them and the one that uses the folds."""
+    groups, _, lanes = problem.shape
     grid = (groups * triton.cdiv(lanes, row.block_lanes), segments)
-    tiles = triton.cdiv(triton.cdiv(steps, row.steps), segments)
     width, folds = 1, None
     if segments > 1:
         scanned = row.chunks > 1 and layout(problem) == "env-major"  # with all threads along the segments
         width = launch.next_power_of_2(max(segments, 32 * row.num_warps if scanned else 1))
         folds = problem.like.new_empty((3, width, groups, lanes), dtype=problem.dtype)
     for fold in (True, False) if segments > 1 else (False,):
-        given = (*arguments(problem, folds, tiles), *constants(problem, row, width, fold).values())
+        given = (*arguments(problem, folds), *constants(problem, row, width, fold).values())
         yield Call(grid, given, options(problem, row), folds)
 
 
-def arguments(problem: Problem, folds: Stream, tiles_per_segment: int) -> tuple[Any, ...]:
+def arguments(problem: Problem, folds: Stream) -> tuple[Any, ...]:
     """A problem as kernel arguments: streams as (tensor, group stride, step stride, lane stride), None, or numbers.
 
     Those with the strides of the tensor that all are like go without, so that the kernel computes offsets once.
@@ -124,7 +121,6 @@ def arguments(problem: Problem, folds: Stream, tiles_per_segment: int) -> tuple[
         strides,
         problem.shape[1],
         problem.shape[2],
-        tiles_per_segment,
     )
 
 
@@ -178,9 +174,10 @@ def actions(problem: Problem) -> tuple[int, int]:
 
 
 def layout(problem: Problem) -> str:
-    """Whether a lane's steps or a step's lanes lie closer."""
+    """Whether a lane's steps or a step's lanes lie closer. A lane of its own has nothing beside it."""
     _, step, lane = problem.strides(problem.like)
-    return "env-major" if problem.cu_seqlens is not None or abs(step) < abs(lane) else "time-major"
+    alone = problem.cu_seqlens is not None or problem.shape[2] == 1
+    return "env-major" if alone or abs(step) < abs(lane) else "time-major"
 
 
 def per_step(problem: Problem) -> Iterator[torch.Tensor]:
@@ -202,8 +199,10 @@ def written(problem: Problem) -> Iterator[torch.Tensor]:
 
 def alignment(problem: Problem) -> int:
     """4 where that divides all strides between lanes and groups, so that four steps are read at once; else 1."""
+    groups, _, lanes = problem.shape
     strides = map(problem.strides, (*per_step(problem), *written(problem)))
-    return by_fours(stride for group, _, lane in strides for stride in (group, lane))
+    several = ((group if groups > 1 else 0, lane if lanes > 1 else 0) for group, _, lane in strides)
+    return by_fours(stride for pair in several for stride in pair)
 
 
 def by_fours(strides: Iterable[int]) -> int:

@@ -589,6 +589,51 @@ def last_valid(values, valid, carried, CHUNKS: tl.constexpr, IN_WARP: tl.constex
 
 
 @triton.jit
+def nearest_valid(mask, place, t, first, LOOK: tl.constexpr, BACKWARD: tl.constexpr):
+    """The valid step of each lane that comes last in scan order up to step t, and whether there is one."""
+    nearest = first * 0 + place.lane * 0 - 1
+    missing = (place.lane < place.lanes) & (nearest < 0)
+    look = tl.arange(0, LOOK)[:, None]
+    while tl.max(missing.to(tl.int32)) > 0:
+        steps = t + look if BACKWARD else t - look
+        there = (steps >= first) & (steps < place.end)
+        valid = flag(mask, place, steps, there & (place.lane < place.lanes))
+        distance = tl.min(tl.where(valid, look, LOOK), axis=0)[None, :]
+        nearest = tl.where(missing & (distance < LOOK), t + distance if BACKWARD else t - distance, nearest)
+        t = t + LOOK if BACKWARD else t - LOOK
+        missing = missing & (nearest < 0) & ((t < place.end) if BACKWARD else (t >= first))
+    return nearest, nearest >= 0
+
+
+@triton.jit
+def carried_in(
+    carried,
+    inputs,
+    terminated,
+    truncated,
+    mask,
+    place,
+    t,
+    first,
+    GIVEN: tl.constexpr,
+    FOLLOWED: tl.constexpr,
+    DTYPE: tl.constexpr,
+    LOOK: tl.constexpr,
+    BACKWARD: tl.constexpr,
+):
+    """What a segment would carry had its program scanned those before it; as much as `carried` if none is valid."""
+    t, there = nearest_valid(mask, place, t, first, LOOK, BACKWARD)
+    over = flag(terminated, place, t, there) | flag(truncated, place, t, there)
+    found = (tl.where(there, tl.where(over, 1.0, 0.0), carried[0]),)
+    for j in tl.static_range(FOLLOWED):
+        if (GIVEN >> j) & 1:
+            found = found + (load(inputs[j], place, t, there, DTYPE),)
+        else:
+            found = found + (carried[j + 1],)
+    return found
+
+
+@triton.jit
 def advanced(alpha, beta, state):
     """One step: α + β·A, where a factor of 0 lets nothing through."""
     return tl.where(beta == 0, alpha, alpha + beta * state)
@@ -634,7 +679,6 @@ def scan(
     strides,
     steps,
     lanes,
-    tiles_per_segment,
     COEFFICIENTS: tl.constexpr,
     READOUT: tl.constexpr,
     BACKWARD: tl.constexpr,
@@ -693,8 +737,9 @@ def scan(
     begin = 0
     if SEGMENTS > 1:
         segment = tl.program_id(1)
-        begin = segment * tiles_per_segment
-        tiles_end = tl.minimum(begin + tiles_per_segment, tiles)
+        of_segment = tl.cdiv(tiles, tl.num_programs(1))
+        begin = segment * of_segment
+        tiles_end = tl.minimum(begin + of_segment, tiles)
         rows = (tl.num_programs(0) // lane_blocks).to(INDEX) * lanes
         row = group * lanes + lane
         if not FOLD:
@@ -707,12 +752,29 @@ def scan(
     carried = (zero + 1.0 if BACKWARD else tl.where(left, 1.0, 0.0),)
     for _ in tl.static_range(FOLLOWED):
         carried = carried + (zero,)
+    if SEGMENTS > 1 and mask is not None and SKIP:
+        edge_of_segment = first + ((tiles - begin) * TILE if BACKWARD else begin * TILE - 1)
+        departing = (None, None) if BACKWARD or STARTS_AT else (terminated, truncated)
+        carried = carried_in(
+            carried,
+            inputs,
+            *departing,
+            mask,
+            lanes_place,
+            edge_of_segment,
+            first,
+            GIVEN,
+            FOLLOWED,
+            DTYPE,
+            4 * TILE,
+            BACKWARD,
+        )
     value_at_end = bootstrap_number
     if BACKWARD and bootstrap is not None:
         value_at_end = load(bootstrap, lanes_place, end - 1, exists & (first < end), DTYPE)
 
     streams = (inputs, next_values, expected, bootstrap if DENSE else None, terminated, truncated, mask, gamma)
-    place = tile_place(begin, tiles, lanes_place, first, CHUNKS, LOG_UNROLL, BACKWARD)
+    place = tile_place(tl.minimum(begin, tiles - 1), tiles, lanes_place, first, CHUNKS, LOG_UNROLL, BACKWARD)
     loaded = read(
         *streams,
         place,

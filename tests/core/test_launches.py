@@ -39,8 +39,6 @@ def launch(request, monkeypatch, in_bounds):
     row, number = LAUNCHES[request.param]
 
     def settings(problem):
-        if problem.cu_seqlens is not None or (problem.mask is not None and problem.skip):
-            return row, 1
         return row, none_empty(-(-problem.shape[1] // row.steps), number)
 
     monkeypatch.setattr(triton_backend, "settings", settings)
@@ -197,11 +195,46 @@ def test_integer_sums(launch, window, layout, time_dim, boundary):
     assert torch.equal(got, want)
 
 
-def test_packed_rows(launch):
+@pytest.mark.parametrize("launch", [name for name in LAUNCHES if "segments" in name], indirect=True)
+@pytest.mark.parametrize("scan", ["backward", "forward"])
+@LAYOUTS
+def test_gaps_longer_than_segments(launch, layout, time_dim, scan):
+    """What enters a segment may come from far away, or from nowhere."""
+    steps = 150 if DEVICE == "cpu" else 1500
+    real, flags = data((4, steps), layout)
+    mask = torch.zeros(4, steps, dtype=torch.bool, device=DEVICE)
+    mask[0, [0, -1]], mask[1, [3, 90]], mask[2, -20] = True, True, True
+    window = {"mask": mask if layout == "env-major" else mask.T, "time_dim": time_dim}
+    if scan == "backward":
+        check(ours.compute_gae, real(), real(), flags(), **window, bootstrap_values=real(), truncated=flags())
+    else:
+        check(ours.compute_eligibility_traces, real(), flags(0.5), **window)
+
+
+PACKED = torch.tensor([0, 3, 3, 100, 271, 300])
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+def test_packed_rows(launch, masked):
     real, flags = data((1, 300), "env-major")
     rewards, values, ends = real()[0], real()[0], flags()[0]
-    offsets = torch.tensor([0, 3, 3, 100, 271, 300], device=DEVICE)
-    check(ours.compute_gae, rewards, values, ends, cu_seqlens=offsets, bootstrap_values=0.25)
+    window = {"cu_seqlens": PACKED.to(DEVICE), "mask": ~flags(0.3)[0] if masked else None}
+    check(ours.compute_gae, rewards, values, ends, **window, bootstrap_values=0.25)
+
+
+def test_packed_sums(launch):
+    real, flags = data((1, 300), "env-major")
+    check(ours.compute_episodic_prefix_sum, real()[0], flags()[0], cu_seqlens=PACKED.to(DEVICE))
+
+
+def test_steps_of_a_single_environment_lie_side_by_side(monkeypatch):
+    """In a window [T, 1] both strides are 1."""
+    seen = []
+    settings = triton_backend.settings
+    monkeypatch.setattr(triton_backend, "settings", lambda problem: seen.append(problem) or settings(problem))
+    rewards, values = torch.randn(2, 40, 1, device=DEVICE)
+    check(ours.compute_gae, rewards, values, bootstrap_values=0.5, time_dim=0)
+    assert [(triton_backend.layout(x), triton_backend.alignment(x)) for x in seen] == [("env-major", 4)]
 
 
 def test_there_is_a_row_for_every_window():

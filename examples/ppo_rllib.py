@@ -46,21 +46,20 @@ def algorithm_config(args: argparse.Namespace) -> PPOConfig:
     return enable_triton(config) if args.advantages == "triton" else config
 
 
-def train(args: argparse.Namespace) -> tuple[list[float], float]:
-    """The mean return of the episodes of each iteration, and that of the evaluation."""
+def train(args: argparse.Namespace) -> float:
+    """Returns the mean return of the evaluation that ends it."""
     algorithm = algorithm_config(args).build_algo()
     writer = SummaryWriter(f"{args.log_dir}/{args.env}__ppo_rllib__{args.advantages}__{args.seed}")
-    curve = []
     for iteration in (bar := tqdm(range(args.iterations), unit="update", disable=args.quiet)):
         started = time.perf_counter()
         results = algorithm.train()
-        curve.append(results["env_runners"].get("episode_return_mean", float("nan")))
-        bar.set_postfix_str(f"return {curve[-1]:.1f}")
-        writer.add_scalar("charts/episodic_return", curve[-1], iteration)
+        episodic_return = results["env_runners"].get("episode_return_mean", float("nan"))
+        bar.set_postfix_str(f"return {episodic_return:.1f}")
+        writer.add_scalar("charts/episodic_return", episodic_return, iteration)
         writer.add_scalar("charts/seconds", time.perf_counter() - started, iteration)
     writer.close()
     algorithm.stop()
-    return curve, results["evaluation"]["env_runners"]["episode_return_mean"]
+    return results["evaluation"]["env_runners"]["episode_return_mean"]
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -88,7 +87,7 @@ def main() -> int:
     args = parse_arguments()
     cpus = 1 + args.num_env_runners + args.num_learners
     ray.init(num_cpus=cpus, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    _, evaluation = train(args)
+    evaluation = train(args)
     ray.shutdown()
     print(f"evaluation: mean return {evaluation:.1f} over {args.evaluation_episodes} episodes")
     return 1 if args.target_return is not None and evaluation < args.target_return else 0

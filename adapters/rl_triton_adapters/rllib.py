@@ -64,8 +64,8 @@ Config = TypeVar("Config", bound=AlgorithmConfig)
 def enable_triton(config: Config, *, masked_statistics: bool = False, backend: str | None = None) -> Config:
     """Let an algorithm's learners compute with `rl_triton_core`.
 
-    Sets `learner_class` and three entries of `learner_config_dict`: "rl_triton", "rl_triton_masked_statistics" and
-    "rl_triton_backend". Call it before the algorithm is built.
+    Sets `learner_class` and three entries of `learner_config_dict`: "rl_triton", unless it is there already,
+    "rl_triton_masked_statistics" and "rl_triton_backend". Call it before the algorithm is built.
 
     Args:
         config: Of PPO, IMPALA or APPO, on the new API stack; changed in place.
@@ -87,8 +87,8 @@ def enable_triton(config: Config, *, masked_statistics: bool = False, backend: s
         raise ValueError("config: got enable_rl_module_and_learner=False, expected the new API stack")
     if masked_statistics and not issubclass(learner_class, TritonPPOTorchLearner):
         raise ValueError(f"masked_statistics: got True for {type(config).__name__}, expected it for PPO alone")
-    flags = {"rl_triton": True, "rl_triton_masked_statistics": masked_statistics, "rl_triton_backend": backend}
-    config.learners(learner_class=learner_class, learner_config_dict=flags)
+    flags = {"rl_triton_masked_statistics": masked_statistics, "rl_triton_backend": backend}
+    config.learners(learner_class=learner_class, learner_config_dict={"rl_triton": is_enabled(config), **flags})
     return config
 
 

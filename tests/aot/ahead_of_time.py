@@ -3,6 +3,7 @@
 import re
 import subprocess
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,10 +37,11 @@ POINTERS = {
 
 
 class Resources(NamedTuple):
-    """What one thread of a kernel needs."""
+    """What one thread of a kernel needs, and its instructions that read or write memory, where they can be told."""
 
     registers: int
     spilled_bytes: int
+    accesses: Counter[str] | None = None
 
 
 def compile_for(target: str, problem: Problem, row: Launch, segments: int = 1, **more: int) -> list[Resources]:
@@ -53,7 +55,7 @@ def compile_for(target: str, problem: Problem, row: Launch, segments: int = 1, *
         source = ASTSource(scan, signature=signature, constexprs=constexprs, attrs=attributes)
         kernel = triton.compile(source, target=TARGETS[target], options={**call.options, **more})
         amd = target.startswith("gfx")
-        found.append(read_amdgcn(kernel.asm["amdgcn"]) if amd else read_cubin(kernel.asm["cubin"]))
+        found.append(read_amdgcn(kernel.asm["amdgcn"]) if amd else read_ptx(kernel))
     return found
 
 
@@ -84,6 +86,12 @@ def read_cubin(cubin: bytes) -> Resources:
         report = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     stack, local = (int(re.search(rf"{name}:(\d+)", report)[1]) for name in ("STACK", "LOCAL"))
     return Resources(int(re.search(r"REG:(\d+)", report)[1]), stack + local)
+
+
+def read_ptx(kernel) -> Resources:
+    """The same, and loads and stores by their width: ld.v4.b32 reads four numbers of four bytes at once."""
+    accesses = re.findall(r"\b(ld|st)\.global\S*?((?:\.v\d)?\.b\d+)\b", kernel.asm["ptx"])
+    return read_cubin(kernel.asm["cubin"])._replace(accesses=Counter(map("".join, accesses)))
 
 
 def read_amdgcn(assembly: str) -> Resources:

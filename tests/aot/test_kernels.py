@@ -1,5 +1,6 @@
 """Every kernel variant compiles for every target, and none spills registers."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -7,8 +8,9 @@ import torch
 from ahead_of_time import compile_for
 
 import rl_triton_core  # noqa: F401, it describes all estimators
+from rl_triton_core.backends import triton as backend
 from rl_triton_core.backends.triton import streams
-from rl_triton_core.kernels.launch import TABLE, Limits
+from rl_triton_core.kernels.launch import TABLE, Launch, Limits
 from rl_triton_core.recurrence import RECURRENCES, Expectation, Problem
 
 ROWS = [(layout, limits, launch) for layout, rows in TABLE.items() for limits, launch in rows]
@@ -17,11 +19,17 @@ LAST_ROWS = [(layout, *rows[-1]) for layout, rows in TABLE.items()]
 VARIANTS = ("plain", "all", "skip", "reset", "half", "uneven", "packed")
 
 
-def problem(variant: str, layout: str, limits: Limits = Limits(), name: str = "gae") -> Problem:  # noqa: B008
-    """The largest window within the limits."""
+def problem(
+    variant: str,
+    layout: str,
+    limits: Limits = Limits(),  # noqa: B008
+    name: str = "gae",
+    most: tuple[int, int] = (4096, 2048),
+) -> Problem:
+    """The largest window of environments and steps within the limits."""
     recurrence = RECURRENCES[name]
     packed = variant == "packed"
-    shape = tuple(int(min(size, limit)) for size, limit in ((4096, limits.lanes), (2048, limits.steps)))
+    shape = tuple(int(min(size, limit)) for size, limit in zip(most, (limits.lanes, limits.steps), strict=True))
     shape = tuple(x - (variant == "uneven") for x in shape[:: 1 if layout == "env-major" else -1])
     shape = (1 << 20,) if packed else shape
     real = torch.bfloat16 if variant == "half" else torch.float32
@@ -29,7 +37,7 @@ def problem(variant: str, layout: str, limits: Limits = Limits(), name: str = "g
     def stream(dtype=real):
         return torch.empty(shape, dtype=dtype, device="meta")
 
-    plain = variant == "plain"
+    plain, timed = variant == "plain", variant == "timed"
     outputs = [stream(torch.float32) for _ in recurrence.outputs]
     return Problem(
         recurrence=recurrence,
@@ -41,9 +49,9 @@ def problem(variant: str, layout: str, limits: Limits = Limits(), name: str = "g
         gamma=stream() if variant == "all" else 0.99,
         lambda_=0.95,
         params=tuple(1.0 + i for i in range(len(recurrence.params))),
-        bootstrap=0.0 if plain else stream(),
+        bootstrap=0.0 if plain or timed else stream(),
         terminated=stream(torch.bool),
-        truncated=None if plain else stream(torch.uint8),
+        truncated=None if plain or timed else stream(torch.uint8),
         mask=stream(torch.bool) if variant in ("all", "skip", "reset", "packed") else None,
         initial=None if plain or recurrence.backward else stream(),
         departed=None if plain or recurrence.backward else stream(torch.bool),
@@ -75,9 +83,76 @@ def test_no_row_spills(window, launch):
     assert_no_spills(compile_for("sm_90", window, launch))
 
 
-@pytest.mark.parametrize(("window", "launch"), list(cases(["vtrace", "retrace"], ["plain"])))
+@pytest.mark.parametrize(("window", "launch"), list(cases(["retrace"], ["plain"])))
 def test_no_row_spills_where_the_equation_is_long(window, launch):
     assert_no_spills(compile_for("sm_90", window, launch))
+
+
+WIDTHS = {1: ".b8", 4: ".b32", 8: ".v2.b32", 16: ".v4.b32"}
+REGISTERS = {
+    "env-major": (32, 48, 72, 72, 72, 72, 48, 96, 144, 128, 120, 80, 128, 96),
+    "time-major": (64, 128, 152, 160, 144, 80, 144, 96, 144, 144, 96, 128, 96, 80),
+}
+"""The most that a thread needs, for every row of the table, in eights as they are given out (Triton 3.7)."""
+
+
+def timed(order, limits):
+    """What benchmarks time, with as many streams as the row admits: V-Trace of one or two log-probabilities, or GAE."""
+    name, variant = ("gae", "plain") if limits.streams < 4 else ("vtrace", "plain" if limits.streams < 5 else "timed")
+    return problem(variant, order, limits, name)
+
+
+@pytest.mark.parametrize(("order", "row"), [(order, i) for order, rows in TABLE.items() for i in range(len(rows))])
+def test_every_row_reads_and_writes_every_number_once(order, row):
+    """Four at a time where steps lie side by side; and no row needs more registers than it did."""
+    limits, launch = TABLE[order][row]
+    window = timed(order, limits)
+    (resources,) = compile_for("sm_90", window, launch)
+    assert_no_spills([resources])
+    assert resources.accesses == accesses(window, launch)
+    assert resources.registers <= REGISTERS[order][row]
+
+
+def accesses(window, launch):
+    """Of a chunk: every tensor's numbers, loaded for the next tile too where there is one; and what follows a chunk."""
+    found, tiles = Counter(), 1 if backend.constants(window, launch)["ONE_TILE"] else 2
+    for verb, tensors, times in (("ld", backend.per_step(window), tiles), ("st", backend.written(window), 1)):
+        for x in tensors:
+            size = launch.unroll * x.itemsize
+            at_once = min(16, size) if backend.layout(window) == "env-major" else x.itemsize
+            found[verb + WIDTHS[at_once]] += times * size // at_once
+    followed = window.inputs[: window.recurrence.followed]
+    found["ld.b32"] += tiles * sum(x is not None for x in followed)
+    return +found
+
+
+@pytest.mark.parametrize(("order", "limits", "launch"), [row for row in ROWS if row[1].streams < 4])
+def test_no_row_for_few_streams_spills(order, limits, launch):
+    assert_no_spills(compile_for("sm_90", problem("plain", order, limits, "trace"), launch))
+
+
+@pytest.mark.parametrize(("order", "launch"), [("env-major", Launch(4, 32, 8, 4)), ("time-major", Launch(32, 8, 8, 8))])
+def test_no_row_spills_where_a_long_equation_has_truncations(order, launch):
+    window = problem("uneven", order, name="vtrace")
+    assert streams(window) <= max(limits.streams for limits, row in TABLE[order] if row == launch) == 6
+    assert_no_spills(compile_for("sm_90", window, launch))
+
+
+@pytest.mark.parametrize("variant", ["plain", "skip"])
+@pytest.mark.parametrize("name", RECURRENCES)
+@pytest.mark.parametrize("order", TABLE)
+def test_one_launch_or_two_where_time_is_split(order, name, variant):
+    for most, number in {
+        (32768, 8): 1,
+        (4096, 128): 1,
+        (16384, 512): 1,
+        (4096, 2048): 1,
+        (64, 65536): 2,
+        (16, 1 << 18): 2,
+        (1, 1 << 20): 2,
+    }.items():
+        window = problem(variant, order, name=name, most=most)
+        assert len(list(backend.launches(window, *backend.settings(window)))) == number
 
 
 @pytest.mark.parametrize(("window", "launch"), list(last(VARIANTS)))

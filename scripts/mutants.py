@@ -14,6 +14,7 @@ import argparse
 import multiprocessing
 import multiprocessing.connection
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -42,6 +43,8 @@ FILES = [
         "launches",
         "replay",
         "normalization",
+        "conventions",
+        "estimators_autograd",
     )
 ]
 SLOW_TO_IMPORT = ("hypothesis", "numba", "torch", "triton")
@@ -59,27 +62,27 @@ class Mutant(NamedTuple):
 
 SHARED = [
     Mutant("nothing works", "solve.py", "        chosen.run(problem)", "        pass", "test_literal_numbers"),
-    Mutant("GAE: value not subtracted", "estimators/gae.py", "next_value - value", "next_value", "gae"),
-    Mutant("GAE: no discount", "estimators/gae.py", "step.gamma * step.next_value", "step.next_value", "gae"),
-    Mutant("GAE: λ dropped", "estimators/gae.py", "step.continues, step.decay", "step.continues, step.gamma", "gae"),
-    Mutant("GAE: reset dropped", "estimators/gae.py", "select(step.continues, step.decay, 0)", "step.decay + 0 * delta", "gae"),
-    Mutant("GAE: returns with the reward", "estimators/gae.py", "+ step.inputs[0]", "+ step.inputs[1]", "gae"),
-    Mutant("V-Trace: ρ not clipped", "estimators/vtrace.py", "minimum(ratio, rho_bar) * delta", "ratio * delta", "vtrace"),
-    Mutant("V-Trace: c not clipped", "estimators/vtrace.py", "lambda_ * minimum(ratio, c_bar)", "lambda_ * ratio", "vtrace"),
-    Mutant("V-Trace: λ dropped", "estimators/vtrace.py", "trace = lambda_ * minimum", "trace = minimum", "vtrace"),
-    Mutant("Retrace: λ dropped", "estimators/retrace.py", "trace = lambda_ * minimum", "trace = minimum", "retrace"),
-    Mutant("V-Trace: c from ρ̄", "estimators/vtrace.py", "minimum(ratio, c_bar)", "minimum(ratio, rho_bar)", "vtrace"),
-    Mutant("V-Trace: ratio inverted", "estimators/vtrace.py", "ratio = exp(target - behaviour)", "ratio = exp(behaviour - target)", "vtrace"),
-    Mutant("V-Trace: advantages from values", "estimators/vtrace.py", "(step.next_value + after)", "step.next_value", "vtrace"),
-    Mutant("V-Trace: advantages clipped by ρ̄", "estimators/vtrace.py", "_, _, _, rho_bar_pg = step.params", "_, rho_bar_pg, _, _ = step.params", "vtrace"),
-    Mutant("Retrace: the trace of this action", "estimators/retrace.py", "minimum(exp(target_after - behaviour_after), c_bar)", "minimum(exp(step.inputs[1] - step.inputs[2]), c_bar)", "retrace"),
-    Mutant("Retrace: c not clipped", "estimators/retrace.py", "minimum(exp(target_after - behaviour_after), c_bar)", "exp(target_after - behaviour_after)", "retrace"),
-    Mutant("Retrace: advantages without the target after", "estimators/retrace.py", "step.following[0] + after", "step.following[0]", "retrace"),
-    Mutant("Retrace: advantages drop the bootstrap", "estimators/retrace.py", "step.following[0] + after, step.next_value", "step.following[0] + after, 0", "retrace"),
-    Mutant("Retrace: advantages not weighted", "estimators/retrace.py", "weight * (reward", "(reward", "retrace"),
-    Mutant("λ-returns: all of the next value", "estimators/returns.py", "(step.gamma - beta) * step.next_value", "step.gamma * step.next_value", "lambda_returns or discounted"),
-    Mutant("λ-returns: none of it at cuts", "estimators/returns.py", "(step.gamma - beta)", "(step.gamma - step.decay)", "lambda_returns or discounted"),
-    Mutant("traces: reset dropped", "estimators/traces.py", "select(step.continues, step.decay, 0)", "step.decay + 0 * x", "traces"),
+    Mutant("GAE: value not subtracted", "estimators/gae.py", "next_value - value", "next_value", "gae_known_answers"),
+    Mutant("GAE: no discount", "estimators/gae.py", "step.gamma * step.next_value", "step.next_value", "gae_known_answers"),
+    Mutant("GAE: λ dropped", "estimators/gae.py", "step.continues, step.decay", "step.continues, step.gamma", "gae_known_answers"),
+    Mutant("GAE: reset dropped", "estimators/gae.py", "select(step.continues, step.decay, 0)", "step.decay + 0 * delta", "gae_known_answers"),
+    Mutant("GAE: returns with the reward", "estimators/gae.py", "+ step.inputs[0]", "+ step.inputs[1]", "gae_known_answers"),
+    Mutant("V-Trace: ρ not clipped", "estimators/vtrace.py", "minimum(ratio, rho_bar) * delta", "ratio * delta", "test_vtrace"),
+    Mutant("V-Trace: c not clipped", "estimators/vtrace.py", "lambda_ * minimum(ratio, c_bar)", "lambda_ * ratio", "test_vtrace"),
+    Mutant("V-Trace: λ dropped", "estimators/vtrace.py", "trace = lambda_ * minimum", "trace = minimum", "test_vtrace"),
+    Mutant("Retrace: λ dropped", "estimators/retrace.py", "trace = lambda_ * minimum", "trace = minimum", "test_retrace"),
+    Mutant("V-Trace: c from ρ̄", "estimators/vtrace.py", "minimum(ratio, c_bar)", "minimum(ratio, rho_bar)", "test_vtrace"),
+    Mutant("V-Trace: ratio inverted", "estimators/vtrace.py", "ratio = exp(target - behaviour)", "ratio = exp(behaviour - target)", "test_vtrace"),
+    Mutant("V-Trace: advantages from values", "estimators/vtrace.py", "(step.next_value + after)", "step.next_value", "test_vtrace"),
+    Mutant("V-Trace: advantages clipped by ρ̄", "estimators/vtrace.py", "_, _, _, rho_bar_pg = step.params", "_, rho_bar_pg, _, _ = step.params", "test_vtrace"),
+    Mutant("Retrace: the trace of this action", "estimators/retrace.py", "minimum(exp(target_after - behaviour_after), c_bar)", "minimum(exp(step.inputs[1] - step.inputs[2]), c_bar)", "test_retrace"),
+    Mutant("Retrace: c not clipped", "estimators/retrace.py", "minimum(exp(target_after - behaviour_after), c_bar)", "exp(target_after - behaviour_after)", "test_retrace or test_extreme"),
+    Mutant("Retrace: advantages without the target after", "estimators/retrace.py", "step.following[0] + after", "step.following[0]", "test_retrace"),
+    Mutant("Retrace: advantages drop the bootstrap", "estimators/retrace.py", "step.following[0] + after, step.next_value", "step.following[0] + after, 0", "test_retrace"),
+    Mutant("Retrace: advantages not weighted", "estimators/retrace.py", "weight * (reward", "(reward", "test_retrace"),
+    Mutant("λ-returns: all of the next value", "estimators/returns.py", "(step.gamma - beta) * step.next_value", "step.gamma * step.next_value", "test_lambda_returns or test_discounted"),
+    Mutant("λ-returns: none of it at cuts", "estimators/returns.py", "(step.gamma - beta)", "(step.gamma - step.decay)", "test_lambda_returns or test_discounted"),
+    Mutant("traces: reset dropped", "estimators/traces.py", "select(step.continues, step.decay, 0)", "step.decay + 0 * x", "test_eligibility_traces"),
     Mutant("traces: the state's flag forgotten", "estimators/traces.py", "else window.in_time(done)", "else None", "streaming"),
     Mutant("traces: the last flag not handed over", "estimators/traces.py", "pick(done, last, window)", "pick(done, 0 * last, window)", "streaming"),
     Mutant("traces: a masked end severs nothing", "estimators/traces.py", "over = over | ~pick", "over = over & ~pick", "streaming"),
@@ -87,17 +90,17 @@ SHARED = [
     Mutant("packed: sequences run on", "backends/reference.py", "torch.where(row.begins, 0, beta)", "beta", "packed and prefix"),
     Mutant("packed: neighbours of the sequence before", "backends/reference.py", "none = index < self.first", "none = index < 0", "packed and gae"),
     Mutant("packed: edge values in disorder", "backends/reference.py", "right=True", "right=False", "packed and test_an_edge"),
-    Mutant("rule: terminations bootstrap", "boundaries.py", "select(ended, 0.0, select", "select(cut, 0.0, select", "gae and every"),
-    Mutant("rule: a cut does not end", "boundaries.py", "(ended | cut) == 0", "ended == 0", "gae and every"),
-    Mutant("rule: a termination does not end", "boundaries.py", "(ended | cut) == 0", "cut == 0", "gae and every"),
-    Mutant("rule: truncation wins", "boundaries.py", "ended = terminated | (", "ended = (terminated & (cut == 0)) | (", "gae and every"),
-    Mutant("rule: truncations ignored", "boundaries.py", "cut = truncated | last", "cut = last", "gae and every"),
-    Mutant("rule: the window's end is no cut", "boundaries.py", "cut = truncated | last", "cut = truncated", "gae and every"),
-    Mutant("rule: cuts take the neighbour", "boundaries.py", "select(cut, bootstrap, ahead)", "select(last, bootstrap, ahead)", "gae and every"),
-    Mutant("rule: seals ignored", "boundaries.py", "terminated | (sealed & (cut == 0))", "terminated", "gae and every"),
-    Mutant("rule: seals beat truncations", "boundaries.py", "(sealed & (cut == 0))", "sealed", "gae and every"),
-    Mutant("sparse: missing values are 0", "validation.py", "torch.full(window.shape, math.nan", "torch.full(window.shape, 0.0", "final_values"),
-    Mutant("sparse: edge misplaced", "validation.py", "window.num_steps - 1, device", "0, device", "final_values"),
+    Mutant("rule: terminations bootstrap", "boundaries.py", "select(ended, 0.0, select", "select(cut, 0.0, select", "gae and test_every_pattern"),
+    Mutant("rule: a cut does not end", "boundaries.py", "(ended | cut) == 0", "ended == 0", "gae and test_every_pattern"),
+    Mutant("rule: a termination does not end", "boundaries.py", "(ended | cut) == 0", "cut == 0", "gae and test_every_pattern"),
+    Mutant("rule: truncation wins", "boundaries.py", "ended = terminated | (", "ended = (terminated & (cut == 0)) | (", "gae and test_every_pattern"),
+    Mutant("rule: truncations ignored", "boundaries.py", "cut = truncated | last", "cut = last", "gae and test_every_pattern"),
+    Mutant("rule: the window's end is no cut", "boundaries.py", "cut = truncated | last", "cut = truncated", "gae and test_every_pattern"),
+    Mutant("rule: cuts take the neighbour", "boundaries.py", "select(cut, bootstrap, ahead)", "select(last, bootstrap, ahead)", "gae and test_every_pattern"),
+    Mutant("rule: seals ignored", "boundaries.py", "terminated | (sealed & (cut == 0))", "terminated", "gae and test_every_pattern"),
+    Mutant("rule: seals beat truncations", "boundaries.py", "(sealed & (cut == 0))", "sealed", "gae and test_every_pattern"),
+    Mutant("sparse: missing values are 0", "validation.py", "torch.full(window.shape, math.nan", "torch.full(window.shape, 0.0", "test_final_values and gae"),
+    Mutant("sparse: edge misplaced", "validation.py", "window.num_steps - 1, device", "0, device", "test_forms_of_final_values"),
     Mutant("normalisation: correction dropped", "moments.py", "select(enough, count - correction, 1)", "select(enough, count, 1)", "normalization and test_the_equation"),
     Mutant("normalisation: a floor that is added", "moments.py", "at_least(floor, root(variance + inside)) + added", "root(variance + inside) + floor + added", "normalization and test_the_equation"),
     Mutant("normalisation: one element is centred", "moments.py", "return select(enough, mean, 0)", "return mean", "normalization and test_no_more"),
@@ -113,6 +116,20 @@ SHARED = [
     Mutant("replay: alignment does not count", "replay.py", "p{i} & 15 == {x.data_ptr() & 15}", "p{i} == p{i}", "replay and not_alike"),
     Mutant("replay: overlap not looked for", "replay.py", "            lines += apart(x, places, tensors.values())", "            pass", "replay and overlap"),
     Mutant("replay: the recorded pointers", "replay.py", "        return places[x.data_ptr()]", "        return str(x.data_ptr())", "replay and made_again"),
+    Mutant("gradients: β of the step itself", "solve.py", "after = torch.cat([beta[:, 1:], torch.zeros_like(beta[:, :1])], dim=1)", "after = beta", "autograd and test_gradients and plain and linear"),
+    Mutant("gradients: the state of the step itself", "solve.py", "before = torch.cat([torch.zeros_like(state[:, :1]), state[:, :-1]], dim=1)", "before = state", "autograd and test_gradients and plain and linear"),
+    Mutant("gradients: the scan in the same direction", "solve.py", "linear_scan(grad.flip(1), after.flip(1), ctx.backend).flip(1)", "linear_scan(grad, after, ctx.backend)", "autograd and test_gradients and plain and linear"),
+    Mutant("gradients: none beyond the step", "solve.py", "return alpha_grad, alpha_grad * before, None", "return grad, alpha_grad * before, None", "autograd and test_gradients and plain and linear"),
+    Mutant("conventions: arrivals taken for departures", "conventions.py", "tensor.narrow(dim, 1, window.num_steps - 1), last", "tensor.narrow(dim, 0, window.num_steps - 1), last", "conventions and by_hand"),
+    Mutant("conventions: the step itself is filler", "conventions.py", "first.unsqueeze(dim), tensor.narrow(dim, 0,", "first.unsqueeze(dim), tensor.narrow(dim, 1,", "conventions and by_hand"),
+    Mutant("conventions: no filler after a truncation", "conventions.py", "~shift_right(ended | cut, first, window)", "~shift_right(ended, first, window)", "conventions and by_hand"),
+    Mutant("conventions: the window before forgotten", "conventions.py", "~shift_right(ended | cut, first, window)", "~shift_right(ended | cut, 0 * first, window)", "conventions and by_hand"),
+    Mutant("conventions: the edge wins over a final value", "conventions.py", "torch.where(at_end & ~truncated, edge.unsqueeze(dim), final)", "torch.where(at_end, edge.unsqueeze(dim), final)", "conventions and by_hand"),
+    Mutant("conventions: the edge for a final value left out", "conventions.py", "torch.where((at_end & truncated).any(dim), math.nan, edge)", "edge", "conventions and loud"),
+    Mutant("conventions: PufferLib's rewards stay", "conventions.py", "departing = shift_left(rewards, per_env(\"next_reward\", next_reward, window), window)", "departing = rewards", "conventions and by_hand"),
+    Mutant("conventions: RLlib's extra slots are steps", "conventions.py", "shift_left(~mask, ", "shift_left(mask, ", "conventions and by_hand"),
+    Mutant("conventions: RSL-RL's time-outs terminate", "conventions.py", "Boundaries(done & ~cut, cut,", "Boundaries(done, cut,", "conventions and by_hand"),
+    Mutant("conventions: RSL-RL's time-outs end by themselves", "conventions.py", "cut = done & per_step_flags(", "cut = per_step_flags(", "conventions and by_hand"),
 ]  # fmt: skip
 
 STORED = (
@@ -122,8 +139,8 @@ STORED = (
 
 CPU = [
     Mutant("nothing works", "backends/cpu.py", "    together(partial(kernel, tuple(arguments)), spans)", "    pass", "test_literal_numbers"),
-    Mutant("carry seeded", "kernels/serial.py", "at(arguments[10], arguments[15], group, 0, lane), True", "at(arguments[10], arguments[7], group, 0, lane), True", "test_linear_recurrence"),
-    Mutant("carry of the first lane", "kernels/serial.py", "at(arguments[10], arguments[15], group, 0, lane), True", "at(arguments[10], arguments[15], group, 0, 0), True", "test_an_initial_state_of_a_recurrence"),
+    Mutant("carry seeded", "kernels/serial.py", "at(arguments[10], arguments[15], group, 0, lane), none", "at(arguments[10], arguments[7], group, 0, lane), none", "test_linear_recurrence"),
+    Mutant("carry of the first lane", "kernels/serial.py", "at(arguments[10], arguments[15], group, 0, lane), none", "at(arguments[10], arguments[15], group, 0, 0), none", "test_an_initial_state_of_a_recurrence"),
     Mutant("backward: gate multiplies", "kernels/serial.py", f"select(beta == zero, zero, beta * state){STORED}False", f"beta * state{STORED}False", "test_gae_containment"),
     Mutant("backward: masked step not skipped", "kernels/serial.py", "return after if skip else (state, False, True, following)", "pass", "gae and test_every_pattern"),
     Mutant("backward: masked cells not written", "kernels/serial.py", "clear(outputs, group, t, lane, zero)\n        return after", "return after", "gae and test_every_pattern"),
@@ -172,6 +189,7 @@ CPU = [
     Mutant("time and lanes swapped", "backends/cpu.py", "x if problem.time_dim == 0 else x.T", "x if problem.time_dim == 1 else x.T", "test_literal_numbers"),
     Mutant("strides ignored", "backends/cpu.py", '"C" if not apart and contiguous(arguments) else "A"', '"C"', "gae_matrix"),
     Mutant("last span dropped", "backends/cpu.py", "in pairwise(edges) if low < high]", "in list(pairwise(edges))[:-1] if low < high]", "several_threads and discounted"),
+    Mutant("parts but the first not done", "backends/cpu.py", "for part in parts[1:]]", "for part in parts[2:]]", "several_threads and discounted"),
     Mutant("normalisation: a large mean cancels", "kernels/serial_moments.py", "pivot = first_valid(values, masked, valid, first, end)", "pivot = 0.0", "normalization and test_a_large_mean"),
     Mutant("normalisation: masked cells count", "kernels/serial_moments.py", "count += counts[j] != 0", "count += 1", "normalization and test_the_equation"),
     Mutant("normalisation: masked cells in the sums", "kernels/serial_moments.py", "if not counts[j]:", "if False:", "normalization and test_the_equation"),
@@ -202,6 +220,8 @@ TRITON = [
     Mutant("segments: one too many", "kernels/scan.py", "exists & (earlier < segment)", "exists & (earlier <= segment)", "launches and gae"),
     Mutant("segments: none of the serial ones", "kernels/scan.py", "tl.range(0, segment, loop_unroll_factor=8)", "tl.range(1, segment, loop_unroll_factor=8)", "launches and gae"),
     Mutant("segments: folds of the last tile", "kernels/scan.py", "return combine_exactly(alpha, beta, rest, at_end(alphas), at_end(betas), at_end(rests))", "return at_end(alphas), at_end(betas), at_end(rests)", "launches and gae"),
+    Mutant("segments: some are empty", "kernels/launch.py", "return -(-tiles // -(-tiles // min(tiles, number)))", "return min(tiles, number)", "launches and none_is_empty"),
+    Mutant("segments: of a GPU that is busy", "kernels/launch.py", "if wanted < 8 or tiles < 8:", "if tiles < 8:", "launches and none_is_empty"),
     Mutant("tile read ahead twice", "kernels/scan.py", "tl.minimum(tile + 1, tiles_end - 1)", "tl.minimum(tile, tiles_end - 1)", "launches and gae"),
     Mutant("chunk in the order of memory", "kernels/scan.py", "steps[len(steps) - 1 - i if BACKWARD else i]", "steps[i]", "test_literal_numbers"),
     Mutant("elements mixed up", "kernels/scan.py", "        parts = even + odd\n", "        parts = odd + even\n", "launches and gae"),
@@ -313,15 +333,34 @@ def run(mutants: Sequence[Mutant], jobs: int) -> Iterator[Outcome]:
 def test(mutant: Mutant, copy: Path) -> None:
     """Run a mutant's tests on a copy that has it."""
     for name in ("rl_triton_core", "tests/core"):
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("tests/conftest.py", "tests/oracles.py", "tests/oracles_estimators.py", "pyproject.toml"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.nb[ci]"))
+    for name in (
+        "tests/conftest.py",
+        "tests/oracles.py",
+        "tests/oracles_estimators.py",
+        "docs/conventions.md",
+        "pyproject.toml",
+    ):
+        (copy / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, copy / name)
     os.chdir(copy)
     sys.path.insert(0, str(copy))
     with Path("log").open("w") as log, redirect_stdout(log), redirect_stderr(log):
         if mutant.old:
             apply(mutant, copy / "rl_triton_core" / mutant.file)
-        sys.exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-k", mutant.tests, *FILES]))
+        sys.exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-k", mutant.tests, *files(mutant)]))
+
+
+def files(mutant: Mutant) -> list[str]:
+    """Those that may have such tests: all words of the expression are in them, or ids of an estimator."""
+    ids = (ROOT / "tests/core/estimator_cases.py").read_text()
+    expression = re.sub(r"not \w+", "True", mutant.tests)
+
+    def may_have(file: str) -> bool:
+        text = file + (ROOT / file).read_text() + ids
+        return eval(re.sub(r"(?!and\b|or\b|True\b)\b\w+", lambda word: str(word[0] in text), expression))
+
+    return [file for file in FILES if may_have(file)]
 
 
 def apply(mutant: Mutant, path: Path) -> None:

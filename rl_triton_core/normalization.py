@@ -14,6 +14,7 @@ from rl_triton_core import validation as check
 from rl_triton_core.backends import choose
 from rl_triton_core.backends.reference_moments import evaluate
 from rl_triton_core.moments import Exchange, Rule, Task, as_matrices
+from rl_triton_core.replay import replayed
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -26,6 +27,7 @@ all_gather: Any = getattr(distributed, "all_gather_single", None) or getattr(
 """Of one tensor per rank into one; torch 2.13 has renamed it."""
 
 
+@replayed
 def normalize_advantages(
     advantages: torch.Tensor,
     mask: torch.Tensor | None = None,

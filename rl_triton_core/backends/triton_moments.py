@@ -10,6 +10,7 @@ from rl_triton_core.backends.triton import on
 from rl_triton_core.kernels import moments as kernels
 from rl_triton_core.kernels.launch import next_power_of_2
 from rl_triton_core.moments import Exchange, Task
+from rl_triton_core.replay import note
 
 BLOCK, NUM_WARPS = 2048, 8
 """Elements of a tile, and the warps that share them."""
@@ -32,7 +33,7 @@ class Tiles(NamedTuple):
     @property
     def constants(self) -> dict[str, int]:
         """What is compiled into a kernel."""
-        return {"BLOCK_ROWS": self.rows, "BLOCK_COLUMNS": self.columns, "num_warps": NUM_WARPS}
+        return {"BLOCK_ROWS": self.rows, "BLOCK_COLUMNS": self.columns}
 
 
 def cut(rows: int, columns: int) -> Tiles:
@@ -51,18 +52,22 @@ def run(task: Task, exchange: Exchange | None) -> None:
         )
     tiles = cut(*task.values.shape)
     new = task.values.new_empty if tiles.number else task.values.new_zeros
-    parts = new((max(1, tiles.programs), 3), dtype=torch.float64)
+    parts = own = new((max(1, tiles.programs), 3), dtype=torch.float64)
+
+    def launch(kernel: Any, programs: int, arguments: tuple[Any, ...], constants: dict[str, int]) -> None:
+        made = kernel[(programs,)](*arguments, **constants, num_warps=NUM_WARPS)
+        note(made, (programs, 1), (*arguments, *constants.values()), own)
+
     with on(task.values.device):
         if tiles.number:
-            kernels.moments[(tiles.programs,)](*moments_arguments(task, tiles, parts), **tiles.constants)
+            launch(kernels.moments, tiles.programs, moments_arguments(task, tiles, parts), tiles.constants)
         if exchange is not None:
             whole = parts.new_empty((1, 3))
-            kernels.merge[(1,)](parts, len(parts), whole, PARTS=capacity(parts), num_warps=NUM_WARPS)
+            launch(kernels.merge, 1, (parts, len(parts), whole), {"PARTS": capacity(parts)})
             parts = exchange(whole)
         if tiles.number:
-            kernels.standardize[(tiles.programs,)](
-                *standardize_arguments(task, tiles, parts), **tiles.constants, PARTS=capacity(parts)
-            )
+            constants = {**tiles.constants, "PARTS": capacity(parts)}
+            launch(kernels.standardize, tiles.programs, standardize_arguments(task, tiles, parts), constants)
 
 
 def moments_arguments(task: Task, tiles: Tiles, parts: torch.Tensor) -> tuple[Any, ...]:

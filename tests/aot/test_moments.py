@@ -43,7 +43,7 @@ def compile_for(target, name, variant):
     values, flags, result = (None if dtype is None else matrix(shape, dtype) for dtype in dtypes)
     task, tiles = Task(values, flags, result, Rule(1.0, 1e-8, 0.0, 0.0)), cut(*shape)
     parts = torch.empty((tiles.programs, 3), dtype=torch.float64, device="meta")
-    constants = {key: value for key, value in tiles.constants.items() if key != "num_warps"}
+    constants = tiles.constants
     if name == "moments":
         arguments = moments_arguments(task, tiles, parts)
     elif name == "standardize":

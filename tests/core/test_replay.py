@@ -103,6 +103,28 @@ def test_every_estimator(function, whole_calls):
 
 
 @ON_GPU
+@pytest.mark.parametrize("form", ["plain", "masked", "transposed", "half", "out"])
+def test_normalisation(form, monkeypatch):
+    from rl_triton_core.backends import triton_moments as backend
+
+    calls, run = [], backend.run
+    monkeypatch.setattr(backend, "run", lambda *given: (calls.append(given), run(*given)))
+    for seed in range(5):
+        x = rollout(300, 40, seed=seed)
+        advantages = {"transposed": x["rewards"].t(), "half": x["rewards"].bfloat16()}.get(form, x["rewards"])
+        options = {"masked": {"mask": ~x["terminated"]}, "out": {"out": torch.empty_like(advantages)}}.get(form, {})
+        got = ours.normalize_advantages(advantages, **options)
+        want = whole(ours.normalize_advantages, advantages=advantages, **options | {"out": None})
+        assert torch.equal(got, want) and got.stride() == want.stride()
+    assert len(calls) == 2 + 5
+    in_place = x["rewards"].clone()
+    for _ in range(3):
+        want = whole(ours.normalize_advantages, advantages=in_place)
+        assert ours.normalize_advantages(in_place, out=in_place) is in_place
+        assert torch.equal(in_place, want)
+
+
+@ON_GPU
 def test_what_changes_is_noticed():
     """Shapes, strides, dtypes, alignment, numbers and names, one after another and back again."""
     plain = rollout(6, 40)
@@ -410,6 +432,22 @@ def test_a_kernel_launched_in_another_order(no_device):
     call, x = copied(Other(launched, Reordered), [5]), torch.ones(4)
     new = call(x)
     assert launched == [("function", 77, (1, 1, 1), x.data_ptr(), 5, new.data_ptr())]
+
+
+def test_normalisation_notes_what_its_kernels_take():
+    """Arguments in the order of the kernels', and the memory between them."""
+    backend = pytest.importorskip("rl_triton_core.backends.triton_moments", reason="Triton is not installed")
+    x = torch.randn(3, 50)
+    if backend.kernels.moments.__class__.__name__ != "InterpretedFunction":
+        pytest.skip("TRITON_INTERPRET=1 is not set")
+    with replay.recording() as launches:
+        ours.normalize_advantages(x, mask=x > 0, backend="triton")
+    assert len(launches) == 2
+    for launched, kernel in zip(launches, (backend.kernels.moments, backend.kernels.standardize), strict=True):
+        given = dict(zip(kernel.arg_names, launched.arguments, strict=True))
+        assert given["parts"] is launched.scratch
+        assert launched.grid == (1, 1)
+        assert (given["BLOCK_ROWS"], given["BLOCK_COLUMNS"]) == backend.cut(1, 150)[:2]
 
 
 def test_the_triton_that_is_installed(monkeypatch):

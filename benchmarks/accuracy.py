@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import rl_triton_core as ours
 from benchmarks import files
+from benchmarks.workloads import LAYOUTS
 
 STEPS = (128, 1024, 8192, 131072)
 HALF_STEPS = 8192
@@ -38,7 +39,7 @@ ELEMENTS, FEWEST_ROWS = 1 << 16, 8
 GAMMAS, LAMBDAS, EPISODES = (0.99, 0.999), (0.95, 1.0), (None, 500)
 LOG_RATIO_SCALE = 0.02
 HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-LAYOUTS = {"cpu": ("env-major",), "triton": ("env-major", "time-major")}
+BACKENDS = ("cpu", "triton")
 
 RATIO_LIMIT = 2.0
 ROUNDING_TOLERANCE = 0.01
@@ -330,7 +331,7 @@ def settings(estimator: Estimator, rows: int) -> Iterator[tuple[dict[str, Any], 
 def measure(estimator: Estimator, window: Window, rows: int, place: Place) -> Iterator[dict[str, Any]]:
     """Errors for float32 inputs, by setting, layout and output."""
     exact, serial = estimator.serial(window), estimator.serial(window.cast(np.float32))
-    for (about, mine), layout in product(settings(estimator, rows), LAYOUTS[place.backend]):
+    for (about, mine), layout in product(settings(estimator, rows), LAYOUTS):
         got = call(estimator, window, mine, place._replace(layout=layout))
         for output, x, loop, want in zip(estimator.outputs, got, serial, exact, strict=True):
             errors = relative_error(x, want[:, mine]), relative_error(loop[:, mine], want[:, mine])
@@ -395,7 +396,7 @@ def summary(table: str, rows: list[dict[str, Any]]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = files.parser(__doc__)
-    parser.add_argument("--backend", choices=LAYOUTS, default="triton" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--backend", choices=BACKENDS, default="triton" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--steps", type=int, nargs="+", default=STEPS, help="lengths of the windows")
     parser.add_argument("--rows", type=int, help="environments per setting; fewer where windows are longer by default")
     options = parser.parse_args(arguments)

@@ -79,6 +79,7 @@ def test_a_result_file_makes_a_page(tmp_path, monkeypatch, capsys):
     result = report.read("cpu/accuracy_cpu.json")
     assert result["system"]["commit"] == "abc"
     assert {(row["steps"], row["rows"]) for row in result["float32"]} == {(16, 4), (32, 4)}
+    assert {row["layout"] for row in result["float32"]} == {"env-major", "time-major"}
     assert {row["dtype"] for row in result["half"]} == {"bfloat16", "float16"}
     assert all(row["ratio"] <= 1 for row in result["float32"]), "the cpu backend is the serial loop"
     page = report.accuracy()

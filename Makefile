@@ -62,7 +62,7 @@ test-independent: $(INDEPENDENT_READY) ## Compare with TorchRL and rlax (slow: d
 	$(PY_INDEPENDENT) -m pytest tests/independent
 
 test-rllib: $(RLLIB_READY) ## Tests of the RLlib adapter, on real Ray processes (downloads Ray)
-	$(VENV_RLLIB)/bin/python -m pytest tests/adapters/rllib tests/core/test_conventions.py
+	$(VENV_RLLIB)/bin/python -m pytest tests/adapters/rllib tests/adapters/test_example_files.py tests/core/test_conventions.py
 
 mutants: $(READY) ## Break the code on purpose; the tests must notice every time
 	$(COMPILED) $(PY) scripts/mutants.py reference --jobs $(JOBS) $(MUTANTS)

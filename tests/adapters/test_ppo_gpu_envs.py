@@ -7,6 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from torch.distributions import Categorical, Independent, Normal
 
 pytest.importorskip("tensorboard")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
@@ -146,15 +147,20 @@ def test_less_than_one_rollout_is_an_error(capsys):
     assert "--total-timesteps: got 400000, expected at least one rollout of 2097152" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("env", list(example.ENVIRONMENTS))
-def test_actions_have_the_policys_distribution(env):
+POLICIES = {
+    "categorical": Categorical(logits=torch.tensor([0.5, 1.5, -2.0])),
+    "Gaussian": Independent(Normal(torch.tensor([1.0, -1.0]), torch.tensor([0.2, 2.0])), 1),
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_actions_have_the_policys_distribution(name):
     torch.manual_seed(0)
-    envs = example.ENVIRONMENTS[env](1)
-    policy = example.Agent(envs, 8).policy(envs.observe(envs.state).expand(20_000, -1))
+    policy = POLICIES[name].expand((40_000,))
     got, want = example.draw(policy), policy.sample()
     assert got.shape == want.shape and got.dtype == want.dtype
-    torch.testing.assert_close(got.double().mean(0), want.double().mean(0), rtol=0, atol=0.03)
-    torch.testing.assert_close(got.double().std(0), want.double().std(0), rtol=0, atol=0.03)
+    torch.testing.assert_close(got.double().mean(0), want.double().mean(0), rtol=0.02, atol=0)
+    torch.testing.assert_close(got.double().std(0), want.double().std(0), rtol=0.02, atol=0)
 
 
 @pytest.mark.parametrize("env", list(example.ENVIRONMENTS))
@@ -163,28 +169,3 @@ def test_policies_validate_nothing(env):
     envs = example.ENVIRONMENTS[env](4)
     policy = example.Agent(envs, 8).policy(torch.full((4, envs.observations), torch.nan))
     assert policy.log_prob(example.draw(policy)).isnan().all()
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("env", list(example.ENVIRONMENTS))
-def test_nothing_waits_for_the_device(env):
-    args = example.parse_arguments(["--device", "cuda", "--num-steps", "8"])
-    envs = example.ENVIRONMENTS[env](args.num_envs, args.device)
-    agent = example.Agent(envs, args.hidden).to(args.device)
-    optimizer = torch.optim.Adam(agent.parameters())
-
-    def iteration():
-        rollout = example.collect(envs, agent, args)
-        with torch.no_grad():
-            next_value = agent.value(envs.observe(envs.state))
-        advantages, returns = example.triton(rollout, next_value, args)
-        data = rollout._asdict() | {"advantages": advantages, "returns": returns}
-        example.update(agent, optimizer, {name: x.flatten(0, 1) for name, x in data.items()}, args)
-
-    iteration()  # compiles
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        iteration()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

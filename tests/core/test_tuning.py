@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import rl_triton_core as ours
-from rl_triton_core import tuning
+from rl_triton_core import replay, tuning
 from rl_triton_core.testing import assert_close, random_rollout
 
 backend = pytest.importorskip("rl_triton_core.backends.triton", reason="Triton is not installed")
@@ -21,6 +21,7 @@ def nothing_found(monkeypatch):
     reason = backend.unavailable(torch.device(DEVICE))
     if reason is not None:
         pytest.skip(reason)
+    replay.forget()
     monkeypatch.setattr(tuning, "FOUND", {})
     monkeypatch.delenv("RL_TRITON_AUTOTUNE", raising=False)
 

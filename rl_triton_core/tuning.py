@@ -91,8 +91,7 @@ def chosen(problem: Problem, settings: Candidate) -> Candidate:
     wanted = SEARCH.timings is not None or (always and kind not in FOUND)
     if wanted and not (problem.like.is_cuda and torch.cuda.is_current_stream_capturing()):
         timings = timed(problem, settings)
-        if timings:
-            FOUND[kind] = timings[0][:2]
+        FOUND[kind] = timings[0][:2] if timings else settings
         if SEARCH.timings is not None:
             SEARCH.timings += timings
     return FOUND.get(kind, settings)
@@ -133,7 +132,7 @@ def device_time(call: Callable[[], Any]) -> float:
     call()
     graph = torch.cuda.CUDAGraph()
     times: list[float] = []
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         for _ in range(CAPTURED):
             call()
     for _ in range(1 + REPLAYS):

@@ -277,7 +277,8 @@ def main() -> int:
     parser.add_argument("--tested", action="store_true", help="the tests have just passed without a mutant")
     options = parser.parse_args()
     mutants = MUTANTS[options.backend]
-    os.environ |= {"RL_TRITON_TEST_BACKENDS": options.backend, "NUMBA_OPT": "0"}  # compile fast
+    os.environ |= {"RL_TRITON_TEST_BACKENDS": options.backend}
+    os.environ |= {"NUMBA_OPT": "0", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # so that it takes less time
     for name in SLOW_TO_IMPORT:
         with suppress(ImportError):
             import_module(name)

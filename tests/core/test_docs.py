@@ -51,7 +51,10 @@ ESTIMATORS = sorted(name for name in rl_triton_core.__all__ if name.startswith((
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_the_table_of_estimators_has_every_argument(name):
     """In the order of the signature, with its defaults."""
-    (row,) = re.findall(rf"^\| \[`{name}`\]\(#.*?\) \| (.*?) \| .+ \|$", page("docs/estimators.md"), re.MULTILINE)
+    text = page("docs/estimators.md")
+    ((section, row),) = re.findall(rf"^\| \[`{name}`\]\(#(.*?)\) \| (.*?) \| .+ \|$", text, re.MULTILINE)
+    titles = re.findall("^## (.*)$", text.lower(), re.MULTILINE)
+    assert section in [title.replace(",", "").replace(" ", "-") for title in titles]
     written = [x.partition("=") for x in re.findall(r"`(.*?)`", row)]
     found = {
         name: ast.literal_eval(default) if equals else inspect.Parameter.empty for name, equals, default in written

@@ -42,7 +42,7 @@ example-rllib: $(RLLIB_READY) ## Run one of RLlib: make example-rllib RUN=ppo_rl
 	$(VENV_RLLIB)/bin/python examples/$(RUN)
 
 test: MUTANTS = --tested
-test: lint type test-interpreted test-aot mutants ## Everything a machine without a GPU can check; what CI runs
+test: lint type test-interpreted test-aot mutants ## Everything that needs no GPU and no Ray
 	@echo "make test: lint, type, test-interpreted, test-aot and mutants passed"
 
 lint: $(READY) ## Check style and formatting

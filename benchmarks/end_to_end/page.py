@@ -7,10 +7,9 @@ from pathlib import Path
 from benchmarks import files
 from benchmarks.end_to_end import plots
 from benchmarks.end_to_end.frameworks import REGISTRY, Framework, Module, Setting
-from benchmarks.markdown import generated, machine, table
+from benchmarks.markdown import NOT_YET, generated, machine, table
 
 FOLDERS = ("h200", "cpu")
-NOT_YET = "*not measured yet*"
 SMALL = 0.01
 """Below this share a page says that there is nothing to gain."""
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks import files
-from benchmarks.plots import FOLDER, axes
+from benchmarks.plots import FOLDER, axes, save, set_up
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,19 +16,14 @@ CAPTION = "the bound of the advantage step and the measured speed-up with its qu
 
 def main(folder: Path = files.RESULTS, drawings: Path = FOLDER) -> None:
     """Draw what there are results for."""
-    import matplotlib as mpl
-
     from benchmarks.end_to_end.frameworks import REGISTRY
     from benchmarks.end_to_end.page import load
 
-    mpl.use("Agg")
-    mpl.rcParams.update({"svg.hashsalt": "rl-triton-core", "svg.fonttype": "none", "font.size": 8})
-    drawings.mkdir(parents=True, exist_ok=True)
+    set_up()
     for name in REGISTRY:
         results = [result for result in load(folder, name) if result["pairs"]]
         if results:
             draw(results, drawings / f"{file_of(name)}.svg")
-            print("drew", file_of(name))
 
 
 def file_of(name: str) -> str:
@@ -48,7 +43,7 @@ def draw(results: list[files.Row], path: Path) -> None:
     panels[0].get_gridspec().set_height_ratios(heights)
     for panel, result in zip(panels, results, strict=True):
         compare(panel, result)
-    figure.savefig(path, metadata={"Date": None}, bbox_inches="tight")
+    save(figure, path)
 
 
 def compare(panel: Axes, result: files.Row) -> None:

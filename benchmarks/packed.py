@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import rl_triton_core as ours
 from benchmarks import files, harness
 from benchmarks.harness import Call
+from benchmarks.run import tensors
 from benchmarks.workloads import ESTIMATORS as WORKLOADS
 from benchmarks.workloads import Workload, draw
 from rl_triton_core.testing import assert_close
@@ -59,7 +60,7 @@ def measure(name: str, estimator: str, device: str) -> dict[str, Any]:
     lengths = np.random.default_rng(0).integers(least, most + 1, number)
     mask = torch.arange(int(lengths.max()), device=device) < torch.as_tensor(lengths, device=device)[:, None]
     arms = calls(estimator, lengths, mask)
-    got, *others = (first(call()) for call in arms.values())
+    got, *others = (tensors(call())[0] for call in arms.values())
     for want in others:
         assert_close(got.cpu(), want[mask].cpu().double())
     times = harness.measure(arms, harness.clock_for(device), harness.PLANS[device])
@@ -94,12 +95,6 @@ def padded(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     rows = x.new_zeros((*mask.shape, *x.shape[1:]))
     rows[mask] = x
     return rows
-
-
-def first(results: Any) -> torch.Tensor:
-    """The first of an estimator's results."""
-    result: torch.Tensor = results if isinstance(results, torch.Tensor) else results[0]
-    return result
 
 
 def smallest(medians: list[float]) -> float | None:

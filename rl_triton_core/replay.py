@@ -164,6 +164,9 @@ def compared(given: Sequence[Any], names: dict[str, Any]) -> tuple[dict[str, tor
         if type(x) is not torch.Tensor:
             constant, kind = named(x, names), named(type(x), names)
             conditions.append(f"({name} is {constant} or type({name}) is {kind} and {name} == {constant})")
+    if any(x.requires_grad for x in tensors.values()):
+        names["graph"] = torch.is_grad_enabled
+        conditions.append(f"graph() is {torch.is_grad_enabled()}")
     names["fits"] = guard(list(tensors.values()))
     return tensors, [*conditions, f"fits({', '.join(tensors)})"]
 
@@ -257,7 +260,8 @@ def apart(out: torch.Tensor, places: dict[int, str], tensors: Iterable[torch.Ten
 def allocation(x: torch.Tensor, tensors: dict[str, torch.Tensor], names: dict[str, Any]) -> str:
     """An expression for a new tensor like this one. The quickest copies the form of an argument."""
     for name, like in tensors.items():
-        if like.dtype == x.dtype and like.shape == x.shape and torch.empty_like(like).stride() == x.stride():
+        alike = like.dtype == x.dtype and like.shape == x.shape
+        if alike and torch.empty_like(like, device="meta").stride() == x.stride():
             names["empty_like"] = torch.empty_like
             return f"empty_like({name})"
     empty = partial(torch.empty_strided, x.shape, x.stride(), dtype=x.dtype, device=x.device)

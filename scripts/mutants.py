@@ -112,6 +112,7 @@ SHARED = [
     Mutant("replay: numbers do not count", "replay.py", "            conditions.append(f\"({name} is", "            conditions.count(f\"({name} is", "replay and not_alike"),
     Mutant("replay: types do not count", "replay.py", "or type({name}) is {kind} and {name} ==", "or {name} ==", "replay and not_alike"),
     Mutant("replay: tensors are all alike", "replay.py", "[*conditions, f\"fits({', '.join(tensors)})\"]", "conditions", "replay and not_alike"),
+    Mutant("replay: a graph does not count", "replay.py", "conditions.append(f\"graph() is", "conditions.count(f\"graph() is", "replay and without_a_graph"),
     Mutant("replay: strides do not count", "replay.py", "(x.shape, x.stride(), x.dtype", "(x.shape, x.dtype", "replay and what_is_alike"),
     Mutant("replay: alignment does not count", "replay.py", "p{i} & 15 == {x.data_ptr() & 15}", "p{i} == p{i}", "replay and not_alike"),
     Mutant("replay: overlap not looked for", "replay.py", "            lines += apart(x, places, tensors.values())", "            pass", "replay and overlap"),

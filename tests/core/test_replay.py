@@ -349,6 +349,38 @@ def test_calls_that_are_not_alike(recorded):
     assert not launched
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_a_call_without_a_graph_is_not_like_one_with_it(known, no_device, monkeypatch):
+    """Replayed without one as often as wanted; with one it goes the whole way, which builds the graph."""
+    if not known:
+        monkeypatch.setitem(sys.modules, "torch._C._dynamo.guards", None)
+    x, new, launched = torch.zeros(4).requires_grad_(), torch.zeros(4), []
+    launch = replay.Launched(Kernel(launched), (1, 1), (x, new), None)
+    with torch.no_grad():
+        without = replay.prepared((x,), [launch], new)
+    graph = replay.prepared((x,), [launch], new)
+    assert (without(x), len(launched)) == (None, 0)
+    assert graph(x) is replay.WHOLE
+    with torch.no_grad():
+        assert graph(x) is None
+        assert not without(x).requires_grad
+    assert len(launched) == 1
+
+
+def test_preparing_takes_no_memory(no_device, monkeypatch):
+    """Of the device: what a result would look like is asked without making one."""
+    x, new, made, empty_like = torch.zeros(4), torch.zeros(4), [], torch.empty_like
+
+    def noted(*given, **options):
+        made.append(empty_like(*given, **options))
+        return made[-1]
+
+    monkeypatch.setattr(torch, "empty_like", noted)
+    call = replay.prepared((x,), [replay.Launched(Kernel([]), (1, 1), (x, new), None)], new)
+    assert {y.device.type for y in made} == {"meta"}
+    assert call(x).device == x.device
+
+
 def test_results_that_may_overlap_the_inputs(recorded):
     call, launched = recorded
     x = torch.ones(24)

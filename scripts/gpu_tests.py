@@ -26,7 +26,7 @@ sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "adapters"))
 
 from benchmarks import files
 
-JOBS = min(64, os.cpu_count() or 1)
+JOBS = min(64, len(os.sched_getaffinity(0)))
 ROOT = files.ROOT
 SUITES = {"adapters": sorted(ROOT.glob("tests/adapters/test_*_cuda.py")), "core": [ROOT / "tests" / "core"]}
 """In the order in which they run: the short one first, for the limit is that of all."""

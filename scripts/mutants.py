@@ -259,7 +259,7 @@ TRITON = [
     Mutant("segments: valid steps are looked for nearby only", "kernels/scan.py", "missing = missing & (nearest < 0) & ((t < place.end) if BACKWARD else (t >= first))", "missing = missing & (t != t)", "launches and gaps"),
     Mutant("segments: nothing is carried over a gap", "kernels/scan.py", "found = (tl.where(there, tl.where(over, 1.0, 0.0), carried[0]),)", "found = (carried[0],)", "launches and gaps"),
     Mutant("segments: the last tiles forgotten", "kernels/scan.py", "of_segment = tl.cdiv(tiles, tl.num_programs(1))", "of_segment = tiles // tl.num_programs(1)", "launches and gae"),
-    Mutant("packed: sequences start at 0", "kernels/scan.py", "        first = tl.load(offsets + lane, mask=exists, other=0).to(INDEX)\n", "        first = 0 * tl.load(offsets + lane, mask=exists, other=0).to(INDEX)\n", "test_every_sequence and gae"),
+    Mutant("packed: sequences start at 0", "kernels/scan.py", "        first = tl.load(offsets + lane, mask=exists, other=0).to(INDEX)\n", "        first = 0 * tl.load(offsets + lane, mask=exists, other=0).to(INDEX)\n", "test_every_sequence and prefix"),
     Mutant("packed: all end at the row's end", "kernels/scan.py", "        end = tl.load(offsets + lane + 1, mask=exists, other=0).to(INDEX)\n", "        end = 0 * tl.load(offsets + lane + 1, mask=exists, other=0).to(INDEX) + steps\n", "test_every_sequence and gae"),
     Mutant("replay: nothing is replayed", "replay.py", "or device() != {index}", "or True", "replay and like_calls"),
     Mutant("replay: always the same stream", "replay.py", "stream_of({index})", "0", "replay and stream"),

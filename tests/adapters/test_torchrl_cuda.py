@@ -71,6 +71,8 @@ def loops(module):
 @pytest.mark.parametrize("batch", [(20,), (5, 20), (2, 3, 20)])
 def test_modules(module, stock, scalars, batch):
     ours, theirs = (made(cls, scalars, **loops(cls)).to(DEVICE) for cls in (module, stock))
+    for estimator in (ours, theirs):
+        estimator.value_network.to(DEVICE)  # which `to` leaves alone: the loss that owns it moves it
     assert_same_estimates(ours, theirs, random_rollout(*batch).to(DEVICE))
 
 

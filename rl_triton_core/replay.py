@@ -140,17 +140,25 @@ def prepared(given: Sequence[Any], launches: Sequence[Launched], results: R) -> 
     except Exception:  # a copy took part, or Triton is not as it is known here
         lines = ["return WHOLE"]
     pointers = [f"p{i} = {name}.data_ptr()" for i, name in enumerate(tensors)]
-    aligned = [f"p{i} & 15 == {x.data_ptr() & 15}" for i, x in enumerate(tensors.values())]
     body = [f"if not ({' and '.join(conditions)}): return None", *pointers]
-    body += [f"if not ({' and '.join(aligned)}): return None", *lines]
+    body += [f"if not ({' and '.join(placed(tensors.values()))}): return None", *lines]
     arguments = ", ".join(f"a{i}" for i in range(len(given)))
     exec(f"def replay({arguments}):\n    " + "\n    ".join(body), names)
     replay: Callable[..., R | None] = names["replay"]
     return replay
 
 
+def placed(tensors: Iterable[torch.Tensor]) -> Iterator[str]:
+    """Conditions that others lie in memory like these: aligned alike, and one place for those that have one."""
+    first: dict[int, int] = {}
+    for i, x in enumerate(tensors):
+        yield f"p{i} & 15 == {x.data_ptr() & 15}"
+        if first.setdefault(x.data_ptr(), i) != i:
+            yield f"p{i} == p{first[x.data_ptr()]}"
+
+
 def compared(given: Sequence[Any], names: dict[str, Any]) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """The tensors among arguments, each under an expression for it, and conditions that others are like these."""
+    """The tensors among arguments, each once under an expression for it, and conditions that others are like these."""
     conditions = []
     every: dict[str, Any] = {}
     for i, x in enumerate(given):
@@ -159,9 +167,14 @@ def compared(given: Sequence[Any], names: dict[str, Any]) -> tuple[dict[str, tor
             every.update({f"a{i}[{j}]": y for j, y in enumerate(x)})
         else:
             every[f"a{i}"] = x
-    tensors = {name: x for name, x in every.items() if type(x) is torch.Tensor}
+    tensors: dict[str, torch.Tensor] = {}
     for name, x in every.items():
-        if type(x) is not torch.Tensor:
+        same = next((other for other, y in tensors.items() if y is x), None)
+        if same is not None:
+            conditions.append(f"{name} is {same}")
+        elif type(x) is torch.Tensor:
+            tensors[name] = x
+        else:
             constant, kind = named(x, names), named(type(x), names)
             conditions.append(f"({name} is {constant} or type({name}) is {kind} and {name} == {constant})")
     if any(x.requires_grad for x in tensors.values()):
@@ -208,7 +221,7 @@ def launching(
     places = {x.data_ptr(): f"p{i}" for i, x in enumerate(tensors.values())}
     differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in tensors.values())
     known = all(x is None or type(x) is torch.Tensor for x in every)
-    if not launches or len(places) < len(tensors) or differentiated or not known:
+    if not launches or differentiated or not known:
         return ["return WHOLE"]
 
     lines = [*on_the_device(next(iter(tensors.values())).get_device(), names)]

@@ -115,7 +115,7 @@ def test_nothing_leaks_from_an_episode_of_gae(launch, layout, time_dim, masked):
     elsewhere = turned(episode != episode.gather(1, bad))
     clean, dirty = (
         compute_gae(*given, terminated, bootstrap_values=0.5, mask=mask, time_dim=time_dim, backend="triton").advantages
-        for given in ((rewards, values), (torch.where(poisoned, poison, x) for x in (rewards, values)))
+        for given in ((rewards, values), (torch.where(poisoned, poison, x).contiguous() for x in (rewards, values)))
     )
     assert elsewhere.any() and not dirty[poisoned].isfinite().any()
     assert torch.equal(dirty[elsewhere], clean[elsewhere])

@@ -117,11 +117,20 @@ def test_normalisation(form, monkeypatch):
         want = whole(ours.normalize_advantages, advantages=advantages, **options | {"out": None})
         assert torch.equal(got, want) and got.stride() == want.stride()
     assert len(calls) == 2 + 5
-    in_place = x["rewards"].clone()
-    for _ in range(3):
+
+
+@ON_GPU
+def test_normalisation_in_place(monkeypatch):
+    from rl_triton_core.backends import triton_moments as backend
+
+    calls, run = [], backend.run
+    monkeypatch.setattr(backend, "run", lambda *given: (calls.append(given), run(*given)))
+    in_place = rollout(30, 40)["rewards"]
+    for _ in range(4):
         want = whole(ours.normalize_advantages, advantages=in_place)
         assert ours.normalize_advantages(in_place, out=in_place) is in_place
         assert torch.equal(in_place, want)
+    assert len(calls) == 2 + 4
 
 
 @ON_GPU
@@ -365,6 +374,22 @@ def test_a_call_without_a_graph_is_not_like_one_with_it(known, no_device, monkey
         assert graph(x) is None
         assert not without(x).requires_grad
     assert len(launched) == 1
+
+
+def test_in_place(no_device):
+    """Calls f(x, x) that wrote to x are replayed, and f(x, y) is another kind, which may not overlap at all."""
+    launched = []
+    x = torch.zeros(8)
+    twice = replay.prepared((x, x), [replay.Launched(Kernel(launched), (1, 1), (x, x), None)], x)
+    other, y = torch.ones(8), torch.ones(8)
+    assert twice(other, other) is other
+    assert launched.pop()[-2:] == (other.data_ptr(), other.data_ptr())
+    assert twice(other, y) is None
+    apart = replay.prepared((x, y), [replay.Launched(Kernel(launched), (1, 1), (x, y), None)], y)
+    assert apart(other, other) is None
+    assert apart(x, other) is other
+    both = torch.ones(12)
+    assert apart(both[:8], both[4:]) is replay.WHOLE
 
 
 def test_preparing_takes_no_memory(no_device, monkeypatch):

@@ -10,6 +10,7 @@ the whole way, as does every call where Triton's launcher is not as it is known 
 from __future__ import annotations
 
 import copy
+import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -23,16 +24,32 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 MOST = 32
-"""Kinds of calls replayed for each function and the names of its arguments."""
+"""Kinds of calls replayed for each function."""
 MOST_ONCE = 1024
 """Kinds of calls met once that are remembered for each function, a number each."""
+
+FRONT = """
+def front(function, noted, replays, is_compiling, WHOLE):
+    def call{header}:
+        if is_compiling():
+            return function({passed})
+        for replay in replays:
+            results = replay({given})
+            if results is WHOLE:
+                return function({passed})
+            if results is not None:
+                return results
+        return noted({given})
+    return call
+"""
+"""A public function as written out: with the same arguments, so that Python binds them, which is the quickest."""
 
 PLAIN = (type(None), bool, int, float, str)
 WHOLE = object()
 """In the place of results: the call is of this kind, but has to go the whole way."""
 STREAM = object()
 """Stands for the stream among a launcher's arguments."""
-REMEMBERED: list[dict[Any, Any] | set[int]] = []
+REMEMBERED: list[list[Any] | set[int]] = []
 """What every public function remembers of its calls."""
 
 
@@ -72,33 +89,31 @@ def recording() -> Iterator[list[Launched]]:
 
 def replayed(function: Callable[P, R]) -> Callable[P, R]:
     """A public function whose calls on a GPU are replayed."""
-    known: dict[Any, list[Callable[..., R | None]]] = {}
+    replays: list[Callable[..., R | None]] = []
     once: set[int] = set()
-    REMEMBERED.extend((known, once))
+    REMEMBERED.extend((replays, once))
+    parameters = inspect.signature(function).parameters
+    names = list(parameters)
+    whole: Callable[..., R] = function
 
-    @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if torch.compiler.is_compiling():
-            return function(*args, **kwargs)
-        names = (len(args), *kwargs)
-        for replay in known.get(names, ()):
-            results = replay(*args, *kwargs.values())
-            if results is WHOLE:
-                break
-            if results is not None:
-                return results
-        else:
-            given = (*args, *kwargs.values())
-            if can_be_replayed(given):
-                with recording() as launches:
-                    results = function(*args, **kwargs)
-                if met_before(once, hash((names, *likeness(*flat(given))))):
-                    alike = known.setdefault(names, [])
-                    alike.insert(0, prepared(given, launches, results))
-                    del alike[MOST:]
-                return results
-        return function(*args, **kwargs)
+    def noted(*given: Any) -> R:
+        arguments = dict(zip(names, given, strict=True))
+        if not can_be_replayed(given):
+            return whole(**arguments)
+        with recording() as launches:
+            results = whole(**arguments)
+        if met_before(once, hash(tuple(likeness(*flat(given))))):
+            replays.insert(0, prepared(given, launches, results))
+            del replays[MOST:]
+        return results
 
+    bare = [x.replace(default=x.empty, annotation=x.empty) for x in parameters.values()]
+    passed = ", ".join(f"{name}={name}" for name in names)
+    made: dict[str, Any] = {}
+    exec(FRONT.format(header=inspect.Signature(bare), given=", ".join(names), passed=passed), made)
+    front: Any = made["front"](function, noted, replays, torch.compiler.is_compiling, WHOLE)
+    front.__defaults__, front.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+    call: Callable[P, R] = wraps(function)(front)
     return call
 
 

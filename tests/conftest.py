@@ -1,6 +1,8 @@
 """The backends under test, and how hard Hypothesis tries.
 
 RL_TRITON_TEST_BACKENDS (names, commas between) narrows the first; HYPOTHESIS_PROFILE (ci, gpu, long) sets the second.
+Of a parametrized test the interpreter takes some combinations, with every value of every parameter among them;
+RL_TRITON_TEST_COMBINATIONS=all asks for all.
 """
 
 import fcntl
@@ -45,8 +47,8 @@ SMALL = {
 def hasten_interpreter():
     """Small tiles; and Triton's language is not patched again at every call of a function: the launch did it.
 
-    A scan combines all elements at once, over doubling distances, where the interpreter's goes one by one. Besides, a
-    fused multiply-add rounds once, as on a GPU.
+    A scan combines all elements at once, over doubling distances, where the interpreter's goes one by one. Sums of
+    offsets are not computed a second time to look for overflow. Besides, a fused multiply-add rounds once, as on a GPU.
     """
     from triton.runtime import interpreter
 
@@ -54,6 +56,11 @@ def hasten_interpreter():
 
     launch.settings = partial(launch.settings, table=SMALL)
     slow = interpreter.InterpretedFunction.__call__
+    numpy_type, known = interpreter._get_np_dtype, {}
+
+    def quick_numpy_type(dtype):
+        name = dtype.scalar.name
+        return known.get(name) or known.setdefault(name, numpy_type(dtype.scalar))
 
     def fma(self, x, y, z):
         with np.errstate(invalid="ignore"):
@@ -73,6 +80,8 @@ def hasten_interpreter():
             distance *= 2
         return as_tensors(np.moveaxis(x, 0, self.axis) for x in states)
 
+    object.__setattr__(interpreter.interpreter_builder.options, "sanitize_overflow", False)
+    interpreter._get_np_dtype = quick_numpy_type
     interpreter.InterpreterBuilder.create_fma = fma
     interpreter.ScanOps.generic_scan = scan
 
@@ -83,6 +92,37 @@ def hasten_interpreter():
 
     if hasattr(interpreter.InterpretedFunction, "rewrite"):
         interpreter.InterpretedFunction.__call__ = call
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave out what the interpreter need not do: a GPU, and the cpu backend, take a test with all combinations."""
+    if ON_GPU or os.environ.get("RL_TRITON_TEST_COMBINATIONS") == "all":
+        return
+    tests = {}
+    for item in items:
+        if hasattr(item, "callspec") and is_interpreted(item):
+            tests.setdefault(item.nodeid.split("[")[0], []).append(item)
+    left_out = {item for combinations in tests.values() for item in set(combinations) - set(covering(combinations))}
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
+
+
+def is_interpreted(item):
+    """Whether a test runs Triton in its interpreter."""
+    target = item.callspec.params.get("target")
+    return item.get_closest_marker("interpreted") is not None or (isinstance(target, Target) and target.interpreted)
+
+
+def covering(combinations):
+    """Combinations in which every value of every parameter occurs, those first that bring several new ones."""
+    met = set()
+    most = max(len(item.callspec.params) for item in combinations)
+    for new in range(most, 0, -1):
+        for item in combinations:
+            values = {(name, repr(value)) for name, value in item.callspec.params.items()}
+            if len(values - met) >= new:
+                met |= values
+                yield item
 
 
 class Target(NamedTuple):

@@ -551,6 +551,7 @@ def test_the_second_call_of_a_kind_is_prepared(monkeypatch):
     assert [function(torch.zeros(3), out=(torch.zeros(n), None)) for n in range(5)] == 5 * ["whole"]
     assert not prepared
     assert [function(torch.ones(3), 0.2) for _ in range(3)] == ["whole", "replayed", "replayed"]
+    assert function(number=0.2, x=torch.ones(3)) == "replayed"
     assert function(torch.ones(3)) == "whole"
     assert len(prepared) == 2
     replay.forget()

@@ -168,10 +168,10 @@ def env_major(unroll: int, steps: int) -> Iterator[Launch]:
 
 def time_major(unroll: int) -> Iterator[Launch]:
     """A warp's threads along the lanes, or some of them, and warps along the steps."""
-    for lanes in (16, 32):
-        for chunks in (1, 2, 4, 8, 16):
-            warps = lanes * chunks // 32
-            if 1 <= warps <= 8 and unroll * chunks > 4:
+    for lanes in (8, 16, 32):
+        for warps in (1, 2, 4, 8, 16):
+            chunks = 32 * warps // lanes
+            if unroll * chunks > 4:
                 yield Launch(lanes, chunks, unroll, warps)
 
 

@@ -44,10 +44,12 @@ class Setting(NamedTuple):
 class Arm(NamedTuple):
     """A training loop, and its way to compute advantages."""
 
-    iteration: Callable[[], Any]
+    iteration: Callable[..., Any]
     """One iteration; its advantage step is the part "advantages" of the stopwatch."""
     results: Callable[[], Sequence[Tensor]]
     """Advantages, and returns if there are any, of experience that is the same for all arms."""
+    fresh: Callable[[], Sequence[Any]] = tuple
+    """What an iteration takes and uses up; made before its time begins."""
 
 
 class Module(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,11 @@ def arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
     learner, found = built(setting, ours=name != "stock"), episodes(setting)
     timed(learner, watch, compiled() if name == "compiled" else None)
     options = {"num_epochs": setting.epochs, "minibatch_size": setting.batch_size, "shuffle_batch_per_epoch": True}
-    return Arm(lambda: learner.update(episodes=found, **options), lambda: results(learner, found))
+    return Arm(
+        iteration=lambda *drawn: learner.update(episodes=list(drawn), **options),
+        results=lambda: results(learner, deepcopy(found)),
+        fresh=lambda: deepcopy(found),
+    )
 
 
 def built(setting: Setting, ours: bool) -> Any:
@@ -71,7 +76,7 @@ def built(setting: Setting, ours: bool) -> Any:
 
 
 def episodes(setting: Setting) -> list[Any]:
-    """Random experience of every environment, in episodes."""
+    """Random experience of every environment, in episodes as env runners send them. A learner lengthens them."""
     from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
     rng, found = np.random.default_rng(0), []
@@ -91,7 +96,7 @@ def episodes(setting: Setting) -> list[Any]:
                         "action_logp": list(rng.normal(-8, 0.1, size=length).astype(np.float32)),
                         "action_dist_inputs": list(rng.normal(size=(length, 2 * ACTIONS)).astype(np.float32)),
                     },
-                )
+                ).to_numpy()
             )
     return found
 

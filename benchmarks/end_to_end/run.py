@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -113,7 +114,7 @@ def warm_up(entry: Entry, watch: Stopwatch, times: int) -> None:
     try:
         for _ in range(times):
             if entry.arm is not None:
-                watch.time(entry.arm.iteration)
+                watch.time(partial(entry.arm.iteration, *entry.arm.fresh()))
     except Exception as error:
         entry.failed(error)
 
@@ -124,14 +125,14 @@ def measure(module: Module, setting: Setting, plan: Plan, seconds: float = float
     entries = entered(module, setting, watch)
     for entry in entries:
         warm_up(entry, watch, plan.warmups)
-    calls = {entry.name: (entry, entry.arm.iteration) for entry in entries if entry.arm is not None}
+    arms = {entry.name: (entry, entry.arm) for entry in entries if entry.arm is not None}
     ends = min(started + seconds, time.perf_counter() + plan.seconds)
-    for round_ in range(plan.rounds if calls else 0):
-        if round_ >= 2 * len(calls) and time.perf_counter() > ends:
+    for round_ in range(plan.rounds if arms else 0):
+        if round_ >= 2 * len(arms) and time.perf_counter() > ends:
             break
-        for name in arithmetic.turns(list(calls), round_):
-            entry, iteration = calls[name]
-            entry.times.append(watch.time(iteration))
+        for name in arithmetic.turns(list(arms), round_):
+            entry, arm = arms[name]
+            entry.times.append(watch.time(partial(arm.iteration, *arm.fresh())))
     return entries
 
 

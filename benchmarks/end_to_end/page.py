@@ -9,7 +9,6 @@ from benchmarks.end_to_end import plots
 from benchmarks.end_to_end.frameworks import REGISTRY, Framework, Module, Setting
 from benchmarks.markdown import NOT_YET, generated, machine, table
 
-FOLDERS = ("h200", "cpu")
 SMALL = 0.01
 """Below this share a page says that there is nothing to gain."""
 
@@ -21,9 +20,9 @@ def page(folder: Path) -> str:
 
 
 def load(folder: Path, name: str) -> list[files.Row]:
-    """The result files of a framework, of all machines."""
-    paths = (folder / machine_ / f"end_to_end_{name}.json" for machine_ in FOLDERS)
-    return [files.read(path) for path in paths if path.exists()]
+    """The result files of a framework, of all machines, the CPU last."""
+    paths = sorted(folder.glob(f"*/end_to_end_{name}.json"), key=lambda path: (path.parent.name == "cpu", path))
+    return [files.read(path) for path in paths]
 
 
 def head() -> str:

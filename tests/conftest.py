@@ -110,7 +110,7 @@ def pytest_collection_modifyitems(config, items):
 def is_interpreted(item):
     """Whether a test runs Triton in its interpreter."""
     target = item.callspec.params.get("target")
-    return item.get_closest_marker("interpreted") is not None or (isinstance(target, Target) and target.interpreted)
+    return target.interpreted if isinstance(target, Target) else "in_bounds" in item.fixturenames
 
 
 def covering(combinations):

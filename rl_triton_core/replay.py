@@ -1,10 +1,11 @@
 """Calls on a GPU that are like one before: their launches alone, without validating and building them anew.
 
 What decides how a call is validated, compiled and launched is every argument that is no tensor, and every tensor's
-shape, strides, dtype, device and alignment. The first two calls of a kind go the whole way. The launches of the second
-are noted, and a function is written that makes them again: with the pointers of other tensors, and new outputs. A call
-with an argument of another type, one that is differentiated, and one whose outputs may overlap its inputs always goes
-the whole way, as does every call where Triton's launcher is not as it is known here.
+shape, strides, dtype, device and alignment, and which arguments are one tensor. The first two calls of a kind go the
+whole way. The launches of the second are noted, and a function is written that makes them again: with the pointers of
+other tensors, and new outputs. A call with an argument of another type, one that is differentiated, and one whose
+outputs may overlap its inputs always goes the whole way, as does every call where Triton's launcher is not as it is
+known here.
 """
 
 from __future__ import annotations

@@ -115,6 +115,7 @@ SHARED = [
     Mutant("replay: a graph does not count", "replay.py", "conditions.append(f\"graph() is", "conditions.count(f\"graph() is", "replay and without_a_graph"),
     Mutant("replay: strides do not count", "replay.py", "(x.shape, x.stride(), x.dtype", "(x.shape, x.dtype", "replay and what_is_alike"),
     Mutant("replay: alignment does not count", "replay.py", "p{i} & 15 == {x.data_ptr() & 15}", "p{i} == p{i}", "replay and not_alike"),
+    Mutant("replay: one place or two", "replay.py", "if first.setdefault(x.data_ptr(), i) != i:", "if False:", "replay and in_place"),
     Mutant("replay: overlap not looked for", "replay.py", "            lines += apart(x, places, tensors.values())", "            pass", "replay and overlap"),
     Mutant("replay: the recorded pointers", "replay.py", "        return places[x.data_ptr()]", "        return str(x.data_ptr())", "replay and made_again"),
     Mutant("replay: prepared at the first call", "replay.py", "if met_before(once,", "if True or met_before(once,", "replay and second_call"),

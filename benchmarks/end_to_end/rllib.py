@@ -52,9 +52,9 @@ def arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
     timed(learner, watch, compiled() if name == "compiled" else None)
     options = {"num_epochs": setting.epochs, "minibatch_size": setting.batch_size, "shuffle_batch_per_epoch": True}
     return Arm(
-        iteration=lambda *drawn: learner.update(episodes=list(drawn), **options),
+        iteration=lambda drawn: learner.update(episodes=drawn, **options),
         results=lambda: results(learner, deepcopy(found)),
-        fresh=lambda: deepcopy(found),
+        fresh=lambda: [deepcopy(found)],
     )
 
 

@@ -114,9 +114,14 @@ def warm_up(entry: Entry, watch: Stopwatch, times: int) -> None:
     try:
         for _ in range(times):
             if entry.arm is not None:
-                watch.time(partial(entry.arm.iteration, *entry.arm.fresh()))
+                timed(entry.arm, watch)
     except Exception as error:
         entry.failed(error)
+
+
+def timed(arm: Arm, watch: Stopwatch) -> dict[str, float]:
+    """The times of an iteration by its parts."""
+    return watch.time(partial(arm.iteration, *arm.fresh()))
 
 
 def measure(module: Module, setting: Setting, plan: Plan, seconds: float = float("inf")) -> list[Entry]:
@@ -132,7 +137,7 @@ def measure(module: Module, setting: Setting, plan: Plan, seconds: float = float
             break
         for name in arithmetic.turns(list(arms), round_):
             entry, arm = arms[name]
-            entry.times.append(watch.time(partial(arm.iteration, *arm.fresh())))
+            entry.times.append(timed(arm, watch))
     return entries
 
 

@@ -38,20 +38,25 @@ def same(got, want):
         assert (x is None and y is None) or torch.equal(x, y)
 
 
+def counted(backend, monkeypatch):
+    """A call of the backend for each that is not a replay."""
+    calls, run = [], backend.run
+    monkeypatch.setattr(backend, "run", lambda *given: (calls.append(given), run(*given)))
+    return calls
+
+
 @pytest.fixture
 def whole_calls(monkeypatch):
-    """A call of the backend for each that is not a replay."""
-    from rl_triton_core.backends import triton as backend
+    from rl_triton_core.backends import triton
 
-    calls = []
-    run = backend.run
+    return counted(triton, monkeypatch)
 
-    def count(problem):
-        calls.append(problem)
-        run(problem)
 
-    monkeypatch.setattr(backend, "run", count)
-    return calls
+@pytest.fixture
+def whole_normalisations(monkeypatch):
+    from rl_triton_core.backends import triton_moments
+
+    return counted(triton_moments, monkeypatch)
 
 
 @ON_GPU
@@ -104,11 +109,7 @@ def test_every_estimator(function, whole_calls):
 
 @ON_GPU
 @pytest.mark.parametrize("form", ["plain", "masked", "transposed", "half", "out"])
-def test_normalisation(form, monkeypatch):
-    from rl_triton_core.backends import triton_moments as backend
-
-    calls, run = [], backend.run
-    monkeypatch.setattr(backend, "run", lambda *given: (calls.append(given), run(*given)))
+def test_normalisation(form, whole_normalisations):
     for seed in range(5):
         x = rollout(300, 40, seed=seed)
         advantages = {"transposed": x["rewards"].t(), "half": x["rewards"].bfloat16()}.get(form, x["rewards"])
@@ -116,21 +117,17 @@ def test_normalisation(form, monkeypatch):
         got = ours.normalize_advantages(advantages, **options)
         want = whole(ours.normalize_advantages, advantages=advantages, **options | {"out": None})
         assert torch.equal(got, want) and got.stride() == want.stride()
-    assert len(calls) == 2 + 5
+    assert len(whole_normalisations) == 2 + 5
 
 
 @ON_GPU
-def test_normalisation_in_place(monkeypatch):
-    from rl_triton_core.backends import triton_moments as backend
-
-    calls, run = [], backend.run
-    monkeypatch.setattr(backend, "run", lambda *given: (calls.append(given), run(*given)))
+def test_normalisation_in_place(whole_normalisations):
     in_place = rollout(30, 40)["rewards"]
     for _ in range(4):
         want = whole(ours.normalize_advantages, advantages=in_place)
         assert ours.normalize_advantages(in_place, out=in_place) is in_place
         assert torch.equal(in_place, want)
-    assert len(calls) == 2 + 4
+    assert len(whole_normalisations) == 2 + 4
 
 
 @ON_GPU
@@ -266,11 +263,14 @@ def test_calls_on_the_cpu_are_left_alone(monkeypatch):
     same(ours.compute_gae(**x), whole(ours.compute_gae, **x))
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_what_is_alike(known, monkeypatch):
-    """By PyTorch's check of tensors, and without it."""
-    if not known:
+@pytest.fixture(params=[True, False], ids=["guards", "no guards"])
+def guards(request, monkeypatch):
+    """With PyTorch's check of tensors, and without it."""
+    if not request.param:
         monkeypatch.setitem(sys.modules, "torch._C._dynamo.guards", None)
+
+
+def test_what_is_alike(guards):
     x, y = torch.zeros(4, 6), torch.zeros(4, dtype=torch.bool)
     fits = replay.guard([x, y])
     assert fits(torch.ones(4, 6), torch.ones(4, dtype=torch.bool))
@@ -358,11 +358,8 @@ def test_calls_that_are_not_alike(recorded):
     assert not launched
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_a_call_without_a_graph_is_not_like_one_with_it(known, no_device, monkeypatch):
+def test_a_call_without_a_graph_is_not_like_one_with_it(guards, no_device):
     """Replayed without one as often as wanted; with one it goes the whole way, which builds the graph."""
-    if not known:
-        monkeypatch.setitem(sys.modules, "torch._C._dynamo.guards", None)
     x, new, launched = torch.zeros(4).requires_grad_(), torch.zeros(4), []
     launch = replay.Launched(Kernel(launched), (1, 1), (x, new), None)
     with torch.no_grad():
@@ -385,6 +382,8 @@ def test_in_place(no_device):
     assert twice(other, other) is other
     assert launched.pop()[-2:] == (other.data_ptr(), other.data_ptr())
     assert twice(other, y) is None
+    view = replay.prepared((x, x[:]), [replay.Launched(Kernel(launched), (1, 1), (x, x), None)], x)
+    assert view(other, y) is None
     apart = replay.prepared((x, y), [replay.Launched(Kernel(launched), (1, 1), (x, y), None)], y)
     assert apart(other, other) is None
     assert apart(x, other) is other

@@ -85,7 +85,7 @@ def main() -> None:
     )
     windows = [Window(x._replace(truncated=options.truncated and x.spec.truncates), options.masked) for x in workloads]
     jobs = [(window, candidate) for window in windows for candidate in window.candidates()]
-    with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 1), multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn")) as pool:
         list(pool.map(compile_only, *zip(*jobs, strict=True)))
     rows = [row for window in windows for row in times(window)]
     name = torch.cuda.get_device_name().lower().replace("nvidia ", "").replace(" ", "_")

@@ -28,6 +28,8 @@ Candidate = tuple[Launch, int]
 
 MOST_NUMBERS = 64
 """The most numbers of a chunk that a thread is to hold."""
+MOST_NARROW = 512
+"""The most programs of fewer than 32 lanes, which read parts of what memory hands out at once."""
 CAPTURED, REPLAYS = 10, 5
 
 
@@ -150,7 +152,7 @@ def candidates(steps: int, lanes: int, streams: int, layout: str, groups: int = 
     for unroll in (4, 8, 16):
         if unroll > max(steps, 4) or unroll * streams > MOST_NUMBERS:
             continue
-        for launch in env_major(unroll, steps) if layout == "env-major" else time_major(unroll):
+        for launch in env_major(unroll, steps) if layout == "env-major" else time_major(unroll, groups * lanes):
             if launch.block_lanes <= max(16, 2 * lanes) and launch.steps < 2 * max(steps, unroll):
                 for segments in segment_numbers(steps, groups * -(-lanes // launch.block_lanes), launch):
                     yield launch, segments
@@ -162,17 +164,18 @@ def env_major(unroll: int, steps: int) -> Iterator[Launch]:
     chunks = 1 << (chunks - 1).bit_length()
     for warps in (1, 4, 8):
         yield Launch(32 * warps // chunks, chunks, unroll, warps)
-    for warps in (4, 8):
+    for warps in (2, 4, 8):
         yield Launch(1, 32 * warps, unroll, warps)
 
 
-def time_major(unroll: int) -> Iterator[Launch]:
+def time_major(unroll: int, lanes: int) -> Iterator[Launch]:
     """A warp's threads along the lanes, or some of them, and warps along the steps."""
-    for lanes in (8, 16, 32):
-        for warps in (1, 2, 4, 8, 16):
-            chunks = 32 * warps // lanes
-            if unroll * chunks > 4:
-                yield Launch(lanes, chunks, unroll, warps)
+    for block_lanes in (4, 8, 16, 32):
+        if block_lanes == 32 or lanes <= MOST_NARROW * block_lanes:
+            for warps in (1, 2, 4, 8, 16):
+                chunks = 32 * warps // block_lanes
+                if unroll * chunks > 4:
+                    yield Launch(block_lanes, chunks, unroll, warps)
 
 
 def segment_numbers(steps: int, programs: int, launch: Launch) -> list[int]:

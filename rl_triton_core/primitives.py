@@ -24,5 +24,8 @@ def minimum(x: Any, bound: Any) -> Any:
 
 
 def exp(x: Any) -> Any:
-    """The exponential function."""
-    return torch.exp(x)
+    """The exponential function. Where it overflows its gradient is 0, not infinite: a clip hides the value, not 0·∞."""
+    if not x.requires_grad:
+        return torch.exp(x)
+    over = torch.exp(x.detach()).isinf()
+    return torch.where(over, torch.inf, torch.exp(torch.where(over, 0, x)))

@@ -88,11 +88,13 @@ class Expectation(NamedTuple):
     def dense(self, terminated: Stream, mask: Stream) -> torch.Tensor:
         """NV of every step, for backends that do not sum while they read."""
         dtype = torch.promote_types(torch.promote_types(self.probs.dtype, self.values.dtype), torch.float32)
-        counts = self.probs != 0
+        probs, counts = self.probs, (self.probs != 0) | self.values.isfinite()
         if self.probs.requires_grad or self.values.requires_grad:  # what is never read has a gradient of 0, not NaN
             for flags, read in ((terminated, False), (mask, True)):
-                counts = counts if flags is None else counts & (flags.ne(0) == read).unsqueeze(-1)
-        return (torch.where(counts, self.probs, 0).to(dtype) * torch.where(counts, self.values, 0).to(dtype)).sum(-1)
+                if flags is not None:
+                    here = (flags.ne(0) == read).unsqueeze(-1)
+                    probs, counts = torch.where(here, probs, 0), counts & here
+        return (probs.to(dtype) * torch.where(counts, self.values, 0).to(dtype)).sum(-1)
 
 
 @dataclass(eq=False)

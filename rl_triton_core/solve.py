@@ -44,7 +44,7 @@ def solve(
 
     Args:
         recurrence: The estimator.
-        inputs: Its inputs by name, None for one that is not given. The first is the one that set the window.
+        inputs: Its inputs by name, without those that are not given. The first is the one that set the window.
         window: The frame of all per-step tensors, checked.
         wanted: Which of its outputs to compute.
         params: The recurrence's own scalars, checked.
@@ -60,8 +60,7 @@ def solve(
         backend: .
     """
     for name, tensor in inputs.items():
-        if tensor is not None:
-            check.check_per_step(name, tensor, window)
+        check.check_per_step(name, tensor, window)
     check.check_flags("terminated", terminated, window)
     check.check_flags("truncated", truncated, window)
     check.check_flags("mask", mask, window)
@@ -69,7 +68,7 @@ def solve(
     problem = Problem(
         recurrence=recurrence,
         like=next(iter(inputs.values())),
-        inputs=tuple(inputs[name] for name in recurrence.inputs),
+        inputs=tuple(map(inputs.get, recurrence.inputs)),
         outputs=(None,) * len(wanted),
         time_dim=window.time_dim,
         gamma=check.check_gamma(gamma, window),

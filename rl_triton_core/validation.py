@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from numbers import Real
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from rl_triton_core.boundaries import FinalValues
@@ -162,10 +163,10 @@ def check_clip(name: str, bar: Any) -> float:
 
 
 def check_log_ratios(log_ratios: Any, target: Any, behaviour: Any, window: Window) -> dict[str, Any]:
-    """Log importance ratios in one of two forms, as target and behaviour log-probabilities, the latter perhaps None."""
+    """Log importance ratios in one of two forms, as target and perhaps behaviour log-probabilities."""
     if log_ratios is not None and target is None and behaviour is None:
         check_per_step("log_ratios", log_ratios, window)
-        return {"target_log_probs": log_ratios, "behaviour_log_probs": None}
+        return {"target_log_probs": log_ratios}
     if log_ratios is None and target is not None and behaviour is not None:
         return {"target_log_probs": target, "behaviour_log_probs": behaviour}
     given = {"log_ratios": log_ratios, "target_log_probs": target, "behaviour_log_probs": behaviour}
@@ -275,7 +276,7 @@ def check_bootstrap_tensor(bootstrap: torch.Tensor, truncated: Any, window: Wind
 
 def scatter_final_values(final: FinalValues, mask: torch.Tensor | None, window: Window) -> torch.Tensor:
     """Sparse bootstrap values as per-step ones; NaN where there are none. The edge is at the last step not skipped."""
-    value = torch.as_tensor(final.value, device=window.device)
+    value = as_tensor("bootstrap_values.value", final.value, window.device)
     if value.numel() == 0 and not isinstance(final.value, torch.Tensor):
         value = value.to(torch.float32)
     check_tensor("bootstrap_values.value", value, REAL_DTYPES)
@@ -306,9 +307,17 @@ def check_edge(edge: Any, value: torch.Tensor, window: Window) -> torch.Tensor:
     return edge.to(value.dtype)
 
 
+def as_tensor(name: str, values: Any, device: torch.device | None = None) -> torch.Tensor:
+    """A tensor of numbers, which may be a sequence or an array."""
+    try:
+        return torch.as_tensor(values, device=device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{name}: got {describe(values)}, expected a torch.Tensor or a sequence of numbers") from error
+
+
 def check_index(name: str, indices: Any, size: int, value: torch.Tensor, window: Window) -> torch.Tensor:
     """Integer indices in [0, size), as many as values. Those already on a GPU are asserted there, without waiting."""
-    index = torch.as_tensor(indices)
+    index = as_tensor(name, indices)
     if index.numel() == 0 and not index.is_floating_point():
         index = index.to(torch.int64)
     if (index.is_floating_point() and index.numel()) or index.is_complex() or index.dtype == torch.bool:
@@ -370,18 +379,29 @@ def check_apart(given: Sequence[tuple[str, torch.Tensor]], inputs: Sequence[torc
     for name, tensor in given:
         first, end = memory_range(tensor)
         for other, other_first, other_end in ranges:
-            if first < other_end and other_first < end and may_overlap(tensor, other):
+            if first < other_end and other_first < end and share_elements(tensor, other):
                 raise ValueError(f"{name}: got memory that it shares with another argument, expected memory of its own")
         ranges.append((tensor, first, end))
 
 
-def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether tensors whose ranges of memory overlap may share elements: same first element, or one side is dense."""
-    if a.device != b.device:
-        return False
-    (a_first, a_end), (b_first, b_end) = memory_range(a), memory_range(b)
-    dense = a_end - a_first == a.numel() * a.element_size() or b_end - b_first == b.numel() * b.element_size()
-    return a_first == b_first or dense
+def share_elements(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether tensors have memory in common, by their addresses."""
+    return a.device == b.device and np.shares_memory(Addresses(a), Addresses(b))
+
+
+class Addresses:
+    """A tensor as NumPy sees an array, on any device: nothing is read."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        """Tell NumPy where the elements lie."""
+        size = tensor.element_size()
+        self.__array_interface__ = {
+            "data": (tensor.data_ptr(), True),
+            "shape": tuple(tensor.shape),
+            "strides": tuple(size * stride for stride in tensor.stride()),
+            "typestr": f"|V{size}",
+            "version": 3,
+        }
 
 
 def memory_range(tensor: torch.Tensor) -> tuple[int, int]:

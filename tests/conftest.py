@@ -6,6 +6,7 @@ RL_TRITON_TEST_COMBINATIONS=all asks for all.
 """
 
 import fcntl
+import gc
 import importlib.util
 import os
 import sys
@@ -92,6 +93,13 @@ def hasten_interpreter():
 
     if hasattr(interpreter.InterpretedFunction, "rewrite"):
         interpreter.InterpretedFunction.__call__ = call
+
+
+def pytest_collection_finish():
+    """Not to look for garbage among modules and tests again and again: compilers make many objects."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000)
 
 
 def pytest_collection_modifyitems(config, items):

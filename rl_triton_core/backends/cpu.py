@@ -228,20 +228,13 @@ def signature(wanted: Variant) -> Any:
 @cache
 def compiled(recurrence: Recurrence, wanted: Variant) -> Any:
     """The loop with an estimator's equations in it; kept on disk between processes."""
-
-    def equation(function: Any) -> Any:
-        primitives = {name: getattr(serial, name) for name in PRIMITIVES}
-        return numba.njit(**serial.INNER)(
-            bind(function, f"{function.__name__}_{digest(code_of(function))}", **primitives)
-        )
-
     direction = "backward" if recurrence.backward else "forward"
     name = f"{recurrence.name}_{fingerprint(recurrence, wanted)}"
 
     def part(function: Any, **names: Any) -> Any:
         return numba.njit(**serial.INNER, forceinline=True)(bind(function, f"{name}_{function.__name__}", **names))
 
-    zeros = numba.njit(**serial.INNER)(serial.unrolled("zero", [f"return ({'zero, ' * recurrence.followed})"]))
+    zeros = as_many_zeros(recurrence.followed)
     equations = {
         "coefficients": equation(recurrence.coefficients),
         "readout": equation(recurrence.readout),
@@ -260,6 +253,19 @@ def compiled(recurrence: Recurrence, wanted: Variant) -> Any:
         return numba.njit([signature(wanted)], cache=True, **options)(kernel)
     except RuntimeError:  # no directory to keep it in
         return numba.njit([signature(wanted)], **options)(kernel)
+
+
+@cache
+def equation(function: Any) -> Any:
+    """A plain function of primitives as Numba's, one for all variants: it is compiled once."""
+    primitives = {name: getattr(serial, name) for name in PRIMITIVES}
+    return numba.njit(**serial.INNER)(bind(function, f"{function.__name__}_{digest(code_of(function))}", **primitives))
+
+
+@cache
+def as_many_zeros(number: int) -> Any:
+    """A function of a zero, which it returns so many times."""
+    return numba.njit(**serial.INNER)(serial.unrolled("zero", [f"return ({'zero, ' * number})"]))
 
 
 def fingerprint(recurrence: Recurrence, wanted: Variant) -> str:

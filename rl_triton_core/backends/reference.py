@@ -41,8 +41,8 @@ def loop(alpha: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
 
 
 def gated(factor: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-    """The product, 0 where the factor is 0."""
-    return torch.where(factor == 0, 0, factor * state)
+    """The product, 0 where the factor is 0. Its derivative by the factor is the state, there too if that is finite."""
+    return factor * torch.where((factor == 0) & ~state.isfinite(), 0, state)
 
 
 def evaluate(problem: Problem, dtype: torch.dtype, scan: Scan) -> tuple[torch.Tensor, ...]:
@@ -71,11 +71,8 @@ def steps(row: Row, dtype: torch.dtype) -> Step:
 
     inputs = tuple(map(masked, problem.inputs))
     terminated, truncated = row.flag(problem.terminated), row.flag(problem.truncated)
-    gamma = masked(problem.gamma)
-    if isinstance(problem.gamma, torch.Tensor):
-        terminated, decay = terminated | (gamma == 0), gamma * problem.lambda_
-    else:
-        decay = masked(problem.gamma * problem.lambda_)
+    gamma, varies = masked(problem.gamma), isinstance(problem.gamma, torch.Tensor)
+    decay = gamma * problem.lambda_ if varies else masked(problem.gamma * problem.lambda_)
     index, none, severed = row.neighbours()
     following = tuple(x.gather(1, index) for x in inputs[: problem.recurrence.followed])
     if problem.recurrence.backward:
@@ -84,7 +81,8 @@ def steps(row: Row, dtype: torch.dtype) -> Step:
             ahead = following[0] if following else torch.zeros_like(bootstrap)
         else:
             ahead = bootstrap = masked(problem.next_values)
-        next_value, continues = transition(terminated, truncated, none, severed, ahead, bootstrap)
+        ended = terminated | (gamma == 0) if varies else terminated
+        next_value, continues = transition(ended, truncated, none, severed, ahead, bootstrap)
     else:
         done = terminated | truncated
         starts = done if problem.starts_at else done.gather(1, index) & ~none

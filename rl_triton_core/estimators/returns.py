@@ -91,7 +91,7 @@ def compute_lambda_returns(
         raise ValueError(f"values: got {given}, expected either values (with bootstrap_values) or next_values")
     window = check.check_window("rewards", rewards, time_dim, cu_seqlens=cu_seqlens)
     return single(
-        {"rewards": rewards, "values": values},
+        {"rewards": rewards} | ({} if values is None else {"values": values}),
         window,
         terminated=terminated,
         truncated=truncated,
@@ -153,7 +153,7 @@ def compute_discounted_returns(
     """
     window = check.check_window("rewards", rewards, time_dim, cu_seqlens=cu_seqlens)
     return single(
-        {"rewards": rewards, "values": None},
+        {"rewards": rewards},
         window,
         terminated=terminated,
         truncated=truncated,

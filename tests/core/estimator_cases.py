@@ -575,9 +575,10 @@ def draw_decay(draw, rng, shape):
         return {"gamma": draw(st.sampled_from([0.0, 0.9, 1])), "lambda_": draw(st.sampled_from([0.0, 0.8, 1]))}
     if form == "number":
         return {"decay": draw(st.sampled_from([0.0, 0.5, 1.0]))}
-    if form == "vector" and len(shape) > 2:
-        return {"decay": Vector(rng.uniform(0, 1, shape[2:]))}
-    return {"decay": rng.uniform(0, 1, shape if form == "full" else shape[:2])}
+    vector = form == "vector" and len(shape) > 2
+    decay = rng.uniform(0, 1, shape[2:] if vector else shape if form == "full" else shape[:2])
+    decay[rng.random(decay.shape) < 0.1] = 0.0
+    return {"decay": Vector(decay) if vector else decay}
 
 
 @st.composite

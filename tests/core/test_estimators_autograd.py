@@ -57,13 +57,14 @@ def variants(estimator, **options):
     rng = np.random.default_rng(0)
     case = random_case(estimator, *SHAPE, features=features, **options)
     if estimator is LINEAR:
-        yield case.replace(reverse=True, initial=rng.standard_normal((3, 2)))
-        yield case.replace(reverse=False, initial=rng.standard_normal((3, 2)))
+        zeros = case.replace(beta=with_zeros(case["beta"]))
+        yield zeros.replace(reverse=True, initial=rng.standard_normal((3, 2)))
+        yield zeros.replace(reverse=False, initial=rng.standard_normal((3, 2)))
         yield case
     elif estimator is TRACES:
         state = (rng.standard_normal((3, 2)), np.array([False, True, False]))
         yield case
-        for decay in (rng.random(SHAPE), rng.random((*SHAPE, 2)), Vector(rng.random(2))):
+        for decay in (with_zeros(rng.random(SHAPE)), with_zeros(rng.random((*SHAPE, 2))), Vector(rng.random(2))):
             yield case.replace(decay=decay, state=state)
     elif estimator is PREFIX:
         state = (rng.standard_normal((3, 2)), np.array([False, True, False]))
@@ -78,6 +79,12 @@ def variants(estimator, **options):
             yield away_from_the_clips(with_log_probs(case)).replace(lambda_=0.0)
         if estimator in (VTRACE, LAMBDA, DISCOUNTED):
             yield away_from_the_clips(case).replace(truncated=None, bootstrap_values=rng.standard_normal(3))
+
+
+def with_zeros(factors):
+    """Factors some of which are exactly 0, at both ends of a row too. What they let through is smooth there."""
+    factors[0, 0] = factors[0, 2] = factors[1, -1] = 0.0
+    return factors
 
 
 def leaves(call, case):
@@ -216,6 +223,35 @@ def test_actions_that_are_not_read_reach_no_gradient(target):
     sum(x.sum() for x in call(target.backend)).backward()
     for x in tensors:
         assert x.grad.isfinite().all() and not x.grad.cpu()[torch.as_tensor(~cells)].any()
+
+
+def test_the_gradient_of_a_probability_of_zero_is_the_value(float64_target):
+    case = with_form(random_case(RETRACE, *SHAPE, term=0.2, valid=0.8), "actions")
+    case["next_action_probs"][:, :, 0] = 0.0
+    call = Call(case, how=How(dtype=torch.float64))
+
+    def function(probs):
+        return call(float64_target.backend, next_action_probs=probs)
+
+    assert torch.autograd.gradcheck(function, [call.kwargs["next_action_probs"].requires_grad_()])
+    values = call.kwargs["next_q_values"]
+    values[:, :, 0] = torch.inf  # is not read, and neither is its gradient
+    (grad,) = torch.autograd.grad(sum(x.sum() for x in call(float64_target.backend)), call.kwargs["next_action_probs"])
+    assert grad.isfinite().all() and not grad[:, :, 0].any() and grad[:, :, 1].any()
+
+
+@pytest.mark.parametrize("estimator", [VTRACE, RETRACE], ids=by_name)
+def test_a_ratio_that_overflows_and_is_clipped_has_no_gradient(target, estimator):
+    case = random_case(estimator, 2, 6, term=0, trunc=0)
+    gradients = []
+    for log_ratio in (1000.0, 50.0):  # both are clipped; the exponential of the first is infinite
+        case["log_ratios"][:, 2] = log_ratio
+        call = Call(case.rounded(torch.float32), target.device)
+        log_ratios = call.kwargs["log_ratios"].requires_grad_()
+        sum(x.sum() for x in call(target.backend)).backward()
+        gradients.append(log_ratios.grad)
+    assert not gradients[0][:, 2].any() and gradients[0].any()
+    assert_close(*gradients)
 
 
 def test_the_gradient_of_a_scan_is_contained_too(target):

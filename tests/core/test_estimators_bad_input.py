@@ -28,6 +28,8 @@ from rl_triton_core import FinalValues, ScanState
 
 N, T, A = 3, 5, 3
 BY_NAME = {estimator.name: estimator for estimator in ESTIMATORS}
+REQUIRED = ("rewards", "values", "q_values", "x", "alpha", "beta")
+"""Wherever an estimator has them."""
 
 
 def good(estimator, form="plain"):
@@ -69,6 +71,8 @@ def of_every_tensor():
                 yield bad(estimator, name, TypeError, text, kinds, form=form, **{name: x.to(dtype)})
             if name != "bootstrap_values":
                 yield bad(estimator, name, TypeError, "list", "Tensor", form=form, **{name: x.tolist()})
+            if name in REQUIRED:
+                yield bad(estimator, name, (TypeError, ValueError), "None", form=form, **{name: None})
             first = name == estimator.inputs[0]
             if not first:
                 yield bad(estimator, name, ValueError, "meta", "cpu", form=form, **{name: x.to("meta")})
@@ -117,6 +121,12 @@ def of_continuations():
         yield bad(estimator, name, TypeError, "str", bootstrap_values="0")
         yield bad(estimator, "bootstrap_values.*env", ValueError, "3", bootstrap_values=FinalValues([N], [0], [1.0]))
         yield bad(estimator, "bootstrap_values.*time", ValueError, "5", bootstrap_values=FinalValues([0], [T], [1.0]))
+        for name, wrong in (
+            ("env", (None, [0], [1.0])),
+            ("time", ([0], "0", [1.0])),
+            ("value", ([0], [0], [[1.0], []])),
+        ):
+            yield bad(estimator, f"bootstrap_values.{name}", TypeError, "got", bootstrap_values=FinalValues(*wrong))
     for estimator in (VTRACE, LAMBDA):
         values = {"values": None} if estimator is LAMBDA else {}
         yield bad(estimator, "bootstrap_values", ValueError, "next_values", next_values=floats(N, T), **values)
@@ -261,6 +271,24 @@ def test_out_may_not_be_one_tensor_twice(estimator):
     for twice in ((out, out), (out, out[:])):
         with pytest.raises(ValueError, match="out"):
             estimator.function(**good(estimator), out=twice)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=by_name)
+def test_out_may_not_overlap_an_input_in_part(estimator):
+    """Views of the same strides, one a step or a row further on; columns in between share nothing."""
+    kwargs = good(estimator)
+    name = estimator.inputs[0]
+    for shift, shape in (((0, 1), (N, T + 1)), ((1, 0), (N + 1, T)), ((1, -1), (N + 1, T + 1))):
+        memory = floats(*shape)
+        one, other = memory[: N or None, shift[1] < 0 :][:N, :T], memory[shift[0] :, max(0, shift[1]) :][:N, :T]
+        one.copy_(kwargs[name])
+        for x, out in ((one, other), (other, one)):
+            with pytest.raises(ValueError, match=r"^out.* shares"):
+                estimator.function(**{**kwargs, name: x}, out=(out, None) if len(estimator.outputs) > 1 else out)
+    memory = floats(N, T, 2)
+    memory[..., 0] = kwargs[name]
+    out = (memory[..., 1], None) if len(estimator.outputs) > 1 else memory[..., 1]
+    estimator.function(**{**kwargs, name: memory[..., 0]}, out=out)
 
 
 def test_what_must_not_be_an_error():

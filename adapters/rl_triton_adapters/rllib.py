@@ -24,6 +24,7 @@ import torch
 
 from rl_triton_adapters._rebinding import rebound
 from rl_triton_core import compute_gae, compute_vtrace, normalize_advantages
+from rl_triton_core.backends import check_name, choose
 
 try:
     import ray
@@ -78,10 +79,12 @@ def enable_triton(config: Config, *, masked_statistics: bool = False, backend: s
 
     Raises:
         TypeError: The algorithm is another one, or has a learner class that does not derive from one of this module.
-        ValueError: The config is for the old API stack, or asks for masked statistics without having any.
+        ValueError: The config is for the old API stack, or asks for masked statistics without having any; there is no
+            such backend.
         RuntimeError: The installed Ray is too old, or does not compute what this adapter was written for.
     """
     check_ray()
+    check_name(backend)
     learner_class = _triton_learner(config)
     if not config.enable_rl_module_and_learner:
         raise ValueError("config: got enable_rl_module_and_learner=False, expected the new API stack")
@@ -271,11 +274,13 @@ class TritonPPOTorchLearner(PPOTorchLearner):
 
         Raises:
             RuntimeError: The pipeline has no such piece, or the installed Ray is not one that `check_ray` accepts.
+            BackendUnavailableError: The backend asked for cannot run on the learner's device.
         """
         super().build()
         if not is_enabled(self.config):
             return
         check_ray()
+        choose(chosen_backend(self.config), self._device)
         pieces = [] if self._learner_connector is None else self._learner_connector.connectors
         places = [i for i, piece in enumerate(pieces) if type(piece) is GeneralAdvantageEstimation]
         if not places and not any(isinstance(piece, TritonGeneralAdvantageEstimation) for piece in pieces):
@@ -365,6 +370,7 @@ class _VTraceMixin:
 
         Raises:
             RuntimeError: The installed Ray is not one that `check_ray` accepts, or the loss calls no `vtrace_torch`.
+            BackendUnavailableError: The backend asked for cannot run on the learner's device.
         """
         learner: Any = super()
         self._triton_loss = learner.compute_loss_for_module
@@ -373,6 +379,8 @@ class _VTraceMixin:
             check_ray()
             self._triton_loss = _with_vtrace(self._triton_loss, partial(vtrace, backend=chosen_backend(config)))
         learner.build()
+        if is_enabled(config):  # an error in the loss would end IMPALA's learner thread, and the algorithm would wait
+            choose(chosen_backend(config), self._device)  # type: ignore[attr-defined]
 
     def compute_loss_for_module(self, **kwargs: Any) -> torch.Tensor:
         """The loss of one module: RLlib's own code."""

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from rl_triton_adapters.cleanrl import RolloutBufferMixin
+from rl_triton_core.backends import choose
 
 try:
     from gymnasium import spaces
@@ -63,10 +64,14 @@ class TritonGAEMixin(RolloutBufferMixin, RolloutBuffer):
 
         Raises:
             TypeError: If the buffer cannot store observations of that space.
+            ValueError: If there is no backend of that name.
+            BackendUnavailableError: If it cannot run on the device where rollouts are stored.
         """
         self._check_space(observation_space)
         self.backend = backend
         super().__init__(buffer_size, observation_space, *args, **kwargs)
+        if backend is not None:
+            choose(backend, self._storage_device())
 
     def reset(self) -> None:
         """Make room for a new rollout."""
@@ -81,6 +86,9 @@ class TritonGAEMixin(RolloutBufferMixin, RolloutBuffer):
             return super()._departures(dones)
         self._starts[-1] = dones
         return torch.from_numpy(self._starts[1:])
+
+    def _storage_device(self) -> torch.device:
+        return torch.device("cpu")
 
     def _check_space(self, space: spaces.Space[Any]) -> None:
         name = type(self).__name__

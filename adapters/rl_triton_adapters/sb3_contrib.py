@@ -101,6 +101,9 @@ class TritonRecurrentPPO(RecurrentPPO):
             rollout_buffer_kwargs: Passed on to the rollout buffer.
             _init_setup_model: Whether to make the networks and the buffer.
             **kwargs: Passed on to RecurrentPPO.
+
+        Raises:
+            TypeError: If the class is not one of a recurrent rollout buffer.
         """
         super().__init__(*args, **kwargs, _init_setup_model=False)  # type: ignore[misc]
         self.rollout_buffer_class = rollout_buffer_class
@@ -114,6 +117,11 @@ class TritonRecurrentPPO(RecurrentPPO):
         buffer_class: Any = self.rollout_buffer_class or rollout_buffer_class_for(
             self.observation_space, TritonRecurrentPPO, verbose=self.verbose
         )
+        if not issubclass(buffer_class, RecurrentRolloutBuffer | RecurrentDictRolloutBuffer):
+            raise TypeError(
+                f"rollout_buffer_class: got {buffer_class.__name__}, expected one that derives from "
+                "RecurrentRolloutBuffer or RecurrentDictRolloutBuffer, or None to have it chosen"
+            )
         self.rollout_buffer = buffer_class(
             self.n_steps,
             self.observation_space,

@@ -38,6 +38,8 @@ class DeviceStorageMixin(TritonGAEMixin):
     """The type of a minibatch."""
     fields: ClassVar[tuple[str, ...]] = ("observations", "actions", "values", "log_probs", "advantages", "returns")
     """The attributes it is made of, in order."""
+    flattened: ClassVar[tuple[str, ...]] = ("actions", "action_masks")
+    """Attributes that are stored with one dimension per environment, however many they come with."""
     action_dtype: ClassVar[torch.dtype | None] = torch.float32
     """That of the actions in it; None for that of the action space."""
 
@@ -62,6 +64,9 @@ class DeviceStorageMixin(TritonGAEMixin):
             value: Values of `obs`, one per environment.
             log_prob: Log probabilities of the actions, one per environment.
             **others: More attributes, by name. None leaves the step as `reset()` made it.
+
+        Raises:
+            ValueError: If one of them has another shape.
         """
         step = {
             "observations": obs,
@@ -73,7 +78,7 @@ class DeviceStorageMixin(TritonGAEMixin):
         }
         for name, data in (step | others).items():
             if data is not None:
-                _each(self._write, getattr(self, name), data)
+                _each(partial(self._write, name), getattr(self, name), data)
         self.pos += 1
         self.full = self.pos == self.buffer_size
 
@@ -111,11 +116,19 @@ class DeviceStorageMixin(TritonGAEMixin):
     def _zeros(self, array: npt.NDArray[Any], dtype: torch.dtype | None) -> torch.Tensor:
         return torch.zeros_like(torch.from_numpy(array), dtype=dtype, device=self.device)
 
-    def _write(self, stored: torch.Tensor, data: Any) -> None:
+    def _write(self, name: str, stored: torch.Tensor, data: Any) -> None:
         if not isinstance(data, torch.Tensor):
             data = torch.from_numpy(np.require(data, requirements=["C", "W"]))
         step = stored[self.pos]
-        step.copy_(data.detach().reshape(step.shape))
+        try:
+            fits = name in self.flattened or _without_ones(data) == _without_ones(step)
+            data = data.reshape(step.shape) if fits else data.expand(step.shape)
+        except RuntimeError as error:
+            raise ValueError(f"{name}: got shape {tuple(data.shape)}, expected {tuple(step.shape)}") from error
+        step.copy_(data.detach())
+
+    def _storage_device(self) -> torch.device:
+        return torch.device(self.device)
 
 
 class DeviceRolloutBuffer(DeviceStorageMixin, RolloutBuffer):
@@ -168,6 +181,10 @@ class BatchedTerminalValues(BaseCallback):
             recurrent = (states, torch.zeros(len(cut), device=self.model.device))
         values: npt.NDArray[np.float32] = policy.predict_values(batch, *recurrent).flatten().numpy(force=True)
         return values
+
+
+def _without_ones(tensor: torch.Tensor) -> list[int]:
+    return [size for size in tensor.shape if size != 1]
 
 
 def _each(function: Callable[..., Any], stored: Any, *others: Any) -> Any:

@@ -27,12 +27,17 @@ def choose(name: str | None, device: torch.device) -> ModuleType:
     """The backend of that name, or the best one for the device."""
     if name is None:
         return automatic(device.type)
-    if name not in NAMES:
-        raise ValueError(f"backend: got {name!r}, expected one of {', '.join(NAMES)}, or None to choose by device")
+    check_name(name)
     reason = why_unavailable(name, device)
     if reason is not None:
         raise BackendUnavailableError(f"backend: got {name!r}, which is not available: {reason}")
     return load(name)
+
+
+def check_name(name: str | None) -> None:
+    """Raise ValueError unless there is a backend of that name, or None."""
+    if name is not None and name not in NAMES:
+        raise ValueError(f"backend: got {name!r}, expected one of {', '.join(NAMES)}, or None to choose by device")
 
 
 @cache

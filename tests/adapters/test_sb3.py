@@ -31,6 +31,7 @@ from rl_triton_adapters.sb3 import (
     TritonRolloutBuffer,
     rollout_buffer_class_for,
 )
+from rl_triton_core import BackendUnavailableError
 
 BOX = spaces.Box(-1.0, 1.0, (3,), np.float32)
 DISCRETE = spaces.Discrete(2)
@@ -218,6 +219,19 @@ def test_a_flattened_buffer_is_refused():
     next(buffer.get(batch_size=4))
     with pytest.raises(ValueError, match=r"values: got shape \(24, 1\), expected \(8, 3\): .*before get\(\)"):
         buffer.compute_returns_and_advantage(torch.zeros(3, 1), np.zeros(3, bool))
+
+
+def test_a_backend_that_cannot_run_is_refused_before_a_rollout(monkeypatch):
+    with pytest.raises(ValueError, match="backend: got 'nope', expected one of triton, cpu, reference"):
+        PPO(
+            "MlpPolicy",
+            "CartPole-v1",
+            rollout_buffer_class=TritonRolloutBuffer,
+            rollout_buffer_kwargs={"backend": "nope"},
+        )
+    monkeypatch.setattr("rl_triton_core.backends.why_unavailable", lambda name, device: f"no {name} for {device}")
+    with pytest.raises(BackendUnavailableError, match="no triton for cpu"):
+        TritonRolloutBuffer(4, BOX, DISCRETE, backend="triton")
 
 
 @pytest.mark.parametrize("wrong", [{"gamma": float("nan")}, {"gamma": -0.5}])

@@ -323,6 +323,8 @@ def test_the_wrong_class_says_which_one_to_use():
         new_agent(MaskablePPO, masked_dict_cartpole(), rollout_buffer_class=ours.DeviceMaskableRolloutBuffer)
     with pytest.raises(TypeError, match="use TritonRecurrentRolloutBuffer"):
         new_agent(TritonRecurrentPPO, cartpole(), rollout_buffer_class=ours.TritonRecurrentDictRolloutBuffer)
+    with pytest.raises(TypeError, match="rollout_buffer_class: got TritonRolloutBuffer, .*RecurrentRolloutBuffer"):
+        new_agent(TritonRecurrentPPO, cartpole(), rollout_buffer_class=TritonRolloutBuffer)
 
 
 def test_import_without_sb3_contrib_says_what_to_install():

@@ -217,6 +217,26 @@ def test_an_incomplete_rollout_is_refused():
         next(buffer.get())
 
 
+@pytest.mark.parametrize("buffer_class", [RolloutBuffer, DeviceRolloutBuffer])
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("obs", (2, 4, 5, 3)), ("obs", (3, 2, 4, 5)), ("obs", (2, 60)), ("reward", (3,)), ("episode_start", (2, 2))],
+)
+def test_data_of_another_shape_are_refused(buffer_class, name, shape):
+    step = {"obs": (2, 3, 4, 5), "action": (2,), "reward": (2,), "episode_start": (2,)} | {name: shape}
+    arrays = {key: np.zeros(size, np.float32) for key, size in step.items()}
+    buffer = buffer_class(2, spaces.Box(0, 1, (3, 4, 5)), DISCRETE, device="cpu", n_envs=2)
+    with pytest.raises(ValueError, match=rf"{name[:3]}\w+: got shape|broadcast"):
+        buffer.add(**arrays, value=torch.zeros(2, 1), log_prob=torch.zeros(2))
+
+
+def test_a_number_stands_for_all_environments():
+    buffer = DeviceRolloutBuffer(2, BOX, DISCRETE, device="cpu", n_envs=3)
+    obs = np.zeros((3, *BOX.shape), np.float32)
+    buffer.add(obs, np.zeros(3), np.float32(2.0), np.True_, torch.zeros(3, 1), torch.zeros(3))
+    assert (buffer.rewards[0] == 2.0).all() and (buffer.episode_starts[0] == 1.0).all()
+
+
 def test_advantages_after_get_are_refused():
     buffer = filled(DeviceRolloutBuffer, BOX)
     minibatches(buffer)

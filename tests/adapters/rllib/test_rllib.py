@@ -53,7 +53,7 @@ from rl_triton_adapters.rllib import (
     enable_triton,
     vtrace,
 )
-from rl_triton_core import normalize_advantages
+from rl_triton_core import BackendUnavailableError, normalize_advantages
 
 ROOT = Path(__file__).parents[3]
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
@@ -341,6 +341,21 @@ def test_the_connector_takes_what_the_config_says():
     config = small_ppo().training(gamma=0.5, lambda_=0.25)
     piece = the_piece(built(enable_triton(config, masked_statistics=True, backend="reference")))
     assert (piece.gamma, piece.lambda_, piece.masked_statistics, piece.backend) == (0.5, 0.25, True, "reference")
+
+
+@pytest.mark.parametrize("config_class", [PPOConfig, IMPALAConfig, APPOConfig])
+def test_a_backend_that_cannot_run_is_refused_when_the_learner_is_built(config_class, monkeypatch):
+    """And not in the loss: an error there would end IMPALA's learner thread, and the algorithm would wait for it."""
+    small_config = small_ppo if config_class is PPOConfig else partial(small_impala, config_class)
+    with pytest.raises(ValueError, match="backend: got 'nope', expected one of triton, cpu, reference"):
+        enable_triton(small_config(), backend="nope")
+    monkeypatch.setattr(
+        "rl_triton_core.backends.why_unavailable",
+        lambda name, device: f"no {name} for {device}" if name == "triton" else None,
+    )
+    built(enable_triton(small_config(), backend="triton").learners(learner_config_dict=OFF))
+    with pytest.raises(BackendUnavailableError, match="no triton for cpu"):
+        built(enable_triton(small_config(), backend="triton"))
 
 
 def test_the_config_is_changed_in_place_and_keeps_other_entries():

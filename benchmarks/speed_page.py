@@ -51,7 +51,7 @@ def on_gpu(gpu: Results, sb3: files.Row | None, notes: dict[str, str], where: st
     ]
     return [
         f"## Targets{where}\n\n" + targets(gpu, sb3, notes),
-        *(section(gpu, name, title + where, body) for name, title, body in sections),
+        *(section(gpu, name, title + where, body, notes.get(name, "")) for name, title, body in sections),
     ]
 
 
@@ -65,7 +65,8 @@ def head() -> str:
 Times are microseconds, *full call / device*. **Full call**: one call with tensors in and tensors out between two CUDA
 events, the GPU synchronised before and after: the minimum of five medians of 50 calls after 20 warm-up calls.
 **Device**: the call captured 20 times in a CUDA graph, a replay / 20. Calls too slow for that are repeated less, which
-the files say. Arms take turns, and each must agree with a float64 loop on the same inputs before it is timed.
+the files say. Arms take turns, and each must agree with a float64 loop on the same inputs before it is timed (in
+windows of more than 2²⁶ steps, that of some environments).
 *Roofline* is the time in which the bytes (every input read once, every output written once) could be copied, over the
 device time; the bandwidth is that of a large elementwise copy in the same run. Small windows stay in the cache and may
 beat it, and so may bootstrap values, of which only those at cuts need to be read.
@@ -81,8 +82,8 @@ transposed for it); *in blocks*, a program per row that scans block after block;
 in CUDA C++ into a preallocated output. Multiples say how many times faster ours is."""
 
 
-def section(results: Results, suite: str, title: str, body: Callable[[], str]) -> str:
-    """A section, with what it was measured on; or that it was not."""
+def section(results: Results, suite: str, title: str, body: Callable[[], str], note: str = "") -> str:
+    """A section, with what it was measured on, and a note; or that it was not measured."""
     if suite not in results.heads:
         return f"## {title}\n\n{NOT_YET}"
     about = results.heads[suite]
@@ -94,7 +95,7 @@ def section(results: Results, suite: str, title: str, body: Callable[[], str]) -
     if skipped:
         text[-1] += f" {len(skipped)} workloads were skipped for lack of time."
     shown = [plots.link(results, name) for name in plots.drawn(results) if plots.FIGURES[name].suite == suite]
-    return "\n\n".join([*text, body(), *shown])
+    return "\n\n".join(part for part in (*text, body(), note, *shown) if part)
 
 
 # --- targets ----------------------------------------------------------------------------------------------------------
@@ -340,7 +341,7 @@ def cpu_sentence(sb3: files.Row | None) -> str:
         return ""
     found = {(row["n_steps"], row["n_envs"]): row for row in sb3["rows"] if row["threads"] == 1}
     pieces = [f"{row['speedup']:.1f}× at {shape}" for shape, row in found.items()]
-    return f"On one CPU core the advantage pass of Stable-Baselines3 is faster:\n{', '.join(pieces)} (n_steps, n_envs)."
+    return f"On one CPU core our pass is faster than that of Stable-Baselines3:\n{', '.join(pieces)} (n_steps, n_envs)."
 
 
 def load(folder: Path) -> tuple[list[Results], Results, files.Row | None]:

@@ -165,16 +165,17 @@ def truncation_points(results: Results, sb3: files.Row | None) -> Iterator[Point
 
 
 def sb3_points(shape: tuple[int, int], threads: bool = False) -> PointsOf:
-    """The stock pass over ours, on one core, or on several over one."""
+    """The stock pass over ours, on one core; or ours on one core over ours on several."""
 
     def points(results: Results, sb3: files.Row | None) -> Iterator[Point]:
         rows = [] if sb3 is None else [row for row in sb3["rows"] if (row["n_steps"], row["n_envs"]) == shape]
-        found = {row["threads"]: row["speedup"] for row in rows}
-        one, most = found.get(1), found.get(max(found, default=1))
+        found = {row["threads"]: row for row in rows}
         if threads:
-            yield Point(quotient(most if len(found) > 1 else None, one), f"{max(found, default=1)} threads")
+            times = {number: row["microseconds"]["adapter"] for number, row in found.items()}
+            most = max(found, default=1)
+            yield Point(quotient(times.get(1), times[most] if most > 1 else None), f"{most} threads")
         else:
-            yield Point(one, str(shape))
+            yield Point(found[1]["speedup"] if 1 in found else None, str(shape))
 
     return points
 

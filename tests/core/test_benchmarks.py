@@ -468,11 +468,18 @@ def test_targets_of_layouts_truncations_and_overhead(tmp_path):
 
 def test_targets_of_the_cpu(tmp_path):
     results = measured.Results(tmp_path)
-    shapes = [(2048, 1, 1, 60.0), (2048, 1, 2, 61.0), (128, 4096, 1, 1.4), (128, 4096, 2, 3.0)]
-    sb3 = {"rows": [dict(zip(("n_steps", "n_envs", "threads", "speedup"), x, strict=True)) for x in shapes]}
+    fields = ("n_steps", "n_envs", "threads", "speedup", "microseconds")
+
+    def passes(*shapes):
+        return {"rows": [dict(zip(fields, (*shape, {"adapter": ours}), strict=True)) for *shape, ours in shapes]}
+
+    sb3 = passes((2048, 1, 1, 60.0, 9.0), (2048, 1, 2, 61.0, 9.0), (128, 4096, 1, 1.4, 9.0), (128, 4096, 2, 1.3, 8.0))
     assert verdict("cpu_short", results, sb3).status == "reached"
     assert verdict("cpu_wide", results, sb3).status == "missed"
     assert verdict("cpu_threads", results, sb3).status == "reached"
+    slower = passes((128, 4096, 1, 1.4, 9.0), (128, 4096, 2, 3.0, 10.0))  # where the stock pass is much slower
+    assert verdict("cpu_threads", results, slower).status == "missed"
+    assert verdict("cpu_threads", results, passes((128, 4096, 1, 1.4, 9.0))).status == "not measured yet"
 
 
 def test_the_page_says_what_is_missed_and_why(tmp_path):

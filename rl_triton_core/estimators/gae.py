@@ -95,12 +95,14 @@ def compute_gae(
         time_dim: The time dimension of all per-step tensors: -1 or 1, 0 or -2.
         compute_returns: Whether to compute `returns` too.
         out: Preallocated (advantages, returns), shaped like `rewards`, floating point, any strides; what is None is
-            allocated. Must not overlap an input.
+            allocated. Must not overlap an input. Where an input requires grad `out` does afterwards, and is refused by
+            a second call.
         backend: ``"triton"``, ``"cpu"``, ``"reference"``; None chooses by the tensors' device.
 
     Returns:
         GAEOutput(advantages, returns), float32 (float64 if an input is); returns is None unless computed.
-        Differentiable with respect to every real-valued tensor if one of them requires grad.
+        Differentiable with respect to every real-valued tensor if one of them requires grad. The gradient is 0 where a
+        clip holds a ratio, and by a discount per step that is 0 and ends the trajectory.
 
     Raises:
         TypeError: An argument's type or dtype is not one of the above.

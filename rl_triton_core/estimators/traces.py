@@ -75,8 +75,9 @@ def compute_eligibility_traces(
         gamma: Discount γ, finite and >= 0. One per step goes into `decay`, which acts on what enters step t, while the
             discounts of `compute_gae` act on what follows it.
         lambda_: λ in [0, 1].
-        decay: Replaces γλ, and `gamma` and `lambda_` are not read: a number, one per feature (shaped like the features),
-            one per step ([num_envs, num_steps]), or one for each (shaped like `x`). The first that fits is meant.
+        decay: Replaces γλ, and `gamma` and `lambda_` are not read: a number, one per feature (shaped like the
+            features), one per step ([num_envs, num_steps]), or one for each (shaped like `x`). The first that fits is
+            meant.
         state: What the window before handed over. None: z[-1] = 0.
         return_state: Whether to return this window's `ScanState` too.
         mask: Nonzero where a step is part of the trajectory, as in `compute_gae`.

@@ -69,7 +69,8 @@ def run_tests(suite: str, folder: Path, select: str, limit: float) -> dict[str, 
     """The tests of a suite, with the real compiler."""
     started, junit = time.perf_counter(), folder / f"{suite}.xml"
     command = ["-m", "pytest", "-q", "-n", str(JOBS), *map(str, SUITES[suite]), "-k", select, f"--junitxml={junit}"]
-    code = run(command, folder / f"{suite}.log", limit)
+    junit.unlink(missing_ok=True)
+    code = run(command, folder / f"{suite}.log", limit, junit)
     code = 0 if code == NONE_COLLECTED and suite == "adapters" else code
     seconds = round(time.perf_counter() - started, 1)
     return {"selected": select, "exit_code": code, "seconds": seconds, **counts(junit)}
@@ -103,8 +104,11 @@ def run_mutants(folder: Path, tested: bool) -> dict[str, object]:
     return {"exit_code": code, "seconds": round(time.perf_counter() - started, 1), "summary": summary}
 
 
-def run(arguments: list[str], log: Path, limit: float | None = None) -> int:
-    """Run Python in the checkout, with its output in a log; interrupted at the limit, it still reports what it did."""
+def run(arguments: list[str], log: Path, limit: float | None = None, report: Path | None = None) -> int:
+    """Run Python in the checkout, with its output in a log; interrupted at the limit, it still reports what it did.
+
+    With its report written it is not interrupted: all tests have run, and their processes are ending.
+    """
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment.setdefault("RL_TRITON_TEST_BACKENDS", "triton,reference")  # the cpu backend needs no GPU: make test
     environment["PYTHONPATH"] = os.pathsep.join([*sys.path[:2], environment.get("PYTHONPATH", "")])
@@ -114,7 +118,8 @@ def run(arguments: list[str], log: Path, limit: float | None = None) -> int:
         try:
             return process.wait(limit)
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)
+            if report is None or not report.exists():
+                process.send_signal(signal.SIGINT)
             return process.wait()
 
 

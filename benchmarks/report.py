@@ -168,6 +168,8 @@ first of a burst finds the caches as the other arms left them, as in training, a
 
 
 PACKED_ARMS = ("packed", "padded", "unmasked")
+SLOWER_ON_A_GPU = """ A sequence begins anywhere: a
+thread loads its steps one by one, not four at a time, and after its offsets. What is saved is the padding."""
 
 
 def packed_section(result: Row) -> str:
@@ -183,19 +185,20 @@ def packed_section(result: Row) -> str:
         ]
         for row in result["rows"]
     ]
-    both = result["backend"] != "cpu" and "full_microseconds" in result["rows"][0]
-    what = "full calls" if result["backend"] == "cpu" else "full call / " * both + "time on the device, replayed"
+    on_cpu = result["backend"] == "cpu"
+    timed = "full calls" if on_cpu else "the device"
+    both = "full_microseconds" in result["rows"][0]
+    what = "full calls" if on_cpu else "full call / " * both + "time on the device, replayed"
     head = ["sequences (length)", "", "steps", "padded steps", "packed", "masked", "without a mask", "masked / packed"]
-    slower, timed = sum(row["padded_over_packed"] < 1 for row in result["rows"]), "the device" if both else "full calls"
-    why = """ A sequence begins anywhere: a
-thread loads its steps one by one, not four at a time, and after its offsets. What is saved is the padding."""
+    slower = sum(row["padded_over_packed"] < 1 for row in result["rows"])
+    why = "" if on_cpu or not slower else SLOWER_ON_A_GPU
     return f"""\
 ## Sequences end to end, backend `{result["backend"]}`
 
 {machine(result["system"])}
 
 The same sequences with `cu_seqlens`, as padded rows under a mask, and where all are equally long without one; {what}.
-The last column is of {timed}: packed takes longer in {slower} of {len(lines)} rows.{why if slower else ""}
+The last column is of {timed}: packed takes longer in {slower} of {len(lines)} rows.{why}
 
 {table(head, lines)}"""
 

@@ -164,20 +164,31 @@ def truncation_points(results: Results, sb3: files.Row | None) -> Iterator[Point
         yield Point(quotient(None if time is None else time - extra, plain_time), str(workload))
 
 
-def sb3_points(shape: tuple[int, int], threads: bool = False) -> PointsOf:
-    """The stock pass over ours, on one core; or ours on one core over ours on several."""
+def sb3_points(shape: tuple[int, int]) -> PointsOf:
+    """The stock pass over ours, on one core."""
 
     def points(results: Results, sb3: files.Row | None) -> Iterator[Point]:
-        rows = [] if sb3 is None else [row for row in sb3["rows"] if (row["n_steps"], row["n_envs"]) == shape]
-        found = {row["threads"]: row for row in rows}
-        if threads:
-            times = {number: row["microseconds"]["adapter"] for number, row in found.items()}
-            most = max(found, default=1)
-            yield Point(quotient(times.get(1), times[most] if most > 1 else None), f"{most} threads")
-        else:
-            yield Point(found[1]["speedup"] if 1 in found else None, str(shape))
+        found = by_threads(sb3, shape)
+        yield Point(found[1]["speedup"] if 1 in found else None, str(shape))
 
     return points
+
+
+def thread_points(shape: tuple[int, int]) -> PointsOf:
+    """Our pass on one core over that on several."""
+
+    def points(results: Results, sb3: files.Row | None) -> Iterator[Point]:
+        times = {threads: row["microseconds"]["adapter"] for threads, row in by_threads(sb3, shape).items()}
+        most = max(times, default=1)
+        yield Point(quotient(times.get(1), times[most] if most > 1 else None), f"{most} threads")
+
+    return points
+
+
+def by_threads(sb3: files.Row | None, shape: tuple[int, int]) -> dict[int, files.Row]:
+    """What was measured of a pass, by the number of threads."""
+    rows = [] if sb3 is None else sb3["rows"]
+    return {row["threads"]: row for row in rows if (row["n_steps"], row["n_envs"]) == shape}
 
 
 # --- the targets ------------------------------------------------------------------------------------------------------
@@ -227,7 +238,7 @@ TARGETS = {
         "CPU, (n_steps, n_envs) = (2048, 1) against the pass of Stable-Baselines3", sb3_points((2048, 1)), 50.0
     ),
     "cpu_wide": Target("CPU, (128, 4096) on one core, likewise", sb3_points((128, 4096)), 1.5),
-    "cpu_threads": Target("CPU, (128, 4096), more threads against one", sb3_points((128, 4096), threads=True), 1.0),
+    "cpu_threads": Target("CPU, (128, 4096), more threads against one", thread_points((128, 4096)), 1.0),
     "truncations": Target(
         "device, with truncations less the extra inputs' bytes over plain", truncation_points, 1.25, at_least=False
     ),

@@ -24,7 +24,7 @@ import torch
 
 from rl_triton_adapters._rebinding import rebound
 from rl_triton_core import compute_gae, compute_vtrace, normalize_advantages
-from rl_triton_core.backends import check_name, choose
+from rl_triton_core.backends import check_available, check_name
 
 try:
     import ray
@@ -280,7 +280,7 @@ class TritonPPOTorchLearner(PPOTorchLearner):
         if not is_enabled(self.config):
             return
         check_ray()
-        choose(chosen_backend(self.config), self._device)
+        check_available(chosen_backend(self.config), self._device)
         pieces = [] if self._learner_connector is None else self._learner_connector.connectors
         places = [i for i, piece in enumerate(pieces) if type(piece) is GeneralAdvantageEstimation]
         if not places and not any(isinstance(piece, TritonGeneralAdvantageEstimation) for piece in pieces):
@@ -380,7 +380,7 @@ class _VTraceMixin:
             self._triton_loss = _with_vtrace(self._triton_loss, partial(vtrace, backend=chosen_backend(config)))
         learner.build()
         if is_enabled(config):  # an error in the loss would end IMPALA's learner thread, and the algorithm would wait
-            choose(chosen_backend(config), self._device)  # type: ignore[attr-defined]
+            check_available(chosen_backend(config), self._device)  # type: ignore[attr-defined]
 
     def compute_loss_for_module(self, **kwargs: Any) -> torch.Tensor:
         """The loss of one module: RLlib's own code."""

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from rl_triton_adapters.cleanrl import RolloutBufferMixin
-from rl_triton_core.backends import choose
+from rl_triton_core.backends import check_available
 
 try:
     from gymnasium import spaces
@@ -70,8 +70,7 @@ class TritonGAEMixin(RolloutBufferMixin, RolloutBuffer):
         self._check_space(observation_space)
         self.backend = backend
         super().__init__(buffer_size, observation_space, *args, **kwargs)
-        if backend is not None:
-            choose(backend, self._storage_device())
+        check_available(backend, torch.as_tensor(self.rewards).device)
 
     def reset(self) -> None:
         """Make room for a new rollout."""
@@ -86,9 +85,6 @@ class TritonGAEMixin(RolloutBufferMixin, RolloutBuffer):
             return super()._departures(dones)
         self._starts[-1] = dones
         return torch.from_numpy(self._starts[1:])
-
-    def _storage_device(self) -> torch.device:
-        return torch.device("cpu")
 
     def _check_space(self, space: spaces.Space[Any]) -> None:
         name = type(self).__name__

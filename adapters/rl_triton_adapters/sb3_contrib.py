@@ -58,6 +58,7 @@ class TritonRecurrentDictRolloutBuffer(TritonGAEMixin, RecurrentDictRolloutBuffe
 class _DeviceMaskableMixin(DeviceStorageMixin):
     action_masks: torch.Tensor
     fields = (*DeviceStorageMixin.fields, "action_masks")
+    flattened = (*DeviceStorageMixin.flattened, "action_masks")
     action_dtype = None
 
     def reset(self) -> None:

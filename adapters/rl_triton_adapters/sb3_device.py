@@ -38,7 +38,7 @@ class DeviceStorageMixin(TritonGAEMixin):
     """The type of a minibatch."""
     fields: ClassVar[tuple[str, ...]] = ("observations", "actions", "values", "log_probs", "advantages", "returns")
     """The attributes it is made of, in order."""
-    flattened: ClassVar[tuple[str, ...]] = ("actions", "action_masks")
+    flattened: ClassVar[tuple[str, ...]] = ("actions",)
     """Attributes that are stored with one dimension per environment, however many they come with."""
     action_dtype: ClassVar[torch.dtype | None] = torch.float32
     """That of the actions in it; None for that of the action space."""
@@ -126,9 +126,6 @@ class DeviceStorageMixin(TritonGAEMixin):
         except RuntimeError as error:
             raise ValueError(f"{name}: got shape {tuple(data.shape)}, expected {tuple(step.shape)}") from error
         step.copy_(data.detach())
-
-    def _storage_device(self) -> torch.device:
-        return torch.device(self.device)
 
 
 class DeviceRolloutBuffer(DeviceStorageMixin, RolloutBuffer):

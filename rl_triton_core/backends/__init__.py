@@ -27,11 +27,16 @@ def choose(name: str | None, device: torch.device) -> ModuleType:
     """The backend of that name, or the best one for the device."""
     if name is None:
         return automatic(device.type)
+    check_available(name, device)
+    return load(name)
+
+
+def check_available(name: str | None, device: torch.device) -> None:
+    """Raise BackendUnavailableError unless the backend of that name can run on the device, or it is None."""
     check_name(name)
-    reason = why_unavailable(name, device)
+    reason = None if name is None else why_unavailable(name, device)
     if reason is not None:
         raise BackendUnavailableError(f"backend: got {name!r}, which is not available: {reason}")
-    return load(name)
 
 
 def check_name(name: str | None) -> None:

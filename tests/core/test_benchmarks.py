@@ -19,7 +19,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 pytest.importorskip("benchmarks.run", reason="only the package is here", exc_type=ModuleNotFoundError)
 
-from benchmarks import compare, compile_ahead, equations, files, harness, measured, packed, run, speed_page
+from benchmarks import compare, compile_ahead, equations, files, harness, measured, run, speed_page
 from benchmarks import targets as targets_
 from benchmarks.providers import REGISTRY, compiled_scan
 from benchmarks.suites import LONG_ESTIMATORS, LONGER_ROWS, SHORT_ROWS, SUITES, SWEEP_SHAPES, workloads
@@ -294,18 +294,6 @@ def test_files_of_a_suite(tmp_path, monkeypatch):
     run.main([str(tmp_path), "--suite", "tiny", "--estimator", "gae", "--quick", "--budget", "0"])
     result = files.read(tmp_path / "bench_tiny_gae.json")
     assert result["rows"] == [] and len(result["skipped"]) == 8 and result["skipped"][0] == "gae 5x16 env-major float32"
-
-
-def test_packed_rows(monkeypatch):
-    pytest.importorskip("numba")
-    monkeypatch.setitem(harness.PLANS, "cpu", harness.QUICK)
-    monkeypatch.setitem(packed.LENGTHS, "uneven", (3, 1, 9))
-    monkeypatch.setitem(packed.LENGTHS, "even", (3, 4, 4))
-    uneven, even = (packed.measure(name, "gae", "cpu") for name in ("uneven", "even"))
-    assert uneven["steps"] < uneven["padded_steps"] and even["steps"] == even["padded_steps"] == 12
-    assert set(uneven["microseconds"]) == {"packed", "padded"}
-    assert set(even["microseconds"]) == {"packed", "padded", "unmasked"}
-    assert all(time > 0 for row in (uneven, even) for time in row["microseconds"].values())
 
 
 def test_results_name_a_commit_that_holds_what_was_measured(tmp_path, monkeypatch, capsys):

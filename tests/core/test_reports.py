@@ -144,7 +144,9 @@ def test_sequences_end_to_end_and_padded(tmp_path, monkeypatch):
     packed.main([str(tmp_path), "--commit", "abc"])
     result = report.files.read(tmp_path / "packed_cpu.json")
     ragged, equal = result["rows"]
+    assert ragged["steps"] < ragged["padded_steps"] and equal["steps"] == equal["padded_steps"] == 8
     assert set(ragged["microseconds"]) == {"packed", "padded"} and set(equal["microseconds"]) == {*report.PACKED_ARMS}
+    assert all(time > 0 for row in result["rows"] for time in row["microseconds"].values())
     for backend, device, shown in (("cpu", 20.0, "20.0"), ("triton", 10.0, "20.0 / 10.0")):
         result["backend"] = backend
         for row in result["rows"]:

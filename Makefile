@@ -11,11 +11,12 @@ DEMO_OUTPUT ?= build/demo
 GPU_OUTPUT ?= build/gpu
 
 PY := $(VENV)/bin/python
-PIP_FLAGS := --disable-pip-version-check --no-input
-PIP := $(PY) -m pip $(PIP_FLAGS)
+# Of the packages' modules those are compiled that are imported, when they first are.
+PIP_INSTALL := -m pip --disable-pip-version-check --no-input install --no-compile
+INSTALL := $(PY) $(PIP_INSTALL)
 PY_INDEPENDENT := $(VENV_INDEPENDENT)/bin/python
-PIP_INDEPENDENT := $(PY_INDEPENDENT) -m pip $(PIP_FLAGS)
-PIP_RLLIB := $(VENV_RLLIB)/bin/python -m pip $(PIP_FLAGS)
+INSTALL_INDEPENDENT := $(PY_INDEPENDENT) $(PIP_INSTALL)
+INSTALL_RLLIB := $(VENV_RLLIB)/bin/python $(PIP_INSTALL)
 TORCH := $(shell sed -n 's/^torch==/&/p' constraints.txt)
 READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.ready-docs
@@ -83,6 +84,7 @@ tune: $(READY) ## Time every launch that windows could have, on a GPU (results i
 
 accuracy: $(READY) ## Measure rounding errors on this CPU, and write the pages of results
 	$(PY) benchmarks/accuracy.py benchmarks/results/cpu --backend cpu
+	$(PY) benchmarks/accuracy.py benchmarks/results/cpu --backend reference
 	$(PY) benchmarks/report.py
 
 speed: $(READY) ## Measure speed on this CPU, and write the pages of results
@@ -118,27 +120,27 @@ distclean: clean ## Remove the environments and downloads too
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("Python 3.10 or newer is needed: make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --upgrade "pip>=23.1"
-	$(PIP) install "$(TORCH)"
-	$(PIP) install -c constraints.txt -e ".[sb3-contrib,cleanrl,torchrl,bench,dev]"
+	$(INSTALL) --upgrade "pip>=23.1"
+	$(INSTALL) "$(TORCH)"
+	$(INSTALL) -c constraints.txt -e ".[sb3-contrib,cleanrl,torchrl,bench,dev]"
 	@touch $@
 
 $(DOCS_READY): $(READY)
-	$(PIP) install -c constraints.txt -e ".[docs]"
+	$(INSTALL) -c constraints.txt -e ".[docs]"
 	@touch $@
 
 $(INDEPENDENT_READY): pyproject.toml constraints.txt constraints-independent.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed: make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV_INDEPENDENT)
-	$(PIP_INDEPENDENT) install --upgrade "pip>=23.1"
-	$(PIP_INDEPENDENT) install "$(TORCH)"
-	$(PIP_INDEPENDENT) install -c constraints.txt -c constraints-independent.txt \
+	$(INSTALL_INDEPENDENT) --upgrade "pip>=23.1"
+	$(INSTALL_INDEPENDENT) "$(TORCH)"
+	$(INSTALL_INDEPENDENT) -c constraints.txt -c constraints-independent.txt \
 		-e ".[torchrl]" jax rlax hypothesis pytest
 	@touch $@
 
 $(RLLIB_READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV_RLLIB)
-	$(PIP_RLLIB) install --upgrade "pip>=23.1"
-	$(PIP_RLLIB) install "$(TORCH)"
-	$(PIP_RLLIB) install -c constraints.txt -e ".[rllib]" hypothesis pytest
+	$(INSTALL_RLLIB) --upgrade "pip>=23.1"
+	$(INSTALL_RLLIB) "$(TORCH)"
+	$(INSTALL_RLLIB) -c constraints.txt -e ".[rllib]" hypothesis pytest
 	@touch $@

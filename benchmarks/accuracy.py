@@ -1,6 +1,6 @@
 """Measure the rounding errors of every estimator and write them to a folder.
 
-    python benchmarks/accuracy.py FOLDER [--backend cpu|triton] [--commit HASH]
+    python benchmarks/accuracy.py FOLDER [--backend reference|cpu|triton] [--commit HASH]
 
 Needs no installation of the project: torch and numpy, with numba for the backend cpu and triton for the backend triton.
 Writes accuracy_BACKEND.json (hardware, versions, commit, errors). Exits with 1 if a ratio is beyond its limit.
@@ -39,7 +39,7 @@ ELEMENTS, FEWEST_ROWS = 1 << 16, 8
 GAMMAS, LAMBDAS, EPISODES = (0.99, 0.999), (0.95, 1.0), (None, 500)
 LOG_RATIO_SCALE = 0.02
 HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-BACKENDS = ("cpu", "triton")
+BACKENDS = ("reference", "cpu", "triton")
 
 RATIO_LIMIT = 2.0
 ROUNDING_TOLERANCE = 0.01

@@ -45,6 +45,7 @@ FILES = [
         "normalization",
         "conventions",
         "estimators_autograd",
+        "estimators_bad_input",
     )
 ]
 SLOW_TO_IMPORT = ("hypothesis", "numba", "torch", "triton")
@@ -67,6 +68,11 @@ SHARED = [
     Mutant("GAE: λ dropped", "estimators/gae.py", "step.continues, step.decay", "step.continues, step.gamma", "gae_known_answers"),
     Mutant("GAE: reset dropped", "estimators/gae.py", "select(step.continues, step.decay, 0)", "step.decay + 0 * delta", "gae_known_answers"),
     Mutant("GAE: returns with the reward", "estimators/gae.py", "+ step.inputs[0]", "+ step.inputs[1]", "gae_known_answers"),
+    Mutant("linear: α and β exchanged", "linear.py", "    return alpha, beta\n", "    return beta, alpha\n", "test_every_length and linear"),
+    Mutant("linear: always in reverse", "estimators/linear.py", "LINEAR_BACKWARD if reverse else LINEAR_FORWARD", "LINEAR_BACKWARD", "test_an_initial_state_of_a_recurrence"),
+    Mutant("linear: another state handed out", "linear.py", "return (state,)", "return (after,)", "test_every_length and linear"),
+    Mutant("features: one discount for all", "solve.py", "gamma.unsqueeze(2).expand(like.shape)", "gamma[:1].unsqueeze(2).expand(like.shape)", "test_a_decay_of_any_form"),
+    Mutant("features: initial values transposed", "solve.py", "initial.flatten(1)", "initial.flip(1).flatten(1)", "test_every_kind_of_features or streaming"),
     Mutant("V-Trace: ρ not clipped", "estimators/vtrace.py", "minimum(ratio, rho_bar) * delta", "ratio * delta", "test_vtrace"),
     Mutant("V-Trace: c not clipped", "estimators/vtrace.py", "lambda_ * minimum(ratio, c_bar)", "lambda_ * ratio", "test_vtrace"),
     Mutant("V-Trace: λ dropped", "estimators/vtrace.py", "trace = lambda_ * minimum", "trace = minimum", "test_vtrace"),
@@ -188,7 +194,7 @@ CPU = [
     Mutant("packed: ends of the sequence before", "kernels/serial.py", '"return offsets[unsigned(lane + 1)]"', '"return offsets[unsigned(lane)]"', "test_every_sequence and gae"),
     Mutant("packed: forward from 0", "kernels/serial.py", "first if DIRECTION > 0", "0 if DIRECTION > 0", "test_every_sequence and prefix"),
     Mutant("packed: falling offsets taken", "validation.py", "and not falls.size", "", "test_bad_cu_seqlens and gae"),
-    Mutant("forward: gate multiplies", "kernels/serial.py", f"select(beta == zero, zero, beta * state){STORED}flagged", f"beta * state{STORED}flagged", "estimators_containment and trace"),
+    Mutant("forward: gate multiplies", "kernels/serial.py", f"select(beta == zero, zero, beta * state){STORED}flagged", f"beta * state{STORED}flagged", "test_infinity_minus and trace"),
     Mutant("forward: resets a step early", "kernels/serial.py", "(over | (flagged & starts_at)) == False", "(over | flagged) == False", "test_eligibility_traces"),
     Mutant("forward: starts ignored", "kernels/serial.py", "(over | (flagged & starts_at)) == False", "over == False", "test_prefix_sums"),
     Mutant("forward: ends ignored", "kernels/serial.py", "return result, flagged & (not starts_at)", "return result, flagged & False", "test_eligibility_traces"),

@@ -1,8 +1,8 @@
 """The backends under test, and how hard Hypothesis tries.
 
 RL_TRITON_TEST_BACKENDS (names, commas between) narrows the first; HYPOTHESIS_PROFILE (ci, gpu, long) sets the second.
-Of a parametrized test the interpreter takes some combinations, with every value of every parameter among them;
-RL_TRITON_TEST_COMBINATIONS=all asks for all.
+Of a parametrized test the interpreter takes some combinations, with every value of every parameter among them, and so
+do tests that are marked `covering`, where there is no GPU; RL_TRITON_TEST_COMBINATIONS=all asks for all.
 """
 
 import fcntl
@@ -103,12 +103,12 @@ def pytest_collection_finish():
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave out what the interpreter need not do: a GPU, and the cpu backend, take a test with all combinations."""
-    if ON_GPU or os.environ.get("RL_TRITON_TEST_COMBINATIONS") == "all":
+    """Leave out combinations that take long here and that a GPU takes all."""
+    if EVERYTHING:
         return
     tests = {}
     for item in items:
-        if hasattr(item, "callspec") and is_interpreted(item):
+        if hasattr(item, "callspec") and (is_interpreted(item) or item.get_closest_marker("covering")):
             tests.setdefault(item.nodeid.split("[")[0], []).append(item)
     left_out = {item for combinations in tests.values() for item in set(combinations) - set(covering(combinations))}
     config.hook.pytest_deselected(items=list(left_out))
@@ -144,8 +144,14 @@ class Target(NamedTuple):
     def interpreted(self):
         return self.backend == "triton" and self.device == "cpu"
 
+    @property
+    def exhaustive(self):
+        """Whether it takes every pattern of boundaries: always the cpu backend, the others where there is a GPU."""
+        return self.backend == "cpu" or (EVERYTHING and not self.interpreted)
+
 
 ON_GPU = torch.cuda.is_available()
+EVERYTHING = ON_GPU or os.environ.get("RL_TRITON_TEST_COMBINATIONS") == "all"
 ASKED_FOR = os.environ.get("RL_TRITON_TEST_BACKENDS", "reference,cpu,triton").split(",")
 TARGETS = [
     Target("reference", "cpu", 129),
@@ -191,6 +197,21 @@ def much_memory(tmp_path_factory):
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
         torch.cuda.empty_cache()
+
+
+CHECKED = set()
+
+
+@pytest.fixture(autouse=ON_GPU)
+def no_spills(request):
+    """On a GPU, of the kernels that a test has compiled none spills registers, unless it is about any launches."""
+    yield
+    from rl_triton_core.kernels.scan import scan
+
+    new = {kernel for caches in scan.device_caches.values() for kernel in caches[0].values()} - CHECKED
+    CHECKED.update(new)
+    if request.path.stem not in ("test_launches", "test_tuning"):
+        assert not [kernel.src.constants for kernel in new if kernel.n_spills]
 
 
 @pytest.fixture

@@ -14,9 +14,8 @@ from rl_triton_core.kernels.launch import TABLE, Launch, Limits
 from rl_triton_core.recurrence import RECURRENCES, Expectation, Problem
 
 ROWS = [(layout, limits, launch) for layout, rows in TABLE.items() for limits, launch in rows]
-LAST_ROWS = [(layout, *rows[-1]) for layout, rows in TABLE.items()]
-"""For windows of any size."""
-VARIANTS = ("plain", "all", "skip", "reset", "half", "uneven", "packed")
+VARIANTS = ("plain", "all", "skip", "reset", "half", "uneven")
+FORMS = [*((order, variant) for order in TABLE for variant in VARIANTS), ("env-major", "packed")]
 
 
 def problem(
@@ -59,33 +58,28 @@ def problem(
     )
 
 
-def cases(names, variants):
-    """Every estimator and variant with every row of the table that it may get."""
-    for name in names:
-        for variant in variants:
-            for layout, limits, launch in ROWS:
-                window = problem(variant, layout, limits, name)
-                if streams(window) <= limits.streams and (variant != "packed" or layout == "env-major"):
-                    yield window, launch
+def admitted(window, limits):
+    """Whether the row of the table is for so many streams."""
+    return streams(window) <= limits.streams
 
 
-def last(variants, names=tuple(RECURRENCES)):
-    """Estimators with the last rows of the table."""
-    for name in names:
-        for layout, _, launch in LAST_ROWS:
-            for variant in variants:
-                if variant != "packed" or layout == "env-major":
-                    yield problem(variant, layout, name=name), launch
+def heaviest(order, limits):
+    """The window of which a row needs the most registers: a long equation, all arguments, or as many as it admits."""
+    windows = (problem(variant, order, limits, name) for name, variant in HEAVY)
+    return next(window for window in windows if admitted(window, limits))
 
 
-@pytest.mark.parametrize(("window", "launch"), list(cases(["gae"], ["all"])))
-def test_no_row_spills(window, launch):
-    assert_no_spills(compile_for("sm_90", window, launch))
+HEAVY = (("retrace", "all"), ("retrace", "plain"), ("trace", "plain"))
 
 
-@pytest.mark.parametrize(("window", "launch"), list(cases(["retrace"], ["plain"])))
-def test_no_row_spills_where_the_equation_is_long(window, launch):
-    assert_no_spills(compile_for("sm_90", window, launch))
+LAUNCHES = {(order, launch): limits for order, limits, launch in sorted(ROWS, key=lambda row: row[1].streams)}
+"""With the limits of the row that admits the most streams."""
+
+
+@pytest.mark.parametrize(("order", "launch"), LAUNCHES)
+def test_no_launch_spills(order, launch):
+    limits = LAUNCHES[order, launch]
+    assert_no_spills(compile_for("sm_90", heaviest(order, limits), launch))
 
 
 WIDTHS = {1: ".b8", 4: ".b32", 8: ".v2.b32", 16: ".v4.b32"}
@@ -129,11 +123,6 @@ def accesses(window, launch):
     return +found
 
 
-@pytest.mark.parametrize(("order", "limits", "launch"), [row for row in ROWS if row[1].streams < 4])
-def test_no_row_for_few_streams_spills(order, limits, launch):
-    assert_no_spills(compile_for("sm_90", problem("plain", order, limits, "trace"), launch))
-
-
 @pytest.mark.parametrize(("order", "launch"), [("env-major", Launch(4, 32, 4, 4)), ("time-major", Launch(32, 8, 8, 8))])
 def test_no_row_spills_where_a_long_equation_has_truncations(order, launch):
     window = problem("uneven", order, name="vtrace")
@@ -158,37 +147,49 @@ def test_one_launch_or_two_where_time_is_split(order, name, variant):
         assert len(list(backend.launches(window, *backend.settings(window)))) == number
 
 
-@pytest.mark.parametrize(("window", "launch"), list(last(VARIANTS)))
-def test_no_estimator_or_variant_spills(window, launch):
-    assert_no_spills(compile_for("sm_90", window, launch))
+def largest(order, name, variant):
+    """A window of any size, and the row for those."""
+    return problem(variant, order, name=name), TABLE[order][-1][1]
 
 
-@pytest.mark.parametrize(("window", "launch"), list(last(["plain", "all"], ["gae", "vtrace", "trace"])))
+@pytest.mark.covering
+@pytest.mark.parametrize("name", RECURRENCES)
+@pytest.mark.parametrize(("order", "variant"), FORMS)
+def test_no_estimator_or_variant_spills(name, order, variant):
+    assert_no_spills(compile_for("sm_90", *largest(order, name, variant)))
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("name", RECURRENCES)
+@pytest.mark.parametrize("order", TABLE)
+@pytest.mark.parametrize("variant", ["plain", "all"])
 @pytest.mark.parametrize("target", ["sm_80", "sm_100", "gfx942"])
-def test_no_target_spills(target, window, launch):
-    assert_no_spills(compile_for(target, window, launch))
+def test_no_target_spills(target, variant, order, name):
+    assert_no_spills(compile_for(target, *largest(order, name, variant)))
 
 
-@pytest.mark.parametrize(("window", "launch"), list(last(["plain"])))
-def test_segments_do_not_spill(window, launch):
-    assert_no_spills(compile_for("sm_90", window, launch, segments=64))
+@pytest.mark.covering
+@pytest.mark.parametrize("name", RECURRENCES)
+@pytest.mark.parametrize("order", TABLE)
+def test_segments_do_not_spill(order, name):
+    assert_no_spills(compile_for("sm_90", *largest(order, name, "plain"), segments=64))
 
 
-def with_actions(number, rows):
-    """Retrace over so many actions with every row of the table that it may get."""
-    for layout, limits, launch in rows:
-        window = problem("plain", layout, limits, "retrace")
-        probs, values = torch.empty(2, *window.like.shape, number, device="meta")
-        window = replace(window, next_values=Expectation(probs, values))
-        if streams(window) <= limits.streams:
-            yield window, launch
+def with_actions(order, limits, number):
+    """Retrace over so many actions."""
+    window = problem("plain", order, limits, "retrace")
+    probs, values = torch.empty(2, *window.like.shape, number, device="meta")
+    return replace(window, next_values=Expectation(probs, values))
 
 
-@pytest.mark.parametrize(
-    ("window", "launch"), [*with_actions(16, ROWS), *with_actions(4, LAST_ROWS), *with_actions(17, LAST_ROWS)]
-)
-def test_no_number_of_actions_spills(window, launch):
-    assert_no_spills(compile_for("sm_90", window, launch))
+FOR_ACTIONS = [row for row in ROWS if admitted(with_actions(*row[:2], 16), row[1])]
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("number", [4, 16, 17])
+@pytest.mark.parametrize(("order", "limits", "launch"), FOR_ACTIONS)
+def test_no_number_of_actions_spills(order, limits, launch, number):
+    assert_no_spills(compile_for("sm_90", with_actions(order, limits, number), launch))
 
 
 def assert_no_spills(launches):

@@ -9,7 +9,7 @@ import numpy as np
 import oracles
 import oracles_estimators as tables
 import torch
-from cases import LAYOUTS, PATTERNS, SIZES, How, Placed, Sparse, round_to, row_norms, same_bits, summary
+from cases import LAYOUTS, PATTERNS, SIZES, How, Placed, Sparse, picker, round_to, row_norms, same_bits, summary
 from hypothesis import strategies as st
 from oracles_estimators import CUT, GOES_ON, MASKED
 
@@ -461,6 +461,7 @@ def operands(case):
 
 MAX_CELLS = {"reference": 600, "cpu": 1500, "triton": 6000}
 FLOATS = [torch.float32, torch.float32, torch.bfloat16, torch.float16]
+FEW = 5
 PRESENT = {"no flags": (), "terminations": ("terminated",), "all": ("terminated", "truncated", "mask")}
 
 
@@ -470,16 +471,16 @@ def draw_shape(draw, target):
     return draw(st.sampled_from([n for n in SIZES if n <= max_envs])), num_steps
 
 
-def draw_how(draw, target):
+def draw_how(draw, target, pick):
     return How(
-        dtype=draw(st.sampled_from(FLOATS if target.backend == "triton" else [*FLOATS, torch.float64])),
-        flag_dtype=draw(st.sampled_from([torch.bool, torch.uint8, torch.float32, torch.bfloat16])),
+        dtype=pick(FLOATS if target.backend == "triton" else [*FLOATS, torch.float64]),
+        flag_dtype=pick([torch.bool, torch.uint8, torch.float32, torch.bfloat16]),
         mask_dtype=draw(st.sampled_from([torch.bool, torch.uint8, torch.float16, torch.float64])),
-        time_dim=draw(st.sampled_from([-1, 0, 1, -2])),
+        time_dim=pick([-1, 0, 1, -2]),
         layouts=tuple(draw(st.lists(st.sampled_from(LAYOUTS), min_size=1, max_size=3))),
-        out_layout=draw(st.sampled_from([None, *LAYOUTS[:5]])),
+        out_layout=pick([None, *LAYOUTS[:5]]),
         out_dtype=draw(st.sampled_from([None, None, torch.float32, torch.bfloat16])),
-        returns=draw(st.booleans()),
+        returns=pick([True, False]),
     )
 
 
@@ -493,11 +494,12 @@ def backward_cases(draw, estimator, target):
     """A case with every cell that must not be read filled with NaN, and the way to hand it over."""
     shape = draw_shape(draw, target)
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    pick = picker(draw, target, FEW)
     case = random_case(estimator, *shape, seed=rng, term=None, trunc=None)
-    case = case.replace(**draw_flags(draw, rng, shape, PRESENT[draw(st.sampled_from(list(PRESENT)))]))
+    case = case.replace(**draw_flags(draw, rng, shape, PRESENT[pick(list(PRESENT))]))
     if "mask" in case.args:
         case = case.replace(mask_mode=draw(st.sampled_from(["skip", "reset"])))
-    gamma = draw(st.sampled_from([0.0, 0.5, 0.99, 1, "per step"]))
+    gamma = pick([0.0, 0.5, 0.99, 1, "per step"])
     if gamma == "per step":
         gamma = np.where(rng.random(shape) < 0.15, 0.0, rng.uniform(0.5, 1.0, shape))
     case = case.replace(gamma=gamma)
@@ -510,9 +512,9 @@ def backward_cases(draw, estimator, target):
         if estimator is VTRACE:
             bars["rho_bar_pg"] = draw(st.sampled_from([None, 0.5, 1.0, 3.0]))
         case = case.replace(**bars)
-        case = with_log_probs(case, rng) if draw(st.booleans()) else case
+        case = with_log_probs(case, rng) if pick([True, False]) else case
     forms = [form for form in FORMS[estimator.name] if form != "edge" or "truncated" not in case.args]
-    form = draw(st.sampled_from(forms))
+    form = pick(forms)
     case = with_form(case, form, rng)
     if form == "sparse":
         cuts = steps(case)[0] == CUT
@@ -521,7 +523,7 @@ def backward_cases(draw, estimator, target):
         edge = rng.standard_normal(shape[0]) if edge == "tensor" else edge
         entries = Sparse(*(i.tolist() for i in np.nonzero(given)), rng.standard_normal(given.sum()).tolist(), edge)
         case = case.replace(bootstrap_values=entries)
-    return draw_broadcast(draw, poisoned(case)), draw_how(draw, target)
+    return draw_broadcast(draw, poisoned(case)), draw_how(draw, target, pick)
 
 
 def draw_broadcast(draw, case):
@@ -541,26 +543,27 @@ def forward_cases(draw, estimator, target):
     shape = draw_shape(draw, target)
     features = draw(st.sampled_from([(), (), (1,), (3,), (2, 2)]))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    pick = picker(draw, target, FEW)
     case = random_case(estimator, *shape, seed=rng, term=None, trunc=None, features=features)
-    names = PRESENT[draw(st.sampled_from(list(PRESENT)))]
+    names = PRESENT[pick(list(PRESENT))]
     if estimator is PREFIX:
         names = tuple({"terminated": "dones"}.get(name, name) for name in names if name != "truncated")
         case = case.replace(boundary=draw(st.sampled_from(["ends_at", "starts_at"])))
     case = case.replace(**draw_flags(draw, rng, shape, names))
     if "mask" in names:
         case = case.replace(mask_mode=draw(st.sampled_from(["skip", "reset"])))
-    if draw(st.booleans()):
+    if pick([True, False]):
         value = rng.standard_normal((shape[0], *features))
         case = case.replace(state=(value, rng.random(shape[0]) < 0.3))
     if estimator is TRACES:
-        case = case.replace(**draw_decay(draw, rng, case["x"].shape))
-    elif draw(st.booleans()):
+        case = case.replace(**draw_decay(draw, rng, case["x"].shape, pick))
+    elif pick([True, False]):
         dtype = draw(st.sampled_from([np.int8, np.int16, np.int32, np.int64]))
         case = case.replace(x=rng.integers(-100, 100, case["x"].shape).astype(dtype))
         if "state" in case.args:
             case = case.replace(state=(rng.integers(-9, 9, (shape[0], *features)), case["state"][1]))
     case = draw_broadcast(draw, case if case["x"].dtype.kind == "i" else poisoned(case))
-    how = draw_how(draw, target)
+    how = draw_how(draw, target, pick)
     return case, how if case["x"].dtype.kind == "f" else integer_how(how)
 
 
@@ -568,9 +571,9 @@ def integer_how(how):
     return How(**{**vars(how), "out_dtype": None, "dtype": torch.float32})
 
 
-def draw_decay(draw, rng, shape):
+def draw_decay(draw, rng, shape, pick):
     """Any form of a decay."""
-    form = draw(st.sampled_from(["gamma", "number", "per step", "vector", "full"]))
+    form = pick(["gamma", "number", "per step", "vector", "full"])
     if form == "gamma":
         return {"gamma": draw(st.sampled_from([0.0, 0.9, 1])), "lambda_": draw(st.sampled_from([0.0, 0.8, 1]))}
     if form == "number":
@@ -589,9 +592,10 @@ def linear_cases(draw, target):
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     case = random_case(LINEAR, *shape, seed=rng, features=features, reverse=draw(st.booleans()))
     case["beta"][rng.random(case["beta"].shape) < 0.1] = 0.0
-    if draw(st.booleans()):
+    pick = picker(draw, target, FEW)
+    if pick([True, False]):
         case = case.replace(initial=rng.standard_normal((shape[0], *features)))
-    return draw_broadcast(draw, case), draw_how(draw, target)
+    return draw_broadcast(draw, case), draw_how(draw, target, pick)
 
 
 def any_case(estimator, target):

@@ -185,7 +185,7 @@ def test_variants_compiled_by_different_processes_work_together(tmp_path):
         def returns(backend):
             return compute_lambda_returns(rewards, values, **flags, bootstrap_values=other, time_dim=0, backend=backend)
 
-        calls = [gae(0), gae(1), retrace(0), retrace(1), returns]
+        calls = [gae(0), gae(1), retrace(1), returns]
         for i in map(int, sys.argv[1:]):
             assert_close(calls[i]("cpu"), calls[i]("reference"))
     """
@@ -193,12 +193,12 @@ def test_variants_compiled_by_different_processes_work_together(tmp_path):
     def kept():
         return {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nb*")}
 
-    for which in "01234":
+    for which in "0123":
         before = kept()
         python(program, which, NUMBA_CACHE_DIR=str(tmp_path))
         assert kept().keys() > before.keys(), "what is compiled is kept"
     before = kept()
-    python(program, *"01234", NUMBA_CACHE_DIR=str(tmp_path))
+    python(program, *"0123", NUMBA_CACHE_DIR=str(tmp_path))
     assert kept() == before, "and is not compiled again"
 
 

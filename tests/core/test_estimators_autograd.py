@@ -118,7 +118,8 @@ def test_gradients(float64_target, estimator, option):
         def function(*tensors, call=call, names=tuple(inputs)):
             return call(float64_target.backend, **with_leaves(call, names, tensors))
 
-        assert torch.autograd.gradcheck(function, [x.requires_grad_() for x in inputs.values()])
+        quick = float64_target.backend == "reference"  # in one random direction; whole Jacobians on the cpu backend
+        assert torch.autograd.gradcheck(function, [x.requires_grad_() for x in inputs.values()], fast_mode=quick)
 
 
 @pytest.mark.parametrize("estimator", [VTRACE, LAMBDA, DISCOUNTED], ids=by_name)
@@ -324,7 +325,7 @@ def compiled_cases(estimator):
 @pytest.mark.parametrize("grad", [False, True])
 @ALL
 def test_compiles_without_a_graph_break(target, estimator, grad):
-    if target.interpreted or (target.backend == "reference" and estimator not in (VTRACE, TRACES)):
+    if target.interpreted or (target.backend == "reference" and (estimator not in (VTRACE, TRACES) or not grad)):
         pytest.skip("tracing does not depend on the backend")
     for case in compiled_cases(estimator):
         torch._dynamo.reset()

@@ -163,7 +163,8 @@ def test_types(target, estimator, index_dtype):
     assert all(
         same_bits(x, y) for x, y in zip(run_packed(case, lengths, target, cu_seqlens=cu_seqlens), want, strict=True)
     )
-    for how in (How(dtype=torch.bfloat16), How(flag_dtype=torch.float32), How(layouts=("strided",))):
+    floats = [How(flag_dtype=torch.float32)] if target.backend != "cpu" or estimator in (GAE, PREFIX) else []
+    for how in (How(dtype=torch.bfloat16), How(layouts=("strided",)), *floats):
         check_packed(case, lengths, target, how)
 
 
@@ -240,7 +241,7 @@ def test_random_cases(target, estimator, data):
     lengths = data.draw(st.lists(st.integers(0, 9), max_size=4 if target.interpreted else 30))
     seed = data.draw(st.integers(0, 2**32 - 1))
     case = packed_case(estimator, lengths, seed=seed, valid=data.draw(st.sampled_from([1.0, 0.7])))
-    if data.draw(st.booleans()):
+    if target.backend != "cpu" and data.draw(st.booleans()):  # where no flags are another loop to compile
         case = case.replace(**{"dones" if estimator is PREFIX else "terminated": None})
     case = case.replace(mask_mode=data.draw(st.sampled_from(["skip", "reset"])))
     dtype = data.draw(st.sampled_from([torch.float32, torch.float16]))
@@ -308,11 +309,14 @@ def test_gradients(float64_target, estimator):
             answer = estimator.function(**{**kwargs, **dict(zip(names, inputs, strict=True))})
             return answer if isinstance(answer, torch.Tensor) else tuple(answer)
 
-        assert torch.autograd.gradcheck(function, [kwargs[k].requires_grad_() for k in names])
+        quick = float64_target.backend == "reference"
+        assert torch.autograd.gradcheck(function, [kwargs[k].requires_grad_() for k in names], fast_mode=quick)
 
 
 @ALL
 def test_compiles_without_a_graph_break(target, estimator):
+    if target.interpreted or target.backend == "reference":
+        pytest.skip("tracing does not depend on the backend")
     torch._dynamo.reset()
     lengths = LENGTHS["ragged"]
     kwargs = {**arguments(packed_case(estimator, lengths), lengths, target.device), "backend": target.backend}

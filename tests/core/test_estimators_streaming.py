@@ -68,7 +68,7 @@ def test_two_windows(target, estimator, mask_mode):
 @FORWARD_ONES
 def test_three_windows(target, estimator):
     case = streaming_case(estimator, features=(2,))
-    for cuts in ([8, 8], [0, 24]) if target.interpreted else ([5, 11], [8, 8], [0, 24], [1, 2]):
+    for cuts in ([8, 8],) if target.interpreted else ([5, 11], [8, 8], [0, 24], [1, 2]):
         assert_streams(case, target, cuts)
 
 
@@ -119,8 +119,8 @@ def test_a_window_without_steps(target, estimator):
 def test_windows_in_any_layout(target, estimator, time_dim):
     case = streaming_case(estimator, features=(3,), valid=0.8)
     case = case.replace(state=(np.random.default_rng(0).standard_normal((6, 3)), np.arange(6) % 3 == 0))
-    for layout in ("contiguous", "padded_transposed"):
-        assert_streams(case, target, [7, 13], How(time_dim=time_dim, layouts=(layout,)))
+    for layout in ("padded_transposed",) if target.interpreted else ("contiguous", "padded_transposed"):
+        assert_streams(case, target, [13] if target.interpreted else [7, 13], How(time_dim=time_dim, layouts=(layout,)))
 
 
 @pytest.mark.parametrize("form", ["per step", "vector", "full", "gamma"])

@@ -86,12 +86,23 @@ def counts(junit: Path) -> dict[str, object]:
         for case in suite.iter("testcase")
         if case.find("failure") is not None or case.find("error") is not None
     ]
-    return {"per_backend": per_backend(suite), **numbers, "failed": failed}
+    return {"per_backend": per_backend(suite), **numbers, "failed": failed, "spilled_bytes": spilled_bytes(suite)}
+
+
+def spilled_bytes(suite: ET.Element) -> dict[str, int]:
+    """Tests with a kernel that keeps registers in memory, and how much of them per thread."""
+    properties = ((case, case.find("properties/property[@name='spilled_bytes']")) for case in suite.iter("testcase"))
+    return {
+        f"{case.get('classname')}.{case.get('name')}": int(found.get("value", "0"))
+        for case, found in properties
+        if found is not None
+    }
 
 
 def per_backend(suite: ET.Element) -> dict[str, int]:
     """Tests that ran and passed, by backend."""
-    passed = [case.get("name", "") for case in suite.iter("testcase") if len(case) == 0]
+    cases = (case for case in suite.iter("testcase") if not {"failure", "error", "skipped"} & {x.tag for x in case})
+    passed = [case.get("name", "") for case in cases]
     return {name: sum(f"[{name}" in case for case in passed) for name in ("triton", "reference")}
 
 

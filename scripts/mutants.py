@@ -337,17 +337,22 @@ def run(mutants: Sequence[Mutant], jobs: int) -> Iterator[Outcome]:
     fork = multiprocessing.get_context("fork")
     waiting, running = list(reversed(mutants)), {}
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        while waiting or running:
-            while waiting and len(running) < jobs:
-                copy = Path(folder) / str(len(waiting))
-                process = fork.Process(target=test, args=(waiting[-1], copy))
-                process.start()
-                running[process.sentinel] = process, waiting.pop(), copy
-            for sentinel in multiprocessing.connection.wait(list(running)):
-                process, mutant, copy = running.pop(sentinel)
+        try:
+            while waiting or running:
+                while waiting and len(running) < jobs:
+                    copy = Path(folder) / str(len(waiting))
+                    process = fork.Process(target=test, args=(waiting[-1], copy))
+                    process.start()
+                    running[process.sentinel] = process, waiting.pop(), copy
+                for sentinel in multiprocessing.connection.wait(list(running)):
+                    process, mutant, copy = running.pop(sentinel)
+                    process.join()
+                    yield Outcome(mutant, process.exitcode, (copy / "log").read_text())
+                    shutil.rmtree(copy)
+        finally:
+            for process, *_ in running.values():
+                process.terminate()
                 process.join()
-                yield Outcome(mutant, process.exitcode, (copy / "log").read_text())
-                shutil.rmtree(copy)
 
 
 def test(mutant: Mutant, copy: Path) -> None:

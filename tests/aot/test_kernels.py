@@ -58,28 +58,10 @@ def problem(
     )
 
 
-def admitted(window, limits):
-    """Whether the row of the table is for so many streams."""
-    return streams(window) <= limits.streams
-
-
-def heaviest(order, limits):
-    """The window of which a row needs the most registers: a long equation, all arguments, or as many as it admits."""
-    windows = (problem(variant, order, limits, name) for name, variant in HEAVY)
-    return next(window for window in windows if admitted(window, limits))
-
-
-HEAVY = (("retrace", "all"), ("retrace", "plain"), ("trace", "plain"))
-
-
-LAUNCHES = {(order, launch): limits for order, limits, launch in sorted(ROWS, key=lambda row: row[1].streams)}
-"""With the limits of the row that admits the most streams."""
-
-
-@pytest.mark.parametrize(("order", "launch"), LAUNCHES)
-def test_no_launch_spills(order, launch):
-    limits = LAUNCHES[order, launch]
-    assert_no_spills(compile_for("sm_90", heaviest(order, limits), launch))
+@pytest.mark.parametrize(("order", "limits", "launch"), [row for row in ROWS if row[1].streams == float("inf")])
+def test_no_row_for_all_streams_spills(order, limits, launch):
+    """Where there are most; those for fewer are compiled with as many as they admit, below."""
+    assert_no_spills(compile_for("sm_90", problem("all", order, limits, "retrace"), launch))
 
 
 WIDTHS = {1: ".b8", 4: ".b32", 8: ".v2.b32", 16: ".v4.b32"}
@@ -175,21 +157,12 @@ def test_segments_do_not_spill(order, name):
     assert_no_spills(compile_for("sm_90", *largest(order, name, "plain"), segments=64))
 
 
-def with_actions(order, limits, number):
-    """Retrace over so many actions."""
-    window = problem("plain", order, limits, "retrace")
-    probs, values = torch.empty(2, *window.like.shape, number, device="meta")
-    return replace(window, next_values=Expectation(probs, values))
-
-
-FOR_ACTIONS = [row for row in ROWS if admitted(with_actions(*row[:2], 16), row[1])]
-
-
-@pytest.mark.covering
 @pytest.mark.parametrize("number", [4, 16, 17])
-@pytest.mark.parametrize(("order", "limits", "launch"), FOR_ACTIONS)
-def test_no_number_of_actions_spills(order, limits, launch, number):
-    assert_no_spills(compile_for("sm_90", with_actions(order, limits, number), launch))
+@pytest.mark.parametrize("order", TABLE)
+def test_no_number_of_actions_spills(order, number):
+    window, launch = largest(order, "retrace", "plain")
+    probs, values = torch.empty(2, *window.like.shape, number, device="meta")
+    assert_no_spills(compile_for("sm_90", replace(window, next_values=Expectation(probs, values)), launch))
 
 
 def assert_no_spills(launches):

@@ -109,7 +109,8 @@ def pytest_collection_modifyitems(config, items):
     tests = {}
     for item in items:
         if hasattr(item, "callspec") and (is_interpreted(item) or item.get_closest_marker("covering")):
-            tests.setdefault(item.nodeid.split("[")[0], []).append(item)
+            of_target = item.nodeid.split("[")[0], str(item.callspec.params.get("target"))
+            tests.setdefault(of_target, []).append(item)
     left_out = {item for combinations in tests.values() for item in set(combinations) - set(covering(combinations))}
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = [item for item in items if item not in left_out]
@@ -201,7 +202,7 @@ def much_memory(tmp_path_factory):
 
 CHECKED = set()
 SPILLED_BYTES = 32
-"""Per thread, at most: Triton 3.6 keeps two registers of a few kernels in memory although it has others to spare."""
+"""Per thread, at most: Triton 3.6 keeps a few registers of some kernels in memory although it has others to spare."""
 
 
 @pytest.fixture(autouse=ON_GPU)

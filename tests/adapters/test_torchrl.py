@@ -30,6 +30,8 @@ from torchrl.objectives.value import GAE, MultiAgentGAE, TDLambdaEstimator, VTra
 from rl_triton_adapters import torchrl as ours
 from rl_triton_adapters.torchrl import TritonGAE, TritonTDLambdaEstimator, TritonVTrace, use_triton_estimators
 
+pytestmark = pytest.mark.covering
+
 GAMMA, LMBDA = 31 / 32, 7 / 8
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 0.05}
 SHAPES = [  # and where time is

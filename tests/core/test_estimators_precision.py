@@ -26,6 +26,8 @@ from estimator_cases import (
 from rl_triton_core import compute_vtrace
 from rl_triton_core.testing import assert_close
 
+pytestmark = pytest.mark.covering
+
 ALL = pytest.mark.parametrize("estimator", ESTIMATORS, ids=by_name)
 RATES = [(0.99, 0.95), (1.0, 1.0), (0.999, 1.0), ("per step", 0.9)]
 

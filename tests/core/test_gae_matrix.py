@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from rl_triton_core.testing import assert_close
 
+pytestmark = pytest.mark.covering
+
 
 @given(data=st.data())
 def test_random_cases(target, data):

@@ -10,6 +10,8 @@ from cases import Case, How, check, random_case, run, same_bits
 
 from rl_triton_core.testing import assert_close
 
+pytestmark = pytest.mark.covering
+
 
 def big(target):
     """A window large enough for its error to be typical."""

@@ -11,6 +11,8 @@ from rl_triton_core.testing import assert_close
 triton_backend = pytest.importorskip("rl_triton_core.backends.triton", reason="Triton is not installed")
 from rl_triton_core.kernels.launch import TABLE, Launch, none_empty, segments  # noqa: E402
 
+pytestmark = pytest.mark.covering
+
 compute_gae = inspect.unwrap(ours.compute_gae)  # what was launched before is not replayed
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -13,6 +13,8 @@ from torch import distributed, multiprocessing
 from rl_triton_core import BackendUnavailableError, available_backends, normalization, normalize_advantages
 from rl_triton_core.testing import assert_close
 
+pytestmark = pytest.mark.covering
+
 NAN, INF = math.nan, math.inf
 MODES = ("add", "floor", "variance")
 RULES = [

@@ -32,8 +32,6 @@ from hypothesis import strategies as st
 
 from rl_triton_core.testing import assert_close
 
-pytestmark = pytest.mark.covering
-
 FEWER = settings(max_examples=max(12, settings.default.max_examples // 6))  # than for GAE: there are seven here
 ALL = pytest.mark.parametrize("estimator", ESTIMATORS, ids=by_name)
 

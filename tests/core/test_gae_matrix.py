@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 
 from rl_triton_core.testing import assert_close
 
-pytestmark = pytest.mark.covering
-
 
 @given(data=st.data())
 def test_random_cases(target, data):

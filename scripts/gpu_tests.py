@@ -82,7 +82,7 @@ def counts(junit: Path) -> dict[str, object]:
     assert suite is not None
     numbers = {name: int(suite.get(name, "0")) for name in ("tests", "failures", "errors", "skipped")}
     failed = [
-        f"{case.get('classname')}.{case.get('name')}"
+        name_of(case)
         for case in suite.iter("testcase")
         if case.find("failure") is not None or case.find("error") is not None
     ]
@@ -92,11 +92,12 @@ def counts(junit: Path) -> dict[str, object]:
 def spilled_bytes(suite: ET.Element) -> dict[str, int]:
     """Tests with a kernel that keeps registers in memory, and how much of them per thread."""
     properties = ((case, case.find("properties/property[@name='spilled_bytes']")) for case in suite.iter("testcase"))
-    return {
-        f"{case.get('classname')}.{case.get('name')}": int(found.get("value", "0"))
-        for case, found in properties
-        if found is not None
-    }
+    return {name_of(case): int(found.get("value", "0")) for case, found in properties if found is not None}
+
+
+def name_of(case: ET.Element) -> str:
+    """A test, with its module."""
+    return f"{case.get('classname')}.{case.get('name')}"
 
 
 def per_backend(suite: ET.Element) -> dict[str, int]:

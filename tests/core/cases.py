@@ -272,6 +272,11 @@ def check(case, target, how=How(), slack=4.0):
         assert (error <= limit).all(), f"{name}: rows {np.flatnonzero(error > limit)}, {error.max()} > {limit.max()}"
 
 
+def assert_gradients(function, inputs, backend):
+    """Whole Jacobians are those of finite differences; on the reference backend, in one random direction."""
+    assert torch.autograd.gradcheck(function, inputs, fast_mode=backend == "reference")
+
+
 def row_norms(x):
     return np.linalg.norm(np.nan_to_num(np.asarray(x, np.float64), posinf=np.inf, neginf=-np.inf), axis=1)
 

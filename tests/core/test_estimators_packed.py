@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from cases import How, same_bits
+from cases import How, assert_gradients, same_bits
 from estimator_cases import (
     BACKWARD,
     DEFAULT,
@@ -312,8 +312,7 @@ def test_gradients(float64_target, estimator):
             answer = estimator.function(**{**kwargs, **dict(zip(names, inputs, strict=True))})
             return answer if isinstance(answer, torch.Tensor) else tuple(answer)
 
-        quick = float64_target.backend == "reference"
-        assert torch.autograd.gradcheck(function, [kwargs[k].requires_grad_() for k in names], fast_mode=quick)
+        assert_gradients(function, [kwargs[k].requires_grad_() for k in names], float64_target.backend)
 
 
 @ALL

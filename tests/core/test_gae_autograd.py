@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from cases import Call, How, Sparse, random_case, same_bits
+from cases import Call, How, Sparse, assert_gradients, random_case, same_bits
 
 from rl_triton_core import FinalValues, compute_gae
 from rl_triton_core.testing import assert_close
@@ -36,7 +36,7 @@ def gradcheck(call, names, backend):
     def function(*inputs):
         return call(backend, **dict(zip(names, inputs, strict=True)))
 
-    assert torch.autograd.gradcheck(function, [call.kwargs[name] for name in names], fast_mode=backend == "reference")
+    assert_gradients(function, [call.kwargs[name] for name in names], backend)
 
 
 @pytest.mark.parametrize("option", OPTIONS)

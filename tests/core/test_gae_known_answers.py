@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from cases import Call, Case, How, Sparse, check, random_case, run, same_bits
+from cases import WINDOWS, Call, Case, How, Sparse, check, random_case, run, same_bits
 
 from rl_triton_core import FinalValues, GAEOutput, compute_gae
 from rl_triton_core.testing import assert_close
@@ -182,14 +182,15 @@ def test_permuting_rows_permutes_results(target):
         assert same_bits(one[torch.as_tensor(order)], other)
 
 
-@pytest.mark.parametrize("mask_mode", ["skip", "reset"])
-def test_layouts_agree(target, mask_mode):
+@pytest.mark.parametrize(("num_envs", "valid", "mask_mode"), WINDOWS)
+def test_layouts_agree(target, num_envs, valid, mask_mode):
     """Environments side by side in memory, and apart; to the bit on the cpu backend, which has a walk for either."""
-    for num_envs, valid in ((6, 0.9), (33, 1.0)) if target.interpreted else ((6, 0.9), (33, 1.0), (1037, 0.7)):
-        case = random_case(num_envs, 32, valid=valid, mask_mode=mask_mode)
-        for one, other in zip(run(case, target), run(case, target, How(time_dim=0)), strict=True):
-            assert_close(other, one)
-            assert target.backend != "cpu" or same_bits(other.contiguous(), one)
+    if target.interpreted and num_envs > 33:
+        pytest.skip("too many for the interpreter")
+    case = random_case(num_envs, 32, valid=valid, mask_mode=mask_mode)
+    for one, other in zip(run(case, target), run(case, target, How(time_dim=0)), strict=True):
+        assert_close(other, one)
+        assert target.backend != "cpu" or same_bits(other.contiguous(), one)
 
 
 def test_skipping_a_step_is_deleting_it(target):

@@ -84,7 +84,7 @@ tune: $(READY) ## Time every launch that windows could have, on a GPU (results i
 
 accuracy: $(READY) ## Measure rounding errors on this CPU, and write the pages of results
 	$(PY) benchmarks/accuracy.py benchmarks/results/cpu --backend cpu
-	$(PY) benchmarks/accuracy.py benchmarks/results/cpu --backend reference --steps 128 1024 8192 --rows 2
+	$(PY) benchmarks/accuracy.py benchmarks/results/cpu --backend reference --rows 2 --jobs $(JOBS)
 	$(PY) benchmarks/report.py
 
 speed: $(READY) ## Measure speed on this CPU, and write the pages of results

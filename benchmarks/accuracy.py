@@ -16,10 +16,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -369,20 +372,40 @@ def failures(result: dict[str, Any]) -> list[dict[str, Any]]:
     return [row for row, is_good in rows if not is_good]
 
 
-def run(backend: str, lengths: list[int], rows: int | None) -> dict[str, Any]:
-    """All rows of results; a line per estimator and length is printed on the way."""
+class Task(NamedTuple):
+    """What is measured at once: an estimator on windows of one length."""
+
+    table: str
+    estimator: str
+    steps: int
+    rows: int
+
+
+def rows_of(task: Task, place: Place) -> list[dict[str, Any]]:
+    """A task's rows of results."""
+    head = {"estimator": task.estimator, "steps": task.steps, "rows": task.rows}
+    window = draw(task.steps, task.rows)
+    return [head | row for row in TABLES[task.table](ESTIMATORS[task.estimator], window, task.rows, place)]
+
+
+TABLES = {"float32": measure, "half": measure_half}
+
+
+def run(backend: str, lengths: list[int], rows: int | None, jobs: int = 1) -> dict[str, Any]:
+    """All rows of results; a line per task is printed on the way."""
     place = Place(backend, "cuda" if backend == "triton" and torch.cuda.is_available() else "cpu")
-    result: dict[str, Any] = {"float32": [], "half": []}
     half_length = max((steps for steps in lengths if steps <= HALF_STEPS), default=min(lengths))
-    for steps in lengths:
-        count = rows or max(FEWEST_ROWS, ELEMENTS // steps)
-        window = draw(steps, count)
-        tables = {"float32": measure, "half": measure_half} if steps == half_length else {"float32": measure}
-        for (name, estimator), (table, function) in product(ESTIMATORS.items(), tables.items()):
-            head = {"estimator": name, "steps": steps, "rows": count}
-            found = [head | row for row in function(estimator, window, count, place)]
-            result[table] += found
-            print(summary(table, found))
+    tasks = [
+        Task(table, name, steps, rows or max(FEWEST_ROWS, ELEMENTS // steps))
+        for steps, name, table in product(lengths, ESTIMATORS, TABLES)
+        if table == "float32" or steps == half_length
+    ]
+    result: dict[str, Any] = {table: [] for table in TABLES}
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
+        measured = (pool.map if jobs > 1 else map)(partial(rows_of, place=place), tasks)
+        for task, found in zip(tasks, measured, strict=True):
+            result[task.table] += found
+            print(summary(task.table, found), flush=True)
     return result
 
 
@@ -399,11 +422,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--backend", choices=BACKENDS, default="triton" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--steps", type=int, nargs="+", default=STEPS, help="lengths of the windows")
     parser.add_argument("--rows", type=int, help="environments per setting; fewer where windows are longer by default")
+    parser.add_argument("--jobs", type=int, default=1, help="processes, for the backends that need no GPU")
     options = parser.parse_args(arguments)
     started = time.perf_counter()
     print("Worst of the settings. Reference: a serial float32 loop; for half-precision inputs, rounding them.")
     print(f"{'estimator':34}{'inputs':10}{'steps':>8}{'error':>10}{'reference':>10}{'ratio':>9}")
-    result = run(options.backend, options.steps, options.rows)
+    result = run(options.backend, options.steps, options.rows, options.jobs)
     write(options, result, round(time.perf_counter() - started, 1))
     bad = failures(result)
     for row in bad:

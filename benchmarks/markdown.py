@@ -17,11 +17,11 @@ This page is generated from `benchmarks/results/` by `make report` (`python benc
 not the page. `{command}` measures anew."""
 
 
-def machine(system: Row) -> str:
-    """What a result was measured on."""
+def machine(system: Row, on_gpu: bool = True) -> str:
+    """What a result was measured on: its GPU if it has one, and that took part."""
     names = ("python", "torch", "triton", "numba", "numpy", "cuda", "rocm")
     packages = (f"{name} {system[name]}" for name in names if system[name] != "none")
-    hardware = system["cpu"] if system["gpu"] == "none" else system["gpu"]
+    hardware = system["gpu"] if on_gpu and system["gpu"] != "none" else system["cpu"]
     commit, dash, dirty = system["commit"].partition("-")
     return f"{hardware}; {', '.join(packages)}; commit `{commit[:12]}{dash}{dirty}`."
 

@@ -64,7 +64,7 @@ def accuracy_section(result: Row) -> str:
     return "\n\n".join(
         [
             f"## Backend `{result['backend']}`",
-            machine(result["system"]),
+            machine(result["system"], on_gpu=result["backend"] == "triton"),
             float32_text(result["float32"]),
             float32_table(result["float32"]),
             half_text(result),

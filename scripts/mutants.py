@@ -168,7 +168,7 @@ CPU = [
     Mutant("backward: seals stay", "kernels/serial.py", "return result, False, False, as_many", "return result, False, sealed, as_many", "gae and test_every_pattern"),
     Mutant("backward: ends stay", "kernels/serial.py", "return result, False, False, as_many", "return result, last, False, as_many", "gae and test_every_pattern"),
     Mutant("backward: terminated a step late", "kernels/serial.py", "flag(terminated, False, group, t, lane) | ended", "flag(terminated, False, group, min(t + 1, arguments[16] - 1), lane) | ended", "test_literal_numbers"),
-    Mutant("backward: truncated a step early", "kernels/serial.py", "        flag(truncated, False, group, t, lane),", "        flag(truncated, False, group, max(t - 1, 0), lane),", "test_literal_numbers"),
+    Mutant("backward: truncated a step early", "kernels/serial.py", "        flag(truncated, False, group, t, lane),", "        flag(truncated, False, group, max(t - 1, 0), lane),", "gae and test_every_pattern"),
     Mutant("backward: bootstrap of the neighbour lane", "kernels/serial.py", "at(bootstrap, zero, group, t, lane)", "at(bootstrap, zero, group, t, max(lane - 1, 0))", "gae and test_every_length"),
     Mutant("backward: the neighbour stays the same", "kernels/serial.py", "as_many(now, following)", "following", "test_a_window_with_values"),
     Mutant("backward: the window's end is no end", "kernels/serial.py", "none, sealed = types.boolean(True)", "none, sealed = types.boolean(False)", "test_a_window_with_values"),

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -373,7 +373,7 @@ def failures(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 class Task(NamedTuple):
-    """What is measured at once: an estimator on windows of one length."""
+    """What is measured at once: one estimator on windows of one length."""
 
     table: str
     estimator: str
@@ -381,14 +381,16 @@ class Task(NamedTuple):
     rows: int
 
 
+TABLES = {"float32": measure, "half": measure_half}
+window_of = lru_cache(maxsize=1)(draw)
+"""Estimators follow each other on the same window."""
+
+
 def rows_of(task: Task, place: Place) -> list[dict[str, Any]]:
     """A task's rows of results."""
     head = {"estimator": task.estimator, "steps": task.steps, "rows": task.rows}
-    window = draw(task.steps, task.rows)
+    window = window_of(task.steps, task.rows)
     return [head | row for row in TABLES[task.table](ESTIMATORS[task.estimator], window, task.rows, place)]
-
-
-TABLES = {"float32": measure, "half": measure_half}
 
 
 def run(backend: str, lengths: list[int], rows: int | None, jobs: int = 1) -> dict[str, Any]:

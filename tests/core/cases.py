@@ -286,8 +286,6 @@ def row_norms(x):
 SIZES = (0, 1, 2, 3, 4, 5, 7, 8, 9, 11, 13, 15, 16, 17, 31, 32, 33, 37, 63, 64, 65, 127, 128, 129, 255, 256, 257, 300)
 SIZES += (511, 512, 513, 1023, 1024, 1025, 2047, 2048, 2049, 4095, 4096, 4097, 5003)
 MAX_CELLS = {"reference": 2000, "cpu": 5000, "triton": 20_000}
-WINDOWS = [(6, 0.9, "skip"), (6, 0.9, "reset"), (33, 1.0, "skip"), (1037, 0.7, "skip"), (1037, 0.7, "reset")]
-"""Environments, the share of valid steps and what masks mean, for the walks of the cpu backend and their block."""
 PATTERNS = {"none": 0.0, "few": 0.05, "some": 0.3, "every": 1.0}
 
 

@@ -321,7 +321,6 @@ def compiled_cases(estimator):
             yield full.replace(bootstrap_values=Sparse([0, 1], [1, 2], [1.0, 2.0], 3.0))
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("grad", [False, True])
 @ALL
 def test_compiles_without_a_graph_break(target, estimator, grad):

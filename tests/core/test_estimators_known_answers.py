@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from cases import WINDOWS, How, Sparse, same_bits
+from cases import How, Sparse, same_bits
 from estimator_cases import (
     BACKWARD,
     DISCOUNTED,
@@ -477,17 +477,29 @@ def test_permuting_rows_permutes_results(target, estimator):
         assert same_bits(one[torch.as_tensor(order)], other)
 
 
-@pytest.mark.parametrize(("num_envs", "valid", "mask_mode"), WINDOWS)
-@pytest.mark.parametrize("estimator", ESTIMATORS, ids=by_name)
-def test_layouts_agree(target, estimator, num_envs, valid, mask_mode):
+def assert_layouts_agree(target, estimator, mask_mode, num_envs, valid):
     """Environments side by side in memory, and apart; to the bit on the cpu backend, which has a walk for either."""
-    if target.interpreted and num_envs > 33:
-        pytest.skip("too many for the interpreter")
-    masks = {} if estimator is LINEAR else {"valid": valid, "mask_mode": mask_mode}
-    case = random_case(estimator, num_envs, 16, **masks)
+    modes = {} if estimator is LINEAR else {"mask_mode": mask_mode}
+    case = random_case(estimator, num_envs, 16, valid=valid, **modes)
     for one, other in zip(run(case, target), run(case, target, How(time_dim=0)), strict=True):
         assert_close(other.contiguous(), one)
         assert target.backend != "cpu" or same_bits(other.contiguous(), one)
+
+
+@pytest.mark.parametrize("mask_mode", ["skip", "reset"])
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=by_name)
+def test_layouts_agree(target, estimator, mask_mode):
+    for num_envs, valid in (33, 1.0), (4, 0.9):
+        assert_layouts_agree(target, estimator, mask_mode, num_envs, valid)
+
+
+@pytest.mark.parametrize("mask_mode", ["skip", "reset"])
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=by_name)
+def test_wide_layouts_agree(target, estimator, mask_mode):
+    """Wider than what the cpu backend walks together."""
+    if target.interpreted:
+        pytest.skip("too wide for the interpreter")
+    assert_layouts_agree(target, estimator, mask_mode, 1037, 0.7)
 
 
 @pytest.mark.parametrize("estimator", (*BACKWARD, *FORWARD), ids=by_name)

@@ -152,7 +152,6 @@ FORMS = {
 }
 
 
-@pytest.mark.covering
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("grad", [False, True])
 def test_compiles_without_a_graph_break(target, form, grad):

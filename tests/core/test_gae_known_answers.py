@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from cases import WINDOWS, Call, Case, How, Sparse, check, random_case, run, same_bits
+from cases import Call, Case, How, Sparse, check, random_case, run, same_bits
 
 from rl_triton_core import FinalValues, GAEOutput, compute_gae
 from rl_triton_core.testing import assert_close
@@ -182,15 +182,25 @@ def test_permuting_rows_permutes_results(target):
         assert same_bits(one[torch.as_tensor(order)], other)
 
 
-@pytest.mark.parametrize(("num_envs", "valid", "mask_mode"), WINDOWS)
-def test_layouts_agree(target, num_envs, valid, mask_mode):
+def assert_layouts_agree(case, target):
     """Environments side by side in memory, and apart; to the bit on the cpu backend, which has a walk for either."""
-    if target.interpreted and num_envs > 33:
-        pytest.skip("too many for the interpreter")
-    case = random_case(num_envs, 32, valid=valid, mask_mode=mask_mode)
     for one, other in zip(run(case, target), run(case, target, How(time_dim=0)), strict=True):
         assert_close(other, one)
         assert target.backend != "cpu" or same_bits(other.contiguous(), one)
+
+
+@pytest.mark.parametrize("mask_mode", ["skip", "reset"])
+def test_layouts_agree(target, mask_mode):
+    for num_envs, valid in (33, 1.0), (6, 0.9):
+        assert_layouts_agree(random_case(num_envs, 32, valid=valid, mask_mode=mask_mode), target)
+
+
+@pytest.mark.parametrize("mask_mode", ["skip", "reset"])
+def test_wide_layouts_agree(target, mask_mode):
+    """Wider than what the cpu backend walks together."""
+    if target.interpreted:
+        pytest.skip("too wide for the interpreter")
+    assert_layouts_agree(random_case(1037, 32, valid=0.7, mask_mode=mask_mode), target)
 
 
 def test_skipping_a_step_is_deleting_it(target):

@@ -10,7 +10,6 @@ import gc
 import importlib.util
 import os
 import sys
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +18,6 @@ import pytest
 import torch
 from hypothesis import Phase, settings
 
-from rl_triton_core.kernels.launch import Launch, Limits
 from rl_triton_core.replay import span
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -33,66 +31,11 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gpu" if torch.cuda.i
 
 def pytest_configure(config):
     if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None:
-        hasten_interpreter()
+        from quick_interpreter import hasten
+
+        hasten()
     # Triton's interpreter computes with NumPy, which remarks on every NaN that a test puts there.
     config.addinivalue_line("filterwarnings", r"ignore:\w+( value)? encountered in:RuntimeWarning:triton\..*")
-
-
-SMALL = {
-    "env-major": ((Limits(steps=4), Launch(64, 2, 2, 4)), (Limits(), Launch(16, 8, 4, 4))),
-    "time-major": ((Limits(steps=4), Launch(64, 2, 2, 4)), (Limits(), Launch(32, 4, 4, 4))),
-}
-"""Launches for the interpreter, whose time goes with the number of programs; `test_launches` makes others."""
-
-
-def hasten_interpreter():
-    """Small tiles; and Triton's language is not patched again at every call of a function: the launch did it.
-
-    A scan combines all elements at once, over doubling distances, where the interpreter's goes one by one. Sums of
-    offsets are not computed a second time to look for overflow. Besides, a fused multiply-add rounds once, as on a GPU.
-    """
-    from triton.runtime import interpreter
-
-    from rl_triton_core.kernels import launch
-
-    launch.settings = partial(launch.settings, table=SMALL)
-    slow = interpreter.InterpretedFunction.__call__
-    numpy_type, known = interpreter._get_np_dtype, {}
-
-    def quick_numpy_type(dtype):
-        name = dtype.scalar.name
-        return known.get(name) or known.setdefault(name, numpy_type(dtype.scalar))
-
-    def fma(self, x, y, z):
-        with np.errstate(invalid="ignore"):
-            exact = x.data.astype(np.float64) * y.data + z.data
-        return interpreter.TensorHandle(exact.astype(z.data.dtype), z.dtype.scalar)
-
-    def scan(self, tensors):
-        def as_tensors(arrays):
-            return [self.to_tensor(y, x.dtype) for x, y in zip(tensors, arrays, strict=True)]
-
-        states = [np.moveaxis(x.handle.data, self.axis, 0) for x in tensors]
-        distance = 1
-        while distance < len(states[0]):
-            earlier = as_tensors(np.roll(x, distance, 0) for x in states)
-            combined = [x.handle.data for x in self.combine_fn.fn(*earlier, *as_tensors(states))]
-            states = [np.concatenate([x[:distance], y[distance:]]) for x, y in zip(states, combined, strict=True)]
-            distance *= 2
-        return as_tensors(np.moveaxis(x, 0, self.axis) for x in states)
-
-    object.__setattr__(interpreter.interpreter_builder.options, "sanitize_overflow", False)
-    interpreter._get_np_dtype = quick_numpy_type
-    interpreter.InterpreterBuilder.create_fma = fma
-    interpreter.ScanOps.generic_scan = scan
-
-    def call(function, *args, **kwargs):
-        if function.fn.__module__.startswith("triton."):
-            return slow(function, *args, **kwargs)
-        return function.rewrite()(*args, **kwargs)
-
-    if hasattr(interpreter.InterpretedFunction, "rewrite"):
-        interpreter.InterpretedFunction.__call__ = call
 
 
 def pytest_collection_finish():

@@ -42,9 +42,8 @@ example: $(READY) ## Run an example: make example RUN="ppo_cleanrl.py --target-r
 example-rllib: $(RLLIB_READY) ## Run one of RLlib: make example-rllib RUN=ppo_rllib.py (downloads Ray)
 	$(VENV_RLLIB)/bin/python examples/$(RUN)
 
-test: MUTANTS = --tested
-test: lint type test-interpreted test-aot mutants ## Everything that needs no GPU and no Ray
-	@echo "make test: lint, type, test-interpreted, test-aot and mutants passed"
+test: lint type test-interpreted test-aot ## Everything that needs no GPU and no Ray, but for mutants
+	@echo "make test: lint, type, test-interpreted and test-aot passed"
 
 lint: $(READY) ## Check style and formatting
 	$(PY) -m ruff check .
@@ -54,7 +53,7 @@ type: $(READY) ## Check types
 	$(PY) -m mypy
 
 test-interpreted: $(READY) ## Tests of the core and the adapters, Triton through its interpreter
-	$(INTERPRETED) $(PY) -m pytest -n $(JOBS) --dist loadfile tests/core tests/adapters
+	$(INTERPRETED) $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder tests/adapters tests/core
 
 test-aot: $(READY) ## Compile the Triton kernels ahead of time; no GPU needed
 	$(COMPILED) $(PY) -m pytest -n $(JOBS) tests/aot

@@ -363,6 +363,7 @@ def test(mutant: Mutant, copy: Path) -> None:
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.nb[ci]"))
     for name in (
         "tests/conftest.py",
+        "tests/quick_interpreter.py",
         "tests/oracles.py",
         "tests/oracles_estimators.py",
         "docs/conventions.md",

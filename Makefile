@@ -50,7 +50,7 @@ lint: $(READY) ## Check style and formatting
 	$(PY) -m ruff format --check .
 
 type: $(READY) ## Check types
-	$(PY) -m mypy
+	$(PY) -m mypy --num-workers $(JOBS)
 
 test-interpreted: $(READY) ## Tests of the core and the adapters, Triton through its interpreter
 	$(INTERPRETED) $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder tests/adapters tests/core

@@ -17,6 +17,7 @@ from rl_triton_core.kernels.launch import Launch
 from rl_triton_core.kernels.scan import scan
 from rl_triton_core.recurrence import Problem
 
+triton.knobs.compilation.disable_line_info = True  # nobody steps through these kernels
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
     "sm_90": GPUTarget("cuda", 90, 32),

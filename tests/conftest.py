@@ -1,9 +1,8 @@
 """The backends under test, and how hard Hypothesis tries.
 
 RL_TRITON_TEST_BACKENDS (names, commas between) narrows the first; HYPOTHESIS_PROFILE (ci, gpu, long) sets the second.
-Of a parametrized test the interpreter and the reference take some combinations, with every value of every parameter
-among them, and so do tests that are marked `covering`, where there is no GPU; RL_TRITON_TEST_COMBINATIONS=all asks for
-all.
+Of a parametrized test the interpreter takes some combinations, with every value of every parameter among them, and so
+do tests that are marked `covering`, where there is no GPU; RL_TRITON_TEST_COMBINATIONS=all asks for all.
 """
 
 import fcntl
@@ -52,7 +51,7 @@ def pytest_collection_modifyitems(config, items):
         return
     tests = {}
     for item in items:
-        if hasattr(item, "callspec") and (is_slow(item) or item.get_closest_marker("covering")):
+        if hasattr(item, "callspec") and (is_interpreted(item) or item.get_closest_marker("covering")):
             of_target = item.nodeid.split("[")[0], str(item.callspec.params.get("target"))
             tests.setdefault(of_target, []).append(item)
     left_out = {item for combinations in tests.values() for item in set(combinations) - set(covering(combinations))}
@@ -60,12 +59,10 @@ def pytest_collection_modifyitems(config, items):
     items[:] = [item for item in items if item not in left_out]
 
 
-def is_slow(item):
-    """Whether a test runs Triton in its interpreter, or the reference."""
+def is_interpreted(item):
+    """Whether a test runs Triton in its interpreter."""
     target = item.callspec.params.get("target")
-    if isinstance(target, Target):
-        return target.interpreted or target.backend == "reference"
-    return "in_bounds" in item.fixturenames
+    return target.interpreted if isinstance(target, Target) else "in_bounds" in item.fixturenames
 
 
 def covering(combinations):

@@ -1,6 +1,7 @@
 # Every verb makes its environment first, once: .venv, remade when pyproject.toml or constraints.txt change.
 # test-independent and test-rllib have their own. PYTHON names the interpreter (3.10 or newer) to make them from, VENV,
-# VENV_INDEPENDENT and VENV_RLLIB where they go, JOBS the test processes.
+# VENV_INDEPENDENT and VENV_RLLIB where they go, JOBS the processes that check and test. MUTANTS=--tested says that the
+# tests have just passed.
 
 PYTHON ?= python3
 VENV ?= .venv

@@ -361,16 +361,10 @@ def test(mutant: Mutant, copy: Path) -> None:
     """Run a mutant's tests on a copy that has it."""
     for name in ("rl_triton_core", "tests/core"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.nb[ci]"))
-    for name in (
-        "tests/conftest.py",
-        "tests/quick_interpreter.py",
-        "tests/oracles.py",
-        "tests/oracles_estimators.py",
-        "docs/conventions.md",
-        "pyproject.toml",
-    ):
-        (copy / name).parent.mkdir(exist_ok=True)
-        shutil.copy(ROOT / name, copy / name)
+    for path in (*ROOT.glob("tests/*.py"), ROOT / "docs/conventions.md", ROOT / "pyproject.toml"):
+        place = copy / path.relative_to(ROOT)
+        place.parent.mkdir(exist_ok=True)
+        shutil.copy(path, place)
     os.chdir(copy)
     sys.path.insert(0, str(copy))
     with Path("log").open("w") as log, redirect_stdout(log), redirect_stderr(log):

@@ -12,7 +12,8 @@ DEMO_OUTPUT ?= build/demo
 GPU_OUTPUT ?= build/gpu
 
 PY := $(VENV)/bin/python
-# Of the packages' modules those are compiled that are imported, when they first are.
+# Of the packages' modules those are compiled that are imported, when they first are, and kept for the next process.
+unexport PYTHONDONTWRITEBYTECODE
 PIP_INSTALL := -m pip --disable-pip-version-check --no-input install --no-compile
 INSTALL := $(PY) $(PIP_INSTALL)
 PY_INDEPENDENT := $(VENV_INDEPENDENT)/bin/python

@@ -39,10 +39,20 @@ def pytest_configure(config):
 
 
 def pytest_collection_finish():
-    """Not to look for garbage among modules and tests again and again: compilers make many objects."""
+    """Not to look for garbage again and again among all that compilers make, but once after each file."""
+    gc.disable()
+    take_out_garbage()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def garbage():
+    yield
+    take_out_garbage()
+
+
+def take_out_garbage():
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000)
 
 
 def pytest_collection_modifyitems(config, items):

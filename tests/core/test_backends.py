@@ -161,12 +161,18 @@ def test_the_public_names():
 def test_variants_compiled_by_different_processes_work_together(tmp_path):
     """A disk cache that several processes filled: what one left must not be taken for what another means."""
     pytest.importorskip("numba")
-    program = """
-        import sys
+    if not hasattr(os, "fork"):
+        pytest.skip("no fork here")
+    printed = python(
+        """
+        import os
+        from pathlib import Path
         import torch
+        import rl_triton_core.backends.cpu
         from rl_triton_core import compute_gae, compute_lambda_returns, compute_retrace
         from rl_triton_core.testing import assert_close
 
+        torch.set_num_threads(1)  # a fork has none of its parent's threads
         rewards, values, other = torch.randn(3, 40, 1500)
         done, mask = torch.rand(2, 40, 1500) < torch.tensor([0.1, 0.8])[:, None, None]
         flags = {"terminated": done, "truncated": done, "mask": mask}
@@ -181,21 +187,29 @@ def test_variants_compiled_by_different_processes_work_together(tmp_path):
         def returns(backend):
             return compute_lambda_returns(rewards, values, **flags, bootstrap_values=other, time_dim=0, backend=backend)
 
+        def in_a_fork(calls):
+            child = os.fork()
+            if child == 0:
+                for call in calls:
+                    assert_close(call("cpu"), call("reference"))
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+
+        def kept():
+            return {path: path.stat().st_mtime_ns for path in Path(os.environ["NUMBA_CACHE_DIR"]).rglob("*.nb*")}
+
         calls = [gae, retrace, returns]
-        for i in map(int, sys.argv[1:]):
-            assert_close(calls[i]("cpu"), calls[i]("reference"))
-    """
-
-    def kept():
-        return {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nb*")}
-
-    for which in "012":
+        for call in calls:
+            before = kept()
+            in_a_fork([call])
+            print("kept" if kept().keys() > before.keys() else "lost")
         before = kept()
-        python(program, which, NUMBA_CACHE_DIR=str(tmp_path))
-        assert kept().keys() > before.keys(), "what is compiled is kept"
-    before = kept()
-    python(program, *"012", NUMBA_CACHE_DIR=str(tmp_path))
-    assert kept() == before, "and is not compiled again"
+        in_a_fork(calls)
+        print("not compiled again" if kept() == before else "compiled again")
+        """,
+        NUMBA_CACHE_DIR=str(tmp_path),
+    )
+    assert printed.splitlines() == ["kept", "kept", "kept", "not compiled again"]
 
 
 def test_the_cpu_backend_s_threads_survive_a_fork():

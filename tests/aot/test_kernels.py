@@ -157,6 +157,7 @@ def test_segments_do_not_spill(order, name):
     assert_no_spills(compile_for("sm_90", *largest(order, name, "plain"), segments=64))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("number", [4, 16, 17])
 @pytest.mark.parametrize("order", TABLE)
 def test_no_number_of_actions_spills(order, number):

@@ -29,7 +29,9 @@ from rl_triton_core import FinalValues, ScanState, compute_eligibility_traces, l
 from rl_triton_core.testing import assert_close
 
 ALL = pytest.mark.parametrize("estimator", ESTIMATORS, ids=by_name)
-SHAPE = (3, 5)
+ROWS = 2
+SHAPE = (ROWS, 5)
+DEPARTED = np.array([False, True])
 OPTIONS = {
     "plain": {"term": 0, "trunc": 0},
     "time-major": {"time_dim": 0},
@@ -58,16 +60,16 @@ def variants(estimator, **options):
     case = random_case(estimator, *SHAPE, features=features, **options)
     if estimator is LINEAR:
         zeros = case.replace(beta=with_zeros(case["beta"]))
-        yield zeros.replace(reverse=True, initial=rng.standard_normal((3, 2)))
-        yield zeros.replace(reverse=False, initial=rng.standard_normal((3, 2)))
+        yield zeros.replace(reverse=True, initial=rng.standard_normal((ROWS, 2)))
+        yield zeros.replace(reverse=False, initial=rng.standard_normal((ROWS, 2)))
         yield case
     elif estimator is TRACES:
-        state = (rng.standard_normal((3, 2)), np.array([False, True, False]))
+        state = (rng.standard_normal((ROWS, 2)), DEPARTED)
         yield case
         for decay in (with_zeros(rng.random(SHAPE)), with_zeros(rng.random((*SHAPE, 2))), Vector(rng.random(2))):
             yield case.replace(decay=decay, state=state)
     elif estimator is PREFIX:
-        state = (rng.standard_normal((3, 2)), np.array([False, True, False]))
+        state = (rng.standard_normal((ROWS, 2)), DEPARTED)
         yield case.replace(state=state)
         yield case.replace(boundary="starts_at")
     else:
@@ -78,7 +80,7 @@ def variants(estimator, **options):
         if estimator in (VTRACE, RETRACE):
             yield away_from_the_clips(with_log_probs(case)).replace(lambda_=0.0)
         if estimator in (VTRACE, LAMBDA, DISCOUNTED):
-            yield away_from_the_clips(case).replace(truncated=None, bootstrap_values=rng.standard_normal(3))
+            yield away_from_the_clips(case).replace(truncated=None, bootstrap_values=rng.standard_normal(ROWS))
 
 
 def with_zeros(factors):
@@ -127,7 +129,7 @@ def test_gradients_of_final_values(float64_target, estimator):
     call = Call(case, how=How(dtype=torch.float64))
     env, time = torch.nonzero(call.kwargs["truncated"], as_tuple=True)
     value = torch.arange(1.0, len(env) + 1).double().requires_grad_()
-    edge = torch.arange(3.0).double().requires_grad_()
+    edge = torch.arange(float(ROWS)).double().requires_grad_()
 
     def function(value, edge):
         return call(float64_target.backend, bootstrap_values=FinalValues(env, time, value, edge))
@@ -305,11 +307,11 @@ def compiled_cases(estimator):
     features = (2,) if estimator in FORWARD or estimator is LINEAR else ()
     case = random_case(estimator, *SHAPE, term=None, trunc=None, features=features)
     if estimator is LINEAR:
-        yield case.replace(reverse=False, initial=np.ones((3, 2)))
+        yield case.replace(reverse=False, initial=np.ones((ROWS, 2)))
         return
     full = random_case(estimator, *SHAPE, term=0.2, trunc=0.2, valid=0.8, features=features)
     if estimator in FORWARD:
-        full = full.replace(state=(np.ones((3, 2)), np.array([False, True, False])))
+        full = full.replace(state=(np.ones((ROWS, 2)), DEPARTED))
         yield full.replace(decay=Vector(np.array([0.5, 0.9]))) if estimator is TRACES else full
         yield case
     else:
@@ -350,7 +352,7 @@ def test_compiles_without_a_graph_break(target, estimator, grad):
 def test_compiles_with_a_state(target, estimator):
     torch._dynamo.reset()
     call = Call(random_case(estimator, *SHAPE, valid=0.8), target.device)
-    state = ScanState(torch.ones(3, device=target.device), torch.zeros(3, dtype=torch.bool, device=target.device))
+    state = ScanState(torch.ones(ROWS, device=target.device), torch.zeros(ROWS, dtype=torch.bool, device=target.device))
 
     def function(x, state):
         return estimator.function(**{**call.kwargs, "x": x}, state=state, return_state=True, backend=target.backend)

@@ -39,13 +39,13 @@ def pytest_configure(config):
 
 
 def pytest_collection_finish():
-    """Not to look for garbage again and again among all that compilers make, but once after each file."""
     gc.disable()
     take_out_garbage()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def garbage():
+    """Is looked for after each file, not again and again among all that compilers make."""
     yield
     take_out_garbage()
 

@@ -64,7 +64,8 @@ test-independent: $(INDEPENDENT_READY) ## Compare with TorchRL and rlax (slow: d
 	$(PY_INDEPENDENT) -m pytest tests/independent
 
 test-rllib: $(RLLIB_READY) ## Tests of the RLlib adapter, on real Ray processes (downloads Ray)
-	$(VENV_RLLIB)/bin/python -m pytest tests/adapters/rllib tests/adapters/test_example_files.py tests/core/test_conventions.py
+	$(VENV_RLLIB)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
+		tests/adapters/rllib tests/adapters/test_example_files.py tests/core/test_conventions.py
 
 mutants: $(READY) ## Break the code on purpose; the tests must notice every time
 	$(COMPILED) $(PY) scripts/mutants.py reference --jobs $(JOBS) $(MUTANTS)
@@ -143,5 +144,5 @@ $(RLLIB_READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV_RLLIB)
 	$(INSTALL_RLLIB) --upgrade "pip>=23.1"
 	$(INSTALL_RLLIB) "$(TORCH)"
-	$(INSTALL_RLLIB) -c constraints.txt -e ".[rllib]" hypothesis pytest
+	$(INSTALL_RLLIB) -c constraints.txt -e ".[rllib]" hypothesis pytest pytest-xdist
 	@touch $@

@@ -207,6 +207,7 @@ CPU = [
     Mutant("strides ignored", "backends/cpu.py", '"C" if not apart and contiguous(arguments) else "A"', '"C"', "test_layouts and discounted"),
     Mutant("last span dropped", "backends/cpu.py", "in pairwise(edges) if low < high]", "in list(pairwise(edges))[:-1] if low < high]", "several_threads and prefix"),
     Mutant("parts but the first not done", "backends/cpu.py", "for part in parts[1:]]", "for part in parts[2:]]", "several_threads and prefix"),
+    Mutant("one name for all in the disk cache", "backends/cpu.py", 'name = f"{recurrence.name}_{fingerprint(recurrence, wanted)}"', 'name = "loop"', "different_processes"),
     Mutant("normalisation: a large mean cancels", "kernels/serial_moments.py", "pivot = first_valid(values, masked, valid, first, end)", "pivot = 0.0", "normalization and test_a_large_mean"),
     Mutant("normalisation: masked cells count", "kernels/serial_moments.py", "count += counts[j] != 0", "count += 1", "normalization and test_the_equation"),
     Mutant("normalisation: masked cells in the sums", "kernels/serial_moments.py", "if not counts[j]:", "if False:", "normalization and test_the_equation"),

@@ -169,7 +169,7 @@ def test_variants_compiled_by_different_processes_work_together(tmp_path):
         from pathlib import Path
         import torch
         import rl_triton_core.backends.cpu
-        from rl_triton_core import compute_gae, compute_lambda_returns, compute_retrace
+        from rl_triton_core import compute_gae, compute_retrace, linear_recurrence
         from rl_triton_core.testing import assert_close
 
         torch.set_num_threads(1)  # a fork has none of its parent's threads
@@ -184,8 +184,11 @@ def test_variants_compiled_by_different_processes_work_together(tmp_path):
         def retrace(backend):
             return compute_retrace(rewards, values, **flags, **ratios, backend=backend)[0]
 
-        def returns(backend):
-            return compute_lambda_returns(rewards, values, **flags, bootstrap_values=other, time_dim=0, backend=backend)
+        def forward(backend):
+            return linear_recurrence(rewards, values, reverse=False, backend=backend)
+
+        def backward(backend):  # of the same types
+            return linear_recurrence(rewards, values, reverse=True, backend=backend)
 
         def in_a_fork(calls):
             child = os.fork()
@@ -198,7 +201,7 @@ def test_variants_compiled_by_different_processes_work_together(tmp_path):
         def kept():
             return {path: path.stat().st_mtime_ns for path in Path(os.environ["NUMBA_CACHE_DIR"]).rglob("*.nb*")}
 
-        calls = [gae, retrace, returns]
+        calls = [gae, retrace, forward, backward]
         for call in calls:
             before = kept()
             in_a_fork([call])
@@ -209,7 +212,7 @@ def test_variants_compiled_by_different_processes_work_together(tmp_path):
         """,
         NUMBA_CACHE_DIR=str(tmp_path),
     )
-    assert printed.splitlines() == ["kept", "kept", "kept", "not compiled again"]
+    assert printed.splitlines() == [*["kept"] * 4, "not compiled again"]
 
 
 def test_the_cpu_backend_s_threads_survive_a_fork():

@@ -26,6 +26,7 @@ INDEPENDENT_READY := $(VENV_INDEPENDENT)/.ready
 RLLIB_READY := $(VENV_RLLIB)/.ready
 COMPILED := env -u TRITON_INTERPRET
 INTERPRETED := env TRITON_INTERPRET=1
+BY_FILE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -55,7 +56,7 @@ type: $(READY) ## Check types
 	$(PY) -m mypy --num-workers $(JOBS)
 
 test-interpreted: $(READY) ## Tests of the core and the adapters, Triton through its interpreter
-	$(INTERPRETED) $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder tests/adapters tests/core
+	$(INTERPRETED) $(PY) -m pytest $(BY_FILE) tests/adapters tests/core
 
 test-aot: $(READY) ## Compile the Triton kernels ahead of time; no GPU needed
 	$(COMPILED) $(PY) -m pytest -n $(JOBS) tests/aot
@@ -64,7 +65,7 @@ test-independent: $(INDEPENDENT_READY) ## Compare with TorchRL and rlax (slow: d
 	$(PY_INDEPENDENT) -m pytest tests/independent
 
 test-rllib: $(RLLIB_READY) ## Tests of the RLlib adapter, on real Ray processes (downloads Ray)
-	$(VENV_RLLIB)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
+	$(VENV_RLLIB)/bin/python -m pytest $(BY_FILE) \
 		tests/adapters/rllib tests/adapters/test_example_files.py tests/core/test_conventions.py
 
 mutants: $(READY) ## Break the code on purpose; the tests must notice every time

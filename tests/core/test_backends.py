@@ -158,18 +158,19 @@ def test_the_public_names():
     assert all(hasattr(rl_triton_core, name) for name in rl_triton_core.__all__)
 
 
+FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+
+
+@FORKS
 def test_variants_compiled_by_different_processes_work_together(tmp_path):
     """A disk cache that several processes filled: what one left must not be taken for what another means."""
     pytest.importorskip("numba")
-    if not hasattr(os, "fork"):
-        pytest.skip("no fork here")
-    printed = python(
-        """
+    program = """
         import os
         from pathlib import Path
         import torch
-        import rl_triton_core.backends.cpu
-        from rl_triton_core import compute_gae, compute_retrace, linear_recurrence
+        import rl_triton_core.backends.cpu  # with Numba, once for all forks
+        from rl_triton_core import compute_gae, compute_lambda_returns, compute_retrace, linear_recurrence
         from rl_triton_core.testing import assert_close
 
         torch.set_num_threads(1)  # a fork has none of its parent's threads
@@ -183,6 +184,9 @@ def test_variants_compiled_by_different_processes_work_together(tmp_path):
 
         def retrace(backend):
             return compute_retrace(rewards, values, **flags, **ratios, backend=backend)[0]
+
+        def returns(backend):
+            return compute_lambda_returns(rewards, values, **flags, bootstrap_values=other, time_dim=0, backend=backend)
 
         def forward(backend):
             return linear_recurrence(rewards, values, reverse=False, backend=backend)
@@ -201,25 +205,22 @@ def test_variants_compiled_by_different_processes_work_together(tmp_path):
         def kept():
             return {path: path.stat().st_mtime_ns for path in Path(os.environ["NUMBA_CACHE_DIR"]).rglob("*.nb*")}
 
-        calls = [gae, retrace, forward, backward]
+        calls = [gae, retrace, returns, forward, backward]
         for call in calls:
             before = kept()
             in_a_fork([call])
-            print("kept" if kept().keys() > before.keys() else "lost")
+            assert kept().keys() > before.keys(), "what is compiled is kept"
         before = kept()
         in_a_fork(calls)
-        print("not compiled again" if kept() == before else "compiled again")
-        """,
-        NUMBA_CACHE_DIR=str(tmp_path),
-    )
-    assert printed.splitlines() == [*["kept"] * 4, "not compiled again"]
+        assert kept() == before, "and is not compiled again"
+    """
+    python(program, NUMBA_CACHE_DIR=str(tmp_path))
 
 
+@FORKS
 def test_the_cpu_backend_s_threads_survive_a_fork():
     """As in a DataLoader's workers: a forked process has none of its parent's threads, and must start its own."""
     pytest.importorskip("numba")
-    if not hasattr(os, "fork"):
-        pytest.skip("no fork here")
     printed = python("""
         import os
         import signal

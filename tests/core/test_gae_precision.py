@@ -104,6 +104,7 @@ def test_a_decay_that_overflows_stays_in_its_episode(target, kind, flag):
     finite, overflows = np.isfinite(serial), np.zeros(100, bool)
     overflows[35:70] = True
     assert finite.sum() == 100 - 12 and finite[~overflows].all()
+    assert not serial[:30].any() and not serial[70:].any()
     for got in (*run(case, target), *run(case, target, How(time_dim=0))):
         x = got[0].double().numpy()
         np.testing.assert_array_equal(x[~overflows], serial[~overflows])

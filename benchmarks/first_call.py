@@ -78,7 +78,7 @@ def phases(estimator: str) -> Times:
     """Seconds to import the backend and its compiler, of the first call, and of the second."""
     workload = Workload(estimator, *SHAPE)
     call = ours.arm(workload, draw(workload, "cpu"))
-    return tuple(map(seconds, (lambda: importlib.import_module("rl_triton_core.backends.cpu"), call, call)))
+    return tuple(map(seconds, (lambda: importlib.import_module("rl_triton_core._internal.backends.cpu"), call, call)))
 
 
 def seconds(work: Callable[[], Any]) -> float:

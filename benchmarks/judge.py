@@ -20,8 +20,8 @@ from benchmarks import files
 from benchmarks.files import RESULTS, Row
 from benchmarks.markdown import generated, grouped, machine, table
 from benchmarks.workloads import Workload
-from rl_triton_core.kernels import launch
-from rl_triton_core.kernels.launch import TABLE, Launch
+from rl_triton_core._internal.kernels import launch
+from rl_triton_core._internal.kernels.launch import TABLE, Launch
 
 LIMIT = 1.1
 """The most that the table's launch may take, by the time of the best."""
@@ -120,7 +120,7 @@ def page() -> str:
 
 {generated("make tune")}
 
-The table of launches in `rl_triton_core/kernels/launch.py`, against the quickest launch that `benchmarks/tune.py` found
+The table of launches in `_internal/kernels/launch.py`, against the quickest launch that `benchmarks/tune.py` found
 for a window. A launch is a number of lanes, of chunks, of steps in a chunk and of warps, and over how many segments
 time is split. Times are of the device. Of {len(rows)} launches, {wrong} were left out for other results. Largest ratio:
 {worst:.2f}; a test holds it below {LIMIT:g}.

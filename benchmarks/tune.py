@@ -3,7 +3,7 @@
     python benchmarks/tune.py FOLDER [--estimator gae vtrace ...] [--layout time-major] [--window 4096x2048 ...]
         [--truncated] [--masked]
 
-The rows of rl_triton_core/kernels/launch.py are chosen from what this finds. Writes tune_GPU.json: for every window the
+The rows of `_internal/kernels/launch.py` are chosen from what this finds. Writes tune_GPU.json: for every window the
 candidates by their time on the device. benchmarks/judge.py says where the table's own choice stands among them.
 """
 
@@ -30,10 +30,10 @@ from benchmarks.harness import Call
 from benchmarks.providers import ours
 from benchmarks.run import tensors
 from benchmarks.workloads import ESTIMATORS, Workload, bytes_moved, draw
-from rl_triton_core.backends import triton as backend
-from rl_triton_core.recurrence import Problem
+from rl_triton_core._internal.backends import triton as backend
+from rl_triton_core._internal.recurrence import Problem
+from rl_triton_core._internal.tuning import Candidate, candidates, device_time
 from rl_triton_core.testing import relative_error
-from rl_triton_core.tuning import Candidate, candidates, device_time
 
 WINDOWS = (
     "32768x8",

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import torch
 
 from rl_triton_core import FinalValues
-from rl_triton_core import validation as check
-from rl_triton_core.primitives import select
-from rl_triton_core.recurrence import Recurrence, Step
-from rl_triton_core.solve import solve
+from rl_triton_core._internal import validation as check
+from rl_triton_core._internal.primitives import select
+from rl_triton_core._internal.recurrence import Recurrence, Step
+from rl_triton_core._internal.solve import solve
 
 
 class UPGOOutput(NamedTuple):
@@ -38,7 +38,7 @@ def readout(step: Step, passed: Any, after: Any) -> tuple[Any, ...]:
 UPGO = Recurrence(
     name="upgo",
     inputs=("values", "rewards"),
-    followed=1,
+    num_lookahead=1,
     outputs=("advantages", "returns"),
     coefficients=coefficients,
     readout=readout,
@@ -98,11 +98,11 @@ def compute_upgo(
         >>> compute_upgo(rewards, values, bootstrap_values=0.0).returns  # step 0 is not blamed for the loss at step 1
         tensor([[1., 1., 3.]])
     """
-    window = check.check_window("rewards", rewards, time_dim, cu_seqlens=cu_seqlens)
+    layout = check.check_layout("rewards", rewards, time_dim, cu_seqlens=cu_seqlens)
     results = solve(
         UPGO,
         {"rewards": rewards, "values": values},
-        window,
+        layout,
         terminated=terminated,
         truncated=truncated,
         gamma=gamma,

@@ -1,8 +1,9 @@
 """Credit assignment for reinforcement learning: exact at episode boundaries, fast on GPUs and CPUs."""
 
+from rl_triton_core._internal.backends import BackendUnavailableError as BackendUnavailableError
+from rl_triton_core._internal.backends import available_backends as available_backends
+from rl_triton_core._internal.tuning import tune as tune
 from rl_triton_core._version import __version__ as __version__
-from rl_triton_core.backends import BackendUnavailableError as BackendUnavailableError
-from rl_triton_core.backends import available_backends as available_backends
 from rl_triton_core.boundaries import FinalValues as FinalValues
 from rl_triton_core.estimators.gae import GAEOutput as GAEOutput
 from rl_triton_core.estimators.gae import compute_gae as compute_gae
@@ -17,7 +18,6 @@ from rl_triton_core.estimators.traces import compute_episodic_prefix_sum as comp
 from rl_triton_core.estimators.vtrace import VTraceOutput as VTraceOutput
 from rl_triton_core.estimators.vtrace import compute_vtrace as compute_vtrace
 from rl_triton_core.normalization import normalize_advantages as normalize_advantages
-from rl_triton_core.tuning import tune as tune
 
 __all__ = [
     "BackendUnavailableError",

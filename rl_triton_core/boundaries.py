@@ -8,30 +8,32 @@ from typing import Any
 
 import torch
 
-from rl_triton_core.primitives import select
+from rl_triton_core._internal.primitives import select
 
 
-def transition(terminated: Any, truncated: Any, last: Any, sealed: Any, ahead: Any, bootstrap: Any) -> tuple[Any, Any]:
+def apply_boundary_rule(
+    terminated: Any, truncated: Any, is_last: Any, next_is_masked: Any, next_value: Any, bootstrap: Any
+) -> tuple[Any, Any]:
     """Decide what follows a step.
 
-        cut = truncated or last
-        NV  = 0 if terminated, the bootstrap value at a cut, the value ahead elsewhere
+        cut = truncated or is_last
+        NV  = 0 if terminated, the bootstrap value at a cut, V[t+1] elsewhere
         the trajectory continues unless terminated or cut
 
     Args:
         terminated: The step ended its episode in a terminal state; it wins over `truncated`.
         truncated: The step ended its episode although the state has a future.
-        last: No step of the trajectory follows in the window.
-        sealed: The next step is masked out and severs (mask mode ``reset``): a terminal state, unless truncated.
-        ahead: V[t+1] as it stands in the window.
+        is_last: No step of the trajectory follows in the window.
+        next_is_masked: The next step is masked in mask mode ``reset``, which ends the episode unless truncated.
+        next_value: V[t+1] as it stands in the window.
         bootstrap: V(s_{t+1}) for cuts.
 
     Returns:
         (NV, continues).
     """
-    cut = truncated | last
-    ended = terminated | (sealed & (cut == 0))
-    return select(ended, 0.0, select(cut, bootstrap, ahead)), (ended | cut) == 0
+    cut = truncated | is_last
+    ended = terminated | (next_is_masked & (cut == 0))
+    return select(ended, 0.0, select(cut, bootstrap, next_value)), (ended | cut) == 0
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rl_triton_core import validation as check
+from rl_triton_core._internal import validation as check
+from rl_triton_core._internal.validation import FLAG_DTYPES, REAL_DTYPES, RolloutLayout
 from rl_triton_core.boundaries import FinalValues
-from rl_triton_core.validation import FLAG_DTYPES, REAL_DTYPES, Window
 
 __all__ = [
     "Boundaries",
@@ -86,11 +86,11 @@ def from_gymnasium_same_step(
     Source:
         https://farama.org/Vector-Autoreset-Mode
     """
-    window = window_of_flags("terminated", terminated, time_dim)
-    cut = per_step_flags("truncated", truncated, window)
-    edge = per_env("next_value", next_value, window)
-    check_final_values(final_values, window)
-    return Boundaries(terminated.bool(), cut, values_at_cuts(final_values, cut, edge, window), None, time_dim)
+    layout = window_of_flags("terminated", terminated, time_dim)
+    cut = per_step_flags("truncated", truncated, layout)
+    edge = per_env("next_value", next_value, layout)
+    check_final_values(final_values, layout)
+    return Boundaries(terminated.bool(), cut, values_at_cuts(final_values, cut, edge, layout), None, time_dim)
 
 
 def from_gymnasium_next_step(
@@ -125,15 +125,15 @@ def from_gymnasium_next_step(
     Source:
         https://farama.org/Vector-Autoreset-Mode
     """
-    window = check.check_window("values", values, time_dim)
-    ended = per_step_flags("terminated", terminated, window)
-    cut = per_step_flags("truncated", truncated, window)
+    layout = check.check_layout("values", values, time_dim)
+    ended = per_step_flags("terminated", terminated, layout)
+    cut = per_step_flags("truncated", truncated, layout)
     if previous_done is None:
-        first = torch.zeros(window.num_envs, dtype=torch.bool, device=window.device)
+        first = torch.zeros(layout.num_envs, dtype=torch.bool, device=layout.device)
     else:
-        first = per_env("previous_done", previous_done, window, FLAG_DTYPES).bool()
-    following = shift_left(values, per_env("next_value", next_value, window), window)
-    return Boundaries(ended, cut, following, ~shift_right(ended | cut, first, window), time_dim)
+        first = per_env("previous_done", previous_done, layout, FLAG_DTYPES).bool()
+    next_inputs = shift_left(values, per_env("next_value", next_value, layout), layout)
+    return Boundaries(ended, cut, next_inputs, ~shift_right(ended | cut, first, layout), time_dim)
 
 
 def from_gymnasium_disabled(
@@ -195,10 +195,10 @@ def from_episode_starts(
     Source:
         `OnPolicyAlgorithm.collect_rollouts` and `RolloutBuffer.compute_returns_and_advantage` of Stable-Baselines3.
     """
-    window = window_of_flags("episode_starts", episode_starts, time_dim)
-    last = per_env("dones", dones, window, FLAG_DTYPES)
-    ended = shift_left(episode_starts.bool(), last.bool(), window)
-    return Boundaries(ended, None, per_env("last_values", last_values, window), None, time_dim)
+    layout = window_of_flags("episode_starts", episode_starts, time_dim)
+    last = per_env("dones", dones, layout, FLAG_DTYPES)
+    ended = shift_left(episode_starts.bool(), last.bool(), layout)
+    return Boundaries(ended, None, per_env("last_values", last_values, layout), None, time_dim)
 
 
 def from_cleanrl(
@@ -223,10 +223,10 @@ def from_cleanrl(
     Source:
         https://github.com/vwxyzjn/cleanrl/blob/master/cleanrl/ppo.py
     """
-    window = window_of_flags("dones", dones, time_dim)
-    last = per_env("next_done", next_done, window, FLAG_DTYPES)
-    ended = shift_left(dones.bool(), last.bool(), window)
-    return Boundaries(ended, None, per_env("next_value", next_value, window), None, time_dim)
+    layout = window_of_flags("dones", dones, time_dim)
+    last = per_env("next_done", next_done, layout, FLAG_DTYPES)
+    ended = shift_left(dones.bool(), last.bool(), layout)
+    return Boundaries(ended, None, per_env("next_value", next_value, layout), None, time_dim)
 
 
 def from_pufferlib(
@@ -261,12 +261,12 @@ def from_pufferlib(
     Source:
         `PuffeRL.evaluate` in pufferlib/pufferl.py and `puff_advantage_row` in pufferlib/extensions/pufferlib.cpp, 3.0.
     """
-    window = check.check_window("rewards", rewards, time_dim)
-    arrived = per_step_flags("terminals", terminals, window)
-    last = per_env("next_terminal", next_terminal, window, FLAG_DTYPES)
-    edge = per_env("next_value", next_value, window)
-    departing = shift_left(rewards, per_env("next_reward", next_reward, window), window)
-    return departing, Boundaries(shift_left(arrived, last.bool(), window), None, edge, None, time_dim)
+    layout = check.check_layout("rewards", rewards, time_dim)
+    arrived = per_step_flags("terminals", terminals, layout)
+    last = per_env("next_terminal", next_terminal, layout, FLAG_DTYPES)
+    edge = per_env("next_value", next_value, layout)
+    departing = shift_left(rewards, per_env("next_reward", next_reward, layout), layout)
+    return departing, Boundaries(shift_left(arrived, last.bool(), layout), None, edge, None, time_dim)
 
 
 # -- others -----------------------------------------------------------------------------------------------------------
@@ -295,12 +295,12 @@ def from_rllib(
     Source:
         `AddOneTsToEpisodesAndTruncate` and `compute_value_targets` in Ray 2.56 to 2.60.
     """
-    window = check.check_window("values", values, time_dim)
-    ended = per_step_flags("terminateds", terminateds, window)
-    mask = per_step_flags("loss_mask", loss_mask, window)
-    nothing = values.new_full((window.num_envs,), math.nan)
-    ends = shift_left(~mask, torch.ones_like(nothing, dtype=torch.bool), window)
-    return Boundaries(ended, ends, shift_left(values, nothing, window), mask, time_dim)
+    layout = check.check_layout("values", values, time_dim)
+    ended = per_step_flags("terminateds", terminateds, layout)
+    mask = per_step_flags("loss_mask", loss_mask, layout)
+    nothing = values.new_full((layout.num_envs,), math.nan)
+    ends = shift_left(~mask, torch.ones_like(nothing, dtype=torch.bool), layout)
+    return Boundaries(ended, ends, shift_left(values, nothing, layout), mask, time_dim)
 
 
 def approximate_rsl_rl(
@@ -331,72 +331,72 @@ def approximate_rsl_rl(
     Source:
         `PPO.process_env_step` and `PPO.compute_returns` of RSL-RL 5.5.
     """
-    window = check.check_window("values", values, time_dim)
-    done = per_step_flags("dones", dones, window)
-    edge = per_env("last_values", last_values, window)
+    layout = check.check_layout("values", values, time_dim)
+    done = per_step_flags("dones", dones, layout)
+    edge = per_env("last_values", last_values, layout)
     if time_outs is None:
         return Boundaries(done, None, edge, None, time_dim)
-    cut = done & per_step_flags("time_outs", time_outs, window)
-    return Boundaries(done & ~cut, cut, values_at_cuts(values, cut, edge, window), None, time_dim)
+    cut = done & per_step_flags("time_outs", time_outs, layout)
+    return Boundaries(done & ~cut, cut, values_at_cuts(values, cut, edge, layout), None, time_dim)
 
 
 # -- tools ------------------------------------------------------------------------------------------------------------
 
 
-def window_of_flags(name: str, flags: Any, time_dim: int) -> Window:
+def window_of_flags(name: str, flags: Any, time_dim: int) -> RolloutLayout:
     """The frame set by flags, where no real-valued tensor sets it."""
     check.check_tensor(name, flags, FLAG_DTYPES)
     frame = flags if flags.is_floating_point() else torch.empty((), device=flags.device).expand(flags.shape)
-    return check.check_window(name, frame, time_dim)
+    return check.check_layout(name, frame, time_dim)
 
 
-def per_step_flags(name: str, flags: torch.Tensor, window: Window) -> torch.Tensor:
+def per_step_flags(name: str, flags: torch.Tensor, layout: RolloutLayout) -> torch.Tensor:
     """Flags of each step, as bool."""
-    check.check_per_step(name, flags, window, FLAG_DTYPES)
+    check.check_per_step(name, flags, layout, FLAG_DTYPES)
     return flags.bool()
 
 
-def per_env(name: str, tensor: Any, window: Window, dtypes: Sequence[torch.dtype] = REAL_DTYPES) -> torch.Tensor:
+def per_env(name: str, tensor: Any, layout: RolloutLayout, dtypes: Sequence[torch.dtype] = REAL_DTYPES) -> torch.Tensor:
     """One entry per environment, as [num_envs]."""
     check.check_tensor(name, tensor, dtypes)
     flat: torch.Tensor = tensor.flatten() if tensor.ndim == 2 and 1 in tensor.shape else tensor
-    check.check_shape(name, flat, (window.num_envs,), "[num_envs]", window)
+    check.check_shape(name, flat, (layout.num_envs,), "[num_envs]", layout)
     return flat
 
 
-def shift_left(tensor: torch.Tensor, last: torch.Tensor, window: Window) -> torch.Tensor:
+def shift_left(tensor: torch.Tensor, last: torch.Tensor, layout: RolloutLayout) -> torch.Tensor:
     """x[t+1], and `last` at the window's end."""
-    if window.num_steps == 0:
+    if layout.num_steps == 0:
         return tensor
-    dim = window.time_dim
-    return torch.cat([tensor.narrow(dim, 1, window.num_steps - 1), last.unsqueeze(dim)], dim)
+    dim = layout.time_dim
+    return torch.cat([tensor.narrow(dim, 1, layout.num_steps - 1), last.unsqueeze(dim)], dim)
 
 
-def shift_right(tensor: torch.Tensor, first: torch.Tensor, window: Window) -> torch.Tensor:
+def shift_right(tensor: torch.Tensor, first: torch.Tensor, layout: RolloutLayout) -> torch.Tensor:
     """x[t−1], and `first` at the window's beginning."""
-    if window.num_steps == 0:
+    if layout.num_steps == 0:
         return tensor
-    dim = window.time_dim
-    return torch.cat([first.unsqueeze(dim), tensor.narrow(dim, 0, window.num_steps - 1)], dim)
+    dim = layout.time_dim
+    return torch.cat([first.unsqueeze(dim), tensor.narrow(dim, 0, layout.num_steps - 1)], dim)
 
 
-def check_final_values(final: Any, window: Window) -> None:
+def check_final_values(final: Any, layout: RolloutLayout) -> None:
     """Values of final observations: per step, or sparse ones that leave the window's end open."""
     if not isinstance(final, FinalValues | torch.Tensor):
         raise TypeError(f"final_values: got {type(final).__name__}, expected a torch.Tensor or FinalValues")
     if isinstance(final, torch.Tensor):
-        check.check_per_step("final_values", final, window)
+        check.check_per_step("final_values", final, layout)
     elif final.edge is not None:
         got = check.describe(final.edge)
         raise ValueError(f"final_values.edge: got {got}, expected None, since next_value is the value at the edge")
 
 
 def values_at_cuts(
-    final: torch.Tensor | FinalValues, truncated: torch.Tensor, edge: torch.Tensor, window: Window
+    final: torch.Tensor | FinalValues, truncated: torch.Tensor, edge: torch.Tensor, layout: RolloutLayout
 ) -> torch.Tensor | FinalValues:
     """`final` where truncated, `edge` at the window's end otherwise."""
-    dim = window.time_dim
-    at_end = (torch.arange(window.num_steps, device=window.device) == window.num_steps - 1).unsqueeze(1 - dim)
+    dim = layout.time_dim
+    at_end = (torch.arange(layout.num_steps, device=layout.device) == layout.num_steps - 1).unsqueeze(1 - dim)
     if isinstance(final, FinalValues):
         return replace(final, edge=torch.where((at_end & truncated).any(dim), math.nan, edge))
     return torch.where(at_end & ~truncated, edge.unsqueeze(dim), final)

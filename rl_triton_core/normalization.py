@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed
 
-from rl_triton_core import validation as check
-from rl_triton_core.backends import choose
-from rl_triton_core.backends.reference_moments import evaluate
-from rl_triton_core.moments import Exchange, Rule, Task, as_matrices
-from rl_triton_core.replay import replayed
+from rl_triton_core._internal import validation as check
+from rl_triton_core._internal.backends import choose
+from rl_triton_core._internal.backends.reference_moments import evaluate
+from rl_triton_core._internal.fast_path import replayed
+from rl_triton_core._internal.moments import Exchange, Rule, Task, as_matrices
 
 if TYPE_CHECKING:
     from types import ModuleType

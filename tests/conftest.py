@@ -18,7 +18,7 @@ import pytest
 import torch
 from hypothesis import Phase, settings
 
-from rl_triton_core.replay import span
+from rl_triton_core._internal.fast_path import span
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -162,7 +162,7 @@ SPILLED_BYTES = 32
 def spills(request):
     """On a GPU no kernel that a test compiles spills more, unless its launch is in no table; what does is reported."""
     yield
-    from rl_triton_core.kernels.scan import scan
+    from rl_triton_core._internal.kernels.scan import scan
 
     new = {kernel for caches in scan.device_caches.values() for kernel in caches[0].values()} - CHECKED
     CHECKED.update(new)
@@ -180,7 +180,7 @@ def in_bounds(monkeypatch):
         return
     from triton.runtime.interpreter import InterpreterBuilder
 
-    from rl_triton_core.backends import triton as backend
+    from rl_triton_core._internal.backends import triton as backend
 
     spans = []
     launches = backend.launches

@@ -13,8 +13,8 @@ from triton import language
 from triton.language import core
 from triton.runtime import interpreter
 
-from rl_triton_core.kernels import launch
-from rl_triton_core.kernels.launch import Launch, Limits
+from rl_triton_core._internal.kernels import launch
+from rl_triton_core._internal.kernels.launch import Launch, Limits
 
 SMALL = {
     "env-major": ((Limits(steps=4), Launch(64, 2, 2, 4)), (Limits(), Launch(16, 8, 4, 4))),

@@ -24,7 +24,7 @@ import torch
 
 from rl_triton_adapters._rebinding import rebound
 from rl_triton_core import compute_gae, compute_vtrace, normalize_advantages
-from rl_triton_core.backends import check_available, check_name
+from rl_triton_core._internal.backends import check_available, check_name
 
 try:
     import ray

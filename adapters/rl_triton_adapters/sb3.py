@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from rl_triton_adapters.cleanrl import RolloutBufferMixin
-from rl_triton_core.backends import check_available
+from rl_triton_core._internal.backends import check_available
 
 try:
     from gymnasium import spaces

@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rl_triton_core import validation as check
+from rl_triton_core._internal import validation as check
+from rl_triton_core._internal.fast_path import replayed
+from rl_triton_core._internal.primitives import select
+from rl_triton_core._internal.recurrence import Recurrence, Step
+from rl_triton_core._internal.solve import solve
 from rl_triton_core.boundaries import FinalValues
-from rl_triton_core.primitives import select
-from rl_triton_core.recurrence import Recurrence, Step
-from rl_triton_core.replay import replayed
-from rl_triton_core.solve import solve
 
 
 class GAEOutput(NamedTuple):
@@ -36,7 +36,7 @@ def readout(step: Step, advantage: Any, after: Any) -> tuple[Any, ...]:
 GAE = Recurrence(
     name="gae",
     inputs=("values", "rewards"),
-    followed=1,
+    num_lookahead=1,
     outputs=("advantages", "returns"),
     coefficients=coefficients,
     readout=readout,
@@ -114,11 +114,11 @@ def compute_gae(
         >>> compute_gae(rewards, values, gamma=1.0, lambda_=1.0, bootstrap_values=0.0).advantages
         tensor([[3., 2., 1.]])
     """
-    window = check.check_window("rewards", rewards, time_dim, cu_seqlens=cu_seqlens)
+    layout = check.check_layout("rewards", rewards, time_dim, cu_seqlens=cu_seqlens)
     results = solve(
         GAE,
         {"rewards": rewards, "values": values},
-        window,
+        layout,
         terminated=terminated,
         truncated=truncated,
         gamma=gamma,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from rl_triton_core import validation as check
-from rl_triton_core.linear import LINEAR_BACKWARD, LINEAR_FORWARD
-from rl_triton_core.replay import replayed
-from rl_triton_core.solve import solve_features
+from rl_triton_core._internal import validation as check
+from rl_triton_core._internal.fast_path import replayed
+from rl_triton_core._internal.linear import LINEAR_BACKWARD, LINEAR_FORWARD
+from rl_triton_core._internal.solve import solve_features
 
 
 @replayed
@@ -50,11 +50,11 @@ def linear_recurrence(
         >>> linear_recurrence(torch.ones(1, 3), torch.full((1, 3), 0.5), reverse=False)
         tensor([[1.0000, 1.5000, 1.7500]])
     """
-    window = check.check_window("alpha", alpha, time_dim, features=True)
+    layout = check.check_layout("alpha", alpha, time_dim, features=True)
     check.check_tensor("beta", beta, check.REAL_DTYPES)
     check.check_same_shape("beta", beta, alpha, "alpha")
     if initial is not None:
         check.check_tensor("initial", initial, check.REAL_DTYPES)
-        check.check_shape("initial", initial, (window.num_envs, *alpha.shape[2:]), "[num_envs, *features]", alpha)
+        check.check_shape("initial", initial, (layout.num_envs, *alpha.shape[2:]), "[num_envs, *features]", alpha)
     recurrence = LINEAR_BACKWARD if reverse else LINEAR_FORWARD
-    return solve_features(recurrence, (alpha, beta), window, initial=initial, out=out, backend=backend)
+    return solve_features(recurrence, (alpha, beta), layout, initial=initial, out=out, backend=backend)

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rl_triton_core import validation as check
-from rl_triton_core.primitives import exp, minimum, select
-from rl_triton_core.recurrence import Expectation, Recurrence, Step
-from rl_triton_core.replay import replayed
-from rl_triton_core.solve import solve
+from rl_triton_core._internal import validation as check
+from rl_triton_core._internal.fast_path import replayed
+from rl_triton_core._internal.primitives import exp, minimum, select
+from rl_triton_core._internal.recurrence import Expectation, Recurrence, Step
+from rl_triton_core._internal.solve import solve
 
 
 class RetraceOutput(NamedTuple):
@@ -23,7 +23,7 @@ class RetraceOutput(NamedTuple):
 def coefficients(step: Step) -> tuple[Any, Any]:
     """α = r + γ·NQ − Q,  β = γ·c_after while the trajectory continues, with c_after = λ·min(c̄, ratio_after)."""
     q_value, _, _, reward = step.inputs
-    _, target_after, behaviour_after = step.following
+    _, target_after, behaviour_after = step.next_inputs
     lambda_, c_bar, _ = step.params
     trace = lambda_ * minimum(exp(target_after - behaviour_after), c_bar)
     return reward + step.gamma * step.next_value - q_value, select(step.continues, step.gamma * trace, 0)
@@ -33,7 +33,7 @@ def readout(step: Step, difference: Any, after: Any) -> tuple[Any, ...]:
     """Targets Q + D and advantages ρ·(r + γ·NQR − Q)."""
     q_value, target, behaviour, reward = step.inputs
     _, _, rho_bar = step.params
-    ahead = select(step.continues, step.following[0] + after, step.next_value)
+    ahead = select(step.continues, step.next_inputs[0] + after, step.next_value)
     weight = minimum(exp(target - behaviour), rho_bar)
     return q_value + difference, weight * (reward + step.gamma * ahead - q_value)
 
@@ -41,7 +41,7 @@ def readout(step: Step, difference: Any, after: Any) -> tuple[Any, ...]:
 RETRACE = Recurrence(
     name="retrace",
     inputs=("q_values", "target_log_probs", "behaviour_log_probs", "rewards"),
-    followed=3,
+    num_lookahead=3,
     outputs=("targets", "advantages"),
     coefficients=coefficients,
     readout=readout,
@@ -122,23 +122,23 @@ def compute_retrace(
         >>> compute_retrace(rewards, q_values, gamma=1.0, log_ratios=on_policy, expected_next_q=expected).targets
         tensor([[12., 11.]])
     """
-    window = check.check_window("rewards", rewards, time_dim, cu_seqlens=cu_seqlens)
+    layout = check.check_layout("rewards", rewards, time_dim, cu_seqlens=cu_seqlens)
     next_values: torch.Tensor | Expectation
     if expected_next_q is None:
-        next_values = check_expectation(next_action_probs, next_q_values, window)
+        next_values = check_expectation(next_action_probs, next_q_values, layout)
     elif next_action_probs is not None or next_q_values is not None:
         raise ValueError("expected_next_q: got it and next_action_probs or next_q_values, expected one form")
     else:
-        check.check_per_step("expected_next_q", expected_next_q, window)
+        check.check_per_step("expected_next_q", expected_next_q, layout)
         next_values = expected_next_q
     results = solve(
         RETRACE,
         {
             "rewards": rewards,
             "q_values": q_values,
-            **check.check_log_ratios(log_ratios, target_log_probs, behaviour_log_probs, window),
+            **check.check_log_ratios(log_ratios, target_log_probs, behaviour_log_probs, layout),
         },
-        window,
+        layout,
         terminated=terminated,
         truncated=truncated,
         gamma=gamma,
@@ -157,13 +157,13 @@ def compute_retrace(
     return RetraceOutput(*results)
 
 
-def check_expectation(probs: Any, q_values: Any, window: check.Window) -> Expectation:
+def check_expectation(probs: Any, q_values: Any, layout: check.RolloutLayout) -> Expectation:
     """π(·|s_{t+1}) and Q(s_{t+1}, ·), of the same number of actions."""
     if probs is None or q_values is None:
         raise ValueError("expected_next_q: got None, expected it, or both next_action_probs and next_q_values")
     for name, tensor in (("next_action_probs", probs), ("next_q_values", q_values)):
         check.check_tensor(name, tensor, check.REAL_DTYPES)
         actions = max(1, tensor.shape[-1]) if tensor.ndim else 1
-        check.check_shape(name, tensor, (*window.shape, actions), "that of rewards, and actions", window)
+        check.check_shape(name, tensor, (*layout.shape, actions), "that of rewards, and actions", layout)
     check.check_same_shape("next_q_values", q_values, probs, "next_action_probs")
     return Expectation(probs, q_values)

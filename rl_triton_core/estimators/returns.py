@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from rl_triton_core import validation as check
+from rl_triton_core._internal import validation as check
+from rl_triton_core._internal.fast_path import replayed
+from rl_triton_core._internal.linear import readout
+from rl_triton_core._internal.primitives import select
+from rl_triton_core._internal.recurrence import Recurrence, Step
+from rl_triton_core._internal.solve import solve
 from rl_triton_core.boundaries import FinalValues
-from rl_triton_core.linear import readout
-from rl_triton_core.primitives import select
-from rl_triton_core.recurrence import Recurrence, Step
-from rl_triton_core.replay import replayed
-from rl_triton_core.solve import solve
 
 
 def coefficients(step: Step) -> tuple[Any, Any]:
@@ -25,7 +25,7 @@ def coefficients(step: Step) -> tuple[Any, Any]:
 LAMBDA_RETURNS = Recurrence(
     name="lambda_returns",
     inputs=("values", "rewards"),
-    followed=1,
+    num_lookahead=1,
     outputs=("returns",),
     coefficients=coefficients,
     readout=readout,
@@ -89,10 +89,10 @@ def compute_lambda_returns(
     if (values is None) == (next_values is None):
         given = "None" if values is None else "both it and next_values"
         raise ValueError(f"values: got {given}, expected either values (with bootstrap_values) or next_values")
-    window = check.check_window("rewards", rewards, time_dim, cu_seqlens=cu_seqlens)
+    layout = check.check_layout("rewards", rewards, time_dim, cu_seqlens=cu_seqlens)
     return single(
         {"rewards": rewards} | ({} if values is None else {"values": values}),
-        window,
+        layout,
         terminated=terminated,
         truncated=truncated,
         gamma=gamma,
@@ -151,10 +151,10 @@ def compute_discounted_returns(
         >>> compute_discounted_returns(torch.tensor([[1.0, 1.0, 1.0]]), gamma=0.5, bootstrap_values=0.0)
         tensor([[1.7500, 1.5000, 1.0000]])
     """
-    window = check.check_window("rewards", rewards, time_dim, cu_seqlens=cu_seqlens)
+    layout = check.check_layout("rewards", rewards, time_dim, cu_seqlens=cu_seqlens)
     return single(
         {"rewards": rewards},
-        window,
+        layout,
         terminated=terminated,
         truncated=truncated,
         gamma=gamma,
@@ -166,8 +166,8 @@ def compute_discounted_returns(
     )
 
 
-def single(inputs: dict[str, Any], window: check.Window, *, out: Any, **arguments: Any) -> torch.Tensor:
+def single(inputs: dict[str, Any], layout: check.RolloutLayout, *, out: Any, **arguments: Any) -> torch.Tensor:
     """`solve` for one result, which is given and returned by itself."""
-    (result,) = solve(LAMBDA_RETURNS, inputs, window, out=None if out is None else (out,), **arguments)
+    (result,) = solve(LAMBDA_RETURNS, inputs, layout, out=None if out is None else (out,), **arguments)
     assert result is not None
     return result

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rl_triton_core import validation as check
-from rl_triton_core.linear import readout
-from rl_triton_core.primitives import select
-from rl_triton_core.recurrence import Recurrence, Step
-from rl_triton_core.replay import replayed
-from rl_triton_core.solve import solve_features
+from rl_triton_core._internal import validation as check
+from rl_triton_core._internal.fast_path import replayed
+from rl_triton_core._internal.linear import readout
+from rl_triton_core._internal.primitives import select
+from rl_triton_core._internal.recurrence import Recurrence, Step
+from rl_triton_core._internal.solve import solve_features
 
 BOUNDARIES = ("ends_at", "starts_at")
 
@@ -35,7 +35,7 @@ def coefficients(step: Step) -> tuple[Any, Any]:
 TRACE = Recurrence(
     name="trace",
     inputs=("x",),
-    followed=0,
+    num_lookahead=0,
     outputs=("traces",),
     coefficients=coefficients,
     readout=readout,
@@ -99,14 +99,14 @@ def compute_eligibility_traces(
         >>> compute_eligibility_traces(torch.ones(1, 4), done, decay=0.5)
         tensor([[1.0000, 1.5000, 1.0000, 1.5000]])
     """
-    window = check.check_window("x", x, time_dim, features=True)
+    layout = check.check_layout("x", x, time_dim, features=True)
     factors: tuple[Any, float]
     if decay is None:
         factors = check.check_number("gamma", gamma, 0.0, math.inf), check.check_number("lambda_", lambda_, 0.0, 1.0)
     else:
-        factors = check.check_decay(decay, x, window), 1.0
+        factors = check.check_decay(decay, x, layout), 1.0
     flags = (("terminated", terminated), ("truncated", truncated))
-    return scan_forward(x, window, flags, factors, state, return_state, mask, mask_mode, out, backend, starts_at=False)
+    return scan_forward(x, layout, flags, factors, state, return_state, mask, mask_mode, out, backend, starts_at=False)
 
 
 @replayed
@@ -158,15 +158,15 @@ def compute_episodic_prefix_sum(
     """
     if boundary not in BOUNDARIES:
         raise ValueError(f"boundary: got {boundary!r}, expected one of {', '.join(BOUNDARIES)}")
-    window = check.check_window("x", x, time_dim, features=True, integers=True, cu_seqlens=cu_seqlens)
+    layout = check.check_layout("x", x, time_dim, features=True, integers=True, cu_seqlens=cu_seqlens)
     one = 1.0 if x.is_floating_point() else 1
     flags, starts_at = (("dones", dones), ("truncated", None)), boundary == "starts_at"
-    return scan_forward(x, window, flags, (one, one), state, return_state, mask, mask_mode, out, backend, starts_at)
+    return scan_forward(x, layout, flags, (one, one), state, return_state, mask, mask_mode, out, backend, starts_at)
 
 
 def scan_forward(
     x: torch.Tensor,
-    window: check.Window,
+    layout: check.RolloutLayout,
     flags: tuple[tuple[str, Any], ...],
     factors: tuple[Any, Any],
     state: ScanState | None,
@@ -179,22 +179,22 @@ def scan_forward(
 ) -> torch.Tensor | tuple[torch.Tensor, ScanState]:
     """A forward scan of a validated `x`."""
     for name, tensor in (*flags, ("mask", mask)):
-        check.check_flags(name, tensor, window)
-    value, done = check.check_state(state, x, window)
+        check.check_flags(name, tensor, layout)
+    value, done = check.check_state(state, x, layout)
     if return_state and isinstance(out, torch.Tensor) and out.dtype not in check.EXACT_DTYPES:
         raise ValueError(f"out: got dtype {out.dtype} together with return_state, expected one that rounds no state")
     skip = check.check_mask_mode(mask_mode)
     traces = solve_features(
         TRACE,
         (x,),
-        window,
+        layout,
         initial=value,
         gamma=factors[0],
         lambda_=factors[1],
         terminated=flags[0][1],
         truncated=flags[1][1],
         mask=mask,
-        departed=None if done is None else window.in_time(done),
+        previous_done=None if done is None else layout.expand_over_time(done),
         skip=skip,
         starts_at=starts_at,
         out=out,
@@ -203,51 +203,51 @@ def scan_forward(
     if not return_state:
         return traces
     ends = [] if starts_at else [flag for _, flag in flags if flag is not None]
-    return traces, final_state(traces, ends, mask, skip, window, start_state(value, done, traces, window))
+    return traces, final_state(traces, ends, mask, skip, layout, start_state(value, done, traces, layout))
 
 
-def start_state(value: Any, done: Any, traces: torch.Tensor, window: check.Window) -> ScanState:
+def start_state(value: Any, done: Any, traces: torch.Tensor, layout: check.RolloutLayout) -> ScanState:
     """The state before the window."""
     if value is None:
-        value = traces.new_zeros((window.num_envs, *traces.shape[len(window.shape) :]))
-        done = torch.zeros(window.num_envs, dtype=torch.bool, device=traces.device)
+        value = traces.new_zeros((layout.num_envs, *traces.shape[len(layout.shape) :]))
+        done = torch.zeros(layout.num_envs, dtype=torch.bool, device=traces.device)
     return ScanState(value.to(traces.dtype), done.ne(0))
 
 
 def final_state(
-    traces: torch.Tensor, ends: list[torch.Tensor], mask: Any, skip: bool, window: check.Window, start: ScanState
+    traces: torch.Tensor, ends: list[torch.Tensor], mask: Any, skip: bool, layout: check.RolloutLayout, start: ScanState
 ) -> ScanState:
     """The state after the last step that counts, and whether its episode ended there."""
-    if not window.num_steps:
+    if not layout.num_steps:
         return start
-    done = torch.zeros(window.shape, dtype=torch.bool, device=traces.device)
+    done = torch.zeros(layout.shape, dtype=torch.bool, device=traces.device)
     for flags in ends:
         done = done | flags.ne(0)
     valid = None if mask is None else mask.ne(0)
-    last, some = last_steps(valid, window)
-    value, over, exists = pick(traces, last, window), pick(done, last, window), some
+    last, some = last_steps(valid, layout)
+    value, over, exists = pick(traces, last, layout), pick(done, last, layout), some
     if valid is not None and not skip:
-        end, exists = last_steps(None, window)
-        over = over | ~pick(valid, end, window)
+        end, exists = last_steps(None, layout)
+        over = over | ~pick(valid, end, layout)
     some = some.view(-1, *[1] * (value.ndim - 1))
     return ScanState(torch.where(some, value, start.value), torch.where(exists, over, start.done))
 
 
-def last_steps(valid: torch.Tensor | None, window: check.Window) -> tuple[torch.Tensor, torch.Tensor]:
+def last_steps(valid: torch.Tensor | None, layout: check.RolloutLayout) -> tuple[torch.Tensor, torch.Tensor]:
     """Where the last (valid) step of each environment or sequence is, and whether there is one, [num_envs] each."""
-    if window.cu_seqlens is None:
-        index = check.last_step(valid, window).squeeze(window.time_dim)
-        return index, torch.ones_like(index, dtype=torch.bool) if valid is None else valid.any(window.time_dim)
-    index = window.cu_seqlens[1:] - 1
+    if layout.cu_seqlens is None:
+        index = check.last_step(valid, layout).squeeze(layout.time_dim)
+        return index, torch.ones_like(index, dtype=torch.bool) if valid is None else valid.any(layout.time_dim)
+    index = layout.cu_seqlens[1:] - 1
     if valid is not None:
-        steps = torch.arange(window.num_steps, device=window.device)
+        steps = torch.arange(layout.num_steps, device=layout.device)
         index = torch.where(valid, steps, -1).cummax(0).values[index.clamp(min=0)]
-    return index.clamp(min=0), index >= window.cu_seqlens[:-1]
+    return index.clamp(min=0), index >= layout.cu_seqlens[:-1]
 
 
-def pick(x: torch.Tensor, index: torch.Tensor, window: check.Window) -> torch.Tensor:
+def pick(x: torch.Tensor, index: torch.Tensor, layout: check.RolloutLayout) -> torch.Tensor:
     """One step of each environment or sequence."""
-    if window.cu_seqlens is not None:
+    if layout.cu_seqlens is not None:
         return x[index]
-    envs = torch.arange(window.num_envs, device=x.device)
-    return x[envs, index] if window.time_dim == 1 else x[index, envs]
+    envs = torch.arange(layout.num_envs, device=x.device)
+    return x[envs, index] if layout.time_dim == 1 else x[index, envs]

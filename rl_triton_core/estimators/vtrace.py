@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rl_triton_core import validation as check
+from rl_triton_core._internal import validation as check
+from rl_triton_core._internal.fast_path import replayed
+from rl_triton_core._internal.primitives import exp, minimum, select
+from rl_triton_core._internal.recurrence import Recurrence, Step
+from rl_triton_core._internal.solve import solve
 from rl_triton_core.boundaries import FinalValues
-from rl_triton_core.primitives import exp, minimum, select
-from rl_triton_core.recurrence import Recurrence, Step
-from rl_triton_core.replay import replayed
-from rl_triton_core.solve import solve
 
 
 class VTraceOutput(NamedTuple):
@@ -42,7 +42,7 @@ def readout(step: Step, difference: Any, after: Any) -> tuple[Any, ...]:
 VTRACE = Recurrence(
     name="vtrace",
     inputs=("values", "rewards", "target_log_probs", "behaviour_log_probs"),
-    followed=1,
+    num_lookahead=1,
     outputs=("targets", "advantages"),
     coefficients=coefficients,
     readout=readout,
@@ -123,16 +123,16 @@ def compute_vtrace(
         >>> compute_vtrace(rewards, values, gamma=1.0, log_ratios=log_ratios, bootstrap_values=0.0).targets
         tensor([[1., 0.]])
     """
-    window = check.check_window("rewards", rewards, time_dim, cu_seqlens=cu_seqlens)
+    layout = check.check_layout("rewards", rewards, time_dim, cu_seqlens=cu_seqlens)
     rho_bar = check.check_clip("rho_bar", rho_bar)
     results = solve(
         VTRACE,
         {
             "rewards": rewards,
             "values": values,
-            **check.check_log_ratios(log_ratios, target_log_probs, behaviour_log_probs, window),
+            **check.check_log_ratios(log_ratios, target_log_probs, behaviour_log_probs, layout),
         },
-        window,
+        layout,
         terminated=terminated,
         truncated=truncated,
         gamma=gamma,

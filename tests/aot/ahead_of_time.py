@@ -12,10 +12,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from rl_triton_core.backends.triton import constants, launches
-from rl_triton_core.kernels.launch import Launch
-from rl_triton_core.kernels.scan import scan
-from rl_triton_core.recurrence import Problem
+from rl_triton_core._internal.backends.triton import constants, launches
+from rl_triton_core._internal.kernels.launch import Launch
+from rl_triton_core._internal.kernels.scan import scan
+from rl_triton_core._internal.recurrence import Problem
 
 triton.knobs.compilation.disable_line_info = True  # nobody steps through these kernels
 TARGETS = {

@@ -8,10 +8,10 @@ import torch
 from ahead_of_time import compile_for
 
 import rl_triton_core  # noqa: F401, it describes all estimators
-from rl_triton_core.backends import triton as backend
-from rl_triton_core.backends.triton import streams
-from rl_triton_core.kernels.launch import TABLE, Launch, Limits
-from rl_triton_core.recurrence import RECURRENCES, Expectation, Problem
+from rl_triton_core._internal.backends import triton as backend
+from rl_triton_core._internal.backends.triton import streams
+from rl_triton_core._internal.kernels.launch import TABLE, Launch, Limits
+from rl_triton_core._internal.recurrence import RECURRENCES, Expectation, Problem
 
 ROWS = [(layout, limits, launch) for layout, rows in TABLE.items() for limits, launch in rows]
 VARIANTS = ("plain", "all", "skip", "reset", "half", "uneven")
@@ -53,7 +53,7 @@ def problem(
         truncated=None if plain or timed else stream(torch.uint8),
         mask=stream(torch.bool) if variant in ("all", "skip", "reset", "packed") else None,
         initial=None if plain or recurrence.backward else stream(),
-        departed=None if plain or recurrence.backward else stream(torch.bool),
+        previous_done=None if plain or recurrence.backward else stream(torch.bool),
         skip=variant != "reset",
     )
 
@@ -100,8 +100,8 @@ def accesses(window, launch):
             size = launch.unroll * x.itemsize
             at_once = min(16, size) if backend.layout(window) == "env-major" else x.itemsize
             found[verb + WIDTHS[at_once]] += times * size // at_once
-    followed = window.inputs[: window.recurrence.followed]
-    found["ld.b32"] += tiles * sum(x is not None for x in followed)
+    num_lookahead = window.inputs[: window.recurrence.num_lookahead]
+    found["ld.b32"] += tiles * sum(x is not None for x in num_lookahead)
     return +found
 
 

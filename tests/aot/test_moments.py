@@ -8,15 +8,15 @@ import triton
 from ahead_of_time import TARGETS, describe, read_amdgcn, read_cubin
 from triton.compiler import ASTSource
 
-from rl_triton_core.backends.triton_moments import (
+from rl_triton_core._internal.backends.triton_moments import (
     NUM_WARPS,
     capacity,
     cut,
     moments_arguments,
     standardize_arguments,
 )
-from rl_triton_core.kernels import moments as kernels
-from rl_triton_core.moments import Rule, Task
+from rl_triton_core._internal.kernels import moments as kernels
+from rl_triton_core._internal.moments import Rule, Task
 
 KERNELS = ("moments", "standardize", "merge")
 VARIANTS = {  # shape, dtype, mask, out

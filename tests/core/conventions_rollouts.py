@@ -128,7 +128,7 @@ class Window(NamedTuple):
     """The final observations at done steps, NaN elsewhere; the observation after the step in mode NEXT_STEP."""
     next_obs: np.ndarray
     """After the window."""
-    previous_done: np.ndarray
+    departed: np.ndarray
     """Before the window."""
 
     @property

@@ -258,13 +258,13 @@ def readable(case):
     if case.estimator.forward:
         return {"x": case.valid, "decay": case.valid & ~begins(case)}
     kind, after = steps(case)
-    valid, followed = kind != MASKED, np.zeros(case.shape, bool)
-    followed[np.nonzero(after >= 0)[0], after[after >= 0]] = True
+    valid, num_lookahead = kind != MASKED, np.zeros(case.shape, bool)
+    num_lookahead[np.nonzero(after >= 0)[0], after[after >= 0]] = True
     going_on = (kind == CUT) | (kind == GOES_ON)
     names = ("rewards", "q_values", "log_ratios", "target_log_probs", "behaviour_log_probs", "gamma")
     return {
         **dict.fromkeys(names, valid),
-        "values": followed if case.estimator is LAMBDA else valid,
+        "values": num_lookahead if case.estimator is LAMBDA else valid,
         "bootstrap_values": kind == CUT,
         **dict.fromkeys(("next_values", "expected_next_q", "next_action_probs", "next_q_values"), going_on),
     }
@@ -290,11 +290,11 @@ def ends(case):
     dones, valid = case.get("dones"), case.valid
     if dones is None or case.get("boundary", "ends_at") == "ends_at":
         return {"terminated": dones, **kept}
-    departed = np.zeros(case.shape, bool)
+    previous_done = np.zeros(case.shape, bool)
     for n in range(case.shape[0]):
         at = np.flatnonzero(valid[n])
-        departed[n, at[:-1]] = dones[n, at[1:]]
-    return {"terminated": departed, **kept}
+        previous_done[n, at[:-1]] = dones[n, at[1:]]
+    return {"terminated": previous_done, **kept}
 
 
 def poisoned(case):

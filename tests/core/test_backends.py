@@ -169,7 +169,7 @@ def test_variants_compiled_by_different_processes_work_together(tmp_path):
         import os
         from pathlib import Path
         import torch
-        import rl_triton_core.backends.cpu  # with Numba, once for all forks
+        import rl_triton_core._internal.backends.cpu  # with Numba, once for all forks
         from rl_triton_core import compute_gae, compute_lambda_returns, compute_retrace, linear_recurrence
         from rl_triton_core.testing import assert_close
 
@@ -226,7 +226,7 @@ def test_the_cpu_backend_s_threads_survive_a_fork():
         import signal
         import torch
         from rl_triton_core import compute_gae
-        from rl_triton_core.backends import cpu
+        from rl_triton_core._internal.backends import cpu
 
         torch.set_num_threads(2)
         cpu.PARALLEL_FROM = 1 << 10
@@ -245,7 +245,7 @@ def test_the_cpu_backend_s_threads_survive_a_fork():
 def test_a_rollout_of_4096_environments_goes_over_threads(monkeypatch):
     """Of 128 steps, and of either layout; over more threads where torch.set_num_threads says so."""
     pytest.importorskip("numba")
-    from rl_triton_core.backends import cpu
+    from rl_triton_core._internal.backends import cpu
 
     spans = []
     monkeypatch.setattr(cpu, "together", lambda work, parts: spans.append(len(parts)))

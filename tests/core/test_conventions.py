@@ -105,7 +105,7 @@ def test_gymnasium_with_final_observations_apart(name, mode, time_dim, form):
 def test_gymnasium_next_step(name, time_dim):
     begins_with_reset = ends_done = ends_with_reset = 0
     for i, (window, recorders) in enumerate(windows(name, "NEXT_STEP")):
-        begins_with_reset += window.previous_done.sum()
+        begins_with_reset += window.departed.sum()
         ends_done += window.truncated[-1].sum()
         ends_with_reset += window.done[-2].sum()
         values = t(real.value(window.obs), time_dim)
@@ -114,7 +114,7 @@ def test_gymnasium_next_step(name, time_dim):
             t(window.terminated, time_dim),
             t(window.truncated, time_dim),
             t(real.value(window.next_obs)),
-            t(window.previous_done) if i else None,
+            t(window.departed) if i else None,
             time_dim=time_dim,
         )
         mask = boundaries.mask if time_dim % 2 else boundaries.mask.t()
@@ -180,7 +180,7 @@ def as_termination(x):
 
 def cleanrl_rollout(window):
     """`dones[t]` came with s_t; `next_done` and `next_value` [1, num_envs] close the window; all float32."""
-    dones = np.concatenate([window.previous_done[None], window.done[:-1]]).astype(np.float32)
+    dones = np.concatenate([window.departed[None], window.done[:-1]]).astype(np.float32)
     return t(dones), t(window.done[-1].astype(np.float32)), t(real.value(window.next_obs)).reshape(1, -1)
 
 
@@ -239,7 +239,7 @@ def test_pufferlib(name):
     reward = np.zeros(5)
     for window, recorders in windows(name, "SAME_STEP"):
         rewards = t(np.concatenate([reward[None], window.rewards[:-1]]), 1)
-        terminals = t(np.concatenate([window.previous_done[None], window.done[:-1]]).astype(np.float64), 1)
+        terminals = t(np.concatenate([window.departed[None], window.done[:-1]]).astype(np.float64), 1)
         reward, values = window.rewards[-1], t(real.value(window.obs), 1)
 
         departing, boundaries = conv.from_pufferlib(

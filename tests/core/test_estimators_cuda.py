@@ -21,7 +21,7 @@ from estimator_cases import (
 )
 from test_estimators_precision import assert_as_exact_as_a_loop, with_rates
 
-from rl_triton_core.replay import forget
+from rl_triton_core._internal.fast_path import forget
 from rl_triton_core.testing import assert_close
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -123,7 +123,7 @@ def test_graph_capture(estimator):
 @AND_GAE
 def test_graph_capture_of_rows_split_over_time(estimator, time_dim, monkeypatch):
     """Two launches, and memory between them that is the graph's own; captured whole, and as a replay."""
-    from rl_triton_core.backends import triton as backend
+    from rl_triton_core._internal.backends import triton as backend
 
     numbers = []
     launches = backend.launches

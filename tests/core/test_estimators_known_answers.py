@@ -365,9 +365,9 @@ def test_lambda_1_telescopes_to_monte_carlo(target):
     assert_close(run(case, target)[0], returns)
     on_policy = case.replace(log_ratios=np.zeros(case.shape))
     assert_close(run(Case(VTRACE, on_policy.args), target)[0], returns)
-    following = np.where(case["truncated"], case["bootstrap_values"], np.roll(case["values"], -1, axis=1))
-    following[:, -1] = case["bootstrap_values"][:, -1]
-    chain = on_policy.replace(q_values=case["values"], expected_next_q=following, values=None, bootstrap_values=None)
+    next_inputs = np.where(case["truncated"], case["bootstrap_values"], np.roll(case["values"], -1, axis=1))
+    next_inputs[:, -1] = case["bootstrap_values"][:, -1]
+    chain = on_policy.replace(q_values=case["values"], expected_next_q=next_inputs, values=None, bootstrap_values=None)
     assert_close(run(Case(RETRACE, chain.args), target)[0], returns)
 
 

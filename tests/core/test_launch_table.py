@@ -10,12 +10,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 pytest.importorskip("benchmarks.judge", reason="only the package is here", exc_type=ModuleNotFoundError)
-pytest.importorskip("rl_triton_core.backends.triton", reason="Triton is not installed")
+pytest.importorskip("rl_triton_core._internal.backends.triton", reason="Triton is not installed")
 
 from benchmarks import files, judge, tune
 from benchmarks.workloads import Workload, draw
-from rl_triton_core.kernels.launch import TABLE, Launch
-from rl_triton_core.tuning import candidates
+from rl_triton_core._internal.kernels.launch import TABLE, Launch
+from rl_triton_core._internal.tuning import candidates
 
 TIMED = sorted(files.RESULTS.glob("*/tune_*.json"))
 CPU = torch.device("cpu")

@@ -8,8 +8,8 @@ import torch
 import rl_triton_core as ours
 from rl_triton_core.testing import assert_close
 
-triton_backend = pytest.importorskip("rl_triton_core.backends.triton", reason="Triton is not installed")
-from rl_triton_core.kernels.launch import TABLE, Launch, none_empty, segments  # noqa: E402
+triton_backend = pytest.importorskip("rl_triton_core._internal.backends.triton", reason="Triton is not installed")
+from rl_triton_core._internal.kernels.launch import TABLE, Launch, none_empty, segments  # noqa: E402
 
 pytestmark = pytest.mark.covering
 

@@ -222,9 +222,9 @@ def test_parts_with_means_of_their_own(target, monkeypatch):
 
 def shrink_parts(target, monkeypatch):
     if target.backend == "cpu":
-        monkeypatch.setattr("rl_triton_core.backends.cpu_moments.SPAN", 1500)
+        monkeypatch.setattr("rl_triton_core._internal.backends.cpu_moments.SPAN", 1500)
     if target.backend == "triton":
-        monkeypatch.setattr("rl_triton_core.backends.triton_moments.PROGRAMS", 3)
+        monkeypatch.setattr("rl_triton_core._internal.backends.triton_moments.PROGRAMS", 3)
 
 
 def test_large(target):

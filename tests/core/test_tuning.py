@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import rl_triton_core as ours
-from rl_triton_core import replay, tuning
+from rl_triton_core._internal import fast_path, tuning
 from rl_triton_core.testing import assert_close, random_rollout
 
-backend = pytest.importorskip("rl_triton_core.backends.triton", reason="Triton is not installed")
-from rl_triton_core.kernels.launch import TABLE, Launch  # noqa: E402
+backend = pytest.importorskip("rl_triton_core._internal.backends.triton", reason="Triton is not installed")
+from rl_triton_core._internal.kernels.launch import TABLE, Launch  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ON_GPU = pytest.mark.skipif(DEVICE == "cpu", reason="no CUDA device")
@@ -21,7 +21,7 @@ def nothing_found(monkeypatch):
     reason = backend.unavailable(torch.device(DEVICE))
     if reason is not None:
         pytest.skip(reason)
-    replay.forget()
+    fast_path.forget()
     monkeypatch.setattr(tuning, "FOUND", {})
     monkeypatch.delenv("RL_TRITON_AUTOTUNE", raising=False)
 

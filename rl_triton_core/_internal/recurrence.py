@@ -6,7 +6,7 @@ Every estimator is a first-order linear recurrence per environment, backward or 
 
 and differs from the others only in how (α, β) come from one step of the rollout (`coefficients`) and how its results
 come from A (`readout`). Both are plain functions of a `Step` that use ``+ - *`` and the names of
-`rl_triton_core.primitives`; each backend binds those names to its own operations (`bind`), so an equation is written
+`primitives`; each backend binds those names to its own operations (`bind`), so an equation is written
 once and runs as Triton code, as Numba code and on PyTorch tensors.
 """
 
@@ -25,7 +25,7 @@ class Step(NamedTuple):
 
     inputs: Any
     """The estimator's own inputs at t, in the order of `Recurrence.inputs`; 0 for one that was not given."""
-    following: Any
+    next_inputs: Any
     """The first `Recurrence.followed` inputs at the next step of the trajectory; 0 where the trajectory ends."""
     next_value: Any
     """NV[t] of the boundary rule: the value after step t; 0 where the step terminated."""
@@ -57,7 +57,7 @@ class Recurrence:
 
     name: str
     inputs: tuple[str, ...]
-    followed: int
+    num_lookahead: int
     outputs: tuple[str, ...]
     coefficients: Callable[[Step], tuple[Any, Any]]
     readout: Callable[[Step, Any, Any], tuple[Any, ...]]
@@ -122,7 +122,7 @@ class Problem:
     mask: Stream = None
     initial: Stream = None
     """The state that enters the first step of the scan."""
-    departed: Stream = None
+    previous_done: Stream = None
     """Forward: whether the step before the window ended its episode."""
     cu_seqlens: Stream = None
     """Where in the flat row each sequence starts, and the row's end: [num_sequences + 1]."""

@@ -68,4 +68,4 @@ def why_unavailable(name: str, device: torch.device) -> str | None:
 @cache
 def load(name: str) -> ModuleType:
     """Import a backend, when it is first needed."""
-    return import_module(f"rl_triton_core.backends.{name}")
+    return import_module(f"rl_triton_core._internal.backends.{name}")

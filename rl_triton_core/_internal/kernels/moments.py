@@ -11,8 +11,8 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from rl_triton_core import moments as equations
-from rl_triton_core.recurrence import bind
+from rl_triton_core._internal import moments as equations
+from rl_triton_core._internal.recurrence import bind
 
 
 @triton.jit

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import rl_triton_core as ours
-from rl_triton_core import replay
+from rl_triton_core._internal import fast_path
 
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -47,14 +47,14 @@ def counted(backend, monkeypatch):
 
 @pytest.fixture
 def whole_calls(monkeypatch):
-    from rl_triton_core.backends import triton
+    from rl_triton_core._internal.backends import triton
 
     return counted(triton, monkeypatch)
 
 
 @pytest.fixture
 def whole_normalisations(monkeypatch):
-    from rl_triton_core.backends import triton_moments
+    from rl_triton_core._internal.backends import triton_moments
 
     return counted(triton_moments, monkeypatch)
 
@@ -259,7 +259,7 @@ def test_a_second_device():
 
 def test_calls_on_the_cpu_are_left_alone(monkeypatch):
     x = rollout(2, 5, device="cpu")
-    monkeypatch.setattr(replay, "recording", None)
+    monkeypatch.setattr(fast_path, "recording", None)
     same(ours.compute_gae(**x), whole(ours.compute_gae, **x))
 
 
@@ -272,7 +272,7 @@ def guards(request, monkeypatch):
 
 def test_what_is_alike(guards):
     x, y = torch.zeros(4, 6), torch.zeros(4, dtype=torch.bool)
-    fits = replay.guard([x, y])
+    fits = fast_path.guard([x, y])
     assert fits(torch.ones(4, 6), torch.ones(4, dtype=torch.bool))
     assert fits(x.clone().requires_grad_().detach(), y)
     for other in (torch.zeros(6, 4), torch.zeros(4, 12)[:, ::2], torch.zeros(6, 4).t(), x.double(), x.to("meta")):
@@ -301,7 +301,7 @@ class Kernel:
 
     def __getitem__(self, grid):
         return lambda *args, stream: self.run(
-            *grid, stream, self.function, self.packed_metadata, self.launch_metadata(grid), *replay.hooks(), *args
+            *grid, stream, self.function, self.packed_metadata, self.launch_metadata(grid), *fast_path.hooks(), *args
         )
 
 
@@ -312,8 +312,8 @@ class Pair(NamedTuple):
 
 @pytest.fixture
 def no_device(monkeypatch):
-    monkeypatch.setattr(replay, "on_the_device", lambda index, names: ["stream = 77"])
-    monkeypatch.setattr(replay, "hooks", lambda: (None, None))
+    monkeypatch.setattr(fast_path, "on_the_device", lambda index, names: ["stream = 77"])
+    monkeypatch.setattr(fast_path, "hooks", lambda: (None, None))
 
 
 @pytest.fixture
@@ -321,8 +321,8 @@ def recorded(no_device):
     """A call f(x, 0.5, (y, None)) that launched a kernel with (x, (y, new, 3), 0.5) and returned (new, y)."""
     launched = []
     x, y, new = torch.zeros(4, 6), torch.zeros(5), torch.zeros(4, 6)
-    launch = replay.Launched(Kernel(launched), (8, 2), (x, (y, new, 3), 0.5), None)
-    return replay.prepared((x, 0.5, (y, None)), [launch], Pair(new, y)), launched
+    launch = fast_path.Launched(Kernel(launched), (8, 2), (x, (y, new, 3), 0.5), None)
+    return fast_path.prepared((x, 0.5, (y, None)), [launch], Pair(new, y)), launched
 
 
 def test_a_call_made_again(recorded):
@@ -361,12 +361,12 @@ def test_calls_that_are_not_alike(recorded):
 def test_a_call_without_a_graph_is_not_like_one_with_it(guards, no_device):
     """Replayed without one as often as wanted; with one it goes the whole way, which builds the graph."""
     x, new, launched = torch.zeros(4).requires_grad_(), torch.zeros(4), []
-    launch = replay.Launched(Kernel(launched), (1, 1), (x, new), None)
+    launch = fast_path.Launched(Kernel(launched), (1, 1), (x, new), None)
     with torch.no_grad():
-        without = replay.prepared((x,), [launch], new)
-    graph = replay.prepared((x,), [launch], new)
+        without = fast_path.prepared((x,), [launch], new)
+    graph = fast_path.prepared((x,), [launch], new)
     assert (without(x), len(launched)) == (None, 0)
-    assert graph(x) is replay.WHOLE
+    assert graph(x) is fast_path.WHOLE
     with torch.no_grad():
         assert graph(x) is None
         assert not without(x).requires_grad
@@ -377,18 +377,18 @@ def test_in_place(no_device):
     """Calls f(x, x) that wrote to x are replayed, and f(x, y) is another kind, which may not overlap at all."""
     launched = []
     x = torch.zeros(8)
-    twice = replay.prepared((x, x), [replay.Launched(Kernel(launched), (1, 1), (x, x), None)], x)
+    twice = fast_path.prepared((x, x), [fast_path.Launched(Kernel(launched), (1, 1), (x, x), None)], x)
     other, y = torch.ones(8), torch.ones(8)
     assert twice(other, other) is other
     assert launched.pop()[-2:] == (other.data_ptr(), other.data_ptr())
     assert twice(other, y) is None
-    view = replay.prepared((x, x[:]), [replay.Launched(Kernel(launched), (1, 1), (x, x), None)], x)
+    view = fast_path.prepared((x, x[:]), [fast_path.Launched(Kernel(launched), (1, 1), (x, x), None)], x)
     assert view(other, y) is None
-    apart = replay.prepared((x, y), [replay.Launched(Kernel(launched), (1, 1), (x, y), None)], y)
+    apart = fast_path.prepared((x, y), [fast_path.Launched(Kernel(launched), (1, 1), (x, y), None)], y)
     assert apart(other, other) is None
     assert apart(x, other) is other
     both = torch.ones(12)
-    assert apart(both[:8], both[4:]) is replay.WHOLE
+    assert apart(both[:8], both[4:]) is fast_path.WHOLE
 
 
 def test_preparing_takes_no_memory(no_device, monkeypatch):
@@ -400,7 +400,7 @@ def test_preparing_takes_no_memory(no_device, monkeypatch):
         return made[-1]
 
     monkeypatch.setattr(torch, "empty_like", noted)
-    call = replay.prepared((x,), [replay.Launched(Kernel([]), (1, 1), (x, new), None)], new)
+    call = fast_path.prepared((x,), [fast_path.Launched(Kernel([]), (1, 1), (x, new), None)], new)
     assert {y.device.type for y in made} == {"meta"}
     assert call(x).device == x.device
 
@@ -408,18 +408,18 @@ def test_preparing_takes_no_memory(no_device, monkeypatch):
 def test_results_that_may_overlap_the_inputs(recorded):
     call, launched = recorded
     x = torch.ones(24)
-    assert call(x.view(4, 6), 0.5, (x[4:9], None)) is replay.WHOLE
+    assert call(x.view(4, 6), 0.5, (x[4:9], None)) is fast_path.WHOLE
     assert not launched
 
 
 def copied(kernel, given):
     """A call f(x) that launched a kernel with x and something else, and returned a new tensor."""
     x, new = torch.zeros(4), torch.zeros(4)
-    return replay.prepared((x,), [replay.Launched(kernel, (1, 1), (x, *given, new), None)], new)
+    return fast_path.prepared((x,), [fast_path.Launched(kernel, (1, 1), (x, *given, new), None)], new)
 
 
 def test_a_tensor_from_elsewhere(no_device):
-    assert copied(Kernel([]), [torch.zeros(3)])(torch.zeros(4)) is replay.WHOLE
+    assert copied(Kernel([]), [torch.zeros(3)])(torch.zeros(4)) is fast_path.WHOLE
 
 
 class Unwatched(Launcher):
@@ -452,7 +452,7 @@ class OfNames(Launcher):
 @pytest.mark.parametrize("launcher", [Unwatched, WithoutStream, Twice, OfFewer, OfNames])
 def test_a_launcher_that_is_not_known(no_device, launcher):
     launched = []
-    assert copied(Kernel(launched, launcher), [])(torch.zeros(4)) is replay.WHOLE
+    assert copied(Kernel(launched, launcher), [])(torch.zeros(4)) is fast_path.WHOLE
     assert not launched
 
 
@@ -463,14 +463,14 @@ def test_a_kernel_that_is_not_known(no_device, missing):
         kernel = SimpleNamespace(run=kernel.run, function=kernel.function, packed_metadata=kernel.packed_metadata)
     else:
         delattr(kernel, missing)
-    assert copied(kernel, [])(torch.zeros(4)) is replay.WHOLE
+    assert copied(kernel, [])(torch.zeros(4)) is fast_path.WHOLE
 
 
 def test_a_triton_without_knobs(monkeypatch):
     triton = pytest.importorskip("triton")
     monkeypatch.delattr(triton, "knobs", raising=False)
     monkeypatch.setitem(sys.modules, "triton.knobs", None)
-    assert copied(Kernel([]), [])(torch.zeros(4)) is replay.WHOLE
+    assert copied(Kernel([]), [])(torch.zeros(4)) is fast_path.WHOLE
 
 
 def test_a_kernel_launched_in_another_order(no_device):
@@ -492,11 +492,11 @@ def test_a_kernel_launched_in_another_order(no_device):
 
 def test_normalisation_notes_what_its_kernels_take():
     """Arguments in the order of the kernels', and the memory between them."""
-    backend = pytest.importorskip("rl_triton_core.backends.triton_moments", reason="Triton is not installed")
+    backend = pytest.importorskip("rl_triton_core._internal.backends.triton_moments", reason="Triton is not installed")
     x = torch.randn(3, 50)
     if backend.kernels.moments.__class__.__name__ != "InterpretedFunction":
         pytest.skip("TRITON_INTERPRET=1 is not set")
-    with replay.recording() as launches:
+    with fast_path.recording() as launches:
         ours.normalize_advantages(x, mask=x > 0, backend="triton")
     assert len(launches) == 2
     for launched, kernel in zip(launches, (backend.kernels.moments, backend.kernels.standardize), strict=True):
@@ -521,12 +521,12 @@ def test_the_triton_that_is_installed(monkeypatch):
     vars(kernel).update(module="module", function="function", packed_metadata="metadata", src=None, name="scan")
     vars(kernel)["run" if "run" not in vars(CompiledKernel) else "_run"] = launcher
 
-    monkeypatch.setattr(replay, "on_the_device", lambda index, names: ["stream = 77"])
+    monkeypatch.setattr(fast_path, "on_the_device", lambda index, names: ["stream = 77"])
     call, x = copied(kernel, [(3, None), 0.5]), torch.ones(4)
     new = call(x)
     kernel[(1, 1, 1)](x.data_ptr(), (3, None), 0.5, new.data_ptr(), stream=77)
     got, want = launched
-    hooks = [*replay.hooks(), None]
+    hooks = [*fast_path.hooks(), None]
     metadata = want.index("metadata")
     replaced = range(metadata + 1, metadata + 4)
     assert [got[i] for i in replaced] == [None] * 3
@@ -542,9 +542,9 @@ def test_the_second_call_of_a_kind_is_prepared(monkeypatch):
         prepared.append(given)
         return lambda *others: "replayed" if others[0].shape == given[0].shape and others[1:] == given[1:] else None
 
-    monkeypatch.setattr(replay, "can_be_replayed", lambda given: True)
-    monkeypatch.setattr(replay, "prepared", note)
-    function = replay.replayed(lambda x, number=0.5, out=None: "whole")
+    monkeypatch.setattr(fast_path, "can_be_replayed", lambda given: True)
+    monkeypatch.setattr(fast_path, "prepared", note)
+    function = fast_path.replayed(lambda x, number=0.5, out=None: "whole")
     assert [function(torch.zeros(n)) for n in range(5)] == 5 * ["whole"]
     assert [function(torch.zeros(3), 0.1 * n) for n in range(5)] == 5 * ["whole"]
     assert [function(torch.zeros(3), out=(torch.zeros(n), None)) for n in range(5)] == 5 * ["whole"]
@@ -553,16 +553,16 @@ def test_the_second_call_of_a_kind_is_prepared(monkeypatch):
     assert function(number=0.2, x=torch.ones(3)) == "replayed"
     assert function(torch.ones(3)) == "whole"
     assert len(prepared) == 2
-    replay.forget()
+    fast_path.forget()
     assert [function(torch.ones(3), 0.2) for _ in range(3)] == ["whole", "whole", "replayed"]
 
 
 def test_calls_met_once_take_bounded_memory():
     once = set()
-    assert not any(replay.met_before(once, kind) for kind in range(10 * replay.MOST_ONCE))
-    assert len(once) <= replay.MOST_ONCE
-    assert replay.met_before(once, 10 * replay.MOST_ONCE - 1)
-    assert not replay.met_before(once, 10 * replay.MOST_ONCE - 1)
+    assert not any(fast_path.met_before(once, kind) for kind in range(10 * fast_path.MOST_ONCE))
+    assert len(once) <= fast_path.MOST_ONCE
+    assert fast_path.met_before(once, 10 * fast_path.MOST_ONCE - 1)
+    assert not fast_path.met_before(once, 10 * fast_path.MOST_ONCE - 1)
 
 
 def test_an_error_is_no_first_call(monkeypatch):
@@ -573,14 +573,14 @@ def test_an_error_is_no_first_call(monkeypatch):
         if len(calls) == 1:
             raise ValueError("x: got nothing")
 
-    monkeypatch.setattr(replay, "can_be_replayed", lambda given: True)
-    monkeypatch.setattr(replay, "prepared", lambda *_: pytest.fail("prepared at the first call that succeeded"))
-    call = replay.replayed(function)
+    monkeypatch.setattr(fast_path, "can_be_replayed", lambda given: True)
+    monkeypatch.setattr(fast_path, "prepared", lambda *_: pytest.fail("prepared at the first call that succeeded"))
+    call = fast_path.replayed(function)
     with pytest.raises(ValueError, match="got nothing"):
         call(torch.zeros(3))
     call(torch.zeros(3))
 
 
 def test_span():
-    assert replay.span(torch.zeros(4, 5)) == 80
-    assert replay.span(torch.zeros(4, 5).t()[:, ::2]) == (4 + 10 + 1) * 4
+    assert fast_path.span(torch.zeros(4, 5)) == 80
+    assert fast_path.span(torch.zeros(4, 5).t()[:, ::2]) == (4 + 10 + 1) * 4

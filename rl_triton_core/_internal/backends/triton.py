@@ -13,11 +13,11 @@ import triton
 import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction
 
-from rl_triton_core.kernels import launch, scan
-from rl_triton_core.kernels.launch import Launch
-from rl_triton_core.recurrence import Expectation, Problem, Recurrence, Stream
-from rl_triton_core.replay import note
-from rl_triton_core.tuning import chosen
+from rl_triton_core._internal.fast_path import note
+from rl_triton_core._internal.kernels import launch, scan
+from rl_triton_core._internal.kernels.launch import Launch
+from rl_triton_core._internal.recurrence import Expectation, Problem, Recurrence, Stream
+from rl_triton_core._internal.tuning import chosen
 
 INTERPRETED = isinstance(scan.scan, InterpretedFunction)
 MOST_ACTIONS = 16
@@ -114,7 +114,7 @@ def arguments(problem: Problem, folds: Stream) -> tuple[Any, ...]:
         problem.lambda_ if varies else problem.gamma * problem.lambda_,
         problem.params,
         stream(problem.initial),
-        stream(problem.departed),
+        stream(problem.previous_done),
         tuple(stream(x) or stand_in for x in problem.outputs),
         problem.cu_seqlens,
         folds,
@@ -139,7 +139,7 @@ def constants(problem: Problem, row: Launch, segments: int = 1, fold: bool = Fal
         "GIVEN": present(problem.inputs),
         "OUTPUTS": len(problem.outputs),
         "WANTED": present(problem.outputs),
-        "FOLLOWED": recurrence.followed,
+        "FOLLOWED": recurrence.num_lookahead,
         "SKIP": problem.skip,
         "STARTS_AT": problem.starts_at,
         "DTYPE": tl.float32 if problem.dtype.is_floating_point else tl.int64,

@@ -17,8 +17,8 @@ import triton
 import triton.language as tl
 
 from rl_triton_core import boundaries
-from rl_triton_core.primitives import PRIMITIVES
-from rl_triton_core.recurrence import Step, bind
+from rl_triton_core._internal.primitives import PRIMITIVES
+from rl_triton_core._internal.recurrence import Step, bind
 
 
 @triton.jit
@@ -66,7 +66,7 @@ def equation(function: Any) -> Any:
     return triton.jit(bind(function, **primitives, tl=tl, Any=tl.constexpr(Any)))
 
 
-transition = equation(boundaries.transition)
+apply_boundary_rule = equation(boundaries.apply_boundary_rule)
 
 
 @triton.jit
@@ -383,7 +383,7 @@ def read(
     BACKWARD: tl.constexpr,
     INPUTS: tl.constexpr,
     GIVEN: tl.constexpr,
-    FOLLOWED: tl.constexpr,
+    NUM_LOOKAHEAD: tl.constexpr,
     SKIP: tl.constexpr,
     STARTS_AT: tl.constexpr,
     DTYPE: tl.constexpr,
@@ -412,7 +412,7 @@ def read(
     edge = ()
     if mask is None or not SKIP:
         t, there = before_chunks(place, first, LOG_UNROLL, BACKWARD)
-        for j in tl.static_range(FOLLOWED):
+        for j in tl.static_range(NUM_LOOKAHEAD):
             if (GIVEN >> j) & 1:
                 edge = edge + (load(inputs[j], place, t, there, DTYPE),)
             else:
@@ -616,7 +616,7 @@ def carried_in(
     t,
     first,
     GIVEN: tl.constexpr,
-    FOLLOWED: tl.constexpr,
+    NUM_LOOKAHEAD: tl.constexpr,
     DTYPE: tl.constexpr,
     LOOK: tl.constexpr,
     BACKWARD: tl.constexpr,
@@ -625,7 +625,7 @@ def carried_in(
     t, there = nearest_valid(mask, place, t, first, LOOK, BACKWARD)
     over = flag(terminated, place, t, there) | flag(truncated, place, t, there)
     found = (tl.where(there, tl.where(over, 1.0, 0.0), carried[0]),)
-    for j in tl.static_range(FOLLOWED):
+    for j in tl.static_range(NUM_LOOKAHEAD):
         if (GIVEN >> j) & 1:
             found = found + (load(inputs[j], place, t, there, DTYPE),)
         else:
@@ -672,7 +672,7 @@ def scan(
     decay,
     scalars,
     initial,
-    departed,
+    previous_done,
     outputs,
     offsets,
     folds,
@@ -686,7 +686,7 @@ def scan(
     GIVEN: tl.constexpr,
     OUTPUTS: tl.constexpr,
     WANTED: tl.constexpr,
-    FOLLOWED: tl.constexpr,
+    NUM_LOOKAHEAD: tl.constexpr,
     SKIP: tl.constexpr,
     STARTS_AT: tl.constexpr,
     DTYPE: tl.constexpr,
@@ -748,9 +748,9 @@ def scan(
         tiles_end = tiles
     # Of the neighbours: whether there is none (backward) or it departed (forward), and the values that are followed.
     zero = tl.zeros([1, BLOCK_LANES], tl.float32)
-    left = flag(departed, lanes_place, 0, exists)
+    left = flag(previous_done, lanes_place, 0, exists)
     carried = (zero + 1.0 if BACKWARD else tl.where(left, 1.0, 0.0),)
-    for _ in tl.static_range(FOLLOWED):
+    for _ in tl.static_range(NUM_LOOKAHEAD):
         carried = carried + (zero,)
     if SEGMENTS > 1 and mask is not None and SKIP:
         edge_of_segment = first + ((tiles - begin) * TILE if BACKWARD else begin * TILE - 1)
@@ -764,7 +764,7 @@ def scan(
             edge_of_segment,
             first,
             GIVEN,
-            FOLLOWED,
+            NUM_LOOKAHEAD,
             DTYPE,
             4 * TILE,
             BACKWARD,
@@ -782,7 +782,7 @@ def scan(
         BACKWARD,
         INPUTS,
         GIVEN,
-        FOLLOWED,
+        NUM_LOOKAHEAD,
         SKIP,
         STARTS_AT,
         DTYPE,
@@ -805,7 +805,7 @@ def scan(
                 BACKWARD,
                 INPUTS,
                 GIVEN,
-                FOLLOWED,
+                NUM_LOOKAHEAD,
                 SKIP,
                 STARTS_AT,
                 DTYPE,
@@ -839,7 +839,7 @@ def scan(
             for i in tl.static_range(UNROLL):
                 overs = overs + (tl.where(departs[i], 1.0, 0.0),)
             before = before + (last_valid(overs, valid, carried[0], CHUNKS, IN_WARP),)
-            for j in tl.static_range(FOLLOWED):
+            for j in tl.static_range(NUM_LOOKAHEAD):
                 before = before + (last_valid(now[j], valid, carried[j + 1], CHUNKS, IN_WARP),)
         else:
             there = before_chunks(place, first, LOG_UNROLL, BACKWARD)[1]
@@ -847,9 +847,9 @@ def scan(
             if not BACKWARD:
                 over = left & (there == 0)
                 if not STARTS_AT:
-                    over = over | edge[FOLLOWED]
+                    over = over | edge[NUM_LOOKAHEAD]
             before = before + (over,)
-            for j in tl.static_range(FOLLOWED):
+            for j in tl.static_range(NUM_LOOKAHEAD):
                 before = before + (edge[j],)
             if mask is not None:
                 severed = edge[len(edge) - 1]
@@ -869,22 +869,24 @@ def scan(
                 gamma_now = discounts[i]
                 decay_now = gamma_now * decay
                 ended = ended | (gamma_now == 0)
-            following = ()
+            next_inputs = ()
             if BACKWARD:
                 if len(values_next) > 0:
                     value_ahead = values_next[i]
                     value_at_cut = value_ahead
                 else:
-                    value_ahead = before[1] if FOLLOWED else tl.zeros_like(now[0][i])
+                    value_ahead = before[1] if NUM_LOOKAHEAD else tl.zeros_like(now[0][i])
                     value_at_cut = value_at_end
                     if DENSE:
                         value_at_cut = values_at_cut[i]
                     elif bootstrap is not None and (truncated is not None or (mask is not None and SKIP)):
                         where = (cut[i] | none_or_over) & inside(place, t, EVEN)
                         value_at_cut = load(bootstrap, place, t, where, DTYPE)
-                next_value, continues = transition(ended, cut[i], none_or_over, severed, value_ahead, value_at_cut)
-                for j in tl.static_range(FOLLOWED):
-                    following = following + (tl.where(continues, before[j + 1], 0),)
+                next_value, continues = apply_boundary_rule(
+                    ended, cut[i], none_or_over, severed, value_ahead, value_at_cut
+                )
+                for j in tl.static_range(NUM_LOOKAHEAD):
+                    next_inputs = next_inputs + (tl.where(continues, before[j + 1], 0),)
             else:
                 starts = none_or_over | severed
                 if STARTS_AT:
@@ -894,20 +896,20 @@ def scan(
             own = ()
             for j in tl.static_range(INPUTS):
                 own = own + (now[j][i],)
-            step = Step(own, following, next_value, continues, gamma_now, decay_now, scalars)
+            step = Step(own, next_inputs, next_value, continues, gamma_now, decay_now, scalars)
             alpha, beta = COEFFICIENTS(step)
-            kept = kept + ((own, following, next_value, continues, gamma_now, decay_now),)
+            kept = kept + ((own, next_inputs, next_value, continues, gamma_now, decay_now),)
             alphas = alphas + (tl.where(valid[i], alpha, 0).to(DTYPE),)
             betas = betas + (tl.where(valid[i], beta, 1).to(DTYPE),)
 
             after = ()
             if mask is not None and SKIP:
                 after = after + (tl.where(valid[i], tl.where(departs[i], 1.0, 0.0), before[0]),)
-                for j in tl.static_range(FOLLOWED):
+                for j in tl.static_range(NUM_LOOKAHEAD):
                     after = after + (tl.where(valid[i], now[j][i], before[j + 1]),)
             else:
                 after = after + (departs[i],)
-                for j in tl.static_range(FOLLOWED):
+                for j in tl.static_range(NUM_LOOKAHEAD):
                     after = after + (now[j][i],)
                 if mask is not None:
                     severed = valid[i] == 0
@@ -928,8 +930,8 @@ def scan(
                 scanned = state
             results = ()
             for i in tl.static_range(UNROLL):
-                own, following, next_value, continues, gamma_now, decay_now = kept[i]
-                step = Step(own, following, next_value, continues, gamma_now, decay_now, scalars)
+                own, next_inputs, next_value, continues, gamma_now, decay_now = kept[i]
+                step = Step(own, next_inputs, next_value, continues, gamma_now, decay_now, scalars)
                 after = tl.where(continues, scanned, 0)
                 scanned = advanced(alphas[i], betas[i], scanned)
                 results = results + (READOUT(step, scanned, after),)
@@ -943,7 +945,7 @@ def scan(
                     store(outputs[k], place, result, VECTOR, EVEN, LOG_UNROLL, BACKWARD)
         if mask is not None and SKIP and not ONE_TILE:
             last = ()
-            for j in tl.static_range(FOLLOWED + 1):
+            for j in tl.static_range(NUM_LOOKAHEAD + 1):
                 last = last + (at_end(before[j]),)
             carried = last
     if FOLD:

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rl_triton_core.backends.triton import on
-from rl_triton_core.kernels import moments as kernels
-from rl_triton_core.kernels.launch import next_power_of_2
-from rl_triton_core.moments import Exchange, Task
-from rl_triton_core.replay import note
+from rl_triton_core._internal.backends.triton import on
+from rl_triton_core._internal.fast_path import note
+from rl_triton_core._internal.kernels import moments as kernels
+from rl_triton_core._internal.kernels.launch import next_power_of_2
+from rl_triton_core._internal.moments import Exchange, Task
 
 BLOCK, NUM_WARPS = 2048, 8
 """Elements of a tile, and the warps that share them."""

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from rl_triton_core.backends.cpu import together
-from rl_triton_core.kernels import serial_moments
-from rl_triton_core.moments import Exchange, Task, standardizer
-from rl_triton_core.recurrence import bind
+from rl_triton_core._internal.backends.cpu import together
+from rl_triton_core._internal.kernels import serial_moments
+from rl_triton_core._internal.moments import Exchange, Task, standardizer
+from rl_triton_core._internal.recurrence import bind
 
 SPAN = 1 << 18
 """Elements of a span: enough to pay for handing it to a thread."""

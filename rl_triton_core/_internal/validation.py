@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from rl_triton_core._internal.recurrence import Expectation
 from rl_triton_core.boundaries import FinalValues
-from rl_triton_core.recurrence import Expectation
 
 REAL_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 FLAG_DTYPES = (torch.bool, torch.uint8, *REAL_DTYPES)
@@ -23,7 +23,7 @@ EXACT_DTYPES = (torch.float32, torch.float64, torch.int64)
 MASK_MODES = ("skip", "reset")
 
 
-class Window(NamedTuple):
+class RolloutLayout(NamedTuple):
     """The frame all per-step tensors of a call share."""
 
     name: str
@@ -49,16 +49,16 @@ class Window(NamedTuple):
         """How the shape of one element per environment or sequence is called."""
         return "[num_envs]" if self.cu_seqlens is None else "[num_sequences]"
 
-    def in_time(self, edge: torch.Tensor) -> torch.Tensor:
+    def expand_over_time(self, edge: torch.Tensor) -> torch.Tensor:
         """What is given per environment or sequence, [num_envs, *features], repeated for all steps."""
         size = [*edge.shape]
         size.insert(self.time_dim, self.num_steps)
         return edge.unsqueeze(self.time_dim).expand(size)
 
 
-def check_window(
+def check_layout(
     name: str, tensor: Any, time_dim: int, features: bool = False, integers: bool = False, cu_seqlens: Any = None
-) -> Window:
+) -> RolloutLayout:
     """The frame set by a call's first per-step tensor, which may have trailing dimensions of features."""
     if not isinstance(time_dim, int) or isinstance(time_dim, bool):
         raise TypeError(f"time_dim: got {time_dim!r}, expected an int")
@@ -70,10 +70,10 @@ def check_window(
     if tensor.ndim < 2 or (tensor.ndim > 2 and not features):
         expected = "environments and steps" + (", then features" if features else " only")
         raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected the dimensions {expected}")
-    return Window(name, tensor.shape[:2], tensor.device, time_dim % 2)
+    return RolloutLayout(name, tensor.shape[:2], tensor.device, time_dim % 2)
 
 
-def check_sequences(name: str, tensor: torch.Tensor, time_dim: int, cu_seqlens: Any) -> Window:
+def check_sequences(name: str, tensor: torch.Tensor, time_dim: int, cu_seqlens: Any) -> RolloutLayout:
     """The frame of sequences that lie end to end in a flat tensor. Backends check offsets that are on a GPU."""
     if time_dim != -1:
         raise ValueError(f"time_dim: got {time_dim} together with cu_seqlens, expected it left out")
@@ -87,7 +87,7 @@ def check_sequences(name: str, tensor: torch.Tensor, time_dim: int, cu_seqlens: 
         assert_offsets(cu_seqlens, tensor.shape[0])
     elif cu_seqlens.device.type == "cpu":
         check_offsets(cu_seqlens.numpy(), tensor.shape[0])
-    return Window(name, tensor.shape, tensor.device, 1, cu_seqlens.contiguous())
+    return RolloutLayout(name, tensor.shape, tensor.device, 1, cu_seqlens.contiguous())
 
 
 def check_offsets(offsets: Any, num_steps: int) -> None:
@@ -113,17 +113,19 @@ def check_tensor(name: str, tensor: Any, dtypes: Sequence[torch.dtype]) -> None:
         raise TypeError(f"{name}: got dtype {tensor.dtype}, expected one of {', '.join(map(str, dtypes))}")
 
 
-def check_per_step(name: str, tensor: Any, window: Window, dtypes: Sequence[torch.dtype] = REAL_DTYPES) -> None:
+def check_per_step(name: str, tensor: Any, layout: RolloutLayout, dtypes: Sequence[torch.dtype] = REAL_DTYPES) -> None:
     """A tensor with one element per step of the window."""
     check_tensor(name, tensor, dtypes)
-    check_shape(name, tensor, window.shape, f"that of {window.name}", window)
+    check_shape(name, tensor, layout.shape, f"that of {layout.name}", layout)
 
 
-def check_shape(name: str, tensor: torch.Tensor, shape: Sequence[int], why: str, window: Window | torch.Tensor) -> None:
+def check_shape(
+    name: str, tensor: torch.Tensor, shape: Sequence[int], why: str, layout: RolloutLayout | torch.Tensor
+) -> None:
     """A tensor of this shape on the window's device."""
     if tensor.shape != tuple(shape):
         raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected {tuple(shape)}, {why}")
-    check_device(name, tensor, window.device)
+    check_device(name, tensor, layout.device)
 
 
 def check_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:
@@ -132,10 +134,10 @@ def check_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:
         raise ValueError(f"{name}: got device {tensor.device}, expected {device}, that of the first input")
 
 
-def check_flags(name: str, flags: Any, window: Window) -> None:
+def check_flags(name: str, flags: Any, layout: RolloutLayout) -> None:
     """Flags, or None."""
     if flags is not None:
-        check_per_step(name, flags, window, FLAG_DTYPES)
+        check_per_step(name, flags, layout, FLAG_DTYPES)
 
 
 def check_number(name: str, number: Any, low: float, high: float) -> float:
@@ -149,11 +151,11 @@ def check_number(name: str, number: Any, low: float, high: float) -> float:
     return value
 
 
-def check_gamma(gamma: Any, window: Window) -> float | torch.Tensor:
+def check_gamma(gamma: Any, layout: RolloutLayout) -> float | torch.Tensor:
     """One discount, or one per step."""
     if not isinstance(gamma, torch.Tensor):
         return check_number("gamma", gamma, 0.0, math.inf)
-    check_per_step("gamma", gamma, window)
+    check_per_step("gamma", gamma, layout)
     return gamma
 
 
@@ -162,10 +164,10 @@ def check_clip(name: str, bar: Any) -> float:
     return math.inf if bar == math.inf else check_number(name, bar, 0.0, math.inf)
 
 
-def check_log_ratios(log_ratios: Any, target: Any, behaviour: Any, window: Window) -> dict[str, Any]:
+def check_log_ratios(log_ratios: Any, target: Any, behaviour: Any, layout: RolloutLayout) -> dict[str, Any]:
     """Log importance ratios in one of two forms, as target and perhaps behaviour log-probabilities."""
     if log_ratios is not None and target is None and behaviour is None:
-        check_per_step("log_ratios", log_ratios, window)
+        check_per_step("log_ratios", log_ratios, layout)
         return {"target_log_probs": log_ratios}
     if log_ratios is None and target is not None and behaviour is not None:
         return {"target_log_probs": target, "behaviour_log_probs": behaviour}
@@ -179,7 +181,7 @@ def check_same_shape(name: str, tensor: torch.Tensor, like: torch.Tensor, like_n
     check_shape(name, tensor, like.shape, f"that of {like_name}", like)
 
 
-def check_decay(decay: Any, x: torch.Tensor, window: Window) -> float | torch.Tensor:
+def check_decay(decay: Any, x: torch.Tensor, layout: RolloutLayout) -> float | torch.Tensor:
     """A decay: a number, or a tensor per feature, per step, or like `x`, as one that broadcasts over features."""
     if not isinstance(decay, torch.Tensor):
         return check_number("decay", decay, -math.inf, math.inf)
@@ -187,15 +189,15 @@ def check_decay(decay: Any, x: torch.Tensor, window: Window) -> float | torch.Te
     check_device("decay", decay, x.device)
     if x.ndim > 2 and decay.shape == x.shape[2:]:
         return decay.expand(x.shape)
-    if decay.shape not in (x.shape, window.shape):
+    if decay.shape not in (x.shape, layout.shape):
         raise ValueError(
             f"decay: got shape {tuple(decay.shape)}, expected that of x, {tuple(x.shape)}, of its steps, "
-            f"{tuple(window.shape)}, or of its features, {tuple(x.shape[2:])}"
+            f"{tuple(layout.shape)}, or of its features, {tuple(x.shape[2:])}"
         )
     return decay
 
 
-def check_state(state: Any, x: torch.Tensor, window: Window) -> tuple[Any, Any]:
+def check_state(state: Any, x: torch.Tensor, layout: RolloutLayout) -> tuple[Any, Any]:
     """The parts of a `ScanState`, or two times None."""
     if state is None:
         return None, None
@@ -203,10 +205,10 @@ def check_state(state: Any, x: torch.Tensor, window: Window) -> tuple[Any, Any]:
         raise TypeError(f"state: got {describe(state)}, expected a ScanState(value, done)")
     value, done = state
     check_tensor("state.value", value, REAL_DTYPES if x.is_floating_point() else INTEGER_DTYPES)
-    features = x.shape[len(window.shape) :]
-    check_shape("state.value", value, (window.num_envs, *features), f"{window.per_env} and features", window)
+    features = x.shape[len(layout.shape) :]
+    check_shape("state.value", value, (layout.num_envs, *features), f"{layout.per_env} and features", layout)
     check_tensor("state.done", done, FLAG_DTYPES)
-    check_shape("state.done", done, (window.num_envs,), window.per_env, window)
+    check_shape("state.done", done, (layout.num_envs,), layout.per_env, layout)
     return value, done
 
 
@@ -228,7 +230,7 @@ def check_mask_mode(mask_mode: Any) -> bool:
 
 
 def check_continuation(
-    bootstrap: Any, next_values: Any, truncated: Any, mask: torch.Tensor | None, window: Window
+    bootstrap: Any, next_values: Any, truncated: Any, mask: torch.Tensor | None, layout: RolloutLayout
 ) -> float | torch.Tensor:
     """The bootstrap values as a float, [num_envs] or per step. They or `next_values` have to be there.
 
@@ -238,7 +240,7 @@ def check_continuation(
         if bootstrap is not None:
             raise ValueError("bootstrap_values: got both it and next_values, expected one of the two")
         if not isinstance(next_values, Expectation):
-            check_per_step("next_values", next_values, window)
+            check_per_step("next_values", next_values, layout)
         return 0.0
     if bootstrap is None:
         raise ValueError(
@@ -246,11 +248,11 @@ def check_continuation(
             "or 0.0 if every row ends in a terminal state or a finite horizon is meant"
         )
     if isinstance(bootstrap, FinalValues):
-        if window.cu_seqlens is not None:
+        if layout.cu_seqlens is not None:
             raise ValueError("bootstrap_values: got FinalValues together with cu_seqlens, expected a float or a tensor")
-        return scatter_final_values(bootstrap, mask, window)
+        return scatter_final_values(bootstrap, mask, layout)
     if isinstance(bootstrap, torch.Tensor):
-        return check_bootstrap_tensor(bootstrap, truncated, window)
+        return check_bootstrap_tensor(bootstrap, truncated, layout)
     if isinstance(bootstrap, bool) or not isinstance(bootstrap, Real):
         raise TypeError(
             f"bootstrap_values: got {type(bootstrap).__name__}, expected a float, a torch.Tensor or FinalValues"
@@ -258,52 +260,52 @@ def check_continuation(
     return float(bootstrap)
 
 
-def check_bootstrap_tensor(bootstrap: torch.Tensor, truncated: Any, window: Window) -> torch.Tensor:
+def check_bootstrap_tensor(bootstrap: torch.Tensor, truncated: Any, layout: RolloutLayout) -> torch.Tensor:
     """Bootstrap values: one number, one per environment or sequence, or one per step."""
     check_tensor("bootstrap_values", bootstrap, REAL_DTYPES)
     if bootstrap.ndim == 0:
-        return bootstrap.expand(window.shape)
-    per_step = bootstrap.shape == window.shape if window.cu_seqlens is not None else bootstrap.ndim == 2
+        return bootstrap.expand(layout.shape)
+    per_step = bootstrap.shape == layout.shape if layout.cu_seqlens is not None else bootstrap.ndim == 2
     if not per_step and bootstrap.ndim == 1 and truncated is not None:
         raise ValueError(
             f"bootstrap_values: got shape {tuple(bootstrap.shape)} together with truncated, expected a value for every "
-            f"truncated step: shape {tuple(window.shape)}, FinalValues, or a float"
+            f"truncated step: shape {tuple(layout.shape)}, FinalValues, or a float"
         )
-    shape = window.shape if per_step else (window.num_envs,)
-    check_shape("bootstrap_values", bootstrap, shape, f"{window.per_env}, or that of {window.name}", window)
-    return bootstrap if per_step else window.in_time(bootstrap)
+    shape = layout.shape if per_step else (layout.num_envs,)
+    check_shape("bootstrap_values", bootstrap, shape, f"{layout.per_env}, or that of {layout.name}", layout)
+    return bootstrap if per_step else layout.expand_over_time(bootstrap)
 
 
-def scatter_final_values(final: FinalValues, mask: torch.Tensor | None, window: Window) -> torch.Tensor:
+def scatter_final_values(final: FinalValues, mask: torch.Tensor | None, layout: RolloutLayout) -> torch.Tensor:
     """Sparse bootstrap values as per-step ones; NaN where there are none. The edge is at the last step not skipped."""
-    value = as_tensor("bootstrap_values.value", final.value, window.device)
+    value = as_tensor("bootstrap_values.value", final.value, layout.device)
     if value.numel() == 0 and not isinstance(final.value, torch.Tensor):
         value = value.to(torch.float32)
     check_tensor("bootstrap_values.value", value, REAL_DTYPES)
-    env = check_index("bootstrap_values.env", final.env, window.num_envs, value, window)
-    time = check_index("bootstrap_values.time", final.time, window.num_steps, value, window)
-    dense = torch.full(window.shape, math.nan, dtype=value.dtype, device=window.device)
+    env = check_index("bootstrap_values.env", final.env, layout.num_envs, value, layout)
+    time = check_index("bootstrap_values.time", final.time, layout.num_steps, value, layout)
+    dense = torch.full(layout.shape, math.nan, dtype=value.dtype, device=layout.device)
     if final.edge is not None and dense.numel():
-        edge = check_edge(final.edge, value, window).unsqueeze(window.time_dim)
-        dense = dense.scatter(window.time_dim, last_step(mask, window), edge)
-    return dense.index_put((env, time) if window.time_dim == 1 else (time, env), value)
+        edge = check_edge(final.edge, value, layout).unsqueeze(layout.time_dim)
+        dense = dense.scatter(layout.time_dim, last_step(mask, layout), edge)
+    return dense.index_put((env, time) if layout.time_dim == 1 else (time, env), value)
 
 
-def last_step(mask: torch.Tensor | None, window: Window) -> torch.Tensor:
+def last_step(mask: torch.Tensor | None, layout: RolloutLayout) -> torch.Tensor:
     """Index of each environment's last step that is not skipped, with the time dimension kept at size 1."""
     if mask is None:
-        size = (window.num_envs, 1) if window.time_dim == 1 else (1, window.num_envs)
-        return torch.full(size, window.num_steps - 1, device=window.device)
-    return window.num_steps - 1 - (mask != 0).flip(window.time_dim).byte().argmax(window.time_dim, keepdim=True)
+        size = (layout.num_envs, 1) if layout.time_dim == 1 else (1, layout.num_envs)
+        return torch.full(size, layout.num_steps - 1, device=layout.device)
+    return layout.num_steps - 1 - (mask != 0).flip(layout.time_dim).byte().argmax(layout.time_dim, keepdim=True)
 
 
-def check_edge(edge: Any, value: torch.Tensor, window: Window) -> torch.Tensor:
+def check_edge(edge: Any, value: torch.Tensor, layout: RolloutLayout) -> torch.Tensor:
     """Values at the window's end as [num_envs]."""
     if not isinstance(edge, torch.Tensor):
         number = check_number("bootstrap_values.edge", edge, -math.inf, math.inf)
-        return torch.full((window.num_envs,), number, dtype=value.dtype, device=window.device)
+        return torch.full((layout.num_envs,), number, dtype=value.dtype, device=layout.device)
     check_tensor("bootstrap_values.edge", edge, REAL_DTYPES)
-    check_shape("bootstrap_values.edge", edge, (window.num_envs,), "[num_envs]", window)
+    check_shape("bootstrap_values.edge", edge, (layout.num_envs,), "[num_envs]", layout)
     return edge.to(value.dtype)
 
 
@@ -315,7 +317,7 @@ def as_tensor(name: str, values: Any, device: torch.device | None = None) -> tor
         raise TypeError(f"{name}: got {describe(values)}, expected a torch.Tensor or a sequence of numbers") from error
 
 
-def check_index(name: str, indices: Any, size: int, value: torch.Tensor, window: Window) -> torch.Tensor:
+def check_index(name: str, indices: Any, size: int, value: torch.Tensor, layout: RolloutLayout) -> torch.Tensor:
     """Integer indices in [0, size), as many as values. Those already on a GPU are asserted there, without waiting."""
     index = as_tensor(name, indices)
     if index.numel() == 0 and not index.is_floating_point():
@@ -329,7 +331,7 @@ def check_index(name: str, indices: Any, size: int, value: torch.Tensor, window:
         torch._assert_async(~outside.any(), f"{name}: an index is out of range, expected [0, {size})")
     elif outside.any():
         raise ValueError(f"{name}: got index {index[outside][0].item()}, expected indices in [0, {size})")
-    return index.to(device=window.device, dtype=torch.int64)
+    return index.to(device=layout.device, dtype=torch.int64)
 
 
 def check_out(

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 
 from rl_triton_core import boundaries
-from rl_triton_core.kernels import serial
-from rl_triton_core.primitives import PRIMITIVES
-from rl_triton_core.recurrence import Problem, Recurrence, bind
+from rl_triton_core._internal.kernels import serial
+from rl_triton_core._internal.primitives import PRIMITIVES
+from rl_triton_core._internal.recurrence import Problem, Recurrence, bind
 
 PARALLEL_FROM = 1 << 17
 """Elements per thread from which another thread pays."""
@@ -99,7 +99,7 @@ class Arguments(NamedTuple):
     params: tuple[np.number, ...]
     skip: np.bool_
     initial: np.ndarray | None
-    departed: np.ndarray | None
+    previous_done: np.ndarray | None
     starts_at: np.bool_
     outputs: tuple[np.ndarray | None, ...]
     offsets: np.ndarray | None
@@ -139,7 +139,7 @@ def marshal(problem: Problem, dtype: torch.dtype, results: list[torch.Tensor | N
         params=tuple(map(real, problem.params)),
         skip=np.bool_(problem.skip),
         initial=edge(stream(problem.initial)),
-        departed=edge(flags(problem.departed)),
+        previous_done=edge(flags(problem.previous_done)),
         starts_at=np.bool_(problem.starts_at),
         outputs=tuple(map(stream, results)),
         offsets=None if problem.cu_seqlens is None else problem.cu_seqlens.numpy().astype(np.int64, copy=False),
@@ -234,11 +234,11 @@ def compiled(recurrence: Recurrence, wanted: Variant) -> Any:
     def part(function: Any, **names: Any) -> Any:
         return numba.njit(**serial.INNER, forceinline=True)(bind(function, f"{name}_{function.__name__}", **names))
 
-    zeros = as_many_zeros(recurrence.followed)
+    zeros = as_many_zeros(recurrence.num_lookahead)
     equations = {
         "coefficients": equation(recurrence.coefficients),
         "readout": equation(recurrence.readout),
-        "transition": equation(boundaries.transition),
+        "transition": equation(boundaries.apply_boundary_rule),
     }
     kernel = bind(
         serial.apart if wanted.apart else getattr(serial, f"{direction}_side_by_side"),
@@ -270,8 +270,8 @@ def as_many_zeros(number: int) -> Any:
 
 def fingerprint(recurrence: Recurrence, wanted: Variant) -> str:
     """Names a compiled variant: changes with its types and with all code that goes into it."""
-    codes = [code_of(x) for x in (recurrence.coefficients, recurrence.readout, boundaries.transition)]
-    return digest((SOURCE, codes, recurrence.followed, recurrence.backward, wanted))
+    codes = [code_of(x) for x in (recurrence.coefficients, recurrence.readout, boundaries.apply_boundary_rule)]
+    return digest((SOURCE, codes, recurrence.num_lookahead, recurrence.backward, wanted))
 
 
 def code_of(function: Any) -> Any:

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from rl_triton_core.moments import Exchange, Rule, Task, standardizer
+from rl_triton_core._internal.moments import Exchange, Rule, Task, standardizer
 
 Moments = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 

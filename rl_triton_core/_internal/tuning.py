@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
 
 import torch
 
-from rl_triton_core.kernels.launch import WARPS, Launch, none_empty
-from rl_triton_core.replay import forget
+from rl_triton_core._internal.fast_path import forget
+from rl_triton_core._internal.kernels.launch import WARPS, Launch, none_empty
 
 if TYPE_CHECKING:
-    from rl_triton_core.recurrence import Problem
+    from rl_triton_core._internal.recurrence import Problem
 
 P = ParamSpec("P")
 
@@ -101,7 +101,7 @@ def chosen(problem: Problem, settings: Candidate) -> Candidate:
 
 def kind_of(problem: Problem) -> Hashable:
     """What problems have in common that have the same launch."""
-    from rl_triton_core.backends.triton import layout, per_step, streams
+    from rl_triton_core._internal.backends.triton import layout, per_step, streams
 
     dtypes = tuple(x.dtype for x in per_step(problem))
     masked = problem.mask is not None and problem.skip
@@ -112,8 +112,8 @@ def timed(problem: Problem, settings: Candidate) -> list[Timing]:
     """The table's launch and all others that a problem could have, the quickest first."""
     from triton.runtime.errors import TritonError
 
-    from rl_triton_core.backends import triton as backend
-    from rl_triton_core.kernels.scan import scan
+    from rl_triton_core._internal.backends import triton as backend
+    from rl_triton_core._internal.kernels.scan import scan
 
     def call() -> None:
         for made in backend.launches(problem, launch, segments):

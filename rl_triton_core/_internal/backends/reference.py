@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from rl_triton_core.boundaries import transition
-from rl_triton_core.recurrence import Problem, Step, Stream
-from rl_triton_core.validation import assert_offsets
+from rl_triton_core._internal.recurrence import Problem, Step, Stream
+from rl_triton_core._internal.validation import assert_offsets
+from rl_triton_core.boundaries import apply_boundary_rule
 
 Scan = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -74,21 +74,21 @@ def steps(row: Row, dtype: torch.dtype) -> Step:
     gamma, varies = masked(problem.gamma), isinstance(problem.gamma, torch.Tensor)
     decay = gamma * problem.lambda_ if varies else masked(problem.gamma * problem.lambda_)
     index, none, severed = row.neighbours()
-    following = tuple(x.gather(1, index) for x in inputs[: problem.recurrence.followed])
+    next_inputs = tuple(x.gather(1, index) for x in inputs[: problem.recurrence.num_lookahead])
     if problem.recurrence.backward:
         if problem.next_values is None:
             bootstrap = masked(problem.bootstrap)
-            ahead = following[0] if following else torch.zeros_like(bootstrap)
+            ahead = next_inputs[0] if next_inputs else torch.zeros_like(bootstrap)
         else:
             ahead = bootstrap = masked(problem.next_values)
         ended = terminated | (gamma == 0) if varies else terminated
-        next_value, continues = transition(ended, truncated, none, severed, ahead, bootstrap)
+        next_value, continues = apply_boundary_rule(ended, truncated, none, severed, ahead, bootstrap)
     else:
         done = terminated | truncated
         starts = done if problem.starts_at else done.gather(1, index) & ~none
-        next_value, continues = torch.zeros_like(gamma), ~(starts | severed | (none & row.flag(problem.departed)))
-    following = tuple(torch.where(continues, x, 0) for x in following)
-    return Step(inputs, following, next_value, continues, gamma, decay, problem.params)
+        next_value, continues = torch.zeros_like(gamma), ~(starts | severed | (none & row.flag(problem.previous_done)))
+    next_inputs = tuple(torch.where(continues, x, 0) for x in next_inputs)
+    return Step(inputs, next_inputs, next_value, continues, gamma, decay, problem.params)
 
 
 class Row:

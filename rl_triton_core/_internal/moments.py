@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rl_triton_core.primitives import select
+from rl_triton_core._internal.primitives import select
 
 Exchange = Callable[[torch.Tensor], torch.Tensor]
 """From this rank's (count, mean, M2), [1, 3] in float64, to those of all ranks, [num_ranks, 3]."""

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from rl_triton_core import validation as check
-from rl_triton_core.backends import choose
-from rl_triton_core.backends.reference import evaluate
-from rl_triton_core.linear import LINEAR_FORWARD
-from rl_triton_core.recurrence import RECURRENCES, Expectation, Problem, Recurrence, Stream
+from rl_triton_core._internal import validation as check
+from rl_triton_core._internal.backends import choose
+from rl_triton_core._internal.backends.reference import evaluate
+from rl_triton_core._internal.linear import LINEAR_FORWARD
+from rl_triton_core._internal.recurrence import RECURRENCES, Expectation, Problem, Recurrence, Stream
 
 Results = tuple[Stream, ...]
 
@@ -25,7 +25,7 @@ Results = tuple[Stream, ...]
 def solve(
     recurrence: Recurrence,
     inputs: Mapping[str, Any],
-    window: check.Window,
+    layout: check.RolloutLayout,
     *,
     wanted: Sequence[bool] = (True,),
     gamma: Any = 1.0,
@@ -45,7 +45,7 @@ def solve(
     Args:
         recurrence: The estimator.
         inputs: Its inputs by name, without those that are not given. The first is the one that set the window.
-        window: The frame of all per-step tensors, checked.
+        layout: The frame of all per-step tensors, checked.
         wanted: Which of its outputs to compute.
         params: The recurrence's own scalars, checked.
         gamma: As in `compute_gae`, like all arguments that follow.
@@ -60,26 +60,26 @@ def solve(
         backend: .
     """
     for name, tensor in inputs.items():
-        check.check_per_step(name, tensor, window)
-    check.check_flags("terminated", terminated, window)
-    check.check_flags("truncated", truncated, window)
-    check.check_flags("mask", mask, window)
+        check.check_per_step(name, tensor, layout)
+    check.check_flags("terminated", terminated, layout)
+    check.check_flags("truncated", truncated, layout)
+    check.check_flags("mask", mask, layout)
     skip = check.check_mask_mode(mask_mode)
     problem = Problem(
         recurrence=recurrence,
         like=next(iter(inputs.values())),
         inputs=tuple(map(inputs.get, recurrence.inputs)),
         outputs=(None,) * len(wanted),
-        time_dim=window.time_dim,
-        gamma=check.check_gamma(gamma, window),
+        time_dim=layout.time_dim,
+        gamma=check.check_gamma(gamma, layout),
         lambda_=check.check_number("lambda_", lambda_, 0.0, 1.0),
         params=params,
         next_values=next_values,
-        bootstrap=check.check_continuation(bootstrap_values, next_values, truncated, mask if skip else None, window),
+        bootstrap=check.check_continuation(bootstrap_values, next_values, truncated, mask if skip else None, layout),
         terminated=terminated,
         truncated=truncated,
         mask=mask,
-        cu_seqlens=window.cu_seqlens,
+        cu_seqlens=layout.cu_seqlens,
         skip=skip,
     )
     if out is not None:
@@ -90,7 +90,7 @@ def solve(
 def solve_features(
     recurrence: Recurrence,
     inputs: tuple[torch.Tensor, ...],
-    window: check.Window,
+    layout: check.RolloutLayout,
     *,
     initial: torch.Tensor | None,
     gamma: float | torch.Tensor = 1.0,
@@ -107,16 +107,16 @@ def solve_features(
     if isinstance(gamma, torch.Tensor):
         gamma = gamma.unsqueeze(2).expand(like.shape) if gamma.ndim < like.ndim else flat(gamma)
     if initial is not None:
-        initial = window.in_time(initial if initial.ndim < 2 else initial.flatten(1))
+        initial = layout.expand_over_time(initial if initial.ndim < 2 else initial.flatten(1))
     problem = Problem(
         recurrence,
         like,
         tuple(map(flat, inputs)),
         (None,),
-        window.time_dim,
+        layout.time_dim,
         gamma=gamma,
         initial=initial,
-        cu_seqlens=window.cu_seqlens,
+        cu_seqlens=layout.cu_seqlens,
         **fields,
     )
     if out is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rl_triton_core.recurrence import Recurrence, Step
+from rl_triton_core._internal.recurrence import Recurrence, Step
 
 
 def coefficients(step: Step) -> tuple[Any, Any]:

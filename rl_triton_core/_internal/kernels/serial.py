@@ -14,7 +14,7 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from rl_triton_core.recurrence import Step
+from rl_triton_core._internal.recurrence import Step
 
 BLOCK, FEW = 1024, 8
 """Lanes walked together where they lie side by side: long rows for vector instructions. And what no such row is."""
@@ -25,7 +25,7 @@ def bound(*_: Any) -> Any:
     raise NotImplementedError
 
 
-coefficients = readout = transition = zeros = enter = step = bound
+coefficients = readout = apply_boundary_rule = zeros = enter = step = bound
 DIRECTION = 0
 
 
@@ -45,8 +45,8 @@ def backward_side_by_side(arguments, span):
                 t = steps + ((-1 - position) & all_bits)
                 for j in range(width):
                     lane = left + j
-                    last, sealed, following = neighbour(mask, memory, inputs, position, group, t, lane, j, zero)
-                    after = step(arguments, group, t, lane, (state[j], last, sealed, following))
+                    last, sealed, next_inputs = neighbour(mask, memory, inputs, position, group, t, lane, j, zero)
+                    after = step(arguments, group, t, lane, (state[j], last, sealed, next_inputs))
                     state[j] = after[0]
                     remember(mask, memory, j, after)
 
@@ -100,25 +100,25 @@ def step_backward(arguments, group, t, lane, after):
     """One step. `after` is (A[t+1], whether there is no step after, whether that is masked and severs, its inputs)."""
     inputs, next_values, bootstrap, terminated, truncated, mask, gamma, decay = arguments[:8]
     params, skip, _, _, _, outputs, _, zero, _, _ = arguments[8:]
-    state, last, sealed, following = after
+    state, last, sealed, next_inputs = after
     if not flag(mask, True, group, t, lane):
         clear(outputs, group, t, lane, zero)
-        return after if skip else (state, False, True, following)
+        return after if skip else (state, False, True, next_inputs)
     gamma_now, decay_now, ended = discount(gamma, decay, group, t, lane)
-    next_value, continues = transition(
+    next_value, continues = apply_boundary_rule(
         flag(terminated, False, group, t, lane) | ended,
         flag(truncated, False, group, t, lane),
         last,
         sealed,
-        at(next_values, first(following, zero), group, t, lane),
+        at(next_values, first(next_inputs, zero), group, t, lane),
         at(next_values, at(bootstrap, zero, group, t, lane), group, t, lane),
     )
     now = each(inputs, group, t, lane, zero)
-    here = Step(now, keep(continues, following, zero), next_value, continues, gamma_now, decay_now, params)
+    here = Step(now, keep(continues, next_inputs, zero), next_value, continues, gamma_now, decay_now, params)
     alpha, beta = coefficients(here)
     result = alpha + select(beta == zero, zero, beta * state)
     store(outputs, group, t, lane, readout(here, result, select(continues, state, zero)))
-    return result, False, False, as_many(now, following)
+    return result, False, False, as_many(now, next_inputs)
 
 
 def enter_forward(arguments, group, lane):
@@ -298,10 +298,10 @@ def neighbour(mask: Any, memory: Any, inputs: Any, position: Any, group: Any, t:
     _, _, rows = memory
     parameters = "mask, memory, inputs, position, group, t, lane, j, zero"
     if isinstance(mask, types.NoneType):
-        following = elements("inputs", list(inputs)[: len(rows)], "t + (position > 0)")
-        return unrolled(parameters, [f"return position == 0, False, {following}"])
-    following = "".join(f"memory[2][{i}][j], " for i in range(len(rows)))
-    return unrolled(parameters, [f"return memory[0][j], memory[1][j], ({following})"])
+        next_inputs = elements("inputs", list(inputs)[: len(rows)], "t + (position > 0)")
+        return unrolled(parameters, [f"return position == 0, False, {next_inputs}"])
+    next_inputs = "".join(f"memory[2][{i}][j], " for i in range(len(rows)))
+    return unrolled(parameters, [f"return memory[0][j], memory[1][j], ({next_inputs})"])
 
 
 @overloaded
@@ -314,8 +314,8 @@ def forget(mask: Any, memory: Any) -> Callable[..., Any]:
 @overloaded
 def remember(mask: Any, memory: Any, j: Any, after: Any) -> Callable[..., Any]:
     """What the step before will find."""
-    following = [f"memory[2][{i}][j] = after[3][{i}]" for i in range(len(memory[2]))]
-    statements = ["memory[0][j] = after[1]", "memory[1][j] = after[2]", *following]
+    next_inputs = [f"memory[2][{i}][j] = after[3][{i}]" for i in range(len(memory[2]))]
+    statements = ["memory[0][j] = after[1]", "memory[1][j] = after[2]", *next_inputs]
     return unrolled("mask, memory, j, after", [] if isinstance(mask, types.NoneType) else statements)
 
 

@@ -180,7 +180,17 @@ def tensors(problem: Problem) -> tuple[torch.Tensor, ...]:
     return tuple(x for x in streams if isinstance(x, torch.Tensor))
 
 
-STREAMS = ("gamma", "bootstrap", "next_values", "initial", "terminated", "truncated", "mask", "departed", "cu_seqlens")
+STREAMS = (
+    "gamma",
+    "bootstrap",
+    "next_values",
+    "initial",
+    "terminated",
+    "truncated",
+    "mask",
+    "previous_done",
+    "cu_seqlens",
+)
 NUMBERS = STREAMS[:2]
 
 # -- differentiable ---------------------------------------------------------------------------------------------------

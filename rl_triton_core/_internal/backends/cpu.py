@@ -152,7 +152,7 @@ def marshal(problem: Problem, dtype: torch.dtype, results: list[torch.Tensor | N
 SCALARS = {torch.float32: np.float32, torch.float64: np.float64, torch.int64: np.int64}
 
 
-FLAGS = ("terminated", "truncated", "mask", "departed")
+FLAGS = ("terminated", "truncated", "mask", "previous_done")
 
 
 def array(problem: Problem, tensor: torch.Tensor) -> np.ndarray:

@@ -238,7 +238,7 @@ def compiled(recurrence: Recurrence, wanted: Variant) -> Any:
     equations = {
         "coefficients": equation(recurrence.coefficients),
         "readout": equation(recurrence.readout),
-        "transition": equation(boundaries.apply_boundary_rule),
+        "apply_boundary_rule": equation(boundaries.apply_boundary_rule),
     }
     kernel = bind(
         serial.apart if wanted.apart else getattr(serial, f"{direction}_side_by_side"),

@@ -78,7 +78,7 @@ def test_modules_import_from_below():
     (order,) = re.findall(r"`(primitives ←[^`]*)`", page("CONTRIBUTING.md"))
     level = {name: i for i, group in enumerate(order.split("←")) for name in map(str.strip, group.split(","))}
     package = ROOT / "rl_triton_core"
-    paths = [(path, path.relative_to(package).parts[0].removesuffix(".py")) for path in package.rglob("*.py")]
+    paths = [(path, top_level(path.relative_to(package).parts)) for path in package.rglob("*.py")]
     assert set(level) <= {own for _, own in paths}
     for path, own in paths:
         for other in imported(path) - {own, "_version"} if own in level else ():
@@ -89,4 +89,9 @@ def imported(path):
     """The modules of the package that a file imports when it is imported."""
     nodes = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ImportFrom)]
     names = [f"{node.module}.{x.name}".split(".") for node in nodes for x in node.names]
-    return {name[1] for name in names if name[0] == "rl_triton_core"}
+    return {top_level(name[1:]) for name in names if name[0] == "rl_triton_core"}
+
+
+def top_level(parts):
+    """The module or folder of the package, or of `_internal`, in which a file lies."""
+    return parts[parts[0] == "_internal"].removesuffix(".py")

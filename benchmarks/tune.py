@@ -32,7 +32,7 @@ from benchmarks.run import tensors
 from benchmarks.workloads import ESTIMATORS, Workload, bytes_moved, draw
 from rl_triton_core._internal.backends import triton as backend
 from rl_triton_core._internal.recurrence import Problem
-from rl_triton_core._internal.tuning import Candidate, candidates, device_time
+from rl_triton_core._internal.tuning import Candidate, device_time, launch_candidates
 from rl_triton_core.testing import relative_error
 
 WINDOWS = (
@@ -63,7 +63,7 @@ class Window(NamedTuple):
     def candidates(self) -> Iterator[Candidate]:
         """The launches that it could have."""
         _, envs, steps, layout, *_ = self.workload
-        return candidates(steps, envs, self.workload.numbers_per_step + self.masked, layout)
+        return launch_candidates(steps, envs, self.workload.numbers_per_step + self.masked, layout)
 
     def __str__(self) -> str:
         return f"{self.workload}{' masked' * self.masked}"
@@ -103,12 +103,12 @@ def call_of(window: Window) -> Call:
 @contextmanager
 def launched(settings: Callable[[Problem], Candidate]) -> Iterator[None]:
     """Whatever is launched is launched so."""
-    chosen = backend.settings
-    backend.settings = settings
+    chosen = backend.default_launch
+    backend.default_launch = settings
     try:
         yield
     finally:
-        backend.settings = chosen
+        backend.default_launch = chosen
 
 
 def compile_only(window: Window, candidate: Candidate) -> None:
@@ -121,7 +121,7 @@ def times(window: Window) -> Iterator[files.Row]:
     """A line for every candidate, the best first."""
     call = call_of(window)
     noted: list[Candidate] = []
-    from_table = backend.settings
+    from_table = backend.default_launch
 
     def note(problem: Problem) -> Candidate:
         noted.append(from_table(problem))

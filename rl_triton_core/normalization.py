@@ -13,7 +13,7 @@ from torch import distributed
 from rl_triton_core._internal import validation as check
 from rl_triton_core._internal.backends import choose
 from rl_triton_core._internal.backends.reference_moments import evaluate
-from rl_triton_core._internal.fast_path import replayed
+from rl_triton_core._internal.fast_path import with_fast_path
 from rl_triton_core._internal.moments import Exchange, Rule, Task, as_matrices
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ all_gather: Any = getattr(distributed, "all_gather_single", None) or getattr(
 """Of one tensor per rank into one; torch 2.13 has renamed it."""
 
 
-@replayed
+@with_fast_path
 def normalize_advantages(
     advantages: torch.Tensor,
     mask: torch.Tensor | None = None,

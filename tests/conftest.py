@@ -18,7 +18,7 @@ import pytest
 import torch
 from hypothesis import Phase, settings
 
-from rl_triton_core._internal.fast_path import span
+from rl_triton_core._internal.fast_path import byte_span
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -183,7 +183,7 @@ def in_bounds(monkeypatch):
     from rl_triton_core._internal.backends import triton as backend
 
     spans = []
-    launches = backend.launches
+    launches = backend.build_launches
 
     def tensors(x):
         if isinstance(x, tuple):
@@ -192,7 +192,7 @@ def in_bounds(monkeypatch):
 
     def noted(*arguments):
         for call in launches(*arguments):
-            starts = [(x.data_ptr(), span(x)) for x in tensors(call.arguments)]
+            starts = [(x.data_ptr(), byte_span(x)) for x in tensors(call.arguments)]
             spans[:] = [(start, start + size) for start, size in starts]
             yield call
 
@@ -207,7 +207,7 @@ def in_bounds(monkeypatch):
 
         return call
 
-    monkeypatch.setattr(backend, "launches", noted)
+    monkeypatch.setattr(backend, "build_launches", noted)
     for name, mask_at in (("create_masked_load", 0), ("create_masked_store", 1)):
         monkeypatch.setattr(InterpreterBuilder, name, checked(getattr(InterpreterBuilder, name), mask_at))
     yield

@@ -1,11 +1,11 @@
-"""Calls on a GPU that are like one before: their launches alone, without validating and building them anew.
+"""The fast path for repeated calls on a GPU: their launches alone, without validating and building them anew.
 
 What decides how a call is validated, compiled and launched is every argument that is no tensor, and every tensor's
-shape, strides, dtype, device and alignment, and which arguments are one tensor. The first two calls of a kind go the
-whole way. The launches of the second are noted, and a function is written that makes them again: with the pointers of
-other tensors, and new outputs. A call with an argument of another type, one that is differentiated, and one whose
-outputs may overlap its inputs always goes the whole way, as does every call where Triton's launcher is not as it is
-known here.
+shape, strides, dtype, device and alignment, and which arguments are one tensor. The first two calls with one signature
+take the normal path. The launches of the second are recorded, and a function is written that makes them again: with the
+pointers of other tensors, and new outputs. A call with an argument of another type, one that is differentiated, and one
+whose outputs may overlap its inputs always takes the normal path, as does every call where Triton's launcher is not one
+that is known here.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ import torch
 P = ParamSpec("P")
 R = TypeVar("R")
 
-MOST = 32
-"""Kinds of calls replayed for each function."""
-MOST_ONCE = 1024
-"""Kinds of calls met once that are remembered for each function, a number each."""
+MAX_PLANS_PER_FUNCTION = 32
+"""Signatures of calls with a plan, for each function."""
+MAX_SEEN_SIGNATURES = 1024
+"""Signatures seen once that are remembered for each function, a number each."""
 
-FRONT = """
-def front(function, noted, replays, is_compiling, WHOLE):
+FRONT_SOURCE = """
+def front(function, call_and_record, plans, is_compiling, SLOW_PATH):
     def call{header}:
         if is_compiling():
             return function({passed})
-        for replay in replays:
-            results = replay({given})
-            if results is WHOLE:
+        for plan in plans:
+            results = plan({given})
+            if results is SLOW_PATH:
                 return function({passed})
             if results is not None:
                 return results
-        return noted({given})
+        return call_and_record({given})
     return call
 """
 """A public function as written out: with the same arguments, so that Python binds them, which is the quickest."""
 
-PLAIN = (type(None), bool, int, float, str)
-WHOLE = object()
-"""In the place of results: the call is of this kind, but has to go the whole way."""
+CONSTANT_TYPES = (type(None), bool, int, float, str)
+SLOW_PATH = object()
+"""In the place of results: the call has this signature, but has to take the normal path."""
 STREAM = object()
 """Stands for the stream among a launcher's arguments."""
-REMEMBERED: list[list[Any] | set[int]] = []
+CALL_MEMORIES: list[list[Any] | set[int]] = []
 """What every public function remembers of its calls."""
 
 
-class Launched(NamedTuple):
+class RecordedLaunch(NamedTuple):
     """A launch that was made: what Triton compiled, and with what it was called."""
 
     kernel: Any
@@ -63,108 +63,108 @@ class Launched(NamedTuple):
     scratch: torch.Tensor | None
 
 
-class Noted(threading.local):
+class Recorder(threading.local):
     """The launches since recording began, None while nothing records."""
 
-    launches: list[Launched] | None = None
+    launches: list[RecordedLaunch] | None = None
 
 
-NOTED = Noted()
+RECORDER = Recorder()
 
 
-def note(*launched: Any) -> None:
-    """Tell of a launch."""
-    if NOTED.launches is not None:
-        NOTED.launches.append(Launched(*launched))
+def record_launch(*launched: Any) -> None:
+    """Add a launch to the recording of this thread, if there is one."""
+    if RECORDER.launches is not None:
+        RECORDER.launches.append(RecordedLaunch(*launched))
 
 
 @contextmanager
-def recording() -> Iterator[list[Launched]]:
+def record_launches() -> Iterator[list[RecordedLaunch]]:
     """Collect the launches of this thread."""
-    NOTED.launches = []
+    RECORDER.launches = []
     try:
-        yield NOTED.launches
+        yield RECORDER.launches
     finally:
-        NOTED.launches = None
+        RECORDER.launches = None
 
 
-def replayed(function: Callable[P, R]) -> Callable[P, R]:
-    """A public function whose calls on a GPU are replayed."""
-    replays: list[Callable[..., R | None]] = []
-    once: set[int] = set()
-    REMEMBERED.extend((replays, once))
+def with_fast_path(function: Callable[P, R]) -> Callable[P, R]:
+    """Give a public function a fast path for repeated calls on a GPU."""
+    plans: list[Callable[..., R | None]] = []
+    seen: set[int] = set()
+    CALL_MEMORIES.extend((plans, seen))
     parameters = inspect.signature(function).parameters
     names = list(parameters)
-    whole: Callable[..., R] = function
+    slow_path: Callable[..., R] = function
 
-    def noted(*given: Any) -> R:
+    def call_and_record(*given: Any) -> R:
         arguments = dict(zip(names, given, strict=True))
-        if not can_be_replayed(given):
-            return whole(**arguments)
-        with recording() as launches:
-            results = whole(**arguments)
-        if met_before(once, hash(tuple(likeness(*flat(given))))):
-            replays.insert(0, prepared(given, launches, results))
-            del replays[MOST:]
+        if not is_plannable(given):
+            return slow_path(**arguments)
+        with record_launches() as launches:
+            results = slow_path(**arguments)
+        if is_second_call(seen, hash(tuple(signature_of(*flatten_arguments(given))))):
+            plans.insert(0, build_plan(given, launches, results))
+            del plans[MAX_PLANS_PER_FUNCTION:]
         return results
 
-    bare = [x.replace(default=x.empty, annotation=x.empty) for x in parameters.values()]
+    bare_parameters = [x.replace(default=x.empty, annotation=x.empty) for x in parameters.values()]
     passed = ", ".join(f"{name}={name}" for name in names)
     made: dict[str, Any] = {}
-    exec(FRONT.format(header=inspect.Signature(bare), given=", ".join(names), passed=passed), made)
-    front: Any = made["front"](function, noted, replays, torch.compiler.is_compiling, WHOLE)
+    exec(FRONT_SOURCE.format(header=inspect.Signature(bare_parameters), given=", ".join(names), passed=passed), made)
+    front: Any = made["front"](function, call_and_record, plans, torch.compiler.is_compiling, SLOW_PATH)
     front.__defaults__, front.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
     call: Callable[P, R] = wraps(function)(front)
     return call
 
 
-def forget() -> None:
-    """Let every call go the whole way again."""
-    for calls in REMEMBERED:
+def forget_plans() -> None:
+    """Let every call take the normal path again."""
+    for calls in CALL_MEMORIES:
         calls.clear()
 
 
-def can_be_replayed(given: Iterable[Any]) -> bool:
+def is_plannable(given: Iterable[Any]) -> bool:
     """Whether there are tensors on a GPU, and otherwise types that are known."""
-    every = flat(given)
+    every = flatten_arguments(given)
     tensors = [x for x in every if type(x) is torch.Tensor]
-    return bool(tensors) and tensors[0].is_cuda and all(type(x) in (torch.Tensor, *PLAIN) for x in every)
+    return bool(tensors) and tensors[0].is_cuda and all(type(x) in (torch.Tensor, *CONSTANT_TYPES) for x in every)
 
 
-def flat(given: Iterable[Any]) -> list[Any]:
+def flatten_arguments(given: Iterable[Any]) -> list[Any]:
     """Arguments, those in tuples one by one."""
     return [x for argument in given for x in (argument if type(argument) is tuple else (argument,))]
 
 
-def met_before(once: set[int], kind: int) -> bool:
-    """Whether this is the second call of a kind; the first one is remembered."""
-    if kind in once:
-        once.discard(kind)
+def is_second_call(seen: set[int], signature: int) -> bool:
+    """Whether this is the second call with a signature; the first one is remembered."""
+    if signature in seen:
+        seen.discard(signature)
         return True
-    if len(once) >= MOST_ONCE:
-        once.clear()
-    once.add(kind)
+    if len(seen) >= MAX_SEEN_SIGNATURES:
+        seen.clear()
+    seen.add(signature)
     return False
 
 
-def prepared(given: Sequence[Any], launches: Sequence[Launched], results: R) -> Callable[..., R | None]:
-    """A function of the same arguments: None if they are not alike, else results of the same type, or WHOLE."""
-    names: dict[str, Any] = {"WHOLE": WHOLE, "new": tuple.__new__}
-    tensors, conditions = compared(given, names)
+def build_plan(given: Sequence[Any], launches: Sequence[RecordedLaunch], results: R) -> Callable[..., R | None]:
+    """A function of the same arguments: None if they are not alike, else results of the same type, or SLOW_PATH."""
+    names: dict[str, Any] = {"SLOW_PATH": SLOW_PATH, "new": tuple.__new__}
+    tensors, conditions = argument_guards(given, names)
     try:
-        lines = launching(tensors, launches, results, names)
+        lines = launch_source(tensors, launches, results, names)
     except Exception:  # a copy took part, or Triton is not as it is known here
-        lines = ["return WHOLE"]
+        lines = ["return SLOW_PATH"]
     pointers = [f"p{i} = {name}.data_ptr()" for i, name in enumerate(tensors)]
     body = [f"if not ({' and '.join(conditions)}): return None", *pointers]
-    body += [f"if not ({' and '.join(placed(tensors.values()))}): return None", *lines]
+    body += [f"if not ({' and '.join(alignment_guards(tensors.values()))}): return None", *lines]
     arguments = ", ".join(f"a{i}" for i in range(len(given)))
-    exec(f"def replay({arguments}):\n    " + "\n    ".join(body), names)
-    replay: Callable[..., R | None] = names["replay"]
-    return replay
+    exec(f"def plan({arguments}):\n    " + "\n    ".join(body), names)
+    plan: Callable[..., R | None] = names["plan"]
+    return plan
 
 
-def placed(tensors: Iterable[torch.Tensor]) -> Iterator[str]:
+def alignment_guards(tensors: Iterable[torch.Tensor]) -> Iterator[str]:
     """Conditions that others lie in memory like these: aligned alike, and one place for those that have one."""
     first: dict[int, int] = {}
     for i, x in enumerate(tensors):
@@ -173,7 +173,7 @@ def placed(tensors: Iterable[torch.Tensor]) -> Iterator[str]:
             yield f"p{i} == p{first[x.data_ptr()]}"
 
 
-def compared(given: Sequence[Any], names: dict[str, Any]) -> tuple[dict[str, torch.Tensor], list[str]]:
+def argument_guards(given: Sequence[Any], names: dict[str, Any]) -> tuple[dict[str, torch.Tensor], list[str]]:
     """The tensors among arguments, each once under an expression for it, and conditions that others are like these."""
     conditions = []
     every: dict[str, Any] = {}
@@ -191,23 +191,23 @@ def compared(given: Sequence[Any], names: dict[str, Any]) -> tuple[dict[str, tor
         elif type(x) is torch.Tensor:
             tensors[name] = x
         else:
-            constant, kind = named(x, names), named(type(x), names)
+            constant, kind = bind_constant(x, names), bind_constant(type(x), names)
             conditions.append(f"({name} is {constant} or type({name}) is {kind} and {name} == {constant})")
     if any(x.requires_grad for x in tensors.values()):
         names["graph"] = torch.is_grad_enabled
         conditions.append(f"graph() is {torch.is_grad_enabled()}")
-    names["fits"] = guard(list(tensors.values()))
+    names["fits"] = tensor_guard(list(tensors.values()))
     return tensors, [*conditions, f"fits({', '.join(tensors)})"]
 
 
-def named(x: Any, names: dict[str, Any]) -> str:
+def bind_constant(x: Any, names: dict[str, Any]) -> str:
     """A name for an object that is not written out."""
     name = f"c{len(names)}"
     names[name] = x
     return name
 
 
-def guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+def tensor_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
     """A function that tells whether tensors are like these, by PyTorch's own check where there is that."""
     sizes: Any = [list(x.shape) for x in tensors]
     strides: Any = [list(x.stride()) for x in tensors]
@@ -215,11 +215,11 @@ def guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
         from torch._C._dynamo.guards import TensorGuards
 
         return TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
-    want = likeness(*tensors)
-    return lambda *others: all(type(x) is torch.Tensor for x in others) and likeness(*others) == want
+    want = signature_of(*tensors)
+    return lambda *others: all(type(x) is torch.Tensor for x in others) and signature_of(*others) == want
 
 
-def likeness(*every: Any) -> list[Any]:
+def signature_of(*every: Any) -> list[Any]:
     """What a tensor has to have in common with another; anything else is itself."""
     grad = torch.is_grad_enabled()
     return [
@@ -228,8 +228,8 @@ def likeness(*every: Any) -> list[Any]:
     ]
 
 
-def launching(
-    tensors: dict[str, torch.Tensor], launches: Sequence[Launched], results: Any, names: dict[str, Any]
+def launch_source(
+    tensors: dict[str, torch.Tensor], launches: Sequence[RecordedLaunch], results: Any, names: dict[str, Any]
 ) -> list[str]:
     """Lines of code that make the launches again, and return results of the same type."""
     several = isinstance(results, tuple)
@@ -238,9 +238,9 @@ def launching(
     differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in tensors.values())
     known = all(x is None or type(x) is torch.Tensor for x in every)
     if not launches or differentiated or not known:
-        return ["return WHOLE"]
+        return ["return SLOW_PATH"]
 
-    lines = [*on_the_device(next(iter(tensors.values())).get_device(), names)]
+    lines = [*device_guards(next(iter(tensors.values())).get_device(), names)]
     returned = []
     by_pointer = {x.data_ptr(): name for name, x in tensors.items()}
     for i, x in enumerate(every):
@@ -248,24 +248,24 @@ def launching(
             returned.append("None")
         elif x.data_ptr() in by_pointer:
             returned.append(by_pointer[x.data_ptr()])
-            lines += apart(x, places, tensors.values())
+            lines += overlap_guard(x, places, tensors.values())
         else:
             returned.append(f"r{i}")
             places[x.data_ptr()] = f"r{i}.data_ptr()"
-            lines.append(f"r{i} = {allocation(x, tensors, names)}")
+            lines.append(f"r{i} = {allocation_source(x, tensors, names)}")
     scratch = launches[0].scratch
     if scratch is not None:
         places[scratch.data_ptr()] = "scratch.data_ptr()"
-        lines.append(f"scratch = {allocation(scratch, tensors, names)}")
+        lines.append(f"scratch = {allocation_source(scratch, tensors, names)}")
     for launched in launches:
-        launch, arguments = bare(launched)
-        given = [expression(x, places, names) for x in arguments]
-        lines.append(f"{named(launch, names)}({', '.join(given)})")
-    made = f"new({named(type(results), names)}, ({', '.join(returned)},))" if several else returned[0]
+        launch, arguments = resolve_launcher(launched)
+        given = [argument_source(x, places, names) for x in arguments]
+        lines.append(f"{bind_constant(launch, names)}({', '.join(given)})")
+    made = f"new({bind_constant(type(results), names)}, ({', '.join(returned)},))" if several else returned[0]
     return [*lines, f"return {made}"]
 
 
-def on_the_device(index: int, names: dict[str, Any]) -> Iterator[str]:
+def device_guards(index: int, names: dict[str, Any]) -> Iterator[str]:
     """Lines that see to it that the device is the current one and nothing wants to know of launches; and the stream."""
     from triton import knobs
     from triton.runtime import driver
@@ -273,20 +273,20 @@ def on_the_device(index: int, names: dict[str, Any]) -> Iterator[str]:
     chained = hasattr(knobs.runtime.launch_enter_hook, "calls")
     names |= {"knobs": knobs.runtime, "stream_of": driver.active.get_current_stream}
     names["device"] = getattr(torch._C, "_cuda_getDevice", driver.active.get_current_device)
-    yield f"if knobs.launch_enter_hook{'.calls' if chained else ''} or device() != {index}: return WHOLE"
+    yield f"if knobs.launch_enter_hook{'.calls' if chained else ''} or device() != {index}: return SLOW_PATH"
     yield f"stream = stream_of({index})"
 
 
-def apart(out: torch.Tensor, places: dict[int, str], tensors: Iterable[torch.Tensor]) -> Iterator[str]:
+def overlap_guard(out: torch.Tensor, places: dict[int, str], tensors: Iterable[torch.Tensor]) -> Iterator[str]:
     """Lines that see to it that a tensor to be written to shares no memory with the others."""
     at = places[out.data_ptr()]
     for x in tensors:
         other = places[x.data_ptr()]
         if other != at:
-            yield f"if {at} < {other} + {span(x)} and {other} < {at} + {span(out)}: return WHOLE"
+            yield f"if {at} < {other} + {byte_span(x)} and {other} < {at} + {byte_span(out)}: return SLOW_PATH"
 
 
-def allocation(x: torch.Tensor, tensors: dict[str, torch.Tensor], names: dict[str, Any]) -> str:
+def allocation_source(x: torch.Tensor, tensors: dict[str, torch.Tensor], names: dict[str, Any]) -> str:
     """An expression for a new tensor like this one. The quickest copies the form of an argument."""
     for name, like in tensors.items():
         alike = like.dtype == x.dtype and like.shape == x.shape
@@ -294,24 +294,24 @@ def allocation(x: torch.Tensor, tensors: dict[str, torch.Tensor], names: dict[st
             names["empty_like"] = torch.empty_like
             return f"empty_like({name})"
     empty = partial(torch.empty_strided, x.shape, x.stride(), dtype=x.dtype, device=x.device)
-    return f"{named(empty, names)}()"
+    return f"{bind_constant(empty, names)}()"
 
 
-def bare(launched: Launched) -> tuple[Callable[..., Any], Sequence[Any]]:
+def resolve_launcher(launched: RecordedLaunch) -> tuple[Callable[..., Any], Sequence[Any]]:
     """What Triton's launcher calls in the end, and with which arguments; without hooks."""
-    launcher, arguments = launched.kernel.run, handed(launched)
+    launcher, arguments = launched.kernel.run, capture_launcher_arguments(launched)
     if getattr(launcher, "global_scratch_size", 1) or getattr(launcher, "profile_scratch_size", 0):
         return launcher, arguments
     observed = copy.copy(launcher)
-    observed.launch, taken = observer()
+    observed.launch, taken = make_listener()
     observed(*arguments)
-    return launcher.launch, the_one(taken)
+    return launcher.launch, single_call(taken)
 
 
-def handed(launched: Launched) -> Sequence[Any]:
+def capture_launcher_arguments(launched: RecordedLaunch) -> Sequence[Any]:
     """With what Triton calls the launcher of a compiled kernel, as its own way to launch one shows; without hooks."""
     kernel = launched.kernel
-    run, taken = observer()
+    run, taken = make_listener()
     observed = SimpleNamespace(
         run=run,
         function=kernel.function,
@@ -320,41 +320,41 @@ def handed(launched: Launched) -> Sequence[Any]:
         _init_handles=lambda: None,
     )
     type(kernel).__getitem__(observed, (*launched.grid, 1))(*launched.arguments, stream=STREAM)
-    return [None if any(x is hook for hook in hooks()) else x for x in the_one(taken)]
+    return [None if any(x is hook for hook in launch_hooks()) else x for x in single_call(taken)]
 
 
-def observer() -> tuple[Callable[..., None], list[tuple[Any, ...]]]:
+def make_listener() -> tuple[Callable[..., None], list[tuple[Any, ...]]]:
     """A function that does nothing, and the arguments of its calls."""
     taken: list[tuple[Any, ...]] = []
     return lambda *given: taken.append(given), taken
 
 
-def the_one(taken: list[tuple[Any, ...]]) -> tuple[Any, ...]:
+def single_call(taken: list[tuple[Any, ...]]) -> tuple[Any, ...]:
     """The arguments of the only call, among which there is the stream."""
     if len(taken) != 1 or not any(x is STREAM for x in taken[0]):
         raise ValueError("got a launcher that is not known, expected one that makes one call with the stream")
     return taken[0]
 
 
-def hooks() -> tuple[Any, Any]:
+def launch_hooks() -> tuple[Any, Any]:
     """What Triton calls before and after every launch, which does nothing where there is no profiler."""
     from triton import knobs
 
     return knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
 
 
-def expression(x: Any, places: dict[int, str], names: dict[str, Any]) -> str:
+def argument_source(x: Any, places: dict[int, str], names: dict[str, Any]) -> str:
     """Code for an argument of a launch, in which pointers stand for tensors."""
     if isinstance(x, torch.Tensor):
         return places[x.data_ptr()]
     if x is STREAM:
         return "stream"
     if type(x) is tuple:
-        return f"({''.join(f'{expression(y, places, names)},' for y in x)})"
-    return repr(x) if type(x) in (type(None), bool, int) else named(x, names)
+        return f"({''.join(f'{argument_source(y, places, names)},' for y in x)})"
+    return repr(x) if type(x) in (type(None), bool, int) else bind_constant(x, names)
 
 
-def span(tensor: torch.Tensor) -> int:
+def byte_span(tensor: torch.Tensor) -> int:
     """Bytes from the first element to the end of the last."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (last + 1) * tensor.element_size()

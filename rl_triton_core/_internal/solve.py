@@ -133,7 +133,7 @@ def dispatch(problem: Problem, wanted: Sequence[bool], out: Any, backend: str | 
     out = (None,) * len(wanted) if out is None else out
     graph = torch.is_grad_enabled() and any(x.requires_grad for x in tensors(problem))
     traced = torch.compiler.is_compiling()
-    if isinstance(problem.next_values, Expectation) and (graph or traced or not sums(problem, backend)):
+    if isinstance(problem.next_values, Expectation) and (graph or traced or not supports_expectation(problem, backend)):
         problem.next_values = problem.next_values.dense(problem.terminated, problem.mask)
     if graph:
         return copy_into(out, differentiable(problem, wanted, backend))
@@ -144,9 +144,9 @@ def dispatch(problem: Problem, wanted: Sequence[bool], out: Any, backend: str | 
     return problem.outputs
 
 
-def sums(problem: Problem, backend: str | None) -> bool:
+def supports_expectation(problem: Problem, backend: str | None) -> bool:
     """Whether the backend takes an expectation as it is."""
-    return getattr(choose(backend, problem.like.device), "SUMS_EXPECTATIONS", False)
+    return getattr(choose(backend, problem.like.device), "SUPPORTS_EXPECTATION", False)
 
 
 def execute(problem: Problem, backend: str | None) -> None:

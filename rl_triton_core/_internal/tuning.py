@@ -11,26 +11,36 @@ import statistics
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
+from functools import partial
+from typing import Any, NamedTuple, ParamSpec
 
 import torch
 
-from rl_triton_core._internal.fast_path import forget
+from rl_triton_core._internal.fast_path import forget_plans
 from rl_triton_core._internal.kernels.launch import WARPS, Launch, none_empty
-
-if TYPE_CHECKING:
-    from rl_triton_core._internal.recurrence import Problem
 
 P = ParamSpec("P")
 
 Candidate = tuple[Launch, int]
 """A launch, and the number of segments."""
 
-MOST_NUMBERS = 64
+MAX_VALUES_PER_THREAD = 64
 """The most numbers of a chunk that a thread is to hold."""
-MOST_NARROW = 512
+MAX_NARROW_PROGRAMS = 512
 """The most programs of fewer than 32 lanes, which read parts of what memory hands out at once."""
 CAPTURED, REPLAYS = 10, 5
+
+
+class Window(NamedTuple):
+    """What decides which launches are candidates."""
+
+    steps: int
+    lanes: int
+    values_per_step: int
+    """Numbers of every step that a thread holds."""
+    layout: str
+    groups: int
+    on_gpu: bool
 
 
 class Timing(NamedTuple):
@@ -48,7 +58,7 @@ class Search(threading.local):
 
 
 SEARCH = Search()
-FOUND: dict[Hashable, Candidate] = {}
+FOUND_LAUNCHES: dict[Hashable, Candidate] = {}
 
 
 def tune(function: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> list[Timing]:
@@ -69,7 +79,7 @@ def tune(function: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> list[
         ValueError: The call launches nothing to choose for: its tensors are not on a GPU, it takes `cu_seqlens`, or a
             CUDA graph is being captured.
     """
-    forget()
+    forget_plans()
     SEARCH.timings = []
     try:
         function(*args, **kwargs)
@@ -84,46 +94,38 @@ def tune(function: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> list[
     return timings
 
 
-def chosen(problem: Problem, settings: Candidate) -> Candidate:
-    """The launch that was found for a problem's kind, or is found now if that is asked for; else the table's."""
+def select_launch(key: Hashable, default: Candidate, window: Window, run: Callable[[Candidate], Any]) -> Candidate:
+    """The launch that was found for a key, or is found now if that is asked for; else the default.
+
+    Args:
+        key: What calls have in common that have the same launch.
+        default: The table's launch.
+        window: What the candidates follow from.
+        run: Makes a launch.
+    """
     always = os.environ.get("RL_TRITON_AUTOTUNE") == "1"
-    if not (FOUND or always or SEARCH.timings is not None) or problem.cu_seqlens is not None:
-        return settings
-    kind = kind_of(problem)
-    wanted = SEARCH.timings is not None or (always and kind not in FOUND)
-    if wanted and not (problem.like.is_cuda and torch.cuda.is_current_stream_capturing()):
-        timings = timed(problem, settings)
-        FOUND[kind] = timings[0][:2] if timings else settings
+    wanted = SEARCH.timings is not None or (always and key not in FOUND_LAUNCHES)
+    if wanted and not (window.on_gpu and torch.cuda.is_current_stream_capturing()):
+        timings = time_candidates(default, window, run)
+        FOUND_LAUNCHES[key] = timings[0][:2] if timings else default
         if SEARCH.timings is not None:
             SEARCH.timings += timings
-    return FOUND.get(kind, settings)
+    return FOUND_LAUNCHES.get(key, default)
 
 
-def kind_of(problem: Problem) -> Hashable:
-    """What problems have in common that have the same launch."""
-    from rl_triton_core._internal.backends.triton import layout, per_step, streams
-
-    dtypes = tuple(x.dtype for x in per_step(problem))
-    masked = problem.mask is not None and problem.skip
-    return problem.recurrence, problem.shape, layout(problem), dtypes, streams(problem), masked, problem.like.device
+def is_searching() -> bool:
+    """Whether a launch was found, or one is asked for: else the default holds for every call."""
+    return bool(FOUND_LAUNCHES) or SEARCH.timings is not None or os.environ.get("RL_TRITON_AUTOTUNE") == "1"
 
 
-def timed(problem: Problem, settings: Candidate) -> list[Timing]:
-    """The table's launch and all others that a problem could have, the quickest first."""
+def time_candidates(default: Candidate, window: Window, run: Callable[[Candidate], Any]) -> list[Timing]:
+    """Time the default and all other launches that a window could have; the quickest first."""
     from triton.runtime.errors import TritonError
 
-    from rl_triton_core._internal.backends import triton as backend
-    from rl_triton_core._internal.kernels.scan import scan
-
-    def call() -> None:
-        for made in backend.launches(problem, launch, segments):
-            scan[made.grid](*made.arguments, **made.options)
-
     found = []
-    window = (*problem.shape[1:], backend.streams(problem), backend.layout(problem), problem.shape[0])
-    for launch, segments in dict.fromkeys([settings, *candidates(*window)]):
+    for candidate in dict.fromkeys([default, *launch_candidates(*window[:-1])]):
         with suppress(RuntimeError, TritonError):  # it needs more than the GPU has
-            found.append(Timing(launch, segments, device_time(call)))
+            found.append(Timing(*candidate, device_time(partial(run, candidate))))
     return sorted(found, key=lambda timing: timing.microseconds)
 
 
@@ -147,18 +149,20 @@ def device_time(call: Callable[[], Any]) -> float:
     return statistics.median(times[1:]) / CAPTURED
 
 
-def candidates(steps: int, lanes: int, streams: int, layout: str, groups: int = 1) -> Iterator[Candidate]:
+def launch_candidates(steps: int, lanes: int, streams: int, layout: str, groups: int = 1) -> Iterator[Candidate]:
     """Launches whose tiles are not much larger than the window, with as many segments as make sense."""
     for unroll in (4, 8, 16):
-        if unroll > max(steps, 4) or unroll * streams > MOST_NUMBERS:
+        if unroll > max(steps, 4) or unroll * streams > MAX_VALUES_PER_THREAD:
             continue
-        for launch in env_major(unroll, steps) if layout == "env-major" else time_major(unroll, groups * lanes):
+        for launch in (
+            env_major_launches(unroll, steps) if layout == "env-major" else time_major_launches(unroll, groups * lanes)
+        ):
             if launch.block_lanes <= max(16, 2 * lanes) and launch.steps < 2 * max(steps, unroll):
-                for segments in segment_numbers(steps, groups * -(-lanes // launch.block_lanes), launch):
+                for segments in segment_counts(steps, groups * -(-lanes // launch.block_lanes), launch):
                     yield launch, segments
 
 
-def env_major(unroll: int, steps: int) -> Iterator[Launch]:
+def env_major_launches(unroll: int, steps: int) -> Iterator[Launch]:
     """All of a warp's threads along the steps, as far as there are steps; or those of several warps."""
     chunks = min(32, max(1, -(-steps // unroll)))
     chunks = 1 << (chunks - 1).bit_length()
@@ -168,17 +172,17 @@ def env_major(unroll: int, steps: int) -> Iterator[Launch]:
         yield Launch(1, 32 * warps, unroll, warps)
 
 
-def time_major(unroll: int, lanes: int) -> Iterator[Launch]:
+def time_major_launches(unroll: int, lanes: int) -> Iterator[Launch]:
     """A warp's threads along the lanes, or some of them, and warps along the steps."""
     for block_lanes in (4, 8, 16, 32):
-        if block_lanes == 32 or lanes <= MOST_NARROW * block_lanes:
+        if block_lanes == 32 or lanes <= MAX_NARROW_PROGRAMS * block_lanes:
             for warps in (1, 2, 4, 8, 16):
                 chunks = 32 * warps // block_lanes
                 if unroll * chunks > 4:
                     yield Launch(block_lanes, chunks, unroll, warps)
 
 
-def segment_numbers(steps: int, programs: int, launch: Launch) -> list[int]:
+def segment_counts(steps: int, programs: int, launch: Launch) -> list[int]:
     """None, and with few programs what keeps a GPU busy, and twice that."""
     tiles = -(-steps // launch.steps)
     warps = programs * launch.num_warps

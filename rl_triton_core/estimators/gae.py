@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from rl_triton_core._internal import validation as check
-from rl_triton_core._internal.fast_path import replayed
+from rl_triton_core._internal.fast_path import with_fast_path
 from rl_triton_core._internal.primitives import select
 from rl_triton_core._internal.recurrence import Recurrence, Step
 from rl_triton_core._internal.solve import solve
@@ -43,7 +43,7 @@ GAE = Recurrence(
 )
 
 
-@replayed
+@with_fast_path
 def compute_gae(
     rewards: torch.Tensor,
     values: torch.Tensor,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from rl_triton_core._internal import validation as check
-from rl_triton_core._internal.fast_path import replayed
+from rl_triton_core._internal.fast_path import with_fast_path
 from rl_triton_core._internal.linear import LINEAR_BACKWARD, LINEAR_FORWARD
 from rl_triton_core._internal.solve import solve_features
 
 
-@replayed
+@with_fast_path
 def linear_recurrence(
     alpha: torch.Tensor,
     beta: torch.Tensor,

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from rl_triton_core._internal import validation as check
-from rl_triton_core._internal.fast_path import replayed
+from rl_triton_core._internal.fast_path import with_fast_path
 from rl_triton_core._internal.primitives import exp, minimum, select
 from rl_triton_core._internal.recurrence import Expectation, Recurrence, Step
 from rl_triton_core._internal.solve import solve
@@ -49,7 +49,7 @@ RETRACE = Recurrence(
 )
 
 
-@replayed
+@with_fast_path
 def compute_retrace(
     rewards: torch.Tensor,
     q_values: torch.Tensor,

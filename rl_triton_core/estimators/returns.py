@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from rl_triton_core._internal import validation as check
-from rl_triton_core._internal.fast_path import replayed
+from rl_triton_core._internal.fast_path import with_fast_path
 from rl_triton_core._internal.linear import readout
 from rl_triton_core._internal.primitives import select
 from rl_triton_core._internal.recurrence import Recurrence, Step
@@ -32,7 +32,7 @@ LAMBDA_RETURNS = Recurrence(
 )
 
 
-@replayed
+@with_fast_path
 def compute_lambda_returns(
     rewards: torch.Tensor,
     values: torch.Tensor | None = None,
@@ -106,7 +106,7 @@ def compute_lambda_returns(
     )
 
 
-@replayed
+@with_fast_path
 def compute_discounted_returns(
     rewards: torch.Tensor,
     terminated: torch.Tensor | None = None,

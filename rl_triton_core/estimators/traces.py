@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from rl_triton_core._internal import validation as check
-from rl_triton_core._internal.fast_path import replayed
+from rl_triton_core._internal.fast_path import with_fast_path
 from rl_triton_core._internal.linear import readout
 from rl_triton_core._internal.primitives import select
 from rl_triton_core._internal.recurrence import Recurrence, Step
@@ -43,7 +43,7 @@ TRACE = Recurrence(
 )
 
 
-@replayed
+@with_fast_path
 def compute_eligibility_traces(
     x: torch.Tensor,
     terminated: torch.Tensor | None = None,
@@ -109,7 +109,7 @@ def compute_eligibility_traces(
     return scan_forward(x, layout, flags, factors, state, return_state, mask, mask_mode, out, backend, starts_at=False)
 
 
-@replayed
+@with_fast_path
 def compute_episodic_prefix_sum(
     x: torch.Tensor,
     dones: torch.Tensor | None = None,

@@ -9,7 +9,7 @@ from ahead_of_time import compile_for
 
 import rl_triton_core  # noqa: F401, it describes all estimators
 from rl_triton_core._internal.backends import triton as backend
-from rl_triton_core._internal.backends.triton import streams
+from rl_triton_core._internal.backends.triton import count_values_per_step
 from rl_triton_core._internal.kernels.launch import TABLE, Launch, Limits
 from rl_triton_core._internal.recurrence import RECURRENCES, Expectation, Problem
 
@@ -94,11 +94,14 @@ def test_every_row_reads_and_writes_every_number_once(order, row):
 
 def accesses(window, launch):
     """Of a chunk: every tensor's numbers, loaded for the next tile too where there is one; and what follows a chunk."""
-    found, tiles = Counter(), 1 if backend.constants(window, launch)["ONE_TILE"] else 2
-    for verb, tensors, times in (("ld", backend.per_step(window), tiles), ("st", backend.written(window), 1)):
+    found, tiles = Counter(), 1 if backend.kernel_constants(window, launch)["ONE_TILE"] else 2
+    for verb, tensors, times in (
+        ("ld", backend.per_step_tensors(window), tiles),
+        ("st", backend.wanted_outputs(window), 1),
+    ):
         for x in tensors:
             size = launch.unroll * x.itemsize
-            at_once = min(16, size) if backend.layout(window) == "env-major" else x.itemsize
+            at_once = min(16, size) if backend.memory_layout(window) == "env-major" else x.itemsize
             found[verb + WIDTHS[at_once]] += times * size // at_once
     num_lookahead = window.inputs[: window.recurrence.num_lookahead]
     found["ld.b32"] += tiles * sum(x is not None for x in num_lookahead)
@@ -108,7 +111,7 @@ def accesses(window, launch):
 @pytest.mark.parametrize(("order", "launch"), [("env-major", Launch(4, 32, 4, 4)), ("time-major", Launch(32, 8, 8, 8))])
 def test_no_row_spills_where_a_long_equation_has_truncations(order, launch):
     window = problem("uneven", order, name="vtrace")
-    assert streams(window) <= max(limits.streams for limits, row in TABLE[order] if row == launch) == 6
+    assert count_values_per_step(window) <= max(limits.streams for limits, row in TABLE[order] if row == launch) == 6
     assert_no_spills(compile_for("sm_90", window, launch))
 
 
@@ -126,7 +129,7 @@ def test_one_launch_or_two_where_time_is_split(order, name, variant):
         (1, 1 << 20): 2,
     }.items():
         window = problem(variant, order, name=name, most=most)
-        assert len(list(backend.launches(window, *backend.settings(window)))) == number
+        assert len(list(backend.build_launches(window, *backend.default_launch(window)))) == number
 
 
 def largest(order, name, variant):

@@ -21,7 +21,7 @@ from estimator_cases import (
 )
 from test_estimators_precision import assert_as_exact_as_a_loop, with_rates
 
-from rl_triton_core._internal.fast_path import forget
+from rl_triton_core._internal.fast_path import forget_plans
 from rl_triton_core.testing import assert_close
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -126,15 +126,15 @@ def test_graph_capture_of_rows_split_over_time(estimator, time_dim, monkeypatch)
     from rl_triton_core._internal.backends import triton as backend
 
     numbers = []
-    launches = backend.launches
+    launches = backend.build_launches
 
     def noted(problem, *settings):
         made = list(launches(problem, *settings))
         numbers.append(len(made))
         return made
 
-    monkeypatch.setattr(backend, "launches", noted)
-    forget()
+    monkeypatch.setattr(backend, "build_launches", noted)
+    forget_plans()
     call = Call(random_case(estimator, 2, 40_000), "cuda", How(time_dim=time_dim))
     first = call.kwargs[estimator.inputs[0]]
     graphs = [captured(lambda: call("triton")) for _ in range(2)]

@@ -259,7 +259,7 @@ def test_a_second_device():
 
 def test_calls_on_the_cpu_are_left_alone(monkeypatch):
     x = rollout(2, 5, device="cpu")
-    monkeypatch.setattr(fast_path, "recording", None)
+    monkeypatch.setattr(fast_path, "record_launches", None)
     same(ours.compute_gae(**x), whole(ours.compute_gae, **x))
 
 
@@ -272,7 +272,7 @@ def guards(request, monkeypatch):
 
 def test_what_is_alike(guards):
     x, y = torch.zeros(4, 6), torch.zeros(4, dtype=torch.bool)
-    fits = fast_path.guard([x, y])
+    fits = fast_path.tensor_guard([x, y])
     assert fits(torch.ones(4, 6), torch.ones(4, dtype=torch.bool))
     assert fits(x.clone().requires_grad_().detach(), y)
     for other in (torch.zeros(6, 4), torch.zeros(4, 12)[:, ::2], torch.zeros(6, 4).t(), x.double(), x.to("meta")):
@@ -301,7 +301,13 @@ class Kernel:
 
     def __getitem__(self, grid):
         return lambda *args, stream: self.run(
-            *grid, stream, self.function, self.packed_metadata, self.launch_metadata(grid), *fast_path.hooks(), *args
+            *grid,
+            stream,
+            self.function,
+            self.packed_metadata,
+            self.launch_metadata(grid),
+            *fast_path.launch_hooks(),
+            *args,
         )
 
 
@@ -312,8 +318,8 @@ class Pair(NamedTuple):
 
 @pytest.fixture
 def no_device(monkeypatch):
-    monkeypatch.setattr(fast_path, "on_the_device", lambda index, names: ["stream = 77"])
-    monkeypatch.setattr(fast_path, "hooks", lambda: (None, None))
+    monkeypatch.setattr(fast_path, "device_guards", lambda index, names: ["stream = 77"])
+    monkeypatch.setattr(fast_path, "launch_hooks", lambda: (None, None))
 
 
 @pytest.fixture
@@ -321,8 +327,8 @@ def recorded(no_device):
     """A call f(x, 0.5, (y, None)) that launched a kernel with (x, (y, new, 3), 0.5) and returned (new, y)."""
     launched = []
     x, y, new = torch.zeros(4, 6), torch.zeros(5), torch.zeros(4, 6)
-    launch = fast_path.Launched(Kernel(launched), (8, 2), (x, (y, new, 3), 0.5), None)
-    return fast_path.prepared((x, 0.5, (y, None)), [launch], Pair(new, y)), launched
+    launch = fast_path.RecordedLaunch(Kernel(launched), (8, 2), (x, (y, new, 3), 0.5), None)
+    return fast_path.build_plan((x, 0.5, (y, None)), [launch], Pair(new, y)), launched
 
 
 def test_a_call_made_again(recorded):
@@ -361,12 +367,12 @@ def test_calls_that_are_not_alike(recorded):
 def test_a_call_without_a_graph_is_not_like_one_with_it(guards, no_device):
     """Replayed without one as often as wanted; with one it goes the whole way, which builds the graph."""
     x, new, launched = torch.zeros(4).requires_grad_(), torch.zeros(4), []
-    launch = fast_path.Launched(Kernel(launched), (1, 1), (x, new), None)
+    launch = fast_path.RecordedLaunch(Kernel(launched), (1, 1), (x, new), None)
     with torch.no_grad():
-        without = fast_path.prepared((x,), [launch], new)
-    graph = fast_path.prepared((x,), [launch], new)
+        without = fast_path.build_plan((x,), [launch], new)
+    graph = fast_path.build_plan((x,), [launch], new)
     assert (without(x), len(launched)) == (None, 0)
-    assert graph(x) is fast_path.WHOLE
+    assert graph(x) is fast_path.SLOW_PATH
     with torch.no_grad():
         assert graph(x) is None
         assert not without(x).requires_grad
@@ -377,30 +383,30 @@ def test_in_place(no_device):
     """Calls f(x, x) that wrote to x are replayed, and f(x, y) is another kind, which may not overlap at all."""
     launched = []
     x = torch.zeros(8)
-    twice = fast_path.prepared((x, x), [fast_path.Launched(Kernel(launched), (1, 1), (x, x), None)], x)
+    twice = fast_path.build_plan((x, x), [fast_path.RecordedLaunch(Kernel(launched), (1, 1), (x, x), None)], x)
     other, y = torch.ones(8), torch.ones(8)
     assert twice(other, other) is other
     assert launched.pop()[-2:] == (other.data_ptr(), other.data_ptr())
     assert twice(other, y) is None
-    view = fast_path.prepared((x, x[:]), [fast_path.Launched(Kernel(launched), (1, 1), (x, x), None)], x)
+    view = fast_path.build_plan((x, x[:]), [fast_path.RecordedLaunch(Kernel(launched), (1, 1), (x, x), None)], x)
     assert view(other, y) is None
-    apart = fast_path.prepared((x, y), [fast_path.Launched(Kernel(launched), (1, 1), (x, y), None)], y)
-    assert apart(other, other) is None
-    assert apart(x, other) is other
+    overlap_guard = fast_path.build_plan((x, y), [fast_path.RecordedLaunch(Kernel(launched), (1, 1), (x, y), None)], y)
+    assert overlap_guard(other, other) is None
+    assert overlap_guard(x, other) is other
     both = torch.ones(12)
-    assert apart(both[:8], both[4:]) is fast_path.WHOLE
+    assert overlap_guard(both[:8], both[4:]) is fast_path.SLOW_PATH
 
 
 def test_preparing_takes_no_memory(no_device, monkeypatch):
     """Of the device: what a result would look like is asked without making one."""
     x, new, made, empty_like = torch.zeros(4), torch.zeros(4), [], torch.empty_like
 
-    def noted(*given, **options):
+    def call_and_record(*given, **options):
         made.append(empty_like(*given, **options))
         return made[-1]
 
-    monkeypatch.setattr(torch, "empty_like", noted)
-    call = fast_path.prepared((x,), [fast_path.Launched(Kernel([]), (1, 1), (x, new), None)], new)
+    monkeypatch.setattr(torch, "empty_like", call_and_record)
+    call = fast_path.build_plan((x,), [fast_path.RecordedLaunch(Kernel([]), (1, 1), (x, new), None)], new)
     assert {y.device.type for y in made} == {"meta"}
     assert call(x).device == x.device
 
@@ -408,18 +414,18 @@ def test_preparing_takes_no_memory(no_device, monkeypatch):
 def test_results_that_may_overlap_the_inputs(recorded):
     call, launched = recorded
     x = torch.ones(24)
-    assert call(x.view(4, 6), 0.5, (x[4:9], None)) is fast_path.WHOLE
+    assert call(x.view(4, 6), 0.5, (x[4:9], None)) is fast_path.SLOW_PATH
     assert not launched
 
 
 def copied(kernel, given):
     """A call f(x) that launched a kernel with x and something else, and returned a new tensor."""
     x, new = torch.zeros(4), torch.zeros(4)
-    return fast_path.prepared((x,), [fast_path.Launched(kernel, (1, 1), (x, *given, new), None)], new)
+    return fast_path.build_plan((x,), [fast_path.RecordedLaunch(kernel, (1, 1), (x, *given, new), None)], new)
 
 
 def test_a_tensor_from_elsewhere(no_device):
-    assert copied(Kernel([]), [torch.zeros(3)])(torch.zeros(4)) is fast_path.WHOLE
+    assert copied(Kernel([]), [torch.zeros(3)])(torch.zeros(4)) is fast_path.SLOW_PATH
 
 
 class Unwatched(Launcher):
@@ -452,7 +458,7 @@ class OfNames(Launcher):
 @pytest.mark.parametrize("launcher", [Unwatched, WithoutStream, Twice, OfFewer, OfNames])
 def test_a_launcher_that_is_not_known(no_device, launcher):
     launched = []
-    assert copied(Kernel(launched, launcher), [])(torch.zeros(4)) is fast_path.WHOLE
+    assert copied(Kernel(launched, launcher), [])(torch.zeros(4)) is fast_path.SLOW_PATH
     assert not launched
 
 
@@ -463,14 +469,14 @@ def test_a_kernel_that_is_not_known(no_device, missing):
         kernel = SimpleNamespace(run=kernel.run, function=kernel.function, packed_metadata=kernel.packed_metadata)
     else:
         delattr(kernel, missing)
-    assert copied(kernel, [])(torch.zeros(4)) is fast_path.WHOLE
+    assert copied(kernel, [])(torch.zeros(4)) is fast_path.SLOW_PATH
 
 
 def test_a_triton_without_knobs(monkeypatch):
     triton = pytest.importorskip("triton")
     monkeypatch.delattr(triton, "knobs", raising=False)
     monkeypatch.setitem(sys.modules, "triton.knobs", None)
-    assert copied(Kernel([]), [])(torch.zeros(4)) is fast_path.WHOLE
+    assert copied(Kernel([]), [])(torch.zeros(4)) is fast_path.SLOW_PATH
 
 
 def test_a_kernel_launched_in_another_order(no_device):
@@ -496,7 +502,7 @@ def test_normalisation_notes_what_its_kernels_take():
     x = torch.randn(3, 50)
     if backend.kernels.moments.__class__.__name__ != "InterpretedFunction":
         pytest.skip("TRITON_INTERPRET=1 is not set")
-    with fast_path.recording() as launches:
+    with fast_path.record_launches() as launches:
         ours.normalize_advantages(x, mask=x > 0, backend="triton")
     assert len(launches) == 2
     for launched, kernel in zip(launches, (backend.kernels.moments, backend.kernels.standardize), strict=True):
@@ -521,48 +527,48 @@ def test_the_triton_that_is_installed(monkeypatch):
     vars(kernel).update(module="module", function="function", packed_metadata="metadata", src=None, name="scan")
     vars(kernel)["run" if "run" not in vars(CompiledKernel) else "_run"] = launcher
 
-    monkeypatch.setattr(fast_path, "on_the_device", lambda index, names: ["stream = 77"])
+    monkeypatch.setattr(fast_path, "device_guards", lambda index, names: ["stream = 77"])
     call, x = copied(kernel, [(3, None), 0.5]), torch.ones(4)
     new = call(x)
     kernel[(1, 1, 1)](x.data_ptr(), (3, None), 0.5, new.data_ptr(), stream=77)
     got, want = launched
-    hooks = [*fast_path.hooks(), None]
+    launch_hooks = [*fast_path.launch_hooks(), None]
     metadata = want.index("metadata")
     replaced = range(metadata + 1, metadata + 4)
     assert [got[i] for i in replaced] == [None] * 3
-    assert all(any(want[i] is hook for hook in hooks) for i in list(replaced)[1:])
+    assert all(any(want[i] is hook for hook in launch_hooks) for i in list(replaced)[1:])
     assert all(x == y for i, (x, y) in enumerate(zip(got, want, strict=True)) if i not in replaced)
 
 
 def test_the_second_call_of_a_kind_is_prepared(monkeypatch):
     """And the third is the first to be replayed; kinds that never come again cost no preparation."""
-    prepared = []
+    build_plan = []
 
     def note(given, launches, results):
-        prepared.append(given)
+        build_plan.append(given)
         return lambda *others: "replayed" if others[0].shape == given[0].shape and others[1:] == given[1:] else None
 
-    monkeypatch.setattr(fast_path, "can_be_replayed", lambda given: True)
-    monkeypatch.setattr(fast_path, "prepared", note)
-    function = fast_path.replayed(lambda x, number=0.5, out=None: "whole")
+    monkeypatch.setattr(fast_path, "is_plannable", lambda given: True)
+    monkeypatch.setattr(fast_path, "build_plan", note)
+    function = fast_path.with_fast_path(lambda x, number=0.5, out=None: "whole")
     assert [function(torch.zeros(n)) for n in range(5)] == 5 * ["whole"]
     assert [function(torch.zeros(3), 0.1 * n) for n in range(5)] == 5 * ["whole"]
     assert [function(torch.zeros(3), out=(torch.zeros(n), None)) for n in range(5)] == 5 * ["whole"]
-    assert not prepared
+    assert not build_plan
     assert [function(torch.ones(3), 0.2) for _ in range(3)] == ["whole", "replayed", "replayed"]
     assert function(number=0.2, x=torch.ones(3)) == "replayed"
     assert function(torch.ones(3)) == "whole"
-    assert len(prepared) == 2
-    fast_path.forget()
+    assert len(build_plan) == 2
+    fast_path.forget_plans()
     assert [function(torch.ones(3), 0.2) for _ in range(3)] == ["whole", "whole", "replayed"]
 
 
 def test_calls_met_once_take_bounded_memory():
-    once = set()
-    assert not any(fast_path.met_before(once, kind) for kind in range(10 * fast_path.MOST_ONCE))
-    assert len(once) <= fast_path.MOST_ONCE
-    assert fast_path.met_before(once, 10 * fast_path.MOST_ONCE - 1)
-    assert not fast_path.met_before(once, 10 * fast_path.MOST_ONCE - 1)
+    seen = set()
+    assert not any(fast_path.is_second_call(seen, kind) for kind in range(10 * fast_path.MAX_SEEN_SIGNATURES))
+    assert len(seen) <= fast_path.MAX_SEEN_SIGNATURES
+    assert fast_path.is_second_call(seen, 10 * fast_path.MAX_SEEN_SIGNATURES - 1)
+    assert not fast_path.is_second_call(seen, 10 * fast_path.MAX_SEEN_SIGNATURES - 1)
 
 
 def test_an_error_is_no_first_call(monkeypatch):
@@ -573,14 +579,14 @@ def test_an_error_is_no_first_call(monkeypatch):
         if len(calls) == 1:
             raise ValueError("x: got nothing")
 
-    monkeypatch.setattr(fast_path, "can_be_replayed", lambda given: True)
-    monkeypatch.setattr(fast_path, "prepared", lambda *_: pytest.fail("prepared at the first call that succeeded"))
-    call = fast_path.replayed(function)
+    monkeypatch.setattr(fast_path, "is_plannable", lambda given: True)
+    monkeypatch.setattr(fast_path, "build_plan", lambda *_: pytest.fail("prepared at the first call that succeeded"))
+    call = fast_path.with_fast_path(function)
     with pytest.raises(ValueError, match="got nothing"):
         call(torch.zeros(3))
     call(torch.zeros(3))
 
 
 def test_span():
-    assert fast_path.span(torch.zeros(4, 5)) == 80
-    assert fast_path.span(torch.zeros(4, 5).t()[:, ::2]) == (4 + 10 + 1) * 4
+    assert fast_path.byte_span(torch.zeros(4, 5)) == 80
+    assert fast_path.byte_span(torch.zeros(4, 5).t()[:, ::2]) == (4 + 10 + 1) * 4

@@ -15,7 +15,7 @@ pytest.importorskip("rl_triton_core._internal.backends.triton", reason="Triton i
 from benchmarks import files, judge, tune
 from benchmarks.workloads import Workload, draw
 from rl_triton_core._internal.kernels.launch import TABLE, Launch
-from rl_triton_core._internal.tuning import candidates
+from rl_triton_core._internal.tuning import launch_candidates
 
 TIMED = sorted(files.RESULTS.glob("*/tune_*.json"))
 CPU = torch.device("cpu")
@@ -87,7 +87,7 @@ def test_a_window_has_the_candidates_of_its_numbers():
     workload = Workload("retrace", 64, 512, truncated=True)
     window = tune.Window(workload, masked=True)
     numbers = workload.numbers_per_step + 1
-    assert set(window.candidates()) == set(candidates(512, 64, numbers, "env-major"))
+    assert set(window.candidates()) == set(launch_candidates(512, 64, numbers, "env-major"))
     assert str(window).endswith("masked")
 
 
@@ -120,7 +120,7 @@ def test_every_candidate_is_timed_and_compared(monkeypatch):
             raise RuntimeError("out of resources")
         return 10.0 - len(timed)
 
-    chosen = tune.backend.settings
+    chosen = tune.backend.default_launch
     monkeypatch.setattr(tune, "call_of", lambda window: call)
     monkeypatch.setattr(tune, "device_time", device_time)
     rows = list(tune.times(window))
@@ -129,7 +129,7 @@ def test_every_candidate_is_timed_and_compared(monkeypatch):
     assert [row["microseconds"] for row in rows] == sorted(row["microseconds"] for row in rows)
     assert [row["in_table"] for row in rows].index(True) == len(rows) - 1
     assert [row["agrees"] for row in rows].count(False) == 1
-    assert tune.backend.settings is chosen
+    assert tune.backend.default_launch is chosen
 
 
 def test_a_result_file(monkeypatch, tmp_path, capsys):

@@ -43,7 +43,7 @@ def launch(request, monkeypatch, in_bounds):
     def settings(problem):
         return row, none_empty(-(-problem.shape[1] // row.steps), number)
 
-    monkeypatch.setattr(triton_backend, "settings", settings)
+    monkeypatch.setattr(triton_backend, "default_launch", settings)
     return row
 
 
@@ -240,11 +240,11 @@ def test_packed_sums(launch):
 def test_steps_of_a_single_environment_lie_side_by_side(monkeypatch):
     """In a window [T, 1] both strides are 1."""
     seen = []
-    settings = triton_backend.settings
-    monkeypatch.setattr(triton_backend, "settings", lambda problem: seen.append(problem) or settings(problem))
+    settings = triton_backend.default_launch
+    monkeypatch.setattr(triton_backend, "default_launch", lambda problem: seen.append(problem) or settings(problem))
     rewards, values = torch.randn(2, 40, 1, device=DEVICE)
     check(ours.compute_gae, rewards, values, bootstrap_values=0.5, time_dim=0)
-    assert [(triton_backend.layout(x), triton_backend.alignment(x)) for x in seen] == [("env-major", 4)]
+    assert [(triton_backend.memory_layout(x), triton_backend.stride_alignment(x)) for x in seen] == [("env-major", 4)]
 
 
 def test_there_is_a_row_for_every_window():

@@ -21,8 +21,8 @@ def nothing_found(monkeypatch):
     reason = backend.unavailable(torch.device(DEVICE))
     if reason is not None:
         pytest.skip(reason)
-    fast_path.forget()
-    monkeypatch.setattr(tuning, "FOUND", {})
+    fast_path.forget_plans()
+    monkeypatch.setattr(tuning, "FOUND_LAUNCHES", {})
     monkeypatch.delenv("RL_TRITON_AUTOTUNE", raising=False)
 
 
@@ -43,13 +43,13 @@ def timer(monkeypatch):
 def launched(monkeypatch):
     """The settings of every launch."""
     made = []
-    launches = backend.launches
+    launches = backend.build_launches
 
     def note(problem, launch, segments):
         made.append((launch, segments))
         return launches(problem, launch, segments)
 
-    monkeypatch.setattr(backend, "launches", note)
+    monkeypatch.setattr(backend, "build_launches", note)
     return made
 
 
@@ -60,7 +60,7 @@ def call(steps=20, **more):
 
 def test_nothing_is_searched_unasked(timer, launched):
     call()
-    assert not timer and not tuning.FOUND
+    assert not timer and not tuning.FOUND_LAUNCHES
     assert len(launched) == 1
 
 
@@ -83,9 +83,9 @@ def test_other_kinds_of_calls_keep_the_table(timer, launched):
     mask = torch.ones(3, 20, dtype=torch.bool, device=DEVICE)
     for kind in ({"steps": 21}, {"mask": mask}):
         call(**kind)
-        assert launched.pop() not in tuning.FOUND.values()
+        assert launched.pop() not in tuning.FOUND_LAUNCHES.values()
     call(gamma=0.5)
-    assert launched.pop() in tuning.FOUND.values()
+    assert launched.pop() in tuning.FOUND_LAUNCHES.values()
 
 
 def test_the_environment_asks_once_for_each_kind(timer, monkeypatch):
@@ -129,7 +129,7 @@ def test_where_every_launch_fails_the_table_is_kept(monkeypatch, launched):
     number = len(asked)
     call()
     assert len(asked) == number > 0
-    assert launched == 2 * list(tuning.FOUND.values())
+    assert launched == 2 * list(tuning.FOUND_LAUNCHES.values())
 
 
 @pytest.mark.parametrize("function", ["packed", "elsewhere"])
@@ -148,14 +148,14 @@ def test_calls_with_nothing_to_choose_for(timer, function):
 @pytest.mark.parametrize("window", [(8, 64), (8, 32768), (128, 4096), (2048, 4096), (1 << 20, 1)])
 def test_candidates_fit_their_window(layout, window):
     steps, lanes = window
-    found = list(tuning.candidates(steps, lanes, 3, layout))
+    found = list(tuning.launch_candidates(steps, lanes, 3, layout))
     assert len(found) == len(set(found)) > 0
     for launch, segments in found:
         assert isinstance(launch, Launch)
         assert launch.block_lanes * launch.chunks == 32 * launch.num_warps
         tiles = -(-steps // launch.steps)
         assert (segments - 1) * -(-tiles // segments) < tiles
-    assert not list(tuning.candidates(steps, lanes, 1 + tuning.MOST_NUMBERS, layout))
+    assert not list(tuning.launch_candidates(steps, lanes, 1 + tuning.MAX_VALUES_PER_THREAD, layout))
 
 
 @pytest.mark.gpu

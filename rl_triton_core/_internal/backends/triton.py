@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import cache
 from typing import Any, NamedTuple
@@ -13,18 +13,18 @@ import triton
 import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction
 
-from rl_triton_core._internal.fast_path import note
+from rl_triton_core._internal.fast_path import record_launch
 from rl_triton_core._internal.kernels import launch, scan
 from rl_triton_core._internal.kernels.launch import Launch
 from rl_triton_core._internal.recurrence import Expectation, Problem, Recurrence, Stream
-from rl_triton_core._internal.tuning import chosen
+from rl_triton_core._internal.tuning import Candidate, Window, is_searching, select_launch
 
 INTERPRETED = isinstance(scan.scan, InterpretedFunction)
-MOST_ACTIONS = 16
+MAX_UNROLLED_ACTIONS = 16
 """Up to so many actions, their number is compiled into the kernel."""
 
 
-SUMS_EXPECTATIONS = True
+SUPPORTS_EXPECTATION = True
 """It reads probabilities and values of actions itself."""
 
 
@@ -43,23 +43,46 @@ def run(problem: Problem) -> None:
             "got dtype float64 among the inputs of the triton backend, expected float32, bfloat16 or float16 "
             "(the cpu and reference backends take float64)"
         )
-    with on(problem.like.device):
-        for call in launches(problem, *chosen(problem, settings(problem))):
+    with device_guard(problem.like.device):
+        for call in build_launches(problem, *choose_launch(problem)):
             kernel = scan.scan[call.grid](*call.arguments, **call.options)
-            note(kernel, call.grid, call.arguments, call.folds)
+            record_launch(kernel, call.grid, call.arguments, call.folds)
 
 
-def settings(problem: Problem) -> tuple[Launch, int]:
-    """The launch, and the number of segments of time."""
+def choose_launch(problem: Problem) -> Candidate:
+    """The launch that a search found, else the table's; and the number of segments of time."""
+    default = default_launch(problem)
+    if problem.cu_seqlens is not None or not is_searching():
+        return default
+
+    def run(candidate: Candidate) -> None:
+        for call in build_launches(problem, *candidate):
+            scan.scan[call.grid](*call.arguments, **call.options)
+
+    groups, steps, lanes = problem.shape
+    window = Window(steps, lanes, count_values_per_step(problem), memory_layout(problem), groups, problem.like.is_cuda)
+    return select_launch(problem_key(problem), default, window, run)
+
+
+def problem_key(problem: Problem) -> Hashable:
+    """What problems have in common that have the same launch."""
+    dtypes = tuple(x.dtype for x in per_step_tensors(problem))
+    masked = problem.mask is not None and problem.skip
+    values = count_values_per_step(problem)
+    return problem.recurrence, problem.shape, memory_layout(problem), dtypes, values, masked, problem.like.device
+
+
+def default_launch(problem: Problem) -> Candidate:
+    """The table's launch, and the number of segments of time."""
     groups, steps, lanes = problem.shape
     length = steps if problem.cu_seqlens is None else triton.cdiv(steps, lanes)
-    row = launch.settings(length, groups * lanes, streams(problem), layout(problem))
+    row = launch.settings(length, groups * lanes, count_values_per_step(problem), memory_layout(problem))
     if groups > 1:  # of features, which may be few
         row = row._replace(block_lanes=min(row.block_lanes, launch.next_power_of_2(lanes)))
     return row, launch.segments(length, groups * triton.cdiv(lanes, row.block_lanes), row)
 
 
-class Call(NamedTuple):
+class KernelCall(NamedTuple):
     """A launch to be made."""
 
     grid: tuple[int, int]
@@ -68,21 +91,21 @@ class Call(NamedTuple):
     folds: torch.Tensor | None
 
 
-def launches(problem: Problem, row: Launch, segments: int) -> Iterator[Call]:
+def build_launches(problem: Problem, row: Launch, segments: int) -> Iterator[KernelCall]:
     """The launch, or with segments the one that folds them and the one that uses the folds."""
     groups, _, lanes = problem.shape
     grid = (groups * triton.cdiv(lanes, row.block_lanes), segments)
     width, folds = 1, None
     if segments > 1:
-        scanned = row.chunks > 1 and layout(problem) == "env-major"  # with all threads along the segments
+        scanned = row.chunks > 1 and memory_layout(problem) == "env-major"  # with all threads along the segments
         width = launch.next_power_of_2(max(segments, 32 * row.num_warps if scanned else 1))
         folds = problem.like.new_empty((3, width, groups, lanes), dtype=problem.dtype)
     for fold in (True, False) if segments > 1 else (False,):
-        given = (*arguments(problem, folds), *constants(problem, row, width, fold).values())
-        yield Call(grid, given, options(problem, row), folds)
+        given = (*kernel_arguments(problem, folds), *kernel_constants(problem, row, width, fold).values())
+        yield KernelCall(grid, given, compile_options(problem, row), folds)
 
 
-def arguments(problem: Problem, folds: Stream) -> tuple[Any, ...]:
+def kernel_arguments(problem: Problem, folds: Stream) -> tuple[Any, ...]:
     """A problem as kernel arguments: streams as (tensor, group stride, step stride, lane stride), None, or numbers.
 
     Those with the strides of the tensor that all are like go without, so that the kernel computes offsets once.
@@ -103,7 +126,7 @@ def arguments(problem: Problem, folds: Stream) -> tuple[Any, ...]:
     return (
         tuple(stream(x) or stand_in for x in problem.inputs),
         stream(problem.next_values),
-        expected(problem),
+        expectation_arguments(problem),
         stream(problem.bootstrap),
         number(problem.bootstrap),
         stream(problem.terminated),
@@ -124,29 +147,29 @@ def arguments(problem: Problem, folds: Stream) -> tuple[Any, ...]:
     )
 
 
-def constants(problem: Problem, row: Launch, segments: int = 1, fold: bool = False) -> dict[str, Any]:
+def kernel_constants(problem: Problem, row: Launch, segments: int = 1, fold: bool = False) -> dict[str, Any]:
     """What is compiled into the kernel, in the order of its arguments."""
     recurrence = problem.recurrence
-    coefficients, readout = compiled(recurrence)
+    coefficients, readout = compile_equations(recurrence)
     _, steps, lanes = problem.shape
     whole = problem.cu_seqlens is None
-    number, aligned = actions(problem)
+    number, aligned = count_actions(problem)
     return {
         "COEFFICIENTS": coefficients,
         "READOUT": readout,
         "BACKWARD": recurrence.backward,
         "INPUTS": len(problem.inputs),
-        "GIVEN": present(problem.inputs),
+        "GIVEN": presence_bits(problem.inputs),
         "OUTPUTS": len(problem.outputs),
-        "WANTED": present(problem.outputs),
+        "WANTED": presence_bits(problem.outputs),
         "FOLLOWED": recurrence.num_lookahead,
         "SKIP": problem.skip,
         "STARTS_AT": problem.starts_at,
         "DTYPE": tl.float32 if problem.dtype.is_floating_point else tl.int64,
-        "WIDE": wide(problem),
-        "VECTOR": alignment(problem) if layout(problem) == "env-major" else 0,
+        "WIDE": needs_int64_offsets(problem),
+        "VECTOR": stride_alignment(problem) if memory_layout(problem) == "env-major" else 0,
         "EVEN": whole and steps % row.steps == 0 and lanes % row.block_lanes == 0,
-        "ACTIONS": number if number <= MOST_ACTIONS else 0,
+        "ACTIONS": number if number <= MAX_UNROLLED_ACTIONS else 0,
         "ALIGNED": aligned,
         "ONE_TILE": whole and steps <= row.steps,
         "SEGMENTS": segments,
@@ -157,7 +180,7 @@ def constants(problem: Problem, row: Launch, segments: int = 1, fold: bool = Fal
     }
 
 
-def expected(problem: Problem) -> tuple[Any, ...] | None:
+def expectation_arguments(problem: Problem) -> tuple[Any, ...] | None:
     """An expectation as (probabilities, values, number of actions), streams with an action stride, or None."""
     if not isinstance(problem.next_values, Expectation):
         return None
@@ -165,72 +188,72 @@ def expected(problem: Problem) -> tuple[Any, ...] | None:
     return *streams, problem.next_values.probs.shape[-1]
 
 
-def actions(problem: Problem) -> tuple[int, int]:
+def count_actions(problem: Problem) -> tuple[int, int]:
     """The number of actions, and 4 where that divides all strides between steps, else 1."""
     if not isinstance(problem.next_values, Expectation):
         return 0, 1
     strides = (stride for x in problem.next_values for stride in problem.strides(x[..., 0]))
-    return problem.next_values.probs.shape[-1], by_fours(strides)
+    return problem.next_values.probs.shape[-1], vector_width(strides)
 
 
-def layout(problem: Problem) -> str:
+def memory_layout(problem: Problem) -> str:
     """Whether a lane's steps or a step's lanes lie closer. A lane of its own has nothing beside it."""
     _, step, lane = problem.strides(problem.like)
     alone = problem.cu_seqlens is not None or problem.shape[2] == 1
     return "env-major" if alone or abs(step) < abs(lane) else "time-major"
 
 
-def per_step(problem: Problem) -> Iterator[torch.Tensor]:
+def per_step_tensors(problem: Problem) -> Iterator[torch.Tensor]:
     """The tensors that are read at every step."""
     given = (*problem.inputs, problem.gamma, problem.next_values, problem.terminated, problem.truncated, problem.mask)
     return (x for x in given if isinstance(x, torch.Tensor))
 
 
-def streams(problem: Problem) -> int:
+def count_values_per_step(problem: Problem) -> int:
     """How many numbers of every step a thread holds."""
     summed = 2 * scan.BLOCK_ACTIONS.value if isinstance(problem.next_values, Expectation) else 0
-    return len(list(per_step(problem))) + summed
+    return len(list(per_step_tensors(problem))) + summed
 
 
-def written(problem: Problem) -> Iterator[torch.Tensor]:
+def wanted_outputs(problem: Problem) -> Iterator[torch.Tensor]:
     """The outputs that are wanted."""
     return (x for x in problem.outputs if x is not None)
 
 
-def alignment(problem: Problem) -> int:
+def stride_alignment(problem: Problem) -> int:
     """4 where that divides all strides between lanes and groups, so that four steps are read at once; else 1."""
     groups, _, lanes = problem.shape
-    strides = map(problem.strides, (*per_step(problem), *written(problem)))
+    strides = map(problem.strides, (*per_step_tensors(problem), *wanted_outputs(problem)))
     several = ((group if groups > 1 else 0, lane if lanes > 1 else 0) for group, _, lane in strides)
-    return by_fours(stride for pair in several for stride in pair)
+    return vector_width(stride for pair in several for stride in pair)
 
 
-def by_fours(strides: Iterable[int]) -> int:
+def vector_width(strides: Iterable[int]) -> int:
     """4 where that divides all of them, else 1."""
     return 4 if math.gcd(4, *strides) == 4 else 1
 
 
-def wide(problem: Problem) -> bool:
+def needs_int64_offsets(problem: Problem) -> bool:
     """Whether offsets into a tensor need 64 bits."""
     return any(
         sum(abs(stride) * (size - 1) for stride, size in zip(x.stride(), x.shape, strict=True)) >= 1 << 30
-        for x in (*per_step(problem), *written(problem), *problem.ahead, problem.bootstrap)
+        for x in (*per_step_tensors(problem), *wanted_outputs(problem), *problem.ahead, problem.bootstrap)
         if isinstance(x, torch.Tensor)
     )
 
 
-def options(problem: Problem, row: Launch) -> dict[str, Any]:
+def compile_options(problem: Problem, row: Launch) -> dict[str, Any]:
     """How it is compiled. With `debug`, the kernel asserts that offsets are in order."""
     checked = {"debug": True, "sanitize_overflow": False} if problem.cu_seqlens is not None else {}
     return {"num_warps": row.num_warps, **checked}
 
 
-def present(streams: Sequence[Stream]) -> int:
+def presence_bits(streams: Sequence[Stream]) -> int:
     """A bit for each stream that is there."""
     return sum(1 << i for i, stream in enumerate(streams) if stream is not None)
 
 
-def on(device: torch.device) -> Any:
+def device_guard(device: torch.device) -> Any:
     """The context in which a kernel runs on this device."""
     if device.type == "cpu" or device.index == torch.cuda.current_device():
         return nullcontext()
@@ -238,6 +261,6 @@ def on(device: torch.device) -> Any:
 
 
 @cache
-def compiled(recurrence: Recurrence) -> tuple[Any, Any]:
+def compile_equations(recurrence: Recurrence) -> tuple[Any, Any]:
     """An estimator's equations as Triton functions."""
     return scan.equation(recurrence.coefficients), scan.equation(recurrence.readout)

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rl_triton_core._internal.backends.triton import on
-from rl_triton_core._internal.fast_path import note
+from rl_triton_core._internal.backends.triton import device_guard
+from rl_triton_core._internal.fast_path import record_launch
 from rl_triton_core._internal.kernels import moments as kernels
 from rl_triton_core._internal.kernels.launch import next_power_of_2
 from rl_triton_core._internal.moments import Exchange, Task
@@ -56,9 +56,9 @@ def run(task: Task, exchange: Exchange | None) -> None:
 
     def launch(kernel: Any, programs: int, arguments: tuple[Any, ...], constants: dict[str, int]) -> None:
         made = kernel[(programs,)](*arguments, **constants, num_warps=NUM_WARPS)
-        note(made, (programs, 1), (*arguments, *constants.values()), own)
+        record_launch(made, (programs, 1), (*arguments, *constants.values()), own)
 
-    with on(task.values.device):
+    with device_guard(task.values.device):
         if tiles.number:
             launch(kernels.moments, tiles.programs, moments_arguments(task, tiles, parts), tiles.constants)
         if exchange is not None:

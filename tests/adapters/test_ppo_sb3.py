@@ -1,6 +1,8 @@
 """examples/ppo_sb3.py: both of its arms train the same agent, and it learns."""
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,7 +11,8 @@ import pytest
 pytest.importorskip("matplotlib")
 pytest.importorskip("stable_baselines3")
 pytest.importorskip("tensorboard")
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "examples"))
 
 import ppo_sb3 as example
 
@@ -44,3 +47,43 @@ def test_one_arm_says_whether_it_reached_the_return(advantages, tmp_path, monkey
     assert run(monkeypatch, tmp_path, *options) == 1
     assert "over 2 episodes" in capsys.readouterr().out
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [f"CartPole-v1__ppo_sb3__{advantages}__3"]
+
+
+COUNT_COMPILATIONS = """
+import json, sys
+from numba.core.event import install_recorder
+import ppo_sb3
+
+with install_recorder("numba:compile") as compilations:
+    counts, train = [], ppo_sb3.train
+
+    def counted_train(*arguments):
+        counts.append(len(compilations.buffer))
+        result = train(*arguments)
+        counts.append(len(compilations.buffer))
+        return result
+
+    ppo_sb3.train = counted_train
+    ppo_sb3.main()
+print(json.dumps(counts))
+"""
+
+
+def test_with_an_empty_cache_nothing_is_compiled_while_the_clocks_run(tmp_path):
+    options = ["--compare", "--total-timesteps", "4096", "--evaluation-episodes", "1", "--quiet"]
+    options += ["--output", str(tmp_path), "--log-dir", str(tmp_path / "runs")]
+    paths = [str(ROOT), str(ROOT / "adapters"), str(ROOT / "examples"), os.environ.get("PYTHONPATH", "")]
+    result = subprocess.run(
+        [sys.executable, "-c", COUNT_COMPILATIONS, *options],
+        env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "numba"), "PYTHONPATH": os.pathsep.join(paths)},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert "bitwise equal: yes" in result.stdout, result.stderr
+    compilations = json.loads(result.stdout.splitlines()[-1])
+    assert len(compilations) == 4 and compilations[0] > 0
+    assert set(compilations) == {compilations[0]}
+    record = json.loads((tmp_path / "ppo_sb3.json").read_text())
+    assert record["result"]["advantage_speedup"] >= 2

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import distributed
 
 from rl_triton_core._internal import validation as check
-from rl_triton_core._internal.backends import choose
+from rl_triton_core._internal.backends import Backend, choose
 from rl_triton_core._internal.backends.reference_moments import evaluate
 from rl_triton_core._internal.fast_path import with_fast_path
 from rl_triton_core._internal.moments import Exchange, Rule, Task, as_matrices
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 EPSILON_MODES = ("add", "floor", "variance")
 
@@ -101,18 +97,18 @@ def normalize_advantages(
         check_out(out, advantages, mask)
     dtype = torch.float64 if advantages.dtype == torch.float64 else torch.float32
     compiling = torch.compiler.is_compiling()
-    module = None if compiling else choose(backend, advantages.device)
-    if module is None or differentiable:
+    chosen = None if compiling else choose(backend, advantages.device)
+    if chosen is None or differentiable:
         result = evaluate(advantages, mask, rule, exchange).to(dtype)
         return result if out is None else out.copy_(result)
     if out is None:
         out = torch.empty_like(advantages, dtype=dtype)
-    run(module, advantages.detach(), mask, out, rule, exchange)
+    run(chosen, advantages.detach(), mask, out, rule, exchange)
     return out
 
 
 def run(
-    backend: ModuleType,
+    backend: Backend,
     advantages: torch.Tensor,
     mask: torch.Tensor | None,
     out: torch.Tensor,
@@ -122,7 +118,7 @@ def run(
     """Fill `out` by a backend, which takes matrices."""
     streams = [advantages, out] if mask is None else [advantages, mask, out]
     values, *flags, result = as_matrices(streams) or [x.contiguous().view(1, -1) for x in streams]
-    import_module(f"{backend.__name__}_moments").run(Task(values, flags[0] if flags else None, result, rule), exchange)
+    backend.normalize(Task(values, flags[0] if flags else None, result, rule), exchange)
     if result.data_ptr() != out.data_ptr():
         out.copy_(result.view(out.shape))
 

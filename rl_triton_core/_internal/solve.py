@@ -146,7 +146,7 @@ def dispatch(problem: Problem, wanted: Sequence[bool], out: Any, backend: str | 
 
 def supports_expectation(problem: Problem, backend: str | None) -> bool:
     """Whether the backend takes an expectation as it is."""
-    return getattr(choose(backend, problem.like.device), "SUPPORTS_EXPECTATION", False)
+    return choose(backend, problem.like.device).supports_expectation
 
 
 def execute(problem: Problem, backend: str | None) -> None:

@@ -5,11 +5,21 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
-from rl_triton_core import BackendUnavailableError, available_backends, compute_gae
+from rl_triton_core import (
+    BackendUnavailableError,
+    available_backends,
+    compute_gae,
+    compute_retrace,
+    normalize_advantages,
+)
+from rl_triton_core._internal import backends
+from rl_triton_core._internal.backends import reference
+from rl_triton_core._internal.recurrence import Expectation
 from rl_triton_core.testing import assert_close, random_rollout
 
 ROOT = str(Path(__file__).parents[2])
@@ -56,6 +66,54 @@ def test_the_automatic_choice(target):
     chosen = compute_gae(**rollout._asdict())
     assert_close(chosen.advantages, compute_gae(**rollout._asdict(), backend=target.backend).advantages)
     assert compute_gae(**random_rollout(3, 5, dtype=torch.float64)._asdict()).advantages.dtype == torch.float64
+
+
+@pytest.fixture
+def add_backend(monkeypatch):
+    """A function that adds a backend, which leaves the work to the reference and notes the next values that it got."""
+
+    def add(name, seen, **fields):
+        def run(problem):
+            seen.append(problem.next_values)
+            if isinstance(problem.next_values, Expectation):
+                problem.next_values = problem.next_values.dense(None, None)
+            reference.BACKEND.run(problem)
+
+        module = ModuleType(f"backend_{name}")
+        module.BACKEND = backends.Backend(run=run, unavailable=lambda device: None, **fields)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        monkeypatch.setitem(backends.MODULES, name, module.__name__)
+        return name
+
+    return add
+
+
+def test_a_backend_needs_two_functions(add_backend):
+    """It then normalises as the reference does, and is listed."""
+    name = add_backend("of_two_functions", [])
+    assert name in available_backends()
+    advantages = torch.randn(3, 5)
+    normalized = normalize_advantages(advantages, backend=name)
+    assert torch.equal(normalized, normalize_advantages(advantages, backend="reference"))
+
+
+def test_a_backend_normalizes_by_its_own_function(add_backend):
+    name = add_backend("that_normalizes", [], normalize=lambda task, exchange: task.out.fill_(7))
+    assert normalize_advantages(torch.randn(3, 5), backend=name).eq(7).all()
+
+
+@pytest.mark.parametrize("supported", [False, True])
+def test_an_expectation_is_summed_for_a_backend_that_does_not(add_backend, supported):
+    seen = []
+    name = add_backend(f"that_sums_{supported}", seen, supports_expectation=supported)
+    rewards, probs, values = torch.randn(3, 5), torch.rand(3, 5, 2), torch.randn(3, 5, 2)
+    inputs = {"log_ratios": rewards, "next_action_probs": probs, "next_q_values": values}
+    results = compute_retrace(rewards, rewards, **inputs, backend=name)
+    assert_close(results.targets, compute_retrace(rewards, rewards, **inputs, backend="reference").targets)
+    (next_values,) = seen
+    assert isinstance(next_values, Expectation) is supported
+    if not supported:
+        assert torch.equal(next_values, (probs * values).sum(-1))
 
 
 def test_triton_takes_no_float64(target):

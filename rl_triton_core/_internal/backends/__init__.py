@@ -1,16 +1,45 @@
-"""One door to the backends. Each is a module with ``unavailable(device) -> str | None`` and ``run(problem)``."""
+"""What a backend is, and which one runs a call.
+
+A backend is a module that defines ``BACKEND = Backend(...)`` and is listed in `MODULES`. It is imported when it is first
+asked for, so that nothing optional is imported before.
+"""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from types import ModuleType
 
 import torch
 
+from rl_triton_core._internal.backends import reference_moments
+from rl_triton_core._internal.moments import Exchange, Task
+from rl_triton_core._internal.recurrence import Problem
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What a backend provides.
+
+    Attributes:
+        run: Fill the outputs of a validated problem, which has at least one element.
+        unavailable: Say why the backend cannot run on tensors of a device; None where it can.
+        normalize: Fill the output of a normalisation. By default PyTorch's operations do.
+        supports_expectation: Whether `run` takes an `Expectation` as next values. Otherwise it is summed before.
+    """
+
+    run: Callable[[Problem], None]
+    unavailable: Callable[[torch.device], str | None]
+    normalize: Callable[[Task, Exchange | None], None] = reference_moments.run
+    supports_expectation: bool = False
+
+
+MODULES = {name: f"{__name__}.{name}" for name in ("triton", "cpu", "reference")}
+"""The module of each backend, by the backend's name."""
 PREFERENCE = {"cuda": ("triton", "reference"), "cpu": ("cpu", "reference")}
-NAMES = ("triton", "cpu", "reference")
+"""By the type of the device: the backend chosen automatically, and the one that stands in where it is not available."""
 
 
 class BackendUnavailableError(RuntimeError):
@@ -20,10 +49,10 @@ class BackendUnavailableError(RuntimeError):
 def available_backends(device: torch.device | str = "cpu") -> tuple[str, ...]:
     """Names of the backends that can run on tensors of this device."""
     device = torch.device(device)
-    return tuple(name for name in NAMES if why_unavailable(name, device) is None)
+    return tuple(name for name in MODULES if why_unavailable(name, device) is None)
 
 
-def choose(name: str | None, device: torch.device) -> ModuleType:
+def choose(name: str | None, device: torch.device) -> Backend:
     """The backend of that name, or the best one for the device."""
     if name is None:
         return automatic(device.type)
@@ -41,12 +70,12 @@ def check_available(name: str | None, device: torch.device) -> None:
 
 def check_name(name: str | None) -> None:
     """Raise ValueError unless there is a backend of that name, or None."""
-    if name is not None and name not in NAMES:
-        raise ValueError(f"backend: got {name!r}, expected one of {', '.join(NAMES)}, or None to choose by device")
+    if name is not None and name not in MODULES:
+        raise ValueError(f"backend: got {name!r}, expected one of {', '.join(MODULES)}, or None to choose by device")
 
 
 @cache
-def automatic(device_type: str) -> ModuleType:
+def automatic(device_type: str) -> Backend:
     """The first backend of the device's preference that is available."""
     best, *others = PREFERENCE.get(device_type, ("reference",))
     reason = why_unavailable(best, torch.device(device_type))
@@ -59,13 +88,13 @@ def automatic(device_type: str) -> ModuleType:
 def why_unavailable(name: str, device: torch.device) -> str | None:
     """Why a backend cannot run on a device, or None if it can."""
     try:
-        reason: str | None = load(name).unavailable(device)
+        return load(name).unavailable(device)
     except ImportError as error:
         return f"its import failed: {error}"
-    return reason
 
 
 @cache
-def load(name: str) -> ModuleType:
+def load(name: str) -> Backend:
     """Import a backend, when it is first needed."""
-    return import_module(f"rl_triton_core._internal.backends.{name}")
+    backend: Backend = import_module(MODULES[name]).BACKEND
+    return backend

@@ -20,7 +20,9 @@ import numpy as np
 import torch
 
 from rl_triton_core import boundaries
+from rl_triton_core._internal.backends import Backend
 from rl_triton_core._internal.kernels import serial
+from rl_triton_core._internal.moments import Exchange, Task
 from rl_triton_core._internal.primitives import PRIMITIVES
 from rl_triton_core._internal.recurrence import Problem, Recurrence, bind
 
@@ -286,3 +288,13 @@ def digest(parts: Any) -> str:
 
 
 SOURCE = Path(serial.__file__).read_bytes()
+
+
+def normalize(task: Task, exchange: Exchange | None) -> None:
+    """Fill the output of a normalisation."""
+    from rl_triton_core._internal.backends import cpu_moments
+
+    cpu_moments.run(task, exchange)
+
+
+BACKEND = Backend(run=run, unavailable=unavailable, normalize=normalize)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from rl_triton_core._internal.backends import Backend
 from rl_triton_core._internal.recurrence import Problem, Step, Stream
 from rl_triton_core._internal.validation import assert_offsets
 from rl_triton_core.boundaries import apply_boundary_rule
@@ -138,3 +139,6 @@ class Row:
     def oriented(self, tensor: torch.Tensor) -> torch.Tensor:
         """Between time order and scan order."""
         return tensor.flip(1) if self.problem.recurrence.backward else tensor
+
+
+BACKEND = Backend(run=run, unavailable=unavailable)

@@ -13,19 +13,17 @@ import triton
 import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction
 
+from rl_triton_core._internal.backends import Backend
 from rl_triton_core._internal.fast_path import record_launch
 from rl_triton_core._internal.kernels import launch, scan
 from rl_triton_core._internal.kernels.launch import Launch
+from rl_triton_core._internal.moments import Exchange, Task
 from rl_triton_core._internal.recurrence import Expectation, Problem, Recurrence, Stream
 from rl_triton_core._internal.tuning import Candidate, Window, is_searching, select_launch
 
 INTERPRETED = isinstance(scan.scan, InterpretedFunction)
 MAX_UNROLLED_ACTIONS = 16
 """Up to so many actions, their number is compiled into the kernel."""
-
-
-SUPPORTS_EXPECTATION = True
-"""It reads probabilities and values of actions itself."""
 
 
 def unavailable(device: torch.device) -> str | None:
@@ -264,3 +262,13 @@ def device_guard(device: torch.device) -> Any:
 def compile_equations(recurrence: Recurrence) -> tuple[Any, Any]:
     """An estimator's equations as Triton functions."""
     return scan.equation(recurrence.coefficients), scan.equation(recurrence.readout)
+
+
+def normalize(task: Task, exchange: Exchange | None) -> None:
+    """Fill the output of a normalisation."""
+    from rl_triton_core._internal.backends import triton_moments
+
+    triton_moments.run(task, exchange)
+
+
+BACKEND = Backend(run=run, unavailable=unavailable, normalize=normalize, supports_expectation=True)

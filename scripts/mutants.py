@@ -44,6 +44,7 @@ FILES = [
         "launches",
         "fast_path",
         "normalization",
+        "backends",
         "conventions",
         "estimators_autograd",
         "estimators_bad_input",
@@ -64,6 +65,9 @@ class Mutant(NamedTuple):
 
 SHARED = [
     Mutant("nothing works", "_internal/solve.py", "        chosen.run(problem)", "        pass", "test_literal_numbers"),
+    Mutant("backends: a normalisation of one's own is ignored", "normalization.py", "backend.normalize(", "Backend.normalize(", "test_a_backend_normalizes"),
+    Mutant("backends: none sums expectations", "_internal/solve.py", "choose(backend, problem.like.device).supports_expectation", "False", "test_an_expectation_is_summed"),
+    Mutant("backends: all sum expectations", "_internal/solve.py", "choose(backend, problem.like.device).supports_expectation", "True", "test_an_expectation_is_summed"),
     Mutant("GAE: value not subtracted", "estimators/gae.py", "next_value - value", "next_value", "gae_known_answers"),
     Mutant("GAE: no discount", "estimators/gae.py", "step.gamma * step.next_value", "step.next_value", "gae_known_answers"),
     Mutant("GAE: λ dropped", "estimators/gae.py", "step.continues, step.decay", "step.continues, step.gamma", "gae_known_answers"),

@@ -1,7 +1,7 @@
 """What a backend is, and which one runs a call.
 
-A backend is a module that defines ``BACKEND = Backend(...)`` and is listed in `MODULES`. It is imported when it is first
-asked for, so that nothing optional is imported before.
+A backend is a module that defines ``BACKEND = Backend(...)`` and is listed in `MODULES`. It is imported when it is
+first asked for, so that nothing optional is imported before.
 """
 
 from __future__ import annotations

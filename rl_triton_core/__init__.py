@@ -2,6 +2,7 @@
 
 from rl_triton_core._internal.backends import BackendUnavailableError as BackendUnavailableError
 from rl_triton_core._internal.backends import available_backends as available_backends
+from rl_triton_core._internal.backends import check_backend as check_backend
 from rl_triton_core._internal.tuning import tune as tune
 from rl_triton_core._version import __version__ as __version__
 from rl_triton_core.boundaries import FinalValues as FinalValues
@@ -28,6 +29,7 @@ __all__ = [
     "VTraceOutput",
     "__version__",
     "available_backends",
+    "check_backend",
     "compute_discounted_returns",
     "compute_eligibility_traces",
     "compute_episodic_prefix_sum",

@@ -23,8 +23,7 @@ import numpy as np
 import torch
 
 from rl_triton_adapters._rebinding import rebound
-from rl_triton_core import compute_gae, compute_vtrace, normalize_advantages
-from rl_triton_core._internal.backends import check_available, check_name
+from rl_triton_core import check_backend, compute_gae, compute_vtrace, normalize_advantages
 
 try:
     import ray
@@ -84,7 +83,7 @@ def enable_triton(config: Config, *, masked_statistics: bool = False, backend: s
         RuntimeError: The installed Ray is too old, or does not compute what this adapter was written for.
     """
     check_ray()
-    check_name(backend)
+    check_backend(backend)
     learner_class = _triton_learner(config)
     if not config.enable_rl_module_and_learner:
         raise ValueError("config: got enable_rl_module_and_learner=False, expected the new API stack")
@@ -280,7 +279,7 @@ class TritonPPOTorchLearner(PPOTorchLearner):
         if not is_enabled(self.config):
             return
         check_ray()
-        check_available(chosen_backend(self.config), self._device)
+        check_backend(chosen_backend(self.config), self._device)
         pieces = [] if self._learner_connector is None else self._learner_connector.connectors
         places = [i for i, piece in enumerate(pieces) if type(piece) is GeneralAdvantageEstimation]
         if not places and not any(isinstance(piece, TritonGeneralAdvantageEstimation) for piece in pieces):
@@ -380,7 +379,7 @@ class _VTraceMixin:
             self._triton_loss = _with_vtrace(self._triton_loss, partial(vtrace, backend=chosen_backend(config)))
         learner.build()
         if is_enabled(config):  # an error in the loss would end IMPALA's learner thread, and the algorithm would wait
-            check_available(chosen_backend(config), self._device)  # type: ignore[attr-defined]
+            check_backend(chosen_backend(config), self._device)  # type: ignore[attr-defined]
 
     def compute_loss_for_module(self, **kwargs: Any) -> torch.Tensor:
         """The loss of one module: RLlib's own code."""

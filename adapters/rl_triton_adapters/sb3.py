@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from rl_triton_adapters.cleanrl import RolloutBufferMixin
-from rl_triton_core._internal.backends import check_available
+from rl_triton_core import check_backend
 
 try:
     from gymnasium import spaces
@@ -70,7 +70,7 @@ class TritonGAEMixin(RolloutBufferMixin, RolloutBuffer):
         self._check_space(observation_space)
         self.backend = backend
         super().__init__(buffer_size, observation_space, *args, **kwargs)
-        check_available(backend, torch.as_tensor(self.rewards).device)
+        check_backend(backend, torch.as_tensor(self.rewards).device)
 
     def reset(self) -> None:
         """Make room for a new rollout."""

@@ -13,6 +13,7 @@ import torch
 from rl_triton_core import (
     BackendUnavailableError,
     available_backends,
+    check_backend,
     compute_gae,
     compute_retrace,
     normalize_advantages,
@@ -58,6 +59,20 @@ def test_the_list_is_of_usable_backends():
     results = [compute_gae(**rollout._asdict(), backend=name) for name in names]
     for result in results:
         assert_close(result.advantages, results[0].advantages)
+
+
+@pytest.mark.parametrize("device", [None, "cpu", torch.device("cpu")])
+def test_a_backend_that_can_be_asked_for_passes_the_check(device):
+    for name in (None, *available_backends("cpu")):
+        assert check_backend(name, device) is None
+
+
+def test_the_check_of_a_name_and_of_a_device():
+    with pytest.raises(ValueError, match="backend: got 'nope', expected one of triton, cpu, reference, or None"):
+        check_backend("nope")
+    check_backend("cpu")
+    with pytest.raises(BackendUnavailableError, match="backend: got 'cpu', which is not available: it runs on CPU"):
+        check_backend("cpu", "cuda")
 
 
 def test_the_automatic_choice(target):

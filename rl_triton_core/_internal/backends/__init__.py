@@ -56,22 +56,26 @@ def choose(name: str | None, device: torch.device) -> Backend:
     """The backend of that name, or the best one for the device."""
     if name is None:
         return automatic(device.type)
-    check_available(name, device)
+    check_backend(name, device)
     return load(name)
 
 
-def check_available(name: str | None, device: torch.device) -> None:
-    """Raise BackendUnavailableError unless the backend of that name can run on the device, or it is None."""
-    check_name(name)
-    reason = None if name is None else why_unavailable(name, device)
-    if reason is not None:
-        raise BackendUnavailableError(f"backend: got {name!r}, which is not available: {reason}")
+def check_backend(name: str | None, device: torch.device | str | None = None) -> None:
+    """Raise an error unless a backend can be asked for by this name.
 
+    Args:
+        name: Name of a backend, or None, which stands for the best one of each device.
+        device: Device of the tensors that it has to run on; None checks the name alone.
 
-def check_name(name: str | None) -> None:
-    """Raise ValueError unless there is a backend of that name, or None."""
+    Raises:
+        ValueError: There is no backend of that name.
+        BackendUnavailableError: It cannot run on that device.
+    """
     if name is not None and name not in MODULES:
         raise ValueError(f"backend: got {name!r}, expected one of {', '.join(MODULES)}, or None to choose by device")
+    reason = None if name is None or device is None else why_unavailable(name, torch.device(device))
+    if reason is not None:
+        raise BackendUnavailableError(f"backend: got {name!r}, which is not available: {reason}")
 
 
 @cache

@@ -1,0 +1,33 @@
+"""Adapters stand on what any user may import: public names of public modules of the core."""
+
+import ast
+import importlib
+from pathlib import Path
+
+import pytest
+
+import rl_triton_core
+
+ADAPTERS = sorted((Path(__file__).resolve().parents[2] / "adapters" / "rl_triton_adapters").glob("*.py"))
+
+
+def imported_from_core(path):
+    """Module and name of each import of the core; the name is None where the module is imported as a whole."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, None) for alias in node.names if alias.name.startswith("rl_triton_core"))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rl_triton_core"):
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
+@pytest.mark.parametrize("path", ADAPTERS, ids=lambda path: path.stem)
+def test_an_adapter_imports_only_public_names_of_the_core(path):
+    for module, name in imported_from_core(path):
+        assert not any(part.startswith("_") for part in (*module.split("."), name or "")), f"{module}: {name}"
+        assert name is None or name in importlib.import_module(module).__all__
+
+
+def test_what_is_checked():
+    assert {path.stem for path in ADAPTERS} >= {"cleanrl", "rllib", "sb3", "sb3_contrib", "sb3_device", "torchrl"}
+    assert ("rl_triton_core", "compute_gae") in imported_from_core(ADAPTERS[[x.stem for x in ADAPTERS].index("rllib")])
+    assert "check_backend" in rl_triton_core.__all__

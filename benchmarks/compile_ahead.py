@@ -12,7 +12,7 @@ from concurrent.futures import TimeoutError as TookTooLong
 import torch
 
 from benchmarks.providers import REGISTRY
-from benchmarks.workloads import Workload, draw
+from benchmarks.workloads import Workload, draw_inputs
 
 Job = tuple[str, Workload]
 Compiled = dict[tuple[str, Workload | None], str]
@@ -25,18 +25,18 @@ PROCESSES = 14
 
 def compile_ahead(jobs: Iterable[Job], seconds: float, device: str) -> Compiled:
     """Make every arm's first call somewhere; those that take too long are not to be made again."""
-    wanted = list(distinct(jobs))
+    wanted = list(select_jobs(jobs))
     if not wanted:
         return {}
     workers = max(1, min(PROCESSES, len(wanted), (os.cpu_count() or 2) - 1))
     started = time.perf_counter()
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=set_up)
-    futures: dict[Future[None], Job] = {pool.submit(first_call, *job, device): job for job in wanted}
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=limit_threads)
+    futures: dict[Future[None], Job] = {pool.submit(compile_job, *job, device): job for job in wanted}
     trouble: Compiled = dict.fromkeys(map(key_of, wanted), "not compiled in time")
     try:
         for future in as_completed(futures, timeout=seconds):
-            trouble[key_of(futures[future])] = what_happened(future)
+            trouble[key_of(futures[future])] = describe_outcome(future)
         pool.shutdown()
     except TookTooLong:
         pool.shutdown(wait=False, cancel_futures=True)
@@ -55,7 +55,7 @@ def key_of(job: Job) -> tuple[str, Workload | None]:
     return name, workload if REGISTRY[name].compiles == "each" else None
 
 
-def what_happened(future: Future[None]) -> str:
+def describe_outcome(future: Future[None]) -> str:
     """Why a compilation failed; nothing if it did not, or if its process died and so may have others."""
     failure = future.exception()
     if failure is None or isinstance(failure, BrokenExecutor):
@@ -63,7 +63,7 @@ def what_happened(future: Future[None]) -> str:
     return f"failed: {type(failure).__name__}: {str(failure)[:200]}"
 
 
-def distinct(jobs: Iterable[Job]) -> Iterable[Job]:
+def select_jobs(jobs: Iterable[Job]) -> Iterable[Job]:
     """The jobs that compile something, those that compile once for all workloads first and once."""
     small = [job for job in dict.fromkeys(jobs) if job[1].cells <= LARGEST]
     once = {name: (name, workload) for name, workload in reversed(small) if REGISTRY[name].compiles == "once"}
@@ -73,17 +73,17 @@ def distinct(jobs: Iterable[Job]) -> Iterable[Job]:
     return [*once.values(), *each]
 
 
-def set_up() -> None:
+def limit_threads() -> None:
     """One compiling thread per process."""
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 
 
-def first_call(name: str, workload: Workload, device: str) -> None:
+def compile_job(name: str, workload: Workload, device: str) -> None:
     """Compile by calling."""
     provider = REGISTRY[name]
     if provider.unavailable(device):
         return
-    call = provider.arm(workload, draw(workload, device))
+    call = provider.make_call(workload, draw_inputs(workload, device))
     if call is not None:
         call()
     if device == "cuda":

@@ -99,7 +99,7 @@ class CudaClock:
         return graph.replay
 
 
-def clock_for(device: str) -> Clock:
+def make_clock(device: str) -> Clock:
     """The clock of a device."""
     return CudaClock() if device == "cuda" else CpuClock()
 
@@ -122,10 +122,10 @@ def measure(
     times = {name: Times() for name in arms}
     for _ in range(plan.medians):
         for name, call in arms.items():
-            median, calls = median_of(call, clock, plan)
+            median, calls = time_median(call, clock, plan)
             times[name].full.append(median)
             times[name].calls = min(times[name].calls or calls, calls)
-    graphs = dict(captured(arms, clock, plan, times, host_only))
+    graphs = dict(capture_arms(arms, clock, plan, times, host_only))
     for _ in range(plan.medians):
         for name, replay in graphs.items():
             replays = [clock.time(replay) for _ in range(plan.replays_of(clock.time(replay)))]
@@ -133,7 +133,7 @@ def measure(
     return times
 
 
-def median_of(call: Call, clock: Clock, plan: Plan) -> tuple[float, int]:
+def time_median(call: Call, clock: Clock, plan: Plan) -> tuple[float, int]:
     """The median of warm calls, and how many they were."""
     warmups, calls = plan.calls_of(min(clock.time(call) for _ in range(2)))
     for _ in range(warmups):
@@ -141,7 +141,7 @@ def median_of(call: Call, clock: Clock, plan: Plan) -> tuple[float, int]:
     return statistics.median(clock.time(call) for _ in range(calls)), calls
 
 
-def captured(
+def capture_arms(
     arms: dict[str, Call], clock: Clock, plan: Plan, times: dict[str, Times], host_only: frozenset[str]
 ) -> Iterator[tuple[str, Call]]:
     """The arms that can be captured, as replays."""
@@ -159,7 +159,7 @@ def captured(
             yield name, replay
 
 
-def copy_bandwidth(device: str, clock: Clock, plan: Plan) -> float:
+def measure_copy_bandwidth(device: str, clock: Clock, plan: Plan) -> float:
     """Bytes per second, read and written, of a large elementwise copy: on the device, or in full on a CPU."""
     source = torch.ones(1 << (28 if device == "cuda" else 24), device=device)
     target = torch.empty_like(source)

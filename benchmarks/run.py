@@ -22,19 +22,19 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import files, harness
-from benchmarks.compile_ahead import Compiled, compile_ahead, key_of, set_up
+from benchmarks.compile_ahead import Compiled, compile_ahead, key_of, limit_threads
 from benchmarks.harness import Call, Clock, Plan
 from benchmarks.providers import FLOORS, REGISTRY, Expected, Provider
 from benchmarks.suites import SUITES, Suite
-from benchmarks.workloads import ESTIMATORS, Inputs, Workload, bytes_moved, draw
+from benchmarks.workloads import ESTIMATORS, Inputs, Workload, count_bytes, draw_inputs
 from rl_triton_core.testing import relative_error
 
 TOLERANCE = 1e-5
 """The largest ‖x − exact‖ / ‖exact‖ of an arm that counts; float32 loops stay well below."""
 COMPILING = 0.5
 """The share of the budget that compilation may take."""
-ALL_ROWS, SAMPLED_ROWS = 1 << 26, 64
-"""Of a window with more cells only some environments are verified."""
+MAX_CELLS_VERIFIED, ENVS_SAMPLED = 1 << 26, 64
+"""Of a rollout with more cells only some environments are verified."""
 
 
 @dataclass
@@ -74,35 +74,35 @@ class Oracle:
 
     def __init__(self, workload: Workload, inputs: Inputs) -> None:
         self.workload, self.inputs = workload, inputs
-        self.rows = sampled(workload, inputs)
+        self.envs = sample_envs(workload, inputs)
         self.known: dict[Expected, tuple[torch.Tensor, ...]] = {}
 
-    def error(self, provider: Provider, results: Any) -> float:
+    def find_error(self, provider: Provider, results: Any) -> float:
         """The largest ‖x − exact‖ / ‖exact‖ of the results; NaN if there is any."""
-        expected = provider.expected()
+        expected = provider.find_oracle()
         if expected not in self.known:
-            self.known[expected] = expected(self.workload, self.inputs, self.rows)
-        pairs = zip(tensors(results), self.known[expected], strict=True)
-        errors = [relative_error(provider.written(self.verified(x)), want) for x, want in pairs]
+            self.known[expected] = expected(self.workload, self.inputs, self.envs)
+        pairs = zip(list_tensors(results), self.known[expected], strict=True)
+        errors = [relative_error(provider.select_written(self.select_verified(x)), want) for x, want in pairs]
         return float(torch.tensor(errors).max())
 
-    def verified(self, x: torch.Tensor) -> torch.Tensor:
+    def select_verified(self, x: torch.Tensor) -> torch.Tensor:
         """The part of a result that is verified."""
-        return x if self.rows is None else x.index_select(1 - self.workload.time_dim, self.rows)
+        return x if self.envs is None else x.index_select(1 - self.workload.time_dim, self.envs)
 
 
 def measure(workload: Workload, providers: Iterable[str], session: Session) -> list[files.Row]:
     """A row for every arm that there is."""
-    inputs = draw(workload, session.device)
+    inputs = draw_inputs(workload, session.device)
     oracle = Oracle(workload, inputs)
-    arms = [arm for name in (*FLOORS, *providers) if (arm := prepared(name, oracle, session)) is not None]
+    arms = [arm for name in (*FLOORS, *providers) if (arm := prepare_arm(name, oracle, session)) is not None]
     calls = {arm.provider: arm.call for arm in arms if arm.call is not None}
     host_only = frozenset(name for name in calls if not REGISTRY[name].captured)
     times = harness.measure(calls, session.clock, session.plan, host_only)
-    return [row(workload, arm, times.get(arm.provider, harness.Times())) for arm in arms]
+    return [make_row(workload, arm, times.get(arm.provider, harness.Times())) for arm in arms]
 
 
-def prepared(name: str, oracle: Oracle, session: Session) -> Arm | None:
+def prepare_arm(name: str, oracle: Oracle, session: Session) -> Arm | None:
     """The arm, verified; None where the provider has none."""
     provider = REGISTRY[name]
     if provider.unavailable(session.device):
@@ -111,54 +111,54 @@ def prepared(name: str, oracle: Oracle, session: Session) -> Arm | None:
     if trouble:
         return Arm(name, trouble)
     try:
-        call = provider.arm(oracle.workload, oracle.inputs)
+        call = provider.make_call(oracle.workload, oracle.inputs)
         if call is None:
             return None
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # TorchRL's convolution: timed as it comes
-            error = oracle.error(provider, call()) if provider.verified else 0.0
+            error = oracle.find_error(provider, call()) if provider.verified else 0.0
     except Exception as failure:  # an arm that fails must not end the run
         return Arm(name, f"failed: {type(failure).__name__}: {str(failure)[:200]}")
     return Arm(name, "ok", call, error) if error <= TOLERANCE else Arm(name, "wrong", None, error)
 
 
-def tensors(results: Any) -> list[torch.Tensor]:
+def list_tensors(results: Any) -> list[torch.Tensor]:
     """Results as a list."""
     return [results] if isinstance(results, torch.Tensor) else [x for x in results if x is not None]
 
 
-def sampled(workload: Workload, inputs: Inputs) -> torch.Tensor | None:
+def sample_envs(workload: Workload, inputs: Inputs) -> torch.Tensor | None:
     """Environments to verify; None for all."""
-    if workload.cells <= ALL_ROWS:
+    if workload.cells <= MAX_CELLS_VERIFIED:
         return None
     device = next(iter(inputs.values())).device
-    count = min(SAMPLED_ROWS, workload.num_envs)
+    count = min(ENVS_SAMPLED, workload.num_envs)
     return torch.arange(count, device=device) * (workload.num_envs - 1) // max(1, count - 1)
 
 
-def row(workload: Workload, arm: Arm, times: harness.Times) -> files.Row:
+def make_row(workload: Workload, arm: Arm, times: harness.Times) -> files.Row:
     """A line of the result file; times in microseconds."""
     return {
         **workload._asdict(),
         "provider": arm.provider,
         "status": arm.status,
         "error": None if arm.error is None else float(f"{arm.error:.3g}"),
-        "bytes": bytes_moved(workload),
-        "full": smallest(times.full),
-        "device": smallest(times.device),
-        "full_medians": rounded(times.full),
-        "device_medians": rounded(times.device),
+        "bytes": count_bytes(workload),
+        "full": find_smallest(times.full),
+        "device": find_smallest(times.device),
+        "full_medians": round_medians(times.full),
+        "device_medians": round_medians(times.device),
         "calls": times.calls,
         "captured": times.captured,
         "note": times.note,
     }
 
 
-def smallest(medians: list[float]) -> float | None:
+def find_smallest(medians: list[float]) -> float | None:
     """The minimum of medians, if there are any."""
     return round(min(medians), 3) if medians else None
 
 
-def rounded(medians: list[float]) -> list[float]:
+def round_medians(medians: list[float]) -> list[float]:
     """To nanoseconds."""
     return [round(x, 3) for x in medians]
 
@@ -166,24 +166,24 @@ def rounded(medians: list[float]) -> list[float]:
 # --- suites -----------------------------------------------------------------------------------------------------------
 
 
-def run(names: Iterable[str], estimators: tuple[str, ...], session: Session) -> int:
+def run_suites(names: Iterable[str], estimators: tuple[str, ...], session: Session) -> int:
     """All suites, each written when it is done; how many arms were wrong or failed."""
-    suites = {name: chosen(SUITES[name], estimators) for name in names}
+    suites = {name: select_estimators(SUITES[name], estimators) for name in names}
     if session.device == "cuda":
         jobs = [(arm, w) for suite in suites.values() for w in suite.workloads for arm in suite.arms_of(w)]
         session.compiled = compile_ahead(jobs, session.left * COMPILING, session.device)
-        set_up()
-    bandwidth = harness.copy_bandwidth(session.device, session.clock, session.plan)
+        limit_threads()
+    bandwidth = harness.measure_copy_bandwidth(session.device, session.clock, session.plan)
     bad = 0
     for name, suite in suites.items():
         path = session.folder / ("_".join(["bench", name, *estimators]) + ".json")
         rows, skipped = run_suite(name, suite, session)
-        write(path, name, session, bandwidth, rows, skipped)
-        bad += report(path, rows, skipped)
+        write_suite(path, name, session, bandwidth, rows, skipped)
+        bad += report_suite(path, rows, skipped)
     return bad
 
 
-def chosen(suite: Suite, estimators: tuple[str, ...]) -> Suite:
+def select_estimators(suite: Suite, estimators: tuple[str, ...]) -> Suite:
     """The workloads of these estimators; of all if none are named."""
     return suite._replace(workloads=tuple(w for w in suite.workloads if not estimators or w.estimator in estimators))
 
@@ -191,16 +191,16 @@ def chosen(suite: Suite, estimators: tuple[str, ...]) -> Suite:
 def run_suite(name: str, suite: Suite, session: Session) -> tuple[list[files.Row], list[str]]:
     """The rows, and what was skipped when the budget was used up."""
     rows: list[files.Row] = []
-    for index, workload in enumerate(progress(suite.workloads, name)):
+    for index, workload in enumerate(show_progress(suite.workloads, name)):
         if session.left <= 0:
             return rows, [str(left) for left in suite.workloads[index:]]
         rows += measure(workload, suite.arms_of(workload), session)
-        if session.device == "cuda" and workload.cells > ALL_ROWS:
+        if session.device == "cuda" and workload.cells > MAX_CELLS_VERIFIED:
             torch.cuda.empty_cache()
     return rows, []
 
 
-def progress(workloads: tuple[Workload, ...], name: str) -> Iterator[Workload]:
+def show_progress(workloads: tuple[Workload, ...], name: str) -> Iterator[Workload]:
     """The workloads, with a bar on the terminal where tqdm is installed."""
     try:
         from tqdm import tqdm
@@ -210,7 +210,7 @@ def progress(workloads: tuple[Workload, ...], name: str) -> Iterator[Workload]:
         yield from tqdm(workloads, desc=name, mininterval=2)
 
 
-def write(path: Path, name: str, session: Session, bandwidth: float, rows: list[files.Row], skipped: list[str]) -> None:
+def write_suite(path: Path, name: str, session: Session, bandwidth: float, rows: list[files.Row], skipped: list[str]) -> None:
     """The result files of a suite."""
     head = {
         "system": files.system(session.commit),
@@ -226,7 +226,7 @@ def write(path: Path, name: str, session: Session, bandwidth: float, rows: list[
     files.write_csv(path.with_suffix(".csv"), head["system"], rows)
 
 
-def report(path: Path, rows: list[files.Row], skipped: list[str]) -> int:
+def report_suite(path: Path, rows: list[files.Row], skipped: list[str]) -> int:
     """Print what came of a suite; how many arms were wrong or failed."""
     bad = [row for row in rows if row["status"] != "ok"]
     for row in bad:
@@ -236,7 +236,7 @@ def report(path: Path, rows: list[files.Row], skipped: list[str]) -> int:
     return len(bad)
 
 
-def parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     """The arguments."""
     found = files.parser(__doc__)
     found.add_argument("--suite", nargs="+", choices=SUITES, default=["cpu"])
@@ -248,13 +248,13 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the suites that were asked for; 1 if an arm was wrong or failed."""
-    options = parser().parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     (device,) = {SUITES[name].device for name in options.suite}
     if device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("no GPU: torch.cuda.is_available() is false")
     plan = harness.QUICK if options.quick else harness.PLANS[device]
-    session = Session(options.folder, device, harness.clock_for(device), plan, options.commit, options.budget)
-    return bool(run(options.suite, tuple(options.estimator), session))
+    session = Session(options.folder, device, harness.make_clock(device), plan, options.commit, options.budget)
+    return bool(run_suites(options.suite, tuple(options.estimator), session))
 
 
 if __name__ == "__main__":

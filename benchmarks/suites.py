@@ -27,6 +27,8 @@ LENGTHENING: tuple[Shape, ...] = tuple((16, steps) for steps in (1024, 4096, 163
 LARGE_SHAPES: tuple[Shape, ...] = ((16384, 512), (4096, 2048), (65536, 512))
 HUGE_SHAPE: Shape = (65536, 32896)
 CPU_SHAPES: tuple[Shape, ...] = ((1, 2048), (8, 2048), (4096, 128))
+FLAG_SHAPES: tuple[Shape, ...] = ((16384, 512), (4096, 2048), (512, 4096))
+FLAG_DTYPES = ("bool", "uint8", "bfloat16", "float32")
 LOOP_LONGEST = 1024
 TINY_SHAPES: tuple[Shape, ...] = ((5, 16), (3, 33))
 
@@ -51,16 +53,17 @@ class Suite(NamedTuple):
         return tuple(name for name in self.providers if kept.get(name, True))
 
 
-def workloads(
+def combine_workloads(
     shapes: Iterable[Shape],
     estimators: Iterable[str] = ESTIMATORS,
     layouts: Iterable[str] = LAYOUTS,
     truncated: Iterable[bool] = (False,),
     dtype: str = "float32",
+    flags: Iterable[str] = ("bool",),
 ) -> tuple[Workload, ...]:
     """Every combination that there is, shapes last, so that what compiles alike comes together."""
-    combinations = product(estimators, truncated, layouts, shapes)
-    found = (Workload(name, *shape, layout, cut, dtype) for name, cut, layout, shape in combinations)
+    combinations = product(estimators, flags, truncated, layouts, shapes)
+    found = (Workload(name, *shape, layout, cut, dtype, flag) for name, flag, cut, layout, shape in combinations)
     return tuple(workload for workload in found if workload.spec.truncates or not workload.truncated)
 
 
@@ -68,24 +71,27 @@ ENV_MAJOR, BOTH = ("env-major",), (False, True)
 LONG_ESTIMATORS = ("gae", "eligibility_traces")
 SUITES = {
     "headline": Suite(
-        workloads([HEADLINE], layouts=ENV_MAJOR, truncated=BOTH),
-        ("ours", "ours_out", "ours_whole", "loop", "compiled_scan", "flat_triton", "torchrl"),
+        combine_workloads([HEADLINE], layouts=ENV_MAJOR, truncated=BOTH),
+        ("ours", "ours_out", "ours_normal_path", "loop", "compiled_scan", "flat_triton", "torchrl"),
     ),
-    "rows": Suite(workloads((*SHORT_ROWS, *LONGER_ROWS), ["gae"], ENV_MAJOR), ("ours_out", "cuda_rows")),
+    "rows": Suite(combine_workloads((*SHORT_ROWS, *LONGER_ROWS), ["gae_advantages"], ENV_MAJOR), ("ours_out", "cuda_rows")),
     "retrace_long": Suite(
-        workloads(RETRACE_SHAPES, ["retrace"], ENV_MAJOR), ("ours", "ours_out", "compiled_scan", "flat_triton")
+        combine_workloads(RETRACE_SHAPES, ["retrace"], ENV_MAJOR), ("ours", "ours_out", "compiled_scan", "flat_triton")
     ),
     "long": Suite(
         (
-            *workloads(LONG_SHAPES, LONG_ESTIMATORS, ENV_MAJOR),
-            *workloads(LONG_SHAPES, ["gae"], ["time-major"]),
-            *workloads(LENGTHENING, ["gae"], ENV_MAJOR),
+            *combine_workloads(LONG_SHAPES, LONG_ESTIMATORS, ENV_MAJOR),
+            *combine_workloads(LONG_SHAPES, ["gae"], ["time-major"]),
+            *combine_workloads(LENGTHENING, ["gae"], ENV_MAJOR),
         ),
-        ("ours", "flat_triton", "blocks_triton", "cuda_rows"),
+        ("ours", "flat_triton", "blocks_triton"),
     ),
-    "large": Suite(workloads(LARGE_SHAPES), ("ours", "ours_out")),
-    "bf16": Suite(workloads([HEADLINE, (16384, 512)], dtype="bfloat16"), ("ours", "ours_out")),
-    "variants": Suite(workloads([HEADLINE, LONG_SHAPES[0]], VARIANTS, ENV_MAJOR), ("ours", "ours_out")),
+    "large": Suite(combine_workloads(LARGE_SHAPES), ("ours", "ours_out")),
+    "bf16": Suite(combine_workloads([HEADLINE, (16384, 512)], dtype="bfloat16"), ("ours", "ours_out")),
+    "variants": Suite(
+        combine_workloads([HEADLINE, *LARGE_SHAPES[:2], LONG_SHAPES[0]], VARIANTS, ENV_MAJOR), ("ours", "flat_triton")
+    ),
+    "flags": Suite(combine_workloads(FLAG_SHAPES, ["gae"], flags=FLAG_DTYPES), ("ours", "flat_triton")),
     "huge": Suite(
         (
             Workload("prefix_sum", *HUGE_SHAPE, dtype="bfloat16"),
@@ -94,12 +100,12 @@ SUITES = {
         ("ours",),
     ),
     "sweep": Suite(
-        workloads(SWEEP_SHAPES, truncated=BOTH), ("ours", "flat_triton", "compiled_scan", "loop", "torchrl")
+        combine_workloads(SWEEP_SHAPES, truncated=BOTH), ("ours", "flat_triton", "compiled_scan", "loop", "torchrl")
     ),
     "cpu": Suite(
-        workloads(CPU_SHAPES),
+        combine_workloads(CPU_SHAPES),
         ("ours", "ours_out", "loop", "numpy", "numba", "sb3", "torchrl", "rlax"),
         device="cpu",
     ),
-    "tiny": Suite(workloads(TINY_SHAPES, truncated=BOTH), ("ours", "ours_out", "loop", "numpy", "numba"), device="cpu"),
+    "tiny": Suite(combine_workloads(TINY_SHAPES, truncated=BOTH), ("ours", "ours_out", "loop", "numpy", "numba"), device="cpu"),
 }

@@ -11,7 +11,7 @@ Inputs = dict[str, torch.Tensor]
 GAMMA = 0.99
 ACTIONS = 4
 FLAGS = {"terminated": 0.02, "truncated": 0.01, "dones": 0.02, "mask": 0.9}
-"""Flags, bool, and how often they are set."""
+"""Flags, and how often they are set."""
 PER_ACTION = ("next_action_probs", "next_q_values")
 LAYOUTS = ("env-major", "time-major")
 
@@ -29,7 +29,7 @@ class Estimator(NamedTuple):
 
 LOG_PROBS = ("target_log_probs", "behaviour_log_probs")
 ESTIMATORS = {
-    "gae": Estimator("compute_gae", ("rewards", "values", "terminated"), 1, lambda_=0.95),
+    "gae": Estimator("compute_gae", ("rewards", "values", "terminated"), 2, lambda_=0.95),
     "vtrace": Estimator("compute_vtrace", ("rewards", "values", "terminated", *LOG_PROBS), 2, lambda_=1.0),
     "retrace": Estimator(
         "compute_retrace",
@@ -46,10 +46,10 @@ ESTIMATORS = {
     "prefix_sum": Estimator("compute_episodic_prefix_sum", ("x", "dones"), 1, bootstraps=False, truncates=False),
 }
 VARIANTS = {
-    "gae_with_returns": Estimator("compute_gae", ("rewards", "values", "terminated"), 2, lambda_=0.95),
-    "gae_masked": Estimator("compute_gae", ("rewards", "values", "terminated", "mask"), 1, lambda_=0.95),
+    "gae_advantages": Estimator("compute_gae", ("rewards", "values", "terminated"), 1, lambda_=0.95),
+    "gae_masked": Estimator("compute_gae", ("rewards", "values", "terminated", "mask"), 2, lambda_=0.95),
 }
-"""What is measured at few shapes, and by itself."""
+"""GAE without its value targets, and with a mask."""
 
 
 class Workload(NamedTuple):
@@ -61,6 +61,7 @@ class Workload(NamedTuple):
     layout: str = "env-major"
     truncated: bool = False
     dtype: str = "float32"
+    flags: str = "bool"
 
     @property
     def spec(self) -> Estimator:
@@ -87,45 +88,50 @@ class Workload(NamedTuple):
         """How many numbers that is, those of every action counted."""
         return sum(ACTIONS if name in PER_ACTION else 1 for name in self.per_step)
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The shape of a tensor per step."""
+        return (self.num_envs, self.num_steps) if self.time_dim == 1 else (self.num_steps, self.num_envs)
+
     def __str__(self) -> str:
+        flags = f" {self.flags} flags" if self.flags != "bool" else ""
         truncated = " truncated" if self.truncated else ""
-        return f"{self.estimator} {self.num_envs}x{self.num_steps} {self.layout}{truncated} {self.dtype}"
+        return f"{self.estimator} {self.num_envs}x{self.num_steps} {self.layout}{truncated} {self.dtype}{flags}"
 
 
-def draw(workload: Workload, device: str, seed: int = 0) -> Inputs:
+def draw_inputs(workload: Workload, device: str, seed: int = 0) -> Inputs:
     """The inputs by name, contiguous in the workload's layout."""
     generator = torch.Generator(device).manual_seed(seed)
-    dtype = getattr(torch, workload.dtype)
-    shape = (workload.num_envs, workload.num_steps)
-    shape = shape if workload.time_dim == 1 else shape[::-1]
+    dtype, flag_dtype = getattr(torch, workload.dtype), getattr(torch, workload.flags)
 
-    def normal(*size: int) -> torch.Tensor:
+    def draw_normal(*size: int) -> torch.Tensor:
         return torch.randn(size, generator=generator, device=device, dtype=dtype)
 
-    def make(name: str) -> torch.Tensor:
+    def draw_input(name: str) -> torch.Tensor:
         if name in FLAGS:
-            return torch.rand(shape, generator=generator, device=device) < FLAGS[name]
+            return (torch.rand(workload.shape, generator=generator, device=device) < FLAGS[name]).to(flag_dtype)
         if name in LOG_PROBS:
-            return normal(*shape).mul_(0.2).sub_(1)
-        x = normal(*shape, *[ACTIONS] * (name in PER_ACTION))
+            return draw_normal(*workload.shape).mul_(0.2).sub_(1)
+        x = draw_normal(*workload.shape, *[ACTIONS] * (name in PER_ACTION))
         return x.softmax(-1) if name == "next_action_probs" else x
 
-    inputs = {name: make(name) for name in workload.per_step}
+    inputs = {name: draw_input(name) for name in workload.per_step}
     if workload.spec.bootstraps:
-        inputs["bootstrap_values"] = normal(*(shape if workload.truncated else (workload.num_envs,)))
+        inputs["bootstrap_values"] = draw_normal(*(workload.shape if workload.truncated else (workload.num_envs,)))
     return inputs
 
 
-def bytes_moved(workload: Workload) -> int:
+def count_bytes(workload: Workload) -> int:
     """Every input read once, every output written once, in the dtypes given; outputs are float32."""
-    size = getattr(torch, workload.dtype).itemsize
-    per_cell = sum(1 if name in FLAGS else size * (ACTIONS if name in PER_ACTION else 1) for name in workload.per_step)
-    per_cell += 4 * workload.spec.outputs
+    size, flag_size = (getattr(torch, name).itemsize for name in (workload.dtype, workload.flags))
+    per_cell = 4 * workload.spec.outputs
+    for name in workload.per_step:
+        per_cell += flag_size if name in FLAGS else size * (ACTIONS if name in PER_ACTION else 1)
     bootstraps = workload.spec.bootstraps * (workload.cells if workload.truncated else workload.num_envs)
     return workload.cells * per_cell + size * bootstraps
 
 
-def rows_of(inputs: Inputs, workload: Workload, rows: torch.Tensor) -> Inputs:
+def select_envs(inputs: Inputs, workload: Workload, envs: torch.Tensor) -> Inputs:
     """The inputs of some environments."""
-    envs = 1 - workload.time_dim
-    return {name: x.index_select(envs if x.ndim > 1 else 0, rows) for name, x in inputs.items()}
+    dim = 1 - workload.time_dim
+    return {name: x.index_select(dim if x.ndim > 1 else 0, envs) for name, x in inputs.items()}

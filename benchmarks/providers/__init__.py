@@ -23,7 +23,7 @@ class Provider(NamedTuple):
     """The module whose function makes the call for a workload and its inputs, or None where it cannot."""
     needs: tuple[str, ...] = ()
     devices: tuple[str, ...] = ("cpu", "cuda")
-    function: str = "arm"
+    function: str = "make_call"
     compiles: str = ""
     """"each" workload, or "once" for all, if that takes seconds on a GPU."""
     captured: bool = True
@@ -37,18 +37,18 @@ class Provider(NamedTuple):
             return f"{', '.join(missing)} not installed"
         return None if device in self.devices else f"not on {device}"
 
-    def arm(self, workload: Workload, inputs: Inputs) -> Call | None:
+    def make_call(self, workload: Workload, inputs: Inputs) -> Call | None:
         """The call to time; its results are tensors in the workload's layout."""
         call: Call | None = getattr(self.load(), self.function)(workload, inputs)
         return call
 
-    def expected(self) -> Expected:
+    def find_oracle(self) -> Expected:
         """The oracle: that of the equations, unless the provider has conventions of its own."""
-        return getattr(self.load(), "expected", equations.expected)
+        return getattr(self.load(), "compute_oracle", equations.compute_oracle)
 
-    def written(self, result: Tensor) -> Tensor:
+    def select_written(self, result: Tensor) -> Tensor:
         """The part of a result that the provider writes."""
-        part: Tensor = getattr(self.load(), "written", lambda x: x)(result)
+        part: Tensor = getattr(self.load(), "select_written", lambda x: x)(result)
         return part
 
     def load(self) -> Any:
@@ -57,15 +57,15 @@ class Provider(NamedTuple):
 
 
 REGISTRY = {
-    "null": Provider("floors", function="null", captured=False, verified=False),
-    "torch_add": Provider("floors", function="torch_add", verified=False),
+    "null": Provider("floors", function="make_null_call", captured=False, verified=False),
+    "torch_add": Provider("floors", function="make_torch_add", verified=False),
     "ours": Provider("ours", compiles="each"),
-    "ours_out": Provider("ours", function="with_out", compiles="each"),
-    "ours_whole": Provider("ours", function="whole", compiles="each"),
+    "ours_out": Provider("ours", function="make_call_with_out", compiles="each"),
+    "ours_normal_path": Provider("ours", function="make_normal_call", compiles="each"),
     "loop": Provider("loop"),
     "compiled_scan": Provider("compiled_scan", compiles="each"),
     "flat_triton": Provider("flat_triton", ("triton",), ("cuda",), compiles="each"),
-    "blocks_triton": Provider("flat_triton", ("triton",), ("cuda",), function="blocks", compiles="each"),
+    "blocks_triton": Provider("flat_triton", ("triton",), ("cuda",), function="make_block_call", compiles="each"),
     "cuda_rows": Provider("cuda_rows", devices=("cuda",), compiles="once"),
     "numpy": Provider("numpy_loop", devices=("cpu",)),
     "numba": Provider("numba_rows", ("numba",), ("cpu",)),

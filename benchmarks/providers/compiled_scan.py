@@ -5,19 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from benchmarks.equations import doubling, solve
+from benchmarks.equations import scan_by_doubling, solve_equations
 from benchmarks.harness import Call
 from benchmarks.workloads import Inputs, Workload
 
 BACKEND = "inductor"
 
 
-def arm(workload: Workload, inputs: Inputs) -> Call:
+def make_call(workload: Workload, inputs: Inputs) -> Call:
     """The compiled function of the inputs."""
     torch._dynamo.reset()
 
     def function(inputs: Inputs) -> tuple[Tensor, ...]:
-        return solve(workload, inputs, doubling)
+        return solve_equations(workload, inputs, scan_by_doubling)
 
     compiled = torch.compile(function, dynamic=False, fullgraph=True, backend=BACKEND)
     return lambda: compiled(inputs)

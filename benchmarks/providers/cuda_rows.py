@@ -62,13 +62,13 @@ void compute(torch::Tensor values, torch::Tensor rewards, torch::Tensor dones, t
 """
 
 
-def arm(workload: Workload, inputs: Inputs) -> Call | None:
+def make_call(workload: Workload, inputs: Inputs) -> Call | None:
     """The call from Python into C++, which launches."""
-    plain = workload.estimator == "gae" and workload.layout == "env-major" and not workload.truncated
+    plain = workload.estimator == "gae_advantages" and workload.layout == "env-major" and not workload.truncated
     if not plain or workload.dtype != "float32" or workload.num_steps > SERIAL_LONGEST or CUDA_HOME is None:
         return None
     values, rewards, dones = inputs["values"], inputs["rewards"], inputs["terminated"].float()
-    compute, out = extension().compute, torch.zeros_like(rewards)
+    compute, out = load_extension().compute, torch.zeros_like(rewards)
 
     def call() -> Tensor:
         compute(values, rewards, dones, out, GAMMA, workload.spec.lambda_)
@@ -77,20 +77,20 @@ def arm(workload: Workload, inputs: Inputs) -> Call | None:
     return call
 
 
-def expected(workload: Workload, inputs: Inputs, rows: Tensor | None = None) -> tuple[Tensor, ...]:
+def compute_oracle(workload: Workload, inputs: Inputs, envs: Tensor | None = None) -> tuple[Tensor, ...]:
     """The oracle on the steps that are written, with the flags and rewards where this kernel takes them from."""
     shifted = {name: inputs[name][:, 1:] for name in ("rewards", "terminated")}
     values = {"values": inputs["values"][:, :-1], "bootstrap_values": inputs["values"][:, -1]}
-    return equations.expected(workload, {**shifted, **values}, rows)
+    return equations.compute_oracle(workload, {**shifted, **values}, envs)
 
 
-def written(result: Tensor) -> Tensor:
+def select_written(result: Tensor) -> Tensor:
     """All but the last column."""
     return result[:, :-1]
 
 
 @cache
-def extension() -> Any:
+def load_extension() -> Any:
     """The compiled extension."""
     sources = {"cpp_sources": [CPP], "cuda_sources": [CUDA], "functions": ["compute"]}
     return load_inline("rl_triton_cuda_rows", **sources, no_implicit_headers=True)

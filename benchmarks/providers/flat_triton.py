@@ -6,7 +6,8 @@ For rows too long for that, `blocks` has a program per row that scans one block 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import triton
@@ -17,36 +18,36 @@ from benchmarks.harness import Call
 from benchmarks.providers.limits import FLAT_LONGEST
 from benchmarks.workloads import ACTIONS, GAMMA, Inputs, Workload
 
-Launch = Callable[[Inputs, float], list[Tensor]]
+Launch = Callable[[Inputs, float, int], list[Tensor]]
 BLOCK = 4096
 """Steps that a walk scans at once."""
 
 
-def arm(workload: Workload, inputs: Inputs) -> Call | None:
+def make_call(workload: Workload, inputs: Inputs) -> Call | None:
     """The launch in the ordinary way, and the results' allocation."""
-    if workload.num_steps > FLAT_LONGEST or workload.dtype != "float32":
+    if workload.num_steps > FLAT_LONGEST or workload.dtype != "float32" or "mask" in inputs:
         return None
-    return rowwise(LAUNCHES[workload.estimator], workload, inputs)
+    return run_rowwise(LAUNCHES[workload.spec.function], workload, inputs)
 
 
-def blocks(workload: Workload, inputs: Inputs) -> Call | None:
+def make_block_call(workload: Workload, inputs: Inputs) -> Call | None:
     """Likewise, a program walking its row in blocks."""
     if workload.estimator not in WALKS or workload.truncated or workload.dtype != "float32":
         return None
-    return rowwise(WALKS[workload.estimator], workload, inputs)
+    return run_rowwise(WALKS[workload.estimator], workload, inputs)
 
 
-def rowwise(launch: Launch, workload: Workload, inputs: Inputs) -> Call:
+def run_rowwise(launch_rows: Launch, workload: Workload, inputs: Inputs) -> Call:
     """A launch on env-major rows, whatever the layout."""
-    lambda_ = workload.spec.lambda_ or 1.0
+    options = workload.spec.lambda_ or 1.0, workload.spec.outputs
     if workload.time_dim == 1:
-        return lambda: launch(inputs, lambda_)
+        return lambda: launch_rows(inputs, *options)
 
-    def transposing() -> list[Tensor]:
+    def transpose_and_run() -> list[Tensor]:
         rows = {name: x.transpose(0, 1).contiguous() if x.ndim > 1 else x for name, x in inputs.items()}
-        return [x.t().contiguous() for x in launch(rows, lambda_)]
+        return [x.t().contiguous() for x in launch_rows(rows, *options)]
 
-    return transposing
+    return transpose_and_run
 
 
 # --- kernels ----------------------------------------------------------------------------------------------------------
@@ -58,7 +59,7 @@ def combine(alpha, beta, alpha_next, beta_next):
 
 
 @triton.jit
-def scanned(alpha, beta, state, BLOCK: tl.constexpr):
+def scan_block(alpha, beta, state, BLOCK: tl.constexpr):
     """(the states of a block after the one that enters it, the last of them)."""
     states, decays = tl.associative_scan((alpha, beta), 0, combine)
     states += decays * state
@@ -66,7 +67,7 @@ def scanned(alpha, beta, state, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def reversed_row(steps, BLOCK: tl.constexpr, start=0):
+def index_reversed_row(steps, BLOCK: tl.constexpr, start=0):
     """(indices into the tensors, whether they are in the row, whether they are the last step)."""
     position = start + tl.arange(0, BLOCK)
     t = tl.program_id(0).to(tl.int64) * steps + (steps - 1 - position)
@@ -74,7 +75,7 @@ def reversed_row(steps, BLOCK: tl.constexpr, start=0):
 
 
 @triton.jit
-def value_after(values, bootstrap, truncated, t, inside, last, VALUES: tl.constexpr, TRUNCATED: tl.constexpr):
+def find_next_value(values, bootstrap, truncated, t, inside, last, VALUES: tl.constexpr, TRUNCATED: tl.constexpr):
     """(V(s_{t+1}) unless terminated, 1 at a cut)."""
     value = tl.zeros_like(t).to(tl.float32)
     if VALUES:
@@ -92,37 +93,41 @@ def value_after(values, bootstrap, truncated, t, inside, last, VALUES: tl.conste
 def gae_terms(
     rewards, values, terminated, truncated, bootstrap, t, inside, last, gamma, lambda_, TRUNCATED: tl.constexpr
 ):
-    """(α, β)."""
+    """(α, β, V)."""
     reward = tl.load(rewards + t, mask=inside, other=0.0)
     value = tl.load(values + t, mask=inside, other=0.0)
     nonterminal = 1.0 - tl.load(terminated + t, mask=inside, other=0).to(tl.float32)
-    following, cut = value_after(values, bootstrap, truncated, t, inside, last, True, TRUNCATED)
-    return reward + gamma * nonterminal * following - value, gamma * lambda_ * nonterminal * (1.0 - cut)
+    following, cut = find_next_value(values, bootstrap, truncated, t, inside, last, True, TRUNCATED)
+    alpha = reward + gamma * nonterminal * following - value
+    return alpha, gamma * lambda_ * nonterminal * (1.0 - cut), value
 
 
 @triton.jit
 def gae_kernel(
-    rewards, values, terminated, truncated, bootstrap, out, steps, gamma, lambda_,
+    rewards, values, terminated, truncated, bootstrap, out, returns, steps, gamma, lambda_,
     TRUNCATED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    t, inside, last = reversed_row(steps, BLOCK)
-    terms = gae_terms(
+    t, inside, last = index_reversed_row(steps, BLOCK)
+    alpha, beta, value = gae_terms(
         rewards, values, terminated, truncated, bootstrap, t, inside, last, gamma, lambda_, TRUNCATED
     )  # fmt: skip
-    advantage, _ = tl.associative_scan(terms, 0, combine)
+    advantage, _ = tl.associative_scan((alpha, beta), 0, combine)
     tl.store(out + t, advantage, mask=inside)
+    if returns is not None:
+        tl.store(returns + t, advantage + value, mask=inside)
 
 
 @triton.jit
-def gae_walk(rewards, values, terminated, bootstrap, out, steps, gamma, lambda_, BLOCK: tl.constexpr):
+def gae_walk(rewards, values, terminated, bootstrap, out, returns, steps, gamma, lambda_, BLOCK: tl.constexpr):
     state = 0.0
     for start in range(0, steps, BLOCK):
-        t, inside, last = reversed_row(steps, BLOCK, start)
-        alpha, beta = gae_terms(
+        t, inside, last = index_reversed_row(steps, BLOCK, start)
+        alpha, beta, value = gae_terms(
             rewards, values, terminated, None, bootstrap, t, inside, last, gamma, lambda_, False
         )  # fmt: skip
-        advantage, state = scanned(alpha, beta, state, BLOCK)
+        advantage, state = scan_block(alpha, beta, state, BLOCK)
         tl.store(out + t, advantage, mask=inside)
+        tl.store(returns + t, advantage + value, mask=inside)
 
 
 @triton.jit
@@ -130,10 +135,10 @@ def returns_kernel(
     rewards, values, terminated, truncated, bootstrap, out, steps, gamma, lambda_,
     VALUES: tl.constexpr, TRUNCATED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    t, inside, last = reversed_row(steps, BLOCK)
+    t, inside, last = index_reversed_row(steps, BLOCK)
     reward = tl.load(rewards + t, mask=inside, other=0.0)
     nonterminal = 1.0 - tl.load(terminated + t, mask=inside, other=0).to(tl.float32)
-    following, cut = value_after(values, bootstrap, truncated, t, inside, last, VALUES, TRUNCATED)
+    following, cut = find_next_value(values, bootstrap, truncated, t, inside, last, VALUES, TRUNCATED)
     beta = lambda_ * nonterminal * (1.0 - cut)
     alpha = reward + gamma * (nonterminal - beta) * following
     result, _ = tl.associative_scan((alpha, gamma * beta), 0, combine)
@@ -145,13 +150,13 @@ def vtrace_kernel(
     rewards, values, terminated, target, behaviour, truncated, bootstrap, targets, advantages, steps, gamma, lambda_,
     TRUNCATED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    t, inside, last = reversed_row(steps, BLOCK)
+    t, inside, last = index_reversed_row(steps, BLOCK)
     reward = tl.load(rewards + t, mask=inside, other=0.0)
     value = tl.load(values + t, mask=inside, other=0.0)
     nonterminal = 1.0 - tl.load(terminated + t, mask=inside, other=0).to(tl.float32)
     log_ratio = tl.load(target + t, mask=inside, other=0.0) - tl.load(behaviour + t, mask=inside, other=0.0)
     rho = tl.minimum(tl.exp(log_ratio), 1.0)
-    following, cut = value_after(values, bootstrap, truncated, t, inside, last, True, TRUNCATED)
+    following, cut = find_next_value(values, bootstrap, truncated, t, inside, last, True, TRUNCATED)
     inner = nonterminal * (1.0 - cut)
     alpha = rho * (reward + gamma * nonterminal * following - value)
     error, _ = tl.associative_scan((alpha, gamma * lambda_ * rho * inner), 0, combine)
@@ -167,7 +172,7 @@ def retrace_kernel(
     rewards, q_values, terminated, target, behaviour, next_probs, next_q, truncated, targets, advantages,
     steps, gamma, lambda_, ACTIONS: tl.constexpr, TRUNCATED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    t, inside, last = reversed_row(steps, BLOCK)
+    t, inside, last = index_reversed_row(steps, BLOCK)
     not_last = inside & (last == 0)
     reward = tl.load(rewards + t, mask=inside, other=0.0)
     q_value = tl.load(q_values + t, mask=inside, other=0.0)
@@ -217,94 +222,82 @@ def traces_walk(x, done, out, steps, decay, BLOCK: tl.constexpr):
     state = 0.0
     for start in range(0, steps, BLOCK):
         alpha, beta, t, inside = traces_terms(x, done, None, steps, start, decay, False, BLOCK)
-        result, state = scanned(alpha, beta, state, BLOCK)
+        result, state = scan_block(alpha, beta, state, BLOCK)
         tl.store(out + t, result, mask=inside)
 
 
 # --- launches ---------------------------------------------------------------------------------------------------------
 
 
-def settings(steps: int) -> dict[str, int]:
+def choose_block(steps: int) -> dict[str, int]:
     """The block that holds a row, and warps for it."""
     block = triton.next_power_of_2(steps)
     return {"BLOCK": block, "num_warps": min(32, max(4, block // 256))}
 
 
-def gae(i: Inputs, lambda_: float) -> list[Tensor]:
-    rewards, truncated = i["rewards"], i.get("truncated")
-    out, (rows, steps) = torch.empty_like(rewards), rewards.shape
-    gae_kernel[(rows,)](
-        rewards, i["values"], i["terminated"], truncated, i["bootstrap_values"], out, steps, GAMMA, lambda_,
-        TRUNCATED=truncated is not None, **settings(steps),
-    )  # fmt: skip
+def launch(kernel: Any, like: Tensor, outputs: int, inputs: Sequence[Tensor | None], *numbers: float, **constants: Any):
+    """A kernel with a program per row, and its results; `truncated` is the input behind the flags that it needs."""
+    out, (rows, steps) = [torch.empty_like(like) for _ in range(outputs)], like.shape
+    kernel[(rows,)](*inputs, *out, steps, *numbers, **{**choose_block(steps), **constants})
+    return out
+
+
+def launch_gae(i: Inputs, lambda_: float, outputs: int) -> list[Tensor]:
+    truncated = i.get("truncated")
+    inputs = (i["rewards"], i["values"], i["terminated"], truncated, i["bootstrap_values"])
+    if outputs == 2:
+        return launch(gae_kernel, i["rewards"], 2, inputs, GAMMA, lambda_, TRUNCATED=truncated is not None)
+    out = torch.empty_like(i["rewards"])
+    launch(gae_kernel, i["rewards"], 0, (*inputs, out, None), GAMMA, lambda_, TRUNCATED=truncated is not None)
     return [out]
 
 
-def returns(i: Inputs, lambda_: float) -> list[Tensor]:
-    rewards, values, truncated = i["rewards"], i.get("values"), i.get("truncated")
-    out, (rows, steps) = torch.empty_like(rewards), rewards.shape
-    returns_kernel[(rows,)](
-        rewards, values, i["terminated"], truncated, i["bootstrap_values"], out, steps, GAMMA, lambda_,
-        VALUES=values is not None, TRUNCATED=truncated is not None, **settings(steps),
-    )  # fmt: skip
-    return [out]
+def launch_returns(i: Inputs, lambda_: float, outputs: int) -> list[Tensor]:
+    values, truncated = i.get("values"), i.get("truncated")
+    inputs = (i["rewards"], values, i["terminated"], truncated, i["bootstrap_values"])
+    present = {"VALUES": values is not None, "TRUNCATED": truncated is not None}
+    return launch(returns_kernel, i["rewards"], 1, inputs, GAMMA, lambda_, **present)
 
 
-def vtrace(i: Inputs, lambda_: float) -> list[Tensor]:
-    rewards, truncated = i["rewards"], i.get("truncated")
-    targets, advantages, (rows, steps) = torch.empty_like(rewards), torch.empty_like(rewards), rewards.shape
-    vtrace_kernel[(rows,)](
-        rewards, i["values"], i["terminated"], i["target_log_probs"], i["behaviour_log_probs"], truncated,
-        i["bootstrap_values"], targets, advantages, steps, GAMMA, lambda_,
-        TRUNCATED=truncated is not None, **settings(steps),
-    )  # fmt: skip
-    return [targets, advantages]
+LOG_PROBS = ("target_log_probs", "behaviour_log_probs")
 
 
-def retrace(i: Inputs, lambda_: float) -> list[Tensor]:
-    rewards, truncated = i["rewards"], i.get("truncated")
-    targets, advantages, (rows, steps) = torch.empty_like(rewards), torch.empty_like(rewards), rewards.shape
-    retrace_kernel[(rows,)](
-        rewards, i["q_values"], i["terminated"], i["target_log_probs"], i["behaviour_log_probs"],
-        i["next_action_probs"], i["next_q_values"], truncated, targets, advantages, steps, GAMMA, lambda_,
-        ACTIONS=ACTIONS, TRUNCATED=truncated is not None, **settings(steps),
-    )  # fmt: skip
-    return [targets, advantages]
+def launch_vtrace(i: Inputs, lambda_: float, outputs: int) -> list[Tensor]:
+    truncated = i.get("truncated")
+    names = ("rewards", "values", "terminated", *LOG_PROBS)
+    inputs = (*(i[name] for name in names), truncated, i["bootstrap_values"])
+    return launch(vtrace_kernel, i["rewards"], 2, inputs, GAMMA, lambda_, TRUNCATED=truncated is not None)
 
 
-def traces(i: Inputs, decay: float) -> list[Tensor]:
-    x, truncated = i["x"], i.get("truncated")
-    done = i["dones"] if "dones" in i else i["terminated"]
-    out, (rows, steps) = torch.empty_like(x), x.shape
-    traces_kernel[(rows,)](
-        x, done, truncated, out, steps, decay, TRUNCATED=truncated is not None, **settings(steps)
-    )  # fmt: skip
-    return [out]
+def launch_retrace(i: Inputs, lambda_: float, outputs: int) -> list[Tensor]:
+    truncated = i.get("truncated")
+    names = ("rewards", "q_values", "terminated", *LOG_PROBS, "next_action_probs", "next_q_values")
+    inputs, present = (*(i[name] for name in names), truncated), {"TRUNCATED": truncated is not None}
+    return launch(retrace_kernel, i["rewards"], 2, inputs, GAMMA, lambda_, ACTIONS=ACTIONS, **present)
 
 
-def walked_gae(i: Inputs, lambda_: float) -> list[Tensor]:
-    rewards = i["rewards"]
-    out, (rows, steps) = torch.empty_like(rewards), rewards.shape
-    gae_walk[(rows,)](
-        rewards, i["values"], i["terminated"], i["bootstrap_values"], out, steps, GAMMA, lambda_, **settings(BLOCK)
-    )
-    return [out]
+def launch_traces(i: Inputs, decay: float) -> list[Tensor]:
+    truncated = i.get("truncated")
+    inputs = (i["x"], i["dones"] if "dones" in i else i["terminated"], truncated)
+    return launch(traces_kernel, i["x"], 1, inputs, decay, TRUNCATED=truncated is not None)
 
 
-def walked_traces(i: Inputs, lambda_: float) -> list[Tensor]:
-    x = i["x"]
-    out, (rows, steps) = torch.empty_like(x), x.shape
-    traces_walk[(rows,)](x, i["terminated"], out, steps, GAMMA * lambda_, **settings(BLOCK))
-    return [out]
+def walk_gae(i: Inputs, lambda_: float, outputs: int) -> list[Tensor]:
+    inputs = (i["rewards"], i["values"], i["terminated"], i["bootstrap_values"])
+    return launch(gae_walk, i["rewards"], 2, inputs, GAMMA, lambda_, **choose_block(BLOCK))
 
 
-WALKS: dict[str, Launch] = {"gae": walked_gae, "eligibility_traces": walked_traces}
+def walk_traces(i: Inputs, lambda_: float, outputs: int) -> list[Tensor]:
+    return launch(traces_walk, i["x"], 1, (i["x"], i["terminated"]), GAMMA * lambda_, **choose_block(BLOCK))
+
+
+WALKS: dict[str, Launch] = {"gae": walk_gae, "eligibility_traces": walk_traces}
 LAUNCHES: dict[str, Launch] = {
-    "gae": gae,
-    "vtrace": vtrace,
-    "retrace": retrace,
-    "lambda_returns": returns,
-    "discounted_returns": returns,
-    "eligibility_traces": lambda i, lambda_: traces(i, GAMMA * lambda_),
-    "prefix_sum": lambda i, _: traces(i, 1.0),
+    "compute_gae": launch_gae,
+    "compute_vtrace": launch_vtrace,
+    "compute_retrace": launch_retrace,
+    "compute_lambda_returns": launch_returns,
+    "compute_discounted_returns": launch_returns,
+    "compute_eligibility_traces": lambda i, lambda_, _: launch_traces(i, GAMMA * lambda_),
+    "compute_episodic_prefix_sum": lambda i, _, __: launch_traces(i, 1.0),
 }

@@ -8,12 +8,12 @@ from benchmarks.harness import Call
 from benchmarks.workloads import Inputs, Workload
 
 
-def null(workload: Workload, inputs: Inputs) -> Call:
+def make_null_call(workload: Workload, inputs: Inputs) -> Call:
     """Nothing."""
     return lambda: None
 
 
-def torch_add(workload: Workload, inputs: Inputs) -> Call:
+def make_torch_add(workload: Workload, inputs: Inputs) -> Call:
     """a + b in float32."""
     device = next(iter(inputs.values())).device
     a, b = torch.ones(2, workload.num_envs, workload.num_steps, device=device)

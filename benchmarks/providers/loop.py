@@ -11,18 +11,18 @@ from benchmarks.harness import Call
 from benchmarks.workloads import GAMMA, Inputs, Workload
 
 
-def arm(workload: Workload, inputs: Inputs) -> Call:
+def make_call(workload: Workload, inputs: Inputs) -> Call:
     """The loop over views with time first, whatever the layout."""
     dim, lambda_ = workload.time_dim, workload.spec.lambda_ or 1.0
 
     def call() -> list[Tensor]:
         rollout = {name: x.movedim(dim, 0) if x.ndim > 1 else x for name, x in inputs.items()}
-        return [x.movedim(0, dim) for x in LOOPS[workload.estimator](rollout, lambda_)]
+        return [x.movedim(0, dim) for x in LOOPS[workload.spec.function](rollout, lambda_)[: workload.spec.outputs]]
 
     return call
 
 
-def backward(i: Inputs) -> Iterator[tuple[int, Tensor, Tensor]]:
+def iterate_backward(i: Inputs) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Steps from the last to the first: (t, 1 unless terminated, 1 unless the episode or the window ends)."""
     last = len(i["rewards"]) - 1
     for t in range(last, -1, -1):
@@ -31,7 +31,7 @@ def backward(i: Inputs) -> Iterator[tuple[int, Tensor, Tensor]]:
         yield t, nonterminal, inner if t < last else torch.zeros_like(inner)
 
 
-def after(i: Inputs, values: Tensor | None, t: int) -> Tensor:
+def find_next_value(i: Inputs, values: Tensor | None, t: int) -> Tensor:
     """V(s_{t+1}): the bootstrap value at a cut. Without values they are 0 inside."""
     bootstrap = i["bootstrap_values"]
     if t == len(i["rewards"]) - 1:
@@ -40,33 +40,33 @@ def after(i: Inputs, values: Tensor | None, t: int) -> Tensor:
     return torch.where(i["truncated"][t], bootstrap[t], value) if "truncated" in i else value
 
 
-def gae(i: Inputs, lambda_: float) -> list[Tensor]:
+def run_gae(i: Inputs, lambda_: float) -> list[Tensor]:
     """Schulman 2016."""
     rewards, values = i["rewards"], i["values"]
     advantages, advantage = torch.zeros_like(rewards), torch.zeros_like(rewards[0])
-    for t, nonterminal, inner in backward(i):
-        delta = rewards[t] + GAMMA * after(i, values, t) * nonterminal - values[t]
+    for t, nonterminal, inner in iterate_backward(i):
+        delta = rewards[t] + GAMMA * find_next_value(i, values, t) * nonterminal - values[t]
         advantages[t] = advantage = delta + GAMMA * lambda_ * inner * advantage
-    return [advantages]
+    return [advantages, advantages + values]
 
 
-def lambda_returns(i: Inputs, lambda_: float) -> list[Tensor]:
+def run_lambda_returns(i: Inputs, lambda_: float) -> list[Tensor]:
     """Sutton & Barto 2018."""
     rewards = i["rewards"]
     returns, following = torch.zeros_like(rewards), torch.zeros_like(rewards[0])
-    for t, nonterminal, inner in backward(i):
-        value = after(i, i.get("values"), t) * nonterminal
+    for t, nonterminal, inner in iterate_backward(i):
+        value = find_next_value(i, i.get("values"), t) * nonterminal
         returns[t] = following = rewards[t] + GAMMA * ((1 - lambda_ * inner) * value + lambda_ * inner * following)
     return [returns]
 
 
-def vtrace(i: Inputs, lambda_: float) -> list[Tensor]:
+def run_vtrace(i: Inputs, lambda_: float) -> list[Tensor]:
     """Espeholt 2018."""
     rewards, values = i["rewards"], i["values"]
     targets, advantages, error = torch.zeros_like(rewards), torch.zeros_like(rewards), torch.zeros_like(rewards[0])
-    for t, nonterminal, inner in backward(i):
+    for t, nonterminal, inner in iterate_backward(i):
         rho = (i["target_log_probs"][t] - i["behaviour_log_probs"][t]).exp().clamp(max=1.0)
-        value = after(i, values, t) * nonterminal
+        value = find_next_value(i, values, t) * nonterminal
         advantages[t] = rho * (rewards[t] + GAMMA * (value + inner * error) - values[t])
         delta = rho * (rewards[t] + GAMMA * value - values[t])
         error = delta + GAMMA * lambda_ * rho * inner * error
@@ -74,12 +74,12 @@ def vtrace(i: Inputs, lambda_: float) -> list[Tensor]:
     return [targets, advantages]
 
 
-def retrace(i: Inputs, lambda_: float) -> list[Tensor]:
+def run_retrace(i: Inputs, lambda_: float) -> list[Tensor]:
     """Munos 2016."""
     rewards, q_values = i["rewards"], i["q_values"]
     targets, advantages = torch.zeros_like(rewards), torch.zeros_like(rewards)
     error = trace = next_q_value = torch.zeros_like(rewards[0])
-    for t, nonterminal, inner in backward(i):
+    for t, nonterminal, inner in iterate_backward(i):
         rho = (i["target_log_probs"][t] - i["behaviour_log_probs"][t]).exp().clamp(max=1.0)
         value = (i["next_action_probs"][t] * i["next_q_values"][t]).sum(-1) * nonterminal
         following = value + inner * (next_q_value + error - value)
@@ -90,7 +90,7 @@ def retrace(i: Inputs, lambda_: float) -> list[Tensor]:
     return [targets, advantages]
 
 
-def traces(i: Inputs, decay: float) -> list[Tensor]:
+def run_traces(i: Inputs, decay: float) -> list[Tensor]:
     """Sutton & Barto 2018, chapter 12; with a decay of 1 the prefix sum."""
     x = i["x"]
     results, trace = torch.zeros_like(x), torch.zeros_like(x[0])
@@ -103,11 +103,11 @@ def traces(i: Inputs, decay: float) -> list[Tensor]:
 
 
 LOOPS: dict[str, Callable[[Inputs, float], list[Tensor]]] = {
-    "gae": gae,
-    "vtrace": vtrace,
-    "retrace": retrace,
-    "lambda_returns": lambda_returns,
-    "discounted_returns": lambda_returns,
-    "eligibility_traces": lambda i, lambda_: traces(i, GAMMA * lambda_),
-    "prefix_sum": lambda i, _: traces(i, 1.0),
+    "compute_gae": run_gae,
+    "compute_vtrace": run_vtrace,
+    "compute_retrace": run_retrace,
+    "compute_lambda_returns": run_lambda_returns,
+    "compute_discounted_returns": run_lambda_returns,
+    "compute_eligibility_traces": lambda i, lambda_: run_traces(i, GAMMA * lambda_),
+    "compute_episodic_prefix_sum": lambda i, _: run_traces(i, 1.0),
 }

@@ -13,12 +13,12 @@ from benchmarks.harness import Call
 from benchmarks.workloads import GAMMA, Inputs, Workload
 
 
-def arm(workload: Workload, inputs: Inputs) -> partial[Any]:
+def make_call(workload: Workload, inputs: Inputs) -> partial[Any]:
     """The results are allocated by the call."""
     spec = workload.spec
     options: dict[str, Any] = {"time_dim": workload.time_dim, **inputs}
-    if spec.function == "compute_gae":
-        options["compute_returns"] = spec.outputs == 2
+    if spec.function == "compute_gae" and spec.outputs == 1:
+        options["compute_returns"] = False
     if workload.estimator != "prefix_sum":
         options["gamma"] = GAMMA
     if spec.lambda_ is not None:
@@ -26,18 +26,18 @@ def arm(workload: Workload, inputs: Inputs) -> partial[Any]:
     return partial(getattr(rl_triton_core, spec.function), **options)
 
 
-def whole(workload: Workload, inputs: Inputs) -> Call:
-    """Validated and launched anew, as when nothing is replayed."""
-    call = arm(workload, inputs)
+def make_normal_call(workload: Workload, inputs: Inputs) -> Call:
+    """On the normal path, as the first call of its kind."""
+    call = make_call(workload, inputs)
     return partial(unwrap(call.func), **call.keywords)
 
 
-def with_out(workload: Workload, inputs: Inputs) -> Call:
+def make_call_with_out(workload: Workload, inputs: Inputs) -> Call:
     """The results go into tensors that are there."""
     like = inputs[workload.spec.inputs[0]]
     results = [torch.empty_like(like, dtype=torch.float32) for _ in range(workload.spec.outputs)]
     out = (*results, None)[:2] if workload.spec.function in PAIRS else results[0]
-    return partial(arm(workload, inputs), out=out)
+    return partial(make_call(workload, inputs), out=out)
 
 
 PAIRS = ("compute_gae", "compute_vtrace", "compute_retrace")

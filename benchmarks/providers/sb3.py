@@ -10,7 +10,7 @@ from benchmarks.harness import Call
 from benchmarks.workloads import GAMMA, Inputs, Workload
 
 
-def arm(workload: Workload, inputs: Inputs) -> Call | None:
+def make_call(workload: Workload, inputs: Inputs) -> Call | None:
     """The buffer's own pass over a rollout that it holds."""
     if workload.estimator != "gae" or workload.truncated or workload.layout != "time-major":
         return None
@@ -21,8 +21,8 @@ def arm(workload: Workload, inputs: Inputs) -> Call | None:
     dones = inputs["terminated"].numpy()
     buffer.episode_starts[1:] = dones[:-1]
 
-    def call() -> torch.Tensor:
+    def call() -> list[torch.Tensor]:
         buffer.compute_returns_and_advantage(inputs["bootstrap_values"], dones[-1])
-        return torch.from_numpy(buffer.advantages)
+        return [torch.from_numpy(buffer.advantages), torch.from_numpy(buffer.returns)]
 
     return call

@@ -9,7 +9,7 @@ from benchmarks.harness import Call
 from benchmarks.workloads import GAMMA, Inputs, Workload
 
 
-def arm(workload: Workload, inputs: Inputs) -> Call | None:
+def make_call(workload: Workload, inputs: Inputs) -> Call | None:
     """The call on env-major tensors with a trailing dimension, the values after each step given."""
     if workload.estimator != "gae" or workload.truncated or workload.layout != "env-major":
         return None
@@ -18,4 +18,4 @@ def arm(workload: Workload, inputs: Inputs) -> Call | None:
     terminated = inputs["terminated"]
     tensors = [x.unsqueeze(-1) for x in (values, following, inputs["rewards"], terminated, terminated)]
     function, lambda_ = vec_generalized_advantage_estimate, workload.spec.lambda_
-    return lambda: function(GAMMA, lambda_, *tensors)[0].squeeze(-1)
+    return lambda: [x.squeeze(-1) for x in function(GAMMA, lambda_, *tensors)]

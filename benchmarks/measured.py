@@ -1,66 +1,76 @@
-"""The result files of a machine, as one table to ask."""
+"""The result files of benchmarks/run.py, as one table of a machine."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
 
 from benchmarks import files
-from benchmarks.workloads import Workload, bytes_moved
-
-Key = tuple[str, Workload, str]
+from benchmarks.workloads import Workload, count_bytes
 
 
-class Results:
-    """The rows of all bench_*.json in a folder by suite, workload and provider; later files win."""
+class Machine(NamedTuple):
+    """What was measured on a machine: a line per suite, workload and provider."""
 
-    def __init__(self, folder: Path) -> None:
-        self.name = folder.name
-        self.heads: dict[str, files.Row] = {}
-        self.rows: dict[Key, files.Row] = {}
-        self.bandwidths: dict[Key, float] = {}
-        for path in sorted(folder.glob("bench_*.json")):
-            self.add(files.read(path))
+    name: str
+    heads: dict[str, files.Row]
+    table: pd.DataFrame
 
-    def add(self, result: files.Row) -> None:
-        """One file."""
-        self.heads[result["suite"]] = {name: value for name, value in result.items() if name != "rows"}
+    def find_suite(self, suite: str) -> pd.DataFrame:
+        """The lines of a suite."""
+        return self.table[self.table["suite"] == suite] if len(self.table) else self.table
+
+    def find_times(self, suite: str, provider: str = "ours", kind: str = "full") -> pd.Series:
+        """Microseconds of an arm by workload, "full" or "device"."""
+        lines = self.find_suite(suite)
+        return lines[lines["provider"] == provider].set_index("workload")[kind].dropna() if len(lines) else EMPTY
+
+    def find_ratios(self, suite: str, other: str, ours: str = "ours", kind: str = "full") -> pd.Series:
+        """How many times faster ours is than another arm, by workload."""
+        return (self.find_times(suite, other, kind) / self.find_times(suite, ours, kind)).dropna()
+
+    def find_floors(self, suite: str) -> pd.Series:
+        """Microseconds that the bytes take at the bandwidth of a copy in the same run, by workload."""
+        return self.find_times(suite, "ours", "floor")
+
+    def find_roofline(self, suite: str) -> pd.Series:
+        """The percentage of that bandwidth which ours reaches on the device, by workload."""
+        return (100 * self.find_floors(suite) / self.find_times(suite, kind="device")).dropna()
+
+
+EMPTY = pd.Series(dtype=float)
+
+
+def read_machine(folder: Path) -> Machine:
+    """The rows of all bench_*.json in a folder; later files win."""
+    heads, lines = {}, {}
+    for path in sorted(folder.glob("bench_*.json")):
+        result = files.read(path)
+        suite, bandwidth = result["suite"], result["copy_bandwidth_gb_per_s"] * 1e3
+        heads[suite] = {name: value for name, value in result.items() if name != "rows"}
         for row in result["rows"]:
-            key = (result["suite"], workload_of(row), row["provider"])
-            self.rows[key] = row
-            self.bandwidths[key] = result["copy_bandwidth_gb_per_s"] * 1e3
-
-    def suite(self, suite: str) -> Iterator[tuple[Workload, str, files.Row]]:
-        """The rows of a suite."""
-        return ((workload, name, row) for (found, workload, name), row in self.rows.items() if found == suite)
-
-    def time(self, suite: str, workload: Workload, provider: str, kind: str) -> float | None:
-        """Microseconds, "full" or "device", if there are any."""
-        found: float | None = self.rows.get((suite, workload, provider), {}).get(kind)
-        return found
-
-    def ratio(self, suite: str, workload: Workload, other: str, ours: str = "ours", kind: str = "full") -> float | None:
-        """How many times faster ours is."""
-        times = self.time(suite, workload, other, kind), self.time(suite, workload, ours, kind)
-        return None if times[0] is None or times[1] is None else times[0] / times[1]
-
-    def floor(self, suite: str, workload: Workload, provider: str = "ours") -> float | None:
-        """Microseconds that the bytes take at the bandwidth of a copy in the same run."""
-        bandwidth = self.bandwidths.get((suite, workload, provider))
-        return None if bandwidth is None else bytes_moved(workload) / bandwidth
-
-    def over_floor(self, suite: str, workload: Workload, provider: str = "ours") -> float | None:
-        """The device time over its floor."""
-        time, floor = self.time(suite, workload, provider, "device"), self.floor(suite, workload, provider)
-        return None if time is None or floor is None else time / floor
+            workload = read_workload(row)
+            more = {"suite": suite, "workload": workload, "floor": count_bytes(workload) / bandwidth}
+            lines[suite, workload, row["provider"]] = {**row, **more}
+    return Machine(folder.name, heads, pd.DataFrame(lines.values()))
 
 
-def gpus(folder: Path) -> list[Results]:
-    """The results of every machine but the CPU's that has some."""
+def read_gpus(folder: Path) -> list[Machine]:
+    """Every machine but the CPU's that has results."""
     found = {path.parent for path in folder.glob("*/bench_*.json")} - {folder / "cpu"}
-    return [Results(path) for path in sorted(found)]
+    return [read_machine(path) for path in sorted(found)]
 
 
-def workload_of(row: files.Row) -> Workload:
+def read_workload(row: files.Row) -> Workload:
     """What a row is about."""
-    return Workload(*(row[name] for name in Workload._fields))
+    return Workload(*(row[name] for name in Workload._fields if name in row))
+
+
+def select_workloads(values: pd.Series, wanted: Iterable[Workload]) -> pd.Series:
+    """The values of some workloads; NaN where there are none."""
+    found = dict(values.items())
+    chosen = list(wanted)
+    return pd.Series([found.get(workload, float("nan")) for workload in chosen], index=pd.Index(chosen, tupleize_cols=False))

@@ -1,66 +1,39 @@
-"""Draw the figures of docs/benchmarks.md from result files.
-
-python benchmarks/plots.py
-"""
+"""The figures of the pages, drawn from result files; benchmarks/pages.py calls it."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import numpy as np
+import pandas as pd
 
 from benchmarks import files
-from benchmarks.measured import Results, gpus
-from benchmarks.suites import LENGTHENING, SUITES
-from benchmarks.workloads import ESTIMATORS, LAYOUTS, Workload, bytes_moved
+from benchmarks.measured import Machine, read_gpus
+from benchmarks.workloads import ESTIMATORS, LAYOUTS, count_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 FOLDER = files.ROOT / "docs" / "plots"
-ARMS = {"ours": "ours", "flat_triton": "flat Triton", "cuda_rows": "CUDA rows"}
+ARMS = ("torch_add", "ours_out", "ours", "flat_triton", "compiled_scan")
 
 
-class Plot(NamedTuple):
-    """A figure, the suite whose section shows it, and what it says."""
-
-    suite: str
-    caption: str
-    draw: Callable[[Results], Figure]
-
-    def has(self, results: Results) -> bool:
-        """Whether there is anything to draw."""
-        return any(row["full"] is not None for _, _, row in results.suite(self.suite))
-
-
-def main() -> None:
+def draw_all() -> None:
     """Draw what there are results for."""
-    set_up()
-    for results in gpus(files.RESULTS):
-        for name in drawn(results):
-            save(FIGURES[name].draw(results), FOLDER / file_of(results, name))
+    from benchmarks.end_to_end import plots
+
+    set_style()
+    for machine in read_gpus(files.RESULTS):
+        for suite, draw in DRAWINGS.items():
+            if suite in machine.heads:
+                save_figure(draw(machine), FOLDER / f"{machine.name}_{suite}.svg")
+    plots.draw_all()
 
 
-def drawn(results: Results) -> list[str]:
-    """The figures for which there are results."""
-    return [name for name, figure in FIGURES.items() if figure.has(results)]
-
-
-def file_of(results: Results, name: str) -> str:
-    """What a machine's figure is called."""
-    return f"{results.name}_{name}.svg"
-
-
-def link(results: Results, name: str) -> str:
-    """A figure on a page."""
-    return f"![{FIGURES[name].caption}](plots/{file_of(results, name)})\n\n*{FIGURES[name].caption}*"
-
-
-def set_up() -> None:
+def set_style() -> None:
     """The same drawing is the same file."""
     import matplotlib as mpl
 
@@ -68,14 +41,14 @@ def set_up() -> None:
     mpl.rcParams.update({"svg.hashsalt": "rl-triton-core", "svg.fonttype": "none", "font.size": 8})
 
 
-def save(figure: Figure, path: Path) -> None:
+def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None}, bbox_inches="tight")
     print("drew", path.name)
 
 
-def axes(rows: int, columns: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+def make_panels(rows: int, columns: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
     """A figure and its panels."""
     from matplotlib import pyplot as plt
 
@@ -83,79 +56,56 @@ def axes(rows: int, columns: int, width: float, height: float) -> tuple[Figure, 
     return figure, list(panels.flat)
 
 
-def heat_map(panel: Axes, title: str, values: dict[tuple[int, int], float]) -> Any:
+def draw_heat_map(panel: Axes, title: str, ratios: pd.Series) -> None:
     """Ratios over (num_envs, T), written into their cells, on a logarithmic scale about 1."""
-    import numpy as np
-
-    envs, steps = (sorted({shape[i] for shape in values}) for i in (0, 1))
-    grid = np.full((len(envs), len(steps)), np.nan)
-    for (n, t), value in values.items():
-        grid[envs.index(n), steps.index(t)] = np.log2(value)
-        panel.text(steps.index(t), envs.index(n), f"{value:.1f}", ha="center", va="center", fontsize=6)
-    image = panel.imshow(grid, cmap="RdYlGn", vmin=-3, vmax=3, aspect="auto", origin="lower")
+    if not len(ratios):
+        return
+    index = pd.MultiIndex.from_tuples([(w.num_envs, w.num_steps) for w in ratios.index])
+    grid = ratios.set_axis(index).unstack()
+    panel.imshow(np.log2(grid.to_numpy()), cmap="RdYlGn", vmin=-3, vmax=3, aspect="auto", origin="lower")
+    for (row, column), value in np.ndenumerate(grid.to_numpy()):
+        if np.isfinite(value):
+            panel.text(column, row, f"{value:.1f}", ha="center", va="center", fontsize=6)
     panel.set(title=title, xlabel="T", ylabel="num_envs")
-    panel.set_xticks(range(len(steps)), [str(t) for t in steps])
-    panel.set_yticks(range(len(envs)), [str(n) for n in envs])
-    return image
+    panel.set_xticks(range(grid.shape[1]), [str(x) for x in grid.columns])
+    panel.set_yticks(range(grid.shape[0]), [str(x) for x in grid.index])
 
 
-def speed_ups(
-    results: Results, suite: str, chosen: Iterable[Workload], other: str, ours: str
-) -> dict[tuple[int, int], float]:
-    """Full-call ratios by shape."""
-    found = {(w.num_envs, w.num_steps): results.ratio(suite, w, other, ours) for w in chosen}
-    return {shape: ratio for shape, ratio in found.items() if ratio is not None}
-
-
-def sweep_map(results: Results) -> Figure:
+def draw_sweep(machine: Machine) -> Figure:
     """Every estimator against the flat kernel and the compiled scan."""
-    figure, panels = axes(len(ESTIMATORS), 2, 8, 2.1 * len(ESTIMATORS))
+    figure, panels = make_panels(len(ESTIMATORS), 2, 8, 2.1 * len(ESTIMATORS))
     for row, estimator in enumerate(ESTIMATORS):
-        chosen = [w for w in SUITES["sweep"].workloads if w.estimator == estimator]
-        plain = [w for w in chosen if w.layout == "env-major" and not w.truncated]
         for column, other in enumerate(("flat_triton", "compiled_scan")):
-            values = speed_ups(results, "sweep", plain, other, "ours")
-            heat_map(panels[2 * row + column], f"{estimator} against {other}", values)
+            ratios = machine.find_ratios("sweep", other)
+            plain = [w.estimator == estimator and w.layout == "env-major" and not w.truncated for w in ratios.index]
+            draw_heat_map(panels[2 * row + column], f"{estimator} against {other}", ratios[plain])
     return figure
 
 
-def rows_map(results: Results) -> Figure:
-    """GAE against the CUDA kernel."""
-    figure, panels = axes(1, 1, 7, 3.5)
-    heat_map(panels[0], "gae", speed_ups(results, "rows", SUITES["rows"].workloads, "cuda_rows", "ours_out"))
-    return figure
-
-
-def roofline(results: Results) -> Figure:
+def draw_roofline(machine: Machine) -> Figure:
     """The percentage of the roofline against the bytes, by layout."""
-    figure, panels = axes(1, 2, 9, 3.5)
+    figure, panels = make_panels(1, 2, 9, 3.5)
+    percent = pd.concat([machine.find_roofline(suite) for suite in ("sweep", "large")])
     for panel, layout in zip(panels, LAYOUTS, strict=True):
         for estimator in ESTIMATORS:
-            points = []
-            for suite in ("sweep", "large"):
-                for w in SUITES[suite].workloads:
-                    ratio = results.over_floor(suite, w)
-                    if ratio is not None and (w.estimator, w.layout, w.truncated) == (estimator, layout, False):
-                        points.append((bytes_moved(w) / 1e6, 100 / ratio))
-            if points:
-                panel.plot(*zip(*points, strict=True), marker=".", linestyle="none", label=estimator)
+            wanted = [(w, x) for w, x in percent.items() if (w.estimator, w.layout, w.truncated) == (estimator, layout, False)]
+            panel.plot([count_bytes(w) / 1e6 for w, _ in wanted], [x for _, x in wanted], ".", label=estimator)
         panel.axhline(100, color="grey", linewidth=0.5)
         panel.set(title=layout, xscale="log", xlabel="MB that must move", ylabel="% of the roofline", ylim=(0, None))
     panels[0].legend(fontsize=6)
     return figure
 
 
-def breakdown(results: Results) -> Figure:
-    """Full calls at the headline shape: the device's share and the rest."""
-    figure, panels = axes(1, len(ESTIMATORS), 12, 3)
-    arms = ("torch_add", "ours_out", "ours", "flat_triton", "compiled_scan")
+def draw_breakdown(machine: Machine) -> Figure:
+    """Full calls at the headline shape: the device's share and the host's."""
+    figure, panels = make_panels(1, len(ESTIMATORS), 12, 3)
+    lines = machine.find_suite("headline")
+    lines = lines[lines["provider"].isin(ARMS) & ~lines["truncated"].astype(bool)]
     for panel, estimator in zip(panels, ESTIMATORS, strict=True):
-        w = next(w for w in SUITES["headline"].workloads if w.estimator == estimator)
-        shown = [arm for arm in arms if results.time("headline", w, arm, "full") is not None]
-        device = [results.time("headline", w, arm, "device") or 0.0 for arm in shown]
-        full = [results.time("headline", w, arm, "full") or 0.0 for arm in shown]
-        panel.bar(shown, device, label="device")
-        panel.bar(shown, [max(0.0, a - b) for a, b in zip(full, device, strict=True)], bottom=device, label="host")
+        times = lines[lines["estimator"] == estimator].set_index("provider").reindex(ARMS)[["full", "device"]].astype(float)
+        host = (times["full"] - times["device"].fillna(0)).clip(lower=0)
+        panel.bar(ARMS, times["device"].fillna(0), label="device")
+        panel.bar(ARMS, host.fillna(0), bottom=times["device"].fillna(0), label="host")
         panel.set_title(estimator, fontsize=7)
         panel.tick_params("x", rotation=90)
     panels[0].set_ylabel("µs")
@@ -163,28 +113,22 @@ def breakdown(results: Results) -> Figure:
     return figure
 
 
-def long_rows(results: Results) -> Figure:
-    """Device time of GAE against T, and the floor."""
-    figure, panels = axes(1, 1, 6, 4)
-    chosen = [Workload("gae", *shape) for shape in LENGTHENING]
-    curves = {label: [results.time("long", w, arm, "device") for w in chosen] for arm, label in ARMS.items()}
-    curves["the bytes' floor"] = [results.floor("long", w) for w in chosen]
-    for label, values in curves.items():
-        points = [(w.num_steps, value) for w, value in zip(chosen, values, strict=True) if value is not None]
-        if points:
-            panels[0].plot(*zip(*points, strict=True), marker=".", label=label)
-    panels[0].set(xscale="log", yscale="log", xlabel="T", ylabel="µs on the device", title="16 environments")
+def draw_long_rows(machine: Machine) -> Figure:
+    """Device time of GAE against T, and the floor of its bytes."""
+    figure, panels = make_panels(1, 1, 6, 4)
+    curves = {arm: machine.find_times("long", arm, "device") for arm in ("ours", "flat_triton")}
+    curves["floor of the bytes"] = machine.find_floors("long")
+    for label, times in curves.items():
+        points = sorted((w.num_steps, x) for w, x in times.items() if w[:2] == ("gae", 16) and w.layout == "env-major")
+        panels[0].plot([t for t, _ in points], [x for _, x in points], marker=".", label=label)
+    panels[0].set(xscale="log", yscale="log", xlabel="T", ylabel="µs on the device", title="GAE, 16 environments")
     panels[0].legend()
     return figure
 
 
-FIGURES = {
-    "breakdown": Plot("headline", "Full call at 4096x128: what the device takes, and the host's rest", breakdown),
-    "sweep": Plot("sweep", "Full call: how many times faster, by num_envs and T", sweep_map),
-    "rows": Plot("rows", "Full call with out= against the CUDA kernel with a thread per row", rows_map),
-    "long": Plot("long", "GAE on long rows", long_rows),
-    "roofline": Plot("large", "Device time: percentage of the roofline", roofline),
+DRAWINGS: dict[str, Callable[[Machine], Any]] = {
+    "headline": draw_breakdown,
+    "sweep": draw_sweep,
+    "long": draw_long_rows,
+    "large": draw_roofline,
 }
-
-if __name__ == "__main__":
-    main()

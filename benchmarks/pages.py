@@ -1,0 +1,393 @@
+"""Write the pages of docs/, and the paragraph of the README, that are made from result files in benchmarks/results/.
+
+    python benchmarks/pages.py
+
+A page is a function that returns its text, and a line in PAGES. Every number on it is read from a result file. Where
+matplotlib is installed, the figures are drawn too.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import files
+from benchmarks.files import RESULTS, ROOT, Row
+from benchmarks.measured import Machine, read_gpus, read_machine
+from benchmarks.suites import HEADLINE, SUITES
+from benchmarks.workloads import ESTIMATORS, Workload
+
+NOT_YET = "*not measured yet*"
+MARKS = "<!-- speed: written by make report -->", "<!-- /speed -->"
+
+
+def main() -> None:
+    """Write every page, and draw the figures."""
+    for name, write_page in PAGES.items():
+        (ROOT / name).write_text(write_page(), encoding="utf-8")
+        print("wrote", name)
+    if importlib.util.find_spec("matplotlib"):
+        from benchmarks import plots
+
+        plots.draw_all()
+
+
+# --- pieces -----------------------------------------------------------------------------------------------------------
+
+
+def describe_source(command: str) -> str:
+    """Says that a page is generated, and by what."""
+    return f"""\
+This page is generated from `benchmarks/results/` by `make report` (`python benchmarks/pages.py`); change the script,
+not the page. `{command}` measures anew."""
+
+
+def describe_machine(system: Row, on_gpu: bool = True) -> str:
+    """What a result was measured on: its GPU if it has one that took part."""
+    names = ("python", "torch", "triton", "numba", "numpy", "cuda", "rocm")
+    packages = (f"{name} {system[name]}" for name in names if system[name] != "none")
+    hardware = system["gpu"] if on_gpu and system["gpu"] != "none" else system["cpu"]
+    commit, dash, dirty = system["commit"].partition("-")
+    return f"{hardware}; {', '.join(packages)}; commit `{commit[:7]}{dash}{dirty}`."
+
+
+def make_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table whose first column is text, and the others numbers."""
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (head, rule, *rows))
+
+
+def list_values(rows: Iterable[Row], name: str) -> str:
+    """The values of a field, in order of appearance."""
+    return ", ".join(dict.fromkeys(str(row[name]) for row in rows if row.get(name) is not None))
+
+
+def format_time(time: float | None) -> str:
+    """Microseconds with the digits worth reading."""
+    return "–" if time is None or math.isnan(time) else f"{time:.1f}" if time < 100 else f"{time:.0f}"
+
+
+def format_ratio(ratio: float | None) -> str:
+    """How many times faster."""
+    return "–" if ratio is None or math.isnan(ratio) else f"{ratio:.2f}×" if ratio < 20 else f"{ratio:.0f}×"
+
+
+def format_percent(share: float | None) -> str:
+    """A percentage."""
+    return "–" if share is None or math.isnan(share) else f"{share:.0f} %"
+
+
+# --- docs/benchmarks.md -----------------------------------------------------------------------------------------------
+
+ARMS = {
+    "ours": "ours", "ours_out": "ours with `out=`", "ours_normal_path": "ours, normal path", "loop": "loop",
+    "compiled_scan": "compiled scan", "flat_triton": "flat Triton", "blocks_triton": "in blocks",
+    "cuda_rows": "CUDA rows", "numpy": "NumPy", "numba": "Numba", "sb3": "SB3", "torchrl": "TorchRL", "rlax": "rlax",
+}  # fmt: skip
+SECTIONS = {
+    "headline": ("4096 environments, 128 steps", ("compiled_scan", "flat_triton", "loop")),
+    "rows": ("Advantages against the CUDA kernel with a thread per row", ("cuda_rows",)),
+    "retrace_long": ("Retrace on longer rows", ("flat_triton", "compiled_scan")),
+    "long": ("Long rows", ("flat_triton", "blocks_triton")),
+    "large": ("Large rollouts", ()),
+    "flags": ("Flags of other types", ("flat_triton",)),
+    "bf16": ("bfloat16 inputs", ()),
+    "variants": ("GAE without its value targets, and with a mask", ("flat_triton",)),
+    "huge": ("More than 2³¹ elements", ()),
+}
+"""Suites, their titles, and the arms whose times are divided by ours."""
+
+
+def write_benchmarks() -> str:
+    """docs/benchmarks.md."""
+    parts = [BENCHMARKS_HEAD.format(source=describe_source("make bench"))]
+    for gpu in read_gpus(RESULTS):
+        parts += [f"# {describe_hardware(gpu)}", write_sweep(gpu)]
+        parts += [write_suite(gpu, suite, *about) for suite, about in SECTIONS.items() if suite in gpu.heads]
+    cpu = read_machine(RESULTS / "cpu")
+    parts += ["# On a CPU", write_suite(cpu, "cpu", "Full calls", ()) if "cpu" in cpu.heads else NOT_YET]
+    parts += [write_sb3_pass(result) for result in read_results("cpu/sb3_advantages.json")]
+    parts += [write_first_calls(result) for result in read_results("cpu/first_call.json")]
+    parts += [write_packed(result) for result in read_results("*/packed_*.json")]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+BENCHMARKS_HEAD = """\
+# Benchmarks
+
+{source} On a GPU: `python scripts/gpu_benchmarks.py FOLDER`.
+
+Times are microseconds, *full call / device*. **Full call**: one call with tensors in and tensors out between two CUDA
+events, the GPU synchronised before and after: the minimum of five medians of 50 calls after 20 warm-up calls.
+**Device**: the call captured 20 times in a CUDA graph, the time of a replay / 20. Slower calls are repeated less, which
+the files say. Arms take turns, and each must agree with a float64 loop on the same inputs before it is timed (in
+rollouts of more than 2²⁶ steps, for some environments). *Roofline* is the time in which the bytes (every input read
+once, every output written once) could be copied, over the device time; the bandwidth is that of a large elementwise
+copy in the same run. Small rollouts stay in the cache and may beat it, and so may bootstrap values, of which only those
+at cuts need to be read.
+
+Calls have default arguments: GAE with advantages and returns, V-Trace and Retrace with both results, Retrace from
+log-probabilities and four actions' probabilities and values. Inputs are float32, flags bool. *Truncated*: with
+truncation flags, and where values are bootstrapped one bootstrap value per step. *Normal path*: validated and launched
+anew, as the first call of its kind is.
+
+Arms: *loop*, a Python loop over PyTorch tensors; *compiled scan*, `torch.compile` of a doubling scan; *flat Triton*, a
+program per row with the whole row in one associative scan, launched the ordinary way (a time-major rollout is
+transposed for it); *in blocks*, a program per row that scans block after block; *CUDA rows*, a serial thread per row
+in CUDA C++ into a preallocated output. Multiples say how many times faster ours is."""
+
+
+def describe_hardware(machine: Machine) -> str:
+    """The name of a machine's GPU."""
+    return str(next(iter(machine.heads.values()))["system"]["gpu"])
+
+
+def describe_suite(machine: Machine, suite: str, title: str) -> str:
+    """A suite's title, and what it was measured on."""
+    head = machine.heads[suite]
+    text = f"## {title}\n\n{describe_machine(head['system'])} Copy bandwidth {head['copy_bandwidth_gb_per_s']:.0f} GB/s."
+    skipped = f" {len(head['skipped'])} workloads were skipped for lack of time." if head["skipped"] else ""
+    bad = machine.find_suite(suite)
+    bad = bad[bad["status"] != "ok"] if len(bad) else bad
+    failed = "; ".join(f"{ARMS.get(row.provider, row.provider)} on {row.workload}: {row.status}" for row in bad.itertuples())
+    return text + skipped + (f" Not timed: {failed}." if failed else "")
+
+
+def write_suite(machine: Machine, suite: str, title: str, others: Sequence[str]) -> str:
+    """A table with a line per workload: every arm's times, ours against the roofline, and the others over ours."""
+    lines = machine.find_suite(suite)
+    arms = [arm for arm in ARMS if (lines["provider"] == arm).any()]
+    cells = {
+        (row.workload, row.provider): format_time(row.full) + f" / {format_time(row.device)}" * (suite != "cpu")
+        for row in lines.itertuples()
+    }
+    roofline = machine.find_roofline(suite) if "ours" in arms and suite != "cpu" else pd.Series(dtype=float)
+    ours = "ours" if "ours" in arms else "ours_out"
+    ratios = [dict(machine.find_ratios(suite, other, ours).items()) for other in others]
+    percent = dict(roofline.items())
+    rows = []
+    for workload in dict.fromkeys(lines["workload"]):
+        row = [f"`{workload.estimator}` {str(workload).partition(' ')[2]}".removesuffix(" float32")]
+        row += [cells.get((workload, arm), "–") for arm in arms]
+        row += [format_percent(percent.get(workload))] * bool(len(roofline))
+        rows.append(row + [format_ratio(ratio.get(workload)) for ratio in ratios])
+    head = ["", *(ARMS[arm] for arm in arms), *["roofline"] * bool(len(roofline)), *(f"× {ARMS[x]}" for x in others)]
+    floors = (machine.find_times(suite, name) for name in ("null", "torch_add"))
+    null, add = (format_time(float(x.min())) if len(x) else "–" for x in floors)
+    text = f"In the same run an empty call takes {null}, and `torch.add` on the smallest shape {add}."
+    figure = f"![{title}](plots/{machine.name}_{suite}.svg)" if suite in FIGURES else ""
+    return "\n\n".join(x for x in (describe_suite(machine, suite, title), text, make_table(head, rows), figure) if x)
+
+
+FIGURES = ("headline", "sweep", "large", "long")
+
+
+def write_sweep(machine: Machine) -> str:
+    """A table per estimator on the paper's shapes, in both layouts, plain and truncated."""
+    if "sweep" not in machine.heads:
+        return ""
+    times = {kind: dict(machine.find_times("sweep", kind=kind).items()) for kind in ("full", "device")}
+    roofline = dict(machine.find_roofline("sweep").items())
+    ratios = {x: dict(machine.find_ratios("sweep", x).items()) for x in ("flat_triton", "compiled_scan")}
+    parts = [describe_suite(machine, "sweep", "The paper's shapes"), f"![The paper's shapes](plots/{machine.name}_sweep.svg)"]
+    for estimator, spec in ESTIMATORS.items():
+        variants = [(layout, cut) for layout in ("env-major", "time-major") for cut in (False, True)[: 1 + spec.truncates]]
+        head = ["N x T"]
+        for layout, cut in variants:
+            head += [layout + ", truncated" * cut, "roofline", "× flat Triton"]
+        rows = []
+        for shape in dict.fromkeys((w.num_envs, w.num_steps) for w in SUITES["sweep"].workloads):
+            row = ["x".join(map(str, shape))]
+            for layout, cut in variants:
+                w = Workload(estimator, *shape, layout, cut)
+                row.append(" / ".join(format_time(times[kind].get(w)) for kind in times))
+                row += [format_percent(roofline.get(w)), format_ratio(ratios["flat_triton"].get(w))]
+            rows.append([*row, format_ratio(ratios["compiled_scan"].get(Workload(estimator, *shape)))])
+        parts.append(f"### `{estimator}`\n\n{make_table([*head, '× compiled scan'], rows)}")
+    return "\n\n".join(parts)
+
+
+def write_sb3_pass(result: Row) -> str:
+    """The advantage pass of Stable-Baselines3."""
+    lines = []
+    for row in result["rows"]:
+        times = (f"{row['microseconds'][name]:.0f}" for name in ("stock", "adapter", "core"))
+        ratios = (f"{row[name]:.1f}" for name in ("speedup", "speedup_first_of_burst"))
+        lines.append([f"({row['n_steps']}, {row['n_envs']}), {row['threads']}", *times, *ratios])
+    head = ["(n_steps, n_envs), threads", "stock", "adapter", "core", "stock / adapter", "first of a burst"]
+    return f"""\
+## The advantage pass of Stable-Baselines3
+
+{describe_machine(result["system"])}
+
+*Stock* is the rollout buffer of Stable-Baselines3 (NumPy, one thread), *adapter* is our buffer in its place, *core* is
+`compute_gae` on flags that are ready; medians in microseconds. Results are equal to the bit. Calls come in bursts of
+{result["burst"]}; the first of a burst finds the caches as the other arms left them, as in training.
+
+{make_table(head, lines)}"""
+
+
+def write_first_calls(result: Row) -> str:
+    """First calls with and without what another process compiled."""
+    names = ("import", "compiled", "loaded", "second")
+    lines = [[f"`{row['estimator']}`", *(f"{1e3 * row[name]:.1f}" for name in names)] for row in result["rows"]]
+    return f"""\
+## First calls, backend `cpu`
+
+{describe_machine(result["system"])}
+
+Each combination of present arguments, layout and dtype is compiled when it is first met, and kept on disk: the next
+process loads it. Calls on {" x ".join(map(str, result["shape"]))} (environments, steps), each the first of a process of
+its own that has imported the backend and Numba; **milliseconds**.
+
+{make_table(["", "import", "compiled", "loaded", "second call"], lines)}"""
+
+
+def write_packed(result: Row) -> str:
+    """Sequences end to end against padded ones."""
+    arms, on_cpu = ("packed", "padded", "unmasked"), result["backend"] == "cpu"
+    lines = []
+    for row in result["rows"]:
+        kinds = [row["microseconds"]] if on_cpu else [row["full_microseconds"], row["microseconds"]]
+        times = [" / ".join(format_time(kind.get(arm)) for kind in kinds) for arm in arms]
+        sizes = [f"{row['steps']}", f"{row['padded_steps']}"]
+        lines.append([row["sequences"], f"`{row['estimator']}`", *sizes, *times, f"{row['padded_over_packed']:.2f}"])
+    slower = sum(row["padded_over_packed"] < 1 for row in result["rows"])
+    head = ["sequences (length)", "", "steps", "padded steps", "packed", "masked", "without a mask", "masked / packed"]
+    return f"""\
+## Packed sequences, backend `{result["backend"]}`
+
+{describe_machine(result["system"])}
+
+The same sequences end to end with `cu_seqlens`, as padded rows under a mask, and where all are equally long without a
+mask; {"full calls" if on_cpu else "full call / device"}. Packed takes longer in {slower} of {len(lines)} rows.
+
+{make_table(head, lines)}"""
+
+
+# --- docs/accuracy.md -------------------------------------------------------------------------------------------------
+
+
+def write_accuracy() -> str:
+    """docs/accuracy.md."""
+    results = read_results("*/accuracy_*.json")
+    rows, limits = results[0]["float32"], results[0]["limits"]
+    head = f"""\
+# Accuracy
+
+{describe_source("make accuracy")} On a GPU: `python benchmarks/accuracy.py FOLDER`.
+
+An error is ‖x − exact‖ / ‖exact‖ in the Euclidean norm, where a serial float64 loop over the same inputs gives the exact
+result. It is compared with that of the same loop in float32. Discounts are rounded to float32 beforehand, so that the
+errors are those of arithmetic alone. A ratio is the error over the loop's error, which counts as half a float32 epsilon
+({limits["serial_floor"]:.1e}) at least. The limit is {limits["ratio"]:g}.
+
+Settings: γ {list_values(rows, "gamma")}; λ {list_values(rows, "lambda_")}; no episode ends, or one every
+{list_values(rows, "episode")} steps on average. Layouts: {list_values(rows, "layout")}. Each line is the setting,
+layout and result with the largest ratio.
+
+Half-precision inputs are computed with in float32. Their error counts from the inputs before they were rounded, and is
+compared with what rounding them once does to the float64 loop; the ratio may differ from 1 by
+{limits["rounding"]:g}. *Beyond rounding* is the error against the float64 loop on the rounded inputs. The factors β of
+`linear_recurrence` are inputs too: those near 1 suffer most from rounding, and may be float32 beside a half-precision
+α."""
+    return "\n\n".join([head, *map(write_accuracy_of, results)]) + "\n"
+
+
+def write_accuracy_of(result: Row) -> str:
+    """The tables of one backend."""
+    full, half = (pd.DataFrame(result[name]).fillna({"ratio": math.inf}) for name in ("float32", "half"))
+    worst = full.loc[full.groupby(["estimator", "steps"], sort=False)["ratio"].idxmax()]
+    lines = [
+        [f"`{x.estimator}`", f"{x.steps}", f"{x.error:.1e}", f"{x.serial_error:.1e}", f"{x.ratio:.2f}"]
+        for x in worst.itertuples()
+    ]
+    largest = half.loc[half.groupby(["estimator", "dtype"], sort=False)["error"].idxmax()]
+    half_lines = []
+    for x in largest.itertuples():
+        group = half[(half["estimator"] == x.estimator) & (half["dtype"] == x.dtype)]
+        farthest = group["ratio"].iloc[(group["ratio"] - 1).abs().argmax()]
+        beyond = max(group["beyond_rounding"], key=lambda found: found["ratio"])
+        numbers = f"{x.error:.1e}", f"{x.rounding_error:.1e}", f"{farthest:.4f}", f"{beyond['error']:.1e}"
+        half_lines.append([f"`{x.estimator}`", x.dtype, *numbers, f"{beyond['ratio']:.2f}"])
+    head = ["", "inputs", "error", "rounding once", "ratio", "beyond rounding", "ratio"]
+    return "\n\n".join(
+        [
+            f"## Backend `{result['backend']}`",
+            describe_machine(result["system"], on_gpu=result["backend"] == "triton"),
+            make_table(["", "T", "error", "serial float32 loop", "ratio"], lines),
+            make_table(head, half_lines),
+        ]
+    )
+
+
+# --- README.md --------------------------------------------------------------------------------------------------------
+
+
+def write_readme() -> str:
+    """README.md with its paragraph between the marks."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    before, _, rest = text.partition(MARKS[0])
+    _, _, after = rest.partition(MARKS[1])
+    sentences = [*map(describe_gpu_speed, read_gpus(RESULTS)), describe_cpu_speed()]
+    return f"{before}{MARKS[0]}\n{' '.join(x for x in sentences if x) or NOT_YET}\n{MARKS[1]}{after}"
+
+
+def describe_gpu_speed(gpu: Machine) -> str:
+    """The headline, and the mean over the sweep."""
+    w = Workload("gae", *HEADLINE)
+    times = [dict(gpu.find_times("headline", kind=kind).items()).get(w) for kind in ("full", "device")]
+    if None in times:
+        return ""
+    arms = {"loop": "the Python loop", "compiled_scan": "a compiled scan", "flat_triton": "a flat Triton kernel"}
+    faster = {text: dict(gpu.find_ratios("headline", arm).items()).get(w) for arm, text in arms.items()}
+    ratios = ", ".join(f"{format_ratio(ratio)} faster than {text}" for text, ratio in faster.items())
+    every = gpu.find_ratios("sweep", "flat_triton")
+    every = [ratio for found, ratio in every.items() if found.layout == "env-major"]
+    mean = f"{np.exp(np.log(every).mean()):.2f}×" if every else NOT_YET
+    return (
+        f"On one {describe_hardware(gpu)}, `compute_gae` over {w.num_envs} environments and {w.num_steps} steps takes\n"
+        f"{format_time(times[0])} µs per call ({format_time(times[1])} µs on the device):\n{ratios}.\n"
+        f"Over all estimators and the paper's shapes, plain and truncated ({len(every)} measurements), a call is {mean}\n"
+        "faster than the flat kernel's (geometric mean)."
+    )
+
+
+def describe_cpu_speed() -> str:
+    """The pass of Stable-Baselines3."""
+    rows = [row for result in read_results("cpu/sb3_advantages.json") for row in result["rows"] if row["threads"] == 1]
+    pieces = [f"{row['speedup']:.1f}× at ({row['n_steps']}, {row['n_envs']})" for row in rows]
+    text = f"\nOn one CPU core our pass is faster than that of Stable-Baselines3:\n{', '.join(pieces)} (n_steps, n_envs)."
+    return text if pieces else ""
+
+
+def write_end_to_end() -> str:
+    """docs/end-to-end.md."""
+    from benchmarks.end_to_end import page
+
+    return page.write_page(RESULTS)
+
+
+def read_results(pattern: str) -> list[Any]:
+    """The result files of all machines that are called so, the CPU's first."""
+    return [files.read(path) for path in sorted(RESULTS.glob(pattern))]
+
+
+PAGES = {
+    "docs/accuracy.md": write_accuracy,
+    "docs/benchmarks.md": write_benchmarks,
+    "docs/end-to-end.md": write_end_to_end,
+    "README.md": write_readme,
+}
+
+if __name__ == "__main__":
+    main()

@@ -4,8 +4,8 @@
 
 Writes accuracy_BACKEND.json (hardware, versions, commit, errors). Exits with 1 if a ratio is beyond its limit.
 
-An error is ‖x − exact‖ / ‖exact‖, where benchmarks/equations.py with a serial float64 loop gives the exact result. It is
-compared with the error of the same loop in float32. Discounts and inputs are float32 numbers, so that the errors are
+An error is ‖x − exact‖ / ‖exact‖, where benchmarks/equations.py with a serial float64 loop gives the exact result. It
+is compared with the error of the same loop in float32. Discounts and inputs are float32 numbers, so that the errors are
 those of arithmetic alone. For half-precision inputs the error is compared with that of rounding them: the float64 loop
 on the rounded inputs.
 """

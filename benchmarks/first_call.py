@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import files
 from benchmarks.providers import ours
-from benchmarks.workloads import ESTIMATORS, Workload, draw
+from benchmarks.workloads import ESTIMATORS, Workload, draw_inputs
 
 SHAPE = (128, 64)
 """Environments and steps: so few that running takes no time worth mentioning."""
@@ -46,42 +46,42 @@ def main(arguments: list[str] | None = None) -> None:
 
 def measure(estimator: str) -> files.Row:
     """Medians over some pairs of processes."""
-    empty, filled = zip(*(pair(estimator) for _ in range(PAIRS)), strict=True)
+    empty, filled = zip(*(time_pair(estimator) for _ in range(PAIRS)), strict=True)
     return {
         "estimator": estimator,
-        "import": median(empty + filled, 0),
-        "compiled": median(empty, 1),
-        "loaded": median(filled, 1),
-        "second": median(filled, 2),
+        "import": find_median(empty + filled, 0),
+        "compiled": find_median(empty, 1),
+        "loaded": find_median(filled, 1),
+        "second": find_median(filled, 2),
     }
 
 
-def median(times: tuple[Times, ...], phase: int) -> float:
+def find_median(times: tuple[Times, ...], phase: int) -> float:
     """Of one phase."""
     return round(statistics.median(found[phase] for found in times), 6)
 
 
-def pair(estimator: str) -> tuple[Times, Times]:
+def time_pair(estimator: str) -> tuple[Times, Times]:
     """Times in a process that finds nothing compiled, and in one that finds what the first has left."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["NUMBA_CACHE_DIR"] = folder
-        return in_a_process_of_its_own(estimator), in_a_process_of_its_own(estimator)
+        return run_in_new_process(estimator), run_in_new_process(estimator)
 
 
-def in_a_process_of_its_own(estimator: str) -> Times:
-    """The times of `phases` in a new process."""
+def run_in_new_process(estimator: str) -> Times:
+    """The times of `time_phases` in a new process."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(phases, (estimator,))
+        return pool.apply(time_phases, (estimator,))
 
 
-def phases(estimator: str) -> Times:
+def time_phases(estimator: str) -> Times:
     """Seconds to import the backend and its compiler, of the first call, and of the second."""
     workload = Workload(estimator, *SHAPE)
-    call = ours.arm(workload, draw(workload, "cpu"))
-    return tuple(map(seconds, (lambda: importlib.import_module("rl_triton_core._internal.backends.cpu"), call, call)))
+    call = ours.make_call(workload, draw_inputs(workload, "cpu"))
+    return tuple(map(time_work, (lambda: importlib.import_module("rl_triton_core._internal.backends.cpu"), call, call)))
 
 
-def seconds(work: Callable[[], Any]) -> float:
+def time_work(work: Callable[[], Any]) -> float:
     """How long it takes."""
     start = time.perf_counter()
     work()

@@ -73,4 +73,6 @@ def select_workloads(values: pd.Series, wanted: Iterable[Workload]) -> pd.Series
     """The values of some workloads; NaN where there are none."""
     found = dict(values.items())
     chosen = list(wanted)
-    return pd.Series([found.get(workload, float("nan")) for workload in chosen], index=pd.Index(chosen, tupleize_cols=False))
+    return pd.Series(
+        [found.get(workload, float("nan")) for workload in chosen], index=pd.Index(chosen, tupleize_cols=False)
+    )

@@ -24,9 +24,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import rl_triton_core as ours
 from benchmarks import files, harness
 from benchmarks.harness import Call
-from benchmarks.run import tensors
+from benchmarks.run import find_smallest, list_tensors
 from benchmarks.workloads import ESTIMATORS as WORKLOADS
-from benchmarks.workloads import Workload, draw
+from benchmarks.workloads import Workload, draw_inputs
 from rl_triton_core.testing import assert_close
 
 LENGTHS = {
@@ -59,12 +59,14 @@ def measure(name: str, estimator: str, device: str) -> dict[str, Any]:
     number, least, most = LENGTHS[name]
     lengths = np.random.default_rng(0).integers(least, most + 1, number)
     mask = torch.arange(int(lengths.max()), device=device) < torch.as_tensor(lengths, device=device)[:, None]
-    arms = calls(estimator, lengths, mask)
-    got, *others = (tensors(call())[0] for call in arms.values())
+    arms = make_calls(estimator, lengths, mask)
+    got, *others = (list_tensors(call())[0] for call in arms.values())
     for want in others:
         assert_close(got.cpu(), want[mask].cpu().double())
-    times = harness.measure(arms, harness.clock_for(device), harness.PLANS[device])
-    full, on_device = ({arm: smallest(getattr(x, kind)) for arm, x in times.items()} for kind in ("full", "device"))
+    times = harness.measure(arms, harness.make_clock(device), harness.PLANS[device])
+    full, on_device = (
+        {arm: find_smallest(getattr(x, kind)) for arm, x in times.items()} for kind in ("full", "device")
+    )
     microseconds = on_device if device == "cuda" else full
     return {
         "sequences": name,
@@ -77,29 +79,24 @@ def measure(name: str, estimator: str, device: str) -> dict[str, Any]:
     }
 
 
-def calls(estimator: str, lengths: Any, mask: torch.Tensor) -> dict[str, Call]:
+def make_calls(estimator: str, lengths: Any, mask: torch.Tensor) -> dict[str, Call]:
     """The arms: the same sequences end to end, as rows under a mask, and without one where they are equally long."""
     spec = WORKLOADS[estimator]
-    flat = {key: x[0] for key, x in draw(Workload(estimator, 1, int(lengths.sum())), mask.device.type).items()}
+    flat = {key: x[0] for key, x in draw_inputs(Workload(estimator, 1, int(lengths.sum())), mask.device.type).items()}
     if spec.bootstraps:
         flat["bootstrap_values"] = torch.zeros(len(lengths), device=mask.device)
-    rows = {key: x if key == "bootstrap_values" else padded(x, mask) for key, x in flat.items()}
+    rows = {key: x if key == "bootstrap_values" else pad_rows(x, mask) for key, x in flat.items()}
     function = getattr(ours, spec.function)
     offsets = torch.tensor([0, *np.cumsum(lengths)], device=mask.device)
     arms = {"packed": partial(function, **flat, cu_seqlens=offsets), "padded": partial(function, **rows, mask=mask)}
     return arms | ({"unmasked": partial(function, **rows)} if mask.all() else {})
 
 
-def padded(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def pad_rows(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Steps end to end as rows."""
     rows = x.new_zeros((*mask.shape, *x.shape[1:]))
     rows[mask] = x
     return rows
-
-
-def smallest(medians: list[float]) -> float | None:
-    """The minimum, if there are any."""
-    return round(min(medians), 2) if medians else None
 
 
 if __name__ == "__main__":

@@ -154,11 +154,15 @@ def describe_hardware(machine: Machine) -> str:
 def describe_suite(machine: Machine, suite: str, title: str) -> str:
     """A suite's title, and what it was measured on."""
     head = machine.heads[suite]
-    text = f"## {title}\n\n{describe_machine(head['system'])} Copy bandwidth {head['copy_bandwidth_gb_per_s']:.0f} GB/s."
+    text = (
+        f"## {title}\n\n{describe_machine(head['system'])} Copy bandwidth {head['copy_bandwidth_gb_per_s']:.0f} GB/s."
+    )
     skipped = f" {len(head['skipped'])} workloads were skipped for lack of time." if head["skipped"] else ""
     bad = machine.find_suite(suite)
     bad = bad[bad["status"] != "ok"] if len(bad) else bad
-    failed = "; ".join(f"{ARMS.get(row.provider, row.provider)} on {row.workload}: {row.status}" for row in bad.itertuples())
+    failed = "; ".join(
+        f"{ARMS.get(row.provider, row.provider)} on {row.workload}: {row.status}" for row in bad.itertuples()
+    )
     return text + skipped + (f" Not timed: {failed}." if failed else "")
 
 
@@ -198,9 +202,14 @@ def write_sweep(machine: Machine) -> str:
     times = {kind: dict(machine.find_times("sweep", kind=kind).items()) for kind in ("full", "device")}
     roofline = dict(machine.find_roofline("sweep").items())
     ratios = {x: dict(machine.find_ratios("sweep", x).items()) for x in ("flat_triton", "compiled_scan")}
-    parts = [describe_suite(machine, "sweep", "The paper's shapes"), f"![The paper's shapes](plots/{machine.name}_sweep.svg)"]
+    parts = [
+        describe_suite(machine, "sweep", "The paper's shapes"),
+        f"![The paper's shapes](plots/{machine.name}_sweep.svg)",
+    ]
     for estimator, spec in ESTIMATORS.items():
-        variants = [(layout, cut) for layout in ("env-major", "time-major") for cut in (False, True)[: 1 + spec.truncates]]
+        variants = [
+            (layout, cut) for layout in ("env-major", "time-major") for cut in (False, True)[: 1 + spec.truncates]
+        ]
         head = ["N x T"]
         for layout, cut in variants:
             head += [layout + ", truncated" * cut, "roofline", "× flat Triton"]
@@ -286,8 +295,8 @@ def write_accuracy() -> str:
 
 {describe_source("make accuracy")} On a GPU: `python benchmarks/accuracy.py FOLDER`.
 
-An error is ‖x − exact‖ / ‖exact‖ in the Euclidean norm, where a serial float64 loop over the same inputs gives the exact
-result. It is compared with that of the same loop in float32. Discounts are rounded to float32 beforehand, so that the
+An error is ‖x − exact‖ / ‖exact‖ in the Euclidean norm, where a serial float64 loop over the same inputs gives the
+exact result. It is compared with that of the same loop in float32. Discounts are rounded to float32 beforehand, so that the
 errors are those of arithmetic alone. A ratio is the error over the loop's error, which counts as half a float32 epsilon
 ({limits["serial_floor"]:.1e}) at least. The limit is {limits["ratio"]:g}.
 
@@ -357,8 +366,8 @@ def describe_gpu_speed(gpu: Machine) -> str:
     return (
         f"On one {describe_hardware(gpu)}, `compute_gae` over {w.num_envs} environments and {w.num_steps} steps takes\n"
         f"{format_time(times[0])} µs per call ({format_time(times[1])} µs on the device):\n{ratios}.\n"
-        f"Over all estimators and the paper's shapes, plain and truncated ({len(every)} measurements), a call is {mean}\n"
-        "faster than the flat kernel's (geometric mean)."
+        f"Over all estimators and the paper's shapes, plain and truncated ({len(every)} measurements), a call is\n"
+        f"{mean} faster than the flat kernel's (geometric mean)."
     )
 
 
@@ -366,7 +375,9 @@ def describe_cpu_speed() -> str:
     """The pass of Stable-Baselines3."""
     rows = [row for result in read_results("cpu/sb3_advantages.json") for row in result["rows"] if row["threads"] == 1]
     pieces = [f"{row['speedup']:.1f}× at ({row['n_steps']}, {row['n_envs']})" for row in rows]
-    text = f"\nOn one CPU core our pass is faster than that of Stable-Baselines3:\n{', '.join(pieces)} (n_steps, n_envs)."
+    text = (
+        f"\nOn one CPU core our pass is faster than that of Stable-Baselines3:\n{', '.join(pieces)} (n_steps, n_envs)."
+    )
     return text if pieces else ""
 
 

@@ -88,7 +88,9 @@ def draw_roofline(machine: Machine) -> Figure:
     percent = pd.concat([machine.find_roofline(suite) for suite in ("sweep", "large")])
     for panel, layout in zip(panels, LAYOUTS, strict=True):
         for estimator in ESTIMATORS:
-            wanted = [(w, x) for w, x in percent.items() if (w.estimator, w.layout, w.truncated) == (estimator, layout, False)]
+            wanted = [
+                (w, x) for w, x in percent.items() if (w.estimator, w.layout, w.truncated) == (estimator, layout, False)
+            ]
             panel.plot([count_bytes(w) / 1e6 for w, _ in wanted], [x for _, x in wanted], ".", label=estimator)
         panel.axhline(100, color="grey", linewidth=0.5)
         panel.set(title=layout, xscale="log", xlabel="MB that must move", ylabel="% of the roofline", ylim=(0, None))
@@ -102,7 +104,9 @@ def draw_breakdown(machine: Machine) -> Figure:
     lines = machine.find_suite("headline")
     lines = lines[lines["provider"].isin(ARMS) & ~lines["truncated"].astype(bool)]
     for panel, estimator in zip(panels, ESTIMATORS, strict=True):
-        times = lines[lines["estimator"] == estimator].set_index("provider").reindex(ARMS)[["full", "device"]].astype(float)
+        times = (
+            lines[lines["estimator"] == estimator].set_index("provider").reindex(ARMS)[["full", "device"]].astype(float)
+        )
         host = (times["full"] - times["device"].fillna(0)).clip(lower=0)
         panel.bar(ARMS, times["device"].fillna(0), label="device")
         panel.bar(ARMS, host.fillna(0), bottom=times["device"].fillna(0), label="host")

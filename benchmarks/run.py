@@ -210,7 +210,9 @@ def show_progress(workloads: tuple[Workload, ...], name: str) -> Iterator[Worklo
         yield from tqdm(workloads, desc=name, mininterval=2)
 
 
-def write_suite(path: Path, name: str, session: Session, bandwidth: float, rows: list[files.Row], skipped: list[str]) -> None:
+def write_suite(
+    path: Path, name: str, session: Session, bandwidth: float, rows: list[files.Row], skipped: list[str]
+) -> None:
     """The result files of a suite."""
     head = {
         "system": files.system(session.commit),

@@ -47,7 +47,7 @@ def main() -> None:
 def measure(n_steps: int, n_envs: int, target: float, threads: int) -> dict[str, Any]:
     """One shape, all arms."""
     torch.set_num_threads(threads)
-    stock, ours = (filled(kind, n_steps, n_envs) for kind in (RolloutBuffer, TritonRolloutBuffer))
+    stock, ours = (fill_buffer(kind, n_steps, n_envs) for kind in (RolloutBuffer, TritonRolloutBuffer))
     last_values, dones = torch.linspace(-1, 1, n_envs), np.arange(n_envs) % 3 == 0
     flags = torch.from_numpy(np.concatenate([stock.episode_starts[1:], dones[None]]) != 0)
     rewards, values = torch.from_numpy(stock.rewards), torch.from_numpy(stock.values)
@@ -62,7 +62,7 @@ def measure(n_steps: int, n_envs: int, target: float, threads: int) -> dict[str,
         arm()
     for name, mine in (("advantages", out[0]), ("returns", out[1])):
         expected = getattr(stock, name)
-        if not (same(getattr(ours, name), expected) and same(mine.numpy(), expected)):
+        if not (is_same(getattr(ours, name), expected) and is_same(mine.numpy(), expected)):
             raise SystemExit(f"{name} differ at ({n_steps}, {n_envs})")
     times = take_turns(arms)
     warm = {name: statistics.median(t for burst in bursts for t in burst[1:]) for name, bursts in times.items()}
@@ -71,8 +71,8 @@ def measure(n_steps: int, n_envs: int, target: float, threads: int) -> dict[str,
         "n_steps": n_steps,
         "n_envs": n_envs,
         "threads": threads,
-        "microseconds": rounded(warm),
-        "microseconds_first_of_burst": rounded(first),
+        "microseconds": round_times(warm),
+        "microseconds_first_of_burst": round_times(first),
         "adapter_overhead_microseconds": round(warm["adapter"] - warm["core"], 1),
         "speedup": round(warm["stock"] / warm["adapter"], 2),
         "speedup_first_of_burst": round(first["stock"] / first["adapter"], 2),
@@ -81,7 +81,7 @@ def measure(n_steps: int, n_envs: int, target: float, threads: int) -> dict[str,
     }
 
 
-def filled(kind: type[RolloutBuffer], n_steps: int, n_envs: int) -> RolloutBuffer:
+def fill_buffer(kind: type[RolloutBuffer], n_steps: int, n_envs: int) -> RolloutBuffer:
     """A buffer that holds a rollout."""
     buffer = kind(n_steps, spaces.Box(-1, 1, (1,)), spaces.Discrete(2), n_envs=n_envs)
     rng = np.random.default_rng(0)
@@ -90,7 +90,7 @@ def filled(kind: type[RolloutBuffer], n_steps: int, n_envs: int) -> RolloutBuffe
     return buffer
 
 
-def same(left: np.ndarray, right: np.ndarray) -> bool:
+def is_same(left: np.ndarray, right: np.ndarray) -> bool:
     return left.tobytes() == right.tobytes()
 
 
@@ -104,7 +104,7 @@ def take_turns(arms: dict[str, Call]) -> dict[str, list[list[float]]]:
     return times
 
 
-def rounded(times: dict[str, float]) -> dict[str, float]:
+def round_times(times: dict[str, float]) -> dict[str, float]:
     return {name: round(value, 1) for name, value in times.items()}
 
 

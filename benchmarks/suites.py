@@ -74,7 +74,9 @@ SUITES = {
         combine_workloads([HEADLINE], layouts=ENV_MAJOR, truncated=BOTH),
         ("ours", "ours_out", "ours_normal_path", "loop", "compiled_scan", "flat_triton", "torchrl"),
     ),
-    "rows": Suite(combine_workloads((*SHORT_ROWS, *LONGER_ROWS), ["gae_advantages"], ENV_MAJOR), ("ours_out", "cuda_rows")),
+    "rows": Suite(
+        combine_workloads((*SHORT_ROWS, *LONGER_ROWS), ["gae_advantages"], ENV_MAJOR), ("ours_out", "cuda_rows")
+    ),
     "retrace_long": Suite(
         combine_workloads(RETRACE_SHAPES, ["retrace"], ENV_MAJOR), ("ours", "ours_out", "compiled_scan", "flat_triton")
     ),
@@ -107,5 +109,7 @@ SUITES = {
         ("ours", "ours_out", "loop", "numpy", "numba", "sb3", "torchrl", "rlax"),
         device="cpu",
     ),
-    "tiny": Suite(combine_workloads(TINY_SHAPES, truncated=BOTH), ("ours", "ours_out", "loop", "numpy", "numba"), device="cpu"),
+    "tiny": Suite(
+        combine_workloads(TINY_SHAPES, truncated=BOTH), ("ours", "ours_out", "loop", "numpy", "numba"), device="cpu"
+    ),
 }

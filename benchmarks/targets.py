@@ -51,7 +51,8 @@ class Target(NamedTuple):
             text = f"{mean:.2f}{self.unit} over {len(known)}"
         else:
             worst = known.argmin() if self.at_least else known.argmax()
-            text = f"{known.iloc[worst]:.2f}{self.unit} at the worst ({known.index[worst]}); {reached.sum()} of {len(known)}"
+            text = f"{known.iloc[worst]:.2f}{self.unit} at the worst ({known.index[worst]}); "
+            text += f"{reached.sum()} of {len(known)}"
         missing = len(values) - len(known)
         text += f"; {missing} more not measured" * bool(missing)
         return "missed" if not reached.all() else "incomplete" if missing else "reached", text

@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks import files, judge
 from benchmarks.harness import Call
 from benchmarks.providers import ours
-from benchmarks.run import tensors
-from benchmarks.workloads import ESTIMATORS, Workload, bytes_moved, draw
+from benchmarks.run import list_tensors
+from benchmarks.workloads import ESTIMATORS, Workload, count_bytes, draw_inputs
 from rl_triton_core._internal.backends import triton as backend
 from rl_triton_core._internal.recurrence import Problem
 from rl_triton_core._internal.tuning import Candidate, device_time, launch_candidates
@@ -54,7 +54,7 @@ VALID = 0.9
 """How many steps of a masked window are valid."""
 
 
-class Window(NamedTuple):
+class Rollout(NamedTuple):
     """What is computed, and whether with a mask."""
 
     workload: Workload
@@ -83,21 +83,21 @@ def main() -> None:
         for layout in options.layout
         for window in options.window
     )
-    windows = [Window(x._replace(truncated=options.truncated and x.spec.truncates), options.masked) for x in workloads]
+    windows = [Rollout(x._replace(truncated=options.truncated and x.spec.truncates), options.masked) for x in workloads]
     jobs = [(window, candidate) for window in windows for candidate in window.candidates()]
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn")) as pool:
         list(pool.map(compile_only, *zip(*jobs, strict=True)))
-    rows = [row for window in windows for row in times(window)]
+    rows = [row for window in windows for row in time_candidates(window)]
     name = torch.cuda.get_device_name().lower().replace("nvidia ", "").replace(" ", "_")
     files.write(options.folder / f"tune_{name}.json", {"system": files.system(options.commit)}, rows=rows)
-    print(judge.verdicts_table(judge.judged(rows)))
+    print(judge.write_verdicts(judge.judge_rows(rows)))
 
 
-def call_of(window: Window) -> Call:
+def make_call(window: Rollout) -> Call:
     """The public function, which never replays a launch."""
-    arm = ours.arm(window.workload, draw(window.workload, "cuda"))
-    mask = {"mask": torch.rand_like(arm.keywords[window.workload.spec.inputs[0]]) < VALID} if window.masked else {}
-    return partial(inspect.unwrap(arm.func), **arm.keywords, **mask)
+    call = ours.make_call(window.workload, draw_inputs(window.workload, "cuda"))
+    mask = {"mask": torch.rand_like(call.keywords[window.workload.spec.inputs[0]]) < VALID} if window.masked else {}
+    return partial(inspect.unwrap(call.func), **call.keywords, **mask)
 
 
 @contextmanager
@@ -111,15 +111,15 @@ def launched(settings: Callable[[Problem], Candidate]) -> Iterator[None]:
         backend.default_launch = chosen
 
 
-def compile_only(window: Window, candidate: Candidate) -> None:
+def compile_only(window: Rollout, candidate: Candidate) -> None:
     """Fill Triton's cache on disk."""
     with suppress(RuntimeError, TritonError), launched(lambda _: candidate):
-        call_of(window)()
+        make_call(window)()
 
 
-def times(window: Window) -> Iterator[files.Row]:
+def time_candidates(window: Rollout) -> Iterator[files.Row]:
     """A line for every candidate, the best first."""
-    call = call_of(window)
+    call = make_call(window)
     noted: list[Candidate] = []
     from_table = backend.default_launch
 
@@ -128,18 +128,18 @@ def times(window: Window) -> Iterator[files.Row]:
         return noted[-1]
 
     with launched(note):
-        want = [x.double() for x in tensors(call())]
+        want = [x.double() for x in list_tensors(call())]
     found = []
     for candidate in dict.fromkeys([noted[0], *window.candidates()]):
         with launched(lambda _, candidate=candidate: candidate):
             try:
-                error = max(relative_error(x.double(), y) for x, y in zip(tensors(call()), want, strict=True))
+                error = max(relative_error(x.double(), y) for x, y in zip(list_tensors(call()), want, strict=True))
                 found.append((device_time(call), candidate, error))
             except (RuntimeError, TritonError) as trouble:
                 print(window, candidate, "failed:", str(trouble).splitlines()[0])
     found.sort(key=lambda line: line[0])
     print(window, *(f"{us:.2f} us {tuple(launch)} x {segments}" for us, (launch, segments), _ in found[:3]), sep="\n  ")
-    moved = bytes_moved(window.workload) + window.masked * window.workload.cells
+    moved = count_bytes(window.workload) + window.masked * window.workload.cells
     for us, (launch, segments), error in found:
         yield {
             **window.workload._asdict(),

@@ -43,12 +43,12 @@ class Training:
 
     def __init__(self, setting: Setting) -> None:
         torch.manual_seed(0)
-        self.example, self.args = ppo.example(), ppo.arguments(setting)
+        self.example, self.args = ppo.load_example(), ppo.make_arguments(setting)
         self.envs = self.example.CartPole(setting.num_envs, setting.device)
         self.agent = self.example.Agent(self.envs, setting.hidden).to(setting.device)
         self.optimizer = torch.optim.Adam(self.agent.parameters(), lr=self.args.learning_rate, eps=1e-5)
 
-    def iteration(self, watch: Stopwatch, advantages: Any) -> None:
+    def run_iteration(self, watch: Stopwatch, advantages: Any) -> None:
         """One pass of the example's loop."""
         rollout = self.example.collect(self.envs, self.agent, self.args)
         with torch.no_grad():
@@ -59,7 +59,7 @@ class Training:
         data = {name: x.flatten(0, 1) for name, x in data.items()}
         self.example.update(self.agent, self.optimizer, data, self.args)
 
-    def results(self, advantages: Any) -> tuple[Tensor, Tensor]:
+    def compute_results(self, advantages: Any) -> tuple[Tensor, Tensor]:
         """Those of a random rollout."""
         shape = (self.args.num_envs, self.args.num_steps)
         random = random_rollout(*shape, time_dim=0, device=self.args.device)
@@ -70,7 +70,7 @@ class Training:
         return results
 
 
-def compiled(setting: Setting) -> Any:
+def compile_advantages(setting: Setting) -> Any:
     """The compiled scan in the place of the example's functions."""
 
     def function(rollout: Any, next_value: Tensor, args: Any) -> tuple[Tensor, Tensor]:
@@ -79,13 +79,13 @@ def compiled(setting: Setting) -> Any:
         inputs = {name: getattr(rollout, name) for name in ("rewards", "values", "terminated", "truncated")}
         return scan(inputs | {"bootstrap_values": final_values})
 
-    scan = ppo.compiled(Workload("gae", setting.num_envs, setting.num_steps, "time-major", truncated=True))
+    scan = ppo.compile_gae(Workload("gae", setting.num_envs, setting.num_steps, "time-major", truncated=True))
     return function
 
 
-def arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
+def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
     """One arm in one setting, as it is before training."""
     training = Training(setting)
     chosen = {"stock": training.example.stock, "ours": training.example.triton}
-    advantages = compiled(setting) if name == "compiled" else chosen[name]
-    return Arm(lambda: training.iteration(watch, advantages), lambda: training.results(advantages))
+    advantages = compile_advantages(setting) if name == "compiled" else chosen[name]
+    return Arm(lambda: training.run_iteration(watch, advantages), lambda: training.compute_results(advantages))

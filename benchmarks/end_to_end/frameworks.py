@@ -1,7 +1,7 @@
 """The frameworks: which there are, and what their files hold.
 
 A file has a TITLE; ITERATION, what is timed, in words; ARMS by name, the first of which is the framework's own, with a
-word on each; OURS, the names of ours among them; SETTINGS for "cuda", "cpu" and "quick"; and `arm`. It imports its
+word on each; OURS, the names of ours among them; SETTINGS for "cuda", "cpu" and "quick"; and `make_arm`. It imports its
 framework where it needs it.
 """
 
@@ -61,7 +61,7 @@ class Module(Protocol):
     OURS: tuple[str, ...]
     SETTINGS: dict[str, tuple[Setting, ...]]
 
-    def arm(self, name: str, setting: Setting, watch: Stopwatch) -> Arm:
+    def make_arm(self, name: str, setting: Setting, watch: Stopwatch) -> Arm:
         """One arm in one setting, as it is before training."""
 
 

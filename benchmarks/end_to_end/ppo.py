@@ -8,14 +8,13 @@ from collections.abc import Callable
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from types import ModuleType
-from typing import Any
 from unittest.mock import MagicMock
 
 import torch
 from torch import Tensor
 
 from benchmarks.end_to_end.frameworks import Setting
-from benchmarks.equations import doubling, solve
+from benchmarks.equations import scan_by_doubling, solve_equations
 from benchmarks.files import ROOT
 from benchmarks.providers import compiled_scan
 from benchmarks.workloads import GAMMA, Inputs, Workload
@@ -28,7 +27,7 @@ LOGGING = ("torch.utils.tensorboard", "tqdm")
 
 
 @cache
-def example() -> ModuleType:
+def load_example() -> ModuleType:
     """The example as a module of our own; what it logs with is not needed."""
     spec = spec_from_file_location("end_to_end_example", ROOT / "examples" / "ppo_gpu_envs.py")
     assert spec is not None and spec.loader is not None
@@ -43,35 +42,21 @@ def example() -> ModuleType:
     return module
 
 
-def arguments(setting: Setting) -> Namespace:
+def make_arguments(setting: Setting) -> Namespace:
     """The example's arguments."""
-    known: Namespace = example().parse_arguments([])
+    known: Namespace = load_example().parse_arguments([])
     known.device, known.num_envs, known.num_steps = setting.device, setting.num_envs, setting.num_steps
     known.hidden, known.update_epochs, known.num_minibatches = setting.hidden, setting.epochs, setting.minibatches
     known.gamma, known.gae_lambda, known.learning_rate = GAMMA, LAMBDA, 3e-4
     return known
 
 
-def compiled(workload: Workload) -> Advantages:
+def compile_gae(workload: Workload) -> Advantages:
     """`torch.compile` of a doubling scan: advantages and returns."""
 
     def function(inputs: Inputs) -> tuple[Tensor, Tensor]:
-        (advantages,) = solve(workload, inputs, doubling)
-        return advantages, advantages + inputs["values"]
+        advantages, returns = solve_equations(workload, inputs, scan_by_doubling)
+        return advantages, returns
 
-    return compile_(function)
-
-
-def transitions(
-    rewards: Tensor, values: Tensor, next_values: Tensor, terminated: Tensor, done: Tensor, gamma: Any, lambda_: Any
-) -> tuple[Tensor, Tensor]:
-    """Advantages and returns [rows, steps] by a doubling scan, where the value after each step is a tensor too."""
-    delta = rewards + gamma * torch.where(terminated, 0.0, next_values) - values
-    advantages = doubling(delta, gamma * lambda_ * (~done).to(delta.dtype), 1, True)
-    return advantages, advantages + values
-
-
-def compile_(function: Callable[..., Any]) -> Any:
-    """The function, compiled for the shapes that it is called with first."""
     torch._dynamo.reset()
     return torch.compile(function, dynamic=False, fullgraph=True, backend=compiled_scan.BACKEND)

@@ -21,7 +21,6 @@ advantage step is the recurrence alone, `compute_value_targets` in RLlib and `ga
 the piece around it, less the value network's part: RLlib's goes through NumPy, ours stays in the packed tensors."""
 ARMS = {
     "stock": "`GeneralAdvantageEstimation`",
-    "compiled": "`TritonGeneralAdvantageEstimation` that calls `torch.compile` of a doubling scan",
     "ours": "`TritonGeneralAdvantageEstimation`",
 }
 OURS = ("ours",)
@@ -45,20 +44,20 @@ RECURRENCE = "compute_value_targets"
 """The function that RLlib's piece calls."""
 
 
-def arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
+def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
     """One arm in one setting, as it is before training."""
     torch.manual_seed(0)
-    learner, found = built(setting, ours=name != "stock"), episodes(setting)
-    timed(learner, watch, compiled() if name == "compiled" else None)
+    learner, found = build_learner(setting, ours=name != "stock"), draw_episodes(setting)
+    time_parts(learner, watch)
     options = {"num_epochs": setting.epochs, "minibatch_size": setting.batch_size, "shuffle_batch_per_epoch": True}
     return Arm(
         iteration=lambda drawn: learner.update(episodes=drawn, **options),
-        results=lambda: results(learner, deepcopy(found)),
+        results=lambda: compute_results(learner, deepcopy(found)),
         fresh=lambda: [deepcopy(found)],
     )
 
 
-def built(setting: Setting, ours: bool) -> Any:
+def build_learner(setting: Setting, ours: bool) -> Any:
     """A learner of PPO, in this process."""
     from gymnasium import spaces
     from ray.rllib.algorithms.ppo import PPOConfig
@@ -75,7 +74,7 @@ def built(setting: Setting, ours: bool) -> Any:
     return (enable_triton(config) if ours else config).build_learner(env=None)
 
 
-def episodes(setting: Setting) -> list[Any]:
+def draw_episodes(setting: Setting) -> list[Any]:
     """Random experience of every environment, in episodes as env runners send them. A learner lengthens them."""
     from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
@@ -101,25 +100,8 @@ def episodes(setting: Setting) -> list[Any]:
     return found
 
 
-def compiled() -> Any:
-    """`gae_of_slots` by the compiled scan."""
-    from rl_triton_adapters.rllib import following_values
-
-    scan = ppo.compile_(ppo.transitions)
-
-    def gae_of_slots(columns: Any, values: Tensor, *padding: None, gamma: float, lambda_: float, backend: None) -> Any:
-        terminated, truncated = columns["terminateds"], columns["truncateds"]
-        steps = columns["rewards"], values, following_values(values), terminated, terminated | truncated
-        return [x.flatten() for x in scan(*(x[None] for x in steps), gamma, lambda_)]
-
-    return gae_of_slots
-
-
-def timed(learner: Any, watch: Stopwatch, step: Any = None) -> None:
-    """Let the watch see the parts of a learner's connector; the value network belongs to none of them.
-
-    Given a `step`, the connector calls that for its recurrence.
-    """
+def time_parts(learner: Any, watch: Stopwatch) -> None:
+    """Let the watch see the parts of a learner's connector; the value network belongs to none of them."""
     from rl_triton_adapters._rebinding import rebound
 
     for module_id in learner.module.keys():  # noqa: SIM118 (a module iterates over nothing)
@@ -129,12 +111,12 @@ def timed(learner: Any, watch: Stopwatch, step: Any = None) -> None:
     kind = type(piece)
     method, name = ("_new_columns", "gae_of_slots") if "_new_columns" in vars(kind) else ("__call__", RECURRENCE)
     copy = vars(kind)[method]
-    copies = {method: rebound(copy, {name: watch.around(ADVANTAGES, step or copy.__globals__[name])})}
+    copies = {method: rebound(copy, {name: watch.around(ADVANTAGES, copy.__globals__[name])})}
     copies["__call__"] = watch.around("connector", copies.get("__call__", kind.__call__))
     piece.__class__ = type(kind.__name__, (kind,), copies)
 
 
-def results(learner: Any, found: list[Any]) -> list[Tensor]:
+def compute_results(learner: Any, found: list[Any]) -> list[Tensor]:
     """Those of the learner's pipeline, before any training."""
     batch = learner._learner_connector(rl_module=learner.module, batch={}, episodes=found, shared_data={})
     (columns,) = batch.values()

@@ -92,12 +92,12 @@ class Entry:
         self.drop(f"failed: {type(error).__name__}: {first[:200]}")
 
 
-def entered(module: Module, setting: Setting, watch: Stopwatch) -> list[Entry]:
+def enter_arms(module: Module, setting: Setting, watch: Stopwatch) -> list[Entry]:
     """The arms, verified against the first one."""
     entries, expected = [Entry(name) for name in module.ARMS], None
     for entry in entries:
         try:
-            entry.arm = module.arm(entry.name, setting, watch)
+            entry.arm = module.make_arm(entry.name, setting, watch)
             results = [torch.as_tensor(x).double() for x in entry.arm.results()]
         except Exception as error:
             entry.failed(error)
@@ -114,12 +114,12 @@ def warm_up(entry: Entry, watch: Stopwatch, times: int) -> None:
     try:
         for _ in range(times):
             if entry.arm is not None:
-                timed(entry.arm, watch)
+                time_iteration(entry.arm, watch)
     except Exception as error:
         entry.failed(error)
 
 
-def timed(arm: Arm, watch: Stopwatch) -> dict[str, float]:
+def time_iteration(arm: Arm, watch: Stopwatch) -> dict[str, float]:
     """The times of an iteration by its parts."""
     return watch.time(partial(arm.iteration, *arm.fresh()))
 
@@ -127,7 +127,7 @@ def timed(arm: Arm, watch: Stopwatch) -> dict[str, float]:
 def measure(module: Module, setting: Setting, plan: Plan, seconds: float = float("inf")) -> list[Entry]:
     """The arms with the times of their iterations; in about so many seconds, what precedes them included."""
     started, watch = time.perf_counter(), Stopwatch(setting.device)
-    entries = entered(module, setting, watch)
+    entries = enter_arms(module, setting, watch)
     for entry in entries:
         warm_up(entry, watch, plan.warmups)
     arms = {entry.name: (entry, entry.arm) for entry in entries if entry.arm is not None}
@@ -135,13 +135,13 @@ def measure(module: Module, setting: Setting, plan: Plan, seconds: float = float
     for round_ in range(plan.rounds if arms else 0):
         if round_ >= 2 * len(arms) and time.perf_counter() > ends:
             break
-        for name in arithmetic.turns(list(arms), round_):
+        for name in arithmetic.order_arms(list(arms), round_):
             entry, arm = arms[name]
-            entry.times.append(timed(arm, watch))
+            entry.times.append(time_iteration(arm, watch))
     return entries
 
 
-def arm_row(setting: Setting, entry: Entry) -> files.Row:
+def make_arm_row(setting: Setting, entry: Entry) -> files.Row:
     """A line per arm; times in microseconds."""
     row = {
         **setting._asdict(),
@@ -153,34 +153,38 @@ def arm_row(setting: Setting, entry: Entry) -> files.Row:
     if entry.error is not None:
         row["error"] = float(f"{entry.error:.3g}")
     if entry.times:
-        taken = arithmetic.share(entry.times)
-        quartiles = {name: rounded(found, 1) for name, found in arithmetic.of_parts(entry.times).items()}
-        row |= {"share": round(taken, 6), "bound": round(arithmetic.bound(taken), 4), "quartiles": quartiles}
-        row["times"] = {name: rounded([found.get(name, 0.0) for found in entry.times], 1) for name in quartiles}
+        taken = arithmetic.find_share(entry.times)
+        quartiles = {
+            name: round_numbers(found, 1) for name, found in arithmetic.find_part_quartiles(entry.times).items()
+        }
+        row |= {"share": round(taken, 6), "bound": round(arithmetic.find_bound(taken), 4), "quartiles": quartiles}
+        row["times"] = {name: round_numbers([found.get(name, 0.0) for found in entry.times], 1) for name in quartiles}
     return row
 
 
-def pair_rows(module: Module, setting: Setting, entries: list[Entry]) -> Iterator[files.Row]:
+def make_pair_rows(module: Module, setting: Setting, entries: list[Entry]) -> Iterator[files.Row]:
     """A line for every two arms of which the first is not ours: the bound of its advantage step, and the speed-up."""
     for slow, fast in combinations([entry for entry in entries if entry.times], 2):
         if slow.name in module.OURS:
             continue
-        taken, around = (arithmetic.share(slow.times, parts) for parts in ((ADVANTAGES,), arithmetic.named(slow.times)))
-        speed_up = arithmetic.speed_up(slow.times, fast.times)
+        taken, around = (
+            arithmetic.find_share(slow.times, parts) for parts in ((ADVANTAGES,), arithmetic.list_parts(slow.times))
+        )
+        speed_up = arithmetic.find_speed_up(slow.times, fast.times)
         yield {
             **setting._asdict(),
             "slow": slow.name,
             "fast": fast.name,
             "share": round(taken, 6),
-            "bound": round(arithmetic.bound(taken), 4),
+            "bound": round(arithmetic.find_bound(taken), 4),
             "share_of_all_parts": round(around, 6),
-            "bound_of_all_parts": round(arithmetic.bound(around), 4),
-            "speed_up": rounded(speed_up, 4),
-            "beyond": round(speed_up.median / arithmetic.bound(taken), 4),
+            "bound_of_all_parts": round(arithmetic.find_bound(around), 4),
+            "speed_up": round_numbers(speed_up, 4),
+            "beyond": round(speed_up.median / arithmetic.find_bound(taken), 4),
         }
 
 
-def rounded(numbers: Any, digits: int) -> list[float]:
+def round_numbers(numbers: Any, digits: int) -> list[float]:
     """To some digits."""
     return [round(x, digits) for x in numbers]
 
@@ -188,7 +192,7 @@ def rounded(numbers: Any, digits: int) -> list[float]:
 # --- frameworks -------------------------------------------------------------------------------------------------------
 
 
-def run(names: list[str], session: Session) -> int:
+def run_all(names: list[str], session: Session) -> int:
     """All frameworks, each written when it is done; how many arms were wrong or failed."""
     ahead = {name: len(session.settings(REGISTRY[name].load())) for name in names if not REGISTRY[name].unavailable()}
     bad = 0
@@ -209,25 +213,25 @@ def run_framework(name: str, session: Session, ahead: int) -> int:
             skipped.append(str(setting))
             continue
         entries = measure(module, setting, session.plan, session.left / (ahead - index))
-        found = [arm_row(setting, entry) for entry in entries], list(pair_rows(module, setting, entries))
-        say(name, setting, *found)
+        found = [make_arm_row(setting, entry) for entry in entries], list(make_pair_rows(module, setting, entries))
+        print_setting(name, setting, *found)
         arms, pairs = arms + found[0], pairs + found[1]
         del entries
-        forget()
+        free_memory()
     path = session.folder / f"end_to_end_{name}.json"
-    files.write(path, head(name, session, why, skipped), arms=arms, pairs=pairs)
+    files.write(path, make_head(name, session, why, skipped), arms=arms, pairs=pairs)
     bad = sum(row["status"] != "ok" for row in arms)
     print(f"wrote {path}: {why or f'{len(arms)} arms, {bad} not timed, {len(skipped)} settings skipped'}", flush=True)
     return bad
 
 
-def forget() -> None:
+def free_memory() -> None:
     """Give memory back."""
     gc.collect()
     torch.cuda.empty_cache()
 
 
-def head(name: str, session: Session, why: str, skipped: list[str]) -> files.Row:
+def make_head(name: str, session: Session, why: str, skipped: list[str]) -> files.Row:
     """What was measured on what, and what was not."""
     return {
         "system": files.system(session.commit),
@@ -241,7 +245,7 @@ def head(name: str, session: Session, why: str, skipped: list[str]) -> files.Row
     }
 
 
-def say(name: str, setting: Setting, arms: list[files.Row], pairs: list[files.Row]) -> None:
+def print_setting(name: str, setting: Setting, arms: list[files.Row], pairs: list[files.Row]) -> None:
     """Print what came of a setting."""
     print(f"{name}: {setting} on {setting.device}")
     for row in arms:
@@ -268,4 +272,4 @@ def main(arguments: list[str] | None = None) -> int:
         raise SystemExit("no GPU: torch.cuda.is_available() is false")
     plan = QUICK if options.quick else Plan()
     session = Session(options.folder, options.device, plan, options.quick, options.commit, options.budget)
-    return bool(run(options.suite, session))
+    return bool(run_all(options.suite, session))

@@ -8,10 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.end_to_end import ppo as scans
 from benchmarks.end_to_end.frameworks import Arm, Setting
 from benchmarks.end_to_end.stopwatch import ADVANTAGES, Stopwatch
-from benchmarks.workloads import Workload
 
 TITLE = "Stable-Baselines3"
 ITERATION = """\
@@ -21,7 +19,6 @@ which a wrapper draws, with `CnnPolicy`, where *hidden* means nothing. Pendulum 
 after 200 steps: where that is the length of the window, in all environments at once."""
 ARMS = {
     "stock": "`RolloutBuffer`",
-    "compiled": "the same, copied to the policy's device and back for `torch.compile` of a doubling scan",
     "ours": "`TritonRolloutBuffer`, in host memory",
     "device": "`DeviceRolloutBuffer`, on the policy's device, and `BatchedTerminalValues`",
 }
@@ -46,17 +43,16 @@ SETTINGS = {
 PIXELS, FRAMES = 84, 4
 
 
-def arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
+def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
     """One arm in one setting, as it is before training."""
-    model = ppo(setting, buffer_class(name))
+    model = make_ppo(setting, choose_buffer(name))
     buffer, steps = model.rollout_buffer, setting.num_envs * setting.num_steps
-    compute = compiled(buffer) if name == "compiled" else buffer.compute_returns_and_advantage
-    buffer.compute_returns_and_advantage = watch.around(ADVANTAGES, compute)
-    chosen = callback(name)
-    return Arm(lambda: model.learn(steps, chosen, reset_num_timesteps=False), lambda: results(buffer))
+    buffer.compute_returns_and_advantage = watch.around(ADVANTAGES, buffer.compute_returns_and_advantage)
+    callback = make_callback(name)
+    return Arm(lambda: model.learn(steps, callback, reset_num_timesteps=False), lambda: compute_results(buffer))
 
 
-def buffer_class(name: str) -> Any:
+def choose_buffer(name: str) -> Any:
     """The rollout buffer of an arm."""
     if name == "ours":
         from rl_triton_adapters.sb3 import TritonRolloutBuffer as chosen
@@ -67,7 +63,7 @@ def buffer_class(name: str) -> Any:
     return chosen
 
 
-def callback(name: str) -> Any:
+def make_callback(name: str) -> Any:
     """What `learn` is given besides, if anything."""
     if name != "device":
         return None
@@ -76,28 +72,16 @@ def callback(name: str) -> Any:
     return BatchedTerminalValues()
 
 
-def compiled(buffer: Any) -> Any:
-    """The compiled scan in the place of a buffer's method."""
-    scan = scans.compiled(Workload("gae", buffer.n_envs, buffer.buffer_size, "time-major"))
-
-    def compute(last_values: Tensor, dones: Any) -> None:
-        ends = np.concatenate([buffer.episode_starts[1:], dones[None]]).astype(bool)
-        arrays = {"rewards": buffer.rewards, "values": buffer.values, "terminated": ends}
-        inputs = {name: torch.from_numpy(array).to(buffer.device) for name, array in arrays.items()}
-        found = scan(inputs | {"bootstrap_values": last_values.detach().flatten()})
-        buffer.advantages, buffer.returns = (x.numpy(force=True) for x in found)
-
-    return compute
-
-
-def ppo(setting: Setting, buffer: Any) -> Any:
+def make_ppo(setting: Setting, buffer: Any) -> Any:
     """The algorithm; every arm starts with the same weights and environments."""
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.vec_env import VecFrameStack
 
     drawn = setting.env == DRAWN
-    envs = make_vec_env(setting.env.split(",")[0], setting.num_envs, seed=0, wrapper_class=draw if drawn else None)
+    envs = make_vec_env(
+        setting.env.split(",")[0], setting.num_envs, seed=0, wrapper_class=draw_pixels if drawn else None
+    )
     return PPO(
         "CnnPolicy" if drawn else "MlpPolicy",
         VecFrameStack(envs, FRAMES) if drawn else envs,
@@ -111,15 +95,15 @@ def ppo(setting: Setting, buffer: Any) -> Any:
     )
 
 
-def draw(env: Any) -> Any:
+def draw_pixels(env: Any) -> Any:
     """CartPole seen as a picture."""
     from gymnasium import spaces
     from gymnasium.wrappers import TransformObservation
 
-    return TransformObservation(env, picture, spaces.Box(0, 255, (PIXELS, PIXELS, 1), np.uint8))
+    return TransformObservation(env, render_state, spaces.Box(0, 255, (PIXELS, PIXELS, 1), np.uint8))
 
 
-def picture(state: Any) -> Any:
+def render_state(state: Any) -> Any:
     """The cart is a block, the pole a line."""
     x, _, angle, _ = state
     image, along = np.zeros((PIXELS, PIXELS, 1), np.uint8), np.arange(PIXELS // 2)
@@ -130,7 +114,7 @@ def picture(state: Any) -> Any:
     return image
 
 
-def results(buffer: Any) -> list[Tensor]:
+def compute_results(buffer: Any) -> list[Tensor]:
     """Those of a random rollout in the algorithm's buffer."""
     rng, shape = np.random.default_rng(0), (buffer.buffer_size, buffer.n_envs)
     rewards, values = rng.normal(size=(2, *shape)).astype(np.float32)

@@ -11,7 +11,7 @@ from benchmarks.end_to_end import ppo
 from benchmarks.end_to_end.frameworks import Arm, Setting
 from benchmarks.end_to_end.stopwatch import ADVANTAGES, Stopwatch
 from benchmarks.providers import loop
-from benchmarks.workloads import GAMMA, Inputs, Workload, draw
+from benchmarks.workloads import GAMMA, Inputs, Workload, draw_inputs
 from rl_triton_core import compute_gae
 
 TITLE = "The synthetic PPO update"
@@ -55,17 +55,17 @@ class Update:
 
     def __init__(self, setting: Setting) -> None:
         torch.manual_seed(0)
-        self.setting, self.args = setting, ppo.arguments(setting)
+        self.setting, self.args = setting, ppo.make_arguments(setting)
         self.passes, self.args.update_epochs = (setting.epochs, 1) if setting.recompute else (1, setting.epochs)
         spaces = SimpleNamespace(observations=OBSERVATIONS, actions=ACTIONS, discrete=False)
-        self.agent = ppo.example().Agent(spaces, setting.hidden).to(setting.device)
+        self.agent = ppo.load_example().Agent(spaces, setting.hidden).to(setting.device)
         self.optimizer = torch.optim.Adam(self.agent.parameters(), lr=self.args.learning_rate, eps=1e-5)
         self.workload = Workload("gae", setting.num_envs, setting.num_steps)
-        self.inputs = draw(self.workload, setting.device)
-        self.data = self.experience()
+        self.inputs = draw_inputs(self.workload, setting.device)
+        self.data = self.draw_experience()
 
     @torch.no_grad()
-    def experience(self) -> Inputs:
+    def draw_experience(self) -> Inputs:
         """Observations, actions and their log-probabilities."""
         shape = (self.setting.num_envs * self.setting.num_steps, OBSERVATIONS)
         obs = torch.randn(shape, device=self.setting.device)
@@ -73,37 +73,37 @@ class Update:
         actions = policy.sample()
         return {"obs": obs, "actions": actions, "logprobs": policy.log_prob(actions)}
 
-    def iteration(self, watch: Stopwatch, advantages: ppo.Advantages) -> None:
+    def run_iteration(self, watch: Stopwatch, advantages: ppo.Advantages) -> None:
         """One update."""
         for _ in range(self.passes):
-            inputs = self.recomputed() if self.setting.recompute else self.inputs
+            inputs = self.recompute_values() if self.setting.recompute else self.inputs
             with watch.part(ADVANTAGES):
                 results = advantages(inputs)
             named = dict(zip(("advantages", "returns"), (x.flatten() for x in results), strict=True))
-            ppo.example().update(self.agent, self.optimizer, self.data | named, self.args)
+            ppo.load_example().update(self.agent, self.optimizer, self.data | named, self.args)
 
     @torch.no_grad()
-    def recomputed(self) -> Inputs:
+    def recompute_values(self) -> Inputs:
         """The inputs with the values of the present weights."""
         values = self.agent.value(self.data["obs"]).view_as(self.inputs["rewards"])
         return self.inputs | {"values": values}
 
 
-def stock(inputs: Inputs) -> tuple[Tensor, Tensor]:
+def run_loop(inputs: Inputs) -> tuple[Tensor, Tensor]:
     """The loop, over views with time first."""
     views = {name: x.T if x.ndim > 1 else x for name, x in inputs.items()}
-    advantages = loop.gae(views, ppo.LAMBDA)[0].T
-    return advantages, advantages + inputs["values"]
+    advantages, returns = loop.run_gae(views, ppo.LAMBDA)
+    return advantages.T, returns.T
 
 
-def ours(inputs: Inputs) -> tuple[Tensor, Tensor]:
+def run_ours(inputs: Inputs) -> tuple[Tensor, Tensor]:
     """The public function."""
     advantages, returns = compute_gae(**inputs, gamma=GAMMA, lambda_=ppo.LAMBDA)
     return advantages, returns
 
 
-def arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
+def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
     """One arm in one setting, as it is before training."""
     update = Update(setting)
-    advantages = ppo.compiled(update.workload) if name == "compiled" else {"stock": stock, "ours": ours}[name]
-    return Arm(lambda: update.iteration(watch, advantages), lambda: advantages(update.inputs))
+    advantages = ppo.compile_gae(update.workload) if name == "compiled" else {"stock": run_loop, "ours": run_ours}[name]
+    return Arm(lambda: update.run_iteration(watch, advantages), lambda: advantages(update.inputs))

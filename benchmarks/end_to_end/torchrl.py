@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from benchmarks.end_to_end import ppo
 from benchmarks.end_to_end.frameworks import Arm, Setting
 from benchmarks.end_to_end.stopwatch import ADVANTAGES, REST, Stopwatch
-from benchmarks.workloads import GAMMA, Workload, draw
+from benchmarks.workloads import GAMMA, Workload, draw_inputs
 
 TITLE = "TorchRL"
 ITERATION = """\
@@ -21,7 +21,6 @@ The advantage step is that call, without the value network's part of it. On a GP
 TensorFloat-32 by default; it is timed so, and compared in float32."""
 ARMS = {
     "stock": "`GAE`, vectorised, as it is by default",
-    "compiled": "`GAE` that calls `torch.compile` of a doubling scan",
     "ours": "`TritonGAE`",
 }
 OURS = ("ours",)
@@ -49,20 +48,20 @@ class Training:
 
         torch.manual_seed(0)
         self.setting, self.watch = setting, watch
-        self.actor, critic = networks(setting)
+        self.actor, critic = make_networks(setting)
         self.loss = ClipPPOLoss(self.actor, critic)
         self.optimizer = torch.optim.Adam(self.loss.parameters(), lr=3e-4)
-        self.data = self.experience()
+        self.data = self.draw_experience()
         self.estimator = estimator(gamma=GAMMA, lmbda=ppo.LAMBDA, value_network=critic).to(setting.device)
         self.estimator._call_value_nets = watch.around(REST, self.estimator._call_value_nets)
 
     @torch.no_grad()
-    def experience(self) -> Any:
+    def draw_experience(self) -> Any:
         """Steps of the policy in no environment in particular."""
         from tensordict import TensorDict
 
         shape, device = (self.setting.num_envs, self.setting.num_steps), self.setting.device
-        inputs = draw(Workload("gae", *shape, truncated=True), device)
+        inputs = draw_inputs(Workload("gae", *shape, truncated=True), device)
         done = inputs["terminated"] | inputs["truncated"]
         flags = {"done": done, "terminated": inputs["terminated"], "truncated": inputs["truncated"]}
         following = {name: x.unsqueeze(-1) for name, x in flags.items()} | {"reward": inputs["rewards"].unsqueeze(-1)}
@@ -70,16 +69,16 @@ class Training:
         return self.actor(TensorDict({"observation": observation, "next": following}, shape, device=device))
 
     @torch.no_grad()
-    def estimate(self) -> None:
+    def estimate_advantages(self) -> None:
         """Advantages and value targets, into the data."""
         with self.watch.part(ADVANTAGES):
             self.estimator(self.data)
 
-    def iteration(self) -> None:
+    def run_iteration(self) -> None:
         """The epochs."""
         for epoch in range(self.setting.epochs):
             if epoch == 0 or self.setting.recompute:
-                self.estimate()
+                self.estimate_advantages()
             samples = self.data.reshape(-1)
             for chosen in torch.randperm(len(samples), device=self.setting.device).split(self.setting.batch_size):
                 losses = self.loss(samples[chosen])
@@ -88,58 +87,42 @@ class Training:
                 nn.utils.clip_grad_norm_(self.loss.parameters(), 1.0)
                 self.optimizer.step()
 
-    def results(self) -> list[Tensor]:
+    def compute_results(self) -> list[Tensor]:
         """Those of the experience, before any training; TorchRL's by a convolution in float32 on a GPU too."""
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-            self.estimate()
+            self.estimate_advantages()
         return [self.data["advantage"].clone(), self.data["value_target"].clone()]
 
 
-def networks(setting: Setting) -> tuple[Any, Any]:
+def make_networks(setting: Setting) -> tuple[Any, Any]:
     """Actor and critic."""
     from tensordict.nn import NormalParamExtractor, TensorDictModule
     from torchrl.modules import ProbabilisticActor, TanhNormal, ValueOperator
 
-    def layers(outputs: int) -> nn.Sequential:
+    def make_layers(outputs: int) -> nn.Sequential:
         sizes = (OBSERVATIONS, setting.hidden, setting.hidden)
         hidden = [part for pair in pairwise(sizes) for part in (nn.Linear(*pair), nn.Tanh())]
         return nn.Sequential(*hidden, nn.Linear(setting.hidden, outputs)).to(setting.device)
 
     parameters = TensorDictModule(
-        nn.Sequential(layers(2 * ACTIONS), NormalParamExtractor()), ["observation"], ["loc", "scale"]
+        nn.Sequential(make_layers(2 * ACTIONS), NormalParamExtractor()), ["observation"], ["loc", "scale"]
     )
     actor = ProbabilisticActor(
         parameters, in_keys=["loc", "scale"], distribution_class=TanhNormal, return_log_prob=True
     )
-    return actor, ValueOperator(layers(1), in_keys=["observation"])
+    return actor, ValueOperator(make_layers(1), in_keys=["observation"])
 
 
-def arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
+def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
     """One arm in one setting, as it is before training."""
-    training = Training(setting, estimator(name), watch)
-    return Arm(training.iteration, training.results)
+    training = Training(setting, choose_estimator(name), watch)
+    return Arm(training.run_iteration, training.compute_results)
 
 
-def estimator(name: str) -> Any:
+def choose_estimator(name: str) -> Any:
     """The value estimator of an arm."""
     from torchrl.objectives.value import GAE
 
-    from rl_triton_adapters.torchrl import TritonGAE, calling
+    from rl_triton_adapters.torchrl import TritonGAE
 
-    if name == "compiled":
-        return type("CompiledGAE", (GAE,), {"forward": calling(compiled(), GAE.forward)})
     return TritonGAE if name == "ours" else GAE
-
-
-def compiled() -> Any:
-    """TorchRL's function by the compiled scan."""
-    scan = ppo.compile_(ppo.transitions)
-
-    def generalized_advantage_estimate(
-        gamma: Any, lmbda: Any, *steps: Tensor, done: Tensor, terminated: Tensor, time_dim: int
-    ) -> Any:
-        value, next_value, reward, done, terminated = (x.squeeze(-1) for x in (*steps, done, terminated))
-        results = scan(reward, value, next_value, terminated, done, gamma, lmbda)
-        return tuple(x.unsqueeze(-1) for x in results)
-
-    return generalized_advantage_estimate

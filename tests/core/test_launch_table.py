@@ -13,7 +13,7 @@ pytest.importorskip("benchmarks.judge", reason="only the package is here", exc_t
 pytest.importorskip("rl_triton_core._internal.backends.triton", reason="Triton is not installed")
 
 from benchmarks import files, judge, tune
-from benchmarks.workloads import Workload, draw
+from benchmarks.workloads import Workload, draw_inputs
 from rl_triton_core._internal.kernels.launch import TABLE, Launch
 from rl_triton_core._internal.tuning import launch_candidates
 
@@ -29,7 +29,7 @@ def row(workload, launch, segments, microseconds, **more):
 
 @pytest.mark.parametrize("path", TIMED, ids=lambda path: path.stem)
 def test_the_table_has_nearly_the_best_launch_for_every_window_timed(path):
-    verdicts = judge.judged(files.read(path)["rows"])
+    verdicts = judge.judge_rows(files.read(path)["rows"])
     assert verdicts
     behind = {str(x.workload): x.ratio for x in verdicts if not x.ratio <= judge.LIMIT}
     assert not behind
@@ -41,7 +41,7 @@ def test_every_layout_was_timed():
 
 def test_a_verdict():
     workload = Workload("gae", 4096, 128)
-    ours, number = judge.from_table(workload, masked=False)
+    ours, number = judge.look_up(workload, masked=False)
     other = Launch(1, 32, 4, 1)
     rows = [
         row(workload, ours, number, 3.0),
@@ -49,33 +49,24 @@ def test_a_verdict():
         row(workload, other, 2, 1.0, agrees=False),
         row(workload, other, 4, 1.0, masked=True),
     ]
-    plain, masked = judge.judged(rows)
+    plain, masked = judge.judge_rows(rows)
     assert (plain.masked, plain.ratio) == (False, 1.2)
-    assert judge.launch_of(plain.best) == other and plain.best["segments"] == 1
+    assert judge.read_launch(plain.best) == other and plain.best["segments"] == 1
     assert masked.masked and masked.ours is None and masked.ratio == float("inf")
 
 
 def test_one_environment_is_one_window_in_both_layouts():
     workload = Workload("gae", 1, 1 << 20)
-    ours, number = judge.from_table(workload, masked=False)
+    ours, number = judge.look_up(workload, masked=False)
     rows = [row(workload, ours, number, 2.0), row(workload._replace(layout="time-major"), Launch(32, 1, 8, 1), 8, 1.0)]
-    (verdict,) = judge.judged(rows)
+    (verdict,) = judge.judge_rows(rows)
     assert verdict.ratio == 2.0
 
 
-def test_launches_that_no_window_decides():
-    workload = Workload("gae", 4096, 128)
-    ours, number = judge.from_table(workload, masked=False)
-    left = list(judge.undecided(judge.judged([row(workload, ours, number, 1.0)])))
-    assert ("env-major", ours) not in left
-    assert {layout for layout, _ in left} == set(TABLE)
-
-
-def test_the_judge_prints_a_line_for_every_window(capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["judge.py", *map(str, TIMED)])
-    judge.main()
-    lines = capsys.readouterr().out.splitlines()
-    windows = {judge.window(row) for path in TIMED for row in files.read(path)["rows"]}
+def test_the_judge_writes_a_line_for_every_rollout():
+    rows = [row for path in TIMED for row in files.read(path)["rows"]]
+    lines = judge.write_verdicts(judge.judge_rows(rows)).splitlines()
+    windows = {judge.find_rollout(row) for path in TIMED for row in files.read(path)["rows"]}
     assert len(lines) == 2 + len(windows)
     assert all(line.count("|") == 9 for line in lines)
 
@@ -85,7 +76,7 @@ def test_the_judge_prints_a_line_for_every_window(capsys, monkeypatch):
 
 def test_a_window_has_the_candidates_of_its_numbers():
     workload = Workload("retrace", 64, 512, truncated=True)
-    window = tune.Window(workload, masked=True)
+    window = tune.Rollout(workload, masked=True)
     numbers = workload.numbers_per_step + 1
     assert set(window.candidates()) == set(launch_candidates(512, 64, numbers, "env-major"))
     assert str(window).endswith("masked")
@@ -94,19 +85,19 @@ def test_a_window_has_the_candidates_of_its_numbers():
 @pytest.mark.parametrize("estimator", ["gae", "eligibility_traces"])
 def test_the_call_that_is_timed(estimator, monkeypatch):
     """Truncated and masked, forward and backward; never replayed."""
-    monkeypatch.setattr(tune, "draw", lambda workload, device: draw(workload, "cpu"))
-    call = tune.call_of(tune.Window(Workload(estimator, 3, 20, truncated=True), masked=True))
+    monkeypatch.setattr(tune, "draw_inputs", lambda workload, device: draw_inputs(workload, "cpu"))
+    call = tune.make_call(tune.Rollout(Workload(estimator, 3, 20, truncated=True), masked=True))
     assert {"truncated", "mask"} <= set(call.keywords)
     assert not hasattr(call.func, "__wrapped__")
-    assert all(x.shape == (3, 20) for x in tune.tensors(call()))
+    assert all(x.shape == (3, 20) for x in tune.list_tensors(call()))
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1 and no GPU")
 def test_every_candidate_is_timed_and_compared(monkeypatch):
     """The first is the table's; one whose results differ is marked, one that fails is left out."""
-    window = tune.Window(Workload("gae", 16, 16), masked=False)
-    inputs = draw(window.workload, "cpu")
-    function = tune.inspect.unwrap(tune.ours.arm(window.workload, inputs).func)
+    window = tune.Rollout(Workload("gae", 16, 16), masked=False)
+    inputs = draw_inputs(window.workload, "cpu")
+    function = tune.inspect.unwrap(tune.ours.make_call(window.workload, inputs).func)
     results, timed = [], []
 
     def call():
@@ -121,10 +112,10 @@ def test_every_candidate_is_timed_and_compared(monkeypatch):
         return 10.0 - len(timed)
 
     chosen = tune.backend.default_launch
-    monkeypatch.setattr(tune, "call_of", lambda window: call)
+    monkeypatch.setattr(tune, "make_call", lambda window: call)
     monkeypatch.setattr(tune, "device_time", device_time)
-    rows = list(tune.times(window))
-    launches = {(judge.launch_of(row), row["segments"]) for row in rows}
+    rows = list(tune.time_candidates(window))
+    launches = {(judge.read_launch(row), row["segments"]) for row in rows}
     assert len(timed) > 4 and len(launches) == len(rows) == len(timed) - 1
     assert [row["microseconds"] for row in rows] == sorted(row["microseconds"] for row in rows)
     assert [row["in_table"] for row in rows].index(True) == len(rows) - 1
@@ -144,18 +135,18 @@ def test_a_result_file(monkeypatch, tmp_path, capsys):
             return [Future() for _ in zip(*arguments, strict=True)]
 
     def times(window):
-        ours, number = judge.from_table(*window)
+        ours, number = judge.look_up(*window)
         yield {**row(window.workload, ours, number, 2.0), "masked": window.masked}
 
     window = ["--layout", "time-major", "--window", "64x512", "--truncated", "--masked"]
     monkeypatch.setattr(sys, "argv", ["tune.py", str(tmp_path), "--estimator", "prefix_sum", "gae", *window])
     monkeypatch.setattr(tune, "ProcessPoolExecutor", Pool)
-    monkeypatch.setattr(tune, "times", times)
+    monkeypatch.setattr(tune, "time_candidates", times)
     monkeypatch.setattr(tune.torch.cuda, "get_device_name", lambda: "NVIDIA X 1")
     monkeypatch.setattr(tune.files, "system", lambda commit: {"commit": commit})
     tune.main()
     result = json.loads((tmp_path / "tune_x_1.json").read_text())
-    verdicts = judge.judged(result["rows"])
+    verdicts = judge.judge_rows(result["rows"])
     assert [verdict.workload.truncated for verdict in verdicts] == [False, True]  # prefix sums know no truncation
     assert all(verdict.masked and verdict.ratio == 1 for verdict in verdicts)
     assert "gae 64x512 time-major truncated float32 masked" in capsys.readouterr().out

@@ -88,25 +88,26 @@ tune: $(READY) ## Time every launch that windows could have, on a GPU (results i
 accuracy: $(READY) ## Measure rounding errors on this CPU, and write the pages of results
 	$(PY) benchmarks/accuracy.py benchmarks/results/cpu --backend cpu
 	$(PY) benchmarks/accuracy.py benchmarks/results/cpu --backend reference --rows 2 --jobs $(JOBS)
-	$(PY) benchmarks/report.py
+	$(PY) benchmarks/pages.py
 
 speed: $(READY) ## Measure speed on this CPU, and write the pages of results
 	$(PY) benchmarks/sb3_advantages.py benchmarks/results/cpu
 	$(PY) benchmarks/packed.py benchmarks/results/cpu
 	$(PY) benchmarks/first_call.py benchmarks/results/cpu
-	$(PY) benchmarks/report.py
+	$(PY) benchmarks/pages.py
 
 bench: $(READY) ## Measure every estimator on this CPU against NumPy, Numba, SB3 and a loop, and write the pages
 	$(PY) benchmarks/run.py benchmarks/results/cpu --suite cpu
-	$(PY) benchmarks/report.py
+	$(PY) benchmarks/pages.py
 
 end-to-end: $(READY) $(RLLIB_READY) ## Measure training loops end to end on this CPU, and write the pages (downloads Ray)
 	$(PY) -m benchmarks.end_to_end benchmarks/results/cpu --suite synthetic cleanrl sb3 torchrl
 	$(VENV_RLLIB)/bin/python -m benchmarks.end_to_end benchmarks/results/cpu --suite rllib
-	$(PY) benchmarks/report.py
+	$(PY) benchmarks/pages.py
 
 report: $(READY) ## Write the pages, the README's paragraph and the figures that come from benchmarks/results/
-	$(PY) benchmarks/report.py
+	$(PY) benchmarks/targets.py
+	$(PY) benchmarks/pages.py
 
 lower-bounds: $(READY) ## Test the core with the oldest supported packages (slow: downloads another torch)
 	$(PY) scripts/check_lower_bounds.py --python $(PYTHON)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 DIRTY = "-dirty"
 WRITTEN = ("benchmarks/results", "docs", "README.md")
-"""What the scripts that measure and `report.py` write."""
+"""What the scripts that measure and `pages.py` write."""
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:

@@ -267,7 +267,7 @@ def write_packed(result: Row) -> str:
     lines = []
     for row in result["rows"]:
         kinds = [row["microseconds"]] if on_cpu else [row["full_microseconds"], row["microseconds"]]
-        times = [" / ".join(format_time(kind.get(arm)) for kind in kinds) for arm in arms]
+        times = [" / ".join(format_time(kind[arm]) for kind in kinds if arm in kind) or "–" for arm in arms]
         sizes = [f"{row['steps']}", f"{row['padded_steps']}"]
         lines.append([row["sequences"], f"`{row['estimator']}`", *sizes, *times, f"{row['padded_over_packed']:.2f}"])
     slower = sum(row["padded_over_packed"] < 1 for row in result["rows"])
@@ -296,9 +296,9 @@ def write_accuracy() -> str:
 {describe_source("make accuracy")} On a GPU: `python benchmarks/accuracy.py FOLDER`.
 
 An error is ‖x − exact‖ / ‖exact‖ in the Euclidean norm, where a serial float64 loop over the same inputs gives the
-exact result. It is compared with that of the same loop in float32. Discounts are rounded to float32 beforehand, so that the
-errors are those of arithmetic alone. A ratio is the error over the loop's error, which counts as half a float32 epsilon
-({limits["serial_floor"]:.1e}) at least. The limit is {limits["ratio"]:g}.
+exact result. It is compared with that of the same loop in float32. Discounts are rounded to float32 beforehand, so
+that the errors are those of arithmetic alone. A ratio is the error over the loop's error, which counts as half a
+float32 epsilon ({limits["serial_floor"]:.1e}) at least. The limit is {limits["ratio"]:g}.
 
 Settings: γ {list_values(rows, "gamma")}; λ {list_values(rows, "lambda_")}; no episode ends, or one every
 {list_values(rows, "episode")} steps on average. Layouts: {list_values(rows, "layout")}. Each line is the setting,

@@ -91,7 +91,8 @@ def draw_roofline(machine: Machine) -> Figure:
             wanted = [
                 (w, x) for w, x in percent.items() if (w.estimator, w.layout, w.truncated) == (estimator, layout, False)
             ]
-            panel.plot([count_bytes(w) / 1e6 for w, _ in wanted], [x for _, x in wanted], ".", label=estimator)
+            if wanted:
+                panel.plot([count_bytes(w) / 1e6 for w, _ in wanted], [x for _, x in wanted], ".", label=estimator)
         panel.axhline(100, color="grey", linewidth=0.5)
         panel.set(title=layout, xscale="log", xlabel="MB that must move", ylabel="% of the roofline", ylim=(0, None))
     panels[0].legend(fontsize=6)
@@ -124,7 +125,8 @@ def draw_long_rows(machine: Machine) -> Figure:
     curves["floor of the bytes"] = machine.find_floors("long")
     for label, times in curves.items():
         points = sorted((w.num_steps, x) for w, x in times.items() if w[:2] == ("gae", 16) and w.layout == "env-major")
-        panels[0].plot([t for t, _ in points], [x for _, x in points], marker=".", label=label)
+        if points:
+            panels[0].plot(*zip(*points, strict=True), marker=".", label=label)
     panels[0].set(xscale="log", yscale="log", xlabel="T", ylabel="µs on the device", title="GAE, 16 environments")
     panels[0].legend()
     return figure

@@ -19,20 +19,19 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 pytest.importorskip("benchmarks.run", reason="only the package is here", exc_type=ModuleNotFoundError)
 
-from benchmarks import compare, compile_ahead, equations, files, harness, measured, run, speed_page
-from benchmarks import targets as targets_
+from benchmarks import compare, compile_ahead, equations, files, harness, measured, pages, run, targets
 from benchmarks.providers import REGISTRY, compiled_scan
-from benchmarks.suites import LONG_ESTIMATORS, LONGER_ROWS, SHORT_ROWS, SUITES, SWEEP_SHAPES, workloads
-from benchmarks.workloads import ESTIMATORS, GAMMA, VARIANTS, Workload, bytes_moved, draw, rows_of
+from benchmarks.suites import LONG_ESTIMATORS, LONGER_ROWS, SHORT_ROWS, SUITES, SWEEP_SHAPES, combine_workloads
+from benchmarks.workloads import ESTIMATORS, GAMMA, VARIANTS, Workload, count_bytes, draw_inputs, select_envs
 
-TINY = workloads([(3, 17), (2, 1)], truncated=(False, True))
-FURTHER = workloads([(3, 17)], VARIANTS, truncated=(False, True))
-HALF = workloads([(3, 17)], dtype="bfloat16")
+TINY = combine_workloads([(3, 17), (2, 1)], truncated=(False, True))
+FURTHER = combine_workloads([(3, 17)], VARIANTS, truncated=(False, True))
+HALF = combine_workloads([(3, 17)], dtype="bfloat16")
 FAST = harness.Plan(warmups=1, calls=1, medians=1)
 
 ORACLES = {
     "gae": oracles.gae,
-    "gae_with_returns": oracles.gae,
+    "gae_advantages": oracles.gae,
     "gae_masked": oracles.gae,
     "vtrace": tables.vtrace,
     "retrace": tables.retrace,
@@ -66,8 +65,8 @@ def from_papers(workload, inputs):
 
 @pytest.mark.parametrize("workload", TINY + FURTHER, ids=str)
 def test_the_oracle_is_that_of_the_tests(workload):
-    inputs = draw(workload, "cpu")
-    found = equations.expected(workload, inputs)
+    inputs = draw_inputs(workload, "cpu")
+    found = equations.compute_oracle(workload, inputs)
     assert len(found) == workload.spec.outputs
     for got, want in zip(found, from_papers(workload, inputs), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
@@ -75,13 +74,13 @@ def test_the_oracle_is_that_of_the_tests(workload):
 
 def error_of(name, workload):
     """The error of a provider's arm on a CPU; None where it has no arm."""
-    oracle = run.Oracle(workload, draw(workload, "cpu"))
-    call = REGISTRY[name].arm(workload, oracle.inputs)
-    return None if call is None else oracle.error(REGISTRY[name], call())
+    oracle = run.Oracle(workload, draw_inputs(workload, "cpu"))
+    call = REGISTRY[name].make_call(workload, oracle.inputs)
+    return None if call is None else oracle.find_error(REGISTRY[name], call())
 
 
 @pytest.mark.parametrize("workload", TINY + HALF + FURTHER[::6], ids=str)
-@pytest.mark.parametrize("name", ["ours", "ours_out", "ours_whole"])
+@pytest.mark.parametrize("name", ["ours", "ours_out", "ours_normal_path"])
 def test_ours_runs_on_every_workload(name, workload):
     pytest.importorskip("numba")
     assert error_of(name, workload) < 1e-6
@@ -110,7 +109,7 @@ def test_the_flat_kernels_agree(workload):
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter")
-@pytest.mark.parametrize("workload", workloads([(2, 9)], LONG_ESTIMATORS), ids=str)
+@pytest.mark.parametrize("workload", combine_workloads([(2, 9)], LONG_ESTIMATORS), ids=str)
 def test_a_row_in_blocks_agrees(workload, monkeypatch):
     """Its state goes from block to block."""
     flat_triton = pytest.importorskip("benchmarks.providers.flat_triton")
@@ -122,8 +121,8 @@ def test_a_row_in_blocks_agrees(workload, monkeypatch):
 def test_the_cuda_kernel_is_checked_where_it_writes():
     """A loop in its place, with its indices."""
     cuda_rows = pytest.importorskip("benchmarks.providers.cuda_rows")
-    workload = Workload("gae", 3, 9)
-    inputs = draw(workload, "cpu")
+    workload = Workload("gae_advantages", 3, 9)
+    inputs = draw_inputs(workload, "cpu")
     rewards, values, dones = (inputs[name].double().numpy() for name in ("rewards", "values", "terminated"))
     out = np.full(rewards.shape, np.nan)
     advantage = np.zeros(3)
@@ -131,19 +130,19 @@ def test_the_cuda_kernel_is_checked_where_it_writes():
         nonterminal = 1 - dones[:, t + 1]
         delta = rewards[:, t + 1] + GAMMA * values[:, t + 1] * nonterminal - values[:, t]
         out[:, t] = advantage = delta + GAMMA * 0.95 * nonterminal * advantage
-    (want,) = cuda_rows.expected(workload, inputs)
-    torch.testing.assert_close(cuda_rows.written(torch.from_numpy(out)), want, rtol=1e-12, atol=0)
+    (want,) = cuda_rows.compute_oracle(workload, inputs)
+    torch.testing.assert_close(cuda_rows.select_written(torch.from_numpy(out)), want, rtol=1e-12, atol=0)
 
 
 def test_some_rows_stand_for_large_windows(monkeypatch):
-    monkeypatch.setattr(run, "ALL_ROWS", 10)
-    monkeypatch.setattr(run, "SAMPLED_ROWS", 3)
+    monkeypatch.setattr(run, "MAX_CELLS_VERIFIED", 10)
+    monkeypatch.setattr(run, "ENVS_SAMPLED", 3)
     for layout in ("env-major", "time-major"):
         workload = Workload("gae", 7, 5, layout, truncated=True)
-        oracle = run.Oracle(workload, draw(workload, "cpu"))
-        assert oracle.rows.tolist() == [0, 3, 6]
-        assert oracle.error(REGISTRY["loop"], REGISTRY["loop"].arm(workload, oracle.inputs)()) < 1e-6
-    edge = rows_of(draw(Workload("gae", 7, 5, "time-major"), "cpu"), workload, torch.tensor([6, 0]))
+        oracle = run.Oracle(workload, draw_inputs(workload, "cpu"))
+        assert oracle.envs.tolist() == [0, 3, 6]
+        assert oracle.find_error(REGISTRY["loop"], REGISTRY["loop"].make_call(workload, oracle.inputs)()) < 1e-6
+    edge = select_envs(draw_inputs(Workload("gae", 7, 5, "time-major"), "cpu"), workload, torch.tensor([6, 0]))
     assert edge["bootstrap_values"].shape == (2,) and edge["rewards"].shape == (5, 2)
 
 
@@ -153,11 +152,12 @@ def test_some_rows_stand_for_large_windows(monkeypatch):
 @pytest.mark.parametrize(
     ("workload", "expected"),
     [
-        (Workload("gae", 10, 100), 1000 * (4 + 4 + 1 + 4) + 10 * 4),
-        (Workload("gae", 10, 100, truncated=True), 1000 * (4 + 4 + 1 + 1 + 4 + 4)),
-        (Workload("gae", 10, 100, "time-major", dtype="bfloat16"), 1000 * (2 + 2 + 1 + 4) + 10 * 2),
-        (Workload("gae_with_returns", 10, 100), 1000 * (4 + 4 + 1 + 8) + 10 * 4),
-        (Workload("gae_masked", 10, 100), 1000 * (4 + 4 + 1 + 1 + 4) + 10 * 4),
+        (Workload("gae_advantages", 10, 100), 1000 * (4 + 4 + 1 + 4) + 10 * 4),
+        (Workload("gae", 10, 100, truncated=True), 1000 * (4 + 4 + 1 + 1 + 8 + 4)),
+        (Workload("gae", 10, 100, "time-major", dtype="bfloat16"), 1000 * (2 + 2 + 1 + 8) + 10 * 2),
+        (Workload("gae", 10, 100), 1000 * (4 + 4 + 1 + 8) + 10 * 4),
+        (Workload("gae", 10, 100, flags="float32"), 1000 * (4 + 4 + 4 + 8) + 10 * 4),
+        (Workload("gae_masked", 10, 100), 1000 * (4 + 4 + 1 + 1 + 8) + 10 * 4),
         (Workload("vtrace", 10, 100), 1000 * (4 * 4 + 1 + 2 * 4) + 10 * 4),
         (Workload("retrace", 10, 100), 1000 * (4 * 4 + 1 + 2 * 16 + 2 * 4)),
         (Workload("retrace", 10, 100, truncated=True), 1000 * (4 * 4 + 2 + 2 * 16 + 2 * 4)),
@@ -169,13 +169,13 @@ def test_some_rows_stand_for_large_windows(monkeypatch):
     ids=str,
 )
 def test_bytes(workload, expected):
-    assert bytes_moved(workload) == expected
+    assert count_bytes(workload) == expected
 
 
 @pytest.mark.parametrize("workload", TINY + HALF, ids=str)
 def test_bytes_are_those_of_the_tensors(workload):
     outputs = 4 * workload.cells * workload.spec.outputs
-    assert bytes_moved(workload) == sum(x.nbytes for x in draw(workload, "cpu").values()) + outputs
+    assert count_bytes(workload) == sum(x.nbytes for x in draw_inputs(workload, "cpu").values()) + outputs
 
 
 def test_suites():
@@ -183,7 +183,7 @@ def test_suites():
     assert {n for n, _ in LONGER_ROWS} >= {128, 4096} and {t for _, t in LONGER_ROWS} >= {128, 8192}
     loops = [w for w in SUITES["sweep"].workloads if "loop" in SUITES["sweep"].arms_of(w)]
     shapes = [shape for shape in SWEEP_SHAPES if shape[1] <= 1024]
-    assert {*loops} == {*workloads(shapes, ["gae"], ["env-major"])}, "it runs for long"
+    assert {*loops} == {*combine_workloads(shapes, ["gae"], ["env-major"])}, "it runs for long"
     for name in ("headline", "cpu"):
         assert all("loop" in SUITES[name].arms_of(w) for w in SUITES[name].workloads)
     assert len(SUITES["sweep"].workloads) == 12 * 2 * (2 * len(ESTIMATORS) - 1), "a prefix sum has no truncations"
@@ -192,7 +192,7 @@ def test_suites():
         assert len(set(suite.workloads)) == len(suite.workloads)
         assert set(suite.providers) <= set(REGISTRY)
     jobs = [(name, w) for w in SUITES["rows"].workloads for name in SUITES["rows"].arms_of(w)]
-    ahead = compile_ahead.distinct(jobs)
+    ahead = compile_ahead.select_jobs(jobs)
     assert [name for name, _ in ahead] == ["cuda_rows"] + ["ours_out"] * 40
     assert len(set(map(compile_ahead.key_of, ahead))) == 41
 
@@ -202,7 +202,7 @@ def test_a_failure_to_compile_is_told():
     failed.set_exception(ValueError("no"))
     dead.set_exception(BrokenExecutor())
     done.set_result(None)
-    happened = [compile_ahead.what_happened(future) for future in (failed, dead, done)]
+    happened = [compile_ahead.describe_outcome(future) for future in (failed, dead, done)]
     assert happened == ["failed: ValueError: no", "", ""]
 
 
@@ -255,7 +255,7 @@ def test_what_cannot_be_captured_says_why():
 
 def test_wrong_and_failing_arms_are_recorded_and_not_timed(monkeypatch, tmp_path):
     class Broken(type(REGISTRY["loop"])):
-        def arm(self, workload, inputs):
+        def make_call(self, workload, inputs):
             if workload.num_envs == 2:
                 raise ValueError("no")
             return lambda: torch.full_like(inputs["rewards"], float("nan"))
@@ -263,11 +263,11 @@ def test_wrong_and_failing_arms_are_recorded_and_not_timed(monkeypatch, tmp_path
     monkeypatch.setitem(REGISTRY, "loop", Broken("loop"))
     session = run.Session(tmp_path, "cpu", FakeTime(), FAST)
     for envs, status in ((3, "wrong"), (2, "failed: ValueError: no")):
-        null, add, broken = run.measure(Workload("gae", envs, 4), ["loop"], session)
+        null, add, broken = run.measure(Workload("gae_advantages", envs, 4), ["loop"], session)
         assert (null["status"], add["status"], broken["status"]) == ("ok", "ok", status)
         assert null["full"] == add["full"] == 1.0 and broken["full"] is None
     session.compiled["loop", None] = "not compiled in time"
-    assert run.measure(Workload("gae", 3, 4), ["loop"], session)[-1]["status"] == "not compiled in time"
+    assert run.measure(Workload("gae_advantages", 3, 4), ["loop"], session)[-1]["status"] == "not compiled in time"
 
 
 class FakeTime(harness.CpuClock):
@@ -335,192 +335,165 @@ def test_what_a_commit_does_not_hold(path, differs, tmp_path, monkeypatch):
 # --- what is concluded ------------------------------------------------------------------------------------------------
 
 
-def row(workload, provider, full, device=None, status="ok"):
+def make_row(workload, provider, full, device=None, status="ok"):
     """A line of a result file."""
     return {**workload._asdict(), "provider": provider, "status": status, "error": None, "full": full, "device": device}
 
 
-def write(folder, suite, rows, bandwidth=1000.0):
-    """A result file by hand."""
+def write_results(folder, suite, rows, bandwidth=1000.0):
+    """A result file by hand, and what is read of its machine."""
     system = {"gpu": "a GPU", "cpu": "a CPU", "commit": "0123456789abcdef"}
     names = ("python", "torch", "triton", "numba", "numpy", "cuda", "rocm")
     head = {"system": {**dict.fromkeys(names, "1"), **system}, "suite": suite, "skipped": [], "threads": 1}
     head |= {"copy_bandwidth_gb_per_s": bandwidth, "protocol": harness.Plan()._asdict()}
     files.write(folder / f"bench_{suite}.json", head, rows=rows)
-    return measured.Results(folder)
+    return measured.read_machine(folder)
 
 
-def verdict(key, results, sb3=None):
-    return targets_.TARGETS[key].judge(results, sb3)
+def judge(key, machine):
+    return targets.TARGETS[key].judge(machine)
 
 
 def test_compare_names_the_regression(tmp_path, capsys):
     quick, slow, gone = (Workload("gae", n, 8) for n in (1, 2, 3))
-    old = [row(w, "ours", 10.0, 4.0) for w in (quick, slow, gone)] + [row(slow, "loop", 1.0)]
-    new = [row(quick, "ours", 10.5, 4.1), row(slow, "ours", 10.0, 4.8), row(slow, "loop", 9.0)]
+    old = [make_row(w, "ours", 10.0, 4.0) for w in (quick, slow, gone)] + [make_row(slow, "loop", 1.0)]
+    new = [make_row(quick, "ours", 10.5, 4.1), make_row(slow, "ours", 10.0, 4.8), make_row(slow, "loop", 9.0)]
     paths = [tmp_path / name for name in ("old.json", "new.json")]
-    for path, rows in zip(paths, (old, new), strict=True):
+    for path, rows in zip(paths, (old, [*new, make_row(gone, "ours", 10.0, 4.0)]), strict=True):
         path.write_text(json.dumps({"rows": rows}))
     assert compare.main(list(map(str, paths))) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert [line for line in lines if line.startswith("not in")] == [f"not in the new file: ours on {gone}"]
-    named = [line for line in lines if line.startswith("regression")]
-    assert len(named) == 1 and "device" in named[0] and "gae 2x8" in named[0] and "1.200" in named[0]
+    assert "6 times compared, 1 regressions beyond 1.1" in capsys.readouterr().out
     assert compare.main([*map(str, paths), "--threshold", "1.3"]) == 0
-    paths[1].write_text(json.dumps({"rows": [row(quick, "ours", None, None, "wrong")]}))
-    assert compare.main(list(map(str, paths))) == 1
-    assert "no time" in capsys.readouterr().out
+    paths[1].write_text(json.dumps({"rows": new}))
+    assert compare.main([*map(str, paths), "--threshold", "1.3"]) == 1, "a time that is gone is a regression"
 
 
 def test_targets_of_ratios(tmp_path):
     chosen = SUITES["rows"].workloads
-    assert verdict("cuda_rows", measured.Results(tmp_path)) == targets_.NOT_YET
-    both = [row(w, name, time) for w in chosen for name, time in (("ours_out", 5.0), ("cuda_rows", 10.0))]
-    assert verdict("cuda_rows", write(tmp_path, "rows", both[:-2])).status == "incomplete"
-    found = verdict("cuda_rows", write(tmp_path, "rows", both))
-    assert found.status == "reached" and found.number.startswith("2.00× at the worst") and "40 of 40" in found.number
-    found = verdict("cuda_rows", write(tmp_path, "rows", [*both[:-1], row(chosen[-1], "cuda_rows", 4.0)]))
-    assert found.status == "missed" and "0.80×" in found.number and "39 of 40" in found.number
+    assert judge("cuda_rows", measured.read_machine(tmp_path))[0] == "not measured yet"
+    both = [make_row(w, name, time) for w in chosen for name, time in (("ours_out", 5.0), ("cuda_rows", 10.0))]
+    assert judge("cuda_rows", write_results(tmp_path, "rows", both[:-2]))[0] == "incomplete"
+    status, text = judge("cuda_rows", write_results(tmp_path, "rows", both))
+    assert status == "reached" and text.startswith("2.00× at the worst") and "40 of 40" in text
+    status, text = judge(
+        "cuda_rows", write_results(tmp_path, "rows", [*both[:-1], make_row(chosen[-1], "cuda_rows", 4.0)])
+    )
+    assert status == "missed" and "0.80×" in text and "39 of 40" in text
 
 
 def test_targets_of_means(tmp_path):
-    rows = [row(w, name, 10.0 if name == "ours" else 40.0) for w in targets_.SWEEP for name in ("ours", "flat_triton")]
+    arms = ("ours", "flat_triton")
+    rows = [make_row(w, name, 10.0 if name == "ours" else 40.0) for w in targets.SWEEP for name in arms]
     rows[1]["full"] = 5.0
-    results = write(tmp_path, "sweep", rows)
-    assert verdict("flat_mean", results).status == "reached"
-    assert verdict("flat_each", results).status == "missed"
+    machine = write_results(tmp_path, "sweep", rows)
+    assert judge("flat_mean", machine)[0] == "reached"
+    assert judge("flat_each", machine)[0] == "missed"
 
 
 def test_targets_of_lengths(tmp_path):
     """Per byte on longer rows; and against the kernel that holds a row, if one does."""
     shortest, *longer = SUITES["retrace_long"].workloads
 
-    def at(factor):
-        rows = [
-            row(w, "ours", 1.0, bytes_moved(w) / 1e6 * (1.0 if w is shortest else factor)) for w in (shortest, *longer)
-        ]
-        return write(tmp_path, "retrace_long", rows)
+    def write_at(factor):
+        times = {w: count_bytes(w) / 1e6 * (1.0 if w is shortest else factor) for w in (shortest, *longer)}
+        return write_results(tmp_path, "retrace_long", [make_row(w, "ours", 1.0, time) for w, time in times.items()])
 
-    assert (
-        verdict("retrace_length", at(0.9)).status == "reached" and "4 of 4" in verdict("retrace_length", at(0.9)).number
-    )
-    assert verdict("retrace_length", at(1.1)).status == "missed"
-    others = {"flat_triton": 30.0, "blocks_triton": 13.0}
+    status, text = judge("retrace_length", write_at(0.9))
+    assert status == "reached" and "4 of 4" in text
+    assert judge("retrace_length", write_at(1.1))[0] == "missed"
     chosen = [w for w in SUITES["long"].workloads if w.layout == "env-major"]
-    rows = [row(w, "ours", 1.0, 1.0) for w in chosen]
-    rows += [
-        row(w, arm, 1.0, x if w.num_steps <= 131072 or arm == "blocks_triton" else None)
-        for w in chosen
-        for arm, x in others.items()
-    ]
-    found = verdict("long_flat", write(tmp_path, "long", rows))
-    assert found.status == "reached" and "13.00× at the worst" in found.number and "8 of 8" in found.number
+    rows = [make_row(w, "ours", 1.0, 1.0) for w in chosen] + [make_row(w, "blocks_triton", 1.0, 13.0) for w in chosen]
+    rows += [make_row(w, "flat_triton", 1.0, 30.0 if w.num_steps <= 131072 else None) for w in chosen]
+    status, text = judge("long_flat", write_results(tmp_path, "long", rows))
+    assert status == "reached" and "13.00× at the worst" in text and "8 of 8" in text
 
 
 def test_targets_of_bytes(tmp_path):
     """At 1000 GB/s a million bytes take a microsecond."""
-    chosen = targets_.LARGE
 
-    def at(percent):
-        rows = [row(w, "ours", 1.0, bytes_moved(w) / 1e6 * 100 / percent) for w in chosen]
-        return write(tmp_path, "large", rows)
+    def write_at(percent):
+        rows = [make_row(w, "ours", 1.0, count_bytes(w) / 1e6 * 100 / percent) for w in targets.LARGE]
+        return write_results(tmp_path, "large", rows)
 
-    assert verdict("roofline_light", at(86)).status == "reached"
-    assert (
-        verdict("roofline_light", at(84)).status == "missed" and verdict("roofline_heavy", at(84)).status == "reached"
-    )
-    assert "84.00 %" in verdict("roofline_light", at(84)).number
-    assert verdict("roofline_heavy", at(74)).status == "missed"
+    assert judge("roofline_light", write_at(86))[0] == "reached"
+    status, text = judge("roofline_light", write_at(84))
+    assert status == "missed" and "84.00 %" in text and judge("roofline_heavy", write_at(84))[0] == "reached"
+    assert judge("roofline_heavy", write_at(74))[0] == "missed"
+
+
+def test_targets_of_flags(tmp_path):
+    """float32 flags may take longer by the ratio of the bytes, and a tenth of that."""
+
+    def write_at(factor):
+        rows = [
+            make_row(w, "ours", 1.0, count_bytes(w) / 1e6 * (factor if w.flags == "float32" else 1))
+            for w in SUITES["flags"].workloads
+        ]
+        return write_results(tmp_path, "flags", rows)
+
+    assert judge("flags", write_at(1.09))[0] == "reached"
+    assert judge("flags", write_at(1.11))[0] == "missed"
 
 
 def test_targets_of_layouts_truncations_and_overhead(tmp_path):
-    shapes = SUITES["sweep"].workloads
-
-    def sweep(time_major, truncated):
-        def device(w):
-            extra = (bytes_moved(w) - bytes_moved(w._replace(truncated=False))) / 1e6
+    def write_sweep(time_major, truncated):
+        def find_time(w):
+            extra = (count_bytes(w) - count_bytes(w._replace(truncated=False))) / 1e6
             return 100.0 * (time_major if w.layout == "time-major" else 1) * (truncated if w.truncated else 1) + extra
 
-        return write(tmp_path, "sweep", [row(w, "ours", 1.0, device(w)) for w in shapes])
+        rows = [make_row(w, "ours", 1.0, find_time(w)) for w in SUITES["sweep"].workloads]
+        return write_results(tmp_path, "sweep", rows)
 
-    assert verdict("time_major", sweep(1.1, 1.2)).status == "incomplete", "the large suite is not there"
-    assert verdict("time_major", sweep(1.2, 1.2)).status == "missed"
-    assert verdict("truncations", sweep(1.1, 1.24)).status == "reached"
-    assert verdict("truncations", sweep(1.1, 1.26)).status == "missed"
+    assert judge("time_major", write_sweep(1.1, 1.2))[0] == "incomplete", "the large suite is not there"
+    assert judge("time_major", write_sweep(1.2, 1.2))[0] == "missed"
+    assert judge("truncations", write_sweep(1.1, 1.24))[0] == "reached"
+    assert judge("truncations", write_sweep(1.1, 1.26))[0] == "missed"
     headline = [w for w in SUITES["headline"].workloads if not w.truncated]
-    add = [row(w, "torch_add", 12.0) for w in headline]
-    good, bad = ([row(w, "ours", time) for w in headline] for time in (13.9, 14.1))
-    assert verdict("host_overhead", write(tmp_path, "headline", [*add, *good])).status == "reached"
-    assert verdict("host_overhead", write(tmp_path, "headline", [*add, *bad])).status == "missed"
+    add = [make_row(w, "torch_add", 12.0) for w in headline]
+    good, bad = ([make_row(w, "ours", time) for w in headline] for time in (13.9, 14.1))
+    assert judge("host_overhead", write_results(tmp_path, "headline", [*add, *good]))[0] == "reached"
+    assert judge("host_overhead", write_results(tmp_path, "headline", [*add, *bad]))[0] == "missed"
 
 
-def test_targets_of_the_cpu(tmp_path):
-    results = measured.Results(tmp_path)
-    fields = ("n_steps", "n_envs", "threads", "speedup", "microseconds")
-
-    def passes(*shapes):
-        return {"rows": [dict(zip(fields, (*shape, {"adapter": ours}), strict=True)) for *shape, ours in shapes]}
-
-    sb3 = passes((2048, 1, 1, 60.0, 9.0), (2048, 1, 2, 61.0, 9.0), (128, 4096, 1, 1.4, 9.0), (128, 4096, 2, 1.3, 8.0))
-    assert verdict("cpu_short", results, sb3).status == "reached"
-    assert verdict("cpu_wide", results, sb3).status == "missed"
-    assert verdict("cpu_threads", results, sb3).status == "reached"
-    slower = passes((128, 4096, 1, 1.4, 9.0), (128, 4096, 2, 3.0, 10.0))  # where the stock pass is much slower
-    assert verdict("cpu_threads", results, slower).status == "missed"
-    assert verdict("cpu_threads", results, passes((128, 4096, 1, 1.4, 9.0))).status == "not measured yet"
-
-
-def test_the_page_says_what_is_missed_and_why(tmp_path):
+def test_the_targets_page_says_what_is_missed_and_why(tmp_path):
     chosen = SUITES["rows"].workloads
-    rows = [row(w, name, time, 1.0) for w in chosen for name, time in (("ours_out", 5.0), ("cuda_rows", 4.0))]
-    gpu, cpu = write(tmp_path / "gpu", "rows", rows), measured.Results(tmp_path / "cpu")
-    notes = {"cuda_rows": "because", "flat_mean": "never shown"}
-    page = speed_page.page([gpu], cpu, None, notes)
+    rows = [make_row(w, name, time, 1.0) for w in chosen for name, time in (("ours_out", 5.0), ("cuda_rows", 4.0))]
+    page = targets.write_page(
+        write_results(tmp_path, "rows", rows), {"cuda_rows": "because", "flat_mean": "never shown"}
+    )
     assert "**missed**" in page and "because" in page and "never shown" not in page
-    assert speed_page.NO_EVIDENCE not in page
-    assert speed_page.NO_EVIDENCE in speed_page.page([gpu], cpu, None, {}), "a missed target says that nothing says why"
-    assert page.count(speed_page.NOT_YET) == 9, "one section of ten has results"
-    assert "5.0 / 4.0" in page and "plots/gpu_rows.svg" in page and "plots/gpu_sweep.svg" not in page
-    reached = write(tmp_path / "gpu", "rows", [{**x, "full": 9.0} if x["provider"] == "cuda_rows" else x for x in rows])
-    assert "because" not in speed_page.page([reached], cpu, None, notes)
+    assert page.count("not measured yet") == len(targets.TARGETS) - 1
 
 
-def test_the_page_has_every_machine(tmp_path):
-    """Whose folder has results of the suites."""
-    shapes = SUITES["rows"].workloads
-    for folder, time in (("a100", 5.0), ("b200", 4.0), ("cpu", 3.0)):
-        write(tmp_path / folder, "rows", [row(w, "ours_out", time, 1.0) for w in shapes])
-    (tmp_path / "empty").mkdir()
-    machines, cpu, sb3 = speed_page.load(tmp_path)
-    assert [gpu.name for gpu in machines] == ["a100", "b200"] and cpu.name == "cpu" and sb3 is None
-    page = speed_page.page(machines, cpu, sb3, {})
-    titles = [line for line in page.splitlines() if line.startswith("## ")]
-    assert "## Targets, a100" in titles and "## Targets, b200" in titles and len(set(titles)) == len(titles)
-    assert "5.0 / –" in page and "4.0 / –" in page and "plots/b200_rows.svg" in page
-
-
-def test_every_section_of_the_page(tmp_path):
-    """Whatever a suite measures finds its place."""
-    for name, suite in SUITES.items():
-        rows = [row(w, arm, 7.0, 3.0) for w in suite.workloads for arm in ("null", "torch_add", *suite.arms_of(w))]
-        write(tmp_path, name, [*rows, row(suite.workloads[0], "rlax", None, status="wrong")])
-    results = measured.Results(tmp_path)
-    page = speed_page.page([results], results, None, {})
-    assert speed_page.NOT_YET not in page and "Arms that were not timed" in page
-    text = speed_page.readme(f"a\n{speed_page.MARKS[0]}\nold\n{speed_page.MARKS[1]}\nb\n", [results], None)
-    assert "old" not in text and text.startswith("a\n") and text.endswith("\nb\n") and "7.0 µs" in text
+def test_the_page_has_every_machine_and_every_suite(tmp_path, monkeypatch):
+    for folder in ("a100", "b200", "cpu"):
+        for name, suite in SUITES.items():
+            if (suite.device == "cpu") == (folder == "cpu"):
+                arms = {w: ("null", "torch_add", *suite.arms_of(w)) for w in suite.workloads}
+                rows = [make_row(w, arm, 7.0, 3.0) for w in suite.workloads for arm in arms[w]]
+                write_results(
+                    tmp_path / folder, name, [*rows, make_row(suite.workloads[0], "rlax", None, status="wrong")]
+                )
+    monkeypatch.setattr(pages, "RESULTS", tmp_path)
+    assert [machine.name for machine in measured.read_gpus(tmp_path)] == ["a100", "b200"]
+    page = pages.write_benchmarks()
+    assert page.count("7.0 / 3.0") > 1000 and pages.NOT_YET not in page and "rlax on" in page
+    assert all(page.count(f"## {title}") == 2 for title, _ in pages.SECTIONS.values())
+    text = pages.write_readme()
+    assert text.count("7.0 µs per call (3.0 µs on the device)") == 2 and "1.00× faster than the flat" in text
 
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
 def test_figures_are_drawn(tmp_path, monkeypatch):
     from benchmarks import plots
 
-    for name in ("headline", "rows", "long", "large", "sweep"):
+    for name in plots.DRAWINGS:
         suite = SUITES[name]
-        rows = [row(w, arm, 7.0, 3.0) for w in suite.workloads for arm in suite.arms_of(w)]
-        write(tmp_path / "h200", name, rows)
+        rows = [make_row(w, arm, 7.0, 3.0) for w in suite.workloads for arm in suite.arms_of(w)]
+        write_results(tmp_path / "h200", name, rows)
     monkeypatch.setattr(files, "RESULTS", tmp_path)
     monkeypatch.setattr(plots, "FOLDER", tmp_path / "plots")
-    plots.main()
-    first = {path.name: path.read_text() for path in (tmp_path / "plots").iterdir()}
-    assert set(first) == {f"h200_{name}.svg" for name in plots.FIGURES}
+    monkeypatch.setattr("benchmarks.end_to_end.plots.REGISTRY", {})
+    plots.draw_all()
+    assert {path.name for path in (tmp_path / "plots").iterdir()} == {f"h200_{name}.svg" for name in plots.DRAWINGS}
+    assert set(plots.DRAWINGS) == set(pages.FIGURES)

@@ -23,7 +23,7 @@ from benchmarks.providers import compiled_scan
 
 @pytest.mark.parametrize("arms", ["ab", "abc", "abcd"])
 def test_every_arm_takes_every_place_equally_often(arms):
-    orders = np.array([arithmetic.turns(arms, round_) for round_ in range(2 * len(arms))])
+    orders = np.array([arithmetic.order_arms(arms, round_) for round_ in range(2 * len(arms))])
     for place in orders.T:
         assert all((place == arm).sum() == 2 for arm in arms)
     assert (orders[::2] == orders[1::2, ::-1]).all(), "backwards after forwards: a drift falls on all alike"
@@ -41,20 +41,22 @@ def random_times(rounds=7, seed=0):
 def test_shares_bounds_and_speed_ups():
     (slow_times, fast_times), rest, slow, fast = random_times()
     share = np.median(slow / (rest + slow))
-    assert arithmetic.share(slow_times) == pytest.approx(share, rel=1e-12)
-    assert arithmetic.bound(0.2) == 1.25 and arithmetic.bound(0.0) == 1.0
+    assert arithmetic.find_share(slow_times) == pytest.approx(share, rel=1e-12)
+    assert arithmetic.find_bound(0.2) == 1.25 and arithmetic.find_bound(0.0) == 1.0
     ratios = (rest + slow) / (rest + fast)
     want = np.percentile(ratios, [25, 50, 75])
-    np.testing.assert_allclose(arithmetic.speed_up(slow_times, fast_times), want, rtol=1e-12)
-    assert arithmetic.named(slow_times) == ("advantages",)
-    assert arithmetic.share(slow_times, ["advantages", "rest"]) == pytest.approx(1.0)
-    assert arithmetic.of_parts(slow_times[:1])["total"] == (rest[0] + slow[0],) * 3
+    np.testing.assert_allclose(arithmetic.find_speed_up(slow_times, fast_times), want, rtol=1e-12)
+    assert arithmetic.list_parts(slow_times) == ("advantages",)
+    assert arithmetic.find_share(slow_times, ["advantages", "rest"]) == pytest.approx(1.0)
+    assert arithmetic.find_part_quartiles(slow_times[:1])["total"] == (rest[0] + slow[0],) * 3
 
 
 def test_a_step_that_takes_no_time_reaches_the_bound():
     (times, _), *_ = random_times(rounds=1)
     without = [{**found, "total": found["rest"], "advantages": 0.0} for found in times]
-    assert arithmetic.speed_up(times, without).median == pytest.approx(arithmetic.bound(arithmetic.share(times)))
+    assert arithmetic.find_speed_up(times, without).median == pytest.approx(
+        arithmetic.find_bound(arithmetic.find_share(times))
+    )
 
 
 # --- the stopwatch ----------------------------------------------------------------------------------------------------
@@ -85,12 +87,12 @@ def test_a_part_interrupts_the_one_around_it(monkeypatch):
 def module(**results):
     """A framework whose arms have these results."""
 
-    def arm(name, setting, watch):
+    def make_arm(name, setting, watch):
         if results[name] is None:
             raise ValueError("no\nreally")
         return Arm(watch.around("advantages", lambda: None), lambda: [torch.tensor(results[name])])
 
-    return SimpleNamespace(ARMS=dict.fromkeys(results, ""), OURS=("ours",), arm=arm)
+    return SimpleNamespace(ARMS=dict.fromkeys(results, ""), OURS=("ours",), make_arm=make_arm)
 
 
 def test_wrong_and_failing_arms_are_recorded_and_not_timed():
@@ -99,9 +101,9 @@ def test_wrong_and_failing_arms_are_recorded_and_not_timed():
     entries = run.measure(fake, Setting(1, 1, device="cpu"), run.QUICK)
     assert [entry.status for entry in entries] == ["ok", "failed: ValueError: no", "wrong", "wrong", "ok"]
     assert [len(entry.times) for entry in entries] == [2, 0, 0, 0, 2]
-    rows = [run.arm_row(Setting(1, 1), entry) for entry in entries]
+    rows = [run.make_arm_row(Setting(1, 1), entry) for entry in entries]
     assert json.loads(json.dumps(rows))[-1]["error"] < run.TOLERANCE and "times" not in rows[1]
-    (pair,) = run.pair_rows(fake, Setting(1, 1), entries)
+    (pair,) = run.make_pair_rows(fake, Setting(1, 1), entries)
     assert (pair["slow"], pair["fast"]) == ("stock", "ours")
 
 
@@ -138,7 +140,7 @@ def results(tmp_path_factory):
 
 
 def test_a_quick_run_makes_files_and_a_page(results):
-    (found,) = page.load(results, "synthetic")
+    (found,) = page.load_results(results, "synthetic")
     assert found["system"]["commit"] == "abc" and found["skipped"] == [] and found["unavailable"] == ""
     assert [row["arm"] for row in found["arms"]] == ["stock", "compiled", "ours"] * 2
     assert all(row["status"] == "ok" and row["error"] <= run.TOLERANCE for row in found["arms"])
@@ -147,35 +149,35 @@ def test_a_quick_run_makes_files_and_a_page(results):
         np.testing.assert_allclose(parts.sum(0), row["times"]["total"], atol=0.2)
     pairs = [(row["slow"], row["fast"]) for row in found["pairs"]]
     assert pairs == [("stock", "compiled"), ("stock", "ours"), ("compiled", "ours")] * 2
-    (absent,) = page.load(results, "torchrl")
+    (absent,) = page.load_results(results, "torchrl")
     assert absent["unavailable"] == "no_such_package not installed" and absent["arms"] == []
-    text = page.page(results)
+    text = page.write_page(results)
     assert "Not measured there: no_such_package not installed" in text
     assert text.count(page.NOT_YET) == len(REGISTRY) - 3
     assert text.count("plots/end_to_end_") == 2 and "4x16, hidden 8, 2 epochs x 2: stock → ours" in text
 
 
 def test_small_shares_are_said_plainly(results):
-    (found,) = page.load(results, "cleanrl")
+    (found,) = page.load_results(results, "cleanrl")
     loaded = REGISTRY["cleanrl"].load()
     found["arms"][0]["share"] = 0.009
-    assert "**In all settings the advantage step takes less than 1 %" in page.small_shares(loaded, found)
+    assert "**In all settings the advantage step takes less than 1 %" in page.name_small_shares(loaded, found)
     found["arms"][0]["share"] = 0.011
-    assert page.small_shares(loaded, found) == ""
+    assert page.name_small_shares(loaded, found) == ""
 
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
 def test_figures(results, tmp_path):
-    plots.main(results, tmp_path)
+    plots.draw_all(results, tmp_path)
     assert sorted(path.stem for path in tmp_path.iterdir()) == ["end_to_end_cleanrl", "end_to_end_synthetic"]
 
 
 def test_what_the_budget_does_not_allow_is_listed(tmp_path):
     assert run.main([str(tmp_path / "cpu"), "--suite", "synthetic", "--device", "cpu", "--budget", "0"]) == 0
-    (found,) = page.load(tmp_path, "synthetic")
+    (found,) = page.load_results(tmp_path, "synthetic")
     settings = REGISTRY["synthetic"].load().SETTINGS["cpu"]
     assert found["skipped"] == [str(setting) for setting in settings] and found["arms"] == []
-    assert str(settings[0]) in page.not_timed(found)
+    assert str(settings[0]) in page.compare_arms(found)
 
 
 def test_packages_are_looked_up():

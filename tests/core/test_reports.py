@@ -12,7 +12,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 
-if not (ROOT / "benchmarks" / "report.py").exists():
+if not (ROOT / "benchmarks" / "pages.py").exists():
     pytest.skip("only the package is here", allow_module_level=True)
 
 
@@ -24,7 +24,7 @@ def script(name):
     return module
 
 
-report, accuracy = script("report"), script("accuracy")
+pages, accuracy = script("pages"), script("accuracy")
 
 ORACLES = {
     "compute_gae": oracles.gae,
@@ -39,32 +39,34 @@ ORACLES = {
 }
 
 
-@pytest.mark.parametrize("page", report.PAGES)
+@pytest.mark.parametrize("page", pages.PAGES)
 def test_a_generated_page_is_what_its_script_makes(page):
     path = ROOT / page
-    assert path.read_text(encoding="utf-8") == report.PAGES[page](), "make report writes it"
+    assert path.read_text(encoding="utf-8") == pages.PAGES[page](), "make report writes it"
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
-@pytest.mark.parametrize("name", accuracy.ESTIMATORS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", accuracy.CASES)
 def test_errors_are_measured_against_the_oracles(name, dtype, monkeypatch):
-    """The loops over all rows at once are the oracles of the tests: in float64, and in float32 nearly so."""
+    """The loops over all environments at once are the oracles of the tests: in float64, and in float32 nearly so."""
     settings = [accuracy.Setting(0.99, 0.95, None), accuracy.Setting(0.9, 1.0, 4)]
     monkeypatch.setattr(accuracy, "SETTINGS", settings)
-    estimator, window = accuracy.ESTIMATORS[name], accuracy.draw(40, 3)
-    results = estimator.serial(window.cast(dtype))
+    case, rollouts = accuracy.CASES[name], accuracy.draw_rollouts(40, 3)
+    results = accuracy.compute_exactly(case, rollouts, dtype)
     for i in range(len(settings)):
         rows = slice(3 * i, 3 * i + 3)
-        args = {argument: getattr(window, field)[..., rows].T for argument, field in estimator.arguments.items()}
-        expected = ORACLES[name](**for_oracle(name, args), **estimator.options, dtype=dtype)
+        args = {argument: rollouts.inputs[argument][rows].numpy() for argument in case.inputs}
+        rates = {rate: float(getattr(rollouts.rates, rate)[rows][0]) for rate in case.rates}
+        rates = {} if case.function == "linear_recurrence" else rates
+        expected = ORACLES[name](**for_oracle(name, {**args, **rates}), **case.options)
         for got, want in zip(results, expected, strict=False):
-            assert got.dtype == dtype
-            np.testing.assert_allclose(got[:, rows].T, want, rtol=1e-12 if dtype == np.float64 else 1e-5, atol=1e-6)
+            tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+            np.testing.assert_allclose(got[rows].numpy(), want, rtol=tolerance, atol=1e-6)
 
 
 def for_oracle(name, args):
     """Arguments as the oracles call them."""
-    args = {{"bootstrap_values": "bootstrap"}.get(key, key): x if x.ndim == 2 else x[0] for key, x in args.items()}
+    args = {{"bootstrap_values": "bootstrap"}.get(key, key): x for key, x in args.items()}
     if name == "compute_eligibility_traces":
         args["decay"] = args.pop("gamma") * args.pop("lambda_")
     return args
@@ -72,65 +74,64 @@ def for_oracle(name, args):
 
 def test_a_result_file_makes_a_page(tmp_path, monkeypatch, capsys):
     pytest.importorskip("numba")
-    monkeypatch.setattr(accuracy, "ESTIMATORS", {"compute_gae": accuracy.ESTIMATORS["compute_gae"]})
-    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    monkeypatch.setattr(accuracy, "CASES", {"compute_gae": accuracy.CASES["compute_gae"]})
+    monkeypatch.setattr(pages, "RESULTS", tmp_path)
     arguments = ["--backend", "cpu", "--steps", "16", "32", "--rows", "4", "--commit", "abc"]
     assert accuracy.main([str(tmp_path / "cpu"), *arguments]) == 0
-    result = report.read("cpu/accuracy_cpu.json")
+    (result,) = pages.read_results("cpu/accuracy_cpu.json")
     assert result["system"]["commit"] == "abc"
     assert {(row["steps"], row["rows"]) for row in result["float32"]} == {(16, 4), (32, 4)}
     assert {row["layout"] for row in result["float32"]} == {"env-major", "time-major"}
     assert {row["dtype"] for row in result["half"]} == {"bfloat16", "float16"}
     assert all(row["ratio"] <= 1 for row in result["float32"]), "the cpu backend is the serial loop"
-    page = report.accuracy()
-    assert page.count("| `compute_gae` |") == 2 and "`triton`" not in page
+    page = pages.write_accuracy()
+    assert page.count("| `compute_gae` |") == 4 and "`triton`" not in page
 
 
 def test_every_limit_is_checked():
     fine = {"ratio": 1.0, "beyond_rounding": {"ratio": 1.0}}
     bad = [{**fine, "ratio": x} for x in (np.nan, 1.1, 0.9)] + [{**fine, "beyond_rounding": {"ratio": 2.1}}]
-    assert accuracy.failures({"float32": [fine], "half": [fine]}) == []
-    assert accuracy.failures({"float32": [], "half": [fine, *bad]}) == bad
-    assert accuracy.failures({"float32": [bad[0], {"ratio": 2.1}, fine], "half": []}) == [bad[0], {"ratio": 2.1}]
+    assert accuracy.find_failures({"float32": [fine], "half": [fine]}) == []
+    assert accuracy.find_failures({"float32": [], "half": [fine, *bad]}) == bad
+    assert accuracy.find_failures({"float32": [bad[0], {"ratio": 2.1}, fine], "half": []}) == [bad[0], {"ratio": 2.1}]
 
 
 def test_factors_may_be_wider_than_the_rest():
     """What the page advises."""
     alpha, beta = torch.ones(1, 3, dtype=torch.bfloat16), torch.full((1, 3), 0.999)
-    got = accuracy.ours.linear_recurrence(alpha, beta, backend="reference")
+    got = accuracy.rl_triton_core.linear_recurrence(alpha, beta, backend="reference")
     np.testing.assert_allclose(got[0].numpy(), [1 + 0.999 + 0.999**2, 1.999, 1.0], rtol=1e-6)
 
 
 def test_committed_results_keep_the_limits():
-    results = report.found("accuracy_*.json")
-    assert results[0]["backend"] == "cpu" and not any(map(accuracy.failures, results))
+    results = pages.read_results("*/accuracy_*.json")
+    assert results[0]["backend"] == "cpu" and not any(map(accuracy.find_failures, results))
 
 
 def test_first_calls_with_and_without_what_was_compiled(tmp_path, monkeypatch):
     pytest.importorskip("numba")
     first_call = script("first_call")
-    assert all(seconds > 0 for seconds in first_call.phases("prefix_sum"))
+    assert all(seconds > 0 for seconds in first_call.time_phases("prefix_sum"))
     turns = iter(
         [(0.3, 5.0, 0.2), (0.1, 0.5, 0.001), (0.2, 9.0, 0.2), (0.4, 0.6, 0.003), (0.5, 7.0, 0.2), (0.6, 0.7, 0.002)]
     )
-    monkeypatch.setattr(first_call, "in_a_process_of_its_own", lambda estimator: next(turns))
+    monkeypatch.setattr(first_call, "run_in_new_process", lambda estimator: next(turns))
     monkeypatch.setattr(first_call, "ESTIMATORS", ["gae"])
     monkeypatch.setenv("NUMBA_CACHE_DIR", "put back")
     first_call.main([str(tmp_path / "cpu"), "--commit", "abc"])
-    monkeypatch.setattr(report, "RESULTS", tmp_path)
-    page = report.first_call_section(report.read("cpu/first_call.json"))
+    monkeypatch.setattr(pages, "RESULTS", tmp_path)
+    page = pages.write_first_calls(*pages.read_results("cpu/first_call.json"))
     assert "| `gae` | 350.0 | 7000.0 | 600.0 | 2.0 |" in page
 
 
 def test_a_missed_target_has_its_reason():
-    """Measured and missed: benchmarks/notes.json says why."""
-    machines, _, sb3 = report.speed_page.load(report.RESULTS)
-    targets, notes = report.speed_page.TARGETS, report.files.read(ROOT / "benchmarks" / "notes.json")
-    missed = {key for gpu in machines for key, target in targets.items() if target.judge(gpu, sb3).status == "missed"}
-    suites = report.speed_page.SUITES.keys()
-    assert missed <= notes.keys() <= targets.keys() | suites
-    page = report.benchmarks()
-    assert all(notes[key] in page for key in missed | (notes.keys() & suites))
+    """Measured and missed: benchmarks/notes.json says why, and the page of targets is what its script makes."""
+    targets, notes = script("targets"), pages.files.read(ROOT / "benchmarks" / "notes.json")
+    for machine in pages.read_gpus(pages.files.RESULTS):
+        missed = {key for key, target in targets.TARGETS.items() if target.judge(machine)[0] == "missed"}
+        assert missed <= notes.keys() <= targets.TARGETS.keys()
+        path = pages.files.RESULTS / machine.name / "targets.md"
+        assert path.read_text(encoding="utf-8") == targets.write_page(machine, notes), "make report writes it"
 
 
 def test_sequences_end_to_end_and_padded(tmp_path, monkeypatch):
@@ -142,16 +143,20 @@ def test_sequences_end_to_end_and_padded(tmp_path, monkeypatch):
     monkeypatch.setattr(packed.torch.cuda, "is_available", lambda: False)
     monkeypatch.setitem(packed.harness.PLANS, "cpu", packed.harness.Plan(1, 1, 1))
     packed.main([str(tmp_path), "--commit", "abc"])
-    result = report.files.read(tmp_path / "packed_cpu.json")
+    result = pages.files.read(tmp_path / "packed_cpu.json")
     ragged, equal = result["rows"]
     assert ragged["steps"] < ragged["padded_steps"] and equal["steps"] == equal["padded_steps"] == 8
-    assert set(ragged["microseconds"]) == {"packed", "padded"} and set(equal["microseconds"]) == {*report.PACKED_ARMS}
+    assert set(ragged["microseconds"]) == {"packed", "padded"} and set(equal["microseconds"]) == {
+        "packed",
+        "padded",
+        "unmasked",
+    }
     assert all(time > 0 for row in result["rows"] for time in row["microseconds"].values())
     for backend, device, shown in (("cpu", 20.0, "20.0"), ("triton", 10.0, "20.0 / 10.0")):
         result["backend"] = backend
         for row in result["rows"]:
             row["full_microseconds"] = dict.fromkeys(row["full_microseconds"], 20.0)
             row["microseconds"] = dict.fromkeys(row["microseconds"], device)
-        page = report.packed_section(result)
+        page = pages.write_packed(result)
         assert f"| 2 of 4 | `discounted_returns` | 8 | 8 | {shown} | {shown} | {shown} |" in page
         assert f"{shown} | {shown} | – |" in page, "no row without a mask where lengths differ"

@@ -11,10 +11,11 @@ import pytest
 pytest.importorskip("matplotlib")
 pytest.importorskip("stable_baselines3")
 pytest.importorskip("tensorboard")
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "examples"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
 import ppo_sb3 as example
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(monkeypatch, tmp_path, *options):

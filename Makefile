@@ -56,7 +56,7 @@ type: $(READY) ## Check types
 	$(PY) -m mypy --num-workers $(JOBS)
 
 test-interpreted: $(READY) ## Tests of the core and the adapters, Triton through its interpreter
-	$(INTERPRETED) $(PY) -m pytest $(BY_FILE) tests/adapters tests/core
+	$(INTERPRETED) $(PY) -m pytest $(BY_FILE) tests/adapters tests/core tests/scripts
 
 test-aot: $(READY) ## Compile the Triton kernels ahead of time; no GPU needed
 	$(COMPILED) $(PY) -m pytest -n $(JOBS) tests/aot

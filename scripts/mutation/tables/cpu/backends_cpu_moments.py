@@ -1,0 +1,20 @@
+"""Mutants of _internal/backends/cpu_moments.py."""
+
+from scripts.mutation.mutant import Mutant
+
+FILE = "_internal/backends/cpu_moments.py"
+
+MUTANTS = [
+    Mutant(
+        "normalisation: parts as if of one mean",
+        "part_m2 + apart * apart * count * share",
+        "part_m2",
+        tests="normalization and test_parts",
+    ),
+    Mutant(
+        "normalisation: last span dropped",
+        "range(0, size, SPAN)",
+        "range(0, max(size - SPAN, 1), SPAN)",
+        tests="normalization and test_large",
+    ),
+]

@@ -1,0 +1,43 @@
+"""Mutants of _internal/backends/reference.py."""
+
+from scripts.mutation.mutant import Mutant
+
+FILE = "_internal/backends/reference.py"
+
+MUTANTS = [
+    Mutant(
+        "traces: a decay of 0 ends the episode",
+        "row.flag(problem.terminated)",
+        """
+            row.flag(problem.terminated) | (
+                torch.is_tensor(problem.gamma) and row.read(problem.gamma, torch.double) == 0
+            )
+        """,
+        tests="matrix and random and traces",
+    ),
+    Mutant(
+        "gradient: none by a factor of 0",
+        "factor * torch.where((factor == 0) & ~state.isfinite(), 0, state)",
+        "torch.where(factor == 0, 0, factor * state)",
+        tests="test_gradients and linear",
+    ),
+    Mutant(
+        "packed: sequences run on",
+        "torch.where(row.begins, 0, beta)",
+        "beta",
+        tests="packed and prefix",
+    ),
+    Mutant(
+        "packed: neighbours of the sequence before",
+        "self.first",
+        "0",
+        tests="packed and gae",
+        function="Row.neighbours",
+    ),
+    Mutant(
+        "packed: edge values in disorder",
+        "torch.searchsorted(ends, self.position[0, :, 0].to(ends.dtype), right=True)",
+        "torch.searchsorted(ends, self.position[0, :, 0].to(ends.dtype), right=False)",
+        tests="packed and test_an_edge",
+    ),
+]

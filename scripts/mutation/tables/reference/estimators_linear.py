@@ -1,0 +1,14 @@
+"""Mutants of estimators/linear.py."""
+
+from scripts.mutation.mutant import Mutant
+
+FILE = "estimators/linear.py"
+
+MUTANTS = [
+    Mutant(
+        "linear: always in reverse",
+        "LINEAR_BACKWARD if reverse else LINEAR_FORWARD",
+        "LINEAR_BACKWARD",
+        tests="test_an_initial_state_of_a_recurrence",
+    ),
+]

@@ -1,0 +1,14 @@
+"""Mutants of _internal/recurrence.py."""
+
+from scripts.mutation.mutant import Mutant
+
+FILE = "_internal/recurrence.py"
+
+MUTANTS = [
+    Mutant(
+        "gradient: none by a probability of 0",
+        "(self.probs != 0) | self.values.isfinite()",
+        "self.probs != 0",
+        tests="probability_of_zero",
+    ),
+]

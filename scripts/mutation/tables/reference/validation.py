@@ -1,0 +1,26 @@
+"""Mutants of _internal/validation.py."""
+
+from scripts.mutation.mutant import Mutant
+
+FILE = "_internal/validation.py"
+
+MUTANTS = [
+    Mutant(
+        "out: shifted views pass",
+        "a.device == b.device",
+        "a.data_ptr() == b.data_ptr()",
+        tests="overlap_an_input_in_part",
+    ),
+    Mutant(
+        "sparse: missing values are 0",
+        "torch.full(layout.shape, math.nan, dtype=value.dtype, device=layout.device)",
+        "torch.full(layout.shape, 0.0, dtype=value.dtype, device=layout.device)",
+        tests="test_final_values and gae",
+    ),
+    Mutant(
+        "sparse: edge misplaced",
+        "torch.full(size, layout.num_steps - 1, device=layout.device)",
+        "torch.full(size, 0, device=layout.device)",
+        tests="test_forms_of_final_values",
+    ),
+]

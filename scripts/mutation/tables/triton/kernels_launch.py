@@ -1,0 +1,20 @@
+"""Mutants of _internal/kernels/launch.py."""
+
+from scripts.mutation.mutant import Mutant
+
+FILE = "_internal/kernels/launch.py"
+
+MUTANTS = [
+    Mutant(
+        "segments: some are empty",
+        "-(-tiles // -(-tiles // min(tiles, number)))",
+        "min(tiles, number)",
+        tests="launches and none_is_empty",
+    ),
+    Mutant(
+        "segments: of a GPU that is busy",
+        "wanted < 8 or tiles < 8",
+        "tiles < 8",
+        tests="launches and none_is_empty",
+    ),
+]

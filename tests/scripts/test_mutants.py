@@ -1,0 +1,131 @@
+"""Where the mutants break the code: at one place each, whatever the layout and the names of local variables."""
+
+import ast
+import sys
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from scripts.mutation.mutant import Mutant
+from scripts.mutation.patterns import FUNCTIONS, IDENTIFIERS, NoUniquePlace, find_local_names, replace_code
+from scripts.mutation.tables import BACKENDS, load_mutants
+
+ROOT = Path(__file__).resolve().parents[2]
+CASES = [pytest.param(x, id=f"{backend}-{x.name}") for backend in BACKENDS for x in load_mutants(backend)]
+
+
+@lru_cache
+def read(file):
+    return (ROOT / "rl_triton_core" / file).read_text()
+
+
+@lru_cache
+def lay_out(text):
+    return ast.unparse(ast.parse(text))
+
+
+@lru_cache
+def rename_locals(text):
+    """The same code with another name for every local variable, laid out anew."""
+    tree = ast.parse(text)
+    for function in find_outermost_functions(tree):
+        functions = {x.name for x in ast.walk(function) if isinstance(x, FUNCTIONS)}
+        names = find_local_names(function) - functions - {"_"}
+        for node in ast.walk(function):
+            field = IDENTIFIERS.get(type(node))
+            if node is not function and field and getattr(node, field) in names:
+                setattr(node, field, getattr(node, field) + "_renamed")
+    return ast.unparse(tree)
+
+
+def find_outermost_functions(scope):
+    for node in ast.iter_child_nodes(scope):
+        if isinstance(node, FUNCTIONS):
+            yield node
+        else:
+            yield from find_outermost_functions(node)
+
+
+@pytest.mark.parametrize("mutant", CASES)
+def test_a_mutant_breaks_one_place_whatever_the_local_names(mutant):
+    text = read(mutant.file)
+    broken = mutant.break_code(text)
+    assert broken != lay_out(text)
+    assert mutant.break_code(rename_locals(text)) == rename_locals(broken)
+
+
+def test_names_of_mutants_are_unique():
+    for backend in BACKENDS:
+        names = [(mutant.file, mutant.name) for mutant in load_mutants(backend)]
+        assert len(names) == len(set(names))
+
+
+SOURCE = """
+LIMIT = 3
+
+def outer(a, b):
+    c = min(a, b) + LIMIT
+    d = [x * a for x in c]
+    return c, d
+
+def other(a, b):
+    if a:
+        return min(b, a), outer(a, b)
+    return b
+"""
+
+
+@pytest.mark.parametrize(
+    "old, new, function, expected",
+    [
+        ("min(p, q) + LIMIT", "max(p, q) + LIMIT", "", ("min(a, b) + LIMIT", "max(a, b) + LIMIT")),
+        ("min(p, q)", "min(q, q)", "outer", ("min(a, b) +", "min(b, b) +")),
+        ("min(..., y)", "y", "other", ("min(b, a)", "a")),
+        ("x * p", "x", "", ("x * a", "x")),
+        ("return p, q", "pass", "", ("return (c, d)", "pass")),
+        ("if p:\n    ...", "if not p:\n    ...", "", ("if a:", "if not a:")),
+        ("if p:\n    ...\nreturn q", "return q", "", ("    if a:\n        return (min(b, a), outer(a, b))\n", "")),
+        (
+            "d = ...\nreturn c, d",
+            "return c, c",
+            "",
+            ("    d = [x * a for x in c]\n    return (c, d)", "    return (c, c)"),
+        ),
+    ],
+)
+def test_a_pattern_matches_by_syntax(old, new, function, expected):
+    normal = lay_out(SOURCE)
+    assert normal.count(expected[0]) == 1
+    assert replace_code(SOURCE, old, new, function) == normal.replace(*expected)
+
+
+@pytest.mark.parametrize(
+    "old, new, function, message",
+    [
+        ("min(p, q)", "0", "", "2 places"),
+        ("min(p, p)", "0", "", "no place"),
+        ("max(p, q)", "0", "", "no place"),
+        ("min(p, q) + p", "0", "", "no place"),
+        ("min(p, q)", "0", "missing", "no place for a definition of 'missing'"),
+        ("x * p", "x * z", "", "reads 'z'"),
+        ("x * p", "x * b", "", "reads 'b'"),
+        ("LIMITS + p", "0", "", "no place"),
+    ],
+)
+def test_a_pattern_without_one_place_is_an_error(old, new, function, message):
+    with pytest.raises(NoUniquePlace, match=message):
+        replace_code(SOURCE, old, new, function)
+
+
+def test_an_error_names_the_mutant_and_its_file():
+    mutant = Mutant("name", "no_such_name()", "0", tests="", function="outer", file="boundaries.py")
+    with pytest.raises(LookupError, match=r"mutant 'name': no place for .*, in boundaries\.py, outer"):
+        mutant.break_code(SOURCE)
+
+
+def test_dots_of_the_replacement_are_those_of_the_pattern():
+    with pytest.raises(ValueError, match="got 1 times three dots"):
+        replace_code(SOURCE, "min(..., ...)", "min(...)")

@@ -27,7 +27,7 @@ from benchmarks.suites import HEADLINE, SUITES
 from benchmarks.workloads import ESTIMATORS, Workload
 
 NOT_YET = "*not measured yet*"
-MARKS = "<!-- speed: written by make report -->", "<!-- /speed -->"
+MARK = "<!-- {}: written by make report -->", "<!-- /{} -->"
 
 
 def main() -> None:
@@ -343,12 +343,33 @@ def write_accuracy_of(result: Row) -> str:
 
 
 def write_readme() -> str:
-    """README.md with its paragraph between the marks."""
+    """README.md with its generated parts between their marks."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    before, _, rest = text.partition(MARKS[0])
-    _, _, after = rest.partition(MARKS[1])
     sentences = [*map(describe_gpu_speed, read_gpus(RESULTS)), describe_cpu_speed()]
-    return f"{before}{MARKS[0]}\n{' '.join(x for x in sentences if x) or NOT_YET}\n{MARKS[1]}{after}"
+    for name, part in {"speed": " ".join(x for x in sentences if x) or NOT_YET, "shares": list_shares()}.items():
+        first, last = (mark.format(name) for mark in MARK)
+        before, _, rest = text.partition(first)
+        text = f"{before}{first}\n{part}\n{last}{rest.partition(last)[2]}"
+    return text
+
+
+def list_shares() -> str:
+    """The share of the advantage step by framework and machine, its bound, and the measured speed-up."""
+    from benchmarks.end_to_end.frameworks import REGISTRY
+
+    lines = []
+    for name, framework in REGISTRY.items():
+        for result in read_results(f"*/end_to_end_{name}.json"):
+            module = framework.load()
+            pairs = [x for x in result["pairs"] if x["slow"] == "stock" and x["fast"] in module.OURS]
+            if pairs:
+                where = "GPU" if result["device"] == "cuda" else "CPU"
+                shares, bounds = ([x[field] for x in pairs] for field in ("share", "bound"))
+                measured = [x["speed_up"][1] for x in pairs]
+                ends = [f"{100 * min(shares):.2g} to {100 * max(shares):.2g} %"]
+                ends += [f"{min(found):.2f} to {max(found):.2f}" for found in (bounds, measured)]
+                lines.append([f"{module.TITLE}, {where}", *ends])
+    return make_table(["", "share", "bound", "measured speed-up"], lines)
 
 
 def describe_gpu_speed(gpu: Machine) -> str:

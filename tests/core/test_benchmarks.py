@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import oracles
-import oracles_estimators as tables
 import pytest
 import torch
 
@@ -33,12 +32,12 @@ ORACLES = {
     "gae": oracles.gae,
     "gae_advantages": oracles.gae,
     "gae_masked": oracles.gae,
-    "vtrace": tables.vtrace,
-    "retrace": tables.retrace,
-    "lambda_returns": tables.lambda_returns,
-    "discounted_returns": tables.discounted_returns,
-    "eligibility_traces": tables.eligibility_traces,
-    "prefix_sum": tables.eligibility_traces,
+    "vtrace": oracles.vtrace,
+    "retrace": oracles.retrace,
+    "lambda_returns": oracles.lambda_returns,
+    "discounted_returns": oracles.discounted_returns,
+    "eligibility_traces": oracles.eligibility_traces,
+    "prefix_sum": oracles.eligibility_traces,
 }
 """A prefix sum is a trace with a decay of 1, which the flags of its episodes end."""
 

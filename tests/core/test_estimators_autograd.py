@@ -3,24 +3,29 @@
 import numpy as np
 import pytest
 import torch
-from cases import How, Sparse, assert_gradients, same_bits
-from estimator_cases import (
+from cases import (
     BACKWARD,
-    DISCOUNTED,
+    BOOTSTRAPPED,
     ESTIMATORS,
     FORMS,
     FORWARD,
+    GAE,
     LAMBDA,
     LINEAR,
+    OFF_POLICY,
     PREFIX,
     RETRACE,
     TRACES,
     VTRACE,
     Call,
+    How,
+    Sparse,
     Vector,
+    assert_gradients,
     by_name,
     random_case,
     readable,
+    same_bits,
     with_form,
     with_log_probs,
 )
@@ -77,9 +82,11 @@ def variants(estimator, **options):
             if form not in ("sparse", "edge"):
                 yield away_from_the_clips(with_form(case, form))
         yield away_from_the_clips(case).replace(gamma=rng.uniform(0.5, 1.0, SHAPE))
-        if estimator in (VTRACE, RETRACE):
+        if estimator in (GAE, LAMBDA):
+            yield case.replace(lambda_=0.0)
+        if estimator in OFF_POLICY:
             yield away_from_the_clips(with_log_probs(case)).replace(lambda_=0.0)
-        if estimator in (VTRACE, LAMBDA, DISCOUNTED):
+        if estimator in BOOTSTRAPPED:
             yield away_from_the_clips(case).replace(truncated=None, bootstrap_values=rng.standard_normal(ROWS))
 
 
@@ -123,11 +130,13 @@ def test_gradients(float64_target, estimator, option):
         assert_gradients(function, [x.requires_grad_() for x in inputs.values()], float64_target.backend)
 
 
-@pytest.mark.parametrize("estimator", [VTRACE, LAMBDA, DISCOUNTED], ids=by_name)
+@pytest.mark.parametrize("estimator", BOOTSTRAPPED, ids=by_name)
 def test_gradients_of_final_values(float64_target, estimator):
+    """Through the entries and through the edge, which an entry replaces."""
     case = away_from_the_clips(random_case(estimator, *SHAPE, trunc=0.3))
     call = Call(case, how=How(dtype=torch.float64))
     env, time = torch.nonzero(call.kwargs["truncated"], as_tuple=True)
+    env, time = torch.cat([env, torch.tensor([1])]), torch.cat([time, torch.tensor([SHAPE[1] - 1])])
     value = torch.arange(1.0, len(env) + 1).double().requires_grad_()
     edge = torch.arange(float(ROWS)).double().requires_grad_()
 
@@ -135,6 +144,16 @@ def test_gradients_of_final_values(float64_target, estimator):
         return call(float64_target.backend, bootstrap_values=FinalValues(env, time, value, edge))
 
     assert torch.autograd.gradcheck(function, [value, edge])
+
+
+@pytest.mark.parametrize("estimator", BOOTSTRAPPED, ids=by_name)
+def test_gradients_of_a_scalar_tensor(float64_target, estimator):
+    call = Call(away_from_the_clips(random_case(estimator, *SHAPE, term=0.3, trunc=0.3)), how=How(dtype=torch.float64))
+
+    def function(value):
+        return call(float64_target.backend, bootstrap_values=value)
+
+    assert_gradients(function, [torch.tensor(1.5).double().requires_grad_()], float64_target.backend)
 
 
 @ALL
@@ -242,7 +261,7 @@ def test_the_gradient_of_a_probability_of_zero_is_the_value(float64_target):
     assert grad.isfinite().all() and not grad[:, :, 0].any() and grad[:, :, 1].any()
 
 
-@pytest.mark.parametrize("estimator", [VTRACE, RETRACE], ids=by_name)
+@pytest.mark.parametrize("estimator", OFF_POLICY, ids=by_name)
 def test_a_ratio_that_overflows_and_is_clipped_has_no_gradient(target, estimator):
     case = random_case(estimator, 2, 6, term=0, trunc=0)
     gradients = []
@@ -319,7 +338,7 @@ def compiled_cases(estimator):
         yield with_form(case, FORMS[estimator.name][-2 if estimator is not RETRACE else 1]).replace(
             gamma=np.full(SHAPE, 0.9)
         )
-        if estimator in (VTRACE, LAMBDA, DISCOUNTED):
+        if estimator in BOOTSTRAPPED:
             yield full.replace(bootstrap_values=Sparse([0, 1], [1, 2], [1.0, 2.0], 3.0))
 
 

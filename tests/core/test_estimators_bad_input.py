@@ -5,21 +5,25 @@ import re
 import numpy as np
 import pytest
 import torch
-from cases import same_bits
-from estimator_cases import (
+from cases import (
     BACKWARD,
+    BOOTSTRAPPED,
     DISCOUNTED,
     ESTIMATORS,
     FORWARD,
+    GAE,
     LAMBDA,
     LINEAR,
+    OFF_POLICY,
     PREFIX,
     RETRACE,
     TRACES,
+    TWO_RESULTS,
     VTRACE,
     Call,
     by_name,
     random_case,
+    same_bits,
     with_form,
     with_log_probs,
 )
@@ -56,7 +60,8 @@ def bad(estimator, name, expected, *in_message, form="plain", **changes):
 def of_every_tensor():
     """What is wrong with a tensor is wrong with every tensor."""
     forms = [(e, "plain") for e in ESTIMATORS]
-    forms += [(VTRACE, "log_probs"), (RETRACE, "log_probs"), (RETRACE, "actions"), (LAMBDA, "next_values")]
+    forms += [(VTRACE, "log_probs"), (RETRACE, "log_probs"), (RETRACE, "actions"), (GAE, "next_values")]
+    forms += [(LAMBDA, "next_values")]
     for estimator, form in forms:
         tensors = {name: x for name, x in good(estimator, form).items() if isinstance(x, torch.Tensor)}
         for name, x in tensors.items():
@@ -92,8 +97,8 @@ def of_every_tensor():
 
 def of_scalars():
     """Numbers out of their range or of no numeric type."""
-    ranges = {"gamma": [VTRACE, RETRACE, LAMBDA, DISCOUNTED, TRACES], "lambda_": [VTRACE, RETRACE, LAMBDA, TRACES]}
-    bars = {"rho_bar": [VTRACE, RETRACE], "c_bar": [VTRACE, RETRACE], "rho_bar_pg": [VTRACE]}
+    ranges = {"gamma": [*BACKWARD, TRACES], "lambda_": [GAE, VTRACE, RETRACE, LAMBDA, TRACES]}
+    bars = {"rho_bar": OFF_POLICY, "c_bar": OFF_POLICY, "rho_bar_pg": [VTRACE]}
     for name, estimators in {**ranges, **bars}.items():
         for estimator in estimators:
             for text in ("nan", "-0.1", *(() if name in bars else ("inf",)), *(["1.01"] if name == "lambda_" else [])):
@@ -111,7 +116,7 @@ def of_scalars():
 def of_continuations():
     """A missing continuation is never silent; one that is told twice is no better."""
     edge, none = floats(N), {"truncated": None}
-    for estimator in (VTRACE, LAMBDA, DISCOUNTED):
+    for estimator in BOOTSTRAPPED:
         name = "bootstrap_values"
         yield bad(estimator, name, ValueError, "None", bootstrap_values=None)
         yield bad(estimator, name, ValueError, "None", bootstrap_values=None, terminated=None, mask=None, **none)
@@ -127,7 +132,7 @@ def of_continuations():
             ("value", ([0], [0], [[1.0], []])),
         ):
             yield bad(estimator, f"bootstrap_values.{name}", TypeError, "got", bootstrap_values=FinalValues(*wrong))
-    for estimator in (VTRACE, LAMBDA):
+    for estimator in (GAE, VTRACE, LAMBDA):
         values = {"values": None} if estimator is LAMBDA else {}
         yield bad(estimator, "bootstrap_values", ValueError, "next_values", next_values=floats(N, T), **values)
     both = {"next_values": floats(N, T), "bootstrap_values": None}
@@ -139,7 +144,7 @@ def of_continuations():
 def of_ratios():
     """Either the log-ratio or both log-probabilities."""
     one = floats(N, T)
-    for estimator in (VTRACE, RETRACE):
+    for estimator in OFF_POLICY:
         for changes in (
             {"log_ratios": None},
             {"log_ratios": None, "target_log_probs": one},
@@ -217,8 +222,9 @@ def of_out():
         yield bad(estimator, "out", ValueError, "meta", "cpu", out=given(floats(N, T, device="meta")))
         yield bad(estimator, "out", ValueError, "stride", out=given(floats(1, T).expand(N, T)))
         if two:
-            yield bad(estimator, "out", (TypeError, ValueError), "targets, advantages", out=floats(N, T))
-            yield bad(estimator, "out", ValueError, "advantages", out=(None, floats(N, T)), compute_advantages=False)
+            yield bad(estimator, "out", (TypeError, ValueError), ", ".join(estimator.outputs), out=floats(N, T))
+            second = {estimator.second: False}
+            yield bad(estimator, "out", ValueError, estimator.outputs[1], out=(None, floats(N, T)), **second)
         else:
             yield bad(estimator, "out", (TypeError, ValueError), out=(floats(N, T),))
 
@@ -255,7 +261,7 @@ def test_bad_input(estimator, form, name, expected, in_message, changes):
 
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=by_name)
 def test_out_may_not_be_an_input(estimator):
-    for form in ("plain", *(["log_probs"] if estimator in (VTRACE, RETRACE) else [])):
+    for form in ("plain", *(["log_probs"] if estimator in OFF_POLICY else [])):
         kwargs = good(estimator, form)
         for name, x in kwargs.items():
             if isinstance(x, torch.Tensor) and x.is_floating_point():
@@ -265,7 +271,7 @@ def test_out_may_not_be_an_input(estimator):
                 assert name
 
 
-@pytest.mark.parametrize("estimator", [VTRACE, RETRACE], ids=by_name)
+@pytest.mark.parametrize("estimator", TWO_RESULTS, ids=by_name)
 def test_out_may_not_be_one_tensor_twice(estimator):
     out = floats(N, T)
     for twice in ((out, out), (out, out[:])):

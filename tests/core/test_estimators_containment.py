@@ -7,15 +7,17 @@ all of them and of the rows beside them. What must not change must not change by
 import itertools
 
 import numpy as np
-import oracles_estimators as tables
+import oracles
 import pytest
 import torch
-from cases import CELLS, How, Sparse, same_bits
-from estimator_cases import (
+from cases import (
     BACKWARD,
+    BOOTSTRAPPED,
+    CELLS,
     DEFAULT,
     DISCOUNTED,
     ESTIMATORS,
+    FORMS,
     FORWARD,
     LAMBDA,
     LINEAR,
@@ -24,6 +26,8 @@ from estimator_cases import (
     TRACES,
     VTRACE,
     Case,
+    How,
+    Sparse,
     Vector,
     begins,
     by_name,
@@ -32,6 +36,7 @@ from estimator_cases import (
     random_case,
     readable,
     run,
+    same_bits,
     with_form,
     with_log_probs,
 )
@@ -51,11 +56,11 @@ def stack(case, copies):
 def ids_of(case):
     """A number per trajectory."""
     if case.estimator is not LINEAR:
-        return tables.trajectory_ids(case.shape, **(ends(case) if case.estimator.forward else case.boundaries))
+        return oracles.number_trajectories(case.shape, **(ends(case) if case.estimator.forward else case.boundaries))
     severed = case["beta"] == 0
     if not case.get("reverse", True):
         severed = np.append(severed[:, 1:], severed[:, :1], axis=1)
-    return tables.trajectory_ids(case.shape, terminated=severed)
+    return oracles.number_trajectories(case.shape, terminated=severed)
 
 
 def reaches(case, name, output, t):
@@ -180,7 +185,7 @@ def test_every_cell_of_a_long_window(target, estimator, mask_mode, time_dim):
 
 @MODES
 @pytest.mark.parametrize("kind", ["NaN", "missing"])
-@pytest.mark.parametrize("estimator", [VTRACE, LAMBDA, DISCOUNTED], ids=by_name)
+@pytest.mark.parametrize("estimator", BOOTSTRAPPED, ids=by_name)
 def test_final_values(target, estimator, kind, mask_mode):
     """Take one final value away, or make it NaN: its trajectory is NaN up to it, and nothing else changes."""
     case = random_case(estimator, 4, 15, trunc=0.2, valid=0.8, mask_mode=mask_mode)
@@ -199,6 +204,32 @@ def test_final_values(target, estimator, kind, mask_mode):
         for got, expected in zip(results(*entries), want, strict=True):
             assert got[reach].isnan().all()
             assert same_bits(got[~reach], expected[~reach])
+
+
+@pytest.mark.parametrize("estimator", BOOTSTRAPPED, ids=by_name)
+def test_edges(target, estimator):
+    """The value behind one row, NaN, in an array for all rows."""
+    case = random_case(estimator, 5, 8, truncated=None, bootstrap_values=np.arange(5.0))
+    forms = (lambda edge: edge, lambda edge: Sparse([], [], [], edge))
+    clean = [run(case.replace(bootstrap_values=form(np.arange(5.0))), target) for form in forms]
+    ids, read = ids_of(case), readable(case)["bootstrap_values"]
+    for n, (form, want) in itertools.product(range(5), zip(forms, clean, strict=True)):
+        edge = np.where(np.arange(5) == n, np.nan, np.arange(5.0))
+        reach = torch.as_tensor((ids == ids[n, -1]) & read[n, -1])
+        for got, expected in zip(run(case.replace(bootstrap_values=form(edge)), target), want, strict=True):
+            assert got[reach].isnan().all()
+            assert same_bits(got[~reach], expected[~reach])
+
+
+@pytest.mark.parametrize("estimator", BACKWARD, ids=by_name)
+def test_a_zero_discount_contains_like_a_termination(target, estimator):
+    """Once at a step inside the rollout, once at a truncation, once at the rollout's end; in every form."""
+    gamma = np.full((3, 6), 0.9)
+    gamma[[0, 1, 2], [2, 3, 5]] = 0.0
+    case = pattern_case(estimator, [[0] * 6, [0, 0, 0, 2, 0, 0], [0] * 6], gamma=gamma)
+    for form in {"dense", "next_values", "actions"}.intersection(FORMS[estimator.name]):
+        told = with_form(case, form)
+        assert_contained(told, target, [name for name in real_inputs(told) if name != "gamma"], [np.nan])
 
 
 @MODES
@@ -272,7 +303,7 @@ def alternate(estimator, rewards, flag, done):
         args["dones"] = done
     else:
         args[flag] = done
-    if estimator in (VTRACE, LAMBDA, DISCOUNTED):
+    if estimator in BOOTSTRAPPED:
         args["bootstrap_values"] = 0.0
     return Case(estimator, {**args, first: rewards})
 

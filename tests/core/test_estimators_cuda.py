@@ -1,38 +1,43 @@
-"""What only a GPU can show, for every estimator: graphs, streams, no synchronisation, very long windows."""
+"""What only a GPU can show: graphs, streams, no synchronisation, a second device, more than 2**31 elements."""
 
 from types import SimpleNamespace
 
 import numpy as np
+import oracles
 import pytest
 import torch
-from cases import How, same_bits
-from estimator_cases import (
+from cases import (
     BACKWARD,
+    BOOTSTRAPPED,
     ESTIMATORS,
+    FORMS,
     FORWARD,
     GAE,
     LINEAR,
     RETRACE,
+    TRACES,
     Call,
+    How,
     by_name,
     check,
     random_case,
+    same_bits,
     with_form,
 )
 from test_estimators_precision import assert_as_exact_as_a_loop, with_rates
 
+from rl_triton_core import FinalValues, available_backends, compute_gae
 from rl_triton_core._internal.fast_path import forget_plans
-from rl_triton_core.testing import assert_close
+from rl_triton_core.testing import assert_close, random_rollout
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 GPU = SimpleNamespace(backend="triton", device="cuda", interpreted=False)
 ALL = pytest.mark.parametrize("estimator", ESTIMATORS, ids=by_name)
-AND_GAE = pytest.mark.parametrize("estimator", [GAE, *ESTIMATORS], ids=by_name)
 SHAPE = (64, 128)
 
 
-def cases(estimator):
+def draw_cases(estimator):
     """With few arguments and with many."""
     features = (3,) if estimator in FORWARD or estimator is LINEAR else ()
     yield random_case(estimator, *SHAPE, valid=0.9, features=features)
@@ -43,6 +48,15 @@ def cases(estimator):
         yield with_form(random_case(estimator, *SHAPE), "actions")
     if estimator in BACKWARD:
         yield random_case(estimator, *SHAPE, gamma=np.full(SHAPE, 0.9))
+    for form in {"scalar", "next_values", "edge"}.intersection(FORMS.get(estimator.name, ())):
+        yield with_form(random_case(estimator, *SHAPE), form)
+
+
+def make_out(call):
+    """Memory for the results of a call."""
+    like = call.kwargs[call.estimator.inputs[0]]
+    outs = tuple(torch.full_like(like, torch.nan) for _ in call.estimator.outputs)
+    return outs if len(outs) > 1 else outs[0]
 
 
 class Forbidden:
@@ -59,12 +73,24 @@ class Forbidden:
 @pytest.mark.parametrize("time_dim", [-1, 0])
 @ALL
 def test_no_synchronisation(estimator, time_dim):
-    for case in cases(estimator):
+    for case in draw_cases(estimator):
         call = Call(case, "cuda", How(time_dim=time_dim))
-        want = call("triton")
+        want, out = call("triton"), make_out(call)
         with Forbidden():
-            got = call("triton")
-        assert all(same_bits(x, y) for x, y in zip(got, want, strict=True))
+            results = [call("triton"), call("triton", out=out)]
+        for got in results:
+            assert all(same_bits(x, y) for x, y in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("estimator", BOOTSTRAPPED, ids=by_name)
+def test_final_values_on_the_device_do_not_synchronise(estimator):
+    call = Call(random_case(estimator, *SHAPE), "cuda")
+    env, time = torch.nonzero(call.kwargs["truncated"], as_tuple=True)
+    value, edge = torch.ones(len(env), device="cuda"), torch.zeros(SHAPE[0], device="cuda")
+    want = call("triton", bootstrap_values=FinalValues(env, time, value, edge))
+    with Forbidden():
+        got = call("triton", bootstrap_values=FinalValues(env, time, value, edge))
+    assert all(same_bits(x, y) and x.isfinite().all() for x, y in zip(got, want, strict=True))
 
 
 @pytest.mark.parametrize("estimator", FORWARD, ids=by_name)
@@ -102,12 +128,14 @@ def captured(function):
     return graph, results
 
 
+@pytest.mark.parametrize("given", [False, True], ids=["fresh", "out"])
 @ALL
-def test_graph_capture(estimator):
-    """The replay reads what stands in the inputs then."""
-    for case in cases(estimator):
+def test_graph_capture(estimator, given):
+    """The replay reads what stands in the inputs then, and writes where the capture wrote."""
+    for case in draw_cases(estimator):
         call = Call(case, "cuda")
-        graph, results = captured(lambda call=call: call("triton"))
+        changes = {"out": make_out(call)} if given else {}
+        graph, results = captured(lambda call=call, changes=changes: call("triton", **changes))
         for seed in (1, 2):
             other = Call(
                 random_case(estimator, *SHAPE, seed=seed, features=case[estimator.inputs[0]].shape[2:]), "cuda"
@@ -120,7 +148,7 @@ def test_graph_capture(estimator):
 
 
 @pytest.mark.parametrize("time_dim", [-1, 0])
-@AND_GAE
+@ALL
 def test_graph_capture_of_rows_split_over_time(estimator, time_dim, monkeypatch):
     """Two launches, and memory between them that is the graph's own; captured whole, and as a replay."""
     from rl_triton_core._internal.backends import triton as backend
@@ -151,7 +179,7 @@ def test_graph_capture_of_rows_split_over_time(estimator, time_dim, monkeypatch)
 
 
 @pytest.mark.parametrize("time_dim", [-1, 0])
-@AND_GAE
+@ALL
 def test_no_memory_but_that_of_the_results(estimator, time_dim):
     """Where nothing requires grad: nothing is copied meanwhile, and nothing held afterwards. Whole, and replayed."""
     call = Call(random_case(estimator, 1024, 512, valid=0.9), "cuda", How(time_dim=time_dim))
@@ -167,6 +195,24 @@ def test_no_memory_but_that_of_the_results(estimator, time_dim):
         assert all(x.grad_fn is None for x in results)
         del results
         assert torch.cuda.memory_allocated() == before
+
+
+@pytest.mark.parametrize("layout", ["transposed", "padded", "padded_transposed", "expanded"])
+@pytest.mark.parametrize("time_dim", [-1, 0])
+@pytest.mark.parametrize("estimator", [GAE, TRACES], ids=by_name)
+def test_strided_views_are_read_in_place(estimator, layout, time_dim):
+    """With `out`, a call takes no memory worth mentioning: nothing is copied."""
+    case = random_case(estimator, 1024, 512, valid=0.9)
+    first = case[estimator.inputs[0]]
+    first[:] = first[:, :1]
+    call = Call(case, "cuda", How(time_dim=time_dim, layouts=(layout,)))
+    out = make_out(call)
+    call("triton", out=out)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call("triton", out=out)
+    assert torch.cuda.max_memory_allocated() - before < 2**18  # an input takes 2**21 bytes, its flags 2**19
 
 
 @ALL
@@ -193,6 +239,9 @@ def test_a_second_device(estimator):
     want, got = Call(case, "cuda:0")("triton"), Call(case, "cuda:1")("triton")
     assert got[0].device == torch.device("cuda:1") and torch.cuda.current_device() == 0
     assert all(same_bits(x, y) for x, y in zip(got, want, strict=True))
+    first = estimator.inputs[0]
+    with pytest.raises(ValueError, match="cuda:0"):
+        Call(case, "cuda:1")("triton", **{first: Call(case, "cuda:0").kwargs[first]})
 
 
 @pytest.mark.parametrize("grad", [False, True])
@@ -214,7 +263,7 @@ def test_compiles_with_inductor(estimator, grad):
 
 
 @ALL
-def test_a_long_time_major_window(estimator):
+def test_a_long_time_major_rollout(estimator):
     case = random_case(estimator, 3, 50_003, term=1e-4, trunc=1e-4)
     check(with_rates(case, 0.999, 1.0), GPU, How(time_dim=0))
 
@@ -222,3 +271,53 @@ def test_a_long_time_major_window(estimator):
 @ALL
 def test_many_environments(estimator):
     assert_as_exact_as_a_loop(random_case(estimator, 4096, 24), GPU)
+
+
+def test_every_backend_that_is_listed_works_on_the_device():
+    rollout = random_rollout(5, 33, device="cuda")._asdict()
+    want = compute_gae(**{name: x.cpu() for name, x in rollout.items()}, backend="reference")
+    assert "triton" in available_backends("cuda")
+    for name in available_backends("cuda"):
+        assert_close(compute_gae(**rollout, backend=name).advantages, want.advantages, name=name)
+    assert same_bits(compute_gae(**rollout).returns, compute_gae(**rollout, backend="triton").returns)
+
+
+@pytest.mark.parametrize("time_dim", [-1, 0])
+def test_a_million_steps(time_dim):
+    case = random_case(GAE, 3, 1_000_003, term=1e-4, trunc=1e-4, gamma=0.999, lambda_=1.0)
+    check(case, GPU, How(time_dim=time_dim))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("num_envs", "num_steps", "time_dim"), [(65_537, 32_769, -1), (65_537, 32_769, 0), (3, 800_000_011, -1)]
+)
+def test_more_than_2_to_the_31_elements(num_envs, num_steps, time_dim, much_memory):
+    """A few stretches at the start, in the middle and at the end are checked, each from one done step to another."""
+    assert num_envs * num_steps > 2**31
+    if torch.cuda.mem_get_info()[0] < 60 * 2**30:
+        pytest.skip("not enough memory on the device")
+    shape = (num_envs, num_steps) if time_dim == -1 else (num_steps, num_envs)
+    generator = torch.Generator("cuda").manual_seed(0)
+    rewards, values = (
+        torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_(generator=generator) for _ in range(2)
+    )
+    terminated = torch.empty(shape, dtype=torch.uint8, device="cuda").random_(0, 100, generator=generator) == 0
+    out = tuple(torch.full(shape, torch.nan, device="cuda") for _ in range(2))
+    compute_gae(rewards, values, terminated, bootstrap_values=0.5, time_dim=time_dim, out=out, backend="triton")
+
+    def cut(x, n, start, stop):
+        row = x[n] if time_dim == -1 else x[:, n]
+        return row[start:stop].double().cpu().numpy()[None]
+
+    length = 5000
+    for n in (0, num_envs // 2, num_envs - 1):
+        for start in (0, num_steps // 2, num_steps - length):
+            window = n, start, start + length
+            r, v, term = (cut(x, *window) for x in (rewards, values, terminated))
+            bootstrap = np.full(r.shape, np.nan)
+            keep = length if start + length == num_steps else np.flatnonzero(term[0])[-1] + 1
+            bootstrap[0, -1] = 0.5
+            want = oracles.gae(r, v, term, bootstrap=bootstrap)
+            for x, expected in zip(out, want, strict=True):
+                assert_close(cut(x, *window)[:, :keep], expected[:, :keep], rtol=1e-6)

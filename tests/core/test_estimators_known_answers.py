@@ -5,32 +5,38 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from cases import How, Sparse, same_bits
-from estimator_cases import (
+from cases import (
     BACKWARD,
+    BOOTSTRAPPED,
     DISCOUNTED,
     ESTIMATORS,
     FORMS,
     FORWARD,
+    GAE,
     LAMBDA,
     LINEAR,
+    OFF_POLICY,
     PREFIX,
     RETRACE,
     TRACES,
     VTRACE,
     Call,
     Case,
+    How,
+    Sparse,
     Vector,
     by_name,
     check,
     draw_input,
     random_case,
     run,
+    same_bits,
     with_form,
     with_log_probs,
 )
 
 import rl_triton_core as ours
+from rl_triton_core import FinalValues
 from rl_triton_core.testing import assert_close
 
 NAN, INF = np.nan, np.inf
@@ -52,6 +58,74 @@ def assert_numbers(case, target, expected, rtol=0.0):
     for time_dim in (-1, 0):
         for got, want in zip(run(case, target, How(time_dim=time_dim)), expected, strict=True):
             np.testing.assert_allclose(got[0].double().numpy(), want, rtol=rtol, atol=rtol)
+
+
+GAE_ROW = Case(
+    GAE,
+    {
+        **{"rewards": row(1, 1, 1), "values": row(0, 0, 0)},
+        **{"gamma": 1.0, "lambda_": 1.0, "bootstrap_values": 0.0},
+    },
+)
+EVERY = np.ones((1, 3), bool)
+# delta: 1 + 1/2 - 1/2 = 1;  -2 - 3/2 - 1 = -4.5;  4 + 3 = 7 (terminal);  8 + 16/2 - 2 = 14;  A = delta + A[t+1]/4
+FOUR_STEPS = {
+    **{"rewards": row(1, -2, 4, 8), "values": row(0.5, 1, -3, 2), "terminated": np.arange(4)[None] == 2},
+    **{**HALVES, "bootstrap_values": np.array([16.0])},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        literal([3, 2, 1]),
+        literal([2, 1, 1], terminated=MIDDLE),
+        literal([12, 11, 1], truncated=MIDDLE, bootstrap_values=Sparse([0], [1], [10.0], 0.0)),
+        literal([12, 11, 1], truncated=MIDDLE, bootstrap_values=row(NAN, 10.0, 0.0)),
+        literal([2, 1, 1], **BOTH, bootstrap_values=row(NAN, NAN, 0.0)),
+        literal([1, 1, 1], terminated=EVERY, bootstrap_values=np.array([NAN])),
+        literal([6, 6, 6], truncated=EVERY, bootstrap_values=5.0),
+        literal([13, 12, 11], bootstrap_values=10.0),
+        literal([13, 12, 11], bootstrap_values=np.array([10.0])),
+        literal([13, 12, 11], bootstrap_values=Sparse([0], [2], [10.0])),
+        literal([3, 2, 1], terminated=LAST, bootstrap_values=10.0),
+        literal([13, 12, 11], truncated=LAST, bootstrap_values=10.0),
+        literal([NAN, NAN, NAN], bootstrap_values=Sparse([], [], [])),
+        literal([NAN, NAN, 1], truncated=MIDDLE, bootstrap_values=Sparse([], [], [], 0.0)),
+        literal([2, 1, NAN], truncated=MIDDLE, bootstrap_values=Sparse([0], [1], [0.0])),
+        literal([2.25, 2.5, 3], bootstrap_values=4.0, gamma=0.5),
+        literal([1, 1, 5], bootstrap_values=4.0, lambda_=0.0),
+        literal([1, 3.5, 5], bootstrap_values=4.0, gamma=row(0.0, 0.5, 1.0)),
+        literal(
+            [1, 3, NAN],
+            bootstrap_values=row(2.0, 2.0, NAN),
+            gamma=row(0.0, 1.0, 1.0),
+            truncated=MIDDLE,
+        ),
+        literal([2, 1, 1], bootstrap_values=row(NAN, NAN, NAN), gamma=row(1.0, 0.0, 0.0)),
+        literal([1, 3, 2], next_values=row(0.0, 2.0, 1.0), bootstrap_values=None, lambda_=0.0),
+        literal([6, 5, 2], next_values=row(0.0, 2.0, 1.0), bootstrap_values=None),
+        literal([2, 1, 2], **BOTH, bootstrap_values=1.0),
+        literal([0, 12, 11], mask=~FIRST, bootstrap_values=10.0),
+        literal([12, 0, 11], mask=~MIDDLE, bootstrap_values=10.0),
+        literal([12, 11, 0], mask=~LAST, bootstrap_values=10.0),
+        literal([12, 11, 0], mask=~LAST, bootstrap_values=np.array([10.0])),
+        literal([12, 11, 0], mask=~LAST, bootstrap_values=row(NAN, 10.0, NAN)),
+        literal([12, 11, 0], mask=~LAST, bootstrap_values=Sparse([0, 0], [1, 2], [10.0, NAN], 3.0)),
+        literal([5, 4, 0], mask=~LAST, bootstrap_values=Sparse([0], [2], [NAN], 3.0)),
+        literal([5, 4, 0], mask=~LAST, bootstrap_values=Sparse([0], [2], [NAN], np.array([3.0]))),
+        literal([2, 1, 0], mask=~LAST, **RESET, bootstrap_values=np.array([NAN])),
+        literal([1, 0, 11], mask=~MIDDLE, **RESET, bootstrap_values=10.0),
+        literal([0, 12, 11], mask=~FIRST, **RESET, bootstrap_values=10.0),
+        literal([7, 6, 0], mask=~LAST, **RESET, truncated=MIDDLE, bootstrap_values=5.0),
+        literal([12, 0, 11], mask=~MIDDLE, **BOTH, bootstrap_values=10.0),
+        literal([0, 0, 0], mask=~EVERY, bootstrap_values=np.array([NAN])),
+        literal([0.3125, -2.75, 7, 14], [0.8125, -1.75, 4, 16], **FOUR_STEPS),
+    ],
+)
+def test_literal_numbers_of_gae(target, changes, expected):
+    """Where only advantages are given, all values are 0, and the returns are the same numbers."""
+    assert_numbers(GAE_ROW.replace(**changes), target, expected if len(expected) > 1 else 2 * expected)
 
 
 # alpha = rho*(r + NV/2 - V), rho = (2, 1/2, 1); D[t] = alpha + c/2*D[t+1], c = (1/2, 1/4, 1/2); A = rho_pg*(...)
@@ -296,7 +370,7 @@ def test_linear_recurrence(target, changes, expected):
 @pytest.mark.parametrize("mask_mode", ["skip", "reset"])
 @pytest.mark.parametrize("estimator", BACKWARD, ids=by_name)
 def test_every_pattern_of_three_steps(target, estimator, mask_mode):
-    """All 512 windows of three steps, terminated, truncated and masked in every combination, in every form."""
+    """All 512 rollouts of three steps, terminated, truncated and masked in every combination, in every form."""
     cells = np.array(list(itertools.product(range(8), repeat=3)))
     if target.interpreted:
         cells = np.random.default_rng(0).permutation(cells)[:64]
@@ -310,7 +384,7 @@ def test_every_pattern_of_three_steps(target, estimator, mask_mode):
 @pytest.mark.parametrize("mask_mode", ["skip", "reset"])
 @pytest.mark.parametrize("estimator", FORWARD, ids=by_name)
 def test_every_pattern_of_four_steps(target, estimator, mask_mode):
-    """All 256 windows of four steps, done and masked in every combination, with what came before done or not."""
+    """All 256 rollouts of four steps, done and masked in every combination, with what came before done or not."""
     cells = np.array(list(itertools.product(range(4), repeat=4)))
     if target.interpreted:
         cells = np.random.default_rng(0).permutation(cells)[:64]
@@ -324,11 +398,17 @@ def test_every_pattern_of_four_steps(target, estimator, mask_mode):
             check(with_state.replace(**STARTS), target)
 
 
+@pytest.mark.parametrize("num_steps", [4, 5])
+def test_every_boundary_of_a_longer_rollout(target, num_steps):
+    cells = np.array(list(itertools.product(range(4), repeat=num_steps)))
+    check(random_case(GAE, *cells.shape, terminated=cells & 1 > 0, truncated=cells & 2 > 0), target)
+
+
 # --- identities -------------------------------------------------------------------------------------------------------
 
 
 def size(target):
-    """A window of a few episodes."""
+    """A rollout of a few episodes."""
     return (3, 15) if target.interpreted else (5, 33)
 
 
@@ -358,11 +438,23 @@ def test_on_policy_vtrace_is_gae(target, lambda_, form, mask_mode):
     assert_close(targets - torch.as_tensor(np.where(case.valid, case["values"], 0.0)).float(), advantages)
 
 
+def test_lambda_0_is_the_one_step_error(target):
+    num_envs, num_steps = size(target)
+    edge = np.arange(float(num_envs))
+    case = random_case(GAE, num_envs, num_steps, term=0.2, truncated=None, lambda_=0.0, bootstrap_values=edge)
+    following = np.append(case["values"][:, 1:], edge[:, None], axis=1)
+    expected = case["rewards"] + 0.99 * np.where(case["terminated"], 0, following) - case["values"]
+    assert_close(run(case, target)[0], expected)
+
+
 def test_lambda_1_telescopes_to_monte_carlo(target):
     """The values inside an episode cancel: what is left are rewards and the value at its end."""
     case = random_case(LAMBDA, *size(target), lambda_=1.0)
     returns = run(Case(DISCOUNTED, case.replace(values=None, lambda_=None).args), target)[0]
     assert_close(run(case, target)[0], returns)
+    advantages, targets = run(Case(GAE, case.args), target)
+    assert_close(targets, returns)
+    assert_close(advantages, returns.double() - torch.as_tensor(case["values"]))
     on_policy = case.replace(log_ratios=np.zeros(case.shape))
     assert_close(run(Case(VTRACE, on_policy.args), target)[0], returns)
     next_inputs = np.where(case["truncated"], case["bootstrap_values"], np.roll(case["values"], -1, axis=1))
@@ -389,7 +481,7 @@ def test_on_policy_retrace_of_state_values_is_the_lambda_return(target):
 
 def test_a_small_lambda_is_close_to_none(target):
     """However little credit flows, the advantage looks one whole step ahead."""
-    for estimator in (VTRACE, RETRACE):
+    for estimator in OFF_POLICY:
         for lambda_ in (1e-2, 1e-4, 1e-8, 1e-30):
             check(random_case(estimator, *size(target), lambda_=lambda_, rho_bar=2.0), target)
 
@@ -397,13 +489,13 @@ def test_a_small_lambda_is_close_to_none(target):
 @pytest.mark.parametrize(
     "bars", [(0.0, 1.0), (1.0, 0.0), (0.0, 0.0), (1e-6, 1.0), (1.0, 1e-6), (1e6, 1e-6), (1e3, 1e3)]
 )
-@pytest.mark.parametrize("estimator", [VTRACE, RETRACE], ids=by_name)
+@pytest.mark.parametrize("estimator", OFF_POLICY, ids=by_name)
 def test_extreme_bars(target, estimator, bars):
     case = random_case(estimator, 4, 16, rho_bar=bars[0], c_bar=bars[1])
     check(case.replace(rho_bar_pg=1.0) if estimator is VTRACE else case, target)
 
 
-@pytest.mark.parametrize("estimator", [VTRACE, RETRACE], ids=by_name)
+@pytest.mark.parametrize("estimator", OFF_POLICY, ids=by_name)
 def test_extreme_ratios(target, estimator):
     """Ratios of 0, as good as 0, and beyond the largest float: a clipped infinity is the bar."""
     rng = np.random.default_rng(0)
@@ -415,7 +507,7 @@ def test_extreme_ratios(target, estimator):
 
 
 def test_log_probabilities_are_subtracted(target):
-    for estimator in (VTRACE, RETRACE):
+    for estimator in OFF_POLICY:
         case = with_log_probs(random_case(estimator, 4, 16))
         ratios = (case["target_log_probs"].astype(np.float32) - case["behaviour_log_probs"].astype(np.float32)).astype(
             float
@@ -444,13 +536,13 @@ def expectation(next_action_probs, next_q_values, **_):
 
 
 def parts(case, at):
-    """The two windows that a split makes."""
+    """The two rollouts that a split makes."""
     return case.each(lambda x: x[:, :at].copy()), case.each(lambda x: x[:, at:])
 
 
 @pytest.mark.parametrize("flag", ["terminated", "truncated"])
 @pytest.mark.parametrize("estimator", (*BACKWARD, *FORWARD), ids=by_name)
-def test_splitting_a_window_at_a_done_step_changes_nothing(target, estimator, flag):
+def test_splitting_a_rollout_at_a_done_step_changes_nothing(target, estimator, flag):
     case = random_case(estimator, *size(target))
     case["dones" if estimator is PREFIX else flag][:, 9] = True
     pieces = [run(part, target) for part in parts(case, 10)]
@@ -458,14 +550,15 @@ def test_splitting_a_window_at_a_done_step_changes_nothing(target, estimator, fl
         assert_close(whole, torch.cat(halves, dim=1))
 
 
-@pytest.mark.parametrize("estimator", [LAMBDA, VTRACE, RETRACE], ids=by_name)
-def test_splitting_a_window_anywhere_changes_nothing_for_lambda_0(target, estimator):
-    """The targets; the advantages look at the target of the next step, which a value replaces at a cut."""
+@pytest.mark.parametrize("at", [1, 10, 14])
+@pytest.mark.parametrize("estimator", [GAE, LAMBDA, VTRACE, RETRACE], ids=by_name)
+def test_splitting_a_rollout_anywhere_changes_nothing_for_lambda_0(target, estimator, at):
+    """The first result; a target of the next step, which the others look at, is replaced by a value at a cut."""
     case = random_case(estimator, *size(target), lambda_=0.0)
-    first, second = parts(case, 10)
+    first, second = parts(case, at)
     if estimator is not RETRACE:
         at_cut = np.where(case["truncated"], case["bootstrap_values"], np.roll(case["values"], -1, axis=1))
-        first["bootstrap_values"][:, -1] = at_cut[:, 9]
+        first["bootstrap_values"][:, -1] = at_cut[:, at - 1]
     pieces = [run(part, target)[0] for part in (first, second)]
     assert_close(run(case, target)[0], torch.cat(pieces, dim=1))
 
@@ -560,6 +653,37 @@ def test_skipping_agrees_with_verl(target):
 # --- the forms of the arguments ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("estimator", BOOTSTRAPPED, ids=by_name)
+def test_forms_of_a_scalar_bootstrap(target, estimator):
+    call = Call(random_case(estimator, 4, 8, truncated=None), target.device)
+    want = call(target.backend, bootstrap_values=2.5)
+    zero_dim, dense = (torch.full(shape, 2.5, device=target.device) for shape in ((), (4, 8)))
+    for same in (zero_dim, dense, FinalValues([], [], [], 2.5)):
+        for got, expected in zip(call(target.backend, bootstrap_values=same), want, strict=True):
+            assert_close(got, expected)
+
+
+@pytest.mark.parametrize("estimator", BOOTSTRAPPED, ids=by_name)
+def test_forms_of_final_values(target, estimator):
+    """Lists, arrays and tensors are alike; an explicit entry wins over the edge."""
+    case = random_case(estimator, 4, 8, term=0)
+    call, device = Call(case, target.device), target.device
+    env, time = np.nonzero(case["truncated"])
+    env, time = np.append(env, 1), np.append(time, 7)
+    value = np.arange(len(env), dtype=np.float32)
+    edge = torch.arange(4.0, device=device)
+    sparse = Sparse(env.tolist(), time.tolist(), value.tolist(), np.arange(4.0))
+    want = case.replace(bootstrap_values=sparse).expected()
+    for form in (
+        FinalValues(env.tolist(), time.tolist(), value.tolist(), edge),
+        FinalValues(env, time, value, edge),
+        FinalValues(*(torch.as_tensor(x, device=device) for x in (env, time, value)), edge),
+        FinalValues(*(torch.as_tensor(x, device=device) for x in (env.astype(np.int32), time, value)), edge),
+    ):
+        for got, expected in zip(call(target.backend, bootstrap_values=form), want, strict=True):
+            assert_close(got, expected)
+
+
 def test_defaults():
     """The defaults of every argument, against the values written in the signatures' documentation."""
     tensors = {
@@ -568,6 +692,10 @@ def test_defaults():
     }
     r, v, q, nq, log_ratios, x = tensors.values()
     same = [
+        (
+            ours.compute_gae(r, v, bootstrap_values=0.0),
+            ours.compute_gae(r, v, None, None, gamma=0.99, lambda_=0.95, bootstrap_values=0, compute_returns=True),
+        ),
         (
             ours.compute_vtrace(r, v, log_ratios=log_ratios, bootstrap_values=0.0),
             ours.compute_vtrace(
@@ -605,8 +733,9 @@ def test_defaults():
     ]
     for one, other in same:
         assert all(same_bits(a, b) for a, b in zip(one, other, strict=True))
-    assert isinstance(same[0][0], ours.VTraceOutput) and same[0][0]._fields == ("targets", "advantages")
-    assert isinstance(same[1][0], ours.RetraceOutput) and same[1][0]._fields == ("targets", "advantages")
+    outputs = ((ours.GAEOutput, GAE), (ours.VTraceOutput, VTRACE), (ours.RetraceOutput, RETRACE))
+    for (result, _), (kind, estimator) in zip(same, outputs, strict=False):
+        assert isinstance(result, kind) and result._fields == estimator.outputs
 
 
 def test_forms_of_a_decay(target):

@@ -5,25 +5,30 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from cases import LAYOUTS, SIZES, How, Sparse, same_bits
-from estimator_cases import (
+from cases import (
     BACKWARD,
+    BOOTSTRAPPED,
     DISCOUNTED,
     ESTIMATORS,
     FORWARD,
-    LAMBDA,
+    LAYOUTS,
     LINEAR,
+    OFF_POLICY,
     PREFIX,
     RETRACE,
+    SIZES,
     TRACES,
-    VTRACE,
+    TWO_RESULTS,
     Call,
+    How,
+    Sparse,
     Vector,
     any_case,
     by_name,
     check,
     random_case,
     run,
+    same_bits,
     with_form,
     with_log_probs,
 )
@@ -32,7 +37,7 @@ from hypothesis import strategies as st
 
 from rl_triton_core.testing import assert_close
 
-FEWER = settings(max_examples=max(12, settings.default.max_examples // 6))  # than for GAE: there are seven here
+FEWER = settings(max_examples=max(16, settings.default.max_examples // 6))  # than elsewhere, of each estimator
 ALL = pytest.mark.parametrize("estimator", ESTIMATORS, ids=by_name)
 
 
@@ -100,7 +105,7 @@ def test_longer_than_a_block(target, estimator, time_dim):
 @pytest.mark.parametrize("mask_mode", ["skip", "reset"])
 @pytest.mark.parametrize("estimator", (*BACKWARD, *FORWARD), ids=by_name)
 def test_a_hole_longer_than_a_block(target, estimator, mask_mode):
-    """The next valid step, and the window's end, may be many blocks away; NaN stands in between."""
+    """The next valid step, and the rollout's end, may be many blocks away; NaN stands in between."""
     num_steps = 150 if target.interpreted else 2500
     case = random_case(estimator, 2, num_steps, term=0, trunc=0, mask_mode=mask_mode)
     mask = np.ones(case.shape, bool)
@@ -121,7 +126,7 @@ def every_argument(estimator, shape):
         case = case.replace(gamma=rng.uniform(0.5, 1, shape))
     if estimator is TRACES:
         case = case.replace(decay=rng.random(case["x"].shape))
-    if estimator in (VTRACE, RETRACE):
+    if estimator in OFF_POLICY:
         case = with_log_probs(case)
     if estimator is LINEAR:
         return case.replace(initial=np.ones((shape[0], *features)))
@@ -230,7 +235,7 @@ def test_out(target, estimator, out_dtype):
         check(random_case(estimator, 4, 8), target, how)
 
 
-@pytest.mark.parametrize("estimator", [VTRACE, RETRACE], ids=by_name)
+@pytest.mark.parametrize("estimator", TWO_RESULTS, ids=by_name)
 def test_either_output_may_be_left_to_us(target, estimator):
     case = random_case(estimator, 4, 8)
     call, want = Call(case, target.device), run(case, target)
@@ -242,15 +247,15 @@ def test_either_output_may_be_left_to_us(target, estimator):
         assert all(same_bits(x.cpu(), y) for x, y in zip(results, want, strict=True))
 
 
-@pytest.mark.parametrize("estimator", [VTRACE, RETRACE], ids=by_name)
-def test_without_advantages_the_targets_are_the_same(target, estimator):
+@pytest.mark.parametrize("estimator", TWO_RESULTS, ids=by_name)
+def test_the_first_result_alone_is_the_same(target, estimator):
     case = random_case(estimator, 4, 8, valid=0.9)
     assert same_bits(run(case, target)[0], run(case, target, How(returns=False))[0])
 
 
 @pytest.mark.parametrize("mask_mode", ["skip", "reset"])
 @pytest.mark.parametrize("edge", [None, 2.5, np.arange(6.0)], ids=["none", "float", "tensor"])
-@pytest.mark.parametrize("estimator", [VTRACE, LAMBDA, DISCOUNTED], ids=by_name)
+@pytest.mark.parametrize("estimator", BOOTSTRAPPED, ids=by_name)
 def test_final_values(target, estimator, edge, mask_mode):
     """Some cuts have an entry, some have not; entries at steps that are no cuts mean nothing."""
     case = random_case(estimator, 6, 15, trunc=0.3, valid=0.6, mask_mode=mask_mode)

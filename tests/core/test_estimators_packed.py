@@ -6,21 +6,22 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from cases import How, assert_gradients, same_bits
-from estimator_cases import (
+from cases import (
     BACKWARD,
     DEFAULT,
     DISCOUNTED,
     FORMS,
     GAE,
+    OFF_POLICY,
     PREFIX,
-    RETRACE,
-    VTRACE,
     Call,
+    How,
+    assert_gradients,
     by_name,
     operands,
     random_case,
     run,
+    same_bits,
     with_form,
     with_log_probs,
 )
@@ -34,9 +35,9 @@ from rl_triton_core.testing import assert_close
 if "cu_seqlens" not in inspect.signature(ours.compute_gae).parameters:
     pytest.skip("compute_gae has no cu_seqlens yet", allow_module_level=True)
 
-PACKED = (*BACKWARD, GAE, PREFIX)
+PACKED = (*BACKWARD, PREFIX)
 ALL = pytest.mark.parametrize("estimator", PACKED, ids=by_name)
-BACKWARDS = pytest.mark.parametrize("estimator", (*BACKWARD, GAE), ids=by_name)
+BACKWARDS = pytest.mark.parametrize("estimator", BACKWARD, ids=by_name)
 LENGTHS = {
     "ragged": (5, 0, 1, 9, 0, 0, 3),
     "one": (12,),
@@ -135,7 +136,7 @@ def form_cases(estimator, lengths):
             yield form, with_form(case, form)
     gamma = np.where(np.arange(sum(lengths)) % 4 == 1, 0.0, 0.9)[None]
     yield "gamma", case.replace(gamma=gamma)
-    if estimator in (VTRACE, RETRACE):
+    if estimator in OFF_POLICY:
         yield "log_probs", with_log_probs(case.replace(rho_bar=2.0))
 
 

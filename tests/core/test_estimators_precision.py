@@ -1,25 +1,29 @@
 """How exact the results are, what overflows, and that the same input gives the same bits."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
-from cases import How, same_bits
-from estimator_cases import (
+from cases import (
     BACKWARD,
+    BOOTSTRAPPED,
     DISCOUNTED,
     ESTIMATORS,
     FORWARD,
-    LAMBDA,
+    GAE,
     LINEAR,
+    OFF_POLICY,
     PREFIX,
     RETRACE,
     TRACES,
-    VTRACE,
     Case,
+    How,
     by_name,
     check,
     random_case,
     run,
+    same_bits,
     with_form,
 )
 
@@ -68,7 +72,7 @@ def test_the_error_is_at_most_twice_that_of_a_serial_float32_loop(target, estima
 
 @pytest.mark.parametrize("clips", [(1.0, 1.0), (4.0, 1.0), (1.0, 0.05), (1e3, 1e3)], ids=str)
 @pytest.mark.parametrize("lambda_", [0.0, 0.01, 0.9])
-@pytest.mark.parametrize("estimator", [VTRACE, RETRACE], ids=by_name)
+@pytest.mark.parametrize("estimator", OFF_POLICY, ids=by_name)
 def test_no_digits_are_lost_in_advantages(target, estimator, lambda_, clips):
     """Neither where little credit flows nor where the clips differ: nothing is divided by a small trace."""
     case = random_case(
@@ -91,7 +95,7 @@ def test_the_expectation_loses_no_digits(target, num_actions):
 
 
 @ALL
-def test_a_very_long_window(target, estimator):
+def test_a_very_long_rollout(target, estimator):
     if target.interpreted or target.backend == "reference":
         pytest.skip("too long for this backend here")
     case = random_case(estimator, 1, 32_768 if target.device == "cpu" else 131_072, term=1e-4, trunc=1e-4)
@@ -117,6 +121,19 @@ def test_values_near_the_largest_float(target, estimator):
     check(case, target)
 
 
+@pytest.mark.parametrize("mask_mode", ["skip", "reset"])
+@pytest.mark.parametrize("form", ["dense", "next_values"])
+def test_the_cpu_backend_is_the_serial_loop_to_the_bit(target, form, mask_mode):
+    if target.backend != "cpu":
+        pytest.skip("only the cpu backend is a serial float32 loop")
+    for dtype, valid in itertools.product((torch.float32, torch.bfloat16), (1.0, 0.8)):
+        case = with_form(random_case(GAE, 7, 129, valid=valid, mask_mode=mask_mode), form).rounded(dtype)
+        for time_dim in (-1, 0):
+            got = run(case, target, How(dtype=dtype, time_dim=time_dim))
+            for result, loop in zip(got, case.expected(dtype=np.float32), strict=True):
+                assert same_bits(result.contiguous(), torch.as_tensor(loop))
+
+
 # --- overflow ---------------------------------------------------------------------------------------------------------
 
 DECAYS = ("50", "3e38", "tensor", "huge tensor")
@@ -132,7 +149,7 @@ def overflowing(estimator, rewards, flag, done, kind):
         return Case(estimator, {"alpha": rewards, "beta": np.where(done, 0.0, decay)})
     args = dict.fromkeys(estimator.inputs, zeros)
     args |= {"decay": decay} if estimator is TRACES else {"gamma": decay}
-    if estimator in (VTRACE, LAMBDA, DISCOUNTED):
+    if estimator in BOOTSTRAPPED:
         args["bootstrap_values"] = 0.0
     if estimator not in (TRACES, DISCOUNTED):
         args["lambda_"] = 1.0
@@ -158,8 +175,9 @@ def test_a_decay_that_overflows_leaves_zeros_alone(target, estimator, kind, flag
     zeros, done = np.zeros((2, 70)), np.zeros((2, 70), bool)
     done[0, 35] = done[1, ::13] = True
     case = overflowing(estimator, zeros, flag, done, kind)
-    for mask_mode in ("skip", "reset") if "mask" in case.args else (None,):
-        for got in run(case.replace(mask_mode=mask_mode), target):
+    modes = ("skip", "reset") if "mask" in case.args else (None,)
+    for mask_mode, time_dim in itertools.product(modes, (-1,) if target.interpreted else (-1, 0)):
+        for got in run(case.replace(mask_mode=mask_mode), target, How(time_dim=time_dim)):
             assert not got.any(), got
 
 
@@ -178,7 +196,8 @@ def test_a_decay_that_overflows_stays_in_its_episode(target, estimator, kind, fl
     overflows, serial = (step >= 35) & (step < 70), case.expected(dtype=np.float32)
     infinite = ~np.isfinite(serial[0][0])
     assert infinite.sum() == 12 and not infinite[~overflows].any() and not serial[0][0, step < 30].any()
-    for got, want in zip(run(case, target), serial, strict=False):
+    both = (run(case, target, How(time_dim=time_dim)) for time_dim in (-1, 0))
+    for got, want in (pair for results in both for pair in zip(results, serial, strict=False)):
         x, loop = got[0].double().numpy(), want[0]
         np.testing.assert_array_equal(x[~overflows], loop[~overflows])
         finite = np.isfinite(loop)

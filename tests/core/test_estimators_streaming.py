@@ -5,8 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from cases import How, same_bits
-from estimator_cases import DEFAULT, FORWARD, PREFIX, TRACES, Call, Vector, by_name, random_case
+from cases import DEFAULT, FORWARD, PREFIX, TRACES, Call, How, Vector, by_name, random_case, same_bits
 
 from rl_triton_core import ScanState, compute_eligibility_traces, compute_episodic_prefix_sum
 from rl_triton_core.testing import assert_close

@@ -1,44 +1,121 @@
-"""The two oracles against each other, against literal numbers, and against the paper's own seeding of the carry."""
+"""The two oracles of each estimator against each other, literal numbers and the paper's own seeding of the carry."""
 
 import itertools
 
 import numpy as np
 import oracles
 import pytest
-from cases import Case, Sparse, random_case
+from cases import (
+    BACKWARD,
+    DISCOUNTED,
+    FORMS,
+    FORWARD,
+    GAE,
+    LAMBDA,
+    LINEAR,
+    OFF_POLICY,
+    TRACES,
+    VTRACE,
+    by_name,
+    random_case,
+    with_form,
+    with_log_probs,
+)
 
 FLAG_PAIRS = [(0.0, 0.0), (0.2, 0.0), (0.0, 0.2), (0.3, 0.3), (1.0, 1.0)]
+LENGTHS = (0, 1, 2, 5, 17)
 
 
-def agree(case):
-    for one, other in zip(case.expected(), case.expected(oracles.gae_by_episode), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
+def assert_oracles_agree(case):
+    one, other = case.expected(), case.expected(case.estimator.by_trajectory)
+    for x, y in zip(one, other, strict=False):
+        np.testing.assert_allclose(x, y, rtol=1e-12, atol=1e-12)
 
 
+def draw_cases(estimator, num_steps, **changes):
+    """Every form of the continuation, discounts per step, ratios clipped in different places."""
+    case = random_case(estimator, 5, num_steps, seed=num_steps, **changes)
+    if estimator in OFF_POLICY:
+        case = case.replace(rho_bar=1.5, c_bar=0.8, lambda_=0.9)
+    for form in FORMS[estimator.name]:
+        if form != "sparse":
+            yield with_form(case, form)
+    rng = np.random.default_rng(0)
+    yield case.replace(gamma=np.where(rng.random(case.shape) < 0.2, 0.0, rng.uniform(0, 1.2, case.shape)))
+    if estimator in OFF_POLICY:
+        yield with_log_probs(case.replace(rho_bar_pg=0.5 if estimator is VTRACE else None))
+    if estimator is not DISCOUNTED:
+        yield from (case.replace(lambda_=lambda_) for lambda_ in (0, 0.5, 1))
+
+
+@pytest.mark.parametrize("estimator", BACKWARD, ids=by_name)
 @pytest.mark.parametrize(("term", "trunc"), FLAG_PAIRS)
-@pytest.mark.parametrize("valid", [1.0, 0.7, 0.0])
 @pytest.mark.parametrize("mask_mode", ["skip", "reset"])
-def test_the_oracles_agree(term, trunc, valid, mask_mode):
-    rng = np.random.default_rng(1)
-    for num_steps in (0, 1, 2, 5, 33):
-        changes = {"term": term, "trunc": trunc, "valid": valid, "mask_mode": mask_mode}
-        agree(random_case(6, num_steps, seed=num_steps, **changes))
-        agree(random_case(6, num_steps, next_values=rng.standard_normal((6, num_steps)), **changes))
-        gamma = np.where(rng.random((6, num_steps)) < 0.2, 0, rng.uniform(0, 1.2, (6, num_steps)))
-        agree(random_case(6, num_steps, gamma=gamma, lambda_=1.0, **changes))
+def test_backward(estimator, term, trunc, mask_mode):
+    for num_steps, valid in itertools.product(LENGTHS, [1.0, 0.7, 0.0]):
+        for case in draw_cases(estimator, num_steps, term=term, trunc=trunc, valid=valid, mask_mode=mask_mode):
+            assert_oracles_agree(case)
 
 
 @pytest.mark.parametrize("mask_mode", ["skip", "reset"])
-def test_the_oracles_agree_on_every_pattern_of_four_steps(mask_mode):
-    cells = np.array(list(itertools.product(range(8), repeat=4)))
-    case = random_case(len(cells), 4, terminated=cells & 1 > 0, truncated=cells & 2 > 0, mask=cells & 4 > 0)
-    agree(Case(**{**vars(case), "mask_mode": mask_mode}))
+@pytest.mark.parametrize("estimator", BACKWARD, ids=by_name)
+def test_every_pattern_of_a_few_steps(estimator, mask_mode):
+    """Four steps of GAE, whose table finds the boundaries itself; three of the others, which share that."""
+    cells = np.array(list(itertools.product(range(8), repeat=4 if estimator is GAE else 3)))
+    flags = {"terminated": cells & 1 > 0, "truncated": cells & 2 > 0, "mask": cells & 4 > 0}
+    assert_oracles_agree(random_case(estimator, *cells.shape, mask_mode=mask_mode, **flags))
 
 
-def test_literal_numbers():
+@pytest.mark.parametrize("with_state", [False, True])
+@pytest.mark.parametrize("mask_mode", ["skip", "reset"])
+@pytest.mark.parametrize("estimator", FORWARD, ids=by_name)
+def test_forward(estimator, mask_mode, with_state):
+    rng = np.random.default_rng(0)
+    for num_steps, valid, term in itertools.product(LENGTHS, [1.0, 0.7, 0.0], [0.0, 0.3, 1.0]):
+        for features in ((), (2,)):
+            case = random_case(estimator, 5, num_steps, term=term, valid=valid, features=features, mask_mode=mask_mode)
+            if with_state:
+                case = case.replace(state=(rng.standard_normal((5, *features)), rng.random(5) < 0.5))
+            if estimator is TRACES:
+                assert_oracles_agree(case.replace(decay=0.7))
+                assert_oracles_agree(
+                    case.replace(decay=np.where(rng.random(case["x"].shape) < 0.2, 0, rng.random(case["x"].shape)))
+                )
+            else:
+                assert_oracles_agree(case)
+                assert_oracles_agree(case.replace(boundary="starts_at"))
+
+
+def test_integers_stay_integers():
+    x = np.array([[2**62, 1, -3, 2**60]])
+    (sums, (value, _)) = oracles.episodic_prefix_sum(x, np.array([[False, False, True, False]]))
+    assert sums.tolist() == [[2**62, 2**62 + 1, 2**62 - 2, 2**60]] and value.tolist() == [2**60]
+
+
+@pytest.mark.parametrize("reverse", [True, False])
+@pytest.mark.parametrize("features", [(), (2,)])
+def test_linear_recurrence(reverse, features):
+    for num_steps in LENGTHS:
+        case = random_case(LINEAR, 4, num_steps, features=features, reverse=reverse)
+        assert_oracles_agree(case)
+        assert_oracles_agree(case.replace(initial=np.ones((4, *features))))
+
+
+@pytest.mark.parametrize("mask_mode", ["skip", "reset"])
+def test_boundaries_are_those_of_gae(mask_mode):
+    """The lambda-return is GAE's advantage plus the value; GAE's table finds the boundaries in a way of its own."""
+    for term, trunc in FLAG_PAIRS:
+        case = random_case(LAMBDA, 5, 17, term=term, trunc=trunc, valid=0.7, mask_mode=mask_mode)
+        args = {**case.args, "bootstrap": case.dense}
+        del args["bootstrap_values"]
+        for oracle in (oracles.gae, oracles.gae_by_trajectory):
+            np.testing.assert_allclose(case.expected()[0], oracle(**args)[1], rtol=1e-12, atol=1e-12)
+
+
+def test_literal_numbers_of_gae():
     ones, zeros = np.ones((1, 3)), np.zeros((1, 3))
     middle = np.array([[False, True, False]])
-    for oracle in (oracles.gae, oracles.gae_by_episode):
+    for oracle in (oracles.gae, oracles.gae_by_trajectory):
         plain = {"gamma": 1.0, "lambda_": 1.0, "bootstrap": zeros}
         assert oracle(ones, zeros, **plain)[0].tolist() == [[3, 2, 1]]
         assert oracle(ones, zeros, middle, **plain)[0].tolist() == [[2, 1, 1]]
@@ -47,10 +124,10 @@ def test_literal_numbers():
         assert oracle(ones, zeros, middle, middle, **cut)[0].tolist() == [[2, 1, 1]]
 
 
-def test_the_window_bootstrap_enters_once():
+def test_the_bootstrap_value_enters_once():
     """The paper's table with V(s_T) in the last delta and carry 0: not V(s_T) as the carry as well."""
-    case = random_case(1, 4, term=0, trunc=0, bootstrap_values=np.array([7.0]))
-    r, v, g, d = case.rewards[0], np.append(case.values[0], 7.0), 0.99, 0.99 * 0.95
+    case = random_case(GAE, 1, 4, term=0, trunc=0, bootstrap_values=np.array([7.0]))
+    r, v, g, d = case["rewards"][0], np.append(case["values"][0], 7.0), 0.99, 0.99 * 0.95
     deltas = r + g * v[1:] - v[:-1]
     assert case.expected()[0][0] == pytest.approx([deltas[t:] @ d ** np.arange(4 - t) for t in range(4)])
 
@@ -62,15 +139,28 @@ def test_dense_bootstrap():
         oracles.dense_bootstrap(edge, (3, 3), mask), [[nan, 1, nan], [nan, nan, nan], [nan, nan, 3]]
     )
     np.testing.assert_equal(oracles.dense_bootstrap(edge, (3, 3), mask, "reset")[:, 2], edge)
-    form = Sparse([0, 2], [0, 2], [8.0, 9.0], 5.0)
-    dense = oracles.dense_bootstrap(form.edge, (3, 3), None, "skip", zip(form.env, form.time, form.value, strict=True))
+    dense = oracles.dense_bootstrap(5.0, (3, 3), entries=[(0, 0, 8.0), (2, 2, 9.0)])
     assert (dense[0, 0], dense[2, 2], dense[1, 1]) == (8, 9, 5)
 
 
-def test_episode_ids():
-    term, trunc = np.array([[0, 1, 0, 0, 0]]), np.array([[0, 0, 0, 1, 0]])
-    mask = np.array([[1, 1, 1, 1, 0]])
-    assert oracles.episode_ids(term, trunc).tolist() == [[0, 0, 1, 1, 2]]
-    assert oracles.episode_ids(term, trunc, mask).tolist() == [[0, 0, 1, 1, -1]]
-    assert oracles.episode_ids(term, trunc, np.array([[1, 1, 1, 0, 1]])).tolist() == [[0, 0, 1, -1, 1]]
-    assert oracles.episode_ids(term, trunc, np.array([[1, 1, 1, 0, 1]]), "reset").tolist() == [[0, 0, 1, -1, 2]]
+def test_number_trajectories():
+    flags = {"terminated": np.array([[0, 1, 0, 0, 0]]), "truncated": np.array([[0, 0, 0, 1, 0]])}
+    end, hole = np.array([[1, 1, 1, 1, 0]]), np.array([[1, 1, 1, 0, 1]])
+    assert oracles.number_trajectories((1, 5), **flags).tolist() == [[0, 0, 1, 1, 2]]
+    assert oracles.number_trajectories((1, 5), **flags, mask=end).tolist() == [[0, 0, 1, 1, -1]]
+    assert oracles.number_trajectories((1, 5), **flags, mask=hole).tolist() == [[0, 0, 1, -1, 1]]
+    assert oracles.number_trajectories((1, 5), **flags, mask=hole, mask_mode="reset").tolist() == [[0, 0, 1, -1, 2]]
+
+
+def test_classify_steps():
+    masked, terminal, cut, goes_on = range(4)
+    flags = {"terminated": np.array([[0, 1, 0, 0, 0]]), "truncated": np.array([[0, 0, 1, 0, 0]])}
+    kind, after = oracles.classify_steps((1, 5), **flags)
+    assert kind.tolist() == [[goes_on, terminal, cut, goes_on, cut]] and after.tolist() == [[1, -1, -1, 4, -1]]
+    mask = np.array([[1, 0, 1, 1, 0]])
+    kind, after = oracles.classify_steps((1, 5), **flags, mask=mask)
+    assert kind.tolist() == [[goes_on, masked, cut, cut, masked]] and after[0, 0] == 2
+    kind, _ = oracles.classify_steps((1, 5), **flags, mask=mask, mask_mode="reset")
+    assert kind.tolist() == [[terminal, masked, cut, terminal, masked]]
+    kind, _ = oracles.classify_steps((1, 5), gamma=np.array([[1.0, 0.0, 1.0, 1.0, 0.0]]))
+    assert kind.tolist() == [[goes_on, terminal, goes_on, goes_on, terminal]]

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import oracles
-import oracles_estimators as tables
 import pytest
 import torch
 
@@ -28,14 +27,14 @@ pages, accuracy = script("pages"), script("accuracy")
 
 ORACLES = {
     "compute_gae": oracles.gae,
-    "compute_vtrace": tables.vtrace,
-    "compute_retrace": tables.retrace,
-    "compute_lambda_returns": tables.lambda_returns,
-    "compute_discounted_returns": tables.discounted_returns,
-    "compute_eligibility_traces": tables.eligibility_traces,
-    "compute_episodic_prefix_sum": tables.episodic_prefix_sum,
-    "linear_recurrence(reverse=True)": tables.linear_recurrence,
-    "linear_recurrence(reverse=False)": tables.linear_recurrence,
+    "compute_vtrace": oracles.vtrace,
+    "compute_retrace": oracles.retrace,
+    "compute_lambda_returns": oracles.lambda_returns,
+    "compute_discounted_returns": oracles.discounted_returns,
+    "compute_eligibility_traces": oracles.eligibility_traces,
+    "compute_episodic_prefix_sum": oracles.episodic_prefix_sum,
+    "linear_recurrence(reverse=True)": oracles.linear_recurrence,
+    "linear_recurrence(reverse=False)": oracles.linear_recurrence,
 }
 
 

@@ -40,13 +40,10 @@ ROOT = Path(__file__).resolve().parent.parent
 FILES = [
     f"tests/core/test_{name}.py"
     for name in (
-        "gae_known_answers",
         "estimators_known_answers",
         "estimators_streaming",
         "estimators_packed",
-        "gae_containment",
         "estimators_containment",
-        "gae_matrix",
         "estimators_matrix",
         "estimators_precision",
         "launches",
@@ -150,7 +147,7 @@ def test(mutant: Mutant, copy: Path) -> None:
 
 def files(mutant: Mutant) -> list[str]:
     """Those that may have such tests: all words of the expression are in them, or ids of an estimator."""
-    ids = (ROOT / "tests/core/estimator_cases.py").read_text()
+    ids = (ROOT / "tests/core/cases.py").read_text()
     expression = re.sub(r"not \w+", "True", mutant.tests)
 
     def may_have(file: str) -> bool:

@@ -23,7 +23,7 @@ MUTANTS = [
         "backward: gate multiplies",
         "select(beta == zero, zero, beta * state)",
         "beta * state",
-        tests="test_gae_containment",
+        tests="containment and gae",
         function="step_backward",
     ),
     Mutant(
@@ -123,13 +123,13 @@ MUTANTS = [
         "backward: the neighbour stays the same",
         "as_many(now, next_inputs)",
         "next_inputs",
-        tests="test_a_window_with_values",
+        tests="test_literal_numbers",
     ),
     Mutant(
         "backward: the window's end is no end",
         "types.boolean(True)",
         "types.boolean(False)",
-        tests="test_a_window_with_values",
+        tests="test_literal_numbers",
     ),
     Mutant(
         "backward: neighbour's value leaks",

@@ -16,6 +16,6 @@ MUTANTS = [
         "alignment of the lanes assumed",
         "4 if math.gcd(4, *strides) == 4 else 1",
         "4",
-        tests="gae_matrix",
+        tests="matrix and gae",
     ),
 ]

@@ -1,9 +1,4 @@
-"""The frameworks: which there are, and what their files hold.
-
-A file has a TITLE; ITERATION, what is timed, in words; ARMS by name, the first of which is the framework's own, with a
-word on each; OURS, the names of ours among them; SETTINGS for "cuda", "cpu" and "quick"; and `make_arm`. It imports its
-framework where it needs it.
-"""
+"""The frameworks: which there are, and what their files hold."""
 
 from __future__ import annotations
 
@@ -18,16 +13,14 @@ from benchmarks.end_to_end.stopwatch import Stopwatch
 
 
 class Setting(NamedTuple):
-    """A training loop."""
+    """A training loop; `hidden` units in both layers. With `recompute`, advantages are computed in every epoch."""
 
     num_envs: int
     num_steps: int
     hidden: int = 64
-    """Units of both layers."""
     epochs: int = 4
     minibatches: int = 4
     recompute: bool = False
-    """Whether values and advantages are computed anew in every epoch."""
     env: str = ""
     device: str = "cuda"
 
@@ -42,10 +35,9 @@ class Setting(NamedTuple):
 
 
 class Arm(NamedTuple):
-    """A training loop, and its way to compute advantages."""
+    """A training loop with its way to compute advantages, the part "advantages" of the stopwatch."""
 
     iteration: Callable[..., Any]
-    """One iteration; its advantage step is the part "advantages" of the stopwatch."""
     results: Callable[[], Sequence[Tensor]]
     """Advantages, and returns if there are any, of experience that is the same for all arms."""
     fresh: Callable[[], Sequence[Any]] = tuple
@@ -53,7 +45,7 @@ class Arm(NamedTuple):
 
 
 class Module(Protocol):
-    """What a file holds."""
+    """What a file holds: its title, what is timed, its arms with the framework's own first, ours, and settings."""
 
     TITLE: str
     ITERATION: str

@@ -3,34 +3,33 @@
     python -m benchmarks.end_to_end FOLDER [--suite synthetic sb3 ...] [--device cuda] [--budget SECONDS] [--quick]
 
 In every setting, all arms first compute the advantages of the same experience, which must agree with those of the first
-arm. Then they train, each for itself, an iteration in turns. Writes end_to_end_FRAMEWORK.json when a framework is done:
-the times of all iterations, and what follows from them. A framework that is not installed is skipped, which its file
-says, and so are the settings that the budget did not allow.
+arm. Then each trains an agent of its own, an iteration in turns. Writes end_to_end_FRAMEWORK.json: the times of all
+iterations, and what follows from them; with why a framework or a setting is missing.
 """
 
 from __future__ import annotations
 
 import gc
-import sys
 import time
-from collections.abc import Iterator
+from argparse import Namespace
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import combinations
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from benchmarks import files
-from benchmarks.end_to_end import arithmetic
-from benchmarks.end_to_end.arithmetic import Times
 from benchmarks.end_to_end.frameworks import REGISTRY, Arm, Module, Setting
-from benchmarks.end_to_end.stopwatch import ADVANTAGES, Stopwatch
+from benchmarks.end_to_end.stopwatch import ADVANTAGES, REST, TOTAL, Stopwatch
 from rl_triton_core.testing import relative_error
 
 TOLERANCE = 1e-5
 """The largest ‖x − stock‖ / ‖stock‖ of an arm that counts."""
+Times = list[dict[str, float]]
+"""The parts of every iteration of an arm, in the order of the rounds."""
 
 
 class Plan(NamedTuple):
@@ -46,33 +45,6 @@ QUICK = Plan(warmups=1, rounds=2)
 
 
 @dataclass
-class Session:
-    """What all frameworks of one run share."""
-
-    folder: Path
-    device: str
-    plan: Plan
-    quick: bool = False
-    commit: str | None = None
-    seconds: float = float("inf")
-    started: float = field(default_factory=time.perf_counter)
-
-    @property
-    def left(self) -> float:
-        """Seconds of the budget that are left."""
-        return self.seconds - (time.perf_counter() - self.started)
-
-    def settings(self, module: Module) -> tuple[Setting, ...]:
-        """What is measured of a framework."""
-        if self.quick:
-            return tuple(setting._replace(device=self.device) for setting in module.SETTINGS["quick"])
-        return module.SETTINGS[self.device]
-
-
-# --- one setting ------------------------------------------------------------------------------------------------------
-
-
-@dataclass
 class Entry:
     """An arm in a setting, and what came of it."""
 
@@ -82,25 +54,45 @@ class Entry:
     arm: Arm | None = None
     times: Times = field(default_factory=list)
 
-    def drop(self, status: str) -> None:
+    def drop(self, reason: str | Exception) -> None:
         """Say why there are no times."""
-        self.arm, self.status = None, status
-
-    def failed(self, error: Exception) -> None:
-        """Say what happened."""
-        first = next(iter(str(error).splitlines()), "")
-        self.drop(f"failed: {type(error).__name__}: {first[:200]}")
+        if isinstance(reason, Exception):
+            reason = f"failed: {type(reason).__name__}: {next(iter(str(reason).splitlines()), '')[:200]}"
+        self.arm, self.status = None, reason
 
 
-def enter_arms(module: Module, setting: Setting, watch: Stopwatch) -> list[Entry]:
-    """The arms, verified against the first one."""
+# --- one setting ------------------------------------------------------------------------------------------------------
+
+
+def measure(module: Module, setting: Setting, plan: Plan, seconds: float = float("inf")) -> list[Entry]:
+    """The arms with the times of their iterations; in about so many seconds, what precedes them included."""
+    started, watch = time.perf_counter(), Stopwatch(setting.device)
+    entries = verify_arms(module, setting, watch)
+    for entry in entries:
+        try:
+            for _ in range(plan.warmups if entry.arm else 0):
+                time_iteration(entry.arm, watch)
+        except Exception as error:
+            entry.drop(error)
+    running = [entry for entry in entries if entry.arm is not None]
+    ends = min(started + seconds, time.perf_counter() + plan.seconds)
+    for round_ in range(plan.rounds if running else 0):
+        if round_ >= 2 * len(running) and time.perf_counter() > ends:
+            break
+        for entry in order_arms(running, round_):
+            entry.times.append(time_iteration(entry.arm, watch))
+    return entries
+
+
+def verify_arms(module: Module, setting: Setting, watch: Stopwatch) -> list[Entry]:
+    """The arms, each compared with the first one."""
     entries, expected = [Entry(name) for name in module.ARMS], None
     for entry in entries:
         try:
             entry.arm = module.make_arm(entry.name, setting, watch)
             results = [torch.as_tensor(x).double() for x in entry.arm.results()]
         except Exception as error:
-            entry.failed(error)
+            entry.drop(error)
             continue
         expected = expected or results
         entry.error = float(max(relative_error(x, y) for x, y in zip(results, expected, strict=True)))
@@ -109,56 +101,48 @@ def enter_arms(module: Module, setting: Setting, watch: Stopwatch) -> list[Entry
     return entries
 
 
-def warm_up(entry: Entry, watch: Stopwatch, times: int) -> None:
-    """Some iterations that do not count."""
-    try:
-        for _ in range(times):
-            if entry.arm is not None:
-                time_iteration(entry.arm, watch)
-    except Exception as error:
-        entry.failed(error)
-
-
-def time_iteration(arm: Arm, watch: Stopwatch) -> dict[str, float]:
+def time_iteration(arm: Arm | None, watch: Stopwatch) -> dict[str, float]:
     """The times of an iteration by its parts."""
+    assert arm is not None
     return watch.time(partial(arm.iteration, *arm.fresh()))
 
 
-def measure(module: Module, setting: Setting, plan: Plan, seconds: float = float("inf")) -> list[Entry]:
-    """The arms with the times of their iterations; in about so many seconds, what precedes them included."""
-    started, watch = time.perf_counter(), Stopwatch(setting.device)
-    entries = enter_arms(module, setting, watch)
-    for entry in entries:
-        warm_up(entry, watch, plan.warmups)
-    arms = {entry.name: (entry, entry.arm) for entry in entries if entry.arm is not None}
-    ends = min(started + seconds, time.perf_counter() + plan.seconds)
-    for round_ in range(plan.rounds if arms else 0):
-        if round_ >= 2 * len(arms) and time.perf_counter() > ends:
-            break
-        for name in arithmetic.order_arms(list(arms), round_):
-            entry, arm = arms[name]
-            entry.times.append(time_iteration(arm, watch))
-    return entries
+def order_arms(arms: Sequence[Entry], round_: int) -> list[Entry]:
+    """The order in a round: rotated, and every second time backwards, so that each arm takes every place equally."""
+    first = round_ // 2 % len(arms)
+    order = [*arms[first:], *arms[:first]]
+    return order[::-1] if round_ % 2 else order
+
+
+# --- what follows from times ------------------------------------------------------------------------------------------
+
+
+def find_quartiles(numbers: Iterable[float], digits: int) -> list[float]:
+    """Of some numbers, linear between them."""
+    return [round(float(x), digits) for x in np.percentile(list(numbers), [25, 50, 75])]
+
+
+def find_share(times: Times, parts: Iterable[str] = (ADVANTAGES,)) -> float:
+    """What some parts take of an iteration: the median over iterations."""
+    chosen = list(parts)
+    return float(np.median([sum(found.get(part, 0.0) for part in chosen) / found[TOTAL] for found in times]))
+
+
+def find_bound(share: float) -> float:
+    """Amdahl: how many times faster an iteration gets without what takes this share of it."""
+    return 1 / (1 - share)
 
 
 def make_arm_row(setting: Setting, entry: Entry) -> files.Row:
     """A line per arm; times in microseconds."""
-    row = {
-        **setting._asdict(),
-        "arm": entry.name,
-        "status": entry.status,
-        "error": None,
-        "iterations": len(entry.times),
-    }
-    if entry.error is not None:
-        row["error"] = float(f"{entry.error:.3g}")
+    error = None if entry.error is None else float(f"{entry.error:.3g}")
+    about = {"arm": entry.name, "status": entry.status, "error": error, "iterations": len(entry.times)}
+    row = {**setting._asdict(), **about}
     if entry.times:
-        taken = arithmetic.find_share(entry.times)
-        quartiles = {
-            name: round_numbers(found, 1) for name, found in arithmetic.find_part_quartiles(entry.times).items()
-        }
-        row |= {"share": round(taken, 6), "bound": round(arithmetic.find_bound(taken), 4), "quartiles": quartiles}
-        row["times"] = {name: round_numbers([found.get(name, 0.0) for found in entry.times], 1) for name in quartiles}
+        share, parts = find_share(entry.times), list(entry.times[0])
+        row |= {"share": round(share, 6), "bound": round(find_bound(share), 4)}
+        row["times"] = {part: [round(found.get(part, 0.0), 1) for found in entry.times] for part in parts}
+        row["quartiles"] = {part: find_quartiles(numbers, 1) for part, numbers in row["times"].items()}
     return row
 
 
@@ -167,97 +151,53 @@ def make_pair_rows(module: Module, setting: Setting, entries: list[Entry]) -> It
     for slow, fast in combinations([entry for entry in entries if entry.times], 2):
         if slow.name in module.OURS:
             continue
-        taken, around = (
-            arithmetic.find_share(slow.times, parts) for parts in ((ADVANTAGES,), arithmetic.list_parts(slow.times))
-        )
-        speed_up = arithmetic.find_speed_up(slow.times, fast.times)
+        share, around = (find_share(slow.times, x) for x in ((ADVANTAGES,), {*slow.times[0]} - {TOTAL, REST}))
+        ratios = (a[TOTAL] / b[TOTAL] for a, b in zip(slow.times, fast.times, strict=True))
         yield {
             **setting._asdict(),
             "slow": slow.name,
             "fast": fast.name,
-            "share": round(taken, 6),
-            "bound": round(arithmetic.find_bound(taken), 4),
+            "share": round(share, 6),
+            "bound": round(find_bound(share), 4),
             "share_of_all_parts": round(around, 6),
-            "bound_of_all_parts": round(arithmetic.find_bound(around), 4),
-            "speed_up": round_numbers(speed_up, 4),
-            "beyond": round(speed_up.median / arithmetic.find_bound(taken), 4),
+            "bound_of_all_parts": round(find_bound(around), 4),
+            "speed_up": find_quartiles(ratios, 4),
         }
-
-
-def round_numbers(numbers: Any, digits: int) -> list[float]:
-    """To some digits."""
-    return [round(x, digits) for x in numbers]
 
 
 # --- frameworks -------------------------------------------------------------------------------------------------------
 
 
-def run_all(names: list[str], session: Session) -> int:
-    """All frameworks, each written when it is done; how many arms were wrong or failed."""
-    ahead = {name: len(session.settings(REGISTRY[name].load())) for name in names if not REGISTRY[name].unavailable()}
-    bad = 0
-    for name in names:
-        bad += run_framework(name, session, sum(ahead.values()))
-        ahead.pop(name, None)
-    return bad
-
-
-def run_framework(name: str, session: Session, ahead: int) -> int:
-    """One framework; `ahead` settings share the budget that is left."""
+def run_framework(name: str, options: Namespace, budget: float) -> int:
+    """One framework within so many seconds, written when it is done; how many arms were wrong or failed."""
     why, module = REGISTRY[name].unavailable(), REGISTRY[name].load()
+    settings = module.SETTINGS["quick" if options.quick else options.device]
+    plan, ends = QUICK if options.quick else Plan(), time.perf_counter() + budget
     arms: list[files.Row] = []
     pairs: list[files.Row] = []
     skipped: list[str] = []
-    for index, setting in enumerate(() if why else session.settings(module)):
-        if session.left <= 0:
+    for index, setting in enumerate(() if why else settings):
+        left = ends - time.perf_counter()
+        if left <= 0:
             skipped.append(str(setting))
             continue
-        entries = measure(module, setting, session.plan, session.left / (ahead - index))
-        found = [make_arm_row(setting, entry) for entry in entries], list(make_pair_rows(module, setting, entries))
-        print_setting(name, setting, *found)
-        arms, pairs = arms + found[0], pairs + found[1]
+        chosen = setting._replace(device=options.device) if options.quick else setting
+        entries = measure(module, chosen, plan, left / (len(settings) - index))
+        arms += [make_arm_row(chosen, entry) for entry in entries]
+        pairs += make_pair_rows(module, chosen, entries)
+        print(
+            name, chosen, *(f"{x['slow']} / {x['fast']}: {x['speed_up'][1]:.3f}" for x in pairs if x["fast"]), sep="\n "
+        )
         del entries
-        free_memory()
-    path = session.folder / f"end_to_end_{name}.json"
-    files.write(path, make_head(name, session, why, skipped), arms=arms, pairs=pairs)
+        gc.collect()
+        torch.cuda.empty_cache()
+    head = {"system": files.system(options.commit), "framework": name, "device": options.device}
+    head |= {"threads": torch.get_num_threads(), "protocol": plan._asdict(), "tolerance": TOLERANCE}
+    path = options.folder / f"end_to_end_{name}.json"
+    files.write(path, {**head, "unavailable": why, "skipped": skipped}, arms=arms, pairs=pairs)
     bad = sum(row["status"] != "ok" for row in arms)
     print(f"wrote {path}: {why or f'{len(arms)} arms, {bad} not timed, {len(skipped)} settings skipped'}", flush=True)
     return bad
-
-
-def free_memory() -> None:
-    """Give memory back."""
-    gc.collect()
-    torch.cuda.empty_cache()
-
-
-def make_head(name: str, session: Session, why: str, skipped: list[str]) -> files.Row:
-    """What was measured on what, and what was not."""
-    return {
-        "system": files.system(session.commit),
-        "framework": name,
-        "device": session.device,
-        "threads": torch.get_num_threads(),
-        "protocol": session.plan._asdict(),
-        "tolerance": TOLERANCE,
-        "unavailable": why,
-        "skipped": skipped,
-    }
-
-
-def print_setting(name: str, setting: Setting, arms: list[files.Row], pairs: list[files.Row]) -> None:
-    """Print what came of a setting."""
-    print(f"{name}: {setting} on {setting.device}")
-    for row in arms:
-        if row["status"] != "ok":
-            print(f"  {row['arm']}: {row['status']} {row['error'] or ''}")
-            continue
-        milliseconds = row["quartiles"]["total"][1] / 1e3
-        print(f"  {row['arm']}: {milliseconds:.2f} ms, {row['share']:.2%} advantages, {row['iterations']} iterations")
-    for row in pairs:
-        low, median, high = row["speed_up"]
-        print(f"  {row['slow']} / {row['fast']}: {median:.3f} [{low:.3f}, {high:.3f}], bound {row['bound']:.3f}")
-    sys.stdout.flush()
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -270,6 +210,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("no GPU: torch.cuda.is_available() is false")
-    plan = QUICK if options.quick else Plan()
-    session = Session(options.folder, options.device, plan, options.quick, options.commit, options.budget)
-    return bool(run_all(options.suite, session))
+    ends, bad = time.perf_counter() + options.budget, 0
+    for index, name in enumerate(options.suite):
+        bad += run_framework(name, options, (ends - time.perf_counter()) / (len(options.suite) - index))
+    return bool(bad)

@@ -14,7 +14,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 pytest.importorskip("benchmarks.end_to_end.run", reason="only the package is here", exc_type=ModuleNotFoundError)
 
-from benchmarks.end_to_end import arithmetic, frameworks, page, plots, run, stopwatch
+from benchmarks.end_to_end import frameworks, page, plots, run, stopwatch
 from benchmarks.end_to_end.frameworks import REGISTRY, Arm, Framework, Setting
 from benchmarks.providers import compiled_scan
 
@@ -23,7 +23,7 @@ from benchmarks.providers import compiled_scan
 
 @pytest.mark.parametrize("arms", ["ab", "abc", "abcd"])
 def test_every_arm_takes_every_place_equally_often(arms):
-    orders = np.array([arithmetic.order_arms(arms, round_) for round_ in range(2 * len(arms))])
+    orders = np.array([run.order_arms(arms, round_) for round_ in range(2 * len(arms))])
     for place in orders.T:
         assert all((place == arm).sum() == 2 for arm in arms)
     assert (orders[::2] == orders[1::2, ::-1]).all(), "backwards after forwards: a drift falls on all alike"
@@ -41,22 +41,23 @@ def random_times(rounds=7, seed=0):
 def test_shares_bounds_and_speed_ups():
     (slow_times, fast_times), rest, slow, fast = random_times()
     share = np.median(slow / (rest + slow))
-    assert arithmetic.find_share(slow_times) == pytest.approx(share, rel=1e-12)
-    assert arithmetic.find_bound(0.2) == 1.25 and arithmetic.find_bound(0.0) == 1.0
-    ratios = (rest + slow) / (rest + fast)
-    want = np.percentile(ratios, [25, 50, 75])
-    np.testing.assert_allclose(arithmetic.find_speed_up(slow_times, fast_times), want, rtol=1e-12)
-    assert arithmetic.list_parts(slow_times) == ("advantages",)
-    assert arithmetic.find_share(slow_times, ["advantages", "rest"]) == pytest.approx(1.0)
-    assert arithmetic.find_part_quartiles(slow_times[:1])["total"] == (rest[0] + slow[0],) * 3
+    assert run.find_share(slow_times) == pytest.approx(share, rel=1e-12)
+    assert run.find_bound(0.2) == 1.25 and run.find_bound(0.0) == 1.0
+    entries = [run.Entry("stock", times=slow_times), run.Entry("ours", times=fast_times)]
+    (row,) = run.make_pair_rows(SimpleNamespace(OURS=("ours",)), Setting(1, 1), entries)
+    want = np.percentile((rest + slow) / (rest + fast), [25, 50, 75])
+    np.testing.assert_allclose(row["speed_up"], want, atol=1e-4)
+    assert row["share"] == row["share_of_all_parts"] == pytest.approx(share, abs=1e-6)
+    assert run.find_share(slow_times, ["advantages", "rest"]) == pytest.approx(1.0)
+    assert run.find_quartiles([3.0], 1) == [3.0] * 3
 
 
 def test_a_step_that_takes_no_time_reaches_the_bound():
     (times, _), *_ = random_times(rounds=1)
     without = [{**found, "total": found["rest"], "advantages": 0.0} for found in times]
-    assert arithmetic.find_speed_up(times, without).median == pytest.approx(
-        arithmetic.find_bound(arithmetic.find_share(times))
-    )
+    entries = [run.Entry("stock", times=times), run.Entry("ours", times=without)]
+    (row,) = run.make_pair_rows(SimpleNamespace(OURS=("ours",)), Setting(1, 1), entries)
+    assert row["speed_up"][1] == pytest.approx(row["bound"], abs=2e-4)
 
 
 # --- the stopwatch ----------------------------------------------------------------------------------------------------

@@ -31,10 +31,8 @@ from typing import NamedTuple
 import pytest
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from scripts.mutation.mutant import Mutant
-from scripts.mutation.tables import BACKENDS, load_mutants
+from mutation.mutant import Mutant
+from mutation.tables import BACKENDS, load_mutants
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = [
@@ -139,6 +137,7 @@ def test(mutant: Mutant, copy: Path) -> None:
         shutil.copy(path, place)
     os.chdir(copy)
     sys.path.insert(0, str(copy))
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(copy), os.environ.get("PYTHONPATH", "")])  # processes of tests
     with Path("log").open("w") as log, redirect_stdout(log), redirect_stderr(log):
         if mutant.file:
             apply(mutant, copy / "rl_triton_core")

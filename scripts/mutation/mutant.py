@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from scripts.mutation.patterns import replace_code
+from mutation.patterns import replace_code
 
 
 class Mutant(NamedTuple):
@@ -13,7 +13,7 @@ class Mutant(NamedTuple):
 
     name: str
     old: str
-    """A pattern that matches once in the file, see `scripts.mutation.patterns`."""
+    """A pattern that matches once in the file, see `mutation.patterns`."""
     new: str
     tests: str
     """Those that should notice, as pytest's -k selects them from tests/core."""

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
-from scripts.mutation.mutant import Mutant
-from scripts.mutation.patterns import FUNCTIONS, IDENTIFIERS, NoUniquePlace, find_local_names, replace_code
-from scripts.mutation.tables import BACKENDS, load_mutants
+from mutation.mutant import Mutant
+from mutation.patterns import FUNCTIONS, IDENTIFIERS, NoUniquePlace, find_local_names, replace_code
+from mutation.tables import BACKENDS, load_mutants
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = [pytest.param(x, id=f"{backend}-{x.name}") for backend in BACKENDS for x in load_mutants(backend)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 
-from scripts.mutation.mutant import Mutant
+from mutation.mutant import Mutant
 
 BACKENDS = ("reference", "cpu", "triton")
 

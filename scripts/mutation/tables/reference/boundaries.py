@@ -1,6 +1,6 @@
 """Mutants of boundaries.py."""
 
-from scripts.mutation.mutant import Mutant
+from mutation.mutant import Mutant
 
 FILE = "boundaries.py"
 

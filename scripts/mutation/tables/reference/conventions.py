@@ -1,6 +1,6 @@
 """Mutants of conventions.py."""
 
-from scripts.mutation.mutant import Mutant
+from mutation.mutant import Mutant
 
 FILE = "conventions.py"
 

@@ -1,6 +1,6 @@
 """Mutants of estimators/gae.py."""
 
-from scripts.mutation.mutant import Mutant
+from mutation.mutant import Mutant
 
 FILE = "estimators/gae.py"
 

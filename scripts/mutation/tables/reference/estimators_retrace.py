@@ -1,6 +1,6 @@
 """Mutants of estimators/retrace.py."""
 
-from scripts.mutation.mutant import Mutant
+from mutation.mutant import Mutant
 
 FILE = "estimators/retrace.py"
 

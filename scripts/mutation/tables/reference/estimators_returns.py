@@ -1,6 +1,6 @@
 """Mutants of estimators/returns.py."""
 
-from scripts.mutation.mutant import Mutant
+from mutation.mutant import Mutant
 
 FILE = "estimators/returns.py"
 

@@ -1,6 +1,6 @@
 """Mutants of estimators/traces.py."""
 
-from scripts.mutation.mutant import Mutant
+from mutation.mutant import Mutant
 
 FILE = "estimators/traces.py"
 

@@ -1,6 +1,6 @@
 """Mutants of estimators/vtrace.py."""
 
-from scripts.mutation.mutant import Mutant
+from mutation.mutant import Mutant
 
 FILE = "estimators/vtrace.py"
 

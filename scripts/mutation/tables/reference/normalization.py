@@ -1,6 +1,6 @@
 """Mutants of normalization.py."""
 
-from scripts.mutation.mutant import Mutant
+from mutation.mutant import Mutant
 
 FILE = "normalization.py"
 

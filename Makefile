@@ -30,7 +30,7 @@ BY_FILE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo example example-rllib test lint type test-interpreted test-aot test-independent test-rllib mutants format docs gpu-test tune accuracy speed bench end-to-end report \
+.PHONY: help demo example example-rllib check test lint metrics type test-interpreted test-aot test-independent test-rllib mutants format docs gpu-test tune accuracy speed bench end-to-end report \
 	lower-bounds clean distclean
 
 help: ## Show this list
@@ -48,9 +48,13 @@ example-rllib: $(RLLIB_READY) ## Run one of RLlib: make example-rllib RUN=ppo_rl
 test: lint type test-interpreted test-aot ## Everything that needs no GPU and no Ray, but for mutants
 	@echo "make test: lint, type, test-interpreted and test-aot passed"
 
-lint: $(READY) ## Check style and formatting
+lint: $(READY) ## Check style, formatting, and lengths and names of functions
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	$(PY) scripts/code_metrics.py --check
+
+metrics: $(READY) ## Count lines and functions, and list names of one word
+	$(PY) scripts/code_metrics.py --list
 
 type: $(READY) ## Check types
 	$(PY) -m mypy --num-workers $(JOBS)

@@ -12,7 +12,7 @@ import pytest
 import rl_triton_core
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ["README.md", "docs/index.md", "docs/estimators.md", "docs/normalization.md", "docs/gpu.md"]
+PAGES = ["README.md", "docs/index.md", "docs/estimators.md", "docs/normalization.md", "docs/gpu.md", "docs/migrate.md"]
 MODULES = ["gae", "vtrace", "retrace", "returns", "traces", "linear"]
 
 

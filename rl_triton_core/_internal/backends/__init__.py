@@ -7,14 +7,15 @@ first asked for, so that nothing optional is imported before.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 
 import torch
 
-from rl_triton_core._internal.backends import reference_moments
+from rl_triton_core._internal.backends import reference_losses, reference_moments
+from rl_triton_core._internal.loss_problem import LossProblem, Results, scale_in_place
 from rl_triton_core._internal.moments import Exchange, Task
 from rl_triton_core._internal.recurrence import Problem
 
@@ -27,12 +28,16 @@ class Backend:
         run: Fill the outputs of a validated problem, which has at least one element.
         unavailable: Say why the backend cannot run on tensors of a device; None where it can.
         normalize: Fill the output of a normalisation. By default PyTorch's operations do.
+        loss: Compute a loss and its gradients, of a minibatch that is not empty. By default PyTorch's operations do.
+        scale: Multiply gradients by a number, in place.
         supports_expectation: Whether `run` takes an `Expectation` as next values. Otherwise it is summed before.
     """
 
     run: Callable[[Problem], None]
     unavailable: Callable[[torch.device], str | None]
     normalize: Callable[[Task, Exchange | None], None] = reference_moments.run
+    loss: Callable[[LossProblem], Results] = reference_losses.run
+    scale: Callable[[Sequence[torch.Tensor], torch.Tensor], None] = scale_in_place
     supports_expectation: bool = False
 
 

@@ -37,6 +37,6 @@ def merged(count: torch.Tensor, mean: torch.Tensor, m2: torch.Tensor) -> Moments
         return total, total, total
     pivot = torch.where(count > 0, mean.detach(), -math.inf).amax()
     apart = torch.where(count > 0, mean - pivot, 0)
-    shift = (count * apart).sum() / total.clamp(min=1)
+    shift = (count * apart).sum() / torch.where(total > 0, total, 1)
     m2 = m2 + torch.where(count > 0, count * (apart - shift).square(), 0)
     return total, torch.where(total > 0, pivot + shift, 0), m2.sum()

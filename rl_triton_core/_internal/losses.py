@@ -1,0 +1,228 @@
+"""From a validated loss to its value and gradients: through a backend, torch.autograd and torch.compile.
+
+The gradient is ready when the loss is: `LossFunction` keeps it, and its backward pass multiplies it by the incoming
+gradient. Calls that torch.compile is tracing go through a custom operator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from rl_triton_core._internal.backends import choose
+from rl_triton_core._internal.loss_equations import STATISTICS, Choices, Coefficients
+from rl_triton_core._internal.loss_problem import LossProblem, Results, Stream, Streams
+from rl_triton_core._internal.moments import Rule
+
+
+def solve_loss(
+    problem: LossProblem, inputs: Sequence[torch.Tensor], backend: str | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss, with a graph if one of the inputs requires grad, and its statistics.
+
+    Args:
+        problem: The call, with detached tensors.
+        inputs: The differentiable ones as they were given.
+        backend: Name of a backend, or None.
+    """
+    graph = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+    problem.wanted = tuple(graph and x.requires_grad for x in inputs)
+    if torch.compiler.is_compiling():
+        return solve_traced(problem, backend)
+    if graph:
+        loss, statistics, *_ = LossFunction.apply(problem, backend, *inputs)  # type: ignore[no-untyped-call]
+        return loss, statistics
+    results = execute(problem, backend)
+    return results.loss, results.statistics
+
+
+def execute(problem: LossProblem, backend: str | None) -> Results:
+    """Compute by a backend. Without elements there is nothing to compute."""
+    if problem.like.shape[0]:
+        return choose(backend, problem.like.device).loss(problem)
+    statistics = torch.zeros(len(STATISTICS), dtype=problem.dtype, device=problem.like.device)
+    statistics[STATISTICS.index("explained_variance")].fill_(math.nan)
+    return Results(statistics.new_zeros(()), statistics, [x.zero_() for x in problem.gradients() if x is not None])
+
+
+class LossFunction(torch.autograd.Function):
+    """The loss, its statistics and its gradients, of which the first has a graph."""
+
+    @staticmethod
+    def forward(problem: LossProblem, backend: str | None, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Compute all."""
+        loss, statistics, gradients = execute(problem, backend)
+        return loss, statistics, *gradients
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+        """Keep the gradients, and none of the inputs."""
+        problem, backend, *tensors = inputs
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(*output[2:])
+        ctx.targets = [(x.shape, x.dtype) if want else None for x, want in zip(tensors, problem.wanted, strict=True)]
+        ctx.scale = choose(backend, output[0].device).scale
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Stream) -> tuple[Any, ...]:
+        """The gradients times that of the loss. They are overwritten if nothing needs them again."""
+        if torch.is_grad_enabled():
+            raise RuntimeError("create_graph: got True, expected False, since the losses have no second derivative")
+        if grads[0] is None:
+            return None, None, *(None for _ in ctx.targets)
+        saved = ctx.saved_tensors
+        if keeps_graph():
+            scaled = iter([x * grads[0] for x in saved])
+        else:
+            ctx.scale(saved, grads[0])
+            scaled = iter(saved)
+        return None, None, *(None if x is None else next(scaled).view(x[0]).to(x[1]) for x in ctx.targets)
+
+
+def keeps_graph() -> bool:
+    """Whether the backward pass that is running was asked to retain its graph; if unknown, yes."""
+    ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return True if ask is None else bool(ask())
+
+
+# -- torch.compile ----------------------------------------------------------------------------------------------------
+
+
+def solve_traced(problem: LossProblem, backend: str | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss and its statistics through an operator that torch.compile takes as it is."""
+    if problem.exchange is not None:
+        raise ValueError("group: got one under torch.compile, expected None there")
+    numbers = problem.coefficients
+    loss, statistics, *_ = loss_operator(
+        list(problem.differentiable),
+        problem.values is not None,
+        list(problem.streams),
+        list(problem.old_inputs),
+        [x if isinstance(x, torch.Tensor) else None for x in numbers],
+        [0.0 if isinstance(x, torch.Tensor) else float(x) for x in numbers],
+        ",".join(problem.choices),
+        list(problem.sizes),
+        problem.length,
+        problem.per_sequence,
+        problem.normalizer,
+        None if problem.rule is None else list(problem.rule),
+        list(problem.wanted),
+        backend or "",
+    )
+    return loss, statistics
+
+
+def problem_of(
+    inputs: Sequence[torch.Tensor],
+    has_values: bool,
+    streams: Sequence[torch.Tensor | None],
+    old_inputs: Sequence[torch.Tensor],
+    tensors: Sequence[torch.Tensor | None],
+    numbers: Sequence[float],
+    choices: str,
+    sizes: Sequence[int],
+    length: int,
+    per_sequence: bool,
+    normalizer: float | None,
+    rule: Sequence[float] | None,
+    wanted: Sequence[bool],
+) -> LossProblem:
+    """A `LossProblem` from the operator's arguments."""
+    *network, values = inputs if has_values else (*inputs, None)
+    coefficients = (number if x is None else x for x, number in zip(tensors, numbers, strict=True))
+    return LossProblem(
+        Choices(*choices.split(",")),
+        tuple(x for x in network if x is not None),
+        Streams(*streams),
+        values,
+        tuple(old_inputs),
+        tuple(sizes),
+        Coefficients(*coefficients),
+        length,
+        per_sequence,
+        normalizer,
+        None if rule is None else Rule(*rule),
+        wanted=tuple(wanted),
+    )
+
+
+@torch.library.custom_op("rl_triton_core::loss", mutates_args=())
+def loss_operator(
+    inputs: Sequence[torch.Tensor],
+    has_values: bool,
+    streams: Sequence[torch.Tensor | None],
+    old_inputs: Sequence[torch.Tensor],
+    tensors: Sequence[torch.Tensor | None],
+    numbers: Sequence[float],
+    choices: str,
+    sizes: Sequence[int],
+    length: int,
+    per_sequence: bool,
+    normalizer: float | None,
+    rule: Sequence[float] | None,
+    wanted: Sequence[bool],
+    backend: str,
+) -> list[torch.Tensor]:
+    """A `LossProblem`, field by field."""
+    problem = problem_of(
+        inputs,
+        has_values,
+        streams,
+        old_inputs,
+        tensors,
+        numbers,
+        choices,
+        sizes,
+        length,
+        per_sequence,
+        normalizer,
+        rule,
+        wanted,
+    )
+    loss, statistics, gradients = execute(problem, backend or None)
+    return [loss, statistics, *gradients]
+
+
+@loss_operator.register_fake
+def _(
+    inputs: Sequence[torch.Tensor],
+    has_values: bool,
+    streams: Sequence[torch.Tensor | None],
+    old_inputs: Sequence[torch.Tensor],
+    tensors: Sequence[torch.Tensor | None],
+    numbers: Sequence[float],
+    choices: str,
+    sizes: Sequence[int],
+    length: int,
+    per_sequence: bool,
+    normalizer: float | None,
+    rule: Sequence[float] | None,
+    wanted: Sequence[bool],
+    backend: str,
+) -> list[torch.Tensor]:
+    problem = LossProblem(Choices(*choices.split(",")), (), Streams(*streams), wanted=tuple(wanted))
+    problem.inputs = tuple(inputs)
+    loss = inputs[0].new_empty((), dtype=problem.dtype)
+    return [loss, loss.new_empty(len(STATISTICS)), *(x for x in problem.gradients() if x is not None)]
+
+
+def keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
+    """Keep what the backward pass multiplies."""
+    ctx.wanted, ctx.dtypes = inputs[12], [x.dtype for x in inputs[0]]
+    ctx.save_for_backward(*output[2:])
+
+
+def scale_gradients(ctx: Any, grads: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    """The gradients times that of the loss."""
+    saved = iter(ctx.saved_tensors)
+    scaled = [
+        (next(saved) * grads[0]).to(dtype) if want else None for want, dtype in zip(ctx.wanted, ctx.dtypes, strict=True)
+    ]
+    return scaled, *(None,) * 13
+
+
+loss_operator.register_autograd(scale_gradients, setup_context=keep_gradients)

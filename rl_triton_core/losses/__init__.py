@@ -1,0 +1,23 @@
+"""Losses of policy-gradient methods with their gradients in one pass: PPO, values, GRPO and KL divergences."""
+
+from rl_triton_core.losses.group import group_normalize as group_normalize
+from rl_triton_core.losses.grpo import grpo_loss as grpo_loss
+from rl_triton_core.losses.kl import kl_divergence as kl_divergence
+from rl_triton_core.losses.ppo import PPOLoss as PPOLoss
+from rl_triton_core.losses.ppo import bernoulli_ppo_loss as bernoulli_ppo_loss
+from rl_triton_core.losses.ppo import categorical_ppo_loss as categorical_ppo_loss
+from rl_triton_core.losses.ppo import gaussian_ppo_loss as gaussian_ppo_loss
+from rl_triton_core.losses.ppo import ppo_loss as ppo_loss
+from rl_triton_core.losses.value import value_loss as value_loss
+
+__all__ = [
+    "PPOLoss",
+    "bernoulli_ppo_loss",
+    "categorical_ppo_loss",
+    "gaussian_ppo_loss",
+    "group_normalize",
+    "grpo_loss",
+    "kl_divergence",
+    "ppo_loss",
+    "value_loss",
+]

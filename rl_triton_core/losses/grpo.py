@@ -1,0 +1,173 @@
+"""The loss of group relative policy optimisation (Shao et al. 2024, https://arxiv.org/abs/2402.03300)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from rl_triton_core._internal import validation as check
+from rl_triton_core._internal.loss_arguments import (
+    Elements,
+    build_problem,
+    check_choice,
+    check_coefficient,
+    check_detached,
+    detach,
+    elements_of,
+)
+from rl_triton_core._internal.loss_problem import LossProblem
+from rl_triton_core._internal.losses import solve_loss
+from rl_triton_core.losses.ppo import Number, PPOLoss
+
+AGGREGATIONS = ("token-mean", "sequence-mean", "sequence-sum")
+
+
+def grpo_loss(
+    log_probs: torch.Tensor,
+    old_log_probs: torch.Tensor | None,
+    advantages: torch.Tensor,
+    *,
+    ref_log_probs: torch.Tensor | None = None,
+    entropy: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
+    cu_seqlens: torch.Tensor | None = None,
+    clip: Number | None = 0.2,
+    clip_high: Number | None = None,
+    dual_clip: Number | None = None,
+    entropy_coef: Number = 0.0,
+    kl_coef: Number = 0.0,
+    kl_estimator: str = "k3",
+    aggregation: str = "token-mean",
+    normalizer: Number | None = None,
+    log_ratio_clamp: Number | None = None,
+    kl_clip: Number | None = None,
+    backend: str | None = None,
+) -> PPOLoss:
+    r"""The clipped surrogate loss of tokens, with KL divergence to a reference, over sequences of any lengths.
+
+        loss of a token = −min(r·A, clip(r, 1 − clip, 1 + clip_high)·A) + kl_coef·KL − entropy_coef·H
+
+        aggregation        the loss
+        "token-mean"       sum over all tokens / number of tokens                              DAPO, BNPO
+        "sequence-mean"    sum over sequences of the mean over their tokens / number of sequences    GRPO
+        "sequence-sum"     sum over all tokens / number of sequences                           Dr. GRPO
+
+    `normalizer` takes the place of the number that the sum is divided by. Statistics beside the loss and its parts are
+    means over tokens, each with its weight in the loss.
+
+    Args:
+        log_probs: Log-probabilities of the tokens under the policy, [num_sequences, num_tokens], or, with `cu_seqlens`,
+            [num_tokens]; float32, bfloat16, float16, or float64 (not on the triton backend).
+        old_log_probs: Those under the policy that drew the tokens, shaped like `log_probs`; None: under this one.
+        advantages: A, one per sequence, [num_sequences], or one per token, shaped like `log_probs`.
+        ref_log_probs: Those under a reference policy, shaped like `log_probs`.
+        entropy: Of the policy at each token, shaped like `log_probs`; None estimates it by −log_probs.
+        mask: Which tokens count, shaped like `log_probs`: nonzero if bool or uint8; a weight if floating point. What
+            stands in a token of weight 0 is not read.
+        cu_seqlens: For sequences that lie end to end: where each starts, and the end of the last, [num_sequences + 1],
+            int32 or int64, rising from 0 to num_tokens. Where there are as many sequences as tokens, advantages are
+            taken to be per token.
+        clip: How far the ratio may fall below 1, and, without `clip_high`, rise above it; None does not clip.
+        clip_high: How far the ratio may rise above 1.
+        dual_clip: Where A < 0, the loss is at most −dual_clip·A (Ye et al. 2020); > 1, or None.
+        entropy_coef: Coefficient of the entropy, which is maximised.
+        kl_coef: Coefficient of the KL divergence.
+        kl_estimator: How the divergence is estimated: ``"k1"``, ``"k2"``, ``"k3"``, ``"k1+"`` or ``"k3+"``, see
+            `kl_divergence`.
+        aggregation: See above.
+        normalizer: What the sum is divided by, e.g. a number of tokens over all ranks; a number, or a tensor of one.
+        log_ratio_clamp: The largest |log r|, and |x| of "k3", beyond which the derivative is 0; None does not clamp.
+        kl_clip: The largest divergence of a token, beyond which its derivative is 0; None does not clip.
+        backend: ``"triton"``, ``"cpu"``, ``"reference"``; None chooses by the tensors' device.
+
+    Returns:
+        The loss, its parts and statistics, as of `ppo_loss`.
+
+    Raises:
+        TypeError: An argument's type or dtype is not one of the above.
+        ValueError: A shape, device or value is not.
+        BackendUnavailableError: The backend asked for cannot run here.
+
+    Example:
+        >>> log_probs = torch.tensor([[-1.0, -2.0], [-1.0, -1.0]])
+        >>> mask = torch.tensor([[True, True], [True, False]])
+        >>> grpo_loss(log_probs, None, torch.tensor([1.0, -1.0]), mask=mask).loss
+        tensor(-0.3333)
+    """
+    elements = elements_of("log_probs", log_probs)
+    if log_probs.ndim != (2 if cu_seqlens is None else 1):
+        expected = "[num_sequences, num_tokens]" if cu_seqlens is None else "[num_tokens] with cu_seqlens"
+        raise ValueError(f"log_probs: got shape {tuple(log_probs.shape)}, expected {expected}")
+    network = (log_probs,) if entropy is None else (log_probs, entropy)
+    problem = build_problem(
+        elements,
+        "sampled" if entropy is None else "given",
+        [elements.check_input(name, x) for name, x in zip(("log_probs", "entropy"), network, strict=False)],
+        old_log_probs=log_probs.detach() if old_log_probs is None else old_log_probs,
+        ref_log_probs=ref_log_probs,
+        mask=mask,
+        clip=clip,
+        clip_high=clip_high,
+        dual_clip=dual_clip,
+        entropy_coef=entropy_coef,
+        kl_coef=kl_coef,
+        kl_estimator=kl_estimator,
+        log_ratio_clamp=log_ratio_clamp,
+        kl_clip=kl_clip,
+    )
+    add_sequences(problem, elements, advantages, cu_seqlens)
+    aggregate(problem, log_probs.shape, check_choice("aggregation", aggregation, AGGREGATIONS), normalizer)
+    loss, statistics = solve_loss(problem, network, backend)
+    return PPOLoss(loss, *statistics.unbind())
+
+
+def add_sequences(problem: LossProblem, elements: Elements, advantages: Any, cu_seqlens: Any) -> None:
+    """Where sequences begin and end, and advantages per token or per sequence."""
+    if cu_seqlens is None:
+        num_sequences, problem.length = elements.shape
+    else:
+        layout = check.check_sequences(elements.name, problem.inputs[0].view(-1), -1, cu_seqlens)
+        problem.streams = problem.streams._replace(cu_seqlens=layout.cu_seqlens)
+        num_sequences = layout.num_envs
+    check.check_tensor("advantages", advantages, check.REAL_DTYPES)
+    per_token = advantages.shape == elements.shape
+    if not per_token and advantages.shape != (num_sequences,):
+        raise ValueError(
+            f"advantages: got shape {tuple(advantages.shape)}, expected {(num_sequences,)}, one per sequence, or "
+            f"{tuple(elements.shape)}, one per token"
+        )
+    check.check_device("advantages", advantages, elements.device)
+    check_detached("advantages", advantages)
+    problem.per_sequence = not per_token
+    problem.streams = problem.streams._replace(advantages=detach(advantages).reshape(-1).contiguous())
+
+
+def aggregate(problem: LossProblem, shape: torch.Size, aggregation: str, normalizer: Any) -> None:
+    """Weights of the sequences, and what the weighted sum is divided by."""
+    streams = problem.streams
+    divisor = None if normalizer is None else check_coefficient("normalizer", normalizer)
+    factor = 1.0
+    if aggregation == "sequence-mean":
+        if streams.mask is None and streams.cu_seqlens is None:
+            factor = float(shape[1])
+        else:
+            count = count_tokens(streams.mask, streams.cu_seqlens, shape)
+            streams = streams._replace(scale=torch.where(count == 0, 0, 1 / count).float())
+    if aggregation != "token-mean" and divisor is None:
+        divisor = float(shape[0] if streams.cu_seqlens is None else streams.cu_seqlens.shape[0] - 1)
+    if isinstance(divisor, torch.Tensor):
+        problem.streams = streams._replace(normalizer=divisor * factor)
+    else:
+        problem.streams, problem.normalizer = streams, None if divisor is None else divisor * factor
+
+
+def count_tokens(mask: torch.Tensor | None, cu_seqlens: torch.Tensor | None, shape: torch.Size) -> torch.Tensor:
+    """The sum of the weights of each sequence's tokens, in float64."""
+    if mask is None:
+        assert cu_seqlens is not None
+        return cu_seqlens.diff().double()
+    weights = (mask if mask.is_floating_point() else mask != 0).double()
+    if cu_seqlens is None:
+        return weights.view(shape).sum(1)
+    return torch.segment_reduce(weights, "sum", offsets=cu_seqlens.long(), axis=0, unsafe=True, initial=0)

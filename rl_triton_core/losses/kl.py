@@ -1,0 +1,71 @@
+"""KL divergences estimated from log-probabilities of actions (Schulman, http://joschu.net/blog/kl-approx.html)."""
+
+from __future__ import annotations
+
+import torch
+
+from rl_triton_core._internal.loss_arguments import ESTIMATOR_NAMES, build_problem, check_choice, elements_of
+from rl_triton_core._internal.losses import solve_loss
+
+
+def kl_divergence(
+    log_probs: torch.Tensor,
+    ref_log_probs: torch.Tensor,
+    estimator: str = "k1",
+    mask: torch.Tensor | None = None,
+    *,
+    log_ratio_clamp: float | torch.Tensor | None = None,
+    kl_clip: float | torch.Tensor | None = None,
+    backend: str | None = None,
+) -> torch.Tensor:
+    r"""Mean KL(policy ‖ reference) over actions that the policy drew.
+
+        x = ref_log_probs − log_probs
+
+        estimator    value of an element    derivative by its log-probability
+        "k1"         −x                     1
+        "k2"         x²/2                   −x
+        "k3"         exp(x) − 1 − x         1 − exp(x)
+        "k1+"        −x                     −x
+        "k3+"        exp(x) − 1 − x         −x
+
+    The last two are the straight-through forms of verl: the value of one estimator with the derivative of "k2", whose
+    expectation is the derivative of the divergence. "k2+" is "k2".
+
+    Args:
+        log_probs: Log-probabilities of actions under the policy, of any shape; float32, bfloat16, float16, or float64
+            (not on the triton backend).
+        ref_log_probs: Those under the reference policy, shaped like `log_probs`.
+        estimator: See above.
+        mask: Which elements count, shaped like `log_probs`: nonzero if bool or uint8; a weight if floating point. What
+            stands in an element of weight 0 is not read.
+        log_ratio_clamp: The largest |x| of "k3", beyond which its derivative is 0; None does not clamp.
+        kl_clip: The largest value of an element, beyond which its derivative is 0; None does not clip.
+        backend: ``"triton"``, ``"cpu"``, ``"reference"``; None chooses by the tensors' device.
+
+    Returns:
+        The weighted mean, without dimensions; 0 if there is no element that counts. float32 (float64 if an argument
+        is), differentiable by `log_probs`, once.
+
+    Raises:
+        TypeError: An argument's type or dtype is not one of the above.
+        ValueError: A shape, device or value is not.
+        BackendUnavailableError: The backend asked for cannot run here.
+
+    Example:
+        >>> kl_divergence(torch.tensor([-1.0]), torch.tensor([-2.0]), "k2")
+        tensor(0.5000)
+    """
+    elements = elements_of("log_probs", log_probs)
+    problem = build_problem(
+        elements,
+        "sampled",
+        [elements.check_input("log_probs", log_probs)],
+        ref_log_probs=ref_log_probs,
+        mask=mask,
+        kl_coef=1.0,
+        kl_estimator=check_choice("estimator", estimator, ESTIMATOR_NAMES),
+        log_ratio_clamp=log_ratio_clamp,
+        kl_clip=kl_clip,
+    )
+    return solve_loss(problem, (log_probs,), backend)[0]

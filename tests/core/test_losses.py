@@ -1,0 +1,448 @@
+"""The losses: equations, gradients, edge cases, accuracy, memory formats, and what they refuse."""
+
+import doctest
+import importlib
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from losses_cases import HEADS, Case, call, check, leaves, make
+
+from rl_triton_core.losses import (
+    bernoulli_ppo_loss,
+    categorical_ppo_loss,
+    gaussian_ppo_loss,
+    kl_divergence,
+    ppo_loss,
+    value_loss,
+)
+from rl_triton_core.testing import assert_close
+
+pytestmark = pytest.mark.covering
+
+NAN, INF = math.nan, math.inf
+POLICY_OPTIONS = {
+    "plain": {},
+    "clip-higher and dual clip": {"clip": 0.1, "clip_high": 0.3, "dual_clip": 1.2, "entropy_coef": 0.01},
+    "clamped": {"log_ratio_clamp": 0.25, "kl_clip": 0.05, "kl_coef": 0.3, "kl_estimator": "k3"},
+    "normalized": {"normalize_advantages": True, "correction": 0, "epsilon": 0.5, "entropy_coef": -0.1},
+}
+VALUE_OPTIONS = [
+    {"value_clip": clip, "value_clip_mode": mode, "value_loss": kind, "huber_delta": 0.7, "value_factor": 0.5}
+    for mode in ("sb3", "cleanrl", "rllib")
+    for kind in ("mse", "huber")
+    for clip in (None, 0.25)
+]
+
+
+def mask_of(n, kind, seed=5):
+    if kind is None:
+        return None
+    flags = torch.rand(n, generator=torch.Generator().manual_seed(seed)) < 0.6
+    return flags * torch.rand(n, generator=torch.Generator().manual_seed(6)) * 2 if kind == "weights" else flags
+
+
+# --- the equations ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("options", POLICY_OPTIONS)
+@pytest.mark.parametrize("mask", [None, "flags", "weights"])
+def test_heads(target, head, options, mask):
+    check(make(head), target, mask=mask_of(37, mask), **{"entropy_coef": 0.02, **POLICY_OPTIONS[options]})
+
+
+@pytest.mark.parametrize("options", VALUE_OPTIONS, ids=lambda x: "-".join(map(str, x.values())))
+def test_values(target, options):
+    case = make("ppo", n=200)
+    check(case, target, value_coef=0.7, mask=mask_of(200, "weights"), **options)
+    values = case.network["values"].to(target.device).requires_grad_()
+    data = {name: case.data[name].to(target.device) for name in ("returns", "old_values")}
+    alone = value_loss(values, **data, backend=target.backend, **options)
+    got = call(case, case.network, device=target.device, backend=target.backend, **options)
+    assert_close(alone.detach(), got.value_loss, rtol=2e-7)
+    alone.backward()
+    assert values.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "k1+", "k2+", "k3+"])
+def test_estimators_of_kl(target, estimator):
+    case = make("ppo", n=100)
+    check(case, target, kl_coef=0.4, kl_estimator=estimator, mask=mask_of(100, "flags"))
+    log_probs, ref = case.network["log_probs"].to(target.device), case.data["ref_log_probs"].to(target.device)
+    mask = mask_of(100, "flags").to(target.device)
+    alone = kl_divergence(log_probs, ref, estimator, mask, backend=target.backend)
+    options = {"kl_estimator": estimator, "mask": mask.cpu(), "backend": target.backend}
+    assert_close(alone, call(case, case.network, device=target.device, **options).kl, rtol=2e-7)
+
+
+@pytest.mark.parametrize("head", ["categorical", "multi", "nvec", "gaussian", "gaussian per state", "bernoulli"])
+def test_exact_kl(target, head):
+    check(make(head), target, exact_kl=True, kl_coef=0.3, mask=mask_of(37, "flags"))
+
+
+@given(
+    seed=st.integers(0, 1 << 30),
+    n=st.integers(1, 70),
+    size=st.integers(1, 9),
+    head=st.sampled_from(HEADS),
+    value=st.sampled_from(VALUE_OPTIONS),
+    policy=st.sampled_from(sorted(POLICY_OPTIONS)),
+    mask=st.sampled_from([None, "flags", "weights"]),
+)
+def test_any_minibatch(target, seed, n, size, head, value, policy, mask):
+    mask = mask_of(n, mask, seed)
+    if mask is not None and (not mask.any() or mask.sum() < 3):
+        mask = None
+    options = POLICY_OPTIONS[policy]
+    if options.get("normalize_advantages") and n < 3:
+        options = {}
+    case = make(head, n, size, seed)
+    case.data["returns"][0] += 1  # they vary, if there are two
+    if n == 1 or (mask is not None and mask.sum() < 3):
+        case.network["values"], case.data["returns"] = case.network["values"] * 0, case.data["returns"] * 0
+    check(case, target, mask=mask, rtol=1e-4, grad_rtol=1e-4, **value, **options)
+
+
+# --- gradients --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_finite_differences(float64_target, head):
+    case = make(head, n=6, size=3, dtype=torch.float64)
+    names = list(case.network)
+
+    def loss(*inputs):
+        rest = iter(inputs)
+        network = {
+            name: [next(rest) for _ in x] if isinstance(x := case.network[name], list) else next(rest) for name in names
+        }
+        options = {"value_clip": 0.2, "value_clip_mode": "cleanrl", "entropy_coef": 0.1, "kl_coef": 0.2}
+        exact = head not in ("ppo", "entropy")
+        kl = {} if exact else {"kl_estimator": "k3"}
+        return call(case, network, exact_kl=exact, backend=float64_target.backend, **options, **kl).loss
+
+    assert torch.autograd.gradcheck(loss, leaves(case.network)[1], atol=1e-7)
+
+
+def test_a_second_derivative_is_refused(target):
+    x = torch.zeros(3, device=target.device, requires_grad=True)
+    loss = ppo_loss(x, x.detach(), x.detach() + 1, backend=target.backend).loss
+    with pytest.raises(RuntimeError, match="create_graph: got True"):
+        torch.autograd.grad(loss, x, create_graph=True)
+
+
+@pytest.mark.parametrize("head", ["categorical", "gaussian"])
+def test_a_retained_graph_gives_the_same_gradient_again(target, head):
+    case = make(head)
+    network, inputs = leaves(case.network)
+    moved = {name: x.to(target.device) for name, x in network.items()}
+    loss = call(case, moved, device=target.device, backend=target.backend).loss
+    first = torch.autograd.grad(3 * loss, inputs, retain_graph=True)
+    kept = [x.clone() for x in first]
+    for x in first:
+        x.zero_()  # what a caller does with a gradient is its own business
+    second = torch.autograd.grad(3 * loss, inputs)
+    for got, want in zip(second, kept, strict=True):
+        assert_close(got, want, rtol=0)
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(loss, inputs)
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.0, -2.5])
+def test_the_incoming_gradient_scales(target, factor):
+    check(make("categorical"), target, factor=factor)
+
+
+def test_only_what_requires_grad_has_a_gradient(target):
+    case = make("gaussian")
+    network, _ = leaves(case.network)
+    network["mean"].requires_grad_(False)
+    moved = {name: x.to(target.device) for name, x in network.items()}
+    call(case, moved, device=target.device, backend=target.backend, entropy_coef=0.1).loss.backward()
+    assert network["mean"].grad is None and network["log_std"].grad.abs().sum() > 0
+    with torch.no_grad():
+        assert not call(case, moved, device=target.device, backend=target.backend).loss.requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("head", ["ppo", "categorical", "gaussian", "bernoulli"])
+def test_half_precision(target, head, dtype):
+    case = make(head, dtype=dtype)
+    check(case, target, rtol=1e-5, grad_rtol=8e-3 if dtype == torch.bfloat16 else 1e-3)
+
+
+def test_gradients_in_float16_are_scaled_before_they_are_rounded(target):
+    n = 1 << 14
+    x = torch.zeros(n, dtype=torch.float16, device=target.device, requires_grad=True)
+    loss = ppo_loss(x, x.detach(), torch.full_like(x, 1e-4), backend=target.backend).loss
+    (65536 * loss).backward()
+    assert_close(x.grad.float(), torch.full((n,), -65536e-4 / n, device=target.device), rtol=1e-3)
+
+
+# --- edges ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("n", [0, 5])
+def test_no_element_that_counts(target, head, n):
+    """The loss and the gradients are 0, whatever stands in the masked elements."""
+    case = poisoned(make(head, n=max(n, 1)), slice(None))
+    if not n:
+        case = Case(case.head, *({k: v if k == "nvec" else head_of(v) for k, v in x.items()} for x in case[1:]))
+    network, inputs = leaves(case.network)
+    moved = {name: to(x, target.device) for name, x in network.items()}
+    mask = torch.zeros(n, dtype=torch.bool)
+    options = {"value_clip": 0.2, "normalize_advantages": True, "entropy_coef": 0.1, "kl_coef": 1.0}
+    kl = {"kl_estimator": "k3"} if head in ("ppo", "entropy") else {}
+    got = call(case, moved, device=target.device, exact_kl=not kl, mask=mask, backend=target.backend, **options, **kl)
+    assert got.loss == 0 and got.explained_variance.isnan()
+    assert all(x == 0 for name, x in got._asdict().items() if name != "explained_variance")
+    got.loss.backward()
+    assert all(x.grad.eq(0).all() for x in inputs)
+
+
+def to(x, device):
+    return [y.to(device) for y in x] if isinstance(x, list) else x.to(device)
+
+
+def head_of(x):
+    """No rows, of what has rows."""
+    return [y[:0] for y in x] if isinstance(x, list) else x[:0] if x.shape != (5,) else x
+
+
+def poisoned(case, where):
+    """NaN in all real tensors of these rows."""
+
+    def spoil(x):
+        if isinstance(x, list):
+            return [spoil(y) for y in x]
+        if isinstance(x, torch.Tensor) and x.is_floating_point() and len(x) == len(case.data["advantages"]):
+            x = x.clone()
+            x[where] = NAN
+        elif isinstance(x, torch.Tensor) and not x.is_floating_point():
+            x = x.clone()
+            x[where] = -7
+        return x
+
+    return Case(case.head, *({name: spoil(x) for name, x in group.items()} for group in case[1:]))
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_what_is_masked_leaves_no_trace(target, head):
+    clean = make(head)
+    mask = mask_of(37, "flags")
+    options = {"mask": mask, "normalize_advantages": True, "value_clip": 0.2, "entropy_coef": 0.1, "kl_coef": 0.5}
+    exact = head not in ("ppo", "entropy")
+    options |= {} if exact else {"kl_estimator": "k3"}
+    results = []
+    for case in (clean, poisoned(clean, ~mask)):
+        network, inputs = leaves(case.network)
+        moved = {name: to(x, target.device) for name, x in network.items()}
+        got = call(case, moved, device=target.device, exact_kl=exact, backend=target.backend, **options)
+        got.loss.backward()
+        results.append([*(x.detach().cpu() for x in got), *(x.grad for x in inputs)])
+    for want, got in zip(*results, strict=True):
+        assert torch.equal(want, got)
+    assert all(x.grad[~mask].eq(0).all() for x in inputs if len(x) == 37)
+
+
+def test_a_valid_nan_spoils_the_loss(target):
+    case = poisoned(make("categorical"), slice(3, 4))
+    assert call(case, case.network, device=target.device, backend=target.backend).loss.isnan()
+
+
+def test_one_element(target):
+    """SB3 does not normalise one advantage; the variance of one return explains nothing."""
+    x = torch.zeros(1, device=target.device, requires_grad=True)
+    got = ppo_loss(
+        x, x.detach(), x.detach() + 2, values=x.detach(), returns=x.detach(),
+        normalize_advantages=True, backend=target.backend,
+    )  # fmt: skip
+    assert got.loss == -2 and got.explained_variance.isnan()
+    got.loss.backward()
+    assert x.grad == -2
+
+
+@pytest.mark.parametrize("advantage, loss, grad", [(1.0, -1.2, 0.0), (0.0, 0.0, 0.0), (-1.0, 3.0, 0.0)])
+def test_a_ratio_that_overflows(target, advantage, loss, grad):
+    x = torch.full((1,), 500.0, device=target.device, requires_grad=True)
+    options = {"dual_clip": 3.0, "backend": target.backend}
+    got = ppo_loss(x, x.detach() * 0, torch.full_like(x.detach(), advantage), **options)
+    got.loss.backward()
+    assert float(got.loss.detach()) == pytest.approx(loss) and x.grad == grad
+    clamped = ppo_loss(x.detach(), x.detach() * 0, x.detach() / -500, log_ratio_clamp=20, backend=target.backend)
+    assert float(clamped.loss) == pytest.approx(math.exp(20), rel=1e-6)
+
+
+def test_actions_that_are_not_allowed(target):
+    logits = torch.tensor([[0.0, -INF, math.log(3.0)], [-INF, 5.0, -INF]], device=target.device, requires_grad=True)
+    actions, old = torch.tensor([2, 1], device=target.device), torch.tensor([0.75, 1.0], device=target.device).log()
+    got = categorical_ppo_loss(
+        logits, actions, old, old * 0 + 1, old_logits=logits.detach(), entropy_coef=0.5, kl_coef=1.0,
+        backend=target.backend,
+    )  # fmt: skip
+    entropy = -(0.25 * math.log(0.25) + 0.75 * math.log(0.75)) / 2
+    assert float(got.entropy) == pytest.approx(entropy, rel=1e-6) and abs(float(got.kl)) < 1e-7
+    got.loss.backward()
+    slope = 0.5 * 0.25 * (math.log(0.25) + 2 * entropy) * 0.5 + 0.125
+    want = torch.tensor([[slope, 0.0, -slope], [0.0, 0.0, 0.0]], device=target.device)
+    assert_close(logits.grad, want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("action", [-1, 3])
+def test_an_action_that_there_is_not(target, action):
+    logits = torch.zeros(2, 3, device=target.device)
+    actions = torch.tensor([0, action], device=target.device)
+    got = categorical_ppo_loss(logits, actions, logits[:, 0], logits[:, 0] + 1, backend=target.backend)
+    assert got.loss.isnan()
+
+
+@pytest.mark.parametrize("size", [1e3, 1e30, INF])
+def test_bernoulli_logits_that_are_large(target, size):
+    logits = torch.tensor([[size, -size]], device=target.device, requires_grad=True)
+    zero = torch.zeros(1, device=target.device)
+    got = bernoulli_ppo_loss(logits, logits > 0, zero, zero + 1, entropy_coef=1.0, backend=target.backend)
+    got.loss.backward()
+    assert got.loss == -1 and logits.grad.eq(0).all()
+
+
+# --- known answers ----------------------------------------------------------------------------------------------------
+
+
+def test_known_answers(target):
+    """By hand: ratios 1, 1.5 and 0.5."""
+    old = torch.zeros(3, device=target.device)
+    new = torch.tensor([1.0, 1.5, 0.5], device=target.device).log()
+    advantages = torch.tensor([2.0, 1.0, -1.0], device=target.device)
+    got = ppo_loss(new, old, advantages, backend=target.backend)
+    assert float(got.loss) == pytest.approx(-(2 + 1.2 - 0.8) / 3)
+    assert float(got.clip_fraction) == pytest.approx(2 / 3) and float(got.ratio_mean) == 1
+    assert (float(got.ratio_min), float(got.ratio_max)) == pytest.approx((0.5, 1.5))
+    assert float(got.entropy) == pytest.approx(-math.log(0.75) / 3) == float(got.approx_kl_k1)
+    v, r, old_v = (torch.tensor([x], device=target.device) for x in (1.0, 0.0, 0.5))
+    for mode, want in (("sb3", 0.36), ("cleanrl", 1.0), ("rllib", 0.1)):
+        loss = value_loss(v, r, old_values=old_v, value_clip=0.1, value_clip_mode=mode, backend=target.backend)
+        assert float(loss) == pytest.approx(want)
+    assert float(value_loss(v * 3, r, value_loss="huber", backend=target.backend)) == 2.5
+
+
+@pytest.mark.parametrize("name", ["ppo", "value", "kl", "grpo", "group"])
+def test_docstring_examples(name):
+    result = doctest.testmod(importlib.import_module(f"rl_triton_core.losses.{name}"), extraglobs={"torch": torch})
+    assert result.attempted and not result.failed
+
+
+# --- numbers and memory -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("head, n", [("ppo", 5000), ("categorical", 3000), ("gaussian", 3000)])
+def test_sums_are_as_exact_as_their_rounding(target, head, n):
+    """Where the terms do not cancel: at most twice the rounding of the exact sum of float32 terms."""
+    n = n if not target.interpreted else 300
+    case = make(head, n=n)
+    case.data["advantages"] = case.data["advantages"].abs() + 0.5
+    check(case, target, rtol=4e-7, grad_rtol=2e-6)
+    values, returns = (x.to(target.device) for x in (case.network["values"], case.data["returns"]))
+    exact = ((case.network["values"].double() - case.data["returns"].double()) ** 2).mean()
+    assert abs(float(value_loss(values, returns, backend=target.backend)) / float(exact) - 1) < 2**-23
+
+
+def test_kl_of_nearly_equal_policies_keeps_its_digits(target):
+    x = torch.full((64,), 1e-4, device=target.device)
+    got = ppo_loss(x, x * 0, x, ref_log_probs=x * 2, kl_estimator="k3", kl_coef=1.0, backend=target.backend)
+    assert float(got.approx_kl) == pytest.approx(math.expm1(1e-4) - 1e-4, rel=1e-4)
+    assert float(got.kl) == pytest.approx(5.0001667e-9, rel=1e-5)
+
+
+def test_any_shape_and_strides(target):
+    case = make("categorical", n=24, size=4)
+    want = call(case, case.network, device=target.device, backend=target.backend)
+
+    def spread_out(x):
+        if x.shape[0] != 24:
+            return x
+        x = x.view(4, 6, *x.shape[1:])
+        return x.transpose(0, 1).contiguous().transpose(0, 1)
+
+    moved = Case(case.head, *({name: spread_out(x) for name, x in group.items()} for group in case[1:]))
+    network, inputs = leaves(moved.network)
+    logits = network["logits"].detach().transpose(-1, -2).contiguous().transpose(-1, -2).requires_grad_()
+    got = call(
+        moved, {**network, "logits": logits.to(target.device), "values": inputs[1].to(target.device)},
+        device=target.device, backend=target.backend,
+    )  # fmt: skip
+    assert torch.equal(got.loss.detach(), want.loss)
+    got.loss.backward()
+    assert logits.grad.shape == (4, 6, 4)
+
+
+def test_numbers_as_tensors(target):
+    case = make("ppo")
+    numbers = {
+        "clip": 0.15,
+        "entropy_coef": 0.03,
+        "value_clip": 0.2,
+        "value_coef": 0.3,
+        "kl_coef": 0.2,
+        "clip_high": 0.3,
+    }
+    options = {"kl_estimator": "k2", "device": target.device, "backend": target.backend}
+    want = call(case, case.network, **options, **numbers)
+    got = call(case, case.network, **options, **{k: torch.tensor(x) for k, x in numbers.items()})
+    assert_close(torch.stack(got), torch.stack(want), rtol=1e-7)
+
+
+def test_equal_inputs_give_equal_bits(target):
+    case = make("gaussian", n=3000 if not target.interpreted else 60)
+    results = []
+    for _ in range(2):
+        network, inputs = leaves(case.network)
+        moved = {name: x.to(target.device) for name, x in network.items()}
+        got = call(case, moved, device=target.device, backend=target.backend, normalize_advantages=True)
+        got.loss.backward()
+        results.append([got.loss.detach(), *(x.grad for x in inputs)])
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+X = torch.zeros(4)
+BAD = {
+    "old_log_probs: got shape": lambda: ppo_loss(X, X[:3], X),
+    "advantages: got dtype": lambda: ppo_loss(X, X, X.int()),
+    "advantages: got a tensor that requires grad": lambda: ppo_loss(X, X, X.clone().requires_grad_()),
+    "returns: got None": lambda: ppo_loss(X, X, X, values=X),
+    "values: got None": lambda: ppo_loss(X, X, X, returns=X),
+    "old_values: got None": lambda: ppo_loss(X, X, X, values=X, returns=X, value_clip=0.2),
+    "value_clip_mode: got 'both'": lambda: ppo_loss(X, X, X, value_clip_mode="both"),
+    "value_loss: got 'l1'": lambda: ppo_loss(X, X, X, value_loss="l1"),
+    "kl_estimator: got 'k4'": lambda: ppo_loss(X, X, X, kl_estimator="k4"),
+    "kl_coef: got one without": lambda: ppo_loss(X, X, X, kl_coef=0.1),
+    "clip: got -0.1": lambda: ppo_loss(X, X, X, clip=-0.1),
+    "dual_clip: got 0.5": lambda: ppo_loss(X, X, X, dual_clip=0.5),
+    "entropy_coef: got shape": lambda: ppo_loss(X, X, X, entropy_coef=X),
+    "group: got one without": lambda: ppo_loss(X, X, X, group="world"),
+    "normalize_advantages: got int": lambda: ppo_loss(X, X, X, normalize_advantages=1),
+    "mask: got shape": lambda: ppo_loss(X, X, X, mask=X[:2]),
+    "logits: got no tensor": lambda: categorical_ppo_loss([], X, X, X),
+    "logits: got shape": lambda: categorical_ppo_loss(X.view(4, 1)[:, :0], X.int(), X, X),
+    "nvec: got": lambda: categorical_ppo_loss(torch.zeros(4, 5), torch.zeros(4, 2).int(), X, X, nvec=[2, 2]),
+    "actions: got dtype": lambda: categorical_ppo_loss(torch.zeros(4, 5), X, X, X),
+    "old_logits: got": lambda: categorical_ppo_loss(X.view(4, 1), X.int(), X, X, old_logits=torch.zeros(4, 2)),
+    "old_log_std: got one of": lambda: gaussian_ppo_loss(
+        X.view(4, 1), X[:1], X.view(4, 1), X, X, old_mean=X.view(4, 1)
+    ),
+    "log_std: got shape": lambda: gaussian_ppo_loss(X.view(4, 1), X[:2], X.view(4, 1), X, X),
+    "ref_log_probs: got them and": lambda: bernoulli_ppo_loss(
+        X.view(4, 1), X.view(4, 1), X, X, old_logits=X.view(4, 1), ref_log_probs=X
+    ),
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_arguments(message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        BAD[message]()

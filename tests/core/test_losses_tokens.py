@@ -1,0 +1,170 @@
+"""GRPO over rows, masks and packed sequences, and rewards relative to their group."""
+
+import math
+
+import oracles_losses as oracle
+import pytest
+import torch
+from losses_cases import close
+
+from rl_triton_core.losses import group_normalize, grpo_loss
+from rl_triton_core.testing import assert_close
+
+pytestmark = pytest.mark.covering
+
+AGGREGATIONS = ("token-mean", "sequence-mean", "sequence-sum")
+LENGTHS = (3, 0, 7, 1, 5)
+
+
+def tokens(seed=0, rows=5, columns=7):
+    g = torch.Generator().manual_seed(seed)
+    log_probs = -torch.rand(rows, columns, generator=g)
+    old, ref = (log_probs + 0.3 * torch.randn(rows, columns, generator=g) for _ in range(2))
+    return log_probs, old, ref, torch.randn(rows, generator=g), torch.randn(rows, columns, generator=g)
+
+
+def padding_mask(lengths=LENGTHS):
+    return torch.arange(7) < torch.tensor(lengths)[:, None]
+
+
+def offsets():
+    return torch.tensor([0, *LENGTHS]).cumsum(0)
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("per_token", [False, True])
+@pytest.mark.parametrize("normalizer", [None, 11.0])
+@pytest.mark.parametrize("kind", [None, "flags", "weights"])
+def test_rows_and_packed_rows(target, aggregation, per_token, normalizer, kind):
+    """Packed rows are the unmasked tokens of a matrix, without the others."""
+    log_probs, old, ref, per_row, per_cell = tokens()
+    mask = torch.ones(5, 7) if kind is None else padding_mask().float()
+    if kind == "weights":
+        mask *= torch.rand(5, 7, generator=torch.Generator().manual_seed(1))
+    advantages = per_cell if per_token else per_row
+    options = {"clip": 0.1, "clip_high": 0.3, "kl_coef": 0.2, "aggregation": aggregation, "normalizer": normalizer}
+    exact = log_probs.double().requires_grad_()
+    want = oracle.grpo(exact, old, advantages, mask, ref_log_probs=ref, kl_estimator="k3", **options)
+    want.loss.backward()
+    valid = mask != 0
+
+    def run(select, mask, **more):
+        leaf = select(log_probs).clone().requires_grad_()
+        streams = [x.to(target.device) for x in (select(old), select(advantages) if per_token else advantages)]
+        got = grpo_loss(
+            leaf.to(target.device), *streams, ref_log_probs=select(ref).to(target.device),
+            mask=None if mask is None else mask.to(target.device), backend=target.backend, **more, **options,
+        )  # fmt: skip
+        for name, expected in want._asdict().items():
+            close(getattr(got, name), expected, 2e-6, name)
+        got.loss.backward()
+        assert_close(leaf.grad.double(), select(exact.grad), rtol=2e-6)
+
+    run(lambda x: x, None if kind is None else mask if kind == "weights" else mask.bool())
+    if kind is None:
+        run(lambda x: x.flatten(), None, cu_seqlens=torch.arange(0, 36, 7, device=target.device))
+    else:
+        weights = mask[valid] if kind == "weights" else None
+        run(lambda x: x[valid], weights, cu_seqlens=offsets().to(target.device))
+
+
+def test_as_many_sequences_as_tokens(target):
+    """Some of them empty: scales are per sequence all the same, advantages per token."""
+    x = torch.tensor([-1.0, -2.0, -3.0], device=target.device)
+    cu_seqlens = torch.tensor([0, 0, 2, 3], dtype=torch.int32, device=target.device)
+    options = {"cu_seqlens": cu_seqlens, "aggregation": "sequence-mean", "backend": target.backend}
+    assert float(grpo_loss(x, None, x, **options).loss) == pytest.approx((1.5 + 3) / 3)
+
+
+def test_the_policy_itself_is_the_old_one(target):
+    log_probs, _, _, per_row, _ = (x.to(target.device) for x in tokens())
+    leaf = log_probs.clone().requires_grad_()
+    got = grpo_loss(leaf, None, per_row, backend=target.backend)
+    assert got.ratio_min == got.ratio_max == 1 and got.kl == 0
+    got.loss.backward()
+    assert_close(leaf.grad, (-per_row / 35)[:, None].expand(5, 7), rtol=1e-6)
+
+
+def test_a_normalizer_as_a_tensor(target):
+    log_probs, old, _, per_row, _ = (x.to(target.device) for x in tokens())
+    for aggregation in AGGREGATIONS:
+        options = {"aggregation": aggregation, "backend": target.backend}
+        want = grpo_loss(log_probs, old, per_row, normalizer=11, **options).loss
+        got = grpo_loss(log_probs, old, per_row, normalizer=torch.tensor(11.0, device=target.device), **options).loss
+        assert_close(got, want, rtol=1e-7)
+
+
+X = torch.zeros(2, 3)
+BAD = {
+    "log_probs: got shape": lambda: grpo_loss(X[0], X[0], X[0]),
+    "advantages: got shape": lambda: grpo_loss(X, X, X[0]),
+    "aggregation: got 'mean'": lambda: grpo_loss(X, X, X, aggregation="mean"),
+    "cu_seqlens: got": lambda: grpo_loss(X[0], X[0], X[0], cu_seqlens=torch.tensor([0, 2])),
+    "log_probs: got shape .* expected .num_tokens.": lambda: grpo_loss(X, X, X, cu_seqlens=torch.tensor([0, 2])),
+    "normalizer: got -1": lambda: grpo_loss(X, X, X, normalizer=-1),
+    "groups: got 4": lambda: group_normalize(X, 4),
+    "groups: got 0": lambda: group_normalize(X, 0),
+    "groups: got float": lambda: group_normalize(X, 2.0),
+    "groups: got shape": lambda: group_normalize(X, torch.tensor([0])),
+    "groups: got dtype": lambda: group_normalize(X, X),
+    "mode: got 'median'": lambda: group_normalize(X, 2, mode="median"),
+    "correction: got -1": lambda: group_normalize(X, 2, correction=-1),
+    "epsilon: got nan": lambda: group_normalize(X, 2, epsilon=math.nan),
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_arguments(message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        BAD[message]()
+
+
+# --- groups -----------------------------------------------------------------------------------------------------------
+
+
+def relative(rewards, groups, mode, correction, epsilon):
+    """Group by group, in exact sums."""
+    result = [0.0] * len(rewards)
+    for group in set(groups):
+        r = [x for x, g in zip(rewards, groups, strict=True) if g == group]
+        mean = math.fsum(r) / len(r)
+        for i, x in enumerate(rewards):
+            if groups[i] != group:
+                continue
+            if mode == "mean":
+                result[i] = x - mean
+            elif mode == "leave-one-out":
+                result[i] = x - (math.fsum(r) - x) / (len(r) - 1) if len(r) > 1 else x
+            elif len(r) > correction:
+                std = math.sqrt(math.fsum((y - mean) ** 2 for y in r) / (len(r) - correction))
+                result[i] = (x - mean) / (std + epsilon) if std + epsilon else 0.0
+            else:
+                result[i] = x
+    return torch.tensor(result, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("mode", ["mean-std", "mean", "leave-one-out"])
+@pytest.mark.parametrize("correction, epsilon", [(1, 1e-6), (0, 0.5), (1, 0)])
+@pytest.mark.parametrize("kind", [1, 4, "ids"])
+def test_groups(mode, correction, epsilon, kind):
+    g = torch.Generator().manual_seed(0)
+    rewards = torch.randn(3, 8, generator=g)
+    rewards[0, :4] = 2.5  # all equal
+    ids = torch.randint(-3, 4, (3, 8), generator=g) * 10**12 if kind == "ids" else kind
+    flat = ids.flatten().tolist() if kind == "ids" else [i // kind for i in range(24)]
+    options = {"mode": mode, "correction": correction, "epsilon": epsilon}
+    got = group_normalize(rewards, ids, **options)
+    want = relative(rewards.flatten().double().tolist(), flat, **options)
+    assert got.dtype == torch.float32
+    assert_close(got.flatten(), want, rtol=2e-7)
+    assert_close(group_normalize(rewards.double(), ids, **options).flatten(), want, rtol=1e-13)
+
+
+def test_groups_keep_to_themselves():
+    """A NaN spoils its group alone, a large mean costs no digits, and no reward is no group."""
+    rewards = torch.tensor([1.0, math.nan, 1e8, 1e8 + 8, 3.0])
+    for groups in (torch.tensor([7, 7, 2, 2, 9]), torch.tensor([7, 7, 2, 2, 2])[:4]):
+        got = group_normalize(rewards[: len(groups)], groups, mode="mean")
+        assert got[:2].isnan().all() and got[2:4].tolist() == [-4.0, 4.0]
+    empty = torch.zeros(0)
+    assert group_normalize(empty, 3).shape == group_normalize(empty, empty.int()).shape == (0,)

@@ -1,0 +1,159 @@
+"""The losses as their papers write them: float64, PyTorch's own distributions and gradients, nothing of ours."""
+
+from typing import NamedTuple
+
+import torch
+from torch.distributions import Bernoulli, Categorical, Normal, kl_divergence
+
+
+class Oracle(NamedTuple):
+    loss: torch.Tensor
+    policy_loss: torch.Tensor
+    value_loss: torch.Tensor
+    entropy: torch.Tensor
+    kl: torch.Tensor
+    approx_kl: torch.Tensor
+    approx_kl_k1: torch.Tensor
+    clip_fraction: torch.Tensor
+    ratio_mean: torch.Tensor
+    explained_variance: torch.Tensor
+    ratio_min: torch.Tensor
+    ratio_max: torch.Tensor
+
+
+def categorical(logits, actions, old_logits=None):
+    """Log-probability, entropy and KL from the old distribution, of one distribution or several side by side."""
+    heads = [logits] if isinstance(logits, torch.Tensor) else logits
+    actions = actions.reshape(*heads[0].shape[:-1], len(heads))
+    new = [Categorical(logits=x.double()) for x in heads]
+    log_prob = sum(d.log_prob(actions[..., i]) for i, d in enumerate(new))
+    kl = 0.0
+    if old_logits is not None:
+        old_heads = [old_logits] if isinstance(old_logits, torch.Tensor) else old_logits
+        kl = sum(kl_divergence(Categorical(logits=x.double()), d) for x, d in zip(old_heads, new, strict=True))
+    return log_prob, sum(d.entropy() for d in new), kl
+
+
+def gaussian(mean, log_std, actions, old_mean=None, old_log_std=None):
+    new = Normal(mean.double(), log_std.double().exp().expand_as(mean))
+    kl = 0.0
+    if old_mean is not None:
+        kl = kl_divergence(Normal(old_mean.double(), old_log_std.double().exp().expand_as(mean)), new).sum(-1)
+    return new.log_prob(actions.double()).sum(-1), new.entropy().sum(-1), kl
+
+
+def bernoulli(logits, actions, old_logits=None):
+    new = Bernoulli(logits=logits.double())
+    kl = 0.0 if old_logits is None else kl_divergence(Bernoulli(logits=old_logits.double()), new).sum(-1)
+    return new.log_prob((actions != 0).double()).sum(-1), new.entropy().sum(-1), kl
+
+
+def value_error(values, returns, old_values, value_clip, mode, kind, delta):
+    def error(v):
+        d = v - returns
+        if kind == "mse":
+            return d**2
+        return torch.where(d.abs() <= delta, d**2 / 2, delta * (d.abs() - delta / 2))
+
+    if value_clip is None:
+        return error(values)
+    if mode == "rllib":
+        return error(values).clamp(0, value_clip)
+    clipped = error(old_values + (values - old_values).clamp(-value_clip, value_clip))
+    return clipped if mode == "sb3" else torch.maximum(error(values), clipped)
+
+
+def estimate_kl(log_prob, ref_log_prob, estimator, log_ratio_clamp=None, kl_clip=None):
+    x = ref_log_prob - log_prob
+    bounded = x if log_ratio_clamp is None else x.clamp(-log_ratio_clamp, log_ratio_clamp)
+    kl = {"k1": -x, "k2": x**2 / 2, "k3": bounded.exp() - 1 - bounded}[estimator.rstrip("+")]
+    kl = kl if kl_clip is None else kl.clamp(max=kl_clip)
+    if estimator.endswith("+"):
+        score = x**2 / 2
+        kl = score - score.detach() + kl.detach()
+    return kl
+
+
+def ppo(
+    policy,
+    old_log_probs,
+    advantages,
+    *,
+    values=None,
+    returns=None,
+    old_values=None,
+    ref_log_probs=None,
+    weights=None,
+    clip=0.2,
+    clip_high=None,
+    dual_clip=None,
+    value_coef=0.5,
+    value_clip=None,
+    value_clip_mode="sb3",
+    value_loss="mse",
+    huber_delta=1.0,
+    value_factor=1.0,
+    entropy_coef=0.0,
+    kl_coef=0.0,
+    kl_estimator="k1",
+    log_ratio_clamp=None,
+    kl_clip=None,
+    normalize_advantages=False,
+    correction=1,
+    epsilon=1e-8,
+    divisor=None,
+):
+    """The loss of elements with weights: those of weight 0 are taken out before anything is computed."""
+    log_prob, entropy, kl = policy
+    w = torch.ones_like(log_prob) if weights is None else weights.double()
+    keep = w.detach() != 0
+
+    def kept(x):
+        return x if not isinstance(x, torch.Tensor) else x.double().expand(keep.shape)[keep]
+
+    w, log_prob, entropy, kl = w[keep], log_prob[keep], kept(entropy), kept(kl)
+    old, a, v, r, v_old, ref = map(kept, (old_log_probs, advantages, values, returns, old_values, ref_log_probs))
+    divisor = w.sum() if divisor is None else divisor
+
+    def mean(x, by=None):
+        return (w * x).sum() / (w.sum() if by is None else by)
+
+    if normalize_advantages and w.sum() > correction:
+        deviation = a - mean(a)
+        a = deviation / (((w * deviation**2).sum() / (w.sum() - correction)).sqrt() + epsilon)
+    log_ratio = log_prob - old
+    if log_ratio_clamp is not None:
+        log_ratio = log_ratio.clamp(-log_ratio_clamp, log_ratio_clamp)
+    ratio = log_ratio.exp()
+    low, high = 1 - clip, 1 + (clip if clip_high is None else clip_high)
+    objective = torch.minimum(ratio * a, ratio.clamp(low, high) * a)
+    if dual_clip is not None:
+        objective = torch.where(a < 0, torch.maximum(objective, dual_clip * a), objective)
+    if ref is not None:
+        kl = estimate_kl(log_prob, ref, kl_estimator, log_ratio_clamp, kl_clip)
+    zero, nan = torch.zeros((), dtype=torch.float64), torch.tensor(torch.nan, dtype=torch.float64)
+    error, explained = zero, nan
+    if v is not None:
+        error = value_factor * value_error(v, r, v_old, value_clip, value_clip_mode, value_loss, huber_delta)
+        variance, unexplained = (mean(x**2) - mean(x) ** 2 for x in (r, r - v))
+        explained = 1 - unexplained / variance
+    parts = -mean(objective, divisor), mean(error, divisor), mean(entropy, divisor), mean(kl + zero, divisor)
+    policy_loss, value_part, entropy_part, kl_part = parts
+    loss = policy_loss + value_coef * value_part - entropy_coef * entropy_part + kl_coef * kl_part
+    outside = (ratio < low) | (ratio > high)
+    approx = mean(log_ratio.expm1() - log_ratio), mean(-log_ratio), mean(outside.double()), mean(ratio)
+    return Oracle(loss, *parts, *approx, explained, ratio.min(), ratio.max())
+
+
+def grpo(log_prob, old, advantages, mask, *, aggregation, normalizer=None, **options):
+    """Rows of a matrix as sequences."""
+    weights = mask.double()
+    counts = weights.sum(-1)
+    divisor = {"token-mean": counts.sum()}.get(aggregation, torch.tensor(float(len(mask)), dtype=torch.float64))
+    if aggregation == "sequence-mean":
+        weights = weights / counts.clamp(min=1e-300)[:, None]
+    if advantages.ndim == 1:
+        advantages = advantages[:, None].expand_as(mask)
+    policy = log_prob.double(), -log_prob.double(), 0.0
+    divisor = divisor if normalizer is None else normalizer
+    return ppo(policy, old, advantages, weights=weights, divisor=divisor, **options)

@@ -89,7 +89,7 @@ def gae(
     _check_gae_lambda(gae_lambda)
     _check_per_step("rewards", rewards, rewards)
     _check_per_step("values", values, rewards)
-    boundaries = _boundaries(rewards, dones, next_value, next_done, truncations, final_values)
+    boundaries = _build_boundaries(rewards, dones, next_value, next_done, truncations, final_values)
     advantages, returns = compute_gae(
         rewards, values, **boundaries._asdict(), gamma=gamma, lambda_=gae_lambda, backend=backend
     )
@@ -155,7 +155,7 @@ def vtrace(
     _check_per_step("rewards", rewards, rewards)
     for name, tensor in {"values": values, "logprobs": logprobs, "newlogprobs": newlogprobs}.items():
         _check_per_step(name, tensor, rewards)
-    boundaries = _boundaries(rewards, dones, next_value, next_done, truncations, final_values)
+    boundaries = _build_boundaries(rewards, dones, next_value, next_done, truncations, final_values)
     targets, advantages = compute_vtrace(
         rewards,
         values,
@@ -249,6 +249,22 @@ class RolloutBufferMixin:
             if "compute_returns_and_advantage" in vars(base) and not issubclass(base, RolloutBufferMixin):
                 raise TypeError(f"{cls.__name__}: got {base.__name__} before RolloutBufferMixin, expected it after")
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Create the buffer, and compile what its advantages need if it has its arrays by then.
+
+        Args:
+            *args: Passed on to the buffer.
+            **kwargs: Passed on to the buffer.
+        """
+        super().__init__(*args, **kwargs)
+        if getattr(self, "rewards", None) is not None:
+            self.warm_up()
+
+    def warm_up(self) -> None:
+        """Compute the advantages of the empty buffer, so that nothing is compiled when those of a rollout are."""
+        dones = np.zeros(self.n_envs, bool)
+        RolloutBufferMixin.compute_returns_and_advantage(self, torch.zeros(self.n_envs, 1), dones)
+
     def compute_returns_and_advantage(self, last_values: torch.Tensor, dones: npt.NDArray[np.bool_]) -> None:
         """Fill `advantages` and `returns` by generalised advantage estimation, GAE(gamma, gae_lambda).
 
@@ -262,7 +278,7 @@ class RolloutBufferMixin:
                 not [n_steps, n_envs].
         """
         _check_gae_lambda(self.gae_lambda)
-        rewards, values, advantages, returns = map(self._stored, ("rewards", "values", "advantages", "returns"))
+        rewards, values, advantages, returns = map(self._get_tensor, ("rewards", "values", "advantages", "returns"))
         if not isinstance(last_values, torch.Tensor):
             raise TypeError(f"last_values: got {type(last_values).__name__}, expected a torch.Tensor")
         if last_values.numel() != self.n_envs:
@@ -273,7 +289,7 @@ class RolloutBufferMixin:
         compute_gae(
             rewards,
             values,
-            self._departures(dones),
+            self._get_dones(dones),
             bootstrap_values=last_values.detach().to(values).flatten(),
             gamma=self.gamma,
             lambda_=self.gae_lambda,
@@ -282,13 +298,13 @@ class RolloutBufferMixin:
             backend=self.backend,
         )
 
-    def _departures(self, dones: npt.NDArray[np.bool_]) -> torch.Tensor:
-        """Whether each step ended its episode, [n_steps, n_envs]."""
-        starts = self._stored("episode_starts")
-        ends = torch.as_tensor(np.asarray(dones, bool), device=starts.device)
+    def _get_dones(self, last_dones: npt.NDArray[np.bool_]) -> torch.Tensor:
+        """Whether each step ended its episode, [n_steps, n_envs]; `last_dones` says so of the last one."""
+        starts = self._get_tensor("episode_starts")
+        ends = torch.as_tensor(np.asarray(last_dones, bool), device=starts.device)
         return from_episode_starts(starts, ends, torch.zeros_like(starts[0])).terminated
 
-    def _stored(self, name: str) -> torch.Tensor:
+    def _get_tensor(self, name: str) -> torch.Tensor:
         """An array of the buffer as a tensor over the same memory."""
         array = getattr(self, name, None)
         if not isinstance(array, (np.ndarray, torch.Tensor)):
@@ -303,7 +319,7 @@ class RolloutBufferMixin:
         return torch.as_tensor(array)
 
 
-def _boundaries(
+def _build_boundaries(
     rewards: torch.Tensor,
     dones: torch.Tensor,
     next_value: torch.Tensor,

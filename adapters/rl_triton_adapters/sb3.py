@@ -5,9 +5,8 @@ One line turns them on, and the trained agent stays the same, bit for bit:
     PPO("MlpPolicy", env, rollout_buffer_class=TritonRolloutBuffer)
 
 The storage of Stable-Baselines3 is NumPy, in host memory; the compiled CPU backend reads and writes it in place.
-`sb3_device` keeps rollouts on the training device instead, `sb3_contrib` serves MaskablePPO and RecurrentPPO. A class
-name tells the kinds, `(Triton|Device)[Maskable|Recurrent][Dict]RolloutBuffer`: a class that is called so, in the module
-of its kind, is found by `rollout_buffer_class_for`.
+`sb3_device` copies complete rollouts to the training device and makes minibatches there, `sb3_contrib` serves
+MaskablePPO and RecurrentPPO, and `rollout_buffer_class_for` chooses the class.
 """
 
 from importlib import import_module
@@ -18,7 +17,6 @@ import numpy.typing as npt
 import torch
 
 from rl_triton_adapters.cleanrl import RolloutBufferMixin
-from rl_triton_core import check_backend
 
 try:
     from gymnasium import spaces
@@ -63,14 +61,14 @@ class TritonGAEMixin(RolloutBufferMixin, RolloutBuffer):
             **kwargs: Passed on to the Stable-Baselines3 buffer.
 
         Raises:
-            TypeError: If the buffer cannot store observations of that space.
-            ValueError: If there is no backend of that name.
-            BackendUnavailableError: If it cannot run on the device where rollouts are stored.
+            TypeError: If the observation space is a Dict and the buffer stores plain arrays.
+            AssertionError: If the buffer stores dictionaries and the observation space is no Dict.
+            ValueError: If there is no backend of that name, or `gamma` or `gae_lambda` is out of range.
+            BackendUnavailableError: If the backend cannot run on the CPU, where rollouts are stored.
         """
         self._check_space(observation_space)
         self.backend = backend
         super().__init__(buffer_size, observation_space, *args, **kwargs)
-        check_backend(backend, torch.as_tensor(self.rewards).device)
 
     def reset(self) -> None:
         """Make room for a new rollout."""
@@ -79,23 +77,23 @@ class TritonGAEMixin(RolloutBufferMixin, RolloutBuffer):
         self._starts = np.zeros((self.buffer_size + 1, self.n_envs), np.float32)
         self.episode_starts = self._starts[:-1]
 
-    def _departures(self, dones: npt.NDArray[np.bool_]) -> torch.Tensor:
+    def _get_dones(self, last_dones: npt.NDArray[np.bool_]) -> torch.Tensor:
         base = getattr(self.episode_starts, "base", None)
         if base is None or base is not self._starts:  # somebody gave the buffer another array, or a tensor
-            return super()._departures(dones)
-        self._starts[-1] = dones
+            return super()._get_dones(last_dones)
+        self._starts[-1] = last_dones
         return torch.from_numpy(self._starts[1:])
 
     def _check_space(self, space: spaces.Space[Any]) -> None:
         name = type(self).__name__
         stores_dicts = isinstance(self, DictRolloutBuffer)
-        chosen = "(rollout_buffer_class_for chooses)"
+        hint = "(rollout_buffer_class_for chooses)"
         if isinstance(space, spaces.Dict) and not stores_dicts:
             other = name.replace("RolloutBuffer", "DictRolloutBuffer")
-            raise TypeError(f"{name} cannot store dictionary observations, got {space}: use {other} {chosen}")
-        if stores_dicts and not isinstance(space, spaces.Dict):
+            raise TypeError(f"{name} cannot store dictionary observations, got {space}: use {other} {hint}")
+        if stores_dicts and not isinstance(space, spaces.Dict):  # as Stable-Baselines3 says it of its own
             other = name.replace("DictRolloutBuffer", "RolloutBuffer")
-            raise TypeError(f"{name} stores dictionary observations only, got {space}: use {other} {chosen}")
+            raise AssertionError(f"{name} must be used with Dict obs space only, got {space}: use {other} {hint}")
 
 
 class TritonRolloutBuffer(TritonGAEMixin, RolloutBuffer):
@@ -118,7 +116,7 @@ def rollout_buffer_class_for(
     Args:
         observation_space: Observation space of the environment.
         algorithm: Class of the algorithm: PPO, A2C, TRPO, MaskablePPO, TritonRecurrentPPO, or one derived from these.
-        device_storage: Whether rollouts are kept on the training device rather than in host memory.
+        device_storage: Whether each rollout is copied to the training device as a whole, and minibatches made there.
         verbose: 0 for silence, else the choice is printed, as Stable-Baselines3 prints its device.
 
     Returns:
@@ -137,16 +135,31 @@ def rollout_buffer_class_for(
         raise TypeError(
             f"{algorithm.__name__} takes no rollout_buffer_class: use rl_triton_adapters.sb3_contrib.TritonRecurrentPPO"
         )
-    kind = next((kind for kind in ("Maskable", "Recurrent") if f"{kind}PPO" in bases), "")
-    content = "Dict" if isinstance(observation_space, spaces.Dict) else ""
-    name = f"{'Device' if device_storage else 'Triton'}{kind}{content}RolloutBuffer"
-    module = import_module(f"{__package__}.{'sb3_contrib' if kind else 'sb3_device' if device_storage else 'sb3'}")
-    if not hasattr(module, name):
+    family = next((name for name in ("MaskablePPO", "RecurrentPPO") if name in bases), "PPO")
+    place = _BUFFER_CLASSES.get((family, isinstance(observation_space, spaces.Dict), device_storage))
+    if place is None:
         raise TypeError(f"{algorithm.__name__} has no buffer on the device: leave device_storage=False")
+    module, name = place
+    buffer_class: type[TritonGAEMixin] = getattr(import_module(f"{__package__}.{module}"), name)
     if verbose:
         print(f"Using {name} for {algorithm.__name__} on {observation_space}")
-    chosen: type[TritonGAEMixin] = getattr(module, name)
-    return chosen
+    return buffer_class
+
+
+_BUFFER_CLASSES = {
+    ("PPO", False, False): ("sb3", "TritonRolloutBuffer"),
+    ("PPO", True, False): ("sb3", "TritonDictRolloutBuffer"),
+    ("PPO", False, True): ("sb3_device", "DeviceRolloutBuffer"),
+    ("PPO", True, True): ("sb3_device", "DeviceDictRolloutBuffer"),
+    ("MaskablePPO", False, False): ("sb3_contrib", "TritonMaskableRolloutBuffer"),
+    ("MaskablePPO", True, False): ("sb3_contrib", "TritonMaskableDictRolloutBuffer"),
+    ("MaskablePPO", False, True): ("sb3_contrib", "DeviceMaskableRolloutBuffer"),
+    ("MaskablePPO", True, True): ("sb3_contrib", "DeviceMaskableDictRolloutBuffer"),
+    ("RecurrentPPO", False, False): ("sb3_contrib", "TritonRecurrentRolloutBuffer"),
+    ("RecurrentPPO", True, False): ("sb3_contrib", "TritonRecurrentDictRolloutBuffer"),
+}
+"""Module and name of a class, by the family of the algorithm, whether observations are dictionaries, and whether
+minibatches are made on the device. PPO stands for every on-policy algorithm without a buffer of its own."""
 
 
 def check_on_policy(algorithm: type[BaseAlgorithm]) -> None:

@@ -8,8 +8,6 @@ TRPO takes the buffers of `sb3` and `sb3_device`.
 
 from typing import Any
 
-import torch
-
 from rl_triton_adapters.sb3 import TritonGAEMixin, rollout_buffer_class_for
 from rl_triton_adapters.sb3_device import DeviceStorageMixin
 
@@ -56,24 +54,18 @@ class TritonRecurrentDictRolloutBuffer(TritonGAEMixin, RecurrentDictRolloutBuffe
 
 
 class _DeviceMaskableMixin(DeviceStorageMixin):
-    action_masks: torch.Tensor
     fields = (*DeviceStorageMixin.fields, "action_masks")
-    flattened = (*DeviceStorageMixin.flattened, "action_masks")
     action_dtype = None
 
-    def reset(self) -> None:
-        super().reset()
-        self.action_masks.fill_(1.0)
 
-
-class DeviceMaskableRolloutBuffer(_DeviceMaskableMixin, MaskableRolloutBuffer):  # type: ignore[misc]
-    """`MaskableRolloutBuffer` of sb3-contrib on the training device, with the advantages of `rl_triton_core`."""
+class DeviceMaskableRolloutBuffer(_DeviceMaskableMixin, MaskableRolloutBuffer):
+    """`MaskableRolloutBuffer` with our advantages; minibatches are made on the training device."""
 
     samples = MaskableRolloutBufferSamples
 
 
-class DeviceMaskableDictRolloutBuffer(_DeviceMaskableMixin, MaskableDictRolloutBuffer):  # type: ignore[misc]
-    """`MaskableDictRolloutBuffer` of sb3-contrib on the training device, with the advantages of `rl_triton_core`."""
+class DeviceMaskableDictRolloutBuffer(_DeviceMaskableMixin, MaskableDictRolloutBuffer):
+    """`MaskableDictRolloutBuffer` with our advantages; minibatches are made on the training device."""
 
     samples = MaskableDictRolloutBufferSamples
 

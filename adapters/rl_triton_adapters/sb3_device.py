@@ -1,14 +1,13 @@
-"""Stable-Baselines3: rollouts that stay on the training device, and terminal values in one policy call.
+"""Stable-Baselines3: minibatches that are made on the training device, and terminal values in one policy call.
 
     PPO("CnnPolicy", env, rollout_buffer_class=DeviceRolloutBuffer, device="cuda")
     model.learn(1_000_000, callback=BatchedTerminalValues())
 
-Stable-Baselines3 keeps rollouts in NumPy arrays; every minibatch of every epoch is gathered on the CPU and copied to
-the device. Here each step is copied once, when it is added.
+Stable-Baselines3 gathers every minibatch of every epoch on the CPU and copies it to the device. Here each rollout is
+copied once, as a whole, when it is complete.
 """
 
 from collections.abc import Callable, Generator
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,65 +27,31 @@ __all__ = ["BatchedTerminalValues", "DeviceDictRolloutBuffer", "DeviceRolloutBuf
 
 
 class DeviceStorageMixin(TritonGAEMixin):
-    """Store rollouts as tensors on the buffer's device: advantages and minibatches are made there.
+    """Copy each complete rollout to the buffer's device, and make all of its minibatches there.
 
-    Put it in front of a rollout buffer, and say what its minibatches are. Attributes have the names and shapes of
-    Stable-Baselines3. Minibatches are the same, draw by draw of NumPy's random state.
+    Put it in front of a rollout buffer, and say what its minibatches are. Steps are collected and advantages are
+    computed in the NumPy arrays of Stable-Baselines3, so a step costs no copy to the device. Minibatches are the same,
+    draw by draw of NumPy's random state.
     """
 
     samples: ClassVar[Callable[..., Any]]
     """The type of a minibatch."""
     fields: ClassVar[tuple[str, ...]] = ("observations", "actions", "values", "log_probs", "advantages", "returns")
-    """The attributes it is made of, in order."""
-    flattened: ClassVar[tuple[str, ...]] = ("actions",)
-    """Attributes that are stored with one dimension per environment, however many they come with."""
+    """The attributes that a minibatch is made of, in order."""
     action_dtype: ClassVar[torch.dtype | None] = torch.float32
-    """That of the actions in it; None for that of the action space."""
+    """The dtype of actions in a minibatch; None keeps that of the action space."""
 
     def reset(self) -> None:
-        """Make room for a new rollout."""
-        self._flat: list[Any] = []  # or the last rollout's memory would be held while the next one's is taken
-        super(TritonGAEMixin, self).reset()  # for the shapes: NumPy's zeros take no memory before they are touched
-        for name in ("rewards", "episode_starts", *self.fields):
-            zeros = partial(self._zeros, dtype=self.action_dtype if name == "actions" else None)
-            setattr(self, name, _each(zeros, getattr(self, name)))
-
-    def add(
-        self, obs: Any, action: Any, reward: Any, episode_start: Any, value: Any, log_prob: Any, **others: Any
-    ) -> None:
-        """Store one step of every environment.
-
-        Args:
-            obs: Observations, array or tensor; a dictionary of these for a Dict space.
-            action: Actions.
-            reward: Rewards, `[n_envs]`.
-            episode_start: Whether `obs` is the first of an episode, `[n_envs]`.
-            value: Values of `obs`, one per environment.
-            log_prob: Log probabilities of the actions, one per environment.
-            **others: More attributes, by name. None leaves the step as `reset()` made it.
-
-        Raises:
-            ValueError: If one of them has another shape.
-        """
-        step = {
-            "observations": obs,
-            "actions": action,
-            "rewards": reward,
-            "episode_starts": episode_start,
-            "values": value,
-            "log_probs": log_prob,
-        }
-        for name, data in (step | others).items():
-            if data is not None:
-                _each(partial(self._write, name), getattr(self, name), data)
-        self.pos += 1
-        self.full = self.pos == self.buffer_size
+        """Make room for a new rollout, in host memory and on the device."""
+        super().reset()
+        self._rollout: list[Any] = []
+        """Each of `fields` on the device, [n_steps * n_envs, ...], one step after the other."""
 
     def get(self, batch_size: int | None = None) -> Generator[Any, None, None]:
-        """Yield the rollout in minibatches, in random order.
+        """Yield the rollout in minibatches, in random order. The first call copies it to the device.
 
-        From then on `values` and `returns` are NumPy arrays, `[n_steps * n_envs, 1]`: `train()` logs their explained
-        variance with NumPy.
+        That call also flattens `values` and `returns` to [n_steps * n_envs, 1], as Stable-Baselines3 does with all of
+        its arrays: `train()` logs their explained variance.
 
         Args:
             batch_size: Samples per minibatch; None for all of them.
@@ -97,11 +62,11 @@ class DeviceStorageMixin(TritonGAEMixin):
         if not self.full:
             raise RuntimeError(f"the rollout is not complete: {self.pos} of {self.buffer_size} steps were added")
         count = self.buffer_size * self.n_envs
-        indices = torch.from_numpy(np.random.permutation(count)).to(self.device)  # noqa: NPY002
+        indices = self._copy_to_device(np.random.permutation(count))  # noqa: NPY002
         if not self.generator_ready:
-            self._flat = [_each(lambda tensor: tensor.flatten(0, 1), getattr(self, name)) for name in self.fields]
+            self._rollout = [self._copy_field(name) for name in self.fields]
             for name in ("values", "returns"):
-                setattr(self, name, self.swap_and_flatten(getattr(self, name).numpy(force=True)))
+                setattr(self, name, self.swap_and_flatten(getattr(self, name)))
             self.generator_ready = True
         # Samples are counted environment by environment, but stored step by step.
         places = indices % self.buffer_size * self.n_envs + indices // self.buffer_size
@@ -110,32 +75,30 @@ class DeviceStorageMixin(TritonGAEMixin):
 
     def _get_samples(self, batch_inds: Any, env: VecNormalize | None = None) -> Any:
         return self.samples(
-            *(_each(lambda tensor: tensor.index_select(0, batch_inds), stored) for stored in self._flat)
+            *(_map_arrays(lambda tensor: tensor.index_select(0, batch_inds), stored) for stored in self._rollout)
         )
 
-    def _zeros(self, array: npt.NDArray[Any], dtype: torch.dtype | None) -> torch.Tensor:
-        return torch.zeros_like(torch.from_numpy(array), dtype=dtype, device=self.device)
+    def _copy_field(self, name: str) -> Any:
+        dtype = self.action_dtype if name == "actions" else None
 
-    def _write(self, name: str, stored: torch.Tensor, data: Any) -> None:
-        if not isinstance(data, torch.Tensor):
-            data = torch.from_numpy(np.require(data, requirements=["C", "W"]))
-        step = stored[self.pos]
-        try:
-            fits = name in self.flattened or _without_ones(data) == _without_ones(step)
-            data = data.reshape(step.shape) if fits else data.expand(step.shape)
-        except RuntimeError as error:
-            raise ValueError(f"{name}: got shape {tuple(data.shape)}, expected {tuple(step.shape)}") from error
-        step.copy_(data.detach())
+        def copy(array: npt.NDArray[Any]) -> torch.Tensor:
+            return self._copy_to_device(array).to(dtype).flatten(0, 1)
+
+        return _map_arrays(copy, getattr(self, name))
+
+    def _copy_to_device(self, array: npt.NDArray[Any]) -> torch.Tensor:
+        """Every copy from the host to the device is made here."""
+        return torch.from_numpy(array).to(self.device)
 
 
 class DeviceRolloutBuffer(DeviceStorageMixin, RolloutBuffer):
-    """`RolloutBuffer` of Stable-Baselines3 on the training device, with the advantages of `rl_triton_core`."""
+    """`RolloutBuffer` with the advantages of `rl_triton_core`; minibatches are made on the training device."""
 
     samples = RolloutBufferSamples
 
 
 class DeviceDictRolloutBuffer(DeviceStorageMixin, DictRolloutBuffer):
-    """`DictRolloutBuffer` of Stable-Baselines3 on the training device, with the advantages of `rl_triton_core`."""
+    """`DictRolloutBuffer` with the advantages of `rl_triton_core`; minibatches are made on the training device."""
 
     samples = DictRolloutBufferSamples
 
@@ -171,7 +134,7 @@ class BatchedTerminalValues(BaseCallback):
     def _values(self, observations: list[Any], cut: list[int]) -> npt.NDArray[np.float32]:
         """Values of these environments' observations, `[len(cut)]`."""
         policy: Any = self.model.policy
-        batch, _ = policy.obs_to_tensor(_each(lambda *rows: np.stack(rows), *observations))
+        batch, _ = policy.obs_to_tensor(_map_arrays(lambda *rows: np.stack(rows), *observations))
         recurrent: tuple[Any, ...] = ()
         if "lstm_states" in self.locals:
             states = tuple(state[:, cut].contiguous() for state in self.locals["lstm_states"].vf)
@@ -180,12 +143,8 @@ class BatchedTerminalValues(BaseCallback):
         return values
 
 
-def _without_ones(tensor: torch.Tensor) -> list[int]:
-    return [size for size in tensor.shape if size != 1]
-
-
-def _each(function: Callable[..., Any], stored: Any, *others: Any) -> Any:
-    """Apply a function to arrays, or to those of dictionaries, key by key."""
+def _map_arrays(function: Callable[..., Any], stored: Any, *others: Any) -> Any:
+    """Apply a function to an array, or to each array of a dictionary."""
     if isinstance(stored, dict):
         return {key: function(array, *(other[key] for other in others)) for key, array in stored.items()}
     return function(stored, *others)

@@ -16,6 +16,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from compilations import count_compilations
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -501,10 +502,32 @@ def test_the_chooser_names_a_space_that_has_no_buffer(space):
 def test_the_wrong_class_says_which_one_to_use():
     with pytest.raises(TypeError, match="TritonRolloutBuffer cannot store .*Dict.*use TritonDictRolloutBuffer"):
         new_agent(PPO, dict_cartpole(), rollout_buffer_class=TritonRolloutBuffer)
-    with pytest.raises(TypeError, match="TritonDictRolloutBuffer stores dict.*Box.*use TritonRolloutBuffer"):
+    with pytest.raises(AssertionError, match="TritonDictRolloutBuffer must be .*Box.*use TritonRolloutBuffer"):
         new_agent(PPO, cartpole(), rollout_buffer_class=TritonDictRolloutBuffer)
 
 
 def test_an_unsupported_space_is_refused_by_stable_baselines3():
     with pytest.raises(NotImplementedError, match="Tuple"):
         TritonRolloutBuffer(4, spaces.Tuple([BOX, BOX]), DISCRETE, device="cpu")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Compilation
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "n_envs"), [("sb3", "TritonRolloutBuffer", 2), ("sb3_device", "DeviceRolloutBuffer", 8)]
+)
+def test_everything_is_compiled_when_the_model_is_made(module, name, n_envs, tmp_path):
+    setup = f"""
+        from rl_triton_adapters.{module} import {name} as buffer_class
+        from stable_baselines3 import PPO
+        from stable_baselines3.common.env_util import make_vec_env
+
+        env = make_vec_env("CartPole-v1", {n_envs})
+        model = PPO("MlpPolicy", env, n_steps=16, batch_size=16, device="cpu", rollout_buffer_class=buffer_class)
+    """
+    built, learned = count_compilations(textwrap.dedent(setup), f"model.learn(3 * 16 * {n_envs})", tmp_path)
+    assert built > 0
+    assert learned == 0

@@ -321,7 +321,7 @@ def test_the_chooser_says_what_to_do_about_recurrent_ppo():
 def test_the_wrong_class_says_which_one_to_use():
     with pytest.raises(TypeError, match="use DeviceMaskableDictRolloutBuffer"):
         new_agent(MaskablePPO, masked_dict_cartpole(), rollout_buffer_class=ours.DeviceMaskableRolloutBuffer)
-    with pytest.raises(TypeError, match="use TritonRecurrentRolloutBuffer"):
+    with pytest.raises(AssertionError, match="use TritonRecurrentRolloutBuffer"):
         new_agent(TritonRecurrentPPO, cartpole(), rollout_buffer_class=ours.TritonRecurrentDictRolloutBuffer)
     with pytest.raises(TypeError, match="rollout_buffer_class: got TritonRolloutBuffer, .*RecurrentRolloutBuffer"):
         new_agent(TritonRecurrentPPO, cartpole(), rollout_buffer_class=TritonRolloutBuffer)

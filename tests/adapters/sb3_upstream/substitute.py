@@ -1,16 +1,20 @@
-"""Pytest plugin: our rollout buffers as the default of Stable-Baselines3 for one test run, their calls counted."""
+"""Pytest plugin: our rollout buffers in the place of those of Stable-Baselines3 for one test run, their calls counted.
+
+They are the defaults of its algorithms, and what its tests know by the names `RolloutBuffer` and `DictRolloutBuffer`.
+"""
 
 import json
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from stable_baselines3.common import on_policy_algorithm
+from stable_baselines3.common import buffers, on_policy_algorithm
 
 from rl_triton_adapters import sb3, sb3_device
 
 running = "outside any test"
 calls: Counter[str] = Counter()
+substitutes: dict[type, type] = {}
 MODULES = {"Triton": sb3, "Device": sb3_device}
 
 
@@ -28,13 +32,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     kind = config.getoption("--kind")
     for name in ("RolloutBuffer", "DictRolloutBuffer"):
-        ours = getattr(MODULES[kind], kind + name)
-        setattr(on_policy_algorithm, name, type(f"Counted{name}", (Counted, ours), {}))
+        ours = type(f"Counted{name}", (Counted, getattr(MODULES[kind], kind + name)), {})
+        substitutes[getattr(buffers, name)] = ours
+        setattr(on_policy_algorithm, name, ours)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     global running  # noqa: PLW0603
     running = item.name
+    for names in (vars(item.module), item.callspec.params if hasattr(item, "callspec") else {}):
+        names.update({name: substitutes[x] for name, x in names.items() if isinstance(x, type) and x in substitutes})
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

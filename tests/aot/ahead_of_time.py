@@ -12,7 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from rl_triton_core._internal.backends.triton import build_launches, kernel_constants
+from rl_triton_core._internal.backends.triton import build_launches
 from rl_triton_core._internal.kernels.launch import Launch
 from rl_triton_core._internal.kernels.scan import scan
 from rl_triton_core._internal.recurrence import Problem
@@ -47,12 +47,11 @@ class Resources(NamedTuple):
 
 def compile_for(target: str, problem: Problem, row: Launch, segments: int = 1, **more: int) -> list[Resources]:
     """Compile the launches that would solve the problem on the target."""
-    compiled_in = list(kernel_constants(problem, row))
     found = []
     for call in build_launches(problem, row, segments):
         signature, constexprs, attributes = {}, {}, {}
-        for i, (name, value) in enumerate(zip(scan.arg_names, call.arguments, strict=True)):
-            signature[name] = describe(value, (i,), name in compiled_in, constexprs, attributes)
+        for i, (parameter, value) in enumerate(zip(scan.params, call.arguments, strict=True)):
+            signature[parameter.name] = describe(value, (i,), parameter.is_constexpr, constexprs, attributes)
         source = ASTSource(scan, signature=signature, constexprs=constexprs, attrs=attributes)
         kernel = triton.compile(source, target=TARGETS[target], options={**call.options, **more})
         amd = target.startswith("gfx")

@@ -94,7 +94,7 @@ def test_every_row_reads_and_writes_every_number_once(order, row):
 
 def accesses(window, launch):
     """Of a chunk: every tensor's numbers, loaded for the next tile too where there is one; and what follows a chunk."""
-    found, tiles = Counter(), 1 if backend.kernel_constants(window, launch)["ONE_TILE"] else 2
+    found, tiles = Counter(), 1 if backend.kernel_config(window, launch).ONE_TILE else 2
     for verb, tensors, times in (
         ("ld", backend.per_step_tensors(window), tiles),
         ("st", backend.wanted_outputs(window), 1),

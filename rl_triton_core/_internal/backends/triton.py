@@ -16,6 +16,9 @@ from triton.runtime.interpreter import InterpretedFunction
 from rl_triton_core._internal.backends import Backend
 from rl_triton_core._internal.fast_path import record_launch
 from rl_triton_core._internal.kernels import launch, scan
+from rl_triton_core._internal.kernels.config import KernelConfig
+from rl_triton_core._internal.kernels.equations import compile_equation
+from rl_triton_core._internal.kernels.expectation import BLOCK_ACTIONS
 from rl_triton_core._internal.kernels.launch import Launch
 from rl_triton_core._internal.moments import Exchange, Task
 from rl_triton_core._internal.recurrence import Expectation, Problem, Recurrence, Stream
@@ -99,7 +102,8 @@ def build_launches(problem: Problem, row: Launch, segments: int) -> Iterator[Ker
         width = launch.next_power_of_2(max(segments, 32 * row.num_warps if scanned else 1))
         folds = problem.like.new_empty((3, width, groups, lanes), dtype=problem.dtype)
     for fold in (True, False) if segments > 1 else (False,):
-        given = (*kernel_arguments(problem, folds), *kernel_constants(problem, row, width, fold).values())
+        equations, config = compile_equations(problem.recurrence), kernel_config(problem, row, width, fold)
+        given = (*kernel_arguments(problem, folds), *equations, config)
         yield KernelCall(grid, given, compile_options(problem, row), folds)
 
 
@@ -145,37 +149,31 @@ def kernel_arguments(problem: Problem, folds: Stream) -> tuple[Any, ...]:
     )
 
 
-def kernel_constants(problem: Problem, row: Launch, segments: int = 1, fold: bool = False) -> dict[str, Any]:
-    """What is compiled into the kernel, in the order of its arguments."""
-    recurrence = problem.recurrence
-    coefficients, readout = compile_equations(recurrence)
+def kernel_config(problem: Problem, row: Launch, segments: int = 1, fold: bool = False) -> KernelConfig:
+    """What is compiled into the kernel, beside the equations."""
     _, steps, lanes = problem.shape
     whole = problem.cu_seqlens is None
     number, aligned = count_actions(problem)
-    return {
-        "COEFFICIENTS": coefficients,
-        "READOUT": readout,
-        "BACKWARD": recurrence.backward,
-        "INPUTS": len(problem.inputs),
-        "GIVEN": presence_bits(problem.inputs),
-        "OUTPUTS": len(problem.outputs),
-        "WANTED": presence_bits(problem.outputs),
-        "FOLLOWED": recurrence.num_lookahead,
-        "SKIP": problem.skip,
-        "STARTS_AT": problem.starts_at,
-        "DTYPE": tl.float32 if problem.dtype.is_floating_point else tl.int64,
-        "WIDE": needs_int64_offsets(problem),
-        "VECTOR": stride_alignment(problem) if memory_layout(problem) == "env-major" else 0,
-        "EVEN": whole and steps % row.steps == 0 and lanes % row.block_lanes == 0,
-        "ACTIONS": number if number <= MAX_UNROLLED_ACTIONS else 0,
-        "ALIGNED": aligned,
-        "ONE_TILE": whole and steps <= row.steps,
-        "SEGMENTS": segments,
-        "FOLD": fold,
-        "BLOCK_LANES": row.block_lanes,
-        "CHUNKS": row.chunks,
-        "LOG_UNROLL": row.unroll.bit_length() - 1,
-    }
+    return KernelConfig(
+        BACKWARD=problem.recurrence.backward,
+        INPUT_MASK=presence_bits(problem.inputs),
+        OUTPUT_MASK=presence_bits(problem.outputs),
+        NUM_LOOKAHEAD=problem.recurrence.num_lookahead,
+        SKIP=problem.skip,
+        STARTS_AT=problem.starts_at,
+        DTYPE=tl.float32 if problem.dtype.is_floating_point else tl.int64,
+        WIDE=needs_int64_offsets(problem),
+        VECTOR=stride_alignment(problem) if memory_layout(problem) == "env-major" else 0,
+        EVEN=whole and steps % row.steps == 0 and lanes % row.block_lanes == 0,
+        ACTIONS=number if number <= MAX_UNROLLED_ACTIONS else 0,
+        ALIGNED=aligned,
+        ONE_TILE=whole and steps <= row.steps,
+        SEGMENTS=segments,
+        FOLD=fold,
+        BLOCK_LANES=row.block_lanes,
+        CHUNKS=row.chunks,
+        LOG_UNROLL=row.unroll.bit_length() - 1,
+    )
 
 
 def expectation_arguments(problem: Problem) -> tuple[Any, ...] | None:
@@ -209,7 +207,7 @@ def per_step_tensors(problem: Problem) -> Iterator[torch.Tensor]:
 
 def count_values_per_step(problem: Problem) -> int:
     """How many numbers of every step a thread holds."""
-    summed = 2 * scan.BLOCK_ACTIONS.value if isinstance(problem.next_values, Expectation) else 0
+    summed = 2 * BLOCK_ACTIONS.value if isinstance(problem.next_values, Expectation) else 0
     return len(list(per_step_tensors(problem))) + summed
 
 
@@ -261,7 +259,7 @@ def device_guard(device: torch.device) -> Any:
 @cache
 def compile_equations(recurrence: Recurrence) -> tuple[Any, Any]:
     """An estimator's equations as Triton functions."""
-    return scan.equation(recurrence.coefficients), scan.equation(recurrence.readout)
+    return compile_equation(recurrence.coefficients), compile_equation(recurrence.readout)
 
 
 def normalize(task: Task, exchange: Exchange | None) -> None:

@@ -1,7 +1,8 @@
-"""The one boundary rule: the end of the rollout is a truncation. And where a truncation's continuation comes from."""
+"""The one boundary rule, the end of a rollout is a truncation, and `FinalValues`, bootstrap values of single steps."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,10 +24,10 @@ def apply_boundary_rule(
     Args:
         terminated: The step ended its episode in a terminal state; it wins over `truncated`.
         truncated: The step ended its episode although the state has a future.
-        is_last: No step of the trajectory follows in the window.
+        is_last: No step of the trajectory follows in the rollout.
         next_is_masked: The next step is masked in mask mode ``reset``, which ends the episode unless truncated.
-        next_value: V[t+1] as it stands in the window.
-        bootstrap: V(s_{t+1}) for cuts.
+        next_value: V[t+1], the value of the next step.
+        bootstrap: V(s_{t+1}) for cuts, before any reset.
 
     Returns:
         (NV, continues).
@@ -36,22 +37,44 @@ def apply_boundary_rule(
     return select(ended, 0.0, select(cut, bootstrap, next_value)), (ended | cut) == 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class FinalValues:
     """Sparse bootstrap values: the critic's V(s_{t+1}), before any reset, for single steps of single environments.
 
-    Only truncated steps need a critic call of their own, so this is how few of them are handed over. A truncated step
-    (or a window's end without termination) that neither an entry nor `edge` provides for yields NaN in its own episode:
-    a forgotten value is never taken for 0.
+    Only truncated steps need a critic call of their own, and this passes these few values on. A truncated step (or a
+    rollout's end without termination) that has neither an entry nor a `last_value` yields NaN in its own episode: a
+    forgotten value is never taken for 0.
 
-    Args:
+    Attributes:
         env: Environment indices, [num_values], integers in [0, num_envs).
         time: Step indices, [num_values], integers in [0, num_steps).
         value: V(s_{t+1}) of these steps, [num_values], floating point.
-        edge: V(s_T) at the window's end: [num_envs], or one float for all. Entries win over it.
+        last_value: V(s_T) at the rollout's end: [num_envs], or one float for all. Entries win over it.
     """
 
     env: torch.Tensor | Sequence[int]
     time: torch.Tensor | Sequence[int]
     value: torch.Tensor | Sequence[float]
-    edge: torch.Tensor | float | None = None
+    last_value: torch.Tensor | float | None = None
+
+    def __init__(
+        self,
+        env: torch.Tensor | Sequence[int],
+        time: torch.Tensor | Sequence[int],
+        value: torch.Tensor | Sequence[float],
+        last_value: torch.Tensor | float | None = None,
+        *,
+        edge: torch.Tensor | float | None = None,
+    ) -> None:
+        """Take the fields; `edge` is the former name of `last_value`."""
+        if edge is not None:
+            warnings.warn("FinalValues: edge has become last_value", DeprecationWarning, stacklevel=2)
+            last_value = edge
+        for name, field in (("env", env), ("time", time), ("value", value), ("last_value", last_value)):
+            object.__setattr__(self, name, field)
+
+    @property
+    def edge(self) -> torch.Tensor | float | None:
+        """The former name of `last_value`."""
+        warnings.warn("FinalValues.edge has become last_value", DeprecationWarning, stacklevel=2)
+        return self.last_value

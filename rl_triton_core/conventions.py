@@ -5,9 +5,9 @@ Each function takes what a framework stores and returns `Boundaries`, the argume
     boundaries = from_cleanrl(dones, next_done, next_value)
     compute_gae(rewards, values, **boundaries._asdict(), gamma=0.99, lambda_=0.95)
 
-Tensors may live on any device; nothing waits for it. Flags are bool, uint8 or floating point, nonzero is true. A tensor
-of one entry per environment is [num_envs], [1, num_envs] or [num_envs, 1]. `time_dim` defaults to the framework's own
-layout, to -1 where it has none. No framework is imported.
+Tensors may live on any device; nothing waits for it. Flags are bool, integer or floating point, nonzero is true. A
+tensor of one entry per environment is [num_envs], [1, num_envs] or [num_envs, 1]. `time_dim` defaults to the
+framework's own layout, to -1 where it has none. No framework is imported.
 
 Raises, all of them: TypeError where an argument's type or dtype is wrong, ValueError where a shape or device is.
 """
@@ -46,7 +46,7 @@ class Boundaries(NamedTuple):
     truncated: torch.Tensor | None
     """Departure flags, bool: the step was cut off although its state has a future."""
     bootstrap_values: torch.Tensor | FinalValues
-    """V(s_{t+1}), before any reset, at truncations and at the window's end."""
+    """V(s_{t+1}), before any reset, at truncations and at the rollout's end."""
     mask: torch.Tensor | None
     """False where a step is no transition of any episode. Leave these out of the loss too."""
     time_dim: int
@@ -64,7 +64,7 @@ def from_gymnasium_same_step(
     *,
     time_dim: int = -1,
 ) -> Boundaries:
-    """Gymnasium's autoreset mode SAME_STEP; also Isaac Lab, and Gym and Gymnasium before 1.0.
+    """Convert rollouts of Gymnasium's autoreset mode SAME_STEP; also of Isaac Lab, and Gym and Gymnasium before 1.0.
 
         NV[t] = V(final_obs[t])  where truncated[t]
                 next_value       at t = T−1 otherwise
@@ -73,12 +73,12 @@ def from_gymnasium_same_step(
     or "final_observation" before 1.0.
 
     Args:
-        terminated: As `step` returned them, [num_envs, num_steps] or, with ``time_dim=0``, [num_steps, num_envs].
-        truncated: Likewise.
+        terminated: The flags that `step` returned, [num_envs, num_steps], or [num_steps, num_envs] with ``time_dim=0``.
+        truncated: The flags that `step` returned beside them, shaped like `terminated`.
         final_values: V(final observation) at truncated steps: shaped like `terminated` (read there only), or
-            `FinalValues` without an edge. A truncated step left out of these yields NaN.
-        next_value: V of the observation after the window, one per environment; not read where the last step is done.
-        time_dim: The time dimension, as in `compute_gae`.
+            `FinalValues` without a `last_value`. A truncated step left out of these yields NaN.
+        next_value: V of the observation after the rollout, one per environment; not read where the last step is done.
+        time_dim: The time dimension of per-step tensors: -1 or 1, 0 or -2.
 
     Returns:
         Boundaries, without a mask.
@@ -86,11 +86,11 @@ def from_gymnasium_same_step(
     Source:
         https://farama.org/Vector-Autoreset-Mode
     """
-    layout = window_of_flags("terminated", terminated, time_dim)
-    cut = per_step_flags("truncated", truncated, layout)
-    edge = per_env("next_value", next_value, layout)
+    layout = check_flag_layout("terminated", terminated, time_dim)
+    cut = convert_flags("truncated", truncated, layout)
+    edge = check_per_env("next_value", next_value, layout)
     check_final_values(final_values, layout)
-    return Boundaries(terminated.bool(), cut, values_at_cuts(final_values, cut, edge, layout), None, time_dim)
+    return Boundaries(terminated.bool(), cut, merge_cut_values(final_values, cut, edge, layout), None, time_dim)
 
 
 def from_gymnasium_next_step(
@@ -102,7 +102,7 @@ def from_gymnasium_next_step(
     *,
     time_dim: int = -1,
 ) -> Boundaries:
-    """Gymnasium's autoreset mode NEXT_STEP, its default since 1.0.
+    """Convert rollouts of Gymnasium's autoreset mode NEXT_STEP, its default since 1.0.
 
         NV[t]   = V[t+1],           V[T] = next_value
         mask[t] = not done[t−1],    done[−1] = previous_done
@@ -112,12 +112,12 @@ def from_gymnasium_next_step(
 
     Args:
         values: V(s_t), [num_envs, num_steps] or, with ``time_dim=0``, [num_steps, num_envs].
-        terminated: As `step` returned them, shaped like `values`.
-        truncated: Likewise.
-        next_value: V of the observation after the window, one per environment.
-        previous_done: Whether the step before the window was done, one per environment; None if the window begins with
-            `reset`. Without it, a window that begins with a resetting step would take that for a transition.
-        time_dim: The time dimension, as in `compute_gae`.
+        terminated: The flags that `step` returned, shaped like `values`.
+        truncated: The flags that `step` returned beside them, shaped like `values`.
+        next_value: V of the observation after the rollout, one per environment.
+        previous_done: Whether the step before the rollout was done, one per environment; None if the rollout begins
+            with `reset`. Without it, a rollout that begins with a resetting step would take that for a transition.
+        time_dim: The time dimension of per-step tensors: -1 or 1, 0 or -2.
 
     Returns:
         Boundaries, with a mask.
@@ -126,14 +126,14 @@ def from_gymnasium_next_step(
         https://farama.org/Vector-Autoreset-Mode
     """
     layout = check.check_layout("values", values, time_dim)
-    ended = per_step_flags("terminated", terminated, layout)
-    cut = per_step_flags("truncated", truncated, layout)
+    ended = convert_flags("terminated", terminated, layout)
+    cut = convert_flags("truncated", truncated, layout)
     if previous_done is None:
         first = torch.zeros(layout.num_envs, dtype=torch.bool, device=layout.device)
     else:
-        first = per_env("previous_done", previous_done, layout, FLAG_DTYPES).bool()
-    next_inputs = shift_left(values, per_env("next_value", next_value, layout), layout)
-    return Boundaries(ended, cut, next_inputs, ~shift_right(ended | cut, first, layout), time_dim)
+        first = check_per_env("previous_done", previous_done, layout, FLAG_DTYPES).bool()
+    next_values = shift_left(values, check_per_env("next_value", next_value, layout), layout)
+    return Boundaries(ended, cut, next_values, ~shift_right(ended | cut, first, layout), time_dim)
 
 
 def from_gymnasium_disabled(
@@ -144,7 +144,7 @@ def from_gymnasium_disabled(
     *,
     time_dim: int = -1,
 ) -> Boundaries:
-    """Gymnasium's autoreset mode DISABLED, where the caller resets: `reset(options={"reset_mask": done})`.
+    """Convert rollouts of Gymnasium's autoreset mode DISABLED, where `reset(options={"reset_mask": done})` resets.
 
         NV[t] = V(final_obs[t])  where truncated[t]
                 next_value       at t = T−1 otherwise
@@ -153,13 +153,13 @@ def from_gymnasium_disabled(
     `compute_gae(..., next_values=...)` takes them as they are.
 
     Args:
-        terminated: As `step` returned them, [num_envs, num_steps] or, with ``time_dim=0``, [num_steps, num_envs].
-        truncated: Likewise.
+        terminated: The flags that `step` returned, [num_envs, num_steps], or [num_steps, num_envs] with ``time_dim=0``.
+        truncated: The flags that `step` returned beside them, shaped like `terminated`.
         final_values: V(final observation) at truncated steps: shaped like `terminated` (read there only), or
-            `FinalValues` without an edge. A truncated step left out of these yields NaN.
-        next_value: V of the observation after the window, one per environment; not read where the last step is done,
+            `FinalValues` without a `last_value`. A truncated step left out of these yields NaN.
+        next_value: V of the observation after the rollout, one per environment; not read where the last step is done,
             so it does not matter whether the reset has been made.
-        time_dim: The time dimension, as in `compute_gae`.
+        time_dim: The time dimension of per-step tensors: -1 or 1, 0 or -2.
 
     Returns:
         Boundaries, without a mask.
@@ -176,7 +176,7 @@ def from_gymnasium_disabled(
 def from_episode_starts(
     episode_starts: torch.Tensor, dones: torch.Tensor, last_values: torch.Tensor, *, time_dim: int = 0
 ) -> Boundaries:
-    """Stable-Baselines3's `RolloutBuffer`: arrival flags, truncations folded into the rewards.
+    """Convert Stable-Baselines3's `RolloutBuffer`: arrival flags, truncations folded into the rewards.
 
         done[t] = episode_starts[t+1],    done[T−1] = dones
 
@@ -186,8 +186,8 @@ def from_episode_starts(
     Args:
         episode_starts: Whether s_t is an episode's first observation, [num_steps, num_envs] (or as `time_dim` says).
         dones: Whether the last step ended an episode, one per environment.
-        last_values: V of the observation after the window, one per environment.
-        time_dim: The time dimension, as in `compute_gae`.
+        last_values: V of the observation after the rollout, one per environment.
+        time_dim: The time dimension of per-step tensors: -1 or 1, 0 or -2.
 
     Returns:
         Boundaries, without truncations or a mask.
@@ -195,16 +195,16 @@ def from_episode_starts(
     Source:
         `OnPolicyAlgorithm.collect_rollouts` and `RolloutBuffer.compute_returns_and_advantage` of Stable-Baselines3.
     """
-    layout = window_of_flags("episode_starts", episode_starts, time_dim)
-    last = per_env("dones", dones, layout, FLAG_DTYPES)
+    layout = check_flag_layout("episode_starts", episode_starts, time_dim)
+    last = check_per_env("dones", dones, layout, FLAG_DTYPES)
     ended = shift_left(episode_starts.bool(), last.bool(), layout)
-    return Boundaries(ended, None, per_env("last_values", last_values, layout), None, time_dim)
+    return Boundaries(ended, None, check_per_env("last_values", last_values, layout), None, time_dim)
 
 
 def from_cleanrl(
     dones: torch.Tensor, next_done: torch.Tensor, next_value: torch.Tensor, *, time_dim: int = 0
 ) -> Boundaries:
-    """CleanRL's single-file scripts: arrival flags, truncations counted as terminations.
+    """Convert rollouts of CleanRL's scripts: arrival flags, truncations counted as terminations.
 
         done[t] = dones[t+1],    done[T−1] = next_done
 
@@ -213,9 +213,9 @@ def from_cleanrl(
 
     Args:
         dones: What `step` returned along with s_t, [num_steps, num_envs] (or as `time_dim` says).
-        next_done: The same after the window, one per environment.
-        next_value: V of the observation after the window, one per environment.
-        time_dim: The time dimension, as in `compute_gae`.
+        next_done: What `step` returned last, after the rollout, one per environment.
+        next_value: V of the observation after the rollout, one per environment.
+        time_dim: The time dimension of per-step tensors: -1 or 1, 0 or -2.
 
     Returns:
         Boundaries, without truncations or a mask.
@@ -223,10 +223,10 @@ def from_cleanrl(
     Source:
         https://github.com/vwxyzjn/cleanrl/blob/master/cleanrl/ppo.py
     """
-    layout = window_of_flags("dones", dones, time_dim)
-    last = per_env("next_done", next_done, layout, FLAG_DTYPES)
+    layout = check_flag_layout("dones", dones, time_dim)
+    last = check_per_env("next_done", next_done, layout, FLAG_DTYPES)
     ended = shift_left(dones.bool(), last.bool(), layout)
-    return Boundaries(ended, None, per_env("next_value", next_value, layout), None, time_dim)
+    return Boundaries(ended, None, check_per_env("next_value", next_value, layout), None, time_dim)
 
 
 def from_pufferlib(
@@ -238,22 +238,22 @@ def from_pufferlib(
     *,
     time_dim: int = -1,
 ) -> tuple[torch.Tensor, Boundaries]:
-    """PufferLib's buffers: rewards and flags stand at the step at which they arrive, with the next observation.
+    """Convert PufferLib's buffers: rewards and flags stand at the step at which they arrive, with the next observation.
 
         r[t] = rewards[t+1],  done[t] = terminals[t+1];    at T−1 next_reward and next_terminal
 
-    PufferLib's kernel has no arrivals after the window and leaves its last column at 0; here it is a real one. For
+    PufferLib's kernel has no arrivals after the rollout and leaves its last column at 0; here it is a real one. For
     PufferLib's own numbers pass the last column as the arrivals: `rewards[:, :-1]`, `terminals[:, :-1]`,
     `rewards[:, -1]`, `terminals[:, -1]`, `values[:, -1]`. Its `terminals` hold no truncations: to end trajectories
     there, pass `terminals + truncations`. The final observations are gone, so they count as terminations.
 
     Args:
         rewards: The reward received with s_t, [segments, horizon] (or as `time_dim` says).
-        terminals: Likewise the flags, shaped like `rewards`.
-        next_reward: The reward received after the window, one per segment.
-        next_terminal: The flag received after the window, one per segment.
-        next_value: V of the observation received after the window, one per segment.
-        time_dim: The time dimension, as in `compute_gae`.
+        terminals: The flag received with s_t, shaped like `rewards`.
+        next_reward: The reward received after the rollout, one per segment.
+        next_terminal: The flag received after the rollout, one per segment.
+        next_value: V of the observation received after the rollout, one per segment.
+        time_dim: The time dimension of per-step tensors: -1 or 1, 0 or -2.
 
     Returns:
         The rewards of departing steps, and Boundaries, without truncations or a mask.
@@ -262,10 +262,10 @@ def from_pufferlib(
         `PuffeRL.evaluate` in pufferlib/pufferl.py and `puff_advantage_row` in pufferlib/extensions/pufferlib.cpp, 3.0.
     """
     layout = check.check_layout("rewards", rewards, time_dim)
-    arrived = per_step_flags("terminals", terminals, layout)
-    last = per_env("next_terminal", next_terminal, layout, FLAG_DTYPES)
-    edge = per_env("next_value", next_value, layout)
-    departing = shift_left(rewards, per_env("next_reward", next_reward, layout), layout)
+    arrived = convert_flags("terminals", terminals, layout)
+    last = check_per_env("next_terminal", next_terminal, layout, FLAG_DTYPES)
+    edge = check_per_env("next_value", next_value, layout)
+    departing = shift_left(rewards, check_per_env("next_reward", next_reward, layout), layout)
     return departing, Boundaries(shift_left(arrived, last.bool(), layout), None, edge, None, time_dim)
 
 
@@ -275,7 +275,7 @@ def from_pufferlib(
 def from_rllib(
     values: torch.Tensor, terminateds: torch.Tensor, loss_mask: torch.Tensor, *, time_dim: int = -1
 ) -> Boundaries:
-    """RLlib's new API stack: episodes end to end, each followed by an extra slot that holds its bootstrap value.
+    """Convert batches of RLlib's new API stack: episodes end to end, each with an extra slot for its bootstrap value.
 
         NV[t] = V[t+1],    truncated[t] = not loss_mask[t+1],    mask = loss_mask
 
@@ -287,7 +287,7 @@ def from_rllib(
             stateful modules continue each other and have to be put end to end first.
         terminateds: Column "terminateds", shaped like `values`.
         loss_mask: Column "loss_mask" of `AddOneTsToEpisodesAndTruncate`, shaped like `values`: False in extra slots.
-        time_dim: The time dimension, as in `compute_gae`.
+        time_dim: The time dimension of per-step tensors: -1 or 1, 0 or -2.
 
     Returns:
         Boundaries, with a mask. A row that does not end in an extra slot has no continuation: NaN.
@@ -296,8 +296,8 @@ def from_rllib(
         `AddOneTsToEpisodesAndTruncate` and `compute_value_targets` in Ray 2.56 to 2.60.
     """
     layout = check.check_layout("values", values, time_dim)
-    ended = per_step_flags("terminateds", terminateds, layout)
-    mask = per_step_flags("loss_mask", loss_mask, layout)
+    ended = convert_flags("terminateds", terminateds, layout)
+    mask = convert_flags("loss_mask", loss_mask, layout)
     nothing = values.new_full((layout.num_envs,), math.nan)
     ends = shift_left(~mask, torch.ones_like(nothing, dtype=torch.bool), layout)
     return Boundaries(ended, ends, shift_left(values, nothing, layout), mask, time_dim)
@@ -311,7 +311,7 @@ def approximate_rsl_rl(
     *,
     time_dim: int = 0,
 ) -> Boundaries:
-    """RSL-RL and Sample Factory, bias included: a time-out continues with the value of the state *before* the step.
+    """Convert RSL-RL and Sample Factory, bias included: a time-out continues with V of the state *before* the step.
 
         r[t] + γ·V(s_t)·time_outs[t]  and a termination:    NV[t] = V(s_t), where V(s_{t+1}) would be right
 
@@ -319,11 +319,11 @@ def approximate_rsl_rl(
 
     Args:
         values: V(s_t), [num_steps, num_envs] (or as `time_dim` says); of RSL-RL's storage, `values[..., 0]`.
-        dones: As `step` returned them, time-outs included, shaped like `values`.
+        dones: The flags that `step` returned, time-outs included, shaped like `values`.
         time_outs: `extras["time_outs"]`, shaped like `values`, read where `dones` are set; None if the rewards are
             those of the storage, which hold γ·V(s_t) already.
-        last_values: V of the observation after the window, one per environment.
-        time_dim: The time dimension, as in `compute_gae`.
+        last_values: V of the observation after the rollout, one per environment.
+        time_dim: The time dimension of per-step tensors: -1 or 1, 0 or -2.
 
     Returns:
         Boundaries, without a mask.
@@ -332,40 +332,42 @@ def approximate_rsl_rl(
         `PPO.process_env_step` and `PPO.compute_returns` of RSL-RL 5.5.
     """
     layout = check.check_layout("values", values, time_dim)
-    done = per_step_flags("dones", dones, layout)
-    edge = per_env("last_values", last_values, layout)
+    done = convert_flags("dones", dones, layout)
+    edge = check_per_env("last_values", last_values, layout)
     if time_outs is None:
         return Boundaries(done, None, edge, None, time_dim)
-    cut = done & per_step_flags("time_outs", time_outs, layout)
-    return Boundaries(done & ~cut, cut, values_at_cuts(values, cut, edge, layout), None, time_dim)
+    cut = done & convert_flags("time_outs", time_outs, layout)
+    return Boundaries(done & ~cut, cut, merge_cut_values(values, cut, edge, layout), None, time_dim)
 
 
 # -- tools ------------------------------------------------------------------------------------------------------------
 
 
-def window_of_flags(name: str, flags: Any, time_dim: int) -> RolloutLayout:
-    """The frame set by flags, where no real-valued tensor sets it."""
+def check_flag_layout(name: str, flags: Any, time_dim: int) -> RolloutLayout:
+    """Check flags and return the layout that they set, where no real-valued tensor sets it."""
     check.check_tensor(name, flags, FLAG_DTYPES)
     frame = flags if flags.is_floating_point() else torch.empty((), device=flags.device).expand(flags.shape)
     return check.check_layout(name, frame, time_dim)
 
 
-def per_step_flags(name: str, flags: torch.Tensor, layout: RolloutLayout) -> torch.Tensor:
-    """Flags of each step, as bool."""
+def convert_flags(name: str, flags: torch.Tensor, layout: RolloutLayout) -> torch.Tensor:
+    """Check the flags of each step and return them as bool."""
     check.check_per_step(name, flags, layout, FLAG_DTYPES)
     return flags.bool()
 
 
-def per_env(name: str, tensor: Any, layout: RolloutLayout, dtypes: Sequence[torch.dtype] = REAL_DTYPES) -> torch.Tensor:
-    """One entry per environment, as [num_envs]."""
+def check_per_env(
+    name: str, tensor: Any, layout: RolloutLayout, dtypes: Sequence[torch.dtype] = REAL_DTYPES
+) -> torch.Tensor:
+    """Check one entry per environment and return it as [num_envs]."""
     check.check_tensor(name, tensor, dtypes)
     flat: torch.Tensor = tensor.flatten() if tensor.ndim == 2 and 1 in tensor.shape else tensor
-    check.check_shape(name, flat, (layout.num_envs,), "[num_envs]", layout)
+    check.check_shape(name, flat, (layout.num_envs,), "[num_envs]", layout.device)
     return flat
 
 
 def shift_left(tensor: torch.Tensor, last: torch.Tensor, layout: RolloutLayout) -> torch.Tensor:
-    """x[t+1], and `last` at the window's end."""
+    """Shift left: x[t+1], and `last` at the rollout's end."""
     if layout.num_steps == 0:
         return tensor
     dim = layout.time_dim
@@ -373,7 +375,7 @@ def shift_left(tensor: torch.Tensor, last: torch.Tensor, layout: RolloutLayout) 
 
 
 def shift_right(tensor: torch.Tensor, first: torch.Tensor, layout: RolloutLayout) -> torch.Tensor:
-    """x[t−1], and `first` at the window's beginning."""
+    """Shift right: x[t−1], and `first` at the rollout's start."""
     if layout.num_steps == 0:
         return tensor
     dim = layout.time_dim
@@ -381,22 +383,22 @@ def shift_right(tensor: torch.Tensor, first: torch.Tensor, layout: RolloutLayout
 
 
 def check_final_values(final: Any, layout: RolloutLayout) -> None:
-    """Values of final observations: per step, or sparse ones that leave the window's end open."""
+    """Check values of final observations: per step, or sparse ones that leave the rollout's end open."""
     if not isinstance(final, FinalValues | torch.Tensor):
         raise TypeError(f"final_values: got {type(final).__name__}, expected a torch.Tensor or FinalValues")
     if isinstance(final, torch.Tensor):
         check.check_per_step("final_values", final, layout)
-    elif final.edge is not None:
-        got = check.describe(final.edge)
-        raise ValueError(f"final_values.edge: got {got}, expected None, since next_value is the value at the edge")
+    elif final.last_value is not None:
+        got = check.describe_type(final.last_value)
+        raise ValueError(f"final_values.last_value: got {got}, expected None, since next_value is the last value")
 
 
-def values_at_cuts(
-    final: torch.Tensor | FinalValues, truncated: torch.Tensor, edge: torch.Tensor, layout: RolloutLayout
+def merge_cut_values(
+    final: torch.Tensor | FinalValues, truncated: torch.Tensor, last_value: torch.Tensor, layout: RolloutLayout
 ) -> torch.Tensor | FinalValues:
-    """`final` where truncated, `edge` at the window's end otherwise."""
+    """Take `final` where truncated, `last_value` at the rollout's end otherwise."""
     dim = layout.time_dim
     at_end = (torch.arange(layout.num_steps, device=layout.device) == layout.num_steps - 1).unsqueeze(1 - dim)
     if isinstance(final, FinalValues):
-        return replace(final, edge=torch.where((at_end & truncated).any(dim), math.nan, edge))
-    return torch.where(at_end & ~truncated, edge.unsqueeze(dim), final)
+        return replace(final, last_value=torch.where((at_end & truncated).any(dim), math.nan, last_value))
+    return torch.where(at_end & ~truncated, last_value.unsqueeze(dim), final)

@@ -13,10 +13,12 @@ def coefficients(step: Step) -> tuple[Any, Any]:
     return alpha, beta
 
 
-def readout(step: Step, state: Any, after: Any) -> tuple[Any, ...]:
-    """The state itself."""
+def read_state(step: Step, state: Any, after: Any) -> tuple[Any, ...]:
+    """Return the state itself: a readout for one result."""
     return (state,)
 
 
-LINEAR_BACKWARD = Recurrence("linear_backward", ("alpha", "beta"), 0, ("states",), coefficients, readout)
-LINEAR_FORWARD = Recurrence("linear_forward", ("alpha", "beta"), 0, ("states",), coefficients, readout, backward=False)
+LINEAR_BACKWARD = Recurrence("linear_backward", ("alpha", "beta"), 0, ("states",), coefficients, read_state)
+LINEAR_FORWARD = Recurrence(
+    "linear_forward", ("alpha", "beta"), 0, ("states",), coefficients, read_state, backward=False
+)

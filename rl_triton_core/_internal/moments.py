@@ -53,8 +53,8 @@ def standardizer(
     return select(enough, mean, 0), select(enough, factor, 1)
 
 
-def as_matrices(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
-    """Tensors of one shape as matrices over the same memory, elements paired as before, those of the last in its order.
+def view_as_matrices(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+    """View tensors of one shape as matrices, elements paired as before, those of the last in its memory order.
 
     None if their strides need more than two dimensions.
     """

@@ -6,19 +6,25 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rl_triton_core._internal import validation as check
-from rl_triton_core._internal.fast_path import with_fast_path
-from rl_triton_core._internal.primitives import select
-from rl_triton_core._internal.recurrence import Recurrence, Step
-from rl_triton_core._internal.solve import solve
-from rl_triton_core.boundaries import FinalValues
+from rl_triton_core.extending import (
+    FinalValues,
+    Recurrence,
+    Step,
+    check_bool,
+    check_layout,
+    select,
+    solve,
+    with_fast_path,
+)
 
 
 class GAEOutput(NamedTuple):
     """Results of `compute_gae`, each shaped like `rewards`."""
 
-    advantages: torch.Tensor | None
+    advantages: torch.Tensor
+    """A[t]."""
     returns: torch.Tensor | None
+    """Value targets A[t] + V[t]; None if ``compute_returns=False``."""
 
 
 def coefficients(step: Step) -> tuple[Any, Any]:
@@ -62,63 +68,64 @@ def compute_gae(
     out: tuple[torch.Tensor | None, torch.Tensor | None] | None = None,
     backend: str | None = None,
 ) -> GAEOutput:
-    r"""Advantages and value targets of every step of a rollout.
+    r"""Compute advantages and value targets of every step of a rollout.
 
         δ[t] = r[t] + γ·NV[t] − V[t]
         A[t] = δ[t] + γλ·A[t+1]      where the trajectory continues, else δ[t]
         returns[t] = A[t] + V[t]
 
-    NV[t] is 0 where step t terminated, the bootstrap value where it was truncated or the window ends, V[t+1] elsewhere.
-    λ = 0 is the one-step TD error; λ = 1 the Monte Carlo return minus the value.
+    NV[t] is 0 where step t terminated, the bootstrap value where it was truncated or the rollout ends, V[t+1]
+    elsewhere. λ = 0 is the one-step TD error; λ = 1 the Monte Carlo return minus the value.
 
     Args:
-        rewards: r, reward of the transition t → t+1. [num_envs, num_steps], or [num_steps, num_envs] with
-            ``time_dim=0``; float32, bfloat16, float16, or float64 (CPU only). Any strides.
-        values: V(s_t), shaped like `rewards`.
-        terminated: Departure flags, shaped like `rewards`: the transition ended in a terminal state. bool, uint8 or
-            floating point (nonzero is true). None: none did. Wins over `truncated` where both are set.
-        truncated: Departure flags, likewise: the episode was cut although the state has a future (time limits).
-        gamma: Discount γ per step, finite and >= 0; or one per step, shaped like `rewards`, 0 ending the trajectory.
-        lambda_: λ in [0, 1].
-        bootstrap_values: The true continuation V(s_{t+1}), before any reset, at every truncated step and at the
-            window's end: shaped like `rewards` (read there only), [num_envs] for the window's end alone (without
-            `truncated`), one float for all, or sparse `FinalValues`. Never assumed: pass 0.0 to mean zero.
-        next_values: V(s_{t+1}) of every step, before any reset, shaped like `rewards`, instead of `bootstrap_values`.
-        mask: Nonzero where a step is part of the trajectory, shaped like `rewards`. Masked cells are never read and
-            yield 0.
-        mask_mode: ``"skip"``, as if the masked steps were deleted; ``"reset"``, a masked step ends the trajectory
+        rewards: Reward r of the transition t → t+1, [num_envs, num_steps], or [num_steps, num_envs] with
+            ``time_dim=0``; float32, bfloat16, float16, or float64 (not on the triton backend). Any strides.
+        values: Value estimates V(s_t), shaped like `rewards`, floating point.
+        terminated: Nonzero where the transition ended in a terminal state, shaped like `rewards`; bool, integer, or
+            floating point 0 and 1. None: nowhere. Where both flags are set, termination wins.
+        truncated: Nonzero where the episode was cut although its state has a future (a time limit), shaped like
+            `rewards`; bool, integer, or floating point 0 and 1. None: nowhere.
+        gamma: Discount γ: a finite number >= 0, or one per step, shaped like `rewards`, where 0 ends the trajectory.
+        lambda_: λ, a number in [0, 1].
+        bootstrap_values: V(s_{t+1}), before any reset, at truncated steps and at the rollout's end: one number,
+            [num_envs] for the rollout's end alone (without `truncated`), shaped like `rewards` (read at cuts only), or
+            sparse `FinalValues`. It has no default: pass 0.0 to mean zero.
+        next_values: V(s_{t+1}) of every step, before any reset, shaped like `rewards`; replaces `bootstrap_values`.
+        mask: Nonzero where a step belongs to the trajectory, shaped like `rewards`; bool, integer, or floating point 0
+            and 1. Masked cells are never read and yield 0. None: everywhere.
+        mask_mode: ``"skip"``: as if the masked steps were deleted. ``"reset"``: a masked step ends the trajectory
             before it as a terminal state would.
-        cu_seqlens: For sequences of any lengths that lie end to end: where each starts, and the end of the last,
-            [num_sequences + 1], int32 or int64, rising from 0 to num_steps. Every per-step tensor is then [num_steps],
-            and [num_envs] is [num_sequences]. Each sequence is a window of its own. Where num_sequences equals
-            num_steps, bootstrap values are taken to be per step.
-        time_dim: The time dimension of all per-step tensors: -1 or 1, 0 or -2.
-        compute_returns: Whether to compute `returns` too.
-        out: Preallocated (advantages, returns), shaped like `rewards`, floating point, any strides; what is None is
-            allocated. Must not overlap an input. Where an input requires grad `out` does afterwards, and is refused by
-            a second call.
-        backend: ``"triton"``, ``"cpu"``, ``"reference"``; None chooses by the tensors' device.
+        cu_seqlens: For packed rows, sequences of any lengths end to end: where each starts, and where the last ends,
+            [num_sequences + 1], int32 or int64, rising from 0 to num_steps. Per-step tensors are then [num_steps], and
+            [num_envs] is [num_sequences]. Each sequence is a rollout of its own.
+        time_dim: The time dimension of per-step tensors: -1 or 1, 0 or -2.
+        compute_returns: Whether to compute `returns` as well.
+        out: Preallocated (advantages, returns), shaped like `rewards`, floating point, any strides, apart from every
+            input; None in it is allocated.
+        backend: ``"triton"``, ``"cpu"`` or ``"reference"``; None chooses by the tensors' device.
 
     Returns:
-        GAEOutput(advantages, returns), float32 (float64 if an input is); returns is None unless computed.
-        Differentiable with respect to every real-valued tensor if one of them requires grad. The gradient is 0 where a
-        clip holds a ratio, and by a discount per step that is 0 and ends the trajectory.
+        GAEOutput(advantages, returns) in the unit of the rewards, float32 (float64 if an input is). If an input
+        requires grad, so do they (and `out`, which a second call then refuses): differentiable with respect to every
+        real-valued tensor. By a discount of 0 in `gamma`, which ends the trajectory, the gradient is 0.
 
     Raises:
-        TypeError: An argument's type or dtype is not one of the above.
-        ValueError: A shape, device or value is not, or no continuation was given for the window's end.
+        TypeError: An argument has a wrong type or dtype.
+        ValueError: A shape, device or value is wrong, or neither `bootstrap_values` nor `next_values` was given.
         BackendUnavailableError: The backend asked for cannot run here.
+
+    Source:
+        Schulman et al. 2016, equations 11 and 16, https://arxiv.org/abs/1506.02438
 
     Example:
         >>> rewards, values = torch.ones(1, 3), torch.zeros(1, 3)
         >>> compute_gae(rewards, values, gamma=1.0, lambda_=1.0, bootstrap_values=0.0).advantages
         tensor([[3., 2., 1.]])
     """
-    layout = check.check_layout("rewards", rewards, time_dim, cu_seqlens=cu_seqlens)
     results = solve(
         GAE,
         {"rewards": rewards, "values": values},
-        layout,
+        check_layout("rewards", rewards, time_dim, cu_seqlens=cu_seqlens),
         terminated=terminated,
         truncated=truncated,
         gamma=gamma,
@@ -127,7 +134,7 @@ def compute_gae(
         next_values=next_values,
         mask=mask,
         mask_mode=mask_mode,
-        wanted=(True, compute_returns),
+        wanted=(True, check_bool("compute_returns", compute_returns)),
         out=out,
         backend=backend,
     )

@@ -6,18 +6,34 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rl_triton_core._internal import validation as check
-from rl_triton_core._internal.fast_path import with_fast_path
-from rl_triton_core._internal.primitives import exp, minimum, select
-from rl_triton_core._internal.recurrence import Expectation, Recurrence, Step
-from rl_triton_core._internal.solve import solve
+from rl_triton_core.extending import (
+    Expectation,
+    Recurrence,
+    RolloutLayout,
+    Step,
+    check_bool,
+    check_clip,
+    check_layout,
+    check_log_ratios,
+    check_number,
+    check_per_step,
+    check_shape,
+    check_tensor,
+    exp,
+    minimum,
+    select,
+    solve,
+    with_fast_path,
+)
 
 
 class RetraceOutput(NamedTuple):
     """Results of `compute_retrace`, each shaped like `rewards`."""
 
-    targets: torch.Tensor | None
+    targets: torch.Tensor
+    """Action-value targets Q[t] + D[t]."""
     advantages: torch.Tensor | None
+    """Policy-gradient advantages; None if ``compute_advantages=False``."""
 
 
 def coefficients(step: Step) -> tuple[Any, Any]:
@@ -74,7 +90,7 @@ def compute_retrace(
     out: tuple[torch.Tensor | None, torch.Tensor | None] | None = None,
     backend: str | None = None,
 ) -> RetraceOutput:
-    r"""Off-policy action-value targets and advantages.
+    r"""Compute off-policy action-value targets and advantages.
 
         ratio = π(a_t|s_t) / μ(a_t|s_t),  c = λ·min(c̄, ratio),  ρ = min(ρ̄, ratio)
         D[t] = r[t] + γ·NQ[t] − Q[t] + γ·c[t+1]·D[t+1]      without the last term where the trajectory ends
@@ -82,39 +98,55 @@ def compute_retrace(
         advantages[t] = ρ[t]·(r[t] + γ·NQR[t] − Q[t])
 
     NQ[t] = Σ_a π(a|s_{t+1})·Q(s_{t+1}, a), with the policy **at s_{t+1}**, 0 where step t terminated. NQR[t] is 0 where
-    step t terminated, NQ[t] at a truncation and at the window's end, targets[t+1] elsewhere. The trace that enters step
-    t is that of the action at t+1: a_t itself is what is being evaluated.
+    step t terminated, NQ[t] at a truncation and at the rollout's end, targets[t+1] elsewhere. The trace that enters
+    step t is that of the action at t+1: a_t itself is what is being evaluated.
 
     Args:
-        rewards: r, as in `compute_gae`.
-        q_values: Q(s_t, a_t), shaped like `rewards`.
-        terminated: As in `compute_gae`.
-        truncated: As in `compute_gae`.
-        log_ratios: log π(a_t|s_t) − log μ(a_t|s_t), shaped like `rewards`, −∞ for an action that π never takes; or
-        target_log_probs: log π(a_t|s_t), of the policy to be evaluated, with
-        behaviour_log_probs: log μ(a_t|s_t), of the policy that acted.
-        expected_next_q: NQ of every step, before any reset, shaped like `rewards`; or
-        next_action_probs: π(·|s_{t+1}), shaped like `rewards` with a last dimension of actions, with
-        next_q_values: Q(s_{t+1}, ·), likewise, before any reset.
-        gamma: As in `compute_gae`.
-        lambda_: λ in [0, 1].
+        rewards: Reward r of the transition t → t+1, [num_envs, num_steps], or [num_steps, num_envs] with
+            ``time_dim=0``; float32, bfloat16, float16, or float64 (not on the triton backend). Any strides.
+        q_values: Action values Q(s_t, a_t), shaped like `rewards`, floating point.
+        terminated: Nonzero where the transition ended in a terminal state, shaped like `rewards`; bool, integer, or
+            floating point 0 and 1. None: nowhere. Where both flags are set, termination wins.
+        truncated: Nonzero where the episode was cut although its state has a future (a time limit), shaped like
+            `rewards`; bool, integer, or floating point 0 and 1. None: nowhere.
+        log_ratios: log π(a_t|s_t) − log μ(a_t|s_t), the learned policy's log-probability minus the behaviour policy's,
+            shaped like `rewards`, floating point; −∞ for an action that π never takes.
+        target_log_probs: log π(a_t|s_t), shaped like `rewards`; with `behaviour_log_probs` it replaces `log_ratios`.
+        behaviour_log_probs: log μ(a_t|s_t) of the policy that acted, shaped like `rewards`; with `target_log_probs`.
+        expected_next_q: NQ of every step, before any reset, shaped like `rewards`, floating point.
+        next_action_probs: π(·|s_{t+1}), shaped like `rewards` with a last dimension of actions, floating point; with
+            `next_q_values` it replaces `expected_next_q`.
+        next_q_values: Q(s_{t+1}, ·), before any reset, shaped like `next_action_probs`, floating point.
+        gamma: Discount γ: a finite number >= 0, or one per step, shaped like `rewards`, where 0 ends the trajectory.
+        lambda_: λ, a number in [0, 1].
         c_bar: c̄ >= 0, the clip of the trace; infinity for none.
         rho_bar: ρ̄ >= 0, the clip of the advantage's weight; infinity for none.
-        mask: As in `compute_gae`.
-        mask_mode: As in `compute_gae`.
-        cu_seqlens: As in `compute_gae`.
-        time_dim: As in `compute_gae`; of the two leading dimensions where there is one of actions.
-        compute_advantages: Whether to compute `advantages` too.
-        out: Preallocated (targets, advantages), as in `compute_gae`.
-        backend: As in `compute_gae`.
+        mask: Nonzero where a step belongs to the trajectory, shaped like `rewards`; bool, integer, or floating point 0
+            and 1. Masked cells are never read and yield 0. None: everywhere.
+        mask_mode: ``"skip"``: as if the masked steps were deleted. ``"reset"``: a masked step ends the trajectory
+            before it as a terminal state would.
+        cu_seqlens: For packed rows, sequences of any lengths end to end: where each starts, and where the last ends,
+            [num_sequences + 1], int32 or int64, rising from 0 to num_steps. Per-step tensors are then [num_steps], and
+            [num_envs] is [num_sequences]. Each sequence is a rollout of its own.
+        time_dim: The time dimension of per-step tensors: -1 or 1, 0 or -2; of the two leading dimensions where there is
+            one of actions.
+        compute_advantages: Whether to compute `advantages` as well.
+        out: Preallocated (targets, advantages), shaped like `rewards`, floating point, any strides, apart from every
+            input; None in it is allocated.
+        backend: ``"triton"``, ``"cpu"`` or ``"reference"``; None chooses by the tensors' device.
 
     Returns:
-        RetraceOutput(targets, advantages), as in `compute_gae`.
+        RetraceOutput(targets, advantages) in the unit of the rewards, float32 (float64 if an input is). If an input
+        requires grad, so do they (and `out`, which a second call then refuses): differentiable with respect to every
+        real-valued tensor. The gradient is 0 where a clip holds a ratio, and by a discount of 0 in `gamma`.
 
     Raises:
-        TypeError: As in `compute_gae`.
-        ValueError: As in `compute_gae`, or ratios or expectations are not given in one of their two ways.
-        BackendUnavailableError: As in `compute_gae`.
+        TypeError: An argument has a wrong type or dtype.
+        ValueError: A shape, device or value is wrong, or ratios or expectations are not given in one of the two ways.
+        BackendUnavailableError: The backend asked for cannot run here.
+
+    Source:
+        Munos et al. 2016, equation 4, https://arxiv.org/abs/1606.02647. The advantages are this library's own.
 
     Example:
         >>> rewards, q_values = torch.ones(1, 2), torch.zeros(1, 2)
@@ -122,48 +154,44 @@ def compute_retrace(
         >>> compute_retrace(rewards, q_values, gamma=1.0, log_ratios=on_policy, expected_next_q=expected).targets
         tensor([[12., 11.]])
     """
-    layout = check.check_layout("rewards", rewards, time_dim, cu_seqlens=cu_seqlens)
-    next_values: torch.Tensor | Expectation
-    if expected_next_q is None:
-        next_values = check_expectation(next_action_probs, next_q_values, layout)
-    elif next_action_probs is not None or next_q_values is not None:
-        raise ValueError("expected_next_q: got it and next_action_probs or next_q_values, expected one form")
-    else:
-        check.check_per_step("expected_next_q", expected_next_q, layout)
-        next_values = expected_next_q
+    layout = check_layout("rewards", rewards, time_dim, cu_seqlens=cu_seqlens)
+    ratios = check_log_ratios(log_ratios, target_log_probs, behaviour_log_probs, layout)
     results = solve(
         RETRACE,
-        {
-            "rewards": rewards,
-            "q_values": q_values,
-            **check.check_log_ratios(log_ratios, target_log_probs, behaviour_log_probs, layout),
-        },
+        {"rewards": rewards, "q_values": q_values, **ratios},
         layout,
         terminated=terminated,
         truncated=truncated,
         gamma=gamma,
         params=(
-            check.check_number("lambda_", lambda_, 0.0, 1.0),
-            check.check_clip("c_bar", c_bar),
-            check.check_clip("rho_bar", rho_bar),
+            check_number("lambda_", lambda_, 0.0, 1.0),
+            check_clip("c_bar", c_bar),
+            check_clip("rho_bar", rho_bar),
         ),
-        next_values=next_values,
+        next_values=check_expectation(expected_next_q, next_action_probs, next_q_values, layout),
         mask=mask,
         mask_mode=mask_mode,
-        wanted=(True, compute_advantages),
+        wanted=(True, check_bool("compute_advantages", compute_advantages)),
         out=out,
         backend=backend,
     )
     return RetraceOutput(*results)
 
 
-def check_expectation(probs: Any, q_values: Any, layout: check.RolloutLayout) -> Expectation:
-    """π(·|s_{t+1}) and Q(s_{t+1}, ·), of the same number of actions."""
+def check_expectation(
+    expected: torch.Tensor | None, probs: Any, q_values: Any, layout: RolloutLayout
+) -> torch.Tensor | Expectation:
+    """The expectation NQ in one of two forms: computed, or as π(·|s_{t+1}) and Q(s_{t+1}, ·) of all actions."""
+    if expected is not None:
+        if probs is not None or q_values is not None:
+            raise ValueError("expected_next_q: got it and next_action_probs or next_q_values, expected one form")
+        check_per_step("expected_next_q", expected, layout)
+        return expected
     if probs is None or q_values is None:
         raise ValueError("expected_next_q: got None, expected it, or both next_action_probs and next_q_values")
     for name, tensor in (("next_action_probs", probs), ("next_q_values", q_values)):
-        check.check_tensor(name, tensor, check.REAL_DTYPES)
+        check_tensor(name, tensor)
         actions = max(1, tensor.shape[-1]) if tensor.ndim else 1
-        check.check_shape(name, tensor, (*layout.shape, actions), "that of rewards, and actions", layout)
-    check.check_same_shape("next_q_values", q_values, probs, "next_action_probs")
+        check_shape(name, tensor, (*layout.shape, actions), "that of rewards, and actions", layout.device)
+    check_shape("next_q_values", q_values, probs.shape, "that of next_action_probs", layout.device)
     return Expectation(probs, q_values)

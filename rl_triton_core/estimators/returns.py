@@ -6,13 +6,17 @@ from typing import Any
 
 import torch
 
-from rl_triton_core._internal import validation as check
-from rl_triton_core._internal.fast_path import with_fast_path
-from rl_triton_core._internal.linear import readout
-from rl_triton_core._internal.primitives import select
-from rl_triton_core._internal.recurrence import Recurrence, Step
-from rl_triton_core._internal.solve import solve
-from rl_triton_core.boundaries import FinalValues
+from rl_triton_core.extending import (
+    FinalValues,
+    Recurrence,
+    RolloutLayout,
+    Step,
+    check_layout,
+    read_state,
+    select,
+    solve,
+    with_fast_path,
+)
 
 
 def coefficients(step: Step) -> tuple[Any, Any]:
@@ -28,7 +32,7 @@ LAMBDA_RETURNS = Recurrence(
     num_lookahead=1,
     outputs=("returns",),
     coefficients=coefficients,
-    readout=readout,
+    readout=read_state,
 )
 
 
@@ -50,36 +54,52 @@ def compute_lambda_returns(
     out: torch.Tensor | None = None,
     backend: str | None = None,
 ) -> torch.Tensor:
-    r"""TD(λ) returns: the mixture of all n-step returns.
+    r"""Compute TD(λ) returns, the mixture of all n-step returns.
 
         G[t] = r[t] + γ·((1 − λ)·V[t+1] + λ·G[t+1])      inside
-        G[t] = r[t] + γ·NV[t]                            where step t terminated (NV = 0) or was cut
+        G[t] = r[t] + γ·NV[t]                            where step t terminated (NV = 0), was truncated, or the
+                                                         rollout ends
 
     Equals the GAE advantages of the same λ plus V. λ = 0 is the one-step target; λ = 1 the discounted return.
 
     Args:
-        rewards: r, as in `compute_gae`.
-        values: V(s_t), shaped like `rewards`. Not with `next_values`.
-        terminated: As in `compute_gae`.
-        truncated: As in `compute_gae`.
-        gamma: As in `compute_gae`.
-        lambda_: λ in [0, 1].
-        bootstrap_values: As in `compute_gae`, with `values`.
-        next_values: V(s_{t+1}) of every step, before any reset, in the place of `values` and `bootstrap_values`.
-        mask: As in `compute_gae`.
-        mask_mode: As in `compute_gae`.
-        cu_seqlens: As in `compute_gae`.
-        time_dim: As in `compute_gae`.
-        out: Preallocated result, as in `compute_gae`.
-        backend: As in `compute_gae`.
+        rewards: Reward r of the transition t → t+1, [num_envs, num_steps], or [num_steps, num_envs] with
+            ``time_dim=0``; float32, bfloat16, float16, or float64 (not on the triton backend). Any strides.
+        values: Value estimates V(s_t), shaped like `rewards`, floating point. Not together with `next_values`.
+        terminated: Nonzero where the transition ended in a terminal state, shaped like `rewards`; bool, integer, or
+            floating point 0 and 1. None: nowhere. Where both flags are set, termination wins.
+        truncated: Nonzero where the episode was cut although its state has a future (a time limit), shaped like
+            `rewards`; bool, integer, or floating point 0 and 1. None: nowhere.
+        gamma: Discount γ: a finite number >= 0, or one per step, shaped like `rewards`, where 0 ends the trajectory.
+        lambda_: λ, a number in [0, 1].
+        bootstrap_values: With `values`: V(s_{t+1}), before any reset, at truncated steps and at the rollout's end: one
+            number, [num_envs] for the rollout's end alone (without `truncated`), shaped like `rewards` (read at cuts
+            only), or sparse `FinalValues`. It has no default: pass 0.0 to mean zero.
+        next_values: V(s_{t+1}) of every step, before any reset, shaped like `rewards`; replaces `values` and
+            `bootstrap_values`.
+        mask: Nonzero where a step belongs to the trajectory, shaped like `rewards`; bool, integer, or floating point 0
+            and 1. Masked cells are never read and yield 0. None: everywhere.
+        mask_mode: ``"skip"``: as if the masked steps were deleted. ``"reset"``: a masked step ends the trajectory
+            before it as a terminal state would.
+        cu_seqlens: For packed rows, sequences of any lengths end to end: where each starts, and where the last ends,
+            [num_sequences + 1], int32 or int64, rising from 0 to num_steps. Per-step tensors are then [num_steps], and
+            [num_envs] is [num_sequences]. Each sequence is a rollout of its own.
+        time_dim: The time dimension of per-step tensors: -1 or 1, 0 or -2.
+        out: Preallocated result, shaped like `rewards`, floating point, any strides, apart from every input.
+        backend: ``"triton"``, ``"cpu"`` or ``"reference"``; None chooses by the tensors' device.
 
     Returns:
-        G, shaped like `rewards`; dtype and gradient as in `compute_gae`.
+        G, shaped like `rewards` and in their unit, float32 (float64 if an input is). If an input requires grad, so does
+        G (and `out`, which a second call then refuses): differentiable with respect to every real-valued tensor.
 
     Raises:
-        TypeError: As in `compute_gae`.
-        ValueError: As in `compute_gae`, or both or neither of `values` and `next_values` were given.
-        BackendUnavailableError: As in `compute_gae`.
+        TypeError: An argument has a wrong type or dtype.
+        ValueError: A shape, device or value is wrong, both or neither of `values` and `next_values` were given, or
+            no bootstrap values were given with `values`.
+        BackendUnavailableError: The backend asked for cannot run here.
+
+    Source:
+        Sutton & Barto 2018, section 12.1, http://incompleteideas.net/book/the-book-2nd.html
 
     Example:
         >>> rewards, values = torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 10.0]])
@@ -89,8 +109,8 @@ def compute_lambda_returns(
     if (values is None) == (next_values is None):
         given = "None" if values is None else "both it and next_values"
         raise ValueError(f"values: got {given}, expected either values (with bootstrap_values) or next_values")
-    layout = check.check_layout("rewards", rewards, time_dim, cu_seqlens=cu_seqlens)
-    return single(
+    layout = check_layout("rewards", rewards, time_dim, cu_seqlens=cu_seqlens)
+    return solve_returns(
         {"rewards": rewards} | ({} if values is None else {"values": values}),
         layout,
         terminated=terminated,
@@ -121,38 +141,51 @@ def compute_discounted_returns(
     out: torch.Tensor | None = None,
     backend: str | None = None,
 ) -> torch.Tensor:
-    r"""Discounted returns, or rewards to go.
+    r"""Compute discounted returns, or rewards to go.
 
         G[t] = r[t] + γ·G[t+1]      inside
-        G[t] = r[t] + γ·NV[t]       where step t terminated (NV = 0) or was cut
+        G[t] = r[t] + γ·NV[t]       where step t terminated (NV = 0), was truncated, or the rollout ends
 
     Args:
-        rewards: r, as in `compute_gae`.
-        terminated: As in `compute_gae`.
-        truncated: As in `compute_gae`.
-        gamma: As in `compute_gae`.
-        bootstrap_values: As in `compute_gae`; 0.0 for the plain sum of the rewards seen.
-        mask: As in `compute_gae`.
-        mask_mode: As in `compute_gae`.
-        cu_seqlens: As in `compute_gae`.
-        time_dim: As in `compute_gae`.
-        out: Preallocated result, as in `compute_gae`.
-        backend: As in `compute_gae`.
+        rewards: Reward r of the transition t → t+1, [num_envs, num_steps], or [num_steps, num_envs] with
+            ``time_dim=0``; float32, bfloat16, float16, or float64 (not on the triton backend). Any strides.
+        terminated: Nonzero where the transition ended in a terminal state, shaped like `rewards`; bool, integer, or
+            floating point 0 and 1. None: nowhere. Where both flags are set, termination wins.
+        truncated: Nonzero where the episode was cut although its state has a future (a time limit), shaped like
+            `rewards`; bool, integer, or floating point 0 and 1. None: nowhere.
+        gamma: Discount γ: a finite number >= 0, or one per step, shaped like `rewards`, where 0 ends the trajectory.
+        bootstrap_values: V(s_{t+1}), before any reset, at truncated steps and at the rollout's end: one number,
+            [num_envs] for the rollout's end alone (without `truncated`), shaped like `rewards` (read at cuts only), or
+            sparse `FinalValues`. It has no default: pass 0.0 for the plain sum of the rewards seen.
+        mask: Nonzero where a step belongs to the trajectory, shaped like `rewards`; bool, integer, or floating point 0
+            and 1. Masked cells are never read and yield 0. None: everywhere.
+        mask_mode: ``"skip"``: as if the masked steps were deleted. ``"reset"``: a masked step ends the trajectory
+            before it as a terminal state would.
+        cu_seqlens: For packed rows, sequences of any lengths end to end: where each starts, and where the last ends,
+            [num_sequences + 1], int32 or int64, rising from 0 to num_steps. Per-step tensors are then [num_steps], and
+            [num_envs] is [num_sequences]. Each sequence is a rollout of its own.
+        time_dim: The time dimension of per-step tensors: -1 or 1, 0 or -2.
+        out: Preallocated result, shaped like `rewards`, floating point, any strides, apart from every input.
+        backend: ``"triton"``, ``"cpu"`` or ``"reference"``; None chooses by the tensors' device.
 
     Returns:
-        G, shaped like `rewards`; dtype and gradient as in `compute_gae`.
+        G, shaped like `rewards` and in their unit, float32 (float64 if an input is). If an input requires grad, so does
+        G (and `out`, which a second call then refuses): differentiable with respect to every real-valued tensor.
 
     Raises:
-        TypeError: As in `compute_gae`.
-        ValueError: As in `compute_gae`.
-        BackendUnavailableError: As in `compute_gae`.
+        TypeError: An argument has a wrong type or dtype.
+        ValueError: A shape, device or value is wrong, or `bootstrap_values` are missing.
+        BackendUnavailableError: The backend asked for cannot run here.
+
+    Source:
+        Sutton & Barto 2018, section 3.3, http://incompleteideas.net/book/the-book-2nd.html
 
     Example:
         >>> compute_discounted_returns(torch.tensor([[1.0, 1.0, 1.0]]), gamma=0.5, bootstrap_values=0.0)
         tensor([[1.7500, 1.5000, 1.0000]])
     """
-    layout = check.check_layout("rewards", rewards, time_dim, cu_seqlens=cu_seqlens)
-    return single(
+    layout = check_layout("rewards", rewards, time_dim, cu_seqlens=cu_seqlens)
+    return solve_returns(
         {"rewards": rewards},
         layout,
         terminated=terminated,
@@ -166,8 +199,8 @@ def compute_discounted_returns(
     )
 
 
-def single(inputs: dict[str, Any], layout: check.RolloutLayout, *, out: Any, **arguments: Any) -> torch.Tensor:
+def solve_returns(inputs: dict[str, Any], layout: RolloutLayout, *, out: Any, **arguments: Any) -> torch.Tensor:
     """`solve` for one result, which is given and returned by itself."""
-    (result,) = solve(LAMBDA_RETURNS, inputs, layout, out=None if out is None else (out,), **arguments)
-    assert result is not None
-    return result
+    returns: torch.Tensor
+    (returns,) = solve(LAMBDA_RETURNS, inputs, layout, out=None if out is None else (out,), **arguments)
+    return returns

@@ -8,22 +8,32 @@ from typing import Any, NamedTuple
 import torch
 
 from rl_triton_core._internal import validation as check
-from rl_triton_core._internal.fast_path import with_fast_path
-from rl_triton_core._internal.linear import readout
-from rl_triton_core._internal.primitives import select
-from rl_triton_core._internal.recurrence import Recurrence, Step
-from rl_triton_core._internal.solve import solve_features
+from rl_triton_core._internal.bootstrap import find_last_step
+from rl_triton_core.extending import (
+    Recurrence,
+    RolloutLayout,
+    Step,
+    check_bool,
+    check_choice,
+    check_flags,
+    check_layout,
+    check_number,
+    read_state,
+    select,
+    solve_features,
+    with_fast_path,
+)
 
 BOUNDARIES = ("ends_at", "starts_at")
 
 
 class ScanState(NamedTuple):
-    """What one window hands to the next."""
+    """What one rollout hands to the next."""
 
     value: torch.Tensor
     """The state after the last step, [num_envs, *features]."""
     done: torch.Tensor
-    """Whether the episode ended there, so that the next step starts afresh, [num_envs]."""
+    """Whether the episode ended there, so that the next step starts from zero, [num_envs]."""
 
 
 def coefficients(step: Step) -> tuple[Any, Any]:
@@ -38,7 +48,7 @@ TRACE = Recurrence(
     num_lookahead=0,
     outputs=("traces",),
     coefficients=coefficients,
-    readout=readout,
+    readout=read_state,
     backward=False,
 )
 
@@ -60,53 +70,69 @@ def compute_eligibility_traces(
     out: torch.Tensor | None = None,
     backend: str | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, ScanState]:
-    r"""Accumulating traces that start afresh with every episode.
+    r"""Compute accumulating eligibility traces, which start from zero with every episode.
 
         z[t] = x[t] + γλ·z[t-1]      without the last term where step t-1 ended its episode
 
-    Windows stream: with the `state` of the window before, two windows in a row equal one long one, bit for bit on the
-    ``cpu`` backend.
+    Rollouts stream: with the `state` of the rollout before, two in a row equal one long one, bit for bit on the ``cpu``
+    backend.
 
     Args:
         x: Features or gradients, [num_envs, num_steps, *features], or [num_steps, num_envs, *features] with
-            ``time_dim=0``; floating point as in `compute_gae`.
-        terminated: Departure flags, [num_envs, num_steps], as in `compute_gae`. Features share them.
-        truncated: Likewise; here either kind ends a trace.
-        gamma: Discount γ, finite and >= 0. One per step goes into `decay`, which acts on what enters step t, while the
-            discounts of `compute_gae` act on what follows it.
-        lambda_: λ in [0, 1].
-        decay: Replaces γλ, and `gamma` and `lambda_` are not read: a number, one per feature (shaped like the
+            ``time_dim=0``; float32, bfloat16, float16, or float64 (not on the triton backend). Any strides.
+        terminated: Nonzero where the transition ended in a terminal state, [num_envs, num_steps], shared by all
+            features; bool, integer, or floating point 0 and 1. None: nowhere.
+        truncated: Nonzero where the episode was cut (a time limit), which ends a trace too; shape and dtypes as those
+            of `terminated`. None: nowhere.
+        gamma: Discount γ, a finite number >= 0. A discount per step goes into `decay`, which weighs what enters step t.
+        lambda_: λ, a number in [0, 1].
+        decay: Replaces γλ; `gamma` and `lambda_` are not read then. A number, one per feature (shaped like the
             features), one per step ([num_envs, num_steps]), or one for each (shaped like `x`). The first that fits is
             meant.
-        state: What the window before handed over. None: z[-1] = 0.
-        return_state: Whether to return this window's `ScanState` too.
-        mask: Nonzero where a step is part of the trajectory, as in `compute_gae`.
-        mask_mode: ``"skip"``, as if the masked steps were deleted; ``"reset"``, a masked step ends the trace.
+        state: The `ScanState` that the previous rollout returned. None: z[-1] = 0.
+        return_state: Whether to return this rollout's `ScanState` as well.
+        mask: Nonzero where a step belongs to the trajectory, [num_envs, num_steps]; bool, integer, or floating point 0
+            and 1. Masked cells are never read and yield 0. None: everywhere.
+        mask_mode: ``"skip"``: as if the masked steps were deleted. ``"reset"``: a masked step ends the trace.
         time_dim: Which of the two leading dimensions is time: -1 or 1, 0 or -2.
-        out: Preallocated result, as in `compute_gae`.
-        backend: As in `compute_gae`.
+        out: Preallocated result, shaped like `x`, floating point, any strides, apart from every input.
+        backend: ``"triton"``, ``"cpu"`` or ``"reference"``; None chooses by the tensors' device.
 
     Returns:
-        z, shaped like `x`, or (z, ScanState) with `return_state`; dtype and gradient as in `compute_gae`.
+        z, shaped like `x` and in its unit, float32 (float64 if an input is); or (z, ScanState) with ``return_state``.
+        Differentiable with respect to `x`, `decay` and the state's value.
 
     Raises:
-        TypeError: As in `compute_gae`.
-        ValueError: As in `compute_gae`.
-        BackendUnavailableError: As in `compute_gae`.
+        TypeError: An argument has a wrong type or dtype.
+        ValueError: A shape, device or value is wrong.
+        BackendUnavailableError: The backend asked for cannot run here.
+
+    Source:
+        Sutton & Barto 2018, section 12.2, http://incompleteideas.net/book/the-book-2nd.html
 
     Example:
         >>> done = torch.tensor([[False, True, False, False]])
         >>> compute_eligibility_traces(torch.ones(1, 4), done, decay=0.5)
         tensor([[1.0000, 1.5000, 1.0000, 1.5000]])
     """
-    layout = check.check_layout("x", x, time_dim, features=True)
+    layout = check_layout("x", x, time_dim, features=True)
     factors: tuple[Any, float]
     if decay is None:
-        factors = check.check_number("gamma", gamma, 0.0, math.inf), check.check_number("lambda_", lambda_, 0.0, 1.0)
+        factors = check_number("gamma", gamma, 0.0, math.inf), check_number("lambda_", lambda_, 0.0, 1.0)
     else:
         factors = check.check_decay(decay, x, layout), 1.0
-    flags = (("terminated", terminated), ("truncated", truncated))
-    return scan_forward(x, layout, flags, factors, state, return_state, mask, mask_mode, out, backend, starts_at=False)
+    return solve_forward(
+        x,
+        layout,
+        {"terminated": terminated, "truncated": truncated},
+        factors,
+        state=state,
+        return_state=return_state,
+        mask=mask,
+        mask_mode=mask_mode,
+        out=out,
+        backend=backend,
+    )
 
 
 @with_fast_path
@@ -124,66 +150,88 @@ def compute_episodic_prefix_sum(
     out: torch.Tensor | None = None,
     backend: str | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, ScanState]:
-    r"""Cumulative sums that start afresh with every episode.
+    r"""Compute cumulative sums that start from zero with every episode.
 
         C[t] = x[t] + C[t-1]      without the last term where step t-1 ended an episode ("ends_at"),
                                   or where step t starts one ("starts_at")
 
     Args:
-        x: What to sum, as in `compute_eligibility_traces`, or of an integer dtype.
-        dones: Flags, [num_envs, num_steps], bool, uint8 or floating point.
-        boundary: What they say: ``"ends_at"``, the step is the last of an episode; ``"starts_at"``, it is the first.
-        state: As in `compute_eligibility_traces`.
-        return_state: As in `compute_eligibility_traces`.
-        mask: As in `compute_eligibility_traces`.
-        mask_mode: As in `compute_eligibility_traces`.
-        cu_seqlens: As in `compute_gae`; `x` has no features then.
-        time_dim: As in `compute_eligibility_traces`.
-        out: Preallocated result, as in `compute_gae`; int64 for integers.
-        backend: As in `compute_gae`.
+        x: What to sum, [num_envs, num_steps, *features], or [num_steps, num_envs, *features] with ``time_dim=0``;
+            floating point (float64 not on the triton backend) or integer. Any strides.
+        dones: Flags of episodes, [num_envs, num_steps], shared by all features; bool, integer, or floating point 0 and
+            1. None: nowhere.
+        boundary: What the flags say: ``"ends_at"``, the step is the last of an episode; ``"starts_at"``, it is the
+            first.
+        state: The `ScanState` that the previous rollout returned. None: C[-1] = 0.
+        return_state: Whether to return this rollout's `ScanState` as well.
+        mask: Nonzero where a step belongs to the trajectory, [num_envs, num_steps]; bool, integer, or floating point 0
+            and 1. Masked cells are never read and yield 0. None: everywhere.
+        mask_mode: ``"skip"``: as if the masked steps were deleted. ``"reset"``: a masked step ends the sum.
+        cu_seqlens: For packed rows, sequences of any lengths end to end: where each starts, and where the last ends,
+            [num_sequences + 1], int32 or int64, rising from 0 to num_steps. `x`, `dones` and `mask` are then
+            [num_steps], without features, and [num_envs] is [num_sequences]. Each sequence is a rollout of its own.
+        time_dim: Which of the two leading dimensions is time: -1 or 1, 0 or -2.
+        out: Preallocated result, shaped like `x`, floating point (int64 for integers), any strides, apart from every
+            input.
+        backend: ``"triton"``, ``"cpu"`` or ``"reference"``; None chooses by the tensors' device.
 
     Returns:
-        C, shaped like `x`, or (C, ScanState) with `return_state`. int64, exact modulo 2⁶⁴, for integers; else as in
-        `compute_gae`.
+        C, shaped like `x` and in its unit; or (C, ScanState) with ``return_state``. int64, exact modulo 2⁶⁴, for
+        integers; else float32 (float64 if an input is), and differentiable with respect to `x` and the state's value.
 
     Raises:
-        TypeError: As in `compute_gae`.
-        ValueError: As in `compute_gae`, or `boundary` is not one of the two.
-        BackendUnavailableError: As in `compute_gae`.
+        TypeError: An argument has a wrong type or dtype.
+        ValueError: A shape, device or value is wrong, or `boundary` is not one of the two.
+        BackendUnavailableError: The backend asked for cannot run here.
+
+    Source:
+        Blelloch 1990, section 1.5 (segmented scans), https://www.cs.cmu.edu/~guyb/papers/Ble93.pdf
 
     Example:
         >>> dones = torch.tensor([[False, True, False, False]])
         >>> compute_episodic_prefix_sum(torch.ones(1, 4, dtype=torch.int32), dones)
         tensor([[1, 2, 1, 2]])
     """
-    if boundary not in BOUNDARIES:
-        raise ValueError(f"boundary: got {boundary!r}, expected one of {', '.join(BOUNDARIES)}")
-    layout = check.check_layout("x", x, time_dim, features=True, integers=True, cu_seqlens=cu_seqlens)
+    layout = check_layout("x", x, time_dim, features=True, integers=True, cu_seqlens=cu_seqlens)
     one = 1.0 if x.is_floating_point() else 1
-    flags, starts_at = (("dones", dones), ("truncated", None)), boundary == "starts_at"
-    return scan_forward(x, layout, flags, (one, one), state, return_state, mask, mask_mode, out, backend, starts_at)
+    return solve_forward(
+        x,
+        layout,
+        {"dones": dones},
+        (one, one),
+        starts_at=check_choice("boundary", boundary, BOUNDARIES) == "starts_at",
+        state=state,
+        return_state=return_state,
+        mask=mask,
+        mask_mode=mask_mode,
+        out=out,
+        backend=backend,
+    )
 
 
-def scan_forward(
+def solve_forward(
     x: torch.Tensor,
-    layout: check.RolloutLayout,
-    flags: tuple[tuple[str, Any], ...],
-    factors: tuple[Any, Any],
+    layout: RolloutLayout,
+    flags: dict[str, torch.Tensor | None],
+    factors: tuple[float | torch.Tensor, float],
+    *,
     state: ScanState | None,
     return_state: bool,
-    mask: Any,
-    mask_mode: Any,
-    out: Any,
+    mask: torch.Tensor | None,
+    mask_mode: str,
+    out: torch.Tensor | None,
     backend: str | None,
-    starts_at: bool,
+    starts_at: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, ScanState]:
-    """A forward scan of a validated `x`."""
-    for name, tensor in (*flags, ("mask", mask)):
-        check.check_flags(name, tensor, layout)
+    """Compute a forward scan whose decay is the product of `factors`, and perhaps the state after it."""
+    for name, tensor in flags.items():
+        check_flags(name, tensor, layout)
+    check_flags("mask", mask, layout)
     value, done = check.check_state(state, x, layout)
-    if return_state and isinstance(out, torch.Tensor) and out.dtype not in check.EXACT_DTYPES:
-        raise ValueError(f"out: got dtype {out.dtype} together with return_state, expected one that rounds no state")
-    skip = check.check_mask_mode(mask_mode)
+    if check_bool("return_state", return_state) and out is not None:
+        check.check_exact("out", out)
+    skip = check_choice("mask_mode", mask_mode, check.MASK_MODES) == "skip"
+    terminated, truncated = (*flags.values(), None)[:2]
     traces = solve_features(
         TRACE,
         (x,),
@@ -191,8 +239,8 @@ def scan_forward(
         initial=value,
         gamma=factors[0],
         lambda_=factors[1],
-        terminated=flags[0][1],
-        truncated=flags[1][1],
+        terminated=terminated,
+        truncated=truncated,
         mask=mask,
         previous_done=None if done is None else layout.expand_over_time(done),
         skip=skip,
@@ -202,51 +250,60 @@ def scan_forward(
     )
     if not return_state:
         return traces
-    ends = [] if starts_at else [flag for _, flag in flags if flag is not None]
-    return traces, final_state(traces, ends, mask, skip, layout, start_state(value, done, traces, layout))
+    start = build_start_state(value, done, traces, layout)
+    ends = [] if starts_at else [flag for flag in flags.values() if flag is not None]
+    return traces, build_final_state(traces, ends, mask, skip, layout, start)
 
 
-def start_state(value: Any, done: Any, traces: torch.Tensor, layout: check.RolloutLayout) -> ScanState:
-    """The state before the window."""
-    if value is None:
+def build_start_state(
+    value: torch.Tensor | None, done: torch.Tensor | None, traces: torch.Tensor, layout: RolloutLayout
+) -> ScanState:
+    """The state before the rollout: the one that was given, or zero."""
+    if value is None or done is None:
         value = traces.new_zeros((layout.num_envs, *traces.shape[len(layout.shape) :]))
         done = torch.zeros(layout.num_envs, dtype=torch.bool, device=traces.device)
     return ScanState(value.to(traces.dtype), done.ne(0))
 
 
-def final_state(
-    traces: torch.Tensor, ends: list[torch.Tensor], mask: Any, skip: bool, layout: check.RolloutLayout, start: ScanState
+def build_final_state(
+    traces: torch.Tensor,
+    ends: list[torch.Tensor],
+    mask: torch.Tensor | None,
+    skip: bool,
+    layout: RolloutLayout,
+    start: ScanState,
 ) -> ScanState:
-    """The state after the last step that counts, and whether its episode ended there."""
+    """The state after the last step that counts, and whether its episode ended there; `start` where none counts."""
     if not layout.num_steps:
         return start
     done = torch.zeros(layout.shape, dtype=torch.bool, device=traces.device)
     for flags in ends:
         done = done | flags.ne(0)
     valid = None if mask is None else mask.ne(0)
-    last, some = last_steps(valid, layout)
-    value, over, exists = pick(traces, last, layout), pick(done, last, layout), some
-    if valid is not None and not skip:
-        end, exists = last_steps(None, layout)
-        over = over | ~pick(valid, end, layout)
-    some = some.view(-1, *[1] * (value.ndim - 1))
-    return ScanState(torch.where(some, value, start.value), torch.where(exists, over, start.done))
+    last, has_value = find_last_steps(valid, layout)
+    value, is_done, has_done = take_steps(traces, last, layout), take_steps(done, last, layout), has_value
+    if valid is not None and not skip:  # a masked last step ends the episode
+        last, has_done = find_last_steps(None, layout)
+        is_done = is_done | ~take_steps(valid, last, layout)
+    has_value = has_value.view(-1, *[1] * (value.ndim - 1))
+    return ScanState(torch.where(has_value, value, start.value), torch.where(has_done, is_done, start.done))
 
 
-def last_steps(valid: torch.Tensor | None, layout: check.RolloutLayout) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where the last (valid) step of each environment or sequence is, and whether there is one, [num_envs] each."""
+def find_last_steps(valid: torch.Tensor | None, layout: RolloutLayout) -> tuple[torch.Tensor, torch.Tensor]:
+    """Index of the last (valid) step of each environment or sequence, and whether there is one, [num_envs] each."""
     if layout.cu_seqlens is None:
-        index = check.last_step(valid, layout).squeeze(layout.time_dim)
+        index = find_last_step(valid, layout).squeeze(layout.time_dim)
         return index, torch.ones_like(index, dtype=torch.bool) if valid is None else valid.any(layout.time_dim)
-    index = layout.cu_seqlens[1:] - 1
+    starts, ends = layout.cu_seqlens[:-1], layout.cu_seqlens[1:]
+    index = (ends - 1).clamp(min=0)
     if valid is not None:
         steps = torch.arange(layout.num_steps, device=layout.device)
-        index = torch.where(valid, steps, -1).cummax(0).values[index.clamp(min=0)]
-    return index.clamp(min=0), index >= layout.cu_seqlens[:-1]
+        index = torch.where(valid, steps, -1).cummax(0).values[index]
+    return index.clamp(min=0), (index >= starts) & (ends > starts)
 
 
-def pick(x: torch.Tensor, index: torch.Tensor, layout: check.RolloutLayout) -> torch.Tensor:
-    """One step of each environment or sequence."""
+def take_steps(x: torch.Tensor, index: torch.Tensor, layout: RolloutLayout) -> torch.Tensor:
+    """The step at `index` of each environment or sequence."""
     if layout.cu_seqlens is not None:
         return x[index]
     envs = torch.arange(layout.num_envs, device=x.device)

@@ -6,19 +6,30 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rl_triton_core._internal import validation as check
-from rl_triton_core._internal.fast_path import with_fast_path
-from rl_triton_core._internal.primitives import exp, minimum, select
-from rl_triton_core._internal.recurrence import Recurrence, Step
-from rl_triton_core._internal.solve import solve
-from rl_triton_core.boundaries import FinalValues
+from rl_triton_core.extending import (
+    FinalValues,
+    Recurrence,
+    Step,
+    check_bool,
+    check_clip,
+    check_layout,
+    check_log_ratios,
+    check_number,
+    exp,
+    minimum,
+    select,
+    solve,
+    with_fast_path,
+)
 
 
 class VTraceOutput(NamedTuple):
     """Results of `compute_vtrace`, each shaped like `rewards`."""
 
-    targets: torch.Tensor | None
+    targets: torch.Tensor
+    """Value targets vs[t] = V[t] + D[t]."""
     advantages: torch.Tensor | None
+    """Policy-gradient advantages; None if ``compute_advantages=False``."""
 
 
 def coefficients(step: Step) -> tuple[Any, Any]:
@@ -75,47 +86,66 @@ def compute_vtrace(
     out: tuple[torch.Tensor | None, torch.Tensor | None] | None = None,
     backend: str | None = None,
 ) -> VTraceOutput:
-    r"""Off-policy value targets and policy-gradient advantages.
+    r"""Compute off-policy value targets and policy-gradient advantages.
 
         ratio = exp(log π(a_t|s_t) − log μ(a_t|s_t)),  ρ = min(ρ̄, ratio),  c = λ·min(c̄, ratio)
         D[t] = ρ[t]·(r[t] + γ·NV[t] − V[t]) + γ·c[t]·D[t+1]      where the trajectory continues, else the first term
         targets[t] = V[t] + D[t]
         advantages[t] = min(ρ̄_pg, ratio)·(r[t] + γ·NVS[t] − V[t])
 
-    NV is as in `compute_gae`. NVS[t] is 0 where step t terminated, the bootstrap value at a cut, and elsewhere
-    targets[t+1].
-    With ratio = ρ̄ = c̄ = 1 the targets minus V are the GAE advantages of the same λ.
+    NV[t] is 0 where step t terminated, the bootstrap value where it was truncated or the rollout ends, V[t+1]
+    elsewhere. NVS[t] is the same with targets[t+1] in the place of V[t+1]. With ratio = ρ̄ = c̄ = 1 the targets minus V
+    are the GAE advantages of the same λ.
 
     Args:
-        rewards: r, as in `compute_gae`.
-        values: V(s_t), shaped like `rewards`.
-        terminated: As in `compute_gae`.
-        truncated: As in `compute_gae`.
-        log_ratios: log π(a_t|s_t) − log μ(a_t|s_t), shaped like `rewards`; or
-        target_log_probs: log π(a_t|s_t), of the policy to be learned, with
-        behaviour_log_probs: log μ(a_t|s_t), of the policy that acted.
-        gamma: As in `compute_gae`. IMPALA's `discounts` go here, without flags.
-        lambda_: λ in [0, 1].
+        rewards: Reward r of the transition t → t+1, [num_envs, num_steps], or [num_steps, num_envs] with
+            ``time_dim=0``; float32, bfloat16, float16, or float64 (not on the triton backend). Any strides.
+        values: Value estimates V(s_t), shaped like `rewards`, floating point.
+        terminated: Nonzero where the transition ended in a terminal state, shaped like `rewards`; bool, integer, or
+            floating point 0 and 1. None: nowhere. Where both flags are set, termination wins.
+        truncated: Nonzero where the episode was cut although its state has a future (a time limit), shaped like
+            `rewards`; bool, integer, or floating point 0 and 1. None: nowhere.
+        log_ratios: log π(a_t|s_t) − log μ(a_t|s_t), the learned policy's log-probability minus the behaviour policy's,
+            shaped like `rewards`, floating point; −∞ for an action that π never takes.
+        target_log_probs: log π(a_t|s_t), shaped like `rewards`; with `behaviour_log_probs` it replaces `log_ratios`.
+        behaviour_log_probs: log μ(a_t|s_t) of the policy that acted, shaped like `rewards`; with `target_log_probs`.
+        gamma: Discount γ: a finite number >= 0, or one per step, shaped like `rewards`, where 0 ends the trajectory.
+            IMPALA's `discounts` go here, without flags.
+        lambda_: λ, a number in [0, 1].
         rho_bar: ρ̄ >= 0, the clip of the temporal difference's weight; infinity for none.
         c_bar: c̄ >= 0, the clip of the trace; infinity for none.
-        rho_bar_pg: ρ̄_pg >= 0, the clip of the advantage's weight; None takes `rho_bar`.
-        bootstrap_values: As in `compute_gae`.
-        next_values: As in `compute_gae`. Inside an episode NVS[t] is then next_values[t] + D[t+1].
-        mask: As in `compute_gae`.
-        mask_mode: As in `compute_gae`.
-        cu_seqlens: As in `compute_gae`.
-        time_dim: As in `compute_gae`.
-        compute_advantages: Whether to compute `advantages` too.
-        out: Preallocated (targets, advantages), as in `compute_gae`.
-        backend: As in `compute_gae`.
+        rho_bar_pg: ρ̄_pg >= 0, the clip of the advantage's weight; infinity for none. None takes `rho_bar`.
+        bootstrap_values: V(s_{t+1}), before any reset, at truncated steps and at the rollout's end: one number,
+            [num_envs] for the rollout's end alone (without `truncated`), shaped like `rewards` (read at cuts only), or
+            sparse `FinalValues`. It has no default: pass 0.0 to mean zero.
+        next_values: V(s_{t+1}) of every step, before any reset, shaped like `rewards`; replaces `bootstrap_values`.
+            Inside an episode NVS[t] is then next_values[t] + D[t+1].
+        mask: Nonzero where a step belongs to the trajectory, shaped like `rewards`; bool, integer, or floating point 0
+            and 1. Masked cells are never read and yield 0. None: everywhere.
+        mask_mode: ``"skip"``: as if the masked steps were deleted. ``"reset"``: a masked step ends the trajectory
+            before it as a terminal state would.
+        cu_seqlens: For packed rows, sequences of any lengths end to end: where each starts, and where the last ends,
+            [num_sequences + 1], int32 or int64, rising from 0 to num_steps. Per-step tensors are then [num_steps], and
+            [num_envs] is [num_sequences]. Each sequence is a rollout of its own.
+        time_dim: The time dimension of per-step tensors: -1 or 1, 0 or -2.
+        compute_advantages: Whether to compute `advantages` as well.
+        out: Preallocated (targets, advantages), shaped like `rewards`, floating point, any strides, apart from every
+            input; None in it is allocated.
+        backend: ``"triton"``, ``"cpu"`` or ``"reference"``; None chooses by the tensors' device.
 
     Returns:
-        VTraceOutput(targets, advantages), as in `compute_gae`.
+        VTraceOutput(targets, advantages) in the unit of the rewards, float32 (float64 if an input is). If an input
+        requires grad, so do they (and `out`, which a second call then refuses): differentiable with respect to every
+        real-valued tensor. The gradient is 0 where a clip holds a ratio, and by a discount of 0 in `gamma`.
 
     Raises:
-        TypeError: As in `compute_gae`.
-        ValueError: As in `compute_gae`, or the ratios are not given in one of the two ways.
-        BackendUnavailableError: As in `compute_gae`.
+        TypeError: An argument has a wrong type or dtype.
+        ValueError: A shape, device or value is wrong, the ratios are not given in one of the two ways, or neither
+            `bootstrap_values` nor `next_values` was given.
+        BackendUnavailableError: The backend asked for cannot run here.
+
+    Source:
+        Espeholt et al. 2018, section 4, https://arxiv.org/abs/1802.01561
 
     Example:
         >>> rewards, values = torch.ones(1, 2), torch.zeros(1, 2)
@@ -123,30 +153,27 @@ def compute_vtrace(
         >>> compute_vtrace(rewards, values, gamma=1.0, log_ratios=log_ratios, bootstrap_values=0.0).targets
         tensor([[1., 0.]])
     """
-    layout = check.check_layout("rewards", rewards, time_dim, cu_seqlens=cu_seqlens)
-    rho_bar = check.check_clip("rho_bar", rho_bar)
+    layout = check_layout("rewards", rewards, time_dim, cu_seqlens=cu_seqlens)
+    rho_bar = check_clip("rho_bar", rho_bar)
+    ratios = check_log_ratios(log_ratios, target_log_probs, behaviour_log_probs, layout)
     results = solve(
         VTRACE,
-        {
-            "rewards": rewards,
-            "values": values,
-            **check.check_log_ratios(log_ratios, target_log_probs, behaviour_log_probs, layout),
-        },
+        {"rewards": rewards, "values": values, **ratios},
         layout,
         terminated=terminated,
         truncated=truncated,
         gamma=gamma,
         params=(
-            check.check_number("lambda_", lambda_, 0.0, 1.0),
+            check_number("lambda_", lambda_, 0.0, 1.0),
             rho_bar,
-            check.check_clip("c_bar", c_bar),
-            rho_bar if rho_bar_pg is None else check.check_clip("rho_bar_pg", rho_bar_pg),
+            check_clip("c_bar", c_bar),
+            rho_bar if rho_bar_pg is None else check_clip("rho_bar_pg", rho_bar_pg),
         ),
         bootstrap_values=bootstrap_values,
         next_values=next_values,
         mask=mask,
         mask_mode=mask_mode,
-        wanted=(True, compute_advantages),
+        wanted=(True, check_bool("compute_advantages", compute_advantages)),
         out=out,
         backend=backend,
     )

@@ -240,7 +240,9 @@ def random_case(estimator, num_envs, num_steps, seed=0, *, term=0.1, trunc=0.1, 
     flags = {"terminated": term, "truncated": trunc}
     if estimator is PREFIX:
         flags = {"dones": term}
-    if estimator is not LINEAR:
+    if estimator is LINEAR:
+        args["reverse"] = True
+    else:
         args |= {name: rng.random(shape) < p for name, p in flags.items() if p is not None}
         if valid != 1:
             args["mask"] = rng.random(shape) < valid

@@ -63,7 +63,10 @@ TABLE = [
     bad("values", ValueError, "3, 6", SHAPE, values=floats(N, T + 1)),
     bad("values", ValueError, "15", SHAPE, values=floats(N * T)),
     # flags and mask
-    *(bad(name, TypeError, "int64", "bool", **{name: floats(N, T, dtype=torch.int64)}) for name in PER_STEP[1:4]),
+    *(
+        bad(name, TypeError, "complex64", "bool", **{name: floats(N, T, dtype=torch.complex64)})
+        for name in PER_STEP[1:4]
+    ),
     *(bad(name, TypeError, "list", "Tensor", **{name: [[True] * T] * N}) for name in PER_STEP[1:4]),
     bad("terminated", TypeError, "bool", terminated=True),
     bad("mask", TypeError, "int16", "bool", mask=floats(N, T, dtype=torch.int16)),
@@ -114,9 +117,9 @@ TABLE = [
     bad("env", ValueError, "1, 1", bootstrap_values=final([[0]], [0], [1.0])),
     bad("(env|value)", ValueError, "1, 1", bootstrap_values=final([0], [0], floats(1, 1))),
     bad("value", TypeError, "int64", bootstrap_values=final([0], [0], floats(1, dtype=torch.int64))),
-    bad("edge", ValueError, "4", bootstrap_values=final([0], [0], [1.0], floats(N + 1))),
-    bad("edge", ValueError, "3, 5", bootstrap_values=final([0], [0], [1.0], floats(N, T))),
-    bad("edge", TypeError, "str", bootstrap_values=final([0], [0], [1.0], "0")),
+    bad("last_value", ValueError, "4", bootstrap_values=final([0], [0], [1.0], floats(N + 1))),
+    bad("last_value", ValueError, "3, 5", bootstrap_values=final([0], [0], [1.0], floats(N, T))),
+    bad("last_value", TypeError, "str", bootstrap_values=final([0], [0], [1.0], "0")),
     # the rest
     bad("mask_mode", ValueError, "drop", "skip", "reset", mask_mode="drop"),
     bad("mask_mode", ValueError, "drop", "skip", "reset", mask_mode="drop", mask=None),

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import rl_triton_core
+from rl_triton_core import conventions, extending, testing
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ["README.md", "docs/index.md", "docs/estimators.md", "docs/normalization.md", "docs/gpu.md", "docs/migrate.md"]
@@ -83,6 +84,46 @@ def test_modules_import_from_below():
     for path, own in paths:
         for other in imported(path) - {own, "_version"} if own in level else ():
             assert level[other] < level[own], f"{own} imports {other}"
+
+
+def test_the_worked_example_imports_the_public_module_alone():
+    lines = [x for x in page("examples/upgo.py").splitlines() if "import" in x and "rl_triton_core" in x]
+    assert [x.split()[:2] for x in lines] == [["from", "rl_triton_core.extending"]]
+
+
+PUBLIC = {
+    f"{module.__name__}.{name}": getattr(module, name)
+    for module in (rl_triton_core, conventions, extending, testing)
+    for name in module.__all__
+    if inspect.isfunction(getattr(module, name))
+}
+SHORT = {name for name in PUBLIC if name.startswith("rl_triton_core.extending.check_")} | {
+    "rl_triton_core.extending.exp",
+    "rl_triton_core.extending.minimum",
+    "rl_triton_core.extending.select",
+    "rl_triton_core.extending.read_state",
+    "rl_triton_core.extending.with_fast_path",
+    "rl_triton_core.available_backends",
+}
+"""They say all in a sentence."""
+
+
+@pytest.mark.parametrize("name", sorted(set(PUBLIC) - SHORT))
+def test_every_argument_is_described_where_it_stands(name):
+    """In words of its own: no reference to another function, no placeholder."""
+    text = inspect.getdoc(PUBLIC[name])
+    described = dict(
+        re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", text.partition("Args:\n")[2].partition("\n\n")[0], re.M)
+    )
+    assert list(described) == list(inspect.signature(PUBLIC[name]).parameters)
+    for argument, words in described.items():
+        assert len(words.split()) >= 2, argument
+    assert not re.search(r"\b[Aa]s (in|for) `(compute_|linear_)|^ *\w+: \.$|Likewise", text, re.M)
+
+
+@pytest.mark.parametrize("name", extending.__all__)
+def test_all_that_extending_needs_is_described(name):
+    assert len(inspect.getdoc(getattr(extending, name)).split()) >= 4
 
 
 def imported(path):

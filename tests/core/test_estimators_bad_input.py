@@ -68,10 +68,10 @@ def of_every_tensor():
             if form != "plain" and name in good(estimator):
                 continue
             kinds = "bool" if x.dtype == torch.bool else "float32"
-            wrong = (
-                (torch.int64, torch.complex64) if name == "x" and estimator is PREFIX else (torch.int64, torch.int16)
-            )
-            for dtype in wrong[1:] if name == "x" and estimator is PREFIX else wrong:
+            wrong = (torch.int64, torch.int16, torch.complex64)
+            if x.dtype == torch.bool or (name == "x" and estimator is PREFIX):
+                wrong = wrong[2:]
+            for dtype in wrong:
                 text = str(dtype).removeprefix("torch.")
                 yield bad(estimator, name, TypeError, text, kinds, form=form, **{name: x.to(dtype)})
             if name != "bootstrap_values":
@@ -188,7 +188,9 @@ def of_scans():
             (floats(N, device="meta"), floats(N) > 0),
         ):
             yield bad(estimator, "state", ValueError, state=ScanState(value, done))
-        yield bad(estimator, "state", TypeError, "int64", state=ScanState(floats(N), floats(N, dtype=torch.int64)))
+        yield bad(
+            estimator, "state", TypeError, "complex", state=ScanState(floats(N), floats(N, dtype=torch.complex64))
+        )
         yield bad(estimator, "state", TypeError, "bool", state=ScanState(floats(N) > 0, floats(N) > 0))
     yield bad(PREFIX, "boundary", ValueError, "ends", "ends_at", "starts_at", boundary="ends")
     yield bad(PREFIX, "x", TypeError, "bool", x=floats(N, T) > 0)

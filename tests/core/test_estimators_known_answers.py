@@ -729,7 +729,7 @@ def test_defaults():
             [ours.compute_episodic_prefix_sum(x, r > 0)],
             [ours.compute_episodic_prefix_sum(x, r > 0, boundary="ends_at")],
         ),
-        ([ours.linear_recurrence(r, v)], [ours.linear_recurrence(r, v, reverse=True)]),
+        ([ours.linear_recurrence(r, v, None, reverse=True)], [ours.linear_recurrence(r, v, reverse=True)]),
     ]
     for one, other in same:
         assert all(same_bits(a, b) for a, b in zip(one, other, strict=True))

@@ -96,7 +96,7 @@ def test_every_estimator(function, whole_calls):
         ),
         "traces": (ours.compute_eligibility_traces, {"x": x["rewards"], "terminated": x["terminated"], "gamma": 0.9}),
         "sums": (ours.compute_episodic_prefix_sum, {"x": x["rewards"], "dones": x["terminated"]}),
-        "linear": (ours.linear_recurrence, {"alpha": x["rewards"], "beta": x["values"].sigmoid()}),
+        "linear": (ours.linear_recurrence, {"alpha": x["rewards"], "beta": x["values"].sigmoid(), "reverse": True}),
         "long": (ours.compute_gae, rollout(2, 40_000)),
     }
     function, arguments = calls[function]

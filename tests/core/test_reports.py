@@ -98,7 +98,7 @@ def test_every_limit_is_checked():
 def test_factors_may_be_wider_than_the_rest():
     """What the page advises."""
     alpha, beta = torch.ones(1, 3, dtype=torch.bfloat16), torch.full((1, 3), 0.999)
-    got = accuracy.rl_triton_core.linear_recurrence(alpha, beta, backend="reference")
+    got = accuracy.rl_triton_core.linear_recurrence(alpha, beta, reverse=True, backend="reference")
     np.testing.assert_allclose(got[0].numpy(), [1 + 0.999 + 0.999**2, 1.999, 1.0], rtol=1e-6)
 
 

@@ -1,6 +1,6 @@
 """The readable backend: float64, a plain loop over time. The executable specification, and what the others must equal.
 
-`evaluate` writes the recurrence out on whole tensors. With another `scan` it also serves automatic differentiation.
+`evaluate_recurrence` computes on whole tensors. With another `scan` it also serves automatic differentiation.
 """
 
 from __future__ import annotations
@@ -26,55 +26,55 @@ def unavailable(device: torch.device) -> str | None:
 def run(problem: Problem) -> None:
     """Fill the problem's outputs."""
     dtype = torch.float64 if problem.dtype.is_floating_point else problem.dtype
-    for output, result in zip(problem.outputs, evaluate(problem, dtype, loop), strict=True):
+    for output, result in zip(problem.outputs, evaluate_recurrence(problem, dtype, scan_serially), strict=True):
         if output is not None:
             output.copy_(problem.unview(result))
 
 
-def loop(alpha: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
+def scan_serially(alpha: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
     """A[t] = α[t] + β[t]·A[t-1], where β[t] = 0 lets nothing through."""
     state = torch.zeros_like(alpha[:, :1])
     states = []
     for t in range(alpha.shape[1]):
-        state = alpha[:, t : t + 1] + gated(beta[:, t : t + 1], state)
+        state = alpha[:, t : t + 1] + gated_product(beta[:, t : t + 1], state)
         states.append(state)
     return torch.cat(states, dim=1)
 
 
-def gated(factor: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+def gated_product(factor: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
     """The product, 0 where the factor is 0. Its derivative by the factor is the state, there too if that is finite."""
     return factor * torch.where((factor == 0) & ~state.isfinite(), 0, state)
 
 
-def evaluate(problem: Problem, dtype: torch.dtype, scan: Scan) -> tuple[torch.Tensor, ...]:
+def evaluate_recurrence(problem: Problem, dtype: torch.dtype, scan: Scan) -> tuple[torch.Tensor, ...]:
     """The results of a problem as [groups, steps, lanes], computed in `dtype`.
 
     Time runs in the direction of the scan here: a backward recurrence sees everything reversed. Sequences that lie end
     to end are one row, which nothing crosses where one begins.
     """
     row = Row(problem)
-    step = steps(row, dtype)
+    step = build_steps(row, dtype)
     alpha, beta = problem.recurrence.coefficients(step)
     alpha, beta = torch.where(row.valid, alpha, 0), torch.where(row.valid, beta, 1)
-    alpha = alpha + torch.where(row.begins, gated(beta, row.read(problem.initial, dtype)), 0)
+    alpha = alpha + torch.where(row.begins, gated_product(beta, row.read_stream(problem.initial, dtype)), 0)
     state = scan(alpha, torch.where(row.begins, 0, beta))
     before = torch.cat([torch.zeros_like(state[:, :1]), state[:, :-1]], dim=1)
     results = problem.recurrence.readout(step, state, torch.where(step.continues, before, 0))
-    return tuple(row.oriented(torch.where(row.valid, result, 0)) for result in results)
+    return tuple(row.reorient(torch.where(row.valid, result, 0)) for result in results)
 
 
-def steps(row: Row, dtype: torch.dtype) -> Step:
+def build_steps(row: Row, dtype: torch.dtype) -> Step:
     """All steps at once. What stands in masked cells becomes 0 first."""
     problem = row.problem
 
     def masked(stream: Any) -> torch.Tensor:
-        return torch.where(row.valid, row.read(stream, dtype), 0)
+        return torch.where(row.valid, row.read_stream(stream, dtype), 0)
 
     inputs = tuple(map(masked, problem.inputs))
-    terminated, truncated = row.flag(problem.terminated), row.flag(problem.truncated)
+    terminated, truncated = row.read_flags(problem.terminated), row.read_flags(problem.truncated)
     gamma, varies = masked(problem.gamma), isinstance(problem.gamma, torch.Tensor)
     decay = gamma * problem.lambda_ if varies else masked(problem.gamma * problem.lambda_)
-    index, none, severed = row.neighbours()
+    index, none, is_severed = row.find_neighbours()
     next_inputs = tuple(x.gather(1, index) for x in inputs[: problem.recurrence.num_lookahead])
     if problem.recurrence.backward:
         if problem.next_values is None:
@@ -83,11 +83,12 @@ def steps(row: Row, dtype: torch.dtype) -> Step:
         else:
             ahead = bootstrap = masked(problem.next_values)
         ended = terminated | (gamma == 0) if varies else terminated
-        next_value, continues = apply_boundary_rule(ended, truncated, none, severed, ahead, bootstrap)
+        next_value, continues = apply_boundary_rule(ended, truncated, none, is_severed, ahead, bootstrap)
     else:
         done = terminated | truncated
         starts = done if problem.starts_at else done.gather(1, index) & ~none
-        next_value, continues = torch.zeros_like(gamma), ~(starts | severed | (none & row.flag(problem.previous_done)))
+        starts = starts | (none & row.read_flags(problem.previous_done))
+        next_value, continues = torch.zeros_like(gamma), ~(starts | is_severed)
     next_inputs = tuple(torch.where(continues, x, 0) for x in next_inputs)
     return Step(inputs, next_inputs, next_value, continues, gamma, decay, problem.params)
 
@@ -108,11 +109,11 @@ class Row:
             starts, ends = problem.cu_seqlens[:-1], problem.cu_seqlens[1:]
             self.sequence = torch.searchsorted(ends, self.position[0, :, 0].to(ends.dtype), right=True)
             first = length - ends if problem.recurrence.backward else starts
-            self.first = self.oriented(first[self.sequence][None, :, None])
+            self.first = self.reorient(first[self.sequence][None, :, None])
         self.begins = self.position == self.first
-        self.valid = self.flag(problem.mask, absent=True)
+        self.valid = self.read_flags(problem.mask, absent=True)
 
-    def neighbours(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def find_neighbours(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Each step's predecessor in the scan, whether it has none, and whether that is masked and severs."""
         position = self.position
         if self.problem.skip:
@@ -122,21 +123,21 @@ class Row:
         index = index.clamp(min=0)
         return index, none, ~none & ~self.valid.gather(1, index)
 
-    def read(self, stream: Stream | float, dtype: torch.dtype) -> torch.Tensor:
+    def read_stream(self, stream: Stream | float, dtype: torch.dtype) -> torch.Tensor:
         """A stream or a number as one element per step; None is 0."""
         if not isinstance(stream, torch.Tensor):
             return torch.full(self.shape, stream or 0, dtype=dtype, device=self.problem.like.device)
         if self.problem.cu_seqlens is not None and stream.ndim == 2:
             stream = stream.gather(0, self.sequence[None, :])[0]
-        return self.oriented(self.problem.view(stream).to(dtype))
+        return self.reorient(self.problem.view(stream).to(dtype))
 
-    def flag(self, flags: Stream, absent: bool = False) -> torch.Tensor:
+    def read_flags(self, flags: Stream, absent: bool = False) -> torch.Tensor:
         """Flags as booleans."""
         if flags is None:
             return torch.full(self.shape, absent, device=self.problem.like.device)
-        return self.read(flags, flags.dtype).ne(0)
+        return self.read_stream(flags, flags.dtype).ne(0)
 
-    def oriented(self, tensor: torch.Tensor) -> torch.Tensor:
+    def reorient(self, tensor: torch.Tensor) -> torch.Tensor:
         """Between time order and scan order."""
         return tensor.flip(1) if self.problem.recurrence.backward else tensor
 

@@ -13,21 +13,23 @@ Moments = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 def run(task: Task, exchange: Exchange | None) -> None:
     """Fill the output."""
-    task.out.copy_(evaluate(task.values, task.mask, task.rule, exchange))
+    task.out.copy_(normalize_values(task.values, task.mask, task.rule, exchange))
 
 
-def evaluate(values: torch.Tensor, mask: torch.Tensor | None, rule: Rule, exchange: Exchange | None) -> torch.Tensor:
+def normalize_values(
+    values: torch.Tensor, mask: torch.Tensor | None, rule: Rule, exchange: Exchange | None
+) -> torch.Tensor:
     """The normalised values in float64, 0 where masked."""
     valid = torch.ones_like(values, dtype=torch.bool) if mask is None else mask != 0
     x = torch.where(valid, values, 0).double()
-    moments = merged(valid.double(), x, torch.zeros_like(x))
+    moments = merge_moments(valid.double(), x, torch.zeros_like(x))
     if exchange is not None:
-        moments = merged(*exchange(torch.stack(moments)[None]).unbind(1))
+        moments = merge_moments(*exchange(torch.stack(moments)[None]).unbind(1))
     subtracted, factor = standardizer(*moments, *rule)
     return torch.where(valid, (x - subtracted) * factor, 0)
 
 
-def merged(count: torch.Tensor, mean: torch.Tensor, m2: torch.Tensor) -> Moments:
+def merge_moments(count: torch.Tensor, mean: torch.Tensor, m2: torch.Tensor) -> Moments:
     """Count, mean and M2 of parts taken together, from those of each; a part may be one element.
 
     Differences to one of the means come first, so that a large mean does not cancel and equal values differ by 0.
@@ -36,7 +38,7 @@ def merged(count: torch.Tensor, mean: torch.Tensor, m2: torch.Tensor) -> Moments
     if not count.numel():
         return total, total, total
     pivot = torch.where(count > 0, mean.detach(), -math.inf).amax()
-    apart = torch.where(count > 0, mean - pivot, 0)
-    shift = (count * apart).sum() / torch.where(total > 0, total, 1)
-    m2 = m2 + torch.where(count > 0, count * (apart - shift).square(), 0)
+    deviation = torch.where(count > 0, mean - pivot, 0)
+    shift = (count * deviation).sum() / torch.where(total > 0, total, 1)
+    m2 = m2 + torch.where(count > 0, count * (deviation - shift).square(), 0)
     return total, torch.where(total > 0, pivot + shift, 0), m2.sum()

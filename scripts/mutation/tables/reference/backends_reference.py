@@ -7,10 +7,10 @@ FILE = "_internal/backends/reference.py"
 MUTANTS = [
     Mutant(
         "traces: a decay of 0 ends the episode",
-        "row.flag(problem.terminated)",
+        "row.read_flags(problem.terminated)",
         """
-            row.flag(problem.terminated) | (
-                torch.is_tensor(problem.gamma) and row.read(problem.gamma, torch.double) == 0
+            row.read_flags(problem.terminated) | (
+                torch.is_tensor(problem.gamma) and row.read_stream(problem.gamma, torch.double) == 0
             )
         """,
         tests="matrix and random and traces",
@@ -32,7 +32,7 @@ MUTANTS = [
         "self.first",
         "0",
         tests="packed and gae",
-        function="Row.neighbours",
+        function="Row.find_neighbours",
     ),
     Mutant(
         "packed: edge values in disorder",

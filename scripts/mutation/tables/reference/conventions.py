@@ -34,17 +34,17 @@ MUTANTS = [
         "at_end & ~truncated",
         "at_end",
         tests="conventions and by_hand",
-        function="values_at_cuts",
+        function="merge_cut_values",
     ),
     Mutant(
         "conventions: the edge for a final value left out",
-        "torch.where((at_end & truncated).any(dim), math.nan, edge)",
-        "edge",
+        "torch.where((at_end & truncated).any(dim), math.nan, last_value)",
+        "last_value",
         tests="conventions and loud",
     ),
     Mutant(
         "conventions: PufferLib's rewards stay",
-        'shift_left(rewards, per_env("next_reward", next_reward, layout), layout)',
+        'shift_left(rewards, check_per_env("next_reward", next_reward, layout), layout)',
         "rewards",
         tests="conventions and by_hand",
     ),
@@ -63,8 +63,8 @@ MUTANTS = [
     ),
     Mutant(
         "conventions: RSL-RL's time-outs end by themselves",
-        'done & per_step_flags("time_outs", time_outs, layout)',
-        'per_step_flags("time_outs", time_outs, layout)',
+        'done & convert_flags("time_outs", time_outs, layout)',
+        'convert_flags("time_outs", time_outs, layout)',
         tests="conventions and by_hand",
     ),
 ]

@@ -19,20 +19,20 @@ MUTANTS = [
     ),
     Mutant(
         "traces: the last flag not handed over",
-        "pick(traces, last, layout), pick(done, last, layout), some",
-        "pick(traces, last, layout), pick(done, 0 * last, layout), some",
+        "take_steps(traces, last, layout), take_steps(done, last, layout), has_value",
+        "take_steps(traces, last, layout), take_steps(done, 0 * last, layout), has_value",
         tests="streaming",
     ),
     Mutant(
         "traces: a masked end severs nothing",
-        "over | ~pick(valid, end, layout)",
-        "over & ~pick(valid, end, layout)",
+        "is_done | ~take_steps(valid, last, layout)",
+        "is_done & ~take_steps(valid, last, layout)",
         tests="streaming",
     ),
     Mutant(
         "traces: skipped windows end nothing",
-        "pick(traces, last, layout), pick(done, last, layout), some",
-        "pick(traces, last, layout), pick(done, last, layout), torch.ones_like(some)",
+        "take_steps(traces, last, layout), take_steps(done, last, layout), has_value",
+        "take_steps(traces, last, layout), take_steps(done, last, layout), torch.ones_like(has_value)",
         tests="streaming",
     ),
 ]

@@ -14,12 +14,12 @@ MUTANTS = [
     Mutant(
         "linear: another state handed out",
         """
-            def readout(step: Step, state: Any, after: Any) -> tuple[Any, ...]:
+            def read_state(step: Step, state: Any, after: Any) -> tuple[Any, ...]:
                 ...
                 return (state,)
         """,
         """
-            def readout(step: Step, state: Any, after: Any) -> tuple[Any, ...]:
+            def read_state(step: Step, state: Any, after: Any) -> tuple[Any, ...]:
                 ...
                 return (after,)
         """,

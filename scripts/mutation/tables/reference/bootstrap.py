@@ -1,16 +1,10 @@
-"""Mutants of _internal/validation.py."""
+"""Mutants of _internal/bootstrap.py."""
 
 from mutation.mutant import Mutant
 
-FILE = "_internal/validation.py"
+FILE = "_internal/bootstrap.py"
 
 MUTANTS = [
-    Mutant(
-        "out: shifted views pass",
-        "a.device == b.device",
-        "a.data_ptr() == b.data_ptr()",
-        tests="overlap_an_input_in_part",
-    ),
     Mutant(
         "sparse: missing values are 0",
         "torch.full(layout.shape, math.nan, dtype=value.dtype, device=layout.device)",

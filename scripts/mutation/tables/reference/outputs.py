@@ -1,0 +1,14 @@
+"""Mutants of _internal/outputs.py."""
+
+from scripts.mutation.mutant import Mutant
+
+FILE = "_internal/outputs.py"
+
+MUTANTS = [
+    Mutant(
+        "out: shifted views pass",
+        "a.device == b.device",
+        "a.data_ptr() == b.data_ptr()",
+        tests="overlap_an_input_in_part",
+    ),
+]

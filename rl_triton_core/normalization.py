@@ -13,7 +13,7 @@ from rl_triton_core._internal import validation as check
 from rl_triton_core._internal.backends import Backend, choose
 from rl_triton_core._internal.backends.reference_moments import normalize_values
 from rl_triton_core._internal.fast_path import with_fast_path
-from rl_triton_core._internal.moments import Exchange, Rule, Task
+from rl_triton_core._internal.moments import Exchange, Rule, Task, view_as_matrices
 from rl_triton_core._internal.outputs import check_no_overlap, check_out_tensor
 
 EPSILON_MODES = ("add", "floor", "variance")

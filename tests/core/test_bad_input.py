@@ -69,7 +69,6 @@ TABLE = [
     ),
     *(bad(name, TypeError, "list", "Tensor", **{name: [[True] * T] * N}) for name in PER_STEP[1:4]),
     bad("terminated", TypeError, "bool", terminated=True),
-    bad("mask", TypeError, "int16", "bool", mask=floats(N, T, dtype=torch.int16)),
     # shapes and devices of everything that has one value per step
     *(bad(name, ValueError, OTHER, SHAPE, **{name: floats(T, N)}) for name in PER_STEP),
     *(bad(name, ValueError, "1, 5", SHAPE, **{name: floats(1, T)}) for name in PER_STEP),

@@ -360,7 +360,7 @@ def test_prefix_sums(target, changes, expected, dtype):
     ],
 )
 def test_linear_recurrence(target, changes, expected):
-    case = Case(LINEAR, {"alpha": row(1, 2, 3), "beta": row(0.5, 0.5, 0.5)})
+    case = Case(LINEAR, {"alpha": row(1, 2, 3), "beta": row(0.5, 0.5, 0.5), "reverse": True})
     assert_numbers(case.replace(**changes), target, expected)
 
 

@@ -209,6 +209,21 @@ def test_prefix_sums_hand_their_state_on(target, mask_mode):
         assert state.done[i].item() == done[0]
 
 
+@pytest.mark.parametrize("mask_mode", ["skip", "reset"])
+@pytest.mark.parametrize("done", [False, True])
+def test_the_state_of_an_empty_sequence_is_the_one_before(target, mask_mode, done):
+    """It is not that of the sequence after it, whose first step has the same offset."""
+    x, flags = torch.tensor([5.0, 7.0], device=target.device), torch.tensor([1, 1], device=target.device)
+    arguments = {"cu_seqlens": torch.tensor([0, 0, 2], device=target.device), "mask": flags, "mask_mode": mask_mode}
+    arguments |= {"dones": flags * done, "return_state": True, "backend": target.backend}
+    _, state = ours.compute_episodic_prefix_sum(x, **arguments)
+    assert state.value.tolist() == [0, 7 if done else 12] and state.done.tolist() == [False, done]
+
+    start = ScanState(torch.tensor([3.0, 4.0], device=target.device), torch.tensor([True, False], device=target.device))
+    _, state = ours.compute_episodic_prefix_sum(x, state=start, **arguments)
+    assert state.value.tolist() == [3, 7 if done else 16] and state.done.tolist() == [True, done]
+
+
 @ALL
 def test_sequences_longer_than_a_block(target, estimator):
     lengths = (70, 1, 0, 33, 2) if target.interpreted else (3000, 1, 0, 1500, 17, 1024)

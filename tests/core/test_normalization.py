@@ -336,7 +336,7 @@ BAD = [
     (TypeError, "advantages", ["list", "torch.Tensor"], {"advantages": [1.0]}),
     (TypeError, "advantages", ["int64", "float32"], {"advantages": torch.ones(3, 5, dtype=torch.int64)}),
     (TypeError, "mask", ["list"], {"mask": [True]}),
-    (TypeError, "mask", ["int64", "bool"], {"mask": torch.ones(3, 5, dtype=torch.int64)}),
+    (TypeError, "mask", ["complex64", "bool"], {"mask": torch.ones(3, 5, dtype=torch.complex64)}),
     (ValueError, "mask", ["(5, 3)", "(3, 5)", "advantages"], {"mask": torch.ones(5, 3)}),
     (ValueError, "mask", ["meta", "cpu"], {"mask": torch.ones(3, 5, device="meta")}),
     (ValueError, "correction", ["-1", ">= 0"], {"correction": -1}),

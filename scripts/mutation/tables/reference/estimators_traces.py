@@ -6,6 +6,12 @@ FILE = "estimators/traces.py"
 
 MUTANTS = [
     Mutant(
+        "traces: the state of an empty sequence is its neighbour's",
+        "(index >= starts) & (ends > starts)",
+        "index >= starts",
+        tests="test_the_state_of_an_empty_sequence",
+    ),
+    Mutant(
         "traces: reset dropped",
         "x, select(step.continues, step.decay, 0)",
         "x, step.decay + 0 * x",

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from estimator_cases import BACKWARD, ESTIMATORS, FORWARD, GAE, LINEAR, Call, by_name, random_case
+from cases import BACKWARD, ESTIMATORS, FORWARD, GAE, LINEAR, Call, by_name, random_case
 
 import rl_triton_core as ours
 from rl_triton_core import FinalValues

@@ -13,7 +13,7 @@ from rl_triton_core._internal import validation as check
 from rl_triton_core._internal.loss_equations import CLIPS, DISTANCES, ESTIMATORS, Choices, Coefficients
 from rl_triton_core._internal.loss_problem import LossProblem, Streams
 from rl_triton_core._internal.moments import Exchange, Rule
-from rl_triton_core.normalization import check_group, check_rule, gather
+from rl_triton_core.normalization import check_group, check_rule, gather_moments
 
 CLIP_MODES = tuple(name for name in CLIPS if name != "none")
 ESTIMATOR_NAMES = tuple(name for name in ESTIMATORS if name != "none")
@@ -111,7 +111,7 @@ def check_normalization(
         return (rule if wanted else None), None
     if not wanted:
         raise ValueError("group: got one without normalize_advantages=True, expected None")
-    return rule, partial(gather, group=check_group(group, differentiable=False))
+    return rule, partial(gather_moments, group=check_group(group, differentiable=False))
 
 
 def build_problem(

@@ -56,7 +56,7 @@ def group_normalize(
     r = rewards.detach().double().reshape(-1)
     if isinstance(groups, torch.Tensor):
         check.check_tensor("groups", groups, check.INTEGER_DTYPES)
-        check.check_same_shape("groups", groups, rewards, "rewards")
+        check.check_shape("groups", groups, rewards.shape, "that of rewards", rewards.device)
         count, mean, m2 = moments_by_id(r, groups.reshape(-1))
     else:
         count, mean, m2 = moments_by_size(r, groups)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from rl_triton_core._internal.backends.reference_moments import merged
+from rl_triton_core._internal.backends.reference_moments import merge_moments
 from rl_triton_core._internal.loss_equations import Coefficients, bind_equations
 from rl_triton_core._internal.loss_problem import LossProblem, Results, Stream
 from rl_triton_core._internal.moments import standardizer
@@ -157,9 +157,9 @@ def normalized(batch: Minibatch, advantage: torch.Tensor) -> torch.Tensor:
     """Advantages less their mean over their standard deviation."""
     problem = batch.problem
     assert problem.rule is not None
-    moments = merged(batch.mask_weight, advantage, torch.zeros_like(advantage))
+    moments = merge_moments(batch.mask_weight, advantage, torch.zeros_like(advantage))
     if problem.exchange is not None:
-        moments = merged(*problem.exchange(torch.stack(moments)[None]).unbind(1))
+        moments = merge_moments(*problem.exchange(torch.stack(moments)[None]).unbind(1))
     subtracted, factor = standardizer(*moments, *problem.rule)
     return torch.where(batch.valid, (advantage - subtracted) * factor, 0)
 

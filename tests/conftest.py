@@ -13,12 +13,9 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import Phase, settings
-
-from rl_triton_core._internal.fast_path import byte_span
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -30,10 +27,6 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gpu" if torch.cuda.i
 
 
 def pytest_configure(config):
-    if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None:
-        from quick_interpreter import hasten
-
-        hasten()
     # Triton's interpreter computes with NumPy, which remarks on every NaN that a test puts there.
     config.addinivalue_line("filterwarnings", r"ignore:\w+( value)? encountered in:RuntimeWarning:triton\..*")
 
@@ -72,7 +65,7 @@ def pytest_collection_modifyitems(config, items):
 def is_interpreted(item):
     """Whether a test runs Triton in its interpreter."""
     target = item.callspec.params.get("target")
-    return target.interpreted if isinstance(target, Target) else "in_bounds" in item.fixturenames
+    return isinstance(target, Target) and target.interpreted
 
 
 def covering(combinations):
@@ -170,45 +163,3 @@ def spills(request):
     if most and request.path.stem not in ("test_launches", "test_tuning"):
         request.node.user_properties.append(("spilled_bytes", most))
         assert most <= SPILLED_BYTES
-
-
-@pytest.fixture
-def in_bounds(monkeypatch):
-    """Whatever an interpreted launch of the scan reads or writes lies in its own tensors."""
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        yield
-        return
-    from triton.runtime.interpreter import InterpreterBuilder
-
-    from rl_triton_core._internal.backends import triton as backend
-
-    spans = []
-    launches = backend.build_launches
-
-    def tensors(x):
-        if isinstance(x, tuple):
-            return [tensor for y in x for tensor in tensors(y)]
-        return [x] if isinstance(x, torch.Tensor) else []
-
-    def noted(*arguments):
-        for call in launches(*arguments):
-            starts = [(x.data_ptr(), byte_span(x)) for x in tensors(call.arguments)]
-            spans[:] = [(start, start + size) for start, size in starts]
-            yield call
-
-    def checked(access, mask_at):
-        def call(builder, pointers, *arguments):
-            at = pointers.data[np.broadcast_to(arguments[mask_at].data, pointers.data.shape)]
-            inside = np.zeros(at.shape, bool)
-            for start, end in spans:
-                inside |= (start <= at) & (at < end)
-            assert inside.all(), "a launch reads or writes outside its tensors"
-            return access(builder, pointers, *arguments)
-
-        return call
-
-    monkeypatch.setattr(backend, "build_launches", noted)
-    for name, mask_at in (("create_masked_load", 0), ("create_masked_store", 1)):
-        monkeypatch.setattr(InterpreterBuilder, name, checked(getattr(InterpreterBuilder, name), mask_at))
-    yield
-    assert spans

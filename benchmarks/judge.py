@@ -56,8 +56,8 @@ def make_verdict(workload: Workload, masked: bool, rows: list[Row]) -> Verdict:
 def look_up(workload: Workload, masked: bool) -> tuple[Launch, int]:
     """The table's launch, and its number of segments."""
     streams = workload.numbers_per_step + masked
-    row = launch.settings(workload.num_steps, workload.num_envs, streams, workload.layout, table=TABLE)
-    return row, launch.segments(workload.num_steps, -(-workload.num_envs // row.block_lanes), row)
+    row = launch.find_launch(workload.num_steps, workload.num_envs, streams, workload.layout, table=TABLE)
+    return row, launch.count_segments(workload.num_steps, -(-workload.num_envs // row.block_lanes), row)
 
 
 def read_launch(row: Row) -> Launch:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, ParamSpec
 import torch
 
 from rl_triton_core._internal.fast_path import forget_plans
-from rl_triton_core._internal.kernels.launch import WARPS, Launch, none_empty
+from rl_triton_core._internal.kernels.launch import Launch, balance_segments, count_busy_warps
 
 P = ParamSpec("P")
 
@@ -185,7 +185,7 @@ def time_major_launches(unroll: int, lanes: int) -> Iterator[Launch]:
 def segment_counts(steps: int, programs: int, launch: Launch) -> list[int]:
     """None, and with few programs what keeps a GPU busy, and twice that."""
     tiles = -(-steps // launch.steps)
-    warps = programs * launch.num_warps
+    warps, busy = programs * launch.num_warps, count_busy_warps()
     wanted = {1} if steps <= 8192 else set()
-    wanted |= {min(tiles, 1024, x * WARPS // (2 * warps)) for x in (2, 4) if 4 * warps <= WARPS and tiles >= 8}
-    return sorted({none_empty(tiles, number) for number in wanted if number})
+    wanted |= {min(tiles, 1024, x * busy // (2 * warps)) for x in (2, 4) if 4 * warps <= busy and tiles >= 8}
+    return sorted({balance_segments(tiles, number) for number in wanted if number})

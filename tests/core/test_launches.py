@@ -3,6 +3,7 @@
 import ctypes
 import inspect
 import mmap
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ import rl_triton_core as ours
 from rl_triton_core.testing import assert_close
 
 triton_backend = pytest.importorskip("rl_triton_core._internal.backends.triton", reason="Triton is not installed")
-from rl_triton_core._internal.kernels.launch import TABLE, Launch, none_empty, segments  # noqa: E402
+from rl_triton_core._internal.kernels import launch as launches  # noqa: E402
+from rl_triton_core._internal.kernels.launch import TABLE, Launch, balance_segments, count_segments  # noqa: E402
 
 pytestmark = pytest.mark.covering
 
@@ -44,7 +46,7 @@ def launch(request, monkeypatch):
     row, number = LAUNCHES[request.param]
 
     def settings(problem):
-        return row, none_empty(-(-problem.shape[1] // row.steps), number)
+        return row, balance_segments(-(-problem.shape[1] // row.steps), number)
 
     monkeypatch.setattr(triton_backend, "default_launch", settings)
     return row
@@ -288,7 +290,7 @@ def test_there_is_a_row_for_every_window():
         for steps in (1, 2, 7, 8, 9, 33, 128, 500, 1 << 20):
             for lanes in (1, 3, 1024, 8191, 1 << 16):
                 for streams in (1, 4, 30):
-                    row = triton_backend.launch.settings(steps, lanes, streams, layout)
+                    row = triton_backend.launch.find_launch(steps, lanes, streams, layout)
                     assert row.block_lanes * row.chunks >= 32 * row.num_warps
 
 
@@ -296,8 +298,23 @@ def test_there_is_a_row_for_every_window():
 @pytest.mark.parametrize("programs", [1, 7, 300, 5000])
 def test_segments_have_all_tiles_and_none_is_empty(steps, programs):
     row = Launch(1, 32, 8, 1)
-    number = segments(steps, programs, row)
+    number = count_segments(steps, programs, row)
     tiles = -(-steps // row.steps)
     each = -(-tiles // number)
     assert (number - 1) * each < tiles <= number * each
     assert number == 1 or programs < 1000
+
+
+def test_segments_keep_the_multiprocessors_of_the_gpu_at_hand_busy(monkeypatch):
+    numbers = {0: 132, 1: 66}
+    row, current = Launch(1, 32, 4, 1), iter((0, 1))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: next(current))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda i: SimpleNamespace(multi_processor_count=numbers[i])
+    )
+    launches.count_multiprocessors.cache_clear()
+    try:
+        assert [count_segments(132 * 8 * row.steps, 16, row) for _ in numbers] == [132, 66]
+    finally:
+        launches.count_multiprocessors.cache_clear()

@@ -77,10 +77,10 @@ def default_launch(problem: Problem) -> Candidate:
     """The table's launch, and the number of segments of time."""
     groups, steps, lanes = problem.shape
     length = steps if problem.cu_seqlens is None else triton.cdiv(steps, lanes)
-    row = launch.settings(length, groups * lanes, count_values_per_step(problem), memory_layout(problem))
+    row = launch.find_launch(length, groups * lanes, count_values_per_step(problem), memory_layout(problem))
     if groups > 1:  # of features, which may be few
         row = row._replace(block_lanes=min(row.block_lanes, launch.next_power_of_2(lanes)))
-    return row, launch.segments(length, groups * triton.cdiv(lanes, row.block_lanes), row)
+    return row, launch.count_segments(length, groups * triton.cdiv(lanes, row.block_lanes), row)
 
 
 class KernelCall(NamedTuple):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import NamedTuple
+
+import torch
 
 
 class Launch(NamedTuple):
@@ -82,33 +85,50 @@ TABLE: Table = {
     ),
 }
 
-WARPS = 132 * 16
-"""What keeps a GPU busy. Where a launch has an eighth of it or less, time is split into segments until it has."""
 MAX_SEGMENTS = 512
+WARPS_PER_MULTIPROCESSOR = 16
+"""What keeps one busy. Where a launch has an eighth of it or less, time is split into segments until it has."""
+MULTIPROCESSORS = 132
+"""Of an H200, for which launches are chosen where there is no GPU."""
 
 
-def settings(steps: int, lanes: int, streams: int, layout: str, table: Table = TABLE) -> Launch:
+def find_launch(steps: int, lanes: int, streams: int, layout: str, table: Table = TABLE) -> Launch:
     """The table's row for a window."""
-    return next(launch for limits, launch in table[layout] if fits(limits, (steps, lanes, streams)))
+    return next(launch for limits, launch in table[layout] if is_within(limits, (steps, lanes, streams)))
 
 
-def fits(limits: Limits, window: tuple[int, int, int]) -> bool:
+def is_within(limits: Limits, window: tuple[int, int, int]) -> bool:
     """Whether a window of so many steps, lanes and streams is within the limits."""
     return all(size <= limit for size, limit in zip(window, limits, strict=True))
 
 
-def segments(steps: int, programs: int, launch: Launch) -> int:
+def count_segments(steps: int, programs: int, launch: Launch) -> int:
     """Over how many programs the steps of a row are split: 1, or as many as keep the GPU busy."""
     tiles = -(-steps // launch.steps)
-    wanted = WARPS // (programs * launch.num_warps)
+    wanted = count_busy_warps() // (programs * launch.num_warps)
     if wanted < 8 or tiles < 8:
         return 1
-    return none_empty(tiles, min(wanted, MAX_SEGMENTS))
+    return balance_segments(tiles, min(wanted, MAX_SEGMENTS))
 
 
-def none_empty(tiles: int, number: int) -> int:
-    """Over how many segments of equally many tiles they go: at most `number`, and none is empty."""
+def balance_segments(tiles: int, number: int) -> int:
+    """Into how many segments of equally many tiles they go: at most `number`, and none is empty."""
     return -(-tiles // -(-tiles // min(tiles, number)))
+
+
+def count_busy_warps() -> int:
+    """How many warps keep the current GPU busy."""
+    index = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+    return WARPS_PER_MULTIPROCESSOR * count_multiprocessors(index)
+
+
+@cache
+def count_multiprocessors(index: int | None) -> int:
+    """The multiprocessors of a GPU, by its index; an H200's for None."""
+    if index is None:
+        return MULTIPROCESSORS
+    number: int = torch.cuda.get_device_properties(index).multi_processor_count
+    return number
 
 
 def next_power_of_2(n: int) -> int:

@@ -38,7 +38,7 @@ standardizer = triton.jit(bind(equations.standardizer, **names, tl=tl, Any=tl.co
 
 
 @triton.jit
-def place(tile, rows, columns, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr):
+def locate_tile(tile, rows, columns, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr):
     """Rows and columns of a tile's elements, and which of them there are."""
     across = tl.cdiv(columns, BLOCK_COLUMNS)
     row = (tile // across).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
@@ -47,7 +47,7 @@ def place(tile, rows, columns, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.const
 
 
 @triton.jit
-def counted(mask, mask_row, mask_column, row, column, inside):
+def load_valid(mask, mask_row, mask_column, row, column, inside):
     """Which of a tile's elements count."""
     if mask is None:
         return inside
@@ -56,7 +56,7 @@ def counted(mask, mask_row, mask_column, row, column, inside):
 
 
 @triton.jit
-def element(values, values_row, values_column, row, column, inside):
+def load_elements(values, values_row, values_column, row, column, inside):
     """A tile's elements in float64."""
     x = tl.load(values + row * values_row + column * values_column, mask=inside, other=0)
     return x.to(tl.float32).to(tl.float64)
@@ -87,15 +87,15 @@ def moments(
     squares = tl.full([], 0, tl.float64)
     tile = tl.program_id(0)
     while tile < tiles:
-        row, column, inside = place(tile, rows, columns, BLOCK_ROWS, BLOCK_COLUMNS)
-        valid = counted(mask, mask_row, mask_column, row, column, inside)
-        x = element(values, values_row, values_column, row, column, inside)
+        row, column, inside = locate_tile(tile, rows, columns, BLOCK_ROWS, BLOCK_COLUMNS)
+        valid = load_valid(mask, mask_row, mask_column, row, column, inside)
+        x = load_elements(values, values_row, values_column, row, column, inside)
         if count == 0:
             pivot = tl.max(tl.where(valid, x, float("-inf")))
-        apart = tl.where(valid, x - pivot, 0)
+        deviation = tl.where(valid, x - pivot, 0)
         count += tl.sum(valid.to(tl.int32))
-        total += tl.sum(apart)
-        squares += tl.sum(apart * apart)
+        total += tl.sum(deviation)
+        squares += tl.sum(deviation * deviation)
         tile += tl.num_programs(0)
     shift = total / tl.where(count > 0, count, 1)
     part = parts + tl.program_id(0) * 3
@@ -105,7 +105,7 @@ def moments(
 
 
 @triton.jit
-def merged(parts, num_parts, PARTS: tl.constexpr):
+def merge_parts(parts, num_parts, PARTS: tl.constexpr):
     """Count, mean and M2 of all parts together, from differences to one of the means."""
     part = tl.arange(0, PARTS)
     inside = part < num_parts
@@ -114,16 +114,16 @@ def merged(parts, num_parts, PARTS: tl.constexpr):
     m2 = tl.load(parts + 3 * part + 2, mask=inside, other=0)
     total = tl.sum(count)
     pivot = tl.max(tl.where(count > 0, mean, float("-inf")))
-    apart = tl.where(count > 0, mean - pivot, 0)
-    shift = tl.sum(count * apart) / tl.where(total > 0, total, 1)
-    m2 += tl.where(count > 0, count * (apart - shift) * (apart - shift), 0)
+    deviation = tl.where(count > 0, mean - pivot, 0)
+    shift = tl.sum(count * deviation) / tl.where(total > 0, total, 1)
+    m2 += tl.where(count > 0, count * (deviation - shift) * (deviation - shift), 0)
     return total, tl.where(total > 0, pivot + shift, 0), tl.sum(m2)
 
 
 @triton.jit
 def merge(parts, num_parts, result, PARTS: tl.constexpr):
     """Count, mean and M2 of all parts together, as one part."""
-    count, mean, m2 = merged(parts, num_parts, PARTS)
+    count, mean, m2 = merge_parts(parts, num_parts, PARTS)
     tl.store(result, count)
     tl.store(result + 1, mean)
     tl.store(result + 2, m2)
@@ -154,13 +154,13 @@ def standardize(
     PARTS: tl.constexpr,
 ):
     """Merge all parts, and normalise every tile by them: 0 where masked."""
-    count, mean, m2 = merged(parts, num_parts, PARTS)
+    count, mean, m2 = merge_parts(parts, num_parts, PARTS)
     subtracted, factor = standardizer(count, mean, m2, correction, added, floor, inside_root)
     tile = tl.program_id(0)
     while tile < tiles:
-        row, column, inside = place(tile, rows, columns, BLOCK_ROWS, BLOCK_COLUMNS)
-        valid = counted(mask, mask_row, mask_column, row, column, inside)
-        x = element(values, values_row, values_column, row, column, inside)
+        row, column, inside = locate_tile(tile, rows, columns, BLOCK_ROWS, BLOCK_COLUMNS)
+        valid = load_valid(mask, mask_row, mask_column, row, column, inside)
+        x = load_elements(values, values_row, values_column, row, column, inside)
         y = tl.where(valid, (x - subtracted) * factor, 0).to(tl.float32)
         tl.store(out + row * out_row + column * out_column, y, mask=inside)
         tile += tl.num_programs(0)

@@ -11,7 +11,7 @@ from typing import Any
 import numba
 
 
-def compiled(**options: Any) -> Callable[[Any], Any]:
+def compile_loop(**options: Any) -> Callable[[Any], Any]:
     """Compile for each combination of types when it is first met, and keep that on disk if there is a place for it."""
 
     def compile_function(function: Any) -> Any:
@@ -23,7 +23,7 @@ def compiled(**options: Any) -> Callable[[Any], Any]:
     return compile_function
 
 
-@compiled()
+@compile_loop()
 def first_valid(values, masked, valid, first, end):
     """The first element of a span that counts, 0 if none does."""
     columns = values.shape[1]
@@ -33,7 +33,7 @@ def first_valid(values, masked, valid, first, end):
     return 0.0
 
 
-@compiled(fastmath={"reassoc"})
+@compile_loop(fastmath={"reassoc"})
 def moments(values, masked, valid, first, end, result):
     """Count, mean and M2 of a span, from differences to one of its elements.
 
@@ -48,25 +48,25 @@ def moments(values, masked, valid, first, end, result):
         if masked:
             counts = valid[row, left:right]
             for j in range(len(x)):
-                apart = x[j] - pivot
+                deviation = x[j] - pivot
                 if not counts[j]:
-                    apart = 0.0
+                    deviation = 0.0
                 count += counts[j] != 0
-                total += apart
-                squares += apart * apart
+                total += deviation
+                squares += deviation * deviation
         else:
             count += len(x)
             for j in range(len(x)):
-                apart = x[j] - pivot
-                total += apart
-                squares += apart * apart
+                deviation = x[j] - pivot
+                total += deviation
+                squares += deviation * deviation
     shift = total / max(count, 1)
     result[0] = count
     result[1] = pivot + shift
     result[2] = max(squares - total * shift, 0.0)
 
 
-@compiled()
+@compile_loop()
 def standardize(values, masked, valid, first, end, out, subtracted, factor):
     """(value − subtracted)·factor in a span, 0 where masked."""
     columns = values.shape[1]

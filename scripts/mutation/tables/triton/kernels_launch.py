@@ -17,4 +17,10 @@ MUTANTS = [
         "tiles < 8",
         tests="launches and none_is_empty",
     ),
+    Mutant(
+        "segments: for an H200 on every GPU",
+        "torch.cuda.get_device_properties(index).multi_processor_count",
+        "MULTIPROCESSORS",
+        tests="launches and multiprocessors",
+    ),
 ]

@@ -14,12 +14,12 @@ MUTANTS = [
     Mutant(
         "normalisation: masked cells count",
         """
-            x = element(values, values_row, values_column, row, column, inside)
+            x = load_elements(values, values_row, values_column, row, column, inside)
             ...
             count += tl.sum(valid.to(tl.int32))
         """,
         """
-            x = element(values, values_row, values_column, row, column, inside)
+            x = load_elements(values, values_row, values_column, row, column, inside)
             ...
             count += tl.sum(inside.to(tl.int32))
         """,
@@ -28,12 +28,12 @@ MUTANTS = [
     Mutant(
         "normalisation: masked cells in the sums",
         """
-            x = element(values, values_row, values_column, row, column, inside)
+            x = load_elements(values, values_row, values_column, row, column, inside)
             ...
             apart = tl.where(valid, x - pivot, 0)
         """,
         """
-            x = element(values, values_row, values_column, row, column, inside)
+            x = load_elements(values, values_row, values_column, row, column, inside)
             ...
             apart = tl.where(inside, x - pivot, 0)
         """,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cases import BACKWARD, ESTIMATORS, FORWARD, GAE, LINEAR, Call, by_name, random_case
+from cases import BACKWARD, ESTIMATORS, FORWARD, LINEAR, Call, by_name, random_case
 
 import rl_triton_core as ours
 from rl_triton_core import FinalValues
@@ -42,7 +42,7 @@ SWITCHES = {
 
 
 @pytest.mark.parametrize("value", ["no", 1, None])
-@pytest.mark.parametrize("estimator", [e for e in (*ESTIMATORS, GAE) if e.function.__name__ in SWITCHES], ids=by_name)
+@pytest.mark.parametrize("estimator", [e for e in ESTIMATORS if e.function.__name__ in SWITCHES], ids=by_name)
 def test_switches_are_true_or_false(estimator, value):
     switch = SWITCHES[estimator.function.__name__]
     with pytest.raises(TypeError, match=f"^{switch}: got {value!r}, expected a bool"):
@@ -58,7 +58,7 @@ def test_the_direction_of_a_recurrence_has_no_default():
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)
-@pytest.mark.parametrize("estimator", [*BACKWARD, *FORWARD, GAE], ids=by_name)
+@pytest.mark.parametrize("estimator", (*BACKWARD, *FORWARD), ids=by_name)
 def test_integer_flags_are_bool_flags(target, estimator, dtype):
     good = arguments(estimator)
     good = {name: x.to(target.device) if isinstance(x, torch.Tensor) else x for name, x in good.items()}

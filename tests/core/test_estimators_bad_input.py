@@ -107,10 +107,40 @@ def of_scalars():
                 yield bad(estimator, name, TypeError, type(x).__name__, **{name: x})
     for estimator in (*BACKWARD, *FORWARD):
         yield bad(estimator, "mask_mode", ValueError, "drop", "skip", "reset", mask_mode="drop")
+        yield bad(estimator, "mask_mode", ValueError, "drop", "skip", "reset", mask_mode="drop", mask=None)
+    for estimator in BACKWARD:
+        yield bad(estimator, "gamma", ValueError, "-inf", gamma=-np.inf)
+        yield bad(estimator, "gamma", TypeError, "int64", gamma=floats(N, T, dtype=torch.int64))
+        yield bad(estimator, "terminated", TypeError, "bool", terminated=True)
     for estimator in ESTIMATORS:
         yield from (bad(estimator, "time_dim", ValueError, str(dim), time_dim=dim) for dim in (2, -3, 7))
         yield bad(estimator, "time_dim", (TypeError, ValueError), "1.0", time_dim=1.0)
+        yield bad(estimator, "time_dim", (TypeError, ValueError), "time'", time_dim="time")
         yield bad(estimator, "backend", ValueError, "numpy", "triton", "cpu", "reference", backend="numpy")
+
+
+WRONG_FINAL_VALUES = (
+    ("env", ValueError, ["3"], [0, N], [0, 0], [1.0, 1.0]),
+    ("env", ValueError, ["3"], np.array([N]), np.array([0]), np.ones(1)),
+    ("env", ValueError, ["-1"], [0, -1], [0, 0], [1.0, 1.0]),
+    ("env", ValueError, ["1, 1"], [[0]], [0], [1.0]),
+    ("env", TypeError, ["got"], None, [0], [1.0]),
+    ("env", TypeError, ["float"], floats(1), torch.tensor([0]), floats(1)),
+    ("time", ValueError, ["5"], [0, 1], [0, T], [1.0, 1.0]),
+    ("time", ValueError, ["5"], torch.tensor([0]), torch.tensor([T]), floats(1)),
+    ("time", ValueError, ["-1"], [0, 1], [-1, 0], [1.0, 1.0]),
+    ("time", TypeError, ["got"], [0], "0", [1.0]),
+    ("time", TypeError, ["float"], [0], [0.5], [1.0]),
+    ("(env|time)", ValueError, ["1", "2"], [0, 1], [0], [1.0, 1.0]),
+    ("(env|value)", ValueError, ["1", "2"], [0, 1], [0, 1], [1.0]),
+    ("(env|value)", ValueError, ["1, 1"], [0], [0], floats(1, 1)),
+    ("value", TypeError, ["got"], [0], [0], [[1.0], []]),
+    ("value", TypeError, ["int64"], [0], [0], floats(1, dtype=torch.int64)),
+    ("last_value", ValueError, ["4"], [0], [0], [1.0], floats(N + 1)),
+    ("last_value", ValueError, ["3, 5"], [0], [0], [1.0], floats(N, T)),
+    ("last_value", TypeError, ["str"], [0], [0], [1.0], "0"),
+)
+"""The part that is wrong, the error, what its message holds, and the parts."""
 
 
 def of_continuations():
@@ -124,14 +154,12 @@ def of_continuations():
         yield bad(estimator, name, ValueError, "4", bootstrap_values=floats(N + 1), **none)
         yield bad(estimator, name, ValueError, "3, 5, 1", bootstrap_values=floats(N, T, 1))
         yield bad(estimator, name, TypeError, "str", bootstrap_values="0")
-        yield bad(estimator, "bootstrap_values.*env", ValueError, "3", bootstrap_values=FinalValues([N], [0], [1.0]))
-        yield bad(estimator, "bootstrap_values.*time", ValueError, "5", bootstrap_values=FinalValues([0], [T], [1.0]))
-        for name, wrong in (
-            ("env", (None, [0], [1.0])),
-            ("time", ([0], "0", [1.0])),
-            ("value", ([0], [0], [[1.0], []])),
-        ):
-            yield bad(estimator, f"bootstrap_values.{name}", TypeError, "got", bootstrap_values=FinalValues(*wrong))
+        yield bad(estimator, name, TypeError, "list", bootstrap_values=[0.0] * N)
+        yield bad(estimator, name, ValueError, "5", bootstrap_values=floats(T), **none)
+        yield bad(estimator, name, ValueError, "meta", "cpu", bootstrap_values=floats(N, device="meta"), **none)
+        for part, expected, in_message, *parts in WRONG_FINAL_VALUES:
+            name, values = f"(bootstrap_values.*)?{part}", FinalValues(*parts)
+            yield bad(estimator, name, expected, *in_message, bootstrap_values=values)
     for estimator in (GAE, VTRACE, LAMBDA):
         values = {"values": None} if estimator is LAMBDA else {}
         yield bad(estimator, "bootstrap_values", ValueError, "next_values", next_values=floats(N, T), **values)
@@ -222,8 +250,14 @@ def of_out():
         yield bad(estimator, "out", ValueError, "5, 3", "3, 5", out=given(floats(T, N)))
         yield bad(estimator, "out", TypeError, "int64", out=given(floats(N, T, dtype=torch.int64)))
         yield bad(estimator, "out", ValueError, "meta", "cpu", out=given(floats(N, T, device="meta")))
+        yield bad(estimator, "out", TypeError, "bool", out=given(floats(N, T) > 0))
         yield bad(estimator, "out", ValueError, "stride", out=given(floats(1, T).expand(N, T)))
+        yield bad(estimator, "out", ValueError, "stride", out=given(floats(N + T).unfold(0, T, 1)[:N]))
         if two:
+            yield bad(estimator, "out", ValueError, "1, 5", "3, 5", out=(None, floats(1, T)))
+            yield bad(
+                estimator, "out", (TypeError, ValueError), "3", ", ".join(estimator.outputs), out=(floats(N, T),) * 3
+            )
             yield bad(estimator, "out", (TypeError, ValueError), ", ".join(estimator.outputs), out=floats(N, T))
             second = {estimator.second: False}
             yield bad(estimator, "out", ValueError, estimator.outputs[1], out=(None, floats(N, T)), **second)
@@ -264,19 +298,23 @@ def test_bad_input(estimator, form, name, expected, in_message, changes):
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=by_name)
 def test_out_may_not_be_an_input(estimator):
     for form in ("plain", *(["log_probs"] if estimator in OFF_POLICY else [])):
-        kwargs = good(estimator, form)
-        for name, x in kwargs.items():
-            if isinstance(x, torch.Tensor) and x.is_floating_point():
-                out = (x.view(-1).view(N, T), None) if len(estimator.outputs) > 1 else x[:]
-                with pytest.raises(ValueError, match="out"):
-                    estimator.function(**kwargs, out=out)
-                assert name
+        kwargs = {name: x.float() if is_tensor(x) else x for name, x in good(estimator, form).items()}
+        for x in filter(is_tensor, kwargs.values()):
+            for view in (x, x[:], x.view(-1).view(N, T)):
+                for out in [(view, None), (None, view)] if len(estimator.outputs) > 1 else [view]:
+                    with pytest.raises(ValueError, match="out"):
+                        estimator.function(**kwargs, out=out)
+
+
+def is_tensor(x):
+    return isinstance(x, torch.Tensor)
 
 
 @pytest.mark.parametrize("estimator", TWO_RESULTS, ids=by_name)
 def test_out_may_not_be_one_tensor_twice(estimator):
-    out = floats(N, T)
-    for twice in ((out, out), (out, out[:])):
+    memory = floats(N * T + 1)
+    out, shifted = memory[:-1].view(N, T), memory[1:].view(N, T)
+    for twice in ((out, out), (out, out[:]), (out, shifted)):
         with pytest.raises(ValueError, match="out"):
             estimator.function(**good(estimator), out=twice)
 
@@ -314,5 +352,8 @@ def test_what_must_not_be_an_error():
         if estimator in BACKWARD:
             for gamma in (0, 1, 2.5, np.float32(0.9)):
                 estimator.function(**{**kwargs, "gamma": gamma})
+        if estimator in (GAE, VTRACE, RETRACE, LAMBDA):
+            for lambda_ in (0, 1, np.float64(0.5)):
+                estimator.function(**{**kwargs, "lambda_": lambda_})
     BY_NAME["traces"].function(**{**good(TRACES), "decay": 1})
     DISCOUNTED.function(floats(N, T), bootstrap_values=0.0)

@@ -3,6 +3,8 @@
 from rl_triton_core._internal.backends import BackendUnavailableError as BackendUnavailableError
 from rl_triton_core._internal.backends import available_backends as available_backends
 from rl_triton_core._internal.backends import check_backend as check_backend
+from rl_triton_core._internal.fast_path import fast_path_status as fast_path_status
+from rl_triton_core._internal.fast_path import set_fast_path as set_fast_path
 from rl_triton_core._internal.tuning import tune as tune
 from rl_triton_core._version import __version__ as __version__
 from rl_triton_core.boundaries import FinalValues as FinalValues
@@ -37,7 +39,9 @@ __all__ = [
     "compute_lambda_returns",
     "compute_retrace",
     "compute_vtrace",
+    "fast_path_status",
     "linear_recurrence",
     "normalize_advantages",
+    "set_fast_path",
     "tune",
 ]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from rl_triton_core._internal.fast_path import fast_path_status
 from rl_triton_core._version import __version__
 
 TRITON = ("triton", "pytorch-triton-rocm", "pytorch-triton")
@@ -38,8 +39,15 @@ def system_info() -> dict[str, str]:
         "numba": package_version("numba"),
         "numpy": package_version("numpy"),
         **gpu_info(),
+        "fast_path": describe_fast_path(),
         **{name: package_version(name) for name in FRAMEWORKS},
     }
+
+
+def describe_fast_path() -> str:
+    """Whether repeated calls take the fast path, or why not."""
+    status = fast_path_status()
+    return ("on" if status.enabled else "off") + (f": {status.reason}" if status.reason else "")
 
 
 def package_version(*names: str) -> str:

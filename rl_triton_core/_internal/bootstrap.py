@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from rl_triton_core._internal.recurrence import Expectation
+from rl_triton_core._internal.traced_numbers import TracedNumber
 from rl_triton_core._internal.validation import (
     RolloutLayout,
     check_number,
@@ -44,6 +45,13 @@ def check_continuation(
         return scatter_final_values(bootstrap, mask, layout)
     if isinstance(bootstrap, torch.Tensor):
         return check_bootstrap_tensor(bootstrap, truncated, layout)
+    return check_bootstrap_number(bootstrap)
+
+
+def check_bootstrap_number(bootstrap: Any) -> float:
+    """Check one bootstrap value for all."""
+    if type(bootstrap) is TracedNumber:
+        return bootstrap.claim(check_bootstrap_number)
     if isinstance(bootstrap, bool) or not isinstance(bootstrap, Real):
         raise TypeError(
             f"bootstrap_values: got {type(bootstrap).__name__}, expected a float, a torch.Tensor or FinalValues"

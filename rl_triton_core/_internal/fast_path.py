@@ -1,70 +1,90 @@
-"""The fast path for repeated calls on a GPU: their launches alone, without validating and building them anew.
+"""The fast path: a call like an earlier one repeats its launches, without validating and building them anew.
 
-What decides how a call is validated, compiled and launched is every argument that is no tensor, and every tensor's
-shape, strides, dtype, device and alignment, and which arguments are one tensor. The first two calls with one signature
-take the normal path. The launches of the second are recorded, and a function is written that makes them again: with the
-pointers of other tensors, and new outputs. A call with an argument of another type, one that is differentiated, and one
-whose outputs may overlap its inputs always takes the normal path, as does every call where Triton's launcher is not one
-that is known here.
+The second call with certain shapes is recorded: which launches a backend makes, and with which arguments. From that a
+`Plan` is written, a Python function that makes the same launches with the addresses of other tensors and with new
+outputs. A plan is for one form of call: which arguments are tensors, numbers or constants, and how they go into the
+launches. What the sizes decide (a kernel, a grid, strides) is kept beside it for each shape, as `Sizes`; numbers such
+as γ are checked and passed on anew in every call.
+
+A call that is differentiated or traced, one with arguments of other types, and one whose outputs may overlap its
+inputs takes the normal path. So does a call inside a recorded one: it is recorded as a part of that.
 """
 
 from __future__ import annotations
 
-import copy
 import inspect
+import itertools
+import linecache
+import math
+import os
+import re
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial, wraps
-from types import SimpleNamespace
+from numbers import Real
+from types import TracebackType
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
+
+from rl_triton_core._internal.traced_numbers import Trace, TracedNumber
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 MAX_PLANS_PER_FUNCTION = 32
-"""Signatures of calls with a plan, for each function."""
+MAX_SHAPES_PER_PLAN = 256
 MAX_SEEN_SIGNATURES = 1024
-"""Signatures seen once that are remembered for each function, a number each."""
-
-FRONT_SOURCE = """
-def front(function, call_and_record, plans, is_compiling, SLOW_PATH):
-    def call{header}:
-        if is_compiling():
-            return function({passed})
-        for plan in plans:
-            results = plan({given})
-            if results is SLOW_PATH:
-                return function({passed})
-            if results is not None:
-                return results
-        return call_and_record({given})
-    return call
-"""
-"""A public function as written out: with the same arguments, so that Python binds them, which is the quickest."""
-
+DEVICES = {"cuda"}
+"""Types of devices whose backend records its launches."""
 CONSTANT_TYPES = (type(None), bool, int, float, str)
 SLOW_PATH = object()
-"""In the place of results: the call has this signature, but has to take the normal path."""
+"""In the place of results: the call has this form, but has to take the normal path."""
 STREAM = object()
-"""Stands for the stream among a launcher's arguments."""
-CALL_MEMORIES: list[list[Any] | set[int]] = []
-"""What every public function remembers of its calls."""
+"""Stands for the current stream among a launch's arguments."""
+
+FRONT = """
+def call{header}:
+    if is_compiling() or RECORDER.launches is not None:
+        return function({keywords})
+    for plan in memory.plans:
+        results = plan({names})
+        if results is SLOW_PATH:
+            return function({keywords})
+        if results is not None:
+            return results
+    return call_and_record({names})
+"""
+"""A public function as written out: with the same parameters, so that Python binds them, which is the quickest."""
+
+
+class UnknownLauncherError(Exception):
+    """A backend cannot tell what its launches call in the end; the message says what to do."""
+
+
+class ResolvedLaunch(NamedTuple):
+    """What a launch calls in the end."""
+
+    function: Callable[..., Any]
+    arguments: Sequence[Any]
+    """Tensors stand for their addresses, STREAM for the current stream. They may lie in tuples."""
+    get_stream: Callable[[], Any] | None = None
+    """Return the current stream, or None where the launch may not be repeated just now."""
 
 
 class RecordedLaunch(NamedTuple):
-    """A launch that was made: what Triton compiled, and with what it was called."""
+    """A launch that a backend made."""
 
-    kernel: Any
-    grid: tuple[int, int]
-    arguments: tuple[Any, ...]
-    scratch: torch.Tensor | None
+    resolve: Callable[[], ResolvedLaunch]
+    """Raises `UnknownLauncherError` where that cannot be told."""
+    scratch: torch.Tensor | None = None
+    """Memory that the launch takes beside the call's arguments and results."""
 
 
 class Recorder(threading.local):
-    """The launches since recording began, None while nothing records."""
+    """The launches of the call that this thread records, None while it records nothing."""
 
     launches: list[RecordedLaunch] | None = None
 
@@ -72,10 +92,10 @@ class Recorder(threading.local):
 RECORDER = Recorder()
 
 
-def record_launch(*launched: Any) -> None:
+def record_launch(launch: RecordedLaunch) -> None:
     """Add a launch to the recording of this thread, if there is one."""
     if RECORDER.launches is not None:
-        RECORDER.launches.append(RecordedLaunch(*launched))
+        RECORDER.launches.append(launch)
 
 
 @contextmanager
@@ -88,52 +108,64 @@ def record_launches() -> Iterator[list[RecordedLaunch]]:
         RECORDER.launches = None
 
 
-def with_fast_path(function: Callable[P, R]) -> Callable[P, R]:
-    """Give a public function a fast path for repeated calls on a GPU."""
-    plans: list[Callable[..., R | None]] = []
-    seen: set[int] = set()
-    CALL_MEMORIES.extend((plans, seen))
-    parameters = inspect.signature(function).parameters
-    names = list(parameters)
-    slow_path: Callable[..., R] = function
+# -- memory -----------------------------------------------------------------------------------------------------------
 
-    def call_and_record(*given: Any) -> R:
-        arguments = dict(zip(names, given, strict=True))
-        if not is_plannable(given):
-            return slow_path(**arguments)
-        with record_launches() as launches:
-            results = slow_path(**arguments)
-        if is_second_call(seen, hash(tuple(signature_of(*flatten_arguments(given))))):
-            plans.insert(0, build_plan(given, launches, results))
-            del plans[MAX_PLANS_PER_FUNCTION:]
-        return results
 
-    bare_parameters = [x.replace(default=x.empty, annotation=x.empty) for x in parameters.values()]
-    passed = ", ".join(f"{name}={name}" for name in names)
-    made: dict[str, Any] = {}
-    exec(FRONT_SOURCE.format(header=inspect.Signature(bare_parameters), given=", ".join(names), passed=passed), made)
-    front: Any = made["front"](function, call_and_record, plans, torch.compiler.is_compiling, SLOW_PATH)
-    front.__defaults__, front.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
-    call: Callable[P, R] = wraps(function)(front)
-    return call
+class Sizes(NamedTuple):
+    """What the sizes of a call's tensors decide."""
+
+    fits: Callable[..., bool]
+    """Whether other tensors have these sizes, strides, dtypes and this device."""
+    values: tuple[Any, ...]
+    """Kernels, grids and strides: what a plan puts into its launches."""
+
+
+class Plan(NamedTuple):
+    """The launches of a form of call."""
+
+    run: Callable[..., Any]
+    """Of the call's arguments: None if they have another form or unknown sizes, else results, or SLOW_PATH."""
+    sizes: dict[torch.Size, tuple[Sizes, ...]]
+    """By the shape of the first tensor."""
+
+
+class Memory:
+    """What a public function remembers of its calls."""
+
+    def __init__(self, name: str) -> None:
+        """Remember nothing of the function of this name."""
+        self.name = name
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.plans: tuple[Callable[..., Any], ...] = ()
+        self.by_source: dict[str, Plan] = {}
+        self.seen: set[int] = set()
+
+    def add(self, source: str, names: dict[str, Any], shape: torch.Size, sizes: Sizes) -> None:
+        """Add sizes to the plan that has a source, which is compiled if it is new."""
+        plan = self.by_source.get(source)
+        if plan is None:
+            plan = Plan(compile_function(source, self.name, names), names["sizes_of"])
+            while len(self.by_source) >= MAX_PLANS_PER_FUNCTION:
+                del self.by_source[next(iter(self.by_source))]
+            self.by_source[source] = plan
+            self.plans = tuple(plan.run for plan in reversed(self.by_source.values()))
+        while len(plan.sizes) >= MAX_SHAPES_PER_PLAN and shape not in plan.sizes:
+            del plan.sizes[next(iter(plan.sizes))]
+        plan.sizes[shape] = (sizes, *plan.sizes.get(shape, ())[:3])
+
+
+MEMORIES: list[Memory] = []
+LOCK = threading.Lock()
 
 
 def forget_plans() -> None:
-    """Let every call take the normal path again."""
-    for calls in CALL_MEMORIES:
-        calls.clear()
-
-
-def is_plannable(given: Iterable[Any]) -> bool:
-    """Whether there are tensors on a GPU, and otherwise types that are known."""
-    every = flatten_arguments(given)
-    tensors = [x for x in every if type(x) is torch.Tensor]
-    return bool(tensors) and tensors[0].is_cuda and all(type(x) in (torch.Tensor, *CONSTANT_TYPES) for x in every)
-
-
-def flatten_arguments(given: Iterable[Any]) -> list[Any]:
-    """Arguments, those in tuples one by one."""
-    return [x for argument in given for x in (argument if type(argument) is tuple else (argument,))]
+    """Let every call take the normal path again, until it is recorded anew."""
+    with LOCK:
+        for memory in MEMORIES:
+            memory.clear()
 
 
 def is_second_call(seen: set[int], signature: int) -> bool:
@@ -147,64 +179,411 @@ def is_second_call(seen: set[int], signature: int) -> bool:
     return False
 
 
-def build_plan(given: Sequence[Any], launches: Sequence[RecordedLaunch], results: R) -> Callable[..., R | None]:
-    """A function of the same arguments: None if they are not alike, else results of the same type, or SLOW_PATH."""
-    names: dict[str, Any] = {"SLOW_PATH": SLOW_PATH, "new": tuple.__new__}
-    tensors, conditions = argument_guards(given, names)
+# -- the switch -------------------------------------------------------------------------------------------------------
+
+
+class Switch:
+    """Whether there is a fast path, and why not."""
+
+    enabled = os.environ.get("RL_TRITON_FAST_PATH", "1") != "0"
+    reason = "" if enabled else "RL_TRITON_FAST_PATH is 0 in the environment"
+
+
+class FastPathStatus(NamedTuple):
+    """What `fast_path_status` tells."""
+
+    enabled: bool
+    reason: str
+    """Why calls take the normal path although they need not; empty if none does."""
+    shapes: dict[str, int]
+    """For each function, the number of shapes whose calls take the fast path."""
+
+
+class FastPathSetting:
+    """What `set_fast_path` returns: a context manager that restores the setting before."""
+
+    def __init__(self, before: tuple[bool, str]) -> None:
+        """Restore this at the end of a with block."""
+        self.before = before
+
+    def __enter__(self) -> None:
+        """Keep the new setting for the block."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Restore the setting before."""
+        Switch.enabled, Switch.reason = self.before
+        forget_plans()
+
+
+def set_fast_path(enabled: bool) -> FastPathSetting:
+    """Switch the fast path for repeated calls on or off, in this process.
+
+    It is on by default, unless RL_TRITON_FAST_PATH is 0 in the environment.
+
+    Args:
+        enabled: Whether calls that are like earlier ones repeat their launches without validating them anew.
+
+    Returns:
+        A context manager: in a ``with`` statement, the setting lasts for the block.
+
+    Example:
+        >>> with set_fast_path(False):
+        ...     fast_path_status().enabled
+        False
+    """
+    setting = FastPathSetting((Switch.enabled, Switch.reason))
+    Switch.enabled, Switch.reason = bool(enabled), "" if enabled else "set_fast_path(False) was called"
+    forget_plans()
+    return setting
+
+
+def fast_path_status() -> FastPathStatus:
+    """Tell whether repeated calls take the fast path, and for which functions they do.
+
+    Returns:
+        FastPathStatus(enabled, reason, shapes): whether it is switched on; why calls that could take it do not, if
+        that is so; the number of shapes of each function whose calls take it.
+    """
+    with LOCK:
+        shapes = {memory.name: sum(len(plan.sizes) for plan in memory.by_source.values()) for memory in MEMORIES}
+    return FastPathStatus(Switch.enabled, Switch.reason, {name: number for name, number in shapes.items() if number})
+
+
+def warn_of_unknown_launcher(error: UnknownLauncherError) -> None:
+    """Say once that calls take the normal path, and why."""
+    if Switch.reason != str(error):
+        Switch.reason = str(error)
+        warnings.warn(f"there is no fast path for repeated calls: {error}", stacklevel=2)
+
+
+# -- public functions -------------------------------------------------------------------------------------------------
+
+
+def with_fast_path(function: Callable[P, R]) -> Callable[P, R]:
+    """Give a public function a fast path for repeated calls.
+
+    Its arguments whose annotations name float may change between calls of one form, the others may not.
+    """
+    memory = Memory(function.__name__)
+    MEMORIES.append(memory)
+    parameters = inspect.signature(function).parameters
+    names = list(parameters)
+    of_numbers = [i for i, x in enumerate(parameters.values()) if re.search(r"\bfloat\b", str(x.annotation))]
+    normal_path: Callable[..., R] = function
+
+    def call_and_record(*arguments: Any) -> R:
+        numbers = {i for i in of_numbers if is_number(arguments[i])}
+        signature = signature_of(arguments, numbers) if Switch.enabled else None
+        if signature is None:
+            return normal_path(**dict(zip(names, arguments, strict=True)))
+        if signature not in memory.seen:
+            results = normal_path(**dict(zip(names, arguments, strict=True)))
+            is_second_call(memory.seen, signature)
+            return results
+        trace = Trace(numbers)
+        traced = [TracedNumber(x, (i,), trace) if i in numbers else x for i, x in enumerate(arguments)]
+        with record_launches() as launches:
+            results = normal_path(**dict(zip(names, traced, strict=True)))
+        with LOCK:
+            if Switch.enabled and is_second_call(memory.seen, signature):
+                add_plan(memory, arguments, trace, launches, results)
+        return results
+
+    bare = [x.replace(default=x.empty, annotation=x.empty) for x in parameters.values()]
+    header, keywords = inspect.Signature(bare), ", ".join(f"{name}={name}" for name in names)
+    namespace = {
+        "function": function,
+        "memory": memory,
+        "call_and_record": call_and_record,
+        "is_compiling": torch.compiler.is_compiling,
+        "RECORDER": RECORDER,
+        "SLOW_PATH": SLOW_PATH,
+    }
+    source = FRONT.format(header=header, names=", ".join(names), keywords=keywords)
+    front: Any = compile_function(source, function.__name__, namespace)
+    front.__defaults__, front.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+    call: Callable[P, R] = wraps(function)(front)
+    return call
+
+
+COUNTER = itertools.count()
+
+
+def compile_function(source: str, name: str, namespace: dict[str, Any]) -> Any:
+    """Compile the one function of a source, whose lines show in tracebacks."""
+    file = f"<fast path of {name}, {next(COUNTER)}>"
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    before = set(namespace)
+    exec(compile(source, file, "exec"), namespace)
+    (function,) = (x for key, x in namespace.items() if key not in before and inspect.isfunction(x))
+    return function
+
+
+def is_number(x: Any) -> bool:
+    """Whether an argument is a number, such as Python's and NumPy's, that may change between calls of one form."""
+    return type(x) is float or (isinstance(x, Real) and not isinstance(x, bool))
+
+
+def signature_of(arguments: Iterable[Any], numbers: set[int]) -> int | None:
+    """A number that calls have in common that may share a recording; None where nothing is to be recorded."""
+    parts: list[Any] = [torch.is_grad_enabled()]
+    on_device = False
+    for i, argument in enumerate(arguments):
+        if i in numbers:
+            parts.append(float)
+            continue
+        for x in argument if type(argument) is tuple else (argument,):
+            if type(x) is torch.Tensor:
+                if not on_device and x.device.type not in DEVICES:
+                    return None
+                on_device = True
+                parts += (x.shape, x.stride(), x.dtype, x.device, x.requires_grad)
+            elif type(x) in CONSTANT_TYPES:
+                parts.append(x)
+            else:
+                return None
+    return hash(tuple(parts)) if on_device else None
+
+
+# -- plans ------------------------------------------------------------------------------------------------------------
+
+PLAN = """
+def plan({parameters}):
+    if not ({conditions}):
+        return None
+    for fits, values in sizes_of.get({first}.shape, ()):
+        if fits({tensors}):
+            break
+    else:
+        return None
+    {addresses}
+    if {misplaced}:
+        return None
+    {numbers}
+    {values} = values
+    {launches}
+"""
+"""Arguments are named a0, a1, ..., the addresses of tensors among them p0, p1, ..., constants c0, c1, ..., numbers of
+the launches n0, n1, ..., values that the sizes decide v0, v1, ..., and results r0, r1, ...."""
+
+NUMBERS = """
+    before, numbers = latest[0]
+    if not ({unchanged}):
+        numbers = update({given})
+        if numbers is None:
+            return None
+    {names} = numbers
+"""
+
+
+class NoPlanError(Exception):
+    """Calls like the recorded one always take the normal path."""
+
+
+def add_plan(
+    memory: Memory, arguments: Sequence[Any], trace: Trace, launches: Sequence[RecordedLaunch], results: Any
+) -> None:
+    """Plan calls like a recorded one, with the sizes that it has."""
+    writer = PlanWriter(arguments, trace)
     try:
-        lines = launch_source(tensors, launches, results, names)
-    except Exception:  # a copy took part, or Triton is not as it is known here
-        lines = ["return SLOW_PATH"]
-    pointers = [f"p{i} = {name}.data_ptr()" for i, name in enumerate(tensors)]
-    body = [f"if not ({' and '.join(conditions)}): return None", *pointers]
-    body += [f"if not ({' and '.join(alignment_guards(tensors.values()))}): return None", *lines]
-    arguments = ", ".join(f"a{i}" for i in range(len(given)))
-    exec(f"def plan({arguments}):\n    " + "\n    ".join(body), names)
-    plan: Callable[..., R | None] = names["plan"]
-    return plan
+        lines = writer.launch_lines(launches, results)
+        varying = {position for factors in writer.factors for position in factors} - trace.escaped
+    except (NoPlanError, UnknownLauncherError) as error:
+        lines, varying = ["return SLOW_PATH"], set(trace.positions)
+        writer.values, writer.factors = [], []
+        if isinstance(error, UnknownLauncherError):
+            warn_of_unknown_launcher(error)
+    if all(type(arguments[i]) in CONSTANT_TYPES for i in set(trace.positions) - varying):
+        tensors = list(writer.tensors.values())
+        sizes = Sizes(tensor_guard(tensors), tuple(writer.values))
+        memory.add(writer.plan_source(lines, varying), writer.namespace(), tensors[0].shape, sizes)
+
+
+class PlanWriter:
+    """Writes the source of a plan, and collects the values that it takes for the sizes at hand."""
+
+    def __init__(self, arguments: Sequence[Any], trace: Trace) -> None:
+        """Plan calls with arguments like these."""
+        self.arguments, self.trace = arguments, trace
+        self.tensors = find_tensors(arguments)
+        self.places = {x.data_ptr(): f"p{i}" for i, x in enumerate(self.tensors.values())}
+        """Expressions for addresses."""
+        self.values: list[Any] = []
+        self.factors: list[tuple[int, ...]] = []
+        """For each number of the launches, the arguments whose product it is."""
+
+    def launch_lines(self, launches: Sequence[RecordedLaunch], results: Any) -> list[str]:
+        """Write lines that allocate results, make the launches and return the results."""
+        several = isinstance(results, tuple)
+        every = results if several else (results,)
+        differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in self.tensors.values())
+        if not launches or differentiated or not all(x is None or type(x) is torch.Tensor for x in every):
+            raise NoPlanError
+        resolved = [launch.resolve() for launch in launches]
+        lines = self.stream_lines(resolved[0])
+        returned = [self.result_source(f"r{i}", x, lines) for i, x in enumerate(every)]
+        scratch = {id(x.scratch): x.scratch for x in launches if x.scratch is not None}
+        for i, tensor in enumerate(scratch.values()):
+            lines.append(self.allocation_line(f"s{i}", tensor))
+        written: set[int] = set()
+        for function, arguments, _ in resolved:
+            written |= {x.data_ptr() for x in flatten_tuples(arguments) if isinstance(x, torch.Tensor)}
+            lines.append(f"{self.bind_constant(function)}({', '.join(map(self.argument_source, arguments))})")
+        if any(x is not None and x.data_ptr() not in written for x in every):
+            raise NoPlanError
+        made = f"new({self.bind_constant(type(results))}, ({', '.join(returned)},))" if several else returned[0]
+        return [*lines, f"return {made}"]
+
+    def stream_lines(self, launch: ResolvedLaunch) -> list[str]:
+        """Write lines that find the current stream, if launches need it."""
+        if launch.get_stream is None:
+            return []
+        return [f"stream = {self.bind_constant(launch.get_stream)}()", "if stream is None: return SLOW_PATH"]
+
+    def result_source(self, name: str, result: torch.Tensor | None, lines: list[str]) -> str:
+        """Return an expression for a result, and add lines: its allocation, or guards if it is an argument."""
+        if result is None:
+            return "None"
+        for argument, x in self.tensors.items():
+            if x.data_ptr() == result.data_ptr():
+                lines += self.overlap_guard(result)
+                return argument
+        lines.append(self.allocation_line(name, result))
+        return name
+
+    def overlap_guard(self, out: torch.Tensor) -> Iterator[str]:
+        """Write lines that see to it that a tensor to be written to shares no memory with the other arguments."""
+        at, end = self.places[out.data_ptr()], self.bind_constant(byte_span(out))
+        for x in self.tensors.values():
+            other, other_end = self.places[x.data_ptr()], self.bind_constant(byte_span(x))
+            if other != at:
+                yield f"if {at} < {other} + {other_end} and {other} < {at} + {end}: return SLOW_PATH"
+
+    def allocation_line(self, name: str, x: torch.Tensor) -> str:
+        """Write a line that allocates a tensor like this one. The quickest copies the form of an argument."""
+        self.places[x.data_ptr()] = f"{name}.data_ptr()"
+        for argument, like in self.tensors.items():
+            alike = like.dtype == x.dtype and like.shape == x.shape
+            if alike and torch.empty_like(like, device="meta").stride() == x.stride():
+                return f"{name} = empty_like({argument})"
+        empty = partial(torch.empty_strided, x.shape, x.stride(), dtype=x.dtype, device=x.device)
+        return f"{name} = {self.bind_constant(empty)}()"
+
+    def argument_source(self, x: Any) -> str:
+        """Return an expression for an argument of a launch, in which addresses stand for tensors."""
+        if isinstance(x, torch.Tensor):
+            if x.data_ptr() not in self.places:
+                raise NoPlanError
+            return self.places[x.data_ptr()]
+        if x is STREAM:
+            return "stream"
+        if type(x) is TracedNumber:
+            self.factors.append(x.factors)
+            return f"n{len(self.factors) - 1}"
+        if isinstance(x, tuple):
+            elements = f"({''.join(f'{self.argument_source(y)},' for y in x)})"
+            return elements if type(x) is tuple else f"new({self.bind_constant(type(x))}, {elements})"
+        return "None" if x is None else self.bind_constant(x)
+
+    def bind_constant(self, x: Any) -> str:
+        """Return a name for a value that calls with these sizes have in common."""
+        self.values.append(x)
+        return f"v{len(self.values) - 1}"
+
+    def plan_source(self, launches: Sequence[str], varying: set[int]) -> str:
+        """Write the plan around the lines that make its launches, for any numbers in some positions."""
+        constants, conditions = argument_guards(self.arguments, varying)
+        tensors, given = list(self.tensors), ", ".join(f"a{i}" for i in sorted(self.trace.checks))
+        if any(x.requires_grad for x in self.tensors.values()):
+            conditions.append(f"is_grad_enabled() is {torch.is_grad_enabled()}")
+        numbers = NUMBERS.format(
+            unchanged=" and ".join(f"a{i} is before[{k}]" for k, i in enumerate(sorted(self.trace.checks))),
+            given=given,
+            names="".join(f"n{i}, " for i in range(len(self.factors))),
+        )
+        plan = PLAN.format(
+            parameters=", ".join(f"a{i}" for i in range(len(self.arguments))),
+            conditions=" and ".join([*conditions, f"type({tensors[0]}) is Tensor"]),
+            first=tensors[0],
+            tensors=", ".join(tensors),
+            addresses="; ".join(f"p{i} = {name}.data_ptr()" for i, name in enumerate(tensors)),
+            misplaced=" or ".join(alignment_guards(self.tensors.values())),
+            numbers=numbers.strip() if self.factors else "",
+            values="".join(f"v{i}, " for i in range(len(self.values))) or "()",
+            launches="\n    ".join(launches),
+        )
+        return "".join(f"c{i} = {x!r}\n" for i, x in enumerate(constants)) + plan
+
+    def namespace(self) -> dict[str, Any]:
+        """Return the names that a plan uses, apart from its own."""
+        positions, factors, trace = sorted(self.trace.checks), tuple(self.factors), self.trace
+        latest: list[tuple[Any, Any]] = [((object(),) * len(positions), ())]
+
+        def update(*given: Any) -> tuple[float, ...] | None:
+            """Check numbers and compute from them what the launches take; None if a tensor or so took their place."""
+            if not all(map(is_number, given)):
+                return None
+            numbers = trace.compute(factors, dict(zip(positions, given, strict=True)))
+            latest[0] = given, numbers
+            return numbers
+
+        names: dict[str, Any] = {"SLOW_PATH": SLOW_PATH, "Tensor": torch.Tensor, "inf": math.inf, "nan": math.nan}
+        names |= {"is_grad_enabled": torch.is_grad_enabled, "empty_like": torch.empty_like, "new": tuple.__new__}
+        return {**names, "latest": latest, "update": update, "sizes_of": {}}
+
+
+def find_tensors(arguments: Sequence[Any]) -> dict[str, torch.Tensor]:
+    """The tensors among arguments, each once, by an expression for it."""
+    tensors: dict[str, torch.Tensor] = {}
+    for name, x in named_arguments(arguments):
+        if type(x) is torch.Tensor and not any(x is other for other in tensors.values()):
+            tensors[name] = x
+    return tensors
+
+
+def named_arguments(arguments: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """Arguments and expressions for them, those in tuples one by one."""
+    for i, x in enumerate(arguments):
+        if type(x) is tuple:
+            yield from ((f"a{i}[{j}]", y) for j, y in enumerate(x))
+        else:
+            yield f"a{i}", x
+
+
+def argument_guards(arguments: Sequence[Any], varying: set[int]) -> tuple[list[Any], list[str]]:
+    """Constants, and conditions that a call has the form of another: what is constant, and what is one tensor."""
+    constants: list[Any] = []
+    conditions = [f"type(a{i}) is tuple and len(a{i}) == {len(x)}" for i, x in enumerate(arguments) if type(x) is tuple]
+    tensors: dict[int, str] = {}
+    for name, x in named_arguments(arguments):
+        if type(x) is torch.Tensor:
+            if tensors.setdefault(id(x), name) != name:
+                conditions.append(f"{name} is {tensors[id(x)]}")
+        elif x is None or type(x) is bool:
+            conditions.append(f"{name} is {x}")
+        elif name not in {f"a{i}" for i in varying}:
+            constant = f"c{len(constants)}"
+            conditions.append(f"({name} is {constant} or type({name}) is {type(x).__name__} and {name} == {constant})")
+            constants.append(x)
+    return constants, conditions
 
 
 def alignment_guards(tensors: Iterable[torch.Tensor]) -> Iterator[str]:
-    """Conditions that others lie in memory like these: aligned alike, and one place for those that have one."""
+    """Conditions that other tensors are not aligned like these, or lie at two addresses instead of one."""
+    aligned = []
     first: dict[int, int] = {}
     for i, x in enumerate(tensors):
-        yield f"p{i} & 15 == {x.data_ptr() & 15}"
+        remainder = x.data_ptr() & 15
+        if remainder:
+            yield f"p{i} & 15 != {remainder}"
+        else:
+            aligned.append(f"p{i}")
         if first.setdefault(x.data_ptr(), i) != i:
-            yield f"p{i} == p{first[x.data_ptr()]}"
-
-
-def argument_guards(given: Sequence[Any], names: dict[str, Any]) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """The tensors among arguments, each once under an expression for it, and conditions that others are like these."""
-    conditions = []
-    every: dict[str, Any] = {}
-    for i, x in enumerate(given):
-        if type(x) is tuple:
-            conditions.append(f"type(a{i}) is tuple and len(a{i}) == {len(x)}")
-            every.update({f"a{i}[{j}]": y for j, y in enumerate(x)})
-        else:
-            every[f"a{i}"] = x
-    tensors: dict[str, torch.Tensor] = {}
-    for name, x in every.items():
-        same = next((other for other, y in tensors.items() if y is x), None)
-        if same is not None:
-            conditions.append(f"{name} is {same}")
-        elif type(x) is torch.Tensor:
-            tensors[name] = x
-        else:
-            constant, kind = bind_constant(x, names), bind_constant(type(x), names)
-            conditions.append(f"({name} is {constant} or type({name}) is {kind} and {name} == {constant})")
-    if any(x.requires_grad for x in tensors.values()):
-        names["graph"] = torch.is_grad_enabled
-        conditions.append(f"graph() is {torch.is_grad_enabled()}")
-    names["fits"] = tensor_guard(list(tensors.values()))
-    return tensors, [*conditions, f"fits({', '.join(tensors)})"]
-
-
-def bind_constant(x: Any, names: dict[str, Any]) -> str:
-    """A name for an object that is not written out."""
-    name = f"c{len(names)}"
-    names[name] = x
-    return name
+            yield f"p{i} != p{first[x.data_ptr()]}"
+    if aligned:
+        yield f"({' | '.join(aligned)}) & 15"
 
 
 def tensor_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
@@ -215,143 +594,22 @@ def tensor_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
         from torch._C._dynamo.guards import TensorGuards
 
         return TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
-    want = signature_of(*tensors)
-    return lambda *others: all(type(x) is torch.Tensor for x in others) and signature_of(*others) == want
+    want = [describe_tensor(x) for x in tensors]
+    return lambda *others: all(type(x) is torch.Tensor for x in others) and [describe_tensor(x) for x in others] == want
 
 
-def signature_of(*every: Any) -> list[Any]:
-    """What a tensor has to have in common with another; anything else is itself."""
-    grad = torch.is_grad_enabled()
-    return [
-        (x.shape, x.stride(), x.dtype, x.device, grad and x.requires_grad) if type(x) is torch.Tensor else x
-        for x in every
-    ]
+def describe_tensor(x: torch.Tensor) -> Any:
+    """What a tensor has to have in common with another to take its place."""
+    return x.shape, x.stride(), x.dtype, x.device, torch.is_grad_enabled() and x.requires_grad
 
 
-def launch_source(
-    tensors: dict[str, torch.Tensor], launches: Sequence[RecordedLaunch], results: Any, names: dict[str, Any]
-) -> list[str]:
-    """Lines of code that make the launches again, and return results of the same type."""
-    several = isinstance(results, tuple)
-    every = results if several else (results,)
-    places = {x.data_ptr(): f"p{i}" for i, x in enumerate(tensors.values())}
-    differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in tensors.values())
-    known = all(x is None or type(x) is torch.Tensor for x in every)
-    if not launches or differentiated or not known:
-        return ["return SLOW_PATH"]
-
-    lines = [*device_guards(next(iter(tensors.values())).get_device(), names)]
-    returned = []
-    by_pointer = {x.data_ptr(): name for name, x in tensors.items()}
-    for i, x in enumerate(every):
-        if x is None:
-            returned.append("None")
-        elif x.data_ptr() in by_pointer:
-            returned.append(by_pointer[x.data_ptr()])
-            lines += overlap_guard(x, places, tensors.values())
-        else:
-            returned.append(f"r{i}")
-            places[x.data_ptr()] = f"r{i}.data_ptr()"
-            lines.append(f"r{i} = {allocation_source(x, tensors, names)}")
-    scratch = launches[0].scratch
-    if scratch is not None:
-        places[scratch.data_ptr()] = "scratch.data_ptr()"
-        lines.append(f"scratch = {allocation_source(scratch, tensors, names)}")
-    for launched in launches:
-        launch, arguments = resolve_launcher(launched)
-        given = [argument_source(x, places, names) for x in arguments]
-        lines.append(f"{bind_constant(launch, names)}({', '.join(given)})")
-    made = f"new({bind_constant(type(results), names)}, ({', '.join(returned)},))" if several else returned[0]
-    return [*lines, f"return {made}"]
-
-
-def device_guards(index: int, names: dict[str, Any]) -> Iterator[str]:
-    """Lines that see to it that the device is the current one and nothing wants to know of launches; and the stream."""
-    from triton import knobs
-    from triton.runtime import driver
-
-    chained = hasattr(knobs.runtime.launch_enter_hook, "calls")
-    names |= {"knobs": knobs.runtime, "stream_of": driver.active.get_current_stream}
-    names["device"] = getattr(torch._C, "_cuda_getDevice", driver.active.get_current_device)
-    yield f"if knobs.launch_enter_hook{'.calls' if chained else ''} or device() != {index}: return SLOW_PATH"
-    yield f"stream = stream_of({index})"
-
-
-def overlap_guard(out: torch.Tensor, places: dict[int, str], tensors: Iterable[torch.Tensor]) -> Iterator[str]:
-    """Lines that see to it that a tensor to be written to shares no memory with the others."""
-    at = places[out.data_ptr()]
-    for x in tensors:
-        other = places[x.data_ptr()]
-        if other != at:
-            yield f"if {at} < {other} + {byte_span(x)} and {other} < {at} + {byte_span(out)}: return SLOW_PATH"
-
-
-def allocation_source(x: torch.Tensor, tensors: dict[str, torch.Tensor], names: dict[str, Any]) -> str:
-    """An expression for a new tensor like this one. The quickest copies the form of an argument."""
-    for name, like in tensors.items():
-        alike = like.dtype == x.dtype and like.shape == x.shape
-        if alike and torch.empty_like(like, device="meta").stride() == x.stride():
-            names["empty_like"] = torch.empty_like
-            return f"empty_like({name})"
-    empty = partial(torch.empty_strided, x.shape, x.stride(), dtype=x.dtype, device=x.device)
-    return f"{bind_constant(empty, names)}()"
-
-
-def resolve_launcher(launched: RecordedLaunch) -> tuple[Callable[..., Any], Sequence[Any]]:
-    """What Triton's launcher calls in the end, and with which arguments; without hooks."""
-    launcher, arguments = launched.kernel.run, capture_launcher_arguments(launched)
-    if getattr(launcher, "global_scratch_size", 1) or getattr(launcher, "profile_scratch_size", 0):
-        return launcher, arguments
-    observed = copy.copy(launcher)
-    observed.launch, taken = make_listener()
-    observed(*arguments)
-    return launcher.launch, single_call(taken)
-
-
-def capture_launcher_arguments(launched: RecordedLaunch) -> Sequence[Any]:
-    """With what Triton calls the launcher of a compiled kernel, as its own way to launch one shows; without hooks."""
-    kernel = launched.kernel
-    run, taken = make_listener()
-    observed = SimpleNamespace(
-        run=run,
-        function=kernel.function,
-        packed_metadata=kernel.packed_metadata,
-        launch_metadata=lambda *_: None,
-        _init_handles=lambda: None,
-    )
-    type(kernel).__getitem__(observed, (*launched.grid, 1))(*launched.arguments, stream=STREAM)
-    return [None if any(x is hook for hook in launch_hooks()) else x for x in single_call(taken)]
-
-
-def make_listener() -> tuple[Callable[..., None], list[tuple[Any, ...]]]:
-    """A function that does nothing, and the arguments of its calls."""
-    taken: list[tuple[Any, ...]] = []
-    return lambda *given: taken.append(given), taken
-
-
-def single_call(taken: list[tuple[Any, ...]]) -> tuple[Any, ...]:
-    """The arguments of the only call, among which there is the stream."""
-    if len(taken) != 1 or not any(x is STREAM for x in taken[0]):
-        raise ValueError("got a launcher that is not known, expected one that makes one call with the stream")
-    return taken[0]
-
-
-def launch_hooks() -> tuple[Any, Any]:
-    """What Triton calls before and after every launch, which does nothing where there is no profiler."""
-    from triton import knobs
-
-    return knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
-
-
-def argument_source(x: Any, places: dict[int, str], names: dict[str, Any]) -> str:
-    """Code for an argument of a launch, in which pointers stand for tensors."""
-    if isinstance(x, torch.Tensor):
-        return places[x.data_ptr()]
-    if x is STREAM:
-        return "stream"
-    if type(x) is tuple:
-        return f"({''.join(f'{argument_source(y, places, names)},' for y in x)})"
-    return repr(x) if type(x) in (type(None), bool, int) else bind_constant(x, names)
+def flatten_tuples(x: Any) -> Iterator[Any]:
+    """What is in tuples, and tuples in them, one by one."""
+    if isinstance(x, tuple | list):
+        for y in x:
+            yield from flatten_tuples(y)
+    else:
+        yield x
 
 
 def byte_span(tensor: torch.Tensor) -> int:

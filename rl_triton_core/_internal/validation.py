@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
+
+from rl_triton_core._internal.traced_numbers import TracedNumber
 
 REAL_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 INTEGER_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -145,6 +148,8 @@ def check_flags(name: str, flags: Any, layout: RolloutLayout) -> None:
 
 def check_number(name: str, number: Any, low: float, high: float) -> float:
     """Check that an argument is a finite number within [low, high], and return it as a float."""
+    if type(number) is TracedNumber:
+        return number.claim(partial(check_number, name, low=low, high=high))
     if isinstance(number, bool) or not isinstance(number, Real):
         raise TypeError(f"{name}: got {type(number).__name__}, expected a float")
     value = float(number)
@@ -178,6 +183,8 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
 
 def check_clip(name: str, bar: Any) -> float:
     """Check that an argument is a clip of importance weights: >= 0, infinity for none."""
+    if type(bar) is TracedNumber:
+        return bar.claim(partial(check_clip, name))
     return math.inf if bar == math.inf else check_number(name, bar, 0.0, math.inf)
 
 

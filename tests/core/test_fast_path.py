@@ -1,15 +1,31 @@
 """Replayed calls give what whole calls give, whatever changes between them."""
 
+import dataclasses
+import importlib
+import linecache
+import math
+import os
+import subprocess
 import sys
 import threading
+import traceback
+import warnings
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
 import rl_triton_core as ours
-from rl_triton_core._internal import fast_path
+from rl_triton_core._internal import backends, fast_path
+from rl_triton_core._internal import validation as check
+from rl_triton_core._internal.backends import triton_launcher
+from rl_triton_core._internal.fast_path import STREAM, RecordedLaunch, ResolvedLaunch
+from rl_triton_core._internal.traced_numbers import Trace, TracedNumber, untrace
 
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -38,25 +54,24 @@ def same(got, want):
         assert (x is None and y is None) or torch.equal(x, y)
 
 
-def counted(backend, monkeypatch):
-    """A call of the backend for each that is not a replay."""
-    calls, run = [], backend.run
-    monkeypatch.setattr(backend, "run", lambda *given: (calls.append(given), run(*given)))
+def counted(name, monkeypatch):
+    """A call of the backend's function for each that does not take the fast path."""
+    calls, backend = [], backends.load("triton")
+    run = getattr(backend, name)
+    counting = dataclasses.replace(backend, **{name: lambda *given: (calls.append(given), run(*given))})
+    monkeypatch.setattr(backends, "load", lambda name: counting)
+    monkeypatch.setattr(backends, "automatic", lambda device_type: counting)
     return calls
 
 
 @pytest.fixture
 def whole_calls(monkeypatch):
-    from rl_triton_core._internal.backends import triton
-
-    return counted(triton, monkeypatch)
+    return counted("run", monkeypatch)
 
 
 @pytest.fixture
 def whole_normalisations(monkeypatch):
-    from rl_triton_core._internal.backends import triton_moments
-
-    return counted(triton_moments, monkeypatch)
+    return counted("normalize", monkeypatch)
 
 
 @ON_GPU
@@ -281,6 +296,285 @@ def test_what_is_alike(guards):
     assert not fits(x, torch.zeros(4))
 
 
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+def plan_of(arguments, launches, results, numbers=()):
+    """The plan that a recorded call would add. `launches` are lists of arguments; what they launch goes to a list."""
+    launched = []
+
+    def launch(*given):
+        launched.append(given)
+
+    recorded = [RecordedLaunch(lambda given=given: ResolvedLaunch(launch, given, lambda: 77)) for given in launches]
+    memory = fast_path.Memory("function")
+    trace = numbers[0].trace if numbers else Trace(set())
+    fast_path.add_plan(memory, arguments, trace, recorded, results)
+    (plan,) = memory.plans
+    return plan, launched
+
+
+def traced(*numbers):
+    """Numbers that stand at the first positions, checked to be in [0, 1]."""
+    trace = Trace(set(range(len(numbers))))
+    return [check.check_number(f"a{i}", TracedNumber(x, (i,), trace), 0.0, 1.0) for i, x in enumerate(numbers)]
+
+
+@pytest.fixture
+def recorded():
+    """A call f(x, 0.5, (y, None)) that launched something with (x, stream, (y, new, 3), 0.5) and returned (new, y)."""
+    x, y, new = torch.zeros(4, 6), torch.zeros(5), torch.zeros(4, 6)
+    return plan_of((x, 0.5, (y, None)), [(x, STREAM, (y, new, 3), 0.5)], Pair(new, y))
+
+
+def test_a_call_made_again(recorded):
+    call, launched = recorded
+    x, y = torch.ones(4, 6), torch.ones(5)
+    results = call(x, 0.5, (y, None))
+    assert type(results) is Pair
+    assert results.second is y
+    new = results.first
+    assert (new.shape, new.dtype) == (x.shape, x.dtype)
+    assert launched == [(x.data_ptr(), 77, (y.data_ptr(), new.data_ptr(), 3), 0.5)]
+
+
+def test_calls_that_are_not_alike(recorded):
+    call, launched = recorded
+    x, y = torch.ones(4, 6), torch.ones(5)
+    shifted = torch.ones(25)[1:].view(4, 6)
+    others = [
+        (x, 0.25, (y, None)),
+        (x, None, (y, None)),
+        (x, x, (y, None)),
+        (x, 0.5, (y, y)),
+        (x, 0.5, (None, y)),
+        (x, 0.5, (y, None, None)),
+        (x, 0.5, y),
+        (x, 0.5, (0.5, None)),
+        (y, 0.5, (x, None)),
+        ([x], 0.5, (y, None)),
+        (shifted, 0.5, (y, None)),
+        (x.clone().requires_grad_(), 0.5, (y, None)),
+    ]
+    assert [call(*arguments) for arguments in others] == [None] * len(others)
+    assert not launched
+
+
+def test_one_plan_serves_other_sizes_and_numbers():
+    """Its source has none of them, and the sizes of the calls that were recorded beside it."""
+    memory = fast_path.Memory("function")
+    launched = []
+
+    def record(x, number, grid):
+        gamma = check.check_number("gamma", TracedNumber(number, (1,), Trace({1})), 0.0, 1.0)
+        new = torch.zeros_like(x)
+        launch = ResolvedLaunch(lambda *given: launched.append(given), (grid, x, gamma, new))
+        fast_path.add_plan(memory, (x, number), gamma.trace, [RecordedLaunch(lambda: launch)], new)
+
+    for size in (3, 4, 5):
+        record(torch.zeros(size), 0.5 / size, 10 * size)
+    (plan,) = memory.plans
+    for size in (4, 3, 5):
+        x = torch.ones(size)
+        assert plan(x, 0.75).shape == x.shape
+        assert launched.pop()[:3] == (10 * size, x.data_ptr(), 0.75)
+    assert plan(torch.ones(6), 0.75) is None
+
+
+def test_shapes_of_a_plan_take_bounded_memory(monkeypatch):
+    monkeypatch.setattr(fast_path, "MAX_SHAPES_PER_PLAN", 2)
+    memory = fast_path.Memory("function")
+    for size in (3, 4, 5):
+        x, new = torch.zeros(2, size)
+        launch = RecordedLaunch(lambda x=x, new=new: ResolvedLaunch(print, (x[:0], new)))
+        fast_path.add_plan(memory, (x,), Trace(set()), [launch], new)
+    (plan,) = memory.by_source.values()
+    assert [shape[0] for shape in plan.sizes] == [4, 5]
+
+
+def test_plans_of_a_function_take_bounded_memory(monkeypatch):
+    monkeypatch.setattr(fast_path, "MAX_PLANS_PER_FUNCTION", 2)
+    memory = fast_path.Memory("function")
+    for number in (1, 2, 3):
+        fast_path.add_plan(memory, (torch.zeros(3), number), Trace(set()), [], None)
+    assert len(memory.plans) == len(memory.by_source) == 2
+    assert [plan(torch.zeros(3), 3) for plan in memory.plans] == [fast_path.SLOW_PATH, None]
+
+
+def test_numbers_are_passed_on_anew():
+    """Checked like those of a first call, and multiplied as those were."""
+    gamma, lambda_ = traced(0.5, 0.25)
+    x, new = torch.zeros(3), torch.zeros(3)
+    arguments = (0.5, 0.25, x)
+    call, launched = plan_of(arguments, [(gamma, (gamma * lambda_, 1.0 * lambda_), x, new)], new, (gamma,))
+    for given, want in [
+        ((0.5, 0.25), (0.5, (0.125, 0.25))),
+        ((0.75, 0.5), (0.75, (0.375, 0.5))),
+        ((1, np.float32(0.5)), (1.0, (0.5, 0.5))),
+        ((np.int64(1), np.float64(0.1)), (1.0, (0.1, 0.1))),
+    ]:
+        assert call(*given, x) is not None
+        got = launched.pop()[:2]
+        assert got == want and all(type(y) is float for y in (got[0], *got[1]))
+    with pytest.raises(ValueError, match=r"a1: got 2.0, expected a number in \[0, 1\]"):
+        call(0.5, 2.0, x)
+    with pytest.raises(ValueError, match=r"a0: got nan"):
+        call(math.nan, 0.5, x)
+    assert [call(*given, x) for given in ((True, 0.5), (0.5, x), (None, 0.5))] == [None] * 3
+    assert not launched
+
+
+def test_a_number_used_otherwise_is_a_constant():
+    gamma, lambda_ = traced(0.5, 0.25)
+    x, new = torch.zeros(3), torch.zeros(3)
+    square = lambda_**2
+    call, launched = plan_of((0.5, 0.25, x), [(gamma, square, x, new)], new, (gamma,))
+    assert call(0.75, 0.25, x) is not None
+    assert launched.pop()[:2] == (0.75, 0.0625)
+    assert call(0.75, 0.5, x) is None
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        float,
+        abs,
+        bool,
+        hash,
+        int,
+        math.floor,
+        str.format,
+        lambda x: x + 1,
+        lambda x: 2 - x,
+        lambda x: x < 1,
+        lambda x: 2 * x,
+    ],
+)
+def test_every_other_use_of_a_number_is_noticed(use):
+    (number,) = traced(0.5)
+    got = use("{:.3f}", number) if use is str.format else use(number)
+    assert number.trace.escaped == {0}
+    assert type(got) is not TracedNumber
+    assert type(untrace((number, (number,)))[1][0]) is float
+
+
+def test_numbers_of_a_call_that_always_takes_the_normal_path():
+    """They may be anything."""
+    call, _ = plan_of((0.5, torch.zeros(3)), [], None, traced(0.5))
+    assert [call(number, torch.zeros(3)) for number in (0.25, np.float32(0.5), None)] == 3 * [fast_path.SLOW_PATH]
+
+
+def test_an_error_in_a_plan_shows_its_line():
+    def launch(*given):
+        raise RuntimeError("no")
+
+    x, new, memory = torch.zeros(3), torch.zeros(3), fast_path.Memory("compute_nothing")
+    resolved = ResolvedLaunch(launch, (x, new))
+    fast_path.add_plan(memory, (x,), Trace(set()), [RecordedLaunch(lambda: resolved)], new)
+    with pytest.raises(RuntimeError) as error:
+        memory.plans[0](x)
+    frame = traceback.extract_tb(error.value.__traceback__)[-2]
+    assert "compute_nothing" in frame.filename
+    assert "p0" in frame.line
+    linecache.checkcache()
+    assert linecache.getline(frame.filename, frame.lineno).strip() == frame.line
+
+
+def test_a_call_without_a_graph_is_not_like_one_with_it(guards):
+    """Repeated without one as often as wanted; with one it takes the normal path, which builds the graph."""
+    x, new = torch.zeros(4).requires_grad_(), torch.zeros(4)
+    with torch.no_grad():
+        without, launched = plan_of((x,), [(x, new)], new)
+    graph, _ = plan_of((x,), [(x, new)], new)
+    assert (without(x), len(launched)) == (None, 0)
+    assert graph(x) is fast_path.SLOW_PATH
+    with torch.no_grad():
+        assert graph(x) is None
+        assert not without(x).requires_grad
+    assert len(launched) == 1
+
+
+def test_in_place():
+    """Calls f(x, x) that wrote to x are repeated, and f(x, y) has another form, which may not overlap at all."""
+    x = torch.zeros(8)
+    twice, launched = plan_of((x, x), [(x, x)], x)
+    other, y = torch.ones(8), torch.ones(8)
+    assert twice(other, other) is other
+    assert launched.pop() == (other.data_ptr(), other.data_ptr())
+    assert twice(other, y) is None
+    view, _ = plan_of((x, x[:]), [(x, x)], x)
+    assert view(other, y) is None
+    apart, _ = plan_of((x, y), [(x, y)], y)
+    assert apart(other, other) is None
+    assert apart(x, other) is other
+    both = torch.ones(12)
+    assert apart(both[:8], both[4:]) is fast_path.SLOW_PATH
+
+
+def test_planning_takes_no_memory(monkeypatch):
+    """Of the device: what a result would look like is asked without making one."""
+    x, new, made, empty_like = torch.zeros(4), torch.zeros(4), [], torch.empty_like
+
+    def noted(*given, **options):
+        made.append(empty_like(*given, **options))
+        return made[-1]
+
+    monkeypatch.setattr(torch, "empty_like", noted)
+    call, _ = plan_of((x,), [(x, new)], new)
+    assert {y.device.type for y in made} == {"meta"}
+    assert call(x).device == x.device
+
+
+def test_results_that_may_overlap_the_inputs(recorded):
+    call, launched = recorded
+    x = torch.ones(24)
+    assert call(x.view(4, 6), 0.5, (x[4:9], None)) is fast_path.SLOW_PATH
+    assert not launched
+
+
+def test_a_tensor_from_elsewhere():
+    x, new = torch.zeros(4), torch.zeros(4)
+    call, launched = plan_of((x,), [(x, torch.zeros(3), new)], new)
+    assert call(x) is fast_path.SLOW_PATH
+    assert not launched
+
+
+def test_a_result_that_no_launch_writes():
+    x, new = torch.zeros(4), torch.zeros(4)
+    call, _ = plan_of((x,), [(x,)], new)
+    assert call(x) is fast_path.SLOW_PATH
+
+
+def test_memory_between_launches():
+    """Every call has its own, and all of its launches have the same."""
+    x, new, scratch = torch.zeros(4), torch.zeros(4), torch.zeros(2, 3)
+    launched = []
+
+    def launch(*given):
+        launched.append(given)
+
+    memory = fast_path.Memory("function")
+    recorded = [RecordedLaunch(lambda: ResolvedLaunch(launch, (x, scratch, new)), scratch) for _ in range(2)]
+    fast_path.add_plan(memory, (x,), Trace(set()), recorded, new)
+    result = memory.plans[0](x)
+    (_, first, _), (_, second, at) = launched
+    assert first == second != scratch.data_ptr()
+    assert at == result.data_ptr()
+
+
+def test_a_stream_that_is_not_to_be_had():
+    x, new = torch.zeros(4), torch.zeros(4)
+    resolved = ResolvedLaunch(lambda *given: pytest.fail("launched"), (x, STREAM, new), lambda: None)
+    memory = fast_path.Memory("function")
+    fast_path.add_plan(memory, (x,), Trace(set()), [RecordedLaunch(lambda: resolved)], new)
+    assert memory.plans[0](x) is fast_path.SLOW_PATH
+
+
+# -- Triton's launcher ------------------------------------------------------------------------------------------------
+
+
 class Launcher:
     """Like Triton's: it hands everything to `launch`, with arguments of its own between."""
 
@@ -306,126 +600,33 @@ class Kernel:
             self.function,
             self.packed_metadata,
             self.launch_metadata(grid),
-            *fast_path.launch_hooks(),
+            *triton_launcher.launch_hooks(),
             *args,
         )
 
 
-class Pair(NamedTuple):
-    first: Any
-    second: Any
-
-
 @pytest.fixture
 def no_device(monkeypatch):
-    monkeypatch.setattr(fast_path, "device_guards", lambda index, names: ["stream = 77"])
-    monkeypatch.setattr(fast_path, "launch_hooks", lambda: (None, None))
+    monkeypatch.setattr(triton_launcher, "current_device", lambda: 0)
+    monkeypatch.setattr(triton_launcher, "stream_getter", lambda index: lambda: 77)
+    monkeypatch.setattr(triton_launcher, "launch_hooks", lambda: (None, None))
 
 
-@pytest.fixture
-def recorded(no_device):
-    """A call f(x, 0.5, (y, None)) that launched a kernel with (x, (y, new, 3), 0.5) and returned (new, y)."""
+def plan_of_kernel(kernel, given, grid=(1, 1)):
+    """The plan of a call f(x) that launched a kernel with x and something else, and returned a new tensor."""
+    x, new, memory = torch.zeros(4), torch.zeros(4), fast_path.Memory("function")
+    with fast_path.record_launches() as launches:
+        triton_launcher.record_kernel(kernel, grid, (x, *given, new), None)
+    fast_path.add_plan(memory, (x,), Trace(set()), launches, new)
+    return memory.plans[0]
+
+
+def test_a_kernel_launched_again(no_device):
     launched = []
-    x, y, new = torch.zeros(4, 6), torch.zeros(5), torch.zeros(4, 6)
-    launch = fast_path.RecordedLaunch(Kernel(launched), (8, 2), (x, (y, new, 3), 0.5), None)
-    return fast_path.build_plan((x, 0.5, (y, None)), [launch], Pair(new, y)), launched
-
-
-def test_a_call_made_again(recorded):
-    call, launched = recorded
-    x, y = torch.ones(4, 6), torch.ones(5)
-    results = call(x, 0.5, (y, None))
-    assert type(results) is Pair
-    assert results.second is y
-    new = results.first
-    assert (new.shape, new.dtype) == (x.shape, x.dtype)
-    arguments = (x.data_ptr(), (y.data_ptr(), new.data_ptr(), 3), 0.5)
+    x = torch.ones(4)
+    new = plan_of_kernel(Kernel(launched), [5], (8, 2))(x)
+    arguments = (x.data_ptr(), 5, new.data_ptr())
     assert launched == [(8, 2, 1, 77, "function", "own", "metadata", None, None, None, *arguments)]
-
-
-def test_calls_that_are_not_alike(recorded):
-    call, launched = recorded
-    x, y = torch.ones(4, 6), torch.ones(5)
-    shifted = torch.ones(25)[1:].view(4, 6)
-    others = [
-        (x, 0.25, (y, None)),
-        (x, None, (y, None)),
-        (x, x, (y, None)),
-        (x, 0.5, (y, y)),
-        (x, 0.5, (None, y)),
-        (x, 0.5, (y, None, None)),
-        (x, 0.5, y),
-        (x, 0.5, (0.5, None)),
-        (y, 0.5, (x, None)),
-        (shifted, 0.5, (y, None)),
-        (x.clone().requires_grad_(), 0.5, (y, None)),
-    ]
-    assert [call(*arguments) for arguments in others] == [None] * len(others)
-    assert not launched
-
-
-def test_a_call_without_a_graph_is_not_like_one_with_it(guards, no_device):
-    """Replayed without one as often as wanted; with one it goes the whole way, which builds the graph."""
-    x, new, launched = torch.zeros(4).requires_grad_(), torch.zeros(4), []
-    launch = fast_path.RecordedLaunch(Kernel(launched), (1, 1), (x, new), None)
-    with torch.no_grad():
-        without = fast_path.build_plan((x,), [launch], new)
-    graph = fast_path.build_plan((x,), [launch], new)
-    assert (without(x), len(launched)) == (None, 0)
-    assert graph(x) is fast_path.SLOW_PATH
-    with torch.no_grad():
-        assert graph(x) is None
-        assert not without(x).requires_grad
-    assert len(launched) == 1
-
-
-def test_in_place(no_device):
-    """Calls f(x, x) that wrote to x are replayed, and f(x, y) is another kind, which may not overlap at all."""
-    launched = []
-    x = torch.zeros(8)
-    twice = fast_path.build_plan((x, x), [fast_path.RecordedLaunch(Kernel(launched), (1, 1), (x, x), None)], x)
-    other, y = torch.ones(8), torch.ones(8)
-    assert twice(other, other) is other
-    assert launched.pop()[-2:] == (other.data_ptr(), other.data_ptr())
-    assert twice(other, y) is None
-    view = fast_path.build_plan((x, x[:]), [fast_path.RecordedLaunch(Kernel(launched), (1, 1), (x, x), None)], x)
-    assert view(other, y) is None
-    overlap_guard = fast_path.build_plan((x, y), [fast_path.RecordedLaunch(Kernel(launched), (1, 1), (x, y), None)], y)
-    assert overlap_guard(other, other) is None
-    assert overlap_guard(x, other) is other
-    both = torch.ones(12)
-    assert overlap_guard(both[:8], both[4:]) is fast_path.SLOW_PATH
-
-
-def test_preparing_takes_no_memory(no_device, monkeypatch):
-    """Of the device: what a result would look like is asked without making one."""
-    x, new, made, empty_like = torch.zeros(4), torch.zeros(4), [], torch.empty_like
-
-    def call_and_record(*given, **options):
-        made.append(empty_like(*given, **options))
-        return made[-1]
-
-    monkeypatch.setattr(torch, "empty_like", call_and_record)
-    call = fast_path.build_plan((x,), [fast_path.RecordedLaunch(Kernel([]), (1, 1), (x, new), None)], new)
-    assert {y.device.type for y in made} == {"meta"}
-    assert call(x).device == x.device
-
-
-def test_results_that_may_overlap_the_inputs(recorded):
-    call, launched = recorded
-    x = torch.ones(24)
-    assert call(x.view(4, 6), 0.5, (x[4:9], None)) is fast_path.SLOW_PATH
-    assert not launched
-
-
-def copied(kernel, given):
-    """A call f(x) that launched a kernel with x and something else, and returned a new tensor."""
-    x, new = torch.zeros(4), torch.zeros(4)
-    return fast_path.build_plan((x,), [fast_path.RecordedLaunch(kernel, (1, 1), (x, *given, new), None)], new)
-
-
-def test_a_tensor_from_elsewhere(no_device):
-    assert copied(Kernel([]), [torch.zeros(3)])(torch.zeros(4)) is fast_path.SLOW_PATH
 
 
 class Unwatched(Launcher):
@@ -455,28 +656,44 @@ class OfNames(Launcher):
         self.launch(*given, cluster)
 
 
+@pytest.fixture
+def warned(monkeypatch):
+    """What is warned of."""
+    monkeypatch.setattr(fast_path.Switch, "reason", "")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield caught
+
+
 @pytest.mark.parametrize("launcher", [Unwatched, WithoutStream, Twice, OfFewer, OfNames])
-def test_a_launcher_that_is_not_known(no_device, launcher):
+def test_a_launcher_that_is_not_known(no_device, warned, launcher):
+    """One warning says what to do; calls take the normal path."""
     launched = []
-    assert copied(Kernel(launched, launcher), [])(torch.zeros(4)) is fast_path.SLOW_PATH
+    for _ in range(2):
+        assert plan_of_kernel(Kernel(launched, launcher), [])(torch.zeros(4)) is fast_path.SLOW_PATH
     assert not launched
+    (warning,) = warned
+    message = str(warning.message)
+    assert all(x in message for x in (triton_launcher.version(), "3.7", "RL_TRITON_FAST_PATH=0"))
+    assert ours.fast_path_status().reason in message
 
 
 @pytest.mark.parametrize("missing", ["run", "function", "packed_metadata", "__getitem__"])
-def test_a_kernel_that_is_not_known(no_device, missing):
+def test_a_kernel_that_is_not_known(no_device, warned, missing):
     kernel = Kernel([])
     if missing == "__getitem__":
         kernel = SimpleNamespace(run=kernel.run, function=kernel.function, packed_metadata=kernel.packed_metadata)
     else:
         delattr(kernel, missing)
-    assert copied(kernel, [])(torch.zeros(4)) is fast_path.SLOW_PATH
+    assert plan_of_kernel(kernel, [])(torch.zeros(4)) is fast_path.SLOW_PATH
 
 
-def test_a_triton_without_knobs(monkeypatch):
+def test_a_triton_without_knobs(monkeypatch, warned):
     triton = pytest.importorskip("triton")
     monkeypatch.delattr(triton, "knobs", raising=False)
     monkeypatch.setitem(sys.modules, "triton.knobs", None)
-    assert copied(Kernel([]), [])(torch.zeros(4)) is fast_path.SLOW_PATH
+    assert plan_of_kernel(Kernel([]), [])(torch.zeros(4)) is fast_path.SLOW_PATH
+    assert "knobs" in str(warned[0].message)
 
 
 def test_a_kernel_launched_in_another_order(no_device):
@@ -491,7 +708,7 @@ def test_a_kernel_launched_in_another_order(no_device):
             return lambda *args, stream: self.run(stream, self.function, grid, *args)
 
     launched = []
-    call, x = copied(Other(launched, Reordered), [5]), torch.ones(4)
+    call, x = plan_of_kernel(Other(launched, Reordered), [5]), torch.ones(4)
     new = call(x)
     assert launched == [("function", 77, (1, 1, 1), x.data_ptr(), 5, new.data_ptr())]
 
@@ -506,9 +723,10 @@ def test_normalisation_notes_what_its_kernels_take():
         ours.normalize_advantages(x, mask=x > 0, backend="triton")
     assert len(launches) == 2
     for launched, kernel in zip(launches, (backend.kernels.moments, backend.kernels.standardize), strict=True):
-        given = dict(zip(kernel.arg_names, launched.arguments, strict=True))
+        _, grid, arguments = launched.resolve.args
+        given = dict(zip(kernel.arg_names, arguments, strict=True))
         assert given["parts"] is launched.scratch
-        assert launched.grid == (1, 1)
+        assert grid == (1, 1)
         assert (given["BLOCK_ROWS"], given["BLOCK_COLUMNS"]) == backend.cut(1, 150)[:2]
 
 
@@ -527,12 +745,13 @@ def test_the_triton_that_is_installed(monkeypatch):
     vars(kernel).update(module="module", function="function", packed_metadata="metadata", src=None, name="scan")
     vars(kernel)["run" if "run" not in vars(CompiledKernel) else "_run"] = launcher
 
-    monkeypatch.setattr(fast_path, "device_guards", lambda index, names: ["stream = 77"])
-    call, x = copied(kernel, [(3, None), 0.5]), torch.ones(4)
+    monkeypatch.setattr(triton_launcher, "current_device", lambda: 0)
+    monkeypatch.setattr(triton_launcher, "stream_getter", lambda index: lambda: 77)
+    call, x = plan_of_kernel(kernel, [(3, None), 0.5]), torch.ones(4)
     new = call(x)
     kernel[(1, 1, 1)](x.data_ptr(), (3, None), 0.5, new.data_ptr(), stream=77)
     got, want = launched
-    launch_hooks = [*fast_path.launch_hooks(), None]
+    launch_hooks = [*triton_launcher.launch_hooks(), None]
     metadata = want.index("metadata")
     replaced = range(metadata + 1, metadata + 4)
     assert [got[i] for i in replaced] == [None] * 3
@@ -540,27 +759,171 @@ def test_the_triton_that_is_installed(monkeypatch):
     assert all(x == y for i, (x, y) in enumerate(zip(got, want, strict=True)) if i not in replaced)
 
 
-def test_the_second_call_of_a_kind_is_prepared(monkeypatch):
-    """And the third is the first to be replayed; kinds that never come again cost no preparation."""
-    build_plan = []
+@pytest.fixture
+def on_cpu(monkeypatch):
+    """Calls on the CPU are recorded too."""
+    monkeypatch.setattr(fast_path, "DEVICES", {"cpu"})
 
-    def note(given, launches, results):
-        build_plan.append(given)
-        return lambda *others: "replayed" if others[0].shape == given[0].shape and others[1:] == given[1:] else None
 
-    monkeypatch.setattr(fast_path, "is_plannable", lambda given: True)
-    monkeypatch.setattr(fast_path, "build_plan", note)
-    function = fast_path.with_fast_path(lambda x, number=0.5, out=None: "whole")
-    assert [function(torch.zeros(n)) for n in range(5)] == 5 * ["whole"]
-    assert [function(torch.zeros(3), 0.1 * n) for n in range(5)] == 5 * ["whole"]
-    assert [function(torch.zeros(3), out=(torch.zeros(n), None)) for n in range(5)] == 5 * ["whole"]
-    assert not build_plan
-    assert [function(torch.ones(3), 0.2) for _ in range(3)] == ["whole", "replayed", "replayed"]
-    assert function(number=0.2, x=torch.ones(3)) == "replayed"
-    assert function(torch.ones(3)) == "whole"
-    assert len(build_plan) == 2
+def recording_function(launched):
+    """A public function that launches something."""
+
+    def scale(x, gamma: "float" = 0.5, number=1, out=None):
+        gamma = check.check_number("gamma", gamma, 0.0, 1.0)
+        result = torch.empty_like(x) if out is None else out[0]
+        launch = ResolvedLaunch(lambda *given: launched.append(given), (x, gamma, number, result))
+        fast_path.record_launch(RecordedLaunch(lambda: launch))
+        launched.append("normal path")
+        return result
+
+    return fast_path.with_fast_path(scale)
+
+
+def test_the_second_call_is_recorded(on_cpu):
+    """The third is the first to be repeated; shapes that never come again cost no plan, and numbers count for none."""
+    launched = []
+    function = recording_function(launched)
+    for n in range(5):
+        function(torch.zeros(n + 1))
+        function(torch.zeros(3), number=n + 2)
+        function(torch.zeros(3), out=(torch.zeros(n + 1), None))
+    assert launched == 15 * ["normal path"]
+    launched.clear()
+    function(torch.ones(3), 0.2)
+    x = torch.ones(3)
+    function(x, 0.2)
+    function(gamma=0.3, x=x)
+    function(x)
+    assert launched[0] == "normal path"
+    assert [given[:3] for given in launched[1:]] == [(x.data_ptr(), gamma, 1) for gamma in (0.2, 0.3, 0.5)]
     fast_path.forget_plans()
-    assert [function(torch.ones(3), 0.2) for _ in range(3)] == ["whole", "whole", "replayed"]
+    launched.clear()
+    for _ in range(3):
+        function(x)
+    assert launched[:2] == 2 * ["normal path"] and len(launched) == 3
+
+
+def test_numpy_numbers_take_the_fast_path(on_cpu):
+    launched = []
+    function = recording_function(launched)
+    for number in (np.float32(0.5), np.float64(0.25), 0.125, np.int64(1)):
+        function(torch.zeros(3), number)
+    assert launched[:2] == 2 * ["normal path"]
+    assert [given[1] for given in launched[2:]] == [0.125, 1.0]
+
+
+def test_switched_off(on_cpu):
+    """By a function or for a block, and on again; plans made before are not used meanwhile."""
+    launched = []
+    function = recording_function(launched)
+    for _ in range(3):
+        function(torch.zeros(3))
+    assert ours.fast_path_status().shapes["scale"] == 1
+    for _ in range(2):
+        launched.clear()
+        with ours.set_fast_path(False):
+            assert not ours.fast_path_status().enabled and "set_fast_path" in ours.fast_path_status().reason
+            for _ in range(3):
+                function(torch.zeros(3))
+        assert launched == 3 * ["normal path"]
+        assert ours.fast_path_status() == (True, "", {})
+    ours.set_fast_path(False)
+    function(torch.zeros(3))
+    ours.set_fast_path(True)
+    for _ in range(3):
+        function(torch.zeros(3))
+    assert launched[3:6] == 3 * ["normal path"] and len(launched) == 7
+
+
+@pytest.mark.parametrize(("value", "enabled"), [("0", False), ("1", True), (None, True)])
+def test_switched_off_by_the_environment(value, enabled):
+    environment = {name: x for name, x in os.environ.items() if name != "RL_TRITON_FAST_PATH"}
+    code = "import rl_triton_core as ours; print(ours.fast_path_status().enabled, ours.fast_path_status().reason)"
+    environment |= {} if value is None else {"RL_TRITON_FAST_PATH": value}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split()[0] == str(enabled)
+    assert ("RL_TRITON_FAST_PATH" in done.stdout) == (not enabled)
+
+
+def test_a_call_inside_a_recorded_call_is_a_part_of_it(on_cpu):
+    """Also one that could take the fast path itself: its launches are made again, in their order."""
+    launched = []
+    inner = recording_function(launched)
+
+    def twice(x, gamma: "float" = 0.5):
+        result = inner(x, gamma)
+        return inner(result, gamma, 2, (result, None))
+
+    outer = fast_path.with_fast_path(twice)
+    x = torch.zeros(3)
+    for _ in range(3):
+        inner(x, 0.5)
+    for _ in range(2):
+        outer(x, 0.5)
+    launched.clear()
+    result = outer(x, 0.25)
+    at, out = x.data_ptr(), result.data_ptr()
+    assert launched == [(at, 0.25, 1, out), (out, 0.25, 2, out)]
+
+
+def test_threads_record_apart(on_cpu):
+    launched, barrier = [], threading.Barrier(2)
+
+    def meet(x, gamma: "float" = 0.5):
+        result = torch.empty_like(x)
+        barrier.wait(10)
+        launch = ResolvedLaunch(lambda *given: launched.append(given), (x, result))
+        fast_path.record_launch(RecordedLaunch(lambda: launch))
+        barrier.wait(10)
+        return result
+
+    function = fast_path.with_fast_path(meet)
+
+    def work(size):
+        for _ in range(2):
+            function(torch.zeros(size))
+
+    threads = [threading.Thread(target=work, args=(size,)) for size in (3, 4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for size in (3, 4):
+        function(torch.zeros(size))
+    assert len(launched) == 2
+
+
+def test_a_call_that_fails_while_recorded_leaves_nothing(on_cpu):
+    launched = []
+    function = recording_function(launched)
+    function(torch.zeros(3))
+    with pytest.raises(ValueError, match="gamma"):
+        function(torch.zeros(3), 2.0)
+    assert fast_path.RECORDER.launches is None
+    function(torch.zeros(3))
+    assert function(torch.zeros(3)) is not None and len(launched) == 3
+
+
+@pytest.mark.parametrize("name", triton_launcher.PRIVATE_NAMES, ids=lambda private: private.name)
+def test_private_names(name):
+    """Each is there, in a version that is listed; the page shows the table."""
+    package, *rest = name.name.split(".")
+    pytest.importorskip(package)
+    version = ".".join(metadata.version(package).split("+")[0].split(".")[:2])
+    found, path = importlib.import_module(package), package
+    for part in rest:
+        path += "." + part
+        with suppress(ImportError):
+            importlib.import_module(path)
+        if package == "torch" and not hasattr(found, part) and not torch.cuda.is_available():
+            pytest.skip("PyTorch is built without CUDA")
+        if path == "triton.runtime.driver.active" and not torch.cuda.is_available():
+            assert hasattr(type(found), part)
+            break
+        found = getattr(found, part)
+    assert version in name.versions
+    row = f"| `{name.name}` | {name.purpose} | {', '.join(name.versions)} |"
+    assert row in (Path(__file__).resolve().parents[2] / "docs/gpu.md").read_text()
 
 
 def test_calls_met_once_take_bounded_memory():
@@ -571,20 +934,24 @@ def test_calls_met_once_take_bounded_memory():
     assert not fast_path.is_second_call(seen, 10 * fast_path.MAX_SEEN_SIGNATURES - 1)
 
 
-def test_an_error_is_no_first_call(monkeypatch):
-    calls = []
+def test_an_error_is_no_first_call(on_cpu):
+    launched, calls = [], []
 
     def function(x):
         calls.append(x)
         if len(calls) == 1:
             raise ValueError("x: got nothing")
+        result = torch.empty_like(x)
+        launch = ResolvedLaunch(lambda *given: launched.append(given), (x, result))
+        fast_path.record_launch(RecordedLaunch(lambda: launch))
+        return result
 
-    monkeypatch.setattr(fast_path, "is_plannable", lambda given: True)
-    monkeypatch.setattr(fast_path, "build_plan", lambda *_: pytest.fail("prepared at the first call that succeeded"))
     call = fast_path.with_fast_path(function)
     with pytest.raises(ValueError, match="got nothing"):
         call(torch.zeros(3))
-    call(torch.zeros(3))
+    for _ in range(3):
+        call(torch.zeros(3))
+    assert (len(calls), len(launched)) == (3, 1)
 
 
 def test_span():

@@ -14,7 +14,7 @@ import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction
 
 from rl_triton_core._internal.backends import Backend
-from rl_triton_core._internal.fast_path import record_launch
+from rl_triton_core._internal.backends.triton_launcher import record_kernel
 from rl_triton_core._internal.kernels import launch, scan
 from rl_triton_core._internal.kernels.config import KernelConfig
 from rl_triton_core._internal.kernels.equations import compile_equation
@@ -22,6 +22,7 @@ from rl_triton_core._internal.kernels.expectation import BLOCK_ACTIONS
 from rl_triton_core._internal.kernels.launch import Launch
 from rl_triton_core._internal.moments import Exchange, Task
 from rl_triton_core._internal.recurrence import Expectation, Problem, Recurrence, Stream
+from rl_triton_core._internal.traced_numbers import untrace
 from rl_triton_core._internal.tuning import Candidate, Window, is_searching, select_launch
 
 INTERPRETED = isinstance(scan.scan, InterpretedFunction)
@@ -46,8 +47,8 @@ def run(problem: Problem) -> None:
         )
     with device_guard(problem.like.device):
         for call in build_launches(problem, *choose_launch(problem)):
-            kernel = scan.scan[call.grid](*call.arguments, **call.options)
-            record_launch(kernel, call.grid, call.arguments, call.folds)
+            kernel = scan.scan[call.grid](*untrace(call.arguments), **call.options)
+            record_kernel(kernel, call.grid, call.arguments, call.folds)
 
 
 def choose_launch(problem: Problem) -> Candidate:

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 import torch
 
 from rl_triton_core._internal.backends.triton import device_guard
-from rl_triton_core._internal.fast_path import record_launch
+from rl_triton_core._internal.backends.triton_launcher import record_kernel
 from rl_triton_core._internal.kernels import moments as kernels
 from rl_triton_core._internal.kernels.launch import next_power_of_2
 from rl_triton_core._internal.moments import Exchange, Task
+from rl_triton_core._internal.traced_numbers import untrace
 
 BLOCK, NUM_WARPS = 2048, 8
 """Elements of a tile, and the warps that share them."""
@@ -55,8 +56,8 @@ def run(task: Task, exchange: Exchange | None) -> None:
     parts = own = new((max(1, tiles.programs), 3), dtype=torch.float64)
 
     def launch(kernel: Any, programs: int, arguments: tuple[Any, ...], constants: dict[str, int]) -> None:
-        made = kernel[(programs,)](*arguments, **constants, num_warps=NUM_WARPS)
-        record_launch(made, (programs, 1), (*arguments, *constants.values()), own)
+        compiled = kernel[(programs,)](*untrace(arguments), **constants, num_warps=NUM_WARPS)
+        record_kernel(compiled, (programs, 1), (*arguments, *constants.values()), own)
 
     with device_guard(task.values.device):
         if tiles.number:

@@ -168,15 +168,11 @@ def forget_plans() -> None:
             memory.clear()
 
 
-def is_second_call(seen: set[int], signature: int) -> bool:
-    """Whether this is the second call with a signature; the first one is remembered."""
-    if signature in seen:
-        seen.discard(signature)
-        return True
+def remember_signature(seen: set[int], signature: int) -> None:
+    """Note that there was a call with a signature."""
     if len(seen) >= MAX_SEEN_SIGNATURES:
         seen.clear()
     seen.add(signature)
-    return False
 
 
 # -- the switch -------------------------------------------------------------------------------------------------------
@@ -280,14 +276,15 @@ def with_fast_path(function: Callable[P, R]) -> Callable[P, R]:
             return normal_path(**dict(zip(names, arguments, strict=True)))
         if signature not in memory.seen:
             results = normal_path(**dict(zip(names, arguments, strict=True)))
-            is_second_call(memory.seen, signature)
+            remember_signature(memory.seen, signature)
             return results
         trace = Trace(numbers)
         traced = [TracedNumber(x, (i,), trace) if i in numbers else x for i, x in enumerate(arguments)]
         with record_launches() as launches:
             results = normal_path(**dict(zip(names, traced, strict=True)))
         with LOCK:
-            if Switch.enabled and is_second_call(memory.seen, signature):
+            if Switch.enabled:
+                memory.seen.discard(signature)
                 add_plan(memory, arguments, trace, launches, results)
         return results
 

@@ -6,39 +6,39 @@ FILE = "_internal/fast_path.py"
 
 MUTANTS = [
     Mutant(
-        "fast path: numbers do not count",
-        'conditions.append(f"({name} is {constant} or type({name}) is {kind} and {name} == {constant})")',
-        'conditions.count(f"({name} is {constant} or type({name}) is {kind} and {name} == {constant})")',
+        "fast path: constants do not count",
+        'conditions.append(f"({name} is {constant} or type({name}) is {type(x).__name__} and {name} == {constant})")',
+        'conditions.count(f"({name} is {constant} or type({name}) is {type(x).__name__} and {name} == {constant})")',
         tests="fast_path and not_alike",
     ),
     Mutant(
         "fast path: types do not count",
-        'f"({name} is {constant} or type({name}) is {kind} and {name} == {constant})"',
+        'f"({name} is {constant} or type({name}) is {type(x).__name__} and {name} == {constant})"',
         'f"({name} is {constant} or {name} == {constant})"',
         tests="fast_path and not_alike",
     ),
     Mutant(
         "fast path: tensors are all alike",
-        "[*conditions, f\"fits({', '.join(tensors)})\"]",
-        "conditions",
+        "Sizes(tensor_guard(tensors), tuple(writer.values))",
+        "Sizes(lambda *others: True, tuple(writer.values))",
         tests="fast_path and not_alike",
     ),
     Mutant(
         "fast path: a graph does not count",
-        'conditions.append(f"graph() is {torch.is_grad_enabled()}")',
-        'conditions.count(f"graph() is {torch.is_grad_enabled()}")',
+        'conditions.append(f"is_grad_enabled() is {torch.is_grad_enabled()}")',
+        'conditions.count(f"is_grad_enabled() is {torch.is_grad_enabled()}")',
         tests="fast_path and without_a_graph",
     ),
     Mutant(
         "fast path: strides do not count",
-        "(x.shape, x.stride(), x.dtype, x.device, grad and x.requires_grad)",
-        "(x.shape, x.dtype, x.device, grad and x.requires_grad)",
+        "(x.shape, x.stride(), x.dtype, x.device, torch.is_grad_enabled() and x.requires_grad)",
+        "(x.shape, x.dtype, x.device, torch.is_grad_enabled() and x.requires_grad)",
         tests="fast_path and what_is_alike",
     ),
     Mutant(
         "fast path: alignment does not count",
-        'f"p{i} & 15 == {x.data_ptr() & 15}"',
-        'f"p{i} == p{i}"',
+        "f\"({' | '.join(aligned)}) & 15\"",
+        '"False"',
         tests="fast_path and not_alike",
     ),
     Mutant(
@@ -49,43 +49,68 @@ MUTANTS = [
     ),
     Mutant(
         "fast path: overlap not looked for",
-        "lines += overlap_guard(x, places, tensors.values())",
+        "lines += self.overlap_guard(result)",
         "pass",
         tests="fast_path and overlap",
     ),
     Mutant(
         "fast path: the recorded pointers",
-        "places[x.data_ptr()]",
-        "str(x.data_ptr())",
+        "return self.places[x.data_ptr()]",
+        "return str(x.data_ptr())",
         tests="fast_path and made_again",
-        function="argument_source",
+        function="PlanWriter.argument_source",
     ),
     Mutant(
-        "fast path: prepared at the first call",
-        "is_second_call(seen, hash(tuple(signature_of(*flatten_arguments(given)))))",
-        "True or is_second_call(seen, hash(tuple(signature_of(*flatten_arguments(given)))))",
+        "fast path: the recorded numbers",
+        """
+            if type(x) is TracedNumber:
+                self.factors.append(x.factors)
+                return f"n{len(self.factors) - 1}"
+        """,
+        "pass",
+        tests="fast_path and passed_on_anew",
+    ),
+    Mutant(
+        "fast path: a result that nothing writes",
+        "x is not None and x.data_ptr() not in written",
+        "False",
+        tests="fast_path and no_launch_writes",
+    ),
+    Mutant(
+        "fast path: recorded at the first call",
+        "signature not in memory.seen",
+        "False",
         tests="fast_path and second_call",
     ),
     Mutant(
-        "fast path: any launcher will do",
-        "len(taken) != 1 or not any(x is STREAM for x in taken[0])",
-        "not taken",
-        tests="fast_path and launcher_that",
+        "fast path: sizes of the last call only",
+        "plan.sizes[shape] = (sizes, *plan.sizes.get(shape, ())[:3])",
+        "plan.sizes.clear(); plan.sizes[shape] = (sizes,)",
+        tests="fast_path and one_plan_serves",
     ),
     Mutant(
-        "fast path: failures escape",
-        """
-            try:
-                lines = launch_source(tensors, launches, results, names)
-            except Exception:  # a copy took part, or Triton is not as it is known here
-                lines = ["return SLOW_PATH"]
-        """,
-        """
-            try:
-                lines = launch_source(tensors, launches, results, names)
-            except KeyError:  # a copy took part, or Triton is not as it is known here
-                lines = ["return SLOW_PATH"]
-        """,
-        tests="fast_path and kernel_that",
+        "fast path: shapes without bound",
+        "len(plan.sizes) >= MAX_SHAPES_PER_PLAN and shape not in plan.sizes",
+        "False",
+        tests="fast_path and bounded_memory",
+    ),
+    Mutant(
+        "fast path: not to be switched off",
+        "Switch.enabled, Switch.reason = bool(enabled), ...",
+        "Switch.enabled, Switch.reason = True, ...",
+        tests="fast_path and switched_off and not environment",
+    ),
+    Mutant(
+        "fast path: plans outlast the switch",
+        "forget_plans()",
+        "pass",
+        tests="fast_path and switched_off and not environment",
+        function="set_fast_path",
+    ),
+    Mutant(
+        "fast path: warned of every time",
+        "Switch.reason != str(error)",
+        "True",
+        tests="fast_path and launcher_that",
     ),
 ]

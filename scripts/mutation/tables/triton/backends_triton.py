@@ -7,7 +7,7 @@ FILE = "_internal/backends/triton.py"
 MUTANTS = [
     Mutant(
         "nothing works",
-        "scan.scan[call.grid](*call.arguments, **call.options)",
+        "scan.scan[call.grid](*untrace(call.arguments), **call.options)",
         "None",
         tests="test_literal_numbers",
         function="run",

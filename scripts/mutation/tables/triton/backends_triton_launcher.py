@@ -1,0 +1,20 @@
+"""Mutants of _internal/backends/triton_launcher.py."""
+
+from mutation.mutant import Mutant
+
+FILE = "_internal/backends/triton_launcher.py"
+
+MUTANTS = [
+    Mutant(
+        "launcher: no call is repeated",
+        "get_device() != index",
+        "True",
+        tests="fast_path and like_calls",
+    ),
+    Mutant(
+        "launcher: always the same stream",
+        "return stream_of(index)",
+        "return 0",
+        tests="fast_path and stream",
+    ),
+]

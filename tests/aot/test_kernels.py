@@ -5,12 +5,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from ahead_of_time import compile_for
+from ahead_of_time import TARGETS, compile_for
+from triton.compiler import make_backend
+from triton.runtime.jit import create_function_from_signature
 
 import rl_triton_core  # noqa: F401, it describes all estimators
 from rl_triton_core._internal.backends import triton as backend
 from rl_triton_core._internal.backends.triton import count_values_per_step
 from rl_triton_core._internal.kernels.launch import TABLE, Launch, Limits
+from rl_triton_core._internal.kernels.scan import scan
 from rl_triton_core._internal.recurrence import RECURRENCES, Expectation, Problem
 
 ROWS = [(layout, limits, launch) for layout, rows in TABLE.items() for limits, launch in rows]
@@ -62,6 +65,19 @@ def problem(
 def test_no_row_for_all_streams_spills(order, limits, launch):
     """Where there are most; those for fewer are compiled with as many as they admit, below."""
     assert_no_spills(compile_for("sm_90", problem("all", order, limits, "retrace"), launch))
+
+
+@pytest.mark.parametrize("name", RECURRENCES)
+def test_a_launch_binds_its_arguments(name):
+    """Triton writes the function that does so, with local variables of its own: no argument may have their names."""
+    target = make_backend(TARGETS["sm_90"])
+    bind = create_function_from_signature(scan.signature, scan.params, target)
+    window = problem("all", "env-major", name=name)
+    for call in backend.build_launches(window, *backend.default_launch(window)):
+        bound, specialization, options = bind(*call.arguments, **call.options)
+        assert tuple(bound.values()) == call.arguments
+        assert len(specialization) == len(call.arguments)
+        assert options == call.options
 
 
 WIDTHS = {1: ".b8", 4: ".b32", 8: ".v2.b32", 16: ".v4.b32"}

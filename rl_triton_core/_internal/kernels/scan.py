@@ -104,7 +104,7 @@ def scan(
     gamma,
     gamma_number,
     decay,
-    params,
+    scalars,
     initial,
     previous_done,
     outputs,
@@ -119,9 +119,9 @@ def scan(
 ):
     """A[t] = α[t] + β[t]·A[neighbour of t].
 
-    Streams are described in `tiles`. `decay` is γλ, or λ if γ is per step. With `offsets`, lane i has the steps from
-    offsets[i] to offsets[i + 1]. With segments, the launch that folds leaves their transitions in `folds`, for the
-    launch that does not.
+    Streams are described in `tiles`. `decay` is γλ, or λ if γ is per step. `scalars` are `Step.params`, a name that
+    Triton's own launch needs. With `offsets`, lane i has the steps from offsets[i] to offsets[i + 1]. With segments,
+    the launch that folds leaves their transitions in `folds`, for the launch that does not.
     """
     lanes_place = locate_lanes(offsets, strides, steps, lanes, CONFIG)
     tiles = count_tiles(lanes_place, offsets, steps, CONFIG)
@@ -135,7 +135,7 @@ def scan(
     was_done = load_flags(previous_done, lanes_place, 0, lanes_place.lane < lanes)
     carried = carry_neighbor(was_done, streams, lanes_place, segment, tiles, CONFIG)
     value_at_end = load_value_at_end(bootstrap, bootstrap_number, lanes_place, CONFIG)
-    numbers = Numbers(value_at_end, gamma_number, decay, params)
+    numbers = Numbers(value_at_end, gamma_number, decay, scalars)
 
     loaded = load_tile(streams, locate_tile(lanes_place, tl.minimum(segment.begin, tiles - 1), tiles, CONFIG), CONFIG)
     for number in range(segment.begin, segment.end):

@@ -1,0 +1,73 @@
+"""The seam to CUDA graphs: warming up, capturing, random states. Tests put a graph of their own in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import torch
+
+
+class Graphs(Protocol):
+    """What capturing a step needs of a device."""
+
+    def warm_up(self, call: Callable[[], Any], times: int) -> None:
+        """Make the call some times beside the current stream."""
+
+    def capture(self, call: Callable[[], Any], generators: Iterable[torch.Generator]) -> tuple[Any, Callable[[], None]]:
+        """The call's results, and a function that makes it again without Python. The call itself has no effect."""
+
+    def save_random_state(self, generators: Iterable[torch.Generator]) -> Any:
+        """The states of the default generators and of these."""
+
+    def restore_random_state(self, saved: Any) -> None:
+        """Put such states back."""
+
+    def release(self) -> None:
+        """Give memory back."""
+
+
+class CudaGraphs:
+    """Graphs of one CUDA device, which share a memory pool."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Take no memory yet."""
+        self.device = device
+        self.pool: Any = None
+
+    def warm_up(self, call: Callable[[], Any], times: int) -> None:
+        """On a stream of its own, as captures are made."""
+        stream = torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
+            for _ in range(times):
+                call()
+        torch.cuda.current_stream(self.device).wait_stream(stream)
+
+    def capture(self, call: Callable[[], Any], generators: Iterable[torch.Generator]) -> tuple[Any, Callable[[], None]]:
+        """A graph of the call. Other threads may use the device meanwhile."""
+        graph = torch.cuda.CUDAGraph()
+        for generator in generators:
+            graph.register_generator_state(generator)
+        self.pool = self.pool or torch.cuda.graph_pool_handle()
+        with torch.cuda.device(self.device), torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+            results = call()
+        return results, graph.replay
+
+    def save_random_state(self, generators: Iterable[torch.Generator]) -> Any:
+        """Of the CPU, the device and the generators given."""
+        own = [(generator, generator.get_state()) for generator in generators]
+        return torch.get_rng_state(), torch.cuda.get_rng_state(self.device), own
+
+    def restore_random_state(self, saved: Any) -> None:
+        """Put them back."""
+        host, device, own = saved
+        torch.set_rng_state(host)
+        torch.cuda.set_rng_state(device, self.device)
+        for generator, state in own:
+            generator.set_state(state)
+
+    def release(self) -> None:
+        """Return cached blocks to the device."""
+        self.pool = None
+        torch.cuda.empty_cache()

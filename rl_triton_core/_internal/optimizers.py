@@ -1,0 +1,128 @@
+"""What an optimizer needs to be captured: settings and state on the device, and a way to skip a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
+
+FUSED = (Adam, AdamW, SGD)
+"""With one kernel for all parameters, which takes learning rates and `found_inf` as tensors."""
+SUPPORTED = (*FUSED, RMSprop)
+
+
+def name_unsupported(optimizer: Optimizer) -> str:
+    """Why an optimizer cannot be captured; empty if it can."""
+    name = type(optimizer).__name__
+    if type(optimizer) not in SUPPORTED:
+        return f"{name} cannot be captured, expected one of {', '.join(kind.__name__ for kind in SUPPORTED)}"
+    for group in optimizer.param_groups:
+        if group.get("differentiable"):
+            return f"{name}(differentiable=True) cannot be captured"
+        if group.get("momentum") and group.get("dampening"):
+            return f"{name} with dampening cannot be captured: its first step differs from the others"
+    return ""
+
+
+class PreparedOptimizer:
+    """An optimizer whose learning rates are tensors, and whose steps change nothing while `stop` is 1.
+
+    Checkpoints stay those of the optimizer as it was: `state_dict` shows plain numbers and settings.
+    """
+
+    def __init__(self, optimizer: Optimizer, stop: Tensor, invalidate: Callable[[], None]) -> None:
+        """Change the settings; what they were is put back by `release`."""
+        self.optimizer, self.stop = optimizer, stop
+        self.device = stop.device
+        self.settings: list[dict[str, Any]] = []
+        self.rates: list[Tensor] = []
+        fused, on_gpu = isinstance(optimizer, FUSED), self.device.type == "cuda"
+        wanted = {"fused": True, "foreach": False} if fused else {"foreach": True}
+        for group in optimizer.param_groups:
+            changes = {**wanted, **({"capturable": True} if "capturable" in group and on_gpu else {})}
+            self.settings.append({name: group[name] for name in changes if name in group})
+            group.update(changes)
+            self.rates.append(torch.tensor(float(group["lr"]), device=self.device))
+            group["lr"] = self.rates[-1]
+        self.handles = [
+            optimizer.register_state_dict_post_hook(self.show_plain_settings),
+            optimizer.register_load_state_dict_post_hook(lambda _: invalidate()),
+        ]
+        if fused:
+            optimizer.found_inf = stop  # type: ignore[attr-defined]
+            optimizer.grad_scale = None  # type: ignore[attr-defined]
+        else:
+            self.handles += [
+                optimizer.register_step_pre_hook(self.keep_values),
+                optimizer.register_step_post_hook(self.put_back_if_stopped),
+            ]
+        self.move_steps()
+
+    def move_steps(self) -> None:
+        """Step counts onto the device."""
+        for state in self.optimizer.state.values():
+            if isinstance(state.get("step"), Tensor):
+                state["step"] = state["step"].to(self.device, torch.float32)
+
+    def update_learning_rates(self) -> None:
+        """Take rates that were set as numbers over into the tensors that the graph reads."""
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            if group["lr"] is not rate:
+                rate.copy_(group["lr"]) if isinstance(group["lr"], Tensor) else rate.fill_(group["lr"])
+                group["lr"] = rate
+
+    def save_state(self) -> dict[Any, dict[str, Any]]:
+        """A copy of what the optimizer remembers of every parameter."""
+        return {
+            parameter: {name: x.clone() if isinstance(x, Tensor) else x for name, x in state.items()}
+            for parameter, state in self.optimizer.state.items()
+        }
+
+    def restore_state(self, saved: dict[Any, dict[str, Any]]) -> None:
+        """Put a copy back in place; what was not there before begins at zero, as in a first step."""
+        for parameter, state in self.optimizer.state.items():
+            for name, x in state.items():
+                if isinstance(x, Tensor):
+                    known = saved.get(parameter, {}).get(name)
+                    x.zero_() if known is None else x.copy_(known)
+
+    def keep_values(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Remember parameters and state, for an optimizer that has no switch of its own."""
+        self.kept = [(x, x.detach().clone()) for x in self.list_tensors()]
+
+    def put_back_if_stopped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Undo the step where `stop` is 1."""
+        with torch.no_grad():
+            for tensor, before in self.kept:
+                tensor.copy_(torch.where(self.stop.bool(), before, tensor))
+        self.kept = []
+
+    def list_tensors(self) -> list[Tensor]:
+        """Parameters, and what the optimizer remembers of them."""
+        parameters = [x for group in self.optimizer.param_groups for x in group["params"]]
+        state = [x for known in self.optimizer.state.values() for x in known.values() if isinstance(x, Tensor)]
+        return [*parameters, *state]
+
+    def show_plain_settings(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+        """In a checkpoint, settings are those that the user chose, and learning rates are numbers."""
+        for group, settings in zip(state_dict["param_groups"], self.settings, strict=True):
+            group.update(settings)
+            group["lr"] = float(group["lr"])
+
+    def release(self) -> None:
+        """Settings as they were, learning rates as numbers."""
+        for handle in self.handles:
+            handle.remove()
+        for group, settings in zip(self.optimizer.param_groups, self.settings, strict=True):
+            group.update(settings)
+            group["lr"] = float(group["lr"])
+        for name in ("found_inf", "grad_scale"):
+            if hasattr(self.optimizer, name):
+                delattr(self.optimizer, name)
+        for state in self.optimizer.state.values():
+            capturable = any(group.get("capturable") or group.get("fused") for group in self.optimizer.param_groups)
+            if isinstance(state.get("step"), Tensor) and not capturable:
+                state["step"] = state["step"].cpu()

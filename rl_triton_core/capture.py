@@ -1,0 +1,281 @@
+"""Training steps that are captured once in a CUDA graph and replayed.
+
+A minibatch step of a small network is hundreds of kernels, which Python launches one by one; a graph launches them at
+once. `CapturedStep` runs a step eagerly wherever it cannot be captured, says why in one warning, and computes the same.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
+
+from rl_triton_core._internal.graphs import CudaGraphs, Graphs
+from rl_triton_core._internal.optimizers import PreparedOptimizer, name_unsupported
+
+WARM_UPS = 3
+"""Eager steps before a capture: libraries choose their algorithms and allocate their workspaces."""
+
+
+class CapturedStep:
+    """A training step: captured at its first call for given shapes, replayed at every further one.
+
+        step = CapturedStep(function, modules=[policy], optimizers=[optimizer])
+        losses = step(observations, actions, advantages, clip_range)
+
+    The function does all that a step does: `zero_grad`, forward pass, loss, `backward`, clipping of gradients,
+    `optimizer.step()`. It must not read from the device (no ``.item()``, no boolean indexing). What it is given is
+    copied into tensors of the graph; what it closes over (a rollout on the device, say) must stay where it is.
+
+    Args:
+        function: The step: tensors and numbers in, tensors out, nested in tuples, lists and dicts as you like. Numbers
+            arrive as tensors without dimensions, float32 for floats, so that a schedule (clip range, entropy
+            coefficient) does not ask for another graph. Bools, strings and None arrive as they are; another value is
+            another graph.
+        modules: Whose parameters and buffers the step changes.
+        optimizers: That the step calls. Adam, AdamW, SGD (without dampening) and RMSprop can be captured. Their
+            learning rates may change between steps, as schedulers and frameworks do it.
+        state: Further tensors that the step changes in place, such as running sums of statistics.
+        generators: Of random numbers that the step draws, besides the device's default one.
+        enabled: False runs every step eagerly. None captures where possible, unless RL_TRITON_CAPTURE is 0 in the
+            environment.
+        max_graphs: How many combinations of shapes are captured; any more run eagerly.
+
+    Attributes:
+        stop: float32 tensor without dimensions, 0 or 1. While it is 1, the optimizers' steps change nothing: a device
+            flag for early stopping. Set it inside the function (`stop_if`), and to 0 before the next epoch (`resume`).
+        reason: Why steps run eagerly; empty while they are replayed.
+
+    Results lie in the graph's memory, and the next call overwrites them: clone what is to stay.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        modules: Iterable[nn.Module] = (),
+        optimizers: Iterable[Optimizer] = (),
+        state: Iterable[Tensor] = (),
+        generators: Iterable[torch.Generator] = (),
+        enabled: bool | None = None,
+        max_graphs: int = 4,
+    ) -> None:
+        """Nothing is captured until the first call."""
+        if enabled is not None and not isinstance(enabled, bool):
+            raise TypeError(f"enabled: got {type(enabled).__name__}, expected a bool or None")
+        self.function, self.max_graphs = function, max_graphs
+        self.modules, self.generators, self.extra = list(modules), list(generators), list(state)
+        self.optimizers = list(optimizers)
+        self.reason = find_obstacle(self.optimizers, self.tensors(), enabled)
+        self.stop = torch.zeros((), device=self.device)
+        self.graphs: Graphs = CudaGraphs(self.device)
+        self.prepared: list[PreparedOptimizer] = []
+        self.captured: dict[Hashable, Captured] = {}
+        self.pointers: tuple[int, ...] = ()
+        self.is_stale = self.may_stop = False
+
+    @property
+    def device(self) -> torch.device:
+        """Where the first of the tensors lies that the step changes."""
+        return next((x.device for x in self.tensors()), torch.device("cpu"))
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Parameters and buffers of the modules, parameters of the optimizers, and the further state."""
+        for module in self.modules:
+            yield from module.parameters()
+            yield from module.buffers()
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                yield from group["params"]
+        yield from self.extra
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Make the step."""
+        leaves, structure = pytree.tree_flatten(inputs)
+        if self.reason or torch.is_anomaly_enabled():
+            return self.run_eagerly(leaves, structure)
+        if self.is_stale or self.pointers != self.find_pointers():
+            self.reset()
+        key = (structure, tuple(map(describe_leaf, leaves)), describe_mode(self.modules))
+        if key not in self.captured:
+            if len(self.captured) >= self.max_graphs:
+                return self.run_eagerly(leaves, structure)
+            try:
+                self.captured[key] = self.capture(leaves, structure)
+            except RuntimeError as error:  # an operation that cannot be captured, or no memory is left for it
+                self.fall_back(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+                return self.run_eagerly(leaves, structure)
+        for optimizer in self.prepared:
+            optimizer.update_learning_rates()
+        return self.captured[key].replay(leaves)
+
+    def run_eagerly(self, leaves: list[Any], structure: Any) -> Any:
+        """The step as it is; what is stopped changes nothing here either."""
+        arguments = [as_tensor(x, self.device) for x in leaves]
+        with self.stopping():
+            return self.function(*pytree.tree_unflatten(arguments, structure))
+
+    @contextmanager
+    def stopping(self) -> Iterator[None]:
+        """Eager steps of the optimizers change nothing while `stop` is 1, which is read from the device."""
+
+        def drop_gradients(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            if self.may_stop and self.stop.item():
+                for group in optimizer.param_groups:
+                    for parameter in group["params"]:
+                        parameter.grad = None
+
+        handles = [optimizer.register_step_pre_hook(drop_gradients) for optimizer in self.optimizers]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def capture(self, leaves: list[Any], structure: Any) -> Captured:
+        """Warm up, put everything back, and capture."""
+        if not self.prepared:
+            self.prepared = [PreparedOptimizer(x, self.stop, self.mark_stale) for x in self.optimizers]
+        static = [as_tensor(x, self.device, copy=True) for x in leaves]
+        arguments = pytree.tree_unflatten(static, structure)
+        with self.unchanged():
+            self.graphs.warm_up(lambda: self.function(*arguments), WARM_UPS)
+        with self.unchanged():
+            results, replay = self.graphs.capture(lambda: self.function(*arguments), self.generators)
+        self.pointers = self.find_pointers()
+        return Captured(static, results, replay)
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """What happens inside leaves no trace: tensors, optimizers and random states are put back."""
+        tensors = list({x.data_ptr(): x for x in [*self.tensors(), self.stop]}.values())
+        copies = [x.detach().clone() for x in tensors]
+        saved = [optimizer.save_state() for optimizer in self.prepared]
+        random = self.graphs.save_random_state(self.generators)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for tensor, copy in zip(tensors, copies, strict=True):
+                    tensor.copy_(copy)
+            for optimizer, state in zip(self.prepared, saved, strict=True):
+                optimizer.restore_state(state)
+            self.graphs.restore_random_state(random)
+
+    def find_pointers(self) -> tuple[int, ...]:
+        """Where the tensors lie that a graph knows by their addresses."""
+        return tuple(x.data_ptr() for x in self.tensors())
+
+    def stop_if(self, condition: Tensor) -> None:
+        """Inside the function: from here on the optimizers change nothing if the condition holds."""
+        self.may_stop = True
+        self.stop.copy_(torch.maximum(self.stop, condition.to(self.stop.dtype)))
+
+    def resume(self) -> None:
+        """Let the optimizers step again."""
+        self.stop.zero_()
+
+    def mark_stale(self) -> None:
+        """Capture anew at the next call: an optimizer's state has been replaced."""
+        self.is_stale = True
+
+    def reset(self) -> None:
+        """Forget the graphs and the optimizers' preparation; the next call captures anew."""
+        self.captured.clear()
+        for optimizer in self.prepared:
+            optimizer.release()
+        self.prepared, self.is_stale = [], False
+        if self.stop.device != self.device:
+            self.stop = self.stop.to(self.device)
+            self.graphs = CudaGraphs(self.device)
+        self.reason = self.reason or find_obstacle(self.optimizers, self.tensors(), None)
+        self.pointers = self.find_pointers()
+
+    def fall_back(self, reason: str) -> None:
+        """Run eagerly from here on, and say so."""
+        self.reset()
+        self.graphs.release()
+        self.reason = reason
+        warnings.warn(f"CapturedStep runs eagerly: {reason}", RuntimeWarning, stacklevel=3)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without graphs, which belong to this process."""
+        self.reset()
+        return {name: value for name, value in self.__dict__.items() if name not in ("graphs", "captured")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """As after construction."""
+        self.__dict__.update(state)
+        self.graphs, self.captured, self.pointers = CudaGraphs(self.device), {}, ()
+
+
+@dataclass
+class Captured:
+    """A graph with its inputs and results."""
+
+    inputs: list[Any]
+    results: Any
+    run: Callable[[], None]
+    tensors: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Remember which inputs are tensors."""
+        self.tensors = [i for i, x in enumerate(self.inputs) if isinstance(x, Tensor)]
+
+    def replay(self, leaves: list[Any]) -> Any:
+        """Copy the inputs that are not there already, and launch."""
+        targets: list[Tensor] = []
+        sources: list[Tensor] = []
+        for i in self.tensors:
+            static, given = self.inputs[i], leaves[i]
+            if not isinstance(given, Tensor):
+                static.fill_(given)
+            elif given.data_ptr() != static.data_ptr():
+                targets.append(static)
+                sources.append(given)
+        if targets:
+            torch._foreach_copy_(targets, sources)
+        self.run()
+        return self.results
+
+
+def as_tensor(x: Any, device: torch.device, copy: bool = False) -> Any:
+    """Numbers as tensors without dimensions, tensors as they are or copied, anything else as it is."""
+    if isinstance(x, Tensor):
+        return x.detach().clone() if copy else x
+    if isinstance(x, bool) or not isinstance(x, int | float):
+        return x
+    return torch.tensor(x, dtype=torch.float32 if isinstance(x, float) else torch.int64, device=device)
+
+
+def describe_leaf(x: Any) -> Hashable:
+    """What of an input a graph depends on."""
+    if isinstance(x, Tensor):
+        return x.shape, x.stride(), x.dtype, x.device
+    return type(x) if isinstance(x, int | float) and not isinstance(x, bool) else x
+
+
+def describe_mode(modules: Iterable[nn.Module]) -> Hashable:
+    """What else a graph depends on: training or evaluation, gradients, mixed precision."""
+    autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
+    return tuple(module.training for module in modules), torch.is_grad_enabled(), autocast
+
+
+def find_obstacle(optimizers: Iterable[Optimizer], tensors: Iterable[Tensor], enabled: bool | None) -> str:
+    """Why nothing can be captured; empty if it can, as far as can be told before trying."""
+    if enabled is False or (enabled is None and os.environ.get("RL_TRITON_CAPTURE") == "0"):
+        return "switched off"
+    devices = {x.device for x in tensors}
+    if not devices or any(device.type != "cuda" for device in devices):
+        return f"graphs need tensors on a GPU, got {', '.join(sorted(map(str, devices))) or 'none'}"
+    if len(devices) > 1:
+        return f"graphs need tensors on one device, got {', '.join(sorted(map(str, devices)))}"
+    return next(filter(None, map(name_unsupported, optimizers)), "")

@@ -1,0 +1,291 @@
+"""Captured steps: on a CPU the bookkeeping, with a graph that calls the step again; the real thing on a GPU."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from rl_triton_core import capture
+from rl_triton_core.capture import CapturedStep
+
+OPTIMIZERS = {
+    "adam": lambda p: torch.optim.Adam(p, lr=3e-3, eps=1e-5),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=3e-3),
+    "sgd": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-3),
+}
+GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
+
+
+class AgainGraphs:
+    """A graph that calls the step again, in the place of one of CUDA: the same interface, on a CPU."""
+
+    def __init__(self, fails=False):
+        self.fails, self.captures, self.replays = fails, 0, 0
+
+    def warm_up(self, call, times):
+        for _ in range(times):
+            call()
+
+    def capture(self, call, generators):
+        if self.fails:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        self.captures += 1
+        results = call()
+
+        def replay():
+            self.replays += 1
+            for static, new in zip(
+                capture.pytree.tree_leaves(results), capture.pytree.tree_leaves(call()), strict=True
+            ):
+                static.data.copy_(new)
+
+        return results, replay
+
+    def save_random_state(self, generators):
+        return torch.get_rng_state()
+
+    def restore_random_state(self, saved):
+        torch.set_rng_state(saved)
+
+    def release(self): ...
+
+
+class Training:
+    """A policy, its optimizer and its step."""
+
+    def __init__(self, optimizer="adam", device="cpu", dropout=0.0, enabled=None, **options):
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Dropout(dropout), nn.Linear(16, 1)).to(device)
+        self.optimizer = OPTIMIZERS[optimizer](self.model.parameters())
+        self.step = CapturedStep(
+            self.update, modules=[self.model], optimizers=[self.optimizer], enabled=enabled, **options
+        )
+
+    def update(self, x, target, weight, limit=None):
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = (weight * (self.model(x).squeeze(-1) - target) ** 2).mean()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 0.5)
+        if limit is not None:
+            self.step.stop_if(loss.detach() < limit)
+        self.optimizer.step()
+        return {"loss": loss.detach()}
+
+    def parameters(self):
+        return [x.detach().clone() for x in self.model.parameters()]
+
+
+def make_captured(monkeypatch, device="cpu", graphs=None, **options):
+    """A training whose steps are captured, on a CPU too."""
+    if device == "cpu":
+        monkeypatch.setattr(capture, "find_obstacle", lambda *_: "switched off" if _[2] is False else "")
+    training = Training(device=device, **options)
+    if device == "cpu":
+        training.step.graphs = graphs or AgainGraphs()
+    return training
+
+
+def draw_batches(number, size=8, device="cpu"):
+    """Minibatches of which the last is short, twice."""
+    generator = torch.Generator().manual_seed(1)
+    for i in range(number):
+        rows = size if i % 5 else size // 2
+        yield [
+            x.to(device) for x in (torch.randn(rows, 4, generator=generator), torch.randn(rows, generator=generator))
+        ]
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_hundreds_of_steps_equal_eager_ones(optimizer, device, monkeypatch):
+    """With schedules of the learning rate and of a weight, and with a short minibatch in every five."""
+    eager = Training(optimizer, device, enabled=False)
+    captured = make_captured(monkeypatch, device, optimizer=optimizer)
+    for i, batch in enumerate(draw_batches(300, device=device)):
+        for training in (eager, captured):
+            for group in training.optimizer.param_groups:
+                group["lr"] = 3e-3 * (1 - i / 300)
+        want, got = (training.step(*batch, 1.0 - i / 400) for training in (eager, captured))
+        torch.testing.assert_close(got["loss"], want["loss"], rtol=1e-4, atol=1e-6)
+    assert captured.step.reason == "" and len(captured.step.captured) == 2
+    for got, want in zip(captured.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_capture_leaves_no_trace(optimizer, device, monkeypatch):
+    """Parameters, what the optimizer knows and random numbers are those of one eager step after the first call."""
+    eager = Training(optimizer, device, dropout=0.5, enabled=False)
+    captured = make_captured(monkeypatch, device, optimizer=optimizer, dropout=0.5)
+    (batch,) = draw_batches(1, device=device)
+    for training in (eager, captured):
+        torch.manual_seed(3)
+        training.step(*batch, 1.0)
+    for got, want in zip(captured.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-7)
+    if device == "cpu":
+        assert torch.rand(()).isfinite() and captured.step.graphs.captures == 1
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_an_early_stop_changes_nothing_more(optimizer, device, monkeypatch):
+    """From the step on in which the condition holds, eagerly and captured alike; until it is resumed."""
+    trainings = Training(optimizer, device, enabled=False), make_captured(monkeypatch, device, optimizer=optimizer)
+    (batch,) = draw_batches(1, device=device)
+    for training in trainings:
+        for _ in range(20):
+            training.step(*batch, 1.0, 0.0)
+        at_stop = training.parameters()
+        for _ in range(3):
+            training.step(*batch, 1.0, 1e9)
+        assert all(map(torch.equal, training.parameters(), at_stop)) and training.step.stop.item() == 1
+        training.step.resume()
+        training.step(*batch, 1.0, 0.0)
+        assert not all(map(torch.equal, training.parameters(), at_stop))
+    for got, want in zip(trainings[1].parameters(), trainings[0].parameters(), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
+def test_checkpoints_are_those_of_the_plain_optimizer(device, monkeypatch):
+    """Both ways, and in the middle of training."""
+    captured, plain = make_captured(monkeypatch, device), Training(device=device, enabled=False)
+    first, second, third = draw_batches(3, device=device)
+    captured.step(*first, 1.0)
+    saved = copy.deepcopy((captured.model.state_dict(), captured.optimizer.state_dict()))
+    assert saved[1]["param_groups"][0]["lr"] == pytest.approx(3e-3) and not saved[1]["param_groups"][0]["capturable"]
+    captured.step(*second, 1.0)
+    for training in (plain, captured):
+        training.model.load_state_dict(saved[0])
+        training.optimizer.load_state_dict(copy.deepcopy(saved[1]))
+        training.step(*third, 1.0)
+    for got, want in zip(captured.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-7)
+
+
+def test_what_cannot_be_captured_runs_eagerly_and_says_why(monkeypatch):
+    graphs = AgainGraphs(fails=True)
+    failing, eager = make_captured(monkeypatch, graphs=graphs), Training(enabled=False)
+    (batch,) = draw_batches(1)
+    with pytest.warns(RuntimeWarning, match="CapturedStep runs eagerly: RuntimeError: operation not permitted"):
+        failing.step(*batch, 1.0)
+    eager.step(*batch, 1.0)
+    for got, want in zip(failing.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-8)  # nothing is left of the attempt
+    assert failing.optimizer.param_groups[0]["lr"] == pytest.approx(3e-3)
+    assert not failing.optimizer.param_groups[0]["fused"]
+    failing.step(*batch, 1.0)  # without another warning
+
+
+def test_reasons_are_known_beforehand(monkeypatch):
+    assert "tensors on a GPU, got cpu" in Training().step.reason
+    assert Training(enabled=False).step.reason == "switched off"
+    monkeypatch.setenv("RL_TRITON_CAPTURE", "0")
+    assert Training().step.reason == "switched off"
+    parameters = [nn.Parameter(torch.zeros(1))]
+    assert "Adagrad cannot be captured" in capture.name_unsupported(torch.optim.Adagrad(parameters))
+    sgd = torch.optim.SGD(parameters, lr=0.1, momentum=0.9, dampening=0.1)
+    assert "dampening" in capture.name_unsupported(sgd)
+    with pytest.raises(TypeError, match="enabled: got str, expected a bool or None"):
+        CapturedStep(lambda: None, enabled="yes")
+
+
+def test_an_error_in_the_step_leaves_the_model_as_it_was(monkeypatch):
+    training = make_captured(monkeypatch)
+    before = training.parameters()
+
+    def fail(*batch):
+        training.update(*batch)
+        raise ValueError("no")
+
+    training.step.function = fail
+    with pytest.raises(ValueError, match="no"):
+        training.step(torch.randn(8, 4), torch.randn(8), 1.0)
+    assert all(map(torch.equal, training.parameters(), before))
+
+
+def test_no_more_graphs_than_asked_for(monkeypatch):
+    training = make_captured(monkeypatch, max_graphs=2)
+    for rows in (8, 4, 3, 8):
+        training.step(torch.randn(rows, 4), torch.randn(rows), 1.0)
+    assert training.step.graphs.captures == 2 and training.step.graphs.replays == 3
+
+
+def test_a_replaced_parameter_is_captured_anew(monkeypatch):
+    training = make_captured(monkeypatch)
+    (batch,) = draw_batches(1)
+    training.step(*batch, 1.0)
+    training.model[0].weight.data = training.model[0].weight.data.clone()
+    training.step(*batch, 1.0)
+    assert training.step.graphs.captures == 2
+
+
+def test_a_step_is_pickled_without_its_graphs(monkeypatch):
+    step = CapturedStep(torch.sum, modules=[nn.Linear(2, 2)])
+    loaded = pickle.loads(pickle.dumps(step))
+    assert loaded.reason == step.reason and loaded(torch.ones(3)) == 3
+    assert copy.deepcopy(step)(torch.ones(2)) == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_step_that_waits_for_the_device_falls_back():
+    training = Training(device="cuda")
+    plain = training.step.function
+    training.step.function = lambda *args: (plain(*args), training.model[0].weight.sum().item())[0]
+    (batch,) = draw_batches(1, device="cuda")
+    before = training.parameters()
+    with pytest.warns(RuntimeWarning, match="CapturedStep runs eagerly"):
+        training.step(*batch, 1.0)
+    eager = Training(device="cuda", enabled=False)
+    assert all(map(torch.equal, before, eager.parameters()))
+    eager.step(*batch, 1.0)
+    for got, want in zip(training.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-7)
+    torch.ones(1, device="cuda").item()  # the device is well
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("kind", ["lstm", "cnn", "bfloat16"])
+def test_networks_of_every_kind(kind):
+    """cuDNN's LSTMs and convolutions, and mixed precision."""
+
+    def train(enabled):
+        torch.manual_seed(0)
+        if kind == "lstm":
+            model, shape = nn.LSTM(4, 8, batch_first=True).cuda(), (6, 5, 4)
+        elif kind == "cnn":
+            model, shape = (
+                nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(2)).cuda(),
+                (6, 1, 9, 9),
+            )
+            model(torch.zeros(shape, device="cuda"))
+        else:
+            model, shape = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 2)).cuda(), (32, 4)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+
+        def update(x):
+            optimizer.zero_grad(set_to_none=True)
+            with torch.autocast("cuda", torch.bfloat16, enabled=kind == "bfloat16", cache_enabled=False):
+                out = model(x)
+                out = out[0] if isinstance(out, tuple) else out
+                loss = (out.float() ** 2).mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        step = CapturedStep(update, modules=[model], optimizers=[optimizer], enabled=enabled)
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(50):
+            step(torch.randn(shape, generator=generator).cuda())
+        assert (step.reason == "") == (enabled is None)
+        return [x.detach().clone() for x in model.parameters()]
+
+    for got, want in zip(train(None), train(False), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)

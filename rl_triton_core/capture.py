@@ -260,7 +260,8 @@ def describe_leaf(x: Any) -> Hashable:
     """What of an input a graph depends on."""
     if isinstance(x, Tensor):
         return x.shape, x.stride(), x.dtype, x.device
-    return type(x) if isinstance(x, int | float) and not isinstance(x, bool) else x
+    described: Hashable = type(x) if isinstance(x, int | float) and not isinstance(x, bool) else x
+    return described
 
 
 def describe_mode(modules: Iterable[nn.Module]) -> Hashable:

@@ -37,7 +37,7 @@ class CudaGraphs:
 
     def warm_up(self, call: Callable[[], Any], times: int) -> None:
         """On a stream of its own, as captures are made."""
-        stream = torch.cuda.Stream(self.device)
+        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
             for _ in range(times):

@@ -260,8 +260,10 @@ def describe_leaf(x: Any) -> Hashable:
     """What of an input a graph depends on."""
     if isinstance(x, Tensor):
         return x.shape, x.stride(), x.dtype, x.device
-    described: Hashable = type(x) if isinstance(x, int | float) and not isinstance(x, bool) else x
-    return described
+    if isinstance(x, int | float) and not isinstance(x, bool):
+        return type(x).__name__
+    known: Hashable = x
+    return known
 
 
 def describe_mode(modules: Iterable[nn.Module]) -> Hashable:

@@ -100,7 +100,7 @@ class Vector(NamedTuple):
     array: np.ndarray
 
 
-def by_name(estimator):
+def get_name(estimator):
     return estimator.name
 
 
@@ -112,7 +112,7 @@ class Case:
     args: dict
 
     def __repr__(self):
-        return f"Case({self.estimator.name}, {', '.join(f'{k}={summary(v)}' for k, v in self.args.items())})"
+        return f"Case({self.estimator.name}, {', '.join(f'{k}={describe_argument(v)}' for k, v in self.args.items())})"
 
     def _repr_pretty_(self, printer, cycle):
         printer.text(repr(self))
@@ -128,9 +128,9 @@ class Case:
         args = {**self.args, **changes}
         return Case(self.estimator, {name: x for name, x in args.items() if x is not None})
 
-    def each(self, function, *names):
+    def map_arrays(self, function, *names):
         """The case after a function of every per-step array, or of those named."""
-        arrays = {k: x for k, x in self.args.items() if per_step(x) and (not names or k in names)}
+        arrays = {k: x for k, x in self.args.items() if is_per_step(x) and (not names or k in names)}
         return self.replace(**{name: function(x) for name, x in arrays.items()})
 
     @property
@@ -160,17 +160,17 @@ class Case:
         """The same case after its float arrays have been rounded to dtype; a state is float32 at least."""
         wide = torch.float64 if dtype == torch.float64 else torch.float32
 
-        def rounded(x):
+        def round_argument(x):
             if isinstance(x, Sparse):
-                edge = x.edge if x.edge is None else round_to(x.edge, dtype)
-                return x._replace(value=round_to(x.value, dtype).tolist(), edge=edge)
+                edge = x.edge if x.edge is None else round_array(x.edge, dtype)
+                return x._replace(value=round_array(x.value, dtype).tolist(), edge=edge)
             if isinstance(x, Vector):
-                return Vector(round_to(x.array, dtype))
+                return Vector(round_array(x.array, dtype))
             if isinstance(x, tuple):
-                return (x[0] if x[0].dtype.kind == "i" else round_to(x[0], wide), x[1])
-            return round_to(x, dtype) if isinstance(x, np.ndarray) and x.dtype.kind == "f" else x
+                return (x[0] if x[0].dtype.kind == "i" else round_array(x[0], wide), x[1])
+            return round_array(x, dtype) if isinstance(x, np.ndarray) and x.dtype.kind == "f" else x
 
-        return Case(self.estimator, {name: rounded(x) for name, x in self.args.items()})
+        return Case(self.estimator, {name: round_argument(x) for name, x in self.args.items()})
 
     def expected(self, oracle=None, **kwargs):
         """The oracle's results: those of the table unless told otherwise."""
@@ -179,7 +179,7 @@ class Case:
             args["bootstrap"] = self.dense
             del args["bootstrap_values"]
         if self.estimator is TRACES:
-            args["decay"] = full_decay(
+            args["decay"] = expand_decay(
                 args.pop("decay", None), args.pop("gamma", 0.99), args.pop("lambda_", 0.95), args["x"]
             )
         with np.errstate(over="ignore", invalid="ignore"):
@@ -187,19 +187,19 @@ class Case:
         return results if isinstance(results, tuple) else (results,)
 
 
-def summary(x):
+def describe_argument(x):
     if isinstance(x, Sparse):
-        return f"Sparse({len(x.env)} entries, edge={summary(x.edge)})"
+        return f"Sparse({len(x.env)} entries, edge={describe_argument(x.edge)})"
     if isinstance(x, np.ndarray) and x.size > 20:
         return f"{x.dtype}{list(x.shape)}" + (f", {x.sum()} set" if x.dtype == bool else "")
     return repr(x)
 
 
-def round_to(x, dtype):
+def round_array(x, dtype):
     return torch.as_tensor(np.asarray(x, np.float64)).to(dtype).double().numpy()
 
 
-def full_decay(decay, gamma, lambda_, x):
+def expand_decay(decay, gamma, lambda_, x):
     """Any form of a decay as a number or an array that broadcasts over x."""
     if decay is None:
         return gamma * lambda_
@@ -208,7 +208,7 @@ def full_decay(decay, gamma, lambda_, x):
     return decay.reshape(decay.shape + (1,) * (x.ndim - decay.ndim)) if isinstance(decay, np.ndarray) else decay
 
 
-def per_step(x):
+def is_per_step(x):
     return isinstance(x, np.ndarray) and x.ndim >= 2
 
 
@@ -273,18 +273,18 @@ def with_log_probs(case, seed=0):
     return case.replace(log_ratios=None, **{name: draw_input(rng, name, case.shape) for name in names})
 
 
-def steps(case):
+def classify_case(case):
     """`oracles.classify_steps` of a backward case."""
     return oracles.classify_steps(case.shape, **case.boundaries, gamma=case.get("gamma"))
 
 
-def readable(case):
+def find_readable(case):
     """Per input the cells that may be read at all."""
     if case.estimator is LINEAR:
         return {"alpha": case.valid, "beta": case.valid}
     if case.estimator.forward:
-        return {"x": case.valid, "decay": case.valid & ~begins(case)}
-    kind, after = steps(case)
+        return {"x": case.valid, "decay": case.valid & ~find_starts(case)}
+    kind, after = classify_case(case)
     valid, num_lookahead = kind != MASKED, np.zeros(case.shape, bool)
     num_lookahead[np.nonzero(after >= 0)[0], after[after >= 0]] = True
     going_on = (kind == CUT) | (kind == GOES_ON)
@@ -297,9 +297,9 @@ def readable(case):
     }
 
 
-def begins(case):
+def find_starts(case):
     """Where a trajectory begins within the window, in a forward case."""
-    ids = oracles.number_trajectories(case.shape, **ends(case))
+    ids = oracles.number_trajectories(case.shape, **get_endings(case))
     first = np.zeros(case.shape, bool)
     for n, row in enumerate(ids):
         numbers, at = np.unique(row, return_index=True)
@@ -309,7 +309,7 @@ def begins(case):
     return first
 
 
-def ends(case):
+def get_endings(case):
     """The boundaries of a forward case as departure flags."""
     kept = {name: case[name] for name in ("mask", "mask_mode") if name in case.args}
     if case.estimator is TRACES:
@@ -324,12 +324,12 @@ def ends(case):
     return {"terminated": previous_done, **kept}
 
 
-def poisoned(case):
+def poison_unread(case):
     """The case with NaN in every cell that must not be read, unless it is constant for a reason."""
-    cells = readable(case)
+    cells = find_readable(case)
     changes = {}
     for name, x in case.args.items():
-        if name in cells and per_step(x) and x.dtype.kind == "f":
+        if name in cells and is_per_step(x) and x.dtype.kind == "f":
             read = cells[name].reshape(case.shape + (1,) * (x.ndim - 2))
             changes[name] = np.where(read, x, np.nan)
     return case.replace(**changes)
@@ -348,7 +348,7 @@ class Placed(NamedTuple):
         return torch.as_strided(base, self.view.shape, self.view.stride(), self.view.storage_offset())
 
 
-def place(array, layout, dtype, device):
+def place_array(array, layout, dtype, device):
     """Put an array into memory; the layout is that of its two leading dimensions, and a vector has none.
 
     "expanded" falls back to contiguous unless the array is constant along one of them.
@@ -376,13 +376,13 @@ def place(array, layout, dtype, device):
     return Placed(cut(base), base)
 
 
-def bits(tensor):
+def get_bytes(tensor):
     """The bytes of a tensor, so that NaN equals itself and 0.0 is not -0.0."""
     return tensor.detach().cpu().flatten().clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
 def same_bits(a, b):
-    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(bits(a), bits(b))
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(get_bytes(a), get_bytes(b))
 
 
 @dataclass(frozen=True)
@@ -413,36 +413,38 @@ class Call:
 
     def __init__(self, case, device="cpu", how=DEFAULT):
         self.estimator, self.how, self.device, self.placed = case.estimator, how, device, []
-        self.turned = how.time_dim in (0, -2)
+        self.is_time_major = how.time_dim in (0, -2)
         self.integers = case[self.estimator.inputs[0]].dtype.kind == "i"
         self.shape = case[self.estimator.inputs[0]].shape
-        self.kwargs = {name: self._argument(name, x) for name, x in case.args.items()}
+        self.kwargs = {name: self._make_argument(name, x) for name, x in case.args.items()}
         self.kwargs["time_dim"] = how.time_dim
         if self.estimator.second:
             self.kwargs[self.estimator.second] = how.returns
         self.num_results = 1 + bool(self.estimator.second and how.returns)
 
-    def _argument(self, name, x):
+    def _make_argument(self, name, x):
         if name == "state":
             wide = torch.int64 if self.integers else torch.promote_types(self.how.dtype, torch.float32)
-            return ScanState(self._tensor(x[0], wide), self._tensor(x[1], torch.bool))
+            return ScanState(self._place_tensor(x[0], wide), self._place_tensor(x[1], torch.bool))
         if isinstance(x, Sparse):
-            edge = self._argument("edge", x.edge) if isinstance(x.edge, np.ndarray) else x.edge
+            edge = self._make_argument("edge", x.edge) if isinstance(x.edge, np.ndarray) else x.edge
             env, time = (torch.tensor(i, dtype=torch.int64, device=self.device) for i in (x.env, x.time))
             return FinalValues(env, time, torch.tensor(x.value, dtype=self.how.dtype, device=self.device), edge)
         if isinstance(x, Vector):
-            return self._tensor(x.array, self.how.dtype)
+            return self._place_tensor(x.array, self.how.dtype)
         if not isinstance(x, np.ndarray):
             return x
         if name in FLAGS:
             dtype = self.how.mask_dtype if name == "mask" else self.how.flag_dtype
         else:
             dtype = self.how.dtype if x.dtype.kind == "f" else torch.as_tensor(x).dtype
-        return self._tensor(x.swapaxes(0, 1) if self.turned and x.ndim > 1 and name != "initial" else x, dtype)
+        return self._place_tensor(
+            x.swapaxes(0, 1) if self.is_time_major and x.ndim > 1 and name != "initial" else x, dtype
+        )
 
-    def _tensor(self, array, dtype):
+    def _place_tensor(self, array, dtype):
         layout = self.how.layouts[len(self.placed) % len(self.how.layouts)]
-        self.placed.append(place(array, layout, dtype, self.device))
+        self.placed.append(place_array(array, layout, dtype, self.device))
         return self.placed[-1].view
 
     def __call__(self, backend=None, **changes):
@@ -451,22 +453,22 @@ class Call:
         return (answer,) if isinstance(answer, torch.Tensor) else tuple(answer)
 
     def env_major(self, tensor):
-        return tensor.transpose(0, 1) if self.turned else tensor
+        return tensor.transpose(0, 1) if self.is_time_major else tensor
 
     @property
     def result_dtype(self):
         return torch.int64 if self.integers else self.how.result_dtype
 
-    def checked(self, backend):
+    def run_checked(self, backend):
         """The results as [num_envs, T, ...] tensors, after checks of the memory around the call: outputs start as NaN,
         all of them and nothing beside them is written, inputs keep their bits, and the results are `out` itself.
         """
         how, changes, outs = self.how, {}, []
-        shape = (self.shape[1], self.shape[0], *self.shape[2:]) if self.turned else self.shape
+        shape = (self.shape[1], self.shape[0], *self.shape[2:]) if self.is_time_major else self.shape
         filler = 1 if self.integers else torch.nan
         if how.out_layout is not None:
             full = np.full(shape, filler)
-            outs = [place(full, how.out_layout, self.result_dtype, self.device) for _ in range(self.num_results)]
+            outs = [place_array(full, how.out_layout, self.result_dtype, self.device) for _ in range(self.num_results)]
             views = [out.view for out in outs] + [None] * (len(self.estimator.outputs) - len(outs))
             changes["out"] = tuple(views) if len(views) > 1 else views[0]
         before = [p.base.clone() for p in self.placed]
@@ -486,28 +488,28 @@ class Call:
 # --- comparison -------------------------------------------------------------------------------------------------------
 
 
-def run(case, target, how=DEFAULT):
+def run_case(case, target, how=DEFAULT):
     """The results, [num_envs, T, ...] on the CPU; everything that must hold of any call is checked."""
-    return [x.cpu() for x in Call(case, target.device, how).checked(target.backend)]
+    return [x.cpu() for x in Call(case, target.device, how).run_checked(target.backend)]
 
 
-def rows(x):
+def flatten_features(x):
     return x.reshape(len(x), int(np.prod(x.shape[1:])))
 
 
-def check(case, target, how=DEFAULT, slack=4.0):
+def check_case(case, target, how=DEFAULT, slack=4.0):
     """Run a case and compare it with the oracle on the same, rounded, inputs.
 
     The error of each row, in the norm, may be twice that of a serial loop in the precision of the arithmetic, plus
     `slack` roundings of the operands, plus the rounding of the output if its type is coarser. Integers are exact.
     """
-    results = run(case, target, how)
+    results = run_case(case, target, how)
     case = case.rounded(how.dtype)
     arithmetic = np.float64 if how.dtype == torch.float64 else np.float32
     slack *= 16 if arithmetic == np.float64 else 1  # there the oracle is itself the serial loop
     exact, serial = case.expected(), case.expected(dtype=arithmetic)
     names = case.estimator.outputs
-    size = operands(case) + sum(row_norms(rows(x)) for x in exact[: len(names)])
+    size = measure_operands(case) + sum(measure_rows(flatten_features(x)) for x in exact[: len(names)])
     for name, result, want, loop in zip(names, results, exact, serial, strict=False):
         got = result.numpy() if result.dtype == torch.int64 else result.double().numpy()
         assert not got[~case.valid].any(), f"{name}: not 0 in masked cells"
@@ -515,10 +517,14 @@ def check(case, target, how=DEFAULT, slack=4.0):
             np.testing.assert_array_equal(got, want)
             continue
         assert (np.isnan(got) == np.isnan(want)).all(), f"{name}: NaN at {np.argwhere(np.isnan(got) ^ np.isnan(want))}"
-        limit = 2 * row_norms(rows(loop - want)) + slack * np.finfo(arithmetic).eps * size
+        limit = 2 * measure_rows(flatten_features(loop - want)) + slack * np.finfo(arithmetic).eps * size
         if torch.finfo(how.result_dtype).eps > np.finfo(arithmetic).eps:  # the interpreter truncates bfloat16
-            limit += torch.finfo(how.result_dtype).eps * row_norms(rows(want)) / (1 if target.interpreted else 2)
-        error = row_norms(rows(got - want))
+            limit += (
+                torch.finfo(how.result_dtype).eps
+                * measure_rows(flatten_features(want))
+                / (1 if target.interpreted else 2)
+            )
+        error = measure_rows(flatten_features(got - want))
         assert (error <= limit).all(), f"{name}: rows {np.flatnonzero(error > limit)}, {error.max()} > {limit.max()}"
 
 
@@ -527,16 +533,16 @@ def assert_gradients(function, inputs, backend):
     assert torch.autograd.gradcheck(function, inputs, fast_mode=backend == "reference")
 
 
-def row_norms(x):
+def measure_rows(x):
     return np.linalg.norm(np.nan_to_num(np.asarray(x, np.float64), posinf=np.inf, neginf=-np.inf), axis=1)
 
 
-def operands(case):
+def measure_operands(case):
     """The size of what is added up in every row: the inputs, as far as clipped ratios weigh them."""
     weight = max([1.0, *(case.get(name, 1.0) for name in ("rho_bar", "c_bar", "rho_bar_pg"))])
     skipped = ("gamma", "decay", "beta", "log_ratios", "target_log_probs", "behaviour_log_probs", "next_action_probs")
-    arrays = {name: x for name, x in case.args.items() if name not in (*skipped, *FLAGS) and per_step(x)}
-    return weight * sum(row_norms(rows(np.where(np.isfinite(x), x, 0.0))) for x in arrays.values())
+    arrays = {name: x for name, x in case.args.items() if name not in (*skipped, *FLAGS) and is_per_step(x)}
+    return weight * sum(measure_rows(flatten_features(np.where(np.isfinite(x), x, 0.0))) for x in arrays.values())
 
 
 # --- strategies -------------------------------------------------------------------------------------------------------
@@ -551,7 +557,7 @@ PRESENT = {"no flags": (), "terminations": ("terminated",), "all": ("terminated"
 PATTERNS = {"none": 0.0, "few": 0.05, "some": 0.3, "every": 1.0}
 
 
-def picker(draw, target, few):
+def make_picker(draw, target, few):
     """Chooses one of some: what the cpu backend compiles a loop of its own for, which takes it a second.
 
     There it is one of a few combinations of all choices, unless many examples are asked for.
@@ -586,11 +592,11 @@ def draw_flags(draw, rng, shape, names):
 
 
 @st.composite
-def backward_cases(draw, estimator, target):
+def draw_backward_case(draw, estimator, target):
     """A case with every cell that must not be read filled with NaN, and the way to hand it over."""
     shape = draw_shape(draw, target)
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    pick = picker(draw, target, FEW)
+    pick = make_picker(draw, target, FEW)
     case = random_case(estimator, *shape, seed=rng, term=None, trunc=None)
     case = case.replace(**draw_flags(draw, rng, shape, PRESENT[pick(list(PRESENT))]))
     if "mask" in case.args:
@@ -613,13 +619,13 @@ def backward_cases(draw, estimator, target):
     form = pick(forms)
     case = with_form(case, form, rng)
     if form == "sparse":
-        cuts = steps(case)[0] == CUT
+        cuts = classify_case(case)[0] == CUT
         given = rng.random(shape) < np.where(cuts, 0.9, 0.05)
         edge = draw(st.sampled_from([None, 2.5, "tensor"]))
         edge = rng.standard_normal(shape[0]) if edge == "tensor" else edge
         entries = Sparse(*(i.tolist() for i in np.nonzero(given)), rng.standard_normal(given.sum()).tolist(), edge)
         case = case.replace(bootstrap_values=entries)
-    return draw_broadcast(draw, poisoned(case)), draw_how(draw, target, pick)
+    return draw_broadcast(draw, poison_unread(case)), draw_how(draw, target, pick)
 
 
 def draw_broadcast(draw, case):
@@ -634,12 +640,12 @@ def draw_broadcast(draw, case):
 
 
 @st.composite
-def forward_cases(draw, estimator, target):
+def draw_forward_case(draw, estimator, target):
     """The same for eligibility traces and prefix sums."""
     shape = draw_shape(draw, target)
     features = draw(st.sampled_from([(), (), (1,), (3,), (2, 2)]))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    pick = picker(draw, target, FEW)
+    pick = make_picker(draw, target, FEW)
     case = random_case(estimator, *shape, seed=rng, term=None, trunc=None, features=features)
     names = PRESENT[pick(list(PRESENT))]
     if estimator is PREFIX:
@@ -658,12 +664,12 @@ def forward_cases(draw, estimator, target):
         case = case.replace(x=rng.integers(-100, 100, case["x"].shape).astype(dtype))
         if "state" in case.args:
             case = case.replace(state=(rng.integers(-9, 9, (shape[0], *features)), case["state"][1]))
-    case = draw_broadcast(draw, case if case["x"].dtype.kind == "i" else poisoned(case))
+    case = draw_broadcast(draw, case if case["x"].dtype.kind == "i" else poison_unread(case))
     how = draw_how(draw, target, pick)
-    return case, how if case["x"].dtype.kind == "f" else integer_how(how)
+    return case, how if case["x"].dtype.kind == "f" else keep_integers(how)
 
 
-def integer_how(how):
+def keep_integers(how):
     return How(**{**vars(how), "out_dtype": None, "dtype": torch.float32})
 
 
@@ -681,24 +687,24 @@ def draw_decay(draw, rng, shape, pick):
 
 
 @st.composite
-def linear_cases(draw, target):
+def draw_linear_case(draw, target):
     """The same for the bare recurrence."""
     shape = draw_shape(draw, target)
     features = draw(st.sampled_from([(), (3,), (2, 2)]))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     case = random_case(LINEAR, *shape, seed=rng, features=features, reverse=draw(st.booleans()))
     case["beta"][rng.random(case["beta"].shape) < 0.1] = 0.0
-    pick = picker(draw, target, FEW)
+    pick = make_picker(draw, target, FEW)
     if pick([True, False]):
         case = case.replace(initial=rng.standard_normal((shape[0], *features)))
     return draw_broadcast(draw, case), draw_how(draw, target, pick)
 
 
-def any_case(estimator, target):
+def draw_any_case(estimator, target):
     """The strategy of an estimator."""
     if estimator is LINEAR:
-        return linear_cases(target)
-    return (forward_cases if estimator.forward else backward_cases)(estimator, target)
+        return draw_linear_case(target)
+    return (draw_forward_case if estimator.forward else draw_backward_case)(estimator, target)
 
 
 # --- boundary patterns: bit 0 of a cell is terminated, bit 1 truncated, bit 2 masked ----------------------------------

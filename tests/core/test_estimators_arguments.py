@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cases import BACKWARD, ESTIMATORS, FORWARD, LINEAR, Call, by_name, random_case
+from cases import BACKWARD, ESTIMATORS, FORWARD, LINEAR, Call, get_name, random_case
 
 import rl_triton_core as ours
 from rl_triton_core import FinalValues
@@ -12,7 +12,7 @@ from rl_triton_core import FinalValues
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
 
-def arguments(estimator, **changes):
+def make_arguments(estimator, **changes):
     """A good call's."""
     case = random_case(estimator, 3, 5, **({} if estimator is LINEAR else {"valid": 0.8}), **changes)
     return {name: x for name, x in Call(case).kwargs.items() if not name.startswith("compute_")}
@@ -42,11 +42,11 @@ SWITCHES = {
 
 
 @pytest.mark.parametrize("value", ["no", 1, None])
-@pytest.mark.parametrize("estimator", [e for e in ESTIMATORS if e.function.__name__ in SWITCHES], ids=by_name)
+@pytest.mark.parametrize("estimator", [e for e in ESTIMATORS if e.function.__name__ in SWITCHES], ids=get_name)
 def test_switches_are_true_or_false(estimator, value):
     switch = SWITCHES[estimator.function.__name__]
     with pytest.raises(TypeError, match=f"^{switch}: got {value!r}, expected a bool"):
-        estimator.function(**{**arguments(estimator), switch: value})
+        estimator.function(**{**make_arguments(estimator), switch: value})
 
 
 def test_the_direction_of_a_recurrence_has_no_default():
@@ -58,9 +58,9 @@ def test_the_direction_of_a_recurrence_has_no_default():
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)
-@pytest.mark.parametrize("estimator", (*BACKWARD, *FORWARD), ids=by_name)
+@pytest.mark.parametrize("estimator", (*BACKWARD, *FORWARD), ids=get_name)
 def test_integer_flags_are_bool_flags(target, estimator, dtype):
-    good = arguments(estimator)
+    good = make_arguments(estimator)
     good = {name: x.to(target.device) if isinstance(x, torch.Tensor) else x for name, x in good.items()}
     flags = {name: x.to(dtype) for name, x in good.items() if isinstance(x, torch.Tensor) and x.dtype == torch.bool}
     assert len(flags) >= 2

@@ -22,9 +22,9 @@ from cases import (
     Sparse,
     Vector,
     assert_gradients,
-    by_name,
+    find_readable,
+    get_name,
     random_case,
-    readable,
     same_bits,
     with_form,
     with_log_probs,
@@ -33,7 +33,7 @@ from cases import (
 from rl_triton_core import FinalValues, ScanState, compute_eligibility_traces, linear_recurrence
 from rl_triton_core.testing import assert_close
 
-ALL = pytest.mark.parametrize("estimator", ESTIMATORS, ids=by_name)
+ALL = pytest.mark.parametrize("estimator", ESTIMATORS, ids=get_name)
 ROWS = 2
 SHAPE = (ROWS, 5)
 DEPARTED = np.array([False, True])
@@ -46,7 +46,7 @@ OPTIONS = {
 }
 
 
-def away_from_the_clips(case):
+def avoid_clips(case):
     """Ratios that a finite difference does not push over a clip, where the function has a kink."""
     rng = np.random.default_rng(0)
     ratios = rng.choice([-0.5, 0.3, 1.2], case.shape) + 0.1 * rng.random(case.shape)
@@ -58,20 +58,20 @@ def away_from_the_clips(case):
     return case
 
 
-def variants(estimator, **options):
+def tell_variants(estimator, **options):
     """Every form of every argument that can carry a gradient."""
     features = (2,) if estimator in FORWARD or estimator is LINEAR else ()
     rng = np.random.default_rng(0)
     case = random_case(estimator, *SHAPE, features=features, **options)
     if estimator is LINEAR:
-        zeros = case.replace(beta=with_zeros(case["beta"]))
+        zeros = case.replace(beta=put_zeros(case["beta"]))
         yield zeros.replace(reverse=True, initial=rng.standard_normal((ROWS, 2)))
         yield zeros.replace(reverse=False, initial=rng.standard_normal((ROWS, 2)))
         yield case
     elif estimator is TRACES:
         state = (rng.standard_normal((ROWS, 2)), DEPARTED)
         yield case
-        for decay in (with_zeros(rng.random(SHAPE)), with_zeros(rng.random((*SHAPE, 2))), Vector(rng.random(2))):
+        for decay in (put_zeros(rng.random(SHAPE)), put_zeros(rng.random((*SHAPE, 2))), Vector(rng.random(2))):
             yield case.replace(decay=decay, state=state)
     elif estimator is PREFIX:
         state = (rng.standard_normal((ROWS, 2)), DEPARTED)
@@ -80,23 +80,23 @@ def variants(estimator, **options):
     else:
         for form in FORMS[estimator.name]:
             if form not in ("sparse", "edge"):
-                yield away_from_the_clips(with_form(case, form))
-        yield away_from_the_clips(case).replace(gamma=rng.uniform(0.5, 1.0, SHAPE))
+                yield avoid_clips(with_form(case, form))
+        yield avoid_clips(case).replace(gamma=rng.uniform(0.5, 1.0, SHAPE))
         if estimator in (GAE, LAMBDA):
             yield case.replace(lambda_=0.0)
         if estimator in OFF_POLICY:
-            yield away_from_the_clips(with_log_probs(case)).replace(lambda_=0.0)
+            yield avoid_clips(with_log_probs(case)).replace(lambda_=0.0)
         if estimator in BOOTSTRAPPED:
-            yield away_from_the_clips(case).replace(truncated=None, bootstrap_values=rng.standard_normal(ROWS))
+            yield avoid_clips(case).replace(truncated=None, bootstrap_values=rng.standard_normal(ROWS))
 
 
-def with_zeros(factors):
+def put_zeros(factors):
     """Factors some of which are exactly 0, at both ends of a row too. What they let through is smooth there."""
     factors[0, 0] = factors[0, 2] = factors[1, -1] = 0.0
     return factors
 
 
-def leaves(call, case):
+def find_leaves(call, case):
     """Every float tensor of a call, under its name."""
     found = {name: x for name, x in call.kwargs.items() if isinstance(x, torch.Tensor) and x.is_floating_point()}
     if "state" in case.args:
@@ -104,7 +104,7 @@ def leaves(call, case):
     return found
 
 
-def with_leaves(call, names, tensors):
+def replace_leaves(call, names, tensors):
     """The arguments with these tensors in their places."""
     kwargs = dict(zip(names, tensors, strict=True))
     if "state" in kwargs:
@@ -119,54 +119,54 @@ def test_gradients(float64_target, estimator, option):
         pytest.skip("it has no flags")
     options = dict(OPTIONS[option])
     how = How(dtype=torch.float64, time_dim=options.pop("time_dim", -1))
-    for case in variants(estimator, **options):
+    for case in tell_variants(estimator, **options):
         call = Call(case, how=how)
-        inputs = leaves(call, case)
+        inputs = find_leaves(call, case)
         assert set(inputs) >= {name for name in estimator.inputs if name in case.args}
 
-        def function(*tensors, call=call, names=tuple(inputs)):
-            return call(float64_target.backend, **with_leaves(call, names, tensors))
+        def call_estimator(*tensors, call=call, names=tuple(inputs)):
+            return call(float64_target.backend, **replace_leaves(call, names, tensors))
 
-        assert_gradients(function, [x.requires_grad_() for x in inputs.values()], float64_target.backend)
+        assert_gradients(call_estimator, [x.requires_grad_() for x in inputs.values()], float64_target.backend)
 
 
-@pytest.mark.parametrize("estimator", BOOTSTRAPPED, ids=by_name)
+@pytest.mark.parametrize("estimator", BOOTSTRAPPED, ids=get_name)
 def test_gradients_of_final_values(float64_target, estimator):
     """Through the entries and through the edge, which an entry replaces."""
-    case = away_from_the_clips(random_case(estimator, *SHAPE, trunc=0.3))
+    case = avoid_clips(random_case(estimator, *SHAPE, trunc=0.3))
     call = Call(case, how=How(dtype=torch.float64))
     env, time = torch.nonzero(call.kwargs["truncated"], as_tuple=True)
     env, time = torch.cat([env, torch.tensor([1])]), torch.cat([time, torch.tensor([SHAPE[1] - 1])])
     value = torch.arange(1.0, len(env) + 1).double().requires_grad_()
     edge = torch.arange(float(ROWS)).double().requires_grad_()
 
-    def function(value, edge):
+    def call_estimator(value, edge):
         return call(float64_target.backend, bootstrap_values=FinalValues(env, time, value, edge))
 
-    assert torch.autograd.gradcheck(function, [value, edge])
+    assert torch.autograd.gradcheck(call_estimator, [value, edge])
 
 
-@pytest.mark.parametrize("estimator", BOOTSTRAPPED, ids=by_name)
+@pytest.mark.parametrize("estimator", BOOTSTRAPPED, ids=get_name)
 def test_gradients_of_a_scalar_tensor(float64_target, estimator):
-    call = Call(away_from_the_clips(random_case(estimator, *SHAPE, term=0.3, trunc=0.3)), how=How(dtype=torch.float64))
+    call = Call(avoid_clips(random_case(estimator, *SHAPE, term=0.3, trunc=0.3)), how=How(dtype=torch.float64))
 
-    def function(value):
+    def call_estimator(value):
         return call(float64_target.backend, bootstrap_values=value)
 
-    assert_gradients(function, [torch.tensor(1.5).double().requires_grad_()], float64_target.backend)
+    assert_gradients(call_estimator, [torch.tensor(1.5).double().requires_grad_()], float64_target.backend)
 
 
 @ALL
 def test_float32_gradients_are_those_of_float64(target, estimator):
     """On every backend, Triton included, for every form."""
-    for case in variants(estimator, term=0.15, trunc=0.15, **({} if estimator is LINEAR else {"valid": 0.8})):
+    for case in tell_variants(estimator, term=0.15, trunc=0.15, **({} if estimator is LINEAR else {"valid": 0.8})):
         gradients = []
         for dtype, backend, device in (
             (torch.float32, target.backend, target.device),
             (torch.float64, "reference", "cpu"),
         ):
             call = Call(case.rounded(torch.float32), device, How(dtype=dtype))
-            inputs = leaves(call, case)
+            inputs = find_leaves(call, case)
             for x in inputs.values():
                 x.requires_grad_()
             results = call(backend)
@@ -183,10 +183,10 @@ def test_float32_gradients_are_those_of_float64(target, estimator):
 @ALL
 def test_results_with_a_graph_are_the_same(target, estimator):
     """The way with gradients and the way without agree."""
-    for case in variants(estimator):
+    for case in tell_variants(estimator):
         call = Call(case, target.device)
         want = call(target.backend)
-        for x in leaves(call, case).values():
+        for x in find_leaves(call, case).values():
             x.requires_grad_()
         for got, expected in zip(call(target.backend), want, strict=True):
             assert got.dtype == expected.dtype and got.requires_grad and not expected.requires_grad
@@ -198,7 +198,7 @@ def test_only_the_gradients_asked_for(target, estimator):
     case = random_case(estimator, *SHAPE)
     for name in estimator.inputs:
         call = Call(case, target.device)
-        inputs = leaves(call, case)
+        inputs = find_leaves(call, case)
         inputs[name].requires_grad_()
         results = call(target.backend)
         graph = [x for x in results if x.requires_grad]
@@ -217,11 +217,11 @@ def test_half_precision_gradients_have_the_type_of_the_input(target, estimator):
 
 
 @pytest.mark.parametrize("mask_mode", ["skip", "reset"])
-@pytest.mark.parametrize("estimator", (*BACKWARD, *FORWARD), ids=by_name)
+@pytest.mark.parametrize("estimator", (*BACKWARD, *FORWARD), ids=get_name)
 def test_nan_in_cells_that_are_not_read_reaches_no_gradient(target, estimator, mask_mode):
     """Masked cells, and values behind boundaries."""
     case = random_case(estimator, 4, 13, term=0.2, trunc=0.2, valid=0.7, mask_mode=mask_mode)
-    cells, gradients = readable(case), []
+    cells, gradients = find_readable(case), []
     names = [name for name in (*estimator.inputs, "bootstrap_values") if name in case.args]
     for filler in (0.0, np.nan):
         filled = {name: np.where(cells[name], case[name], filler) for name in names}
@@ -237,7 +237,7 @@ def test_nan_in_cells_that_are_not_read_reaches_no_gradient(target, estimator, m
 
 def test_actions_that_are_not_read_reach_no_gradient(target):
     case = with_form(random_case(RETRACE, 4, 9, term=0.3, valid=0.8), "actions")
-    cells = readable(case)["next_q_values"]
+    cells = find_readable(case)["next_q_values"]
     filled = {name: np.where(cells[..., None], case[name], np.nan) for name in ("next_q_values", "next_action_probs")}
     call = Call(case.replace(**filled), target.device)
     tensors = [call.kwargs[name].requires_grad_() for name in filled]
@@ -251,17 +251,17 @@ def test_the_gradient_of_a_probability_of_zero_is_the_value(float64_target):
     case["next_action_probs"][:, :, 0] = 0.0
     call = Call(case, how=How(dtype=torch.float64))
 
-    def function(probs):
+    def call_estimator(probs):
         return call(float64_target.backend, next_action_probs=probs)
 
-    assert torch.autograd.gradcheck(function, [call.kwargs["next_action_probs"].requires_grad_()])
+    assert torch.autograd.gradcheck(call_estimator, [call.kwargs["next_action_probs"].requires_grad_()])
     values = call.kwargs["next_q_values"]
     values[:, :, 0] = torch.inf  # is not read, and neither is its gradient
     (grad,) = torch.autograd.grad(sum(x.sum() for x in call(float64_target.backend)), call.kwargs["next_action_probs"])
     assert grad.isfinite().all() and not grad[:, :, 0].any() and grad[:, :, 1].any()
 
 
-@pytest.mark.parametrize("estimator", OFF_POLICY, ids=by_name)
+@pytest.mark.parametrize("estimator", OFF_POLICY, ids=get_name)
 def test_a_ratio_that_overflows_and_is_clipped_has_no_gradient(target, estimator):
     case = random_case(estimator, 2, 6, term=0, trunc=0)
     gradients = []
@@ -311,17 +311,17 @@ def test_a_trace_of_a_gradient(float64_target):
     """Decay and features of one vector of parameters, as in an actor-critic with traces."""
     weights = torch.linspace(0.1, 1, 3).double().requires_grad_()
 
-    def function(weights):
+    def call_estimator(weights):
         x = torch.arange(24.0).double().reshape(2, 4, 3).cos() * weights
         return compute_eligibility_traces(x, decay=weights * 0.9, backend=float64_target.backend)
 
-    assert torch.autograd.gradcheck(function, [weights])
+    assert torch.autograd.gradcheck(call_estimator, [weights])
 
 
 # --- torch.compile ----------------------------------------------------------------------------------------------------
 
 
-def compiled_cases(estimator):
+def draw_compiled_cases(estimator):
     """A case with every kind of optional argument present, and one with few."""
     features = (2,) if estimator in FORWARD or estimator is LINEAR else ()
     case = random_case(estimator, *SHAPE, term=None, trunc=None, features=features)
@@ -347,18 +347,18 @@ def compiled_cases(estimator):
 def test_compiles_without_a_graph_break(target, estimator, grad):
     if target.interpreted or (target.backend == "reference" and (estimator not in (VTRACE, TRACES) or not grad)):
         pytest.skip("tracing does not depend on the backend")
-    for case in compiled_cases(estimator):
+    for case in draw_compiled_cases(estimator):
         torch._dynamo.reset()
         call = Call(case, target.device)
         kwargs = {**call.kwargs, "backend": target.backend}
         first = kwargs.pop(estimator.inputs[0]).requires_grad_(grad)
 
-        def function(x, kwargs=kwargs):
+        def call_estimator(x, kwargs=kwargs):
             answer = estimator.function(**{**kwargs, estimator.inputs[0]: 2 * x})
             return [y + 1 for y in ((answer,) if isinstance(answer, torch.Tensor) else answer)]
 
         results = []
-        for one in (function, torch.compile(function, fullgraph=True, backend="aot_eager")):
+        for one in (call_estimator, torch.compile(call_estimator, fullgraph=True, backend="aot_eager")):
             answer = one(first)
             assert all(x.requires_grad == grad for x in answer)
             results.append(
@@ -367,17 +367,17 @@ def test_compiles_without_a_graph_break(target, estimator, grad):
         assert all(same_bits(a, b) for a, b in zip(*results, strict=True))
 
 
-@pytest.mark.parametrize("estimator", FORWARD, ids=by_name)
+@pytest.mark.parametrize("estimator", FORWARD, ids=get_name)
 def test_compiles_with_a_state(target, estimator):
     torch._dynamo.reset()
     call = Call(random_case(estimator, *SHAPE, valid=0.8), target.device)
     state = ScanState(torch.ones(ROWS, device=target.device), torch.zeros(ROWS, dtype=torch.bool, device=target.device))
 
-    def function(x, state):
+    def call_estimator(x, state):
         return estimator.function(**{**call.kwargs, "x": x}, state=state, return_state=True, backend=target.backend)
 
-    want, before = function(call.kwargs["x"], state)
-    got, after = torch.compile(function, fullgraph=True, backend="aot_eager")(call.kwargs["x"], state)
+    want, before = call_estimator(call.kwargs["x"], state)
+    got, after = torch.compile(call_estimator, fullgraph=True, backend="aot_eager")(call.kwargs["x"], state)
     assert same_bits(got, want) and same_bits(after.value, before.value) and torch.equal(after.done, before.done)
 
 
@@ -388,9 +388,9 @@ def test_compiles_with_out(target, estimator):
     outs = tuple(torch.full(SHAPE, torch.nan, device=target.device) for _ in estimator.outputs)
     want = call(target.backend)
 
-    def function(x, outs):
+    def call_estimator(x, outs):
         out = outs if len(outs) > 1 else outs[0]
         return call(target.backend, **{estimator.inputs[0]: x}, out=out)[0] * 2
 
-    got = torch.compile(function, fullgraph=True, backend="aot_eager")(call.kwargs[estimator.inputs[0]], outs)
+    got = torch.compile(call_estimator, fullgraph=True, backend="aot_eager")(call.kwargs[estimator.inputs[0]], outs)
     assert same_bits(got, want[0] * 2) and all(same_bits(x, y) for x, y in zip(outs, want, strict=True))

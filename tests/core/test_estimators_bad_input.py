@@ -21,7 +21,7 @@ from cases import (
     TWO_RESULTS,
     VTRACE,
     Call,
-    by_name,
+    get_name,
     random_case,
     same_bits,
     with_form,
@@ -36,7 +36,7 @@ REQUIRED = ("rewards", "values", "q_values", "x", "alpha", "beta")
 """Wherever an estimator has them."""
 
 
-def good(estimator, form="plain"):
+def make_good_call(estimator, form="plain"):
     """Arguments without a fault, in one of the forms that a call may have."""
     case = random_case(estimator, N, T, **({} if estimator is LINEAR else {"valid": 0.8}))
     if form == "log_probs":
@@ -51,21 +51,21 @@ def floats(*shape, dtype=torch.float32, device="cpu"):
     return torch.zeros(shape, dtype=dtype, device=device)
 
 
-def bad(estimator, name, expected, *in_message, form="plain", **changes):
+def bad_call(estimator, name, expected, *in_message, form="plain", **changes):
     """`changes` to good arguments raise `expected`; the message names the argument and holds all of `in_message`."""
     label = f"{estimator.name}-{name}-{'-'.join(in_message)}-{'-'.join(changes)}-{form}"
     return pytest.param(estimator, form, name, expected, in_message, changes, id=re.sub(r"[^\w.,-]+", "_", label))
 
 
-def of_every_tensor():
+def list_tensor_errors():
     """What is wrong with a tensor is wrong with every tensor."""
     forms = [(e, "plain") for e in ESTIMATORS]
     forms += [(VTRACE, "log_probs"), (RETRACE, "log_probs"), (RETRACE, "actions"), (GAE, "next_values")]
     forms += [(LAMBDA, "next_values")]
     for estimator, form in forms:
-        tensors = {name: x for name, x in good(estimator, form).items() if isinstance(x, torch.Tensor)}
+        tensors = {name: x for name, x in make_good_call(estimator, form).items() if isinstance(x, torch.Tensor)}
         for name, x in tensors.items():
-            if form != "plain" and name in good(estimator):
+            if form != "plain" and name in make_good_call(estimator):
                 continue
             kinds = "bool" if x.dtype == torch.bool else "float32"
             wrong = (torch.int64, torch.int16, torch.complex64)
@@ -73,19 +73,19 @@ def of_every_tensor():
                 wrong = wrong[2:]
             for dtype in wrong:
                 text = str(dtype).removeprefix("torch.")
-                yield bad(estimator, name, TypeError, text, kinds, form=form, **{name: x.to(dtype)})
+                yield bad_call(estimator, name, TypeError, text, kinds, form=form, **{name: x.to(dtype)})
             if name != "bootstrap_values":
-                yield bad(estimator, name, TypeError, "list", "Tensor", form=form, **{name: x.tolist()})
+                yield bad_call(estimator, name, TypeError, "list", "Tensor", form=form, **{name: x.tolist()})
             if name in REQUIRED:
-                yield bad(estimator, name, (TypeError, ValueError), "None", form=form, **{name: None})
+                yield bad_call(estimator, name, (TypeError, ValueError), "None", form=form, **{name: None})
             first = name == estimator.inputs[0]
             if not first:
-                yield bad(estimator, name, ValueError, "meta", "cpu", form=form, **{name: x.to("meta")})
+                yield bad_call(estimator, name, ValueError, "meta", "cpu", form=form, **{name: x.to("meta")})
                 for other in (x.transpose(0, 1), x[:1], x[:, :1], x[:, :-1]):
                     shape = ", ".join(map(str, other.shape))
-                    yield bad(estimator, name, ValueError, shape, form=form, **{name: other})
+                    yield bad_call(estimator, name, ValueError, shape, form=form, **{name: other})
             if name not in ("bootstrap_values", "alpha", "beta", "x"):
-                yield bad(
+                yield bad_call(
                     estimator,
                     name,
                     ValueError,
@@ -95,28 +95,28 @@ def of_every_tensor():
                 )
 
 
-def of_scalars():
+def list_scalar_errors():
     """Numbers out of their range or of no numeric type."""
     ranges = {"gamma": [*BACKWARD, TRACES], "lambda_": [GAE, VTRACE, RETRACE, LAMBDA, TRACES]}
     bars = {"rho_bar": OFF_POLICY, "c_bar": OFF_POLICY, "rho_bar_pg": [VTRACE]}
     for name, estimators in {**ranges, **bars}.items():
         for estimator in estimators:
             for text in ("nan", "-0.1", *(() if name in bars else ("inf",)), *(["1.01"] if name == "lambda_" else [])):
-                yield bad(estimator, name, ValueError, text, **{name: float(text)})
+                yield bad_call(estimator, name, ValueError, text, **{name: float(text)})
             for x in ("0.9", [0.9], 1j, *(() if name == "rho_bar_pg" else (None,))):
-                yield bad(estimator, name, TypeError, type(x).__name__, **{name: x})
+                yield bad_call(estimator, name, TypeError, type(x).__name__, **{name: x})
     for estimator in (*BACKWARD, *FORWARD):
-        yield bad(estimator, "mask_mode", ValueError, "drop", "skip", "reset", mask_mode="drop")
-        yield bad(estimator, "mask_mode", ValueError, "drop", "skip", "reset", mask_mode="drop", mask=None)
+        yield bad_call(estimator, "mask_mode", ValueError, "drop", "skip", "reset", mask_mode="drop")
+        yield bad_call(estimator, "mask_mode", ValueError, "drop", "skip", "reset", mask_mode="drop", mask=None)
     for estimator in BACKWARD:
-        yield bad(estimator, "gamma", ValueError, "-inf", gamma=-np.inf)
-        yield bad(estimator, "gamma", TypeError, "int64", gamma=floats(N, T, dtype=torch.int64))
-        yield bad(estimator, "terminated", TypeError, "bool", terminated=True)
+        yield bad_call(estimator, "gamma", ValueError, "-inf", gamma=-np.inf)
+        yield bad_call(estimator, "gamma", TypeError, "int64", gamma=floats(N, T, dtype=torch.int64))
+        yield bad_call(estimator, "terminated", TypeError, "bool", terminated=True)
     for estimator in ESTIMATORS:
-        yield from (bad(estimator, "time_dim", ValueError, str(dim), time_dim=dim) for dim in (2, -3, 7))
-        yield bad(estimator, "time_dim", (TypeError, ValueError), "1.0", time_dim=1.0)
-        yield bad(estimator, "time_dim", (TypeError, ValueError), "time'", time_dim="time")
-        yield bad(estimator, "backend", ValueError, "numpy", "triton", "cpu", "reference", backend="numpy")
+        yield from (bad_call(estimator, "time_dim", ValueError, str(dim), time_dim=dim) for dim in (2, -3, 7))
+        yield bad_call(estimator, "time_dim", (TypeError, ValueError), "1.0", time_dim=1.0)
+        yield bad_call(estimator, "time_dim", (TypeError, ValueError), "time'", time_dim="time")
+        yield bad_call(estimator, "backend", ValueError, "numpy", "triton", "cpu", "reference", backend="numpy")
 
 
 WRONG_FINAL_VALUES = (
@@ -143,33 +143,33 @@ WRONG_FINAL_VALUES = (
 """The part that is wrong, the error, what its message holds, and the parts."""
 
 
-def of_continuations():
+def list_continuation_errors():
     """A missing continuation is never silent; one that is told twice is no better."""
     edge, none = floats(N), {"truncated": None}
     for estimator in BOOTSTRAPPED:
         name = "bootstrap_values"
-        yield bad(estimator, name, ValueError, "None", bootstrap_values=None)
-        yield bad(estimator, name, ValueError, "None", bootstrap_values=None, terminated=None, mask=None, **none)
-        yield bad(estimator, name, ValueError, "truncated", bootstrap_values=edge)
-        yield bad(estimator, name, ValueError, "4", bootstrap_values=floats(N + 1), **none)
-        yield bad(estimator, name, ValueError, "3, 5, 1", bootstrap_values=floats(N, T, 1))
-        yield bad(estimator, name, TypeError, "str", bootstrap_values="0")
-        yield bad(estimator, name, TypeError, "list", bootstrap_values=[0.0] * N)
-        yield bad(estimator, name, ValueError, "5", bootstrap_values=floats(T), **none)
-        yield bad(estimator, name, ValueError, "meta", "cpu", bootstrap_values=floats(N, device="meta"), **none)
+        yield bad_call(estimator, name, ValueError, "None", bootstrap_values=None)
+        yield bad_call(estimator, name, ValueError, "None", bootstrap_values=None, terminated=None, mask=None, **none)
+        yield bad_call(estimator, name, ValueError, "truncated", bootstrap_values=edge)
+        yield bad_call(estimator, name, ValueError, "4", bootstrap_values=floats(N + 1), **none)
+        yield bad_call(estimator, name, ValueError, "3, 5, 1", bootstrap_values=floats(N, T, 1))
+        yield bad_call(estimator, name, TypeError, "str", bootstrap_values="0")
+        yield bad_call(estimator, name, TypeError, "list", bootstrap_values=[0.0] * N)
+        yield bad_call(estimator, name, ValueError, "5", bootstrap_values=floats(T), **none)
+        yield bad_call(estimator, name, ValueError, "meta", "cpu", bootstrap_values=floats(N, device="meta"), **none)
         for part, expected, in_message, *parts in WRONG_FINAL_VALUES:
             name, values = f"(bootstrap_values.*)?{part}", FinalValues(*parts)
-            yield bad(estimator, name, expected, *in_message, bootstrap_values=values)
+            yield bad_call(estimator, name, expected, *in_message, bootstrap_values=values)
     for estimator in (GAE, VTRACE, LAMBDA):
         values = {"values": None} if estimator is LAMBDA else {}
-        yield bad(estimator, "bootstrap_values", ValueError, "next_values", next_values=floats(N, T), **values)
+        yield bad_call(estimator, "bootstrap_values", ValueError, "next_values", next_values=floats(N, T), **values)
     both = {"next_values": floats(N, T), "bootstrap_values": None}
-    yield bad(LAMBDA, "values", ValueError, "next_values", **both)
-    yield bad(LAMBDA, "values", ValueError, "None", "next_values", values=None)
-    yield bad(LAMBDA, "values", ValueError, "None", "next_values", values=None, bootstrap_values=None)
+    yield bad_call(LAMBDA, "values", ValueError, "next_values", **both)
+    yield bad_call(LAMBDA, "values", ValueError, "None", "next_values", values=None)
+    yield bad_call(LAMBDA, "values", ValueError, "None", "next_values", values=None, bootstrap_values=None)
 
 
-def of_ratios():
+def list_ratio_errors():
     """Either the log-ratio or both log-probabilities."""
     one = floats(N, T)
     for estimator in OFF_POLICY:
@@ -181,10 +181,10 @@ def of_ratios():
             {"behaviour_log_probs": one},
             {"target_log_probs": one, "behaviour_log_probs": one},
         ):
-            yield bad(estimator, "log_ratios", ValueError, "target_log_probs", "behaviour_log_probs", **changes)
+            yield bad_call(estimator, "log_ratios", ValueError, "target_log_probs", "behaviour_log_probs", **changes)
 
 
-def of_expectations():
+def list_expectation_errors():
     """Either the expectation or both of what it is made of."""
     one = floats(N, T, A)
     for changes in (
@@ -195,19 +195,19 @@ def of_expectations():
         {"next_q_values": one},
         {"next_action_probs": one, "next_q_values": one},
     ):
-        yield bad(RETRACE, "expected_next_q", ValueError, "next_action_probs", "next_q_values", **changes)
+        yield bad_call(RETRACE, "expected_next_q", ValueError, "next_action_probs", "next_q_values", **changes)
     changes = {"next_q_values": floats(N, T, A + 1)}
-    yield bad(RETRACE, "next_q_values", ValueError, "3, 5, 4", "3, 5, 3", form="actions", **changes)
-    yield bad(RETRACE, "next_q_values", ValueError, "3, 5", form="actions", next_q_values=floats(N, T))
-    yield bad(RETRACE, "next_action_probs", ValueError, "3, 5", form="actions", next_action_probs=floats(N, T))
+    yield bad_call(RETRACE, "next_q_values", ValueError, "3, 5, 4", "3, 5, 3", form="actions", **changes)
+    yield bad_call(RETRACE, "next_q_values", ValueError, "3, 5", form="actions", next_q_values=floats(N, T))
+    yield bad_call(RETRACE, "next_action_probs", ValueError, "3, 5", form="actions", next_action_probs=floats(N, T))
 
 
-def of_scans():
+def list_scan_errors():
     """What only the forward functions take."""
     for estimator in FORWARD:
-        yield bad(estimator, "x", ValueError, "5", x=floats(T))
-        yield bad(estimator, "state", TypeError, "Tensor", "ScanState", state=floats(N))
-        yield bad(estimator, "state", (TypeError, ValueError), "ScanState", state=(floats(N),))
+        yield bad_call(estimator, "x", ValueError, "5", x=floats(T))
+        yield bad_call(estimator, "state", TypeError, "Tensor", "ScanState", state=floats(N))
+        yield bad_call(estimator, "state", (TypeError, ValueError), "ScanState", state=(floats(N),))
         for value, done in (
             (floats(N + 1), floats(N) > 0),
             (floats(N), floats(N + 1) > 0),
@@ -215,77 +215,79 @@ def of_scans():
             (floats(N), floats(N, 1) > 0),
             (floats(N, device="meta"), floats(N) > 0),
         ):
-            yield bad(estimator, "state", ValueError, state=ScanState(value, done))
-        yield bad(
+            yield bad_call(estimator, "state", ValueError, state=ScanState(value, done))
+        yield bad_call(
             estimator, "state", TypeError, "complex", state=ScanState(floats(N), floats(N, dtype=torch.complex64))
         )
-        yield bad(estimator, "state", TypeError, "bool", state=ScanState(floats(N) > 0, floats(N) > 0))
-    yield bad(PREFIX, "boundary", ValueError, "ends", "ends_at", "starts_at", boundary="ends")
-    yield bad(PREFIX, "x", TypeError, "bool", x=floats(N, T) > 0)
-    yield bad(PREFIX, "x", TypeError, "complex64", x=floats(N, T, dtype=torch.complex64))
+        yield bad_call(estimator, "state", TypeError, "bool", state=ScanState(floats(N) > 0, floats(N) > 0))
+    yield bad_call(PREFIX, "boundary", ValueError, "ends", "ends_at", "starts_at", boundary="ends")
+    yield bad_call(PREFIX, "x", TypeError, "bool", x=floats(N, T) > 0)
+    yield bad_call(PREFIX, "x", TypeError, "complex64", x=floats(N, T, dtype=torch.complex64))
     integers = {"x": floats(N, T, dtype=torch.int32)}
-    yield bad(PREFIX, "state", TypeError, "float32", "int64", **integers, state=ScanState(floats(N), floats(N) > 0))
-    yield bad(PREFIX, "out", TypeError, "float32", "int64", **integers, out=floats(N, T))
+    yield bad_call(
+        PREFIX, "state", TypeError, "float32", "int64", **integers, state=ScanState(floats(N), floats(N) > 0)
+    )
+    yield bad_call(PREFIX, "out", TypeError, "float32", "int64", **integers, out=floats(N, T))
     for decay in (floats(N, T - 1), floats(T, N), floats(N), floats(N, T, 1)):
-        yield bad(TRACES, "decay", ValueError, ", ".join(map(str, decay.shape)), decay=decay)
-    yield bad(TRACES, "decay", TypeError, "str", decay="0.9")
-    yield bad(TRACES, "decay", ValueError, "nan", decay=float("nan"))
-    yield bad(TRACES, "decay", TypeError, "int64", decay=floats(N, T, dtype=torch.int64))
+        yield bad_call(TRACES, "decay", ValueError, ", ".join(map(str, decay.shape)), decay=decay)
+    yield bad_call(TRACES, "decay", TypeError, "str", decay="0.9")
+    yield bad_call(TRACES, "decay", ValueError, "nan", decay=float("nan"))
+    yield bad_call(TRACES, "decay", TypeError, "int64", decay=floats(N, T, dtype=torch.int64))
     for initial in (floats(N + 1), floats(N, 1), floats(T)):
-        yield bad(LINEAR, "initial", ValueError, str(initial.shape[0]), initial=initial)
-    yield bad(LINEAR, "initial", TypeError, "float", "Tensor", initial=0.0)
-    yield bad(LINEAR, "initial", ValueError, "meta", initial=floats(N, device="meta"))
-    yield bad(LINEAR, "alpha", ValueError, "5", alpha=floats(T))
+        yield bad_call(LINEAR, "initial", ValueError, str(initial.shape[0]), initial=initial)
+    yield bad_call(LINEAR, "initial", TypeError, "float", "Tensor", initial=0.0)
+    yield bad_call(LINEAR, "initial", ValueError, "meta", initial=floats(N, device="meta"))
+    yield bad_call(LINEAR, "alpha", ValueError, "5", alpha=floats(T))
 
 
-def of_out():
+def list_out_errors():
     """A tensor for one result, a tuple for two; nothing that cannot be written to."""
     for estimator in ESTIMATORS:
         two = len(estimator.outputs) > 1
 
-        def given(x, two=two):
+        def make_out(x, two=two):
             return (x, None) if two else x
 
-        yield bad(estimator, "out", TypeError, "list", out=given([[0.0] * T] * N))
-        yield bad(estimator, "out", ValueError, "5, 3", "3, 5", out=given(floats(T, N)))
-        yield bad(estimator, "out", TypeError, "int64", out=given(floats(N, T, dtype=torch.int64)))
-        yield bad(estimator, "out", ValueError, "meta", "cpu", out=given(floats(N, T, device="meta")))
-        yield bad(estimator, "out", TypeError, "bool", out=given(floats(N, T) > 0))
-        yield bad(estimator, "out", ValueError, "stride", out=given(floats(1, T).expand(N, T)))
-        yield bad(estimator, "out", ValueError, "stride", out=given(floats(N + T).unfold(0, T, 1)[:N]))
+        yield bad_call(estimator, "out", TypeError, "list", out=make_out([[0.0] * T] * N))
+        yield bad_call(estimator, "out", ValueError, "5, 3", "3, 5", out=make_out(floats(T, N)))
+        yield bad_call(estimator, "out", TypeError, "int64", out=make_out(floats(N, T, dtype=torch.int64)))
+        yield bad_call(estimator, "out", ValueError, "meta", "cpu", out=make_out(floats(N, T, device="meta")))
+        yield bad_call(estimator, "out", TypeError, "bool", out=make_out(floats(N, T) > 0))
+        yield bad_call(estimator, "out", ValueError, "stride", out=make_out(floats(1, T).expand(N, T)))
+        yield bad_call(estimator, "out", ValueError, "stride", out=make_out(floats(N + T).unfold(0, T, 1)[:N]))
         if two:
-            yield bad(estimator, "out", ValueError, "1, 5", "3, 5", out=(None, floats(1, T)))
-            yield bad(
+            yield bad_call(estimator, "out", ValueError, "1, 5", "3, 5", out=(None, floats(1, T)))
+            yield bad_call(
                 estimator, "out", (TypeError, ValueError), "3", ", ".join(estimator.outputs), out=(floats(N, T),) * 3
             )
-            yield bad(estimator, "out", (TypeError, ValueError), ", ".join(estimator.outputs), out=floats(N, T))
+            yield bad_call(estimator, "out", (TypeError, ValueError), ", ".join(estimator.outputs), out=floats(N, T))
             second = {estimator.second: False}
-            yield bad(estimator, "out", ValueError, estimator.outputs[1], out=(None, floats(N, T)), **second)
+            yield bad_call(estimator, "out", ValueError, estimator.outputs[1], out=(None, floats(N, T)), **second)
         else:
-            yield bad(estimator, "out", (TypeError, ValueError), out=(floats(N, T),))
+            yield bad_call(estimator, "out", (TypeError, ValueError), out=(floats(N, T),))
 
 
 TABLE = [
-    *of_every_tensor(),
-    *of_scalars(),
-    *of_continuations(),
-    *of_ratios(),
-    *of_expectations(),
-    *of_scans(),
-    *of_out(),
+    *list_tensor_errors(),
+    *list_scalar_errors(),
+    *list_continuation_errors(),
+    *list_ratio_errors(),
+    *list_expectation_errors(),
+    *list_scan_errors(),
+    *list_out_errors(),
 ]
 
 
-def tensors_in(x):
+def find_tensors(x):
     if isinstance(x, torch.Tensor):
         return [x] if x.device.type != "meta" else []
-    return [y for part in x for y in tensors_in(part)] if isinstance(x, tuple) else []
+    return [y for part in x for y in find_tensors(part)] if isinstance(x, tuple) else []
 
 
 @pytest.mark.parametrize(("estimator", "form", "name", "expected", "in_message", "changes"), TABLE)
 def test_bad_input(estimator, form, name, expected, in_message, changes):
-    kwargs = {**good(estimator, form), **changes}
-    given = tensors_in(tuple(kwargs.values()))
+    kwargs = {**make_good_call(estimator, form), **changes}
+    given = find_tensors(tuple(kwargs.values()))
     before = [x.clone() for x in given]
     with pytest.raises(expected) as caught:
         estimator.function(**kwargs)
@@ -295,10 +297,10 @@ def test_bad_input(estimator, form, name, expected, in_message, changes):
     assert all(same_bits(x, old) for x, old in zip(given, before, strict=True))
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS, ids=by_name)
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=get_name)
 def test_out_may_not_be_an_input(estimator):
     for form in ("plain", *(["log_probs"] if estimator in OFF_POLICY else [])):
-        kwargs = {name: x.float() if is_tensor(x) else x for name, x in good(estimator, form).items()}
+        kwargs = {name: x.float() if is_tensor(x) else x for name, x in make_good_call(estimator, form).items()}
         for x in filter(is_tensor, kwargs.values()):
             for view in (x, x[:], x.view(-1).view(N, T)):
                 for out in [(view, None), (None, view)] if len(estimator.outputs) > 1 else [view]:
@@ -310,19 +312,19 @@ def is_tensor(x):
     return isinstance(x, torch.Tensor)
 
 
-@pytest.mark.parametrize("estimator", TWO_RESULTS, ids=by_name)
+@pytest.mark.parametrize("estimator", TWO_RESULTS, ids=get_name)
 def test_out_may_not_be_one_tensor_twice(estimator):
     memory = floats(N * T + 1)
     out, shifted = memory[:-1].view(N, T), memory[1:].view(N, T)
     for twice in ((out, out), (out, out[:]), (out, shifted)):
         with pytest.raises(ValueError, match="out"):
-            estimator.function(**good(estimator), out=twice)
+            estimator.function(**make_good_call(estimator), out=twice)
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS, ids=by_name)
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=get_name)
 def test_out_may_not_overlap_an_input_in_part(estimator):
     """Views of the same strides, one a step or a row further on; columns in between share nothing."""
-    kwargs = good(estimator)
+    kwargs = make_good_call(estimator)
     name = estimator.inputs[0]
     memory = floats(N + 1, T + 1)
     first, a_step_on, a_row_on = memory[:N, :T], memory[:N, 1:], memory[1:, :T]
@@ -339,7 +341,7 @@ def test_out_may_not_overlap_an_input_in_part(estimator):
 
 def test_what_must_not_be_an_error():
     for estimator in ESTIMATORS:
-        kwargs = good(estimator)
+        kwargs = make_good_call(estimator)
         optional = [name for name in ("terminated", "truncated", "dones", "mask") if name in kwargs]
         estimator.function(**{**kwargs, **dict.fromkeys(optional)})
         estimator.function(**{**kwargs, **{name: torch.full((N, T), torch.nan) for name in optional}})
@@ -355,5 +357,5 @@ def test_what_must_not_be_an_error():
         if estimator in (GAE, VTRACE, RETRACE, LAMBDA):
             for lambda_ in (0, 1, np.float64(0.5)):
                 estimator.function(**{**kwargs, "lambda_": lambda_})
-    BY_NAME["traces"].function(**{**good(TRACES), "decay": 1})
+    BY_NAME["traces"].function(**{**make_good_call(TRACES), "decay": 1})
     DISCOUNTED.function(floats(N, T), bootstrap_values=0.0)

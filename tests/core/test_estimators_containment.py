@@ -29,41 +29,43 @@ from cases import (
     How,
     Sparse,
     Vector,
-    begins,
-    by_name,
-    ends,
-    per_step,
+    find_readable,
+    find_starts,
+    get_endings,
+    get_name,
+    is_per_step,
     random_case,
-    readable,
-    run,
+    run_case,
     same_bits,
     with_form,
     with_log_probs,
 )
 
 POISON = (np.nan, np.inf, -np.inf)
-ALL = pytest.mark.parametrize("estimator", ESTIMATORS, ids=by_name)
+ALL = pytest.mark.parametrize("estimator", ESTIMATORS, ids=get_name)
 MODES = pytest.mark.parametrize("mask_mode", ["skip", "reset"])
 
 
-def stack(case, copies):
+def repeat_rows(case, copies):
     """Each row `copies` times, one under the other."""
     state = case.get("state")
     repeated = None if state is None else tuple(np.repeat(x, copies, axis=0) for x in state)
-    return case.each(lambda x: np.repeat(x, copies, axis=0)).replace(state=repeated)
+    return case.map_arrays(lambda x: np.repeat(x, copies, axis=0)).replace(state=repeated)
 
 
-def ids_of(case):
+def number_case_trajectories(case):
     """A number per trajectory."""
     if case.estimator is not LINEAR:
-        return oracles.number_trajectories(case.shape, **(ends(case) if case.estimator.forward else case.boundaries))
+        return oracles.number_trajectories(
+            case.shape, **(get_endings(case) if case.estimator.forward else case.boundaries)
+        )
     severed = case["beta"] == 0
     if not case.get("reverse", True):
         severed = np.append(severed[:, 1:], severed[:, :1], axis=1)
     return oracles.number_trajectories(case.shape, terminated=severed)
 
 
-def reaches(case, name, output, t):
+def find_reach(case, name, output, t):
     """Which steps may change where `name` changes at t, as far as the order in time tells."""
     steps = np.arange(case.shape[1])
     if case.estimator.forward or not case.get("reverse", True):
@@ -77,12 +79,12 @@ def assert_contained(case, target, names, poison=POISON, how=DEFAULT, times=None
     """Poison each cell of each input in a row of its own, and compare with the clean row below it."""
     times = range(case.shape[1]) if times is None else times
     places = list(itertools.product(names, times, poison))
-    dirty = stack(case, 2 * len(places))
+    dirty = repeat_rows(case, 2 * len(places))
     for i, (name, t, value) in enumerate(places):
         cells = dirty[name][2 * i :: 2 * len(places), t]
         cells.reshape(len(cells), -1)[:, 0] = value  # the first feature or action only
-    ids, may_read = ids_of(case), readable(case)
-    for output, result in zip(case.estimator.outputs, run(dirty, target, how), strict=True):
+    ids, may_read = number_case_trajectories(case), find_readable(case)
+    for output, result in zip(case.estimator.outputs, run_case(dirty, target, how), strict=True):
         got, clean = result.reshape(case.shape[0], len(places), 2, case.shape[1], -1).unbind(2)
         assert clean.isfinite().all() and same_bits(clean, clean[:, :1].expand_as(clean).contiguous()), (
             "a row beside it"
@@ -91,14 +93,14 @@ def assert_contained(case, target, names, poison=POISON, how=DEFAULT, times=None
         assert not changed[..., 1:].any(), f"{output}: from one feature to another"
         for i, (name, t, value) in enumerate(places):
             read = may_read[name][:, t]
-            reach = (ids == ids[:, [t]]) & read[:, None] & reaches(case, name, output, t)
+            reach = (ids == ids[:, [t]]) & read[:, None] & find_reach(case, name, output, t)
             leaks = np.argwhere(changed[:, i, :, 0].numpy() & ~reach)
             assert not len(leaks), f"{output}: {value} in {name} at {t} reaches (row, step) {leaks[:4].tolist()}"
-            if np.isnan(value) and name in seen(case, output):  # else this would pass without a computation
+            if np.isnan(value) and name in list_seen_inputs(case, output):  # else this would pass without a computation
                 assert got[torch.as_tensor(read), i, t, 0].isnan().all(), f"{output}: {name} at {t} is not read"
 
 
-def seen(case, output):
+def list_seen_inputs(case, output):
     """The inputs of which a NaN must be seen at its own step."""
     names = {"rewards", "q_values", "x", "alpha", "bootstrap_values", "next_values"}
     if output == "targets":
@@ -108,7 +110,7 @@ def seen(case, output):
     return names
 
 
-def pattern_case(estimator, cells, **changes):
+def make_pattern_case(estimator, cells, **changes):
     """Bit 0: terminated, or a decay of 0; bit 1: truncated; bit 2: masked."""
     cells = np.array(cells)
     term, trunc, mask = cells & 1 > 0, cells & 2 > 0, cells & 4 == 0
@@ -119,13 +121,13 @@ def pattern_case(estimator, cells, **changes):
     return case.replace(**flags, mask=None if mask.all() else mask, **changes)
 
 
-def variants(estimator, cells, mask_mode):
+def tell_variants(estimator, cells, mask_mode):
     """The same window told in each way that has other inputs, and the inputs that can be poisoned."""
     if estimator is LINEAR:
         for reverse in (True, False):
-            yield pattern_case(estimator, cells, reverse=reverse)
+            yield make_pattern_case(estimator, cells, reverse=reverse)
         return
-    case = pattern_case(estimator, cells, mask_mode=mask_mode)
+    case = make_pattern_case(estimator, cells, mask_mode=mask_mode)
     if estimator is PREFIX:
         yield case
         yield case.replace(boundary="starts_at")
@@ -140,12 +142,12 @@ def variants(estimator, cells, mask_mode):
             yield with_form(case, "next_values")
 
 
-def arrays(case):
-    return {name: x for name, x in case.args.items() if per_step(x)}
+def get_arrays(case):
+    return {name: x for name, x in case.args.items() if is_per_step(x)}
 
 
-def real_inputs(case):
-    return [name for name, x in arrays(case).items() if x.dtype.kind == "f"]
+def list_real_inputs(case):
+    return [name for name, x in get_arrays(case).items() if x.dtype.kind == "f"]
 
 
 @MODES
@@ -154,8 +156,8 @@ def real_inputs(case):
 def test_every_cell(target, estimator, pattern, mask_mode):
     if target.interpreted and pattern not in ("both flags", "masked and done"):
         pytest.skip("the interpreter takes its time for every row")
-    for case in variants(estimator, [CELLS[pattern]], mask_mode):
-        assert_contained(case, target, real_inputs(case), POISON[:1] if target.interpreted else POISON)
+    for case in tell_variants(estimator, [CELLS[pattern]], mask_mode):
+        assert_contained(case, target, list_real_inputs(case), POISON[:1] if target.interpreted else POISON)
 
 
 @MODES
@@ -166,8 +168,8 @@ def test_every_cell_of_every_pattern(target, estimator, mask_mode):
     if not target.exhaustive:
         cells = np.random.default_rng(0).permutation(cells)[: 3 if target.interpreted else 256]
         poison = POISON[:1]
-    for case in variants(estimator, cells, mask_mode):
-        assert_contained(case, target, real_inputs(case), poison)
+    for case in tell_variants(estimator, cells, mask_mode):
+        assert_contained(case, target, list_real_inputs(case), poison)
 
 
 @pytest.mark.parametrize(("mask_mode", "time_dim"), [("skip", -1), ("skip", 0), ("reset", -1)])
@@ -180,69 +182,71 @@ def test_every_cell_of_a_long_window(target, estimator, mask_mode, time_dim):
     else:
         case = case.replace(mask_mode=mask_mode)
     every = {2100: 7, 129: 1, 17: 5}[num_steps]
-    assert_contained(case, target, real_inputs(case)[:3], [np.nan], How(time_dim=time_dim), range(0, num_steps, every))
+    assert_contained(
+        case, target, list_real_inputs(case)[:3], [np.nan], How(time_dim=time_dim), range(0, num_steps, every)
+    )
 
 
 @MODES
 @pytest.mark.parametrize("kind", ["NaN", "missing"])
-@pytest.mark.parametrize("estimator", BOOTSTRAPPED, ids=by_name)
+@pytest.mark.parametrize("estimator", BOOTSTRAPPED, ids=get_name)
 def test_final_values(target, estimator, kind, mask_mode):
     """Take one final value away, or make it NaN: its trajectory is NaN up to it, and nothing else changes."""
     case = random_case(estimator, 4, 15, trunc=0.2, valid=0.8, mask_mode=mask_mode)
-    env, time = np.nonzero(readable(case)["bootstrap_values"])
-    value, ids, steps = np.arange(1.0, len(env) + 1), ids_of(case), np.arange(15)
+    env, time = np.nonzero(find_readable(case)["bootstrap_values"])
+    value, ids, steps = np.arange(1.0, len(env) + 1), number_case_trajectories(case), np.arange(15)
 
-    def results(*entries):
-        return run(case.replace(bootstrap_values=Sparse(*(x.tolist() for x in entries))), target)
+    def run_with_entries(*entries):
+        return run_case(case.replace(bootstrap_values=Sparse(*(x.tolist() for x in entries))), target)
 
-    want = results(env, time, value)
+    want = run_with_entries(env, time, value)
     for i in range(0, len(env), 3 if target.interpreted else 1):
         entries = [env, time, np.where(np.arange(len(env)) == i, np.nan, value)]
         if kind == "missing":
             entries = [np.delete(x, i) for x in entries]
         reach = torch.as_tensor((ids == ids[env[i], time[i]]) & (steps <= time[i]))
-        for got, expected in zip(results(*entries), want, strict=True):
+        for got, expected in zip(run_with_entries(*entries), want, strict=True):
             assert got[reach].isnan().all()
             assert same_bits(got[~reach], expected[~reach])
 
 
-@pytest.mark.parametrize("estimator", BOOTSTRAPPED, ids=by_name)
+@pytest.mark.parametrize("estimator", BOOTSTRAPPED, ids=get_name)
 def test_edges(target, estimator):
     """The value behind one row, NaN, in an array for all rows."""
     case = random_case(estimator, 5, 8, truncated=None, bootstrap_values=np.arange(5.0))
     forms = (lambda edge: edge, lambda edge: Sparse([], [], [], edge))
-    clean = [run(case.replace(bootstrap_values=form(np.arange(5.0))), target) for form in forms]
-    ids, read = ids_of(case), readable(case)["bootstrap_values"]
+    clean = [run_case(case.replace(bootstrap_values=form(np.arange(5.0))), target) for form in forms]
+    ids, read = number_case_trajectories(case), find_readable(case)["bootstrap_values"]
     for n, (form, want) in itertools.product(range(5), zip(forms, clean, strict=True)):
         edge = np.where(np.arange(5) == n, np.nan, np.arange(5.0))
         reach = torch.as_tensor((ids == ids[n, -1]) & read[n, -1])
-        for got, expected in zip(run(case.replace(bootstrap_values=form(edge)), target), want, strict=True):
+        for got, expected in zip(run_case(case.replace(bootstrap_values=form(edge)), target), want, strict=True):
             assert got[reach].isnan().all()
             assert same_bits(got[~reach], expected[~reach])
 
 
-@pytest.mark.parametrize("estimator", BACKWARD, ids=by_name)
+@pytest.mark.parametrize("estimator", BACKWARD, ids=get_name)
 def test_a_zero_discount_contains_like_a_termination(target, estimator):
     """Once at a step inside the rollout, once at a truncation, once at the rollout's end; in every form."""
     gamma = np.full((3, 6), 0.9)
     gamma[[0, 1, 2], [2, 3, 5]] = 0.0
-    case = pattern_case(estimator, [[0] * 6, [0, 0, 0, 2, 0, 0], [0] * 6], gamma=gamma)
+    case = make_pattern_case(estimator, [[0] * 6, [0, 0, 0, 2, 0, 0], [0] * 6], gamma=gamma)
     for form in {"dense", "next_values", "actions"}.intersection(FORMS[estimator.name]):
         told = with_form(case, form)
-        assert_contained(told, target, [name for name in real_inputs(told) if name != "gamma"], [np.nan])
+        assert_contained(told, target, [name for name in list_real_inputs(told) if name != "gamma"], [np.nan])
 
 
 @MODES
-@pytest.mark.parametrize("estimator", FORWARD, ids=by_name)
+@pytest.mark.parametrize("estimator", FORWARD, ids=get_name)
 def test_an_initial_state(target, estimator, mask_mode):
     """A NaN in it reaches the first trajectory, of its own row and feature, if that carries on; else nothing."""
     case = random_case(estimator, 8, 15, valid=0.7, features=(2,), mask_mode=mask_mode)
     value, done = np.zeros((8, 2)), np.arange(8) % 4 == 0
-    clean = run(case.replace(state=(value, done)), target)[0]
+    clean = run_case(case.replace(state=(value, done)), target)[0]
     dirty_value = value.copy()
     dirty_value[::2, 1] = np.nan
-    got = run(case.replace(state=(dirty_value, done)), target)[0]
-    ids = ids_of(case)
+    got = run_case(case.replace(state=(dirty_value, done)), target)[0]
+    ids = number_case_trajectories(case)
     for n in range(8):
         valid = np.flatnonzero(case.valid[n])
         first = (ids[n] == ids[n, valid[0]]) & (not done[n]) & (mask_mode == "skip" or valid[0] == 0)
@@ -256,8 +260,8 @@ def test_an_initial_state(target, estimator, mask_mode):
 def test_an_initial_state_of_a_recurrence(target, reverse):
     case = random_case(LINEAR, 4, 9, reverse=reverse, initial=np.zeros(4))
     case["beta"][:, 4] = 0.0
-    clean = run(case, target)[0]
-    got = run(case.replace(initial=np.array([np.nan, 0.0, np.inf, 0.0])), target)[0]
+    clean = run_case(case, target)[0]
+    got = run_case(case.replace(initial=np.array([np.nan, 0.0, np.inf, 0.0])), target)[0]
     far = np.s_[:, :5] if reverse else np.s_[:, 4:]
     near = np.s_[::2, 5:] if reverse else np.s_[::2, :4]
     assert not got[near].isfinite().any()
@@ -267,32 +271,32 @@ def test_an_initial_state_of_a_recurrence(target, reverse):
 
 def test_a_decay_at_the_start_of_an_episode_is_not_read(target):
     case = random_case(TRACES, 6, 17, term=0.3, decay=np.full((6, 17), 0.9))
-    dirty = case.replace(decay=np.where(begins(case), np.nan, 0.9))
+    dirty = case.replace(decay=np.where(find_starts(case), np.nan, 0.9))
     assert np.isnan(dirty["decay"]).sum() > 10
-    assert same_bits(run(dirty, target)[0], run(case, target)[0])
+    assert same_bits(run_case(dirty, target)[0], run_case(case, target)[0])
 
 
 def test_a_feature_with_a_bad_decay(target):
     case = random_case(TRACES, 3, 9, features=(3,), decay=Vector(np.array([0.9, 0.5, 0.1])))
     dirty = case.replace(decay=Vector(np.array([0.9, np.nan, 0.1])))
-    clean, got = run(case, target)[0], run(dirty, target)[0]
+    clean, got = run_case(case, target)[0], run_case(dirty, target)[0]
     assert same_bits(got[..., ::2].contiguous(), clean[..., ::2].contiguous()) and got[:, 1:, 1].isnan().any()
 
 
 @MODES
-@pytest.mark.parametrize("estimator", (*BACKWARD, *FORWARD), ids=by_name)
+@pytest.mark.parametrize("estimator", (*BACKWARD, *FORWARD), ids=get_name)
 def test_masked_cells_mean_nothing(target, estimator, mask_mode):
     """Neither flags nor numbers; not even at the first or the last step of a hole."""
     state = (np.arange(1.0, 5), np.arange(4) % 2 == 0) if estimator in FORWARD else None
     case = random_case(estimator, 4, 15, term=0.2, trunc=0.2, valid=0.6, mask_mode=mask_mode, state=state)
-    want = run(case, target)
+    want = run_case(case, target)
     for filler in (np.nan, np.inf):
-        changes = {k: np.where(case.valid, x, ~x if x.dtype == bool else filler) for k, x in arrays(case).items()}
+        changes = {k: np.where(case.valid, x, ~x if x.dtype == bool else filler) for k, x in get_arrays(case).items()}
         other = case.replace(**{**changes, "mask": case["mask"]})
-        assert all(same_bits(one, two) for one, two in zip(want, run(other, target), strict=True))
+        assert all(same_bits(one, two) for one, two in zip(want, run_case(other, target), strict=True))
 
 
-def alternate(estimator, rewards, flag, done):
+def make_alternating_case(estimator, rewards, flag, done):
     """Episodes that take nothing but these rewards, each ended by this flag."""
     zeros = np.zeros(rewards.shape)
     first = "x" if estimator in FORWARD else "alpha" if estimator is LINEAR else "rewards"
@@ -315,9 +319,9 @@ def test_infinity_minus_infinity_stays_behind_a_reset(target, estimator, flag):
     done = np.zeros((3, 12), bool)
     done[:, [3, 7]] = True
     rewards = np.ones(done.shape)
-    clean = run(alternate(estimator, rewards, flag, done), target)
+    clean = run_case(make_alternating_case(estimator, rewards, flag, done), target)
     rewards[:, 5], rewards[:, 6] = np.inf, -np.inf
-    got = run(alternate(estimator, rewards, flag, done), target)
+    got = run_case(make_alternating_case(estimator, rewards, flag, done), target)
     outside = [0, 1, 2, 3, 8, 9, 10, 11]
     for x, want in zip(got, clean, strict=True):
         assert same_bits(x[:, outside].contiguous(), want[:, outside].contiguous())

@@ -18,13 +18,13 @@ from cases import (
     TRACES,
     Call,
     How,
-    by_name,
-    check,
+    check_case,
+    get_name,
     random_case,
     same_bits,
     with_form,
 )
-from test_estimators_precision import assert_as_exact_as_a_loop, with_rates
+from test_estimators_precision import assert_as_exact_as_a_loop, set_rates
 
 from rl_triton_core import FinalValues, available_backends, compute_gae
 from rl_triton_core._internal.fast_path import forget_plans
@@ -33,7 +33,7 @@ from rl_triton_core.testing import assert_close, random_rollout
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 GPU = SimpleNamespace(backend="triton", device="cuda", interpreted=False)
-ALL = pytest.mark.parametrize("estimator", ESTIMATORS, ids=by_name)
+ALL = pytest.mark.parametrize("estimator", ESTIMATORS, ids=get_name)
 SHAPE = (64, 128)
 
 
@@ -82,7 +82,7 @@ def test_no_synchronisation(estimator, time_dim):
             assert all(same_bits(x, y) for x, y in zip(got, want, strict=True))
 
 
-@pytest.mark.parametrize("estimator", BOOTSTRAPPED, ids=by_name)
+@pytest.mark.parametrize("estimator", BOOTSTRAPPED, ids=get_name)
 def test_final_values_on_the_device_do_not_synchronise(estimator):
     call = Call(random_case(estimator, *SHAPE), "cuda")
     env, time = torch.nonzero(call.kwargs["truncated"], as_tuple=True)
@@ -93,7 +93,7 @@ def test_final_values_on_the_device_do_not_synchronise(estimator):
     assert all(same_bits(x, y) and x.isfinite().all() for x, y in zip(got, want, strict=True))
 
 
-@pytest.mark.parametrize("estimator", FORWARD, ids=by_name)
+@pytest.mark.parametrize("estimator", FORWARD, ids=get_name)
 def test_no_synchronisation_with_a_state(estimator):
     for valid in (1.0, 0.9):
         call = Call(random_case(estimator, *SHAPE, valid=valid), "cuda")
@@ -115,16 +115,16 @@ def test_no_synchronisation_with_gradients(estimator):
     assert first.grad.isfinite().all()
 
 
-def captured(function):
+def capture_graph(call_estimator):
     """A graph of a call, after it has run once on a stream of its own."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        function()
+        call_estimator()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        results = function()
+        results = call_estimator()
     return graph, results
 
 
@@ -135,7 +135,7 @@ def test_graph_capture(estimator, given):
     for case in draw_cases(estimator):
         call = Call(case, "cuda")
         changes = {"out": make_out(call)} if given else {}
-        graph, results = captured(lambda call=call, changes=changes: call("triton", **changes))
+        graph, results = capture_graph(lambda call=call, changes=changes: call("triton", **changes))
         for seed in (1, 2):
             other = Call(
                 random_case(estimator, *SHAPE, seed=seed, features=case[estimator.inputs[0]].shape[2:]), "cuda"
@@ -156,16 +156,16 @@ def test_graph_capture_of_rows_split_over_time(estimator, time_dim, monkeypatch)
     numbers = []
     launches = backend.build_launches
 
-    def noted(problem, *settings):
+    def note_launches(problem, *settings):
         made = list(launches(problem, *settings))
         numbers.append(len(made))
         return made
 
-    monkeypatch.setattr(backend, "build_launches", noted)
+    monkeypatch.setattr(backend, "build_launches", note_launches)
     forget_plans()
     call = Call(random_case(estimator, 2, 40_000), "cuda", How(time_dim=time_dim))
     first = call.kwargs[estimator.inputs[0]]
-    graphs = [captured(lambda: call("triton")) for _ in range(2)]
+    graphs = [capture_graph(lambda: call("triton")) for _ in range(2)]
     assert numbers == [2, 2]  # the first graph's warm-up and capture; those of the second are replays
     for seed in (1, 2):
         other = Call(random_case(estimator, 2, 40_000, seed=seed), "cuda", How(time_dim=time_dim))
@@ -199,7 +199,7 @@ def test_no_memory_but_that_of_the_results(estimator, time_dim):
 
 @pytest.mark.parametrize("layout", ["transposed", "padded", "padded_transposed", "expanded"])
 @pytest.mark.parametrize("time_dim", [-1, 0])
-@pytest.mark.parametrize("estimator", [GAE, TRACES], ids=by_name)
+@pytest.mark.parametrize("estimator", [GAE, TRACES], ids=get_name)
 def test_strided_views_are_read_in_place(estimator, layout, time_dim):
     """With `out`, a call takes no memory worth mentioning: nothing is copied."""
     case = random_case(estimator, 1024, 512, valid=0.9)
@@ -251,11 +251,11 @@ def test_compiles_with_inductor(estimator, grad):
     call = Call(random_case(estimator, *SHAPE), "cuda")
     first = call.kwargs[estimator.inputs[0]].requires_grad_(grad)
 
-    def function(x):
+    def call_estimator(x):
         return call("triton", **{estimator.inputs[0]: x + 1})[0] * 2
 
     results = []
-    for one in (function, torch.compile(function, fullgraph=True)):
+    for one in (call_estimator, torch.compile(call_estimator, fullgraph=True)):
         result = one(first)
         results.append([result, *(torch.autograd.grad(result.sum(), [first]) if grad else [])])
     for got, want in zip(*results, strict=True):
@@ -265,7 +265,7 @@ def test_compiles_with_inductor(estimator, grad):
 @ALL
 def test_a_long_time_major_rollout(estimator):
     case = random_case(estimator, 3, 50_003, term=1e-4, trunc=1e-4)
-    check(with_rates(case, 0.999, 1.0), GPU, How(time_dim=0))
+    check_case(set_rates(case, 0.999, 1.0), GPU, How(time_dim=0))
 
 
 @ALL
@@ -285,7 +285,7 @@ def test_every_backend_that_is_listed_works_on_the_device():
 @pytest.mark.parametrize("time_dim", [-1, 0])
 def test_a_million_steps(time_dim):
     case = random_case(GAE, 3, 1_000_003, term=1e-4, trunc=1e-4, gamma=0.999, lambda_=1.0)
-    check(case, GPU, How(time_dim=time_dim))
+    check_case(case, GPU, How(time_dim=time_dim))
 
 
 @pytest.mark.slow
@@ -306,7 +306,7 @@ def test_more_than_2_to_the_31_elements(num_envs, num_steps, time_dim, much_memo
     out = tuple(torch.full(shape, torch.nan, device="cuda") for _ in range(2))
     compute_gae(rewards, values, terminated, bootstrap_values=0.5, time_dim=time_dim, out=out, backend="triton")
 
-    def cut(x, n, start, stop):
+    def cut_row(x, n, start, stop):
         row = x[n] if time_dim == -1 else x[:, n]
         return row[start:stop].double().cpu().numpy()[None]
 
@@ -314,10 +314,10 @@ def test_more_than_2_to_the_31_elements(num_envs, num_steps, time_dim, much_memo
     for n in (0, num_envs // 2, num_envs - 1):
         for start in (0, num_steps // 2, num_steps - length):
             window = n, start, start + length
-            r, v, term = (cut(x, *window) for x in (rewards, values, terminated))
+            r, v, term = (cut_row(x, *window) for x in (rewards, values, terminated))
             bootstrap = np.full(r.shape, np.nan)
             keep = length if start + length == num_steps else np.flatnonzero(term[0])[-1] + 1
             bootstrap[0, -1] = 0.5
             want = oracles.gae(r, v, term, bootstrap=bootstrap)
             for x, expected in zip(out, want, strict=True):
-                assert_close(cut(x, *window)[:, :keep], expected[:, :keep], rtol=1e-6)
+                assert_close(cut_row(x, *window)[:, :keep], expected[:, :keep], rtol=1e-6)

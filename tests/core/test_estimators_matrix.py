@@ -23,11 +23,11 @@ from cases import (
     How,
     Sparse,
     Vector,
-    any_case,
-    by_name,
-    check,
+    check_case,
+    draw_any_case,
+    get_name,
     random_case,
-    run,
+    run_case,
     same_bits,
     with_form,
     with_log_probs,
@@ -38,23 +38,23 @@ from hypothesis import strategies as st
 from rl_triton_core.testing import assert_close
 
 FEWER = settings(max_examples=max(16, settings.default.max_examples // 6))  # than elsewhere, of each estimator
-ALL = pytest.mark.parametrize("estimator", ESTIMATORS, ids=by_name)
+ALL = pytest.mark.parametrize("estimator", ESTIMATORS, ids=get_name)
 
 
 @ALL
 @FEWER
 @given(data=st.data())
 def test_random_cases(target, estimator, data):
-    case, how = data.draw(any_case(estimator, target))
+    case, how = data.draw(draw_any_case(estimator, target))
     event(f"{how.dtype}, T={case.shape[1]}")
-    check(case, target, how)
+    check_case(case, target, how)
 
 
 @ALL
 def test_every_length(target, estimator):
     for num_steps in SIZES:
         if num_steps <= target.max_steps and not (target.interpreted and num_steps % 2):
-            check(random_case(estimator, 3, num_steps, term=0.03, trunc=0.03), target)
+            check_case(random_case(estimator, 3, num_steps, term=0.03, trunc=0.03), target)
 
 
 @pytest.mark.parametrize("time_dim", [0, 1])
@@ -64,30 +64,30 @@ def test_every_width(target, estimator, time_dim):
         (1, 2, 31, 32, 33) if target.interpreted else (1, 2, 3, 7, 8, 9, 31, 32, 33, 63, 64, 65, 127, 128, 129, 257)
     )
     for num_envs in widths:
-        check(random_case(estimator, num_envs, 4), target, How(time_dim=time_dim))
+        check_case(random_case(estimator, num_envs, 4), target, How(time_dim=time_dim))
 
 
 @pytest.mark.parametrize("features", [(1,), (7,), (2, 3), (1, 1, 4), (33,)], ids=str)
-@pytest.mark.parametrize("estimator", [TRACES, PREFIX, LINEAR], ids=by_name)
+@pytest.mark.parametrize("estimator", [TRACES, PREFIX, LINEAR], ids=get_name)
 def test_every_kind_of_features(target, estimator, features):
     if target.interpreted and features == (33,):
         pytest.skip("too many for the interpreter")
     case = random_case(estimator, 2, 7, features=features, valid=0.8)
     for time_dim, layout in itertools.product((-1, 0), ("contiguous", "padded_transposed")):
-        check(case, target, How(time_dim=time_dim, layouts=(layout,), out_layout=layout))
+        check_case(case, target, How(time_dim=time_dim, layouts=(layout,), out_layout=layout))
 
 
-@pytest.mark.parametrize("estimator", [TRACES, PREFIX, LINEAR], ids=by_name)
+@pytest.mark.parametrize("estimator", [TRACES, PREFIX, LINEAR], ids=get_name)
 def test_features_that_no_stride_spans(target, estimator):
     """Two feature dimensions, the second outermost in memory; and none at all."""
     case = random_case(estimator, 2, 7, features=(2, 3))
-    call, want = Call(case, target.device), run(case, target)[0]
+    call, want = Call(case, target.device), run_case(case, target)[0]
     turned = {name: x.mT.contiguous().mT for name, x in call.kwargs.items() if getattr(x, "ndim", 0) == 4}
     out = torch.full((2, 7, 3, 2), torch.nan, device=target.device).mT
     for given_ in (None, out):
         assert same_bits(call(target.backend, **turned, out=given_)[0].cpu(), want)
     assert same_bits(out.cpu().contiguous(), want)
-    run(random_case(estimator, 2, 7, features=(0,)), target)
+    run_case(random_case(estimator, 2, 7, features=(0,)), target)
 
 
 @pytest.mark.parametrize("time_dim", [-1, 0])
@@ -99,20 +99,20 @@ def test_longer_than_a_block(target, estimator, time_dim):
     changes = decay.get(estimator, {"gamma": 0.999, "lambda_": 1.0})
     for term, valid in [(0.003, 1.0)] if target.interpreted else [(0, 1.0), (0.003, 0.9)]:
         case = random_case(estimator, 1 if target.interpreted else 2, num_steps, term=term, trunc=term, valid=valid)
-        check(case.replace(**changes), target, How(time_dim=time_dim))
+        check_case(case.replace(**changes), target, How(time_dim=time_dim))
 
 
 @pytest.mark.parametrize("mask_mode", ["skip", "reset"])
-@pytest.mark.parametrize("estimator", (*BACKWARD, *FORWARD), ids=by_name)
+@pytest.mark.parametrize("estimator", (*BACKWARD, *FORWARD), ids=get_name)
 def test_a_hole_longer_than_a_block(target, estimator, mask_mode):
     """The next valid step, and the rollout's end, may be many blocks away; NaN stands in between."""
     num_steps = 150 if target.interpreted else 2500
     case = random_case(estimator, 2, num_steps, term=0, trunc=0, mask_mode=mask_mode)
     mask = np.ones(case.shape, bool)
     mask[0, 5:-5] = mask[1, 7:] = False
-    case = case.each(lambda x: np.where(mask, x, np.nan) if x.dtype.kind == "f" else x).replace(mask=mask)
+    case = case.map_arrays(lambda x: np.where(mask, x, np.nan) if x.dtype.kind == "f" else x).replace(mask=mask)
     for time_dim in (-1,) if target.interpreted else (-1, 0):
-        check(case, target, How(time_dim=time_dim))
+        check_case(case, target, How(time_dim=time_dim))
 
 
 def every_argument(estimator, shape):
@@ -158,14 +158,14 @@ def test_layouts_of_each_argument(target, estimator, layout, time_dim):
 def check_layouts(target, estimator, time_dim, hows):
     """The results are those of contiguous arguments."""
     case = every_argument(estimator, (3, 7) if target.interpreted else (5, 13))
-    want = run(case, target, How(time_dim=time_dim))
+    want = run_case(case, target, How(time_dim=time_dim))
     for how in hows:
-        for got, expected in zip(run(case, target, how), want, strict=True):
+        for got, expected in zip(run_case(case, target, how), want, strict=True):
             assert torch.allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("flag_dtype", [torch.uint8, torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("estimator", (*BACKWARD, *FORWARD), ids=by_name)
+@pytest.mark.parametrize("estimator", (*BACKWARD, *FORWARD), ids=get_name)
 def test_flags_of_any_type(target, estimator, flag_dtype):
     """They mean what bool flags mean, whatever their nonzero value."""
     case = random_case(estimator, 4, 8, valid=0.8)
@@ -182,8 +182,8 @@ def test_flags_of_any_type(target, estimator, flag_dtype):
 def test_half_precision_inputs_are_widened_and_nothing_else(target, estimator, dtype):
     """The same bits as for the same numbers in float32: their rounding, done by the caller, is the only one."""
     case = every_argument(estimator, (4, 8)).rounded(dtype)
-    want = run(case, target)
-    for got, expected in zip(run(case, target, How(dtype=dtype)), want, strict=True):
+    want = run_case(case, target)
+    for got, expected in zip(run_case(case, target, How(dtype=dtype)), want, strict=True):
         assert got.dtype == torch.float32
         if estimator is RETRACE:  # actions may be summed in another order
             assert_close(got, expected)
@@ -210,7 +210,7 @@ def test_one_float64_input_makes_the_result_float64(float64_target, estimator):
         if isinstance(x, torch.Tensor) and x.dtype == torch.float32:
             results = call(float64_target.backend, **{name: x.double()})
             assert {x.dtype for x in results} == {torch.float64}, name
-    check(case, float64_target, How(dtype=torch.float64))
+    check_case(case, float64_target, How(dtype=torch.float64))
 
 
 @ALL
@@ -232,13 +232,13 @@ def test_out(target, estimator, out_dtype):
     layouts = LAYOUTS[:5] if every else ("strided", "padded_transposed")
     for out_layout, time_dim in itertools.product(layouts, (-1, 0)):
         how = How(out_layout=out_layout, out_dtype=out_dtype, time_dim=time_dim)
-        check(random_case(estimator, 4, 8), target, how)
+        check_case(random_case(estimator, 4, 8), target, how)
 
 
-@pytest.mark.parametrize("estimator", TWO_RESULTS, ids=by_name)
+@pytest.mark.parametrize("estimator", TWO_RESULTS, ids=get_name)
 def test_either_output_may_be_left_to_us(target, estimator):
     case = random_case(estimator, 4, 8)
-    call, want = Call(case, target.device), run(case, target)
+    call, want = Call(case, target.device), run_case(case, target)
     for given_ in (0, 1):
         out = [None, None]
         out[given_] = torch.full((4, 8), torch.nan, device=target.device)
@@ -247,29 +247,29 @@ def test_either_output_may_be_left_to_us(target, estimator):
         assert all(same_bits(x.cpu(), y) for x, y in zip(results, want, strict=True))
 
 
-@pytest.mark.parametrize("estimator", TWO_RESULTS, ids=by_name)
+@pytest.mark.parametrize("estimator", TWO_RESULTS, ids=get_name)
 def test_the_first_result_alone_is_the_same(target, estimator):
     case = random_case(estimator, 4, 8, valid=0.9)
-    assert same_bits(run(case, target)[0], run(case, target, How(returns=False))[0])
+    assert same_bits(run_case(case, target)[0], run_case(case, target, How(returns=False))[0])
 
 
 @pytest.mark.parametrize("mask_mode", ["skip", "reset"])
 @pytest.mark.parametrize("edge", [None, 2.5, np.arange(6.0)], ids=["none", "float", "tensor"])
-@pytest.mark.parametrize("estimator", BOOTSTRAPPED, ids=by_name)
+@pytest.mark.parametrize("estimator", BOOTSTRAPPED, ids=get_name)
 def test_final_values(target, estimator, edge, mask_mode):
     """Some cuts have an entry, some have not; entries at steps that are no cuts mean nothing."""
     case = random_case(estimator, 6, 15, trunc=0.3, valid=0.6, mask_mode=mask_mode)
     for share in (0.0, 0.4, 1.0):
         env, time = np.nonzero(np.random.default_rng(0).random((6, 15)) < share)
         form = Sparse(env.tolist(), time.tolist(), np.arange(1.0, len(env) + 1).tolist(), edge)
-        check(case.replace(bootstrap_values=form), target)
+        check_case(case.replace(bootstrap_values=form), target)
 
 
 @ALL
 def test_many_rows(target, estimator):
     if target.interpreted:
         pytest.skip("too many for the interpreter")
-    check(random_case(estimator, 1029, 3), target, How(time_dim=0))
+    check_case(random_case(estimator, 1029, 3), target, How(time_dim=0))
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,9 @@ def test_integer_sums_are_exact(target, dtype, layout):
     case = random_case(PREFIX, *shape, valid=0.9, x=x)
     case = case.replace(state=(np.full(shape[0], 2**53 + 1), np.arange(shape[0]) % 2 == 1))
     for boundary, time_dim in itertools.product(("ends_at", "starts_at"), (-1, 0)):
-        check(case.replace(boundary=boundary), target, How(layouts=(layout,), time_dim=time_dim, out_layout=layout))
+        check_case(
+            case.replace(boundary=boundary), target, How(layouts=(layout,), time_dim=time_dim, out_layout=layout)
+        )
 
 
 def test_a_decay_of_any_form_in_any_layout(target):
@@ -292,4 +294,4 @@ def test_a_decay_of_any_form_in_any_layout(target):
     decays = (rng.random((4, 8)), rng.random(case["x"].shape), Vector(rng.random((3, 2))))
     for decay, layout, time_dim in itertools.product(decays, LAYOUTS, (-1, 0)):
         if not target.interpreted or layout == "transposed":
-            check(case.replace(decay=decay), target, How(layouts=("contiguous", layout), time_dim=time_dim))
+            check_case(case.replace(decay=decay), target, How(layouts=("contiguous", layout), time_dim=time_dim))

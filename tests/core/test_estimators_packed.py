@@ -17,10 +17,10 @@ from cases import (
     Call,
     How,
     assert_gradients,
-    by_name,
-    operands,
+    get_name,
+    measure_operands,
     random_case,
-    run,
+    run_case,
     same_bits,
     with_form,
     with_log_probs,
@@ -36,8 +36,8 @@ if "cu_seqlens" not in inspect.signature(ours.compute_gae).parameters:
     pytest.skip("compute_gae has no cu_seqlens yet", allow_module_level=True)
 
 PACKED = (*BACKWARD, PREFIX)
-ALL = pytest.mark.parametrize("estimator", PACKED, ids=by_name)
-BACKWARDS = pytest.mark.parametrize("estimator", BACKWARD, ids=by_name)
+ALL = pytest.mark.parametrize("estimator", PACKED, ids=get_name)
+BACKWARDS = pytest.mark.parametrize("estimator", BACKWARD, ids=get_name)
 LENGTHS = {
     "ragged": (5, 0, 1, 9, 0, 0, 3),
     "one": (12,),
@@ -48,16 +48,16 @@ LENGTHS = {
 }
 
 
-def edges(lengths):
+def find_edges(lengths):
     return np.concatenate([[0], np.cumsum(lengths, dtype=int)])
 
 
-def packed_case(estimator, lengths, **changes):
+def make_packed_case(estimator, lengths, **changes):
     """All sequences as one row."""
     return random_case(estimator, 1, sum(lengths), **{"term": 0.15, "trunc": 0.15, **changes})
 
 
-def arguments(case, lengths, device="cpu", how=DEFAULT, index_dtype=torch.int64):
+def make_arguments(case, lengths, device="cpu", how=DEFAULT, index_dtype=torch.int64):
     """The keyword arguments of the packed call."""
     kwargs = Call(case.replace(state=None), device, how).kwargs
     del kwargs["time_dim"]
@@ -66,22 +66,22 @@ def arguments(case, lengths, device="cpu", how=DEFAULT, index_dtype=torch.int64)
     if "state" in case.args:
         value, done = (torch.as_tensor(x, device=device) for x in case["state"])
         kwargs["state"] = ScanState(value if value.dtype == torch.int64 else value.float(), done)
-    return {**kwargs, "cu_seqlens": torch.tensor(edges(lengths), dtype=index_dtype, device=device)}
+    return {**kwargs, "cu_seqlens": torch.tensor(find_edges(lengths), dtype=index_dtype, device=device)}
 
 
 def run_packed(case, lengths, target, how=DEFAULT, **changes):
     """The results as flat tensors on the CPU."""
-    kwargs = arguments(case, lengths, target.device, how)
+    kwargs = make_arguments(case, lengths, target.device, how)
     answer = case.estimator.function(**{**kwargs, "backend": target.backend, **changes})
     results = (answer,) if isinstance(answer, torch.Tensor) else tuple(x for x in answer if x is not None)
     assert all(x.shape == (sum(lengths),) for x in results)
     return [x.cpu() for x in results]
 
 
-def sequences(case, lengths):
+def split_sequences(case, lengths):
     """Every sequence as a case of its own."""
-    for i, (low, high) in enumerate(zip(edges(lengths)[:-1], edges(lengths)[1:], strict=True)):
-        alone = case.each(lambda x, low=low, high=high: x[:, low:high])
+    for i, (low, high) in enumerate(zip(find_edges(lengths)[:-1], find_edges(lengths)[1:], strict=True)):
+        alone = case.map_arrays(lambda x, low=low, high=high: x[:, low:high])
         bootstrap, state = case.get("bootstrap_values"), case.get("state")
         if isinstance(bootstrap, np.ndarray) and bootstrap.ndim == 1:
             alone = alone.replace(bootstrap_values=bootstrap[i : i + 1])
@@ -91,13 +91,13 @@ def sequences(case, lengths):
 def check_packed(case, lengths, target, how=DEFAULT):
     """Against every sequence alone: to the bit on the cpu backend, close to the oracle on all."""
     got = run_packed(case, lengths, target, how)
-    alone = list(sequences(case, lengths))
+    alone = list(split_sequences(case, lengths))
     empty = [np.zeros(0)] * len(got)
     exact = [
         np.concatenate(x)
         for x in zip(*([y[0] for y in a.rounded(how.dtype).expected()[: len(got)]] for a in alone), empty, strict=True)
     ]
-    size = operands(case).sum()
+    size = measure_operands(case).sum()
     for result, want in zip(got, exact, strict=True):
         if result.dtype == torch.int64:
             np.testing.assert_array_equal(result, want)
@@ -105,7 +105,7 @@ def check_packed(case, lengths, target, how=DEFAULT):
             error = np.linalg.norm(result.double().numpy() - want)
             assert error <= 1e-6 * (np.linalg.norm(want) + size)
     if target.backend == "cpu" and alone:
-        singles = zip(*(run(a, target, how) for a in alone), strict=True)
+        singles = zip(*(run_case(a, target, how) for a in alone), strict=True)
         for result, pieces in zip(got, singles, strict=True):
             assert same_bits(result, torch.cat(pieces, dim=1)[0])
 
@@ -113,7 +113,7 @@ def check_packed(case, lengths, target, how=DEFAULT):
 @pytest.mark.parametrize("lengths", LENGTHS)
 @ALL
 def test_every_sequence_is_as_if_alone(target, estimator, lengths):
-    check_packed(packed_case(estimator, LENGTHS[lengths]), LENGTHS[lengths], target)
+    check_packed(make_packed_case(estimator, LENGTHS[lengths]), LENGTHS[lengths], target)
 
 
 @pytest.mark.parametrize("mask_mode", ["skip", "reset"])
@@ -122,12 +122,12 @@ def test_masks(target, estimator, mask_mode):
     """Masked steps at the ends of sequences, and sequences without a valid step."""
     lengths = (4, 3, 0, 2, 5, 1, 6)
     for seed in range(2 if target.interpreted else 10):
-        check_packed(packed_case(estimator, lengths, valid=0.5, seed=seed, mask_mode=mask_mode), lengths, target)
+        check_packed(make_packed_case(estimator, lengths, valid=0.5, seed=seed, mask_mode=mask_mode), lengths, target)
 
 
-def form_cases(estimator, lengths):
+def draw_form_cases(estimator, lengths):
     """Each form of the continuation, one discount per step, log-probabilities."""
-    case = packed_case(estimator, lengths)
+    case = make_packed_case(estimator, lengths)
     for form in FORMS[estimator.name]:
         if form == "edge":
             edge = np.arange(1.0, len(lengths) + 1)
@@ -142,7 +142,7 @@ def form_cases(estimator, lengths):
 
 @BACKWARDS
 def test_every_form(target, estimator):
-    for _, case in form_cases(estimator, LENGTHS["ragged"]):
+    for _, case in draw_form_cases(estimator, LENGTHS["ragged"]):
         check_packed(case, LENGTHS["ragged"], target)
 
 
@@ -152,7 +152,7 @@ def test_an_edge_value_per_sequence(target, valid):
     lengths = LENGTHS["ragged"]
     for estimator in (GAE, DISCOUNTED):
         for mask_mode in ("skip", "reset"):
-            case = packed_case(estimator, lengths, valid=valid, mask_mode=mask_mode)
+            case = make_packed_case(estimator, lengths, valid=valid, mask_mode=mask_mode)
             case = case.replace(truncated=None, bootstrap_values=np.arange(1.0, len(lengths) + 1))
             check_packed(case, lengths, target)
 
@@ -161,9 +161,9 @@ def test_an_edge_value_per_sequence(target, valid):
 @ALL
 def test_types(target, estimator, index_dtype):
     lengths = LENGTHS["ragged"]
-    case = packed_case(estimator, lengths)
+    case = make_packed_case(estimator, lengths)
     want = run_packed(case, lengths, target)
-    cu_seqlens = torch.tensor(edges(lengths), dtype=index_dtype, device=target.device)
+    cu_seqlens = torch.tensor(find_edges(lengths), dtype=index_dtype, device=target.device)
     assert all(
         same_bits(x, y) for x, y in zip(run_packed(case, lengths, target, cu_seqlens=cu_seqlens), want, strict=True)
     )
@@ -178,7 +178,7 @@ def test_prefix_sums_with_a_state(target, boundary, dtype):
     lengths, rng = LENGTHS["ragged"], np.random.default_rng(0)
     x = rng.integers(-9, 9, (1, sum(lengths))).astype(dtype)
     value = rng.integers(-9, 9, len(lengths)).astype(float if dtype is float else np.int64)
-    case = packed_case(PREFIX, lengths, valid=0.8, x=x, boundary=boundary)
+    case = make_packed_case(PREFIX, lengths, valid=0.8, x=x, boundary=boundary)
     for state in (None, (value, rng.random(len(lengths)) < 0.3)):
         check_packed(case.replace(state=state), lengths, target)
 
@@ -187,21 +187,23 @@ def test_prefix_sums_with_a_state(target, boundary, dtype):
 def test_prefix_sums_hand_their_state_on(target, mask_mode):
     """Every sequence in two parts, packed beside those of the others; sequences may pause."""
     lengths = ((3, 0, 2, 4, 1), (2, 5, 0, 1, 3))
-    cases = [packed_case(PREFIX, part, valid=0.7, seed=i, mask_mode=mask_mode) for i, part in enumerate(lengths)]
+    cases = [make_packed_case(PREFIX, part, valid=0.7, seed=i, mask_mode=mask_mode) for i, part in enumerate(lengths)]
     state, pieces = None, []
     for case, part in zip(cases, lengths, strict=True):
-        kwargs = arguments(case, part, target.device)
+        kwargs = make_arguments(case, part, target.device)
         sums, state = ours.compute_episodic_prefix_sum(**kwargs, state=state, return_state=True, backend=target.backend)
         assert state.value.shape == state.done.shape == (5,)
         pieces.append(sums.cpu())
     for i in range(5):
-        parts = [list(sequences(case, part))[i] for case, part in zip(cases, lengths, strict=True)]
+        parts = [list(split_sequences(case, part))[i] for case, part in zip(cases, lengths, strict=True)]
         whole = {name: np.concatenate([p[name] for p in parts], axis=1) for name in ("x", "dones", "mask")}
         exact, (value, done) = parts[0].replace(**whole).expected()
         got = torch.cat(
             [
                 x[low:high]
-                for x, (low, high) in zip(pieces, ((edges(p)[i], edges(p)[i + 1]) for p in lengths), strict=True)
+                for x, (low, high) in zip(
+                    pieces, ((find_edges(p)[i], find_edges(p)[i + 1]) for p in lengths), strict=True
+                )
             ]
         )
         assert_close(got, exact[0])
@@ -228,7 +230,7 @@ def test_the_state_of_an_empty_sequence_is_the_one_before(target, mask_mode, don
 def test_sequences_longer_than_a_block(target, estimator):
     lengths = (70, 1, 0, 33, 2) if target.interpreted else (3000, 1, 0, 1500, 17, 1024)
     for valid in (1.0, 0.9):
-        case = packed_case(estimator, lengths, term=0.005, trunc=0.005, valid=valid)
+        case = make_packed_case(estimator, lengths, term=0.005, trunc=0.005, valid=valid)
         check_packed(case, lengths, target)
 
 
@@ -238,7 +240,7 @@ def test_several_threads(estimator, monkeypatch):
     pytest.importorskip("numba")
     monkeypatch.setattr("rl_triton_core._internal.backends.cpu.PARALLEL_FROM", 64)
     lengths = (0, 300, 1, 0, 40, 41, 7, 0)
-    case = packed_case(estimator, lengths)
+    case = make_packed_case(estimator, lengths)
     check_packed(case, lengths, SimpleNamespace(backend="cpu", device="cpu", interpreted=False))
 
 
@@ -246,9 +248,9 @@ def test_several_threads(estimator, monkeypatch):
 def test_many_sequences(target, estimator):
     number = 40 if target.interpreted else 3000
     lengths = tuple(np.random.default_rng(0).integers(0, 4, number))
-    case = packed_case(estimator, lengths)
+    case = make_packed_case(estimator, lengths)
     got = run_packed(case, lengths, target)
-    alone = [a.expected() for a in sequences(case, lengths)]
+    alone = [a.expected() for a in split_sequences(case, lengths)]
     for i, result in enumerate(got):
         assert_close(result, np.concatenate([a[i][0] for a in alone]))
 
@@ -259,7 +261,7 @@ def test_many_sequences(target, estimator):
 def test_random_cases(target, estimator, data):
     lengths = data.draw(st.lists(st.integers(0, 9), max_size=4 if target.interpreted else 30))
     seed = data.draw(st.integers(0, 2**32 - 1))
-    case = packed_case(estimator, lengths, seed=seed, valid=data.draw(st.sampled_from([1.0, 0.7])))
+    case = make_packed_case(estimator, lengths, seed=seed, valid=data.draw(st.sampled_from([1.0, 0.7])))
     if target.backend != "cpu" and data.draw(st.booleans()):  # where no flags are another loop to compile
         case = case.replace(**{"dones" if estimator is PREFIX else "terminated": None})
     case = case.replace(mask_mode=data.draw(st.sampled_from(["skip", "reset"])))
@@ -273,7 +275,7 @@ def test_random_cases(target, estimator, data):
 def test_nothing_crosses_from_one_sequence_to_another(target, estimator):
     """Neither NaN nor infinity, from any step of any input; nor the other way."""
     lengths = (3, 1, 0, 4)
-    case = packed_case(estimator, lengths, term=0, trunc=0)
+    case = make_packed_case(estimator, lengths, term=0, trunc=0)
     ids, names = np.repeat(np.arange(4), lengths), [n for n, x in case.args.items() if getattr(x, "ndim", 0) == 2]
     want = run_packed(case, lengths, target)
     for name in names:
@@ -289,24 +291,23 @@ def test_nothing_crosses_from_one_sequence_to_another(target, estimator):
 @ALL
 def test_packed_is_padded_without_the_padding(target, estimator):
     lengths = (5, 2, 7, 1)
-    case = packed_case(estimator, lengths)
+    case = make_packed_case(estimator, lengths)
     mask = np.arange(7) < np.array(lengths)[:, None]
 
-    def pad(x):
+    def pad_sequences(x):
         padded = np.full((4, 7), np.nan if x.dtype == float else True, dtype=x.dtype)
         padded[mask] = x[0]
         return padded
 
-    for got, padded in zip(
-        run_packed(case, lengths, target), run(case.each(pad).replace(mask=mask), target), strict=True
-    ):
+    on_their_own = run_case(case.map_arrays(pad_sequences).replace(mask=mask), target)
+    for got, padded in zip(run_packed(case, lengths, target), on_their_own, strict=True):
         assert_close(got, padded[torch.as_tensor(mask)])
 
 
 @ALL
 def test_out(target, estimator):
     lengths = LENGTHS["ragged"]
-    case = packed_case(estimator, lengths)
+    case = make_packed_case(estimator, lengths)
     want = run_packed(case, lengths, target)
     outs = [torch.full((36,), torch.nan, device=target.device) for _ in want]
     views = [out[::2] for out in outs]
@@ -318,17 +319,17 @@ def test_out(target, estimator):
 @BACKWARDS
 def test_gradients(float64_target, estimator):
     lengths = (3, 0, 1, 2)
-    for name, case in form_cases(estimator, lengths):
-        kwargs = {**arguments(case, lengths, how=How(dtype=torch.float64)), "backend": float64_target.backend}
+    for name, case in draw_form_cases(estimator, lengths):
+        kwargs = {**make_arguments(case, lengths, how=How(dtype=torch.float64)), "backend": float64_target.backend}
         names = [k for k, x in kwargs.items() if isinstance(x, torch.Tensor) and x.is_floating_point()]
         if name == "gamma":
             kwargs["gamma"] += 0.1  # differentiable where no discount is 0
 
-        def function(*inputs, kwargs=kwargs, names=names):
+        def call_estimator(*inputs, kwargs=kwargs, names=names):
             answer = estimator.function(**{**kwargs, **dict(zip(names, inputs, strict=True))})
             return answer if isinstance(answer, torch.Tensor) else tuple(answer)
 
-        assert_gradients(function, [kwargs[k].requires_grad_() for k in names], float64_target.backend)
+        assert_gradients(call_estimator, [kwargs[k].requires_grad_() for k in names], float64_target.backend)
 
 
 @ALL
@@ -337,15 +338,15 @@ def test_compiles_without_a_graph_break(target, estimator):
         pytest.skip("tracing does not depend on the backend")
     torch._dynamo.reset()
     lengths = LENGTHS["ragged"]
-    kwargs = {**arguments(packed_case(estimator, lengths), lengths, target.device), "backend": target.backend}
+    kwargs = {**make_arguments(make_packed_case(estimator, lengths), lengths, target.device), "backend": target.backend}
     first, cu_seqlens = kwargs.pop(estimator.inputs[0]), kwargs.pop("cu_seqlens")
 
-    def function(x, cu_seqlens):
+    def call_estimator(x, cu_seqlens):
         answer = estimator.function(**{**kwargs, estimator.inputs[0]: 2 * x, "cu_seqlens": cu_seqlens})
         return answer if isinstance(answer, torch.Tensor) else answer[0]
 
-    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-    assert same_bits(compiled(first, cu_seqlens), function(first, cu_seqlens))
+    compiled = torch.compile(call_estimator, fullgraph=True, backend="aot_eager")
+    assert same_bits(compiled(first, cu_seqlens), call_estimator(first, cu_seqlens))
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
@@ -353,25 +354,25 @@ def test_compiles_without_a_graph_break(target, estimator):
 TOTAL = sum(LENGTHS["ragged"])
 
 
-def index(*numbers, dtype=torch.int64):
+def make_index(*numbers, dtype=torch.int64):
     return torch.tensor(numbers, dtype=dtype)
 
 
 BAD = {
     "a list": (TypeError, [0, TOTAL]),
     "floats": (TypeError, torch.tensor([0.0, TOTAL])),
-    "int16": (TypeError, index(0, TOTAL, dtype=torch.int16)),
+    "int16": (TypeError, make_index(0, TOTAL, dtype=torch.int16)),
     "bool": (TypeError, torch.tensor([False, True])),
-    "two dimensions": (ValueError, index(0, TOTAL)[None]),
+    "two dimensions": (ValueError, make_index(0, TOTAL)[None]),
     "no dimension": (ValueError, torch.tensor(TOTAL)),
-    "empty": (ValueError, index()),
-    "another device": (ValueError, index(0, TOTAL).to("meta")),
-    "first not 0": (ValueError, index(1, TOTAL)),
-    "last too small": (ValueError, index(0, TOTAL - 1)),
-    "last too large": (ValueError, index(0, TOTAL + 1)),
-    "decreasing": (ValueError, index(0, 5, 4, TOTAL)),
-    "negative": (ValueError, index(0, -1, TOTAL)),
-    "beyond and back": (ValueError, index(0, TOTAL + 5, TOTAL)),
+    "empty": (ValueError, make_index()),
+    "another device": (ValueError, make_index(0, TOTAL).to("meta")),
+    "first not 0": (ValueError, make_index(1, TOTAL)),
+    "last too small": (ValueError, make_index(0, TOTAL - 1)),
+    "last too large": (ValueError, make_index(0, TOTAL + 1)),
+    "decreasing": (ValueError, make_index(0, 5, 4, TOTAL)),
+    "negative": (ValueError, make_index(0, -1, TOTAL)),
+    "beyond and back": (ValueError, make_index(0, TOTAL + 5, TOTAL)),
 }
 
 
@@ -379,7 +380,7 @@ BAD = {
 @ALL
 def test_bad_cu_seqlens(estimator, bad):
     error, cu_seqlens = BAD[bad]
-    kwargs = arguments(packed_case(estimator, LENGTHS["ragged"]), LENGTHS["ragged"])
+    kwargs = make_arguments(make_packed_case(estimator, LENGTHS["ragged"]), LENGTHS["ragged"])
     with pytest.raises(error, match="^cu_seqlens"):
         estimator.function(**{**kwargs, "cu_seqlens": cu_seqlens})
 
@@ -387,8 +388,8 @@ def test_bad_cu_seqlens(estimator, bad):
 @ALL
 def test_what_does_not_go_together(estimator):
     lengths = LENGTHS["ragged"]
-    case = packed_case(estimator, lengths)
-    kwargs = arguments(case, lengths)
+    case = make_packed_case(estimator, lengths)
+    kwargs = make_arguments(case, lengths)
     first = estimator.inputs[0]
     with pytest.raises(ValueError, match="time_dim"):
         estimator.function(**kwargs, time_dim=0)
@@ -415,27 +416,27 @@ ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA devic
 GPU = SimpleNamespace(backend="triton", device="cuda", interpreted=False)
 
 
-def cuda_call(estimator, lengths):
+def make_cuda_call(estimator, lengths):
     """A call without arguments, and its keyword arguments."""
-    kwargs = {**arguments(packed_case(estimator, lengths), lengths, "cuda"), "backend": "triton"}
+    kwargs = {**make_arguments(make_packed_case(estimator, lengths), lengths, "cuda"), "backend": "triton"}
 
-    def call():
+    def call_packed():
         answer = estimator.function(**kwargs)
         return (answer,) if isinstance(answer, torch.Tensor) else tuple(answer)
 
-    return call, kwargs
+    return call_packed, kwargs
 
 
 @pytest.mark.gpu
 @ON_GPU
 @ALL
 def test_no_synchronisation(estimator):
-    call, _ = cuda_call(estimator, tuple(np.random.default_rng(0).integers(0, 300, 40)))
-    want = call()
+    call_packed, _ = make_cuda_call(estimator, tuple(np.random.default_rng(0).integers(0, 300, 40)))
+    want = call_packed()
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        got = call()
+        got = call_packed()
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert all(same_bits(x, y) for x, y in zip(got, want, strict=True))
@@ -446,19 +447,19 @@ def test_no_synchronisation(estimator):
 @ALL
 def test_graph_capture(estimator):
     """The replay takes other sequences of the same total length."""
-    call, kwargs = cuda_call(estimator, (50, 0, 70, 8))
+    call_packed, kwargs = make_cuda_call(estimator, (50, 0, 70, 8))
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        call()
+        call_packed()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        results = call()
+        results = call_packed()
     for other in ((1, 2, 3, 122), (0, 0, 0, 128), (50, 0, 70, 8)):
         kwargs["cu_seqlens"].copy_(torch.tensor([0, *np.cumsum(other)]))
         graph.replay()
-        assert all(same_bits(x, y) for x, y in zip(results, call(), strict=True))
+        assert all(same_bits(x, y) for x, y in zip(results, call_packed(), strict=True))
 
 
 @pytest.mark.gpu
@@ -466,4 +467,4 @@ def test_graph_capture(estimator):
 @ALL
 def test_long_rows(estimator):
     lengths = tuple(np.random.default_rng(0).integers(0, 4000, 30))
-    check_packed(packed_case(estimator, lengths, term=1e-3, trunc=1e-3), lengths, GPU)
+    check_packed(make_packed_case(estimator, lengths, term=1e-3, trunc=1e-3), lengths, GPU)

@@ -19,10 +19,10 @@ from cases import (
     TRACES,
     Case,
     How,
-    by_name,
-    check,
+    check_case,
+    get_name,
     random_case,
-    run,
+    run_case,
     same_bits,
     with_form,
 )
@@ -32,11 +32,11 @@ from rl_triton_core.testing import assert_close
 
 pytestmark = pytest.mark.covering
 
-ALL = pytest.mark.parametrize("estimator", ESTIMATORS, ids=by_name)
+ALL = pytest.mark.parametrize("estimator", ESTIMATORS, ids=get_name)
 RATES = [(0.99, 0.95), (1.0, 1.0), (0.999, 1.0), ("per step", 0.9)]
 
 
-def with_rates(case, gamma, lambda_):
+def set_rates(case, gamma, lambda_):
     """The case with a discount and lambda, or what comes nearest to them."""
     rng = np.random.default_rng(0)
     if case.estimator is PREFIX:
@@ -51,7 +51,7 @@ def with_rates(case, gamma, lambda_):
 
 def assert_as_exact_as_a_loop(case, target, dtype=torch.float32):
     """The relative error in the norm is at most twice that of a serial float32 loop on the same, rounded, inputs."""
-    got, case = run(case, target, How(dtype=dtype)), case.rounded(dtype)
+    got, case = run_case(case, target, How(dtype=dtype)), case.rounded(dtype)
     exact, serial = case.expected(), case.expected(dtype=np.float32)
     for name, result, want, loop in zip(case.estimator.outputs, got, exact, serial, strict=False):
         assert result.dtype == torch.float32
@@ -66,13 +66,13 @@ def test_the_error_is_at_most_twice_that_of_a_serial_float32_loop(target, estima
     """Half-precision inputs are rounded once, by the caller: the error counts from the rounded inputs."""
     shape = (64, 500) if target.device == "cuda" else (4, 60) if target.interpreted else (32, 257)
     assert_as_exact_as_a_loop(
-        with_rates(random_case(estimator, *shape, term=0.01, trunc=0.01), gamma, lambda_), target, dtype
+        set_rates(random_case(estimator, *shape, term=0.01, trunc=0.01), gamma, lambda_), target, dtype
     )
 
 
 @pytest.mark.parametrize("clips", [(1.0, 1.0), (4.0, 1.0), (1.0, 0.05), (1e3, 1e3)], ids=str)
 @pytest.mark.parametrize("lambda_", [0.0, 0.01, 0.9])
-@pytest.mark.parametrize("estimator", OFF_POLICY, ids=by_name)
+@pytest.mark.parametrize("estimator", OFF_POLICY, ids=get_name)
 def test_no_digits_are_lost_in_advantages(target, estimator, lambda_, clips):
     """Neither where little credit flows nor where the clips differ: nothing is divided by a small trace."""
     case = random_case(
@@ -99,13 +99,13 @@ def test_a_very_long_rollout(target, estimator):
     if target.interpreted or target.backend == "reference":
         pytest.skip("too long for this backend here")
     case = random_case(estimator, 1, 32_768 if target.device == "cpu" else 131_072, term=1e-4, trunc=1e-4)
-    assert_as_exact_as_a_loop(with_rates(case, 0.999, 1.0), target)
+    assert_as_exact_as_a_loop(set_rates(case, 0.999, 1.0), target)
 
 
 @ALL
 def test_float64_is_computed_in_float64(float64_target, estimator):
-    case = with_rates(random_case(estimator, 16, 257, term=0.01, trunc=0.01, valid=0.95), 0.99, 0.95)
-    for got, want in zip(run(case, float64_target, How(dtype=torch.float64)), case.expected(), strict=False):
+    case = set_rates(random_case(estimator, 16, 257, term=0.01, trunc=0.01, valid=0.95), 0.99, 0.95)
+    for got, want in zip(run_case(case, float64_target, How(dtype=torch.float64)), case.expected(), strict=False):
         assert got.dtype == torch.float64
         assert_close(got, want, rtol=1e-14)
 
@@ -113,12 +113,12 @@ def test_float64_is_computed_in_float64(float64_target, estimator):
 @ALL
 def test_values_near_the_largest_float(target, estimator):
     """No step of the sum leaves the range, in whatever order it is taken: neither may the result."""
-    case = with_rates(random_case(estimator, 4, 33), 0.5, 0.5)
+    case = set_rates(random_case(estimator, 4, 33), 0.5, 0.5)
     names = ("rewards", "values", "q_values", "expected_next_q", "bootstrap_values", "x", "alpha")
     size = 1e36 if estimator is PREFIX else 4e37
-    case = case.each(lambda x: x * (size / np.abs(x).max()), *names)
+    case = case.map_arrays(lambda x: x * (size / np.abs(x).max()), *names)
     assert all(np.isfinite(x).all() for x in case.expected(dtype=np.float32)[: len(estimator.outputs)])
-    check(case, target)
+    check_case(case, target)
 
 
 @pytest.mark.parametrize("mask_mode", ["skip", "reset"])
@@ -129,7 +129,7 @@ def test_the_cpu_backend_is_the_serial_loop_to_the_bit(target, form, mask_mode):
     for dtype, valid in itertools.product((torch.float32, torch.bfloat16), (1.0, 0.8)):
         case = with_form(random_case(GAE, 7, 129, valid=valid, mask_mode=mask_mode), form).rounded(dtype)
         for time_dim in (-1, 0):
-            got = run(case, target, How(dtype=dtype, time_dim=time_dim))
+            got = run_case(case, target, How(dtype=dtype, time_dim=time_dim))
             for result, loop in zip(got, case.expected(dtype=np.float32), strict=True):
                 assert same_bits(result.contiguous(), torch.as_tensor(loop))
 
@@ -139,7 +139,7 @@ def test_the_cpu_backend_is_the_serial_loop_to_the_bit(target, form, mask_mode):
 DECAYS = ("50", "3e38", "tensor", "huge tensor")
 
 
-def overflowing(estimator, rewards, flag, done, kind):
+def make_overflowing_case(estimator, rewards, flag, done, kind):
     """Zeros but for the rewards, a decay that overflows, and a boundary after every done step."""
     decay = {"50": 50.0, "3e38": 3e38, "tensor": np.full(done.shape, 50.0), "huge tensor": np.full(done.shape, 3e38)}[
         kind
@@ -160,7 +160,7 @@ def overflowing(estimator, rewards, flag, done, kind):
     return Case(estimator, {**args, "x" if estimator is TRACES else "rewards": rewards})
 
 
-OVERFLOWING = pytest.mark.parametrize("estimator", [*BACKWARD, TRACES, LINEAR], ids=by_name)
+OVERFLOWING = pytest.mark.parametrize("estimator", [*BACKWARD, TRACES, LINEAR], ids=get_name)
 
 
 @pytest.mark.parametrize("kind", DECAYS)
@@ -174,10 +174,10 @@ def test_a_decay_that_overflows_leaves_zeros_alone(target, estimator, kind, flag
         pytest.skip("it is a serial loop")
     zeros, done = np.zeros((2, 70)), np.zeros((2, 70), bool)
     done[0, 35] = done[1, ::13] = True
-    case = overflowing(estimator, zeros, flag, done, kind)
+    case = make_overflowing_case(estimator, zeros, flag, done, kind)
     modes = ("skip", "reset") if "mask" in case.args else (None,)
     for mask_mode, time_dim in itertools.product(modes, (-1,) if target.interpreted else (-1, 0)):
-        for got in run(case.replace(mask_mode=mask_mode), target, How(time_dim=time_dim)):
+        for got in run_case(case.replace(mask_mode=mask_mode), target, How(time_dim=time_dim)):
             assert not got.any(), got
 
 
@@ -192,11 +192,11 @@ def test_a_decay_that_overflows_stays_in_its_episode(target, estimator, kind, fl
     step = np.arange(100)
     if estimator is TRACES:
         rewards, done, step = rewards[:, ::-1].copy(), np.roll(done[:, ::-1], -1, axis=1), step[::-1]
-    case = overflowing(estimator, rewards, flag, done, kind)
+    case = make_overflowing_case(estimator, rewards, flag, done, kind)
     overflows, serial = (step >= 35) & (step < 70), case.expected(dtype=np.float32)
     infinite = ~np.isfinite(serial[0][0])
     assert infinite.sum() == 12 and not infinite[~overflows].any() and not serial[0][0, step < 30].any()
-    both = (run(case, target, How(time_dim=time_dim)) for time_dim in (-1, 0))
+    both = (run_case(case, target, How(time_dim=time_dim)) for time_dim in (-1, 0))
     for got, want in (pair for results in both for pair in zip(results, serial, strict=False)):
         x, loop = got[0].double().numpy(), want[0]
         np.testing.assert_array_equal(x[~overflows], loop[~overflows])
@@ -210,9 +210,9 @@ def test_a_decay_that_overflows_stays_in_its_episode(target, estimator, kind, fl
 @ALL
 def test_the_same_bits_every_time(target, estimator):
     case = random_case(estimator, *((4, 60) if target.interpreted else (64, 257)), valid=0.9)
-    first = run(case, target)
+    first = run_case(case, target)
     for _ in range(1 if target.interpreted else 3):
-        assert all(same_bits(one, other) for one, other in zip(first, run(case, target), strict=True))
+        assert all(same_bits(one, other) for one, other in zip(first, run_case(case, target), strict=True))
 
 
 @pytest.mark.parametrize("time_dim", [-1, 0])
@@ -227,18 +227,18 @@ def test_a_row_does_not_depend_on_the_others(target, estimator, time_dim):
     for name, x in other.args.items():
         if isinstance(x, np.ndarray):
             x[keep] = case[name][keep]
-    for one, two in zip(run(case, target, how), run(other, target, how), strict=True):
+    for one, two in zip(run_case(case, target, how), run_case(other, target, how), strict=True):
         assert all(same_bits(one[n].contiguous(), two[n].contiguous()) for n in keep)
 
 
-@pytest.mark.parametrize("estimator", [*BACKWARD, *FORWARD], ids=by_name)
+@pytest.mark.parametrize("estimator", [*BACKWARD, *FORWARD], ids=get_name)
 def test_the_cpu_backend_computes_a_row_alone_as_in_any_batch(target, estimator):
     if target.backend != "cpu":
         pytest.skip("of the others only close results are promised")
     case = random_case(estimator, 35, 65, valid=0.9)
-    whole = run(case, target)
+    whole = run_case(case, target)
     for n in (0, 1, 16, 34):
-        alone = run(case.each(lambda x, n=n: x[n : n + 1]), target)
+        alone = run_case(case.map_arrays(lambda x, n=n: x[n : n + 1]), target)
         assert all(same_bits(one[n : n + 1], two) for one, two in zip(whole, alone, strict=True))
 
 
@@ -253,8 +253,8 @@ def test_a_problem_for_several_threads(target, estimator, monkeypatch):
     for num_envs, num_steps, features in shapes:
         case = random_case(estimator, num_envs, num_steps, valid=0.9, features=features)
         for time_dim in (-1, 0):
-            whole, rows = run(case, target, How(time_dim=time_dim)), slice(num_envs // 2, num_envs // 2 + 1)
-            alone = run(case.each(lambda x, rows=rows: x[rows]), target)
+            whole, rows = run_case(case, target, How(time_dim=time_dim)), slice(num_envs // 2, num_envs // 2 + 1)
+            alone = run_case(case.map_arrays(lambda x, rows=rows: x[rows]), target)
             assert all(same_bits(one[rows].contiguous(), two) for one, two in zip(whole, alone, strict=True))
 
 
@@ -266,7 +266,7 @@ def test_a_form_of_the_expectation_is_only_a_form(target):
     one_hot[..., 1] = 1.0
     q_values = np.stack([np.full_like(expected, -1e3), expected, np.full_like(expected, 1e3)], axis=2)
     other = with_form(case, "actions").replace(next_action_probs=one_hot, next_q_values=q_values)
-    assert all(same_bits(x, y) for x, y in zip(run(case, target), run(other, target), strict=True))
+    assert all(same_bits(x, y) for x, y in zip(run_case(case, target), run_case(other, target), strict=True))
 
 
 @pytest.mark.parametrize("reach", [1e-3, 1.0, 85.0])

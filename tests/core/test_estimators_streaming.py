@@ -5,22 +5,22 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from cases import DEFAULT, FORWARD, PREFIX, TRACES, Call, How, Vector, by_name, random_case, same_bits
+from cases import DEFAULT, FORWARD, PREFIX, TRACES, Call, How, Vector, get_name, random_case, same_bits
 
 from rl_triton_core import ScanState, compute_eligibility_traces, compute_episodic_prefix_sum
 from rl_triton_core.testing import assert_close
 
-FORWARD_ONES = pytest.mark.parametrize("estimator", FORWARD, ids=by_name)
+FORWARD_ONES = pytest.mark.parametrize("estimator", FORWARD, ids=get_name)
 MODES = pytest.mark.parametrize("mask_mode", ["skip", "reset"])
 BOUNDARY = {"boundary": "starts_at"}
 
 
-def stream(case, target, cuts, how=DEFAULT):
+def stream_case(case, target, cuts, how=DEFAULT):
     """The results of the windows between the cuts, one after another, and the last state; all [num_envs, T, ...]."""
     state, pieces = case.get("state"), []
     edges = [0, *cuts, case.shape[1]]
     for low, high in itertools.pairwise(edges):
-        window = case.each(lambda x, low=low, high=high: x[:, low:high]).replace(state=None)
+        window = case.map_arrays(lambda x, low=low, high=high: x[:, low:high]).replace(state=None)
         call = Call(window, target.device, how)
         if isinstance(state, tuple) and not isinstance(state, ScanState):
             state = Call(case, target.device, how).kwargs["state"]
@@ -34,8 +34,8 @@ def stream(case, target, cuts, how=DEFAULT):
 
 def assert_streams(case, target, cuts, how=DEFAULT):
     """The windows equal the long one, which equals the oracle; to the bit on the cpu backend."""
-    pieces, state = stream(case, target, cuts, how)
-    whole, final = stream(case, target, [], how)
+    pieces, state = stream_case(case, target, cuts, how)
+    whole, final = stream_case(case, target, [], how)
     exact, (value, done) = case.rounded(how.dtype).expected()
     np.testing.assert_array_equal(state.done, done)
     np.testing.assert_array_equal(final.done, done)
@@ -49,7 +49,7 @@ def assert_streams(case, target, cuts, how=DEFAULT):
             assert_close(got, want)
 
 
-def streaming_case(estimator, num_steps=24, term=0.15, **changes):
+def make_streaming_case(estimator, num_steps=24, term=0.15, **changes):
     case = random_case(estimator, 6, num_steps, term=term, trunc=term, **changes)
     return case.replace(decay=0.9) if estimator is TRACES and "decay" not in changes else case
 
@@ -58,7 +58,7 @@ def streaming_case(estimator, num_steps=24, term=0.15, **changes):
 @FORWARD_ONES
 def test_two_windows(target, estimator, mask_mode):
     """Split at every step: done flags, masked steps, and both, on either side of the seam."""
-    case = streaming_case(estimator, 16, valid=0.7, mask_mode=mask_mode)
+    case = make_streaming_case(estimator, 16, valid=0.7, mask_mode=mask_mode)
     for changes in ({}, BOUNDARY) if estimator is PREFIX else ({},):
         for at in (1, 8, 15) if target.interpreted else range(17):
             assert_streams(case.replace(**changes), target, [at])
@@ -66,7 +66,7 @@ def test_two_windows(target, estimator, mask_mode):
 
 @FORWARD_ONES
 def test_three_windows(target, estimator):
-    case = streaming_case(estimator, features=(2,))
+    case = make_streaming_case(estimator, features=(2,))
     for cuts in ([8, 8],) if target.interpreted else ([5, 11], [8, 8], [0, 24], [1, 2]):
         assert_streams(case, target, cuts)
 
@@ -76,7 +76,7 @@ def test_three_windows(target, estimator):
 @FORWARD_ONES
 def test_every_seam(target, estimator, cell, mask_mode):
     """Done (1), masked (2), both or neither in the steps before and behind the seam."""
-    case = streaming_case(estimator, 6, mask_mode=mask_mode)
+    case = make_streaming_case(estimator, 6, mask_mode=mask_mode)
     done = case["dones" if estimator is PREFIX else "terminated"]
     mask = np.ones(case.shape, bool)
     for t, bits in zip((2, 3), cell, strict=True):
@@ -89,26 +89,26 @@ def test_every_seam(target, estimator, cell, mask_mode):
 @FORWARD_ONES
 def test_windows_without_a_valid_step(target, estimator, mask_mode):
     """The state passes through: value and all, and in mode "reset" what follows starts afresh."""
-    case = streaming_case(estimator, 9, mask_mode=mask_mode)
+    case = make_streaming_case(estimator, 9, mask_mode=mask_mode)
     mask = np.ones(case.shape, bool)
     mask[:, 3:6] = False
     assert_streams(case.replace(mask=mask), target, [3, 6])
-    nothing = case.each(lambda x: x[:, :4]).replace(mask=np.zeros((6, 4), bool))
-    (_, state), afresh = stream(nothing, target, []), mask_mode == "reset"
+    nothing = case.map_arrays(lambda x: x[:, :4]).replace(mask=np.zeros((6, 4), bool))
+    (_, state), afresh = stream_case(nothing, target, []), mask_mode == "reset"
     assert not state.value.any() and state.done.tolist() == [afresh] * 6
     value, done = np.arange(6.0), np.arange(6) % 2 == 0
-    _, state = stream(nothing.replace(state=(value, done)), target, [2])
+    _, state = stream_case(nothing.replace(state=(value, done)), target, [2])
     np.testing.assert_array_equal(state.value, value)
     np.testing.assert_array_equal(state.done, done | afresh)
 
 
 @FORWARD_ONES
 def test_a_window_without_steps(target, estimator):
-    case = streaming_case(estimator, 0)
-    _, state = stream(case, target, [])
+    case = make_streaming_case(estimator, 0)
+    _, state = stream_case(case, target, [])
     assert not state.value.any() and not state.done.any()
     value, done = np.arange(6.0), np.arange(6) % 2 == 0
-    _, state = stream(case.replace(state=(value, done)), target, [])
+    _, state = stream_case(case.replace(state=(value, done)), target, [])
     np.testing.assert_array_equal(state.value, value)
     np.testing.assert_array_equal(state.done, done)
 
@@ -116,7 +116,7 @@ def test_a_window_without_steps(target, estimator):
 @pytest.mark.parametrize("time_dim", [-1, 0])
 @FORWARD_ONES
 def test_windows_in_any_layout(target, estimator, time_dim):
-    case = streaming_case(estimator, features=(3,), valid=0.8)
+    case = make_streaming_case(estimator, features=(3,), valid=0.8)
     case = case.replace(state=(np.random.default_rng(0).standard_normal((6, 3)), np.arange(6) % 3 == 0))
     for layout in ("padded_transposed",) if target.interpreted else ("contiguous", "padded_transposed"):
         assert_streams(case, target, [13] if target.interpreted else [7, 13], How(time_dim=time_dim, layouts=(layout,)))
@@ -126,7 +126,7 @@ def test_windows_in_any_layout(target, estimator, time_dim):
 def test_decays_stream(target, form):
     rng = np.random.default_rng(0)
     decay = {"per step": rng.random((6, 24)), "vector": Vector(rng.random(2)), "full": rng.random((6, 24, 2))}.get(form)
-    case = streaming_case(TRACES, features=(2,), valid=0.8, decay=decay)
+    case = make_streaming_case(TRACES, features=(2,), valid=0.8, decay=decay)
     if form == "gamma":
         case = case.replace(decay=None, gamma=0.9, lambda_=0.8)
     assert_streams(case, target, [10])
@@ -144,19 +144,19 @@ def test_integers_stream_exactly(target, dtype):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @FORWARD_ONES
 def test_a_state_is_not_rounded_to_half_precision(target, estimator, dtype):
-    assert_streams(streaming_case(estimator), target, [5, 11], How(dtype=dtype))
+    assert_streams(make_streaming_case(estimator), target, [5, 11], How(dtype=dtype))
 
 
 @FORWARD_ONES
 def test_a_long_stream(target, estimator):
     """Ten windows, each of which begins where an episode may or may not have ended."""
-    case = streaming_case(estimator, 40 if target.interpreted else 300)
+    case = make_streaming_case(estimator, 40 if target.interpreted else 300)
     assert_streams(case, target, range(4, 40, 4) if target.interpreted else range(30, 300, 30))
 
 
 @FORWARD_ONES
 def test_returning_the_state_changes_no_result(target, estimator):
-    case = streaming_case(estimator, valid=0.8)
+    case = make_streaming_case(estimator, valid=0.8)
     call = Call(case, target.device)
     plain, (traces, _) = call(target.backend), call(target.backend, return_state=True)
     assert len(plain) == 1 and same_bits(plain[0], traces)
@@ -166,10 +166,10 @@ def test_returning_the_state_changes_no_result(target, estimator):
 @FORWARD_ONES
 def test_one_out_for_every_window(target, estimator, valid):
     """A buffer used again does not overwrite the state that came out of it, nor is it mistaken for an input."""
-    case = streaming_case(estimator, valid=valid)
-    want, out, state = stream(case, target, [8, 16])[0], torch.full((6, 8), torch.nan, device=target.device), None
+    case = make_streaming_case(estimator, valid=valid)
+    want, out, state = stream_case(case, target, [8, 16])[0], torch.full((6, 8), torch.nan, device=target.device), None
     for low in (0, 8, 16):
-        call = Call(case.each(lambda x, low=low: x[:, low : low + 8]), target.device)
+        call = Call(case.map_arrays(lambda x, low=low: x[:, low : low + 8]), target.device)
         got, state = call(target.backend, state=state, return_state=True, out=out)
         assert got is out and same_bits(out.cpu(), want[:, low : low + 8].contiguous())
 
@@ -194,7 +194,7 @@ def test_the_functions_take_a_plain_state():
 @FORWARD_ONES
 def test_gradients_flow_through_a_seam(float64_target, estimator):
     """The gradient of two windows is that of one, the initial state's included."""
-    case = streaming_case(estimator, 8, valid=0.8)
+    case = make_streaming_case(estimator, 8, valid=0.8)
     gradients = []
     for cuts in ([], [3]):
         call = Call(case, how=How(dtype=torch.float64))
@@ -216,7 +216,7 @@ def test_gradients_flow_through_a_seam(float64_target, estimator):
 
 @FORWARD_ONES
 def test_gradients_reach_the_final_state(float64_target, estimator):
-    call = Call(streaming_case(estimator, 8, term=0.0), how=How(dtype=torch.float64))
+    call = Call(make_streaming_case(estimator, 8, term=0.0), how=How(dtype=torch.float64))
     x = call.kwargs["x"].requires_grad_()
     _, state = call(float64_target.backend, return_state=True)
     state.value.sum().backward()

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from cases import LAYOUTS, place, same_bits
+from cases import LAYOUTS, place_array, same_bits
 from torch import distributed, multiprocessing
 
 from rl_triton_core import BackendUnavailableError, available_backends, normalization, normalize_advantages
@@ -245,14 +245,14 @@ def test_layouts(target, layout, mask_layout):
     advantages, mask = random(6, 9, valid=0.0 if mask_layout is None else 0.7)
     if layout == "expanded":
         advantages[:] = advantages[:, :1]
-    placed = place(advantages, layout, torch.float32, target.device)
-    flags = None if mask_layout is None else place(mask, mask_layout, torch.bool, target.device)
+    placed = place_array(advantages, layout, torch.float32, target.device)
+    flags = None if mask_layout is None else place_array(mask, mask_layout, torch.bool, target.device)
     want = oracle(advantages, None if flags is None else mask)
     before = placed.base.clone()
     for out_layout in (None, *LAYOUTS[:5]):
         given = {}
         if out_layout is not None:
-            out = place(np.full((6, 9), NAN), out_layout, torch.float32, target.device)
+            out = place_array(np.full((6, 9), NAN), out_layout, torch.float32, target.device)
             given["out"] = out.view
         got = normalize_advantages(placed.view, None if flags is None else flags.view, backend=target.backend, **given)
         assert_close(got.cpu(), want, rtol=2e-7)
@@ -298,7 +298,7 @@ def test_dtypes(target, dtype, mask_dtype):
 def test_in_place(target, layout, dtype):
     advantages, mask = random(8, 12, valid=0.7, dtype=dtype)
     want = oracle(advantages.double(), mask)
-    placed = place(advantages, layout, dtype, target.device)
+    placed = place_array(advantages, layout, dtype, target.device)
     flags = mask.to(target.device)
     got = normalize_advantages(placed.view, flags, out=placed.view, backend=target.backend)
     assert got is placed.view

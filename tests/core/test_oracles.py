@@ -16,7 +16,7 @@ from cases import (
     OFF_POLICY,
     TRACES,
     VTRACE,
-    by_name,
+    get_name,
     random_case,
     with_form,
     with_log_probs,
@@ -48,7 +48,7 @@ def draw_cases(estimator, num_steps, **changes):
         yield from (case.replace(lambda_=lambda_) for lambda_ in (0, 0.5, 1))
 
 
-@pytest.mark.parametrize("estimator", BACKWARD, ids=by_name)
+@pytest.mark.parametrize("estimator", BACKWARD, ids=get_name)
 @pytest.mark.parametrize(("term", "trunc"), FLAG_PAIRS)
 @pytest.mark.parametrize("mask_mode", ["skip", "reset"])
 def test_backward(estimator, term, trunc, mask_mode):
@@ -58,7 +58,7 @@ def test_backward(estimator, term, trunc, mask_mode):
 
 
 @pytest.mark.parametrize("mask_mode", ["skip", "reset"])
-@pytest.mark.parametrize("estimator", BACKWARD, ids=by_name)
+@pytest.mark.parametrize("estimator", BACKWARD, ids=get_name)
 def test_every_pattern_of_a_few_steps(estimator, mask_mode):
     """Four steps of GAE, whose table finds the boundaries itself; three of the others, which share that."""
     cells = np.array(list(itertools.product(range(8), repeat=4 if estimator is GAE else 3)))
@@ -68,7 +68,7 @@ def test_every_pattern_of_a_few_steps(estimator, mask_mode):
 
 @pytest.mark.parametrize("with_state", [False, True])
 @pytest.mark.parametrize("mask_mode", ["skip", "reset"])
-@pytest.mark.parametrize("estimator", FORWARD, ids=by_name)
+@pytest.mark.parametrize("estimator", FORWARD, ids=get_name)
 def test_forward(estimator, mask_mode, with_state):
     rng = np.random.default_rng(0)
     for num_steps, valid, term in itertools.product(LENGTHS, [1.0, 0.7, 0.0], [0.0, 0.3, 1.0]):

@@ -302,7 +302,7 @@ def make_alternating_case(estimator, rewards, flag, done):
     first = "x" if estimator in FORWARD else "alpha" if estimator is LINEAR else "rewards"
     args = {name: np.ones(rewards.shape) if name == "beta" else zeros for name in estimator.inputs}
     if estimator is LINEAR:
-        args["beta"] = np.where(done, 0.0, 1.0)
+        args |= {"beta": np.where(done, 0.0, 1.0), "reverse": True}
     elif estimator is PREFIX:
         args["dones"] = done
     else:

@@ -146,7 +146,7 @@ def make_overflowing_case(estimator, rewards, flag, done, kind):
     ]
     zeros = np.zeros(done.shape)
     if estimator is LINEAR:
-        return Case(estimator, {"alpha": rewards, "beta": np.where(done, 0.0, decay)})
+        return Case(estimator, {"alpha": rewards, "beta": np.where(done, 0.0, decay), "reverse": True})
     args = dict.fromkeys(estimator.inputs, zeros)
     args |= {"decay": decay} if estimator is TRACES else {"gamma": decay}
     if estimator in BOOTSTRAPPED:

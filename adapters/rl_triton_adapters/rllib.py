@@ -7,22 +7,26 @@ One call turns them on, before the algorithm is built, and one flag off again:
 
 For PPO a piece of the learner's connector pipeline is replaced; for IMPALA and APPO the function `vtrace_torch`, in the
 learner's loss and nowhere else. All else is RLlib's own. Tensors stay where they are; nothing waits for the device.
+A learner compiles what it needs when it is built, logs one line that says what it computes with, and repeats that in
+the metric "rl_triton" of every update.
 """
 
 # mypy: allow-subclassing-any
 
 from __future__ import annotations
 
+import inspect
+import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from types import MethodType
-from typing import Any, TypeVar
+from types import CodeType, MethodType
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
-from rl_triton_adapters._rebinding import rebound
+from rl_triton_adapters._copies import copy_function
 from rl_triton_core import check_backend, compute_gae, compute_vtrace, normalize_advantages
 
 try:
@@ -31,7 +35,7 @@ try:
     from ray.rllib.algorithms.appo.torch.appo_torch_learner import APPOTorchLearner
     from ray.rllib.algorithms.bc import BCConfig
     from ray.rllib.algorithms.impala.torch.impala_torch_learner import IMPALATorchLearner
-    from ray.rllib.algorithms.impala.torch.vtrace_torch_v2 import vtrace_torch
+    from ray.rllib.algorithms.impala.torch.vtrace_torch_v2 import make_time_major, vtrace_torch
     from ray.rllib.algorithms.marwil import MARWILConfig
     from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
     from ray.rllib.connectors.learner import AddOneTsToEpisodesAndTruncate, GeneralAdvantageEstimation
@@ -39,6 +43,8 @@ try:
     from ray.rllib.core.rl_module.apis.value_function_api import ValueFunctionAPI
     from ray.rllib.env.single_agent_episode import SingleAgentEpisode
     from ray.rllib.evaluation.postprocessing import Postprocessing
+    from ray.rllib.utils import force_list
+    from ray.rllib.utils.metrics import ALL_MODULES
     from ray.rllib.utils.postprocessing.value_predictions import compute_value_targets
 except ImportError as error:
     raise ImportError(
@@ -51,51 +57,91 @@ __all__ = [
     "TritonGeneralAdvantageEstimation",
     "TritonIMPALATorchLearner",
     "TritonPPOTorchLearner",
+    "check_learners",
     "check_ray",
     "enable_triton",
     "vtrace",
 ]
 
 OLDEST_RAY = (2, 56)
+METRIC = "rl_triton"
+"""1 in the results of an update, under "__all_modules__", if all learners used `rl_triton_core` in it."""
 
 Config = TypeVar("Config", bound=AlgorithmConfig)
+logger = logging.getLogger("ray.rllib.rl_triton")  # follows the log level that RLlib sets for itself
 
 
-def enable_triton(config: Config, *, masked_statistics: bool = False, backend: str | None = None) -> Config:
+def enable_triton(config: Config, *, masked_statistics: bool | None = None, backend: str | None = None) -> Config:
     """Let an algorithm's learners compute with `rl_triton_core`.
 
-    Sets `learner_class` and three entries of `learner_config_dict`: "rl_triton", unless it is there already,
-    "rl_triton_masked_statistics" and "rl_triton_backend". Call it before the algorithm is built.
+    Sets `learner_class` and three entries of `learner_config_dict`: "rl_triton", "rl_triton_masked_statistics" and
+    "rl_triton_backend". Entries that are there already stay, unless an argument says otherwise. Adds `check_learners`
+    to the callbacks `on_algorithm_init`. Call it before the algorithm is built.
 
     Args:
-        config: Of PPO, IMPALA or APPO, on the new API stack; changed in place.
+        config: Config of PPO, IMPALA or APPO, on the new API stack; changed in place.
         masked_statistics: Whether PPO standardises advantages over real steps alone. RLlib's own statistics count the
-            extra slot of each episode too.
-        backend: Name of a backend of `rl_triton_core`; None chooses by the learner's device.
+            extra slot of each episode too. None keeps what the config says, which is False by default.
+        backend: Name of a backend of `rl_triton_core`. None keeps what the config says, which by default is that the
+            learner's device decides.
 
     Returns:
         The same config.
 
     Raises:
-        TypeError: The algorithm is another one, or has a learner class that does not derive from one of this module.
+        TypeError: The algorithm is another one, or has a learner class that does not derive from one of this module; a
+            flag is no bool.
         ValueError: The config is for the old API stack, or asks for masked statistics without having any; there is no
-            such backend.
+            such backend, or an entry of `learner_config_dict` looks like a flag of this module and is none.
         RuntimeError: The installed Ray is too old, or does not compute what this adapter was written for.
     """
     check_ray()
-    check_backend(backend)
-    learner_class = _triton_learner(config)
+    learner_class = _choose_learner_class(config)
     if not config.enable_rl_module_and_learner:
         raise ValueError("config: got enable_rl_module_and_learner=False, expected the new API stack")
-    if masked_statistics and not issubclass(learner_class, TritonPPOTorchLearner):
+    arguments = {"rl_triton_masked_statistics": masked_statistics, "rl_triton_backend": backend}
+    given = {name: value for name, value in arguments.items() if value is not None}
+    flags = read_flags({**config.learner_config_dict, **given})
+    if flags.masked_statistics and not issubclass(learner_class, TritonPPOTorchLearner):
         raise ValueError(f"masked_statistics: got True for {type(config).__name__}, expected it for PPO alone")
-    flags = {"rl_triton_masked_statistics": masked_statistics, "rl_triton_backend": backend}
-    config.learners(learner_class=learner_class, learner_config_dict={"rl_triton": is_enabled(config), **flags})
+    config.learners(learner_class=learner_class, learner_config_dict=dict(zip(_FLAG_DEFAULTS, flags, strict=True)))
+    callbacks = force_list(config.callbacks_on_algorithm_init)
+    if check_learners not in callbacks:
+        config.callbacks(on_algorithm_init=[*callbacks, check_learners])
     return config
 
 
-def _triton_learner(config: Any) -> type:
-    """The learner class for a config: its own if it is one of ours, else ours in the place of RLlib's."""
+class Flags(NamedTuple):
+    """What `learner_config_dict` asks of our learners."""
+
+    enabled: bool
+    masked_statistics: bool
+    backend: str | None
+
+
+_FLAG_DEFAULTS = {"rl_triton": True, "rl_triton_masked_statistics": False, "rl_triton_backend": None}
+
+
+def read_flags(learner_config_dict: Mapping[Any, Any]) -> Flags:
+    """Read our flags among the entries of `learner_config_dict`.
+
+    Raises:
+        TypeError: A flag is no bool.
+        ValueError: An entry begins with "rl_tri" and is none of the flags, or there is no such backend.
+    """
+    unknown = [x for x in learner_config_dict if str(x).startswith("rl_tri") and x not in _FLAG_DEFAULTS]
+    if unknown:
+        raise ValueError(f"learner_config_dict: got {unknown[0]!r}, expected one of {', '.join(_FLAG_DEFAULTS)}")
+    flags = Flags(*(learner_config_dict.get(name, default) for name, default in _FLAG_DEFAULTS.items()))
+    for name, flag in zip(_FLAG_DEFAULTS, flags[:2], strict=False):
+        if not isinstance(flag, bool):
+            raise TypeError(f"learner_config_dict: got {name}={flag!r}, expected True or False")
+    check_backend(flags.backend)
+    return flags
+
+
+def _choose_learner_class(config: Any) -> type:
+    """The learner class for a config: its own if it derives from one of ours, else ours in the place of RLlib's."""
     if not isinstance(config, AlgorithmConfig):
         raise TypeError(f"config: got {type(config).__name__}, expected a PPOConfig, IMPALAConfig or APPOConfig")
     current = config.learner_class
@@ -114,8 +160,83 @@ def _triton_learner(config: Any) -> type:
         )
     ours = _LEARNERS[stock]
     if current is not stock and ours not in bases:
-        raise TypeError(f"learner_class: got {current.__name__}, expected it to derive from {ours.__name__}")
+        raise TypeError(
+            f"learner_class: got {current.__name__}, expected it to derive from {ours.__name__}: "
+            f"{_suggest_learner_class(current)}"
+        )
     return ours if current is stock else current
+
+
+def _suggest_learner_class(learner_class: type) -> str:
+    """The line that makes a learner class of the user's one that computes with `rl_triton_core`."""
+    ours = next((_LEARNERS[base].__name__ for base in learner_class.__mro__ if base in _LEARNERS), "one of ours")
+    return f"class Mine({learner_class.__name__}, {ours}): pass"
+
+
+def check_learners(algorithm: Any, **kwargs: Any) -> None:
+    """Check that every learner of an algorithm computes with `rl_triton_core`, unless the flag "rl_triton" is False.
+
+    Algorithms of a config that `enable_triton` changed run it when they are built, as a callback `on_algorithm_init`.
+
+    Args:
+        algorithm: Algorithm that was built.
+        **kwargs: Not read; RLlib passes more to its callbacks.
+
+    Raises:
+        RuntimeError: Some learner computes with RLlib's own, for instance because `learner_class` was set after
+            `enable_triton`.
+    """
+    if not read_flags(algorithm.config.learner_config_dict).enabled:
+        return
+    learners = [answer.get() for answer in algorithm.learner_group.foreach_learner(_describe_learner)]
+    wrong = [learner for learner in learners if not learner.uses_triton]
+    if wrong:
+        raise RuntimeError(
+            f"rl_triton: {len(wrong)} of {len(learners)} learners compute with RLlib's own: got {wrong[0].name}, "
+            f"expected one that derives from ours and calls its build(): {wrong[0].suggestion}. Set learner_class "
+            'before enable_triton; learner_config_dict={"rl_triton": False} keeps RLlib\'s own'
+        )
+
+
+class _LearnerDescription(NamedTuple):
+    name: str
+    uses_triton: bool
+    suggestion: str
+
+
+def _describe_learner(learner: Any) -> _LearnerDescription:
+    uses_triton = isinstance(learner, _TritonLearnerMixin) and learner.uses_triton()
+    learner_class = learner.config.learner_class  # a remote learner's own type is a wrapper that Ray makes
+    return _LearnerDescription(learner_class.__name__, uses_triton, _suggest_learner_class(learner_class))
+
+
+class _TritonLearnerMixin:
+    """Say what a learner computes with: in one line when it is built, and in a metric of every update."""
+
+    config: Any
+    metrics: Any
+
+    def uses_triton(self) -> bool:
+        """Whether this learner, which is built, computes with `rl_triton_core`."""
+        raise NotImplementedError
+
+    def after_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
+        """Log the metric, and do what RLlib does after an update.
+
+        Args:
+            timesteps: Steps that were sampled and trained on.
+        """
+        super().after_gradient_based_update(timesteps=timesteps)  # type: ignore[misc]
+        self.metrics.log_value((ALL_MODULES, METRIC), float(self._used_triton()), window=1)
+
+    def _used_triton(self) -> bool:
+        """Whether the last update was computed with `rl_triton_core`."""
+        return self.uses_triton()
+
+    def _log_estimator(self, what: str, device: Any) -> None:
+        backend = read_flags(self.config.learner_config_dict).backend or "that of the device"
+        who = f"rl_triton_core, backend {backend}" if self.uses_triton() else "RLlib"
+        logger.info("%s computes %s with %s, on %s", self.config.learner_class.__name__, what, who, device)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -149,10 +270,10 @@ class TritonGeneralAdvantageEstimation(GeneralAdvantageEstimation):
         """Create the connector.
 
         Args:
-            input_observation_space: As in `GeneralAdvantageEstimation`.
-            input_action_space: Likewise.
-            gamma: γ.
-            lambda_: λ.
+            input_observation_space: Observation space of the environment, for RLlib's base class.
+            input_action_space: Action space of the environment, for RLlib's base class.
+            gamma: Discount γ per step.
+            lambda_: λ in [0, 1].
             masked_statistics: Whether μ and σ are those of real steps, "loss_mask"; other advantages are then 0.
             backend: Name of a backend of `rl_triton_core`; None chooses by the tensors' device.
         """
@@ -177,15 +298,49 @@ class TritonGeneralAdvantageEstimation(GeneralAdvantageEstimation):
         def add_columns(module_id: str, module: Any) -> None:
             if module_id in batch and isinstance(module, ValueFunctionAPI):
                 columns = batch[module_id]
-                columns.update(self._new_columns(columns, module.compute_values(columns), module.is_stateful()))
+                values = module.compute_values(columns)
+                if values.shape != columns[Columns.REWARDS].shape:
+                    raise ValueError(
+                        f"compute_values of module {module_id!r}: got shape {tuple(values.shape)}, expected "
+                        f"{tuple(columns[Columns.REWARDS].shape)}, one value per slot"
+                    )
+                columns.update(self._compute_columns(columns, values, module.is_stateful()))
 
         rl_module.foreach_module(add_columns)
         return batch
 
-    def _new_columns(self, columns: dict[str, Any], values: torch.Tensor, padded: bool) -> dict[str, torch.Tensor]:
-        seq_lens = columns[Columns.SEQ_LENS] if padded else None
-        in_use = None if seq_lens is None else slots_in_use(seq_lens, values.shape[1])
-        advantages, value_targets = gae_of_slots(
+    @torch.no_grad()
+    def warm_up(self, rl_module: Any, num_slots: int, device: torch.device | str) -> None:
+        """Compute the columns of an empty batch for each module, so that no later batch compiles anything.
+
+        Args:
+            rl_module: The learner's MultiRLModule.
+            num_slots: Slots of a batch.
+            device: Device of the batches.
+        """
+
+        def compute_empty_columns(module_id: str, module: Any) -> None:
+            if not isinstance(module, ValueFunctionAPI):
+                return
+            shape: tuple[int, ...] = (num_slots,)
+            columns = {}
+            if module.is_stateful():
+                max_seq_len = module.model_config["max_seq_len"]
+                shape = (math.ceil(num_slots / max_seq_len), max_seq_len)
+                columns[Columns.SEQ_LENS] = torch.full(shape[:1], max_seq_len, device=device)
+            for name in (Columns.TERMINATEDS, Columns.TRUNCATEDS, Columns.LOSS_MASK):
+                columns[name] = torch.zeros(shape, dtype=torch.bool, device=device)
+            columns[Columns.REWARDS] = torch.zeros(shape, device=device)
+            self._compute_columns(columns, columns[Columns.REWARDS], module.is_stateful())
+
+        rl_module.foreach_module(compute_empty_columns)
+
+    def _compute_columns(
+        self, columns: dict[str, Any], values: torch.Tensor, is_padded: bool
+    ) -> dict[str, torch.Tensor]:
+        seq_lens = columns[Columns.SEQ_LENS] if is_padded else None
+        in_use = None if seq_lens is None else mask_padding(seq_lens, values.shape[1])
+        advantages, value_targets = compute_gae_of_slots(
             columns, values, seq_lens, in_use, gamma=self.gamma, lambda_=self.lambda_, backend=self.backend
         )
         standardised = normalize_advantages(
@@ -196,10 +351,10 @@ class TritonGeneralAdvantageEstimation(GeneralAdvantageEstimation):
             epsilon_mode="floor",
             backend=self.backend,
         )
-        return {Postprocessing.ADVANTAGES: standardised, Postprocessing.VALUE_TARGETS: value_targets}
+        return {Postprocessing.ADVANTAGES: standardised.float(), Postprocessing.VALUE_TARGETS: value_targets.float()}
 
 
-def gae_of_slots(
+def compute_gae_of_slots(
     columns: Mapping[str, torch.Tensor],
     values: torch.Tensor,
     seq_lens: torch.Tensor | None = None,
@@ -209,28 +364,28 @@ def gae_of_slots(
     lambda_: float,
     backend: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Advantages, not standardised, and value targets of all slots: one call, slots being one environment's steps.
+    """Compute advantages, not standardised, and value targets of all slots, in one call.
 
     Args:
         columns: "rewards", "terminateds" and "truncateds", shaped like `values`.
-        values: As in `following_values`.
-        seq_lens: As in `following_values`.
-        in_use: As from `slots_in_use`; goes together with `seq_lens`.
-        gamma: γ.
-        lambda_: λ.
+        values: Values of all slots, [slots], or [rows, max_seq_len] with `seq_lens`. Rows continue each other.
+        seq_lens: How many slots of each row are in use, at least one, [rows]; None without padding.
+        in_use: False where a row is padded, shaped like `values`; goes together with `seq_lens`.
+        gamma: Discount γ per step.
+        lambda_: λ in [0, 1].
         backend: Name of a backend of `rl_triton_core`; None chooses by the tensors' device.
 
     Returns:
         Advantages and value targets, shaped like `values`, 0 in the padding.
     """
-    row = partial(torch.reshape, shape=(1, -1))
+    as_row = partial(torch.reshape, shape=(1, -1))  # slots are the steps of one environment
     advantages, value_targets = compute_gae(
-        row(columns[Columns.REWARDS]),
-        row(values),
-        row(columns[Columns.TERMINATEDS]),
-        row(columns[Columns.TRUNCATEDS]),
-        next_values=row(following_values(values, seq_lens)),
-        mask=None if in_use is None else row(in_use),
+        as_row(columns[Columns.REWARDS]),
+        as_row(values),
+        as_row(columns[Columns.TERMINATEDS]),
+        as_row(columns[Columns.TRUNCATEDS]),
+        next_values=as_row(shift_values(values, seq_lens)),
+        mask=None if in_use is None else as_row(in_use),
         gamma=gamma,
         lambda_=lambda_,
         backend=backend,
@@ -239,29 +394,29 @@ def gae_of_slots(
     return advantages.view_as(values), value_targets.view_as(values)
 
 
-def slots_in_use(seq_lens: torch.Tensor, max_seq_len: int) -> torch.Tensor:
-    """False where a row is padded, [rows, max_seq_len]."""
+def mask_padding(seq_lens: torch.Tensor, max_seq_len: int) -> torch.Tensor:
+    """Say which slots of padded rows are in use, [rows, max_seq_len]: False in the padding."""
     return torch.arange(max_seq_len, device=seq_lens.device) < seq_lens[:, None]
 
 
-def following_values(values: torch.Tensor, seq_lens: torch.Tensor | None = None) -> torch.Tensor:
-    """The value in the next slot, 0 behind the last one. Rows continue each other.
+def shift_values(values: torch.Tensor, seq_lens: torch.Tensor | None = None) -> torch.Tensor:
+    """Take the value of the next slot for each slot, 0 after the last one.
 
     Args:
-        values: [slots], or [rows, max_seq_len] with `seq_lens`.
+        values: [slots], or [rows, max_seq_len] with `seq_lens`. Rows continue each other.
         seq_lens: How many slots of each row are in use, at least one, [rows]; None without padding.
 
     Returns:
         Shaped like `values`, of no meaning in the padding.
     """
-    ahead = torch.cat([values.flatten()[1:], values.new_zeros(1)]).view(values.shape)
+    next_values = torch.cat([values.flatten()[1:], values.new_zeros(1)]).view(values.shape)
     if seq_lens is None:
-        return ahead
+        return next_values
     next_row = torch.cat([values[1:, 0], values.new_zeros(1)])
-    return ahead.scatter(1, (seq_lens.long() - 1)[:, None], next_row[:, None])
+    return next_values.scatter(1, (seq_lens.long() - 1)[:, None], next_row[:, None])
 
 
-class TritonPPOTorchLearner(PPOTorchLearner):
+class TritonPPOTorchLearner(_TritonLearnerMixin, PPOTorchLearner):
     """`PPOTorchLearner` whose connector pipeline has our piece in the place of `GeneralAdvantageEstimation`.
 
     Derive from it to have a learner of your own. Flags in `learner_config_dict`, see `enable_triton`:
@@ -269,42 +424,46 @@ class TritonPPOTorchLearner(PPOTorchLearner):
     """
 
     def build(self) -> None:
-        """Build the learner, then replace the piece where it stands.
+        """Build the learner, replace the piece where it stands, and compile what it needs.
 
         Raises:
+            TypeError: A flag is no bool.
+            ValueError: An entry of `learner_config_dict` looks like a flag of this module and is none.
             RuntimeError: The pipeline has no such piece, or the installed Ray is not one that `check_ray` accepts.
             BackendUnavailableError: The backend asked for cannot run on the learner's device.
         """
+        flags = read_flags(self.config.learner_config_dict)
         super().build()
-        if not is_enabled(self.config):
-            return
-        check_ray()
-        check_backend(chosen_backend(self.config), self._device)
+        if flags.enabled:
+            check_ray()
+            self._replace_connectors(flags)
+            for piece in self._find_connectors():
+                piece.warm_up(self.module, self.config.train_batch_size_per_learner, self._device)
+        self._log_estimator("advantages", self._device)
+
+    def uses_triton(self) -> bool:
+        """Whether this learner, which is built, computes with `rl_triton_core`."""
+        return bool(self._find_connectors())
+
+    def _find_connectors(self) -> list[TritonGeneralAdvantageEstimation]:
         pieces = [] if self._learner_connector is None else self._learner_connector.connectors
-        places = [i for i, piece in enumerate(pieces) if type(piece) is GeneralAdvantageEstimation]
-        if not places and not any(isinstance(piece, TritonGeneralAdvantageEstimation) for piece in pieces):
+        return [piece for piece in pieces if isinstance(piece, TritonGeneralAdvantageEstimation)]
+
+    def _replace_connectors(self, flags: Flags) -> None:
+        pieces = [] if self._learner_connector is None else self._learner_connector.connectors
+        for i, piece in enumerate(pieces):
+            if type(piece) is GeneralAdvantageEstimation:
+                pieces[i] = TritonGeneralAdvantageEstimation(
+                    gamma=piece.gamma,
+                    lambda_=piece.lambda_,
+                    masked_statistics=flags.masked_statistics,
+                    backend=flags.backend,
+                )
+        if not self._find_connectors():
             raise RuntimeError(
                 f"{type(self).__name__}: got a learner pipeline without GeneralAdvantageEstimation, expected one to "
                 'replace (learner_config_dict={"rl_triton": False} asks for none)'
             )
-        for i in places:
-            pieces[i] = TritonGeneralAdvantageEstimation(
-                gamma=pieces[i].gamma,
-                lambda_=pieces[i].lambda_,
-                masked_statistics=self.config.learner_config_dict.get("rl_triton_masked_statistics", False),
-                backend=chosen_backend(self.config),
-            )
-
-
-def is_enabled(config: Any) -> bool:
-    """What the flag says; on without one."""
-    return bool(config.learner_config_dict.get("rl_triton", True))
-
-
-def chosen_backend(config: Any) -> str | None:
-    """The backend that `enable_triton` was asked for."""
-    name: str | None = config.learner_config_dict.get("rl_triton_backend")
-    return name
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -340,15 +499,29 @@ def vtrace(
 
     Returns:
         vs and pg_advantages, [T, B], without a graph.
+
+    Raises:
+        ValueError: A tensor is not shaped like `rewards`, as values [T, B, 1] are not.
     """
+    per_step = {
+        "target_action_log_probs": target_action_log_probs,
+        "behaviour_action_log_probs": behaviour_action_log_probs,
+        "discounts": discounts,
+        "values": values,
+    }
+    for name, tensor in per_step.items():
+        if tensor.shape != rewards.shape:
+            raise ValueError(
+                f"{name}: got shape {tuple(tensor.shape)}, expected {tuple(rewards.shape)}, that of rewards"
+            )
     targets, advantages = compute_vtrace(
         rewards,
         values,
         target_log_probs=target_action_log_probs,
         behaviour_log_probs=behaviour_action_log_probs,
         gamma=discounts,
-        rho_bar=_clip(clip_rho_threshold),
-        rho_bar_pg=_clip(clip_pg_rho_threshold),
+        rho_bar=_convert_clip(clip_rho_threshold),
+        rho_bar_pg=_convert_clip(clip_pg_rho_threshold),
         bootstrap_values=bootstrap_values,
         time_dim=0,
         backend=backend,
@@ -357,34 +530,88 @@ def vtrace(
     return targets, advantages
 
 
-def _clip(threshold: float | torch.Tensor | None) -> float:
+def _convert_clip(threshold: float | torch.Tensor | None) -> float:
     return math.inf if threshold is None else float(threshold)
 
 
-class _VTraceMixin:
+class _VTraceMixin(_TritonLearnerMixin):
     """Compute the loss of the learner that follows with our V-Trace, if the flag says so."""
 
+    _calls_vtrace = False
+    _called_vtrace = False
+    module: Any
+    _device: Any
+
     def build(self) -> None:
-        """Build the learner.
+        """Build the learner, and compile what it needs.
 
         Raises:
-            RuntimeError: The installed Ray is not one that `check_ray` accepts, or the loss calls no `vtrace_torch`.
+            TypeError: A flag is no bool.
+            ValueError: An entry of `learner_config_dict` looks like a flag of this module and is none.
+            RuntimeError: The installed Ray is not one that `check_ray` accepts, the loss of RLlib calls no
+                `vtrace_torch`, or a loss of the user's does not call that of this class.
             BackendUnavailableError: The backend asked for cannot run on the learner's device.
         """
         learner: Any = super()
+        self._flags = read_flags(self.config.learner_config_dict)
         self._triton_loss = learner.compute_loss_for_module
-        config = self.config  # type: ignore[attr-defined]
-        if is_enabled(config):
+        if self._flags.enabled:
             check_ray()
-            self._triton_loss = _with_vtrace(self._triton_loss, partial(vtrace, backend=chosen_backend(config)))
+            _check_losses_call_ours(type(self))
+            self._triton_loss = _replace_vtrace(self._triton_loss, self.compute_vtrace)
+            self._calls_vtrace = True
         learner.build()
-        if is_enabled(config):  # an error in the loss would end IMPALA's learner thread, and the algorithm would wait
-            check_backend(chosen_backend(config), self._device)  # type: ignore[attr-defined]
+        if self._flags.enabled:  # an error in the loss would end IMPALA's learner thread, and the algorithm would wait
+            self._warm_up()
+        self._log_estimator("V-Trace", self._device)
+
+    def uses_triton(self) -> bool:
+        """Whether this learner, which is built, computes with `rl_triton_core`."""
+        return self._calls_vtrace
 
     def compute_loss_for_module(self, **kwargs: Any) -> torch.Tensor:
         """The loss of one module: RLlib's own code."""
         loss: torch.Tensor = self._triton_loss(**kwargs)
         return loss
+
+    def _used_triton(self) -> bool:
+        called, self._called_vtrace = self._called_vtrace, False
+        return called
+
+    def compute_vtrace(self, **arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute V-Trace as the flags say, in a loss of your own: call it where you called `vtrace_torch`.
+
+        Args:
+            **arguments: Arguments of `vtrace_torch`.
+
+        Returns:
+            vs and pg_advantages, [T, B].
+        """
+        if not self._flags.enabled:
+            return vtrace_torch(**arguments)  # type: ignore[no-any-return]
+        self._called_vtrace = True
+        return vtrace(**arguments, backend=self._flags.backend)
+
+    def _warm_up(self) -> None:
+        """Compute V-Trace of an empty batch for each module, laid out as the loss does it."""
+        num_slots = self.config.minibatch_size or self.config.train_batch_size_per_learner
+        for module_id in self.module.keys():  # noqa: SIM118 (a MultiRLModule is no dict)
+            module = self.module[module_id].unwrapped()
+            if module.is_stateful():
+                max_seq_len = module.model_config["max_seq_len"]
+                rows = torch.zeros(math.ceil(num_slots / max_seq_len), max_seq_len, device=self._device)
+                zeros = make_time_major(rows, recurrent_seq_len=max_seq_len)
+            else:
+                slots = torch.zeros(num_slots, device=self._device)
+                zeros = make_time_major(slots, trajectory_len=self.config.get_rollout_fragment_length())
+            names = ("target_action_log_probs", "behaviour_action_log_probs", "discounts", "rewards", "values")
+            vtrace(
+                **dict.fromkeys(names, zeros),
+                bootstrap_values=zeros[0].clone(),
+                clip_rho_threshold=self.config.vtrace_clip_rho_threshold,
+                clip_pg_rho_threshold=self.config.vtrace_clip_pg_rho_threshold,
+                backend=self._flags.backend,
+            )
 
 
 class TritonIMPALATorchLearner(_VTraceMixin, IMPALATorchLearner):
@@ -395,8 +622,8 @@ class TritonAPPOTorchLearner(_VTraceMixin, APPOTorchLearner):
     """`APPOTorchLearner` with our V-Trace. Derive from it to have a learner of your own."""
 
 
-def _with_vtrace(method: Any, replacement: Callable[..., Any]) -> MethodType:
-    """The same method, calling that where it called RLlib's `vtrace_torch`.
+def _replace_vtrace(method: Any, replacement: Callable[..., Any]) -> MethodType:
+    """Copy a method so that it calls the replacement where it called RLlib's `vtrace_torch`.
 
     Raises:
         RuntimeError: The method does not read that name.
@@ -404,7 +631,32 @@ def _with_vtrace(method: Any, replacement: Callable[..., Any]) -> MethodType:
     function, name = method.__func__, "vtrace_torch"
     if name not in function.__code__.co_names:
         raise RuntimeError(f"{function.__qualname__}: got none in Ray {ray.__version__}, expected a call of {name}")
-    return MethodType(rebound(function, {name: replacement}), method.__self__)
+    return MethodType(copy_function(function, {name: replacement}), method.__self__)
+
+
+def _check_losses_call_ours(learner_class: type) -> None:
+    """Check that a loss in front of ours calls it, or the learner's `compute_vtrace`.
+
+    Raises:
+        RuntimeError: It does neither, so that RLlib's V-Trace, or none, would be computed.
+    """
+    for base in learner_class.__mro__[: learner_class.__mro__.index(_VTraceMixin)]:
+        loss = vars(base).get("compute_loss_for_module")
+        code = None if loss is None else getattr(inspect.unwrap(loss), "__code__", None)
+        if code and not {"compute_loss_for_module", "compute_vtrace"}.intersection(_names_in_code(code)):
+            raise RuntimeError(
+                f"{base.__name__}.compute_loss_for_module: got a loss that does not call ours, expected it to call "
+                "super().compute_loss_for_module(**kwargs), or self.compute_vtrace where it calls vtrace_torch "
+                '(learner_config_dict={"rl_triton": False} keeps RLlib\'s own)'
+            )
+
+
+def _names_in_code(code: CodeType) -> Iterator[str]:
+    """Names of globals and attributes that a function's code uses, those of inner functions included."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names_in_code(constant)
 
 
 _LEARNERS = {
@@ -420,7 +672,7 @@ _LEARNERS = {
 
 
 def check_ray() -> None:
-    """See whether the installed Ray is one that this adapter was written for, by its version and by what it computes.
+    """Check that the installed Ray is one that this adapter was written for: its version, and what it computes.
 
     Raises:
         RuntimeError: It is older than 2.56, or its flags, value targets or V-Trace differ on a small example.
@@ -431,7 +683,7 @@ def check_ray() -> None:
             f"rl_triton_adapters.rllib needs Ray 2.56 or newer, got {ray.__version__}: "
             'pip install "ray[rllib]>=2.56" (before that, flags stood one slot later)'
         )
-    for what, theirs, ours in (_flags(), _value_targets(), _vtraces()):
+    for what, theirs, ours in (_compare_flags(), _compare_value_targets(), _compare_vtrace()):
         if not np.allclose(theirs, ours, rtol=1e-5, atol=1e-5):
             raise RuntimeError(
                 f"Ray {ray.__version__} has other {what} than the releases that rl_triton_adapters.rllib was written "
@@ -447,8 +699,8 @@ _SLOTS = {
 """Two episodes of two steps, each with its extra slot: one terminated, one went on when sampling stopped."""
 
 
-def _flags() -> tuple[str, Any, Any]:
-    """Flags as RLlib's connector sets them, and as they are expected."""
+def _compare_flags() -> tuple[str, Any, Any]:
+    """Return flags as RLlib's connector sets them, and as they are expected."""
     episodes = [
         SingleAgentEpisode(
             observations=[0] * 3, actions=[0] * 2, rewards=[0.0] * 2, terminated=end, len_lookback_buffer=0
@@ -460,16 +712,16 @@ def _flags() -> tuple[str, Any, Any]:
     return "flags", [np.concatenate([*batch[name].values()]) for name in names], [_SLOTS[name] for name in names]
 
 
-def _value_targets() -> tuple[str, Any, Any]:
-    """Value targets, RLlib's and ours."""
+def _compare_value_targets() -> tuple[str, Any, Any]:
+    """Return value targets, RLlib's and ours."""
     values = torch.tensor([5.0, 6.0, 7.0, 8.0, 9.0, 10.0])
     columns = {name: column.numpy() for name, column in _SLOTS.items()}
-    _, ours = gae_of_slots(_SLOTS, values, gamma=0.9, lambda_=0.8, backend="reference")
+    _, ours = compute_gae_of_slots(_SLOTS, values, gamma=0.9, lambda_=0.8, backend="reference")
     return "value targets", compute_value_targets(values.numpy(), **columns, gamma=0.9, lambda_=0.8), ours
 
 
-def _vtraces() -> tuple[str, Any, Any]:
-    """Results of V-Trace, RLlib's and ours."""
+def _compare_vtrace() -> tuple[str, Any, Any]:
+    """Return results of V-Trace, RLlib's and ours."""
     per_step = torch.tensor([[0.5, -0.5, 0.1], [0.0, 0.2, -0.4], [0.9, 0.0, 0.9], [1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
     names = ("target_action_log_probs", "behaviour_action_log_probs", "discounts", "rewards", "values")
     arguments = dict(zip(names, per_step[..., None], strict=True), bootstrap_values=torch.tensor([7.0]))

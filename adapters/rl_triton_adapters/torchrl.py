@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_triton_adapters._rebinding import rebound
+from rl_triton_adapters._copies import copy_function
 from rl_triton_core import compute_gae, compute_lambda_returns, compute_vtrace
 
 try:
@@ -234,7 +234,7 @@ def _number(name: str, number: float | Tensor) -> float:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def calling(ours: Callable[..., Any], method: Any) -> Any:
+def replace_call(ours: Callable[..., Any], method: Any) -> Any:
     """A copy of a TorchRL method, with its decorators, that calls `ours` where it called TorchRL's of that name.
 
     Raises:
@@ -242,32 +242,32 @@ def calling(ours: Callable[..., Any], method: Any) -> Any:
     """
     inner = getattr(method, "__wrapped__", None)
     if inner is not None:
-        copied = calling(ours, inner)
+        copied = replace_call(ours, inner)
         cells = tuple(CellType(copied) if cell.cell_contents is inner else cell for cell in method.__closure__)
-        return rebound(method, {}, cells)
+        return copy_function(method, {}, cells)
     names = {ours.__name__, f"vec_{ours.__name__}"}.intersection(method.__code__.co_names)
     if not names:
         raise ImportError(f"TorchRL's {method.__qualname__} calls no {ours.__name__}: another version is needed")
-    return rebound(method, dict.fromkeys(names, ours))
+    return copy_function(method, dict.fromkeys(names, ours))
 
 
 class TritonGAE(GAE):
     """`GAE` of TorchRL with the advantages of `rl_triton_core`. `vectorized` makes no difference."""
 
-    forward = calling(generalized_advantage_estimate, GAE.forward)
-    value_estimate = calling(generalized_advantage_estimate, GAE.value_estimate)
+    forward = replace_call(generalized_advantage_estimate, GAE.forward)
+    value_estimate = replace_call(generalized_advantage_estimate, GAE.value_estimate)
 
 
 class TritonTDLambdaEstimator(TDLambdaEstimator):
     """`TDLambdaEstimator` of TorchRL with the returns of `rl_triton_core`. `vectorized` makes no difference."""
 
-    value_estimate = calling(td_lambda_return_estimate, TDLambdaEstimator.value_estimate)
+    value_estimate = replace_call(td_lambda_return_estimate, TDLambdaEstimator.value_estimate)
 
 
 class TritonVTrace(VTrace):
     """`VTrace` of TorchRL with the targets of `rl_triton_core`."""
 
-    forward = calling(vtrace_advantage_estimate, VTrace.forward)
+    forward = replace_call(vtrace_advantage_estimate, VTrace.forward)
 
 
 def use_triton_estimators(enabled: bool = True) -> None:

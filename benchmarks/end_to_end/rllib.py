@@ -17,8 +17,8 @@ from benchmarks.workloads import GAMMA
 TITLE = "RLlib"
 ITERATION = """\
 An iteration is one `update` of a local `PPOTorchLearner` on the same random episodes; no environment is stepped. The
-advantage step is the recurrence alone, `compute_value_targets` in RLlib and `gae_of_slots` in ours. The *connector* is
-the piece around it, less the value network's part: RLlib's goes through NumPy, ours stays in the packed tensors."""
+advantage step is the recurrence alone, `compute_value_targets` in RLlib, `compute_gae_of_slots` in ours. The
+*connector* is the piece around it, less the value network's part: RLlib's goes through NumPy, ours stays in the packed tensors."""
 ARMS = {
     "stock": "`GeneralAdvantageEstimation`",
     "ours": "`TritonGeneralAdvantageEstimation`",
@@ -102,16 +102,18 @@ def draw_episodes(setting: Setting) -> list[Any]:
 
 def time_parts(learner: Any, watch: Stopwatch) -> None:
     """Let the watch see the parts of a learner's connector; the value network belongs to none of them."""
-    from rl_triton_adapters._rebinding import rebound
+    from rl_triton_adapters._copies import copy_function
 
     for module_id in learner.module.keys():  # noqa: SIM118 (a module iterates over nothing)
         module = learner.module[module_id]
         module.compute_values = watch.around(REST, module.compute_values)
     piece = learner._learner_connector.connectors[-1]
     kind = type(piece)
-    method, name = ("_new_columns", "gae_of_slots") if "_new_columns" in vars(kind) else ("__call__", RECURRENCE)
+    method, name = (
+        ("_compute_columns", "compute_gae_of_slots") if "_compute_columns" in vars(kind) else ("__call__", RECURRENCE)
+    )
     copy = vars(kind)[method]
-    copies = {method: rebound(copy, {name: watch.around(ADVANTAGES, copy.__globals__[name])})}
+    copies = {method: copy_function(copy, {name: watch.around(ADVANTAGES, copy.__globals__[name])})}
     copies["__call__"] = watch.around("connector", copies.get("__call__", kind.__call__))
     piece.__class__ = type(kind.__name__, (kind,), copies)
 

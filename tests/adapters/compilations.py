@@ -26,7 +26,7 @@ print(json.dumps([built, len(compilations.buffer) - built]))
 
 def count_compilations(setup: str, use: str, cache: Path, **environment: str) -> tuple[int, int]:
     """Run two pieces of a program, one after the other, and count the compilations in each."""
-    paths = [str(ROOT), str(ROOT / "adapters"), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    paths = [str(ROOT), str(ROOT / "adapters"), environment.pop("PYTHONPATH", os.environ.get("PYTHONPATH", ""))]
     result = subprocess.run(
         [sys.executable, "-c", PROGRAM, setup, use],
         env=os.environ | {"NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join(paths)} | environment,

@@ -3,7 +3,9 @@
 Everything that is not random numbers comes from RLlib: environments, episodes, pipelines, modules, learners, actors.
 """
 
+import logging
 import os
+import re
 import subprocess
 import sys
 from functools import partial
@@ -20,6 +22,7 @@ from hypothesis import strategies as st
 pytest.importorskip("ray.rllib")
 
 import ray
+from compilations import count_compilations
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.appo import APPOConfig
 from ray.rllib.algorithms.appo.torch.appo_torch_learner import APPOTorchLearner
@@ -49,6 +52,7 @@ from rl_triton_adapters.rllib import (
     TritonGeneralAdvantageEstimation,
     TritonIMPALATorchLearner,
     TritonPPOTorchLearner,
+    check_learners,
     check_ray,
     enable_triton,
     vtrace,
@@ -221,6 +225,30 @@ def test_tensors_stay_on_their_device_and_each_module_is_one_call(monkeypatch):
     assert all(columns[name].device.type == "meta" for columns in batch.values() for name in NEW_COLUMNS)
 
 
+def test_values_with_a_dimension_more_are_refused():
+    class Wide(Critic):
+        def compute_values(self, batch, embeddings=None):
+            return super().compute_values(batch)[..., None]
+
+    for max_seq_len in (None, 4):
+        batch = {"wide": random_columns([3, 4], max_seq_len, np.random.default_rng(0))}
+        shape = tuple(batch["wide"]["rewards"].shape)
+        message = re.escape(f"compute_values of module 'wide': got shape {(*shape, 1)}, expected {shape}")
+        with pytest.raises(ValueError, match=message):
+            TritonGeneralAdvantageEstimation(gamma=0.9, lambda_=0.9)(
+                rl_module=Modules(wide=Wide(max_seq_len)), episodes=[], batch=batch
+            )
+
+
+@pytest.mark.parametrize("doubled", [["values"], ["rewards"], ["values", "rewards"]])
+def test_columns_are_float32_as_those_of_rllib(doubled):
+    modules, lengths = Modules(critic=Critic(None)), [3, 4]
+    columns = random_columns(lengths, None, np.random.default_rng(0))
+    columns |= {name: columns[name].double() for name in doubled}
+    pieces = (kind(gamma=0.9, lambda_=0.9) for kind in (GeneralAdvantageEstimation, TritonGeneralAdvantageEstimation))
+    assert_same_columns(*pieces, modules, [episode_of(n, "critic") for n in lengths], {"critic": columns})
+
+
 def test_columns_by_hand():
     """An episode that terminated, then one that was cut; V is 9 and 4 in the extra slots."""
     columns = {
@@ -229,7 +257,7 @@ def test_columns_by_hand():
         "terminateds": torch.tensor([False, True, False, False, False]),
         "truncateds": torch.tensor([False, False, False, True, False]),
     }
-    advantages, value_targets = adapter.gae_of_slots(columns, columns["values"], gamma=1.0, lambda_=1.0)
+    advantages, value_targets = adapter.compute_gae_of_slots(columns, columns["values"], gamma=1.0, lambda_=1.0)
     assert value_targets.tolist() == [2.0, 1.0, 5.0, 5.0, 0.0]
     assert advantages.tolist() == [-1.0, -1.0, -4.0, 0.0, -4.0]
 
@@ -372,6 +400,132 @@ def test_a_flag_that_was_set_before_the_call_stays():
     assert type(the_piece(built(config))) is GeneralAdvantageEstimation
     config.learners(learner_config_dict={"rl_triton": True})
     assert the_piece(built(enable_triton(config, backend="reference"))).backend == "reference"
+
+
+FLAGS = {"rl_triton_masked_statistics": True, "rl_triton_backend": "reference"}
+
+
+def test_flags_that_were_set_before_the_call_stay():
+    config = enable_triton(small_ppo().learners(learner_config_dict=FLAGS))
+    assert config.learner_config_dict == {"rl_triton": True, **FLAGS}
+    enable_triton(config, masked_statistics=False, backend="cpu")
+    assert flags_of_piece(built(config)) == {"masked_statistics": False, "backend": "cpu"}
+
+
+@pytest.mark.parametrize("config_class", [PPOConfig, IMPALAConfig, APPOConfig])
+@pytest.mark.parametrize(
+    ("flag", "error", "message"),
+    [
+        ({"rl_tritn": False}, ValueError, "got 'rl_tritn', expected one of rl_triton, rl_triton_masked_statistics"),
+        ({"rl_triton_backends": "cpu"}, ValueError, "got 'rl_triton_backends', expected one of"),
+        ({"rl_triton": "False"}, TypeError, "got rl_triton='False', expected True or False"),
+        ({"rl_triton": None}, TypeError, "got rl_triton=None, expected True or False"),
+        ({"rl_triton_masked_statistics": 1}, TypeError, "got rl_triton_masked_statistics=1, expected True or False"),
+        ({"rl_triton_backend": "nope"}, ValueError, "backend: got 'nope', expected one of triton, cpu, reference"),
+    ],
+)
+def test_a_flag_that_is_none_is_refused_whenever_it_is_set(config_class, flag, error, message):
+    small_config = small_ppo if config_class is PPOConfig else partial(small_impala, config_class)
+    config = small_config().learners(learner_config_dict=flag)
+    with pytest.raises(error, match=message):
+        enable_triton(config)
+    assert config.learner_config_dict == flag and config.learner_class is small_config().learner_class
+    with pytest.raises(error, match=message):
+        built(enable_triton(small_config()).learners(learner_config_dict=flag))
+
+
+class LineHandler(logging.Handler):
+    """Collects what is logged."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def emit(self, record):
+        self.lines.append(f"{record.levelname}: {record.getMessage()}")
+
+
+@pytest.mark.parametrize(("flag", "who"), [(True, "rl_triton_core, backend reference"), (False, "RLlib")])
+def test_a_learner_says_in_one_line_what_it_computes_with(flag, who):
+    handler = LineHandler()
+    adapter.logger.addHandler(handler)
+    adapter.logger.setLevel(logging.INFO)
+    try:
+        for config, what in (
+            (small_ppo(), "PPOTorchLearner computes advantages"),
+            (small_impala(IMPALAConfig), "V-Trace"),
+        ):
+            enable_triton(config, backend="reference").learners(learner_config_dict={"rl_triton": flag})
+            built(config).shutdown()
+            (line,) = handler.lines
+            assert line.startswith("INFO: Triton") and f"{what} with {who}, on cpu" in line
+            handler.lines.clear()
+    finally:
+        adapter.logger.removeHandler(handler)
+        adapter.logger.setLevel(logging.NOTSET)
+
+
+@pytest.mark.parametrize("config_class", [PPOConfig, IMPALAConfig, APPOConfig])
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_metric_says_what_was_computed_with(config_class, enabled, small_ray):
+    small_config = small_ppo if config_class is PPOConfig else partial(small_impala, config_class)
+    config = enable_triton(small_config()).learners(learner_config_dict={"rl_triton": enabled})
+    results, _ = trained(config)
+    assert {float(result["__all_modules__"]["rl_triton"]) for result in results} == {float(enabled)}
+
+
+# Learners that were meant to be ours.
+
+
+class Theirs(PPOTorchLearner):
+    """A learner of somebody's own."""
+
+
+class Forgetful(TritonPPOTorchLearner):
+    """A learner that builds itself without ours."""
+
+    def build(self):
+        PPOTorchLearner.build(self)
+
+
+@pytest.mark.parametrize("num_learners", [0, 1])
+@pytest.mark.parametrize("learner_class", [Theirs, Forgetful])
+def test_a_learner_set_after_the_call_that_is_not_ours_is_an_error(learner_class, num_learners, small_ray):
+    config = enable_triton(small_ppo(num_learners=num_learners)).learners(learner_class=learner_class)
+    message = rf"1 of 1 learners compute with RLlib's own: got {learner_class.__name__}, .*class Mine\("
+    with pytest.raises(RuntimeError, match=message):
+        config.build_algo()
+    config = enable_triton(small_ppo(num_learners=num_learners)).learners(
+        learner_class=learner_class, learner_config_dict=OFF
+    )
+    config.build_algo().stop()
+
+
+def test_the_check_is_one_of_the_callbacks_and_may_be_called(small_ray):
+    called = []
+    config = small_ppo().callbacks(on_algorithm_init=lambda **kwargs: called.append(kwargs["algorithm"]))
+    algorithm = enable_triton(enable_triton(config)).build_algo()
+    try:
+        assert called == [algorithm]
+        assert len(config.callbacks_on_algorithm_init) == 2
+        check_learners(algorithm)
+    finally:
+        algorithm.stop()
+    stock = small_ppo().build_algo()
+    try:
+        with pytest.raises(RuntimeError, match="got PPOTorchLearner, .*class Mine.PPOTorchLearner, TritonPPO"):
+            check_learners(stock)
+    finally:
+        stock.stop()
+
+
+def test_the_line_that_the_error_suggests_works():
+    with pytest.raises(TypeError) as error:
+        enable_triton(small_ppo().learners(learner_class=Theirs))
+    line = str(error.value)[str(error.value).index("class ") :]
+    exec(line, scope := dict(globals()))
+    learner = built(enable_triton(small_ppo().learners(learner_class=scope["Mine"])))
+    assert type(the_piece(learner)) is TritonGeneralAdvantageEstimation
 
 
 def test_learners_of_ones_own_derive_from_ours():
@@ -539,6 +693,14 @@ def test_losses_are_those_of_rllib(config_class, learner_class, slots, monkeypat
             learner.shutdown()
 
 
+@pytest.mark.parametrize("name", ["values", "discounts", "target_action_log_probs", "behaviour_action_log_probs"])
+def test_vtrace_refuses_another_shape(name):
+    arguments = random_vtrace(5, 3, np.random.default_rng(0))
+    arguments[name] = arguments[name][..., None]
+    with pytest.raises(ValueError, match=rf"{name}: got shape \(5, 3, 1\), expected \(5, 3\), that of rewards"):
+        vtrace(**arguments)
+
+
 def test_vtrace_stays_on_its_device_in_one_call(monkeypatch):
     """As for the connector: tensors of the device "meta" have no data."""
     calls = []
@@ -576,9 +738,42 @@ def test_a_loss_of_ones_own_may_call_ours():
             learner.shutdown()
 
 
+def test_a_loss_of_ones_own_that_does_not_call_ours_is_an_error():
+    class Mine(TritonIMPALATorchLearner):
+        def compute_loss_for_module(self, **kwargs):
+            return vtrace_torch(**kwargs)[0].sum()
+
+    class Further(Mine):
+        pass
+
+    for learner_class in (Mine, Further):
+        config = enable_triton(small_impala(IMPALAConfig).learners(learner_class=learner_class))
+        with pytest.raises(RuntimeError, match=r"Mine.compute_loss_for_module: .*super\(\).*self.compute_vtrace"):
+            built(config)
+        built(config.learners(learner_config_dict=OFF)).shutdown()
+
+
+def test_a_loss_of_ones_own_may_call_our_vtrace(monkeypatch):
+    class Mine(TritonIMPALATorchLearner):
+        def compute_loss_for_module(self, **kwargs):
+            return self.compute_vtrace(**random_vtrace(5, 3, np.random.default_rng(0)))
+
+    backends = []
+    monkeypatch.setattr(adapter, "vtrace", lambda **kwargs: backends.append(kwargs["backend"]) or vtrace(**kwargs))
+    want = vtrace_torch(**random_vtrace(5, 3, np.random.default_rng(0)))
+    for flags, calls in ((OFF, []), ({"rl_triton": True}, ["reference"])):
+        config = small_impala(IMPALAConfig).learners(learner_class=Mine, learner_config_dict=flags)
+        learner = built(enable_triton(config, backend="reference"))
+        backends.clear()
+        assert_same_vtrace(learner.compute_loss_for_module(), want)
+        assert backends == calls
+        learner.shutdown()
+
+
 def flags_of_vtrace(learner):
-    """What our V-Trace was told, if the learner's loss calls it."""
-    return learner._triton_loss.__func__.__globals__["vtrace_torch"].keywords
+    """What our V-Trace is told, if the learner's loss calls it."""
+    assert learner._triton_loss.__func__.__globals__["vtrace_torch"] == learner.compute_vtrace
+    return {"backend": learner._flags.backend}
 
 
 ONCE = {"circular_buffer_num_batches": 1, "circular_buffer_iterations_per_batch": 1}
@@ -618,6 +813,36 @@ def test_vtrace_training_runs(config_class, num_learners, small_ray):
         assert any((weight != before[name]).any() for name, weight in after.items())
     finally:
         algorithm.stop()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Compilation
+# ---------------------------------------------------------------------------------------------------------------------
+
+BUILD = """
+import ray
+from ray.rllib.algorithms.appo import APPOConfig
+from ray.rllib.algorithms.impala import IMPALAConfig
+from ray.rllib.algorithms.ppo import PPOConfig
+from rl_triton_adapters.rllib import enable_triton
+from small import small
+
+ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+config = small({config}(), train_batch_size_per_learner=240).env_runners(rollout_fragment_length=20)
+algorithm = enable_triton(config).build_algo()
+"""
+TRAIN = """
+for _ in range(2):
+    algorithm.train()
+algorithm.stop()
+"""
+
+
+@pytest.mark.parametrize("config", ["PPOConfig", "IMPALAConfig", "APPOConfig"])
+def test_everything_is_compiled_when_the_learner_is_built(config, private, tmp_path):
+    built, trained = count_compilations(BUILD.format(config=config), TRAIN, tmp_path, **private)
+    assert built > 0
+    assert trained == 0
 
 
 # ---------------------------------------------------------------------------------------------------------------------

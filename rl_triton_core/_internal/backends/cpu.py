@@ -1,4 +1,4 @@
-"""The CPU backend: one serial loop over time, compiled by Numba, no temporaries, environments over threads.
+"""The CPU backend: one serial loop over time, compiled by Numba, without temporaries.
 
 Arithmetic in float32 (float64 for float64 inputs) in the equation's own order of operations, one rounding each, so
 that it equals a NumPy or PyTorch loop bit for bit.
@@ -6,9 +6,8 @@ that it equals a NumPy or PyTorch loop bit for bit.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from array import array
+from collections.abc import Sequence
 from functools import cache, partial
 from hashlib import sha256
 from itertools import pairwise
@@ -16,18 +15,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numba
-import numpy as np
 import torch
+from numba import types
 
 from rl_triton_core import boundaries
 from rl_triton_core._internal.backends import Backend
-from rl_triton_core._internal.kernels import serial
+from rl_triton_core._internal.kernels import serial, serial_memory
+from rl_triton_core._internal.kernels.serial_memory import PRIMITIVES, Arguments, StreamType, make_loader
 from rl_triton_core._internal.moments import Exchange, Task
-from rl_triton_core._internal.primitives import PRIMITIVES
-from rl_triton_core._internal.recurrence import Problem, Recurrence, bind
+from rl_triton_core._internal.recurrence import Problem, Recurrence, Stream, bind
+from rl_triton_core._internal.threads import get_num_threads, run_chunks
 
-PARALLEL_FROM = 1 << 17
-"""Elements per thread from which another thread pays."""
+MIN_ELEMENTS_PER_CHUNK = 1 << 16
+"""Elements from which it pays to hand a part of the work to another thread."""
+CHUNKS_PER_THREAD = 4
 
 
 def unavailable(device: torch.device) -> str | None:
@@ -37,16 +38,23 @@ def unavailable(device: torch.device) -> str | None:
 
 def run(problem: Problem) -> None:
     """Fill the problem's outputs."""
-    dtype = problem.dtype
-    results = [stage(out, dtype) for out in problem.outputs]
-    arguments = marshal(problem, dtype, results)
-    kernel = compiled(problem.recurrence, variant(arguments))
-    parts = max(1, min(torch.get_num_threads(), problem.like.numel() // PARALLEL_FROM))
-    spans = split(problem.shape, arguments.offsets, parts)
-    together(partial(kernel, tuple(arguments)), spans)
+    results = [stage(out, problem.dtype) for out in problem.outputs]
+    call = Call(problem, results)
+    walk = prepare_walk(problem, call)
+    walk(tuple([x.data_ptr() for x in call.tensors]), tuple(call.numbers))
     for out, result in zip(problem.outputs, results, strict=True):
         if out is not None and result is not None and result is not out:
             out.copy_(result)
+
+
+def normalize(task: Task, exchange: Exchange | None) -> None:
+    """Fill the output of a normalisation."""
+    from rl_triton_core._internal.backends import cpu_moments
+
+    cpu_moments.run(task, exchange)
+
+
+BACKEND = Backend(run=run, unavailable=unavailable, normalize=normalize)
 
 
 def stage(out: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
@@ -54,226 +62,241 @@ def stage(out: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
     return out if out is None or out.dtype == dtype else torch.empty_like(out, dtype=dtype)
 
 
-def split(shape: tuple[int, int, int], offsets: np.ndarray | None, parts: int) -> list[tuple[int, int, int, int]]:
-    """The rows as (first group, end, first lane, end), in parts of nearly equal size."""
-    groups, steps, lanes = shape
-    if groups >= parts:
-        edges = [groups * i // parts for i in range(parts + 1)]
+def prepare_walk(problem: Problem, call: Call) -> Any:
+    """A function of addresses and numbers that walks all rows of problems like this one."""
+    compiled = compile_walk(problem.recurrence, call.variant)
+    table = array("q", call.words)
+    address, _ = table.buffer_info()
+    groups, _, lanes = problem.shape
+    chunks = min(CHUNKS_PER_THREAD * get_num_threads(), problem.like.numel() // MIN_ELEMENTS_PER_CHUNK)
+    if get_num_threads() == 1 or chunks < 2:
+        walk: Any = partial(compiled, address, 0, groups, 0, lanes)
+    else:
+        walk = partial(walk_chunks, compiled, address, split_rows(problem, chunks))
+    walk.table = table  # as long as the function, which knows its address, so long the table lives
+    return walk
+
+
+def walk_chunks(compiled: Any, address: int, chunks: Any, addresses: tuple[int, ...], numbers: tuple[float, ...]) -> None:
+    """Walk all rows, several threads taking turns."""
+    run_chunks(lambda chunk: compiled(address, *chunk, addresses, numbers), chunks)
+
+
+def split_rows(problem: Problem, number: int) -> list[tuple[int, int, int, int]]:
+    """Split the rows into chunks of nearly equal size: (first group, end, first lane, end)."""
+    groups, steps, lanes = problem.shape
+    if groups >= number:
+        edges = [groups * i // number for i in range(number + 1)]
         return [(low, high, 0, lanes) for low, high in pairwise(edges)]
-    edges = [lanes * i // parts for i in range(parts + 1)]
-    if offsets is not None:
-        edges = [0, *np.searchsorted(offsets, [steps * i // parts for i in range(1, parts)]).tolist(), lanes]
+    edges = [lanes * i // number for i in range(number + 1)]
+    if problem.cu_seqlens is not None:
+        wanted = torch.tensor([steps * i // number for i in range(1, number)], dtype=problem.cu_seqlens.dtype)
+        edges = [0, *torch.searchsorted(problem.cu_seqlens, wanted).tolist(), lanes]
     return [(0, groups, low, high) for low, high in pairwise(edges) if low < high]
-
-
-def together(work: Callable[[Any], None], parts: Sequence[Any]) -> None:
-    """Do the work on every part at once, on the first of them in this thread."""
-    jobs = [threads(torch.get_num_threads()).submit(work, part) for part in parts[1:]]
-    work(parts[0])
-    for job in jobs:
-        job.result()
-
-
-@cache
-def threads(number: int) -> ThreadPoolExecutor:
-    """The worker threads, started when a call is first large enough."""
-    return ThreadPoolExecutor(number, thread_name_prefix="rl_triton_core")
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=threads.cache_clear)  # a fork has none of its parent's threads
 
 
 # -- arguments --------------------------------------------------------------------------------------------------------
 
 
-class Arguments(NamedTuple):
-    """What the kernel takes, as NumPy arrays and numbers; None is compiled away."""
+class Kind(NamedTuple):
+    """What the compiled code knows of an argument."""
 
-    inputs: tuple[np.ndarray | None, ...]
-    next_values: np.ndarray | None
-    bootstrap: np.ndarray | np.number
-    terminated: np.ndarray | None
-    truncated: np.ndarray | None
-    mask: np.ndarray | None
-    gamma: np.ndarray | np.number
-    decay: np.number
-    params: tuple[np.number, ...]
-    skip: np.bool_
-    initial: np.ndarray | None
-    previous_done: np.ndarray | None
-    starts_at: np.bool_
-    outputs: tuple[np.ndarray | None, ...]
-    offsets: np.ndarray | None
-    zero: np.number
-    steps: np.int64
-    all_bits: np.int64
-    """-1, which the compiler must not know: it would see that rows are walked backward, and not use vectors."""
-
-
-def marshal(problem: Problem, dtype: torch.dtype, results: list[torch.Tensor | None]) -> Arguments:
-    """A problem as kernel arguments, without copies where dtypes allow."""
-    real: Any = SCALARS[dtype]
-
-    def stream(x: Any) -> Any:
-        if isinstance(x, torch.Tensor):
-            return array(problem, x if x.dtype == dtype else x.to(dtype))
-        return None if x is None else real(x)
-
-    def flags(x: torch.Tensor | None) -> np.ndarray | None:
-        if x is None:
-            return None
-        flags = array(problem, x if x.dtype in in_place else x != 0)
-        return flags.view(np.uint8) if flags.dtype == np.bool_ else flags
-
-    given = {x.dtype for x in (getattr(problem, name) for name in FLAGS) if x is not None}
-    in_place = (torch.float32,) if given == {torch.float32} else (torch.bool, torch.uint8)  # so that few variants arise
-    per_step = isinstance(problem.gamma, torch.Tensor)
-    return Arguments(
-        inputs=tuple(map(stream, problem.inputs)),
-        next_values=stream(problem.next_values),
-        bootstrap=edge(stream(problem.bootstrap)),
-        terminated=flags(problem.terminated),
-        truncated=flags(problem.truncated),
-        mask=flags(problem.mask),
-        gamma=stream(problem.gamma),
-        decay=real(problem.lambda_ if per_step else problem.gamma * problem.lambda_),
-        params=tuple(map(real, problem.params)),
-        skip=np.bool_(problem.skip),
-        initial=edge(stream(problem.initial)),
-        previous_done=edge(flags(problem.previous_done)),
-        starts_at=np.bool_(problem.starts_at),
-        outputs=tuple(map(stream, results)),
-        offsets=None if problem.cu_seqlens is None else problem.cu_seqlens.numpy().astype(np.int64, copy=False),
-        zero=real(0),
-        steps=np.int64(problem.shape[1]),
-        all_bits=np.int64(-1),
-    )
-
-
-SCALARS = {torch.float32: np.float32, torch.float64: np.float64, torch.int64: np.int64}
-
-
-FLAGS = ("terminated", "truncated", "mask", "previous_done")
-
-
-def array(problem: Problem, tensor: torch.Tensor) -> np.ndarray:
-    """A tensor as [groups, steps, lanes] over the same memory, or as [steps] if lanes are parts of one flat row."""
-    x = (tensor.detach() if tensor.requires_grad else tensor).numpy()
-    if x.ndim == 1:
-        return x
-    if problem.like.ndim < 3:
-        return (x if problem.time_dim == 0 else x.T)[None]
-    x = x if problem.time_dim == 1 else x.swapaxes(0, 1)
-    return x if x.ndim == 3 else np.broadcast_to(x[..., None], problem.shape)
-
-
-def edge(x: Any) -> Any:
-    """An array that is constant in time as [groups, lanes]."""
-    constant = isinstance(x, np.ndarray) and x.ndim == 3 and x.strides[1] == 0
-    return np.ascontiguousarray(x[:, 0]) if constant else x
-
-
-# -- compilation ------------------------------------------------------------------------------------------------------
+    dtype: torch.dtype
+    is_stream: bool
 
 
 class Variant(NamedTuple):
     """What the compiled code depends on."""
 
-    apart: bool
+    is_serial: bool
     """Whether lanes are walked one after the other, not side by side."""
-    layout: str
-    """Of the arrays of all steps: "C", or "A" for any strides; so that few variants arise."""
-    kinds: tuple[Any, ...]
-    """Of each argument, or of each in a tuple of them."""
+    is_contiguous: bool
+    """Whether lanes lie side by side in all tensors; known only where they are walked side by side."""
+    kinds: Arguments
+    """Of each argument a `Kind`, None, or a tuple of these."""
 
 
-def variant(arguments: Arguments) -> Variant:
-    """The variant that takes these arguments."""
-    kinds = [tuple(map(kind, x)) if isinstance(x, tuple) else kind(x) for x in arguments]
-    apart = lie_apart(next(x for x in arguments.outputs if x is not None))
-    return Variant(apart, "C" if not apart and contiguous(arguments) else "A", tuple(kinds))
+class Call:
+    """The arguments of a walk, in the order of the fields of `Arguments`."""
+
+    def __init__(self, problem: Problem, results: Sequence[torch.Tensor | None]) -> None:
+        """Collect them."""
+        self.problem = problem
+        self.is_serial = has_serial_layout(problem, next(x for x in results if x is not None))
+        self.is_contiguous = not self.is_serial
+        self.tensors: list[torch.Tensor] = []
+        self.words: list[int] = []
+        """Strides of the tensors, and numbers that are no floats."""
+        self.numbers: list[float] = []
+        add, add_number, add_flags = self.add, self.add_number, self.add_flags
+        decay = problem.lambda_ if isinstance(problem.gamma, torch.Tensor) else problem.gamma * problem.lambda_
+        kinds = Arguments(
+            inputs=tuple(map(add, problem.inputs)),
+            next_values=add(problem.next_values),
+            bootstrap=add(problem.bootstrap),
+            terminated=add_flags(problem.terminated),
+            truncated=add_flags(problem.truncated),
+            mask=add_flags(problem.mask),
+            gamma=add(problem.gamma),
+            decay=add(decay),
+            params=tuple(map(add, problem.params)),
+            skip=add_number(problem.skip, torch.bool),
+            initial=add(problem.initial),
+            previous_done=add_flags(problem.previous_done),
+            starts_at=add_number(problem.starts_at, torch.bool),
+            outputs=tuple(map(add, results)),
+            offsets=self.add_offsets(problem.cu_seqlens),
+            zero=add(0.0),
+            zeros=tuple([add(0.0) for _ in range(problem.recurrence.num_lookahead)]),
+            steps=add_number(problem.shape[1], torch.int64),
+        )
+        self.variant = Variant(self.is_serial, self.is_contiguous, kinds)
+
+    def add(self, x: Stream | float) -> Kind | None:
+        """Add a stream or a number in the dtype of the arithmetic."""
+        if isinstance(x, torch.Tensor):
+            return self.add_stream(x, (self.problem.dtype,))
+        return None if x is None else self.add_number(x, self.problem.dtype)
+
+    def add_flags(self, flags: Stream) -> Kind | None:
+        """Add flags as bytes, or as float32 if all flags are; so that few variants arise."""
+        if flags is None:
+            return None
+        dtypes = (torch.float32,) if has_float32_flags(self.problem) else (torch.bool, torch.uint8)
+        return self.add_stream(flags if flags.dtype in dtypes else flags != 0, dtypes)
+
+    def add_stream(self, x: torch.Tensor, dtypes: tuple[torch.dtype, ...]) -> Kind:
+        """Add a tensor in one of these dtypes, whose elements are found by group, step and lane."""
+        if not self.is_serial and x.stride(self.problem.time_dim) == 0:
+            x = make_lanes_contiguous(x, self.problem.time_dim)
+        return self.add_tensor(x if x.dtype in dtypes else x.to(dtypes[0]), self.problem.strides)
+
+    def add_offsets(self, offsets: Stream) -> Kind | None:
+        """Add where sequences start, which is found by lane."""
+        return None if offsets is None else self.add_tensor(offsets.to(torch.int64), lambda x: (0, 0, x.stride(0)))
+
+    def add_tensor(self, x: torch.Tensor, strides: Any) -> Kind:
+        """Add a tensor that has the strides that a function tells."""
+        x = x.resolve_neg()
+        size, (group, step, lane) = x.element_size(), strides(x)
+        self.is_contiguous &= lane == 1
+        self.tensors.append(x)
+        self.words += (size * group, size * step, size * lane)
+        return Kind(torch.uint8 if x.dtype == torch.bool else x.dtype, is_stream=True)
+
+    def add_number(self, x: float, dtype: torch.dtype) -> Kind:
+        """Add a number."""
+        if dtype.is_floating_point:
+            self.numbers.append(x)
+        else:
+            self.words.append(int(x))
+        return Kind(dtype, is_stream=False)
 
 
-def lie_apart(x: np.ndarray) -> bool:
+def has_float32_flags(problem: Problem) -> bool:
+    """Whether all flags are float32."""
+    flags = (problem.terminated, problem.truncated, problem.mask, problem.previous_done)
+    return all(x is None or x.dtype == torch.float32 for x in flags)
+
+
+def has_serial_layout(problem: Problem, out: torch.Tensor) -> bool:
     """Whether lanes are few, or further from each other than steps are."""
-    return x.ndim == 1 or x.shape[2] < serial.FEW or x.strides[1] <= x.strides[2]
+    _, step, lane = problem.strides(out)
+    return problem.cu_seqlens is not None or problem.shape[2] < serial.MIN_LANES_TO_VECTORIZE or step <= lane
 
 
-def contiguous(arguments: Arguments) -> bool:
-    """Whether all arrays of all steps are."""
-    flat = [x for field in arguments for x in (field if isinstance(field, tuple) else (field,))]
-    return all(x.flags.c_contiguous for x in flat if isinstance(x, np.ndarray) and x.ndim != 2)
+def make_lanes_contiguous(x: torch.Tensor, time_dim: int) -> torch.Tensor:
+    """A tensor that is constant in time, with lanes side by side."""
+    return x.select(time_dim, 0).contiguous().unsqueeze(time_dim).expand_as(x)
 
 
-def kind(argument: Any) -> str | None:
-    """The type code and the number of dimensions of an array or a NumPy number."""
-    return None if argument is None else f"{argument.dtype.char}{argument.ndim}"
+# -- compilation ------------------------------------------------------------------------------------------------------
 
-
-def signature(wanted: Variant) -> Any:
-    """Numba types of the arguments of a variant."""
-
-    def type_of(kind: Any, writable: bool) -> Any:
-        if isinstance(kind, tuple):
-            return numba.types.Tuple([type_of(x, writable) for x in kind])
-        if kind is None:
-            return numba.types.none
-        element, ndim = numba.from_dtype(np.dtype(kind[0])), int(kind[1])
-        layout = "C" if ndim == 2 else wanted.layout
-        return numba.types.Array(element, ndim, layout, readonly=not writable) if ndim else element
-
-    types = [type_of(x, name == "outputs") for name, x in zip(Arguments._fields, wanted.kinds, strict=True)]
-    return numba.void(numba.types.Tuple(types), numba.types.UniTuple(numba.types.int64, 4))
+INNER = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+"""Options of functions that only compiled code calls."""
+ELEMENTS = {
+    torch.bool: types.boolean,
+    torch.uint8: types.uint8,
+    torch.int64: types.int64,
+    torch.float32: types.float32,
+    torch.float64: types.float64,
+}
 
 
 @cache
-def compiled(recurrence: Recurrence, wanted: Variant) -> Any:
-    """The loop with an estimator's equations in it; kept on disk between processes."""
-    direction = "backward" if recurrence.backward else "forward"
-    name = f"{recurrence.name}_{fingerprint(recurrence, wanted)}"
-
-    def part(function: Any, **names: Any) -> Any:
-        return numba.njit(**serial.INNER, forceinline=True)(bind(function, f"{name}_{function.__name__}", **names))
-
-    zeros = as_many_zeros(recurrence.num_lookahead)
-    equations = {
-        "coefficients": equation(recurrence.coefficients),
-        "readout": equation(recurrence.readout),
-        "apply_boundary_rule": equation(boundaries.apply_boundary_rule),
+def compile_walk(recurrence: Recurrence, variant: Variant) -> Any:
+    """The walk with an estimator's equations in it; kept on disk between processes."""
+    name = f"{recurrence.name}_{fingerprint(recurrence, variant)}"
+    direction = serial.BACKWARD if recurrence.backward else serial.FORWARD
+    names: dict[str, Any] = {
+        "load_arguments": make_loader(find_types(variant)),
+        "coefficients": compile_equation(recurrence.coefficients),
+        "readout": compile_equation(recurrence.readout),
+        "apply_boundary_rule": compile_equation(boundaries.apply_boundary_rule),
+        "DIRECTION": -1 if recurrence.backward else 1,
+        "HAS_MASK": variant.kinds.mask is not None,
+        "GAMMA_VARIES": variant.kinds.gamma.is_stream,
+        "NUM_LOOKAHEAD": recurrence.num_lookahead,
     }
-    kernel = bind(
-        serial.apart if wanted.apart else getattr(serial, f"{direction}_side_by_side"),
-        name,
-        step=part(getattr(serial, f"step_{direction}"), **equations),
-        enter=part(getattr(serial, f"enter_{direction}"), zeros=zeros),
-        zeros=zeros,
-        DIRECTION=-1 if recurrence.backward else 1,
-    )
-    options = {"nogil": True, "error_model": "numpy"}
+
+    def bind_part(function: Any, **options: Any) -> Any:
+        return numba.njit(**INNER, **options)(bind(function, f"{name}_{function.__name__}", **names))
+
+    names["read_discount"] = bind_part(serial.read_discount, inline="always")
+    names["follow_recurrence"] = bind_part(serial.follow_recurrence, inline="always")
+    names["enter"] = bind_part(direction.enter, inline="always")
+    names["step"] = bind_part(direction.step, forceinline=True)
+    walk = bind(serial.walk_rows_serially if variant.is_serial else direction.walk_side_by_side, name, **names)
+    return compile_entry(walk, *count_words(variant.kinds))
+
+
+def compile_entry(walk: Any, num_addresses: int, num_numbers: int) -> Any:
+    """A bound walk as a function that Python calls, with as little as possible between."""
+    addresses, numbers = types.UniTuple(types.int64, num_addresses), types.UniTuple(types.float64, num_numbers)
+    signature = types.void(*[types.int64] * 5, addresses, numbers)
+    options = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
     try:
-        return numba.njit([signature(wanted)], cache=True, **options)(kernel)
+        compiled = numba.njit([signature], cache=True, **options)(walk)
     except RuntimeError:  # no directory to keep it in
-        return numba.njit([signature(wanted)], **options)(kernel)
+        compiled = numba.njit([signature], **options)(walk)
+    return compiled.overloads[signature.args].entry_point
+
+
+def find_types(variant: Variant) -> Arguments:
+    """The Numba types of the arguments."""
+
+    def type_of(kind: Any, output: int = 0) -> Any:
+        if kind is None:
+            return types.none
+        if not isinstance(kind, Kind):
+            return tuple(map(type_of, kind))
+        element = ELEMENTS[kind.dtype]
+        return StreamType(element, variant.is_contiguous, output) if kind.is_stream else element
+
+    outputs = tuple(type_of(kind, i) for i, kind in enumerate(variant.kinds.outputs, 1))
+    return Arguments(*map(type_of, variant.kinds))._replace(outputs=outputs)
+
+
+def count_words(kinds: Any) -> tuple[int, int]:
+    """The numbers of addresses and of floats that arguments of these kinds take."""
+    if kinds is None:
+        return 0, 0
+    if isinstance(kinds, Kind):
+        return int(kinds.is_stream), int(not kinds.is_stream and kinds.dtype.is_floating_point)
+    counts = [count_words(kind) for kind in kinds]
+    return sum(x for x, _ in counts), sum(x for _, x in counts)
 
 
 @cache
-def equation(function: Any) -> Any:
+def compile_equation(function: Any) -> Any:
     """A plain function of primitives as Numba's, one for all variants: it is compiled once."""
-    primitives = {name: getattr(serial, name) for name in PRIMITIVES}
-    return numba.njit(**serial.INNER)(bind(function, f"{function.__name__}_{digest(code_of(function))}", **primitives))
+    return numba.njit(**INNER)(bind(function, f"{function.__name__}_{digest(code_of(function))}", **PRIMITIVES))
 
 
-@cache
-def as_many_zeros(number: int) -> Any:
-    """A function of a zero, which it returns so many times."""
-    return numba.njit(**serial.INNER)(serial.unrolled("zero", [f"return ({'zero, ' * number})"]))
-
-
-def fingerprint(recurrence: Recurrence, wanted: Variant) -> str:
+def fingerprint(recurrence: Recurrence, variant: Variant) -> str:
     """Names a compiled variant: changes with its types and with all code that goes into it."""
     codes = [code_of(x) for x in (recurrence.coefficients, recurrence.readout, boundaries.apply_boundary_rule)]
-    return digest((SOURCE, codes, recurrence.num_lookahead, recurrence.backward, wanted))
+    return digest((SOURCES, codes, recurrence.num_lookahead, recurrence.backward, variant))
 
 
 def code_of(function: Any) -> Any:
@@ -287,14 +310,4 @@ def digest(parts: Any) -> str:
     return sha256(repr(parts).encode()).hexdigest()[:16]
 
 
-SOURCE = Path(serial.__file__).read_bytes()
-
-
-def normalize(task: Task, exchange: Exchange | None) -> None:
-    """Fill the output of a normalisation."""
-    from rl_triton_core._internal.backends import cpu_moments
-
-    cpu_moments.run(task, exchange)
-
-
-BACKEND = Backend(run=run, unavailable=unavailable, normalize=normalize)
+SOURCES = [Path(str(module.__file__)).read_bytes() for module in (serial, serial_memory)]

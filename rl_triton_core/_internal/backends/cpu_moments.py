@@ -6,16 +6,16 @@ Spans are those of the shape, and are merged in their order: results do not depe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from rl_triton_core._internal.backends.cpu import together
 from rl_triton_core._internal.kernels import serial_moments
 from rl_triton_core._internal.moments import Exchange, Task, standardizer
 from rl_triton_core._internal.recurrence import bind
+from rl_triton_core._internal.threads import run_chunks
 
 SPAN = 1 << 18
 """Elements of a span: enough to pay for handing it to a thread."""
@@ -37,12 +37,12 @@ def run(task: Task, exchange: Exchange | None) -> None:
     size = task.values.numel()
     spans = [(first, min(first + SPAN, size)) for first in range(0, size, SPAN)]
     parts = np.empty((len(spans), 3))
-    each(spans, lambda first, end: serial_moments.moments(*streams, first, end, parts[first // SPAN]))
+    run_chunks(lambda span: serial_moments.moments(*streams, *span, parts[span[0] // SPAN]), spans)
     moments = merged(parts.tolist())
     if exchange is not None:
         moments = merged(exchange(torch.tensor([moments], dtype=torch.float64)).tolist())
     shift_and_factor = scalar_standardizer(*moments, *task.rule)
-    each(spans, lambda first, end: serial_moments.standardize(*streams, first, end, out.numpy(), *shift_and_factor))
+    run_chunks(lambda span: serial_moments.standardize(*streams, *span, out.numpy(), *shift_and_factor), spans)
     if out is not task.out:
         task.out.copy_(out)
 
@@ -58,17 +58,6 @@ def merged(parts: Sequence[Sequence[float]]) -> tuple[float, float, float]:
             mean += apart * share
             count += n
     return count, mean, m2
-
-
-def each(spans: Sequence[tuple[int, int]], work: Callable[[int, int], None]) -> None:
-    """Do the work on every span, several threads taking turns if there are enough."""
-
-    def take(some: Sequence[tuple[int, int]]) -> None:
-        for first, end in some:
-            work(first, end)
-
-    workers = max(1, min(torch.get_num_threads(), len(spans)))
-    together(take, [spans[i::workers] for i in range(workers)])
 
 
 def array(x: torch.Tensor) -> Any:

@@ -1,338 +1,215 @@
-"""The serial walk over time that Numba compiles, and the operations it needs.
+"""The serial walk over time that Numba compiles.
 
-The cpu backend binds per estimator what is `bound` below. What depends on the arguments that are there (None or an
-array, how many inputs) is decided while compiling, by the overloads below.
+Every function here is compiled anew for each estimator and each kind of arguments. The names that depend on these are
+declared below; the cpu backend binds them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 from numba import types
-from numba.extending import overload
 
+from rl_triton_core._internal.kernels.serial_memory import (
+    LANES_PER_BLOCK,
+    allocate_row,
+    apply_to_each,
+    read,
+    read_flag,
+    read_row,
+    select,
+    write,
+    write_row,
+)
 from rl_triton_core._internal.recurrence import Step
 
-BLOCK, FEW = 1024, 8
-"""Lanes walked together where they lie side by side: long rows for vector instructions. And what no such row is."""
+MIN_LANES_TO_VECTORIZE = 8
+"""Fewer lanes are walked one after the other, however they lie."""
 
 
 def bound(*_: Any) -> Any:
-    """Stands for what the backend binds."""
+    """Stand for a function that the backend binds."""
     raise NotImplementedError
 
 
-coefficients = readout = apply_boundary_rule = zeros = enter = step = bound
-DIRECTION = 0
+load_arguments = coefficients = readout = apply_boundary_rule = enter = step = bound
+HAS_MASK = GAMMA_VARIES = False
+NUM_LOOKAHEAD, DIRECTION = 0, 1
 
 
-def backward_side_by_side(arguments, span):
-    """A[t] = α[t] + β[t]·A[t+1] for the lanes of `span`: (first group, its end, first lane, its end)."""
-    inputs, mask, zero, steps, all_bits = arguments[0], arguments[5], *arguments[15:]
-    first_group, end_group, first_lane, end_lane = span
-    state = np.full(BLOCK, zero)
-    memory = np.empty(BLOCK, np.bool_), np.empty(BLOCK, np.bool_), rows(zeros(zero))
+class Carry(NamedTuple):
+    """What a step of a backward walk leaves to the step before it."""
+
+    state: Any
+    """A[t+1]."""
+    is_last: Any
+    """Whether there is no next step."""
+    next_is_masked: Any
+    """Whether the next step is masked, and severs."""
+    next_inputs: Any
+    """The next step's inputs that are read at t+1 too."""
+
+
+class ForwardCarry(NamedTuple):
+    """What a step of a forward walk leaves to the step after it."""
+
+    state: Any
+    """A[t-1]."""
+    previous_done: Any
+    """Whether the step before ended its episode."""
+
+
+def walk_backward_side_by_side(table, first_group, end_group, first_lane, end_lane, addresses, numbers):
+    """A[t] = α[t] + β[t]·A[t+1] for neighbouring lanes together."""
+    arguments = load_arguments(table, addresses, numbers)
+    inputs, zero, zeros, steps = arguments.inputs, arguments.zero, arguments.zeros, arguments.steps
+    state, is_last, next_is_masked = allocate_row(zero), allocate_row(True), allocate_row(False)
+    next_inputs = apply_to_each(allocate_row, (), (zeros,))
     for group in range(first_group, end_group):
-        for left in range(first_lane, end_lane, BLOCK):
-            width = min(BLOCK, end_lane - left)
-            forget(mask, memory)
+        for start in range(first_lane, end_lane, LANES_PER_BLOCK):
+            width = min(LANES_PER_BLOCK, end_lane - start)
             for j in range(width):
-                state[j] = enter(arguments, group, left + j)[0]
+                write_row(j, enter(arguments, group, start + j).state, state)
+                if HAS_MASK:
+                    write_row(j, True, is_last)
+                    write_row(j, False, next_is_masked)
             for position in range(steps):
-                t = steps + ((-1 - position) & all_bits)
+                t = steps - 1 - position
                 for j in range(width):
-                    lane = left + j
-                    last, sealed, next_inputs = neighbour(mask, memory, inputs, position, group, t, lane, j, zero)
-                    after = step(arguments, group, t, lane, (state[j], last, sealed, next_inputs))
-                    state[j] = after[0]
-                    remember(mask, memory, j, after)
+                    lane = start + j
+                    if HAS_MASK:
+                        remembered = apply_to_each(read_row, (j,), (next_inputs,))
+                        after = Carry(read_row(j, state), read_row(j, is_last), read_row(j, next_is_masked), remembered)
+                    else:
+                        next_place = (group, t + (position > 0), lane)
+                        found = apply_to_each(read, (next_place, zero), (inputs[:NUM_LOOKAHEAD],))
+                        after = Carry(read_row(j, state), position == 0, types.boolean(False), found)
+                    after = step(arguments, group, t, lane, after)
+                    write_row(j, after.state, state)
+                    if HAS_MASK:
+                        write_row(j, after.is_last, is_last)
+                        write_row(j, after.next_is_masked, next_is_masked)
+                        apply_to_each(write_row, (j,), (after.next_inputs, next_inputs))
 
 
-def forward_side_by_side(arguments, span):
-    """A[t] = α[t] + β[t]·A[t-1] for the lanes of `span`."""
-    zero, steps = arguments[15:17]
-    first_group, end_group, first_lane, end_lane = span
-    state = np.full(BLOCK, zero)
-    over = np.empty(BLOCK, np.bool_)
+def walk_forward_side_by_side(table, first_group, end_group, first_lane, end_lane, addresses, numbers):
+    """A[t] = α[t] + β[t]·A[t-1] for neighbouring lanes together."""
+    arguments = load_arguments(table, addresses, numbers)
+    state, previous_done = allocate_row(arguments.zero), allocate_row(False)
     for group in range(first_group, end_group):
-        for left in range(first_lane, end_lane, BLOCK):
-            width = min(BLOCK, end_lane - left)
+        for start in range(first_lane, end_lane, LANES_PER_BLOCK):
+            width = min(LANES_PER_BLOCK, end_lane - start)
             for j in range(width):
-                state[j], over[j] = enter(arguments, group, left + j)
-            for t in range(steps):
+                before = enter(arguments, group, start + j)
+                write_row(j, before.state, state)
+                write_row(j, before.previous_done, previous_done)
+            for t in range(arguments.steps):
                 for j in range(width):
-                    state[j], over[j] = step(arguments, group, t, left + j, (state[j], over[j]))
+                    before = ForwardCarry(read_row(j, state), read_row(j, previous_done))
+                    before = step(arguments, group, t, start + j, before)
+                    write_row(j, before.state, state)
+                    write_row(j, before.previous_done, previous_done)
 
 
-def apart(arguments, span):
+def walk_rows_serially(table, first_group, end_group, first_lane, end_lane, addresses, numbers):
     """Either for lanes that lie apart: one after the other, always the next beside the one that is not yet done."""
-    offsets, steps = arguments[14], arguments[16]
-    first_group, end_group, first_lane, end_lane = span
+    arguments = load_arguments(table, addresses, numbers)
+    offsets, steps = arguments.offsets, arguments.steps
     for group in range(first_group, end_group):
-        lane, t, left = first_lane, 0, 0
+        lane, t, remaining = first_lane, 0, 0
         carry = enter(arguments, group, lane)
         for k in range(end_lane - first_lane):  # in the direction of the steps: the processor reads ahead
             next_lane = first_lane + k if DIRECTION > 0 else end_lane - 1 - k
-            first, end = start_of(offsets, 0, next_lane), end_of(offsets, steps, next_lane)
-            next_t, next_left = first if DIRECTION > 0 else end - 1, end - first
+            first = types.int64(read((0, 0, next_lane), 0, offsets))
+            end = types.int64(read((0, 0, next_lane + 1), steps, offsets))
+            next_t, next_remaining = first if DIRECTION > 0 else end - 1, end - first
             next_carry = enter(arguments, group, next_lane)
-            both = min(left, next_left)
+            both = min(remaining, next_remaining)
             for i in range(both):
                 carry = step(arguments, group, t + DIRECTION * i, lane, carry)
                 next_carry = step(arguments, group, next_t + DIRECTION * i, next_lane, next_carry)
-            t, left = t + DIRECTION * both, left - both
-            if left == 0:
-                lane, t, left, carry = next_lane, next_t + DIRECTION * both, next_left - both, next_carry
-        for i in range(left):
+            t, remaining = t + DIRECTION * both, remaining - both
+            if remaining == 0:
+                lane, t, remaining = next_lane, next_t + DIRECTION * both, next_remaining - both
+                carry = next_carry
+        for i in range(remaining):
             carry = step(arguments, group, t + DIRECTION * i, lane, carry)
 
 
 def enter_backward(arguments, group, lane):
     """Behind a lane's last step. As literals, its flags would have the step compiled twice."""
-    none, sealed = types.boolean(True), types.boolean(False)
-    return at(arguments[10], arguments[15], group, 0, lane), none, sealed, zeros(arguments[15])
+    state = read((group, 0, lane), arguments.zero, arguments.initial)
+    return Carry(state, types.boolean(True), types.boolean(False), arguments.zeros)
 
 
 def step_backward(arguments, group, t, lane, after):
-    """One step. `after` is (A[t+1], whether there is no step after, whether that is masked and severs, its inputs)."""
-    inputs, next_values, bootstrap, terminated, truncated, mask, gamma, decay = arguments[:8]
-    params, skip, _, _, _, outputs, _, zero, _, _ = arguments[8:]
-    state, last, sealed, next_inputs = after
-    if not flag(mask, True, group, t, lane):
-        clear(outputs, group, t, lane, zero)
-        return after if skip else (state, False, True, next_inputs)
-    gamma_now, decay_now, ended = discount(gamma, decay, group, t, lane)
+    """One step of a backward walk."""
+    place, zero = (group, t, lane), arguments.zero
+    if not read_flag(place, True, arguments.mask):
+        apply_to_each(write, (place, zero), (arguments.outputs,))
+        return after if arguments.skip else Carry(after.state, False, True, after.next_inputs)
+    gamma, decay, ended = read_discount(arguments, place)
     next_value, continues = apply_boundary_rule(
-        flag(terminated, False, group, t, lane) | ended,
-        flag(truncated, False, group, t, lane),
-        last,
-        sealed,
-        at(next_values, first(next_inputs, zero), group, t, lane),
-        at(next_values, at(bootstrap, zero, group, t, lane), group, t, lane),
+        read_flag(place, False, arguments.terminated) | ended,
+        read_flag(place, False, arguments.truncated),
+        after.is_last,
+        after.next_is_masked,
+        read(place, (*after.next_inputs, zero)[0], arguments.next_values),
+        read(place, read(place, zero, arguments.bootstrap), arguments.next_values),
     )
-    now = each(inputs, group, t, lane, zero)
-    here = Step(now, keep(continues, next_inputs, zero), next_value, continues, gamma_now, decay_now, params)
-    alpha, beta = coefficients(here)
-    result = alpha + select(beta == zero, zero, beta * state)
-    store(outputs, group, t, lane, readout(here, result, select(continues, state, zero)))
-    return result, False, False, as_many(now, next_inputs)
+    inputs = apply_to_each(read, (place, zero), (arguments.inputs,))
+    next_inputs = apply_to_each(select, (continues,), (after.next_inputs, arguments.zeros))
+    here = Step(inputs, next_inputs, next_value, continues, gamma, decay, arguments.params)
+    state = follow_recurrence(arguments, place, here, after.state)
+    return Carry(state, False, False, inputs[:NUM_LOOKAHEAD])
 
 
 def enter_forward(arguments, group, lane):
     """Before a lane's first step."""
-    return at(arguments[10], arguments[15], group, 0, lane), flag(arguments[11], False, group, 0, lane)
+    place = (group, 0, lane)
+    state = read(place, arguments.zero, arguments.initial)
+    return ForwardCarry(state, read_flag(place, False, arguments.previous_done))
 
 
 def step_forward(arguments, group, t, lane, before):
-    """One step. `before` is (A[t-1], whether the step before ended its episode)."""
-    inputs, _, _, terminated, truncated, mask, gamma, decay = arguments[:8]
-    params, skip, _, _, starts_at, outputs, _, zero, _, _ = arguments[8:]
-    state, over = before
-    if not flag(mask, True, group, t, lane):
-        clear(outputs, group, t, lane, zero)
-        return state, over | (not skip)
-    flagged = flag(terminated, False, group, t, lane) | flag(truncated, False, group, t, lane)
-    continues = (over | (flagged & starts_at)) == False  # noqa: E712
-    gamma_now, decay_now, _ = discount(gamma, decay, group, t, lane)
-    here = Step(each(inputs, group, t, lane, zero), (), zero, continues, gamma_now, decay_now, params)
+    """One step of a forward walk."""
+    place, zero = (group, t, lane), arguments.zero
+    if not read_flag(place, True, arguments.mask):
+        apply_to_each(write, (place, zero), (arguments.outputs,))
+        return ForwardCarry(before.state, before.previous_done | (not arguments.skip))
+    done = read_flag(place, False, arguments.terminated) | read_flag(place, False, arguments.truncated)
+    continues = (before.previous_done | (done & arguments.starts_at)) == False  # noqa: E712
+    gamma, decay, _ = read_discount(arguments, place)
+    inputs = apply_to_each(read, (place, zero), (arguments.inputs,))
+    here = Step(inputs, (), zero, continues, gamma, decay, arguments.params)
+    state = follow_recurrence(arguments, place, here, before.state)
+    return ForwardCarry(state, done & (not arguments.starts_at))
+
+
+def read_discount(arguments, place):
+    """γ and γλ of a step, and whether a discount of 0 ends the trajectory."""
+    gamma = read(place, arguments.zero, arguments.gamma)
+    decay = gamma * arguments.decay if GAMMA_VARIES else arguments.decay
+    return gamma, decay, GAMMA_VARIES & (gamma == arguments.zero)
+
+
+def follow_recurrence(arguments, place, here, state):
+    """A[t] from the state that the walk brings, and the results of the step."""
+    zero = arguments.zero
     alpha, beta = coefficients(here)
     result = alpha + select(beta == zero, zero, beta * state)
-    store(outputs, group, t, lane, readout(here, result, select(continues, state, zero)))
-    return result, flagged & (not starts_at)
+    results = readout(here, result, select(here.continues, state, zero))
+    apply_to_each(write, (place,), (results, arguments.outputs))
+    return result
 
 
-# -- operations, by what is there -------------------------------------------------------------------------------------
+class Direction(NamedTuple):
+    """The functions of one direction."""
+
+    walk_side_by_side: Any
+    enter: Any
+    step: Any
 
 
-INNER = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-"""Options of functions that only compiled code calls."""
-
-
-def overloaded(function: Callable[..., Callable[..., Any]]) -> Callable[..., Any]:
-    """An operation of compiled code whose implementation is chosen by the types of its arguments."""
-
-    def operation(*_: Any) -> Any:
-        raise NotImplementedError
-
-    function.__annotations__ = {}  # Numba compares them with those of the implementation
-    overload(operation, jit_options=INNER)(function)
-    return operation
-
-
-def unrolled(parameters: str, statements: Iterable[str], **namespace: Any) -> Callable[..., Any]:
-    """A function of these statements: Numba cannot loop over a tuple of arrays and None.
-
-    It is named by them, since Numba links by name what processes of their own have left in the disk cache.
-    """
-    code = f"({parameters}):\n    " + "\n    ".join(statements or ["pass"])
-    name = f"unrolled_{sha256(code.encode()).hexdigest()[:16]}"
-    namespace["unsigned"] = types.uintp  # an index taken as it is; a signed one might count from the end
-    exec(f"def {name}{code}", namespace)
-    function: Callable[..., Any] = namespace[name]
-    return function
-
-
-def element(name: str, array: Any, t: str = "t") -> str:
-    """The element of an array: [groups, steps, lanes], [groups, lanes] or [steps]."""
-    index = {3: ("group", t, "lane"), 2: ("group", "lane"), 1: (t,)}[array.ndim]
-    return f"{name}[{', '.join(f'unsigned({i})' for i in index)}]"
-
-
-def elements(name: str, arrays: Any, t: str = "t") -> str:
-    """The element of each array as a tuple, zero for None."""
-    values = (
-        f"{element(f'{name}[{i}]', array, t) if isinstance(array, types.Array) else 'zero'}, "
-        for i, array in enumerate(arrays)
-    )
-    return f"({''.join(values)})"
-
-
-@overloaded
-def select(condition: Any, chosen: Any, otherwise: Any) -> Callable[..., Any]:
-    """The primitive of equations. A literal does not widen: float32 goes before float64, and floats before integers."""
-    kinds = [kind for kind in (chosen, otherwise) if isinstance(kind, types.Float)] or [types.int64]
-    narrow = min(kinds, key=lambda kind: kind.bitwidth)
-    return lambda condition, chosen, otherwise: narrow(chosen) if condition else narrow(otherwise)
-
-
-@overloaded
-def minimum(x: Any, bound: Any) -> Callable[..., Any]:
-    """The primitive of equations; NaN stays."""
-    return lambda x, bound: bound if x > bound else x
-
-
-@overloaded
-def exp(x: Any) -> Callable[..., Any]:
-    """The primitive of equations."""
-    return lambda x: np.exp(x)  # noqa: PLW0108
-
-
-@overloaded
-def at(stream: Any, absent: Any, group: Any, t: Any, lane: Any) -> Callable[..., Any]:
-    """One element of a stream: an array, a number for all steps, or None."""
-    if isinstance(stream, types.Array):
-        return unrolled("stream, absent, group, t, lane", [f"return {element('stream', stream)}"])
-    if isinstance(stream, types.NoneType):
-        return lambda stream, absent, group, t, lane: absent
-    return lambda stream, absent, group, t, lane: stream
-
-
-@overloaded
-def flag(flags: Any, absent: Any, group: Any, t: Any, lane: Any) -> Callable[..., Any]:
-    """Whether a flag is set."""
-    if isinstance(flags, types.NoneType):
-        return lambda flags, absent, group, t, lane: absent
-    return unrolled("flags, absent, group, t, lane", [f"return {element('flags', flags)} != 0"])
-
-
-@overloaded
-def discount(gamma: Any, decay: Any, group: Any, t: Any, lane: Any) -> Callable[..., Any]:
-    """γ and γλ of a step, and whether a discount of 0 ends the trajectory. `decay` is λ if γ is per step."""
-    if not isinstance(gamma, types.Array):
-        return lambda gamma, decay, group, t, lane: (gamma, decay, False)
-    statements = [f"now = {element('gamma', gamma)}", "return now, now * decay, now == 0"]
-    return unrolled("gamma, decay, group, t, lane", statements)
-
-
-@overloaded
-def first(values: Any, absent: Any) -> Callable[..., Any]:
-    """The first of a tuple."""
-    return (lambda values, absent: values[0]) if len(values) else (lambda values, absent: absent)
-
-
-@overloaded
-def each(arrays: Any, group: Any, t: Any, lane: Any, zero: Any) -> Callable[..., Any]:
-    """One element of every array, 0 for None."""
-    return unrolled("arrays, group, t, lane, zero", [f"return {elements('arrays', arrays)}"])
-
-
-@overloaded
-def keep(continues: Any, values: Any, zero: Any) -> Callable[..., Any]:
-    """The values, or zeros where the trajectory ends."""
-    kept = "".join(f"values[{i}] if continues else zero, " for i in range(len(values)))
-    return unrolled("continues, values, zero", [f"return ({kept})"])
-
-
-@overloaded
-def store(outputs: Any, group: Any, t: Any, lane: Any, results: Any) -> Callable[..., Any]:
-    """Write the results for which there is an output."""
-    wanted = [(i, output) for i, output in enumerate(outputs) if isinstance(output, types.Array)]
-    statements = [f"{element(f'outputs[{i}]', output)} = results[{i}]" for i, output in wanted]
-    return unrolled("outputs, group, t, lane, results", statements)
-
-
-@overloaded
-def clear(outputs: Any, group: Any, t: Any, lane: Any, zero: Any) -> Callable[..., Any]:
-    """Write 0 to every output."""
-    wanted = [(i, output) for i, output in enumerate(outputs) if isinstance(output, types.Array)]
-    statements = [f"{element(f'outputs[{i}]', output)} = zero" for i, output in wanted]
-    return unrolled("outputs, group, t, lane, zero", statements)
-
-
-@overloaded
-def as_many(values: Any, like: Any) -> Callable[..., Any]:
-    """The first values of a tuple, as many as another has."""
-    return unrolled("values, like", [f"return ({''.join(f'values[{i}], ' for i in range(len(like)))})"])
-
-
-# -- what follows, of lanes side by side: read at t+1, or remembered where steps between may be masked -----------------
-
-
-@overloaded
-def rows(values: Any) -> Callable[..., Any]:
-    """A row for each of a tuple."""
-    return unrolled(
-        "values",
-        [f"return ({''.join(f'np.full(BLOCK, values[{i}]), ' for i in range(len(values)))})"],
-        np=np,
-        BLOCK=BLOCK,
-    )
-
-
-@overloaded
-def neighbour(mask: Any, memory: Any, inputs: Any, position: Any, group: Any, t: Any, lane: Any, j: Any, zero: Any):
-    """Of the step after: whether there is none, whether it is masked and severs, and its inputs that are followed."""
-    _, _, rows = memory
-    parameters = "mask, memory, inputs, position, group, t, lane, j, zero"
-    if isinstance(mask, types.NoneType):
-        next_inputs = elements("inputs", list(inputs)[: len(rows)], "t + (position > 0)")
-        return unrolled(parameters, [f"return position == 0, False, {next_inputs}"])
-    next_inputs = "".join(f"memory[2][{i}][j], " for i in range(len(rows)))
-    return unrolled(parameters, [f"return memory[0][j], memory[1][j], ({next_inputs})"])
-
-
-@overloaded
-def forget(mask: Any, memory: Any) -> Callable[..., Any]:
-    """There is no step after."""
-    statements = ["memory[0][:] = True", "memory[1][:] = False"]
-    return unrolled("mask, memory", [] if isinstance(mask, types.NoneType) else statements)
-
-
-@overloaded
-def remember(mask: Any, memory: Any, j: Any, after: Any) -> Callable[..., Any]:
-    """What the step before will find."""
-    next_inputs = [f"memory[2][{i}][j] = after[3][{i}]" for i in range(len(memory[2]))]
-    statements = ["memory[0][j] = after[1]", "memory[1][j] = after[2]", *next_inputs]
-    return unrolled("mask, memory, j, after", [] if isinstance(mask, types.NoneType) else statements)
-
-
-# -- a lane's steps: all of the window, or those of a sequence that lies between two offsets ---------------------------
-
-
-@overloaded
-def start_of(offsets: Any, default: Any, lane: Any) -> Callable[..., Any]:
-    """First step of a lane."""
-    if isinstance(offsets, types.NoneType):
-        return lambda offsets, default, lane: default
-    return unrolled("offsets, default, lane", ["return offsets[unsigned(lane)]"])
-
-
-@overloaded
-def end_of(offsets: Any, default: Any, lane: Any) -> Callable[..., Any]:
-    """One past the last step of a lane."""
-    if isinstance(offsets, types.NoneType):
-        return lambda offsets, default, lane: default
-    return unrolled("offsets, default, lane", ["return offsets[unsigned(lane + 1)]"])
+BACKWARD = Direction(walk_backward_side_by_side, enter_backward, step_backward)
+FORWARD = Direction(walk_forward_side_by_side, enter_forward, step_forward)

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "adapters"))
 from benchmarks import files
 from benchmarks.harness import Call, CpuClock
 from rl_triton_adapters.sb3 import TritonRolloutBuffer
-from rl_triton_core import compute_gae
+from rl_triton_core import compute_gae, set_num_threads
 
 SHAPES = {(2048, 1): 50.0, (2048, 8): 50.0, (128, 4096): 1.5}
 """(n_steps, n_envs), and how many times faster ours should be."""
@@ -47,6 +47,7 @@ def main() -> None:
 def measure(n_steps: int, n_envs: int, target: float, threads: int) -> dict[str, Any]:
     """One shape, all arms."""
     torch.set_num_threads(threads)
+    set_num_threads(threads)
     stock, ours = (fill_buffer(kind, n_steps, n_envs) for kind in (RolloutBuffer, TritonRolloutBuffer))
     last_values, dones = torch.linspace(-1, 1, n_envs), np.arange(n_envs) % 3 == 0
     flags = torch.from_numpy(np.concatenate([stock.episode_starts[1:], dones[None]]) != 0)

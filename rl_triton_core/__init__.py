@@ -5,6 +5,8 @@ from rl_triton_core._internal.backends import available_backends as available_ba
 from rl_triton_core._internal.backends import check_backend as check_backend
 from rl_triton_core._internal.fast_path import fast_path_status as fast_path_status
 from rl_triton_core._internal.fast_path import set_fast_path as set_fast_path
+from rl_triton_core._internal.threads import get_num_threads as get_num_threads
+from rl_triton_core._internal.threads import set_num_threads as set_num_threads
 from rl_triton_core._internal.tuning import tune as tune
 from rl_triton_core._version import __version__ as __version__
 from rl_triton_core.boundaries import FinalValues as FinalValues
@@ -40,8 +42,10 @@ __all__ = [
     "compute_retrace",
     "compute_vtrace",
     "fast_path_status",
+    "get_num_threads",
     "linear_recurrence",
     "normalize_advantages",
     "set_fast_path",
+    "set_num_threads",
     "tune",
 ]

@@ -48,6 +48,7 @@ FILES = [
         "fast_path",
         "normalization",
         "backends",
+        "threads",
         "conventions",
         "estimators_autograd",
         "estimators_bad_input",

@@ -246,7 +246,6 @@ def test_variants_compiled_by_different_processes_work_together(tmp_path):
         from rl_triton_core import compute_gae, compute_lambda_returns, compute_retrace, linear_recurrence
         from rl_triton_core.testing import assert_close
 
-        torch.set_num_threads(1)  # a fork has none of its parent's threads
         rewards, values, other = torch.randn(3, 40, 1500)
         done, mask = torch.rand(2, 40, 1500) < torch.tensor([0.1, 0.8])[:, None, None]
         flags = {"terminated": done, "truncated": done, "mask": mask}
@@ -298,11 +297,11 @@ def test_the_cpu_backend_s_threads_survive_a_fork():
         import os
         import signal
         import torch
-        from rl_triton_core import compute_gae
+        from rl_triton_core import compute_gae, set_num_threads
         from rl_triton_core._internal.backends import cpu
 
-        torch.set_num_threads(2)
-        cpu.PARALLEL_FROM = 1 << 10
+        set_num_threads(2)
+        cpu.MIN_ELEMENTS_PER_CHUNK = 1 << 10
         rewards, values = torch.randn(2, 64, 64)
         compute = lambda: compute_gae(rewards, values, bootstrap_values=0.0, backend="cpu").advantages.numpy().tobytes()
         before = compute()
@@ -313,17 +312,3 @@ def test_the_cpu_backend_s_threads_survive_a_fork():
         print(os.waitpid(child, 0)[1], compute() == before)
     """)
     assert printed.split() == ["0", "True"]
-
-
-def test_a_rollout_of_4096_environments_goes_over_threads(monkeypatch):
-    """Of 128 steps, and of either layout; over more threads where torch.set_num_threads says so."""
-    pytest.importorskip("numba")
-    from rl_triton_core._internal.backends import cpu
-
-    spans = []
-    monkeypatch.setattr(cpu, "together", lambda work, parts: spans.append(len(parts)))
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    for shape, time_dim in (((4096, 128), -1), ((128, 4096), 0)):
-        zeros = torch.zeros(shape)
-        compute_gae(zeros, zeros, bootstrap_values=0.0, time_dim=time_dim, backend="cpu")
-    assert spans == [2, 2]

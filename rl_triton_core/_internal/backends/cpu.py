@@ -29,6 +29,8 @@ from rl_triton_core._internal.threads import get_num_threads, run_chunks
 MIN_ELEMENTS_PER_CHUNK = 1 << 16
 """Elements from which it pays to hand a part of the work to another thread."""
 CHUNKS_PER_THREAD = 4
+Chunk = tuple[int, int, int, int]
+"""First group and end of the groups, first lane and end of the lanes."""
 
 
 def unavailable(device: torch.device) -> str | None:
@@ -77,13 +79,13 @@ def prepare_walk(problem: Problem, call: Call) -> Any:
     return walk
 
 
-def walk_chunks(compiled: Any, address: int, chunks: Any, addresses: tuple[int, ...], numbers: tuple[float, ...]) -> None:
+def walk_chunks(compiled: Any, table: int, chunks: Sequence[Chunk], addresses: Any, numbers: Any) -> None:
     """Walk all rows, several threads taking turns."""
-    run_chunks(lambda chunk: compiled(address, *chunk, addresses, numbers), chunks)
+    run_chunks(lambda chunk: compiled(table, *chunk, addresses, numbers), chunks)
 
 
-def split_rows(problem: Problem, number: int) -> list[tuple[int, int, int, int]]:
-    """Split the rows into chunks of nearly equal size: (first group, end, first lane, end)."""
+def split_rows(problem: Problem, number: int) -> list[Chunk]:
+    """Split the rows into chunks of nearly equal size."""
     groups, steps, lanes = problem.shape
     if groups >= number:
         edges = [groups * i // number for i in range(number + 1)]
@@ -152,7 +154,7 @@ class Call:
         )
         self.variant = Variant(self.is_serial, self.is_contiguous, kinds)
 
-    def add(self, x: Stream | float) -> Kind | None:
+    def add(self, x: Any) -> Kind | None:
         """Add a stream or a number in the dtype of the arithmetic."""
         if isinstance(x, torch.Tensor):
             return self.add_stream(x, (self.problem.dtype,))

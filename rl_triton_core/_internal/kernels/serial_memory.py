@@ -192,7 +192,7 @@ def locate_element(context: Any, builder: ir.IRBuilder, stream_type: StreamType,
 
 
 def declare_memory(builder: ir.IRBuilder, stream_type: StreamType, access: Any) -> Any:
-    """Declare that a load or store touches no memory of another output. Without that, no vectors where time runs back."""
+    """Declare that a load or store touches no memory of another output, so that lanes go into vectors."""
     module = builder.module
     domain = module.add_metadata(["rl_triton_core"])
     scopes = [module.add_metadata([f"memory {i}", domain]) for i in range(stream_type.output + 1)]
@@ -293,9 +293,9 @@ def select(context: Any, condition: Any, chosen: Any, otherwise: Any) -> Any:
     narrow = min(floats, key=lambda kind: kind.bitwidth, default=types.int64)
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Sequence[Any]) -> Any:
-        flag = context.cast(builder, values[0], condition, types.boolean)
-        numbers = [context.cast(builder, values[1], chosen, narrow), context.cast(builder, values[2], otherwise, narrow)]
-        return builder.select(flag, *numbers)
+        wanted = (types.boolean, narrow, narrow)
+        given = zip(values, signature.args, wanted, strict=True)
+        return builder.select(*(context.cast(builder, x, has, wants) for x, has, wants in given))
 
     return narrow(condition, chosen, otherwise), generate
 

@@ -6,244 +6,302 @@ FILE = "_internal/kernels/serial.py"
 
 MUTANTS = [
     Mutant(
-        "carry seeded",
-        "at(arguments[10], arguments[15], group, 0, lane)",
-        "at(arguments[10], arguments[7], group, 0, lane)",
+        "backward: the state that enters is forgotten",
+        "read((group, 0, lane), arguments.zero, arguments.initial)",
+        "arguments.zero",
         tests="test_linear_recurrence",
         function="enter_backward",
     ),
     Mutant(
-        "carry of the first lane",
-        "at(arguments[10], arguments[15], group, 0, lane)",
-        "at(arguments[10], arguments[15], group, 0, 0)",
+        "backward: the state that enters is that of the first lane",
+        "read((group, 0, lane), arguments.zero, arguments.initial)",
+        "read((group, 0, 0), arguments.zero, arguments.initial)",
         tests="test_an_initial_state_of_a_recurrence",
         function="enter_backward",
     ),
     Mutant(
-        "backward: gate multiplies",
+        "gate multiplies",
         "select(beta == zero, zero, beta * state)",
         "beta * state",
         tests="containment and gae",
-        function="step_backward",
     ),
     Mutant(
         "backward: masked step not skipped",
-        "return after if skip else (state, False, True, next_inputs)",
+        "return after if arguments.skip else Carry(...)",
         "pass",
         tests="gae and test_every_pattern",
     ),
     Mutant(
         "backward: masked cells not written",
-        "clear(outputs, group, t, lane, zero)",
+        "apply_to_each(write, (place, zero), (arguments.outputs,))",
         "",
         tests="gae and test_every_pattern",
         function="step_backward",
     ),
     Mutant(
-        "backward: skip severs",
-        "after if skip else (state, False, True, next_inputs)",
-        "after if False else (state, False, True, next_inputs)",
+        "forward: masked cells not written",
+        "apply_to_each(write, (place, zero), (arguments.outputs,))",
+        "",
+        tests="test_every_pattern_of_four and prefix",
+        function="step_forward",
+    ),
+    Mutant(
+        "backward: a skipped step ends the episode",
+        "after if arguments.skip else Carry(...)",
+        "after if False else Carry(...)",
         tests="gae and test_every_pattern",
     ),
     Mutant(
         "backward: reset skips",
-        "after if skip else (state, False, True, next_inputs)",
-        "after if True else (state, False, True, next_inputs)",
+        "after if arguments.skip else Carry(...)",
+        "after if True else Carry(...)",
         tests="gae and test_every_pattern",
     ),
     Mutant(
-        "backward: a masked end is no seal",
-        "(state, False, True, next_inputs)",
-        "(state, False, False, next_inputs)",
+        "backward: a masked step does not end the episode",
+        "Carry(after.state, False, True, after.next_inputs)",
+        "Carry(after.state, False, False, after.next_inputs)",
         tests="gae and test_every_pattern",
     ),
     Mutant(
-        "backward: a masked end is an end",
-        "(state, False, True, next_inputs)",
-        "(state, True, True, next_inputs)",
+        "backward: a masked step is the end of the rollout",
+        "Carry(after.state, False, True, after.next_inputs)",
+        "Carry(after.state, True, True, after.next_inputs)",
         tests="gae and test_every_pattern",
     ),
     Mutant(
-        "backward: seals stay",
+        "backward: a masked step ends all episodes before",
         """
-            state, last, sealed, next_inputs = after
-            ...
-            return result, False, False, as_many(now, next_inputs)
+            state = follow_recurrence(arguments, place, here, after.state)
+            return Carry(state, False, False, inputs[:NUM_LOOKAHEAD])
         """,
         """
-            state, last, sealed, next_inputs = after
-            ...
-            return result, False, sealed, as_many(now, next_inputs)
+            state = follow_recurrence(arguments, place, here, after.state)
+            return Carry(state, False, after.next_is_masked, inputs[:NUM_LOOKAHEAD])
         """,
         tests="gae and test_every_pattern",
     ),
     Mutant(
-        "backward: ends stay",
+        "backward: all steps are last ones",
         """
-            state, last, sealed, next_inputs = after
-            ...
-            return result, False, False, as_many(now, next_inputs)
+            state = follow_recurrence(arguments, place, here, after.state)
+            return Carry(state, False, False, inputs[:NUM_LOOKAHEAD])
         """,
         """
-            state, last, sealed, next_inputs = after
-            ...
-            return result, last, False, as_many(now, next_inputs)
+            state = follow_recurrence(arguments, place, here, after.state)
+            return Carry(state, after.is_last, False, inputs[:NUM_LOOKAHEAD])
         """,
         tests="gae and test_every_pattern",
     ),
     Mutant(
         "backward: terminated a step late",
         """
-            params, skip, _, _, _, outputs, _, zero, _, _ = arguments[8:]
+            place, zero = (group, t, lane), arguments.zero
             ...
-            next_value, continues = apply_boundary_rule(flag(terminated, False, group, t, lane) | ended, ...)
+            next_value, continues = apply_boundary_rule(read_flag(place, False, arguments.terminated) | ended, ...)
         """,
         """
-            params, skip, _, _, _, outputs, _, zero, _, _ = arguments[8:]
+            place, zero = (group, t, lane), arguments.zero
             ...
             next_value, continues = apply_boundary_rule(
-                flag(terminated, False, group, min(t + 1, arguments[16] - 1), lane) | ended, ...
+                read_flag((group, min(t + 1, arguments.steps - 1), lane), False, arguments.terminated) | ended, ...
             )
         """,
         tests="test_literal_numbers",
     ),
     Mutant(
         "backward: truncated a step early",
-        "apply_boundary_rule(..., flag(truncated, False, group, t, lane), last, sealed, ...)",
-        "apply_boundary_rule(..., flag(truncated, False, group, max(t - 1, 0), lane), last, sealed, ...)",
+        """
+            place, zero = (group, t, lane), arguments.zero
+            ...
+            next_value, continues = apply_boundary_rule(
+                ..., read_flag(place, False, arguments.truncated), after.is_last, ...
+            )
+        """,
+        """
+            place, zero = (group, t, lane), arguments.zero
+            ...
+            next_value, continues = apply_boundary_rule(
+                ..., read_flag((group, max(t - 1, 0), lane), False, arguments.truncated), after.is_last, ...
+            )
+        """,
         tests="gae and test_every_pattern",
     ),
     Mutant(
-        "backward: bootstrap of the neighbour lane",
-        "at(bootstrap, zero, group, t, lane)",
-        "at(bootstrap, zero, group, t, max(lane - 1, 0))",
+        "backward: bootstrap of the lane before",
+        """
+            place, zero = (group, t, lane), arguments.zero
+            ...
+            next_value, continues = apply_boundary_rule(
+                ..., read(place, read(place, zero, arguments.bootstrap), arguments.next_values)
+            )
+        """,
+        """
+            place, zero = (group, t, lane), arguments.zero
+            ...
+            next_value, continues = apply_boundary_rule(
+                ..., read(place, read((group, t, max(lane - 1, 0)), zero, arguments.bootstrap), arguments.next_values)
+            )
+        """,
         tests="gae and test_every_length",
     ),
     Mutant(
-        "backward: the neighbour stays the same",
-        "as_many(now, next_inputs)",
-        "next_inputs",
+        "backward: the next inputs stay the same",
+        """
+            state = follow_recurrence(arguments, place, here, after.state)
+            return Carry(state, False, False, inputs[:NUM_LOOKAHEAD])
+        """,
+        """
+            state = follow_recurrence(arguments, place, here, after.state)
+            return Carry(state, False, False, after.next_inputs)
+        """,
         tests="test_literal_numbers",
     ),
     Mutant(
-        "backward: the window's end is no end",
+        "backward: the last step is not last",
         "types.boolean(True)",
         "types.boolean(False)",
         tests="test_literal_numbers",
     ),
     Mutant(
-        "backward: neighbour's value leaks",
-        "select(continues, state, zero)",
+        "the state of another episode leaks",
+        "select(here.continues, state, zero)",
         "state",
         tests="test_vtrace and terminated",
-        function="step_backward",
+    ),
+    Mutant(
+        "inputs of another episode leak",
+        "apply_to_each(select, (continues,), (after.next_inputs, arguments.zeros))",
+        "after.next_inputs",
+        tests="retrace and containment",
     ),
     Mutant(
         "discount 0 does not end",
-        '"return now, now * decay, now == 0"',
-        '"return now, now * decay, False"',
+        "GAMMA_VARIES & (gamma == arguments.zero)",
+        "False",
         tests="test_a_zero_discount_contains and gae",
     ),
     Mutant(
-        "apart: carry kept from the lane before",
+        "λ is not multiplied with a discount per step",
+        "gamma * arguments.decay if GAMMA_VARIES else arguments.decay",
+        "arguments.decay",
+        tests="gae and gamma",
+    ),
+    Mutant(
+        "serially: the lane before leaves its state",
         """
             next_carry = enter(arguments, group, next_lane)
             ...
-            if left == 0:
-                lane, t, left, carry = ..., next_carry
+            if remaining == 0:
+                ...
+                carry = next_carry
         """,
         """
             next_carry = carry
             ...
-            if left == 0:
-                lane, t, left, carry = ..., next_carry
+            if remaining == 0:
+                ...
+                carry = next_carry
         """,
         tests="gae and test_permuting",
     ),
     Mutant(
-        "apart: last lane dropped",
+        "serially: last lane dropped",
         "range(end_lane - first_lane)",
         "range(end_lane - first_lane - 1)",
         tests="gae and test_every_pattern",
     ),
     Mutant(
-        "apart: last step dropped",
+        "serially: last step dropped",
         """
-            for i in range(left):
+            for i in range(remaining):
                 carry = ...
         """,
         """
-            for i in range(left - 1):
+            for i in range(remaining - 1):
                 carry = ...
         """,
         tests="test_literal_numbers",
     ),
     Mutant(
-        "apart: the next lane's carry dropped",
-        "lane, t, left, carry = next_lane, next_t + DIRECTION * both, next_left - both, next_carry",
-        "lane, t, left, carry = next_lane, next_t + DIRECTION * both, next_left - both, carry",
+        "serially: the next lane's state dropped",
+        """
+            lane, t, remaining = next_lane, ...
+            carry = next_carry
+        """,
+        """
+            lane, t, remaining = next_lane, ...
+        """,
         tests="test_every_sequence and discounted",
     ),
     Mutant(
-        "apart: the next lane begun anew",
-        "next_lane, next_t + DIRECTION * both, next_left - both, next_carry",
-        "next_lane, next_t, next_left - both, next_carry",
+        "serially: the next lane begins anew",
+        "next_lane, next_t + DIRECTION * both, next_remaining - both",
+        "next_lane, next_t, next_remaining - both",
         tests="test_every_sequence and discounted",
     ),
     Mutant(
-        "apart: what is left is dropped",
-        "left == 0",
-        "True",
+        "serially: what remains is dropped",
+        """
+            if remaining == 0:
+                lane, t, remaining = ...
+                ...
+        """,
+        """
+            if True:
+                lane, t, remaining = ...
+                ...
+        """,
         tests="test_every_sequence and discounted",
     ),
     Mutant(
-        "side by side: carry kept from the rows before",
-        "state[j] = enter(arguments, group, left + j)[0]",
-        "pass",
+        "side by side: no state enters",
+        "write_row(j, enter(arguments, group, start + j).state, state)",
+        "",
         tests="test_every_kind_of_features and linear and 33",
     ),
     Mutant(
-        "side by side: memory of the rows before",
-        '["memory[0][:] = True", "memory[1][:] = False"]',
-        '["memory[1][:] = False"]',
+        "side by side: the last step is that of the block before",
+        "write_row(j, True, is_last)",
+        "",
         tests="lambda and test_wide_layouts_agree and skip",
     ),
     Mutant(
-        "side by side: ends stay",
-        '["memory[0][j] = after[1]", "memory[1][j] = after[2]", *next_inputs]',
-        '["memory[1][j] = after[2]", *next_inputs]',
+        "side by side: all steps are last ones",
+        "write_row(j, after.is_last, is_last)",
+        "",
         tests="lambda and test_wide_layouts_agree and skip",
     ),
     Mutant(
-        "side by side: no seals",
-        '["memory[0][j] = after[1]", "memory[1][j] = after[2]", *next_inputs]',
-        '["memory[0][j] = after[1]", *next_inputs]',
+        "side by side: a masked step does not end the episode",
+        "write_row(j, after.next_is_masked, next_is_masked)",
+        "",
         tests="lambda and test_wide_layouts_agree and reset",
     ),
     Mutant(
-        "side by side: the neighbour is the step itself",
-        '"t + (position > 0)"',
-        '"t"',
+        "side by side: the next step is the step itself",
+        "t + (position > 0)",
+        "t",
         tests="lambda and test_layouts_agree",
     ),
     Mutant(
-        "side by side: the window's end is no end",
-        "'return position == 0, False, '",
-        "'return False, False, '",
+        "side by side: the last step is not last",
+        "Carry(read_row(j, state), position == 0, ...)",
+        "Carry(read_row(j, state), types.boolean(False), ...)",
         tests="discounted and test_layouts_agree",
     ),
     Mutant(
-        "side by side: following value of the neighbour lane",
-        'f"memory[2][{i}][j], "',
-        'f"memory[2][{i}][max(j - 1, 0)], "',
+        "side by side: next inputs of the lane before",
+        "apply_to_each(read_row, (j,), (next_inputs,))",
+        "apply_to_each(read_row, (max(j - 1, 0),), (next_inputs,))",
         tests="lambda and test_wide_layouts_agree and skip",
     ),
     Mutant(
-        "side by side: last row of a block dropped",
-        "min(BLOCK, end_lane - left)",
-        "min(BLOCK, end_lane - left) - 1",
+        "side by side: last lane of a block dropped",
+        "min(LANES_PER_BLOCK, end_lane - start)",
+        "min(LANES_PER_BLOCK, end_lane - start) - 1",
         tests="discounted and test_layouts_agree",
-        function="backward_side_by_side",
+        function="walk_backward_side_by_side",
     ),
     Mutant(
         "side by side: first step dropped",
@@ -260,25 +318,23 @@ MUTANTS = [
                     ...
         """,
         tests="discounted and test_layouts_agree",
+        function="walk_backward_side_by_side",
     ),
     Mutant(
-        "side by side: forward carry kept from the rows before",
-        "state[j], over[j] = enter(arguments, group, left + j)",
-        "over[j] = False",
+        "side by side: forward state of the block before",
+        """
+            before = enter(arguments, group, start + j)
+            write_row(j, before.state, state)
+        """,
+        """
+            before = enter(arguments, group, start + j)
+        """,
         tests="prefix and test_wide_layouts_agree and skip",
     ),
     Mutant(
         "side by side: forward's last step dropped",
-        """
-            for t in range(steps):
-                for j in range(width):
-                    ...
-        """,
-        """
-            for t in range(steps - 1):
-                for j in range(width):
-                    ...
-        """,
+        "range(arguments.steps)",
+        "range(arguments.steps - 1)",
         tests="prefix and test_layouts_agree",
     ),
     Mutant(
@@ -289,8 +345,8 @@ MUTANTS = [
     ),
     Mutant(
         "packed: ends of the sequence before",
-        '"return offsets[unsigned(lane + 1)]"',
-        '"return offsets[unsigned(lane)]"',
+        "read((0, 0, next_lane + 1), steps, offsets)",
+        "read((0, 0, next_lane), steps, offsets)",
         tests="test_every_sequence and discounted",
     ),
     Mutant(
@@ -300,52 +356,39 @@ MUTANTS = [
         tests="test_every_sequence and prefix",
     ),
     Mutant(
-        "forward: gate multiplies",
-        "select(beta == zero, zero, beta * state)",
-        "beta * state",
-        tests="test_infinity_minus and traces",
-        function="step_forward",
-    ),
-    Mutant(
         "forward: resets a step early",
-        "flagged & starts_at",
-        "flagged",
+        "done & arguments.starts_at",
+        "done",
         tests="test_eligibility_traces and truncated",
     ),
     Mutant(
         "forward: starts ignored",
-        "over | (flagged & starts_at)",
-        "over",
+        "before.previous_done | (done & arguments.starts_at)",
+        "before.previous_done",
         tests="test_prefix_sums and boundary",
     ),
     Mutant(
         "forward: ends ignored",
-        "flagged & (not starts_at)",
-        "flagged & False",
+        "done & (not arguments.starts_at)",
+        "done & False",
         tests="test_eligibility_traces and terminated",
     ),
     Mutant(
         "forward: masks never sever",
-        "over | (not skip)",
-        "over",
+        "before.previous_done | (not arguments.skip)",
+        "before.previous_done",
         tests="test_every_pattern_of_four and prefix",
     ),
     Mutant(
         "forward: skipped steps sever",
-        "over | (not skip)",
-        "over | True",
+        "before.previous_done | (not arguments.skip)",
+        "before.previous_done | True",
         tests="test_every_pattern_of_four and prefix",
     ),
     Mutant(
-        "forward: the window before forgotten",
-        "arguments[11]",
-        "None",
+        "forward: the rollout before forgotten",
+        "read_flag(place, False, arguments.previous_done)",
+        "read_flag(place, False, None)",
         tests="test_two_windows and prefix",
-    ),
-    Mutant(
-        "minimum is no bound",
-        "bound if x > bound else x",
-        "x if x > bound else x",
-        tests="test_vtrace",
     ),
 ]

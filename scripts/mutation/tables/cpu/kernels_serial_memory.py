@@ -1,0 +1,50 @@
+"""Mutants of _internal/kernels/serial_memory.py."""
+
+from mutation.mutant import Mutant
+
+FILE = "_internal/kernels/serial_memory.py"
+
+MUTANTS = [
+    Mutant(
+        "minimum is no bound",
+        "builder.select(builder.fcmp_ordered('>', values[0], number), number, values[0])",
+        "values[0]",
+        tests="test_vtrace",
+    ),
+    Mutant(
+        "minimum hides NaN",
+        "builder.fcmp_ordered('>', values[0], number)",
+        "builder.fcmp_unordered('>', values[0], number)",
+        tests="containment and vtrace",
+    ),
+    Mutant(
+        "NaN is no flag",
+        "builder.fcmp_unordered if isinstance(flags.element, types.Float) else builder.icmp_unsigned",
+        "builder.fcmp_ordered if isinstance(flags.element, types.Float) else builder.icmp_unsigned",
+        tests="flag",
+    ),
+    Mutant(
+        "groups share their rows",
+        "builder.add(builder.mul(group, fields.group), builder.mul(step, fields.step))",
+        "builder.mul(step, fields.step)",
+        tests="test_every_kind_of_features and linear",
+    ),
+    Mutant(
+        "an absent stream is 0",
+        "values[1] if isinstance(stream, types.NoneType) else values[2]",
+        "values[0] if isinstance(stream, types.NoneType) else values[2]",
+        tests="test_literal_numbers",
+    ),
+    Mutant(
+        "absent flags are not set",
+        "context.cast(builder, values[1], absent, types.boolean)",
+        "context.get_constant(types.boolean, False)",
+        tests="test_literal_numbers",
+    ),
+    Mutant(
+        "literals widen",
+        "min(floats, key=lambda kind: kind.bitwidth, default=types.int64)",
+        "max(floats, key=lambda kind: kind.bitwidth, default=types.int64)",
+        tests="precision or test_the_cpu_backend_is_a_serial_loop",
+    ),
+]

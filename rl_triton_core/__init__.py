@@ -23,6 +23,7 @@ from rl_triton_core.estimators.traces import compute_episodic_prefix_sum as comp
 from rl_triton_core.estimators.vtrace import VTraceOutput as VTraceOutput
 from rl_triton_core.estimators.vtrace import compute_vtrace as compute_vtrace
 from rl_triton_core.normalization import normalize_advantages as normalize_advantages
+from rl_triton_core.warmup import warm_up as warm_up
 
 __all__ = [
     "BackendUnavailableError",
@@ -48,4 +49,5 @@ __all__ = [
     "set_fast_path",
     "set_num_threads",
     "tune",
+    "warm_up",
 ]

@@ -107,6 +107,12 @@ class Kind(NamedTuple):
     is_stream: bool
 
 
+DTYPES = (torch.uint8, torch.int64, torch.float32, torch.float64)
+STREAM_KINDS = {dtype: Kind(dtype, is_stream=True) for dtype in DTYPES}
+STREAM_KINDS[torch.bool] = STREAM_KINDS[torch.uint8]
+NUMBER_KINDS = {dtype: Kind(dtype, is_stream=False) for dtype in (torch.bool, *DTYPES)}
+
+
 class Variant(NamedTuple):
     """What the compiled code depends on."""
 
@@ -130,6 +136,9 @@ class Call:
         self.words: list[int] = []
         """Strides of the tensors, and numbers that are no floats."""
         self.numbers: list[float] = []
+        self.flag_dtypes = (torch.float32,) if has_float32_flags(problem) else (torch.bool, torch.uint8)
+        """Those in which flags are read as they are; so that few variants arise."""
+        self.real_dtypes = (problem.dtype,)
         add, add_number, add_flags = self.add, self.add_number, self.add_flags
         decay = problem.lambda_ if isinstance(problem.gamma, torch.Tensor) else problem.gamma * problem.lambda_
         kinds = Arguments(
@@ -157,15 +166,14 @@ class Call:
     def add(self, x: Any) -> Kind | None:
         """Add a stream or a number in the dtype of the arithmetic."""
         if isinstance(x, torch.Tensor):
-            return self.add_stream(x, (self.problem.dtype,))
-        return None if x is None else self.add_number(x, self.problem.dtype)
+            return self.add_stream(x, self.real_dtypes)
+        return None if x is None else self.add_number(x, self.real_dtypes[0])
 
     def add_flags(self, flags: Stream) -> Kind | None:
-        """Add flags as bytes, or as float32 if all flags are; so that few variants arise."""
+        """Add flags."""
         if flags is None:
             return None
-        dtypes = (torch.float32,) if has_float32_flags(self.problem) else (torch.bool, torch.uint8)
-        return self.add_stream(flags if flags.dtype in dtypes else flags != 0, dtypes)
+        return self.add_stream(flags if flags.dtype in self.flag_dtypes else flags != 0, self.flag_dtypes)
 
     def add_stream(self, x: torch.Tensor, dtypes: tuple[torch.dtype, ...]) -> Kind:
         """Add a tensor in one of these dtypes, whose elements are found by group, step and lane."""
@@ -181,10 +189,11 @@ class Call:
         """Add a tensor that has the strides that a function tells."""
         x = x.resolve_neg()
         size, (group, step, lane) = x.element_size(), strides(x)
-        self.is_contiguous &= lane == 1
+        if lane != 1:
+            self.is_contiguous = False
         self.tensors.append(x)
         self.words += (size * group, size * step, size * lane)
-        return Kind(torch.uint8 if x.dtype == torch.bool else x.dtype, is_stream=True)
+        return STREAM_KINDS[x.dtype]
 
     def add_number(self, x: float, dtype: torch.dtype) -> Kind:
         """Add a number."""
@@ -192,7 +201,7 @@ class Call:
             self.numbers.append(x)
         else:
             self.words.append(int(x))
-        return Kind(dtype, is_stream=False)
+        return NUMBER_KINDS[dtype]
 
 
 def has_float32_flags(problem: Problem) -> bool:

@@ -37,8 +37,8 @@ R = TypeVar("R")
 MAX_PLANS_PER_FUNCTION = 32
 MAX_SHAPES_PER_PLAN = 256
 MAX_SEEN_SIGNATURES = 1024
-DEVICES = {"cuda"}
-"""Types of devices whose backend records its launches."""
+DEVICES = {"cpu", "cuda"}
+"""Types of devices that have a backend which records its launches."""
 CONSTANT_TYPES = (type(None), bool, int, float, str)
 SLOW_PATH = object()
 """In the place of results: the call has this form, but has to take the normal path."""

@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import TypeVar
 
+from rl_triton_core._internal.fast_path import forget_plans
+
 T = TypeVar("T")
 
 
@@ -62,6 +64,7 @@ def set_num_threads(num_threads: int) -> None:
         ValueError: `num_threads` is less than 1.
     """
     Setting.num_threads = check_num_threads("num_threads", num_threads)
+    forget_plans()
 
 
 def run_chunks(work: Callable[[T], object], chunks: Iterable[T]) -> None:

@@ -957,3 +957,108 @@ def test_an_error_is_no_first_call(on_cpu):
 def test_span():
     assert fast_path.byte_span(torch.zeros(4, 5)) == 80
     assert fast_path.byte_span(torch.zeros(4, 5).t()[:, ::2]) == (4 + 10 + 1) * 4
+
+
+# --- on the CPU -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def count_walks(monkeypatch):
+    """A list to which every call of the cpu backend that takes the normal path adds one."""
+    cpu = pytest.importorskip("rl_triton_core._internal.backends.cpu")
+    walks, prepare = [], cpu.prepare_walk
+    monkeypatch.setattr(cpu, "prepare_walk", lambda *given: (walks.append(1), prepare(*given))[1])
+    fast_path.forget_plans()
+    return walks
+
+
+@pytest.mark.parametrize("layout", ["env-major", "time-major"])
+def test_repeated_calls_on_the_cpu(count_walks, layout):
+    """Other tensors, numbers and outputs give what the normal path gives, bit for bit."""
+    for seed in range(6):
+        given = rollout(envs=13, device="cpu", seed=seed) | {"gamma": 0.9 + seed / 100, "lambda_": 0.5 + seed / 20}
+        if layout == "time-major":
+            given = {k: x.T.contiguous() if isinstance(x, torch.Tensor) else x for k, x in given.items()}
+            given["time_dim"] = 0
+        out = tuple(torch.full_like(given["rewards"], torch.nan) for _ in range(2))
+        same(ours.compute_gae(**given, backend="cpu"), whole(ours.compute_gae, **given, backend="cpu"))
+        assert ours.compute_gae(**given, out=out)[0] is out[0]
+        same(ours.GAEOutput(*out), whole(ours.compute_gae, **given))
+    assert len(count_walks) == 2 * 6 + 2 * 2
+
+
+@pytest.mark.parametrize("name", ["compute_lambda_returns", "compute_discounted_returns", "compute_eligibility_traces"])
+def test_other_functions_on_the_cpu(count_walks, name):
+    function = getattr(ours, name)
+    for seed in range(4):
+        given = rollout(device="cpu", seed=seed)
+        if name != "compute_lambda_returns":
+            del given["values"]
+        if name == "compute_eligibility_traces":
+            given["x"] = given.pop("rewards")
+            del given["bootstrap_values"]
+        got, want = function(**given), whole(function, **given)
+        assert torch.equal(got, want)
+    assert len(count_walks) == 4 + 2
+
+
+CHANGED_ON_THE_CPU = {
+    "another dtype": lambda x: {"rewards": x["rewards"].double()},
+    "half precision": lambda x: {"rewards": x["rewards"].bfloat16()},
+    "other strides": lambda x: {"rewards": x["rewards"].T.contiguous().T},
+    "other flags": lambda x: {"terminated": x["terminated"].float()},
+    "a mask": lambda x: {"mask": ~x["truncated"]},
+    "a discount per step": lambda x: {"gamma": torch.full_like(x["rewards"], 0.9)},
+    "a gradient": lambda x: {"rewards": x["rewards"].clone().requires_grad_()},
+    "another backend": lambda x: {"backend": "reference"},
+}
+
+
+@pytest.mark.parametrize("change", CHANGED_ON_THE_CPU)
+def test_a_call_that_differs_on_the_cpu(change):
+    """After calls that took the fast path; and repeated, in turns with those."""
+    pytest.importorskip("numba")
+    for seed in range(5):
+        given = rollout(device="cpu", seed=seed)
+        same(ours.compute_gae(**given), whole(ours.compute_gae, **given))
+        given |= CHANGED_ON_THE_CPU[change](given)
+        for got, want in zip(ours.compute_gae(**given), whole(ours.compute_gae, **given), strict=True):
+            assert torch.equal(got, want) and got.requires_grad == want.requires_grad
+
+
+def test_offsets_are_checked_in_every_call_on_the_cpu():
+    """They are read, unlike on a GPU, where the kernel asserts that they are in order."""
+    pytest.importorskip("numba")
+    x, offsets = torch.ones(10), torch.tensor([0, 4, 10])
+    for _ in range(4):
+        ours.compute_discounted_returns(x, bootstrap_values=0.0, cu_seqlens=offsets)
+    with pytest.raises(ValueError, match="cu_seqlens"):
+        ours.compute_discounted_returns(x, bootstrap_values=0.0, cu_seqlens=torch.tensor([0, 4, 11]))
+
+
+def test_outputs_that_overlap_inputs_are_refused_on_the_cpu():
+    pytest.importorskip("numba")
+    memory = torch.randn(3, 6, 40)
+    for _ in range(4):
+        given = {"rewards": memory[0], "values": memory[1], "bootstrap_values": 0.0}
+        ours.compute_gae(**given, out=(memory[2], torch.empty(6, 40)))
+    with pytest.raises(ValueError, match="out"):
+        ours.compute_gae(**given, out=(memory[1], torch.empty(6, 40)))
+
+
+def test_the_number_of_threads_counts_at_once(monkeypatch):
+    """Also for calls that took the fast path before it was set."""
+    cpu = pytest.importorskip("rl_triton_core._internal.backends.cpu")
+    from rl_triton_core._internal.threads import Setting
+
+    monkeypatch.setattr(cpu, "MIN_ELEMENTS_PER_CHUNK", 16)
+    monkeypatch.setattr(Setting, "num_threads", 1)
+    chunks, run_chunks = [], cpu.run_chunks
+    monkeypatch.setattr(cpu, "run_chunks", lambda work, parts: (chunks.append(len(parts)), run_chunks(work, parts)))
+    given = rollout(device="cpu")
+    expected = [ours.compute_gae(**given) for _ in range(3)][-1]
+    assert not chunks
+    ours.set_num_threads(2)
+    for _ in range(4):
+        same(ours.compute_gae(**given), expected)
+    assert len(chunks) == 4

@@ -20,11 +20,13 @@ from numba import types
 
 from rl_triton_core import boundaries
 from rl_triton_core._internal.backends import Backend
+from rl_triton_core._internal.fast_path import RecordedLaunch, ResolvedLaunch, record_launch
 from rl_triton_core._internal.kernels import serial, serial_memory
 from rl_triton_core._internal.kernels.serial_memory import PRIMITIVES, Arguments, StreamType, make_loader
 from rl_triton_core._internal.moments import Exchange, Task
 from rl_triton_core._internal.recurrence import Problem, Recurrence, Stream, bind
 from rl_triton_core._internal.threads import get_num_threads, run_chunks
+from rl_triton_core._internal.traced_numbers import untrace
 
 MIN_ELEMENTS_PER_CHUNK = 1 << 16
 """Elements from which it pays to hand a part of the work to another thread."""
@@ -42,8 +44,10 @@ def run(problem: Problem) -> None:
     """Fill the problem's outputs."""
     results = [stage(out, problem.dtype) for out in problem.outputs]
     call = Call(problem, results)
-    walk = prepare_walk(problem, call)
-    walk(tuple([x.data_ptr() for x in call.tensors]), tuple(call.numbers))
+    walk, numbers = prepare_walk(problem, call), tuple(call.numbers)
+    walk(tuple([x.data_ptr() for x in call.tensors]), untrace(numbers))
+    if problem.cu_seqlens is None:  # offsets are checked anew for every call
+        record_launch(RecordedLaunch(lambda: ResolvedLaunch(walk, (tuple(call.tensors), numbers))))
     for out, result in zip(problem.outputs, results, strict=True):
         if out is not None and result is not None and result is not out:
             out.copy_(result)

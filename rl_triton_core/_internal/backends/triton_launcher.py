@@ -49,8 +49,8 @@ PRIVATE_NAMES = (
 
 
 def record_kernel(kernel: Any, grid: tuple[int, int], arguments: Sequence[Any], scratch: torch.Tensor | None) -> None:
-    """Record the launch of a compiled kernel, if this thread records."""
-    if RECORDER.launches is not None:
+    """Record the launch of a compiled kernel, if this thread records. One that is interpreted is None."""
+    if RECORDER.launches is not None and kernel is not None:
         record_launch(RecordedLaunch(partial(resolve_launch, kernel, grid, arguments), scratch))
 
 

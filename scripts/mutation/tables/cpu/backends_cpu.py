@@ -7,7 +7,7 @@ FILE = "_internal/backends/cpu.py"
 MUTANTS = [
     Mutant(
         "nothing works",
-        "walk(tuple([x.data_ptr() for x in call.tensors]), tuple(call.numbers))",
+        "walk(tuple([x.data_ptr() for x in call.tensors]), untrace(numbers))",
         "pass",
         tests="test_literal_numbers",
     ),
@@ -28,6 +28,24 @@ MUTANTS = [
         "all(x is None or x.dtype == torch.float32 for x in flags)",
         "any(x is not None and x.dtype == torch.float32 for x in flags)",
         tests="flag",
+    ),
+    Mutant(
+        "nothing is recorded",
+        "problem.cu_seqlens is None",
+        "False",
+        tests="fast_path and on_the_cpu",
+    ),
+    Mutant(
+        "offsets are not checked anew",
+        "problem.cu_seqlens is None",
+        "True",
+        tests="test_offsets_are_checked",
+    ),
+    Mutant(
+        "every number is recorded anew",
+        "untrace(numbers)",
+        "numbers",
+        tests="test_repeated_calls_on_the_cpu",
     ),
     Mutant(
         "last chunk dropped",

@@ -12,6 +12,12 @@ MUTANTS = [
         tests="test_one_thread_unless",
     ),
     Mutant(
+        "recorded calls keep their number of threads",
+        "forget_plans()",
+        "pass",
+        tests="test_the_number_of_threads_counts",
+    ),
+    Mutant(
         "no helpers",
         "min(get_num_threads(), len(remaining)) - 1",
         "0",

@@ -13,8 +13,13 @@ MUTANTS = [
     ),
     Mutant(
         "recorded calls keep their number of threads",
-        "forget_plans()",
-        "pass",
+        """
+            Setting.num_threads = check_num_threads(...)
+            forget_plans()
+        """,
+        """
+            Setting.num_threads = check_num_threads(...)
+        """,
         tests="test_the_number_of_threads_counts",
     ),
     Mutant(

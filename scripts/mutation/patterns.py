@@ -13,6 +13,7 @@ import ast
 import builtins
 import copy
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -48,7 +49,7 @@ class Place(NamedTuple):
     field: str
     first: int | None
     end: int | None
-    local_names: frozenset[str]
+    outermost: ast.AST | None
     match: Match
 
 
@@ -73,7 +74,7 @@ def replace_code(source: str, old: str, new: str, function: str = "") -> str:
     if len(places) != 1:
         raise NoUniquePlace(f"{count_places(len(places))} for {old!r}, expected 1")
     substitute(places[0], replacement, find_module_names(tree) | BUILTINS)
-    return ast.unparse(ast.fix_missing_locations(tree))
+    return ast.unparse(tree)
 
 
 def count_places(number: int) -> str:
@@ -118,37 +119,37 @@ def parse_statements(code: str) -> Fragment:
 
 def find_places(tree: ast.Module, pattern: Fragment, function: str = "") -> list[Place]:
     """Every place in a module, or in one of its functions, where a pattern matches."""
-    inside = {id(node) for node in ast.walk(find_scope(tree, function))}
-    places = []
-    for parent, field, value, local_names in walk_fields(tree, frozenset()):
-        if id(parent) not in inside:
-            continue
-        matcher = Matcher(local_names)
-        if not pattern.is_expression:
-            if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
-                places += find_statements(matcher, pattern, parent, field, value)
-            continue
-        for i, child in enumerate(value if isinstance(value, list) else [value]):
-            index = i if isinstance(value, list) else None
-            for match in matcher.match(pattern.nodes[0], child, Match({})):
-                places.append(Place(parent, field, index, None, local_names, match))
-    return places
+    scope = find_scope(tree, function)
+    outermost = next((x for x in walk_outermost_functions(tree) if function and scope in ast.walk(x)), None)
+    find = find_expressions if pattern.is_expression else find_statements
+    return [place for field in walk_fields(scope, outermost) for place in find(pattern, *field)]
+
+
+def find_expressions(
+    pattern: Fragment, outermost: ast.AST | None, parent: ast.AST, field: str, value: Any
+) -> Iterator[Place]:
+    """Every place in a field where a pattern of one expression matches."""
+    for i, child in enumerate(value if isinstance(value, list) else [value]):
+        for match in Matcher(outermost).match(pattern.nodes[0], child, Match({})):
+            yield Place(parent, field, i if isinstance(value, list) else None, None, outermost, match)
 
 
 def find_statements(
-    matcher: Matcher, pattern: Fragment, parent: ast.AST, field: str, statements: list[ast.stmt]
+    pattern: Fragment, outermost: ast.AST | None, parent: ast.AST, field: str, value: Any
 ) -> Iterator[Place]:
-    """Every place in a list of statements where a pattern of statements matches."""
-    for first in range(len(statements)):
-        for match, end in matcher.match_items(pattern.nodes, statements, first, Match({})):
-            yield Place(parent, field, first, end, matcher.local_names, match)
+    """Every place in a field where a pattern of statements matches."""
+    if not isinstance(value, list) or not isinstance(value[0], ast.stmt):
+        return
+    for first in range(len(value)):
+        for match, end in Matcher(outermost).match_items(pattern.nodes, value, first, Match({})):
+            yield Place(parent, field, first, end, outermost, match)
 
 
 class Matcher:
-    """Compares patterns with code that has some local variables."""
+    """Compares patterns with code of a module, or of one of its outermost functions."""
 
-    def __init__(self, local_names: frozenset[str]) -> None:
-        self.local_names = local_names
+    def __init__(self, outermost: ast.AST | None) -> None:
+        self.outermost = outermost
 
     def match(self, pattern: Any, node: Any, match: Match) -> Iterator[Match]:
         """Every way in which a node is what a pattern describes, given what names stand for already."""
@@ -168,8 +169,8 @@ class Matcher:
         if not fields:
             yield match
             return
-        if isinstance(node, FUNCTIONS) and not self.local_names:
-            yield from Matcher(find_local_names(node)).match_fields(pattern, node, fields, match)
+        if isinstance(node, FUNCTIONS) and self.outermost is None:
+            yield from Matcher(node).match_fields(pattern, node, fields, match)
             return
         field, *rest = fields
         parts = getattr(pattern, field, None), getattr(node, field, None)
@@ -184,7 +185,7 @@ class Matcher:
 
     def match_name(self, pattern: Any, name: Any, match: Match) -> Iterator[Match]:
         """Match a module's name with itself, and a local variable with the one for which it stands."""
-        if name not in self.local_names:
+        if self.outermost is None or name not in find_local_names(self.outermost):
             if pattern == name:
                 yield match
         elif match.names.get(pattern) == name:
@@ -231,8 +232,9 @@ class FillIn(ast.NodeTransformer):
     """Puts what a match found in the place of the names and dots of a replacement."""
 
     def __init__(self, place: Place, module_names: frozenset[str]) -> None:
-        self.names, self.local_names, self.module_names = place.match.names, place.local_names, module_names
-        self.gaps = iter(place.match.gaps)
+        self.names, self.gaps = place.match.names, iter(place.match.gaps)
+        self.local_names = find_local_names(place.outermost) if place.outermost else frozenset()
+        self.module_names = module_names
 
     def visit(self, node: ast.AST) -> Any:
         """Fill in a node and what it holds."""
@@ -272,15 +274,25 @@ def walk_definitions(scope: ast.AST) -> Iterator[Any]:
             yield from walk_definitions(child)
 
 
-def walk_fields(node: ast.AST, local_names: frozenset[str]) -> Iterator[tuple[ast.AST, str, Any, frozenset[str]]]:
-    """Every field of every node that holds nodes, with the local variables that there are."""
+def walk_outermost_functions(scope: ast.AST) -> Iterator[ast.AST]:
+    """The functions of a module and of its classes, without those inside of them."""
+    for child in ast.iter_child_nodes(scope):
+        if isinstance(child, FUNCTIONS):
+            yield child
+        else:
+            yield from walk_outermost_functions(child)
+
+
+def walk_fields(node: ast.AST, outermost: ast.AST | None) -> Iterator[tuple[ast.AST | None, ast.AST, str, Any]]:
+    """Every field of every node that holds nodes, after the outermost function where it is."""
     for field, value in ast.iter_fields(node):
-        children = [x for x in (value if isinstance(value, list) else [value]) if isinstance(x, ast.AST)]
-        if children:
-            yield node, field, value, local_names
-        for child in children:
-            outermost = not local_names and isinstance(child, FUNCTIONS)
-            yield from walk_fields(child, find_local_names(child) if outermost else local_names)
+        children = [x for x in value if isinstance(x, ast.AST)] if isinstance(value, list) else [value]
+        if children and isinstance(children[0], ast.AST):
+            yield outermost, node, field, value
+            for child in children:
+                yield from walk_fields(
+                    child, child if outermost is None and isinstance(child, FUNCTIONS) else outermost
+                )
 
 
 def find_module_names(tree: ast.Module) -> frozenset[str]:
@@ -288,6 +300,7 @@ def find_module_names(tree: ast.Module) -> frozenset[str]:
     return frozenset(walk_bound_names(tree, enter_functions=False))
 
 
+@lru_cache
 def find_local_names(function: ast.AST) -> frozenset[str]:
     """Names that a function and those inside of it bind."""
     return frozenset(walk_bound_names(function, enter_functions=True))

@@ -10,7 +10,14 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from mutation.mutant import Mutant
-from mutation.patterns import FUNCTIONS, IDENTIFIERS, NoUniquePlace, find_local_names, replace_code
+from mutation.patterns import (
+    FUNCTIONS,
+    IDENTIFIERS,
+    NoUniquePlace,
+    find_local_names,
+    replace_code,
+    walk_outermost_functions,
+)
 from mutation.tables import BACKENDS, load_mutants
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +38,7 @@ def lay_out(text):
 def rename_locals(text):
     """The same code with another name for every local variable, laid out anew."""
     tree = ast.parse(text)
-    for function in find_outermost_functions(tree):
+    for function in walk_outermost_functions(tree):
         functions = {x.name for x in ast.walk(function) if isinstance(x, FUNCTIONS)}
         names = find_local_names(function) - functions - {"_"}
         for node in ast.walk(function):
@@ -39,14 +46,6 @@ def rename_locals(text):
             if node is not function and field and getattr(node, field) in names:
                 setattr(node, field, getattr(node, field) + "_renamed")
     return ast.unparse(tree)
-
-
-def find_outermost_functions(scope):
-    for node in ast.iter_child_nodes(scope):
-        if isinstance(node, FUNCTIONS):
-            yield node
-        else:
-            yield from find_outermost_functions(node)
 
 
 @pytest.mark.parametrize("mutant", CASES)

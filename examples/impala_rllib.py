@@ -52,7 +52,7 @@ def algorithm_config(args: argparse.Namespace) -> IMPALAConfig:
     return enable_triton(config) if args.advantages == "triton" else config
 
 
-def train(args: argparse.Namespace) -> float:
+def train_agent(args: argparse.Namespace) -> float:
     """Returns the mean return of the evaluation that ends it."""
     algorithm = algorithm_config(args).build_algo()
     writer = SummaryWriter(f"{args.log_dir}/{args.env}__impala_rllib__{args.advantages}__{args.seed}")
@@ -95,7 +95,7 @@ def main() -> int:
     args = parse_arguments()
     cpus = 1 + args.num_env_runners + args.num_learners
     ray.init(num_cpus=cpus, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    evaluation = train(args)
+    evaluation = train_agent(args)
     ray.shutdown()
     print(f"evaluation: mean return {evaluation:.1f} over {args.evaluation_episodes} episodes")
     return 1 if args.target_return is not None and evaluation < args.target_return else 0

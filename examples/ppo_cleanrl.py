@@ -40,7 +40,9 @@ class Rollout(NamedTuple):
 # -- advantages -------------------------------------------------------------------------------------------------------
 
 
-def stock(rollout: Rollout, next_value: Tensor, next_done: Tensor, args: argparse.Namespace) -> tuple[Tensor, Tensor]:
+def compute_stock_advantages(
+    rollout: Rollout, next_value: Tensor, next_done: Tensor, args: argparse.Namespace
+) -> tuple[Tensor, Tensor]:
     """The loop of CleanRL, with γ·V(final observation) in the rewards of truncated steps."""
     rewards = rollout.rewards + args.gamma * rollout.final_values * rollout.truncations
     advantages, lastgaelam = torch.zeros_like(rewards), torch.zeros_like(next_done)
@@ -52,7 +54,9 @@ def stock(rollout: Rollout, next_value: Tensor, next_done: Tensor, args: argpars
     return advantages, advantages + rollout.values
 
 
-def triton(rollout: Rollout, next_value: Tensor, next_done: Tensor, args: argparse.Namespace) -> tuple[Tensor, Tensor]:
+def compute_triton_advantages(
+    rollout: Rollout, next_value: Tensor, next_done: Tensor, args: argparse.Namespace
+) -> tuple[Tensor, Tensor]:
     """The same numbers by rl_triton_core."""
     return gae(
         rollout.rewards,
@@ -67,7 +71,7 @@ def triton(rollout: Rollout, next_value: Tensor, next_done: Tensor, args: argpar
     )
 
 
-ADVANTAGES = {"stock": stock, "triton": triton}
+ADVANTAGES = {"stock": compute_stock_advantages, "triton": compute_triton_advantages}
 
 
 # -- agent ------------------------------------------------------------------------------------------------------------
@@ -79,7 +83,7 @@ def layer_init(layer: nn.Linear, std: float = 2**0.5) -> nn.Linear:
     return layer
 
 
-def network(inputs: int, outputs: int, std: float) -> nn.Sequential:
+def make_network(inputs: int, outputs: int, std: float) -> nn.Sequential:
     return nn.Sequential(
         layer_init(nn.Linear(inputs, 64)),
         nn.Tanh(),
@@ -100,14 +104,14 @@ class Agent(nn.Module):
         self.discrete = isinstance(space, gym.spaces.Discrete)
         self.actions = int(space.n) if self.discrete else int(np.prod(space.shape))
         inputs = int(np.prod(obs_space.shape))
-        self.critic = network(inputs, 1, std=1.0)
-        self.actor = network(inputs, self.actions, std=0.01)
+        self.critic = make_network(inputs, 1, std=1.0)
+        self.actor = make_network(inputs, self.actions, std=0.01)
         self.logstd = nn.Parameter(torch.zeros(1 if self.discrete else self.actions))
 
-    def value(self, obs: Tensor) -> Tensor:
+    def predict_value(self, obs: Tensor) -> Tensor:
         return self.critic(obs.flatten(1)).squeeze(-1)
 
-    def policy(self, obs: Tensor) -> Distribution:
+    def predict_policy(self, obs: Tensor) -> Distribution:
         output = self.actor(obs.flatten(1))
         return Categorical(logits=output) if self.discrete else Independent(Normal(output, self.logstd.exp()), 1)
 
@@ -132,38 +136,38 @@ class Collector:
 
     def __init__(self, envs: SyncVectorEnv, agent: Agent, args: argparse.Namespace):
         self.envs, self.agent, self.args = envs, agent, args
-        self.next_obs = self.tensor(envs.reset(seed=args.seed)[0])
+        self.next_obs = self.as_tensor(envs.reset(seed=args.seed)[0])
         self.next_done = torch.zeros(args.num_envs, device=args.device)
         self.running = np.zeros(args.num_envs)
         self.returns: deque[float] = deque(maxlen=100)
 
-    def tensor(self, array: Any) -> Tensor:
+    def as_tensor(self, array: Any) -> Tensor:
         return torch.as_tensor(np.asarray(array), dtype=torch.float32, device=self.args.device)
 
     @torch.no_grad()
-    def rollout(self) -> Rollout:
+    def collect_rollout(self) -> Rollout:
         columns: list[list[Tensor]] = [[] for _ in Rollout._fields]
         for _ in range(self.args.num_steps):
             obs, done = self.next_obs, self.next_done
-            policy = self.agent.policy(obs)
+            policy = self.agent.predict_policy(obs)
             action = policy.sample()
             next_obs, reward, terminated, truncated, infos = step_envs(self.envs, action)
 
             cut = truncated & ~terminated
             final_values = torch.zeros(len(cut), device=obs.device)
             if cut.any():
-                final_values[torch.as_tensor(cut, device=obs.device)] = self.agent.value(
-                    self.tensor(np.stack(infos["final_obs"][cut]))
+                final_values[torch.as_tensor(cut, device=obs.device)] = self.agent.predict_value(
+                    self.as_tensor(np.stack(infos["final_obs"][cut]))
                 )
-            self.next_obs, self.next_done = self.tensor(next_obs), self.tensor(terminated | truncated)
-            self.count(reward, terminated | truncated)
-            values, rewards, truncations = self.agent.value(obs), self.tensor(reward), self.tensor(cut)
+            self.next_obs, self.next_done = self.as_tensor(next_obs), self.as_tensor(terminated | truncated)
+            self.count_returns(reward, terminated | truncated)
+            values, rewards, truncations = self.agent.predict_value(obs), self.as_tensor(reward), self.as_tensor(cut)
             row = obs, action, policy.log_prob(action), rewards, done, values, truncations, final_values
             for column, entry in zip(columns, row, strict=True):
                 column.append(entry)
         return Rollout(*map(torch.stack, columns))
 
-    def count(self, reward: np.ndarray, done: np.ndarray) -> None:
+    def count_returns(self, reward: np.ndarray, done: np.ndarray) -> None:
         self.running += reward
         self.returns.extend(self.running[done])
         self.running[done] = 0.0
@@ -173,19 +177,19 @@ class Collector:
 
 
 def loss_of(agent: Agent, batch: dict[str, Tensor], clip: float, args: argparse.Namespace) -> dict[str, Tensor]:
-    policy = agent.policy(batch["obs"])
+    policy = agent.predict_policy(batch["obs"])
     logratio = policy.log_prob(batch["actions"]) - batch["logprobs"]
     ratio, advantages = logratio.exp(), batch["advantages"]
     advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
     policy_loss = -torch.min(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages).mean()
-    value_loss = 0.5 * (agent.value(batch["obs"]) - batch["returns"]).square().mean()
+    value_loss = 0.5 * (agent.predict_value(batch["obs"]) - batch["returns"]).square().mean()
     entropy = policy.entropy().mean()
     loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy
     approx_kl = ((ratio - 1) - logratio).mean()
     return {"loss": loss, "policy": policy_loss, "value": value_loss, "entropy": entropy, "approx_kl": approx_kl}
 
 
-def update(
+def update_agent(
     agent: Agent, optimizer: torch.optim.Optimizer, data: dict[str, Tensor], left: float, args: argparse.Namespace
 ) -> dict[str, Tensor]:
     """Several epochs of minibatches; `left` is the share of training still to come, by which step and clip fall."""
@@ -201,7 +205,7 @@ def update(
     return losses
 
 
-def train(args: argparse.Namespace) -> tuple[Agent, list[float]]:
+def train_agent(args: argparse.Namespace) -> tuple[Agent, list[float]]:
     """Returns the agent and, for each iteration, the mean return of the last 100 episodes."""
     torch.manual_seed(args.seed)
     envs = make_envs(args.env_id, args.num_envs)
@@ -212,13 +216,13 @@ def train(args: argparse.Namespace) -> tuple[Agent, list[float]]:
     iterations = args.total_timesteps // batch_size
     writer = SummaryWriter(f"{args.log_dir}/{args.env_id}__ppo_cleanrl__{args.advantages}__{args.seed}")
     for iteration in (bar := tqdm(range(iterations), unit="update", disable=args.quiet)):
-        rollout = collector.rollout()
+        rollout = collector.collect_rollout()
         with torch.no_grad():
-            next_value = agent.value(collector.next_obs)
+            next_value = agent.predict_value(collector.next_obs)
         advantages, returns = ADVANTAGES[args.advantages](rollout, next_value, collector.next_done, args)
         data = rollout._asdict() | {"advantages": advantages, "returns": returns}
         data = {name: x.flatten(0, 1) for name, x in data.items()}
-        losses = update(agent, optimizer, data, 1 - iteration / iterations, args)
+        losses = update_agent(agent, optimizer, data, 1 - iteration / iterations, args)
 
         curve.append(float(np.mean(collector.returns)) if collector.returns else float("nan"))
         bar.set_postfix_str(f"return {curve[-1]:.1f}")
@@ -233,13 +237,13 @@ def train(args: argparse.Namespace) -> tuple[Agent, list[float]]:
 
 
 @torch.no_grad()
-def evaluate(agent: Agent, args: argparse.Namespace) -> np.ndarray:
+def evaluate_agent(agent: Agent, args: argparse.Namespace) -> np.ndarray:
     """Returns of one episode each of fresh environments, under the policy's most likely actions."""
     envs = make_envs(args.env_id, args.evaluation_episodes)
     obs, _ = envs.reset(seed=args.seed + 1000)
     returns, running = np.zeros(envs.num_envs), np.ones(envs.num_envs, bool)
     while running.any():
-        policy = agent.policy(torch.as_tensor(obs, dtype=torch.float32, device=args.device))
+        policy = agent.predict_policy(torch.as_tensor(obs, dtype=torch.float32, device=args.device))
         obs, reward, terminated, truncated, _ = step_envs(envs, policy.mode)
         returns += running * reward
         running &= ~(terminated | truncated)
@@ -278,8 +282,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     args = parse_arguments()
     torch.set_num_threads(1)  # networks this small lose time to more
-    agent, _ = train(args)
-    returns = evaluate(agent, args)
+    agent, _ = train_agent(args)
+    returns = evaluate_agent(agent, args)
     print(f"evaluation: mean return {returns.mean():.1f} +- {returns.std():.1f} over {len(returns)} episodes")
     return 1 if args.target_return is not None and returns.mean() < args.target_return else 0
 

@@ -39,31 +39,31 @@ class Envs:
     def __init__(self, num_envs: int, device: str = "cpu", seed: int = 0, dtype: torch.dtype = torch.float32):
         self.bounds = torch.tensor(self.start, device=device, dtype=dtype).repeat(num_envs, 1)
         self.generator = torch.Generator(device).manual_seed(seed)
-        self.state, self.elapsed = self.initial(), torch.zeros(num_envs, device=device)
+        self.state, self.elapsed = self.draw_initial_states(), torch.zeros(num_envs, device=device)
 
-    def initial(self) -> Tensor:
+    def draw_initial_states(self) -> Tensor:
         """States in which episodes start, [num_envs, ...]."""
         draws = torch.rand(self.bounds.shape, generator=self.generator, device=self.bounds.device)
         return (2 * draws - 1) * self.bounds
 
-    def transition(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def compute_transition(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The next states, rewards, and whether those states are terminal."""
         raise NotImplementedError
 
-    def observe(self, state: Tensor) -> Tensor:
+    def observe_state(self, state: Tensor) -> Tensor:
         """What a policy sees of states."""
         return state
 
     def step(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Observations after a reset where an episode ended, rewards, terminated, truncated, final observations."""
-        state, reward, terminated = self.transition(self.state, action)
+        state, reward, terminated = self.compute_transition(self.state, action)
         self.elapsed += 1
         truncated = (self.elapsed >= self.time_limit) & ~terminated
         done = terminated | truncated
-        final = self.observe(state)
-        self.state = torch.where(done[:, None], self.initial(), state)
+        final = self.observe_state(state)
+        self.state = torch.where(done[:, None], self.draw_initial_states(), state)
         self.elapsed.masked_fill_(done, 0)
-        return self.observe(self.state), reward, terminated, truncated, final
+        return self.observe_state(self.state), reward, terminated, truncated, final
 
 
 class CartPole(Envs):
@@ -72,7 +72,7 @@ class CartPole(Envs):
     observations, actions, discrete, time_limit = 4, 2, True, 500
     start = (0.05, 0.05, 0.05, 0.05)
 
-    def transition(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def compute_transition(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x, x_dot, theta, theta_dot = state.unbind(-1)
         sine, cosine = theta.sin(), theta.cos()
         push = (20.0 * action - 10.0 + 0.05 * theta_dot.square() * sine) / 1.1
@@ -89,7 +89,7 @@ class Pendulum(Envs):
     observations, actions, discrete, time_limit = 3, 1, False, 200
     start = (pi, 1.0)
 
-    def transition(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def compute_transition(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         theta, theta_dot = state.unbind(-1)
         torque = action[:, 0].clamp(-2, 2)
         angle = (theta + pi) % (2 * pi) - pi
@@ -98,7 +98,7 @@ class Pendulum(Envs):
         state = torch.stack([theta + 0.05 * theta_dot, theta_dot], dim=-1)
         return state, -cost, torch.zeros_like(cost, dtype=torch.bool)
 
-    def observe(self, state: Tensor) -> Tensor:
+    def observe_state(self, state: Tensor) -> Tensor:
         theta, theta_dot = state.unbind(-1)
         return torch.stack([theta.cos(), theta.sin(), theta_dot], dim=-1)
 
@@ -122,7 +122,7 @@ class Rollout(NamedTuple):
     final_values: Tensor
 
 
-def stock(rollout: Rollout, next_value: Tensor, args: argparse.Namespace) -> tuple[Tensor, Tensor]:
+def compute_stock_advantages(rollout: Rollout, next_value: Tensor, args: argparse.Namespace) -> tuple[Tensor, Tensor]:
     """A loop over the steps, the last one first."""
     advantages, ahead = torch.zeros_like(rollout.rewards), torch.zeros_like(next_value)
     for t in reversed(range(args.num_steps)):
@@ -134,7 +134,7 @@ def stock(rollout: Rollout, next_value: Tensor, args: argparse.Namespace) -> tup
     return advantages, advantages + rollout.values
 
 
-def triton(rollout: Rollout, next_value: Tensor, args: argparse.Namespace) -> tuple[Tensor, Tensor]:
+def compute_triton_advantages(rollout: Rollout, next_value: Tensor, args: argparse.Namespace) -> tuple[Tensor, Tensor]:
     """The same numbers in one kernel."""
     rollout.final_values[-1] = torch.where(rollout.truncated[-1], rollout.final_values[-1], next_value)
     return compute_gae(
@@ -149,7 +149,7 @@ def triton(rollout: Rollout, next_value: Tensor, args: argparse.Namespace) -> tu
     )
 
 
-ADVANTAGES = {"stock": stock, "triton": triton}
+ADVANTAGES = {"stock": compute_stock_advantages, "triton": compute_triton_advantages}
 
 
 # -- agent and training -----------------------------------------------------------------------------------------------
@@ -161,22 +161,22 @@ class Agent(nn.Module):
     def __init__(self, envs: Envs, hidden: int):
         super().__init__()
         self.discrete = envs.discrete
-        self.actor = self.network(envs.observations, hidden, envs.actions, 0.01)
-        self.critic = self.network(envs.observations, hidden, 1, 1.0)
+        self.actor = self.make_network(envs.observations, hidden, envs.actions, 0.01)
+        self.critic = self.make_network(envs.observations, hidden, 1, 1.0)
         self.logstd = nn.Parameter(torch.zeros(envs.actions))
 
     @staticmethod
-    def network(inputs: int, hidden: int, outputs: int, std: float) -> nn.Sequential:
+    def make_network(inputs: int, hidden: int, outputs: int, std: float) -> nn.Sequential:
         first, second, last = nn.Linear(inputs, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, outputs)
         for layer, gain in ((first, 2**0.5), (second, 2**0.5), (last, std)):
             nn.init.orthogonal_(layer.weight, gain)
             nn.init.zeros_(layer.bias)
         return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), last)
 
-    def value(self, obs: Tensor) -> Tensor:
+    def predict_value(self, obs: Tensor) -> Tensor:
         return self.critic(obs).squeeze(-1)
 
-    def policy(self, obs: Tensor) -> Distribution:
+    def predict_policy(self, obs: Tensor) -> Distribution:
         output = self.actor(obs)
         if self.discrete:
             return Categorical(logits=output, validate_args=False)
@@ -184,7 +184,7 @@ class Agent(nn.Module):
         return Independent(normal, 1, validate_args=False)
 
 
-def draw(policy: Distribution) -> Tensor:
+def draw_actions(policy: Distribution) -> Tensor:
     """Actions; `sample` would have the host check the probabilities, and wait for them."""
     if isinstance(policy, Categorical):
         return (policy.logits - torch.empty_like(policy.logits).exponential_().log()).argmax(-1)
@@ -192,38 +192,40 @@ def draw(policy: Distribution) -> Tensor:
 
 
 @torch.no_grad()
-def collect(envs: Envs, agent: Agent, args: argparse.Namespace) -> Rollout:
+def collect_rollout(envs: Envs, agent: Agent, args: argparse.Namespace) -> Rollout:
     """Step all environments `num_steps` times; nothing leaves the device, and nothing waits for it."""
     rows = []
     for _ in range(args.num_steps):
-        obs = envs.observe(envs.state)
-        policy = agent.policy(obs)
-        action = draw(policy)
+        obs = envs.observe_state(envs.state)
+        policy = agent.predict_policy(obs)
+        action = draw_actions(policy)
         _, reward, terminated, truncated, final = envs.step(action)
-        seen = obs, action, policy.log_prob(action), agent.value(obs)
-        rows.append((*seen, reward, terminated, truncated, agent.value(final) * truncated))
+        seen = obs, action, policy.log_prob(action), agent.predict_value(obs)
+        rows.append((*seen, reward, terminated, truncated, agent.predict_value(final) * truncated))
     return Rollout(*map(torch.stack, zip(*rows, strict=True)))
 
 
-def update(agent: Agent, optimizer: torch.optim.Optimizer, data: dict[str, Tensor], args: argparse.Namespace) -> None:
+def update_agent(
+    agent: Agent, optimizer: torch.optim.Optimizer, data: dict[str, Tensor], args: argparse.Namespace
+) -> None:
     """Several epochs of minibatches."""
     size = len(data["obs"])
     for _ in range(args.update_epochs):
         for chosen in torch.randperm(size, device=args.device).chunk(args.num_minibatches):
             batch = {name: x[chosen] for name, x in data.items()}
-            policy, advantages = agent.policy(batch["obs"]), batch["advantages"]
+            policy, advantages = agent.predict_policy(batch["obs"]), batch["advantages"]
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
             ratio = (policy.log_prob(batch["actions"]) - batch["logprobs"]).exp()
             clipped = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
             policy_loss = -torch.min(ratio * advantages, clipped * advantages).mean()
-            value_loss = 0.5 * (agent.value(batch["obs"]) - batch["returns"]).square().mean()
+            value_loss = 0.5 * (agent.predict_value(batch["obs"]) - batch["returns"]).square().mean()
             optimizer.zero_grad()
             (policy_loss + args.vf_coef * value_loss).backward()
             nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
             optimizer.step()
 
 
-def train(args: argparse.Namespace) -> Agent:
+def train_agent(args: argparse.Namespace) -> Agent:
     torch.manual_seed(args.seed)
     envs = ENVIRONMENTS[args.env](args.num_envs, args.device, args.seed)
     agent = Agent(envs, args.hidden).to(args.device)
@@ -233,13 +235,13 @@ def train(args: argparse.Namespace) -> Agent:
     iterations = args.total_timesteps // batch_size
     started = time.perf_counter()
     for iteration in (bar := tqdm(range(iterations), unit="update", disable=args.quiet)):
-        rollout = collect(envs, agent, args)
+        rollout = collect_rollout(envs, agent, args)
         with torch.no_grad():
-            next_value = agent.value(envs.observe(envs.state))
+            next_value = agent.predict_value(envs.observe_state(envs.state))
         advantages, returns = ADVANTAGES[args.advantages](rollout, next_value, args)
         data = rollout._asdict() | {"advantages": advantages, "returns": returns}
         optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - iteration / iterations)
-        update(agent, optimizer, {name: x.flatten(0, 1) for name, x in data.items()}, args)
+        update_agent(agent, optimizer, {name: x.flatten(0, 1) for name, x in data.items()}, args)
         reward, steps = rollout.rewards.mean().item(), (iteration + 1) * batch_size
         bar.set_postfix_str(f"reward per step {reward:.2f}")
         writer.add_scalar("charts/reward_per_step", reward, steps)
@@ -249,12 +251,12 @@ def train(args: argparse.Namespace) -> Agent:
 
 
 @torch.no_grad()
-def evaluate(agent: Agent, args: argparse.Namespace) -> Tensor:
+def evaluate_agent(agent: Agent, args: argparse.Namespace) -> Tensor:
     """Returns of one episode each of fresh environments, under the policy's most likely actions."""
     envs = ENVIRONMENTS[args.env](args.evaluation_episodes, args.device, args.seed + 1000)
     returns, running = torch.zeros_like(envs.elapsed), torch.ones_like(envs.elapsed)
     for _ in range(envs.time_limit):
-        _, reward, terminated, truncated, _ = envs.step(agent.policy(envs.observe(envs.state)).mode)
+        _, reward, terminated, truncated, _ = envs.step(agent.predict_policy(envs.observe_state(envs.state)).mode)
         returns += running * reward
         running *= ~(terminated | truncated)
     return returns
@@ -290,7 +292,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> int:
     args = parse_arguments()
-    returns = evaluate(train(args), args)
+    returns = evaluate_agent(train_agent(args), args)
     print(f"evaluation: mean return {returns.mean():.1f} +- {returns.std():.1f} over {len(returns)} episodes")
     return 1 if args.target_return is not None and returns.mean() < args.target_return else 0
 

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TEST_TOOLS = ("pytest", "pytest-xdist", "hypothesis")
 
 
-def lowest(requirement: str) -> str:
+def pin_lowest_version(requirement: str) -> str:
     """'numpy>=2.0,<3; marker' -> 'numpy==2.0; marker'."""
     bound, semicolon, marker = requirement.partition(";")
     return bound.partition(",")[0].replace(">=", "==").strip() + semicolon + marker
@@ -33,10 +33,10 @@ def oldest_packages(project: dict[str, Any], extras: Sequence[str]) -> list[str]
     requirements = list(project["dependencies"])
     for extra in extras:
         requirements += project["optional-dependencies"][extra]
-    return [lowest(requirement) for requirement in requirements]
+    return [pin_lowest_version(requirement) for requirement in requirements]
 
 
-def run(*command: str | Path, **environment: str) -> None:
+def run_command(*command: str | Path, **environment: str) -> None:
     """Run a command in the checkout; stop where it fails."""
     print("+", *command, flush=True)
     result = subprocess.run(command, check=False, cwd=ROOT, env={**os.environ, **environment})
@@ -63,11 +63,11 @@ def main() -> None:
         print(*packages, sep="\n")
         return
     python = arguments.venv / "bin" / "python"
-    run(arguments.python, "-m", "venv", arguments.venv)
-    run(python, "-m", "pip", "install", "--upgrade", "pip")
-    run(python, "-m", "pip", "install", *packages, *TEST_TOOLS, "-e", ".")
+    run_command(arguments.python, "-m", "venv", arguments.venv)
+    run_command(python, "-m", "pip", "install", "--upgrade", "pip")
+    run_command(python, "-m", "pip", "install", *packages, *TEST_TOOLS, "-e", ".")
     tests = ["tests/core", *(f"tests/adapters/test_{extra}.py" for extra in arguments.extra)]
-    run(python, "-m", "pytest", "-n", "2", *tests, TRITON_INTERPRET="1")
+    run_command(python, "-m", "pytest", "-n", "2", *tests, TRITON_INTERPRET="1")
     print("lower bounds hold:", *packages, sep="\n  ")
 
 

@@ -52,16 +52,16 @@ def main() -> int:
     result, ends = {"system": files.system(options.commit)}, time.monotonic() + options.limit
     for suite in filter(options.suites.__contains__, SUITES):
         result[suite] = run_tests(suite, options.folder, options.select, ends - time.monotonic())
-        write(result, options.folder)
+        write_result(result, options.folder)
     if options.mutants:
         tested = "core" in result and result["core"]["exit_code"] == 0 and not options.select
         result["mutants"] = run_mutants(options.folder, tested)
-        write(result, options.folder)
+        write_result(result, options.folder)
     print(json.dumps(result, indent=2))
     return max(part["exit_code"] for name, part in result.items() if name != "system")
 
 
-def write(result: dict[str, object], folder: Path) -> None:
+def write_result(result: dict[str, object], folder: Path) -> None:
     (folder / "gpu_tests.json").write_text(json.dumps(result, indent=2) + "\n")
 
 
@@ -70,37 +70,42 @@ def run_tests(suite: str, folder: Path, select: str, limit: float) -> dict[str, 
     started, junit = time.perf_counter(), folder / f"{suite}.xml"
     command = ["-m", "pytest", "-q", "-n", str(JOBS), *map(str, SUITES[suite]), "-k", select, f"--junitxml={junit}"]
     junit.unlink(missing_ok=True)
-    code = run(command, folder / f"{suite}.log", limit, junit)
+    code = run_python(command, folder / f"{suite}.log", limit, junit)
     code = 0 if code == NONE_COLLECTED and suite == "adapters" else code
     seconds = round(time.perf_counter() - started, 1)
-    return {"selected": select, "exit_code": code, "seconds": seconds, **counts(junit)}
+    return {"selected": select, "exit_code": code, "seconds": seconds, **count_results(junit)}
 
 
-def counts(junit: Path) -> dict[str, object]:
+def count_results(junit: Path) -> dict[str, object]:
     """How many tests ran and passed, and which failed."""
     suite = ET.parse(junit).getroot().find("testsuite")
     assert suite is not None
     numbers = {name: int(suite.get(name, "0")) for name in ("tests", "failures", "errors", "skipped")}
     failed = [
-        name_of(case)
+        format_name(case)
         for case in suite.iter("testcase")
         if case.find("failure") is not None or case.find("error") is not None
     ]
-    return {"per_backend": per_backend(suite), **numbers, "failed": failed, "spilled_bytes": spilled_bytes(suite)}
+    return {
+        "per_backend": count_by_backend(suite),
+        **numbers,
+        "failed": failed,
+        "spilled_bytes": find_spilled_bytes(suite),
+    }
 
 
-def spilled_bytes(suite: ET.Element) -> dict[str, int]:
+def find_spilled_bytes(suite: ET.Element) -> dict[str, int]:
     """Tests with a kernel that keeps registers in memory, and how much of them per thread."""
     properties = ((case, case.find("properties/property[@name='spilled_bytes']")) for case in suite.iter("testcase"))
-    return {name_of(case): int(found.get("value", "0")) for case, found in properties if found is not None}
+    return {format_name(case): int(found.get("value", "0")) for case, found in properties if found is not None}
 
 
-def name_of(case: ET.Element) -> str:
+def format_name(case: ET.Element) -> str:
     """A test, with its module."""
     return f"{case.get('classname')}.{case.get('name')}"
 
 
-def per_backend(suite: ET.Element) -> dict[str, int]:
+def count_by_backend(suite: ET.Element) -> dict[str, int]:
     """Tests that ran and passed, by backend."""
     cases = (case for case in suite.iter("testcase") if not {"failure", "error", "skipped"} & {x.tag for x in case})
     passed = [case.get("name", "") for case in cases]
@@ -111,12 +116,12 @@ def run_mutants(folder: Path, tested: bool) -> dict[str, object]:
     """The mutants of the Triton kernel, compiled; whether the tests have just passed without one."""
     started = time.perf_counter()
     given = ["--tested"] if tested else []
-    code = run(["scripts/mutants.py", "triton", "--jobs", str(JOBS), *given], folder / "mutants.log")
+    code = run_python(["scripts/mutants.py", "triton", "--jobs", str(JOBS), *given], folder / "mutants.log")
     summary = (folder / "mutants.log").read_text().strip().splitlines()[-1]
     return {"exit_code": code, "seconds": round(time.perf_counter() - started, 1), "summary": summary}
 
 
-def run(arguments: list[str], log: Path, limit: float | None = None, report: Path | None = None) -> int:
+def run_python(arguments: list[str], log: Path, limit: float | None = None, report: Path | None = None) -> int:
     """Run Python in the checkout, with its output in a log; interrupted at the limit, it still reports what it did.
 
     With its report written it is not interrupted: all tests have run, and their processes are ending.

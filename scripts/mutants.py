@@ -73,7 +73,7 @@ def main() -> int:
     gc.freeze()  # the tests of every mutant look for garbage of their own only
     intact = Mutant("none", "", "", " or ".join(sorted({f"({mutant.tests})" for mutant in mutants})))
     everything = mutants if options.tested else [intact, *mutants]
-    outcomes = run(everything, options.jobs)
+    outcomes = run_mutants(everything, options.jobs)
     killed = 0
     progress = tqdm(outcomes, total=len(everything), desc=f"mutants ({options.backend})", disable=None)
     for mutant, code, output in progress:
@@ -82,7 +82,7 @@ def main() -> int:
                 print(output, "the tests fail without a mutant", sep="\n")
                 return 1
             continue
-        result = verdict(code)
+        result = name_outcome(code)
         killed += result == "killed"
         print(f"{result}: {mutant.name}", flush=True)
         if code > FAILED:
@@ -91,7 +91,7 @@ def main() -> int:
     return 0 if killed == len(mutants) else 1
 
 
-def verdict(code: int) -> str:
+def name_outcome(code: int) -> str:
     """A mutant that crashes the tests is noticed too."""
     if code == PASSED:
         return "survived"
@@ -105,7 +105,7 @@ class Outcome(NamedTuple):
     output: str
 
 
-def run(mutants: Sequence[Mutant], jobs: int) -> Iterator[Outcome]:
+def run_mutants(mutants: Sequence[Mutant], jobs: int) -> Iterator[Outcome]:
     """Test every mutant in a process of its own, some at a time."""
     fork = multiprocessing.get_context("fork")
     waiting, running = list(reversed(mutants)), {}
@@ -114,7 +114,7 @@ def run(mutants: Sequence[Mutant], jobs: int) -> Iterator[Outcome]:
             while waiting or running:
                 while waiting and len(running) < jobs:
                     copy = Path(folder) / str(len(waiting))
-                    process = fork.Process(target=test, args=(waiting[-1], copy))
+                    process = fork.Process(target=test_mutant, args=(waiting[-1], copy))
                     process.start()
                     running[process.sentinel] = process, waiting.pop(), copy
                 for sentinel in multiprocessing.connection.wait(list(running)):
@@ -128,7 +128,7 @@ def run(mutants: Sequence[Mutant], jobs: int) -> Iterator[Outcome]:
                 process.join()
 
 
-def test(mutant: Mutant, copy: Path) -> None:
+def test_mutant(mutant: Mutant, copy: Path) -> None:
     """Run a mutant's tests on a copy that has it."""
     for name in ("rl_triton_core", "tests/core"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.nb[ci]"))
@@ -141,11 +141,11 @@ def test(mutant: Mutant, copy: Path) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(copy), os.environ.get("PYTHONPATH", "")])  # processes of tests
     with Path("log").open("w") as log, redirect_stdout(log), redirect_stderr(log):
         if mutant.file:
-            apply(mutant, copy / "rl_triton_core")
-        sys.exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-k", mutant.tests, *files(mutant)]))
+            apply_mutant(mutant, copy / "rl_triton_core")
+        sys.exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-k", mutant.tests, *find_test_files(mutant)]))
 
 
-def files(mutant: Mutant) -> list[str]:
+def find_test_files(mutant: Mutant) -> list[str]:
     """Those that may have such tests: all words of the expression are in them, or ids of an estimator."""
     ids = (ROOT / "tests/core/cases.py").read_text()
     expression = re.sub(r"not \w+", "True", mutant.tests)
@@ -157,10 +157,10 @@ def files(mutant: Mutant) -> list[str]:
     return [file for file in FILES if may_have(file)]
 
 
-def apply(mutant: Mutant, package: Path) -> None:
+def apply_mutant(mutant: Mutant, package: Path) -> None:
     """Break a copy of the package, or end the process where there is no such place."""
     try:
-        mutant.apply(package)
+        mutant.break_file(package)
     except LookupError as error:
         print(error)
         sys.exit(NOT_RUN)

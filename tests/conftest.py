@@ -1,8 +1,9 @@
 """The backends under test, and how hard Hypothesis tries.
 
-RL_TRITON_TEST_BACKENDS (names, commas between) narrows the first; HYPOTHESIS_PROFILE (ci, gpu, long) sets the second.
-Of a parametrized test the interpreter takes some combinations, with every value of every parameter among them, and so
-do tests that are marked `covering`, where there is no GPU; RL_TRITON_TEST_COMBINATIONS=all asks for all.
+RL_TRITON_TEST_BACKENDS (names, commas between) narrows the first; HYPOTHESIS_PROFILE (quick, ci, gpu, long) sets the
+second. Of a parametrized test the interpreter takes some combinations, with every value of every parameter among them,
+and so do tests that are marked `covering`, where there is no GPU; RL_TRITON_TEST_COMBINATIONS=all asks for all, =few
+for such a choice of the combinations of every test.
 """
 
 import fcntl
@@ -20,6 +21,7 @@ from hypothesis import Phase, settings
 sys.path.insert(0, str(Path(__file__).parent))
 
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate)  # a case is a seed: shrinking it makes no smaller arrays
+settings.register_profile("quick", max_examples=5, deadline=None, phases=PHASES, derandomize=True)
 settings.register_profile("ci", max_examples=40, deadline=None, phases=PHASES, derandomize=True)
 settings.register_profile("gpu", max_examples=30, deadline=None, phases=PHASES)  # most of them compile a kernel
 settings.register_profile("long", max_examples=1000, deadline=None)
@@ -54,10 +56,12 @@ def pytest_collection_modifyitems(config, items):
         return
     tests = {}
     for item in items:
-        if hasattr(item, "callspec") and (is_interpreted(item) or item.get_closest_marker("covering")):
+        if hasattr(item, "callspec") and (FEW or is_interpreted(item) or item.get_closest_marker("covering")):
             of_target = item.nodeid.split("[")[0], str(item.callspec.params.get("target"))
             tests.setdefault(of_target, []).append(item)
-    left_out = {item for combinations in tests.values() for item in set(combinations) - set(covering(combinations))}
+    left_out = {
+        item for combinations in tests.values() for item in set(combinations) - set(select_covering(combinations))
+    }
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = [item for item in items if item not in left_out]
 
@@ -68,7 +72,7 @@ def is_interpreted(item):
     return isinstance(target, Target) and target.interpreted
 
 
-def covering(combinations):
+def select_covering(combinations):
     """Combinations in which every value of every parameter occurs, those first that bring several new ones."""
     met = set()
     most = max(len(item.callspec.params) for item in combinations)
@@ -98,7 +102,8 @@ class Target(NamedTuple):
 
 
 ON_GPU = torch.cuda.is_available()
-EVERYTHING = ON_GPU or os.environ.get("RL_TRITON_TEST_COMBINATIONS") == "all"
+COMBINATIONS = os.environ.get("RL_TRITON_TEST_COMBINATIONS")
+EVERYTHING, FEW = COMBINATIONS == "all" or (ON_GPU and COMBINATIONS != "few"), COMBINATIONS == "few"
 ASKED_FOR = os.environ.get("RL_TRITON_TEST_BACKENDS", "reference,cpu,triton").split(",")
 TARGETS = [
     Target("reference", "cpu", 129),

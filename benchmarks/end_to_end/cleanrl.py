@@ -50,14 +50,14 @@ class Training:
 
     def run_iteration(self, watch: Stopwatch, advantages: Any) -> None:
         """One pass of the example's loop."""
-        rollout = self.example.collect(self.envs, self.agent, self.args)
+        rollout = self.example.collect_rollout(self.envs, self.agent, self.args)
         with torch.no_grad():
-            next_value = self.agent.value(self.envs.observe(self.envs.state))
+            next_value = self.agent.predict_value(self.envs.observe_state(self.envs.state))
         with watch.part(ADVANTAGES):
             results = advantages(rollout, next_value, self.args)
         data = rollout._asdict() | dict(zip(("advantages", "returns"), results, strict=True))
         data = {name: x.flatten(0, 1) for name, x in data.items()}
-        self.example.update(self.agent, self.optimizer, data, self.args)
+        self.example.update_agent(self.agent, self.optimizer, data, self.args)
 
     def compute_results(self, advantages: Any) -> tuple[Tensor, Tensor]:
         """Those of a random rollout."""
@@ -86,6 +86,7 @@ def compile_advantages(setting: Setting) -> Any:
 def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
     """One arm in one setting, as it is before training."""
     training = Training(setting)
-    chosen = {"stock": training.example.stock, "ours": training.example.triton}
+    example = training.example
+    chosen = {"stock": example.compute_stock_advantages, "ours": example.compute_triton_advantages}
     advantages = compile_advantages(setting) if name == "compiled" else chosen[name]
     return Arm(lambda: training.run_iteration(watch, advantages), lambda: training.compute_results(advantages))

@@ -69,7 +69,7 @@ class Update:
         """Observations, actions and their log-probabilities."""
         shape = (self.setting.num_envs * self.setting.num_steps, OBSERVATIONS)
         obs = torch.randn(shape, device=self.setting.device)
-        policy = self.agent.policy(obs)
+        policy = self.agent.predict_policy(obs)
         actions = policy.sample()
         return {"obs": obs, "actions": actions, "logprobs": policy.log_prob(actions)}
 
@@ -80,12 +80,12 @@ class Update:
             with watch.part(ADVANTAGES):
                 results = advantages(inputs)
             named = dict(zip(("advantages", "returns"), (x.flatten() for x in results), strict=True))
-            ppo.load_example().update(self.agent, self.optimizer, self.data | named, self.args)
+            ppo.load_example().update_agent(self.agent, self.optimizer, self.data | named, self.args)
 
     @torch.no_grad()
     def recompute_values(self) -> Inputs:
         """The inputs with the values of the present weights."""
-        values = self.agent.value(self.data["obs"]).view_as(self.inputs["rewards"])
+        values = self.agent.predict_value(self.data["obs"]).view_as(self.inputs["rewards"])
         return self.inputs | {"values": values}
 
 

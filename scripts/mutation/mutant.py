@@ -22,7 +22,7 @@ class Mutant(NamedTuple):
     file: str = ""
     """The broken file within rl_triton_core, which its table names."""
 
-    def apply(self, package: Path) -> None:
+    def break_file(self, package: Path) -> None:
         """Break the code of a copy of the package."""
         path = package / self.file
         path.write_text(self.break_code(path.read_text()))

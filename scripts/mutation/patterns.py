@@ -73,7 +73,7 @@ def replace_code(source: str, old: str, new: str, function: str = "") -> str:
     places = find_places(tree, pattern, function)
     if len(places) != 1:
         raise NoUniquePlace(f"{count_places(len(places))} for {old!r}, expected 1")
-    substitute(places[0], replacement, find_module_names(tree) | BUILTINS)
+    replace_place(places[0], replacement, find_module_names(tree) | BUILTINS)
     return ast.unparse(tree)
 
 
@@ -130,7 +130,7 @@ def find_expressions(
 ) -> Iterator[Place]:
     """Every place in a field where a pattern of one expression matches."""
     for i, child in enumerate(value if isinstance(value, list) else [value]):
-        for match in Matcher(outermost).match(pattern.nodes[0], child, Match({})):
+        for match in Matcher(outermost).match_node(pattern.nodes[0], child, Match({})):
             yield Place(parent, field, i if isinstance(value, list) else None, None, outermost, match)
 
 
@@ -151,7 +151,7 @@ class Matcher:
     def __init__(self, outermost: ast.AST | None) -> None:
         self.outermost = outermost
 
-    def match(self, pattern: Any, node: Any, match: Match) -> Iterator[Match]:
+    def match_node(self, pattern: Any, node: Any, match: Match) -> Iterator[Match]:
         """Every way in which a node is what a pattern describes, given what names stand for already."""
         if isinstance(pattern, list):
             if isinstance(node, list):
@@ -179,7 +179,7 @@ class Matcher:
         elif IDENTIFIERS.get(type(pattern)) == field:
             found = self.match_name(*parts, match)
         else:
-            found = self.match(*parts, match)
+            found = self.match_node(*parts, match)
         for one in found:
             yield from self.match_fields(pattern, node, rest, one)
 
@@ -204,7 +204,7 @@ class Matcher:
                 one = match._replace(gaps=(*match.gaps, nodes[first:end]))
                 yield from self.match_items(patterns[1:], nodes, end, one)
         elif first < len(nodes):
-            for one in self.match(patterns[0], nodes[first], match):
+            for one in self.match_node(patterns[0], nodes[first], match):
                 yield from self.match_items(patterns[1:], nodes, first + 1, one)
 
 
@@ -214,7 +214,7 @@ def is_gap(node: Any) -> bool:
     return isinstance(value, ast.Constant) and value.value is ...
 
 
-def substitute(place: Place, replacement: Fragment, module_names: frozenset[str]) -> None:
+def replace_place(place: Place, replacement: Fragment, module_names: frozenset[str]) -> None:
     """Put a replacement where a pattern matched."""
     fill_in = FillIn(place, module_names)
     filled = [fill_in.visit(copy.deepcopy(node)) for node in replacement.nodes]

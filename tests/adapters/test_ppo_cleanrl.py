@@ -28,7 +28,7 @@ def example():
 
 def trained(example, tmp_path, advantages, arguments):
     args = example.parse_arguments([*arguments, "--advantages", advantages, "--log-dir", str(tmp_path)])
-    return *example.train(args), args
+    return *example.train_agent(args), args
 
 
 def same_parameters(left, right):
@@ -43,7 +43,7 @@ def test_both_arms_learn_and_end_up_the_same(example, tmp_path):
     assert same_parameters(ours, stock)
     assert curve == stock_curve
     assert len(curve) == 40 and curve[-1] > 2 * curve[0] > 20
-    evaluation = example.evaluate(ours, args)
+    evaluation = example.evaluate_agent(ours, args)
     assert evaluation.shape == (args.evaluation_episodes,) and evaluation.mean() > 2 * curve[0]
     assert {path.name for path in tmp_path.iterdir()} == {
         "CartPole-v1__ppo_cleanrl__stock__3",
@@ -59,7 +59,7 @@ def test_time_limits(example, tmp_path, monkeypatch):
     def as_terminations(rollout, next_value, next_done, args):
         seen.append(rollout)
         nothing = {"truncations": torch.zeros_like(rollout.truncations)}
-        return example.triton(rollout._replace(**nothing), next_value, next_done, args)
+        return example.compute_triton_advantages(rollout._replace(**nothing), next_value, next_done, args)
 
     monkeypatch.setitem(example.ADVANTAGES, "as_terminations", as_terminations)
     stock, _, _ = trained(example, tmp_path, "stock", PENDULUM)

@@ -43,11 +43,11 @@ def test_transitions_are_those_of_gymnasium(name, bounds):
     obs, reward, terminated, after = theirs(env, states, actions)
 
     envs = double(name)
-    state, got_reward, got_terminated = envs.transition(torch.as_tensor(states), torch.as_tensor(actions))
+    state, got_reward, got_terminated = envs.compute_transition(torch.as_tensor(states), torch.as_tensor(actions))
     np.testing.assert_allclose(state.numpy(), after, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(got_reward.numpy(), reward, rtol=1e-12, atol=1e-12)
     np.testing.assert_array_equal(got_terminated.numpy(), terminated)
-    np.testing.assert_allclose(envs.observe(state).numpy(), obs, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(envs.observe_state(state).numpy(), obs, rtol=1e-6, atol=1e-6)
     assert terminated.any() == (name == "cartpole")
 
 
@@ -96,8 +96,8 @@ def test_both_arms_give_the_same_advantages():
     next_value = torch.randn(7, generator=torch.Generator().manual_seed(1))
     rollout = draw_rollout()
     assert rollout.terminated.any() and rollout.truncated.any()
-    want = example.stock(rollout, next_value, args)
-    got = example.triton(rollout, next_value, args)
+    want = example.compute_stock_advantages(rollout, next_value, args)
+    got = example.compute_triton_advantages(rollout, next_value, args)
     for x, y in zip(got, want, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-5)
 
@@ -108,7 +108,7 @@ def test_both_arms_train_the_same_agent(env, tmp_path):
     for advantages in example.ADVANTAGES:
         options = ["--advantages", advantages, "--env", env, "--quiet", "--log-dir", str(tmp_path)]
         sizes = ["--total-timesteps", "2048", "--num-envs", "16", "--num-steps", "32", "--update-epochs", "2"]
-        agents.append(example.train(example.parse_arguments(options + sizes)))
+        agents.append(example.train_agent(example.parse_arguments(options + sizes)))
     for x, y in zip(*(agent.parameters() for agent in agents), strict=True):
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
     assert len(list(tmp_path.iterdir())) == 2
@@ -137,7 +137,7 @@ def test_it_learns(env, tmp_path):
     args = example.parse_arguments([*sizes, *options, "--quiet", "--log-dir", str(tmp_path)])
     torch.manual_seed(args.seed)
     untrained = example.Agent(example.ENVIRONMENTS[env](1), args.hidden)
-    before, after = (example.evaluate(agent, args).mean() for agent in (untrained, example.train(args)))
+    before, after = (example.evaluate_agent(agent, args).mean() for agent in (untrained, example.train_agent(args)))
     assert before < target < after
 
 
@@ -157,7 +157,7 @@ POLICIES = {
 def test_actions_have_the_policys_distribution(name):
     torch.manual_seed(0)
     policy = POLICIES[name].expand((40_000,))
-    got, want = example.draw(policy), policy.sample()
+    got, want = example.draw_actions(policy), policy.sample()
     assert got.shape == want.shape and got.dtype == want.dtype
     torch.testing.assert_close(got.double().mean(0), want.double().mean(0), rtol=0.02, atol=0)
     torch.testing.assert_close(got.double().std(0), want.double().std(0), rtol=0.02, atol=0)
@@ -167,5 +167,5 @@ def test_actions_have_the_policys_distribution(name):
 def test_policies_validate_nothing(env):
     """Validation waits for the device; with it, NaN would raise."""
     envs = example.ENVIRONMENTS[env](4)
-    policy = example.Agent(envs, 8).policy(torch.full((4, envs.observations), torch.nan))
-    assert policy.log_prob(example.draw(policy)).isnan().all()
+    policy = example.Agent(envs, 8).predict_policy(torch.full((4, envs.observations), torch.nan))
+    assert policy.log_prob(example.draw_actions(policy)).isnan().all()

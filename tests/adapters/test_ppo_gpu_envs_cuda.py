@@ -25,12 +25,12 @@ def test_nothing_waits_for_the_device(env):
     optimizer = torch.optim.Adam(agent.parameters())
 
     def iteration():
-        rollout = example.collect(envs, agent, args)
+        rollout = example.collect_rollout(envs, agent, args)
         with torch.no_grad():
-            next_value = agent.value(envs.observe(envs.state))
-        advantages, returns = example.triton(rollout, next_value, args)
+            next_value = agent.predict_value(envs.observe_state(envs.state))
+        advantages, returns = example.compute_triton_advantages(rollout, next_value, args)
         data = rollout._asdict() | {"advantages": advantages, "returns": returns}
-        example.update(agent, optimizer, {name: x.flatten(0, 1) for name, x in data.items()}, args)
+        example.update_agent(agent, optimizer, {name: x.flatten(0, 1) for name, x in data.items()}, args)
 
     for _ in range(2):
         iteration()  # what is compiled, or written for a kind of call, comes before

@@ -51,7 +51,7 @@ def compile_for(target: str, problem: Problem, row: Launch, segments: int = 1, *
     for call in build_launches(problem, row, segments):
         signature, constexprs, attributes = {}, {}, {}
         for i, (parameter, value) in enumerate(zip(scan.params, call.arguments, strict=True)):
-            signature[parameter.name] = describe(value, (i,), parameter.is_constexpr, constexprs, attributes)
+            signature[parameter.name] = describe_argument(value, (i,), parameter.is_constexpr, constexprs, attributes)
         source = ASTSource(scan, signature=signature, constexprs=constexprs, attrs=attributes)
         kernel = triton.compile(source, target=TARGETS[target], options={**call.options, **more})
         amd = target.startswith("gfx")
@@ -59,10 +59,10 @@ def compile_for(target: str, problem: Problem, row: Launch, segments: int = 1, *
     return found
 
 
-def describe(value, path, constant, constexprs, attributes):
+def describe_argument(value, path, constant, constexprs, attributes):
     """An argument's type as a launch would specialise it: None, 1 and the capitals are constants."""
     if isinstance(value, tuple):
-        return tuple(describe(x, (*path, i), constant, constexprs, attributes) for i, x in enumerate(value))
+        return tuple(describe_argument(x, (*path, i), constant, constexprs, attributes) for i, x in enumerate(value))
     if constant or value is None or (isinstance(value, int) and value == 1):
         constexprs[path] = value
         return "constexpr"

@@ -21,7 +21,7 @@ VARIANTS = ("plain", "all", "skip", "reset", "half", "uneven")
 FORMS = [*((order, variant) for order in TABLE for variant in VARIANTS), ("env-major", "packed")]
 
 
-def problem(
+def make_problem(
     variant: str,
     layout: str,
     limits: Limits = Limits(),  # noqa: B008
@@ -36,27 +36,27 @@ def problem(
     shape = (1 << 20,) if packed else shape
     real = torch.bfloat16 if variant == "half" else torch.float32
 
-    def stream(dtype=real):
+    def make_stream(dtype=real):
         return torch.empty(shape, dtype=dtype, device="meta")
 
     plain, timed = variant == "plain", variant == "timed"
-    outputs = [stream(torch.float32) for _ in recurrence.outputs]
+    outputs = [make_stream(torch.float32) for _ in recurrence.outputs]
     return Problem(
         recurrence=recurrence,
-        like=stream(),
-        inputs=tuple(None if plain and name == "behaviour_log_probs" else stream() for name in recurrence.inputs),
+        like=make_stream(),
+        inputs=tuple(None if plain and name == "behaviour_log_probs" else make_stream() for name in recurrence.inputs),
         outputs=(outputs[0], *((None,) * (len(outputs) - 1) if plain else outputs[1:])),
         time_dim=1 if layout == "env-major" or packed else 0,
         cu_seqlens=torch.empty(1025, dtype=torch.int64, device="meta") if packed else None,
-        gamma=stream() if variant == "all" else 0.99,
+        gamma=make_stream() if variant == "all" else 0.99,
         lambda_=0.95,
         params=tuple(1.0 + i for i in range(len(recurrence.params))),
-        bootstrap=0.0 if plain or timed else stream(),
-        terminated=stream(torch.bool),
-        truncated=None if plain or timed else stream(torch.uint8),
-        mask=stream(torch.bool) if variant in ("all", "skip", "reset", "packed") else None,
-        initial=None if plain or recurrence.backward else stream(),
-        previous_done=None if plain or recurrence.backward else stream(torch.bool),
+        bootstrap=0.0 if plain or timed else make_stream(),
+        terminated=make_stream(torch.bool),
+        truncated=None if plain or timed else make_stream(torch.uint8),
+        mask=make_stream(torch.bool) if variant in ("all", "skip", "reset", "packed") else None,
+        initial=None if plain or recurrence.backward else make_stream(),
+        previous_done=None if plain or recurrence.backward else make_stream(torch.bool),
         skip=variant != "reset",
     )
 
@@ -64,7 +64,7 @@ def problem(
 @pytest.mark.parametrize(("order", "limits", "launch"), [row for row in ROWS if row[1].streams == float("inf")])
 def test_no_row_for_all_streams_spills(order, limits, launch):
     """Where there are most; those for fewer are compiled with as many as they admit, below."""
-    assert_no_spills(compile_for("sm_90", problem("all", order, limits, "retrace"), launch))
+    assert_no_spills(compile_for("sm_90", make_problem("all", order, limits, "retrace"), launch))
 
 
 @pytest.mark.parametrize("name", RECURRENCES)
@@ -91,24 +91,24 @@ REGISTERS = {
 """The most that a thread needs, for every row of the table, in eights as they are given out (Triton 3.7)."""
 
 
-def timed(order, limits):
+def make_timed_problem(order, limits):
     """What benchmarks time, with as many streams as the row admits: V-Trace of one or two log-probabilities, or GAE."""
     name, variant = ("gae", "plain") if limits.streams < 4 else ("vtrace", "plain" if limits.streams < 5 else "timed")
-    return problem(variant, order, limits, name)
+    return make_problem(variant, order, limits, name)
 
 
 @pytest.mark.parametrize(("order", "row"), [(order, i) for order, rows in TABLE.items() for i in range(len(rows))])
 def test_every_row_reads_and_writes_every_number_once(order, row):
     """Four at a time where steps lie side by side; and no row needs more registers than it did."""
     limits, launch = TABLE[order][row]
-    window = timed(order, limits)
+    window = make_timed_problem(order, limits)
     (resources,) = compile_for("sm_90", window, launch)
     assert_no_spills([resources])
-    assert resources.accesses == accesses(window, launch)
+    assert resources.accesses == count_accesses(window, launch)
     assert resources.registers <= REGISTERS[order][row]
 
 
-def accesses(window, launch):
+def count_accesses(window, launch):
     """Of a chunk: every tensor's numbers, loaded for the next tile too where there is one; and what follows a chunk."""
     found, tiles = Counter(), 1 if backend.kernel_config(window, launch).ONE_TILE else 2
     for verb, tensors, times in (
@@ -126,7 +126,7 @@ def accesses(window, launch):
 
 @pytest.mark.parametrize(("order", "launch"), [("env-major", Launch(4, 32, 4, 4)), ("time-major", Launch(32, 8, 8, 8))])
 def test_no_row_spills_where_a_long_equation_has_truncations(order, launch):
-    window = problem("uneven", order, name="vtrace")
+    window = make_problem("uneven", order, name="vtrace")
     assert count_values_per_step(window) <= max(limits.streams for limits, row in TABLE[order] if row == launch) == 6
     assert_no_spills(compile_for("sm_90", window, launch))
 
@@ -144,20 +144,20 @@ def test_one_launch_or_two_where_time_is_split(order, name, variant):
         (16, 1 << 18): 2,
         (1, 1 << 20): 2,
     }.items():
-        window = problem(variant, order, name=name, most=most)
+        window = make_problem(variant, order, name=name, most=most)
         assert len(list(backend.build_launches(window, *backend.default_launch(window)))) == number
 
 
-def largest(order, name, variant):
+def make_largest_problem(order, name, variant):
     """A window of any size, and the row for those."""
-    return problem(variant, order, name=name), TABLE[order][-1][1]
+    return make_problem(variant, order, name=name), TABLE[order][-1][1]
 
 
 @pytest.mark.covering
 @pytest.mark.parametrize("name", RECURRENCES)
 @pytest.mark.parametrize(("order", "variant"), FORMS)
 def test_no_estimator_or_variant_spills(name, order, variant):
-    assert_no_spills(compile_for("sm_90", *largest(order, name, variant)))
+    assert_no_spills(compile_for("sm_90", *make_largest_problem(order, name, variant)))
 
 
 @pytest.mark.covering
@@ -166,21 +166,21 @@ def test_no_estimator_or_variant_spills(name, order, variant):
 @pytest.mark.parametrize("variant", ["plain", "all"])
 @pytest.mark.parametrize("target", ["sm_80", "sm_100", "gfx942"])
 def test_no_target_spills(target, variant, order, name):
-    assert_no_spills(compile_for(target, *largest(order, name, variant)))
+    assert_no_spills(compile_for(target, *make_largest_problem(order, name, variant)))
 
 
 @pytest.mark.covering
 @pytest.mark.parametrize("name", RECURRENCES)
 @pytest.mark.parametrize("order", TABLE)
 def test_segments_do_not_spill(order, name):
-    assert_no_spills(compile_for("sm_90", *largest(order, name, "plain"), segments=64))
+    assert_no_spills(compile_for("sm_90", *make_largest_problem(order, name, "plain"), segments=64))
 
 
 @pytest.mark.covering
 @pytest.mark.parametrize("number", [4, 16, 17])
 @pytest.mark.parametrize("order", TABLE)
 def test_no_number_of_actions_spills(order, number):
-    window, launch = largest(order, "retrace", "plain")
+    window, launch = make_largest_problem(order, "retrace", "plain")
     probs, values = torch.empty(2, *window.like.shape, number, device="meta")
     assert_no_spills(compile_for("sm_90", replace(window, next_values=Expectation(probs, values)), launch))
 
@@ -195,5 +195,5 @@ def assert_no_spills(launches):
 def test_spills_would_be_seen():
     """The same kernel, allowed far fewer registers than it needs."""
     layout, _, launch = ROWS[0]
-    (resources,) = compile_for("sm_90", problem("all", layout), launch, maxnreg=24)
+    (resources,) = compile_for("sm_90", make_problem("all", layout), launch, maxnreg=24)
     assert resources.spilled_bytes > 0

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 import triton
-from ahead_of_time import TARGETS, describe, read_amdgcn, read_cubin
+from ahead_of_time import TARGETS, describe_argument, read_amdgcn, read_cubin
 from triton.compiler import ASTSource
 
 from rl_triton_core._internal.backends.triton_moments import (
@@ -29,7 +29,7 @@ VARIANTS = {  # shape, dtype, mask, out
 }
 
 
-def matrix(shape, dtype):
+def make_matrix(shape, dtype):
     """One without gaps if it is a row; else one with a gap behind every row, or column by column if it has flags."""
     rows, columns = shape
     if rows > 1 and dtype == torch.bool:
@@ -40,7 +40,7 @@ def matrix(shape, dtype):
 def compile_for(target, name, variant):
     """Compile a kernel as a call of that variant would; return it and what a thread of it needs."""
     shape, *dtypes = VARIANTS[variant]
-    values, flags, result = (None if dtype is None else matrix(shape, dtype) for dtype in dtypes)
+    values, flags, result = (None if dtype is None else make_matrix(shape, dtype) for dtype in dtypes)
     task, tiles = Task(values, flags, result, Rule(1.0, 1e-8, 0.0, 0.0)), cut(*shape)
     parts = torch.empty((tiles.programs, 3), dtype=torch.float64, device="meta")
     constants = tiles.constants
@@ -54,7 +54,7 @@ def compile_for(target, name, variant):
     kernel = getattr(kernels, name)
     signature, constexprs, attributes = {}, {}, {}
     for i, (key, value) in enumerate(zip(kernel.arg_names, (*arguments, *constants.values()), strict=True)):
-        signature[key] = describe(value, (i,), key in constants, constexprs, attributes)
+        signature[key] = describe_argument(value, (i,), key in constants, constexprs, attributes)
     source = ASTSource(kernel, signature=signature, constexprs=constexprs, attrs=attributes)
     compiled = triton.compile(source, target=TARGETS[target], options={"num_warps": NUM_WARPS})
     read = read_amdgcn if target.startswith("gfx") else read_cubin

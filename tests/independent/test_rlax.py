@@ -29,13 +29,13 @@ GAMMA, RTOL = 0.97, 1e-10
 LAMBDAS = pytest.mark.parametrize("lambda_", [0.0, 0.9, 1.0])
 
 
-def ours(rollout, backend):
+def make_arguments(rollout, backend):
     """The arguments that every estimator takes."""
     names = ("terminated", "truncated", "bootstrap_values")
     return {**{name: getattr(rollout, name) for name in names}, "gamma": GAMMA, "backend": backend}
 
 
-def theirs(rollout):
+def convert_rollout(rollout):
     """Rewards, discounts, V(s_t) and V(s_{t+1}) in NumPy."""
     rewards, values, terminated, truncated, bootstrap = (x.numpy() for x in rollout)
     rewards = np.where(truncated & ~terminated, rewards + GAMMA * bootstrap, rewards)
@@ -53,42 +53,42 @@ def log_ratios(rollout, seed=0):
 
 @LAMBDAS
 def test_gae(rollout, backend, lambda_):
-    rewards, discounts, values, next_values = theirs(rollout)
+    rewards, discounts, values, next_values = convert_rollout(rollout)
     stacked = np.append(values, next_values[:, -1:], axis=1)
     want = per_row(
         lambda r, d, v: rlax.truncated_generalized_advantage_estimation(r, d, lambda_, v), rewards, discounts, stacked
     )
-    got = compute_gae(rollout.rewards, rollout.values, lambda_=lambda_, **ours(rollout, backend))
+    got = compute_gae(rollout.rewards, rollout.values, lambda_=lambda_, **make_arguments(rollout, backend))
     assert_close(got.advantages, want, rtol=RTOL)
 
 
 @LAMBDAS
 def test_lambda_returns(rollout, backend, lambda_):
-    rewards, discounts, _, next_values = theirs(rollout)
+    rewards, discounts, _, next_values = convert_rollout(rollout)
     want = per_row(lambda r, d, v: rlax.lambda_returns(r, d, v, lambda_), rewards, discounts, next_values)
-    got = compute_lambda_returns(rollout.rewards, rollout.values, lambda_=lambda_, **ours(rollout, backend))
+    got = compute_lambda_returns(rollout.rewards, rollout.values, lambda_=lambda_, **make_arguments(rollout, backend))
     assert_close(got, want, rtol=RTOL)
 
 
 def test_discounted_returns(rollout, backend):
-    rewards, discounts, _, next_values = theirs(rollout)
+    rewards, discounts, _, next_values = convert_rollout(rollout)
     want = per_row(rlax.discounted_returns, rewards, discounts, next_values)
-    assert_close(compute_discounted_returns(rollout.rewards, **ours(rollout, backend)), want, rtol=RTOL)
+    assert_close(compute_discounted_returns(rollout.rewards, **make_arguments(rollout, backend)), want, rtol=RTOL)
 
 
 @LAMBDAS
 @pytest.mark.parametrize("rho_bar", [1.0, 2.5])
 def test_vtrace_targets(rollout, backend, lambda_, rho_bar):
-    rewards, discounts, values, next_values = theirs(rollout)
+    rewards, discounts, values, next_values = convert_rollout(rollout)
     ratios = log_ratios(rollout)
 
-    def errors(v, v_next, r, d, rho):
+    def compute_errors(v, v_next, r, d, rho):
         return rlax.vtrace(v, v_next, r, d, rho, lambda_, rho_bar)
 
-    want = per_row(errors, values, next_values, rewards, discounts, ratios.exp().numpy())
+    want = per_row(compute_errors, values, next_values, rewards, discounts, ratios.exp().numpy())
     got = compute_vtrace(
         *(rollout.rewards, rollout.values),
-        **{"log_ratios": ratios, "lambda_": lambda_, "rho_bar": rho_bar, **ours(rollout, backend)},
+        **{"log_ratios": ratios, "lambda_": lambda_, "rho_bar": rho_bar, **make_arguments(rollout, backend)},
     )
     assert_close(got.targets - rollout.values, want, rtol=RTOL)
 
@@ -96,14 +96,14 @@ def test_vtrace_targets(rollout, backend, lambda_, rho_bar):
 @pytest.mark.parametrize("rho_bar_pg", [1.0, 0.5])
 def test_vtrace_advantages(rollout, backend, rho_bar_pg):
     """With lambda = 1: rlax mixes targets and values by lambda before it takes the difference."""
-    rewards, discounts, values, next_values = theirs(rollout)
+    rewards, discounts, values, next_values = convert_rollout(rollout)
     ratios = log_ratios(rollout)
 
-    def advantages(v, v_next, r, d, rho):
+    def compute_advantages(v, v_next, r, d, rho):
         return rlax.vtrace_td_error_and_advantage(v, v_next, r, d, rho, 1.0, 1.0, rho_bar_pg).pg_advantage
 
-    want = per_row(advantages, values, next_values, rewards, discounts, ratios.exp().numpy())
-    arguments = {"log_ratios": ratios, "rho_bar_pg": rho_bar_pg, **ours(rollout, backend)}
+    want = per_row(compute_advantages, values, next_values, rewards, discounts, ratios.exp().numpy())
+    arguments = {"log_ratios": ratios, "rho_bar_pg": rho_bar_pg, **make_arguments(rollout, backend)}
     got = compute_vtrace(rollout.rewards, rollout.values, **arguments)
     assert_close(got.advantages, want, rtol=RTOL)
 
@@ -111,14 +111,14 @@ def test_vtrace_advantages(rollout, backend, rho_bar_pg):
 @LAMBDAS
 @pytest.mark.parametrize("c_bar", [1.0, 0.4])
 def test_retrace(rollout, backend, lambda_, c_bar):
-    rewards, discounts, q_values, _ = theirs(rollout)
+    rewards, discounts, q_values, _ = convert_rollout(rollout)
     expected, ratios = rollout.bootstrap_values, log_ratios(rollout)
     traces = lambda_ * np.minimum(c_bar, ratios.exp().numpy())
     want = per_row(
         rlax.general_off_policy_returns_from_q_and_v,
         *(q_values[:, 1:], expected.numpy(), rewards, discounts, traces[:, 1:]),
     )
-    arguments = {**ours(rollout, backend), "lambda_": lambda_, "c_bar": c_bar, "log_ratios": ratios}
+    arguments = {**make_arguments(rollout, backend), "lambda_": lambda_, "c_bar": c_bar, "log_ratios": ratios}
     del arguments["bootstrap_values"]
     got = compute_retrace(rollout.rewards, rollout.values, expected_next_q=expected, **arguments)
     assert_close(got.targets, want, rtol=RTOL)
@@ -131,14 +131,14 @@ def test_retrace_of_action_values(rollout, backend):
     q_values = rng.standard_normal((5, 65, 4))
     policy, behaviour = rng.dirichlet(np.ones(4), (2, 5, 65))
     actions = rng.integers(0, 4, (5, 65))
-    rewards, discounts, *_ = theirs(rollout)
+    rewards, discounts, *_ = convert_rollout(rollout)
     taken = np.take_along_axis
     mu = taken(behaviour, actions[..., None], 2)[..., 0]
 
-    def errors(q, a, r, d, pi, mu):
+    def compute_errors(q, a, r, d, pi, mu):
         return rlax.retrace(q[:-1], q[1:], a[:-1], a[1:], r, d, pi[1:], mu[1:], 0.9, eps=0.0)
 
-    want = per_row(errors, q_values, actions, rewards, discounts, policy, mu)
+    want = per_row(compute_errors, q_values, actions, rewards, discounts, policy, mu)
     q_taken, pi_taken = (taken(x, actions[..., None], 2)[:, :-1, 0] for x in (q_values, policy))
     got = compute_retrace(
         *(rollout.rewards, torch.as_tensor(q_taken), rollout.terminated),

@@ -29,12 +29,12 @@ def next_values_of(r):
     return torch.where(r.terminated | r.truncated, r.bootstrap_values, next_values)
 
 
-def theirs(*tensors):
+def add_feature_dimension(*tensors):
     """TorchRL takes a trailing dimension of features."""
     return [x.unsqueeze(-1) for x in tensors]
 
 
-def ours(r, backend):
+def make_arguments(r, backend):
     """The arguments that every estimator takes, with the values after steps in each of two forms."""
     common = {"terminated": r.terminated, "truncated": r.truncated, "gamma": GAMMA, "backend": backend}
     yield {**common, "values": r.values, "bootstrap_values": r.bootstrap_values}
@@ -51,8 +51,8 @@ def test_gae(rollout, backend, vectorized, lambda_):
     function = (
         functional.vec_generalized_advantage_estimate if vectorized else functional.generalized_advantage_estimate
     )
-    want = function(GAMMA, lambda_, *theirs(r.values, next_values_of(r), r.rewards, done, r.terminated))
-    for arguments in ours(r, backend):
+    want = function(GAMMA, lambda_, *add_feature_dimension(r.values, next_values_of(r), r.rewards, done, r.terminated))
+    for arguments in make_arguments(r, backend):
         got = compute_gae(r.rewards, lambda_=lambda_, **arguments)
         assert_same(got.advantages, want[0])
         assert_same(got.returns, want[1])
@@ -62,8 +62,8 @@ def test_gae(rollout, backend, vectorized, lambda_):
 def test_lambda_returns(rollout, backend, vectorized, lambda_):
     r, done = rollout, rollout.terminated | rollout.truncated
     function = functional.vec_td_lambda_return_estimate if vectorized else functional.td_lambda_return_estimate
-    want = function(GAMMA, lambda_, *theirs(next_values_of(r), r.rewards, done, r.terminated))
-    for arguments in ours(r, backend):
+    want = function(GAMMA, lambda_, *add_feature_dimension(next_values_of(r), r.rewards, done, r.terminated))
+    for arguments in make_arguments(r, backend):
         if "next_values" in arguments:
             del arguments["values"]
         assert_same(compute_lambda_returns(r.rewards, lambda_=lambda_, **arguments), want)
@@ -73,8 +73,8 @@ def test_lambda_returns(rollout, backend, vectorized, lambda_):
 def test_discounted_returns(rollout, backend, vectorized):
     r, done = rollout, rollout.terminated | rollout.truncated
     function = functional.vec_td1_return_estimate if vectorized else functional.td1_return_estimate
-    want = function(GAMMA, *theirs(next_values_of(r), r.rewards, done, r.terminated))
-    arguments = next(ours(r, backend))
+    want = function(GAMMA, *add_feature_dimension(next_values_of(r), r.rewards, done, r.terminated))
+    arguments = next(make_arguments(r, backend))
     del arguments["values"]
     assert_same(compute_discounted_returns(r.rewards, **arguments), want)
 
@@ -88,12 +88,12 @@ def test_vtrace(rollout, backend, rho_bar, c_bar):
     assert all((ratios < bound).any() and (ratios > bound).any() for bound in (rho_bar, c_bar))
     advantages, targets = functional.vtrace_advantage_estimate(
         GAMMA,
-        *theirs(target, behaviour, r.values, next_values_of(r), r.rewards, done, r.terminated),
+        *add_feature_dimension(target, behaviour, r.values, next_values_of(r), r.rewards, done, r.terminated),
         rho_thresh=rho_bar,
         c_thresh=c_bar,
     )
     off_policy = {"target_log_probs": target, "behaviour_log_probs": behaviour, "rho_bar": rho_bar, "c_bar": c_bar}
-    for arguments in ours(r, backend):
+    for arguments in make_arguments(r, backend):
         got = compute_vtrace(r.rewards, **off_policy, **arguments)
         assert_same(got.targets, targets)
         assert_same(got.advantages, advantages)

@@ -25,7 +25,7 @@ CASES = [pytest.param(x, id=f"{backend}-{x.name}") for backend in BACKENDS for x
 
 
 @lru_cache
-def read(file):
+def read_source(file):
     return (ROOT / "rl_triton_core" / file).read_text()
 
 
@@ -50,7 +50,7 @@ def rename_locals(text):
 
 @pytest.mark.parametrize("mutant", CASES)
 def test_a_mutant_breaks_one_place_whatever_the_local_names(mutant):
-    text = read(mutant.file)
+    text = read_source(mutant.file)
     broken = mutant.break_code(text)
     assert broken != lay_out(text)
     assert mutant.break_code(rename_locals(text)) == rename_locals(broken)

@@ -35,12 +35,12 @@ def lay_out(text):
 
 
 @lru_cache
-def rename_locals(text):
-    """The same code with another name for every local variable, laid out anew."""
-    tree = ast.parse(text)
-    for function in walk_outermost_functions(tree):
-        functions = {x.name for x in ast.walk(function) if isinstance(x, FUNCTIONS)}
-        names = find_local_names(function) - functions - {"_"}
+def rename_locals(text, original):
+    """The same code with another name for every local variable of the original, laid out anew."""
+    tree, like = ast.parse(text), ast.parse(original)
+    for function, other in zip(walk_outermost_functions(tree), walk_outermost_functions(like), strict=True):
+        functions = {x.name for x in ast.walk(other) if isinstance(x, FUNCTIONS)}
+        names = find_local_names(other) - functions - {"_"}
         for node in ast.walk(function):
             field = IDENTIFIERS.get(type(node))
             if node is not function and field and getattr(node, field) in names:
@@ -53,7 +53,7 @@ def test_a_mutant_breaks_one_place_whatever_the_local_names(mutant):
     text = read_source(mutant.file)
     broken = mutant.break_code(text)
     assert broken != lay_out(text)
-    assert mutant.break_code(rename_locals(text)) == rename_locals(broken)
+    assert mutant.break_code(rename_locals(text, text)) == rename_locals(broken, text)
 
 
 def test_names_of_mutants_are_unique():

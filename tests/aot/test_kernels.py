@@ -72,7 +72,7 @@ def test_a_launch_binds_its_arguments(name):
     """Triton writes the function that does so, with local variables of its own: no argument may have their names."""
     target = make_backend(TARGETS["sm_90"])
     bind = create_function_from_signature(scan.signature, scan.params, target)
-    window = problem("all", "env-major", name=name)
+    window = make_problem("all", "env-major", name=name)
     for call in backend.build_launches(window, *backend.default_launch(window)):
         bound, specialization, options = bind(*call.arguments, **call.options)
         assert tuple(bound.values()) == call.arguments

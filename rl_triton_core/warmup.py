@@ -74,7 +74,7 @@ def warm_up(
         time_dim: The time dimension of the tensors: -1 or 1, 0 or -2.
         backend: ``"triton"``, ``"cpu"``, ``"reference"``; None chooses by the device.
         device: Where the tensors are. None: on the GPU for the triton backend if there is one, else on the CPU.
-        **arguments: Further arguments of the function, such as ``compute_returns=False``, as training will pass them.
+        arguments: Further arguments of the function, such as ``compute_returns=False``, as training will pass them.
 
     Returns:
         The seconds that it took.

@@ -420,7 +420,7 @@ class Call:
         self.kwargs["time_dim"] = how.time_dim
         if self.estimator.second:
             self.kwargs[self.estimator.second] = how.returns
-        self.num_results = 1 + bool(self.estimator.second and how.returns)
+        self.num_results = len(self.estimator.outputs) - bool(self.estimator.second and not how.returns)
 
     def _make_argument(self, name, x):
         if name == "state":

@@ -2,15 +2,20 @@
 
 import doctest
 import importlib
-import itertools
 import sys
 from pathlib import Path
 
+import numpy as np
+import oracles
 import pytest
 import torch
+from cases import CELLS, CUT, GOES_ON, Call, Case, Estimator, How, assert_gradients, check_case, random_case, run_case
+from oracles import cast, classify_steps, discount_value, iterate_backward
+from test_estimators_containment import assert_contained, make_pattern_case
+from test_estimators_packed import check_packed
 
 from rl_triton_core import FinalValues
-from rl_triton_core.testing import assert_close, random_rollout
+from rl_triton_core.testing import assert_close
 
 ROOT = Path(__file__).resolve().parents[2]
 if not (ROOT / "examples" / "upgo.py").exists():
@@ -18,70 +23,48 @@ if not (ROOT / "examples" / "upgo.py").exists():
 sys.path.insert(0, str(ROOT / "examples"))
 upgo = importlib.import_module("upgo")
 
-GAMMA = 0.9
 SHAPE = (3, 17)
-MASKS = pytest.mark.parametrize(("mask", "mask_mode"), [(False, "skip"), (True, "skip"), (True, "reset")])
+MASKS = pytest.mark.parametrize(("valid", "mask_mode"), [(1.0, "skip"), (0.8, "skip"), (0.8, "reset")])
 
 
-def rollout(seed=0, dtype=torch.float32, mask=False, gamma=GAMMA, shape=SHAPE):
-    """Arguments of compute_upgo, [num_envs, T] on the CPU, with both flags and steps that have both."""
-    r = random_rollout(*shape, seed=seed, terminated_prob=0.15, truncated_prob=0.15, dtype=dtype)
-    arguments = {**r._asdict(), "gamma": gamma}
-    if mask:
-        arguments["mask"] = torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < 0.8
-    return arguments
+def upgo_table(
+    rewards, values, terminated=None, truncated=None, *, gamma, bootstrap, mask=None, mask_mode="skip", dtype=np.float64
+):
+    """(A, G) from the published equation, one row and one step at a time."""
+    kind, after = classify_steps(rewards.shape, terminated, truncated, mask, mask_mode, gamma)
+    rewards, values, bootstrap, gamma = cast(dtype, rewards, values, bootstrap, gamma)
+    gamma = np.broadcast_to(gamma, rewards.shape)
+    advantages, returns, one_step = np.zeros((3, *rewards.shape), dtype)
+    for n, t, leads_to, then in iterate_backward(kind, after):
+        value = target = bootstrap[n, t]
+        if leads_to == GOES_ON:
+            value = values[n, then]
+            target = returns[n, then] if one_step[n, then] >= value else value
+        one_step[n, t] = rewards[n, t] + discount_value(gamma[n, t], value, leads_to)
+        returns[n, t] = rewards[n, t] + discount_value(gamma[n, t], target, leads_to)
+        advantages[n, t] = returns[n, t] - values[n, t]
+    return advantages, returns
 
 
-def oracle(rewards, values, terminated, truncated, bootstrap_values, gamma, mask=None, mask_mode="skip"):
-    """(A, G) from the published equation, one row and one step at a time, and how often it went either way."""
-    gamma = torch.as_tensor(gamma, dtype=torch.float64).expand_as(rewards)
-    mask = torch.ones_like(terminated) if mask is None else mask
-    returns, advantages = torch.zeros(2, *rewards.shape, dtype=torch.float64)
-    ways = {True: 0, False: 0}
-    for n, row in enumerate(mask.tolist()):
-        steps = [t for t, valid in enumerate(row) if valid]
-        q_ahead = g_ahead = v_ahead = None
-        for i, t in reversed(list(enumerate(steps))):
-            reward, value, discount, edge = (float(x[n, t]) for x in (rewards, values, gamma, bootstrap_values))
-            before_hole = mask_mode == "reset" and t + 1 < len(row) and not row[t + 1]
-            if terminated[n, t] or (before_hole and not truncated[n, t]):
-                q = g = reward
-            elif truncated[n, t] or i == len(steps) - 1:
-                q = g = reward + discount * edge
-            else:
-                upgoing = q_ahead >= v_ahead
-                ways[upgoing] += 1
-                q = reward + discount * v_ahead
-                g = reward + discount * (g_ahead if upgoing else v_ahead)
-            returns[n, t], advantages[n, t] = g, g - value
-            q_ahead, g_ahead, v_ahead = q, g, value
-    return advantages, returns, ways
+UPGO = Estimator("upgo", upgo.compute_upgo, upgo_table, None, ("rewards", "values"), ("advantages", "returns"))
 
 
-def run(target, arguments, time_dim=-1, **changes):
-    """The results as [num_envs, T] on the CPU."""
-
-    def turned(x):
-        return x.t().contiguous() if time_dim == 0 and x.ndim == 2 else x
-
-    def placed(x):
-        return turned(x).to(target.device) if isinstance(x, torch.Tensor) else x
-
-    arguments = {name: placed(x) for name, x in {**arguments, **changes}.items()}
-    results = upgo.compute_upgo(**arguments, time_dim=time_dim, backend=target.backend)
-    return [turned(x).cpu() for x in results]
+def make_case(*shape, gamma=0.9, **changes):
+    """With both flags, steps that have both, and a dense bootstrap."""
+    case = random_case(UPGO, *shape, term=0.15, trunc=0.15, gamma=gamma, **changes)
+    return case.replace(bootstrap_values=np.random.default_rng(1).standard_normal(shape))
 
 
-def check(target, arguments, expected, rtol=None, **changes):
-    *wanted, ways = expected
-    assert all(ways.values()), "the comparison always went the same way"
-    for got, want in zip(run(target, arguments, **changes), wanted, strict=True):
-        assert_close(got, want, rtol=rtol)
+def make_discounts(shape):
+    """One per step, one of them 0."""
+    gamma = np.random.default_rng(0).uniform(0.1, 1.1, shape)
+    gamma[0, 2] = 0.0
+    return gamma
 
 
 # -- known answers ----------------------------------------------------------------------------------------------------
 
-MIDDLE = torch.tensor([[False, True, False]])
+MIDDLE = np.array([[False, True, False]])
 
 
 @pytest.mark.parametrize(
@@ -101,15 +84,15 @@ MIDDLE = torch.tensor([[False, True, False]])
     ],
 )
 def test_known_answers(target, rewards, changes, expected):
-    arguments = {"rewards": torch.tensor([rewards]).float(), "values": torch.zeros(1, 3)}
-    for result in run(target, {**arguments, "bootstrap_values": 0.0, "gamma": 1.0, **changes}):
+    args = {"rewards": np.array([rewards], float), "values": np.zeros((1, 3)), "bootstrap_values": 0.0, "gamma": 1.0}
+    for result in run_case(Case(UPGO, {**args, **changes}), target):
         assert result.tolist() == [expected]
 
 
 def test_values_of_their_own(target):
     """δ = (-1, 2, -4), by hand: step 0 follows step 1, step 1 does not follow step 2."""
-    arguments = {"rewards": torch.ones(1, 3), "values": torch.tensor([[4.0, 2.0, 3.0]])}
-    advantages, returns = run(target, arguments, bootstrap_values=-2.0, gamma=1.0)
+    args = {"rewards": np.ones((1, 3)), "values": np.array([[4.0, 2.0, 3.0]]), "bootstrap_values": -2.0, "gamma": 1.0}
+    advantages, returns = run_case(Case(UPGO, args), target)
     assert advantages.tolist() == [[1, 2, -4]]
     assert returns.tolist() == [[5, 4, -1]]
 
@@ -122,138 +105,91 @@ def test_docstring_example_runs():
 # -- against the oracle -----------------------------------------------------------------------------------------------
 
 
+def test_the_comparison_goes_both_ways():
+    """Else the equation would be that of another estimator: one that always, or never, follows the next step."""
+    case = make_case(*SHAPE)
+    advantages, _ = case.expected()
+    others = (case.expected(oracles.gae, lambda_=lambda_)[0] for lambda_ in (0.0, 1.0))
+    assert all((np.abs(advantages - other) > 1e-3).sum() > 5 for other in others)
+
+
 @pytest.mark.parametrize("time_dim", [-1, 0])
 @MASKS
-def test_equals_the_oracle(target, mask, mask_mode, time_dim):
-    arguments = rollout(mask=mask)
-    expected = oracle(**arguments, mask_mode=mask_mode)
-    check(target, arguments, expected, mask_mode=mask_mode, time_dim=time_dim)
+def test_equals_the_oracle(target, valid, mask_mode, time_dim):
+    check_case(make_case(*SHAPE, valid=valid, mask_mode=mask_mode), target, How(time_dim=time_dim))
 
 
 def test_a_discount_per_step(target):
-    gamma = torch.rand(SHAPE, generator=torch.Generator().manual_seed(0)) + 0.1
-    gamma[0, 4] = 0.0
-    arguments = rollout(gamma=gamma)
-    terminated = arguments["terminated"] | (gamma == 0)
-    check(target, arguments, oracle(**{**arguments, "terminated": terminated}))
+    check_case(make_case(*SHAPE, gamma=make_discounts(SHAPE)), target)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(target, dtype):
-    arguments = rollout(dtype=dtype)
-    check(target, arguments, oracle(**arguments), rtol=1e-6)
+    check_case(make_case(*SHAPE), target, How(dtype=dtype))
 
 
 def test_float64(float64_target):
-    arguments = rollout(dtype=torch.float64)
-    check(float64_target, arguments, oracle(**arguments), rtol=1e-12)
+    check_case(make_case(*SHAPE), float64_target, How(dtype=torch.float64))
 
 
-@pytest.mark.parametrize("form", ["number", "edge", "next_values", "sparse"])
-def test_forms_of_the_continuation(target, form):
-    arguments = rollout()
-    bootstrap = arguments["bootstrap_values"]
-    done = arguments["terminated"] | arguments["truncated"]
-    changes = {}
-    if form == "number":
-        bootstrap = torch.full(SHAPE, 1.5)
-        changes = {"bootstrap_values": 1.5}
-    elif form == "edge":
-        arguments["truncated"] = torch.zeros(SHAPE, dtype=torch.bool)
-        changes = {"bootstrap_values": bootstrap[:, -1].contiguous(), "truncated": None}
-    elif form == "next_values":
-        ahead = torch.cat([arguments["values"][:, 1:], bootstrap[:, -1:]], dim=1)
-        changes = {"next_values": torch.where(done, bootstrap, ahead), "bootstrap_values": None}
-    else:
-        env, time = torch.nonzero(done, as_tuple=True)
-        parts = (env, time, bootstrap[env, time], bootstrap[:, -1])
-        changes = {"bootstrap_values": FinalValues(*(x.to(target.device) for x in parts))}
-    check(target, arguments, oracle(**{**arguments, "bootstrap_values": bootstrap}), **changes)
+def test_forms_of_the_continuation(target):
+    check_case(make_case(*SHAPE).replace(bootstrap_values=1.5), target)
+    check_case(make_case(*SHAPE).replace(truncated=None, bootstrap_values=np.arange(3.0)), target)
+    case = make_case(*SHAPE)
+    cuts, want = classify_steps(SHAPE, **case.boundaries)[0] == CUT, run_case(case, target)
+    ahead = np.where(cuts, case["bootstrap_values"], np.roll(case["values"], -1, axis=1))
+    entries = FinalValues(*np.nonzero(cuts), case["bootstrap_values"][cuts].astype(np.float32))
+    call = Call(case.replace(bootstrap_values=None, next_values=ahead), target.device)
+    for got in (call(target.backend), Call(case, target.device)(target.backend, bootstrap_values=entries)):
+        for x, expected in zip(got, want, strict=True):
+            assert_close(x.cpu(), expected)
 
 
-@pytest.mark.parametrize("mask", [False, True])
-def test_sequences_end_to_end(target, mask):
-    arguments = rollout(mask=mask, shape=(1, 33))
-    ends = [0, 7, 7, 8, 26, 33]
-    pieces = []
-    for start, end in itertools.pairwise(ends):
-        piece = {name: x[:, start:end] if isinstance(x, torch.Tensor) else x for name, x in arguments.items()}
-        pieces.append(oracle(**piece))
-    flat = {name: x[0] if isinstance(x, torch.Tensor) else x for name, x in arguments.items()}
-    got = run(target, flat, cu_seqlens=torch.tensor(ends))
-    for result, *wanted in zip(got, *[piece[:2] for piece in pieces], strict=True):
-        assert_close(result, torch.cat(wanted, dim=1)[0])
+@pytest.mark.parametrize("valid", [1.0, 0.8])
+def test_sequences_end_to_end(target, valid):
+    check_packed(make_case(1, 33, valid=valid), (7, 0, 1, 18, 7), target)
 
 
 # -- what comes with the library --------------------------------------------------------------------------------------
 
 
 @MASKS
-def test_gradients(float64_target, mask, mask_mode):
-    gamma = torch.linspace(0.5, 1.0, 18, dtype=torch.float64).view(3, 6)
-    arguments = rollout(dtype=torch.float64, mask=mask, gamma=gamma, shape=(3, 6))
-    assert all(oracle(**arguments, mask_mode=mask_mode)[2].values())
+def test_gradients(float64_target, valid, mask_mode):
+    case = make_case(3, 6, gamma=0.05 + make_discounts((3, 6)), valid=valid, mask_mode=mask_mode)
+    call = Call(case, how=How(dtype=torch.float64))
     names = ("rewards", "values", "bootstrap_values", "gamma")
 
-    def function(*tensors):
-        changed = dict(zip(names, tensors, strict=True))
-        return upgo.compute_upgo(**{**arguments, **changed}, mask_mode=mask_mode, backend=float64_target.backend)
+    def call_upgo(*tensors):
+        return call(float64_target.backend, **dict(zip(names, tensors, strict=True)))
 
-    assert torch.autograd.gradcheck(function, [arguments[name].requires_grad_() for name in names])
+    assert_gradients(call_upgo, [call.kwargs[name].requires_grad_() for name in names], float64_target.backend)
 
 
 @pytest.mark.parametrize("mask_mode", ["skip", "reset"])
-def test_nan_stays_in_its_episode(target, mask_mode):
-    """Every cell of every input in a row of its own: what changes lies in its episode, at or before it.
+@pytest.mark.parametrize("pattern", ["two episodes", "masked and done"])
+def test_nan_stays_in_its_episode(target, pattern, mask_mode):
+    """All steps do better than expected, so that nothing but the NaN itself could keep it from the steps before."""
+    case = make_pattern_case(UPGO, [CELLS[pattern]], mask_mode=mask_mode, gamma=np.ones((1, 6)))
+    ones = np.ones((1, 6))
+    case = case.replace(rewards=ones, values=0 * ones, bootstrap_values=ones)
+    assert_contained(case, target, ("rewards", "values", "bootstrap_values", "gamma"), [np.nan])
 
-    All steps do better than expected, so that nothing but the NaN itself could keep it from the steps before.
-    """
-    num_steps = 8
-    terminated, truncated, masked = torch.zeros(3, num_steps, dtype=torch.bool)
-    terminated[2] = truncated[4] = masked[6] = True
-    starts = [0, 3, 5] + ([7] if mask_mode == "reset" else [])
-    episode = [sum(t >= start for start in starts) for t in range(num_steps)]
 
-    names = ("rewards", "values", "bootstrap_values", "gamma")
-    places = list(itertools.product(names, range(num_steps)))
-    ones = torch.ones(num_steps)
-    row = {"rewards": ones, "values": torch.zeros(num_steps), "bootstrap_values": ones, "gamma": ones}
-    row |= {"terminated": terminated, "truncated": truncated, "mask": ~masked}
-    clean = {name: x.expand(len(places), num_steps).contiguous() for name, x in row.items()}
-    dirty = {name: x.clone() for name, x in clean.items()}
-    for i, (name, t) in enumerate(places):
-        dirty[name][i, t] = torch.nan
-
-    for got, want in zip(run(target, dirty, mask_mode=mask_mode), run(target, clean, mask_mode=mask_mode), strict=True):
-        assert want.isfinite().all()
-        for i, (name, t) in enumerate(places):
-            changed = (got[i] != want[i]).nonzero().flatten().tolist()
-            allowed = [s for s in range(t + 1) if episode[s] == episode[t] and not masked[s]]
-            if masked[t] or (name == "bootstrap_values" and t not in (4, 7)):
-                allowed = []
-            assert set(changed) <= set(allowed), (name, t)
-            if name == "rewards":
-                assert got[i].isnan().nonzero().flatten().tolist() == allowed, (name, t)
+def test_nan_goes_through_its_episode(target):
+    args = {"rewards": np.array([[1, 1, 1, np.nan, 1]]), "values": np.zeros((1, 5)), "bootstrap_values": 0.0}
+    for result in run_case(Case(UPGO, args | {"terminated": np.arange(5)[None] == 0}), target):
+        assert result.isnan().tolist() == [[False, True, True, True, False]]
 
 
 def test_compiles_without_a_graph_break(target):
     torch._dynamo.reset()
-    arguments = {name: x.to(target.device) if isinstance(x, torch.Tensor) else x for name, x in rollout().items()}
-    rewards = arguments.pop("rewards")
+    call = Call(make_case(*SHAPE), target.device)
 
-    def function(rewards):
-        return upgo.compute_upgo(2 * rewards, **arguments, backend=target.backend).returns + 1
+    def call_upgo(rewards):
+        return call(target.backend, rewards=2 * rewards)[1] + 1
 
-    got = torch.compile(function, fullgraph=True, backend="aot_eager")(rewards)
-    assert torch.equal(got, function(rewards))
-
-
-def test_writes_into_out(target):
-    arguments = {name: x.to(target.device) if isinstance(x, torch.Tensor) else x for name, x in rollout().items()}
-    out = tuple(torch.full(SHAPE, torch.nan, device=target.device) for _ in range(2))
-    got = upgo.compute_upgo(**arguments, out=out, backend=target.backend)
-    want = upgo.compute_upgo(**arguments, backend=target.backend)
-    assert all(x is y and torch.equal(x, z) for x, y, z in zip(got, out, want, strict=True))
+    got = torch.compile(call_upgo, fullgraph=True, backend="aot_eager")(call.kwargs["rewards"])
+    assert torch.equal(got, call_upgo(call.kwargs["rewards"]))
 
 
 @pytest.mark.parametrize(
@@ -268,4 +204,4 @@ def test_writes_into_out(target):
 )
 def test_errors_name_the_argument(changes, error, message):
     with pytest.raises(error, match=message):
-        upgo.compute_upgo(**{**rollout(), **changes})
+        Call(make_case(*SHAPE))(**changes)

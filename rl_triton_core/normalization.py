@@ -12,6 +12,7 @@ from torch import distributed
 from rl_triton_core._internal import validation as check
 from rl_triton_core._internal.backends import Backend, choose
 from rl_triton_core._internal.backends.reference_moments import normalize_values
+from rl_triton_core._internal.differentiation import needs_graph
 from rl_triton_core._internal.fast_path import with_fast_path
 from rl_triton_core._internal.moments import Exchange, Rule, Task, view_as_matrices
 from rl_triton_core._internal.outputs import check_no_overlap, check_out_tensor
@@ -93,7 +94,7 @@ def normalize_advantages(
         check.check_tensor("mask", mask, check.FLAG_DTYPES)
         check.check_shape("mask", mask, advantages.shape, "that of advantages", advantages.device)
     rule = check_rule(correction, epsilon, epsilon_mode)
-    differentiable = advantages.requires_grad and torch.is_grad_enabled()
+    differentiable = needs_graph((advantages,))
     exchange = None if group is None else partial(gather_moments, group=check_group(group, differentiable))
     if out is not None:
         check_out(out, advantages, mask)

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import torch
 
 from rl_triton_core._internal.traced_numbers import Trace, TracedNumber
+from rl_triton_core._internal.validation import is_transformed
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -47,7 +48,7 @@ STREAM = object()
 
 FRONT = """
 def call{header}:
-    if is_compiling() or RECORDER.launches is not None:
+    if is_compiling() or is_transformed() or RECORDER.launches is not None:
         return function({keywords})
     for plan in memory.plans:
         results = plan({names})
@@ -295,6 +296,7 @@ def with_fast_path(function: Callable[P, R]) -> Callable[P, R]:
         "memory": memory,
         "call_and_record": call_and_record,
         "is_compiling": torch.compiler.is_compiling,
+        "is_transformed": is_transformed,
         "RECORDER": RECORDER,
         "SLOW_PATH": SLOW_PATH,
     }

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rl_triton_core._internal.validation import REAL_DTYPES, check_shape, check_tensor, describe_type
+from rl_triton_core._internal.validation import REAL_DTYPES, check_shape, check_tensor, describe_type, is_transformed
 
 
 def check_out(
@@ -38,6 +38,8 @@ def check_out_tensor(name: str, tensor: Any, like: torch.Tensor) -> None:
         raise ValueError(
             f"{name}: got strides {tensor.stride()}, by which elements share memory, expected distinct ones"
         )
+    if not torch.compiler.is_compiling() and is_transformed():
+        raise ValueError(f"{name}: got a tensor inside a torch.func or forward-mode transformation, expected None")
     if tensor.requires_grad:
         raise ValueError(f"{name}: got a tensor that requires grad, expected one that does not")
 

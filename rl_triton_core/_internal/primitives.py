@@ -29,3 +29,8 @@ def exp(x: Any) -> Any:
         return torch.exp(x)
     over = torch.exp(x.detach()).isinf()
     return torch.where(over, torch.inf, torch.exp(torch.where(over, 0, x)))
+
+
+def gated_product(factor: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    """The product, 0 where the factor is 0. Its derivative by the factor is the state, there too if that is finite."""
+    return factor * torch.where((factor == 0) & ~state.isfinite(), 0, state)

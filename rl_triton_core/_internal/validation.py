@@ -12,6 +12,7 @@ from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd import forward_ad
 
 from rl_triton_core._internal.traced_numbers import TracedNumber
 
@@ -153,7 +154,7 @@ def check_number(name: str, number: Any, low: float, high: float) -> float:
     if isinstance(number, bool) or not isinstance(number, Real):
         raise TypeError(f"{name}: got {type(number).__name__}, expected a float")
     value = float(number)
-    if not (low <= value <= high and math.isfinite(value)):
+    if not (low <= value <= high and -math.inf < value < math.inf):
         bounds = f"in [{low:g}, {high:g}]" if math.isfinite(high) else f"finite and >= {low:g}"
         raise ValueError(f"{name}: got {number!r}, expected a number {bounds}")
     return value
@@ -235,6 +236,11 @@ def check_exact(name: str, out: Any) -> None:
     """Check that a preallocated result has a dtype that rounds no state."""
     if isinstance(out, torch.Tensor) and out.dtype not in EXACT_DTYPES:
         raise ValueError(f"{name}: got dtype {out.dtype} together with return_state, expected one that rounds no state")
+
+
+def is_transformed() -> bool:
+    """Whether tensors may carry tangents or be those of a torch.func transformation, which only PyTorch can see."""
+    return bool(forward_ad._current_level >= 0) or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def describe_type(thing: Any) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from rl_triton_core._internal.backends import Backend
+from rl_triton_core._internal.primitives import gated_product
 from rl_triton_core._internal.recurrence import Problem, Step, Stream
 from rl_triton_core._internal.validation import assert_offsets
 from rl_triton_core.boundaries import apply_boundary_rule
@@ -39,11 +40,6 @@ def scan_serially(alpha: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
         state = alpha[:, t : t + 1] + gated_product(beta[:, t : t + 1], state)
         states.append(state)
     return torch.cat(states, dim=1)
-
-
-def gated_product(factor: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-    """The product, 0 where the factor is 0. Its derivative by the factor is the state, there too if that is finite."""
-    return factor * torch.where((factor == 0) & ~state.isfinite(), 0, state)
 
 
 def evaluate_recurrence(problem: Problem, dtype: torch.dtype, scan: Scan) -> tuple[torch.Tensor, ...]:
@@ -126,7 +122,8 @@ class Row:
     def read_stream(self, stream: Stream | float, dtype: torch.dtype) -> torch.Tensor:
         """A stream or a number as one element per step; None is 0."""
         if not isinstance(stream, torch.Tensor):
-            return torch.full(self.shape, stream or 0, dtype=dtype, device=self.problem.like.device)
+            number = 0 if stream is None else stream  # by a product, which torch.compile knows how to make of a symbol
+            return torch.ones(self.shape, dtype=dtype, device=self.problem.like.device) * number
         if self.problem.cu_seqlens is not None and stream.ndim == 2:
             stream = stream.gather(0, self.sequence[None, :])[0]
         return self.reorient(self.problem.view(stream).to(dtype))

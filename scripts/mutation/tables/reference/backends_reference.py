@@ -16,12 +16,6 @@ MUTANTS = [
         tests="matrix and random and traces",
     ),
     Mutant(
-        "gradient: none by a factor of 0",
-        "factor * torch.where((factor == 0) & ~state.isfinite(), 0, state)",
-        "torch.where(factor == 0, 0, factor * state)",
-        tests="test_gradients and linear",
-    ),
-    Mutant(
         "packed: sequences run on",
         "torch.where(row.begins, 0, beta)",
         "beta",

@@ -11,4 +11,10 @@ MUTANTS = [
         "torch.exp(x)",
         tests="overflows_and_is_clipped",
     ),
+    Mutant(
+        "gradient: none by a factor of 0",
+        "factor * torch.where((factor == 0) & ~state.isfinite(), 0, state)",
+        "torch.where(factor == 0, 0, factor * state)",
+        tests="test_gradients and linear",
+    ),
 ]

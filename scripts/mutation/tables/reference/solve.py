@@ -6,12 +6,6 @@ FILE = "_internal/solve.py"
 
 MUTANTS = [
     Mutant(
-        "nothing works",
-        "chosen.run(problem)",
-        "pass",
-        tests="test_literal_numbers",
-    ),
-    Mutant(
         "backends: none sums expectations",
         "choose(backend, problem.like.device).supports_expectation",
         "False",
@@ -34,37 +28,5 @@ MUTANTS = [
         "initial.flatten(1)",
         "initial.flip(1).flatten(1)",
         tests="test_every_kind_of_features or streaming",
-    ),
-    Mutant(
-        "gradients: β of the step itself",
-        "torch.cat([beta[:, 1:], torch.zeros_like(beta[:, :1])], dim=1)",
-        "beta",
-        tests="autograd and test_gradients and plain and linear",
-    ),
-    Mutant(
-        "gradients: the state of the step itself",
-        "torch.cat([torch.zeros_like(state[:, :1]), state[:, :-1]], dim=1)",
-        "state",
-        tests="autograd and test_gradients and plain and linear",
-    ),
-    Mutant(
-        "gradients: the scan in the same direction",
-        "linear_scan(grad.flip(1), after.flip(1), ctx.backend).flip(1)",
-        "linear_scan(grad, after, ctx.backend)",
-        tests="autograd and test_gradients and plain and linear",
-    ),
-    Mutant(
-        "gradients: none beyond the step",
-        """
-            alpha_grad = linear_scan(grad.flip(1), after.flip(1), ctx.backend).flip(1)
-            ...
-            return alpha_grad, alpha_grad * before, None
-        """,
-        """
-            alpha_grad = linear_scan(grad.flip(1), after.flip(1), ctx.backend).flip(1)
-            ...
-            return grad, alpha_grad * before, None
-        """,
-        tests="autograd and test_gradients and plain and linear",
     ),
 ]

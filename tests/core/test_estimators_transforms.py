@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from cases import BACKWARD, ESTIMATORS, FORWARD, GAE, LINEAR, Call, by_name, random_case
+from cases import BACKWARD, ESTIMATORS, FORWARD, GAE, LINEAR, Call, get_name, random_case
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd import forward_ad
 from torch.func import grad, jacfwd, jacrev, jvp, vjp, vmap
 
 import rl_triton_core as ours
 
-ALL = pytest.mark.parametrize("estimator", ESTIMATORS, ids=by_name)
+ALL = pytest.mark.parametrize("estimator", ESTIMATORS, ids=get_name)
 NUMBERS = {
     "gae": ("gamma", "lambda_", "bootstrap_values"),
     "vtrace": ("gamma", "lambda_", "bootstrap_values", "rho_bar", "c_bar"),
@@ -67,7 +67,7 @@ def test_symbolic_shapes_and_numbers_compile_once(target, estimator):
     check_compiles_once(estimator, target, differentiated=False)
 
 
-@pytest.mark.parametrize("estimator", [e for e in ESTIMATORS if "rho_bar" not in NUMBERS.get(e.name, ())], ids=by_name)
+@pytest.mark.parametrize("estimator", [e for e in ESTIMATORS if "rho_bar" not in NUMBERS.get(e.name, ())], ids=get_name)
 def test_differentiated_calls_compile_once(target, estimator):
     check_compiles_once(estimator, target, differentiated=True)
 
@@ -176,7 +176,7 @@ class TestTransforms:
         torch.testing.assert_close(vmap(slope)(batch), torch.stack([slope(x) for x in batch]))
 
 
-@pytest.mark.parametrize("estimator", [*BACKWARD, FORWARD[1]], ids=by_name)
+@pytest.mark.parametrize("estimator", [*BACKWARD, FORWARD[1]], ids=get_name)
 def test_vmap_of_packed_rows(float64_target, estimator):
     reals, flags, rest = arguments(estimator, (1, 6), dtype=torch.float64)
     rest = {**rest, "cu_seqlens": torch.tensor([0, 2, 2, 6]), "backend": float64_target.backend}

@@ -10,7 +10,9 @@ Everything around the computation is TorchRL's own: calls of the networks, keys,
 
 # mypy: allow-subclassing-any, allow-untyped-decorators
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import reduce
+from inspect import signature
 from types import CellType
 from typing import Any
 
@@ -37,6 +39,7 @@ __all__ = [
     "td_lambda_return_estimate",
     "use_triton_estimators",
     "vtrace_advantage_estimate",
+    "warm_up",
 ]
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -65,23 +68,24 @@ def generalized_advantage_estimate(
         lmbda: λ in [0, 1]: a number or a tensor of one element.
         state_value: V(s_t), [*B, T, F]. Floating point.
         next_state_value: V(s_{t+1}) before any reset, read at every step that is not terminated.
-        reward: Reward of the transition t → t+1.
+        reward: Reward of the transition t → t+1, of any dtype.
         done: Whether the transition ended the trajectory, in a terminal state or not.
         terminated: Whether it ended in a terminal state; None takes `done`. A terminated step counts as done.
-        time_dim: Where T is.
+        time_dim: Dimension of the time steps.
 
     Returns:
-        Advantages and value targets, [*B, T, F], of the dtype of `state_value`.
+        Advantages and value targets, [*B, T, F], of the dtype that values and rewards promote to.
 
     Raises:
         RuntimeError: The shapes differ, or there is no such `time_dim`.
         NotImplementedError: `lmbda` has several elements.
-        TypeError: A dtype is not one that `rl_triton_core.compute_gae` takes.
+        TypeError: A dtype is not one that the estimator takes.
         ValueError: `gamma` or `lmbda` is out of range, or there are no dimensions T and F.
     """
-    steps = _steps(gamma, next_state_value, reward, done, terminated, values=state_value)
-    advantages, targets = compute_gae(**steps, lambda_=_number("lmbda", lmbda))
-    return _restored(advantages, state_value), _restored(targets, state_value)
+    steps = _build_steps(gamma, next_state_value, reward, done, terminated, values=state_value)
+    advantages, targets = compute_gae(**steps, lambda_=_read_number("lmbda", lmbda))
+    dtype = _promote_dtypes(state_value, next_state_value, reward)
+    return _restore_layout(advantages, reward.shape, dtype), _restore_layout(targets, reward.shape, dtype)
 
 
 @_transpose_time
@@ -101,28 +105,29 @@ def td_lambda_return_estimate(
     Takes the place of `torchrl.objectives.value.functional.td_lambda_return_estimate` and of its vectorized form.
 
     Args:
-        gamma: As in `generalized_advantage_estimate`.
-        lmbda: As in `generalized_advantage_estimate`.
-        next_state_value: As in `generalized_advantage_estimate`.
-        reward: As in `generalized_advantage_estimate`.
-        done: As in `generalized_advantage_estimate`.
-        terminated: As in `generalized_advantage_estimate`.
+        gamma: Discount: a number, a tensor of one element, or one per step that broadcasts to `reward`.
+        lmbda: λ in [0, 1]: a number or a tensor of one element.
+        next_state_value: V(s_{t+1}) before any reset, [*B, T, F], read at every step that is not terminated.
+        reward: Reward of the transition t → t+1, of any dtype.
+        done: Whether the transition ended the trajectory, in a terminal state or not.
+        terminated: Whether it ended in a terminal state; None takes `done`. A terminated step counts as done.
         rolling_gamma: True or None: a discount per step belongs to that step.
-        time_dim: Where T is.
+        time_dim: Dimension of the time steps.
 
     Returns:
-        Returns, [*B, T, F], of the dtype of `next_state_value`.
+        Returns, [*B, T, F], of the dtype that values and rewards promote to.
 
     Raises:
-        RuntimeError: As in `generalized_advantage_estimate`.
-        NotImplementedError: As in `generalized_advantage_estimate`, or `rolling_gamma` is False.
-        TypeError: As in `generalized_advantage_estimate`.
-        ValueError: As in `generalized_advantage_estimate`.
+        RuntimeError: The shapes differ, or there is no such `time_dim`.
+        NotImplementedError: `lmbda` has several elements, or `rolling_gamma` is False.
+        TypeError: A dtype is not one that the estimator takes.
+        ValueError: `gamma` or `lmbda` is out of range, or there are no dimensions T and F.
     """
     if rolling_gamma is not None and not rolling_gamma:
         raise NotImplementedError(f"rolling_gamma: got {rolling_gamma!r}, expected True or None")
-    steps = _steps(gamma, next_state_value, reward, done, terminated)
-    return _restored(compute_lambda_returns(**steps, lambda_=_number("lmbda", lmbda)), next_state_value)
+    steps = _build_steps(gamma, next_state_value, reward, done, terminated)
+    returns = compute_lambda_returns(**steps, lambda_=_read_number("lmbda", lmbda))
+    return _restore_layout(returns, reward.shape, _promote_dtypes(next_state_value, reward))
 
 
 @_transpose_time
@@ -151,44 +156,46 @@ def vtrace_advantage_estimate(
     Takes the place of `torchrl.objectives.value.functional.vtrace_advantage_estimate`.
 
     Args:
-        gamma: As in `generalized_advantage_estimate`.
+        gamma: Discount: a number, a tensor of one element, or one per step that broadcasts to `reward`.
         log_pi: Log-probability of the action under the policy to be learned, broadcasts to `reward`.
-        log_mu: Log-probability of the action under the policy that acted, likewise.
-        state_value: As in `generalized_advantage_estimate`.
-        next_state_value: As in `generalized_advantage_estimate`.
-        reward: As in `generalized_advantage_estimate`.
-        done: As in `generalized_advantage_estimate`.
-        terminated: As in `generalized_advantage_estimate`.
+        log_mu: Log-probability of the action under the policy that acted, broadcasts to `reward`.
+        state_value: V(s_t), [*B, T, F]. Floating point.
+        next_state_value: V(s_{t+1}) before any reset, [*B, T, F], read at every step that is not terminated.
+        reward: Reward of the transition t → t+1, of any dtype.
+        done: Whether the transition ended the trajectory, in a terminal state or not.
+        terminated: Whether it ended in a terminal state; None takes `done`. A terminated step counts as done.
         rho_thresh: ρ̄ >= 0, clip of the temporal difference's weight: a number or a tensor of one element.
-        c_thresh: c̄ >= 0, clip of the trace, likewise.
-        time_dim: Where T is. By name only: TorchRL's function misreads it by position.
+        c_thresh: c̄ >= 0, clip of the trace: a number or a tensor of one element.
+        time_dim: Dimension of the time steps. By name only: TorchRL's function misreads it by position.
 
     Returns:
-        Advantages and targets, as in `generalized_advantage_estimate`.
+        Advantages and targets, [*B, T, F], of the dtype that values, rewards and log-probabilities promote to.
 
     Raises:
-        RuntimeError: As in `generalized_advantage_estimate`.
+        RuntimeError: The shapes differ, or there is no such `time_dim`.
         NotImplementedError: `rho_thresh` or `c_thresh` has several elements.
-        TypeError: As in `generalized_advantage_estimate`.
-        ValueError: As in `generalized_advantage_estimate`, or a clip is negative.
+        TypeError: A dtype is not one that the estimator takes.
+        ValueError: `gamma` is out of range, a clip is negative, or there are no dimensions T and F.
     """
     terminated = done if terminated is None else terminated
-    steps = _steps(gamma, next_state_value, reward, done, terminated, values=state_value)
-    log_ratios, rho_bar = log_pi - log_mu, _number("rho_thresh", rho_thresh)
+    steps = _build_steps(gamma, next_state_value, reward, done, terminated, values=state_value)
+    log_ratios, rho_bar = log_pi - log_mu, _read_number("rho_thresh", rho_thresh)
     result = compute_vtrace(
         **steps,
-        log_ratios=_rows(log_ratios, reward.shape),
+        log_ratios=_flatten_to_rows(log_ratios, reward.shape),
         rho_bar=rho_bar,
-        c_bar=_number("c_thresh", c_thresh),
+        c_bar=_read_number("c_thresh", c_thresh),
         compute_advantages=False,
     )
-    targets = _restored(result.targets, state_value)
-    ahead = torch.cat([targets[..., 1:, :], next_state_value[..., -1:, :]], dim=-2)
-    ahead = torch.where(terminated.bool(), 0, torch.where(done.bool(), next_state_value, ahead))
-    return log_ratios.exp().clamp(max=rho_bar) * (reward + gamma * ahead - state_value), targets
+    dtype = _promote_dtypes(state_value, next_state_value, reward, log_ratios)
+    targets = _restore_layout(result.targets, reward.shape, dtype)
+    next_targets = torch.cat([targets[..., 1:, :], next_state_value[..., -1:, :]], dim=-2)
+    next_targets = torch.where(terminated.bool(), 0, torch.where(done.bool(), next_state_value, next_targets))
+    advantages = log_ratios.exp().clamp(max=rho_bar) * (reward + gamma * next_targets - state_value)
+    return advantages.to(dtype), targets
 
 
-def _steps(
+def _build_steps(
     gamma: float | Tensor,
     next_state_value: Tensor,
     reward: Tensor,
@@ -196,7 +203,9 @@ def _steps(
     terminated: Tensor | None,
     **values: Tensor,
 ) -> dict[str, Any]:
-    """The arguments that every estimator of the core takes."""
+    """Lay TorchRL's tensors out as the arguments that every estimator of the core takes."""
+    if not reward.is_floating_point():
+        reward = reward.to(next_state_value.dtype)
     streams = {"rewards": reward, "next_values": next_state_value, "truncated": done, **values}
     streams["terminated"] = done if terminated is None else terminated
     if len({x.shape for x in streams.values()}) > 1:
@@ -204,24 +213,29 @@ def _steps(
     if reward.ndim < 2:
         raise ValueError(f"reward: got shape {tuple(reward.shape)}, expected [*B, T, F], or [T] with time_dim=-1")
     per_step = isinstance(gamma, Tensor) and (gamma.numel() > 1 or gamma.requires_grad)
-    discount = _rows(gamma, reward.shape) if per_step else _number("gamma", gamma)
-    return {"gamma": discount, **{name: _rows(x, reward.shape) for name, x in streams.items()}}
+    discount = _flatten_to_rows(gamma, reward.shape) if per_step else _read_number("gamma", gamma)
+    return {"gamma": discount, **{name: _flatten_to_rows(x, reward.shape) for name, x in streams.items()}}
 
 
-def _rows(x: Any, shape: torch.Size) -> Tensor:
-    """What broadcasts to [*B, T, F] as [rows, T], in place if strides allow it."""
+def _flatten_to_rows(x: Any, shape: torch.Size) -> Tensor:
+    """View what broadcasts to [*B, T, F] as [rows, T]; a copy only where strides ask for it."""
     rows: Tensor = x.expand(shape).transpose(-2, -1).flatten(0, -2)
     return rows
 
 
-def _restored(rows: Any, like: Tensor) -> Tensor:
-    """A result of the core as [*B, T, F]."""
-    result: Tensor = rows.unflatten(0, (*like.shape[:-2], like.shape[-1])).transpose(-2, -1).to(like.dtype)
+def _restore_layout(rows: Any, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    """View a result of the core as [*B, T, F], and convert it."""
+    result: Tensor = rows.unflatten(0, (*shape[:-2], shape[-1])).transpose(-2, -1).to(dtype)
     return result
 
 
-def _number(name: str, number: float | Tensor) -> float:
-    """A number, or that in a tensor of one element, which waits for the tensor's device."""
+def _promote_dtypes(*tensors: Tensor) -> torch.dtype:
+    """Return the dtype of an expression of these tensors, as PyTorch promotes them."""
+    return reduce(torch.promote_types, (x.dtype for x in tensors))
+
+
+def _read_number(name: str, number: float | Tensor) -> float:
+    """Read a number out of a tensor of one element, which waits for the tensor's device."""
     if not isinstance(number, Tensor):
         return number
     if number.numel() != 1:
@@ -235,10 +249,14 @@ def _number(name: str, number: float | Tensor) -> float:
 
 
 def replace_call(ours: Callable[..., Any], method: Any) -> Any:
-    """A copy of a TorchRL method, with its decorators, that calls `ours` where it called TorchRL's of that name.
+    """Copy a TorchRL method, with its decorators, so that it calls `ours` where it called TorchRL's of that name.
+
+    Args:
+        ours: Function of this module.
+        method: Method of a TorchRL class.
 
     Raises:
-        ImportError: It calls no function of that name, vectorized or not: another TorchRL than this file knows.
+        ImportError: The method calls no function of that name, vectorized or not: TorchRL has changed.
     """
     inner = getattr(method, "__wrapped__", None)
     if inner is not None:
@@ -270,14 +288,62 @@ class TritonVTrace(VTrace):
     forward = replace_call(vtrace_advantage_estimate, VTrace.forward)
 
 
-def use_triton_estimators(enabled: bool = True) -> None:
-    """Let every loss make these estimators where it is asked for `ValueEstimators.GAE`, `TDLambda` or `VTrace`.
+_ESTIMATED_BY: dict[type, Callable[..., Any]] = {
+    GAE: generalized_advantage_estimate,
+    TDLambdaEstimator: td_lambda_return_estimate,
+    VTrace: vtrace_advantage_estimate,
+}
 
-    Enters them in TorchRL's registry, under the defaults that stand there: in this process, for losses and calls of
-    `make_value_estimator` from here on.
+
+def warm_up(
+    estimator: Any,
+    shape: Sequence[int],
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    time_dim: int = -2,
+    differentiable: bool = False,
+) -> None:
+    """Compile what a value estimator needs for rollouts of one shape. Call it before training.
+
+    Estimators learn the shape from their first rollout, so they cannot compile when they are made.
 
     Args:
-        enabled: False enters TorchRL's own again.
+        estimator: `TritonGAE`, `TritonTDLambdaEstimator`, `TritonVTrace`, a class that derives from one of these, or an
+            instance.
+        shape: Shape of the rewards, [*B, T, F].
+        dtype: Dtype of rewards and values.
+        device: Device of the rollouts.
+        time_dim: Dimension of the time steps.
+        differentiable: Whether gradients flow through the estimate, as with `differentiable=True` of the estimator.
+
+    Raises:
+        TypeError: The estimator is another one.
+    """
+    estimator_class = estimator if isinstance(estimator, type) else type(estimator)
+    function = next((f for base, f in _ESTIMATED_BY.items() if issubclass(estimator_class, base)), None)
+    if function is None:
+        raise TypeError(f"estimator: got {estimator_class.__name__}, expected a value estimator of this module")
+    parameters = signature(function).parameters
+    names = ("state_value", "next_state_value", "reward", "log_pi", "log_mu")
+    steps = {name: torch.zeros(tuple(shape), dtype=dtype, device=device) for name in names if name in parameters}
+    flags = torch.zeros(tuple(shape), dtype=torch.bool, device=device)
+    numbers = {"lmbda": 0.5} if "lmbda" in parameters else {}
+    with torch.enable_grad():
+        steps["next_state_value"].requires_grad_(differentiable)
+        result = function(0.5, **numbers, **steps, done=flags, terminated=flags, time_dim=time_dim)
+        if differentiable:
+            sum(x.sum() for x in (result if isinstance(result, tuple) else (result,))).backward()
+
+
+def use_triton_estimators(enabled: bool = True) -> None:
+    """Make every loss use these estimators for `ValueEstimators.GAE`, `TDLambda` and `VTrace`.
+
+    Registers them with TorchRL, under the defaults that are registered there: in this process, for losses that are made
+    and calls of `make_value_estimator` from here on.
+
+    Args:
+        enabled: False registers TorchRL's own again.
     """
     pairs = {
         ValueEstimators.GAE: (GAE, TritonGAE),

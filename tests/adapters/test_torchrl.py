@@ -19,6 +19,7 @@ import torch
 
 pytest.importorskip("torchrl")
 
+from compilations import count_compilations
 from tensordict import TensorDict
 from tensordict.nn import NormalParamExtractor, TensorDictModule, TensorDictSequential
 from torch import nn
@@ -160,6 +161,26 @@ def test_half_precision_in_and_out(function, stock, scalars):
     assert_same(got, narrow(want))
 
 
+FLOATS = [torch.float32, torch.float64]
+
+
+@EVERY
+@pytest.mark.parametrize("values", FLOATS)
+@pytest.mark.parametrize("rewards", [*FLOATS, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool])
+@pytest.mark.parametrize("flags", [torch.bool, torch.uint8, torch.int64])
+def test_dtypes_in_and_out_are_those_of_torchrl(function, stock, scalars, values, rewards, flags):
+    """TorchRL gets bool flags: it negates them bit by bit."""
+    steps = {name: x if x.dtype == torch.bool else x.to(values) for name, x in random_steps((5, 20, 1)).items()}
+    steps["reward"] = (2 * steps["reward"]).abs().to(rewards)
+    want = called(stock, steps, **scalars)
+    got = called(
+        function, {name: x.to(flags) if name in ("done", "terminated") else x for name, x in steps.items()}, **scalars
+    )
+    for x, y in zip(*((x,) if isinstance(x, torch.Tensor) else x for x in (got, want)), strict=True):
+        assert x.dtype == y.dtype == torch.promote_types(values, rewards)
+        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-5)
+
+
 @EVERY
 @pytest.mark.parametrize("shape", [(0, 20, 1), (5, 0, 1), (5, 20, 0)])
 def test_empty_in_empty_out(function, stock, scalars, shape):
@@ -260,8 +281,8 @@ def test_a_discount_for_all_that_follows_is_not_supported():
         ("gamma", -1.0, ValueError, "gamma: got -1.0"),
         ("gamma", "high", TypeError, "gamma: got str"),
         ("gamma", torch.rand(7), RuntimeError, "expanded size"),
-        ("reward", torch.ones(5, 20, 1, dtype=torch.int64), TypeError, "rewards: got dtype torch.int64"),
-        ("done", torch.ones(5, 20, 1, dtype=torch.int64), TypeError, "truncated: got dtype torch.int64"),
+        ("next_state_value", torch.ones(5, 20, 1, dtype=torch.int64), TypeError, "next_values: got dtype torch.int64"),
+        ("done", torch.ones(5, 20, 1, dtype=torch.complex64), TypeError, "truncated: got dtype torch.complex64"),
     ],
 )
 def test_other_mistakes_name_the_argument(function, stock, scalars, name, given, error, message):
@@ -548,7 +569,7 @@ def test_a_copied_method_inside_torch_compile():
 
 def test_a_method_that_calls_another_function_is_refused():
     with pytest.raises(ImportError, match="TDLambdaEstimator.value_estimate calls no vtrace_advantage_estimate"):
-        ours.calling(ours.vtrace_advantage_estimate, TDLambdaEstimator.value_estimate)
+        ours.replace_call(ours.vtrace_advantage_estimate, TDLambdaEstimator.value_estimate)
 
 
 def test_import_without_torchrl_says_what_to_install(monkeypatch):
@@ -683,3 +704,35 @@ def test_the_page_in_the_docs_runs():
     finally:
         use_triton_estimators(False)
     assert blocks and type(names["loss"].value_estimator) is TritonGAE
+
+
+@pytest.mark.parametrize(
+    ("module", "differentiable"), [("TritonGAE", False), ("TritonTDLambdaEstimator", True), ("TritonVTrace", False)]
+)
+def test_a_warm_up_compiles_what_an_estimate_needs(module, differentiable, tmp_path):
+    setup = f"""
+from rl_triton_adapters import torchrl as ours
+
+ours.warm_up(ours.{module}, (4, 20, 1), differentiable={differentiable})
+"""
+    use = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import torch
+from test_torchrl import FUNCTIONS, called, random_steps
+
+(row,) = [row for row in FUNCTIONS if row[0] is ours._ESTIMATED_BY[ours.{module}.__mro__[1]]]
+steps = random_steps((4, 20, 1), torch.float32)
+steps["next_state_value"].requires_grad_({differentiable})
+result = called(row[0], steps, **row[2])
+if {differentiable}:
+    (result if torch.is_tensor(result) else result[0]).sum().backward()
+"""
+    compiled, used = count_compilations(setup, use, tmp_path)
+    assert compiled > 0
+    assert used == 0
+
+
+def test_a_warm_up_of_another_estimator_is_refused():
+    with pytest.raises(TypeError, match="estimator: got Linear, expected a value estimator of this module"):
+        ours.warm_up(nn.Linear(1, 1), (4, 20, 1))

@@ -48,6 +48,7 @@ FILES = [
         "fast_path",
         "normalization",
         "backends",
+        "cpu",
         "threads",
         "conventions",
         "estimators_autograd",

@@ -15,19 +15,19 @@ MUTANTS = [
         "strides ignored",
         "lane != 1",
         "False",
-        tests="test_layouts and discounted",
+        tests="test_one_argument_with_strides",
     ),
     Mutant(
         "what is constant in time stays strided",
         "make_lanes_contiguous(x, self.problem.time_dim)",
-        "x.select(self.problem.time_dim, 0)",
-        tests="wide_layouts",
+        "x",
+        tests="test_bootstrap_values_per_environment_leave",
     ),
     Mutant(
         "flags of float32 and others are read as float32",
         "all(x is None or x.dtype == torch.float32 for x in flags)",
         "any(x is not None and x.dtype == torch.float32 for x in flags)",
-        tests="flag",
+        tests="test_flags_of_different_types",
     ),
     Mutant(
         "nothing is recorded",

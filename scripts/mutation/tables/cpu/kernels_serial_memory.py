@@ -15,13 +15,13 @@ MUTANTS = [
         "minimum hides NaN",
         "builder.fcmp_ordered('>', values[0], number)",
         "builder.fcmp_unordered('>', values[0], number)",
-        tests="containment and vtrace",
+        tests="test_a_ratio_that_is_nan",
     ),
     Mutant(
         "NaN is no flag",
         "builder.fcmp_unordered if isinstance(flags.element, types.Float) else builder.icmp_unsigned",
         "builder.fcmp_ordered if isinstance(flags.element, types.Float) else builder.icmp_unsigned",
-        tests="flag",
+        tests="test_flags_of_float32",
     ),
     Mutant(
         "groups share their rows",

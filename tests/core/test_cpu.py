@@ -1,0 +1,126 @@
+"""What the cpu backend promises beyond what every backend does: which walk takes which layout, and its variants."""
+
+import pytest
+import torch
+
+from rl_triton_core import compute_episodic_prefix_sum, compute_gae, compute_vtrace, set_fast_path
+
+cpu = pytest.importorskip("rl_triton_core._internal.backends.cpu")
+
+
+def rollout(num_steps=9, num_envs=33):
+    """Arguments of GAE in time-major layout, with enough environments to be walked side by side."""
+    generator = torch.Generator().manual_seed(0)
+    rewards, values, gamma = torch.rand(3, num_steps, num_envs, generator=generator)
+    terminated, truncated, valid = torch.rand(3, num_steps, num_envs, generator=generator) < 0.2
+    per_step = {"rewards": rewards, "values": values, "terminated": terminated, "gamma": gamma}
+    return {**per_step, "truncated": truncated, "mask": ~valid, "bootstrap_values": torch.rand_like(rewards)}
+
+
+def spread(x, dim):
+    """The same elements, with as many others between them in memory along a dimension."""
+    shape = [2 * size if i == dim else size for i, size in enumerate(x.shape)]
+    spread_out = torch.ones(shape, dtype=x.dtype)[::2] if dim == 0 else torch.ones(shape, dtype=x.dtype)[:, ::2]
+    return spread_out.copy_(x)
+
+
+@pytest.fixture(autouse=True)
+def normal_path():
+    """What the fast path repeats has been here before."""
+    with set_fast_path(False):
+        yield
+
+
+@pytest.fixture
+def variants(monkeypatch):
+    """The variants that were asked for."""
+    seen, original = [], cpu.compile_walk
+    monkeypatch.setattr(
+        cpu, "compile_walk", lambda recurrence, variant: (seen.append(variant), original(recurrence, variant))[1]
+    )
+    return seen
+
+
+@pytest.mark.parametrize("name", rollout())
+@pytest.mark.parametrize("dim", [0, 1])
+def test_one_argument_with_strides_of_its_own(name, dim, variants):
+    """Beside contiguous ones. Steps may lie apart; where lanes do, the compiled code has to know."""
+    given = rollout()
+    want = compute_gae(**given, time_dim=0, backend="cpu")
+    got = compute_gae(**given | {name: spread(given[name], dim)}, time_dim=0, backend="cpu")
+    assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))
+    assert [variant.is_contiguous for variant in variants] == [True, dim == 0]
+
+
+@pytest.mark.parametrize("form", ["strided", "one number", "half precision"])
+def test_bootstrap_values_per_environment_leave_lanes_side_by_side(form, variants):
+    given = rollout()
+    del given["truncated"], given["mask"]
+    values = torch.arange(66.0)[::2]
+    if form == "one number":
+        values = torch.tensor(3.0)
+    if form == "half precision":
+        values = values.bfloat16()
+    given["bootstrap_values"] = values
+    got = compute_gae(**given, time_dim=0, backend="cpu")
+    given["bootstrap_values"] = values.float().expand(33).contiguous()
+    want = compute_gae(**given, time_dim=0, backend="cpu")
+    assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))
+    assert variants[0] == variants[1] and variants[0].is_contiguous
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "time_dim", "is_serial"), [(7, 0, True), (8, 0, False), (33, 0, False), (33, -1, True), (1, 0, True)]
+)
+def test_lanes_are_walked_side_by_side_where_they_lie_so(num_envs, time_dim, is_serial, variants):
+    given = rollout(num_envs=num_envs)
+    given = given if time_dim == 0 else {name: x.T.contiguous() for name, x in given.items()}
+    compute_gae(**given, time_dim=time_dim, backend="cpu")
+    assert [variant.is_serial for variant in variants] == [is_serial]
+
+
+def test_flags_of_different_types_share_variants(variants):
+    """Of bytes, or all of float32."""
+    given = rollout()
+    want = compute_gae(**given, time_dim=0, backend="cpu")
+    for flag_dtypes in (("uint8", "bool"), ("float32", "bool"), ("bfloat16", "float64"), ("float32", "float32")):
+        terminated, truncated = (getattr(torch, name) for name in flag_dtypes)
+        others = {"terminated": given["terminated"].to(terminated), "truncated": given["truncated"].to(truncated)}
+        if flag_dtypes == ("float32", "float32"):
+            others["mask"] = given["mask"].float()
+        got = compute_gae(**given | others, time_dim=0, backend="cpu")
+        assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))
+    assert len(set(variants[:-1])) == 1 and variants[-1] != variants[0]
+
+
+@pytest.mark.parametrize("num_envs", [1, 33])
+def test_flags_of_float32_that_are_nan_or_negative_are_set(num_envs):
+    given = rollout(num_envs=num_envs)
+    set_flags = torch.tensor([torch.nan, -1.0, 1e-45]).repeat(3)[:, None]
+    flags = torch.where(given["terminated"], set_flags, 0.0)
+    rest = {"truncated": given["truncated"].float(), "mask": given["mask"].float(), "time_dim": 0, "backend": "cpu"}
+    got = compute_gae(**given | rest | {"terminated": flags})
+    want = compute_gae(**given | rest | {"terminated": given["terminated"].float()})
+    assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))
+
+
+def test_a_ratio_that_is_nan_stays_nan():
+    """A clip does not hide it."""
+    ratios = torch.zeros(4, 33).index_put((torch.tensor(2), torch.tensor(5)), torch.tensor(torch.nan))
+    rest = {"bootstrap_values": 0.0, "time_dim": 0, "backend": "cpu"}
+    targets = compute_vtrace(torch.ones(4, 33), torch.ones(4, 33), log_ratios=ratios, **rest)[0]
+    assert targets[2, 5].isnan() and targets[:, :5].isfinite().all()
+
+
+def test_more_lanes_than_a_block():
+    """A block begins anew, backward and forward, with a mask and without."""
+    given = rollout(num_envs=2500)
+    plain = {name: x for name, x in given.items() if name not in ("mask", "gamma")}
+    for arguments in (given, plain):
+        got = compute_gae(**arguments, time_dim=0, backend="cpu")
+        alone = compute_gae(**{name: x[:, 1020:1030] for name, x in arguments.items()}, time_dim=0, backend="cpu")
+        assert all(torch.equal(x[:, 1020:1030], y) for x, y in zip(got, alone, strict=True))
+    rewards, done = given["rewards"], given["terminated"]
+    got = compute_episodic_prefix_sum(rewards, done, time_dim=0, backend="cpu")
+    alone = compute_episodic_prefix_sum(rewards[:, 1020:1030], done[:, 1020:1030], time_dim=0, backend="cpu")
+    assert torch.equal(got[:, 1020:1030], alone)

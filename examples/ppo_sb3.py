@@ -192,12 +192,10 @@ def print_comparison(runs: dict[str, Run], result: dict[str, Any]) -> None:
     verdict = "within noise: no gain to claim" if result["within_noise"] else "the part saved exceeds the noise"
     print(f"""
 advantage step:  {stock:.3f} ms against {ours:.3f} ms per call, {result["advantage_speedup"]:.1f}x as fast
-                 (before the clocks started, the first call took {result["first_call_seconds"]:.2f} s:
-                 Numba compiles it once and keeps the result on disk)
+                 (not counted: {result["first_call_seconds"]:.2f} s to compile it, once per machine)
 upper bound:     {result["amdahl_bound"]:.4f}x end to end if the advantage step took no time (Amdahl's law)
 end to end:      {result["end_to_end_ratio"]:.4f}x measured, {verdict}
-                 (the advantage step saved {result["seconds_saved_by_advantages"]:.2f} s; rollout and update do the same
-                 work in both runs and vary by {result["seconds_of_noise"]:.2f} s)""")
+                 ({result["seconds_saved_by_advantages"]:.2f} s saved; noise {result["seconds_of_noise"]:.2f} s)""")
 
 
 def draw_curves(axes: Any, runs: dict[str, Run], result: dict[str, Any], solved: float) -> None:

@@ -48,7 +48,7 @@ def gae(
     final_values: torch.Tensor | None = None,
     backend: str | None = None,
 ) -> AdvantagesAndReturns:
-    """Generalised advantage estimation of a rollout as CleanRL's scripts store it.
+    """Compute generalised advantage estimates of a rollout as CleanRL's scripts store it.
 
         δ[t] = r[t] + γ·NV[t] − V[t]
         A[t] = δ[t] + γλ·A[t+1]      where the episode continues, else δ[t]
@@ -63,15 +63,14 @@ def gae(
         rewards: r, reward of the transition t → t+1. [num_steps, num_envs], float32, bfloat16, float16, or float64 (CPU
             only).
         values: V(s_t), shaped like `rewards`.
-        dones: Arrival flags, shaped like `rewards`: dones[t] is stored before `envs.step`, and true where s_t is the
-            first observation of an episode.
-        next_value: V of the observation after the window, [1, num_envs], [num_envs, 1] or [num_envs].
-        next_done: The flag that came with that observation, likewise.
+        dones: Whether s_t is the first observation of an episode, stored before `envs.step`, shaped like `rewards`.
+        next_value: V of the observation after the last step, [1, num_envs], [num_envs, 1] or [num_envs].
+        next_done: Whether that observation is the first of an episode, [1, num_envs], [num_envs, 1] or [num_envs].
         gamma: Discount γ per step, finite and >= 0.
         gae_lambda: λ in [0, 1].
-        truncations: Departure flags, shaped like `rewards`: truncations[t] is stored after `envs.step`, and true where
-            that step was cut by a time limit and did not terminate. `dones` hold these episode ends too: a truncation
-            without its done (flags shifted by a step, say) yields NaN in its episode.
+        truncations: Whether step t was cut by a time limit and did not terminate, stored after `envs.step`, shaped like
+            `rewards`. `dones` hold these episode ends too: a truncation without its done (flags shifted by a step, say)
+            yields NaN in its episode.
         final_values: V of the episode's last observation, before the reset, shaped like `rewards`; read where
             `truncations` are set. Goes together with `truncations`.
         backend: Name of a backend of `rl_triton_core`; None chooses by the tensors' device.
@@ -115,39 +114,39 @@ def vtrace(
     final_values: torch.Tensor | None = None,
     backend: str | None = None,
 ) -> AdvantagesAndReturns:
-    """V-Trace of a rollout as CleanRL's scripts store it, for data that an older policy collected.
+    """Compute V-Trace of a rollout as CleanRL's scripts store it, for data that an older policy collected.
 
         ratio = exp(newlogprobs − logprobs),  ρ = min(ρ̄, ratio),  c = λ·min(c̄, ratio)
         D[t] = ρ[t]·(r[t] + γ·NV[t] − V[t]) + γ·c[t]·D[t+1]      where the episode continues, else the first term
         returns[t] = V[t] + D[t]
         advantages[t] = ρ[t]·(r[t] + γ·NVS[t] − V[t])
 
-    NV is as in `gae`; NVS is NV where an episode or the window ends, returns[t+1] elsewhere. `returns` are the value
-    targets `vs`; they come second, as in `gae`, while `rl_triton_core.compute_vtrace` has them first. Where newlogprobs
-    are the logprobs and ρ̄, c̄ >= 1, the returns are those of `gae` with the same λ.
+    NV is that of `gae`; NVS is NV where an episode or the rollout ends, returns[t+1] elsewhere. `returns` are the value
+    targets `vs`; they come second, like those of `gae`, while `rl_triton_core.compute_vtrace` has them first. Where
+    newlogprobs are the logprobs and ρ̄, c̄ >= 1, the returns are those of `gae` with the same λ.
 
     Args:
-        rewards: As in `gae`.
-        values: As in `gae`: V of the policy to be learned.
-        dones: As in `gae`.
-        next_value: As in `gae`.
-        next_done: As in `gae`.
+        rewards: r, reward of the transition t → t+1. [num_steps, num_envs], floating point.
+        values: V(s_t) of the policy to be learned, shaped like `rewards`.
+        dones: Whether s_t is the first observation of an episode, stored before `envs.step`, shaped like `rewards`.
+        next_value: V of the observation after the last step, [1, num_envs], [num_envs, 1] or [num_envs].
+        next_done: Whether that observation is the first of an episode, [1, num_envs], [num_envs, 1] or [num_envs].
         logprobs: log μ(a_t|s_t), of the policy that acted, shaped like `rewards`.
         newlogprobs: log π(a_t|s_t), of the policy to be learned, shaped like `rewards`.
-        gamma: As in `gae`.
+        gamma: Discount γ per step, finite and >= 0.
         lambda_: λ in [0, 1].
         rho_bar: ρ̄ >= 0, the clip of the weights of temporal difference and advantage; infinity for none.
         c_bar: c̄ >= 0, the clip of the trace; infinity for none.
-        truncations: As in `gae`.
-        final_values: As in `gae`.
-        backend: As in `gae`.
+        truncations: Whether step t was cut by a time limit and did not terminate, shaped like `rewards`.
+        final_values: V of the episode's last observation, before the reset; read where `truncations` are set.
+        backend: Name of a backend of `rl_triton_core`; None chooses by the tensors' device.
 
     Returns:
-        AdvantagesAndReturns(advantages, returns), as in `gae`.
+        AdvantagesAndReturns(advantages, returns), float32 (float64 if an input is), without a graph.
 
     Raises:
-        TypeError: As in `gae`.
-        ValueError: As in `gae`.
+        TypeError: An argument's type or dtype is not one of the above.
+        ValueError: A shape, device or value is not one of the above.
 
     Source:
         Espeholt et al. 2018, https://arxiv.org/abs/1802.01561
@@ -182,24 +181,24 @@ def leanrl_gae(
     *,
     backend: str | None = None,
 ) -> Container:
-    """`gae` of a LeanRL container. Traceable by ``torch.compile(fullgraph=True)``.
+    """Apply `gae` to a LeanRL container. Traceable by ``torch.compile(fullgraph=True)``.
 
     Args:
-        next_value: As in `gae`: `get_value(next_obs)`.
-        next_done: As in `gae`; LeanRL's flags are bool.
+        next_value: V of the observation after the last step, `get_value(next_obs)`.
+        next_done: Whether that observation is the first of an episode; LeanRL's flags are bool.
         container: TensorDict or any mutable mapping with "rewards", "vals" and "dones", [num_steps, num_envs], which
             mean what they mean in `gae`. Computes in the dtype of "vals": NumPy's rewards are float64 there.
-        gamma: As in `gae`.
-        gae_lambda: As in `gae`.
-        backend: As in `gae`.
+        gamma: Discount γ per step, finite and >= 0.
+        gae_lambda: λ in [0, 1].
+        backend: Name of a backend of `rl_triton_core`; None chooses by the tensors' device.
 
     Returns:
         The same container, with "advantages" and "returns".
 
     Raises:
         KeyError: The container lacks one of the three.
-        TypeError: As in `gae`.
-        ValueError: As in `gae`.
+        TypeError: An argument's type or dtype is not one of the above.
+        ValueError: A shape, device or value is not one of the above.
 
     Source:
         https://github.com/pytorch-labs/LeanRL/blob/main/leanrl/ppo_continuous_action_torchcompile.py
@@ -299,13 +298,13 @@ class RolloutBufferMixin:
         )
 
     def _get_dones(self, last_dones: npt.NDArray[np.bool_]) -> torch.Tensor:
-        """Whether each step ended its episode, [n_steps, n_envs]; `last_dones` says so of the last one."""
+        """Return whether each step ended its episode, [n_steps, n_envs]; `last_dones` are those of the last step."""
         starts = self._get_tensor("episode_starts")
         ends = torch.as_tensor(np.asarray(last_dones, bool), device=starts.device)
         return from_episode_starts(starts, ends, torch.zeros_like(starts[0])).terminated
 
     def _get_tensor(self, name: str) -> torch.Tensor:
-        """An array of the buffer as a tensor over the same memory."""
+        """Wrap an array of the buffer as a tensor over the same memory."""
         array = getattr(self, name, None)
         if not isinstance(array, (np.ndarray, torch.Tensor)):
             got = type(array).__name__
@@ -327,7 +326,7 @@ def _build_boundaries(
     truncations: torch.Tensor | None,
     final_values: torch.Tensor | None,
 ) -> Boundaries:
-    """Where episodes end and what follows."""
+    """Convert flags and values to where episodes end and what follows."""
     _check_per_step("dones", dones, rewards, flags=True)
     boundaries = from_cleanrl(dones, next_done, next_value)
     if truncations is None and final_values is None:
@@ -344,7 +343,7 @@ def _build_boundaries(
 
 
 def _check_per_step(name: str, tensor: Any, rewards: torch.Tensor, flags: bool = False) -> None:
-    """A tensor with one real number, or flag, per step, shaped like `rewards` and beside it."""
+    """Check that a tensor has one real number, or flag, per step, and the shape and device of `rewards`."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name}: got {type(tensor).__name__}, expected a torch.Tensor")
     if not (tensor.is_floating_point() or (flags and tensor.dtype in (torch.bool, torch.uint8))):
@@ -360,7 +359,7 @@ def _check_per_step(name: str, tensor: Any, rewards: torch.Tensor, flags: bool =
 
 
 def _check_gae_lambda(gae_lambda: Any) -> None:
-    """λ within [0, 1]; the core would call it by its own name."""
+    """Check that λ is in [0, 1], under the name that it has here."""
     if isinstance(gae_lambda, bool) or not isinstance(gae_lambda, Real):
         raise TypeError(f"gae_lambda: got {type(gae_lambda).__name__}, expected a float")
     if not 0 <= float(gae_lambda) <= 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
@@ -36,12 +37,13 @@ class CudaGraphs:
         self.pool: Any = None
 
     def warm_up(self, call: Callable[[], Any], times: int) -> None:
-        """On a stream of its own, as captures are made."""
+        """On a stream of its own, as captures are made; raises if the call waits for the device."""
         stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
-            for _ in range(times):
+            for _ in range(times - 1):
                 call()
+            refuse_waiting(call)
         torch.cuda.current_stream(self.device).wait_stream(stream)
 
     def capture(self, call: Callable[[], Any], generators: Iterable[torch.Generator]) -> tuple[Any, Callable[[], None]]:
@@ -50,9 +52,23 @@ class CudaGraphs:
         for generator in generators:
             graph.register_generator_state(generator)
         self.pool = self.pool or torch.cuda.graph_pool_handle()
-        with torch.cuda.device(self.device), torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-            results = call()
+        stream = torch.cuda.current_stream(self.device)
+        try:
+            with (
+                torch.cuda.device(self.device),
+                torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"),
+            ):
+                results = call()
+        except Exception:
+            torch.cuda.set_stream(stream)  # a capture that fails at its end leaves its own behind
+            self.end_capture()
+            raise
         return results, graph.replay
+
+    def end_capture(self) -> None:
+        """Let the generators leave the state of a capture that failed: by one that does not."""
+        with torch.cuda.device(self.device), torch.cuda.graph(torch.cuda.CUDAGraph()):
+            torch.empty(1, device=self.device).zero_()
 
     def save_random_state(self, generators: Iterable[torch.Generator]) -> Any:
         """Of the CPU, the device and the generators given."""
@@ -71,3 +87,18 @@ class CudaGraphs:
         """Return cached blocks to the device."""
         self.pool = None
         torch.cuda.empty_cache()
+
+
+def refuse_waiting(call: Callable[[], Any]) -> None:
+    """Make the call, and raise if it waits for the device, which no graph can."""
+    mode = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            call()
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+    for warning in caught:
+        if "synchronizing" in str(warning.message):
+            raise RuntimeError(f"the step waits for the device in {warning.filename}, line {warning.lineno}")

@@ -240,7 +240,7 @@ def test_a_step_that_waits_for_the_device_falls_back():
     training.step.function = lambda *args: (plain(*args), training.model[0].weight.sum().item())[0]
     (batch,) = draw_batches(1, device="cuda")
     before = training.parameters()
-    with pytest.warns(RuntimeWarning, match="CapturedStep runs eagerly"):
+    with pytest.warns(RuntimeWarning, match=r"the step waits for the device in .*test_capture.py, line"):
         training.step(*batch, 1.0)
     eager = Training(device="cuda", enabled=False)
     assert all(map(torch.equal, before, eager.parameters()))
@@ -248,6 +248,25 @@ def test_a_step_that_waits_for_the_device_falls_back():
     for got, want in zip(training.parameters(), eager.parameters(), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-7)
     torch.ones(1, device="cuda").item()  # the device is well
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_capture_that_fails_leaves_a_device_that_works(monkeypatch):
+    """Streams, random numbers, further captures; the step that failed runs eagerly."""
+    monkeypatch.setattr("rl_triton_core._internal.graphs.refuse_waiting", lambda call: call())
+    training = Training(device="cuda")
+    plain = training.step.function
+    training.step.function = lambda *args: (plain(*args), training.model[0].weight.sum().item())[0]
+    stream = torch.cuda.current_stream()
+    (batch,) = draw_batches(1, device="cuda")
+    with pytest.warns(RuntimeWarning, match="CapturedStep runs eagerly"):
+        training.step(*batch, 1.0)
+    assert torch.cuda.current_stream() == stream
+    torch.rand(3, device="cuda").sum().item()
+    other = Training(device="cuda")
+    other.step(*batch, 1.0)
+    assert other.step.reason == ""
 
 
 @pytest.mark.gpu

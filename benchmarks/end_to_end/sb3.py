@@ -21,8 +21,9 @@ ARMS = {
     "stock": "`RolloutBuffer`",
     "ours": "`TritonRolloutBuffer`, in host memory",
     "device": "`DeviceRolloutBuffer`, on the policy's device, and `BatchedTerminalValues`",
+    "captured": "`TritonPPO`: updates and acting captured in CUDA graphs, and `BatchedTerminalValues`",
 }
-OURS = ("ours", "device")
+OURS = ("ours", "device", "captured")
 DRAWN = "CartPole-v1, drawn"
 DEFAULTS = Setting(1, 2048, 64, 10, 32, env="CartPole-v1")
 """Those of Stable-Baselines3."""
@@ -31,11 +32,11 @@ CONTINUOUS = Setting(8, 256, 64, 10, 32, env="Pendulum-v1")
 LIMITED = Setting(64, 200, 64, env="Pendulum-v1")
 SETTINGS = {
     "cuda": (
-        Setting(8, 128, env=DRAWN),
+        Setting(8, 256, 64, 10, 32, env="CartPole-v1"),
         WIDE,
-        LIMITED,
+        Setting(16, 128, 64, 10, 32, env="Pendulum-v1"),
+        Setting(8, 128, env=DRAWN),
         DEFAULTS._replace(num_steps=512, minibatches=8),
-        WIDE._replace(device="cpu"),
     ),
     "cpu": tuple(setting._replace(device="cpu") for setting in (DEFAULTS, WIDE, CONTINUOUS, LIMITED)),
     "quick": (Setting(2, 8, 8, 1, 2, env="CartPole-v1"), Setting(1, 8, 8, 1, 2, env=DRAWN)),
@@ -45,7 +46,7 @@ PIXELS, FRAMES = 84, 4
 
 def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
     """One arm in one setting, as it is before training."""
-    model = make_ppo(setting, choose_buffer(name))
+    model = make_ppo(setting, choose_buffer(name), choose_algorithm(name))
     buffer, steps = model.rollout_buffer, setting.num_envs * setting.num_steps
     buffer.compute_returns_and_advantage = watch.around(ADVANTAGES, buffer.compute_returns_and_advantage)
     callback = make_callback(name)
@@ -54,7 +55,7 @@ def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
 
 def choose_buffer(name: str) -> Any:
     """The rollout buffer of an arm."""
-    if name == "ours":
+    if name in ("ours", "captured"):
         from rl_triton_adapters.sb3 import TritonRolloutBuffer as chosen
     elif name == "device":
         from rl_triton_adapters.sb3_device import DeviceRolloutBuffer as chosen
@@ -63,18 +64,26 @@ def choose_buffer(name: str) -> Any:
     return chosen
 
 
+def choose_algorithm(name: str) -> Any:
+    """The class of an arm's algorithm."""
+    if name == "captured":
+        from rl_triton_adapters.sb3_captured import TritonPPO as chosen
+    else:
+        from stable_baselines3 import PPO as chosen
+    return chosen
+
+
 def make_callback(name: str) -> Any:
     """What `learn` is given besides, if anything."""
-    if name != "device":
+    if name not in ("device", "captured"):
         return None
     from rl_triton_adapters.sb3_device import BatchedTerminalValues
 
     return BatchedTerminalValues()
 
 
-def make_ppo(setting: Setting, buffer: Any) -> Any:
+def make_ppo(setting: Setting, buffer: Any, algorithm: Any) -> Any:
     """The algorithm; every arm starts with the same weights and environments."""
-    from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.vec_env import VecFrameStack
 
@@ -82,7 +91,7 @@ def make_ppo(setting: Setting, buffer: Any) -> Any:
     envs = make_vec_env(
         setting.env.split(",")[0], setting.num_envs, seed=0, wrapper_class=draw_pixels if drawn else None
     )
-    return PPO(
+    return algorithm(
         "CnnPolicy" if drawn else "MlpPolicy",
         VecFrameStack(envs, FRAMES) if drawn else envs,
         n_steps=setting.num_steps,

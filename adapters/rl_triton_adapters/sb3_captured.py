@@ -111,7 +111,7 @@ class TritonPPO(PPO):
         epochs = []
         for epoch in range(self.n_epochs):
             indices = torch.from_numpy(np.random.permutation(count)).to(self.device)  # noqa: NPY002
-            rows = [update(part, clip_range, clip_range_vf).clone() for part in indices.split(self.batch_size)]
+            rows = [update(part, clip_range, clip_range_vf).clone() for part in torch.split(indices, self.batch_size)]
             self._n_updates += 1
             epochs.append(torch.stack(rows))
             if self.target_kl is not None and update.stop.item():

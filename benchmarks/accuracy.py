@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import rl_triton_core
 from benchmarks import equations, files
 from benchmarks.equations import Rates, scan_serially
-from benchmarks.workloads import FLAGS, LAYOUTS, Inputs
+from benchmarks.workloads import ESTIMATORS, FLAGS, LAYOUTS, PER_ACTION, Estimator, Inputs
 
 STEPS = (128, 1024, 8192, 131072)
 HALF_STEPS = 8192
@@ -116,27 +116,19 @@ class Case(NamedTuple):
         return equations.EQUATIONS[self.function]
 
 
-ENDS = ("terminated", "truncated")
-CRITIC = ("rewards", "values", *ENDS, "bootstrap_values")
-RATIOS = ("target_log_probs", "behaviour_log_probs")
-CASES = {
-    "compute_gae": Case("compute_gae", CRITIC, ("advantages", "returns")),
-    "compute_vtrace": Case("compute_vtrace", (*CRITIC, *RATIOS), ("targets", "advantages")),
-    "compute_retrace": Case(
-        "compute_retrace", ("rewards", "q_values", *ENDS, *RATIOS, "expected_next_q"), ("targets", "advantages")
-    ),
-    "compute_lambda_returns": Case("compute_lambda_returns", CRITIC, ("returns",)),
-    "compute_discounted_returns": Case(
-        "compute_discounted_returns", ("rewards", *ENDS, "bootstrap_values"), ("returns",), ("gamma",)
-    ),
-    "compute_eligibility_traces": Case("compute_eligibility_traces", ("x", *ENDS), ("traces",)),
-    "compute_episodic_prefix_sum": Case("compute_episodic_prefix_sum", ("x", "dones"), ("sums",), ()),
-    **{
-        f"linear_recurrence({reverse=})": Case(
-            "linear_recurrence", ("alpha", "beta"), ("states",), options={"reverse": reverse}
-        )
-        for reverse in (True, False)
-    },
+def make_case(spec: Estimator) -> Case:
+    """The case of an estimator: with every flag, bootstrap values at every step, and the expectation over actions."""
+    inputs = dict.fromkeys("expected_next_q" if name in PER_ACTION else name for name in spec.inputs)
+    inputs |= dict.fromkeys(["truncated"] * spec.truncates + ["bootstrap_values"] * spec.bootstraps)
+    rates = ("gamma",) * spec.discounts + ("lambda_",) * (spec.lambda_ is not None)
+    return Case(spec.function, tuple(inputs), spec.outputs, rates)
+
+
+CASES = {spec.function: make_case(spec) for spec in ESTIMATORS.values()} | {
+    f"linear_recurrence({reverse=})": Case(
+        "linear_recurrence", ("alpha", "beta"), ("states",), options={"reverse": reverse}
+    )
+    for reverse in (True, False)
 }
 
 

@@ -45,7 +45,7 @@ def solve_equations(workload: Workload, inputs: Inputs, scan: Scan) -> tuple[Ten
     flags = {name: inputs[name] != 0 for name in inputs if name in FLAGS}
     rates = Rates(GAMMA, workload.spec.lambda_ or 1.0)
     results = EQUATIONS[workload.spec.function]({**inputs, **flags}, workload.time_dim, rates, scan)
-    return results[: workload.spec.outputs]
+    return results[: len(workload.spec.outputs)]
 
 
 # --- scans ------------------------------------------------------------------------------------------------------------

@@ -17,37 +17,46 @@ LAYOUTS = ("env-major", "time-major")
 
 
 class Estimator(NamedTuple):
-    """A public function, its inputs per step by the names of its arguments, and how many results it is asked for."""
+    """A public function, its inputs per step by the names of its arguments, and the results that it is asked for."""
 
     function: str
     inputs: tuple[str, ...]
-    outputs: int
+    outputs: tuple[str, ...]
     bootstraps: bool = True
     truncates: bool = True
+    discounts: bool = True
     lambda_: float | None = None
 
 
 LOG_PROBS = ("target_log_probs", "behaviour_log_probs")
 ESTIMATORS = {
-    "gae": Estimator("compute_gae", ("rewards", "values", "terminated"), 2, lambda_=0.95),
-    "vtrace": Estimator("compute_vtrace", ("rewards", "values", "terminated", *LOG_PROBS), 2, lambda_=1.0),
+    "gae": Estimator("compute_gae", ("rewards", "values", "terminated"), ("advantages", "returns"), lambda_=0.95),
+    "vtrace": Estimator(
+        "compute_vtrace", ("rewards", "values", "terminated", *LOG_PROBS), ("targets", "advantages"), lambda_=1.0
+    ),
     "retrace": Estimator(
         "compute_retrace",
         ("rewards", "q_values", "terminated", *LOG_PROBS, *PER_ACTION),
-        2,
+        ("targets", "advantages"),
         bootstraps=False,
         lambda_=1.0,
     ),
-    "lambda_returns": Estimator("compute_lambda_returns", ("rewards", "values", "terminated"), 1, lambda_=0.95),
-    "discounted_returns": Estimator("compute_discounted_returns", ("rewards", "terminated"), 1),
-    "eligibility_traces": Estimator(
-        "compute_eligibility_traces", ("x", "terminated"), 1, bootstraps=False, lambda_=0.95
+    "lambda_returns": Estimator(
+        "compute_lambda_returns", ("rewards", "values", "terminated"), ("returns",), lambda_=0.95
     ),
-    "prefix_sum": Estimator("compute_episodic_prefix_sum", ("x", "dones"), 1, bootstraps=False, truncates=False),
+    "discounted_returns": Estimator("compute_discounted_returns", ("rewards", "terminated"), ("returns",)),
+    "eligibility_traces": Estimator(
+        "compute_eligibility_traces", ("x", "terminated"), ("traces",), bootstraps=False, lambda_=0.95
+    ),
+    "prefix_sum": Estimator(
+        "compute_episodic_prefix_sum", ("x", "dones"), ("sums",), bootstraps=False, truncates=False, discounts=False
+    ),
 }
 VARIANTS = {
-    "gae_advantages": Estimator("compute_gae", ("rewards", "values", "terminated"), 1, lambda_=0.95),
-    "gae_masked": Estimator("compute_gae", ("rewards", "values", "terminated", "mask"), 2, lambda_=0.95),
+    "gae_advantages": Estimator("compute_gae", ("rewards", "values", "terminated"), ("advantages",), lambda_=0.95),
+    "gae_masked": Estimator(
+        "compute_gae", ("rewards", "values", "terminated", "mask"), ("advantages", "returns"), lambda_=0.95
+    ),
 }
 """GAE without its value targets, and with a mask."""
 
@@ -124,7 +133,7 @@ def draw_inputs(workload: Workload, device: str, seed: int = 0) -> Inputs:
 def count_bytes(workload: Workload) -> int:
     """Every input read once, every output written once, in the dtypes given; outputs are float32."""
     size, flag_size = (getattr(torch, name).itemsize for name in (workload.dtype, workload.flags))
-    per_cell = 4 * workload.spec.outputs
+    per_cell = 4 * len(workload.spec.outputs)
     for name in workload.per_step:
         per_cell += flag_size if name in FLAGS else size * (ACTIONS if name in PER_ACTION else 1)
     bootstraps = workload.spec.bootstraps * (workload.cells if workload.truncated else workload.num_envs)

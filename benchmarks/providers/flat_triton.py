@@ -25,9 +25,10 @@ BLOCK = 4096
 
 def make_call(workload: Workload, inputs: Inputs) -> Call | None:
     """The launch in the ordinary way, and the results' allocation."""
-    if workload.num_steps > FLAT_LONGEST or workload.dtype != "float32" or "mask" in inputs:
+    launch_rows = LAUNCHES.get(workload.spec.function)
+    if launch_rows is None or workload.num_steps > FLAT_LONGEST or workload.dtype != "float32" or "mask" in inputs:
         return None
-    return run_rowwise(LAUNCHES[workload.spec.function], workload, inputs)
+    return run_rowwise(launch_rows, workload, inputs)
 
 
 def make_block_call(workload: Workload, inputs: Inputs) -> Call | None:
@@ -39,7 +40,7 @@ def make_block_call(workload: Workload, inputs: Inputs) -> Call | None:
 
 def run_rowwise(launch_rows: Launch, workload: Workload, inputs: Inputs) -> Call:
     """A launch on env-major rows, whatever the layout."""
-    options = workload.spec.lambda_ or 1.0, workload.spec.outputs
+    options = workload.spec.lambda_ or 1.0, len(workload.spec.outputs)
     if workload.time_dim == 1:
         return lambda: launch_rows(inputs, *options)
 

@@ -11,13 +11,16 @@ from benchmarks.harness import Call
 from benchmarks.workloads import GAMMA, Inputs, Workload
 
 
-def make_call(workload: Workload, inputs: Inputs) -> Call:
+def make_call(workload: Workload, inputs: Inputs) -> Call | None:
     """The loop over views with time first, whatever the layout."""
     dim, lambda_ = workload.time_dim, workload.spec.lambda_ or 1.0
+    loop, number = LOOPS.get(workload.spec.function), len(workload.spec.outputs)
+    if loop is None:
+        return None
 
     def call() -> list[Tensor]:
         rollout = {name: x.movedim(dim, 0) if x.ndim > 1 else x for name, x in inputs.items()}
-        return [x.movedim(0, dim) for x in LOOPS[workload.spec.function](rollout, lambda_)[: workload.spec.outputs]]
+        return [x.movedim(0, dim) for x in loop(rollout, lambda_)[:number]]
 
     return call
 

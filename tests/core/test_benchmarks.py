@@ -10,6 +10,7 @@ import sys
 from concurrent.futures import BrokenExecutor, Future
 from pathlib import Path
 
+import cases
 import numpy as np
 import oracles
 import pytest
@@ -19,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 pytest.importorskip("benchmarks.run", reason="only the package is here", exc_type=ModuleNotFoundError)
 
 from benchmarks import compare, compile_ahead, equations, files, harness, measured, pages, run, targets
-from benchmarks.providers import REGISTRY, compiled_scan
+from benchmarks.providers import REGISTRY, compiled_scan, loop
 from benchmarks.suites import LONG_ESTIMATORS, LONGER_ROWS, SHORT_ROWS, SUITES, SWEEP_SHAPES, combine_workloads
 from benchmarks.workloads import ESTIMATORS, GAMMA, VARIANTS, Workload, count_bytes, draw_inputs, select_envs
 
@@ -28,16 +29,8 @@ FURTHER = combine_workloads([(3, 17)], VARIANTS, truncated=(False, True))
 HALF = combine_workloads([(3, 17)], dtype="bfloat16")
 FAST = harness.Plan(warmups=1, calls=1, medians=1)
 
-ORACLES = {
-    "gae": oracles.gae,
-    "gae_advantages": oracles.gae,
-    "gae_masked": oracles.gae,
-    "vtrace": oracles.vtrace,
-    "retrace": oracles.retrace,
-    "lambda_returns": oracles.lambda_returns,
-    "discounted_returns": oracles.discounted_returns,
-    "eligibility_traces": oracles.eligibility_traces,
-    "prefix_sum": oracles.eligibility_traces,
+ORACLES = {estimator.function.__name__: estimator.table for estimator in cases.ESTIMATORS} | {
+    "compute_episodic_prefix_sum": oracles.eligibility_traces
 }
 """A prefix sum is a trace with a decay of 1, which the flags of its episodes end."""
 
@@ -54,11 +47,11 @@ def from_papers(workload, inputs):
         edge = arrays.pop("bootstrap_values")
         arrays["bootstrap"] = oracles.dense_bootstrap(edge, arrays["rewards"].shape, arrays.get("mask"))
     if "x" in arrays:
-        options = {"decay": 1.0 if workload.estimator == "prefix_sum" else GAMMA * workload.spec.lambda_}
+        options = {"decay": 1.0 if "dones" in arrays else GAMMA * workload.spec.lambda_}
         arrays["terminated"] = arrays.pop("dones", arrays.get("terminated"))
     elif workload.spec.lambda_ is None:
         del options["lambda_"]
-    results = ORACLES[workload.estimator](**arrays, **options)[: workload.spec.outputs]
+    results = ORACLES[workload.spec.function](**arrays, **options)[: len(workload.spec.outputs)]
     return [torch.from_numpy(x).movedim(1, dim) for x in results]
 
 
@@ -66,7 +59,7 @@ def from_papers(workload, inputs):
 def test_the_oracle_is_that_of_the_tests(workload):
     inputs = draw_inputs(workload, "cpu")
     found = equations.compute_oracle(workload, inputs)
-    assert len(found) == workload.spec.outputs
+    assert len(found) == len(workload.spec.outputs)
     for got, want in zip(found, from_papers(workload, inputs), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
 
@@ -133,6 +126,12 @@ def test_the_cuda_kernel_is_checked_where_it_writes():
     torch.testing.assert_close(cuda_rows.select_written(torch.from_numpy(out)), want, rtol=1e-12, atol=0)
 
 
+def test_a_provider_may_leave_an_estimator_out(monkeypatch):
+    workload = Workload("gae", 3, 5)
+    monkeypatch.delitem(loop.LOOPS, "compute_gae")
+    assert REGISTRY["loop"].make_call(workload, draw_inputs(workload, "cpu")) is None
+
+
 def test_some_rows_stand_for_large_windows(monkeypatch):
     monkeypatch.setattr(run, "MAX_CELLS_VERIFIED", 10)
     monkeypatch.setattr(run, "ENVS_SAMPLED", 3)
@@ -173,7 +172,7 @@ def test_bytes(workload, expected):
 
 @pytest.mark.parametrize("workload", TINY + HALF, ids=str)
 def test_bytes_are_those_of_the_tensors(workload):
-    outputs = 4 * workload.cells * workload.spec.outputs
+    outputs = 4 * workload.cells * len(workload.spec.outputs)
     assert count_bytes(workload) == sum(x.nbytes for x in draw_inputs(workload, "cpu").values()) + outputs
 
 

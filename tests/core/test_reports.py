@@ -4,8 +4,8 @@ import importlib.util
 import sys
 from pathlib import Path
 
+import cases
 import numpy as np
-import oracles
 import pytest
 import torch
 
@@ -25,17 +25,7 @@ def script(name):
 
 pages, accuracy = script("pages"), script("accuracy")
 
-ORACLES = {
-    "compute_gae": oracles.gae,
-    "compute_vtrace": oracles.vtrace,
-    "compute_retrace": oracles.retrace,
-    "compute_lambda_returns": oracles.lambda_returns,
-    "compute_discounted_returns": oracles.discounted_returns,
-    "compute_eligibility_traces": oracles.eligibility_traces,
-    "compute_episodic_prefix_sum": oracles.episodic_prefix_sum,
-    "linear_recurrence(reverse=True)": oracles.linear_recurrence,
-    "linear_recurrence(reverse=False)": oracles.linear_recurrence,
-}
+ORACLES = {estimator.function.__name__: estimator.table for estimator in cases.ESTIMATORS}
 
 
 @pytest.mark.parametrize("page", pages.PAGES)
@@ -57,7 +47,7 @@ def test_errors_are_measured_against_the_oracles(name, dtype, monkeypatch):
         args = {argument: rollouts.inputs[argument][rows].numpy() for argument in case.inputs}
         rates = {rate: float(getattr(rollouts.rates, rate)[rows][0]) for rate in case.rates}
         rates = {} if case.function == "linear_recurrence" else rates
-        expected = ORACLES[name](**for_oracle(name, {**args, **rates}), **case.options)
+        expected = ORACLES[case.function](**for_oracle(name, {**args, **rates}), **case.options)
         for got, want in zip(results, expected, strict=False):
             tolerance = 1e-12 if dtype == torch.float64 else 1e-5
             np.testing.assert_allclose(got[rows].numpy(), want, rtol=tolerance, atol=1e-6)

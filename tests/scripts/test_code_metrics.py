@@ -1,6 +1,7 @@
 """What the script that measures the code counts, and what it lets pass."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -83,3 +84,16 @@ def test_the_page_has_the_table_of_the_recorded_numbers():
     recorded = json.loads((code_metrics.ROOT / code_metrics.RESULTS).read_text())
     assert recorded["before"]["commit"] in page
     assert code_metrics.write_table(page, recorded) == page
+
+
+def test_contributing_lists_every_place_that_a_new_estimator_touches():
+    """Those are the files that name every estimator, and the two that one has of its own."""
+    text = (code_metrics.ROOT / "CONTRIBUTING.md").read_text()
+    section = text.partition("**An estimator.**")[2].partition("No kernel, no launch code")[0]
+    items = "".join(re.findall(r"^\d\. .*(?:\n   .*)*\n", section, re.MULTILINE))
+    listed = [path for path in re.findall(r"`([^`]+)`", items) if Path(path).suffix]
+    own = {"rl_triton_core/estimators/NAME.py", "scripts/mutation/tables/reference/estimators_NAME.py"}
+    assert len(listed) == len(set(listed))
+    assert set(listed) == own | {str(path) for path in code_metrics.find_estimator_places(code_metrics.ROOT)}
+    for path in own:
+        assert "retrace" in (code_metrics.ROOT / path.replace("NAME", "retrace")).read_text().lower()

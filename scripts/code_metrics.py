@@ -30,7 +30,7 @@ MARKS = "<!-- from scripts/code_metrics.py -->\n", "<!-- end of what comes from 
 
 PARTS = ("rl_triton_core", "adapters", "benchmarks", "tests", "scripts", "examples")
 LIMITS: dict[str, dict[str, int]] = {
-    "lines": {"benchmarks": 5100, "tests": 16800},
+    "lines": {"benchmarks": 5100, "tests": 17800},
     "longest": dict.fromkeys(PARTS, 80) | {"rl_triton_core": 281},
     "one_word": {"rl_triton_core": 128, "adapters": 19, "benchmarks": 48, "tests": 242, "scripts": 0, "examples": 6},
 }

@@ -32,7 +32,7 @@ class Elements(NamedTuple):
         """One number per element, perhaps with a gradient, as [num_elements, 1]."""
         check.check_tensor(name, x, check.REAL_DTYPES)
         self.check_shape(name, x, self.shape)
-        return detach(x).reshape(-1, 1)
+        return drop_graph(x).reshape(-1, 1)
 
     def check_stream(self, name: str, x: Any) -> torch.Tensor | None:
         """One number per element, without a gradient, as [num_elements]; or None."""
@@ -41,14 +41,14 @@ class Elements(NamedTuple):
         check.check_tensor(name, x, check.FLAG_DTYPES if name == "mask" else check.REAL_DTYPES)
         self.check_shape(name, x, self.shape)
         check_detached(name, x)
-        return detach(x).reshape(-1).contiguous()
+        return drop_graph(x).reshape(-1).contiguous()
 
     def check_matrix(self, name: str, x: Any, size: int | None = None, dtypes: Any = check.REAL_DTYPES) -> torch.Tensor:
         """Several numbers per element, as [num_elements, size] without gaps between those of an element."""
         check.check_tensor(name, x, dtypes)
         shape = (*self.shape, x.shape[-1] if size is None and x.ndim else size)
         self.check_shape(name, x, shape)
-        matrix = detach(x).reshape(self.shape.numel(), shape[-1])
+        matrix = drop_graph(x).reshape(self.shape.numel(), shape[-1])
         return matrix if matrix.stride(-1) == 1 else matrix.contiguous()
 
     def check_shape(self, name: str, x: torch.Tensor, shape: Sequence[Any]) -> None:
@@ -69,7 +69,7 @@ def elements_of(name: str, x: Any, trailing: int = 0) -> Elements:
     return Elements(name, x.shape[: x.ndim - trailing], x.device)
 
 
-def detach(x: torch.Tensor) -> torch.Tensor:
+def drop_graph(x: torch.Tensor) -> torch.Tensor:
     """A tensor without its graph, except under torch.compile, where an operator has the graph."""
     return x if torch.compiler.is_compiling() else x.detach()
 
@@ -90,7 +90,7 @@ def check_coefficient(name: str, x: Any, low: float = 0.0, absent: float = math.
     if x.ndim:
         raise ValueError(f"{name}: got shape {tuple(x.shape)}, expected a number or a tensor without dimensions")
     check_detached(name, x)
-    return detach(x)
+    return drop_graph(x)
 
 
 def check_choice(name: str, x: Any, choices: Sequence[str]) -> str:

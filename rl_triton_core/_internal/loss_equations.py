@@ -5,7 +5,7 @@ those names to its own operations (`bind_equations`), so an equation runs as Tri
 tensors. The loss of an element of a minibatch is computed in three parts:
 
 * a `Head` turns what a network gives into log-probability, entropy and, with an old network's outputs, exact KL;
-* `terms` turns these into the terms that are averaged, and into derivatives of the loss by them;
+* `compute_terms` turns these into the terms that are averaged, and into derivatives of the loss by them;
 * the head turns those derivatives into derivatives by what the network gave.
 """
 
@@ -31,7 +31,7 @@ def clamp(x: Any, low: Any, high: Any) -> Any:
     return select(x < low, low, select(x > high, high, x))
 
 
-def product(x: Any, y: Any) -> Any:
+def multiply_or_zero(x: Any, y: Any) -> Any:
     """The product x·y, which is 0 where x is, even if y is infinite."""
     return select(x == 0.0, 0.0, x * y)
 
@@ -68,32 +68,32 @@ class Coefficients(NamedTuple):
     kl_clip: Any = math.inf
 
 
-def surrogate(log_ratio: Any, advantage: Any, low: Any, high: Any, dual_clip: Any) -> tuple[Any, Any, Any]:
+def clip_surrogate(log_ratio: Any, advantage: Any, low: Any, high: Any, dual_clip: Any) -> tuple[Any, Any, Any]:
     """The clipped surrogate loss, its derivative by the log-ratio, and the ratio.
 
     −min(r·A, clip(r)·A); where A < 0 at most −dual_clip·A.
     """
     ratio = exp(log_ratio)
-    free = product(advantage, ratio)
-    clipped = product(advantage, clamp(ratio, low, high))
+    free = multiply_or_zero(advantage, ratio)
+    clipped = multiply_or_zero(advantage, clamp(ratio, low, high))
     objective = select(clipped < free, clipped, free)
     least = select(advantage < 0.0, dual_clip * advantage, objective)
     loss = -select(objective < least, least, objective)
     return loss, select((clipped < free) | (objective < least), 0.0, -free), ratio
 
 
-def squared(error: Any, delta: Any) -> tuple[Any, Any]:
+def square_error(error: Any, delta: Any) -> tuple[Any, Any]:
     """The squared error and its derivative."""
     return error * error, 2.0 * error
 
 
-def huber(error: Any, delta: Any) -> tuple[Any, Any]:
+def huber_loss(error: Any, delta: Any) -> tuple[Any, Any]:
     """Huber's loss and its derivative."""
     slope = clamp(error, -delta, delta)
     return slope * (error - 0.5 * slope), slope
 
 
-def no_value(value: Any, old: Any, target: Any, bound: Any, delta: Any) -> tuple[Any, Any]:
+def omit_value(value: Any, old: Any, target: Any, bound: Any, delta: Any) -> tuple[Any, Any]:
     """Without values."""
     return 0.0, 0.0
 
@@ -119,42 +119,42 @@ def clip_error(value: Any, old: Any, target: Any, bound: Any, delta: Any) -> tup
     return select(loss > bound, bound, loss), select(loss > bound, 0.0, slope)
 
 
-def no_kl(x: Any, bound: Any, most: Any) -> tuple[Any, Any]:
+def omit_kl(x: Any, bound: Any, most: Any) -> tuple[Any, Any]:
     """Without a reference policy."""
     return 0.0, 0.0
 
 
-def k1(x: Any, bound: Any, most: Any) -> tuple[Any, Any]:
+def estimate_k1(x: Any, bound: Any, most: Any) -> tuple[Any, Any]:
     """−x, where x is the reference's log-probability minus the policy's; and its derivative by the latter."""
     return select(-x > most, most, -x), select(-x > most, 0.0, 1.0)
 
 
-def k2(x: Any, bound: Any, most: Any) -> tuple[Any, Any]:
+def estimate_k2(x: Any, bound: Any, most: Any) -> tuple[Any, Any]:
     """The value x²/2."""
     kl = 0.5 * x * x
     return select(kl > most, most, kl), select(kl > most, 0.0, -x)
 
 
-def k3(x: Any, bound: Any, most: Any) -> tuple[Any, Any]:
+def estimate_k3(x: Any, bound: Any, most: Any) -> tuple[Any, Any]:
     """The value exp(x) − 1 − x."""
     clamped = clamp(x, -bound, bound)
     kl = exp_remainder(clamped)
     return select(kl > most, most, kl), select((kl > most) | (clamped != x), 0.0, -(kl + clamped))
 
 
-def k1_straight_through(x: Any, bound: Any, most: Any) -> tuple[Any, Any]:
+def estimate_k1_straight_through(x: Any, bound: Any, most: Any) -> tuple[Any, Any]:
     """The value of k1 with the derivative of k2."""
-    kl, _ = k1(x, bound, most)
+    kl, _ = estimate_k1(x, bound, most)
     return kl, -x
 
 
-def k3_straight_through(x: Any, bound: Any, most: Any) -> tuple[Any, Any]:
+def estimate_k3_straight_through(x: Any, bound: Any, most: Any) -> tuple[Any, Any]:
     """The value of k3 with the derivative of k2."""
-    kl, _ = k3(x, bound, most)
+    kl, _ = estimate_k3(x, bound, most)
     return kl, -x
 
 
-def terms(
+def compute_terms(
     policy: Any,
     old_log_prob: Any,
     advantage: Any,
@@ -169,7 +169,7 @@ def terms(
     clip, clip_high, dual_clip, value_coef, value_clip, delta, factor, entropy_coef, kl_coef, bound, most = coefficients
     low, high = 1.0 - clip, 1.0 + clip_high
     log_ratio = clamp(log_prob - old_log_prob, -bound, bound)
-    surrogate_loss, slope, ratio = surrogate(log_ratio, advantage, low, high, dual_clip)
+    surrogate_loss, slope, ratio = clip_surrogate(log_ratio, advantage, low, high, dual_clip)
     slope = select(log_ratio == log_prob - old_log_prob, slope, 0.0)
     value_error, value_slope = clipped_value(value, old_value, target, value_clip, delta)
     kl, kl_slope = estimate_kl(ref_log_prob - log_prob, bound, most)
@@ -184,17 +184,17 @@ def terms(
         clipped,
         ratio,
     )
-    slopes = (slope + product(kl_coef, kl_slope), -entropy_coef, kl_coef, value_coef * factor * value_slope)
+    slopes = (slope + multiply_or_zero(kl_coef, kl_slope), -entropy_coef, kl_coef, value_coef * factor * value_slope)
     return averaged, slopes
 
 
 TERMS = ("policy_loss", "value_loss", "entropy", "kl", "approx_kl", "approx_kl_k1", "clip_fraction", "ratio_mean")
 """The terms, in order. The first four are divided by the loss's normaliser, the others by the sum of the weights."""
 STATISTICS = (*TERMS, "explained_variance", "ratio_min", "ratio_max")
-"""What `summarize` returns after the loss."""
+"""What `summarize_terms` returns after the loss."""
 
 
-def summarize(
+def summarize_terms(
     averaged: Any,
     weight: Any,
     moments: Any,
@@ -218,9 +218,9 @@ def summarize(
     target, target_square, error, error_square = moments
     least, largest = extremes
     value_coef, entropy_coef, kl_coef = coefficients
-    each = invert(divisor)
+    each = invert_or_zero(divisor)
     policy, value, entropy, kl = policy * each, value * each, entropy * each, kl * each
-    share = invert(weight)
+    share = invert_or_zero(weight)
     variance = target_square * share - target * share * target * share
     unexplained = error_square * share - error * share * error * share
     varies = variance > 1e-14 * target_square * share
@@ -230,7 +230,7 @@ def summarize(
     return loss, *statistics, explained, select(weight == 0.0, 0.0, least), select(weight == 0.0, 0.0, largest)
 
 
-def invert(x: Any) -> Any:
+def invert_or_zero(x: Any) -> Any:
     """1/x, which is 0 where x is."""
     return select(x == 0.0, 0.0, 1.0 / select(x == 0.0, 1.0, x))
 
@@ -295,7 +295,7 @@ def categorical_sums(x: Any, y: Any, action: Any, peak: Any) -> tuple[Any, Any, 
     """The chosen logit, exp(logit) and exp(logit)·logit, all less the largest logit."""
     logit = x - peak
     weight = exp(logit)
-    return select(action, logit, 0.0), weight, product(weight, logit)
+    return select(action, logit, 0.0), weight, multiply_or_zero(weight, logit)
 
 
 def categorical_readout(sums: Any) -> tuple[Any, Any]:
@@ -308,14 +308,14 @@ def categorical_slopes(x: Any, y: Any, action: Any, peak: Any, sums: Any, by_log
     """∂ log p[a] / ∂x = 1[a] − p,  ∂H/∂x = −p·(log p + H)."""
     _, entropy = categorical_readout(sums)
     probability = exp(x - peak) / sums[1]
-    surprise = product(probability, x - peak - log(sums[1]) + entropy)
+    surprise = multiply_or_zero(probability, x - peak - log(sums[1]) + entropy)
     return by_log_prob * (select(action, 1.0, 0.0) - probability) - by_entropy * surprise, 0.0
 
 
 def categorical_kl_sums(x: Any, y: Any, old: Any, old_y: Any, peak: Any, old_peak: Any) -> tuple[Any, Any]:
     """The weights exp(old logit), and that times the difference of the logits."""
     weight = exp(old - old_peak)
-    return weight, product(weight, old - old_peak - (x - peak))
+    return weight, multiply_or_zero(weight, old - old_peak - (x - peak))
 
 
 def categorical_kl(sums: Any, kl_sums: Any) -> Any:
@@ -375,20 +375,20 @@ def sigmoid(x: Any) -> Any:
 def bernoulli_sums(x: Any, y: Any, action: Any, peak: Any) -> tuple[Any, Any, Any]:
     """The log-probability of the action, which is 1 with probability sigmoid(x), and the entropy."""
     size = select(x < 0.0, -x, x)
-    entropy = log(1.0 + exp(-size)) + product(exp(-size), size) / (1.0 + exp(-size))
+    entropy = log(1.0 + exp(-size)) + multiply_or_zero(exp(-size), size) / (1.0 + exp(-size))
     return log_sigmoid(select(action == 0.0, -x, x)), entropy, 0.0
 
 
 def bernoulli_slopes(x: Any, y: Any, action: Any, peak: Any, sums: Any, by_log_prob: Any, by_entropy: Any) -> Any:
     """∂ log p / ∂x = a − p,  ∂H/∂x = −x·p·(1 − p)."""
     by_x = select(action == 0.0, -sigmoid(x), sigmoid(-x))
-    return by_log_prob * by_x - by_entropy * product(sigmoid(x) * sigmoid(-x), x), 0.0
+    return by_log_prob * by_x - by_entropy * multiply_or_zero(sigmoid(x) * sigmoid(-x), x), 0.0
 
 
 def bernoulli_kl_sums(x: Any, y: Any, old: Any, old_y: Any, peak: Any, old_peak: Any) -> tuple[Any, Any]:
     """Each action's p_old·(log p_old − log p) + (1 − p_old)·(log(1 − p_old) − log(1 − p))."""
-    ones = product(sigmoid(old), log_sigmoid(old) - log_sigmoid(x))
-    return ones + product(sigmoid(-old), log_sigmoid(-old) - log_sigmoid(-x)), 0.0
+    ones = multiply_or_zero(sigmoid(old), log_sigmoid(old) - log_sigmoid(x))
+    return ones + multiply_or_zero(sigmoid(-old), log_sigmoid(-old) - log_sigmoid(-x)), 0.0
 
 
 def bernoulli_kl_slopes(
@@ -436,16 +436,16 @@ HEADS = {head.name: head for head in (NONE, GIVEN, SAMPLED, CATEGORICAL, GAUSSIA
 
 # -- binding ----------------------------------------------------------------------------------------------------------
 
-DISTANCES = {"mse": squared, "huber": huber}
-CLIPS = {"none": no_value, "sb3": clip_change, "cleanrl": clip_change_or_not, "rllib": clip_error}
+DISTANCES = {"mse": square_error, "huber": huber_loss}
+CLIPS = {"none": omit_value, "sb3": clip_change, "cleanrl": clip_change_or_not, "rllib": clip_error}
 ESTIMATORS = {
-    "none": no_kl,
-    "k1": k1,
-    "k2": k2,
-    "k3": k3,
-    "k1+": k1_straight_through,
-    "k2+": k2,
-    "k3+": k3_straight_through,
+    "none": omit_kl,
+    "k1": estimate_k1,
+    "k2": estimate_k2,
+    "k3": estimate_k3,
+    "k1+": estimate_k1_straight_through,
+    "k2+": estimate_k2,
+    "k3+": estimate_k3_straight_through,
 }
 
 
@@ -459,14 +459,25 @@ class Choices(NamedTuple):
 
 
 PARTS = ("sums", "readout", "slopes", "kl_sums", "kl", "kl_slopes")
-HELPERS = (clamp, product, invert, exp_remainder, sigmoid, log_sigmoid, categorical_readout, k1, k3, surrogate)
+HELPERS = (
+    clamp,
+    multiply_or_zero,
+    invert_or_zero,
+    exp_remainder,
+    sigmoid,
+    log_sigmoid,
+    categorical_readout,
+    estimate_k1,
+    estimate_k3,
+    clip_surrogate,
+)
 """What other equations call, in an order in which each calls only those before."""
 
 
 def bind_equations(
     choices: Choices, primitives: Mapping[str, Any], make: Callable[[Any], Any] = lambda function: function
 ) -> dict[str, Any]:
-    """The equations of a call by name: the `PARTS` of its head, `terms` and `summarize`.
+    """The equations of a call by name: the `PARTS` of its head, `compute_terms` and `summarize_terms`.
 
     Args:
         choices: Which equations.
@@ -476,18 +487,18 @@ def bind_equations(
     head = HEADS[choices.head]
     names = dict(primitives)
 
-    def add(name: str, function: Any) -> None:
+    def add_equation(name: str, function: Any) -> None:
         names[name] = make(bind(function, **names))
 
     for function in HELPERS:
-        add(function.__name__, function)
-    add("distance", DISTANCES[choices.distance])
-    add("clip_change", clip_change)
-    add("clipped_value", CLIPS[choices.clipped_value])
-    add("estimate_kl", ESTIMATORS[choices.estimate_kl])
-    add("terms", terms)
-    add("summarize", summarize)
+        add_equation(function.__name__, function)
+    add_equation("distance", DISTANCES[choices.distance])
+    add_equation("clip_change", clip_change)
+    add_equation("clipped_value", CLIPS[choices.clipped_value])
+    add_equation("estimate_kl", ESTIMATORS[choices.estimate_kl])
+    add_equation("compute_terms", compute_terms)
+    add_equation("summarize_terms", summarize_terms)
     for name in PARTS:
         if getattr(head, name) is not stand_in:
-            add(name, getattr(head, name))
+            add_equation(name, getattr(head, name))
     return names

@@ -86,7 +86,7 @@ class LossProblem:
         wide = any(x.dtype == torch.float64 for x in (*self.differentiable, *streams))
         return torch.float64 if wide else torch.float32
 
-    def parts(self, tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
+    def split_inputs(self, tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
         """Inputs, or tensors like them, of each of the distributions side by side, in place."""
         if not self.head.indexed:
             return [tuple(tensors)]
@@ -94,7 +94,7 @@ class LossProblem:
             tensors = torch.split(tensors[0], list(self.sizes), 1)
         return [(x,) for x in tensors]
 
-    def gradients(self) -> list[Stream]:
+    def allocate_gradients(self) -> list[Stream]:
         """Memory for the gradients that are wanted, None for the others."""
         return [
             torch.empty_like(x, dtype=gradient_dtype(x), memory_format=torch.contiguous_format) if want else None

@@ -35,17 +35,19 @@ def solve_loss(
     if graph:
         loss, statistics, *_ = LossFunction.apply(problem, backend, *inputs)  # type: ignore[no-untyped-call]
         return loss, statistics
-    results = execute(problem, backend)
+    results = run_backend(problem, backend)
     return results.loss, results.statistics
 
 
-def execute(problem: LossProblem, backend: str | None) -> Results:
+def run_backend(problem: LossProblem, backend: str | None) -> Results:
     """Compute by a backend. Without elements there is nothing to compute."""
     if problem.like.shape[0]:
         return choose(backend, problem.like.device).loss(problem)
     statistics = torch.zeros(len(STATISTICS), dtype=problem.dtype, device=problem.like.device)
     statistics[STATISTICS.index("explained_variance")].fill_(math.nan)
-    return Results(statistics.new_zeros(()), statistics, [x.zero_() for x in problem.gradients() if x is not None])
+    return Results(
+        statistics.new_zeros(()), statistics, [x.zero_() for x in problem.allocate_gradients() if x is not None]
+    )
 
 
 class LossFunction(torch.autograd.Function):
@@ -54,7 +56,7 @@ class LossFunction(torch.autograd.Function):
     @staticmethod
     def forward(problem: LossProblem, backend: str | None, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Compute all."""
-        loss, statistics, gradients = execute(problem, backend)
+        loss, statistics, gradients = run_backend(problem, backend)
         return loss, statistics, *gradients
 
     @staticmethod
@@ -183,7 +185,7 @@ def loss_operator(
         rule,
         wanted,
     )
-    loss, statistics, gradients = execute(problem, backend or None)
+    loss, statistics, gradients = run_backend(problem, backend or None)
     return [loss, statistics, *gradients]
 
 
@@ -207,7 +209,7 @@ def _(
     problem = LossProblem(Choices(*choices.split(",")), (), Streams(*streams), wanted=tuple(wanted))
     problem.inputs = tuple(inputs)
     loss = inputs[0].new_empty((), dtype=problem.dtype)
-    return [loss, loss.new_empty(len(STATISTICS)), *(x for x in problem.gradients() if x is not None)]
+    return [loss, loss.new_empty(len(STATISTICS)), *(x for x in problem.allocate_gradients() if x is not None)]
 
 
 def keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:

@@ -94,13 +94,13 @@ def moments_by_id(r: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, tor
     x = r[order]
     first = x[offsets[group]]
 
-    def totals(values: torch.Tensor) -> torch.Tensor:
+    def sum_groups(values: torch.Tensor) -> torch.Tensor:
         """The sum over each element's group."""
         sums = torch.segment_reduce(values, "sum", offsets=offsets, axis=0, unsafe=True, initial=0)
         return sums[group]
 
-    count = totals(torch.ones_like(x))
-    mean = first + totals(x - first) / count
-    m2 = totals((x - mean).square())
+    count = sum_groups(torch.ones_like(x))
+    mean = first + sum_groups(x - first) / count
+    m2 = sum_groups((x - mean).square())
     back = torch.empty_like(order).scatter_(0, order, torch.arange(len(ids), device=ids.device))
     return count[back], mean[back], m2[back]

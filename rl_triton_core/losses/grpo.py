@@ -13,7 +13,7 @@ from rl_triton_core._internal.loss_arguments import (
     check_choice,
     check_coefficient,
     check_detached,
-    detach,
+    drop_graph,
     elements_of,
 )
 from rl_triton_core._internal.loss_problem import LossProblem
@@ -117,7 +117,7 @@ def grpo_loss(
         kl_clip=kl_clip,
     )
     add_sequences(problem, elements, advantages, cu_seqlens)
-    aggregate(problem, log_probs.shape, check_choice("aggregation", aggregation, AGGREGATIONS), normalizer)
+    aggregate_tokens(problem, log_probs.shape, check_choice("aggregation", aggregation, AGGREGATIONS), normalizer)
     loss, statistics = solve_loss(problem, network, backend)
     return PPOLoss(loss, *statistics.unbind())
 
@@ -140,10 +140,10 @@ def add_sequences(problem: LossProblem, elements: Elements, advantages: Any, cu_
     check.check_device("advantages", advantages, elements.device)
     check_detached("advantages", advantages)
     problem.per_sequence = not per_token
-    problem.streams = problem.streams._replace(advantages=detach(advantages).reshape(-1).contiguous())
+    problem.streams = problem.streams._replace(advantages=drop_graph(advantages).reshape(-1).contiguous())
 
 
-def aggregate(problem: LossProblem, shape: torch.Size, aggregation: str, normalizer: Any) -> None:
+def aggregate_tokens(problem: LossProblem, shape: torch.Size, aggregation: str, normalizer: Any) -> None:
     """Weights of the sequences, and what the weighted sum is divided by."""
     streams = problem.streams
     divisor = None if normalizer is None else check_coefficient("normalizer", normalizer)

@@ -14,7 +14,7 @@ from rl_triton_core._internal.loss_arguments import (
     build_problem,
     check_detached,
     check_normalization,
-    detach,
+    drop_graph,
     elements_of,
 )
 from rl_triton_core._internal.losses import solve_loss
@@ -531,7 +531,7 @@ def check_log_std(elements: Elements, name: str, log_std: Any, mean: torch.Tenso
     check.check_tensor(name, log_std, check.REAL_DTYPES)
     if log_std.shape != mean.shape and log_std.numel() == size == log_std.shape[-1]:
         check.check_device(name, log_std, elements.device)
-        return detach(log_std).reshape(size).contiguous()
+        return drop_graph(log_std).reshape(size).contiguous()
     return elements.check_matrix(name, log_std, size)
 
 

@@ -36,7 +36,7 @@ class Backend:
     run: Callable[[Problem], None]
     unavailable: Callable[[torch.device], str | None]
     normalize: Callable[[Task, Exchange | None], None] = reference_moments.run
-    loss: Callable[[LossProblem], Results] = reference_losses.run
+    loss: Callable[[LossProblem], Results] = reference_losses.compute_loss
     scale: Callable[[Sequence[torch.Tensor], torch.Tensor], None] = scale_in_place
     supports_expectation: bool = False
 

@@ -23,6 +23,7 @@ from rl_triton_core._internal.backends import Backend
 from rl_triton_core._internal.fast_path import RecordedLaunch, ResolvedLaunch, record_launch
 from rl_triton_core._internal.kernels import serial, serial_memory
 from rl_triton_core._internal.kernels.serial_memory import PRIMITIVES, Arguments, StreamType, make_loader
+from rl_triton_core._internal.loss_problem import LossProblem, Results
 from rl_triton_core._internal.moments import Exchange, Task
 from rl_triton_core._internal.recurrence import Problem, Recurrence, Stream, bind
 from rl_triton_core._internal.threads import get_num_threads, run_chunks
@@ -60,7 +61,14 @@ def normalize(task: Task, exchange: Exchange | None) -> None:
     cpu_moments.run(task, exchange)
 
 
-BACKEND = Backend(run=run, unavailable=unavailable, normalize=normalize)
+def compute_loss(problem: LossProblem) -> Results:
+    """Compute a loss and its gradients."""
+    from rl_triton_core._internal.backends import cpu_losses
+
+    return cpu_losses.compute_loss(problem)
+
+
+BACKEND = Backend(run=run, unavailable=unavailable, normalize=normalize, loss=compute_loss)
 
 
 def stage(out: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:

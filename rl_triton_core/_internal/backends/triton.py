@@ -20,6 +20,7 @@ from rl_triton_core._internal.kernels.config import KernelConfig
 from rl_triton_core._internal.kernels.equations import compile_equation
 from rl_triton_core._internal.kernels.expectation import BLOCK_ACTIONS
 from rl_triton_core._internal.kernels.launch import Launch
+from rl_triton_core._internal.loss_problem import LossProblem, Results
 from rl_triton_core._internal.moments import Exchange, Task
 from rl_triton_core._internal.recurrence import Expectation, Problem, Recurrence, Stream
 from rl_triton_core._internal.traced_numbers import untrace
@@ -270,4 +271,25 @@ def normalize(task: Task, exchange: Exchange | None) -> None:
     triton_moments.run(task, exchange)
 
 
-BACKEND = Backend(run=run, unavailable=unavailable, normalize=normalize, supports_expectation=True)
+def compute_loss(problem: LossProblem) -> Results:
+    """Compute a loss and its gradients."""
+    from rl_triton_core._internal.backends import triton_losses
+
+    return triton_losses.compute_loss(problem)
+
+
+def scale_gradients(gradients: Sequence[torch.Tensor], factor: torch.Tensor) -> None:
+    """Multiply gradients by a number in place."""
+    from rl_triton_core._internal.backends import triton_losses
+
+    triton_losses.scale_gradients(gradients, factor)
+
+
+BACKEND = Backend(
+    run=run,
+    unavailable=unavailable,
+    normalize=normalize,
+    loss=compute_loss,
+    scale=scale_gradients,
+    supports_expectation=True,
+)

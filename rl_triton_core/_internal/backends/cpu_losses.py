@@ -1,0 +1,314 @@
+"""The losses on the CPU: one compiled pass over spans of elements, which threads share.
+
+Spans are those of the minibatch, and are added in their order: results do not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+import torch
+
+from rl_triton_core._internal import loss_equations
+from rl_triton_core._internal.backends.cpu import digest
+from rl_triton_core._internal.backends.cpu_moments import each, merged, scalar_standardizer
+from rl_triton_core._internal.kernels import serial_losses as kernels
+from rl_triton_core._internal.kernels.serial import INNER
+from rl_triton_core._internal.loss_equations import HEADS, Choices, bind_equations
+from rl_triton_core._internal.loss_problem import LossProblem, Results, Stream
+from rl_triton_core._internal.recurrence import bind
+
+SPAN = 1 << 13
+"""Elements of a span: enough to pay for handing it to a thread."""
+SCALARS = {torch.float32: np.float32, torch.float64: np.float64}
+SCALAR_PRIMITIVES = {
+    "select": lambda condition, chosen, otherwise: chosen if condition else otherwise,
+    "exp": math.exp,
+    "log": math.log,
+}
+
+
+def compute_loss(problem: LossProblem) -> Results:
+    """Compute a loss and its gradients."""
+    size, dtype = problem.like.shape[0], problem.dtype
+    gradients = problem.allocate_gradients()
+    staged = [x if x is None or x.dtype == dtype else torch.empty_like(x, dtype=dtype) for x in gradients]
+    arguments = marshal_arguments(problem, staged)
+    moments = find_moments(problem, arguments)
+    divisor = find_divisor(problem, moments[0])
+    if problem.rule is not None:
+        if problem.exchange is not None:
+            moments = merged(problem.exchange(torch.tensor([moments], dtype=torch.float64)).tolist())
+        arguments = arguments._replace(scaling=scalar_standardizer(*moments, *problem.rule))
+    share = SCALARS[dtype](1 / divisor if divisor else 0.0)
+    shared = shared_gradient(problem, gradients)
+    spans = [(first, min(first + SPAN, size)) for first in range(0, size, SPAN)]
+    totals = np.empty((len(spans), kernels.TOTALS))
+    sums_by_y = np.zeros((len(spans), 0 if shared is None else shared.shape[0]))
+    evaluate_heads, write_gradients = compile_head(describe_head(problem, arguments))
+    evaluate_terms = compile_terms(problem.choices._replace(head="none"), dtype == torch.float64)
+    inputs = arguments.network, arguments.old_network, arguments.actions
+
+    def compute_span(first: int, end: int) -> None:
+        count = end - first
+        scratch = np.empty((kernels.ROWS, count), SCALARS[dtype])
+        state = np.empty((len(arguments.network[0]), kernels.STATES, count), SCALARS[dtype])
+        evaluate_heads(*inputs, arguments.streams, arguments.sequences, arguments.scaling, first, count, scratch, state)
+        evaluate_terms(scratch, count, arguments.coefficients, share, totals[first // SPAN])
+        if gradients:
+            by_y = sums_by_y[first // SPAN]
+            write_gradients(*inputs, first, count, scratch, state, arguments.gradients, by_y)
+
+    each(spans, compute_span)
+    if shared is not None:
+        shared.copy_(torch.from_numpy(sums_by_y.sum(0)))
+    for gradient, stage in zip(gradients, staged, strict=True):
+        if gradient is not None and gradient is not shared and stage is not gradient:
+            gradient.copy_(stage)  # type: ignore[arg-type]
+    loss, *statistics = summarize(problem, totals, divisor)
+    wanted = [x for x in gradients if x is not None]
+    return Results(torch.tensor(loss, dtype=dtype), torch.tensor(statistics, dtype=dtype), wanted)
+
+
+def shared_gradient(problem: LossProblem, gradients: Sequence[Stream]) -> Stream:
+    """The gradient by what all elements have in common, if it is wanted."""
+    pairs = zip(problem.differentiable, gradients, strict=True)
+    return next((gradient for x, gradient in pairs if x.ndim == 1), None)
+
+
+def find_divisor(problem: LossProblem, weight: float) -> float:
+    """What the loss is divided by: the sum of the weights, unless the call says otherwise."""
+    if problem.streams.normalizer is not None:
+        return float(problem.streams.normalizer)
+    return weight if problem.normalizer is None else problem.normalizer
+
+
+def summarize(problem: LossProblem, totals: np.ndarray, divisor: float) -> Sequence[float]:
+    """The loss and the statistics, from sums over all spans."""
+    sums = totals.sum(0).tolist()
+    extremes = float(totals[:, kernels.LEAST].min()), float(totals[:, kernels.LARGEST].max())
+    numbers = problem.coefficients
+    weights = float(numbers.value_coef), float(numbers.entropy_coef), float(numbers.kl_coef)
+    moments = sums[kernels.MOMENTS : kernels.LEAST]
+    count = kernels.WEIGHT_SUM
+    result: Sequence[float] = scalar_summary(sums[:count], sums[count], moments, extremes, divisor, weights, math.nan)
+    return result
+
+
+scalar_summary = bind_equations(Choices("none"), SCALAR_PRIMITIVES)["summarize_terms"]
+
+# -- arguments --------------------------------------------------------------------------------------------------------
+
+
+class Arguments(NamedTuple):
+    """What the kernel takes first, as NumPy arrays and numbers. What is absent is an array of size 0."""
+
+    network: tuple[tuple[np.ndarray, ...], np.ndarray]
+    """The x of each distribution, and y, with one row if elements share it."""
+    old_network: tuple[tuple[np.ndarray, ...], np.ndarray]
+    actions: np.ndarray
+    streams: tuple[np.ndarray, ...]
+    sequences: tuple[Any, ...]
+    gradients: tuple[tuple[np.ndarray, ...], np.ndarray, np.ndarray]
+    coefficients: tuple[Any, ...]
+    scaling: tuple[float, float] = (0.0, 1.0)
+
+
+def marshal_arguments(problem: LossProblem, gradients: Sequence[Stream]) -> Arguments:
+    """A problem as kernel arguments, without copies where dtypes allow."""
+    dtype, streams = problem.dtype, problem.streams
+    absent = {n: np.empty((0,) * n, SCALARS[dtype]) for n in (1, 2)}
+
+    def as_array(x: Stream, ndim: int = 1) -> np.ndarray:
+        if x is None:
+            return absent[ndim]
+        x = x if x.dtype == dtype else x.to(dtype)
+        return (x.reshape(-1) if ndim == 1 else x if x.ndim == 2 else x.view(1, -1)).numpy()
+
+    def as_network(tensors: Sequence[torch.Tensor]) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+        parts = problem.split_inputs(tensors)
+        if not tensors:
+            parts = [(torch.zeros(1, 1, dtype=dtype).expand(problem.like.shape[0], 1),)]
+        return tuple(as_array(part[0], 2) for part in parts), as_array(parts[0][1] if len(parts[0]) > 1 else None, 2)
+
+    network = as_network(problem.inputs)
+    actions = network[0][0]
+    if streams.actions is not None:
+        actions = streams.actions.long().numpy() if problem.head.indexed else as_array(streams.actions, 2)
+    floating = streams.mask is not None and streams.mask.is_floating_point()
+    flags = np.empty(0, np.uint8) if streams.mask is None or floating else streams.mask.view(torch.uint8).numpy()
+    offsets = np.empty(0, np.int64) if streams.cu_seqlens is None else streams.cu_seqlens.long().numpy()
+    ordered = streams.old_log_probs, streams.advantages, streams.ref_log_probs, problem.values, streams.returns
+    return Arguments(
+        network,
+        as_network(problem.old_inputs) if problem.old_inputs else network,
+        actions,
+        (*map(as_array, (*ordered, streams.old_values)), flags, as_array(streams.mask if floating else None)),
+        (offsets, as_array(streams.scale), problem.length, problem.per_sequence),
+        marshal_gradients(problem, gradients, as_array),
+        tuple(SCALARS[dtype](float(x)) for x in problem.coefficients),
+    )
+
+
+def marshal_gradients(problem: LossProblem, gradients: Sequence[Stream], as_array: Any) -> Any:
+    """Where to write the gradients by x, y and the values."""
+    num_inputs = len(problem.inputs)
+    by_values = gradients[num_inputs] if problem.values is not None else None
+    if problem.head.indexed:
+        given = [
+            torch.empty(0, x.shape[1]) if g is None else g for x, g in zip(problem.inputs, gradients, strict=False)
+        ]
+        return (
+            tuple(as_array(part[0], 2) for part in problem.split_inputs(given)),
+            as_array(None, 2),
+            as_array(by_values),
+        )
+    by_x, by_y = (*gradients[:num_inputs], None, None)[:2]
+    return (as_array(by_x, 2),), as_array(None if by_y is None or by_y.ndim == 1 else by_y, 2), as_array(by_values)
+
+
+def find_moments(problem: LossProblem, arguments: Arguments) -> tuple[float, float, float]:
+    """The sum of the weights of the mask, and mean and M2 of the advantages if they are normalised."""
+    *_, flags, weights = arguments.streams
+    if problem.rule is not None:
+        moments: tuple[float, float, float] = compile_moments()(arguments.streams[1], flags, weights)
+        return moments
+    if len(flags):
+        return float(np.count_nonzero(flags)), 0.0, 0.0
+    return float(weights.sum(dtype=np.float64) if len(weights) else problem.like.shape[0]), 0.0, 0.0
+
+
+# -- compilation ------------------------------------------------------------------------------------------------------
+
+
+class HeadVariant(NamedTuple):
+    """What the compiled code of a head depends on."""
+
+    head: str
+    has_old: bool
+    float64: bool
+    parts: int
+    contiguous: bool
+    """Whether all matrices are."""
+
+
+def describe_head(problem: LossProblem, arguments: Arguments) -> HeadVariant:
+    """The variant that takes these arguments."""
+    (xs, y), (old_xs, old_y), (by_xs, by_y, _) = arguments.network, arguments.old_network, arguments.gradients
+    matrices = *xs, y, *old_xs, old_y, *by_xs, by_y, arguments.actions
+    contiguous = all(x.flags.c_contiguous for x in matrices)
+    return HeadVariant(
+        problem.choices.head, bool(problem.old_inputs), problem.dtype == torch.float64, len(xs), contiguous
+    )
+
+
+def describe_types(variant: HeadVariant) -> tuple[Any, Any]:
+    """Numba's types of the arguments of `evaluate_heads` and `write_gradients`."""
+    real = numba.float64 if variant.float64 else numba.float32
+    layout = "C" if variant.contiguous else "A"
+
+    def array(dtype: Any, ndim: int, writable: bool = False, layout: str = "C") -> Any:
+        return numba.types.Array(dtype, ndim, layout, readonly=not writable)
+
+    def matrices(writable: bool = False) -> Any:
+        return numba.types.UniTuple(array(real, 2, writable, layout), variant.parts)
+
+    integers, pairs = numba.int64, numba.types.UniTuple
+    network = numba.types.Tuple([matrices(), array(real, 2, False, layout)])
+    actions = array(integers if HEADS[variant.head].indexed else real, 2, False, layout)
+    streams = numba.types.Tuple([*[array(real, 1)] * 6, array(numba.uint8, 1), array(real, 1)])
+    sequences = numba.types.Tuple([array(integers, 1), array(real, 1), integers, numba.boolean])
+    gradients = numba.types.Tuple([matrices(True), array(real, 2, True, layout), array(real, 1, True)])
+    span = integers, integers, array(real, 2, True), array(real, 3, True)
+    inputs = network, network, actions
+    scaling = pairs(numba.float64, 2)
+    return (
+        numba.void(*inputs, streams, sequences, scaling, *span),
+        numba.void(*inputs, *span, gradients, array(numba.float64, 1, True)),
+    )
+
+
+@cache
+def compile_head(variant: HeadVariant) -> tuple[Any, Any]:
+    """`evaluate_heads` and `write_gradients` with a head's equations in them."""
+    names = compile_equations(Choices(variant.head), variant.float64)
+    compile_part = partial(compile_function, float64=variant.float64)
+    if not variant.has_old:
+        names |= {f"kl{part}": compile_part(getattr(kernels, f"no_kl{part}")) for part in ("", "_sums", "_slopes")}
+    chosen = INDEXED if HEADS[variant.head].indexed else PLAIN
+    names |= {key: compile_part(getattr(kernels, name)) for key, name in chosen.items()}
+    for key in ("weight_of", "row_of", "read_stream", "read_streams"):
+        names[key] = compile_part(bind(getattr(kernels, key), **names))
+    types = describe_types(variant)
+    functions = kernels.evaluate_heads, kernels.write_gradients
+    first, second = (
+        compile_kernel(bind(function, **names), signature, variant.float64, variant)
+        for function, signature in zip(functions, types, strict=True)
+    )
+    return first, second
+
+
+@cache
+def compile_terms(choices: Choices, float64: bool) -> Any:
+    """`evaluate_terms` with the equations that a call chooses in it."""
+    names = compile_equations(choices, float64)
+    names["find_extremes"] = compile_function(kernels.find_extremes, float64)
+    real = numba.float64 if float64 else numba.float32
+    numbers = numba.types.UniTuple(real, len(loss_equations.Coefficients._fields))
+    totals = numba.types.Array(numba.float64, 1, "C")
+    signature = numba.void(numba.types.Array(real, 2, "C"), numba.int64, numbers, real, totals)
+    return compile_kernel(bind(kernels.evaluate_terms, **names), signature, float64, choices)
+
+
+def compile_kernel(function: Any, signature: Any, float64: bool, variant: Any) -> Any:
+    """A function that Python calls, kept on disk between processes under a name of its own."""
+    kernel = with_typed_constants(function, np.float64 if float64 else np.float32)
+    kernel.__name__ = kernel.__qualname__ = f"{function.__name__}_{digest((SOURCES, variant, float64))}"
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc"}}
+    try:
+        return numba.njit([signature], cache=True, **options)(kernel)
+    except RuntimeError:  # no directory to keep it in
+        return numba.njit([signature], **options)(kernel)
+
+
+def compile_equations(choices: Choices, float64: bool) -> dict[str, Any]:
+    """The equations of a call, and their primitives."""
+    names: dict[str, Any] = {"select": compile_function(kernels.select, float64)}
+    for primitive in ("exp", "log"):
+        function = getattr(kernels, f"{primitive}_float{64 if float64 else 32}")
+        names[primitive] = compile_function(function, float64, np.int32, fastmath={"contract"})
+    return bind_equations(choices, names, partial(compile_function, float64=float64, fastmath={"contract"}))
+
+
+def compile_function(function: Any, float64: bool, integer: Any = int, **options: Any) -> Any:
+    """A function that compiled functions call."""
+    typed = with_typed_constants(function, np.float64 if float64 else np.float32, integer)
+    return numba.njit(**INNER, **options)(typed)
+
+
+INDEXED = {"action_at": "is_chosen", "action_exists": "is_in_range", "peak_of": "largest_of"}
+PLAIN = {"action_at": "read_action", "action_exists": "is_any", "peak_of": "zero_of"}
+"""What the helpers of a head are, if its actions are indices, and if not."""
+SOURCES = [Path(str(module.__file__)).read_bytes() for module in (kernels, loss_equations)]
+
+
+def with_typed_constants(function: Any, real: Any, integer: Any = int) -> Any:
+    """A copy of a function whose numbers have these types: Python's own would widen the arithmetic."""
+    copy = bind(function)
+    types = {float: real, int: integer}
+    constants = tuple(types[type(x)](x) if type(x) in types else x for x in function.__code__.co_consts)
+    copy.__code__ = copy.__code__.replace(co_consts=constants)
+    return copy
+
+
+@cache
+def compile_moments() -> Any:
+    """The function of this name, and what it calls."""
+    weight_of = numba.njit(**INNER)(kernels.weight_of)
+    return numba.njit(nogil=True, error_model="numpy")(bind(kernels.weighted_moments, weight_of=weight_of))

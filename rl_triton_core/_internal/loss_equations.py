@@ -226,8 +226,20 @@ def summarize_terms(
     varies = variance > 1e-14 * target_square * share
     explained = select(varies, 1.0 - unexplained / select(varies, variance, 1.0), undefined)
     loss = policy + value_coef * value - entropy_coef * entropy + kl_coef * kl
-    statistics = policy, value, entropy, kl, approx_kl * share, approx_kl_k1 * share, clipped * share, ratio * share
-    return loss, *statistics, explained, select(weight == 0.0, 0.0, least), select(weight == 0.0, 0.0, largest)
+    return (
+        loss,
+        policy,
+        value,
+        entropy,
+        kl,
+        approx_kl * share,
+        approx_kl_k1 * share,
+        clipped * share,
+        ratio * share,
+        explained,
+        select(weight == 0.0, 0.0, least),
+        select(weight == 0.0, 0.0, largest),
+    )
 
 
 def invert_or_zero(x: Any) -> Any:

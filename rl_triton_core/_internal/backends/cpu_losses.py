@@ -71,7 +71,7 @@ def compute_loss(problem: LossProblem) -> Results:
     for gradient, stage in zip(gradients, staged, strict=True):
         if gradient is not None and gradient is not shared and stage is not gradient:
             gradient.copy_(stage)  # type: ignore[arg-type]
-    loss, *statistics = summarize(problem, totals, divisor)
+    loss, *statistics = summarize_totals(problem, totals, divisor)
     wanted = [x for x in gradients if x is not None]
     return Results(torch.tensor(loss, dtype=dtype), torch.tensor(statistics, dtype=dtype), wanted)
 
@@ -89,7 +89,7 @@ def find_divisor(problem: LossProblem, weight: float) -> float:
     return weight if problem.normalizer is None else problem.normalizer
 
 
-def summarize(problem: LossProblem, totals: np.ndarray, divisor: float) -> Sequence[float]:
+def summarize_totals(problem: LossProblem, totals: np.ndarray, divisor: float) -> Sequence[float]:
     """The loss and the statistics, from sums over all spans."""
     sums = totals.sum(0).tolist()
     extremes = float(totals[:, kernels.LEAST].min()), float(totals[:, kernels.LARGEST].max())

@@ -19,11 +19,11 @@ from rl_triton_core._internal.kernels.launch import next_power_of_2
 from rl_triton_core._internal.loss_equations import STATISTICS, Choices
 from rl_triton_core._internal.loss_problem import LossProblem, Results, Stream
 
-TILE_NUMBERS, TILE_ELEMENTS = 2048, 256
+TILE_NUMBERS, TILE_ELEMENTS = 1024, 256
 """The most of a tile: what a network gives, and elements."""
 NUM_WARPS = 4
 MAX_PROGRAMS = 512
-"""`finish` reads what each of them left at once."""
+"""`finish_sums` reads what each of them left at once."""
 WEIGH_BLOCK, SCALE_BLOCK = 1024, 1024
 EQUATIONS = {
     "SUM_TERMS": "sums",
@@ -66,7 +66,8 @@ class Tiles(NamedTuple):
 def cut_tiles(problem: LossProblem) -> Tiles:
     """Tiles that hold a number of everything that a network gives for some elements."""
     width = next_power_of_2(max(problem.sizes)) if problem.inputs else 1
-    block = max(16, min(TILE_ELEMENTS, TILE_NUMBERS // (width * len(problem.sizes if problem.head.indexed else (1,)))))
+    numbers = width * len(problem.split_inputs(problem.inputs)) if problem.inputs else 1
+    block = max(16, min(TILE_ELEMENTS, next_power_of_2(TILE_NUMBERS // numbers + 1) // 2))
     return Tiles(width, block, -(-problem.like.shape[0] // block))
 
 
@@ -81,12 +82,12 @@ def compute_loss(problem: LossProblem) -> Results:
     loss = problem.like.new_empty((), dtype=torch.float32)
     statistics = problem.like.new_empty(len(STATISTICS), dtype=torch.float32)
     with device_guard(problem.like.device):
-        for call in launches(problem, gradients, loss, statistics):
+        for call in list_launches(problem, gradients, loss, statistics):
             call.kernel[(call.programs,)](*call.arguments, **call.constants, num_warps=NUM_WARPS)
     return Results(loss, statistics, [x for x in gradients if x is not None])
 
 
-def launches(
+def list_launches(
     problem: LossProblem, gradients: Sequence[Stream], loss: torch.Tensor, statistics: torch.Tensor
 ) -> Iterator[Call]:
     """The launches, in order."""
@@ -100,7 +101,7 @@ def launches(
         programs = min(-(-size // WEIGH_BLOCK), MAX_PROGRAMS)
         every = parts = like.new_empty((programs, 3), dtype=torch.float64)
         arguments = problem.streams.advantages, problem.streams.mask, size, parts
-        yield Call(kernels.weigh, programs, arguments, {"BLOCK": WEIGH_BLOCK})
+        yield Call(kernels.weigh_elements, programs, arguments, {"BLOCK": WEIGH_BLOCK})
         if problem.exchange is not None:
             own = parts.new_empty((1, 3))
             yield Call(moments.merge, 1, (parts, programs, own), {"PARTS": next_power_of_2(programs)})
@@ -136,13 +137,15 @@ def launches(
         "PARTS": capacity,
         "ONE_TILE": tiles.number == 1,
     }
-    yield Call(kernels.compute, tiles.programs, arguments, {**constants, "WIDTH": tiles.width, "BLOCK": tiles.block})
+    yield Call(
+        kernels.compute_tiles, tiles.programs, arguments, {**constants, "WIDTH": tiles.width, "BLOCK": tiles.block}
+    )
     if tiles.number > 1:
         outputs = loss, statistics
         arguments = partials, shared_partials, tiles.programs, shared, numbers, *sums, *outputs
         common = {name: constants[name] for name in ("SUMMARIZE", "POINTERS", "HAS_DIVISOR", "PARTS")}
         programs = 1 + (0 if shared is None else len(shared))
-        yield Call(kernels.finish, programs, arguments, {**common, "PROGRAMS": next_power_of_2(tiles.programs)})
+        yield Call(kernels.finish_sums, programs, arguments, {**common, "PROGRAMS": next_power_of_2(tiles.programs)})
 
 
 def head_arguments(problem: LossProblem) -> tuple[Any, ...]:

@@ -1,7 +1,7 @@
 """The losses, for Triton: one pass over the elements of a minibatch for values and gradients, and one over its sums.
 
 A program walks over tiles of [BLOCK] elements, or of [BLOCK, WIDTH] numbers where a network gives several for each. It
-adds up in float64, and leaves its sums in a row of `partials`, which `finish` adds in one order. Nothing is atomic.
+adds up in float64, and leaves its sums in a row of `partials`, which `finish_sums` adds in one order. Nothing is atomic.
 Tensors that are absent are None, or, in a tuple, anything.
 """
 
@@ -76,7 +76,7 @@ def read_weight(mask, index, inside):
 
 
 @triton.jit
-def spread(x, WIDTH: tl.constexpr):
+def expand_row(x, WIDTH: tl.constexpr):
     """What there is one of per element beside the numbers of each."""
     return x if WIDTH == 1 else tl.expand_dims(x, 1)
 
@@ -132,7 +132,7 @@ def weigh_tile(x, weight):
 
 
 @triton.jit(do_not_specialize=["size"])
-def weigh(advantages, mask, size, parts, BLOCK: tl.constexpr):
+def weigh_elements(advantages, mask, size, parts, BLOCK: tl.constexpr):
     """Sum of the weights, and mean and M2 of the advantages, of every program's tiles (Chan et al. 1979)."""
     count = tl.full([], 0, tl.float64)
     mean = tl.full([], 0, tl.float64)
@@ -172,7 +172,7 @@ def read_action(
     """The action of each element, or which of its numbers that chose; and whether there is such an action."""
     if INDEXED:
         chosen = tl.load(actions + index.to(tl.int64) * actions_stride + part, mask=valid, other=0)
-        return spread(chosen, WIDTH) == columns, (chosen >= 0) & (chosen < width)
+        return expand_row(chosen, WIDTH) == columns, (chosen >= 0) & (chosen < width)
     else:
         return read_matrix(actions, actions_stride, index, columns, where, 0, WIDTH), valid
 
@@ -214,7 +214,7 @@ def weigh_term(term, weight, valid):
 
 
 @triton.jit(do_not_specialize=["size", "num_parts", "num_every"])
-def compute(
+def compute_tiles(
     xs,
     x_strides,
     y,
@@ -318,7 +318,7 @@ def compute(
         if scale is not None:
             weight *= read_stream(scale, sequence, weight != 0)
         valid = weight != 0
-        where = spread(valid, WIDTH)
+        where = expand_row(valid, WIDTH)
 
         log_prob = tl.zeros([BLOCK], tl.float32)
         entropy = tl.zeros([BLOCK], tl.float32)
@@ -376,19 +376,19 @@ def compute(
         share = weight * INVERT(divisor).to(tl.float32)
         if by_values is not None:
             tl.store(by_values + index, tl.where(valid, slopes[3] * share, 0.0), mask=index < size)
-        by_log_prob = spread(tl.where(valid, slopes[0] * share, 0.0), WIDTH)
-        by_entropy = spread(tl.where(valid, slopes[1] * share, 0.0), WIDTH)
-        by_kl = spread(tl.where(valid, slopes[2] * share, 0.0), WIDTH)
+        by_log_prob = expand_row(tl.where(valid, slopes[0] * share, 0.0), WIDTH)
+        by_entropy = expand_row(tl.where(valid, slopes[1] * share, 0.0), WIDTH)
+        by_kl = expand_row(tl.where(valid, slopes[2] * share, 0.0), WIDTH)
         for part in tl.static_range(len(heads)):
             x, own_y, action, peak, sums, old_x, own_old_y, old_peak, kl_sums = heads[part]
-            total = spread(sums[0], WIDTH), spread(sums[1], WIDTH), spread(sums[2], WIDTH)
+            total = expand_row(sums[0], WIDTH), expand_row(sums[1], WIDTH), expand_row(sums[2], WIDTH)
             by_x, by_own_y = SLOPES(x, own_y, action, peak, total, by_log_prob, by_entropy)
             if HAS_OLD:
-                kl_total = spread(kl_sums[0], WIDTH), spread(kl_sums[1], WIDTH)
+                kl_total = expand_row(kl_sums[0], WIDTH), expand_row(kl_sums[1], WIDTH)
                 kl_by_x, kl_by_y = KL_SLOPES(x, own_y, old_x, own_old_y, peak, old_peak, total, kl_total)
                 by_x += MULTIPLY(by_kl, kl_by_x)
                 by_own_y += MULTIPLY(by_kl, kl_by_y)
-            inside = spread(index < size, WIDTH) & (columns < widths[part])
+            inside = expand_row(index < size, WIDTH) & (columns < widths[part])
             if WANTED & (1 << part):
                 by_x = tl.where(where, by_x, 0.0)
                 write_matrix(by_xs[part], by_x_strides[part], index, columns, inside, by_x, WIDTH)
@@ -406,7 +406,7 @@ def compute(
         write_summary(results, extremes, divisor, numbers, loss, statistics, SUMMARIZE, POINTERS)
         if by_shared is not None:
             column = tl.arange(0, WIDTH)
-            tl.store(by_shared + column, shared, mask=column < widths[0])
+            tl.store(by_shared + column, shared.to(tl.float32), mask=column < widths[0])
     else:
         program, programs = tl.program_id(0), tl.num_programs(0)
         for i in tl.static_range(13):
@@ -419,7 +419,7 @@ def compute(
 
 
 @triton.jit(do_not_specialize=["programs", "num_parts"])
-def finish(
+def finish_sums(
     partials,
     shared_partials,
     programs,
@@ -441,9 +441,8 @@ def finish(
     if tl.program_id(0) > 0:
         if by_shared is not None:
             column = tl.program_id(0) - 1
-            tl.store(
-                by_shared + column, tl.sum(tl.load(shared_partials + column * programs + program, mask=inside, other=0))
-            )
+            total = tl.sum(tl.load(shared_partials + column * programs + program, mask=inside, other=0))
+            tl.store(by_shared + column, total.to(tl.float32))
     else:
         count = tl.full([], 0, tl.float64)
         if parts is not None:

@@ -55,7 +55,7 @@ def problem_of(head, n=1 << 20, size=None, dtype=torch.float32, parts=1, exact_k
 
 
 def compile_for(target, problem):
-    """Compile the list_launches of a problem; return for each the compiled kernel, and what a thread of it needs."""
+    """Compile the launches of a problem; return for each the compiled kernel, and what a thread of it needs."""
     gradients = [empty(*x.shape, dtype=x.dtype) for x in problem.differentiable]
     for call in list_launches(problem, gradients, empty(), empty(11)):
         signature, constexprs, attributes = {}, {}, {}

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 
 from rl_triton_core._internal import loss_equations
-from rl_triton_core._internal.backends.cpu import digest
-from rl_triton_core._internal.backends.cpu_moments import each, merged, scalar_standardizer
+from rl_triton_core._internal.backends.cpu import INNER, digest
+from rl_triton_core._internal.backends.cpu_moments import merged, scalar_standardizer
 from rl_triton_core._internal.kernels import serial_losses as kernels
-from rl_triton_core._internal.kernels.serial import INNER
 from rl_triton_core._internal.loss_equations import HEADS, Choices, bind_equations
 from rl_triton_core._internal.loss_problem import LossProblem, Results, Stream
 from rl_triton_core._internal.recurrence import bind
+from rl_triton_core._internal.threads import run_chunks
 
 SPAN = 1 << 13
 """Elements of a span: enough to pay for handing it to a thread."""
@@ -55,8 +55,8 @@ def compute_loss(problem: LossProblem) -> Results:
     evaluate_terms = compile_terms(problem.choices._replace(head="none"), dtype == torch.float64)
     inputs = arguments.network, arguments.old_network, arguments.actions
 
-    def compute_span(first: int, end: int) -> None:
-        count = end - first
+    def compute_span(span: tuple[int, int]) -> None:
+        first, count = span[0], span[1] - span[0]
         scratch = np.empty((kernels.ROWS, count), SCALARS[dtype])
         state = np.empty((len(arguments.network[0]), kernels.STATES, count), SCALARS[dtype])
         evaluate_heads(*inputs, arguments.streams, arguments.sequences, arguments.scaling, first, count, scratch, state)
@@ -65,7 +65,7 @@ def compute_loss(problem: LossProblem) -> Results:
             by_y = sums_by_y[first // SPAN]
             write_gradients(*inputs, first, count, scratch, state, arguments.gradients, by_y)
 
-    each(spans, compute_span)
+    run_chunks(compute_span, spans)
     if shared is not None:
         shared.copy_(torch.from_numpy(sums_by_y.sum(0)))
     for gradient, stage in zip(gradients, staged, strict=True):

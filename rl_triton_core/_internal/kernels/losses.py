@@ -1,7 +1,7 @@
 """The losses, for Triton: one pass over the elements of a minibatch for values and gradients, and one over its sums.
 
 A program walks over tiles of [BLOCK] elements, or of [BLOCK, WIDTH] numbers where a network gives several for each. It
-adds up in float64, and leaves its sums in a row of `partials`, which `finish_sums` adds in one order. Nothing is atomic.
+sums in float64, and leaves its sums in `partials`, which `finish_sums` adds up in one order. Nothing is atomic.
 Tensors that are absent are None, or, in a tuple, anything.
 """
 
@@ -13,8 +13,8 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from rl_triton_core._internal.kernels.moments import merged, standardizer
-from rl_triton_core._internal.kernels.scan import exp, select
+from rl_triton_core._internal.kernels.equations import exp, select
+from rl_triton_core._internal.kernels.moments import merge_parts, standardizer
 from rl_triton_core._internal.loss_equations import Choices, bind_equations
 
 
@@ -292,9 +292,9 @@ def compute_tiles(
     subtracted = tl.full([], 0, tl.float64)
     factor = tl.full([], 1, tl.float64)
     if parts is not None:
-        count, mean, m2 = merged(parts, num_parts, PARTS)
+        count, mean, m2 = merge_parts(parts, num_parts, PARTS)
         if NORMALIZE:
-            every_count, mean, m2 = merged(every, num_every, PARTS)
+            every_count, mean, m2 = merge_parts(every, num_every, PARTS)
             subtracted, factor = standardizer(every_count, mean, m2, rule[0], rule[1], rule[2], rule[3])
     coefficients = ()
     for i in tl.static_range(11):
@@ -446,7 +446,7 @@ def finish_sums(
     else:
         count = tl.full([], 0, tl.float64)
         if parts is not None:
-            count, _, _ = merged(parts, num_parts, PARTS)
+            count, _, _ = merge_parts(parts, num_parts, PARTS)
         sums = ()
         for i in tl.static_range(13):
             sums = sums + (tl.sum(tl.load(partials + i * programs + program, mask=inside, other=0)),)

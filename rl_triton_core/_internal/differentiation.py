@@ -31,7 +31,7 @@ def solve_with_graph(problem: Problem, wanted: Sequence[bool], backend: str | No
     """Compute a problem's wanted results with a graph."""
     compiling = torch.compiler.is_compiling()
     scan = partial(linear_scan, backend=backend or "") if compiling else partial(differentiable_scan, backend=backend)
-    results = evaluate_recurrence(problem, torch.float64 if backend == "reference" else problem.dtype, scan)
+    results = evaluate_recurrence(problem, torch.float64 if backend == "reference" else problem.dtype, scan, True)
     return tuple(
         problem.unview(result).to(problem.dtype) if want else None for result, want in zip(results, wanted, strict=True)
     )

@@ -15,16 +15,21 @@ PRIMITIVES = ("select", "minimum", "exp")
 
 def select(condition: Any, chosen: Any, otherwise: Any) -> Any:
     """`chosen` where the condition holds, else `otherwise`. What is not selected leaves no trace, NaN included."""
-    return torch.where(condition, chosen, otherwise)
+    return apply_to_tensors(torch.where, condition, chosen, otherwise)
 
 
 def minimum(x: Any, bound: Any) -> Any:
     """The smaller of a stream and a number; NaN where the stream is."""
-    return torch.clamp(x, max=bound)
+    return apply_to_tensors(lambda tensor: torch.clamp(tensor, max=bound), x)
 
 
 def exp(x: Any) -> Any:
     """The exponential function. Where it overflows its gradient is 0, not infinite: a clip hides the value, not 0·∞."""
+    return apply_to_tensors(bounded_exp, x)
+
+
+def bounded_exp(x: torch.Tensor) -> torch.Tensor:
+    """`exp` of a tensor."""
     if not x.requires_grad:
         return torch.exp(x)
     over = torch.exp(x.detach()).isinf()
@@ -34,3 +39,120 @@ def exp(x: Any) -> Any:
 def gated_product(factor: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
     """The product, 0 where the factor is 0. Its derivative by the factor is the state, there too if that is finite."""
     return factor * torch.where((factor == 0) & ~state.isfinite(), 0, state)
+
+
+# -- differentiated equations -----------------------------------------------------------------------------------------
+
+
+class GatedProduct(torch.autograd.Function):
+    """A product whose gradient by a factor is 0 where no gradient arrives, even if the other factor is NaN."""
+
+    @staticmethod
+    def forward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Multiply."""
+        return x * y
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        """Keep both factors."""
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Multiply the gradient by the other factor."""
+        x, y = ctx.saved_tensors
+        return gated_product(grad, y), gated_product(grad, x)
+
+
+class TransformableProduct(GatedProduct):
+    """The same with what forward mode and vmap need, which torch.compile does not take."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        """Keep both factors, for both modes."""
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def jvp(ctx: Any, x_tangent: torch.Tensor, y_tangent: torch.Tensor) -> torch.Tensor:
+        """The product rule."""
+        x, y = ctx.saved_tensors
+        return gated_product(x_tangent, y) + gated_product(y_tangent, x)
+
+
+class Operand:
+    """A tensor in an equation that is differentiated: products of two are gated."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        """Wrap a tensor."""
+        self.tensor = tensor
+
+    def __mul__(self, other: Any) -> Operand:
+        """Multiply by another operand or a number."""
+        if isinstance(other, Operand):
+            product: Any = GatedProduct if torch.compiler.is_compiling() else TransformableProduct
+            return Operand(product.apply(self.tensor, other.tensor))
+        return Operand(self.tensor * other)
+
+    __rmul__ = __mul__
+
+    def __add__(self, other: Any) -> Operand:
+        """Add."""
+        return Operand(self.tensor + unwrap(other))
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> Operand:
+        """Subtract."""
+        return Operand(self.tensor - unwrap(other))
+
+    def __rsub__(self, other: Any) -> Operand:
+        """Subtract from a number."""
+        return Operand(other - self.tensor)
+
+    def __or__(self, other: Any) -> Operand:
+        """Either."""
+        return Operand(self.tensor | unwrap(other))
+
+    def __and__(self, other: Any) -> Operand:
+        """Both."""
+        return Operand(self.tensor & unwrap(other))
+
+    def __lt__(self, other: Any) -> Operand:
+        """Compare."""
+        return Operand(self.tensor < unwrap(other))
+
+    def __le__(self, other: Any) -> Operand:
+        """Compare."""
+        return Operand(self.tensor <= unwrap(other))
+
+    def __gt__(self, other: Any) -> Operand:
+        """Compare."""
+        return Operand(self.tensor > unwrap(other))
+
+    def __ge__(self, other: Any) -> Operand:
+        """Compare."""
+        return Operand(self.tensor >= unwrap(other))
+
+    def __eq__(self, other: Any) -> Operand:  # type: ignore[override]
+        """Compare."""
+        return Operand(self.tensor == unwrap(other))
+
+    def __ne__(self, other: Any) -> Operand:  # type: ignore[override]
+        """Compare."""
+        return Operand(self.tensor != unwrap(other))
+
+
+def unwrap(x: Any) -> Any:
+    """The tensor of an operand; anything else as it is."""
+    return x.tensor if isinstance(x, Operand) else x
+
+
+def apply_to_tensors(function: Any, *arguments: Any) -> Any:
+    """Call a function of tensors with operands too, and return an operand if there are any."""
+    result = function(*map(unwrap, arguments))
+    return Operand(result) if any(isinstance(x, Operand) for x in arguments) else result

@@ -85,9 +85,8 @@ class Expectation(NamedTuple):
     probs: torch.Tensor
     values: torch.Tensor
 
-    def dense(self, terminated: Stream, mask: Stream) -> torch.Tensor:
-        """NV of every step, for backends that do not sum while they read."""
-        dtype = torch.promote_types(torch.promote_types(self.probs.dtype, self.values.dtype), torch.float32)
+    def sum_over_actions(self, terminated: Stream, mask: Stream, dtype: torch.dtype) -> torch.Tensor:
+        """NV of every step, computed in `dtype`, for backends that do not sum while they read."""
         probs, counts = self.probs, (self.probs != 0) | self.values.isfinite()
         if self.probs.requires_grad or self.values.requires_grad:  # what is never read has a gradient of 0, not NaN
             for flags, read in ((terminated, False), (mask, True)):

@@ -164,8 +164,9 @@ def dispatch_problem(problem: Problem, wanted: Sequence[bool], out: Any, backend
     """Compute by the way that the call needs, into `out` where it is given (and checked)."""
     out = (None,) * len(wanted) if out is None else out
     graph, traced = needs_graph(list_tensors(problem)), torch.compiler.is_compiling()
-    if isinstance(problem.next_values, Expectation) and (graph or traced or not supports_expectation(problem, backend)):
-        problem.next_values = problem.next_values.dense(problem.terminated, problem.mask)
+    ahead = problem.next_values
+    if isinstance(ahead, Expectation) and not graph and (traced or not supports_expectation(problem, backend)):
+        problem.next_values = ahead.sum_over_actions(problem.terminated, problem.mask, problem.dtype)
     if graph:
         return copy_into_out(out, solve_with_graph(problem, wanted, backend))
     if traced:

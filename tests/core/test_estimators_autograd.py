@@ -394,3 +394,70 @@ def test_compiles_with_out(target, estimator):
 
     got = torch.compile(call_estimator, fullgraph=True, backend="aot_eager")(call.kwargs[estimator.inputs[0]], outs)
     assert same_bits(got, want[0] * 2) and all(same_bits(x, y) for x, y in zip(outs, want, strict=True))
+
+
+# --- containment of gradients -----------------------------------------------------------------------------------------
+
+RATIOS = {"vtrace": VTRACE, "retrace": RETRACE, "gae": GAE}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", RATIOS)
+def test_a_nan_gives_no_gradient_to_an_episode_that_is_not_read(float64_target, name, compiled):
+    """Two episodes; the loss reads the first, and each input of the second is NaN in one cell in turn."""
+    estimator, ends = RATIOS[name], torch.tensor([[False, False, True, False, False, False]])
+    torch._dynamo.reset()
+
+    def function(*tensors):
+        given = dict(zip(estimator.inputs, tensors, strict=True))
+        rest = {} if estimator is RETRACE else {"bootstrap_values": 0.5}
+        targets, advantages = estimator.function(
+            **given, terminated=ends, gamma=0.9, **rest, backend=float64_target.backend
+        )
+        return targets[:, :3].sum() + advantages[:, :3].square().sum()
+
+    call = torch.compile(function, fullgraph=True, backend="aot_eager") if compiled else function
+    for poisoned in range(len(estimator.inputs)):
+        torch.manual_seed(poisoned)
+        inputs = [torch.randn(1, 6, dtype=torch.float64) for _ in estimator.inputs]
+        clean = [x.clone().requires_grad_() for x in inputs]
+        function(*clean).backward()
+        inputs[poisoned][0, 4] = torch.nan
+        dirty = [x.requires_grad_() for x in inputs]
+        call(*dirty).backward()
+        for i, (x, y) in enumerate(zip(dirty, clean, strict=True)):
+            kept = [t for t in range(6) if i != poisoned or t != 4]
+            torch.testing.assert_close(x.grad[0, kept], y.grad[0, kept], rtol=1e-12, atol=1e-14)
+
+
+def test_a_nan_that_is_read_gives_nan(float64_target):
+    log_ratios = torch.tensor([[0.1, torch.nan, 0.2]], dtype=torch.float64, requires_grad=True)
+    one = torch.ones(1, 3, dtype=torch.float64)
+    arguments = {"log_ratios": log_ratios, "bootstrap_values": 0.0, "backend": float64_target.backend}
+    VTRACE.function(one, one, **arguments).targets[0, 0].backward()
+    assert log_ratios.grad[0, 1].isnan()
+
+
+# --- sums over actions ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("differentiated", [False, True])
+def test_sums_over_actions_are_float64_in_float64_calls(float64_target, differentiated):
+    """Thirds of float32 probabilities: their sums differ from those in float32 in the eighth digit."""
+    torch.manual_seed(0)
+    probs, q_values = torch.rand(2, 4, 7).softmax(-1), 100 * torch.randn(2, 4, 7)
+    rewards = torch.zeros(2, 4, dtype=torch.float64, requires_grad=differentiated)
+    arguments = {"next_action_probs": probs, "next_q_values": q_values, "log_ratios": torch.zeros(2, 4), "gamma": 1.0}
+    arguments |= {"lambda_": 0.0, "backend": float64_target.backend}
+    targets = RETRACE.function(rewards, torch.zeros(2, 4), **arguments).targets
+    assert targets.dtype == torch.float64
+    torch.testing.assert_close(targets, (probs.double() * q_values.double()).sum(-1), rtol=1e-13, atol=1e-13)
+
+
+def test_the_reference_sums_over_actions_in_float64():
+    torch.manual_seed(0)
+    probs, q_values = torch.rand(2, 4, 7).softmax(-1), 100 * torch.randn(2, 4, 7)
+    zero = torch.zeros(2, 4)
+    arguments = {"next_action_probs": probs, "next_q_values": q_values, "log_ratios": zero, "gamma": 1.0}
+    targets = RETRACE.function(zero, zero, **arguments, lambda_=0.0, backend="reference").targets
+    assert torch.equal(targets, (probs.double() * q_values.double()).sum(-1).float())

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from rl_triton_core._internal.backends import Backend
-from rl_triton_core._internal.primitives import gated_product
-from rl_triton_core._internal.recurrence import Problem, Step, Stream
+from rl_triton_core._internal.primitives import Operand, gated_product, unwrap
+from rl_triton_core._internal.recurrence import Expectation, Problem, Step, Stream
 from rl_triton_core._internal.validation import assert_offsets
 from rl_triton_core.boundaries import apply_boundary_rule
 
@@ -42,21 +42,45 @@ def scan_serially(alpha: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
     return torch.cat(states, dim=1)
 
 
-def evaluate_recurrence(problem: Problem, dtype: torch.dtype, scan: Scan) -> tuple[torch.Tensor, ...]:
+def evaluate_recurrence(
+    problem: Problem, dtype: torch.dtype, scan: Scan, differentiated: bool = False
+) -> tuple[torch.Tensor, ...]:
     """The results of a problem as [groups, steps, lanes], computed in `dtype`.
+
+    Where they are differentiated, a NaN gets no gradient, nor gives one, unless a result that it reaches is read.
 
     Time runs in the direction of the scan here: a backward recurrence sees everything reversed. Sequences that lie end
     to end are one row, which nothing crosses where one begins.
     """
     row = Row(problem)
     step = build_steps(row, dtype)
-    alpha, beta = problem.recurrence.coefficients(step)
+    operands = wrap_steps(step) if differentiated else step
+    alpha, beta = map(unwrap, problem.recurrence.coefficients(operands))
     alpha, beta = torch.where(row.valid, alpha, 0), torch.where(row.valid, beta, 1)
     alpha = alpha + torch.where(row.begins, gated_product(beta, row.read_stream(problem.initial, dtype)), 0)
+    if differentiated:  # a factor that is NaN is a term that is NaN: gradients of 0 pass by it
+        broken = beta.isnan()
+        alpha, beta = torch.where(broken, beta, alpha), torch.where(broken, 0, beta)
     state = scan(alpha, torch.where(row.begins, 0, beta))
     before = torch.cat([torch.zeros_like(state[:, :1]), state[:, :-1]], dim=1)
-    results = problem.recurrence.readout(step, state, torch.where(step.continues, before, 0))
-    return tuple(row.reorient(torch.where(row.valid, result, 0)) for result in results)
+    states: tuple[Any, Any] = state, torch.where(step.continues, before, 0)
+    if differentiated:
+        states = Operand(states[0]), Operand(states[1])
+    results = problem.recurrence.readout(operands, *states)
+    return tuple(row.reorient(torch.where(row.valid, unwrap(result), 0)) for result in results)
+
+
+def wrap_steps(step: Step) -> Step:
+    """The same steps for equations that are differentiated."""
+    return Step(
+        inputs=tuple(map(Operand, step.inputs)),
+        next_inputs=tuple(map(Operand, step.next_inputs)),
+        next_value=Operand(step.next_value),
+        continues=Operand(step.continues),
+        gamma=Operand(step.gamma),
+        decay=Operand(step.decay),
+        params=step.params,
+    )
 
 
 def build_steps(row: Row, dtype: torch.dtype) -> Step:
@@ -76,6 +100,8 @@ def build_steps(row: Row, dtype: torch.dtype) -> Step:
         if problem.next_values is None:
             bootstrap = masked(problem.bootstrap)
             ahead = next_inputs[0] if next_inputs else torch.zeros_like(bootstrap)
+        elif isinstance(problem.next_values, Expectation):
+            ahead = bootstrap = masked(problem.next_values.sum_over_actions(problem.terminated, problem.mask, dtype))
         else:
             ahead = bootstrap = masked(problem.next_values)
         ended = terminated | (gamma == 0) if varies else terminated
@@ -139,4 +165,4 @@ class Row:
         return tensor.flip(1) if self.problem.recurrence.backward else tensor
 
 
-BACKEND = Backend(run=run, unavailable=unavailable)
+BACKEND = Backend(run=run, unavailable=unavailable, supports_expectation=True)

@@ -34,4 +34,10 @@ MUTANTS = [
         "torch.searchsorted(ends, self.position[0, :, 0].to(ends.dtype), right=False)",
         tests="packed and test_an_edge",
     ),
+    Mutant(
+        "gradient: a factor that is NaN",
+        "beta.isnan()",
+        "beta.isnan() & False",
+        tests="test_a_nan_gives_no_gradient",
+    ),
 ]

@@ -17,4 +17,10 @@ MUTANTS = [
         "torch.where(factor == 0, 0, factor * state)",
         tests="test_gradients and linear",
     ),
+    Mutant(
+        "gradient: a product beside NaN",
+        "gated_product(grad, y), gated_product(grad, x)",
+        "grad * y, grad * x",
+        tests="test_a_nan_gives_no_gradient",
+    ),
 ]

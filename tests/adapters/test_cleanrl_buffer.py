@@ -14,7 +14,7 @@ class Buffer(RolloutBufferMixin, RolloutBuffer):
     pass
 
 
-def filled(buffer_class, rollout, **kwargs):
+def fill_buffer(buffer_class, rollout, **kwargs):
     """A buffer that went through `add` and computed its advantages."""
     num_steps, num_envs = rollout.rewards.shape
     box = spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -31,7 +31,7 @@ def filled(buffer_class, rollout, **kwargs):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_buffer_bit_for_bit(shape):
     rollout = random_rollout(*shape)
-    got, want = filled(Buffer, rollout), filled(RolloutBuffer, rollout)
+    got, want = fill_buffer(Buffer, rollout), fill_buffer(RolloutBuffer, rollout)
     np.testing.assert_array_equal(got.advantages, want.advantages)
     np.testing.assert_array_equal(got.returns, want.returns)
     assert_near(map(torch.from_numpy, (got.advantages, got.returns)), loop(*numpy(rollout.stock), GAMMA, LAMBDA))
@@ -47,9 +47,9 @@ def test_the_buffers_backend_can_be_named():
         backend = "no-such-backend"
 
     rollout = random_rollout()
-    np.testing.assert_allclose(filled(Reference, rollout).returns, filled(Buffer, rollout).returns, atol=1e-5)
+    np.testing.assert_allclose(fill_buffer(Reference, rollout).returns, fill_buffer(Buffer, rollout).returns, atol=1e-5)
     with pytest.raises(ValueError, match="no-such-backend"):
-        filled(Nowhere, rollout)
+        fill_buffer(Nowhere, rollout)
 
 
 def test_a_mixin_behind_the_buffer_is_refused():
@@ -63,7 +63,7 @@ def test_a_mixin_behind_the_buffer_is_refused():
             super().compute_returns_and_advantage(last_values, dones)
             self.computed = True
 
-    assert filled(Further, random_rollout()).computed
+    assert fill_buffer(Further, random_rollout()).computed
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_mixin_behind_the_buffer_is_refused():
     ],
 )
 def test_the_buffer_names_what_is_wrong_and_writes_nothing(change, error, message):
-    buffer = filled(Buffer, random_rollout())
+    buffer = fill_buffer(Buffer, random_rollout())
     buffer.advantages[:] = buffer.returns[:] = 7.0
     arguments = {"last_values": torch.zeros(3, 1), "dones": np.zeros(3, bool)}
     arguments |= {name: x for name, x in change.items() if name in arguments}

@@ -62,7 +62,7 @@ def random_rollout(n_steps: int, n_envs: int, done_probability: float = 0.1, sca
     }
 
 
-def computed(buffer_class: type[RolloutBuffer], space: spaces.Space, rollout: dict, **kwargs) -> RolloutBuffer:
+def compute_buffer(buffer_class: type[RolloutBuffer], space: spaces.Space, rollout: dict, **kwargs) -> RolloutBuffer:
     n_steps, n_envs = rollout["rewards"].shape
     buffer = buffer_class(n_steps, space, DISCRETE, device="cpu", n_envs=n_envs, **kwargs)
     for name in ("rewards", "values", "episode_starts"):
@@ -72,8 +72,8 @@ def computed(buffer_class: type[RolloutBuffer], space: spaces.Space, rollout: di
 
 
 def assert_parity(rollout: dict, stock: type[RolloutBuffer], ours: type[RolloutBuffer], space: spaces.Space, **kwargs):
-    expected = computed(stock, space, rollout, **kwargs)
-    actual = computed(ours, space, rollout, **kwargs)
+    expected = compute_buffer(stock, space, rollout, **kwargs)
+    actual = compute_buffer(ours, space, rollout, **kwargs)
     for name in ("advantages", "returns", "rewards", "values", "episode_starts"):
         assert same_bits(getattr(actual, name), getattr(expected, name)), name
 
@@ -131,7 +131,9 @@ def test_with_zeros_of_both_signs_values_agree_and_only_the_sign_of_a_zero_may_n
 
     rollout = random_rollout(97, 31, done_probability=0.4)
     rollout |= {"rewards": pick(97, 31), "values": pick(97, 31), "last_values": torch.from_numpy(pick(31, 1))}
-    expected, actual = (computed(buffer_class, BOX, rollout) for buffer_class in (RolloutBuffer, TritonRolloutBuffer))
+    expected, actual = (
+        compute_buffer(buffer_class, BOX, rollout) for buffer_class in (RolloutBuffer, TritonRolloutBuffer)
+    )
     assert np.array_equal(actual.advantages, expected.advantages)
     assert np.array_equal(actual.returns, expected.returns)
 
@@ -139,8 +141,8 @@ def test_with_zeros_of_both_signs_values_agree_and_only_the_sign_of_a_zero_may_n
 def test_a_numpy_float64_gamma_agrees_up_to_rounding():
     rollout = random_rollout(40, 7)
     gamma = np.float64(0.99)  # makes NumPy, and so Stable-Baselines3, compute each step in float64
-    expected = computed(RolloutBuffer, BOX, rollout, gamma=gamma)
-    actual = computed(TritonRolloutBuffer, BOX, rollout, gamma=gamma)
+    expected = compute_buffer(RolloutBuffer, BOX, rollout, gamma=gamma)
+    actual = compute_buffer(TritonRolloutBuffer, BOX, rollout, gamma=gamma)
     np.testing.assert_allclose(actual.advantages, expected.advantages, rtol=1e-5, atol=1e-5)
 
 
@@ -153,7 +155,7 @@ def test_known_answer():
         "last_values": torch.tensor([[100.0], [10.0]]),
         "dones": np.array([True, False]),
     }
-    buffer = computed(TritonRolloutBuffer, BOX, rollout, gamma=1.0, gae_lambda=1.0)
+    buffer = compute_buffer(TritonRolloutBuffer, BOX, rollout, gamma=1.0, gae_lambda=1.0)
     assert buffer.advantages.tolist() == [[3.0, 1.0], [2.0, 12.0], [1.0, 11.0]]
     assert buffer.returns.tolist() == buffer.advantages.tolist()
 
@@ -161,7 +163,7 @@ def test_known_answer():
 @pytest.mark.parametrize("replace", [copy.deepcopy, lambda buffer: pickle.loads(pickle.dumps(buffer))])
 def test_a_copied_buffer_has_flags_of_its_own(replace):
     rollout = random_rollout(12, 5, done_probability=0.3)
-    want = computed(RolloutBuffer, BOX, rollout)
+    want = compute_buffer(RolloutBuffer, BOX, rollout)
     buffer = replace(TritonRolloutBuffer(12, BOX, DISCRETE, n_envs=5))
     for name in ("rewards", "values", "episode_starts"):
         getattr(buffer, name)[:] = rollout[name]
@@ -185,14 +187,14 @@ def test_a_value_behind_an_episode_end_is_never_read():
     rollout = random_rollout(16, 3, done_probability=0.0)
     rollout["dones"] = np.array([False, True, False])
     rollout["last_values"][1] = torch.nan
-    buffer = computed(TritonRolloutBuffer, BOX, rollout)
+    buffer = compute_buffer(TritonRolloutBuffer, BOX, rollout)
     assert np.isfinite(buffer.advantages).all() and np.isfinite(buffer.returns).all()
 
 
 def test_last_values_that_require_grad_are_accepted():
     rollout = random_rollout(8, 2)
     rollout["last_values"] = rollout["last_values"].requires_grad_()
-    buffer = computed(TritonRolloutBuffer, BOX, rollout)
+    buffer = compute_buffer(TritonRolloutBuffer, BOX, rollout)
     assert np.isfinite(buffer.advantages).all()
 
 
@@ -215,7 +217,7 @@ def test_wrong_shapes_are_refused_and_nothing_is_written(change, message):
 
 
 def test_a_flattened_buffer_is_refused():
-    buffer = computed(TritonRolloutBuffer, BOX, random_rollout(8, 3))
+    buffer = compute_buffer(TritonRolloutBuffer, BOX, random_rollout(8, 3))
     buffer.full = True
     next(buffer.get(batch_size=4))
     with pytest.raises(ValueError, match=r"values: got shape \(24, 1\), expected \(8, 3\): .*before get\(\)"):
@@ -240,13 +242,13 @@ def test_a_backend_that_cannot_run_is_refused_before_a_rollout(monkeypatch):
 @pytest.mark.parametrize("wrong", [{"gamma": float("nan")}, {"gamma": -0.5}])
 def test_wrong_gamma_is_refused(wrong):
     with pytest.raises(ValueError, match="gamma"):
-        computed(TritonRolloutBuffer, BOX, random_rollout(4, 2), **wrong)
+        compute_buffer(TritonRolloutBuffer, BOX, random_rollout(4, 2), **wrong)
 
 
 @pytest.mark.parametrize("wrong", [{"gae_lambda": float("nan")}, {"gae_lambda": 1.5}])
 def test_wrong_lambda_is_refused(wrong):
     with pytest.raises(ValueError, match=r"gae_lambda: got .*, expected a number in \[0, 1\]"):
-        computed(TritonRolloutBuffer, BOX, random_rollout(4, 2), **wrong)
+        compute_buffer(TritonRolloutBuffer, BOX, random_rollout(4, 2), **wrong)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -266,27 +268,33 @@ class DictCartPole(gym.ObservationWrapper):
         return {"cart": observation[:2], "pole": observation[2:]}
 
 
-def cartpole(n_envs: int = 4) -> VecEnv:
+def make_cartpole(n_envs: int = 4) -> VecEnv:
     return make_vec_env("CartPole-v1", n_envs, seed=3, env_kwargs={"max_episode_steps": 12})
 
 
-def pendulum(n_envs: int = 3) -> VecEnv:
+def make_pendulum(n_envs: int = 3) -> VecEnv:
     return make_vec_env("Pendulum-v1", n_envs, seed=3, env_kwargs={"max_episode_steps": 25})
 
 
-def dict_cartpole(n_envs: int = 4) -> VecEnv:
+def make_dict_cartpole(n_envs: int = 4) -> VecEnv:
     return make_vec_env("CartPole-v1", n_envs, seed=3, env_kwargs={"max_episode_steps": 12}, wrapper_class=DictCartPole)
 
 
-def normalised_pendulum() -> VecEnv:
-    return VecNormalize(pendulum())
+def make_normalised_pendulum() -> VecEnv:
+    return VecNormalize(make_pendulum())
 
 
-def normalised_dict_cartpole() -> VecEnv:
-    return VecNormalize(dict_cartpole())
+def make_normalised_dict_cartpole() -> VecEnv:
+    return VecNormalize(make_dict_cartpole())
 
 
-ENVIRONMENTS = [cartpole, pendulum, dict_cartpole, normalised_pendulum, normalised_dict_cartpole]
+ENVIRONMENTS = [
+    make_cartpole,
+    make_pendulum,
+    make_dict_cartpole,
+    make_normalised_pendulum,
+    make_normalised_dict_cartpole,
+]
 SETTINGS = {PPO: {"n_steps": 32, "batch_size": 32, "n_epochs": 3}, A2C: {"n_steps": 7}}
 OURS = {"rollout_buffer_class": TritonRolloutBuffer, "rollout_buffer_kwargs": {"backend": "cpu"}}
 STOCK = {"rollout_buffer_class": RolloutBuffer, "rollout_buffer_kwargs": {}}
@@ -365,8 +373,8 @@ def test_the_trained_agent_is_bitwise_the_same(algorithm, make_env):
 
 
 def test_the_backend_can_be_named():
-    stock = new_agent(PPO, cartpole())
-    ours = new_agent(PPO, cartpole(), **OURS)
+    stock = new_agent(PPO, make_cartpole())
+    ours = new_agent(PPO, make_cartpole(), **OURS)
     learn(stock)
     learn(ours)
     assert ours.rollout_buffer.backend == "cpu"
@@ -375,14 +383,14 @@ def test_the_backend_can_be_named():
 
 def test_the_reference_backend_agrees_up_to_rounding():
     rollout = random_rollout(40, 3)
-    expected = computed(RolloutBuffer, BOX, rollout)
-    actual = computed(TritonRolloutBuffer, BOX, rollout, backend="reference")
+    expected = compute_buffer(RolloutBuffer, BOX, rollout)
+    actual = compute_buffer(TritonRolloutBuffer, BOX, rollout, backend="reference")
     np.testing.assert_allclose(actual.advantages, expected.advantages, rtol=1e-5, atol=1e-5)
 
 
 def test_an_unknown_backend_is_refused():
     with pytest.raises((ValueError, RuntimeError), match="no-such-backend"):
-        computed(TritonRolloutBuffer, BOX, random_rollout(4, 2), backend="no-such-backend")
+        compute_buffer(TritonRolloutBuffer, BOX, random_rollout(4, 2), backend="no-such-backend")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -390,13 +398,13 @@ def test_an_unknown_backend_is_refused():
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def continued(path: Path, make_env: Callable[[], VecEnv], **kwargs) -> BaseAlgorithm:
+def train_loaded(path: Path, make_env: Callable[[], VecEnv], **kwargs) -> BaseAlgorithm:
     agent = PPO.load(path, env=make_env(), device="cpu", **kwargs)
     learn(agent, reset_num_timesteps=False)
     return agent
 
 
-@pytest.mark.parametrize("make_env", [cartpole, dict_cartpole], ids=lambda make_env: make_env.__name__)
+@pytest.mark.parametrize("make_env", [make_cartpole, make_dict_cartpole], ids=lambda make_env: make_env.__name__)
 def test_save_load_and_train_on(tmp_path, make_env):
     buffer_class = rollout_buffer_class_for(make_env().observation_space)
     stock = new_agent(PPO, make_env())
@@ -409,25 +417,27 @@ def test_save_load_and_train_on(tmp_path, make_env):
     assert type(loaded.rollout_buffer) is buffer_class and loaded.rollout_buffer.backend == "cpu"
     assert_same_agent(loaded, ours)
 
-    expected = continued(tmp_path / "stock", make_env)
-    assert_same_agent(continued(tmp_path / "ours", make_env), expected)
+    expected = train_loaded(tmp_path / "stock", make_env)
+    assert_same_agent(train_loaded(tmp_path / "ours", make_env), expected)
     assert not same_bits(tensors_of(expected)["value_net.weight"], tensors_of(stock)["value_net.weight"])
 
 
 def test_a_stock_model_switches_over_and_back(tmp_path):
-    stock = new_agent(PPO, cartpole())
+    stock = new_agent(PPO, make_cartpole())
     learn(stock)
     stock.save(tmp_path / "stock")
-    expected = continued(tmp_path / "stock", cartpole)
+    expected = train_loaded(tmp_path / "stock", make_cartpole)
 
-    switched = continued(tmp_path / "stock", cartpole, custom_objects={"rollout_buffer_class": TritonRolloutBuffer})
+    switched = train_loaded(
+        tmp_path / "stock", make_cartpole, custom_objects={"rollout_buffer_class": TritonRolloutBuffer}
+    )
     assert type(switched.rollout_buffer) is TritonRolloutBuffer
     assert_same_agent(switched, expected)
 
-    ours = new_agent(PPO, cartpole(), **OURS)
+    ours = new_agent(PPO, make_cartpole(), **OURS)
     learn(ours)
     ours.save(tmp_path / "ours")
-    back = continued(tmp_path / "ours", cartpole, custom_objects=STOCK)
+    back = train_loaded(tmp_path / "ours", make_cartpole, custom_objects=STOCK)
     assert type(back.rollout_buffer) is RolloutBuffer
     assert_same_agent(back, expected)
 
@@ -501,9 +511,9 @@ def test_the_chooser_names_a_space_that_has_no_buffer(space):
 
 def test_the_wrong_class_says_which_one_to_use():
     with pytest.raises(TypeError, match="TritonRolloutBuffer cannot store .*Dict.*use TritonDictRolloutBuffer"):
-        new_agent(PPO, dict_cartpole(), rollout_buffer_class=TritonRolloutBuffer)
+        new_agent(PPO, make_dict_cartpole(), rollout_buffer_class=TritonRolloutBuffer)
     with pytest.raises(AssertionError, match="TritonDictRolloutBuffer must be .*Box.*use TritonRolloutBuffer"):
-        new_agent(PPO, cartpole(), rollout_buffer_class=TritonDictRolloutBuffer)
+        new_agent(PPO, make_cartpole(), rollout_buffer_class=TritonDictRolloutBuffer)
 
 
 def test_an_unsupported_space_is_refused_by_stable_baselines3():

@@ -21,13 +21,13 @@ from test_sb3 import (
     EpisodeEnds,
     assert_close_agent,
     assert_same_agent,
-    cartpole,
-    dict_cartpole,
+    make_cartpole,
+    make_dict_cartpole,
     run_python,
     same_bits,
     tensors_of,
 )
-from test_sb3_device import assert_same_minibatches, filled, minibatches
+from test_sb3_device import assert_same_minibatches, draw_minibatches, fill_buffer
 
 pytest.importorskip("sb3_contrib")
 from sb3_contrib import TRPO, MaskablePPO, RecurrentPPO
@@ -66,11 +66,11 @@ def test_the_same_masked_minibatches(space, kind, masked, action_space):
         return {"action_masks": rng.random((3, size)) < 0.5 if masked else None}
 
     classes = of_kind(ours, kind, space), of_kind(maskable, "Maskable", space)
-    assert_same_minibatches(*(filled(cls, space, action_space, extra=masks) for cls in classes), batch_size=5)
+    assert_same_minibatches(*(fill_buffer(cls, space, action_space, extra=masks) for cls in classes), batch_size=5)
 
 
 def test_masks_of_the_last_rollout_are_forgotten():
-    buffer = filled(ours.DeviceMaskableRolloutBuffer, BOX, extra=lambda rng: {"action_masks": np.zeros((3, 2))})
+    buffer = fill_buffer(ours.DeviceMaskableRolloutBuffer, BOX, extra=lambda rng: {"action_masks": np.zeros((3, 2))})
     assert not buffer.action_masks.any()
     buffer.reset()
     assert buffer.action_masks.all()
@@ -86,7 +86,9 @@ def test_the_same_recurrent_minibatches(space):
         return {"lstm_states": RNNStates(*pairs)}
 
     classes = of_kind(ours, "TritonRecurrent", space), of_kind(recurrent, "Recurrent", space)
-    left, right = (minibatches(filled(with_states(cls), space, extra=states), batch_size=7) for cls in classes)
+    left, right = (
+        draw_minibatches(fill_buffer(with_states(cls), space, extra=states), batch_size=7) for cls in classes
+    )
     for actual, expected in zip(left, right, strict=True):
         for batch in (actual, expected):
             batch["lstm_states"] = torch.stack([state for pair in batch["lstm_states"] for state in pair])
@@ -142,7 +144,8 @@ def learn(agent: BaseAlgorithm, *callbacks, **kwargs) -> BaseAlgorithm:
 
 @pytest.mark.parametrize("device_storage", [False, True])
 @pytest.mark.parametrize(
-    ("algorithm", "make_env"), [(MaskablePPO, masked_cartpole), (MaskablePPO, masked_dict_cartpole), (TRPO, cartpole)]
+    ("algorithm", "make_env"),
+    [(MaskablePPO, masked_cartpole), (MaskablePPO, masked_dict_cartpole), (TRPO, make_cartpole)],
 )
 def test_the_trained_agent_is_bitwise_the_same(algorithm, make_env, device_storage):
     env = make_env()
@@ -152,7 +155,7 @@ def test_the_trained_agent_is_bitwise_the_same(algorithm, make_env, device_stora
     assert_same_agent(agent, learn(new_agent(algorithm, make_env())))
 
 
-@pytest.mark.parametrize("make_env", [cartpole, dict_cartpole])
+@pytest.mark.parametrize("make_env", [make_cartpole, make_dict_cartpole])
 def test_recurrent_ppo_trains_bitwise_the_same(make_env):
     agent = learn(new_agent(TritonRecurrentPPO, make_env()))
     assert type(agent.rollout_buffer) is rollout_buffer_class_for(agent.observation_space, TritonRecurrentPPO)
@@ -164,20 +167,21 @@ def test_recurrent_ppo_takes_a_class_and_its_arguments():
         pass
 
     agent = new_agent(
-        TritonRecurrentPPO, cartpole(), rollout_buffer_class=Mine, rollout_buffer_kwargs={"backend": "cpu"}
+        TritonRecurrentPPO, make_cartpole(), rollout_buffer_class=Mine, rollout_buffer_kwargs={"backend": "cpu"}
     )
     assert type(agent.rollout_buffer) is Mine and agent.rollout_buffer.backend == "cpu"
 
 
 @pytest.mark.parametrize("verbose", [0, 1])
 def test_recurrent_ppo_says_what_it_chose_if_it_may(verbose, capsys):
-    new_agent(TritonRecurrentPPO, cartpole(), verbose=verbose)
+    new_agent(TritonRecurrentPPO, make_cartpole(), verbose=verbose)
     said = capsys.readouterr().out
     assert ("Using TritonRecurrentRolloutBuffer for TritonRecurrentPPO on Box" in said) == bool(verbose)
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "make_env"), [(MaskablePPO, masked_cartpole), (RecurrentPPO, dict_cartpole), (TRPO, cartpole)]
+    ("algorithm", "make_env"),
+    [(MaskablePPO, masked_cartpole), (RecurrentPPO, make_dict_cartpole), (TRPO, make_cartpole)],
 )
 def test_terminal_values_in_one_call(algorithm, make_env):
     stock = learn(new_agent(algorithm, make_env()))
@@ -190,7 +194,7 @@ def test_terminal_values_in_one_call(algorithm, make_env):
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def continued(algorithm: type[BaseAlgorithm], path, make_env: Callable[[], VecEnv], **kwargs) -> BaseAlgorithm:
+def train_loaded(algorithm: type[BaseAlgorithm], path, make_env: Callable[[], VecEnv], **kwargs) -> BaseAlgorithm:
     return learn(algorithm.load(path, env=make_env(), device="cpu", **kwargs), reset_num_timesteps=False)
 
 
@@ -200,20 +204,20 @@ def test_maskable_ppo_is_saved_and_loaded_in_both_directions(tmp_path):
     )
     for name, kwargs in (("stock", {}), ("ours", mine)):
         learn(new_agent(MaskablePPO, masked_cartpole(), **kwargs)).save(tmp_path / name)
-    expected = continued(MaskablePPO, tmp_path / "stock", masked_cartpole)
+    expected = train_loaded(MaskablePPO, tmp_path / "stock", masked_cartpole)
     for name, custom_objects in (("ours", None), ("ours", theirs), ("stock", mine)):
-        agent = continued(MaskablePPO, tmp_path / name, masked_cartpole, custom_objects=custom_objects)
+        agent = train_loaded(MaskablePPO, tmp_path / name, masked_cartpole, custom_objects=custom_objects)
         assert type(agent.rollout_buffer) is (custom_objects or mine)["rollout_buffer_class"]
         assert_same_agent(agent, expected)
 
 
 def test_recurrent_ppo_is_saved_and_loaded_in_both_directions_without_a_word(tmp_path):
     for name, algorithm in (("stock", RecurrentPPO), ("ours", TritonRecurrentPPO)):
-        learn(new_agent(algorithm, cartpole())).save(tmp_path / name)
+        learn(new_agent(algorithm, make_cartpole())).save(tmp_path / name)
     assert b"rl_triton" not in zipfile.ZipFile(tmp_path / "ours.zip").read("data")
-    expected = continued(RecurrentPPO, tmp_path / "stock", cartpole)
+    expected = train_loaded(RecurrentPPO, tmp_path / "stock", make_cartpole)
     for name, algorithm in (("ours", TritonRecurrentPPO), ("ours", RecurrentPPO), ("stock", TritonRecurrentPPO)):
-        agent = continued(algorithm, tmp_path / name, cartpole)
+        agent = train_loaded(algorithm, tmp_path / name, make_cartpole)
         used = (
             ours.TritonRecurrentRolloutBuffer if algorithm is TritonRecurrentPPO else recurrent.RecurrentRolloutBuffer
         )
@@ -223,8 +227,8 @@ def test_recurrent_ppo_is_saved_and_loaded_in_both_directions_without_a_word(tmp
 
 def test_recurrent_ppo_keeps_a_class_that_was_named(tmp_path):
     kwargs = {"rollout_buffer_class": recurrent.RecurrentRolloutBuffer}
-    new_agent(TritonRecurrentPPO, cartpole(), **kwargs).save(tmp_path / "agent")
-    loaded = TritonRecurrentPPO.load(tmp_path / "agent", env=cartpole(), device="cpu")
+    new_agent(TritonRecurrentPPO, make_cartpole(), **kwargs).save(tmp_path / "agent")
+    loaded = TritonRecurrentPPO.load(tmp_path / "agent", env=make_cartpole(), device="cpu")
     assert type(loaded.rollout_buffer) is recurrent.RecurrentRolloutBuffer
 
 
@@ -322,9 +326,9 @@ def test_the_wrong_class_says_which_one_to_use():
     with pytest.raises(TypeError, match="use DeviceMaskableDictRolloutBuffer"):
         new_agent(MaskablePPO, masked_dict_cartpole(), rollout_buffer_class=ours.DeviceMaskableRolloutBuffer)
     with pytest.raises(AssertionError, match="use TritonRecurrentRolloutBuffer"):
-        new_agent(TritonRecurrentPPO, cartpole(), rollout_buffer_class=ours.TritonRecurrentDictRolloutBuffer)
+        new_agent(TritonRecurrentPPO, make_cartpole(), rollout_buffer_class=ours.TritonRecurrentDictRolloutBuffer)
     with pytest.raises(TypeError, match="rollout_buffer_class: got TritonRolloutBuffer, .*RecurrentRolloutBuffer"):
-        new_agent(TritonRecurrentPPO, cartpole(), rollout_buffer_class=TritonRolloutBuffer)
+        new_agent(TritonRecurrentPPO, make_cartpole(), rollout_buffer_class=TritonRolloutBuffer)
 
 
 def test_import_without_sb3_contrib_says_what_to_install():

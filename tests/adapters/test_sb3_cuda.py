@@ -15,15 +15,15 @@ from test_sb3 import (
     BOX,
     DICT,
     assert_close_agent,
-    cartpole,
-    dict_cartpole,
     learn,
+    make_cartpole,
+    make_dict_cartpole,
+    make_normalised_pendulum,
+    make_pendulum,
     new_agent,
-    normalised_pendulum,
-    pendulum,
     tensors_of,
 )
-from test_sb3_device import device_of, filled, minibatches, stock_of
+from test_sb3_device import device_of, draw_minibatches, fill_buffer, stock_of
 
 from rl_triton_adapters.sb3_device import BatchedTerminalValues, DeviceRolloutBuffer
 
@@ -34,8 +34,8 @@ DEVICE = "cuda"
 
 @pytest.mark.parametrize("space", [BOX, DICT], ids=["plain", "dict"])
 def test_the_same_minibatches(space):
-    ours, stock = (filled(cls(space), space, n_steps=64, n_envs=5, device=DEVICE) for cls in (device_of, stock_of))
-    for left, right in zip(minibatches(ours, 16), minibatches(stock, 16), strict=True):
+    ours, stock = (fill_buffer(cls(space), space, n_steps=64, n_envs=5, device=DEVICE) for cls in (device_of, stock_of))
+    for left, right in zip(draw_minibatches(ours, 16), draw_minibatches(stock, 16), strict=True):
         for name in right:
             assert left[name].device == right[name].device and left[name].dtype == right[name].dtype
             assert torch.equal(left[name], right[name]), name
@@ -56,7 +56,7 @@ def test_collecting_takes_no_longer_than_with_the_buffer_of_stable_baselines3():
     """Rollouts of 8 environments and 256 steps, one with each buffer in turn."""
     settings = {"n_steps": 256, "batch_size": 2048, "n_epochs": 1, "device": DEVICE}
     agents = [
-        TimedPPO("MlpPolicy", cartpole(8), rollout_buffer_class=buffer_class, **settings)
+        TimedPPO("MlpPolicy", make_cartpole(8), rollout_buffer_class=buffer_class, **settings)
         for buffer_class in (RolloutBuffer, DeviceRolloutBuffer)
     ]
     seconds = [[agent.learn(1).seconds for agent in agents] for _ in range(16)][1:]
@@ -66,7 +66,7 @@ def test_collecting_takes_no_longer_than_with_the_buffer_of_stable_baselines3():
 
 
 @pytest.mark.parametrize("batched", [False, True], ids=["one by one", "batched"])
-@pytest.mark.parametrize("make_env", [cartpole, pendulum, dict_cartpole, normalised_pendulum])
+@pytest.mark.parametrize("make_env", [make_cartpole, make_pendulum, make_dict_cartpole, make_normalised_pendulum])
 @pytest.mark.parametrize("algorithm", [PPO, A2C])
 def test_the_same_agent(algorithm, make_env, batched):
     """After updates that moved it by far more than the tolerance, terminal values in one call or one by one."""

@@ -23,15 +23,15 @@ from test_sb3 import (
     UPDATES,
     assert_close_agent,
     assert_same_agent,
-    cartpole,
-    continued,
-    dict_cartpole,
     learn,
+    make_cartpole,
+    make_dict_cartpole,
+    make_normalised_pendulum,
+    make_pendulum,
     new_agent,
-    normalised_pendulum,
-    pendulum,
     same_bits,
     tensors_of,
+    train_loaded,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -43,14 +43,14 @@ from rl_triton_adapters.sb3_device import BatchedTerminalValues, DeviceDictRollo
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def stacked(space: spaces.Space, count: int):
+def stack_samples(space: spaces.Space, count: int):
     """Samples of a space as a vectorised environment of Stable-Baselines3 returns them."""
     if isinstance(space, spaces.Dict):
-        return {key: stacked(part, count) for key, part in space.spaces.items()}
+        return {key: stack_samples(part, count) for key, part in space.spaces.items()}
     return np.stack([space.sample() for _ in range(count)])
 
 
-def filled(
+def fill_buffer(
     buffer_class,
     observation_space,
     action_space=DISCRETE,
@@ -67,9 +67,9 @@ def filled(
     rng, generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
     buffer = buffer_class(n_steps, observation_space, action_space, device, gamma=0.9, gae_lambda=0.8, n_envs=n_envs)
     for _ in range(n_steps):
-        actions = stacked(action_space, n_envs)
+        actions = stack_samples(action_space, n_envs)
         buffer.add(
-            stacked(observation_space, n_envs),
+            stack_samples(observation_space, n_envs),
             actions.reshape(-1, 1) if isinstance(action_space, spaces.Discrete) else actions,
             rng.standard_normal(n_envs),
             rng.random(n_envs) < 0.3,
@@ -82,7 +82,9 @@ def filled(
     return buffer
 
 
-def minibatches(buffer: RolloutBuffer, batch_size: int | None = None, epochs: int = 2, seed: int = 7) -> list[dict]:
+def draw_minibatches(
+    buffer: RolloutBuffer, batch_size: int | None = None, epochs: int = 2, seed: int = 7
+) -> list[dict]:
     """All samples of some epochs; fields that are dictionaries taken apart."""
     np.random.seed(seed)  # noqa: NPY002
     batches = [batch._asdict() for _ in range(epochs) for batch in buffer.get(batch_size)]
@@ -93,7 +95,7 @@ def minibatches(buffer: RolloutBuffer, batch_size: int | None = None, epochs: in
 
 
 def assert_same_minibatches(actual: RolloutBuffer, expected: RolloutBuffer, batch_size: int | None = None) -> None:
-    for left, right in zip(minibatches(actual, batch_size), minibatches(expected, batch_size), strict=True):
+    for left, right in zip(draw_minibatches(actual, batch_size), draw_minibatches(expected, batch_size), strict=True):
         assert left.keys() == right.keys()
         for name in right:
             assert left[name].device == right[name].device and left[name].is_contiguous(), name
@@ -124,19 +126,19 @@ ACTIONS += [spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(3)]
 @pytest.mark.parametrize("action_space", ACTIONS, ids=str)
 @pytest.mark.parametrize("observation_space", OBSERVATIONS, ids=str)
 def test_the_same_minibatches_of_every_space(observation_space, action_space):
-    buffers = [filled(cls(observation_space), observation_space, action_space) for cls in (device_of, stock_of)]
+    buffers = [fill_buffer(cls(observation_space), observation_space, action_space) for cls in (device_of, stock_of)]
     assert_same_minibatches(*buffers, batch_size=4)
 
 
 @pytest.mark.parametrize("batch_size", [None, 1, 4, 9, 100])
 @pytest.mark.parametrize(("n_steps", "n_envs"), [(1, 1), (1, 4), (9, 1), (4, 5)])
 def test_the_same_minibatches_of_every_size(n_steps, n_envs, batch_size):
-    buffers = [filled(cls, BOX, n_steps=n_steps, n_envs=n_envs) for cls in (DeviceRolloutBuffer, RolloutBuffer)]
+    buffers = [fill_buffer(cls, BOX, n_steps=n_steps, n_envs=n_envs) for cls in (DeviceRolloutBuffer, RolloutBuffer)]
     assert_same_minibatches(*buffers, batch_size)
 
 
 def test_rollout_after_rollout():
-    ours, stock = filled(DeviceRolloutBuffer, BOX), filled(RolloutBuffer, BOX)
+    ours, stock = fill_buffer(DeviceRolloutBuffer, BOX), fill_buffer(RolloutBuffer, BOX)
     for _ in range(2):
         assert_same_minibatches(ours, stock, batch_size=5)
         for buffer in (ours, stock):
@@ -152,12 +154,12 @@ def test_a_zero_dimensional_log_probability():
     for cls in (RolloutBuffer, DeviceRolloutBuffer):
         buffer = cls(1, BOX, DISCRETE, device="cpu")
         buffer.add(np.zeros((1, 3)), np.zeros((1, 1)), np.zeros(1), np.ones(1), torch.zeros(1, 1), torch.tensor(-2.0))
-        assert minibatches(buffer)[0]["old_log_prob"].tolist() == [-2.0]
+        assert draw_minibatches(buffer)[0]["old_log_prob"].tolist() == [-2.0]
 
 
 @pytest.mark.parametrize("space", [BOX, DICT], ids=["plain", "dict"])
 def test_a_rollout_is_stored_in_the_arrays_of_stable_baselines3(space):
-    ours, stock = filled(device_of(space), space), filled(stock_of(space), space)
+    ours, stock = fill_buffer(device_of(space), space), fill_buffer(stock_of(space), space)
     for name in ("actions", "rewards", "values", "episode_starts", "log_probs", "advantages", "returns"):
         assert same_bits(getattr(ours, name), getattr(stock, name)), name
     for key in space.spaces if isinstance(space, spaces.Dict) else [...]:
@@ -183,9 +185,9 @@ class CrossDeviceOperations(TorchDispatchMode):
 def test_a_rollout_is_copied_to_the_device_once_and_no_step_of_it(space, arrays):
     """The device is "meta", which has no data: whatever came back from there would be an error."""
     with CrossDeviceOperations() as copies:
-        buffer = filled(device_of(space), space, n_steps=32, device="meta", policy_device="cpu")
+        buffer = fill_buffer(device_of(space), space, n_steps=32, device="meta", policy_device="cpu")
         assert copies.functions == []
-        batches = minibatches(buffer, batch_size=5, epochs=3)
+        batches = draw_minibatches(buffer, batch_size=5, epochs=3)
     assert len(copies.functions) == arrays + 3  # and the order of each epoch
     assert {tensor.device.type for batch in batches for tensor in batch.values()} == {"meta"}
 
@@ -196,14 +198,14 @@ def test_a_step_is_added_by_the_code_of_stable_baselines3(space):
 
 
 def test_after_get_values_and_returns_are_the_arrays_of_stable_baselines3():
-    ours, stock = filled(DeviceRolloutBuffer, BOX), filled(RolloutBuffer, BOX)
+    ours, stock = fill_buffer(DeviceRolloutBuffer, BOX), fill_buffer(RolloutBuffer, BOX)
     for buffer in (ours, stock):
-        minibatches(buffer)
+        draw_minibatches(buffer)
     assert same_bits(ours.values, stock.values) and same_bits(ours.returns, stock.returns)
 
 
 def test_minibatches_are_copies_that_the_next_rollout_leaves_alone():
-    buffer = filled(DeviceRolloutBuffer, BOX)
+    buffer = fill_buffer(DeviceRolloutBuffer, BOX)
     batch = next(buffer.get())
     before = batch.observations.clone()
     buffer.observations.fill(9.0)
@@ -212,18 +214,18 @@ def test_minibatches_are_copies_that_the_next_rollout_leaves_alone():
 
 
 def test_the_next_rollout_finds_the_memory_of_the_last_one_free():
-    buffer = filled(DeviceRolloutBuffer, BOX)
-    minibatches(buffer)
+    buffer = fill_buffer(DeviceRolloutBuffer, BOX)
+    draw_minibatches(buffer)
     storage = weakref.ref(buffer._rollout[0])
     buffer.reset()
     assert storage() is None
 
 
 def test_a_copied_buffer_is_independent():
-    buffer = filled(DeviceRolloutBuffer, BOX)
+    buffer = fill_buffer(DeviceRolloutBuffer, BOX)
     twin = copy.deepcopy(buffer)
     buffer.log_probs.fill(7.0)
-    assert_same_minibatches(twin, filled(RolloutBuffer, BOX))
+    assert_same_minibatches(twin, fill_buffer(RolloutBuffer, BOX))
 
 
 def test_an_incomplete_rollout_is_refused():
@@ -253,8 +255,8 @@ def test_a_number_stands_for_all_environments():
 
 
 def test_advantages_after_get_are_refused():
-    buffer = filled(DeviceRolloutBuffer, BOX)
-    minibatches(buffer)
+    buffer = fill_buffer(DeviceRolloutBuffer, BOX)
+    draw_minibatches(buffer)
     with pytest.raises(ValueError, match=r"values: got shape \(18, 1\), expected \(6, 3\): .*before get\(\)"):
         buffer.compute_returns_and_advantage(torch.zeros(3, 1), np.zeros(3, bool))
 
@@ -283,7 +285,7 @@ def test_the_trained_agent_is_bitwise_the_same(algorithm, make_env):
 def test_what_is_logged_is_the_same():
     logged = []
     for cls in (RolloutBuffer, DeviceRolloutBuffer):
-        agent = new_agent(PPO, cartpole(), rollout_buffer_class=cls)
+        agent = new_agent(PPO, make_cartpole(), rollout_buffer_class=cls)
         agent.set_logger(Logger(None, []))
         agent.set_random_seed(5)
         agent.learn(2 * 32 * 4, log_interval=100)
@@ -292,20 +294,20 @@ def test_what_is_logged_is_the_same():
 
 
 def test_save_load_and_train_on_in_both_directions(tmp_path):
-    stock = new_agent(PPO, dict_cartpole())
-    ours = new_agent(PPO, dict_cartpole(), rollout_buffer_class=DeviceDictRolloutBuffer)
+    stock = new_agent(PPO, make_dict_cartpole())
+    ours = new_agent(PPO, make_dict_cartpole(), rollout_buffer_class=DeviceDictRolloutBuffer)
     for name, agent in (("stock", stock), ("ours", ours)):
         learn(agent)
         agent.save(tmp_path / name)
 
-    expected = continued(tmp_path / "stock", dict_cartpole)
+    expected = train_loaded(tmp_path / "stock", make_dict_cartpole)
     switch = {"rollout_buffer_class": DeviceDictRolloutBuffer}
     for file, custom_objects in (
         ("ours", None),
         ("ours", STOCK | {"rollout_buffer_class": DictRolloutBuffer}),
         ("stock", switch),
     ):
-        agent = continued(tmp_path / file, dict_cartpole, custom_objects=custom_objects)
+        agent = train_loaded(tmp_path / file, make_dict_cartpole, custom_objects=custom_objects)
         assert type(agent.rollout_buffer) is (custom_objects or switch)["rollout_buffer_class"]
         assert_same_agent(agent, expected)
 
@@ -338,7 +340,11 @@ class CountCalls(BaseCallback):
 
 @pytest.mark.parametrize(
     ("algorithm", "make_env"),
-    [(A2C, cartpole), (A2C, pendulum), *((PPO, x) for x in (cartpole, pendulum, dict_cartpole, normalised_pendulum))],
+    [
+        (A2C, make_cartpole),
+        (A2C, make_pendulum),
+        *((PPO, x) for x in (make_cartpole, make_pendulum, make_dict_cartpole, make_normalised_pendulum)),
+    ],
 )
 @pytest.mark.parametrize("device_storage", [False, True])
 def test_one_call_for_all_environments_and_the_same_agent(algorithm, make_env, device_storage, monkeypatch):
@@ -375,14 +381,14 @@ class Forgetful(VecEnvWrapper):
 def test_terminal_values_reach_the_rewards(wrap):
     rewards = []
     for callback in (None, BatchedTerminalValues()):
-        agent = new_agent(PPO, wrap(pendulum()), rollout_buffer_class=DeviceRolloutBuffer)
+        agent = new_agent(PPO, wrap(make_pendulum()), rollout_buffer_class=DeviceRolloutBuffer)
         agent.learn(1, callback=callback)
         rewards.append(agent.rollout_buffer.rewards)
     torch.testing.assert_close(rewards[1], rewards[0], rtol=1e-6, atol=1e-6)
 
 
 def test_terminal_values_of_an_off_policy_algorithm_are_refused():
-    agent = DQN("MlpPolicy", cartpole(1), device="cpu", buffer_size=10)
+    agent = DQN("MlpPolicy", make_cartpole(1), device="cpu", buffer_size=10)
     with pytest.raises(TypeError, match="DQN keeps no rollouts"):
         agent.learn(1, callback=BatchedTerminalValues())
 
@@ -417,6 +423,6 @@ def test_the_chooser_says_which_algorithms_it_serves(algorithm):
 
 def test_the_wrong_class_says_which_one_to_use():
     with pytest.raises(TypeError, match="DeviceRolloutBuffer cannot store .*Dict.*use DeviceDictRolloutBuffer"):
-        new_agent(PPO, dict_cartpole(), rollout_buffer_class=DeviceRolloutBuffer)
+        new_agent(PPO, make_dict_cartpole(), rollout_buffer_class=DeviceRolloutBuffer)
     with pytest.raises(AssertionError, match="DeviceDictRolloutBuffer must be .*Box.*use DeviceRolloutBuffer"):
-        new_agent(PPO, cartpole(), rollout_buffer_class=DeviceDictRolloutBuffer)
+        new_agent(PPO, make_cartpole(), rollout_buffer_class=DeviceDictRolloutBuffer)

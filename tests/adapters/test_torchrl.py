@@ -69,13 +69,13 @@ def random_steps(shape, dtype=torch.float64, seed=0):
     return {**steps, "done": terminated | truncated, "terminated": terminated}
 
 
-def takes(function, name):
+def has_parameter(function, name):
     return name in inspect.signature(function).parameters
 
 
-def called(function, steps, **kwargs):
+def call_with_steps(function, steps, **kwargs):
     """The function with those of the steps that it takes."""
-    return function(**{name: x for name, x in steps.items() if takes(function, name)}, **kwargs)
+    return function(**{name: x for name, x in steps.items() if has_parameter(function, name)}, **kwargs)
 
 
 FUNCTIONS = [
@@ -96,7 +96,7 @@ EVERY = pytest.mark.parametrize(("function", "stock", "scalars"), FUNCTIONS, ids
 
 def every_argument(*names):
     """Each function with each of these arguments that it has."""
-    each = [(*row, name) for row in FUNCTIONS for name in names if takes(row[0], name)]
+    each = [(*row, name) for row in FUNCTIONS for name in names if has_parameter(row[0], name)]
     ids = [f"{function.__name__}-{name}" for function, *_, name in each]
     return pytest.mark.parametrize(("function", "stock", "scalars", "name"), each, ids=ids)
 
@@ -106,7 +106,7 @@ def every_argument(*names):
 @pytest.mark.parametrize(("shape", "time_dim"), SHAPES)
 def test_any_batch_and_time_dimension(function, stock, scalars, shape, time_dim, dtype):
     steps = random_steps(shape, dtype)
-    assert_same(*(called(f, steps, **scalars, time_dim=time_dim) for f in (function, stock)))
+    assert_same(*(call_with_steps(f, steps, **scalars, time_dim=time_dim) for f in (function, stock)))
 
 
 @EVERY
@@ -114,9 +114,9 @@ def test_any_batch_and_time_dimension(function, stock, scalars, shape, time_dim,
 def test_numbers_in_tensors(function, stock, scalars, convert):
     steps = random_steps((5, 20, 1))
     tensors = {name: convert(x) for name, x in scalars.items()}
-    got = called(function, steps, **tensors)
-    assert_same(got, called(stock, steps, **tensors))
-    assert_same(got, called(function, steps, **scalars))
+    got = call_with_steps(function, steps, **tensors)
+    assert_same(got, call_with_steps(stock, steps, **tensors))
+    assert_same(got, call_with_steps(function, steps, **scalars))
 
 
 @EVERY
@@ -125,7 +125,9 @@ def test_a_discount_per_step(function, stock, scalars, shape, time_dim):
     steps = random_steps(shape)
     gamma = torch.rand(shape, dtype=torch.float64)
     loop = getattr(functional, function.__name__)
-    assert_same(*(called(f, steps, **{**scalars, "gamma": gamma}, time_dim=time_dim) for f in (function, loop)))
+    assert_same(
+        *(call_with_steps(f, steps, **{**scalars, "gamma": gamma}, time_dim=time_dim) for f in (function, loop))
+    )
 
 
 @EVERY
@@ -135,20 +137,20 @@ def test_done_and_terminated(function, stock, scalars, flags):
     steps["terminated"] &= flags in ("terminated", "both")
     steps["done"] = steps["terminated"] if flags in ("terminated", "neither") else steps["done"]
     assert steps["done"].any() == (flags != "neither")
-    assert_same(*(called(f, steps, **scalars) for f in (function, stock)))
+    assert_same(*(call_with_steps(f, steps, **scalars) for f in (function, stock)))
 
 
 @EVERY
 def test_without_terminated_every_done_step_is_one(function, stock, scalars):
     steps = random_steps((5, 20, 1))
     del steps["terminated"]
-    assert_same(*(called(f, steps, **scalars) for f in (function, stock)))
+    assert_same(*(call_with_steps(f, steps, **scalars) for f in (function, stock)))
 
 
 @EVERY
 def test_strided_and_expanded_tensors(function, stock, scalars):
     steps = {name: x[::2, :, 1:2].expand(-1, -1, 3) for name, x in random_steps((8, 20, 3)).items()}
-    assert_same(*(called(f, steps, **scalars) for f in (function, stock)))
+    assert_same(*(call_with_steps(f, steps, **scalars) for f in (function, stock)))
 
 
 @EVERY
@@ -156,7 +158,7 @@ def test_half_precision_in_and_out(function, stock, scalars):
     loop = getattr(functional, function.__name__)
     steps = random_steps((5, 20, 1), torch.bfloat16)
     wide = {name: x.float() if x.is_floating_point() else x for name, x in steps.items()}
-    got, want = called(function, steps, **scalars), called(loop, wide, **scalars)
+    got, want = call_with_steps(function, steps, **scalars), call_with_steps(loop, wide, **scalars)
     narrow = lambda x: x.bfloat16() if isinstance(x, torch.Tensor) else tuple(map(narrow, x))  # noqa: E731
     assert_same(got, narrow(want))
 
@@ -172,8 +174,8 @@ def test_dtypes_in_and_out_are_those_of_torchrl(function, stock, scalars, values
     """TorchRL gets bool flags: it negates them bit by bit."""
     steps = {name: x if x.dtype == torch.bool else x.to(values) for name, x in random_steps((5, 20, 1)).items()}
     steps["reward"] = (2 * steps["reward"]).abs().to(rewards)
-    want = called(stock, steps, **scalars)
-    got = called(
+    want = call_with_steps(stock, steps, **scalars)
+    got = call_with_steps(
         function, {name: x.to(flags) if name in ("done", "terminated") else x for name, x in steps.items()}, **scalars
     )
     for x, y in zip(*((x,) if isinstance(x, torch.Tensor) else x for x in (got, want)), strict=True):
@@ -184,16 +186,16 @@ def test_dtypes_in_and_out_are_those_of_torchrl(function, stock, scalars, values
 @EVERY
 @pytest.mark.parametrize("shape", [(0, 20, 1), (5, 0, 1), (5, 20, 0)])
 def test_empty_in_empty_out(function, stock, scalars, shape):
-    got = called(function, random_steps(shape), **scalars)
+    got = call_with_steps(function, random_steps(shape), **scalars)
     assert all(x.shape == shape for x in (got if isinstance(got, tuple) else (got,)))
 
 
 @EVERY
 def test_what_lies_behind_a_terminal_state_leaves_no_trace(function, stock, scalars):
     steps = random_steps((5, 20, 1))
-    clean = called(function, steps, **scalars)
+    clean = call_with_steps(function, steps, **scalars)
     steps["next_state_value"] = torch.where(steps["terminated"], torch.nan, steps["next_state_value"])
-    assert_same(called(function, steps, **scalars), clean)
+    assert_same(call_with_steps(function, steps, **scalars), clean)
 
 
 @every_argument("state_value", "next_state_value", "reward", "log_pi", "log_mu")
@@ -201,7 +203,7 @@ def test_gradients(function, stock, scalars, name):
     def gradient(f):
         steps = random_steps((4, 20, 3))
         steps[name].requires_grad_()
-        results = called(f, steps, **scalars)
+        results = call_with_steps(f, steps, **scalars)
         results = results if isinstance(results, tuple) else (results,)
         weights = torch.Generator().manual_seed(1)
         sum((x * torch.randn(x.shape, generator=weights)).sum() for x in results if x.requires_grad).backward()
@@ -216,7 +218,7 @@ def test_gradient_of_the_discount(function, stock, scalars):
 
     def gradient(f):
         leaf = gamma.clone().requires_grad_()
-        results = called(f, random_steps((4, 20, 1)), **{**scalars, "gamma": leaf})
+        results = call_with_steps(f, random_steps((4, 20, 1)), **{**scalars, "gamma": leaf})
         (results if isinstance(results, torch.Tensor) else results[0]).sum().backward()
         return leaf.grad
 
@@ -226,8 +228,8 @@ def test_gradient_of_the_discount(function, stock, scalars):
 @EVERY
 def test_compiled_without_a_graph_break(function, stock, scalars):
     steps = random_steps((4, 20, 1), torch.float32)
-    compiled = torch.compile(lambda steps: called(function, steps, **scalars), backend="eager", fullgraph=True)
-    assert_same(compiled(steps), called(function, steps, **scalars))
+    compiled = torch.compile(lambda steps: call_with_steps(function, steps, **scalars), backend="eager", fullgraph=True)
+    assert_same(compiled(steps), call_with_steps(function, steps, **scalars))
 
 
 @EVERY
@@ -246,7 +248,7 @@ def test_shapes_that_differ_are_torchrls_error(function, stock, scalars, name):
     steps[name] = steps[name][:, :10]
     for f in (function, stock):
         with pytest.raises(RuntimeError, match="must share a unique shape"):
-            called(f, steps, **scalars)
+            call_with_steps(f, steps, **scalars)
 
 
 @EVERY
@@ -254,24 +256,26 @@ def test_shapes_that_differ_are_torchrls_error(function, stock, scalars, name):
 def test_a_time_dimension_that_is_not_there_is_torchrls_error(function, stock, scalars, shape, time_dim):
     for f in (function, stock):
         with pytest.raises(RuntimeError, match="time dimension are not compatible"):
-            called(f, random_steps(shape), **scalars, time_dim=time_dim)
+            call_with_steps(f, random_steps(shape), **scalars, time_dim=time_dim)
 
 
 @EVERY
 def test_one_dimension_is_too_few(function, stock, scalars):
     with pytest.raises(ValueError, match=r"reward: got shape \(20,\), expected \[\*B, T, F\]"):
-        called(function, random_steps((20,)), **scalars)
+        call_with_steps(function, random_steps((20,)), **scalars)
 
 
 @every_argument("lmbda", "rho_thresh", "c_thresh")
 def test_of_these_only_one_number_is_supported(function, stock, scalars, name):
     with pytest.raises(NotImplementedError, match=rf"{name}: got shape \(5, 20, 1\), expected a number or one element"):
-        called(function, random_steps((5, 20, 1)), **{**scalars, name: torch.rand(5, 20, 1)})
+        call_with_steps(function, random_steps((5, 20, 1)), **{**scalars, name: torch.rand(5, 20, 1)})
 
 
 def test_a_discount_for_all_that_follows_is_not_supported():
     with pytest.raises(NotImplementedError, match="rolling_gamma: got False, expected True or None"):
-        called(ours.td_lambda_return_estimate, random_steps((5, 20, 1)), gamma=0.9, lmbda=0.9, rolling_gamma=False)
+        call_with_steps(
+            ours.td_lambda_return_estimate, random_steps((5, 20, 1)), gamma=0.9, lmbda=0.9, rolling_gamma=False
+        )
 
 
 @EVERY
@@ -287,7 +291,7 @@ def test_a_discount_for_all_that_follows_is_not_supported():
 )
 def test_other_mistakes_name_the_argument(function, stock, scalars, name, given, error, message):
     with pytest.raises(error, match=message):
-        called(function, {**random_steps((5, 20, 1)), **scalars, name: given})
+        call_with_steps(function, {**random_steps((5, 20, 1)), **scalars, name: given})
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -318,10 +322,10 @@ def test_lambda_zero_is_one_step(library):
     steps = random_steps((5, 20, 3))
     names = ("next_state_value", "reward", "terminated")
     target = functional.td0_return_estimate(GAMMA, *(steps[name] for name in names))
-    advantages, targets = called(library.generalized_advantage_estimate, steps, gamma=GAMMA, lmbda=0.0)
+    advantages, targets = call_with_steps(library.generalized_advantage_estimate, steps, gamma=GAMMA, lmbda=0.0)
     assert_same(targets, target)
     assert_same(advantages, target - steps["state_value"])
-    assert_same(called(library.td_lambda_return_estimate, steps, gamma=GAMMA, lmbda=0.0), target)
+    assert_same(call_with_steps(library.td_lambda_return_estimate, steps, gamma=GAMMA, lmbda=0.0), target)
 
 
 @BOTH
@@ -330,9 +334,9 @@ def test_lambda_one_is_monte_carlo(library):
     steps["state_value"][:, 1:] = torch.where(
         steps["done"][:, :-1], steps["state_value"][:, 1:], steps["next_state_value"][:, :-1]
     )
-    want = called(functional.td1_return_estimate, steps, gamma=GAMMA)
-    assert_same(called(library.generalized_advantage_estimate, steps, gamma=GAMMA, lmbda=1.0)[1], want)
-    assert_same(called(library.td_lambda_return_estimate, steps, gamma=GAMMA, lmbda=1.0), want)
+    want = call_with_steps(functional.td1_return_estimate, steps, gamma=GAMMA)
+    assert_same(call_with_steps(library.generalized_advantage_estimate, steps, gamma=GAMMA, lmbda=1.0)[1], want)
+    assert_same(call_with_steps(library.td_lambda_return_estimate, steps, gamma=GAMMA, lmbda=1.0), want)
 
 
 @BOTH
@@ -340,11 +344,12 @@ def test_lambda_one_is_monte_carlo(library):
 def test_trajectories_end_to_end_are_as_if_alone(library, name):
     function, steps = getattr(library, name), random_steps((5, 20, 1))
     steps["done"][:, 11] = True
-    scalars = {"gamma": GAMMA, "lmbda": LMBDA} if takes(function, "lmbda") else {"gamma": GAMMA}
+    scalars = {"gamma": GAMMA, "lmbda": LMBDA} if has_parameter(function, "lmbda") else {"gamma": GAMMA}
     parts = [
-        called(function, {k: x[:, part] for k, x in steps.items()}, **scalars) for part in (slice(12), slice(12, 20))
+        call_with_steps(function, {k: x[:, part] for k, x in steps.items()}, **scalars)
+        for part in (slice(12), slice(12, 20))
     ]
-    whole = called(function, steps, **scalars)
+    whole = call_with_steps(function, steps, **scalars)
     if isinstance(whole, torch.Tensor):
         assert_same(whole, torch.cat(parts, 1))
     else:
@@ -355,8 +360,8 @@ def test_trajectories_end_to_end_are_as_if_alone(library, name):
 def test_on_policy_vtrace_is_td_lambda_one(library):
     steps = random_steps((5, 20, 1))
     steps["log_mu"] = steps["log_pi"]
-    targets = called(library.vtrace_advantage_estimate, steps, gamma=GAMMA)[1]
-    assert_same(targets, called(library.generalized_advantage_estimate, steps, gamma=GAMMA, lmbda=1.0)[1])
+    targets = call_with_steps(library.vtrace_advantage_estimate, steps, gamma=GAMMA)[1]
+    assert_same(targets, call_with_steps(library.generalized_advantage_estimate, steps, gamma=GAMMA, lmbda=1.0)[1])
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from test_torchrl import (
     actor,
     assert_same,
     assert_same_estimates,
-    called,
+    call_with_steps,
     critic,
     functional,
     losses_and_gradients,
@@ -43,20 +43,22 @@ def on_cpu(results):
 @SHAPES
 def test_functions(function, stock, scalars, shape, time_dim):
     steps = random_steps(shape, torch.float32)
-    got = called(function, on_device(steps), **scalars, time_dim=time_dim)
+    got = call_with_steps(function, on_device(steps), **scalars, time_dim=time_dim)
     assert {x.device.type for x in (got if isinstance(got, tuple) else (got,))} == {DEVICE}
-    assert_same(got, called(getattr(functional, function.__name__), on_device(steps), **scalars, time_dim=time_dim))
-    assert_same(on_cpu(got), on_cpu(called(stock, steps, **scalars, time_dim=time_dim)))
+    assert_same(
+        got, call_with_steps(getattr(functional, function.__name__), on_device(steps), **scalars, time_dim=time_dim)
+    )
+    assert_same(on_cpu(got), on_cpu(call_with_steps(stock, steps, **scalars, time_dim=time_dim)))
 
 
 @EVERY
 def test_with_numbers_nothing_waits(function, stock, scalars):
     steps = on_device(random_steps((5, 20, 1), torch.float32))
-    want = called(function, steps, **scalars)
+    want = call_with_steps(function, steps, **scalars)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        got = called(function, steps, **scalars)
+        got = call_with_steps(function, steps, **scalars)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert_same(got, want)

@@ -43,7 +43,7 @@ def of_learners(algorithm, ask):
     return [answer.get() for answer in algorithm.learner_group.foreach_learner(ask)]
 
 
-def trained(config, *asked, before=None, iterations=2):
+def train_algorithm(config, *asked, before=None, iterations=2):
     """Losses of each iteration, the last weights, and what all learners answer when asked.
 
     Args:

@@ -9,7 +9,7 @@ pytest.importorskip("ray.rllib")
 
 import ray
 from ray.cluster_utils import Cluster
-from small import assert_same_training, name_of_piece, node_of, small_ppo, trained
+from small import assert_same_training, name_of_piece, node_of, small_ppo, train_algorithm
 
 from rl_triton_adapters import rllib as adapter
 from rl_triton_adapters.rllib import enable_triton
@@ -50,8 +50,8 @@ def test_two_learners_on_two_nodes_train_as_those_of_rllib(two_nodes):
         return small_ppo(num_learners=2).learners(custom_resources_per_learner=ROOM)
 
     asked = (name_of_piece, node_of, calls_of)
-    stock = trained(config(), *asked, before=count_calls, iterations=3)
-    ours = trained(enable_triton(config()), *asked, before=count_calls, iterations=3)
+    stock = train_algorithm(config(), *asked, before=count_calls, iterations=3)
+    ours = train_algorithm(enable_triton(config()), *asked, before=count_calls, iterations=3)
     assert len(two_nodes) == 2
     assert set(stock[3]) == set(ours[3]) == two_nodes
     assert stock[2] == ["GeneralAdvantageEstimation"] * 2

@@ -44,7 +44,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
 from ray.rllib.offline.offline_prelearner import OfflinePreLearner
 from ray.rllib.utils.postprocessing.zero_padding import create_mask_and_seq_lens, split_and_zero_pad_n_episodes
-from small import LOSSES, assert_same_training, name_of_piece, of_learners, small, small_ppo, the_piece, trained
+from small import LOSSES, assert_same_training, name_of_piece, of_learners, small, small_ppo, the_piece, train_algorithm
 
 from rl_triton_adapters import rllib as adapter
 from rl_triton_adapters.rllib import (
@@ -318,8 +318,8 @@ def test_columns_of_recorded_episodes(name, small_ray):
     ids=["local", "local-lstm", "local-two-policies", "one-remote", "one-remote-lstm", "two-remote"],
 )
 def test_training_is_that_of_rllib(make, num_learners, small_ray):
-    stock = trained(make(num_learners=num_learners), name_of_piece)
-    ours = trained(enable_triton(make(num_learners=num_learners)), name_of_piece)
+    stock = train_algorithm(make(num_learners=num_learners), name_of_piece)
+    ours = train_algorithm(enable_triton(make(num_learners=num_learners)), name_of_piece)
     count = max(1, num_learners)
     assert stock[2] == ["GeneralAdvantageEstimation"] * count
     assert ours[2] == ["TritonGeneralAdvantageEstimation"] * count
@@ -347,17 +347,17 @@ def test_the_learning_curve_is_that_of_rllib(small_ray):
 # Learners alone need no Ray processes.
 
 
-def built(config):
+def build_learner(config):
     """A learner of a config, with weights that depend on nothing else."""
     torch.manual_seed(0)
     return config.build_learner(env=gym.make("CartPole-v1"))
 
 
 def test_the_flag_restores_the_stock_connector():
-    names = [type(piece) for piece in built(small_ppo())._learner_connector.connectors]
-    off = built(enable_triton(small_ppo()).learners(learner_config_dict=OFF))
+    names = [type(piece) for piece in build_learner(small_ppo())._learner_connector.connectors]
+    off = build_learner(enable_triton(small_ppo()).learners(learner_config_dict=OFF))
     assert [type(piece) for piece in off._learner_connector.connectors] == names
-    on = built(enable_triton(small_ppo()))
+    on = build_learner(enable_triton(small_ppo()))
     assert [type(piece) for piece in on._learner_connector.connectors] == [
         *names[:-1],
         TritonGeneralAdvantageEstimation,
@@ -367,7 +367,7 @@ def test_the_flag_restores_the_stock_connector():
 
 def test_the_connector_takes_what_the_config_says():
     config = small_ppo().training(gamma=0.5, lambda_=0.25)
-    piece = the_piece(built(enable_triton(config, masked_statistics=True, backend="reference")))
+    piece = the_piece(build_learner(enable_triton(config, masked_statistics=True, backend="reference")))
     assert (piece.gamma, piece.lambda_, piece.masked_statistics, piece.backend) == (0.5, 0.25, True, "reference")
 
 
@@ -381,9 +381,9 @@ def test_a_backend_that_cannot_run_is_refused_when_the_learner_is_built(config_c
         "rl_triton_core._internal.backends.why_unavailable",
         lambda name, device: f"no {name} for {device}" if name == "triton" else None,
     )
-    built(enable_triton(small_config(), backend="triton").learners(learner_config_dict=OFF))
+    build_learner(enable_triton(small_config(), backend="triton").learners(learner_config_dict=OFF))
     with pytest.raises(BackendUnavailableError, match="no triton for cpu"):
-        built(enable_triton(small_config(), backend="triton"))
+        build_learner(enable_triton(small_config(), backend="triton"))
 
 
 def test_the_config_is_changed_in_place_and_keeps_other_entries():
@@ -397,9 +397,9 @@ def test_the_config_is_changed_in_place_and_keeps_other_entries():
 def test_a_flag_that_was_set_before_the_call_stays():
     config = enable_triton(small_ppo().learners(learner_config_dict=OFF), backend="cpu")
     assert config.learner_config_dict == {**OFF, "rl_triton_masked_statistics": False, "rl_triton_backend": "cpu"}
-    assert type(the_piece(built(config))) is GeneralAdvantageEstimation
+    assert type(the_piece(build_learner(config))) is GeneralAdvantageEstimation
     config.learners(learner_config_dict={"rl_triton": True})
-    assert the_piece(built(enable_triton(config, backend="reference"))).backend == "reference"
+    assert the_piece(build_learner(enable_triton(config, backend="reference"))).backend == "reference"
 
 
 FLAGS = {"rl_triton_masked_statistics": True, "rl_triton_backend": "reference"}
@@ -409,7 +409,7 @@ def test_flags_that_were_set_before_the_call_stay():
     config = enable_triton(small_ppo().learners(learner_config_dict=FLAGS))
     assert config.learner_config_dict == {"rl_triton": True, **FLAGS}
     enable_triton(config, masked_statistics=False, backend="cpu")
-    assert flags_of_piece(built(config)) == {"masked_statistics": False, "backend": "cpu"}
+    assert flags_of_piece(build_learner(config)) == {"masked_statistics": False, "backend": "cpu"}
 
 
 @pytest.mark.parametrize("config_class", [PPOConfig, IMPALAConfig, APPOConfig])
@@ -431,7 +431,7 @@ def test_a_flag_that_is_none_is_refused_whenever_it_is_set(config_class, flag, e
         enable_triton(config)
     assert config.learner_config_dict == flag and config.learner_class is small_config().learner_class
     with pytest.raises(error, match=message):
-        built(enable_triton(small_config()).learners(learner_config_dict=flag))
+        build_learner(enable_triton(small_config()).learners(learner_config_dict=flag))
 
 
 class LineHandler(logging.Handler):
@@ -456,7 +456,7 @@ def test_a_learner_says_in_one_line_what_it_computes_with(flag, who):
             (small_impala(IMPALAConfig), "V-Trace"),
         ):
             enable_triton(config, backend="reference").learners(learner_config_dict={"rl_triton": flag})
-            built(config).shutdown()
+            build_learner(config).shutdown()
             (line,) = handler.lines
             assert line.startswith("INFO: Triton") and f"{what} with {who}, on cpu" in line
             handler.lines.clear()
@@ -470,7 +470,7 @@ def test_a_learner_says_in_one_line_what_it_computes_with(flag, who):
 def test_a_metric_says_what_was_computed_with(config_class, enabled, small_ray):
     small_config = small_ppo if config_class is PPOConfig else partial(small_impala, config_class)
     config = enable_triton(small_config()).learners(learner_config_dict={"rl_triton": enabled})
-    results, _ = trained(config)
+    results, _ = train_algorithm(config)
     assert {float(result["__all_modules__"]["rl_triton"]) for result in results} == {float(enabled)}
 
 
@@ -524,7 +524,7 @@ def test_the_line_that_the_error_suggests_works():
         enable_triton(small_ppo().learners(learner_class=Theirs))
     line = str(error.value)[str(error.value).index("class ") :]
     exec(line, scope := dict(globals()))
-    learner = built(enable_triton(small_ppo().learners(learner_class=scope["Mine"])))
+    learner = build_learner(enable_triton(small_ppo().learners(learner_class=scope["Mine"])))
     assert type(the_piece(learner)) is TritonGeneralAdvantageEstimation
 
 
@@ -546,8 +546,8 @@ def test_a_pipeline_without_a_piece_of_rllib_is_an_error():
 
     for piece in (Mine(gamma=0.9, lambda_=0.9), []):
         with pytest.raises(RuntimeError, match="without GeneralAdvantageEstimation, expected one to replace"):
-            built(only(piece))
-    assert type(the_piece(built(only(GeneralAdvantageEstimation(gamma=0.9, lambda_=0.9))))) is (
+            build_learner(only(piece))
+    assert type(the_piece(build_learner(only(GeneralAdvantageEstimation(gamma=0.9, lambda_=0.9))))) is (
         TritonGeneralAdvantageEstimation
     )
 
@@ -672,9 +672,9 @@ def test_losses_are_those_of_rllib(config_class, learner_class, slots, monkeypat
     calls = []
     monkeypatch.setattr(adapter, "vtrace", lambda **kwargs: calls.append(kwargs) or vtrace(**kwargs))
     stock, off, ours = learners = [
-        built(small_impala(config_class)),
-        built(enable_triton(small_impala(config_class)).learners(learner_config_dict=OFF)),
-        built(enable_triton(small_impala(config_class), backend="reference")),
+        build_learner(small_impala(config_class)),
+        build_learner(enable_triton(small_impala(config_class)).learners(learner_config_dict=OFF)),
+        build_learner(enable_triton(small_impala(config_class), backend="reference")),
     ]
     try:
         assert type(ours) is type(off) is learner_class
@@ -717,7 +717,7 @@ def test_vtrace_stays_on_its_device_in_one_call(monkeypatch):
 
 
 def test_nobody_elses_vtrace_changes():
-    learner = built(enable_triton(small_impala(IMPALAConfig)))
+    learner = build_learner(enable_triton(small_impala(IMPALAConfig)))
     learner.shutdown()
     assert impala_torch_learner.vtrace_torch is vtrace_torch
 
@@ -727,8 +727,8 @@ def test_a_loss_of_ones_own_may_call_ours():
         def compute_loss_for_module(self, **kwargs):
             return 2 * super().compute_loss_for_module(**kwargs)
 
-    stock = built(small_impala(IMPALAConfig))
-    mine = built(enable_triton(small_impala(IMPALAConfig).learners(learner_class=Mine)))
+    stock = build_learner(small_impala(IMPALAConfig))
+    mine = build_learner(enable_triton(small_impala(IMPALAConfig).learners(learner_class=Mine)))
     try:
         batch = random_batch(50, np.random.default_rng(0))
         (want, _), (got, _) = loss_and_gradients(stock, batch), loss_and_gradients(mine, batch)
@@ -749,8 +749,8 @@ def test_a_loss_of_ones_own_that_does_not_call_ours_is_an_error():
     for learner_class in (Mine, Further):
         config = enable_triton(small_impala(IMPALAConfig).learners(learner_class=learner_class))
         with pytest.raises(RuntimeError, match=r"Mine.compute_loss_for_module: .*super\(\).*self.compute_vtrace"):
-            built(config)
-        built(config.learners(learner_config_dict=OFF)).shutdown()
+            build_learner(config)
+        build_learner(config.learners(learner_config_dict=OFF)).shutdown()
 
 
 def test_a_loss_of_ones_own_may_call_our_vtrace(monkeypatch):
@@ -763,7 +763,7 @@ def test_a_loss_of_ones_own_may_call_our_vtrace(monkeypatch):
     want = vtrace_torch(**random_vtrace(5, 3, np.random.default_rng(0)))
     for flags, calls in ((OFF, []), ({"rl_triton": True}, ["reference"])):
         config = small_impala(IMPALAConfig).learners(learner_class=Mine, learner_config_dict=flags)
-        learner = built(enable_triton(config, backend="reference"))
+        learner = build_learner(enable_triton(config, backend="reference"))
         backends.clear()
         assert_same_vtrace(learner.compute_loss_for_module(), want)
         assert backends == calls
@@ -792,7 +792,7 @@ ONCE = {"circular_buffer_num_batches": 1, "circular_buffer_iterations_per_batch"
     ids=["IMPALA", "IMPALA-lstm", "IMPALA-two-policies", "APPO", "APPO-lstm"],
 )
 def test_vtrace_training_is_that_of_rllib(make, small_ray):
-    stock, ours = trained(make()), trained(enable_triton(make()), flags_of_vtrace)
+    stock, ours = train_algorithm(make()), train_algorithm(enable_triton(make()), flags_of_vtrace)
     assert ours[2] == [{"backend": None}]
     impala = ("total_loss", "mean_pi_loss", "mean_vf_loss", "entropy")
     assert_same_training(stock, ours, names=LOSSES if isinstance(make(), APPOConfig) else impala)
@@ -1048,7 +1048,7 @@ def test_other_flags_are_an_error(monkeypatch):
 def test_a_loss_without_vtrace_is_an_error(monkeypatch):
     monkeypatch.setattr(IMPALATorchLearner, "compute_loss_for_module", lambda self, **kwargs: 0.0)
     with pytest.raises(RuntimeError, match="got none in Ray .*, expected a call of vtrace_torch"):
-        built(enable_triton(small_impala(IMPALAConfig)))
+        build_learner(enable_triton(small_impala(IMPALAConfig)))
 
 
 @pytest.mark.parametrize("config", [DQNConfig(), BCConfig()], ids=["DQN", "BC"])

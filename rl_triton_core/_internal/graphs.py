@@ -40,11 +40,13 @@ class CudaGraphs:
         """On a stream of its own, as captures are made; raises if the call waits for the device."""
         stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(stream):
-            for _ in range(times - 1):
-                call()
-            refuse_waiting(call)
-        torch.cuda.current_stream(self.device).wait_stream(stream)
+        try:
+            with torch.cuda.stream(stream):
+                for _ in range(times - 1):
+                    call()
+                refuse_waiting(call)
+        finally:
+            torch.cuda.current_stream(self.device).wait_stream(stream)
 
     def capture(self, call: Callable[[], Any], generators: Iterable[torch.Generator]) -> tuple[Any, Callable[[], None]]:
         """A graph of the call. Other threads may use the device meanwhile."""
@@ -100,5 +102,5 @@ def refuse_waiting(call: Callable[[], Any]) -> None:
         finally:
             torch.cuda.set_sync_debug_mode(mode)
     for warning in caught:
-        if "synchronizing" in str(warning.message):
+        if "called a synchronizing" in str(warning.message):
             raise RuntimeError(f"the step waits for the device in {warning.filename}, line {warning.lineno}")

@@ -13,7 +13,15 @@ import rl_triton_core
 from rl_triton_core import conventions, extending, testing
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ["README.md", "docs/index.md", "docs/estimators.md", "docs/normalization.md", "docs/gpu.md", "docs/migrate.md"]
+PAGES = [
+    "README.md",
+    "docs/index.md",
+    "docs/estimators.md",
+    "docs/normalization.md",
+    "docs/gpu.md",
+    "docs/migrate.md",
+    "docs/capture.md",
+]
 MODULES = ["gae", "vtrace", "retrace", "returns", "traces", "linear"]
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import distributed
 
 from rl_triton_core._internal import validation as check
-from rl_triton_core._internal.backends import Backend, choose
+from rl_triton_core._internal.backends import Backend, choose_backend
 from rl_triton_core._internal.backends.reference_moments import normalize_values
 from rl_triton_core._internal.differentiation import needs_graph
 from rl_triton_core._internal.fast_path import with_fast_path
@@ -100,7 +100,7 @@ def normalize_advantages(
         check_out(out, advantages, mask)
     dtype = torch.float64 if advantages.dtype == torch.float64 else torch.float32
     compiling = torch.compiler.is_compiling()
-    chosen = None if compiling else choose(backend, advantages.device)
+    chosen = None if compiling else choose_backend(backend, advantages.device)
     if chosen is None or differentiable:
         result = normalize_values(advantages, mask, rule, exchange).to(dtype)
         return result if out is None else out.copy_(result)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rl_triton_core._internal.backends import choose
+from rl_triton_core._internal.backends import choose_backend
 from rl_triton_core._internal.recurrence import Expectation, Problem
 
 Results = tuple[Any, ...]
@@ -44,6 +44,6 @@ def allocate_outputs(problem: Problem, wanted: Sequence[bool], out: Sequence[tor
 
 def run_backend(problem: Problem, backend: str | None) -> None:
     """Fill the problem's outputs."""
-    chosen = choose(backend, problem.like.device)
+    chosen = choose_backend(backend, problem.like.device)
     if problem.like.numel():
         chosen.run(problem)

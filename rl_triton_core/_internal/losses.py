@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from rl_triton_core._internal.backends import choose
+from rl_triton_core._internal.backends import choose_backend
 from rl_triton_core._internal.loss_equations import STATISTICS, Choices, Coefficients
 from rl_triton_core._internal.loss_problem import LossProblem, Results, Stream, Streams
 from rl_triton_core._internal.moments import Rule
@@ -42,7 +42,7 @@ def solve_loss(
 def run_backend(problem: LossProblem, backend: str | None) -> Results:
     """Compute by a backend. Without elements there is nothing to compute."""
     if problem.like.shape[0]:
-        return choose(backend, problem.like.device).loss(problem)
+        return choose_backend(backend, problem.like.device).loss(problem)
     statistics = torch.zeros(len(STATISTICS), dtype=problem.dtype, device=problem.like.device)
     statistics[STATISTICS.index("explained_variance")].fill_(math.nan)
     return Results(
@@ -67,7 +67,7 @@ class LossFunction(torch.autograd.Function):
         ctx.mark_non_differentiable(*output[1:])
         ctx.save_for_backward(*output[2:])
         ctx.targets = [(x.shape, x.dtype) if want else None for x, want in zip(tensors, problem.wanted, strict=True)]
-        ctx.scale = choose(backend, output[0].device).scale
+        ctx.scale = choose_backend(backend, output[0].device).scale
 
     @staticmethod
     def backward(ctx: Any, *grads: Stream) -> tuple[Any, ...]:

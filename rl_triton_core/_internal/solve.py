@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from rl_triton_core._internal import validation as check
-from rl_triton_core._internal.backends import choose
+from rl_triton_core._internal.backends import choose_backend
 from rl_triton_core._internal.bootstrap import check_continuation
 from rl_triton_core._internal.differentiation import needs_graph, solve_with_graph
 from rl_triton_core._internal.execution import Results, allocate_outputs, list_tensors, run_backend
@@ -178,7 +178,7 @@ def dispatch_problem(problem: Problem, wanted: Sequence[bool], out: Any, backend
 
 def supports_expectation(problem: Problem, backend: str | None) -> bool:
     """Whether the backend takes an expectation as it is."""
-    return choose(backend, problem.like.device).supports_expectation
+    return choose_backend(backend, problem.like.device).supports_expectation
 
 
 def copy_into_out(out: Sequence[torch.Tensor | None], results: Results) -> Results:

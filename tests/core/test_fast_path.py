@@ -56,11 +56,11 @@ def same(got, want):
 
 def counted(name, monkeypatch):
     """A call of the backend's function for each that does not take the fast path."""
-    calls, backend = [], backends.load("triton")
+    calls, backend = [], backends.load_backend("triton")
     run = getattr(backend, name)
     counting = dataclasses.replace(backend, **{name: lambda *given: (calls.append(given), run(*given))})
-    monkeypatch.setattr(backends, "load", lambda name: counting)
-    monkeypatch.setattr(backends, "automatic", lambda device_type: counting)
+    monkeypatch.setattr(backends, "load_backend", lambda name: counting)
+    monkeypatch.setattr(backends, "choose_automatically", lambda device_type: counting)
     return calls
 
 

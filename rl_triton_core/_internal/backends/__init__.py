@@ -57,12 +57,12 @@ def available_backends(device: torch.device | str = "cpu") -> tuple[str, ...]:
     return tuple(name for name in MODULES if why_unavailable(name, device) is None)
 
 
-def choose(name: str | None, device: torch.device) -> Backend:
+def choose_backend(name: str | None, device: torch.device) -> Backend:
     """The backend of that name, or the best one for the device."""
     if name is None:
-        return automatic(device.type)
+        return choose_automatically(device.type)
     check_backend(name, device)
-    return load(name)
+    return load_backend(name)
 
 
 def check_backend(name: str | None, device: torch.device | str | None = None) -> None:
@@ -84,26 +84,26 @@ def check_backend(name: str | None, device: torch.device | str | None = None) ->
 
 
 @cache
-def automatic(device_type: str) -> Backend:
+def choose_automatically(device_type: str) -> Backend:
     """The first backend of the device's preference that is available."""
     best, *others = PREFERENCE.get(device_type, ("reference",))
     reason = why_unavailable(best, torch.device(device_type))
     if reason is None:
-        return load(best)
+        return load_backend(best)
     warnings.warn(f"the {best} backend is not available ({reason}); using the slow {others[0]} backend", stacklevel=2)
-    return load(others[0])
+    return load_backend(others[0])
 
 
 def why_unavailable(name: str, device: torch.device) -> str | None:
     """Why a backend cannot run on a device, or None if it can."""
     try:
-        return load(name).unavailable(device)
+        return load_backend(name).unavailable(device)
     except ImportError as error:
         return f"its import failed: {error}"
 
 
 @cache
-def load(name: str) -> Backend:
+def load_backend(name: str) -> Backend:
     """Import a backend, when it is first needed."""
     backend: Backend = import_module(MODULES[name]).BACKEND
     return backend

@@ -43,7 +43,7 @@ def unavailable(device: torch.device) -> str | None:
 
 def run(problem: Problem) -> None:
     """Fill the problem's outputs."""
-    results = [stage(out, problem.dtype) for out in problem.outputs]
+    results = [stage_output(out, problem.dtype) for out in problem.outputs]
     call = Call(problem, results)
     walk, numbers = prepare_walk(problem, call), tuple(call.numbers)
     walk(tuple([x.data_ptr() for x in call.tensors]), untrace(numbers))
@@ -71,7 +71,7 @@ def compute_loss(problem: LossProblem) -> Results:
 BACKEND = Backend(run=run, unavailable=unavailable, normalize=normalize, loss=compute_loss)
 
 
-def stage(out: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+def stage_output(out: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
     """Where to compute a result: in place if it has the dtype of the arithmetic."""
     return out if out is None or out.dtype == dtype else torch.empty_like(out, dtype=dtype)
 
@@ -249,7 +249,7 @@ ELEMENTS = {
 @cache
 def compile_walk(recurrence: Recurrence, variant: Variant) -> Any:
     """The walk with an estimator's equations in it; kept on disk between processes."""
-    name = f"{recurrence.name}_{fingerprint(recurrence, variant)}"
+    name = f"{recurrence.name}_{hash_variant(recurrence, variant)}"
     direction = serial.BACKWARD if recurrence.backward else serial.FORWARD
     names: dict[str, Any] = {
         "load_arguments": make_loader(find_types(variant)),
@@ -313,22 +313,24 @@ def count_words(kinds: Any) -> tuple[int, int]:
 @cache
 def compile_equation(function: Any) -> Any:
     """A plain function of primitives as Numba's, one for all variants: it is compiled once."""
-    return numba.njit(**INNER)(bind(function, f"{function.__name__}_{digest(code_of(function))}", **PRIMITIVES))
+    return numba.njit(**INNER)(
+        bind(function, f"{function.__name__}_{hash_text(describe_code(function))}", **PRIMITIVES)
+    )
 
 
-def fingerprint(recurrence: Recurrence, variant: Variant) -> str:
+def hash_variant(recurrence: Recurrence, variant: Variant) -> str:
     """Names a compiled variant: changes with its types and with all code that goes into it."""
-    codes = [code_of(x) for x in (recurrence.coefficients, recurrence.readout, boundaries.apply_boundary_rule)]
-    return digest((SOURCES, codes, recurrence.num_lookahead, recurrence.backward, variant))
+    codes = [describe_code(x) for x in (recurrence.coefficients, recurrence.readout, boundaries.apply_boundary_rule)]
+    return hash_text((SOURCES, codes, recurrence.num_lookahead, recurrence.backward, variant))
 
 
-def code_of(function: Any) -> Any:
+def describe_code(function: Any) -> Any:
     """What a function without inner functions does."""
     code = function.__code__
     return code.co_code, code.co_consts, code.co_names
 
 
-def digest(parts: Any) -> str:
+def hash_text(parts: Any) -> str:
     """A short name for what has a repr."""
     return sha256(repr(parts).encode()).hexdigest()[:16]
 

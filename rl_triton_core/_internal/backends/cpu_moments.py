@@ -33,38 +33,38 @@ scalar_standardizer = bind(
 def run(task: Task, exchange: Exchange | None) -> None:
     """Fill the output."""
     out = task.out if task.out.dtype in NATIVE else torch.empty_like(task.out, dtype=torch.float32)
-    streams = array(task.values), task.mask is not None, NO_MASK if task.mask is None else flags(task.mask)
+    streams = view_values(task.values), task.mask is not None, NO_MASK if task.mask is None else view_mask(task.mask)
     size = task.values.numel()
     spans = [(first, min(first + SPAN, size)) for first in range(0, size, SPAN)]
     parts = np.empty((len(spans), 3))
-    run_chunks(lambda span: serial_moments.moments(*streams, *span, parts[span[0] // SPAN]), spans)
-    moments = merged(parts.tolist())
+    run_chunks(lambda span: serial_moments.compute_moments(*streams, *span, parts[span[0] // SPAN]), spans)
+    moments = merge_moments(parts.tolist())
     if exchange is not None:
-        moments = merged(exchange(torch.tensor([moments], dtype=torch.float64)).tolist())
+        moments = merge_moments(exchange(torch.tensor([moments], dtype=torch.float64)).tolist())
     shift_and_factor = scalar_standardizer(*moments, *task.rule)
     run_chunks(lambda span: serial_moments.standardize(*streams, *span, out.numpy(), *shift_and_factor), spans)
     if out is not task.out:
         task.out.copy_(out)
 
 
-def merged(parts: Sequence[Sequence[float]]) -> tuple[float, float, float]:
+def merge_moments(parts: Sequence[Sequence[float]]) -> tuple[float, float, float]:
     """Count, mean and M2 of parts taken together, one after the other (Chan, Golub and LeVeque 1979)."""
     count, mean, m2 = 0.0, 0.0, 0.0
     for n, part_mean, part_m2 in parts:
         if n > 0:
             share = n / (count + n)
-            apart = part_mean - mean
-            m2 += part_m2 + apart * apart * count * share
-            mean += apart * share
+            deviation = part_mean - mean
+            m2 += part_m2 + deviation * deviation * count * share
+            mean += deviation * share
             count += n
     return count, mean, m2
 
 
-def array(x: torch.Tensor) -> Any:
+def view_values(x: torch.Tensor) -> Any:
     """Numbers that the loops take, in place if they are."""
     return (x if x.dtype in NATIVE else x.float()).numpy()
 
 
-def flags(mask: torch.Tensor) -> Any:
+def view_mask(mask: torch.Tensor) -> Any:
     """A mask as bytes, in place if it is."""
     return (mask if mask.dtype in (torch.bool, torch.uint8) else mask != 0).numpy().view(np.uint8)

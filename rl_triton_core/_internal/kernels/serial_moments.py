@@ -24,7 +24,7 @@ def compile_loop(**options: Any) -> Callable[[Any], Any]:
 
 
 @compile_loop()
-def first_valid(values, masked, valid, first, end):
+def find_first_valid(values, masked, valid, first, end):
     """The first element of a span that counts, 0 if none does."""
     columns = values.shape[1]
     for i in range(first, end):
@@ -34,13 +34,13 @@ def first_valid(values, masked, valid, first, end):
 
 
 @compile_loop(fastmath={"reassoc"})
-def moments(values, masked, valid, first, end, result):
+def compute_moments(values, masked, valid, first, end, result):
     """Count, mean and M2 of a span, from differences to one of its elements.
 
     The difference of the sums loses at most a factor of `count` in precision, however large the mean is.
     """
     columns = values.shape[1]
-    pivot = first_valid(values, masked, valid, first, end)
+    pivot = find_first_valid(values, masked, valid, first, end)
     count, total, squares = 0, 0.0, 0.0
     for row in range(first // columns, (end + columns - 1) // columns):
         left, right = max(first - row * columns, 0), min(end - row * columns, columns)

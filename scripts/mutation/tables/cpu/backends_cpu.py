@@ -67,7 +67,7 @@ MUTANTS = [
     ),
     Mutant(
         "one name for all in the disk cache",
-        "f'{recurrence.name}_{fingerprint(recurrence, variant)}'",
+        "f'{recurrence.name}_{hash_variant(recurrence, variant)}'",
         "'loop'",
         tests="different_processes",
     ),

@@ -7,7 +7,7 @@ FILE = "_internal/backends/cpu_moments.py"
 MUTANTS = [
     Mutant(
         "normalisation: parts as if of one mean",
-        "part_m2 + apart * apart * count * share",
+        "part_m2 + deviation * deviation * count * share",
         "part_m2",
         tests="normalization and test_parts",
     ),

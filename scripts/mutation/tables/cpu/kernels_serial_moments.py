@@ -7,7 +7,7 @@ FILE = "_internal/kernels/serial_moments.py"
 MUTANTS = [
     Mutant(
         "normalisation: a large mean cancels",
-        "first_valid(values, masked, valid, first, end)",
+        "find_first_valid(values, masked, valid, first, end)",
         "0.0",
         tests="normalization and test_a_large_mean",
     ),

@@ -7,13 +7,13 @@ FILE = "_internal/solve.py"
 MUTANTS = [
     Mutant(
         "backends: none sums expectations",
-        "choose(backend, problem.like.device).supports_expectation",
+        "choose_backend(backend, problem.like.device).supports_expectation",
         "False",
         tests="test_an_expectation_is_summed",
     ),
     Mutant(
         "backends: all sum expectations",
-        "choose(backend, problem.like.device).supports_expectation",
+        "choose_backend(backend, problem.like.device).supports_expectation",
         "True",
         tests="test_an_expectation_is_summed",
     ),

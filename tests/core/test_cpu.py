@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from rl_triton_core import compute_episodic_prefix_sum, compute_gae, compute_vtrace, set_fast_path
+from rl_triton_core.extending import Recurrence, check_layout, solve
 
 cpu = pytest.importorskip("rl_triton_core._internal.backends.cpu")
 
@@ -124,3 +125,34 @@ def test_more_lanes_than_a_block():
     got = compute_episodic_prefix_sum(rewards, done, time_dim=0, backend="cpu")
     alone = compute_episodic_prefix_sum(rewards[:, 1020:1030], done[:, 1020:1030], time_dim=0, backend="cpu")
     assert torch.equal(got[:, 1020:1030], alone)
+
+
+LOOKAHEAD = Recurrence(
+    name="lookahead_of_the_test",
+    inputs=("values", "rewards"),
+    num_lookahead=2,
+    outputs=("states", "next_values", "next_rewards"),
+    coefficients=lambda step: (step.inputs[1], step.decay),
+    readout=lambda step, state, after: (state, step.next_inputs[0], step.next_inputs[1]),
+)
+
+
+@pytest.mark.parametrize("mask_mode", ["skip", "reset", None])
+@pytest.mark.parametrize("time_dim", [0, -1])
+def test_equations_see_no_inputs_of_another_episode(mask_mode, time_dim):
+    """The next inputs are 0 where the trajectory ends, whether the equation gates what it makes of them or not."""
+    given = rollout()
+    terminated, truncated, mask = (given.pop(name) for name in ("terminated", "truncated", "mask"))
+    flags = {"terminated": terminated, "truncated": truncated} | ({"mask": mask} if mask_mode else {})
+    options = {"wanted": (True,) * 3, "gamma": 0.5, "mask_mode": mask_mode or "skip", "bootstrap_values": 0.0, **flags}
+    if time_dim == -1:
+        given, options = (
+            {k: x.T if isinstance(x, torch.Tensor) else x for k, x in y.items()} for y in (given, options)
+        )
+    inputs = {"values": given["values"], "rewards": given["rewards"]}
+    layout = check_layout("values", inputs["values"], time_dim)
+    got, want = (solve(LOOKAHEAD, inputs, layout, **options, backend=name) for name in ("cpu", "reference"))
+    ends = (terminated | truncated).T if time_dim == -1 else terminated | truncated
+    assert not got[1][ends].any() and not got[2][ends].any()
+    assert torch.equal(got[1], want[1]) and torch.equal(got[2], want[2])
+    assert torch.allclose(got[0], want[0], rtol=1e-5)

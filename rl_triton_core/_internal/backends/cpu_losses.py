@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from rl_triton_core._internal import loss_equations
-from rl_triton_core._internal.backends.cpu import INNER, digest
-from rl_triton_core._internal.backends.cpu_moments import merged, scalar_standardizer
+from rl_triton_core._internal.backends.cpu import INNER, hash_text
+from rl_triton_core._internal.backends.cpu_moments import merge_moments, scalar_standardizer
 from rl_triton_core._internal.kernels import serial_losses as kernels
 from rl_triton_core._internal.loss_equations import HEADS, Choices, bind_equations
 from rl_triton_core._internal.loss_problem import LossProblem, Results, Stream
@@ -44,7 +44,7 @@ def compute_loss(problem: LossProblem) -> Results:
     divisor = find_divisor(problem, moments[0])
     if problem.rule is not None:
         if problem.exchange is not None:
-            moments = merged(problem.exchange(torch.tensor([moments], dtype=torch.float64)).tolist())
+            moments = merge_moments(problem.exchange(torch.tensor([moments], dtype=torch.float64)).tolist())
         arguments = arguments._replace(scaling=scalar_standardizer(*moments, *problem.rule))
     share = SCALARS[dtype](1 / divisor if divisor else 0.0)
     shared = shared_gradient(problem, gradients)
@@ -269,7 +269,7 @@ def compile_terms(choices: Choices, float64: bool) -> Any:
 def compile_kernel(function: Any, signature: Any, float64: bool, variant: Any) -> Any:
     """A function that Python calls, kept on disk between processes under a name of its own."""
     kernel = with_typed_constants(function, np.float64 if float64 else np.float32)
-    kernel.__name__ = kernel.__qualname__ = f"{function.__name__}_{digest((SOURCES, variant, float64))}"
+    kernel.__name__ = kernel.__qualname__ = f"{function.__name__}_{hash_text((SOURCES, variant, float64))}"
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc"}}
     try:
         return numba.njit([signature], cache=True, **options)(kernel)

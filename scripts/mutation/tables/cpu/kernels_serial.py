@@ -173,7 +173,7 @@ MUTANTS = [
         "inputs of another episode leak",
         "apply_to_each(select, (continues,), (after.next_inputs, arguments.zeros))",
         "after.next_inputs",
-        tests="retrace and containment",
+        tests="test_equations_see_no_inputs",
     ),
     Mutant(
         "discount 0 does not end",

@@ -33,7 +33,7 @@ def solve_loss(
     if torch.compiler.is_compiling():
         return solve_traced(problem, backend)
     if graph:
-        loss, statistics, *_ = LossFunction.apply(problem, backend, *inputs)  # type: ignore[no-untyped-call]
+        loss, statistics = LossFunction.apply(problem, backend, *inputs)  # type: ignore[no-untyped-call]
         return loss, statistics
     results = run_backend(problem, backend)
     return results.loss, results.statistics
@@ -51,23 +51,21 @@ def run_backend(problem: LossProblem, backend: str | None) -> Results:
 
 
 class LossFunction(torch.autograd.Function):
-    """The loss, its statistics and its gradients, of which the first has a graph."""
+    """The loss and its statistics, of which the first has a graph.
+
+    Without `setup_context`, with which PyTorch inspects the signature in every call.
+    """
 
     @staticmethod
-    def forward(problem: LossProblem, backend: str | None, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Compute all."""
+    def forward(ctx: Any, problem: LossProblem, backend: str | None, *inputs: torch.Tensor) -> Any:
+        """Compute all, and keep the gradients but none of the inputs."""
         loss, statistics, gradients = run_backend(problem, backend)
-        return loss, statistics, *gradients
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-        """Keep the gradients, and none of the inputs."""
-        problem, backend, *tensors = inputs
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.save_for_backward(*output[2:])
-        ctx.targets = [(x.shape, x.dtype) if want else None for x, want in zip(tensors, problem.wanted, strict=True)]
-        ctx.scale = choose_backend(backend, output[0].device).scale
+        ctx.mark_non_differentiable(statistics)
+        ctx.save_for_backward(*gradients)
+        ctx.targets = [(x.shape, x.dtype) if want else None for x, want in zip(inputs, problem.wanted, strict=True)]
+        ctx.scale = choose_backend(backend, loss.device).scale
+        return loss, statistics
 
     @staticmethod
     def backward(ctx: Any, *grads: Stream) -> tuple[Any, ...]:
@@ -214,7 +212,7 @@ def _(
 
 def keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
     """Keep what the backward pass multiplies."""
-    ctx.wanted, ctx.dtypes = inputs[12], [x.dtype for x in inputs[0]]
+    ctx.wanted, ctx.dtypes, ctx.num_old = inputs[12], [x.dtype for x in inputs[0]], len(inputs[3])
     ctx.save_for_backward(*output[2:])
 
 
@@ -224,7 +222,7 @@ def scale_gradients(ctx: Any, grads: Sequence[torch.Tensor]) -> tuple[Any, ...]:
     scaled = [
         (next(saved) * grads[0]).to(dtype) if want else None for want, dtype in zip(ctx.wanted, ctx.dtypes, strict=True)
     ]
-    return scaled, *(None,) * 13
+    return scaled, None, None, [None] * ctx.num_old, *(None,) * 10
 
 
 loss_operator.register_autograd(scale_gradients, setup_context=keep_gradients)

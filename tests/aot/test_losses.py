@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 import triton
-from ahead_of_time import TARGETS, describe, read_amdgcn, read_cubin
+from ahead_of_time import TARGETS, describe_argument, read_amdgcn, read_cubin
 from triton.compiler import ASTSource
 
 from rl_triton_core._internal.backends.triton_losses import NUM_WARPS, list_launches
@@ -63,7 +63,7 @@ def compile_for(target, problem):
         names = [*call.kernel.arg_names[: len(call.arguments)], *call.constants]
         for name, value in zip(names, values, strict=True):
             place = (call.kernel.arg_names.index(name),)
-            signature[name] = describe(value, place, name in call.constants, constexprs, attributes)
+            signature[name] = describe_argument(value, place, name in call.constants, constexprs, attributes)
         source = ASTSource(call.kernel, signature=signature, constexprs=constexprs, attrs=attributes)
         compiled = triton.compile(source, target=TARGETS[target], options={"num_warps": NUM_WARPS})
         amd = target.startswith("gfx")
@@ -103,7 +103,7 @@ def test_gradients_are_scaled_in_wide_pieces():
     arguments = ((empty(1 << 20),), (1 << 20,), empty(), 1024)
     signature, constexprs, attributes = {}, {}, {}
     for i, (name, value) in enumerate(zip(kernel.arg_names, arguments, strict=True)):
-        signature[name] = describe(value, (i,), name == "BLOCK", constexprs, attributes)
+        signature[name] = describe_argument(value, (i,), name == "BLOCK", constexprs, attributes)
     source = ASTSource(kernel, signature=signature, constexprs=constexprs, attrs=attributes)
     compiled = triton.compile(source, target=TARGETS["sm_90"], options={"num_warps": NUM_WARPS})
     assert re.search(r"ld\.global\S*\.v4\.b32", compiled.asm["ptx"])

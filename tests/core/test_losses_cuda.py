@@ -1,0 +1,67 @@
+"""What only a GPU can show of the losses: graphs, no synchronisation, memory, agreement at sizes of many programs."""
+
+import pytest
+import torch
+from losses_cases import call, check, make
+from test_losses import mask_of
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+OPTIONS = {"normalize_advantages": True, "value_clip": 0.2, "value_clip_mode": "cleanrl", "entropy_coef": 0.01}
+
+
+def on_gpu(head, n):
+    case = make(head, n=n, size=8)
+    network = {name: x.cuda().requires_grad_() for name, x in case.network.items()}
+    return case, network
+
+
+@pytest.mark.parametrize("head", ["ppo", "categorical", "gaussian", "bernoulli"])
+@pytest.mark.parametrize("mask", [None, "flags"])
+def test_many_programs(target, head, mask):
+    if target.backend == "triton":
+        check(make(head, n=300_001, size=6), target, mask=mask_of(300_001, mask), rtol=1e-5, **OPTIONS)
+
+
+@pytest.mark.parametrize("head", ["ppo", "categorical", "gaussian"])
+def test_no_synchronisation_and_capture(head):
+    case, network = on_gpu(head, 5000)
+    data = {name: x.cuda() for name, x in case.data.items()}
+    case = case._replace(data=data)
+    clip = torch.tensor(0.2, device="cuda")
+
+    def step():
+        return torch.autograd.grad(
+            call(case, network, device="cuda", backend="triton", clip=clip, **OPTIONS).loss, list(network.values())
+        )
+
+    want = step()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = step()
+    for value in (0.2, 0.05):
+        clip.fill_(value)
+        graph.replay()
+        for x, expected in zip(got, step(), strict=True):
+            assert torch.equal(x, expected)
+    assert all(torch.equal(x, y) is False for x, y in zip(got[:1], want[:1], strict=True))
+
+
+def test_memory_is_that_of_the_gradient():
+    n, actions = 1 << 18, 16
+    logits = torch.randn(n, actions, device="cuda", requires_grad=True)
+    from rl_triton_core.losses import categorical_ppo_loss
+
+    old, advantages = torch.randn(2, n, device="cuda")
+    index = torch.zeros(n, dtype=torch.int64, device="cuda")
+    categorical_ppo_loss(logits, index, old, advantages).loss.backward()
+    logits.grad = None
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    categorical_ppo_loss(logits, index, old, advantages).loss.backward()
+    assert torch.cuda.max_memory_allocated() - before < 1.1 * logits.nbytes

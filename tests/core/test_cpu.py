@@ -1,8 +1,16 @@
 """What the cpu backend promises beyond what every backend does: which walk takes which layout, and its variants."""
 
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
 import pytest
 import torch
 
+import rl_triton_core
 from rl_triton_core import compute_episodic_prefix_sum, compute_gae, compute_vtrace, set_fast_path
 from rl_triton_core.extending import Recurrence, check_layout, solve
 
@@ -156,3 +164,38 @@ def test_equations_see_no_inputs_of_another_episode(mask_mode, time_dim):
     assert not got[1][ends].any() and not got[2][ends].any()
     assert torch.equal(got[1], want[1]) and torch.equal(got[2], want[2])
     assert torch.allclose(got[0], want[0], rtol=1e-5)
+
+
+PRINT_WALK = """
+    import sys
+    import numba
+    import torch
+    from rl_triton_core import compute_gae
+    from rl_triton_core._internal.backends import cpu
+
+    def print_code(walk, num_addresses, num_numbers):
+        signature = numba.void(
+            *[numba.int64] * 5,
+            numba.types.UniTuple(numba.int64, num_addresses),
+            numba.types.UniTuple(numba.float64, num_numbers),
+        )
+        compiled = numba.njit([signature], error_model="numpy", no_cfunc_wrapper=True)(walk)
+        print(compiled.inspect_llvm(signature.args))
+        return compiled.overloads[signature.args].entry_point
+
+    cpu.compile_entry = print_code
+    x, flags = torch.ones(4, 32), torch.zeros(4, 32, dtype=torch.bool)
+    mask = {"mask": ~flags} if sys.argv[1] == "mask" else {}
+    compute_gae(x, x, flags, flags, **mask, bootstrap_values=0.0, time_dim=0)
+"""
+
+
+@pytest.mark.parametrize("mask", ["mask", "no mask"])
+def test_lanes_side_by_side_go_into_vectors(mask, tmp_path):
+    """Unconditionally: no check at run time whether tensors overlap, which a walk back in time would always fail."""
+    environment = {**os.environ, "NUMBA_OPT": "3", "PYTHONPATH": str(Path(rl_triton_core.__file__).parents[1])}
+    command = [sys.executable, "-c", textwrap.dedent(PRINT_WALK), mask]
+    options = {"env": environment, "cwd": tmp_path, "capture_output": True, "text": True}
+    printed = subprocess.run(command, **options, check=True, timeout=300).stdout
+    assert re.search(r"fmul <\d+ x float>", printed) and re.search(r"store <\d+ x float>", printed)
+    assert "memcheck" not in printed

@@ -6,6 +6,12 @@ FILE = "_internal/kernels/serial_memory.py"
 
 MUTANTS = [
     Mutant(
+        "the compiler knows nothing of memory",
+        "access.set_metadata('alias.scope', module.add_metadata(scopes[-1:]))",
+        "pass",
+        tests="test_lanes_side_by_side_go_into_vectors",
+    ),
+    Mutant(
         "minimum is no bound",
         "builder.select(builder.fcmp_ordered('>', values[0], number), number, values[0])",
         "values[0]",

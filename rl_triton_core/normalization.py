@@ -93,6 +93,7 @@ def normalize_advantages(
     if mask is not None:
         check.check_tensor("mask", mask, check.FLAG_DTYPES)
         check.check_shape("mask", mask, advantages.shape, "that of advantages", advantages.device)
+        check.check_values("normalize_advantages", {}, mask)
     rule = check_rule(correction, epsilon, epsilon_mode)
     differentiable = needs_graph((advantages,))
     exchange = None if group is None else partial(gather_moments, group=check_group(group, differentiable))

@@ -6,6 +6,7 @@ import math
 from numbers import Real
 from typing import Any
 
+import numpy as np
 import torch
 
 from rl_triton_core._internal.recurrence import Expectation
@@ -17,6 +18,7 @@ from rl_triton_core._internal.validation import (
     check_shape,
     check_tensor,
     describe_type,
+    is_transformed,
 )
 from rl_triton_core.boundaries import FinalValues
 
@@ -64,7 +66,10 @@ def check_bootstrap_tensor(bootstrap: torch.Tensor, truncated: Any, layout: Roll
     check_tensor("bootstrap_values", bootstrap)
     if bootstrap.ndim == 0:
         return bootstrap.expand(layout.shape)
-    per_step = bootstrap.shape == layout.shape if layout.cu_seqlens is not None else bootstrap.ndim == 2
+    if layout.cu_seqlens is None:
+        per_step = bootstrap.ndim == 2
+    else:
+        bootstrap, per_step = check_packed_bootstrap(bootstrap, truncated, layout)
     if not per_step and bootstrap.ndim == 1 and truncated is not None:
         raise ValueError(
             f"bootstrap_values: got shape {tuple(bootstrap.shape)} together with truncated, expected a value for every "
@@ -75,11 +80,26 @@ def check_bootstrap_tensor(bootstrap: torch.Tensor, truncated: Any, layout: Roll
     return bootstrap if per_step else layout.expand_over_time(bootstrap)
 
 
+def check_packed_bootstrap(bootstrap: torch.Tensor, truncated: Any, layout: RolloutLayout) -> tuple[torch.Tensor, bool]:
+    """Bootstrap values of a packed row as one dimension, and whether they are per step."""
+    sequences, steps = layout.num_envs, layout.num_steps
+    if bootstrap.shape == (sequences, 1):
+        return bootstrap[:, 0], False
+    if bootstrap.shape == (1, steps):
+        return bootstrap[0], True
+    if bootstrap.shape == (steps,) and sequences == steps > 1 and truncated is None:
+        raise ValueError(
+            f"bootstrap_values: got shape ({steps},), of as many sequences as steps, expected ({sequences}, 1) for one "
+            f"per sequence or (1, {steps}) for one per step"
+        )
+    return bootstrap, bootstrap.shape == (steps,)
+
+
 def scatter_final_values(final: FinalValues, mask: torch.Tensor | None, layout: RolloutLayout) -> torch.Tensor:
     """Write sparse bootstrap values into a dense tensor: the last value at the last step not skipped, NaN elsewhere."""
     value = convert_to_tensor("bootstrap_values.value", final.value, layout.device)
-    if value.numel() == 0 and not isinstance(final.value, torch.Tensor):
-        value = value.to(torch.float32)
+    if not isinstance(final.value, torch.Tensor | np.ndarray):
+        value = value.to(torch.promote_types(layout.dtype, torch.float32))
     check_tensor("bootstrap_values.value", value)
     env = check_index("bootstrap_values.env", final.env, layout.num_envs, value, layout)
     time = check_index("bootstrap_values.time", final.time, layout.num_steps, value, layout)
@@ -87,7 +107,22 @@ def scatter_final_values(final: FinalValues, mask: torch.Tensor | None, layout: 
     if final.last_value is not None and dense.numel():
         last_value = check_last_value(final.last_value, value, layout).unsqueeze(layout.time_dim)
         dense = dense.scatter(layout.time_dim, find_last_step(mask, layout), last_value)
-    return dense.index_put((env, time) if layout.time_dim == 1 else (time, env), value)
+    cells = (env, time) if layout.time_dim == 1 else (time, env)
+    dense = dense.index_put(cells, value)
+    check_distinct(dense[cells].detach(), value.detach())
+    return dense
+
+
+def check_distinct(written: torch.Tensor, value: torch.Tensor) -> None:
+    """Check that no cell has two values. On a GPU this is asserted there, without waiting."""
+    if is_transformed():
+        return
+    differs = ((written != value) & ~(written.isnan() & value.isnan())).any()
+    message = "bootstrap_values: got FinalValues with two values for the same step, expected one for each"
+    if value.device.type != "cpu" or torch.compiler.is_compiling():
+        torch._assert_async(~differs, message)
+    elif differs:
+        raise ValueError(message)
 
 
 def find_last_step(mask: torch.Tensor | None, layout: RolloutLayout) -> torch.Tensor:
@@ -121,7 +156,7 @@ def convert_to_tensor(name: str, values: Any, device: torch.device | None = None
 
 def check_index(name: str, indices: Any, size: int, value: torch.Tensor, layout: RolloutLayout) -> torch.Tensor:
     """Check integer indices in [0, size), as many as values. Those on a GPU are asserted there, without waiting."""
-    index = convert_to_tensor(name, indices)
+    index = convert_to_tensor(name, indices, None if isinstance(indices, torch.Tensor) else torch.device("cpu"))
     if index.numel() == 0 and not index.is_floating_point():
         index = index.to(torch.int64)
     if (index.is_floating_point() and index.numel()) or index.is_complex() or index.dtype == torch.bool:

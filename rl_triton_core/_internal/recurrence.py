@@ -155,6 +155,13 @@ class Problem:
         wide = any(isinstance(x, torch.Tensor) and x.dtype == torch.float64 for x in streams)
         return torch.float64 if wide else torch.float32
 
+    def names_of(self, dtype: torch.dtype) -> str:
+        """The arguments that have a dtype, for a message."""
+        given: dict[str, Any] = dict(zip(self.recurrence.inputs, self.inputs, strict=True))
+        given |= {"gamma": self.gamma, "bootstrap_values": self.bootstrap, "initial": self.initial}
+        given |= dict(zip(("next values", "next action values"), self.ahead, strict=False))
+        return ", ".join(name for name, x in given.items() if isinstance(x, torch.Tensor) and x.dtype == dtype)
+
     def strides(self, tensor: torch.Tensor) -> tuple[int, int, int]:
         """(group, step, lane) strides. Flags are shared by the features, the flat row by its sequences."""
         if tensor.ndim == 1 or (

@@ -72,6 +72,7 @@ def solve(
     check.check_flags("terminated", terminated, layout)
     check.check_flags("truncated", truncated, layout)
     check.check_flags("mask", mask, layout)
+    check.check_values((recurrence.name, *inputs), {"terminated": terminated, "truncated": truncated}, mask, gamma)
     skip = check.check_choice("mask_mode", mask_mode, check.MASK_MODES) == "skip"
     problem = Problem(
         recurrence=recurrence,

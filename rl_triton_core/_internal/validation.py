@@ -1,12 +1,13 @@
 """Checks of arguments. Every message names the argument, what came and what is expected.
 
-They look at types, shapes, dtypes and devices: nothing here waits for a device.
+They look at types, shapes, dtypes and devices. Values are looked at where they are in host memory, and once for each
+kind of call on a GPU: see `can_read_values`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
 from numbers import Real
 from typing import Any, NamedTuple
@@ -33,6 +34,8 @@ class RolloutLayout(NamedTuple):
     time_dim: int
     cu_seqlens: torch.Tensor | None = None
     """Where the sequences of a flat row start, and the row's end; None where there is a dimension of environments."""
+    dtype: torch.dtype = torch.float32
+    """Of the argument that set it."""
 
     @property
     def num_envs(self) -> int:
@@ -79,7 +82,7 @@ def check_layout(
     if tensor.ndim < 2 or (tensor.ndim > 2 and not features):
         expected = "environments and steps" + (", then features" if features else " only")
         raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected the dimensions {expected}")
-    return RolloutLayout(name, tensor.shape[:2], tensor.device, time_dim % 2)
+    return RolloutLayout(name, tensor.shape[:2], tensor.device, time_dim % 2, dtype=tensor.dtype)
 
 
 def check_sequences(name: str, tensor: torch.Tensor, time_dim: int, cu_seqlens: Any) -> RolloutLayout:
@@ -96,7 +99,7 @@ def check_sequences(name: str, tensor: torch.Tensor, time_dim: int, cu_seqlens: 
         assert_offsets(cu_seqlens, tensor.shape[0])
     elif cu_seqlens.device.type == "cpu":
         check_offsets(cu_seqlens.numpy(), tensor.shape[0])
-    return RolloutLayout(name, tensor.shape, tensor.device, 1, cu_seqlens.contiguous())
+    return RolloutLayout(name, tensor.shape, tensor.device, 1, cu_seqlens.contiguous(), tensor.dtype)
 
 
 def check_offsets(offsets: Any, num_steps: int) -> None:
@@ -120,6 +123,10 @@ def check_tensor(name: str, tensor: Any, dtypes: Sequence[torch.dtype] = REAL_DT
         raise TypeError(f"{name}: got {type(tensor).__name__}, expected a torch.Tensor")
     if tensor.dtype not in dtypes:
         raise TypeError(f"{name}: got dtype {tensor.dtype}, expected one of {', '.join(map(str, dtypes))}")
+    if tensor.layout != torch.strided:
+        raise TypeError(f"{name}: got layout {tensor.layout}, expected a dense tensor (torch.strided)")
+    if not torch.compiler.is_compiling() and tensor.is_neg():
+        raise ValueError(f"{name}: got a view with its negative bit set, expected its resolve_neg()")
 
 
 def check_per_step(name: str, tensor: Any, layout: RolloutLayout, dtypes: Sequence[torch.dtype] = REAL_DTYPES) -> None:
@@ -186,7 +193,7 @@ def check_clip(name: str, bar: Any) -> float:
     """Check that an argument is a clip of importance weights: >= 0, infinity for none."""
     if type(bar) is TracedNumber:
         return bar.claim(partial(check_clip, name))
-    return math.inf if bar == math.inf else check_number(name, bar, 0.0, math.inf)
+    return math.inf if isinstance(bar, float) and bar == math.inf else check_number(name, bar, 0.0, math.inf)
 
 
 def check_log_ratios(log_ratios: Any, target: Any, behaviour: Any, layout: RolloutLayout) -> dict[str, Any]:
@@ -207,9 +214,16 @@ def check_decay(decay: Any, x: torch.Tensor, layout: RolloutLayout) -> float | t
         return check_number("decay", decay, -math.inf, math.inf)
     check_tensor("decay", decay)
     check_device("decay", decay, x.device)
-    if x.ndim > 2 and decay.shape == x.shape[2:]:
+    per_feature, per_step = x.ndim > 2 and decay.shape == x.shape[2:], decay.shape == layout.shape
+    ones = (1,) * (x.ndim - 2)
+    if per_feature and per_step:
+        raise ValueError(
+            f"decay: got shape {tuple(decay.shape)}, that of the steps and that of the features, expected "
+            f"{(*layout.shape, *ones)} for one per step or {(1, 1, *x.shape[2:])} for one per feature"
+        )
+    if per_feature or decay.shape in ((1, 1, *x.shape[2:]), (*layout.shape, *ones)):
         return decay.expand(x.shape)
-    if decay.shape not in (x.shape, layout.shape):
+    if decay.shape != x.shape and not per_step:
         raise ValueError(
             f"decay: got shape {tuple(decay.shape)}, expected that of x, {tuple(x.shape)}, of its steps, "
             f"{tuple(layout.shape)}, or of its features, {tuple(x.shape[2:])}"
@@ -236,6 +250,52 @@ def check_exact(name: str, out: Any) -> None:
     """Check that a preallocated result has a dtype that rounds no state."""
     if isinstance(out, torch.Tensor) and out.dtype not in EXACT_DTYPES:
         raise ValueError(f"{name}: got dtype {out.dtype} together with return_state, expected one that rounds no state")
+
+
+SEEN_ON_GPU: set[Hashable] = set()
+"""The kinds of tensors on a GPU whose values have been looked at."""
+
+
+def can_read_values(tensor: torch.Tensor, kind: Hashable) -> bool:
+    """Whether to look at a tensor's values: in host memory always, on a GPU once for each kind, since that waits."""
+    if torch.compiler.is_compiling() or is_transformed() or tensor.device.type not in ("cpu", "cuda"):
+        return False
+    if tensor.device.type == "cpu":
+        return True
+    waits = not torch.cuda.is_current_stream_capturing() and torch.cuda.get_sync_debug_mode() == 0
+    if not waits or kind in SEEN_ON_GPU:
+        return False
+    SEEN_ON_GPU.add(kind)
+    return True
+
+
+def check_values(
+    call: Hashable, flags: Mapping[str, torch.Tensor | None], mask: torch.Tensor | None, gamma: Any = 1.0
+) -> None:
+    """Check that floating point flags are 0 or 1, and discounts not negative, in cells that are not masked.
+
+    Args:
+        call: What the call has in common with others of its kind.
+        flags: Flags by name; None for those not given.
+        mask: Which cells are read; None: all.
+        gamma: The discount, which may be a tensor.
+    """
+    for name, tensor in {**flags, "mask": mask}.items():
+        if tensor is not None and tensor.is_floating_point() and can_read_values(tensor, (call, name, tensor.dtype)):
+            wrong = (tensor != 0) & (tensor != 1)
+            refuse_cells(name, tensor, wrong, None if name == "mask" else mask, "flags: 0 or 1 if floating point")
+    if isinstance(gamma, torch.Tensor) and can_read_values(gamma, (call, "gamma", gamma.dtype)):
+        refuse_cells("gamma", gamma, gamma < 0, mask, "discounts >= 0")
+
+
+def refuse_cells(
+    name: str, tensor: torch.Tensor, wrong: torch.Tensor, mask: torch.Tensor | None, expected: str
+) -> None:
+    """Raise ValueError where a cell that is read is wrong."""
+    if mask is not None:
+        wrong = wrong & (mask != 0)
+    if wrong.any():
+        raise ValueError(f"{name}: got {tensor[wrong][0].item():g} among its values, expected {expected}")
 
 
 def is_transformed() -> bool:

@@ -83,7 +83,8 @@ def compute_lambda_returns(
             before it as a terminal state would.
         cu_seqlens: For packed rows, sequences of any lengths end to end: where each starts, and where the last ends,
             [num_sequences + 1], int32 or int64, rising from 0 to num_steps. Per-step tensors are then [num_steps], and
-            [num_envs] is [num_sequences]. Each sequence is a rollout of its own.
+            [num_envs] is [num_sequences]. Each sequence is a rollout of its own. Bootstrap values per sequence may be
+            [num_sequences, 1], those per step [1, num_steps], and have to be where the two numbers are equal.
         time_dim: The time dimension of per-step tensors: -1 or 1, 0 or -2.
         out: Preallocated result, shaped like `rewards`, floating point, any strides, apart from every input.
         backend: ``"triton"``, ``"cpu"`` or ``"reference"``; None chooses by the tensors' device.
@@ -163,7 +164,8 @@ def compute_discounted_returns(
             before it as a terminal state would.
         cu_seqlens: For packed rows, sequences of any lengths end to end: where each starts, and where the last ends,
             [num_sequences + 1], int32 or int64, rising from 0 to num_steps. Per-step tensors are then [num_steps], and
-            [num_envs] is [num_sequences]. Each sequence is a rollout of its own.
+            [num_envs] is [num_sequences]. Each sequence is a rollout of its own. Bootstrap values per sequence may be
+            [num_sequences, 1], those per step [1, num_steps], and have to be where the two numbers are equal.
         time_dim: The time dimension of per-step tensors: -1 or 1, 0 or -2.
         out: Preallocated result, shaped like `rewards`, floating point, any strides, apart from every input.
         backend: ``"triton"``, ``"cpu"`` or ``"reference"``; None chooses by the tensors' device.

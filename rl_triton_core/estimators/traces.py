@@ -87,8 +87,8 @@ def compute_eligibility_traces(
         gamma: Discount γ, a finite number >= 0. A discount per step goes into `decay`, which weighs what enters step t.
         lambda_: λ, a number in [0, 1].
         decay: Replaces γλ; `gamma` and `lambda_` are not read then. A number, one per feature (shaped like the
-            features), one per step ([num_envs, num_steps]), or one for each (shaped like `x`). The first that fits is
-            meant.
+            features), one per step ([num_envs, num_steps]), or one for each (shaped like `x`). Where the first two
+            have one shape, [1, 1, *features] or [num_envs, num_steps, 1, ...].
         state: The `ScanState` that the previous rollout returned. None: z[-1] = 0.
         return_state: Whether to return this rollout's `ScanState` as well.
         mask: Nonzero where a step belongs to the trajectory, [num_envs, num_steps]; bool, integer, or floating point 0
@@ -227,6 +227,7 @@ def solve_forward(
     for name, tensor in flags.items():
         check_flags(name, tensor, layout)
     check_flags("mask", mask, layout)
+    check.check_values(tuple(flags), flags, mask)
     value, done = check.check_state(state, x, layout)
     if check_bool("return_state", return_state) and out is not None:
         check.check_exact("out", out)

@@ -42,9 +42,10 @@ def unavailable(device: torch.device) -> str | None:
 def run(problem: Problem) -> None:
     """Fill the problem's outputs."""
     if problem.dtype == torch.float64:
+        names = problem.names_of(torch.float64)
         raise TypeError(
-            "got dtype float64 among the inputs of the triton backend, expected float32, bfloat16 or float16 "
-            "(the cpu and reference backends take float64)"
+            f"{names}: got dtype torch.float64 on the triton backend, expected float32, bfloat16 or float16 (the cpu "
+            "and reference backends take float64; NumPy's arrays are float64 by default)"
         )
     with device_guard(problem.like.device):
         for call in build_launches(problem, *choose_launch(problem)):

@@ -17,4 +17,22 @@ MUTANTS = [
         "torch.full(size, 0, device=layout.device)",
         tests="test_forms_of_final_values",
     ),
+    Mutant(
+        "packed: a guess",
+        "bootstrap.shape == (steps,) and sequences == steps > 1 and truncated is None",
+        "False",
+        tests="arguments and as_many_sequences",
+    ),
+    Mutant(
+        "sparse: the last of two values",
+        "(written != value) & ~(written.isnan() & value.isnan())",
+        "(written != value) & False",
+        tests="arguments and one_value_for_each",
+    ),
+    Mutant(
+        "sparse: lists by the default dtype",
+        "torch.promote_types(layout.dtype, torch.float32)",
+        "torch.get_default_dtype()",
+        tests="arguments and defaults",
+    ),
 ]

@@ -193,7 +193,7 @@ def check_clip(name: str, bar: Any) -> float:
     """Check that an argument is a clip of importance weights: >= 0, infinity for none."""
     if type(bar) is TracedNumber:
         return bar.claim(partial(check_clip, name))
-    return math.inf if isinstance(bar, float) and bar == math.inf else check_number(name, bar, 0.0, math.inf)
+    return math.inf if isinstance(bar, Real) and bar == math.inf else check_number(name, bar, 0.0, math.inf)
 
 
 def check_log_ratios(log_ratios: Any, target: Any, behaviour: Any, layout: RolloutLayout) -> dict[str, Any]:

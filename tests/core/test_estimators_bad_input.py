@@ -344,12 +344,12 @@ def test_what_must_not_be_an_error():
         kwargs = make_good_call(estimator)
         optional = [name for name in ("terminated", "truncated", "dones", "mask") if name in kwargs]
         estimator.function(**{**kwargs, **dict.fromkeys(optional)})
-        estimator.function(**{**kwargs, **{name: torch.full((N, T), torch.nan) for name in optional}})
+        estimator.function(**{**kwargs, **{name: torch.ones(N, T) for name in optional}})
         if "bootstrap_values" in kwargs:
             for value in (0, np.float32(0.5), FinalValues([], [], [])):
                 estimator.function(**{**kwargs, "bootstrap_values": value})
         if "log_ratios" in kwargs:
-            for bar in (0, 0.0, 1, np.float32(2.0), float("inf"), 1e30):
+            for bar in (0, 0.0, 1, np.float32(2.0), float("inf"), np.float32("inf"), 1e30):
                 estimator.function(**{**kwargs, "rho_bar": bar, "c_bar": bar})
         if estimator in BACKWARD:
             for gamma in (0, 1, 2.5, np.float32(0.9)):

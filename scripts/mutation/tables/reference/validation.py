@@ -27,6 +27,7 @@ MUTANTS = [
         "switches: anything",
         "isinstance(value, bool)",
         "True",
+        function="check_bool",
         tests="arguments and switches",
     ),
     Mutant(

@@ -26,11 +26,13 @@ INDEPENDENT_READY := $(VENV_INDEPENDENT)/.ready
 RLLIB_READY := $(VENV_RLLIB)/.ready
 COMPILED := env -u TRITON_INTERPRET
 INTERPRETED := env TRITON_INTERPRET=1
+QUICK_TESTS := estimators_*.py conventions.py normalization.py losses*.py oracles.py backends.py docs.py
+QUICK := RL_TRITON_TEST_BACKENDS=reference,cpu RL_TRITON_TEST_COMBINATIONS=few HYPOTHESIS_PROFILE=quick
 BY_FILE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo example example-rllib check test lint metrics type test-interpreted test-aot test-independent test-rllib mutants format docs gpu-test tune accuracy speed bench end-to-end report \
+.PHONY: help demo example example-rllib check test lint metrics type test-quick test-interpreted test-aot test-independent test-rllib mutants format docs gpu-test tune accuracy speed bench end-to-end report \
 	lower-bounds clean distclean
 
 help: ## Show this list
@@ -45,6 +47,9 @@ example: $(READY) ## Run an example: make example RUN="ppo_cleanrl.py --target-r
 example-rllib: $(RLLIB_READY) ## Run one of RLlib: make example-rllib RUN=ppo_rllib.py (downloads Ray)
 	$(VENV_RLLIB)/bin/python examples/$(RUN)
 
+check: lint type test-quick ## What to run all day: style, types, tests without compilers for GPUs (two minutes)
+	@echo "make check: lint, type and test-quick passed"
+
 test: lint type test-interpreted test-aot ## Everything that needs no GPU and no Ray, but for mutants
 	@echo "make test: lint, type, test-interpreted and test-aot passed"
 
@@ -58,6 +63,9 @@ metrics: $(READY) ## Count lines and functions, and list names of one word
 
 type: $(READY) ## Check types
 	$(PY) -m mypy --num-workers $(JOBS)
+
+test-quick: $(READY) ## Tests of the reference and cpu backends, some combinations of every test's parameters
+	$(COMPILED) $(QUICK) $(PY) -m pytest $(BY_FILE) -m "not slow" $(addprefix tests/core/test_,$(QUICK_TESTS)) tests/scripts
 
 test-interpreted: $(READY) ## Tests of the core and the adapters, Triton through its interpreter
 	$(INTERPRETED) $(PY) -m pytest $(BY_FILE) tests/adapters tests/core tests/scripts

@@ -46,6 +46,7 @@ FILES = [
         "estimators_precision",
         "launches",
         "fast_path",
+        "variants",
         "normalization",
         "backends",
         "cpu",

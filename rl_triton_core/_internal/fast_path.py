@@ -88,6 +88,7 @@ class Recorder(threading.local):
     """The launches of the call that this thread records, None while it records nothing."""
 
     launches: list[RecordedLaunch] | None = None
+    is_postponed = False
 
 
 RECORDER = Recorder()
@@ -99,10 +100,20 @@ def record_launch(launch: RecordedLaunch) -> None:
         RECORDER.launches.append(launch)
 
 
+def is_recording() -> bool:
+    """Whether this thread records a call, whose numbers are traced."""
+    return RECORDER.launches is not None
+
+
+def postpone_recording() -> None:
+    """Let a later call be recorded instead of this one: its launches are not final."""
+    RECORDER.is_postponed = True
+
+
 @contextmanager
 def record_launches() -> Iterator[list[RecordedLaunch]]:
     """Collect the launches of this thread."""
-    RECORDER.launches = []
+    RECORDER.launches, RECORDER.is_postponed = [], False
     try:
         yield RECORDER.launches
     finally:
@@ -284,7 +295,7 @@ def with_fast_path(function: Callable[P, R]) -> Callable[P, R]:
         with record_launches() as launches:
             results = normal_path(**dict(zip(names, traced, strict=True)))
         with LOCK:
-            if Switch.enabled:
+            if Switch.enabled and not RECORDER.is_postponed:
                 memory.seen.discard(signature)
                 add_plan(memory, arguments, trace, launches, results)
         return results

@@ -164,14 +164,13 @@ class Problem:
 
     def strides(self, tensor: torch.Tensor) -> tuple[int, int, int]:
         """(group, step, lane) strides. Flags are shared by the features, the flat row by its sequences."""
-        if tensor.ndim == 1 or (
-            self.like.ndim == 1 and tensor.ndim > self.like.ndim and isinstance(self.next_values, Expectation)
-        ):
-            return 0, tensor.stride(0), 0
-        env, step = tensor.stride(1 - self.time_dim), tensor.stride(self.time_dim)
-        if self.like.ndim < 3:
+        own, dims = tensor.stride(), self.like.ndim
+        if len(own) == 1 or (dims == 1 and isinstance(self.next_values, Expectation)):
+            return 0, own[0], 0
+        env, step = own[1 - self.time_dim], own[self.time_dim]
+        if dims < 3:
             return 0, step, env
-        return env, step, tensor.stride(2) if tensor.ndim == 3 else 0
+        return env, step, own[2] if len(own) == 3 else 0
 
     def view(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor as [groups, steps, lanes], in place. A flat row is one lane."""

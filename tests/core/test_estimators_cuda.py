@@ -27,6 +27,7 @@ from cases import (
 from test_estimators_precision import assert_as_exact_as_a_loop, set_rates
 
 from rl_triton_core import FinalValues, available_backends, compute_gae
+from rl_triton_core._internal.backends.triton_variants import forget_variants
 from rl_triton_core._internal.fast_path import forget_plans
 from rl_triton_core.testing import assert_close, random_rollout
 
@@ -163,6 +164,7 @@ def test_graph_capture_of_rows_split_over_time(estimator, time_dim, monkeypatch)
 
     monkeypatch.setattr(backend, "build_launches", note_launches)
     forget_plans()
+    forget_variants()
     call = Call(random_case(estimator, 2, 40_000), "cuda", How(time_dim=time_dim))
     first = call.kwargs[estimator.inputs[0]]
     graphs = [capture_graph(lambda: call("triton")) for _ in range(2)]

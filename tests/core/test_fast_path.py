@@ -23,7 +23,7 @@ import torch
 import rl_triton_core as ours
 from rl_triton_core._internal import backends, fast_path
 from rl_triton_core._internal import validation as check
-from rl_triton_core._internal.backends import triton_launcher
+from rl_triton_core._internal.backends import triton_launcher, triton_variants
 from rl_triton_core._internal.fast_path import STREAM, RecordedLaunch, ResolvedLaunch
 from rl_triton_core._internal.traced_numbers import Trace, TracedNumber, untrace
 
@@ -55,7 +55,8 @@ def same(got, want):
 
 
 def counted(name, monkeypatch):
-    """A call of the backend's function for each that does not take the fast path."""
+    """A call of the backend's function for each that does not take the fast path. No shape was called before."""
+    triton_variants.forget_variants()
     calls, backend = [], backends.load_backend("triton")
     run = getattr(backend, name)
     counting = dataclasses.replace(backend, **{name: lambda *given: (calls.append(given), run(*given))})

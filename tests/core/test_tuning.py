@@ -7,6 +7,7 @@ import torch
 
 import rl_triton_core as ours
 from rl_triton_core._internal import fast_path, tuning
+from rl_triton_core._internal.backends.triton_variants import forget_variants
 from rl_triton_core.testing import assert_close, random_rollout
 
 backend = pytest.importorskip("rl_triton_core._internal.backends.triton", reason="Triton is not installed")
@@ -22,6 +23,7 @@ def nothing_found(monkeypatch):
     if reason is not None:
         pytest.skip(reason)
     fast_path.forget_plans()
+    forget_variants()
     monkeypatch.setattr(tuning, "FOUND_LAUNCHES", {})
     monkeypatch.delenv("RL_TRITON_AUTOTUNE", raising=False)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,20 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from rl_triton_core._internal.backends import Backend
 from rl_triton_core._internal.backends.triton_launcher import record_kernel
+from rl_triton_core._internal.backends.triton_variants import (
+    CALLS_BEFORE_OWN_KERNEL,
+    MAX_FIRST_KERNELS,
+    MIDDLE,
+    SHORT,
+    VARIANTS,
+    Address,
+    GeneralRows,
+    GeneralSettings,
+    Launches,
+    PreparedLaunch,
+    Variants,
+)
+from rl_triton_core._internal.fast_path import is_recording, postpone_recording
 from rl_triton_core._internal.kernels import launch, scan
 from rl_triton_core._internal.kernels.config import KernelConfig
 from rl_triton_core._internal.kernels.equations import compile_equation
@@ -27,6 +42,7 @@ from rl_triton_core._internal.traced_numbers import untrace
 from rl_triton_core._internal.tuning import Candidate, Window, is_searching, select_launch
 
 INTERPRETED = isinstance(scan.scan, InterpretedFunction)
+COMPILES = not INTERPRETED
 MAX_UNROLLED_ACTIONS = 16
 """Up to so many actions, their number is compiled into the kernel."""
 
@@ -48,9 +64,222 @@ def run(problem: Problem) -> None:
             "and reference backends take float64; NumPy's arrays are float64 by default)"
         )
     with device_guard(problem.like.device):
-        for call in build_launches(problem, *choose_launch(problem)):
-            kernel = scan.scan[call.grid](*untrace(call.arguments), **call.options)
-            record_kernel(kernel, call.grid, call.arguments, call.folds)
+        if COMPILES:
+            launch_compiled(problem)
+        else:
+            for call in build_launches(problem, *choose_launch(problem)):
+                scan.scan[call.grid](*untrace(call.arguments), **call.options)
+
+
+def launch_compiled(problem: Problem) -> None:
+    """Launch kernels of the shape's own, or general ones."""
+    arguments = kernel_arguments(problem)
+    form, sizes = describe_arguments(problem, arguments)
+    variants = VARIANTS.get(form)
+    if variants is None:
+        variants = VARIANTS[form] = Variants(choose_general_rows(problem, form))
+    launches = find_own_launches(problem, variants, sizes)
+    if launches is None:
+        postpone_recording()
+        launches = find_general_launches(problem, variants, form, arguments)
+    folds = None
+    if launches[0].folds is not None:
+        folds = problem.like.new_empty(launches[0].folds, dtype=problem.dtype)
+    for kernel, grid, constants, _ in launches:
+        given = (*arguments[:FOLDS], folds, *arguments[FOLDS + 1 :], *constants)
+        kernel[(*grid, 1)](*(untrace(given) if is_recording() else given))
+        record_kernel(kernel, grid, given, folds)
+
+
+class Form(NamedTuple):
+    """What general kernels know of a problem: all but its sizes and numbers."""
+
+    device: torch.device
+    recurrence: Recurrence
+    skip: bool
+    starts_at: bool
+    is_env_major: bool
+    is_dense: bool
+    """Whether steps lie side by side in memory, or lanes where it is not env-major."""
+    is_wide: bool
+    """Whether offsets need 64 bits."""
+    inputs: int
+    outputs: int
+    """A bit for each that is there."""
+    streams: tuple[Any, ...]
+    """For every stream its dtype, and whether it has strides of its own and which of those are 1."""
+
+
+def describe_arguments(problem: Problem, arguments: tuple[Any, ...]) -> tuple[Form, Hashable]:
+    """The form of a problem, and what kernels of a shape's own know beside it."""
+    groups, steps, lanes = shape = problem.shape
+    strides = arguments[STRIDES]
+    is_env_major = abs(strides[1]) < abs(strides[2]) or problem.cu_seqlens is not None
+    if strides[1] == strides[2]:  # of a single step or environment
+        is_env_major = problem.time_dim == 1
+    sizes: list[int] = [*shape, *strides]
+    described: list[Any] = []
+    furthest = abs(strides[0]) * groups + abs(strides[1]) * steps + abs(strides[2]) * lanes
+    for stream in list_streams(arguments):
+        if stream is None:
+            described.append(None)
+            continue
+        x = stream[0]
+        sizes.append(x.data_ptr() & 15)
+        if len(stream) == 1:
+            described.append(x.dtype)
+        else:
+            group, step, lane, *action = own = stream[1:]
+            sizes += own
+            described += (x.dtype, step == 1 if is_env_major else lane == 1, action == [1])
+            furthest = max(
+                furthest, abs(group) * groups + abs(step) * steps + abs(lane) * lanes + sum(map(abs, action))
+            )
+    if arguments[EXPECTED] is not None:
+        sizes.append(arguments[EXPECTED][2])
+    described.append(None if problem.cu_seqlens is None else problem.cu_seqlens.dtype)
+    form = Form(
+        problem.like.device,
+        problem.recurrence,
+        problem.skip,
+        problem.starts_at,
+        is_env_major,
+        strides[1 if is_env_major else 2] == 1,
+        furthest >= 1 << 30,
+        presence_bits(problem.inputs),
+        presence_bits(problem.outputs),
+        tuple(described),
+    )
+    return form, tuple(sizes)
+
+
+def list_streams(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The streams among a kernel's arguments, None for those that there are not."""
+    expected = arguments[EXPECTED] or (None, None)
+    return (
+        *arguments[0],
+        arguments[1],
+        *expected[:2],
+        *arguments[3:4],
+        *arguments[5:9],
+        *arguments[12:14],
+        *arguments[14],
+    )
+
+
+def choose_general_rows(problem: Problem, form: Form) -> GeneralRows:
+    """The rows of the launch table for general kernels."""
+    order, values = "env-major" if form.is_env_major else "time-major", count_values_per_step(problem)
+    many = 1 << 30
+    windows = ((SHORT, many), (MIDDLE, many), (many, many), (many, 1))
+    return GeneralRows(*(launch.find_launch(steps, lanes, values, order) for steps, lanes in windows))
+
+
+def find_own_launches(problem: Problem, variants: Variants, sizes: Hashable) -> Launches | None:
+    """The launches of a shape that has kernels of its own, or gets them now."""
+    if is_searching() and problem.cu_seqlens is None:
+        return compile_own(problem, choose_launch(problem))
+    launches = variants.own.get(sizes)
+    if launches is not None:
+        return launches
+    often = variants.count_call(sizes) >= CALLS_BEFORE_OWN_KERNEL and not is_capturing(problem.like)
+    if not often and variants.num_first >= MAX_FIRST_KERNELS:
+        return None
+    row, segments = default_launch(problem)
+    if not often and not variants.admit_first(1 if segments == 1 else 2):
+        return None
+    return variants.keep_own(sizes, compile_own(problem, (row, segments)))
+
+
+def is_capturing(like: torch.Tensor) -> bool:
+    """Whether a CUDA graph is being captured, during which no kernel should be compiled that is not needed."""
+    return like.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def compile_own(problem: Problem, candidate: Candidate) -> Launches:
+    """Compile kernels for the very sizes of a problem."""
+    return tuple(
+        PreparedLaunch(
+            scan.scan.warmup(*untrace(call.arguments), grid=call.grid, **call.options),
+            call.grid,
+            call.arguments[CONSTANTS:],
+            None if call.folds is None else tuple(call.folds.shape),
+        )
+        for call in build_launches(problem, *candidate)
+    )
+
+
+def find_general_launches(problem: Problem, variants: Variants, form: Form, arguments: tuple[Any, ...]) -> Launches:
+    """Launches by general kernels, which are compiled if there is room for more."""
+    groups, steps, lanes = problem.shape
+    length = steps if problem.cu_seqlens is None else -(-steps // lanes)
+    rows = variants.rows
+    row = rows.short if length <= SHORT else rows.middle if length <= MIDDLE else rows.long
+    segments = launch.count_segments(length, groups * -(-lanes // row.block_lanes), row)
+    if segments > 1:
+        row = rows.split
+        segments = launch.count_segments(length, groups * -(-lanes // row.block_lanes), row)
+    number = 0 if arguments[EXPECTED] is None else arguments[EXPECTED][2]
+    wanted = GeneralSettings(row, number if number <= MAX_UNROLLED_ACTIONS else 0, 1 if segments == 1 else 2)
+    settings, kernels = variants.find_general(wanted, partial(compile_general, problem, form, arguments))
+    grid = (groups * -(-lanes // settings.row.block_lanes), segments if settings.num_kernels == 2 else 1)
+    folds = (3, GENERAL_SEGMENTS, groups, lanes) if settings.num_kernels == 2 else None
+    return tuple(PreparedLaunch(kernel, grid, constants, folds) for kernel, constants in kernels)
+
+
+def compile_general(
+    problem: Problem, form: Form, arguments: tuple[Any, ...], settings: GeneralSettings
+) -> tuple[tuple[Any, tuple[Any, ...]], ...]:
+    """Compile general kernels; return them with their constants."""
+    is_split = settings.num_kernels == 2
+    compiled = []
+    for fold in (True, False) if is_split else (False,):
+        config = general_config(problem, form, settings, fold)
+        constants = (*compile_equations(problem.recurrence), config)
+        given = generalize_arguments(problem, form, arguments, is_split)
+        options = compile_options(problem, settings.row)
+        compiled.append((scan.scan.warmup(*given, *constants, grid=(1, 1), **options), constants))
+    return tuple(compiled)
+
+
+def general_config(problem: Problem, form: Form, settings: GeneralSettings, fold: bool) -> KernelConfig:
+    """What is compiled into a general kernel: nothing that only some sizes have."""
+    width = GENERAL_SEGMENTS if settings.num_kernels == 2 else 1
+    return replace(
+        kernel_config(problem, settings.row, width, fold),
+        WIDE=form.is_wide,
+        VECTOR=1 if form.is_env_major else 0,
+        EVEN=False,
+        ACTIONS=settings.num_actions,
+        ALIGNED=1,
+        ONE_TILE=False,
+    )
+
+
+def generalize_arguments(problem: Problem, form: Form, arguments: tuple[Any, ...], is_split: bool) -> tuple[Any, ...]:
+    """What stands for a kernel's arguments while a general kernel is compiled."""
+    size = (1 << 40) + 1 if form.is_wide else 3  # Triton sees nothing of these but their type
+
+    def general_strides(strides: Sequence[int]) -> tuple[int, ...]:
+        _, step, lane, *action = strides
+        known = (False, step == 1 and form.is_env_major, lane == 1 and not form.is_env_major, action == [1])
+        return tuple(1 if is_one else size for is_one in known[: len(strides)])
+
+    def general(x: Any) -> Any:
+        if isinstance(x, torch.Tensor):
+            return Address(x.dtype)
+        if not isinstance(x, tuple):
+            return size if type(x) is int else untrace(x)
+        if len(x) > 1 and isinstance(x[0], torch.Tensor):
+            return Address(x[0].dtype), *general_strides(x[1:])
+        return tuple(map(general, x))
+
+    given = list(map(general, arguments))
+    given[FOLDS] = Address(problem.dtype) if is_split else None
+    given[STRIDES] = general_strides(arguments[STRIDES])
+    for i in NUMBERS:
+        given[i] = untrace(arguments[i])
+    return tuple(given)
 
 
 def choose_launch(problem: Problem) -> Candidate:
@@ -110,7 +339,14 @@ def build_launches(problem: Problem, row: Launch, segments: int) -> Iterator[Ker
         yield KernelCall(grid, given, compile_options(problem, row), folds)
 
 
-def kernel_arguments(problem: Problem, folds: Stream) -> tuple[Any, ...]:
+EXPECTED, FOLDS, STRIDES, CONSTANTS = map(scan.scan.arg_names.index, ("expected", "folds", "strides", "COEFFICIENTS"))
+NUMBERS = tuple(map(scan.scan.arg_names.index, ("bootstrap_number", "gamma_number", "decay", "scalars")))
+"""Where these stand among the kernel's arguments."""
+GENERAL_SEGMENTS = launch.next_power_of_2(launch.MAX_SEGMENTS)
+"""Segments that general kernels have room for."""
+
+
+def kernel_arguments(problem: Problem, folds: Stream = None) -> tuple[Any, ...]:
     """A problem as kernel arguments: streams as (tensor, group stride, step stride, lane stride), None, or numbers.
 
     Those with the strides of the tensor that all are like go without, so that the kernel computes offsets once.
@@ -124,7 +360,9 @@ def kernel_arguments(problem: Problem, folds: Stream) -> tuple[Any, ...]:
         return (x,) if own == strides else (x, *own)
 
     def number(x: Any) -> Any:
-        return 0 if isinstance(x, torch.Tensor) else x
+        return none if isinstance(x, torch.Tensor) else x
+
+    none = 0.0 if problem.like.dtype.is_floating_point else 0
 
     stand_in = (problem.like,)  # Triton 3.6 has trouble with None inside a tuple
     varies = isinstance(problem.gamma, torch.Tensor)

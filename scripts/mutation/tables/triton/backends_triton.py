@@ -18,4 +18,29 @@ MUTANTS = [
         "4",
         tests="matrix and gae",
     ),
+    Mutant(
+        "variants: strides of 1 are like others",
+        "strides[1 if is_env_major else 2] == 1",
+        "True",
+        tests="variants and strided",
+    ),
+    Mutant(
+        "variants: outputs do not count",
+        "presence_bits(problem.outputs)",
+        "0",
+        tests="variants and not_wanted",
+        function="describe_arguments",
+    ),
+    Mutant(
+        "variants: compiled while a graph is captured",
+        "variants.count_call(sizes) >= CALLS_BEFORE_OWN_KERNEL and not is_capturing(problem.like)",
+        "variants.count_call(sizes) >= CALLS_BEFORE_OWN_KERNEL",
+        tests="variants and captured",
+    ),
+    Mutant(
+        "variants: launches that are not final are recorded",
+        "postpone_recording()",
+        "pass",
+        tests="variants and called_often",
+    ),
 ]

@@ -30,9 +30,9 @@ MARKS = "<!-- from scripts/code_metrics.py -->\n", "<!-- end of what comes from 
 
 PARTS = ("rl_triton_core", "adapters", "benchmarks", "tests", "scripts", "examples")
 LIMITS: dict[str, dict[str, int]] = {
-    "lines": {"benchmarks": 5020, "tests": 18400},
+    "lines": {"benchmarks": 5100, "tests": 19000},
     "longest": dict.fromkeys(PARTS, 80) | {"rl_triton_core": 194},
-    "one_word": {"rl_triton_core": 108, "adapters": 14, "benchmarks": 47, "tests": 190, "scripts": 0, "examples": 6},
+    "one_word": {"rl_triton_core": 76, "adapters": 14, "benchmarks": 47, "tests": 182, "scripts": 0, "examples": 6},
 }
 """The most that a part may have."""
 MAX_PLACES = 10

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from benchmarks.files import Row
 from benchmarks.measured import read_workload
 from benchmarks.pages import make_table
-from benchmarks.workloads import Workload
+from benchmarks.workloads import Workload, count_bytes_per_step
 from rl_triton_core._internal.kernels import launch
 from rl_triton_core._internal.kernels.launch import TABLE, Launch
 
@@ -55,8 +55,8 @@ def make_verdict(workload: Workload, masked: bool, rows: list[Row]) -> Verdict:
 
 def look_up(workload: Workload, masked: bool) -> tuple[Launch, int]:
     """The table's launch, and its number of segments."""
-    streams = workload.numbers_per_step + masked
-    row = launch.find_launch(workload.num_steps, workload.num_envs, streams, workload.layout, table=TABLE)
+    held = count_bytes_per_step(workload._replace(dtype="float32")) + masked
+    row = launch.find_launch(workload.num_steps, workload.num_envs, held, workload.layout, table=TABLE)
     return row, launch.count_segments(workload.num_steps, -(-workload.num_envs // row.block_lanes), row)
 
 

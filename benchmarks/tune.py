@@ -29,7 +29,7 @@ from benchmarks import files, judge
 from benchmarks.harness import Call
 from benchmarks.providers import ours
 from benchmarks.run import list_tensors
-from benchmarks.workloads import ESTIMATORS, Workload, count_bytes, draw_inputs
+from benchmarks.workloads import ESTIMATORS, Workload, count_bytes, count_bytes_per_step, draw_inputs
 from rl_triton_core._internal.backends import triton as backend
 from rl_triton_core._internal.recurrence import Problem
 from rl_triton_core._internal.tuning import Candidate, device_time, launch_candidates
@@ -63,7 +63,7 @@ class Rollout(NamedTuple):
     def candidates(self) -> Iterator[Candidate]:
         """The launches that it could have."""
         _, envs, steps, layout, *_ = self.workload
-        return launch_candidates(steps, envs, self.workload.numbers_per_step + self.masked, layout)
+        return launch_candidates(steps, envs, count_bytes_per_step(self.workload) + self.masked, layout)
 
     def __str__(self) -> str:
         return f"{self.workload}{' masked' * self.masked}"

@@ -93,11 +93,6 @@ class Workload(NamedTuple):
         return self.spec.inputs + ("truncated",) * self.truncated
 
     @property
-    def numbers_per_step(self) -> int:
-        """How many numbers that is, those of every action counted."""
-        return sum(ACTIONS if name in PER_ACTION else 1 for name in self.per_step)
-
-    @property
     def shape(self) -> tuple[int, int]:
         """The shape of a tensor per step."""
         return (self.num_envs, self.num_steps) if self.time_dim == 1 else (self.num_steps, self.num_envs)
@@ -132,12 +127,17 @@ def draw_inputs(workload: Workload, device: str, seed: int = 0) -> Inputs:
 
 def count_bytes(workload: Workload) -> int:
     """Every input read once, every output written once, in the dtypes given; outputs are float32."""
-    size, flag_size = (getattr(torch, name).itemsize for name in (workload.dtype, workload.flags))
-    per_cell = 4 * len(workload.spec.outputs)
-    for name in workload.per_step:
-        per_cell += flag_size if name in FLAGS else size * (ACTIONS if name in PER_ACTION else 1)
     bootstraps = workload.spec.bootstraps * (workload.cells if workload.truncated else workload.num_envs)
-    return workload.cells * per_cell + size * bootstraps
+    return workload.cells * count_bytes_per_step(workload) + getattr(torch, workload.dtype).itemsize * bootstraps
+
+
+def count_bytes_per_step(workload: Workload) -> int:
+    """Of `count_bytes`, those of one step of one environment, without bootstrap values."""
+    size, flag_size = (getattr(torch, name).itemsize for name in (workload.dtype, workload.flags))
+    per_step = 4 * len(workload.spec.outputs)
+    for name in workload.per_step:
+        per_step += flag_size if name in FLAGS else size * (ACTIONS if name in PER_ACTION else 1)
+    return per_step
 
 
 def select_envs(inputs: Inputs, workload: Workload, envs: torch.Tensor) -> Inputs:

@@ -24,8 +24,8 @@ P = ParamSpec("P")
 Candidate = tuple[Launch, int]
 """A launch, and the number of segments."""
 
-MAX_VALUES_PER_THREAD = 64
-"""The most numbers of a chunk that a thread is to hold."""
+MAX_BYTES_PER_THREAD = 320
+"""The most bytes of a chunk that a thread is to hold."""
 MAX_NARROW_PROGRAMS = 512
 """The most programs of fewer than 32 lanes, which read parts of what memory hands out at once."""
 CAPTURED, REPLAYS = 10, 5
@@ -36,8 +36,8 @@ class Window(NamedTuple):
 
     steps: int
     lanes: int
-    values_per_step: int
-    """Numbers of every step that a thread holds."""
+    bytes_per_step: int
+    """Of every step, how many a thread holds."""
     layout: str
     groups: int
     on_gpu: bool
@@ -149,10 +149,12 @@ def device_time(call: Callable[[], Any]) -> float:
     return statistics.median(times[1:]) / CAPTURED
 
 
-def launch_candidates(steps: int, lanes: int, streams: int, layout: str, groups: int = 1) -> Iterator[Candidate]:
+def launch_candidates(
+    steps: int, lanes: int, bytes_per_step: int, layout: str, groups: int = 1
+) -> Iterator[Candidate]:
     """Launches whose tiles are not much larger than the window, with as many segments as make sense."""
     for unroll in (4, 8, 16):
-        if unroll > max(steps, 4) or unroll * streams > MAX_VALUES_PER_THREAD:
+        if unroll > max(steps, 4) or unroll * bytes_per_step > MAX_BYTES_PER_THREAD:
             continue
         for launch in (
             env_major_launches(unroll, steps) if layout == "env-major" else time_major_launches(unroll, groups * lanes)

@@ -11,7 +11,7 @@ from triton.runtime.jit import create_function_from_signature
 
 import rl_triton_core  # noqa: F401, it describes all estimators
 from rl_triton_core._internal.backends import triton as backend
-from rl_triton_core._internal.backends.triton import count_values_per_step
+from rl_triton_core._internal.backends.triton import count_bytes_per_step
 from rl_triton_core._internal.kernels.launch import TABLE, Launch, Limits
 from rl_triton_core._internal.kernels.scan import scan
 from rl_triton_core._internal.recurrence import RECURRENCES, Expectation, Problem
@@ -27,6 +27,7 @@ def make_problem(
     limits: Limits = Limits(),  # noqa: B008
     name: str = "gae",
     most: tuple[int, int] = (4096, 2048),
+    flags: torch.dtype = torch.bool,
 ) -> Problem:
     """The largest window of environments and steps within the limits."""
     recurrence = RECURRENCES[name]
@@ -52,7 +53,7 @@ def make_problem(
         lambda_=0.95,
         params=tuple(1.0 + i for i in range(len(recurrence.params))),
         bootstrap=0.0 if plain or timed else make_stream(),
-        terminated=make_stream(torch.bool),
+        terminated=make_stream(flags),
         truncated=None if plain or timed else make_stream(torch.uint8),
         mask=make_stream(torch.bool) if variant in ("all", "skip", "reset", "packed") else None,
         initial=None if plain or recurrence.backward else make_stream(),
@@ -61,7 +62,7 @@ def make_problem(
     )
 
 
-@pytest.mark.parametrize(("order", "limits", "launch"), [row for row in ROWS if row[1].streams == float("inf")])
+@pytest.mark.parametrize(("order", "limits", "launch"), [row for row in ROWS if row[1].bytes_per_step == float("inf")])
 def test_no_row_for_all_streams_spills(order, limits, launch):
     """Where there are most; those for fewer are compiled with as many as they admit, below."""
     assert_no_spills(compile_for("sm_90", make_problem("all", order, limits, "retrace"), launch))
@@ -80,21 +81,29 @@ def test_a_launch_binds_its_arguments(name):
         assert options == call.options
 
 
+TIMED = [(x, dtype) for x in ("trace", "lambda_returns", "gae", "vtrace") for dtype in (torch.bool, torch.float32)]
+"""Estimators, and dtypes of their flags."""
 WIDTHS = {1: ".b8", 4: ".b32", 8: ".v2.b32", 16: ".v4.b32"}
 REGISTERS = {
-    "env-major": (32, 48, 72, 72, 72, 72, 48, 96, 88, 104, 96, 88, 104, 120, 80, 96, 88, 96, 80, 64),
+    "env-major": (
+        *(48, 72, 72, 72, 48, 48, 48, 64, 48, 48, 48, 64),
+        *(64, 48, 64, 96, 80, 112, 96, 80, 112, 120, 96, 152),
+        *(64, 64),
+    ),
     "time-major": (
-        *(64, 128, 64, 80, 80, 96, 104, 128, 80, 144, 80, 144),
-        *(80, 144, 144, 96, 144, 144, 104, 128, 128, 96, 80),
+        *(64, 80, 96, 168, 104, 104, 112, 144, 80, 88, 96, 160),
+        *(96, 88, 152, 152, 96, 96, 112, 80, 96),
     ),
 }
 """The most that a thread needs, for every row of the table, in eights as they are given out (Triton 3.7)."""
 
 
 def make_timed_problem(order, limits):
-    """What benchmarks time, with as many streams as the row admits: V-Trace of one or two log-probabilities, or GAE."""
-    name, variant = ("gae", "plain") if limits.streams < 4 else ("vtrace", "plain" if limits.streams < 5 else "timed")
-    return make_problem(variant, order, limits, name)
+    """What benchmarks time, of as many bytes per step as the row admits."""
+    windows = (
+        make_problem("plain" if name == "trace" else "timed", order, limits, name, flags=flags) for name, flags in TIMED
+    )
+    return max((x for x in windows if count_bytes_per_step(x) <= limits.bytes_per_step), key=count_bytes_per_step)
 
 
 @pytest.mark.parametrize(("order", "row"), [(order, i) for order, rows in TABLE.items() for i in range(len(rows))])
@@ -119,6 +128,8 @@ def count_accesses(window, launch):
             size = launch.unroll * x.itemsize
             at_once = min(16, size) if backend.memory_layout(window) == "env-major" else x.itemsize
             found[verb + WIDTHS[at_once]] += times * size // at_once
+    if not (window.recurrence.backward or window.starts_at):
+        found["ld" + WIDTHS[window.terminated.itemsize]] += tiles
     num_lookahead = window.inputs[: window.recurrence.num_lookahead]
     found["ld.b32"] += tiles * sum(x is not None for x in num_lookahead)
     return +found
@@ -127,7 +138,7 @@ def count_accesses(window, launch):
 @pytest.mark.parametrize(("order", "launch"), [("env-major", Launch(4, 32, 4, 4)), ("time-major", Launch(32, 8, 8, 8))])
 def test_no_row_spills_where_a_long_equation_has_truncations(order, launch):
     window = make_problem("uneven", order, name="vtrace")
-    assert count_values_per_step(window) <= max(limits.streams for limits, row in TABLE[order] if row == launch) == 6
+    assert count_bytes_per_step(window) <= max(limits.bytes_per_step for limits, row in TABLE[order] if row == launch)
     assert_no_spills(compile_for("sm_90", window, launch))
 
 

@@ -35,6 +35,23 @@ def test_the_table_has_nearly_the_best_launch_for_every_window_timed(path):
     assert not behind
 
 
+@pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1 and no GPU")
+@pytest.mark.parametrize("layout", TABLE)
+@pytest.mark.parametrize("flags", ["bool", "float32"])
+@pytest.mark.parametrize("truncated", [False, True])
+@pytest.mark.parametrize("estimator", ["gae_advantages", "gae", "retrace"])
+def test_the_judge_counts_as_the_backend_does(estimator, truncated, flags, layout, monkeypatch):
+    """Results and the sizes of flags included."""
+    found, find = [], tune.backend.launch.find_launch
+    monkeypatch.setattr(
+        tune.backend.launch, "find_launch", lambda *window, **table: found.append(window) or find(*window, **table)
+    )
+    workload = Workload(estimator, 4, 8, layout, truncated, flags=flags)
+    tune.ours.make_normal_call(workload, draw_inputs(workload, "cpu"))(backend="triton")
+    judge.look_up(workload, masked=False)
+    assert len(found) == 2 and len(set(found)) == 1
+
+
 def test_every_layout_was_timed():
     assert {row["layout"] for path in TIMED for row in files.read(path)["rows"]} == set(TABLE)
 
@@ -77,8 +94,8 @@ def test_the_judge_writes_a_line_for_every_rollout():
 def test_a_window_has_the_candidates_of_its_numbers():
     workload = Workload("retrace", 64, 512, truncated=True)
     window = tune.Rollout(workload, masked=True)
-    numbers = workload.numbers_per_step + 1
-    assert set(window.candidates()) == set(launch_candidates(512, 64, numbers, "env-major"))
+    held = 4 * 4 + 2 * 4 * 4 + 2 * 4 + 3  # inputs, two of every action, results, flags
+    assert set(window.candidates()) == set(launch_candidates(512, 64, held, "env-major"))
     assert str(window).endswith("masked")
 
 

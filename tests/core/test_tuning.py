@@ -157,7 +157,7 @@ def test_candidates_fit_their_window(layout, window):
         assert launch.block_lanes * launch.chunks == 32 * launch.num_warps
         tiles = -(-steps // launch.steps)
         assert (segments - 1) * -(-tiles // segments) < tiles
-    assert not list(tuning.launch_candidates(steps, lanes, 1 + tuning.MAX_VALUES_PER_THREAD, layout))
+    assert not list(tuning.launch_candidates(steps, lanes, 1 + tuning.MAX_BYTES_PER_THREAD, layout))
 
 
 @pytest.mark.gpu

@@ -293,7 +293,7 @@ def choose_launch(problem: Problem) -> Candidate:
             scan.scan[call.grid](*call.arguments, **call.options)
 
     groups, steps, lanes = problem.shape
-    window = Window(steps, lanes, count_values_per_step(problem), memory_layout(problem), groups, problem.like.is_cuda)
+    window = Window(steps, lanes, count_bytes_per_step(problem), memory_layout(problem), groups, problem.like.is_cuda)
     return select_launch(problem_key(problem), default, window, run)
 
 
@@ -301,15 +301,15 @@ def problem_key(problem: Problem) -> Hashable:
     """What problems have in common that have the same launch."""
     dtypes = tuple(x.dtype for x in per_step_tensors(problem))
     masked = problem.mask is not None and problem.skip
-    values = count_values_per_step(problem)
-    return problem.recurrence, problem.shape, memory_layout(problem), dtypes, values, masked, problem.like.device
+    held = count_bytes_per_step(problem)
+    return problem.recurrence, problem.shape, memory_layout(problem), dtypes, held, masked, problem.like.device
 
 
 def default_launch(problem: Problem) -> Candidate:
     """The table's launch, and the number of segments of time."""
     groups, steps, lanes = problem.shape
     length = steps if problem.cu_seqlens is None else triton.cdiv(steps, lanes)
-    row = launch.find_launch(length, groups * lanes, count_values_per_step(problem), memory_layout(problem))
+    row = launch.find_launch(length, groups * lanes, count_bytes_per_step(problem), memory_layout(problem))
     if groups > 1:  # of features, which may be few
         row = row._replace(block_lanes=min(row.block_lanes, launch.next_power_of_2(lanes)))
     return row, launch.count_segments(length, groups * triton.cdiv(lanes, row.block_lanes), row)
@@ -411,6 +411,7 @@ def kernel_config(problem: Problem, row: Launch, segments: int = 1, fold: bool =
         ONE_TILE=whole and steps <= row.steps,
         SEGMENTS=segments,
         FOLD=fold,
+        EXCLUSIVE=isinstance(problem.next_values, Expectation) and row.chunks >= 16,
         BLOCK_LANES=row.block_lanes,
         CHUNKS=row.chunks,
         LOG_UNROLL=row.unroll.bit_length() - 1,
@@ -440,16 +441,27 @@ def memory_layout(problem: Problem) -> str:
     return "env-major" if alone or abs(step) < abs(lane) else "time-major"
 
 
-def per_step_tensors(problem: Problem) -> Iterator[torch.Tensor]:
+def per_step_tensors(problem: Problem) -> tuple[torch.Tensor, ...]:
     """The tensors that are read at every step."""
-    given = (*problem.inputs, problem.gamma, problem.next_values, problem.terminated, problem.truncated, problem.mask)
-    return (x for x in given if isinstance(x, torch.Tensor))
+    return (*per_step_numbers(problem), *per_step_flags(problem))
 
 
-def count_values_per_step(problem: Problem) -> int:
-    """How many numbers of every step a thread holds."""
-    summed = 2 * BLOCK_ACTIONS.value if isinstance(problem.next_values, Expectation) else 0
-    return len(list(per_step_tensors(problem))) + summed
+def per_step_numbers(problem: Problem) -> Iterator[torch.Tensor]:
+    """Those that are read as numbers."""
+    return (x for x in (*problem.inputs, problem.gamma, problem.next_values) if isinstance(x, torch.Tensor))
+
+
+def per_step_flags(problem: Problem) -> Iterator[torch.Tensor]:
+    """Those that are read as flags."""
+    return (x for x in (problem.terminated, problem.truncated, problem.mask) if x is not None)
+
+
+def count_bytes_per_step(problem: Problem) -> int:
+    """How many bytes of every step a thread holds: numbers and results as it computes them, flags as it loads them."""
+    numbers = len([*per_step_numbers(problem), *wanted_outputs(problem)])
+    if isinstance(problem.next_values, Expectation):
+        numbers += 2 * BLOCK_ACTIONS.value
+    return numbers * problem.dtype.itemsize + sum(x.itemsize for x in per_step_flags(problem))
 
 
 def wanted_outputs(problem: Problem) -> Iterator[torch.Tensor]:

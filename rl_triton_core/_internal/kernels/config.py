@@ -40,6 +40,8 @@ class KernelConfig:
     """Room for the folds of so many segments; 1 where time is not split."""
     FOLD: bool
     """Whether this launch folds segments, for another one that scans them."""
+    EXCLUSIVE: bool
+    """Whether one scan finds what is before every chunk, in place of a scan and a shift; where both cross warps."""
     BLOCK_LANES: int
     CHUNKS: int
     LOG_UNROLL: int

@@ -28,8 +28,8 @@ class Limits(NamedTuple):
 
     steps: float = float("inf")
     lanes: float = float("inf")
-    streams: float = float("inf")
-    """Inputs and flags per step, which a thread holds for all steps of its chunk."""
+    bytes_per_step: float = float("inf")
+    """Of inputs, flags and results, which a thread holds for all steps of its chunk."""
 
 
 Table = Mapping[str, Sequence[tuple[Limits, Launch]]]
@@ -37,50 +37,54 @@ Table = Mapping[str, Sequence[tuple[Limits, Launch]]]
 # For memory in which steps lie side by side, and for memory in which lanes do. The first row that fits is taken.
 TABLE: Table = {
     "env-major": (
-        (Limits(steps=4), Launch(128, 1, 4, 4)),
         (Limits(steps=8), Launch(64, 2, 4, 4)),
         (Limits(steps=16), Launch(64, 2, 8, 4)),
         (Limits(steps=32), Launch(32, 4, 8, 4)),
         (Limits(steps=64), Launch(16, 8, 8, 4)),
-        (Limits(steps=128, streams=6), Launch(8, 16, 8, 4)),
+        (Limits(steps=128, lanes=1024, bytes_per_step=32), Launch(4, 32, 4, 4)),
+        (Limits(steps=128, lanes=8191, bytes_per_step=16), Launch(8, 16, 8, 4)),
+        (Limits(steps=128, lanes=8191, bytes_per_step=32), Launch(4, 32, 4, 4)),
+        (Limits(steps=128, bytes_per_step=10), Launch(4, 8, 16, 1)),
+        (Limits(steps=128, bytes_per_step=18), Launch(8, 16, 8, 4)),
+        (Limits(steps=128, bytes_per_step=32), Launch(4, 32, 4, 4)),
         (Limits(steps=128), Launch(1, 32, 4, 1)),
-        (Limits(steps=1024, lanes=1024, streams=6), Launch(1, 128, 4, 4)),
-        (Limits(steps=8192, lanes=1024, streams=2), Launch(1, 128, 16, 4)),
-        (Limits(steps=8192, lanes=1024, streams=4), Launch(1, 128, 8, 4)),
-        (Limits(steps=8192, lanes=1024, streams=6), Launch(1, 128, 4, 4)),
-        (Limits(lanes=8, streams=2), Launch(1, 128, 16, 4)),
-        (Limits(lanes=8, streams=4), Launch(1, 128, 8, 4)),
-        (Limits(lanes=1024, streams=4), Launch(1, 32, 16, 1)),
-        (Limits(lanes=1024, streams=6), Launch(1, 32, 8, 1)),
+        (Limits(steps=512, lanes=256), Launch(1, 128, 4, 4)),
+        (Limits(steps=512, lanes=1024, bytes_per_step=10), Launch(1, 32, 16, 1)),
+        (Limits(steps=512, lanes=1024, bytes_per_step=16), Launch(1, 64, 8, 2)),
+        (Limits(steps=512, lanes=1024), Launch(1, 128, 4, 4)),
+        (Limits(steps=1024, lanes=1024, bytes_per_step=60), Launch(1, 128, 8, 4)),
+        (Limits(steps=8192, lanes=1024, bytes_per_step=10), Launch(1, 128, 16, 4)),
+        (Limits(steps=8192, lanes=1024, bytes_per_step=20), Launch(1, 128, 8, 4)),
+        (Limits(steps=8192, lanes=1024), Launch(1, 128, 4, 4)),
+        (Limits(lanes=8, bytes_per_step=10), Launch(1, 128, 16, 4)),
+        (Limits(lanes=8, bytes_per_step=20), Launch(1, 128, 8, 4)),
+        (Limits(lanes=1024, bytes_per_step=18), Launch(1, 32, 16, 1)),
         (Limits(lanes=1024), Launch(1, 128, 4, 4)),
-        (Limits(steps=1024, streams=2), Launch(1, 32, 16, 1)),
-        (Limits(streams=4), Launch(4, 32, 8, 4)),
-        (Limits(streams=6), Launch(4, 32, 4, 4)),
+        (Limits(steps=1024, bytes_per_step=16), Launch(1, 32, 16, 1)),
+        (Limits(bytes_per_step=18), Launch(1, 32, 8, 1)),
         (Limits(), Launch(1, 32, 4, 1)),
     ),
     "time-major": (
         (Limits(steps=8), Launch(32, 1, 8, 1)),
-        (Limits(steps=32, streams=4), Launch(32, 1, 16, 1)),
-        (Limits(steps=128, lanes=1024, streams=6), Launch(8, 32, 4, 8)),
-        (Limits(steps=512, lanes=1024, streams=3), Launch(8, 32, 16, 8)),
-        (Limits(steps=1024, lanes=256, streams=3), Launch(4, 64, 16, 8)),
-        (Limits(steps=512, lanes=256, streams=6), Launch(4, 64, 8, 8)),
-        (Limits(steps=512, lanes=1024, streams=6), Launch(8, 64, 8, 16)),
-        (Limits(lanes=1024, streams=2), Launch(32, 4, 16, 4)),
-        (Limits(lanes=1024, streams=3), Launch(32, 4, 8, 4)),
-        (Limits(steps=2048, lanes=1024, streams=6), Launch(32, 4, 8, 4)),
-        (Limits(steps=8192, lanes=1024, streams=6), Launch(16, 2, 8, 1)),
-        (Limits(lanes=1024, streams=6), Launch(32, 4, 8, 4)),
+        (Limits(steps=32, bytes_per_step=32), Launch(32, 1, 8, 1)),
+        (Limits(steps=128, lanes=1024), Launch(8, 16, 8, 4)),
+        (Limits(steps=512, lanes=1024, bytes_per_step=32), Launch(8, 32, 16, 8)),
+        (Limits(steps=512, lanes=1024, bytes_per_step=60), Launch(8, 64, 8, 16)),
+        (Limits(steps=1024, lanes=256, bytes_per_step=20), Launch(4, 64, 16, 8)),
+        (Limits(lanes=1024, bytes_per_step=10), Launch(32, 4, 16, 4)),
+        (Limits(steps=2048, lanes=1024, bytes_per_step=32), Launch(32, 4, 8, 4)),
+        (Limits(lanes=1024, bytes_per_step=20), Launch(32, 4, 8, 4)),
+        (Limits(lanes=1024, bytes_per_step=32), Launch(16, 2, 8, 1)),
         (Limits(lanes=1024), Launch(32, 4, 4, 4)),
-        (Limits(steps=64, lanes=8191, streams=6), Launch(32, 4, 8, 4)),
-        (Limits(steps=1024, lanes=8191, streams=3), Launch(16, 8, 16, 4)),
-        (Limits(steps=128, lanes=8191, streams=6), Launch(16, 16, 8, 8)),
-        (Limits(lanes=8191, streams=3), Launch(32, 8, 16, 8)),
-        (Limits(lanes=8191, streams=6), Launch(32, 8, 8, 8)),
+        (Limits(steps=1024, lanes=8191, bytes_per_step=20), Launch(16, 8, 16, 4)),
+        (Limits(steps=128, lanes=8191, bytes_per_step=32), Launch(16, 16, 8, 8)),
+        (Limits(steps=128, lanes=8191, bytes_per_step=60), Launch(32, 16, 8, 16)),
+        (Limits(lanes=8191, bytes_per_step=20), Launch(32, 8, 16, 8)),
+        (Limits(lanes=8191, bytes_per_step=32), Launch(32, 8, 8, 8)),
         (Limits(lanes=8191), Launch(32, 16, 4, 16)),
-        (Limits(steps=128, streams=4), Launch(32, 1, 16, 1)),
-        (Limits(streams=2), Launch(32, 4, 16, 4)),
-        (Limits(streams=4), Launch(32, 4, 8, 4)),
+        (Limits(steps=128, bytes_per_step=16), Launch(32, 1, 16, 1)),
+        (Limits(bytes_per_step=10), Launch(32, 4, 16, 4)),
+        (Limits(bytes_per_step=20), Launch(32, 4, 8, 4)),
         (Limits(), Launch(32, 4, 4, 4)),
     ),
 }
@@ -92,13 +96,13 @@ MULTIPROCESSORS = 132
 """Of an H200, for which launches are chosen where there is no GPU."""
 
 
-def find_launch(steps: int, lanes: int, streams: int, layout: str, table: Table = TABLE) -> Launch:
+def find_launch(steps: int, lanes: int, bytes_per_step: int, layout: str, table: Table = TABLE) -> Launch:
     """The table's row for a window."""
-    return next(launch for limits, launch in table[layout] if is_within(limits, (steps, lanes, streams)))
+    return next(launch for limits, launch in table[layout] if is_within(limits, (steps, lanes, bytes_per_step)))
 
 
 def is_within(limits: Limits, window: tuple[int, int, int]) -> bool:
-    """Whether a window of so many steps, lanes and streams is within the limits."""
+    """Whether a window of so many steps, lanes and bytes per step is within the limits."""
     return all(size <= limit for size, limit in zip(window, limits, strict=True))
 
 

@@ -123,10 +123,27 @@ def scan_chunks(alpha, beta, rest, DTYPE: tl.constexpr):
 
 
 @triton.jit
+def combine_and_trail(
+    alpha, beta, rest, _alpha, _beta, _rest, alpha_next, beta_next, rest_next, alpha_before, beta_before, rest_before
+):
+    """`combine_exactly` of two runs of chunks, and of all their chunks but the last."""
+    whole = combine_exactly(alpha, beta, rest, alpha_next, beta_next, rest_next)
+    before = combine_exactly(alpha, beta, rest, alpha_before, beta_before, rest_before)
+    return whole[0], whole[1], whole[2], before[0], before[1], before[2]
+
+
+@triton.jit
 def enter_chunks(alpha, beta, rest, state, CONFIG: tl.constexpr):
     """The state that enters each chunk, from the chunks' transitions and the state that enters the first."""
-    alpha, beta, rest = scan_chunks(alpha, beta, rest, CONFIG.DTYPE)
-    return shift_chunks(apply_exactly(alpha, beta, rest, state, CONFIG.DTYPE), state, CONFIG)
+    CHUNKS: tl.constexpr = alpha.shape[0]
+    if CONFIG.EXCLUSIVE and not (CONFIG.VECTOR and CHUNKS <= 32):
+        zero = tl.zeros_like(alpha)
+        transitions = (alpha, beta, rest, zero, zero + 1, zero)
+        _, _, _, alpha, beta, rest = tl.associative_scan(transitions, 0, combine_and_trail)
+        return apply_exactly(alpha, beta, rest, state, CONFIG.DTYPE)
+    else:
+        alpha, beta, rest = scan_chunks(alpha, beta, rest, CONFIG.DTYPE)
+        return shift_chunks(apply_exactly(alpha, beta, rest, state, CONFIG.DTYPE), state, CONFIG)
 
 
 @triton.jit

@@ -13,6 +13,18 @@ MUTANTS = [
         function="run",
     ),
     Mutant(
+        "launches: flags of every dtype are alike",
+        "sum(x.itemsize for x in per_step_flags(problem))",
+        "len([*per_step_flags(problem)])",
+        tests="judge_counts",
+    ),
+    Mutant(
+        "launches: results are not counted",
+        "[*per_step_numbers(problem), *wanted_outputs(problem)]",
+        "[*per_step_numbers(problem)]",
+        tests="judge_counts",
+    ),
+    Mutant(
         "alignment of the lanes assumed",
         "4 if math.gcd(4, *strides) == 4 else 1",
         "4",

@@ -106,6 +106,12 @@ MUTANTS = [
         tests="launches and gae",
     ),
     Mutant(
+        "chunks: one scan, which does not trail",
+        "before[0], before[1], before[2]",
+        "whole[0], whole[1], whole[2]",
+        tests="launches and retrace",
+    ),
+    Mutant(
         "segments: folds of the last tile",
         "combine_exactly(alpha, beta, rest, take_last_chunk(alphas), take_last_chunk(betas), take_last_chunk(rests))",
         "take_last_chunk(alphas), take_last_chunk(betas), take_last_chunk(rests)",

@@ -149,9 +149,7 @@ def device_time(call: Callable[[], Any]) -> float:
     return statistics.median(times[1:]) / CAPTURED
 
 
-def launch_candidates(
-    steps: int, lanes: int, bytes_per_step: int, layout: str, groups: int = 1
-) -> Iterator[Candidate]:
+def launch_candidates(steps: int, lanes: int, bytes_per_step: int, layout: str, groups: int = 1) -> Iterator[Candidate]:
     """Launches whose tiles are not much larger than the window, with as many segments as make sense."""
     for unroll in (4, 8, 16):
         if unroll > max(steps, 4) or unroll * bytes_per_step > MAX_BYTES_PER_THREAD:

@@ -169,10 +169,10 @@ def list_streams(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def choose_general_rows(problem: Problem, form: Form) -> GeneralRows:
     """The rows of the launch table for general kernels."""
-    order, values = "env-major" if form.is_env_major else "time-major", count_values_per_step(problem)
+    order, held = "env-major" if form.is_env_major else "time-major", count_bytes_per_step(problem)
     many = 1 << 30
     windows = ((SHORT, many), (MIDDLE, many), (many, many), (many, 1))
-    return GeneralRows(*(launch.find_launch(steps, lanes, values, order) for steps, lanes in windows))
+    return GeneralRows(*(launch.find_launch(steps, lanes, held, order) for steps, lanes in windows))
 
 
 def find_own_launches(problem: Problem, variants: Variants, sizes: Hashable) -> Launches | None:

@@ -13,6 +13,7 @@ from rl_triton_core.boundaries import FinalValues as FinalValues
 from rl_triton_core.estimators.gae import GAEOutput as GAEOutput
 from rl_triton_core.estimators.gae import compute_gae as compute_gae
 from rl_triton_core.estimators.linear import linear_recurrence as linear_recurrence
+from rl_triton_core.estimators.nstep import compute_nstep_returns as compute_nstep_returns
 from rl_triton_core.estimators.retrace import RetraceOutput as RetraceOutput
 from rl_triton_core.estimators.retrace import compute_retrace as compute_retrace
 from rl_triton_core.estimators.returns import compute_discounted_returns as compute_discounted_returns
@@ -40,6 +41,7 @@ __all__ = [
     "compute_episodic_prefix_sum",
     "compute_gae",
     "compute_lambda_returns",
+    "compute_nstep_returns",
     "compute_retrace",
     "compute_vtrace",
     "fast_path_status",

@@ -14,12 +14,13 @@ from rl_triton_core._internal.fast_path import with_fast_path
 from rl_triton_core._internal.linear import read_state
 from rl_triton_core._internal.primitives import exp, minimum, select
 from rl_triton_core._internal.recurrence import Expectation, Recurrence, Step
-from rl_triton_core._internal.solve import solve, solve_features
+from rl_triton_core._internal.solve import solve, solve_features, solve_windows
 from rl_triton_core._internal.validation import (
     RolloutLayout,
     check_bool,
     check_choice,
     check_clip,
+    check_count,
     check_flags,
     check_layout,
     check_log_ratios,
@@ -40,6 +41,7 @@ __all__ = [
     "check_bool",
     "check_choice",
     "check_clip",
+    "check_count",
     "check_flags",
     "check_layout",
     "check_log_ratios",
@@ -53,5 +55,6 @@ __all__ = [
     "select",
     "solve",
     "solve_features",
+    "solve_windows",
     "with_fast_path",
 ]

@@ -82,6 +82,13 @@ class TransformableProduct(GatedProduct):
         return gated_product(x_tangent, y) + gated_product(y_tangent, x)
 
 
+def multiply(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The product of two tensors, whose gradient is gated."""
+    product: Any = GatedProduct if torch.compiler.is_compiling() else TransformableProduct
+    result: torch.Tensor = product.apply(x, y)
+    return result
+
+
 class Operand:
     """A tensor in an equation that is differentiated: products of two are gated."""
 
@@ -94,8 +101,7 @@ class Operand:
     def __mul__(self, other: Any) -> Operand:
         """Multiply by another operand or a number."""
         if isinstance(other, Operand):
-            product: Any = GatedProduct if torch.compiler.is_compiling() else TransformableProduct
-            return Operand(product.apply(self.tensor, other.tensor))
+            return Operand(multiply(self.tensor, other.tensor))
         return Operand(self.tensor * other)
 
     __rmul__ = __mul__

@@ -14,6 +14,7 @@ import torch
 
 from rl_triton_core._internal import validation as check
 from rl_triton_core._internal.backends import choose_backend
+from rl_triton_core._internal.backends.reference import evaluate_windows
 from rl_triton_core._internal.bootstrap import check_continuation
 from rl_triton_core._internal.differentiation import needs_graph, solve_with_graph
 from rl_triton_core._internal.execution import Results, allocate_outputs, list_tensors, run_backend
@@ -67,6 +68,70 @@ def solve(
         ValueError: A shape, device or value is wrong, or neither `bootstrap_values` nor `next_values` was given.
         BackendUnavailableError: The backend asked for cannot run here.
     """
+    problem = check_problem(
+        recurrence,
+        inputs,
+        layout,
+        wanted=wanted,
+        gamma=gamma,
+        lambda_=lambda_,
+        params=params,
+        terminated=terminated,
+        truncated=truncated,
+        bootstrap_values=bootstrap_values,
+        next_values=next_values,
+        mask=mask,
+        mask_mode=mask_mode,
+        out=out,
+    )
+    return dispatch_problem(problem, wanted, out, backend)
+
+
+def solve_windows(
+    recurrence: Recurrence,
+    inputs: Mapping[str, Any],
+    layout: check.RolloutLayout,
+    num_steps: int,
+    *,
+    out: Any,
+    backend: str | None,
+    **arguments: Any,
+) -> torch.Tensor:
+    """Check the arguments as `solve` does, and compute the state after `num_steps` steps instead of all.
+
+    It is made of PyTorch's operations on every backend; ``"reference"`` computes in float64.
+    """
+    out = None if out is None else (out,)
+    problem = check_problem(recurrence, inputs, layout, wanted=(True,), out=out, **arguments)
+    if not torch.compiler.is_compiling():
+        choose_backend(backend, problem.like.device)
+    target: torch.Tensor
+    (target,) = allocate_outputs(problem, (True,), out or (None,))
+    if not problem.like.numel():
+        return target
+    states = evaluate_windows(problem, torch.float64 if backend == "reference" else problem.dtype, num_steps)
+    result = problem.unview(states).to(problem.dtype)
+    return result if out is None and needs_graph(list_tensors(problem)) else target.copy_(result)
+
+
+def check_problem(
+    recurrence: Recurrence,
+    inputs: Mapping[str, Any],
+    layout: check.RolloutLayout,
+    *,
+    wanted: Sequence[bool],
+    out: Any,
+    gamma: Any = 1.0,
+    lambda_: Any = 1.0,
+    params: tuple[float, ...] = (),
+    terminated: Any = None,
+    truncated: Any = None,
+    bootstrap_values: Any = None,
+    next_values: Any = None,
+    mask: Any = None,
+    mask_mode: Any = "skip",
+) -> Problem:
+    """Check the arguments of `solve`, and return them as a problem."""
     for name, tensor in inputs.items():
         check.check_per_step(name, tensor, layout)
     check.check_flags("terminated", terminated, layout)
@@ -93,7 +158,7 @@ def solve(
     )
     if out is not None:
         check_out(out, recurrence.outputs, wanted, problem.like, list_tensors(problem))
-    return dispatch_problem(problem, wanted, out, backend)
+    return problem
 
 
 def solve_features(

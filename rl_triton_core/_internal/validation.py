@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 import torch
@@ -180,6 +180,15 @@ def check_bool(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name}: got {value!r}, expected a bool")
     return value
+
+
+def check_count(name: str, number: Any) -> int:
+    """Check that an argument is an integer of at least 1."""
+    if isinstance(number, bool) or not isinstance(number, Integral):
+        raise TypeError(f"{name}: got {number!r}, expected an int")
+    if number < 1:
+        raise ValueError(f"{name}: got {number!r}, expected at least 1")
+    return int(number)
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:

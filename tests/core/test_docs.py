@@ -22,7 +22,7 @@ PAGES = [
     "docs/migrate.md",
     "docs/capture.md",
 ]
-MODULES = ["gae", "vtrace", "retrace", "returns", "traces", "linear"]
+MODULES = ["gae", "vtrace", "retrace", "returns", "nstep", "traces", "linear"]
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from rl_triton_core._internal.backends import Backend
-from rl_triton_core._internal.primitives import Operand, gated_product, unwrap
+from rl_triton_core._internal.primitives import Operand, gated_product, multiply, unwrap
 from rl_triton_core._internal.recurrence import Expectation, Problem, Step, Stream
 from rl_triton_core._internal.validation import assert_offsets
 from rl_triton_core.boundaries import apply_boundary_rule
@@ -68,6 +68,34 @@ def evaluate_recurrence(
         states = Operand(states[0]), Operand(states[1])
     results = problem.recurrence.readout(operands, *states)
     return tuple(row.reorient(torch.where(row.valid, unwrap(result), 0)) for result in results)
+
+
+def evaluate_windows(problem: Problem, dtype: torch.dtype, num_steps: int) -> torch.Tensor:
+    """The states of a backward recurrence over `num_steps` steps and the value behind them, [groups, steps, lanes].
+
+    Transitions over 1, 2, 4, ... steps are composed, and those that make up the length applied. A product of factors
+    that overflows is the largest number instead, since a factor of 0 behind it has to win.
+    """
+    row = Row(problem)
+    step = build_steps(row, dtype)
+    after, _, _ = row.find_neighbours()
+    alpha, beta = map(unwrap, problem.recurrence.coefficients(wrap_steps(step)))
+    windows, largest = alpha + multiply_gated(beta, step.next_value), torch.finfo(dtype).max
+    remaining = num_steps - 1
+    while remaining:
+        if remaining % 2:
+            windows = alpha + multiply_gated(beta, windows.gather(1, after))
+        remaining //= 2
+        if remaining:
+            alpha = alpha + multiply_gated(beta, alpha.gather(1, after))
+            beta = multiply_gated(beta, beta.gather(1, after)).clamp(max=largest)
+            after = after.gather(1, after)
+    return row.reorient(torch.where(row.valid, windows, 0))
+
+
+def multiply_gated(factor: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    """The product, 0 where the factor is 0."""
+    return multiply(factor, torch.where((factor == 0) & ~state.isfinite(), 0, state))
 
 
 def wrap_steps(step: Step) -> Step:

@@ -40,4 +40,25 @@ MUTANTS = [
         "beta.isnan() & False",
         tests="test_a_nan_gives_no_gradient",
     ),
+    Mutant(
+        "windows: one step more",
+        "num_steps - 1",
+        "num_steps",
+        function="evaluate_windows",
+        tests="nstep and known_answers",
+    ),
+    Mutant(
+        "windows: parts of other lengths",
+        "remaining % 2",
+        "True",
+        function="evaluate_windows",
+        tests="nstep and known_answers",
+    ),
+    Mutant(
+        "windows: products overflow",
+        ".clamp(max=largest)",
+        "",
+        function="evaluate_windows",
+        tests="nstep and overflow",
+    ),
 ]

@@ -100,6 +100,18 @@ def solve_windows(
     """Check the arguments as `solve` does, and compute the state after `num_steps` steps instead of all.
 
     It is made of PyTorch's operations on every backend; ``"reference"`` computes in float64.
+
+    Args:
+        recurrence: The estimator, backward.
+        inputs: Its inputs by name, without those that are not given; first the one that set the layout.
+        layout: What `check_layout` returned for that input.
+        num_steps: The number of steps, at least 1; the value behind them closes the window.
+        out: A preallocated result; None allocates one.
+        backend: ``"triton"``, ``"cpu"`` or ``"reference"``; None chooses by the tensors' device.
+        arguments: The other arguments of `solve`, by name.
+
+    Returns:
+        The states, shaped like the inputs.
     """
     out = None if out is None else (out,)
     problem = check_problem(recurrence, inputs, layout, wanted=(True,), out=out, **arguments)

@@ -113,6 +113,28 @@ def test_first_calls_with_and_without_what_was_compiled(tmp_path, monkeypatch):
     assert "| `gae` | 350.0 | 7000.0 | 600.0 | 2.0 |" in page
 
 
+def test_regimes(tmp_path, monkeypatch):
+    """Every regime is checked and timed; wrong results are no times."""
+    regimes = script("regimes")
+    monkeypatch.setattr(regimes, "REPEATED", (4, 8))
+    monkeypatch.setattr(regimes, "COUNTED", 3)
+    monkeypatch.setattr(regimes, "MAX_CELLS", 200)
+    monkeypatch.setattr(regimes, "time_full", lambda call, device: float(call() is not None))
+    monkeypatch.setattr(regimes, "list_floors", lambda device: {"empty call": lambda: None})
+    arguments = [str(tmp_path), "--commit", "abc", "--estimator", "gae", "prefix_sum", "--shapes", "3"]
+    regimes.main(arguments)
+    rows = regimes.files.read(next(tmp_path.iterdir()))["rows"]
+    found = {(row.get("estimator"), row.get("layout"), row["regime"]) for row in rows}
+    assert ("gae", "time-major", "annealed numbers") in found
+    assert ("gae", "env-major", "packed rows of changing lengths") in found
+    assert len(found) == len(rows) == 1 + 6 + 5 + 4 + 3
+    workload = regimes.Workload("gae", 4, 8)
+    inputs = regimes.draw_inputs(workload, "cpu")
+    monkeypatch.setattr(regimes, "make_call", lambda workload, inputs, change: lambda: torch.rand(3))
+    with pytest.raises(AssertionError):
+        regimes.check_results(workload, inputs, {})
+
+
 def test_a_missed_target_has_its_reason():
     """Measured and missed: benchmarks/notes.json says why, and the page of targets is what its script makes."""
     targets, notes = script("targets"), pages.files.read(ROOT / "benchmarks" / "notes.json")

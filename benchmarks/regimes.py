@@ -1,0 +1,213 @@
+"""Time calls whose shapes or numbers change, against repeated ones, and count the kernels that they compile.
+
+    python benchmarks/regimes.py FOLDER [--commit HASH] [--estimator NAME ...] [--shapes N]
+
+Runs on a GPU if there is one, else on the CPU. *Host*: the call by the host's clock, the GPU synchronised before it;
+*full*: as in benchmarks/harness.py. Repeated calls are of 4096 environments and 128 steps; numbers that change do so
+with every call. A shape never seen before is called once; those whose call compiled a kernel are counted apart. The
+results of every regime are compared with the reference backend's. At last, kernels are counted over 1,000 shapes.
+Writes regimes_BACKEND.json: microseconds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import rl_triton_core as ours
+from benchmarks import files, harness
+from benchmarks.harness import Call
+from benchmarks.workloads import ESTIMATORS, LAYOUTS, Inputs, Workload, draw_inputs
+from rl_triton_core._internal.backends.triton_variants import forget_variants
+from rl_triton_core._internal.fast_path import forget_plans
+from rl_triton_core.testing import assert_close
+
+REPEATED = (4096, 128)
+COUNTED = 1000
+MAX_CELLS = 1 << 22
+CHECKED = 5
+"""Of how many shapes the results are compared."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure the estimators in both layouts."""
+    parser = files.parser(__doc__)
+    parser.add_argument(
+        "--estimator", nargs="+", choices=ESTIMATORS, default=["gae", "vtrace", "retrace", "prefix_sum"]
+    )
+    parser.add_argument("--shapes", type=int, default=200)
+    options = parser.parse_args(arguments)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    rows = [time_floor(name, call, device) for name, call in list_floors(device).items()]
+    for estimator, layout in itertools.product(options.estimator, LAYOUTS):
+        rows += measure(Workload(estimator, *REPEATED, layout=layout), device, options.shapes)
+    head = {"system": files.system(options.commit), "fast_path": ours.fast_path_status()._asdict()}
+    files.write(options.folder / f"regimes_{'triton' if device == 'cuda' else 'cpu'}.json", head, rows=rows)
+    for row in rows:
+        print(row)
+
+
+def list_floors(device: str) -> dict[str, Call]:
+    """What the protocol costs by itself, and what any operation of PyTorch does."""
+    x = torch.zeros(REPEATED, device=device)
+    return {"empty call": lambda: None, "torch.add": partial(torch.add, x, x)}
+
+
+def time_floor(name: str, call: Call, device: str) -> files.Row:
+    """Time one of these."""
+    return {"regime": name, "full": time_full(call, device), "host": time_host([call] * 50)["median"]}
+
+
+def measure(workload: Workload, device: str, num_shapes: int) -> Iterator[files.Row]:
+    """Time one estimator in one layout in all regimes."""
+    about = {"estimator": workload.estimator, "layout": workload.layout}
+    inputs = draw_inputs(workload, device)
+    for regime, change in list_changes(workload).items():
+        call = make_call(workload, inputs, change)
+        for _ in range(3):
+            check_results(workload, inputs, change())
+            call()
+        yield {**about, "regime": regime, "full": time_full(call, device), "host": time_host([call] * 50)["median"]}
+    yield {**about, "regime": "shapes never seen", **time_shapes(draw_shapes(workload, num_shapes), device)}
+    if workload.layout == "env-major" and workload.estimator != "eligibility_traces":
+        packed = (draw_packed(workload, device, seed) for seed in range(num_shapes))
+        yield {**about, "regime": "packed rows of changing lengths", **time_inputs(workload, packed)}
+    yield {**about, "regime": f"kernels over {COUNTED} shapes", **count_over_shapes(workload, device)}
+
+
+def list_changes(workload: Workload) -> dict[str, Callable[[], dict[str, Any]]]:
+    """By regime, what draws the numbers of the next call."""
+    spec = workload.spec
+    if not spec.discounts:
+        return {"repeated": dict}
+    numbers = (0.9 + 1e-6 * i for i in itertools.count())
+    names = ["gamma"] if spec.lambda_ is None else ["gamma", "lambda_"]
+    return {
+        "repeated": dict,
+        "annealed numbers": lambda: dict.fromkeys(names, next(numbers)),
+        "NumPy numbers": lambda: dict.fromkeys(names, np.float32(next(numbers))),
+    }
+
+
+def make_call(workload: Workload, inputs: Inputs, change: Callable[[], dict[str, Any]]) -> Call:
+    """A call of the public function with all its results, and with other numbers each time."""
+    function = getattr(ours, workload.spec.function)
+    given = inputs if "cu_seqlens" in inputs else {**inputs, "time_dim": workload.time_dim}
+    return lambda: function(**given, **change())
+
+
+def check_results(workload: Workload, inputs: Inputs, numbers: dict[str, Any]) -> None:
+    """Raise unless the results are those of the reference backend."""
+    call = make_call(workload, inputs, lambda: numbers)
+    results, expected = call(), make_call(workload, inputs, lambda: {**numbers, "backend": "reference"})()
+    several = isinstance(results, tuple)
+    for x, y in zip(results if several else (results,), expected if several else (expected,), strict=True):
+        assert_close(x.cpu(), y.cpu().double(), rtol=1e-5)
+
+
+def time_full(call: Call, device: str) -> float:
+    """The minimum of medians of full calls."""
+    clock, plan = harness.make_clock(device), harness.PLANS[device]
+    return min(harness.time_median(call, clock, plan)[0] for _ in range(plan.medians))
+
+
+def time_host(calls: list[Call]) -> dict[str, float]:
+    """The host's time of single calls."""
+    times = []
+    for call in calls:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        call()
+        times.append((time.perf_counter() - start) * 1e6)
+    return {"median": statistics.median(times), "highest": max(times), "mean": statistics.mean(times)}
+
+
+def draw_shapes(workload: Workload, number: int) -> list[Workload]:
+    """Workloads of random shapes, each once."""
+    generator = random.Random(0)
+    shapes: dict[tuple[int, int], None] = {}
+    while len(shapes) < number:
+        envs, steps = (int(2 ** generator.uniform(1, 13)) for _ in range(2))
+        if envs * steps <= MAX_CELLS:
+            shapes[envs, steps] = None
+    return [workload._replace(num_envs=envs, num_steps=steps) for envs, steps in shapes]
+
+
+def time_shapes(workloads: list[Workload], device: str) -> files.Row:
+    """The first call of every shape."""
+    return time_inputs(workloads[0], (draw_inputs(workload, device) for workload in workloads))
+
+
+def time_inputs(workload: Workload, draws: Iterator[Inputs]) -> files.Row:
+    """One call for each of some inputs, with and without those that compiled a kernel."""
+    forget_calls()
+    calls, compiling, kernels = [], [], count_kernels()
+    for i, inputs in enumerate(draws):
+        timed = time_host([make_call(workload, inputs, dict)])["mean"]
+        (calls if count_kernels() == kernels else compiling).append(timed)
+        kernels = count_kernels()
+        if i < CHECKED:
+            check_results(workload, inputs, {})
+    return {
+        "host": statistics.median(calls),
+        "host_highest_decile": statistics.quantiles(calls, n=10)[-1],
+        "host_mean_with_compilation": statistics.mean([*calls, *compiling]),
+        "compiling_calls": len(compiling),
+    }
+
+
+def draw_packed(workload: Workload, device: str, seed: int) -> Inputs:
+    """Up to 256 sequences of up to 512 steps, end to end."""
+    generator = np.random.default_rng(seed)
+    lengths = generator.integers(1, 513, generator.integers(1, 257))
+    inputs = draw_inputs(workload._replace(num_envs=1, num_steps=int(lengths.sum())), device)
+    inputs = {name: x[0] for name, x in inputs.items() if name != "bootstrap_values"}
+    if workload.spec.bootstraps:
+        inputs["bootstrap_values"] = torch.zeros(len(lengths), device=device)
+    return {**inputs, "cu_seqlens": torch.tensor(np.cumsum([0, *lengths]), device=device)}
+
+
+def count_over_shapes(workload: Workload, device: str) -> files.Row:
+    """How many kernels are compiled for random shapes that are called once each."""
+    forget_calls()
+    for other in draw_shapes(workload, COUNTED):
+        make_call(other, draw_inputs(other, device), dict)()
+    return {"kernels": count_kernels()}
+
+
+def forget_calls() -> None:
+    """As in a new process, but for what is compiled on disk."""
+    forget_plans()
+    if torch.cuda.is_available():
+        forget_variants()
+        list_caches().clear()
+
+
+def count_kernels() -> int:
+    """How many variants of the scan are compiled."""
+    return sum(len(caches[0]) for caches in list_caches().values()) if torch.cuda.is_available() else 0
+
+
+def list_caches() -> dict[Any, Any]:
+    """Triton's kernels of the scan, by device."""
+    from rl_triton_core._internal.kernels.scan import scan
+
+    caches: dict[Any, Any] = scan.device_caches
+    return caches
+
+
+if __name__ == "__main__":
+    main()

@@ -48,7 +48,7 @@ def system(named: str | None) -> dict[str, str]:
 
 def commit() -> str:
     """The checkout's commit, marked as dirty if other files differ from it than those that measuring writes."""
-    from rl_triton_core.system_info import commit as described
+    from rl_triton_core.system_info import find_commit as described
 
     found = described()
     return found.removesuffix(DIRTY) if found.endswith(DIRTY) and not differs() else found

@@ -29,7 +29,7 @@ def system_info() -> dict[str, str]:
     """
     return {
         "rl_triton_core": __version__,
-        "commit": commit(),
+        "commit": find_commit(),
         "os": platform.platform(),
         "python": platform.python_version(),
         "cpu": cpu_name(),
@@ -58,7 +58,7 @@ def package_version(*names: str) -> str:
     return ABSENT
 
 
-def commit() -> str:
+def find_commit() -> str:
     """Commit of the checkout that the code runs from, marked ``-dirty`` if files differ from it."""
     root = Path(__file__).resolve().parents[1]
     if not (root / ".git").exists():

@@ -33,7 +33,8 @@ def solve_with_graph(problem: Problem, wanted: Sequence[bool], backend: str | No
     scan = partial(linear_scan, backend=backend or "") if compiling else partial(differentiable_scan, backend=backend)
     results = evaluate_recurrence(problem, torch.float64 if backend == "reference" else problem.dtype, scan, True)
     return tuple(
-        problem.unview(result).to(problem.dtype) if want else None for result, want in zip(results, wanted, strict=True)
+        problem.restore_shape(result).to(problem.dtype) if want else None
+        for result, want in zip(results, wanted, strict=True)
     )
 
 

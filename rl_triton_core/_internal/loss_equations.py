@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from rl_triton_core._internal.recurrence import bind
+from rl_triton_core._internal.recurrence import bind_names
 
 
 def stand_in(*_: Any) -> Any:
@@ -500,7 +500,7 @@ def bind_equations(
     names = dict(primitives)
 
     def add_equation(name: str, function: Any) -> None:
-        names[name] = make(bind(function, **names))
+        names[name] = make(bind_names(function, **names))
 
     for function in HELPERS:
         add_equation(function.__name__, function)

@@ -31,7 +31,7 @@ class Task(NamedTuple):
     rule: Rule
 
 
-def root(x: Any) -> Any:
+def safe_sqrt(x: Any) -> Any:
     """√x, whose gradient at 0 is 0."""
     return torch.where(x == 0, 0, torch.sqrt(torch.where(x == 0, 1, x)))
 
@@ -41,13 +41,13 @@ def at_least(bound: Any, x: Any) -> Any:
     return torch.where(x < bound, bound, x)
 
 
-def standardizer(
+def compute_standardizer(
     count: Any, mean: Any, m2: Any, correction: Any, added: Any, floor: Any, inside: Any
 ) -> tuple[Any, Any]:
     """What to subtract from every element, and what to multiply the difference with."""
     enough = count > correction
     variance = m2 / select(enough, count - correction, 1)
-    divisor = at_least(floor, root(variance + inside)) + added
+    divisor = at_least(floor, safe_sqrt(variance + inside)) + added
     none = divisor == 0
     factor = select(none, 0, 1 / select(none, 1, divisor))
     return select(enough, mean, 0), select(enough, factor, 1)

@@ -82,7 +82,7 @@ class TransformableProduct(GatedProduct):
         return gated_product(x_tangent, y) + gated_product(y_tangent, x)
 
 
-def multiply(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def multiply_tensors(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """The product of two tensors, whose gradient is gated."""
     product: Any = GatedProduct if torch.compiler.is_compiling() else TransformableProduct
     result: torch.Tensor = product.apply(x, y)
@@ -101,20 +101,20 @@ class Operand:
     def __mul__(self, other: Any) -> Operand:
         """Multiply by another operand or a number."""
         if isinstance(other, Operand):
-            return Operand(multiply(self.tensor, other.tensor))
+            return Operand(multiply_tensors(self.tensor, other.tensor))
         return Operand(self.tensor * other)
 
     __rmul__ = __mul__
 
     def __add__(self, other: Any) -> Operand:
         """Add."""
-        return Operand(self.tensor + unwrap(other))
+        return Operand(self.tensor + unwrap_operand(other))
 
     __radd__ = __add__
 
     def __sub__(self, other: Any) -> Operand:
         """Subtract."""
-        return Operand(self.tensor - unwrap(other))
+        return Operand(self.tensor - unwrap_operand(other))
 
     def __rsub__(self, other: Any) -> Operand:
         """Subtract from a number."""
@@ -122,43 +122,43 @@ class Operand:
 
     def __or__(self, other: Any) -> Operand:
         """Either."""
-        return Operand(self.tensor | unwrap(other))
+        return Operand(self.tensor | unwrap_operand(other))
 
     def __and__(self, other: Any) -> Operand:
         """Both."""
-        return Operand(self.tensor & unwrap(other))
+        return Operand(self.tensor & unwrap_operand(other))
 
     def __lt__(self, other: Any) -> Operand:
         """Compare."""
-        return Operand(self.tensor < unwrap(other))
+        return Operand(self.tensor < unwrap_operand(other))
 
     def __le__(self, other: Any) -> Operand:
         """Compare."""
-        return Operand(self.tensor <= unwrap(other))
+        return Operand(self.tensor <= unwrap_operand(other))
 
     def __gt__(self, other: Any) -> Operand:
         """Compare."""
-        return Operand(self.tensor > unwrap(other))
+        return Operand(self.tensor > unwrap_operand(other))
 
     def __ge__(self, other: Any) -> Operand:
         """Compare."""
-        return Operand(self.tensor >= unwrap(other))
+        return Operand(self.tensor >= unwrap_operand(other))
 
     def __eq__(self, other: Any) -> Operand:  # type: ignore[override]
         """Compare."""
-        return Operand(self.tensor == unwrap(other))
+        return Operand(self.tensor == unwrap_operand(other))
 
     def __ne__(self, other: Any) -> Operand:  # type: ignore[override]
         """Compare."""
-        return Operand(self.tensor != unwrap(other))
+        return Operand(self.tensor != unwrap_operand(other))
 
 
-def unwrap(x: Any) -> Any:
+def unwrap_operand(x: Any) -> Any:
     """The tensor of an operand; anything else as it is."""
     return x.tensor if isinstance(x, Operand) else x
 
 
 def apply_to_tensors(function: Any, *arguments: Any) -> Any:
     """Call a function of tensors with operands too, and return an operand if there are any."""
-    result = function(*map(unwrap, arguments))
+    result = function(*map(unwrap_operand, arguments))
     return Operand(result) if any(isinstance(x, Operand) for x in arguments) else result

@@ -6,7 +6,7 @@ Every estimator is a first-order linear recurrence per environment, backward or 
 
 and differs from the others only in how (α, β) come from one step of the rollout (`coefficients`) and how its results
 come from A (`readout`). Both are plain functions of a `Step` that use ``+ - *`` and the names of
-`primitives`; each backend binds those names to its own operations (`bind`), so an equation is written
+`primitives`; each backend binds those names to its own operations (`bind_names`), so an equation is written
 once and runs as Triton code, as Numba code and on PyTorch tensors.
 """
 
@@ -162,7 +162,7 @@ class Problem:
         given |= dict(zip(("next values", "next action values"), self.ahead, strict=False))
         return ", ".join(name for name, x in given.items() if isinstance(x, torch.Tensor) and x.dtype == dtype)
 
-    def strides(self, tensor: torch.Tensor) -> tuple[int, int, int]:
+    def find_strides(self, tensor: torch.Tensor) -> tuple[int, int, int]:
         """(group, step, lane) strides. Flags are shared by the features, the flat row by its sequences."""
         own, dims = tensor.stride(), self.like.ndim
         if len(own) == 1 or (dims == 1 and isinstance(self.next_values, Expectation)):
@@ -172,7 +172,7 @@ class Problem:
             return 0, step, env
         return env, step, own[2] if len(own) == 3 else 0
 
-    def view(self, tensor: torch.Tensor) -> torch.Tensor:
+    def view_as_lanes(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor as [groups, steps, lanes], in place. A flat row is one lane."""
         if tensor.ndim == 1:
             return tensor[None, :, None]
@@ -181,8 +181,8 @@ class Problem:
         tensor = tensor if self.time_dim == 1 else tensor.transpose(0, 1)
         return tensor if tensor.ndim == 3 else tensor.unsqueeze(2).expand(self.shape)
 
-    def unview(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The inverse of `view`."""
+    def restore_shape(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The inverse of `view_as_lanes`."""
         if self.like.ndim == 1:
             return tensor[0, :, 0]
         if self.like.ndim == 2:
@@ -190,7 +190,7 @@ class Problem:
         return tensor if self.time_dim == 1 else tensor.transpose(0, 1)
 
 
-def bind(function: Any, name: str | None = None, **names: Any) -> Any:
+def bind_names(function: Any, name: str | None = None, **names: Any) -> Any:
     """Copy a function with some of its global names bound to something else."""
     copy = FunctionType(function.__code__, {**function.__globals__, **names}, name or function.__name__)
     copy.__module__ = function.__module__

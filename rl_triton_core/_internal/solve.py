@@ -122,7 +122,7 @@ def solve_windows(
     if not problem.like.numel():
         return target
     states = evaluate_windows(problem, torch.float64 if backend == "reference" else problem.dtype, num_steps)
-    result = problem.unview(states).to(problem.dtype)
+    result = problem.restore_shape(states).to(problem.dtype)
     return result if out is None and needs_graph(list_tensors(problem)) else target.copy_(result)
 
 
@@ -200,18 +200,18 @@ def solve_features(
         The result, shaped like the inputs.
     """
 
-    def flat(x: torch.Tensor) -> torch.Tensor:
+    def flatten_input(x: torch.Tensor) -> torch.Tensor:
         return x if x.ndim <= 3 else x.flatten(2)
 
-    like = flat(inputs[0])
+    like = flatten_input(inputs[0])
     if isinstance(gamma, torch.Tensor):
-        gamma = gamma.unsqueeze(2).expand(like.shape) if gamma.ndim < like.ndim else flat(gamma)
+        gamma = gamma.unsqueeze(2).expand(like.shape) if gamma.ndim < like.ndim else flatten_input(gamma)
     if initial is not None:
         initial = layout.expand_over_time(initial if initial.ndim < 2 else initial.flatten(1))
     problem = Problem(
         recurrence,
         like,
-        tuple(map(flat, inputs)),
+        tuple(map(flatten_input, inputs)),
         (None,),
         layout.time_dim,
         gamma=gamma,

@@ -296,7 +296,7 @@ def test_files_of_a_suite(tmp_path, monkeypatch):
 
 def test_results_name_a_commit_that_holds_what_was_measured(tmp_path, monkeypatch, capsys):
     """Results and pages themselves may differ from it."""
-    monkeypatch.setattr("rl_triton_core.system_info.commit", lambda: "abc-dirty")
+    monkeypatch.setattr("rl_triton_core.system_info.find_commit", lambda: "abc-dirty")
     monkeypatch.setattr(files, "differs", lambda: False)
     parse = files.parser("").parse_args
     assert files.system(None)["commit"] == "abc" and parse([str(files.RESULTS / "cpu")]).commit is None

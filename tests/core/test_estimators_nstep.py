@@ -51,12 +51,12 @@ def compute_oracle(rewards, values, terminated, truncated, bootstrap_values, gam
 def run_on(target, arguments, time_dim=-1, **changes):
     """The result as [num_envs, num_steps] on the CPU."""
 
-    def place(x):
+    def place_argument(x):
         if not isinstance(x, torch.Tensor):
             return x
         return (x.t().contiguous() if time_dim == 0 and x.ndim == 2 else x).to(target.device)
 
-    given = {name: place(x) for name, x in {**arguments, **changes}.items()}
+    given = {name: place_argument(x) for name, x in {**arguments, **changes}.items()}
     result = compute_nstep_returns(**given, time_dim=time_dim, backend=target.backend).cpu()
     return result.t() if time_dim == 0 else result
 
@@ -199,13 +199,13 @@ def test_gradients(float64_target, n, valid, mask_mode):
     arguments = make_rollout((2, 6), valid=valid, gamma=torch.rand(2, 6, dtype=torch.float64) + 0.2)
     names = ("rewards", "values", "bootstrap_values", "gamma")
 
-    def function(*tensors):
+    def call_estimator(*tensors):
         given = {**arguments, **dict(zip(names, tensors, strict=True))}
         return compute_nstep_returns(**given, n=n, mask_mode=mask_mode, backend=float64_target.backend)
 
     leaves = [arguments[name].requires_grad_() for name in names]
-    assert torch.autograd.gradcheck(function, leaves, check_forward_ad=True)
-    assert torch.autograd.gradgradcheck(function, leaves)
+    assert torch.autograd.gradcheck(call_estimator, leaves, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(call_estimator, leaves)
 
 
 def test_vmap(target):
@@ -213,25 +213,25 @@ def test_vmap(target):
     rewards = arguments.pop("rewards")
     batch = torch.stack([rewards, 2 * rewards, -rewards])
 
-    def function(rewards):
+    def call_estimator(rewards):
         return compute_nstep_returns(rewards, **arguments, n=3, backend=target.backend)
 
-    torch.testing.assert_close(vmap(function)(batch), torch.stack([function(x) for x in batch]))
+    torch.testing.assert_close(vmap(call_estimator)(batch), torch.stack([call_estimator(x) for x in batch]))
 
 
 def test_compiles_once(target):
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
 
-    def function(arguments, gamma):
+    def call_estimator(arguments, gamma):
         return compute_nstep_returns(**{**arguments, "gamma": gamma}, n=5, backend=target.backend)
 
-    compiled, first = torch.compile(function, backend=counter, fullgraph=True, dynamic=True), 0
+    compiled, first = torch.compile(call_estimator, backend=counter, fullgraph=True, dynamic=True), 0
     for i, shape in enumerate(((3, 5), (4, 7), (6, 9))):
         rollout = make_rollout(shape, seed=i)
         arguments = {name: x.to(target.device) for name, x in rollout.items() if isinstance(x, torch.Tensor)}
         gamma = 0.9 + 0.01 * i
-        torch.testing.assert_close(compiled(arguments, gamma), function(arguments, gamma))
+        torch.testing.assert_close(compiled(arguments, gamma), call_estimator(arguments, gamma))
         first = counter.frame_count if i == 0 else first
     assert counter.frame_count == first
 

@@ -20,7 +20,7 @@ NUMBERS = {
 }
 
 
-def arguments(estimator, shape=(3, 5), seed=0, dtype=torch.float32, device="cpu"):
+def make_arguments(estimator, shape=(3, 5), seed=0, dtype=torch.float32, device="cpu"):
     """A call's real-valued tensors, its flags, and the rest."""
     masked = {} if estimator is LINEAR else {"valid": 0.8}
     given = Call(random_case(estimator, *shape, seed=seed, **masked)).kwargs
@@ -42,20 +42,20 @@ def check_compiles_once(estimator, target, differentiated):
     """Three shapes, and other numbers each time."""
     torch._dynamo.reset()
     names, tolerance = NUMBERS.get(estimator.name, ()), 1e-6 if differentiated else 0
-    rest = arguments(estimator)[2]
+    rest = make_arguments(estimator)[2]
 
-    def function(reals, flags, numbers):
+    def call_estimator(reals, flags, numbers):
         given = {**reals, **flags, **rest, **dict(zip(names, numbers, strict=True)), "backend": target.backend}
         return results_of(estimator.function(**given))
 
     first, counter = 0, CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(function, backend=counter, fullgraph=True, dynamic=True)
+    compiled = torch.compile(call_estimator, backend=counter, fullgraph=True, dynamic=True)
     for i, shape in enumerate(((3, 5), (4, 7), (6, 9))):
-        reals, flags, _ = arguments(estimator, shape, seed=i, device=target.device)
+        reals, flags, _ = make_arguments(estimator, shape, seed=i, device=target.device)
         numbers = [0.5 + 0.1 * i + 0.01 * j for j in range(len(names))]
         if differentiated:
             reals = {name: x.requires_grad_(x is next(iter(reals.values()))) for name, x in reals.items()}
-        for got, want in zip(compiled(reals, flags, numbers), function(reals, flags, numbers), strict=True):
+        for got, want in zip(compiled(reals, flags, numbers), call_estimator(reals, flags, numbers), strict=True):
             torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
             assert got.requires_grad == differentiated
         first = counter.frame_count if i == 0 else first
@@ -75,21 +75,21 @@ def test_differentiated_calls_compile_once(target, estimator):
 def test_annealed_numbers_compile_at_most_twice(target):
     """Once with the first number as a constant, once with a symbol: that is what torch.compile does by itself."""
     torch._dynamo.reset()
-    reals, flags, _ = arguments(GAE, device=target.device)
+    reals, flags, _ = make_arguments(GAE, device=target.device)
 
-    def function(gamma, lambda_):
+    def call_estimator(gamma, lambda_):
         return ours.compute_gae(**{**reals, **flags}, gamma=gamma, lambda_=lambda_, backend=target.backend).returns
 
     counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(function, backend=counter, fullgraph=True)
+    compiled = torch.compile(call_estimator, backend=counter, fullgraph=True)
     for gamma, lambda_ in ((0.9, 0.5), (0.91, 0.6), (0.92, 0.7), (0.99, 1.0)):
-        assert torch.equal(compiled(gamma, lambda_), function(gamma, lambda_))
+        assert torch.equal(compiled(gamma, lambda_), call_estimator(gamma, lambda_))
     assert counter.frame_count == 2
 
 
 def test_a_number_out_of_its_range_is_an_error_when_compiled():
     torch._dynamo.reset()
-    reals, flags, _ = arguments(GAE)
+    reals, flags, _ = make_arguments(GAE)
     compiled = torch.compile(
         lambda x: ours.compute_gae(**{**reals, **flags}, lambda_=x), dynamic=True, backend="aot_eager"
     )
@@ -101,27 +101,27 @@ def test_a_number_out_of_its_range_is_an_error_when_compiled():
 # --- derivatives ------------------------------------------------------------------------------------------------------
 
 
-def closed(estimator, backend, seed=0):
+def make_function(estimator, backend, seed=0):
     """A function of a call's real-valued tensors, and these, in float64."""
-    reals, flags, rest = arguments(estimator, (2, 4), seed, torch.float64)
+    reals, flags, rest = make_arguments(estimator, (2, 4), seed, torch.float64)
     names = list(reals)
 
-    def function(*tensors):
+    def call_estimator(*tensors):
         given = {**dict(zip(names, tensors, strict=True)), **flags, **rest, "backend": backend}
         return results_of(estimator.function(**given))[-1]
 
-    return function, tuple(reals.values())
+    return call_estimator, tuple(reals.values())
 
 
-def normalize(backend):
+def make_normalization(backend):
     """The same of `normalize_advantages`."""
     mask = torch.tensor([[True, True, False, True]] * 2)
     return lambda x: ours.normalize_advantages(x, mask, backend=backend), (torch.randn(2, 4, dtype=torch.float64),)
 
 
-def difference_quotient(function, primals, tangents, step=1e-6):
+def difference_quotient(call_estimator, primals, tangents, step=1e-6):
     above, below = (
-        function(*(x + sign * step * t for x, t in zip(primals, tangents, strict=True))) for sign in (1, -1)
+        call_estimator(*(x + sign * step * t for x, t in zip(primals, tangents, strict=True))) for sign in (1, -1)
     )
     return (above - below) / (2 * step)
 
@@ -131,76 +131,78 @@ class TestTransforms:
     @pytest.fixture
     def call(self, estimator, float64_target):
         backend = float64_target.backend
-        return closed(estimator, backend) if estimator else normalize(backend)
+        return make_function(estimator, backend) if estimator else make_normalization(backend)
 
     def test_forward_mode(self, call):
-        function, primals = call
+        call_estimator, primals = call
         torch.manual_seed(0)
         tangents = tuple(map(torch.randn_like, primals))
-        want = difference_quotient(function, primals, tangents)
-        torch.testing.assert_close(jvp(function, primals, tangents)[1], want, rtol=1e-6, atol=1e-8)
+        want = difference_quotient(call_estimator, primals, tangents)
+        torch.testing.assert_close(jvp(call_estimator, primals, tangents)[1], want, rtol=1e-6, atol=1e-8)
         with forward_ad.dual_level():
-            dual = function(*map(forward_ad.make_dual, primals, tangents))
+            dual = call_estimator(*map(forward_ad.make_dual, primals, tangents))
             torch.testing.assert_close(forward_ad.unpack_dual(dual).tangent, want, rtol=1e-6, atol=1e-8)
 
     def test_reverse_mode(self, call):
-        function, primals = call
+        call_estimator, primals = call
         leaves = [x.clone().requires_grad_() for x in primals]
-        want = torch.autograd.grad(function(*leaves).sin().sum(), leaves, materialize_grads=True)
+        want = torch.autograd.grad(call_estimator(*leaves).sin().sum(), leaves, materialize_grads=True)
         argnums = tuple(range(len(primals)))
-        torch.testing.assert_close(grad(lambda *x: function(*x).sin().sum(), argnums)(*primals), want)
-        results, pull = vjp(function, *primals)
+        torch.testing.assert_close(grad(lambda *x: call_estimator(*x).sin().sum(), argnums)(*primals), want)
+        results, pull = vjp(call_estimator, *primals)
         torch.testing.assert_close(pull(results.cos()), want)
 
     def test_second_derivatives(self, call):
         """Forward over reverse equals reverse over reverse."""
-        function, (first, *others) = call
+        call_estimator, (first, *others) = call
 
-        def loss(x):
-            return function(x, *others).sin().sum()
+        def compute_loss(x):
+            return call_estimator(x, *others).sin().sum()
 
-        torch.testing.assert_close(jacfwd(grad(loss))(first), jacrev(grad(loss))(first), rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(
+            jacfwd(grad(compute_loss))(first), jacrev(grad(compute_loss))(first), rtol=1e-8, atol=1e-10
+        )
 
     def test_vmap(self, call):
         """Over a leading dimension, over another one, and of gradients for each sample."""
-        function, (first, *others) = call
+        call_estimator, (first, *others) = call
         torch.manual_seed(0)
         batch = torch.randn(3, *first.shape, dtype=torch.float64)
-        want = torch.stack([function(x, *others) for x in batch])
-        torch.testing.assert_close(vmap(lambda x: function(x, *others))(batch), want)
-        torch.testing.assert_close(vmap(lambda x: function(x, *others), in_dims=2)(batch.movedim(0, 2)), want)
+        want = torch.stack([call_estimator(x, *others) for x in batch])
+        torch.testing.assert_close(vmap(lambda x: call_estimator(x, *others))(batch), want)
+        torch.testing.assert_close(vmap(lambda x: call_estimator(x, *others), in_dims=2)(batch.movedim(0, 2)), want)
 
-        def slope(x):
-            return grad(lambda y: function(y, *others).sin().sum())(x)
+        def compute_slope(x):
+            return grad(lambda y: call_estimator(y, *others).sin().sum())(x)
 
-        torch.testing.assert_close(vmap(slope)(batch), torch.stack([slope(x) for x in batch]))
+        torch.testing.assert_close(vmap(compute_slope)(batch), torch.stack([compute_slope(x) for x in batch]))
 
 
 @pytest.mark.parametrize("estimator", [*BACKWARD, FORWARD[1]], ids=get_name)
 def test_vmap_of_packed_rows(float64_target, estimator):
-    reals, flags, rest = arguments(estimator, (1, 6), dtype=torch.float64)
+    reals, flags, rest = make_arguments(estimator, (1, 6), dtype=torch.float64)
     rest = {**rest, "cu_seqlens": torch.tensor([0, 2, 2, 6]), "backend": float64_target.backend}
     del rest["time_dim"]
     name = next(iter(reals))
     fixed = {key: value[0] for key, value in {**reals, **flags}.items() if key != name}
     batch = torch.randn(3, 6, dtype=torch.float64)
 
-    def function(x):
+    def call_estimator(x):
         return results_of(estimator.function(**{name: x}, **fixed, **rest))[0]
 
-    torch.testing.assert_close(vmap(function)(batch), torch.stack([function(x) for x in batch]))
+    torch.testing.assert_close(vmap(call_estimator)(batch), torch.stack([call_estimator(x) for x in batch]))
 
 
 @ALL
 def test_vmap_on_every_backend(target, estimator):
-    reals, flags, rest = arguments(estimator, device=target.device)
+    reals, flags, rest = make_arguments(estimator, device=target.device)
     name, x = next(iter(reals.items()))
     batch = torch.stack([x, 2 * x, -x])
 
-    def function(x):
+    def call_estimator(x):
         return results_of(estimator.function(**{**reals, name: x}, **flags, **rest, backend=target.backend))[0]
 
-    torch.testing.assert_close(vmap(function)(batch), torch.stack([function(x) for x in batch]))
+    torch.testing.assert_close(vmap(call_estimator)(batch), torch.stack([call_estimator(x) for x in batch]))
 
 
 def test_out_is_refused_inside_a_transformation():

@@ -25,7 +25,7 @@ from rl_triton_core._internal.kernels import serial, serial_memory
 from rl_triton_core._internal.kernels.serial_memory import PRIMITIVES, Arguments, StreamType, make_loader
 from rl_triton_core._internal.loss_problem import LossProblem, Results
 from rl_triton_core._internal.moments import Exchange, Task
-from rl_triton_core._internal.recurrence import Problem, Recurrence, Stream, bind
+from rl_triton_core._internal.recurrence import Problem, Recurrence, Stream, bind_names
 from rl_triton_core._internal.threads import get_num_threads, run_chunks
 from rl_triton_core._internal.traced_numbers import untrace
 
@@ -191,7 +191,7 @@ class Call:
         """Add a tensor in one of these dtypes, whose elements are found by group, step and lane."""
         if not self.is_serial and x.stride(self.problem.time_dim) == 0:
             x = make_lanes_contiguous(x, self.problem.time_dim)
-        return self.add_tensor(x if x.dtype in dtypes else x.to(dtypes[0]), self.problem.strides)
+        return self.add_tensor(x if x.dtype in dtypes else x.to(dtypes[0]), self.problem.find_strides)
 
     def add_offsets(self, offsets: Stream) -> Kind | None:
         """Add where sequences start, which is found by lane."""
@@ -224,7 +224,7 @@ def has_float32_flags(problem: Problem) -> bool:
 
 def has_serial_layout(problem: Problem, out: torch.Tensor) -> bool:
     """Whether lanes are few, or further from each other than steps are."""
-    _, step, lane = problem.strides(out)
+    _, step, lane = problem.find_strides(out)
     return problem.cu_seqlens is not None or problem.shape[2] < serial.MIN_LANES_TO_VECTORIZE or step <= lane
 
 
@@ -263,13 +263,13 @@ def compile_walk(recurrence: Recurrence, variant: Variant) -> Any:
     }
 
     def bind_part(function: Any, **options: Any) -> Any:
-        return numba.njit(**INNER, **options)(bind(function, f"{name}_{function.__name__}", **names))
+        return numba.njit(**INNER, **options)(bind_names(function, f"{name}_{function.__name__}", **names))
 
     names["read_discount"] = bind_part(serial.read_discount, inline="always")
     names["follow_recurrence"] = bind_part(serial.follow_recurrence, inline="always")
     names["enter"] = bind_part(direction.enter, inline="always")
     names["step"] = bind_part(direction.step, forceinline=True)
-    walk = bind(serial.walk_rows_serially if variant.is_serial else direction.walk_side_by_side, name, **names)
+    walk = bind_names(serial.walk_rows_serially if variant.is_serial else direction.walk_side_by_side, name, **names)
     return compile_entry(walk, *count_words(variant.kinds))
 
 
@@ -314,7 +314,7 @@ def count_words(kinds: Any) -> tuple[int, int]:
 def compile_equation(function: Any) -> Any:
     """A plain function of primitives as Numba's, one for all variants: it is compiled once."""
     return numba.njit(**INNER)(
-        bind(function, f"{function.__name__}_{hash_text(describe_code(function))}", **PRIMITIVES)
+        bind_names(function, f"{function.__name__}_{hash_text(describe_code(function))}", **PRIMITIVES)
     )
 
 

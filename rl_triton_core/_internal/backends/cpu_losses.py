@@ -21,7 +21,7 @@ from rl_triton_core._internal.backends.cpu_moments import merge_moments, scalar_
 from rl_triton_core._internal.kernels import serial_losses as kernels
 from rl_triton_core._internal.loss_equations import HEADS, Choices, bind_equations
 from rl_triton_core._internal.loss_problem import LossProblem, Results, Stream
-from rl_triton_core._internal.recurrence import bind
+from rl_triton_core._internal.recurrence import bind_names
 from rl_triton_core._internal.threads import run_chunks
 
 SPAN = 1 << 13
@@ -244,11 +244,11 @@ def compile_head(variant: HeadVariant) -> tuple[Any, Any]:
     chosen = INDEXED if HEADS[variant.head].indexed else PLAIN
     names |= {key: compile_part(getattr(kernels, name)) for key, name in chosen.items()}
     for key in ("weight_of", "row_of", "read_stream", "read_streams"):
-        names[key] = compile_part(bind(getattr(kernels, key), **names))
+        names[key] = compile_part(bind_names(getattr(kernels, key), **names))
     types = describe_types(variant)
     functions = kernels.evaluate_heads, kernels.write_gradients
     first, second = (
-        compile_kernel(bind(function, **names), signature, variant.float64, variant)
+        compile_kernel(bind_names(function, **names), signature, variant.float64, variant)
         for function, signature in zip(functions, types, strict=True)
     )
     return first, second
@@ -263,7 +263,7 @@ def compile_terms(choices: Choices, float64: bool) -> Any:
     numbers = numba.types.UniTuple(real, len(loss_equations.Coefficients._fields))
     totals = numba.types.Array(numba.float64, 1, "C")
     signature = numba.void(numba.types.Array(real, 2, "C"), numba.int64, numbers, real, totals)
-    return compile_kernel(bind(kernels.evaluate_terms, **names), signature, float64, choices)
+    return compile_kernel(bind_names(kernels.evaluate_terms, **names), signature, float64, choices)
 
 
 def compile_kernel(function: Any, signature: Any, float64: bool, variant: Any) -> Any:
@@ -300,7 +300,7 @@ SOURCES = [Path(str(module.__file__)).read_bytes() for module in (kernels, loss_
 
 def with_typed_constants(function: Any, real: Any, integer: Any = int) -> Any:
     """A copy of a function whose numbers have these types: Python's own would widen the arithmetic."""
-    copy = bind(function)
+    copy = bind_names(function)
     types = {float: real, int: integer}
     constants = tuple(types[type(x)](x) if type(x) in types else x for x in function.__code__.co_consts)
     copy.__code__ = copy.__code__.replace(co_consts=constants)
@@ -311,4 +311,4 @@ def with_typed_constants(function: Any, real: Any, integer: Any = int) -> Any:
 def compile_moments() -> Any:
     """The function of this name, and what it calls."""
     weight_of = numba.njit(**INNER)(kernels.weight_of)
-    return numba.njit(nogil=True, error_model="numpy")(bind(kernels.weighted_moments, weight_of=weight_of))
+    return numba.njit(nogil=True, error_model="numpy")(bind_names(kernels.weighted_moments, weight_of=weight_of))

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from rl_triton_core._internal.kernels import serial_moments
-from rl_triton_core._internal.moments import Exchange, Task, standardizer
-from rl_triton_core._internal.recurrence import bind
+from rl_triton_core._internal.moments import Exchange, Task, compute_standardizer
+from rl_triton_core._internal.recurrence import bind_names
 from rl_triton_core._internal.threads import run_chunks
 
 SPAN = 1 << 18
@@ -22,10 +22,10 @@ SPAN = 1 << 18
 NATIVE = (torch.float32, torch.float64)
 NO_MASK = np.zeros((1, 1), np.uint8)
 
-scalar_standardizer = bind(
-    standardizer,
+scalar_standardizer = bind_names(
+    compute_standardizer,
     select=lambda condition, chosen, otherwise: chosen if condition else otherwise,
-    root=math.sqrt,
+    safe_sqrt=math.sqrt,
     at_least=lambda bound, x: bound if x < bound else x,
 )
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from rl_triton_core._internal.backends import Backend
-from rl_triton_core._internal.primitives import Operand, gated_product, multiply, unwrap
+from rl_triton_core._internal.primitives import Operand, gated_product, multiply_tensors, unwrap_operand
 from rl_triton_core._internal.recurrence import Expectation, Problem, Step, Stream
 from rl_triton_core._internal.validation import assert_offsets
 from rl_triton_core.boundaries import apply_boundary_rule
@@ -29,7 +29,7 @@ def run(problem: Problem) -> None:
     dtype = torch.float64 if problem.dtype.is_floating_point else problem.dtype
     for output, result in zip(problem.outputs, evaluate_recurrence(problem, dtype, scan_serially), strict=True):
         if output is not None:
-            output.copy_(problem.unview(result))
+            output.copy_(problem.restore_shape(result))
 
 
 def scan_serially(alpha: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
@@ -55,7 +55,7 @@ def evaluate_recurrence(
     row = Row(problem)
     step = build_steps(row, dtype)
     operands = wrap_steps(step) if differentiated else step
-    alpha, beta = map(unwrap, problem.recurrence.coefficients(operands))
+    alpha, beta = map(unwrap_operand, problem.recurrence.coefficients(operands))
     alpha, beta = torch.where(row.valid, alpha, 0), torch.where(row.valid, beta, 1)
     alpha = alpha + torch.where(row.begins, gated_product(beta, row.read_stream(problem.initial, dtype)), 0)
     if differentiated:  # a factor that is NaN is a term that is NaN: gradients of 0 pass by it
@@ -67,7 +67,7 @@ def evaluate_recurrence(
     if differentiated:
         states = Operand(states[0]), Operand(states[1])
     results = problem.recurrence.readout(operands, *states)
-    return tuple(row.reorient(torch.where(row.valid, unwrap(result), 0)) for result in results)
+    return tuple(row.reorient_steps(torch.where(row.valid, unwrap_operand(result), 0)) for result in results)
 
 
 def evaluate_windows(problem: Problem, dtype: torch.dtype, num_steps: int) -> torch.Tensor:
@@ -79,7 +79,7 @@ def evaluate_windows(problem: Problem, dtype: torch.dtype, num_steps: int) -> to
     row = Row(problem)
     step = build_steps(row, dtype)
     after, _, _ = row.find_neighbours()
-    alpha, beta = map(unwrap, problem.recurrence.coefficients(wrap_steps(step)))
+    alpha, beta = map(unwrap_operand, problem.recurrence.coefficients(wrap_steps(step)))
     windows, largest = alpha + multiply_gated(beta, step.next_value), torch.finfo(dtype).max
     remaining = num_steps - 1
     while remaining:
@@ -90,12 +90,12 @@ def evaluate_windows(problem: Problem, dtype: torch.dtype, num_steps: int) -> to
             alpha = alpha + multiply_gated(beta, alpha.gather(1, after))
             beta = multiply_gated(beta, beta.gather(1, after)).clamp(max=largest)
             after = after.gather(1, after)
-    return row.reorient(torch.where(row.valid, windows, 0))
+    return row.reorient_steps(torch.where(row.valid, windows, 0))
 
 
 def multiply_gated(factor: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
     """The product, 0 where the factor is 0."""
-    return multiply(factor, torch.where((factor == 0) & ~state.isfinite(), 0, state))
+    return multiply_tensors(factor, torch.where((factor == 0) & ~state.isfinite(), 0, state))
 
 
 def wrap_steps(step: Step) -> Step:
@@ -115,23 +115,25 @@ def build_steps(row: Row, dtype: torch.dtype) -> Step:
     """All steps at once. What stands in masked cells becomes 0 first."""
     problem = row.problem
 
-    def masked(stream: Any) -> torch.Tensor:
+    def read_valid(stream: Any) -> torch.Tensor:
         return torch.where(row.valid, row.read_stream(stream, dtype), 0)
 
-    inputs = tuple(map(masked, problem.inputs))
+    inputs = tuple(map(read_valid, problem.inputs))
     terminated, truncated = row.read_flags(problem.terminated), row.read_flags(problem.truncated)
-    gamma, varies = masked(problem.gamma), isinstance(problem.gamma, torch.Tensor)
-    decay = gamma * problem.lambda_ if varies else masked(problem.gamma * problem.lambda_)
+    gamma, varies = read_valid(problem.gamma), isinstance(problem.gamma, torch.Tensor)
+    decay = gamma * problem.lambda_ if varies else read_valid(problem.gamma * problem.lambda_)
     index, none, is_severed = row.find_neighbours()
     next_inputs = tuple(x.gather(1, index) for x in inputs[: problem.recurrence.num_lookahead])
     if problem.recurrence.backward:
         if problem.next_values is None:
-            bootstrap = masked(problem.bootstrap)
+            bootstrap = read_valid(problem.bootstrap)
             ahead = next_inputs[0] if next_inputs else torch.zeros_like(bootstrap)
         elif isinstance(problem.next_values, Expectation):
-            ahead = bootstrap = masked(problem.next_values.sum_over_actions(problem.terminated, problem.mask, dtype))
+            ahead = bootstrap = read_valid(
+                problem.next_values.sum_over_actions(problem.terminated, problem.mask, dtype)
+            )
         else:
-            ahead = bootstrap = masked(problem.next_values)
+            ahead = bootstrap = read_valid(problem.next_values)
         ended = terminated | (gamma == 0) if varies else terminated
         next_value, continues = apply_boundary_rule(ended, truncated, none, is_severed, ahead, bootstrap)
     else:
@@ -159,7 +161,7 @@ class Row:
             starts, ends = problem.cu_seqlens[:-1], problem.cu_seqlens[1:]
             self.sequence = torch.searchsorted(ends, self.position[0, :, 0].to(ends.dtype), right=True)
             first = length - ends if problem.recurrence.backward else starts
-            self.first = self.reorient(first[self.sequence][None, :, None])
+            self.first = self.reorient_steps(first[self.sequence][None, :, None])
         self.begins = self.position == self.first
         self.valid = self.read_flags(problem.mask, absent=True)
 
@@ -180,7 +182,7 @@ class Row:
             return torch.ones(self.shape, dtype=dtype, device=self.problem.like.device) * number
         if self.problem.cu_seqlens is not None and stream.ndim == 2:
             stream = stream.gather(0, self.sequence[None, :])[0]
-        return self.reorient(self.problem.view(stream).to(dtype))
+        return self.reorient_steps(self.problem.view_as_lanes(stream).to(dtype))
 
     def read_flags(self, flags: Stream, absent: bool = False) -> torch.Tensor:
         """Flags as booleans."""
@@ -188,7 +190,7 @@ class Row:
             return torch.full(self.shape, absent, device=self.problem.like.device)
         return self.read_stream(flags, flags.dtype).ne(0)
 
-    def reorient(self, tensor: torch.Tensor) -> torch.Tensor:
+    def reorient_steps(self, tensor: torch.Tensor) -> torch.Tensor:
         """Between time order and scan order."""
         return tensor.flip(1) if self.problem.recurrence.backward else tensor
 

@@ -14,7 +14,7 @@ import torch
 from rl_triton_core._internal.backends.reference_moments import merge_moments
 from rl_triton_core._internal.loss_equations import Coefficients, bind_equations
 from rl_triton_core._internal.loss_problem import LossProblem, Results, Stream
-from rl_triton_core._internal.moments import standardizer
+from rl_triton_core._internal.moments import compute_standardizer
 from rl_triton_core._internal.primitives import select
 from rl_triton_core._internal.validation import assert_offsets
 
@@ -160,7 +160,7 @@ def normalize_column(batch: Minibatch, advantage: torch.Tensor) -> torch.Tensor:
     moments = merge_moments(batch.mask_weight, advantage, torch.zeros_like(advantage))
     if problem.exchange is not None:
         moments = merge_moments(*problem.exchange(torch.stack(moments)[None]).unbind(1))
-    subtracted, factor = standardizer(*moments, *problem.rule)
+    subtracted, factor = compute_standardizer(*moments, *problem.rule)
     return torch.where(batch.valid, (advantage - subtracted) * factor, 0)
 
 

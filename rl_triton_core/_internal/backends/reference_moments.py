@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from rl_triton_core._internal.moments import Exchange, Rule, Task, standardizer
+from rl_triton_core._internal.moments import Exchange, Rule, Task, compute_standardizer
 
 Moments = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -25,7 +25,7 @@ def normalize_values(
     moments = merge_moments(valid.double(), x, torch.zeros_like(x))
     if exchange is not None:
         moments = merge_moments(*exchange(torch.stack(moments)[None]).unbind(1))
-    subtracted, factor = standardizer(*moments, *rule)
+    subtracted, factor = compute_standardizer(*moments, *rule)
     return torch.where(valid, (x - subtracted) * factor, 0)
 
 

@@ -351,12 +351,12 @@ def kernel_arguments(problem: Problem, folds: Stream = None) -> tuple[Any, ...]:
 
     Those with the strides of the tensor that all are like go without, so that the kernel computes offsets once.
     """
-    strides = problem.strides(problem.like)
+    strides = problem.find_strides(problem.like)
 
     def stream(x: Any) -> Any:
         if not isinstance(x, torch.Tensor):
             return None
-        own = problem.strides(x)
+        own = problem.find_strides(x)
         return (x,) if own == strides else (x, *own)
 
     def number(x: Any) -> Any:
@@ -422,7 +422,7 @@ def expectation_arguments(problem: Problem) -> tuple[Any, ...] | None:
     """An expectation as (probabilities, values, number of actions), streams with an action stride, or None."""
     if not isinstance(problem.next_values, Expectation):
         return None
-    streams = ((x, *problem.strides(x[..., 0]), x.stride(-1)) for x in problem.next_values)
+    streams = ((x, *problem.find_strides(x[..., 0]), x.stride(-1)) for x in problem.next_values)
     return *streams, problem.next_values.probs.shape[-1]
 
 
@@ -430,13 +430,13 @@ def count_actions(problem: Problem) -> tuple[int, int]:
     """The number of actions, and 4 where that divides all strides between steps, else 1."""
     if not isinstance(problem.next_values, Expectation):
         return 0, 1
-    strides = (stride for x in problem.next_values for stride in problem.strides(x[..., 0]))
+    strides = (stride for x in problem.next_values for stride in problem.find_strides(x[..., 0]))
     return problem.next_values.probs.shape[-1], vector_width(strides)
 
 
 def memory_layout(problem: Problem) -> str:
     """Whether a lane's steps or a step's lanes lie closer. A lane of its own has nothing beside it."""
-    _, step, lane = problem.strides(problem.like)
+    _, step, lane = problem.find_strides(problem.like)
     alone = problem.cu_seqlens is not None or problem.shape[2] == 1
     return "env-major" if alone or abs(step) < abs(lane) else "time-major"
 
@@ -472,7 +472,7 @@ def wanted_outputs(problem: Problem) -> Iterator[torch.Tensor]:
 def stride_alignment(problem: Problem) -> int:
     """4 where that divides all strides between lanes and groups, so that four steps are read at once; else 1."""
     groups, _, lanes = problem.shape
-    strides = map(problem.strides, (*per_step_tensors(problem), *wanted_outputs(problem)))
+    strides = map(problem.find_strides, (*per_step_tensors(problem), *wanted_outputs(problem)))
     several = ((group if groups > 1 else 0, lane if lanes > 1 else 0) for group, _, lane in strides)
     return vector_width(stride for pair in several for stride in pair)
 

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from rl_triton_core._internal.primitives import PRIMITIVES
-from rl_triton_core._internal.recurrence import bind
+from rl_triton_core._internal.recurrence import bind_names
 
 
 @triton.jit
@@ -53,4 +53,4 @@ def compile_equation(function: Any) -> Any:
     The interpreter looks for `tl` in its module, the compiler for the names in annotations.
     """
     primitives = {name: globals()[name] for name in PRIMITIVES}
-    return triton.jit(bind(function, **primitives, tl=tl, Any=tl.constexpr(Any)))
+    return triton.jit(bind_names(function, **primitives, tl=tl, Any=tl.constexpr(Any)))

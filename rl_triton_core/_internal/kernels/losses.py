@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from rl_triton_core._internal.kernels.equations import exp, select
-from rl_triton_core._internal.kernels.moments import merge_parts, standardizer
+from rl_triton_core._internal.kernels.moments import compute_standardizer, merge_parts
 from rl_triton_core._internal.loss_equations import Choices, bind_equations
 
 
@@ -295,7 +295,7 @@ def compute_tiles(
         count, mean, m2 = merge_parts(parts, num_parts, PARTS)
         if NORMALIZE:
             every_count, mean, m2 = merge_parts(every, num_every, PARTS)
-            subtracted, factor = standardizer(every_count, mean, m2, rule[0], rule[1], rule[2], rule[3])
+            subtracted, factor = compute_standardizer(every_count, mean, m2, rule[0], rule[1], rule[2], rule[3])
     coefficients = ()
     for i in tl.static_range(11):
         coefficients = coefficients + (read_number(numbers, i, POINTERS),)
@@ -311,7 +311,7 @@ def compute_tiles(
         if ONE_TILE and parts is None:
             count, mean, m2 = weigh_tile(advantage, weight)
             if NORMALIZE:
-                subtracted, factor = standardizer(count, mean, m2, rule[0], rule[1], rule[2], rule[3])
+                subtracted, factor = compute_standardizer(count, mean, m2, rule[0], rule[1], rule[2], rule[3])
             divisor = read_divisor(numbers, count, HAS_DIVISOR, POINTERS)
         if NORMALIZE:
             advantage = ((advantage.to(tl.float64) - subtracted) * factor).to(tl.float32)

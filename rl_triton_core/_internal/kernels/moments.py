@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from rl_triton_core._internal import moments as equations
-from rl_triton_core._internal.recurrence import bind
+from rl_triton_core._internal.recurrence import bind_names
 
 
 @triton.jit
@@ -28,13 +28,15 @@ def at_least(bound, x):
 
 
 @triton.jit
-def root(x):
+def safe_sqrt(x):
     """The primitive of equations."""
     return tl.sqrt(x)
 
 
-names = {"select": select, "root": root, "at_least": at_least}
-standardizer = triton.jit(bind(equations.standardizer, **names, tl=tl, Any=tl.constexpr(Any)))  # it is annotated
+names = {"select": select, "safe_sqrt": safe_sqrt, "at_least": at_least}
+compute_standardizer = triton.jit(
+    bind_names(equations.compute_standardizer, **names, tl=tl, Any=tl.constexpr(Any))
+)  # it is annotated
 
 
 @triton.jit
@@ -155,7 +157,7 @@ def standardize(
 ):
     """Merge all parts, and normalise every tile by them: 0 where masked."""
     count, mean, m2 = merge_parts(parts, num_parts, PARTS)
-    subtracted, factor = standardizer(count, mean, m2, correction, added, floor, inside_root)
+    subtracted, factor = compute_standardizer(count, mean, m2, correction, added, floor, inside_root)
     tile = tl.program_id(0)
     while tile < tiles:
         row, column, inside = locate_tile(tile, rows, columns, BLOCK_ROWS, BLOCK_COLUMNS)

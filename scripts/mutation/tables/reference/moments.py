@@ -13,8 +13,8 @@ MUTANTS = [
     ),
     Mutant(
         "normalisation: a floor that is added",
-        "at_least(floor, root(variance + inside))",
-        "root(variance + inside) + floor",
+        "at_least(floor, safe_sqrt(variance + inside))",
+        "safe_sqrt(variance + inside) + floor",
         tests="normalization and test_the_equation",
     ),
     Mutant(

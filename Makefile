@@ -64,8 +64,9 @@ metrics: $(READY) ## Count lines and functions, and list names of one word
 type: $(READY) ## Check types
 	$(PY) -m mypy --num-workers $(JOBS)
 
-test-quick: $(READY) ## Tests of the reference and cpu backends, some combinations of every test's parameters
-	$(COMPILED) $(QUICK) $(PY) -m pytest $(BY_FILE) -m "not slow" $(addprefix tests/core/test_,$(QUICK_TESTS)) tests/scripts
+test-quick: $(READY) ## Tests of the reference and cpu backends: without torch.compile, few combinations of parameters
+	$(COMPILED) $(QUICK) $(PY) -m pytest $(BY_FILE) -m "not slow" -k "not compile and not two_processes" \
+		$(addprefix tests/core/test_,$(QUICK_TESTS)) tests/scripts
 
 test-interpreted: $(READY) ## Tests of the core and the adapters, Triton through its interpreter
 	$(INTERPRETED) $(PY) -m pytest $(BY_FILE) tests/adapters tests/core tests/scripts

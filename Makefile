@@ -26,7 +26,7 @@ INDEPENDENT_READY := $(VENV_INDEPENDENT)/.ready
 RLLIB_READY := $(VENV_RLLIB)/.ready
 COMPILED := env -u TRITON_INTERPRET
 INTERPRETED := env TRITON_INTERPRET=1
-QUICK_TESTS := estimators_*.py conventions.py normalization.py losses*.py oracles.py backends.py docs.py
+QUICK_TESTS := estimators_*.py conventions.py normalization.py losses.py oracles.py backends.py docs.py
 QUICK := RL_TRITON_TEST_BACKENDS=reference,cpu RL_TRITON_TEST_COMBINATIONS=few HYPOTHESIS_PROFILE=quick
 BY_FILE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 

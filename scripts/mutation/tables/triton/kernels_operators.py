@@ -107,8 +107,8 @@ MUTANTS = [
     ),
     Mutant(
         "chunks: one scan, which does not trail",
-        "before[0], before[1], before[2]",
-        "whole[0], whole[1], whole[2]",
+        "whole[0], whole[1], whole[2], before[0], before[1], before[2]",
+        "whole[0], whole[1], whole[2], whole[0], whole[1], whole[2]",
         tests="launches and retrace",
     ),
     Mutant(

@@ -641,11 +641,13 @@ def _check_losses_call_ours(learner_class: type) -> None:
         RuntimeError: It does neither, so that RLlib's V-Trace, or none, would be computed.
     """
     for base in learner_class.__mro__[: learner_class.__mro__.index(_VTraceMixin)]:
-        loss = vars(base).get("compute_loss_for_module")
-        code = None if loss is None else getattr(inspect.unwrap(loss), "__code__", None)
-        if code and not {"compute_loss_for_module", "compute_vtrace"}.intersection(_names_in_code(code)):
+        loss = inspect.unwrap(vars(base).get("compute_loss_for_module", _VTraceMixin.compute_loss_for_module))
+        code = getattr(loss, "__code__", None)
+        if loss is _VTraceMixin.compute_loss_for_module or code is None:  # Ray wraps the methods of remote learners
+            continue
+        if not {"compute_loss_for_module", "compute_vtrace"}.intersection(_names_in_code(code)):
             raise RuntimeError(
-                f"{base.__name__}.compute_loss_for_module: got a loss that does not call ours, expected it to call "
+                f"{loss.__qualname__}: got a loss that does not call ours, expected it to call "
                 "super().compute_loss_for_module(**kwargs), or self.compute_vtrace where it calls vtrace_torch "
                 '(learner_config_dict={"rl_triton": False} keeps RLlib\'s own)'
             )

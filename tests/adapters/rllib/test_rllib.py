@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -751,6 +751,17 @@ def test_a_loss_of_ones_own_that_does_not_call_ours_is_an_error():
         with pytest.raises(RuntimeError, match=r"Mine.compute_loss_for_module: .*super\(\).*self.compute_vtrace"):
             build_learner(config)
         build_learner(config.learners(learner_config_dict=OFF)).shutdown()
+
+
+def test_a_loss_that_is_wrapped_is_known_by_what_it_wraps():
+    """As Ray wraps the methods of remote learners."""
+
+    class Mine(TritonIMPALATorchLearner):
+        @wraps(TritonIMPALATorchLearner.compute_loss_for_module)
+        def compute_loss_for_module(self, **kwargs):
+            return self._triton_loss(**kwargs)
+
+    build_learner(enable_triton(small_impala(IMPALAConfig).learners(learner_class=Mine))).shutdown()
 
 
 def test_a_loss_of_ones_own_may_call_our_vtrace(monkeypatch):

@@ -349,7 +349,7 @@ def signature_of(arguments: Iterable[Any], numbers: set[int]) -> int | None:
                 if not on_device and x.device.type not in DEVICES:
                     return None
                 on_device = True
-                parts += (x.shape, x.stride(), x.dtype, x.device, x.requires_grad)
+                parts += (x.shape, x.dtype, x.requires_grad)
             elif type(x) in CONSTANT_TYPES:
                 parts.append(x)
             else:

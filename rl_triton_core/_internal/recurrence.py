@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -129,7 +130,7 @@ class Problem:
     starts_at: bool = False
     """Forward: the flags say that a step starts an episode, not that it ends one."""
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, int, int]:
         """(groups, steps, lanes). A lane is a row of its own; lanes of a group lie side by side in memory.
 
@@ -146,7 +147,7 @@ class Problem:
         """What the next values are made of."""
         return self.next_values if isinstance(self.next_values, Expectation) else (self.next_values,)
 
-    @property
+    @cached_property
     def dtype(self) -> torch.dtype:
         """What the arithmetic is done in: int64 for integers, float64 if any real input is float64, else float32."""
         if not self.like.dtype.is_floating_point:

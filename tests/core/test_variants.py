@@ -216,6 +216,15 @@ def test_the_first_shapes_have_kernels_of_their_own(compiled, no_launches):
     assert [given[-1].ONE_TILE for given in compiled] == [True, True]
 
 
+@pytest.mark.parametrize(
+    ("needed", "admitted"), [([1, 1, 1], [1, 1, 0]), ([2, 1], [1, 0]), ([1, 2, 1], [1, 0, 0]), ([2, 2], [1, 0])]
+)
+def test_kernels_for_first_shapes_are_few(needed, admitted):
+    """A shape whose time is split needs two. The first one gets what it needs."""
+    some = variants.Variants(variants.GeneralRows(*4 * (Launch(8, 4, 4, 1),)))
+    assert [some.admit_first(number) for number in needed] == admitted
+
+
 def test_a_shape_that_is_called_often_gets_a_kernel_of_its_own(compiled, no_launches):
     """Until then its launches are not recorded, since they are not final."""
     for steps in (64, 128):

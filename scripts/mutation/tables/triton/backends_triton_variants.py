@@ -9,7 +9,7 @@ MUTANTS = [
         "variants: every shape is a first one",
         "self.num_first == 0 or self.num_first + num_kernels <= MAX_FIRST_KERNELS",
         "True",
-        tests="variants and many_shapes",
+        tests="variants and are_few",
     ),
     Mutant(
         "variants: room for ever more",

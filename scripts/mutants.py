@@ -54,6 +54,11 @@ FILES = [
         "conventions",
         "estimators_autograd",
         "estimators_bad_input",
+        "estimators_arguments",
+        "estimators_transforms",
+        "estimators_nstep",
+        "losses",
+        "launch_table",
     )
 ]
 SLOW_TO_IMPORT = ("hypothesis", "numba", "packaging.version", "torch", "triton")

@@ -8,6 +8,7 @@ from torch.autograd import forward_ad
 from torch.func import grad, jacfwd, jacrev, jvp, vjp, vmap
 
 import rl_triton_core as ours
+from rl_triton_core._internal.differentiation import differentiable_scan
 
 ALL = pytest.mark.parametrize("estimator", ESTIMATORS, ids=get_name)
 NUMBERS = {
@@ -211,3 +212,18 @@ def test_out_is_refused_inside_a_transformation():
         jvp(lambda y: ours.linear_recurrence(y, y, reverse=True, out=torch.empty(2, 3)), (x,), (x,))
     with pytest.raises(ValueError, match="^out.*transformation"):
         jvp(lambda y: ours.normalize_advantages(y, out=torch.empty(2, 3)), (x,), (x,))
+
+
+@pytest.mark.parametrize("dims", [(0, 0), (3, 1), (2, None), (None, 1)])
+def test_vmap_over_any_dimension_of_the_scan(dims, float64_target):
+    """Whichever each of its arguments has; one of them may have none."""
+    generator = torch.Generator().manual_seed(0)
+    alphas, betas = torch.rand((2, 5, 2, 4, 3), generator=generator, dtype=torch.float64)
+
+    def scan(alpha, beta):
+        return differentiable_scan(alpha, beta, float64_target.backend)
+
+    given = [x[0] if dim is None else x.movedim(0, dim) for x, dim in zip((alphas, betas), dims, strict=True)]
+    chosen = [x[:1].expand_as(x) if dim is None else x for x, dim in zip((alphas, betas), dims, strict=True)]
+    want = torch.stack([scan(alpha, beta) for alpha, beta in zip(*chosen, strict=True)])
+    torch.testing.assert_close(vmap(scan, in_dims=dims)(*given), want)

@@ -9,6 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
+import mutants
 from mutation.mutant import Mutant
 from mutation.patterns import (
     FUNCTIONS,
@@ -54,6 +55,11 @@ def test_a_mutant_breaks_one_place_whatever_the_local_names(mutant):
     broken = mutant.break_code(text)
     assert broken != lay_out(text)
     assert mutant.break_code(rename_locals(text, text)) == rename_locals(broken, text)
+
+
+@pytest.mark.parametrize("mutant", CASES)
+def test_a_mutant_has_tests(mutant):
+    assert mutants.find_test_files(mutant), f"no file of FILES has {mutant.tests}"
 
 
 def test_names_of_mutants_are_unique():

@@ -52,6 +52,6 @@ MUTANTS = [
         "vmap: a dimension where another one was",
         "x.movedim(dim, 0)",
         "x",
-        tests="transforms and test_vmap and gae",
+        tests="transforms and test_vmap_over",
     ),
 ]

@@ -18,7 +18,7 @@ DEVICE = "cuda"
 
 @pytest.mark.parametrize("env", ["cartpole", "pendulum"])
 def test_nothing_waits_for_the_device(env):
-    example = ppo.example()
+    example = ppo.load_example()
     args = example.parse_arguments(["--device", DEVICE, "--num-steps", "8"])
     envs = example.ENVIRONMENTS[env](args.num_envs, args.device)
     agent = example.Agent(envs, args.hidden).to(args.device)

@@ -51,19 +51,20 @@ PRIVATE_NAMES = (
 def record_kernel(kernel: Any, grid: tuple[int, int], arguments: Sequence[Any], scratch: torch.Tensor | None) -> None:
     """Record the launch of a compiled kernel, if this thread records. One that is interpreted is None."""
     if RECORDER.launches is not None and kernel is not None:
-        record_launch(RecordedLaunch(partial(resolve_launch, kernel, grid, arguments), scratch))
+        resolve = partial(resolve_launch, kernel, grid, arguments, current_device())
+        record_launch(RecordedLaunch(resolve, scratch))
 
 
-def resolve_launch(kernel: Any, grid: tuple[int, int], arguments: Sequence[Any]) -> ResolvedLaunch:
-    """Find out what the launch of a compiled kernel calls in the end, and with which arguments; without hooks."""
+def resolve_launch(kernel: Any, grid: tuple[int, int], arguments: Sequence[Any], device: int) -> ResolvedLaunch:
+    """Find out what a launch on a device calls in the end, and with which arguments; without hooks."""
     try:
         launcher, given = kernel.run, capture_launcher_arguments(kernel, grid, arguments)
         if getattr(launcher, "global_scratch_size", 1) or getattr(launcher, "profile_scratch_size", 0):
-            return ResolvedLaunch(launcher, given, stream_getter(current_device()))
+            return ResolvedLaunch(launcher, given, stream_getter(device))
         listening = copy.copy(launcher)
         listening.launch, calls = make_listener()
         listening(*given)
-        return ResolvedLaunch(launcher.launch, single_call(calls), stream_getter(current_device()))
+        return ResolvedLaunch(launcher.launch, single_call(calls), stream_getter(device))
     except Exception as error:
         raise UnknownLauncherError(
             f"got Triton {version()}, whose launcher is not known ({type(error).__name__}: {error}), expected one of "

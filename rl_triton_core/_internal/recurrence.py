@@ -13,8 +13,7 @@ once and runs as Triton code, as Numba code and on PyTorch tensors.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -27,11 +26,11 @@ class Step(NamedTuple):
     inputs: Any
     """The estimator's own inputs at t, in the order of `Recurrence.inputs`; 0 for one that was not given."""
     next_inputs: Any
-    """The first `Recurrence.followed` inputs at the next step of the trajectory; 0 where the trajectory ends."""
+    """The first `Recurrence.num_lookahead` inputs at the next step of the trajectory; 0 where the trajectory ends."""
     next_value: Any
     """NV[t] of the boundary rule: the value after step t; 0 where the step terminated."""
     continues: Any
-    """Whether the trajectory goes on, inside the window, to the step whose state enters this one."""
+    """Whether the trajectory goes on, inside the rollout, to the step whose state enters this one."""
     gamma: Any
     """Discount of step t."""
     decay: Any
@@ -47,7 +46,7 @@ class Recurrence:
     Attributes:
         name: Its own; how torch.compile and the disk cache know it.
         inputs: Names of its per-step inputs, those that it reads at t+1 too first.
-        followed: How many of the inputs are read at t+1 too. The first of these continues the value stream.
+        num_lookahead: How many of the inputs are read at t+1 too. The first of these continues the value stream.
         outputs: Names of its results.
         coefficients: ``step -> (α, β)``.
         readout: ``(step, A, A_after) -> results``, in the order of `outputs`. A_after is A[t+1] where the trajectory
@@ -101,7 +100,7 @@ class Expectation(NamedTuple):
 class Problem:
     """One call, validated: what a backend needs to fill `outputs`, and nothing else.
 
-    Every tensor has the two dimensions of the window, environments and steps, and perhaps one of features. What is
+    Every tensor has the two dimensions of the rollout, environments and steps, and perhaps one of features. What is
     given per environment alone is expanded in time. With `cu_seqlens`, what is given per step is one flat row of
     sequences, and what is given per sequence is [num_sequences, num_steps], expanded in time.
     """
@@ -123,38 +122,46 @@ class Problem:
     initial: Stream = None
     """The state that enters the first step of the scan."""
     previous_done: Stream = None
-    """Forward: whether the step before the window ended its episode."""
+    """Forward: whether the step before the rollout ended its episode."""
     cu_seqlens: Stream = None
     """Where in the flat row each sequence starts, and the row's end: [num_sequences + 1]."""
     skip: bool = True
     starts_at: bool = False
     """Forward: the flags say that a step starts an episode, not that it ends one."""
 
-    @cached_property
-    def shape(self) -> tuple[int, int, int]:
-        """(groups, steps, lanes). A lane is a row of its own; lanes of a group lie side by side in memory.
+    shape: tuple[int, int, int] = field(init=False)
+    """(groups, steps, lanes). A lane is a row of its own; lanes of a group lie side by side in memory.
 
-        Environments are the lanes of one group, or groups whose lanes are features. Sequences are lanes of one group,
-        each with some of the steps.
-        """
+    Environments are the lanes of one group, or groups whose lanes are features. Sequences are lanes of one group, each
+    with some of the steps.
+    """
+    dtype: torch.dtype = field(init=False)
+    """What the arithmetic is done in: int64 for integers, float64 if any real input is float64, else float32."""
+
+    def __post_init__(self) -> None:
+        """Derive the shape and the dtype."""
+        self.shape = self.find_shape()
+        self.dtype = self.find_dtype()
+
+    def find_shape(self) -> tuple[int, int, int]:
+        """See `shape`."""
         if self.cu_seqlens is not None:
             return 1, self.like.shape[0], self.cu_seqlens.shape[0] - 1
         envs, steps = self.like.shape[1 - self.time_dim], self.like.shape[self.time_dim]
         return (1, steps, envs) if self.like.ndim == 2 else (envs, steps, self.like.shape[2])
 
-    @property
-    def ahead(self) -> tuple[Stream, ...]:
-        """What the next values are made of."""
-        return self.next_values if isinstance(self.next_values, Expectation) else (self.next_values,)
-
-    @cached_property
-    def dtype(self) -> torch.dtype:
-        """What the arithmetic is done in: int64 for integers, float64 if any real input is float64, else float32."""
+    def find_dtype(self) -> torch.dtype:
+        """See `dtype`."""
         if not self.like.dtype.is_floating_point:
             return torch.int64
         streams = (*self.inputs, self.gamma, self.bootstrap, *self.ahead, self.initial)
         wide = any(isinstance(x, torch.Tensor) and x.dtype == torch.float64 for x in streams)
         return torch.float64 if wide else torch.float32
+
+    @property
+    def ahead(self) -> tuple[Stream, ...]:
+        """What the next values are made of."""
+        return self.next_values if isinstance(self.next_values, Expectation) else (self.next_values,)
 
     def names_of(self, dtype: torch.dtype) -> str:
         """The arguments that have a dtype, for a message."""

@@ -50,7 +50,11 @@ def read_machine(folder: Path) -> Machine:
     for path in sorted(folder.glob("bench_*.json")):
         result = files.read(path)
         suite, bandwidth = result["suite"], result["copy_bandwidth_gb_per_s"] * 1e3
-        heads[suite] = {name: value for name, value in result.items() if name != "rows"}
+        head = {name: value for name, value in result.items() if name != "rows"}
+        if suite in heads and result["rows"]:
+            commits = [heads[suite]["system"]["commit"], head["system"]["commit"]]
+            head["system"]["commit"] = ", ".join(dict.fromkeys(", ".join(commits).split(", ")))
+        heads[suite] = head
         for row in result["rows"]:
             workload = read_workload(row)
             more = {"suite": suite, "workload": workload, "floor": count_bytes(workload) / bandwidth}

@@ -56,8 +56,8 @@ def describe_machine(system: Row, on_gpu: bool = True) -> str:
     names = ("python", "torch", "triton", "numba", "numpy", "cuda", "rocm")
     packages = (f"{name} {system[name]}" for name in names if system[name] != "none")
     hardware = system["gpu"] if on_gpu and system["gpu"] != "none" else system["cpu"]
-    commit, dash, dirty = system["commit"].partition("-")
-    return f"{hardware}; {', '.join(packages)}; commit `{commit[:7]}{dash}{dirty}`."
+    commits = ", ".join(f"`{name[:7]}{'-dirty' * name.endswith('-dirty')}`" for name in system["commit"].split(", "))
+    return f"{hardware}; {', '.join(packages)}; commit {commits}."
 
 
 def make_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -176,6 +176,7 @@ def run_framework(name: str, options: Namespace, budget: float) -> int:
     arms: list[files.Row] = []
     pairs: list[files.Row] = []
     skipped: list[str] = []
+    settings = tuple(setting for setting in settings if options.only in str(setting))
     for index, setting in enumerate(() if why else settings):
         left = ends - time.perf_counter()
         if left <= 0:
@@ -205,6 +206,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = files.parser(__doc__)
     parser.add_argument("--suite", nargs="+", choices=REGISTRY, default=list(REGISTRY), help="frameworks")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--only", default="", help="the settings whose description has this")
     parser.add_argument("--quick", action="store_true", help="tiny settings, to see that everything runs")
     parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which the rest is skipped")
     options = parser.parse_args(arguments)

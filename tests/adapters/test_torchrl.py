@@ -724,12 +724,12 @@ ours.warm_up(ours.{module}, (4, 20, 1), differentiable={differentiable})
 import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 import torch
-from test_torchrl import FUNCTIONS, called, random_steps
+from test_torchrl import FUNCTIONS, call_with_steps, random_steps
 
 (row,) = [row for row in FUNCTIONS if row[0] is ours._ESTIMATED_BY[ours.{module}.__mro__[1]]]
 steps = random_steps((4, 20, 1), torch.float32)
 steps["next_state_value"].requires_grad_({differentiable})
-result = called(row[0], steps, **row[2])
+result = call_with_steps(row[0], steps, **row[2])
 if {differentiable}:
     (result if torch.is_tensor(result) else result[0]).sum().backward()
 """

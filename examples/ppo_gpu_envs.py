@@ -6,8 +6,7 @@
     python examples/ppo_gpu_envs.py --device cuda --num-envs 16384 --num-steps 128 --num-minibatches 4 \\
         --update-epochs 4 --learning-rate 3e-3 --total-timesteps 63000000 --target-return 475
 
-The environments are CartPole-v1 and Pendulum-v1 of Gymnasium, all of them stepped at once. Time limits are no
-terminations: a truncated step continues with the value of the episode's final observation.
+CartPole-v1 and Pendulum-v1 of Gymnasium, all stepped at once. A truncated step continues with its final value.
 """
 
 import argparse
@@ -23,8 +22,6 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from rl_triton_core import compute_gae
-
-# -- environments -----------------------------------------------------------------------------------------------------
 
 
 class Envs:

@@ -104,6 +104,8 @@ class CapturedStep:
             return self.run_eagerly(leaves, structure)
         if self.is_stale or self.pointers != self.find_pointers():
             self.reset()
+        for optimizer in self.prepared:  # before a capture too, which would keep a rate that is a number
+            optimizer.update_learning_rates()
         key = (structure, tuple(map(describe_leaf, leaves)), describe_mode(self.modules))
         if key not in self.captured:
             if len(self.captured) >= self.max_graphs:
@@ -113,8 +115,6 @@ class CapturedStep:
             except RuntimeError as error:  # an operation that cannot be captured, or no memory is left for it
                 self.fall_back(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
                 return self.run_eagerly(leaves, structure)
-        for optimizer in self.prepared:
-            optimizer.update_learning_rates()
         return self.captured[key].replay(leaves)
 
     def run_eagerly(self, leaves: list[Any], structure: Any) -> Any:

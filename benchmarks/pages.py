@@ -361,15 +361,27 @@ def list_shares() -> str:
     for name, framework in REGISTRY.items():
         for result in read_results(f"*/end_to_end_{name}.json"):
             module = framework.load()
+            where = f"{module.TITLE}, {'GPU' if result['device'] == 'cuda' else 'CPU'}"
             pairs = [x for x in result["pairs"] if x["slow"] == "stock" and x["fast"] in module.OURS]
-            if pairs:
-                where = "GPU" if result["device"] == "cuda" else "CPU"
-                shares, bounds = ([x[field] for x in pairs] for field in ("share", "bound"))
-                measured = [x["speed_up"][1] for x in pairs]
-                ends = [f"{100 * min(shares):.2g} to {100 * max(shares):.2g} %"]
-                ends += [f"{min(found):.2f} to {max(found):.2f}" for found in (bounds, measured)]
-                lines.append([f"{module.TITLE}, {where}", *ends])
+            captured = [x for x in pairs if x["fast"] == "captured"]
+            lines += describe_shares(where, [x for x in pairs if x not in captured])
+            lines += describe_shares(f"{where}, updates and acting captured as well", captured)
     return make_table(["", "share", "bound", "measured speed-up"], lines)
+
+
+def describe_shares(name: str, pairs: list[Row]) -> list[list[str]]:
+    """A line of that table, if anything was measured."""
+    if not pairs:
+        return []
+    shares = [f"{100 * x['share']:.2g}" for x in sorted(pairs, key=lambda x: float(x["share"]))]
+    columns = [sorted(x["bound"] for x in pairs), sorted(x["speed_up"][1] for x in pairs)]
+    ends = [describe_range([f"{value:.2f}" for value in column]) for column in columns]
+    return [[name, f"{describe_range(shares)} %", *ends]]
+
+
+def describe_range(values: list[str]) -> str:
+    """The first and the last of sorted values, or the one that both are."""
+    return " to ".join(dict.fromkeys((values[0], values[-1])))
 
 
 def describe_gpu_speed(gpu: Machine) -> str:

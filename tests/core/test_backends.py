@@ -246,6 +246,7 @@ def test_variants_compiled_by_different_processes_work_together(tmp_path):
         from rl_triton_core import compute_gae, compute_lambda_returns, compute_retrace, linear_recurrence
         from rl_triton_core.testing import assert_close
 
+        torch.set_num_threads(1)  # PyTorch's own do not survive a fork
         rewards, values, other = torch.randn(3, 40, 1500)
         done, mask = torch.rand(2, 40, 1500) < torch.tensor([0.1, 0.8])[:, None, None]
         flags = {"terminated": done, "truncated": done, "mask": mask}

@@ -693,6 +693,8 @@ def test_a_triton_without_knobs(monkeypatch, warned):
     triton = pytest.importorskip("triton")
     monkeypatch.delattr(triton, "knobs", raising=False)
     monkeypatch.setitem(sys.modules, "triton.knobs", None)
+    monkeypatch.setattr(triton_launcher, "current_device", lambda: 0)
+    monkeypatch.setattr(triton_launcher, "stream_getter", lambda index: lambda: 77)
     assert plan_of_kernel(Kernel([]), [])(torch.zeros(4)) is fast_path.SLOW_PATH
     assert "knobs" in str(warned[0].message)
 

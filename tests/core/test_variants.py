@@ -11,6 +11,7 @@ from rl_triton_core._internal import fast_path
 from rl_triton_core.testing import assert_close
 
 backend = pytest.importorskip("rl_triton_core._internal.backends.triton", reason="Triton is not installed")
+from rl_triton_core._internal.backends import triton_launcher  # noqa: E402
 from rl_triton_core._internal.backends import triton_variants as variants  # noqa: E402
 from rl_triton_core._internal.kernels.launch import Launch  # noqa: E402
 
@@ -194,6 +195,8 @@ def no_launches(monkeypatch):
         monkeypatch.setattr(
             Kernel, "__getitem__", lambda kernel, grid: lambda *given: assert_known(kernel.compiled, given)
         )
+        monkeypatch.setattr(triton_launcher, "current_device", lambda: 0)
+        monkeypatch.setattr(triton_launcher, "stream_getter", lambda index: lambda: 77)
 
 
 @pytest.mark.parametrize("calls", [1, 3])

@@ -24,12 +24,6 @@ MUTANTS = [
         tests="test_a_ratio_that_is_nan",
     ),
     Mutant(
-        "NaN is no flag",
-        "builder.fcmp_unordered if isinstance(flags.element, types.Float) else builder.icmp_unsigned",
-        "builder.fcmp_ordered if isinstance(flags.element, types.Float) else builder.icmp_unsigned",
-        tests="test_flags_of_float32",
-    ),
-    Mutant(
         "groups share their rows",
         "builder.add(builder.mul(group, fields.group), builder.mul(step, fields.step))",
         "builder.mul(step, fields.step)",

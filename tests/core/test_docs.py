@@ -5,6 +5,7 @@ import doctest
 import importlib
 import inspect
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,24 @@ def test_every_argument_is_described_where_it_stands(name):
 @pytest.mark.parametrize("name", extending.__all__)
 def test_all_that_extending_needs_is_described(name):
     assert len(inspect.getdoc(getattr(extending, name)).split()) >= 4
+
+
+def test_the_page_shows_the_worked_example():
+    assert f"```python\n{page('examples/upgo.py')}```" in page("docs/adding-an-estimator.md")
+
+
+def test_the_reference_has_every_public_module():
+    """The overview has a row for each of them, and all that pages import is public."""
+    sys.path.insert(0, str(ROOT / "scripts"))
+    site_pages = importlib.import_module("site_pages")
+    modules = site_pages.find_public_names()
+    assert re.findall(r"^\| `(\S+)` \|", page("docs/reference.md"), re.MULTILINE) == list(modules)
+    assert set(rl_triton_core.__all__) - {"__version__"} == set(modules["rl_triton_core"])
+    for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for module, names in re.findall(
+            r"^from (rl_triton_\S+) import (\w+(?:, \w+)*)$", path.read_text(), re.MULTILINE
+        ):
+            assert set(names.split(", ")) <= set(modules.get(module, ())), f"{path.name}: {module}"
 
 
 def imported(path):

@@ -1,0 +1,79 @@
+"""Pages of the site that have no file in docs/: the reference, made of docstrings, the changelog and how to contribute.
+
+MkDocs calls `on_config` and `on_files` when it builds the site (`hooks` in mkdocs.yml).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = {"rl_triton_core": ROOT / "rl_triton_core", "rl_triton_adapters": ROOT / "adapters" / "rl_triton_adapters"}
+WITHOUT_ALL = {"rl_triton_core.capture": ["CapturedStep"], "rl_triton_core.system_info": ["system_info"]}
+"""Public modules that have no `__all__`, and what a user imports from them."""
+COPIED = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
+
+
+def on_config(config: Any) -> Any:
+    """Put a page per public module behind the overview of the reference."""
+    (section,) = (entry["Reference"] for entry in config.nav if "Reference" in entry)
+    section[:] = section[:1] + [{module: name_page(module)} for module in find_public_names()]
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add these pages."""
+    from mkdocs.structure.files import File
+
+    pages = {name_page(module): write_reference(module, names) for module, names in find_public_names().items()}
+    pages |= {page: rewrite_links((ROOT / path).read_text(encoding="utf-8")) for page, path in COPIED.items()}
+    for page, text in pages.items():
+        files.append(File.generated(config, page, content=text))
+    return files
+
+
+def find_public_names() -> dict[str, list[str]]:
+    """The public names of every public module, by what the modules say in `__all__`; the core's modules come first."""
+    found = {}
+    for package, folder in PACKAGES.items():
+        for path in find_modules(folder):
+            parts = path.relative_to(folder).with_suffix("").parts
+            module = ".".join([package, *(part for part in parts if part != "__init__")])
+            names = [name for name in read_all(path) if not name.startswith("__")] or WITHOUT_ALL.get(module, [])
+            if names:
+                found[module] = names
+    return found
+
+
+def find_modules(folder: Path) -> Iterator[Path]:
+    """The public modules of a package, itself first: no part of their path begins with an underscore."""
+    for path in sorted(folder.rglob("*.py"), key=lambda path: (len(path.parts) > len(folder.parts) + 2, path)):
+        if not any(part.startswith("_") and part != "__init__.py" for part in path.relative_to(folder).parts):
+            yield path
+
+
+def read_all(path: Path) -> list[str]:
+    """The names that a module lists in `__all__`."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and [ast.unparse(x) for x in node.targets] == ["__all__"]:
+            return list(ast.literal_eval(node.value))
+    return []
+
+
+def name_page(module: str) -> str:
+    """Where a module's page is, in the site."""
+    return f"reference/{module}.md"
+
+
+def write_reference(module: str, names: list[str]) -> str:
+    """A module's page: what the module is for, and its names with signature and docstring."""
+    about = f"# {module}\n\n::: {module}\n    options:\n      members: false\n      show_root_heading: false\n"
+    return "\n".join([about, *(f"::: {module}.{name}\n" for name in names)])
+
+
+def rewrite_links(text: str) -> str:
+    """A file of the repository's root as a page: links into docs/ become links beside it."""
+    return text.replace("](docs/", "](")

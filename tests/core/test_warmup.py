@@ -11,7 +11,6 @@ import torch
 
 import rl_triton_core
 from rl_triton_core import BackendUnavailableError, warm_up
-from rl_triton_core.__main__ import main
 from rl_triton_core.warmup import FUNCTIONS
 
 ROOT = str(Path(__file__).parents[2])
@@ -138,21 +137,3 @@ def test_errors_name_what_is_wrong():
         warm_up("compute_gae", (3, 5), tensors=("dones",))
     with pytest.raises(BackendUnavailableError):
         warm_up("compute_gae", (3, 5), backend="cpu", device="meta")
-
-
-def test_the_command_line(capsys):
-    main(["warmup", "--estimator", "gae", "normalize_advantages", "--shape", "3", "5", "--backend", "reference"])
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["gae", "normalize_advantages"]
-    assert all(line.endswith(" s") for line in lines)
-
-
-def test_the_command_line_tells_what_is_wrong(capsys):
-    with pytest.raises(SystemExit):
-        main(["warmup", "--estimator", "gae", "--tensors", "dones"])
-    assert "tensors: got 'dones'" in capsys.readouterr().err
-
-
-def test_without_a_command_it_describes_the_machine(capsys):
-    main([])
-    assert capsys.readouterr().out.startswith("rl_triton_core ")

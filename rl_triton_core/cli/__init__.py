@@ -1,0 +1,53 @@
+"""The command line: ``rl-triton``, or ``python -m rl_triton_core``.
+
+A command is a module with a line of `HELP`, `add_arguments(parser)` and `run(options)`, which returns a `Report`, and a
+line in `COMMANDS`. The exit status is 0; 1 where a command found something wrong; 2 where the arguments are wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rl_triton_core._internal.backends import BackendUnavailableError
+from rl_triton_core._version import __version__
+from rl_triton_core.cli import conventions, doctor, env, output, warmup
+
+COMMANDS: dict[str, Any] = {
+    "env": env,
+    "doctor": doctor,
+    "warmup": warmup,
+    "conventions": conventions,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what the command line says, and return the exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = build_parser()
+    options = parser.parse_args(arguments or ["env"])
+    try:
+        report: output.Report = COMMANDS[options.command].run(options)
+    except (BackendUnavailableError, TypeError, ValueError) as error:
+        parser.error(str(error))
+    output.print_report(report, options.json)
+    return report.exit_code
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Build the parser of all commands and their options."""
+    parser = argparse.ArgumentParser(
+        prog="rl-triton",
+        description="Look after an installation of rl-triton-core.",
+        epilog="Exit status: 0 fine, 1 something is wrong, 2 the arguments are. Without a command: env.",
+    )
+    parser.add_argument("--version", action="version", version=f"rl-triton-core {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    for name, module in COMMANDS.items():
+        formatter = argparse.ArgumentDefaultsHelpFormatter
+        command = commands.add_parser(name, help=module.HELP, description=module.HELP, formatter_class=formatter)
+        command.add_argument("--json", action="store_true", help="print one JSON document")
+        module.add_arguments(command)
+    return parser

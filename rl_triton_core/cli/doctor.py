@@ -1,0 +1,204 @@
+"""`rl-triton doctor`: find the usual troubles of an installation, and say what to do.
+
+A check is a function without arguments that returns a `Finding`, and a line in `CHECKS`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from rl_triton_core._internal.backends import PREFERENCE, why_unavailable
+from rl_triton_core._internal.fast_path import fast_path_status
+from rl_triton_core._internal.threads import read_num_threads
+from rl_triton_core.cli import caches, requirements
+from rl_triton_core.cli.output import Report, Table
+from rl_triton_core.system_info import TRITON
+
+HELP = "find the usual troubles of an installation and say what to do; exit status 1 if there is one"
+
+
+class Finding(NamedTuple):
+    """What a check found."""
+
+    status: str
+    """``"ok"``, ``"warning"`` (not tried, may work) or ``"problem"``."""
+    message: str
+    advice: str = ""
+
+
+def find_ok(message: str) -> Finding:
+    """Say that nothing is wrong."""
+    return Finding("ok", message)
+
+
+def check_packages() -> Finding:
+    """Compare the packages that the core needs with their lower bounds."""
+    wrong = requirements.find_unmet(requirements.read_requirements(extras=False))
+    if not wrong:
+        return find_ok("all packages that the core needs are there, and new enough")
+    return Finding("problem", "; ".join(map(str, wrong)), f"pip install {requirements.quote_all(wrong)}")
+
+
+def check_frameworks() -> Finding:
+    """Compare the installed frameworks with the versions that the adapters were written for."""
+    frameworks = [x for x in requirements.read_requirements(extras=True) if x.name in requirements.TESTED]
+    installed = [x for x in frameworks if x.installed is not None]
+    wrong = requirements.find_unmet(installed)
+    if wrong:
+        return Finding("problem", "; ".join(map(str, wrong)), f"pip install {requirements.quote_all(wrong)}")
+    newer = [x for x in installed if requirements.is_newer_than_tested(x)]
+    if newer:
+        tried = ", ".join(f"{x.name} {x.installed} (tried up to {requirements.TESTED[x.name]})" for x in newer)
+        advice = "compare a short training run with and without the adapter before you rely on it"
+        if any(x.name == "ray" for x in newer):
+            advice = "call rl_triton_adapters.rllib.check_ray(), which compares its results; " + advice
+        return Finding("warning", f"newer than what was tried: {tried}", advice)
+    names = ", ".join(f"{x.name} {x.installed}" for x in installed)
+    return find_ok(f"known versions: {names}" if names else "no framework is installed")
+
+
+def check_triton() -> Finding:
+    """Compare Triton with the version that PyTorch asks for."""
+    wanted = requirements.find_triton_of_torch()
+    installed = next(filter(None, map(requirements.find_version, TRITON)), None)
+    if platform.system() != "Linux":
+        return find_ok("Triton is for Linux; the cpu backend needs none")
+    if installed is None:
+        return Finding("problem", "Triton is not installed", f'pip install "triton{wanted or ">=3.4"}"')
+    if wanted and f"=={installed.partition('+')[0]}" != wanted:
+        message = f"Triton {installed} beside PyTorch {torch.__version__}, which asks for triton{wanted}"
+        return Finding("problem", message, f'pip install "triton{wanted}"')
+    return find_ok(f"Triton {installed} is the one for PyTorch {torch.__version__}")
+
+
+def check_gpu() -> Finding:
+    """Compare the GPUs of the machine with those that PyTorch can use."""
+    return judge_gpu(find_gpu_driver())
+
+
+def judge_gpu(driver: str | None) -> Finding:
+    """Say whether PyTorch can use the GPU of this driver."""
+    if torch.cuda.is_available():
+        return find_ok(f"PyTorch can use {torch.cuda.device_count()} GPUs")
+    if driver is None:
+        return find_ok("no GPU; calls on CPU tensors need none")
+    build = "CUDA" if driver == "NVIDIA" else "ROCm"
+    if (torch.version.cuda if driver == "NVIDIA" else torch.version.hip) is None:
+        message = f"the machine has an {driver} GPU, but PyTorch {torch.__version__} was built without {build}"
+        return Finding("problem", message, f"install PyTorch for {build}: https://pytorch.org/get-started/locally")
+    message = f"the machine has an {driver} GPU, but PyTorch cannot use it"
+    advice = "look at nvidia-smi or rocm-smi: the driver may be too old; in a container, let it have the GPU"
+    return Finding("problem", message, f"{advice}; CUDA_VISIBLE_DEVICES may hide it")
+
+
+def find_gpu_driver(root: Path = Path("/")) -> str | None:
+    """Name the vendor of the machine's GPU as the kernel sees it, whatever PyTorch was built for."""
+    if any((root / "proc/driver/nvidia/gpus").glob("*")) or (root / "dev/nvidia0").exists():
+        return "NVIDIA"
+    return "AMD" if (root / "dev/kfd").exists() and any((root / "dev/dri").glob("render*")) else None
+
+
+def check_backends() -> Finding:
+    """Look for devices whose calls would fall back to the slow reference backend."""
+    devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    best = {device: PREFERENCE[device][0] for device in devices}
+    reasons = {device: why_unavailable(name, torch.device(device)) for device, name in best.items()}
+    missing = [f"{best[device]} on {device}: {reason}" for device, reason in reasons.items() if reason]
+    if missing:
+        advice = 'pip install --upgrade "numba>=0.61" triton; until then, calls take the slow reference backend'
+        return Finding("problem", f"backends not available: {'; '.join(missing)}", advice)
+    return find_ok(", ".join(f"calls on {device} tensors take {name}" for device, name in best.items()))
+
+
+def check_caches() -> Finding:
+    """Look for compiled code that is not kept: every process would compile it again."""
+    wrong = [cache for cache in caches.find_caches().values() if cache.problem]
+    if wrong:
+        advice = "; ".join(f"set {cache.variable} to a folder that can be written" for cache in wrong)
+        return Finding("problem", "; ".join(cache.problem for cache in wrong), advice)
+    return find_ok("compiled code is kept for the next process")
+
+
+def check_c_compiler() -> Finding:
+    """Look for the C compiler with which Triton builds its launchers."""
+    if not torch.cuda.is_available():
+        return find_ok("none is needed without a GPU")
+    return judge_c_compiler(os.environ.get("CC"))
+
+
+def judge_c_compiler(name: str | None) -> Finding:
+    """Say whether the C compiler of that name is there, or one of the usual ones for None."""
+    found = next(filter(None, map(shutil.which, [name] if name else ["cc", "gcc", "clang"])), None)
+    if found:
+        return find_ok(found)
+    message = f"CC={name} is not there" if name else "no C compiler: Triton needs one at the first call of each kernel"
+    return Finding("problem", message, "install gcc (apt-get install gcc), or set CC to a compiler")
+
+
+def check_fast_path() -> Finding:
+    """Look for repeated calls that lost their fast path."""
+    status = fast_path_status()
+    if status.enabled and not status.reason:
+        return find_ok("repeated calls take it")
+    advice = "unset RL_TRITON_FAST_PATH" if not status.enabled else "install the Triton that PyTorch asks for"
+    return Finding("problem", status.reason or "it is switched off", advice)
+
+
+def check_interpreter() -> Finding:
+    """Look for Triton's interpreter on a machine that could compile."""
+    if os.environ.get("TRITON_INTERPRET", "0") in ("", "0"):
+        return find_ok("off")
+    message = "TRITON_INTERPRET is set: Triton's kernels run in an interpreter, thousands of times slower"
+    return Finding("warning", message, "unset TRITON_INTERPRET, unless you debug a kernel")
+
+
+def check_threads() -> Finding:
+    """Read the number of threads that the environment asks for."""
+    try:
+        number = read_num_threads()
+    except (TypeError, ValueError) as error:
+        return Finding("problem", str(error), "set RL_TRITON_NUM_THREADS to a number, or unset it")
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if number > processors:
+        message = f"RL_TRITON_NUM_THREADS={number}, but this process may use {processors} processors"
+        return Finding("problem", message, f"set RL_TRITON_NUM_THREADS to {processors} or less")
+    return find_ok(f"calls on the CPU may use {number} of {processors} processors")
+
+
+CHECKS: dict[str, Callable[[], Finding]] = {
+    "packages": check_packages,
+    "frameworks": check_frameworks,
+    "triton": check_triton,
+    "gpu": check_gpu,
+    "backends": check_backends,
+    "caches": check_caches,
+    "c compiler": check_c_compiler,
+    "fast path": check_fast_path,
+    "interpreter": check_interpreter,
+    "threads": check_threads,
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """It has no arguments of its own."""
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Make all checks."""
+    findings = {name: check() for name, check in CHECKS.items()}
+    table = Table(
+        "", ("check", "state", "what was found"), [(name, x.status, x.message) for name, x in findings.items()]
+    )
+    advice = [f"{name}: {x.advice}" for name, x in findings.items() if x.advice]
+    problems = sum(x.status == "problem" for x in findings.values())
+    verdict = f"{problems} problems" if problems else "nothing is wrong"
+    data = {"problems": problems, "checks": {name: finding._asdict() for name, finding in findings.items()}}
+    return Report(data, [table, "", *(["What to do:", *advice, ""] if advice else []), verdict], int(problems > 0))

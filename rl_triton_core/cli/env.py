@@ -1,0 +1,60 @@
+"""`rl-triton env`: the machine and the installation, for bug reports."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+import torch
+
+from rl_triton_core._internal.backends import MODULES, why_unavailable
+from rl_triton_core._internal.threads import get_num_threads
+from rl_triton_core.cli.caches import find_caches
+from rl_triton_core.cli.output import Report, Table
+from rl_triton_core.system_info import system_info
+
+HELP = "describe the machine and the installation"
+VARIABLE_PREFIXES = ("RL_TRITON_", "TRITON_", "NUMBA_")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """It has no arguments of its own."""
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Collect what a bug report needs."""
+    backends = {device: describe_backends(device) for device in list_devices()}
+    sections: dict[str, dict[str, str]] = {
+        "system": system_info(),
+        "caches": {name: cache.describe() for name, cache in find_caches().items()},
+        "threads": describe_threads(),
+        "variables": {name: x for name, x in sorted(os.environ.items()) if name.startswith(VARIABLE_PREFIXES)},
+    }
+    tables = [
+        Table("" if title == "system" else title.capitalize(), (), list(section.items()))
+        for title, section in sections.items()
+        if section
+    ]
+    rows = [(device, name, state) for device, states in backends.items() for name, state in states.items()]
+    tables.insert(1, Table("Backends", ("device", "backend", "state"), rows))
+    return Report({**sections, "backends": backends}, tables)
+
+
+def list_devices() -> list[str]:
+    """List the devices whose tensors calls can take."""
+    return ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+
+
+def describe_backends(device: str) -> dict[str, str]:
+    """Say of each backend whether it runs on a device, or why not."""
+    reasons = {name: why_unavailable(name, torch.device(device)) for name in MODULES}
+    return {name: f"not available: {reason}" if reason else "available" for name, reason in reasons.items()}
+
+
+def describe_threads() -> dict[str, str]:
+    """Count the threads that calls on the CPU may use."""
+    try:
+        ours = str(get_num_threads())
+    except (TypeError, ValueError) as error:
+        ours = str(error)
+    return {"rl_triton_core": ours, "torch": str(torch.get_num_threads())}

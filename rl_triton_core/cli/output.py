@@ -1,0 +1,86 @@
+"""What commands print: tables and text on the terminal, or one JSON document."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.util import find_spec
+from typing import Any, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+
+class Table(NamedTuple):
+    """Rows of text under a title."""
+
+    title: str
+    columns: Sequence[str]
+    """Heads of the columns; none if the rows are names and values."""
+    rows: Sequence[Sequence[str]]
+
+
+class Report(NamedTuple):
+    """What a command found."""
+
+    data: Any
+    """What `--json` prints."""
+    parts: Sequence[Table | str]
+    """What is printed without it."""
+    exit_code: int = 0
+
+
+def print_report(report: Report, as_json: bool) -> None:
+    """Print a report on standard output."""
+    if as_json:
+        print(json.dumps(report.data, indent=2))
+        return
+    print_part = print_with_rich if sys.stdout.isatty() and find_spec("rich") else print_plainly
+    for part in report.parts:
+        print_part(part)
+
+
+def print_plainly(part: Table | str) -> None:
+    """Print text as it is, and a table with its columns aligned."""
+    if isinstance(part, str):
+        print(part)
+        return
+    rows = [part.columns, *part.rows] if part.columns else part.rows
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    if part.title:
+        print(f"\n{part.title}")
+    for row in rows:
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def print_with_rich(part: Table | str) -> None:
+    """Print with colours, lines and wrapped cells."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    if isinstance(part, str):
+        Console().print(Text(part))
+        return
+    table = RichTable(title=part.title or None, title_justify="left", box=box.SIMPLE, show_header=bool(part.columns))
+    for column in part.columns or part.rows[0]:
+        table.add_column(column)
+    for row in part.rows:
+        table.add_row(*(Text(cell, STYLES.get(cell, "")) for cell in row))
+    Console().print(table)
+
+
+STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
+"""Colours of cells."""
+
+
+def track_progress(items: Iterable[T], description: str, total: int) -> Iterator[T]:
+    """Pass items on, with a progress bar on standard error if that is a terminal and rich is installed."""
+    if not sys.stderr.isatty() or find_spec("rich") is None:
+        yield from items
+        return
+    from rich.console import Console
+    from rich.progress import track
+
+    yield from track(items, description, total, console=Console(stderr=True), transient=True)

@@ -1,0 +1,51 @@
+"""`rl-triton warmup`: compile what calls need, before training begins."""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+
+from rl_triton_core.cli.output import Report, Table, track_progress
+from rl_triton_core.warmup import FUNCTIONS, USUAL_TENSORS, warm_up
+
+HELP = "compile what calls need, before training begins"
+ESTIMATORS = [name.removeprefix("compute_") for name in FUNCTIONS if name != "linear_recurrence"]
+"""Names on the command line; `linear_recurrence` takes a direction, which training code knows."""
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+FLAG_DTYPES = ("bool", "uint8", *DTYPES)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what describes the calls."""
+    parser.add_argument("--estimator", nargs="+", choices=ESTIMATORS, default=ESTIMATORS, help="what will be called")
+    parser.add_argument("--shape", nargs=2, type=int, default=(64, 128), help="of per-step tensors")
+    parser.add_argument("--time-dim", type=int, choices=(-2, -1, 0, 1), default=-1, help="which of the two is time")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of real-valued tensors")
+    parser.add_argument("--flag-dtype", choices=FLAG_DTYPES, default="bool", help="of terminations and the like")
+    usual = f"arguments that will be passed beside the required ones; by default these: {', '.join(USUAL_TENSORS)}"
+    parser.add_argument("--tensors", nargs="*", help=usual)
+    parser.add_argument("--backend", choices=("triton", "cpu", "reference"), help="by default, by device")
+    parser.add_argument("--device", help="of the tensors, such as cuda; by default, by backend")
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Compile what is asked for, and tell how long each took."""
+    names = track_progress(options.estimator, "compiling", len(options.estimator))
+    seconds = {name: compile_estimator(name, options) for name in names}
+    rows = [(name, f"{time:.1f} s") for name, time in seconds.items()]
+    return Report({name: round(time, 3) for name, time in seconds.items()}, [Table("", (), rows)])
+
+
+def compile_estimator(estimator: str, options: argparse.Namespace) -> float:
+    """Compile what calls of an estimator need."""
+    return warm_up(
+        estimator if estimator in FUNCTIONS else f"compute_{estimator}",
+        options.shape,
+        tensors=options.tensors,
+        dtype=getattr(torch, options.dtype),
+        flag_dtype=getattr(torch, options.flag_dtype),
+        time_dim=options.time_dim,
+        backend=options.backend,
+        device=options.device,
+    )

@@ -1,0 +1,166 @@
+"""The command `rl-triton`: what it prints, and what `doctor` finds in installations that are broken on purpose."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from rl_triton_core import conventions
+from rl_triton_core.cli import COMMANDS, caches, doctor, main, requirements
+from rl_triton_core.cli.conventions import CONVERTERS
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_command(*arguments, **environment):
+    """Run the command in a process of its own, with other variables in its environment."""
+    command = [sys.executable, "-m", "rl_triton_core", *arguments]
+    env = {**os.environ, **environment}
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=300)
+
+
+def run_json(capsys, *arguments):
+    """Run a command in this process, and return its exit status and what it printed."""
+    status = main([*arguments, "--json"])
+    return status, json.loads(capsys.readouterr().out)
+
+
+def add_distribution(folder, name, version, *requires):
+    """Install the metadata of a package, which is all that is read of it."""
+    folder.joinpath(f"{name.replace('-', '_')}-{version}.dist-info").mkdir(parents=True)
+    lines = [f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {x}" for x in requires)]
+    text = "Metadata-Version: 2.1\n" + "\n".join(lines) + "\n"
+    folder.joinpath(f"{name.replace('-', '_')}-{version}.dist-info", "METADATA").write_text(text)
+
+
+def test_a_broken_installation(tmp_path):
+    """Old and unknown packages, a cache that is a file, no fast path, a wrong number of threads: all are found."""
+    site, file = tmp_path / "site", tmp_path / "file"
+    file.touch()
+    add_distribution(site, "numba", "0.50.1")
+    add_distribution(site, "ray", "99.1.0")
+    add_distribution(site, "triton", "3.0.0")
+    add_distribution(site, "torch", torch.__version__, 'triton==3.4.0; platform_system == "Linux"')
+    result = run_command(
+        *("doctor", "--json"),
+        PYTHONPATH=os.pathsep.join([str(site), str(ROOT), *sys.path]),
+        TRITON_CACHE_DIR=str(file / "triton"),
+        NUMBA_CACHE_DIR=str(file / "numba"),
+        RL_TRITON_FAST_PATH="0",
+        RL_TRITON_NUM_THREADS="many",
+        TRITON_INTERPRET="1",
+    )
+    assert result.returncode == 1, result.stderr
+    report = json.loads(result.stdout)
+    checks = report["checks"]
+    found = {name: check["status"] for name, check in checks.items() if check["status"] != "ok"}
+    broken = dict.fromkeys(("packages", "triton", "caches", "fast path", "threads"), "problem")
+    assert found == broken | {"frameworks": "warning", "interpreter": "warning"}
+    assert report["problems"] == len(broken)
+    assert "numba 0.50.1, expected 0.61" in checks["packages"]["message"]
+    assert 'pip install "triton==3.4.0"' in checks["triton"]["advice"]
+    assert all(name in checks["caches"]["advice"] for name in ("TRITON_CACHE_DIR", "NUMBA_CACHE_DIR"))
+    assert "ray 99.1.0" in checks["frameworks"]["message"] and "check_ray" in checks["frameworks"]["advice"]
+    assert "RL_TRITON_FAST_PATH" in checks["fast path"]["advice"]
+    assert "'many'" in checks["threads"]["message"]
+
+
+def test_without_a_command_it_describes_the_machine():
+    result = run_command(RL_TRITON_NUM_THREADS="3")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("rl_triton_core ")
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert ["rl_triton_core", "3"] in lines and ["RL_TRITON_NUM_THREADS", "3"] in lines
+    assert ["cpu", "reference", "available"] in lines
+
+
+def test_it_is_a_command_of_the_distribution():
+    lines = (ROOT / "pyproject.toml").read_text().splitlines()
+    assert lines[lines.index("[project.scripts]") + 1] == f'rl-triton = "{main.__module__}:{main.__name__}"'
+
+
+def test_the_page_describes_every_command():
+    text = (ROOT / "docs" / "cli.md").read_text()
+    assert all(f"\n## {name}\n" in text for name in COMMANDS)
+
+
+def test_a_distribution_that_is_too_old(tmp_path, monkeypatch):
+    add_distribution(tmp_path, "stable-baselines3", "1.0")
+    monkeypatch.syspath_prepend(tmp_path)
+    finding = doctor.check_frameworks()
+    assert finding.status == "problem"
+    assert finding.advice == 'pip install "stable-baselines3>=2.9"'
+
+
+def test_the_tested_versions_are_those_of_the_constraints():
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = dict(line.partition(";")[0].strip().split("==") for line in lines if "==" in line.partition(";")[0])
+    for name, tested in requirements.TESTED.items():
+        assert pins[name].startswith(f"{tested}."), name
+
+
+@pytest.mark.parametrize(("version", "numbers"), [("2.13.0+cpu", (2, 13, 0)), ("3.4.0rc1", (3, 4, 0)), ("dev", ())])
+def test_versions(version, numbers):
+    assert requirements.parse_version(version) == numbers
+
+
+def test_the_gpu_that_pytorch_cannot_use(tmp_path):
+    """As the kernel shows it: a folder for each NVIDIA GPU, device files for those of AMD."""
+    assert doctor.find_gpu_driver(tmp_path) is None
+    (tmp_path / "dev" / "dri").mkdir(parents=True)
+    (tmp_path / "dev" / "dri" / "renderD128").touch()
+    assert doctor.find_gpu_driver(tmp_path) is None
+    (tmp_path / "dev" / "kfd").touch()
+    assert doctor.find_gpu_driver(tmp_path) == "AMD"
+    (tmp_path / "proc" / "driver" / "nvidia" / "gpus" / "0000:01:00.0").mkdir(parents=True)
+    assert doctor.find_gpu_driver(tmp_path) == "NVIDIA"
+    assert doctor.judge_gpu(None).status == "ok"
+    if not torch.cuda.is_available():
+        finding = doctor.judge_gpu("NVIDIA")
+        assert finding.status == "problem"
+        assert ("built without CUDA" in finding.message) == (torch.version.cuda is None)
+
+
+def test_the_c_compiler(tmp_path, monkeypatch):
+    missing = doctor.judge_c_compiler(str(tmp_path / "cc"))
+    assert missing.status == "problem" and "is not there" in missing.message
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert doctor.judge_c_compiler(None).status == "problem"
+    (tmp_path / "gcc").touch(0o755)
+    assert doctor.judge_c_compiler(None) == doctor.Finding("ok", str(tmp_path / "gcc"))
+
+
+def test_caches_that_can_be_written(tmp_path):
+    assert caches.try_to_write(tmp_path / "not" / "yet" / "there") is None
+    assert not (tmp_path / "not").exists()
+    (tmp_path / "file").touch()
+    assert caches.try_to_write(tmp_path / "file") == "Not a directory"
+
+
+def test_warmup(capsys):
+    status, seconds = run_json(
+        capsys, *["warmup", "--estimator", "gae", "normalize_advantages", "--shape", "3", "5", "--backend", "reference"]
+    )
+    assert status == 0 and list(seconds) == ["gae", "normalize_advantages"]
+    assert all(time >= 0 for time in seconds.values())
+    with pytest.raises(SystemExit) as stopped:
+        main(["warmup", "--estimator", "gae", "--tensors", "dones"])
+    assert stopped.value.code == 2
+    assert "tensors: got 'dones'" in capsys.readouterr().err
+
+
+def test_conventions(capsys):
+    """Every converter belongs to a framework, and the lines that are printed run."""
+    assert {x.__name__ for x in CONVERTERS.values()} == set(conventions.__all__) - {"Boundaries"}
+    status, cleanrl = run_json(capsys, "conventions", "cleanrl")
+    assert status == 0
+    rewards, values, dones, next_done, next_value = (*torch.zeros(3, 4, 2), *torch.zeros(2, 2))
+    names = {"rewards": rewards, "values": values, "dones": dones, "next_done": next_done, "next_value": next_value}
+    exec(cleanrl["call"], names)
+    assert names["advantages"].shape == (4, 2)
+    assert main(["conventions", "pufferlib"]) == 0
+    assert "rewards, boundaries = from_pufferlib(rewards, terminals, next_reward," in capsys.readouterr().out

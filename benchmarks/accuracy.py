@@ -18,7 +18,7 @@ import math
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache, partial
 from itertools import product
@@ -31,9 +31,20 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import rl_triton_core
-from benchmarks import equations, files
-from benchmarks.equations import Rates, scan_serially
-from benchmarks.workloads import ESTIMATORS, FLAGS, LAYOUTS, PER_ACTION, Estimator, Inputs
+from benchmarks import files
+from benchmarks.equations import (
+    ESTIMATORS,
+    FLAGS,
+    PER_ACTION,
+    Equation,
+    Estimator,
+    Inputs,
+    Rates,
+    scan_serially,
+    solve_linear,
+)
+from benchmarks.workloads import LAYOUTS
+from rl_triton_core.testing import relative_error
 
 STEPS = (128, 1024, 8192, 131072)
 HALF_STEPS = 8192
@@ -102,18 +113,11 @@ class Case(NamedTuple):
     """A public function, its equation, its inputs, its results, and the discounts that they depend on."""
 
     function: str
+    equation: Equation
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     rates: tuple[str, ...] = ("gamma", "lambda_")
     options: dict[str, Any] = {}  # noqa: RUF012
-
-    @property
-    def equation(self) -> Callable[..., tuple[Tensor, ...]]:
-        """The paper's equation, by way of a scan."""
-        if self.function == "linear_recurrence":
-            reverse = self.options["reverse"]
-            return lambda i, dim, rates, scan: (scan(i["alpha"], i["beta"], dim, reverse),)
-        return equations.EQUATIONS[self.function]
 
 
 def make_case(spec: Estimator) -> Case:
@@ -121,12 +125,16 @@ def make_case(spec: Estimator) -> Case:
     inputs = dict.fromkeys("expected_next_q" if name in PER_ACTION else name for name in spec.inputs)
     inputs |= dict.fromkeys(["truncated"] * spec.truncates + ["bootstrap_values"] * spec.bootstraps)
     rates = ("gamma",) * spec.discounts + ("lambda_",) * (spec.lambda_ is not None)
-    return Case(spec.function, tuple(inputs), spec.outputs, rates)
+    return Case(spec.function, spec.equation, tuple(inputs), spec.outputs, rates)
 
 
 CASES = {spec.function: make_case(spec) for spec in ESTIMATORS.values()} | {
     f"linear_recurrence({reverse=})": Case(
-        "linear_recurrence", ("alpha", "beta"), ("states",), options={"reverse": reverse}
+        "linear_recurrence",
+        partial(solve_linear, reverse=reverse),
+        ("alpha", "beta"),
+        ("states",),
+        options={"reverse": reverse},
     )
     for reverse in (True, False)
 }
@@ -168,11 +176,6 @@ def compute_ours(case: Case, rollouts: Rollouts, rows: slice, place: Place) -> l
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
-
-
-def relative_error(actual: Tensor, exact: Tensor) -> float:
-    """‖actual − exact‖ / ‖exact‖."""
-    return float((actual - exact).norm() / exact.norm())
 
 
 def compare_with_serial(error: float, serial: float) -> dict[str, float]:

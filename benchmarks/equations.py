@@ -1,4 +1,4 @@
-"""The papers' equations on whole tensors, by way of any scan; nothing of ours is imported here.
+"""What the estimators take and give, and the papers' equations by way of any scan; nothing of ours is imported here.
 
 Tensors have environments and time in either order; `dim` is the dimension of time. With a serial scan in float64 this
 is the oracle that every arm must agree with, with a serial scan in float32 the loop whose rounding errors ours are
@@ -13,11 +13,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.workloads import FLAGS, GAMMA, Inputs, Workload, select_envs
-
+Inputs = dict[str, Tensor]
 Scan = Callable[[Tensor, Tensor, int, bool], Tensor]
 """A[t] = α[t] + β[t]·A[t+1], or of A[t-1] if not reversed, from (α, β, dimension of time, reversed)."""
 
+Equation = Callable[[Inputs, int, "Rates", Scan], tuple[Tensor, ...]]
+"""The results, from the inputs, the dimension of time, the discounts, and a scan."""
+
+GAMMA = 0.99
+ACTIONS = 4
+FLAGS = {"terminated": 0.02, "truncated": 0.01, "dones": 0.02, "mask": 0.9}
+"""Flags, and how often they are set."""
+LOG_PROBS = ("target_log_probs", "behaviour_log_probs")
+PER_ACTION = ("next_action_probs", "next_q_values")
 MAX_ENVS_ON_CPU = 256
 """With so few environments a serial loop is quicker on a CPU."""
 
@@ -27,25 +35,6 @@ class Rates(NamedTuple):
 
     gamma: float | Tensor = GAMMA
     lambda_: float | Tensor = 1.0
-
-
-def compute_oracle(workload: Workload, inputs: Inputs, envs: Tensor | None = None) -> tuple[Tensor, ...]:
-    """The results in float64, of some environments if `envs` are given."""
-    chosen = inputs if envs is None else select_envs(inputs, workload, envs)
-    return solve_equations(workload, widen(chosen), scan_serially)
-
-
-def widen(inputs: Inputs) -> Inputs:
-    """The inputs in float64, flags as booleans."""
-    return {name: x != 0 if name in FLAGS else x.double() for name, x in inputs.items()}
-
-
-def solve_equations(workload: Workload, inputs: Inputs, scan: Scan) -> tuple[Tensor, ...]:
-    """The results of an estimator, as many as the workload asks for."""
-    flags = {name: inputs[name] != 0 for name in inputs if name in FLAGS}
-    rates = Rates(GAMMA, workload.spec.lambda_ or 1.0)
-    results = EQUATIONS[workload.spec.function]({**inputs, **flags}, workload.time_dim, rates, scan)
-    return results[: len(workload.spec.outputs)]
 
 
 # --- scans ------------------------------------------------------------------------------------------------------------
@@ -188,12 +177,67 @@ def solve_prefix_sum(i: Inputs, dim: int, rates: Rates, scan: Scan) -> tuple[Ten
     return solve_traces(i, dim, Rates(1.0, 1.0), scan)
 
 
-EQUATIONS = {
-    "compute_gae": solve_gae,
-    "compute_vtrace": solve_vtrace,
-    "compute_retrace": solve_retrace,
-    "compute_lambda_returns": solve_lambda_returns,
-    "compute_discounted_returns": solve_discounted_returns,
-    "compute_eligibility_traces": solve_traces,
-    "compute_episodic_prefix_sum": solve_prefix_sum,
+def solve_linear(i: Inputs, dim: int, rates: Rates, scan: Scan, reverse: bool) -> tuple[Tensor, ...]:
+    """The scan itself."""
+    return (scan(i["alpha"], i["beta"], dim, reverse),)
+
+
+class Estimator(NamedTuple):
+    """A public function, its equation, its inputs per step by the names of its arguments, and the results asked for."""
+
+    function: str
+    equation: Equation
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    bootstraps: bool = True
+    truncates: bool = True
+    discounts: bool = True
+    lambda_: float | None = None
+
+
+GAE = Estimator("compute_gae", solve_gae, ("rewards", "values", "terminated"), ("advantages", "returns"), lambda_=0.95)
+ESTIMATORS = {
+    "gae": GAE,
+    "vtrace": Estimator(
+        "compute_vtrace",
+        solve_vtrace,
+        ("rewards", "values", "terminated", *LOG_PROBS),
+        ("targets", "advantages"),
+        lambda_=1.0,
+    ),
+    "retrace": Estimator(
+        "compute_retrace",
+        solve_retrace,
+        ("rewards", "q_values", "terminated", *LOG_PROBS, *PER_ACTION),
+        ("targets", "advantages"),
+        bootstraps=False,
+        lambda_=1.0,
+    ),
+    "lambda_returns": Estimator(
+        "compute_lambda_returns",
+        solve_lambda_returns,
+        ("rewards", "values", "terminated"),
+        ("returns",),
+        lambda_=0.95,
+    ),
+    "discounted_returns": Estimator(
+        "compute_discounted_returns", solve_discounted_returns, ("rewards", "terminated"), ("returns",)
+    ),
+    "eligibility_traces": Estimator(
+        "compute_eligibility_traces", solve_traces, ("x", "terminated"), ("traces",), bootstraps=False, lambda_=0.95
+    ),
+    "prefix_sum": Estimator(
+        "compute_episodic_prefix_sum",
+        solve_prefix_sum,
+        ("x", "dones"),
+        ("sums",),
+        bootstraps=False,
+        truncates=False,
+        discounts=False,
+    ),
 }
+VARIANTS = {
+    "gae_advantages": GAE._replace(outputs=("advantages",)),
+    "gae_masked": GAE._replace(inputs=(*GAE.inputs, "mask")),
+}
+"""GAE without its value targets, and with a mask."""

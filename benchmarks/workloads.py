@@ -5,60 +5,24 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-Inputs = dict[str, torch.Tensor]
+from benchmarks.equations import (
+    ACTIONS,
+    ESTIMATORS,
+    FLAGS,
+    GAMMA,
+    LOG_PROBS,
+    PER_ACTION,
+    VARIANTS,
+    Estimator,
+    Inputs,
+    Rates,
+    Scan,
+    scan_serially,
+)
 
-GAMMA = 0.99
-ACTIONS = 4
-FLAGS = {"terminated": 0.02, "truncated": 0.01, "dones": 0.02, "mask": 0.9}
-"""Flags, and how often they are set."""
-PER_ACTION = ("next_action_probs", "next_q_values")
 LAYOUTS = ("env-major", "time-major")
-
-
-class Estimator(NamedTuple):
-    """A public function, its inputs per step by the names of its arguments, and the results that it is asked for."""
-
-    function: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    bootstraps: bool = True
-    truncates: bool = True
-    discounts: bool = True
-    lambda_: float | None = None
-
-
-LOG_PROBS = ("target_log_probs", "behaviour_log_probs")
-ESTIMATORS = {
-    "gae": Estimator("compute_gae", ("rewards", "values", "terminated"), ("advantages", "returns"), lambda_=0.95),
-    "vtrace": Estimator(
-        "compute_vtrace", ("rewards", "values", "terminated", *LOG_PROBS), ("targets", "advantages"), lambda_=1.0
-    ),
-    "retrace": Estimator(
-        "compute_retrace",
-        ("rewards", "q_values", "terminated", *LOG_PROBS, *PER_ACTION),
-        ("targets", "advantages"),
-        bootstraps=False,
-        lambda_=1.0,
-    ),
-    "lambda_returns": Estimator(
-        "compute_lambda_returns", ("rewards", "values", "terminated"), ("returns",), lambda_=0.95
-    ),
-    "discounted_returns": Estimator("compute_discounted_returns", ("rewards", "terminated"), ("returns",)),
-    "eligibility_traces": Estimator(
-        "compute_eligibility_traces", ("x", "terminated"), ("traces",), bootstraps=False, lambda_=0.95
-    ),
-    "prefix_sum": Estimator(
-        "compute_episodic_prefix_sum", ("x", "dones"), ("sums",), bootstraps=False, truncates=False, discounts=False
-    ),
-}
-VARIANTS = {
-    "gae_advantages": Estimator("compute_gae", ("rewards", "values", "terminated"), ("advantages",), lambda_=0.95),
-    "gae_masked": Estimator(
-        "compute_gae", ("rewards", "values", "terminated", "mask"), ("advantages", "returns"), lambda_=0.95
-    ),
-}
-"""GAE without its value targets, and with a mask."""
 
 
 class Workload(NamedTuple):
@@ -144,3 +108,22 @@ def select_envs(inputs: Inputs, workload: Workload, envs: torch.Tensor) -> Input
     """The inputs of some environments."""
     dim = 1 - workload.time_dim
     return {name: x.index_select(dim if x.ndim > 1 else 0, envs) for name, x in inputs.items()}
+
+
+def compute_oracle(workload: Workload, inputs: Inputs, envs: Tensor | None = None) -> tuple[Tensor, ...]:
+    """The results in float64, of some environments if `envs` are given."""
+    chosen = inputs if envs is None else select_envs(inputs, workload, envs)
+    return solve_equations(workload, widen_inputs(chosen), scan_serially)
+
+
+def widen_inputs(inputs: Inputs) -> Inputs:
+    """The inputs in float64, flags as booleans."""
+    return {name: x != 0 if name in FLAGS else x.double() for name, x in inputs.items()}
+
+
+def solve_equations(workload: Workload, inputs: Inputs, scan: Scan) -> tuple[Tensor, ...]:
+    """The results of an estimator, as many as the workload asks for."""
+    flags = {name: inputs[name] != 0 for name in inputs if name in FLAGS}
+    rates = Rates(GAMMA, workload.spec.lambda_ or 1.0)
+    results = workload.spec.equation({**inputs, **flags}, workload.time_dim, rates, scan)
+    return results[: len(workload.spec.outputs)]

@@ -9,27 +9,12 @@ from typing import Any
 
 import torch
 
-from rl_triton_core.estimators.gae import compute_gae
-from rl_triton_core.estimators.linear import linear_recurrence
-from rl_triton_core.estimators.retrace import compute_retrace
-from rl_triton_core.estimators.returns import compute_discounted_returns, compute_lambda_returns
-from rl_triton_core.estimators.traces import compute_eligibility_traces, compute_episodic_prefix_sum
-from rl_triton_core.estimators.vtrace import compute_vtrace
+from rl_triton_core import estimators
 from rl_triton_core.normalization import normalize_advantages
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    function.__name__: function
-    for function in (
-        compute_gae,
-        compute_vtrace,
-        compute_retrace,
-        compute_lambda_returns,
-        compute_discounted_returns,
-        compute_eligibility_traces,
-        compute_episodic_prefix_sum,
-        linear_recurrence,
-        normalize_advantages,
-    )
+    **{name: x for name in estimators.__all__ if inspect.isroutine(x := getattr(estimators, name))},
+    "normalize_advantages": normalize_advantages,
 }
 USUAL_TENSORS = (
     "values",
@@ -103,6 +88,12 @@ def warm_up(
     for _ in range(NUM_CALLS):
         call(**arguments, backend=backend)
     return time.perf_counter() - start
+
+
+def list_required_options(function: Callable[..., Any]) -> list[str]:
+    """The names of a function's options that have no default."""
+    parameters = inspect.signature(function).parameters
+    return [name for name, x in parameters.items() if x.default is x.empty and x.kind is x.KEYWORD_ONLY]
 
 
 def choose_tensors(parameters: Any, tensors: Sequence[str] | None) -> list[str]:

@@ -35,7 +35,7 @@ LIMITS: dict[str, dict[str, int]] = {
     "one_word": {"rl_triton_core": 90, "adapters": 20, "benchmarks": 50, "tests": 200, "scripts": 0, "examples": 6},
 }
 """The most that a part may have."""
-MAX_PLACES = 10
+MAX_PLACES = 8
 """The most files that name every estimator."""
 
 PRIMITIVES = frozenset(["exp", "main", "minimum", "scan", "select", "tune"])

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.end_to_end.frameworks import Setting
-from benchmarks.equations import scan_by_doubling, solve_equations
+from benchmarks.equations import scan_by_doubling
 from benchmarks.files import ROOT
 from benchmarks.providers import compiled_scan
-from benchmarks.workloads import GAMMA, Inputs, Workload
+from benchmarks.workloads import GAMMA, Inputs, Workload, solve_equations
 
 Advantages = Callable[[Inputs], tuple[Tensor, Tensor]]
 """Advantages and returns."""

@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from benchmarks import equations
 from benchmarks.harness import Call
-from benchmarks.workloads import Inputs, Workload
+from benchmarks.workloads import Inputs, Workload, compute_oracle
 
 Expected = Callable[[Workload, Inputs, Tensor | None], tuple[Tensor, ...]]
 
@@ -44,7 +43,7 @@ class Provider(NamedTuple):
 
     def find_oracle(self) -> Expected:
         """The oracle: that of the equations, unless the provider has conventions of its own."""
-        return getattr(self.load(), "compute_oracle", equations.compute_oracle)
+        return getattr(self.load(), "compute_oracle", compute_oracle)
 
     def select_written(self, result: Tensor) -> Tensor:
         """The part of a result that the provider writes."""

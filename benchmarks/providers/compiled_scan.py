@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from benchmarks.equations import scan_by_doubling, solve_equations
+from benchmarks.equations import scan_by_doubling
 from benchmarks.harness import Call
-from benchmarks.workloads import Inputs, Workload
+from benchmarks.workloads import Inputs, Workload, solve_equations
 
 BACKEND = "inductor"
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.cpp_extension import CUDA_HOME, load_inline
 
-from benchmarks import equations
+from benchmarks import workloads
 from benchmarks.harness import Call
 from benchmarks.providers.limits import SERIAL_LONGEST
 from benchmarks.workloads import GAMMA, Inputs, Workload
@@ -81,7 +81,7 @@ def compute_oracle(workload: Workload, inputs: Inputs, envs: Tensor | None = Non
     """The oracle on the steps that are written, with the flags and rewards where this kernel takes them from."""
     shifted = {name: inputs[name][:, 1:] for name in ("rewards", "terminated")}
     values = {"values": inputs["values"][:, :-1], "bootstrap_values": inputs["values"][:, -1]}
-    return equations.compute_oracle(workload, {**shifted, **values}, envs)
+    return workloads.compute_oracle(workload, {**shifted, **values}, envs)
 
 
 def select_written(result: Tensor) -> Tensor:

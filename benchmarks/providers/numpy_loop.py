@@ -6,9 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.equations import solve_equations
 from benchmarks.harness import Call
-from benchmarks.workloads import Inputs, Workload
+from benchmarks.workloads import Inputs, Workload, solve_equations
 
 
 def make_call(workload: Workload, inputs: Inputs) -> Call:

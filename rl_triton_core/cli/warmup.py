@@ -7,11 +7,11 @@ import argparse
 import torch
 
 from rl_triton_core.cli.output import Report, Table, track_progress
-from rl_triton_core.warmup import FUNCTIONS, USUAL_TENSORS, warm_up
+from rl_triton_core.warmup import FUNCTIONS, USUAL_TENSORS, list_required_options, warm_up
 
 HELP = "compile what calls need, before training begins"
-ESTIMATORS = [name.removeprefix("compute_") for name in FUNCTIONS if name != "linear_recurrence"]
-"""Names on the command line; `linear_recurrence` takes a direction, which training code knows."""
+ESTIMATORS = [name.removeprefix("compute_") for name, x in FUNCTIONS.items() if not list_required_options(x)]
+"""Names on the command line; the others take what only training code knows: a direction, a number of steps."""
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 FLAG_DTYPES = ("bool", "uint8", *DTYPES)
 

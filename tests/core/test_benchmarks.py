@@ -19,10 +19,19 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 pytest.importorskip("benchmarks.run", reason="only the package is here", exc_type=ModuleNotFoundError)
 
-from benchmarks import compare, compile_ahead, equations, files, harness, measured, pages, run, targets
+from benchmarks import compare, compile_ahead, files, harness, measured, pages, run, targets
 from benchmarks.providers import REGISTRY, compiled_scan, loop
 from benchmarks.suites import LONG_ESTIMATORS, LONGER_ROWS, SHORT_ROWS, SUITES, SWEEP_SHAPES, combine_workloads
-from benchmarks.workloads import ESTIMATORS, GAMMA, VARIANTS, Workload, count_bytes, draw_inputs, select_envs
+from benchmarks.workloads import (
+    ESTIMATORS,
+    GAMMA,
+    VARIANTS,
+    Workload,
+    compute_oracle,
+    count_bytes,
+    draw_inputs,
+    select_envs,
+)
 
 TINY = combine_workloads([(3, 17), (2, 1)], truncated=(False, True))
 FURTHER = combine_workloads([(3, 17)], VARIANTS, truncated=(False, True))
@@ -58,7 +67,7 @@ def from_papers(workload, inputs):
 @pytest.mark.parametrize("workload", TINY + FURTHER, ids=str)
 def test_the_oracle_is_that_of_the_tests(workload):
     inputs = draw_inputs(workload, "cpu")
-    found = equations.compute_oracle(workload, inputs)
+    found = compute_oracle(workload, inputs)
     assert len(found) == len(workload.spec.outputs)
     for got, want in zip(found, from_papers(workload, inputs), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)

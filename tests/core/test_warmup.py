@@ -83,13 +83,12 @@ def test_the_first_call_is_quick(tmp_path):
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("time_dim", [0, -1])
 def test_every_function_can_be_warmed_up(name, time_dim):
-    arguments = {"reverse": True} if name == "linear_recurrence" else {}
-    assert warm_up(name, (3, 5), time_dim=time_dim, backend="reference", **arguments) > 0
+    required = {"linear_recurrence": {"reverse": True}, "compute_nstep_returns": {"n": 2}}
+    assert warm_up(name, (3, 5), time_dim=time_dim, backend="reference", **required.get(name, {})) > 0
 
 
 def test_there_is_one_for_every_public_function():
-    public = {name for name in rl_triton_core.__all__ if name.startswith("compute_")} - {"compute_nstep_returns"}
-    assert public <= set(FUNCTIONS)
+    assert {name for name in rl_triton_core.__all__ if name.startswith("compute_")} <= set(FUNCTIONS)
 
 
 class Asked(Exception):
@@ -131,7 +130,7 @@ def test_bootstrap_values_are_per_environment_without_truncations(monkeypatch, t
 
 
 def test_errors_name_what_is_wrong():
-    with pytest.raises(ValueError, match=r"function: got 'gae', expected one of compute_gae"):
+    with pytest.raises(ValueError, match=r"function: got 'gae', expected one of .*compute_gae"):
         warm_up("gae", (3, 5))
     with pytest.raises(ValueError, match=r"tensors: got 'dones', expected names of arguments: rewards, values"):
         warm_up("compute_gae", (3, 5), tensors=("dones",))

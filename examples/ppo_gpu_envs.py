@@ -3,15 +3,17 @@
     python examples/ppo_gpu_envs.py --target-return 475         CartPole, small enough for a CPU
     python examples/ppo_gpu_envs.py --advantages stock          the loop, see stock()
     python examples/ppo_gpu_envs.py --env pendulum --gamma 0.9 --total-timesteps 800000 --target-return -300
-    python examples/ppo_gpu_envs.py --device cuda --num-envs 16384 --num-steps 128 --num-minibatches 4 \\
-        --update-epochs 4 --learning-rate 3e-3 --total-timesteps 63000000 --target-return 475
+    python examples/ppo_gpu_envs.py --device cuda --update captured --num-envs 16384 --num-steps 128 \\
+        --num-minibatches 4 --update-epochs 4 --learning-rate 3e-3 --total-timesteps 63000000 --target-return 475
 
 CartPole-v1 and Pendulum-v1 of Gymnasium, all stepped at once. A truncated step continues with its final value.
+With `--update captured`, a rollout with its advantages is one CUDA graph, and a minibatch is another.
 """
 
 import argparse
 import sys
 import time
+from collections.abc import Callable
 from math import pi
 from typing import ClassVar, NamedTuple
 
@@ -22,6 +24,7 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from rl_triton_core import compute_gae
+from rl_triton_core.capture import CapturedStep
 
 
 class Envs:
@@ -48,8 +51,8 @@ class Envs:
         raise NotImplementedError
 
     def observe_state(self, state: Tensor) -> Tensor:
-        """What a policy sees of states."""
-        return state
+        """What a policy sees of states, which change in place."""
+        return state.clone()
 
     def step(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Observations after a reset where an episode ended, rewards, terminated, truncated, final observations."""
@@ -58,7 +61,7 @@ class Envs:
         truncated = (self.elapsed >= self.time_limit) & ~terminated
         done = terminated | truncated
         final = self.observe_state(state)
-        self.state = torch.where(done[:, None], self.draw_initial_states(), state)
+        self.state.copy_(torch.where(done[:, None], self.draw_initial_states(), state))
         self.elapsed.masked_fill_(done, 0)
         return self.observe_state(self.state), reward, terminated, truncated, final
 
@@ -146,7 +149,8 @@ def compute_triton_advantages(rollout: Rollout, next_value: Tensor, args: argpar
     )
 
 
-ADVANTAGES = {"stock": compute_stock_advantages, "triton": compute_triton_advantages}
+Advantages = Callable[[Rollout, Tensor, argparse.Namespace], tuple[Tensor, Tensor]]
+ADVANTAGES: dict[str, Advantages] = {"stock": compute_stock_advantages, "triton": compute_triton_advantages}
 
 
 # -- agent and training -----------------------------------------------------------------------------------------------
@@ -202,49 +206,81 @@ def collect_rollout(envs: Envs, agent: Agent, args: argparse.Namespace) -> Rollo
     return Rollout(*map(torch.stack, zip(*rows, strict=True)))
 
 
-def update_agent(
-    agent: Agent, optimizer: torch.optim.Optimizer, data: dict[str, Tensor], args: argparse.Namespace
+def update_minibatch(
+    agent: Agent, optimizer: torch.optim.Optimizer, batch: dict[str, Tensor], args: argparse.Namespace
 ) -> None:
-    """Several epochs of minibatches."""
-    size = len(data["obs"])
+    """One step of the optimizer."""
+    policy, advantages = agent.predict_policy(batch["obs"]), batch["advantages"]
+    advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+    ratio = (policy.log_prob(batch["actions"]) - batch["logprobs"]).exp()
+    clipped = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+    policy_loss = -torch.min(ratio * advantages, clipped * advantages).mean()
+    value_loss = 0.5 * (agent.predict_value(batch["obs"]) - batch["returns"]).square().mean()
+    optimizer.zero_grad()
+    (policy_loss + args.vf_coef * value_loss).backward()
+    nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+    optimizer.step()
+
+
+def update_agent(update: Callable[[Tensor], None], size: int, args: argparse.Namespace) -> None:
+    """Several epochs of minibatches of this many rows in all."""
     for _ in range(args.update_epochs):
-        for chosen in torch.randperm(size, device=args.device).chunk(args.num_minibatches):
-            batch = {name: x[chosen] for name, x in data.items()}
-            policy, advantages = agent.predict_policy(batch["obs"]), batch["advantages"]
-            advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-            ratio = (policy.log_prob(batch["actions"]) - batch["logprobs"]).exp()
-            clipped = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
-            policy_loss = -torch.min(ratio * advantages, clipped * advantages).mean()
-            value_loss = 0.5 * (agent.predict_value(batch["obs"]) - batch["returns"]).square().mean()
-            optimizer.zero_grad()
-            (policy_loss + args.vf_coef * value_loss).backward()
-            nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
-            optimizer.step()
+        for rows in torch.randperm(size, device=args.device).chunk(args.num_minibatches):
+            update(rows)
+
+
+class Training:
+    """Environments, an agent, and the two steps of an iteration: a rollout, and a minibatch of it."""
+
+    def __init__(self, args: argparse.Namespace, compute_advantages: Advantages | None = None):
+        torch.manual_seed(args.seed)
+        self.args, self.compute_advantages = args, compute_advantages or ADVANTAGES[args.advantages]
+        self.envs = envs = ENVIRONMENTS[args.env](args.num_envs, args.device, args.seed)
+        self.agent = agent = Agent(envs, args.hidden).to(args.device)
+        self.optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
+        self.data: dict[str, Tensor] = {}
+        state, enabled = [envs.state, envs.elapsed], None if args.update == "captured" else False
+        self.collect = CapturedStep(
+            self.collect_data, modules=[agent], state=state, generators=[envs.generator], enabled=enabled
+        )
+        self.update = CapturedStep(self.update_rows, modules=[agent], optimizers=[self.optimizer], enabled=enabled)
+
+    @torch.no_grad()
+    def collect_data(self) -> dict[str, Tensor]:
+        """A rollout with its advantages and returns, [num_steps, num_envs, ...]."""
+        rollout = collect_rollout(self.envs, self.agent, self.args)
+        next_value = self.agent.predict_value(self.envs.observe_state(self.envs.state))
+        advantages, returns = self.compute_advantages(rollout, next_value, self.args)
+        return rollout._asdict() | {"advantages": advantages, "returns": returns}
+
+    def update_rows(self, rows: Tensor) -> None:
+        """A step on some rows of the data."""
+        batch = {name: x.index_select(0, rows) for name, x in self.data.items()}
+        update_minibatch(self.agent, self.optimizer, batch, self.args)
+
+    def run_iteration(self, learning_rate: float) -> None:
+        """A rollout, and several epochs of minibatches."""
+        for name, x in self.collect().items():
+            flat = x.flatten(0, 1)
+            self.data.setdefault(name, torch.empty_like(flat)).copy_(flat)  # where graphs find it
+        self.optimizer.param_groups[0]["lr"] = learning_rate
+        update_agent(self.update, len(self.data["obs"]), self.args)
 
 
 def train_agent(args: argparse.Namespace) -> Agent:
-    torch.manual_seed(args.seed)
-    envs = ENVIRONMENTS[args.env](args.num_envs, args.device, args.seed)
-    agent = Agent(envs, args.hidden).to(args.device)
-    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
-    writer = SummaryWriter(f"{args.log_dir}/{args.env}__ppo_gpu_envs__{args.advantages}__{args.seed}")
+    training = Training(args)
+    writer = SummaryWriter(f"{args.log_dir}/{args.env}__ppo_gpu_envs__{args.advantages}__{args.update}__{args.seed}")
     batch_size = args.num_steps * args.num_envs
     iterations = args.total_timesteps // batch_size
     started = time.perf_counter()
     for iteration in (bar := tqdm(range(iterations), unit="update", disable=args.quiet)):
-        rollout = collect_rollout(envs, agent, args)
-        with torch.no_grad():
-            next_value = agent.predict_value(envs.observe_state(envs.state))
-        advantages, returns = ADVANTAGES[args.advantages](rollout, next_value, args)
-        data = rollout._asdict() | {"advantages": advantages, "returns": returns}
-        optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - iteration / iterations)
-        update_agent(agent, optimizer, {name: x.flatten(0, 1) for name, x in data.items()}, args)
-        reward, steps = rollout.rewards.mean().item(), (iteration + 1) * batch_size
+        training.run_iteration(args.learning_rate * (1 - iteration / iterations))
+        reward, steps = training.data["rewards"].mean().item(), (iteration + 1) * batch_size
         bar.set_postfix_str(f"reward per step {reward:.2f}")
         writer.add_scalar("charts/reward_per_step", reward, steps)
         writer.add_scalar("charts/steps_per_second", steps / (time.perf_counter() - started), steps)
     writer.close()
-    return agent
+    return training.agent
 
 
 @torch.no_grad()
@@ -262,6 +298,7 @@ def evaluate_agent(agent: Agent, args: argparse.Namespace) -> Tensor:
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--advantages", choices=list(ADVANTAGES), default="triton", help="who computes them")
+    parser.add_argument("--update", choices=["eager", "captured"], default="eager", help="captured needs a GPU")
     parser.add_argument("--env", choices=list(ENVIRONMENTS), default="cartpole")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=1)

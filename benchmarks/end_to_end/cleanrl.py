@@ -22,8 +22,9 @@ ARMS = {
     "stock": "a Python loop over the steps, as in CleanRL",
     "compiled": "`torch.compile` of a doubling scan",
     "ours": "`compute_gae`",
+    "captured": "`compute_gae`; rollouts and minibatches captured in CUDA graphs (`--update captured`)",
 }
-OURS = ("ours",)
+OURS = ("ours", "captured")
 SETTINGS = {
     "cuda": (
         Setting(4096, 128),
@@ -39,34 +40,26 @@ SETTINGS = {
 
 
 class Training:
-    """A policy, its optimizer, and environments."""
+    """The example's training, with its advantage step timed; inside a graph there is no telling."""
 
-    def __init__(self, setting: Setting) -> None:
-        torch.manual_seed(0)
+    def __init__(self, setting: Setting, update: str, watch: Stopwatch, advantages: Any) -> None:
         self.example, self.args = ppo.load_example(), ppo.make_arguments(setting)
-        self.envs = self.example.CartPole(setting.num_envs, setting.device)
-        self.agent = self.example.Agent(self.envs, setting.hidden).to(setting.device)
-        self.optimizer = torch.optim.Adam(self.agent.parameters(), lr=self.args.learning_rate, eps=1e-5)
+        self.args.env, self.args.update, self.advantages = "cartpole", update, advantages
+        timed = watch.around(ADVANTAGES, advantages) if update == "eager" else advantages
+        self.training = self.example.Training(self.args, timed)
 
-    def run_iteration(self, watch: Stopwatch, advantages: Any) -> None:
+    def run_iteration(self) -> None:
         """One pass of the example's loop."""
-        rollout = self.example.collect_rollout(self.envs, self.agent, self.args)
-        with torch.no_grad():
-            next_value = self.agent.predict_value(self.envs.observe_state(self.envs.state))
-        with watch.part(ADVANTAGES):
-            results = advantages(rollout, next_value, self.args)
-        data = rollout._asdict() | dict(zip(("advantages", "returns"), results, strict=True))
-        data = {name: x.flatten(0, 1) for name, x in data.items()}
-        self.example.update_agent(self.agent, self.optimizer, data, self.args)
+        self.training.run_iteration(self.args.learning_rate)
 
-    def compute_results(self, advantages: Any) -> tuple[Tensor, Tensor]:
+    def compute_results(self) -> tuple[Tensor, Tensor]:
         """Those of a random rollout."""
         shape = (self.args.num_envs, self.args.num_steps)
         random = random_rollout(*shape, time_dim=0, device=self.args.device)
         random = random._replace(truncated=random.truncated & ~random.terminated)
         *steps, final_values = random
         rollout = self.example.Rollout(None, None, None, steps[1], steps[0], *steps[2:], final_values.clone())
-        results: tuple[Tensor, Tensor] = advantages(rollout, final_values[0], self.args)
+        results: tuple[Tensor, Tensor] = self.advantages(rollout, final_values[0], self.args)
         return results
 
 
@@ -85,8 +78,8 @@ def compile_advantages(setting: Setting) -> Any:
 
 def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
     """One arm in one setting, as it is before training."""
-    training = Training(setting)
-    example = training.example
-    chosen = {"stock": example.compute_stock_advantages, "ours": example.compute_triton_advantages}
-    advantages = compile_advantages(setting) if name == "compiled" else chosen[name]
-    return Arm(lambda: training.run_iteration(watch, advantages), lambda: training.compute_results(advantages))
+    example = ppo.load_example()
+    chosen = {"stock": example.compute_stock_advantages}.get(name, example.compute_triton_advantages)
+    advantages = compile_advantages(setting) if name == "compiled" else chosen
+    training = Training(setting, "captured" if name == "captured" else "eager", watch, advantages)
+    return Arm(training.run_iteration, training.compute_results)

@@ -112,9 +112,10 @@ def read_setting(row: files.Row) -> Setting:
 
 
 def format_times(result: files.Row, pair: files.Row, part: str) -> str:
-    """Milliseconds of a part, slower arm → faster arm."""
+    """Milliseconds of a part, slower arm → faster arm; a part inside a graph is not timed."""
     medians = {row["arm"]: row["quartiles"] for row in result["arms"] if read_setting(row) == read_setting(pair)}
-    return " → ".join(f"{medians[pair[arm]][part][1] / 1e3:.3g}" for arm in ("slow", "fast"))
+    found = (medians[pair[arm]].get(part) for arm in ("slow", "fast"))
+    return " → ".join("–" if x is None else f"{x[1] / 1e3:.3g}" for x in found)
 
 
 def format_percent(share: float) -> str:

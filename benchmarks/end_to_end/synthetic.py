@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -80,7 +81,12 @@ class Update:
             with watch.part(ADVANTAGES):
                 results = advantages(inputs)
             named = dict(zip(("advantages", "returns"), (x.flatten() for x in results), strict=True))
-            ppo.load_example().update_agent(self.agent, self.optimizer, self.data | named, self.args)
+            ppo.load_example().update_agent(partial(self.update_rows, self.data | named), results[0].numel(), self.args)
+
+    def update_rows(self, data: Inputs, rows: Tensor) -> None:
+        """One minibatch."""
+        batch = {name: x[rows] for name, x in data.items()}
+        ppo.load_example().update_minibatch(self.agent, self.optimizer, batch, self.args)
 
     @torch.no_grad()
     def recompute_values(self) -> Inputs:

@@ -13,6 +13,9 @@ pytest.importorskip("tensorboard")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
 import ppo_gpu_envs as example
+from core.test_capture import AgainGraphs
+
+from rl_triton_core import capture
 
 ROWS = 50
 CARTPOLE_BOUNDS = (2.5, 3.0, 0.22, 3.0)  # some of the states are terminal
@@ -112,6 +115,24 @@ def test_both_arms_train_the_same_agent(env, tmp_path):
     for x, y in zip(*(agent.parameters() for agent in agents), strict=True):
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
     assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("env", list(example.ENVIRONMENTS))
+def test_captured_training_equals_eager_training(env, monkeypatch):
+    """With a graph that calls a step again. Rollouts too: random numbers are drawn in the same order."""
+    monkeypatch.setattr(capture, "find_obstacle", lambda *_: "switched off" if _[2] is False else "")
+    trainings = []
+    for update in ("eager", "captured"):
+        sizes = ["--num-envs", "8", "--num-steps", "8", "--update-epochs", "2", "--num-minibatches", "3"]
+        trainings.append(example.Training(example.parse_arguments([*sizes, "--env", env, "--update", update])))
+        trainings[-1].collect.graphs, trainings[-1].update.graphs = AgainGraphs(), AgainGraphs()
+        for i in range(4):
+            trainings[-1].run_iteration(1e-3 / (1 + i))
+    eager, captured = trainings
+    assert captured.collect.graphs.replays == 4 and captured.update.graphs.replays == 4 * 2 * 3
+    torch.testing.assert_close(captured.data["obs"], eager.data["obs"], rtol=1e-4, atol=1e-5)
+    for got, want in zip(captured.agent.parameters(), eager.agent.parameters(), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
 BRISK = [

@@ -40,15 +40,17 @@ class AgainGraphs:
             for static, new in zip(
                 capture.pytree.tree_leaves(results), capture.pytree.tree_leaves(call()), strict=True
             ):
-                static.data.copy_(new)
+                if static is not None:
+                    static.data.copy_(new)
 
         return results, replay
 
     def save_random_state(self, generators):
-        return torch.get_rng_state()
+        return [(generator, generator.get_state()) for generator in (torch.default_generator, *generators)]
 
     def restore_random_state(self, saved):
-        torch.set_rng_state(saved)
+        for generator, state in saved:
+            generator.set_state(state)
 
     def release(self): ...
 

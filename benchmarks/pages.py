@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -36,9 +37,10 @@ def main() -> None:
         (ROOT / name).write_text(write_page(), encoding="utf-8")
         print("wrote", name)
     if importlib.util.find_spec("matplotlib"):
-        from benchmarks import plots
+        from benchmarks import pictures, plots
 
         plots.draw_all()
+        pictures.draw_all()
 
 
 # --- pieces -----------------------------------------------------------------------------------------------------------
@@ -339,44 +341,87 @@ def write_accuracy_of(result: Row) -> str:
     )
 
 
-# --- README.md --------------------------------------------------------------------------------------------------------
+# --- README.md, docs/index.md -----------------------------------------------------------------------------------------
 
 
 def write_readme() -> str:
     """README.md with its generated parts between their marks."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    sentences = [*map(describe_gpu_speed, read_gpus(RESULTS)), describe_cpu_speed()]
-    for name, part in {"speed": " ".join(x for x in sentences if x) or NOT_YET, "shares": list_shares()}.items():
+    return fill_marks((ROOT / "README.md").read_text(encoding="utf-8"))
+
+
+def write_index() -> str:
+    """docs/index.md, likewise."""
+    return fill_marks((ROOT / "docs" / "index.md").read_text(encoding="utf-8"))
+
+
+def write_install() -> str:
+    """docs/install.md, likewise."""
+    return fill_marks((ROOT / "docs" / "install.md").read_text(encoding="utf-8"))
+
+
+def list_versions() -> str:
+    """The oldest versions, those that the tests without a GPU install, and those of the tests on a GPU."""
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    systems = [result["system"] for result in read_results("*/gpu_tests.json")]
+    lines = [["Python", *re.findall(r'requires-python = ">=(.*)"', project), *re.findall(r"on Python (3.\d+)", pinned)]]
+    for name, extra in {**dict.fromkeys(("torch", "triton", "numba", "numpy"), ""), **FRAMEWORKS}.items():
+        oldest, newest = re.findall(rf'"{name}{extra}>=([\d.]+)', project), re.findall(rf"^{name}==(\S+)", pinned, re.M)
+        lines.append([name, oldest[0], newest[0].removesuffix(";")])
+    table = [[*line, *(system[line[0].lower()] for system in systems)] for line in lines]
+    tested = [f"tests on an {system['gpu'].partition(',')[0]}" for system in systems]
+    return make_table(["", "oldest supported", "tests on a CPU", *tested], table)
+
+
+FRAMEWORKS = {
+    "stable-baselines3": "", "sb3-contrib": "", "ray": r"\[rllib\]", "torchrl": "", "gymnasium": "",
+}  # fmt: skip
+"""Packages of frameworks, and their extras in pyproject.toml."""
+
+
+def fill_marks(text: str) -> str:
+    """A page with its generated parts between their marks."""
+    speed = "\n\n".join(sentence for sentence in map(describe_gpu_speed, read_gpus(RESULTS)) if sentence)
+    for name, part in {"speed": speed or NOT_YET, "shares": list_shares(), "versions": list_versions()}.items():
         first, last = (mark.format(name) for mark in MARK)
-        before, _, rest = text.partition(first)
-        text = f"{before}{first}\n{part}\n{last}{rest.partition(last)[2]}"
+        before, found, rest = text.partition(first)
+        if found:
+            text = f"{before}{first}\n{part}\n{last}{rest.partition(last)[2]}"
     return text
 
 
 def list_shares() -> str:
     """The share of the advantage step by framework and machine, its bound, and the measured speed-up."""
+    lines = [[name, *describe_shares(pairs)] for name, pairs in select_shares()]
+    return make_table(["", "share", "bound", "measured speed-up"], lines)
+
+
+def select_shares() -> list[tuple[str, list[Row]]]:
+    """Ours against the framework's own, by framework and machine; what captures updates as well is apart."""
     from benchmarks.end_to_end.frameworks import REGISTRY
 
-    lines = []
+    found = []
     for name, framework in REGISTRY.items():
         for result in read_results(f"*/end_to_end_{name}.json"):
             module = framework.load()
             where = f"{module.TITLE}, {'GPU' if result['device'] == 'cuda' else 'CPU'}"
             pairs = [x for x in result["pairs"] if x["slow"] == "stock" and x["fast"] in module.OURS]
             captured = [x for x in pairs if x["fast"] == "captured"]
-            lines += describe_shares(where, [x for x in pairs if x not in captured])
-            lines += describe_shares(f"{where}, updates and acting captured as well", captured)
-    return make_table(["", "share", "bound", "measured speed-up"], lines)
+            found.append((where, [x for x in pairs if x not in captured]))
+            found.append((f"{where}, updates and acting captured as well", captured))
+    return [(name, pairs) for name, pairs in found if pairs]
 
 
-def describe_shares(name: str, pairs: list[Row]) -> list[list[str]]:
-    """A line of that table, if anything was measured."""
-    if not pairs:
-        return []
-    shares = [f"{100 * x['share']:.2g}" for x in sorted(pairs, key=lambda x: float(x["share"]))]
+def describe_shares(pairs: list[Row]) -> list[str]:
+    """The numbers of a line of that table."""
     columns = [sorted(x["bound"] for x in pairs), sorted(x["speed_up"][1] for x in pairs)]
     ends = [describe_range([f"{value:.2f}" for value in column]) for column in columns]
-    return [[name, f"{describe_range(shares)} %", *ends]]
+    return [f"{describe_range(format_shares(pairs))} %", *ends]
+
+
+def format_shares(pairs: list[Row]) -> list[str]:
+    """The shares in percent, the smallest first."""
+    return [f"{100 * x['share']:.2g}" for x in sorted(pairs, key=lambda x: float(x["share"]))]
 
 
 def describe_range(values: list[str]) -> str:
@@ -386,6 +431,8 @@ def describe_range(values: list[str]) -> str:
 
 def describe_gpu_speed(gpu: Machine) -> str:
     """The headline, and the mean over the sweep."""
+    from benchmarks.targets import TARGETS
+
     w = Workload("gae", *HEADLINE)
     times = [dict(gpu.find_times("headline", kind=kind).items()).get(w) for kind in ("full", "device")]
     if None in times:
@@ -393,25 +440,13 @@ def describe_gpu_speed(gpu: Machine) -> str:
     arms = {"loop": "the Python loop", "compiled_scan": "a compiled scan", "flat_triton": "a flat Triton kernel"}
     faster = {text: dict(gpu.find_ratios("headline", arm).items()).get(w) for arm, text in arms.items()}
     ratios = ", ".join(f"{format_ratio(ratio)} faster than {text}" for text, ratio in faster.items())
-    every = gpu.find_ratios("sweep", "flat_triton")
-    every = [ratio for found, ratio in every.items() if found.layout == "env-major"]
-    mean = f"{np.exp(np.log(every).mean()):.2f}×" if every else NOT_YET
+    every = TARGETS["flat_mean"].find(gpu).dropna()
+    mean = f"{np.exp(np.log(every).mean()):.2f}×" if len(every) else NOT_YET
     return (
         f"On one {describe_hardware(gpu)}, `compute_gae` over {w.num_envs} environments and {w.num_steps} steps takes\n"
-        f"{format_time(times[0])} µs per call ({format_time(times[1])} µs on the device):\n{ratios}.\n"
-        f"Over all estimators and the paper's shapes, plain and truncated ({len(every)} measurements), a call is\n"
-        f"{mean} faster than the flat kernel's (geometric mean)."
+        f"{format_time(times[0])} µs per call ({format_time(times[1])} µs on the device). That is\n{ratios}.\n"
+        f"Over all estimators in {len(every)} settings, a call is {mean} faster than that kernel's (geometric mean)."
     )
-
-
-def describe_cpu_speed() -> str:
-    """The pass of Stable-Baselines3."""
-    rows = [row for result in read_results("cpu/sb3_advantages.json") for row in result["rows"] if row["threads"] == 1]
-    pieces = [f"{row['speedup']:.1f}× at ({row['n_steps']}, {row['n_envs']})" for row in rows]
-    text = (
-        f"\nOn one CPU core our pass is faster than that of Stable-Baselines3:\n{', '.join(pieces)} (n_steps, n_envs)."
-    )
-    return text if pieces else ""
 
 
 def write_end_to_end() -> str:
@@ -430,6 +465,8 @@ PAGES = {
     "docs/accuracy.md": write_accuracy,
     "docs/benchmarks.md": write_benchmarks,
     "docs/end-to-end.md": write_end_to_end,
+    "docs/index.md": write_index,
+    "docs/install.md": write_install,
     "README.md": write_readme,
 }
 

@@ -487,7 +487,18 @@ def test_the_page_has_every_machine_and_every_suite(tmp_path, monkeypatch):
     assert page.count("7.0 / 3.0") > 1000 and pages.NOT_YET not in page and "rlax on" in page
     assert all(page.count(f"## {title}") == 2 for title, _ in pages.SECTIONS.values())
     text = pages.write_readme()
-    assert text.count("7.0 µs per call (3.0 µs on the device)") == 2 and "1.00× faster than the flat" in text
+    assert text.count("7.0 µs per call (3.0 µs on the device)") == 2 and "1.00× faster than a flat" in text
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
+def test_pictures_are_drawn(tmp_path):
+    """Those of the first pages, from the result files that there are."""
+    from benchmarks import pictures
+
+    pictures.draw_all(tmp_path)
+    names = [path.name for path in sorted(tmp_path.iterdir())]
+    assert names == ["boundary_rule.svg", "h200_speed_up.svg", "iteration_shares.svg"]
+    assert all(f"plots/{name}" in (files.ROOT / "docs" / "index.md").read_text() for name in names)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")

@@ -16,12 +16,11 @@ from rl_triton_core import conventions, extending, testing
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     "README.md",
-    "docs/index.md",
-    "docs/estimators.md",
-    "docs/normalization.md",
-    "docs/gpu.md",
-    "docs/migrate.md",
-    "docs/capture.md",
+    *(
+        f"docs/{name}.md"
+        for name in ("index", "install", "quickstart", "estimators", "normalization", "gpu", "migrate")
+    ),
+    *(f"docs/{name}.md" for name in ("capture", "lengths", "tokens", "multi-gpu", "nan", "faq")),
 ]
 MODULES = ["gae", "vtrace", "retrace", "returns", "nstep", "traces", "linear"]
 
@@ -33,7 +32,7 @@ def test_python_blocks_run(page):
         pytest.skip("only the package is here")
     blocks = re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
     assert blocks
-    source = "\n".join(block for block in blocks if "stable_baselines3" not in block)
+    source = "\n".join(block for block in blocks if "rl_triton_adapters" not in block)
     exec(compile(source, page, "exec"), {})
 
 
@@ -75,11 +74,10 @@ def test_the_table_of_estimators_has_every_argument(name):
     assert list(found) == [name for name in defaults if name not in ALIKE]
 
 
-def test_the_tables_have_every_estimator():
-    """The README's with the arguments that matter most, the page's with its equation too."""
+def test_every_estimator_is_named():
+    """In the README, and on the page with its equation."""
     for name in ESTIMATORS:
-        (row,) = re.findall(rf"^\| `{name}\((.*), …\)` \| .+ \| .+ \|$", page("README.md"), re.MULTILINE)
-        assert set(row.split(", ")) <= set(inspect.signature(getattr(rl_triton_core, name)).parameters)
+        assert f"`{name}`" in page("README.md")
         assert re.search(rf"^\| `{name}` \| .* = .* \|$", page("docs/estimators.md"), re.MULTILINE)
 
 

@@ -1,12 +1,13 @@
 # Every verb makes its environment first, once: .venv, remade when pyproject.toml or constraints.txt change.
-# test-independent and test-rllib have their own. PYTHON names the interpreter (3.10 or newer) to make them from, VENV,
-# VENV_INDEPENDENT and VENV_RLLIB where they go, JOBS the processes that check and test. MUTANTS=--tested says that the
-# tests have just passed.
+# test-independent, test-rllib and test-frameworks have their own. PYTHON names the interpreter (3.10 or newer) to make
+# them from, VENV, VENV_INDEPENDENT, VENV_RLLIB and VENV_FRAMEWORKS where they go, JOBS the processes that check and test.
+# MUTANTS=--tested says that the tests have just passed.
 
 PYTHON ?= python3
 VENV ?= .venv
 VENV_INDEPENDENT ?= .venv-independent
 VENV_RLLIB ?= .venv-rllib
+VENV_FRAMEWORKS ?= .venv-frameworks
 JOBS ?= 2
 DEMO_OUTPUT ?= build/demo
 GPU_OUTPUT ?= build/gpu
@@ -19,11 +20,13 @@ INSTALL := $(PY) $(PIP_INSTALL)
 PY_INDEPENDENT := $(VENV_INDEPENDENT)/bin/python
 INSTALL_INDEPENDENT := $(PY_INDEPENDENT) $(PIP_INSTALL)
 INSTALL_RLLIB := $(VENV_RLLIB)/bin/python $(PIP_INSTALL)
+INSTALL_FRAMEWORKS := $(VENV_FRAMEWORKS)/bin/python $(PIP_INSTALL)
 TORCH := $(shell sed -n 's/^torch==/&/p' constraints.txt)
 READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.ready-docs
 INDEPENDENT_READY := $(VENV_INDEPENDENT)/.ready
 RLLIB_READY := $(VENV_RLLIB)/.ready
+FRAMEWORKS_READY := $(VENV_FRAMEWORKS)/.ready
 COMPILED := env -u TRITON_INTERPRET
 INTERPRETED := env TRITON_INTERPRET=1
 QUICK_TESTS := estimators_*.py conventions.py normalization.py losses.py oracles.py backends.py docs.py
@@ -32,7 +35,7 @@ BY_FILE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo example example-rllib check test lint metrics type test-quick test-interpreted test-aot test-independent test-rllib mutants format docs gpu-test tune accuracy speed bench end-to-end report \
+.PHONY: help demo example example-rllib example-frameworks check test lint metrics type test-quick test-interpreted test-aot test-independent test-rllib test-frameworks mutants format docs gpu-test tune accuracy speed bench end-to-end report \
 	lower-bounds clean distclean
 
 help: ## Show this list
@@ -46,6 +49,9 @@ example: $(READY) ## Run an example: make example RUN="ppo_cleanrl.py --target-r
 
 example-rllib: $(RLLIB_READY) ## Run one of RLlib: make example-rllib RUN=ppo_rllib.py (downloads Ray)
 	$(VENV_RLLIB)/bin/python examples/$(RUN)
+
+example-frameworks: $(FRAMEWORKS_READY) ## Run one of RSL-RL, RL-Games or skrl: make example-frameworks RUN=ppo_rsl_rl.py
+	$(VENV_FRAMEWORKS)/bin/python examples/$(RUN)
 
 check: lint type test-quick ## What to run all day: style, types, tests without compilers for GPUs (two minutes)
 	@echo "make check: lint, type and test-quick passed"
@@ -80,6 +86,9 @@ test-independent: $(INDEPENDENT_READY) ## Compare with TorchRL and rlax (slow: d
 test-rllib: $(RLLIB_READY) ## Tests of the RLlib adapter, on real Ray processes (downloads Ray)
 	$(VENV_RLLIB)/bin/python -m pytest $(BY_FILE) \
 		tests/adapters/rllib tests/adapters/test_example_files.py tests/core/test_conventions.py
+
+test-frameworks: $(FRAMEWORKS_READY) ## Tests of the adapters for RSL-RL, RL-Games, skrl and verl (downloads them)
+	$(VENV_FRAMEWORKS)/bin/python -m pytest $(BY_FILE) tests/frameworks
 
 mutants: $(READY) ## Break the code on purpose; the tests must notice every time
 	$(COMPILED) $(PY) scripts/mutants.py reference --jobs $(JOBS) $(MUTANTS)
@@ -128,10 +137,10 @@ lower-bounds: $(READY) ## Test the core with the oldest supported packages (slow
 clean: ## Remove what the verbs made, except the environments
 	rm -rf build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -not -path './$(VENV)/*' -not -path './$(VENV_INDEPENDENT)/*' \
-		-not -path './$(VENV_RLLIB)/*' -prune -exec rm -rf {} +
+		-not -path './$(VENV_RLLIB)/*' -not -path './$(VENV_FRAMEWORKS)/*' -prune -exec rm -rf {} +
 
 distclean: clean ## Remove the environments and downloads too
-	rm -rf $(VENV) $(VENV_INDEPENDENT) $(VENV_RLLIB) .cache
+	rm -rf $(VENV) $(VENV_INDEPENDENT) $(VENV_RLLIB) $(VENV_FRAMEWORKS) .cache
 
 # torch goes first and by its exact version: otherwise its dependents choose the build.
 $(READY): pyproject.toml constraints.txt
@@ -160,4 +169,14 @@ $(RLLIB_READY): pyproject.toml constraints.txt
 	$(INSTALL_RLLIB) --upgrade "pip>=23.1"
 	$(INSTALL_RLLIB) "$(TORCH)"
 	$(INSTALL_RLLIB) -c constraints.txt -e ".[rllib]" hypothesis pytest pytest-xdist
+	@touch $@
+
+# The frameworks themselves without their dependencies, of which tests need few; pip then names those it misses.
+$(FRAMEWORKS_READY): pyproject.toml constraints.txt constraints-frameworks.txt
+	$(PYTHON) -m venv $(VENV_FRAMEWORKS)
+	$(INSTALL_FRAMEWORKS) --upgrade "pip>=23.1"
+	$(INSTALL_FRAMEWORKS) "$(TORCH)"
+	$(INSTALL_FRAMEWORKS) -c constraints.txt -c constraints-frameworks.txt -e . codetiming gitpython gymnasium hypothesis \
+		omegaconf psutil pytest pytest-xdist ray tensorboard tensorboardx tensordict tqdm transformers
+	$(INSTALL_FRAMEWORKS) -c constraints-frameworks.txt --no-deps rl-games rsl-rl-lib skrl verl
 	@touch $@

@@ -1,9 +1,12 @@
 """The examples in the README, the docs and the docstrings run."""
 
 import ast
+import contextlib
 import doctest
 import importlib
 import inspect
+import io
+import json
 import re
 import sys
 from pathlib import Path
@@ -14,6 +17,7 @@ import rl_triton_core
 from rl_triton_core import conventions, extending, testing
 
 ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = ["boundaries", "captured_ppo", "speed"]
 PAGES = [
     "README.md",
     *(
@@ -34,6 +38,20 @@ def test_python_blocks_run(page):
     assert blocks
     source = "\n".join(block for block in blocks if "rl_triton_adapters" not in block)
     exec(compile(source, page, "exec"), {})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_notebooks_run(name):
+    """Cell after cell; what a cell prints is what the notebook shows, where it shows something."""
+    namespace = {}
+    for cell in json.loads(page(f"examples/notebooks/{name}.ipynb"))["cells"]:
+        if cell["cell_type"] == "code":
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                exec(compile("".join(cell["source"]), f"{name}, {cell['id']}", "exec"), namespace)
+            shown = ["".join(output["text"]) for output in cell["outputs"]]
+            assert shown in ([], [printed.getvalue()]), "jupyter nbconvert --execute --inplace shows it anew"
+    assert f"`{name}.ipynb`" in page("docs/notebooks.md")
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -238,7 +238,7 @@ def describe_types(variant: HeadVariant) -> tuple[Any, Any]:
 def compile_head(variant: HeadVariant) -> tuple[Any, Any]:
     """`evaluate_heads` and `write_gradients` with a head's equations in them."""
     names = compile_equations(Choices(variant.head), variant.float64)
-    compile_part = partial(compile_function, float64=variant.float64)
+    compile_part = partial(compile_function, variant=variant, float64=variant.float64)
     if not variant.has_old:
         names |= {f"kl{part}": compile_part(getattr(kernels, f"no_kl{part}")) for part in ("", "_sums", "_slopes")}
     chosen = INDEXED if HEADS[variant.head].indexed else PLAIN
@@ -258,7 +258,7 @@ def compile_head(variant: HeadVariant) -> tuple[Any, Any]:
 def compile_terms(choices: Choices, float64: bool) -> Any:
     """`evaluate_terms` with the equations that a call chooses in it."""
     names = compile_equations(choices, float64)
-    names["find_extremes"] = compile_function(kernels.find_extremes, float64)
+    names["find_extremes"] = compile_function(kernels.find_extremes, choices, float64)
     real = numba.float64 if float64 else numba.float32
     numbers = numba.types.UniTuple(real, len(loss_equations.Coefficients._fields))
     totals = numba.types.Array(numba.float64, 1, "C")
@@ -268,8 +268,7 @@ def compile_terms(choices: Choices, float64: bool) -> Any:
 
 def compile_kernel(function: Any, signature: Any, float64: bool, variant: Any) -> Any:
     """A function that Python calls, kept on disk between processes under a name of its own."""
-    kernel = with_typed_constants(function, np.float64 if float64 else np.float32)
-    kernel.__name__ = kernel.__qualname__ = f"{function.__name__}_{hash_text((SOURCES, variant, float64))}"
+    kernel = bind_constants(function, variant, float64)
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc"}}
     try:
         return numba.njit([signature], cache=True, **options)(kernel)
@@ -279,29 +278,32 @@ def compile_kernel(function: Any, signature: Any, float64: bool, variant: Any) -
 
 def compile_equations(choices: Choices, float64: bool) -> dict[str, Any]:
     """The equations of a call, and their primitives."""
-    names: dict[str, Any] = {"select": compile_function(kernels.select, float64)}
+    compile_part = partial(compile_function, variant=choices, float64=float64)
+    names: dict[str, Any] = {"select": compile_part(kernels.select)}
     for primitive in ("exp", "log"):
         function = getattr(kernels, f"{primitive}_float{64 if float64 else 32}")
-        names[primitive] = compile_function(function, float64, np.int32, fastmath={"contract"})
-    return bind_equations(choices, names, partial(compile_function, float64=float64, fastmath={"contract"}))
+        names[primitive] = compile_part(function, integer=np.int32, fastmath={"contract"})
+    return bind_equations(choices, names, partial(compile_part, fastmath={"contract"}))
 
 
-def compile_function(function: Any, float64: bool, integer: Any = int, **options: Any) -> Any:
+def compile_function(function: Any, variant: Any, float64: bool, integer: Any = int, **options: Any) -> Any:
     """A function that compiled functions call."""
-    typed = with_typed_constants(function, np.float64 if float64 else np.float32, integer)
-    return numba.njit(**INNER, **options)(typed)
+    return numba.njit(**INNER, **options)(bind_constants(function, variant, float64, integer))
 
 
 INDEXED = {"action_at": "is_chosen", "action_exists": "is_in_range", "peak_of": "largest_of"}
 PLAIN = {"action_at": "read_action", "action_exists": "is_any", "peak_of": "zero_of"}
 """What the helpers of a head are, if its actions are indices, and if not."""
-SOURCES = [Path(str(module.__file__)).read_bytes() for module in (kernels, loss_equations)]
+SOURCES = hash_text([Path(str(file)).read_bytes() for file in (kernels.__file__, loss_equations.__file__, __file__)])
 
 
-def with_typed_constants(function: Any, real: Any, integer: Any = int) -> Any:
-    """A copy of a function whose numbers have these types: Python's own would widen the arithmetic."""
-    copy = bind_names(function)
-    types = {float: real, int: integer}
+def bind_constants(function: Any, variant: Any, float64: bool, integer: Any = int) -> Any:
+    """A copy of a function whose numbers have these types: Python's own would widen the arithmetic.
+
+    Its name is that of its code: what is loaded from disk is linked by name with what this process compiled.
+    """
+    copy = bind_names(function, f"{function.__name__}_{hash_text((SOURCES, variant, float64))}")
+    types = {float: np.float64 if float64 else np.float32, int: integer}
     constants = tuple(types[type(x)](x) if type(x) in types else x for x in function.__code__.co_consts)
     copy.__code__ = copy.__code__.replace(co_consts=constants)
     return copy

@@ -12,11 +12,12 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
 from hypothesis import Phase, settings
+
+from rl_triton_core._internal.selftest import cases
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -84,16 +85,8 @@ def select_covering(combinations):
                 yield item
 
 
-class Target(NamedTuple):
-    """A backend, the device of its tensors, and the longest window worth its time."""
-
-    backend: str
-    device: str
-    max_steps: int
-
-    @property
-    def interpreted(self):
-        return self.backend == "triton" and self.device == "cpu"
+class Target(cases.Target):
+    """A backend as the tests take it."""
 
     @property
     def exhaustive(self):

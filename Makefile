@@ -11,6 +11,8 @@ VENV_FRAMEWORKS ?= .venv-frameworks
 JOBS ?= 2
 DEMO_OUTPUT ?= build/demo
 GPU_OUTPUT ?= build/gpu
+CASES ?= 100000
+SEED ?= 0
 
 PY := $(VENV)/bin/python
 # Of the packages' modules those are compiled that are imported, when they first are, and kept for the next process.
@@ -35,7 +37,7 @@ BY_FILE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo example example-rllib example-frameworks check test lint metrics type test-quick test-interpreted test-aot test-independent test-rllib test-frameworks mutants format docs gpu-test tune accuracy speed bench end-to-end report \
+.PHONY: help demo example example-rllib example-frameworks check test lint metrics type test-quick test-interpreted test-aot test-independent test-rllib test-frameworks fuzz sanitize mutants format docs gpu-test tune accuracy speed bench end-to-end report \
 	lower-bounds clean distclean
 
 help: ## Show this list
@@ -89,6 +91,12 @@ test-rllib: $(RLLIB_READY) ## Tests of the RLlib adapter, on real Ray processes 
 
 test-frameworks: $(FRAMEWORKS_READY) ## Tests of the adapters for RSL-RL, RL-Games, skrl and verl (downloads them)
 	$(VENV_FRAMEWORKS)/bin/python -m pytest $(BY_FILE) tests/frameworks
+
+fuzz: $(READY) ## Compare CASES random calls (from SEED) with the oracles, on all backends of this machine
+	$(COMPILED) $(PY) -m rl_triton_core selftest --cases $(CASES) --seed $(SEED)
+
+sanitize: $(READY) ## Run tests under the four tools of compute-sanitizer, on an NVIDIA GPU (logs in GPU_OUTPUT)
+	$(COMPILED) $(PY) scripts/sanitize.py $(GPU_OUTPUT)
 
 mutants: $(READY) ## Break the code on purpose; the tests must notice every time
 	$(COMPILED) $(PY) scripts/mutants.py reference --jobs $(JOBS) $(MUTANTS)

@@ -483,16 +483,26 @@ class Call:
             changes["out"] = tuple(views) if len(views) > 1 else views[0]
         before = [p.base.clone() for p in self.placed]
         results = self(backend, **changes)
-        assert all(same_bits(p.base, old) for p, old in zip(self.placed, before, strict=True)), "an input was modified"
+        unchanged = all(same_bits(p.base, old) for p, old in zip(self.placed, before, strict=True))
+        require(unchanged, "an input was modified")
         for out, got in zip(outs, results, strict=False):
-            assert got is out.view
+            require(got is out.view, "the result is not the output that was passed")
             beside = out.base.clone()
             out.same_view(beside).fill_(filler)
-            assert same_bits(beside, torch.full_like(beside, filler)), "wrote beside the output"
-        assert [x is None for x in results] == [i >= self.num_results for i in range(len(self.estimator.outputs))]
+            require(same_bits(beside, torch.full_like(beside, filler)), "wrote beside the output")
+        left_out = [i >= self.num_results for i in range(len(self.estimator.outputs))]
+        require([x is None for x in results] == left_out, f"results left out: expected {left_out}")
         given = results[: self.num_results]
-        assert all(x.shape == shape and x.dtype == self.result_dtype and not x.requires_grad for x in given)
+        for x in given:
+            what = f"got {x.dtype}{list(x.shape)}, expected {self.result_dtype}{list(shape)} without gradient"
+            require(x.shape == shape and x.dtype == self.result_dtype and not x.requires_grad, what)
         return [self.env_major(x) for x in given]
+
+
+def require(condition, message):
+    """Raise an error unless the condition holds; an assert that Python's option -O leaves in place."""
+    if not condition:
+        raise AssertionError(message)
 
 
 # --- comparison -------------------------------------------------------------------------------------------------------
@@ -522,11 +532,12 @@ def check_case(case, target, how=DEFAULT, slack=4.0):
     size = measure_operands(case) + sum(measure_rows(flatten_features(x)) for x in exact[: len(names)])
     for name, result, want, loop in zip(names, results, exact, serial, strict=False):
         got = result.numpy() if result.dtype == torch.int64 else result.double().numpy()
-        assert not got[~case.valid].any(), f"{name}: not 0 in masked cells"
+        require(not got[~case.valid].any(), f"{name}: not 0 in masked cells")
         if result.dtype == torch.int64:
             np.testing.assert_array_equal(got, want)
             continue
-        assert (np.isnan(got) == np.isnan(want)).all(), f"{name}: NaN at {np.argwhere(np.isnan(got) ^ np.isnan(want))}"
+        wrong = np.argwhere(np.isnan(got) ^ np.isnan(want))
+        require(not len(wrong), f"{name}: NaN in one of result and oracle at {wrong.tolist()}")
         limit = 2 * measure_rows(flatten_features(loop - want)) + slack * np.finfo(arithmetic).eps * size
         if torch.finfo(how.result_dtype).eps > np.finfo(arithmetic).eps:  # the interpreter truncates bfloat16
             limit += (
@@ -535,7 +546,8 @@ def check_case(case, target, how=DEFAULT, slack=4.0):
                 / (1 if target.interpreted else 2)
             )
         error = measure_rows(flatten_features(got - want))
-        assert (error <= limit).all(), f"{name}: rows {np.flatnonzero(error > limit)}, {error.max()} > {limit.max()}"
+        wrong = np.flatnonzero(~(error <= limit))
+        require(not len(wrong), f"{name}: errors {error[wrong]} of rows {wrong} are larger than {limit[wrong]}")
 
 
 def assert_gradients(function, inputs, backend):

@@ -6,7 +6,7 @@
     python examples/ppo_gpu_envs.py --device cuda --update captured --num-envs 16384 --num-steps 128 \\
         --num-minibatches 4 --update-epochs 4 --learning-rate 3e-3 --total-timesteps 63000000 --target-return 475
 
-CartPole-v1 and Pendulum-v1 of Gymnasium, all stepped at once. A truncated step continues with its final value.
+The environments are those of gpu_envs.py. A truncated step continues with its final value.
 With `--update captured`, a rollout with its advantages is one CUDA graph, and a minibatch is another.
 """
 
@@ -14,10 +14,10 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
-from math import pi
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
+from gpu_envs import ENVIRONMENTS, Envs
 from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
 from torch.utils.tensorboard import SummaryWriter
@@ -25,86 +25,6 @@ from tqdm import tqdm
 
 from rl_triton_core import compute_gae
 from rl_triton_core.capture import CapturedStep
-
-
-class Envs:
-    """Environments whose states are the rows of one tensor. An episode that ends starts anew in the same step."""
-
-    observations: ClassVar[int]
-    actions: ClassVar[int]
-    discrete: ClassVar[bool]
-    time_limit: ClassVar[int]
-    start: ClassVar[tuple[float, ...]]  # episodes start within ± these
-
-    def __init__(self, num_envs: int, device: str = "cpu", seed: int = 0, dtype: torch.dtype = torch.float32):
-        self.bounds = torch.tensor(self.start, device=device, dtype=dtype).repeat(num_envs, 1)
-        self.generator = torch.Generator(device).manual_seed(seed)
-        self.state, self.elapsed = self.draw_initial_states(), torch.zeros(num_envs, device=device)
-
-    def draw_initial_states(self) -> Tensor:
-        """States in which episodes start, [num_envs, ...]."""
-        draws = torch.rand(self.bounds.shape, generator=self.generator, device=self.bounds.device)
-        return (2 * draws - 1) * self.bounds
-
-    def compute_transition(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The next states, rewards, and whether those states are terminal."""
-        raise NotImplementedError
-
-    def observe_state(self, state: Tensor) -> Tensor:
-        """What a policy sees of states, which change in place."""
-        return state.clone()
-
-    def step(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Observations after a reset where an episode ended, rewards, terminated, truncated, final observations."""
-        state, reward, terminated = self.compute_transition(self.state, action)
-        self.elapsed += 1
-        truncated = (self.elapsed >= self.time_limit) & ~terminated
-        done = terminated | truncated
-        final = self.observe_state(state)
-        self.state.copy_(torch.where(done[:, None], self.draw_initial_states(), state))
-        self.elapsed.masked_fill_(done, 0)
-        return self.observe_state(self.state), reward, terminated, truncated, final
-
-
-class CartPole(Envs):
-    """CartPole-v1: (x, ẋ, θ, θ̇), pushed left or right."""
-
-    observations, actions, discrete, time_limit = 4, 2, True, 500
-    start = (0.05, 0.05, 0.05, 0.05)
-
-    def compute_transition(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        x, x_dot, theta, theta_dot = state.unbind(-1)
-        sine, cosine = theta.sin(), theta.cos()
-        push = (20.0 * action - 10.0 + 0.05 * theta_dot.square() * sine) / 1.1
-        turn = (9.8 * sine - cosine * push) / (0.5 * (4 / 3 - 0.1 * cosine.square() / 1.1))
-        speed = push - 0.05 * turn * cosine / 1.1
-        state = state + 0.02 * torch.stack([x_dot, speed, theta_dot, turn], dim=-1)
-        terminated = (state[:, 0].abs() > 2.4) | (state[:, 2].abs() > 12 * 2 * pi / 360)
-        return state, torch.ones_like(x), terminated
-
-
-class Pendulum(Envs):
-    """Pendulum-v1: (θ, θ̇), turned by a torque."""
-
-    observations, actions, discrete, time_limit = 3, 1, False, 200
-    start = (pi, 1.0)
-
-    def compute_transition(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        theta, theta_dot = state.unbind(-1)
-        torque = action[:, 0].clamp(-2, 2)
-        angle = (theta + pi) % (2 * pi) - pi
-        cost = angle.square() + 0.1 * theta_dot.square() + 0.001 * torque.square()
-        theta_dot = (theta_dot + 0.05 * (15 * theta.sin() + 3 * torque)).clamp(-8, 8)
-        state = torch.stack([theta + 0.05 * theta_dot, theta_dot], dim=-1)
-        return state, -cost, torch.zeros_like(cost, dtype=torch.bool)
-
-    def observe_state(self, state: Tensor) -> Tensor:
-        theta, theta_dot = state.unbind(-1)
-        return torch.stack([theta.cos(), theta.sin(), theta_dot], dim=-1)
-
-
-ENVIRONMENTS: dict[str, type[Envs]] = {"cartpole": CartPole, "pendulum": Pendulum}
-
 
 # -- advantages -------------------------------------------------------------------------------------------------------
 
@@ -161,10 +81,9 @@ class Agent(nn.Module):
 
     def __init__(self, envs: Envs, hidden: int):
         super().__init__()
-        self.discrete = envs.discrete
         self.actor = self.make_network(envs.observations, hidden, envs.actions, 0.01)
         self.critic = self.make_network(envs.observations, hidden, 1, 1.0)
-        self.logstd = nn.Parameter(torch.zeros(envs.actions))
+        self.logstd = None if envs.discrete else nn.Parameter(torch.zeros(envs.actions))
 
     @staticmethod
     def make_network(inputs: int, hidden: int, outputs: int, std: float) -> nn.Sequential:
@@ -179,7 +98,7 @@ class Agent(nn.Module):
 
     def predict_policy(self, obs: Tensor) -> Distribution:
         output = self.actor(obs)
-        if self.discrete:
+        if self.logstd is None:
             return Categorical(logits=output, validate_args=False)
         normal = Normal(output, self.logstd.exp(), validate_args=False)
         return Independent(normal, 1, validate_args=False)
@@ -206,18 +125,24 @@ def collect_rollout(envs: Envs, agent: Agent, args: argparse.Namespace) -> Rollo
     return Rollout(*map(torch.stack, zip(*rows, strict=True)))
 
 
-def update_minibatch(
-    agent: Agent, optimizer: torch.optim.Optimizer, batch: dict[str, Tensor], args: argparse.Namespace
-) -> None:
-    """One step of the optimizer."""
+def compute_loss(agent: Agent, batch: dict[str, Tensor], args: argparse.Namespace) -> Tensor:
+    """Of a minibatch whose advantages are normalised."""
     policy, advantages = agent.predict_policy(batch["obs"]), batch["advantages"]
-    advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
     ratio = (policy.log_prob(batch["actions"]) - batch["logprobs"]).exp()
     clipped = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
     policy_loss = -torch.min(ratio * advantages, clipped * advantages).mean()
     value_loss = 0.5 * (agent.predict_value(batch["obs"]) - batch["returns"]).square().mean()
+    return policy_loss + args.vf_coef * value_loss
+
+
+def update_minibatch(
+    agent: Agent, optimizer: torch.optim.Optimizer, batch: dict[str, Tensor], args: argparse.Namespace
+) -> None:
+    """One step of the optimizer."""
+    advantages = batch["advantages"]
+    normalized = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
     optimizer.zero_grad()
-    (policy_loss + args.vf_coef * value_loss).backward()
+    compute_loss(agent, batch | {"advantages": normalized}, args).backward()
     nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
     optimizer.step()
 
@@ -267,8 +192,8 @@ class Training:
         update_agent(self.update, len(self.data["obs"]), self.args)
 
 
-def train_agent(args: argparse.Namespace) -> Agent:
-    training = Training(args)
+def train_agent(args: argparse.Namespace, kind: type[Training] = Training) -> Agent:
+    training = kind(args)
     writer = SummaryWriter(f"{args.log_dir}/{args.env}__ppo_gpu_envs__{args.advantages}__{args.update}__{args.seed}")
     batch_size = args.num_steps * args.num_envs
     iterations = args.total_timesteps // batch_size
@@ -295,8 +220,8 @@ def evaluate_agent(agent: Agent, args: argparse.Namespace) -> Tensor:
     return returns
 
 
-def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parse_arguments(arguments: list[str] | None = None, description: str | None = __doc__) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--advantages", choices=list(ADVANTAGES), default="triton", help="who computes them")
     parser.add_argument("--update", choices=["eager", "captured"], default="eager", help="captured needs a GPU")
     parser.add_argument("--env", choices=list(ENVIRONMENTS), default="cartpole")

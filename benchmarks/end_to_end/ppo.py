@@ -29,6 +29,7 @@ LOGGING = ("torch.utils.tensorboard", "tqdm")
 @cache
 def load_example() -> ModuleType:
     """The example as a module of our own; what it logs with is not needed."""
+    sys.path.append(str(ROOT / "examples"))  # for the environments
     spec = spec_from_file_location("end_to_end_example", ROOT / "examples" / "ppo_gpu_envs.py")
     assert spec is not None and spec.loader is not None
     module, known = module_from_spec(spec), {name: sys.modules.get(name) for name in LOGGING}

@@ -65,7 +65,7 @@ def test_episodes_start_as_those_of_gymnasium(name, bounds):
 
 
 def test_an_episode_that_ends_starts_anew_in_the_same_step():
-    envs = example.CartPole(3)
+    envs = example.ENVIRONMENTS["cartpole"](3)
     envs.state[0] = torch.tensor([2.39, 5.0, 0.0, 0.0])  # about to leave the track
     envs.elapsed[1] = envs.time_limit - 1
     obs, reward, terminated, truncated, final = envs.step(torch.ones(3, dtype=torch.long))
@@ -78,7 +78,7 @@ def test_an_episode_that_ends_starts_anew_in_the_same_step():
 
 
 def test_a_termination_at_the_time_limit_is_one():
-    envs = example.CartPole(1)
+    envs = example.ENVIRONMENTS["cartpole"](1)
     envs.state[0] = torch.tensor([2.39, 5.0, 0.0, 0.0])
     envs.elapsed[0] = envs.time_limit - 1
     _, _, terminated, truncated, _ = envs.step(torch.ones(1, dtype=torch.long))

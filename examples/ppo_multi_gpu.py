@@ -1,0 +1,70 @@
+"""PPO of ppo_gpu_envs.py in several processes, one per GPU: DistributedDataParallel, advantages normalised over all.
+
+    torchrun --standalone --nproc-per-node 2 examples/ppo_multi_gpu.py --device cuda --target-return 475
+    torchrun --standalone --nproc-per-node 2 examples/ppo_multi_gpu.py --target-return 475      on CPUs
+
+Flags are those of ppo_gpu_envs.py; `--num-envs` and `--total-timesteps` count those of one process. Each process steps
+its own environments and computes their advantages. Minibatches are as in one process with the environments of all:
+statistics of their advantages are taken over the processes, and gradients are averaged.
+"""
+
+import argparse
+import os
+import sys
+
+import torch
+from ppo_gpu_envs import Agent, Training, compute_loss, evaluate_agent, parse_arguments, train_agent
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from rl_triton_core import normalize_advantages
+
+
+class MinibatchLoss(nn.Module):
+    """An agent's loss as a module's forward pass, which is where DistributedDataParallel averages gradients."""
+
+    def __init__(self, agent: Agent, args: argparse.Namespace):
+        super().__init__()
+        self.agent, self.args = agent, args
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        return compute_loss(self.agent, batch, self.args)
+
+
+class DistributedTraining(Training):
+    """Training whose minibatches have a share in every process. All begin with the weights of the first."""
+
+    def __init__(self, args: argparse.Namespace):
+        if args.update == "captured":
+            raise ValueError("--update: got captured, expected eager: updates of several processes are not captured")
+        super().__init__(args)
+        self.loss = DistributedDataParallel(MinibatchLoss(self.agent, args))
+
+    def update_rows(self, rows: Tensor) -> None:
+        batch = {name: x.index_select(0, rows) for name, x in self.data.items()}
+        batch["advantages"] = normalize_advantages(batch["advantages"], group="world")
+        self.optimizer.zero_grad()
+        self.loss(batch).backward()
+        nn.utils.clip_grad_norm_(self.agent.parameters(), self.args.max_grad_norm)
+        self.optimizer.step()
+
+
+def main() -> int:
+    args, rank = parse_arguments(description=__doc__), int(os.environ["RANK"])
+    if args.device == "cuda":
+        args.device = f"cuda:{os.environ['LOCAL_RANK']}"
+        torch.cuda.set_device(args.device)
+    distributed.init_process_group("nccl" if args.device.startswith("cuda") else "gloo")
+    args.seed += 1000 * rank  # other environments, actions and minibatches in every process
+    args.quiet |= rank > 0
+    agent = train_agent(args, DistributedTraining)
+    distributed.destroy_process_group()
+    if rank > 0:
+        return 0
+    returns = evaluate_agent(agent, args)
+    print(f"evaluation: mean return {returns.mean():.1f} +- {returns.std():.1f} over {len(returns)} episodes")
+    return 1 if args.target_return is not None and returns.mean() < args.target_return else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,488 @@
+"""verl: advantages and the policy loss of its trainers, computed with `rl_triton_core`.
+
+One environment variable turns them on, in every process of a run, and another keeps them off:
+
+    VERL_USE_EXTERNAL_MODULES=rl_triton_adapters.verl python -m verl.trainer.main_ppo ...
+    RL_TRITON=0
+
+Where this package is installed, ``RL_TRITON=1`` turns them on too, through verl's plugins. Either way GAE, GRPO and
+REINFORCE++ are computed here, wherever verl computes them; ``actor_rollout_ref.actor.policy_loss.loss_mode=triton``
+asks for the policy loss. All else is verl's own. Each process logs one line that says what it computes with.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+from collections.abc import Callable, Hashable, Iterable
+from functools import partial
+from typing import Any
+
+import numpy.typing as npt
+import torch
+
+import rl_triton_core
+from rl_triton_core import check_backend, compute_discounted_returns, compute_gae, normalize_advantages
+from rl_triton_core.losses import group_normalize, grpo_loss
+
+try:
+    import verl
+    from verl.trainer.ppo import core_algos
+    from verl.workers.config import ActorConfig
+except ImportError as error:
+    raise ImportError(
+        f"rl_triton_adapters.verl needs verl 0.9.1 or newer, whose import failed: {error} (pip install verl)"
+    ) from error
+
+__all__ = [
+    "compute_gae_advantage_return",
+    "compute_grpo_outcome_advantage",
+    "compute_policy_loss_triton",
+    "compute_reinforce_plus_plus_outcome_advantage",
+    "install",
+    "uninstall",
+]
+
+KNOWN_VERSIONS = ("0.9.1",)
+LOSS_NAME = "triton"
+LOG_RATIO_CLAMP = 20.0
+
+Advantages = tuple[torch.Tensor, torch.Tensor]
+logger = logging.getLogger(__name__)
+
+
+@torch.no_grad()
+def compute_gae_advantage_return(
+    token_level_rewards: torch.Tensor,
+    values: torch.Tensor,
+    response_mask: torch.Tensor,
+    gamma: float,
+    lam: float,
+    *,
+    backend: str | None = None,
+) -> Advantages:
+    """Compute generalised advantage estimates of responses, whitened, and value targets.
+
+        δ[t] = r[t] + γ·V[t'] − V[t]          t' is the next valid token; V = 0 behind the last one
+        A[t] = δ[t] + γλ·A[t']
+        returns[t] = A[t] + V[t]
+        advantages[t] = (A[t] − μ) / √(σ² + 1e-8)
+
+    μ and σ² are those of the valid tokens, with Bessel's correction. Tokens that are masked are as if deleted; both
+    results are 0 there, where verl leaves numbers that nothing reads.
+
+    Args:
+        token_level_rewards: r, [batch_size, response_length], floating point.
+        values: V, shaped like `token_level_rewards`, floating point.
+        response_mask: Nonzero where a token is valid, shaped like `token_level_rewards`; bool, integer, or floating
+            point 0 and 1. At least two tokens are.
+        gamma: Discount γ per token, finite and >= 0.
+        lam: λ in [0, 1].
+        backend: Name of a backend of `rl_triton_core`; None chooses by the tensors' device.
+
+    Returns:
+        (advantages, returns), of the dtype that verl's are.
+
+    Raises:
+        TypeError: An argument's type or dtype is not one of the above.
+        ValueError: A shape, device or value is not, or fewer than two tokens are valid.
+    """
+    mask = _get_flags(response_mask, token_level_rewards)
+    _check_lam(lam)
+    advantages, returns = compute_gae(
+        token_level_rewards,
+        values,
+        gamma=float(gamma),
+        lambda_=float(lam),
+        bootstrap_values=0.0,
+        mask=mask,
+        backend=backend,
+    )
+    assert returns is not None
+    dtype = torch.promote_types(token_level_rewards.dtype, values.dtype)
+    return _whiten(advantages, mask, backend).to(dtype), returns.to(dtype)
+
+
+@torch.no_grad()
+def compute_grpo_outcome_advantage(
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: npt.NDArray[Any],
+    epsilon: float = 1e-6,
+    norm_adv_by_std_in_grpo: bool = True,
+    config: Any = None,
+) -> Advantages:
+    """Compute advantages of responses relative to the others to the same prompt.
+
+        score = Σ r          advantage = (score − μ) / (σ + ε)          μ and σ, unbiased, of the group
+
+    The response of a group of one has μ = 0 and σ = 1. Responses of equal scores have the advantage 0, where verl may
+    have rounding errors divided by ε.
+
+    Args:
+        token_level_rewards: r, [batch_size, response_length], floating point.
+        response_mask: Nonzero where a token is valid, shaped like `token_level_rewards`.
+        index: The group of each response, [batch_size]; of any hashable objects, such as the strings in "uid".
+        epsilon: ε, finite and >= 0.
+        norm_adv_by_std_in_grpo: Whether to divide.
+        config: Not read.
+
+    Returns:
+        (advantages, advantages): the response's at its valid tokens, 0 elsewhere.
+
+    Raises:
+        TypeError: An argument's type or dtype is not one of the above.
+        ValueError: A shape, device or value is not.
+    """
+    if not isinstance(norm_adv_by_std_in_grpo, bool):
+        raise TypeError(f"norm_adv_by_std_in_grpo: got {type(norm_adv_by_std_in_grpo).__name__}, expected a bool")
+    _get_flags(response_mask, token_level_rewards)
+    scores = token_level_rewards.sum(dim=-1)
+    groups = _number_groups(index, scores)
+    mode = "mean-std" if norm_adv_by_std_in_grpo else "mean"
+    relative = group_normalize(scores, groups, mode=mode, epsilon=epsilon).to(scores.dtype)
+    single = torch.bincount(groups)[groups] == 1
+    scores = torch.where(single, scores / (1 + epsilon) if norm_adv_by_std_in_grpo else scores, relative)
+    advantages = scores.unsqueeze(-1) * response_mask
+    return advantages, advantages
+
+
+@torch.no_grad()
+def compute_reinforce_plus_plus_outcome_advantage(
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    config: Any = None,
+    *,
+    backend: str | None = None,
+    **kwargs: Any,
+) -> Advantages:
+    """Compute discounted returns of responses, and their advantages: the returns, whitened.
+
+        returns[t] = r[t] + γ·returns[t']          t' is the next valid token
+        advantages[t] = (returns[t] − μ) / √(σ² + 1e-8)
+
+    μ and σ² are those of the valid tokens, with Bessel's correction. Both results are 0 at tokens that are masked.
+
+    Args:
+        token_level_rewards: r, [batch_size, response_length], floating point.
+        response_mask: Nonzero where a token is valid, shaped like `token_level_rewards`; bool, integer, or floating
+            point 0 and 1. At least two tokens are.
+        config: Of the algorithm; its `gamma` is γ, finite and >= 0.
+        backend: Name of a backend of `rl_triton_core`; None chooses by the tensors' device.
+        **kwargs: Not read. verl passes the same arguments to every estimator.
+
+    Returns:
+        (advantages, returns), of the dtype of `token_level_rewards`.
+
+    Raises:
+        TypeError: An argument's type or dtype is not one of the above.
+        ValueError: A shape, device or value is not, or fewer than two tokens are valid.
+    """
+    if config is None:
+        raise ValueError("config: got None, expected that of the algorithm, with gamma")
+    mask = _get_flags(response_mask, token_level_rewards)
+    returns = compute_discounted_returns(
+        token_level_rewards, gamma=float(config.gamma), bootstrap_values=0.0, mask=mask, backend=backend
+    )
+    dtype = token_level_rewards.dtype
+    return _whiten(returns, mask, backend).to(dtype), returns.to(dtype)
+
+
+def compute_policy_loss_triton(
+    old_log_prob: torch.Tensor,
+    log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    loss_agg_mode: str = "token-mean",
+    config: Any = None,
+    rollout_is_weights: torch.Tensor | None = None,
+    *,
+    backend: str | None = None,
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """Compute the loss that verl calls "vanilla", and its gradient, in one pass.
+
+        log r = log_prob − old_log_prob, within ±20
+        loss of a token = −min(r·A, clip(r, 1 − low, 1 + high)·A), at most −c·A where A < 0
+
+    Args:
+        old_log_prob: Log-probabilities under the policy that drew the tokens, [batch_size, response_length].
+        log_prob: Log-probabilities under the policy, shaped like `old_log_prob`. The gradient flows to them alone.
+        advantages: A, shaped like `old_log_prob`, detached.
+        response_mask: Nonzero where a token is valid, shaped like `old_log_prob`; a weight if floating point.
+        loss_agg_mode: How losses of tokens become one: ``"token-mean"``, ``"token-sum"``, ``"seq-mean-token-sum"``,
+            ``"seq-mean-token-sum-norm"`` or ``"seq-mean-token-mean"``.
+        config: Of the actor: `clip_ratio`, `clip_ratio_low` and `clip_ratio_high`, `clip_ratio_c` (c, > 1), and
+            `global_batch_info`, with the numbers that a loss over several ranks and micro-batches is divided by.
+        rollout_is_weights: Importance weights, >= 0, that multiply the losses of tokens; shaped like `old_log_prob`.
+        backend: Name of a backend of `rl_triton_core`; None chooses by the tensors' device.
+
+    Returns:
+        The loss, and what is logged: how often the clip holds, the mean of −log r, and how often c holds. Where no
+        token is valid the loss is 0, verl's NaN.
+
+    Raises:
+        TypeError: An argument's type or dtype is not one of the above.
+        ValueError: A shape, device or value is not.
+    """
+    low, high, most = _get_clips(config)
+    aggregation, normalizer = _get_aggregation(response_mask, loss_agg_mode, **config.global_batch_info)
+    weighs = response_mask.dtype == torch.bool or response_mask.is_floating_point()
+    result = grpo_loss(
+        log_prob,
+        old_log_prob,
+        advantages if rollout_is_weights is None else advantages * rollout_is_weights,
+        mask=response_mask if weighs else response_mask.float(),
+        clip=low,
+        clip_high=high,
+        dual_clip=most,
+        aggregation=aggregation,
+        normalizer=normalizer,
+        log_ratio_clamp=LOG_RATIO_CLAMP,
+        backend=backend,
+    )
+    log_ratio = (log_prob.detach() - old_log_prob).clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
+    return result.loss, _compute_metrics(log_ratio, advantages, response_mask, low, high, most)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Arguments and metrics
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _get_flags(response_mask: torch.Tensor, token_level_rewards: torch.Tensor) -> torch.Tensor:
+    """The mask as bool if it is of integers, whose eight bytes take time to read."""
+    for name, tensor in {"token_level_rewards": token_level_rewards, "response_mask": response_mask}.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name}: got {type(tensor).__name__}, expected a torch.Tensor")
+    if token_level_rewards.ndim != 2:
+        got = tuple(token_level_rewards.shape)
+        raise ValueError(f"token_level_rewards: got shape {got}, expected [batch_size, response_length]")
+    if response_mask.shape != token_level_rewards.shape:
+        got, wanted = tuple(response_mask.shape), tuple(token_level_rewards.shape)
+        raise ValueError(f"response_mask: got shape {got}, expected {wanted}, that of token_level_rewards")
+    return response_mask if response_mask.is_floating_point() else response_mask != 0
+
+
+def _check_lam(lam: Any) -> None:
+    """Check that λ is in [0, 1], under the name that it has here."""
+    if not 0 <= float(lam) <= 1:
+        raise ValueError(f"lam: got {lam!r}, expected a number in [0, 1]")
+
+
+def _whiten(advantages: torch.Tensor, mask: torch.Tensor, backend: str | None) -> torch.Tensor:
+    """Normalise over the valid tokens, of which there have to be two, as in verl."""
+    count = int(torch.count_nonzero(mask))
+    if count < 2:
+        raise ValueError(f"response_mask: got {count} valid tokens, expected two or more: whitening needs a variance")
+    return normalize_advantages(advantages, mask, correction=1, epsilon=1e-8, epsilon_mode="variance", backend=backend)
+
+
+def _number_groups(index: Any, scores: torch.Tensor) -> torch.Tensor:
+    """The number of each response's group, counted in the order in which groups appear."""
+    labels: Iterable[Hashable] = index.tolist() if hasattr(index, "tolist") else index
+    numbers: dict[Hashable, int] = {}
+    groups = [numbers.setdefault(label, len(numbers)) for label in labels]
+    if len(groups) != len(scores):
+        raise ValueError(f"index: got {len(groups)} groups, expected one per response ({len(scores)})")
+    return torch.tensor(groups, dtype=torch.int64, device=scores.device)
+
+
+def _get_clips(config: Any) -> tuple[float, float, float]:
+    """How far the ratio may fall and rise, and c."""
+    if config is None:
+        raise ValueError("config: got None, expected that of the actor, with clip_ratio")
+    low, high = (
+        config.clip_ratio if bound is None else bound for bound in (config.clip_ratio_low, config.clip_ratio_high)
+    )
+    most = config.get("clip_ratio_c", 3.0)
+    for name, number, least in (("clip_ratio_low", low, 0), ("clip_ratio_high", high, 0), ("clip_ratio_c", most, 1)):
+        if not number >= least or number == least == 1:
+            raise ValueError(f"{name}: got {number!r}, expected a number {'>' if least else '>='} {least}")
+    return low, high, most
+
+
+def _get_aggregation(
+    mask: torch.Tensor,
+    loss_agg_mode: str,
+    dp_size: int = 1,
+    batch_num_tokens: Any = None,
+    global_batch_size: Any = None,
+    loss_scale_factor: float | None = None,
+) -> tuple[str, Any]:
+    """The aggregation of `grpo_loss`, and what the sum is divided by, for all ranks together."""
+    if loss_agg_mode not in AGGREGATIONS:
+        raise ValueError(f"loss_agg_mode: got {loss_agg_mode!r}, expected one of {', '.join(AGGREGATIONS)}")
+    aggregation, name = AGGREGATIONS[loss_agg_mode]
+    divisor = {"batch_num_tokens": batch_num_tokens, "global_batch_size": global_batch_size, "": 1}[name]
+    if divisor is None and dp_size > 1:
+        raise ValueError(f"{name}: got None with dp_size={dp_size}, expected the number of all ranks")
+    if divisor is None:
+        divisor = mask.sum() if name == "batch_num_tokens" else (mask != 0).any(dim=-1).sum()
+    if loss_agg_mode == "seq-mean-token-sum-norm":
+        divisor = divisor * (mask.shape[-1] if loss_scale_factor is None else loss_scale_factor)
+    return aggregation, divisor / dp_size
+
+
+AGGREGATIONS = {
+    "token-mean": ("token-mean", "batch_num_tokens"),
+    "token-sum": ("token-mean", ""),
+    "seq-mean-token-sum": ("sequence-sum", "global_batch_size"),
+    "seq-mean-token-sum-norm": ("sequence-sum", "global_batch_size"),
+    "seq-mean-token-mean": ("sequence-mean", "global_batch_size"),
+}
+"""By verl's name: that of `grpo_loss`, and the number in `global_batch_info` that the sum is divided by, if any."""
+
+
+@torch.no_grad()
+def _compute_metrics(
+    log_ratio: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor, low: float, high: float, most: float
+) -> dict[str, float]:
+    """The metrics of verl's loss, by its own arithmetic; the host waits for the device once."""
+    ratio = log_ratio.exp()
+    free, clipped = advantages * ratio, advantages * ratio.clamp(1 - low, 1 + high)
+    bounded = (advantages < 0) & (torch.minimum(free, clipped) < advantages * most)
+    numbers = torch.stack([(clipped < free).to(log_ratio), -log_ratio, bounded.to(log_ratio)])
+    means = (torch.where(mask.bool(), numbers, 0.0) * mask).sum(dim=(1, 2)) / (mask.sum() + 1e-8)
+    names = ("actor/pg_clipfrac", "actor/ppo_kl", "actor/pg_clipfrac_lower")
+    return dict(zip(names, means.tolist(), strict=True))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Installation
+# ---------------------------------------------------------------------------------------------------------------------
+
+ESTIMATORS: dict[str, Callable[..., Advantages]] = {
+    "gae": compute_gae_advantage_return,
+    "grpo": compute_grpo_outcome_advantage,
+    "reinforce_plus_plus": compute_reinforce_plus_plus_outcome_advantage,
+}
+"""By the name of the estimator: the function, which is called like the one of `core_algos` whose place it takes."""
+_stock: dict[str, Callable[..., Any]] = {}
+_installed: dict[str, Callable[..., Any]] = {}
+
+
+def install(*, backend: str | None = None) -> None:
+    """Let this process's verl compute GAE, GRPO and REINFORCE++ here, and register the policy loss "triton".
+
+    Functions of `verl.trainer.ppo.core_algos` are replaced, as attributes of the module and in its registry, and one
+    line is logged. A second call changes nothing but the backend. A version of verl that this module does not know is
+    warned of, and compared with on a small batch.
+
+    Args:
+        backend: Name of a backend of `rl_triton_core`; None chooses by the device of the tensors of each call.
+
+    Raises:
+        ValueError: There is no such backend, or another policy loss is called "triton".
+        RuntimeError: verl's functions take other arguments, or have other results, than this module was written for.
+    """
+    check_backend(backend)
+    uninstall()
+    if LOSS_NAME in core_algos.POLICY_LOSS_REGISTRY:
+        raise ValueError(f"verl: got another policy loss of the name {LOSS_NAME!r}, expected none")
+    _check_verl()
+    for name, function in ESTIMATORS.items():
+        _stock[name] = getattr(core_algos, function.__name__)
+        _installed[name] = _bind_backend(function, backend)
+        setattr(core_algos, function.__name__, _installed[name])
+        core_algos.ADV_ESTIMATOR_REGISTRY[name] = _installed[name]
+    core_algos.POLICY_LOSS_REGISTRY[LOSS_NAME] = _bind_backend(compute_policy_loss_triton, backend)
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.INFO)  # verl sets the root logger to WARNING
+    logger.info(
+        "verl %s computes %s advantages with rl_triton_core %s, backend %s; so does the policy loss %r if asked for",
+        verl.__version__,
+        ", ".join(ESTIMATORS),
+        rl_triton_core.__version__,
+        backend or "that of the device",
+        LOSS_NAME,
+    )
+
+
+def uninstall() -> None:
+    """Give this process's verl its own functions back. Without `install` before, nothing happens."""
+    for name, function in _stock.items():
+        attribute = ESTIMATORS[name].__name__
+        if getattr(core_algos, attribute) is _installed[name]:
+            setattr(core_algos, attribute, function)
+        if core_algos.ADV_ESTIMATOR_REGISTRY.get(name) is _installed[name]:
+            core_algos.ADV_ESTIMATOR_REGISTRY[name] = function
+    if _stock:
+        core_algos.POLICY_LOSS_REGISTRY.pop(LOSS_NAME, None)
+    _stock.clear()
+    _installed.clear()
+
+
+def _bind_backend(function: Callable[..., Any], backend: str | None) -> Callable[..., Any]:
+    """The function, computing with this backend if it has one."""
+    if backend is None or "backend" not in inspect.signature(function).parameters:
+        return function
+    return partial(function, backend=backend)
+
+
+def _check_verl() -> None:
+    """Check that verl's functions are those whose place is taken, and warn of a version that is not known."""
+    stock: dict[str, Callable[..., Any]] = {function.__name__: function for function in ESTIMATORS.values()}
+    stock["compute_policy_loss_vanilla"] = compute_policy_loss_triton
+    for name, function in stock.items():
+        found = getattr(core_algos, name, None)
+        got = None if found is None else list(inspect.signature(found).parameters)
+        expected = [parameter for parameter in inspect.signature(function).parameters if parameter != "backend"]
+        if got != expected:
+            raise RuntimeError(f"verl {verl.__version__}: core_algos.{name} takes {got}, expected {expected}")
+    if verl.__version__ not in KNOWN_VERSIONS:
+        for name, function in stock.items():
+            _compare_with_stock(name, function)
+        logger.warning(
+            "verl %s is not a version that rl_triton_adapters.verl was tested with (%s). Checked: the arguments of %s, "
+            "and their numbers on a small batch",
+            verl.__version__,
+            ", ".join(KNOWN_VERSIONS),
+            ", ".join(stock),
+        )
+
+
+def _compare_with_stock(name: str, function: Callable[..., Any]) -> None:
+    """Check that one of verl's functions gives the numbers of ours, on a batch of three responses."""
+    generator = torch.Generator().manual_seed(0)
+    rewards, values, log_prob = torch.randn(3, 3, 6, generator=generator, dtype=torch.float64).unbind()
+    mask = torch.tensor([[1, 1, 0, 0, 1, 1], [1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1]])
+    config = ActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1)
+    arguments = {
+        "token_level_rewards": rewards,
+        "values": values,
+        "response_mask": mask,
+        "gamma": 0.9,
+        "lam": 0.8,
+        "index": ["a", "b", "a"],
+        "config": config if "loss" in name else core_algos.AlgoConfig(gamma=0.9),
+        "old_log_prob": values,
+        "log_prob": log_prob,
+        "advantages": rewards,
+    }
+    wanted = {x: arguments[x] for x in inspect.signature(function).parameters if x in arguments}
+    stock, ours = getattr(core_algos, name)(**wanted), _bind_backend(function, "reference")(**wanted)
+    for got, expected in zip(stock, ours, strict=True):
+        same = (
+            all(abs(got[key] - expected[key]) < 1e-6 for key in expected)
+            if isinstance(expected, dict)
+            else torch.allclose(got * mask if got.ndim else got, expected, rtol=1e-6, atol=1e-6)
+        )
+        if not same:
+            raise RuntimeError(
+                f"verl {verl.__version__}: core_algos.{name} has other results than rl_triton_adapters.verl, which was "
+                f"written for {', '.join(KNOWN_VERSIONS)}"
+            )
+
+
+def _is_requested() -> bool:
+    """Whether the environment asks for this module: by verl's variable, unless ours says no, or by ours."""
+    flag = os.environ.get("RL_TRITON", "")
+    if flag not in ("", "0", "1"):
+        raise ValueError(f"RL_TRITON: got {flag!r}, expected 0 or 1")
+    modules = os.environ.get("VERL_USE_EXTERNAL_MODULES", "").split(",")
+    return flag == "1" or (flag == "" and __name__ in modules)
+
+
+if _is_requested():
+    install()

@@ -1,0 +1,463 @@
+"""The adapter against the functions of the installed verl: their numbers at valid tokens, gradients and metrics."""
+
+import ast
+import inspect
+import os
+import subprocess
+import sys
+import uuid
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Optional
+
+import numpy as np
+import pytest
+import torch
+
+verl = pytest.importorskip("verl")
+
+from verl.protocol import DataProto  # noqa: E402
+from verl.trainer.config import AlgoConfig  # noqa: E402
+from verl.trainer.ppo import core_algos  # noqa: E402
+from verl.workers.config import ActorConfig  # noqa: E402
+
+from rl_triton_adapters import verl as adapter  # noqa: E402
+
+STOCK_GAE = core_algos.compute_gae_advantage_return
+STOCK_GRPO = core_algos.compute_grpo_outcome_advantage
+STOCK_REINFORCE = core_algos.compute_reinforce_plus_plus_outcome_advantage
+STOCK_LOSS = core_algos.compute_policy_loss_vanilla
+ATTRIBUTES = {name: function.__name__ for name, function in adapter.ESTIMATORS.items()}
+BATCH, LENGTH = 6, 40
+
+
+def make_mask(kind, generator):
+    """int64, as verl's are: prefixes of several lengths, or valid tokens anywhere, with one response of none."""
+    if kind == "prefix":
+        return (torch.arange(LENGTH) < torch.tensor([40, 1, 17, 40, 39, 5])[:, None]).long()
+    mask = torch.randint(0, 2, (BATCH, LENGTH), generator=generator)
+    mask[2] = 0
+    return mask
+
+
+def make_rollout(kind="holes", scale=1.0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(len(kind))
+    rewards, values = torch.randn(2, BATCH, LENGTH, generator=generator, dtype=torch.float64).mul(scale).to(dtype)
+    return rewards, values, make_mask(kind, generator)
+
+
+def compute_stock_gae(rewards, values, mask, gamma, lam):
+    """With a mask of float64, as verl's arithmetic with counts of integers is float32."""
+    return STOCK_GAE(rewards.double(), values.double(), mask.double(), gamma, lam)
+
+
+def check_valid(got, expected, mask, **tolerance):
+    torch.testing.assert_close(got * mask, expected * mask, **tolerance)
+
+
+WHITENED = {"rtol": 1e-9, "atol": 1e-10}  # verl's mean is the sum divided by n + 1e-8
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e-4, 1.0, 1e6])  # with variances on both sides of verl's 1e-8
+@pytest.mark.parametrize("kind", ["prefix", "holes"])
+def test_gae_is_that_of_verl(kind, scale):
+    rewards, values, mask = make_rollout(kind, scale)
+    advantages, returns = compute_stock_gae(rewards, values, mask, 0.97, 0.9)
+    ours = adapter.compute_gae_advantage_return(rewards, values, mask, 0.97, 0.9)
+    check_valid(ours[0], advantages, mask, **WHITENED)
+    check_valid(ours[1], returns, mask, rtol=1e-11, atol=1e-13 * scale)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0])
+@pytest.mark.parametrize("kind", ["prefix", "holes"])
+def test_reinforce_is_that_of_verl_in_every_cell(kind, scale):
+    rewards, _, mask = make_rollout(kind, scale)
+    arguments = {"config": AlgoConfig(gamma=0.97), "index": np.arange(BATCH)}
+    advantages, returns = STOCK_REINFORCE(rewards, mask.double(), **arguments)
+    ours = adapter.compute_reinforce_plus_plus_outcome_advantage(rewards, mask, **arguments)
+    torch.testing.assert_close(ours[0], advantages, **WHITENED)
+    torch.testing.assert_close(ours[1], returns, rtol=1e-11, atol=1e-13 * scale)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dtypes_are_those_of_verl(dtype):
+    rewards, values, mask = make_rollout(dtype=dtype)
+    exact = compute_stock_gae(rewards, values, mask, 1.0, 0.95)
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 2**-8}[dtype]
+    ours = adapter.compute_gae_advantage_return(rewards, values, mask, 1.0, 0.95)
+    for got, expected in zip(ours, exact, strict=True):
+        assert got.dtype == dtype
+        check_valid(got.double(), expected, mask, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.float32])
+def test_masks_of_any_dtype_mean_the_same(dtype):
+    rewards, values, mask = make_rollout()
+    expected = adapter.compute_gae_advantage_return(rewards, values, mask, 1.0, 0.95)
+    for got, wanted in zip(
+        adapter.compute_gae_advantage_return(rewards, values, mask.to(dtype), 1.0, 0.95), expected, strict=True
+    ):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+
+
+def test_what_stands_in_masked_cells_is_not_read():
+    rewards, values, mask = make_rollout()
+    expected = adapter.compute_gae_advantage_return(rewards, values, mask, 1.0, 0.95)
+    spoilt = [x.masked_fill(mask == 0, torch.nan) for x in (rewards, values)]
+    for got, wanted in zip(adapter.compute_gae_advantage_return(*spoilt, mask, 1.0, 0.95), expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+        assert (got[mask == 0] == 0).all()
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_too_few_valid_tokens_raise_as_in_verl(count):
+    rewards, values, mask = make_rollout()
+    mask = torch.zeros_like(mask)
+    mask[0, :count] = 1
+    with pytest.raises(ValueError, match="mask"):
+        STOCK_GAE(rewards, values, mask, 1.0, 0.95)
+    with pytest.raises(ValueError, match=f"response_mask: got {count} valid tokens"):
+        adapter.compute_gae_advantage_return(rewards, values, mask, 1.0, 0.95)
+    with pytest.raises(ValueError, match=f"response_mask: got {count} valid tokens"):
+        adapter.compute_reinforce_plus_plus_outcome_advantage(rewards, mask, AlgoConfig(gamma=1.0))
+
+
+def make_groups(sizes):
+    """Objects as in verl's "uid", in an order that mixes the groups."""
+    labels = [str(uuid.UUID(int=number)) for number, size in enumerate(sizes) for _ in range(size)]
+    return np.array([labels[i] for i in np.random.default_rng(0).permutation(len(labels))], dtype=object)
+
+
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize("scale", [1e-7, 1.0, 1e6])
+def test_grpo_is_that_of_verl(scale, norm):
+    index = make_groups([8, 1, 3, 4, 1])
+    generator = torch.Generator().manual_seed(0)
+    rewards = torch.randn(len(index), 12, generator=generator, dtype=torch.float64) * scale
+    mask = torch.randint(0, 2, rewards.shape, generator=generator)
+    ours = adapter.compute_grpo_outcome_advantage(rewards, mask, index=index, norm_adv_by_std_in_grpo=norm)
+    stock = STOCK_GRPO(rewards, mask, index=index, norm_adv_by_std_in_grpo=norm)
+    for got, expected in zip(ours, stock, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-7, atol=0)  # of one response verl's 1 + ε is float32
+
+
+def test_equal_scores_have_no_advantage():
+    index = make_groups([8, 8])
+    rewards = torch.zeros(16, 3)
+    rewards[:, -1] = 0.1
+    advantages, _ = adapter.compute_grpo_outcome_advantage(rewards, torch.ones(16, 3), index)
+    assert (advantages == 0).all()
+
+
+# -- the policy loss --------------------------------------------------------------------------------------------------
+
+AGGREGATIONS = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"]
+ALONE = {"dp_size": 1, "batch_num_tokens": None, "global_batch_size": None, "loss_scale_factor": None}
+OF_FOUR = {"dp_size": 4, "batch_num_tokens": 700, "global_batch_size": 24, "loss_scale_factor": 512}
+
+
+def make_actor_config(info=ALONE, **options):
+    config = ActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, **options)
+    config.global_batch_info.update(info)
+    return config
+
+
+def make_minibatch(dtype=torch.float64):
+    """Log-ratios on both sides of every clip, and beyond ±20; masked cells that would spoil a sum."""
+    generator = torch.Generator().manual_seed(1)
+    old, change, advantages = torch.randn(3, BATCH, LENGTH, generator=generator, dtype=dtype).unbind()
+    change[:, ::7] *= 30
+    mask = make_mask("holes", generator).bool()
+    old[0, ~mask[0]] = torch.inf
+    return old, (old + change).detach(), advantages, mask
+
+
+def compute_loss(function, minibatch, aggregation, config, weights=None):
+    old, log_prob, advantages, mask = minibatch
+    log_prob = log_prob.clone().requires_grad_()
+    loss, metrics = function(
+        old_log_prob=old,
+        log_prob=log_prob,
+        advantages=advantages,
+        response_mask=mask,
+        loss_agg_mode=aggregation,
+        config=config,
+        rollout_is_weights=weights,
+    )
+    loss -= 0.1 * log_prob[mask].sum()  # as verl's `ppo_loss` adds entropy: in place
+    loss.backward()
+    return loss.detach(), log_prob.grad * mask, metrics
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("info", [{}, ALONE, OF_FOUR], ids=["empty", "alone", "of four"])
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_loss_gradient_and_metrics_are_those_of_verl(aggregation, info, weighted):
+    minibatch = make_minibatch()
+    config = make_actor_config(info, clip_ratio_low=0.1, clip_ratio_high=0.28, clip_ratio_c=2.5)
+    weights = torch.rand(BATCH, LENGTH, generator=torch.Generator().manual_seed(2)).double() * 2 if weighted else None
+    if weighted:
+        weights[:, ::5] = 0.0
+    ours = compute_loss(adapter.compute_policy_loss_triton, minibatch, aggregation, config, weights)
+    old, *others = minibatch
+    stock = compute_loss(STOCK_LOSS, (old.nan_to_num(posinf=0), *others), aggregation, config, weights)
+    tolerance = 1e-7 if aggregation == "seq-mean-token-mean" else 1e-12  # weights of sequences are float32
+    torch.testing.assert_close(ours[0], stock[0], rtol=tolerance, atol=0)
+    torch.testing.assert_close(ours[1], stock[1], rtol=tolerance, atol=1e-14)
+    assert ours[2].keys() == stock[2].keys()
+    assert ours[2] == pytest.approx(stock[2], rel=1e-7)
+    assert min(ours[2]["actor/pg_clipfrac"], ours[2]["actor/pg_clipfrac_lower"]) > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+def test_the_loss_takes_masks_of_numbers(dtype):
+    old, log_prob, advantages, mask = make_minibatch()
+    minibatch = old.nan_to_num(posinf=0), log_prob.nan_to_num(posinf=0), advantages, mask
+    config = make_actor_config()
+    expected = STOCK_LOSS(*minibatch[:3], mask.to(dtype), "seq-mean-token-mean", config)
+    got = adapter.compute_policy_loss_triton(*minibatch[:3], mask.to(dtype), "seq-mean-token-mean", config)
+    torch.testing.assert_close(got[0], expected[0], rtol=1e-7, atol=0)  # weights of sequences are float32
+    assert got[1] == pytest.approx(expected[1], rel=1e-7)  # verl counts in float32
+
+
+# -- where verl calls them --------------------------------------------------------------------------------------------
+
+
+def extract_function(name, path, names):
+    """A function of an installed file whose other imports are not wanted here."""
+    tree = ast.parse(Path(path).read_text())
+    (node,) = (x for x in tree.body if isinstance(x, ast.FunctionDef) and x.name == name)
+    exec(compile(ast.Module([node], []), str(path), "exec"), names)
+    return names[name]
+
+
+def make_dispatcher():
+    """verl's own `compute_advantage`."""
+    path = Path(inspect.getfile(verl)).parent / "trainer" / "ppo" / "ray_trainer.py"
+    names = {"core_algos": core_algos, "DataProto": DataProto, "AlgoConfig": AlgoConfig, "Optional": Optional}
+    return extract_function("compute_advantage", path, {**names, "AdvantageEstimator": core_algos.AdvantageEstimator})
+
+
+@pytest.mark.parametrize("estimator", ATTRIBUTES)
+def test_verl_computes_advantages_with_ours(estimator, monkeypatch):
+    rewards, values, mask = make_rollout(dtype=torch.float32)
+    compute_advantage, results = make_dispatcher(), []
+    for ours in (False, True):
+        if ours:
+            adapter.install()
+            monkeypatch.setattr(core_algos.verl_F, "masked_whiten", None)  # which verl's own functions call
+            monkeypatch.setattr(core_algos, "defaultdict", None)
+        data = DataProto.from_dict(
+            {"token_level_rewards": rewards, "values": values, "response_mask": mask},
+            {"uid": make_groups([3, 3])},
+        )
+        config = AlgoConfig(gamma=0.97, adv_estimator=estimator)
+        results.append(compute_advantage(data, estimator, gamma=0.97, lam=0.9, config=config).batch)
+    adapter.uninstall()
+    for name in ("advantages", "returns"):
+        check_valid(results[1][name], results[0][name], mask, rtol=1e-5, atol=1e-5)
+
+
+def test_installing_replaces_and_uninstalling_restores():
+    stock = {name: getattr(core_algos, attribute) for name, attribute in ATTRIBUTES.items()}
+    losses = dict(core_algos.POLICY_LOSS_REGISTRY)
+    adapter.uninstall()
+    for backend in ("reference", None, None):
+        adapter.install(backend=backend)
+    for name, attribute in ATTRIBUTES.items():
+        assert getattr(core_algos, attribute) is adapter.ESTIMATORS[name] is core_algos.get_adv_estimator_fn(name)
+    assert core_algos.get_policy_loss_fn("triton") is adapter.compute_policy_loss_triton
+    adapter.uninstall()
+    adapter.uninstall()
+    assert {name: getattr(core_algos, attribute) for name, attribute in ATTRIBUTES.items()} == stock
+    assert {name: core_algos.get_adv_estimator_fn(name) for name in stock} == stock
+    assert losses == core_algos.POLICY_LOSS_REGISTRY
+
+
+def test_what_others_put_in_place_after_us_stays():
+    adapter.install()
+    core_algos.compute_gae_advantage_return = max
+    adapter.uninstall()
+    try:
+        assert core_algos.compute_gae_advantage_return is max
+    finally:
+        core_algos.compute_gae_advantage_return = STOCK_GAE
+
+
+def test_the_backend_asked_for_computes(caplog):
+    rewards, values, mask = make_rollout()
+    with pytest.raises(ValueError, match="backend: got 'tritonn'"):
+        adapter.install(backend="tritonn")
+    adapter.install(backend="reference")
+    try:
+        assert "backend reference" in caplog.text
+        assert core_algos.compute_gae_advantage_return.keywords == {"backend": "reference"}
+        assert core_algos.get_policy_loss_fn("triton").keywords == {"backend": "reference"}
+        got, _ = core_algos.compute_gae_advantage_return(rewards, values, mask, gamma=0.97, lam=0.9)
+        check_valid(got, compute_stock_gae(rewards, values, mask, 0.97, 0.9)[0], mask, **WHITENED)
+    finally:
+        adapter.uninstall()
+
+
+def test_a_policy_loss_of_the_same_name_is_not_overwritten(monkeypatch):
+    monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "triton", max)
+    with pytest.raises(ValueError, match="another policy loss of the name 'triton'"):
+        adapter.install()
+    assert core_algos.compute_gae_advantage_return is STOCK_GAE
+
+
+# -- other versions of verl -------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_version_is_compared_with_and_warned_of(monkeypatch, caplog):
+    monkeypatch.setattr(verl, "__version__", "99.0")
+    adapter.install()
+    adapter.uninstall()
+    (warning,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert "verl 99.0 is not a version" in warning and "compute_grpo_outcome_advantage" in warning
+
+
+@pytest.mark.parametrize("name", [*ATTRIBUTES.values(), "compute_policy_loss_vanilla"])
+def test_an_unknown_version_with_other_numbers_is_refused(name, monkeypatch):
+    stock = getattr(core_algos, name)
+
+    def changed(*args, **kwargs):
+        first, second = stock(*args, **kwargs)
+        return 1.001 * first, second
+
+    changed.__signature__ = inspect.signature(stock)
+    monkeypatch.setattr(verl, "__version__", "99.0")
+    monkeypatch.setattr(core_algos, name, changed)
+    with pytest.raises(RuntimeError, match=f"core_algos.{name} has other results"):
+        adapter.install()
+    assert "triton" not in core_algos.POLICY_LOSS_REGISTRY
+
+
+def test_functions_that_take_other_arguments_are_refused(monkeypatch):
+    monkeypatch.setattr(core_algos, "compute_grpo_outcome_advantage", STOCK_GAE)
+    with pytest.raises(RuntimeError, match="core_algos.compute_grpo_outcome_advantage takes"):
+        adapter.install()
+
+
+# -- bad arguments ----------------------------------------------------------------------------------------------------
+
+REWARDS, MASK = torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.int64)
+ARGUMENTS = {"token_level_rewards": REWARDS, "response_mask": MASK}
+CALLS = {
+    adapter.compute_gae_advantage_return: {**ARGUMENTS, "values": REWARDS, "gamma": 1.0, "lam": 1.0},
+    adapter.compute_grpo_outcome_advantage: {**ARGUMENTS, "index": np.array(["a", "a"], dtype=object)},
+    adapter.compute_reinforce_plus_plus_outcome_advantage: {**ARGUMENTS, "config": AlgoConfig(gamma=1.0)},
+}
+
+
+@pytest.mark.parametrize("function", CALLS, ids=lambda function: function.__name__)
+def test_bad_tensors_are_named(function):
+    for name in ARGUMENTS:
+        with pytest.raises(TypeError, match=f"{name}: got list, expected a torch.Tensor"):
+            function(**{**CALLS[function], name: [1.0]})
+    with pytest.raises(ValueError, match=r"token_level_rewards: got shape \(3,\), expected \[batch_size, response_le"):
+        function(**{**CALLS[function], "token_level_rewards": REWARDS[0]})
+    with pytest.raises(ValueError, match=r"response_mask: got shape \(1, 3\), expected \(2, 3\)"):
+        function(**{**CALLS[function], "response_mask": MASK[:1]})
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "argument", "error", "message"),
+    [
+        (adapter.compute_gae_advantage_return, "values", REWARDS[:1], ValueError, "got shape"),
+        (adapter.compute_gae_advantage_return, "gamma", -1.0, ValueError, "got -1.0"),
+        (adapter.compute_gae_advantage_return, "lam", 2.0, ValueError, "got 2.0"),
+        (
+            adapter.compute_grpo_outcome_advantage,
+            "index",
+            np.array(["a"]),
+            ValueError,
+            "got 1 groups, expected one per",
+        ),
+        (adapter.compute_grpo_outcome_advantage, "epsilon", -1.0, ValueError, "got -1.0"),
+        (adapter.compute_grpo_outcome_advantage, "norm_adv_by_std_in_grpo", 1, TypeError, "got int, expected a bool"),
+        (adapter.compute_reinforce_plus_plus_outcome_advantage, "config", None, ValueError, "got None, expected that"),
+    ],
+)
+def test_bad_arguments_are_named(function, name, argument, error, message):
+    with pytest.raises(error, match=f"{name}: {message}"):
+        function(**{**CALLS[function], name: argument})
+
+
+@pytest.mark.parametrize(
+    ("options", "info", "aggregation", "message"),
+    [
+        ({"clip_ratio_c": 1.0}, {}, "token-mean", "clip_ratio_c: got 1.0, expected a number > 1"),
+        ({"clip_ratio_low": -0.1}, {}, "token-mean", "clip_ratio_low: got -0.1, expected a number >= 0"),
+        ({"clip_ratio_high": float("nan")}, {}, "token-mean", "clip_ratio_high: got nan"),
+        ({}, {}, "mean", "loss_agg_mode: got 'mean', expected one of token-mean"),
+        ({}, {"dp_size": 2}, "token-mean", "batch_num_tokens: got None with dp_size=2"),
+        ({}, {"dp_size": 2}, "seq-mean-token-mean", "global_batch_size: got None with dp_size=2"),
+    ],
+)
+def test_a_bad_configuration_is_named(options, info, aggregation, message):
+    with pytest.raises(ValueError, match=message):
+        adapter.compute_policy_loss_triton(
+            REWARDS, REWARDS, REWARDS, MASK, aggregation, make_actor_config(info, **options)
+        )
+
+
+def test_a_loss_without_a_config_is_refused():
+    with pytest.raises(ValueError, match="config: got None"):
+        adapter.compute_policy_loss_triton(REWARDS, REWARDS, REWARDS, MASK)
+
+
+# -- how it is loaded -------------------------------------------------------------------------------------------------
+
+REPORT = """
+import verl
+from verl.trainer.ppo import core_algos
+print(core_algos.compute_gae_advantage_return.__module__, "triton" in core_algos.POLICY_LOSS_REGISTRY)
+"""
+OURS, STOCK = "rl_triton_adapters.verl True", "verl.trainer.ppo.core_algos False"
+MODULE = {"VERL_USE_EXTERNAL_MODULES": "rl_triton_adapters.verl"}
+LOADED = [
+    (MODULE, OURS, "computes gae, grpo, reinforce_plus_plus advantages with rl_triton_core"),
+    ({}, STOCK, ""),
+    ({"RL_TRITON": "1"}, OURS, "computes gae, grpo, reinforce_plus_plus advantages with rl_triton_core"),
+    ({"RL_TRITON": "yes"}, STOCK, "verl computes with its own functions: RL_TRITON: got 'yes', expected 0 or 1"),
+]
+
+
+@pytest.mark.parametrize(
+    ("modules", "flag", "requested"),
+    [
+        ("", "", False),
+        ("", "0", False),
+        ("", "1", True),
+        ("other,rl_triton_adapters.verl", "", True),
+        ("rl_triton_adapters.verl", "0", False),
+        ("rl_triton_adapters.verl_other", "", False),
+    ],
+)
+def test_what_the_environment_asks_for(modules, flag, requested, monkeypatch):
+    monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", modules)
+    monkeypatch.setenv("RL_TRITON", flag)
+    assert adapter._is_requested() == requested
+
+
+def test_environment_variables_load_it():
+    """In processes of their own, all at once."""
+    assert "rl_triton" in {entry.name for entry in entry_points(group="verl.plugins")}, "install this package first"
+    names = ("VERL_USE_EXTERNAL_MODULES", "VERL_USE_EXTERNAL_PLUGINS", "RL_TRITON")
+    rest = {name: value for name, value in os.environ.items() if name not in names}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", REPORT],
+            env={**rest, **variables},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for variables, _, _ in LOADED
+    ]
+    for process, (variables, computes, line) in zip(processes, LOADED, strict=True):
+        output, log = process.communicate(timeout=600)
+        assert process.returncode == 0, log
+        assert output.strip() == computes, variables
+        assert line in log and (line or "rl_triton" not in log), variables

@@ -49,8 +49,8 @@ def main() -> None:
 def describe_source(command: str) -> str:
     """Says that a page is generated, and by what."""
     return f"""\
-This page is generated from `benchmarks/results/` by `make report` (`python benchmarks/pages.py`); change the script,
-not the page. `{command}` measures anew."""
+This page is generated from `benchmarks/results/` by `make report`: change `benchmarks/pages.py`, not the page.
+`{command}` measures again."""
 
 
 def describe_machine(system: Row, on_gpu: bool = True) -> str:
@@ -106,7 +106,7 @@ SECTIONS = {
     "variants": ("GAE without its value targets, and with a mask", ("flat_triton",)),
     "huge": ("More than 2³¹ elements", ()),
 }
-"""Suites, their titles, and the arms whose times are divided by ours."""
+"""Suites, their titles, and the variants whose times are divided by ours."""
 
 
 def write_benchmarks() -> str:
@@ -128,24 +128,35 @@ BENCHMARKS_HEAD = """\
 
 {source} On a GPU: `python scripts/gpu_benchmarks.py FOLDER`.
 
-Times are microseconds, *full call / device*. **Full call**: one call with tensors in and tensors out between two CUDA
-events, the GPU synchronised before and after: the minimum of five medians of 50 calls after 20 warm-up calls.
-**Device**: the call captured 20 times in a CUDA graph, the time of a replay / 20. Slower calls are repeated less, which
-the files say. Arms take turns, and each must agree with a float64 loop on the same inputs before it is timed (in
-rollouts of more than 2²⁶ steps, for some environments). *Roofline* is the time in which the bytes (every input read
-once, every output written once) could be copied, over the device time; the bandwidth is that of a large elementwise
-copy in the same run. Small rollouts stay in the cache and may beat it, and so may bootstrap values, of which only those
-at cuts need to be read.
+## How it is measured
 
-Calls have default arguments: GAE with advantages and returns, V-Trace and Retrace with both results, Retrace from
-log-probabilities and four actions' probabilities and values. Inputs are float32, flags bool. *Truncated*: with
-truncation flags, and where values are bootstrapped one bootstrap value per step. *Normal path*: validated and launched
-anew, as the first call of its kind is.
+Times are microseconds, written *full call / device*.
 
-Arms: *loop*, a Python loop over PyTorch tensors; *compiled scan*, `torch.compile` of a doubling scan; *flat Triton*, a
-program per row with the whole row in one associative scan, launched the ordinary way (a time-major rollout is
-transposed for it); *in blocks*, a program per row that scans block after block; *CUDA rows*, a serial thread per row
-in CUDA C++ into a preallocated output. Multiples say how many times faster ours is."""
+* **Full call**: one call with tensors in and tensors out, between two CUDA events. The GPU is synchronised before and
+  after. The time is the minimum of five medians of 50 calls, after 20 warm-up calls. Slower calls are repeated less often;
+  the files say how often.
+* **Device**: the call is captured 20 times in a CUDA graph. The time is that of a replay, divided by 20.
+* **Roofline**: the time in which the bytes could be copied, over the device time. Every input counts as read once and
+  every output as written once. The bandwidth is that of a large elementwise copy in the same run. Small rollouts stay in
+  the cache and may beat it. So may rollouts with bootstrap values, of which only those at cuts are read.
+
+Variants take turns. Each must agree with a float64 loop on the same inputs before it is timed. In rollouts of more than
+2²⁶ steps, some environments are compared.
+
+Calls have default arguments: GAE with advantages and returns, V-Trace and Retrace with both results. Retrace starts from
+log-probabilities, and from the probabilities and values of four actions. Inputs are float32, flags bool. *Truncated*: with
+truncation flags, and one bootstrap value per step where the estimator takes any. *Normal path*: the call is validated and
+launched without the fast path, like a first call.
+
+| variant | what it is |
+|---|---|
+| loop | a Python loop over PyTorch tensors |
+| compiled scan | `torch.compile` of a doubling scan |
+| flat Triton | a Triton program per row, with the whole row in one associative scan; time-major rollouts are transposed for it |
+| in blocks | a Triton program per row that scans block after block |
+| CUDA rows | a serial thread per row in CUDA C++, into a preallocated output |
+
+Multiples say how many times faster ours is."""
 
 
 def describe_hardware(machine: Machine) -> str:
@@ -242,7 +253,7 @@ def write_sb3_pass(result: Row) -> str:
 
 *Stock* is the rollout buffer of Stable-Baselines3 (NumPy, one thread), *adapter* is our buffer in its place, *core* is
 `compute_gae` on flags that are ready; medians in microseconds. Results are equal to the bit. Calls come in bursts of
-{result["burst"]}; the first of a burst finds the caches as the other arms left them, as in training.
+{result["burst"]}. The first of a burst finds the caches as the other variants left them, as in training.
 
 {make_table(head, lines)}"""
 
@@ -256,9 +267,9 @@ def write_first_calls(result: Row) -> str:
 
 {describe_machine(result["system"])}
 
-Each combination of present arguments, layout and dtype is compiled when it is first met, and kept on disk: the next
-process loads it. Calls on {" x ".join(map(str, result["shape"]))} (environments, steps), each the first of a process of
-its own that has imported the backend and Numba; **milliseconds**.
+Each combination of present arguments, layout and dtype is compiled when it is first used, and kept on disk: the next
+process loads it. Calls on {" x ".join(map(str, result["shape"]))} (environments x steps), in **milliseconds**. Each is
+the first call of its own process, after the backend and Numba are imported.
 
 {make_table(["", "import", "compiled", "loaded", "second call"], lines)}"""
 
@@ -279,8 +290,9 @@ def write_packed(result: Row) -> str:
 
 {describe_machine(result["system"])}
 
-The same sequences end to end with `cu_seqlens`, as padded rows under a mask, and where all are equally long without a
-mask; {"full calls" if on_cpu else "full call / device"}. Packed takes longer in {slower} of {len(lines)} rows.
+*Packed*: the sequences end to end with `cu_seqlens`. *Masked*: the same sequences as padded rows with a mask. *Without a
+mask*: the padded rows, if all sequences are equally long. Times are {"full calls" if on_cpu else "full call / device"}.
+Packed takes longer in {slower} of {len(lines)} rows.
 
 {make_table(head, lines)}"""
 
@@ -297,20 +309,19 @@ def write_accuracy() -> str:
 
 {describe_source("make accuracy")} On a GPU: `python benchmarks/accuracy.py FOLDER`.
 
-An error is ‖x − exact‖ / ‖exact‖ in the Euclidean norm, where a serial float64 loop over the same inputs gives the
-exact result. It is compared with that of the same loop in float32. Discounts are rounded to float32 beforehand, so
-that the errors are those of arithmetic alone. A ratio is the error over the loop's error, which counts as half a
-float32 epsilon ({limits["serial_floor"]:.1e}) at least. The limit is {limits["ratio"]:g}.
+An error is ‖x − exact‖ / ‖exact‖ in the Euclidean norm. The exact result is that of a serial float64 loop over the same
+inputs. The error is compared with that of the same loop in float32. Discounts are rounded to float32 beforehand, so that
+the errors are those of arithmetic alone. A ratio is the error over the loop's error, which counts as at least half a
+float32 epsilon ({limits["serial_floor"]:.1e}). The limit is {limits["ratio"]:g}.
 
 Settings: γ {list_values(rows, "gamma")}; λ {list_values(rows, "lambda_")}; no episode ends, or one every
-{list_values(rows, "episode")} steps on average. Layouts: {list_values(rows, "layout")}. Each line is the setting,
+{list_values(rows, "episode")} steps on average. Layouts: {list_values(rows, "layout")}. Each line has the setting,
 layout and result with the largest ratio.
 
-Half-precision inputs are computed with in float32. Their error counts from the inputs before they were rounded, and is
-compared with what rounding them once does to the float64 loop; the ratio may differ from 1 by
-{limits["rounding"]:g}. *Beyond rounding* is the error against the float64 loop on the rounded inputs. The factors β of
-`linear_recurrence` are inputs too: those near 1 suffer most from rounding, and may be float32 beside a half-precision
-α."""
+Half-precision inputs are converted to float32. Their error is that against the inputs before rounding. It is compared
+with what rounding the inputs once does to the float64 loop; the ratio may differ from 1 by {limits["rounding"]:g}.
+*Beyond rounding* is the error against the float64 loop on the rounded inputs. The factors β of `linear_recurrence` are
+inputs too. Those near 1 suffer most from rounding, so β may be float32 with a half-precision α."""
     return "\n\n".join([head, *map(write_accuracy_of, results)]) + "\n"
 
 

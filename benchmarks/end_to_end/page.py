@@ -28,21 +28,25 @@ def load_results(folder: Path, name: str) -> list[files.Row]:
 HEAD = """\
 # End to end
 
-{source} On a GPU: `python -m benchmarks.end_to_end FOLDER --budget 300`.
+{source} On a GPU: `python -m benchmarks.end_to_end FOLDER --budget 300`. [Read the end-to-end
+numbers](reading-results.md) explains the columns.
 
-How much faster does training get? Iterations of several frameworks, arm against arm in one process. The single-file PPO
-and Stable-Baselines3 run their whole loop, environments included. **The synthetic update, TorchRL and RLlib train on
-recorded experience and step no environment: in training, where collecting takes its time too, shares, bounds and
-speed-ups are lower than these sections say.**
+How much faster does training get? The tables compare whole iterations of several frameworks, variant against variant in
+one process. The single-file PPO and Stable-Baselines3 run their whole loop, environments included. **The synthetic
+update, TorchRL and RLlib train on recorded experience and step no environment. In training, where collecting takes time
+too, shares, bounds and speed-ups are lower than these sections say.**
 
-Each arm trains its own agent, one iteration in turns, in an order in which each takes every place equally often. Before
-that, each must compute the advantages of the same experience as the framework's own code, to float32 rounding.
+Each variant trains its own agent. Variants take turns, one iteration each, in an order in which each takes every place
+equally often. Before that, each must compute the same advantages as the framework's own code, to float32 rounding.
 
-On a GPU times lie between CUDA events; the device is waited for before and after an iteration, and not within. *Share*
-is what the advantage step takes of an iteration of the slower arm, the median over iterations. *Bound* is Amdahl's,
-1 / (1 − share): no way to compute advantages makes an iteration faster than that. *Measured* is the ratio of the two
-arms' iterations, paired by rounds: the median, and the quartiles in brackets. Iterations and steps are medians, slower
-arm → faster arm, in milliseconds. Settings read environments x steps, units of both layers, epochs x minibatches."""
+On a GPU, times lie between CUDA events. The device is waited for before and after an iteration, and not within.
+
+* *Share* is what the advantage step takes of an iteration of the slower variant: the median over iterations.
+* *Bound* is Amdahl's, 1 / (1 − share). No way to compute advantages makes an iteration faster than that.
+* *Measured* is the ratio of the two variants' iterations, paired by rounds: the median, with the quartiles in brackets.
+* *Iteration* and *advantages* are medians in milliseconds, slower variant → faster variant.
+
+A setting reads: environments x steps, units of both layers, epochs x minibatches."""
 
 
 def write_framework(name: str, framework: Framework, results: list[files.Row]) -> str:
@@ -63,7 +67,7 @@ def write_machine(framework: Framework, module: Module, result: files.Row) -> st
     names = [name.replace("_", "-") for name in framework.needs]
     versions = "".join(f" {name} {system[name]}." for name in names if name in system)
     counts = sorted(row["iterations"] for row in result["arms"] if row["iterations"])
-    counted = f" {counts[0]} to {counts[-1]} iterations of each arm." if counts else ""
+    counted = f" {counts[0]} to {counts[-1]} iterations of each variant." if counts else ""
     about = f"{describe_machine(system)}{versions} {result['threads']} threads on the CPU.{counted}"
     return "\n\n".join(x for x in (where, about, name_small_shares(module, result), compare_arms(result)) if x)
 

@@ -14,9 +14,9 @@ from benchmarks.end_to_end.stopwatch import ADVANTAGES, Stopwatch
 TITLE = "Stable-Baselines3"
 ITERATION = """\
 An iteration is one of `PPO.learn`: `collect_rollouts` on environments of Gymnasium in a `DummyVecEnv`, then `train`.
-The advantage step is `compute_returns_and_advantage` of the buffer. *Drawn*: CartPole as four frames of 84x84 pixels,
-which a wrapper draws, with `CnnPolicy`, where *hidden* means nothing. Pendulum ends at its time limit and nowhere else,
-after 200 steps: where that is the length of the window, in all environments at once."""
+The advantage step is `compute_returns_and_advantage` of the buffer. *Drawn*: a wrapper draws CartPole as four frames of
+84x84 pixels for `CnnPolicy`, where *hidden* has no meaning. Pendulum ends only at its time limit, after 200 steps. If
+rollouts have 200 steps, all environments end at once."""
 ARMS = {
     "stock": "`RolloutBuffer`",
     "ours": "`TritonRolloutBuffer`, in host memory",

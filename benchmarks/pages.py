@@ -133,26 +133,26 @@ BENCHMARKS_HEAD = """\
 Times are microseconds, written *full call / device*.
 
 * **Full call**: one call with tensors in and tensors out, between two CUDA events. The GPU is synchronised before and
-  after. The time is the minimum of five medians of 50 calls, after 20 warm-up calls. Slower calls are repeated less often;
-  the files say how often.
+  after. The time is the minimum of five medians of 50 calls, after 20 warm-up calls. Slower calls are repeated less
+  often; the files say how often.
 * **Device**: the call is captured 20 times in a CUDA graph. The time is that of a replay, divided by 20.
 * **Roofline**: the time in which the bytes could be copied, over the device time. Every input counts as read once and
-  every output as written once. The bandwidth is that of a large elementwise copy in the same run. Small rollouts stay in
-  the cache and may beat it. So may rollouts with bootstrap values, of which only those at cuts are read.
+  every output as written once. The bandwidth is that of a large elementwise copy in the same run. Small rollouts stay
+  in the cache and may beat it. So may rollouts with bootstrap values, of which only those at cuts are read.
 
-Variants take turns. Each must agree with a float64 loop on the same inputs before it is timed. In rollouts of more than
-2²⁶ steps, some environments are compared.
+Variants take turns. Each must agree with a float64 loop on the same inputs before it is timed. In rollouts of more
+than 2²⁶ steps, some environments are compared.
 
-Calls have default arguments: GAE with advantages and returns, V-Trace and Retrace with both results. Retrace starts from
-log-probabilities, and from the probabilities and values of four actions. Inputs are float32, flags bool. *Truncated*: with
-truncation flags, and one bootstrap value per step where the estimator takes any. *Normal path*: the call is validated and
-launched without the fast path, like a first call.
+Calls have default arguments: GAE with advantages and returns, V-Trace and Retrace with both results. Retrace starts
+from log-probabilities, and from the probabilities and values of four actions. Inputs are float32, flags bool.
+*Truncated*: with truncation flags, and one bootstrap value per step where the estimator takes any. *Normal path*: the
+call is validated and launched without the fast path, like a first call.
 
 | variant | what it is |
 |---|---|
 | loop | a Python loop over PyTorch tensors |
 | compiled scan | `torch.compile` of a doubling scan |
-| flat Triton | a Triton program per row, with the whole row in one associative scan; time-major rollouts are transposed for it |
+| flat Triton | a Triton program per row, in one associative scan; time-major rollouts are transposed for it |
 | in blocks | a Triton program per row that scans block after block |
 | CUDA rows | a serial thread per row in CUDA C++, into a preallocated output |
 
@@ -251,9 +251,9 @@ def write_sb3_pass(result: Row) -> str:
 
 {describe_machine(result["system"])}
 
-*Stock* is the rollout buffer of Stable-Baselines3 (NumPy, one thread), *adapter* is our buffer in its place, *core* is
-`compute_gae` on flags that are ready; medians in microseconds. Results are equal to the bit. Calls come in bursts of
-{result["burst"]}. The first of a burst finds the caches as the other variants left them, as in training.
+*Stock* is the rollout buffer of Stable-Baselines3 (NumPy, one thread), *adapter* is our buffer in its place, *core*
+is `compute_gae` on flags that are ready; medians in microseconds. Results are equal to the bit. Calls come in bursts
+of {result["burst"]}. The first of a burst finds the caches as the other variants left them, as in training.
 
 {make_table(head, lines)}"""
 
@@ -290,9 +290,9 @@ def write_packed(result: Row) -> str:
 
 {describe_machine(result["system"])}
 
-*Packed*: the sequences end to end with `cu_seqlens`. *Masked*: the same sequences as padded rows with a mask. *Without a
-mask*: the padded rows, if all sequences are equally long. Times are {"full calls" if on_cpu else "full call / device"}.
-Packed takes longer in {slower} of {len(lines)} rows.
+*Packed*: the sequences end to end with `cu_seqlens`. *Masked*: the same sequences as padded rows with a mask.
+*Without a mask*: the padded rows, if all sequences are equally long.
+Times are {"full calls" if on_cpu else "full call / device"}. Packed takes longer in {slower} of {len(lines)} rows.
 
 {make_table(head, lines)}"""
 
@@ -309,10 +309,10 @@ def write_accuracy() -> str:
 
 {describe_source("make accuracy")} On a GPU: `python benchmarks/accuracy.py FOLDER`.
 
-An error is ‖x − exact‖ / ‖exact‖ in the Euclidean norm. The exact result is that of a serial float64 loop over the same
-inputs. The error is compared with that of the same loop in float32. Discounts are rounded to float32 beforehand, so that
-the errors are those of arithmetic alone. A ratio is the error over the loop's error, which counts as at least half a
-float32 epsilon ({limits["serial_floor"]:.1e}). The limit is {limits["ratio"]:g}.
+An error is ‖x − exact‖ / ‖exact‖ in the Euclidean norm. The exact result is that of a serial float64 loop over the
+same inputs. The error is compared with that of the same loop in float32. Discounts are rounded to float32 beforehand,
+so that the errors are those of arithmetic alone. A ratio is the error over the loop's error, which counts as at least
+half a float32 epsilon ({limits["serial_floor"]:.1e}). The limit is {limits["ratio"]:g}.
 
 Settings: γ {list_values(rows, "gamma")}; λ {list_values(rows, "lambda_")}; no episode ends, or one every
 {list_values(rows, "episode")} steps on average. Layouts: {list_values(rows, "layout")}. Each line has the setting,

@@ -17,10 +17,10 @@ from rl_triton_core import compute_gae
 
 TITLE = "The synthetic PPO update"
 ITERATION = """\
-Random experience of a Gaussian policy, in tensors [num_envs, num_steps] that are contiguous in time. An iteration computes
-advantages and returns and runs the epochs of minibatches. No environment is stepped. *Recomputed*: values and advantages
-are computed again in every epoch. The advantage step computes advantages and returns from rewards, values and flags. The
-network that computes the values is not a part of it."""
+Random experience of a Gaussian policy, in tensors [num_envs, num_steps] that are contiguous in time. An iteration
+computes advantages and returns and runs the epochs of minibatches. No environment is stepped. *Recomputed*: values
+and advantages are computed again in every epoch. The advantage step computes advantages and returns from rewards,
+values and flags. The network that computes the values is not a part of it."""
 ARMS = {
     "stock": "a Python loop over the steps",
     "compiled": "`torch.compile` of a doubling scan",

@@ -93,13 +93,6 @@ def check_coefficient(name: str, x: Any, low: float = 0.0, absent: float = math.
     return drop_graph(x)
 
 
-def check_choice(name: str, x: Any, choices: Sequence[str]) -> str:
-    """One of these names."""
-    if x not in choices:
-        raise ValueError(f"{name}: got {x!r}, expected one of {', '.join(choices)}")
-    return str(x)
-
-
 def check_normalization(
     wanted: Any, correction: Any, epsilon: Any, epsilon_mode: Any, group: Any
 ) -> tuple[Rule | None, Exchange | None]:
@@ -163,11 +156,11 @@ def build_problem(
     )
     clipped_value = check_values(values, returns, old_values, value_clip, value_clip_mode)
     check_kl(ref_log_probs, old_inputs, kl_coef)
-    estimator = check_choice("kl_estimator", kl_estimator, ESTIMATOR_NAMES)
+    estimator = check.check_choice("kl_estimator", kl_estimator, ESTIMATOR_NAMES)
     return LossProblem(
         Choices(
             head,
-            check_choice("value_loss", value_loss, tuple(DISTANCES)),
+            check.check_choice("value_loss", value_loss, tuple(DISTANCES)),
             clipped_value,
             "none" if ref_log_probs is None else estimator,
         ),
@@ -192,7 +185,7 @@ def build_problem(
 
 def check_values(values: Any, returns: Any, old_values: Any, value_clip: Any, mode: Any) -> str:
     """The name of the equation of the value loss; values come with returns, and with old ones where these are read."""
-    check_choice("value_clip_mode", mode, CLIP_MODES)
+    check.check_choice("value_clip_mode", mode, CLIP_MODES)
     if (values is None) != (returns is None):
         missing, given = ("returns", "values") if returns is None else ("values", "returns")
         raise ValueError(f"{missing}: got None together with {given}, expected both or neither")

@@ -7,7 +7,6 @@ import math
 import torch
 
 from rl_triton_core._internal import validation as check
-from rl_triton_core._internal.loss_arguments import check_choice
 
 MODES = ("mean-std", "mean", "leave-one-out")
 
@@ -50,7 +49,7 @@ def group_normalize(
         tensor([-1.,  1.,  0.,  0.])
     """
     check.check_tensor("rewards", rewards, check.REAL_DTYPES)
-    check_choice("mode", mode, MODES)
+    check.check_choice("mode", mode, MODES)
     correction = check.check_number("correction", correction, 0.0, math.inf)
     epsilon = check.check_number("epsilon", epsilon, 0.0, math.inf)
     r = rewards.detach().double().reshape(-1)

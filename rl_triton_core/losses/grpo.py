@@ -10,7 +10,6 @@ from rl_triton_core._internal import validation as check
 from rl_triton_core._internal.loss_arguments import (
     Elements,
     build_problem,
-    check_choice,
     check_coefficient,
     check_detached,
     drop_graph,
@@ -117,7 +116,8 @@ def grpo_loss(
         kl_clip=kl_clip,
     )
     add_sequences(problem, elements, advantages, cu_seqlens)
-    aggregate_tokens(problem, log_probs.shape, check_choice("aggregation", aggregation, AGGREGATIONS), normalizer)
+    aggregation = check.check_choice("aggregation", aggregation, AGGREGATIONS)
+    aggregate_tokens(problem, log_probs.shape, aggregation, normalizer)
     loss, statistics = solve_loss(problem, network, backend)
     return PPOLoss(loss, *statistics.unbind())
 

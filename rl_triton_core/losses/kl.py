@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from rl_triton_core._internal.loss_arguments import ESTIMATOR_NAMES, build_problem, check_choice, elements_of
+from rl_triton_core._internal import validation as check
+from rl_triton_core._internal.loss_arguments import ESTIMATOR_NAMES, build_problem, elements_of
 from rl_triton_core._internal.losses import solve_loss
 
 
@@ -64,7 +65,7 @@ def kl_divergence(
         ref_log_probs=ref_log_probs,
         mask=mask,
         kl_coef=1.0,
-        kl_estimator=check_choice("estimator", estimator, ESTIMATOR_NAMES),
+        kl_estimator=check.check_choice("estimator", estimator, ESTIMATOR_NAMES),
         log_ratio_clamp=log_ratio_clamp,
         kl_clip=kl_clip,
     )

@@ -188,25 +188,9 @@ def loss_operator(
 
 
 @loss_operator.register_fake
-def _(
-    inputs: Sequence[torch.Tensor],
-    has_values: bool,
-    streams: Sequence[torch.Tensor | None],
-    old_inputs: Sequence[torch.Tensor],
-    tensors: Sequence[torch.Tensor | None],
-    numbers: Sequence[float],
-    choices: str,
-    sizes: Sequence[int],
-    length: int,
-    per_sequence: bool,
-    normalizer: float | None,
-    rule: Sequence[float] | None,
-    wanted: Sequence[bool],
-    backend: str,
-) -> list[torch.Tensor]:
-    problem = LossProblem(Choices(*choices.split(",")), (), Streams(*streams), wanted=tuple(wanted))
-    problem.inputs = tuple(inputs)
-    loss = inputs[0].new_empty((), dtype=problem.dtype)
+def _(*fields: Any) -> list[torch.Tensor]:
+    problem = problem_of(*fields[:-1])
+    loss = problem.like.new_empty((), dtype=problem.dtype)
     return [loss, loss.new_empty(len(STATISTICS)), *(x for x in problem.allocate_gradients() if x is not None)]
 
 

@@ -69,6 +69,23 @@ def elements_of(name: str, x: Any, trailing: int = 0) -> Elements:
     return Elements(name, x.shape[: x.ndim - trailing], x.device)
 
 
+class Policy(NamedTuple):
+    """What a network gives, by the name of the head."""
+
+    head: str
+    network: tuple[torch.Tensor, ...]
+    """Tensors as they were given."""
+    inputs: list[torch.Tensor]
+    """The same as matrices, without a graph."""
+
+
+def gather_policy(elements: Elements, log_probs: torch.Tensor, entropy: torch.Tensor | None) -> Policy:
+    """A policy from log-probabilities, and perhaps entropies, of its actions."""
+    network = (log_probs,) if entropy is None else (log_probs, entropy)
+    inputs = [elements.check_input(name, x) for name, x in zip(("log_probs", "entropy"), network, strict=False)]
+    return Policy("sampled" if entropy is None else "given", network, inputs)
+
+
 def drop_graph(x: torch.Tensor) -> torch.Tensor:
     """A tensor without its graph, except under torch.compile, where an operator has the graph."""
     return x if torch.compiler.is_compiling() else x.detach()

@@ -14,6 +14,7 @@ from rl_triton_core._internal.loss_arguments import (
     check_detached,
     drop_graph,
     elements_of,
+    gather_policy,
 )
 from rl_triton_core._internal.loss_problem import LossProblem
 from rl_triton_core._internal.losses import solve_loss
@@ -98,11 +99,11 @@ def grpo_loss(
     if log_probs.ndim != (2 if cu_seqlens is None else 1):
         expected = "[num_sequences, num_tokens]" if cu_seqlens is None else "[num_tokens] with cu_seqlens"
         raise ValueError(f"log_probs: got shape {tuple(log_probs.shape)}, expected {expected}")
-    network = (log_probs,) if entropy is None else (log_probs, entropy)
+    policy = gather_policy(elements, log_probs, entropy)
     problem = build_problem(
         elements,
-        "sampled" if entropy is None else "given",
-        [elements.check_input(name, x) for name, x in zip(("log_probs", "entropy"), network, strict=False)],
+        policy.head,
+        policy.inputs,
         old_log_probs=log_probs.detach() if old_log_probs is None else old_log_probs,
         ref_log_probs=ref_log_probs,
         mask=mask,
@@ -118,7 +119,7 @@ def grpo_loss(
     add_sequences(problem, elements, advantages, cu_seqlens)
     aggregation = check.check_choice("aggregation", aggregation, AGGREGATIONS)
     aggregate_tokens(problem, log_probs.shape, aggregation, normalizer)
-    loss, statistics = solve_loss(problem, network, backend)
+    loss, statistics = solve_loss(problem, policy.network, backend)
     return PPOLoss(loss, *statistics.unbind())
 
 

@@ -16,6 +16,7 @@ from rl_triton_core._internal.loss_arguments import (
     check_normalization,
     drop_graph,
     elements_of,
+    gather_policy,
 )
 from rl_triton_core._internal.losses import solve_loss
 
@@ -147,13 +148,9 @@ def ppo_loss(
         tensor([-0.5000,  0.0000])
     """
     elements = elements_of("log_probs", log_probs)
-    network = (log_probs,) if entropy is None else (log_probs, entropy)
-    names = ("log_probs", "entropy")
     return solve_ppo(
         elements,
-        "sampled" if entropy is None else "given",
-        network,
-        [elements.check_input(name, x) for name, x in zip(names, network, strict=False)],
+        *gather_policy(elements, log_probs, entropy),
         old_log_probs=old_log_probs,
         advantages=advantages,
         values=values,

@@ -15,6 +15,8 @@ from rl_triton_core._internal.loss_problem import LossProblem, Streams
 from rl_triton_core._internal.moments import Exchange, Rule
 from rl_triton_core.normalization import check_group, check_rule, gather_moments
 
+Number = float | torch.Tensor
+"""Or a tensor without dimensions, as schedules in a CUDA graph are."""
 CLIP_MODES = tuple(name for name in CLIPS if name != "none")
 ESTIMATOR_NAMES = tuple(name for name in ESTIMATORS if name != "none")
 
@@ -97,7 +99,7 @@ def check_detached(name: str, x: torch.Tensor) -> None:
         raise ValueError(f"{name}: got a tensor that requires grad, expected it detached: no gradient flows to it")
 
 
-def check_coefficient(name: str, x: Any, low: float = 0.0, absent: float = math.inf) -> float | torch.Tensor:
+def check_coefficient(name: str, x: Any, low: float = 0.0, absent: float = math.inf) -> Number:
     """A number, infinity included, or a tensor of one number on any device; None is `absent`."""
     if x is None:
         return absent

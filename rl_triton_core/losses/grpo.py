@@ -9,6 +9,7 @@ import torch
 from rl_triton_core._internal import validation as check
 from rl_triton_core._internal.loss_arguments import (
     Elements,
+    Number,
     build_problem,
     check_coefficient,
     check_detached,
@@ -18,7 +19,7 @@ from rl_triton_core._internal.loss_arguments import (
 )
 from rl_triton_core._internal.loss_problem import LossProblem
 from rl_triton_core._internal.losses import solve_loss
-from rl_triton_core.losses.ppo import Number, PPOLoss
+from rl_triton_core.losses.ppo import PPOLoss
 
 AGGREGATIONS = ("token-mean", "sequence-mean", "sequence-sum")
 

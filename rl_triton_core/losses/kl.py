@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from rl_triton_core._internal import validation as check
-from rl_triton_core._internal.loss_arguments import ESTIMATOR_NAMES, build_problem, elements_of
+from rl_triton_core._internal.loss_arguments import ESTIMATOR_NAMES, Number, build_problem, elements_of
 from rl_triton_core._internal.losses import solve_loss
 
 
@@ -15,8 +15,8 @@ def kl_divergence(
     estimator: str = "k1",
     mask: torch.Tensor | None = None,
     *,
-    log_ratio_clamp: float | torch.Tensor | None = None,
-    kl_clip: float | torch.Tensor | None = None,
+    log_ratio_clamp: Number | None = None,
+    kl_clip: Number | None = None,
     backend: str | None = None,
 ) -> torch.Tensor:
     r"""Mean KL(policy ‖ reference) over actions that the policy drew.

@@ -11,6 +11,7 @@ from torch import distributed
 from rl_triton_core._internal import validation as check
 from rl_triton_core._internal.loss_arguments import (
     Elements,
+    Number,
     build_problem,
     check_detached,
     check_normalization,
@@ -19,9 +20,6 @@ from rl_triton_core._internal.loss_arguments import (
     gather_policy,
 )
 from rl_triton_core._internal.losses import solve_loss
-
-Number = float | torch.Tensor
-"""Or a tensor without dimensions, as schedules in a CUDA graph are."""
 
 
 class PPOLoss(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rl_triton_core._internal.loss_arguments import build_problem, elements_of
+from rl_triton_core._internal.loss_arguments import Number, build_problem, elements_of
 from rl_triton_core._internal.losses import solve_loss
 
 
@@ -14,11 +14,11 @@ def value_loss(
     *,
     old_values: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
-    value_clip: float | torch.Tensor | None = None,
+    value_clip: Number | None = None,
     value_clip_mode: str = "sb3",
     value_loss: str = "mse",
-    huber_delta: float | torch.Tensor = 1.0,
-    value_factor: float | torch.Tensor = 1.0,
+    huber_delta: Number = 1.0,
+    value_factor: Number = 1.0,
     backend: str | None = None,
 ) -> torch.Tensor:
     r"""Mean error of value estimates, in the forms in which PPO's implementations clip it.

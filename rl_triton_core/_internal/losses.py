@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from rl_triton_core._internal.backends import choose_backend
+from rl_triton_core._internal.backends import Backend, choose_backend
 from rl_triton_core._internal.loss_equations import STATISTICS, Choices, Coefficients
 from rl_triton_core._internal.loss_problem import LossProblem, Results, Stream, Streams
 from rl_triton_core._internal.moments import Rule
@@ -32,17 +32,18 @@ def solve_loss(
     problem.wanted = tuple(graph and x.requires_grad for x in inputs)
     if torch.compiler.is_compiling():
         return solve_traced(problem, backend)
+    chosen = choose_backend(backend, problem.like.device)
     if graph:
-        loss, statistics = LossFunction.apply(problem, backend, *inputs)  # type: ignore[no-untyped-call]
+        loss, statistics = LossFunction.apply(problem, chosen, *inputs)  # type: ignore[no-untyped-call]
         return loss, statistics
-    results = run_backend(problem, backend)
+    results = run_backend(problem, chosen)
     return results.loss, results.statistics
 
 
-def run_backend(problem: LossProblem, backend: str | None) -> Results:
+def run_backend(problem: LossProblem, backend: Backend) -> Results:
     """Compute by a backend. Without elements there is nothing to compute."""
     if problem.like.shape[0]:
-        return choose_backend(backend, problem.like.device).loss(problem)
+        return backend.loss(problem)
     statistics = torch.zeros(len(STATISTICS), dtype=problem.dtype, device=problem.like.device)
     statistics[STATISTICS.index("explained_variance")].fill_(math.nan)
     return Results(
@@ -57,14 +58,14 @@ class LossFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, problem: LossProblem, backend: str | None, *inputs: torch.Tensor) -> Any:
+    def forward(ctx: Any, problem: LossProblem, backend: Backend, *inputs: torch.Tensor) -> Any:
         """Compute all, and keep the gradients but none of the inputs."""
         loss, statistics, gradients = run_backend(problem, backend)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(statistics)
         ctx.save_for_backward(*gradients)
         ctx.targets = [(x.shape, x.dtype) if want else None for x, want in zip(inputs, problem.wanted, strict=True)]
-        ctx.scale = choose_backend(backend, loss.device).scale
+        ctx.scale = backend.scale
         return loss, statistics
 
     @staticmethod
@@ -183,7 +184,7 @@ def loss_operator(
         rule,
         wanted,
     )
-    loss, statistics, gradients = run_backend(problem, backend or None)
+    loss, statistics, gradients = run_backend(problem, choose_backend(backend or None, problem.like.device))
     return [loss, statistics, *gradients]
 
 

@@ -9,9 +9,6 @@ import torch
 from rl_triton_core import losses
 from rl_triton_core.testing import assert_close
 
-FREE = 2**-23
-"""An error of a sum: twice that of rounding it."""
-
 
 class Case(NamedTuple):
     """A head, what goes into it, and everything else."""

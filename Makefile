@@ -38,7 +38,7 @@ BY_FILE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help demo example example-rllib example-frameworks check test lint metrics type test-quick test-interpreted test-aot test-independent test-rllib test-frameworks fuzz sanitize mutants format docs gpu-test tune accuracy speed bench end-to-end report \
-	lower-bounds clean distclean
+	lower-bounds release-check clean distclean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' Makefile
@@ -141,6 +141,9 @@ report: $(READY) ## Write the pages, the README's paragraph and the figures that
 
 lower-bounds: $(READY) ## Test the core with the oldest supported packages (slow: downloads another torch)
 	$(PY) scripts/check_lower_bounds.py --python $(PYTHON)
+
+release-check: ## Build sdist and wheel, install each in a fresh environment and use it (slow: installs torch twice)
+	$(PYTHON) scripts/check_release.py
 
 clean: ## Remove what the verbs made, except the environments
 	rm -rf build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -1,8 +1,9 @@
 """Build the source distribution and the wheel, and use each in a fresh environment: make release-check.
 
-Checks the metadata (twine), what the archives hold, and that CHANGELOG.md and CITATION.cff state the version. Each archive
-has to install without extras and to run the README's functions, the command line and its self-test. All extras have to
-resolve. Slow: it installs PyTorch twice.
+Checks the metadata (twine), what the archives hold, and that CHANGELOG.md and CITATION.cff state the version. Each of
+them has to install without extras, and to run the README's functions, the command line and its self-test. All extras
+have to resolve.
+Slow: it installs PyTorch twice.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def find_targets(backends: Iterable[str]) -> list[Target]:
 
 def choose_num_combinations(num_cases: int) -> int:
     """Few cases share a few combinations, or compiling would take all the time."""
-    return max(2, math.isqrt(num_cases) // 8)
+    return max(2, math.isqrt(num_cases) // 24)
 
 
 def run_campaign(campaign: Campaign) -> Iterator[Outcome]:

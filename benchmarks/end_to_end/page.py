@@ -79,10 +79,10 @@ def name_small_shares(module: Module, result: files.Row) -> str:
     if not small:
         return ""
     where = "In all settings" if len(small) == len(own) else f"In {len(small)} of {len(own)} settings"
-    settings = "; ".join(f"{read_setting(row)} ({format_percent(row['share'])})" for row in small)
+    settings = "\n".join(f"* {read_setting(row)}: {format_percent(row['share'])}" for row in small)
     return (
-        f"**{where} the advantage step takes less than {format_percent(SMALL)} of the framework's own iteration: "
-        f"however it is computed, training does not get noticeably faster by it.** {settings}."
+        f"**{where} the advantage step takes less than {format_percent(SMALL)} of the framework's own iteration. "
+        f"Training does not get noticeably faster, however it is computed:**\n\n{settings}"
     )
 
 

@@ -1,0 +1,86 @@
+"""The pages are plain English, as far as a machine can tell: short sentences, and the words of the glossary."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = (ROOT, ROOT / "adapters", ROOT / "docs", ROOT / "examples" / "notebooks")
+PAGES = [path for folder in FOLDERS for suffix in ("md", "ipynb") for path in sorted(folder.glob(f"*.{suffix}"))]
+if not (ROOT / "docs").exists():
+    pytest.skip("only the package is here", allow_module_level=True)
+
+MOST_WORDS = 39
+PRIVATE_WORDS = {
+    "afresh": "from zero",
+    "anew": "again",
+    "arms?": "variant",
+    "bare": "plain",
+    "departed|sealed|severed": "done, previous_done",
+    "handed|hands? (it |them )?on": "pass",
+    "kinds? of calls?": "calls with the same shapes",
+    "kin": "similar",
+    "[Ll]ikewise": "the same",
+    "the whole way": "the normal path",
+    "windows?": "rollout",
+}
+"""Words of our own or out of use, and what to write instead."""
+OF_KERNELS = {"lanes?": "environment"}
+MAY_NAME_KERNELS = {"design.md", "glossary.md", "gpu.md", "CONTRIBUTING.md", "CHANGELOG.md"}
+
+
+def read_prose(path):
+    """A page without code, comments, and the targets of links."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".ipynb":
+        cells = json.loads(text)["cells"]
+        text = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
+    text = re.sub(r"^( *)(```+|~~~+).*?^\1\2 *$", "\n", text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"(?:^\n)(?:^ {4}.*\n)+", "\n", text, flags=re.MULTILINE)
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    return re.sub(r"`[^`]*`", "`code`", text)
+
+
+def find_blocks(text):
+    """Paragraphs, items of lists, and cells of tables."""
+    found = [""]
+    for line in (line.strip() for line in text.splitlines()):
+        if line.startswith("|"):
+            found += [*line.strip("|").split(" | "), ""]
+        elif not line or line.startswith("#"):
+            found.append("")
+        elif item := re.match(r"(?:[*-]|\d+\.) +(.*)", line):
+            found.append(item[1])
+        else:
+            found[-1] += " " + line
+    return [block.strip() for block in found if block.strip()]
+
+
+def find_sentences(text):
+    return [x for block in find_blocks(text) for x in re.split(r"(?<=[.!?])[*_)\"”]* +(?=[^a-z])", block)]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_page_is_plain_english(path):
+    text = read_prose(path)
+    private = PRIVATE_WORDS if path.name in MAY_NAME_KERNELS else {**PRIVATE_WORDS, **OF_KERNELS}
+    found = [f"{m[0]!r}: {better}" for word, better in private.items() for m in re.finditer(rf"\b(?:{word})\b", text)]
+    assert not found
+    assert not re.search(r"\b[Aa]s (in|for) `(compute_|linear_)", path.read_text(encoding="utf-8"))
+    assert not [block for block in find_blocks(text) if block == "."]
+    long = [sentence for sentence in find_sentences(text) if len(sentence.split()) > MOST_WORDS]
+    assert not long or path.name == "CHANGELOG.md", long
+
+
+def test_a_breach_is_found(tmp_path):
+    """So that a pattern that never matches is noticed."""
+    path = tmp_path / "page.md"
+    path.write_text("# Title\n\n" + "word " * 40 + "end. Short.\n\n| a window | . |\n|---|---|\n")
+    text = read_prose(path)
+    assert [len(sentence.split()) for sentence in find_sentences(text)][:2] == [41, 1]
+    assert "." in find_blocks(text)
+    with pytest.raises(AssertionError, match="window"):
+        test_a_page_is_plain_english(path)

@@ -1,0 +1,212 @@
+"""RSL-RL: PPO with the advantages and the loss of `rl_triton_core`, its update captured in a CUDA graph on a GPU.
+
+One line of the training configuration turns it on, and another one off again:
+
+    algorithm["class_name"] = "rl_triton_adapters.rsl_rl:TritonPPO"
+    algorithm["triton"] = False
+
+Minibatches, random numbers, logs and checkpoints are those of RSL-RL.
+"""
+
+# mypy: allow-subclassing-any, allow-untyped-calls
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rl_triton_core import compute_gae, normalize_advantages
+from rl_triton_core.capture import CapturedStep
+from rl_triton_core.losses import PPOLoss, gaussian_ppo_loss, ppo_loss
+
+try:
+    from rsl_rl.algorithms import PPO
+    from rsl_rl.modules.distribution import GaussianDistribution, HeteroscedasticGaussianDistribution
+except ImportError as error:
+    raise ImportError(
+        "rl_triton_adapters.rsl_rl needs RSL-RL, which could not be imported: pip install rl-triton-core[rsl-rl]"
+    ) from error
+
+__all__ = ["TritonPPO"]
+
+
+class TritonPPO(PPO):
+    """`PPO` of RSL-RL with a scan for the advantages, a fused loss and a captured update.
+
+    The adaptive learning rate stays on the device, and losses are read once per update: within an update nothing waits
+    for the device. Where only RSL-RL's own update applies (see `obstacle`), that one runs, on the same advantages.
+
+    Args:
+        *args: As of `PPO`.
+        triton: False is `PPO` of RSL-RL. A key of the algorithm's configuration, as `capture`.
+        capture: False runs every step eagerly. None captures the update where the policy lies on a GPU.
+        **kwargs: As of `PPO`.
+
+    Attributes:
+        obstacle: Why the update is RSL-RL's own; empty if it is ours.
+
+    Raises:
+        TypeError: `triton` is no bool, or `capture` neither a bool nor None.
+    """
+
+    def __init__(self, *args: Any, triton: bool = True, capture: bool | None = None, **kwargs: Any) -> None:
+        if not isinstance(triton, bool):
+            raise TypeError(f"triton: got {type(triton).__name__}, expected a bool")
+        super().__init__(*args, **kwargs)
+        self.triton = triton
+        self.obstacle = self._find_obstacle()
+        if triton and self.obstacle:
+            warnings.warn(f"TritonPPO updates as PPO of RSL-RL does: {self.obstacle}", RuntimeWarning, stacklevel=2)
+        self._rollout: dict[str, Any] = {}
+        self._rate = torch.tensor(float(self.learning_rate), dtype=torch.float64, device=self.device)
+        self._step = CapturedStep(
+            self._update_minibatch,
+            modules=[self._raw_actor, self._raw_critic],
+            optimizers=[self.optimizer],
+            state=[self._rate],
+            enabled=capture,
+        )
+
+    def _find_obstacle(self) -> str:
+        obstacles = {
+            "recurrent policies have minibatches of their own": self.actor.is_recurrent or self.critic.is_recurrent,
+            "random network distillation has a loss of its own": self.rnd is not None,
+            "symmetry augments minibatches": self.symmetry is not None,
+            "gradients are averaged over several GPUs": self.is_multi_gpu,
+            "mixed precision was asked for": self.use_mixed_precision,
+        }
+        return next((reason for reason, applies in obstacles.items() if applies), "")
+
+    # -- advantages ----------------------------------------------------------------------------------------------------
+
+    def compute_returns(self, obs: Any) -> None:
+        """Fill in the storage's returns and advantages; time-outs are in the rewards already, as in `PPO`."""
+        if not self.triton:
+            super().compute_returns(obs)
+            return
+        storage, hidden_state = self.storage, self.critic.get_hidden_state()
+        last_values = self.critic(obs).detach()
+        self.critic.reset(hidden_state=hidden_state)
+        rewards, values, dones = (x.squeeze(-1) for x in (storage.rewards, storage.values, storage.dones))
+        compute_gae(
+            rewards,
+            values,
+            terminated=dones,
+            bootstrap_values=last_values.squeeze(-1),
+            gamma=self.gamma,
+            lambda_=self.lam,
+            time_dim=0,
+            out=(storage.advantages.squeeze(-1), storage.returns.squeeze(-1)),
+        )
+        if not self.normalize_advantage_per_mini_batch:
+            normalize_advantages(storage.advantages, out=storage.advantages)
+
+    # -- the update ----------------------------------------------------------------------------------------------------
+
+    def update(self) -> dict[str, float]:
+        """Update actor and critic, as `PPO.update` does, and return the mean losses."""
+        if not self.triton or self.obstacle:
+            losses: dict[str, float] = super().update()
+            return losses
+        self._find_rollout()
+        self._rate.fill_(self.learning_rate)
+        size = self.storage.num_envs * self.storage.num_transitions_per_env // self.num_mini_batches
+        minibatches = torch.randperm(self.num_mini_batches * size, device=self.device).split(size)
+        rows = [self._step(indices).clone() for _ in range(self.num_learning_epochs) for indices in minibatches]
+        value, surrogate, entropy = torch.stack(rows).double().mean(dim=0).tolist()
+        self.learning_rate = self._rate.item()
+        with _keep_buffers(self._raw_actor, self._raw_critic):
+            self.actor.update_normalization(self._rollout["observations"])
+            self.critic.update_normalization(self._rollout["observations"])
+        self.storage.clear()
+        return {"value": value, "surrogate": surrogate, "entropy": entropy}
+
+    def _find_rollout(self) -> None:
+        """Flatten the storage, where a graph reads it: a storage that has moved asks for another graph."""
+        storage, known = self.storage, _find_pointers(self._rollout)
+        scalars = {
+            "values": storage.values,
+            "returns": storage.returns,
+            "advantages": storage.advantages,
+            "old_log_probs": storage.actions_log_prob,
+        }
+        self._rollout = {name: x.flatten() for name, x in scalars.items()}
+        self._rollout |= {"observations": storage.observations.flatten(0, 1), "actions": storage.actions.flatten(0, 1)}
+        self._rollout |= {f"parameter {i}": x.flatten(0, 1) for i, x in enumerate(storage.distribution_params)}
+        if known != _find_pointers(self._rollout):
+            self._step.reset()
+
+    def _update_minibatch(self, indices: Tensor) -> Tensor:
+        """Make one step of the optimizer, and return the losses: value, surrogate, entropy."""
+        batch = {name: x[indices] for name, x in self._rollout.items()}
+        self.actor(batch["observations"], stochastic_output=True)  # draws, as `PPO` does, for the same random numbers
+        values = self.critic(batch["observations"]).flatten()
+        if self.desired_kl is not None and self.schedule == "adaptive":
+            self._adapt_learning_rate(tuple(x for name, x in batch.items() if name.startswith("parameter")))
+        result = self._compute_loss(batch, values)
+        self.optimizer.zero_grad()
+        result.loss.backward()
+        nn.utils.clip_grad_norm_(self.actor.parameters(), self.max_grad_norm)
+        nn.utils.clip_grad_norm_(self.critic.parameters(), self.max_grad_norm)
+        self.optimizer.step()
+        return torch.stack([result.value_loss, result.policy_loss, result.entropy]).detach()
+
+    def _adapt_learning_rate(self, old_parameters: tuple[Tensor, ...]) -> None:
+        """Change the learning rate by the divergence from the policy that acted; on the device, where it is captured.
+
+        Args:
+            old_parameters: Of the distribution that drew the minibatch's actions.
+        """
+        rate, target = self._rate, self.desired_kl
+        with torch.no_grad():
+            kl = self.actor.get_kl_divergence(old_parameters, self.actor.output_distribution_params).mean()
+            slower, faster = (rate / 1.5).clamp(min=1e-5), (rate * 1.5).clamp(max=1e-2)
+            rate.copy_(torch.where(kl > target * 2, slower, torch.where((kl < target / 2) & (kl > 0), faster, rate)))
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].copy_(rate)
+            else:
+                group["lr"] = rate.item()
+
+    def _compute_loss(self, batch: dict[str, Tensor], values: Tensor) -> PPOLoss:
+        """Compute the loss of one minibatch in one pass, from mean and deviation where the policy is Gaussian."""
+        arguments: dict[str, Any] = {
+            "old_log_probs": batch["old_log_probs"],
+            "advantages": batch["advantages"],
+            "values": values,
+            "returns": batch["returns"],
+            "old_values": batch["values"],
+            "clip": self.clip_param,
+            "value_coef": self.value_loss_coef,
+            "value_clip": self.clip_param if self.use_clipped_value_loss else None,
+            "value_clip_mode": "cleanrl",
+            "entropy_coef": self.entropy_coef,
+            "normalize_advantages": self.normalize_advantage_per_mini_batch,
+        }
+        kind = type(self.actor.distribution)
+        if kind not in (GaussianDistribution, HeteroscedasticGaussianDistribution):
+            log_probs, entropy = self.actor.get_output_log_prob(batch["actions"]), self.actor.output_entropy
+            return ppo_loss(log_probs, entropy=entropy, **arguments)
+        deviation = self.actor.output_std[0] if kind is GaussianDistribution else self.actor.output_std
+        return gaussian_ppo_loss(self.actor.output_mean, deviation.log(), batch["actions"], **arguments)
+
+
+def _find_pointers(rollout: dict[str, Any]) -> list[int]:
+    """Find where the tensors of a rollout lie."""
+    tensors = [x for value in rollout.values() for x in ([value] if isinstance(value, Tensor) else value.values(True, True))]
+    return [x.data_ptr() for x in tensors]
+
+
+@contextmanager
+def _keep_buffers(*modules: nn.Module) -> Iterator[None]:
+    """Keep buffers that are replaced inside where they lie, since graphs know them by their addresses."""
+    before = [(module, dict(module._buffers)) for parent in modules for module in parent.modules()]
+    yield
+    for module, buffers in before:
+        for name, buffer in buffers.items():
+            if buffer is not None and module._buffers[name] is not buffer:
+                buffer.copy_(module._buffers[name])
+                module._buffers[name] = buffer

@@ -90,7 +90,7 @@ test-rllib: $(RLLIB_READY) ## Tests of the RLlib adapter, on real Ray processes 
 		tests/adapters/rllib tests/adapters/test_example_files.py tests/core/test_conventions.py
 
 test-frameworks: $(FRAMEWORKS_READY) ## Tests of the adapters for RSL-RL, RL-Games, skrl and verl (downloads them)
-	$(VENV_FRAMEWORKS)/bin/python -m pytest $(BY_FILE) tests/frameworks
+	$(VENV_FRAMEWORKS)/bin/python -m pytest $(BY_FILE) tests/frameworks tests/adapters/test_example_files.py
 
 fuzz: $(READY) ## Compare CASES random calls (from SEED) with the oracles, on all backends of this machine
 	$(COMPILED) $(PY) -m rl_triton_core selftest --cases $(CASES) --seed $(SEED)

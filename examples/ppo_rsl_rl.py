@@ -1,11 +1,11 @@
 """PPO of RSL-RL on environments that are tensors on the training device.
 
     python examples/ppo_rsl_rl.py --target-return 475           CartPole, a minute on a CPU
-    python examples/ppo_rsl_rl.py --stock                       the same with RSL-RL's own PPO
+    python examples/ppo_rsl_rl.py --advantages stock          RSL-RL's own advantages and update
     python examples/ppo_rsl_rl.py --env pendulum --gamma 0.9 --iterations 150 --target-return -300
     python examples/ppo_rsl_rl.py --device cuda --num-envs 4096 --num-steps 24 --target-return 475
 
-CartPole-v1 and Pendulum-v1 of Gymnasium, as examples/ppo_gpu_envs.py has them; a push to the left or to the right is the
+CartPole-v1 and Pendulum-v1 of Gymnasium, as examples/gpu_envs.py has them; a push to the left or to the right is the
 sign of a continuous action, since RSL-RL has no others.
 """
 
@@ -15,7 +15,7 @@ from contextlib import nullcontext, redirect_stdout
 from io import StringIO
 
 import torch
-from ppo_gpu_envs import ENVIRONMENTS
+from gpu_envs import ENVIRONMENTS
 from rsl_rl.env import VecEnv
 from rsl_rl.runners import OnPolicyRunner
 from tensordict import TensorDict
@@ -23,7 +23,7 @@ from torch import Tensor
 
 
 class TensorEnv(VecEnv):
-    """Environments of ppo_gpu_envs.py as RSL-RL wants them."""
+    """Environments of gpu_envs.py as RSL-RL takes them."""
 
     def __init__(self, name: str, num_envs: int, device: str, seed: int):
         self.envs = ENVIRONMENTS[name](num_envs, device, seed)
@@ -33,6 +33,10 @@ class TensorEnv(VecEnv):
     @property
     def episode_length_buf(self) -> Tensor:
         return self.envs.elapsed
+
+    @episode_length_buf.setter
+    def episode_length_buf(self, lengths: Tensor) -> None:
+        self.envs.elapsed.copy_(lengths)
 
     def get_observations(self) -> TensorDict:
         observations = self.envs.observe_state(self.envs.state)
@@ -55,7 +59,7 @@ def make_config(args: argparse.Namespace) -> dict:
         "critic": network,
         "algorithm": {
             "class_name": "rl_triton_adapters.rsl_rl:TritonPPO",
-            "triton": not args.stock,
+            "triton": args.advantages == "triton",
             "gamma": args.gamma,
             "entropy_coef": 0.0,
             "desired_kl": 0.01,
@@ -87,7 +91,7 @@ def evaluate_agent(runner: OnPolicyRunner, args: argparse.Namespace) -> Tensor:
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stock", action="store_true", help="RSL-RL's own advantages and update")
+    parser.add_argument("--advantages", choices=["stock", "triton"], default="triton", help="whose, and whose update")
     parser.add_argument("--env", choices=list(ENVIRONMENTS), default="cartpole")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=1)

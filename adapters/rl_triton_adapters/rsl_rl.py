@@ -52,6 +52,8 @@ class TritonPPO(PPO):
         TypeError: `triton` is no bool, or `capture` neither a bool nor None.
     """
 
+    learning_rate: float
+
     def __init__(self, *args: Any, triton: bool = True, capture: bool | None = None, **kwargs: Any) -> None:
         if not isinstance(triton, bool):
             raise TypeError(f"triton: got {type(triton).__name__}, expected a bool")
@@ -196,8 +198,8 @@ class TritonPPO(PPO):
 
 def _find_pointers(rollout: dict[str, Any]) -> list[int]:
     """Find where the tensors of a rollout lie."""
-    tensors = [x for value in rollout.values() for x in ([value] if isinstance(value, Tensor) else value.values(True, True))]
-    return [x.data_ptr() for x in tensors]
+    tensors = ([value] if isinstance(value, Tensor) else value.values(True, True) for value in rollout.values())
+    return [x.data_ptr() for group in tensors for x in group]
 
 
 @contextmanager
@@ -207,6 +209,6 @@ def _keep_buffers(*modules: nn.Module) -> Iterator[None]:
     yield
     for module, buffers in before:
         for name, buffer in buffers.items():
-            if buffer is not None and module._buffers[name] is not buffer:
-                buffer.copy_(module._buffers[name])
-                module._buffers[name] = buffer
+            replaced = module._buffers[name]
+            if buffer is not None and replaced is not None and replaced is not buffer:
+                module._buffers[name] = buffer.copy_(replaced)

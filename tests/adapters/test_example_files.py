@@ -16,7 +16,13 @@ PARTS = ("upgo.py", "gpu_envs.py", "ppo_multi_gpu.py")
 """An estimator, environments, and what takes the flags of ppo_gpu_envs.py."""
 TRAINING = [path.name for path in EXAMPLES if path.name not in PARTS]
 FLAGS = ("--advantages", "--seed", "--evaluation-episodes", "--target-return", "--log-dir", "--quiet")
-VERBS = {"ppo_rllib.py": "example-rllib", "impala_rllib.py": "example-rllib"}
+VERBS = {
+    "ppo_rllib.py": "example-rllib",
+    "impala_rllib.py": "example-rllib",
+    "ppo_rsl_rl.py": "example-frameworks",
+}
+NEEDED = {"example": "stable_baselines3", "example-rllib": "ray.rllib", "example-frameworks": "rsl_rl"}
+"""A package that a verb's environment has and the others lack."""
 
 
 def commands():
@@ -46,7 +52,7 @@ def test_every_example_has_a_command():
 
 @pytest.mark.parametrize(("verb", "name", "options"), list(commands()))
 def test_an_example_takes_its_command(verb, name, options):
-    pytest.importorskip("ray" if verb == "example-rllib" else "stable_baselines3")
+    pytest.importorskip(NEEDED[verb])
     pytest.importorskip("tensorboard")
     args = importlib.import_module(name.removesuffix(".py")).parse_arguments(options)
     assert args.advantages == "triton" and args.target_return is not None

@@ -1,0 +1,187 @@
+"""TritonPPO against PPO of RSL-RL; on a CPU with a graph that calls the step again."""
+
+import warnings
+from itertools import pairwise
+
+import pytest
+import torch
+
+pytest.importorskip("rsl_rl")
+from core.test_capture import AgainGraphs
+from ppo_rsl_rl import TensorEnv, evaluate_agent, main, parse_arguments, train_agent
+from rsl_rl.runners import OnPolicyRunner
+
+from rl_triton_core import capture
+
+OURS = "rl_triton_adapters.rsl_rl:TritonPPO"
+NETWORK = {"class_name": "MLPModel", "hidden_dims": [16], "activation": "elu"}
+GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
+VARIANTS = {
+    "default": ({}, {}),
+    "per minibatch": ({"normalize_advantage_per_mini_batch": True, "num_mini_batches": 3}, {}),
+    "fixed rate": ({"schedule": "fixed", "use_clipped_value_loss": False, "value_loss_coef": 0.7}, {}),
+    "normalized observations": ({"optimizer": "rmsprop"}, {"obs_normalization": True}),
+    "state-dependent deviation": ({}, {"distribution": "HeteroscedasticGaussianDistribution"}),
+    "log deviation": ({}, {"distribution_cfg": {"class_name": "GaussianDistribution", "std_type": "log"}}),
+    "beta": ({}, {"distribution": "BetaDistribution"}),
+}
+RECURRENT = {"class_name": "RNNModel", "rnn_type": "gru", "rnn_hidden_dim": 8, "rnn_num_layers": 1}
+
+
+def make_runner(class_name, variant="default", device="cpu", **algorithm):
+    """A runner on environments that are near their time limit, most of them, when training starts."""
+    changes, network = VARIANTS.get(variant, ({}, RECURRENT))
+    network = {**NETWORK, **network}
+    distribution = {"class_name": network.pop("distribution", "GaussianDistribution")}
+    torch.manual_seed(0)
+    config = {
+        "num_steps_per_env": 8,
+        "save_interval": 1000,
+        "obs_groups": {"actor": ["state"], "critic": ["state"]},
+        "actor": {"distribution_cfg": distribution, **network},
+        "critic": {name: x for name, x in network.items() if name != "distribution_cfg"},
+        "algorithm": {"class_name": class_name, **changes, **algorithm},
+    }
+    env = TensorEnv("cartpole", 12, device, seed=0)
+    env.episode_length_buf = torch.arange(12) % 8 + 490.0
+    return OnPolicyRunner(env, config, device=device)
+
+
+def train(runner, iterations):
+    """Train from a seed, and return the losses of each update."""
+    torch.manual_seed(1)
+    update, losses = runner.alg.update, []
+    runner.alg.update = lambda: losses.append(update()) or losses[-1]
+    runner.learn(iterations)
+    runner.alg.update = update
+    return losses
+
+
+def use_graphs(monkeypatch, runner):
+    """Capture on a CPU too, in graphs that call the step again."""
+    monkeypatch.setattr(capture, "find_obstacle", lambda *_: "")
+    runner.alg._step.reason, runner.alg._step.graphs = "", AgainGraphs()
+    return runner.alg._step.graphs
+
+
+def compare(got, want, rtol, atol):
+    for ours, stock in ((got.alg.actor, want.alg.actor), (got.alg.critic, want.alg.critic)):
+        for (name, x), y in zip(ours.state_dict().items(), stock.state_dict().values(), strict=True):
+            torch.testing.assert_close(x, y, rtol=rtol, atol=atol, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def fill_storage(alg, scale):
+    """A rollout with episodes that end, time-outs in the rewards, values and rewards of this scale."""
+    generator, storage = torch.Generator().manual_seed(1), alg.storage
+    for name in ("rewards", "values"):
+        getattr(storage, name).copy_(torch.randn(storage.rewards.shape, generator=generator) * scale)
+    storage.dones.copy_(torch.rand(storage.dones.shape, generator=generator) < 0.2)
+    time_outs = storage.dones * (torch.rand(storage.dones.shape, generator=generator) < 0.5)
+    storage.rewards += alg.gamma * storage.values * time_outs
+    with torch.no_grad():
+        for parameter in alg.critic.parameters():
+            parameter.mul_(scale)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-8, 1e6])
+@pytest.mark.parametrize("variant", ["default", "per minibatch"])
+def test_advantages(variant, scale):
+    """With a deviation of 1e-8 the place of the normalisation's epsilon shows."""
+    stock, ours = (make_runner(name, variant) for name in ("PPO", OURS))
+    address = ours.alg.storage.advantages.data_ptr()
+    for runner in (stock, ours):
+        fill_storage(runner.alg, scale)
+        with torch.inference_mode():
+            runner.alg.compute_returns(runner.env.get_observations())
+    unit = 1.0 if variant == "default" else scale
+    want, got = stock.alg.storage, ours.alg.storage
+    torch.testing.assert_close(got.returns, want.returns, rtol=1e-5, atol=1e-6 * scale)
+    torch.testing.assert_close(got.advantages, want.advantages, rtol=1e-5, atol=1e-5 * unit)
+    assert got.advantages.data_ptr() == address  # where a graph reads them
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_training(variant, captured, monkeypatch):
+    """Three iterations leave the same parameters, learning rate and losses."""
+    stock, ours = make_runner("PPO", variant), make_runner(OURS, variant)
+    graphs = use_graphs(monkeypatch, ours) if captured else None
+    want, got = train(stock, 3), train(ours, 3)
+    compare(ours, stock, rtol=1e-4, atol=2e-6)
+    assert ours.alg.learning_rate == pytest.approx(stock.alg.learning_rate, rel=1e-6)
+    for row, expected in zip(got, want, strict=True):
+        assert row == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    if captured:
+        assert graphs.captures == 1 and graphs.replays > 0 and not ours.alg._step.reason
+
+
+def test_the_learning_rate_adapts():
+    """Both ways, in what is compared above."""
+    runner = make_runner(OURS)
+    rates = []
+    adapt = runner.alg._adapt_learning_rate
+    runner.alg._adapt_learning_rate = lambda old: adapt(old) or rates.append(runner.alg._rate.item())
+    runner.learn(3)
+    ratios = {round(after / before, 3) for before, after in pairwise(rates)}
+    assert {round(1 / 1.5, 3), 1.5} <= ratios
+    assert runner.alg.learning_rate == rates[-1] == runner.alg.optimizer.param_groups[0]["lr"]
+
+
+@pytest.mark.parametrize("device", [GPU])
+def test_training_on_a_gpu(device):
+    stock, ours = make_runner("PPO", device=device), make_runner(OURS, device=device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)  # of a step that runs eagerly
+        train(stock, 2), train(ours, 2)
+    assert ours.alg._step.reason == ""
+    compare(ours, stock, rtol=1e-2, atol=1e-3)
+
+
+def test_switched_off_it_is_stock():
+    stock, ours = make_runner("PPO"), make_runner(OURS, triton=False)
+    assert train(stock, 2) == train(ours, 2)
+    compare(ours, stock, rtol=0, atol=0)
+
+
+def test_recurrent_policies_update_as_stock():
+    """On our advantages, and it is said."""
+    stock = make_runner("PPO", "recurrent")
+    with pytest.warns(RuntimeWarning, match="recurrent policies have minibatches of their own"):
+        ours = make_runner(OURS, "recurrent")
+    train(stock, 2), train(ours, 2)
+    compare(ours, stock, rtol=1e-4, atol=2e-6)
+
+
+def test_mixed_precision_updates_as_stock():
+    with pytest.warns(RuntimeWarning, match="mixed precision was asked for"):
+        assert make_runner(OURS, use_mixed_precision=True).alg.obstacle
+
+
+def test_the_switch_is_a_bool():
+    with pytest.raises(TypeError, match="triton: got str, expected a bool"):
+        make_runner(OURS, triton="false")
+
+
+@pytest.mark.parametrize(("before", "after"), [("PPO", OURS), (OURS, "PPO")])
+def test_checkpoints_go_both_ways(before, after, tmp_path, monkeypatch):
+    """What one saved the other loads, with the optimizer and its learning rate, and trains on."""
+    first, second = make_runner(before), make_runner(after)
+    if before == OURS:
+        use_graphs(monkeypatch, first)
+    train(first, 2)
+    first.save(str(tmp_path / "model.pt"))
+    second.load(str(tmp_path / "model.pt"))
+    compare(second, first, rtol=0, atol=0)
+    assert second.alg.learning_rate == pytest.approx(first.alg.learning_rate)
+    train(second, 1)
+
+
+def test_the_example_trains(monkeypatch, capsys):
+    """The configuration's switch and the evaluation; few iterations make a better policy than none."""
+    flags = ["--num-envs", "64", "--num-steps", "16", "--evaluation-episodes", "8", "--quiet"]
+    untrained, trained = (parse_arguments([*flags, "--iterations", str(number)]) for number in (0, 15))
+    before, after = (evaluate_agent(train_agent(args), args).mean() for args in (untrained, trained))
+    assert after > before
+    monkeypatch.setattr("sys.argv", ["ppo_rsl_rl.py", *flags, "--iterations", "0", "--target-return", "501"])
+    assert main() == 1
+    assert "evaluation: mean return" in capsys.readouterr().out

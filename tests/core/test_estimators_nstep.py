@@ -2,6 +2,7 @@
 
 import itertools
 
+import oracles
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -46,6 +47,17 @@ def compute_oracle(rewards, values, terminated, truncated, bootstrap_values, gam
                     total += discount * float(values[row, steps[start + n]])
             returns[row, first] = total
     return returns
+
+
+@MASKS
+def test_the_oracle_of_the_self_test(valid, mask_mode):
+    """It is another formulation of the same definition."""
+    arguments = make_rollout(valid=valid)
+    arrays = {name: x.numpy() if isinstance(x, torch.Tensor) else x for name, x in arguments.items()}
+    arrays["bootstrap"] = arrays.pop("bootstrap_values")
+    for n in LENGTHS:
+        (expected,) = oracles.nstep_returns(**arrays, n=n, mask_mode=mask_mode)
+        assert_close(compute_oracle(**arguments, n=n, mask_mode=mask_mode), expected)
 
 
 def run_on(target, arguments, time_dim=-1, **changes):

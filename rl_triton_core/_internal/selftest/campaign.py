@@ -12,8 +12,9 @@ from typing import NamedTuple
 import torch
 
 from rl_triton_core._internal.backends import why_unavailable
-from rl_triton_core._internal.selftest.cases import ESTIMATORS, Target, check_case, make_random_call
+from rl_triton_core._internal.selftest.cases import ESTIMATORS, NSTEP, Target, check_case, make_random_call
 
+TESTED = (*ESTIMATORS, NSTEP)
 MAX_STEPS = {"reference": 129, "cpu": 300, "triton": 5003}
 MAX_STEPS_INTERPRETED = 33
 
@@ -64,8 +65,8 @@ def run_campaign(campaign: Campaign) -> Iterator[Outcome]:
 def run_numbered_case(campaign: Campaign, number: int) -> Outcome:
     """Make one call of a campaign and compare it with the oracle."""
     rest, index = divmod(number, len(campaign.targets))
-    round_number, estimator = divmod(rest, len(ESTIMATORS))
-    target, estimator = campaign.targets[index], ESTIMATORS[estimator]
+    round_number, estimator = divmod(rest, len(TESTED))
+    target, estimator = campaign.targets[index], TESTED[estimator]
     seed = campaign.seed * 2**32 + number
     combination = campaign.seed * 2**32 + round_number % campaign.num_combinations
     case, how = make_random_call(estimator, target, seed, combination)

@@ -136,6 +136,15 @@ def float64_target(request):
 
 
 @pytest.fixture
+def no_device(monkeypatch):
+    """Kernels are launched as on a device, whose stream is 77."""
+    from rl_triton_core._internal.backends import triton_launcher
+
+    monkeypatch.setattr(triton_launcher, "current_device", lambda: 0)
+    monkeypatch.setattr(triton_launcher, "stream_getter", lambda index: lambda: 77)
+
+
+@pytest.fixture
 def much_memory(tmp_path_factory):
     """For tests that fill the device: one at a time, and what they took is given back."""
     with (tmp_path_factory.getbasetemp().parent / "much_memory").open("w") as lock:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
-from test_cleanrl import GAMMA, LAMBDA, SHAPES, assert_near, loop, numpy, random_rollout
+from test_cleanrl import GAMMA, LAMBDA, SHAPES, assert_near, random_rollout, run_loop, to_numpy
 
 from rl_triton_adapters.cleanrl import RolloutBufferMixin
 
@@ -34,7 +34,7 @@ def test_the_buffer_bit_for_bit(shape):
     got, want = fill_buffer(Buffer, rollout), fill_buffer(RolloutBuffer, rollout)
     np.testing.assert_array_equal(got.advantages, want.advantages)
     np.testing.assert_array_equal(got.returns, want.returns)
-    assert_near(map(torch.from_numpy, (got.advantages, got.returns)), loop(*numpy(rollout.stock), GAMMA, LAMBDA))
+    assert_near(map(torch.from_numpy, (got.advantages, got.returns)), run_loop(*to_numpy(rollout.stock), GAMMA, LAMBDA))
     batches = zip(got.get(), want.get(), strict=True)
     assert all(x.advantages.shape == y.advantages.shape for x, y in batches)
 

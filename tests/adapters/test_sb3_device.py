@@ -18,7 +18,6 @@ from test_sb3 import (
     BOX,
     DICT,
     DISCRETE,
-    ENVIRONMENTS,
     STOCK,
     UPDATES,
     assert_close_agent,
@@ -30,7 +29,6 @@ from test_sb3 import (
     make_pendulum,
     new_agent,
     same_bits,
-    tensors_of,
     train_loaded,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -137,19 +135,6 @@ def test_the_same_minibatches_of_every_size(n_steps, n_envs, batch_size):
     assert_same_minibatches(*buffers, batch_size)
 
 
-def test_rollout_after_rollout():
-    ours, stock = fill_buffer(DeviceRolloutBuffer, BOX), fill_buffer(RolloutBuffer, BOX)
-    for _ in range(2):
-        assert_same_minibatches(ours, stock, batch_size=5)
-        for buffer in (ours, stock):
-            buffer.reset()
-            assert not buffer.full and buffer.size() == 0
-            for step in range(buffer.buffer_size):
-                row = np.full(3, step, np.float32)
-                buffer.add(np.ones((3, 3)), np.ones(3), row, row == 2, torch.ones(3, 1) * step, torch.ones(3))
-            buffer.compute_returns_and_advantage(torch.ones(3, 1), np.zeros(3, bool))
-
-
 def test_a_zero_dimensional_log_probability():
     for cls in (RolloutBuffer, DeviceRolloutBuffer):
         buffer = cls(1, BOX, DISCRETE, device="cpu")
@@ -234,26 +219,6 @@ def test_an_incomplete_rollout_is_refused():
         next(buffer.get())
 
 
-@pytest.mark.parametrize("buffer_class", [RolloutBuffer, DeviceRolloutBuffer])
-@pytest.mark.parametrize(
-    ("name", "shape"),
-    [("obs", (2, 4, 5, 3)), ("obs", (3, 2, 4, 5)), ("obs", (2, 60)), ("reward", (3,)), ("episode_start", (2, 2))],
-)
-def test_data_of_another_shape_are_refused(buffer_class, name, shape):
-    step = {"obs": (2, 3, 4, 5), "action": (2,), "reward": (2,), "episode_start": (2,)} | {name: shape}
-    arrays = {key: np.zeros(size, np.float32) for key, size in step.items()}
-    buffer = buffer_class(2, spaces.Box(0, 1, (3, 4, 5)), DISCRETE, device="cpu", n_envs=2)
-    with pytest.raises(ValueError, match=rf"{name[:3]}\w+: got shape|broadcast"):
-        buffer.add(**arrays, value=torch.zeros(2, 1), log_prob=torch.zeros(2))
-
-
-def test_a_number_stands_for_all_environments():
-    buffer = DeviceRolloutBuffer(2, BOX, DISCRETE, device="cpu", n_envs=3)
-    obs = np.zeros((3, *BOX.shape), np.float32)
-    buffer.add(obs, np.zeros(3), np.float32(2.0), np.True_, torch.zeros(3, 1), torch.zeros(3))
-    assert (buffer.rewards[0] == 2.0).all() and (buffer.episode_starts[0] == 1.0).all()
-
-
 def test_advantages_after_get_are_refused():
     buffer = fill_buffer(DeviceRolloutBuffer, BOX)
     draw_minibatches(buffer)
@@ -264,22 +229,6 @@ def test_advantages_after_get_are_refused():
 # ---------------------------------------------------------------------------------------------------------------------
 # Whole agents
 # ---------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("make_env", ENVIRONMENTS, ids=lambda make_env: make_env.__name__)
-@pytest.mark.parametrize("algorithm", [PPO, A2C])
-def test_the_trained_agent_is_bitwise_the_same(algorithm, make_env):
-    stock = new_agent(algorithm, make_env())
-    before = tensors_of(stock)
-    assert learn(stock).truncated > 0
-    assert not same_bits(before["value_net.weight"], tensors_of(stock)["value_net.weight"])
-
-    env = make_env()
-    buffer_class = rollout_buffer_class_for(env.observation_space, algorithm, device_storage=True)
-    ours = new_agent(algorithm, env, rollout_buffer_class=buffer_class)
-    learn(ours)
-    assert type(ours.rollout_buffer) is buffer_class
-    assert_same_agent(ours, stock)
 
 
 def test_what_is_logged_is_the_same():

@@ -18,7 +18,7 @@ from test_torchrl import (
     critic,
     functional,
     losses_and_gradients,
-    made,
+    make_module,
     random_rollout,
     random_steps,
 )
@@ -72,7 +72,7 @@ def loops(module):
 @EVERY_MODULE
 @pytest.mark.parametrize("batch", [(20,), (5, 20), (2, 3, 20)])
 def test_modules(module, stock, scalars, batch):
-    ours, theirs = (made(cls, scalars, **loops(cls)).to(DEVICE) for cls in (module, stock))
+    ours, theirs = (make_module(cls, scalars, **loops(cls)).to(DEVICE) for cls in (module, stock))
     for estimator in (ours, theirs):
         estimator.value_network.to(DEVICE)  # which `to` leaves alone: the loss that owns it moves it
     assert_same_estimates(ours, theirs, random_rollout(*batch).to(DEVICE))

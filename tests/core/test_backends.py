@@ -38,7 +38,7 @@ sys.meta_path.insert(0, Block())
 """
 
 
-def python(program, *arguments, **environment):
+def run_python(program, *arguments, **environment):
     """Run a program in a fresh interpreter and return what it printed."""
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     env |= {"PYTHONPATH": os.pathsep.join([ROOT, env.get("PYTHONPATH", "")]), **environment}
@@ -156,7 +156,7 @@ def test_the_cpu_backend_takes_no_cuda_tensors():
 
 
 def test_triton_without_interpreter_refuses_cpu_tensors():
-    printed = python("""
+    printed = run_python("""
         from rl_triton_core import BackendUnavailableError, available_backends, compute_gae
         from rl_triton_core.testing import random_rollout
 
@@ -172,7 +172,7 @@ def test_triton_without_interpreter_refuses_cpu_tensors():
 
 
 def test_import_brings_nothing_optional():
-    printed = python(f"""
+    printed = run_python(f"""
         import sys
         import torch
 
@@ -186,7 +186,7 @@ def test_import_brings_nothing_optional():
 
 def test_without_anything_optional():
     """Only the reference is left, and it works; the others say what they miss."""
-    printed = python(
+    printed = run_python(
         BLOCK
         + textwrap.dedent("""
             import torch
@@ -211,7 +211,7 @@ def test_without_anything_optional():
 
 
 def test_import_costs_little_beyond_torch():
-    printed = python("""
+    printed = run_python("""
         import time
         import numpy, torch
 
@@ -287,14 +287,14 @@ def test_variants_compiled_by_different_processes_work_together(tmp_path):
         in_a_fork(calls)
         assert kept() == before, "and is not compiled again"
     """
-    python(program, NUMBA_CACHE_DIR=str(tmp_path))
+    run_python(program, NUMBA_CACHE_DIR=str(tmp_path))
 
 
 @FORKS
 def test_the_cpu_backend_s_threads_survive_a_fork():
     """As in a DataLoader's workers: a forked process has none of its parent's threads, and must start its own."""
     pytest.importorskip("numba")
-    printed = python("""
+    printed = run_python("""
         import os
         import signal
         import torch

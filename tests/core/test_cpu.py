@@ -17,7 +17,7 @@ from rl_triton_core.extending import Recurrence, check_layout, solve
 cpu = pytest.importorskip("rl_triton_core._internal.backends.cpu")
 
 
-def rollout(num_steps=9, num_envs=33):
+def make_rollout(num_steps=9, num_envs=33):
     """Arguments of GAE in time-major layout, with enough environments to be walked side by side."""
     generator = torch.Generator().manual_seed(0)
     rewards, values, gamma = torch.rand(3, num_steps, num_envs, generator=generator)
@@ -26,7 +26,7 @@ def rollout(num_steps=9, num_envs=33):
     return {**per_step, "truncated": truncated, "mask": ~valid, "bootstrap_values": torch.rand_like(rewards)}
 
 
-def spread(x, dim):
+def spread_rows(x, dim):
     """The same elements, with as many others between them in memory along a dimension."""
     shape = [2 * size if i == dim else size for i, size in enumerate(x.shape)]
     spread_out = torch.ones(shape, dtype=x.dtype)[::2] if dim == 0 else torch.ones(shape, dtype=x.dtype)[:, ::2]
@@ -50,20 +50,20 @@ def variants(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize("name", rollout())
+@pytest.mark.parametrize("name", make_rollout())
 @pytest.mark.parametrize("dim", [0, 1])
 def test_one_argument_with_strides_of_its_own(name, dim, variants):
     """Beside contiguous ones. Steps may lie apart; where lanes do, the compiled code has to know."""
-    given = rollout()
+    given = make_rollout()
     want = compute_gae(**given, time_dim=0, backend="cpu")
-    got = compute_gae(**given | {name: spread(given[name], dim)}, time_dim=0, backend="cpu")
+    got = compute_gae(**given | {name: spread_rows(given[name], dim)}, time_dim=0, backend="cpu")
     assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))
     assert [variant.is_contiguous for variant in variants] == [True, dim == 0]
 
 
 @pytest.mark.parametrize("form", ["strided", "one number", "half precision"])
 def test_bootstrap_values_per_environment_leave_lanes_side_by_side(form, variants):
-    given = rollout()
+    given = make_rollout()
     del given["truncated"], given["mask"]
     values = torch.arange(66.0)[::2]
     if form == "one number":
@@ -82,7 +82,7 @@ def test_bootstrap_values_per_environment_leave_lanes_side_by_side(form, variant
     ("num_envs", "time_dim", "is_serial"), [(7, 0, True), (8, 0, False), (33, 0, False), (33, -1, True), (1, 0, True)]
 )
 def test_lanes_are_walked_side_by_side_where_they_lie_so(num_envs, time_dim, is_serial, variants):
-    given = rollout(num_envs=num_envs)
+    given = make_rollout(num_envs=num_envs)
     given = given if time_dim == 0 else {name: x.T.contiguous() for name, x in given.items()}
     compute_gae(**given, time_dim=time_dim, backend="cpu")
     assert [variant.is_serial for variant in variants] == [is_serial]
@@ -90,7 +90,7 @@ def test_lanes_are_walked_side_by_side_where_they_lie_so(num_envs, time_dim, is_
 
 def test_flags_of_different_types_share_variants(variants):
     """Of bytes, or all of float32."""
-    given = rollout()
+    given = make_rollout()
     want = compute_gae(**given, time_dim=0, backend="cpu")
     for flag_dtypes in (("uint8", "bool"), ("float32", "bool"), ("bfloat16", "float64"), ("float32", "float32")):
         terminated, truncated = (getattr(torch, name) for name in flag_dtypes)
@@ -112,7 +112,7 @@ def test_a_ratio_that_is_nan_stays_nan():
 
 def test_more_lanes_than_a_block():
     """A block begins anew, backward and forward, with a mask and without."""
-    given = rollout(num_envs=2500)
+    given = make_rollout(num_envs=2500)
     plain = {name: x for name, x in given.items() if name not in ("mask", "gamma")}
     for arguments in (given, plain):
         got = compute_gae(**arguments, time_dim=0, backend="cpu")
@@ -138,7 +138,7 @@ LOOKAHEAD = Recurrence(
 @pytest.mark.parametrize("time_dim", [0, -1])
 def test_equations_see_no_inputs_of_another_episode(mask_mode, time_dim):
     """The next inputs are 0 where the trajectory ends, whether the equation gates what it makes of them or not."""
-    given = rollout()
+    given = make_rollout()
     terminated, truncated, mask = (given.pop(name) for name in ("terminated", "truncated", "mask"))
     flags = {"terminated": terminated, "truncated": truncated} | ({"mask": mask} if mask_mode else {})
     options = {"wanted": (True,) * 3, "gamma": 0.5, "mask_mode": mask_mode or "skip", "bootstrap_values": 0.0, **flags}

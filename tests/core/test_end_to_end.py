@@ -1,6 +1,5 @@
 """Training loops end to end: what is timed, concluded and written; not how fast anything is."""
 
-import importlib.util
 import json
 import sys
 from itertools import count
@@ -14,7 +13,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 pytest.importorskip("benchmarks.end_to_end.run", reason="only the package is here", exc_type=ModuleNotFoundError)
 
-from benchmarks.end_to_end import frameworks, page, plots, run, stopwatch
+from benchmarks.end_to_end import frameworks, page, run, stopwatch
 from benchmarks.end_to_end.frameworks import REGISTRY, Arm, Framework, Setting
 from benchmarks.providers import compiled_scan
 
@@ -85,7 +84,7 @@ def test_a_part_interrupts_the_one_around_it(monkeypatch):
 # --- arms -------------------------------------------------------------------------------------------------------------
 
 
-def module(**results):
+def make_framework(**results):
     """A framework whose arms have these results."""
 
     def make_arm(name, setting, watch):
@@ -98,7 +97,7 @@ def module(**results):
 
 def test_wrong_and_failing_arms_are_recorded_and_not_timed():
     nan = float("nan")
-    fake = module(stock=[1.0, 2.0], bad=None, nan=[1.0, nan], off=[1.0, 2.001], ours=[1.0, 2.000001])
+    fake = make_framework(stock=[1.0, 2.0], bad=None, nan=[1.0, nan], off=[1.0, 2.001], ours=[1.0, 2.000001])
     entries = run.measure(fake, Setting(1, 1, device="cpu"), run.QUICK)
     assert [entry.status for entry in entries] == ["ok", "failed: ValueError: no", "wrong", "wrong", "ok"]
     assert [len(entry.times) for entry in entries] == [2, 0, 0, 0, 2]
@@ -109,7 +108,7 @@ def test_wrong_and_failing_arms_are_recorded_and_not_timed():
 
 
 def test_rounds_end_with_the_time():
-    fake = module(stock=[1.0], ours=[1.0])
+    fake = make_framework(stock=[1.0], ours=[1.0])
     entries = run.measure(fake, Setting(1, 1, device="cpu"), run.Plan(1, 50), seconds=0.0)
     assert [len(entry.times) for entry in entries] == [4, 4], "every place twice, and no more"
 
@@ -156,21 +155,6 @@ def test_a_quick_run_makes_files_and_a_page(results):
     assert "Not measured there: no_such_package not installed" in text
     assert text.count(page.NOT_YET) == len(REGISTRY) - 3
     assert text.count("plots/end_to_end_") == 2 and "4x16, hidden 8, 2 epochs x 2: stock → ours" in text
-
-
-def test_small_shares_are_said_plainly(results):
-    (found,) = page.load_results(results, "cleanrl")
-    loaded = REGISTRY["cleanrl"].load()
-    found["arms"][0]["share"] = 0.009
-    assert "**In all settings the advantage step takes less than 1 %" in page.name_small_shares(loaded, found)
-    found["arms"][0]["share"] = 0.011
-    assert page.name_small_shares(loaded, found) == ""
-
-
-@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
-def test_figures(results, tmp_path):
-    plots.draw_all(results, tmp_path)
-    assert sorted(path.stem for path in tmp_path.iterdir()) == ["end_to_end_cleanrl", "end_to_end_synthetic"]
 
 
 def test_what_the_budget_does_not_allow_is_listed(tmp_path):

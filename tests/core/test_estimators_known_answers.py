@@ -1,5 +1,6 @@
 """The estimators by hand: literal numbers, every pattern of a few steps, and the identities between them."""
 
+import inspect
 import itertools
 
 import numpy as np
@@ -26,7 +27,6 @@ from cases import (
     Sparse,
     Vector,
     check_case,
-    draw_input,
     get_name,
     random_case,
     run_case,
@@ -246,13 +246,6 @@ def test_lambda_returns(target, changes, expected):
     assert_numbers(LAMBDA_ROW.replace(**changes), target, expected)
 
 
-def test_lambda_returns_of_two_steps(target):
-    form = {"gamma": 0.9, "lambda_": 0.5, "rewards": make_row(1, 2)}
-    assert_numbers(Case(LAMBDA, {**form, "next_values": make_row(10, 20)}), target, [[14.5, 20]], rtol=1e-6)
-    values = {"values": make_row(NAN, 10), "bootstrap_values": 20.0}
-    assert_numbers(Case(LAMBDA, {**form, **values}), target, [[14.5, 20]], rtol=1e-6)
-
-
 DISCOUNTED_ROW = Case(DISCOUNTED, {"rewards": make_row(1, 2, 4), "gamma": 0.5, "bootstrap_values": np.array([8.0])})
 
 
@@ -311,13 +304,6 @@ FINISHED = (np.array([NAN]), np.array([True]))
 )
 def test_eligibility_traces(target, changes, expected):
     assert_numbers(TRACES_ROW.replace(**changes), target, expected)
-
-
-def test_eligibility_traces_of_four_steps(target):
-    case = Case(
-        TRACES, {"x": make_row(1, 1, 1, 1), "terminated": make_row(0, 1, 0, 0) > 0, "gamma": 0.5, "lambda_": 1.0}
-    )
-    assert_numbers(case, target, [[1, 1.5, 1, 1.5]])
 
 
 PREFIX_ROW = Case(PREFIX, {"x": make_row(1, 1, 1, 1), "dones": make_row(0, 1, 0, 0) > 0})
@@ -691,58 +677,25 @@ def test_forms_of_final_values(target, estimator):
             assert_close(got, expected)
 
 
-def test_defaults():
-    """The defaults of every argument, against the values written in the signatures' documentation."""
-    tensors = {
-        name: torch.as_tensor(draw_input(np.random.default_rng(i), name, (3, 9))).float()
-        for i, name in enumerate(("rewards", "values", "q_values", "expected_next_q", "log_ratios", "x"))
-    }
-    r, v, q, nq, log_ratios, x = tensors.values()
-    same = [
-        (
-            ours.compute_gae(r, v, bootstrap_values=0.0),
-            ours.compute_gae(r, v, None, None, gamma=0.99, lambda_=0.95, bootstrap_values=0, compute_returns=True),
-        ),
-        (
-            ours.compute_vtrace(r, v, log_ratios=log_ratios, bootstrap_values=0.0),
-            ours.compute_vtrace(
-                r,
-                v,
-                log_ratios=log_ratios,
-                bootstrap_values=0.0,
-                gamma=0.99,
-                lambda_=1.0,
-                rho_bar=1.0,
-                c_bar=1.0,
-                rho_bar_pg=1.0,
-            ),
-        ),
-        (
-            ours.compute_retrace(r, q, log_ratios=log_ratios, expected_next_q=nq),
-            ours.compute_retrace(
-                r, q, log_ratios=log_ratios, expected_next_q=nq, gamma=0.99, lambda_=1.0, c_bar=1.0, rho_bar=1.0
-            ),
-        ),
-        (
-            [ours.compute_lambda_returns(r, v, bootstrap_values=0.0)],
-            [ours.compute_lambda_returns(r, v, bootstrap_values=0.0, gamma=0.99, lambda_=0.95)],
-        ),
-        (
-            [ours.compute_discounted_returns(r, bootstrap_values=0.0)],
-            [ours.compute_discounted_returns(r, bootstrap_values=0.0, gamma=0.99)],
-        ),
-        ([ours.compute_eligibility_traces(x)], [ours.compute_eligibility_traces(x, gamma=0.99, lambda_=0.95)]),
-        (
-            [ours.compute_episodic_prefix_sum(x, r > 0)],
-            [ours.compute_episodic_prefix_sum(x, r > 0, boundary="ends_at")],
-        ),
-        ([ours.linear_recurrence(r, v, None, reverse=True)], [ours.linear_recurrence(r, v, reverse=True)]),
-    ]
-    for one, other in same:
-        assert all(same_bits(a, b) for a, b in zip(one, other, strict=True))
-    outputs = ((ours.GAEOutput, GAE), (ours.VTraceOutput, VTRACE), (ours.RetraceOutput, RETRACE))
-    for (result, _), (kind, estimator) in zip(same, outputs, strict=False):
-        assert isinstance(result, kind) and result._fields == estimator.outputs
+DEFAULTS = {"gamma": 0.99, "lambda_": 0.95, "rho_bar": 1.0, "c_bar": 1.0, "time_dim": -1, "mask_mode": "skip"}
+DEFAULTS |= {"compute_returns": True, "compute_advantages": True, "return_state": False, "boundary": "ends_at"}
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=get_name)
+def test_defaults(estimator):
+    """Those that the signatures' documentation names; every other optional argument is None."""
+    expected = DEFAULTS | ({"lambda_": 1.0} if estimator in OFF_POLICY else {})
+    for name, parameter in inspect.signature(estimator.function).parameters.items():
+        wanted = [expected[name]] if name in expected else [None, parameter.empty]
+        assert parameter.default in wanted, name
+
+
+@pytest.mark.parametrize(
+    ("estimator", "kind"), [(GAE, ours.GAEOutput), (VTRACE, ours.VTraceOutput), (RETRACE, ours.RetraceOutput)]
+)
+def test_two_results_have_names(estimator, kind):
+    result = estimator.function(**Call(random_case(estimator, 2, 3)).kwargs, backend="reference")
+    assert type(result) is kind and result._fields == estimator.outputs
 
 
 def test_forms_of_a_decay(target):

@@ -64,13 +64,6 @@ def test_two_windows(target, estimator, mask_mode):
             assert_streams(case.replace(**changes), target, [at])
 
 
-@FORWARD_ONES
-def test_three_windows(target, estimator):
-    case = make_streaming_case(estimator, features=(2,))
-    for cuts in ([8, 8],) if target.interpreted else ([5, 11], [8, 8], [0, 24], [1, 2]):
-        assert_streams(case, target, cuts)
-
-
 @MODES
 @pytest.mark.parametrize("cell", list(itertools.product((0, 1, 2, 3), repeat=2)), ids=str)
 @FORWARD_ONES

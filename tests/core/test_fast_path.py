@@ -30,7 +30,7 @@ from rl_triton_core._internal.traced_numbers import Trace, TracedNumber, untrace
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
-def rollout(envs=6, steps=40, dtype=torch.float32, device="cuda", seed=0):
+def make_rollout(envs=6, steps=40, dtype=torch.float32, device="cuda", seed=0):
     generator = torch.Generator().manual_seed(seed)
     rewards, values, bootstrap = torch.randn(3, envs, steps, generator=generator).to(device, dtype)
     ends = (torch.rand(2, envs, steps, generator=generator) < 0.1).to(device)
@@ -43,18 +43,18 @@ def rollout(envs=6, steps=40, dtype=torch.float32, device="cuda", seed=0):
     }
 
 
-def whole(function, **arguments):
+def take_normal_path(function, **arguments):
     """The call without replaying."""
     return function.__wrapped__(**arguments)
 
 
-def same(got, want):
+def assert_same(got, want):
     assert type(got) is type(want)
     for x, y in zip(got, want, strict=True):
         assert (x is None and y is None) or torch.equal(x, y)
 
 
-def counted(name, monkeypatch):
+def count_calls(name, monkeypatch):
     """A call of the backend's function for each that does not take the fast path. No shape was called before."""
     triton_variants.forget_variants()
     calls, backend = [], backends.load_backend("triton")
@@ -67,21 +67,21 @@ def counted(name, monkeypatch):
 
 @pytest.fixture
 def whole_calls(monkeypatch):
-    return counted("run", monkeypatch)
+    return count_calls("run", monkeypatch)
 
 
 @pytest.fixture
 def whole_normalisations(monkeypatch):
-    return counted("normalize", monkeypatch)
+    return count_calls("normalize", monkeypatch)
 
 
 @ON_GPU
 def test_like_calls_are_replayed(whole_calls):
-    wants = [whole(ours.compute_gae, **rollout(5, 37, seed=seed)) for seed in range(4)]
+    wants = [take_normal_path(ours.compute_gae, **make_rollout(5, 37, seed=seed)) for seed in range(4)]
     whole_calls.clear()
     for seed, want in enumerate(wants):
-        same(ours.compute_gae(**rollout(5, 37, seed=seed)), want)
-    first = rollout(5, 37)
+        assert_same(ours.compute_gae(**make_rollout(5, 37, seed=seed)), want)
+    first = make_rollout(5, 37)
     results = [ours.compute_gae(**first).advantages for _ in range(2)]
     assert len(whole_calls) == 2
     assert results[0].data_ptr() != results[1].data_ptr()
@@ -92,7 +92,7 @@ def test_like_calls_are_replayed(whole_calls):
     "function", ["gae", "vtrace", "lambda_returns", "discounted_returns", "retrace", "traces", "sums", "linear", "long"]
 )
 def test_every_estimator(function, whole_calls):
-    x = rollout(7, 50)
+    x = make_rollout(7, 50)
     ratios = {"log_ratios": 0.1 * x["rewards"]}
     calls = {
         "gae": (ours.compute_gae, x),
@@ -113,13 +113,13 @@ def test_every_estimator(function, whole_calls):
         "traces": (ours.compute_eligibility_traces, {"x": x["rewards"], "terminated": x["terminated"], "gamma": 0.9}),
         "sums": (ours.compute_episodic_prefix_sum, {"x": x["rewards"], "dones": x["terminated"]}),
         "linear": (ours.linear_recurrence, {"alpha": x["rewards"], "beta": x["values"].sigmoid(), "reverse": True}),
-        "long": (ours.compute_gae, rollout(2, 40_000)),
+        "long": (ours.compute_gae, make_rollout(2, 40_000)),
     }
     function, arguments = calls[function]
-    wants = whole(function, **arguments)
+    wants = take_normal_path(function, **arguments)
     for _ in range(4):
         got = function(**arguments)
-        same(got if isinstance(got, tuple) else (got,), wants if isinstance(wants, tuple) else (wants,))
+        assert_same(got if isinstance(got, tuple) else (got,), wants if isinstance(wants, tuple) else (wants,))
     assert len(whole_calls) == 3
 
 
@@ -127,20 +127,20 @@ def test_every_estimator(function, whole_calls):
 @pytest.mark.parametrize("form", ["plain", "masked", "transposed", "half", "out"])
 def test_normalisation(form, whole_normalisations):
     for seed in range(5):
-        x = rollout(300, 40, seed=seed)
+        x = make_rollout(300, 40, seed=seed)
         advantages = {"transposed": x["rewards"].t(), "half": x["rewards"].bfloat16()}.get(form, x["rewards"])
         options = {"masked": {"mask": ~x["terminated"]}, "out": {"out": torch.empty_like(advantages)}}.get(form, {})
         got = ours.normalize_advantages(advantages, **options)
-        want = whole(ours.normalize_advantages, advantages=advantages, **options | {"out": None})
+        want = take_normal_path(ours.normalize_advantages, advantages=advantages, **options | {"out": None})
         assert torch.equal(got, want) and got.stride() == want.stride()
     assert len(whole_normalisations) == 2 + 5
 
 
 @ON_GPU
 def test_normalisation_in_place(whole_normalisations):
-    in_place = rollout(30, 40)["rewards"]
+    in_place = make_rollout(30, 40)["rewards"]
     for _ in range(4):
-        want = whole(ours.normalize_advantages, advantages=in_place)
+        want = take_normal_path(ours.normalize_advantages, advantages=in_place)
         assert ours.normalize_advantages(in_place, out=in_place) is in_place
         assert torch.equal(in_place, want)
     assert len(whole_normalisations) == 2 + 4
@@ -149,7 +149,7 @@ def test_normalisation_in_place(whole_normalisations):
 @ON_GPU
 def test_what_changes_is_noticed():
     """Shapes, strides, dtypes, alignment, numbers and names, one after another and back again."""
-    plain = rollout(6, 40)
+    plain = make_rollout(6, 40)
     shifted = {**plain, "rewards": torch.randn(6 * 40 + 1, device="cuda")[1:].view(6, 40)}
     transposed = {name: x.t().contiguous().t() for name, x in plain.items()}
     sliced = {name: torch.cat([x, x], 1)[:, :40] for name, x in plain.items()}
@@ -170,31 +170,31 @@ def test_what_changes_is_noticed():
         {**plain, "mask": plain["terminated"], "mask_mode": "reset"},
         {**plain, "terminated": plain["terminated"].float()},
         {**plain, "rewards": plain["values"]},
-        rollout(40, 6),
+        make_rollout(40, 6),
     ]
     for _ in range(3):
         for arguments in variants:
-            same(ours.compute_gae(**arguments), whole(ours.compute_gae, **arguments))
+            assert_same(ours.compute_gae(**arguments), take_normal_path(ours.compute_gae, **arguments))
 
 
 @ON_GPU
 def test_a_number_may_come_first(whole_calls):
-    x = {"time_dim": 0, "gamma": 0.9, **rollout()}
-    want = whole(ours.compute_gae, **x)
+    x = {"time_dim": 0, "gamma": 0.9, **make_rollout()}
+    want = take_normal_path(ours.compute_gae, **x)
     for _ in range(4):
-        same(ours.compute_gae(**x), want)
+        assert_same(ours.compute_gae(**x), want)
     assert len(whole_calls) == 3
 
 
 @ON_GPU
 def test_out(whole_calls):
-    x = rollout(4, 30)
-    want = whole(ours.compute_gae, **x)
+    x = make_rollout(4, 30)
+    want = take_normal_path(ours.compute_gae, **x)
     for _ in range(4):
         out = torch.empty(2, 4, 30, device="cuda").unbind()
         results = ours.compute_gae(**x, out=out)
         assert all(got.data_ptr() == given.data_ptr() for got, given in zip(results, out, strict=True))
-        same(results, want)
+        assert_same(results, want)
     assert len(whole_calls) == 3
     with pytest.raises(ValueError, match=r"out \(advantages\)"):
         ours.compute_gae(**x, out=(x["rewards"], out[1]))
@@ -204,7 +204,7 @@ def test_out(whole_calls):
 
 @ON_GPU
 def test_errors_stay():
-    x = rollout(4, 30)
+    x = make_rollout(4, 30)
     for _ in range(2):
         ours.compute_gae(**x)
     for bad in ({"gamma": float("nan")}, {"gamma": True}, {"lambda_": 2.0}, {"values": x["values"][:, 1:]}):
@@ -215,7 +215,7 @@ def test_errors_stay():
 
 @ON_GPU
 def test_gradients_stay():
-    x = rollout(4, 30)
+    x = make_rollout(4, 30)
     for _ in range(3):
         ours.compute_gae(**x)
         values = x["values"].clone().requires_grad_()
@@ -227,7 +227,7 @@ def test_gradients_stay():
 
 @ON_GPU
 def test_another_stream_and_a_graph():
-    x = rollout(4, 30)
+    x = make_rollout(4, 30)
     for _ in range(2):
         want = ours.compute_gae(**x)
     stream = torch.cuda.Stream()
@@ -235,19 +235,19 @@ def test_another_stream_and_a_graph():
     with torch.cuda.stream(stream):
         got = ours.compute_gae(**x)
     stream.synchronize()
-    same(got, want)
+    assert_same(got, want)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         got = ours.compute_gae(**x)
     x["rewards"].mul_(2)
     graph.replay()
-    same(got, whole(ours.compute_gae, **x))
+    assert_same(got, take_normal_path(ours.compute_gae, **x))
 
 
 @ON_GPU
 def test_several_threads():
-    inputs = [rollout(3 + i % 2, 20 + i % 3, seed=i) for i in range(12)]
-    wants = [whole(ours.compute_gae, **x) for x in inputs]
+    inputs = [make_rollout(3 + i % 2, 20 + i % 3, seed=i) for i in range(12)]
+    wants = [take_normal_path(ours.compute_gae, **x) for x in inputs]
     gots = [None] * len(inputs)
 
     def work(i):
@@ -261,22 +261,22 @@ def test_several_threads():
         thread.join()
     torch.cuda.synchronize()
     for got, want in zip(gots, wants, strict=True):
-        same(got, want)
+        assert_same(got, want)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="no second device")
 def test_a_second_device():
     for device in 3 * ("cuda:0", "cuda:1"):
-        x = rollout(4, 30, device=device)
+        x = make_rollout(4, 30, device=device)
         got = ours.compute_gae(**x)
         assert got.advantages.device == torch.device(device)
-        same(got, whole(ours.compute_gae, **x))
+        assert_same(got, take_normal_path(ours.compute_gae, **x))
 
 
 def test_calls_on_the_cpu_are_left_alone(monkeypatch):
-    x = rollout(2, 5, device="cpu")
+    x = make_rollout(2, 5, device="cpu")
     monkeypatch.setattr(fast_path, "record_launches", None)
-    same(ours.compute_gae(**x), whole(ours.compute_gae, **x))
+    assert_same(ours.compute_gae(**x), take_normal_path(ours.compute_gae, **x))
 
 
 @pytest.fixture(params=[True, False], ids=["guards", "no guards"])
@@ -317,7 +317,7 @@ def plan_of(arguments, launches, results, numbers=()):
     return plan, launched
 
 
-def traced(*numbers):
+def trace_numbers(*numbers):
     """Numbers that stand at the first positions, checked to be in [0, 1]."""
     trace = Trace(set(range(len(numbers))))
     return [check.check_number(f"a{i}", TracedNumber(x, (i,), trace), 0.0, 1.0) for i, x in enumerate(numbers)]
@@ -406,7 +406,7 @@ def test_plans_of_a_function_take_bounded_memory(monkeypatch):
 
 def test_numbers_are_passed_on_anew():
     """Checked like those of a first call, and multiplied as those were."""
-    gamma, lambda_ = traced(0.5, 0.25)
+    gamma, lambda_ = trace_numbers(0.5, 0.25)
     x, new = torch.zeros(3), torch.zeros(3)
     arguments = (0.5, 0.25, x)
     call, launched = plan_of(arguments, [(gamma, (gamma * lambda_, 1.0 * lambda_), x, new)], new, (gamma,))
@@ -428,7 +428,7 @@ def test_numbers_are_passed_on_anew():
 
 
 def test_a_number_used_otherwise_is_a_constant():
-    gamma, lambda_ = traced(0.5, 0.25)
+    gamma, lambda_ = trace_numbers(0.5, 0.25)
     x, new = torch.zeros(3), torch.zeros(3)
     square = lambda_**2
     call, launched = plan_of((0.5, 0.25, x), [(gamma, square, x, new)], new, (gamma,))
@@ -454,7 +454,7 @@ def test_a_number_used_otherwise_is_a_constant():
     ],
 )
 def test_every_other_use_of_a_number_is_noticed(use):
-    (number,) = traced(0.5)
+    (number,) = trace_numbers(0.5)
     got = use("{:.3f}", number) if use is str.format else use(number)
     assert number.trace.escaped == {0}
     assert type(got) is not TracedNumber
@@ -463,7 +463,7 @@ def test_every_other_use_of_a_number_is_noticed(use):
 
 def test_numbers_of_a_call_that_always_takes_the_normal_path():
     """They may be anything."""
-    call, _ = plan_of((0.5, torch.zeros(3)), [], None, traced(0.5))
+    call, _ = plan_of((0.5, torch.zeros(3)), [], None, trace_numbers(0.5))
     assert [call(number, torch.zeros(3)) for number in (0.25, np.float32(0.5), None)] == 3 * [fast_path.SLOW_PATH]
 
 
@@ -607,9 +607,7 @@ class Kernel:
 
 
 @pytest.fixture
-def no_device(monkeypatch):
-    monkeypatch.setattr(triton_launcher, "current_device", lambda: 0)
-    monkeypatch.setattr(triton_launcher, "stream_getter", lambda index: lambda: 77)
+def no_hooks(monkeypatch, no_device):
     monkeypatch.setattr(triton_launcher, "launch_hooks", lambda: (None, None))
 
 
@@ -622,7 +620,7 @@ def plan_of_kernel(kernel, given, grid=(1, 1)):
     return memory.plans[0]
 
 
-def test_a_kernel_launched_again(no_device):
+def test_a_kernel_launched_again(no_hooks):
     launched = []
     x = torch.ones(4)
     new = plan_of_kernel(Kernel(launched), [5], (8, 2))(x)
@@ -667,7 +665,7 @@ def warned(monkeypatch):
 
 
 @pytest.mark.parametrize("launcher", [Unwatched, WithoutStream, Twice, OfFewer, OfNames])
-def test_a_launcher_that_is_not_known(no_device, warned, launcher):
+def test_a_launcher_that_is_not_known(no_hooks, warned, launcher):
     """One warning says what to do; calls take the normal path."""
     launched = []
     for _ in range(2):
@@ -680,7 +678,7 @@ def test_a_launcher_that_is_not_known(no_device, warned, launcher):
 
 
 @pytest.mark.parametrize("missing", ["run", "function", "packed_metadata", "__getitem__"])
-def test_a_kernel_that_is_not_known(no_device, warned, missing):
+def test_a_kernel_that_is_not_known(no_hooks, warned, missing):
     kernel = Kernel([])
     if missing == "__getitem__":
         kernel = SimpleNamespace(run=kernel.run, function=kernel.function, packed_metadata=kernel.packed_metadata)
@@ -689,17 +687,15 @@ def test_a_kernel_that_is_not_known(no_device, warned, missing):
     assert plan_of_kernel(kernel, [])(torch.zeros(4)) is fast_path.SLOW_PATH
 
 
-def test_a_triton_without_knobs(monkeypatch, warned):
+def test_a_triton_without_knobs(monkeypatch, no_device, warned):
     triton = pytest.importorskip("triton")
     monkeypatch.delattr(triton, "knobs", raising=False)
     monkeypatch.setitem(sys.modules, "triton.knobs", None)
-    monkeypatch.setattr(triton_launcher, "current_device", lambda: 0)
-    monkeypatch.setattr(triton_launcher, "stream_getter", lambda index: lambda: 77)
     assert plan_of_kernel(Kernel([]), [])(torch.zeros(4)) is fast_path.SLOW_PATH
     assert "knobs" in str(warned[0].message)
 
 
-def test_a_kernel_launched_in_another_order(no_device):
+def test_a_kernel_launched_in_another_order(no_hooks):
     """Its own way to launch it says so."""
 
     class Reordered(Launcher):
@@ -734,7 +730,7 @@ def test_normalisation_records_what_its_kernels_take(monkeypatch):
         assert (given["BLOCK_ROWS"], given["BLOCK_COLUMNS"]) == backend.cut(1, 150)[:2]
 
 
-def test_the_triton_that_is_installed(monkeypatch):
+def test_the_triton_that_is_installed(no_device):
     """A replay hands its launcher's last function what its own way to launch a kernel hands it, but the hooks."""
     pytest.importorskip("triton")
     from triton.backends.nvidia.driver import CudaLauncher
@@ -749,8 +745,6 @@ def test_the_triton_that_is_installed(monkeypatch):
     vars(kernel).update(module="module", function="function", packed_metadata="metadata", src=None, name="scan")
     vars(kernel)["run" if "run" not in vars(CompiledKernel) else "_run"] = launcher
 
-    monkeypatch.setattr(triton_launcher, "current_device", lambda: 0)
-    monkeypatch.setattr(triton_launcher, "stream_getter", lambda index: lambda: 77)
     call, x = plan_of_kernel(kernel, [(3, None), 0.5]), torch.ones(4)
     new = call(x)
     kernel[(1, 1, 1)](x.data_ptr(), (3, None), 0.5, new.data_ptr(), stream=77)
@@ -980,14 +974,16 @@ def count_walks(monkeypatch):
 def test_repeated_calls_on_the_cpu(count_walks, layout):
     """Other tensors, numbers and outputs give what the normal path gives, bit for bit."""
     for seed in range(6):
-        given = rollout(envs=13, device="cpu", seed=seed) | {"gamma": 0.9 + seed / 100, "lambda_": 0.5 + seed / 20}
+        given = make_rollout(envs=13, device="cpu", seed=seed) | {"gamma": 0.9 + seed / 100, "lambda_": 0.5 + seed / 20}
         if layout == "time-major":
             given = {k: x.T.contiguous() if isinstance(x, torch.Tensor) else x for k, x in given.items()}
             given["time_dim"] = 0
         out = tuple(torch.full_like(given["rewards"], torch.nan) for _ in range(2))
-        same(ours.compute_gae(**given, backend="cpu"), whole(ours.compute_gae, **given, backend="cpu"))
+        assert_same(
+            ours.compute_gae(**given, backend="cpu"), take_normal_path(ours.compute_gae, **given, backend="cpu")
+        )
         assert ours.compute_gae(**given, out=out)[0] is out[0]
-        same(ours.GAEOutput(*out), whole(ours.compute_gae, **given))
+        assert_same(ours.GAEOutput(*out), take_normal_path(ours.compute_gae, **given))
     assert len(count_walks) == 2 * 6 + 2 * 2
 
 
@@ -995,13 +991,13 @@ def test_repeated_calls_on_the_cpu(count_walks, layout):
 def test_other_functions_on_the_cpu(count_walks, name):
     function = getattr(ours, name)
     for seed in range(4):
-        given = rollout(device="cpu", seed=seed)
+        given = make_rollout(device="cpu", seed=seed)
         if name != "compute_lambda_returns":
             del given["values"]
         if name == "compute_eligibility_traces":
             given["x"] = given.pop("rewards")
             del given["bootstrap_values"]
-        got, want = function(**given), whole(function, **given)
+        got, want = function(**given), take_normal_path(function, **given)
         assert torch.equal(got, want)
     assert len(count_walks) == 4 + 2
 
@@ -1023,10 +1019,10 @@ def test_a_call_that_differs_on_the_cpu(change):
     """After calls that took the fast path; and repeated, in turns with those."""
     pytest.importorskip("numba")
     for seed in range(5):
-        given = rollout(device="cpu", seed=seed)
-        same(ours.compute_gae(**given), whole(ours.compute_gae, **given))
+        given = make_rollout(device="cpu", seed=seed)
+        assert_same(ours.compute_gae(**given), take_normal_path(ours.compute_gae, **given))
         given |= CHANGED_ON_THE_CPU[change](given)
-        for got, want in zip(ours.compute_gae(**given), whole(ours.compute_gae, **given), strict=True):
+        for got, want in zip(ours.compute_gae(**given), take_normal_path(ours.compute_gae, **given), strict=True):
             assert torch.equal(got, want) and got.requires_grad == want.requires_grad
 
 
@@ -1059,10 +1055,10 @@ def test_the_number_of_threads_counts_at_once(monkeypatch):
     monkeypatch.setattr(Setting, "num_threads", 1)
     chunks, run_chunks = [], cpu.run_chunks
     monkeypatch.setattr(cpu, "run_chunks", lambda work, parts: (chunks.append(len(parts)), run_chunks(work, parts)))
-    given = rollout(device="cpu")
+    given = make_rollout(device="cpu")
     expected = [ours.compute_gae(**given) for _ in range(3)][-1]
     assert not chunks
     ours.set_num_threads(2)
     for _ in range(4):
-        same(ours.compute_gae(**given), expected)
+        assert_same(ours.compute_gae(**given), expected)
     assert len(chunks) == 4

@@ -52,7 +52,7 @@ def launch(request, monkeypatch):
     return row
 
 
-def data(window, layout, seed=0):
+def draw_window(window, layout, seed=0):
     """Draws of per-step tensors with environments and steps in the layout's order."""
     generator = torch.Generator().manual_seed(seed)
     shape = window if layout == "env-major" else window[::-1]
@@ -66,7 +66,7 @@ def data(window, layout, seed=0):
     return real, flags
 
 
-def check(function, *args, **kwargs):
+def check_function(function, *args, **kwargs):
     """Equal to the reference backend; what was launched before is not replayed.
 
     In the interpreter, memory that may not be touched begins where a tensor ends, or ends where it begins: a launch
@@ -125,18 +125,18 @@ MASKED = pytest.mark.parametrize(
 @LAYOUTS
 @MASKED
 def test_gae(launch, window, layout, time_dim, masked):
-    real, flags = data(window, layout)
+    real, flags = draw_window(window, layout)
     mask = {} if masked is None else {"mask": ~flags(0.3), "mask_mode": masked}
     ends = {"terminated": flags(), "truncated": flags(), "bootstrap_values": real()}
-    check(ours.compute_gae, real(), real(), **ends, **mask, time_dim=time_dim)
+    check_function(ours.compute_gae, real(), real(), **ends, **mask, time_dim=time_dim)
 
 
 @LAYOUTS
 @BOTH
 def test_gae_of_an_endless_episode(launch, window, layout, time_dim):
-    real, _ = data(window, layout)
+    real, _ = draw_window(window, layout)
     bootstrap = torch.randn(window[0], device=DEVICE)
-    check(ours.compute_gae, real(), real(), bootstrap_values=bootstrap, time_dim=time_dim)
+    check_function(ours.compute_gae, real(), real(), bootstrap_values=bootstrap, time_dim=time_dim)
 
 
 @LAYOUTS
@@ -144,19 +144,19 @@ def test_gae_of_an_endless_episode(launch, window, layout, time_dim):
 def test_nothing_leaks_from_an_episode_of_gae(launch, layout, time_dim, masked):
     """A bad step in every row, NaN in one and infinite in the next: not a bit changes in other episodes."""
 
-    def turned(x):
+    def turn_back(x):
         return x if layout == "env-major" else x.T
 
-    real, flags = data(UNEVEN, layout)
+    real, flags = draw_window(UNEVEN, layout)
     rewards, values, terminated = real(), real(), flags(0.1)
     envs = torch.arange(UNEVEN[0], device=DEVICE)[:, None]
     bad = (envs + 1) * 16 % UNEVEN[1]  # the last of its chunk in scan order
-    poison = turned(torch.where(envs % 2 == 0, torch.nan, torch.inf))
-    poisoned = turned(torch.zeros(UNEVEN, dtype=torch.bool, device=DEVICE).scatter(1, bad, True))
+    poison = turn_back(torch.where(envs % 2 == 0, torch.nan, torch.inf))
+    poisoned = turn_back(torch.zeros(UNEVEN, dtype=torch.bool, device=DEVICE).scatter(1, bad, True))
     mask = ~flags(0.3) | poisoned if masked else None
-    ends = turned(terminated & mask if masked else terminated)
+    ends = turn_back(terminated & mask if masked else terminated)
     episode = ends.cumsum(1) - ends.long()
-    elsewhere = turned(episode != episode.gather(1, bad))
+    elsewhere = turn_back(episode != episode.gather(1, bad))
     clean, dirty = (
         compute_gae(*given, terminated, bootstrap_values=0.5, mask=mask, time_dim=time_dim, backend="triton").advantages
         for given in ((rewards, values), (torch.where(poisoned, poison, x).contiguous() for x in (rewards, values)))
@@ -168,7 +168,7 @@ def test_nothing_leaks_from_an_episode_of_gae(launch, layout, time_dim, masked):
 @LAYOUTS
 def test_gae_of_zeros(launch, layout, time_dim):
     """A serial loop over zeros gives zeros whatever the decay; products of decays must not meet them as infinity."""
-    _, flags = data(UNEVEN, layout)
+    _, flags = draw_window(UNEVEN, layout)
     terminated = flags()
     zeros = torch.zeros(terminated.shape, device=DEVICE)
     ends = {"terminated": terminated, "bootstrap_values": 0.0}
@@ -184,7 +184,7 @@ def test_gae_is_as_exact_as_a_loop(launch, layout, time_dim):
     Powers of this discount are rounded the same way everywhere, which a fixed point multiplies by hundreds.
     """
     pytest.importorskip("numba")
-    real, _ = data((16, 20_000), layout)
+    real, _ = draw_window((16, 20_000), layout)
     arguments = {"rewards": real(), "values": real(), "bootstrap_values": 0.5, "gamma": 0.9997, "lambda_": 1.0}
     on_cpu = {name: x.cpu() if isinstance(x, torch.Tensor) else x for name, x in arguments.items()}
     in_float64 = {name: x.double() if isinstance(x, torch.Tensor) else x for name, x in on_cpu.items()}
@@ -197,8 +197,8 @@ def test_gae_is_as_exact_as_a_loop(launch, layout, time_dim):
 @LAYOUTS
 @BOTH
 def test_vtrace(launch, window, layout, time_dim):
-    real, flags = data(window, layout)
-    check(
+    real, flags = draw_window(window, layout)
+    check_function(
         ours.compute_vtrace, real(), real(), flags(), log_ratios=0.3 * real(), bootstrap_values=0.5, time_dim=time_dim
     )
 
@@ -208,12 +208,12 @@ def test_vtrace(launch, window, layout, time_dim):
 @pytest.mark.parametrize(("window", "actions"), [(UNEVEN, 3), (EVEN, 8)], ids=["uneven-3", "even-8"])
 @LAYOUTS
 def test_retrace(launch, window, layout, time_dim, actions):
-    real, flags = data(window, layout)
+    real, flags = draw_window(window, layout)
     probs = torch.softmax(real(actions), -1)
     probs[..., 0] = 0
     values = real(actions)
     values[..., 0] = torch.nan
-    check(
+    check_function(
         ours.compute_retrace,
         real(),
         real(),
@@ -229,18 +229,18 @@ def test_retrace(launch, window, layout, time_dim, actions):
 @LAYOUTS
 @MASKED
 def test_traces(launch, window, layout, time_dim, masked):
-    real, flags = data(window, layout)
+    real, flags = draw_window(window, layout)
     mask = {} if masked is None else {"mask": ~flags(0.3), "mask_mode": masked}
     state = ours.ScanState(torch.randn(window[0], device=DEVICE), torch.arange(window[0], device=DEVICE) % 2 == 0)
-    check(ours.compute_eligibility_traces, real(), flags(), flags(), **mask, state=state, time_dim=time_dim)
+    check_function(ours.compute_eligibility_traces, real(), flags(), flags(), **mask, state=state, time_dim=time_dim)
 
 
 @LAYOUTS
 @pytest.mark.parametrize(("window", "boundary"), [(UNEVEN, "ends_at"), (EVEN, "starts_at")], ids=["uneven", "even"])
 def test_integer_sums(launch, window, layout, time_dim, boundary):
-    real, flags = data(window, layout)
+    real, flags = draw_window(window, layout)
     x, dones = (real() * 2.0**40).long(), flags()
-    check(ours.compute_episodic_prefix_sum, x, dones, boundary=boundary, time_dim=time_dim)
+    check_function(ours.compute_episodic_prefix_sum, x, dones, boundary=boundary, time_dim=time_dim)
 
 
 @pytest.mark.parametrize("launch", [name for name in LAUNCHES if "segments" in name], indirect=True)
@@ -249,14 +249,14 @@ def test_integer_sums(launch, window, layout, time_dim, boundary):
 def test_gaps_longer_than_segments(launch, layout, time_dim, scan):
     """What enters a segment may come from far away, or from nowhere."""
     steps = 150 if DEVICE == "cpu" else 1500
-    real, flags = data((4, steps), layout)
+    real, flags = draw_window((4, steps), layout)
     mask = torch.zeros(4, steps, dtype=torch.bool, device=DEVICE)
     mask[0, [0, -1]], mask[1, [3, 90]], mask[2, -20] = True, True, True
     window = {"mask": mask if layout == "env-major" else mask.T, "time_dim": time_dim}
     if scan == "backward":
-        check(ours.compute_gae, real(), real(), flags(), **window, bootstrap_values=real(), truncated=flags())
+        check_function(ours.compute_gae, real(), real(), flags(), **window, bootstrap_values=real(), truncated=flags())
     else:
-        check(ours.compute_eligibility_traces, real(), flags(0.5), **window)
+        check_function(ours.compute_eligibility_traces, real(), flags(0.5), **window)
 
 
 PACKED = torch.tensor([0, 3, 3, 100, 271, 300] if DEVICE == "cuda" else [0, 3, 3, 25, 85, 130])
@@ -264,15 +264,15 @@ PACKED = torch.tensor([0, 3, 3, 100, 271, 300] if DEVICE == "cuda" else [0, 3, 3
 
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
 def test_packed_rows(launch, masked):
-    real, flags = data((1, PACKED[-1].item()), "env-major")
+    real, flags = draw_window((1, PACKED[-1].item()), "env-major")
     rewards, values, ends = real()[0], real()[0], flags()[0]
     window = {"cu_seqlens": PACKED.to(DEVICE), "mask": ~flags(0.3)[0] if masked else None}
-    check(ours.compute_gae, rewards, values, ends, **window, bootstrap_values=0.25)
+    check_function(ours.compute_gae, rewards, values, ends, **window, bootstrap_values=0.25)
 
 
 def test_packed_sums(launch):
-    real, flags = data((1, PACKED[-1].item()), "env-major")
-    check(ours.compute_episodic_prefix_sum, real()[0], flags()[0], cu_seqlens=PACKED.to(DEVICE))
+    real, flags = draw_window((1, PACKED[-1].item()), "env-major")
+    check_function(ours.compute_episodic_prefix_sum, real()[0], flags()[0], cu_seqlens=PACKED.to(DEVICE))
 
 
 def test_steps_of_a_single_environment_lie_side_by_side(monkeypatch):
@@ -281,7 +281,7 @@ def test_steps_of_a_single_environment_lie_side_by_side(monkeypatch):
     settings = triton_backend.default_launch
     monkeypatch.setattr(triton_backend, "default_launch", lambda problem: seen.append(problem) or settings(problem))
     rewards, values = torch.randn(2, 40, 1, device=DEVICE)
-    check(ours.compute_gae, rewards, values, bootstrap_values=0.5, time_dim=0)
+    check_function(ours.compute_gae, rewards, values, bootstrap_values=0.5, time_dim=0)
     assert {(triton_backend.memory_layout(x), triton_backend.stride_alignment(x)) for x in seen} == {("env-major", 4)}
 
 

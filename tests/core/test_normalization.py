@@ -27,7 +27,7 @@ RULES = [
 ]
 
 
-def oracle(advantages, mask=None, correction=1, epsilon=1e-8, epsilon_mode="add"):
+def compute_oracle(advantages, mask=None, correction=1, epsilon=1e-8, epsilon_mode="add"):
     """Exact sums over the valid elements, in float64."""
     a = np.asarray(advantages, np.float64)
     valid = np.ones(a.shape, bool) if mask is None else np.asarray(mask, bool)
@@ -47,13 +47,13 @@ def oracle(advantages, mask=None, correction=1, epsilon=1e-8, epsilon_mode="add"
     return result
 
 
-def random(*shape, seed=0, valid=1.0, dtype=torch.float32):
+def draw_advantages(*shape, seed=0, valid=1.0, dtype=torch.float32):
     rng = np.random.default_rng(seed)
     advantages = torch.as_tensor(3 + 2 * rng.standard_normal(shape)).to(dtype)
     return advantages, None if valid == 1 else torch.as_tensor(rng.random(shape) < valid)
 
 
-def normalized(target, advantages, mask=None, **options):
+def run_on(target, advantages, mask=None, **options):
     """The call's result on the CPU, from tensors there, after what must hold of any call."""
     streams = [None if x is None else x.to(target.device) for x in (advantages, mask)]
     result = normalize_advantages(*streams, **{"backend": target.backend, **options})
@@ -70,8 +70,8 @@ def normalized(target, advantages, mask=None, **options):
 @pytest.mark.parametrize("valid", [1.0, 0.6])
 @pytest.mark.parametrize("shape", [(6, 11), (7,), (70, 101), (2, 3, 5)], ids=str)
 def test_the_equation(target, shape, valid, rule):
-    advantages, mask = random(*shape, valid=valid)
-    assert_close(normalized(target, advantages, mask, **options(rule)), oracle(advantages, mask, *rule), rtol=2e-7)
+    advantages, mask = draw_advantages(*shape, valid=valid)
+    assert_close(run_on(target, advantages, mask, **options(rule)), compute_oracle(advantages, mask, *rule), rtol=2e-7)
 
 
 def options(rule):
@@ -80,14 +80,14 @@ def options(rule):
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_float64(float64_target, rule):
-    advantages, mask = random(40, 33, valid=0.7, dtype=torch.float64)
-    got = normalized(float64_target, advantages, mask, **options(rule))
-    assert_close(got, oracle(advantages, mask, *rule), rtol=1e-13)
+    advantages, mask = draw_advantages(40, 33, valid=0.7, dtype=torch.float64)
+    got = run_on(float64_target, advantages, mask, **options(rule))
+    assert_close(got, compute_oracle(advantages, mask, *rule), rtol=1e-13)
 
 
 def test_what_the_frameworks_compute(target):
     """Their own lines, in float64."""
-    advantages, mask = random(16, 24, valid=0.8)
+    advantages, mask = draw_advantages(16, 24, valid=0.8)
     a, array = advantages.double(), advantages.double().numpy()
     sb3 = cleanrl = (a - a.mean()) / (a.std() + 1e-8)
     rllib = (array - array.mean()) / max(1e-4, array.std())
@@ -103,13 +103,13 @@ def test_what_the_frameworks_compute(target):
         (torchrl, {"epsilon": 1e-6, "epsilon_mode": "floor"}),
         (verl, {"mask": mask, "epsilon_mode": "variance"}),
     ):
-        assert_close(normalized(target, advantages, **given), want, rtol=2e-7)
+        assert_close(run_on(target, advantages, **given), want, rtol=2e-7)
 
 
 def test_epsilon_counts_where_the_spread_is_small(target):
     advantages = torch.tensor([1.0, 2.0, 3.0]) * 1e-3
     for mode, divisor in (("add", 2e-3), ("floor", 1e-3), ("variance", math.sqrt(1.001e-3))):
-        got = normalized(target, advantages, epsilon=1e-3, epsilon_mode=mode)
+        got = run_on(target, advantages, epsilon=1e-3, epsilon_mode=mode)
         assert_close(got, np.array([-1e-3, 0, 1e-3]) / divisor, rtol=2e-6, name=mode)
 
 
@@ -127,16 +127,14 @@ def test_the_docstring_example():
 @pytest.mark.parametrize("value", [0.1, -1e30, 1e-30, 0.0])
 def test_equal_elements_give_zero(target, value, epsilon, mode):
     advantages = torch.full((9, 301), value)
-    mask = random(9, 301, valid=0.5)[1]
+    mask = draw_advantages(9, 301, valid=0.5)[1]
     for given in (None, mask):
-        assert not normalized(target, advantages, given, epsilon=epsilon, epsilon_mode=mode).any()
+        assert not run_on(target, advantages, given, epsilon=epsilon, epsilon_mode=mode).any()
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_equal_float64_elements_give_zero(float64_target, mode):
-    assert not normalized(
-        float64_target, torch.full((7, 43), 0.1, dtype=torch.float64), epsilon=0, epsilon_mode=mode
-    ).any()
+    assert not run_on(float64_target, torch.full((7, 43), 0.1, dtype=torch.float64), epsilon=0, epsilon_mode=mode).any()
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -146,41 +144,41 @@ def test_no_more_elements_than_the_correction_stay_as_they_are(target, epsilon, 
     rule = {"epsilon": epsilon, "epsilon_mode": mode}
     one = torch.tensor([[False, True, False, False]])
     two = torch.tensor([[True, True, False, False]])
-    assert normalized(target, advantages, one, **rule).tolist() == [[0, -7, 0, 0]]
-    assert normalized(target, advantages, two, correction=2, **rule).tolist() == [[5, -7, 0, 0]]
-    assert normalized(target, advantages, one, correction=0, **rule).tolist() == [[0, 0, 0, 0]]
-    assert normalized(target, torch.tensor([3.0]), **rule).tolist() == [3]
-    assert normalized(target, torch.tensor(3.0), **rule).tolist() == 3
+    assert run_on(target, advantages, one, **rule).tolist() == [[0, -7, 0, 0]]
+    assert run_on(target, advantages, two, correction=2, **rule).tolist() == [[5, -7, 0, 0]]
+    assert run_on(target, advantages, one, correction=0, **rule).tolist() == [[0, 0, 0, 0]]
+    assert run_on(target, torch.tensor([3.0]), **rule).tolist() == [3]
+    assert run_on(target, torch.tensor(3.0), **rule).tolist() == 3
 
 
 @pytest.mark.parametrize("correction", [0, 1])
 def test_no_valid_element(target, correction):
     advantages, mask = torch.full((3, 5), NAN), torch.zeros(3, 5, dtype=torch.bool)
-    got = normalized(target, advantages, mask, correction=correction, epsilon=0)
+    got = run_on(target, advantages, mask, correction=correction, epsilon=0)
     assert same_bits(got, torch.zeros(3, 5))
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 5), (5, 0)])
 def test_empty(target, shape):
-    assert normalized(target, torch.ones(shape)).shape == shape
-    assert normalized(target, torch.ones(shape), torch.ones(shape)).shape == shape
+    assert run_on(target, torch.ones(shape)).shape == shape
+    assert run_on(target, torch.ones(shape), torch.ones(shape)).shape == shape
 
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 def test_a_valid_element_that_is_not_finite(target, value):
-    advantages, mask = random(5, 700, valid=0.8)
+    advantages, mask = draw_advantages(5, 700, valid=0.8)
     mask[2, 3] = True
     advantages[2, 3] = value
-    got = normalized(target, advantages, mask)
+    got = run_on(target, advantages, mask)
     assert got[mask].isnan().all() and not got[~mask].any()
 
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF, 1e30])
 def test_masked_cells_have_no_effect(target, value):
-    advantages, mask = random(6, 800, valid=0.7)
+    advantages, mask = draw_advantages(6, 800, valid=0.7)
     mask[0, 0] = False
-    want = normalized(target, advantages.where(mask, 0), mask)
-    assert same_bits(normalized(target, advantages.where(mask, value), mask), want)
+    want = run_on(target, advantages.where(mask, 0), mask)
+    assert same_bits(run_on(target, advantages.where(mask, value), mask), want)
     assert same_bits(want[~mask], torch.zeros(int((~mask).sum())))
 
 
@@ -190,33 +188,33 @@ def test_masked_cells_have_no_effect(target, value):
 @pytest.mark.parametrize("valid", [1.0, 0.7])
 @pytest.mark.parametrize(("mean", "spread"), [(1e6, 1), (-3e7, 4), (1e-20, 1e-25), (1e30, 1e25), (0, 1e-40)])
 def test_a_large_mean_with_a_small_spread(target, mean, spread, valid):
-    advantages, mask = random(12, 500, valid=valid, dtype=torch.float64)
+    advantages, mask = draw_advantages(12, 500, valid=valid, dtype=torch.float64)
     advantages = (mean + spread * advantages).float()
-    got = normalized(target, advantages, mask, epsilon=0)
-    assert_close(got, oracle(advantages, mask, epsilon=0), rtol=2e-7)
+    got = run_on(target, advantages, mask, epsilon=0)
+    assert_close(got, compute_oracle(advantages, mask, epsilon=0), rtol=2e-7)
 
 
 def test_a_large_mean_in_float64(float64_target):
-    advantages = 1e6 + 1e-3 * random(40, 50, dtype=torch.float64)[0]
-    assert_close(normalized(float64_target, advantages, epsilon=0), oracle(advantages, epsilon=0), rtol=1e-7)
+    advantages = 1e6 + 1e-3 * draw_advantages(40, 50, dtype=torch.float64)[0]
+    assert_close(run_on(float64_target, advantages, epsilon=0), compute_oracle(advantages, epsilon=0), rtol=1e-7)
 
 
 @pytest.mark.parametrize("place_of_it", [0, 1234, -1])
 def test_one_element_far_from_the_others(target, place_of_it):
-    advantages = random(3000)[0]
+    advantages = draw_advantages(3000)[0]
     advantages[place_of_it] = 1e7
-    assert_close(normalized(target, advantages), oracle(advantages), rtol=2e-7)
+    assert_close(run_on(target, advantages), compute_oracle(advantages), rtol=2e-7)
 
 
 def test_parts_with_means_of_their_own(target, monkeypatch):
     """Statistics of parts that differ, some with nothing valid in them, are merged."""
     shrink_parts(target, monkeypatch)
-    advantages, mask = random(20_000, valid=0.5)
+    advantages, mask = draw_advantages(20_000, valid=0.5)
     advantages += 1e4 * torch.arange(20_000).div(2000, rounding_mode="floor")
     mask[:5000], mask[12_000:16_000] = False, False
     for given in (None, mask):
-        assert_close(normalized(target, advantages, given), oracle(advantages, given), rtol=2e-7)
-        equal = normalized(target, torch.full_like(advantages, 0.1), given, epsilon=0)
+        assert_close(run_on(target, advantages, given), compute_oracle(advantages, given), rtol=2e-7)
+        equal = run_on(target, torch.full_like(advantages, 0.1), given, epsilon=0)
         assert not equal.any()
 
 
@@ -230,10 +228,10 @@ def shrink_parts(target, monkeypatch):
 def test_large(target):
     """More elements than one round of programs, or of threads, takes."""
     shape = (5, 300_007) if target.backend != "triton" or not target.interpreted else (5, 3001)
-    advantages, mask = random(*shape, valid=0.9)
+    advantages, mask = draw_advantages(*shape, valid=0.9)
     valid = advantages[mask].double()
     want = torch.where(mask, (advantages.double() - valid.mean()) / valid.std(), 0)
-    assert_close(normalized(target, advantages, mask), want, rtol=2e-7)
+    assert_close(run_on(target, advantages, mask), want, rtol=2e-7)
 
 
 # --- memory and types -------------------------------------------------------------------------------------------------
@@ -242,12 +240,12 @@ def test_large(target):
 @pytest.mark.parametrize("mask_layout", [None, *LAYOUTS[:5]])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts(target, layout, mask_layout):
-    advantages, mask = random(6, 9, valid=0.0 if mask_layout is None else 0.7)
+    advantages, mask = draw_advantages(6, 9, valid=0.0 if mask_layout is None else 0.7)
     if layout == "expanded":
         advantages[:] = advantages[:, :1]
     placed = place_array(advantages, layout, torch.float32, target.device)
     flags = None if mask_layout is None else place_array(mask, mask_layout, torch.bool, target.device)
-    want = oracle(advantages, None if flags is None else mask)
+    want = compute_oracle(advantages, None if flags is None else mask)
     before = placed.base.clone()
     for out_layout in (None, *LAYOUTS[:5]):
         given = {}
@@ -266,14 +264,14 @@ def test_layouts(target, layout, mask_layout):
 
 @pytest.mark.parametrize("permutation", [(0, 1, 2, 3), (3, 1, 0, 2), (2, 3, 1, 0), (1, 0, 3, 2)])
 def test_many_dimensions(target, permutation):
-    base, flags = random(4, 5, 6, 7, valid=0.8)
+    base, flags = draw_advantages(4, 5, 6, 7, valid=0.8)
     for view in (np.s_[:], np.s_[::2, 1:, ::3, 2:]):
         advantages, mask = base[view].permute(permutation), flags.permute(permutation).contiguous()
         mask = mask[tuple(slice(size) for size in advantages.shape)]
         out = torch.full(base.shape, NAN).permute(permutation)[tuple(slice(size) for size in advantages.shape)]
-        want = oracle(advantages, mask)
-        assert_close(normalized(target, advantages, mask), want, rtol=2e-7)
-        assert_close(normalized(target, advantages, mask, out=out.to(target.device)), want, rtol=2e-7)
+        want = compute_oracle(advantages, mask)
+        assert_close(run_on(target, advantages, mask), want, rtol=2e-7)
+        assert_close(run_on(target, advantages, mask, out=out.to(target.device)), want, rtol=2e-7)
 
 
 def test_the_result_lies_as_the_advantages_do(target):
@@ -283,12 +281,12 @@ def test_the_result_lies_as_the_advantages_do(target):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("mask_dtype", [torch.bool, torch.uint8, torch.float32, torch.bfloat16, torch.float64])
 def test_dtypes(target, dtype, mask_dtype):
-    advantages, mask = random(9, 70, valid=0.7, dtype=dtype)
-    want = oracle(advantages.double(), mask)
+    advantages, mask = draw_advantages(9, 70, valid=0.7, dtype=dtype)
+    want = compute_oracle(advantages.double(), mask)
     flags = mask.to(mask_dtype)
-    assert_close(normalized(target, advantages, flags), want, rtol=2e-7)
+    assert_close(run_on(target, advantages, flags), want, rtol=2e-7)
     out = torch.full((9, 70), NAN, dtype=dtype, device=target.device)
-    got = normalized(target, advantages, mask.to(mask_dtype), out=out)
+    got = run_on(target, advantages, mask.to(mask_dtype), out=out)
     assert got.dtype == dtype
     assert_close(got.double(), want, rtol=torch.finfo(dtype).eps)
 
@@ -296,8 +294,8 @@ def test_dtypes(target, dtype, mask_dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("layout", LAYOUTS[:5])
 def test_in_place(target, layout, dtype):
-    advantages, mask = random(8, 12, valid=0.7, dtype=dtype)
-    want = oracle(advantages.double(), mask)
+    advantages, mask = draw_advantages(8, 12, valid=0.7, dtype=dtype)
+    want = compute_oracle(advantages.double(), mask)
     placed = place_array(advantages, layout, dtype, target.device)
     flags = mask.to(target.device)
     got = normalize_advantages(placed.view, flags, out=placed.view, backend=target.backend)
@@ -309,19 +307,19 @@ def test_in_place(target, layout, dtype):
 
 def test_equal_inputs_give_equal_bits(target, monkeypatch):
     shrink_parts(target, monkeypatch)
-    advantages, mask = random(4, 5000, valid=0.9)
-    first = normalized(target, advantages, mask)
-    assert all(same_bits(normalized(target, advantages, mask), first) for _ in range(3))
+    advantages, mask = draw_advantages(4, 5000, valid=0.9)
+    first = run_on(target, advantages, mask)
+    assert all(same_bits(run_on(target, advantages, mask), first) for _ in range(3))
 
 
 def test_the_number_of_threads_changes_nothing(target, monkeypatch):
     if target.backend != "cpu":
         pytest.skip("of the cpu backend")
-    advantages, mask = random(7, 100_003, valid=0.9)
+    advantages, mask = draw_advantages(7, 100_003, valid=0.9)
     results = []
     for number in (1, 2, 3):
         monkeypatch.setattr("rl_triton_core._internal.threads.Setting.num_threads", number)
-        results.append(normalized(target, advantages, mask))
+        results.append(run_on(target, advantages, mask))
     assert all(same_bits(result, results[0]) for result in results)
 
 
@@ -371,7 +369,7 @@ def test_bad_input(error, name, words, changes):
 def test_triton_takes_no_float64(target):
     if target.backend == "triton":
         with pytest.raises(TypeError, match=r"^advantages: .*float64.*float32"):
-            normalized(target, torch.ones(3, dtype=torch.float64))
+            run_on(target, torch.ones(3, dtype=torch.float64))
 
 
 def test_a_backend_that_cannot_run():
@@ -386,7 +384,7 @@ def test_a_backend_that_cannot_run():
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("valid", [1.0, 0.7])
 def test_gradients(target, valid, rule):
-    advantages, mask = random(4, 6, valid=valid, dtype=torch.float64)
+    advantages, mask = draw_advantages(4, 6, valid=valid, dtype=torch.float64)
     advantages = advantages.to(target.device).requires_grad_()
     mask = None if mask is None else mask.to(target.device)
     assert torch.autograd.gradcheck(
@@ -407,36 +405,36 @@ def test_gradients_where_nothing_spreads_or_nothing_is_valid(target):
 
 
 def test_a_graph_only_where_one_is_wanted(target):
-    advantages = random(4, 6)[0].to(target.device).requires_grad_()
+    advantages = draw_advantages(4, 6)[0].to(target.device).requires_grad_()
     with torch.no_grad():
         assert not normalize_advantages(advantages, backend=target.backend).requires_grad
     out = torch.empty(4, 6, device=target.device)
     assert normalize_advantages(advantages, out=out, backend=target.backend) is out and out.requires_grad
-    assert_close(out.detach().cpu(), oracle(advantages.detach().cpu()), rtol=2e-7)
+    assert_close(out.detach().cpu(), compute_oracle(advantages.detach().cpu()), rtol=2e-7)
 
 
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
 def test_compiles_without_a_break(compiler, grad):
     torch._dynamo.reset()
-    advantages, mask = random(6, 8, valid=0.7)
+    advantages, mask = draw_advantages(6, 8, valid=0.7)
     advantages.requires_grad_(grad)
 
     def function(advantages, mask):
         return normalize_advantages(advantages + 1, mask, epsilon_mode="floor") * 2
 
     got = torch.compile(function, fullgraph=True, backend=compiler)(advantages, mask)
-    assert_close(got.detach(), 2 * oracle(advantages.detach() + 1, mask), rtol=2e-7)
+    assert_close(got.detach(), 2 * compute_oracle(advantages.detach() + 1, mask), rtol=2e-7)
     assert got.requires_grad == grad
 
 
 def test_compiles_with_out():
     torch._dynamo.reset()
-    advantages = random(6, 8)[0]
+    advantages = draw_advantages(6, 8)[0]
     function = torch.compile(lambda x, out: normalize_advantages(x, out=out), fullgraph=True, backend="aot_eager")
     out = torch.empty(6, 8)
     function(advantages, out)
-    assert_close(out, oracle(advantages), rtol=2e-7)
+    assert_close(out, compute_oracle(advantages), rtol=2e-7)
 
 
 # --- several processes ------------------------------------------------------------------------------------------------
@@ -445,9 +443,9 @@ RANKS = 2
 CASES = ("plain", "masked", "one rank without a valid step", "one rank empty", "one element in all", "none", "equal")
 
 
-def share(case, rank):
+def make_share(case, rank):
     """What one rank holds."""
-    advantages, mask = random(3 + rank, 40, seed=rank, valid=0.7)
+    advantages, mask = draw_advantages(3 + rank, 40, seed=rank, valid=0.7)
     advantages += 1e5 * rank
     advantages[0, 0], mask[0, 0] = 2.5, True  # the same everywhere
     if case == "plain":
@@ -465,7 +463,7 @@ def share(case, rank):
     return advantages, only
 
 
-def work(rank, folder, backends, kind):
+def run_rank(rank, folder, backends, kind):
     """One rank: every case on every backend, and what went wrong with bad input, into a file."""
     torch.set_num_threads(1)
     device = torch.device("cuda", rank) if kind == "nccl" else torch.device("cpu")
@@ -477,26 +475,26 @@ def work(rank, folder, backends, kind):
     results = {}
     for backend in backends:
         for case in CASES:
-            streams = [None if x is None else x.to(device) for x in share(case, rank)]
+            streams = [None if x is None else x.to(device) for x in make_share(case, rank)]
             calls.clear()
             result = normalize_advantages(*streams, group="world", backend=backend)
             results[backend, case] = result.cpu(), len(calls)
         alone = distributed.new_group([0]), distributed.new_group([1])
-        streams = [x.to(device) for x in share("masked", rank)]
+        streams = [x.to(device) for x in make_share("masked", rank)]
         by_itself = normalize_advantages(*streams, group=alone[rank], backend=backend)
         results[backend, "alone"] = by_itself.cpu(), normalize_advantages(*streams, backend=backend).cpu()
-        results[backend, "not a member"] = message(streams[0], alone[1 - rank])
-    results["requires grad"] = message(torch.ones(3, device=device, requires_grad=True), "world")
+        results[backend, "not a member"] = describe_error(streams[0], alone[1 - rank])
+    results["requires grad"] = describe_error(torch.ones(3, device=device, requires_grad=True), "world")
     normalization.all_gather = gather
     if kind == "gloo":
         function = torch.compile(lambda x: normalize_advantages(x, group="world"), fullgraph=True, backend="aot_eager")
-        results["compiled"] = function(share("plain", rank)[0])
+        results["compiled"] = function(make_share("plain", rank)[0])
     torch.save(results, f"{folder}/{rank}")
     distributed.barrier()
     distributed.destroy_process_group()
 
 
-def message(advantages, group):
+def describe_error(advantages, group):
     try:
         normalize_advantages(advantages, group=group)
     except (TypeError, ValueError) as error:
@@ -505,18 +503,18 @@ def message(advantages, group):
 
 
 def run_ranks(folder, backends, kind):
-    multiprocessing.spawn(work, (str(folder), backends, kind), nprocs=RANKS)
+    multiprocessing.spawn(run_rank, (str(folder), backends, kind), nprocs=RANKS)
     return [torch.load(folder / str(rank)) for rank in range(RANKS)]
 
 
 def check_ranks(ranks, backend):
     for case in CASES:
-        shares = [share(case, rank) for rank in range(RANKS)]
+        shares = [make_share(case, rank) for rank in range(RANKS)]
         advantages = torch.cat([x.flatten() for x, _ in shares])
         mask = None if case == "plain" else torch.cat([x.flatten() for _, x in shares])
         got, calls = zip(*(results[backend, case] for results in ranks), strict=True)
         assert calls == (1, 1), case
-        assert_close(torch.cat([x.flatten() for x in got]), oracle(advantages, mask), rtol=2e-7, name=case)
+        assert_close(torch.cat([x.flatten() for x in got]), compute_oracle(advantages, mask), rtol=2e-7, name=case)
     for case in ("plain", "masked"):
         first, second = (results[backend, case][0][0, 0] for results in ranks)
         assert same_bits(first, second), "equal elements differ between ranks"
@@ -541,5 +539,5 @@ def test_two_processes(gloo, target):
 
 
 def test_two_processes_compiled(gloo):
-    advantages = torch.cat([share("plain", rank)[0] for rank in range(RANKS)])
-    assert_close(torch.cat([results["compiled"] for results in gloo]), oracle(advantages), rtol=2e-7)
+    advantages = torch.cat([make_share("plain", rank)[0] for rank in range(RANKS)])
+    assert_close(torch.cat([results["compiled"] for results in gloo]), compute_oracle(advantages), rtol=2e-7)

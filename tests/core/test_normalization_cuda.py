@@ -3,7 +3,7 @@
 import pytest
 import torch
 from cases import same_bits
-from test_normalization import RANKS, check_ranks, oracle, random, run_ranks
+from test_normalization import RANKS, check_ranks, compute_oracle, draw_advantages, run_ranks
 from torch import distributed
 
 from rl_triton_core import normalize_advantages
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 
 def on_gpu(*shape, device="cuda", **options):
-    return [None if x is None else x.to(device) for x in random(*shape, **options)]
+    return [None if x is None else x.to(device) for x in draw_advantages(*shape, **options)]
 
 
 @pytest.mark.parametrize("backend", ["triton", "reference"])
@@ -45,7 +45,7 @@ def test_graph_capture():
         normalize_advantages(advantages, mask, out=out)
         fresh = normalize_advantages(advantages)
     for seed in (1, 2):
-        advantages.copy_(random(64, 128, seed=seed)[0])
+        advantages.copy_(draw_advantages(64, 128, seed=seed)[0])
         graph.replay()
         assert same_bits(out, normalize_advantages(advantages, mask))
         assert same_bits(fresh, normalize_advantages(advantages))
@@ -67,7 +67,7 @@ def test_strided_views_are_read_in_place(view):
     before = torch.cuda.memory_allocated()
     normalize_advantages(advantages, mask, out=out)
     assert torch.cuda.max_memory_allocated() - before < 2**16  # the flags alone take 2**19 bytes
-    assert_close(out, oracle(advantages.cpu(), mask.cpu()), rtol=2e-7)
+    assert_close(out, compute_oracle(advantages.cpu(), mask.cpu()), rtol=2e-7)
 
 
 def test_equal_inputs_give_equal_bits():

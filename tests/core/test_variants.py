@@ -11,7 +11,6 @@ from rl_triton_core._internal import fast_path
 from rl_triton_core.testing import assert_close
 
 backend = pytest.importorskip("rl_triton_core._internal.backends.triton", reason="Triton is not installed")
-from rl_triton_core._internal.backends import triton_launcher  # noqa: E402
 from rl_triton_core._internal.backends import triton_variants as variants  # noqa: E402
 from rl_triton_core._internal.kernels.launch import Launch  # noqa: E402
 
@@ -79,7 +78,7 @@ def only_general(monkeypatch):
     monkeypatch.setattr(backend, "CALLS_BEFORE_OWN_KERNEL", 1 << 30)
 
 
-def draw(envs, steps, time_dim=1, seed=0):
+def draw_window(envs, steps, time_dim=1, seed=0):
     """Draws of per-step tensors."""
     generator = torch.Generator().manual_seed(seed)
     shape = (envs, steps) if time_dim == 1 else (steps, envs)
@@ -93,7 +92,7 @@ def draw(envs, steps, time_dim=1, seed=0):
     return real, flags
 
 
-def check(function, *args, **kwargs):
+def check_function(function, *args, **kwargs):
     """Equal to the reference backend."""
     function = inspect.unwrap(function)
     want = function(*args, backend="reference", **kwargs)
@@ -110,24 +109,24 @@ SHAPES = [(3, 5), (5, 33), (1, 40), (2, 1)]
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("mask_mode", [None, "skip"])
 def test_general_kernels_of_gae(shape, time_dim, mask_mode, only_general):
-    real, flags = draw(*shape, time_dim)
+    real, flags = draw_window(*shape, time_dim)
     mask = {} if mask_mode is None else {"mask": ~flags(0.3), "mask_mode": mask_mode}
     ends = {"terminated": flags(), "truncated": flags(), "bootstrap_values": real()}
-    check(ours.compute_gae, real(), real(), **ends, **mask, time_dim=time_dim)
+    check_function(ours.compute_gae, real(), real(), **ends, **mask, time_dim=time_dim)
 
 
 @pytest.mark.parametrize("actions", [3, 20])
 @pytest.mark.parametrize("time_dim", [0, 1])
 def test_general_kernels_of_retrace(time_dim, actions, only_general):
-    real, flags = draw(3, 21, time_dim)
+    real, flags = draw_window(3, 21, time_dim)
     probs = torch.softmax(real(actions), -1)
     more = {"log_ratios": 0.3 * real(), "next_action_probs": probs, "next_q_values": real(actions)}
-    check(ours.compute_retrace, real(), real(), flags(), flags(), **more, time_dim=time_dim)
+    check_function(ours.compute_retrace, real(), real(), flags(), flags(), **more, time_dim=time_dim)
 
 
 @pytest.mark.parametrize("time_dim", [0, 1])
 def test_general_kernels_of_sums(time_dim, only_general):
-    real, flags = draw(3, 21, time_dim)
+    real, flags = draw_window(3, 21, time_dim)
     x, dones = (1e6 * real()).long(), flags()
     got, want = (
         inspect.unwrap(ours.compute_episodic_prefix_sum)(x, dones, time_dim=time_dim, backend=name)
@@ -139,11 +138,11 @@ def test_general_kernels_of_sums(time_dim, only_general):
 def test_general_kernels_of_packed_rows(only_general, compiled):
     """Other lengths take the same kernels."""
     for offsets in ([0, 3, 3, 21], [0, 21], [0, 5, 9, 9, 30]):
-        real, flags = draw(1, offsets[-1])
+        real, flags = draw_window(1, offsets[-1])
         cu_seqlens = torch.tensor(offsets, device=DEVICE)
         bootstrap = torch.randn(len(offsets) - 1, device=DEVICE)
         packed = {"cu_seqlens": cu_seqlens, "bootstrap_values": bootstrap}
-        check(ours.compute_gae, real()[0], real()[0], flags()[0], **packed)
+        check_function(ours.compute_gae, real()[0], real()[0], flags()[0], **packed)
     assert len(compiled) <= 2
 
 
@@ -151,35 +150,35 @@ def test_general_kernels_of_packed_rows(only_general, compiled):
 def test_general_kernels_of_rows_split_over_time(time_dim, only_general, compiled, monkeypatch):
     monkeypatch.setattr(backend.launch, "count_segments", lambda steps, programs, row: 3)
     monkeypatch.setattr(backend, "GENERAL_SEGMENTS", 32)
-    real, flags = draw(2, 75, time_dim)
-    check(ours.compute_gae, real(), real(), flags(0.01), bootstrap_values=0.5, time_dim=time_dim)
+    real, flags = draw_window(2, 75, time_dim)
+    check_function(ours.compute_gae, real(), real(), flags(0.01), bootstrap_values=0.5, time_dim=time_dim)
     assert len(compiled) == 2
 
 
 def test_strided_and_unaligned_tensors(only_general, compiled):
     """Addresses that 16 does not divide take the same kernels; strides of their own other ones."""
-    real, flags = draw(4, 24)
+    real, flags = draw_window(4, 24)
     shifted = torch.randn(4 * 24 + 1, device=DEVICE)[1:].view(4, 24)
     for rewards in (real(), shifted):
-        check(ours.compute_gae, rewards, real(), flags(), bootstrap_values=0.5)
+        check_function(ours.compute_gae, rewards, real(), flags(), bootstrap_values=0.5)
     assert len(compiled) == 1
     wide = torch.randn(4, 48, device=DEVICE)
     for rewards in (wide[:, :24], wide[:, ::2]):
-        check(ours.compute_gae, rewards, real(), flags(), bootstrap_values=0.5)
+        check_function(ours.compute_gae, rewards, real(), flags(), bootstrap_values=0.5)
     assert len(compiled) == 3
 
 
 def test_outputs_that_are_not_wanted_are_not_written(only_general):
-    real, flags = draw(4, 24)
+    real, flags = draw_window(4, 24)
     rewards, values, terminated = real(), real(), flags()
     before = rewards.clone()
     for wanted in (True, False, True):
         arguments = {"bootstrap_values": 0.5, "compute_returns": wanted}
-        check(ours.compute_gae, rewards, values, terminated, **arguments)
+        check_function(ours.compute_gae, rewards, values, terminated, **arguments)
     assert torch.equal(rewards, before)
 
 
-def call(envs, steps, time_dim=1, **more):
+def call_gae(envs, steps, time_dim=1, **more):
     """A call of GAE with tensors of these sizes, whatever is in them."""
     shape = (envs, steps) if time_dim == 1 else (steps, envs)
     rewards, values = (torch.empty(shape, device=DEVICE) for _ in range(2))
@@ -189,14 +188,13 @@ def call(envs, steps, time_dim=1, **more):
 
 
 @pytest.fixture
-def no_launches(monkeypatch):
+def no_launches(monkeypatch, request):
     """Nothing is launched."""
     if DEVICE == "cpu":
         monkeypatch.setattr(
             Kernel, "__getitem__", lambda kernel, grid: lambda *given: assert_known(kernel.compiled, given)
         )
-        monkeypatch.setattr(triton_launcher, "current_device", lambda: 0)
-        monkeypatch.setattr(triton_launcher, "stream_getter", lambda index: lambda: 77)
+        request.getfixturevalue("no_device")
 
 
 @pytest.mark.parametrize("calls", [1, 3])
@@ -207,7 +205,7 @@ def test_many_shapes_share_few_kernels(compiled, no_launches, time_dim, calls):
         envs, steps = (int(2 ** generator.uniform(1, 13)) for _ in range(2))
         if envs * steps < 1 << 22:
             for _ in range(calls):
-                call(envs, steps, time_dim, gamma=generator.random(), lambda_=generator.random())
+                call_gae(envs, steps, time_dim, gamma=generator.random(), lambda_=generator.random())
     assert len(compiled) <= 8
     (only,) = backend.VARIANTS.values()
     assert len(only.general) > 1
@@ -215,7 +213,7 @@ def test_many_shapes_share_few_kernels(compiled, no_launches, time_dim, calls):
 
 def test_the_first_shapes_have_kernels_of_their_own(compiled, no_launches):
     for steps in (64, 128, 64, 128):
-        call(8, steps)
+        call_gae(8, steps)
     assert [given[-1].ONE_TILE for given in compiled] == [True, True]
 
 
@@ -231,22 +229,22 @@ def test_kernels_for_first_shapes_are_few(needed, admitted):
 def test_a_shape_that_is_called_often_gets_a_kernel_of_its_own(compiled, no_launches):
     """Until then its launches are not recorded, since they are not final."""
     for steps in (64, 128):
-        call(8, steps)
+        call_gae(8, steps)
     compiled.clear()
     for number in range(1, 20):
         with fast_path.record_launches():
-            call(8, 32)
+            call_gae(8, 32)
             assert fast_path.RECORDER.is_postponed == (number < variants.CALLS_BEFORE_OWN_KERNEL)
     assert [given[-1].ONE_TILE for given in compiled] == [False, True]
 
 
 def test_nothing_is_compiled_for_a_shape_while_a_graph_is_captured(compiled, no_launches, monkeypatch):
     for steps in (64, 128):
-        call(8, steps)
+        call_gae(8, steps)
     compiled.clear()
     monkeypatch.setattr(backend, "is_capturing", lambda like: True)
     for _ in range(20):
-        call(8, 32)
+        call_gae(8, 32)
     assert len(compiled) == 1
 
 
@@ -264,6 +262,6 @@ def test_where_there_is_no_room_the_universal_kernel_stands_in():
 def test_counts_take_bounded_memory(compiled, no_launches, monkeypatch):
     monkeypatch.setattr(variants, "MAX_SHAPES", 5)
     for steps in range(2, 30):
-        call(8, steps)
+        call_gae(8, steps)
     (only,) = backend.VARIANTS.values()
     assert len(only.calls) <= 5

@@ -91,10 +91,6 @@ def test_there_is_one_for_every_public_function():
     assert {name for name in rl_triton_core.__all__ if name.startswith("compute_")} <= set(FUNCTIONS)
 
 
-class Asked(Exception):
-    """Stands for what a function returns."""
-
-
 def capture_call(monkeypatch, name):
     """Let a function keep its arguments in the dictionary that is returned."""
     captured = {}

@@ -36,14 +36,14 @@ class PrivateName(NamedTuple):
 TORCH, TRITON = ("2.11", "2.13"), ("3.6", "3.7")
 PRIVATE_NAMES = (
     PrivateName("torch._C._dynamo.guards.TensorGuards", "compares tensors with those of an earlier call", TORCH),
-    PrivateName("torch._C._cuda_getDevice", "tells the current device", TORCH),
-    PrivateName("triton.runtime.driver.active", "tells the current stream", TRITON),
-    PrivateName("triton.knobs.runtime.launch_enter_hook", "tells whether a profiler wants to know of launches", TRITON),
+    PrivateName("torch._C._cuda_getDevice", "finds the current device", TORCH),
+    PrivateName("triton.runtime.driver.active", "finds the current stream", TRITON),
+    PrivateName("triton.knobs.runtime.launch_enter_hook", "shows whether a profiler listens to launches", TRITON),
     PrivateName("triton.compiler.compiler.CompiledKernel.__getitem__", "launches a compiled kernel", TRITON),
     PrivateName("triton.compiler.compiler.CompiledKernel.run", "holds its launcher", TRITON),
-    PrivateName("triton.backends.nvidia.driver.CudaLauncher.__call__", "hands the launch to the driver", TRITON),
+    PrivateName("triton.backends.nvidia.driver.CudaLauncher.__call__", "passes the launch to the driver", TRITON),
     PrivateName("triton.runtime.jit.JITFunction.warmup", "compiles a kernel without a launch", TRITON),
-    PrivateName("triton.runtime.interpreter.InterpretedFunction", "stands for a kernel that is interpreted", TRITON),
+    PrivateName("triton.runtime.interpreter.InterpretedFunction", "is the type of an interpreted kernel", TRITON),
 )
 """All private names of PyTorch and Triton that are used."""
 

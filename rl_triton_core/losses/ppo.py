@@ -472,23 +472,13 @@ def gaussian_ppo_loss(
     """
     elements = elements_of("mean", mean, trailing=1)
     inputs = [elements.check_matrix("mean", mean), check_log_std(elements, "log_std", log_std, mean)]
-    old_inputs: Sequence[torch.Tensor] = ()
-    if (old_mean is None) != (old_log_std is None):
-        raise ValueError("old_log_std: got one of old_mean and old_log_std, expected both or neither")
-    if old_mean is not None:
-        old_inputs = (
-            elements.check_matrix("old_mean", old_mean, mean.shape[-1]),
-            check_log_std(elements, "old_log_std", old_log_std, mean),
-        )
-        check_detached("old_mean", old_mean)
-        check_detached("old_log_std", old_log_std)  # type: ignore[arg-type]
     return solve_ppo(
         elements,
         "gaussian",
         (mean, log_std),
         inputs,
         actions=check_constant_matrix(elements, "actions", actions, mean.shape[-1]),
-        old_inputs=old_inputs,
+        old_inputs=check_old_gaussian(elements, old_mean, old_log_std, mean),
         sizes=(mean.shape[-1],),
         old_log_probs=old_log_probs,
         advantages=advantages,
@@ -518,6 +508,23 @@ def gaussian_ppo_loss(
         group=group,
         backend=backend,
     )
+
+
+def check_old_gaussian(
+    elements: Elements, old_mean: torch.Tensor | None, old_log_std: torch.Tensor | None, mean: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """Means and log σ of the old policy, without a graph; none, if neither is given."""
+    if old_mean is None and old_log_std is None:
+        return ()
+    if old_mean is None or old_log_std is None:
+        raise ValueError("old_log_std: got one of old_mean and old_log_std, expected both or neither")
+    old_inputs = (
+        elements.check_matrix("old_mean", old_mean, mean.shape[-1]),
+        check_log_std(elements, "old_log_std", old_log_std, mean),
+    )
+    check_detached("old_mean", old_mean)
+    check_detached("old_log_std", old_log_std)
+    return old_inputs
 
 
 def check_log_std(elements: Elements, name: str, log_std: Any, mean: torch.Tensor) -> torch.Tensor:

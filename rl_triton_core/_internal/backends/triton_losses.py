@@ -130,20 +130,22 @@ def list_launches(
         loss,
         statistics,
     )
-    constants = {
-        **compile_constants(problem, gradients),
-        "POINTERS": sum(1 << i for i, x in enumerate(numbers) if isinstance(x, torch.Tensor)),
-        "HAS_DIVISOR": divisor is not None,
-        "PARTS": capacity,
-        "ONE_TILE": tiles.number == 1,
-    }
-    yield Call(
-        kernels.compute_tiles, tiles.programs, arguments, {**constants, "WIDTH": tiles.width, "BLOCK": tiles.block}
+    config = kernels.LossConfig(
+        **describe_problem(problem, gradients),
+        POINTERS=sum(1 << i for i, x in enumerate(numbers) if isinstance(x, torch.Tensor)),
+        HAS_DIVISOR=divisor is not None,
+        PARTS=capacity,
+        ONE_TILE=tiles.number == 1,
+        WIDTH=tiles.width,
+        BLOCK=tiles.block,
     )
+    equations = compile_equations(problem.choices)
+    yield Call(kernels.compute_tiles, tiles.programs, arguments, {**equations, "CONFIG": config})
     if tiles.number > 1:
         outputs = loss, statistics
         arguments = partials, shared_partials, tiles.programs, shared, numbers, *sums, *outputs
-        common = {name: constants[name] for name in ("SUMMARIZE", "POINTERS", "HAS_DIVISOR", "PARTS")}
+        common = {name: getattr(config, name) for name in ("POINTERS", "HAS_DIVISOR", "PARTS")}
+        common["SUMMARIZE"] = equations["SUMMARIZE"]
         programs = 1 + (0 if shared is None else len(shared))
         yield Call(kernels.finish_sums, programs, arguments, {**common, "PROGRAMS": next_power_of_2(tiles.programs)})
 
@@ -200,8 +202,8 @@ def gradient_arguments(problem: LossProblem, gradients: Sequence[Stream], shared
     return tuple(x[0] for x in parts), tuple(x[0].stride(0) for x in parts), by_y, by_values, shared
 
 
-def compile_constants(problem: LossProblem, gradients: Sequence[Stream]) -> dict[str, Any]:
-    """What is compiled into the kernel, beside the form of the tiles."""
+def describe_problem(problem: LossProblem, gradients: Sequence[Stream]) -> dict[str, Any]:
+    """What a `LossConfig` says of the problem."""
     streams = problem.streams
     xs = gradients[: len(problem.inputs)] if problem.head.indexed else gradients[: min(1, len(problem.inputs))]
     wanted = sum(1 << i for i, x in enumerate(xs) if x is not None)
@@ -209,7 +211,6 @@ def compile_constants(problem: LossProblem, gradients: Sequence[Stream]) -> dict
         wanted = (1 << len(problem.sizes)) - 1
     search = 0 if streams.cu_seqlens is None else max(1, (streams.cu_seqlens.shape[0] - 1).bit_length())
     return {
-        **compile_equations(problem.choices),
         "INDEXED": problem.head.indexed,
         "HAS_ACTIONS": streams.actions is not None,
         "HAS_INPUTS": bool(problem.inputs),

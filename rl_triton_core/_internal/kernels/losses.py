@@ -8,6 +8,7 @@ Tensors that are absent are None, or, in a tuple, anything.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import triton
@@ -16,6 +17,39 @@ import triton.language as tl
 from rl_triton_core._internal.kernels.equations import exp, select
 from rl_triton_core._internal.kernels.moments import compute_standardizer, merge_parts
 from rl_triton_core._internal.loss_equations import Choices, bind_equations
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """What is compiled into `compute_tiles`, beyond equations."""
+
+    INDEXED: bool
+    """Whether actions are indices."""
+    HAS_ACTIONS: bool
+    HAS_INPUTS: bool
+    """Whether there is a policy."""
+    HAS_OLD: bool
+    """Whether there is an old network."""
+    WANTED: int
+    """A bit for each distribution whose gradient by x is."""
+    SEARCH: int
+    """Steps that find an element's sequence among the offsets."""
+    PER_SEQUENCE: bool
+    """Whether advantages are."""
+    NORMALIZE: bool
+    """Whether advantages are normalised."""
+    POINTERS: int
+    """A bit for each number that is in memory."""
+    HAS_DIVISOR: bool
+    """Whether the loss is divided by a number that is given, not by the sum of the weights."""
+    PARTS: int
+    """Room for the moments that other launches left."""
+    ONE_TILE: bool
+    """Whether one tile has all elements."""
+    WIDTH: int
+    """Numbers of each element, as a power of two."""
+    BLOCK: int
+    """Elements of a tile."""
 
 
 @triton.jit
@@ -213,143 +247,223 @@ def weigh_term(term, weight, valid):
     return tl.where(valid, weight.to(tl.float64) * (term + tl.zeros_like(weight)).to(tl.float64), 0.0)
 
 
-@triton.jit(do_not_specialize=["size", "num_parts", "num_every"])
-def compute_tiles(
-    xs,
-    x_strides,
-    y,
-    y_stride,
-    old_xs,
-    old_x_strides,
-    old_y,
-    old_y_stride,
-    widths,
-    actions,
-    actions_stride,
-    old_log_probs,
-    advantages,
-    references,
-    values,
-    targets,
-    old_values,
-    mask,
-    scale,
-    cu_seqlens,
-    length,
-    num_sequences,
-    by_xs,
-    by_x_strides,
-    by_y,
-    by_values,
-    by_shared,
-    numbers,
-    rule,
-    parts,
-    num_parts,
-    every,
-    num_every,
-    size,
-    partials,
-    shared_partials,
-    loss,
-    statistics,
-    SUM_TERMS: tl.constexpr,
-    READOUT: tl.constexpr,
-    SLOPES: tl.constexpr,
-    SUM_KL: tl.constexpr,
-    READ_KL: tl.constexpr,
-    KL_SLOPES: tl.constexpr,
-    COMPUTE_TERMS: tl.constexpr,
-    MULTIPLY: tl.constexpr,
-    INVERT: tl.constexpr,
-    SUMMARIZE: tl.constexpr,
-    INDEXED: tl.constexpr,
-    HAS_ACTIONS: tl.constexpr,
-    HAS_INPUTS: tl.constexpr,
-    HAS_OLD: tl.constexpr,
-    WANTED: tl.constexpr,
-    SEARCH: tl.constexpr,
-    PER_SEQUENCE: tl.constexpr,
-    NORMALIZE: tl.constexpr,
-    POINTERS: tl.constexpr,
-    HAS_DIVISOR: tl.constexpr,
-    ONE_TILE: tl.constexpr,
-    PARTS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Values and gradients of every program's tiles, and their sums; with one tile, the loss as well.
-
-    `parts` are the moments of this process's advantages, `every` those of all processes; None with one tile.
-    """
-    totals = ()
-    for _ in tl.static_range(13):
-        totals = totals + (tl.zeros([BLOCK], tl.float64),)
-    least = tl.full([BLOCK], float("inf"), tl.float32)
-    largest = tl.full([BLOCK], float("-inf"), tl.float32)
-    shared = tl.zeros([1 if WIDTH == 1 else WIDTH], tl.float64)
+@triton.jit
+def standardize_elements(parts, num_parts, every, num_every, rule, CONFIG: tl.constexpr):
+    """Sum of the weights, and what is subtracted from the advantages and multiplies them."""
     count = tl.full([], 0, tl.float64)
     subtracted = tl.full([], 0, tl.float64)
     factor = tl.full([], 1, tl.float64)
     if parts is not None:
-        count, mean, m2 = merge_parts(parts, num_parts, PARTS)
-        if NORMALIZE:
-            every_count, mean, m2 = merge_parts(every, num_every, PARTS)
+        count, mean, m2 = merge_parts(parts, num_parts, CONFIG.PARTS)
+        if CONFIG.NORMALIZE:
+            every_count, mean, m2 = merge_parts(every, num_every, CONFIG.PARTS)
             subtracted, factor = compute_standardizer(every_count, mean, m2, rule[0], rule[1], rule[2], rule[3])
+    return count, subtracted, factor
+
+
+@triton.jit
+def standardize_tile(advantage, weight, rule, CONFIG: tl.constexpr):
+    """The same of the only tile."""
+    subtracted = tl.full([], 0, tl.float64)
+    factor = tl.full([], 1, tl.float64)
+    count, mean, m2 = weigh_tile(advantage, weight)
+    if CONFIG.NORMALIZE:
+        subtracted, factor = compute_standardizer(count, mean, m2, rule[0], rule[1], rule[2], rule[3])
+    return count, subtracted, factor
+
+
+@triton.jit
+def read_part(network, chosen, part: tl.constexpr, index, columns, valid, CONFIG: tl.constexpr):
+    """What the networks give for one of the distributions side by side, and its actions."""
+    xs, x_strides, y, y_stride = network
+    actions, actions_stride, widths = chosen
+    inside = expand_row(valid, CONFIG.WIDTH) & (columns < widths[part])
+    x, own_y = read_numbers(
+        xs[part], x_strides[part], y, y_stride, index, columns, inside, CONFIG.INDEXED, CONFIG.WIDTH
+    )
+    action, exists = x, valid
+    if CONFIG.HAS_ACTIONS:
+        action, exists = read_action(
+            actions, actions_stride, part, widths[part], index, columns, valid, inside, CONFIG.INDEXED, CONFIG.WIDTH
+        )
+    return x, own_y, action, exists, inside
+
+
+@triton.jit
+def evaluate_parts(
+    network,
+    old_network,
+    chosen,
+    index,
+    columns,
+    valid,
+    SUM_TERMS: tl.constexpr,
+    READOUT: tl.constexpr,
+    SUM_KL: tl.constexpr,
+    READ_KL: tl.constexpr,
+    CONFIG: tl.constexpr,
+):
+    """Log-probability, entropy and KL of each element; and of each distribution what its gradients need."""
+    BLOCK: tl.constexpr = CONFIG.BLOCK
+    WIDTH: tl.constexpr = CONFIG.WIDTH
+    log_prob = tl.zeros([BLOCK], tl.float32)
+    entropy = tl.zeros([BLOCK], tl.float32)
+    kl = tl.zeros([BLOCK], tl.float32)
+    heads = ()
+    if CONFIG.HAS_INPUTS:
+        for part in tl.static_range(len(network[0])):
+            x, own_y, action, exists, inside = read_part(network, chosen, part, index, columns, valid, CONFIG)
+            peak = find_peak(x, CONFIG.INDEXED, WIDTH)
+            a, b, c = SUM_TERMS(x, own_y, action, peak)
+            sums = add_columns(a, inside, WIDTH), add_columns(b, inside, WIDTH), add_columns(c, inside, WIDTH)
+            part_log_prob, part_entropy = READOUT(sums)
+            log_prob += tl.where(exists, part_log_prob, float("nan"))
+            entropy += part_entropy
+            old_x, own_old_y, old_peak, kl_sums = x, own_y, peak, (sums[0], sums[1])
+            if CONFIG.HAS_OLD:
+                old_xs, old_x_strides, old_y, old_y_stride = old_network
+                old_x, own_old_y = read_numbers(
+                    old_xs[part],
+                    old_x_strides[part],
+                    old_y,
+                    old_y_stride,
+                    index,
+                    columns,
+                    inside,
+                    CONFIG.INDEXED,
+                    WIDTH,
+                )
+                old_peak = find_peak(old_x, CONFIG.INDEXED, WIDTH)
+                d, e = SUM_KL(x, own_y, old_x, own_old_y, peak, old_peak)
+                kl_sums = add_columns(d, inside, WIDTH), add_columns(e, inside, WIDTH)
+                kl += READ_KL(sums, kl_sums)
+            heads = heads + ((x, own_y, action, peak, sums, old_x, own_old_y, old_peak, kl_sums),)
+    return log_prob, entropy, kl, heads
+
+
+@triton.jit
+def start_sums(CONFIG: tl.constexpr):
+    """Nothing yet: sums of terms, weights and moments, the extremes of the ratio, and gradients by what all share."""
+    BLOCK: tl.constexpr = CONFIG.BLOCK
+    WIDTH: tl.constexpr = CONFIG.WIDTH
+    sums = ()
+    for _ in tl.static_range(13):
+        sums = sums + (tl.zeros([BLOCK], tl.float64),)
+    least = tl.full([BLOCK], float("inf"), tl.float32)
+    largest = tl.full([BLOCK], float("-inf"), tl.float32)
+    return sums, least, largest, tl.zeros([WIDTH], tl.float64)
+
+
+@triton.jit
+def add_terms(sums, averaged, value, target, weight, valid):
+    """Sums of terms, weights, and moments of targets and errors, with those of a tile."""
+    error = target.to(tl.float64) - value.to(tl.float64)
+    far = target.to(tl.float64)
+    weighed = averaged + (1.0, far, far * far, error, error * error)
+    result = ()
+    for i in tl.static_range(13):
+        result = result + (sums[i] + weigh_term(weighed[i], weight, valid),)
+    return result
+
+
+@triton.jit
+def write_parts(
+    heads,
+    by_policy,
+    gradients,
+    widths,
+    index,
+    size,
+    columns,
+    valid,
+    shared,
+    SLOPES: tl.constexpr,
+    KL_SLOPES: tl.constexpr,
+    MULTIPLY: tl.constexpr,
+    CONFIG: tl.constexpr,
+):
+    """Derivatives by what the network gave, from those by log-probability, entropy and KL; `shared` with their sums."""
+    WIDTH: tl.constexpr = CONFIG.WIDTH
+    by_xs, by_x_strides, by_y, by_shared = gradients
+    where = expand_row(valid, WIDTH)
+    by_log_prob, by_entropy, by_kl = by_policy
+    for part in tl.static_range(len(heads)):
+        x, own_y, action, peak, sums, old_x, own_old_y, old_peak, kl_sums = heads[part]
+        total = expand_row(sums[0], WIDTH), expand_row(sums[1], WIDTH), expand_row(sums[2], WIDTH)
+        by_x, by_own_y = SLOPES(x, own_y, action, peak, total, by_log_prob, by_entropy)
+        if CONFIG.HAS_OLD:
+            kl_total = expand_row(kl_sums[0], WIDTH), expand_row(kl_sums[1], WIDTH)
+            kl_by_x, kl_by_y = KL_SLOPES(x, own_y, old_x, own_old_y, peak, old_peak, total, kl_total)
+            by_x += MULTIPLY(by_kl, kl_by_x)
+            by_own_y += MULTIPLY(by_kl, kl_by_y)
+        inside = expand_row(index < size, WIDTH) & (columns < widths[part])
+        if CONFIG.WANTED & (1 << part):
+            by_x = tl.where(where, by_x, 0.0)
+            write_matrix(by_xs[part], by_x_strides[part], index, columns, inside, by_x, WIDTH)
+        if by_y is not None:
+            by_own_y = tl.where(where, by_own_y, 0.0)
+            write_matrix(by_y, widths[part], index, columns, inside, by_own_y, WIDTH)
+        if by_shared is not None:
+            shared += tl.sum(tl.where(where & (columns < widths[part]), by_own_y, 0.0).to(tl.float64), 0)
+    return shared
+
+
+@triton.jit
+def leave_sums(results, least, largest, shared, partials, shared_partials, by_shared, width, WIDTH: tl.constexpr):
+    """A program's sums, for `finish_sums`."""
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    for i in tl.static_range(13):
+        tl.store(partials + i * programs + program, results[i])
+    tl.store(partials + 13 * programs + program, tl.min(least))
+    tl.store(partials + 14 * programs + program, tl.max(largest))
+    if by_shared is not None:
+        column = tl.arange(0, WIDTH)
+        tl.store(shared_partials + column * programs + program, shared, mask=column < width)
+
+
+@triton.jit(do_not_specialize=["size", "num_parts", "num_every"])
+def compute_tiles(
+    xs, x_strides, y, y_stride, old_xs, old_x_strides, old_y, old_y_stride, widths, actions, actions_stride,
+    old_log_probs, advantages, references, values, targets, old_values, mask, scale, cu_seqlens, length, num_sequences,
+    by_xs, by_x_strides, by_y, by_values, by_shared, numbers, rule, parts, num_parts, every, num_every, size,
+    partials, shared_partials, loss, statistics,
+    SUM_TERMS: tl.constexpr, READOUT: tl.constexpr, SLOPES: tl.constexpr, SUM_KL: tl.constexpr, READ_KL: tl.constexpr,
+    KL_SLOPES: tl.constexpr, COMPUTE_TERMS: tl.constexpr, MULTIPLY: tl.constexpr, INVERT: tl.constexpr,
+    SUMMARIZE: tl.constexpr, CONFIG: tl.constexpr,
+):  # fmt: skip
+    """Values and gradients of every program's tiles, and their sums; with one tile, the loss as well.
+
+    `parts` are the moments of this process's advantages, `every` those of all processes; None with one tile.
+    """
+    BLOCK: tl.constexpr = CONFIG.BLOCK
+    WIDTH: tl.constexpr = CONFIG.WIDTH
+    totals, least, largest, shared = start_sums(CONFIG)
+    count, subtracted, factor = standardize_elements(parts, num_parts, every, num_every, rule, CONFIG)
     coefficients = ()
     for i in tl.static_range(11):
-        coefficients = coefficients + (read_number(numbers, i, POINTERS),)
-    divisor = read_divisor(numbers, count, HAS_DIVISOR, POINTERS)
+        coefficients = coefficients + (read_number(numbers, i, CONFIG.POINTERS),)
+    divisor = read_divisor(numbers, count, CONFIG.HAS_DIVISOR, CONFIG.POINTERS)
     columns = tl.arange(0, WIDTH)[None, :] if WIDTH > 1 else 0
     for tile in tl.range(tl.program_id(0), tl.cdiv(size, BLOCK), tl.num_programs(0)):
         index = tile * BLOCK + tl.arange(0, BLOCK)
         weight = read_weight(mask, index, index < size)
         sequence = index
         if (length is not None) or (cu_seqlens is not None):
-            sequence = find_sequence(index, cu_seqlens, length, num_sequences, SEARCH)
-        advantage = read_stream(advantages, sequence if PER_SEQUENCE else index, weight != 0)
-        if ONE_TILE and parts is None:
-            count, mean, m2 = weigh_tile(advantage, weight)
-            if NORMALIZE:
-                subtracted, factor = compute_standardizer(count, mean, m2, rule[0], rule[1], rule[2], rule[3])
-            divisor = read_divisor(numbers, count, HAS_DIVISOR, POINTERS)
-        if NORMALIZE:
+            sequence = find_sequence(index, cu_seqlens, length, num_sequences, CONFIG.SEARCH)
+        advantage = read_stream(advantages, sequence if CONFIG.PER_SEQUENCE else index, weight != 0)
+        if CONFIG.ONE_TILE and parts is None:
+            count, subtracted, factor = standardize_tile(advantage, weight, rule, CONFIG)
+            divisor = read_divisor(numbers, count, CONFIG.HAS_DIVISOR, CONFIG.POINTERS)
+        if CONFIG.NORMALIZE:
             advantage = ((advantage.to(tl.float64) - subtracted) * factor).to(tl.float32)
         if scale is not None:
             weight *= read_stream(scale, sequence, weight != 0)
         valid = weight != 0
-        where = expand_row(valid, WIDTH)
 
-        log_prob = tl.zeros([BLOCK], tl.float32)
-        entropy = tl.zeros([BLOCK], tl.float32)
-        kl = tl.zeros([BLOCK], tl.float32)
-        heads = ()
-        if HAS_INPUTS:
-            for part in tl.static_range(len(xs)):
-                inside = where & (columns < widths[part])
-                x, own_y = read_numbers(xs[part], x_strides[part], y, y_stride, index, columns, inside, INDEXED, WIDTH)
-                action, exists = x, valid
-                if HAS_ACTIONS:
-                    action, exists = read_action(
-                        actions, actions_stride, part, widths[part], index, columns, valid, inside, INDEXED, WIDTH
-                    )
-                peak = find_peak(x, INDEXED, WIDTH)
-                a, b, c = SUM_TERMS(x, own_y, action, peak)
-                sums = add_columns(a, inside, WIDTH), add_columns(b, inside, WIDTH), add_columns(c, inside, WIDTH)
-                part_log_prob, part_entropy = READOUT(sums)
-                log_prob += tl.where(exists, part_log_prob, float("nan"))
-                entropy += part_entropy
-                old_x, own_old_y, old_peak, kl_sums = x, own_y, peak, (sums[0], sums[1])
-                if HAS_OLD:
-                    old_x, own_old_y = read_numbers(
-                        old_xs[part], old_x_strides[part], old_y, old_y_stride, index, columns, inside, INDEXED, WIDTH
-                    )
-                    old_peak = find_peak(old_x, INDEXED, WIDTH)
-                    d, e = SUM_KL(x, own_y, old_x, own_old_y, peak, old_peak)
-                    kl_sums = add_columns(d, inside, WIDTH), add_columns(e, inside, WIDTH)
-                    kl += READ_KL(sums, kl_sums)
-                heads = heads + ((x, own_y, action, peak, sums, old_x, own_old_y, old_peak, kl_sums),)
-
+        log_prob, entropy, kl, heads = evaluate_parts(
+            (xs, x_strides, y, y_stride), (old_xs, old_x_strides, old_y, old_y_stride),
+            (actions, actions_stride, widths), index, columns, valid, SUM_TERMS, READOUT, SUM_KL, READ_KL, CONFIG,
+        )  # fmt: skip
         value = read_stream(values, index, valid)
         target = read_stream(targets, index, valid)
         averaged, slopes = COMPUTE_TERMS(
@@ -362,60 +476,32 @@ def compute_tiles(
             read_stream(old_values, index, valid),
             coefficients,
         )
-        error = target.to(tl.float64) - value.to(tl.float64)
-        far = target.to(tl.float64)
-        weighed = averaged + (1.0, far, far * far, error, error * error)
-        sums_now = ()
-        for i in tl.static_range(13):
-            sums_now = sums_now + (totals[i] + weigh_term(weighed[i], weight, valid),)
-        totals = sums_now
-        ratio = averaged[7]
-        least = tl.minimum(least, tl.where(valid, ratio, float("inf")))
-        largest = tl.maximum(largest, tl.where(valid, ratio, float("-inf")))
+        totals = add_terms(totals, averaged, value, target, weight, valid)
+        least = tl.minimum(least, tl.where(valid, averaged[7], float("inf")))
+        largest = tl.maximum(largest, tl.where(valid, averaged[7], float("-inf")))
 
         share = weight * INVERT(divisor).to(tl.float32)
         if by_values is not None:
             tl.store(by_values + index, tl.where(valid, slopes[3] * share, 0.0), mask=index < size)
-        by_log_prob = expand_row(tl.where(valid, slopes[0] * share, 0.0), WIDTH)
-        by_entropy = expand_row(tl.where(valid, slopes[1] * share, 0.0), WIDTH)
-        by_kl = expand_row(tl.where(valid, slopes[2] * share, 0.0), WIDTH)
-        for part in tl.static_range(len(heads)):
-            x, own_y, action, peak, sums, old_x, own_old_y, old_peak, kl_sums = heads[part]
-            total = expand_row(sums[0], WIDTH), expand_row(sums[1], WIDTH), expand_row(sums[2], WIDTH)
-            by_x, by_own_y = SLOPES(x, own_y, action, peak, total, by_log_prob, by_entropy)
-            if HAS_OLD:
-                kl_total = expand_row(kl_sums[0], WIDTH), expand_row(kl_sums[1], WIDTH)
-                kl_by_x, kl_by_y = KL_SLOPES(x, own_y, old_x, own_old_y, peak, old_peak, total, kl_total)
-                by_x += MULTIPLY(by_kl, kl_by_x)
-                by_own_y += MULTIPLY(by_kl, kl_by_y)
-            inside = expand_row(index < size, WIDTH) & (columns < widths[part])
-            if WANTED & (1 << part):
-                by_x = tl.where(where, by_x, 0.0)
-                write_matrix(by_xs[part], by_x_strides[part], index, columns, inside, by_x, WIDTH)
-            if by_y is not None:
-                by_own_y = tl.where(where, by_own_y, 0.0)
-                write_matrix(by_y, widths[part], index, columns, inside, by_own_y, WIDTH)
-            if by_shared is not None:
-                shared += tl.sum(tl.where(where & (columns < widths[part]), by_own_y, 0.0).to(tl.float64), 0)
+        by_policy = ()
+        for i in tl.static_range(3):
+            by_policy = by_policy + (expand_row(tl.where(valid, slopes[i] * share, 0.0), WIDTH),)
+        shared = write_parts(
+            heads, by_policy, (by_xs, by_x_strides, by_y, by_shared), widths, index, size, columns, valid, shared,
+            SLOPES, KL_SLOPES, MULTIPLY, CONFIG,
+        )  # fmt: skip
 
     results = ()
     for i in tl.static_range(13):
         results = results + (tl.sum(totals[i]),)
-    if ONE_TILE:
+    if CONFIG.ONE_TILE:
         extremes = tl.min(least).to(tl.float64), tl.max(largest).to(tl.float64)
-        write_summary(results, extremes, divisor, numbers, loss, statistics, SUMMARIZE, POINTERS)
+        write_summary(results, extremes, divisor, numbers, loss, statistics, SUMMARIZE, CONFIG.POINTERS)
         if by_shared is not None:
             column = tl.arange(0, WIDTH)
             tl.store(by_shared + column, shared.to(tl.float32), mask=column < widths[0])
     else:
-        program, programs = tl.program_id(0), tl.num_programs(0)
-        for i in tl.static_range(13):
-            tl.store(partials + i * programs + program, results[i])
-        tl.store(partials + 13 * programs + program, tl.min(least))
-        tl.store(partials + 14 * programs + program, tl.max(largest))
-        if by_shared is not None:
-            column = tl.arange(0, WIDTH)
-            tl.store(shared_partials + column * programs + program, shared, mask=column < widths[0])
+        leave_sums(results, least, largest, shared, partials, shared_partials, by_shared, widths[0], WIDTH)
 
 
 @triton.jit(do_not_specialize=["programs", "num_parts"])

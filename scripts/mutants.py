@@ -59,6 +59,9 @@ FILES = [
         "estimators_nstep",
         "losses",
         "launch_table",
+        "command_line",
+        "selftest",
+        "bench_command",
     )
 ]
 SLOW_TO_IMPORT = ("hypothesis", "numba", "packaging.version", "torch", "triton")

@@ -88,12 +88,21 @@ def test_the_page_describes_every_command():
     assert all(f"\n## {name}\n" in text for name in COMMANDS)
 
 
-def test_a_distribution_that_is_too_old(tmp_path, monkeypatch):
-    add_distribution(tmp_path, "stable-baselines3", "1.0")
-    monkeypatch.syspath_prepend(tmp_path)
-    finding = doctor.check_frameworks()
-    assert finding.status == "problem"
-    assert finding.advice == 'pip install "stable-baselines3>=2.9"'
+@pytest.mark.parametrize(
+    ("version", "status", "advice"),
+    [
+        ("1.10", "problem", 'pip install "stable-baselines3>=2.9"'),
+        ("2.9", "ok", ""),
+        ("2.9.7", "ok", ""),
+        ("2.10.0", "warning", "compare a short training run with and without the adapter before you rely on it"),
+    ],
+)
+def test_versions_of_frameworks(tmp_path, monkeypatch, version, status, advice):
+    """The oldest one that works, the newest one that was tried, and those before and behind them."""
+    add_distribution(tmp_path, "rl-triton-core", "9.9", 'stable-baselines3>=2.9; extra == "sb3"')
+    add_distribution(tmp_path, "stable-baselines3", version)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert doctor.check_frameworks()[::2] == (status, advice)
 
 
 def test_the_tested_versions_are_those_of_the_constraints():

@@ -1,0 +1,20 @@
+"""Mutants of the self-test's command."""
+
+from mutation.mutant import Mutant
+
+FILE = "cli/selftest.py"
+
+MUTANTS = [
+    Mutant(
+        "self-test: another case is repeated",
+        "campaigns.run_numbered_case(campaign, options.case)",
+        "campaigns.run_numbered_case(campaign, 0)",
+        tests="a_wrong_result_is_found",
+    ),
+    Mutant(
+        "self-test: wrong results leave the exit status 0",
+        "int(bool(failures))",
+        "0",
+        tests="a_wrong_result_is_found",
+    ),
+]

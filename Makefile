@@ -182,12 +182,14 @@ $(RLLIB_READY): pyproject.toml constraints.txt
 	$(INSTALL_RLLIB) -c constraints.txt -e ".[rllib]" hypothesis pytest pytest-xdist
 	@touch $@
 
-# The frameworks themselves without their dependencies, of which tests need few; pip then names those it misses.
+# The frameworks themselves without their dependencies, of which tests need few; pip then names those it misses. Of
+# OpenRLHF and SkyRL, which asks for Python 3.12, tests read the source alone.
 $(FRAMEWORKS_READY): pyproject.toml constraints.txt constraints-frameworks.txt
 	$(PYTHON) -m venv $(VENV_FRAMEWORKS)
 	$(INSTALL_FRAMEWORKS) --upgrade "pip>=23.1"
 	$(INSTALL_FRAMEWORKS) "$(TORCH)"
 	$(INSTALL_FRAMEWORKS) -c constraints.txt -c constraints-frameworks.txt -e . codetiming gitpython gymnasium hypothesis \
 		omegaconf psutil pytest pytest-xdist ray tensorboard tensorboardx tensordict tqdm transformers
-	$(INSTALL_FRAMEWORKS) -c constraints-frameworks.txt --no-deps rl-games rsl-rl-lib skrl verl
+	$(INSTALL_FRAMEWORKS) -c constraints-frameworks.txt --no-deps openrlhf rl-games rlinf rsl-rl-lib skrl verl
+	$(INSTALL_FRAMEWORKS) -c constraints-frameworks.txt --no-deps --ignore-requires-python skyrl
 	@touch $@

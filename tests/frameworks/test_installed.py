@@ -11,7 +11,15 @@ CONSTRAINTS = Path(__file__).parents[2] / "constraints-frameworks.txt"
 
 @pytest.mark.parametrize(
     ("package", "module"),
-    [("rl-games", "rl_games"), ("rsl-rl-lib", "rsl_rl"), ("skrl", "skrl"), ("verl", "verl")],
+    [
+        ("openrlhf", "openrlhf"),
+        ("rl-games", "rl_games"),
+        ("rlinf", "rlinf"),
+        ("rsl-rl-lib", "rsl_rl"),
+        ("skrl", "skrl"),
+        ("skyrl", "skyrl"),
+        ("verl", "verl"),
+    ],
 )
 def test_the_version_is_the_tested_one(package, module):
     if find_spec(module) is None:

@@ -1,0 +1,92 @@
+"""Advantages of verl for generated responses, computed by verl and by rl_triton_core.
+
+    make example-frameworks RUN="advantages_verl.py --batch-size 64 --response-length 1024"
+
+Prints times, and the largest difference at valid tokens. Ends with status 1 if that is more than rounding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from verl.trainer.config import AlgoConfig
+from verl.trainer.ppo import core_algos
+
+from rl_triton_adapters.verl import install, uninstall
+
+TOLERANCE = 1e-3  # verl sums up to millions of float32 numbers
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch-size", type=int, default=64, help="number of responses, eight to a prompt")
+    parser.add_argument("--response-length", type=int, default=1024, help="in tokens")
+    args = parser.parse_args()
+    torch.set_num_threads(1)  # as Ray does for the actor that computes them
+    batch = make_batch(args.batch_size, args.response_length)
+    for name, compute in make_calls(batch).items():
+        (stock, stock_seconds), (ours, our_seconds) = (run(compute, adapted) for adapted in (False, True))
+        difference = max(compare(x, y, batch["response_mask"]) for x, y in zip(ours, stock, strict=True))
+        print(
+            f"{name:22} verl {1e3 * stock_seconds:9.2f} ms   rl_triton_core {1e3 * our_seconds:9.2f} ms   "
+            f"{stock_seconds / our_seconds:7.1f}x   difference {difference:.1e}"
+        )
+        if not difference < TOLERANCE:
+            raise SystemExit(f"{name}: advantages or returns differ")
+
+
+def make_batch(batch_size: int, response_length: int) -> dict[str, Any]:
+    """Responses of many lengths with a reward at the end, and the output of a tool somewhere inside."""
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(response_length // 4, response_length + 1, (batch_size, 1))
+    position = np.arange(response_length)
+    tool = rng.integers(0, lengths)
+    mask = (position < lengths) & ~((tool <= position) & (position < tool + response_length // 16))
+    mask[:, 0] = True
+    rewards = np.where(position == lengths - 1, rng.normal(size=(batch_size, 1)), 0.0) - 0.01 * mask
+    return {
+        "token_level_rewards": torch.tensor(rewards, dtype=torch.float32),
+        "values": torch.tensor(rng.normal(size=mask.shape), dtype=torch.float32),
+        "response_mask": torch.tensor(mask, dtype=torch.int64),
+        "index": np.array([f"prompt-{i // 8}" for i in range(batch_size)], dtype=object),
+    }
+
+
+def make_calls(batch: dict[str, Any]) -> dict[str, Callable[[], Any]]:
+    """As verl calls its functions, by the name of the estimator."""
+    outcome = {name: batch[name] for name in ("token_level_rewards", "response_mask", "index")}
+    per_token = {name: batch[name] for name in ("token_level_rewards", "values", "response_mask")}
+    return {
+        "gae": lambda: core_algos.compute_gae_advantage_return(**per_token, gamma=1.0, lam=0.95),
+        "grpo": lambda: core_algos.compute_grpo_outcome_advantage(**outcome),
+        "reinforce_plus_plus": lambda: core_algos.get_adv_estimator_fn("reinforce_plus_plus")(
+            **outcome, config=AlgoConfig(gamma=1.0)
+        ),
+    }
+
+
+def run(compute: Callable[[], Any], adapted: bool) -> tuple[Any, float]:
+    """The result of a call, and the seconds of the quickest of three, after two that compile and prepare."""
+    if adapted:
+        install()
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        result = compute()
+        seconds.append(time.perf_counter() - start)
+    uninstall()
+    return result, min(seconds[2:])
+
+
+def compare(ours: torch.Tensor, stock: torch.Tensor, mask: torch.Tensor) -> float:
+    """The largest difference at valid tokens."""
+    return float(((ours - stock) * mask).abs().max())
+
+
+if __name__ == "__main__":
+    main()

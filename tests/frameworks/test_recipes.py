@@ -1,0 +1,205 @@
+"""The blocks of docs/recipes.md against the source of the frameworks, as it is installed.
+
+None of the three can be imported whole without much that a test does not need. What the blocks touch is taken from the
+installed files; RLinf's registry is imported.
+"""
+
+import ast
+import enum
+import re
+import sys
+from collections.abc import Callable
+from functools import wraps
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Optional, Union
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def read_block(section):
+    """The Python code of a section of the page."""
+    text = (ROOT / "docs" / "recipes.md").read_text()
+    (block,) = re.findall(rf"^## {section}\n.*?```python\n(.*?)```", text, re.DOTALL | re.MULTILINE)
+    assert block.count("```") == 0
+    return block
+
+
+def run_block(section):
+    names = {"__name__": "__main__"}  # as in a script of the user's
+    exec(compile(read_block(section), f"docs/recipes.md, {section}", "exec"), names)
+    return names
+
+
+def find_source(package, path):
+    """A file of an installed package, which is not imported."""
+    spec = find_spec(package)
+    if spec is None:
+        pytest.skip(f"{package} is not installed")
+    return Path(spec.submodule_search_locations[0]) / path
+
+
+def extract(source, wanted, names):
+    """A module with some of the definitions of a file, and with `names` in the place of its imports."""
+    tree = ast.parse(source.read_text())
+    tree.body = [x for x in tree.body if isinstance(x, ast.ClassDef | ast.FunctionDef) and x.name in wanted]
+    assert {x.name for x in tree.body} == set(wanted)
+    module = ModuleType(source.stem)
+    vars(module).update(names)
+    exec(compile(tree, str(source), "exec"), vars(module))
+    return module
+
+
+def put_in_place(module, name, monkeypatch):
+    """Let `from name import ...` find this module."""
+    parts = name.split(".")
+    for i in range(1, len(parts)):
+        monkeypatch.setitem(sys.modules, ".".join(parts[:i]), ModuleType(parts[i - 1]))
+    monkeypatch.setitem(sys.modules, name, module)
+
+
+def make_rollout(shape, scale=1.0):
+    generator = torch.Generator().manual_seed(0)
+    rewards, values = torch.randn(2, *shape, generator=generator, dtype=torch.float64) * scale
+    return rewards, values, torch.randint(0, 2, shape, generator=generator)
+
+
+SCALES = [1e-6, 1.0, 1e3]  # of which the first shows where an epsilon goes
+SHAPE = (5, 30)
+
+
+@pytest.fixture
+def skyrl(monkeypatch):
+    """SkyRL's registry and its own estimator."""
+    source = find_source("skyrl", "backends/skyrl_train/utils/ppo_utils.py")
+    utilities = extract(source.with_name("torch_utils.py"), ["masked_mean"], {"torch": torch})
+    module = extract(
+        source,
+        [
+            "BaseFunctionRegistry",
+            "AdvantageEstimator",
+            "AdvantageEstimatorRegistry",
+            "register_advantage_estimator",
+            "masked_var",
+            "masked_whiten",
+            "compute_gae_advantage_return",
+            "compute_advantages_and_returns",
+        ],
+        {
+            "AlgorithmConfig": object,
+            "Callable": Callable,
+            "Float": {(torch.Tensor, "batch_size response_len"): torch.Tensor},
+            "List": list,
+            "Optional": Optional,
+            "StrEnum": enum.StrEnum,
+            "Tuple": tuple,
+            "Union": Union,
+            "masked_mean": utilities.masked_mean,
+            "np": np,
+            "ray": SimpleNamespace(is_initialized=lambda: False),
+            "torch": torch,
+            "wraps": wraps,
+        },
+    )
+    put_in_place(module, "skyrl.backends.skyrl_train.utils.ppo_utils", monkeypatch)
+    return module
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_skyrl(skyrl, scale):
+    run_block("SkyRL")
+    rewards, values, mask = make_rollout(SHAPE, scale)
+
+    def compute(estimator):
+        return skyrl.compute_advantages_and_returns(
+            rewards, mask.double(), np.arange(5), estimator, None, values, gamma=0.97, lambd=0.9
+        )
+
+    (advantages, returns), ours = compute("gae"), compute("gae_triton")
+    torch.testing.assert_close(ours[0], advantages * mask, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(ours[1], returns, rtol=1e-11, atol=1e-13 * scale)
+
+
+def test_skyrl_can_send_the_function_to_other_processes(skyrl):
+    run_block("SkyRL")
+    rewards, values, mask = make_rollout(SHAPE)
+    function = skyrl.AdvantageEstimatorRegistry.get("gae_triton")
+    sent = cloudpickle.loads(cloudpickle.dumps(function))
+    for got, expected in zip(
+        sent(rewards, values, mask, 0.97, 0.9), function(rewards, values, mask, 0.97, 0.9), strict=True
+    ):
+        torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+@pytest.fixture
+def rlinf():
+    """RLinf's registry, with its own estimators in it again afterwards."""
+    pytest.importorskip("rlinf")
+    from rlinf.algorithms import registry
+
+    own = dict(registry.ADV_REGISTRY)
+    torch.set_default_dtype(torch.float64)  # which it takes for γ where an episode goes on
+    yield registry
+    torch.set_default_dtype(torch.float32)
+    registry.ADV_REGISTRY.clear()
+    registry.ADV_REGISTRY.update(own)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("critic", [False, True])
+@pytest.mark.parametrize("scale", SCALES)
+def test_rlinf(rlinf, scale, critic, masked):
+    stock = rlinf.get_adv_and_returns("gae")
+    run_block("RLinf")["register"]()
+    ours = rlinf.get_adv_and_returns("gae")
+    assert ours is not stock
+    rewards, values, mask = make_rollout((31, 5), scale)
+    arguments = {
+        "rewards": rewards[:-1],
+        "values": values if critic else None,
+        "dones": torch.rand(31, 5, generator=torch.Generator().manual_seed(1)) < 0.2,
+        "loss_mask": mask[:-1].bool() if masked else None,
+        "gamma": 0.97,
+        "gae_lambda": 0.9,
+        "adv_type": "gae",
+    }
+    valid = mask[:-1] if masked else 1
+    for normalize in (False, True):
+        expected = stock(**arguments, normalize_advantages=normalize, normalize_returns=normalize)
+        got = ours(**arguments, normalize_advantages=normalize, normalize_returns=normalize)
+        for x, wanted in zip(got, expected, strict=True):
+            shape = rewards[:-1].shape
+            torch.testing.assert_close(x * valid, wanted.reshape(shape) * valid, rtol=1e-9, atol=1e-11 * min(scale, 1))
+
+
+@pytest.fixture
+def openrlhf(monkeypatch):
+    """The class with the two methods that the block replaces."""
+    source = find_source("openrlhf", "trainer/ppo_utils/experience_maker.py")
+    names = dict.fromkeys(("RayActorGroup", "Experience"), object)
+    names |= {"torch": torch, "List": list, "Tuple": tuple}
+    module = extract(source, ["RemoteExperienceMaker"], names)
+    put_in_place(module, "openrlhf.trainer.ppo_utils.experience_maker", monkeypatch)
+    return module.RemoteExperienceMaker
+
+
+@pytest.mark.parametrize("kind", ["bool", "long", None])
+def test_openrlhf(openrlhf, kind):
+    rewards, values, mask = make_rollout(SHAPE)
+    mask = None if kind is None else getattr(mask, kind)()
+
+    def compute(maker):
+        both = maker.get_advantages_and_returns(None, values, rewards, mask, 0.97, 0.9)
+        return *both, maker.get_cumulative_returns(None, rewards, mask, 0.97)
+
+    expected, stock = compute(openrlhf), openrlhf.get_cumulative_returns
+    run_block("OpenRLHF")
+    assert openrlhf.get_cumulative_returns is not stock
+    for got, wanted in zip(compute(openrlhf), expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-11, atol=1e-13)

@@ -113,10 +113,10 @@ def write_benchmarks() -> str:
     """docs/benchmarks.md."""
     parts = [BENCHMARKS_HEAD.format(source=describe_source("make bench"))]
     for gpu in read_gpus(RESULTS):
-        parts += [f"# {describe_hardware(gpu)}", write_sweep(gpu)]
+        parts += [f"## {describe_hardware(gpu)}", write_sweep(gpu)]
         parts += [write_suite(gpu, suite, *about) for suite, about in SECTIONS.items() if suite in gpu.heads]
     cpu = read_machine(RESULTS / "cpu")
-    parts += ["# On a CPU", write_suite(cpu, "cpu", "Full calls", ()) if "cpu" in cpu.heads else NOT_YET]
+    parts += ["## On a CPU", write_suite(cpu, "cpu", "Full calls", ()) if "cpu" in cpu.heads else NOT_YET]
     parts += [write_sb3_pass(result) for result in read_results("cpu/sb3_advantages.json")]
     parts += [write_first_calls(result) for result in read_results("cpu/first_call.json")]
     parts += [write_packed(result) for result in read_results("*/packed_*.json")]
@@ -168,7 +168,7 @@ def describe_suite(machine: Machine, suite: str, title: str) -> str:
     """A suite's title, and what it was measured on."""
     head = machine.heads[suite]
     text = (
-        f"## {title}\n\n{describe_machine(head['system'])} Copy bandwidth {head['copy_bandwidth_gb_per_s']:.0f} GB/s."
+        f"### {title}\n\n{describe_machine(head['system'])} Copy bandwidth {head['copy_bandwidth_gb_per_s']:.0f} GB/s."
     )
     skipped = f" {len(head['skipped'])} workloads were skipped for lack of time." if head["skipped"] else ""
     bad = machine.find_suite(suite)
@@ -234,7 +234,7 @@ def write_sweep(machine: Machine) -> str:
                 row.append(" / ".join(format_time(times[kind].get(w)) for kind in times))
                 row += [format_percent(roofline.get(w)), format_ratio(ratios["flat_triton"].get(w))]
             rows.append([*row, format_ratio(ratios["compiled_scan"].get(Workload(estimator, *shape)))])
-        parts.append(f"### `{estimator}`\n\n{make_table([*head, '× compiled scan'], rows)}")
+        parts.append(f"#### `{estimator}`\n\n{make_table([*head, '× compiled scan'], rows)}")
     return "\n\n".join(parts)
 
 
@@ -247,7 +247,7 @@ def write_sb3_pass(result: Row) -> str:
         lines.append([f"({row['n_steps']}, {row['n_envs']}), {row['threads']}", *times, *ratios])
     head = ["(n_steps, n_envs), threads", "stock", "adapter", "core", "stock / adapter", "first of a burst"]
     return f"""\
-## The advantage pass of Stable-Baselines3
+### The advantage step of Stable-Baselines3
 
 {describe_machine(result["system"])}
 
@@ -263,7 +263,7 @@ def write_first_calls(result: Row) -> str:
     names = ("import", "compiled", "loaded", "second")
     lines = [[f"`{row['estimator']}`", *(f"{1e3 * row[name]:.1f}" for name in names)] for row in result["rows"]]
     return f"""\
-## First calls, backend `cpu`
+### First calls, backend `cpu`
 
 {describe_machine(result["system"])}
 
@@ -286,7 +286,7 @@ def write_packed(result: Row) -> str:
     slower = sum(row["padded_over_packed"] < 1 for row in result["rows"])
     head = ["sequences (length)", "", "steps", "padded steps", "packed", "masked", "without a mask", "masked / packed"]
     return f"""\
-## Packed sequences, backend `{result["backend"]}`
+### Packed sequences, backend `{result["backend"]}`
 
 {describe_machine(result["system"])}
 
@@ -380,6 +380,8 @@ def list_versions() -> str:
         oldest, newest = re.findall(rf'"{name}{extra}>=([\d.]+)', project), re.findall(rf"^{name}==(\S+)", pinned, re.M)
         lines.append([name, oldest[0], newest[0].removesuffix(";")])
     table = [[*line, *(system[line[0].lower()] for system in systems)] for line in lines]
+    table.append(["CUDA", "that of PyTorch", "–", *(system["cuda"] for system in systems)])
+    table.append(["ROCm", "that of PyTorch", "kernels compiled, not run", *("–" for _ in systems)])
     tested = [f"tests on an {system['gpu'].partition(',')[0]}" for system in systems]
     return make_table(["", "oldest supported", "tests on a CPU", *tested], table)
 

@@ -36,7 +36,7 @@ def draw_shares() -> Figure:
     from benchmarks.pages import describe_range, format_shares, select_shares
 
     rows = [row for row in select_shares() if "captured" not in row[0]][::-1]
-    figure, (panel,) = make_panels(1, 1, 8, 0.34 * len(rows) + 0.7)
+    figure, (panel,) = make_panels(1, 1, 6.4, 0.3 * len(rows) + 0.7)
     for place, (name, pairs) in enumerate(rows):
         shares = sorted(100 * pair["share"] for pair in pairs)
         panel.barh(place, 100, color=PALE, height=0.62)
@@ -71,7 +71,7 @@ def draw_speed_up(machine: Machine) -> Figure:
     """How many times faster a full call of GAE is than other ways to compute it, by shape of the rollout."""
     from benchmarks.pages import describe_hardware
 
-    figure, (panel,) = make_panels(1, 1, 8, 3.6)
+    figure, (panel,) = make_panels(1, 1, 6.4, 3.4)
     panel.set_xscale("log")
     shapes = sorted(SWEEP_SHAPES, key=lambda shape: (shape[1], shape[0]), reverse=True)
     for provider, (label, marker, color) in OTHERS.items():
@@ -105,7 +105,7 @@ STEPS = (
 
 def draw_boundary_rule() -> Figure:
     """A rollout of three episodes: which value follows a step, and where credit flows."""
-    figure, (panel,) = make_panels(1, 1, 8, 2.5)
+    figure, (panel,) = make_panels(1, 1, 7, 2.1)
     for t, (kind, value, color) in enumerate(STEPS):
         panel.plot([t], [0], "o", markersize=19, color=color)
         panel.text(t, 0, f"t={t}", color="white", ha="center", va="center", fontsize=7)

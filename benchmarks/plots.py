@@ -65,7 +65,8 @@ def draw_heat_map(panel: Axes, title: str, ratios: pd.Series) -> None:
     panel.imshow(np.log2(grid.to_numpy()), cmap="RdYlGn", vmin=-3, vmax=3, aspect="auto", origin="lower")
     for (row, column), value in np.ndenumerate(grid.to_numpy()):
         if np.isfinite(value):
-            panel.text(column, row, f"{value:.1f}", ha="center", va="center", fontsize=6)
+            color = "white" if abs(np.log2(value)) > 2 else "black"
+            panel.text(column, row, f"{value:.1f}", ha="center", va="center", fontsize=6, color=color)
     panel.set(title=title, xlabel="T", ylabel="num_envs")
     panel.set_xticks(range(grid.shape[1]), [str(x) for x in grid.columns])
     panel.set_yticks(range(grid.shape[0]), [str(x) for x in grid.index])

@@ -18,9 +18,13 @@ COPIED = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
 
 
 def on_config(config: Any) -> Any:
-    """Put a page per public module behind the overview of the reference."""
+    """Put a page per public module after the overview of the reference."""
     (section,) = (entry["Reference"] for entry in config.nav if "Reference" in entry)
-    section[:] = section[:1] + [{module: name_page(module)} for module in find_public_names()]
+    modules = list(find_public_names())
+    section[:] = section[:1] + [
+        {package: [{shorten_name(module): name_page(module)} for module in modules if module.startswith(package)]}
+        for package in PACKAGES
+    ]
     return config
 
 
@@ -63,6 +67,11 @@ def read_all(path: Path) -> list[str]:
     return []
 
 
+def shorten_name(module: str) -> str:
+    """A module's name within its package; the package's own stays."""
+    return module.partition(".")[2] or module
+
+
 def name_page(module: str) -> str:
     """Where a module's page is, in the site."""
     return f"reference/{module}.md"
@@ -70,8 +79,10 @@ def name_page(module: str) -> str:
 
 def write_reference(module: str, names: list[str]) -> str:
     """A module's page: what the module is for, and its names with signature and docstring."""
-    about = f"# {module}\n\n::: {module}\n    options:\n      members: false\n      show_root_heading: false\n"
-    return "\n".join([about, *(f"::: {module}.{name}\n" for name in names)])
+    options = "members: false, show_root_heading: false, show_root_toc_entry: false"
+    about = f"# {module}\n\n::: {module}\n    options: {{ {options} }}\n"
+    functions_first = sorted(names, key=lambda name: (name[0].isupper(), name))
+    return "\n".join([about, *(f"::: {module}.{name}\n" for name in functions_first)])
 
 
 def rewrite_links(text: str) -> str:

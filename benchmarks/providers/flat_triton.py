@@ -6,8 +6,8 @@ For rows too long for that, `blocks` has a program per row that scans one block 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -16,39 +16,55 @@ from torch import Tensor
 
 from benchmarks.harness import Call
 from benchmarks.providers.limits import FLAT_LONGEST
-from benchmarks.workloads import ACTIONS, GAMMA, Inputs, Workload
+from benchmarks.workloads import ACTIONS, GAMMA, LOG_PROBS, PER_ACTION, Inputs, Workload
 
-Launch = Callable[[Inputs, float, int], list[Tensor]]
 BLOCK = 4096
 """Steps that a walk scans at once."""
 
 
+class Kernel(NamedTuple):
+    """A kernel, the inputs that it takes (None for one that is not there), and how many results it may write."""
+
+    function: Any
+    inputs: tuple[str, ...]
+    outputs: int = 1
+
+
 def make_call(workload: Workload, inputs: Inputs) -> Call | None:
     """The launch in the ordinary way, and the results' allocation."""
-    launch_rows = LAUNCHES.get(workload.spec.function)
-    if launch_rows is None or workload.num_steps > FLAT_LONGEST or workload.dtype != "float32" or "mask" in inputs:
+    kernel = KERNELS.get(workload.spec.function)
+    if kernel is None or workload.num_steps > FLAT_LONGEST or workload.dtype != "float32" or "mask" in inputs:
         return None
-    return run_rowwise(launch_rows, workload, inputs)
+    return run_rowwise(kernel, workload, inputs, workload.num_steps)
 
 
 def make_block_call(workload: Workload, inputs: Inputs) -> Call | None:
     """Likewise, a program walking its row in blocks."""
     if workload.estimator not in WALKS or workload.truncated or workload.dtype != "float32":
         return None
-    return run_rowwise(WALKS[workload.estimator], workload, inputs)
+    return run_rowwise(WALKS[workload.estimator], workload, inputs, BLOCK)
 
 
-def run_rowwise(launch_rows: Launch, workload: Workload, inputs: Inputs) -> Call:
-    """A launch on env-major rows, whatever the layout."""
-    options = workload.spec.lambda_ or 1.0, len(workload.spec.outputs)
-    if workload.time_dim == 1:
-        return lambda: launch_rows(inputs, *options)
+def run_rowwise(kernel: Kernel, workload: Workload, inputs: Inputs, steps_at_once: int) -> Call:
+    """A launch with a program per row, on env-major rows whatever the layout."""
+    lambda_ = workload.spec.lambda_ or 1.0
+    decay = GAMMA * lambda_ if workload.spec.discounts else 1.0
+    numbers = (workload.num_steps, *((decay,) if "x" in inputs else (GAMMA, lambda_)))
+    block = triton.next_power_of_2(steps_at_once)
+    options = {"BLOCK": block, "num_warps": min(32, max(4, block // 256))}
 
-    def transpose_and_run() -> list[Tensor]:
+    def launch_kernel(rows: Inputs) -> list[Tensor]:
+        out = [torch.empty_like(rows[kernel.inputs[0]]) for _ in workload.spec.outputs]
+        left_out = [None] * (kernel.outputs - len(out))
+        tensors = (*map(rows.get, kernel.inputs), *out, *left_out)
+        kernel.function[(workload.num_envs,)](*tensors, *numbers, **options)
+        return out
+
+    def transpose_and_launch() -> list[Tensor]:
         rows = {name: x.transpose(0, 1).contiguous() if x.ndim > 1 else x for name, x in inputs.items()}
-        return [x.t().contiguous() for x in launch_rows(rows, *options)]
+        return [x.t().contiguous() for x in launch_kernel(rows)]
 
-    return transpose_and_run
+    return partial(launch_kernel, inputs) if workload.time_dim == 1 else transpose_and_launch
 
 
 # --- kernels ----------------------------------------------------------------------------------------------------------
@@ -76,12 +92,12 @@ def index_reversed_row(steps, BLOCK: tl.constexpr, start=0):
 
 
 @triton.jit
-def find_next_value(values, bootstrap, truncated, t, inside, last, VALUES: tl.constexpr, TRUNCATED: tl.constexpr):
+def find_next_value(values, bootstrap, truncated, t, inside, last):
     """(V(s_{t+1}) unless terminated, 1 at a cut)."""
     value = tl.zeros_like(t).to(tl.float32)
-    if VALUES:
+    if values is not None:
         value = tl.load(values + t + 1, mask=inside & (last == 0), other=0.0)
-    if TRUNCATED:
+    if truncated is not None:
         cut = last | (tl.load(truncated + t, mask=inside, other=0) != 0)
         value = tl.where(cut, tl.load(bootstrap + t, mask=inside, other=0.0), value)
     else:
@@ -91,14 +107,12 @@ def find_next_value(values, bootstrap, truncated, t, inside, last, VALUES: tl.co
 
 
 @triton.jit
-def gae_terms(
-    rewards, values, terminated, truncated, bootstrap, t, inside, last, gamma, lambda_, TRUNCATED: tl.constexpr
-):
+def gae_terms(rewards, values, terminated, truncated, bootstrap, t, inside, last, gamma, lambda_):
     """(α, β, V)."""
     reward = tl.load(rewards + t, mask=inside, other=0.0)
     value = tl.load(values + t, mask=inside, other=0.0)
     nonterminal = 1.0 - tl.load(terminated + t, mask=inside, other=0).to(tl.float32)
-    following, cut = find_next_value(values, bootstrap, truncated, t, inside, last, True, TRUNCATED)
+    following, cut = find_next_value(values, bootstrap, truncated, t, inside, last)
     alpha = reward + gamma * nonterminal * following - value
     return alpha, gamma * lambda_ * nonterminal * (1.0 - cut), value
 
@@ -106,11 +120,11 @@ def gae_terms(
 @triton.jit
 def gae_kernel(
     rewards, values, terminated, truncated, bootstrap, out, returns, steps, gamma, lambda_,
-    TRUNCATED: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     t, inside, last = index_reversed_row(steps, BLOCK)
     alpha, beta, value = gae_terms(
-        rewards, values, terminated, truncated, bootstrap, t, inside, last, gamma, lambda_, TRUNCATED
+        rewards, values, terminated, truncated, bootstrap, t, inside, last, gamma, lambda_
     )  # fmt: skip
     advantage, _ = tl.associative_scan((alpha, beta), 0, combine)
     tl.store(out + t, advantage, mask=inside)
@@ -124,7 +138,7 @@ def gae_walk(rewards, values, terminated, bootstrap, out, returns, steps, gamma,
     for start in range(0, steps, BLOCK):
         t, inside, last = index_reversed_row(steps, BLOCK, start)
         alpha, beta, value = gae_terms(
-            rewards, values, terminated, None, bootstrap, t, inside, last, gamma, lambda_, False
+            rewards, values, terminated, None, bootstrap, t, inside, last, gamma, lambda_
         )  # fmt: skip
         advantage, state = scan_block(alpha, beta, state, BLOCK)
         tl.store(out + t, advantage, mask=inside)
@@ -134,12 +148,12 @@ def gae_walk(rewards, values, terminated, bootstrap, out, returns, steps, gamma,
 @triton.jit
 def returns_kernel(
     rewards, values, terminated, truncated, bootstrap, out, steps, gamma, lambda_,
-    VALUES: tl.constexpr, TRUNCATED: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     t, inside, last = index_reversed_row(steps, BLOCK)
     reward = tl.load(rewards + t, mask=inside, other=0.0)
     nonterminal = 1.0 - tl.load(terminated + t, mask=inside, other=0).to(tl.float32)
-    following, cut = find_next_value(values, bootstrap, truncated, t, inside, last, VALUES, TRUNCATED)
+    following, cut = find_next_value(values, bootstrap, truncated, t, inside, last)
     beta = lambda_ * nonterminal * (1.0 - cut)
     alpha = reward + gamma * (nonterminal - beta) * following
     result, _ = tl.associative_scan((alpha, gamma * beta), 0, combine)
@@ -149,7 +163,7 @@ def returns_kernel(
 @triton.jit
 def vtrace_kernel(
     rewards, values, terminated, target, behaviour, truncated, bootstrap, targets, advantages, steps, gamma, lambda_,
-    TRUNCATED: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     t, inside, last = index_reversed_row(steps, BLOCK)
     reward = tl.load(rewards + t, mask=inside, other=0.0)
@@ -157,7 +171,7 @@ def vtrace_kernel(
     nonterminal = 1.0 - tl.load(terminated + t, mask=inside, other=0).to(tl.float32)
     log_ratio = tl.load(target + t, mask=inside, other=0.0) - tl.load(behaviour + t, mask=inside, other=0.0)
     rho = tl.minimum(tl.exp(log_ratio), 1.0)
-    following, cut = find_next_value(values, bootstrap, truncated, t, inside, last, True, TRUNCATED)
+    following, cut = find_next_value(values, bootstrap, truncated, t, inside, last)
     inner = nonterminal * (1.0 - cut)
     alpha = rho * (reward + gamma * nonterminal * following - value)
     error, _ = tl.associative_scan((alpha, gamma * lambda_ * rho * inner), 0, combine)
@@ -171,7 +185,7 @@ def vtrace_kernel(
 @triton.jit
 def retrace_kernel(
     rewards, q_values, terminated, target, behaviour, next_probs, next_q, truncated, targets, advantages,
-    steps, gamma, lambda_, ACTIONS: tl.constexpr, TRUNCATED: tl.constexpr, BLOCK: tl.constexpr,
+    steps, gamma, lambda_, BLOCK: tl.constexpr, ACTIONS: tl.constexpr = ACTIONS,
 ):  # fmt: skip
     t, inside, last = index_reversed_row(steps, BLOCK)
     not_last = inside & (last == 0)
@@ -186,7 +200,7 @@ def retrace_kernel(
     log_ratio = tl.load(target + t, mask=inside, other=0.0) - tl.load(behaviour + t, mask=inside, other=0.0)
     log_after = tl.load(target + t + 1, mask=not_last, other=0.0) - tl.load(behaviour + t + 1, mask=not_last, other=0.0)
     cut = last
-    if TRUNCATED:
+    if truncated is not None:
         cut = last | (tl.load(truncated + t, mask=inside, other=0) != 0)
     inner = nonterminal * tl.where(cut, 0.0, 1.0)
     alpha = reward + gamma * following - q_value
@@ -200,20 +214,20 @@ def retrace_kernel(
 
 
 @triton.jit
-def traces_terms(x, done, truncated, steps, start, decay, TRUNCATED: tl.constexpr, BLOCK: tl.constexpr):
+def traces_terms(x, done, truncated, steps, start, decay, BLOCK: tl.constexpr):
     """(α, β, indices into the tensors, whether they are in the row)."""
     position = start + tl.arange(0, BLOCK)
     inside, inner = position < steps, (position > 0) & (position < steps)
     t = tl.program_id(0).to(tl.int64) * steps + position
     ended = tl.load(done + t - 1, mask=inner, other=0) != 0
-    if TRUNCATED:
+    if truncated is not None:
         ended = ended | (tl.load(truncated + t - 1, mask=inner, other=0) != 0)
     return tl.load(x + t, mask=inside, other=0.0), tl.where(ended, 0.0, decay), t, inside
 
 
 @triton.jit
-def traces_kernel(x, done, truncated, out, steps, decay, TRUNCATED: tl.constexpr, BLOCK: tl.constexpr):
-    alpha, beta, t, inside = traces_terms(x, done, truncated, steps, 0, decay, TRUNCATED, BLOCK)
+def traces_kernel(x, done, truncated, out, steps, decay, BLOCK: tl.constexpr):
+    alpha, beta, t, inside = traces_terms(x, done, truncated, steps, 0, decay, BLOCK)
     result, _ = tl.associative_scan((alpha, beta), 0, combine)
     tl.store(out + t, result, mask=inside)
 
@@ -222,83 +236,24 @@ def traces_kernel(x, done, truncated, out, steps, decay, TRUNCATED: tl.constexpr
 def traces_walk(x, done, out, steps, decay, BLOCK: tl.constexpr):
     state = 0.0
     for start in range(0, steps, BLOCK):
-        alpha, beta, t, inside = traces_terms(x, done, None, steps, start, decay, False, BLOCK)
+        alpha, beta, t, inside = traces_terms(x, done, None, steps, start, decay, BLOCK)
         result, state = scan_block(alpha, beta, state, BLOCK)
         tl.store(out + t, result, mask=inside)
 
 
-# --- launches ---------------------------------------------------------------------------------------------------------
-
-
-def choose_block(steps: int) -> dict[str, int]:
-    """The block that holds a row, and warps for it."""
-    block = triton.next_power_of_2(steps)
-    return {"BLOCK": block, "num_warps": min(32, max(4, block // 256))}
-
-
-def launch(kernel: Any, like: Tensor, outputs: int, inputs: Sequence[Tensor | None], *numbers: float, **constants: Any):
-    """A kernel with a program per row, and its results; `truncated` is the input behind the flags that it needs."""
-    out, (rows, steps) = [torch.empty_like(like) for _ in range(outputs)], like.shape
-    kernel[(rows,)](*inputs, *out, steps, *numbers, **{**choose_block(steps), **constants})
-    return out
-
-
-def launch_gae(i: Inputs, lambda_: float, outputs: int) -> list[Tensor]:
-    truncated = i.get("truncated")
-    inputs = (i["rewards"], i["values"], i["terminated"], truncated, i["bootstrap_values"])
-    if outputs == 2:
-        return launch(gae_kernel, i["rewards"], 2, inputs, GAMMA, lambda_, TRUNCATED=truncated is not None)
-    out = torch.empty_like(i["rewards"])
-    launch(gae_kernel, i["rewards"], 0, (*inputs, out, None), GAMMA, lambda_, TRUNCATED=truncated is not None)
-    return [out]
-
-
-def launch_returns(i: Inputs, lambda_: float, outputs: int) -> list[Tensor]:
-    values, truncated = i.get("values"), i.get("truncated")
-    inputs = (i["rewards"], values, i["terminated"], truncated, i["bootstrap_values"])
-    present = {"VALUES": values is not None, "TRUNCATED": truncated is not None}
-    return launch(returns_kernel, i["rewards"], 1, inputs, GAMMA, lambda_, **present)
-
-
-LOG_PROBS = ("target_log_probs", "behaviour_log_probs")
-
-
-def launch_vtrace(i: Inputs, lambda_: float, outputs: int) -> list[Tensor]:
-    truncated = i.get("truncated")
-    names = ("rewards", "values", "terminated", *LOG_PROBS)
-    inputs = (*(i[name] for name in names), truncated, i["bootstrap_values"])
-    return launch(vtrace_kernel, i["rewards"], 2, inputs, GAMMA, lambda_, TRUNCATED=truncated is not None)
-
-
-def launch_retrace(i: Inputs, lambda_: float, outputs: int) -> list[Tensor]:
-    truncated = i.get("truncated")
-    names = ("rewards", "q_values", "terminated", *LOG_PROBS, "next_action_probs", "next_q_values")
-    inputs, present = (*(i[name] for name in names), truncated), {"TRUNCATED": truncated is not None}
-    return launch(retrace_kernel, i["rewards"], 2, inputs, GAMMA, lambda_, ACTIONS=ACTIONS, **present)
-
-
-def launch_traces(i: Inputs, decay: float) -> list[Tensor]:
-    truncated = i.get("truncated")
-    inputs = (i["x"], i["dones"] if "dones" in i else i["terminated"], truncated)
-    return launch(traces_kernel, i["x"], 1, inputs, decay, TRUNCATED=truncated is not None)
-
-
-def walk_gae(i: Inputs, lambda_: float, outputs: int) -> list[Tensor]:
-    inputs = (i["rewards"], i["values"], i["terminated"], i["bootstrap_values"])
-    return launch(gae_walk, i["rewards"], 2, inputs, GAMMA, lambda_, **choose_block(BLOCK))
-
-
-def walk_traces(i: Inputs, lambda_: float, outputs: int) -> list[Tensor]:
-    return launch(traces_walk, i["x"], 1, (i["x"], i["terminated"]), GAMMA * lambda_, **choose_block(BLOCK))
-
-
-WALKS: dict[str, Launch] = {"gae": walk_gae, "eligibility_traces": walk_traces}
-LAUNCHES: dict[str, Launch] = {
-    "compute_gae": launch_gae,
-    "compute_vtrace": launch_vtrace,
-    "compute_retrace": launch_retrace,
-    "compute_lambda_returns": launch_returns,
-    "compute_discounted_returns": launch_returns,
-    "compute_eligibility_traces": lambda i, lambda_, _: launch_traces(i, GAMMA * lambda_),
-    "compute_episodic_prefix_sum": lambda i, _, __: launch_traces(i, 1.0),
+ENDS = ("truncated", "bootstrap_values")
+KERNELS = {
+    "compute_gae": Kernel(gae_kernel, ("rewards", "values", "terminated", *ENDS), 2),
+    "compute_vtrace": Kernel(vtrace_kernel, ("rewards", "values", "terminated", *LOG_PROBS, *ENDS), 2),
+    "compute_retrace": Kernel(
+        retrace_kernel, ("rewards", "q_values", "terminated", *LOG_PROBS, *PER_ACTION, "truncated"), 2
+    ),
+    "compute_lambda_returns": Kernel(returns_kernel, ("rewards", "values", "terminated", *ENDS)),
+    "compute_discounted_returns": Kernel(returns_kernel, ("rewards", "values", "terminated", *ENDS)),
+    "compute_eligibility_traces": Kernel(traces_kernel, ("x", "terminated", "truncated")),
+    "compute_episodic_prefix_sum": Kernel(traces_kernel, ("x", "dones", "truncated")),
+}
+WALKS = {
+    "gae": Kernel(gae_walk, ("rewards", "values", "terminated", "bootstrap_values"), 2),
+    "eligibility_traces": Kernel(traces_walk, ("x", "terminated")),
 }

@@ -281,7 +281,7 @@ def run(backend: str, lengths: list[int], rows: int | None, jobs: int = 1) -> di
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure, write, and say what is beyond its limit."""
-    parser = files.parser(__doc__)
+    parser = files.make_parser(__doc__)
     parser.add_argument("--backend", choices=BACKENDS, default="triton" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--steps", type=int, nargs="+", default=STEPS, help="lengths of the rollouts")
     parser.add_argument("--rows", type=int, help="environments per setting; fewer where rollouts are longer by default")
@@ -302,7 +302,7 @@ def write_results(options: argparse.Namespace, result: dict[str, Any], seconds: 
     limits = {"ratio": RATIO_LIMIT, "rounding": ROUNDING_TOLERANCE, "serial_floor": SERIAL_FLOOR}
     head = {"backend": options.backend, "seconds": seconds, "limits": limits}
     path = options.folder / f"accuracy_{options.backend}.json"
-    files.write(path, {"system": files.system(options.commit), **head}, **result)
+    files.write_result(path, {"system": files.describe_system(options.commit), **head}, **result)
     print("wrote", path, "in", seconds, "s")
 
 

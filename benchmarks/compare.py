@@ -22,7 +22,7 @@ from benchmarks.measured import read_workload
 
 def read_times(path: Path, providers: list[str]) -> pd.Series:
     """Microseconds by arm and kind."""
-    rows = [row for row in files.read(path)["rows"] if row["provider"] in providers]
+    rows = [row for row in files.read_result(path)["rows"] if row["provider"] in providers]
     return pd.Series(
         {
             (f"{row['provider']} on {read_workload(row)}", kind): row[kind]

@@ -19,7 +19,7 @@ WRITTEN = ("benchmarks/results", "docs", "README.md")
 """What the scripts that measure and `pages.py` write."""
 
 
-def parser(doc: str | None) -> argparse.ArgumentParser:
+def make_parser(doc: str | None) -> argparse.ArgumentParser:
     """The arguments of every script that measures: a folder for the results, and the commit."""
     found = Parser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     found.add_argument("folder", type=Path)
@@ -34,39 +34,48 @@ class Parser(argparse.ArgumentParser):
         """The arguments; exits where files differ from the commit that the results would name."""
         options = super().parse_args(*args, **kwargs)
         kept = options.folder.resolve().is_relative_to(RESULTS)
-        if kept and options.commit is None and commit().endswith(DIRTY):
-            self.error(f"--commit: got none, expected a name, since files differ from {commit().removesuffix(DIRTY)}")
+        if kept and options.commit is None and find_commit().endswith(DIRTY):
+            self.error(
+                f"--commit: got none, expected a name, since files differ from {find_commit().removesuffix(DIRTY)}"
+            )
         return options
 
 
-def system(named: str | None) -> dict[str, str]:
+def describe_system(named: str | None) -> dict[str, str]:
     """Hardware, versions and commit."""
     from rl_triton_core.system_info import system_info
 
-    return system_info() | {"commit": named or commit()}
+    return system_info() | {"commit": named or find_commit()}
 
 
-def commit() -> str:
+def find_commit() -> str:
     """The checkout's commit, marked as dirty if other files differ from it than those that measuring writes."""
-    from rl_triton_core.system_info import find_commit as described
+    from rl_triton_core.system_info import find_commit as describe_commit
 
-    found = described()
-    return found.removesuffix(DIRTY) if found.endswith(DIRTY) and not differs() else found
+    found = describe_commit()
+    return found.removesuffix(DIRTY) if found.endswith(DIRTY) and not has_changes() else found
 
 
-def differs() -> bool:
+def has_changes() -> bool:
     """Whether a tracked file does that is neither a result nor a page."""
     command = ["git", "-C", str(ROOT), "diff", "--quiet", "HEAD", "--", ".", *(f":!{path}" for path in WRITTEN)]
     return subprocess.run(command, capture_output=True, check=False).returncode != 0
 
 
-def write(path: Path, head: Row, **tables: Iterable[Row]) -> None:
+def write_result(path: Path, head: Row, **tables: Iterable[Row]) -> None:
     """A result file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(as_json(head, tables), encoding="utf-8")
+    path.write_text(format_json(head, tables), encoding="utf-8")
 
 
-def as_json(head: Row, tables: dict[str, Iterable[Row]]) -> str:
+def save_rows(options: argparse.Namespace, name: str, rows: Iterable[Row], **about: Any) -> None:
+    """Write the result file of a script that has these arguments, and print its rows."""
+    rows = list(rows)
+    write_result(options.folder / name, {"system": describe_system(options.commit), **about}, rows=rows)
+    print(*rows, sep="\n")
+
+
+def format_json(head: Row, tables: dict[str, Iterable[Row]]) -> str:
     """JSON with a line per row, so that two results compare."""
     lines = [json.dumps(head, indent=2)[:-2]]
     for name, rows in tables.items():
@@ -85,7 +94,7 @@ def write_csv(path: Path, about: dict[str, str], rows: list[Row]) -> None:
             writer.writerow({k: " ".join(map(str, v)) if isinstance(v, list) else v for k, v in row.items()})
 
 
-def read(path: Path) -> Row:
+def read_result(path: Path) -> Row:
     """A result file."""
     result: Row = json.loads(path.read_text(encoding="utf-8"))
     return result

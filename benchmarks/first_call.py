@@ -36,15 +36,12 @@ Times = tuple[float, ...]
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure every estimator."""
-    options = files.parser(__doc__).parse_args(arguments)
-    rows = [measure(estimator) for estimator in ESTIMATORS]
-    head = {"system": files.system(options.commit), "shape": SHAPE, "pairs": PAIRS}
-    files.write(options.folder / "first_call.json", head, rows=rows)
-    for row in rows:
-        print(row)
+    options = files.make_parser(__doc__).parse_args(arguments)
+    rows = [measure_estimator(estimator) for estimator in ESTIMATORS]
+    files.save_rows(options, "first_call.json", rows, shape=SHAPE, pairs=PAIRS)
 
 
-def measure(estimator: str) -> files.Row:
+def measure_estimator(estimator: str) -> files.Row:
     """Medians over some pairs of processes."""
     empty, filled = zip(*(time_pair(estimator) for _ in range(PAIRS)), strict=True)
     return {

@@ -115,7 +115,7 @@ class Times:
     note: str = ""
 
 
-def measure(
+def measure_calls(
     arms: dict[str, Call], clock: Clock, plan: Plan, host_only: frozenset[str] = frozenset()
 ) -> dict[str, Times]:
     """Full-call and device times of arms that take turns."""
@@ -163,5 +163,5 @@ def measure_copy_bandwidth(device: str, clock: Clock, plan: Plan) -> float:
     """Bytes per second, read and written, of a large elementwise copy: on the device, or in full on a CPU."""
     source = torch.ones(1 << (28 if device == "cuda" else 24), device=device)
     target = torch.empty_like(source)
-    times = measure({"copy": lambda: torch.mul(source, 1.0, out=target)}, clock, plan)["copy"]
+    times = measure_calls({"copy": lambda: torch.mul(source, 1.0, out=target)}, clock, plan)["copy"]
     return 2 * source.nbytes / (min(times.device or times.full) * 1e-6)

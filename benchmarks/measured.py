@@ -48,7 +48,7 @@ def read_machine(folder: Path) -> Machine:
     """The rows of all bench_*.json in a folder; later files win."""
     heads, lines = {}, {}
     for path in sorted(folder.glob("bench_*.json")):
-        result = files.read(path)
+        result = files.read_result(path)
         suite, bandwidth = result["suite"], result["copy_bandwidth_gb_per_s"] * 1e3
         head = {name: value for name, value in result.items() if name != "rows"}
         if suite in heads and result["rows"]:

@@ -44,17 +44,15 @@ ESTIMATORS = ("gae", "vtrace", "retrace", "lambda_returns", "discounted_returns"
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure all sequences with all estimators that take them end to end."""
-    options = files.parser(__doc__).parse_args(arguments)
+    options = files.make_parser(__doc__).parse_args(arguments)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     backend = {"cuda": "triton", "cpu": "cpu"}[device]
-    rows = [measure(*choice, device) for choice in product(LENGTHS, ESTIMATORS)]
-    head = {"system": files.system(options.commit), "backend": backend, "protocol": harness.PLANS[device]._asdict()}
-    files.write(options.folder / f"packed_{backend}.json", head, rows=rows)
-    for row in rows:
-        print(row)
+    rows = [measure_sequences(*choice, device) for choice in product(LENGTHS, ESTIMATORS)]
+    protocol = harness.PLANS[device]._asdict()
+    files.save_rows(options, f"packed_{backend}.json", rows, backend=backend, protocol=protocol)
 
 
-def measure(name: str, estimator: str, device: str) -> dict[str, Any]:
+def measure_sequences(name: str, estimator: str, device: str) -> dict[str, Any]:
     """One set of sequences and one estimator, packed and padded."""
     number, least, most = LENGTHS[name]
     lengths = np.random.default_rng(0).integers(least, most + 1, number)
@@ -63,7 +61,7 @@ def measure(name: str, estimator: str, device: str) -> dict[str, Any]:
     got, *others = (list_tensors(call())[0] for call in arms.values())
     for want in others:
         assert_close(got.cpu(), want[mask].cpu().double())
-    times = harness.measure(arms, harness.make_clock(device), harness.PLANS[device])
+    times = harness.measure_calls(arms, harness.make_clock(device), harness.PLANS[device])
     full, on_device = (
         {arm: find_smallest(getattr(x, kind)) for arm, x in times.items()} for kind in ("full", "device")
     )

@@ -471,7 +471,7 @@ def write_end_to_end() -> str:
 
 def read_results(pattern: str) -> list[Any]:
     """The result files of all machines that are called so, the CPU's first."""
-    return [files.read(path) for path in sorted(RESULTS.glob(pattern))]
+    return [files.read_result(path) for path in sorted(RESULTS.glob(pattern))]
 
 
 PAGES = {

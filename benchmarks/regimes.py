@@ -43,7 +43,7 @@ CHECKED = 5
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure the estimators in both layouts."""
-    parser = files.parser(__doc__)
+    parser = files.make_parser(__doc__)
     parser.add_argument(
         "--estimator", nargs="+", choices=ESTIMATORS, default=["gae", "vtrace", "retrace", "prefix_sum"]
     )
@@ -52,11 +52,9 @@ def main(arguments: list[str] | None = None) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows = [time_floor(name, call, device) for name, call in list_floors(device).items()]
     for estimator, layout in itertools.product(options.estimator, LAYOUTS):
-        rows += measure(Workload(estimator, *REPEATED, layout=layout), device, options.shapes)
-    head = {"system": files.system(options.commit), "fast_path": ours.fast_path_status()._asdict()}
-    files.write(options.folder / f"regimes_{'triton' if device == 'cuda' else 'cpu'}.json", head, rows=rows)
-    for row in rows:
-        print(row)
+        rows += measure_workload(Workload(estimator, *REPEATED, layout=layout), device, options.shapes)
+    name = f"regimes_{'triton' if device == 'cuda' else 'cpu'}.json"
+    files.save_rows(options, name, rows, fast_path=ours.fast_path_status()._asdict())
 
 
 def list_floors(device: str) -> dict[str, Call]:
@@ -70,7 +68,7 @@ def time_floor(name: str, call: Call, device: str) -> files.Row:
     return {"regime": name, "full": time_full(call, device), "host": time_host([call] * 50)["median"]}
 
 
-def measure(workload: Workload, device: str, num_shapes: int) -> Iterator[files.Row]:
+def measure_workload(workload: Workload, device: str, num_shapes: int) -> Iterator[files.Row]:
     """Time one estimator in one layout in all regimes."""
     about = {"estimator": workload.estimator, "layout": workload.layout}
     inputs = draw_inputs(workload, device)

@@ -91,14 +91,14 @@ class Oracle:
         return x if self.envs is None else x.index_select(1 - self.workload.time_dim, self.envs)
 
 
-def measure(workload: Workload, providers: Iterable[str], session: Session) -> list[files.Row]:
+def measure_workload(workload: Workload, providers: Iterable[str], session: Session) -> list[files.Row]:
     """A row for every arm that there is."""
     inputs = draw_inputs(workload, session.device)
     oracle = Oracle(workload, inputs)
     arms = [arm for name in (*FLOORS, *providers) if (arm := prepare_arm(name, oracle, session)) is not None]
     calls = {arm.provider: arm.call for arm in arms if arm.call is not None}
     host_only = frozenset(name for name in calls if not REGISTRY[name].captured)
-    times = harness.measure(calls, session.clock, session.plan, host_only)
+    times = harness.measure_calls(calls, session.clock, session.plan, host_only)
     return [make_row(workload, arm, times.get(arm.provider, harness.Times())) for arm in arms]
 
 
@@ -194,7 +194,7 @@ def run_suite(name: str, suite: Suite, session: Session) -> tuple[list[files.Row
     for index, workload in enumerate(show_progress(suite.workloads, name)):
         if session.left <= 0:
             return rows, [str(left) for left in suite.workloads[index:]]
-        rows += measure(workload, suite.arms_of(workload), session)
+        rows += measure_workload(workload, suite.arms_of(workload), session)
         if session.device == "cuda" and workload.cells > MAX_CELLS_VERIFIED:
             torch.cuda.empty_cache()
     return rows, []
@@ -215,7 +215,7 @@ def write_suite(
 ) -> None:
     """The result files of a suite."""
     head = {
-        "system": files.system(session.commit),
+        "system": files.describe_system(session.commit),
         "suite": name,
         "device": session.device,
         "threads": torch.get_num_threads(),
@@ -224,7 +224,7 @@ def write_suite(
         "copy_bandwidth_gb_per_s": round(bandwidth / 1e9, 1),
         "skipped": skipped,
     }
-    files.write(path, head, rows=rows)
+    files.write_result(path, head, rows=rows)
     files.write_csv(path.with_suffix(".csv"), head["system"], rows)
 
 
@@ -240,7 +240,7 @@ def report_suite(path: Path, rows: list[files.Row], skipped: list[str]) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """The arguments."""
-    found = files.parser(__doc__)
+    found = files.make_parser(__doc__)
     found.add_argument("--suite", nargs="+", choices=SUITES, default=["cpu"])
     found.add_argument("--estimator", nargs="+", choices=ESTIMATORS, default=())
     found.add_argument("--quick", action="store_true", help="fewer repetitions, to see that everything runs")

@@ -35,16 +35,13 @@ TURNS, BURST = 25, 8
 
 
 def main() -> None:
-    options = files.parser(__doc__).parse_args()
+    options = files.make_parser(__doc__).parse_args()
     threads = sorted({1, torch.get_num_threads()})
-    rows = [measure(*shape, target, n) for n in threads for shape, target in SHAPES.items()]
-    head = {"system": files.system(options.commit), "turns": TURNS, "burst": BURST}
-    files.write(options.folder / "sb3_advantages.json", head, rows=rows)
-    for row in rows:
-        print(row)
+    rows = [measure_shape(*shape, target, n) for n in threads for shape, target in SHAPES.items()]
+    files.save_rows(options, "sb3_advantages.json", rows, turns=TURNS, burst=BURST)
 
 
-def measure(n_steps: int, n_envs: int, target: float, threads: int) -> dict[str, Any]:
+def measure_shape(n_steps: int, n_envs: int, target: float, threads: int) -> dict[str, Any]:
     """One shape, all arms."""
     torch.set_num_threads(threads)
     set_num_threads(threads)

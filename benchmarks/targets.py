@@ -201,7 +201,7 @@ def write_page(machine: Machine, notes: dict[str, str]) -> str:
 
 def main() -> None:
     """Write the page of every GPU."""
-    notes = files.read(files.ROOT / "benchmarks" / "notes.json")
+    notes = files.read_result(files.ROOT / "benchmarks" / "notes.json")
     for machine in read_gpus(files.RESULTS):
         path = files.RESULTS / machine.name / "targets.md"
         path.write_text(write_page(machine, notes), encoding="utf-8")

@@ -70,7 +70,7 @@ class Rollout(NamedTuple):
 
 
 def main() -> None:
-    parser = files.parser(__doc__)
+    parser = files.make_parser(__doc__)
     parser.add_argument("--estimator", nargs="+", choices=ESTIMATORS, default=["gae", "vtrace", "retrace"])
     parser.add_argument("--layout", nargs="+", choices=tuple(backend.launch.TABLE), default=tuple(backend.launch.TABLE))
     parser.add_argument("--window", nargs="+", default=WINDOWS, help="NUM_ENVSxNUM_STEPS")
@@ -89,7 +89,9 @@ def main() -> None:
         list(pool.map(compile_only, *zip(*jobs, strict=True)))
     rows = [row for window in windows for row in time_candidates(window)]
     name = torch.cuda.get_device_name().lower().replace("nvidia ", "").replace(" ", "_")
-    files.write(options.folder / f"tune_{name}.json", {"system": files.system(options.commit)}, rows=rows)
+    files.write_result(
+        options.folder / f"tune_{name}.json", {"system": files.describe_system(options.commit)}, rows=rows
+    )
     print(judge.write_verdicts(judge.judge_rows(rows)))
 
 

@@ -35,7 +35,7 @@ NONE_COLLECTED = 5
 
 
 def main() -> int:
-    parser = files.parser(__doc__)
+    parser = files.make_parser(__doc__)
     parser.add_argument(
         "--mutants", action="store_true", help="also show that the tests kill every mutant of the kernel"
     )
@@ -49,7 +49,7 @@ def main() -> int:
 
     if not torch.cuda.is_available():
         raise SystemExit("no GPU: torch.cuda.is_available() is false")
-    result, ends = {"system": files.system(options.commit)}, time.monotonic() + options.limit
+    result, ends = {"system": files.describe_system(options.commit)}, time.monotonic() + options.limit
     for suite in filter(options.suites.__contains__, SUITES):
         result[suite] = run_tests(suite, options.folder, options.select, ends - time.monotonic())
         write_result(result, options.folder)

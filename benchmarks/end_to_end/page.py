@@ -22,7 +22,7 @@ def write_page(folder: Path) -> str:
 def load_results(folder: Path, name: str) -> list[files.Row]:
     """The result files of a framework, of all machines, the CPU last."""
     paths = sorted(folder.glob(f"*/end_to_end_{name}.json"), key=lambda path: (path.parent.name == "cpu", path))
-    return [files.read(path) for path in paths]
+    return [files.read_result(path) for path in paths]
 
 
 HEAD = """\

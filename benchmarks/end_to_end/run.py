@@ -64,7 +64,7 @@ class Entry:
 # --- one setting ------------------------------------------------------------------------------------------------------
 
 
-def measure(module: Module, setting: Setting, plan: Plan, seconds: float = float("inf")) -> list[Entry]:
+def measure_setting(module: Module, setting: Setting, plan: Plan, seconds: float = float("inf")) -> list[Entry]:
     """The arms with the times of their iterations; in about so many seconds, what precedes them included."""
     started, watch = time.perf_counter(), Stopwatch(setting.device)
     entries = verify_arms(module, setting, watch)
@@ -183,7 +183,7 @@ def run_framework(name: str, options: Namespace, budget: float) -> int:
             skipped.append(str(setting))
             continue
         chosen = setting._replace(device=options.device) if options.quick else setting
-        entries = measure(module, chosen, plan, left / (len(settings) - index))
+        entries = measure_setting(module, chosen, plan, left / (len(settings) - index))
         arms += [make_arm_row(chosen, entry) for entry in entries]
         pairs += make_pair_rows(module, chosen, entries)
         print(
@@ -192,10 +192,10 @@ def run_framework(name: str, options: Namespace, budget: float) -> int:
         del entries
         gc.collect()
         torch.cuda.empty_cache()
-    head = {"system": files.system(options.commit), "framework": name, "device": options.device}
+    head = {"system": files.describe_system(options.commit), "framework": name, "device": options.device}
     head |= {"threads": torch.get_num_threads(), "protocol": plan._asdict(), "tolerance": TOLERANCE}
     path = options.folder / f"end_to_end_{name}.json"
-    files.write(path, {**head, "unavailable": why, "skipped": skipped}, arms=arms, pairs=pairs)
+    files.write_result(path, {**head, "unavailable": why, "skipped": skipped}, arms=arms, pairs=pairs)
     bad = sum(row["status"] != "ok" for row in arms)
     print(f"wrote {path}: {why or f'{len(arms)} arms, {bad} not timed, {len(skipped)} settings skipped'}", flush=True)
     return bad
@@ -203,7 +203,7 @@ def run_framework(name: str, options: Namespace, budget: float) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run what was asked for; 1 if an arm was wrong or failed."""
-    parser = files.parser(__doc__)
+    parser = files.make_parser(__doc__)
     parser.add_argument("--suite", nargs="+", choices=REGISTRY, default=list(REGISTRY), help="frameworks")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--only", default="", help="the settings whose description has this")

@@ -22,7 +22,7 @@ def test_a_quick_run(name, monkeypatch):
     monkeypatch.setattr(compiled_scan, "BACKEND", "eager")
     module = REGISTRY[name].load()
     for setting in module.SETTINGS["quick"]:
-        entries = run.measure(module, setting._replace(device="cpu"), run.QUICK)
+        entries = run.measure_setting(module, setting._replace(device="cpu"), run.QUICK)
         assert [entry.status for entry in entries] == ["ok"] * len(module.ARMS)
         for entry in entries:
             assert all(set(found) == {"total", "rest", *PARTS[name]} for found in entry.times)

@@ -208,7 +208,7 @@ class FakeClock:
 def test_the_protocol():
     clock, plan = FakeClock(), harness.Plan(warmups=2, calls=4, medians=3, captured=20, replays=5)
     slow = iter([9.0] * 4 + [30.0, 10.0, 20.0, 40.0] + [9.0] * 4 + [8.0, 6.0, 4.0, 100.0] + [9.0] * 1000)
-    times = harness.measure({"slow": lambda: next(slow), "fast": lambda: 2.0}, clock, plan)
+    times = harness.measure_calls({"slow": lambda: next(slow), "fast": lambda: 2.0}, clock, plan)
     assert times["slow"].full == [25.0, 7.0, 9.0], "medians of the calls after two first ones and two warm-ups"
     assert times["fast"].full == [2.0] * 3
     assert times["fast"].device == [1.0] * 3, "a replay over the calls in it"
@@ -227,7 +227,7 @@ def test_slow_calls_are_repeated_less():
 
 
 def test_what_cannot_be_captured_says_why():
-    times = harness.measure({"bad": lambda: -1.0, "null": lambda: 1.0}, FakeClock(), FAST, frozenset({"null"}))
+    times = harness.measure_calls({"bad": lambda: -1.0, "null": lambda: 1.0}, FakeClock(), FAST, frozenset({"null"}))
     assert times["bad"].note == "not capturable: operation not permitted"
     assert times["bad"].device == times["null"].device == []
     assert times["null"].note == ""
@@ -243,11 +243,14 @@ def test_wrong_and_failing_arms_are_recorded_and_not_timed(monkeypatch, tmp_path
     monkeypatch.setitem(REGISTRY, "loop", Broken("loop"))
     session = run.Session(tmp_path, "cpu", FakeTime(), FAST)
     for envs, status in ((3, "wrong"), (2, "failed: ValueError: no")):
-        null, add, broken = run.measure(Workload("gae_advantages", envs, 4), ["loop"], session)
+        null, add, broken = run.measure_workload(Workload("gae_advantages", envs, 4), ["loop"], session)
         assert (null["status"], add["status"], broken["status"]) == ("ok", "ok", status)
         assert null["full"] == add["full"] == 1.0 and broken["full"] is None
     session.compiled["loop", None] = "not compiled in time"
-    assert run.measure(Workload("gae_advantages", 3, 4), ["loop"], session)[-1]["status"] == "not compiled in time"
+    assert (
+        run.measure_workload(Workload("gae_advantages", 3, 4), ["loop"], session)[-1]["status"]
+        == "not compiled in time"
+    )
 
 
 class FakeTime(harness.CpuClock):
@@ -261,7 +264,7 @@ class FakeTime(harness.CpuClock):
 def test_files_of_a_suite(tmp_path, monkeypatch):
     pytest.importorskip("numba")
     assert run.main([str(tmp_path), "--suite", "tiny", "--estimator", "prefix_sum", "--quick", "--commit", "abc"]) == 0
-    result = files.read(tmp_path / "bench_tiny_prefix_sum.json")
+    result = files.read_result(tmp_path / "bench_tiny_prefix_sum.json")
     assert result["system"]["commit"] == "abc" and result["protocol"]["calls"] == 5 and result["skipped"] == []
     arms = {row["provider"] for row in result["rows"]}
     assert arms == {"null", "torch_add", "ours", "ours_out", "loop", "numpy"}
@@ -272,18 +275,18 @@ def test_files_of_a_suite(tmp_path, monkeypatch):
     assert f"# cpu: {result['system']['cpu']}" in head and "# commit: abc" in head
     assert len(list(csv.DictReader(lines[len(head) :]))) == len(result["rows"])
     run.main([str(tmp_path), "--suite", "tiny", "--estimator", "gae", "--quick", "--budget", "0"])
-    result = files.read(tmp_path / "bench_tiny_gae.json")
+    result = files.read_result(tmp_path / "bench_tiny_gae.json")
     assert result["rows"] == [] and len(result["skipped"]) == 8 and result["skipped"][0] == "gae 5x16 env-major float32"
 
 
 def test_results_name_a_commit_that_holds_what_was_measured(tmp_path, monkeypatch, capsys):
     """Results and pages themselves may differ from it."""
     monkeypatch.setattr("rl_triton_core.system_info.find_commit", lambda: "abc-dirty")
-    monkeypatch.setattr(files, "differs", lambda: False)
-    parse = files.parser("").parse_args
-    assert files.system(None)["commit"] == "abc" and parse([str(files.RESULTS / "cpu")]).commit is None
-    monkeypatch.setattr(files, "differs", lambda: True)
-    assert files.system(None)["commit"] == "abc-dirty" and files.system("def")["commit"] == "def"
+    monkeypatch.setattr(files, "has_changes", lambda: False)
+    parse = files.make_parser("").parse_args
+    assert files.describe_system(None)["commit"] == "abc" and parse([str(files.RESULTS / "cpu")]).commit is None
+    monkeypatch.setattr(files, "has_changes", lambda: True)
+    assert files.describe_system(None)["commit"] == "abc-dirty" and files.describe_system("def")["commit"] == "def"
     assert parse([str(tmp_path)]).commit is None and parse([str(files.RESULTS), "--commit", "def"]).commit == "def"
     with pytest.raises(SystemExit):
         parse([str(files.RESULTS / "cpu")])
@@ -307,9 +310,9 @@ def test_what_a_commit_does_not_hold(path, differs, tmp_path, monkeypatch):
     git("add", ".")
     git("commit", "-q", "-m", "a")
     monkeypatch.setattr(files, "ROOT", tmp_path)
-    assert not files.differs()
+    assert not files.has_changes()
     file.write_text("2")
-    assert files.differs() is differs
+    assert files.has_changes() is differs
 
 
 # --- what is concluded ------------------------------------------------------------------------------------------------
@@ -326,7 +329,7 @@ def write_results(folder, suite, rows, bandwidth=1000.0):
     names = ("python", "torch", "triton", "numba", "numpy", "cuda", "rocm")
     head = {"system": {**dict.fromkeys(names, "1"), **system}, "suite": suite, "skipped": [], "threads": 1}
     head |= {"copy_bandwidth_gb_per_s": bandwidth, "protocol": harness.Plan()._asdict()}
-    files.write(folder / f"bench_{suite}.json", head, rows=rows)
+    files.write_result(folder / f"bench_{suite}.json", head, rows=rows)
     return measured.read_machine(folder)
 
 

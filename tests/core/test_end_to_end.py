@@ -98,7 +98,7 @@ def make_framework(**results):
 def test_wrong_and_failing_arms_are_recorded_and_not_timed():
     nan = float("nan")
     fake = make_framework(stock=[1.0, 2.0], bad=None, nan=[1.0, nan], off=[1.0, 2.001], ours=[1.0, 2.000001])
-    entries = run.measure(fake, Setting(1, 1, device="cpu"), run.QUICK)
+    entries = run.measure_setting(fake, Setting(1, 1, device="cpu"), run.QUICK)
     assert [entry.status for entry in entries] == ["ok", "failed: ValueError: no", "wrong", "wrong", "ok"]
     assert [len(entry.times) for entry in entries] == [2, 0, 0, 0, 2]
     rows = [run.make_arm_row(Setting(1, 1), entry) for entry in entries]
@@ -109,7 +109,7 @@ def test_wrong_and_failing_arms_are_recorded_and_not_timed():
 
 def test_rounds_end_with_the_time():
     fake = make_framework(stock=[1.0], ours=[1.0])
-    entries = run.measure(fake, Setting(1, 1, device="cpu"), run.Plan(1, 50), seconds=0.0)
+    entries = run.measure_setting(fake, Setting(1, 1, device="cpu"), run.Plan(1, 50), seconds=0.0)
     assert [len(entry.times) for entry in entries] == [4, 4], "every place twice, and no more"
 
 

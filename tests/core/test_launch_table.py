@@ -27,7 +27,7 @@ def make_row(workload, launch, segments, microseconds, **more):
 
 @pytest.mark.parametrize("path", TIMED, ids=lambda path: path.stem)
 def test_the_table_has_nearly_the_best_launch_for_every_window_timed(path):
-    verdicts = judge.judge_rows(files.read(path)["rows"])
+    verdicts = judge.judge_rows(files.read_result(path)["rows"])
     assert verdicts
     behind = {str(x.workload): x.ratio for x in verdicts if not x.ratio <= judge.LIMIT}
     assert not behind

@@ -98,7 +98,7 @@ def test_first_calls_with_and_without_what_was_compiled(monkeypatch):
     monkeypatch.setattr(first_call, "PAIRS", 2)
     monkeypatch.setattr(first_call, "run_in_new_process", lambda estimator: next(turns))
     monkeypatch.setenv("NUMBA_CACHE_DIR", "put back")
-    assert first_call.measure("gae") == {
+    assert first_call.measure_estimator("gae") == {
         "estimator": "gae", "import": 0.25, "compiled": 7.0, "loaded": 0.55, "second": 0.002,
     }  # fmt: skip
 
@@ -114,7 +114,7 @@ def test_regimes(tmp_path, monkeypatch):
     monkeypatch.setattr(regimes, "list_floors", lambda device: {"empty call": lambda: None})
     arguments = [str(tmp_path), "--commit", "abc", "--estimator", "gae", "--shapes", "3"]
     regimes.main(arguments)
-    rows = regimes.files.read(next(tmp_path.iterdir()))["rows"]
+    rows = regimes.files.read_result(next(tmp_path.iterdir()))["rows"]
     found = {(row.get("estimator"), row.get("layout"), row["regime"]) for row in rows}
     assert ("gae", "env-major", "annealed numbers") in found
     assert ("gae", "env-major", "packed rows of changing lengths") in found
@@ -128,7 +128,7 @@ def test_regimes(tmp_path, monkeypatch):
 
 def test_a_missed_target_has_its_reason():
     """Measured and missed: benchmarks/notes.json says why, and the page of targets is what its script makes."""
-    targets, notes = load_script("targets"), pages.files.read(ROOT / "benchmarks" / "notes.json")
+    targets, notes = load_script("targets"), pages.files.read_result(ROOT / "benchmarks" / "notes.json")
     for machine in pages.read_gpus(pages.files.RESULTS):
         missed = {key for key, target in targets.TARGETS.items() if target.judge(machine)[0] == "missed"}
         assert missed <= notes.keys() <= targets.TARGETS.keys()
@@ -145,7 +145,7 @@ def test_sequences_end_to_end_and_padded(tmp_path, monkeypatch):
     monkeypatch.setattr(packed.torch.cuda, "is_available", lambda: False)
     monkeypatch.setitem(packed.harness.PLANS, "cpu", packed.harness.Plan(1, 1, 1))
     packed.main([str(tmp_path), "--commit", "abc"])
-    result = pages.files.read(tmp_path / "packed_cpu.json")
+    result = pages.files.read_result(tmp_path / "packed_cpu.json")
     ragged, equal = result["rows"]
     assert ragged["steps"] < ragged["padded_steps"] and equal["steps"] == equal["padded_steps"] == 8
     assert [*ragged["microseconds"]] == ["packed", "padded"]

@@ -15,7 +15,7 @@ from benchmarks.providers import compiled_scan
 def test_a_quick_run(monkeypatch):
     monkeypatch.setattr(compiled_scan, "BACKEND", "eager")
     (setting,) = rllib.SETTINGS["quick"]
-    entries = run.measure(rllib, setting._replace(device="cpu"), run.QUICK)
+    entries = run.measure_setting(rllib, setting._replace(device="cpu"), run.QUICK)
     assert [entry.status for entry in entries] == ["ok"] * len(rllib.ARMS)
     for entry in entries:
         assert all(set(found) == {"total", "rest", "connector", "advantages"} for found in entry.times)

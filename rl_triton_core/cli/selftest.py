@@ -5,13 +5,18 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rl_triton_core._internal.backends import MODULES
+from rl_triton_core._internal.selftest.campaign import (
+    Campaign,
+    Outcome,
+    choose_num_combinations,
+    find_targets,
+    run_campaign,
+    run_numbered_case,
+)
 from rl_triton_core.cli.output import Report, Table, track_progress
-
-if TYPE_CHECKING:
-    from rl_triton_core._internal.selftest.campaign import Campaign, Outcome
 
 HELP = "compare results with float64 oracles on this machine; exit status 1 if one is wrong"
 MAX_FAILURES_SHOWN = 5
@@ -30,19 +35,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Report:
     """Make random calls and compare their results with the oracles."""
-    from rl_triton_core._internal.selftest import campaign as campaigns
-
     check_positive("--cases", options.cases)
     check_positive("--combinations", options.combinations)
-    targets = campaigns.find_targets(options.backend)
+    targets = find_targets(options.backend)
     if not targets:
         raise ValueError(f"--backend: got {' '.join(options.backend)}, expected one that runs here (rl-triton env)")
-    combinations = options.combinations or campaigns.choose_num_combinations(options.cases)
-    campaign = campaigns.Campaign(targets, options.cases, options.seed, combinations)
+    combinations = options.combinations or choose_num_combinations(options.cases)
+    campaign = Campaign(targets, options.cases, options.seed, combinations)
     if options.case is None:
         outcomes = list(track_campaign(campaign, options.seconds))
     else:
-        outcomes = [campaigns.run_numbered_case(campaign, options.case)]
+        outcomes = [run_numbered_case(campaign, options.case)]
     return report_outcomes(campaign, outcomes)
 
 
@@ -54,8 +57,6 @@ def check_positive(name: str, number: int | None) -> None:
 
 def track_campaign(campaign: Campaign, seconds: float | None) -> Iterator[Outcome]:
     """Make the calls of a campaign with a progress bar, until the time is over."""
-    from rl_triton_core._internal.selftest.campaign import run_campaign
-
     end = None if seconds is None else time.monotonic() + seconds
     for outcome in track_progress(run_campaign(campaign), "comparing with oracles", campaign.num_cases):
         yield outcome

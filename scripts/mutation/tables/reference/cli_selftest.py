@@ -7,9 +7,10 @@ FILE = "cli/selftest.py"
 MUTANTS = [
     Mutant(
         "self-test: another case is repeated",
-        "campaigns.run_numbered_case(campaign, options.case)",
-        "campaigns.run_numbered_case(campaign, 0)",
+        "run_numbered_case(campaign, options.case)",
+        "run_numbered_case(campaign, 0)",
         tests="a_wrong_result_is_found",
+        function="run",
     ),
     Mutant(
         "self-test: wrong results leave the exit status 0",

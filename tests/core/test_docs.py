@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import rl_triton_core
 from rl_triton_core import conventions, extending, testing
@@ -52,6 +53,55 @@ def test_notebooks_run(name):
             shown = ["".join(output["text"]) for output in cell["outputs"]]
             assert shown in ([], [printed.getvalue()]), "jupyter nbconvert --execute --inplace shows it anew"
     assert f"`{name}.ipynb`" in page("docs/notebooks.md")
+
+
+ERRORS = {
+    "bootstrap_values: got None": {"bootstrap_values": None},
+    "together with truncated, expected a value for every truncated step": {
+        "truncated": torch.zeros(2, 4, dtype=torch.bool),
+        "bootstrap_values": torch.zeros(2),
+    },
+    "expected flags: 0 or 1 if floating point": {"terminated": torch.full((2, 4), 0.5)},
+    "that of rewards": {"values": torch.zeros(4, 2)},
+    "expected one of torch.float32": {"values": torch.zeros(2, 4, dtype=torch.int64)},
+    "which is not available": {"backend": "triton"},
+}
+"""What an error says, and the arguments that raise it."""
+
+
+@pytest.mark.parametrize("says", ERRORS)
+def test_errors_are_explained(says, monkeypatch):
+    """The page of questions quotes what the errors really say."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    arguments = {"values": torch.zeros(2, 4), "bootstrap_values": 0.0, **ERRORS[says]}
+    with pytest.raises((TypeError, ValueError, rl_triton_core.BackendUnavailableError)) as raised:
+        rl_triton_core.compute_gae(torch.zeros(2, 4), **arguments)
+    assert says in str(raised.value)
+    assert f"| `{says}` |" in page("docs/faq.md")
+
+
+LINKED = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "adapters/README.md"]
+LINKED += [f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))]
+BUILT = ["docs/contributing.md", "docs/changelog.md"]
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_links_lead_somewhere(name):
+    """To a file of the project and a title in it; addresses elsewhere are not looked at."""
+    text = re.sub(r"^```.*?^```", "", page(name), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\((?!https?:|mailto:)([^)\s]+)\)", text):
+        file, _, anchor = target.partition("#")
+        path = (ROOT / name).parent / file if file else ROOT / name
+        assert path.exists() or str(path.relative_to(ROOT)) in BUILT, target
+        assert not anchor or anchor in find_anchors(path), target
+
+
+def find_anchors(path):
+    """The titles of a page, as links name them."""
+    titles = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return [
+        re.sub(r"[^\w\- ]", "", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", title.lower())).replace(" ", "-") for title in titles
+    ]
 
 
 @pytest.mark.parametrize("name", MODULES)

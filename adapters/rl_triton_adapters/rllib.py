@@ -6,7 +6,8 @@ One call turns them on, before the algorithm is built, and one flag off again:
     config.learners(learner_config_dict={"rl_triton": False})
 
 For PPO a piece of the learner's connector pipeline is replaced; for IMPALA and APPO the function `vtrace_torch`, in the
-learner's loss and nowhere else. All else is RLlib's own. Tensors stay where they are; nothing waits for the device.
+learner's loss and nowhere else. Parts of an update take less time than RLlib's: see `_rllib_updates`. Tensors stay
+where they are. All else is RLlib's own.
 A learner compiles what it needs when it is built, logs one line that says what it computes with, and repeats that in
 the metric "rl_triton" of every update.
 """
@@ -46,6 +47,8 @@ try:
     from ray.rllib.utils import force_list
     from ray.rllib.utils.metrics import ALL_MODULES
     from ray.rllib.utils.postprocessing.value_predictions import compute_value_targets
+
+    from rl_triton_adapters._rllib_updates import FusedLossMixin, FusedUpdateMixin
 except ImportError as error:
     raise ImportError(
         "rl_triton_adapters.rllib needs RLlib 2.56 or newer, which could not be imported: "
@@ -74,9 +77,9 @@ logger = logging.getLogger("ray.rllib.rl_triton")  # follows the log level that 
 def enable_triton(config: Config, *, masked_statistics: bool | None = None, backend: str | None = None) -> Config:
     """Let an algorithm's learners compute with `rl_triton_core`.
 
-    Sets `learner_class` and three entries of `learner_config_dict`: "rl_triton", "rl_triton_masked_statistics" and
-    "rl_triton_backend". Entries that are there already stay, unless an argument says otherwise. Adds `check_learners`
-    to the callbacks `on_algorithm_init`. Call it before the algorithm is built.
+    Sets `learner_class` and the flags in `learner_config_dict` that docs/rllib.md lists. Entries that are there already
+    stay, unless an argument says otherwise. Adds `check_learners` to the callbacks `on_algorithm_init`. Call it before
+    the algorithm is built.
 
     Args:
         config: Config of PPO, IMPALA or APPO, on the new API stack; changed in place.
@@ -112,14 +115,26 @@ def enable_triton(config: Config, *, masked_statistics: bool | None = None, back
 
 
 class Flags(NamedTuple):
-    """What `learner_config_dict` asks of our learners."""
+    """What `learner_config_dict` asks of our learners, by the names of `_FLAG_DEFAULTS`."""
 
     enabled: bool
     masked_statistics: bool
     backend: str | None
+    fused_loss: bool
+    deferred_metrics: bool
+    sliced_minibatches: bool
+    fused_optimizer: bool
 
 
-_FLAG_DEFAULTS = {"rl_triton": True, "rl_triton_masked_statistics": False, "rl_triton_backend": None}
+_FLAG_DEFAULTS = {
+    "rl_triton": True,
+    "rl_triton_masked_statistics": False,
+    "rl_triton_backend": None,
+    "rl_triton_fused_loss": True,
+    "rl_triton_deferred_metrics": True,
+    "rl_triton_sliced_minibatches": True,
+    "rl_triton_fused_optimizer": True,
+}
 
 
 def read_flags(learner_config_dict: Mapping[Any, Any]) -> Flags:
@@ -133,8 +148,8 @@ def read_flags(learner_config_dict: Mapping[Any, Any]) -> Flags:
     if unknown:
         raise ValueError(f"learner_config_dict: got {unknown[0]!r}, expected one of {', '.join(_FLAG_DEFAULTS)}")
     flags = Flags(*(learner_config_dict.get(name, default) for name, default in _FLAG_DEFAULTS.items()))
-    for name, flag in zip(_FLAG_DEFAULTS, flags[:2], strict=False):
-        if not isinstance(flag, bool):
+    for name, flag in zip(_FLAG_DEFAULTS, flags, strict=True):
+        if not isinstance(flag, bool) and name != "rl_triton_backend":
             raise TypeError(f"learner_config_dict: got {name}={flag!r}, expected True or False")
     check_backend(flags.backend)
     return flags
@@ -216,6 +231,19 @@ class _TritonLearnerMixin:
     config: Any
     metrics: Any
 
+    def __init__(self, **kwargs: Any) -> None:
+        """Create the learner, which is not built yet.
+
+        Args:
+            **kwargs: Passed on to RLlib.
+
+        Raises:
+            TypeError: A flag is no bool.
+            ValueError: An entry of `learner_config_dict` looks like a flag of this module and is none.
+        """
+        super().__init__(**kwargs)
+        self._flags = read_flags(self.config.learner_config_dict)
+
     def uses_triton(self) -> bool:
         """Whether this learner, which is built, computes with `rl_triton_core`."""
         raise NotImplementedError
@@ -233,10 +261,11 @@ class _TritonLearnerMixin:
         """Whether the last update was computed with `rl_triton_core`."""
         return self.uses_triton()
 
-    def _log_estimator(self, what: str, device: Any) -> None:
-        backend = read_flags(self.config.learner_config_dict).backend or "that of the device"
+    def _log_estimator(self, what: str, device: Any, *more: str) -> None:
+        backend = self._flags.backend or "that of the device"
         who = f"rl_triton_core, backend {backend}" if self.uses_triton() else "RLlib"
-        logger.info("%s computes %s with %s, on %s", self.config.learner_class.__name__, what, who, device)
+        line = [f"{self.config.learner_class.__name__} computes {what} with {who}, on {device}", *more]
+        logger.info("%s", "; ".join(line))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -416,30 +445,26 @@ def shift_values(values: torch.Tensor, seq_lens: torch.Tensor | None = None) -> 
     return next_values.scatter(1, (seq_lens.long() - 1)[:, None], next_row[:, None])
 
 
-class TritonPPOTorchLearner(_TritonLearnerMixin, PPOTorchLearner):
-    """`PPOTorchLearner` whose connector pipeline has our piece in the place of `GeneralAdvantageEstimation`.
+class TritonPPOTorchLearner(_TritonLearnerMixin, FusedLossMixin, FusedUpdateMixin, PPOTorchLearner):
+    """`PPOTorchLearner` with our piece in the place of `GeneralAdvantageEstimation`, and with updates that cost less.
 
-    Derive from it to have a learner of your own. Flags in `learner_config_dict`, see `enable_triton`:
-    "rl_triton", "rl_triton_masked_statistics", "rl_triton_backend".
+    Derive from it to have a learner of your own. Its flags are entries of `learner_config_dict`, see `enable_triton`.
     """
 
     def build(self) -> None:
         """Build the learner, replace the piece where it stands, and compile what it needs.
 
         Raises:
-            TypeError: A flag is no bool.
-            ValueError: An entry of `learner_config_dict` looks like a flag of this module and is none.
             RuntimeError: The pipeline has no such piece, or the installed Ray is not one that `check_ray` accepts.
             BackendUnavailableError: The backend asked for cannot run on the learner's device.
         """
-        flags = read_flags(self.config.learner_config_dict)
         super().build()
-        if flags.enabled:
+        if self._flags.enabled:
             check_ray()
-            self._replace_connectors(flags)
+            self._replace_connectors()
             for piece in self._find_connectors():
                 piece.warm_up(self.module, self.config.train_batch_size_per_learner, self._device)
-        self._log_estimator("advantages", self._device)
+        self._log_estimator("advantages", self._device, self.describe_losses())
 
     def uses_triton(self) -> bool:
         """Whether this learner, which is built, computes with `rl_triton_core`."""
@@ -449,15 +474,15 @@ class TritonPPOTorchLearner(_TritonLearnerMixin, PPOTorchLearner):
         pieces = [] if self._learner_connector is None else self._learner_connector.connectors
         return [piece for piece in pieces if isinstance(piece, TritonGeneralAdvantageEstimation)]
 
-    def _replace_connectors(self, flags: Flags) -> None:
+    def _replace_connectors(self) -> None:
         pieces = [] if self._learner_connector is None else self._learner_connector.connectors
         for i, piece in enumerate(pieces):
             if type(piece) is GeneralAdvantageEstimation:
                 pieces[i] = TritonGeneralAdvantageEstimation(
                     gamma=piece.gamma,
                     lambda_=piece.lambda_,
-                    masked_statistics=flags.masked_statistics,
-                    backend=flags.backend,
+                    masked_statistics=self._flags.masked_statistics,
+                    backend=self._flags.backend,
                 )
         if not self._find_connectors():
             raise RuntimeError(
@@ -546,14 +571,11 @@ class _VTraceMixin(_TritonLearnerMixin):
         """Build the learner, and compile what it needs.
 
         Raises:
-            TypeError: A flag is no bool.
-            ValueError: An entry of `learner_config_dict` looks like a flag of this module and is none.
             RuntimeError: The installed Ray is not one that `check_ray` accepts, the loss of RLlib calls no
                 `vtrace_torch`, or a loss of the user's does not call that of this class.
             BackendUnavailableError: The backend asked for cannot run on the learner's device.
         """
         learner: Any = super()
-        self._flags = read_flags(self.config.learner_config_dict)
         self._triton_loss = learner.compute_loss_for_module
         if self._flags.enabled:
             check_ray()
@@ -614,11 +636,11 @@ class _VTraceMixin(_TritonLearnerMixin):
             )
 
 
-class TritonIMPALATorchLearner(_VTraceMixin, IMPALATorchLearner):
+class TritonIMPALATorchLearner(_VTraceMixin, FusedUpdateMixin, IMPALATorchLearner):
     """`IMPALATorchLearner` with our V-Trace. Derive from it to have a learner of your own."""
 
 
-class TritonAPPOTorchLearner(_VTraceMixin, APPOTorchLearner):
+class TritonAPPOTorchLearner(_VTraceMixin, FusedUpdateMixin, APPOTorchLearner):
     """`APPOTorchLearner` with our V-Trace. Derive from it to have a learner of your own."""
 
 

@@ -63,6 +63,15 @@ ROOT = Path(__file__).parents[3]
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 NEW_COLUMNS = ("advantages", "value_targets")
 OFF = {"rl_triton": False}
+DEFAULTS = {
+    "rl_triton": True,
+    "rl_triton_masked_statistics": False,
+    "rl_triton_backend": None,
+    "rl_triton_fused_loss": True,
+    "rl_triton_deferred_metrics": True,
+    "rl_triton_sliced_minibatches": True,
+    "rl_triton_fused_optimizer": True,
+}
 
 
 @pytest.fixture(scope="module")
@@ -390,24 +399,23 @@ def test_the_config_is_changed_in_place_and_keeps_other_entries():
     config = small_ppo().learners(learner_config_dict={"mine": 1})
     assert enable_triton(config) is config
     assert enable_triton(config).learner_class is TritonPPOTorchLearner
-    flags = {"rl_triton": True, "rl_triton_masked_statistics": False, "rl_triton_backend": None}
-    assert config.learner_config_dict == {"mine": 1, **flags}
+    assert config.learner_config_dict == {"mine": 1, **DEFAULTS}
 
 
 def test_a_flag_that_was_set_before_the_call_stays():
     config = enable_triton(small_ppo().learners(learner_config_dict=OFF), backend="cpu")
-    assert config.learner_config_dict == {**OFF, "rl_triton_masked_statistics": False, "rl_triton_backend": "cpu"}
+    assert config.learner_config_dict == {**DEFAULTS, **OFF, "rl_triton_backend": "cpu"}
     assert type(the_piece(build_learner(config))) is GeneralAdvantageEstimation
     config.learners(learner_config_dict={"rl_triton": True})
     assert the_piece(build_learner(enable_triton(config, backend="reference"))).backend == "reference"
 
 
-FLAGS = {"rl_triton_masked_statistics": True, "rl_triton_backend": "reference"}
+FLAGS = {"rl_triton_masked_statistics": True, "rl_triton_backend": "reference", "rl_triton_fused_loss": False}
 
 
 def test_flags_that_were_set_before_the_call_stay():
     config = enable_triton(small_ppo().learners(learner_config_dict=FLAGS))
-    assert config.learner_config_dict == {"rl_triton": True, **FLAGS}
+    assert config.learner_config_dict == {**DEFAULTS, **FLAGS}
     enable_triton(config, masked_statistics=False, backend="cpu")
     assert flags_of_piece(build_learner(config)) == {"masked_statistics": False, "backend": "cpu"}
 
@@ -421,6 +429,7 @@ def test_flags_that_were_set_before_the_call_stay():
         ({"rl_triton": "False"}, TypeError, "got rl_triton='False', expected True or False"),
         ({"rl_triton": None}, TypeError, "got rl_triton=None, expected True or False"),
         ({"rl_triton_masked_statistics": 1}, TypeError, "got rl_triton_masked_statistics=1, expected True or False"),
+        ({"rl_triton_fused_optimizer": 1}, TypeError, "got rl_triton_fused_optimizer=1, expected True or False"),
         ({"rl_triton_backend": "nope"}, ValueError, "backend: got 'nope', expected one of triton, cpu, reference"),
     ],
 )

@@ -1,0 +1,525 @@
+"""RLlib: parts of a learner's update that take less time than RLlib's. `rllib.enable_triton` turns them on.
+
+Each has a flag. Minibatches and their order, metrics and checkpoints are RLlib's; weights and losses are RLlib's up to
+rounding. What a part does not cover is left to RLlib's own code.
+"""
+
+# mypy: allow-subclassing-any
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import tree
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from ray.rllib.algorithms.ppo.ppo import (
+    LEARNER_RESULTS_KL_KEY,
+    LEARNER_RESULTS_VF_EXPLAINED_VAR_KEY,
+    LEARNER_RESULTS_VF_LOSS_UNCLIPPED_KEY,
+)
+from ray.rllib.core.columns import Columns
+from ray.rllib.core.distribution.torch.torch_distribution import (
+    TorchCategorical,
+    TorchDiagGaussian,
+    TorchMultiCategorical,
+)
+from ray.rllib.core.learner.learner import ENTROPY_KEY, POLICY_LOSS_KEY, VF_LOSS_KEY
+from ray.rllib.evaluation.postprocessing import Postprocessing
+from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
+from ray.rllib.utils.minibatch_utils import MiniBatchCyclicIterator
+from ray.rllib.utils.torch_utils import explained_variance
+from torch import Tensor
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from rl_triton_core.losses import PPOLoss, categorical_ppo_loss, gaussian_ppo_loss
+
+__all__ = ["FusedLossMixin", "FusedUpdateMixin", "SlicedMinibatches"]
+
+
+# -- the loss ---------------------------------------------------------------------------------------------------------
+
+
+class Head(NamedTuple):
+    """A distribution of actions whose loss is computed in one pass."""
+
+    name: str
+    nvec: tuple[int, ...] = ()
+    """Numbers of actions of each of several categorical distributions."""
+
+    @property
+    def num_inputs(self) -> int:
+        """How many numbers of the network one of the smallest such distributions has."""
+        return sum(self.nvec) or 2
+
+
+class LossParts(NamedTuple):
+    """What the metrics of a loss are computed from."""
+
+    loss: PPOLoss
+    values: Tensor | None
+    targets: Tensor
+    mask: Tensor | None
+
+
+class FusedLossMixin:
+    """Compute PPO's loss and its gradient in one pass over the minibatch.
+
+    Put it in front of `PPOTorchLearner`. Modules whose distribution of actions is not `TorchDiagGaussian`,
+    `TorchCategorical` or `TorchMultiCategorical` have RLlib's loss.
+    """
+
+    _flags: Any
+    _device: Any
+    config: Any
+    metrics: Any
+    module: Any
+    entropy_coeff_schedulers_per_module: Any
+    curr_kl_coeffs_per_module: Any
+
+    def __init__(self, **kwargs: Any) -> None:
+        """Create the learner, which is not built yet.
+
+        Args:
+            **kwargs: Passed on to RLlib.
+        """
+        super().__init__(**kwargs)
+        self._heads: dict[str, tuple[Any, Head | None]] = {}
+        self._last_losses: dict[str, LossParts] = {}
+
+    def build(self) -> None:
+        """Build the learner, and compile its losses."""
+        super().build()  # type: ignore[misc]
+        for module_id in self.module.keys():  # noqa: SIM118 (a MultiRLModule is no dict)
+            head = self.find_head(module_id)
+            if head is not None:
+                self._warm_up_loss(module_id, head)
+
+    def find_head(self, module_id: str) -> Head | None:
+        """The head of a module, if its loss is computed in one pass."""
+        module = self.module[module_id].unwrapped()
+        known, head = self._heads.get(module_id, (None, None))
+        if known is not module:
+            head = describe_head(module) if self._flags.enabled and self._flags.fused_loss else None
+            self._heads[module_id] = (module, head)
+        return head
+
+    def describe_losses(self) -> str:
+        """What computes the losses of all modules, in words."""
+        own = find_own_loss(type(self))
+        if own is not None:
+            return f"the loss of {own.__name__}, which may call the fused one"
+        phrases = []
+        for module_id in self.module.keys():  # noqa: SIM118 (a MultiRLModule is no dict)
+            kind = self.module[module_id].unwrapped().get_train_action_dist_cls()
+            fused = self.find_head(module_id) is not None
+            phrases.append(
+                f"the fused loss of {module_id}" if fused else f"RLlib's loss of {module_id} ({kind.__name__})"
+            )
+        return ", ".join(phrases)
+
+    def compute_loss_for_module(self, *, module_id: str, config: Any, batch: Any, fwd_out: Any) -> Tensor:
+        """The loss of one module, with the numbers of RLlib's.
+
+        Args:
+            module_id: Name of the module.
+            config: Config of the module.
+            batch: Minibatch of the module.
+            fwd_out: What its `forward_train` returned.
+
+        Returns:
+            The loss, a tensor without dimensions.
+        """
+        head = self.find_head(module_id)
+        if head is None:
+            stock: Any = super()
+            own: Tensor = stock.compute_loss_for_module(
+                module_id=module_id, config=config, batch=batch, fwd_out=fwd_out
+            )
+            return own
+        values = None
+        if config.use_critic:
+            module = self.module[module_id].unwrapped()
+            values = module.compute_values(batch, embeddings=fwd_out.get(Columns.EMBEDDINGS))
+        inputs = fwd_out[Columns.ACTION_DIST_INPUTS]
+        loss = self._compute_fused_loss(module_id, config, head, inputs, values, batch)
+        self._last_losses[module_id] = LossParts(
+            loss._replace(loss=loss.loss.detach()),
+            None if values is None else values.detach(),
+            batch[Postprocessing.VALUE_TARGETS],
+            batch.get(Columns.LOSS_MASK),
+        )
+        if not self._flags.deferred_metrics:
+            self._log_losses()
+        return loss.loss
+
+    def _compute_fused_loss(
+        self, module_id: str, config: Any, head: Head, inputs: Tensor, values: Tensor | None, batch: Any
+    ) -> PPOLoss:
+        old_inputs = batch[Columns.ACTION_DIST_INPUTS] if config.use_kl_loss else None
+        compute: Callable[..., PPOLoss]
+        if head.name == "gaussian":
+            old_mean, old_log_std = (None, None) if old_inputs is None else old_inputs.chunk(2, dim=-1)
+            compute = partial(gaussian_ppo_loss, *inputs.chunk(2, dim=-1), old_mean=old_mean, old_log_std=old_log_std)
+        else:
+            compute = partial(categorical_ppo_loss, inputs, nvec=head.nvec or None, old_logits=old_inputs)
+        return compute(
+            batch[Columns.ACTIONS],
+            batch[Columns.ACTION_LOGP],
+            batch[Postprocessing.ADVANTAGES],
+            values=values,
+            returns=None if values is None else batch[Postprocessing.VALUE_TARGETS],
+            mask=batch.get(Columns.LOSS_MASK),
+            clip=config.clip_param,
+            value_coef=config.vf_loss_coeff,
+            value_clip=config.vf_clip_param,
+            value_clip_mode="rllib",
+            entropy_coef=self.entropy_coeff_schedulers_per_module[module_id].get_current_value(),
+            kl_coef=self.curr_kl_coeffs_per_module[module_id].float() if config.use_kl_loss else 0.0,
+            backend=self._flags.backend,
+        )
+
+    def _warm_up_loss(self, module_id: str, head: Head) -> None:
+        """Compute the loss of one step, so that no later minibatch compiles anything."""
+        config = self.config.get_config_for_module(module_id)
+        zeros = torch.zeros(1, device=self._device)
+        inputs = zeros.new_zeros(1, head.num_inputs)
+        num_actions = len(head.nvec) or 1
+        indices = torch.zeros(1, num_actions, dtype=torch.int64, device=self._device)
+        batch = {
+            Columns.ACTION_DIST_INPUTS: inputs,
+            Columns.ACTIONS: inputs[:, :1] if head.name == "gaussian" else indices if head.nvec else indices[:, 0],
+            Columns.ACTION_LOGP: zeros,
+            Postprocessing.ADVANTAGES: zeros,
+            Postprocessing.VALUE_TARGETS: zeros,
+            Columns.LOSS_MASK: torch.ones(1, dtype=torch.bool, device=self._device),
+        }
+        values = zeros.clone().requires_grad_() if config.use_critic else None
+        with torch.enable_grad():
+            inputs = inputs.clone().requires_grad_()
+            loss = self._compute_fused_loss(module_id, config, head, inputs, values, batch).loss
+            torch.autograd.grad(loss, inputs)
+
+    def after_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
+        """Log the metrics of the last losses, and do what RLlib does after an update.
+
+        Args:
+            timesteps: Steps that were sampled and trained on.
+        """
+        self._log_losses()
+        super().after_gradient_based_update(timesteps=timesteps)  # type: ignore[misc]
+
+    def _log_losses(self) -> None:
+        """Log the metrics of each module's last loss, which are all that RLlib's window keeps."""
+        while self._last_losses:
+            module_id, (loss, values, targets, mask) = self._last_losses.popitem()
+            self.metrics.log_dict(
+                {
+                    POLICY_LOSS_KEY: loss.policy_loss,
+                    VF_LOSS_KEY: loss.value_loss,
+                    LEARNER_RESULTS_VF_LOSS_UNCLIPPED_KEY: compute_unclipped_value_loss(values, targets, mask),
+                    LEARNER_RESULTS_VF_EXPLAINED_VAR_KEY: explained_variance(
+                        targets, targets.new_zeros(()) if values is None else values
+                    ),
+                    ENTROPY_KEY: loss.entropy,
+                    LEARNER_RESULTS_KL_KEY: loss.kl,
+                },
+                key=module_id,
+                window=1,
+            )
+
+
+def find_own_loss(learner_class: type) -> type | None:
+    """The class in front of ours that has a loss of its own, if there is one."""
+    for base in learner_class.__mro__[: learner_class.__mro__.index(FusedLossMixin)]:
+        loss = vars(base).get("compute_loss_for_module", FusedLossMixin.compute_loss_for_module)
+        if inspect.unwrap(loss) is not FusedLossMixin.compute_loss_for_module:  # Ray wraps those of remote learners
+            return base
+    return None
+
+
+def describe_head(module: Any) -> Head | None:
+    """The head of a module whose distributions of actions, in training and while acting, are one of those known."""
+    space = module.action_space
+    kinds = (module.get_train_action_dist_cls(), module.get_exploration_action_dist_cls())
+    if isinstance(space, Box) and len(space.shape) == 1 and all(kind is TorchDiagGaussian for kind in kinds):
+        return Head("gaussian")
+    if isinstance(space, Discrete) and all(kind is TorchCategorical for kind in kinds):
+        return Head("categorical")
+    if isinstance(space, MultiDiscrete) and space.nvec.ndim == 1 and all(map(is_multi_categorical, kinds)):
+        return Head("categorical", tuple(space.nvec.tolist()))
+    return None
+
+
+def is_multi_categorical(kind: type) -> bool:
+    """Whether a class is RLlib's, perhaps with the sizes filled in, which makes a class of its own."""
+    return issubclass(kind, TorchMultiCategorical) and all(
+        getattr(kind, name) is getattr(TorchMultiCategorical, name) for name in ("logp", "entropy", "kl")
+    )
+
+
+def compute_unclipped_value_loss(values: Tensor | None, targets: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean of (V − R)² over the steps that count; 0 without values."""
+    if values is None:
+        return targets.new_zeros(())
+    errors = torch.square(values - targets)
+    return errors.mean() if mask is None else torch.where(mask, errors, 0.0).sum() / mask.sum()
+
+
+# -- minibatches ------------------------------------------------------------------------------------------------------
+
+
+class SlicedMinibatches:
+    """The minibatches of RLlib's `MiniBatchCyclicIterator`, draw by draw, as plain slices of the columns.
+
+    RLlib builds three `SampleBatch` objects for each, and maps over the columns' names each time.
+    """
+
+    def __init__(self, iterator: Any) -> None:
+        """Take over what an iterator, which has not begun, would do.
+
+        Args:
+            iterator: A `MiniBatchCyclicIterator` for which `can_slice_minibatches` holds.
+        """
+        self.iterator = iterator
+        self.cycles = {
+            name: BatchCycle(batch, iterator._minibatch_size, iterator._shuffle_batch_per_epoch)
+            for name, batch in iterator._batch.policy_batches.items()
+        }
+
+    def __iter__(self) -> Iterator[MultiAgentBatch]:
+        """Yield minibatches until every module's batch was covered in all epochs, or as many as were asked for."""
+        num_minibatches, count = self.iterator._num_total_minibatches, 0
+        env_steps = len(self.iterator._batch)
+        while count < num_minibatches or (not num_minibatches and self.count_epochs() < self.iterator._num_epochs):
+            yield MultiAgentBatch({name: cycle.draw_minibatch() for name, cycle in self.cycles.items()}, env_steps)
+            count += 1
+
+    def count_epochs(self) -> int:
+        """How often the batches of all modules were covered."""
+        return min(cycle.num_epochs for cycle in self.cycles.values())
+
+
+class BatchCycle:
+    """The rows of one module's batch, over and over."""
+
+    def __init__(self, batch: SampleBatch, minibatch_size: int, shuffle: bool) -> None:
+        """Begin with the rows in their order."""
+        self.columns, self.count = dict(batch), len(batch)
+        self.minibatch_size, self.shuffle = minibatch_size, shuffle
+        self.start = self.num_epochs = 0
+
+    def draw_minibatch(self) -> SampleBatch:
+        """The next rows; where the batch ends, it is shuffled and begins again."""
+        parts, missing = [], self.minibatch_size
+        while self.start + missing >= self.count:
+            parts.append(self.slice_columns(self.start, self.count))
+            missing -= self.count - self.start
+            self.start = 0
+            self.num_epochs += 1
+            if self.shuffle:
+                self.shuffle_columns()
+        if missing:
+            parts.append(self.slice_columns(self.start, self.start + missing))
+            self.start += missing
+        joined = tree.map_structure(lambda *rows: torch.cat(rows), *parts) if len(parts) > 1 else parts[0]
+        return SampleBatch(joined)
+
+    def slice_columns(self, first: int, last: int) -> dict[str, Any]:
+        """These rows of all columns."""
+        return map_columns(lambda column: column[first:last], self.columns)
+
+    def shuffle_columns(self) -> None:
+        """Draw a permutation as RLlib does, and put the rows in its order."""
+        permutation = torch.from_numpy(np.random.permutation(self.count))  # noqa: NPY002
+        device = tree.flatten(self.columns)[0].device
+        rows = permutation.to(device)
+        self.columns = map_columns(lambda column: column.index_select(0, rows), self.columns)
+
+
+def map_columns(function: Callable[[Tensor], Tensor], columns: dict[str, Any]) -> dict[str, Any]:
+    """Apply a function to every tensor of possibly nested columns."""
+    return {
+        name: function(column) if isinstance(column, Tensor) else tree.map_structure(function, column)
+        for name, column in columns.items()
+    }
+
+
+def can_slice_minibatches(iterator: Any) -> bool:
+    """Whether minibatches are rows of tensors, of modules without a state."""
+    return type(iterator) is MiniBatchCyclicIterator and all(
+        len(batch) > 0
+        and SampleBatch.SEQ_LENS not in batch
+        and all(isinstance(x, Tensor) and x.shape[:1] == (len(batch),) for x in tree.flatten(dict(batch)))
+        for batch in iterator._batch.policy_batches.values()
+    )
+
+
+# -- metrics ----------------------------------------------------------------------------------------------------------
+
+
+class RecordingLogger:
+    """A `MetricsLogger` that remembers what was logged through it."""
+
+    def __init__(self, metrics: Any) -> None:
+        """Log through these metrics."""
+        self.metrics = metrics
+        self.calls: list[tuple[Any, Any, dict[str, Any]]] = []
+
+    def log_value(self, key: Any, value: Any, **options: Any) -> None:
+        """Log a value, and remember it."""
+        self.calls.append((key, value, options))
+        self.metrics.log_value(key, value, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is the logger's."""
+        return getattr(self.metrics, name)
+
+
+class DeferredMetricsMixin:
+    """Log once per update what RLlib logs for every minibatch, with the same results.
+
+    These are metrics of which RLlib keeps the last minibatch's value alone, and sums over minibatches of one size.
+    """
+
+    _flags: Any
+    metrics: Any
+
+    def __init__(self, **kwargs: Any) -> None:
+        """Create the learner, which is not built yet.
+
+        Args:
+            **kwargs: Passed on to RLlib.
+        """
+        super().__init__(**kwargs)
+        self._last_batch: dict[str, Any] = {}
+        self._logged_sizes: Any = None
+        self._num_repeats = 0
+
+    def _compute_off_policyness(self, batch: dict[str, Any]) -> None:
+        if self._flags.enabled and self._flags.deferred_metrics:
+            self._last_batch.update(batch)
+        else:
+            super()._compute_off_policyness(batch)  # type: ignore[misc]
+
+    def _log_steps_trained_metrics(self, batch: MultiAgentBatch) -> None:
+        sizes = (batch.env_steps(), {name: len(x) for name, x in batch.policy_batches.items()})
+        if self._logged_sizes == sizes:
+            self._num_repeats += 1
+            return
+        self._log_repeated_steps()
+        recorder = RecordingLogger(self.metrics)
+        self.metrics = recorder
+        try:
+            super()._log_steps_trained_metrics(batch)  # type: ignore[misc]
+        finally:
+            self.metrics = recorder.metrics
+        if self._flags.enabled and self._flags.deferred_metrics:
+            self._logged_sizes, self._logged_calls, self._num_repeats = sizes, recorder.calls, 0
+
+    def _log_repeated_steps(self) -> None:
+        """Log the minibatches that were of the size of the last one that was logged: means stay, sums grow."""
+        if self._logged_sizes is not None and self._num_repeats:
+            for key, value, options in self._logged_calls:
+                if options.get("reduce") in ("sum", "lifetime_sum"):
+                    self.metrics.log_value(key, value * self._num_repeats, **options)
+        self._logged_sizes = None
+
+    def after_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
+        """Log what is left of the update's metrics, and do what RLlib does after it.
+
+        Args:
+            timesteps: Steps that were sampled and trained on.
+        """
+        self._log_repeated_steps()
+        stock: Any = super()
+        if self._last_batch:
+            stock._compute_off_policyness(self._last_batch)
+            self._last_batch = {}
+        stock.after_gradient_based_update(timesteps=timesteps)
+
+
+# -- optimizers -------------------------------------------------------------------------------------------------------
+
+
+class FusedUpdateMixin(DeferredMetricsMixin):
+    """Slice minibatches, check all gradients at once, and step all parameters at once.
+
+    Put it in front of a `TorchLearner`.
+    """
+
+    _flags: Any
+    _grad_scalers: Any
+    _lr_scheduler_classes: Any
+    _module_optimizers: Any
+    _params: Any
+    config: Any
+
+    def register_optimizer(self, *, optimizer: Optimizer, **kwargs: Any) -> None:
+        """Register an optimizer, and let it step all of its parameters at once.
+
+        Args:
+            optimizer: The optimizer.
+            **kwargs: Passed on to RLlib.
+        """
+        super().register_optimizer(optimizer=optimizer, **kwargs)  # type: ignore[misc]
+        if self._flags.enabled and self._flags.fused_optimizer:
+            fuse_optimizer(optimizer)
+
+    def apply_gradients(self, gradients_dict: dict[Any, Tensor]) -> None:
+        """Step the optimizers, if all gradients are finite; otherwise RLlib decides.
+
+        Args:
+            gradients_dict: Gradients by parameters.
+        """
+        plain = self._grad_scalers is None and self._lr_scheduler_classes is None
+        wanted = self._flags.enabled and self._flags.fused_optimizer and plain
+        if not wanted or not (self.config.torch_skip_nan_gradients or are_finite([*gradients_dict.values()])):
+            super().apply_gradients(gradients_dict)  # type: ignore[misc]
+            return
+        for reference, gradient in gradients_dict.items():
+            self._params[reference].grad = gradient
+        stock: Any = self
+        for module_id, names in self._module_optimizers.items():
+            for name in names:
+                stock.get_optimizer(module_id, name).step()
+
+    def _create_iterator_if_necessary(self, **kwargs: Any) -> Any:
+        stock: Any = super()
+        iterator = stock._create_iterator_if_necessary(**kwargs)
+        if self._flags.enabled and self._flags.sliced_minibatches and can_slice_minibatches(iterator):
+            return SlicedMinibatches(iterator)
+        return iterator
+
+
+def are_finite(gradients: list[Tensor]) -> bool:
+    """Whether all gradients are finite; False too if their norm overflows."""
+    return not gradients or bool(torch.isfinite(torch.stack(torch._foreach_norm(gradients)).sum()))
+
+
+def fuse_optimizer(optimizer: Optimizer) -> None:
+    """Let Adam, AdamW or SGD step all parameters in one kernel, unless it was told how. Checkpoints do not show it."""
+    groups = optimizer.param_groups
+    chosen = any(group.get(name) for group in groups for name in ("foreach", "fused", "capturable", "differentiable"))
+    parameters = [x for group in groups for x in group["params"]]
+    if type(optimizer) not in (Adam, AdamW, SGD) or chosen or not all(x.is_floating_point() for x in parameters):
+        return
+
+    def set_fused(*_: Any) -> None:
+        for group in optimizer.param_groups:
+            group["fused"] = True
+        for parameter, state in optimizer.state.items():
+            if isinstance(state.get("step"), Tensor):
+                state["step"] = state["step"].to(parameter.device)
+
+    def hide_fused(_: Optimizer, state_dict: dict[str, Any]) -> None:
+        for group in state_dict["param_groups"]:
+            group["fused"] = None
+
+    set_fused()
+    optimizer.register_load_state_dict_post_hook(set_fused)
+    optimizer.register_state_dict_post_hook(hide_fused)

@@ -1,0 +1,311 @@
+"""Updates of learners with fused losses, fused optimizers and sliced minibatches: RLlib's weights and metrics.
+
+Learners alone; test_rllib.py has whole algorithms, several learners, several modules and checkpoints.
+"""
+
+import copy
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("ray.rllib")
+
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
+from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
+from ray.rllib.core.distribution.torch.torch_distribution import TorchDiagGaussian
+from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
+from ray.rllib.utils.minibatch_utils import MiniBatchCyclicIterator
+
+from rl_triton_adapters import _rllib_updates
+from rl_triton_adapters._rllib_updates import BatchCycle, SlicedMinibatches, can_slice_minibatches, fuse_optimizer
+from rl_triton_adapters.rllib import TritonPPOTorchLearner, enable_triton
+
+POLICY = "default_policy"
+SPACES = {
+    "categorical": gym.spaces.Discrete(3),
+    "gaussian": gym.spaces.Box(-1.0, 1.0, (2,)),
+    "several categorical": gym.spaces.MultiDiscrete([2, 3]),
+}
+OPTIONS = {
+    "train_batch_size_per_learner": 100,
+    "minibatch_size": 32,
+    "num_epochs": 3,
+    "lr": 3e-3,
+    "vf_clip_param": 1.5,
+    "vf_loss_coeff": 0.7,
+    "kl_coeff": 0.3,
+    "grad_clip": 0.5,
+}
+PARTS = ("fused_loss", "deferred_metrics", "sliced_minibatches", "fused_optimizer")
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
+"""Of float32 sums in another order, after a dozen steps of Adam."""
+
+
+def make_config(space, **options):
+    """A config of a small learner."""
+    config = PPOConfig().environment(
+        observation_space=gym.spaces.Box(-np.inf, np.inf, (4,)), action_space=SPACES[space]
+    )
+    config.rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[8], vf_share_layers=True))
+    return config.learners(num_learners=0).training(**{**OPTIONS, **options}).debugging(seed=0)
+
+
+def build_learner(config):
+    """A learner with weights that depend on nothing else."""
+    torch.manual_seed(0)
+    return config.build_learner(env=None)
+
+
+def draw_episodes(space, lengths=(30, 40, 29), seed=0):
+    """Random experience: extra model outputs as an env runner sends them, those of a policy a little apart."""
+    rng = np.random.default_rng(seed)
+    num_inputs = {"categorical": 3, "gaussian": 4, "several categorical": 5}[space]
+    SPACES[space].seed(seed)
+    return [
+        SingleAgentEpisode(
+            observations=list(rng.standard_normal((length + 1, 4)).astype(np.float32)),
+            actions=[SPACES[space].sample() for _ in range(length)],
+            rewards=list(rng.standard_normal(length)),
+            terminated=bool(i % 2),
+            len_lookback_buffer=0,
+            extra_model_outputs={
+                "action_logp": list(rng.normal(-1.5, 0.3, length).astype(np.float32)),
+                "action_dist_inputs": list(rng.normal(0, 0.3, (length, num_inputs)).astype(np.float32)),
+                "weights_seq_no": [i] * length,
+            },
+        ).to_numpy()
+        for i, length in enumerate(lengths)
+    ]
+
+
+def flatten_metrics(results, path=()):
+    """Values of nested metrics by their paths, but for what measures time."""
+    found = {}
+    for name, x in results.items():
+        if isinstance(x, dict):
+            found |= flatten_metrics(x, (*path, name))
+        elif "timer" not in name and "rl_triton" not in name and "connector" not in path:
+            found[(*path, name)] = float(x.peek())
+    return found
+
+
+def update_learner(config, space, updates=2, learner=None):
+    """The metrics of each update, and the last weights, on the same episodes and draws."""
+    learner = learner or build_learner(config)
+    np.random.seed(0)  # noqa: NPY002
+    metrics = []
+    for i in range(updates):
+        results = learner.update(
+            episodes=draw_episodes(space, seed=i),
+            timesteps={"num_env_steps_sampled_lifetime": 100 * i},
+            minibatch_size=config.minibatch_size,
+            num_epochs=config.num_epochs,
+            shuffle_batch_per_epoch=True,
+        )
+        metrics.append({k: v for k, v in flatten_metrics(results).items() if "learner_connector" not in k})
+    return metrics, learner.module[POLICY].get_state(), np.random.random()  # noqa: NPY002
+
+
+def assert_same_updates(stock, ours):
+    """The same names and values of metrics, the same weights, the same number of draws."""
+    for want, got in zip(stock[0], ours[0], strict=True):
+        assert set(got) == set(want)
+        for name, value in want.items():
+            np.testing.assert_allclose(got[name], value, **TOLERANCE, err_msg=str(name))
+    for name, weight in stock[1].items():
+        np.testing.assert_allclose(ours[1][name], weight, **TOLERANCE, err_msg=name)
+    assert ours[2] == stock[2]
+
+
+@pytest.mark.parametrize(
+    ("space", "options"),
+    [
+        ("categorical", {"entropy_coeff": [[0, 0.1], [100, 0.01]], "lr": [[0, 1e-2], [100, 1e-3]]}),
+        ("gaussian", {"entropy_coeff": 0.02, "kl_coeff": 1.0, "kl_target": 1e-4}),
+        ("several categorical", {"use_kl_loss": False, "vf_clip_param": 1e9}),
+        ("gaussian", {"use_critic": False, "minibatch_size": 250, "grad_clip": None}),
+    ],
+    ids=["categorical-schedules", "gaussian-kl", "several-categorical", "no-critic-large-minibatch"],
+)
+def test_updates_are_those_of_rllib(space, options):
+    config = make_config(space, **options)
+    stock = update_learner(config, space)
+    learner = build_learner(enable_triton(config))
+    assert learner.describe_losses() == "the fused loss of default_policy"
+    assert_same_updates(stock, update_learner(config, space, learner=learner))
+
+
+def count_calls(monkeypatch, owner, name):
+    """A list that grows with every call of a method."""
+    calls, method = [], getattr(owner, name)
+
+    def counted(*args, **kwargs):
+        calls.append(name)
+        return method(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, counted)
+    return calls
+
+
+@pytest.mark.parametrize("off", [None, *PARTS])
+def test_each_part_is_off_by_its_own_flag(off, monkeypatch):
+    config = make_config("categorical")
+    stock = update_learner(config, "categorical")
+    flags = {} if off is None else {f"rl_triton_{off}": False}
+    learner = build_learner(enable_triton(config).learners(learner_config_dict=flags))
+    slices = count_calls(monkeypatch, BatchCycle, "draw_minibatch")
+    losses = count_calls(monkeypatch, _rllib_updates, "categorical_ppo_loss")
+    logs = count_calls(monkeypatch, learner.metrics, "log_dict")
+    assert_same_updates(stock, update_learner(config, "categorical", learner=learner))
+    assert bool(slices) == (off != "sliced_minibatches")
+    assert bool(losses) == (off != "fused_loss")
+    assert (len(logs) > 4) == (off in ("fused_loss", "deferred_metrics"))
+    assert learner.get_optimizer().param_groups[0]["fused"] == (True if off != "fused_optimizer" else None)
+
+
+class OwnGaussian(TorchDiagGaussian):
+    """A distribution that is not RLlib's."""
+
+    def entropy(self):
+        return 2 * super().entropy()
+
+
+class OwnModule(DefaultPPOTorchRLModule):
+    """A module with it."""
+
+    def get_inference_action_dist_cls(self):
+        return OwnGaussian
+
+
+def test_another_distribution_has_the_loss_of_rllib():
+    config = make_config("gaussian").rl_module(rl_module_spec=RLModuleSpec(module_class=OwnModule))
+    stock = update_learner(config, "gaussian")
+    learner = build_learner(enable_triton(config))
+    assert learner.describe_losses() == "RLlib's loss of default_policy (OwnGaussian)"
+    assert_same_updates(stock, update_learner(config, "gaussian", learner=learner))
+
+
+def own_loss(learner_class):
+    """A learner class with a term of its own beside the loss."""
+
+    class Own(learner_class):
+        def compute_loss_for_module(self, *, module_id, fwd_out, **kwargs):
+            loss = super().compute_loss_for_module(module_id=module_id, fwd_out=fwd_out, **kwargs)
+            return loss + 0.1 * fwd_out["action_dist_inputs"].square().mean()
+
+    return Own
+
+
+def test_a_loss_of_ones_own_may_call_the_fused_one():
+    config = make_config("gaussian")
+    stock = update_learner(config.copy().learners(learner_class=own_loss(PPOTorchLearner)), "gaussian")
+    learner = build_learner(enable_triton(config.learners(learner_class=own_loss(TritonPPOTorchLearner))))
+    assert learner.describe_losses() == "the loss of Own, which may call the fused one"
+    assert_same_updates(stock, update_learner(config, "gaussian", learner=learner))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Minibatches
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def draw_minibatches(iterator_class, counts, **options):
+    """All minibatches of batches of so many rows, and how far the random state has gone."""
+    batches = {
+        name: SampleBatch({"obs": {"x": torch.arange(2 * n).view(n, 2)}, "row": torch.arange(n)})
+        for name, n in counts.items()
+    }
+    np.random.seed(1)  # noqa: NPY002
+    iterator = MiniBatchCyclicIterator(MultiAgentBatch(batches, env_steps=sum(counts.values())), **options)
+    if iterator_class is SlicedMinibatches:
+        assert can_slice_minibatches(iterator)
+        iterator = SlicedMinibatches(iterator)
+    found = [(x.env_steps(), {name: dict(batch) for name, batch in x.policy_batches.items()}) for x in iterator]
+    return found, np.random.random()  # noqa: NPY002
+
+
+@pytest.mark.parametrize("minibatch_size", [1, 5, 7, 10, 23])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_epochs": 3},
+        {"num_epochs": 2, "shuffle_batch_per_epoch": False},
+        {"num_epochs": 1, "num_total_minibatches": 9},
+    ],
+    ids=["shuffled", "in-order", "given-number"],
+)
+def test_minibatches_are_those_of_rllib(minibatch_size, options):
+    counts, options = {"a": 10, "b": 7}, {"minibatch_size": minibatch_size, **options}
+    stock = draw_minibatches(MiniBatchCyclicIterator, counts, **options)
+    ours = draw_minibatches(SlicedMinibatches, counts, **options)
+    torch.testing.assert_close(ours[0], stock[0], rtol=0, atol=0)
+    assert ours[1] == stock[1]
+
+
+@pytest.mark.parametrize("column", [np.arange(4), torch.arange(3)], ids=["array", "other-length"])
+def test_other_columns_keep_the_iterator_of_rllib(column):
+    batch = MultiAgentBatch({"a": SampleBatch({"row": torch.arange(4), "other": column})}, env_steps=4)
+    assert not can_slice_minibatches(MiniBatchCyclicIterator(batch, minibatch_size=2))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Optimizers and gradients
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_gradients_that_are_not_finite_are_treated_as_rllib_does(skip):
+    states = []
+    for ours in (False, True):
+        config = make_config("categorical")
+        config.torch_skip_nan_gradients = skip
+        learner = build_learner(enable_triton(config) if ours else config)
+        for value in (0.1, np.nan, np.inf, 0.2):
+            gradients = {x: torch.full_like(x, 0.1) for x in learner._params}
+            next(iter(gradients.values())).view(-1)[0] = value
+            learner.apply_gradients(gradients)
+        states.append(learner.module[POLICY].get_state())
+    for name, weight in states[0].items():
+        np.testing.assert_allclose(states[1][name], weight, **TOLERANCE, err_msg=name)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD])
+def test_a_fused_optimizer_has_the_checkpoints_of_a_plain_one(kind):
+    """Both ways, in the middle of training."""
+
+    def make_optimizer(fused):
+        optimizer = kind([torch.nn.Parameter(torch.linspace(-1, 1, 7))], lr=0.1)
+        if fused:
+            fuse_optimizer(optimizer)
+        return optimizer
+
+    def make_steps(optimizer, count):
+        (parameter,) = optimizer.param_groups[0]["params"]
+        for _ in range(count):
+            parameter.grad = parameter.detach().square() + 0.1
+            optimizer.step()
+        return parameter
+
+    plain, fused = make_optimizer(False), make_optimizer(True)
+    torch.testing.assert_close(make_steps(fused, 3), make_steps(plain, 3))
+    assert fused.state_dict()["param_groups"] == plain.state_dict()["param_groups"]
+    for source, target in ((plain, make_optimizer(True)), (fused, make_optimizer(False))):
+        with torch.no_grad():
+            target.param_groups[0]["params"][0].copy_(source.param_groups[0]["params"][0])
+        target.load_state_dict(copy.deepcopy(source.state_dict()))
+        assert bool(target.param_groups[0]["fused"]) == (source is plain)
+        torch.testing.assert_close(make_steps(target, 3), make_steps(source, 3))
+
+
+@pytest.mark.parametrize("choice", [{"foreach": True}, {"fused": True}, {"differentiable": True}])
+def test_an_optimizer_that_was_told_how_to_step_is_left_alone(choice):
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))], **choice)
+    fuse_optimizer(optimizer)
+    assert not optimizer._optimizer_state_dict_post_hooks
+    assert [optimizer.param_groups[0][name] for name in choice] == [True]

@@ -37,7 +37,7 @@ BY_FILE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo example example-rllib example-frameworks check test lint metrics type test-quick test-interpreted test-aot test-independent test-rllib test-frameworks fuzz sanitize mutants format docs gpu-test tune accuracy speed bench end-to-end report \
+.PHONY: help demo example example-rllib example-frameworks check test lint metrics type test-quick test-interpreted test-aot test-independent test-rllib test-frameworks fuzz sanitize mutants format docs gpu-test tune accuracy speed speed-frameworks bench end-to-end report \
 	lower-bounds release-check clean distclean
 
 help: ## Show this list
@@ -124,6 +124,10 @@ speed: $(READY) ## Measure speed on this CPU, and write the pages of results
 	$(PY) benchmarks/sb3_advantages.py benchmarks/results/cpu
 	$(PY) benchmarks/packed.py benchmarks/results/cpu
 	$(PY) benchmarks/first_call.py benchmarks/results/cpu
+	$(PY) benchmarks/pages.py
+
+speed-frameworks: $(READY) $(FRAMEWORKS_READY) ## Measure adapters on this CPU against verl, and write the pages of results
+	$(VENV_FRAMEWORKS)/bin/python benchmarks/verl_advantages.py benchmarks/results/cpu
 	$(PY) benchmarks/pages.py
 
 bench: $(READY) ## Measure every estimator on this CPU against NumPy, Numba, SB3 and a loop, and write the pages

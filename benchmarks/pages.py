@@ -118,6 +118,7 @@ def write_benchmarks() -> str:
     cpu = read_machine(RESULTS / "cpu")
     parts += ["## On a CPU", write_suite(cpu, "cpu", "Full calls", ()) if "cpu" in cpu.heads else NOT_YET]
     parts += [write_sb3_pass(result) for result in read_results("cpu/sb3_advantages.json")]
+    parts += [write_verl_step(result) for result in read_results("cpu/verl_advantages.json")]
     parts += [write_first_calls(result) for result in read_results("cpu/first_call.json")]
     parts += [write_packed(result) for result in read_results("*/packed_*.json")]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -256,6 +257,24 @@ is `compute_gae` on flags that are ready; medians in microseconds. Results are e
 of {result["burst"]}. The first of a burst finds the caches as the other variants left them, as in training.
 
 {make_table(head, lines)}"""
+
+
+def write_verl_step(result: Row) -> str:
+    """The advantage step of verl."""
+    lines = []
+    for row in result["rows"]:
+        setting = f"({row['batch_size']}, {row['response_length']}), {row['threads']}"
+        times = (f"{row['milliseconds'][name]:.2f}" for name in ("stock", "adapter"))
+        lines.append([f"`{row['estimator']}`", setting, *times, f"{row['speedup']:.1f}"])
+    return f"""\
+## The advantage step of verl
+
+{describe_machine(result["system"])}
+
+*Stock* is verl's function, *adapter* what `rl_triton_adapters.verl` puts in its place, on float32 tensors and an int64
+mask in host memory, as in verl's driver; medians in **milliseconds**. Ray gives that process one thread.
+
+{make_table(["estimator", "(responses, tokens), threads", "stock", "adapter", "stock / adapter"], lines)}"""
 
 
 def write_first_calls(result: Row) -> str:

@@ -88,8 +88,9 @@ def compute_gae_advantage_return(
         TypeError: An argument's type or dtype is not one of the above.
         ValueError: A shape, device or value is not, or fewer than two tokens are valid.
     """
-    mask = _get_flags(response_mask, token_level_rewards)
+    _check_tokens(token_level_rewards=token_level_rewards, values=values, response_mask=response_mask)
     _check_lam(lam)
+    mask = _get_flags(response_mask)
     advantages, returns = compute_gae(
         token_level_rewards,
         values,
@@ -137,7 +138,7 @@ def compute_grpo_outcome_advantage(
     """
     if not isinstance(norm_adv_by_std_in_grpo, bool):
         raise TypeError(f"norm_adv_by_std_in_grpo: got {type(norm_adv_by_std_in_grpo).__name__}, expected a bool")
-    _get_flags(response_mask, token_level_rewards)
+    _check_tokens(token_level_rewards=token_level_rewards, response_mask=response_mask)
     scores = token_level_rewards.sum(dim=-1)
     groups = _number_groups(index, scores)
     mode = "mean-std" if norm_adv_by_std_in_grpo else "mean"
@@ -181,7 +182,8 @@ def compute_reinforce_plus_plus_outcome_advantage(
     """
     if config is None:
         raise ValueError("config: got None, expected that of the algorithm, with gamma")
-    mask = _get_flags(response_mask, token_level_rewards)
+    _check_tokens(token_level_rewards=token_level_rewards, response_mask=response_mask)
+    mask = _get_flags(response_mask)
     returns = compute_discounted_returns(
         token_level_rewards, gamma=float(config.gamma), bootstrap_values=0.0, mask=mask, backend=backend
     )
@@ -226,6 +228,10 @@ def compute_policy_loss_triton(
         ValueError: A shape, device or value is not.
     """
     low, high, most = _get_clips(config)
+    tensors = {"log_prob": log_prob, "old_log_prob": old_log_prob, "advantages": advantages}
+    if rollout_is_weights is not None:
+        tensors["rollout_is_weights"] = rollout_is_weights
+    _check_tokens(**tensors, response_mask=response_mask)
     aggregation, normalizer = _get_aggregation(response_mask, loss_agg_mode, **config.global_batch_info)
     weighs = response_mask.dtype == torch.bool or response_mask.is_floating_point()
     result = grpo_loss(
@@ -250,17 +256,22 @@ def compute_policy_loss_triton(
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _get_flags(response_mask: torch.Tensor, token_level_rewards: torch.Tensor) -> torch.Tensor:
-    """The mask as bool if it is of integers, whose eight bytes take time to read."""
-    for name, tensor in {"token_level_rewards": token_level_rewards, "response_mask": response_mask}.items():
+def _check_tokens(**tensors: Any) -> None:
+    """Check that arguments are tensors with one number per token of each response."""
+    (first, shaped), *_ = tensors.items()
+    for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{name}: got {type(tensor).__name__}, expected a torch.Tensor")
-    if token_level_rewards.ndim != 2:
-        got = tuple(token_level_rewards.shape)
-        raise ValueError(f"token_level_rewards: got shape {got}, expected [batch_size, response_length]")
-    if response_mask.shape != token_level_rewards.shape:
-        got, wanted = tuple(response_mask.shape), tuple(token_level_rewards.shape)
-        raise ValueError(f"response_mask: got shape {got}, expected {wanted}, that of token_level_rewards")
+    if shaped.ndim != 2:
+        raise ValueError(f"{first}: got shape {tuple(shaped.shape)}, expected [batch_size, response_length]")
+    for name, tensor in tensors.items():
+        if tensor.shape != shaped.shape:
+            got, wanted = tuple(tensor.shape), tuple(shaped.shape)
+            raise ValueError(f"{name}: got shape {got}, expected {wanted}, that of {first}")
+
+
+def _get_flags(response_mask: torch.Tensor) -> torch.Tensor:
+    """The mask as bool if it is of integers, whose eight bytes take time to read."""
     return response_mask if response_mask.is_floating_point() else response_mask != 0
 
 

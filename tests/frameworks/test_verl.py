@@ -365,7 +365,13 @@ def test_bad_tensors_are_named(function):
 @pytest.mark.parametrize(
     ("function", "name", "argument", "error", "message"),
     [
-        (adapter.compute_gae_advantage_return, "values", REWARDS[:1], ValueError, "got shape"),
+        (
+            adapter.compute_gae_advantage_return,
+            "values",
+            REWARDS[:1],
+            ValueError,
+            r"got shape \(1, 3\), expected",
+        ),
         (adapter.compute_gae_advantage_return, "gamma", -1.0, ValueError, "got -1.0"),
         (adapter.compute_gae_advantage_return, "lam", 2.0, ValueError, "got 2.0"),
         (
@@ -383,6 +389,15 @@ def test_bad_tensors_are_named(function):
 def test_bad_arguments_are_named(function, name, argument, error, message):
     with pytest.raises(error, match=f"{name}: {message}"):
         function(**{**CALLS[function], name: argument})
+
+
+def test_bad_tensors_of_the_loss_are_named():
+    tensors = {"log_prob": REWARDS, "old_log_prob": REWARDS, "advantages": REWARDS, "rollout_is_weights": REWARDS}
+    for name in (*tensors, "response_mask"):
+        with pytest.raises(ValueError, match=f"{name}: got shape"):
+            adapter.compute_policy_loss_triton(
+                **{"response_mask": MASK, **tensors, name: REWARDS[:, 0]}, config=make_actor_config()
+            )
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Pages of the site that have no file in docs/: the reference, made of docstrings, the changelog and how to contribute.
 
-MkDocs calls `on_config` and `on_files` when it builds the site (`hooks` in mkdocs.yml).
+MkDocs calls the functions `on_...` when it builds the site (`hooks` in mkdocs.yml).
 """
 
 from __future__ import annotations
@@ -37,6 +37,13 @@ def on_files(files: Any, config: Any) -> Any:
     for page, text in pages.items():
         files.append(File.generated(config, page, content=text))
     return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Links to the files of the repository's root become links to their pages."""
+    for page, path in COPIED.items():
+        markdown = markdown.replace(f"](../{path}", f"]({page}")
+    return markdown
 
 
 def find_public_names() -> dict[str, list[str]]:

@@ -9,7 +9,17 @@ from importlib import metadata
 from typing import NamedTuple
 
 DISTRIBUTION = "rl-triton-core"
-TESTED = {"stable-baselines3": "2.9", "sb3-contrib": "2.9", "ray": "2.60", "torchrl": "0.14", "gymnasium": "1.2"}
+TESTED = {
+    "gymnasium": "1.2",
+    "ray": "2.60",
+    "rl-games": "1.6",
+    "rsl-rl-lib": "5.5",
+    "sb3-contrib": "2.9",
+    "skrl": "2.1",
+    "stable-baselines3": "2.9",
+    "torchrl": "0.14",
+    "verl": "0.9",
+}
 """The newest versions of the frameworks that the tests have seen."""
 REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)\s*(\[.*?\])?\s*(>=(?P<lowest>[\d.]+))?[^;]*(;(?P<marker>.*))?")
 

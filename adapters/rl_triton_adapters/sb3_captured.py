@@ -17,6 +17,7 @@ from torch.distributions import Distribution
 from torch.nn.functional import mse_loss
 
 from rl_triton_adapters.sb3 import rollout_buffer_class_for
+from rl_triton_adapters.sb3_device import DeviceStorageMixin, map_arrays
 from rl_triton_core.capture import CapturedStep
 
 # isort: split
@@ -27,8 +28,6 @@ from stable_baselines3.common.utils import explained_variance
 
 __all__ = ["TritonPPO"]
 
-FIELDS = ("observations", "actions", "values", "log_probs", "advantages", "returns")
-"""What a minibatch is made of."""
 STATISTICS = ("policy_gradient_loss", "value_loss", "entropy_loss", "clip_fraction", "approx_kl", "loss")
 """What a step tells of itself."""
 ACCELERATIONS = ("auto", "off")
@@ -124,7 +123,7 @@ class TritonPPO(PPO):
 
     def _step(self, indices: torch.Tensor, clip_range: Any, clip_range_vf: Any) -> torch.Tensor:
         """One minibatch: the operations of `PPO.train` in their order. Returns its statistics, and if it stopped."""
-        batch = {name: _map_tensors(lambda x: x.index_select(0, indices), x) for name, x in self._rollout.items()}
+        batch = {name: map_arrays(lambda x: x.index_select(0, indices), x) for name, x in self._rollout.items()}
         actions = batch["actions"]
         if isinstance(self.action_space, spaces.Discrete):
             actions = actions.long().flatten()
@@ -159,10 +158,10 @@ class TritonPPO(PPO):
         """The rollout on the device, flattened as `RolloutBuffer.get` does it, always in the same tensors."""
         buffer: Any = self.rollout_buffer
         if not buffer.generator_ready:
-            for name in FIELDS:
-                setattr(buffer, name, _map_tensors(buffer.swap_and_flatten, getattr(buffer, name)))
+            for name in DeviceStorageMixin.fields:
+                setattr(buffer, name, map_arrays(buffer.swap_and_flatten, getattr(buffer, name)))
             buffer.generator_ready = True
-        for name in FIELDS:
+        for name in DeviceStorageMixin.fields:
             self._rollout[name] = self._copy_field(self._rollout.get(name), getattr(buffer, name), name)
 
     def _copy_field(self, known: Any, arrays: Any, name: str) -> Any:
@@ -238,8 +237,3 @@ def _unvalidated() -> Iterator[None]:
         yield
     finally:
         Distribution.set_default_validate_args(before)
-
-
-def _map_tensors(function: Callable[[Any], Any], stored: Any) -> Any:
-    """Apply a function to a tensor or array, or to each of a dictionary."""
-    return {key: function(x) for key, x in stored.items()} if isinstance(stored, dict) else function(stored)

@@ -75,7 +75,7 @@ class DeviceStorageMixin(TritonGAEMixin):
 
     def _get_samples(self, batch_inds: Any, env: VecNormalize | None = None) -> Any:
         return self.samples(
-            *(_map_arrays(lambda tensor: tensor.index_select(0, batch_inds), stored) for stored in self._rollout)
+            *(map_arrays(lambda tensor: tensor.index_select(0, batch_inds), stored) for stored in self._rollout)
         )
 
     def _copy_field(self, name: str) -> Any:
@@ -84,7 +84,7 @@ class DeviceStorageMixin(TritonGAEMixin):
         def copy(array: npt.NDArray[Any]) -> torch.Tensor:
             return self._copy_to_device(array).to(dtype).flatten(0, 1)
 
-        return _map_arrays(copy, getattr(self, name))
+        return map_arrays(copy, getattr(self, name))
 
     def _copy_to_device(self, array: npt.NDArray[Any]) -> torch.Tensor:
         """Every copy from the host to the device is made here."""
@@ -134,7 +134,7 @@ class BatchedTerminalValues(BaseCallback):
     def _values(self, observations: list[Any], cut: list[int]) -> npt.NDArray[np.float32]:
         """Values of these environments' observations, `[len(cut)]`."""
         policy: Any = self.model.policy
-        batch, _ = policy.obs_to_tensor(_map_arrays(lambda *rows: np.stack(rows), *observations))
+        batch, _ = policy.obs_to_tensor(map_arrays(lambda *rows: np.stack(rows), *observations))
         recurrent: tuple[Any, ...] = ()
         if "lstm_states" in self.locals:
             states = tuple(state[:, cut].contiguous() for state in self.locals["lstm_states"].vf)
@@ -143,8 +143,8 @@ class BatchedTerminalValues(BaseCallback):
         return values
 
 
-def _map_arrays(function: Callable[..., Any], stored: Any, *others: Any) -> Any:
-    """Apply a function to an array, or to each array of a dictionary."""
+def map_arrays(function: Callable[..., Any], stored: Any, *others: Any) -> Any:
+    """Apply a function to an array or tensor, or to each of a dictionary."""
     if isinstance(stored, dict):
         return {key: function(array, *(other[key] for other in others)) for key, array in stored.items()}
     return function(stored, *others)

@@ -108,7 +108,11 @@ class PreparedOptimizer:
 
     def show_plain_settings(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
         """In a checkpoint, settings are those that the user chose, and learning rates are numbers."""
-        for group, settings in zip(state_dict["param_groups"], self.settings, strict=True):
+        self.restore_settings(state_dict["param_groups"])
+
+    def restore_settings(self, groups: list[dict[str, Any]]) -> None:
+        """Give parameter groups, the optimizer's or copies of them, settings as they were and plain learning rates."""
+        for group, settings in zip(groups, self.settings, strict=True):
             group.update(settings)
             group["lr"] = float(group["lr"])
 
@@ -116,9 +120,7 @@ class PreparedOptimizer:
         """Settings as they were, learning rates as numbers."""
         for handle in self.handles:
             handle.remove()
-        for group, settings in zip(self.optimizer.param_groups, self.settings, strict=True):
-            group.update(settings)
-            group["lr"] = float(group["lr"])
+        self.restore_settings(self.optimizer.param_groups)
         for name in ("found_inf", "grad_scale"):
             if hasattr(self.optimizer, name):
                 delattr(self.optimizer, name)

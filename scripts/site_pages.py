@@ -1,4 +1,4 @@
-"""Pages of the site that have no file in docs/: the reference, made of docstrings, the changelog and how to contribute.
+"""Pages of the site that have no file in docs/: the reference, made of docstrings, and copies of files elsewhere.
 
 MkDocs calls the functions `on_...` when it builds the site (`hooks` in mkdocs.yml).
 """
@@ -6,6 +6,7 @@ MkDocs calls the functions `on_...` when it builds the site (`hooks` in mkdocs.y
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,13 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"rl_triton_core": ROOT / "rl_triton_core", "rl_triton_adapters": ROOT / "adapters" / "rl_triton_adapters"}
 WITHOUT_ALL = {"rl_triton_core.capture": ["CapturedStep"], "rl_triton_core.system_info": ["system_info"]}
 """Public modules that have no `__all__`, and what a user imports from them."""
-COPIED = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
+COPIED = {
+    "contributing.md": "CONTRIBUTING.md",
+    "changelog.md": "CHANGELOG.md",
+    "notebooks/boundaries.md": "examples/notebooks/boundaries.ipynb",
+    "notebooks/captured_ppo.md": "examples/notebooks/captured_ppo.ipynb",
+    "notebooks/speed.md": "examples/notebooks/speed.ipynb",
+}
 
 
 def on_config(config: Any) -> Any:
@@ -33,14 +40,14 @@ def on_files(files: Any, config: Any) -> Any:
     from mkdocs.structure.files import File
 
     pages = {name_page(module): write_reference(module, names) for module, names in find_public_names().items()}
-    pages |= {page: rewrite_links((ROOT / path).read_text(encoding="utf-8")) for page, path in COPIED.items()}
+    pages |= {page: copy_page(ROOT / path) for page, path in COPIED.items()}
     for page, text in pages.items():
         files.append(File.generated(config, page, content=text))
     return files
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Links to the files of the repository's root become links to their pages."""
+    """Links to files that are copied become links to their pages."""
     for page, path in COPIED.items():
         markdown = markdown.replace(f"](../{path}", f"]({page}")
     return markdown
@@ -92,6 +99,18 @@ def write_reference(module: str, names: list[str]) -> str:
     return "\n".join([about, *(f"::: {module}.{name}\n" for name in functions_first)])
 
 
-def rewrite_links(text: str) -> str:
-    """A file of the repository's root as a page: links into docs/ become links beside it."""
+def copy_page(path: Path) -> str:
+    """A file of the repository as a page: links into docs/ become links from where the page is."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".ipynb":
+        return "\n".join(map(write_cell, json.loads(text)["cells"])).replace("](../../docs/", "](../")
     return text.replace("](docs/", "](")
+
+
+def write_cell(cell: dict[str, Any]) -> str:
+    """A cell of a notebook as Markdown, with what it printed."""
+    source = "".join(cell["source"])
+    if cell["cell_type"] == "markdown":
+        return f"{source}\n"
+    printed = "".join(line for output in cell["outputs"] for line in output["text"])
+    return f"```python\n{source}\n```\n" + f"\n```text\n{printed.rstrip()}\n```\n" * bool(printed)

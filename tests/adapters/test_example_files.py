@@ -20,6 +20,7 @@ VERBS = {
     "ppo_rllib.py": "example-rllib",
     "impala_rllib.py": "example-rllib",
     "ppo_rsl_rl.py": "example-frameworks",
+    "ppo_rl_games.py": "example-frameworks",
 }
 NEEDED = {"example": "stable_baselines3", "example-rllib": "ray.rllib", "example-frameworks": "rsl_rl"}
 """A package that a verb's environment has and the others lack."""

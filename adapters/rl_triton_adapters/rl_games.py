@@ -1,0 +1,181 @@
+"""RL-Games: PPO agents that compute advantages with `rl_triton_core`, and, for continuous actions, their loss.
+
+One line turns them on, before the runner runs; configurations keep their names:
+
+    register_agents(runner)
+
+A key of the configuration turns them off again: ``params.config.triton: False``.
+"""
+
+# mypy: allow-subclassing-any, allow-untyped-calls
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl_triton_core import compute_gae
+from rl_triton_core.losses import ppo_loss
+
+try:
+    from rl_games.algos_torch.a2c_continuous import A2CAgent
+    from rl_games.algos_torch.a2c_discrete import DiscreteA2CAgent
+    from rl_games.common import common_losses
+except ImportError as error:
+    raise ImportError(
+        "rl_triton_adapters.rl_games needs RL-Games, which could not be imported: pip install rl-triton-core[rl-games]"
+    ) from error
+
+__all__ = ["TritonA2CAgent", "TritonAdvantagesMixin", "TritonDiscreteA2CAgent", "register_agents"]
+
+
+class TritonAdvantagesMixin:
+    """Compute advantages with `rl_triton_core`. Put it in front of an agent of RL-Games.
+
+    Time-outs are in the rewards already, as RL-Games adds them; returns and normalisation are its own.
+    """
+
+    config: dict[str, Any]
+    gamma: float
+    tau: float
+
+    def __init__(self, base_name: str, params: dict[str, Any]) -> None:
+        """Create the agent.
+
+        Args:
+            base_name: As of the agent.
+            params: As of the agent; `params["config"]["triton"]`, a bool, is the switch.
+
+        Raises:
+            TypeError: The switch is no bool.
+        """
+        self.triton = params["config"].get("triton", True)
+        if not isinstance(self.triton, bool):
+            raise TypeError(f"triton: got {type(self.triton).__name__}, expected a bool")
+        super().__init__(base_name, params)  # type: ignore[call-arg]
+
+    def discount_values(
+        self, fdones: Tensor, last_values: Tensor, mb_fdones: Tensor, mb_values: Tensor, mb_rewards: Tensor
+    ) -> Tensor:
+        """Compute the advantages of a rollout.
+
+        Args:
+            fdones: Whether the last step ended its episode, [num_envs], floating point.
+            last_values: V of the observation after the rollout, [num_envs, value_size].
+            mb_fdones: Whether the step before ended its episode, [num_steps, num_envs], floating point.
+            mb_values: V(s_t), [num_steps, num_envs, value_size].
+            mb_rewards: Rewards, [num_steps, num_envs, value_size].
+
+        Returns:
+            Advantages, shaped like `mb_rewards`.
+        """
+        if not self.triton:
+            stock: Tensor = super().discount_values(  # type: ignore[misc]
+                fdones, last_values, mb_fdones, mb_values, mb_rewards
+            )
+            return stock
+        dones = torch.cat([mb_fdones[1:], fdones.unsqueeze(0)])
+        result = compute_gae(
+            mb_rewards.flatten(1),
+            mb_values.flatten(1),
+            terminated=dones.repeat_interleave(mb_rewards.shape[-1], dim=1),
+            bootstrap_values=last_values.flatten(),
+            gamma=self.gamma,
+            lambda_=self.tau,
+            time_dim=0,
+            compute_returns=False,
+        )
+        return result.advantages.view(mb_rewards.shape)
+
+
+class TritonA2CAgent(TritonAdvantagesMixin, A2CAgent):
+    """PPO of RL-Games for continuous actions, with advantages and loss of `rl_triton_core`.
+
+    The loss is RL-Games' own with masks of sequences, several values per state, a central value network, mixed
+    precision, `ppo: False`, or another `actor_loss_func` than the clipped one.
+    """
+
+    def calc_losses(
+        self,
+        actor_loss_func: Any,
+        old_action_log_probs_batch: Tensor,
+        action_log_probs: Tensor,
+        advantage: Tensor,
+        curr_e_clip: float,
+        value_preds_batch: Tensor,
+        values: Tensor,
+        return_batch: Tensor,
+        mu: Tensor,
+        entropy: Tensor,
+        rnn_masks: Tensor | None,
+    ) -> tuple[Any, ...]:
+        """Compute the loss of a minibatch, as `A2CAgent.calc_losses` does.
+
+        Args:
+            actor_loss_func: The agent's `actor_loss_func`.
+            old_action_log_probs_batch: Negative log-probabilities under the policy that acted, [batch].
+            action_log_probs: Negative log-probabilities under the policy, [batch].
+            advantage: Normalised advantages, [batch].
+            curr_e_clip: Clip of the ratio and of the values.
+            value_preds_batch: Values when the rollout was made, [batch, value_size].
+            values: Values, [batch, value_size].
+            return_batch: Value targets, [batch, value_size].
+            mu: Means of the policy, [batch, num_actions].
+            entropy: Entropies of the policy, [batch].
+            rnn_masks: Which steps count, for recurrent policies; None for all.
+
+        Returns:
+            Total, actor's and critic's loss, entropy, loss of the bounds, and the masks' size or None.
+        """
+        if not self._is_fused(actor_loss_func, values, rnn_masks):
+            stock: tuple[Any, ...] = super().calc_losses(
+                actor_loss_func,
+                old_action_log_probs_batch,
+                action_log_probs,
+                advantage,
+                curr_e_clip,
+                value_preds_batch,
+                values,
+                return_batch,
+                mu,
+                entropy,
+                rnn_masks,
+            )
+            return stock
+        result = ppo_loss(
+            -action_log_probs,
+            -old_action_log_probs_batch,
+            advantage,
+            values=values.flatten(),
+            returns=return_batch.flatten(),
+            old_values=value_preds_batch.flatten(),
+            entropy=entropy,
+            clip=curr_e_clip,
+            value_coef=0.5 * self.critic_coef,
+            value_clip=curr_e_clip if self.clip_value else None,
+            value_clip_mode="cleanrl",
+            entropy_coef=self.entropy_coef,
+        )
+        bounds = {"regularisation": self.reg_loss, "bound": self.bound_loss}.get(self.bound_loss_type)
+        b_loss = torch.zeros((), device=mu.device) if bounds is None else bounds(mu).mean()
+        loss = result.loss + b_loss * self.bounds_loss_coef
+        return loss, result.policy_loss, result.value_loss, result.entropy, b_loss, None
+
+    def _is_fused(self, actor_loss_func: Any, values: Tensor, rnn_masks: Tensor | None) -> bool:
+        clipped = self.ppo and actor_loss_func is common_losses.actor_loss
+        plain = self.has_value_loss and values.shape[-1] == 1 and rnn_masks is None and not self.mixed_precision
+        return self.triton and clipped and plain
+
+
+class TritonDiscreteA2CAgent(TritonAdvantagesMixin, DiscreteA2CAgent):
+    """PPO of RL-Games for discrete actions, with the advantages of `rl_triton_core`."""
+
+
+def register_agents(runner: Any) -> None:
+    """Let a runner make these agents under the names `a2c_continuous` and `a2c_discrete`.
+
+    Args:
+        runner: A `Runner` of RL-Games, which has not run yet.
+    """
+    runner.algo_factory.register_builder("a2c_continuous", TritonA2CAgent)
+    runner.algo_factory.register_builder("a2c_discrete", TritonDiscreteA2CAgent)

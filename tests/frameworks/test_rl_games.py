@@ -1,0 +1,127 @@
+"""Agents of RL-Games, stock against ours: advantages, losses and training."""
+
+import math
+
+import pytest
+import torch
+
+pytest.importorskip("rl_games")
+from ppo_rl_games import evaluate_agent, make_config, parse_arguments, train_agent
+from rl_games.common import common_losses
+from rl_games.torch_runner import Runner
+
+from rl_triton_adapters.rl_games import TritonA2CAgent, TritonDiscreteA2CAgent, register_agents
+
+FLAGS = ["--num-envs", "6", "--num-steps", "8", "--epochs", "2", "--evaluation-episodes", "2", "--quiet"]
+CLASSES = {"cartpole": TritonDiscreteA2CAgent, "pendulum": TritonA2CAgent}
+
+
+def make_agent(advantages, env, folder, changes=(), registered=True):
+    """An agent as a runner makes it; most environments end an episode soon."""
+    flags = [*FLAGS, "--advantages", advantages, "--env", env, "--log-dir", str(folder)]
+    config = make_config(parse_arguments(flags))
+    config["params"]["config"] |= dict(changes)
+    if not registered:
+        del config["params"]["config"]["triton"]
+    runner = Runner()
+    if registered:
+        register_agents(runner)
+    runner.load(config)
+    agent = runner.algo_factory.create(runner.algo_name, base_name="run", params=runner.params)
+    envs = agent.vec_env.envs
+    envs.elapsed.copy_(torch.arange(6) + envs.time_limit - 6)
+    return agent
+
+
+def compare(got, want, **tolerance):
+    for (name, x), y in zip(got.model.state_dict().items(), want.model.state_dict().values(), strict=True):
+        torch.testing.assert_close(x, y, msg=lambda text, name=name: f"{name}: {text}", **tolerance)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-8, 1e6])
+@pytest.mark.parametrize("value_size", [1, 2])
+def test_advantages(value_size, scale, tmp_path):
+    """And what RL-Games makes of them: at a deviation of 1e-8 the place of the normalisation's epsilon shows."""
+    generator = torch.Generator().manual_seed(0)
+    rewards, values = (torch.randn(8, 6, value_size, generator=generator) * scale for _ in range(2))
+    flags = (torch.rand(9, 6, generator=generator) < 0.3).float()
+    rewards += 0.99 * values * (flags[1:, :, None] * (torch.rand(8, 6, 1, generator=generator) < 0.5))
+    last_values = torch.randn(6, value_size, generator=generator) * scale
+    stock, ours = (make_agent(name, "pendulum", tmp_path) for name in ("stock", "triton"))
+    want, got = (x.discount_values(flags[-1], last_values, flags[:-1], values, rewards) for x in (stock, ours))
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6 * scale)
+    want, got = (common_losses.normalize_advantage(x) for x in (want, got))
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"clip_value": False, "critic_coef": 2.0, "entropy_coef": 0.01, "bounds_loss_coef": 0.1}],
+    ids=["clipped values", "entropy and bounds"],
+)
+def test_the_loss_and_its_gradient(changes, tmp_path):
+    stock, ours = (make_agent(name, "pendulum", tmp_path, changes) for name in ("stock", "triton"))
+    generator, found = torch.Generator().manual_seed(0), []
+    old, advantage = (torch.randn(40, generator=generator) for _ in range(2))
+    old_values, returns = (torch.randn(40, 1, generator=generator) for _ in range(2))
+    moves = torch.randn(4, 40, generator=generator)
+    for agent in (stock, ours):
+        log_probs, entropy = (old + 0.3 * moves[0]).requires_grad_(), moves[1].clone().requires_grad_()
+        values = (old_values + 0.3 * moves[2, :, None]).requires_grad_()
+        mu = moves[3, :, None].clone().mul_(2).requires_grad_()
+        result = agent.calc_losses(
+            agent.actor_loss_func, old, log_probs, advantage, 0.2, old_values, values, returns, mu, entropy, None
+        )
+        result[0].backward()
+        grads = [torch.zeros(()) if x.grad is None else x.grad for x in (log_probs, values, entropy, mu)]
+        found.append([*(x.detach() for x in result[:5]), *grads])
+    for want, got in zip(*found, strict=True):
+        torch.testing.assert_close(got, want.view_as(got), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("env", CLASSES)
+def test_training(env, tmp_path):
+    """Two epochs leave the same parameters, with time limits; the runner's names stand for our agents."""
+    agents = [make_agent(name, env, tmp_path) for name in ("stock", "triton")]
+    for agent in agents:
+        assert type(agent) is CLASSES[env]
+        torch.manual_seed(1)
+        agent.train()
+    stock, ours = agents
+    assert ours.last_lr == pytest.approx(stock.last_lr)
+    compare(ours, stock, rtol=1e-4, atol=2e-6)
+
+
+def test_switched_off_it_is_stock(tmp_path):
+    """Bit for bit what a runner makes that knows nothing of us."""
+    agents = make_agent("stock", "pendulum", tmp_path), make_agent("stock", "pendulum", tmp_path, registered=False)
+    for agent in agents:
+        torch.manual_seed(1)
+        agent.train()
+    compare(*agents, rtol=0, atol=0)
+
+
+def test_another_actor_loss_is_not_replaced(tmp_path):
+    stock, ours = (make_agent(name, "pendulum", tmp_path, {"use_smooth_clamp": True}) for name in ("stock", "triton"))
+    arguments = (torch.zeros(4), torch.ones(4), torch.ones(4), 0.2, *[torch.ones(4, 1)] * 4, torch.ones(4), None)
+    want, got = (x.calc_losses(x.actor_loss_func, *arguments) for x in (stock, ours))
+    assert ours.actor_loss_func is common_losses.smoothed_actor_loss
+    assert got[0].item() == want[0].item() and math.isfinite(got[0].item())
+
+
+def test_the_switch_is_a_bool(tmp_path):
+    with pytest.raises(TypeError, match="triton: got str, expected a bool"):
+        make_agent("triton", "pendulum", tmp_path, {"triton": "no"})
+
+
+def test_checkpoints_go_both_ways(tmp_path):
+    ours, stock = (make_agent(name, "pendulum", tmp_path) for name in ("triton", "stock"))
+    ours.train()
+    stock.set_full_state_weights(ours.get_full_state_weights())
+    compare(stock, ours, rtol=0, atol=0)
+    ours.set_full_state_weights(stock.get_full_state_weights())
+
+
+def test_the_example_trains(tmp_path):
+    args = parse_arguments([*FLAGS, "--log-dir", str(tmp_path), "--env", "pendulum"])
+    assert evaluate_agent(train_agent(args), args).isfinite().all()

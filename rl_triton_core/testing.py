@@ -70,16 +70,16 @@ def random_rollout(
         torch.rand(shape, generator=generator) < prob for prob in (terminated_prob, truncated_prob)
     )
 
-    def place(x: Tensor, dtype: torch.dtype) -> Tensor:
+    def place_tensor(x: Tensor, dtype: torch.dtype) -> Tensor:
         x = x.t() if time_dim in (-2, 0) else x
         return x.contiguous().to(device=device, dtype=dtype)
 
     return Rollout(
-        rewards=place(rewards, dtype),
-        values=place(values, dtype),
-        terminated=place(terminated, torch.bool),
-        truncated=place(truncated, torch.bool),
-        bootstrap_values=place(bootstrap_values, dtype),
+        rewards=place_tensor(rewards, dtype),
+        values=place_tensor(values, dtype),
+        terminated=place_tensor(terminated, torch.bool),
+        truncated=place_tensor(truncated, torch.bool),
+        bootstrap_values=place_tensor(bootstrap_values, dtype),
     )
 
 

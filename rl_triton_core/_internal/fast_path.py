@@ -408,7 +408,7 @@ def add_plan(
     if all(type(arguments[i]) in CONSTANT_TYPES for i in set(trace.positions) - varying):
         tensors = list(writer.tensors.values())
         sizes = Sizes(tensor_guard(tensors), tuple(writer.values))
-        memory.add(writer.plan_source(lines, varying), writer.namespace(), tensors[0].shape, sizes)
+        memory.add(writer.plan_source(lines, varying), writer.make_namespace(), tensors[0].shape, sizes)
 
 
 class PlanWriter:
@@ -526,7 +526,7 @@ class PlanWriter:
         )
         return "".join(f"c{i} = {x!r}\n" for i, x in enumerate(constants)) + plan
 
-    def namespace(self) -> dict[str, Any]:
+    def make_namespace(self) -> dict[str, Any]:
         """Return the names that a plan uses, apart from its own."""
         positions, factors, trace = sorted(self.trace.checks), tuple(self.factors), self.trace
         latest: list[tuple[Any, Any]] = [((object(),) * len(positions), ())]

@@ -10,9 +10,9 @@ from triton.compiler import ASTSource
 
 from rl_triton_core._internal.backends.triton_moments import (
     NUM_WARPS,
-    capacity,
-    cut,
+    choose_tiles,
     moments_arguments,
+    round_capacity,
     standardize_arguments,
 )
 from rl_triton_core._internal.kernels import moments as kernels
@@ -41,16 +41,16 @@ def compile_for(target, name, variant):
     """Compile a kernel as a call of that variant would; return it and what a thread of it needs."""
     shape, *dtypes = VARIANTS[variant]
     values, flags, result = (None if dtype is None else make_matrix(shape, dtype) for dtype in dtypes)
-    task, tiles = Task(values, flags, result, Rule(1.0, 1e-8, 0.0, 0.0)), cut(*shape)
+    task, tiles = Task(values, flags, result, Rule(1.0, 1e-8, 0.0, 0.0)), choose_tiles(*shape)
     parts = torch.empty((tiles.programs, 3), dtype=torch.float64, device="meta")
     constants = tiles.constants
     if name == "moments":
         arguments = moments_arguments(task, tiles, parts)
     elif name == "standardize":
         arguments = standardize_arguments(task, tiles, parts)
-        constants["PARTS"] = capacity(parts)
+        constants["PARTS"] = round_capacity(parts)
     else:
-        arguments, constants = (parts, len(parts), parts[:1]), {"PARTS": capacity(parts)}
+        arguments, constants = (parts, len(parts), parts[:1]), {"PARTS": round_capacity(parts)}
     kernel = getattr(kernels, name)
     signature, constexprs, attributes = {}, {}, {}
     for i, (key, value) in enumerate(zip(kernel.arg_names, (*arguments, *constants.values()), strict=True)):

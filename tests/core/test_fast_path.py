@@ -673,7 +673,7 @@ def test_a_launcher_that_is_not_known(no_hooks, warned, launcher):
     assert not launched
     (warning,) = warned
     message = str(warning.message)
-    assert all(x in message for x in (triton_launcher.version(), "3.7", "RL_TRITON_FAST_PATH=0"))
+    assert all(x in message for x in (triton_launcher.find_version(), "3.7", "RL_TRITON_FAST_PATH=0"))
     assert ours.fast_path_status().reason in message
 
 
@@ -727,7 +727,7 @@ def test_normalisation_records_what_its_kernels_take(monkeypatch):
         given = dict(zip(kernel.arg_names, arguments, strict=True))
         assert given["parts"] is scratch
         assert grid == (1, 1)
-        assert (given["BLOCK_ROWS"], given["BLOCK_COLUMNS"]) == backend.cut(1, 150)[:2]
+        assert (given["BLOCK_ROWS"], given["BLOCK_COLUMNS"]) == backend.choose_tiles(1, 150)[:2]
 
 
 def test_the_triton_that_is_installed(no_device):

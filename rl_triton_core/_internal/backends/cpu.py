@@ -151,31 +151,31 @@ class Call:
         self.flag_dtypes = (torch.float32,) if has_float32_flags(problem) else (torch.bool, torch.uint8)
         """Those in which flags are read as they are; so that few variants arise."""
         self.real_dtypes = (problem.dtype,)
-        add, add_number, add_flags = self.add, self.add_number, self.add_flags
+        add_value, add_number, add_flags = self.add_value, self.add_number, self.add_flags
         decay = problem.lambda_ if isinstance(problem.gamma, torch.Tensor) else problem.gamma * problem.lambda_
         kinds = Arguments(
-            inputs=tuple(map(add, problem.inputs)),
-            next_values=add(problem.next_values),
-            bootstrap=add(problem.bootstrap),
+            inputs=tuple(map(add_value, problem.inputs)),
+            next_values=add_value(problem.next_values),
+            bootstrap=add_value(problem.bootstrap),
             terminated=add_flags(problem.terminated),
             truncated=add_flags(problem.truncated),
             mask=add_flags(problem.mask),
-            gamma=add(problem.gamma),
-            decay=add(decay),
-            params=tuple(map(add, problem.params)),
+            gamma=add_value(problem.gamma),
+            decay=add_value(decay),
+            params=tuple(map(add_value, problem.params)),
             skip=add_number(problem.skip, torch.bool),
-            initial=add(problem.initial),
+            initial=add_value(problem.initial),
             previous_done=add_flags(problem.previous_done),
             starts_at=add_number(problem.starts_at, torch.bool),
-            outputs=tuple(map(add, results)),
+            outputs=tuple(map(add_value, results)),
             offsets=self.add_offsets(problem.cu_seqlens),
-            zero=add(0.0),
-            zeros=tuple([add(0.0) for _ in range(problem.recurrence.num_lookahead)]),
+            zero=add_value(0.0),
+            zeros=tuple([add_value(0.0) for _ in range(problem.recurrence.num_lookahead)]),
             steps=add_number(problem.shape[1], torch.int64),
         )
         self.variant = Variant(self.is_serial, self.is_contiguous, kinds)
 
-    def add(self, x: Any) -> Kind | None:
+    def add_value(self, x: Any) -> Kind | None:
         """Add a stream or a number in the dtype of the arithmetic."""
         if isinstance(x, torch.Tensor):
             return self.add_stream(x, self.real_dtypes)

@@ -265,16 +265,16 @@ def generalize_arguments(problem: Problem, form: Form, arguments: tuple[Any, ...
         known = (False, step == 1 and form.is_env_major, lane == 1 and not form.is_env_major, action == [1])
         return tuple(1 if is_one else size for is_one in known[: len(strides)])
 
-    def general(x: Any) -> Any:
+    def generalize(x: Any) -> Any:
         if isinstance(x, torch.Tensor):
             return Address(x.dtype)
         if not isinstance(x, tuple):
             return size if type(x) is int else untrace(x)
         if len(x) > 1 and isinstance(x[0], torch.Tensor):
             return Address(x[0].dtype), *general_strides(x[1:])
-        return tuple(map(general, x))
+        return tuple(map(generalize, x))
 
-    given = list(map(general, arguments))
+    given = list(map(generalize, arguments))
     given[FOLDS] = Address(problem.dtype) if is_split else None
     given[STRIDES] = general_strides(arguments[STRIDES])
     for i in NUMBERS:
@@ -353,13 +353,13 @@ def kernel_arguments(problem: Problem, folds: Stream = None) -> tuple[Any, ...]:
     """
     strides = problem.find_strides(problem.like)
 
-    def stream(x: Any) -> Any:
+    def locate_stream(x: Any) -> Any:
         if not isinstance(x, torch.Tensor):
             return None
         own = problem.find_strides(x)
         return (x,) if own == strides else (x, *own)
 
-    def number(x: Any) -> Any:
+    def pass_number(x: Any) -> Any:
         return none if isinstance(x, torch.Tensor) else x
 
     none = 0.0 if problem.like.dtype.is_floating_point else 0
@@ -367,21 +367,21 @@ def kernel_arguments(problem: Problem, folds: Stream = None) -> tuple[Any, ...]:
     stand_in = (problem.like,)  # Triton 3.6 has trouble with None inside a tuple
     varies = isinstance(problem.gamma, torch.Tensor)
     return (
-        tuple(stream(x) or stand_in for x in problem.inputs),
-        stream(problem.next_values),
+        tuple(locate_stream(x) or stand_in for x in problem.inputs),
+        locate_stream(problem.next_values),
         expectation_arguments(problem),
-        stream(problem.bootstrap),
-        number(problem.bootstrap),
-        stream(problem.terminated),
-        stream(problem.truncated),
-        stream(problem.mask),
-        stream(problem.gamma),
-        number(problem.gamma),
+        locate_stream(problem.bootstrap),
+        pass_number(problem.bootstrap),
+        locate_stream(problem.terminated),
+        locate_stream(problem.truncated),
+        locate_stream(problem.mask),
+        locate_stream(problem.gamma),
+        pass_number(problem.gamma),
         problem.lambda_ if varies else problem.gamma * problem.lambda_,
         problem.params,
-        stream(problem.initial),
-        stream(problem.previous_done),
-        tuple(stream(x) or stand_in for x in problem.outputs),
+        locate_stream(problem.initial),
+        locate_stream(problem.previous_done),
+        tuple(locate_stream(x) or stand_in for x in problem.outputs),
         problem.cu_seqlens,
         folds,
         strides,

@@ -67,13 +67,13 @@ def resolve_launch(kernel: Any, grid: tuple[int, int], arguments: Sequence[Any],
         return ResolvedLaunch(launcher.launch, single_call(calls), stream_getter(device))
     except Exception as error:
         raise UnknownLauncherError(
-            f"got Triton {version()}, whose launcher is not known ({type(error).__name__}: {error}), expected one of "
-            f"{', '.join(TRITON)}; calls take the host several times as long. Install one of those, or set "
-            "RL_TRITON_FAST_PATH=0 in the environment to do without the fast path"
+            f"got Triton {find_version()}, whose launcher is not known ({type(error).__name__}: {error}), "
+            f"expected one of {', '.join(TRITON)}; calls take the host several times as long. Install one of "
+            "those, or set RL_TRITON_FAST_PATH=0 in the environment to do without the fast path"
         ) from error
 
 
-def version() -> str:
+def find_version() -> str:
     """Triton's version."""
     import triton
 

@@ -37,7 +37,7 @@ class Tiles(NamedTuple):
         return {"BLOCK_ROWS": self.rows, "BLOCK_COLUMNS": self.columns}
 
 
-def cut(rows: int, columns: int) -> Tiles:
+def choose_tiles(rows: int, columns: int) -> Tiles:
     """Tiles as wide as the matrix if that is narrow, all of one size; one shape for every row."""
     width = BLOCK if rows == 1 else min(BLOCK, next_power_of_2(columns))
     height = BLOCK // width
@@ -51,42 +51,42 @@ def run(task: Task, exchange: Exchange | None) -> None:
             "advantages: got dtype float64 on the triton backend, expected float32, bfloat16 or float16 "
             "(the cpu and reference backends take float64)"
         )
-    tiles = cut(*task.values.shape)
+    tiles = choose_tiles(*task.values.shape)
     new = task.values.new_empty if tiles.number else task.values.new_zeros
     parts = own = new((max(1, tiles.programs), 3), dtype=torch.float64)
 
-    def launch(kernel: Any, programs: int, arguments: tuple[Any, ...], constants: dict[str, int]) -> None:
+    def launch_kernel(kernel: Any, programs: int, arguments: tuple[Any, ...], constants: dict[str, int]) -> None:
         compiled = kernel[(programs,)](*untrace(arguments), **constants, num_warps=NUM_WARPS)
         record_kernel(compiled, (programs, 1), (*arguments, *constants.values()), own)
 
     with device_guard(task.values.device):
         if tiles.number:
-            launch(kernels.moments, tiles.programs, moments_arguments(task, tiles, parts), tiles.constants)
+            launch_kernel(kernels.moments, tiles.programs, moments_arguments(task, tiles, parts), tiles.constants)
         if exchange is not None:
             whole = parts.new_empty((1, 3))
-            launch(kernels.merge, 1, (parts, len(parts), whole), {"PARTS": capacity(parts)})
+            launch_kernel(kernels.merge, 1, (parts, len(parts), whole), {"PARTS": round_capacity(parts)})
             parts = exchange(whole)
         if tiles.number:
-            constants = {**tiles.constants, "PARTS": capacity(parts)}
-            launch(kernels.standardize, tiles.programs, standardize_arguments(task, tiles, parts), constants)
+            constants = {**tiles.constants, "PARTS": round_capacity(parts)}
+            launch_kernel(kernels.standardize, tiles.programs, standardize_arguments(task, tiles, parts), constants)
 
 
 def moments_arguments(task: Task, tiles: Tiles, parts: torch.Tensor) -> tuple[Any, ...]:
     """Arguments of the first kernel."""
-    return (*stream(task.values), *stream(task.mask), *task.values.shape, tiles.number, parts)
+    return (*list_with_strides(task.values), *list_with_strides(task.mask), *task.values.shape, tiles.number, parts)
 
 
 def standardize_arguments(task: Task, tiles: Tiles, parts: torch.Tensor) -> tuple[Any, ...]:
     """Arguments of the last kernel."""
-    streams = (*stream(task.values), *stream(task.mask), *stream(task.out))
+    streams = (*list_with_strides(task.values), *list_with_strides(task.mask), *list_with_strides(task.out))
     return (*streams, *task.values.shape, tiles.number, parts, len(parts), *task.rule)
 
 
-def stream(x: torch.Tensor | None) -> tuple[Any, ...]:
+def list_with_strides(x: torch.Tensor | None) -> tuple[Any, ...]:
     """A matrix and its strides."""
     return (None, 0, 0) if x is None else (x, *x.stride())
 
 
-def capacity(parts: torch.Tensor) -> int:
+def round_capacity(parts: torch.Tensor) -> int:
     """A size that holds the parts: the same for all numbers of programs, so that few variants arise."""
     return max(PROGRAMS, next_power_of_2(len(parts)))

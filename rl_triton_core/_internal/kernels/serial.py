@@ -27,12 +27,12 @@ MIN_LANES_TO_VECTORIZE = 8
 """Fewer lanes are walked one after the other, however they lie."""
 
 
-def bound(*_: Any) -> Any:
+def raise_unbound(*_: Any) -> Any:
     """Stand for a function that the backend binds."""
     raise NotImplementedError
 
 
-load_arguments = coefficients = readout = apply_boundary_rule = enter = step = bound
+load_arguments = coefficients = readout = apply_boundary_rule = enter = step = raise_unbound
 HAS_MASK = GAMMA_VARIES = False
 NUM_LOOKAHEAD, DIRECTION = 0, 1
 

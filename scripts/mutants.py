@@ -58,6 +58,8 @@ FILES = [
         "estimators_transforms",
         "estimators_nstep",
         "losses",
+        "losses_cpu",
+        "losses_tokens",
         "launch_table",
         "command_line",
         "selftest",

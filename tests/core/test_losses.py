@@ -26,7 +26,7 @@ NAN, INF = math.nan, math.inf
 POLICY_OPTIONS = {
     "plain": {},
     "clip-higher and dual clip": {"clip": 0.1, "clip_high": 0.3, "dual_clip": 1.2, "entropy_coef": 0.01},
-    "clamped": {"log_ratio_clamp": 0.25, "kl_clip": 0.05, "kl_coef": 0.3, "kl_estimator": "k3"},
+    "clamped": {"log_ratio_clamp": 0.25, "kl_clip": 0.02, "kl_coef": 0.3, "kl_estimator": "k3"},
     "normalized": {"normalize_advantages": True, "correction": 0, "epsilon": 0.5, "entropy_coef": -0.1},
 }
 VALUE_OPTIONS = [
@@ -76,6 +76,20 @@ def test_estimators_of_kl(target, estimator):
     alone = kl_divergence(log_probs, ref, estimator, mask, backend=target.backend)
     options = {"kl_estimator": estimator, "mask": mask.cpu(), "backend": target.backend}
     assert_close(alone, call(case, case.network, device=target.device, **options).kl, rtol=2e-7)
+
+
+@pytest.mark.parametrize(
+    "estimator, loss, grad",
+    [("k1", 1.1, 1.0), ("k2", 1.005, 0.1), ("k3", math.exp(-0.5) - 0.5 + math.exp(-0.1) - 0.9, 1 - math.exp(-0.1))],
+)
+def test_clips_of_kl(target, estimator, loss, grad):
+    """By hand: of x = −3 and −0.1 the first is clipped, in "k3" as the argument of the exponential function."""
+    x = torch.zeros(2, device=target.device, requires_grad=True)
+    ref = torch.tensor([-3.0, -0.1], device=target.device)
+    got = kl_divergence(x, ref, estimator, log_ratio_clamp=0.5, kl_clip=1.0, backend=target.backend)
+    assert float(got.detach()) == pytest.approx(loss / 2, rel=1e-6)
+    got.backward()
+    assert x.grad.tolist() == pytest.approx([0, grad / 2], rel=1e-6)
 
 
 @pytest.mark.parametrize("head", ["categorical", "multi", "nvec", "gaussian", "gaussian per state", "bernoulli"])
@@ -249,6 +263,14 @@ def test_what_is_masked_leaves_no_trace(target, head):
     assert all(x.grad[~mask].eq(0).all() for x in inputs if len(x) == 37)
 
 
+def test_advantages_are_normalized_over_what_counts(target):
+    x = torch.tensor([1.0, 2.0, 6.0, 50.0], device=target.device)
+    mask, options = x < 50, {"normalize_advantages": True, "backend": target.backend}
+    want = ppo_loss(x[:3] / 9, x[:3] / 10, x[:3], **options)
+    got = ppo_loss(x / 9, x / 10, x, mask=mask, **options)
+    assert_close(torch.stack(got[:9]), torch.stack(want[:9]), rtol=1e-6)
+
+
 def test_a_valid_nan_spoils_the_loss(target):
     case = poisoned(make("categorical"), slice(3, 4))
     assert call(case, case.network, device=target.device, backend=target.backend).loss.isnan()
@@ -292,6 +314,16 @@ def test_actions_that_are_not_allowed(target):
     assert_close(logits.grad, want, rtol=1e-6)
 
 
+def test_categorical_logits_that_are_large(target):
+    logits = torch.tensor([[1e30, -1e30], [3e38, 3e38]], device=target.device, requires_grad=True)
+    actions, old = torch.zeros(2, dtype=torch.int64, device=target.device), logits.detach()[:, 0] * 0
+    got = categorical_ppo_loss(logits, actions, old, old + 1, entropy_coef=0.5, backend=target.backend)
+    got.loss.backward()
+    assert float(got.entropy) == pytest.approx(math.log(2) / 2)
+    assert float(got.loss.detach()) == pytest.approx(-0.75 - math.log(2) / 4)
+    assert_close(logits.grad.cpu(), torch.tensor([[0, 0], [-0.125, 0.125]]), rtol=1e-6)
+
+
 @pytest.mark.parametrize("action", [-1, 3])
 def test_an_action_that_there_is_not(target, action):
     logits = torch.zeros(2, 3, device=target.device)
@@ -307,6 +339,14 @@ def test_bernoulli_logits_that_are_large(target, size):
     got = bernoulli_ppo_loss(logits, logits > 0, zero, zero + 1, entropy_coef=1.0, backend=target.backend)
     got.loss.backward()
     assert got.loss == -1 and logits.grad.eq(0).all()
+
+
+def test_bernoulli_actions_that_are_unlikely(target):
+    logits = torch.tensor([[1000.0, -1000.0]], device=target.device, requires_grad=True)
+    old = torch.full((1,), -2000.0, device=target.device)
+    got = bernoulli_ppo_loss(logits, logits < 0, old, old * 0 + 1, backend=target.backend)
+    got.loss.backward()
+    assert got.loss == -1 and logits.grad.tolist() == [[1, -1]]
 
 
 # --- known answers ----------------------------------------------------------------------------------------------------
@@ -424,6 +464,7 @@ BAD = {
     "clip: got -0.1": lambda: ppo_loss(X, X, X, clip=-0.1),
     "dual_clip: got 0.5": lambda: ppo_loss(X, X, X, dual_clip=0.5),
     "entropy_coef: got shape": lambda: ppo_loss(X, X, X, entropy_coef=X),
+    "entropy_coef: got a tensor that requires grad": lambda: ppo_loss(X, X, X, entropy_coef=X.sum().requires_grad_()),
     "group: got one without": lambda: ppo_loss(X, X, X, group="world"),
     "normalize_advantages: got int": lambda: ppo_loss(X, X, X, normalize_advantages=1),
     "mask: got shape": lambda: ppo_loss(X, X, X, mask=X[:2]),

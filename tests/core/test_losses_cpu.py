@@ -1,9 +1,15 @@
 """What only the cpu backend has: compiled losses that are kept on disk."""
 
+import math
+
 import pytest
-from test_backends import python
+import torch
+from losses_cases import check, make
+from test_backends import run_python
 
 from rl_triton_core._internal.loss_equations import Choices
+from rl_triton_core.losses import categorical_ppo_loss, ppo_loss
+from rl_triton_core.testing import assert_close
 
 pytest.importorskip("numba")
 
@@ -21,7 +27,7 @@ def test_a_loss_from_disk_calls_none_of_another_loss_s_functions(tmp_path):
     """Compiled code is linked by names: in the second process, another loss has been compiled in the same order."""
     environment = {"NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_OPT": "3"}
     for before in ("", 'ppo_loss(two, one, one, backend="cpu")'):
-        assert python(COMPUTE_VALUE_LOSS.format(before=before), **environment) == "2.5\n"
+        assert run_python(COMPUTE_VALUE_LOSS.format(before=before), **environment) == "2.5\n"
     assert list(tmp_path.rglob("*.nbc")), "nothing was kept"
 
 
@@ -31,3 +37,27 @@ def test_functions_of_different_losses_have_different_names():
     variants = [(Choices("none", clipped_value=name), wide) for name in ("none", "sb3") for wide in (False, True)]
     names = [{x.py_func.__qualname__ for x in compile_equations(*variant).values()} for variant in variants]
     assert len(set().union(*names)) == sum(map(len, names))
+
+
+def test_spans(target):
+    """More elements than one span has; the least and the largest ratio are in the last."""
+    case = make("gaussian", n=(1 << 13) + 5, size=1)
+    case.data["old_log_probs"][-2:] += torch.tensor([4.0, -4.0])
+    check(case, target, rtol=1e-5, entropy_coef=0.1)
+
+
+def test_exp():
+    """In float32, over its range and beyond."""
+    zero = torch.zeros(1)
+    for x in [*torch.linspace(-87, 88.7, 60).tolist(), 100.0, -200.0, math.nan]:
+        got = ppo_loss(zero + x, zero, zero, backend="cpu").ratio_mean
+        want = torch.tensor(float(zero + x), dtype=torch.float64).exp().float()
+        assert_close(got, want, rtol=3e-7)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+def test_log(size):
+    """In float32: the entropy of a uniform distribution."""
+    zero = torch.zeros(1)
+    got = categorical_ppo_loss(torch.zeros(1, size), zero.long(), zero, zero, backend="cpu")
+    assert float(got.entropy) == pytest.approx(math.log(size), rel=3e-7)

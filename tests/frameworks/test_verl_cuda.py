@@ -1,0 +1,65 @@
+"""The verl adapter on a GPU: verl's numbers, and the host waits for the device once in a loss."""
+
+import pytest
+import torch
+
+pytest.importorskip("verl")
+
+from test_verl import (
+    ALONE,
+    OF_FOUR,
+    STOCK_GAE,
+    STOCK_GRPO,
+    STOCK_LOSS,
+    STOCK_REINFORCE,
+    compute_loss,
+    make_actor_config,
+    make_groups,
+    make_minibatch,
+    make_rollout,
+)
+from verl.trainer.config import AlgoConfig
+
+from rl_triton_adapters import verl as adapter
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+
+@pytest.mark.parametrize("kind", ["prefix", "holes"])
+def test_advantages_are_those_of_verl(kind):
+    rewards, values, mask = (x.cuda() for x in make_rollout(kind, dtype=torch.float32))
+    config = AlgoConfig(gamma=0.97)
+    for stock, ours, arguments in (
+        (STOCK_GAE, adapter.compute_gae_advantage_return, (rewards, values, mask, 0.97, 0.9)),
+        (STOCK_REINFORCE, adapter.compute_reinforce_plus_plus_outcome_advantage, (rewards, mask, config)),
+        (STOCK_GRPO, adapter.compute_grpo_outcome_advantage, (rewards, mask, make_groups([4, 1, 1]))),
+    ):
+        for got, expected in zip(ours(*arguments), stock(*arguments), strict=True):
+            assert got.is_cuda
+            torch.testing.assert_close(got * mask, expected * mask, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("info", [ALONE, OF_FOUR], ids=["alone", "of four"])
+@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
+def test_the_loss_is_that_of_verl(aggregation, info):
+    old, log_prob, advantages, mask = (x.cuda() for x in make_minibatch(torch.float32))
+    minibatch, config = (old.nan_to_num(posinf=0), log_prob, advantages, mask), make_actor_config(info)
+    ours = compute_loss(adapter.compute_policy_loss_triton, minibatch, aggregation, config)
+    stock = compute_loss(STOCK_LOSS, minibatch, aggregation, config)
+    torch.testing.assert_close(ours[0], stock[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ours[1], stock[1], rtol=1e-5, atol=1e-7)
+    assert ours[2] == pytest.approx(stock[2], rel=1e-5)
+
+
+def test_the_host_waits_once_for_a_loss():
+    old, log_prob, advantages, mask = (x.cuda() for x in make_minibatch(torch.float32))
+    call = (old.nan_to_num(posinf=0), log_prob, advantages, mask, "token-mean", make_actor_config(OF_FOUR))
+    for _ in range(3):
+        adapter.compute_policy_loss_triton(*call)
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with pytest.warns(UserWarning, match="called a synchronizing CUDA operation") as waits:
+            adapter.compute_policy_loss_triton(*call)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(waits) == 1

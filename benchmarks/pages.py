@@ -113,7 +113,7 @@ def write_benchmarks() -> str:
     """docs/benchmarks.md."""
     parts = [BENCHMARKS_HEAD.format(source=describe_source("make bench"))]
     for gpu in read_gpus(RESULTS):
-        parts += [f"## {describe_hardware(gpu)}", write_sweep(gpu)]
+        parts += [f"## {describe_hardware(gpu)}", show_speed_up(gpu), write_sweep(gpu)]
         parts += [write_suite(gpu, suite, *about) for suite, about in SECTIONS.items() if suite in gpu.heads]
     cpu = read_machine(RESULTS / "cpu")
     parts += ["## On a CPU", write_suite(cpu, "cpu", "Full calls", ()) if "cpu" in cpu.heads else NOT_YET]
@@ -122,6 +122,12 @@ def write_benchmarks() -> str:
     parts += [write_first_calls(result) for result in read_results("cpu/first_call.json")]
     parts += [write_packed(result) for result in read_results("*/packed_*.json")]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def show_speed_up(gpu: Machine) -> str:
+    """The picture of all shapes, and the sentence of the headline."""
+    picture = f"![How many times faster compute_gae is than other ways](plots/{gpu.name}_speed_up.svg)"
+    return "\n\n".join([describe_gpu_speed(gpu), picture * ("sweep" in gpu.heads)]).strip()
 
 
 BENCHMARKS_HEAD = """\

@@ -13,6 +13,7 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -377,22 +378,19 @@ def write_accuracy_of(result: Row) -> str:
     )
 
 
-# --- README.md, docs/index.md -----------------------------------------------------------------------------------------
+# --- README.md, docs/index.md, docs/install.md ------------------------------------------------------------------------
 
 
-def write_readme() -> str:
-    """README.md with its generated parts between their marks."""
-    return fill_marks((ROOT / "README.md").read_text(encoding="utf-8"))
-
-
-def write_index() -> str:
-    """docs/index.md, likewise."""
-    return fill_marks((ROOT / "docs" / "index.md").read_text(encoding="utf-8"))
-
-
-def write_install() -> str:
-    """docs/install.md, likewise."""
-    return fill_marks((ROOT / "docs" / "install.md").read_text(encoding="utf-8"))
+def fill_page(name: str) -> str:
+    """A page with its generated parts between their marks."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    speed = "\n\n".join(sentence for sentence in map(describe_gpu_speed, read_gpus(RESULTS)) if sentence)
+    for mark, part in {"speed": speed or NOT_YET, "shares": list_shares(), "versions": list_versions()}.items():
+        first, last = (x.format(mark) for x in MARK)
+        before, found, rest = text.partition(first)
+        if found:
+            text = f"{before}{first}\n{part}\n{last}{rest.partition(last)[2]}"
+    return text
 
 
 def list_versions() -> str:
@@ -415,17 +413,6 @@ FRAMEWORKS = {
     "stable-baselines3": "", "sb3-contrib": "", "ray": r"\[rllib\]", "torchrl": "", "gymnasium": "",
 }  # fmt: skip
 """Packages of frameworks, and their extras in pyproject.toml."""
-
-
-def fill_marks(text: str) -> str:
-    """A page with its generated parts between their marks."""
-    speed = "\n\n".join(sentence for sentence in map(describe_gpu_speed, read_gpus(RESULTS)) if sentence)
-    for name, part in {"speed": speed or NOT_YET, "shares": list_shares(), "versions": list_versions()}.items():
-        first, last = (mark.format(name) for mark in MARK)
-        before, found, rest = text.partition(first)
-        if found:
-            text = f"{before}{first}\n{part}\n{last}{rest.partition(last)[2]}"
-    return text
 
 
 def list_shares() -> str:
@@ -503,9 +490,7 @@ PAGES = {
     "docs/accuracy.md": write_accuracy,
     "docs/benchmarks.md": write_benchmarks,
     "docs/end-to-end.md": write_end_to_end,
-    "docs/index.md": write_index,
-    "docs/install.md": write_install,
-    "README.md": write_readme,
+    **{name: partial(fill_page, name) for name in ("docs/index.md", "docs/install.md", "README.md")},
 }
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ VERBS = {
     "impala_rllib.py": "example-rllib",
     "ppo_rsl_rl.py": "example-frameworks",
     "ppo_rl_games.py": "example-frameworks",
+    "ppo_skrl.py": "example-frameworks",
 }
 NEEDED = {"example": "stable_baselines3", "example-rllib": "ray.rllib", "example-frameworks": "rsl_rl"}
 """A package that a verb's environment has and the others lack."""

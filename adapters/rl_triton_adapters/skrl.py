@@ -1,0 +1,143 @@
+"""skrl: agents that compute advantages with `rl_triton_core`.
+
+The class turns them on, or the runner, for configurations in YAML:
+
+    agent = TritonPPO(models=models, memory=memory, cfg=cfg, ...)
+    runner = TritonRunner(env, cfg)
+
+An agent's update is skrl's own code, which finds our function where it looks for skrl's: nothing of skrl is patched.
+"""
+
+# mypy: allow-subclassing-any, allow-untyped-calls
+
+import sys
+from inspect import signature
+from typing import Any
+
+from torch import Tensor
+
+from rl_triton_adapters._copies import copy_function
+from rl_triton_core import compute_gae, normalize_advantages
+
+try:
+    from skrl.agents.torch.a2c import A2C
+    from skrl.agents.torch.ppo import PPO
+    from skrl.utils.runner.torch import Runner
+except ImportError as error:
+    raise ImportError(
+        "rl_triton_adapters.skrl needs skrl, which could not be imported: pip install rl-triton-core[skrl]"
+    ) from error
+
+__all__ = ["TritonA2C", "TritonPPO", "TritonRunner", "estimate_advantages", "make_triton_class"]
+
+
+def estimate_advantages(
+    *,
+    rewards: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    values: Tensor,
+    last_values: Tensor,
+    discount_factor: float = 0.99,
+    lambda_coefficient: float = 0.95,
+    time_limit_bootstrap: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Compute returns and normalised advantages, in the place of skrl's `compute_gae`.
+
+    Args:
+        rewards: Rewards, [num_steps, num_envs, 1]; with `time_limit_bootstrap`, γ·V of the state after a truncated step
+            is in them already.
+        terminated: Whether the step ended its episode in a terminal state, shaped like `rewards`; bool.
+        truncated: Whether a time limit ended the episode, shaped like `rewards`; bool.
+        values: V(s_t), shaped like `rewards`.
+        last_values: V of the observation after the rollout, [num_envs, 1].
+        discount_factor: γ.
+        lambda_coefficient: λ.
+        time_limit_bootstrap: Whether a truncated step ends the recurrence. False lets it run on, as skrl does.
+
+    Returns:
+        Returns and advantages, shaped like `rewards`, in this order.
+    """
+    done = terminated | truncated if time_limit_bootstrap else terminated
+    advantages, returns = compute_gae(
+        rewards.squeeze(-1),
+        values.squeeze(-1),
+        terminated=done.squeeze(-1),
+        bootstrap_values=last_values.squeeze(-1),
+        gamma=discount_factor,
+        lambda_=lambda_coefficient,
+        time_dim=0,
+    )
+    assert returns is not None
+    return returns.unsqueeze(-1), normalize_advantages(advantages, out=advantages).unsqueeze(-1)
+
+
+def replace_gae(update: Any) -> Any:
+    """Copy the `update` of an agent of skrl so that it calls `estimate_advantages` where it called `compute_gae`.
+
+    Args:
+        update: Method of a class of skrl.
+
+    Raises:
+        TypeError: The method is of a recurrent agent.
+        ImportError: The method calls no `compute_gae`, or one with other arguments: skrl has changed.
+    """
+    name = getattr(update, "__qualname__", str(update))
+    stock = getattr(update, "__globals__", {}).get("compute_gae")
+    if stock is None or "compute_gae" not in update.__code__.co_names:
+        raise ImportError(f"skrl's {name} calls no compute_gae: another version is needed")
+    parameters = set(signature(stock).parameters)
+    if "next_values" in parameters:
+        raise TypeError(
+            f"{name}: got a recurrent agent, expected one without memory: with time_limit_bootstrap, skrl's recurrent "
+            "agents count the value after a time limit twice, in the reward and in the recurrence, which goes on there"
+        )
+    if parameters != set(signature(estimate_advantages).parameters):
+        raise ImportError(f"skrl's {name} calls a compute_gae of {sorted(parameters)}: another version is needed")
+    return copy_function(update, {"compute_gae": estimate_advantages})
+
+
+def make_triton_class(agent_class: type) -> type:
+    """Derive from an agent's class one that computes advantages with `rl_triton_core`.
+
+    Args:
+        agent_class: PPO, A2C, RPO, TRPO, AMP, IPPO or MAPPO of skrl.
+
+    Returns:
+        A class with the same constructor, of the agent's name with "Triton" before it.
+
+    Raises:
+        TypeError: The class is recurrent, or no class of an agent that computes advantages.
+        ImportError: skrl is of a version that is not known.
+    """
+    update = getattr(agent_class, "update", None)
+    if update is None or not hasattr(sys.modules[update.__module__], "compute_gae"):
+        raise TypeError(f"agent_class: got {agent_class}, expected an agent of skrl that computes advantages")
+    name = f"Triton{agent_class.__name__}"
+    document = f"`{agent_class.__name__}` of skrl with the advantages of `rl_triton_core`."
+    return type(name, (agent_class,), {"update": replace_gae(update), "__doc__": document, "__module__": __name__})
+
+
+class TritonPPO(PPO):
+    """`PPO` of skrl with the advantages of `rl_triton_core`."""
+
+    update = replace_gae(PPO.update)
+
+
+class TritonA2C(A2C):
+    """`A2C` of skrl with the advantages of `rl_triton_core`."""
+
+    update = replace_gae(A2C.update)
+
+
+class TritonRunner(Runner):
+    """`Runner` of skrl whose agents compute advantages with `rl_triton_core`; configurations keep skrl's names.
+
+    Agents that compute none, such as SAC, are skrl's own.
+    """
+
+    def _component(self, name: str) -> Any:
+        component = super()._component(name)
+        update = getattr(component, "update", None)
+        computes_advantages = hasattr(sys.modules.get(getattr(update, "__module__", "")), "compute_gae")
+        return make_triton_class(component) if computes_advantages else component

@@ -1,0 +1,127 @@
+"""Agents of skrl, stock against ours: returns, advantages, updates; in code and by the runner."""
+
+import pytest
+import torch
+
+pytest.importorskip("skrl")
+from gpu_envs import ENVIRONMENTS
+from ppo_skrl import TensorEnv, evaluate_agent, make_config, parse_arguments, train_agent
+from skrl.agents.torch.a2c import A2C
+from skrl.agents.torch.amp import AMP
+from skrl.agents.torch.ppo import PPO, PPO_RNN
+from skrl.agents.torch.ppo import ppo as stock_ppo
+from skrl.agents.torch.rpo import RPO, RPO_RNN
+from skrl.agents.torch.sac import SAC
+from skrl.agents.torch.trpo import TRPO
+from skrl.multi_agents.torch.ippo import IPPO
+from skrl.multi_agents.torch.mappo import MAPPO
+
+from rl_triton_adapters import skrl as adapter
+from rl_triton_adapters.skrl import TritonA2C, TritonPPO, TritonRunner, estimate_advantages, make_triton_class
+
+FLAGS = ["--num-envs", "6", "--num-steps", "8", "--iterations", "3", "--evaluation-episodes", "2", "--quiet"]
+
+
+def parse(advantages, folder, *flags):
+    return parse_arguments([*FLAGS, "--advantages", advantages, "--log-dir", str(folder), *flags])
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-8, 1e6])
+@pytest.mark.parametrize("time_limit_bootstrap", [False, True])
+def test_advantages(time_limit_bootstrap, scale):
+    """At a deviation of 1e-8 the place of the normalisation's epsilon shows."""
+    generator = torch.Generator().manual_seed(0)
+    rewards, values = (torch.randn(16, 5, 1, generator=generator) * scale for _ in range(2))
+    terminated, truncated = (torch.rand(16, 5, 1, generator=generator) < 0.2 for _ in range(2))
+    arguments = {
+        "rewards": rewards,
+        "terminated": terminated,
+        "truncated": truncated,
+        "values": values,
+        "last_values": torch.randn(5, 1, generator=generator) * scale,
+        "discount_factor": 0.98,
+        "lambda_coefficient": 0.9,
+        "time_limit_bootstrap": time_limit_bootstrap,
+    }
+    (want_returns, want), (returns, got) = (f(**arguments) for f in (stock_ppo.compute_gae, estimate_advantages))
+    torch.testing.assert_close(returns, want_returns, rtol=1e-5, atol=1e-6 * scale)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("flags", "kind"),
+    [
+        (["--env", "cartpole"], "TritonPPO"),
+        (["--env", "pendulum"], "TritonPPO"),
+        (["--env", "cartpole", "--agent", "a2c"], "TritonA2C"),
+    ],
+    ids=["discrete", "continuous", "a2c"],
+)
+def test_training(flags, kind, tmp_path, monkeypatch):
+    """The runner's agents after three updates, on episodes that reach their time limit."""
+    for envs in ENVIRONMENTS.values():
+        monkeypatch.setattr(envs, "time_limit", 5)
+    stock, ours = (train_agent(parse(advantages, tmp_path, *flags)) for advantages in ("stock", "triton"))
+    assert type(ours).__name__ == kind
+    for part in ("policy", "value"):
+        want = getattr(stock, part).state_dict()
+        for name, x in getattr(ours, part).state_dict().items():
+            torch.testing.assert_close(x, want[name], rtol=1e-4, atol=2e-6)
+
+
+def test_an_update_calls_our_function(tmp_path, monkeypatch):
+    """And skrl's module keeps its own."""
+    stock, calls = stock_ppo.compute_gae, []
+    update = adapter.copy_function(
+        PPO.update, {"compute_gae": lambda **kwargs: calls.append(1) or estimate_advantages(**kwargs)}
+    )
+    monkeypatch.setattr(TritonPPO, "update", update)
+    monkeypatch.setattr(adapter, "make_triton_class", lambda _: TritonPPO)
+    train_agent(parse("triton", tmp_path))
+    assert calls == [1, 1, 1]
+    assert stock_ppo.compute_gae is stock and PPO.update.__globals__["compute_gae"] is stock
+
+
+@pytest.mark.parametrize("agent_class", [PPO, A2C, RPO, TRPO, AMP, IPPO, MAPPO], ids=lambda x: x.__name__)
+def test_every_agent_without_memory_has_a_class(agent_class):
+    derived = make_triton_class(agent_class)
+    assert issubclass(derived, agent_class) and derived.__name__ == f"Triton{agent_class.__name__}"
+    assert derived.update.__globals__["compute_gae"] is estimate_advantages
+    assert derived.update.__code__ is agent_class.update.__code__
+
+
+@pytest.mark.parametrize("agent_class", [PPO_RNN, RPO_RNN])
+def test_recurrent_agents_are_refused(agent_class):
+    with pytest.raises(TypeError, match="count the value after a time limit twice"):
+        make_triton_class(agent_class)
+
+
+@pytest.mark.parametrize("agent_class", [SAC, int])
+def test_other_agents_are_refused(agent_class):
+    with pytest.raises(TypeError, match="expected an agent of skrl that computes advantages"):
+        make_triton_class(agent_class)
+
+
+def test_an_update_without_the_call_is_refused():
+    with pytest.raises(ImportError, match="calls no compute_gae: another version is needed"):
+        adapter.replace_gae(SAC.update)
+
+
+def test_the_runner_leaves_other_components_alone(tmp_path):
+    runner = TritonRunner(TensorEnv(ENVIRONMENTS["cartpole"](2)), make_config(parse("triton", tmp_path)))
+    assert runner._component("sac") is SAC
+    assert runner._component("a2c").__mro__[1] is A2C and issubclass(TritonA2C, A2C)
+
+
+@pytest.mark.parametrize(("before", "after"), [("stock", "triton"), ("triton", "stock")])
+def test_checkpoints_go_both_ways(before, after, tmp_path):
+    first, second = train_agent(parse(before, tmp_path)), train_agent(parse(after, tmp_path, "--seed", "2"))
+    first.save(str(tmp_path / "agent.pt"))
+    second.load(str(tmp_path / "agent.pt"))
+    for name, x in first.policy.state_dict().items():
+        torch.testing.assert_close(second.policy.state_dict()[name], x, rtol=0, atol=0)
+
+
+def test_the_example_evaluates(tmp_path):
+    args = parse("triton", tmp_path, "--env", "pendulum")
+    assert evaluate_agent(train_agent(args), args).isfinite().all()

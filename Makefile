@@ -126,8 +126,9 @@ speed: $(READY) ## Measure speed on this CPU, and write the pages of results
 	$(PY) benchmarks/first_call.py benchmarks/results/cpu
 	$(PY) benchmarks/pages.py
 
-speed-frameworks: $(READY) $(FRAMEWORKS_READY) ## Measure adapters on this CPU against verl, and write the pages of results
+speed-frameworks: $(READY) $(FRAMEWORKS_READY) ## Measure adapters on this CPU against verl, RSL-RL, RL-Games and skrl, and write the pages
 	$(VENV_FRAMEWORKS)/bin/python -m benchmarks.verl_advantages benchmarks/results/cpu
+	$(VENV_FRAMEWORKS)/bin/python -m benchmarks.robotics benchmarks/results/cpu
 	$(PY) benchmarks/pages.py
 
 bench: $(READY) ## Measure every estimator on this CPU against NumPy, Numba, SB3 and a loop, and write the pages

@@ -120,6 +120,7 @@ def write_benchmarks() -> str:
     parts += ["## On a CPU", write_suite(cpu, "cpu", "Full calls", ()) if "cpu" in cpu.heads else NOT_YET]
     parts += [write_sb3_pass(result) for result in read_results("cpu/sb3_advantages.json")]
     parts += [write_verl_step(result) for result in read_results("cpu/verl_advantages.json")]
+    parts += [write_robotics_steps(result) for result in read_results("*/robotics.json")]
     parts += [write_first_calls(result) for result in read_results("cpu/first_call.json")]
     parts += [write_packed(result) for result in read_results("*/packed_*.json")]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -282,6 +283,26 @@ def write_verl_step(result: Row) -> str:
 mask in host memory, as in verl's driver; medians in **milliseconds**. Ray gives that process one thread.
 
 {make_table(["estimator", "(responses, tokens), threads", "stock", "adapter", "stock / adapter"], lines)}"""
+
+
+def write_robotics_steps(result: Row) -> str:
+    """The advantage steps of RSL-RL, RL-Games and skrl, and RSL-RL's update."""
+    lines = []
+    for row in result["rows"]:
+        times = (f"{row['milliseconds'][name]:.2f}" for name in ("stock", "adapter"))
+        setting = f"({row['num_steps']}, {row['num_envs']})"
+        lines.append([f"`{row['package']}`", row["step"], setting, *times, f"{row['speedup']:.1f}"])
+    return f"""\
+## RSL-RL, RL-Games and skrl
+
+{describe_machine(result["system"])}
+
+*Stock* is the package's own step, *adapter* that of `rl_triton_adapters`; medians in **milliseconds**
+(threads of PyTorch on the CPU: {result["threads"]}). The advantages of `rsl_rl` include the critic's values of the last
+observations, those of `skrl` their normalisation. The update is RSL-RL's: 5 epochs of 4 minibatches, networks of three
+layers of 256.
+
+{make_table(["package", "step", "(steps, environments)", "stock", "adapter", "stock / adapter"], lines)}"""
 
 
 def write_first_calls(result: Row) -> str:

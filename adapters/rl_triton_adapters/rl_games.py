@@ -78,7 +78,7 @@ class TritonAdvantagesMixin:
         result = compute_gae(
             mb_rewards.flatten(1),
             mb_values.flatten(1),
-            terminated=dones.repeat_interleave(mb_rewards.shape[-1], dim=1),
+            terminated=dones.unsqueeze(-1).expand_as(mb_rewards).flatten(1),
             bootstrap_values=last_values.flatten(),
             gamma=self.gamma,
             lambda_=self.tau,

@@ -1,0 +1,140 @@
+"""Time the advantage step of RSL-RL, RL-Games and skrl, and RSL-RL's update, against ours; write the times to a folder.
+
+    .venv-frameworks/bin/python -m benchmarks.robotics FOLDER [--commit HASH] [--device cuda] [--quick]
+
+Writes robotics.json: medians in milliseconds, and their ratios. Advantages must agree before.
+"""
+
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
+
+import ppo_rl_games
+import ppo_rsl_rl
+from rl_games.torch_runner import Runner
+from rsl_rl.runners import OnPolicyRunner
+from skrl.agents.torch.ppo import ppo as stock_skrl
+
+from benchmarks import files
+from benchmarks.harness import Clock, make_clock
+from rl_triton_adapters.rl_games import register_agents
+from rl_triton_adapters.skrl import estimate_advantages
+
+SHAPES = ((24, 4096), (16, 8192), (4096, 16))  # steps, environments
+UPDATED = SHAPES[0]
+"""The shape at which an update is measured too."""
+QUICK = ((4, 8),)
+TURNS, CALLS = 5, 4
+PROVIDERS = ("stock", "triton")
+Calls = dict[str, Callable[[], Tensor]]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = files.make_parser(__doc__)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--quick", action="store_true", help="one small shape, to see that it runs")
+    options = parser.parse_args(arguments)
+    clock, rows = make_clock(options.device), []
+    for shape in QUICK if options.quick else SHAPES:
+        for package, make_calls in PACKAGES.items():
+            with redirect_stdout(StringIO()):
+                calls = [make_calls(provider, *shape, options.device) for provider in PROVIDERS]
+            rows += [
+                measure_step(clock, package, step, shape, *(x[step] for x in calls))
+                for step in calls[0]
+                if step == "advantages" or shape in (UPDATED, *QUICK)
+            ]
+    files.save_rows(options, "robotics.json", rows, turns=TURNS, calls=CALLS, threads=torch.get_num_threads())
+
+
+def measure_step(
+    clock: Clock,
+    package: str,
+    step: str,
+    shape: tuple[int, int],
+    stock: Callable[[], Tensor],
+    ours: Callable[[], Tensor],
+) -> files.Row:
+    """One step of a package, its own code and ours in turn; of an update, which takes long, one call per turn."""
+    want, _, got = stock(), ours(), ours()
+    if step == "advantages":
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    times: dict[str, list[float]] = {"stock": [], "adapter": []}
+    for _ in range(TURNS):
+        times["stock"].append(clock.time(stock))
+        times["adapter"] += [clock.time(ours) for _ in range(CALLS if step == "advantages" else 1)]
+    ms = {name: round(statistics.median(values) / 1e3, 3) for name, values in times.items()}
+    setting = {"package": package, "step": step, "num_steps": shape[0], "num_envs": shape[1]}
+    return {**setting, "milliseconds": ms, "speedup": ms["stock"] / ms["adapter"]}
+
+
+def make_rsl_rl_calls(provider: str, num_steps: int, num_envs: int, device: str) -> Calls:
+    """`compute_returns`, which evaluates the critic at the last observations first, and `update`."""
+    flags = {"--advantages": provider, "--num-envs": num_envs, "--num-steps": num_steps, "--device": device}
+    args = ppo_rsl_rl.parse_arguments([str(x) for flag in flags.items() for x in flag])
+    config = ppo_rsl_rl.make_config(args)
+    for network in ("actor", "critic"):
+        config[network] |= {"hidden_dims": [256, 256, 256], "activation": "elu"}  # RSL-RL's own
+    torch.manual_seed(0)
+    env = ppo_rsl_rl.TensorEnv("cartpole", num_envs, device, seed=0)
+    alg = OnPolicyRunner(env, config, device=device).alg
+    with torch.inference_mode():
+        for _ in range(num_steps):
+            observations, *outcome = env.step(alg.act(env.get_observations()))
+            alg.process_env_step(observations, *outcome)
+
+    @torch.inference_mode()
+    def compute_advantages() -> Tensor:
+        alg.compute_returns(observations)
+        return alg.storage.advantages
+
+    return {"advantages": compute_advantages, "update": alg.update}
+
+
+def make_rl_games_calls(provider: str, num_steps: int, num_envs: int, device: str) -> Calls:
+    """`discount_values` of an agent."""
+    with tempfile.TemporaryDirectory() as folder:
+        flags = {"--advantages": provider, "--num-envs": num_envs, "--num-steps": num_steps, "--device": device}
+        flags |= {"--env": "pendulum", "--log-dir": folder}
+        config = ppo_rl_games.make_config(
+            ppo_rl_games.parse_arguments([str(x) for flag in flags.items() for x in flag])
+        )
+        runner = Runner()
+        register_agents(runner)
+        runner.load(config)
+        agent = runner.algo_factory.create(runner.algo_name, base_name="run", params=runner.params)
+    rewards, values, last_values, flags_ended = draw_rollout(num_steps, num_envs, device)
+    ended = flags_ended.float().squeeze(-1)
+    return {"advantages": lambda: agent.discount_values(ended[-1], last_values, ended[:-1], values, rewards)}
+
+
+def make_skrl_calls(provider: str, num_steps: int, num_envs: int, device: str) -> Calls:
+    """The function that an agent's update calls."""
+    rewards, values, last_values, ended = draw_rollout(num_steps, num_envs, device)
+    function = estimate_advantages if provider == "triton" else stock_skrl.compute_gae
+    flags = {"terminated": ended[1:], "truncated": ended[:-1] & ~ended[1:], "time_limit_bootstrap": True}
+    return {"advantages": lambda: function(rewards=rewards, values=values, last_values=last_values, **flags)[1]}
+
+
+def draw_rollout(num_steps: int, num_envs: int, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Rewards, values, last values, and whether an episode ended at each of the steps and before the first."""
+    generator = torch.Generator(device).manual_seed(0)
+    rewards, values = torch.randn(2, num_steps, num_envs, 1, generator=generator, device=device)
+    ended = torch.rand(num_steps + 1, num_envs, 1, generator=generator, device=device) < 0.01
+    return rewards, values, torch.randn(num_envs, 1, generator=generator, device=device), ended
+
+
+PACKAGES = {"rsl_rl": make_rsl_rl_calls, "rl_games": make_rl_games_calls, "skrl": make_skrl_calls}
+
+
+if __name__ == "__main__":
+    main()

@@ -110,6 +110,16 @@ def test_what_stands_in_masked_cells_is_not_read():
         assert (got[mask == 0] == 0).all()
 
 
+def test_advantages_have_no_graph():
+    rewards, values, mask = make_rollout()
+    for ours in (
+        adapter.compute_gae_advantage_return(rewards, values.requires_grad_(), mask, 1.0, 0.95),
+        adapter.compute_reinforce_plus_plus_outcome_advantage(rewards.requires_grad_(), mask, AlgoConfig(gamma=1.0)),
+        adapter.compute_grpo_outcome_advantage(rewards, mask, np.zeros(BATCH)),
+    ):
+        assert not any(x.requires_grad for x in ours)
+
+
 @pytest.mark.parametrize("count", [0, 1])
 def test_too_few_valid_tokens_raise_as_in_verl(count):
     rewards, values, mask = make_rollout()
@@ -448,6 +458,22 @@ def test_either_variable_loads_it_in_a_process():
         output, log = process.communicate(timeout=600)
         assert output.strip() == "rl_triton_adapters.verl True", log
         assert "computes gae, grpo, reinforce_plus_plus advantages with rl_triton_core" in log
+
+
+@pytest.mark.parametrize(
+    ("modules", "flag", "requested"),
+    [
+        ("", "", False),
+        ("", "1", True),
+        ("other,rl_triton_adapters.verl", "", True),
+        ("rl_triton_adapters.verl", "0", False),
+        ("rl_triton_adapters.verl_other", "", False),
+    ],
+)
+def test_what_the_environment_asks_for(modules, flag, requested, monkeypatch):
+    monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", modules)
+    monkeypatch.setenv("RL_TRITON", flag)
+    assert adapter._is_requested() == requested
 
 
 @pytest.fixture

@@ -307,9 +307,11 @@ def _get_clips(config: Any) -> tuple[float, float, float]:
         config.clip_ratio if bound is None else bound for bound in (config.clip_ratio_low, config.clip_ratio_high)
     )
     most = config.get("clip_ratio_c", 3.0)
-    for name, number, least in (("clip_ratio_low", low, 0), ("clip_ratio_high", high, 0), ("clip_ratio_c", most, 1)):
-        if not number >= least or number == least == 1:
-            raise ValueError(f"{name}: got {number!r}, expected a number {'>' if least else '>='} {least}")
+    for name, number in (("clip_ratio_low", low), ("clip_ratio_high", high)):
+        if not number >= 0:
+            raise ValueError(f"{name}: got {number!r}, expected a number >= 0")
+    if not most > 1:
+        raise ValueError(f"clip_ratio_c: got {most!r}, expected a number > 1")
     return low, high, most
 
 

@@ -2,7 +2,7 @@
 
     python examples/ppo_rl_games.py --target-return 475         CartPole, a minute on a CPU
     python examples/ppo_rl_games.py --advantages stock          RL-Games' own advantages
-    python examples/ppo_rl_games.py --env pendulum --gamma 0.9 --epochs 150 --target-return -300
+    python examples/ppo_rl_games.py --env pendulum --gamma 0.9 --epochs 150      continuous actions
 
 CartPole-v1 and Pendulum-v1 of Gymnasium, as examples/gpu_envs.py has them.
 """

@@ -37,12 +37,13 @@ def make_runner(class_name, variant="default", device="cpu", **algorithm):
     config = {
         "num_steps_per_env": 8,
         "save_interval": 1000,
-        "obs_groups": {"actor": ["state"], "critic": ["state"]},
+        "obs_groups": {"actor": ["state"], "critic": ["state"], "rnd_state": ["state"]},
         "actor": {"distribution_cfg": distribution, **network},
         "critic": {name: x for name, x in network.items() if name != "distribution_cfg"},
         "algorithm": {"class_name": class_name, **changes, **algorithm},
     }
     env = TensorEnv("cartpole", 12, device, seed=0)
+    env.unwrapped, env.step_dt = env, 1.0  # as environments of Isaac Lab, for random network distillation
     env.episode_length_buf = torch.arange(12) % 8 + 490.0
     return OnPolicyRunner(env, config, device=device)
 
@@ -149,6 +150,16 @@ def test_recurrent_policies_update_as_stock():
     with pytest.warns(RuntimeWarning, match="recurrent policies have minibatches of their own"):
         ours = make_runner(OURS, "recurrent")
     train(stock, 2), train(ours, 2)
+    compare(ours, stock, rtol=1e-4, atol=2e-6)
+
+
+def test_random_network_distillation_updates_as_stock():
+    """Intrinsic rewards are in the advantages, and the predictor learns."""
+    rnd = {"num_outputs": 2, "predictor_hidden_dims": [4], "target_hidden_dims": [4], "weight": 1.0}
+    stock = make_runner("PPO", rnd_cfg=rnd)
+    with pytest.warns(RuntimeWarning, match="random network distillation has a loss of its own"):
+        ours = make_runner(OURS, rnd_cfg=rnd)
+    assert [x.keys() for x in train(stock, 2)] == [x.keys() for x in train(ours, 2)]
     compare(ours, stock, rtol=1e-4, atol=2e-6)
 
 

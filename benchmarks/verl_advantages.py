@@ -52,7 +52,8 @@ def measure_shape(batch_size: int, response_length: int, threads: int) -> list[f
         uninstall()
         ms = {name: round(statistics.median(values) / 1e3, 3) for name, values in times.items()}
         setting = {"batch_size": batch_size, "response_length": response_length, "threads": threads}
-        rows.append({"estimator": estimator, **setting, "milliseconds": ms, "speedup": ms["stock"] / ms["adapter"]})
+        speedup = round(ms["stock"] / ms["adapter"], 1)
+        rows.append({"estimator": estimator, **setting, "milliseconds": ms, "speedup": speedup})
     return rows
 
 

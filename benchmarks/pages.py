@@ -298,9 +298,9 @@ def write_robotics_steps(result: Row) -> str:
 {describe_machine(result["system"])}
 
 *Stock* is the package's own step, *adapter* that of `rl_triton_adapters`; medians in **milliseconds**
-(threads of PyTorch on the CPU: {result["threads"]}). The advantages of `rsl_rl` include the critic's values of the last
-observations, those of `skrl` their normalisation. The update is RSL-RL's: 5 epochs of 4 minibatches, networks of three
-layers of 256.
+(threads of PyTorch on the CPU: {result["threads"]}). The advantages of `rsl_rl` include their normalisation and the
+values of a critic of eight units, those of `skrl` their normalisation. The update is RSL-RL's: 5 epochs of 4
+minibatches, networks of three layers of 256.
 
 {make_table(["package", "step", "(steps, environments)", "stock", "adapter", "stock / adapter"], lines)}"""
 

@@ -5,6 +5,7 @@
 Writes robotics.json: medians in milliseconds, and their ratios. Advantages must agree before.
 """
 
+import argparse
 import statistics
 import sys
 import tempfile
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,26 +80,35 @@ def measure_step(
 
 
 def make_rsl_rl_calls(provider: str, num_steps: int, num_envs: int, device: str) -> Calls:
-    """`compute_returns`, which evaluates the critic at the last observations first, and `update`."""
+    """`compute_returns` with a critic of eight units, which it evaluates first, and `update` with RSL-RL's networks."""
     flags = {"--advantages": provider, "--num-envs": num_envs, "--num-steps": num_steps, "--device": device}
     args = ppo_rsl_rl.parse_arguments([str(x) for flag in flags.items() for x in flag])
-    config = ppo_rsl_rl.make_config(args)
-    for network in ("actor", "critic"):
-        config[network] |= {"hidden_dims": [256, 256, 256], "activation": "elu"}  # RSL-RL's own
-    torch.manual_seed(0)
-    env = ppo_rsl_rl.TensorEnv("cartpole", num_envs, device, seed=0)
-    alg = OnPolicyRunner(env, config, device=device).alg
+    small, observations = make_rsl_rl_algorithm(args, [8])
+    default, last_observations = make_rsl_rl_algorithm(args, [256, 256, 256])
     with torch.inference_mode():
-        for _ in range(num_steps):
-            observations, *outcome = env.step(alg.act(env.get_observations()))
-            alg.process_env_step(observations, *outcome)
+        default.compute_returns(last_observations)
 
     @torch.inference_mode()
     def compute_advantages() -> Tensor:
-        alg.compute_returns(observations)
-        return alg.storage.advantages
+        small.compute_returns(observations)
+        return small.storage.advantages
 
-    return {"advantages": compute_advantages, "update": alg.update}
+    return {"advantages": compute_advantages, "update": default.update}
+
+
+def make_rsl_rl_algorithm(args: argparse.Namespace, hidden_dims: list[int]) -> tuple[Any, Any]:
+    """An algorithm with a rollout, and the observations after it."""
+    config = ppo_rsl_rl.make_config(args)
+    for network in ("actor", "critic"):
+        config[network] |= {"hidden_dims": hidden_dims, "activation": "elu"}
+    torch.manual_seed(0)
+    env = ppo_rsl_rl.TensorEnv(args.env, args.num_envs, args.device, seed=0)
+    alg = OnPolicyRunner(env, config, device=args.device).alg
+    with torch.inference_mode():
+        for _ in range(args.num_steps):
+            observations, *outcome = env.step(alg.act(env.get_observations()))
+            alg.process_env_step(observations, *outcome)
+    return alg, observations
 
 
 def make_rl_games_calls(provider: str, num_steps: int, num_envs: int, device: str) -> Calls:

@@ -26,6 +26,7 @@ from cases import (
     get_name,
     random_case,
     same_bits,
+    skip_repeated_tracing,
     with_form,
     with_log_probs,
 )
@@ -345,8 +346,7 @@ def draw_compiled_cases(estimator):
 @pytest.mark.parametrize("grad", [False, True])
 @ALL
 def test_compiles_without_a_graph_break(target, estimator, grad):
-    if target.interpreted or (target.backend == "reference" and (estimator not in (VTRACE, TRACES) or not grad)):
-        pytest.skip("tracing does not depend on the backend")
+    skip_repeated_tracing(target, grad and estimator in (GAE, TRACES))
     for case in draw_compiled_cases(estimator):
         torch._dynamo.reset()
         call = Call(case, target.device)
@@ -369,6 +369,7 @@ def test_compiles_without_a_graph_break(target, estimator, grad):
 
 @pytest.mark.parametrize("estimator", FORWARD, ids=get_name)
 def test_compiles_with_a_state(target, estimator):
+    skip_repeated_tracing(target, estimator is TRACES)
     torch._dynamo.reset()
     call = Call(random_case(estimator, *SHAPE, valid=0.8), target.device)
     state = ScanState(torch.ones(ROWS, device=target.device), torch.zeros(ROWS, dtype=torch.bool, device=target.device))
@@ -383,6 +384,7 @@ def test_compiles_with_a_state(target, estimator):
 
 @ALL
 def test_compiles_with_out(target, estimator):
+    skip_repeated_tracing(target, estimator is GAE)
     torch._dynamo.reset()
     call = Call(random_case(estimator, *SHAPE), target.device)
     outs = tuple(torch.full(SHAPE, torch.nan, device=target.device) for _ in estimator.outputs)

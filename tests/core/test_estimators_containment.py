@@ -153,6 +153,7 @@ def list_real_inputs(case):
     return [name for name, x in get_arrays(case).items() if x.dtype.kind == "f"]
 
 
+@pytest.mark.covering
 @MODES
 @pytest.mark.parametrize("pattern", CELLS)
 @ALL
@@ -175,6 +176,7 @@ def test_every_cell_of_every_pattern(target, estimator, mask_mode):
         assert_contained(case, target, list_real_inputs(case), poison)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(("mask_mode", "time_dim"), [("skip", -1), ("skip", 0), ("reset", -1)])
 @ALL
 def test_every_cell_of_a_long_window(target, estimator, mask_mode, time_dim):
@@ -315,6 +317,7 @@ def make_alternating_case(estimator, rewards, flag, done):
     return Case(estimator, {**args, first: rewards})
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("flag", ["terminated", "truncated"])
 @ALL
 def test_infinity_minus_infinity_stays_behind_a_reset(target, estimator, flag):

@@ -1,6 +1,5 @@
 """Sequences laid end to end in flat tensors: the results are those of every sequence alone."""
 
-import inspect
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,6 +21,7 @@ from cases import (
     random_case,
     run_case,
     same_bits,
+    skip_repeated_tracing,
     with_form,
     with_log_probs,
 )
@@ -31,9 +31,6 @@ from hypothesis import strategies as st
 import rl_triton_core as ours
 from rl_triton_core import FinalValues, ScanState
 from rl_triton_core.testing import assert_close
-
-if "cu_seqlens" not in inspect.signature(ours.compute_gae).parameters:
-    pytest.skip("compute_gae has no cu_seqlens yet", allow_module_level=True)
 
 PACKED = (*BACKWARD, PREFIX)
 ALL = pytest.mark.parametrize("estimator", PACKED, ids=get_name)
@@ -335,8 +332,7 @@ def test_gradients(float64_target, estimator):
 
 @ALL
 def test_compiles_without_a_graph_break(target, estimator):
-    if target.interpreted or target.backend == "reference":
-        pytest.skip("tracing does not depend on the backend")
+    skip_repeated_tracing(target, False)
     torch._dynamo.reset()
     lengths = LENGTHS["ragged"]
     kwargs = {**make_arguments(make_packed_case(estimator, lengths), lengths, target.device), "backend": target.backend}

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cases import BACKWARD, ESTIMATORS, FORWARD, GAE, LINEAR, Call, get_name, random_case
+from cases import BACKWARD, ESTIMATORS, FORWARD, GAE, LINEAR, TRACES, Call, get_name, random_case, skip_repeated_tracing
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd import forward_ad
 from torch.func import grad, jacfwd, jacrev, jvp, vjp, vmap
@@ -41,6 +41,7 @@ def results_of(answer):
 
 def check_compiles_once(estimator, target, differentiated):
     """Three shapes, and other numbers each time."""
+    skip_repeated_tracing(target, estimator in (GAE, TRACES))
     torch._dynamo.reset()
     names, tolerance = NUMBERS.get(estimator.name, ()), 1e-6 if differentiated else 0
     rest = make_arguments(estimator)[2]

@@ -1,7 +1,7 @@
 """Break the code on purpose, one place at a time, and check that the tests notice every time.
 
 Each mutant is applied to a copy of the package, and the tests that concern it run against the copy until the first
-failure. A mutant that they let pass survives, and makes this program fail.
+failure. A mutant that they let pass survives, and makes this program fail; so does one with which they do not end.
 
     python scripts/mutants.py reference    equations, boundary rule and validation, on the backend that compiles nothing
     python scripts/mutants.py cpu          the serial walk
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import math
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -22,6 +23,7 @@ import re
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from importlib import import_module
@@ -67,7 +69,9 @@ FILES = [
     )
 ]
 SLOW_TO_IMPORT = ("hypothesis", "numba", "packaging.version", "torch", "triton")
-PASSED, FAILED, NOT_RUN = 0, 1, 4
+PASSED, FAILED, NOT_RUN, ENDLESS = 0, 1, 4, -9
+LIMIT = 600
+"""Seconds for a mutant; most take a few."""
 
 
 def main() -> int:
@@ -107,6 +111,8 @@ def name_outcome(code: int) -> str:
     """A mutant that crashes the tests is noticed too."""
     if code == PASSED:
         return "survived"
+    if code == ENDLESS:
+        return f"the tests did not end in {LIMIT} s"
     return "the tests did not run" if code > FAILED else "killed"
 
 
@@ -125,12 +131,17 @@ def run_mutants(mutants: Sequence[Mutant], jobs: int) -> Iterator[Outcome]:
         try:
             while waiting or running:
                 while waiting and len(running) < jobs:
-                    copy = Path(folder) / str(len(waiting))
-                    process = fork.Process(target=test_mutant, args=(waiting[-1], copy))
+                    mutant, copy = waiting.pop(), Path(folder) / str(len(waiting))
+                    process = fork.Process(target=test_mutant, args=(mutant, copy))
                     process.start()
-                    running[process.sentinel] = process, waiting.pop(), copy
-                for sentinel in multiprocessing.connection.wait(list(running)):
-                    process, mutant, copy = running.pop(sentinel)
+                    limit = time.monotonic() + LIMIT if mutant.file else math.inf
+                    running[process.sentinel] = process, mutant, copy, limit
+                ended = multiprocessing.connection.wait(list(running), timeout=1)
+                late = [x for x, (*_, limit) in running.items() if x not in ended and time.monotonic() > limit]
+                for sentinel in (*ended, *late):
+                    process, mutant, copy, _ = running.pop(sentinel)
+                    if sentinel in late:
+                        process.kill()
                     process.join()
                     yield Outcome(mutant, process.exitcode, (copy / "log").read_text())
                     shutil.rmtree(copy)

@@ -1,9 +1,9 @@
 """The backends under test, and how hard Hypothesis tries.
 
 RL_TRITON_TEST_BACKENDS (names, commas between) narrows the first; HYPOTHESIS_PROFILE (quick, ci, gpu, long) sets the
-second. Of a parametrized test the interpreter takes some combinations, with every value of every parameter among them,
-and so do tests that are marked `covering`, where there is no GPU; RL_TRITON_TEST_COMBINATIONS=all asks for all, =few
-for such a choice of the combinations of every test.
+second. Where there is no GPU, a test that is marked `covering` takes some combinations of its parameters, with every
+value of each among them; so does every test that is interpreted, and of the estimators it takes every third, other ones
+in every test. RL_TRITON_TEST_COMBINATIONS=all asks for all, =few for such a choice in every test.
 """
 
 import fcntl
@@ -11,6 +11,7 @@ import gc
 import importlib.util
 import os
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
@@ -58,18 +59,39 @@ def pytest_collection_modifyitems(config, items):
     tests = {}
     for item in items:
         if hasattr(item, "callspec") and (FEW or is_interpreted(item) or item.get_closest_marker("covering")):
-            of_target = item.nodeid.split("[")[0], str(item.callspec.params.get("target"))
+            of_target = item.nodeid.split("[")[0], str(find_target(item))
             tests.setdefault(of_target, []).append(item)
-    left_out = {
-        item for combinations in tests.values() for item in set(combinations) - set(select_covering(combinations))
-    }
+    left_out = set()
+    for (name, _), combinations in tests.items():
+        considered = take_turns(name, combinations) if is_interpreted(combinations[0]) else combinations
+        left_out |= set(combinations) - set(select_covering(considered))
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = [item for item in items if item not in left_out]
 
 
+def take_turns(test, combinations):
+    """Those of every third estimator; with which one it begins depends on the test's name."""
+    estimators = sorted({item.callspec.params["estimator"].name for item in combinations if is_of_estimator(item)})
+    if not estimators:
+        return combinations
+    taken = set(estimators[zlib.crc32(test.encode()) % min(3, len(estimators)) :: 3])
+    return [item for item in combinations if item.callspec.params["estimator"].name in taken]
+
+
+def is_of_estimator(item):
+    """Whether it is one of those of a test that takes estimators."""
+    return hasattr(item.callspec.params.get("estimator"), "name")
+
+
+def find_target(item):
+    """The target of a test that has one."""
+    params = item.callspec.params
+    return params.get("target", params.get("float64_target"))
+
+
 def is_interpreted(item):
     """Whether a test runs Triton in its interpreter."""
-    target = item.callspec.params.get("target")
+    target = find_target(item)
     return isinstance(target, Target) and target.interpreted
 
 

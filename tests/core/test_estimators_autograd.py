@@ -113,6 +113,7 @@ def replace_leaves(call, names, tensors):
     return kwargs
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("option", OPTIONS)
 @ALL
 def test_gradients(float64_target, estimator, option):
@@ -343,6 +344,7 @@ def draw_compiled_cases(estimator):
             yield full.replace(bootstrap_values=Sparse([0, 1], [1, 2], [1.0, 2.0], 3.0))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("grad", [False, True])
 @ALL
 def test_compiles_without_a_graph_break(target, estimator, grad):
@@ -403,6 +405,7 @@ def test_compiles_with_out(target, estimator):
 RATIOS = {"vtrace": VTRACE, "retrace": RETRACE, "gae": GAE}
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("name", RATIOS)
 def test_a_nan_gives_no_gradient_to_an_episode_that_is_not_read(float64_target, name, compiled):

@@ -205,6 +205,7 @@ def test_products_that_overflow_behind_a_reset(target):
 # --- gradients, compilation, out --------------------------------------------------------------------------------------
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("n", [1, 3, 9])
 @MASKS
 def test_gradients(float64_target, n, valid, mask_mode):

@@ -269,6 +269,8 @@ def test_advantages_are_normalized_over_what_counts(target):
     want = ppo_loss(x[:3] / 9, x[:3] / 10, x[:3], **options)
     got = ppo_loss(x / 9, x / 10, x, mask=mask, **options)
     assert_close(torch.stack(got[:9]), torch.stack(want[:9]), rtol=1e-6)
+    terms = [math.exp(a / 90) * (a - 3) / math.sqrt(7) for a in (1, 2, 6)]
+    assert float(got.policy_loss) == pytest.approx(-sum(terms) / 3, rel=1e-5)
 
 
 def test_a_valid_nan_spoils_the_loss(target):

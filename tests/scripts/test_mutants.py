@@ -2,6 +2,7 @@
 
 import ast
 import sys
+import time
 from functools import lru_cache
 from pathlib import Path
 
@@ -66,6 +67,21 @@ def test_names_of_mutants_are_unique():
     for backend in BACKENDS:
         names = [(mutant.file, mutant.name) for mutant in load_mutants(backend)]
         assert len(names) == len(set(names))
+
+
+def run_for_ever(mutant, copy):
+    copy.mkdir()
+    (copy / "log").write_text(mutant.name)
+    time.sleep(1000 if mutant.name == "endless" else 0)
+    sys.exit(mutants.FAILED)
+
+
+def test_a_mutant_that_does_not_end_is_not_killed(monkeypatch):
+    monkeypatch.setattr(mutants, "test_mutant", run_for_ever)
+    monkeypatch.setattr(mutants, "LIMIT", 3)
+    chosen = [Mutant(name, "", "", "", file="boundaries.py") for name in ("endless", "quick")]
+    outcomes = {x.mutant.name: (mutants.name_outcome(x.code), x.output) for x in mutants.run_mutants(chosen, jobs=2)}
+    assert outcomes == {"endless": ("the tests did not end in 3 s", "endless"), "quick": ("killed", "quick")}
 
 
 SOURCE = """

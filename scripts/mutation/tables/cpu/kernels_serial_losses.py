@@ -42,8 +42,8 @@ MUTANTS = [
     ),
     Mutant(
         "packed rows: the first sequence lasts to the end",
-        "sequence += 1",
-        "pass",
+        "first + i >= (offsets[sequence + 1] if len(offsets) else (sequence + 1) * length)",
+        "False",
         tests="test_aggregations",
         function="read_streams",
     ),
@@ -58,7 +58,7 @@ MUTANTS = [
         "spans read the first one's elements",
         "row[i] = stream[first + i]",
         "row[i] = stream[i]",
-        tests="test_sums_are_as_exact_as_their_rounding and ppo",
+        tests="test_spans",
         function="read_stream",
     ),
     Mutant(

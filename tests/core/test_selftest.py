@@ -1,13 +1,18 @@
 """The self-test finds what is wrong, and what it finds can be repeated."""
 
 import json
+import random
 
+import numpy as np
 import pytest
 
 from rl_triton_core import compute_gae
 from rl_triton_core._internal.selftest import campaign as campaigns
+from rl_triton_core._internal.selftest import cases
 from rl_triton_core._internal.selftest.cases import GAE, LAMBDA
 from rl_triton_core.cli import main
+
+TARGET = cases.Target("reference", "cpu", 129)
 
 
 def run_selftest(capsys, *arguments):
@@ -55,3 +60,12 @@ def test_wrong_numbers(capsys, option, number):
         main(["selftest", option, str(number)])
     assert stopped.value.code == 2
     assert f"{option}: got {number}, expected at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_decays_of_as_many_steps_as_features(seed):
+    """Say by their shape which of the two they are for."""
+    choice = cases.Choice(TARGET, np.random.default_rng(seed), *[random.Random(seed).choice] * 2)
+    case = cases.random_case(cases.TRACES, 2, 2, features=(2, 2))
+    for time_dim in (0, -1):
+        cases.check_case(case.replace(**cases.choose_decay(choice, (2, 2, 2, 2))), TARGET, cases.How(time_dim=time_dim))

@@ -733,6 +733,8 @@ def choose_decay(choice, shape):
     vector = form == "vector" and len(shape) > 2
     decay = rng.uniform(0, 1, shape[2:] if vector else shape if form == "full" else shape[:2])
     decay[rng.random(decay.shape) < 0.1] = 0.0
+    if shape[:2] == shape[2:] == decay.shape:  # which of the two it is, its dimensions have to say
+        decay = decay.reshape((1, 1, *shape[2:]) if vector else (*shape[:2], 1, 1))
     return {"decay": Vector(decay) if vector else decay}
 
 

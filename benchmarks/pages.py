@@ -116,6 +116,7 @@ def write_benchmarks() -> str:
     for gpu in read_gpus(RESULTS):
         parts += [f"## {describe_hardware(gpu)}", show_speed_up(gpu), write_sweep(gpu)]
         parts += [write_suite(gpu, suite, *about) for suite, about in SECTIONS.items() if suite in gpu.heads]
+    parts += [write_regimes(result) for result in read_results("*/regimes_*.json")]
     cpu = read_machine(RESULTS / "cpu")
     parts += ["## On a CPU", write_suite(cpu, "cpu", "Full calls", ()) if "cpu" in cpu.heads else NOT_YET]
     parts += [write_sb3_pass(result) for result in read_results("cpu/sb3_advantages.json")]
@@ -253,7 +254,8 @@ def write_sb3_pass(result: Row) -> str:
     for row in result["rows"]:
         times = (f"{row['microseconds'][name]:.0f}" for name in ("stock", "adapter", "core"))
         ratios = (f"{row[name]:.1f}" for name in ("speedup", "speedup_first_of_burst"))
-        lines.append([f"({row['n_steps']}, {row['n_envs']}), {row['threads']}", *times, *ratios])
+        setting = f"({row['n_steps']}, {row['n_envs']}), {row['threads']}"
+        lines.append([setting + ", busy neighbour" * row.get("busy_neighbours", 0), *times, *ratios])
     head = ["(n_steps, n_envs), threads", "stock", "adapter", "core", "stock / adapter", "first of a burst"]
     return f"""\
 ### The advantage step of Stable-Baselines3
@@ -262,7 +264,27 @@ def write_sb3_pass(result: Row) -> str:
 
 *Stock* is the rollout buffer of Stable-Baselines3 (NumPy, one thread), *adapter* is our buffer in its place, *core*
 is `compute_gae` on flags that are ready; medians in microseconds. Results are equal to the bit. Calls come in bursts
-of {result["burst"]}. The first of a burst finds the caches as the other variants left them, as in training.
+of {result["burst"]}. The first of a burst finds the caches as the other variants left them, as in training. A *busy
+neighbour* is a process that keeps one of the cores busy meanwhile.
+
+{make_table(head, lines)}"""
+
+
+def write_regimes(result: Row) -> str:
+    """Calls whose shapes or numbers change."""
+    lines = []
+    for row in result["rows"]:
+        times = [f"{row[name]:.0f}" if name in row else "–" for name in ("full", "host", "host_highest_decile")]
+        about = f"`{row['estimator']}`, {row['layout']}" if "estimator" in row else "–"
+        lines.append([about, row["regime"], *times, str(row.get("kernels", row.get("compiling_calls", "–")))])
+    head = ["estimator, layout", "calls", "full", "host", "host, highest decile", "kernels"]
+    return f"""\
+## Shapes and numbers that change
+
+{describe_machine(result["system"])}
+
+Repeated calls are of 4096 environments and 128 steps. *Host* is the call by the host's clock, the GPU idle before it;
+medians in microseconds, calls that compile a kernel left out. *Kernels*: how many were compiled.
 
 {make_table(head, lines)}"""
 

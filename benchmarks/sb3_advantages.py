@@ -5,13 +5,18 @@
 Three arms take turns on the same rollout: the buffer of Stable-Baselines3, our buffer in its place (the adapter), and
 `compute_gae` alone on flags that are ready. A turn is a burst of calls; the first of a burst finds the caches as the
 other arms left them, which is how a training loop calls it. Before timing, both buffers must agree in every bit.
+The largest rollout is timed once more beside a process that keeps a core busy, as environments in subprocesses do.
 Writes sb3_advantages.json: medians in microseconds, and their ratios.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +42,24 @@ TURNS, BURST = 25, 8
 def main() -> None:
     options = files.make_parser(__doc__).parse_args()
     threads = sorted({1, torch.get_num_threads()})
-    rows = [measure_shape(*shape, target, n) for n in threads for shape, target in SHAPES.items()]
+    rows = [measure_shape(*shape, n) for n in threads for shape in SHAPES]
+    with keep_a_core_busy():
+        rows += [measure_shape(*max(SHAPES, key=math.prod), n, busy_neighbours=1) for n in threads]
     files.save_rows(options, "sb3_advantages.json", rows, turns=TURNS, burst=BURST)
 
 
-def measure_shape(n_steps: int, n_envs: int, target: float, threads: int) -> dict[str, Any]:
+@contextmanager
+def keep_a_core_busy() -> Iterator[None]:
+    """Another process, which computes for as long as this lasts."""
+    neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        neighbour.kill()
+        neighbour.wait()
+
+
+def measure_shape(n_steps: int, n_envs: int, threads: int, busy_neighbours: int = 0) -> dict[str, Any]:
     """One shape, all arms."""
     torch.set_num_threads(threads)
     set_num_threads(threads)
@@ -69,13 +87,14 @@ def measure_shape(n_steps: int, n_envs: int, target: float, threads: int) -> dic
         "n_steps": n_steps,
         "n_envs": n_envs,
         "threads": threads,
+        "busy_neighbours": busy_neighbours,
         "microseconds": round_times(warm),
         "microseconds_first_of_burst": round_times(first),
         "adapter_overhead_microseconds": round(warm["adapter"] - warm["core"], 1),
         "speedup": round(warm["stock"] / warm["adapter"], 2),
         "speedup_first_of_burst": round(first["stock"] / first["adapter"], 2),
         "speedup_core": round(warm["stock"] / warm["core"], 2),
-        "target": target,
+        "target": SHAPES[n_steps, n_envs],
     }
 
 

@@ -30,14 +30,15 @@ INDEPENDENT_READY := $(VENV_INDEPENDENT)/.ready
 RLLIB_READY := $(VENV_RLLIB)/.ready
 FRAMEWORKS_READY := $(VENV_FRAMEWORKS)/.ready
 COMPILED := env -u TRITON_INTERPRET
-INTERPRETED := env TRITON_INTERPRET=1
+# There are as many processes as cores, and threads of OpenMP spin while they wait.
+INTERPRETED := env TRITON_INTERPRET=1 OMP_NUM_THREADS=1
 QUICK_TESTS := estimators_*.py conventions.py normalization.py losses.py oracles.py backends.py docs.py
 QUICK := RL_TRITON_TEST_BACKENDS=reference,cpu RL_TRITON_TEST_COMBINATIONS=few HYPOTHESIS_PROFILE=quick
 BY_FILE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo example example-rllib example-frameworks check test lint metrics type test-quick test-interpreted test-aot test-independent test-rllib test-frameworks fuzz sanitize mutants format docs gpu-test tune accuracy speed speed-frameworks bench end-to-end report \
+.PHONY: help demo example example-rllib example-frameworks check test lint metrics type test-quick test-interpreted test-aot test-independent test-rllib test-frameworks fuzz sanitize mutants format docs gpu-test tune accuracy speed speed-frameworks bench end-to-end learning report \
 	lower-bounds release-check clean distclean
 
 help: ## Show this list
@@ -138,6 +139,10 @@ bench: $(READY) ## Measure every estimator on this CPU against NumPy, Numba, SB3
 end-to-end: $(READY) $(RLLIB_READY) ## Measure training loops end to end on this CPU, and write the pages (downloads Ray)
 	$(PY) -m benchmarks.end_to_end benchmarks/results/cpu --suite synthetic cleanrl sb3 torchrl
 	$(VENV_RLLIB)/bin/python -m benchmarks.end_to_end benchmarks/results/cpu --suite rllib
+	$(PY) benchmarks/pages.py
+
+learning: $(READY) ## Train PPO of Stable-Baselines3 and ours from five seeds each on this CPU, and write the pages
+	$(PY) -m benchmarks.learning benchmarks/results/cpu --jobs $(JOBS)
 	$(PY) benchmarks/pages.py
 
 report: $(READY) ## Write the pages, the README's paragraph and the figures that come from benchmarks/results/

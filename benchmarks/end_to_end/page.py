@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import files
@@ -15,13 +17,17 @@ CAPTION = "the bound of the advantage step and the measured speed-up with its qu
 
 def write_page(folder: Path) -> str:
     """The whole page."""
-    sections = [write_framework(name, framework, load_results(folder, name)) for name, framework in REGISTRY.items()]
-    return "\n\n".join([HEAD.format(source=describe_source("make end-to-end")), *sections]) + "\n"
+    sections = [
+        write_framework(name, framework, load_results(folder, f"end_to_end_{name}"))
+        for name, framework in REGISTRY.items()
+    ]
+    learning = [write_learning(folder)] * any(load_results(folder, "learning"))
+    return "\n\n".join([HEAD.format(source=describe_source("make end-to-end")), *learning, *sections]) + "\n"
 
 
 def load_results(folder: Path, name: str) -> list[files.Row]:
-    """The result files of a framework, of all machines, the CPU last."""
-    paths = sorted(folder.glob(f"*/end_to_end_{name}.json"), key=lambda path: (path.parent.name == "cpu", path))
+    """The result files of this name, of all machines, the CPU last."""
+    paths = sorted(folder.glob(f"*/{name}.json"), key=lambda path: (path.parent.name == "cpu", path))
     return [files.read_result(path) for path in paths]
 
 
@@ -120,6 +126,69 @@ def format_times(result: files.Row, pair: files.Row, part: str) -> str:
     medians = {row["arm"]: row["quartiles"] for row in result["arms"] if read_setting(row) == read_setting(pair)}
     found = (medians[pair[arm]].get(part) for arm in ("slow", "fast"))
     return " → ".join("–" if x is None else f"{x[1] / 1e3:.3g}" for x in found)
+
+
+# --- learning ---------------------------------------------------------------------------------------------------------
+
+CURVES = "mean returns over steps with their 95 % confidence bands, and every run over seconds"
+
+
+def write_learning(folder: Path) -> str:
+    """Whether ours learns the same, and when it reaches a return."""
+    results = load_results(folder, "learning")
+    tables = [f"{describe_runs(result)}\n\n{list_tasks(result)}" for result in results]
+    figure = f"![Learning: {CURVES}](plots/learning.svg)\n\n*Learning: {CURVES}*"
+    return "\n\n".join([LEARNING, *tables, figure])
+
+
+LEARNING = """\
+## Learning
+
+`PPO` of Stable-Baselines3 (*stock*) and `TritonPPO` (*ours*) are trained from the same seeds. Returns are means over
+the last 100 episodes. *Last* is the mean over seeds after the last step, with its 95 % confidence interval. *Steps* and
+*seconds* are the medians of when a run reaches the target; *runs* counts those that do."""
+
+
+def describe_runs(result: files.Row) -> str:
+    """The machine, and how runs shared it."""
+    packages = f"stable-baselines3 {result['system']['stable-baselines3']}"
+    return f"{describe_machine(result['system'])} {packages}. {result['jobs']} runs at a time, one thread each."
+
+
+def list_tasks(result: files.Row) -> str:
+    """A line for each task and arm."""
+    lines = []
+    for (task, target), arms in group_runs(result).items():
+        for arm, rows in arms.items():
+            mean, half = estimate_mean([row["returns"][-1] for row in rows])
+            reached = [find_target(row) for row in rows if max(row["returns"]) >= target]
+            steps, seconds = (
+                (f"{statistics.median(x):.0f}" for x in zip(*reached, strict=True)) if reached else ("–", "–")
+            )
+            name = f"{task}, target {target:g}: {arm}"
+            lines.append([name, f"{mean:.1f} ± {half:.1f}", steps, seconds, f"{len(reached)} of {len(rows)}"])
+    return make_table(["task", "last", "steps", "seconds", "runs"], lines)
+
+
+def group_runs(result: files.Row) -> dict[tuple[str, float], dict[str, list[files.Row]]]:
+    """Runs by task, with its target, and arm."""
+    tasks: dict[tuple[str, float], dict[str, list[files.Row]]] = {}
+    for row in result["rows"]:
+        tasks.setdefault((row["task"], row["target_return"]), {}).setdefault(row["arm"], []).append(row)
+    return tasks
+
+
+def find_target(row: files.Row) -> tuple[int, float]:
+    """Steps and seconds after which a run reaches its target."""
+    place = next(i for i, x in enumerate(row["returns"]) if x >= row["target_return"])
+    return row["steps"][place], row["seconds"][place]
+
+
+def estimate_mean(values: Sequence[float]) -> tuple[float, float]:
+    """The mean, and half of its 95 % confidence interval."""
+    quantile = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}.get(len(values), 1.96)
+    spread = statistics.stdev(values) if len(values) > 1 else 0.0
+    return statistics.fmean(values), quantile * spread / len(values) ** 0.5
 
 
 def format_percent(share: float) -> str:

@@ -464,8 +464,8 @@ def list_shares() -> str:
     return make_table(["", "share", "bound", "measured speed-up"], lines)
 
 
-def select_shares() -> list[tuple[str, list[Row]]]:
-    """Ours against the framework's own, by framework and machine; what captures updates as well is apart."""
+def select_shares(more: bool = True) -> list[tuple[str, list[Row]]]:
+    """Ours against the framework's own, by framework and machine; what replaces `more` than the advantages is apart."""
     from benchmarks.end_to_end.frameworks import REGISTRY
 
     found = []
@@ -474,9 +474,9 @@ def select_shares() -> list[tuple[str, list[Row]]]:
             module = framework.load()
             where = f"{module.TITLE}, {'GPU' if result['device'] == 'cuda' else 'CPU'}"
             pairs = [x for x in result["pairs"] if x["slow"] == "stock" and x["fast"] in module.OURS]
-            captured = [x for x in pairs if x["fast"] == "captured"]
-            found.append((where, [x for x in pairs if x not in captured]))
-            found.append((f"{where}, updates and acting captured as well", captured))
+            found.append((where, [x for x in pairs if x["fast"] not in module.MORE]))
+            for arm, text in module.MORE.items() if more else ():
+                found.append((f"{where}, {text}", [x for x in pairs if x["fast"] == arm]))
     return [(name, pairs) for name, pairs in found if pairs]
 
 

@@ -35,7 +35,7 @@ def draw_shares() -> Figure:
     """A bar per framework and machine: what the advantage step takes of an iteration, from the least to the most."""
     from benchmarks.pages import describe_range, format_shares, select_shares
 
-    rows = [row for row in select_shares() if "captured" not in row[0]][::-1]
+    rows = select_shares(more=False)[::-1]
     figure, (panel,) = make_panels(1, 1, 6.4, 0.3 * len(rows) + 0.7)
     for place, (name, pairs) in enumerate(rows):
         shares = sorted(100 * pair["share"] for pair in pairs)

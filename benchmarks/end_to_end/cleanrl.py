@@ -25,6 +25,7 @@ ARMS = {
     "captured": "`compute_gae`; rollouts and minibatches captured in CUDA graphs (`--update captured`)",
 }
 OURS = ("ours", "captured")
+MORE = {"captured": "updates and acting captured as well"}
 SETTINGS = {
     "cuda": (
         Setting(4096, 128),

@@ -45,12 +45,16 @@ class Arm(NamedTuple):
 
 
 class Module(Protocol):
-    """What a file holds: its title, what is timed, its arms with the framework's own first, ours, and settings."""
+    """What a file holds: its title, what is timed, its arms with the framework's own first, ours, and settings.
+
+    MORE says of those of our arms that replace more than the advantage step what else that is.
+    """
 
     TITLE: str
     ITERATION: str
     ARMS: dict[str, str]
     OURS: tuple[str, ...]
+    MORE: dict[str, str]
     SETTINGS: dict[str, tuple[Setting, ...]]
 
     def make_arm(self, name: str, setting: Setting, watch: Stopwatch) -> Arm:

@@ -1,4 +1,4 @@
-"""RLlib: `PPOTorchLearner.update` on episodes, with its connector and with ours."""
+"""RLlib: `PPOTorchLearner.update` on episodes, with its connector, with ours, and with our parts of the update."""
 
 from __future__ import annotations
 
@@ -22,9 +22,18 @@ advantage step is the recurrence alone, `compute_value_targets` in RLlib, `compu
 tensors."""
 ARMS = {
     "stock": "`GeneralAdvantageEstimation`",
-    "ours": "`TritonGeneralAdvantageEstimation`",
+    "ours": "`TritonGeneralAdvantageEstimation`; the parts of the update that `enable_triton` replaces are off",
+    "update": "all that `enable_triton` replaces",
 }
-OURS = ("ours",)
+OURS = ("ours", "update")
+MORE = {"update": "parts of the update as well"}
+UPDATE = (
+    "rl_triton_fused_loss",
+    "rl_triton_deferred_metrics",
+    "rl_triton_sliced_minibatches",
+    "rl_triton_fused_optimizer",
+)
+"""The flags of these parts."""
 SETTINGS = {
     "cuda": (
         Setting(8, 512, 256, 10, 32),
@@ -48,7 +57,7 @@ RECURRENCE = "compute_value_targets"
 def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
     """One arm in one setting, as it is before training."""
     torch.manual_seed(0)
-    learner, found = build_learner(setting, ours=name != "stock"), draw_episodes(setting)
+    learner, found = build_learner(setting, name), draw_episodes(setting)
     time_parts(learner, watch)
     options = {"num_epochs": setting.epochs, "minibatch_size": setting.batch_size, "shuffle_batch_per_epoch": True}
     return Arm(
@@ -58,7 +67,7 @@ def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
     )
 
 
-def build_learner(setting: Setting, ours: bool) -> Any:
+def build_learner(setting: Setting, name: str) -> Any:
     """A learner of PPO, in this process."""
     from gymnasium import spaces
     from ray.rllib.algorithms.ppo import PPOConfig
@@ -72,7 +81,9 @@ def build_learner(setting: Setting, ours: bool) -> Any:
     config.rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[setting.hidden] * 2))
     config.training(gamma=GAMMA, lambda_=ppo.LAMBDA, lr=3e-4, use_kl_loss=False, vf_clip_param=1e9)
     config.learners(num_learners=0, num_gpus_per_learner=int(setting.device == "cuda")).debugging(seed=0)
-    return (enable_triton(config) if ours else config).build_learner(env=None)
+    if name == "ours":
+        config.learners(learner_config_dict=dict.fromkeys(UPDATE, False))
+    return (config if name == "stock" else enable_triton(config)).build_learner(env=None)
 
 
 def draw_episodes(setting: Setting) -> list[Any]:

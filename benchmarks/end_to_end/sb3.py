@@ -24,6 +24,7 @@ ARMS = {
     "captured": "`TritonPPO`: updates and acting captured in CUDA graphs, and `BatchedTerminalValues`",
 }
 OURS = ("ours", "device", "captured")
+MORE = {"captured": "updates and acting captured as well"}
 DRAWN = "CartPole-v1, drawn"
 DEFAULTS = Setting(1, 2048, 64, 10, 32, env="CartPole-v1")
 """Those of Stable-Baselines3."""

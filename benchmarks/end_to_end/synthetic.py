@@ -27,6 +27,7 @@ ARMS = {
     "ours": "`compute_gae`",
 }
 OURS = ("ours",)
+MORE: dict[str, str] = {}
 SETTINGS = {
     "cuda": (
         Setting(16384, 128, 128),

@@ -24,6 +24,7 @@ ARMS = {
     "ours": "`TritonGAE`",
 }
 OURS = ("ours",)
+MORE: dict[str, str] = {}
 SETTINGS = {
     "cuda": (
         Setting(4096, 128, 128, recompute=True),

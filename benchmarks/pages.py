@@ -294,7 +294,7 @@ def write_verl_step(result: Row) -> str:
     lines = []
     for row in result["rows"]:
         setting = f"({row['batch_size']}, {row['response_length']}), {row['threads']}"
-        times = (f"{row['milliseconds'][name]:.2f}" for name in ("stock", "adapter"))
+        times = (f"{row['milliseconds'][name]:.2f}" for name in ("stock", "adapter", "floor"))
         lines.append([f"`{row['estimator']}`", setting, *times, f"{row['speedup']:.1f}"])
     return f"""\
 ## The advantage step of verl
@@ -302,9 +302,10 @@ def write_verl_step(result: Row) -> str:
 {describe_machine(result["system"])}
 
 *Stock* is verl's function, *adapter* what `rl_triton_adapters.verl` puts in its place, on float32 tensors and an int64
-mask in host memory, as in verl's driver; medians in **milliseconds**. Ray gives that process one thread.
+mask in host memory, as in verl's driver; medians in **milliseconds**. Ray gives that process one thread. *Floor* is
+what GRPO cannot do without: to sum the rewards of each response, and to write the sum times the mask to its tokens.
 
-{make_table(["estimator", "(responses, tokens), threads", "stock", "adapter", "stock / adapter"], lines)}"""
+{make_table(["estimator", "(responses, tokens), threads", "stock", "adapter", "floor", "stock / adapter"], lines)}"""
 
 
 def write_robotics_steps(result: Row) -> str:

@@ -2,7 +2,8 @@
 
     .venv-frameworks/bin/python -m benchmarks.verl_advantages FOLDER [--commit HASH]
 
-Writes verl_advantages.json: medians in milliseconds, and their ratios. Results must agree before.
+Writes verl_advantages.json: medians in milliseconds, and their ratios. Results must agree before. The floor is what
+GRPO cannot do without: each response's rewards are summed, and the sum times the mask is written to its tokens.
 """
 
 import logging
@@ -10,6 +11,7 @@ import statistics
 import sys
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -43,18 +45,25 @@ def measure_shape(batch_size: int, response_length: int, threads: int) -> list[f
         expected = call()
         install()
         check_difference(estimator, [call(), call()][1], expected, batch["response_mask"])
-        times: dict[str, list[float]] = {"stock": [], "adapter": []}
+        times: dict[str, list[float]] = {"stock": [], "adapter": [], "floor": []}
         for _ in range(TURNS):
             uninstall()
             times["stock"].append(clock.time(call))
             install()
             times["adapter"] += [clock.time(call) for _ in range(CALLS)]
+            times["floor"] += [clock.time(lambda: write_sums(batch)) for _ in range(CALLS)]
         uninstall()
         ms = {name: round(statistics.median(values) / 1e3, 3) for name, values in times.items()}
         setting = {"batch_size": batch_size, "response_length": response_length, "threads": threads}
         speedup = round(ms["stock"] / ms["adapter"], 1)
         rows.append({"estimator": estimator, **setting, "milliseconds": ms, "speedup": speedup})
     return rows
+
+
+def write_sums(batch: dict[str, Any]) -> torch.Tensor:
+    """The floor of GRPO."""
+    sums: torch.Tensor = batch["token_level_rewards"].sum(-1, keepdim=True)
+    return sums * batch["response_mask"]
 
 
 if __name__ == "__main__":

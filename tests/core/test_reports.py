@@ -34,6 +34,18 @@ def test_a_generated_page_is_what_its_script_makes(page):
     assert path.read_text(encoding="utf-8") == pages.PAGES[page](), "make report writes it"
 
 
+def test_figures_are_drawn_from_the_result_files(tmp_path):
+    pytest.importorskip("matplotlib")
+    from benchmarks import pictures
+    from benchmarks.end_to_end import plots
+
+    pictures.draw_all(tmp_path)
+    plots.draw_all(drawings=tmp_path)
+    drawn = {path.name for path in tmp_path.iterdir() if "<svg" in path.read_text()}
+    shown = {path.name for path in (ROOT / "docs" / "plots").iterdir()}
+    assert {"boundary_rule.svg", "iteration_shares.svg"} <= drawn <= shown
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", accuracy.CASES)
 def test_errors_are_measured_against_the_oracles(name, dtype, monkeypatch):

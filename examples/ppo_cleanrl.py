@@ -3,6 +3,7 @@
     python examples/ppo_cleanrl.py                                  --advantages triton is the default
     python examples/ppo_cleanrl.py --advantages stock               CleanRL's ten-line loop in its place, see stock()
     python examples/ppo_cleanrl.py --env-id Pendulum-v1 --gamma 0.9 any environment with Box observations
+    python examples/ppo_cleanrl.py --device cuda --update captured  minibatches are replayed as a CUDA graph
 
 Time limits are no terminations here: a truncated step continues with the value of the episode's final observation.
 """
@@ -22,6 +23,7 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from rl_triton_adapters.cleanrl import gae
+from rl_triton_core.capture import CapturedStep
 
 
 class Rollout(NamedTuple):
@@ -113,7 +115,10 @@ class Agent(nn.Module):
 
     def predict_policy(self, obs: Tensor) -> Distribution:
         output = self.actor(obs.flatten(1))
-        return Categorical(logits=output) if self.discrete else Independent(Normal(output, self.logstd.exp()), 1)
+        # A check of their arguments would wait for the device.
+        if self.discrete:
+            return Categorical(logits=output, validate_args=False)
+        return Independent(Normal(output, self.logstd.exp(), validate_args=False), 1, validate_args=False)
 
 
 # -- environments -----------------------------------------------------------------------------------------------------
@@ -189,20 +194,35 @@ def loss_of(agent: Agent, batch: dict[str, Tensor], clip: float, args: argparse.
     return {"loss": loss, "policy": policy_loss, "value": value_loss, "entropy": entropy, "approx_kl": approx_kl}
 
 
-def update_agent(
-    agent: Agent, optimizer: torch.optim.Optimizer, data: dict[str, Tensor], left: float, args: argparse.Namespace
-) -> dict[str, Tensor]:
-    """Several epochs of minibatches; `left` is the share of training still to come, by which step and clip fall."""
-    optimizer.param_groups[0]["lr"] = left * args.learning_rate
-    losses: dict[str, Tensor] = {}
-    for _ in range(args.update_epochs):
-        for chosen in torch.randperm(len(data["obs"])).to(args.device).chunk(args.num_minibatches):
-            losses = loss_of(agent, {name: x[chosen] for name, x in data.items()}, left * args.clip_coef, args)
-            optimizer.zero_grad()
-            losses["loss"].backward()
-            nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
-            optimizer.step()
-    return losses
+class Learner:
+    """Updates an agent; with `--update captured`, a minibatch is a CUDA graph where there is a GPU."""
+
+    def __init__(self, agent: Agent, args: argparse.Namespace):
+        self.agent, self.args = agent, args
+        self.optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
+        self.data: dict[str, Tensor] = {}
+        enabled = None if args.update == "captured" else False
+        self.update = CapturedStep(self.update_rows, modules=[agent], optimizers=[self.optimizer], enabled=enabled)
+
+    def update_rows(self, rows: Tensor, clip: float) -> dict[str, Tensor]:
+        """A step on some rows of the data."""
+        losses = loss_of(self.agent, {name: x.index_select(0, rows) for name, x in self.data.items()}, clip, self.args)
+        self.optimizer.zero_grad()
+        losses["loss"].backward()
+        nn.utils.clip_grad_norm_(self.agent.parameters(), self.args.max_grad_norm)
+        self.optimizer.step()
+        return {name: loss.detach() for name, loss in losses.items()}
+
+    def update_agent(self, data: dict[str, Tensor], left: float) -> dict[str, Tensor]:
+        """Several epochs of minibatches; `left` is the share of training still to come, by which step and clip fall."""
+        for name, x in data.items():
+            self.data.setdefault(name, torch.empty_like(x)).copy_(x)  # where the graph finds it
+        self.optimizer.param_groups[0]["lr"] = left * self.args.learning_rate
+        losses: dict[str, Tensor] = {}
+        for _ in range(self.args.update_epochs):
+            for rows in torch.randperm(len(data["obs"])).to(self.args.device).chunk(self.args.num_minibatches):
+                losses = self.update(rows, left * self.args.clip_coef)
+        return losses
 
 
 def train_agent(args: argparse.Namespace) -> tuple[Agent, list[float]]:
@@ -210,8 +230,7 @@ def train_agent(args: argparse.Namespace) -> tuple[Agent, list[float]]:
     torch.manual_seed(args.seed)
     envs = make_envs(args.env_id, args.num_envs)
     agent = Agent(envs).to(args.device)
-    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
-    collector, curve = Collector(envs, agent, args), []
+    learner, collector, curve = Learner(agent, args), Collector(envs, agent, args), []
     batch_size = args.num_steps * args.num_envs
     iterations = args.total_timesteps // batch_size
     writer = SummaryWriter(f"{args.log_dir}/{args.env_id}__ppo_cleanrl__{args.advantages}__{args.seed}")
@@ -222,13 +241,13 @@ def train_agent(args: argparse.Namespace) -> tuple[Agent, list[float]]:
         advantages, returns = ADVANTAGES[args.advantages](rollout, next_value, collector.next_done, args)
         data = rollout._asdict() | {"advantages": advantages, "returns": returns}
         data = {name: x.flatten(0, 1) for name, x in data.items()}
-        losses = update_agent(agent, optimizer, data, 1 - iteration / iterations, args)
+        losses = learner.update_agent(data, 1 - iteration / iterations)
 
         curve.append(float(np.mean(collector.returns)) if collector.returns else float("nan"))
         bar.set_postfix_str(f"return {curve[-1]:.1f}")
         global_step = (iteration + 1) * batch_size
         writer.add_scalar("charts/episodic_return", curve[-1], global_step)
-        writer.add_scalar("charts/learning_rate", optimizer.param_groups[0]["lr"], global_step)
+        writer.add_scalar("charts/learning_rate", learner.optimizer.param_groups[0]["lr"], global_step)
         for name, loss in losses.items():
             writer.add_scalar(f"losses/{name}", loss.item(), global_step)
     writer.close()
@@ -254,6 +273,7 @@ def evaluate_agent(agent: Agent, args: argparse.Namespace) -> np.ndarray:
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--advantages", choices=list(ADVANTAGES), default="triton", help="who computes them")
+    parser.add_argument("--update", choices=["eager", "captured"], default="eager", help="captured needs a GPU")
     parser.add_argument("--env-id", default="CartPole-v1")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--total-timesteps", type=int, default=150_000)

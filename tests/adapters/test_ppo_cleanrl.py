@@ -6,6 +6,10 @@ from pathlib import Path
 import gymnasium as gym
 import pytest
 import torch
+from core.test_capture import AgainGraphs
+
+from rl_triton_core import capture
+from rl_triton_core.capture import CapturedStep
 
 pytest.importorskip("tensorboard")
 pytest.importorskip("tqdm")
@@ -71,6 +75,28 @@ def test_time_limits(example, tmp_path, monkeypatch):
     arrived = torch.cat([x.dones for x in seen])[1:]
     assert cut.sum() == 4 * (256 // 20) and torch.equal(cut[:-1], arrived)
     assert torch.equal(torch.cat([x.final_values for x in seen]) != 0, cut != 0)
+
+
+@pytest.mark.parametrize("arguments", [SMALL, PENDULUM], ids=["CartPole", "Pendulum"])
+def test_captured_updates_equal_eager_ones(example, tmp_path, monkeypatch, arguments):
+    """With a graph that calls the step again."""
+    graphs = []
+
+    def make_step(*given, enabled, **options):
+        step = CapturedStep(*given, enabled=enabled, **options)
+        step.graphs = AgainGraphs()
+        graphs.append(step.graphs)
+        return step
+
+    monkeypatch.setattr(capture, "find_obstacle", lambda *given: "switched off" if given[2] is False else "")
+    monkeypatch.setattr(example, "CapturedStep", make_step)
+    arguments = [*arguments, "--total-timesteps", "1024"]
+    (eager, _, _), (captured, _, _) = (
+        trained(example, tmp_path, "triton", [*arguments, "--update", update]) for update in ("eager", "captured")
+    )
+    assert [x.replays for x in graphs] == [0, 4 * 4 * 4]
+    for got, want in zip(captured.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
 def test_an_environment_it_cannot_learn_is_refused(example):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,6 +16,7 @@ from rl_triton_core._internal.backends import Backend, choose_backend
 from rl_triton_core._internal.loss_equations import STATISTICS, Choices, Coefficients
 from rl_triton_core._internal.loss_problem import LossProblem, Results, Stream, Streams
 from rl_triton_core._internal.moments import Rule
+from rl_triton_core._internal.operator import describe_schema
 
 
 def solve_loss(
@@ -93,111 +94,95 @@ def keeps_graph() -> bool:
 # -- torch.compile ----------------------------------------------------------------------------------------------------
 
 
+class PackedLoss(NamedTuple):
+    """The operator's arguments: a `LossProblem` in types that an operator may take."""
+
+    inputs: Sequence[torch.Tensor]
+    """The differentiable ones."""
+    has_values: bool
+    """Whether the last of them is the values."""
+    streams: Sequence[torch.Tensor | None]
+    old_inputs: Sequence[torch.Tensor]
+    tensors: Sequence[torch.Tensor | None]
+    """The coefficients that are tensors."""
+    numbers: Sequence[float]
+    """The others."""
+    choices: str
+    sizes: Sequence[int]
+    length: int
+    per_sequence: bool
+    normalizer: float | None
+    rule: Sequence[float] | None
+    wanted: Sequence[bool]
+    backend: str
+
+
 def solve_traced(problem: LossProblem, backend: str | None) -> tuple[torch.Tensor, torch.Tensor]:
     """The loss and its statistics through an operator that torch.compile takes as it is."""
     if problem.exchange is not None:
         raise ValueError("group: got one under torch.compile, expected None there")
     numbers = problem.coefficients
-    loss, statistics, *_ = loss_operator(
-        list(problem.differentiable),
-        problem.values is not None,
-        list(problem.streams),
-        list(problem.old_inputs),
-        [x if isinstance(x, torch.Tensor) else None for x in numbers],
-        [0.0 if isinstance(x, torch.Tensor) else float(x) for x in numbers],
-        ",".join(problem.choices),
-        list(problem.sizes),
-        problem.length,
-        problem.per_sequence,
-        problem.normalizer,
-        None if problem.rule is None else list(problem.rule),
-        list(problem.wanted),
-        backend or "",
+    packed = PackedLoss(
+        inputs=list(problem.differentiable),
+        has_values=problem.values is not None,
+        streams=list(problem.streams),
+        old_inputs=list(problem.old_inputs),
+        tensors=[x if isinstance(x, torch.Tensor) else None for x in numbers],
+        numbers=[0.0 if isinstance(x, torch.Tensor) else float(x) for x in numbers],
+        choices=",".join(problem.choices),
+        sizes=list(problem.sizes),
+        length=problem.length,
+        per_sequence=problem.per_sequence,
+        normalizer=problem.normalizer,
+        rule=None if problem.rule is None else list(problem.rule),
+        wanted=list(problem.wanted),
+        backend=backend or "",
     )
+    loss, statistics, *_ = loss_operator(*packed)
     return loss, statistics
 
 
-def problem_of(
-    inputs: Sequence[torch.Tensor],
-    has_values: bool,
-    streams: Sequence[torch.Tensor | None],
-    old_inputs: Sequence[torch.Tensor],
-    tensors: Sequence[torch.Tensor | None],
-    numbers: Sequence[float],
-    choices: str,
-    sizes: Sequence[int],
-    length: int,
-    per_sequence: bool,
-    normalizer: float | None,
-    rule: Sequence[float] | None,
-    wanted: Sequence[bool],
-) -> LossProblem:
-    """A `LossProblem` from the operator's arguments."""
-    *network, values = inputs if has_values else (*inputs, None)
-    coefficients = (number if x is None else x for x, number in zip(tensors, numbers, strict=True))
+def unpack_loss(packed: PackedLoss) -> LossProblem:
+    """Build the `LossProblem` again."""
+    *network, values = packed.inputs if packed.has_values else (*packed.inputs, None)
+    coefficients = (number if x is None else x for x, number in zip(packed.tensors, packed.numbers, strict=True))
     return LossProblem(
-        Choices(*choices.split(",")),
+        Choices(*packed.choices.split(",")),
         tuple(x for x in network if x is not None),
-        Streams(*streams),
+        Streams(*packed.streams),
         values,
-        tuple(old_inputs),
-        tuple(sizes),
+        tuple(packed.old_inputs),
+        tuple(packed.sizes),
         Coefficients(*coefficients),
-        length,
-        per_sequence,
-        normalizer,
-        None if rule is None else Rule(*rule),
-        wanted=tuple(wanted),
+        packed.length,
+        packed.per_sequence,
+        packed.normalizer,
+        None if packed.rule is None else Rule(*packed.rule),
+        wanted=tuple(packed.wanted),
     )
 
 
-@torch.library.custom_op("rl_triton_core::loss", mutates_args=())
-def loss_operator(
-    inputs: Sequence[torch.Tensor],
-    has_values: bool,
-    streams: Sequence[torch.Tensor | None],
-    old_inputs: Sequence[torch.Tensor],
-    tensors: Sequence[torch.Tensor | None],
-    numbers: Sequence[float],
-    choices: str,
-    sizes: Sequence[int],
-    length: int,
-    per_sequence: bool,
-    normalizer: float | None,
-    rule: Sequence[float] | None,
-    wanted: Sequence[bool],
-    backend: str,
-) -> list[torch.Tensor]:
-    """A `LossProblem`, field by field."""
-    problem = problem_of(
-        inputs,
-        has_values,
-        streams,
-        old_inputs,
-        tensors,
-        numbers,
-        choices,
-        sizes,
-        length,
-        per_sequence,
-        normalizer,
-        rule,
-        wanted,
-    )
-    loss, statistics, gradients = run_backend(problem, choose_backend(backend or None, problem.like.device))
+@torch.library.custom_op("rl_triton_core::loss", mutates_args=(), schema=describe_schema(PackedLoss))
+def loss_operator(*arguments: Any) -> list[torch.Tensor]:
+    """The loss of a packed problem, its statistics, and the gradients that are wanted."""
+    packed = PackedLoss(*arguments)
+    problem = unpack_loss(packed)
+    backend = choose_backend(packed.backend or None, problem.like.device)
+    loss, statistics, gradients = run_backend(problem, backend)
     return [loss, statistics, *gradients]
 
 
 @loss_operator.register_fake
-def _(*fields: Any) -> list[torch.Tensor]:
-    problem = problem_of(*fields[:-1])
+def _(*arguments: Any) -> list[torch.Tensor]:
+    problem = unpack_loss(PackedLoss(*arguments))
     loss = problem.like.new_empty((), dtype=problem.dtype)
     return [loss, loss.new_empty(len(STATISTICS)), *(x for x in problem.allocate_gradients() if x is not None)]
 
 
 def keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
     """Keep what the backward pass multiplies."""
-    ctx.wanted, ctx.dtypes, ctx.num_old = inputs[12], [x.dtype for x in inputs[0]], len(inputs[3])
+    packed = PackedLoss(*inputs)
+    ctx.wanted, ctx.dtypes, ctx.num_old = packed.wanted, [x.dtype for x in packed.inputs], len(packed.old_inputs)
     ctx.save_for_backward(*output[2:])
 
 
@@ -207,7 +192,8 @@ def scale_gradients(ctx: Any, grads: Sequence[torch.Tensor]) -> tuple[Any, ...]:
     scaled = [
         (next(saved) * grads[0]).to(dtype) if want else None for want, dtype in zip(ctx.wanted, ctx.dtypes, strict=True)
     ]
-    return scaled, None, None, [None] * ctx.num_old, *(None,) * 10
+    found: dict[str, Any] = dict.fromkeys(PackedLoss._fields)
+    return tuple((found | {"inputs": scaled, "old_inputs": [None] * ctx.num_old}).values())
 
 
 loss_operator.register_autograd(scale_gradients, setup_context=keep_gradients)

@@ -41,13 +41,22 @@ SCHEMA_TYPES: dict[Any, str] = {
     str: "str",
     int: "int",
     bool: "bool",
+    float | None: "float?",
     torch.Tensor: "Tensor",
     torch.Tensor | None: "Tensor?",
+    Sequence[torch.Tensor]: "Tensor[]",
     Sequence[torch.Tensor | None]: "Tensor?[]",
     Sequence[float]: "float[]",
+    Sequence[float] | None: "float[]?",
+    Sequence[int]: "int[]",
     Sequence[bool]: "bool[]",
 }
-SCHEMA = ", ".join(f"{SCHEMA_TYPES[kind]} {name}" for name, kind in get_type_hints(PackedProblem).items())
+
+
+def describe_schema(packed: type) -> str:
+    """The schema of an operator that takes the fields of a named tuple, and returns tensors."""
+    fields = ", ".join(f"{SCHEMA_TYPES[kind]} {name}" for name, kind in get_type_hints(packed).items())
+    return f"({fields}) -> Tensor[]"
 
 
 def solve_through_operator(problem: Problem, wanted: Sequence[bool], backend: str | None) -> Results:
@@ -106,7 +115,7 @@ def unpack_problem(packed: PackedProblem) -> Problem:
     )
 
 
-@torch.library.custom_op("rl_triton_core::solve", mutates_args=(), schema=f"({SCHEMA}) -> Tensor[]")
+@torch.library.custom_op("rl_triton_core::solve", mutates_args=(), schema=describe_schema(PackedProblem))
 def solve_operator(*arguments: Any) -> list[torch.Tensor]:
     """Compute the wanted results of a packed problem."""
     packed = PackedProblem(*arguments)

@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 from rl_triton_adapters.cleanrl import gae
 from rl_triton_core.capture import CapturedStep
+from rl_triton_core.losses import PPOLoss, ppo_loss
 
 
 class Rollout(NamedTuple):
@@ -61,16 +62,9 @@ def compute_triton_advantages(
 ) -> tuple[Tensor, Tensor]:
     """The same numbers by rl_triton_core."""
     return gae(
-        rollout.rewards,
-        rollout.values,
-        rollout.dones,
-        next_value,
-        next_done,
-        args.gamma,
-        args.gae_lambda,
-        truncations=rollout.truncations,
-        final_values=rollout.final_values,
-    )
+        rollout.rewards, rollout.values, rollout.dones, next_value, next_done, args.gamma, args.gae_lambda,
+        truncations=rollout.truncations, final_values=rollout.final_values,
+    )  # fmt: skip
 
 
 ADVANTAGES = {"stock": compute_stock_advantages, "triton": compute_triton_advantages}
@@ -106,8 +100,7 @@ class Agent(nn.Module):
         self.discrete = isinstance(space, gym.spaces.Discrete)
         self.actions = int(space.n) if self.discrete else int(np.prod(space.shape))
         inputs = int(np.prod(obs_space.shape))
-        self.critic = make_network(inputs, 1, std=1.0)
-        self.actor = make_network(inputs, self.actions, std=0.01)
+        self.critic, self.actor = make_network(inputs, 1, std=1.0), make_network(inputs, self.actions, std=0.01)
         self.logstd = nn.Parameter(torch.zeros(1 if self.discrete else self.actions))
 
     def predict_value(self, obs: Tensor) -> Tensor:
@@ -115,10 +108,9 @@ class Agent(nn.Module):
 
     def predict_policy(self, obs: Tensor) -> Distribution:
         output = self.actor(obs.flatten(1))
-        # A check of their arguments would wait for the device.
-        if self.discrete:
+        if self.discrete:  # a check of arguments would wait for the device
             return Categorical(logits=output, validate_args=False)
-        return Independent(Normal(output, self.logstd.exp(), validate_args=False), 1, validate_args=False)
+        return Independent(Normal(output, self.logstd.exp(), validate_args=False), 1)
 
 
 # -- environments -----------------------------------------------------------------------------------------------------
@@ -143,8 +135,7 @@ class Collector:
         self.envs, self.agent, self.args = envs, agent, args
         self.next_obs = self.as_tensor(envs.reset(seed=args.seed)[0])
         self.next_done = torch.zeros(args.num_envs, device=args.device)
-        self.running = np.zeros(args.num_envs)
-        self.returns: deque[float] = deque(maxlen=100)
+        self.running, self.returns = np.zeros(args.num_envs), deque[float](maxlen=100)
 
     def as_tensor(self, array: Any) -> Tensor:
         return torch.as_tensor(np.asarray(array), dtype=torch.float32, device=self.args.device)
@@ -181,17 +172,13 @@ class Collector:
 # -- training ---------------------------------------------------------------------------------------------------------
 
 
-def loss_of(agent: Agent, batch: dict[str, Tensor], clip: float, args: argparse.Namespace) -> dict[str, Tensor]:
-    policy = agent.predict_policy(batch["obs"])
-    logratio = policy.log_prob(batch["actions"]) - batch["logprobs"]
-    ratio, advantages = logratio.exp(), batch["advantages"]
-    advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-    policy_loss = -torch.min(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages).mean()
-    value_loss = 0.5 * (agent.predict_value(batch["obs"]) - batch["returns"]).square().mean()
-    entropy = policy.entropy().mean()
-    loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy
-    approx_kl = ((ratio - 1) - logratio).mean()
-    return {"loss": loss, "policy": policy_loss, "value": value_loss, "entropy": entropy, "approx_kl": approx_kl}
+def compute_loss(agent: Agent, batch: dict[str, Tensor], clip: float, args: argparse.Namespace) -> PPOLoss:
+    policy, values = agent.predict_policy(batch["obs"]), agent.predict_value(batch["obs"])
+    return ppo_loss(
+        policy.log_prob(batch["actions"]), batch["logprobs"], batch["advantages"], normalize_advantages=True,
+        values=values, returns=batch["returns"], entropy=policy.entropy(),
+        clip=clip, value_coef=args.vf_coef, value_factor=0.5, entropy_coef=args.ent_coef,
+    )  # fmt: skip
 
 
 class Learner:
@@ -206,12 +193,13 @@ class Learner:
 
     def update_rows(self, rows: Tensor, clip: float) -> dict[str, Tensor]:
         """A step on some rows of the data."""
-        losses = loss_of(self.agent, {name: x.index_select(0, rows) for name, x in self.data.items()}, clip, self.args)
+        batch = {name: x.index_select(0, rows) for name, x in self.data.items()}
+        losses = compute_loss(self.agent, batch, clip, self.args)
         self.optimizer.zero_grad()
-        losses["loss"].backward()
+        losses.loss.backward()
         nn.utils.clip_grad_norm_(self.agent.parameters(), self.args.max_grad_norm)
         self.optimizer.step()
-        return {name: loss.detach() for name, loss in losses.items()}
+        return {name: x.detach() for name, x in losses._asdict().items()}
 
     def update_agent(self, data: dict[str, Tensor], left: float) -> dict[str, Tensor]:
         """Several epochs of minibatches; `left` is the share of training still to come, by which step and clip fall."""
@@ -240,8 +228,7 @@ def train_agent(args: argparse.Namespace) -> tuple[Agent, list[float]]:
             next_value = agent.predict_value(collector.next_obs)
         advantages, returns = ADVANTAGES[args.advantages](rollout, next_value, collector.next_done, args)
         data = rollout._asdict() | {"advantages": advantages, "returns": returns}
-        data = {name: x.flatten(0, 1) for name, x in data.items()}
-        losses = learner.update_agent(data, 1 - iteration / iterations)
+        losses = learner.update_agent({name: x.flatten(0, 1) for name, x in data.items()}, 1 - iteration / iterations)
 
         curve.append(float(np.mean(collector.returns)) if collector.returns else float("nan"))
         bar.set_postfix_str(f"return {curve[-1]:.1f}")
@@ -273,7 +260,7 @@ def evaluate_agent(agent: Agent, args: argparse.Namespace) -> np.ndarray:
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--advantages", choices=list(ADVANTAGES), default="triton", help="who computes them")
-    parser.add_argument("--update", choices=["eager", "captured"], default="eager", help="captured needs a GPU")
+    parser.add_argument("--update", choices=["eager", "captured"], default="eager")
     parser.add_argument("--env-id", default="CartPole-v1")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--total-timesteps", type=int, default=150_000)

@@ -57,8 +57,9 @@ def compute_loss(problem: LossProblem) -> Results:
 
     def compute_span(span: tuple[int, int]) -> None:
         first, count = span[0], span[1] - span[0]
-        scratch = np.empty((kernels.ROWS, count), SCALARS[dtype])
-        state = np.empty((len(arguments.network[0]), kernels.STATES, count), SCALARS[dtype])
+        tiles = -(-count // kernels.TILE)
+        scratch = np.empty((tiles, kernels.ROWS, kernels.TILE), SCALARS[dtype])
+        state = np.empty((tiles, len(arguments.network[0]), kernels.STATES, kernels.TILE), SCALARS[dtype])
         evaluate_heads(*inputs, arguments.streams, arguments.sequences, arguments.scaling, first, count, scratch, state)
         evaluate_terms(scratch, count, arguments.coefficients, share, totals[first // SPAN])
         if gradients:
@@ -225,7 +226,7 @@ def describe_types(variant: HeadVariant) -> tuple[Any, Any]:
     streams = numba.types.Tuple([*[array(real, 1)] * 6, array(numba.uint8, 1), array(real, 1)])
     sequences = numba.types.Tuple([array(integers, 1), array(real, 1), integers, numba.boolean])
     gradients = numba.types.Tuple([matrices(True), array(real, 2, True, layout), array(real, 1, True)])
-    span = integers, integers, array(real, 2, True), array(real, 3, True)
+    span = integers, integers, array(real, 3, True), array(real, 4, True)
     inputs = network, network, actions
     scaling = pairs(numba.float64, 2)
     return (
@@ -237,14 +238,12 @@ def describe_types(variant: HeadVariant) -> tuple[Any, Any]:
 @cache
 def compile_head(variant: HeadVariant) -> tuple[Any, Any]:
     """`evaluate_heads` and `write_gradients` with a head's equations in them."""
-    names = compile_equations(Choices(variant.head), variant.float64)
-    compile_part = partial(compile_function, variant=variant, float64=variant.float64)
-    if not variant.has_old:
-        names |= {f"kl{part}": compile_part(getattr(kernels, f"no_kl{part}")) for part in ("", "_sums", "_slopes")}
-    chosen = INDEXED if HEADS[variant.head].indexed else PLAIN
-    names |= {key: compile_part(getattr(kernels, name)) for key, name in chosen.items()}
-    for key in ("weight_of", "row_of", "read_stream", "read_streams"):
-        names[key] = compile_part(bind_names(getattr(kernels, key), **names))
+    names = compile_equations(Choices(variant.head), variant.float64) | {"HAS_OLD": variant.has_old}
+    names |= compile_readers(variant.float64)
+    names |= {key: names[name] for key, name in (INDEXED if HEADS[variant.head].indexed else PLAIN).items()}
+    for key in ("read_columns", "add_sums", "add_readout", "find_slopes"):
+        bound = bind_names(getattr(kernels, key), **names)
+        names[key] = compile_function(bound, variant, variant.float64)
     types = describe_types(variant)
     functions = kernels.evaluate_heads, kernels.write_gradients
     first, second = (
@@ -255,6 +254,15 @@ def compile_head(variant: HeadVariant) -> tuple[Any, Any]:
 
 
 @cache
+def compile_readers(float64: bool) -> dict[str, Any]:
+    """What every head takes to read and write, by name."""
+    names: dict[str, Any] = {}
+    for key in READERS:
+        names[key] = compile_function(bind_names(getattr(kernels, key), **names), "", float64)
+    return names
+
+
+@cache
 def compile_terms(choices: Choices, float64: bool) -> Any:
     """`evaluate_terms` with the equations that a call chooses in it."""
     names = compile_equations(choices, float64)
@@ -262,7 +270,7 @@ def compile_terms(choices: Choices, float64: bool) -> Any:
     real = numba.float64 if float64 else numba.float32
     numbers = numba.types.UniTuple(real, len(loss_equations.Coefficients._fields))
     totals = numba.types.Array(numba.float64, 1, "C")
-    signature = numba.void(numba.types.Array(real, 2, "C"), numba.int64, numbers, real, totals)
+    signature = numba.void(numba.types.Array(real, 3, "C"), numba.int64, numbers, real, totals)
     return compile_kernel(bind_names(kernels.evaluate_terms, **names), signature, float64, choices)
 
 
@@ -271,14 +279,15 @@ def compile_kernel(function: Any, signature: Any, float64: bool, variant: Any) -
     kernel = bind_constants(function, variant, float64)
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc"}}
     try:
-        return numba.njit([signature], cache=True, **options)(kernel)
+        compiled = numba.njit([signature], cache=True, **options)(kernel)
     except RuntimeError:  # no directory to keep it in
-        return numba.njit([signature], **options)(kernel)
+        compiled = numba.njit([signature], **options)(kernel)
+    return compiled.overloads[signature.args].entry_point
 
 
 def compile_equations(choices: Choices, float64: bool) -> dict[str, Any]:
     """The equations of a call, and their primitives."""
-    compile_part = partial(compile_function, variant=choices, float64=float64)
+    compile_part = partial(compile_function, variant=choices, float64=float64, forceinline=True)
     names: dict[str, Any] = {"select": compile_part(kernels.select)}
     for primitive in ("exp", "log"):
         function = getattr(kernels, f"{primitive}_float{64 if float64 else 32}")
@@ -291,9 +300,23 @@ def compile_function(function: Any, variant: Any, float64: bool, integer: Any = 
     return numba.njit(**INNER, **options)(bind_constants(function, variant, float64, integer))
 
 
-INDEXED = {"action_at": "is_chosen", "action_exists": "is_in_range", "peak_of": "largest_of"}
-PLAIN = {"action_at": "read_action", "action_exists": "is_any", "peak_of": "zero_of"}
+INDEXED = {"read_actions": "read_choices", "action_exists": "is_in_range", "find_peaks": "find_largest"}
+PLAIN = {"read_actions": "read_dimension", "action_exists": "is_any", "find_peaks": "use_zero"}
 """What the helpers of a head are, if its actions are indices, and if not."""
+READERS = (
+    "weight_of",
+    "fill_zero",
+    "read_stream",
+    "read_weights",
+    "read_streams",
+    "read_column",
+    "write_column",
+    "write_stream",
+    "add_column",
+    *INDEXED.values(),
+    *PLAIN.values(),
+)
+"""What has no equation in it, in an order in which each calls only those before."""
 SOURCES = hash_text([Path(str(file)).read_bytes() for file in (kernels.__file__, loss_equations.__file__, __file__)])
 
 

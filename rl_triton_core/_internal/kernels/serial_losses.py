@@ -19,15 +19,20 @@ from rl_triton_core._internal.loss_equations import stand_in
 
 OLD, ADVANTAGE, REFERENCE, VALUE, TARGET, OLD_VALUE, WEIGHT, LOG_PROB, ENTROPY, KL = range(10)
 BY_LOG_PROB, BY_ENTROPY, BY_KL, BY_VALUE, RATIO = range(10, 15)
-ROWS, STATES = 15, 7
-"""The rows of scratch memory."""
+X, Y, ACTION, OLD_X, OLD_Y, BY_X, BY_Y = range(15, 22)
+ROWS, STATES = 22, 7
+"""The rows of scratch memory. From X on, those of the first tile serve all: what a head takes of one action."""
 PEAK, OLD_PEAK = 5, 6
 """Rows of a distribution's state, after its sums."""
+TILE = 256
+"""Elements of a row of scratch memory."""
+HAS_OLD = False
+"""Whether there is an old network."""
 WEIGHT_SUM, MOMENTS, LEAST, LARGEST, TOTALS = 8, 9, 13, 14, 15
 """Of a span's results: sums of the terms come first, then of the weights and of four moments, then extremes."""
 
 compute_terms = sums = readout = slopes = kl_sums = kl = kl_slopes = multiply_or_zero = stand_in
-action_at = action_exists = peak_of = stand_in
+read_actions = action_exists = find_peaks = stand_in
 
 
 @intrinsic
@@ -127,27 +132,34 @@ def weight_of(flags, weights, i):
     return 0.0 if len(flags) and flags[i] == 0 else 1.0
 
 
-def read_streams(streams, sequences, scaling, first, count, scratch):
+def fill_zero(rows):
+    """Fill rows with zeros."""
+    for k in range(len(rows)):
+        for i in range(rows.shape[1]):
+            rows[k, i] = 0.0
+
+
+def read_streams(streams, sequences, scaling, low, size, scratch):
     """Read what there is one of per element: 0 if absent. A masked element has weight 0."""
     old, advantages, reference, values, targets, old_values, flags, weights = streams
     offsets, scale, length, per_sequence = sequences
     subtracted, factor = scaling
-    read_stream(old, first, count, scratch[OLD])
-    read_stream(reference, first, count, scratch[REFERENCE])
-    read_stream(values, first, count, scratch[VALUE])
-    read_stream(targets, first, count, scratch[TARGET])
-    read_stream(old_values, first, count, scratch[OLD_VALUE])
-    for i in range(count):
-        scratch[WEIGHT, i] = weight_of(flags, weights, first + i)
+    read_stream(old, low, size, scratch[OLD])
+    read_stream(reference, low, size, scratch[REFERENCE])
+    read_stream(values, low, size, scratch[VALUE])
+    read_stream(targets, low, size, scratch[TARGET])
+    read_stream(old_values, low, size, scratch[OLD_VALUE])
+    read_weights(flags, weights, low, size, scratch[WEIGHT])
     if per_sequence or len(advantages) == 0:
-        scratch[ADVANTAGE, :count] = 0.0
+        fill_zero(scratch[ADVANTAGE : ADVANTAGE + 1])
     else:
-        for i in range(count):
-            scratch[ADVANTAGE, i] = (advantages[first + i] - subtracted) * factor
+        given = advantages[low : low + size]
+        for i in range(size):
+            scratch[ADVANTAGE, i] = (given[i] - subtracted) * factor
     if per_sequence or len(scale):
-        sequence = np.searchsorted(offsets, first, side="right") - 1 if len(offsets) else first // length
-        for i in range(count):
-            while first + i >= (offsets[sequence + 1] if len(offsets) else (sequence + 1) * length):
+        sequence = np.searchsorted(offsets, low, side="right") - 1 if len(offsets) else low // length
+        for i in range(size):
+            while low + i >= (offsets[sequence + 1] if len(offsets) else (sequence + 1) * length):
                 sequence += 1
             if per_sequence:
                 scratch[ADVANTAGE, i] = advantages[sequence]
@@ -155,60 +167,106 @@ def read_streams(streams, sequences, scaling, first, count, scratch):
                 scratch[WEIGHT, i] *= scale[sequence]
 
 
-def read_stream(stream, first, count, row):
+def read_stream(stream, low, size, row):
     """Read one stream."""
-    if len(stream):
-        for i in range(count):
-            row[i] = stream[first + i]
-    else:
-        row[:count] = 0.0
+    given = stream[low : low + size]
+    for i in range(len(given)):
+        row[i] = given[i]
+    for i in range(len(given), size):
+        row[i] = 0.0
+
+
+def read_weights(flags, weights, low, size, row):
+    """Read how much elements count."""
+    for i in range(size):
+        row[i] = weight_of(flags, weights, low + i)
 
 
 def evaluate_heads(network, old_network, actions, streams, sequences, scaling, first, count, scratch, state):
     """Log-probability, entropy and KL of each element, over distributions side by side."""
-    xs, y = network
-    old_xs, old_y = old_network
-    read_streams(streams, sequences, scaling, first, count, scratch)
-    scratch[LOG_PROB : KL + 1, :count] = 0.0
-    for part in range(len(xs)):
-        x, old_x = xs[part], old_xs[part]
-        width = x.shape[1]
-        for i in range(count):
-            if scratch[WEIGHT, i] == 0:
-                continue
-            row, old_row = x[first + i], old_x[first + i]
-            row_y, old_row_y = row_of(y, first + i, row), row_of(old_y, first + i, old_row)
-            peak, old_peak = peak_of(row), peak_of(old_row)
-            a, b, c, d, e = 0.0, 0.0, 0.0, 0.0, 0.0
-            for j in range(width):
-                s = sums(row[j], row_y[j], action_at(actions, first + i, part, j), peak)
-                t = kl_sums(row[j], row_y[j], old_row[j], old_row_y[j], peak, old_peak)
-                a, b, c, d, e = a + s[0], b + s[1], c + s[2], d + t[0], e + t[1]
-            state[part, 0, i], state[part, 1, i], state[part, 2, i] = a, b, c
-            state[part, 3, i], state[part, 4, i] = d, e
-            state[part, PEAK, i], state[part, OLD_PEAK, i] = peak, old_peak
-            log_prob, entropy = readout((a, b, c))
-            scratch[LOG_PROB, i] += log_prob if action_exists(actions, first + i, part, width) else np.nan
-            scratch[ENTROPY, i] += entropy
-            scratch[KL, i] += kl((a, b, c), (d, e))
+    columns = scratch[0]
+    for tile in range(len(scratch)):
+        low, size = first + tile * TILE, min(TILE, count - tile * TILE)
+        read_streams(streams, sequences, scaling, low, size, scratch[tile])
+        fill_zero(scratch[tile, LOG_PROB : KL + 1])
+        for part in range(state.shape[1]):
+            x, rows = network[0][part], state[tile, part]
+            find_peaks(x, low, size, rows[PEAK])
+            if HAS_OLD:
+                find_peaks(old_network[0][part], low, size, rows[OLD_PEAK])
+            fill_zero(rows[:PEAK])
+            for j in range(x.shape[1]):
+                read_columns(network, old_network, actions, part, low, size, j, columns)
+                add_sums(size, columns, rows)
+            add_readout(actions[low : low + size], part, x.shape[1], rows, scratch[tile])
 
 
-def largest_of(row):
-    """The largest of some numbers."""
-    peak = row[0]
-    for j in range(1, len(row)):
-        peak = max(peak, row[j])
-    return peak
+def read_columns(network, old_network, actions, part, low, size, j, columns):
+    """Read what a head takes, of one action or dimension: neighbouring elements then go into vectors."""
+    read_column(network[0][part], low, size, j, columns[X])
+    read_column(network[1], low, size, j, columns[Y])
+    read_actions(actions[low : low + size], part, j, columns[ACTION])
+    if HAS_OLD:
+        read_column(old_network[0][part], low, size, j, columns[OLD_X])
+        read_column(old_network[1], low, size, j, columns[OLD_Y])
 
 
-def zero_of(row):
-    """A zero of their type."""
-    return row.dtype.type(0)
+def read_column(matrix, low, size, j, column):
+    """Read a column of a matrix, which may have one row for all elements, or be absent."""
+    if len(matrix) == 1:
+        for i in range(size):
+            column[i] = matrix[0, j]
+    else:
+        rows = matrix[low : low + size]
+        for i in range(len(rows)):
+            column[i] = rows[i, j]
 
 
-def is_chosen(actions, i, part, j):
-    """Whether an action is this one."""
-    return actions[i, part] == j
+def add_sums(size, columns, rows):
+    """Add what a head sums over the actions."""
+    for i in range(size):
+        s = sums(columns[X, i], columns[Y, i], columns[ACTION, i], rows[PEAK, i])
+        rows[0, i] += s[0]
+        rows[1, i] += s[1]
+        rows[2, i] += s[2]
+        if HAS_OLD:
+            x, y, old_x, old_y = columns[X, i], columns[Y, i], columns[OLD_X, i], columns[OLD_Y, i]
+            s = kl_sums(x, y, old_x, old_y, rows[PEAK, i], rows[OLD_PEAK, i])
+            rows[3, i] += s[0]
+            rows[4, i] += s[1]
+
+
+def add_readout(actions, part, width, rows, results):
+    """Add what the sums give: log-probability, entropy and KL."""
+    for i in range(len(actions)):
+        total = rows[0, i], rows[1, i], rows[2, i]
+        log_prob, entropy = readout(total)
+        results[LOG_PROB, i] += log_prob if action_exists(actions, i, part, width) else np.nan
+        results[ENTROPY, i] += entropy
+        if HAS_OLD:
+            results[KL, i] += kl(total, (rows[3, i], rows[4, i]))
+
+
+def find_largest(x, low, size, peaks):
+    """The largest number of each row."""
+    rows = x[low : low + size]
+    for i in range(size):
+        peaks[i] = rows[i, 0]
+    for j in range(1, x.shape[1]):
+        for i in range(size):
+            peaks[i] = max(peaks[i], rows[i, j])
+
+
+def use_zero(x, low, size, peaks):
+    """A zero for each row."""
+    for i in range(size):
+        peaks[i] = 0.0
+
+
+def read_choices(actions, part, j, column):
+    """Whether each action is this one."""
+    for i in range(len(actions)):
+        column[i] = 1.0 if actions[i, part] == j else 0.0
 
 
 def is_in_range(actions, i, part, width):
@@ -216,9 +274,10 @@ def is_in_range(actions, i, part, width):
     return 0 <= actions[i, part] < width
 
 
-def read_action(actions, i, part, j):
-    """The action in this dimension."""
-    return actions[i, j]
+def read_dimension(actions, part, j, column):
+    """The actions in this dimension."""
+    for i in range(len(actions)):
+        column[i] = actions[i, j]
 
 
 def is_any(actions, i, part, width):
@@ -226,61 +285,48 @@ def is_any(actions, i, part, width):
     return True
 
 
-def no_kl_sums(x, y, old_x, old_y, peak, old_peak):
-    """Without an old network."""
-    return 0.0, 0.0
-
-
-def no_kl(total, kl_total):
-    """Without an old network."""
-    return 0.0
-
-
-def no_kl_slopes(x, y, old_x, old_y, peak, old_peak, total, kl_total):
-    """Without an old network."""
-    return 0.0, 0.0
-
-
 def evaluate_terms(scratch, count, coefficients, share, totals):
     """Terms of each element, added up, and derivatives of the loss."""
     a0, a1, a2, a3, a4, a5 = np.float64(0), np.float64(0), np.float64(0), np.float64(0), np.float64(0), np.float64(0)
     a6, a7, a8, a9, a10 = np.float64(0), np.float64(0), np.float64(0), np.float64(0), np.float64(0)
     a11, a12 = np.float64(0), np.float64(0)
-    for i in range(count):
-        weight = scratch[WEIGHT, i]
-        valid = weight != 0
-        w = np.float64(weight)
-        target = np.float64(scratch[TARGET, i])
-        error = target - np.float64(scratch[VALUE, i])
-        terms, slopes = compute_terms(
-            (scratch[LOG_PROB, i], scratch[ENTROPY, i], scratch[KL, i]),
-            scratch[OLD, i],
-            scratch[ADVANTAGE, i],
-            scratch[REFERENCE, i],
-            scratch[VALUE, i],
-            scratch[TARGET, i],
-            scratch[OLD_VALUE, i],
-            coefficients,
-        )
-        a0 += w * terms[0] if valid else np.float64(0)
-        a1 += w * terms[1] if valid else np.float64(0)
-        a2 += w * terms[2] if valid else np.float64(0)
-        a3 += w * terms[3] if valid else np.float64(0)
-        a4 += w * terms[4] if valid else np.float64(0)
-        a5 += w * terms[5] if valid else np.float64(0)
-        a6 += w * terms[6] if valid else np.float64(0)
-        a7 += w * terms[7] if valid else np.float64(0)
-        a8 += w
-        a9 += w * target if valid else np.float64(0)
-        a10 += w * target * target if valid else np.float64(0)
-        a11 += w * error if valid else np.float64(0)
-        a12 += w * error * error if valid else np.float64(0)
-        scale = weight * share
-        scratch[BY_LOG_PROB, i] = scale * slopes[0] if valid else 0.0
-        scratch[BY_ENTROPY, i] = scale * slopes[1] if valid else 0.0
-        scratch[BY_KL, i] = scale * slopes[2] if valid else 0.0
-        scratch[BY_VALUE, i] = scale * slopes[3] if valid else 0.0
-        scratch[RATIO, i] = terms[7]
+    for tile in range(len(scratch)):
+        rows = scratch[tile]
+        for i in range(min(TILE, count - tile * TILE)):
+            weight = rows[WEIGHT, i]
+            valid = weight != 0
+            w = np.float64(weight)
+            target = np.float64(rows[TARGET, i])
+            error = target - np.float64(rows[VALUE, i])
+            terms, slopes = compute_terms(
+                (rows[LOG_PROB, i], rows[ENTROPY, i], rows[KL, i]),
+                rows[OLD, i],
+                rows[ADVANTAGE, i],
+                rows[REFERENCE, i],
+                rows[VALUE, i],
+                rows[TARGET, i],
+                rows[OLD_VALUE, i],
+                coefficients,
+            )
+            a0 += w * terms[0] if valid else np.float64(0)
+            a1 += w * terms[1] if valid else np.float64(0)
+            a2 += w * terms[2] if valid else np.float64(0)
+            a3 += w * terms[3] if valid else np.float64(0)
+            a4 += w * terms[4] if valid else np.float64(0)
+            a5 += w * terms[5] if valid else np.float64(0)
+            a6 += w * terms[6] if valid else np.float64(0)
+            a7 += w * terms[7] if valid else np.float64(0)
+            a8 += w
+            a9 += w * target if valid else np.float64(0)
+            a10 += w * target * target if valid else np.float64(0)
+            a11 += w * error if valid else np.float64(0)
+            a12 += w * error * error if valid else np.float64(0)
+            scale = weight * share
+            rows[BY_LOG_PROB, i] = scale * slopes[0] if valid else 0.0
+            rows[BY_ENTROPY, i] = scale * slopes[1] if valid else 0.0
+            rows[BY_KL, i] = scale * slopes[2] if valid else 0.0
+            rows[BY_VALUE, i] = scale * slopes[3] if valid else 0.0
+            rows[RATIO, i] = terms[7]
     find_extremes(scratch, count, totals)
     totals[0] = a0
     totals[1] = a1
@@ -297,45 +343,65 @@ def evaluate_terms(scratch, count, coefficients, share, totals):
     totals[12] = a12
 
 
-def row_of(y, i, x):
-    """An element's row of y, which may have one for all; that of x if there is no y."""
-    return x if len(y) == 0 else y[i if len(y) > 1 else 0]
-
-
 def find_extremes(scratch, count, totals):
     """The least and the largest ratio of elements that count."""
     totals[LEAST], totals[LARGEST] = np.inf, -np.inf
-    for i in range(count):
-        if scratch[WEIGHT, i] != 0:
-            totals[LEAST] = min(totals[LEAST], scratch[RATIO, i])
-            totals[LARGEST] = max(totals[LARGEST], scratch[RATIO, i])
+    for tile in range(len(scratch)):
+        for i in range(min(TILE, count - tile * TILE)):
+            if scratch[tile, WEIGHT, i] != 0:
+                totals[LEAST] = min(totals[LEAST], scratch[tile, RATIO, i])
+                totals[LARGEST] = max(totals[LARGEST], scratch[tile, RATIO, i])
 
 
 def write_gradients(network, old_network, actions, first, count, scratch, state, gradients, sum_by_y):
     """Derivatives by what the network gave, 0 where masked; and those by y summed, where elements share it."""
-    xs, y = network
-    old_xs, old_y = old_network
     by_xs, by_y, by_values = gradients
-    for i in range(count if len(by_values) else 0):
-        by_values[first + i] = scratch[BY_VALUE, i]
-    for part in range(len(by_xs)):
-        x, old_x, by_x = xs[part], old_xs[part], by_xs[part]
-        width = x.shape[1]
-        for i in range(count):
-            row, old_row = x[first + i], old_x[first + i]
-            row_y, old_row_y = row_of(y, first + i, row), row_of(old_y, first + i, old_row)
-            by_log_prob, by_entropy, by_kl = scratch[BY_LOG_PROB, i], scratch[BY_ENTROPY, i], scratch[BY_KL, i]
-            total = state[part, 0, i], state[part, 1, i], state[part, 2, i]
-            kl_total = state[part, 3, i], state[part, 4, i]
-            peak, old_peak = state[part, PEAK, i], state[part, OLD_PEAK, i]
-            valid = scratch[WEIGHT, i] != 0
-            for j in range(width):
-                action = action_at(actions, first + i, part, j)
-                slope = slopes(row[j], row_y[j], action, peak, total, by_log_prob, by_entropy)
-                k = kl_slopes(row[j], row_y[j], old_row[j], old_row_y[j], peak, old_peak, total, kl_total)
-                if len(by_x):
-                    by_x[first + i, j] = slope[0] + multiply_or_zero(by_kl, k[0]) if valid else 0.0
-                if len(by_y):
-                    by_y[first + i, j] = slope[1] + multiply_or_zero(by_kl, k[1]) if valid else 0.0
+    columns = scratch[0]
+    for tile in range(len(scratch)):
+        low, size = first + tile * TILE, min(TILE, count - tile * TILE)
+        write_stream(scratch[tile, BY_VALUE], by_values, low, size)
+        for part in range(state.shape[1]):
+            for j in range(network[0][part].shape[1]):
+                read_columns(network, old_network, actions, part, low, size, j, columns)
+                find_slopes(size, scratch[tile], state[tile, part], columns)
+                write_column(columns[BY_X], by_xs[part], low, size, j)
+                write_column(columns[BY_Y], by_y, low, size, j)
                 if len(sum_by_y):
-                    sum_by_y[j] += slope[1] + multiply_or_zero(by_kl, k[1]) if valid else 0.0
+                    sum_by_y[j] += add_column(columns[BY_Y], size)
+
+
+def find_slopes(size, scratch, rows, columns):
+    """Derivatives by the columns that were read."""
+    for i in range(size):
+        x, y, peak = columns[X, i], columns[Y, i], rows[PEAK, i]
+        total = rows[0, i], rows[1, i], rows[2, i]
+        by_x, by_y = slopes(x, y, columns[ACTION, i], peak, total, scratch[BY_LOG_PROB, i], scratch[BY_ENTROPY, i])
+        if HAS_OLD:
+            kl_total, by_kl = (rows[3, i], rows[4, i]), scratch[BY_KL, i]
+            k = kl_slopes(x, y, columns[OLD_X, i], columns[OLD_Y, i], peak, rows[OLD_PEAK, i], total, kl_total)
+            by_x, by_y = by_x + multiply_or_zero(by_kl, k[0]), by_y + multiply_or_zero(by_kl, k[1])
+        valid = scratch[WEIGHT, i] != 0
+        columns[BY_X, i] = by_x if valid else 0.0
+        columns[BY_Y, i] = by_y if valid else 0.0
+
+
+def write_column(column, matrix, low, size, j):
+    """Write a column of a matrix, which may be absent."""
+    rows = matrix[low : low + size]
+    for i in range(len(rows)):
+        rows[i, j] = column[i]
+
+
+def write_stream(row, stream, low, size):
+    """Write one stream, which may be absent."""
+    taken = stream[low : low + size]
+    for i in range(len(taken)):
+        taken[i] = row[i]
+
+
+def add_column(column, size):
+    """The sum of a column."""
+    total = np.float64(0)
+    for i in range(size):
+        total += column[i]
+    return total

@@ -2,9 +2,9 @@
 
     model = TritonPPO("MlpPolicy", "CartPole-v1", device="cuda")
 
-A drop-in for `PPO`: the same arguments and one more, the same minibatches, logs and checkpoints. Where nothing can be
-captured (on a CPU, with state-dependent exploration, with an optimizer that `rl_triton_core.capture` does not know), it
-is `PPO`.
+A drop-in for `PPO`: the same arguments and one more, the same minibatches, logs and checkpoints. On a CPU, where
+nothing can be captured, it makes the same steps with less work around them. With state-dependent exploration, and on a
+GPU with an optimizer that `rl_triton_core.capture` does not know, it is `PPO`.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,6 +16,7 @@ import torch
 from torch.distributions import Distribution
 from torch.nn.functional import mse_loss
 
+from rl_triton_adapters._optimizers import fuse_optimizer
 from rl_triton_adapters.sb3 import rollout_buffer_class_for
 from rl_triton_adapters.sb3_device import DeviceStorageMixin, map_arrays
 from rl_triton_core.capture import CapturedStep
@@ -34,13 +35,16 @@ ACCELERATIONS = ("auto", "off")
 
 
 class TritonPPO(PPO):
-    """`PPO` with captured updates and captured acting.
+    """`PPO` with captured updates and captured acting; on a CPU, with steps that cost less.
 
     The rollout is copied to the device once per update, minibatches are gathered there by Stable-Baselines3's own
     permutations, and statistics are read once per update; the step's operations are those of Stable-Baselines3 in its
     order. With `target_kl`, the update stops at the same minibatch as `PPO`'s, and the host waits once per epoch.
 
     While a rollout is collected, the policy's results are tensors in host memory.
+
+    On a CPU the steps are made one by one: distributions do not check their arguments, the optimizer steps all
+    parameters in one kernel, and statistics are read once per epoch.
 
     Args:
         acceleration: ``"auto"`` captures where possible, ``"off"`` is `PPO`.
@@ -77,6 +81,12 @@ class TritonPPO(PPO):
         """Whether updates are captured, as far as is known."""
         return self._find_update().reason == ""
 
+    @property
+    def makes_own_steps(self) -> bool:
+        """Whether updates and acting are not those of `PPO`: they are captured, or on a CPU."""
+        captured = self.is_captured
+        return captured or (self.acceleration == "auto" and not self.use_sde and self.device.type == "cpu")
+
     def _find_update(self) -> CapturedStep:
         if self._update is None or self._update.modules != [self.policy]:
             enabled = None if self.acceleration == "auto" and not self.use_sde else False
@@ -84,16 +94,18 @@ class TritonPPO(PPO):
             self._rollout = {}
             self._update = CapturedStep(self._step, modules=[policy], optimizers=[optimizer], enabled=enabled)
             self._acting = CapturedStep(self._act, modules=[policy], enabled=enabled)
+            if self._update.reason and self.makes_own_steps:
+                fuse_optimizer(optimizer)
         return self._update
 
     # -- the update ----------------------------------------------------------------------------------------------------
 
     def train(self) -> None:
         """Update the policy, as `PPO.train` does."""
-        update = self._find_update()
-        if update.reason:
+        if not self.makes_own_steps:
             super().train()
             return
+        update = self._find_update()
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
         progress = self._current_progress_remaining
@@ -110,7 +122,11 @@ class TritonPPO(PPO):
         epochs = []
         for epoch in range(self.n_epochs):
             indices = torch.from_numpy(np.random.permutation(count)).to(self.device)  # noqa: NPY002
-            rows = [update(part, clip_range, clip_range_vf).clone() for part in torch.split(indices, self.batch_size)]
+            rows = []
+            for part in torch.split(indices, self.batch_size):
+                rows.append(update(part, clip_range, clip_range_vf).clone())
+                if self.target_kl is not None and update.reason and update.stop.item():
+                    break
             self._n_updates += 1
             epochs.append(torch.stack(rows))
             if self.target_kl is not None and update.stop.item():
@@ -195,12 +211,16 @@ class TritonPPO(PPO):
 
     def collect_rollouts(self, env: Any, callback: Any, rollout_buffer: RolloutBuffer, n_rollout_steps: int) -> bool:
         """Collect a rollout, as `PPO` does, with the policy captured."""
-        self._find_update()
+        if not self.makes_own_steps:
+            return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
         assert self._acting is not None
-        if self._acting.reason:
+        with _forward(self.policy, self._act_eagerly if self._acting.reason else self._act_once):
             return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
-        with _forward(self.policy, self._act_once):
-            return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
+
+    def _act_eagerly(self, observations: Any, deterministic: bool = False) -> Any:
+        """What the policy's own `forward` returns."""
+        with _unvalidated():
+            return type(self.policy).forward(self.policy, observations, deterministic)
 
     def _act(self, observations: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Actions, and everything as one row of floats per environment: actions, value, log-probability."""

@@ -117,14 +117,34 @@ def test_checkpoints_both_ways(device, monkeypatch, tmp_path):
     assert again.is_captured and again._update.captured
 
 
-def test_it_is_ppo_where_nothing_can_be_captured():
+@pytest.mark.parametrize("task", TASKS)
+def test_steps_on_a_cpu_are_those_of_stock(task):
+    """Nothing is captured; parameters within rounding, the same logs, and checkpoints of plain optimizers."""
+    policy, env, more = TASKS[task]
     models = []
     for kind in (PPO, TritonPPO):
-        model = kind("MlpPolicy", make_vec_env("CartPole-v1", 2, seed=0), device="cpu", **OPTIONS)
+        model = kind(policy, make_vec_env(env, 2, seed=0), device="cpu", target_kl=0.004, **OPTIONS, **more)
+        model.set_logger(Recorder())
+        models.append(model.learn(3 * 64))
+    stock, ours = models
+    compare(ours, stock, rtol=1e-3, atol=1e-4)
+    assert ours._n_updates == stock._n_updates
+    for got, want in zip(ours.logger.kept, stock.logger.kept, strict=True):
+        assert {k: pytest.approx(float(v), rel=1e-3, abs=1e-4) for k, v in want.items()} == got
+    assert not ours.is_captured and "forward" not in vars(ours.policy)
+    assert ours.policy.optimizer.param_groups[0]["fused"]
+    groups = [model.policy.optimizer.state_dict()["param_groups"] for model in models]
+    assert groups[0] == groups[1]
+
+
+def test_it_is_ppo_where_it_makes_no_steps_of_its_own():
+    models = []
+    for kind in (PPO, TritonPPO):
+        model = kind("MlpPolicy", make_vec_env("Pendulum-v1", 2, seed=0), use_sde=True, device="cpu", **OPTIONS)
         models.append(model.learn(128))
     compare(*models, 0, 0)
-    assert not models[1].is_captured and "forward" not in vars(models[1].policy)
     off = TritonPPO("MlpPolicy", "CartPole-v1", acceleration="off", device="cpu", n_steps=8, batch_size=8)
-    assert off._find_update().reason == "switched off"
+    assert off._find_update().reason == "switched off" and not off.makes_own_steps
+    assert not off.policy.optimizer.param_groups[0]["fused"]
     with pytest.raises(ValueError, match="acceleration: got 'on', expected one of auto, off"):
         TritonPPO("MlpPolicy", "CartPole-v1", acceleration="on")

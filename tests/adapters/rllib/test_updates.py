@@ -23,7 +23,8 @@ from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from ray.rllib.utils.minibatch_utils import MiniBatchCyclicIterator
 
 from rl_triton_adapters import _rllib_updates
-from rl_triton_adapters._rllib_updates import BatchCycle, SlicedMinibatches, can_slice_minibatches, fuse_optimizer
+from rl_triton_adapters._optimizers import fuse_optimizer
+from rl_triton_adapters._rllib_updates import BatchCycle, SlicedMinibatches, can_slice_minibatches
 from rl_triton_adapters.rllib import TritonPPOTorchLearner, enable_triton
 
 POLICY = "default_policy"

@@ -119,7 +119,8 @@ class CapturedStep:
 
     def run_eagerly(self, leaves: list[Any], structure: Any) -> Any:
         """The step as it is; what is stopped changes nothing here either."""
-        arguments = [as_tensor(x, self.device) for x in leaves]
+        device = self.device
+        arguments = [as_tensor(x, device) for x in leaves]
         with self.stopping():
             return self.function(*pytree.tree_unflatten(arguments, structure))
 

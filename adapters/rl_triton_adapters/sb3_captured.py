@@ -1,22 +1,23 @@
-"""Stable-Baselines3: PPO whose update and whose policy, while acting, are captured in CUDA graphs.
+"""Stable-Baselines3: PPO whose update and acting take less time.
 
-    model = TritonPPO("MlpPolicy", "CartPole-v1", device="cuda")
+    model = TritonPPO("MlpPolicy", "CartPole-v1")
 
-A drop-in for `PPO`: the same arguments and one more, the same minibatches, logs and checkpoints. On a CPU, where
-nothing can be captured, it makes the same steps with less work around them. With state-dependent exploration, and on a
-GPU with an optimizer that `rl_triton_core.capture` does not know, it is `PPO`.
+A drop-in for `PPO`: the same arguments and one more, the same minibatches, logs and checkpoints. Loss and gradient are
+computed in one pass, actions are drawn without distribution objects, and on a GPU both steps are captured in CUDA
+graphs. With state-dependent exploration, a rollout buffer that makes minibatches of its own, and on a GPU an optimizer
+that `rl_triton_core.capture` does not know, it is `PPO`.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch.distributions import Distribution
-from torch.nn.functional import mse_loss
 
-from rl_triton_adapters._optimizers import fuse_optimizer
+from rl_triton_adapters._optimizers import clip_gradients, fuse_optimizer
+from rl_triton_adapters._sb3_policies import apply_policy, compute_loss
 from rl_triton_adapters.sb3 import rollout_buffer_class_for
 from rl_triton_adapters.sb3_device import DeviceStorageMixin, map_arrays
 from rl_triton_core.capture import CapturedStep
@@ -24,30 +25,35 @@ from rl_triton_core.capture import CapturedStep
 # isort: split
 from gymnasium import spaces
 from stable_baselines3 import PPO
-from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.utils import explained_variance
 
 __all__ = ["TritonPPO"]
 
-STATISTICS = ("policy_gradient_loss", "value_loss", "entropy_loss", "clip_fraction", "approx_kl", "loss")
-"""What a step tells of itself."""
+STATISTICS = {
+    "policy_gradient_loss": "policy_loss",
+    "value_loss": "value_loss",
+    "entropy_loss": "entropy",
+    "clip_fraction": "clip_fraction",
+    "approx_kl": "approx_kl",
+    "loss": "loss",
+}
+"""What a step returns: names in the logs, and in `PPOLoss`."""
 ACCELERATIONS = ("auto", "off")
 
 
 class TritonPPO(PPO):
-    """`PPO` with captured updates and captured acting; on a CPU, with steps that cost less.
+    """`PPO` with a fused loss and fewer operations around it; on a GPU, with captured updates and captured acting.
 
     The rollout is copied to the device once per update, minibatches are gathered there by Stable-Baselines3's own
-    permutations, and statistics are read once per update; the step's operations are those of Stable-Baselines3 in its
-    order. With `target_kl`, the update stops at the same minibatch as `PPO`'s, and the host waits once per epoch.
+    permutations, and statistics are read once per update. Parameters are those of `PPO` up to rounding. With
+    `target_kl`, the update stops at the same minibatch as `PPO`'s, and the host waits once per epoch.
 
-    While a rollout is collected, the policy's results are tensors in host memory.
-
-    On a CPU the steps are made one by one: distributions do not check their arguments, the optimizer steps all
-    parameters in one kernel, and statistics are read once per epoch.
+    While a rollout is collected, the policy's results are tensors in host memory. On a CPU, actions, values and
+    log-probabilities of equal parameters are those of `PPO`, bit for bit.
 
     Args:
-        acceleration: ``"auto"`` captures where possible, ``"off"`` is `PPO`.
+        acceleration: ``"auto"`` does less work than `PPO`, and captures it where possible; ``"off"`` is `PPO`.
         args: As of `PPO`.
         kwargs: As of `PPO`. Without `rollout_buffer_class`, the buffer is that of `rollout_buffer_class_for`.
 
@@ -62,6 +68,7 @@ class TritonPPO(PPO):
         self._update: CapturedStep | None = None
         self._acting: CapturedStep | None = None
         self._rollout: dict[str, Any] = {}
+        self._parameters: list[torch.Tensor] = []
         super().__init__(*args, **kwargs)
 
     def _setup_model(self) -> None:
@@ -74,7 +81,7 @@ class TritonPPO(PPO):
 
     def _excluded_save_params(self) -> list[str]:
         """What belongs to this process."""
-        return [*super()._excluded_save_params(), "_update", "_acting", "_rollout"]
+        return [*super()._excluded_save_params(), "_update", "_acting", "_rollout", "_parameters"]
 
     @property
     def is_captured(self) -> bool:
@@ -82,35 +89,44 @@ class TritonPPO(PPO):
         return self._find_update().reason == ""
 
     @property
-    def makes_own_steps(self) -> bool:
-        """Whether updates and acting are not those of `PPO`: they are captured, or on a CPU."""
+    def is_accelerated(self) -> bool:
+        """Whether updates and acting are other than those of `PPO`: captured, or on a CPU."""
         captured = self.is_captured
-        return captured or (self.acceleration == "auto" and not self.use_sde and self.device.type == "cpu")
+        return captured or (self._is_supported() and self.device.type == "cpu")
+
+    def _is_supported(self) -> bool:
+        return self.acceleration == "auto" and not self.use_sde and has_plain_minibatches(self.rollout_buffer)
 
     def _find_update(self) -> CapturedStep:
-        if self._update is None or self._update.modules != [self.policy]:
-            enabled = None if self.acceleration == "auto" and not self.use_sde else False
-            policy, optimizer = self.policy, self.policy.optimizer
+        policy, optimizer = self.policy, self.policy.optimizer
+        known = self._update
+        if known is None or known.modules != [policy] or known.optimizers != [optimizer]:
+            enabled = None if self._is_supported() else False
             self._rollout = {}
-            self._update = CapturedStep(self._step, modules=[policy], optimizers=[optimizer], enabled=enabled)
+            self._update = known = CapturedStep(self._step, modules=[policy], optimizers=[optimizer], enabled=enabled)
             self._acting = CapturedStep(self._act, modules=[policy], enabled=enabled)
-            if self._update.reason and self.makes_own_steps:
+            if known.reason and self.is_accelerated:
                 fuse_optimizer(optimizer)
-        return self._update
+        return known
 
     # -- the update ----------------------------------------------------------------------------------------------------
 
     def train(self) -> None:
         """Update the policy, as `PPO.train` does."""
-        if not self.makes_own_steps:
+        update, progress = self._find_update(), self._current_progress_remaining
+        clip_range, clip_range_vf = (
+            None if schedule is None else float(schedule(progress))
+            for schedule in (self.clip_range, self.clip_range_vf)
+        )
+        assert clip_range is not None
+        is_past_end = min(clip_range, clip_range_vf or 0.0) < 0.0
+        if is_past_end or not self.is_accelerated:
+            update.reset()
             super().train()
             return
-        update = self._find_update()
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
-        progress = self._current_progress_remaining
-        clip_range = float(self.clip_range(progress))  # type: ignore[operator]
-        clip_range_vf = None if self.clip_range_vf is None else float(self.clip_range_vf(progress))  # type: ignore[operator]
+        self._parameters = list(self.policy.parameters())
         self._copy_rollout()
         update.resume()
         history = self._make_epochs(update, clip_range, clip_range_vf)
@@ -138,40 +154,34 @@ class TritonPPO(PPO):
         return [rows.cpu().numpy() for rows in epochs]
 
     def _step(self, indices: torch.Tensor, clip_range: Any, clip_range_vf: Any) -> torch.Tensor:
-        """One minibatch: the operations of `PPO.train` in their order. Returns its statistics, and if it stopped."""
+        """Update the policy with one minibatch. Returns its statistics, and whether it stopped."""
         batch = {name: map_arrays(lambda x: x.index_select(0, indices), x) for name, x in self._rollout.items()}
-        actions = batch["actions"]
-        if isinstance(self.action_space, spaces.Discrete):
-            actions = actions.long().flatten()
-        with _unvalidated():
-            values, log_prob, entropy = self.policy.evaluate_actions(batch["observations"], actions)
-        values, advantages = values.flatten(), batch["advantages"]
-        if self.normalize_advantage and len(advantages) > 1:
-            advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-        log_ratio = log_prob - batch["log_probs"]
-        ratio = torch.exp(log_ratio)
-        clipped = advantages * torch.clamp(ratio, 1 - clip_range, 1 + clip_range)
-        policy_loss = -torch.min(advantages * ratio, clipped).mean()
-        if clip_range_vf is not None:
-            values = batch["values"] + torch.clamp(values - batch["values"], -clip_range_vf, clip_range_vf)
-        value_loss = mse_loss(batch["returns"], values)
-        entropy_loss = -torch.mean(-log_prob if entropy is None else entropy)
-        loss = policy_loss + self.ent_coef * entropy_loss + self.vf_coef * value_loss
-        with torch.no_grad():
-            approx_kl = torch.mean((torch.exp(log_ratio) - 1) - log_ratio)
-            clip_fraction = torch.mean((torch.abs(ratio - 1) > clip_range).float())
+        result = compute_loss(
+            self.policy,
+            batch["observations"],
+            batch["actions"],
+            old_log_probs=batch["log_probs"],
+            advantages=batch["advantages"],
+            returns=batch["returns"],
+            old_values=batch["values"],
+            clip=clip_range,
+            value_clip=clip_range_vf,
+            value_coef=self.vf_coef,
+            entropy_coef=self.ent_coef,
+            normalize_advantages=self.normalize_advantage and len(indices) > 1,
+        )
         assert self._update is not None
         if self.target_kl is not None:
-            self._update.stop_if(approx_kl > 1.5 * self.target_kl)
+            self._update.stop_if(result.approx_kl > 1.5 * self.target_kl)
         self.policy.optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
+        result.loss.backward()
+        clip_gradients(self._parameters, self.max_grad_norm)
         self.policy.optimizer.step()
-        found = (policy_loss, value_loss, entropy_loss, clip_fraction, approx_kl, loss, self._update.stop)
-        return torch.stack([x.detach() for x in found])
+        statistics = [getattr(result, name) for name in STATISTICS.values()]
+        return torch.stack([*statistics, self._update.stop]).detach()
 
     def _copy_rollout(self) -> None:
-        """The rollout on the device, flattened as `RolloutBuffer.get` does it, always in the same tensors."""
+        """Flatten the rollout as `RolloutBuffer.get` does, and copy it to the device; for graphs, to the same place."""
         buffer: Any = self.rollout_buffer
         if not buffer.generator_ready:
             for name in DeviceStorageMixin.fields:
@@ -185,15 +195,21 @@ class TritonPPO(PPO):
             return {key: self._copy_field((known or {}).get(key), x, name) for key, x in arrays.items()}
         source = torch.from_numpy(arrays)
         source = source if name in ("observations", "actions") else source.flatten()
-        source = source.float() if name == "actions" else source
+        if name == "actions":
+            source = source.long().flatten() if isinstance(self.action_space, spaces.Discrete) else source.float()
+        if not self.is_captured:
+            return source
         if known is None or known.shape != source.shape:
-            return source.to(self.device)
+            return source.to(self.device, copy=True)
         return known.copy_(source)
 
     def _log(self, epochs: list[Any], clip_range: float, clip_range_vf: float | None) -> None:
         """What `PPO.train` logs."""
         history = np.concatenate(epochs)
+        if np.isnan(history[:, 5]).any():
+            raise ValueError("train/loss: got nan, expected a number; the policy's parameters may be nan now")
         means = {name: np.mean(history[:, i]) for i, name in enumerate(STATISTICS)}
+        means["entropy_loss"] = -means["entropy_loss"]
         means |= {"approx_kl": np.mean(epochs[-1][:, 4]), "loss": float(history[-1, 5])}
         buffer: Any = self.rollout_buffer
         means["explained_variance"] = explained_variance(buffer.values.flatten(), buffer.returns.flatten())
@@ -210,27 +226,24 @@ class TritonPPO(PPO):
     # -- acting --------------------------------------------------------------------------------------------------------
 
     def collect_rollouts(self, env: Any, callback: Any, rollout_buffer: RolloutBuffer, n_rollout_steps: int) -> bool:
-        """Collect a rollout, as `PPO` does, with the policy captured."""
-        if not self.makes_own_steps:
+        """Collect a rollout, as `PPO` does, with the policy's steps replaced."""
+        if not self.is_accelerated or "forward" in vars(self.policy):
             return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
         assert self._acting is not None
-        with _forward(self.policy, self._act_eagerly if self._acting.reason else self._act_once):
+        forward = partial(apply_policy, self.policy) if self._acting.reason else self._act_once
+        with replace_forward(self.policy, forward):
             return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
-
-    def _act_eagerly(self, observations: Any, deterministic: bool = False) -> Any:
-        """What the policy's own `forward` returns."""
-        with _unvalidated():
-            return type(self.policy).forward(self.policy, observations, deterministic)
 
     def _act(self, observations: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Actions, and everything as one row of floats per environment: actions, value, log-probability."""
-        with _unvalidated():
-            actions, values, log_probs = type(self.policy).forward(self.policy, observations)
+        actions, values, log_probs = apply_policy(self.policy, observations)
         columns = [actions.flatten(1) if actions.ndim > 1 else actions[:, None], values, log_probs[:, None]]
         return actions, torch.cat([x.float() for x in columns], dim=1)
 
     def _act_once(self, observations: Any, deterministic: bool = False) -> tuple[torch.Tensor, ...]:
         """The policy's results in host memory, by one copy."""
+        if deterministic:
+            return apply_policy(self.policy, observations, deterministic)
         assert self._acting is not None
         actions, packed = self._acting(observations)
         rows = packed.cpu()
@@ -239,7 +252,7 @@ class TritonPPO(PPO):
 
 
 @contextmanager
-def _forward(policy: Any, function: Callable[..., Any]) -> Iterator[None]:
+def replace_forward(policy: Any, function: Callable[..., Any]) -> Iterator[None]:
     """Let a policy answer by this function."""
     policy.forward = function
     try:
@@ -248,12 +261,10 @@ def _forward(policy: Any, function: Callable[..., Any]) -> Iterator[None]:
         del policy.forward
 
 
-@contextmanager
-def _unvalidated() -> Iterator[None]:
-    """Distributions do not check their arguments, for which they would wait for the device."""
-    before = Distribution._validate_args
-    Distribution.set_default_validate_args(False)
-    try:
-        yield
-    finally:
-        Distribution.set_default_validate_args(before)
+def has_plain_minibatches(buffer: Any) -> bool:
+    """Whether a buffer makes minibatches as those of Stable-Baselines3 do, or on the device."""
+    kinds = (RolloutBuffer, DictRolloutBuffer, DeviceStorageMixin)
+    return any(
+        all(getattr(type(buffer), name) is getattr(kind, name) for name in ("get", "_get_samples", "swap_and_flatten"))
+        for kind in kinds
+    )

@@ -1,4 +1,6 @@
-"""TritonPPO against PPO: on a CPU with a graph that calls the step again, on a GPU with CUDA's."""
+"""TritonPPO against PPO: on a CPU as it is and with a graph that calls the step again, on a GPU with CUDA's."""
+
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -12,7 +14,10 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.policies import ActorCriticPolicy
 
+from rl_triton_adapters._optimizers import clip_gradients
+from rl_triton_adapters._sb3_policies import apply_policy
 from rl_triton_adapters.sb3_captured import TritonPPO
 from rl_triton_core import capture
 
@@ -33,12 +38,51 @@ class DictCartPole(gym.ObservationWrapper):
         return {"cart": observation[:2], "pole": observation[2:]}
 
 
+class OtherActions(gym.ActionWrapper):
+    """CartPole with several actions at once, of which the first says where to go."""
+
+    def __init__(self, space):
+        super().__init__(gym.make("CartPole-v1"))
+        self.action_space = space
+
+    def action(self, action):
+        return int(action[0])
+
+
+class OwnPolicy(ActorCriticPolicy):
+    """A policy with methods of its own."""
+
+    def forward(self, obs, deterministic=False):
+        actions, values, log_prob = super().forward(obs, deterministic)
+        return actions, 2 * values, log_prob
+
+    def evaluate_actions(self, obs, actions):
+        values, log_prob, entropy = super().evaluate_actions(obs, actions)
+        return 2 * values, log_prob, 3 * entropy
+
+
+class LikeliestActions(ActorCriticPolicy):
+    """Methods to replace those of another policy."""
+
+    def forward(self, obs, deterministic=False):
+        return ActorCriticPolicy.forward(self, obs, deterministic=True)
+
+    def evaluate_actions(self, obs, actions):
+        return [2 * x for x in ActorCriticPolicy.evaluate_actions(self, obs, actions)]
+
+
+APART = {"share_features_extractor": False, "net_arch": [8]}
 TASKS = {
     "cartpole": ("MlpPolicy", "CartPole-v1", {}),
     "pendulum": ("MlpPolicy", "Pendulum-v1", {"clip_range_vf": 0.2, "ent_coef": 0.01}),
     "dict": ("MultiInputPolicy", DictCartPole, {"normalize_advantage": False}),
     "schedules": ("MlpPolicy", "CartPole-v1", {"learning_rate": lambda x: 1e-3 * x, "clip_range": lambda x: 0.2 * x}),
+    "several": ("MlpPolicy", lambda: OtherActions(spaces.MultiDiscrete([2, 3])), {"policy_kwargs": APART}),
+    "binary": ("MlpPolicy", lambda: OtherActions(spaces.MultiBinary(2)), {"ent_coef": 0.01}),
+    "own": (OwnPolicy, "CartPole-v1", {"ent_coef": 0.01}),
 }
+NUM_TIMESTEPS = 3 * 64 - 8
+"""Three rollouts, the last of which goes beyond the end of the schedules: learning rate and clip range are negative."""
 
 
 class Recorder(Logger):
@@ -79,9 +123,11 @@ def compare(got, want, rtol, atol):
 @pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize("task", TASKS)
 def test_the_same_agent_as_stock(task, device, monkeypatch):
-    """Parameters within rounding after three updates, and the same logs."""
+    """Parameters within rounding after four updates, the last beyond the end of schedules, and the same logs."""
     stock, ours = (make_model(kind, task, device, monkeypatch).learn(3 * 64) for kind in (PPO, TritonPPO))
     assert ours.is_captured and len(ours._update.captured) == 2 and len(ours._acting.captured) == 1
+    for model in (stock, ours):
+        model.learn(60)
     compare(ours, stock, rtol=1e-3, atol=1e-4)
     for got, want in zip(ours.logger.kept, stock.logger.kept, strict=True):
         assert list(got) == list(want)
@@ -92,7 +138,9 @@ def test_the_same_agent_as_stock(task, device, monkeypatch):
 @pytest.mark.parametrize("device", ["cpu", GPU])
 def test_it_stops_at_the_same_minibatch(device, monkeypatch):
     options = {"target_kl": 1e-5}
-    stock, ours = (make_model(x, "cartpole", device, monkeypatch, **options).learn(3 * 64) for x in (PPO, TritonPPO))
+    stock, ours = (
+        make_model(x, "cartpole", device, monkeypatch, **options).learn(NUM_TIMESTEPS) for x in (PPO, TritonPPO)
+    )
     assert stock._n_updates < 9, "some updates stop early"
     assert stock._n_updates == ours._n_updates
     compare(ours, stock, rtol=1e-3, atol=1e-4)
@@ -119,32 +167,110 @@ def test_checkpoints_both_ways(device, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("task", TASKS)
 def test_steps_on_a_cpu_are_those_of_stock(task):
-    """Nothing is captured; parameters within rounding, the same logs, and checkpoints of plain optimizers."""
+    """The first rollout bit for bit, then parameters within rounding; the same logs and the same checkpoints."""
     policy, env, more = TASKS[task]
-    models = []
+    models, rollouts = [], []
     for kind in (PPO, TritonPPO):
         model = kind(policy, make_vec_env(env, 2, seed=0), device="cpu", target_kl=0.004, **OPTIONS, **more)
         model.set_logger(Recorder())
-        models.append(model.learn(3 * 64))
+        model.learn(1, callback=lambda *_: True)
+        rollouts.append([getattr(model.rollout_buffer, name) for name in ("actions", "values", "log_probs", "returns")])
+        models.append(model.learn(NUM_TIMESTEPS, reset_num_timesteps=False))
     stock, ours = models
+    assert all(np.array_equal(*pair) for pair in zip(*rollouts, strict=True))
     compare(ours, stock, rtol=1e-3, atol=1e-4)
     assert ours._n_updates == stock._n_updates
     for got, want in zip(ours.logger.kept, stock.logger.kept, strict=True):
         assert {k: pytest.approx(float(v), rel=1e-3, abs=1e-4) for k, v in want.items()} == got
-    assert not ours.is_captured and "forward" not in vars(ours.policy)
+    assert ours.is_accelerated and not ours.is_captured and "forward" not in vars(ours.policy)
     assert ours.policy.optimizer.param_groups[0]["fused"]
     groups = [model.policy.optimizer.state_dict()["param_groups"] for model in models]
     assert groups[0] == groups[1]
 
 
-def test_it_is_ppo_where_it_makes_no_steps_of_its_own():
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("task", ["cartpole", "pendulum", "several", "own"])
+def test_actions_are_those_of_the_policy_bit_for_bit(task, deterministic):
+    policy, env, more = TASKS[task]
+    model = PPO(policy, make_vec_env(env, 2, seed=0), device="cpu", **OPTIONS, **more)
+    with torch.no_grad():
+        for parameter in model.policy.parameters():  # the first one's actions are all nearly as likely
+            parameter.normal_()
+        observations = torch.randn(300, *model.observation_space.shape)
+        torch.manual_seed(1)
+        want = model.policy(observations, deterministic)
+        torch.manual_seed(1)
+        got = apply_policy(model.policy, observations, deterministic)
+    assert all(torch.equal(x, y) and x.dtype == y.dtype for x, y in zip(got, want, strict=True))
+
+
+def test_methods_that_were_replaced_are_called():
     models = []
     for kind in (PPO, TritonPPO):
-        model = kind("MlpPolicy", make_vec_env("Pendulum-v1", 2, seed=0), use_sde=True, device="cpu", **OPTIONS)
+        model = kind("MlpPolicy", make_vec_env("CartPole-v1", 2, seed=0), device="cpu", **OPTIONS)
+        for name in ("forward", "evaluate_actions"):
+            setattr(model.policy, name, partial(getattr(LikeliestActions, name), model.policy))
         models.append(model.learn(128))
+    compare(*models, rtol=1e-3, atol=1e-4)
+    assert models[1].is_accelerated and "forward" in vars(models[1].policy)
+
+
+def test_a_policy_that_diverges_is_an_error():
+    """As in Stable-Baselines3, whose distributions refuse what is not a number."""
+    for kind in (PPO, TritonPPO):
+        model = kind("MlpPolicy", "Pendulum-v1", learning_rate=1e30, device="cpu", **OPTIONS)
+        with pytest.raises(ValueError, match="nan" if kind is TritonPPO else "invalid values"):
+            model.learn(320)
+
+
+def test_another_optimizer_is_found():
+    model = TritonPPO("MlpPolicy", make_vec_env("CartPole-v1", 2, seed=0), device="cpu", **OPTIONS).learn(64)
+    model.policy.optimizer = torch.optim.SGD(model.policy.parameters(), lr=0.1)
+    model.learn(64)
+    assert model.policy.optimizer.param_groups[0]["fused"]
+
+
+@pytest.mark.parametrize("max_norm", [0.5, 1e6])
+def test_gradients_are_clipped_as_torch_does(max_norm):
+    ours, theirs = ([torch.zeros(3, 4, requires_grad=True), torch.zeros(5, requires_grad=True)] for _ in range(2))
+    for pair in zip(ours, theirs, strict=True):
+        gradient = torch.randn_like(pair[0])
+        for parameter in pair:
+            parameter.grad = gradient.clone()
+    unused = torch.zeros(2, requires_grad=True)
+    clip_gradients([*ours, unused], max_norm)
+    clip_gradients([unused], max_norm)
+    torch.nn.utils.clip_grad_norm_([*theirs, unused], max_norm)
+    assert all(torch.equal(x.grad, y.grad) for x, y in zip(ours, theirs, strict=True)) and unused.grad is None
+
+
+class OwnMinibatches(RolloutBuffer):
+    """A buffer that changes its minibatches."""
+
+    def _get_samples(self, batch_inds, env=None):
+        samples = super()._get_samples(batch_inds, env)
+        return samples._replace(advantages=samples.advantages.abs())
+
+
+STOCK_STEPS = {
+    "state-dependent exploration": {"use_sde": True},
+    "minibatches of its own": {"rollout_buffer_class": OwnMinibatches},
+}
+
+
+@pytest.mark.parametrize("reason", STOCK_STEPS)
+def test_it_is_ppo_where_it_makes_no_steps_of_its_own(reason):
+    models = []
+    for kind in (PPO, TritonPPO):
+        options = OPTIONS | STOCK_STEPS[reason]
+        models.append(kind("MlpPolicy", make_vec_env("Pendulum-v1", 2, seed=0), device="cpu", **options).learn(128))
     compare(*models, 0, 0)
+    assert not models[1].is_accelerated and not models[1].policy.optimizer.param_groups[0]["fused"]
+
+
+def test_acceleration_has_two_values():
     off = TritonPPO("MlpPolicy", "CartPole-v1", acceleration="off", device="cpu", n_steps=8, batch_size=8)
-    assert off._find_update().reason == "switched off" and not off.makes_own_steps
+    assert off._find_update().reason == "switched off" and not off.is_accelerated
     assert not off.policy.optimizer.param_groups[0]["fused"]
     with pytest.raises(ValueError, match="acceleration: got 'on', expected one of auto, off"):
         TritonPPO("MlpPolicy", "CartPole-v1", acceleration="on")

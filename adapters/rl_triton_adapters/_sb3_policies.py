@@ -17,6 +17,8 @@ from torch.distributions import Distribution
 
 from rl_triton_core.losses import PPOLoss, categorical_ppo_loss, gaussian_ppo_loss, ppo_loss
 
+FUSED_HEADS = (CategoricalDistribution, MultiCategoricalDistribution, DiagGaussianDistribution)
+"""Distributions whose loss is computed from the networks' outputs."""
 METHODS = ("forward", "evaluate_actions", "_get_action_dist_from_latent")
 """What a policy must not override for its distribution to be known by its class."""
 
@@ -102,14 +104,38 @@ def compute_loss(policy: Any, observations: Any, actions: Tensor, **arguments: A
         actions: What the policy's `evaluate_actions` takes.
         arguments: Passed on to `ppo_loss`, `categorical_ppo_loss` or `gaussian_ppo_loss`.
     """
-    head = find_head(policy)
-    if head not in (CategoricalDistribution, MultiCategoricalDistribution, DiagGaussianDistribution):
+    if find_head(policy) not in FUSED_HEADS:
         with skip_validation():
             values, log_probs, entropy = policy.evaluate_actions(observations, actions)
         return ppo_loss(log_probs, entropy=entropy, values=values.flatten(), **arguments)
     inputs, values = apply_networks(policy, observations)
-    arguments["values"] = values.flatten()
-    if head is DiagGaussianDistribution:
+    return compute_head_loss(policy, inputs, actions, values=values.flatten(), **arguments)
+
+
+def compute_head_loss(policy: Any, inputs: Tensor, actions: Tensor, **arguments: Any) -> PPOLoss:
+    """Compute the loss of a policy whose distribution is one of `FUSED_HEADS`, from the distribution's inputs."""
+    distribution = policy.action_dist
+    if type(distribution) is DiagGaussianDistribution:
         return gaussian_ppo_loss(inputs, policy.log_std, actions, **arguments)
-    nvec = policy.action_dist.action_dims if head is MultiCategoricalDistribution else None
+    nvec = distribution.action_dims if type(distribution) is MultiCategoricalDistribution else None
     return categorical_ppo_loss(inputs, actions.long(), nvec=nvec, **arguments)
+
+
+def compile_loss(policy: Any, **arguments: Any) -> None:
+    """Compute the loss of one step, so that no later one compiles anything.
+
+    Args:
+        policy: The policy.
+        arguments: Numbers and switches that `compute_loss` is going to be given.
+    """
+    values, constant = torch.zeros(1, requires_grad=True), torch.zeros(1)
+    arguments |= dict.fromkeys(("old_log_probs", "advantages", "returns", "old_values"), constant)
+    if find_head(policy) not in FUSED_HEADS:
+        torch.autograd.grad(ppo_loss(values, entropy=values, values=values, **arguments).loss, values)
+        return
+    distribution = policy.action_dist
+    sizes = getattr(distribution, "action_dims", None) or [distribution.action_dim]
+    is_gaussian = type(distribution) is DiagGaussianDistribution
+    actions = torch.zeros(1, sum(sizes) if is_gaussian else len(sizes))
+    inputs = torch.zeros(1, sum(sizes), requires_grad=True)
+    torch.autograd.grad(compute_head_loss(policy, inputs, actions, values=values, **arguments).loss, inputs)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from rl_triton_adapters._optimizers import clip_gradients, fuse_optimizer
-from rl_triton_adapters._sb3_policies import apply_policy, compute_loss
+from rl_triton_adapters._sb3_policies import apply_policy, compile_loss, compute_loss
 from rl_triton_adapters.sb3 import rollout_buffer_class_for
 from rl_triton_adapters.sb3_device import DeviceStorageMixin, map_arrays
 from rl_triton_core.capture import CapturedStep
@@ -78,6 +78,9 @@ class TritonPPO(PPO):
             self.rollout_buffer_class = rollout_buffer_class_for(self.observation_space, PPO, verbose=0)
         super()._setup_model()
         self.rollout_buffer_class = chosen
+        if self._is_supported() and self.device.type == "cpu":
+            value_clip = None if self.clip_range_vf is None else 1.0
+            compile_loss(self.policy, value_clip=value_clip, normalize_advantages=self.normalize_advantage)
 
     def _excluded_save_params(self) -> list[str]:
         """What belongs to this process."""
@@ -114,13 +117,11 @@ class TritonPPO(PPO):
     def train(self) -> None:
         """Update the policy, as `PPO.train` does."""
         update, progress = self._find_update(), self._current_progress_remaining
-        clip_range, clip_range_vf = (
-            None if schedule is None else float(schedule(progress))
-            for schedule in (self.clip_range, self.clip_range_vf)
-        )
-        assert clip_range is not None
-        is_past_end = min(clip_range, clip_range_vf or 0.0) < 0.0
-        if is_past_end or not self.is_accelerated:
+        clip_range = float(self.clip_range(progress))  # type: ignore[operator]
+        clip_range_vf = None if self.clip_range_vf is None else float(self.clip_range_vf(progress))  # type: ignore[operator]
+        # Where schedules end, or the last rollout goes beyond their end, a clip range is 0 or less.
+        has_range = clip_range > 0 and (clip_range_vf is None or clip_range_vf > 0)
+        if not (has_range and self.is_accelerated):
             update.reset()
             super().train()
             return
@@ -174,7 +175,7 @@ class TritonPPO(PPO):
         if self.target_kl is not None:
             self._update.stop_if(result.approx_kl > 1.5 * self.target_kl)
         self.policy.optimizer.zero_grad()
-        result.loss.backward()
+        result.loss.backward()  # type: ignore[no-untyped-call]
         clip_gradients(self._parameters, self.max_grad_norm)
         self.policy.optimizer.step()
         statistics = [getattr(result, name) for name in STATISTICS.values()]

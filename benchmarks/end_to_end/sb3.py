@@ -21,7 +21,7 @@ ARMS = {
     "stock": "`RolloutBuffer`",
     "ours": "`TritonRolloutBuffer`, in host memory",
     "device": "`DeviceRolloutBuffer`, on the policy's device, and `BatchedTerminalValues`",
-    "captured": "`TritonPPO`: updates and acting captured in CUDA graphs, and `BatchedTerminalValues`",
+    "captured": "`TritonPPO`: less work per step, on a GPU captured in CUDA graphs, and `BatchedTerminalValues`",
 }
 OURS = ("ours", "device", "captured")
 MORE = {"captured": "updates and acting captured as well"}

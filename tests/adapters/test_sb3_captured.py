@@ -15,6 +15,7 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.utils import set_random_seed
 
 from rl_triton_adapters._optimizers import clip_gradients
 from rl_triton_adapters._sb3_policies import apply_policy
@@ -76,7 +77,11 @@ TASKS = {
     "cartpole": ("MlpPolicy", "CartPole-v1", {}),
     "pendulum": ("MlpPolicy", "Pendulum-v1", {"clip_range_vf": 0.2, "ent_coef": 0.01}),
     "dict": ("MultiInputPolicy", DictCartPole, {"normalize_advantage": False}),
-    "schedules": ("MlpPolicy", "CartPole-v1", {"learning_rate": lambda x: 1e-3 * x, "clip_range": lambda x: 0.2 * x}),
+    "schedules": (
+        "MlpPolicy",
+        "CartPole-v1",
+        {"learning_rate": lambda x: 1e-3 * x, "clip_range": lambda x: 0.2 * x - 0.01},
+    ),
     "several": ("MlpPolicy", lambda: OtherActions(spaces.MultiDiscrete([2, 3])), {"policy_kwargs": APART}),
     "binary": ("MlpPolicy", lambda: OtherActions(spaces.MultiBinary(2)), {"ent_coef": 0.01}),
     "own": (OwnPolicy, "CartPole-v1", {"ent_coef": 0.01}),
@@ -125,8 +130,10 @@ def compare(got, want, rtol, atol):
 def test_the_same_agent_as_stock(task, device, monkeypatch):
     """Parameters within rounding after four updates, the last beyond the end of schedules, and the same logs."""
     stock, ours = (make_model(kind, task, device, monkeypatch).learn(3 * 64) for kind in (PPO, TritonPPO))
-    assert ours.is_captured and len(ours._update.captured) == 2 and len(ours._acting.captured) == 1
+    assert ours.is_captured and len(ours._acting.captured) == 1
+    assert len(ours._update.captured) == (0 if task == "schedules" else 2), "the last update is stock's where they end"
     for model in (stock, ours):
+        set_random_seed(0)
         model.learn(60)
     compare(ours, stock, rtol=1e-3, atol=1e-4)
     for got, want in zip(ours.logger.kept, stock.logger.kept, strict=True):

@@ -30,7 +30,7 @@ MARKS = "<!-- from scripts/code_metrics.py -->\n", "<!-- end of what comes from 
 
 PARTS = ("rl_triton_core", "adapters", "benchmarks", "tests", "scripts", "examples")
 LIMITS: dict[str, dict[str, int]] = {
-    "lines": {"benchmarks": 6200, "tests": 20000},
+    "lines": {"benchmarks": 6200, "tests": 20300},
     "longest": dict.fromkeys(PARTS, 80) | {"rl_triton_core": 80},
     "one_word": {"rl_triton_core": 90, "adapters": 20, "benchmarks": 50, "tests": 200, "scripts": 0, "examples": 9},
 }

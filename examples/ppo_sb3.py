@@ -2,9 +2,11 @@
 
     python examples/ppo_sb3.py                                 --advantages triton is the default
     python examples/ppo_sb3.py --advantages stock              Stable-Baselines3's own; new_agent() has the swap
-    python examples/ppo_sb3.py --compare --output build/demo   train both from one seed, compare agents and time
+    python examples/ppo_sb3.py --accelerate                    TritonPPO: acting and updates with less work, too
+    python examples/ppo_sb3.py --compare --output build/demo   train all three from one seed, compare agents and time
 
-On the CPU both must end up equal in every bit; --device cuda trains their networks on a GPU.
+On the CPU the first two must end up equal in every bit, and TritonPPO's parameters follow theirs within rounding, until
+an action differs; --device cuda trains their networks on a GPU.
 """
 
 import argparse
@@ -29,12 +31,12 @@ from stable_baselines3.common.logger import configure
 from stable_baselines3.common.utils import get_device, safe_mean
 
 from rl_triton_adapters.sb3 import TritonRolloutBuffer
+from rl_triton_adapters.sb3_captured import TritonPPO
 from rl_triton_core.system_info import system_info
 
 ENV_ID = "CartPole-v1"
 N_STEPS = 256
-BUFFERS: dict[str, type[RolloutBuffer]] = {"stock": RolloutBuffer, "triton": TritonRolloutBuffer}
-LABELS = {"stock": "Stable-Baselines3", "triton": "rl_triton_core"}
+LABELS = {"stock": "Stable-Baselines3", "triton": "rl_triton_core", "accelerated": "TritonPPO"}
 PHASES = ("rollout", "advantages", "update", "rest")
 GREY, ORANGE, BLUE, GREEN = "#b9bec6", "#e4572e", "#33658a", "#76b041"
 
@@ -58,8 +60,8 @@ def timed(buffer_class: type[RolloutBuffer]) -> type[RolloutBuffer]:
     return Timed
 
 
-class TimedPPO(PPO):
-    """PPO with a clock around each of its two phases; one entry per iteration."""
+class TimedPhases(PPO):
+    """A clock around each of PPO's two phases; one entry per iteration."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.collecting: list[float] = []
@@ -76,6 +78,21 @@ class TimedPPO(PPO):
         start = perf_counter()
         super().train()
         self.updating.append(perf_counter() - start)
+
+
+class TimedPPO(TimedPhases, PPO):
+    """PPO with clocks."""
+
+
+class TimedTritonPPO(TimedPhases, TritonPPO):
+    """TritonPPO with clocks."""
+
+
+AGENTS: dict[str, tuple[type[TimedPhases], type[RolloutBuffer]]] = {
+    "stock": (TimedPPO, RolloutBuffer),
+    "triton": (TimedPPO, TritonRolloutBuffer),
+    "accelerated": (TimedTritonPPO, TritonRolloutBuffer),
+}
 
 
 class LearningCurve(BaseCallback):
@@ -113,11 +130,12 @@ class Run:
         return 1e3 * self.seconds["advantages"] / len(self.iterations)
 
 
-def new_agent(advantages: str, args: argparse.Namespace) -> TimedPPO:
-    return TimedPPO(
+def new_agent(name: str, args: argparse.Namespace) -> TimedPhases:
+    algorithm, buffer_class = AGENTS[name]
+    return algorithm(
         "MlpPolicy",
         make_vec_env(ENV_ID, args.num_envs, seed=args.seed),
-        rollout_buffer_class=timed(BUFFERS[advantages]),  # in your own code: rollout_buffer_class=TritonRolloutBuffer
+        rollout_buffer_class=timed(buffer_class),  # in your own code: rollout_buffer_class=TritonRolloutBuffer
         n_steps=N_STEPS,
         batch_size=256,
         learning_rate=falling(1e-3),
@@ -134,10 +152,11 @@ def parameter_digest(agent: PPO) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def train(advantages: str, args: argparse.Namespace) -> Run:
-    print(f"\nTraining with the advantages of {LABELS[advantages]}, seed {args.seed}, {args.total_timesteps} steps")
-    agent, curve = new_agent(advantages, args), LearningCurve()
-    agent.set_logger(configure(f"{args.log_dir}/{ENV_ID}__ppo_sb3__{advantages}__{args.seed}", ["tensorboard"]))
+def train(name: str, args: argparse.Namespace) -> Run:
+    what = LABELS[name] if name == "accelerated" else f"the advantages of {LABELS[name]}"
+    print(f"\nTraining with {what}, seed {args.seed}, {args.total_timesteps} steps")
+    agent, curve = new_agent(name, args), LearningCurve()
+    agent.set_logger(configure(f"{args.log_dir}/{ENV_ID}__ppo_sb3__{name}__{args.seed}", ["tensorboard"]))
     start = perf_counter()
     agent.learn(args.total_timesteps, callback=curve, progress_bar=not args.quiet)
     total = perf_counter() - start
@@ -159,16 +178,16 @@ def warm_up(args: argparse.Namespace) -> float:
     buffer = TritonRolloutBuffer(N_STEPS, env.observation_space, env.action_space, "cpu", n_envs=args.num_envs)
     buffer.compute_returns_and_advantage(torch.zeros(args.num_envs, 1), np.zeros(args.num_envs, dtype=bool))
     seconds = perf_counter() - start
-    for advantages in BUFFERS:
-        new_agent(advantages, args).learn(1)
+    for name in AGENTS:
+        new_agent(name, args).learn(1)
     return seconds
 
 
-def compare(stock: Run, ours: Run) -> dict[str, Any]:
+def compare(stock: Run, ours: Run, accelerated: Run) -> dict[str, Any]:
     """Agents and times side by side.
 
-    Both runs do the same rollouts and the same updates: whatever these differ by is noise, be it the difference of
-    their sums or twice the standard error of the differences per iteration.
+    The first two runs do the same rollouts and the same updates: whatever these differ by is noise, be it the
+    difference of their sums or twice the standard error of the differences per iteration.
     """
     differences = np.subtract(stock.iterations, ours.iterations)
     saved = stock.seconds["advantages"] - ours.seconds["advantages"]
@@ -181,6 +200,8 @@ def compare(stock: Run, ours: Run) -> dict[str, Any]:
         "seconds_saved_by_advantages": saved,
         "seconds_of_noise": noise,
         "within_noise": bool(saved <= noise),
+        "accelerated_ratio": stock.total / accelerated.total,
+        "accelerated_phases": {name: stock.seconds[name] / accelerated.seconds[name] for name in PHASES[:3]},
     }
 
 
@@ -188,25 +209,31 @@ def print_comparison(runs: dict[str, Run], result: dict[str, Any]) -> None:
     print(f"\n{'share of time':<20}" + "".join(f"{phase:>12}" for phase in PHASES) + f"{'total':>12}")
     for name, run in runs.items():
         print(f"{LABELS[name]:<20}", *(f"{run.share[phase]:>11.2%}" for phase in PHASES), f"{run.total:>9.1f} s")
-    stock, ours = (run.milliseconds_per_call for run in runs.values())
+    stock, ours = (runs[name].milliseconds_per_call for name in ("stock", "triton"))
+    phases = ", ".join(f"{name} {ratio:.2f}x" for name, ratio in result["accelerated_phases"].items())
     verdict = "within noise: no gain to claim" if result["within_noise"] else "the part saved exceeds the noise"
     print(f"""
 advantage step:  {stock:.3f} ms against {ours:.3f} ms per call, {result["advantage_speedup"]:.1f}x as fast
                  (not counted: {result["first_call_seconds"]:.2f} s to compile it, once per machine)
 upper bound:     {result["amdahl_bound"]:.4f}x end to end if the advantage step took no time (Amdahl's law)
 end to end:      {result["end_to_end_ratio"]:.4f}x measured, {verdict}
-                 ({result["seconds_saved_by_advantages"]:.2f} s saved; noise {result["seconds_of_noise"]:.2f} s)""")
+                 ({result["seconds_saved_by_advantages"]:.2f} s saved; noise {result["seconds_of_noise"]:.2f} s)
+TritonPPO:       {result["accelerated_ratio"]:.2f}x as fast end to end ({phases})""")
 
 
 def draw_curves(axes: Any, runs: dict[str, Run], result: dict[str, Any], solved: float) -> None:
     axes.axhline(solved, color=GREEN, linestyle=":", linewidth=1.5)
     axes.text(0, solved + 6, f"solved ({solved:.0f})", color=GREEN, va="bottom")
-    styles = ({"color": GREY, "linewidth": 6}, {"color": ORANGE, "linewidth": 1.8, "linestyle": "--"})
+    styles: tuple[dict[str, Any], ...] = (
+        {"color": GREY, "linewidth": 6},
+        {"color": ORANGE, "linewidth": 1.8, "linestyle": "--"},
+        {"color": BLUE, "linewidth": 1.2},
+    )
     for (name, run), style in zip(runs.items(), styles, strict=True):
         steps, returns = zip(*run.curve, strict=True)
         axes.plot(np.divide(steps, 1000), returns, label=f"{LABELS[name]} (evaluation: {run.evaluation:.0f})", **style)
     axes.set(xlabel="environment steps, thousands", ylabel="mean return of the last 100 episodes", ylim=(0, 525))
-    axes.set_title(f"Two agents, one seed: {'equal in every bit' if result['bitwise_equal'] else 'not equal'}")
+    axes.set_title(f"One seed; the first two are {'equal in every bit' if result['bitwise_equal'] else 'not equal'}")
     axes.legend(loc="lower right", frameon=False, fontsize=10, handlelength=1.6, borderaxespad=0)
 
 
@@ -225,9 +252,9 @@ def draw_shares(axes: Any, runs: dict[str, Run], result: dict[str, Any]) -> None
                 text = {"color": "white" if phase == "rollout" else "black", "ha": "center", "va": "center"}
                 axes.text(middle, row, f"{phase}\n{width:.1f} %", **text)
             left += width
-    axes.set(xlabel="share of training time, %", xlim=(0, 100), ylim=(1.5, -0.6))
+    axes.set(xlabel="share of training time, %", xlim=(0, 100), ylim=(len(runs) - 0.5, -0.6))
     axes.set_yticks(range(len(runs)), [f"{LABELS[name]}\n{run.total:.1f} s" for name, run in runs.items()])
-    axes.set_title(f"Where the time goes (Amdahl's bound: {result['amdahl_bound']:.3f}x)")
+    axes.set_title(f"Where the time goes (TritonPPO: {result['accelerated_ratio']:.2f}x as fast)")
 
 
 def draw(runs: dict[str, Run], result: dict[str, Any], solved: float, path: Path) -> None:
@@ -236,7 +263,8 @@ def draw(runs: dict[str, Run], result: dict[str, Any], solved: float, path: Path
     figure, (curves, shares, step) = plt.subplots(1, 3, figsize=(15, 4.8), width_ratios=[1.25, 1.25, 0.95], dpi=130)
     draw_curves(curves, runs, result, solved)
     draw_shares(shares, runs, result)
-    names, heights = list(LABELS.values()), [run.milliseconds_per_call for run in runs.values()]
+    compared = ("stock", "triton")
+    names, heights = [LABELS[name] for name in compared], [runs[name].milliseconds_per_call for name in compared]
     step.bar_label(step.bar(names, heights, color=[GREY, ORANGE], width=0.55), fmt="%.3f ms", padding=3)
     step.set(ylabel="milliseconds per call", ylim=(0, 1.12 * max(heights)))
     step.set_title(f"The advantage step: {result['advantage_speedup']:.1f}x as fast")
@@ -255,8 +283,9 @@ def say_what_is_used(device: str) -> None:
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--advantages", choices=list(BUFFERS), default="triton", help="who computes them")
-    what.add_argument("--compare", action="store_true", help="train with both, and compare")
+    what.add_argument("--advantages", choices=["stock", "triton"], default="triton", help="who computes them")
+    what.add_argument("--accelerate", action="store_true", help="train with TritonPPO")
+    what.add_argument("--compare", action="store_true", help="train with each of the three, and compare")
     parser.add_argument("--output", type=Path, default=Path("build/demo"), help="where --compare writes its figure")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--total-timesteps", type=int, default=150_000)
@@ -275,11 +304,12 @@ def main() -> int:
     torch.set_num_threads(1)  # networks this small lose time to more
     say_what_is_used(args.device)
     if not args.compare:
-        return 0 if train(args.advantages, args).evaluation >= args.target_return else 1
+        name = "accelerated" if args.accelerate else args.advantages
+        return 0 if train(name, args).evaluation >= args.target_return else 1
 
     first_call = warm_up(args)
-    runs = {name: train(name, args) for name in BUFFERS}
-    result = {"first_call_seconds": first_call} | compare(runs["stock"], runs["triton"])
+    runs = {name: train(name, args) for name in AGENTS}
+    result = {"first_call_seconds": first_call} | compare(runs["stock"], runs["triton"], runs["accelerated"])
     print_comparison(runs, result)
     args.output.mkdir(parents=True, exist_ok=True)
     draw(runs, result, args.target_return, args.output / "ppo_sb3.png")
@@ -288,7 +318,7 @@ def main() -> int:
     (args.output / "ppo_sb3.json").write_text(json.dumps(record, indent=2) + "\n")
     solved, equal = all(run.evaluation >= args.target_return for run in runs.values()), result["bitwise_equal"]
     print(f"\nfigure and numbers: {args.output}/ppo_sb3.png, {args.output}/ppo_sb3.json")
-    print(f"both agents solved: {'yes' if solved else 'no'}")
+    print(f"all agents solved: {'yes' if solved else 'no'}")
     print(f"bitwise equal: {'yes' if equal else 'no'}")
     if args.device != "cpu":
         print("(off the CPU expect equality up to rounding at best: not every kernel there is deterministic)")

@@ -136,12 +136,14 @@ class TritonPPO(PPO):
     def _make_epochs(self, update: CapturedStep, clip_range: float, clip_range_vf: float | None) -> Any:
         """The statistics of all minibatches up to the one at which `target_kl` was passed, by epoch."""
         count = self.rollout_buffer.buffer_size * self.rollout_buffer.n_envs
+        # An eager step that never stops needs nothing of what CapturedStep does around it.
+        step = self._step if update.reason and self.target_kl is None else update
         epochs = []
         for epoch in range(self.n_epochs):
             indices = torch.from_numpy(np.random.permutation(count)).to(self.device)  # noqa: NPY002
             rows = []
             for part in torch.split(indices, self.batch_size):
-                rows.append(update(part, clip_range, clip_range_vf).clone())
+                rows.append(step(part, clip_range, clip_range_vf).clone())
                 if self.target_kl is not None and update.reason and update.stop.item():
                     break
             self._n_updates += 1

@@ -1,4 +1,4 @@
-"""examples/ppo_sb3.py: both of its arms train the same agent, and it learns."""
+"""examples/ppo_sb3.py: two of its agents are the same, and all three learn."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def run(monkeypatch, tmp_path, *options):
     return example.main()
 
 
-def test_both_arms_learn_and_end_up_the_same(tmp_path, monkeypatch, capsys):
+def test_all_agents_learn_and_two_end_up_the_same(tmp_path, monkeypatch, capsys):
     options = ["--compare", "--output", str(tmp_path), "--total-timesteps", "6144", "--num-envs", "4"]
     status = run(monkeypatch, tmp_path, *options, "--target-return", "60")
     record = json.loads((tmp_path / "ppo_sb3.json").read_text())
@@ -33,21 +33,24 @@ def test_both_arms_learn_and_end_up_the_same(tmp_path, monkeypatch, capsys):
     assert record["result"]["bitwise_equal"] and stock["digest"] == ours["digest"]
     assert stock["curve"] == ours["curve"] and len(ours["curve"]) == 6
     assert ours["evaluation"] > 2 * ours["curve"][0][1] > 20
+    accelerated = record["runs"]["accelerated"]
+    assert accelerated["curve"][:2] == stock["curve"][:2] and record["result"]["accelerated_ratio"] > 0
     assert status == 0 and "bitwise equal: yes" in capsys.readouterr().out
     assert (tmp_path / "ppo_sb3.png").stat().st_size > 0
     logs = list((tmp_path / "runs").iterdir())
-    assert {path.name for path in logs} == {"CartPole-v1__ppo_sb3__stock__3", "CartPole-v1__ppo_sb3__triton__3"}
+    assert {path.name for path in logs} == {f"CartPole-v1__ppo_sb3__{name}__3" for name in example.AGENTS}
     assert all(list(path.glob("events.out.tfevents.*")) for path in logs)
 
 
-@pytest.mark.parametrize("advantages", list(example.BUFFERS))
-def test_one_arm_says_whether_it_reached_the_return(advantages, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(example.TimedPPO, "train", lambda agent: agent.updating.append(0.0))
-    options = ["--advantages", advantages, "--total-timesteps", "1", "--evaluation-episodes", "2"]
+@pytest.mark.parametrize("name", list(example.AGENTS))
+def test_one_agent_says_whether_it_reached_the_return(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(example.TimedPhases, "train", lambda agent: agent.updating.append(0.0))
+    options = ["--accelerate"] if name == "accelerated" else ["--advantages", name]
+    options += ["--total-timesteps", "1", "--evaluation-episodes", "2"]
     assert run(monkeypatch, tmp_path, *options, "--target-return", "1") == 0
     assert run(monkeypatch, tmp_path, *options) == 1
     assert "over 2 episodes" in capsys.readouterr().out
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == [f"CartPole-v1__ppo_sb3__{advantages}__3"]
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [f"CartPole-v1__ppo_sb3__{name}__3"]
 
 
 COUNT_COMPILATIONS = """
@@ -84,7 +87,7 @@ def test_with_an_empty_cache_nothing_is_compiled_while_the_clocks_run(tmp_path):
     )
     assert "bitwise equal: yes" in result.stdout, result.stderr
     compilations = json.loads(result.stdout.splitlines()[-1])
-    assert len(compilations) == 4 and compilations[0] > 0
+    assert len(compilations) == 6 and compilations[0] > 0
     assert set(compilations) == {compilations[0]}
     record = json.loads((tmp_path / "ppo_sb3.json").read_text())
     assert record["result"]["advantage_speedup"] >= 2

@@ -24,7 +24,7 @@ ARMS = {
     "captured": "`TritonPPO`: less work per step, on a GPU captured in CUDA graphs, and `BatchedTerminalValues`",
 }
 OURS = ("ours", "device", "captured")
-MORE = {"captured": "updates and acting captured as well"}
+MORE = {"captured": "with `TritonPPO`"}
 DRAWN = "CartPole-v1, drawn"
 DEFAULTS = Setting(1, 2048, 64, 10, 32, env="CartPole-v1")
 """Those of Stable-Baselines3."""

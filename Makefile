@@ -125,6 +125,7 @@ speed: $(READY) ## Measure speed on this CPU, and write the pages of results
 	$(PY) benchmarks/sb3_advantages.py benchmarks/results/cpu
 	$(PY) benchmarks/packed.py benchmarks/results/cpu
 	$(PY) benchmarks/first_call.py benchmarks/results/cpu
+	$(PY) benchmarks/losses.py benchmarks/results/cpu
 	$(PY) benchmarks/pages.py
 
 speed-frameworks: $(READY) $(FRAMEWORKS_READY) ## Measure adapters on this CPU against verl, RSL-RL, RL-Games and skrl, and write the pages

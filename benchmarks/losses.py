@@ -1,35 +1,48 @@
 """Time the losses, forward and with gradients, against PyTorch's operations, eager and compiled.
 
-    python benchmarks/losses.py OUTPUT [--device cuda] [--quick]
+    python benchmarks/losses.py FOLDER [--commit HASH] [--sizes N ...] [--threads N]
 
-Arms take turns; a row has the median and quartiles of the full call's time, and the peak memory. The result is
-OUTPUT/losses.json.
+Runs on a GPU if there is one, else on the CPU, where torch.compile compiles for all sizes at once. Arms take turns; our
+result is compared with eager PyTorch's before it is timed. Writes losses_BACKEND.json: median and quartiles of the full
+call's time in microseconds, and on a GPU the peak memory in bytes.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import torch
 from torch.distributions import Categorical, Normal
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import files
+from rl_triton_core import set_num_threads
 from rl_triton_core.losses import categorical_ppo_loss, gaussian_ppo_loss, grpo_loss, ppo_loss
+from rl_triton_core.testing import assert_close
 
 COMMON = {"normalize_advantages": True, "entropy_coef": 0.01}
-SIZES = (64, 2048, 32768, 1 << 20, 1 << 21)
+SIZES = {"cpu": (64, 256, 2048, 32768, 1 << 20), "cuda": (64, 2048, 32768, 1 << 20, 1 << 21)}
+KINDS = ("forward", "forward and backward")
+SECONDS = {"cpu": 0.3, "cuda": 0.6}
+"""How long the arms of a row take turns."""
 WIDTHS = {"log-probs": (1,), "tokens": (1,), "categorical": (2, 18, 64), "gaussian": (1, 8, 32)}
 MOST_NUMBERS = 1 << 27
+TOKENS = 64
+"""Of a sequence."""
 
 
 def draw(head: str, n: int, width: int, device: str) -> dict[str, torch.Tensor]:
     """A minibatch."""
     x = torch.randn(n, width, device=device)
-    values, returns, advantages, noise = torch.randn(4, n, device=device)
+    shape = (-1, TOKENS) if head == "tokens" else (n,)
+    values, returns, advantages, noise = (x.view(shape) for x in torch.randn(4, n, device=device))
     data = {"values": values.requires_grad_(), "returns": returns, "advantages": advantages}
     if head == "categorical":
         data |= {"x": x.requires_grad_(), "actions": torch.randint(width, (n,), device=device)}
@@ -39,7 +52,7 @@ def draw(head: str, n: int, width: int, device: str) -> dict[str, torch.Tensor]:
         data["actions"] = torch.randn(n, width, device=device)
         old = Normal(x.detach(), 1.0, validate_args=False).log_prob(data["actions"]).sum(-1)
     else:
-        data["x"] = (-x[:, 0].abs()).requires_grad_()
+        data["x"] = (-x[:, 0].abs()).view(shape).requires_grad_()
         old = data["x"].detach()
     return {**data, "old": old + 0.1 * noise}
 
@@ -71,82 +84,85 @@ def compute_fused(head: str, b: dict[str, torch.Tensor]) -> torch.Tensor:
     if head == "gaussian":
         return gaussian_ppo_loss(b["x"], b["log_std"], b["actions"], b["old"], b["advantages"], **value).loss
     if head == "tokens":
-        rows = [b[name].view(-1, 64) for name in ("x", "old", "advantages")]
-        return grpo_loss(*rows, ref_log_probs=b["returns"].view(-1, 64), kl_coef=0.04).loss
+        return grpo_loss(b["x"], b["old"], b["advantages"], ref_log_probs=b["returns"], kl_coef=0.04).loss
     return ppo_loss(b["x"], b["old"], b["advantages"], **value).loss
 
 
-def measure(arms: dict[str, Callable[[], None]], device: str, seconds: float) -> dict[str, dict[str, float]]:
+def main(arguments: list[str] | None = None) -> None:
+    """Measure all heads."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    parser = files.make_parser(__doc__)
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES[device], help="elements of the minibatches")
+    parser.add_argument("--threads", type=int, default=1, help="of PyTorch and of this library, on the CPU")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    set_num_threads(options.threads)
+    backend = {"cuda": "triton", "cpu": "cpu"}[device]
+    rows = [row for head in WIDTHS for row in measure_head(head, options.sizes, device)]
+    files.save_rows(options, f"losses_{backend}.json", rows, backend=backend, threads=options.threads)
+
+
+def measure_head(head: str, sizes: list[int], device: str) -> Iterator[files.Row]:
+    """Measure a head in all widths and sizes."""
+    compiled = {kind: torch.compile(partial(compute_plain, head), dynamic=device == "cpu") for kind in KINDS}
+    for width, n in product(WIDTHS[head], sizes):
+        if n * width > MOST_NUMBERS:
+            continue
+        if device == "cuda" or n == sizes[0]:
+            torch._dynamo.reset()
+        b = draw(head, n, width, device)
+        want, got = compute_plain(head, b), compute_fused(head, b)
+        assert_close(got.detach().cpu(), want.detach().double().cpu(), rtol=1e-4, name=f"{head} {n}")
+        for kind in KINDS:
+            losses = {
+                "eager": partial(compute_plain, head, b),
+                "compiled": partial(compiled[kind], b),
+                "ours": partial(compute_fused, head, b),
+            }
+            arms = {name: partial(run_loss, loss, kind, b) for name, loss in losses.items()}
+            times = measure_arms(arms, device)
+            yield {"head": head, "width": width, "elements": n, "kind": kind, "microseconds": times}
+
+
+def run_loss(loss: Callable[[], torch.Tensor], kind: str, b: dict[str, torch.Tensor]) -> None:
+    """Compute a loss, and perhaps its gradients."""
+    if kind == "forward":
+        with torch.no_grad():
+            loss()
+    else:
+        torch.autograd.grad(loss(), [x for x in b.values() if x.requires_grad], allow_unused=True)
+
+
+def measure_arms(arms: dict[str, Callable[[], None]], device: str) -> dict[str, dict[str, float]]:
     """Time all arms in turns."""
     times: dict[str, list[float]] = {name: [] for name in arms}
-    memory = {}
-    for name, arm in arms.items():
-        for _ in range(3):
-            arm()
-        if device == "cuda":
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
-            arm()
-            memory[name] = torch.cuda.max_memory_allocated() - before
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(times[name]) < 5:
+    memory = {name: measure_memory(arm, device) for name, arm in arms.items()}
+    end = time.perf_counter() + SECONDS[device]
+    while time.perf_counter() < end or any(len(x) < 5 for x in times.values()):
         for name, arm in arms.items():
             start = time.perf_counter()
             arm()
             if device == "cuda":
                 torch.cuda.synchronize()
-            times[name].append(time.perf_counter() - start)
+            times[name].append(1e6 * (time.perf_counter() - start))
     rows = {}
-    for name, t in times.items():
-        low, middle, high = statistics.quantiles(t, n=4)
-        rows[name] = {"median": middle, "low": low, "high": high, "peak_bytes": memory.get(name, 0)}
+    for name, x in times.items():
+        low, median, high = (round(quartile, 2) for quartile in statistics.quantiles(x, n=4))
+        rows[name] = {"median": median, "low": low, "high": high, "peak_bytes": memory[name]}
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("output", type=Path)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--quick", action="store_true", help="a size of each head")
-    options = parser.parse_args()
-    seconds = 0.2 if options.quick else 0.6
-    results = []
-    for head, widths in WIDTHS.items():
-        compiled = torch.compile(lambda b, head=head: compute_plain(head, b), dynamic=False)
-        for width in widths:
-            for n in SIZES[1:2] if options.quick else SIZES:
-                if n * width > MOST_NUMBERS:
-                    continue
-                torch._dynamo.reset()
-                b = draw(head, n, width, options.device)
-                losses = {
-                    "eager": lambda b=b, head=head: compute_plain(head, b),
-                    "torch.compile": lambda b=b, compiled=compiled: compiled(b),
-                    "rl_triton_core": lambda b=b, head=head: compute_fused(head, b),
-                }
-                want, got = float(losses["eager"]().detach()), float(losses["rl_triton_core"]().detach())
-                assert abs(want - got) <= 1e-4 * max(1, abs(want)), (head, n, want, got)
-                leaves = [x for x in b.values() if x.requires_grad]
-                for kind in ("forward", "forward and backward"):
-
-                    def run(loss, kind=kind, leaves=leaves):
-                        if kind == "forward":
-                            with torch.no_grad():
-                                loss()
-                            return
-                        torch.autograd.grad(loss(), leaves, allow_unused=True)
-
-                    arms = {name: lambda f=f, run=run: run(f) for name, f in losses.items()}
-                    row = {"head": head, "elements": n, "width": width, "kind": kind}
-                    row["arms"] = measure(arms, options.device, seconds)
-                    results.append(row)
-                    print({k: row[k] for k in ("head", "elements", "width", "kind")}, end=" ")
-                    print({name: f"{1e6 * x['median']:.0f} us" for name, x in row["arms"].items()}, flush=True)
-    device = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
-    options.output.mkdir(parents=True, exist_ok=True)
-    document = {"device": device, "torch": torch.__version__, "rows": results}
-    (options.output / "losses.json").write_text(json.dumps(document, indent=1) + "\n")
+def measure_memory(arm: Callable[[], None], device: str) -> int:
+    """Warm up, and find the peak memory on a GPU; 0 on the CPU."""
+    for _ in range(3):
+        arm()
+    if device == "cpu":
+        return 0
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    arm()
+    return torch.cuda.max_memory_allocated() - before
 
 
 if __name__ == "__main__":

@@ -124,6 +124,7 @@ def write_benchmarks() -> str:
     parts += [write_robotics_steps(result) for result in read_results("*/robotics.json")]
     parts += [write_first_calls(result) for result in read_results("cpu/first_call.json")]
     parts += [write_packed(result) for result in read_results("*/packed_*.json")]
+    parts += [write_losses(result) for result in read_results("*/losses_*.json")]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -363,6 +364,31 @@ def write_packed(result: Row) -> str:
 *Packed*: the sequences end to end with `cu_seqlens`. *Masked*: the same sequences as padded rows with a mask.
 *Without a mask*: the padded rows, if all sequences are equally long.
 Times are {"full calls" if on_cpu else "full call / device"}. Packed takes longer in {slower} of {len(lines)} rows.
+
+{make_table(head, lines)}"""
+
+
+def write_losses(result: Row) -> str:
+    """The losses against PyTorch's operations."""
+    arms = ("eager", "compiled", "ours")
+    pairs: dict[tuple[Any, ...], list[Row]] = {}
+    for row in result["rows"]:
+        setting = f"`{row['head']}`", f"{row['width']}", f"{row['elements']}"
+        pairs.setdefault(setting, []).append({arm: row["microseconds"][arm]["median"] for arm in arms})
+    lines = []
+    for setting, times in pairs.items():
+        cells = [" / ".join(format_time(x[arm]) for x in times) for arm in arms]
+        ratios = [" / ".join(f"{x[arm] / x['ours']:.2f}" for x in times) for arm in arms[:2]]
+        lines.append([*setting, *cells, *ratios])
+    threads = f" PyTorch and ours use {result['threads']} thread(s)." if result["backend"] == "cpu" else ""
+    head = ["head", "actions", "elements", *arms, "eager / ours", "compiled / ours"]
+    return f"""\
+### Losses, backend `{result["backend"]}`
+
+{describe_machine(result["system"], on_gpu=result["backend"] == "triton")}
+
+*Eager*: the loss in PyTorch's operations, as frameworks write it. *Compiled*: the same by `torch.compile`. *Ours*:
+`rl_triton_core.losses`. Full calls, *forward / forward and backward*; medians of calls in turns.{threads}
 
 {make_table(head, lines)}"""
 

@@ -34,7 +34,8 @@ class Elements(NamedTuple):
         """One number per element, perhaps with a gradient, as [num_elements, 1]."""
         check.check_tensor(name, x, check.REAL_DTYPES)
         self.check_shape(name, x, self.shape)
-        return drop_graph(x).reshape(-1, 1)
+        column: torch.Tensor = drop_graph(x)
+        return column.unsqueeze(1) if column.ndim == 1 else column.reshape(-1, 1)
 
     def check_stream(self, name: str, x: Any) -> torch.Tensor | None:
         """One number per element, without a gradient, as [num_elements]; or None."""
@@ -43,14 +44,16 @@ class Elements(NamedTuple):
         check.check_tensor(name, x, check.FLAG_DTYPES if name == "mask" else check.REAL_DTYPES)
         self.check_shape(name, x, self.shape)
         check_detached(name, x)
-        return drop_graph(x).reshape(-1).contiguous()
+        return flatten(drop_graph(x))
 
     def check_matrix(self, name: str, x: Any, size: int | None = None, dtypes: Any = check.REAL_DTYPES) -> torch.Tensor:
         """Several numbers per element, as [num_elements, size] without gaps between those of an element."""
         check.check_tensor(name, x, dtypes)
         shape = (*self.shape, x.shape[-1] if size is None and x.ndim else size)
         self.check_shape(name, x, shape)
-        matrix = drop_graph(x).reshape(self.shape.numel(), shape[-1])
+        matrix: torch.Tensor = drop_graph(x)
+        if matrix.ndim != 2:
+            matrix = matrix.reshape(self.shape.numel(), shape[-1])
         return matrix if matrix.stride(-1) == 1 else matrix.contiguous()
 
     def check_shape(self, name: str, x: torch.Tensor, shape: Sequence[Any]) -> None:
@@ -90,7 +93,12 @@ def gather_policy(elements: Elements, log_probs: torch.Tensor, entropy: torch.Te
 
 def drop_graph(x: torch.Tensor) -> torch.Tensor:
     """A tensor without its graph, except under torch.compile, where an operator has the graph."""
-    return x if torch.compiler.is_compiling() else x.detach()
+    return x.detach() if x.requires_grad and not torch.compiler.is_compiling() else x
+
+
+def flatten(x: torch.Tensor) -> torch.Tensor:
+    """The elements of a tensor side by side in one dimension."""
+    return x if x.ndim == 1 and x.is_contiguous() else x.reshape(-1).contiguous()
 
 
 def check_detached(name: str, x: torch.Tensor) -> None:
@@ -103,7 +111,7 @@ def check_coefficient(name: str, x: Any, low: float = 0.0, absent: float = math.
     """A number, infinity included, or a tensor of one number on any device; None is `absent`."""
     if x is None:
         return absent
-    if not isinstance(x, torch.Tensor):
+    if type(x) is float or not isinstance(x, torch.Tensor):
         return math.inf if x == math.inf else check.check_number(name, x, low, math.inf)
     check.check_tensor(name, x, check.REAL_DTYPES)
     if x.ndim:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -79,12 +80,11 @@ class LossProblem:
         """What may have a gradient."""
         return self.inputs if self.values is None else (*self.inputs, self.values)
 
-    @property
+    @cached_property
     def dtype(self) -> torch.dtype:
         """What the arithmetic is done in: float64 if an input is, else float32."""
-        streams = (x for x in self.streams[:5] if x is not None)
-        wide = any(x.dtype == torch.float64 for x in (*self.differentiable, *streams))
-        return torch.float64 if wide else torch.float32
+        given = {x.dtype for x in (*self.differentiable, *self.streams[:5]) if x is not None}
+        return torch.float64 if torch.float64 in given else torch.float32
 
     def split_inputs(self, tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
         """Inputs, or tensors like them, of each of the distributions side by side, in place."""

@@ -70,6 +70,9 @@ def set_num_threads(num_threads: int) -> None:
 def run_chunks(work: Callable[[T], object], chunks: Iterable[T]) -> None:
     """Do the work on every chunk. Each thread takes the next one when it is done with one, so that none has to wait."""
     remaining = deque(chunks)
+    if len(remaining) == 1:
+        work(remaining.pop())
+        return
 
     def take_chunks() -> None:
         while remaining:

@@ -158,7 +158,7 @@ def check_number(name: str, number: Any, low: float, high: float) -> float:
     """Check that an argument is a finite number within [low, high], and return it as a float."""
     if type(number) is TracedNumber:
         return number.claim(partial(check_number, name, low=low, high=high))
-    if isinstance(number, bool) or not isinstance(number, Real):
+    if type(number) is not float and (isinstance(number, bool) or not isinstance(number, Real)):
         raise TypeError(f"{name}: got {type(number).__name__}, expected a float")
     value = float(number)
     if not (low <= value <= high and -math.inf < value < math.inf):

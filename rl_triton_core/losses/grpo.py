@@ -15,6 +15,7 @@ from rl_triton_core._internal.loss_arguments import (
     check_detached,
     drop_graph,
     elements_of,
+    flatten,
     gather_policy,
 )
 from rl_triton_core._internal.loss_problem import LossProblem
@@ -142,7 +143,7 @@ def add_sequences(problem: LossProblem, elements: Elements, advantages: Any, cu_
     check.check_device("advantages", advantages, elements.device)
     check_detached("advantages", advantages)
     problem.per_sequence = not per_token
-    problem.streams = problem.streams._replace(advantages=drop_graph(advantages).reshape(-1).contiguous())
+    problem.streams = problem.streams._replace(advantages=flatten(drop_graph(advantages)))
 
 
 def aggregate_tokens(problem: LossProblem, shape: torch.Size, aggregation: str, normalizer: Any) -> None:

@@ -148,6 +148,22 @@ def test_a_missed_target_has_its_reason():
         assert path.read_text(encoding="utf-8") == targets.write_page(machine, notes), "make report writes it"
 
 
+def test_losses_against_operations(tmp_path, monkeypatch):
+    """In a few milliseconds, in eager mode alone."""
+    losses = load_script("losses")
+    monkeypatch.setattr(losses, "WIDTHS", {"log-probs": (1,), "categorical": (2,), "gaussian": (3,), "tokens": (1,)})
+    monkeypatch.setitem(losses.SECONDS, "cpu", 0)
+    monkeypatch.setattr(losses.torch, "compile", lambda function, dynamic: function)
+    monkeypatch.setattr(losses.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(losses.torch, "set_num_threads", lambda number: None)
+    losses.main([str(tmp_path), "--commit", "abc", "--sizes", "64", "128"])
+    result = pages.files.read_result(tmp_path / "losses_cpu.json")
+    assert len(result["rows"]) == 4 * 2 * 2
+    assert {*result["rows"][0]["microseconds"]} == {"eager", "compiled", "ours"}
+    page = pages.write_losses(result)
+    assert "| `gaussian` | 3 | 128 |" in page and "thread(s)" in page
+
+
 def test_sequences_end_to_end_and_padded(tmp_path, monkeypatch):
     """The arms agree, which the script checks."""
     pytest.importorskip("numba")

@@ -27,6 +27,9 @@ from rl_triton_core._internal.threads import run_chunks
 SPAN = 1 << 13
 """Elements of a span: enough to pay for handing it to a thread."""
 SCALARS = {torch.float32: np.float32, torch.float64: np.float64}
+ABSENT = {dtype: {n: np.empty((0,) * n, scalar) for n in (1, 2)} for dtype, scalar in SCALARS.items()}
+"""What stands for an array of one dimension, or of two, that is not given."""
+NO_FLAGS, NO_OFFSETS = np.empty(0, np.uint8), np.empty(0, np.int64)
 SCALAR_PRIMITIVES = {
     "select": lambda condition, chosen, otherwise: chosen if condition else otherwise,
     "exp": math.exp,
@@ -46,13 +49,13 @@ def compute_loss(problem: LossProblem) -> Results:
         if problem.exchange is not None:
             moments = merge_moments(problem.exchange(torch.tensor([moments], dtype=torch.float64)).tolist())
         arguments = arguments._replace(scaling=scalar_standardizer(*moments, *problem.rule))
-    share = SCALARS[dtype](1 / divisor if divisor else 0.0)
+    share = 1 / divisor if divisor else 0.0
     shared = shared_gradient(problem, gradients)
     spans = [(first, min(first + SPAN, size)) for first in range(0, size, SPAN)]
     totals = np.empty((len(spans), kernels.TOTALS))
     sums_by_y = np.zeros((len(spans), 0 if shared is None else shared.shape[0]))
     evaluate_heads, write_gradients = compile_head(describe_head(problem, arguments))
-    evaluate_terms = compile_terms(problem.choices._replace(head="none"), dtype == torch.float64)
+    evaluate_terms = compile_terms(Choices("none", *problem.choices[1:]), dtype == torch.float64)
     inputs = arguments.network, arguments.old_network, arguments.actions
 
     def compute_span(span: tuple[int, int]) -> None:
@@ -62,7 +65,7 @@ def compute_loss(problem: LossProblem) -> Results:
         state = np.empty((tiles, len(arguments.network[0]), kernels.STATES, kernels.TILE), SCALARS[dtype])
         evaluate_heads(*inputs, arguments.streams, arguments.sequences, arguments.scaling, first, count, scratch, state)
         evaluate_terms(scratch, count, arguments.coefficients, share, totals[first // SPAN])
-        if gradients:
+        if any(problem.wanted):
             by_y = sums_by_y[first // SPAN]
             write_gradients(*inputs, first, count, scratch, state, arguments.gradients, by_y)
 
@@ -73,8 +76,8 @@ def compute_loss(problem: LossProblem) -> Results:
         if gradient is not None and gradient is not shared and stage is not gradient:
             gradient.copy_(stage)  # type: ignore[arg-type]
     loss, *statistics = summarize_totals(problem, totals, divisor)
-    wanted = [x for x in gradients if x is not None]
-    return Results(torch.tensor(loss, dtype=dtype), torch.tensor(statistics, dtype=dtype), wanted)
+    results = [torch.from_numpy(np.array(x, SCALARS[dtype])) for x in (loss, statistics)]
+    return Results(results[0], results[1], [x for x in gradients if x is not None])
 
 
 def shared_gradient(problem: LossProblem, gradients: Sequence[Stream]) -> Stream:
@@ -92,13 +95,19 @@ def find_divisor(problem: LossProblem, weight: float) -> float:
 
 def summarize_totals(problem: LossProblem, totals: np.ndarray, divisor: float) -> Sequence[float]:
     """The loss and the statistics, from sums over all spans."""
-    sums = totals.sum(0).tolist()
-    extremes = float(totals[:, kernels.LEAST].min()), float(totals[:, kernels.LARGEST].max())
+    if len(totals) == 1:
+        (sums,) = totals.tolist()
+    else:
+        sums = totals.sum(0).tolist()
+        sums[kernels.LEAST] = float(totals[:, kernels.LEAST].min())
+        sums[kernels.LARGEST] = float(totals[:, kernels.LARGEST].max())
     numbers = problem.coefficients
     weights = float(numbers.value_coef), float(numbers.entropy_coef), float(numbers.kl_coef)
     moments = sums[kernels.MOMENTS : kernels.LEAST]
     count = kernels.WEIGHT_SUM
-    result: Sequence[float] = scalar_summary(sums[:count], sums[count], moments, extremes, divisor, weights, math.nan)
+    result: Sequence[float] = scalar_summary(
+        sums[:count], sums[count], moments, sums[kernels.LEAST :], divisor, weights, math.nan
+    )
     return result
 
 
@@ -124,13 +133,15 @@ class Arguments(NamedTuple):
 def marshal_arguments(problem: LossProblem, gradients: Sequence[Stream]) -> Arguments:
     """A problem as kernel arguments, without copies where dtypes allow."""
     dtype, streams = problem.dtype, problem.streams
-    absent = {n: np.empty((0,) * n, SCALARS[dtype]) for n in (1, 2)}
+    absent = ABSENT[dtype]
 
     def as_array(x: Stream, ndim: int = 1) -> np.ndarray:
         if x is None:
             return absent[ndim]
         x = x if x.dtype == dtype else x.to(dtype)
-        return (x.reshape(-1) if ndim == 1 else x if x.ndim == 2 else x.view(1, -1)).numpy()
+        if x.ndim != ndim:
+            x = x.reshape(-1) if ndim == 1 else x.view(1, -1)
+        return x.numpy()
 
     def as_network(tensors: Sequence[torch.Tensor]) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
         parts = problem.split_inputs(tensors)
@@ -143,8 +154,8 @@ def marshal_arguments(problem: LossProblem, gradients: Sequence[Stream]) -> Argu
     if streams.actions is not None:
         actions = streams.actions.long().numpy() if problem.head.indexed else as_array(streams.actions, 2)
     floating = streams.mask is not None and streams.mask.is_floating_point()
-    flags = np.empty(0, np.uint8) if streams.mask is None or floating else streams.mask.view(torch.uint8).numpy()
-    offsets = np.empty(0, np.int64) if streams.cu_seqlens is None else streams.cu_seqlens.long().numpy()
+    flags = NO_FLAGS if streams.mask is None or floating else streams.mask.view(torch.uint8).numpy()
+    offsets = NO_OFFSETS if streams.cu_seqlens is None else streams.cu_seqlens.long().numpy()
     ordered = streams.old_log_probs, streams.advantages, streams.ref_log_probs, problem.values, streams.returns
     return Arguments(
         network,
@@ -153,7 +164,7 @@ def marshal_arguments(problem: LossProblem, gradients: Sequence[Stream]) -> Argu
         (*map(as_array, (*ordered, streams.old_values)), flags, as_array(streams.mask if floating else None)),
         (offsets, as_array(streams.scale), problem.length, problem.per_sequence),
         marshal_gradients(problem, gradients, as_array),
-        tuple(SCALARS[dtype](float(x)) for x in problem.coefficients),
+        tuple(map(float, problem.coefficients)),
     )
 
 

@@ -192,6 +192,15 @@ def test_what_is_bad_reaches_its_episode_and_window_only(target, n, bad):
     assert torch.equal(run_on(target, masked).isfinite(), compute_oracle(**masked).isfinite())
 
 
+@pytest.mark.parametrize(("n", "gamma"), [(64, 0.95), (255, 0.99), (1000, 0.997)])
+def test_powers_of_the_discount_in_float32(target, n, gamma):
+    """Are rounded a few times, and not in proportion to n."""
+    rewards, values = torch.zeros(1, 2 * n, device=target.device), torch.ones(1, 2 * n, device=target.device)
+    got = compute_nstep_returns(rewards, values, n=n, gamma=gamma, bootstrap_values=1.0, backend=target.backend)
+    exact = torch.tensor(gamma).double() ** n if target.backend != "reference" else torch.tensor(gamma**n)
+    assert_close(got[0, :n].cpu().double(), exact.double().expand(n), rtol=4 * 2**-24)
+
+
 def test_products_that_overflow_behind_a_reset(target):
     rewards = torch.zeros(1, 300)
     rewards[0, -1] = 1.0

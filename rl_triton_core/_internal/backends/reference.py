@@ -74,21 +74,23 @@ def evaluate_windows(problem: Problem, dtype: torch.dtype, num_steps: int) -> to
     """The states of a backward recurrence over `num_steps` steps and the value behind them, [groups, steps, lanes].
 
     Transitions over 1, 2, 4, ... steps are composed, and those that make up the length applied. A product of factors
-    that overflows is the largest number instead, since a factor of 0 behind it has to win.
+    that overflows is the largest number instead, since a factor of 0 behind it has to win. Products are float64: with
+    each squaring, a rounding error would double.
     """
     row = Row(problem)
     step = build_steps(row, dtype)
     after, _, _ = row.find_neighbours()
     alpha, beta = map(unwrap_operand, problem.recurrence.coefficients(wrap_steps(step)))
     windows, largest = alpha + multiply_gated(beta, step.next_value), torch.finfo(dtype).max
-    remaining = num_steps - 1
+    remaining, product = num_steps - 1, beta.double()
     while remaining:
+        beta = product.to(dtype)
         if remaining % 2:
             windows = alpha + multiply_gated(beta, windows.gather(1, after))
         remaining //= 2
         if remaining:
             alpha = alpha + multiply_gated(beta, alpha.gather(1, after))
-            beta = multiply_gated(beta, beta.gather(1, after)).clamp(max=largest)
+            product = multiply_gated(product, product.gather(1, after)).clamp(max=largest)
             after = after.gather(1, after)
     return row.reorient_steps(torch.where(row.valid, windows, 0))
 

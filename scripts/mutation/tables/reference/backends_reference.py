@@ -56,8 +56,8 @@ MUTANTS = [
     ),
     Mutant(
         "windows: products overflow",
-        "multiply_gated(beta, beta.gather(1, after)).clamp(max=largest)",
-        "multiply_gated(beta, beta.gather(1, after))",
+        "multiply_gated(product, product.gather(1, after)).clamp(max=largest)",
+        "multiply_gated(product, product.gather(1, after))",
         function="evaluate_windows",
         tests="nstep and overflow",
     ),

@@ -1,0 +1,14 @@
+"""Mutants of _internal/backends/reference.py, whose windows of n steps serve every backend."""
+
+from mutation.mutant import Mutant
+
+FILE = "_internal/backends/reference.py"
+MUTANTS = [
+    Mutant(
+        "windows: powers of the discount in float32",
+        "beta.double()",
+        "beta",
+        function="evaluate_windows",
+        tests="test_powers_of_the_discount_in_float32",
+    ),
+]

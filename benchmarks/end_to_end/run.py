@@ -172,7 +172,7 @@ def run_framework(name: str, options: Namespace, budget: float) -> int:
     """One framework within so many seconds, written when it is done; how many arms were wrong or failed."""
     why, module = REGISTRY[name].unavailable(), REGISTRY[name].load()
     settings = module.SETTINGS["quick" if options.quick else options.device]
-    plan, ends = QUICK if options.quick else Plan(), time.perf_counter() + budget
+    plan, ends = QUICK if options.quick else Plan(seconds=options.seconds), time.perf_counter() + budget
     arms: list[files.Row] = []
     pairs: list[files.Row] = []
     skipped: list[str] = []
@@ -209,6 +209,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="the settings whose description has this")
     parser.add_argument("--quick", action="store_true", help="tiny settings, to see that everything runs")
     parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which the rest is skipped")
+    parser.add_argument("--seconds", type=float, default=Plan().seconds, help="about how long a setting is measured")
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("no GPU: torch.cuda.is_available() is false")

@@ -28,18 +28,19 @@ MORE = {"captured": "with `TritonPPO`"}
 DRAWN = "CartPole-v1, drawn"
 DEFAULTS = Setting(1, 2048, 64, 10, 32, env="CartPole-v1")
 """Those of Stable-Baselines3."""
+SEVERAL = Setting(8, 256, 64, 10, 32, env="CartPole-v1")
 WIDE = Setting(64, 128, 64, env="CartPole-v1")
 CONTINUOUS = Setting(8, 256, 64, 10, 32, env="Pendulum-v1")
 LIMITED = Setting(64, 200, 64, env="Pendulum-v1")
 SETTINGS = {
     "cuda": (
-        Setting(8, 256, 64, 10, 32, env="CartPole-v1"),
+        SEVERAL,
         WIDE,
         Setting(16, 128, 64, 10, 32, env="Pendulum-v1"),
         Setting(8, 128, env=DRAWN),
         DEFAULTS._replace(num_steps=512, minibatches=8),
     ),
-    "cpu": tuple(setting._replace(device="cpu") for setting in (DEFAULTS, WIDE, CONTINUOUS, LIMITED)),
+    "cpu": tuple(setting._replace(device="cpu") for setting in (DEFAULTS, SEVERAL, WIDE, CONTINUOUS, LIMITED)),
     "quick": (Setting(2, 8, 8, 1, 2, env="CartPole-v1"), Setting(1, 8, 8, 1, 2, env=DRAWN)),
 }
 PIXELS, FRAMES = 84, 4

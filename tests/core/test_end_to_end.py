@@ -158,9 +158,11 @@ def test_a_quick_run_makes_files_and_a_page(results):
 
 
 def test_what_the_budget_does_not_allow_is_listed(tmp_path):
-    assert run.main([str(tmp_path / "cpu"), "--suite", "synthetic", "--device", "cpu", "--budget", "0"]) == 0
+    arguments = ["--suite", "synthetic", "--device", "cpu", "--budget", "0", "--seconds", "3"]
+    assert run.main([str(tmp_path / "cpu"), *arguments]) == 0
     (found,) = page.load_results(tmp_path, "end_to_end_synthetic")
     settings = REGISTRY["synthetic"].load().SETTINGS["cpu"]
+    assert found["protocol"]["seconds"] == 3
     assert found["skipped"] == [str(setting) for setting in settings] and found["arms"] == []
     assert str(settings[0]) in page.compare_arms(found)
 

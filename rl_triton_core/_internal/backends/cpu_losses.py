@@ -45,10 +45,11 @@ def compute_loss(problem: LossProblem) -> Results:
     arguments = marshal_arguments(problem, staged)
     moments = find_moments(problem, arguments)
     divisor = find_divisor(problem, moments[0])
+    scaling = 0.0, 1.0
     if problem.rule is not None:
         if problem.exchange is not None:
             moments = merge_moments(problem.exchange(torch.tensor([moments], dtype=torch.float64)).tolist())
-        arguments = arguments._replace(scaling=scalar_standardizer(*moments, *problem.rule))
+        scaling = scalar_standardizer(*moments, *problem.rule)
     share = 1 / divisor if divisor else 0.0
     shared = shared_gradient(problem, gradients)
     spans = [(first, min(first + SPAN, size)) for first in range(0, size, SPAN)]
@@ -63,7 +64,7 @@ def compute_loss(problem: LossProblem) -> Results:
         tiles = -(-count // kernels.TILE)
         scratch = np.empty((tiles, kernels.ROWS, kernels.TILE), SCALARS[dtype])
         state = np.empty((tiles, len(arguments.network[0]), kernels.STATES, kernels.TILE), SCALARS[dtype])
-        evaluate_heads(*inputs, arguments.streams, arguments.sequences, arguments.scaling, first, count, scratch, state)
+        evaluate_heads(*inputs, arguments.streams, arguments.sequences, scaling, first, count, scratch, state)
         evaluate_terms(scratch, count, arguments.coefficients, share, totals[first // SPAN])
         if any(problem.wanted):
             by_y = sums_by_y[first // SPAN]
@@ -127,7 +128,6 @@ class Arguments(NamedTuple):
     sequences: tuple[Any, ...]
     gradients: tuple[tuple[np.ndarray, ...], np.ndarray, np.ndarray]
     coefficients: tuple[Any, ...]
-    scaling: tuple[float, float] = (0.0, 1.0)
 
 
 def marshal_arguments(problem: LossProblem, gradients: Sequence[Stream]) -> Arguments:
@@ -189,7 +189,8 @@ def find_moments(problem: LossProblem, arguments: Arguments) -> tuple[float, flo
     """The sum of the weights of the mask, and mean and M2 of the advantages if they are normalised."""
     *_, flags, weights = arguments.streams
     if problem.rule is not None:
-        moments: tuple[float, float, float] = compile_moments()(arguments.streams[1], flags, weights)
+        find = compile_moments(len(flags) + len(weights) > 0, problem.dtype == torch.float64)
+        moments: tuple[float, float, float] = find(arguments.streams[1], flags, weights)
         return moments
     if len(flags):
         return float(np.count_nonzero(flags)), 0.0, 0.0
@@ -344,7 +345,12 @@ def bind_constants(function: Any, variant: Any, float64: bool, integer: Any = in
 
 
 @cache
-def compile_moments() -> Any:
-    """The function of this name, and what it calls."""
-    weight_of = numba.njit(**INNER)(kernels.weight_of)
-    return numba.njit(nogil=True, error_model="numpy")(bind_names(kernels.weighted_moments, weight_of=weight_of))
+def compile_moments(weighted: bool, float64: bool) -> Any:
+    """`weighted_moments` with a mask or without one."""
+    weight_of = numba.njit(**INNER, forceinline=True)(kernels.weight_of if weighted else kernels.count_once)
+    function = bind_names(kernels.weighted_moments, weight_of=weight_of)
+    real = numba.float64 if float64 else numba.float32
+    arrays = [numba.types.Array(dtype, 1, "C", readonly=True) for dtype in (real, numba.uint8, real)]
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc"}}
+    signature = numba.types.UniTuple(numba.float64, 3)(*arrays)
+    return numba.njit([signature], **options)(function).overloads[signature.args].entry_point

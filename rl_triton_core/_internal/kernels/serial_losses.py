@@ -132,6 +132,11 @@ def weight_of(flags, weights, i):
     return 0.0 if len(flags) and flags[i] == 0 else 1.0
 
 
+def count_once(flags, weights, i):
+    """How much an element counts if there is no mask."""
+    return 1.0
+
+
 def fill_zero(rows):
     """Fill rows with zeros."""
     for k in range(len(rows)):

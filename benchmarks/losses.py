@@ -33,7 +33,7 @@ KINDS = ("forward", "forward and backward")
 SECONDS = {"cpu": 0.3, "cuda": 0.6}
 """How long the arms of a row take turns."""
 WIDTHS = {"log-probs": (1,), "tokens": (1,), "categorical": (2, 18, 64), "gaussian": (1, 8, 32)}
-MOST_NUMBERS = 1 << 27
+MOST_NUMBERS = {"cpu": 1 << 22, "cuda": 1 << 27}
 TOKENS = 64
 """Of a sequence."""
 
@@ -106,7 +106,7 @@ def measure_head(head: str, sizes: list[int], device: str) -> Iterator[files.Row
     """Measure a head in all widths and sizes."""
     compiled = {kind: torch.compile(partial(compute_plain, head), dynamic=device == "cpu") for kind in KINDS}
     for width, n in product(WIDTHS[head], sizes):
-        if n * width > MOST_NUMBERS:
+        if n * width > MOST_NUMBERS[device]:
             continue
         if device == "cuda" or n == sizes[0]:
             torch._dynamo.reset()

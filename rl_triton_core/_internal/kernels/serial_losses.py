@@ -184,6 +184,8 @@ def read_stream(stream, low, size, row):
 def read_weights(flags, weights, low, size, row):
     """Read how much elements count."""
     for i in range(size):
+        row[i] = 1.0
+    for i in range(size if len(flags) + len(weights) else 0):
         row[i] = weight_of(flags, weights, low + i)
 
 
@@ -350,12 +352,13 @@ def evaluate_terms(scratch, count, coefficients, share, totals):
 
 def find_extremes(scratch, count, totals):
     """The least and the largest ratio of elements that count."""
-    totals[LEAST], totals[LARGEST] = np.inf, -np.inf
+    least, largest = np.inf, -np.inf
     for tile in range(len(scratch)):
         for i in range(min(TILE, count - tile * TILE)):
             if scratch[tile, WEIGHT, i] != 0:
-                totals[LEAST] = min(totals[LEAST], scratch[tile, RATIO, i])
-                totals[LARGEST] = max(totals[LARGEST], scratch[tile, RATIO, i])
+                least = min(least, scratch[tile, RATIO, i])
+                largest = max(largest, scratch[tile, RATIO, i])
+    totals[LEAST], totals[LARGEST] = least, largest
 
 
 def write_gradients(network, old_network, actions, first, count, scratch, state, gradients, sum_by_y):

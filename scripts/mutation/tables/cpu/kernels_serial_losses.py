@@ -161,7 +161,7 @@ MUTANTS = [
     ),
     Mutant(
         "the largest ratio is the last",
-        "max(totals[LARGEST], scratch[tile, RATIO, i])",
+        "max(largest, scratch[tile, RATIO, i])",
         "scratch[tile, RATIO, i]",
         tests="test_known_answers",
         function="find_extremes",

@@ -185,19 +185,19 @@ class FusedLossMixin:
         )
 
     def _warm_up_loss(self, module_id: str, head: Head) -> None:
-        """Compute the loss of one step, so that no later minibatch compiles anything."""
+        """Compute the loss of two steps, so that no minibatch compiles anything. Slices of one are contiguous."""
         config = self.config.get_config_for_module(module_id)
-        zeros = torch.zeros(1, device=self._device)
-        inputs = zeros.new_zeros(1, head.num_inputs)
+        zeros = torch.zeros(2, device=self._device)
+        inputs = zeros.new_zeros(2, head.num_inputs)
         num_actions = len(head.nvec) or 1
-        indices = torch.zeros(1, num_actions, dtype=torch.int64, device=self._device)
+        indices = torch.zeros(2, num_actions, dtype=torch.int64, device=self._device)
         batch = {
             Columns.ACTION_DIST_INPUTS: inputs,
             Columns.ACTIONS: inputs[:, :1] if head.name == "gaussian" else indices if head.nvec else indices[:, 0],
             Columns.ACTION_LOGP: zeros,
             Postprocessing.ADVANTAGES: zeros,
             Postprocessing.VALUE_TARGETS: zeros,
-            Columns.LOSS_MASK: torch.ones(1, dtype=torch.bool, device=self._device),
+            Columns.LOSS_MASK: torch.ones(2, dtype=torch.bool, device=self._device),
         }
         values = zeros.clone().requires_grad_() if config.use_critic else None
         with torch.enable_grad():

@@ -122,13 +122,15 @@ def compute_head_loss(policy: Any, inputs: Tensor, actions: Tensor, **arguments:
 
 
 def compile_loss(policy: Any, **arguments: Any) -> None:
-    """Compute the loss of one step, so that no later one compiles anything.
+    """Compute the loss of two steps, so that no later one compiles anything.
+
+    Of a single one, slices would be contiguous, for which Numba compiles other code.
 
     Args:
         policy: The policy.
         arguments: Numbers and switches that `compute_loss` is going to be given.
     """
-    values, constant = torch.zeros(1, requires_grad=True), torch.zeros(1)
+    values, constant = torch.zeros(2, requires_grad=True), torch.zeros(2)
     arguments |= dict.fromkeys(("old_log_probs", "advantages", "returns", "old_values"), constant)
     if find_head(policy) not in FUSED_HEADS:
         torch.autograd.grad(ppo_loss(values, entropy=values, values=values, **arguments).loss, values)
@@ -136,6 +138,6 @@ def compile_loss(policy: Any, **arguments: Any) -> None:
     distribution = policy.action_dist
     sizes = getattr(distribution, "action_dims", None) or [distribution.action_dim]
     is_gaussian = type(distribution) is DiagGaussianDistribution
-    actions = torch.zeros(1, sum(sizes) if is_gaussian else len(sizes))
-    inputs = torch.zeros(1, sum(sizes), requires_grad=True)
+    actions = torch.zeros(2, sum(sizes) if is_gaussian else len(sizes))
+    inputs = torch.zeros(2, sum(sizes), requires_grad=True)
     torch.autograd.grad(compute_head_loss(policy, inputs, actions, values=values, **arguments).loss, inputs)

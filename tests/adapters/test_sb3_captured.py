@@ -1,6 +1,10 @@
 """TritonPPO against PPO: on a CPU as it is and with a graph that calls the step again, on a GPU with CUDA's."""
 
+import os
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -228,6 +232,35 @@ def test_a_policy_that_diverges_is_an_error():
         model = kind("MlpPolicy", "Pendulum-v1", learning_rate=1e30, device="cpu", **OPTIONS)
         with pytest.raises(ValueError, match="nan" if kind is TritonPPO else "invalid values"):
             model.learn(320)
+
+
+COUNT_COMPILATIONS = """
+import test_sb3_captured as tests
+from numba.core.event import install_recorder
+
+with install_recorder("numba:compile") as compilations:
+    policy, env, more = tests.TASKS["several"]
+    model = tests.TritonPPO(policy, tests.make_vec_env(env, 2), device="cpu", **tests.OPTIONS, **more)
+    before = len(compilations.buffer)
+    model.learn(64)
+print(before, len(compilations.buffer) - before)
+"""
+
+
+def test_learning_compiles_nothing(tmp_path):
+    root = Path(__file__).resolve().parents[2]
+    paths = [root, root / "adapters", root / "tests", root / "tests" / "adapters", os.environ.get("PYTHONPATH", "")]
+    environment = {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    found = subprocess.run(
+        [sys.executable, "-c", COUNT_COMPILATIONS],
+        env=os.environ | environment,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    before, during = map(int, found.stdout.split()[-2:])
+    assert before > 0 and during == 0
 
 
 def test_another_optimizer_is_found():

@@ -45,6 +45,11 @@ def test_spans(target):
     check(case, target, rtol=1e-5, entropy_coef=0.1)
 
 
+def test_tiles(target):
+    """More elements than a tile has, of several distributions side by side and an old network."""
+    check(make("multi", n=600), target, exact_kl=True, kl_coef=0.3, entropy_coef=0.1)
+
+
 def test_exp():
     """In float32, over its range and beyond."""
     zero = torch.zeros(1)

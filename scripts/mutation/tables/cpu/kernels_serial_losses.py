@@ -153,6 +153,20 @@ MUTANTS = [
         function="write_column",
     ),
     Mutant(
+        "gradients from the sums of the first tile",
+        "state[tile, part]",
+        "state[0, part]",
+        tests="test_tiles",
+        function="write_gradients",
+    ),
+    Mutant(
+        "the old network is read from its beginning",
+        "read_column(old_network[0][part], low, size, j, columns[OLD_X])",
+        "read_column(old_network[0][part], 0, size, j, columns[OLD_X])",
+        tests="test_tiles",
+        function="read_columns",
+    ),
+    Mutant(
         "sums of the tile before are kept",
         "fill_zero(rows[:PEAK])",
         "pass",

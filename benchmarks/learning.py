@@ -63,7 +63,8 @@ def main() -> None:
     ]
     with multiprocessing.get_context("spawn").Pool(options.jobs, maxtasksperchild=1) as pool:
         rows = [print_row(row) for row in pool.imap(train, runs, chunksize=1)]
-    files.save_rows(options, "learning.json", rows, device=options.device, jobs=options.jobs)
+    about = {"system": files.describe_system(options.commit), "device": options.device, "jobs": options.jobs}
+    files.write_result(options.folder / "learning.json", about, rows=rows)
 
 
 def print_row(row: files.Row) -> files.Row:

@@ -57,13 +57,13 @@ def draw_learning(results: list[files.Row]) -> Figure:
         for arm, rows in arms.items():
             points = [estimate_mean(returns) for returns in zip(*(row["returns"] for row in rows), strict=False)]
             means, halves = (list(x) for x in zip(*points, strict=True))
-            steps = rows[0]["steps"][: len(means)]
+            steps = [x / 1000 for x in rows[0]["steps"][: len(means)]]
             low, high = ([m + sign * h for m, h in zip(means, halves, strict=True)] for sign in (-1, 1))
             over_steps.plot(steps, means, color=COLORS[arm], label=arm)
             over_steps.fill_between(steps, low, high, color=COLORS[arm], alpha=0.15)
             for row in rows:
                 over_seconds.plot(row["seconds"], row["returns"], color=COLORS[arm], linewidth=0.7)
-        for panel, unit in ((over_steps, "steps"), (over_seconds, "seconds")):
+        for panel, unit in ((over_steps, "steps, thousands"), (over_seconds, "seconds")):
             panel.axhline(target, color="grey", linewidth=0.5)
             panel.set(xlabel=unit, ylabel="return")
         over_steps.set_title(f"{name}, {result['system']['gpu' if result['device'] == 'cuda' else 'cpu']}")

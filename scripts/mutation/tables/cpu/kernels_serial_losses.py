@@ -170,7 +170,7 @@ MUTANTS = [
         "sums of the tile before are kept",
         "fill_zero(rows[:PEAK])",
         "pass",
-        tests="test_heads and categorical",
+        tests="test_tiles",
         function="evaluate_heads",
     ),
     Mutant(

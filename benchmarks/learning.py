@@ -20,7 +20,7 @@ import torch
 sys.path.append(str(Path(__file__).resolve().parents[1] / "adapters"))
 
 from benchmarks import files
-from benchmarks.end_to_end.sb3 import DRAWN, FRAMES, choose_algorithm, draw_pixels
+from benchmarks.end_to_end.sb3 import DRAWN, choose_algorithm, make_task
 
 
 class Task(NamedTuple):
@@ -107,14 +107,8 @@ def train(run: tuple[Task, str, int, str]) -> files.Row:
 
 def make_model(task: Task, arm: str, seed: int, device: str) -> Any:
     """The algorithm of an arm, which has compiled what it needs."""
-    from stable_baselines3.common.env_util import make_vec_env
-    from stable_baselines3.common.vec_env import VecFrameStack
-
-    drawn = task.env == DRAWN
-    envs = make_vec_env(task.env.split(",")[0], task.num_envs, seed=seed, wrapper_class=draw_pixels if drawn else None)
     return choose_algorithm(ARMS[arm])(
-        "CnnPolicy" if drawn else "MlpPolicy",
-        VecFrameStack(envs, FRAMES) if drawn else envs,
+        *make_task(task.env, task.num_envs, seed),
         n_steps=task.num_steps,
         batch_size=task.batch_size,
         device=device,

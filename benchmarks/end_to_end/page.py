@@ -184,11 +184,16 @@ def find_target(row: files.Row) -> tuple[int, float]:
     return row["steps"][place], row["seconds"][place]
 
 
+T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""Student's t at 97.5 %, for 2 values and more; the last serves all above, whose intervals are then too wide."""
+
+
 def estimate_mean(values: Sequence[float]) -> tuple[float, float]:
-    """The mean, and half of its 95 % confidence interval."""
-    quantile = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}.get(len(values), 1.96)
-    spread = statistics.stdev(values) if len(values) > 1 else 0.0
-    return statistics.fmean(values), quantile * spread / len(values) ** 0.5
+    """The mean, and half of its 95 % confidence interval; 0 for a single value."""
+    if len(values) == 1:
+        return values[0], 0.0
+    quantile = T_QUANTILES[min(len(values), len(T_QUANTILES) + 1) - 2]
+    return statistics.fmean(values), quantile * statistics.stdev(values) / len(values) ** 0.5
 
 
 def format_percent(share: float) -> str:

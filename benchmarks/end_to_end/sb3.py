@@ -86,24 +86,27 @@ def make_callback(name: str) -> Any:
 
 def make_ppo(setting: Setting, buffer: Any, algorithm: Any) -> Any:
     """The algorithm; every arm starts with the same weights and environments."""
-    from stable_baselines3.common.env_util import make_vec_env
-    from stable_baselines3.common.vec_env import VecFrameStack
-
-    drawn = setting.env == DRAWN
-    envs = make_vec_env(
-        setting.env.split(",")[0], setting.num_envs, seed=0, wrapper_class=draw_pixels if drawn else None
-    )
     return algorithm(
-        "CnnPolicy" if drawn else "MlpPolicy",
-        VecFrameStack(envs, FRAMES) if drawn else envs,
+        *make_task(setting.env, setting.num_envs, seed=0),
         n_steps=setting.num_steps,
         batch_size=setting.batch_size,
         n_epochs=setting.epochs,
-        policy_kwargs=None if drawn else {"net_arch": [setting.hidden] * 2},
+        policy_kwargs=None if setting.env == DRAWN else {"net_arch": [setting.hidden] * 2},
         rollout_buffer_class=buffer,
         device=setting.device,
         seed=0,
     )
+
+
+def make_task(env: str, num_envs: int, seed: int) -> tuple[str, Any]:
+    """The name of the policy, and the environments that it acts in."""
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.vec_env import VecFrameStack
+
+    if env != DRAWN:
+        return "MlpPolicy", make_vec_env(env, num_envs, seed=seed)
+    drawn = make_vec_env(env.split(",", maxsplit=1)[0], num_envs, seed=seed, wrapper_class=draw_pixels)
+    return "CnnPolicy", VecFrameStack(drawn, FRAMES)
 
 
 def draw_pixels(env: Any) -> Any:

@@ -346,11 +346,10 @@ def bind_constants(function: Any, variant: Any, float64: bool, integer: Any = in
 
 @cache
 def compile_moments(weighted: bool, float64: bool) -> Any:
-    """`weighted_moments` with a mask or without one."""
-    weight_of = numba.njit(**INNER, forceinline=True)(kernels.weight_of if weighted else kernels.count_once)
-    function = bind_names(kernels.weighted_moments, weight_of=weight_of)
+    """`weighted_moments` with a mask or without one. It adds up in float64."""
+    variant = "moments", weighted, float64
+    weight_of = compile_function(kernels.weight_of if weighted else kernels.count_once, variant, True, forceinline=True)
     real = numba.float64 if float64 else numba.float32
     arrays = [numba.types.Array(dtype, 1, "C", readonly=True) for dtype in (real, numba.uint8, real)]
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc"}}
     signature = numba.types.UniTuple(numba.float64, 3)(*arrays)
-    return numba.njit([signature], **options)(function).overloads[signature.args].entry_point
+    return compile_kernel(bind_names(kernels.weighted_moments, weight_of=weight_of), signature, True, variant)

@@ -1,13 +1,13 @@
 """Run the whole test suite on a CUDA or ROCm machine and write what came of it to a folder.
 
     python scripts/gpu_tests.py FOLDER [--commit HASH] [--mutants] [--select EXPRESSION] [--limit SECONDS]
-                                       [--suites adapters core]
+                                       [--suites adapters frameworks core]
 
 Needs no installation of the project: torch, triton, numpy, pytest, pytest-xdist and hypothesis, and for all of it
-numba, gymnasium, tqdm, stable-baselines3 and torchrl: what needs a framework that is missing is skipped. The cpu
-backend's own tests are left to machines without a GPU (RL_TRITON_TEST_BACKENDS). Of the adapters' tests those run that
-need a GPU, tests/adapters/test_*_cuda.py. Writes gpu_tests.json (hardware, versions, commit, and by suite counts and
-failures), and SUITE.xml and SUITE.log of both. Takes minutes.
+numba, gymnasium, tqdm and the frameworks: what needs one that is missing is skipped. The cpu backend's own tests are
+left to machines without a GPU (RL_TRITON_TEST_BACKENDS). Of the adapters' and frameworks' tests those run that are
+marked `gpu`. Writes gpu_tests.json (hardware, versions, commit, and by suite counts and failures), and SUITE.xml and
+SUITE.log of each. Takes minutes.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from benchmarks import files
 
 JOBS = min(64, len(os.sched_getaffinity(0)))
 ROOT = files.ROOT
-SUITES = {"adapters": sorted(ROOT.glob("tests/adapters/test_*_cuda.py")), "core": [ROOT / "tests" / "core"]}
-"""In the order in which they run: the short one first, for the limit is that of all."""
+SUITES = {"adapters": ["-m", "gpu"], "frameworks": ["-m", "gpu"], "core": []}
+"""Folders, and which of their tests, in the order in which they run: short ones first, for the limit is that of all."""
 NONE_COLLECTED = 5
 """Pytest's exit code where no framework is installed."""
 
@@ -68,10 +68,11 @@ def write_result(result: dict[str, object], folder: Path) -> None:
 def run_tests(suite: str, folder: Path, select: str, limit: float) -> dict[str, object]:
     """The tests of a suite, with the real compiler."""
     started, junit = time.perf_counter(), folder / f"{suite}.xml"
-    command = ["-m", "pytest", "-q", "-n", str(JOBS), *map(str, SUITES[suite]), "-k", select, f"--junitxml={junit}"]
+    chosen = [str(ROOT / "tests" / suite), *SUITES[suite], "-k", select]
+    command = ["-m", "pytest", "-q", "-n", str(JOBS), *chosen, f"--junitxml={junit}"]
     junit.unlink(missing_ok=True)
     code = run_python(command, folder / f"{suite}.log", limit, junit)
-    code = 0 if code == NONE_COLLECTED and suite == "adapters" else code
+    code = 0 if code == NONE_COLLECTED and SUITES[suite] else code
     seconds = round(time.perf_counter() - started, 1)
     return {"selected": select, "exit_code": code, "seconds": seconds, **count_results(junit)}
 

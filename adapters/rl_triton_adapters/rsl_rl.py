@@ -72,6 +72,10 @@ class TritonPPO(PPO):
             enabled=capture,
         )
 
+    @property
+    def _is_gaussian(self) -> bool:
+        return type(self.actor.distribution) in (GaussianDistribution, HeteroscedasticGaussianDistribution)
+
     def _find_obstacle(self) -> str:
         obstacles = {
             "recurrent policies have minibatches of their own": self.actor.is_recurrent or self.critic.is_recurrent,
@@ -144,7 +148,7 @@ class TritonPPO(PPO):
     def _update_minibatch(self, indices: Tensor) -> Tensor:
         """Make one step of the optimizer, and return the losses: value, surrogate, entropy."""
         batch = {name: x[indices] for name, x in self._rollout.items()}
-        self.actor(batch["observations"], stochastic_output=True)  # draws, as `PPO` does, for the same random numbers
+        self._apply_actor(batch["observations"])
         values = self.critic(batch["observations"]).flatten()
         if self.desired_kl is not None and self.schedule == "adaptive":
             self._adapt_learning_rate(tuple(x for name, x in batch.items() if name.startswith("parameter")))
@@ -155,6 +159,17 @@ class TritonPPO(PPO):
         nn.utils.clip_grad_norm_(self.critic.parameters(), self.max_grad_norm)
         self.optimizer.step()
         return torch.stack([result.value_loss, result.policy_loss, result.entropy]).detach()
+
+    def _apply_actor(self, observations: Any) -> None:
+        """Compute the actor's distribution, and draw from it as `PPO` does, for the same random numbers.
+
+        A draw from `Normal` waits for the device; `randn_like` takes as many random numbers and does not.
+        """
+        if not self._is_gaussian:
+            self.actor(observations, stochastic_output=True)
+            return
+        self.actor.distribution.update(self.actor.mlp(self.actor.get_latent(observations)))
+        torch.randn_like(self.actor.output_mean)
 
     def _adapt_learning_rate(self, old_parameters: tuple[Tensor, ...]) -> None:
         """Change the learning rate by the divergence from the policy that acted; on the device, where it is captured.
@@ -188,11 +203,11 @@ class TritonPPO(PPO):
             "entropy_coef": self.entropy_coef,
             "normalize_advantages": self.normalize_advantage_per_mini_batch,
         }
-        kind = type(self.actor.distribution)
-        if kind not in (GaussianDistribution, HeteroscedasticGaussianDistribution):
+        if not self._is_gaussian:
             log_probs, entropy = self.actor.get_output_log_prob(batch["actions"]), self.actor.output_entropy
             return ppo_loss(log_probs, entropy=entropy, **arguments)
-        deviation = self.actor.output_std[0] if kind is GaussianDistribution else self.actor.output_std
+        is_shared = type(self.actor.distribution) is GaussianDistribution
+        deviation = self.actor.output_std[0] if is_shared else self.actor.output_std
         return gaussian_ppo_loss(self.actor.output_mean, deviation.log(), batch["actions"], **arguments)
 
 

@@ -7,31 +7,51 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
+
+SETTINGS: dict[type, str] = {Adam: "fused", AdamW: "fused", SGD: "fused", RMSprop: "foreach"}
+"""What lets an optimizer step many parameters at once."""
 
 
 def fuse_optimizer(optimizer: Optimizer) -> None:
-    """Let Adam, AdamW or SGD step all parameters in one kernel, unless it was told how. Checkpoints do not show it."""
-    groups = optimizer.param_groups
+    """Let Adam, AdamW or SGD step all parameters in one kernel, RMSprop in a few, unless the optimizer was told how.
+
+    The setting is there during steps only: checkpoints and copies are those of a plain optimizer.
+    """
+    groups, setting = optimizer.param_groups, SETTINGS.get(type(optimizer))
     chosen = any(group.get(name) for group in groups for name in ("foreach", "fused", "capturable", "differentiable"))
     parameters = [x for group in groups for x in group["params"]]
-    if type(optimizer) not in (Adam, AdamW, SGD) or chosen or not all(x.is_floating_point() for x in parameters):
+    if setting is None or chosen or is_fused(optimizer) or not all(x.is_floating_point() for x in parameters):
         return
 
-    def set_fused(*_: Any) -> None:
-        for group in optimizer.param_groups:
-            group["fused"] = True
-        for parameter, state in optimizer.state.items():
-            if isinstance(state.get("step"), Tensor):
-                state["step"] = state["step"].to(parameter.device)
+    move_steps(optimizer)
+    optimizer.register_load_state_dict_post_hook(move_steps)
+    optimizer.register_step_pre_hook(set_fused)
+    optimizer.register_step_post_hook(unset_fused)
 
-    def hide_fused(_: Optimizer, state_dict: dict[str, Any]) -> None:
-        for group in state_dict["param_groups"]:
-            group["fused"] = None
 
-    set_fused()
-    optimizer.register_load_state_dict_post_hook(set_fused)
-    optimizer.register_state_dict_post_hook(hide_fused)
+def is_fused(optimizer: Optimizer) -> bool:
+    """Whether `fuse_optimizer` has changed how this optimizer steps."""
+    return set_fused in optimizer._optimizer_step_pre_hooks.values()
+
+
+def move_steps(optimizer: Optimizer) -> None:
+    """Count steps where the parameters are, as a fused step asks for."""
+    for parameter, state in optimizer.state.items():
+        if isinstance(state.get("step"), Tensor):
+            state["step"] = state["step"].to(parameter.device)
+
+
+def set_fused(optimizer: Optimizer, *_: Any) -> None:
+    """Before a step: all parameters at once."""
+    for group in optimizer.param_groups:
+        group[SETTINGS[type(optimizer)]] = True
+
+
+def unset_fused(optimizer: Optimizer, *_: Any) -> None:
+    """After it: as if nothing had been set."""
+    for group in optimizer.param_groups:
+        group[SETTINGS[type(optimizer)]] = None
 
 
 def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> None:

@@ -108,8 +108,6 @@ class TritonPPO(PPO):
             self._rollout = {}
             self._update = known = CapturedStep(self._step, modules=[policy], optimizers=[optimizer], enabled=enabled)
             self._acting = CapturedStep(self._act, modules=[policy], enabled=enabled)
-            if known.reason and self.is_accelerated:
-                fuse_optimizer(optimizer)
         return known
 
     # -- the update ----------------------------------------------------------------------------------------------------
@@ -125,6 +123,8 @@ class TritonPPO(PPO):
             update.reset()
             super().train()
             return
+        if update.reason:
+            fuse_optimizer(self.policy.optimizer)
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
         self._parameters = list(self.policy.parameters())

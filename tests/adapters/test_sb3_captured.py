@@ -1,6 +1,8 @@
 """TritonPPO against PPO: on a CPU as it is and with a graph that calls the step again, on a GPU with CUDA's."""
 
+import copy
 import os
+import pickle
 import subprocess
 import sys
 from functools import partial
@@ -22,7 +24,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.utils import set_random_seed
 from torch.distributions import Distribution
 
-from rl_triton_adapters._optimizers import clip_gradients
+from rl_triton_adapters._optimizers import clip_gradients, is_fused
 from rl_triton_adapters._sb3_policies import apply_policy
 from rl_triton_adapters.sb3_captured import TritonPPO
 from rl_triton_core import capture
@@ -195,7 +197,7 @@ def test_steps_on_a_cpu_are_those_of_stock(task):
     for got, want in zip(ours.logger.kept, stock.logger.kept, strict=True):
         assert {k: pytest.approx(float(v), rel=1e-3, abs=1e-4) for k, v in want.items()} == got
     assert ours.is_accelerated and not ours.is_captured and "forward" not in vars(ours.policy)
-    assert ours.policy.optimizer.param_groups[0]["fused"]
+    assert is_fused(ours.policy.optimizer)
     groups = [model.policy.optimizer.state_dict()["param_groups"] for model in models]
     assert groups[0] == groups[1]
 
@@ -270,7 +272,32 @@ def test_another_optimizer_is_found():
     model = TritonPPO("MlpPolicy", make_vec_env("CartPole-v1", 2, seed=0), device="cpu", **OPTIONS).learn(64)
     model.policy.optimizer = torch.optim.SGD(model.policy.parameters(), lr=0.1)
     model.learn(64)
-    assert model.policy.optimizer.param_groups[0]["fused"]
+    assert is_fused(model.policy.optimizer)
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
+def test_a_copy_of_a_captured_model_learns_what_its_original_does(device, monkeypatch):
+    ours = make_model(TritonPPO, "cartpole", device, monkeypatch).learn(64)
+    again = copy.deepcopy(ours)
+    for model in (ours, again):
+        if device == "cpu":
+            use_graphs(model)
+        model.set_random_seed(0)
+        model.learn(64)
+    compare(again, ours, 0, 0)
+    assert again.is_captured and again._update.captured
+
+
+def test_copies_and_pickles_hide_how_the_optimizer_steps():
+    ours = TritonPPO("MlpPolicy", make_vec_env("CartPole-v1", 2, seed=0), device="cpu", **OPTIONS).learn(64)
+    again, optimizer = copy.deepcopy(ours), pickle.loads(pickle.dumps(ours.policy.optimizer))
+    for model in (ours, again):
+        model.set_random_seed(0)
+        model.learn(64)
+    compare(again, ours, 0, 0)
+    assert is_fused(ours.policy.optimizer) and is_fused(again.policy.optimizer)
+    for known in (ours.policy.optimizer, again.policy.optimizer, optimizer):
+        assert not known.state_dict()["param_groups"][0]["fused"]
 
 
 @pytest.mark.parametrize("max_norm", [0.5, 1e6])
@@ -308,12 +335,12 @@ def test_it_is_ppo_where_it_makes_no_steps_of_its_own(reason):
         options = OPTIONS | STOCK_STEPS[reason]
         models.append(kind("MlpPolicy", make_vec_env("Pendulum-v1", 2, seed=0), device="cpu", **options).learn(128))
     compare(*models, 0, 0)
-    assert not models[1].is_accelerated and not models[1].policy.optimizer.param_groups[0]["fused"]
+    assert not models[1].is_accelerated and not is_fused(models[1].policy.optimizer)
 
 
 def test_acceleration_has_two_values():
     off = TritonPPO("MlpPolicy", "CartPole-v1", acceleration="off", device="cpu", n_steps=8, batch_size=8)
     assert off._find_update().reason == "switched off" and not off.is_accelerated
-    assert not off.policy.optimizer.param_groups[0]["fused"]
+    assert not is_fused(off.policy.optimizer)
     with pytest.raises(ValueError, match="acceleration: got 'on', expected one of auto, off"):
         TritonPPO("MlpPolicy", "CartPole-v1", acceleration="on")

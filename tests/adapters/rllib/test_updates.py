@@ -23,7 +23,7 @@ from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from ray.rllib.utils.minibatch_utils import MiniBatchCyclicIterator
 
 from rl_triton_adapters import _rllib_updates
-from rl_triton_adapters._optimizers import fuse_optimizer
+from rl_triton_adapters._optimizers import fuse_optimizer, is_fused
 from rl_triton_adapters._rllib_updates import BatchCycle, SlicedMinibatches, can_slice_minibatches
 from rl_triton_adapters.rllib import TritonPPOTorchLearner, enable_triton
 
@@ -167,7 +167,7 @@ def test_each_part_is_off_by_its_own_flag(off, monkeypatch):
     assert bool(slices) == (off != "sliced_minibatches")
     assert bool(losses) == (off != "fused_loss")
     assert (len(logs) > 4) == (off in ("fused_loss", "deferred_metrics"))
-    assert learner.get_optimizer().param_groups[0]["fused"] == (True if off != "fused_optimizer" else None)
+    assert is_fused(learner.get_optimizer()) == (off != "fused_optimizer")
 
 
 class OwnGaussian(TorchDiagGaussian):
@@ -276,7 +276,7 @@ def test_gradients_that_are_not_finite_are_treated_as_rllib_does(skip):
         np.testing.assert_allclose(states[1][name], weight, **TOLERANCE, err_msg=name)
 
 
-@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD])
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop])
 def test_a_fused_optimizer_has_the_checkpoints_of_a_plain_one(kind):
     """Both ways, in the middle of training."""
 
@@ -300,7 +300,7 @@ def test_a_fused_optimizer_has_the_checkpoints_of_a_plain_one(kind):
         with torch.no_grad():
             target.param_groups[0]["params"][0].copy_(source.param_groups[0]["params"][0])
         target.load_state_dict(copy.deepcopy(source.state_dict()))
-        assert bool(target.param_groups[0]["fused"]) == (source is plain)
+        assert is_fused(target) == (source is plain)
         torch.testing.assert_close(make_steps(target, 3), make_steps(source, 3))
 
 
@@ -308,5 +308,5 @@ def test_a_fused_optimizer_has_the_checkpoints_of_a_plain_one(kind):
 def test_an_optimizer_that_was_told_how_to_step_is_left_alone(choice):
     optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))], **choice)
     fuse_optimizer(optimizer)
-    assert not optimizer._optimizer_state_dict_post_hooks
+    assert not is_fused(optimizer)
     assert [optimizer.param_groups[0][name] for name in choice] == [True]

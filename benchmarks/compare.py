@@ -17,7 +17,7 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import files
-from benchmarks.measured import read_workload
+from benchmarks.workloads import Workload
 
 
 def read_times(path: Path, providers: list[str]) -> pd.Series:
@@ -25,7 +25,7 @@ def read_times(path: Path, providers: list[str]) -> pd.Series:
     rows = [row for row in files.read_result(path)["rows"] if row["provider"] in providers]
     return pd.Series(
         {
-            (f"{row['provider']} on {read_workload(row)}", kind): row[kind]
+            (f"{row['provider']} on {Workload.of(row)}", kind): row[kind]
             for row in rows
             for kind in ("full", "device")
             if row[kind] is not None

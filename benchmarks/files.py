@@ -98,3 +98,8 @@ def read_result(path: Path) -> Row:
     """A result file."""
     result: Row = json.loads(path.read_text(encoding="utf-8"))
     return result
+
+
+def read_results(pattern: str, folder: Path = RESULTS) -> list[Row]:
+    """The result files of all machines that are called so, the CPU's first."""
+    return [read_result(path) for path in sorted(folder.glob(pattern))]

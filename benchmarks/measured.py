@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -19,14 +19,19 @@ class Machine(NamedTuple):
     heads: dict[str, files.Row]
     table: pd.DataFrame
 
+    @property
+    def hardware(self) -> str:
+        """The name of its GPU."""
+        return str(next(iter(self.heads.values()))["system"]["gpu"])
+
     def find_suite(self, suite: str) -> pd.DataFrame:
         """The lines of a suite."""
-        return self.table[self.table["suite"] == suite] if len(self.table) else self.table
+        return self.table[self.table["suite"] == suite]
 
     def find_times(self, suite: str, provider: str = "ours", kind: str = "full") -> pd.Series:
         """Microseconds of an arm by workload, "full" or "device"."""
         lines = self.find_suite(suite)
-        return lines[lines["provider"] == provider].set_index("workload")[kind].dropna() if len(lines) else EMPTY
+        return lines[lines["provider"] == provider].set_index("workload")[kind].astype(float).dropna()
 
     def find_ratios(self, suite: str, other: str, ours: str = "ours", kind: str = "full") -> pd.Series:
         """How many times faster ours is than another arm, by workload."""
@@ -41,42 +46,34 @@ class Machine(NamedTuple):
         return (100 * self.find_floors(suite) / self.find_times(suite, kind="device")).dropna()
 
 
-EMPTY = pd.Series(dtype=float)
+COLUMNS = ("suite", "workload", "provider", "status", "full", "device", "floor")
 
 
 def read_machine(folder: Path) -> Machine:
     """The rows of all bench_*.json in a folder; later files win."""
     heads, lines = {}, {}
     for path in sorted(folder.glob("bench_*.json")):
-        result = files.read_result(path)
-        suite, bandwidth = result["suite"], result["copy_bandwidth_gb_per_s"] * 1e3
-        head = {name: value for name, value in result.items() if name != "rows"}
-        if suite in heads and result["rows"]:
-            commits = [heads[suite]["system"]["commit"], head["system"]["commit"]]
-            head["system"]["commit"] = ", ".join(dict.fromkeys(", ".join(commits).split(", ")))
+        head = files.read_result(path)
+        rows, suite, bandwidth = head.pop("rows"), head["suite"], head["copy_bandwidth_gb_per_s"] * 1e3
+        if suite in heads and rows:
+            commits = f"{heads[suite]['system']['commit']}, {head['system']['commit']}".split(", ")
+            head["system"]["commit"] = ", ".join(dict.fromkeys(commits))
         heads[suite] = head
-        for row in result["rows"]:
-            workload = read_workload(row)
+        for row in rows:
+            workload = Workload.of(row)
             more = {"suite": suite, "workload": workload, "floor": count_bytes(workload) / bandwidth}
             lines[suite, workload, row["provider"]] = {**row, **more}
-    return Machine(folder.name, heads, pd.DataFrame(lines.values()))
+    return Machine(folder.name, heads, pd.DataFrame(lines.values(), columns=COLUMNS))
 
 
-def read_gpus(folder: Path) -> list[Machine]:
+def read_gpus(folder: Path = files.RESULTS) -> list[Machine]:
     """Every machine but the CPU's that has results."""
     found = {path.parent for path in folder.glob("*/bench_*.json")} - {folder / "cpu"}
     return [read_machine(path) for path in sorted(found)]
 
 
-def read_workload(row: files.Row) -> Workload:
-    """What a row is about."""
-    return Workload(*(row[name] for name in Workload._fields if name in row))
-
-
-def select_workloads(values: pd.Series, wanted: Iterable[Workload]) -> pd.Series:
-    """The values of some workloads; NaN where there are none."""
-    found = dict(values.items())
-    chosen = list(wanted)
-    return pd.Series(
-        [found.get(workload, float("nan")) for workload in chosen], index=pd.Index(chosen, tupleize_cols=False)
-    )
+def select_workloads(values: pd.Series, wanted: Iterable[Workload], **fields: Any) -> pd.Series:
+    """The values of some workloads, or of the same ones but for some fields; NaN where there are none."""
+    index = pd.Index(list(wanted), tupleize_cols=False)
+    others = pd.Index([workload._replace(**fields) for workload in index], tupleize_cols=False)
+    return values.reindex(others).set_axis(index)

@@ -232,8 +232,7 @@ def report_suite(path: Path, rows: list[files.Row], skipped: list[str]) -> int:
     """Print what came of a suite; how many arms were wrong or failed."""
     bad = [row for row in rows if row["status"] != "ok"]
     for row in bad:
-        workload = Workload(*(row[name] for name in Workload._fields))
-        print(f"{workload}: {row['provider']} {row['status']} {row['error'] or ''}")
+        print(f"{Workload.of(row)}: {row['provider']} {row['status']} {row['error'] or ''}")
     print(f"wrote {path}: {len(rows)} rows, {len(bad)} arms not timed, {len(skipped)} workloads skipped", flush=True)
     return len(bad)
 

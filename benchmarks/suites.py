@@ -69,6 +69,7 @@ def combine_workloads(
 
 ENV_MAJOR, BOTH = ("env-major",), (False, True)
 LONG_ESTIMATORS = ("gae", "eligibility_traces")
+SWEEP = combine_workloads(SWEEP_SHAPES, layouts=ENV_MAJOR, truncated=BOTH)
 SUITES = {
     "headline": Suite(
         combine_workloads([HEADLINE], layouts=ENV_MAJOR, truncated=BOTH),

@@ -19,10 +19,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import files
 from benchmarks.measured import Machine, read_gpus, select_workloads
-from benchmarks.pages import make_table
 from benchmarks.providers.limits import FLAT_LONGEST
-from benchmarks.suites import ENV_MAJOR, HEADLINE, LONG_SHAPES, RETRACE_SHAPES, SUITES, SWEEP_SHAPES, combine_workloads
-from benchmarks.workloads import Workload, count_bytes
+from benchmarks.suites import (
+    ENV_MAJOR,
+    HEADLINE,
+    LONG_ESTIMATORS,
+    LONG_SHAPES,
+    SUITES,
+    SWEEP,
+    SWEEP_SHAPES,
+    combine_workloads,
+)
+from benchmarks.tables import make_table
+from benchmarks.workloads import Workload
 
 LIGHT = ("gae", "lambda_returns", "discounted_returns", "eligibility_traces", "prefix_sum")
 LARGE_CELLS = 8_000_000
@@ -60,43 +69,45 @@ class Target(NamedTuple):
 
 # --- the numbers ------------------------------------------------------------------------------------------------------
 
+Find = Callable[[Machine], pd.Series]
+RETRACE_LONG = SUITES["retrace_long"].workloads
+LARGE = [w for w in SUITES["large"].workloads if w.cells >= LARGE_CELLS]
+LONG = combine_workloads(LONG_SHAPES, LONG_ESTIMATORS, ENV_MAJOR)
 
-def compare(suite: str, wanted: Iterable[Workload], other: str, ours: str = "ours", kind: str = "full"):  # type: ignore[no-untyped-def]
+
+def compare(suite: str, wanted: Iterable[Workload], other: str, ours: str = "ours", kind: str = "full") -> Find:
     """How many times faster ours is than another arm."""
-    chosen = tuple(wanted)
-    return lambda machine: select_workloads(machine.find_ratios(suite, other, ours, kind), chosen)
+    return lambda machine: select_workloads(machine.find_ratios(suite, other, ours, kind), wanted)
 
 
-def find_roofline(suite: str, wanted: Iterable[Workload]):  # type: ignore[no-untyped-def]
+def find_roofline(suite: str, wanted: Iterable[Workload]) -> Find:
     """The percentage of the roofline."""
-    chosen = tuple(wanted)
-    return lambda machine: select_workloads(machine.find_roofline(suite), chosen)
+    return lambda machine: select_workloads(machine.find_roofline(suite), wanted)
 
 
 def compare_retrace(machine: Machine) -> pd.Series:
     """Retrace against the compiled scan, in the sweep and on longer rows."""
     sweep = combine_workloads(SWEEP_SHAPES, ["retrace"], ENV_MAJOR)
-    found = [compare("sweep", sweep, "compiled_scan")(machine)]
-    return pd.concat([*found, compare("retrace_long", SUITES["retrace_long"].workloads, "compiled_scan")(machine)])
+    chosen = {"sweep": sweep, "retrace_long": RETRACE_LONG}
+    return pd.concat([compare(suite, wanted, "compiled_scan")(machine) for suite, wanted in chosen.items()])
 
 
 def compare_lengths(machine: Machine) -> pd.Series:
     """Retrace's device time per byte on longer rows over that on the shortest."""
-    per_byte = 100 / find_roofline("retrace_long", combine_workloads(RETRACE_SHAPES, ["retrace"], ENV_MAJOR))(machine)
+    per_byte = 100 / find_roofline("retrace_long", RETRACE_LONG)(machine)
     return per_byte.iloc[1:] / per_byte.iloc[0]
 
 
 def compare_long_rows(machine: Machine) -> pd.Series:
     """Long rows against a program per row: the flat kernel where it holds them, else the one that goes in blocks."""
-    wanted = combine_workloads(LONG_SHAPES, ["gae", "eligibility_traces"], ENV_MAJOR)
-    arms = ["flat_triton" if w.num_steps <= FLAT_LONGEST else "blocks_triton" for w in wanted]
-    return pd.concat([compare("long", [w], arm, kind="device")(machine) for w, arm in zip(wanted, arms, strict=True)])
+    arms = ["flat_triton" if w.num_steps <= FLAT_LONGEST else "blocks_triton" for w in LONG]
+    return pd.concat([compare("long", [w], arm, kind="device")(machine) for w, arm in zip(LONG, arms, strict=True)])
 
 
 def find_overhead(machine: Machine) -> pd.Series:
     """The full call beyond that of torch.add on the same shape."""
     ours, add = (machine.find_times("headline", name) for name in ("ours", "torch_add"))
-    return select_workloads((ours - add).dropna(), combine_workloads([HEADLINE], layouts=ENV_MAJOR))
+    return select_workloads(ours - add, combine_workloads([HEADLINE], layouts=ENV_MAJOR))
 
 
 def compare_layouts(machine: Machine) -> pd.Series:
@@ -105,34 +116,27 @@ def compare_layouts(machine: Machine) -> pd.Series:
     for suite in ("sweep", "large"):
         wanted = [w for w in SUITES[suite].workloads if w.layout == "time-major" and not w.truncated]
         times = machine.find_times(suite, kind="device")
-        other = select_workloads(times, [w._replace(layout="env-major") for w in wanted])
-        found.append(select_workloads(times, wanted) / other.set_axis(pd.Index(wanted, tupleize_cols=False)))
+        found.append(select_workloads(times, wanted) / select_workloads(times, wanted, layout="env-major"))
     return pd.concat(found)
 
 
 def compare_truncated(machine: Machine) -> pd.Series:
     """The device time with truncations, without the time of the extra bytes, over the plain time."""
     wanted = combine_workloads(SWEEP_SHAPES, truncated=[True])
-    plain = [w._replace(truncated=False) for w in wanted]
     times, floors = machine.find_times("sweep", kind="device"), machine.find_floors("sweep")
-    extra = [1 - count_bytes(p) / count_bytes(w) for w, p in zip(wanted, plain, strict=True)]
-    left = select_workloads(times, wanted) - select_workloads(floors, wanted) * extra
-    return left / select_workloads(times, plain).to_numpy()
+    extra = select_workloads(floors, wanted) - select_workloads(floors, wanted, truncated=False)
+    return (select_workloads(times, wanted) - extra) / select_workloads(times, wanted, truncated=False)
 
 
 def compare_flags(machine: Machine) -> pd.Series:
     """Device time with flags of other types over that with bool, by the ratio of the bytes."""
-    times = machine.find_times("flags", kind="device")
+    per_byte = machine.find_times("flags", kind="device") / machine.find_floors("flags")
     wanted = [w for w in SUITES["flags"].workloads if w.flags != "bool"]
-    plain = [w._replace(flags="bool") for w in wanted]
-    more = [count_bytes(w) / count_bytes(p) for w, p in zip(wanted, plain, strict=True)]
-    return select_workloads(times, wanted) / select_workloads(times, plain).to_numpy() / more
+    return select_workloads(per_byte, wanted) / select_workloads(per_byte, wanted, flags="bool")
 
 
 # --- the targets ------------------------------------------------------------------------------------------------------
 
-SWEEP = combine_workloads(SWEEP_SHAPES, layouts=ENV_MAJOR, truncated=(False, True))
-LARGE = [w for w in SUITES["large"].workloads if w.cells >= LARGE_CELLS]
 TARGETS = {
     "flat_mean": Target(
         "full call, all estimators, 12 shapes, plain and truncated: geometric mean against the flat Triton kernel",
@@ -149,7 +153,7 @@ TARGETS = {
     "retrace_compiled": Target("full call, Retrace at every T against the compiled scan", compare_retrace, 1.5),
     "retrace_floor": Target(
         "device, Retrace at 512 environments, roofline",
-        find_roofline("retrace_long", SUITES["retrace_long"].workloads), 50.0, unit=" %",
+        find_roofline("retrace_long", RETRACE_LONG), 50.0, unit=" %",
     ),
     "retrace_length": Target(
         "device, Retrace per byte at 512 environments, longer rows over the shortest", compare_lengths, 1.0,

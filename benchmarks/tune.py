@@ -1,10 +1,10 @@
-"""Time the launches that windows could have, verified against the table's own, and write which are best to a folder.
+"""Time the launches that rollouts could have, verified against the table's own, and write which are best to a folder.
 
     python benchmarks/tune.py FOLDER [--estimator gae vtrace ...] [--layout time-major] [--window 4096x2048 ...]
         [--truncated] [--masked]
 
-The rows of `_internal/kernels/launch.py` are chosen from what this finds. Writes tune_GPU.json: for every window the
-candidates by their time on the device. benchmarks/judge.py says where the table's own choice stands among them.
+The rows of `_internal/kernels/launch.py` are chosen from what this finds. Writes tune_GPU.json: for every rollout the
+candidates by their time on the device. Prints where the table's own choice stands among them.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import inspect
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,33 +26,30 @@ from triton.runtime.errors import TritonError
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import files, judge
+from benchmarks import files
+from benchmarks.files import Row
 from benchmarks.harness import Call
 from benchmarks.providers import ours
 from benchmarks.run import list_tensors
+from benchmarks.tables import make_table
 from benchmarks.workloads import ESTIMATORS, Workload, count_bytes, count_bytes_per_step, draw_inputs
 from rl_triton_core._internal.backends import triton as backend
+from rl_triton_core._internal.kernels import launch
+from rl_triton_core._internal.kernels.launch import TABLE, Launch
 from rl_triton_core._internal.recurrence import Problem
 from rl_triton_core._internal.tuning import Candidate, device_time, launch_candidates
 from rl_triton_core.testing import relative_error
 
 WINDOWS = (
-    "32768x8",
-    "32768x32",
-    "16384x128",
-    "4096x128",
-    "16384x512",
-    "4096x2048",
-    "512x512",
-    "512x4096",
-    "64x512",
-    "64x65536",
-    "1x1048576",
-)
+    "32768x8", "32768x32", "16384x128", "4096x128", "16384x512", "4096x2048", "512x512", "512x4096", "64x512",
+    "64x65536", "1x1048576",
+)  # fmt: skip
 AGREE = 1e-5
 """The largest ‖x − table's x‖ / ‖table's x‖ of a candidate."""
 VALID = 0.9
-"""How many steps of a masked window are valid."""
+"""How many steps of a masked rollout are valid."""
+LIMIT = 1.1
+"""The most that the table's launch may take, by the time of the best."""
 
 
 class Rollout(NamedTuple):
@@ -60,10 +58,24 @@ class Rollout(NamedTuple):
     workload: Workload
     masked: bool
 
-    def candidates(self) -> Iterator[Candidate]:
+    @classmethod
+    def of(cls, row: Row) -> Rollout:
+        """What a line is about. One environment has its steps side by side in both layouts."""
+        workload = Workload.of(row)
+        layout = "env-major" if workload.num_envs == 1 else workload.layout
+        return cls(workload._replace(layout=layout), row.get("masked", False))
+
+    def list_candidates(self) -> Iterator[Candidate]:
         """The launches that it could have."""
         _, envs, steps, layout, *_ = self.workload
         return launch_candidates(steps, envs, count_bytes_per_step(self.workload) + self.masked, layout)
+
+    def look_up(self) -> Candidate:
+        """The table's launch, and its number of segments."""
+        _, envs, steps, layout, *_ = self.workload
+        held = count_bytes_per_step(self.workload._replace(dtype="float32")) + self.masked
+        row = launch.find_launch(steps, envs, held, layout, table=TABLE)
+        return row, launch.count_segments(steps, -(-envs // row.block_lanes), row)
 
     def __str__(self) -> str:
         return f"{self.workload}{' masked' * self.masked}"
@@ -72,87 +84,133 @@ class Rollout(NamedTuple):
 def main() -> None:
     parser = files.make_parser(__doc__)
     parser.add_argument("--estimator", nargs="+", choices=ESTIMATORS, default=["gae", "vtrace", "retrace"])
-    parser.add_argument("--layout", nargs="+", choices=tuple(backend.launch.TABLE), default=tuple(backend.launch.TABLE))
+    parser.add_argument("--layout", nargs="+", choices=tuple(TABLE), default=tuple(TABLE))
     parser.add_argument("--window", nargs="+", default=WINDOWS, help="NUM_ENVSxNUM_STEPS")
     parser.add_argument("--truncated", action="store_true", help="with truncation flags and bootstrap values per step")
     parser.add_argument("--masked", action="store_true", help="with masked steps, which are skipped")
     options = parser.parse_args()
-    workloads = (
-        Workload(name, *map(int, window.split("x")), layout)
-        for name in options.estimator
-        for layout in options.layout
-        for window in options.window
-    )
-    windows = [Rollout(x._replace(truncated=options.truncated and x.spec.truncates), options.masked) for x in workloads]
-    jobs = [(window, candidate) for window in windows for candidate in window.candidates()]
+    choices = product(options.estimator, options.layout, options.window)
+    workloads = (Workload(name, *map(int, window.split("x")), layout) for name, layout, window in choices)
+    rollouts = [
+        Rollout(x._replace(truncated=options.truncated and x.spec.truncates), options.masked) for x in workloads
+    ]
+    jobs = [(rollout, candidate) for rollout in rollouts for candidate in rollout.list_candidates()]
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn")) as pool:
         list(pool.map(compile_only, *zip(*jobs, strict=True)))
-    rows = [row for window in windows for row in time_candidates(window)]
+    rows = [row for rollout in rollouts for row in time_candidates(rollout)]
     name = torch.cuda.get_device_name().lower().replace("nvidia ", "").replace(" ", "_")
-    files.write_result(
-        options.folder / f"tune_{name}.json", {"system": files.describe_system(options.commit)}, rows=rows
-    )
-    print(judge.write_verdicts(judge.judge_rows(rows)))
+    files.save_rows(options, f"tune_{name}.json", rows)
+    print(list_verdicts(judge_rows(rows)))
 
 
-def make_call(window: Rollout) -> Call:
+# --- the search -------------------------------------------------------------------------------------------------------
+
+
+def make_call(rollout: Rollout) -> Call:
     """The public function, which never replays a launch."""
-    call = ours.make_call(window.workload, draw_inputs(window.workload, "cuda"))
-    mask = {"mask": torch.rand_like(call.keywords[window.workload.spec.inputs[0]]) < VALID} if window.masked else {}
+    call = ours.make_call(rollout.workload, draw_inputs(rollout.workload, "cuda"))
+    mask = {"mask": torch.rand_like(call.keywords[rollout.workload.spec.inputs[0]]) < VALID} if rollout.masked else {}
     return partial(inspect.unwrap(call.func), **call.keywords, **mask)
 
 
 @contextmanager
-def launched(settings: Callable[[Problem], Candidate]) -> Iterator[None]:
+def launch_with(choose: Callable[[Problem], Candidate]) -> Iterator[None]:
     """Whatever is launched is launched so."""
     chosen = backend.default_launch
-    backend.default_launch = settings
+    backend.default_launch = choose
     try:
         yield
     finally:
         backend.default_launch = chosen
 
 
-def compile_only(window: Rollout, candidate: Candidate) -> None:
+def compile_only(rollout: Rollout, candidate: Candidate) -> None:
     """Fill Triton's cache on disk."""
-    with suppress(RuntimeError, TritonError), launched(lambda _: candidate):
-        make_call(window)()
+    with suppress(RuntimeError, TritonError), launch_with(lambda _: candidate):
+        make_call(rollout)()
 
 
-def time_candidates(window: Rollout) -> Iterator[files.Row]:
+def time_candidates(rollout: Rollout) -> Iterator[Row]:
     """A line for every candidate, the best first."""
-    call = make_call(window)
+    call = make_call(rollout)
     noted: list[Candidate] = []
     from_table = backend.default_launch
 
-    def note(problem: Problem) -> Candidate:
+    def note_launch(problem: Problem) -> Candidate:
         noted.append(from_table(problem))
         return noted[-1]
 
-    with launched(note):
+    with launch_with(note_launch):
         want = [x.double() for x in list_tensors(call())]
     found = []
-    for candidate in dict.fromkeys([noted[0], *window.candidates()]):
-        with launched(lambda _, candidate=candidate: candidate):
+    for candidate in dict.fromkeys([noted[0], *rollout.list_candidates()]):
+        with launch_with(lambda _, candidate=candidate: candidate):
             try:
                 error = max(relative_error(x.double(), y) for x, y in zip(list_tensors(call()), want, strict=True))
                 found.append((device_time(call), candidate, error))
             except (RuntimeError, TritonError) as trouble:
-                print(window, candidate, "failed:", str(trouble).splitlines()[0])
-    found.sort(key=lambda line: line[0])
-    print(window, *(f"{us:.2f} us {tuple(launch)} x {segments}" for us, (launch, segments), _ in found[:3]), sep="\n  ")
-    moved = count_bytes(window.workload) + window.masked * window.workload.cells
-    for us, (launch, segments), error in found:
+                print(rollout, candidate, "failed:", str(trouble).splitlines()[0])
+    moved = count_bytes(rollout.workload) + rollout.masked * rollout.workload.cells
+    for us, (row, segments), error in sorted(found, key=lambda line: line[0]):
         yield {
-            **window.workload._asdict(),
-            "masked": window.masked,
-            **launch._asdict(),
+            **rollout.workload._asdict(),
+            "masked": rollout.masked,
+            **row._asdict(),
             "segments": segments,
-            "in_table": (launch, segments) == noted[0],
+            "in_table": (row, segments) == noted[0],
             "microseconds": round(us, 3),
             "gb_per_s": round(moved / us / 1e3, 1),
             "agrees": bool(error <= AGREE),
         }
+
+
+# --- the table among its candidates -----------------------------------------------------------------------------------
+
+
+class Verdict(NamedTuple):
+    """A rollout, and lines of the search: the table's launch, None where it was not timed, and the best."""
+
+    rollout: Rollout
+    ours: Row | None
+    best: Row
+
+    @property
+    def ratio(self) -> float:
+        """The table's time by the best."""
+        return self.ours["microseconds"] / self.best["microseconds"] if self.ours else float("inf")
+
+
+def judge_rows(rows: Iterable[Row]) -> list[Verdict]:
+    """A verdict for every rollout, by the launches whose results agree."""
+    groups: dict[Rollout, list[Row]] = {}
+    for row in rows:
+        if row["agrees"]:
+            groups.setdefault(Rollout.of(row), []).append(row)
+    return [make_verdict(rollout, found) for rollout, found in groups.items()]
+
+
+def make_verdict(rollout: Rollout, rows: list[Row]) -> Verdict:
+    """The table's launch among those that were timed."""
+    ours = [row for row in rows if read_candidate(row) == rollout.look_up()]
+    return Verdict(rollout, ours[0] if ours else None, min(rows, key=lambda row: row["microseconds"]))
+
+
+def read_candidate(row: Row) -> Candidate:
+    """The launch of a line, and its number of segments."""
+    return Launch(*(row[name] for name in Launch._fields)), row["segments"]
+
+
+def list_verdicts(verdicts: Iterable[Verdict]) -> str:
+    """A line for every rollout: the table's launch (lanes, chunks, unroll, warps) and the best."""
+    lines = []
+    for verdict in verdicts:
+        time = verdict.ours["microseconds"] if verdict.ours else float("nan")
+        cells = [str(verdict.rollout)]
+        both = (verdict.rollout.look_up(), time), (read_candidate(verdict.best), verdict.best["microseconds"])
+        for (row, segments), us in both:
+            cells += [", ".join(map(str, row)), f"{segments}", f"{us:.2f}"]
+        lines.append([*cells, f"{verdict.ratio:.2f}"])
+    return make_table(["", "table's launch", "segments", "us", "best", "segments", "us", "ratio"], lines)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,6 +35,11 @@ class Workload(NamedTuple):
     truncated: bool = False
     dtype: str = "float32"
     flags: str = "bool"
+
+    @classmethod
+    def of(cls, row: dict[str, Any]) -> Workload:
+        """What a line of a result file is about."""
+        return cls(*(row[name] for name in cls._fields if name in row))
 
     @property
     def spec(self) -> Estimator:

@@ -24,6 +24,11 @@ class Setting(NamedTuple):
     env: str = ""
     device: str = "cuda"
 
+    @classmethod
+    def of(cls, row: dict[str, Any]) -> Setting:
+        """What a line of a result file is about."""
+        return cls(*(row[name] for name in cls._fields))
+
     def __str__(self) -> str:
         text = f"{self.num_envs}x{self.num_steps}, hidden {self.hidden}, {self.epochs} epochs x {self.minibatches}"
         return f"{self.env} {text}".strip() + ", recomputed" * self.recompute

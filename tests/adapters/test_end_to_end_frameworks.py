@@ -8,8 +8,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 pytest.importorskip("benchmarks.end_to_end.run", reason="only the package is here", exc_type=ModuleNotFoundError)
 
-from benchmarks import files, learning
-from benchmarks.end_to_end import page, plots, run
+from benchmarks import files, learning, plots
+from benchmarks.end_to_end import page, run
 from benchmarks.end_to_end.frameworks import REGISTRY
 from benchmarks.providers import compiled_scan
 
@@ -41,7 +41,7 @@ def test_learning_curves(tmp_path):
     options = files.make_parser("").parse_args([str(tmp_path / "cpu"), "--commit", "0" * 40])
     files.save_rows(options, "learning.json", rows, device="cpu", jobs=1)
     line = f"| CartPole-v1, target 1: stock | {stock['returns'][-1]:.1f} ± 0.0 | {stock['steps'][0]} |"
-    assert line in page.write_learning(tmp_path)
-    plots.set_style()
-    figure = plots.draw_learning(page.load_results(tmp_path, "learning"))
+    results = files.read_results("*/learning.json", tmp_path)
+    assert line in page.list_tasks(*results)
+    figure = plots.draw_learning(results)
     assert [len(panel.lines) for panel in figure.axes] == [3, 3]

@@ -20,7 +20,7 @@ pytest.importorskip("benchmarks.run", reason="only the package is here", exc_typ
 
 from benchmarks import compare, compile_ahead, files, harness, measured, run, targets
 from benchmarks.providers import REGISTRY, compiled_scan, loop
-from benchmarks.suites import LONG_ESTIMATORS, SUITES, combine_workloads
+from benchmarks.suites import LONG_ESTIMATORS, SUITES, SWEEP, combine_workloads
 from benchmarks.workloads import (
     ESTIMATORS,
     GAMMA,
@@ -365,7 +365,7 @@ def test_targets_of_ratios(tmp_path):
 
 def test_targets_of_means(tmp_path):
     arms = ("ours", "flat_triton")
-    rows = [make_row(w, name, 10.0 if name == "ours" else 40.0) for w in targets.SWEEP for name in arms]
+    rows = [make_row(w, name, 10.0 if name == "ours" else 40.0) for w in SWEEP for name in arms]
     rows[1]["full"] = 5.0
     machine = write_results(tmp_path, "sweep", rows)
     assert judge_target("flat_mean", machine)[0] == "reached"

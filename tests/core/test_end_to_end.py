@@ -140,7 +140,7 @@ def results(tmp_path_factory):
 
 
 def test_a_quick_run_makes_files_and_a_page(results):
-    (found,) = page.load_results(results, "end_to_end_synthetic")
+    (found,) = page.load_results(results, "synthetic")
     assert found["system"]["commit"] == "abc" and found["skipped"] == [] and found["unavailable"] == ""
     assert [row["arm"] for row in found["arms"]] == ["stock", "compiled", "ours"] * 2
     assert all(row["status"] == "ok" and row["error"] <= run.TOLERANCE for row in found["arms"])
@@ -149,9 +149,9 @@ def test_a_quick_run_makes_files_and_a_page(results):
         np.testing.assert_allclose(parts.sum(0), row["times"]["total"], atol=0.2)
     pairs = [(row["slow"], row["fast"]) for row in found["pairs"]]
     assert pairs == [("stock", "compiled"), ("stock", "ours"), ("compiled", "ours")] * 2
-    (absent,) = page.load_results(results, "end_to_end_torchrl")
+    (absent,) = page.load_results(results, "torchrl")
     assert absent["unavailable"] == "no_such_package not installed" and absent["arms"] == []
-    text = page.write_page(results)
+    text = page.write_frameworks(results)
     assert "Not measured there: no_such_package not installed" in text
     assert text.count(page.NOT_YET) == len(REGISTRY) - 3
     assert text.count("plots/end_to_end_") == 2 and "4x16, hidden 8, 2 epochs x 2: stock → ours" in text
@@ -160,7 +160,7 @@ def test_a_quick_run_makes_files_and_a_page(results):
 def test_what_the_budget_does_not_allow_is_listed(tmp_path):
     arguments = ["--suite", "synthetic", "--device", "cpu", "--budget", "0", "--seconds", "3"]
     assert run.main([str(tmp_path / "cpu"), *arguments]) == 0
-    (found,) = page.load_results(tmp_path, "end_to_end_synthetic")
+    (found,) = page.load_results(tmp_path, "synthetic")
     settings = REGISTRY["synthetic"].load().SETTINGS["cpu"]
     assert found["protocol"]["seconds"] == 3
     assert found["skipped"] == [str(setting) for setting in settings] and found["arms"] == []

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-pytest.importorskip("benchmarks.judge", reason="only the package is here", exc_type=ModuleNotFoundError)
+pytest.importorskip("benchmarks", reason="only the package is here", exc_type=ModuleNotFoundError)
 pytest.importorskip("rl_triton_core._internal.backends.triton", reason="Triton is not installed")
 
-from benchmarks import files, judge, tune
+from benchmarks import files, tune
 from benchmarks.workloads import Workload, draw_inputs
 from rl_triton_core._internal.kernels.launch import TABLE, Launch
 from rl_triton_core._internal.tuning import launch_candidates
@@ -27,9 +27,9 @@ def make_row(workload, launch, segments, microseconds, **more):
 
 @pytest.mark.parametrize("path", TIMED, ids=lambda path: path.stem)
 def test_the_table_has_nearly_the_best_launch_for_every_window_timed(path):
-    verdicts = judge.judge_rows(files.read_result(path)["rows"])
+    verdicts = tune.judge_rows(files.read_result(path)["rows"])
     assert verdicts
-    behind = {str(x.workload): x.ratio for x in verdicts if not x.ratio <= judge.LIMIT}
+    behind = {str(x.rollout): x.ratio for x in verdicts if not x.ratio <= tune.LIMIT}
     assert not behind
 
 
@@ -47,13 +47,13 @@ def test_the_judge_counts_as_the_backend_does(estimator, truncated, flags, layou
     )
     workload = Workload(estimator, 4, 8, layout, truncated, flags=flags)
     tune.ours.make_normal_call(workload, draw_inputs(workload, "cpu"))(backend="triton")
-    judge.look_up(workload, masked=False)
+    tune.Rollout(workload, masked=False).look_up()
     assert len(found) == 2 and len(set(found)) == 1
 
 
 def test_a_verdict():
     workload = Workload("gae", 4096, 128)
-    ours, number = judge.look_up(workload, masked=False)
+    ours, number = tune.Rollout(workload, masked=False).look_up()
     other = Launch(1, 32, 4, 1)
     rows = [
         make_row(workload, ours, number, 3.0),
@@ -61,20 +61,21 @@ def test_a_verdict():
         make_row(workload, other, 2, 1.0, agrees=False),
         make_row(workload, other, 4, 1.0, masked=True),
     ]
-    plain, masked = judge.judge_rows(rows)
-    assert (plain.masked, plain.ratio) == (False, 1.2)
-    assert judge.read_launch(plain.best) == other and plain.best["segments"] == 1
-    assert masked.masked and masked.ours is None and masked.ratio == float("inf")
+    plain, masked = tune.judge_rows(rows)
+    assert (plain.rollout.masked, plain.ratio) == (False, 1.2)
+    assert tune.read_candidate(plain.best) == (other, 1)
+    assert "| 1, 32, 4, 1 | 1 | 2.50 | 1.20 |" in tune.list_verdicts([plain])
+    assert masked.rollout.masked and masked.ours is None and masked.ratio == float("inf")
 
 
 def test_one_environment_is_one_window_in_both_layouts():
     workload = Workload("gae", 1, 1 << 20)
-    ours, number = judge.look_up(workload, masked=False)
+    ours, number = tune.Rollout(workload, masked=False).look_up()
     rows = [
         make_row(workload, ours, number, 2.0),
         make_row(workload._replace(layout="time-major"), Launch(32, 1, 8, 1), 8, 1.0),
     ]
-    (verdict,) = judge.judge_rows(rows)
+    (verdict,) = tune.judge_rows(rows)
     assert verdict.ratio == 2.0
 
 
@@ -85,7 +86,7 @@ def test_a_window_has_the_candidates_of_its_numbers():
     workload = Workload("retrace", 64, 512, truncated=True)
     window = tune.Rollout(workload, masked=True)
     held = 4 * 4 + 2 * 4 * 4 + 2 * 4 + 3  # inputs, two of every action, results, flags
-    assert set(window.candidates()) == set(launch_candidates(512, 64, held, "env-major"))
+    assert set(window.list_candidates()) == set(launch_candidates(512, 64, held, "env-major"))
     assert str(window).endswith("masked")
 
 
@@ -122,7 +123,7 @@ def test_every_candidate_is_timed_and_compared(monkeypatch):
     monkeypatch.setattr(tune, "make_call", lambda window: call)
     monkeypatch.setattr(tune, "device_time", device_time)
     rows = list(tune.time_candidates(window))
-    launches = {(judge.read_launch(row), row["segments"]) for row in rows}
+    launches = {tune.read_candidate(row) for row in rows}
     assert len(timed) > 4 and len(launches) == len(rows) == len(timed) - 1
     assert [row["microseconds"] for row in rows] == sorted(row["microseconds"] for row in rows)
     assert [row["in_table"] for row in rows].index(True) == len(rows) - 1

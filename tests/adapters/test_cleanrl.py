@@ -1,7 +1,7 @@
 """The CleanRL adapter against CleanRL's loop, against walks over episodes, and on rollouts of real environments.
 
-The oracles are NumPy in float64, import nothing of ours, and are written in two ways: `loop` goes backward over the
-window by CleanRL's arrival flags; `walk` adds up, for each step, the temporal differences of the rest of its episode.
+The oracles are NumPy in float64 and import nothing of ours: a loop goes backward over the rollout by CleanRL's arrival
+flags; walks add up, for each step, the temporal differences of the rest of its episode.
 """
 
 import inspect
@@ -12,11 +12,11 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from core import conventions_rollouts as real
+from gymnasium.vector import AutoresetMode
 
 from rl_triton_adapters.cleanrl import gae, leanrl_gae, vtrace
 
@@ -41,20 +41,6 @@ def run_loop(rewards, values, dones, next_value, next_done, gamma, gae_lambda, d
         error = rewards[t] + gamma * ahead[t] * alive[t] - values[t]
         carry = error + decay * alive[t] * carry
         advantages[t] = carry
-    return advantages, advantages + values
-
-
-def run_walk(rewards, values, continuations, done, gamma, gae_lambda):
-    """The same from departure flags and V(s_{t+1}) of every transition, 0 after terminal ones: a sum for each step."""
-    errors = rewards.astype(np.float64) + gamma * continuations.astype(np.float64) - values
-    advantages = np.zeros_like(errors)
-    for start, env in np.ndindex(errors.shape):
-        weight = 1.0
-        for t in range(start, len(errors)):
-            advantages[start, env] += weight * errors[t, env]
-            if done[t, env]:
-                break
-            weight *= gamma * gae_lambda
     return advantages, advantages + values
 
 
@@ -131,55 +117,6 @@ def assert_near(got, want, tolerance=1e-5):
         np.testing.assert_allclose(x.cpu().numpy(), y, rtol=tolerance, atol=tolerance)
 
 
-class Transitions(gym.Wrapper):
-    """Keeps what took place inside the vector environment: (reward, observation before any reset, two flags)."""
-
-    def __init__(self, env):
-        super().__init__(env)
-        self.kept = []
-
-    def step(self, action):
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        self.kept.append((float(reward), np.array(obs, np.float32), bool(terminated), bool(truncated)))
-        return obs, reward, terminated, truncated, info
-
-
-ENVIRONMENTS = {
-    "cartpole": lambda: gym.make("CartPole-v1", max_episode_steps=25),
-    "pendulum": lambda: gym.make("Pendulum-v1", max_episode_steps=9),
-}
-
-
-def record_windows(name, num_steps=40, num_envs=3, num_windows=3):
-    """Windows as a CleanRL script collects them, each with what took place: rewards, V(s_{t+1}) and the two flags."""
-    envs = SyncVectorEnv([lambda: Transitions(ENVIRONMENTS[name]())] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
-    weights = np.random.default_rng(1).standard_normal(envs.single_observation_space.shape[0]).astype(np.float32)
-
-    def value(observations):
-        return torch.from_numpy(np.asarray(observations, np.float32) @ weights)
-
-    next_obs, _ = envs.reset(seed=4)
-    envs.action_space.seed(4)
-    next_done = torch.zeros(num_envs)
-    for window in range(num_windows):
-        rewards, values, dones, truncations, final_values = torch.zeros(5, num_steps, num_envs)
-        for step in range(num_steps):
-            values[step], dones[step] = value(next_obs), next_done
-            next_obs, reward, terminated, truncated, infos = envs.step(envs.action_space.sample())
-            rewards[step] = torch.from_numpy(reward)
-            next_done = torch.from_numpy(terminated | truncated).float()
-            cut = truncated & ~terminated
-            truncations[step] = torch.from_numpy(cut)
-            if cut.any():
-                final_values[step, cut] = value(np.stack(infos["final_obs"][cut]))
-        kept = [env.kept[window * num_steps :] for env in envs.envs]
-        rewarded, seen, terminated, truncated = (np.stack([[x[i] for x in env] for env in kept], 1) for i in range(4))
-        took_place = rewarded.astype(np.float32), value(seen).numpy(), terminated, truncated
-        next_value = value(next_obs).reshape(1, -1)
-        yield Rollout(rewards, values, dones, next_value, next_done, truncations, final_values), took_place
-    envs.close()
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # gae
 # ---------------------------------------------------------------------------------------------------------------------
@@ -202,24 +139,24 @@ def test_bit_for_bit_on_the_cpu(shape):
         assert all(torch.equal(x, torch.from_numpy(y)) for x, y in zip(got, want, strict=True))
 
 
-@pytest.mark.parametrize("name", ENVIRONMENTS)
+@pytest.mark.parametrize("name", real.ENVIRONMENTS)
 def test_real_environments(name):
-    """Time limits as terminations, CleanRL's way, and as what they are; both by the flags and by what took place."""
-    ends = np.zeros(2, int)
-    for rollout, (rewards, seen, terminated, truncated) in record_windows(name):
-        done = terminated | truncated
-        ends += terminated.sum(), (truncated & ~terminated).sum()
-        np.testing.assert_array_equal(rollout.rewards, rewards)
+    """Time limits as terminations, CleanRL's way, and as what they are: by walks over what took place.
 
-        stock = gae(*rollout.stock, GAMMA, LAMBDA)
-        assert_near(stock, run_loop(*to_numpy(rollout.stock), GAMMA, LAMBDA))
-        assert_near(stock, run_walk(rewards, rollout.values.numpy(), np.where(done, 0, seen), done, GAMMA, LAMBDA))
-
-        right = gae(*rollout.stock, GAMMA, LAMBDA, **rollout.limits)
-        continuations = np.where(terminated, 0, seen)
-        assert_near(right, run_walk(rewards, rollout.values.numpy(), continuations, done, GAMMA, LAMBDA))
-        assert not torch.allclose(right.advantages, stock.advantages)
-    assert ends[1] > 0 and (ends[0] > 0) == (name == "cartpole")
+    Some rollouts end with one. Final values are NaN where no episode ended.
+    """
+    windows, recorders = real.record(name, AutoresetMode.SAME_STEP)
+    for window in windows:
+        dones = np.concatenate([window.departed[None], window.done[:-1]])
+        values, next_value, final_values = map(real.value, (window.obs, window.next_obs[None], window.final_obs))
+        cut = window.truncated & ~window.terminated
+        stored = window.rewards, values, dones, next_value, window.done[-1], cut, final_values
+        rollout = Rollout(*(torch.as_tensor(np.asarray(x, np.float32)) for x in stored))
+        for limits, following in (({}, real.as_termination), (rollout.limits, real.next_value)):
+            got = gae(*rollout.stock, GAMMA, LAMBDA, **limits)
+            want = real.advantages(recorders, window.start, len(values), following).T
+            assert_near(got, (want, want + values))
+    assert any(window.truncated[-1].any() for window in windows)
 
 
 def test_truncations_equal_rewards_that_hold_the_final_value():
@@ -228,47 +165,6 @@ def test_truncations_equal_rewards_that_hold_the_final_value():
     rewards = rollout.rewards + GAMMA * rollout.final_values * rollout.truncations
     got = gae(*rollout.stock, GAMMA, LAMBDA, **rollout.limits)
     assert_near(got, run_loop(*to_numpy((rewards, *rollout.stock[1:])), GAMMA, LAMBDA))
-    assert_near(got, run_walk(*to_numpy(rollout[:2]), rollout.continuations, rollout.done, GAMMA, LAMBDA))
-
-
-@pytest.mark.parametrize("done", [[0, 0, 0], [0, 1, 0], [1, 0, 0], [0, 0, 1]], ids=str)
-@pytest.mark.parametrize("next_done", [0, 1])
-def test_known_answers(done, next_done):
-    """γ = λ = 1, V = 0: advantages count the steps to the episode's end, or to the window's, plus the next value."""
-    ones, zeros = torch.ones(3, 1), torch.zeros(3, 1)
-    dones = torch.tensor(done).float()[:, None]
-    got = gae(ones, zeros, dones, torch.full((1, 1), 10.0), torch.tensor([float(next_done)]), 1.0, 1.0)
-    left, want = 0.0 if next_done else 10.0, []
-    for t in (2, 1, 0):
-        left = 1 + left * (t == 2 or not done[t + 1])
-        want.insert(0, left)
-    assert got.advantages.flatten().tolist() == got.returns.flatten().tolist() == want
-
-
-def test_a_known_truncation():
-    ones, zeros = torch.ones(3, 1), torch.zeros(3, 1)
-    dones, truncations = torch.tensor([[0.0], [0], [1]]), torch.tensor([[0.0], [1], [0]])
-    arguments = ones, zeros, dones, torch.zeros(1), torch.zeros(1), 1.0, 1.0
-    got = gae(*arguments, truncations=truncations, final_values=torch.full((3, 1), 10.0))
-    assert got.advantages.flatten().tolist() == [12, 11, 1]
-
-
-def test_a_truncation_at_the_windows_end():
-    """There the final value counts, not that of the reset observation."""
-    rollout = random_rollout()
-    rollout = rollout._replace(next_done=torch.ones(3))
-    rollout.truncations[-1] = torch.tensor([True, False, True])
-    got = gae(*rollout.stock, GAMMA, LAMBDA, **rollout.limits)
-    last = rollout.rewards[-1] + GAMMA * rollout.final_values[-1] * rollout.truncations[-1]
-    assert_near([got.returns[-1]], [last])
-
-
-def test_final_values_are_read_at_truncations_only():
-    rollout = random_rollout()
-    nowhere_else = torch.where(rollout.truncations, rollout.final_values, torch.nan)
-    limits = {"truncations": rollout.truncations, "final_values": nowhere_else}
-    want = gae(*rollout.stock, GAMMA, LAMBDA, **rollout.limits)
-    assert torch.equal(gae(*rollout.stock, GAMMA, LAMBDA, **limits).advantages, want.advantages)
 
 
 def test_a_truncation_without_its_done_is_never_silent():

@@ -101,6 +101,11 @@ def next_value(x: Transition) -> float:
     return 0.0 if x.terminated else value(x.next_obs)
 
 
+def as_termination(x):
+    """What follows a transition, for those who count truncations as terminations."""
+    return 0.0 if x.truncated else next_value(x)
+
+
 def advantages(recorders, start, num_steps, following: Callable[[Transition], float] = next_value, value=value):
     """GAE of the window [start, start + num_steps), [num_envs, num_steps]; NaN at ticks that hold no transition."""
     result = np.full((len(recorders), num_steps), np.nan)

@@ -160,28 +160,28 @@ def test_stable_baselines3(name):
 # -- CleanRL ----------------------------------------------------------------------------------------------------------
 
 
-def as_termination(x):
-    """What follows a transition, for those who count truncations as terminations."""
-    return 0.0 if x.truncated else real.next_value(x)
-
-
 def cleanrl_rollout(window):
     """`dones[t]` came with s_t; `next_done` and `next_value` [1, num_envs] close the window; all float32."""
     dones = np.concatenate([window.departed[None], window.done[:-1]]).astype(np.float32)
     return t(dones), t(window.done[-1].astype(np.float32)), t(real.value(window.next_obs)).reshape(1, -1)
 
 
-def cleanrl_gae(rewards, values, dones, next_done, next_value):
-    """As in cleanrl/ppo.py."""
-    advantages, lastgaelam, num_steps = torch.zeros_like(rewards), 0, len(rewards)
-    for i in reversed(range(num_steps)):
-        if i == num_steps - 1:
-            nextnonterminal, nextvalues = 1.0 - next_done, next_value
-        else:
-            nextnonterminal, nextvalues = 1.0 - dones[i + 1], values[i + 1]
-        delta = rewards[i] + GAMMA * nextvalues * nextnonterminal - values[i]
-        advantages[i] = lastgaelam = delta + GAMMA * LAMBDA * nextnonterminal * lastgaelam
+def run_loop(rewards, values, next_values, ends):
+    """The loop of CleanRL's ppo.py, of RSL-RL's `PPO.compute_returns` and, without ratios, of pufferlib.cpp.
+
+    All are [num_steps, num_envs]; what the three differ in is at which step they store rewards and flags.
+    """
+    advantages, lastgaelam = torch.zeros_like(rewards), 0
+    for t in reversed(range(len(rewards))):
+        nextnonterminal = 1.0 - ends[t].double()
+        delta = rewards[t] + GAMMA * next_values[t] * nextnonterminal - values[t]
+        advantages[t] = lastgaelam = delta + GAMMA * LAMBDA * nextnonterminal * lastgaelam
     return advantages
+
+
+def shift(x, last):
+    """What comes a step later, and behind the last step."""
+    return torch.cat([x[1:], last.reshape(1, -1)])
 
 
 @skip_without("gymnasium")
@@ -190,8 +190,10 @@ def test_cleanrl(name):
     for window, recorders in list_windows(name, "SAME_STEP"):
         rollout, rewards, values = cleanrl_rollout(window), t(window.rewards), t(real.value(window.obs))
         got = compute_advantages(rewards, values, conv.from_cleanrl(*rollout))
-        assert_as_walked(got, real.advantages(recorders, window.start, len(window.obs), as_termination))
-        torch.testing.assert_close(got.t(), cleanrl_gae(rewards, values, *(x.double() for x in rollout)))
+        assert_as_walked(got, real.advantages(recorders, window.start, len(window.obs), real.as_termination))
+        dones, next_done, next_value = rollout
+        theirs = run_loop(rewards, values, shift(values, next_value), shift(dones, next_done))
+        torch.testing.assert_close(got.t(), theirs)
 
 
 @skip_without("gymnasium")
@@ -201,22 +203,11 @@ def test_cleanrl_with_resetting_steps_masked(name):
         rollout = cleanrl_rollout(window)
         boundaries = conv.from_cleanrl(*rollout)._replace(mask=rollout[0] == 0)
         got = compute_advantages(t(window.rewards), t(real.value(window.obs)), boundaries)
-        want = real.advantages(recorders, window.start, len(window.obs), as_termination)
+        want = real.advantages(recorders, window.start, len(window.obs), real.as_termination)
         assert_as_walked(got, want, boundaries.mask.t())
 
 
 # -- PufferLib --------------------------------------------------------------------------------------------------------
-
-
-def puffer_gae(values, rewards, dones):
-    """`puff_advantage_row` of pufferlib.cpp with all importance ratios 1; the last column stays 0."""
-    advantages, lastpufferlam = torch.zeros_like(values), 0
-    for i in reversed(range(values.shape[1] - 1)):
-        nextnonterminal = 1.0 - dones[:, i + 1]
-        delta = rewards[:, i + 1] + GAMMA * values[:, i + 1] * nextnonterminal - values[:, i]
-        lastpufferlam = delta + GAMMA * LAMBDA * lastpufferlam * nextnonterminal
-        advantages[:, i] = lastpufferlam
-    return advantages
 
 
 @skip_without("gymnasium")
@@ -232,15 +223,14 @@ def test_pufferlib(name):
         departing, boundaries = conv.from_pufferlib(
             rewards, terminals, t(reward), t(window.done[-1]), t(real.value(window.next_obs))
         )
-        want = real.advantages(recorders, window.start, len(window.obs), as_termination)
+        want = real.advantages(recorders, window.start, len(window.obs), real.as_termination)
         assert_as_walked(compute_advantages(departing, values, boundaries), want)
 
         short, boundaries = conv.from_pufferlib(
             rewards[:, :-1], terminals[:, :-1], rewards[:, -1], terminals[:, -1], values[:, -1]
         )
-        theirs = puffer_gae(values, rewards, terminals)
-        torch.testing.assert_close(compute_advantages(short, values[:, :-1], boundaries), theirs[:, :-1])
-        assert not theirs[:, -1].any()
+        theirs = run_loop(rewards.t()[1:], values.t()[:-1], values.t()[1:], terminals.t()[1:])
+        torch.testing.assert_close(compute_advantages(short, values[:, :-1], boundaries), theirs.t())
 
 
 # -- RLlib ------------------------------------------------------------------------------------------------------------
@@ -325,17 +315,6 @@ def test_rllib_episodes(name):
 # -- RSL-RL -----------------------------------------------------------------------------------------------------------
 
 
-def rsl_rl_gae(rewards, values, dones, last_values):
-    """As in `PPO.compute_returns`."""
-    advantages, advantage, num_steps = torch.zeros_like(rewards), 0, len(rewards)
-    for step in reversed(range(num_steps)):
-        next_values = last_values if step == num_steps - 1 else values[step + 1]
-        next_is_not_terminal = 1.0 - dones[step].double()
-        delta = rewards[step] + next_is_not_terminal * GAMMA * next_values - values[step]
-        advantages[step] = advantage = delta + next_is_not_terminal * GAMMA * LAMBDA * advantage
-    return advantages
-
-
 @skip_without("gymnasium")
 @pytest.mark.parametrize("name", NAMES)
 def test_approximate_rsl_rl(name):
@@ -351,7 +330,7 @@ def test_approximate_rsl_rl(name):
         biased += np.abs(got.numpy() - real.advantages(recorders, start, num_steps)).max()
 
         stored = rewards + GAMMA * values * time_outs  # as in `PPO.process_env_step`
-        torch.testing.assert_close(got.t(), rsl_rl_gae(stored, values, dones, last_values))
+        torch.testing.assert_close(got.t(), run_loop(stored, values, shift(values, last_values), dones))
         again = compute_advantages(stored, values, conv.approximate_rsl_rl(values, dones, None, last_values))
         torch.testing.assert_close(again, got)
     assert biased > 0.1

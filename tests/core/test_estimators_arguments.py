@@ -59,19 +59,6 @@ def test_the_direction_of_a_recurrence_has_no_default():
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)
-@pytest.mark.parametrize("estimator", (*BACKWARD, *FORWARD), ids=get_name)
-def test_integer_flags_are_bool_flags(target, estimator, dtype):
-    good = make_arguments(estimator)
-    good = {name: x.to(target.device) if isinstance(x, torch.Tensor) else x for name, x in good.items()}
-    flags = {name: x.to(dtype) for name, x in good.items() if isinstance(x, torch.Tensor) and x.dtype == torch.bool}
-    assert len(flags) >= 2
-    want = estimator.function(**good, backend=target.backend)
-    got = estimator.function(**{**good, **flags}, backend=target.backend)
-    pairs = [(got, want)] if isinstance(want, torch.Tensor) else zip(got, want, strict=True)
-    assert all(torch.equal(x, y) for x, y in pairs)
-
-
-@pytest.mark.parametrize("dtype", INTEGERS)
 def test_integer_masks_normalise(target, dtype):
     advantages = torch.randn(3, 5, device=target.device)
     mask = torch.tensor([1, 1, 0, 1, 0], device=target.device).expand(3, 5)

@@ -1,4 +1,4 @@
-"""The estimators by hand: literal numbers, every pattern of a few steps, and the identities between them."""
+"""The estimators by hand: literal numbers, every pattern of a few steps, extremes, and the forms of arguments."""
 
 import inspect
 import itertools
@@ -25,14 +25,12 @@ from cases import (
     Case,
     How,
     Sparse,
-    Vector,
     check_case,
     get_name,
     random_case,
     run_case,
     same_bits,
     with_form,
-    with_log_probs,
 )
 
 import rl_triton_core as ours
@@ -393,86 +391,7 @@ def test_every_boundary_of_a_longer_rollout(target, num_steps):
     check_case(random_case(GAE, *cells.shape, terminated=cells & 1 > 0, truncated=cells & 2 > 0), target)
 
 
-# --- identities -------------------------------------------------------------------------------------------------------
-
-
-def choose_shape(target):
-    """A rollout of a few episodes."""
-    return (3, 15) if target.interpreted else (5, 33)
-
-
-def run_gae(case, target, **changes):
-    """Advantages and returns of compute_gae on the same arguments."""
-    names = ("log_ratios", "rho_bar", "c_bar", "rho_bar_pg", "compute_advantages")
-    kwargs = {name: x for name, x in Call(case, target.device).kwargs.items() if name not in names}
-    return [x.cpu() for x in ours.compute_gae(**{**kwargs, "backend": target.backend, **changes})]
-
-
-@pytest.mark.parametrize("mask_mode", ["skip", "reset"])
-@pytest.mark.parametrize("lambda_", [0.0, 0.9, 1.0])
-def test_lambda_returns_are_gae_plus_values(target, lambda_, mask_mode):
-    case = random_case(LAMBDA, *choose_shape(target), valid=0.8, lambda_=lambda_, mask_mode=mask_mode)
-    assert_close(run_case(case, target)[0], run_gae(case, target)[1])
-
-
-@pytest.mark.parametrize("mask_mode", ["skip", "reset"])
-@pytest.mark.parametrize("form", ["dense", "next_values"])
-@pytest.mark.parametrize("lambda_", [0.0, 0.9, 1.0])
-def test_on_policy_vtrace_is_gae(target, lambda_, form, mask_mode):
-    case = with_form(random_case(VTRACE, *choose_shape(target), valid=0.8, lambda_=lambda_, mask_mode=mask_mode), form)
-    case = case.replace(log_ratios=np.zeros(case.shape))
-    advantages, returns = run_gae(case, target)
-    targets = run_case(case, target)[0]
-    assert_close(targets, returns)
-    assert_close(targets - torch.as_tensor(np.where(case.valid, case["values"], 0.0)).float(), advantages)
-
-
-def test_lambda_0_is_the_one_step_error(target):
-    num_envs, num_steps = choose_shape(target)
-    edge = np.arange(float(num_envs))
-    case = random_case(GAE, num_envs, num_steps, term=0.2, truncated=None, lambda_=0.0, bootstrap_values=edge)
-    following = np.append(case["values"][:, 1:], edge[:, None], axis=1)
-    expected = case["rewards"] + 0.99 * np.where(case["terminated"], 0, following) - case["values"]
-    assert_close(run_case(case, target)[0], expected)
-
-
-def test_lambda_1_telescopes_to_monte_carlo(target):
-    """The values inside an episode cancel: what is left are rewards and the value at its end."""
-    case = random_case(LAMBDA, *choose_shape(target), lambda_=1.0)
-    returns = run_case(Case(DISCOUNTED, case.replace(values=None, lambda_=None).args), target)[0]
-    assert_close(run_case(case, target)[0], returns)
-    advantages, targets = run_case(Case(GAE, case.args), target)
-    assert_close(targets, returns)
-    assert_close(advantages, returns.double() - torch.as_tensor(case["values"]))
-    on_policy = case.replace(log_ratios=np.zeros(case.shape))
-    assert_close(run_case(Case(VTRACE, on_policy.args), target)[0], returns)
-    next_inputs = np.where(case["truncated"], case["bootstrap_values"], np.roll(case["values"], -1, axis=1))
-    next_inputs[:, -1] = case["bootstrap_values"][:, -1]
-    chain = on_policy.replace(q_values=case["values"], expected_next_q=next_inputs, values=None, bootstrap_values=None)
-    assert_close(run_case(Case(RETRACE, chain.args), target)[0], returns)
-
-
-def test_equal_bars_make_the_vtrace_advantage_the_error(target):
-    for bar in (0.5, 1.0, 2.0):
-        for form in ("dense", "next_values"):
-            case = with_form(random_case(VTRACE, *choose_shape(target), rho_bar=bar, c_bar=bar, lambda_=1.0), form)
-            targets, advantages = run_case(case, target)
-            assert_close(advantages, targets.double() - torch.as_tensor(case["values"]), rtol=3e-6)
-
-
-def test_on_policy_retrace_of_state_values_is_the_lambda_return(target):
-    """Where Q does not depend on the action."""
-    case = with_form(random_case(LAMBDA, *choose_shape(target), lambda_=0.9), "next_values")
-    chain = case.replace(q_values=np.roll(case["next_values"], 1, axis=1), expected_next_q=case["next_values"])
-    chain = chain.replace(next_values=None, log_ratios=np.zeros(case.shape))
-    assert_close(run_case(Case(RETRACE, chain.args), target)[0], run_case(case, target)[0])
-
-
-def test_a_small_lambda_is_close_to_none(target):
-    """However little credit flows, the advantage looks one whole step ahead."""
-    for estimator in OFF_POLICY:
-        for lambda_ in (1e-2, 1e-4, 1e-8, 1e-30):
-            check_case(random_case(estimator, *choose_shape(target), lambda_=lambda_, rho_bar=2.0), target)
+# --- extremes, layouts ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -495,17 +414,6 @@ def test_extreme_ratios(target, estimator):
         check_case(case.replace(rho_bar_pg=0.5), target)
 
 
-def test_log_probabilities_are_subtracted(target):
-    for estimator in OFF_POLICY:
-        case = with_log_probs(random_case(estimator, 4, 16))
-        ratios = (case["target_log_probs"].astype(np.float32) - case["behaviour_log_probs"].astype(np.float32)).astype(
-            float
-        )
-        other = case.replace(target_log_probs=None, behaviour_log_probs=None, log_ratios=ratios)
-        for one, two in zip(run_case(case, target), run_case(other, target), strict=True):
-            assert_close(one, two)
-
-
 @pytest.mark.parametrize("num_actions", [1, 2, 5, 18, 33, 300])
 def test_any_number_of_actions(target, num_actions):
     rng = np.random.default_rng(0)
@@ -523,34 +431,6 @@ def test_any_number_of_actions(target, num_actions):
 
 def sum_expectation(next_action_probs, next_q_values, **_):
     return ((next_action_probs * next_q_values).sum(-1),)
-
-
-def split_case(case, at):
-    """The two rollouts that a split makes."""
-    return case.map_arrays(lambda x: x[:, :at].copy()), case.map_arrays(lambda x: x[:, at:])
-
-
-@pytest.mark.parametrize("flag", ["terminated", "truncated"])
-@pytest.mark.parametrize("estimator", (*BACKWARD, *FORWARD), ids=get_name)
-def test_splitting_a_rollout_at_a_done_step_changes_nothing(target, estimator, flag):
-    case = random_case(estimator, *choose_shape(target))
-    case["dones" if estimator is PREFIX else flag][:, 9] = True
-    pieces = [run_case(part, target) for part in split_case(case, 10)]
-    for whole, *halves in zip(run_case(case, target), *pieces, strict=True):
-        assert_close(whole, torch.cat(halves, dim=1))
-
-
-@pytest.mark.parametrize("at", [1, 10, 14])
-@pytest.mark.parametrize("estimator", [GAE, LAMBDA, VTRACE, RETRACE], ids=get_name)
-def test_splitting_a_rollout_anywhere_changes_nothing_for_lambda_0(target, estimator, at):
-    """The first result; a target of the next step, which the others look at, is replaced by a value at a cut."""
-    case = random_case(estimator, *choose_shape(target), lambda_=0.0)
-    first, second = split_case(case, at)
-    if estimator is not RETRACE:
-        at_cut = np.where(case["truncated"], case["bootstrap_values"], np.roll(case["values"], -1, axis=1))
-        first["bootstrap_values"][:, -1] = at_cut[:, at - 1]
-    pieces = [run_case(part, target)[0] for part in (first, second)]
-    assert_close(run_case(case, target)[0], torch.cat(pieces, dim=1))
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=get_name)
@@ -583,63 +463,6 @@ def test_wide_layouts_agree(target, estimator, mask_mode):
     if target.interpreted:
         pytest.skip("too wide for the interpreter")
     assert_layouts_agree(target, estimator, mask_mode, 1037, 0.7)
-
-
-@pytest.mark.parametrize("estimator", (*BACKWARD, *FORWARD), ids=get_name)
-def test_skipping_a_step_is_deleting_it(target, estimator):
-    case, keep = random_case(estimator, 4, 16), np.random.default_rng(0).random(16) < 0.6
-    masked, short = case.replace(mask=np.tile(keep, (4, 1))), case.map_arrays(lambda x: x[:, keep])
-    for one, other in zip(run_case(masked, target), run_case(short, target), strict=True):
-        assert_close(one[:, torch.as_tensor(keep)], other)
-
-
-@pytest.mark.parametrize("estimator", BACKWARD, ids=get_name)
-def test_a_zero_discount_severs_like_a_termination(target, estimator):
-    case = random_case(estimator, 4, 16, term=0.2)
-    as_discount = case.replace(terminated=None, gamma=np.where(case["terminated"], 0.0, 0.99))
-    for one, other in zip(run_case(case, target), run_case(as_discount, target), strict=True):
-        assert_close(one, other)
-
-
-@pytest.mark.parametrize("estimator", BACKWARD, ids=get_name)
-def test_a_tensor_of_one_discount_is_that_discount(target, estimator):
-    case = random_case(estimator, 4, 16)
-    for one, other in zip(
-        run_case(case, target), run_case(case.replace(gamma=np.full((4, 16), 0.99)), target), strict=True
-    ):
-        assert_close(one, other)
-
-
-# --- masks as language models use them --------------------------------------------------------------------------------
-
-
-def verl_gae(rewards, values, response_mask, gamma, lam):
-    """verl's compute_gae_advantage_return before it whitens, the mask multiplied in."""
-    next_values, last_gae_lam, reversed_advantages = 0, 0, []
-    for t in reversed(range(rewards.shape[-1])):
-        delta = rewards[:, t] + gamma * next_values - values[:, t]
-        gae_lam = delta + gamma * lam * last_gae_lam
-        next_values = values[:, t] * response_mask[:, t] + (1 - response_mask[:, t]) * next_values
-        last_gae_lam = gae_lam * response_mask[:, t] + (1 - response_mask[:, t]) * last_gae_lam
-        reversed_advantages.append(last_gae_lam)
-    advantages = np.stack(reversed_advantages[::-1], axis=1)
-    return advantages, advantages + values
-
-
-def test_skipping_agrees_with_verl(target):
-    """Responses with holes where the environment speaks, and padding behind; a finite horizon, so a bootstrap of 0."""
-    rng = np.random.default_rng(0)
-    length = 16 if target.interpreted else 33
-    case = random_case(LAMBDA, 8, length, term=None, trunc=None, gamma=0.99, lambda_=0.9, bootstrap_values=0.0)
-    mask = rng.random(case.shape) < 0.7
-    mask[np.arange(length) >= rng.integers(5, length, (8, 1))] = False
-    mask[0], mask[1, :] = True, np.arange(length) < 7
-    case = case.replace(mask=mask)
-    want_advantages, want_returns = verl_gae(case["rewards"], case["values"], mask.astype(float), 0.99, 0.9)
-    assert_close(run_case(case, target)[0], want_returns * mask)
-    assert_close(run_gae(case, target)[0], want_advantages * mask)
-    on_policy = Case(VTRACE, case.replace(log_ratios=np.zeros(case.shape)).args)
-    assert_close(run_case(on_policy, target)[0], want_returns * mask)
 
 
 # --- the forms of the arguments ---------------------------------------------------------------------------------------
@@ -696,15 +519,6 @@ def test_defaults(estimator):
 def test_two_results_have_names(estimator, kind):
     result = estimator.function(**Call(random_case(estimator, 2, 3)).kwargs, backend="reference")
     assert type(result) is kind and result._fields == estimator.outputs
-
-
-def test_forms_of_a_decay(target):
-    """One number per call, step, feature or element."""
-    rng = np.random.default_rng(0)
-    x, vector, steps = rng.standard_normal((4, 6, 3)), rng.random(3), rng.random((4, 6))
-    for time_dim in (-1, 0):
-        for decay in (0.5, Vector(vector), steps, np.broadcast_to(steps[..., None], x.shape).copy()):
-            check_case(Case(TRACES, {"x": x, "decay": decay}), target, How(time_dim=time_dim))
 
 
 @pytest.mark.parametrize("shape", [(0, 0), (0, 5), (5, 0)])

@@ -39,6 +39,7 @@ from rl_triton_core.testing import assert_close
 
 FEWER = settings(max_examples=max(16, settings.default.max_examples // 6))  # than elsewhere, of each estimator
 ALL = pytest.mark.parametrize("estimator", ESTIMATORS, ids=get_name)
+INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 
 
 @ALL
@@ -164,7 +165,8 @@ def check_layouts(target, estimator, time_dim, hows):
             assert torch.allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("flag_dtype", [torch.uint8, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.covering
+@pytest.mark.parametrize("flag_dtype", [*INTEGERS, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("estimator", (*BACKWARD, *FORWARD), ids=get_name)
 def test_flags_of_any_type(target, estimator, flag_dtype):
     """They mean what bool flags mean; of integers, any nonzero value counts."""

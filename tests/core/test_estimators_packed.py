@@ -287,22 +287,6 @@ def test_nothing_crosses_from_one_sequence_to_another(target, estimator):
 
 
 @ALL
-def test_packed_is_padded_without_the_padding(target, estimator):
-    lengths = (5, 2, 7, 1)
-    case = make_packed_case(estimator, lengths)
-    mask = np.arange(7) < np.array(lengths)[:, None]
-
-    def pad_sequences(x):
-        padded = np.full((4, 7), np.nan if x.dtype == float else True, dtype=x.dtype)
-        padded[mask] = x[0]
-        return padded
-
-    on_their_own = run_case(case.map_arrays(pad_sequences).replace(mask=mask), target)
-    for got, padded in zip(run_packed(case, lengths, target), on_their_own, strict=True):
-        assert_close(got, padded[torch.as_tensor(mask)])
-
-
-@ALL
 def test_out(target, estimator):
     lengths = LENGTHS["ragged"]
     case = make_packed_case(estimator, lengths)

@@ -71,7 +71,7 @@ def test_the_error_is_at_most_twice_that_of_a_serial_float32_loop(target, estima
 
 
 @pytest.mark.parametrize("clips", [(1.0, 1.0), (4.0, 1.0), (1.0, 0.05), (1e3, 1e3)], ids=str)
-@pytest.mark.parametrize("lambda_", [0.0, 0.01, 0.9])
+@pytest.mark.parametrize("lambda_", [0.0, 1e-30, 0.01, 0.9])
 @pytest.mark.parametrize("estimator", OFF_POLICY, ids=get_name)
 def test_no_digits_are_lost_in_advantages(target, estimator, lambda_, clips):
     """Neither where little credit flows nor where the clips differ: nothing is divided by a small trace."""

@@ -102,14 +102,33 @@ def test_linear_recurrence(reverse, features):
 
 
 @pytest.mark.parametrize("mask_mode", ["skip", "reset"])
-def test_boundaries_are_those_of_gae(mask_mode):
-    """The lambda-return is GAE's advantage plus the value; GAE's table finds the boundaries in a way of its own."""
+@pytest.mark.parametrize("lambda_", [0.0, 0.9, 1.0])
+def test_identities(lambda_, mask_mode):
+    """On-policy V-Trace, and Retrace where Q is V, are the lambda-return: GAE's advantage plus the value.
+
+    GAE's table finds the boundaries in a way of its own. With lambda = 0 it is the one-step return, with lambda = 1 the
+    discounted return.
+    """
     for term, trunc in FLAG_PAIRS:
-        case = random_case(LAMBDA, 5, 17, term=term, trunc=trunc, valid=0.7, mask_mode=mask_mode)
-        args = {**case.args, "bootstrap": case.dense}
+        case = random_case(
+            LAMBDA, 5, 17, term=term, trunc=trunc, valid=0.7, mask_mode=mask_mode, lambda_=lambda_, gamma=0.97
+        )
+        returns, args = case.expected()[0], {**case.args, "bootstrap": case.dense}
         del args["bootstrap_values"]
-        for oracle in (oracles.gae, oracles.gae_by_trajectory):
-            np.testing.assert_allclose(case.expected()[0], oracle(**args)[1], rtol=1e-12, atol=1e-12)
+        ratios = {"log_ratios": np.zeros(case.shape)}
+        same = [oracles.gae(**args)[1], oracles.gae_by_trajectory(**args)[1], oracles.vtrace(**args, **ratios)[0]]
+        if lambda_ == 0:
+            same.append(oracles.nstep_returns(**{x: y for x, y in args.items() if x != "lambda_"}, n=1)[0])
+        if lambda_ == 1:
+            plain = {name: x for name, x in args.items() if name not in ("values", "lambda_")}
+            same.append(oracles.discounted_returns(**plain)[0])
+        for other in same:
+            np.testing.assert_allclose(returns, other, rtol=1e-12, atol=1e-12)
+        values = with_form(random_case(LAMBDA, 5, 17, term=term, trunc=trunc, lambda_=lambda_), "next_values")
+        q_values, chain = np.roll(values["next_values"], 1, axis=1), {**values.args, **ratios}
+        chain["expected_next_q"] = chain.pop("next_values")
+        retrace = oracles.retrace(q_values=q_values, **chain)[0]
+        np.testing.assert_allclose(values.expected()[0], retrace, rtol=1e-12, atol=1e-12)
 
 
 def test_literal_numbers_of_gae():

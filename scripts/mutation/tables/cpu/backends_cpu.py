@@ -33,7 +33,7 @@ MUTANTS = [
         "nothing is recorded",
         "problem.cu_seqlens is None",
         "False",
-        tests="fast_path and on_the_cpu",
+        tests="fast_path and repeated_calls and cpu",
     ),
     Mutant(
         "offsets are not checked anew",
@@ -45,7 +45,7 @@ MUTANTS = [
         "every number is recorded anew",
         "walk(tuple([x.data_ptr() for x in call.tensors]), untrace(numbers))",
         "walk(tuple([x.data_ptr() for x in call.tensors]), numbers)",
-        tests="test_repeated_calls_on_the_cpu",
+        tests="fast_path and repeated_calls and cpu",
     ),
     Mutant(
         "last chunk dropped",

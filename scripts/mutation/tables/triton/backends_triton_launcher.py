@@ -9,7 +9,7 @@ MUTANTS = [
         "launcher: no call is repeated",
         "get_device() != index",
         "True",
-        tests="fast_path and like_calls",
+        tests="fast_path and repeated_calls and cuda",
     ),
     Mutant(
         "launcher: always the same stream",

@@ -32,7 +32,7 @@ from ray.rllib.core.learner.learner import ENTROPY_KEY, POLICY_LOSS_KEY, VF_LOSS
 from ray.rllib.evaluation.postprocessing import Postprocessing
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from ray.rllib.utils.minibatch_utils import MiniBatchCyclicIterator
-from ray.rllib.utils.torch_utils import explained_variance
+from ray.rllib.utils.torch_utils import clip_gradients, explained_variance
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -63,8 +63,7 @@ class LossParts(NamedTuple):
 
     loss: PPOLoss
     values: Tensor | None
-    targets: Tensor
-    mask: Tensor | None
+    columns: Any
 
 
 class FusedLossMixin:
@@ -143,25 +142,35 @@ class FusedLossMixin:
             )
             return own
         values = None
-        if config.use_critic:
+        if self.uses_critic(config):
             module = self.module[module_id].unwrapped()
             values = module.compute_values(batch, embeddings=fwd_out.get(Columns.EMBEDDINGS))
         inputs = fwd_out[Columns.ACTION_DIST_INPUTS]
-        loss = self._compute_fused_loss(module_id, config, head, inputs, values, batch)
+        columns = self.build_loss_columns(module_id, config, batch, values)
+        loss = self._compute_fused_loss(module_id, config, head, inputs, values, columns)
         self._last_losses[module_id] = LossParts(
-            loss._replace(loss=loss.loss.detach()),
-            None if values is None else values.detach(),
-            batch[Postprocessing.VALUE_TARGETS],
-            batch.get(Columns.LOSS_MASK),
+            loss._replace(loss=loss.loss.detach()), None if values is None else values.detach(), columns
         )
         if not self._flags.deferred_metrics:
             self._log_losses()
         return loss.loss
 
+    def build_loss_columns(self, module_id: str, config: Any, batch: Any, values: Any) -> Any:
+        """The columns that the loss is computed from: those of the batch."""
+        return batch
+
+    def uses_critic(self, config: Any) -> bool:
+        """Whether the loss has a term for the values."""
+        return bool(config.use_critic)
+
+    def choose_loss_options(self, config: Any) -> dict[str, Any]:
+        """How the loss clips."""
+        return {"clip": config.clip_param, "value_clip": config.vf_clip_param, "value_clip_mode": "rllib"}
+
     def _compute_fused_loss(
-        self, module_id: str, config: Any, head: Head, inputs: Tensor, values: Tensor | None, batch: Any
+        self, module_id: str, config: Any, head: Head, inputs: Tensor, values: Tensor | None, columns: Any
     ) -> PPOLoss:
-        old_inputs = batch[Columns.ACTION_DIST_INPUTS] if config.use_kl_loss else None
+        old_inputs = columns[Columns.ACTION_DIST_INPUTS] if config.use_kl_loss else None
         compute: Callable[..., PPOLoss]
         if head.name == "gaussian":
             old_mean, old_log_std = (None, None) if old_inputs is None else old_inputs.chunk(2, dim=-1)
@@ -169,19 +178,17 @@ class FusedLossMixin:
         else:
             compute = partial(categorical_ppo_loss, inputs, nvec=head.nvec or None, old_logits=old_inputs)
         return compute(
-            batch[Columns.ACTIONS],
-            batch[Columns.ACTION_LOGP],
-            batch[Postprocessing.ADVANTAGES],
+            columns[Columns.ACTIONS],
+            columns[Columns.ACTION_LOGP],
+            columns[Postprocessing.ADVANTAGES],
             values=values,
-            returns=None if values is None else batch[Postprocessing.VALUE_TARGETS],
-            mask=batch.get(Columns.LOSS_MASK),
-            clip=config.clip_param,
+            returns=None if values is None else columns[Postprocessing.VALUE_TARGETS],
+            mask=columns.get(Columns.LOSS_MASK),
             value_coef=config.vf_loss_coeff,
-            value_clip=config.vf_clip_param,
-            value_clip_mode="rllib",
             entropy_coef=self.entropy_coeff_schedulers_per_module[module_id].get_current_value(),
             kl_coef=self.curr_kl_coeffs_per_module[module_id].float() if config.use_kl_loss else 0.0,
             backend=self._flags.backend,
+            **self.choose_loss_options(config),
         )
 
     def _warm_up_loss(self, module_id: str, head: Head) -> None:
@@ -191,7 +198,7 @@ class FusedLossMixin:
         inputs = zeros.new_zeros(2, head.num_inputs)
         num_actions = len(head.nvec) or 1
         indices = torch.zeros(2, num_actions, dtype=torch.int64, device=self._device)
-        batch = {
+        columns = {
             Columns.ACTION_DIST_INPUTS: inputs,
             Columns.ACTIONS: inputs[:, :1] if head.name == "gaussian" else indices if head.nvec else indices[:, 0],
             Columns.ACTION_LOGP: zeros,
@@ -199,10 +206,10 @@ class FusedLossMixin:
             Postprocessing.VALUE_TARGETS: zeros,
             Columns.LOSS_MASK: torch.ones(2, dtype=torch.bool, device=self._device),
         }
-        values = zeros.clone().requires_grad_() if config.use_critic else None
+        values = zeros.clone().requires_grad_() if self.uses_critic(config) else None
         with torch.enable_grad():
             inputs = inputs.clone().requires_grad_()
-            loss = self._compute_fused_loss(module_id, config, head, inputs, values, batch).loss
+            loss = self._compute_fused_loss(module_id, config, head, inputs, values, columns).loss
             torch.autograd.grad(loss, inputs)
 
     def after_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
@@ -217,21 +224,23 @@ class FusedLossMixin:
     def _log_losses(self) -> None:
         """Log the metrics of each module's last loss, which are all that RLlib's window keeps."""
         while self._last_losses:
-            module_id, (loss, values, targets, mask) = self._last_losses.popitem()
-            self.metrics.log_dict(
-                {
-                    POLICY_LOSS_KEY: loss.policy_loss,
-                    VF_LOSS_KEY: loss.value_loss,
-                    LEARNER_RESULTS_VF_LOSS_UNCLIPPED_KEY: compute_unclipped_value_loss(values, targets, mask),
-                    LEARNER_RESULTS_VF_EXPLAINED_VAR_KEY: explained_variance(
-                        targets, targets.new_zeros(()) if values is None else values
-                    ),
-                    ENTROPY_KEY: loss.entropy,
-                    LEARNER_RESULTS_KL_KEY: loss.kl,
-                },
-                key=module_id,
-                window=1,
-            )
+            module_id, parts = self._last_losses.popitem()
+            self.metrics.log_dict(self.build_loss_metrics(module_id, parts), key=module_id, window=1)
+
+    def build_loss_metrics(self, module_id: str, parts: LossParts) -> dict[str, Any]:
+        """What RLlib's loss logs of a module."""
+        loss, values, columns = parts
+        targets, mask = columns[Postprocessing.VALUE_TARGETS], columns.get(Columns.LOSS_MASK)
+        return {
+            POLICY_LOSS_KEY: loss.policy_loss,
+            VF_LOSS_KEY: loss.value_loss,
+            LEARNER_RESULTS_VF_LOSS_UNCLIPPED_KEY: compute_unclipped_value_loss(values, targets, mask),
+            LEARNER_RESULTS_VF_EXPLAINED_VAR_KEY: explained_variance(
+                targets, targets.new_zeros(()) if values is None else values
+            ),
+            ENTROPY_KEY: loss.entropy,
+            LEARNER_RESULTS_KL_KEY: loss.kl,
+        }
 
 
 def find_own_loss(learner_class: type) -> type | None:
@@ -489,6 +498,12 @@ class FusedUpdateMixin(DeferredMetricsMixin):
             for name in names:
                 stock.get_optimizer(module_id, name).step()
 
+    def _get_clip_function(self) -> Callable[..., Tensor | None]:
+        stock: Any = super()
+        clip: Callable[..., Tensor | None] = stock._get_clip_function()
+        wanted = self._flags.enabled and self._flags.fused_optimizer and clip is clip_gradients
+        return clip_gradients_at_once if wanted else clip
+
     def _create_iterator_if_necessary(self, **kwargs: Any) -> Any:
         stock: Any = super()
         iterator = stock._create_iterator_if_necessary(**kwargs)
@@ -500,3 +515,27 @@ class FusedUpdateMixin(DeferredMetricsMixin):
 def are_finite(gradients: list[Tensor]) -> bool:
     """Whether all gradients are finite; False too if their norm overflows."""
     return not gradients or bool(torch.isfinite(torch.stack(torch._foreach_norm(gradients)).sum()))
+
+
+def clip_gradients_at_once(
+    gradients_dict: dict[Any, Tensor | None], *, grad_clip: float | None = None, grad_clip_by: str = "value"
+) -> Tensor | None:
+    """Clip gradients in place as RLlib's `clip_gradients` does; by their global norm, in few operations.
+
+    Args:
+        gradients_dict: Gradients by parameters, None where there is none.
+        grad_clip: What to clip at; None does not clip.
+        grad_clip_by: ``"value"``, ``"norm"`` or ``"global_norm"``.
+
+    Returns:
+        The global norm, if gradients were clipped by it.
+    """
+    gradients = [gradient.detach() for gradient in gradients_dict.values() if gradient is not None]
+    if grad_clip is None or grad_clip_by != "global_norm" or not gradients:
+        norm: Tensor | None = clip_gradients(gradients_dict, grad_clip=grad_clip, grad_clip_by=grad_clip_by)
+        return norm
+    limits = {"neginf": -10e8, "posinf": 10e8}  # RLlib's
+    norms = torch.stack(torch._foreach_norm(gradients)).nan_to_num(**limits)
+    norm = torch.linalg.vector_norm(norms).nan_to_num(**limits)
+    torch._foreach_mul_(gradients, (grad_clip / (norm + 1e-6)).clamp(max=1.0))
+    return norm

@@ -48,6 +48,7 @@ try:
     from ray.rllib.utils.metrics import ALL_MODULES
     from ray.rllib.utils.postprocessing.value_predictions import compute_value_targets
 
+    from rl_triton_adapters._rllib_appo import FusedAPPOLossMixin
     from rl_triton_adapters._rllib_updates import FusedLossMixin, FusedUpdateMixin
 except ImportError as error:
     raise ImportError(
@@ -585,14 +586,15 @@ class _VTraceMixin(_TritonLearnerMixin):
         learner.build()
         if self._flags.enabled:  # an error in the loss would end IMPALA's learner thread, and the algorithm would wait
             self._warm_up()
-        self._log_estimator("V-Trace", self._device)
+        losses = [self.describe_losses()] if isinstance(self, FusedLossMixin) else []
+        self._log_estimator("V-Trace", self._device, *losses)
 
     def uses_triton(self) -> bool:
         """Whether this learner, which is built, computes with `rl_triton_core`."""
         return self._calls_vtrace
 
     def compute_loss_for_module(self, **kwargs: Any) -> torch.Tensor:
-        """The loss of one module: RLlib's own code."""
+        """The loss of one module: RLlib's own code, with our V-Trace."""
         loss: torch.Tensor = self._triton_loss(**kwargs)
         return loss
 
@@ -640,8 +642,8 @@ class TritonIMPALATorchLearner(_VTraceMixin, FusedUpdateMixin, IMPALATorchLearne
     """`IMPALATorchLearner` with our V-Trace. Derive from it to have a learner of your own."""
 
 
-class TritonAPPOTorchLearner(_VTraceMixin, FusedUpdateMixin, APPOTorchLearner):
-    """`APPOTorchLearner` with our V-Trace. Derive from it to have a learner of your own."""
+class TritonAPPOTorchLearner(FusedAPPOLossMixin, _VTraceMixin, FusedUpdateMixin, APPOTorchLearner):
+    """`APPOTorchLearner` with our V-Trace and loss. Derive from it to have a learner of your own."""
 
 
 def _replace_vtrace(method: Any, replacement: Callable[..., Any]) -> MethodType:

@@ -18,21 +18,21 @@ from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.core.distribution.torch.torch_distribution import TorchDiagGaussian
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
-from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from ray.rllib.utils.minibatch_utils import MiniBatchCyclicIterator
+from ray.rllib.utils.torch_utils import clip_gradients
+from updates import POLICY, SPACES, TOLERANCE, assert_same_updates, build_learner, count_calls, update_learner
 
 from rl_triton_adapters import _rllib_updates
 from rl_triton_adapters._optimizers import fuse_optimizer, is_fused
-from rl_triton_adapters._rllib_updates import BatchCycle, SlicedMinibatches, can_slice_minibatches
+from rl_triton_adapters._rllib_updates import (
+    BatchCycle,
+    SlicedMinibatches,
+    can_slice_minibatches,
+    clip_gradients_at_once,
+)
 from rl_triton_adapters.rllib import TritonPPOTorchLearner, enable_triton
 
-POLICY = "default_policy"
-SPACES = {
-    "categorical": gym.spaces.Discrete(3),
-    "gaussian": gym.spaces.Box(-1.0, 1.0, (2,)),
-    "several categorical": gym.spaces.MultiDiscrete([2, 3]),
-}
 OPTIONS = {
     "train_batch_size_per_learner": 100,
     "minibatch_size": 32,
@@ -44,8 +44,6 @@ OPTIONS = {
     "grad_clip": 0.5,
 }
 PARTS = ("fused_loss", "deferred_metrics", "sliced_minibatches", "fused_optimizer")
-TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
-"""Of float32 sums in another order, after a dozen steps of Adam."""
 
 
 def make_config(space, **options):
@@ -55,73 +53,6 @@ def make_config(space, **options):
     )
     config.rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[8], vf_share_layers=True))
     return config.learners(num_learners=0).training(**{**OPTIONS, **options}).debugging(seed=0)
-
-
-def build_learner(config):
-    """A learner with weights that depend on nothing else."""
-    torch.manual_seed(0)
-    return config.build_learner(env=None)
-
-
-def draw_episodes(space, lengths=(30, 40, 29), seed=0):
-    """Random experience: extra model outputs as an env runner sends them, those of a policy a little apart."""
-    rng = np.random.default_rng(seed)
-    num_inputs = {"categorical": 3, "gaussian": 4, "several categorical": 5}[space]
-    SPACES[space].seed(seed)
-    return [
-        SingleAgentEpisode(
-            observations=list(rng.standard_normal((length + 1, 4)).astype(np.float32)),
-            actions=[SPACES[space].sample() for _ in range(length)],
-            rewards=list(rng.standard_normal(length)),
-            terminated=bool(i % 2),
-            len_lookback_buffer=0,
-            extra_model_outputs={
-                "action_logp": list(rng.normal(-1.5, 0.3, length).astype(np.float32)),
-                "action_dist_inputs": list(rng.normal(0, 0.3, (length, num_inputs)).astype(np.float32)),
-                "weights_seq_no": [i] * length,
-            },
-        ).to_numpy()
-        for i, length in enumerate(lengths)
-    ]
-
-
-def flatten_metrics(results, path=()):
-    """Values of nested metrics by their paths, but for what measures time."""
-    found = {}
-    for name, x in results.items():
-        if isinstance(x, dict):
-            found |= flatten_metrics(x, (*path, name))
-        elif "timer" not in name and "rl_triton" not in name and "connector" not in path:
-            found[(*path, name)] = float(x.peek())
-    return found
-
-
-def update_learner(config, space, updates=2, learner=None):
-    """The metrics of each update, and the last weights, on the same episodes and draws."""
-    learner = learner or build_learner(config)
-    np.random.seed(0)  # noqa: NPY002
-    metrics = []
-    for i in range(updates):
-        results = learner.update(
-            episodes=draw_episodes(space, seed=i),
-            timesteps={"num_env_steps_sampled_lifetime": 100 * i},
-            minibatch_size=config.minibatch_size,
-            num_epochs=config.num_epochs,
-            shuffle_batch_per_epoch=True,
-        )
-        metrics.append({k: v for k, v in flatten_metrics(results).items() if "learner_connector" not in k})
-    return metrics, learner.module[POLICY].get_state(), np.random.random()  # noqa: NPY002
-
-
-def assert_same_updates(stock, ours):
-    """The same names and values of metrics, the same weights, the same number of draws."""
-    for want, got in zip(stock[0], ours[0], strict=True):
-        assert set(got) == set(want)
-        for name, value in want.items():
-            np.testing.assert_allclose(got[name], value, **TOLERANCE, err_msg=str(name))
-    for name, weight in stock[1].items():
-        np.testing.assert_allclose(ours[1][name], weight, **TOLERANCE, err_msg=name)
-    assert ours[2] == stock[2]
 
 
 @pytest.mark.parametrize(
@@ -140,18 +71,6 @@ def test_updates_are_those_of_rllib(space, options):
     learner = build_learner(enable_triton(config))
     assert learner.describe_losses() == "the fused loss of default_policy"
     assert_same_updates(stock, update_learner(config, space, learner=learner))
-
-
-def count_calls(monkeypatch, owner, name):
-    """A list that grows with every call of a method."""
-    calls, method = [], getattr(owner, name)
-
-    def counted(*args, **kwargs):
-        calls.append(name)
-        return method(*args, **kwargs)
-
-    monkeypatch.setattr(owner, name, counted)
-    return calls
 
 
 @pytest.mark.parametrize("off", [None, *PARTS])
@@ -274,6 +193,19 @@ def test_gradients_that_are_not_finite_are_treated_as_rllib_does(skip):
         states.append(learner.module[POLICY].get_state())
     for name, weight in states[0].items():
         np.testing.assert_allclose(states[1][name], weight, **TOLERANCE, err_msg=name)
+
+
+@pytest.mark.parametrize("by", ["global_norm", "norm", "value"])
+@pytest.mark.parametrize("clip", [None, 0.1, 40.0])
+@pytest.mark.parametrize("value", [0.0, 0.5, np.nan, np.inf])
+def test_gradients_are_clipped_as_rllib_does(by, clip, value):
+    found = []
+    for function in (clip_gradients, clip_gradients_at_once):
+        rng = np.random.default_rng(0)
+        gradients = {i: torch.from_numpy(rng.standard_normal(shape)) for i, shape in enumerate([(3,), (2, 4), (1,)])}
+        gradients |= {"other": torch.tensor([value], dtype=torch.float64), "none": None}
+        found.append((function(gradients, grad_clip=clip, grad_clip_by=by), gradients))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop])

@@ -1,0 +1,185 @@
+"""Updates of APPO's learner with the fused loss: RLlib's weights and metrics."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("ray.rllib")
+
+from ray.rllib.algorithms.appo import APPOConfig
+from ray.rllib.algorithms.appo.torch.appo_torch_learner import APPOTorchLearner
+from ray.rllib.algorithms.appo.torch.default_appo_torch_rl_module import DefaultAPPOTorchRLModule
+from ray.rllib.core.distribution.torch.torch_distribution import TorchDiagGaussian
+from ray.rllib.core.learner.learner import Learner
+from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
+from updates import (
+    POLICY,
+    SPACES,
+    assert_same_updates,
+    build_learner,
+    count_calls,
+    draw_episodes,
+    flatten_metrics,
+    update_learner,
+)
+
+from rl_triton_adapters import _rllib_updates
+from rl_triton_adapters._rllib_appo import compute_masked_mean, restore_layout
+from rl_triton_adapters.rllib import TritonAPPOTorchLearner, enable_triton
+
+OPTIONS = {
+    "train_batch_size_per_learner": 100,
+    "lr": 3e-3,
+    "vf_loss_coeff": 0.7,
+    "grad_clip": 0.5,
+    "clip_param": 0.2,
+    "circular_buffer_num_batches": 1,
+    "circular_buffer_iterations_per_batch": 1,
+    "target_network_update_freq": 2,
+}
+"""The target network lags one or two updates."""
+FAR = {"updates": 5, "spread": 1.0}
+"""Some updates on the experience of a policy so far away that importance ratios are clipped, above and below."""
+LSTM = DefaultModelConfig(fcnet_hiddens=[8], use_lstm=True, lstm_cell_size=4, max_seq_len=7)
+
+
+@pytest.fixture
+def make_learner():
+    """A function that builds learners, whose threads end with the test."""
+    learners = []
+
+    def make(config):
+        learners.append(build_learner(config))
+        return learners[-1]
+
+    yield make
+    for learner in learners:
+        learner.shutdown()
+
+
+def make_config(space, model=None, **options):
+    """A config of a small learner; the last row of its batches is padded."""
+    config = APPOConfig().environment(
+        observation_space=gym.spaces.Box(-np.inf, np.inf, (4,)), action_space=SPACES[space]
+    )
+    config.rl_module(model_config=model or DefaultModelConfig(fcnet_hiddens=[8]))
+    config.env_runners(rollout_fragment_length=8)
+    return config.learners(num_learners=0).training(**{**OPTIONS, **options}).debugging(seed=0)
+
+
+@pytest.mark.parametrize(
+    ("space", "options"),
+    [
+        ("categorical", {"entropy_coeff": [[0, 0.1], [100, 0.01]], "lr": [[0, 1e-2], [100, 1e-3]]}),
+        ("gaussian", {"use_kl_loss": True, "kl_coeff": 1.0, "kl_target": 1e-4, "tau": 0.5}),
+        ("several categorical", {"use_kl_loss": True, "num_epochs": 2, "minibatch_size": 40}),
+        ("categorical", {"use_kl_loss": True, "model": LSTM, "grad_clip": None}),
+        ("gaussian", {"vtrace_clip_rho_threshold": 2.0, "vtrace_clip_pg_rho_threshold": None, "grad_clip_by": "norm"}),
+    ],
+    ids=["categorical-schedules", "gaussian-kl", "several-categorical-minibatches", "lstm", "gaussian-thresholds"],
+)
+def test_updates_are_those_of_rllib(space, options, make_learner):
+    config = make_config(space, **options)
+    stock = update_learner(config, space, learner=make_learner(config), **FAR)
+    learner = make_learner(enable_triton(config))
+    assert learner.describe_losses() == "the fused loss of default_policy"
+    assert_same_updates(stock, update_learner(config, space, learner=learner, **FAR))
+    ratios = [metrics[POLICY, "mean_IS"] for metrics in stock[0]]
+    assert 0.1 < min(ratios) < max(ratios) < 1.9  # some are clipped, others are not
+    assert stock[0][-1][POLICY, "num_target_updates"] > 0
+    assert (max(x[POLICY, "mean_kl_loss"] for x in stock[0]) > 1e-5) == bool(options.get("use_kl_loss"))
+
+
+@pytest.mark.parametrize("off", [None, "fused_loss", "deferred_metrics", "fused_optimizer"])
+def test_each_part_is_off_by_its_own_flag(off, make_learner, monkeypatch):
+    config = make_config("categorical", num_epochs=2, minibatch_size=40, use_kl_loss=True)
+    stock = update_learner(config, "categorical", learner=make_learner(config))
+    flags = {} if off is None else {f"rl_triton_{off}": False}
+    learner = make_learner(enable_triton(config).learners(learner_config_dict=flags))
+    losses = count_calls(monkeypatch, _rllib_updates, "categorical_ppo_loss")
+    clips = count_calls(monkeypatch, _rllib_updates, "clip_gradients_at_once")
+    logs = count_calls(monkeypatch, learner.metrics, "log_dict")
+    assert_same_updates(stock, update_learner(config, "categorical", learner=learner))
+    assert bool(losses) == (off != "fused_loss")
+    assert bool(clips) == (off != "fused_optimizer")
+    assert (len(logs) > 4) == (off in ("fused_loss", "deferred_metrics"))
+
+
+def test_modules_have_losses_and_coefficients_of_their_own(make_learner):
+    config = make_config("gaussian", use_kl_loss=True, kl_target=1e-4)
+    single = make_learner(config)
+    batches = {}
+    for seed, name in enumerate("ab"):
+        episodes = draw_episodes("gaussian", seed=seed)
+        columns = single._learner_connector(rl_module=single.module, batch={}, episodes=episodes, shared_data={})
+        batches[name] = SampleBatch(columns[POLICY])
+    overrides = {"b": APPOConfig.overrides(use_kl_loss=False, clip_param=0.05, entropy_coeff=0.3)}
+    config.multi_agent(policies={"a", "b"}, algorithm_config_overrides_per_module=overrides)
+
+    def update_both(config):
+        learner = make_learner(config)
+        found = [Learner.update(learner, batch=MultiAgentBatch(batches, 99), timesteps={}) for _ in range(3)]
+        weights = {(name, key): x for name, state in learner.module.get_state().items() for key, x in state.items()}
+        return [flatten_metrics(results) for results in found], weights, None
+
+    stock = update_both(config)
+    assert stock[0][-1]["a", "mean_kl_loss"] > 0 == stock[0][-1]["b", "mean_kl_loss"]
+    assert_same_updates(stock, update_both(enable_triton(config)))
+
+
+class OwnGaussian(TorchDiagGaussian):
+    """A distribution that is not RLlib's."""
+
+    def entropy(self):
+        return 2 * super().entropy()
+
+
+class OwnModule(DefaultAPPOTorchRLModule):
+    """A module with it."""
+
+    def get_train_action_dist_cls(self):
+        return OwnGaussian
+
+
+def test_another_distribution_has_the_loss_of_rllib(make_learner):
+    config = make_config("gaussian").rl_module(rl_module_spec=RLModuleSpec(module_class=OwnModule))
+    stock = update_learner(config, "gaussian", learner=make_learner(config))
+    learner = make_learner(enable_triton(config))
+    assert learner.describe_losses() == "RLlib's loss of default_policy (OwnGaussian)"
+    assert_same_updates(stock, update_learner(config, "gaussian", learner=learner))
+
+
+def own_loss(learner_class):
+    """A learner class with a term of its own beside the loss."""
+
+    class Own(learner_class):
+        def compute_loss_for_module(self, *, fwd_out, **kwargs):
+            loss = super().compute_loss_for_module(fwd_out=fwd_out, **kwargs)
+            return loss + 0.1 * fwd_out["action_dist_inputs"].square().mean()
+
+    return Own
+
+
+def test_a_loss_of_ones_own_may_call_the_fused_one(make_learner, caplog):
+    config = make_config("gaussian")
+    stock = config.copy().learners(learner_class=own_loss(APPOTorchLearner))
+    stock = update_learner(config, "gaussian", learner=make_learner(stock))
+    config = enable_triton(config.learners(learner_class=own_loss(TritonAPPOTorchLearner)))
+    with caplog.at_level("INFO", logger="ray.rllib.rl_triton"):
+        learner = make_learner(config)
+    assert caplog.messages[-1].endswith("; the loss of Own, which may call the fused one")
+    assert_same_updates(stock, update_learner(config, "gaussian", learner=learner))
+
+
+def test_what_stands_in_masked_slots_is_not_read():
+    x = torch.tensor([1.0, torch.nan, 3.0])
+    assert compute_masked_mean(x, torch.tensor([True, False, True])) == 2
+
+
+def test_the_layout_is_restored_without_the_padding():
+    rows = torch.arange(6.0).view(2, 3)
+    assert restore_layout(rows.T, torch.Size([5])).tolist() == [0, 1, 2, 3, 4]
+    assert torch.equal(restore_layout(rows.T, rows.shape), rows)

@@ -1,0 +1,96 @@
+"""Updates of a learner alone, and what they are compared by."""
+
+import gymnasium as gym
+import numpy as np
+import torch
+from ray.rllib.core.learner.learner import Learner
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+
+POLICY = "default_policy"
+SPACES = {
+    "categorical": gym.spaces.Discrete(3),
+    "gaussian": gym.spaces.Box(-1.0, 1.0, (2,)),
+    "several categorical": gym.spaces.MultiDiscrete([2, 3]),
+}
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
+"""Of float32 sums in another order, after a dozen steps of Adam."""
+
+
+def build_learner(config):
+    """A learner with weights that depend on nothing else."""
+    torch.manual_seed(0)
+    return config.build_learner(env=None)
+
+
+def draw_episodes(space, lengths=(30, 40, 29), seed=0, spread=0.3):
+    """Random experience: extra model outputs as an env runner sends them, those of a policy that is so far apart."""
+    rng = np.random.default_rng(seed)
+    num_inputs = {"categorical": 3, "gaussian": 4, "several categorical": 5}[space]
+    SPACES[space].seed(seed)
+    return [
+        SingleAgentEpisode(
+            observations=list(rng.standard_normal((length + 1, 4)).astype(np.float32)),
+            actions=[SPACES[space].sample() for _ in range(length)],
+            rewards=list(rng.standard_normal(length)),
+            terminated=bool(i % 2),
+            len_lookback_buffer=0,
+            extra_model_outputs={
+                "action_logp": list(rng.normal(-1.5, spread, length).astype(np.float32)),
+                "action_dist_inputs": list(rng.normal(0, spread, (length, num_inputs)).astype(np.float32)),
+                "weights_seq_no": [i] * length,
+            },
+        ).to_numpy()
+        for i, length in enumerate(lengths)
+    ]
+
+
+def flatten_metrics(results, path=()):
+    """Values of nested metrics by their paths, but for what measures time."""
+    found = {}
+    for name, x in results.items():
+        if isinstance(x, dict):
+            found |= flatten_metrics(x, (*path, name))
+        elif "timer" not in name and "rl_triton" not in name and "connector" not in path:
+            found[(*path, name)] = float(x.peek())
+    return found
+
+
+def update_learner(config, space, updates=2, learner=None, **options):
+    """The metrics of each update, the last weights, and a number, on the same episodes and draws."""
+    learner = learner or build_learner(config)
+    np.random.seed(0)  # noqa: NPY002
+    metrics = []
+    for i in range(updates):
+        results = Learner.update(  # that of IMPALA and APPO leaves it to a thread
+            learner,
+            episodes=draw_episodes(space, seed=i, **options),
+            timesteps=dict.fromkeys(("num_env_steps_sampled_lifetime", "num_env_steps_trained_lifetime"), 100 * i),
+            minibatch_size=config.minibatch_size,
+            num_epochs=config.num_epochs,
+            shuffle_batch_per_epoch=True,
+        )
+        metrics.append({k: v for k, v in flatten_metrics(results).items() if "learner_connector" not in k})
+    return metrics, learner.module[POLICY].get_state(), np.random.random()  # noqa: NPY002
+
+
+def assert_same_updates(stock, ours):
+    """The same names and values of metrics, the same weights, the same number of draws."""
+    for want, got in zip(stock[0], ours[0], strict=True):
+        assert set(got) == set(want)
+        for name, value in want.items():
+            np.testing.assert_allclose(got[name], value, **TOLERANCE, err_msg=str(name))
+    for name, weight in stock[1].items():
+        np.testing.assert_allclose(ours[1][name], weight, **TOLERANCE, err_msg=str(name))
+    assert ours[2] == stock[2]
+
+
+def count_calls(monkeypatch, owner, name):
+    """A list that grows with every call of a method."""
+    calls, method = [], getattr(owner, name)
+
+    def counted(*args, **kwargs):
+        calls.append(name)
+        return method(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, counted)
+    return calls

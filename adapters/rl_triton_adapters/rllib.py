@@ -593,9 +593,19 @@ class _VTraceMixin(_TritonLearnerMixin):
         """Whether this learner, which is built, computes with `rl_triton_core`."""
         return self._calls_vtrace
 
-    def compute_loss_for_module(self, **kwargs: Any) -> torch.Tensor:
-        """The loss of one module: RLlib's own code, with our V-Trace."""
-        loss: torch.Tensor = self._triton_loss(**kwargs)
+    def compute_loss_for_module(self, *, module_id: str, config: Any, batch: Any, fwd_out: Any) -> torch.Tensor:
+        """The loss of one module: RLlib's own code, with our V-Trace.
+
+        Args:
+            module_id: Name of the module.
+            config: Config of the module.
+            batch: Minibatch of the module.
+            fwd_out: What its `forward_train` returned.
+
+        Returns:
+            The loss, a tensor without dimensions.
+        """
+        loss: torch.Tensor = self._triton_loss(module_id=module_id, config=config, batch=batch, fwd_out=fwd_out)
         return loss
 
     def _used_triton(self) -> bool:

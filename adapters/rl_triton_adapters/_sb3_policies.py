@@ -6,29 +6,38 @@ from math import log, pi, sqrt
 from typing import Any
 
 import torch
-from stable_baselines3.common.distributions import (
-    CategoricalDistribution,
-    DiagGaussianDistribution,
-    MultiCategoricalDistribution,
-)
-from stable_baselines3.common.policies import ActorCriticPolicy
 from torch import Tensor
 from torch.distributions import Distribution
 
 from rl_triton_core.losses import PPOLoss, categorical_ppo_loss, gaussian_ppo_loss, ppo_loss
 
-FUSED_HEADS = (CategoricalDistribution, MultiCategoricalDistribution, DiagGaussianDistribution)
-"""Distributions whose loss is computed from the networks' outputs."""
+HEADS = {
+    "stable_baselines3.common.distributions.CategoricalDistribution": "categorical",
+    "stable_baselines3.common.distributions.MultiCategoricalDistribution": "multicategorical",
+    "stable_baselines3.common.distributions.DiagGaussianDistribution": "gaussian",
+    "sb3_contrib.common.maskable.distributions.MaskableCategoricalDistribution": "categorical",
+    "sb3_contrib.common.maskable.distributions.MaskableMultiCategoricalDistribution": "multicategorical",
+    "sb3_contrib.common.maskable.distributions.MaskableBernoulliDistribution": "multicategorical",
+}
+"""Distributions of actions whose equations are known, by the names of their classes."""
+POLICY_MODULES = ("stable_baselines3.common.policies", "sb3_contrib.common.maskable.policies")
 METHODS = ("forward", "evaluate_actions", "_get_action_dist_from_latent")
 """What a policy must not override for its distribution to be known by its class."""
+MASKED_LOGIT = -1e8
+"""Logit of an action that is masked out, as in sb3-contrib."""
 
 
-def find_head(policy: Any) -> type | None:
-    """Find the class of a policy's distribution of actions; None if the policy has methods of its own."""
-    kind = type(policy)
-    is_plain = all(getattr(kind, name, None) is getattr(ActorCriticPolicy, name) for name in METHODS)
+def find_head(policy: Any) -> str | None:
+    """Find the kind of a policy's distribution of actions; None if it is none of `HEADS` or methods were overridden."""
+    kind, distribution = type(policy), type(policy.action_dist)
+    is_plain = all(getattr(getattr(kind, name, None), "__module__", "") in POLICY_MODULES for name in METHODS)
     is_patched = not vars(policy).keys().isdisjoint(METHODS[1:])
-    return type(policy.action_dist) if is_plain and not is_patched else None
+    return HEADS.get(f"{distribution.__module__}.{distribution.__qualname__}") if is_plain and not is_patched else None
+
+
+def list_sizes(distribution: Any) -> list[int]:
+    """List the numbers of actions of a distribution, one for each of its parts."""
+    return getattr(distribution, "action_dims", None) or [distribution.action_dim]
 
 
 def apply_networks(policy: Any, observations: Any) -> tuple[Tensor, Tensor]:
@@ -45,40 +54,68 @@ def apply_networks(policy: Any, observations: Any) -> tuple[Tensor, Tensor]:
 # -- acting ------------------------------------------------------------------------------------------------------------
 
 
-def apply_policy(policy: Any, observations: Any, deterministic: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+def apply_policy(
+    policy: Any, observations: Any, deterministic: bool = False, action_masks: Any = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return actions, values and log-probabilities: those of the policy's `forward`, bit for bit.
 
     Args:
         policy: The policy.
         observations: Tensor of observations, or a dictionary of them.
         deterministic: Whether to return the likeliest actions instead of drawing them.
+        action_masks: Which actions are allowed, for a policy that takes masks; None for all of them.
     """
-    head = find_head(policy)
-    if deterministic or head not in (CategoricalDistribution, DiagGaussianDistribution):
+    head, distribution = find_head(policy), policy.action_dist
+    has_masks = action_masks is not None
+    if deterministic or head is None or has_masks != hasattr(distribution, "apply_masking"):
         with skip_validation():
-            result: tuple[Tensor, Tensor, Tensor] = type(policy).forward(policy, observations, deterministic)
+            more = {"action_masks": action_masks} if has_masks else {}
+            result: tuple[Tensor, Tensor, Tensor] = type(policy).forward(policy, observations, deterministic, **more)
             return result
     inputs, values = apply_networks(policy, observations)
-    if head is CategoricalDistribution:
-        actions, log_probs = draw_categorical(inputs)
-    else:
+    allowed = torch.as_tensor(action_masks, device=inputs.device).bool().view(inputs.shape) if has_masks else None
+    if head == "gaussian":
         actions, log_probs = draw_gaussian(inputs, policy.log_std)
+    elif head == "categorical":
+        actions, log_probs = draw_categorical(inputs, allowed)
+    else:
+        actions, log_probs = draw_multicategorical(inputs, allowed, list_sizes(distribution))
     return actions.reshape((-1, *policy.action_space.shape)), values, log_probs
 
 
-def draw_categorical(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw actions as `torch.distributions.Categorical` does, and return their log-probabilities too."""
+def draw_categorical(logits: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Draw actions as `torch.distributions.Categorical` does, and return their log-probabilities too.
+
+    Args:
+        logits: Logits, [num_environments, num_actions].
+        allowed: Which actions may be drawn, as sb3-contrib masks them; None for all.
+    """
     log_probs = logits - logits.logsumexp(dim=-1, keepdim=True)
+    if allowed is not None:
+        log_probs = log_probs.masked_fill(~allowed, MASKED_LOGIT)
+        log_probs = log_probs - log_probs.logsumexp(dim=-1, keepdim=True)
     actions = torch.multinomial(torch.softmax(log_probs, dim=-1), 1, replacement=True)
     return actions.squeeze(-1), log_probs.gather(-1, actions).squeeze(-1)
+
+
+def draw_multicategorical(logits: Tensor, allowed: Tensor | None, sizes: list[int]) -> tuple[Tensor, Tensor]:
+    """Draw from several distributions of these sizes, side by side; log-probabilities are summed."""
+    masks = [None] * len(sizes) if allowed is None else torch.split(allowed, sizes, dim=-1)
+    parts = [draw_categorical(*pair) for pair in zip(torch.split(logits, sizes, dim=-1), masks, strict=True)]
+    actions, log_probs = (torch.stack(x, dim=-1) for x in zip(*parts, strict=True))
+    return actions, log_probs.sum(dim=-1)
 
 
 def draw_gaussian(mean: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
     """Draw actions as `torch.distributions.Normal` does, and return their log-probabilities too, summed."""
     std = torch.ones_like(mean) * log_std.exp()
     actions = mean + torch.empty_like(mean).normal_() * std
-    log_probs = -((actions - mean) ** 2) / (2 * std**2) - std.log() - log(sqrt(2 * pi))
-    return actions, log_probs.sum(dim=1)
+    return actions, compute_gaussian_log_probs(actions, mean, std)
+
+
+def compute_gaussian_log_probs(actions: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Compute log-probabilities, summed over the dimensions of actions."""
+    return (-((actions - mean) ** 2) / (2 * std**2) - std.log() - log(sqrt(2 * pi))).sum(dim=1)
 
 
 @contextmanager
@@ -92,32 +129,65 @@ def skip_validation() -> Iterator[None]:
         Distribution.set_default_validate_args(before)
 
 
-# -- the loss ----------------------------------------------------------------------------------------------------------
+# -- losses ------------------------------------------------------------------------------------------------------------
 
 
-def compute_loss(policy: Any, observations: Any, actions: Tensor, **arguments: Any) -> PPOLoss:
+def evaluate_policy(policy: Any, observations: Any, actions: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return values, log-probabilities and entropies of actions: those of the policy's `evaluate_actions`.
+
+    Args:
+        policy: The policy; of one that takes masks, all actions are allowed.
+        observations: Tensor of observations, or a dictionary of them.
+        actions: What the policy's `evaluate_actions` takes.
+    """
+    head = find_head(policy)
+    if head is None:
+        with skip_validation():
+            result: tuple[Tensor, Tensor, Tensor | None] = policy.evaluate_actions(observations, actions)
+            return result
+    inputs, values = apply_networks(policy, observations)
+    if head == "gaussian":
+        std = torch.ones_like(inputs) * policy.log_std.exp()
+        entropy = (0.5 + 0.5 * log(2 * pi) + std.log()).sum(dim=1)
+        return values, compute_gaussian_log_probs(actions, inputs, std), entropy
+    heads = torch.split(inputs, list_sizes(policy.action_dist), dim=1)
+    log_probs, entropies = [], []
+    for logits, action in zip(heads, torch.split(actions.long().view(len(inputs), -1), 1, dim=1), strict=True):
+        everything = torch.log_softmax(logits, dim=1)
+        log_probs.append(everything.gather(1, action))
+        entropies.append(-(everything.exp() * everything).sum(dim=1, keepdim=True))
+    return values, torch.cat(log_probs, dim=1).sum(dim=1), torch.cat(entropies, dim=1).sum(dim=1)
+
+
+def compute_loss(
+    policy: Any, observations: Any, actions: Tensor, action_masks: Tensor | None = None, **arguments: Any
+) -> PPOLoss:
     """Compute PPO's loss and its gradient in one pass, from the networks' outputs where the distribution is known.
 
     Args:
         policy: The policy.
         observations: Tensor of observations, or a dictionary of them.
         actions: What the policy's `evaluate_actions` takes.
+        action_masks: Which actions are allowed, [..., num_actions], for a policy that takes masks.
         arguments: Passed on to `ppo_loss`, `categorical_ppo_loss` or `gaussian_ppo_loss`.
     """
-    if find_head(policy) not in FUSED_HEADS:
+    head = find_head(policy)
+    if head is None:
+        more = () if action_masks is None else (action_masks,)
         with skip_validation():
-            values, log_probs, entropy = policy.evaluate_actions(observations, actions)
+            values, log_probs, entropy = policy.evaluate_actions(observations, actions, *more)
         return ppo_loss(log_probs, entropy=entropy, values=values.flatten(), **arguments)
     inputs, values = apply_networks(policy, observations)
-    return compute_head_loss(policy, inputs, actions, values=values.flatten(), **arguments)
+    if action_masks is not None:
+        inputs = inputs.masked_fill(~action_masks, MASKED_LOGIT)
+    return compute_head_loss(policy, head, inputs, actions, values=values.flatten(), **arguments)
 
 
-def compute_head_loss(policy: Any, inputs: Tensor, actions: Tensor, **arguments: Any) -> PPOLoss:
-    """Compute the loss of a policy whose distribution is one of `FUSED_HEADS`, from the distribution's inputs."""
-    distribution = policy.action_dist
-    if type(distribution) is DiagGaussianDistribution:
+def compute_head_loss(policy: Any, head: str, inputs: Tensor, actions: Tensor, **arguments: Any) -> PPOLoss:
+    """Compute the loss of a policy whose distribution is one of `HEADS`, from the distribution's inputs."""
+    if head == "gaussian":
         return gaussian_ppo_loss(inputs, policy.log_std, actions, **arguments)
-    nvec = distribution.action_dims if type(distribution) is MultiCategoricalDistribution else None
+    nvec = list_sizes(policy.action_dist) if head == "multicategorical" else None
     return categorical_ppo_loss(inputs, actions.long(), nvec=nvec, **arguments)
 
 
@@ -132,12 +202,11 @@ def compile_loss(policy: Any, **arguments: Any) -> None:
     """
     values, constant = torch.zeros(2, requires_grad=True), torch.zeros(2)
     arguments |= dict.fromkeys(("old_log_probs", "advantages", "returns", "old_values"), constant)
-    if find_head(policy) not in FUSED_HEADS:
+    head = find_head(policy)
+    if head is None:
         torch.autograd.grad(ppo_loss(values, entropy=values, values=values, **arguments).loss, values)
         return
-    distribution = policy.action_dist
-    sizes = getattr(distribution, "action_dims", None) or [distribution.action_dim]
-    is_gaussian = type(distribution) is DiagGaussianDistribution
-    actions = torch.zeros(2, sum(sizes) if is_gaussian else len(sizes))
+    sizes = list_sizes(policy.action_dist)
+    actions = torch.zeros(2, sum(sizes) if head == "gaussian" else len(sizes))
     inputs = torch.zeros(2, sum(sizes), requires_grad=True)
-    torch.autograd.grad(compute_head_loss(policy, inputs, actions, values=values, **arguments).loss, inputs)
+    torch.autograd.grad(compute_head_loss(policy, head, inputs, actions, values=values, **arguments).loss, inputs)

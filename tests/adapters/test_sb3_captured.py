@@ -1,4 +1,7 @@
-"""TritonPPO against PPO: on a CPU as it is and with a graph that calls the step again, on a GPU with CUDA's."""
+"""TritonPPO, TritonA2C and TritonMaskablePPO against the stock algorithms.
+
+On a CPU as they are and with a graph that calls the step again, on a GPU with CUDA's.
+"""
 
 import copy
 import os
@@ -13,10 +16,12 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("stable_baselines3")
+pytest.importorskip("sb3_contrib")
 from core.test_capture import AgainGraphs
 from gymnasium import spaces
-from stable_baselines3 import PPO
+from sb3_contrib import MaskablePPO
+from sb3_contrib.common.maskable.buffers import MaskableRolloutBuffer
+from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import Logger
@@ -26,12 +31,15 @@ from torch.distributions import Distribution
 
 from rl_triton_adapters._optimizers import clip_gradients, is_fused
 from rl_triton_adapters._sb3_policies import apply_policy
-from rl_triton_adapters.sb3_captured import TritonPPO
+from rl_triton_adapters.sb3_captured import TritonA2C, TritonPPO
+from rl_triton_adapters.sb3_contrib_captured import TritonMaskablePPO
 from rl_triton_core import capture
 
 GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
 OPTIONS = {"n_steps": 32, "batch_size": 24, "n_epochs": 3, "seed": 0}
 """A short last minibatch."""
+STOCK = {TritonPPO: PPO, TritonA2C: A2C, TritonMaskablePPO: MaskablePPO}
+A2C_OPTIONS = {"n_steps": 32, "seed": 0}
 
 
 class DictCartPole(gym.ObservationWrapper):
@@ -57,6 +65,31 @@ class OtherActions(gym.ActionWrapper):
         return int(action[0])
 
 
+class MaskedActions(gym.ActionWrapper):
+    """CartPole with any actions, of which others are allowed at every step, and at least one of each kind."""
+
+    def __init__(self, space, sizes):
+        super().__init__(gym.make("CartPole-v1"))
+        self.action_space, self.sizes = space, sizes
+        self.rng = np.random.default_rng(0)
+
+    def action(self, action):
+        return int(np.ravel(action)[0]) % 2
+
+    def action_masks(self):
+        masks = [self.rng.random(size) < 0.5 for size in self.sizes]
+        for mask in masks:
+            mask[self.rng.integers(len(mask))] = True
+        return np.concatenate(masks)
+
+
+class NothingAllowed(MaskedActions):
+    """Now and then, no action is allowed."""
+
+    def action_masks(self):
+        return super().action_masks() & (self.rng.random() < 0.9)
+
+
 class OwnPolicy(ActorCriticPolicy):
     """A policy with methods of its own."""
 
@@ -80,18 +113,28 @@ class LikeliestActions(ActorCriticPolicy):
 
 
 APART = {"share_features_extractor": False, "net_arch": [8]}
+LAST = {"learning_rate": lambda x: 1e-3 * x, "clip_range": lambda x: 0.2 * x - 0.01}
+MANY = {"clip_range_vf": 0.2, "ent_coef": 0.01}
 TASKS = {
-    "cartpole": ("MlpPolicy", "CartPole-v1", {}),
-    "pendulum": ("MlpPolicy", "Pendulum-v1", {"clip_range_vf": 0.2, "ent_coef": 0.01}),
-    "dict": ("MultiInputPolicy", DictCartPole, {"normalize_advantage": False}),
-    "schedules": (
+    "cartpole": (TritonPPO, "MlpPolicy", "CartPole-v1", {}),
+    "pendulum": (TritonPPO, "MlpPolicy", "Pendulum-v1", MANY),
+    "dict": (TritonPPO, "MultiInputPolicy", DictCartPole, {"normalize_advantage": False}),
+    "schedules": (TritonPPO, "MlpPolicy", "CartPole-v1", LAST),
+    "several": (TritonPPO, "MlpPolicy", partial(OtherActions, spaces.MultiDiscrete([2, 3])), {"policy_kwargs": APART}),
+    "binary": (TritonPPO, "MlpPolicy", partial(OtherActions, spaces.MultiBinary(2)), {"ent_coef": 0.01}),
+    "own": (TritonPPO, OwnPolicy, "CartPole-v1", {"ent_coef": 0.01}),
+    "a2c": (TritonA2C, "MlpPolicy", "CartPole-v1", {}),
+    "a2c_pendulum": (TritonA2C, "MlpPolicy", "Pendulum-v1", {"normalize_advantage": True, "ent_coef": 0.01}),
+    "a2c_several": (TritonA2C, "MlpPolicy", partial(OtherActions, spaces.MultiDiscrete([2, 3])), {"ent_coef": 0.01}),
+    "a2c_binary": (TritonA2C, "MlpPolicy", partial(OtherActions, spaces.MultiBinary(2)), {"use_rms_prop": False}),
+    "masks": (TritonMaskablePPO, "MlpPolicy", partial(MaskedActions, spaces.Discrete(5), [5]), MANY),
+    "masks_several": (
+        TritonMaskablePPO,
         "MlpPolicy",
-        "CartPole-v1",
-        {"learning_rate": lambda x: 1e-3 * x, "clip_range": lambda x: 0.2 * x - 0.01},
+        partial(MaskedActions, spaces.MultiDiscrete([2, 3]), [2, 3]),
+        {"ent_coef": 0.01, "policy_kwargs": APART},
     ),
-    "several": ("MlpPolicy", lambda: OtherActions(spaces.MultiDiscrete([2, 3])), {"policy_kwargs": APART}),
-    "binary": ("MlpPolicy", lambda: OtherActions(spaces.MultiBinary(2)), {"ent_coef": 0.01}),
-    "own": (OwnPolicy, "CartPole-v1", {"ent_coef": 0.01}),
+    "masks_binary": (TritonMaskablePPO, "MlpPolicy", partial(MaskedActions, spaces.MultiBinary(2), [2, 2]), {}),
 }
 NUM_TIMESTEPS = 3 * 64 - 8
 """Three rollouts, the last of which goes beyond the end of the schedules: learning rate and clip range are negative."""
@@ -109,15 +152,22 @@ class Recorder(Logger):
         super().dump(step)
 
 
-def make_model(kind, task, device, monkeypatch, **options):
-    """A model on two environments, captured on a CPU too."""
-    policy, env, more = TASKS[task]
-    model = kind(policy, make_vec_env(env, 2, seed=0), device=device, **OPTIONS, **more, **options)
+def make_model(task, device, monkeypatch=None, stock=False, **options):
+    """A model on two environments; with a monkeypatch, captured on a CPU too."""
+    kind, policy, env, more = TASKS[task]
+    options = (A2C_OPTIONS if kind is TritonA2C else OPTIONS) | more | options
+    model = (STOCK[kind] if stock else kind)(policy, make_vec_env(env, 2, seed=0), device=device, **options)
     model.set_logger(Recorder())
-    if kind is TritonPPO and device == "cpu":
+    if not stock and device == "cpu" and monkeypatch is not None:
         monkeypatch.setattr(capture, "find_obstacle", lambda *_: "switched off" if _[2] is False else "")
         use_graphs(model)
     return model
+
+
+def make_models(task, device, monkeypatch=None, **options):
+    """A stock one, and ours, which is made after the first has learned: both draw from the global random states."""
+    for stock in (True, False):
+        yield make_model(task, device, monkeypatch, stock, **options)
 
 
 def use_graphs(model):
@@ -132,46 +182,64 @@ def compare(got, want, rtol, atol):
         torch.testing.assert_close(x, y, rtol=rtol, atol=atol, msg=lambda text, name=name: f"{name}: {text}")
 
 
+def compare_logs(got, want):
+    for ours, theirs in zip(got.logger.kept, want.logger.kept, strict=True):
+        assert list(ours) == list(theirs)
+        for name, value in theirs.items():
+            assert ours[name] == pytest.approx(float(value), rel=1e-3, abs=1e-4), name
+
+
 @pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize("task", TASKS)
 def test_the_same_agent_as_stock(task, device, monkeypatch):
     """Parameters within rounding after four updates, the last beyond the end of schedules, and the same logs."""
-    stock, ours = (make_model(kind, task, device, monkeypatch).learn(3 * 64) for kind in (PPO, TritonPPO))
+    stock, ours = (model.learn(3 * 64) for model in make_models(task, device, monkeypatch))
     assert ours.is_captured and len(ours._acting.captured) == 1
-    assert len(ours._update.captured) == (0 if task == "schedules" else 2), "the last update is stock's where they end"
+    num_graphs = 0 if task == "schedules" else 1 if isinstance(ours, A2C) else 2
+    assert len(ours._update.captured) == num_graphs, "the last update is stock's where schedules end"
     for model in (stock, ours):
         set_random_seed(0)
         model.learn(60)
     compare(ours, stock, rtol=1e-3, atol=1e-4)
-    for got, want in zip(ours.logger.kept, stock.logger.kept, strict=True):
-        assert list(got) == list(want)
-        for name, value in want.items():
-            assert got[name] == pytest.approx(float(value), rel=1e-3, abs=1e-4), name
+    compare_logs(ours, stock)
 
 
 @pytest.mark.parametrize("device", ["cpu", GPU])
 def test_it_stops_at_the_same_minibatch(device, monkeypatch):
-    options = {"target_kl": 1e-5}
-    stock, ours = (
-        make_model(x, "cartpole", device, monkeypatch, **options).learn(NUM_TIMESTEPS) for x in (PPO, TritonPPO)
-    )
+    models = make_models("cartpole", device, monkeypatch, target_kl=1e-5)
+    stock, ours = (model.learn(NUM_TIMESTEPS) for model in models)
     assert stock._n_updates < 9, "some updates stop early"
     assert stock._n_updates == ours._n_updates
     compare(ours, stock, rtol=1e-3, atol=1e-4)
-    for got, want in zip(ours.logger.kept, stock.logger.kept, strict=True):
-        assert {k: pytest.approx(float(v), rel=1e-3, abs=1e-4) for k, v in want.items()} == got
+    compare_logs(ours, stock)
 
 
 @pytest.mark.parametrize("device", ["cpu", GPU])
-def test_checkpoints_both_ways(device, monkeypatch, tmp_path):
-    ours = make_model(TritonPPO, "cartpole", device, monkeypatch)
+@pytest.mark.parametrize("task", ["cartpole", "a2c"])
+def test_settings_may_change_between_updates(task, device, monkeypatch):
+    models = []
+    for model in make_models(task, device, monkeypatch):
+        models.append(model.learn(64))
+        before = [*model._update.captured.values()] if len(models) == 2 else []
+        model.ent_coef, model.max_grad_norm = 0.5, 0.1
+        model.learn(64)
+    stock, ours = models
+    compare(ours, stock, rtol=1e-3, atol=1e-4)
+    assert before and not any(x is y for x in before for y in ours._update.captured.values())
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
+@pytest.mark.parametrize("task", ["cartpole", "a2c", "masks"])
+def test_checkpoints_both_ways(task, device, monkeypatch, tmp_path):
+    ours = make_model(task, device, monkeypatch)
+    kind, envs = type(ours), ours.get_env()
     ours.learn(64).save(tmp_path / "ours")
-    stock = PPO.load(tmp_path / "ours", device=device)
-    assert stock.rollout_buffer_class is RolloutBuffer
+    stock = STOCK[kind].load(tmp_path / "ours", device=device)
+    assert stock.rollout_buffer_class in (RolloutBuffer, MaskableRolloutBuffer)
     compare(stock, ours, 0, 0)
-    stock.set_env(make_vec_env("CartPole-v1", 2, seed=0))
+    stock.set_env(envs)
     stock.learn(64).save(tmp_path / "stock")
-    again = TritonPPO.load(tmp_path / "stock", env=make_vec_env("CartPole-v1", 2, seed=0), device=device)
+    again = kind.load(tmp_path / "stock", env=envs, device=device)
     compare(again, stock, 0, 0)
     if device == "cpu":
         use_graphs(again)
@@ -182,11 +250,8 @@ def test_checkpoints_both_ways(device, monkeypatch, tmp_path):
 @pytest.mark.parametrize("task", TASKS)
 def test_steps_on_a_cpu_are_those_of_stock(task):
     """The first rollout bit for bit, then parameters within rounding; the same logs and the same checkpoints."""
-    policy, env, more = TASKS[task]
     models, rollouts = [], []
-    for kind in (PPO, TritonPPO):
-        model = kind(policy, make_vec_env(env, 2, seed=0), device="cpu", target_kl=0.004, **OPTIONS, **more)
-        model.set_logger(Recorder())
+    for model in make_models(task, "cpu", **({} if task.startswith("a2c") else {"target_kl": 0.004})):
         model.learn(1, callback=lambda *_: True)
         rollouts.append([getattr(model.rollout_buffer, name) for name in ("actions", "values", "log_probs", "returns")])
         models.append(model.learn(NUM_TIMESTEPS, reset_num_timesteps=False))
@@ -194,8 +259,7 @@ def test_steps_on_a_cpu_are_those_of_stock(task):
     assert all(np.array_equal(*pair) for pair in zip(*rollouts, strict=True))
     compare(ours, stock, rtol=1e-3, atol=1e-4)
     assert ours._n_updates == stock._n_updates
-    for got, want in zip(ours.logger.kept, stock.logger.kept, strict=True):
-        assert {k: pytest.approx(float(v), rel=1e-3, abs=1e-4) for k, v in want.items()} == got
+    compare_logs(ours, stock)
     assert ours.is_accelerated and not ours.is_captured and "forward" not in vars(ours.policy)
     assert is_fused(ours.policy.optimizer)
     groups = [model.policy.optimizer.state_dict()["param_groups"] for model in models]
@@ -203,19 +267,42 @@ def test_steps_on_a_cpu_are_those_of_stock(task):
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("task", ["cartpole", "pendulum", "several", "own"])
+@pytest.mark.parametrize("task", ["cartpole", "pendulum", "several", "own", "masks", "masks_several"])
 def test_actions_are_those_of_the_policy_bit_for_bit(task, deterministic):
-    policy, env, more = TASKS[task]
-    model = PPO(policy, make_vec_env(env, 2, seed=0), device="cpu", **OPTIONS, **more)
+    model = make_model(task, "cpu", stock=True)
+    masks = {}
     with torch.no_grad():
         for parameter in model.policy.parameters():  # the first one's actions are all nearly as likely
             parameter.normal_()
         observations = torch.randn(300, *model.observation_space.shape)
+        if task.startswith("masks"):
+            masks["action_masks"] = np.stack([model.get_env().env_method("action_masks")[0] for _ in observations])
         torch.manual_seed(1)
-        want = model.policy(observations, deterministic)
+        want = model.policy(observations, deterministic, **masks)
         torch.manual_seed(1)
-        got = apply_policy(model.policy, observations, deterministic)
+        got = apply_policy(model.policy, observations, deterministic, **masks)
     assert all(torch.equal(x, y) and x.dtype == y.dtype for x, y in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("use_masking", [False, True])
+def test_nothing_is_masked_or_nothing_is_allowed(use_masking):
+    """Without masks all actions are allowed; where none is, updates are those of sb3-contrib."""
+    env = partial(NothingAllowed, spaces.MultiDiscrete([2, 3]), [2, 3])
+    models = []
+    for kind in (MaskablePPO, TritonMaskablePPO):
+        model = kind("MlpPolicy", make_vec_env(env, 2, seed=0), device="cpu", ent_coef=0.01, **OPTIONS)
+        model.set_logger(Recorder())
+        models.append(model.learn(128, use_masking=use_masking))
+    stock, ours = models
+    compare(ours, stock, rtol=1e-3, atol=1e-4)
+    compare_logs(ours, stock)
+    assert ours._can_update() != use_masking
+
+
+def test_a_minibatch_of_one_sample_is_not_normalized():
+    """As in PPO; MaskablePPO does it, and its parameters are NaN after that."""
+    ours = make_model("masks_binary", "cpu", batch_size=63).learn(128)
+    assert ours.is_accelerated and all(x.isfinite().all() for x in ours.policy.parameters())
 
 
 def test_methods_that_were_replaced_are_called():
@@ -244,8 +331,7 @@ import test_sb3_captured as tests
 from numba.core.event import install_recorder
 
 with install_recorder("numba:compile") as compilations:
-    policy, env, more = tests.TASKS["several"]
-    model = tests.TritonPPO(policy, tests.make_vec_env(env, 2), device="cpu", **tests.OPTIONS, **more)
+    model = tests.make_model("several", "cpu")
     before = len(compilations.buffer)
     model.learn(64)
 print(before, len(compilations.buffer) - before)
@@ -277,7 +363,7 @@ def test_another_optimizer_is_found():
 
 @pytest.mark.parametrize("device", ["cpu", GPU])
 def test_a_copy_of_a_captured_model_learns_what_its_original_does(device, monkeypatch):
-    ours = make_model(TritonPPO, "cartpole", device, monkeypatch).learn(64)
+    ours = make_model("cartpole", device, monkeypatch).learn(64)
     again = copy.deepcopy(ours)
     for model in (ours, again):
         if device == "cpu":
@@ -288,8 +374,9 @@ def test_a_copy_of_a_captured_model_learns_what_its_original_does(device, monkey
     assert again.is_captured and again._update.captured
 
 
-def test_copies_and_pickles_hide_how_the_optimizer_steps():
-    ours = TritonPPO("MlpPolicy", make_vec_env("CartPole-v1", 2, seed=0), device="cpu", **OPTIONS).learn(64)
+@pytest.mark.parametrize("task", ["cartpole", "a2c"])
+def test_copies_and_pickles_hide_how_the_optimizer_steps(task):
+    ours = make_model(task, "cpu").learn(64)
     again, optimizer = copy.deepcopy(ours), pickle.loads(pickle.dumps(ours.policy.optimizer))
     for model in (ours, again):
         model.set_random_seed(0)
@@ -297,7 +384,8 @@ def test_copies_and_pickles_hide_how_the_optimizer_steps():
     compare(again, ours, 0, 0)
     assert is_fused(ours.policy.optimizer) and is_fused(again.policy.optimizer)
     for known in (ours.policy.optimizer, again.policy.optimizer, optimizer):
-        assert not known.state_dict()["param_groups"][0]["fused"]
+        (group,) = known.state_dict()["param_groups"]
+        assert not group.get("fused") and not group["foreach"]
 
 
 @pytest.mark.parametrize("max_norm", [0.5, 1e6])
@@ -329,11 +417,9 @@ STOCK_STEPS = {
 
 
 @pytest.mark.parametrize("reason", STOCK_STEPS)
-def test_it_is_ppo_where_it_makes_no_steps_of_its_own(reason):
-    models = []
-    for kind in (PPO, TritonPPO):
-        options = OPTIONS | STOCK_STEPS[reason]
-        models.append(kind("MlpPolicy", make_vec_env("Pendulum-v1", 2, seed=0), device="cpu", **options).learn(128))
+@pytest.mark.parametrize("task", ["pendulum", "a2c_pendulum"])
+def test_it_is_stock_where_it_makes_no_steps_of_its_own(task, reason):
+    models = [model.learn(128) for model in make_models(task, "cpu", **STOCK_STEPS[reason])]
     compare(*models, 0, 0)
     assert not models[1].is_accelerated and not is_fused(models[1].policy.optimizer)
 

@@ -1,0 +1,221 @@
+"""Stable-Baselines3: what algorithms with less work per step have in common.
+
+A new one derives from `AcceleratedMixin` and the stock algorithm, and says what one step and one update are:
+
+    class TritonA2C(AcceleratedMixin, A2C):
+        def _step(self, indices): ...  # one gradient step: the tensors that are logged, stacked
+        def _make_updates(self, update): ...  # all steps of `train`, and the logs
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from rl_triton_adapters._optimizers import clip_gradients, fuse_optimizer
+from rl_triton_adapters._sb3_policies import apply_policy
+from rl_triton_adapters.sb3 import rollout_buffer_class_for
+from rl_triton_adapters.sb3_device import DeviceStorageMixin, map_arrays
+from rl_triton_core.capture import CapturedStep
+
+# isort: split
+from gymnasium import spaces
+from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+
+ACCELERATIONS = ("auto", "off")
+
+
+class AcceleratedMixin(OnPolicyAlgorithm):
+    """Update and act with fewer operations; on a GPU, with captured ones.
+
+    Put it in front of an on-policy algorithm. Where `is_accelerated` is False, that algorithm's own methods run.
+    """
+
+    fields: ClassVar[tuple[str, ...]] = DeviceStorageMixin.fields
+    """The attributes of the rollout buffer that a step reads."""
+    buffer_classes: ClassVar[tuple[type, ...]] = (RolloutBuffer, DictRolloutBuffer, DeviceStorageMixin)
+    """Whose minibatches are the rows of these attributes."""
+    settings: ClassVar[tuple[str, ...]] = ("ent_coef", "vf_coef", "max_grad_norm", "normalize_advantage")
+    """The attributes of the algorithm that a step reads; where one changes, steps are captured anew."""
+
+    def __init__(self, *args: Any, acceleration: str = "auto", **kwargs: Any) -> None:
+        if acceleration not in ACCELERATIONS:
+            raise ValueError(f"acceleration: got {acceleration!r}, expected one of {', '.join(ACCELERATIONS)}")
+        self.acceleration = acceleration
+        self._update: CapturedStep | None = None
+        self._acting: CapturedStep | None = None
+        self._rollout: dict[str, Any] = {}
+        self._parameters: list[torch.Tensor] = []
+        self._settings: list[Any] = []
+        super().__init__(*args, **kwargs)
+
+    def _setup_model(self) -> None:
+        """Choose the buffer, where none was asked for, for the model's life only: checkpoints are stock ones."""
+        chosen = self.rollout_buffer_class
+        if chosen is None and self.acceleration == "auto":
+            self.rollout_buffer_class = rollout_buffer_class_for(self.observation_space, type(self), verbose=0)
+        super()._setup_model()
+        self.rollout_buffer_class = chosen
+
+    def _excluded_save_params(self) -> list[str]:
+        """What belongs to this process."""
+        return [*super()._excluded_save_params(), "_update", "_acting", "_rollout", "_parameters", "_settings"]
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether updates are captured, as far as is known."""
+        return self._find_update().reason == ""
+
+    @property
+    def is_accelerated(self) -> bool:
+        """Whether updates and acting are other than stock: captured, or on a CPU."""
+        captured = self.is_captured
+        return captured or (self._is_supported() and self.device.type == "cpu")
+
+    def _is_supported(self) -> bool:
+        plain = has_plain_minibatches(self.rollout_buffer, self.buffer_classes)
+        return self.acceleration == "auto" and not self.use_sde and plain
+
+    def _find_update(self) -> CapturedStep:
+        policy, optimizer = self.policy, self.policy.optimizer
+        known = self._update
+        if known is None or known.modules != [policy] or known.optimizers != [optimizer]:
+            enabled = None if self._is_supported() else False
+            self._rollout = {}
+            self._update = known = CapturedStep(self._step, modules=[policy], optimizers=[optimizer], enabled=enabled)
+            self._acting = CapturedStep(self._act, modules=[policy], enabled=enabled)
+        return known
+
+    # -- the update ----------------------------------------------------------------------------------------------------
+
+    def train(self) -> None:
+        """Update the policy, as the stock algorithm does."""
+        update = self._find_update()
+        can_update = self.is_accelerated and self._can_update()
+        settings = [getattr(self, name) for name in self.settings]
+        if not can_update or settings != self._settings:
+            update.reset()
+        if not can_update:
+            super().train()
+            return
+        self._settings = settings
+        if update.reason:
+            fuse_optimizer(self.policy.optimizer)
+        self.policy.set_training_mode(True)
+        self._update_learning_rate(self.policy.optimizer)
+        self._parameters = list(self.policy.parameters())
+        self._copy_rollout()
+        update.resume()
+        self._make_updates(update)
+
+    def _can_update(self) -> bool:
+        """Whether this update's settings and rollout are such that our steps are those of the stock algorithm."""
+        return True
+
+    def _make_updates(self, update: CapturedStep) -> None:
+        """Make all steps with the rollout, and log what the stock algorithm logs.
+
+        Args:
+            update: Makes one step, `_step`, captured where that is possible.
+        """
+        raise NotImplementedError
+
+    def _step(self, *args: Any) -> torch.Tensor:
+        """Update the policy with one minibatch. Returns its statistics."""
+        raise NotImplementedError
+
+    def _draw_permutation(self) -> torch.Tensor:
+        """Return the order of the rollout's samples, from the draw of `RolloutBuffer.get`."""
+        count = self.rollout_buffer.buffer_size * self.rollout_buffer.n_envs
+        return torch.from_numpy(np.random.permutation(count)).to(self.device)  # noqa: NPY002
+
+    def _gather_minibatch(self, indices: torch.Tensor) -> dict[str, Any]:
+        """Return these samples of the rollout, by the names of `fields`."""
+        return {name: map_arrays(lambda x: x.index_select(0, indices), x) for name, x in self._rollout.items()}
+
+    def _step_optimizer(self, loss: torch.Tensor) -> None:
+        """Make a step of the optimizer, with clipped gradients."""
+        self.policy.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        clip_gradients(self._parameters, self.max_grad_norm)
+        self.policy.optimizer.step()
+
+    def _copy_rollout(self) -> None:
+        """Flatten the rollout as `RolloutBuffer.get` does, and copy it to the device; for graphs, to the same place."""
+        buffer: Any = self.rollout_buffer
+        if not buffer.generator_ready:
+            for name in self.fields:
+                setattr(buffer, name, map_arrays(buffer.swap_and_flatten, getattr(buffer, name)))
+            buffer.generator_ready = True
+        for name in self.fields:
+            self._rollout[name] = self._copy_field(self._rollout.get(name), getattr(buffer, name), name)
+
+    def _copy_field(self, known: Any, arrays: Any, name: str) -> Any:
+        if isinstance(arrays, dict):
+            return {key: self._copy_field((known or {}).get(key), x, name) for key, x in arrays.items()}
+        source = self._convert_field(torch.from_numpy(arrays), name)
+        if not self.is_captured:
+            return source
+        if known is None or known.shape != source.shape:
+            return source.to(self.device, copy=True)
+        return known.copy_(source)
+
+    def _convert_field(self, source: torch.Tensor, name: str) -> torch.Tensor:
+        """Return a flattened field of the buffer as a step reads it."""
+        if name == "action_masks":
+            return source.bool()
+        if name == "actions":
+            return source.long().flatten() if isinstance(self.action_space, spaces.Discrete) else source.float()
+        return source if name == "observations" else source.flatten()
+
+    # -- acting --------------------------------------------------------------------------------------------------------
+
+    def collect_rollouts(self, *args: Any, **kwargs: Any) -> bool:
+        """Collect a rollout, as the stock algorithm does, with the policy's steps replaced."""
+        if not self.is_accelerated or "forward" in vars(self.policy):
+            return super().collect_rollouts(*args, **kwargs)
+        assert self._acting is not None
+        forward = partial(apply_policy, self.policy) if self._acting.reason else self._act_once
+        with replace_forward(self.policy, forward):
+            return super().collect_rollouts(*args, **kwargs)
+
+    def _act(self, observations: Any, action_masks: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Actions, and everything as one row of floats per environment: actions, value, log-probability."""
+        actions, values, log_probs = apply_policy(self.policy, observations, action_masks=action_masks)
+        columns = [actions.flatten(1) if actions.ndim > 1 else actions[:, None], values, log_probs[:, None]]
+        return actions, torch.cat([x.float() for x in columns], dim=1)
+
+    def _act_once(
+        self, observations: Any, deterministic: bool = False, action_masks: Any = None
+    ) -> tuple[torch.Tensor, ...]:
+        """The policy's results in host memory, by one copy."""
+        if deterministic:
+            return apply_policy(self.policy, observations, deterministic, action_masks)
+        assert self._acting is not None
+        masks = None if action_masks is None else torch.as_tensor(action_masks, device=self.device)
+        actions, packed = self._acting(observations, masks)
+        rows = packed.cpu()
+        chosen = rows[:, :-2].reshape(actions.shape).to(actions.dtype)
+        return chosen, rows[:, -2:-1], rows[:, -1]
+
+
+@contextmanager
+def replace_forward(policy: Any, function: Callable[..., Any]) -> Iterator[None]:
+    """Let a policy answer by this function."""
+    policy.forward = function
+    try:
+        yield
+    finally:
+        del policy.forward
+
+
+def has_plain_minibatches(buffer: Any, kinds: tuple[type, ...]) -> bool:
+    """Whether a buffer makes minibatches as one of these kinds does."""
+    return any(
+        all(getattr(type(buffer), name) is getattr(kind, name) for name in ("get", "_get_samples", "swap_and_flatten"))
+        for kind in kinds
+    )

@@ -2,7 +2,8 @@
 
 *Full call*: the call between two CUDA events, the GPU synchronised before the first and after the second; 20 warm-up
 calls, the median of 50 calls, the minimum of 5 such medians. *Device*: the call captured 20 times in a CUDA graph, the
-time of a replay / 20. Arms take turns, one median each. Times are microseconds.
+time of a replay / 20. Arms take turns, one median each. Times are microseconds. `time_in_turns` is for arms that wait
+for each other: it has every call's time.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -50,17 +51,7 @@ QUICK = Plan(warmups=2, calls=5, medians=2, captured=4, replays=2, seconds=0.2)
 PLANS = {"cuda": Plan(seconds=0.5), "cpu": Plan(seconds=0.3)}
 
 
-class Clock(Protocol):
-    """Times one call, and may capture several into one."""
-
-    def time(self, call: Call) -> float:
-        """Microseconds of one full call."""
-
-    def capture(self, call: Call, times: int) -> Call | None:
-        """A call that replays this one several times without its host; None where there is no such thing."""
-
-
-class CpuClock:
+class Clock:
     """The host's clock."""
 
     def time(self, call: Call) -> float:
@@ -70,11 +61,11 @@ class CpuClock:
         return (time.perf_counter() - start) * 1e6
 
     def capture(self, call: Call, times: int) -> Call | None:
-        """On a CPU the full call is all there is."""
+        """A call that replays this one several times without the host; on a CPU the full call is all there is."""
         return None
 
 
-class CudaClock:
+class CudaClock(Clock):
     """CUDA events and graphs."""
 
     def __init__(self) -> None:
@@ -101,7 +92,7 @@ class CudaClock:
 
 def make_clock(device: str) -> Clock:
     """The clock of a device."""
-    return CudaClock() if device == "cuda" else CpuClock()
+    return CudaClock() if device == "cuda" else Clock()
 
 
 @dataclass
@@ -113,6 +104,10 @@ class Times:
     calls: int = 0
     captured: int = 0
     note: str = ""
+
+    def find_smallest(self, kind: str) -> float | None:
+        """The minimum of the medians of a kind, "full" or "device", if there are any."""
+        return round(min(getattr(self, kind)), 3) if getattr(self, kind) else None
 
 
 def measure_calls(
@@ -157,6 +152,39 @@ def capture_arms(
         if replay is not None:
             times[name].captured = number
             yield name, replay
+
+
+def time_in_turns(
+    arms: dict[str, Call],
+    clock: Clock,
+    turns: int,
+    burst: int = 1,
+    seconds: float = 0.0,
+    prepare: Callable[[str], None] | None = None,
+) -> dict[str, list[list[float]]]:
+    """Microseconds of every call, by arm and turn. A turn is a burst of calls; turns go on until the time is over.
+
+    `prepare` is called with an arm's name before its burst, untimed.
+    """
+    times: dict[str, list[list[float]]] = {name: [] for name in arms}
+    end = time.perf_counter() + seconds
+    while any(len(x) < turns for x in times.values()) or time.perf_counter() < end:
+        for name, call in arms.items():
+            if prepare is not None:
+                prepare(name)
+            times[name].append([clock.time(call) for _ in range(burst)])
+    return times
+
+
+def find_medians(times: dict[str, list[list[float]]], first: int = 0, last: int | None = None) -> dict[str, float]:
+    """The median by arm, of the calls of a burst from the first to the last."""
+    return {name: statistics.median(x for burst in bursts for x in burst[first:last]) for name, bursts in times.items()}
+
+
+def compare_with_stock(times: dict[str, list[list[float]]]) -> dict[str, Any]:
+    """Medians in milliseconds, and how many times faster the adapter is."""
+    ms = {name: round(median / 1e3, 3) for name, median in find_medians(times).items()}
+    return {"milliseconds": ms, "speedup": round(ms["stock"] / ms["adapter"], 2)}
 
 
 def measure_copy_bandwidth(device: str, clock: Clock, plan: Plan) -> float:

@@ -9,12 +9,11 @@ call's time in microseconds, and on a GPU the peak memory in bytes.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import product
 from pathlib import Path
 
 import torch
@@ -22,7 +21,8 @@ from torch.distributions import Categorical, Normal
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import files
+from benchmarks import files, harness
+from benchmarks.harness import Call
 from rl_triton_core import set_num_threads
 from rl_triton_core.losses import categorical_ppo_loss, gaussian_ppo_loss, grpo_loss, ppo_loss
 from rl_triton_core.testing import assert_close
@@ -33,12 +33,12 @@ KINDS = ("forward", "forward and backward")
 SECONDS = {"cpu": 0.3, "cuda": 0.6}
 """How long the arms of a row take turns."""
 WIDTHS = {"log-probs": (1,), "tokens": (1,), "categorical": (2, 18, 64), "gaussian": (1, 8, 32)}
-MOST_NUMBERS = {"cpu": 1 << 22, "cuda": 1 << 27}
+MAX_VALUES = {"cpu": 1 << 22, "cuda": 1 << 27}
 TOKENS = 64
 """Of a sequence."""
 
 
-def draw(head: str, n: int, width: int, device: str) -> dict[str, torch.Tensor]:
+def draw_minibatch(head: str, n: int, width: int, device: str) -> dict[str, torch.Tensor]:
     """A minibatch."""
     x = torch.randn(n, width, device=device)
     shape = (-1, TOKENS) if head == "tokens" else (n,)
@@ -105,12 +105,12 @@ def main(arguments: list[str] | None = None) -> None:
 def measure_head(head: str, sizes: list[int], device: str) -> Iterator[files.Row]:
     """Measure a head in all widths and sizes."""
     compiled = {kind: torch.compile(partial(compute_plain, head), dynamic=device == "cpu") for kind in KINDS}
-    for width, n in product(WIDTHS[head], sizes):
-        if n * width > MOST_NUMBERS[device]:
+    for width, n in itertools.product(WIDTHS[head], sizes):
+        if n * width > MAX_VALUES[device]:
             continue
         if device == "cuda" or n == sizes[0]:
             torch._dynamo.reset()
-        b = draw(head, n, width, device)
+        b = draw_minibatch(head, n, width, device)
         want, got = compute_plain(head, b), compute_fused(head, b)
         assert_close(got.detach().cpu(), want.detach().double().cpu(), rtol=1e-4, name=f"{head} {n}")
         for kind in KINDS:
@@ -133,26 +133,18 @@ def run_loss(loss: Callable[[], torch.Tensor], kind: str, b: dict[str, torch.Ten
         torch.autograd.grad(loss(), [x for x in b.values() if x.requires_grad], allow_unused=True)
 
 
-def measure_arms(arms: dict[str, Callable[[], None]], device: str) -> dict[str, dict[str, float]]:
+def measure_arms(arms: dict[str, Call], device: str) -> dict[str, dict[str, float]]:
     """Time all arms in turns."""
-    times: dict[str, list[float]] = {name: [] for name in arms}
     memory = {name: measure_memory(arm, device) for name, arm in arms.items()}
-    end = time.perf_counter() + SECONDS[device]
-    while time.perf_counter() < end or any(len(x) < 5 for x in times.values()):
-        for name, arm in arms.items():
-            start = time.perf_counter()
-            arm()
-            if device == "cuda":
-                torch.cuda.synchronize()
-            times[name].append(1e6 * (time.perf_counter() - start))
+    times = harness.time_in_turns(arms, harness.make_clock(device), turns=5, seconds=SECONDS[device])
     rows = {}
-    for name, x in times.items():
-        low, median, high = (round(quartile, 2) for quartile in statistics.quantiles(x, n=4))
+    for name, turns in times.items():
+        low, median, high = (round(x, 2) for x in statistics.quantiles(itertools.chain(*turns), n=4))
         rows[name] = {"median": median, "low": low, "high": high, "peak_bytes": memory[name]}
     return rows
 
 
-def measure_memory(arm: Callable[[], None], device: str) -> int:
+def measure_memory(arm: Call, device: str) -> int:
     """Warm up, and find the peak memory on a GPU; 0 on the CPU."""
     for _ in range(3):
         arm()

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import rl_triton_core as ours
 from benchmarks import files, harness
 from benchmarks.harness import Call
-from benchmarks.run import find_smallest, list_tensors
+from benchmarks.run import list_tensors
 from benchmarks.workloads import ESTIMATORS as WORKLOADS
 from benchmarks.workloads import Workload, draw_inputs
 from rl_triton_core.testing import assert_close
@@ -62,15 +62,11 @@ def measure_sequences(name: str, estimator: str, device: str) -> dict[str, Any]:
     for want in others:
         assert_close(got.cpu(), want[mask].cpu().double())
     times = harness.measure_calls(arms, harness.make_clock(device), harness.PLANS[device])
-    full, on_device = (
-        {arm: find_smallest(getattr(x, kind)) for arm, x in times.items()} for kind in ("full", "device")
-    )
+    full, on_device = ({arm: x.find_smallest(kind) for arm, x in times.items()} for kind in ("full", "device"))
     microseconds = on_device if device == "cuda" else full
+    sizes = {"steps": int(lengths.sum()), "padded_steps": mask.numel()}
     return {
-        "sequences": name,
-        "estimator": estimator,
-        "steps": int(lengths.sum()),
-        "padded_steps": mask.numel(),
+        **{"sequences": name, "estimator": estimator, **sizes},
         "microseconds": microseconds,
         "full_microseconds": full,
         "padded_over_packed": round(microseconds["padded"] / microseconds["packed"], 3),

@@ -6,12 +6,11 @@ Writes robotics.json: medians in milliseconds, and their ratios. Advantages must
 """
 
 import argparse
-import statistics
 import sys
 import tempfile
-from collections.abc import Callable
 from contextlib import redirect_stdout
 from io import StringIO
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,8 @@ from rl_games.torch_runner import Runner
 from rsl_rl.runners import OnPolicyRunner
 from skrl.agents.torch.ppo import ppo as stock_skrl
 
-from benchmarks import files
-from benchmarks.harness import Clock, make_clock
+from benchmarks import files, harness
+from benchmarks.harness import Call, Clock
 from rl_triton_adapters.rl_games import register_agents
 from rl_triton_adapters.skrl import estimate_advantages
 
@@ -37,7 +36,7 @@ UPDATED = SHAPES[0]
 QUICK = ((4, 8),)
 TURNS, CALLS = 5, 4
 PROVIDERS = ("stock", "triton")
-Calls = dict[str, Callable[[], Tensor]]
+Calls = dict[str, Call]
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -45,44 +44,30 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--quick", action="store_true", help="one small shape, to see that it runs")
     options = parser.parse_args(arguments)
-    clock, rows = make_clock(options.device), []
-    for shape in QUICK if options.quick else SHAPES:
-        for package, make_calls in PACKAGES.items():
-            with redirect_stdout(StringIO()):
-                calls = [make_calls(provider, *shape, options.device) for provider in PROVIDERS]
-            rows += [
-                measure_step(clock, package, step, shape, *(x[step] for x in calls))
-                for step in calls[0]
-                if step == "advantages" or shape in (UPDATED, *QUICK)
-            ]
+    clock, rows = harness.make_clock(options.device), []
+    for shape, (package, make_calls) in product(QUICK if options.quick else SHAPES, PACKAGES.items()):
+        with redirect_stdout(StringIO()):
+            stock, ours = (make_calls(provider, *shape, options.device) for provider in PROVIDERS)
+        for step in stock:
+            if step == "advantages" or shape in (UPDATED, *QUICK):
+                about = {"package": package, "step": step, "num_steps": shape[0], "num_envs": shape[1]}
+                rows.append({**about, **measure_step(clock, step, stock[step], ours[step])})
     files.save_rows(options, "robotics.json", rows, turns=TURNS, calls=CALLS, threads=torch.get_num_threads())
 
 
-def measure_step(
-    clock: Clock,
-    package: str,
-    step: str,
-    shape: tuple[int, int],
-    stock: Callable[[], Tensor],
-    ours: Callable[[], Tensor],
-) -> files.Row:
-    """One step of a package, its own code and ours in turn; of an update, which takes long, one call per turn."""
+def measure_step(clock: Clock, step: str, stock: Call, ours: Call) -> files.Row:
+    """A package's own code and ours in turn; of an update, which takes long, one call per turn."""
     want, _, got = stock(), ours(), ours()
     if step == "advantages":
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
-    times: dict[str, list[float]] = {"stock": [], "adapter": []}
-    for _ in range(TURNS):
-        times["stock"].append(clock.time(stock))
-        times["adapter"] += [clock.time(ours) for _ in range(CALLS if step == "advantages" else 1)]
-    ms = {name: round(statistics.median(values) / 1e3, 3) for name, values in times.items()}
-    setting = {"package": package, "step": step, "num_steps": shape[0], "num_envs": shape[1]}
-    return {**setting, "milliseconds": ms, "speedup": ms["stock"] / ms["adapter"]}
+    burst = CALLS if step == "advantages" else 1
+    return harness.compare_with_stock(harness.time_in_turns({"stock": stock, "adapter": ours}, clock, TURNS, burst))
 
 
 def make_rsl_rl_calls(provider: str, num_steps: int, num_envs: int, device: str) -> Calls:
     """`compute_returns` with a critic of eight units, which it evaluates first, and `update` with RSL-RL's networks."""
     flags = {"--advantages": provider, "--num-envs": num_envs, "--num-steps": num_steps, "--device": device}
-    args = ppo_rsl_rl.parse_arguments([str(x) for flag in flags.items() for x in flag])
+    args = ppo_rsl_rl.parse_arguments(list_arguments(flags))
     small, observations = make_rsl_rl_algorithm(args, [8])
     default, last_observations = make_rsl_rl_algorithm(args, [256, 256, 256])
     with torch.inference_mode():
@@ -116,9 +101,7 @@ def make_rl_games_calls(provider: str, num_steps: int, num_envs: int, device: st
     with tempfile.TemporaryDirectory() as folder:
         flags = {"--advantages": provider, "--num-envs": num_envs, "--num-steps": num_steps, "--device": device}
         flags |= {"--env": "pendulum", "--log-dir": folder}
-        config = ppo_rl_games.make_config(
-            ppo_rl_games.parse_arguments([str(x) for flag in flags.items() for x in flag])
-        )
+        config = ppo_rl_games.make_config(ppo_rl_games.parse_arguments(list_arguments(flags)))
         runner = Runner()
         register_agents(runner)
         runner.load(config)
@@ -134,6 +117,11 @@ def make_skrl_calls(provider: str, num_steps: int, num_envs: int, device: str) -
     function = estimate_advantages if provider == "triton" else stock_skrl.compute_gae
     flags = {"terminated": ended[1:], "truncated": ended[:-1] & ~ended[1:], "time_limit_bootstrap": True}
     return {"advantages": lambda: function(rewards=rewards, values=values, last_values=last_values, **flags)[1]}
+
+
+def list_arguments(flags: dict[str, Any]) -> list[str]:
+    """The flags as a command line has them."""
+    return [str(x) for flag in flags.items() for x in flag]
 
 
 def draw_rollout(num_steps: int, num_envs: int, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -143,19 +143,14 @@ def make_row(workload: Workload, arm: Arm, times: harness.Times) -> files.Row:
         "status": arm.status,
         "error": None if arm.error is None else float(f"{arm.error:.3g}"),
         "bytes": count_bytes(workload),
-        "full": find_smallest(times.full),
-        "device": find_smallest(times.device),
+        "full": times.find_smallest("full"),
+        "device": times.find_smallest("device"),
         "full_medians": round_medians(times.full),
         "device_medians": round_medians(times.device),
         "calls": times.calls,
         "captured": times.captured,
         "note": times.note,
     }
-
-
-def find_smallest(medians: list[float]) -> float | None:
-    """The minimum of medians, if there are any."""
-    return round(min(medians), 3) if medians else None
 
 
 def round_medians(medians: list[float]) -> list[float]:
@@ -191,23 +186,14 @@ def select_estimators(suite: Suite, estimators: tuple[str, ...]) -> Suite:
 def run_suite(name: str, suite: Suite, session: Session) -> tuple[list[files.Row], list[str]]:
     """The rows, and what was skipped when the budget was used up."""
     rows: list[files.Row] = []
-    for index, workload in enumerate(show_progress(suite.workloads, name)):
+    for index, workload in enumerate(suite.workloads):
         if session.left <= 0:
             return rows, [str(left) for left in suite.workloads[index:]]
+        print(f"{name} {index + 1}/{len(suite.workloads)}: {workload}", flush=True)
         rows += measure_workload(workload, suite.arms_of(workload), session)
         if session.device == "cuda" and workload.cells > MAX_CELLS_VERIFIED:
             torch.cuda.empty_cache()
     return rows, []
-
-
-def show_progress(workloads: tuple[Workload, ...], name: str) -> Iterator[Workload]:
-    """The workloads, with a bar on the terminal where tqdm is installed."""
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        yield from workloads
-    else:
-        yield from tqdm(workloads, desc=name, mininterval=2)
 
 
 def write_suite(

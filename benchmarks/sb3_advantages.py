@@ -1,6 +1,6 @@
 """Time the advantage pass of Stable-Baselines3 against ours, in one process, and write the times to a folder.
 
-    python benchmarks/sb3_advantages.py FOLDER [--commit HASH]
+    python benchmarks/sb3_advantages.py FOLDER [--commit HASH] [--quick]
 
 Three arms take turns on the same rollout: the buffer of Stable-Baselines3, our buffer in its place (the adapter), and
 `compute_gae` alone on flags that are ready. A turn is a burst of calls; the first of a burst finds the caches as the
@@ -12,13 +12,11 @@ Writes sb3_advantages.json: medians in microseconds, and their ratios.
 from __future__ import annotations
 
 import math
-import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,24 +26,25 @@ from stable_baselines3.common.buffers import RolloutBuffer
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "adapters"))
 
-from benchmarks import files
-from benchmarks.harness import Call, CpuClock
+from benchmarks import files, harness
 from rl_triton_adapters.sb3 import TritonRolloutBuffer
 from rl_triton_core import compute_gae, set_num_threads
 
 SHAPES = {(2048, 1): 50.0, (2048, 8): 50.0, (128, 4096): 1.5}
 """(n_steps, n_envs), and how many times faster ours should be."""
-
 TURNS, BURST = 25, 8
 
 
 def main() -> None:
-    options = files.make_parser(__doc__).parse_args()
+    parser = files.make_parser(__doc__)
+    parser.add_argument("--quick", action="store_true", help="one turn, to see that it runs")
+    options = parser.parse_args()
+    turns = 1 if options.quick else TURNS
     threads = sorted({1, torch.get_num_threads()})
-    rows = [measure_shape(*shape, n) for n in threads for shape in SHAPES]
+    rows = [measure_shape(*shape, n, turns) for n in threads for shape in SHAPES]
     with keep_a_core_busy():
-        rows += [measure_shape(*max(SHAPES, key=math.prod), n, busy_neighbours=1) for n in threads]
-    files.save_rows(options, "sb3_advantages.json", rows, turns=TURNS, burst=BURST)
+        rows += [measure_shape(*max(SHAPES, key=math.prod), n, turns, busy_neighbours=1) for n in threads]
+    files.save_rows(options, "sb3_advantages.json", rows, turns=turns, burst=BURST)
 
 
 @contextmanager
@@ -59,7 +58,7 @@ def keep_a_core_busy() -> Iterator[None]:
         neighbour.wait()
 
 
-def measure_shape(n_steps: int, n_envs: int, threads: int, busy_neighbours: int = 0) -> dict[str, Any]:
+def measure_shape(n_steps: int, n_envs: int, threads: int, turns: int, busy_neighbours: int = 0) -> files.Row:
     """One shape, all arms."""
     torch.set_num_threads(threads)
     set_num_threads(threads)
@@ -69,7 +68,7 @@ def measure_shape(n_steps: int, n_envs: int, threads: int, busy_neighbours: int 
     rewards, values = torch.from_numpy(stock.rewards), torch.from_numpy(stock.values)
     out = (torch.empty_like(rewards), torch.empty_like(rewards))
     known = {"gamma": stock.gamma, "lambda_": stock.gae_lambda, "time_dim": 0, "out": out}
-    arms: dict[str, Call] = {
+    arms = {
         "stock": lambda: stock.compute_returns_and_advantage(last_values, dones),
         "adapter": lambda: ours.compute_returns_and_advantage(last_values, dones),
         "core": lambda: compute_gae(rewards, values, flags, bootstrap_values=last_values, **known),
@@ -77,19 +76,14 @@ def measure_shape(n_steps: int, n_envs: int, threads: int, busy_neighbours: int 
     for arm in arms.values():
         arm()
     for name, mine in (("advantages", out[0]), ("returns", out[1])):
-        expected = getattr(stock, name)
-        if not (is_same(getattr(ours, name), expected) and is_same(mine.numpy(), expected)):
+        if not getattr(stock, name).tobytes() == getattr(ours, name).tobytes() == mine.numpy().tobytes():
             raise SystemExit(f"{name} differ at ({n_steps}, {n_envs})")
-    times = take_turns(arms)
-    warm = {name: statistics.median(t for burst in bursts for t in burst[1:]) for name, bursts in times.items()}
-    first = {name: statistics.median(burst[0] for burst in bursts) for name, bursts in times.items()}
+    times = harness.time_in_turns(arms, harness.Clock(), turns, BURST)
+    warm, first = harness.find_medians(times, first=1), harness.find_medians(times, last=1)
     return {
-        "n_steps": n_steps,
-        "n_envs": n_envs,
-        "threads": threads,
-        "busy_neighbours": busy_neighbours,
-        "microseconds": round_times(warm),
-        "microseconds_first_of_burst": round_times(first),
+        **{"n_steps": n_steps, "n_envs": n_envs, "threads": threads, "busy_neighbours": busy_neighbours},
+        "microseconds": {name: round(x, 1) for name, x in warm.items()},
+        "microseconds_first_of_burst": {name: round(x, 1) for name, x in first.items()},
         "adapter_overhead_microseconds": round(warm["adapter"] - warm["core"], 1),
         "speedup": round(warm["stock"] / warm["adapter"], 2),
         "speedup_first_of_burst": round(first["stock"] / first["adapter"], 2),
@@ -105,24 +99,6 @@ def fill_buffer(kind: type[RolloutBuffer], n_steps: int, n_envs: int) -> Rollout
     buffer.rewards[:], buffer.values[:] = rng.normal(size=(2, n_steps, n_envs))
     buffer.episode_starts[:] = rng.random((n_steps, n_envs)) < 0.02
     return buffer
-
-
-def is_same(left: np.ndarray, right: np.ndarray) -> bool:
-    return left.tobytes() == right.tobytes()
-
-
-def take_turns(arms: dict[str, Call]) -> dict[str, list[list[float]]]:
-    """Microseconds of every call, by arm and burst."""
-    clock = CpuClock()
-    times: dict[str, list[list[float]]] = {name: [] for name in arms}
-    for _ in range(TURNS):
-        for name, arm in arms.items():
-            times[name].append([clock.time(arm) for _ in range(BURST)])
-    return times
-
-
-def round_times(times: dict[str, float]) -> dict[str, float]:
-    return {name: round(value, 1) for name, value in times.items()}
 
 
 if __name__ == "__main__":

@@ -1,17 +1,15 @@
 """Time the advantage step of verl against ours, on CPU tensors as in verl's driver, and write the times to a folder.
 
-    .venv-frameworks/bin/python -m benchmarks.verl_advantages FOLDER [--commit HASH]
+    .venv-frameworks/bin/python -m benchmarks.verl_advantages FOLDER [--commit HASH] [--quick]
 
 Writes verl_advantages.json: medians in milliseconds, and their ratios. Results must agree before. The floor is what
 GRPO cannot do without: each response's rewards are summed, and the sum times the mask is written to its tokens.
 """
 
 import logging
-import statistics
 import sys
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -19,8 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
 from advantages_verl import check_difference, make_batch, make_calls
 
-from benchmarks import files
-from benchmarks.harness import CpuClock
+from benchmarks import files, harness
 from rl_triton_adapters.verl import install, uninstall
 from rl_triton_core import set_num_threads
 
@@ -29,9 +26,11 @@ TURNS, CALLS = 5, 4
 
 
 def main() -> None:
-    options = files.make_parser(__doc__).parse_args()
+    parser = files.make_parser(__doc__)
+    parser.add_argument("--quick", action="store_true", help="one small shape, to see that it runs")
+    options = parser.parse_args()
     logging.getLogger("rl_triton_adapters.verl").setLevel(logging.WARNING)
-    settings = product(sorted({1, torch.get_num_threads()}), SHAPES)
+    settings = product(sorted({1, torch.get_num_threads()}), [(8, 32)] if options.quick else SHAPES)
     rows = [row for threads, shape in settings for row in measure_shape(*shape, threads)]
     files.save_rows(options, "verl_advantages.json", rows, turns=TURNS, calls=CALLS)
 
@@ -40,30 +39,23 @@ def measure_shape(batch_size: int, response_length: int, threads: int) -> list[f
     """Every estimator, verl's function and ours in turn."""
     torch.set_num_threads(threads)
     set_num_threads(threads)
-    batch, clock, rows = make_batch(batch_size, response_length), CpuClock(), []
+    batch, rows = make_batch(batch_size, response_length), []
+    rewards, mask = batch["token_level_rewards"], batch["response_mask"]
+    setting = {"batch_size": batch_size, "response_length": response_length, "threads": threads}
     for estimator, call in make_calls(batch).items():
         expected = call()
         install()
-        check_difference(estimator, [call(), call()][1], expected, batch["response_mask"])
-        times: dict[str, list[float]] = {"stock": [], "adapter": [], "floor": []}
-        for _ in range(TURNS):
-            uninstall()
-            times["stock"].append(clock.time(call))
-            install()
-            times["adapter"] += [clock.time(call) for _ in range(CALLS)]
-            times["floor"] += [clock.time(lambda: write_sums(batch)) for _ in range(CALLS)]
+        check_difference(estimator, [call(), call()][1], expected, mask)
+        arms = {"stock": call, "adapter": call, "floor": lambda: rewards.sum(-1, keepdim=True) * mask}
+        times = harness.time_in_turns(arms, harness.Clock(), TURNS, CALLS, prepare=choose_arm)
         uninstall()
-        ms = {name: round(statistics.median(values) / 1e3, 3) for name, values in times.items()}
-        setting = {"batch_size": batch_size, "response_length": response_length, "threads": threads}
-        speedup = round(ms["stock"] / ms["adapter"], 1)
-        rows.append({"estimator": estimator, **setting, "milliseconds": ms, "speedup": speedup})
+        rows.append({"estimator": estimator, **setting, **harness.compare_with_stock(times)})
     return rows
 
 
-def write_sums(batch: dict[str, Any]) -> torch.Tensor:
-    """The floor of GRPO."""
-    sums: torch.Tensor = batch["token_level_rewards"].sum(-1, keepdim=True)
-    return sums * batch["response_mask"]
+def choose_arm(name: str) -> None:
+    """Let verl call its own functions, or ours."""
+    (uninstall if name == "stock" else install)()
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python scripts/gpu_benchmarks.py FOLDER [--commit HASH] [--suite headline rows ...] [--budget SECONDS] [--quick]
 
-Needs no installation of the project: torch, triton, numpy, and for all of it tqdm, nvcc and ninja. Every arm is
+Needs no installation of the project: torch, triton, numpy, and for all of it nvcc and ninja. Every arm is
 verified before it is timed. A suite's files (bench_SUITE.json, bench_SUITE.csv) are written when it ends; what the
 budget did not allow is listed in them. Several calls with some of the suites each give them more time.
 """

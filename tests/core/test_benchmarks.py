@@ -253,7 +253,7 @@ def test_wrong_and_failing_arms_are_recorded_and_not_timed(monkeypatch, tmp_path
     )
 
 
-class FakeTime(harness.CpuClock):
+class FakeTime(harness.Clock):
     """Calls are made, and take a microsecond."""
 
     def time(self, call):

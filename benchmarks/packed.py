@@ -1,6 +1,6 @@
 """Time sequences laid end to end (cu_seqlens) against the same ones padded; write the times to a folder.
 
-    python benchmarks/packed.py FOLDER [--commit HASH]
+    python benchmarks/packed.py FOLDER [--commit HASH] [--quick]
 
 Runs on a GPU if there is one, else on the CPU. All arms have the same real steps; padded rows have a mask, and where
 all sequences are equally long there is an arm without. Before timing, results must agree. Times are of full calls, and
@@ -23,10 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import rl_triton_core as ours
 from benchmarks import files, harness
-from benchmarks.harness import Call
+from benchmarks.harness import Call, Plan
 from benchmarks.run import list_tensors
-from benchmarks.workloads import ESTIMATORS as WORKLOADS
-from benchmarks.workloads import Workload, draw_inputs
+from benchmarks.workloads import ESTIMATORS, draw_sequences
 from rl_triton_core.testing import assert_close
 
 LENGTHS = {
@@ -37,22 +36,22 @@ LENGTHS = {
     "8 of 131072": (8, 131072, 131072),
 }
 """Number of sequences, and the bounds of their lengths."""
-
-
-ESTIMATORS = ("gae", "vtrace", "retrace", "lambda_returns", "discounted_returns", "prefix_sum")
+PACKABLE = ("gae", "vtrace", "retrace", "lambda_returns", "discounted_returns", "prefix_sum")
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure all sequences with all estimators that take them end to end."""
-    options = files.make_parser(__doc__).parse_args(arguments)
+    parser = files.make_parser(__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions, to see that everything runs")
+    options = parser.parse_args(arguments)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     backend = {"cuda": "triton", "cpu": "cpu"}[device]
-    rows = [measure_sequences(*choice, device) for choice in product(LENGTHS, ESTIMATORS)]
-    protocol = harness.PLANS[device]._asdict()
-    files.save_rows(options, f"packed_{backend}.json", rows, backend=backend, protocol=protocol)
+    plan = harness.QUICK if options.quick else harness.PLANS[device]
+    rows = [measure_sequences(*choice, device, plan) for choice in product(LENGTHS, PACKABLE)]
+    files.save_rows(options, f"packed_{backend}.json", rows, backend=backend, protocol=plan._asdict())
 
 
-def measure_sequences(name: str, estimator: str, device: str) -> dict[str, Any]:
+def measure_sequences(name: str, estimator: str, device: str, plan: Plan) -> files.Row:
     """One set of sequences and one estimator, packed and padded."""
     number, least, most = LENGTHS[name]
     lengths = np.random.default_rng(0).integers(least, most + 1, number)
@@ -61,12 +60,11 @@ def measure_sequences(name: str, estimator: str, device: str) -> dict[str, Any]:
     got, *others = (list_tensors(call())[0] for call in arms.values())
     for want in others:
         assert_close(got.cpu(), want[mask].cpu().double())
-    times = harness.measure_calls(arms, harness.make_clock(device), harness.PLANS[device])
+    times = harness.measure_calls(arms, harness.make_clock(device), plan)
     full, on_device = ({arm: x.find_smallest(kind) for arm, x in times.items()} for kind in ("full", "device"))
     microseconds = on_device if device == "cuda" else full
-    sizes = {"steps": int(lengths.sum()), "padded_steps": mask.numel()}
     return {
-        **{"sequences": name, "estimator": estimator, **sizes},
+        **{"sequences": name, "estimator": estimator, "steps": int(lengths.sum()), "padded_steps": mask.numel()},
         "microseconds": microseconds,
         "full_microseconds": full,
         "padded_over_packed": round(microseconds["padded"] / microseconds["packed"], 3),
@@ -75,22 +73,15 @@ def measure_sequences(name: str, estimator: str, device: str) -> dict[str, Any]:
 
 def make_calls(estimator: str, lengths: Any, mask: torch.Tensor) -> dict[str, Call]:
     """The arms: the same sequences end to end, as rows under a mask, and without one where they are equally long."""
-    spec = WORKLOADS[estimator]
-    flat = {key: x[0] for key, x in draw_inputs(Workload(estimator, 1, int(lengths.sum())), mask.device.type).items()}
-    if spec.bootstraps:
-        flat["bootstrap_values"] = torch.zeros(len(lengths), device=mask.device)
-    rows = {key: x if key == "bootstrap_values" else pad_rows(x, mask) for key, x in flat.items()}
-    function = getattr(ours, spec.function)
-    offsets = torch.tensor([0, *np.cumsum(lengths)], device=mask.device)
-    arms = {"packed": partial(function, **flat, cu_seqlens=offsets), "padded": partial(function, **rows, mask=mask)}
+    packed = draw_sequences(estimator, lengths, mask.device.type)
+    per_step = {name: x for name, x in packed.items() if name not in ("bootstrap_values", "cu_seqlens")}
+    rows = {name: x for name, x in packed.items() if name == "bootstrap_values"}
+    for name, x in per_step.items():
+        rows[name] = x.new_zeros((*mask.shape, *x.shape[1:]))
+        rows[name][mask] = x
+    function = getattr(ours, ESTIMATORS[estimator].function)
+    arms = {"packed": partial(function, **packed), "padded": partial(function, **rows, mask=mask)}
     return arms | ({"unmasked": partial(function, **rows)} if mask.all() else {})
-
-
-def pad_rows(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Steps end to end as rows."""
-    rows = x.new_zeros((*mask.shape, *x.shape[1:]))
-    rows[mask] = x
-    return rows
 
 
 if __name__ == "__main__":

@@ -15,8 +15,7 @@ import itertools
 import random
 import statistics
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import rl_triton_core as ours
 from benchmarks import files, harness
 from benchmarks.harness import Call
-from benchmarks.workloads import ESTIMATORS, LAYOUTS, Inputs, Workload, draw_inputs
+from benchmarks.run import list_tensors
+from benchmarks.workloads import ESTIMATORS, LAYOUTS, Inputs, Workload, draw_inputs, draw_sequences
 from rl_triton_core._internal.backends.triton_variants import forget_variants
 from rl_triton_core._internal.fast_path import forget_plans
 from rl_triton_core.testing import assert_close
@@ -39,6 +39,7 @@ COUNTED = 1000
 MAX_CELLS = 1 << 22
 CHECKED = 5
 """Of how many shapes the results are compared."""
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -49,40 +50,41 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--shapes", type=int, default=200)
     options = parser.parse_args(arguments)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    rows = [time_floor(name, call, device) for name, call in list_floors(device).items()]
+    rows = [{"regime": name, **time_repeated(call)} for name, call in list_floors().items()]
     for estimator, layout in itertools.product(options.estimator, LAYOUTS):
-        rows += measure_workload(Workload(estimator, *REPEATED, layout=layout), device, options.shapes)
-    name = f"regimes_{'triton' if device == 'cuda' else 'cpu'}.json"
+        found = measure_workload(Workload(estimator, *REPEATED, layout=layout), options.shapes)
+        rows += [{"estimator": estimator, "layout": layout, **row} for row in found]
+    name = f"regimes_{'triton' if DEVICE == 'cuda' else 'cpu'}.json"
     files.save_rows(options, name, rows, fast_path=ours.fast_path_status()._asdict())
 
 
-def list_floors(device: str) -> dict[str, Call]:
+def list_floors() -> dict[str, Call]:
     """What the protocol costs by itself, and what any operation of PyTorch does."""
-    x = torch.zeros(REPEATED, device=device)
+    x = torch.zeros(REPEATED, device=DEVICE)
     return {"empty call": lambda: None, "torch.add": partial(torch.add, x, x)}
 
 
-def time_floor(name: str, call: Call, device: str) -> files.Row:
-    """Time one of these."""
-    return {"regime": name, "full": time_full(call, device), "host": time_host([call] * 50)["median"]}
-
-
-def measure_workload(workload: Workload, device: str, num_shapes: int) -> Iterator[files.Row]:
+def measure_workload(workload: Workload, num_shapes: int) -> Iterator[files.Row]:
     """Time one estimator in one layout in all regimes."""
-    about = {"estimator": workload.estimator, "layout": workload.layout}
-    inputs = draw_inputs(workload, device)
+    inputs = draw_inputs(workload, DEVICE)
     for regime, change in list_changes(workload).items():
         call = make_call(workload, inputs, change)
         for _ in range(3):
             check_results(workload, inputs, change())
             call()
-        yield {**about, "regime": regime, "full": time_full(call, device), "host": time_host([call] * 50)["median"]}
-    yield {**about, "regime": "shapes never seen", **time_shapes(draw_shapes(workload, num_shapes), device)}
+        yield {"regime": regime, **time_repeated(call)}
+    shapes = (draw_inputs(other, DEVICE) for other in draw_shapes(workload, num_shapes))
+    yield {"regime": "shapes never seen", **time_inputs(workload, shapes)}
     if workload.layout == "env-major" and workload.estimator != "eligibility_traces":
-        packed = (draw_packed(workload, device, seed) for seed in range(num_shapes))
-        yield {**about, "regime": "packed rows of changing lengths", **time_inputs(workload, packed)}
-    yield {**about, "regime": f"kernels over {COUNTED} shapes", **count_over_shapes(workload, device)}
+        packed = (draw_packed(workload, seed) for seed in range(num_shapes))
+        yield {"regime": "packed rows of changing lengths", **time_inputs(workload, packed)}
+    forget_calls()
+    for other in draw_shapes(workload, COUNTED):
+        make_call(other, draw_inputs(other, DEVICE), dict)()
+    yield {"regime": f"kernels over {COUNTED} shapes", "kernels": count_kernels()}
+
+
+# --- calls ------------------------------------------------------------------------------------------------------------
 
 
 def list_changes(workload: Workload) -> dict[str, Callable[[], dict[str, Any]]]:
@@ -108,29 +110,10 @@ def make_call(workload: Workload, inputs: Inputs, change: Callable[[], dict[str,
 
 def check_results(workload: Workload, inputs: Inputs, numbers: dict[str, Any]) -> None:
     """Raise unless the results are those of the reference backend."""
-    call = make_call(workload, inputs, lambda: numbers)
-    results, expected = call(), make_call(workload, inputs, lambda: {**numbers, "backend": "reference"})()
-    several = isinstance(results, tuple)
-    for x, y in zip(results if several else (results,), expected if several else (expected,), strict=True):
+    choices = numbers, {**numbers, "backend": "reference"}
+    results, expected = (list_tensors(make_call(workload, inputs, lambda x=x: x)()) for x in choices)
+    for x, y in zip(results, expected, strict=True):
         assert_close(x.cpu(), y.cpu().double(), rtol=1e-5)
-
-
-def time_full(call: Call, device: str) -> float:
-    """The minimum of medians of full calls."""
-    clock, plan = harness.make_clock(device), harness.PLANS[device]
-    return min(harness.time_median(call, clock, plan)[0] for _ in range(plan.medians))
-
-
-def time_host(calls: list[Call]) -> dict[str, float]:
-    """The host's time of single calls."""
-    times = []
-    for call in calls:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        call()
-        times.append((time.perf_counter() - start) * 1e6)
-    return {"median": statistics.median(times), "highest": max(times), "mean": statistics.mean(times)}
 
 
 def draw_shapes(workload: Workload, number: int) -> list[Workload]:
@@ -144,17 +127,35 @@ def draw_shapes(workload: Workload, number: int) -> list[Workload]:
     return [workload._replace(num_envs=envs, num_steps=steps) for envs, steps in shapes]
 
 
-def time_shapes(workloads: list[Workload], device: str) -> files.Row:
-    """The first call of every shape."""
-    return time_inputs(workloads[0], (draw_inputs(workload, device) for workload in workloads))
+def draw_packed(workload: Workload, seed: int) -> Inputs:
+    """Up to 256 sequences of up to 512 steps, end to end."""
+    generator = np.random.default_rng(seed)
+    return draw_sequences(workload.estimator, generator.integers(1, 513, generator.integers(1, 257)), DEVICE)
 
 
-def time_inputs(workload: Workload, draws: Iterator[Inputs]) -> files.Row:
+# --- times ------------------------------------------------------------------------------------------------------------
+
+
+def time_repeated(call: Call) -> files.Row:
+    """The minimum of medians of full calls, and the median of the host's time."""
+    clock, plan = harness.make_clock(DEVICE), harness.PLANS[DEVICE]
+    full = min(harness.time_median(call, clock, plan)[0] for _ in range(plan.medians))
+    return {"full": full, "host": statistics.median(time_host(call) for _ in range(50))}
+
+
+def time_host(call: Call) -> float:
+    """The host's time of a call, the GPU idle before it."""
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+    return harness.Clock().time(call)
+
+
+def time_inputs(workload: Workload, draws: Iterable[Inputs]) -> files.Row:
     """One call for each of some inputs, with and without those that compiled a kernel."""
     forget_calls()
     calls, compiling, kernels = [], [], count_kernels()
     for i, inputs in enumerate(draws):
-        timed = time_host([make_call(workload, inputs, dict)])["mean"]
+        timed = time_host(make_call(workload, inputs, dict))
         (calls if count_kernels() == kernels else compiling).append(timed)
         kernels = count_kernels()
         if i < CHECKED:
@@ -167,36 +168,17 @@ def time_inputs(workload: Workload, draws: Iterator[Inputs]) -> files.Row:
     }
 
 
-def draw_packed(workload: Workload, device: str, seed: int) -> Inputs:
-    """Up to 256 sequences of up to 512 steps, end to end."""
-    generator = np.random.default_rng(seed)
-    lengths = generator.integers(1, 513, generator.integers(1, 257))
-    inputs = draw_inputs(workload._replace(num_envs=1, num_steps=int(lengths.sum())), device)
-    inputs = {name: x[0] for name, x in inputs.items() if name != "bootstrap_values"}
-    if workload.spec.bootstraps:
-        inputs["bootstrap_values"] = torch.zeros(len(lengths), device=device)
-    return {**inputs, "cu_seqlens": torch.tensor(np.cumsum([0, *lengths]), device=device)}
-
-
-def count_over_shapes(workload: Workload, device: str) -> files.Row:
-    """How many kernels are compiled for random shapes that are called once each."""
-    forget_calls()
-    for other in draw_shapes(workload, COUNTED):
-        make_call(other, draw_inputs(other, device), dict)()
-    return {"kernels": count_kernels()}
-
-
 def forget_calls() -> None:
     """As in a new process, but for what is compiled on disk."""
     forget_plans()
-    if torch.cuda.is_available():
+    if DEVICE == "cuda":
         forget_variants()
         list_caches().clear()
 
 
 def count_kernels() -> int:
     """How many variants of the scan are compiled."""
-    return sum(len(caches[0]) for caches in list_caches().values()) if torch.cuda.is_available() else 0
+    return sum(len(caches[0]) for caches in list_caches().values()) if DEVICE == "cuda" else 0
 
 
 def list_caches() -> dict[Any, Any]:

@@ -9,7 +9,6 @@ and listed. On a GPU everything is compiled beforehand, in parallel processes. N
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Iterable
@@ -70,11 +69,15 @@ class Arm:
 
 
 class Oracle:
-    """A workload's inputs, and its results in float64."""
+    """A workload's inputs, and its results in float64: of all environments, or of some where they are many."""
 
     def __init__(self, workload: Workload, inputs: Inputs) -> None:
         self.workload, self.inputs = workload, inputs
-        self.envs = sample_envs(workload, inputs)
+        self.envs: torch.Tensor | None = None
+        if workload.cells > MAX_CELLS_VERIFIED:
+            count = min(ENVS_SAMPLED, workload.num_envs)
+            places = torch.arange(count, device=next(iter(inputs.values())).device)
+            self.envs = places * (workload.num_envs - 1) // max(1, count - 1)
         self.known: dict[Expected, tuple[torch.Tensor, ...]] = {}
 
     def find_error(self, provider: Provider, results: Any) -> float:
@@ -82,19 +85,16 @@ class Oracle:
         expected = provider.find_oracle()
         if expected not in self.known:
             self.known[expected] = expected(self.workload, self.inputs, self.envs)
-        pairs = zip(list_tensors(results), self.known[expected], strict=True)
-        errors = [relative_error(provider.select_written(self.select_verified(x)), want) for x, want in pairs]
-        return float(torch.tensor(errors).max())
-
-    def select_verified(self, x: torch.Tensor) -> torch.Tensor:
-        """The part of a result that is verified."""
-        return x if self.envs is None else x.index_select(1 - self.workload.time_dim, self.envs)
+        chosen = list_tensors(results)
+        if self.envs is not None:
+            chosen = [x.index_select(1 - self.workload.time_dim, self.envs) for x in chosen]
+        pairs = zip(map(provider.select_written, chosen), self.known[expected], strict=True)
+        return float(torch.tensor([relative_error(x, want) for x, want in pairs]).max())
 
 
 def measure_workload(workload: Workload, providers: Iterable[str], session: Session) -> list[files.Row]:
     """A row for every arm that there is."""
-    inputs = draw_inputs(workload, session.device)
-    oracle = Oracle(workload, inputs)
+    oracle = Oracle(workload, draw_inputs(workload, session.device))
     arms = [arm for name in (*FLOORS, *providers) if (arm := prepare_arm(name, oracle, session)) is not None]
     calls = {arm.provider: arm.call for arm in arms if arm.call is not None}
     host_only = frozenset(name for name in calls if not REGISTRY[name].captured)
@@ -107,8 +107,7 @@ def prepare_arm(name: str, oracle: Oracle, session: Session) -> Arm | None:
     provider = REGISTRY[name]
     if provider.unavailable(session.device):
         return None
-    trouble = session.compiled.get(key_of((name, oracle.workload)), "")
-    if trouble:
+    if trouble := session.compiled.get(key_of((name, oracle.workload))):
         return Arm(name, trouble)
     try:
         call = provider.make_call(oracle.workload, oracle.inputs)
@@ -126,15 +125,6 @@ def list_tensors(results: Any) -> list[torch.Tensor]:
     return [results] if isinstance(results, torch.Tensor) else [x for x in results if x is not None]
 
 
-def sample_envs(workload: Workload, inputs: Inputs) -> torch.Tensor | None:
-    """Environments to verify; None for all."""
-    if workload.cells <= MAX_CELLS_VERIFIED:
-        return None
-    device = next(iter(inputs.values())).device
-    count = min(ENVS_SAMPLED, workload.num_envs)
-    return torch.arange(count, device=device) * (workload.num_envs - 1) // max(1, count - 1)
-
-
 def make_row(workload: Workload, arm: Arm, times: harness.Times) -> files.Row:
     """A line of the result file; times in microseconds."""
     return {
@@ -145,17 +135,12 @@ def make_row(workload: Workload, arm: Arm, times: harness.Times) -> files.Row:
         "bytes": count_bytes(workload),
         "full": times.find_smallest("full"),
         "device": times.find_smallest("device"),
-        "full_medians": round_medians(times.full),
-        "device_medians": round_medians(times.device),
+        "full_medians": [round(x, 3) for x in times.full],
+        "device_medians": [round(x, 3) for x in times.device],
         "calls": times.calls,
         "captured": times.captured,
         "note": times.note,
     }
-
-
-def round_medians(medians: list[float]) -> list[float]:
-    """To nanoseconds."""
-    return [round(x, 3) for x in medians]
 
 
 # --- suites -----------------------------------------------------------------------------------------------------------
@@ -171,9 +156,20 @@ def run_suites(names: Iterable[str], estimators: tuple[str, ...], session: Sessi
     bandwidth = harness.measure_copy_bandwidth(session.device, session.clock, session.plan)
     bad = 0
     for name, suite in suites.items():
-        path = session.folder / ("_".join(["bench", name, *estimators]) + ".json")
         rows, skipped = run_suite(name, suite, session)
-        write_suite(path, name, session, bandwidth, rows, skipped)
+        head = {
+            "system": files.describe_system(session.commit),
+            "suite": name,
+            "device": session.device,
+            "threads": torch.get_num_threads(),
+            "protocol": session.plan._asdict(),
+            "tolerance": TOLERANCE,
+            "copy_bandwidth_gb_per_s": round(bandwidth / 1e9, 1),
+            "skipped": skipped,
+        }
+        path = session.folder / ("_".join(["bench", name, *estimators]) + ".json")
+        files.write_result(path, head, rows=rows)
+        files.write_csv(path.with_suffix(".csv"), head["system"], rows)
         bad += report_suite(path, rows, skipped)
     return bad
 
@@ -196,24 +192,6 @@ def run_suite(name: str, suite: Suite, session: Session) -> tuple[list[files.Row
     return rows, []
 
 
-def write_suite(
-    path: Path, name: str, session: Session, bandwidth: float, rows: list[files.Row], skipped: list[str]
-) -> None:
-    """The result files of a suite."""
-    head = {
-        "system": files.describe_system(session.commit),
-        "suite": name,
-        "device": session.device,
-        "threads": torch.get_num_threads(),
-        "protocol": session.plan._asdict(),
-        "tolerance": TOLERANCE,
-        "copy_bandwidth_gb_per_s": round(bandwidth / 1e9, 1),
-        "skipped": skipped,
-    }
-    files.write_result(path, head, rows=rows)
-    files.write_csv(path.with_suffix(".csv"), head["system"], rows)
-
-
 def report_suite(path: Path, rows: list[files.Row], skipped: list[str]) -> int:
     """Print what came of a suite; how many arms were wrong or failed."""
     bad = [row for row in rows if row["status"] != "ok"]
@@ -223,19 +201,14 @@ def report_suite(path: Path, rows: list[files.Row], skipped: list[str]) -> int:
     return len(bad)
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The arguments."""
-    found = files.make_parser(__doc__)
-    found.add_argument("--suite", nargs="+", choices=SUITES, default=["cpu"])
-    found.add_argument("--estimator", nargs="+", choices=ESTIMATORS, default=())
-    found.add_argument("--quick", action="store_true", help="fewer repetitions, to see that everything runs")
-    found.add_argument("--budget", type=float, default=float("inf"), help="seconds after which the rest is skipped")
-    return found
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run the suites that were asked for; 1 if an arm was wrong or failed."""
-    options = make_parser().parse_args(arguments)
+    parser = files.make_parser(__doc__)
+    parser.add_argument("--suite", nargs="+", choices=SUITES, default=["cpu"])
+    parser.add_argument("--estimator", nargs="+", choices=ESTIMATORS, default=())
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions, to see that everything runs")
+    parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which the rest is skipped")
+    options = parser.parse_args(arguments)
     (device,) = {SUITES[name].device for name in options.suite}
     if device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("no GPU: torch.cuda.is_available() is false")

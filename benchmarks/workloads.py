@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -92,6 +93,14 @@ def draw_inputs(workload: Workload, device: str, seed: int = 0) -> Inputs:
     if workload.spec.bootstraps:
         inputs["bootstrap_values"] = draw_normal(*(workload.shape if workload.truncated else (workload.num_envs,)))
     return inputs
+
+
+def draw_sequences(estimator: str, lengths: Any, device: str) -> Inputs:
+    """Inputs of sequences of these lengths, end to end."""
+    inputs = {name: x[0] for name, x in draw_inputs(Workload(estimator, 1, int(lengths.sum())), device).items()}
+    if "bootstrap_values" in inputs:
+        inputs["bootstrap_values"] = torch.zeros(len(lengths), device=device)
+    return {**inputs, "cu_seqlens": torch.tensor(np.cumsum([0, *lengths]), device=device)}
 
 
 def count_bytes(workload: Workload) -> int:

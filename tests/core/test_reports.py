@@ -121,8 +121,9 @@ def test_regimes(tmp_path, monkeypatch):
     monkeypatch.setattr(regimes, "COUNTED", 3)
     monkeypatch.setattr(regimes, "LAYOUTS", ["env-major"])
     monkeypatch.setattr(regimes, "MAX_CELLS", 200)
-    monkeypatch.setattr(regimes, "time_full", lambda call, device: float(call() is not None))
-    monkeypatch.setattr(regimes, "list_floors", lambda device: {"empty call": lambda: None})
+    monkeypatch.setattr(regimes, "DEVICE", "cpu")
+    monkeypatch.setattr(regimes, "time_repeated", lambda call: {"full": float(call() is not None)})
+    monkeypatch.setattr(regimes, "list_floors", lambda: {"empty call": lambda: None})
     arguments = [str(tmp_path), "--commit", "abc", "--estimator", "gae", "--shapes", "3"]
     regimes.main(arguments)
     rows = regimes.files.read_result(next(tmp_path.iterdir()))["rows"]
@@ -168,7 +169,7 @@ def test_sequences_end_to_end_and_padded(tmp_path, monkeypatch):
     pytest.importorskip("numba")
     packed = load_script("packed")
     monkeypatch.setattr(packed, "LENGTHS", {"3 of 1-9": (3, 1, 9), "2 of 4": (2, 4, 4)})
-    monkeypatch.setattr(packed, "ESTIMATORS", ["discounted_returns"])
+    monkeypatch.setattr(packed, "PACKABLE", ["discounted_returns"])
     monkeypatch.setattr(packed.torch.cuda, "is_available", lambda: False)
     monkeypatch.setitem(packed.harness.PLANS, "cpu", packed.harness.Plan(1, 1, 1))
     packed.main([str(tmp_path), "--commit", "abc"])

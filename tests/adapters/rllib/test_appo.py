@@ -93,6 +93,17 @@ def test_updates_are_those_of_rllib(space, options, make_learner):
     assert (max(x[POLICY, "mean_kl_loss"] for x in stock[0]) > 1e-5) == bool(options.get("use_kl_loss"))
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("space", SPACES)
+def test_updates_on_a_gpu_are_those_of_rllib(space, make_learner):
+    config = make_config(space, use_kl_loss=True).learners(num_gpus_per_learner=1)
+    stock = update_learner(config, space, learner=make_learner(config), **FAR)
+    learner = make_learner(enable_triton(config))
+    assert next(learner.module[POLICY].parameters()).is_cuda
+    assert_same_updates(stock, update_learner(config, space, learner=learner, **FAR))
+
+
 @pytest.mark.parametrize("off", [None, "fused_loss", "deferred_metrics", "fused_optimizer"])
 def test_each_part_is_off_by_its_own_flag(off, make_learner, monkeypatch):
     config = make_config("categorical", num_epochs=2, minibatch_size=40, use_kl_loss=True)

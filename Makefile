@@ -83,7 +83,7 @@ test-interpreted: $(READY) ## Tests of the core and the adapters, Triton through
 test-aot: $(READY) ## Compile the Triton kernels ahead of time; no GPU needed
 	$(COMPILED) $(PY) -m pytest -n $(JOBS) tests/aot
 
-test-independent: $(INDEPENDENT_READY) ## Compare with TorchRL and rlax (slow: downloads them and JAX; Python 3.11 or newer)
+test-independent: $(INDEPENDENT_READY) ## Compare with rlax (slow: downloads it and JAX; Python 3.11 or newer)
 	$(PY_INDEPENDENT) -m pytest tests/independent
 
 test-rllib: $(RLLIB_READY) ## Tests of the RLlib adapter, on real Ray processes (downloads Ray)
@@ -183,7 +183,7 @@ $(INDEPENDENT_READY): pyproject.toml constraints.txt constraints-independent.txt
 	$(INSTALL_INDEPENDENT) --upgrade "pip>=23.1"
 	$(INSTALL_INDEPENDENT) "$(TORCH)"
 	$(INSTALL_INDEPENDENT) -c constraints.txt -c constraints-independent.txt \
-		-e ".[torchrl]" jax rlax hypothesis pytest
+		-e . jax rlax hypothesis pytest
 	@touch $@
 
 $(RLLIB_READY): pyproject.toml constraints.txt

@@ -5,6 +5,7 @@ import torch
 
 pytest.importorskip("gymnasium")
 
+from gpu_checks import capture_graph, forbid_waiting
 from test_cleanrl import GAMMA, LAMBDA, assert_near, log_probs, random_rollout
 
 from rl_triton_adapters.cleanrl import gae, leanrl_gae, vtrace
@@ -41,26 +42,13 @@ def leanrl_of(rewards, values, dones, next_value, next_done, **others):
 FUNCTIONS = [gae_of, vtrace_of, leanrl_of]
 
 
-def warmed_up(function, given):
-    """Called as often as it compiles and takes notes, on a stream of its own."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            function(**given)
-    torch.cuda.current_stream().wait_stream(stream)
-
-
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_the_numbers_of_the_cpu_without_waiting(function):
     given = on_device(arguments())
-    warmed_up(function, given)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    for _ in range(3):
+        function(**given)  # what is compiled and recorded comes before
+    with forbid_waiting():
         got = function(**given)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert all(x.device.type == DEVICE for x in got)
     assert_near(got, function(**arguments()))
 
@@ -71,10 +59,7 @@ def test_in_a_cuda_graph(function, compiled):
     """What was captured computes from what stands in the inputs when it is replayed."""
     torch._dynamo.reset()
     given, call = on_device(arguments()), torch.compile(function, fullgraph=True) if compiled else function
-    warmed_up(call, given)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        got = call(**given)
+    graph, got = capture_graph(lambda: call(**given), warmups=3)
     for seed in (1, 2):
         for name, x in on_device(arguments(seed)).items():
             given[name].copy_(x)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gpu_checks import forbid_waiting
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 pytest.importorskip("benchmarks.end_to_end.ppo", reason="only the package is here", exc_type=ModuleNotFoundError)
@@ -22,11 +23,8 @@ def test_nothing_waits_for_the_device(env):
     training = example.Training(example.parse_arguments(["--device", DEVICE, "--num-steps", "8", "--env", env]))
     for _ in range(2):
         training.run_iteration(1e-3)  # what is compiled, or written for a kind of call, comes before
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with forbid_waiting():
         training.run_iteration(1e-3)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("env", ["cartpole", "pendulum"])

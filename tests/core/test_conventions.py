@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from gpu_checks import forbid_waiting
 
 from rl_triton_core import FinalValues, compute_gae
 from rl_triton_core import conventions as conv
@@ -560,12 +561,8 @@ def test_one_graph_under_torch_compile(name):
 def test_no_synchronisation(name):
     kwargs = make_arguments(name, device="cuda")
     run_converter(name, **kwargs)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with forbid_waiting():
         got = run_converter(name, **kwargs)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert_same([x if x is None else x.cpu() for x in got], run_converter(name, **make_arguments(name)))
 
 

@@ -27,7 +27,9 @@ PAGES = [
     ),
     *(f"docs/{name}.md" for name in ("capture", "lengths", "tokens", "multi-gpu", "nan", "faq")),
 ]
-MODULES = ["gae", "vtrace", "retrace", "returns", "nstep", "traces", "linear"]
+MODULES = ["normalization"]
+MODULES += [f"estimators.{name}" for name in ("gae", "vtrace", "retrace", "returns", "nstep", "traces", "linear")]
+MODULES += [f"losses.{name}" for name in ("ppo", "value", "kl", "grpo", "group")]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -106,7 +108,7 @@ def find_anchors(path):
 
 @pytest.mark.parametrize("name", MODULES)
 def test_docstring_examples_run(name):
-    module = importlib.import_module(f"rl_triton_core.estimators.{name}")
+    module = importlib.import_module(f"rl_triton_core.{name}")
     result = doctest.testmod(module, extraglobs={"torch": importlib.import_module("torch")})
     assert result.attempted
     assert not result.failed

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from cases import BACKWARD, ESTIMATORS, FORWARD, LINEAR, Call, get_name, random_case
+from gpu_checks import forbid_waiting
 
 import rl_triton_core as ours
 from rl_triton_core import FinalValues
@@ -118,11 +119,8 @@ def test_a_gpu_looks_at_values_once(monkeypatch):
     rewards, flags = torch.ones(2, 3, device="cuda"), torch.zeros(2, 3, device="cuda")
     ours.compute_discounted_returns(rewards, flags, bootstrap_values=0.0)
     assert len(seen) == 1
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with forbid_waiting():
         ours.compute_discounted_returns(rewards[:, :2], flags[:, :2], bootstrap_values=0.0)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 # --- one reading ------------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from cases import (
     same_bits,
     with_form,
 )
+from gpu_checks import capture_graph, forbid_waiting
 from test_estimators_precision import assert_as_exact_as_a_loop, set_rates
 
 from rl_triton_core import FinalValues, available_backends, compute_gae
@@ -60,24 +61,13 @@ def make_out(call):
     return outs if len(outs) > 1 else outs[0]
 
 
-class Forbidden:
-    """A stretch of code that must not wait for the device."""
-
-    def __enter__(self):
-        torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-
-    def __exit__(self, *_):
-        torch.cuda.set_sync_debug_mode("default")
-
-
 @pytest.mark.parametrize("time_dim", [-1, 0])
 @ALL
 def test_no_synchronisation(estimator, time_dim):
     for case in draw_cases(estimator):
         call = Call(case, "cuda", How(time_dim=time_dim))
         want, out = call("triton"), make_out(call)
-        with Forbidden():
+        with forbid_waiting():
             results = [call("triton"), call("triton", out=out)]
         for got in results:
             assert all(same_bits(x, y) for x, y in zip(got, want, strict=True))
@@ -89,7 +79,7 @@ def test_final_values_on_the_device_do_not_synchronise(estimator):
     env, time = torch.nonzero(call.kwargs["truncated"], as_tuple=True)
     value, edge = torch.ones(len(env), device="cuda"), torch.zeros(SHAPE[0], device="cuda")
     want = call("triton", bootstrap_values=FinalValues(env, time, value, edge))
-    with Forbidden():
+    with forbid_waiting():
         got = call("triton", bootstrap_values=FinalValues(env, time, value, edge))
     assert all(same_bits(x, y) and x.isfinite().all() for x, y in zip(got, want, strict=True))
 
@@ -100,7 +90,7 @@ def test_no_synchronisation_with_a_state(estimator):
         call = Call(random_case(estimator, *SHAPE, valid=valid), "cuda")
         _, state = call("triton", return_state=True)
         call("triton", state=state, return_state=True)
-        with Forbidden():
+        with forbid_waiting():
             _, state = call("triton", return_state=True)
             call("triton", state=state, return_state=True)
 
@@ -111,22 +101,9 @@ def test_no_synchronisation_with_gradients(estimator):
     first = call.kwargs[estimator.inputs[0]].requires_grad_()
     sum(x.sum() for x in call("triton")).backward()  # the first one compiles
     first.grad = None
-    with Forbidden():
+    with forbid_waiting():
         sum(x.sum() for x in call("triton")).backward()
     assert first.grad.isfinite().all()
-
-
-def capture_graph(call_estimator):
-    """A graph of a call, after it has run once on a stream of its own."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        call_estimator()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = call_estimator()
-    return graph, results
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["fresh", "out"])

@@ -25,6 +25,7 @@ from cases import (
     with_form,
     with_log_probs,
 )
+from gpu_checks import capture_graph, forbid_waiting
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -414,12 +415,8 @@ def make_cuda_call(estimator, lengths):
 def test_no_synchronisation(estimator):
     call_packed, _ = make_cuda_call(estimator, tuple(np.random.default_rng(0).integers(0, 300, 40)))
     want = call_packed()
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with forbid_waiting():
         got = call_packed()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert all(same_bits(x, y) for x, y in zip(got, want, strict=True))
 
 
@@ -429,14 +426,7 @@ def test_no_synchronisation(estimator):
 def test_graph_capture(estimator):
     """The replay takes other sequences of the same total length."""
     call_packed, kwargs = make_cuda_call(estimator, (50, 0, 70, 8))
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        call_packed()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = call_packed()
+    graph, results = capture_graph(call_packed)
     for other in ((1, 2, 3, 122), (0, 0, 0, 128), (50, 0, 70, 8)):
         kwargs["cu_seqlens"].copy_(torch.tensor([0, *np.cumsum(other)]))
         graph.replay()

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from gpu_checks import forbid_waiting
 from losses_cases import call, check, make
 from test_losses import mask_of
 
@@ -35,12 +36,8 @@ def test_no_synchronisation_and_capture(head):
         )
 
     want = step()
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with forbid_waiting():
         step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         got = step()

@@ -7,7 +7,6 @@ from torch.nn import functional
 
 from rl_triton_core.losses import (
     categorical_ppo_loss,
-    gaussian_ppo_loss,
     grpo_loss,
     kl_divergence,
     ppo_loss,
@@ -52,18 +51,6 @@ def test_stable_baselines3(batch):
     assert float(ours.clip_fraction) == pytest.approx(float((torch.abs(ratio - 1) > 0.1).float().mean()))
 
 
-def test_stable_baselines3_gaussian():
-    distributions = pytest.importorskip("stable_baselines3.common.distributions")
-    case = make("gaussian", n=64)
-    mean, log_std = (case.network[name].requires_grad_() for name in ("mean", "log_std"))
-    head = distributions.DiagGaussianDistribution(5).proba_distribution(mean, log_std)
-    old, adv = case.data["old_log_probs"], case.data["advantages"]
-    ratio = torch.exp(head.log_prob(case.data["actions"]) - old)
-    theirs = -torch.min(adv * ratio, adv * torch.clamp(ratio, 0.8, 1.2)).mean() - 0.1 * head.entropy().mean()
-    ours = gaussian_ppo_loss(mean, log_std, case.data["actions"], old, adv, entropy_coef=0.1).loss
-    assert_same(ours, theirs, mean, log_std)
-
-
 def test_sb3_contrib_masks(batch):
     """Logits of actions that are not allowed are −∞ here and −1e8 there."""
     maskable = pytest.importorskip("sb3_contrib.common.maskable.distributions")
@@ -98,26 +85,6 @@ def test_cleanrl(batch):
     assert_same(value_loss(values, returns, **options), theirs, values)
 
 
-def test_rllib(batch):
-    """Transcribed from PPOTorchLearner.compute_loss_for_module, with masked means and the exact KL."""
-    categorical = torch.distributions.Categorical
-    logits, values, actions = batch["logits"], batch["values"], batch["actions"]
-    mask = torch.rand(64, generator=torch.Generator().manual_seed(1)) < 0.7
-    new, old = categorical(logits=logits), categorical(logits=batch["old_logits"])
-    ratio = torch.exp(new.log_prob(actions) - batch["old_log_probs"])
-    adv = batch["advantages"]
-    surrogate = torch.min(adv * ratio, adv * torch.clamp(ratio, 0.7, 1.3))
-    error = torch.clamp(torch.pow(values - batch["returns"], 2.0), 0, 0.5)
-    kl = torch.distributions.kl_divergence(old, new)
-    theirs = (-surrogate + 0.8 * error - 0.02 * new.entropy())[mask].mean() + 0.2 * kl[mask].mean()
-    ours = categorical_ppo_loss(
-        logits, actions, batch["old_log_probs"], adv, values=values, returns=batch["returns"], mask=mask, clip=0.3,
-        value_coef=0.8, value_clip=0.5, value_clip_mode="rllib", entropy_coef=0.02, kl_coef=0.2,
-        old_logits=batch["old_logits"],
-    )  # fmt: skip
-    assert_same(ours.loss, theirs, logits, values)
-
-
 def test_skrl_and_rl_games(batch):
     """Transcribed: skrl clips the prediction without a maximum; RL-Games takes negative log-probabilities."""
     values, old, returns = batch["values"], batch["old_values"], batch["returns"]
@@ -141,26 +108,8 @@ def tokens():
 
 
 def test_verl(tokens):
-    """Transcribed from core_algos: dual clip 3, log-ratios within ±20, the aggregations, k3 within ±10."""
-    log_probs, old, adv, ref, mask = tokens
-    a, x = adv[:, None], torch.clamp(log_probs - old, min=-20.0, max=20.0)
-    losses1, losses2 = -a * torch.exp(x), -a * torch.clamp(torch.exp(x), 0.8, 1.28)
-    clipped = torch.maximum(losses1, losses2)
-    losses = torch.where(a < 0, torch.min(-a * 3.0, clipped), clipped)
-    per_sequence, counts = (losses * mask).sum(-1), mask.sum(-1)
-    aggregations = {
-        ("token-mean", None): (losses * mask).sum() / mask.sum(),
-        ("token-mean", 1.0): (losses * mask).sum(),
-        ("sequence-sum", None): per_sequence.mean(),
-        ("sequence-sum", 9.0): per_sequence.sum() / 9,
-        ("sequence-mean", None): (per_sequence / (counts + 1e-8)).mean(),
-    }
-    for (aggregation, normalizer), theirs in aggregations.items():
-        ours = grpo_loss(
-            log_probs, old, adv, mask=mask, clip_high=0.28, dual_clip=3.0, log_ratio_clamp=20.0,
-            aggregation=aggregation, normalizer=normalizer,
-        )  # fmt: skip
-        assert_same(ours.loss, theirs, log_probs)
+    """Transcribed from core_algos: k3 within ±10 of log-ratios within ±20. tests/frameworks has the loss itself."""
+    log_probs, _, _, ref, mask = tokens
     kl = torch.clamp(ref - log_probs, min=-20, max=20)
     k3 = torch.clamp(torch.exp(kl) - kl - 1, min=-10, max=10)
     score = 0.5 * (log_probs - ref).square()

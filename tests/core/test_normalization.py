@@ -1,7 +1,5 @@
 """Normalised advantages: equation, edge cases, accuracy, memory, gradients, and statistics over several processes."""
 
-import doctest
-import importlib
 import math
 
 import numpy as np
@@ -23,6 +21,7 @@ RULES = [
     (1, 1e-8, "variance"),
     (0, 0.5, "add"),
     (2.5, 2.0, "floor"),
+    (1, 0.5, "variance"),
     (0, 0, "add"),
 ]
 
@@ -81,8 +80,10 @@ def options(rule):
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_float64(float64_target, rule):
     advantages, mask = draw_advantages(40, 33, valid=0.7, dtype=torch.float64)
-    got = run_on(float64_target, advantages, mask, **options(rule))
-    assert_close(got, compute_oracle(advantages, mask, *rule), rtol=1e-13)
+    for given, rtol in ((advantages, 1e-13), (1e6 + 1e-3 * advantages, 1e-7)):
+        got = run_on(float64_target, given, mask, **options(rule))
+        assert_close(got, compute_oracle(given, mask, *rule), rtol=rtol)
+    assert not run_on(float64_target, torch.full_like(advantages, 0.1), **options(rule)).any()
 
 
 def test_what_the_frameworks_compute(target):
@@ -106,19 +107,6 @@ def test_what_the_frameworks_compute(target):
         assert_close(run_on(target, advantages, **given), want, rtol=2e-7)
 
 
-def test_epsilon_counts_where_the_spread_is_small(target):
-    advantages = torch.tensor([1.0, 2.0, 3.0]) * 1e-3
-    for mode, divisor in (("add", 2e-3), ("floor", 1e-3), ("variance", math.sqrt(1.001e-3))):
-        got = run_on(target, advantages, epsilon=1e-3, epsilon_mode=mode)
-        assert_close(got, np.array([-1e-3, 0, 1e-3]) / divisor, rtol=2e-6, name=mode)
-
-
-def test_the_docstring_example():
-    module = importlib.import_module("rl_triton_core.normalization")
-    result = doctest.testmod(module, extraglobs={"torch": torch})
-    assert result.attempted and not result.failed
-
-
 # --- defined results --------------------------------------------------------------------------------------------------
 
 
@@ -130,11 +118,6 @@ def test_equal_elements_give_zero(target, value, epsilon, mode):
     mask = draw_advantages(9, 301, valid=0.5)[1]
     for given in (None, mask):
         assert not run_on(target, advantages, given, epsilon=epsilon, epsilon_mode=mode).any()
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_equal_float64_elements_give_zero(float64_target, mode):
-    assert not run_on(float64_target, torch.full((7, 43), 0.1, dtype=torch.float64), epsilon=0, epsilon_mode=mode).any()
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -192,11 +175,6 @@ def test_a_large_mean_with_a_small_spread(target, mean, spread, valid):
     advantages = (mean + spread * advantages).float()
     got = run_on(target, advantages, mask, epsilon=0)
     assert_close(got, compute_oracle(advantages, mask, epsilon=0), rtol=2e-7)
-
-
-def test_a_large_mean_in_float64(float64_target):
-    advantages = 1e6 + 1e-3 * draw_advantages(40, 50, dtype=torch.float64)[0]
-    assert_close(run_on(float64_target, advantages, epsilon=0), compute_oracle(advantages, epsilon=0), rtol=1e-7)
 
 
 @pytest.mark.parametrize("place_of_it", [0, 1234, -1])

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from cases import same_bits
+from gpu_checks import capture_graph, forbid_waiting
 from test_normalization import RANKS, check_ranks, compute_oracle, draw_advantages, run_ranks
 from torch import distributed
 
@@ -23,27 +24,20 @@ def test_no_synchronisation(backend):
         want = normalize_advantages(*streams, backend=backend)
         leaf = streams[0].clone().requires_grad_()
         normalize_advantages(leaf, streams[1]).sum().backward()
-        torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with forbid_waiting():
             got = normalize_advantages(*streams, out=out, backend=backend)
             normalize_advantages(leaf, streams[1]).sum().backward()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         assert same_bits(got, want)
 
 
 def test_graph_capture():
     (advantages, mask), out = on_gpu(64, 128, valid=0.8), torch.empty(64, 128, device="cuda")
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
+
+    def normalize_both():
         normalize_advantages(advantages, mask, out=out)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        normalize_advantages(advantages, mask, out=out)
-        fresh = normalize_advantages(advantages)
+        return normalize_advantages(advantages)
+
+    graph, fresh = capture_graph(normalize_both)
     for seed in (1, 2):
         advantages.copy_(draw_advantages(64, 128, seed=seed)[0])
         graph.replay()

@@ -372,28 +372,19 @@ def test_bad_tensors_are_named(function):
         function(**{**CALLS[function], "response_mask": MASK[:1]})
 
 
+GAE, GRPO, REINFORCE = CALLS
+
+
 @pytest.mark.parametrize(
     ("function", "name", "argument", "error", "message"),
     [
-        (
-            adapter.compute_gae_advantage_return,
-            "values",
-            REWARDS[:1],
-            ValueError,
-            r"got shape \(1, 3\), expected",
-        ),
-        (adapter.compute_gae_advantage_return, "gamma", -1.0, ValueError, "got -1.0"),
-        (adapter.compute_gae_advantage_return, "lam", 2.0, ValueError, "got 2.0"),
-        (
-            adapter.compute_grpo_outcome_advantage,
-            "index",
-            np.array(["a"]),
-            ValueError,
-            "got 1 groups, expected one per",
-        ),
-        (adapter.compute_grpo_outcome_advantage, "epsilon", -1.0, ValueError, "got -1.0"),
-        (adapter.compute_grpo_outcome_advantage, "norm_adv_by_std_in_grpo", 1, TypeError, "got int, expected a bool"),
-        (adapter.compute_reinforce_plus_plus_outcome_advantage, "config", None, ValueError, "got None, expected that"),
+        (GAE, "values", REWARDS[:1], ValueError, r"got shape \(1, 3\), expected"),
+        (GAE, "gamma", -1.0, ValueError, "got -1.0"),
+        (GAE, "lam", 2.0, ValueError, "got 2.0"),
+        (GRPO, "index", np.array(["a"]), ValueError, "got 1 groups, expected one per"),
+        (GRPO, "epsilon", -1.0, ValueError, "got -1.0"),
+        (GRPO, "norm_adv_by_std_in_grpo", 1, TypeError, "got int, expected a bool"),
+        (REINFORCE, "config", None, ValueError, "got None, expected that"),
     ],
 )
 def test_bad_arguments_are_named(function, name, argument, error, message):

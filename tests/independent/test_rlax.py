@@ -20,13 +20,29 @@ from rl_triton_core import (
     compute_retrace,
     compute_vtrace,
 )
-from rl_triton_core.testing import assert_close
+from rl_triton_core.testing import assert_close, random_rollout
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_enable_x64", True)
 
 GAMMA, RTOL = 0.97, 1e-10
 LAMBDAS = pytest.mark.parametrize("lambda_", [0.0, 0.9, 1.0])
+
+
+@pytest.fixture(params=["reference", "cpu"])
+def backend(request):
+    return request.param
+
+
+@pytest.fixture
+def rollout():
+    """With every kind of ending, inside and at the end."""
+    r = random_rollout(5, 64, truncated_prob=0.1, terminated_prob=0.1, dtype=torch.float64)
+    r.terminated[:, -1] = r.truncated[:, -1] = False
+    r.terminated[0, -1] = r.truncated[1, -1] = True
+    for flags in (r.terminated & ~r.truncated, r.truncated & ~r.terminated, r.terminated & r.truncated):
+        assert flags[:, :-1].any()
+    return r
 
 
 def make_arguments(rollout, backend):

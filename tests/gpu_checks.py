@@ -1,0 +1,30 @@
+"""What tests on a GPU have in common: code that must not wait for the device, and graphs of calls."""
+
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def forbid_waiting():
+    """Inside, whatever waits for the device is an error."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def capture_graph(call, warmups=1):
+    """A graph of a call and the call's results, after it has run some times on a stream of its own."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(warmups):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = call()
+    return graph, results

@@ -7,8 +7,6 @@ flags; walks add up, for each step, the temporal differences of the rest of its 
 import inspect
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +15,7 @@ import pytest
 import torch
 from core import conventions_rollouts as real
 from gymnasium.vector import AutoresetMode
+from processes import run_python
 
 from rl_triton_adapters.cleanrl import gae, leanrl_gae, vtrace
 
@@ -373,12 +372,7 @@ def test_no_framework_is_imported():
         import sys, rl_triton_adapters.cleanrl
         print(sorted({"gym", "gymnasium", "stable_baselines3", "tensordict"} & sys.modules.keys()))
     """
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "adapters")])
-    command = [sys.executable, "-c", "\n".join(line.strip() for line in program.splitlines())]
-    done = subprocess.run(
-        command, env=os.environ | {"PYTHONPATH": paths}, check=False, capture_output=True, text=True, timeout=120
-    )
-    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+    assert run_python(program, PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "adapters")])).strip() == "[]"
 
 
 def test_the_examples_of_the_documentation():

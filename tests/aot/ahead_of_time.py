@@ -49,14 +49,22 @@ def compile_for(target: str, problem: Problem, row: Launch, segments: int = 1, *
     """Compile the launches that would solve the problem on the target."""
     found = []
     for call in build_launches(problem, row, segments):
-        signature, constexprs, attributes = {}, {}, {}
-        for i, (parameter, value) in enumerate(zip(scan.params, call.arguments, strict=True)):
-            signature[parameter.name] = describe_argument(value, (i,), parameter.is_constexpr, constexprs, attributes)
-        source = ASTSource(scan, signature=signature, constexprs=constexprs, attrs=attributes)
-        kernel = triton.compile(source, target=TARGETS[target], options={**call.options, **more})
-        amd = target.startswith("gfx")
-        found.append(read_amdgcn(kernel.asm["amdgcn"]) if amd else read_ptx(kernel))
+        arguments = dict(zip(scan.arg_names, call.arguments, strict=True))
+        found.append(compile_kernel(target, scan, arguments, **{**call.options, **more})[1])
     return found
+
+
+def compile_kernel(target: str, kernel, arguments, **options: int):
+    """Compile a kernel for arguments by name; return it and what a thread of it needs."""
+    signature, constexprs, attributes = {}, {}, {}
+    for name, value in arguments.items():
+        index = kernel.arg_names.index(name)
+        is_constant = kernel.params[index].is_constexpr
+        signature[name] = describe_argument(value, (index,), is_constant, constexprs, attributes)
+    source = ASTSource(kernel, signature=signature, constexprs=constexprs, attrs=attributes)
+    compiled = triton.compile(source, target=TARGETS[target], options=options)
+    is_amd = target.startswith("gfx")
+    return compiled, read_amdgcn(compiled.asm["amdgcn"]) if is_amd else read_ptx(compiled)
 
 
 def describe_argument(value, path, constant, constexprs, attributes):

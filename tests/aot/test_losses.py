@@ -4,9 +4,7 @@ import re
 
 import pytest
 import torch
-import triton
-from ahead_of_time import TARGETS, describe_argument, read_amdgcn, read_cubin
-from triton.compiler import ASTSource
+from ahead_of_time import compile_kernel
 
 from rl_triton_core._internal.backends.triton_losses import NUM_WARPS, list_launches
 from rl_triton_core._internal.kernels import losses as kernels
@@ -58,16 +56,8 @@ def compile_for(target, problem):
     """Compile the launches of a problem; return for each the compiled kernel, and what a thread of it needs."""
     gradients = [empty(*x.shape, dtype=x.dtype) for x in problem.differentiable]
     for call in list_launches(problem, gradients, empty(), empty(11)):
-        signature, constexprs, attributes = {}, {}, {}
-        values = (*call.arguments, *call.constants.values())
-        names = [*call.kernel.arg_names[: len(call.arguments)], *call.constants]
-        for name, value in zip(names, values, strict=True):
-            place = (call.kernel.arg_names.index(name),)
-            signature[name] = describe_argument(value, place, name in call.constants, constexprs, attributes)
-        source = ASTSource(call.kernel, signature=signature, constexprs=constexprs, attrs=attributes)
-        compiled = triton.compile(source, target=TARGETS[target], options={"num_warps": NUM_WARPS})
-        amd = target.startswith("gfx")
-        yield compiled, (read_amdgcn if amd else read_cubin)(compiled.asm["amdgcn" if amd else "cubin"])
+        arguments = dict(zip(call.kernel.arg_names, call.arguments, strict=False)) | call.constants
+        yield compile_kernel(target, call.kernel, arguments, num_warps=NUM_WARPS)
 
 
 VARIANTS = {
@@ -101,9 +91,6 @@ def test_no_target_spills(target):
 def test_gradients_are_scaled_in_wide_pieces():
     kernel = kernels.scale_gradients
     arguments = ((empty(1 << 20),), (1 << 20,), empty(), 1024)
-    signature, constexprs, attributes = {}, {}, {}
-    for i, (name, value) in enumerate(zip(kernel.arg_names, arguments, strict=True)):
-        signature[name] = describe_argument(value, (i,), name == "BLOCK", constexprs, attributes)
-    source = ASTSource(kernel, signature=signature, constexprs=constexprs, attrs=attributes)
-    compiled = triton.compile(source, target=TARGETS["sm_90"], options={"num_warps": NUM_WARPS})
+    arguments = dict(zip(kernel.arg_names, arguments, strict=True))
+    compiled, _ = compile_kernel("sm_90", kernel, arguments, num_warps=NUM_WARPS)
     assert re.search(r"ld\.global\S*\.v4\.b32", compiled.asm["ptx"])

@@ -4,9 +4,7 @@ import re
 
 import pytest
 import torch
-import triton
-from ahead_of_time import TARGETS, describe_argument, read_amdgcn, read_cubin
-from triton.compiler import ASTSource
+from ahead_of_time import compile_kernel
 
 from rl_triton_core._internal.backends.triton_moments import (
     NUM_WARPS,
@@ -52,13 +50,8 @@ def compile_for(target, name, variant):
     else:
         arguments, constants = (parts, len(parts), parts[:1]), {"PARTS": round_capacity(parts)}
     kernel = getattr(kernels, name)
-    signature, constexprs, attributes = {}, {}, {}
-    for i, (key, value) in enumerate(zip(kernel.arg_names, (*arguments, *constants.values()), strict=True)):
-        signature[key] = describe_argument(value, (i,), key in constants, constexprs, attributes)
-    source = ASTSource(kernel, signature=signature, constexprs=constexprs, attrs=attributes)
-    compiled = triton.compile(source, target=TARGETS[target], options={"num_warps": NUM_WARPS})
-    read = read_amdgcn if target.startswith("gfx") else read_cubin
-    return compiled, read(compiled.asm["amdgcn" if target.startswith("gfx") else "cubin"])
+    arguments = dict(zip(kernel.arg_names, (*arguments, *constants.values()), strict=True))
+    return compile_kernel(target, kernel, arguments, num_warps=NUM_WARPS)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -89,14 +89,6 @@ def test_known_answers(target, rewards, changes, expected):
         assert result.tolist() == [expected]
 
 
-def test_values_of_their_own(target):
-    """δ = (-1, 2, -4), by hand: step 0 follows step 1, step 1 does not follow step 2."""
-    args = {"rewards": np.ones((1, 3)), "values": np.array([[4.0, 2.0, 3.0]]), "bootstrap_values": -2.0, "gamma": 1.0}
-    advantages, returns = run_case(Case(UPGO, args), target)
-    assert advantages.tolist() == [[1, 2, -4]]
-    assert returns.tolist() == [[5, 4, -1]]
-
-
 def test_docstring_example_runs():
     result = doctest.testmod(upgo)
     assert result.attempted and not result.failed
@@ -116,16 +108,9 @@ def test_the_comparison_goes_both_ways():
 @pytest.mark.parametrize("time_dim", [-1, 0])
 @MASKS
 def test_equals_the_oracle(target, valid, mask_mode, time_dim):
-    check_case(make_case(*SHAPE, valid=valid, mask_mode=mask_mode), target, How(time_dim=time_dim))
-
-
-def test_a_discount_per_step(target):
-    check_case(make_case(*SHAPE, gamma=make_discounts(SHAPE)), target)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision(target, dtype):
-    check_case(make_case(*SHAPE), target, How(dtype=dtype))
+    for gamma, dtype in ((0.9, torch.float32), (make_discounts(SHAPE), torch.bfloat16), (0.9, torch.float16)):
+        case = make_case(*SHAPE, gamma=gamma, valid=valid, mask_mode=mask_mode)
+        check_case(case, target, How(time_dim=time_dim, dtype=dtype))
 
 
 def test_float64(float64_target):
@@ -173,12 +158,6 @@ def test_nan_stays_in_its_episode(target, pattern, mask_mode):
     ones = np.ones((1, 6))
     case = case.replace(rewards=ones, values=0 * ones, bootstrap_values=ones)
     assert_contained(case, target, ("rewards", "values", "bootstrap_values", "gamma"), [np.nan])
-
-
-def test_nan_goes_through_its_episode(target):
-    args = {"rewards": np.array([[1, 1, 1, np.nan, 1]]), "values": np.zeros((1, 5)), "bootstrap_values": 0.0}
-    for result in run_case(Case(UPGO, args | {"terminated": np.arange(5)[None] == 0}), target):
-        assert result.isnan().tolist() == [[False, True, True, True, False]]
 
 
 def test_compiles_without_a_graph_break(target):

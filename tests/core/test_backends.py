@@ -1,14 +1,13 @@
 """The door to the backends, and what `import rl_triton_core` may and may not do."""
 
 import os
-import subprocess
 import sys
 import textwrap
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+from processes import run_python
 
 from rl_triton_core import (
     BackendUnavailableError,
@@ -23,7 +22,6 @@ from rl_triton_core._internal.backends import reference
 from rl_triton_core._internal.recurrence import Expectation
 from rl_triton_core.testing import assert_close, random_rollout
 
-ROOT = str(Path(__file__).parents[2])
 OPTIONAL = ("triton", "numba", "gymnasium", "stable_baselines3", "ray", "rl_triton_adapters")
 
 BLOCK = f"""
@@ -36,16 +34,6 @@ class Block:
 
 sys.meta_path.insert(0, Block())
 """
-
-
-def run_python(program, *arguments, **environment):
-    """Run a program in a fresh interpreter and return what it printed."""
-    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    env |= {"PYTHONPATH": os.pathsep.join([ROOT, env.get("PYTHONPATH", "")]), **environment}
-    command = [sys.executable, "-c", textwrap.dedent(program), *arguments]
-    result = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=300)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
 
 
 def test_a_backend_that_is_there_is_listed(target):

@@ -1,16 +1,11 @@
 """What the cpu backend promises beyond what every backend does: which walk takes which layout, and its variants."""
 
-import os
 import re
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
 
 import pytest
 import torch
+from processes import run_python
 
-import rl_triton_core
 from rl_triton_core import compute_episodic_prefix_sum, compute_gae, compute_vtrace, set_fast_path
 from rl_triton_core.extending import Recurrence, check_layout, solve
 
@@ -182,9 +177,6 @@ PRINT_WALK = """
 @pytest.mark.parametrize("mask", ["mask", "no mask"])
 def test_lanes_side_by_side_go_into_vectors(mask, tmp_path):
     """Unconditionally: no check at run time whether tensors overlap, which a walk back in time would always fail."""
-    environment = {**os.environ, "NUMBA_OPT": "3", "PYTHONPATH": str(Path(rl_triton_core.__file__).parents[1])}
-    command = [sys.executable, "-c", textwrap.dedent(PRINT_WALK), mask]
-    options = {"env": environment, "cwd": tmp_path, "capture_output": True, "text": True}
-    printed = subprocess.run(command, **options, check=True, timeout=300).stdout
+    printed = run_python(PRINT_WALK, mask, NUMBA_OPT="3", NUMBA_CACHE_DIR=str(tmp_path))
     assert re.search(r"fmul <\d+ x float>", printed) and re.search(r"store <\d+ x float>", printed)
     assert "memcheck" not in printed

@@ -65,20 +65,6 @@ def test_two_windows(target, estimator, mask_mode):
 
 
 @MODES
-@pytest.mark.parametrize("cell", list(itertools.product((0, 1, 2, 3), repeat=2)), ids=str)
-@FORWARD_ONES
-def test_every_seam(target, estimator, cell, mask_mode):
-    """Done (1), masked (2), both or neither in the steps before and behind the seam."""
-    case = make_streaming_case(estimator, 6, mask_mode=mask_mode)
-    done = case["dones" if estimator is PREFIX else "terminated"]
-    mask = np.ones(case.shape, bool)
-    for t, bits in zip((2, 3), cell, strict=True):
-        done[:, t], mask[:, t] = bits & 1, not bits & 2
-    for changes in ({}, BOUNDARY) if estimator is PREFIX else ({},):
-        assert_streams(case.replace(mask=mask, **changes), target, [3])
-
-
-@MODES
 @FORWARD_ONES
 def test_windows_without_a_valid_step(target, estimator, mask_mode):
     """The state passes through: value and all, and in mode "reset" what follows starts afresh."""
@@ -145,14 +131,6 @@ def test_a_long_stream(target, estimator):
     """Ten windows, each of which begins where an episode may or may not have ended."""
     case = make_streaming_case(estimator, 40 if target.interpreted else 300)
     assert_streams(case, target, range(4, 40, 4) if target.interpreted else range(30, 300, 30))
-
-
-@FORWARD_ONES
-def test_returning_the_state_changes_no_result(target, estimator):
-    case = make_streaming_case(estimator, valid=0.8)
-    call = Call(case, target.device)
-    plain, (traces, _) = call(target.backend), call(target.backend, return_state=True)
-    assert len(plain) == 1 and same_bits(plain[0], traces)
 
 
 @pytest.mark.parametrize("valid", [1.0, 0.8])

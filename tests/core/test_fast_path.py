@@ -4,8 +4,6 @@ import dataclasses
 import importlib
 import linecache
 import math
-import os
-import subprocess
 import sys
 import threading
 import traceback
@@ -19,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from processes import run_python
 
 import rl_triton_core as ours
 from rl_triton_core._internal import backends, fast_path
@@ -836,13 +835,12 @@ def test_switched_off(on_cpu):
 
 
 @pytest.mark.parametrize(("value", "enabled"), [("0", False), ("1", True), (None, True)])
-def test_switched_off_by_the_environment(value, enabled):
-    environment = {name: x for name, x in os.environ.items() if name != "RL_TRITON_FAST_PATH"}
+def test_switched_off_by_the_environment(value, enabled, monkeypatch):
+    monkeypatch.delenv("RL_TRITON_FAST_PATH", raising=False)
     code = "import rl_triton_core as ours; print(ours.fast_path_status().enabled, ours.fast_path_status().reason)"
-    environment |= {} if value is None else {"RL_TRITON_FAST_PATH": value}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.split()[0] == str(enabled)
-    assert ("RL_TRITON_FAST_PATH" in done.stdout) == (not enabled)
+    printed = run_python(code, **({} if value is None else {"RL_TRITON_FAST_PATH": value}))
+    assert printed.split()[0] == str(enabled)
+    assert ("RL_TRITON_FAST_PATH" in printed) == (not enabled)
 
 
 def test_a_call_inside_a_recorded_call_is_a_part_of_it(on_cpu):

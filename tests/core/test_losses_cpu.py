@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from losses_cases import check, make
-from test_backends import run_python
+from processes import run_python
 
 from rl_triton_core._internal.loss_equations import Choices
 from rl_triton_core.losses import categorical_ppo_loss, ppo_loss

@@ -1,19 +1,15 @@
 """Compilation ahead of training."""
 
-import os
-import subprocess
-import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 import torch
+from processes import run_python
 
 import rl_triton_core
 from rl_triton_core import BackendUnavailableError, warm_up
 from rl_triton_core.warmup import FUNCTIONS
 
-ROOT = str(Path(__file__).parents[2])
 COUNT_COMPILATIONS = """
 import torch
 from numba.core import event
@@ -29,14 +25,9 @@ zeros, flags = torch.zeros(128, 64), torch.zeros(128, 64, dtype=torch.bool)
 """
 
 
-def run_program(program, cache, **environment):
+def run_program(program, cache):
     """Run a program in a process of its own, with a disk cache, and return what it printed."""
-    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    env |= {"PYTHONPATH": ROOT, "NUMBA_CACHE_DIR": str(cache), **environment}
-    command = [sys.executable, "-c", COUNT_COMPILATIONS + textwrap.dedent(program)]
-    result = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=300)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+    return run_python(COUNT_COMPILATIONS + textwrap.dedent(program), NUMBA_CACHE_DIR=str(cache))
 
 
 def test_after_warming_up_nothing_is_compiled(tmp_path):

@@ -3,7 +3,7 @@
 A new one derives from `AcceleratedMixin` and the stock algorithm, and says what one step and one update are:
 
     class TritonA2C(AcceleratedMixin, A2C):
-        def _step(self, indices): ...  # one gradient step: the tensors that are logged, stacked
+        def _make_step(self, indices): ...  # one gradient step: the tensors that are logged, stacked
         def _make_updates(self, update): ...  # all steps of `train`, and the logs
 """
 
@@ -43,9 +43,7 @@ class AcceleratedMixin(OnPolicyAlgorithm):
     """The attributes of the algorithm that a step reads; where one changes, steps are captured anew."""
 
     def __init__(self, *args: Any, acceleration: str = "auto", **kwargs: Any) -> None:
-        if acceleration not in ACCELERATIONS:
-            raise ValueError(f"acceleration: got {acceleration!r}, expected one of {', '.join(ACCELERATIONS)}")
-        self.acceleration = acceleration
+        self.acceleration = check_acceleration(acceleration)
         self._update: CapturedStep | None = None
         self._acting: CapturedStep | None = None
         self._rollout: dict[str, Any] = {}
@@ -86,8 +84,10 @@ class AcceleratedMixin(OnPolicyAlgorithm):
         if known is None or known.modules != [policy] or known.optimizers != [optimizer]:
             enabled = None if self._is_supported() else False
             self._rollout = {}
-            self._update = known = CapturedStep(self._step, modules=[policy], optimizers=[optimizer], enabled=enabled)
-            self._acting = CapturedStep(self._act, modules=[policy], enabled=enabled)
+            self._update = known = CapturedStep(
+                self._make_step, modules=[policy], optimizers=[optimizer], enabled=enabled
+            )
+            self._acting = CapturedStep(self._compute_actions, modules=[policy], enabled=enabled)
         return known
 
     # -- the update ----------------------------------------------------------------------------------------------------
@@ -120,11 +120,11 @@ class AcceleratedMixin(OnPolicyAlgorithm):
         """Make all steps with the rollout, and log what the stock algorithm logs.
 
         Args:
-            update: Makes one step, `_step`, captured where that is possible.
+            update: Makes one step, `_make_step`, captured where that is possible.
         """
         raise NotImplementedError
 
-    def _step(self, *args: Any) -> torch.Tensor:
+    def _make_step(self, *args: Any) -> torch.Tensor:
         """Update the policy with one minibatch. Returns its statistics."""
         raise NotImplementedError
 
@@ -180,10 +180,10 @@ class AcceleratedMixin(OnPolicyAlgorithm):
             return super().collect_rollouts(*args, **kwargs)
         assert self._acting is not None
         forward = partial(apply_policy, self.policy) if self._acting.reason else self._act_once
-        with replace_forward(self.policy, forward):
+        with replace_method(self.policy, "forward", forward):
             return super().collect_rollouts(*args, **kwargs)
 
-    def _act(self, observations: Any, action_masks: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def _compute_actions(self, observations: Any, action_masks: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Actions, and everything as one row of floats per environment: actions, value, log-probability."""
         actions, values, log_probs = apply_policy(self.policy, observations, action_masks=action_masks)
         columns = [actions.flatten(1) if actions.ndim > 1 else actions[:, None], values, log_probs[:, None]]
@@ -203,14 +203,21 @@ class AcceleratedMixin(OnPolicyAlgorithm):
         return chosen, rows[:, -2:-1], rows[:, -1]
 
 
+def check_acceleration(acceleration: str) -> str:
+    """Return the argument of this name, or raise ValueError."""
+    if acceleration not in ACCELERATIONS:
+        raise ValueError(f"acceleration: got {acceleration!r}, expected one of {', '.join(ACCELERATIONS)}")
+    return acceleration
+
+
 @contextmanager
-def replace_forward(policy: Any, function: Callable[..., Any]) -> Iterator[None]:
-    """Let a policy answer by this function."""
-    policy.forward = function
+def replace_method(policy: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Let a policy call this function in the place of its method."""
+    setattr(policy, name, function)
     try:
         yield
     finally:
-        del policy.forward
+        delattr(policy, name)
 
 
 def has_plain_minibatches(buffer: Any, kinds: tuple[type, ...]) -> bool:

@@ -66,12 +66,12 @@ class PPOUpdateMixin(AcceleratedMixin):
 
     def _make_updates(self, update: CapturedStep) -> None:
         clip_range, clip_range_vf = self._find_clip_ranges()
-        self._log(self._make_epochs(update, clip_range, clip_range_vf), clip_range, clip_range_vf)
+        self._log_statistics(self._make_epochs(update, clip_range, clip_range_vf), clip_range, clip_range_vf)
 
     def _make_epochs(self, update: CapturedStep, clip_range: float, clip_range_vf: float | None) -> Any:
         """The statistics of all minibatches up to the one at which `target_kl` was passed, by epoch."""
         # An eager step that never stops needs nothing of what CapturedStep does around it.
-        step = self._step if update.reason and self.target_kl is None else update
+        step = self._make_step if update.reason and self.target_kl is None else update
         epochs = []
         for epoch in range(self.n_epochs):
             rows = []
@@ -90,7 +90,7 @@ class PPOUpdateMixin(AcceleratedMixin):
                 break
         return [rows.cpu().numpy() for rows in epochs]
 
-    def _step(self, indices: torch.Tensor, clip_range: Any, clip_range_vf: Any) -> torch.Tensor:
+    def _make_step(self, indices: torch.Tensor, clip_range: Any, clip_range_vf: Any) -> torch.Tensor:
         """Update the policy with one minibatch. Returns its statistics, and whether it stopped."""
         batch = self._gather_minibatch(indices)
         result = compute_loss(
@@ -115,7 +115,7 @@ class PPOUpdateMixin(AcceleratedMixin):
         statistics = [getattr(result, name) for name in STATISTICS.values()]
         return torch.stack([*statistics, self._update.stop]).detach()
 
-    def _log(self, epochs: list[Any], clip_range: float, clip_range_vf: float | None) -> None:
+    def _log_statistics(self, epochs: list[Any], clip_range: float, clip_range_vf: float | None) -> None:
         """Log what `PPO.train` logs."""
         history = np.concatenate(epochs)
         check_losses(history[:, 5])
@@ -171,7 +171,7 @@ class TritonA2C(AcceleratedMixin, A2C):
     """
 
     def _make_updates(self, update: CapturedStep) -> None:
-        step = self._step if update.reason else update
+        step = self._make_step if update.reason else update
         entropy_loss, policy_loss, value_loss, loss = step(self._draw_permutation()).tolist()
         check_losses(np.array([loss]))
         self._n_updates += 1
@@ -185,7 +185,7 @@ class TritonA2C(AcceleratedMixin, A2C):
         if hasattr(self.policy, "log_std"):
             self.logger.record("train/std", torch.exp(self.policy.log_std).mean().item())
 
-    def _step(self, indices: torch.Tensor) -> torch.Tensor:
+    def _make_step(self, indices: torch.Tensor) -> torch.Tensor:
         """Update the policy with the rollout. Returns the parts of the loss, and the loss."""
         batch = self._gather_minibatch(indices)
         values, log_probs, entropy = evaluate_policy(self.policy, batch["observations"], batch["actions"])

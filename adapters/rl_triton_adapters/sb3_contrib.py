@@ -8,6 +8,11 @@ TRPO takes the buffers of `sb3` and `sb3_device`.
 
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from rl_triton_adapters._optimizers import fuse_optimizer
+from rl_triton_adapters._sb3_acceleration import check_acceleration, replace_method
 from rl_triton_adapters.sb3 import TritonGAEMixin, rollout_buffer_class_for
 from rl_triton_adapters.sb3_device import DeviceStorageMixin
 
@@ -20,6 +25,7 @@ try:
         MaskableRolloutBufferSamples,
     )
     from sb3_contrib.common.recurrent.buffers import RecurrentDictRolloutBuffer, RecurrentRolloutBuffer
+    from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 except ImportError as error:
     raise ImportError(
         "rl_triton_adapters.sb3_contrib needs sb3-contrib, which could not be imported: "
@@ -83,6 +89,7 @@ class TritonRecurrentPPO(RecurrentPPO):
         *args: Any,
         rollout_buffer_class: type[RecurrentRolloutBuffer | RecurrentDictRolloutBuffer] | None = None,
         rollout_buffer_kwargs: dict[str, Any] | None = None,
+        acceleration: str = "off",
         _init_setup_model: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -92,12 +99,16 @@ class TritonRecurrentPPO(RecurrentPPO):
             *args: Passed on to RecurrentPPO.
             rollout_buffer_class: Class of the rollout buffer; None for one of `rl_triton_core`.
             rollout_buffer_kwargs: Passed on to the rollout buffer.
+            acceleration: ``"auto"`` calls the LSTM once for all steps of a minibatch, where `RecurrentPPO` calls it for
+                each: parameters are those of `RecurrentPPO` up to rounding, in less time. ``"off"``: bit for bit.
             _init_setup_model: Whether to make the networks and the buffer.
             **kwargs: Passed on to RecurrentPPO.
 
         Raises:
             TypeError: If the class is not one of a recurrent rollout buffer.
+            ValueError: If `acceleration` is neither of the two.
         """
+        self.acceleration = check_acceleration(acceleration)
         super().__init__(*args, **kwargs, _init_setup_model=False)  # type: ignore[misc]
         self.rollout_buffer_class = rollout_buffer_class
         self.rollout_buffer_kwargs = rollout_buffer_kwargs or {}
@@ -126,3 +137,45 @@ class TritonRecurrentPPO(RecurrentPPO):
             n_envs=self.n_envs,
             **self.rollout_buffer_kwargs,
         )
+
+    def train(self) -> None:
+        """Update the policy, as RecurrentPPO does."""
+        policy: Any = self.policy
+        is_plain = getattr(policy, "_process_sequence", None) is RecurrentActorCriticPolicy._process_sequence
+        if self.acceleration == "off" or not is_plain:
+            super().train()
+            return
+        if self.device.type == "cpu":
+            fuse_optimizer(policy.optimizer)
+        with replace_method(policy, "_process_sequence", process_sequences):
+            super().train()
+
+
+def process_sequences(
+    features: Tensor, lstm_states: tuple[Tensor, Tensor], episode_starts: Tensor, lstm: torch.nn.LSTM
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Call an LSTM once for all steps of some sequences, which rollout buffers cut where episodes start.
+
+    sb3-contrib calls it for each step if any episode starts, lest one starts within a sequence.
+
+    Args:
+        features: Inputs, [num_sequences * num_steps, input_size].
+        lstm_states: Hidden and cell states before the first steps, [num_layers, num_sequences, hidden_size] each.
+        episode_starts: 1 where an episode starts, [num_sequences * num_steps].
+        lstm: The LSTM.
+
+    Returns:
+        Outputs, [num_sequences * num_steps, hidden_size], and the states after the last steps.
+    """
+    num_sequences = lstm_states[0].shape[1]
+    starts = episode_starts.view(num_sequences, -1)
+    if starts[:, 1:].any():
+        stock: Any = RecurrentActorCriticPolicy
+        result: tuple[Tensor, tuple[Tensor, Tensor]] = stock._process_sequence(
+            features, lstm_states, episode_starts, lstm
+        )
+        return result
+    going_on = (1 - starts[:, 0]).view(1, num_sequences, 1)
+    inputs = features.view(num_sequences, -1, lstm.input_size).transpose(0, 1)
+    outputs, states = lstm(inputs, (going_on * lstm_states[0], going_on * lstm_states[1]))
+    return outputs.transpose(0, 1).flatten(0, 1), states

@@ -34,11 +34,13 @@ from sb3_contrib import TRPO, MaskablePPO, RecurrentPPO
 from sb3_contrib.common.envs import InvalidActionEnvDiscrete
 from sb3_contrib.common.maskable import buffers as maskable
 from sb3_contrib.common.recurrent import buffers as recurrent
+from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
 
 from rl_triton_adapters import sb3_contrib as ours
+from rl_triton_adapters._optimizers import is_fused
 from rl_triton_adapters.sb3 import TritonRolloutBuffer, rollout_buffer_class_for
-from rl_triton_adapters.sb3_contrib import TritonRecurrentPPO
+from rl_triton_adapters.sb3_contrib import TritonRecurrentPPO, process_sequences
 from rl_triton_adapters.sb3_device import BatchedTerminalValues, DeviceRolloutBuffer
 
 SPACES = pytest.mark.parametrize("space", [BOX, DICT], ids=["plain", "dict"])
@@ -160,6 +162,53 @@ def test_recurrent_ppo_trains_bitwise_the_same(make_env):
     agent = learn(new_agent(TritonRecurrentPPO, make_env()))
     assert type(agent.rollout_buffer) is rollout_buffer_class_for(agent.observation_space, TritonRecurrentPPO)
     assert_same_agent(agent, learn(new_agent(RecurrentPPO, make_env())))
+
+
+@pytest.mark.parametrize("starts", [[[0, 0, 0], [0, 0, 0]], [[1, 0, 0], [0, 0, 0]], [[1, 0, 0], [0, 1, 0]]])
+def test_an_lstm_is_called_once_for_all_steps(starts):
+    """Outputs, states and gradients in float64; where an episode starts within a sequence, by sb3-contrib's code."""
+    found = []
+    for process in (RecurrentActorCriticPolicy._process_sequence, process_sequences):
+        torch.manual_seed(0)
+        lstm = torch.nn.LSTM(3, 4, num_layers=2).double()
+        calls = []
+        lstm.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        features = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
+        states = tuple(torch.randn(2, 2, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+        outputs, (hidden, cell) = process(features, states, torch.tensor(starts, dtype=torch.float64).flatten(), lstm)
+        (outputs.square().sum() + hidden.sum() + cell.square().sum()).backward()
+        found.append([outputs, hidden, cell, *(x.grad for x in (features, *states, *lstm.parameters()))])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-14)
+    assert len(calls) == (3 if sum(map(sum, starts)) > 1 else 1)
+
+
+@pytest.mark.parametrize("make_env", [make_cartpole, make_dict_cartpole])
+def test_accelerated_recurrent_ppo_trains_the_same_within_rounding(make_env):
+    agent = learn(new_agent(TritonRecurrentPPO, make_env(), acceleration="auto"))
+    assert_close_agent(agent, learn(new_agent(RecurrentPPO, make_env())))
+    assert is_fused(agent.policy.optimizer) and "_process_sequence" not in vars(agent.policy)
+    with pytest.raises(ValueError, match="acceleration: got 'on', expected one of auto, off"):
+        new_agent(TritonRecurrentPPO, make_env(), acceleration="on")
+
+
+class OwnSequences(RecurrentActorCriticPolicy):
+    """A policy that processes sequences in a way of its own."""
+
+    @staticmethod
+    def _process_sequence(features, lstm_states, episode_starts, lstm):
+        outputs, states = RecurrentActorCriticPolicy._process_sequence(features, lstm_states, episode_starts, lstm)
+        return 2 * outputs, states
+
+
+def test_recurrent_policies_may_process_sequences_in_their_own_way():
+    env = make_cartpole()
+    agents = [
+        algorithm(
+            OwnSequences, env, n_steps=8, seed=0, device="cpu", policy_kwargs={"lstm_hidden_size": 4}, **more
+        ).learn(32)
+        for algorithm, more in ((RecurrentPPO, {}), (TritonRecurrentPPO, {"acceleration": "auto"}))
+    ]
+    assert_same_agent(*agents)
 
 
 def test_recurrent_ppo_takes_a_class_and_its_arguments():

@@ -12,7 +12,6 @@ on the rounded inputs.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import multiprocessing
@@ -78,13 +77,12 @@ class Rollouts(NamedTuple):
     inputs: Inputs
     rates: Rates
 
-    def round_inputs(self, dtype: str) -> Rollouts:
-        """The same with real inputs rounded to a type, in float64."""
-        rounded = {k: x if k in FLAGS else x.to(getattr(torch, dtype)).double() for k, x in self.inputs.items()}
-        return self._replace(inputs=rounded)
+    def select(self, rows: slice) -> Rollouts:
+        """Some environments."""
+        return Rollouts({k: x[rows] for k, x in self.inputs.items()}, Rates(*(x[rows] for x in self.rates)))
 
     def cast(self, dtype: torch.dtype) -> Rollouts:
-        """The same numbers in the type of the arithmetic."""
+        """All numbers in another type."""
         inputs = {k: x if k in FLAGS else x.to(dtype) for k, x in self.inputs.items()}
         return Rollouts(inputs, Rates(*(x.to(dtype) for x in self.rates)))
 
@@ -140,6 +138,13 @@ CASES = {spec.function: make_case(spec) for spec in ESTIMATORS.values()} | {
 }
 
 
+class Place(NamedTuple):
+    """Where our functions run."""
+
+    backend: str
+    device: str
+
+
 def compute_exactly(case: Case, rollouts: Rollouts, dtype: torch.dtype) -> list[Tensor]:
     """The equation with a serial loop in some precision, as float64."""
     inputs, rates = rollouts.cast(dtype)
@@ -147,30 +152,19 @@ def compute_exactly(case: Case, rollouts: Rollouts, dtype: torch.dtype) -> list[
     return [x.double() for x in case.equation(chosen, 1, rates, scan_serially)]
 
 
-class Place(NamedTuple):
-    """Where our functions run, and on what."""
-
-    backend: str
-    device: str
-    layout: str = "env-major"
-    dtype: str = "float32"
-
-
-def compute_ours(case: Case, rollouts: Rollouts, rows: slice, place: Place) -> list[Tensor]:
-    """Our results of some environments, [envs, steps] in float64."""
-    time_major, dtype = place.layout == "time-major", getattr(torch, place.dtype)
+def compute_ours(case: Case, rollouts: Rollouts, place: Place, layout: str, dtype: str) -> list[Tensor]:
+    """Our results, [envs, steps] in float64; all environments have the discounts of the first."""
+    time_major = layout == "time-major"
 
     def prepare(name: str) -> Tensor:
-        x = rollouts.inputs[name][rows]
-        x = x.t().contiguous() if time_major else x.contiguous()
-        return x.to(place.device, torch.bool if name in FLAGS else dtype)
+        x = rollouts.inputs[name].t() if time_major else rollouts.inputs[name]
+        return x.contiguous().to(place.device, torch.bool if name in FLAGS else getattr(torch, dtype))
 
-    arguments: dict[str, Any] = {name: prepare(name) for name in case.inputs}
-    rates = {name: float(getattr(rollouts.rates, name)[rows][0]) for name in case.rates}
+    arguments: dict[str, Any] = {name: prepare(name) for name in case.inputs} | case.options
+    if case.function != "linear_recurrence":
+        arguments |= {name: float(getattr(rollouts.rates, name)[0]) for name in case.rates}
     function = getattr(rl_triton_core, case.function)
-    if case.function == "linear_recurrence":
-        rates = {}
-    results = function(**arguments, **rates, **case.options, time_dim=0 if time_major else -1, backend=place.backend)
+    results = function(**arguments, time_dim=0 if time_major else -1, backend=place.backend)
     results = results if isinstance(results, tuple) else (results,)
     return [(x.t() if time_major else x).cpu().double() for x in results]
 
@@ -199,24 +193,24 @@ def iterate_settings(case: Case, rows: int) -> Iterator[tuple[dict[str, Any], sl
             yield about, slice(i * rows, (i + 1) * rows)
 
 
-def measure_float32(case: Case, rollouts: Rollouts, rows: int, place: Place) -> Iterator[dict[str, Any]]:
+def measure_float32(case: Case, rollouts: Rollouts, rows: int, place: Place) -> Iterator[files.Row]:
     """Errors for float32 inputs, by setting, layout and output."""
     exact, serial = (compute_exactly(case, rollouts, dtype) for dtype in (torch.float64, torch.float32))
     for (about, mine), layout in product(iterate_settings(case, rows), LAYOUTS):
-        got = compute_ours(case, rollouts, mine, place._replace(layout=layout))
+        got = compute_ours(case, rollouts.select(mine), place, layout, "float32")
         for output, x, loop, want in zip(case.outputs, got, serial, exact, strict=True):
             errors = relative_error(x, want[mine]), relative_error(loop[mine], want[mine])
             yield {**about, "layout": layout, "output": output, **compare_with_serial(*errors)}
 
 
-def measure_half(case: Case, rollouts: Rollouts, rows: int, place: Place) -> Iterator[dict[str, Any]]:
+def measure_half(case: Case, rollouts: Rollouts, rows: int, place: Place) -> Iterator[files.Row]:
     """Errors for half-precision inputs, by type, setting and output."""
     exact = compute_exactly(case, rollouts, torch.float64)
     for dtype in HALVES:
-        given = rollouts.round_inputs(dtype)
+        given = rollouts.cast(getattr(torch, dtype)).cast(torch.float64)._replace(rates=rollouts.rates)
         best, serial = (compute_exactly(case, given, precision) for precision in (torch.float64, torch.float32))
         for about, mine in iterate_settings(case, rows):
-            got = compute_ours(case, given, mine, place._replace(dtype=dtype))
+            got = compute_ours(case, given.select(mine), place, "env-major", dtype)
             for output, x, *others in zip(case.outputs, got, serial, best, exact, strict=True):
                 loop, nearest, want = (other[mine] for other in others)
                 error, rounding = relative_error(x, want), relative_error(nearest, want)
@@ -239,25 +233,16 @@ def find_failures(result: dict[str, Any]) -> list[dict[str, Any]]:
     return [row for row, is_good in rows if not is_good]
 
 
-class Task(NamedTuple):
-    """What is measured at once: one estimator on rollouts of one length."""
-
-    table: str
-    estimator: str
-    steps: int
-    rows: int
-
-
 TABLES = {"float32": measure_float32, "half": measure_half}
 draw_once = lru_cache(maxsize=1)(draw_rollouts)
 """Estimators follow each other on the same rollouts."""
 
 
-def measure_task(task: Task, place: Place) -> list[dict[str, Any]]:
-    """A task's rows of results."""
-    head = {"estimator": task.estimator, "steps": task.steps, "rows": task.rows}
-    rollouts = draw_once(task.steps, task.rows)
-    return [head | row for row in TABLES[task.table](CASES[task.estimator], rollouts, task.rows, place)]
+def measure_task(task: tuple[str, str, int, int], place: Place) -> list[files.Row]:
+    """The rows of one table, of one estimator on rollouts of one length, and of so many environments per setting."""
+    table, name, steps, rows = task
+    found = TABLES[table](CASES[name], draw_once(steps, rows), rows, place)
+    return [{"estimator": name, "steps": steps, "rows": rows} | row for row in found]
 
 
 def run(backend: str, lengths: list[int], rows: int | None, jobs: int = 1) -> dict[str, Any]:
@@ -265,17 +250,17 @@ def run(backend: str, lengths: list[int], rows: int | None, jobs: int = 1) -> di
     place = Place(backend, "cuda" if backend == "triton" and torch.cuda.is_available() else "cpu")
     half_length = max((steps for steps in lengths if steps <= HALF_STEPS), default=min(lengths))
     tasks = [
-        Task(table, name, steps, rows or max(MIN_ROWS, ELEMENTS // steps))
+        (table, name, steps, rows or max(MIN_ROWS, ELEMENTS // steps))
         for steps, name, table in product(lengths, CASES, TABLES)
         if table == "float32" or steps == half_length
     ]
     result: dict[str, Any] = {table: [] for table in TABLES}
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
         measured = (pool.map if jobs > 1 else map)(partial(measure_task, place=place), tasks)
-        for task, found in zip(tasks, measured, strict=True):
-            result[task.table] += found
+        for (table, name, steps, _), found in zip(tasks, measured, strict=True):
+            result[table] += found
             worst = max(found, key=lambda row: (math.isnan(row["ratio"]), row["ratio"]))
-            print(f"{task.estimator:34}{task.table:10}{task.steps:>8}{worst['error']:10.1e}{worst['ratio']:>9.4f}")
+            print(f"{name:34}{table:10}{steps:>8}{worst['error']:10.1e}{worst['ratio']:>9.4f}")
     return result
 
 
@@ -290,20 +275,16 @@ def main(arguments: list[str] | None = None) -> int:
     started = time.perf_counter()
     print(f"{'worst of the settings':34}{'inputs':10}{'steps':>8}{'error':>10}{'ratio':>9}")
     result = run(options.backend, options.steps, options.rows, options.jobs)
-    write_results(options, result, round(time.perf_counter() - started, 1))
+    limits = {"ratio": RATIO_LIMIT, "rounding": ROUNDING_TOLERANCE, "serial_floor": SERIAL_FLOOR}
+    head = {"system": files.describe_system(options.commit), "backend": options.backend, "limits": limits}
+    head["seconds"] = round(time.perf_counter() - started, 1)
+    path = options.folder / f"accuracy_{options.backend}.json"
+    files.write_result(path, head, **result)
+    print("wrote", path, "in", head["seconds"], "s")
     failures = find_failures(result)
     for row in failures:
         print("beyond the limit:", json.dumps(row))
     return bool(failures)
-
-
-def write_results(options: argparse.Namespace, result: dict[str, Any], seconds: float) -> None:
-    """The result file."""
-    limits = {"ratio": RATIO_LIMIT, "rounding": ROUNDING_TOLERANCE, "serial_floor": SERIAL_FLOOR}
-    head = {"backend": options.backend, "seconds": seconds, "limits": limits}
-    path = options.folder / f"accuracy_{options.backend}.json"
-    files.write_result(path, {"system": files.describe_system(options.commit), **head}, **result)
-    print("wrote", path, "in", seconds, "s")
 
 
 if __name__ == "__main__":

@@ -214,11 +214,7 @@ ESTIMATORS = {
         lambda_=1.0,
     ),
     "lambda_returns": Estimator(
-        "compute_lambda_returns",
-        solve_lambda_returns,
-        ("rewards", "values", "terminated"),
-        ("returns",),
-        lambda_=0.95,
+        "compute_lambda_returns", solve_lambda_returns, ("rewards", "values", "terminated"), ("returns",), lambda_=0.95
     ),
     "discounted_returns": Estimator(
         "compute_discounted_returns", solve_discounted_returns, ("rewards", "terminated"), ("returns",)

@@ -79,18 +79,18 @@ def train(run: tuple[Task, str, int, str]) -> files.Row:
     from stable_baselines3.common.callbacks import BaseCallback
 
     class Curve(BaseCallback):
-        """Records the points; an iteration ends where the next rollout starts."""
+        """Records the points; an iteration ends where the next rollout starts, and with the run."""
 
         def _on_step(self) -> bool:
             return True
 
         def _on_rollout_start(self) -> None:
-            add_point()
+            returns = [episode["r"] for episode in self.model.ep_info_buffer]
+            if returns:
+                seconds = round(time.perf_counter() - start, 2)
+                points.append((self.model.num_timesteps, seconds, round(sum(returns) / len(returns), 1)))
 
-    def add_point() -> None:
-        episodes = [episode["r"] for episode in model.ep_info_buffer]
-        if episodes:
-            points.append((model.num_timesteps, time.perf_counter() - start, sum(episodes) / len(episodes)))
+        _on_training_end = _on_rollout_start
 
     task, arm, seed, device = run
     torch.set_num_threads(1)
@@ -98,11 +98,9 @@ def train(run: tuple[Task, str, int, str]) -> files.Row:
     model = make_model(task, arm, seed, device)
     start = time.perf_counter()
     model.learn(task.total_steps, Curve())
-    add_point()
-    steps, seconds, returns = zip(*points, strict=True)
+    steps, seconds, returns = map(list, zip(*points, strict=True))
     about = {"task": task.env, "target_return": task.target_return, "arm": arm, "seed": seed}
-    rounded = {"seconds": [round(x, 2) for x in seconds], "returns": [round(x, 1) for x in returns]}
-    return {**about, "steps": list(steps), **rounded}
+    return {**about, "steps": steps, "seconds": seconds, "returns": returns}
 
 
 def make_model(task: Task, arm: str, seed: int, device: str) -> Any:

@@ -30,6 +30,10 @@ CPU_SHAPES: tuple[Shape, ...] = ((1, 2048), (8, 2048), (4096, 128))
 FLAG_SHAPES: tuple[Shape, ...] = ((16384, 512), (4096, 2048), (512, 4096))
 FLAG_DTYPES = ("bool", "uint8", "bfloat16", "float32")
 LOOP_LONGEST = 1024
+FLAT_LONGEST = 131072
+"""Longer rows are too much for the flat Triton kernel: a whole row is one block of one program."""
+SERIAL_LONGEST = 262144
+"""Longer rows take a thread of the CUDA kernel a second."""
 TINY_SHAPES: tuple[Shape, ...] = ((5, 16), (3, 33))
 
 

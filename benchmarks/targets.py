@@ -19,9 +19,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import files
 from benchmarks.measured import Machine, read_gpus, select_workloads
-from benchmarks.providers.limits import FLAT_LONGEST
 from benchmarks.suites import (
     ENV_MAJOR,
+    FLAT_LONGEST,
     HEADLINE,
     LONG_ESTIMATORS,
     LONG_SHAPES,

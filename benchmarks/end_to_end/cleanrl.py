@@ -10,6 +10,7 @@ from torch import Tensor
 from benchmarks.end_to_end import ppo
 from benchmarks.end_to_end.frameworks import Arm, Setting
 from benchmarks.end_to_end.stopwatch import ADVANTAGES, Stopwatch
+from benchmarks.providers.compiled_scan import compile_scan
 from benchmarks.workloads import Workload
 from rl_triton_core.testing import random_rollout
 
@@ -27,15 +28,8 @@ ARMS = {
 OURS = ("ours", "captured")
 MORE = {"captured": "updates and acting captured as well"}
 SETTINGS = {
-    "cuda": (
-        Setting(4096, 128),
-        Setting(16384, 128, 128),
-        Setting(1024, 512, 128),
-    ),
-    "cpu": (
-        Setting(64, 64, 64, 10, 8, device="cpu"),
-        Setting(256, 128, device="cpu"),
-    ),
+    "cuda": (Setting(4096, 128), Setting(16384, 128, 128), Setting(1024, 512, 128)),
+    "cpu": (Setting(64, 64, 64, 10, 8, device="cpu"), Setting(256, 128, device="cpu")),
     "quick": (Setting(4, 16, 8, 2, 2),),
 }
 
@@ -73,7 +67,7 @@ def compile_advantages(setting: Setting) -> Any:
         inputs = {name: getattr(rollout, name) for name in ("rewards", "values", "terminated", "truncated")}
         return scan(inputs | {"bootstrap_values": final_values})
 
-    scan = ppo.compile_gae(Workload("gae", setting.num_envs, setting.num_steps, "time-major", truncated=True))
+    scan = compile_scan(Workload("gae", setting.num_envs, setting.num_steps, "time-major", truncated=True))
     return function
 
 

@@ -1,26 +1,17 @@
-"""PPO as in examples/ppo_gpu_envs.py, and the compiled scan that its advantages may come from."""
+"""PPO as in examples/ppo_gpu_envs.py."""
 
 from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Callable
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from types import ModuleType
 from unittest.mock import MagicMock
 
-import torch
-from torch import Tensor
-
 from benchmarks.end_to_end.frameworks import Setting
-from benchmarks.equations import scan_by_doubling
 from benchmarks.files import ROOT
-from benchmarks.providers import compiled_scan
-from benchmarks.workloads import GAMMA, Inputs, Workload, solve_equations
-
-Advantages = Callable[[Inputs], tuple[Tensor, Tensor]]
-"""Advantages and returns."""
+from benchmarks.workloads import GAMMA
 
 LAMBDA = 0.95
 LOGGING = ("torch.utils.tensorboard", "tqdm")
@@ -50,14 +41,3 @@ def make_arguments(setting: Setting) -> Namespace:
     known.hidden, known.update_epochs, known.num_minibatches = setting.hidden, setting.epochs, setting.minibatches
     known.gamma, known.gae_lambda, known.learning_rate = GAMMA, LAMBDA, 3e-4
     return known
-
-
-def compile_gae(workload: Workload) -> Advantages:
-    """`torch.compile` of a doubling scan: advantages and returns."""
-
-    def function(inputs: Inputs) -> tuple[Tensor, Tensor]:
-        advantages, returns = solve_equations(workload, inputs, scan_by_doubling)
-        return advantages, returns
-
-    torch._dynamo.reset()
-    return torch.compile(function, dynamic=False, fullgraph=True, backend=compiled_scan.BACKEND)

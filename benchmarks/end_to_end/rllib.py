@@ -35,15 +35,8 @@ UPDATE = (
 )
 """The flags of these parts."""
 SETTINGS = {
-    "cuda": (
-        Setting(8, 512, 256, 10, 32),
-        Setting(64, 512, 256, 4, 16),
-        Setting(512, 512, 256, 4, 32),
-    ),
-    "cpu": (
-        Setting(8, 512, 64, 10, 32, device="cpu"),
-        Setting(64, 512, 64, 2, 8, device="cpu"),
-    ),
+    "cuda": (Setting(8, 512, 256, 10, 32), Setting(64, 512, 256, 4, 16), Setting(512, 512, 256, 4, 32)),
+    "cpu": (Setting(8, 512, 64, 10, 32, device="cpu"), Setting(64, 512, 64, 2, 8, device="cpu")),
     "quick": (Setting(2, 16, 8, 2, 2),),
 }
 OBSERVATIONS, ACTIONS = 17, 6

@@ -155,12 +155,9 @@ def make_pair_rows(module: Module, setting: Setting, entries: list[Entry]) -> It
         ratios = (a[TOTAL] / b[TOTAL] for a, b in zip(slow.times, fast.times, strict=True))
         yield {
             **setting._asdict(),
-            "slow": slow.name,
-            "fast": fast.name,
-            "share": round(share, 6),
-            "bound": round(find_bound(share), 4),
-            "share_of_all_parts": round(around, 6),
-            "bound_of_all_parts": round(find_bound(around), 4),
+            **{"slow": slow.name, "fast": fast.name},
+            **{"share": round(share, 6), "bound": round(find_bound(share), 4)},
+            **{"share_of_all_parts": round(around, 6), "bound_of_all_parts": round(find_bound(around), 4)},
             "speed_up": find_quartiles(ratios, 4),
         }
 
@@ -170,25 +167,23 @@ def make_pair_rows(module: Module, setting: Setting, entries: list[Entry]) -> It
 
 def run_framework(name: str, options: Namespace, budget: float) -> int:
     """One framework within so many seconds, written when it is done; how many arms were wrong or failed."""
-    why, module = REGISTRY[name].unavailable(), REGISTRY[name].load()
+    why, module, ends = REGISTRY[name].unavailable(), REGISTRY[name].load(), time.perf_counter() + budget
+    plan = QUICK if options.quick else Plan(seconds=options.seconds)
     settings = module.SETTINGS["quick" if options.quick else options.device]
-    plan, ends = QUICK if options.quick else Plan(seconds=options.seconds), time.perf_counter() + budget
+    settings = [x._replace(device=options.device) if options.quick else x for x in settings if options.only in str(x)]
     arms: list[files.Row] = []
     pairs: list[files.Row] = []
     skipped: list[str] = []
-    settings = tuple(setting for setting in settings if options.only in str(setting))
     for index, setting in enumerate(() if why else settings):
         left = ends - time.perf_counter()
         if left <= 0:
             skipped.append(str(setting))
             continue
-        chosen = setting._replace(device=options.device) if options.quick else setting
-        entries = measure_setting(module, chosen, plan, left / (len(settings) - index))
-        arms += [make_arm_row(chosen, entry) for entry in entries]
-        pairs += make_pair_rows(module, chosen, entries)
-        print(
-            name, chosen, *(f"{x['slow']} / {x['fast']}: {x['speed_up'][1]:.3f}" for x in pairs if x["fast"]), sep="\n "
-        )
+        entries = measure_setting(module, setting, plan, left / (len(settings) - index))
+        found = list(make_pair_rows(module, setting, entries))
+        print(name, setting, *(f"{x['slow']} / {x['fast']}: {x['speed_up'][1]:.3f}" for x in found), sep="\n ")
+        arms += [make_arm_row(setting, entry) for entry in entries]
+        pairs += found
         del entries
         gc.collect()
         torch.cuda.empty_cache()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from benchmarks.end_to_end import ppo
 from benchmarks.end_to_end.frameworks import Arm, Setting
 from benchmarks.end_to_end.stopwatch import ADVANTAGES, Stopwatch
 from benchmarks.providers import loop
+from benchmarks.providers.compiled_scan import compile_scan
 from benchmarks.workloads import GAMMA, Inputs, Workload, draw_inputs
 from rl_triton_core import compute_gae
 
@@ -75,7 +77,7 @@ class Update:
         actions = policy.sample()
         return {"obs": obs, "actions": actions, "logprobs": policy.log_prob(actions)}
 
-    def run_iteration(self, watch: Stopwatch, advantages: ppo.Advantages) -> None:
+    def run_iteration(self, watch: Stopwatch, advantages: Callable[[Inputs], Sequence[Tensor]]) -> None:
         """One update."""
         for _ in range(self.passes):
             inputs = self.recompute_values() if self.setting.recompute else self.inputs
@@ -103,14 +105,9 @@ def run_loop(inputs: Inputs) -> tuple[Tensor, Tensor]:
     return advantages.T, returns.T
 
 
-def run_ours(inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """The public function."""
-    advantages, returns = compute_gae(**inputs, gamma=GAMMA, lambda_=ppo.LAMBDA)
-    return advantages, returns
-
-
 def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
     """One arm in one setting, as it is before training."""
     update = Update(setting)
-    advantages = ppo.compile_gae(update.workload) if name == "compiled" else {"stock": run_loop, "ours": run_ours}[name]
+    ways = {"stock": run_loop, "ours": lambda inputs: compute_gae(**inputs, gamma=GAMMA, lambda_=ppo.LAMBDA)}
+    advantages = compile_scan(update.workload) if name == "compiled" else ways[name]
     return Arm(lambda: update.run_iteration(watch, advantages), lambda: advantages(update.inputs))

@@ -1,4 +1,4 @@
-"""Who computes it: ours, and what others run. One short file each, and a line in REGISTRY."""
+"""Who computes it: ours, and what others run. A function each, and a line in REGISTRY."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from benchmarks.harness import Call
-from benchmarks.workloads import Inputs, Workload, compute_oracle
+from benchmarks.workloads import LAYOUTS, Inputs, Workload, compute_oracle
 
 Expected = Callable[[Workload, Inputs, Tensor | None], tuple[Tensor, ...]]
 
@@ -28,6 +28,8 @@ class Provider(NamedTuple):
     captured: bool = True
     """Whether its device time means anything."""
     verified: bool = True
+    gae_layouts: tuple[str, ...] = ()
+    """Where there are any, it takes GAE without truncations alone, in these layouts."""
 
     def unavailable(self, device: str) -> str | None:
         """Why it cannot run here."""
@@ -37,7 +39,10 @@ class Provider(NamedTuple):
         return None if device in self.devices else f"not on {device}"
 
     def make_call(self, workload: Workload, inputs: Inputs) -> Call | None:
-        """The call to time; its results are tensors in the workload's layout."""
+        """The call to time, if there is one; its results are tensors in the workload's layout."""
+        plain_gae = workload.estimator == "gae" and not workload.truncated
+        if self.gae_layouts and not (plain_gae and workload.layout in self.gae_layouts):
+            return None
         call: Call | None = getattr(self.load(), self.function)(workload, inputs)
         return call
 
@@ -56,8 +61,8 @@ class Provider(NamedTuple):
 
 
 REGISTRY = {
-    "null": Provider("floors", function="make_null_call", captured=False, verified=False),
-    "torch_add": Provider("floors", function="make_torch_add", verified=False),
+    "null": Provider("others", function="make_null_call", captured=False, verified=False),
+    "torch_add": Provider("others", function="make_torch_add", verified=False),
     "ours": Provider("ours", compiles="each"),
     "ours_out": Provider("ours", function="make_call_with_out", compiles="each"),
     "ours_normal_path": Provider("ours", function="make_normal_call", compiles="each"),
@@ -66,10 +71,10 @@ REGISTRY = {
     "flat_triton": Provider("flat_triton", ("triton",), ("cuda",), compiles="each"),
     "blocks_triton": Provider("flat_triton", ("triton",), ("cuda",), function="make_block_call", compiles="each"),
     "cuda_rows": Provider("cuda_rows", devices=("cuda",), compiles="once"),
-    "numpy": Provider("numpy_loop", devices=("cpu",)),
-    "numba": Provider("numba_rows", ("numba",), ("cpu",)),
-    "sb3": Provider("sb3", ("stable_baselines3",), ("cpu",)),
-    "torchrl": Provider("torchrl", ("torchrl",)),
-    "rlax": Provider("rlax", ("jax", "rlax"), ("cpu",)),
+    "numpy": Provider("others", devices=("cpu",), function="make_numpy_call"),
+    "numba": Provider("others", ("numba",), ("cpu",), "make_numba_call", gae_layouts=LAYOUTS),
+    "sb3": Provider("others", ("stable_baselines3",), ("cpu",), "make_sb3_call", gae_layouts=("time-major",)),
+    "torchrl": Provider("others", ("torchrl",), function="make_torchrl_call", gae_layouts=("env-major",)),
+    "rlax": Provider("others", ("jax", "rlax"), ("cpu",), "make_rlax_call", gae_layouts=("env-major",)),
 }
 FLOORS = ("null", "torch_add")

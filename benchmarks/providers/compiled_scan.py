@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -14,10 +17,14 @@ BACKEND = "inductor"
 
 def make_call(workload: Workload, inputs: Inputs) -> Call:
     """The compiled function of the inputs."""
-    torch._dynamo.reset()
+    return partial(compile_scan(workload), inputs)
 
-    def function(inputs: Inputs) -> tuple[Tensor, ...]:
+
+def compile_scan(workload: Workload) -> Callable[[Inputs], tuple[Tensor, ...]]:
+    """The results of an estimator, compiled."""
+
+    def solve(inputs: Inputs) -> tuple[Tensor, ...]:
         return solve_equations(workload, inputs, scan_by_doubling)
 
-    compiled = torch.compile(function, dynamic=False, fullgraph=True, backend=BACKEND)
-    return lambda: compiled(inputs)
+    torch._dynamo.reset()
+    return torch.compile(solve, dynamic=False, fullgraph=True, backend=BACKEND)

@@ -15,7 +15,7 @@ from torch.utils.cpp_extension import CUDA_HOME, load_inline
 
 from benchmarks import workloads
 from benchmarks.harness import Call
-from benchmarks.providers.limits import SERIAL_LONGEST
+from benchmarks.suites import SERIAL_LONGEST
 from benchmarks.workloads import GAMMA, Inputs, Workload
 
 CUDA = r"""

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from benchmarks.harness import Call
-from benchmarks.providers.limits import FLAT_LONGEST
+from benchmarks.suites import FLAT_LONGEST
 from benchmarks.workloads import ACTIONS, GAMMA, LOG_PROBS, PER_ACTION, Inputs, Workload
 
 BLOCK = 4096

@@ -1,0 +1,117 @@
+"""What takes a few lines: floors, a NumPy loop for every estimator, and GAE by Numba, by frameworks and by rlax.
+
+Frameworks are imported where they are called: each may be missing.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.harness import Call
+from benchmarks.workloads import GAMMA, Inputs, Workload, solve_equations
+
+
+def make_null_call(workload: Workload, inputs: Inputs) -> Call:
+    """Nothing: what the protocol itself costs."""
+    return lambda: None
+
+
+def make_torch_add(workload: Workload, inputs: Inputs) -> Call:
+    """a + b in float32: what PyTorch asks for one elementwise operation on the same shape."""
+    a, b = torch.ones(2, workload.num_envs, workload.num_steps, device=next(iter(inputs.values())).device)
+    return lambda: torch.add(a, b)
+
+
+def make_numpy_call(workload: Workload, inputs: Inputs) -> Call:
+    """The paper's equation by PyTorch, around a NumPy loop over time on all environments in float32."""
+    return lambda: solve_equations(workload, inputs, scan_in_numpy)
+
+
+def scan_in_numpy(alpha: Tensor, beta: Tensor, dim: int, reverse: bool) -> Tensor:
+    """A[t] = α[t] + β[t]·A[neighbour], a step at a time."""
+    a, b = (x.movedim(dim, 0).numpy() for x in (alpha, beta))
+    states, state = np.empty_like(a), np.zeros_like(a[0])
+    for t in range(len(a))[:: -1 if reverse else 1]:
+        state = states[t] = a[t] + b[t] * state
+    return torch.from_numpy(states).movedim(0, dim)
+
+
+# --- GAE without truncations ------------------------------------------------------------------------------------------
+
+
+def make_numba_call(workload: Workload, inputs: Inputs) -> Call:
+    """A serial loop over each environment's row, on one thread, over arrays with time last."""
+    dim, rates = workload.time_dim, (np.float32(GAMMA), np.float32(workload.spec.lambda_))
+    arrays = [inputs[name].movedim(dim, 1).numpy() for name in ("rewards", "values", "terminated")]
+    arrays.append(inputs["bootstrap_values"].numpy())
+    return lambda: [torch.from_numpy(x).movedim(1, dim) for x in compile_rows()(*arrays, *rates)]
+
+
+@cache
+def compile_rows() -> Any:
+    """`run_rows` by Numba."""
+    import numba
+
+    return numba.njit(run_rows)
+
+
+def run_rows(rewards: Any, values: Any, terminated: Any, bootstrap: Any, gamma: Any, lambda_: Any) -> Any:
+    """Schulman 2016."""
+    advantages, returns = np.empty(rewards.shape, np.float32), np.empty(rewards.shape, np.float32)
+    for n in range(rewards.shape[0]):
+        advantage, following = np.float32(0), bootstrap[n]
+        for t in range(rewards.shape[1] - 1, -1, -1):
+            nonterminal = np.float32(0 if terminated[n, t] else 1)
+            delta = rewards[n, t] + gamma * following * nonterminal - values[n, t]
+            advantage = delta + gamma * lambda_ * nonterminal * advantage
+            advantages[n, t], returns[n, t], following = advantage, advantage + values[n, t], values[n, t]
+    return advantages, returns
+
+
+def make_sb3_call(workload: Workload, inputs: Inputs) -> Call:
+    """The pass of Stable-Baselines3's own buffer over a rollout that it holds: NumPy, flags that follow a step."""
+    from gymnasium import spaces
+    from stable_baselines3.common.buffers import RolloutBuffer
+
+    chosen = {"gamma": GAMMA, "gae_lambda": workload.spec.lambda_, "n_envs": workload.num_envs}
+    buffer = RolloutBuffer(workload.num_steps, spaces.Box(-1, 1, (1,)), spaces.Discrete(2), **chosen)
+    buffer.rewards[:], buffer.values[:] = inputs["rewards"].numpy(), inputs["values"].numpy()
+    dones = inputs["terminated"].numpy()
+    buffer.episode_starts[1:] = dones[:-1]
+
+    def call() -> list[Tensor]:
+        buffer.compute_returns_and_advantage(inputs["bootstrap_values"], dones[-1])
+        return [torch.from_numpy(buffer.advantages), torch.from_numpy(buffer.returns)]
+
+    return call
+
+
+def make_torchrl_call(workload: Workload, inputs: Inputs) -> Call:
+    """TorchRL's vectorised GAE on tensors with a trailing dimension, the values after each step given."""
+    from torchrl.objectives.value.functional import vec_generalized_advantage_estimate as compute
+
+    values, terminated, lambda_ = inputs["values"], inputs["terminated"], workload.spec.lambda_
+    following = torch.cat([values[:, 1:], inputs["bootstrap_values"][:, None]], 1)
+    tensors = [x.unsqueeze(-1) for x in (values, following, inputs["rewards"], terminated, terminated)]
+    return lambda: [x.squeeze(-1) for x in compute(GAMMA, lambda_, *tensors)]
+
+
+def make_rlax_call(workload: Workload, inputs: Inputs) -> Call:
+    """rlax's GAE, compiled, on arrays that JAX holds, until its result is there."""
+    import jax
+    import rlax
+
+    def run_row(rewards: Any, discounts: Any, values: Any) -> Any:
+        compute = rlax.truncated_generalized_advantage_estimation
+        advantages = compute(rewards, discounts, workload.spec.lambda_, values)
+        return advantages, advantages + values[:-1]
+
+    compiled = jax.jit(jax.vmap(run_row))
+    values = torch.cat([inputs["values"], inputs["bootstrap_values"][:, None]], 1)
+    arrays = [jax.numpy.asarray(x.numpy()) for x in (inputs["rewards"], GAMMA * ~inputs["terminated"], values)]
+    return lambda: [torch.from_numpy(np.asarray(x.block_until_ready())) for x in compiled(*arrays)]

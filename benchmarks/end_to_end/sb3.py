@@ -1,7 +1,8 @@
-"""Stable-Baselines3: `PPO.learn` on Gymnasium's environments, with its buffer, ours, and ours on the device."""
+"""Stable-Baselines3: `learn` of PPO, A2C and MaskablePPO, with its buffer, ours, ours on the device, and less work."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,17 @@ ITERATION = """\
 An iteration is one of `PPO.learn`: `collect_rollouts` on environments of Gymnasium in a `DummyVecEnv`, then `train`.
 The advantage step is `compute_returns_and_advantage` of the buffer. *Drawn*: a wrapper draws CartPole as four frames of
 84x84 pixels for `CnnPolicy`, where *hidden* has no meaning. Pendulum ends only at its time limit, after 200 steps. If
-rollouts have 200 steps, all environments end at once."""
+rollouts have 200 steps, all environments end at once. *A2C* and *MaskablePPO* are those algorithms, on a CartPole
+that masks no action out; in an iteration, A2C collects and updates as often as its setting has minibatches."""
 ARMS = {
     "stock": "`RolloutBuffer`",
     "ours": "`TritonRolloutBuffer`, in host memory",
     "device": "`DeviceRolloutBuffer`, on the policy's device, and `BatchedTerminalValues`",
-    "captured": "`TritonPPO`: less work per step, on a GPU captured in CUDA graphs, and `BatchedTerminalValues`",
+    "captured": "`TritonPPO`, `TritonA2C`, ...: less work per step, on a GPU captured in CUDA graphs, and "
+    "`BatchedTerminalValues`",
 }
 OURS = ("ours", "device", "captured")
-MORE = {"captured": "with `TritonPPO`"}
+MORE = {"captured": "acting and updates as well"}
 DRAWN = "CartPole-v1, drawn"
 DEFAULTS = Setting(1, 2048, 64, 10, 32, env="CartPole-v1")
 """Those of Stable-Baselines3."""
@@ -32,6 +35,9 @@ SEVERAL = Setting(8, 256, 64, 10, 32, env="CartPole-v1")
 WIDE = Setting(64, 128, 64, env="CartPole-v1")
 CONTINUOUS = Setting(8, 256, 64, 10, 32, env="Pendulum-v1")
 LIMITED = Setting(64, 200, 64, env="Pendulum-v1")
+A2C_SETTING = Setting(8, 100, 64, 1, 20, env="CartPole-v1, A2C")
+"""Rollouts of 5 steps, as by default."""
+OTHERS = (A2C_SETTING, SEVERAL._replace(env="CartPole-v1, MaskablePPO"))
 SETTINGS = {
     "cuda": (
         SEVERAL,
@@ -39,40 +45,42 @@ SETTINGS = {
         Setting(16, 128, 64, 10, 32, env="Pendulum-v1"),
         Setting(8, 128, env=DRAWN),
         DEFAULTS._replace(num_steps=512, minibatches=8),
+        *OTHERS,
     ),
-    "cpu": tuple(setting._replace(device="cpu") for setting in (DEFAULTS, SEVERAL, WIDE, CONTINUOUS, LIMITED)),
-    "quick": (Setting(2, 8, 8, 1, 2, env="CartPole-v1"), Setting(1, 8, 8, 1, 2, env=DRAWN)),
+    "cpu": tuple(setting._replace(device="cpu") for setting in (DEFAULTS, SEVERAL, WIDE, CONTINUOUS, LIMITED, *OTHERS)),
+    "quick": tuple(
+        Setting(2, 8, 8, 1, 2, env=env) for env in ("CartPole-v1", DRAWN, *(setting.env for setting in OTHERS))
+    ),
 }
 PIXELS, FRAMES = 84, 4
 
 
 def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
     """One arm in one setting, as it is before training."""
-    model = make_ppo(setting, choose_buffer(name), choose_algorithm(name))
+    model = make_model(name, setting)
     buffer, steps = model.rollout_buffer, setting.num_envs * setting.num_steps
     buffer.compute_returns_and_advantage = watch.around(ADVANTAGES, buffer.compute_returns_and_advantage)
     callback = make_callback(name)
     return Arm(lambda: model.learn(steps, callback, reset_num_timesteps=False), lambda: compute_results(buffer))
 
 
-def choose_buffer(name: str) -> Any:
-    """The rollout buffer of an arm."""
-    if name in ("ours", "captured"):
-        from rl_triton_adapters.sb3 import TritonRolloutBuffer as chosen
-    elif name == "device":
-        from rl_triton_adapters.sb3_device import DeviceRolloutBuffer as chosen
-    else:
-        from stable_baselines3.common.buffers import RolloutBuffer as chosen
-    return chosen
+def choose_buffer(name: str, algorithm: Any, space: Any) -> Any:
+    """The rollout buffer of an arm; None for the algorithm's own."""
+    if name == "stock":
+        return None
+    from rl_triton_adapters.sb3 import rollout_buffer_class_for
+
+    return rollout_buffer_class_for(space, algorithm, device_storage=name == "device", verbose=0)
 
 
-def choose_algorithm(name: str) -> Any:
-    """The class of an arm's algorithm."""
+def choose_algorithm(name: str, env: str = "") -> Any:
+    """The class of an arm's algorithm: PPO, unless a setting's environment names another."""
+    family = next((x for x in ("A2C", "MaskablePPO") if env.endswith(x)), "PPO")
+    contrib = family == "MaskablePPO"
     if name == "captured":
-        from rl_triton_adapters.sb3_captured import TritonPPO as chosen
-    else:
-        from stable_baselines3 import PPO as chosen
-    return chosen
+        module = f"rl_triton_adapters.{'sb3_contrib' if contrib else 'sb3'}_captured"
+        return getattr(import_module(module), f"Triton{family}")
+    return getattr(import_module("sb3_contrib" if contrib else "stable_baselines3"), family)
 
 
 def make_callback(name: str) -> Any:
@@ -84,17 +92,21 @@ def make_callback(name: str) -> Any:
     return BatchedTerminalValues()
 
 
-def make_ppo(setting: Setting, buffer: Any, algorithm: Any) -> Any:
+def make_model(name: str, setting: Setting) -> Any:
     """The algorithm; every arm starts with the same weights and environments."""
+    algorithm = choose_algorithm(name, setting.env)
+    policy, env = make_task(setting.env, setting.num_envs, seed=0)
+    options = {"n_steps": setting.batch_size // setting.num_envs}
+    if not setting.env.endswith("A2C"):
+        options = {"n_steps": setting.num_steps, "batch_size": setting.batch_size, "n_epochs": setting.epochs}
     return algorithm(
-        *make_task(setting.env, setting.num_envs, seed=0),
-        n_steps=setting.num_steps,
-        batch_size=setting.batch_size,
-        n_epochs=setting.epochs,
+        policy,
+        env,
         policy_kwargs=None if setting.env == DRAWN else {"net_arch": [setting.hidden] * 2},
-        rollout_buffer_class=buffer,
+        rollout_buffer_class=choose_buffer(name, algorithm, env.observation_space),
         device=setting.device,
         seed=0,
+        **options,
     )
 
 
@@ -103,10 +115,18 @@ def make_task(env: str, num_envs: int, seed: int) -> tuple[str, Any]:
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.vec_env import VecFrameStack
 
-    if env != DRAWN:
-        return "MlpPolicy", make_vec_env(env, num_envs, seed=seed)
-    drawn = make_vec_env(env.split(",", maxsplit=1)[0], num_envs, seed=seed, wrapper_class=draw_pixels)
-    return "CnnPolicy", VecFrameStack(drawn, FRAMES)
+    name = env.split(",", maxsplit=1)[0]
+    if env == DRAWN:
+        return "CnnPolicy", VecFrameStack(make_vec_env(name, num_envs, seed=seed, wrapper_class=draw_pixels), FRAMES)
+    wrapper = allow_all_actions if env.endswith("MaskablePPO") else None
+    return "MlpPolicy", make_vec_env(name, num_envs, seed=seed, wrapper_class=wrapper)
+
+
+def allow_all_actions(env: Any) -> Any:
+    """An environment that masks no action out."""
+    from sb3_contrib.common.wrappers import ActionMasker
+
+    return ActionMasker(env, lambda env: np.ones(env.action_space.n, bool))
 
 
 def draw_pixels(env: Any) -> Any:

@@ -11,8 +11,6 @@ from gpu_checks import forbid_waiting
 import rl_triton_core as ours
 from rl_triton_core import FinalValues
 
-INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
-
 
 def make_arguments(estimator, **changes):
     """A good call's."""
@@ -56,17 +54,6 @@ def test_the_direction_of_a_recurrence_has_no_default():
         ours.linear_recurrence(torch.ones(1, 3), torch.ones(1, 3))
 
 
-# --- flags ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", INTEGERS)
-def test_integer_masks_normalise(target, dtype):
-    advantages = torch.randn(3, 5, device=target.device)
-    mask = torch.tensor([1, 1, 0, 1, 0], device=target.device).expand(3, 5)
-    want = ours.normalize_advantages(advantages, mask.bool(), backend=target.backend)
-    assert torch.equal(ours.normalize_advantages(advantages, mask.to(dtype), backend=target.backend), want)
-
-
 # --- values in the place of flags -------------------------------------------------------------------------------------
 
 
@@ -89,13 +76,6 @@ def test_floating_point_flags_are_zero_or_one(target, estimator, value):
             if name != "mask":
                 bad = torch.where(good["mask"] == 0, value, good[name])
                 estimator.function(**{**good, name: bad}, backend=target.backend)
-
-
-def test_values_are_not_taken_for_flags(target):
-    """The trap: the second argument of this function is `terminated`."""
-    rewards, values = torch.ones(1, 3, device=target.device), torch.full((1, 3), 0.3, device=target.device)
-    with pytest.raises(ValueError, match="^terminated: got 0.3 among its values"):
-        ours.compute_discounted_returns(rewards, values, bootstrap_values=0.0, backend=target.backend)
 
 
 @pytest.mark.parametrize("estimator", BACKWARD, ids=get_name)
@@ -178,13 +158,6 @@ def test_tensors_that_are_no_plain_memory():
         ours.compute_gae(good, negative, bootstrap_values=0.0)
     with pytest.raises(ValueError, match="^mask: got a view with its negative bit set"):
         ours.normalize_advantages(good, negative)
-
-
-@pytest.mark.parametrize("bar", [np.ones(3), np.ones(1), [1.0], torch.ones(2, 3)])
-def test_clips_are_numbers(bar):
-    one = torch.ones(2, 3)
-    with pytest.raises(TypeError, match="^rho_bar: got .*, expected a float"):
-        ours.compute_vtrace(one, one, log_ratios=one, rho_bar=bar, bootstrap_values=0.0)
 
 
 def test_float64_on_the_triton_backend_names_the_argument(target):

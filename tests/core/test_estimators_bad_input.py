@@ -103,7 +103,8 @@ def list_scalar_errors():
         for estimator in estimators:
             for text in ("nan", "-0.1", *(() if name in bars else ("inf",)), *(["1.01"] if name == "lambda_" else [])):
                 yield bad_call(estimator, name, ValueError, text, **{name: float(text)})
-            for x in ("0.9", [0.9], 1j, *(() if name == "rho_bar_pg" else (None,))):
+            arrays = (np.ones(1), floats(N, T)) if name in bars else ()
+            for x in ("0.9", [0.9], 1j, *arrays, *(() if name == "rho_bar_pg" else (None,))):
                 yield bad_call(estimator, name, TypeError, type(x).__name__, **{name: x})
     for estimator in (*BACKWARD, *FORWARD):
         yield bad_call(estimator, "mask_mode", ValueError, "drop", "skip", "reset", mask_mode="drop")

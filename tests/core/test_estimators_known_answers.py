@@ -1,6 +1,5 @@
 """The estimators by hand: literal numbers, every pattern of a few steps, extremes, and the forms of arguments."""
 
-import inspect
 import itertools
 
 import numpy as np
@@ -385,12 +384,6 @@ def test_every_pattern_of_four_steps(target, estimator, mask_mode):
             check_case(with_state.replace(**STARTS), target)
 
 
-@pytest.mark.parametrize("num_steps", [4, 5])
-def test_every_boundary_of_a_longer_rollout(target, num_steps):
-    cells = np.array(list(itertools.product(range(4), repeat=num_steps)))
-    check_case(random_case(GAE, *cells.shape, terminated=cells & 1 > 0, truncated=cells & 2 > 0), target)
-
-
 # --- extremes, layouts ------------------------------------------------------------------------------------------------
 
 
@@ -498,19 +491,6 @@ def test_forms_of_final_values(target, estimator):
     ):
         for got, expected in zip(call(target.backend, bootstrap_values=form), want, strict=True):
             assert_close(got, expected)
-
-
-DEFAULTS = {"gamma": 0.99, "lambda_": 0.95, "rho_bar": 1.0, "c_bar": 1.0, "time_dim": -1, "mask_mode": "skip"}
-DEFAULTS |= {"compute_returns": True, "compute_advantages": True, "return_state": False, "boundary": "ends_at"}
-
-
-@pytest.mark.parametrize("estimator", ESTIMATORS, ids=get_name)
-def test_defaults(estimator):
-    """Those that the signatures' documentation names; every other optional argument is None."""
-    expected = DEFAULTS | ({"lambda_": 1.0} if estimator in OFF_POLICY else {})
-    for name, parameter in inspect.signature(estimator.function).parameters.items():
-        wanted = [expected[name]] if name in expected else [None, parameter.empty]
-        assert parameter.default in wanted, name
 
 
 @pytest.mark.parametrize(

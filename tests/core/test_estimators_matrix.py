@@ -138,27 +138,14 @@ def every_argument(estimator, shape):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @ALL
 def test_layouts(target, estimator, layout, time_dim):
-    """All arguments and results in one layout."""
+    """All arguments and results in one layout; and of any two arguments, one in some call where the other is not."""
     out_layout = layout if layout in LAYOUTS[:5] else None
-    check_layouts(target, estimator, time_dim, [How(time_dim=time_dim, layouts=(layout,), out_layout=out_layout)])
-
-
-@pytest.mark.parametrize("time_dim", [-1, 0])
-@pytest.mark.parametrize("layout", ["strided", "transposed"])
-@ALL
-def test_layouts_of_each_argument(target, estimator, layout, time_dim):
-    """The strides of each argument are its own: of any two, one has the layout in some call where the other has not."""
-    if target.interpreted:
-        pytest.skip("the interpreter takes its time")
-    number = len(Call(every_argument(estimator, (5, 13))).placed)
-    kinds = ("contiguous", layout)
-    codes = [tuple(kinds[i >> bit & 1] for i in range(number)) for bit in range((number - 1).bit_length())]
-    check_layouts(target, estimator, time_dim, [How(time_dim=time_dim, layouts=code) for code in codes])
-
-
-def check_layouts(target, estimator, time_dim, hows):
-    """The results are those of contiguous arguments."""
+    hows = [How(time_dim=time_dim, layouts=(layout,), out_layout=out_layout)]
     case = every_argument(estimator, (3, 7) if target.interpreted else (5, 13))
+    if layout in ("strided", "transposed") and not target.interpreted:
+        number, kinds = len(Call(case).placed), ("contiguous", layout)
+        codes = [tuple(kinds[i >> bit & 1] for i in range(number)) for bit in range((number - 1).bit_length())]
+        hows += [How(time_dim=time_dim, layouts=code) for code in codes]
     want = run_case(case, target, How(time_dim=time_dim))
     for how in hows:
         for got, expected in zip(run_case(case, target, how), want, strict=True):

@@ -9,7 +9,6 @@ from rl_triton_core.losses import (
     categorical_ppo_loss,
     grpo_loss,
     kl_divergence,
-    ppo_loss,
     value_loss,
 )
 from rl_triton_core.testing import assert_close
@@ -74,28 +73,6 @@ def test_torchrl(batch):
         theirs, _ = utils._clip_value_loss(old, values, clip, returns, loss, kind)
         options = {"old_values": old, "value_clip": 0.2, "value_clip_mode": "cleanrl", **ours}
         assert_same(value_loss(values, returns, **options), theirs.mean(), values)
-
-
-def test_cleanrl(batch):
-    """Transcribed from ppo.py."""
-    values, old, returns = batch["values"], batch["old_values"], batch["returns"]
-    clipped = old + torch.clamp(values - old, -0.2, 0.2)
-    theirs = 0.5 * torch.max((values - returns) ** 2, (clipped - returns) ** 2).mean()
-    options = {"old_values": old, "value_clip": 0.2, "value_clip_mode": "cleanrl", "value_factor": 0.5}
-    assert_same(value_loss(values, returns, **options), theirs, values)
-
-
-def test_skrl_and_rl_games(batch):
-    """Transcribed: skrl clips the prediction without a maximum; RL-Games takes negative log-probabilities."""
-    values, old, returns = batch["values"], batch["old_values"], batch["returns"]
-    clipped = old + torch.clip(values - old, min=-0.2, max=0.2)
-    theirs = 2.5 * functional.mse_loss(returns, clipped)
-    assert_same(2.5 * value_loss(values, returns, old_values=old, value_clip=0.2), theirs, values)
-    neg_log_prob = (-batch["old_log_probs"] + 0.2 * values.detach()).requires_grad_()
-    ratio = torch.exp(-batch["old_log_probs"] - neg_log_prob)
-    adv = batch["advantages"]
-    theirs = torch.max(-adv * ratio, -adv * torch.clamp(ratio, 0.8, 1.2)).mean()
-    assert_same(ppo_loss(-neg_log_prob, batch["old_log_probs"], adv).loss, theirs, neg_log_prob)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.covering
 
 NAN, INF = math.nan, math.inf
 MODES = ("add", "floor", "variance")
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 RULES = [
     (1, 1e-8, "add"),
     (0, 1e-4, "floor"),
@@ -257,7 +258,7 @@ def test_the_result_lies_as_the_advantages_do(target):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("mask_dtype", [torch.bool, torch.uint8, torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("mask_dtype", [torch.bool, *INTEGERS, torch.float32, torch.bfloat16, torch.float64])
 def test_dtypes(target, dtype, mask_dtype):
     advantages, mask = draw_advantages(9, 70, valid=0.7, dtype=dtype)
     want = compute_oracle(advantages.double(), mask)

@@ -646,15 +646,21 @@ def test_a_vtrace_class_without_its_actor_is_torchrls_error():
             ClipPPOLoss(actor(), critic()).make_value_estimator(module, gamma=0.97, value_network=critic())
 
 
+@pytest.mark.filterwarnings("ignore:This module is instantiated on a machine without CUDA:UserWarning")
+@pytest.mark.filterwarnings("ignore:Tensordict is registered in PyTree:UserWarning")
 def test_the_page_in_the_docs_runs():
     page = Path(__file__).parents[2] / "docs" / "torchrl.md"
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    names = {"loss": ClipPPOLoss(actor(), critic()), "critic": critic()}
+    rollout = random_rollout(20)
+    minibatch = GAE(gamma=GAMMA, lmbda=LMBDA, value_network=critic())(rollout).exclude("next")
+    loss = ClipPPOLoss(actor(), critic())
+    names = {"loss": loss, "actor": actor(), "critic": critic(), "minibatch": minibatch}
     try:
         exec(compile("\n".join(blocks), page, "exec"), names)
     finally:
         use_triton_estimators(False)
-    assert blocks and type(names["loss"].value_estimator) is TritonGAE
+    assert blocks and type(loss.value_estimator) is TritonGAE
+    assert torch.isfinite(names["losses"]["loss_objective"])
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import torch
 
 pytest.importorskip("torchrl")
 
+from tensordict.nn import CudaGraphModule
 from test_torchrl import (
     EVERY,
     EVERY_MODULE,
@@ -22,8 +23,11 @@ from test_torchrl import (
     random_rollout,
     random_steps,
 )
+from test_torchrl_losses import DISTRIBUTIONS, compute_results, make_loss, make_minibatch, sum_terms
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import VTrace
+
+from rl_triton_adapters.torchrl_losses import TritonClipPPOLoss
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -90,3 +94,83 @@ def test_losses(module, stock, scalars):
         assert ours.keys() == theirs.keys() and theirs
         for name, x in theirs.items():
             assert_same(ours[name], x)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The loss in one pass
+# ---------------------------------------------------------------------------------------------------------------------
+
+CAPTURED_HEADS = pytest.mark.parametrize("head", ["categorical", "one-hot", "masked", "normal", "independent"])
+OPTIONS = {"normalize_advantage": True, "clip_value": 0.3}
+
+
+@pytest.mark.parametrize("head", DISTRIBUTIONS)
+def test_results_and_gradients_of_the_loss(head):
+    batch = make_minibatch(head, torch.float32, shape=(512,)).to(DEVICE)
+    got, want = (
+        compute_results(make_loss(cls, head, torch.float32, **OPTIONS).to(DEVICE), batch)
+        for cls in (TritonClipPPOLoss, ClipPPOLoss)
+    )
+    assert got[2] and list(got[0]) == list(want[0])
+    torch.testing.assert_close(got[:2], want[:2], rtol=2e-5, atol=2e-5)
+
+
+@CAPTURED_HEADS
+def test_the_loss_reads_nothing_from_the_device(head):
+    batch = make_minibatch(head, torch.float32).to(DEVICE)
+    loss = make_loss(TritonClipPPOLoss, head, torch.float32, **OPTIONS).to(DEVICE)
+    sum_terms(loss(batch)).backward()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        sum_terms(loss(batch)).backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+class Training:
+    """A loss, an optimizer whose step can be captured, and minibatches of one shape."""
+
+    def __init__(self, loss_class, head):
+        self.loss = make_loss(loss_class, head, torch.float32, **OPTIONS).to(DEVICE)
+        self.optimizer = torch.optim.Adam(self.loss.parameters(), lr=1e-3, fused=True, capturable=True)
+        self.batches = [make_minibatch(head, torch.float32, shape=(256,), seed=i).to(DEVICE) for i in range(8)]
+
+    def take_step(self, minibatch):
+        """Loss, gradients, clip, update."""
+        losses = self.loss(minibatch)
+        self.optimizer.zero_grad()
+        sum_terms(losses).backward()
+        torch.nn.utils.clip_grad_norm_(self.loss.parameters(), 0.5)
+        self.optimizer.step()
+        return losses.detach()
+
+    def train(self, step, num_steps=300):
+        """Step by step, with schedules; the parameters and the last results."""
+        for i in range(num_steps):
+            self.loss.entropy_coeff = 0.01 * (1 - i / num_steps)
+            self.loss.clip_epsilon.fill_(0.2 * (1 - i / num_steps))
+            losses = step(self.batches[i % len(self.batches)].clone())
+        return [x.detach().clone() for x in self.loss.parameters()], dict(losses.items())
+
+
+@pytest.mark.filterwarnings("ignore:Tensordict is registered in PyTree:UserWarning")
+@CAPTURED_HEADS
+def test_captured_steps_are_the_eager_ones(head):
+    eager, captured, stock = (Training(cls, head) for cls in (TritonClipPPOLoss, TritonClipPPOLoss, ClipPPOLoss))
+    step = CudaGraphModule(captured.take_step, in_keys=[], out_keys=[])
+    want, got = eager.train(eager.take_step), captured.train(step)
+    assert step.counter > 2, "nothing was captured"
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(got[0], stock.train(stock.take_step)[0], rtol=0, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:Tensordict is registered in PyTree:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*entropy.*:UserWarning")
+@pytest.mark.parametrize("loss_class", [TritonClipPPOLoss, ClipPPOLoss])
+def test_a_step_with_an_estimated_entropy_is_captured(loss_class):
+    """TorchRL's loss too, for it draws this entropy instead of looking at one in closed form."""
+    training = Training(loss_class, "tanh")
+    training.loss.clip_value = None  # TorchRL reads it from the device
+    parameters, losses = training.train(CudaGraphModule(training.take_step, in_keys=[], out_keys=[]), num_steps=50)
+    assert all(torch.isfinite(x).all() for x in (*parameters, *losses.values()))

@@ -1,0 +1,379 @@
+"""TorchRL: `ClipPPOLoss` whose terms and gradients `rl_triton_core.losses` computes in one pass over the minibatch.
+
+    loss = TritonClipPPOLoss(actor, critic)
+
+Networks, keys, value estimators and schedules are TorchRL's own, and so is the whole loss where an option asks for what
+the pass does not compute.
+"""
+
+# mypy: allow-subclassing-any, allow-untyped-decorators
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributions import Categorical, Independent, Normal
+
+from rl_triton_core.losses import PPOLoss, categorical_ppo_loss, gaussian_ppo_loss, ppo_loss
+
+try:
+    from tensordict import TensorDict, TensorDictBase
+    from tensordict.nn import dispatch
+    from torchrl.modules import IndependentNormal, MaskedCategorical, OneHotCategorical
+    from torchrl.objectives import ClipPPOLoss
+except ImportError as error:
+    raise ImportError(
+        "rl_triton_adapters.torchrl_losses needs TorchRL, which could not be imported: "
+        "pip install rl-triton-core[torchrl]"
+    ) from error
+
+__all__ = ["TritonClipPPOLoss"]
+
+DISTANCES = {"smooth_l1": "huber", "l2": "mse"}
+"""What our losses call the error of a value, by TorchRL's `loss_critic_type`."""
+METHODS = (
+    "loss_critic",
+    "_get_cur_log_prob",
+    "_log_weight",
+    "_reduce_loss",
+    "_standardize_advantage",
+    "_weighted_loss_entropy",
+)
+"""What a class must not override for the pass to compute what it does."""
+PRECISIONS = {"cpu": (torch.float32, torch.float64), "cuda": (torch.float32,)}
+"""What the pass computes in, by the type of the device."""
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Terms
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class Head(NamedTuple):
+    """How the loss is computed from a distribution of actions."""
+
+    function: Callable[..., PPOLoss]
+    inputs: tuple[Tensor, ...]
+    """What the actor's gradient flows through, and what the function takes first."""
+    options: dict[str, Any]
+    """Other arguments of the function."""
+
+
+def choose_head(distribution: Any, actions: Tensor, shape: torch.Size) -> Head | None:
+    """Choose the function that computes the loss from the parameters of a distribution; None if there is none.
+
+    Args:
+        distribution: The distribution.
+        actions: Actions that were taken.
+        shape: Shape of their log-probabilities.
+    """
+    kind = type(distribution)
+    if kind in (Categorical, OneHotCategorical) or (kind is MaskedCategorical and not distribution._sparse_mask):
+        indices = actions.argmax(dim=-1) if kind is OneHotCategorical else actions.long()
+        if distribution.logits.shape[:-1] == indices.shape == shape:
+            return Head(categorical_ppo_loss, (distribution.logits,), {"actions": indices})
+    if kind in (Independent, IndependentNormal) and type(distribution.base_dist) is Normal:
+        mean, scale = distribution.base_dist.loc, distribution.base_dist.scale
+        if mean.shape == scale.shape == actions.shape and mean.shape[:-1] == shape:
+            return Head(gaussian_ppo_loss, (mean, scale.log()), {"actions": actions})
+    return None
+
+
+def compute_given_loss(log_probs: Tensor, entropy: Tensor | None = None, **arguments: Any) -> PPOLoss:
+    """Compute the loss from log-probabilities and entropies."""
+    return ppo_loss(log_probs, entropy=entropy, **arguments)
+
+
+def differentiate_loss(
+    head: Head, values: Tensor | None, options: dict[str, Any]
+) -> tuple[PPOLoss, Sequence[Tensor | None]]:
+    """Compute a loss, and its gradients by the head's inputs and the values where these require one.
+
+    Args:
+        head: What computes the loss from its inputs.
+        values: Value estimates; None leaves out their part.
+        options: More arguments of the loss.
+    """
+    given = head.inputs if values is None else (*head.inputs, values)
+    with torch.set_grad_enabled(torch.is_grad_enabled() and any(x.requires_grad for x in given)):
+        leaves = [x.detach().requires_grad_(torch.is_grad_enabled() and x.requires_grad) for x in given]
+        inputs, column = leaves[: len(head.inputs)], (None if values is None else leaves[-1])
+        result = head.function(*inputs, values=column, **head.options, **options)
+        wanted = [x for x in leaves if x.requires_grad]
+        found = iter(torch.autograd.grad(result.loss, wanted) if wanted else ())
+    return result, [next(found) if x.requires_grad else None for x in leaves]
+
+
+class KnownGradient(torch.autograd.Function):
+    """Terms of a loss, with the gradient of their sum by the inputs.
+
+    A backward pass that brings all terms one and the same gradient, as that of their sum does, multiplies by it. Any
+    other one computes the terms again, each alone.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, head: Head | None, terms: dict[str, Tensor], gradients: Sequence[Tensor | None], *inputs: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Return the terms. Nothing is kept that a backward pass frees."""
+        ctx.set_materialize_grads(False)
+        ctx.head, ctx.names, ctx.gradients = head, tuple(terms), gradients
+        ctx.inputs = [x.detach() for x in inputs]
+        return tuple(terms.values())
+
+    @staticmethod
+    def backward(ctx: Any, *by_terms: Tensor | None) -> tuple[Any, ...]:
+        """Return the gradients of the inputs."""
+        if torch.is_grad_enabled():
+            raise RuntimeError("create_graph: got True, expected False, since the losses have no second derivative")
+        if all(x is by_terms[0] for x in by_terms):
+            return None, None, None, *(None if x is None else x * by_terms[0] for x in ctx.gradients)
+        given = [(name, x) for name, x in zip(ctx.names, by_terms, strict=True) if x is not None]
+        with torch.enable_grad():
+            inputs = [x.detach().requires_grad_() for x in ctx.inputs]
+            terms = [compute_term(ctx.head, name, inputs) for name, _ in given]
+        found = torch.autograd.grad(terms, inputs, [x for _, x in given], allow_unused=True)
+        return None, None, None, *found
+
+
+def compute_term(head: Head, name: str, inputs: Sequence[Tensor]) -> Tensor:
+    """Compute one of the actor's terms alone: the loss with the other at zero.
+
+    Args:
+        head: What computes the loss, with all of its arguments but the values.
+        name: `loss_objective` or `loss_entropy`.
+        inputs: What the gradient flows through.
+    """
+    changes: dict[str, Any] = {"entropy_coef": 0.0}
+    if name == "loss_entropy":
+        changes = {"advantages": torch.zeros_like(head.options["advantages"])}
+    return head.function(*inputs, **{**head.options, **changes}).loss
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The loss
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class Minibatch(NamedTuple):
+    """What the loss reads of a minibatch beside what the networks read: one number per step, in a last dimension."""
+
+    log_probs: Tensor
+    """Of the policy that acted, without that dimension."""
+    actions: Tensor
+    """In whatever shape."""
+    advantages: Tensor
+    targets: Tensor | None = None
+    old_values: Tensor | None = None
+
+
+class TritonClipPPOLoss(ClipPPOLoss):
+    """`ClipPPOLoss` of TorchRL, with its arguments, keys, results and gradients, computed in one pass.
+
+    The pass takes the parameters of a categorical distribution, also a masked or a one-hot one, and of independent
+    normal ones; of any other it takes log-probabilities and entropies. Nothing is read from a GPU, unless such another
+    distribution has an entropy in closed form: TorchRL looks whether that is finite.
+
+    TorchRL's own operations compute the loss under torch.compile; with masks in the data; with dtypes other than
+    float32, or float64 on a CPU; with shapes other than one number per step; with gradients that flow to advantages or
+    targets; and with these arguments: a `reduction` other than "mean", `loss_critic_type="l1"`, `advantage_norm`,
+    `delay_actor`, `max_importance_ratio`, a mapping as `entropy_coeff`.
+    """
+
+    @dispatch
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Compute the terms of the loss, and what is logged beside them.
+
+        Args:
+            tensordict: A minibatch. Advantages and value targets are estimated if they are not in it.
+
+        Returns:
+            What `ClipPPOLoss` returns.
+        """
+        losses = self._compute_losses(tensordict.clone(False)) if self._has_fused_options() else None
+        return super().forward(tensordict) if losses is None else losses
+
+    def _has_fused_options(self) -> bool:
+        """Whether the pass computes what the arguments of the loss ask for."""
+        numbers = (self.entropy_coeff, self.critic_coeff, self.clip_value, *self._get_clip_range())
+        return (
+            not torch.compiler.is_compiling()
+            and self.reduction == "mean"
+            and (not self._has_critic or self.loss_critic_type in DISTANCES)
+            and self.advantage_norm is None
+            and self.max_importance_ratio is None
+            and self._entropy_coeff_map is None
+            and not self.delay_actor
+            and hasattr(self.actor_network, "get_dist")
+            and all(x is None or x.ndim == 0 for x in numbers)
+            and all(getattr(type(self), name) is getattr(ClipPPOLoss, name) for name in METHODS)
+        )
+
+    def _get_clip_range(self) -> tuple[Tensor, Tensor]:
+        """How far the ratio may fall below 1, and rise above it."""
+        if self._asymmetric_clip:
+            return self.clip_epsilon_low, self.clip_epsilon_high
+        return self.clip_epsilon, self.clip_epsilon
+
+    def _compute_losses(self, tensordict: TensorDictBase) -> TensorDictBase | None:
+        """Compute the results; None if the pass cannot take the minibatch, or what the networks make of it."""
+        batch = self._read_minibatch(tensordict)
+        if batch is None:
+            return None
+        with self._use_parameters("actor_network"):
+            distribution = self.actor_network.get_dist(tensordict)
+        head = choose_head(distribution, batch.actions, batch.log_probs.shape)
+        with torch.set_grad_enabled(head is None and torch.is_grad_enabled()):
+            log_probs = distribution.log_prob(batch.actions)
+        if not is_like(log_probs, batch.log_probs):
+            return None
+        if head is None:
+            entropy = self._get_entropy(distribution, log_probs.shape).squeeze(-1) if self.entropy_bonus else None
+            head = Head(compute_given_loss, (log_probs,) if entropy is None else (log_probs, entropy), {})
+        if any(x.dtype != log_probs.dtype for x in head.inputs):
+            return None
+        values = None
+        if self._has_critic:
+            values = self._evaluate_critic(tensordict)
+            if not is_like(values, batch.advantages):
+                return None
+            targets, values, old_values = self._critic_loss_inputs(batch.targets, values, batch.old_values)
+            batch = batch._replace(targets=targets, old_values=old_values)
+        head = head._replace(options=head.options | self._describe_objective(tensordict, batch))
+        return self._assemble_results(head, batch, log_probs.detach(), values)
+
+    def _read_minibatch(self, tensordict: TensorDictBase) -> Minibatch | None:
+        """Read a minibatch, to which advantages are added if it has none; None if the pass cannot take it."""
+        keys = self.tensor_keys
+        if tensordict.get(keys.advantage, None) is None and self.critic_network is not None:
+            self.value_estimator(
+                tensordict,
+                params=self._cached_critic_network_params_detached,
+                target_params=self.target_critic_network_params,
+            )
+        names = [keys.sample_log_prob, keys.action, keys.advantage]
+        if self._has_critic:
+            names += [keys.value_target, *([] if self.clip_value is None else [keys.value])]
+        if any(isinstance(name, list) for name in names):
+            return None
+        found = [tensordict.get(name, None) for name in names]
+        if any(not isinstance(x, Tensor) or x.requires_grad for x in found):
+            return None
+        batch = Minibatch(*found)
+        log_probs = batch.log_probs
+        if log_probs.dtype not in PRECISIONS.get(log_probs.device.type, ()):
+            return None
+        if any(x.shape != (*log_probs.shape, 1) or x.dtype != log_probs.dtype for x in found[2:]):
+            return None
+        masked = any(tensordict.get(key, None) is not None for key in self._loss_mask_keys())
+        return None if masked else batch
+
+    def _evaluate_critic(self, tensordict: TensorDictBase) -> Any:
+        """Compute values as `loss_critic` does."""
+        if self.separate_losses:
+            tensordict = tensordict.detach()
+        with self._use_parameters("critic_network"):
+            return self.critic_network(tensordict).get(self.tensor_keys.value)
+
+    def _use_parameters(self, name: str) -> Any:
+        """Put the parameters that this module holds into a network, as long as the context lasts."""
+        if not self.functional:
+            return nullcontext()
+        return getattr(self, f"{name}_params").to_module(getattr(self, name), preserve_module_state=False)
+
+    def _describe_objective(self, tensordict: TensorDictBase, batch: Minibatch) -> dict[str, Any]:
+        """The arguments of our losses that the actor's terms depend on."""
+        clip, clip_high = self._get_clip_range()
+        single = batch.advantages.numel() == tensordict.batch_size.numel()
+        standardize = self.normalize_advantage and single and not self.normalize_advantage_exclude_dims
+        advantages = batch.advantages
+        if not standardize:
+            advantages = self._maybe_normalize_advantage(advantages, tensordict, update_norm=False)
+        return {
+            "old_log_probs": batch.log_probs,
+            "advantages": advantages.squeeze(-1),
+            "clip": clip,
+            "clip_high": clip_high,
+            "entropy_coef": self.entropy_coeff if self.entropy_bonus else 0.0,
+            "normalize_advantages": standardize,
+            "epsilon": torch.finfo(torch.float32).resolution,
+            "epsilon_mode": "floor",
+        }
+
+    def _describe_critic(self, batch: Minibatch) -> dict[str, Any]:
+        """The arguments of our losses that the critic's term depends on."""
+        if batch.targets is None:
+            return {}
+        options = {
+            "returns": batch.targets.squeeze(-1),
+            "value_coef": self.critic_coeff,
+            "value_loss": DISTANCES[self.loss_critic_type],
+        }
+        if batch.old_values is not None:
+            options |= {
+                "old_values": batch.old_values.squeeze(-1),
+                "value_clip": torch.where(self.clip_value == 0, torch.inf, self.clip_value),
+                "value_clip_mode": "cleanrl",
+            }
+        return options
+
+    def _assemble_results(
+        self, head: Head, batch: Minibatch, log_probs: Tensor, values: Tensor | None
+    ) -> TensorDictBase:
+        """Compute the loss, split it into its terms, and add what is logged, in TorchRL's order."""
+        critic = self._describe_critic(batch)
+        column = None if values is None else values.squeeze(-1)
+        result, gradients = differentiate_loss(head, column, critic)
+        connect: Any = KnownGradient.apply
+        terms = {"loss_objective": result.policy_loss.clone()}
+        if self.entropy_bonus:
+            terms["loss_entropy"] = -self.entropy_coeff * result.entropy
+        outputs = connect(head._replace(inputs=()), terms, gradients[: len(head.inputs)], *head.inputs)
+        terms = dict(zip(terms, outputs, strict=True))
+        log_ratios = log_probs - batch.log_probs
+        results = {
+            "loss_objective": terms["loss_objective"],
+            "clip_fraction": result.clip_fraction,
+            "kl_approx": result.approx_kl_k1,
+        }
+        if self.entropy_bonus:
+            results |= {"entropy": result.entropy, "loss_entropy": terms["loss_entropy"]}
+        if values is not None:
+            term = {"loss_critic": self.critic_coeff * result.value_loss}
+            (results["loss_critic"],) = connect(None, term, gradients[len(head.inputs) :], column)
+            if batch.old_values is not None:
+                change = values.detach() - batch.old_values
+                results["value_clip_fraction"] = measure_clipping(change, critic["value_clip"])
+            if self.log_explained_variance:
+                results["explained_variance"] = explain_variance(values.detach(), batch.targets)
+        results |= {
+            "ESS": estimate_sample_size(log_ratios),
+            "max_ratio": result.ratio_max,
+            "mean_ratio": result.ratio_mean,
+        }
+        return TensorDict(results)
+
+
+def is_like(x: Any, other: Tensor) -> bool:
+    """Whether something is a tensor of another one's shape and dtype."""
+    return isinstance(x, Tensor) and x.shape == other.shape and x.dtype == other.dtype
+
+
+def estimate_sample_size(log_ratios: Tensor) -> Tensor:
+    """Return (Σ r)²/Σ r² over the first dimension, as a share of it."""
+    size = (2 * log_ratios.logsumexp(0) - (2 * log_ratios).logsumexp(0)).exp()
+    return size / log_ratios.shape[0]
+
+
+def explain_variance(values: Tensor, targets: Any) -> Tensor:
+    """Return 1 − Var(R − V)/Var(R) over the first dimension."""
+    unexplained = torch.var(targets - values, correction=0, dim=0)
+    return 1.0 - unexplained / (torch.var(targets, correction=0, dim=0) + torch.finfo(targets.dtype).eps)
+
+
+def measure_clipping(change: Tensor, bound: Tensor) -> Tensor:
+    """Return how many of the numbers are further from 0 than the bound, as a share of them."""
+    return (change != change.clamp(-bound, bound)).to(change.dtype).mean()

@@ -1,0 +1,454 @@
+"""TorchRL's loss in one pass: the results and gradients of the installed `ClipPPOLoss`, option by option.
+
+Where an option or a minibatch is left to TorchRL's own operations, the results are equal bit for bit.
+"""
+
+import copy
+import importlib
+import inspect
+import sys
+
+import pytest
+import torch
+
+pytest.importorskip("torchrl")
+
+from tensordict import TensorDict
+from tensordict.nn import CompositeDistribution, NormalParamExtractor, TensorDictModule, set_composite_lp_aggregate
+from torch import nn
+from torch.distributions import Categorical, Independent, Normal
+from torchrl.modules import (
+    IndependentNormal,
+    MaskedCategorical,
+    OneHotCategorical,
+    ProbabilisticActor,
+    RunningValueNorm,
+    TanhNormal,
+    ValueOperator,
+)
+from torchrl.objectives import ClipPPOLoss
+from torchrl.objectives.value import GAE
+
+from rl_triton_adapters.torchrl_losses import KnownGradient, TritonClipPPOLoss
+
+pytestmark = [
+    pytest.mark.covering,
+    pytest.mark.filterwarnings("ignore:.*entropy.*:UserWarning"),
+    pytest.mark.filterwarnings("ignore:No target network updater:UserWarning"),
+]
+
+OBSERVATIONS, ACTIONS = 5, 3
+TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5}
+
+
+class DiagonalNormal(Independent):
+    """PyTorch's own independent normals."""
+
+    def __new__(cls, loc, scale):
+        return Independent(Normal(loc, scale), 1)
+
+
+DISTRIBUTIONS = {
+    "categorical": Categorical,
+    "one-hot": OneHotCategorical,
+    "masked": MaskedCategorical,
+    "normal": IndependentNormal,
+    "independent": DiagonalNormal,
+    "tanh": TanhNormal,
+}
+FUSED_HEADS = ("categorical", "one-hot", "masked", "normal", "independent")
+
+
+def make_actor(head):
+    if head in ("normal", "independent", "tanh"):
+        network, keys = nn.Sequential(nn.Linear(OBSERVATIONS, 2 * ACTIONS), NormalParamExtractor()), ["loc", "scale"]
+    else:
+        network, keys = nn.Linear(OBSERVATIONS, ACTIONS), ["logits"]
+    module = TensorDictModule(network, ["observation"], keys)
+    keys = [*keys, "mask"] if head == "masked" else keys
+    return ProbabilisticActor(module, in_keys=keys, distribution_class=DISTRIBUTIONS[head], return_log_prob=True)
+
+
+def make_loss(loss_class, head="categorical", dtype=torch.float64, **options):
+    torch.manual_seed(0)
+    actor, critic = make_actor(head), ValueOperator(nn.Linear(OBSERVATIONS, 1), in_keys=["observation"])
+    return loss_class(actor, critic, **options).to(dtype)
+
+
+@torch.no_grad()
+def make_minibatch(head="categorical", dtype=torch.float64, shape=(64,), seed=1):
+    """Steps whose ratios and values are inside and outside of all clips."""
+    torch.manual_seed(seed)
+    batch = TensorDict({"observation": torch.randn(*shape, OBSERVATIONS, dtype=dtype)}, shape)
+    batch["mask"] = torch.rand(*shape, ACTIONS) < 0.7
+    batch["mask"][..., 0] = True
+    batch = make_actor(head).to(dtype)(batch)
+    batch["action_log_prob"] += 0.4 * torch.randn(shape, dtype=dtype)
+    for name in ("advantage", "value_target", "state_value"):
+        batch[name] = 0.7 * torch.randn(*shape, 1, dtype=dtype)
+    return batch.exclude("logits", "loc", "scale")
+
+
+def sum_terms(losses):
+    return sum(x for name, x in losses.items() if name.startswith("loss_"))
+
+
+def compute_results(loss, batch, total=sum_terms, seed=2):
+    """All results and gradients, and whether they were computed in one pass."""
+    torch.manual_seed(seed)
+    losses = loss(batch.clone())
+    fused = type(losses["loss_objective"].grad_fn).__name__ == KnownGradient.__name__ + "Backward"
+    total(losses).sum().backward()
+    gradients = {name: x.grad for name, x in loss.named_parameters() if x.grad is not None}
+    return {name: x.detach() for name, x in losses.items()}, gradients, fused
+
+
+def assert_same_results(
+    head="categorical", dtype=torch.float64, batch=None, fused=True, total=sum_terms, classes=None, **options
+):
+    """The results of both losses, with their keys in order, and the same gradients."""
+    batch = make_minibatch(head, dtype) if batch is None else batch
+    classes = classes or (TritonClipPPOLoss, ClipPPOLoss)
+    (got, got_gradients, was_fused), (want, want_gradients, _) = (
+        compute_results(make_loss(cls, head, dtype, **options), batch, total) for cls in classes
+    )
+    assert was_fused == fused
+    assert list(got) == list(want) and got_gradients.keys() == want_gradients.keys() and want_gradients
+    tolerance = TOLERANCE[dtype] if fused else 0.0
+    torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(got_gradients, want_gradients, rtol=tolerance, atol=tolerance)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# In one pass
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("head", DISTRIBUTIONS)
+def test_results_and_gradients(head, dtype):
+    assert_same_results(head, dtype)
+
+
+FUSED_OPTIONS = {
+    "no entropy": {"entropy_bonus": False},
+    "entropy": {"entropy_coeff": 0.3},
+    "critic": {"critic_coeff": 0.25},
+    "no critic": {"critic_coeff": 0.0},
+    "clip": {"clip_epsilon": 0.05},
+    "wide clip": {"clip_epsilon": 1.0},
+    "asymmetric clip": {"clip_epsilon": (0.1, 0.4)},
+    "normalized": {"normalize_advantage": True},
+    "clipped values": {"clip_value": 0.3},
+    "values clipped alike": {"clip_value": True, "loss_critic_type": "l2"},
+    "l2": {"loss_critic_type": "l2"},
+    "separate": {"separate_losses": True},
+    "modules": {"functional": False},
+    "no explained variance": {"log_explained_variance": False},
+    "device": {"device": torch.device("cpu")},
+}
+
+
+@pytest.mark.parametrize("head", ["categorical", "normal", "tanh"])
+@pytest.mark.parametrize("options", FUSED_OPTIONS.values(), ids=FUSED_OPTIONS)
+def test_options(options, head):
+    assert_same_results(head, **options)
+
+
+@pytest.mark.parametrize(
+    "total",
+    [
+        lambda x: 2 * x["loss_objective"] + 0.5 * x["loss_critic"] - 3 * x["loss_entropy"],
+        lambda x: x["loss_objective"],
+        lambda x: x["loss_critic"],
+        lambda x: x["loss_entropy"],
+        lambda x: x["loss_objective"] + x["loss_entropy"],
+        lambda x: torch.stack([x["loss_critic"], x["loss_objective"], x["loss_entropy"]]),
+    ],
+)
+@pytest.mark.parametrize("head", ["categorical", "normal", "tanh"])
+def test_each_term_has_a_gradient_of_its_own(head, total):
+    assert_same_results(head, total=total, normalize_advantage=True, clip_value=0.3)
+
+
+def test_terms_one_after_the_other():
+    """The actor's terms first, then the critic's, and no graph retained, as with an optimizer for each."""
+    gradients = []
+    for loss_class in (TritonClipPPOLoss, ClipPPOLoss):
+        loss = make_loss(loss_class)
+        losses = loss(make_minibatch())
+        (losses["loss_objective"] + losses["loss_entropy"]).backward()
+        losses["loss_critic"].backward()
+        gradients.append({name: x.grad for name, x in loss.named_parameters()})
+    torch.testing.assert_close(*gradients, rtol=1e-11, atol=1e-11)
+
+
+def test_a_retained_graph_gives_the_same_gradient_again():
+    loss = make_loss(TritonClipPPOLoss)
+    total = sum_terms(loss(make_minibatch()))
+    parameters = list(loss.parameters())
+    first = torch.autograd.grad(total, parameters, retain_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(total, parameters), first, rtol=0, atol=0)
+
+
+def test_a_second_derivative_is_refused():
+    loss = make_loss(TritonClipPPOLoss)
+    with pytest.raises(RuntimeError, match="create_graph: got True, expected False"):
+        torch.autograd.grad(sum_terms(loss(make_minibatch())), list(loss.parameters()), create_graph=True)
+
+
+@pytest.mark.parametrize("options", [{"normalize_advantage": True, "normalize_advantage_exclude_dims": (-2,)}, {}])
+def test_time_and_agents(options):
+    """A minibatch of sequences, and one with an advantage for each agent."""
+    assert_same_results(batch=make_minibatch(shape=(8, 6)), **options)
+    agents = make_minibatch("normal", shape=(8, 6))
+    agents.batch_size = (8,)
+    assert_same_results("normal", batch=agents, **options)
+
+
+def test_one_step():
+    assert_same_results(batch=make_minibatch(shape=(1,)), normalize_advantage=True)
+
+
+@pytest.mark.parametrize("normalize_advantage", [True, False])
+def test_missing_advantages_are_estimated(normalize_advantage):
+    batch = make_minibatch(shape=(4, 16)).exclude("advantage", "value_target", "state_value")
+    done = torch.rand(4, 16, 1) < 0.1
+    flags = {"done": done, "terminated": done, "reward": torch.randn(4, 16, 1, dtype=torch.float64)}
+    batch["next"] = TensorDict({"observation": batch["observation"].roll(-1, 1), **flags}, (4, 16))
+    assert_same_results(batch=batch, normalize_advantage=normalize_advantage)
+
+
+def test_keys_of_other_names():
+    class Renamed:
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.set_keys(advantage="adv", value_target=("targets", "v"), sample_log_prob="lp")
+
+    names = [("advantage", "adv"), ("value_target", ("targets", "v")), ("action_log_prob", "lp")]
+    batch = make_minibatch()
+    for old, new in names:
+        batch.rename_key_(old, new)
+    classes = [type(cls.__name__, (Renamed, cls), {}) for cls in (TritonClipPPOLoss, ClipPPOLoss)]
+    assert_same_results(batch=batch, classes=classes)
+
+
+def test_by_keyword_instead_of_a_tensordict():
+    batch, results = make_minibatch(), []
+    for loss_class in (TritonClipPPOLoss, ClipPPOLoss):
+        loss = make_loss(loss_class)
+        loss.set_in_keys = None
+        loss.in_keys = ["observation", "action", "action_log_prob", "advantage", "value_target"]
+        results.append(loss(**{key: batch[key] for key in loss.in_keys}))
+    torch.testing.assert_close(*results, rtol=1e-11, atol=1e-11)
+
+
+def test_the_hook_for_values_of_a_subclass():
+    """MAPPO normalises values through it."""
+
+    class Scaled:
+        def _critic_loss_inputs(self, *tensors):
+            return tuple(None if x is None else 2 * x for x in tensors)
+
+    classes = [type(cls.__name__, (Scaled, cls), {}) for cls in (TritonClipPPOLoss, ClipPPOLoss)]
+    assert_same_results(classes=classes, clip_value=0.3)
+
+
+def test_schedules():
+    batch, results = make_minibatch(), []
+    for loss_class in (TritonClipPPOLoss, ClipPPOLoss):
+        loss = make_loss(loss_class, clip_value=0.2)
+        loss.entropy_coeff, loss.critic_coeff, loss.clip_value = 0.5, 0.125, 0.1
+        loss.clip_epsilon.fill_(0.05)
+        results.append(compute_results(loss, batch)[:2])
+    torch.testing.assert_close(*results, rtol=1e-11, atol=1e-11)
+
+
+def test_without_a_graph():
+    loss, batch = make_loss(TritonClipPPOLoss), make_minibatch()
+    with torch.no_grad():
+        got = loss(batch)
+    assert not any(x.requires_grad for x in got.values())
+    torch.testing.assert_close(got, loss(batch).detach(), rtol=0, atol=0)
+
+
+def test_ratios_that_overflow():
+    """The effective sample size, taken from logarithms, and the gradient of clipped steps stay finite."""
+    batch = make_minibatch()
+    batch["action_log_prob"][:2] = -60.0
+    batch["advantage"][:2] = 1.0
+    assert_same_results(batch=batch)
+
+
+def test_copies():
+    loss, batch = make_loss(TritonClipPPOLoss), make_minibatch()
+    copied = copy.deepcopy(loss)
+    assert type(copied) is TritonClipPPOLoss
+    torch.testing.assert_close(compute_results(copied, batch)[:2], compute_results(loss, batch)[:2], rtol=0, atol=0)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Left to TorchRL
+# ---------------------------------------------------------------------------------------------------------------------
+
+STOCK_OPTIONS = {
+    "sum": {"reduction": "sum"},
+    "each step": {"reduction": "none"},
+    "l1": {"loss_critic_type": "l1"},
+    "norm": {"advantage_norm": RunningValueNorm(shape=1)},
+    "delayed": {"delay_actor": True},
+    "capped": {"max_importance_ratio": 1.1},
+}
+
+
+@pytest.mark.parametrize("options", STOCK_OPTIONS.values(), ids=STOCK_OPTIONS)
+def test_options_left_to_torchrl(options):
+    assert_same_results(fused=False, dtype=torch.float32, **options)
+
+
+def mask_steps(batch):
+    batch["shifted_valid"] = torch.arange(batch.shape[0])[:, None] % 3 > 0
+
+
+def ask_for_gradient(batch):
+    batch["advantage"].requires_grad_()
+
+
+def widen_target(batch):
+    batch["value_target"] = batch["value_target"].double()
+
+
+@pytest.mark.parametrize("change", [mask_steps, ask_for_gradient, widen_target])
+def test_minibatches_left_to_torchrl(change):
+    batch = make_minibatch(dtype=torch.float32)
+    change(batch)
+    assert_same_results(fused=False, dtype=torch.float32, batch=batch)
+
+
+@pytest.mark.filterwarnings("ignore:You are using a composite distribution:UserWarning")
+def test_several_kinds_of_actions_are_left_to_torchrl():
+    def make_composite(loss_class):
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Linear(OBSERVATIONS, 4), NormalParamExtractor())
+        keys = [("params", "move", "loc"), ("params", "move", "scale")]
+        actor = ProbabilisticActor(
+            TensorDictModule(network, ["observation"], keys),
+            in_keys=["params"],
+            distribution_class=CompositeDistribution,
+            distribution_kwargs={"distribution_map": {"move": IndependentNormal}, "name_map": {"move": "move"}},
+            return_log_prob=True,
+        )
+        return loss_class(
+            actor, ValueOperator(nn.Linear(OBSERVATIONS, 1), ["observation"]), entropy_coeff={"move_entropy": 1}
+        )
+
+    with set_composite_lp_aggregate(False):
+        batch = make_minibatch(dtype=torch.float32).exclude("action", "action_log_prob")
+        with torch.no_grad():
+            batch = make_composite(ClipPPOLoss).actor_network(batch)
+        got, want = (compute_results(make_composite(cls), batch) for cls in (TritonClipPPOLoss, ClipPPOLoss))
+    assert not got[2]
+    torch.testing.assert_close(got[:2], want[:2], rtol=0, atol=0)
+
+
+def test_a_method_of_a_subclass_is_not_passed_over():
+    class Doubled:
+        def loss_critic(self, tensordict):
+            loss, *statistics = super().loss_critic(tensordict)
+            return 2 * loss, *statistics
+
+    classes = [type(cls.__name__, (Doubled, cls), {}) for cls in (TritonClipPPOLoss, ClipPPOLoss)]
+    assert_same_results(classes=classes, fused=False, dtype=torch.float32)
+
+
+def test_values_of_another_shape_are_torchrls_error():
+    for loss_class in (TritonClipPPOLoss, ClipPPOLoss):
+        torch.manual_seed(0)
+        loss = loss_class(make_actor("categorical"), ValueOperator(nn.Linear(OBSERVATIONS, 2), ["observation"]))
+        with pytest.raises(RuntimeError, match="incompatible"):
+            loss(make_minibatch(dtype=torch.float32))
+
+
+@pytest.mark.parametrize(
+    ("key", "error", "message"),
+    [
+        ("value_target", KeyError, "value_target"),
+        ("action_log_prob", KeyError, "action_log_prob"),
+        ("state_value", KeyError, "clip_value is set"),
+    ],
+)
+def test_missing_keys_are_torchrls_error(key, error, message):
+    for loss_class in (TritonClipPPOLoss, ClipPPOLoss):
+        with pytest.raises(error, match=message):
+            make_loss(loss_class, clip_value=0.2)(make_minibatch().exclude(key))
+
+
+def test_an_advantage_without_its_last_dimension_is_torchrls_error():
+    batch = make_minibatch()
+    batch["advantage"] = batch["advantage"].squeeze(-1)
+    for loss_class in (TritonClipPPOLoss, ClipPPOLoss):
+        with pytest.raises(ValueError, match="outer product"):
+            make_loss(loss_class)(batch)
+
+
+def test_arguments_and_keys_are_those_of_torchrl():
+    assert inspect.signature(TritonClipPPOLoss) == inspect.signature(ClipPPOLoss)
+    ours, theirs = make_loss(TritonClipPPOLoss, clip_value=0.2), make_loss(ClipPPOLoss, clip_value=0.2)
+    assert set(ours.in_keys) == set(theirs.in_keys) and ours.out_keys == theirs.out_keys
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    theirs.load_state_dict(ours.state_dict())
+
+
+def test_import_without_torchrl_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchrl.objectives", None)
+    monkeypatch.delitem(sys.modules, "rl_triton_adapters.torchrl_losses")
+    with pytest.raises(ImportError, match=r"pip install rl-triton-core\[torchrl\]"):
+        importlib.import_module("rl_triton_adapters.torchrl_losses")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Training
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def make_pole_networks():
+    torch.manual_seed(0)
+    actor = ProbabilisticActor(
+        TensorDictModule(nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 2)), ["observation"], ["logits"]),
+        in_keys=["logits"],
+        distribution_class=OneHotCategorical,
+        return_log_prob=True,
+    )
+    layers = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
+    return actor, ValueOperator(layers, in_keys=["observation"])
+
+
+def train_on_cartpole(loss_class):
+    """Three rollouts, of each two epochs of minibatches; returns the parameters and the lengths of the episodes."""
+    from torchrl.envs import ExplorationType, GymEnv, set_exploration_type
+
+    actor, critic = make_pole_networks()
+    loss = loss_class(actor, critic, normalize_advantage=True)
+    optimizer = torch.optim.Adam(loss.parameters(), lr=1e-3)
+    advantages = GAE(gamma=0.99, lmbda=0.95, value_network=critic)
+    env = GymEnv("CartPole-v1")
+    env.set_seed(0)
+    for _ in range(3):
+        with torch.no_grad(), set_exploration_type(ExplorationType.RANDOM):
+            rollout = env.rollout(128, actor, break_when_any_done=False)
+            advantages(rollout)
+        for _ in range(2):
+            for rows in torch.randperm(128).split(32):
+                optimizer.zero_grad()
+                sum_terms(loss(rollout[rows])).backward()
+                nn.utils.clip_grad_norm_(loss.parameters(), 0.5)
+                optimizer.step()
+    return torch.cat([x.detach().flatten() for x in loss.parameters()]), rollout["next", "done"].sum()
+
+
+def test_training_on_cartpole_ends_with_the_parameters_of_torchrl():
+    """Adam turns rounding of gradients near 0 into steps; a learning rate of 1e-3 moves a parameter by 1e-2 here."""
+    pytest.importorskip("gymnasium")
+    got, want = (train_on_cartpole(cls) for cls in (TritonClipPPOLoss, ClipPPOLoss))
+    torch.testing.assert_close(got[0], want[0], rtol=0, atol=1e-4)
+    assert got[1] == want[1]

@@ -8,6 +8,7 @@ import torch
 
 pytest.importorskip("torchrl")
 
+from gpu_checks import forbid_waiting
 from tensordict.nn import CudaGraphModule
 from test_torchrl import (
     EVERY,
@@ -59,12 +60,8 @@ def test_functions(function, stock, scalars, shape, time_dim):
 def test_with_numbers_nothing_waits(function, stock, scalars):
     steps = on_device(random_steps((5, 20, 1), torch.float32))
     want = call_with_steps(function, steps, **scalars)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with forbid_waiting():
         got = call_with_steps(function, steps, **scalars)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert_same(got, want)
 
 
@@ -120,12 +117,8 @@ def test_the_loss_reads_nothing_from_the_device(head):
     batch = make_minibatch(head, torch.float32).to(DEVICE)
     loss = make_loss(TritonClipPPOLoss, head, torch.float32, **OPTIONS).to(DEVICE)
     sum_terms(loss(batch)).backward()
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with forbid_waiting():
         sum_terms(loss(batch)).backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 class Training:

@@ -43,6 +43,7 @@ from rl_triton_adapters.sb3 import TritonRolloutBuffer, rollout_buffer_class_for
 from rl_triton_adapters.sb3_contrib import TritonRecurrentPPO, process_sequences
 from rl_triton_adapters.sb3_device import BatchedTerminalValues, DeviceRolloutBuffer
 
+GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
 SPACES = pytest.mark.parametrize("space", [BOX, DICT], ids=["plain", "dict"])
 KINDS = ["TritonMaskable", "DeviceMaskable"]
 
@@ -164,18 +165,20 @@ def test_recurrent_ppo_trains_bitwise_the_same(make_env):
     assert_same_agent(agent, learn(new_agent(RecurrentPPO, make_env())))
 
 
+@pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize("starts", [[[0, 0, 0], [0, 0, 0]], [[1, 0, 0], [0, 0, 0]], [[1, 0, 0], [0, 1, 0]]])
-def test_an_lstm_is_called_once_for_all_steps(starts):
+def test_an_lstm_is_called_once_for_all_steps(starts, device):
     """Outputs, states and gradients in float64; where an episode starts within a sequence, by sb3-contrib's code."""
     found = []
     for process in (RecurrentActorCriticPolicy._process_sequence, process_sequences):
         torch.manual_seed(0)
-        lstm = torch.nn.LSTM(3, 4, num_layers=2).double()
+        lstm = torch.nn.LSTM(3, 4, num_layers=2, dtype=torch.float64, device=device)
         calls = []
         lstm.register_forward_hook(lambda *_, calls=calls: calls.append(1))
-        features = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
-        states = tuple(torch.randn(2, 2, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
-        outputs, (hidden, cell) = process(features, states, torch.tensor(starts, dtype=torch.float64).flatten(), lstm)
+        options = {"dtype": torch.float64, "device": device}
+        features = torch.randn(6, 3, requires_grad=True, **options)
+        states = tuple(torch.randn(2, 2, 4, requires_grad=True, **options) for _ in range(2))
+        outputs, (hidden, cell) = process(features, states, torch.tensor(starts, **options).flatten(), lstm)
         (outputs.square().sum() + hidden.sum() + cell.square().sum()).backward()
         found.append([outputs, hidden, cell, *(x.grad for x in (features, *states, *lstm.parameters()))])
     torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-14)

@@ -15,14 +15,12 @@ import os
 import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import files
+from benchmarks.harness import Clock
 from benchmarks.providers import ours
 from benchmarks.workloads import ESTIMATORS, Workload, draw_inputs
 
@@ -44,18 +42,9 @@ def main(arguments: list[str] | None = None) -> None:
 def measure_estimator(estimator: str) -> files.Row:
     """Medians over some pairs of processes."""
     empty, filled = zip(*(time_pair(estimator) for _ in range(PAIRS)), strict=True)
-    return {
-        "estimator": estimator,
-        "import": find_median(empty + filled, 0),
-        "compiled": find_median(empty, 1),
-        "loaded": find_median(filled, 1),
-        "second": find_median(filled, 2),
-    }
-
-
-def find_median(times: tuple[Times, ...], phase: int) -> float:
-    """Of one phase."""
-    return round(statistics.median(found[phase] for found in times), 6)
+    phases = {"import": (empty + filled, 0), "compiled": (empty, 1), "loaded": (filled, 1), "second": (filled, 2)}
+    medians = {name: statistics.median(found[phase] for found in times) for name, (times, phase) in phases.items()}
+    return {"estimator": estimator} | {name: round(median, 6) for name, median in medians.items()}
 
 
 def time_pair(estimator: str) -> tuple[Times, Times]:
@@ -73,16 +62,10 @@ def run_in_new_process(estimator: str) -> Times:
 
 def time_phases(estimator: str) -> Times:
     """Seconds to import the backend and its compiler, of the first call, and of the second."""
-    workload = Workload(estimator, *SHAPE)
+    workload, clock = Workload(estimator, *SHAPE), Clock()
     call = ours.make_call(workload, draw_inputs(workload, "cpu"))
-    return tuple(map(time_work, (lambda: importlib.import_module("rl_triton_core._internal.backends.cpu"), call, call)))
-
-
-def time_work(work: Callable[[], Any]) -> float:
-    """How long it takes."""
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
+    phases = (lambda: importlib.import_module("rl_triton_core._internal.backends.cpu"), call, call)
+    return tuple(clock.time(phase) / 1e6 for phase in phases)
 
 
 if __name__ == "__main__":

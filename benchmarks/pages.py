@@ -70,7 +70,14 @@ def fill_page(name: str) -> str:
 def write_results(name: str, write_result: Callable[[Row], str]) -> str:
     """The machine, and what there is to say, of every result file of this name; the CPU's first."""
     results = files.read_results(f"*/{name}.json", RESULTS)
-    return join_parts(part for result in results for part in (describe_machine(result), write_result(result)))
+    parts = ((f"{describe_machine(x)} {describe_protocol(x)}".strip(), write_result(x)) for x in results)
+    return join_parts(part for pair in parts for part in pair)
+
+
+def describe_protocol(result: Row) -> str:
+    """What a file says of how it was measured."""
+    names = ("shape", "threads", "turns", "calls", "burst", "pairs")
+    return "".join(f"{name.capitalize()}: {result[name]}. " for name in names if name in result)
 
 
 # --- benchmarks/run.py ------------------------------------------------------------------------------------------------
@@ -198,57 +205,48 @@ def describe_gpu_speed(gpu: Machine) -> str:
 # --- the other scripts that measure -----------------------------------------------------------------------------------
 
 
-def list_sb3_passes(result: Row) -> str:
-    """The advantage pass of Stable-Baselines3."""
-    lines = []
-    for row in result["rows"]:
-        times = (f"{row['microseconds'][name]:.0f}" for name in ("stock", "adapter", "core"))
-        ratios = (f"{row[name]:.1f}" for name in ("speedup", "speedup_first_of_burst"))
-        setting = f"({row['n_steps']}, {row['n_envs']}), {row['threads']}"
-        lines.append([setting + ", busy neighbour" * row.get("busy_neighbours", 0), *times, *ratios])
-    head = ["(n_steps, n_envs), threads", "stock", "adapter", "core", "stock / adapter", "first of a burst"]
-    return f"Bursts of {result['burst']} calls.\n\n{make_table(head, lines)}"
+COLUMNS = {
+    "sb3_advantages": {
+        "(n_steps, n_envs), threads": "({n_steps}, {n_envs}), {threads}", "busy neighbours": "{busy_neighbours}",
+        "stock": "{microseconds[stock]:.0f}", "adapter": "{microseconds[adapter]:.0f}",
+        "core": "{microseconds[core]:.0f}", "stock / adapter": "{speedup:.1f}",
+        "first of a burst": "{speedup_first_of_burst:.1f}",
+    },
+    "verl_advantages": {
+        "estimator": "`{estimator}`",
+        "(responses, tokens), threads": "({batch_size}, {response_length}), {threads}",
+        "stock": "{milliseconds[stock]:.2f}", "adapter": "{milliseconds[adapter]:.2f}",
+        "floor": "{milliseconds[floor]:.2f}", "stock / adapter": "{speedup:.1f}",
+    },
+    "robotics": {
+        "package": "`{package}`", "step": "{step}", "(steps, environments)": "({num_steps}, {num_envs})",
+        "stock": "{milliseconds[stock]:.2f}", "adapter": "{milliseconds[adapter]:.2f}",
+        "stock / adapter": "{speedup:.1f}",
+    },
+    "regimes_*": {
+        "estimator": "`{estimator}`", "layout": "{layout}", "calls": "{regime}", "full": "{full:.0f}",
+        "host": "{host:.0f}", "host, highest decile": "{host_highest_decile:.0f}",
+        "that compiled": "{compiling_calls}", "kernels": "{kernels}",
+    },
+    "first_call": {
+        "": "`{estimator}`", "import": "{import:.4f}", "compiled": "{compiled:.4f}", "loaded": "{loaded:.4f}",
+        "second call": "{second:.4f}",
+    },
+}  # fmt: skip
+"""Result files whose table has a line per row, and how the cells are made of the row's fields."""
 
 
-def list_regimes(result: Row) -> str:
-    """Calls whose shapes or numbers change."""
-    lines = []
-    for row in result["rows"]:
-        times = [f"{row[name]:.0f}" if name in row else "–" for name in ("full", "host", "host_highest_decile")]
-        about = f"`{row['estimator']}`, {row['layout']}" if "estimator" in row else "–"
-        lines.append([about, row["regime"], *times, str(row.get("kernels", row.get("compiling_calls", "–")))])
-    head = ["estimator, layout", "calls", "full", "host", "host, highest decile", "kernels"]
-    return make_table(head, lines)
+def list_rows(columns: dict[str, str], result: Row) -> str:
+    """The table of a result file."""
+    return make_table([*columns], ([fill_cell(cell, row) for cell in columns.values()] for row in result["rows"]))
 
 
-def list_verl_steps(result: Row) -> str:
-    """The advantage step of verl."""
-    lines = []
-    for row in result["rows"]:
-        setting = f"({row['batch_size']}, {row['response_length']}), {row['threads']}"
-        times = (f"{row['milliseconds'][name]:.2f}" for name in ("stock", "adapter", "floor"))
-        lines.append([f"`{row['estimator']}`", setting, *times, f"{row['speedup']:.1f}"])
-    head = ["estimator", "(responses, tokens), threads", "stock", "adapter", "floor", "stock / adapter"]
-    return make_table(head, lines)
-
-
-def list_robotics_steps(result: Row) -> str:
-    """The advantage steps of RSL-RL, RL-Games and skrl, and RSL-RL's update."""
-    lines = []
-    for row in result["rows"]:
-        times = (f"{row['milliseconds'][name]:.2f}" for name in ("stock", "adapter"))
-        setting = f"({row['num_steps']}, {row['num_envs']})"
-        lines.append([f"`{row['package']}`", row["step"], setting, *times, f"{row['speedup']:.1f}"])
-    head = ["package", "step", "(steps, environments)", "stock", "adapter", "stock / adapter"]
-    return f"Threads of PyTorch on the CPU: {result['threads']}.\n\n{make_table(head, lines)}"
-
-
-def list_first_calls(result: Row) -> str:
-    """First calls with and without what another process compiled."""
-    names = ("import", "compiled", "loaded", "second")
-    lines = [[f"`{row['estimator']}`", *(f"{1e3 * row[name]:.1f}" for name in names)] for row in result["rows"]]
-    shape = " x ".join(map(str, result["shape"]))
-    return f"Environments x steps: {shape}.\n\n{make_table(['', *names[:3], 'second call'], lines)}"
+def fill_cell(cell: str, row: Row) -> str:
+    """A cell of a row, which may not have the field."""
+    try:
+        return cell.format_map(row)
+    except KeyError:
+        return "–"
 
 
 def list_packed(result: Row) -> str:
@@ -342,11 +340,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "gpus": write_gpus,
     "cpu": write_cpu,
     "speed": lambda: join_parts(map(describe_gpu_speed, read_gpus(RESULTS))),
-    "regimes": partial(write_results, "regimes_*", list_regimes),
-    "sb3": partial(write_results, "sb3_advantages", list_sb3_passes),
-    "verl": partial(write_results, "verl_advantages", list_verl_steps),
-    "robotics": partial(write_results, "robotics", list_robotics_steps),
-    "first_calls": partial(write_results, "first_call", list_first_calls),
+    **{name.removesuffix("_*"): partial(write_results, name, partial(list_rows, x)) for name, x in COLUMNS.items()},
     "packed": partial(write_results, "packed_*", list_packed),
     "losses": partial(write_results, "losses_*", list_losses),
     "accuracy": write_accuracy,

@@ -31,7 +31,6 @@ from benchmarks.files import Row
 from benchmarks.harness import Call
 from benchmarks.providers import ours
 from benchmarks.run import list_tensors
-from benchmarks.tables import make_table
 from benchmarks.workloads import ESTIMATORS, Workload, count_bytes, count_bytes_per_step, draw_inputs
 from rl_triton_core._internal.backends import triton as backend
 from rl_triton_core._internal.kernels import launch
@@ -100,7 +99,7 @@ def main() -> None:
     rows = [row for rollout in rollouts for row in time_candidates(rollout)]
     name = torch.cuda.get_device_name().lower().replace("nvidia ", "").replace(" ", "_")
     files.save_rows(options, f"tune_{name}.json", rows)
-    print(list_verdicts(judge_rows(rows)))
+    print(*judge_rows(rows), sep="\n")
 
 
 # --- the search -------------------------------------------------------------------------------------------------------
@@ -179,6 +178,12 @@ class Verdict(NamedTuple):
         """The table's time by the best."""
         return self.ours["microseconds"] / self.best["microseconds"] if self.ours else float("inf")
 
+    def __str__(self) -> str:
+        (row, segments), (best, best_segments) = self.rollout.look_up(), read_candidate(self.best)
+        time = f"{self.best['microseconds']:.2f} us"
+        text = f"{self.rollout}: {tuple(row)} x {segments} takes {self.ratio:.2f} of the time of"
+        return f"{text} {tuple(best)} x {best_segments}, {time}"
+
 
 def judge_rows(rows: Iterable[Row]) -> list[Verdict]:
     """A verdict for every rollout, by the launches whose results agree."""
@@ -198,19 +203,6 @@ def make_verdict(rollout: Rollout, rows: list[Row]) -> Verdict:
 def read_candidate(row: Row) -> Candidate:
     """The launch of a line, and its number of segments."""
     return Launch(*(row[name] for name in Launch._fields)), row["segments"]
-
-
-def list_verdicts(verdicts: Iterable[Verdict]) -> str:
-    """A line for every rollout: the table's launch (lanes, chunks, unroll, warps) and the best."""
-    lines = []
-    for verdict in verdicts:
-        time = verdict.ours["microseconds"] if verdict.ours else float("nan")
-        cells = [str(verdict.rollout)]
-        both = (verdict.rollout.look_up(), time), (read_candidate(verdict.best), verdict.best["microseconds"])
-        for (row, segments), us in both:
-            cells += [", ".join(map(str, row)), f"{segments}", f"{us:.2f}"]
-        lines.append([*cells, f"{verdict.ratio:.2f}"])
-    return make_table(["", "table's launch", "segments", "us", "best", "segments", "us", "ratio"], lines)
 
 
 if __name__ == "__main__":

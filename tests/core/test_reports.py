@@ -161,7 +161,7 @@ def test_losses_against_operations(tmp_path, monkeypatch):
     assert len(result["rows"]) == 4 * 2 * 2
     assert {*result["rows"][0]["microseconds"]} == {"eager", "compiled", "ours"}
     page = pages.list_losses(result)
-    assert "| `gaussian` | 3 | 128 |" in page and "thread(s)" in page
+    assert "| `gaussian` | 3 | 128 |" in page and "Threads: 1." in pages.describe_protocol(result)
 
 
 def test_sequences_end_to_end_and_padded(tmp_path, monkeypatch):

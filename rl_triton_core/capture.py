@@ -233,16 +233,16 @@ class Captured:
 
     def replay(self, leaves: list[Any]) -> Any:
         """Copy the inputs that are not there already, and launch."""
-        targets: list[Tensor] = []
-        sources: list[Tensor] = []
+        copies: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}  # one kernel copies all of a dtype
         for i in self.tensors:
             static, given = self.inputs[i], leaves[i]
             if not isinstance(given, Tensor):
                 static.fill_(given)
             elif given.data_ptr() != static.data_ptr():
+                targets, sources = copies.setdefault(static.dtype, ([], []))
                 targets.append(static)
                 sources.append(given)
-        if targets:
+        for targets, sources in copies.values():
             torch._foreach_copy_(targets, sources)
         self.run()
         return self.results

@@ -170,6 +170,7 @@ class FusedLossMixin:
     def _compute_fused_loss(
         self, module_id: str, config: Any, head: Head, inputs: Tensor, values: Tensor | None, columns: Any
     ) -> PPOLoss:
+        entropy_coef, kl_coef = self._find_coefficients(module_id)
         old_inputs = columns[Columns.ACTION_DIST_INPUTS] if config.use_kl_loss else None
         compute: Callable[..., PPOLoss]
         if head.name == "gaussian":
@@ -185,11 +186,16 @@ class FusedLossMixin:
             returns=None if values is None else columns[Postprocessing.VALUE_TARGETS],
             mask=columns.get(Columns.LOSS_MASK),
             value_coef=config.vf_loss_coeff,
-            entropy_coef=self.entropy_coeff_schedulers_per_module[module_id].get_current_value(),
-            kl_coef=self.curr_kl_coeffs_per_module[module_id].float() if config.use_kl_loss else 0.0,
+            entropy_coef=entropy_coef,
+            kl_coef=kl_coef.float() if config.use_kl_loss else 0.0,
             backend=self._flags.backend,
             **self.choose_loss_options(config),
         )
+
+    def _find_coefficients(self, module_id: str) -> tuple[Any, Any]:
+        """Those of entropy and KL divergence, as they are now."""
+        entropy_coef = self.entropy_coeff_schedulers_per_module[module_id].get_current_value()
+        return entropy_coef, self.curr_kl_coeffs_per_module[module_id]
 
     def _warm_up_loss(self, module_id: str, head: Head) -> None:
         """Compute the loss of two steps, so that no minibatch compiles anything. Slices of one are contiguous."""
@@ -520,7 +526,7 @@ def are_finite(gradients: list[Tensor]) -> bool:
 def clip_gradients_at_once(
     gradients_dict: dict[Any, Tensor | None], *, grad_clip: float | None = None, grad_clip_by: str = "value"
 ) -> Tensor | None:
-    """Clip gradients in place as RLlib's `clip_gradients` does; by their global norm, in few operations.
+    """Clip gradients in place as RLlib's `clip_gradients` does; by norms, in few operations and without a read.
 
     Args:
         gradients_dict: Gradients by parameters, None where there is none.
@@ -531,11 +537,14 @@ def clip_gradients_at_once(
         The global norm, if gradients were clipped by it.
     """
     gradients = [gradient.detach() for gradient in gradients_dict.values() if gradient is not None]
-    if grad_clip is None or grad_clip_by != "global_norm" or not gradients:
+    if grad_clip is None or grad_clip_by not in ("norm", "global_norm") or not gradients:
         norm: Tensor | None = clip_gradients(gradients_dict, grad_clip=grad_clip, grad_clip_by=grad_clip_by)
         return norm
     limits = {"neginf": -10e8, "posinf": 10e8}  # RLlib's
     norms = torch.stack(torch._foreach_norm(gradients)).nan_to_num(**limits)
+    if grad_clip_by == "norm":
+        torch._foreach_mul_(gradients, list(torch.where(norms > grad_clip, grad_clip / norms, 1.0)))
+        return None
     norm = torch.linalg.vector_norm(norms).nan_to_num(**limits)
     torch._foreach_mul_(gradients, (grad_clip / (norm + 1e-6)).clamp(max=1.0))
     return norm

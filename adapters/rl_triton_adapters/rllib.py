@@ -49,6 +49,7 @@ try:
     from ray.rllib.utils.postprocessing.value_predictions import compute_value_targets
 
     from rl_triton_adapters._rllib_appo import FusedAPPOLossMixin
+    from rl_triton_adapters._rllib_captured import CapturedUpdateMixin
     from rl_triton_adapters._rllib_updates import FusedLossMixin, FusedUpdateMixin
 except ImportError as error:
     raise ImportError(
@@ -125,6 +126,7 @@ class Flags(NamedTuple):
     deferred_metrics: bool
     sliced_minibatches: bool
     fused_optimizer: bool
+    captured_update: bool
 
 
 _FLAG_DEFAULTS = {
@@ -135,6 +137,7 @@ _FLAG_DEFAULTS = {
     "rl_triton_deferred_metrics": True,
     "rl_triton_sliced_minibatches": True,
     "rl_triton_fused_optimizer": True,
+    "rl_triton_captured_update": True,
 }
 
 
@@ -446,7 +449,9 @@ def shift_values(values: torch.Tensor, seq_lens: torch.Tensor | None = None) -> 
     return next_values.scatter(1, (seq_lens.long() - 1)[:, None], next_row[:, None])
 
 
-class TritonPPOTorchLearner(_TritonLearnerMixin, FusedLossMixin, FusedUpdateMixin, PPOTorchLearner):
+class TritonPPOTorchLearner(
+    _TritonLearnerMixin, CapturedUpdateMixin, FusedLossMixin, FusedUpdateMixin, PPOTorchLearner
+):
     """`PPOTorchLearner` with our piece in the place of `GeneralAdvantageEstimation`, and with updates that cost less.
 
     Derive from it to have a learner of your own. Its flags are entries of `learner_config_dict`, see `enable_triton`.
@@ -465,7 +470,7 @@ class TritonPPOTorchLearner(_TritonLearnerMixin, FusedLossMixin, FusedUpdateMixi
             self._replace_connectors()
             for piece in self._find_connectors():
                 piece.warm_up(self.module, self.config.train_batch_size_per_learner, self._device)
-        self._log_estimator("advantages", self._device, self.describe_losses())
+        self._log_estimator("advantages", self._device, self.describe_losses(), self.describe_step())
 
     def uses_triton(self) -> bool:
         """Whether this learner, which is built, computes with `rl_triton_core`."""

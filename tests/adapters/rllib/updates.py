@@ -73,14 +73,15 @@ def update_learner(config, space, updates=2, learner=None, **options):
     return metrics, learner.module[POLICY].get_state(), np.random.random()  # noqa: NPY002
 
 
-def assert_same_updates(stock, ours):
+def assert_same_updates(stock, ours, **tolerance):
     """The same names and values of metrics, the same weights, the same number of draws."""
+    tolerance = {**TOLERANCE, **tolerance}
     for want, got in zip(stock[0], ours[0], strict=True):
         assert set(got) == set(want)
         for name, value in want.items():
-            np.testing.assert_allclose(got[name], value, **TOLERANCE, err_msg=str(name))
+            np.testing.assert_allclose(got[name], value, **tolerance, err_msg=str(name))
     for name, weight in stock[1].items():
-        np.testing.assert_allclose(ours[1][name], weight, **TOLERANCE, err_msg=str(name))
+        np.testing.assert_allclose(ours[1][name], weight, **tolerance, err_msg=str(name))
     assert ours[2] == stock[2]
 
 

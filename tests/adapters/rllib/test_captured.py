@@ -1,0 +1,117 @@
+"""Captured updates: RLlib's weights and metrics; on a CPU with a graph that calls the step again."""
+
+import logging
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ray.rllib")
+
+from core.test_capture import GPU, AgainGraphs
+from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from test_updates import OwnModule, make_config, own_loss
+from updates import POLICY, assert_same_updates, build_learner, draw_episodes, update_learner
+
+from rl_triton_adapters.rllib import TritonPPOTorchLearner, enable_triton
+from rl_triton_core import capture
+
+
+def build_captured(config, device, monkeypatch):
+    """A learner whose updates are captured."""
+    if device == "cpu":
+        monkeypatch.setattr(capture, "find_obstacle", lambda *_: "switched off" if _[2] is False else "")
+    learner = build_learner(enable_triton(config.copy(copy_frozen=False)))
+    step = learner.find_step()
+    assert step.reason == ""
+    if device == "cpu":
+        step.graphs = AgainGraphs()
+    return learner
+
+
+def move_config(config, device):
+    """Let the learner be on this device."""
+    return config.learners(num_gpus_per_learner=int(device == "cuda"))
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
+@pytest.mark.parametrize(
+    ("space", "options"),
+    [
+        ("categorical", {"entropy_coeff": [[0, 0.1], [400, 0.01]], "lr": [[0, 1e-2], [400, 1e-3]]}),
+        ("gaussian", {"entropy_coeff": 0.02, "kl_coeff": 1.0, "kl_target": 1e-4, "grad_clip_by": "norm"}),
+        ("several categorical", {"use_kl_loss": False, "vf_clip_param": 1e9, "grad_clip": None}),
+    ],
+    ids=["categorical-schedules", "gaussian-kl", "several-categorical"],
+)
+def test_updates_are_those_of_rllib(space, options, device, monkeypatch):
+    config = move_config(make_config(space, **options), device)
+    updates = 3 if device == "cpu" else 32  # of ten steps each
+    stock = update_learner(config, space, updates)
+    learner = build_captured(config, device, monkeypatch)
+    tolerance = {} if device == "cpu" else {"rtol": 1e-2, "atol": 1e-3}
+    assert_same_updates(stock, update_learner(config, space, updates, learner=learner), **tolerance)
+    assert len(learner.find_step().captured) == 1 and learner.find_step().reason == ""
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_gradients_that_are_not_finite_are_treated_as_rllib_does(skip, monkeypatch, caplog):
+    """All of them, after a reward that is none."""
+    config, updated = make_config("categorical"), []
+    config.torch_skip_nan_gradients = skip
+    for learner in (build_learner(config), build_captured(config, "cpu", monkeypatch)):
+        episodes = draw_episodes("categorical")
+        episodes[0].rewards.data[3] = np.nan
+        with caplog.at_level(logging.WARNING):
+            learner.update(episodes=episodes, minibatch_size=50, num_epochs=2)
+        updated.append(({}, learner.module[POLICY].get_state(), learner._weights_seq_no))
+    assert_same_updates(*updated)
+    assert ("gradients of 5 minibatches were not finite" in caplog.text) == (not skip)
+
+
+def test_checkpoints_are_those_of_rllib(monkeypatch):
+    """Both ways, in the middle of training; settings and learning rates are plain ones."""
+    config = make_config("gaussian")
+    learners = {"stock": build_learner(config), "ours": build_captured(config, "cpu", monkeypatch)}
+    for learner in learners.values():
+        update_learner(config, "gaussian", 1, learner)
+    states = {name: learner.get_state() for name, learner in learners.items()}
+    groups = [
+        state["optimizer"]["default_policy_default_optimizer"]["state"]["param_groups"] for state in states.values()
+    ]
+    assert groups[0] == groups[1]
+    for name, state in states.items():
+        learners["ours" if name == "stock" else "stock"].set_state({**state, "weights_seq_no": 9})
+        graphs = learners["ours"].find_step().graphs
+    continued = [update_learner(config, "gaussian", 1, learner) for learner in learners.values()]
+    assert_same_updates(*continued)
+    assert graphs.captures == 2  # an optimizer's state was replaced
+
+
+class OwnGradients(TritonPPOTorchLearner):
+    """A learner with a step of its own in a part of the update."""
+
+    def postprocess_gradients(self, gradients_dict):
+        return super().postprocess_gradients(gradients_dict)
+
+
+OBSTACLES = {
+    "switched off": {"flags": {"rl_triton_captured_update": False}},
+    "fused losses, metrics": {"flags": {"rl_triton_deferred_metrics": False}},
+    "compute_loss_for_module is": {"learner_class": own_loss(TritonPPOTorchLearner)},
+    "postprocess_gradients is": {"learner_class": OwnGradients},
+    "stateful modules": {"model_config": DefaultModelConfig(fcnet_hiddens=[8], use_lstm=True, max_seq_len=5)},
+    "the loss is RLlib's": {"rl_module_spec": RLModuleSpec(module_class=OwnModule)},
+}
+
+
+@pytest.mark.parametrize("reason", OBSTACLES)
+def test_what_stands_against_it_is_said(reason, monkeypatch):
+    given = dict(OBSTACLES[reason])
+    flags, learner_class = given.pop("flags", {}), given.pop("learner_class", TritonPPOTorchLearner)
+    monkeypatch.setattr(capture, "find_obstacle", lambda *_: "switched off" if _[2] is False else "")
+    config = make_config("gaussian").learners(learner_class=learner_class, learner_config_dict=flags).rl_module(**given)
+    learner = build_learner(enable_triton(config))
+    assert learner.describe_step().startswith(f"updates are not captured: {reason}")
+    update_learner(config, "gaussian", 1, learner)
+    assert learner.find_step().captured == {}

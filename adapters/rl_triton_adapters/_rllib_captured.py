@@ -136,9 +136,11 @@ class CapturedUpdateMixin:
         return f"updates are not captured: {reason}" if reason else "updates are captured"
 
     def _update(self, batch: dict[str, Any]) -> tuple[Any, Any, Any]:
-        step, learner = self.find_step(), super()
+        step = self.find_step()
         if step.reason:
-            return learner._update(batch)  # type: ignore[misc, no-any-return]
+            stock: Any = super()
+            results: tuple[Any, Any, Any] = stock._update(batch)
+            return results
         self._compute_off_policyness(batch)  # type: ignore[attr-defined]
         coefficients = {name: super(CapturedUpdateMixin, self)._find_coefficients(name) for name in batch}  # type: ignore[misc]
         self._results = step({name: dict(columns) for name, columns in batch.items()}, coefficients)

@@ -23,10 +23,12 @@ tensors."""
 ARMS = {
     "stock": "`GeneralAdvantageEstimation`",
     "ours": "`TritonGeneralAdvantageEstimation`; the parts of the update that `enable_triton` replaces are off",
-    "update": "all that `enable_triton` replaces",
+    "update": "all that `enable_triton` replaces, but for graphs",
+    "captured": "all of it: on a GPU, minibatch steps are captured in a CUDA graph",
 }
-OURS = ("ours", "update")
-MORE = {"update": "parts of the update as well"}
+OURS = ("ours", "update", "captured")
+MORE = {"update": "parts of the update as well", "captured": "the update captured as well"}
+CAPTURED = "rl_triton_captured_update"
 UPDATE = (
     "rl_triton_fused_loss",
     "rl_triton_deferred_metrics",
@@ -74,8 +76,8 @@ def build_learner(setting: Setting, name: str) -> Any:
     config.rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[setting.hidden] * 2))
     config.training(gamma=GAMMA, lambda_=ppo.LAMBDA, lr=3e-4, use_kl_loss=False, vf_clip_param=1e9)
     config.learners(num_learners=0, num_gpus_per_learner=int(setting.device == "cuda")).debugging(seed=0)
-    if name == "ours":
-        config.learners(learner_config_dict=dict.fromkeys(UPDATE, False))
+    off = {"ours": (*UPDATE, CAPTURED), "update": (CAPTURED,)}.get(name, ())
+    config.learners(learner_config_dict=dict.fromkeys(off, False))
     return (config if name == "stock" else enable_triton(config)).build_learner(env=None)
 
 

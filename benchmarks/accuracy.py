@@ -138,13 +138,6 @@ CASES = {spec.function: make_case(spec) for spec in ESTIMATORS.values()} | {
 }
 
 
-class Place(NamedTuple):
-    """Where our functions run."""
-
-    backend: str
-    device: str
-
-
 def compute_exactly(case: Case, rollouts: Rollouts, dtype: torch.dtype) -> list[Tensor]:
     """The equation with a serial loop in some precision, as float64."""
     inputs, rates = rollouts.cast(dtype)
@@ -152,19 +145,20 @@ def compute_exactly(case: Case, rollouts: Rollouts, dtype: torch.dtype) -> list[
     return [x.double() for x in case.equation(chosen, 1, rates, scan_serially)]
 
 
-def compute_ours(case: Case, rollouts: Rollouts, place: Place, layout: str, dtype: str) -> list[Tensor]:
+def compute_ours(case: Case, rollouts: Rollouts, backend: str, layout: str, dtype: str) -> list[Tensor]:
     """Our results, [envs, steps] in float64; all environments have the discounts of the first."""
     time_major = layout == "time-major"
+    device = "cuda" if backend == "triton" and torch.cuda.is_available() else "cpu"
 
     def prepare(name: str) -> Tensor:
         x = rollouts.inputs[name].t() if time_major else rollouts.inputs[name]
-        return x.contiguous().to(place.device, torch.bool if name in FLAGS else getattr(torch, dtype))
+        return x.contiguous().to(device, torch.bool if name in FLAGS else getattr(torch, dtype))
 
     arguments: dict[str, Any] = {name: prepare(name) for name in case.inputs} | case.options
     if case.function != "linear_recurrence":
         arguments |= {name: float(getattr(rollouts.rates, name)[0]) for name in case.rates}
     function = getattr(rl_triton_core, case.function)
-    results = function(**arguments, time_dim=0 if time_major else -1, backend=place.backend)
+    results = function(**arguments, time_dim=0 if time_major else -1, backend=backend)
     results = results if isinstance(results, tuple) else (results,)
     return [(x.t() if time_major else x).cpu().double() for x in results]
 
@@ -193,24 +187,24 @@ def iterate_settings(case: Case, rows: int) -> Iterator[tuple[dict[str, Any], sl
             yield about, slice(i * rows, (i + 1) * rows)
 
 
-def measure_float32(case: Case, rollouts: Rollouts, rows: int, place: Place) -> Iterator[files.Row]:
+def measure_float32(case: Case, rollouts: Rollouts, rows: int, backend: str) -> Iterator[files.Row]:
     """Errors for float32 inputs, by setting, layout and output."""
     exact, serial = (compute_exactly(case, rollouts, dtype) for dtype in (torch.float64, torch.float32))
     for (about, mine), layout in product(iterate_settings(case, rows), LAYOUTS):
-        got = compute_ours(case, rollouts.select(mine), place, layout, "float32")
+        got = compute_ours(case, rollouts.select(mine), backend, layout, "float32")
         for output, x, loop, want in zip(case.outputs, got, serial, exact, strict=True):
             errors = relative_error(x, want[mine]), relative_error(loop[mine], want[mine])
             yield {**about, "layout": layout, "output": output, **compare_with_serial(*errors)}
 
 
-def measure_half(case: Case, rollouts: Rollouts, rows: int, place: Place) -> Iterator[files.Row]:
+def measure_half(case: Case, rollouts: Rollouts, rows: int, backend: str) -> Iterator[files.Row]:
     """Errors for half-precision inputs, by type, setting and output."""
     exact = compute_exactly(case, rollouts, torch.float64)
     for dtype in HALVES:
         given = rollouts.cast(getattr(torch, dtype)).cast(torch.float64)._replace(rates=rollouts.rates)
         best, serial = (compute_exactly(case, given, precision) for precision in (torch.float64, torch.float32))
         for about, mine in iterate_settings(case, rows):
-            got = compute_ours(case, given.select(mine), place, "env-major", dtype)
+            got = compute_ours(case, given.select(mine), backend, "env-major", dtype)
             for output, x, *others in zip(case.outputs, got, serial, best, exact, strict=True):
                 loop, nearest, want = (other[mine] for other in others)
                 error, rounding = relative_error(x, want), relative_error(nearest, want)
@@ -238,16 +232,15 @@ draw_once = lru_cache(maxsize=1)(draw_rollouts)
 """Estimators follow each other on the same rollouts."""
 
 
-def measure_task(task: tuple[str, str, int, int], place: Place) -> list[files.Row]:
+def measure_task(task: tuple[str, str, int, int], backend: str) -> list[files.Row]:
     """The rows of one table, of one estimator on rollouts of one length, and of so many environments per setting."""
     table, name, steps, rows = task
-    found = TABLES[table](CASES[name], draw_once(steps, rows), rows, place)
+    found = TABLES[table](CASES[name], draw_once(steps, rows), rows, backend)
     return [{"estimator": name, "steps": steps, "rows": rows} | row for row in found]
 
 
 def run(backend: str, lengths: list[int], rows: int | None, jobs: int = 1) -> dict[str, Any]:
     """All rows of results; a line per task is printed on the way."""
-    place = Place(backend, "cuda" if backend == "triton" and torch.cuda.is_available() else "cpu")
     half_length = max((steps for steps in lengths if steps <= HALF_STEPS), default=min(lengths))
     tasks = [
         (table, name, steps, rows or max(MIN_ROWS, ELEMENTS // steps))
@@ -256,7 +249,7 @@ def run(backend: str, lengths: list[int], rows: int | None, jobs: int = 1) -> di
     ]
     result: dict[str, Any] = {table: [] for table in TABLES}
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
-        measured = (pool.map if jobs > 1 else map)(partial(measure_task, place=place), tasks)
+        measured = (pool.map if jobs > 1 else map)(partial(measure_task, backend=backend), tasks)
         for (table, name, steps, _), found in zip(tasks, measured, strict=True):
             result[table] += found
             worst = max(found, key=lambda row: (math.isnan(row["ratio"]), row["ratio"]))

@@ -33,9 +33,9 @@ GENERATED = re.compile(r"<!-- (\w+): written by make report -->.*?<!-- /\1 -->",
 
 PARTS = ("rl_triton_core", "adapters", "benchmarks", "tests", "scripts", "examples")
 LIMITS: dict[str, dict[str, int]] = {
-    "lines": {"benchmarks": 6200, "tests": 20500},
+    "lines": {"benchmarks": 5600, "tests": 20500},
     "longest": dict.fromkeys(PARTS, 80) | {"rl_triton_core": 80},
-    "one_word": {"rl_triton_core": 90, "adapters": 24, "benchmarks": 50, "tests": 200, "scripts": 0, "examples": 9},
+    "one_word": {"rl_triton_core": 90, "adapters": 24, "benchmarks": 30, "tests": 200, "scripts": 0, "examples": 9},
 }
 """The most that a part may have."""
 MAX_PLACES = 8

@@ -17,14 +17,14 @@ ITERATION = """\
 An iteration is one of `PPO.learn`: `collect_rollouts` on environments of Gymnasium in a `DummyVecEnv`, then `train`.
 The advantage step is `compute_returns_and_advantage` of the buffer. *Drawn*: a wrapper draws CartPole as four frames of
 84x84 pixels for `CnnPolicy`, where *hidden* has no meaning. Pendulum ends only at its time limit, after 200 steps. If
-rollouts have 200 steps, all environments end at once. *A2C* and *MaskablePPO* are those algorithms, on a CartPole
-that masks no action out; in an iteration, A2C collects and updates as often as its setting has minibatches."""
+rollouts have 200 steps, all environments end at once. *A2C*, *MaskablePPO* and *RecurrentPPO* are those algorithms;
+MaskablePPO's CartPole masks no action out, and A2C collects and updates as often as its setting has minibatches."""
 ARMS = {
     "stock": "`RolloutBuffer`",
     "ours": "`TritonRolloutBuffer`, in host memory",
     "device": "`DeviceRolloutBuffer`, on the policy's device, and `BatchedTerminalValues`",
-    "captured": "`TritonPPO`, `TritonA2C`, ...: less work per step, on a GPU captured in CUDA graphs, and "
-    "`BatchedTerminalValues`",
+    "captured": "`TritonPPO`, `TritonA2C`, ...: less work per step, on a GPU captured in CUDA graphs (but for "
+    "`TritonRecurrentPPO`), and `BatchedTerminalValues`",
 }
 OURS = ("ours", "device", "captured")
 MORE = {"captured": "acting and updates as well"}
@@ -35,9 +35,20 @@ SEVERAL = Setting(8, 256, 64, 10, 32, env="CartPole-v1")
 WIDE = Setting(64, 128, 64, env="CartPole-v1")
 CONTINUOUS = Setting(8, 256, 64, 10, 32, env="Pendulum-v1")
 LIMITED = Setting(64, 200, 64, env="Pendulum-v1")
+MODULES = {
+    "PPO": ("stable_baselines3", "sb3_captured"),
+    "A2C": ("stable_baselines3", "sb3_captured"),
+    "MaskablePPO": ("sb3_contrib", "sb3_contrib_captured"),
+    "RecurrentPPO": ("sb3_contrib", "sb3_contrib"),
+}
+"""Where an algorithm is, and ours with less work per step."""
 A2C_SETTING = Setting(8, 100, 64, 1, 20, env="CartPole-v1, A2C")
 """Rollouts of 5 steps, as by default."""
-OTHERS = (A2C_SETTING, SEVERAL._replace(env="CartPole-v1, MaskablePPO"))
+OTHERS = (
+    A2C_SETTING,
+    SEVERAL._replace(env="CartPole-v1, MaskablePPO"),
+    Setting(8, 64, 64, 4, 4, env="CartPole-v1, RecurrentPPO"),
+)
 SETTINGS = {
     "cuda": (
         SEVERAL,
@@ -65,9 +76,7 @@ def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
 
 
 def choose_buffer(name: str, algorithm: Any, space: Any) -> Any:
-    """The rollout buffer of an arm; None for the algorithm's own."""
-    if name == "stock":
-        return None
+    """The rollout buffer of one of our arms."""
     from rl_triton_adapters.sb3 import rollout_buffer_class_for
 
     return rollout_buffer_class_for(space, algorithm, device_storage=name == "device", verbose=0)
@@ -75,12 +84,16 @@ def choose_buffer(name: str, algorithm: Any, space: Any) -> Any:
 
 def choose_algorithm(name: str, env: str = "") -> Any:
     """The class of an arm's algorithm: PPO, unless a setting's environment names another."""
-    family = next((x for x in ("A2C", "MaskablePPO") if env.endswith(x)), "PPO")
-    contrib = family == "MaskablePPO"
-    if name == "captured":
-        module = f"rl_triton_adapters.{'sb3_contrib' if contrib else 'sb3'}_captured"
-        return getattr(import_module(module), f"Triton{family}")
-    return getattr(import_module("sb3_contrib" if contrib else "stable_baselines3"), family)
+    family = find_family(env)
+    stock, ours = MODULES[family]
+    if name == "captured" or (name != "stock" and family == "RecurrentPPO"):
+        return getattr(import_module(f"rl_triton_adapters.{ours}"), f"Triton{family}")
+    return getattr(import_module(stock), family)
+
+
+def find_family(env: str) -> str:
+    """The name of the algorithm in a setting's environment."""
+    return next((name for name in MODULES if env.endswith(f", {name}")), "PPO")
 
 
 def make_callback(name: str) -> Any:
@@ -94,20 +107,18 @@ def make_callback(name: str) -> Any:
 
 def make_model(name: str, setting: Setting) -> Any:
     """The algorithm; every arm starts with the same weights and environments."""
-    algorithm = choose_algorithm(name, setting.env)
+    family, algorithm = find_family(setting.env), choose_algorithm(name, setting.env)
     policy, env = make_task(setting.env, setting.num_envs, seed=0)
-    options = {"n_steps": setting.batch_size // setting.num_envs}
-    if not setting.env.endswith("A2C"):
-        options = {"n_steps": setting.num_steps, "batch_size": setting.batch_size, "n_epochs": setting.epochs}
-    return algorithm(
-        policy,
-        env,
-        policy_kwargs=None if setting.env == DRAWN else {"net_arch": [setting.hidden] * 2},
-        rollout_buffer_class=choose_buffer(name, algorithm, env.observation_space),
-        device=setting.device,
-        seed=0,
-        **options,
-    )
+    options = {"n_steps": setting.num_steps, "batch_size": setting.batch_size, "n_epochs": setting.epochs}
+    if family == "A2C":
+        options = {"n_steps": setting.batch_size // setting.num_envs}
+    if name != "stock":
+        options["rollout_buffer_class"] = choose_buffer(name, algorithm, env.observation_space)
+    if family == "RecurrentPPO":
+        policy = "MlpLstmPolicy"
+        options |= {"acceleration": "auto"} if name == "captured" else {}
+    network = None if setting.env == DRAWN else {"net_arch": [setting.hidden] * 2}
+    return algorithm(policy, env, policy_kwargs=network, device=setting.device, seed=0, **options)
 
 
 def make_task(env: str, num_envs: int, seed: int) -> tuple[str, Any]:
@@ -118,7 +129,7 @@ def make_task(env: str, num_envs: int, seed: int) -> tuple[str, Any]:
     name = env.split(",", maxsplit=1)[0]
     if env == DRAWN:
         return "CnnPolicy", VecFrameStack(make_vec_env(name, num_envs, seed=seed, wrapper_class=draw_pixels), FRAMES)
-    wrapper = allow_all_actions if env.endswith("MaskablePPO") else None
+    wrapper = allow_all_actions if find_family(env) == "MaskablePPO" else None
     return "MlpPolicy", make_vec_env(name, num_envs, seed=seed, wrapper_class=wrapper)
 
 
@@ -155,11 +166,20 @@ def compute_results(buffer: Any) -> list[Tensor]:
     starts = rng.random(shape) < 0.02
     obs = np.zeros((buffer.n_envs, *buffer.obs_shape), buffer.observation_space.dtype)
     action = np.zeros((buffer.n_envs, buffer.action_dim), np.float32)
+    more = {"lstm_states": make_states(buffer)} if hasattr(buffer, "hidden_state_shape") else {}
     buffer.reset()
     for reward, value, start in zip(rewards, torch.as_tensor(values, device=buffer.device), starts, strict=True):
-        buffer.add(obs, action, reward, start, value, torch.zeros_like(value))
+        buffer.add(obs, action, reward, start, value, torch.zeros_like(value), **more)
     last_values = torch.linspace(-1, 1, buffer.n_envs, device=buffer.device)
     buffer.compute_returns_and_advantage(last_values, np.arange(buffer.n_envs) % 3 == 0)
     found = [torch.as_tensor(x).cpu().clone() for x in (buffer.advantages, buffer.returns)]
     buffer.reset()
     return found
+
+
+def make_states(buffer: Any) -> Any:
+    """States of LSTMs that are zero."""
+    from sb3_contrib.common.recurrent.type_aliases import RNNStates
+
+    zeros = torch.zeros(buffer.hidden_state_shape[1:])
+    return RNNStates((zeros, zeros), (zeros, zeros))

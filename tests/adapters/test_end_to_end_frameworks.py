@@ -24,7 +24,8 @@ def test_a_quick_run(name, monkeypatch):
     module = REGISTRY[name].load()
     for setting in module.SETTINGS["quick"]:
         entries = run.measure_setting(module, setting._replace(device="cpu"), run.QUICK)
-        assert [entry.status for entry in entries] == ["ok"] * len(module.ARMS)
+        bad = {entry.name: entry.status for entry in entries if entry.status != "ok"}
+        assert set(bad) == ({"device"} if "RecurrentPPO" in setting.env else set()), bad
         for entry in entries:
             assert all(set(found) == {"total", "rest", *PARTS[name]} for found in entry.times)
             assert all(found["advantages"] > 0 for found in entry.times)

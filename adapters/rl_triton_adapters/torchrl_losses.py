@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical, Independent, Normal
 
-from rl_triton_core.losses import PPOLoss, categorical_ppo_loss, gaussian_ppo_loss, ppo_loss
+from rl_triton_core.losses import PPOLoss, categorical_ppo_loss, gaussian_ppo_loss, get_gradients, ppo_loss
 
 try:
     from tensordict import TensorDict, TensorDictBase
@@ -102,9 +102,7 @@ def differentiate_loss(
         leaves = [x.detach().requires_grad_(torch.is_grad_enabled() and x.requires_grad) for x in given]
         inputs, column = leaves[: len(head.inputs)], (None if values is None else leaves[-1])
         result = head.function(*inputs, values=column, **head.options, **options)
-        wanted = [x for x in leaves if x.requires_grad]
-        found = iter(torch.autograd.grad(result.loss, wanted) if wanted else ())
-    return result, [next(found) if x.requires_grad else None for x in leaves]
+    return result, get_gradients(result.loss) if result.loss.requires_grad else [None] * len(leaves)
 
 
 class KnownGradient(torch.autograd.Function):

@@ -78,11 +78,42 @@ class LossFunction(torch.autograd.Function):
             return None, None, *(None for _ in ctx.targets)
         saved = ctx.saved_tensors
         if keeps_graph():
-            scaled = iter([x * grads[0] for x in saved])
-        else:
-            ctx.scale(saved, grads[0])
-            scaled = iter(saved)
-        return None, None, *(None if x is None else next(scaled).view(x[0]).to(x[1]) for x in ctx.targets)
+            return None, None, *arrange_gradients(ctx, [x * grads[0] for x in saved])
+        ctx.scale(saved, grads[0])
+        return None, None, *arrange_gradients(ctx, saved)
+
+
+def arrange_gradients(ctx: Any, gradients: Sequence[torch.Tensor]) -> tuple[Stream, ...]:
+    """Gradients in the shapes and dtypes of the inputs that they are by; None where none is wanted."""
+    rest = iter(gradients)
+    return tuple(None if x is None else next(rest).view(x[0]).to(x[1]) for x in ctx.targets)
+
+
+def get_gradients(loss: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    """The gradients of a loss, which are ready without a backward pass.
+
+    Args:
+        loss: `loss` of a `PPOLoss`, or what another function of `rl_triton_core.losses` returns. Not under
+            torch.compile.
+
+    Returns:
+        One for each differentiable tensor that the loss was computed from, in the order of the arguments, None where
+        that requires no gradient. A backward pass through the loss may overwrite them.
+
+    Raises:
+        ValueError: The loss has no graph, or it is another tensor.
+
+    Example:
+        >>> log_probs = torch.tensor([-1.0, -1.0], requires_grad=True)
+        >>> result = ppo_loss(log_probs, torch.tensor([-1.0, -2.0]), torch.tensor([1.0, 1.0]))
+        >>> get_gradients(result.loss)
+        (tensor([-0.5000,  0.0000]),)
+    """
+    node: Any = loss.grad_fn
+    is_loss = type(node) is LossFunction._backward_cls
+    if not is_loss:
+        raise ValueError(f"loss: got a tensor with grad_fn {node}, expected a loss of rl_triton_core.losses")
+    return arrange_gradients(node, node.saved_tensors)
 
 
 def keeps_graph() -> bool:

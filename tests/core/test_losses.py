@@ -12,6 +12,7 @@ from rl_triton_core.losses import (
     bernoulli_ppo_loss,
     categorical_ppo_loss,
     gaussian_ppo_loss,
+    get_gradients,
     kl_divergence,
     ppo_loss,
     value_loss,
@@ -137,6 +138,18 @@ def test_finite_differences(float64_target, head):
         return call(case, network, exact_kl=exact, backend=float64_target.backend, **options, **kl).loss
 
     assert torch.autograd.gradcheck(loss, leaves(case.network)[1], atol=1e-7)
+
+
+def test_gradients_without_a_backward_pass(target):
+    x = torch.randn(3, device=target.device, requires_grad=True)
+    values = x.detach().clone()
+    loss = ppo_loss(x, x.detach() + 0.1, values + 1, values=values, returns=x.detach(), backend=target.backend).loss
+    by_log_probs, by_values = get_gradients(loss)
+    assert by_values is None
+    assert torch.equal(by_log_probs, torch.autograd.grad(loss, x)[0])
+    for other in (loss.detach(), x.sum()):
+        with pytest.raises(ValueError, match="loss: got a tensor with grad_fn"):
+            get_gradients(other)
 
 
 def test_a_second_derivative_is_refused(target):

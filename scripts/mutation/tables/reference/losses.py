@@ -27,6 +27,13 @@ MUTANTS = [
         function="LossFunction.backward",
     ),
     Mutant(
+        "another tensor is taken for a loss",
+        "type(node) is LossFunction._backward_cls",
+        "True",
+        tests="test_gradients_without_a_backward_pass",
+        function="get_gradients",
+    ),
+    Mutant(
         "no element: explained variance is 0",
         "statistics[...].fill_(math.nan)",
         "",

@@ -206,7 +206,7 @@ def write_page(machine: Machine, notes: dict[str, str]) -> str:
 def main() -> None:
     """Write the page of every GPU."""
     notes = files.read_result(files.ROOT / "benchmarks" / "notes.json")
-    for machine in read_gpus(files.RESULTS):
+    for machine in read_gpus():
         path = files.RESULTS / machine.name / "targets.md"
         path.write_text(write_page(machine, notes), encoding="utf-8")
         print("wrote", path)

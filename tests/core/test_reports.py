@@ -1,6 +1,5 @@
 """Generated pages are what their scripts make of the result files, and the scripts measure what they say."""
 
-import importlib.util
 import sys
 from pathlib import Path
 
@@ -9,21 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+pytest.importorskip("benchmarks", reason="only the package is here", exc_type=ModuleNotFoundError)
 
-if not (ROOT / "benchmarks" / "pages.py").exists():
-    pytest.skip("only the package is here", allow_module_level=True)
-
-
-def load_script(name):
-    """A script of benchmarks/ as a module."""
-    spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", ROOT / "benchmarks" / f"{name}.py")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-pages, accuracy = load_script("pages"), load_script("accuracy")
+from benchmarks import accuracy, files, first_call, losses, packed, pages, regimes, targets
+from benchmarks.files import ROOT
 
 ORACLES = {estimator.function.__name__: estimator.table for estimator in cases.ESTIMATORS}
 
@@ -78,7 +67,7 @@ def test_a_result_file_makes_a_page(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(pages, "RESULTS", tmp_path)
     arguments = ["--backend", "cpu", "--steps", "16", "32", "--rows", "4", "--commit", "abc"]
     assert accuracy.main([str(tmp_path / "cpu"), *arguments]) == 0
-    (result,) = pages.files.read_results("cpu/accuracy_cpu.json", tmp_path)
+    (result,) = files.read_results("cpu/accuracy_cpu.json", tmp_path)
     assert result["system"]["commit"] == "abc"
     assert {(row["steps"], row["rows"]) for row in result["float32"]} == {(16, 4), (32, 4)}
     assert {row["layout"] for row in result["float32"]} == {"env-major", "time-major"}
@@ -97,13 +86,12 @@ def test_every_limit_is_checked():
 
 
 def test_committed_results_keep_the_limits():
-    results = pages.files.read_results("*/accuracy_*.json")
+    results = files.read_results("*/accuracy_*.json")
     assert results[0]["backend"] == "cpu" and not any(map(accuracy.find_failures, results))
 
 
 def test_first_calls_with_and_without_what_was_compiled(monkeypatch):
     pytest.importorskip("numba")
-    first_call = load_script("first_call")
     assert all(seconds > 0 for seconds in first_call.time_phases("prefix_sum"))
     turns = iter([(0.3, 5.0, 0.2), (0.1, 0.5, 0.001), (0.2, 9.0, 0.2), (0.4, 0.6, 0.003)])
     monkeypatch.setattr(first_call, "PAIRS", 2)
@@ -116,7 +104,6 @@ def test_first_calls_with_and_without_what_was_compiled(monkeypatch):
 
 def test_regimes(tmp_path, monkeypatch):
     """Every regime is checked and timed; wrong results are no times."""
-    regimes = load_script("regimes")
     monkeypatch.setattr(regimes, "REPEATED", (4, 8))
     monkeypatch.setattr(regimes, "COUNTED", 3)
     monkeypatch.setattr(regimes, "LAYOUTS", ["env-major"])
@@ -126,7 +113,7 @@ def test_regimes(tmp_path, monkeypatch):
     monkeypatch.setattr(regimes, "list_floors", lambda: {"empty call": lambda: None})
     arguments = [str(tmp_path), "--commit", "abc", "--estimator", "gae", "--shapes", "3"]
     regimes.main(arguments)
-    rows = regimes.files.read_result(next(tmp_path.iterdir()))["rows"]
+    rows = files.read_result(next(tmp_path.iterdir()))["rows"]
     found = {(row.get("estimator"), row.get("layout"), row["regime"]) for row in rows}
     assert ("gae", "env-major", "annealed numbers") in found
     assert ("gae", "env-major", "packed rows of changing lengths") in found
@@ -140,24 +127,23 @@ def test_regimes(tmp_path, monkeypatch):
 
 def test_a_missed_target_has_its_reason():
     """Measured and missed: benchmarks/notes.json says why, and the page of targets is what its script makes."""
-    targets, notes = load_script("targets"), pages.files.read_result(ROOT / "benchmarks" / "notes.json")
-    for machine in pages.read_gpus(pages.files.RESULTS):
+    notes = files.read_result(ROOT / "benchmarks" / "notes.json")
+    for machine in targets.read_gpus():
         missed = {key for key, target in targets.TARGETS.items() if target.judge(machine)[0] == "missed"}
         assert missed <= notes.keys() <= targets.TARGETS.keys()
-        path = pages.files.RESULTS / machine.name / "targets.md"
+        path = files.RESULTS / machine.name / "targets.md"
         assert path.read_text(encoding="utf-8") == targets.write_page(machine, notes), "make report writes it"
 
 
 def test_losses_against_operations(tmp_path, monkeypatch):
     """In a few milliseconds, in eager mode alone."""
-    losses = load_script("losses")
     monkeypatch.setattr(losses, "WIDTHS", {"log-probs": (1,), "categorical": (2,), "gaussian": (3,), "tokens": (1,)})
     monkeypatch.setitem(losses.SECONDS, "cpu", 0)
     monkeypatch.setattr(losses.torch, "compile", lambda function, dynamic: function)
     monkeypatch.setattr(losses.torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(losses.torch, "set_num_threads", lambda number: None)
     losses.main([str(tmp_path), "--commit", "abc", "--sizes", "64", "128"])
-    result = pages.files.read_result(tmp_path / "losses_cpu.json")
+    result = files.read_result(tmp_path / "losses_cpu.json")
     assert len(result["rows"]) == 4 * 2 * 2
     assert {*result["rows"][0]["microseconds"]} == {"eager", "compiled", "ours"}
     page = pages.list_losses(result)
@@ -167,13 +153,12 @@ def test_losses_against_operations(tmp_path, monkeypatch):
 def test_sequences_end_to_end_and_padded(tmp_path, monkeypatch):
     """The arms agree, which the script checks."""
     pytest.importorskip("numba")
-    packed = load_script("packed")
     monkeypatch.setattr(packed, "LENGTHS", {"3 of 1-9": (3, 1, 9), "2 of 4": (2, 4, 4)})
     monkeypatch.setattr(packed, "PACKABLE", ["discounted_returns"])
     monkeypatch.setattr(packed.torch.cuda, "is_available", lambda: False)
     monkeypatch.setitem(packed.harness.PLANS, "cpu", packed.harness.Plan(1, 1, 1))
     packed.main([str(tmp_path), "--commit", "abc"])
-    result = pages.files.read_result(tmp_path / "packed_cpu.json")
+    result = files.read_result(tmp_path / "packed_cpu.json")
     ragged, equal = result["rows"]
     assert ragged["steps"] < ragged["padded_steps"] and equal["steps"] == equal["padded_steps"] == 8
     assert [*ragged["microseconds"]] == ["packed", "padded"]

@@ -233,6 +233,18 @@ def test_what_cannot_be_captured_says_why():
     assert times["null"].note == ""
 
 
+def test_arms_wait_for_each_other():
+    """Bursts in turns, each prepared for, until all had theirs and the time is over."""
+    events, clock = [], FakeClock()
+    arms = {"stock": lambda: float(len(clock.events)), "ours": lambda: 2.0}
+    times = harness.time_in_turns(arms, clock, turns=2, burst=3, prepare=events.append)
+    assert events == ["stock", "ours"] * 2
+    assert times == {"stock": [[0.0, 1.0, 2.0], [6.0, 7.0, 8.0]], "ours": [[2.0] * 3] * 2}
+    assert harness.find_medians(times, first=1) == {"stock": 4.5, "ours": 2.0}
+    assert harness.find_medians(times, last=1) == {"stock": 3.0, "ours": 2.0}
+    assert len(harness.time_in_turns(arms, clock, turns=1, seconds=0.05)["ours"]) > 1
+
+
 def test_wrong_and_failing_arms_are_recorded_and_not_timed(monkeypatch, tmp_path):
     class Broken(type(REGISTRY["loop"])):
         def make_call(self, workload, inputs):

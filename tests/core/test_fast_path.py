@@ -303,14 +303,15 @@ class Pair(NamedTuple):
     second: Any
 
 
-def plan_of(arguments, launches, results, numbers=()):
+def plan_of(arguments, launches, results, numbers=(), *, launch=None, get_stream=lambda: 77, scratch=None):
     """The plan that a recorded call would add. `launches` are lists of arguments; what they launch goes to a list."""
     launched = []
 
-    def launch(*given):
+    def note(*given):
         launched.append(given)
 
-    recorded = [RecordedLaunch(lambda given=given: ResolvedLaunch(launch, given, lambda: 77)) for given in launches]
+    resolved = [ResolvedLaunch(launch or note, given, get_stream) for given in launches]
+    recorded = [RecordedLaunch(lambda x=x: x, scratch) for x in resolved]
     memory = fast_path.Memory("function")
     trace = numbers[0].trace if numbers else Trace(set())
     fast_path.add_plan(memory, arguments, trace, recorded, results)
@@ -472,13 +473,12 @@ def test_an_error_in_a_plan_shows_its_line():
     def launch(*given):
         raise RuntimeError("no")
 
-    x, new, memory = torch.zeros(3), torch.zeros(3), fast_path.Memory("compute_nothing")
-    resolved = ResolvedLaunch(launch, (x, new))
-    fast_path.add_plan(memory, (x,), Trace(set()), [RecordedLaunch(lambda: resolved)], new)
+    x, new = torch.zeros(3), torch.zeros(3)
+    call, _ = plan_of((x,), [(x, new)], new, launch=launch)
     with pytest.raises(RuntimeError) as error:
-        memory.plans[0](x)
+        call(x)
     frame = traceback.extract_tb(error.value.__traceback__)[-2]
-    assert "compute_nothing" in frame.filename
+    assert "function" in frame.filename
     assert "p0" in frame.line
     linecache.checkcache()
     assert linecache.getline(frame.filename, frame.lineno).strip() == frame.line
@@ -552,15 +552,8 @@ def test_a_result_that_no_launch_writes():
 def test_memory_between_launches():
     """Every call has its own, and all of its launches have the same."""
     x, new, scratch = torch.zeros(4), torch.zeros(4), torch.zeros(2, 3)
-    launched = []
-
-    def launch(*given):
-        launched.append(given)
-
-    memory = fast_path.Memory("function")
-    recorded = [RecordedLaunch(lambda: ResolvedLaunch(launch, (x, scratch, new)), scratch) for _ in range(2)]
-    fast_path.add_plan(memory, (x,), Trace(set()), recorded, new)
-    result = memory.plans[0](x)
+    call, launched = plan_of((x,), 2 * [(x, scratch, new)], new, scratch=scratch)
+    result = call(x)
     (_, first, _), (_, second, at) = launched
     assert first == second != scratch.data_ptr()
     assert at == result.data_ptr()
@@ -568,32 +561,35 @@ def test_memory_between_launches():
 
 def test_a_stream_that_is_not_to_be_had():
     x, new = torch.zeros(4), torch.zeros(4)
-    resolved = ResolvedLaunch(lambda *given: pytest.fail("launched"), (x, STREAM, new), lambda: None)
-    memory = fast_path.Memory("function")
-    fast_path.add_plan(memory, (x,), Trace(set()), [RecordedLaunch(lambda: resolved)], new)
-    assert memory.plans[0](x) is fast_path.SLOW_PATH
+    call, launched = plan_of((x,), [(x, STREAM, new)], new, get_stream=lambda: None)
+    assert call(x) is fast_path.SLOW_PATH and not launched
 
 
 # -- Triton's launcher ------------------------------------------------------------------------------------------------
 
 
+def launch_as_triton(launch, x, y, z, stream, function, *rest):
+    """With an argument of the launcher's own between."""
+    launch(x, y, z, stream, function, "own", *rest)
+
+
 class Launcher:
-    """Like Triton's: it hands everything to `launch`, with arguments of its own between."""
+    """Like Triton's: it calls `launch` in one way or another."""
 
     global_scratch_size = 0
 
-    def __init__(self, launched):
-        self.launch = lambda *given: launched.append(given)
+    def __init__(self, launched, way=launch_as_triton):
+        self.launch, self.way = lambda *given: launched.append(given), way
 
-    def __call__(self, x, y, z, stream, function, *rest):
-        self.launch(x, y, z, stream, function, "own", *rest)
+    def __call__(self, *given):
+        self.way(self.launch, *given)
 
 
 class Kernel:
     """Like what Triton compiles: how it is launched shows in what order its launcher wants what."""
 
-    def __init__(self, launched, launcher=Launcher):
-        self.run, self.function, self.packed_metadata = launcher(launched), "function", "metadata"
+    def __init__(self, launcher):
+        self.run, self.function, self.packed_metadata = launcher, "function", "metadata"
 
     def __getitem__(self, grid):
         return lambda *args, stream: self.run(
@@ -624,7 +620,7 @@ def plan_of_kernel(kernel, given, grid=(1, 1)):
 def test_a_kernel_launched_again(no_hooks):
     launched = []
     x = torch.ones(4)
-    new = plan_of_kernel(Kernel(launched), [5], (8, 2))(x)
+    new = plan_of_kernel(Kernel(Launcher(launched)), [5], (8, 2))(x)
     arguments = (x.data_ptr(), 5, new.data_ptr())
     assert launched == [(8, 2, 1, 77, "function", "own", "metadata", None, None, None, *arguments)]
 
@@ -635,25 +631,12 @@ class Unwatched(Launcher):
     launch = property(lambda self: lambda *given: None, lambda self, launch: None)
 
 
-class WithoutStream(Launcher):
-    def __call__(self, x, y, z, stream, function, *rest):
-        self.launch(x, y, z, function, *rest)
-
-
-class Twice(Launcher):
-    def __call__(self, *given):
-        self.launch(*given)
-        self.launch(*given)
-
-
-class OfFewer(Launcher):
-    def __call__(self, x, y, z, stream, function, metadata):
-        self.launch(x, y, z, stream, function, metadata)
-
-
-class OfNames(Launcher):
-    def __call__(self, *given, cluster):
-        self.launch(*given, cluster)
+WAYS = {
+    "without the stream": lambda launch, x, y, z, stream, *rest: launch(x, y, z, *rest),
+    "twice": lambda launch, *given: (launch(*given), launch(*given)),
+    "of fewer arguments": lambda launch, x, y, z, stream, function: launch(x, y, z, stream, function),
+    "of names": lambda launch, *given, cluster: launch(*given, cluster),
+}
 
 
 @pytest.fixture
@@ -665,12 +648,13 @@ def warned(monkeypatch):
         yield caught
 
 
-@pytest.mark.parametrize("launcher", [Unwatched, WithoutStream, Twice, OfFewer, OfNames])
-def test_a_launcher_that_is_not_known(no_hooks, warned, launcher):
+@pytest.mark.parametrize("way", ["unwatched", *WAYS])
+def test_a_launcher_that_is_not_known(no_hooks, warned, way):
     """One warning says what to do; calls take the normal path."""
     launched = []
+    launcher = Unwatched(launched) if way == "unwatched" else Launcher(launched, WAYS[way])
     for _ in range(2):
-        assert plan_of_kernel(Kernel(launched, launcher), [])(torch.zeros(4)) is fast_path.SLOW_PATH
+        assert plan_of_kernel(Kernel(launcher), [])(torch.zeros(4)) is fast_path.SLOW_PATH
     assert not launched
     (warning,) = warned
     message = str(warning.message)
@@ -680,7 +664,7 @@ def test_a_launcher_that_is_not_known(no_hooks, warned, launcher):
 
 @pytest.mark.parametrize("missing", ["run", "function", "packed_metadata", "__getitem__"])
 def test_a_kernel_that_is_not_known(no_hooks, warned, missing):
-    kernel = Kernel([])
+    kernel = Kernel(Launcher([]))
     if missing == "__getitem__":
         kernel = SimpleNamespace(run=kernel.run, function=kernel.function, packed_metadata=kernel.packed_metadata)
     else:
@@ -692,23 +676,22 @@ def test_a_triton_without_knobs(monkeypatch, no_device, warned):
     triton = pytest.importorskip("triton")
     monkeypatch.delattr(triton, "knobs", raising=False)
     monkeypatch.setitem(sys.modules, "triton.knobs", None)
-    assert plan_of_kernel(Kernel([]), [])(torch.zeros(4)) is fast_path.SLOW_PATH
+    assert plan_of_kernel(Kernel(Launcher([])), [])(torch.zeros(4)) is fast_path.SLOW_PATH
     assert "knobs" in str(warned[0].message)
 
 
 def test_a_kernel_launched_in_another_order(no_hooks):
     """Its own way to launch it says so."""
 
-    class Reordered(Launcher):
-        def __call__(self, stream, function, *rest):
-            self.launch(function, stream, *rest)
+    def reorder(launch, stream, function, *rest):
+        launch(function, stream, *rest)
 
     class Other(Kernel):
         def __getitem__(self, grid):
             return lambda *args, stream: self.run(stream, self.function, grid, *args)
 
     launched = []
-    call, x = plan_of_kernel(Other(launched, Reordered), [5]), torch.ones(4)
+    call, x = plan_of_kernel(Other(Launcher(launched, reorder)), [5]), torch.ones(4)
     new = call(x)
     assert launched == [("function", 77, (1, 1, 1), x.data_ptr(), 5, new.data_ptr())]
 

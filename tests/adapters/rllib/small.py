@@ -1,5 +1,7 @@
 """Algorithms of little work, and what their training is compared by."""
 
+from contextlib import contextmanager
+
 import numpy as np
 import ray
 from ray.rllib.algorithms.ppo import PPOConfig
@@ -43,6 +45,15 @@ def of_learners(algorithm, ask):
     return [answer.get() for answer in algorithm.learner_group.foreach_learner(ask)]
 
 
+@contextmanager
+def stopping(algorithm):
+    """It stops at the end."""
+    try:
+        yield algorithm
+    finally:
+        algorithm.stop()
+
+
 def train_algorithm(config, *asked, before=None, iterations=2):
     """Losses of each iteration, the last weights, and what all learners answer when asked.
 
@@ -52,14 +63,11 @@ def train_algorithm(config, *asked, before=None, iterations=2):
         before: A function that every learner runs first.
         iterations: How often to train.
     """
-    algorithm = config.build_algo()
-    try:
+    with stopping(config.build_algo()) as algorithm:
         if before is not None:
             of_learners(algorithm, before)
         results = [algorithm.train()["learners"] for _ in range(iterations)]
         return results, algorithm.learner_group.get_weights(), *(of_learners(algorithm, ask) for ask in asked)
-    finally:
-        algorithm.stop()
 
 
 def assert_same_training(stock, ours, names=LOSSES):

@@ -10,7 +10,6 @@ pytest.importorskip("ray.rllib")
 from ray.rllib.algorithms.appo import APPOConfig
 from ray.rllib.algorithms.appo.torch.appo_torch_learner import APPOTorchLearner
 from ray.rllib.algorithms.appo.torch.default_appo_torch_rl_module import DefaultAPPOTorchRLModule
-from ray.rllib.core.distribution.torch.torch_distribution import TorchDiagGaussian
 from ray.rllib.core.learner.learner import Learner
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
@@ -18,11 +17,13 @@ from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from updates import (
     POLICY,
     SPACES,
+    OwnGaussian,
     assert_same_updates,
     build_learner,
     count_calls,
     draw_episodes,
     flatten_metrics,
+    own_loss,
     update_learner,
 )
 
@@ -141,13 +142,6 @@ def test_modules_have_losses_and_coefficients_of_their_own(make_learner):
     assert_same_updates(stock, update_both(enable_triton(config)))
 
 
-class OwnGaussian(TorchDiagGaussian):
-    """A distribution that is not RLlib's."""
-
-    def entropy(self):
-        return 2 * super().entropy()
-
-
 class OwnModule(DefaultAPPOTorchRLModule):
     """A module with it."""
 
@@ -161,17 +155,6 @@ def test_another_distribution_has_the_loss_of_rllib(make_learner):
     learner = make_learner(enable_triton(config))
     assert learner.describe_losses() == "RLlib's loss of default_policy (OwnGaussian)"
     assert_same_updates(stock, update_learner(config, "gaussian", learner=learner))
-
-
-def own_loss(learner_class):
-    """A learner class with a term of its own beside the loss."""
-
-    class Own(learner_class):
-        def compute_loss_for_module(self, *, fwd_out, **kwargs):
-            loss = super().compute_loss_for_module(fwd_out=fwd_out, **kwargs)
-            return loss + 0.1 * fwd_out["action_dist_inputs"].square().mean()
-
-    return Own
 
 
 def test_a_loss_of_ones_own_may_call_the_fused_one(make_learner, caplog):

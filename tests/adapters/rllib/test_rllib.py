@@ -3,7 +3,6 @@
 Everything that is not random numbers comes from RLlib: environments, episodes, pipelines, modules, learners, actors.
 """
 
-import logging
 import os
 import re
 import subprocess
@@ -44,7 +43,17 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
 from ray.rllib.offline.offline_prelearner import OfflinePreLearner
 from ray.rllib.utils.postprocessing.zero_padding import create_mask_and_seq_lens, split_and_zero_pad_n_episodes
-from small import LOSSES, assert_same_training, name_of_piece, of_learners, small, small_ppo, the_piece, train_algorithm
+from small import (
+    LOSSES,
+    assert_same_training,
+    name_of_piece,
+    of_learners,
+    small,
+    small_ppo,
+    stopping,
+    the_piece,
+    train_algorithm,
+)
 
 from rl_triton_adapters import rllib as adapter
 from rl_triton_adapters.rllib import (
@@ -94,9 +103,7 @@ def two_policies(config):
     ).rl_module(rl_module_spec=MultiRLModuleSpec(rl_module_specs=specs))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The connector on random batches
-# ---------------------------------------------------------------------------------------------------------------------
+# --- The connector on random batches ----------------------------------------------------------------------------------
 
 
 class Critic(ValueFunctionAPI):
@@ -258,9 +265,7 @@ def test_columns_are_float32_as_those_of_rllib(doubled):
     assert_same_columns(*pieces, modules, [episode_of(n, "critic") for n in lengths], {"critic": columns})
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# PPO
-# ---------------------------------------------------------------------------------------------------------------------
+# --- PPO --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -301,10 +306,22 @@ def test_a_metric_says_that_it_is_off(config_class, small_ray):
 # Learners alone need no Ray processes.
 
 
+LEARNERS = []
+
+
+@pytest.fixture(autouse=True)
+def learners_end():
+    """The threads of those that a test builds."""
+    yield
+    while LEARNERS:
+        LEARNERS.pop().shutdown()
+
+
 def build_learner(config):
     """A learner of a config, with weights that depend on nothing else."""
     torch.manual_seed(0)
-    return config.build_learner(env=gym.make("CartPole-v1"))
+    LEARNERS.append(config.build_learner(env=gym.make("CartPole-v1")))
+    return LEARNERS[-1]
 
 
 def test_the_flag_restores_the_stock_connector():
@@ -376,35 +393,15 @@ def test_a_flag_that_is_none_is_refused_whenever_it_is_set(config_class, flag, e
         build_learner(enable_triton(small_config()).learners(learner_config_dict=flag))
 
 
-class LineHandler(logging.Handler):
-    """Collects what is logged."""
-
-    def __init__(self):
-        super().__init__()
-        self.lines = []
-
-    def emit(self, record):
-        self.lines.append(f"{record.levelname}: {record.getMessage()}")
-
-
 @pytest.mark.parametrize(("flag", "who"), [(True, "rl_triton_core, backend reference"), (False, "RLlib")])
-def test_a_learner_says_in_one_line_what_it_computes_with(flag, who):
-    handler = LineHandler()
-    adapter.logger.addHandler(handler)
-    adapter.logger.setLevel(logging.INFO)
-    try:
-        for config, what in (
-            (small_ppo(), "PPOTorchLearner computes advantages"),
-            (small_impala(IMPALAConfig), "V-Trace"),
-        ):
-            enable_triton(config, backend="reference").learners(learner_config_dict={"rl_triton": flag})
-            build_learner(config).shutdown()
-            (line,) = handler.lines
-            assert line.startswith("INFO: Triton") and f"{what} with {who}, on cpu" in line
-            handler.lines.clear()
-    finally:
-        adapter.logger.removeHandler(handler)
-        adapter.logger.setLevel(logging.NOTSET)
+def test_a_learner_says_in_one_line_what_it_computes_with(flag, who, caplog):
+    for config, what in ((small_ppo(), "PPOTorchLearner computes advantages"), (small_impala(IMPALAConfig), "V-Trace")):
+        enable_triton(config, backend="reference").learners(learner_config_dict={"rl_triton": flag})
+        with caplog.at_level("INFO", logger=adapter.logger.name):
+            build_learner(config)
+        (line,) = caplog.messages
+        assert line.startswith("Triton") and f"{what} with {who}, on cpu" in line
+        caplog.clear()
 
 
 # Learners that were meant to be ours.
@@ -437,19 +434,15 @@ def test_a_learner_set_after_the_call_that_is_not_ours_is_an_error(learner_class
 def test_the_check_is_one_of_the_callbacks_and_may_be_called(small_ray):
     called = []
     config = small_ppo().callbacks(on_algorithm_init=lambda **kwargs: called.append(kwargs["algorithm"]))
-    algorithm = enable_triton(enable_triton(config)).build_algo()
-    try:
+    with stopping(enable_triton(enable_triton(config)).build_algo()) as algorithm:
         assert called == [algorithm]
         assert len(config.callbacks_on_algorithm_init) == 2
         check_learners(algorithm)
-    finally:
-        algorithm.stop()
-    stock = small_ppo().build_algo()
-    try:
-        with pytest.raises(RuntimeError, match="got PPOTorchLearner, .*class Mine.PPOTorchLearner, TritonPPO"):
-            check_learners(stock)
-    finally:
-        stock.stop()
+    with (
+        stopping(small_ppo().build_algo()) as stock,
+        pytest.raises(RuntimeError, match="got PPOTorchLearner, .*class Mine.PPOTorchLearner, TritonPPO"),
+    ):
+        check_learners(stock)
 
 
 def test_the_line_that_the_error_suggests_works():
@@ -485,9 +478,7 @@ def test_a_pipeline_without_a_piece_of_rllib_is_an_error():
     )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# IMPALA, APPO
-# ---------------------------------------------------------------------------------------------------------------------
+# --- IMPALA, APPO -----------------------------------------------------------------------------------------------------
 
 VTRACED = [(IMPALAConfig, TritonIMPALATorchLearner), (APPOConfig, TritonAPPOTorchLearner)]
 
@@ -568,26 +559,20 @@ def loss_and_gradients(learner, batch):
 def test_losses_are_those_of_rllib(config_class, learner_class, slots, monkeypatch):
     calls = []
     monkeypatch.setattr(adapter, "vtrace", lambda **kwargs: calls.append(kwargs) or vtrace(**kwargs))
-    stock, off, ours = learners = [
-        build_learner(small_impala(config_class)),
-        build_learner(enable_triton(small_impala(config_class)).learners(learner_config_dict=OFF)),
-        build_learner(enable_triton(small_impala(config_class), backend="reference")),
-    ]
-    try:
-        assert type(ours) is type(off) is learner_class
-        batch = random_batch(slots, np.random.default_rng(0))
-        calls.clear()
-        want = loss_and_gradients(stock, batch)
-        unchanged = loss_and_gradients(off, batch)
-        assert not calls
-        got = loss_and_gradients(ours, batch)
-        assert [call["backend"] for call in calls] == ["reference"]
-        assert len(want[1]) > 4
-        torch.testing.assert_close(unchanged, want, rtol=0, atol=0)
-        torch.testing.assert_close(got, want, **TOLERANCE)
-    finally:
-        for learner in learners:
-            learner.shutdown()
+    stock = build_learner(small_impala(config_class))
+    off = build_learner(enable_triton(small_impala(config_class)).learners(learner_config_dict=OFF))
+    ours = build_learner(enable_triton(small_impala(config_class), backend="reference"))
+    assert type(ours) is type(off) is learner_class
+    batch = random_batch(slots, np.random.default_rng(0))
+    calls.clear()
+    want = loss_and_gradients(stock, batch)
+    unchanged = loss_and_gradients(off, batch)
+    assert not calls
+    got = loss_and_gradients(ours, batch)
+    assert [call["backend"] for call in calls] == ["reference"]
+    assert len(want[1]) > 4
+    torch.testing.assert_close(unchanged, want, rtol=0, atol=0)
+    torch.testing.assert_close(got, want, **TOLERANCE)
 
 
 @pytest.mark.parametrize("name", ["values", "discounts", "target_action_log_probs", "behaviour_action_log_probs"])
@@ -614,8 +599,7 @@ def test_vtrace_stays_on_its_device_in_one_call(monkeypatch):
 
 
 def test_nobody_elses_vtrace_changes():
-    learner = build_learner(enable_triton(small_impala(IMPALAConfig)))
-    learner.shutdown()
+    build_learner(enable_triton(small_impala(IMPALAConfig)))
     assert impala_torch_learner.vtrace_torch is vtrace_torch
 
 
@@ -626,13 +610,9 @@ def test_a_loss_of_ones_own_may_call_ours():
 
     stock = build_learner(small_impala(IMPALAConfig))
     mine = build_learner(enable_triton(small_impala(IMPALAConfig).learners(learner_class=Mine)))
-    try:
-        batch = random_batch(50, np.random.default_rng(0))
-        (want, _), (got, _) = loss_and_gradients(stock, batch), loss_and_gradients(mine, batch)
-        torch.testing.assert_close(got, 2 * want, **TOLERANCE)
-    finally:
-        for learner in (stock, mine):
-            learner.shutdown()
+    batch = random_batch(50, np.random.default_rng(0))
+    (want, _), (got, _) = loss_and_gradients(stock, batch), loss_and_gradients(mine, batch)
+    torch.testing.assert_close(got, 2 * want, **TOLERANCE)
 
 
 def test_a_loss_of_ones_own_that_does_not_call_ours_is_an_error():
@@ -647,7 +627,7 @@ def test_a_loss_of_ones_own_that_does_not_call_ours_is_an_error():
         config = enable_triton(small_impala(IMPALAConfig).learners(learner_class=learner_class))
         with pytest.raises(RuntimeError, match=r"Mine.compute_loss_for_module: .*super\(\).*self.compute_vtrace"):
             build_learner(config)
-        build_learner(config.learners(learner_config_dict=OFF)).shutdown()
+        build_learner(config.learners(learner_config_dict=OFF))
 
 
 def test_a_loss_that_is_wrapped_is_known_by_what_it_wraps():
@@ -658,7 +638,7 @@ def test_a_loss_that_is_wrapped_is_known_by_what_it_wraps():
         def compute_loss_for_module(self, **kwargs):
             return self._triton_loss(**kwargs)
 
-    build_learner(enable_triton(small_impala(IMPALAConfig).learners(learner_class=Mine))).shutdown()
+    build_learner(enable_triton(small_impala(IMPALAConfig).learners(learner_class=Mine)))
 
 
 def test_a_loss_of_ones_own_may_call_our_vtrace(monkeypatch):
@@ -675,7 +655,6 @@ def test_a_loss_of_ones_own_may_call_our_vtrace(monkeypatch):
         backends.clear()
         assert_same_vtrace(learner.compute_loss_for_module(), want)
         assert backends == calls
-        learner.shutdown()
 
 
 def flags_of_vtrace(learner):
@@ -710,8 +689,7 @@ def test_vtrace_training_is_that_of_rllib(make, small_ray):
 def test_vtrace_training_runs(config_class, num_learners, small_ray):
     """Where RLlib's own runs differ from each other."""
     config = enable_triton(small_impala(config_class, num_learners=num_learners), backend="cpu")
-    algorithm = config.build_algo()
-    try:
+    with stopping(config.build_algo()) as algorithm:
         assert of_learners(algorithm, flags_of_vtrace) == [{"backend": "cpu"}] * max(1, num_learners)
         before = algorithm.learner_group.get_weights()["default_policy"]
         for _ in range(2):
@@ -719,13 +697,9 @@ def test_vtrace_training_runs(config_class, num_learners, small_ray):
         after = algorithm.learner_group.get_weights()["default_policy"]
         assert all(np.isfinite(weight).all() for weight in after.values())
         assert any((weight != before[name]).any() for name, weight in after.items())
-    finally:
-        algorithm.stop()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Compilation
-# ---------------------------------------------------------------------------------------------------------------------
+# --- Compilation ------------------------------------------------------------------------------------------------------
 
 BUILD = """
 import ray
@@ -753,9 +727,7 @@ def test_everything_is_compiled_when_the_learner_is_built(config, private, tmp_p
     assert trained == 0
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Checkpoints
-# ---------------------------------------------------------------------------------------------------------------------
+# --- Checkpoints ------------------------------------------------------------------------------------------------------
 
 
 def flags_of_piece(learner):
@@ -774,24 +746,18 @@ CHECKPOINTED = {
 def test_a_restored_checkpoint_keeps_what_was_replaced(name, num_learners, small_ray, tmp_path):
     """Remote learners die first: others start in their place."""
     make, ask, flags = CHECKPOINTED[name]
-    algorithm = enable_triton(make(num_learners=num_learners), **flags).build_algo()
-    try:
+    with stopping(enable_triton(make(num_learners=num_learners), **flags).build_algo()) as algorithm:
         algorithm.train()
         path = algorithm.save_to_path(str(tmp_path / "checkpoint"))
         weights = algorithm.learner_group.get_weights()["default_policy"]
         for learner in algorithm.learner_group._workers or ():
             ray.kill(learner)
-    finally:
-        algorithm.stop()
-    restored = Algorithm.from_checkpoint(path)
-    try:
+    with stopping(Algorithm.from_checkpoint(path)) as restored:
         assert of_learners(restored, ask) == [flags]
         if name == "PPO":  # the others may have learned on after saving
             got = restored.learner_group.get_weights()["default_policy"]
             assert all((weight == got[key]).all() for key, weight in weights.items())
         restored.train()
-    finally:
-        restored.stop()
 
 
 @pytest.mark.parametrize("ours_first", [False, True], ids=["into-ours", "into-stock"])
@@ -805,21 +771,19 @@ def test_a_checkpoint_goes_from_one_to_the_other(ours_first, small_ray, tmp_path
         pair = (enable_triton(small_ppo()), small_ppo())
         return pair if ours_first else pair[::-1]
 
-    first = configs()[0].build_algo()
-    restored = []
-    try:
+    with stopping(configs()[0].build_algo()) as first:
         first.train()
         path = first.save_to_path(str(tmp_path / "checkpoint"))
-        restored = [PPO.from_checkpoint(path, config=configs()[1]), configs()[1].build_algo()]
-        restored[1].restore_from_path(path)
-        for algorithm in restored:
-            piece = GeneralAdvantageEstimation if ours_first else TritonGeneralAdvantageEstimation
-            assert type(the_piece(algorithm.learner_group._learner)) is piece
-            np.testing.assert_equal(state(algorithm), state(first))
-            assert algorithm.train()["training_iteration"] == 2
-    finally:
-        for algorithm in (first, *restored):
-            algorithm.stop()
+        with (
+            stopping(PPO.from_checkpoint(path, config=configs()[1])) as loaded,
+            stopping(configs()[1].build_algo()) as other,
+        ):
+            other.restore_from_path(path)
+            for algorithm in (loaded, other):
+                piece = GeneralAdvantageEstimation if ours_first else TritonGeneralAdvantageEstimation
+                assert type(the_piece(algorithm.learner_group._learner)) is piece
+                np.testing.assert_equal(state(algorithm), state(first))
+                assert algorithm.train()["training_iteration"] == 2
 
 
 WITHOUT_THE_PACKAGE = """
@@ -851,12 +815,9 @@ except AttributeError as error:
 
 def test_a_checkpoint_of_ours_without_the_package(private, small_ray, tmp_path):
     """As docs/rllib.md says: RLlib's own error, and none with a config."""
-    algorithm = enable_triton(small_ppo()).build_algo()
-    try:
+    with stopping(enable_triton(small_ppo()).build_algo()) as algorithm:
         algorithm.train()
         path = algorithm.save_to_path(str(tmp_path / "checkpoint"))
-    finally:
-        algorithm.stop()
     result = subprocess.run(
         [sys.executable, "-c", WITHOUT_THE_PACKAGE, path, str(Path(__file__).parent)],
         env={**os.environ, **private},
@@ -870,9 +831,7 @@ def test_a_checkpoint_of_ours_without_the_package(private, small_ray, tmp_path):
     assert "Could not restore original class from checkpoint" in result.stdout + result.stderr
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# MARWIL, by hand
-# ---------------------------------------------------------------------------------------------------------------------
+# --- MARWIL, by hand --------------------------------------------------------------------------------------------------
 
 
 class TritonOfflinePreLearner(OfflinePreLearner):
@@ -907,9 +866,7 @@ def test_a_prelearner_of_marwil_may_have_the_connector():
     assert len(batches[0]["default_policy/value_targets"]) == 2 * rows  # each row is an episode, with its extra slot
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Errors
-# ---------------------------------------------------------------------------------------------------------------------
+# --- Errors -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", ["2.55.1", "2.9.0", "1.13.0"])

@@ -15,13 +15,22 @@ pytest.importorskip("ray.rllib")
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
-from ray.rllib.core.distribution.torch.torch_distribution import TorchDiagGaussian
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from ray.rllib.utils.minibatch_utils import MiniBatchCyclicIterator
 from ray.rllib.utils.torch_utils import clip_gradients
-from updates import POLICY, SPACES, TOLERANCE, assert_same_updates, build_learner, count_calls, update_learner
+from updates import (
+    POLICY,
+    SPACES,
+    TOLERANCE,
+    OwnGaussian,
+    assert_same_updates,
+    build_learner,
+    count_calls,
+    own_loss,
+    update_learner,
+)
 
 from rl_triton_adapters import _rllib_updates
 from rl_triton_adapters._optimizers import fuse_optimizer, is_fused
@@ -89,13 +98,6 @@ def test_each_part_is_off_by_its_own_flag(off, monkeypatch):
     assert is_fused(learner.get_optimizer()) == (off != "fused_optimizer")
 
 
-class OwnGaussian(TorchDiagGaussian):
-    """A distribution that is not RLlib's."""
-
-    def entropy(self):
-        return 2 * super().entropy()
-
-
 class OwnModule(DefaultPPOTorchRLModule):
     """A module with it."""
 
@@ -111,17 +113,6 @@ def test_another_distribution_has_the_loss_of_rllib():
     assert_same_updates(stock, update_learner(config, "gaussian", learner=learner))
 
 
-def own_loss(learner_class):
-    """A learner class with a term of its own beside the loss."""
-
-    class Own(learner_class):
-        def compute_loss_for_module(self, *, module_id, fwd_out, **kwargs):
-            loss = super().compute_loss_for_module(module_id=module_id, fwd_out=fwd_out, **kwargs)
-            return loss + 0.1 * fwd_out["action_dist_inputs"].square().mean()
-
-    return Own
-
-
 def test_a_loss_of_ones_own_may_call_the_fused_one():
     config = make_config("gaussian")
     stock = update_learner(config.copy().learners(learner_class=own_loss(PPOTorchLearner)), "gaussian")
@@ -130,9 +121,7 @@ def test_a_loss_of_ones_own_may_call_the_fused_one():
     assert_same_updates(stock, update_learner(config, "gaussian", learner=learner))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Minibatches
-# ---------------------------------------------------------------------------------------------------------------------
+# --- Minibatches ------------------------------------------------------------------------------------------------------
 
 
 def draw_minibatches(iterator_class, counts, **options):
@@ -174,9 +163,7 @@ def test_other_columns_keep_the_iterator_of_rllib(column):
     assert not can_slice_minibatches(MiniBatchCyclicIterator(batch, minibatch_size=2))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Optimizers and gradients
-# ---------------------------------------------------------------------------------------------------------------------
+# --- Optimizers and gradients -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("skip", [False, True])

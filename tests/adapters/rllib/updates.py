@@ -3,6 +3,7 @@
 import gymnasium as gym
 import numpy as np
 import torch
+from ray.rllib.core.distribution.torch.torch_distribution import TorchDiagGaussian
 from ray.rllib.core.learner.learner import Learner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
@@ -83,6 +84,24 @@ def assert_same_updates(stock, ours, **tolerance):
     for name, weight in stock[1].items():
         np.testing.assert_allclose(ours[1][name], weight, **tolerance, err_msg=str(name))
     assert ours[2] == stock[2]
+
+
+class OwnGaussian(TorchDiagGaussian):
+    """A distribution that is not RLlib's."""
+
+    def entropy(self):
+        return 2 * super().entropy()
+
+
+def own_loss(learner_class):
+    """A learner class with a term of its own beside the loss."""
+
+    class Own(learner_class):
+        def compute_loss_for_module(self, *, fwd_out, **kwargs):
+            loss = super().compute_loss_for_module(fwd_out=fwd_out, **kwargs)
+            return loss + 0.1 * fwd_out["action_dist_inputs"].square().mean()
+
+    return Own
 
 
 def count_calls(monkeypatch, owner, name):

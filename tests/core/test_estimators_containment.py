@@ -25,12 +25,10 @@ from cases import (
     RETRACE,
     TRACES,
     VTRACE,
-    Case,
     How,
     Sparse,
     Vector,
     find_readable,
-    find_starts,
     get_endings,
     get_name,
     is_per_step,
@@ -274,13 +272,6 @@ def test_an_initial_state_of_a_recurrence(target, reverse):
     assert same_bits(got[1::2].contiguous(), clean[1::2].contiguous())
 
 
-def test_a_decay_at_the_start_of_an_episode_is_not_read(target):
-    case = random_case(TRACES, 6, 17, term=0.3, decay=np.full((6, 17), 0.9))
-    dirty = case.replace(decay=np.where(find_starts(case), np.nan, 0.9))
-    assert np.isnan(dirty["decay"]).sum() > 10
-    assert same_bits(run_case(dirty, target)[0], run_case(case, target)[0])
-
-
 def test_a_feature_with_a_bad_decay(target):
     case = random_case(TRACES, 3, 9, features=(3,), decay=Vector(np.array([0.9, 0.5, 0.1])))
     dirty = case.replace(decay=Vector(np.array([0.9, np.nan, 0.1])))
@@ -299,37 +290,3 @@ def test_masked_cells_mean_nothing(target, estimator, mask_mode):
         changes = {k: np.where(case.valid, x, ~x if x.dtype == bool else filler) for k, x in get_arrays(case).items()}
         other = case.replace(**{**changes, "mask": case["mask"]})
         assert all(same_bits(one, two) for one, two in zip(want, run_case(other, target), strict=True))
-
-
-def make_alternating_case(estimator, rewards, flag, done):
-    """Episodes that take nothing but these rewards, each ended by this flag."""
-    zeros = np.zeros(rewards.shape)
-    first = "x" if estimator in FORWARD else "alpha" if estimator is LINEAR else "rewards"
-    args = {name: np.ones(rewards.shape) if name == "beta" else zeros for name in estimator.inputs}
-    if estimator is LINEAR:
-        args |= {"beta": np.where(done, 0.0, 1.0), "reverse": True}
-    elif estimator is PREFIX:
-        args["dones"] = done
-    else:
-        args[flag] = done
-    if estimator in BOOTSTRAPPED:
-        args["bootstrap_values"] = 0.0
-    return Case(estimator, {**args, first: rewards})
-
-
-@pytest.mark.covering
-@pytest.mark.parametrize("flag", ["terminated", "truncated"])
-@ALL
-def test_infinity_minus_infinity_stays_behind_a_reset(target, estimator, flag):
-    """An episode that overflows to infinity and then to NaN, before and after clean ones."""
-    done = np.zeros((3, 12), bool)
-    done[:, [3, 7]] = True
-    rewards = np.ones(done.shape)
-    clean = run_case(make_alternating_case(estimator, rewards, flag, done), target)
-    rewards[:, 5], rewards[:, 6] = np.inf, -np.inf
-    got = run_case(make_alternating_case(estimator, rewards, flag, done), target)
-    outside = [0, 1, 2, 3, 8, 9, 10, 11]
-    for x, want in zip(got, clean, strict=True):
-        assert same_bits(x[:, outside].contiguous(), want[:, outside].contiguous())
-    middle = got[0][:, 6:8] if estimator in FORWARD else got[0][:, 4:6]
-    assert middle.isnan().any()

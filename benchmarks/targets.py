@@ -17,19 +17,9 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import files
+from benchmarks import files, suites
 from benchmarks.measured import Machine, read_gpus, select_workloads
-from benchmarks.suites import (
-    ENV_MAJOR,
-    FLAT_LONGEST,
-    HEADLINE,
-    LONG_ESTIMATORS,
-    LONG_SHAPES,
-    SUITES,
-    SWEEP,
-    SWEEP_SHAPES,
-    combine_workloads,
-)
+from benchmarks.suites import SUITES, SWEEP, SWEEP_SHAPES, combine_workloads
 from benchmarks.tables import make_table
 from benchmarks.workloads import Workload
 
@@ -72,7 +62,7 @@ class Target(NamedTuple):
 Find = Callable[[Machine], pd.Series]
 RETRACE_LONG = SUITES["retrace_long"].workloads
 LARGE = [w for w in SUITES["large"].workloads if w.cells >= LARGE_CELLS]
-LONG = combine_workloads(LONG_SHAPES, LONG_ESTIMATORS, ENV_MAJOR)
+LONG = combine_workloads(suites.LONG_SHAPES, suites.LONG_ESTIMATORS, suites.ENV_MAJOR)
 
 
 def compare(suite: str, wanted: Iterable[Workload], other: str, ours: str = "ours", kind: str = "full") -> Find:
@@ -87,7 +77,7 @@ def find_roofline(suite: str, wanted: Iterable[Workload]) -> Find:
 
 def compare_retrace(machine: Machine) -> pd.Series:
     """Retrace against the compiled scan, in the sweep and on longer rows."""
-    sweep = combine_workloads(SWEEP_SHAPES, ["retrace"], ENV_MAJOR)
+    sweep = combine_workloads(SWEEP_SHAPES, ["retrace"], suites.ENV_MAJOR)
     chosen = {"sweep": sweep, "retrace_long": RETRACE_LONG}
     return pd.concat([compare(suite, wanted, "compiled_scan")(machine) for suite, wanted in chosen.items()])
 
@@ -100,14 +90,14 @@ def compare_lengths(machine: Machine) -> pd.Series:
 
 def compare_long_rows(machine: Machine) -> pd.Series:
     """Long rows against a program per row: the flat kernel where it holds them, else the one that goes in blocks."""
-    arms = ["flat_triton" if w.num_steps <= FLAT_LONGEST else "blocks_triton" for w in LONG]
+    arms = ["flat_triton" if w.num_steps <= suites.FLAT_LONGEST else "blocks_triton" for w in LONG]
     return pd.concat([compare("long", [w], arm, kind="device")(machine) for w, arm in zip(LONG, arms, strict=True)])
 
 
 def find_overhead(machine: Machine) -> pd.Series:
     """The full call beyond that of torch.add on the same shape."""
     ours, add = (machine.find_times("headline", name) for name in ("ours", "torch_add"))
-    return select_workloads(ours - add, combine_workloads([HEADLINE], layouts=ENV_MAJOR))
+    return select_workloads(ours - add, combine_workloads([suites.HEADLINE], layouts=suites.ENV_MAJOR))
 
 
 def compare_layouts(machine: Machine) -> pd.Series:
@@ -176,12 +166,12 @@ TARGETS = {
     ),
     "time_major": Target("device, time-major over env-major at the same shape", compare_layouts, 1.15, at_least=False),
     "long_flat": Target(
-        f"device, long rows against a Triton program per row: flat up to {FLAT_LONGEST} steps, more in blocks",
+        f"device, long rows against a Triton program per row: flat up to {suites.FLAT_LONGEST} steps, more in blocks",
         compare_long_rows, 12.0,
     ),
     "long_floor": Target(
         "device, 64x65536, roofline",
-        find_roofline("long", combine_workloads(LONG_SHAPES[:1], ["gae", "eligibility_traces"], ENV_MAJOR)),
+        find_roofline("long", [w for w in LONG if w.num_envs == 64]),
         100 / 3, unit=" %",
     ),
     "truncations": Target(

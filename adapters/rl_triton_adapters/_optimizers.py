@@ -23,9 +23,6 @@ def fuse_optimizer(optimizer: Optimizer) -> None:
     parameters = [x for group in groups for x in group["params"]]
     if setting is None or chosen or is_fused(optimizer) or not all(x.is_floating_point() for x in parameters):
         return
-
-    move_steps(optimizer)
-    optimizer.register_load_state_dict_post_hook(move_steps)
     optimizer.register_step_pre_hook(set_fused)
     optimizer.register_step_post_hook(unset_fused)
 
@@ -35,17 +32,14 @@ def is_fused(optimizer: Optimizer) -> bool:
     return set_fused in optimizer._optimizer_step_pre_hooks.values()
 
 
-def move_steps(optimizer: Optimizer) -> None:
-    """Count steps where the parameters are, as a fused step asks for."""
-    for parameter, state in optimizer.state.items():
-        if isinstance(state.get("step"), Tensor):
-            state["step"] = state["step"].to(parameter.device)
-
-
 def set_fused(optimizer: Optimizer, *_: Any) -> None:
-    """Before a step: all parameters at once."""
+    """Before a step: all parameters at once, and steps counted where the parameters are."""
     for group in optimizer.param_groups:
         group[SETTINGS[type(optimizer)]] = True
+    for parameter, state in optimizer.state.items():
+        step = state.get("step")
+        if isinstance(step, Tensor) and step.device != parameter.device:
+            state["step"] = step.to(parameter.device)
 
 
 def unset_fused(optimizer: Optimizer, *_: Any) -> None:

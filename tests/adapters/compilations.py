@@ -2,9 +2,9 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
+
+from processes import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,15 +26,10 @@ print(json.dumps([built, len(compilations.buffer) - built]))
 
 def count_compilations(setup: str, use: str, cache: Path, **environment: str) -> tuple[int, int]:
     """Run two pieces of a program, one after the other, and count the compilations in each."""
-    paths = [str(ROOT), str(ROOT / "adapters"), environment.pop("PYTHONPATH", os.environ.get("PYTHONPATH", ""))]
-    result = subprocess.run(
-        [sys.executable, "-c", PROGRAM, setup, use],
-        env=os.environ | {"NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join(paths)} | environment,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    built, used = json.loads(result.stdout.splitlines()[-1])
+    paths = [
+        *(str(ROOT / name) for name in ("", "adapters", "tests")),
+        environment.pop("PYTHONPATH", os.environ.get("PYTHONPATH", "")),
+    ]
+    environment |= {"NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join(paths)}
+    built, used = json.loads(run_python(PROGRAM, setup, use, **environment).splitlines()[-1])
     return built, used

@@ -2,11 +2,11 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from processes import run_python
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("stable_baselines3")
@@ -77,16 +77,10 @@ def test_with_an_empty_cache_nothing_is_compiled_while_the_clocks_run(tmp_path):
     options = ["--compare", "--total-timesteps", "4096", "--evaluation-episodes", "1", "--quiet"]
     options += ["--output", str(tmp_path), "--log-dir", str(tmp_path / "runs")]
     paths = [str(ROOT), str(ROOT / "adapters"), str(ROOT / "examples"), os.environ.get("PYTHONPATH", "")]
-    result = subprocess.run(
-        [sys.executable, "-c", COUNT_COMPILATIONS, *options],
-        env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "numba"), "PYTHONPATH": os.pathsep.join(paths)},
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert "bitwise equal: yes" in result.stdout, result.stderr
-    compilations = json.loads(result.stdout.splitlines()[-1])
+    environment = {"NUMBA_CACHE_DIR": str(tmp_path / "numba"), "PYTHONPATH": os.pathsep.join(paths)}
+    printed = run_python(COUNT_COMPILATIONS, *options, **environment)
+    assert "bitwise equal: yes" in printed
+    compilations = json.loads(printed.splitlines()[-1])
     assert len(compilations) == 6 and compilations[0] > 0
     assert set(compilations) == {compilations[0]}
     record = json.loads((tmp_path / "ppo_sb3.json").read_text())

@@ -249,9 +249,9 @@ class Captured:
 
 
 def as_tensor(x: Any, device: torch.device, copy: bool = False) -> Any:
-    """Numbers as tensors without dimensions, tensors as they are or copied, anything else as it is."""
+    """Numbers as tensors without dimensions, tensors on the device, perhaps copied, anything else as it is."""
     if isinstance(x, Tensor):
-        return x.detach().clone() if copy else x
+        return x.detach().to(device, copy=True) if copy else x.to(device)
     if isinstance(x, bool) or not isinstance(x, int | float):
         return x
     return torch.tensor(x, dtype=torch.float32 if isinstance(x, float) else torch.int64, device=device)

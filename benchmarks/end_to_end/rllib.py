@@ -53,7 +53,7 @@ def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
     """One arm in one setting, as it is before training."""
     torch.manual_seed(0)
     learner, found = build_learner(setting, name), draw_episodes(setting)
-    time_parts(learner, watch)
+    time_parts(learner, watch, is_captured=name == "captured")
     options = {"num_epochs": setting.epochs, "minibatch_size": setting.batch_size, "shuffle_batch_per_epoch": True}
     return Arm(
         iteration=lambda drawn: learner.update(episodes=drawn, **options),
@@ -107,11 +107,14 @@ def draw_episodes(setting: Setting) -> list[Any]:
     return found
 
 
-def time_parts(learner: Any, watch: Stopwatch) -> None:
-    """Let the watch see the parts of a learner's connector; the value network belongs to none of them."""
+def time_parts(learner: Any, watch: Stopwatch, is_captured: bool) -> None:
+    """Let the watch see the parts of a learner's connector; the value network belongs to none of them.
+
+    If updates are captured, it belongs to the connector: a graph cannot hold the watch's events.
+    """
     from rl_triton_adapters._copies import copy_function
 
-    for module_id in learner.module.keys():  # noqa: SIM118 (a module iterates over nothing)
+    for module_id in () if is_captured else learner.module.keys():
         module = learner.module[module_id]
         module.compute_values = watch.around(REST, module.compute_values)
     piece = learner._learner_connector.connectors[-1]

@@ -153,7 +153,7 @@ def test_captured_steps_are_the_eager_ones(head):
     eager, captured, stock = (Training(cls, head) for cls in (TritonClipPPOLoss, TritonClipPPOLoss, ClipPPOLoss))
     step = CudaGraphModule(captured.take_step, in_keys=[], out_keys=[])
     want, got = eager.train(eager.take_step), captured.train(step)
-    assert step.counter > 2, "nothing was captured"
+    assert isinstance(step.graph, torch.cuda.CUDAGraph)
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(got[0], stock.train(stock.take_step)[0], rtol=0, atol=1e-4)
 

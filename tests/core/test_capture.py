@@ -117,6 +117,15 @@ def test_hundreds_of_steps_equal_eager_ones(optimizer, device, monkeypatch):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("device", ["cpu", GPU])
+def test_no_graph_keeps_a_number_of_the_host(device, monkeypatch):
+    """A tensor in host memory is an input as any other."""
+    trainings = Training(device=device, enabled=False), make_captured(monkeypatch, device)
+    for i, batch in enumerate(draw_batches(8, device=device)):
+        want, got = (training.step(*batch, torch.tensor(1.0 - i / 10))["loss"].clone() for training in trainings)
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+
+
 def test_no_graph_keeps_a_learning_rate(monkeypatch):
     """It is a tensor while a graph is captured, whatever a scheduler has set before."""
     training, kinds = make_captured(monkeypatch), []

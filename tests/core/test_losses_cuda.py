@@ -49,6 +49,14 @@ def test_no_synchronisation_and_capture(head):
     assert not torch.equal(got[0], want[0]), "the clip in the graph is the tensor's"
 
 
+def test_coefficients_may_lie_in_host_memory():
+    case, network = on_gpu("categorical", 300)
+    numbers = {"clip": 0.1, "entropy_coef": 0.3, "value_coef": 0.7}
+    on_host = {name: torch.tensor(x) for name, x in numbers.items()}
+    got, want = (call(case, network, device="cuda", backend="triton", **given).loss for given in (on_host, numbers))
+    assert torch.equal(got, want)
+
+
 def test_memory_is_that_of_the_gradient():
     n, actions = 1 << 18, 16
     logits = torch.randn(n, actions, device="cuda", requires_grad=True)

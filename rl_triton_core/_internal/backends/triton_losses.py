@@ -113,7 +113,9 @@ def list_launches(
         partials = like.new_empty((15, tiles.programs), dtype=torch.float64)
         if shared is not None:
             shared_partials = like.new_empty((len(shared), tiles.programs), dtype=torch.float64)
-    numbers = (*problem.coefficients, 0.0 if divisor is None else divisor)
+    numbers = tuple(
+        read_elsewhere(x, like.device) for x in (*problem.coefficients, 0.0 if divisor is None else divisor)
+    )
     sums = parts, 0 if parts is None else len(parts)
     arguments = (
         *head_arguments(problem),
@@ -148,6 +150,11 @@ def list_launches(
         common["SUMMARIZE"] = equations["SUMMARIZE"]
         programs = 1 + (0 if shared is None else len(shared))
         yield Call(kernels.finish_sums, programs, arguments, {**common, "PROGRAMS": next_power_of_2(tiles.programs)})
+
+
+def read_elsewhere(x: float | torch.Tensor, device: torch.device) -> float | torch.Tensor:
+    """A number as it is; of a tensor on another device, where frameworks keep those of schedules, its number."""
+    return float(x) if isinstance(x, torch.Tensor) and x.device != device else x
 
 
 def head_arguments(problem: LossProblem) -> tuple[Any, ...]:

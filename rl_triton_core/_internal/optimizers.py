@@ -39,6 +39,7 @@ class PreparedOptimizer:
         self.device = stop.device
         self.settings: list[dict[str, Any]] = []
         self.rates: list[Tensor] = []
+        self.numbers = [float(group["lr"]) for group in optimizer.param_groups]
         fused, on_gpu = isinstance(optimizer, FUSED), self.device.type == "cuda"
         wanted = {"fused": True, "foreach": False} if fused else {"foreach": True}
         for group in optimizer.param_groups:
@@ -69,10 +70,13 @@ class PreparedOptimizer:
 
     def update_learning_rates(self) -> None:
         """Take rates that were set as numbers over into the tensors that the graph reads."""
-        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
-            if group["lr"] is not rate:
-                rate.copy_(group["lr"]) if isinstance(group["lr"], Tensor) else rate.fill_(group["lr"])
-                group["lr"] = rate
+        for i, (group, rate) in enumerate(zip(self.optimizer.param_groups, self.rates, strict=True)):
+            if isinstance(group["lr"], Tensor) and group["lr"] is not rate:
+                rate.copy_(group["lr"])
+            elif not isinstance(group["lr"], Tensor):
+                self.numbers[i] = float(group["lr"])
+                rate.fill_(self.numbers[i])
+            group["lr"] = rate
 
     def save_state(self) -> dict[Any, dict[str, Any]]:
         """A copy of what the optimizer remembers of every parameter."""
@@ -112,9 +116,11 @@ class PreparedOptimizer:
 
     def restore_settings(self, groups: list[dict[str, Any]]) -> None:
         """Give parameter groups, the optimizer's or copies of them, settings as they were and plain learning rates."""
-        for group, settings in zip(groups, self.settings, strict=True):
+        for group, settings, number in zip(groups, self.settings, self.numbers, strict=True):
             group.update(settings)
-            group["lr"] = float(group["lr"])
+            rate = float(group["lr"])
+            is_known = rate == torch.tensor(number, dtype=torch.float32).item()  # a step may have changed it
+            group["lr"] = number if is_known else rate
 
     def release(self) -> None:
         """Settings as they were, learning rates as numbers."""

@@ -155,7 +155,8 @@ def draw_long_rows(machine: Machine) -> Figure:
     curves = {arm: machine.find_times("long", arm, "device") for arm in ("ours", "flat_triton")}
     curves["floor of the bytes"] = machine.find_floors("long")
     for label, times in curves.items():
-        points = sorted((w.num_steps, x) for w, x in times.items() if w[:2] == ("gae_advantages", 16) and w.layout == "env-major")
+        chosen = {w: x for w, x in times.items() if w[:2] == ("gae_advantages", 16) and w.layout == "env-major"}
+        points = sorted((w.num_steps, x) for w, x in chosen.items())
         if points:
             panel.plot(*zip(*points, strict=True), marker=".", label=label)
     panel.set(xscale="log", yscale="log", xlabel="T", ylabel="µs on the device", title="GAE, 16 environments")

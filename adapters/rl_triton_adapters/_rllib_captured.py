@@ -70,7 +70,6 @@ class CapturedUpdateMixin:
     _flags: Any
     _device: Any
     _grad_scalers: Any
-    _heads: Any
     _last_losses: dict[str, LossParts]
     _lr_scheduler_classes: Any
     _named_optimizers: Any

@@ -22,9 +22,10 @@ TensorFloat-32 by default; it is timed so, and compared in float32."""
 ARMS = {
     "stock": "`GAE`, vectorised, as it is by default",
     "ours": "`TritonGAE`",
+    "captured": "`TritonGAE` and `TritonClipPPOLoss`; on a GPU `CudaGraphModule` captures minibatches",
 }
-OURS = ("ours",)
-MORE: dict[str, str] = {}
+OURS = ("ours", "captured")
+MORE = {"captured": "with `TritonClipPPOLoss`, captured on a GPU"}
 SETTINGS = {
     "cuda": (
         Setting(4096, 128, 128, recompute=True),
@@ -44,16 +45,22 @@ OBSERVATIONS, ACTIONS = 17, 6
 class Training:
     """A loss with its networks and estimator, an optimizer, and experience."""
 
-    def __init__(self, setting: Setting, estimator: Any, watch: Stopwatch) -> None:
+    def __init__(self, setting: Setting, name: str, watch: Stopwatch) -> None:
+        from tensordict.nn import CudaGraphModule
         from torchrl.objectives import ClipPPOLoss
+
+        from rl_triton_adapters.torchrl_losses import TritonClipPPOLoss
 
         torch.manual_seed(0)
         self.setting, self.watch = setting, watch
         self.actor, critic = make_networks(setting)
-        self.loss = ClipPPOLoss(self.actor, critic)
-        self.optimizer = torch.optim.Adam(self.loss.parameters(), lr=3e-4)
+        self.loss = (TritonClipPPOLoss if name == "captured" else ClipPPOLoss)(self.actor, critic)
+        captured = name == "captured" and setting.device == "cuda"
+        options = {"fused": True, "capturable": True} if captured else {}
+        self.optimizer = torch.optim.Adam(self.loss.parameters(), lr=3e-4, **options)
+        self.update = CudaGraphModule(self.take_step, in_keys=[], out_keys=[]) if captured else self.take_step
         self.data = self.draw_experience()
-        self.estimator = estimator(gamma=GAMMA, lmbda=ppo.LAMBDA, value_network=critic).to(setting.device)
+        self.estimator = choose_estimator(name)(gamma=GAMMA, lmbda=ppo.LAMBDA, value_network=critic).to(setting.device)
         self.estimator._call_value_nets = watch.around(REST, self.estimator._call_value_nets)
 
     @torch.no_grad()
@@ -82,11 +89,16 @@ class Training:
                 self.estimate_advantages()
             samples = self.data.reshape(-1)
             for chosen in torch.randperm(len(samples), device=self.setting.device).split(self.setting.batch_size):
-                losses = self.loss(samples[chosen])
-                self.optimizer.zero_grad()
-                sum(losses[name] for name in ("loss_objective", "loss_critic", "loss_entropy")).backward()
-                nn.utils.clip_grad_norm_(self.loss.parameters(), 1.0)
-                self.optimizer.step()
+                self.update(samples[chosen])
+
+    def take_step(self, minibatch: Any) -> Any:
+        """Losses of a minibatch, and a step of the optimizer."""
+        losses = self.loss(minibatch)
+        self.optimizer.zero_grad()
+        sum(losses[name] for name in ("loss_objective", "loss_critic", "loss_entropy")).backward()
+        nn.utils.clip_grad_norm_(self.loss.parameters(), 1.0)
+        self.optimizer.step()
+        return losses.detach()
 
     def compute_results(self) -> list[Tensor]:
         """Those of the experience, before any training; TorchRL's by a convolution in float32 on a GPU too."""
@@ -116,7 +128,7 @@ def make_networks(setting: Setting) -> tuple[Any, Any]:
 
 def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
     """One arm in one setting, as it is before training."""
-    training = Training(setting, choose_estimator(name), watch)
+    training = Training(setting, name, watch)
     return Arm(training.run_iteration, training.compute_results)
 
 
@@ -126,4 +138,4 @@ def choose_estimator(name: str) -> Any:
 
     from rl_triton_adapters.torchrl import TritonGAE
 
-    return TritonGAE if name == "ours" else GAE
+    return GAE if name == "stock" else TritonGAE

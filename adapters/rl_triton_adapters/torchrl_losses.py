@@ -231,8 +231,6 @@ class TritonClipPPOLoss(ClipPPOLoss):
         if head is None:
             entropy = self._get_entropy(distribution, log_probs.shape).squeeze(-1) if self.entropy_bonus else None
             head = Head(compute_given_loss, (log_probs,) if entropy is None else (log_probs, entropy), {})
-        if any(x.dtype != log_probs.dtype for x in head.inputs):
-            return None
         values = None
         if self._has_critic:
             values = self._evaluate_critic(tensordict)

@@ -14,7 +14,13 @@ import torch
 pytest.importorskip("torchrl")
 
 from tensordict import TensorDict
-from tensordict.nn import CompositeDistribution, NormalParamExtractor, TensorDictModule, set_composite_lp_aggregate
+from tensordict.nn import (
+    CompositeDistribution,
+    NormalParamExtractor,
+    TensorDictModule,
+    TensorDictSequential,
+    set_composite_lp_aggregate,
+)
 from torch import nn
 from torch.distributions import Categorical, Independent, Normal
 from torchrl.modules import (
@@ -206,6 +212,29 @@ def test_time_and_agents(options):
     assert_same_results("normal", batch=agents, **options)
 
 
+def test_agents_that_are_normalized_together_are_warned_of():
+    agents = make_minibatch("normal", shape=(8, 6))
+    agents.batch_size = (8,)
+    for loss_class in (TritonClipPPOLoss, ClipPPOLoss):
+        with pytest.warns(UserWarning, match="normalize_advantage_exclude_dims"):
+            make_loss(loss_class, "normal", normalize_advantage=True)(agents)
+
+
+def test_advantages_that_hardly_differ():
+    batch = make_minibatch()
+    batch["advantage"] *= 1e-7
+    assert_same_results(batch=batch, normalize_advantage=True)
+
+
+def test_values_that_may_not_change_are_not_clipped():
+    """TorchRL takes a clip of 0 for none; here it is a number that a schedule may change."""
+    (got, *_), (want, *_) = (
+        compute_results(make_loss(cls, clip_value=0.0), make_minibatch()) for cls in (TritonClipPPOLoss, ClipPPOLoss)
+    )
+    assert got.pop("value_clip_fraction") == 0
+    torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-11)
+
+
 def test_one_step():
     assert_same_results(batch=make_minibatch(shape=(1,)), normalize_advantage=True)
 
@@ -217,6 +246,29 @@ def test_missing_advantages_are_estimated(normalize_advantage):
     flags = {"done": done, "terminated": done, "reward": torch.randn(4, 16, 1, dtype=torch.float64)}
     batch["next"] = TensorDict({"observation": batch["observation"].roll(-1, 1), **flags}, (4, 16))
     assert_same_results(batch=batch, normalize_advantage=normalize_advantage)
+
+
+@pytest.mark.parametrize("separate_losses", [True, False])
+def test_a_critic_of_the_features_of_the_actor(separate_losses):
+    """The critic's gradient reaches them, unless losses are separate."""
+
+    def make_shared(loss_class):
+        torch.manual_seed(0)
+        features = TensorDictModule(nn.Linear(OBSERVATIONS, 4), ["observation"], ["hidden"])
+        logits = TensorDictModule(nn.Linear(4, ACTIONS), ["hidden"], ["logits"])
+        actor = ProbabilisticActor(
+            TensorDictSequential(features, logits),
+            in_keys=["logits"],
+            distribution_class=Categorical,
+            return_log_prob=True,
+        )
+        critic = ValueOperator(nn.Linear(4, 1), in_keys=["hidden"])
+        return loss_class(actor, critic, separate_losses=separate_losses).double()
+
+    batch = make_minibatch()
+    got, want = (compute_results(make_shared(cls), batch) for cls in (TritonClipPPOLoss, ClipPPOLoss))
+    assert got[2]
+    torch.testing.assert_close(got[:2], want[:2], rtol=1e-11, atol=1e-11)
 
 
 def test_keys_of_other_names():
@@ -325,22 +377,37 @@ def test_minibatches_left_to_torchrl(change):
     assert_same_results(fused=False, dtype=torch.float32, batch=batch)
 
 
+def test_half_precision_is_left_to_torchrl():
+    assert_same_results(fused=False, dtype=torch.bfloat16)
+
+
+def test_torch_compile_is_left_to_torchrl():
+    class Compiled(TritonClipPPOLoss):
+        def forward(self, tensordict):
+            return torch.compile(super().forward, backend="eager")(tensordict)
+
+    assert_same_results(classes=(Compiled, ClipPPOLoss), fused=False, dtype=torch.float32)
+
+
 @pytest.mark.filterwarnings("ignore:You are using a composite distribution:UserWarning")
 def test_several_kinds_of_actions_are_left_to_torchrl():
     def make_composite(loss_class):
         torch.manual_seed(0)
-        network = nn.Sequential(nn.Linear(OBSERVATIONS, 4), NormalParamExtractor())
-        keys = [("params", "move", "loc"), ("params", "move", "scale")]
+        names, keys = ("move", "turn"), ("loc", "scale")
+        layers = [nn.Sequential(nn.Linear(OBSERVATIONS, 4), NormalParamExtractor()) for _ in names]
+        modules = [
+            TensorDictModule(layer, ["observation"], [("params", name, key) for key in keys])
+            for layer, name in zip(layers, names, strict=True)
+        ]
         actor = ProbabilisticActor(
-            TensorDictModule(network, ["observation"], keys),
+            TensorDictSequential(*modules),
             in_keys=["params"],
             distribution_class=CompositeDistribution,
-            distribution_kwargs={"distribution_map": {"move": IndependentNormal}, "name_map": {"move": "move"}},
+            distribution_kwargs={"distribution_map": dict.fromkeys(names, IndependentNormal)},
             return_log_prob=True,
         )
-        return loss_class(
-            actor, ValueOperator(nn.Linear(OBSERVATIONS, 1), ["observation"]), entropy_coeff={"move_entropy": 1}
-        )
+        coefficients = {f"{name}_entropy": 1 for name in names}
+        return loss_class(actor, ValueOperator(nn.Linear(OBSERVATIONS, 1), ["observation"]), entropy_coeff=coefficients)
 
     with set_composite_lp_aggregate(False):
         batch = make_minibatch(dtype=torch.float32).exclude("action", "action_log_prob")
@@ -388,7 +455,14 @@ def test_an_advantage_without_its_last_dimension_is_torchrls_error():
     batch["advantage"] = batch["advantage"].squeeze(-1)
     for loss_class in (TritonClipPPOLoss, ClipPPOLoss):
         with pytest.raises(ValueError, match="outer product"):
-            make_loss(loss_class)(batch)
+            make_loss(loss_class, critic_coeff=0.0)(batch)
+
+
+def test_log_probabilities_of_another_shape_are_torchrls_error(monkeypatch):
+    monkeypatch.setitem(DISTRIBUTIONS, "normal", Normal)
+    for loss_class in (TritonClipPPOLoss, ClipPPOLoss):
+        with pytest.raises(RuntimeError, match="must match the size"):
+            make_loss(loss_class, "normal")(make_minibatch("independent"))
 
 
 def test_arguments_and_keys_are_those_of_torchrl():

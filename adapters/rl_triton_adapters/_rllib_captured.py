@@ -143,7 +143,7 @@ class CapturedUpdateMixin:
         self._compute_off_policyness(batch)  # type: ignore[attr-defined]
         coefficients = {name: super(CapturedUpdateMixin, self)._find_coefficients(name) for name in batch}  # type: ignore[misc]
         self._results = step({name: dict(columns) for name, columns in batch.items()}, coefficients)
-        return {}, {name: loss.clone() for name, loss in self._results.losses.items()}, {}
+        return {}, self._results.losses, {}
 
     def _make_step(self, batch: dict[str, Any], coefficients: dict[str, tuple[Any, Any]]) -> StepResults:
         """Update the modules with one minibatch."""

@@ -54,6 +54,24 @@ def test_updates_are_those_of_rllib(space, options, device, monkeypatch):
     assert len(learner.find_step().captured) == 1 and learner.find_step().reason == ""
 
 
+def test_coefficients_are_inputs(monkeypatch):
+    """A graph that read them where RLlib keeps them would not see them change."""
+    config = make_config("categorical", entropy_coeff=0.01)
+    learner = build_captured(config, "cpu", monkeypatch)
+    step = learner.find_step()
+    update = step.function
+
+    def update_without_looking(*args):
+        with monkeypatch.context() as patch:
+            for name in ("entropy_coeff_schedulers_per_module", "curr_kl_coeffs_per_module"):
+                patch.setattr(learner, name, None)
+            return update(*args)
+
+    step.function = update_without_looking
+    update_learner(config, "categorical", 1, learner)
+    assert step.captured
+
+
 @pytest.mark.parametrize("skip", [False, True])
 def test_gradients_that_are_not_finite_are_treated_as_rllib_does(skip, monkeypatch, caplog):
     """All of them, after a reward that is none."""

@@ -135,18 +135,8 @@ def test_captured_training_equals_eager_training(env, monkeypatch):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
-BRISK = [
-    "--num-envs",
-    "32",
-    "--num-minibatches",
-    "4",
-    "--learning-rate",
-    "3e-3",
-    "--gae-lambda",
-    "0.9",
-    "--gamma",
-    "0.9",
-]
+BRISK = ["--num-envs", "32", "--num-minibatches", "4", "--learning-rate", "3e-3"]
+BRISK += ["--gae-lambda", "0.9", "--gamma", "0.9"]
 LEARNS = {"cartpole": ([], 100), "pendulum": (BRISK, -500)}
 """Options, and a return between those of an untrained agent and of one that has learned."""
 

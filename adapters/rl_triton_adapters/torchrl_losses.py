@@ -229,8 +229,12 @@ class TritonClipPPOLoss(ClipPPOLoss):
         if not is_like(log_probs, batch.log_probs):
             return None
         if head is None:
-            entropy = self._get_entropy(distribution, log_probs.shape).squeeze(-1) if self.entropy_bonus else None
-            head = Head(compute_given_loss, (log_probs,) if entropy is None else (log_probs, entropy), {})
+            inputs = [log_probs]
+            if self.entropy_bonus:
+                inputs.append(self._get_entropy(distribution, log_probs.shape).squeeze(-1))
+            if not is_like(inputs[-1], log_probs):
+                return None
+            head = Head(compute_given_loss, tuple(inputs), {})
         values = None
         if self._has_critic:
             values = self._evaluate_critic(tensordict)

@@ -22,7 +22,7 @@ from tensordict.nn import (
     set_composite_lp_aggregate,
 )
 from torch import nn
-from torch.distributions import Categorical, Independent, Normal
+from torch.distributions import Categorical, Independent, Laplace, Normal
 from torchrl.modules import (
     IndependentNormal,
     MaskedCategorical,
@@ -35,7 +35,7 @@ from torchrl.modules import (
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
-from rl_triton_adapters.torchrl_losses import KnownGradient, TritonClipPPOLoss
+from rl_triton_adapters.torchrl_losses import KnownGradient, TritonClipPPOLoss, choose_head
 
 pytestmark = [
     pytest.mark.covering,
@@ -54,6 +54,20 @@ class DiagonalNormal(Independent):
         return Independent(Normal(loc, scale), 1)
 
 
+class ColumnNormal(Independent):
+    """Independent normals whose actions have two dimensions."""
+
+    def __new__(cls, loc, scale):
+        return Independent(Normal(loc.unsqueeze(-1), scale.unsqueeze(-1)), 2)
+
+
+class SharedCategorical(Categorical):
+    """One distribution for all agents."""
+
+    def __new__(cls, logits):
+        return Categorical(logits=logits[..., :1, :])
+
+
 DISTRIBUTIONS = {
     "categorical": Categorical,
     "one-hot": OneHotCategorical,
@@ -61,12 +75,13 @@ DISTRIBUTIONS = {
     "normal": IndependentNormal,
     "independent": DiagonalNormal,
     "tanh": TanhNormal,
+    "column": ColumnNormal,
 }
 FUSED_HEADS = ("categorical", "one-hot", "masked", "normal", "independent")
 
 
 def make_actor(head):
-    if head in ("normal", "independent", "tanh"):
+    if head in ("normal", "independent", "tanh", "column"):
         network, keys = nn.Sequential(nn.Linear(OBSERVATIONS, 2 * ACTIONS), NormalParamExtractor()), ["loc", "scale"]
     else:
         network, keys = nn.Linear(OBSERVATIONS, ACTIONS), ["logits"]
@@ -134,6 +149,21 @@ def assert_same_results(
 @pytest.mark.parametrize("head", DISTRIBUTIONS)
 def test_results_and_gradients(head, dtype):
     assert_same_results(head, dtype)
+
+
+@pytest.mark.parametrize("head", DISTRIBUTIONS)
+def test_whose_parameters_are_taken(head):
+    batch = make_minibatch(head)
+    distribution = make_loss(TritonClipPPOLoss, head, functional=False).actor_network.get_dist(batch)
+    chosen = choose_head(distribution, batch["action"], batch["action_log_prob"].shape)
+    assert (chosen is not None) == (head in FUSED_HEADS)
+
+
+def test_whose_parameters_are_not_taken():
+    zeros, actions = torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64)
+    sparse = MaskedCategorical(zeros, indices=torch.tensor([[0, 1]] * 4))
+    assert choose_head(sparse, actions, actions.shape) is None
+    assert choose_head(Independent(Laplace(zeros, zeros + 1), 1), zeros, actions.shape) is None
 
 
 FUSED_OPTIONS = {
@@ -350,6 +380,7 @@ STOCK_OPTIONS = {
     "norm": {"advantage_norm": RunningValueNorm(shape=1)},
     "delayed": {"delay_actor": True},
     "capped": {"max_importance_ratio": 1.1},
+    "a coefficient with dimensions": {"entropy_coeff": torch.tensor([0.1])},
 }
 
 
@@ -390,7 +421,8 @@ def test_torch_compile_is_left_to_torchrl():
 
 
 @pytest.mark.filterwarnings("ignore:You are using a composite distribution:UserWarning")
-def test_several_kinds_of_actions_are_left_to_torchrl():
+@pytest.mark.parametrize("coefficient", [0.01, {"move_entropy": 0.1, "turn_entropy": 0.2}], ids=["one", "each"])
+def test_several_kinds_of_actions_are_left_to_torchrl(coefficient):
     def make_composite(loss_class):
         torch.manual_seed(0)
         names, keys = ("move", "turn"), ("loc", "scale")
@@ -406,8 +438,8 @@ def test_several_kinds_of_actions_are_left_to_torchrl():
             distribution_kwargs={"distribution_map": dict.fromkeys(names, IndependentNormal)},
             return_log_prob=True,
         )
-        coefficients = {f"{name}_entropy": 1 for name in names}
-        return loss_class(actor, ValueOperator(nn.Linear(OBSERVATIONS, 1), ["observation"]), entropy_coeff=coefficients)
+        critic = ValueOperator(nn.Linear(OBSERVATIONS, 1), ["observation"])
+        return loss_class(actor, critic, entropy_coeff=coefficient)
 
     with set_composite_lp_aggregate(False):
         batch = make_minibatch(dtype=torch.float32).exclude("action", "action_log_prob")
@@ -416,6 +448,14 @@ def test_several_kinds_of_actions_are_left_to_torchrl():
         got, want = (compute_results(make_composite(cls), batch) for cls in (TritonClipPPOLoss, ClipPPOLoss))
     assert not got[2]
     torch.testing.assert_close(got[:2], want[:2], rtol=0, atol=0)
+
+
+def test_one_distribution_of_all_agents_is_left_to_torchrl(monkeypatch):
+    agents = make_minibatch(shape=(8, 6), dtype=torch.float32)
+    agents.batch_size = (8,)
+    monkeypatch.setitem(DISTRIBUTIONS, "categorical", SharedCategorical)
+    assert_same_results(batch=agents, fused=False, dtype=torch.float32)
+    assert_same_results(batch=agents, entropy_bonus=False, dtype=torch.float32)
 
 
 def test_a_method_of_a_subclass_is_not_passed_over():
@@ -448,6 +488,15 @@ def test_missing_keys_are_torchrls_error(key, error, message):
     for loss_class in (TritonClipPPOLoss, ClipPPOLoss):
         with pytest.raises(error, match=message):
             make_loss(loss_class, clip_value=0.2)(make_minibatch().exclude(key))
+
+
+def test_actors_and_advantages_that_are_not_there_are_torchrls_error():
+    module = TensorDictModule(nn.Linear(OBSERVATIONS, ACTIONS), ["observation"], ["logits"])
+    for loss_class in (TritonClipPPOLoss, ClipPPOLoss):
+        with pytest.raises(NotImplementedError, match="Only probabilistic modules"):
+            loss_class(module, critic_coeff=0.0).double()(make_minibatch())
+        with pytest.raises(RuntimeError, match="Critic network is not specified"):
+            loss_class(make_actor("categorical"), critic_coeff=0.0)(make_minibatch().exclude("advantage"))
 
 
 def test_an_advantage_without_its_last_dimension_is_torchrls_error():

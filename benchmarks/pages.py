@@ -346,6 +346,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "accuracy": write_accuracy,
     "learning": partial(write_results, "learning", page.list_tasks),
     "frameworks": lambda: page.write_frameworks(RESULTS),
+    "training": page.describe_training,
     "shares": page.list_shares,
     "versions": list_versions,
 }

@@ -131,7 +131,7 @@ def describe_training() -> str:
             on_cpu = f"{system['cpu_count']} cores of an {system['cpu']}"
             ranges.append(f"{ratios} times as fast on {on_cpu if result['device'] == 'cpu' else 'an ' + system['gpu']}")
     return (
-        "With `TritonPPO` and its kin, whole iterations of Stable-Baselines3, environments included, are\n"
+        "With `TritonPPO` and its siblings, whole iterations of Stable-Baselines3, environments included, are\n"
         f"{', '.join(ranges)}."
     )
 

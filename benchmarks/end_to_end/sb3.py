@@ -10,15 +10,17 @@ import torch
 from torch import Tensor
 
 from benchmarks.end_to_end.frameworks import Arm, Setting
-from benchmarks.end_to_end.stopwatch import ADVANTAGES, Stopwatch
+from benchmarks.end_to_end.stopwatch import ADVANTAGES, REST, Stopwatch
 
 TITLE = "Stable-Baselines3"
 ITERATION = """\
 An iteration is one of `PPO.learn`: `collect_rollouts` on environments of Gymnasium in a `DummyVecEnv`, then `train`.
-The advantage step is `compute_returns_and_advantage` of the buffer. *Drawn*: a wrapper draws CartPole as four frames of
-84x84 pixels for `CnnPolicy`, where *hidden* has no meaning. Pendulum ends only at its time limit, after 200 steps. If
-rollouts have 200 steps, all environments end at once. *A2C*, *MaskablePPO* and *RecurrentPPO* are those algorithms;
-MaskablePPO's CartPole masks no action out, and A2C collects and updates as often as its setting has minibatches."""
+The advantage step is `compute_returns_and_advantage` of the buffer. *Acting* is the rest of collecting but for the
+environments' steps, *update* is `train`. *All parts* are these three: what remains is the environments. *Drawn*: a
+wrapper draws CartPole as four frames of 84x84 pixels for `CnnPolicy`, where *hidden* has no meaning. Pendulum ends
+only at its time limit, after 200 steps. If rollouts have 200 steps, all environments end at once. *A2C*,
+*MaskablePPO* and *RecurrentPPO* are those algorithms; MaskablePPO's CartPole masks no action out, and A2C collects
+and updates as often as its setting has minibatches."""
 ARMS = {
     "stock": "`RolloutBuffer`",
     "ours": "`TritonRolloutBuffer`, in host memory",
@@ -71,6 +73,9 @@ def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
     model = make_model(name, setting)
     buffer, steps = model.rollout_buffer, setting.num_envs * setting.num_steps
     buffer.compute_returns_and_advantage = watch.around(ADVANTAGES, buffer.compute_returns_and_advantage)
+    model.collect_rollouts = watch.around("acting", model.collect_rollouts)
+    model.env.step = watch.around(REST, model.env.step)
+    model.train = watch.around("update", model.train)
     callback = make_callback(name)
     return Arm(lambda: model.learn(steps, callback, reset_num_timesteps=False), lambda: compute_results(buffer))
 

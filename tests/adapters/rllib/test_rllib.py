@@ -80,6 +80,7 @@ DEFAULTS = {
     "rl_triton_deferred_metrics": True,
     "rl_triton_sliced_minibatches": True,
     "rl_triton_fused_optimizer": True,
+    "rl_triton_captured_update": True,
 }
 
 

@@ -88,7 +88,7 @@ def name_pair(row: files.Row) -> str:
 
 def format_times(result: files.Row, pair: files.Row, part: str) -> str:
     """Milliseconds of a part, slower arm → faster arm; a part inside a graph is not timed."""
-    medians = {row["arm"]: row["quartiles"] for row in result["arms"] if Setting.of(row) == Setting.of(pair)}
+    medians = {row["arm"]: row.get("quartiles", {}) for row in result["arms"] if Setting.of(row) == Setting.of(pair)}
     found = (medians[pair[arm]].get(part) for arm in ("slow", "fast"))
     return " → ".join("–" if x is None else f"{x[1] / 1e3:.3g}" for x in found)
 

@@ -13,7 +13,7 @@ from benchmarks.end_to_end import page, run
 from benchmarks.end_to_end.frameworks import REGISTRY
 from benchmarks.providers import compiled_scan
 
-PARTS = {"sb3": {"advantages"}, "torchrl": {"advantages"}}
+PARTS = {"sb3": {"acting", "advantages", "update"}, "torchrl": {"advantages"}}
 
 
 @pytest.mark.parametrize("name", PARTS)

@@ -21,7 +21,7 @@ from ray.rllib.core.rl_module.apis import TARGET_NETWORK_ACTION_DIST_INPUTS
 from ray.rllib.evaluation.postprocessing import Postprocessing
 from torch import Tensor
 
-from rl_triton_adapters._rllib_updates import FusedLossMixin, LossParts
+from rl_triton_adapters._rllib_updates import FusedLossMixin, LossParts, compute_masked_mean
 
 __all__ = ["FusedAPPOLossMixin"]
 
@@ -121,8 +121,3 @@ class FusedAPPOLossMixin(FusedLossMixin):
 def restore_layout(x: Tensor, shape: torch.Size) -> Tensor:
     """Undo `make_time_major`: from [T, B] to [slots] without the padding, or to [B, T]."""
     return x.transpose(0, 1).flatten()[: shape.numel()].view(shape)
-
-
-def compute_masked_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """The mean over the slots that count, whatever stands in the others."""
-    return torch.where(mask, x, 0.0).sum() / mask.sum()

@@ -7,7 +7,6 @@ Loss, gradients and optimizers are those of `_rllib_updates`; between minibatche
 
 from __future__ import annotations
 
-import inspect
 import logging
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from ray.rllib.policy.sample_batch import SampleBatch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from rl_triton_adapters._rllib_updates import LossParts
+from rl_triton_adapters._rllib_updates import LossParts, are_finite, find_own_method
 from rl_triton_core.capture import CapturedStep
 
 __all__ = ["CapturedUpdateMixin"]
@@ -73,7 +72,6 @@ class CapturedUpdateMixin:
     _last_losses: dict[str, LossParts]
     _lr_scheduler_classes: Any
     _named_optimizers: Any
-    _params: Any
     _torch_compile_complete_update: bool
     _torch_compile_forward_train: bool
     config: Any
@@ -96,13 +94,13 @@ class CapturedUpdateMixin:
         """Why steps are not captured, besides what `CapturedStep` says; empty if nothing stands against it."""
         learner: Any = self
         flags, modules = self._flags, list(self.module.keys())
-        own = find_own_method(type(self))
+        own = find_own_method(type(self), CapturedUpdateMixin, STEP)
         obstacles = {
             "switched off": not (flags.enabled and flags.captured_update),
             "fused losses, metrics once per update and fused optimizers are part of it": not (
                 flags.fused_loss and flags.deferred_metrics and flags.fused_optimizer
             ),
-            f"{own} is the learner's own": bool(own),
+            f"{own.name if own else 'nothing'} is the learner's own": own is not None,
             "gradients are averaged over several learners": self.config.num_learners > 1,
             "modules are compiled": self._torch_compile_complete_update or self._torch_compile_forward_train,
             "gradients are scaled": self._grad_scalers is not None,
@@ -176,13 +174,10 @@ class CapturedUpdateMixin:
             return
         gradients = [x for x in gradients_dict.values() if x is not None]
         if not self.config.torch_skip_nan_gradients:
-            self._num_not_finite += ~torch.isfinite(torch.stack(torch._foreach_norm(gradients)).sum())
+            self._num_not_finite += ~are_finite(gradients)
             for gradient in gradients:
                 gradient.nan_to_num_()  # what RLlib does with those that are not finite, and no change to others
-        for reference, gradient in gradients_dict.items():
-            self._params[reference].grad = gradient
-        for optimizer in self._named_optimizers.values():
-            optimizer.step()
+        self._step_optimizers(gradients_dict)  # type: ignore[attr-defined]
 
     def after_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
         """Log what the last captured step logged, and do what RLlib does after an update.
@@ -200,15 +195,3 @@ class CapturedUpdateMixin:
                 logger.warning("gradients of %d minibatches were not finite", self._num_not_finite.item())
                 self._num_not_finite.zero_()
         super().after_gradient_based_update(timesteps=timesteps)  # type: ignore[misc]
-
-
-def find_own_method(learner_class: type) -> str:
-    """The method of a step that a class in front of the mixin has, and that is its own; empty if there is none."""
-    mro = learner_class.__mro__
-    place = mro.index(CapturedUpdateMixin)
-    for name in STEP:
-        ours = next(vars(base)[name] for base in mro[place:] if name in vars(base))
-        found = (vars(base)[name] for base in mro[:place] if name in vars(base))
-        if any(inspect.unwrap(method) is not ours for method in found):  # Ray wraps those of remote learners
-            return name
-    return ""

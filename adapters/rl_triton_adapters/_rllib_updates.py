@@ -9,7 +9,7 @@ rounding. What a part does not cover is left to RLlib's own code.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -110,9 +110,9 @@ class FusedLossMixin:
 
     def describe_losses(self) -> str:
         """What computes the losses of all modules, in words."""
-        own = find_own_loss(type(self))
+        own = find_own_method(type(self), FusedLossMixin, ("compute_loss_for_module",))
         if own is not None:
-            return f"the loss of {own.__name__}, which may call the fused one"
+            return f"the loss of {own.owner.__name__}, which may call the fused one"
         phrases = []
         for module_id in self.module.keys():  # noqa: SIM118 (a MultiRLModule is no dict)
             kind = self.module[module_id].unwrapped().get_train_action_dist_cls()
@@ -249,12 +249,28 @@ class FusedLossMixin:
         }
 
 
-def find_own_loss(learner_class: type) -> type | None:
-    """The class in front of ours that has a loss of its own, if there is one."""
-    for base in learner_class.__mro__[: learner_class.__mro__.index(FusedLossMixin)]:
-        loss = vars(base).get("compute_loss_for_module", FusedLossMixin.compute_loss_for_module)
-        if inspect.unwrap(loss) is not FusedLossMixin.compute_loss_for_module:  # Ray wraps those of remote learners
-            return base
+class OwnMethod(NamedTuple):
+    """A method of a learner that is not the one we know."""
+
+    name: str
+    owner: type
+
+
+def find_own_method(learner_class: type, mixin: type, names: Iterable[str]) -> OwnMethod | None:
+    """Find a method of these names that a class in front of the mixin has, and that is its own.
+
+    Args:
+        learner_class: Class of the learner.
+        mixin: One of its base classes.
+        names: Names of methods, each of which the mixin or a class behind it has.
+    """
+    mro = learner_class.__mro__
+    place = mro.index(mixin)
+    for name in names:
+        ours = next(vars(base)[name] for base in mro[place:] if name in vars(base))
+        for base in mro[:place]:
+            if inspect.unwrap(vars(base).get(name, ours)) is not ours:  # Ray wraps those of remote learners
+                return OwnMethod(name, base)
     return None
 
 
@@ -282,8 +298,12 @@ def compute_unclipped_value_loss(values: Tensor | None, targets: Tensor, mask: T
     """The mean of (V − R)² over the steps that count; 0 without values."""
     if values is None:
         return targets.new_zeros(())
-    errors = torch.square(values - targets)
-    return errors.mean() if mask is None else torch.where(mask, errors, 0.0).sum() / mask.sum()
+    return compute_masked_mean(torch.square(values - targets), mask)
+
+
+def compute_masked_mean(x: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean over the slots that count, whatever stands in the others; over all without a mask."""
+    return x.mean() if mask is None else torch.where(mask, x, 0.0).sum() / mask.sum()
 
 
 # -- minibatches ------------------------------------------------------------------------------------------------------
@@ -494,9 +514,13 @@ class FusedUpdateMixin(DeferredMetricsMixin):
         """
         plain = self._grad_scalers is None and self._lr_scheduler_classes is None
         wanted = self._flags.enabled and self._flags.fused_optimizer and plain
-        if not wanted or not (self.config.torch_skip_nan_gradients or are_finite([*gradients_dict.values()])):
+        gradients = [*gradients_dict.values()]
+        if not wanted or (gradients and not self.config.torch_skip_nan_gradients and not are_finite(gradients)):
             super().apply_gradients(gradients_dict)  # type: ignore[misc]
             return
+        self._step_optimizers(gradients_dict)
+
+    def _step_optimizers(self, gradients_dict: dict[Any, Tensor]) -> None:
         for reference, gradient in gradients_dict.items():
             self._params[reference].grad = gradient
         stock: Any = self
@@ -518,9 +542,9 @@ class FusedUpdateMixin(DeferredMetricsMixin):
         return iterator
 
 
-def are_finite(gradients: list[Tensor]) -> bool:
-    """Whether all gradients are finite; False too if their norm overflows."""
-    return not gradients or bool(torch.isfinite(torch.stack(torch._foreach_norm(gradients)).sum()))
+def are_finite(gradients: list[Tensor]) -> Tensor:
+    """Whether all gradients, one at least, are finite, on their device; False too if their norm overflows."""
+    return torch.isfinite(torch.stack(torch._foreach_norm(gradients)).sum())
 
 
 def clip_gradients_at_once(

@@ -25,6 +25,7 @@ from rl_triton_core.capture import CapturedStep
 from gymnasium import spaces
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.utils import explained_variance
 
 ACCELERATIONS = ("auto", "off")
 
@@ -143,6 +144,15 @@ class AcceleratedMixin(OnPolicyAlgorithm):
         loss.backward()  # type: ignore[no-untyped-call]
         clip_gradients(self._parameters, self.max_grad_norm)
         self.policy.optimizer.step()
+
+    def _log_update(self) -> None:
+        """Log what all algorithms log of an update."""
+        buffer: Any = self.rollout_buffer
+        variance = explained_variance(buffer.values.flatten(), buffer.returns.flatten())
+        self.logger.record("train/explained_variance", variance)
+        if hasattr(self.policy, "log_std"):
+            self.logger.record("train/std", torch.exp(self.policy.log_std).mean().item())
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
 
     def _copy_rollout(self) -> None:
         """Flatten the rollout as `RolloutBuffer.get` does, and copy it to the device; for graphs, to the same place."""

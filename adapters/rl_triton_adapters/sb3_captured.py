@@ -20,7 +20,6 @@ from rl_triton_core.capture import CapturedStep
 
 # isort: split
 from stable_baselines3 import A2C, PPO
-from stable_baselines3.common.utils import explained_variance
 
 __all__ = ["PPOUpdateMixin", "TritonA2C", "TritonPPO"]
 
@@ -122,14 +121,9 @@ class PPOUpdateMixin(AcceleratedMixin):
         means = {name: np.mean(history[:, i]) for i, name in enumerate(STATISTICS)}
         means["entropy_loss"] = -means["entropy_loss"]
         means |= {"approx_kl": np.mean(epochs[-1][:, 4]), "loss": float(history[-1, 5])}
-        buffer: Any = self.rollout_buffer
-        means["explained_variance"] = explained_variance(buffer.values.flatten(), buffer.returns.flatten())
         for name in ("entropy_loss", "policy_gradient_loss", "value_loss", "approx_kl", "clip_fraction", "loss"):
             self.logger.record(f"train/{name}", means[name])
-        self.logger.record("train/explained_variance", means["explained_variance"])
-        if hasattr(self.policy, "log_std"):
-            self.logger.record("train/std", torch.exp(self.policy.log_std).mean().item())
-        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        self._log_update()
         self.logger.record("train/clip_range", clip_range)
         if clip_range_vf is not None:
             self.logger.record("train/clip_range_vf", clip_range_vf)
@@ -173,17 +167,12 @@ class TritonA2C(AcceleratedMixin, A2C):
     def _make_updates(self, update: CapturedStep) -> None:
         step = self._make_step if update.reason else update
         entropy_loss, policy_loss, value_loss, loss = step(self._draw_permutation()).tolist()
-        check_losses(np.array([loss]))
+        check_losses(loss)
         self._n_updates += 1
-        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        buffer: Any = self.rollout_buffer
-        variance = explained_variance(buffer.values.flatten(), buffer.returns.flatten())
-        self.logger.record("train/explained_variance", variance)
         self.logger.record("train/entropy_loss", entropy_loss)
         self.logger.record("train/policy_loss", policy_loss)
         self.logger.record("train/value_loss", value_loss)
-        if hasattr(self.policy, "log_std"):
-            self.logger.record("train/std", torch.exp(self.policy.log_std).mean().item())
+        self._log_update()
 
     def _make_step(self, indices: torch.Tensor) -> torch.Tensor:
         """Update the policy with the rollout. Returns the parts of the loss, and the loss."""
@@ -201,6 +190,6 @@ class TritonA2C(AcceleratedMixin, A2C):
 
 
 def check_losses(losses: Any) -> None:
-    """Raise ValueError if one of these is not a number."""
+    """Raise ValueError if this, or one of these, is not a number."""
     if np.isnan(losses).any():
         raise ValueError("train/loss: got nan, expected a number; the policy's parameters may be nan now")

@@ -28,7 +28,8 @@ from updates import (
 )
 
 from rl_triton_adapters import _rllib_updates
-from rl_triton_adapters._rllib_appo import compute_masked_mean, restore_layout
+from rl_triton_adapters._rllib_appo import restore_layout
+from rl_triton_adapters._rllib_updates import compute_masked_mean
 from rl_triton_adapters.rllib import TritonAPPOTorchLearner, enable_triton
 
 OPTIONS = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from benchmarks import files
@@ -100,9 +100,8 @@ def list_shares() -> str:
     """The share of the advantage step by framework and machine, its bound, and the measured speed-up."""
     lines = []
     for name, pairs in select_shares():
-        columns = sorted(x["bound"] for x in pairs), sorted(x["speed_up"][1] for x in pairs)
-        ends = [describe_range([f"{value:.2f}" for value in column]) for column in columns]
-        lines.append([name, f"{describe_shares(pairs)} %", *ends])
+        bounds = describe_ratios(x["bound"] for x in pairs)
+        lines.append([name, f"{describe_shares(pairs)} %", bounds, describe_ratios(x["speed_up"][1] for x in pairs)])
     return make_table(["", "share", "bound", "measured speed-up"], lines)
 
 
@@ -126,10 +125,9 @@ def describe_training() -> str:
     for result in sorted(files.read_results("*/end_to_end_sb3.json"), key=lambda x: str(x["device"]), reverse=True):
         pairs = [x for x in result["pairs"] if (x["slow"], x["fast"]) == ("stock", "captured")]
         if pairs:
-            ratios = describe_range([f"{x:.2f}" for x in sorted(x["speed_up"][1] for x in pairs)])
-            system = result["system"]
-            on_cpu = f"{system['cpu_count']} cores of an {system['cpu']}"
-            ranges.append(f"{ratios} times as fast on {on_cpu if result['device'] == 'cpu' else 'an ' + system['gpu']}")
+            ratios = describe_ratios(x["speed_up"][1] for x in pairs)
+            where = "{cpu_count} cores of an {cpu}" if result["device"] == "cpu" else "an {gpu}"
+            ranges.append(f"{ratios} times as fast on {where.format_map(result['system'])}")
     return (
         "With `TritonPPO` and its siblings, whole iterations of Stable-Baselines3, environments included, are\n"
         f"{', '.join(ranges)}."
@@ -139,6 +137,11 @@ def describe_training() -> str:
 def describe_shares(pairs: list[files.Row]) -> str:
     """The shares in percent, from the smallest to the largest."""
     return describe_range([format_share(x) for x in sorted(pairs, key=lambda x: float(x["share"]))])
+
+
+def describe_ratios(ratios: Iterable[float]) -> str:
+    """From the smallest to the largest."""
+    return describe_range([f"{x:.2f}" for x in sorted(ratios)])
 
 
 def describe_range(values: list[str]) -> str:

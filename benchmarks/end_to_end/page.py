@@ -45,7 +45,7 @@ def write_machine(framework: Framework, module: Module, result: files.Row) -> st
     counts = sorted(row["iterations"] for row in result["arms"] if row["iterations"])
     counted = f" {counts[0]} to {counts[-1]} iterations of each variant." if counts else ""
     about = f"{describe_machine(result)}{versions} {result['threads']} threads on the CPU.{counted}"
-    return join_parts([where, about, name_small_shares(module, result), compare_arms(result)])
+    return join_parts([where, about, name_small_shares(module, result), compare_arms(result), list_calls(result)])
 
 
 def name_small_shares(module: Module, result: files.Row) -> str:
@@ -78,6 +78,21 @@ def compare_arms(result: files.Row) -> str:
     not_timed = f"Not timed: {'; '.join(bad)}." * bool(bad)
     skipped = f"Skipped for lack of time: {'; '.join(result['skipped'])}." * bool(result["skipped"])
     return join_parts([make_table(head, lines) * bool(lines), not_timed, skipped])
+
+
+def list_calls(result: files.Row) -> str:
+    """On a GPU, what an iteration of every arm asks of it, and the peak of its memory."""
+    lines = []
+    for row in result["arms"]:
+        if "launches" in row:
+            steps = row["epochs"] * row["minibatches"]
+            counts = [f"{row[name]} ({row[name] / steps:.1f})" for name in ("launches", "reads")]
+            milliseconds = f"{row['quartiles']['total'][1] / 1e3 / steps:.3g}"
+            lines.append(
+                [f"{Setting.of(row)}: {row['arm']}", milliseconds, *counts, f"{row['peak_bytes'] / 2**20:.0f}"]
+            )
+    head = ["", "per minibatch", "launches", "reads", "peak"]
+    return make_table(head, lines) * bool(lines)
 
 
 def name_pair(row: files.Row) -> str:

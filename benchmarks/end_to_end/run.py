@@ -23,7 +23,7 @@ import torch
 
 from benchmarks import files
 from benchmarks.end_to_end.frameworks import REGISTRY, Arm, Module, Setting
-from benchmarks.end_to_end.stopwatch import ADVANTAGES, REST, TOTAL, Stopwatch
+from benchmarks.end_to_end.stopwatch import ADVANTAGES, REST, TOTAL, Stopwatch, count_calls, watch_memory
 from rl_triton_core.testing import relative_error
 
 TOLERANCE = 1e-5
@@ -53,6 +53,8 @@ class Entry:
     error: float | None = None
     arm: Arm | None = None
     times: Times = field(default_factory=list)
+    about: dict[str, int] = field(default_factory=dict)
+    """On a GPU: the peak of the memory that it reserves until it is warm, and the calls of an iteration."""
 
     def drop(self, reason: str | Exception) -> None:
         """Say why there are no times."""
@@ -67,13 +69,7 @@ class Entry:
 def measure_setting(module: Module, setting: Setting, plan: Plan, seconds: float = float("inf")) -> list[Entry]:
     """The arms with the times of their iterations; in about so many seconds, what precedes them included."""
     started, watch = time.perf_counter(), Stopwatch(setting.device)
-    entries = verify_arms(module, setting, watch)
-    for entry in entries:
-        try:
-            for _ in range(plan.warmups if entry.arm else 0):
-                time_iteration(entry.arm, watch)
-        except Exception as error:
-            entry.drop(error)
+    entries = prepare_arms(module, setting, watch, plan.warmups)
     running = [entry for entry in entries if entry.arm is not None]
     ends = min(started + seconds, time.perf_counter() + plan.seconds)
     for round_ in range(plan.rounds if running else 0):
@@ -81,16 +77,21 @@ def measure_setting(module: Module, setting: Setting, plan: Plan, seconds: float
             break
         for entry in order_arms(running, round_):
             entry.times.append(time_iteration(entry.arm, watch))
+    for entry in running if setting.device == "cuda" else ():
+        entry.about |= count_calls(partial(time_iteration, entry.arm, watch))
     return entries
 
 
-def verify_arms(module: Module, setting: Setting, watch: Stopwatch) -> list[Entry]:
-    """The arms, each compared with the first one."""
+def prepare_arms(module: Module, setting: Setting, watch: Stopwatch, warmups: int) -> list[Entry]:
+    """The arms, each compared with the first one and warm."""
     entries, expected = [Entry(name) for name in module.ARMS], None
     for entry in entries:
         try:
-            entry.arm = module.make_arm(entry.name, setting, watch)
-            results = [torch.as_tensor(x).double() for x in entry.arm.results()]
+            with watch_memory(setting.device, entry.about):
+                entry.arm = module.make_arm(entry.name, setting, watch)
+                results = [torch.as_tensor(x).double() for x in entry.arm.results()]
+                for _ in range(warmups):
+                    time_iteration(entry.arm, watch)
         except Exception as error:
             entry.drop(error)
             continue
@@ -137,7 +138,7 @@ def make_arm_row(setting: Setting, entry: Entry) -> files.Row:
     """A line per arm; times in microseconds."""
     error = None if entry.error is None else float(f"{entry.error:.3g}")
     about = {"arm": entry.name, "status": entry.status, "error": error, "iterations": len(entry.times)}
-    row = {**setting._asdict(), **about}
+    row = {**setting._asdict(), **about, **entry.about}
     if entry.times:
         share, parts = find_share(entry.times), list(entry.times[0])
         row |= {"share": round(share, 6), "bound": round(find_bound(share), 4)}

@@ -1,12 +1,19 @@
-"""The time of an iteration by its parts: CUDA events on a GPU, the host's clock on a CPU. Microseconds."""
+"""The time of an iteration by its parts: CUDA events on a GPU, the host's clock on a CPU. Microseconds.
+
+On a GPU also the memory that is reserved, and what the host asks of the device.
+"""
 
 from __future__ import annotations
 
+import gc
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -74,3 +81,29 @@ class Stopwatch:
         """Until the device has nothing left to do."""
         if self.device == "cuda":
             torch.cuda.synchronize()
+
+
+@contextmanager
+def watch_memory(device: str, about: dict[str, int]) -> Iterator[None]:
+    """Note the peak of the bytes that PyTorch reserves inside, graphs included, beyond those of before."""
+    if device != "cuda":
+        yield
+        return
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_reserved()
+    yield
+    about["peak_bytes"] = torch.cuda.max_memory_reserved() - before
+
+
+def count_calls(iteration: Callable[[], Any]) -> dict[str, int]:
+    """How many kernels and graphs an iteration launches, and how often it copies to the host."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        iteration()
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profile.export_chrome_trace(str(path))
+        names = [event.get("name", "") for event in json.loads(path.read_text())["traceEvents"]]
+    launches = sum("LaunchKernel" in name or "GraphLaunch" in name for name in names)
+    return {"launches": launches, "reads": sum("Memcpy DtoH" in name for name in names)}

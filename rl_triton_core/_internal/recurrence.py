@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from rl_triton_core._internal.primitives import multiply_tensors
+
 
 class Step(NamedTuple):
     """What an equation may look at: one step of every environment that is being computed."""
@@ -85,15 +87,12 @@ class Expectation(NamedTuple):
     probs: torch.Tensor
     values: torch.Tensor
 
-    def sum_over_actions(self, terminated: Stream, mask: Stream, dtype: torch.dtype) -> torch.Tensor:
-        """NV of every step, computed in `dtype`, for backends that do not sum while they read."""
-        probs, counts = self.probs, (self.probs != 0) | self.values.isfinite()
-        if self.probs.requires_grad or self.values.requires_grad:  # what is never read has a gradient of 0, not NaN
-            for flags, read in ((terminated, False), (mask, True)):
-                if flags is not None:
-                    here = (flags.ne(0) == read).unsqueeze(-1)
-                    probs, counts = torch.where(here, probs, 0), counts & here
-        return (probs.to(dtype) * torch.where(counts, self.values, 0).to(dtype)).sum(-1)
+    def sum_over_actions(self, dtype: torch.dtype) -> torch.Tensor:
+        """NV of every step, computed in `dtype`. A step whose NV is not read has gradients of 0, whatever it holds."""
+        probs = self.probs.to(dtype)
+        values = torch.where((self.probs != 0) | self.values.isfinite(), self.values, 0).to(dtype)
+        differentiated = self.probs.requires_grad or self.values.requires_grad
+        return (multiply_tensors(probs, values) if differentiated else probs * values).sum(-1)
 
 
 @dataclass(eq=False)

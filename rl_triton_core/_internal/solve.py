@@ -244,7 +244,7 @@ def dispatch_problem(problem: Problem, wanted: Sequence[bool], out: Any, backend
     graph, traced = needs_graph(list_tensors(problem)), torch.compiler.is_compiling()
     ahead = problem.next_values
     if isinstance(ahead, Expectation) and not graph and (traced or not supports_expectation(problem, backend)):
-        problem.next_values = ahead.sum_over_actions(problem.terminated, problem.mask, problem.dtype)
+        problem.next_values = ahead.sum_over_actions(problem.dtype)
     if graph:
         return copy_into_out(out, solve_with_graph(problem, wanted, backend))
     if traced:

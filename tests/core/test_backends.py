@@ -79,7 +79,7 @@ def add_backend(monkeypatch):
         def run(problem):
             seen.append(problem.next_values)
             if isinstance(problem.next_values, Expectation):
-                problem.next_values = problem.next_values.sum_over_actions(None, None, problem.dtype)
+                problem.next_values = problem.next_values.sum_over_actions(problem.dtype)
             reference.BACKEND.run(problem)
 
         module = ModuleType(f"backend_{name}")

@@ -225,7 +225,7 @@ def test_nan_in_cells_that_are_not_read_reaches_no_gradient(target, estimator, m
     """Masked cells, values behind boundaries, and what is known of actions behind them."""
     case = random_case(estimator, 4, 13, term=0.2, trunc=0.2, valid=0.7, mask_mode=mask_mode)
     check_unread_gradients(case, target)
-    if estimator is RETRACE and mask_mode == "skip":
+    if estimator is RETRACE:
         check_unread_gradients(with_form(case, "actions"), target)
 
 
@@ -424,6 +424,19 @@ def test_a_nan_gives_no_gradient_to_an_episode_that_is_not_read(float64_target, 
         for i, (x, y) in enumerate(zip(dirty, clean, strict=True)):
             kept = [t for t in range(6) if i != poisoned or t != 4]
             torch.testing.assert_close(x.grad[0, kept], y.grad[0, kept], rtol=1e-12, atol=1e-14)
+
+
+def test_a_nan_of_an_action_gives_no_gradient_to_an_episode_that_is_not_read(float64_target):
+    """The values of one action are NaN at a step that ends its episode by a discount of 0, and in the next episode."""
+    torch.manual_seed(0)
+    probs, values, gamma = torch.rand(1, 6, 3).softmax(-1), torch.randn(1, 6, 3), torch.full((1, 6), 0.9)
+    gamma[0, 2], values[0, [2, 4], 1] = 0.0, torch.nan
+    zero, actions = torch.zeros(1, 6), (probs.double().requires_grad_(), values.double().requires_grad_())
+    arguments = {"next_action_probs": actions[0], "next_q_values": actions[1], "log_ratios": zero, "gamma": gamma}
+    targets, advantages = RETRACE.function(zero, zero, **arguments, backend=float64_target.backend)
+    (targets[:, :3].sum() + advantages[:, :3].square().sum()).backward()
+    for x in actions:
+        assert x.grad[0, :2].all() and not x.grad[0, 2:].any()
 
 
 def test_a_nan_that_is_read_gives_nan(float64_target):

@@ -131,9 +131,7 @@ def build_steps(row: Row, dtype: torch.dtype) -> Step:
             bootstrap = read_valid(problem.bootstrap)
             ahead = next_inputs[0] if next_inputs else torch.zeros_like(bootstrap)
         elif isinstance(problem.next_values, Expectation):
-            ahead = bootstrap = read_valid(
-                problem.next_values.sum_over_actions(problem.terminated, problem.mask, dtype)
-            )
+            ahead = bootstrap = read_valid(problem.next_values.sum_over_actions(dtype))
         else:
             ahead = bootstrap = read_valid(problem.next_values)
         ended = terminated | (gamma == 0) if varies else terminated

@@ -11,4 +11,10 @@ MUTANTS = [
         "self.probs != 0",
         tests="probability_of_zero",
     ),
+    Mutant(
+        "gradient: an action value that is not read gives its own NaN",
+        "multiply_tensors(probs, values) if differentiated else probs * values",
+        "probs * values",
+        tests="not_read",
+    ),
 ]

@@ -233,13 +233,13 @@ class Captured:
 
     def replay(self, leaves: list[Any]) -> Any:
         """Copy the inputs that are not there already, and launch."""
-        copies: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}  # one kernel copies all of a dtype
+        copies: dict[Hashable, tuple[list[Tensor], list[Tensor]]] = {}  # one kernel copies all of a dtype
         for i in self.tensors:
             static, given = self.inputs[i], leaves[i]
             if not isinstance(given, Tensor):
                 static.fill_(given)
             elif given.data_ptr() != static.data_ptr():
-                targets, sources = copies.setdefault(static.dtype, ([], []))
+                targets, sources = copies.setdefault((given.dtype, given.device), ([], []))
                 targets.append(static)
                 sources.append(given)
         for targets, sources in copies.values():
@@ -258,9 +258,9 @@ def as_tensor(x: Any, device: torch.device, copy: bool = False) -> Any:
 
 
 def describe_leaf(x: Any) -> Hashable:
-    """What of an input a graph depends on."""
+    """What of an input a graph depends on: not on the device, since tensors are copied to the graph's."""
     if isinstance(x, Tensor):
-        return x.shape, x.stride(), x.dtype, x.device
+        return x.shape, x.stride(), x.dtype
     if isinstance(x, int | float) and not isinstance(x, bool):
         return type(x).__name__
     known: Hashable = x

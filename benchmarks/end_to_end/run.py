@@ -167,7 +167,7 @@ def make_pair_rows(module: Module, setting: Setting, entries: list[Entry]) -> It
 
 
 def run_framework(name: str, options: Namespace, budget: float) -> int:
-    """One framework within so many seconds, written when it is done; how many arms were wrong or failed."""
+    """One framework within so many seconds, written after every setting; how many arms were wrong or failed."""
     why, module, ends = REGISTRY[name].unavailable(), REGISTRY[name].load(), time.perf_counter() + budget
     plan = QUICK if options.quick else Plan(seconds=options.seconds)
     settings = module.SETTINGS["quick" if options.quick else options.device]
@@ -175,23 +175,25 @@ def run_framework(name: str, options: Namespace, budget: float) -> int:
     arms: list[files.Row] = []
     pairs: list[files.Row] = []
     skipped: list[str] = []
-    for index, setting in enumerate(() if why else settings):
-        left = ends - time.perf_counter()
-        if left <= 0:
-            skipped.append(str(setting))
-            continue
-        entries = measure_setting(module, setting, plan, left / (len(settings) - index))
-        found = list(make_pair_rows(module, setting, entries))
-        print(name, setting, *(f"{x['slow']} / {x['fast']}: {x['speed_up'][1]:.3f}" for x in found), sep="\n ")
-        arms += [make_arm_row(setting, entry) for entry in entries]
-        pairs += found
-        del entries
-        gc.collect()
-        torch.cuda.empty_cache()
     head = {"system": files.describe_system(options.commit), "framework": name, "device": options.device}
     head |= {"threads": torch.get_num_threads(), "protocol": plan._asdict(), "tolerance": TOLERANCE}
+    head |= {"unavailable": why, "skipped": skipped}
     path = options.folder / f"end_to_end_{name}.json"
-    files.write_result(path, {**head, "unavailable": why, "skipped": skipped}, arms=arms, pairs=pairs)
+    files.write_result(path, head, arms=arms, pairs=pairs)
+    for index, setting in enumerate(() if why else settings):
+        left = ends - time.perf_counter()
+        if left > 0:
+            entries = measure_setting(module, setting, plan, left / (len(settings) - index))
+            found = list(make_pair_rows(module, setting, entries))
+            print(name, setting, *(f"{x['slow']} / {x['fast']}: {x['speed_up'][1]:.3f}" for x in found), sep="\n ")
+            arms += [make_arm_row(setting, entry) for entry in entries]
+            pairs += found
+            del entries
+            gc.collect()
+            torch.cuda.empty_cache()
+        else:
+            skipped.append(str(setting))
+        files.write_result(path, head, arms=arms, pairs=pairs)
     bad = sum(row["status"] != "ok" for row in arms)
     print(f"wrote {path}: {why or f'{len(arms)} arms, {bad} not timed, {len(skipped)} settings skipped'}", flush=True)
     return bad

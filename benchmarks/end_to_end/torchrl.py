@@ -15,8 +15,8 @@ from benchmarks.workloads import GAMMA, Workload, draw_inputs
 
 TITLE = "TorchRL"
 ITERATION = """\
-A random tensordict [num_envs, num_steps]; an iteration makes the epochs of minibatches of `ClipPPOLoss`, no environment
-is stepped. *Recomputed*, as in TorchRL's own examples: the value estimator is called at the beginning of every epoch.
+A random tensordict [num_envs, num_steps]; an iteration makes the epochs of minibatches of `ClipPPOLoss` with an
+`IndependentNormal`, no environment is stepped. *Recomputed*, as in TorchRL's own examples: the value estimator is called at the beginning of every epoch.
 The advantage step is that call, without the value network's part of it. On a GPU TorchRL's is a convolution in
 TensorFloat-32 by default; it is timed so, and compared in float32."""
 ARMS = {
@@ -110,7 +110,7 @@ class Training:
 def make_networks(setting: Setting) -> tuple[Any, Any]:
     """Actor and critic."""
     from tensordict.nn import NormalParamExtractor, TensorDictModule
-    from torchrl.modules import ProbabilisticActor, TanhNormal, ValueOperator
+    from torchrl.modules import IndependentNormal, ProbabilisticActor, ValueOperator
 
     def make_layers(outputs: int) -> nn.Sequential:
         sizes = (OBSERVATIONS, setting.hidden, setting.hidden)
@@ -121,7 +121,7 @@ def make_networks(setting: Setting) -> tuple[Any, Any]:
         nn.Sequential(make_layers(2 * ACTIONS), NormalParamExtractor()), ["observation"], ["loc", "scale"]
     )
     actor = ProbabilisticActor(
-        parameters, in_keys=["loc", "scale"], distribution_class=TanhNormal, return_log_prob=True
+        parameters, in_keys=["loc", "scale"], distribution_class=IndependentNormal, return_log_prob=True
     )
     return actor, ValueOperator(make_layers(1), in_keys=["observation"])
 

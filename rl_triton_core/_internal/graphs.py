@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -37,8 +38,8 @@ class CudaGraphs:
         self.pool: Any = None
 
     def warm_up(self, call: Callable[[], Any], times: int) -> None:
-        """On a stream of its own, as captures are made; raises if the call waits for the device."""
-        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        """On another stream, as captures are made; raises if the call waits for the device."""
+        stream = find_side_stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
         try:
             with torch.cuda.stream(stream):
@@ -89,6 +90,12 @@ class CudaGraphs:
         """Return cached blocks to the device."""
         self.pool = None
         torch.cuda.empty_cache()
+
+
+@cache
+def find_side_stream(device: torch.device) -> torch.cuda.Stream:
+    """A stream for all warm-ups: cuBLAS keeps a workspace of megabytes for each that it sees."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def refuse_waiting(call: Callable[[], Any]) -> None:

@@ -119,11 +119,13 @@ def test_hundreds_of_steps_equal_eager_ones(optimizer, device, monkeypatch):
 
 @pytest.mark.parametrize("device", ["cpu", GPU])
 def test_no_graph_keeps_a_number_of_the_host(device, monkeypatch):
-    """A tensor in host memory is an input as any other."""
+    """A tensor in host memory is an input as any other, and the same one as on the device."""
     trainings = Training(device=device, enabled=False), make_captured(monkeypatch, device)
     for i, batch in enumerate(draw_batches(8, device=device)):
-        want, got = (training.step(*batch, torch.tensor(1.0 - i / 10))["loss"].clone() for training in trainings)
+        weight = torch.tensor(1.0 - i / 10, device=device if i % 2 else "cpu")
+        want, got = (training.step(*batch, weight)["loss"].clone() for training in trainings)
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+    assert len(trainings[1].step.captured) == 2  # of the short minibatches too
 
 
 def test_no_graph_keeps_a_learning_rate(monkeypatch):

@@ -57,6 +57,8 @@ SETTINGS = {
         WIDE,
         Setting(16, 128, 64, 10, 32, env="Pendulum-v1"),
         Setting(8, 128, env=DRAWN),
+        SEVERAL._replace(minibatches=8),
+        Setting(256, 128, 64, 4, 1, env="CartPole-v1"),
         DEFAULTS._replace(num_steps=512, minibatches=8),
         *OTHERS,
     ),

@@ -16,9 +16,9 @@ from benchmarks.workloads import GAMMA, Workload, draw_inputs
 TITLE = "TorchRL"
 ITERATION = """\
 A random tensordict [num_envs, num_steps]; an iteration makes the epochs of minibatches of `ClipPPOLoss` with an
-`IndependentNormal`, no environment is stepped. *Recomputed*, as in TorchRL's own examples: the value estimator is called at the beginning of every epoch.
-The advantage step is that call, without the value network's part of it. On a GPU TorchRL's is a convolution in
-TensorFloat-32 by default; it is timed so, and compared in float32."""
+`IndependentNormal`, no environment is stepped. *Recomputed*, as in TorchRL's own examples: the value estimator is
+called at the beginning of every epoch. The advantage step is that call, without the value network's part of it. On a
+GPU TorchRL's is a convolution in TensorFloat-32 by default; it is timed so, and compared in float32."""
 ARMS = {
     "stock": "`GAE`, vectorised, as it is by default",
     "ours": "`TritonGAE`",

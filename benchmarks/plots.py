@@ -179,15 +179,15 @@ DRAWINGS = (
 
 def draw_shares() -> Figure:
     """A bar per framework and machine: what the advantage step takes of an iteration, from the least to the most."""
-    rows = page.select_shares(more=False)[::-1]
+    rows = page.select_shares()[::-1]
     figure, (panel,) = make_panels(1, 1, 6.4, 0.3 * len(rows) + 0.7)
-    for place, (name, pairs) in enumerate(rows):
-        shares = sorted(100 * pair["share"] for pair in pairs)
+    for place, row in enumerate(rows):
+        shares = sorted(100 * pair["share"] for pair in row.pairs)
         panel.barh(place, 100, color=PALE, height=0.62)
         panel.barh(place, shares[-1], color=LIGHT, height=0.62)
         panel.barh(place, shares[0], color=ACCENT, height=0.62)
-        panel.text(101, place, f"{page.describe_shares(pairs)} %", va="center")
-        panel.text(-1, place, name, ha="right", va="center")
+        panel.text(101, place, f"{page.describe_shares(row.pairs)} %", va="center")
+        panel.text(-1, place, row.name, ha="right", va="center")
     panel.set(xlim=(0, 100), yticks=[], xlabel="% of an iteration that the framework's own advantage step takes")
     title = "dark: in the setting with the smallest share; light: up to the largest; grey: all else"
     panel.set_title(title, fontsize=8)

@@ -26,7 +26,7 @@ ARMS = {
     "captured": "`compute_gae`; rollouts and minibatches captured in CUDA graphs (`--update captured`)",
 }
 OURS = ("ours", "captured")
-MORE = {"captured": "updates and acting captured as well"}
+MORE = ("captured",)
 SETTINGS = {
     "cuda": (Setting(4096, 128), Setting(16384, 128, 128), Setting(1024, 512, 128)),
     "cpu": (Setting(64, 64, 64, 10, 8, device="cpu"), Setting(256, 128, device="cpu")),

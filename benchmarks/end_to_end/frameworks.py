@@ -52,14 +52,14 @@ class Arm(NamedTuple):
 class Module(Protocol):
     """What a file holds: its title, what is timed, its arms with the framework's own first, ours, and settings.
 
-    MORE says of those of our arms that replace more than the advantage step what else that is.
+    MORE names those of our arms that replace more than the advantage step, the one that replaces all last.
     """
 
     TITLE: str
     ITERATION: str
     ARMS: dict[str, str]
     OURS: tuple[str, ...]
-    MORE: dict[str, str]
+    MORE: tuple[str, ...]
     SETTINGS: dict[str, tuple[Setting, ...]]
 
     def make_arm(self, name: str, setting: Setting, watch: Stopwatch) -> Arm:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks import files
 from benchmarks.end_to_end.frameworks import REGISTRY, Framework, Module, Setting
@@ -111,42 +112,65 @@ def format_times(result: files.Row, pair: files.Row, part: str) -> str:
 # --- shares -----------------------------------------------------------------------------------------------------------
 
 
+class Shares(NamedTuple):
+    """A framework on a machine: its own arm against ours."""
+
+    framework: str
+    machine: dict[str, str]
+    device: str
+    pairs: list[files.Row]
+    """Arms that replace the advantage step alone."""
+    more: list[files.Row]
+    """The arm that replaces all that can be replaced."""
+
+    @property
+    def name(self) -> str:
+        """The framework and the device."""
+        return f"{REGISTRY[self.framework].load().TITLE}, {'GPU' if self.device == 'cuda' else 'CPU'}"
+
+
 def list_shares() -> str:
-    """The share of the advantage step by framework and machine, its bound, and the measured speed-up."""
+    """The share of the advantage step by framework and machine, its bound, and the measured speed-ups."""
     lines = []
-    for name, pairs in select_shares():
-        bounds = describe_ratios(x["bound"] for x in pairs)
-        lines.append([name, f"{describe_shares(pairs)} %", bounds, describe_ratios(x["speed_up"][1] for x in pairs)])
-    return make_table(["", "share", "bound", "measured speed-up"], lines)
+    for shares in select_shares():
+        bounds = describe_ratios(x["bound"] for x in shares.pairs)
+        measured = [describe_ratios(x["speed_up"][1] for x in pairs) for pairs in (shares.pairs, shares.more)]
+        lines.append([shares.name, f"{describe_shares(shares.pairs)} %", bounds, *measured])
+    return make_table(["", "share", "bound", "our advantages", "all that is replaced"], lines)
 
 
-def select_shares(more: bool = True) -> list[tuple[str, list[files.Row]]]:
-    """Ours against the framework's own, by framework and machine; what replaces `more` than the advantages is apart."""
+def select_shares() -> list[Shares]:
+    """All frameworks and machines of which there are results."""
     found = []
     for name, framework in REGISTRY.items():
-        for result in files.read_results(f"*/end_to_end_{name}.json"):
-            module = framework.load()
-            where = f"{module.TITLE}, {'GPU' if result['device'] == 'cuda' else 'CPU'}"
+        module = framework.load()
+        for result in load_results(files.RESULTS, name):
             pairs = [x for x in result["pairs"] if x["slow"] == "stock" and x["fast"] in module.OURS]
-            found.append((where, [x for x in pairs if x["fast"] not in module.MORE]))
-            for arm, text in module.MORE.items() if more else ():
-                found.append((f"{where}, {text}", [x for x in pairs if x["fast"] == arm]))
-    return [(name, pairs) for name, pairs in found if pairs]
+            last = max((x["fast"] for x in pairs if x["fast"] in module.MORE), key=module.MORE.index, default="")
+            alone = [x for x in pairs if x["fast"] not in module.MORE]
+            more = [x for x in pairs if x["fast"] == last]
+            found.append(Shares(name, result["system"], result["device"], alone, more))
+    return [shares for shares in found if shares.pairs]
+
+
+TRAINING = {
+    "sb3": "Whole iterations of Stable-Baselines3 with `TritonPPO` and its siblings, environments included, are",
+    "rllib": "Updates of RLlib's PPO with `enable_triton`, sampling excluded, are",
+}
 
 
 def describe_training() -> str:
-    """How much faster Stable-Baselines3 trains with all that is replaced; GPUs first."""
-    ranges = []
-    for result in sorted(files.read_results("*/end_to_end_sb3.json"), key=lambda x: str(x["device"]), reverse=True):
-        pairs = [x for x in result["pairs"] if (x["slow"], x["fast"]) == ("stock", "captured")]
-        if pairs:
-            ratios = describe_ratios(x["speed_up"][1] for x in pairs)
-            where = "{cpu_count} cores of an {cpu}" if result["device"] == "cpu" else "an {gpu}"
-            ranges.append(f"{ratios} times as fast on {where.format_map(result['system'])}")
-    return (
-        "With `TritonPPO` and its siblings, whole iterations of Stable-Baselines3, environments included, are\n"
-        f"{', '.join(ranges)}."
-    )
+    """How much faster these train with all that is replaced."""
+    lines = []
+    for name, text in TRAINING.items():
+        ranges = []
+        for shares in select_shares():
+            if shares.framework == name and shares.more:
+                where = "{cpu_count} cores of an {cpu}" if shares.device == "cpu" else "an {gpu}"
+                ratios = describe_ratios(x["speed_up"][1] for x in shares.more)
+                ranges.append(f"{ratios} times as fast on {where.format_map(shares.machine)}")
+        lines.append(f"* {text}\n  {', '.join(ranges)}.")
+    return "\n".join(lines)
 
 
 def describe_shares(pairs: list[files.Row]) -> str:
@@ -160,8 +184,8 @@ def describe_ratios(ratios: Iterable[float]) -> str:
 
 
 def describe_range(values: list[str]) -> str:
-    """The first and the last of sorted values, or the one that both are."""
-    return " to ".join(dict.fromkeys((values[0], values[-1])))
+    """The first and the last of sorted values, or the one that both are, or none."""
+    return " to ".join(dict.fromkeys((values[0], values[-1]))) if values else "–"
 
 
 def format_share(row: files.Row) -> str:

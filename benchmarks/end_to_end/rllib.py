@@ -27,7 +27,7 @@ ARMS = {
     "captured": "all of it: on a GPU, minibatch steps are captured in a CUDA graph",
 }
 OURS = ("ours", "update", "captured")
-MORE = {"update": "parts of the update as well", "captured": "the update captured as well"}
+MORE = ("update", "captured")
 CAPTURED = "rl_triton_captured_update"
 UPDATE = (
     "rl_triton_fused_loss",

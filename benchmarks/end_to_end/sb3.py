@@ -29,7 +29,7 @@ ARMS = {
     "`TritonRecurrentPPO`), and `BatchedTerminalValues`",
 }
 OURS = ("ours", "device", "captured")
-MORE = {"captured": "acting and updates as well"}
+MORE = ("captured",)
 DRAWN = "CartPole-v1, drawn"
 DEFAULTS = Setting(1, 2048, 64, 10, 32, env="CartPole-v1")
 """Those of Stable-Baselines3."""

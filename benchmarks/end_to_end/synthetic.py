@@ -29,7 +29,7 @@ ARMS = {
     "ours": "`compute_gae`",
 }
 OURS = ("ours",)
-MORE: dict[str, str] = {}
+MORE: tuple[str, ...] = ()
 SETTINGS = {
     "cuda": (
         Setting(16384, 128, 128),

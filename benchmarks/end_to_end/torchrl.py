@@ -25,7 +25,7 @@ ARMS = {
     "captured": "`TritonGAE` and `TritonClipPPOLoss`; on a GPU `CudaGraphModule` captures minibatches",
 }
 OURS = ("ours", "captured")
-MORE = {"captured": "with `TritonClipPPOLoss`, captured on a GPU"}
+MORE = ("captured",)
 SETTINGS = {
     "cuda": (
         Setting(4096, 128, 128, recompute=True),

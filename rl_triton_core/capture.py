@@ -7,6 +7,7 @@ once. `CapturedStep` runs a step eagerly wherever it cannot be captured, says wh
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
@@ -19,10 +20,12 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from rl_triton_core._internal.graphs import CudaGraphs, Graphs
-from rl_triton_core._internal.optimizers import PreparedOptimizer, name_unsupported
+from rl_triton_core._internal.optimizers import PreparedOptimizer, describe_settings, name_unsupported
 
 WARM_UPS = 3
 """Eager steps before a capture: libraries choose their algorithms and allocate their workspaces."""
+CAPTURING = threading.RLock()
+"""Held during a capture: its stream and the check for waiting belong to the process, not to a thread."""
 
 
 class CapturedStep:
@@ -34,20 +37,22 @@ class CapturedStep:
     The function does all that a step does: `zero_grad`, forward pass, loss, `backward`, clipping of gradients,
     `optimizer.step()`. It must not read from the device (no ``.item()``, no boolean indexing). What it is given is
     copied into tensors of the graph; what it closes over (a rollout on the device, say) must stay where it is.
+    Gradients may be accumulated within a step; one that adds to those of the step before runs eagerly.
 
     Args:
         function: The step: tensors and numbers in, tensors out, nested in tuples, lists and dicts as you like. Numbers
             arrive as tensors without dimensions, float32 for floats, so that a schedule (clip range, entropy
             coefficient) does not ask for another graph. Bools, strings and None arrive as they are; another value is
             another graph.
-        modules: Whose parameters and buffers the step changes.
+        modules: Whose parameters and buffers the step changes. Parameters may be frozen and released between steps.
         optimizers: That the step calls. Adam, AdamW, SGD (without dampening) and RMSprop can be captured. Their
-            learning rates may change between steps, as schedulers and frameworks do it.
+            learning rates may change between steps, as schedulers and frameworks do it; another value of any other
+            setting is another graph.
         state: Further tensors that the step changes in place, such as running sums of statistics.
         generators: Of random numbers that the step draws, besides the device's default one.
         enabled: False runs every step eagerly. None captures where possible, unless RL_TRITON_CAPTURE is 0 in the
             environment.
-        max_graphs: How many combinations of shapes are captured; any more run eagerly.
+        max_graphs: How many combinations of shapes and settings are captured; any more run eagerly.
 
     Attributes:
         stop: float32 tensor without dimensions, 0 or 1. While it is 1, the optimizers' steps change nothing: a device
@@ -81,6 +86,9 @@ class CapturedStep:
         self.captured: dict[Hashable, Captured] = {}
         self.pointers: tuple[int, ...] = ()
         self.is_stale = self.may_stop = False
+        self.warned: set[str] = set()
+        if self.reason and self.device.type != "cpu" and is_wanted(enabled):
+            self.warn_once(self.reason)
 
     @property
     def device(self) -> torch.device:
@@ -89,9 +97,9 @@ class CapturedStep:
 
     def tensors(self) -> Iterator[Tensor]:
         """Parameters and buffers of the modules, parameters of the optimizers, and the further state."""
-        for module in self.modules:
-            yield from module.parameters()
-            yield from module.buffers()
+        for part in list_parts(self.modules):
+            for own in (part._parameters, part._buffers):
+                yield from (x for x in own.values() if x is not None)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 yield from group["params"]
@@ -100,22 +108,33 @@ class CapturedStep:
     def __call__(self, *inputs: Any) -> Any:
         """Make the step."""
         leaves, structure = pytree.tree_flatten(inputs)
-        if self.reason or torch.is_anomaly_enabled():
-            return self.run_eagerly(leaves, structure)
-        if self.is_stale or self.pointers != self.find_pointers():
+        graph = None if self.reason else self.find_graph(leaves, structure)
+        return self.run_eagerly(leaves, structure) if graph is None else graph.replay(leaves)
+
+    def find_graph(self, leaves: list[Any], structure: Any) -> Captured | None:
+        """The graph of a step with these inputs, captured if it is new; None if the step has to run eagerly."""
+        if torch.is_anomaly_enabled():
+            self.warn_once("anomaly detection is on")
+            return None
+        tensors = list(self.tensors())
+        if self.is_stale or self.pointers != find_pointers(tensors):
             self.reset()
+            if self.reason:
+                self.warn_once(self.reason)
+                return None
         for optimizer in self.prepared:  # before a capture too, which would keep a rate that is a number
             optimizer.update_learning_rates()
-        key = (structure, tuple(map(describe_leaf, leaves)), describe_mode(self.modules))
+        key = (structure, tuple(map(describe_leaf, leaves)), describe_mode(self.modules, self.optimizers, tensors))
         if key not in self.captured:
             if len(self.captured) >= self.max_graphs:
-                return self.run_eagerly(leaves, structure)
+                self.warn_once(f"more than {self.max_graphs} combinations of shapes and settings")
+                return None
             try:
                 self.captured[key] = self.capture(leaves, structure)
             except RuntimeError as error:  # an operation that cannot be captured, or no memory is left for it
                 self.fall_back(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
-                return self.run_eagerly(leaves, structure)
-        return self.captured[key].replay(leaves)
+                return None
+        return self.captured[key]
 
     def run_eagerly(self, leaves: list[Any], structure: Any) -> Any:
         """The step as it is; what is stopped changes nothing here either."""
@@ -147,11 +166,20 @@ class CapturedStep:
             self.prepared = [PreparedOptimizer(x, self.stop, self.mark_stale) for x in self.optimizers]
         static = [as_tensor(x, self.device, copy=True) for x in leaves]
         arguments = pytree.tree_unflatten(static, structure)
-        with self.unchanged():
-            self.graphs.warm_up(lambda: self.function(*arguments), WARM_UPS)
-        with self.unchanged():
-            results, replay = self.graphs.capture(lambda: self.function(*arguments), self.generators)
-        self.pointers = self.find_pointers()
+
+        def call() -> Any:
+            torch.clear_autocast_cache()  # a graph has to cast parameters itself
+            return self.function(*arguments)
+
+        with CAPTURING:
+            with self.unchanged(), keep_gradients(list(self.tensors())) as carried:
+                self.graphs.warm_up(call, WARM_UPS)
+                with refuse_accumulation(carried()):
+                    self.graphs.warm_up(call, 1)
+            with self.unchanged():
+                results, replay = self.graphs.capture(call, self.generators)
+        torch.clear_autocast_cache()
+        self.pointers = find_pointers(self.tensors())
         return Captured(static, results, replay)
 
     @contextmanager
@@ -170,10 +198,6 @@ class CapturedStep:
             for optimizer, state in zip(self.prepared, saved, strict=True):
                 optimizer.restore_state(state)
             self.graphs.restore_random_state(random)
-
-    def find_pointers(self) -> tuple[int, ...]:
-        """Where the tensors lie that a graph knows by their addresses."""
-        return tuple(x.data_ptr() for x in self.tensors())
 
     def stop_if(self, condition: Tensor) -> None:
         """Inside the function: from here on the optimizers change nothing if the condition holds."""
@@ -198,14 +222,20 @@ class CapturedStep:
             self.stop = self.stop.to(self.device)
             self.graphs = CudaGraphs(self.device)
         self.reason = self.reason or find_obstacle(self.optimizers, self.tensors(), None)
-        self.pointers = self.find_pointers()
+        self.pointers = find_pointers(self.tensors())
 
     def fall_back(self, reason: str) -> None:
         """Run eagerly from here on, and say so."""
         self.reset()
         self.graphs.release()
         self.reason = reason
-        warnings.warn(f"CapturedStep runs eagerly: {reason}", RuntimeWarning, stacklevel=3)
+        self.warn_once(reason)
+
+    def warn_once(self, reason: str) -> None:
+        """Say why steps run eagerly."""
+        if reason not in self.warned:
+            self.warned.add(reason)
+            warnings.warn(f"CapturedStep runs eagerly: {reason}", RuntimeWarning, stacklevel=4)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without graphs, which belong to this process."""
@@ -267,15 +297,59 @@ def describe_leaf(x: Any) -> Hashable:
     return known
 
 
-def describe_mode(modules: Iterable[nn.Module]) -> Hashable:
-    """What else a graph depends on: training or evaluation, gradients, mixed precision."""
+def describe_mode(modules: Iterable[nn.Module], optimizers: Iterable[Optimizer], tensors: Iterable[Tensor]) -> Hashable:
+    """What else a graph depends on: training or evaluation, frozen parameters, settings, gradients, mixed precision."""
     autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
-    return tuple(module.training for module in modules), torch.is_grad_enabled(), autocast
+    training = tuple([part.training for part in list_parts(modules)])
+    frozen = tuple([not x.requires_grad for x in tensors])
+    settings = tuple([describe_settings(x) for x in optimizers])
+    return training, frozen, settings, torch.is_grad_enabled(), autocast
+
+
+@contextmanager
+def keep_gradients(tensors: Iterable[Tensor]) -> Iterator[Callable[[], list[Tensor]]]:
+    """Put gradients back; yield a function that lists the tensors which had one, or have one when it is called."""
+    leaves = [x for x in tensors if x.is_leaf and x.requires_grad]
+    kept = [(x, x.grad, None if x.grad is None else x.grad.clone()) for x in leaves]
+    try:
+        yield lambda: [x for x, before, _ in kept if before is not None or x.grad is not None]
+    finally:
+        with torch.no_grad():
+            for x, gradient, value in kept:
+                x.grad = gradient if gradient is None or value is None else gradient.copy_(value)
+
+
+@contextmanager
+def refuse_accumulation(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Raise if the step inside adds to gradients of these tensors that are there before it: NaN stays NaN then."""
+    marks = []
+    for x in tensors:
+        x.grad = torch.full_like(x, torch.nan)
+        marks.append((x.grad, x.grad._version))
+    yield
+    if any(mark._version != version and mark.isnan().all().item() for mark, version in marks):
+        raise RuntimeError("the step adds to gradients of the step before: call zero_grad first in it")
+
+
+def list_parts(modules: Iterable[nn.Module]) -> Iterator[nn.Module]:
+    """The modules and all modules in them."""
+    for module in modules:
+        yield from module.modules()
+
+
+def find_pointers(tensors: Iterable[Tensor]) -> tuple[int, ...]:
+    """Where the tensors lie that a graph knows by their addresses."""
+    return tuple([x.data_ptr() for x in tensors])
+
+
+def is_wanted(enabled: bool | None) -> bool:
+    """Whether steps are to be captured where that is possible."""
+    return enabled is not False and (enabled is True or os.environ.get("RL_TRITON_CAPTURE") != "0")
 
 
 def find_obstacle(optimizers: Iterable[Optimizer], tensors: Iterable[Tensor], enabled: bool | None) -> str:
     """Why nothing can be captured; empty if it can, as far as can be told before trying."""
-    if enabled is False or (enabled is None and os.environ.get("RL_TRITON_CAPTURE") == "0"):
+    if not is_wanted(enabled):
         return "switched off"
     devices = {x.device for x in tensors}
     if not devices or any(device.type != "cuda" for device in devices):

@@ -36,9 +36,16 @@ def set_fused(optimizer: Optimizer, *_: Any) -> None:
     """Before a step: all parameters at once, and steps counted where the parameters are."""
     for group in optimizer.param_groups:
         group[SETTINGS[type(optimizer)]] = True
+    move_step_counts(optimizer)
+
+
+def move_step_counts(optimizer: Optimizer) -> None:
+    """Count steps where the parameters are. They are all in one place: if the first one is there, so are the others."""
     for parameter, state in optimizer.state.items():
         step = state.get("step")
-        if isinstance(step, Tensor) and step.device != parameter.device:
+        if isinstance(step, Tensor):
+            if step.device == parameter.device:
+                return
             state["step"] = step.to(parameter.device)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -12,6 +12,9 @@ from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 FUSED = (Adam, AdamW, SGD)
 """With one kernel for all parameters, which takes learning rates and `found_inf` as tensors."""
 SUPPORTED = (*FUSED, RMSprop)
+BOOLEAN_SETTINGS = ("nesterov", "centered", "amsgrad", "maximize")
+SETTINGS = ("betas", "eps", "weight_decay", "momentum", "dampening", "alpha", *BOOLEAN_SETTINGS)
+"""Of these optimizers, besides learning rates and how steps are computed."""
 
 
 def name_unsupported(optimizer: Optimizer) -> str:
@@ -25,6 +28,13 @@ def name_unsupported(optimizer: Optimizer) -> str:
         if group.get("momentum") and group.get("dampening"):
             return f"{name} with dampening cannot be captured: its first step differs from the others"
     return ""
+
+
+def describe_settings(optimizer: Optimizer) -> Hashable:
+    """The settings, besides learning rates, that a graph keeps as they are."""
+    groups = optimizer.param_groups
+    values = [[group.get(name) for name in SETTINGS] for group in groups]
+    return tuple([tuple([tuple(x) if isinstance(x, list) else x for x in known]) for known in values])
 
 
 class PreparedOptimizer:
@@ -116,7 +126,7 @@ class PreparedOptimizer:
 
     def restore_settings(self, groups: list[dict[str, Any]]) -> None:
         """Give parameter groups, the optimizer's or copies of them, settings as they were and plain learning rates."""
-        for group, settings, number in zip(groups, self.settings, self.numbers, strict=True):
+        for group, settings, number in zip(groups, self.settings, self.numbers, strict=False):  # groups may be new
             group.update(settings)
             rate = float(group["lr"])
             is_known = rate == torch.tensor(number, dtype=torch.float32).item()  # a step may have changed it

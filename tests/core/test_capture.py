@@ -80,11 +80,11 @@ class Training:
         return [x.detach().clone() for x in self.model.parameters()]
 
 
-def make_captured(monkeypatch, device="cpu", graphs=None, **options):
+def make_captured(monkeypatch, device="cpu", graphs=None, kind=Training, **options):
     """A training whose steps are captured, on a CPU too."""
     if device == "cpu":
         monkeypatch.setattr(capture, "find_obstacle", lambda *_: "switched off" if _[2] is False else "")
-    training = Training(device=device, **options)
+    training = kind(device=device, **options)
     if device == "cpu":
         training.step.graphs = graphs or AgainGraphs()
     return training
@@ -235,8 +235,10 @@ def test_an_error_in_the_step_leaves_the_model_as_it_was(monkeypatch):
 
 def test_no_more_graphs_than_asked_for(monkeypatch):
     training = make_captured(monkeypatch, max_graphs=2)
-    for rows in (8, 4, 3, 8):
-        training.step(torch.randn(rows, 4), torch.randn(rows), 1.0)
+    with pytest.warns(RuntimeWarning, match="more than 2 combinations of shapes and settings") as caught:
+        for rows in (8, 4, 3, 8):
+            training.step(torch.randn(rows, 4), torch.randn(rows), 1.0)
+    assert len(caught) == 1 and training.step.reason == ""
     assert training.step.graphs.captures == 2 and training.step.graphs.replays == 3
 
 

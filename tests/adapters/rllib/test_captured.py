@@ -87,6 +87,20 @@ def test_gradients_that_are_not_finite_are_treated_as_rllib_does(skip, monkeypat
     assert ("gradients of 5 minibatches were not finite" in caplog.text) == (not skip)
 
 
+@pytest.mark.parametrize("captured", [False, True])
+def test_frozen_parameters_are_treated_as_rllib_does(captured, monkeypatch):
+    """The encoder's, then all, then none; without a gradient nothing is stepped, and nothing raises."""
+    config = make_config("gaussian")
+    ours = build_captured(config, "cpu", monkeypatch) if captured else build_learner(enable_triton(config))
+    learners = build_learner(make_config("gaussian")), ours
+    for frozen in ("encoder", "", "none"):
+        for learner in learners:
+            for name, parameter in learner.module[POLICY].named_parameters():
+                parameter.requires_grad_(frozen not in name)
+        assert_same_updates(*(update_learner(config, "gaussian", 1, learner) for learner in learners))
+    assert not captured or (ours.find_step().reason == "" and len(ours.find_step().captured) == 3)
+
+
 def test_checkpoints_are_those_of_rllib(monkeypatch):
     """Both ways, in the middle of training; settings and learning rates are plain ones."""
     config = make_config("gaussian")

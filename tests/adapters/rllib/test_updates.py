@@ -33,7 +33,7 @@ from updates import (
 )
 
 from rl_triton_adapters import _rllib_updates
-from rl_triton_adapters._optimizers import fuse_optimizer, is_fused
+from rl_triton_adapters._optimizers import fuse_optimizer, is_fused, set_fused
 from rl_triton_adapters._rllib_updates import (
     BatchCycle,
     SlicedMinibatches,
@@ -221,6 +221,16 @@ def test_a_fused_optimizer_has_the_checkpoints_of_a_plain_one(kind):
         target.load_state_dict(copy.deepcopy(source.state_dict()))
         assert is_fused(target) == (source is plain)
         torch.testing.assert_close(make_steps(target, 3), make_steps(source, 3))
+
+
+def test_steps_are_counted_where_the_parameters_are():
+    """Before each step, since a checkpoint may have been loaded."""
+    parameters = [torch.nn.Parameter(torch.zeros(2, device="meta")) for _ in range(3)]
+    optimizer = torch.optim.Adam(parameters)
+    fuse_optimizer(optimizer)
+    optimizer.state |= {x: {"step": torch.ones(()), "exp_avg": torch.zeros_like(x)} for x in parameters}
+    set_fused(optimizer)
+    assert {x["step"].device.type for x in optimizer.state.values()} == {"meta"}
 
 
 @pytest.mark.parametrize("choice", [{"foreach": True}, {"fused": True}, {"differentiable": True}])

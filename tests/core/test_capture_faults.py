@@ -1,0 +1,242 @@
+"""What stands against a capture, or changes after one: the step runs eagerly or is captured anew."""
+
+import threading
+import warnings
+from functools import partial
+
+import pytest
+import torch
+from test_capture import GPU, Training, draw_batches, make_captured
+from torch import nn
+
+from rl_triton_core import capture
+from rl_triton_core.capture import CapturedStep
+
+DEVICES = pytest.mark.parametrize("device", ["cpu", GPU])
+
+
+def assert_same_parameters(trainings, **tolerance):
+    """Of two trainings, within the rounding of another order."""
+    for got, want in zip(*(x.parameters() for x in trainings), strict=True):
+        torch.testing.assert_close(got, want, **{"rtol": 1e-4, "atol": 1e-6, **tolerance})
+
+
+def run_steps(training, changes, device, each=4):
+    """A few steps before each change and after the last, from the same random state."""
+    torch.manual_seed(3)
+    batches = draw_batches(each * (len(changes) + 1), device=device)
+    for i, batch in enumerate(batches):
+        if i and i % each == 0:
+            changes[i // each - 1](training)
+        training.step(*(x[:4] for x in batch), 1.0)
+    return training
+
+
+def set_option(name, value):
+    """A change of an optimizer's setting."""
+    return lambda training: training.optimizer.param_groups[0].update({name: value})
+
+
+CHANGES = {
+    "frozen layer": (lambda x: x.model[0].requires_grad_(False), lambda x: x.model[0].requires_grad_(True)),
+    "layer's mode": (lambda x: x.model[2].eval(), lambda x: x.model[2].train()),
+    "weight decay": (set_option("weight_decay", 0.5), set_option("weight_decay", 0)),
+    "betas": (set_option("betas", [0.1, 0.2]), set_option("betas", (0.9, 0.999))),
+}
+
+
+@DEVICES
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_changes_between_steps_is_another_graph(change, device, monkeypatch):
+    """And what changes back is the graph from before."""
+    eager = Training(device=device, dropout=0.5, enabled=False)
+    captured = make_captured(monkeypatch, device, dropout=0.5)
+    assert_same_parameters([run_steps(x, CHANGES[change], device) for x in (captured, eager)])
+    assert captured.step.reason == "" and len(captured.step.captured) == 2
+
+
+@DEVICES
+def test_a_model_without_a_parameter_that_learns(device, monkeypatch):
+    """Its step has no gradients, and changes nothing until something is released."""
+    trainings = [make_captured(monkeypatch, device), Training(device=device, enabled=False)]
+    for training in trainings:
+        training.model.requires_grad_(False)
+        plain = training.update
+        training.step.function = lambda *x, plain=plain, model=training.model: plain(*x) if any_learns(model) else {}
+        before = training.parameters()
+        (batch,) = draw_batches(1, device=device)
+        training.step(*batch, 1.0)
+        assert all(map(torch.equal, training.parameters(), before))
+        training.model[3].requires_grad_(True)
+        training.step(*batch, 1.0)
+    assert_same_parameters(trainings)
+    assert trainings[0].step.reason == ""
+
+
+def any_learns(model):
+    """Whether a parameter is not frozen."""
+    return any(x.requires_grad for x in model.parameters())
+
+
+@DEVICES
+def test_parameters_that_an_optimizer_gets_later(device, monkeypatch):
+    trainings = [make_captured(monkeypatch, device), Training(device=device, enabled=False)]
+    for training in trainings:
+        late = nn.Parameter(torch.full((), 0.5, device=device))
+        plain = training.update
+        training.step.function = lambda x, *rest, plain=plain, late=late: plain(x * late, *rest)
+        for i, batch in enumerate(draw_batches(6, device=device)):
+            if i == 3:
+                training.optimizer.add_param_group({"params": [late], "lr": 0.1})
+            training.step(*(x[:4] for x in batch), 1.0)
+        assert late.item() != 0.5
+    assert_same_parameters(trainings)
+    assert trainings[0].step.reason == ""
+
+
+class Accumulation(Training):
+    """A step that adds to the gradients of those before it, until it is the last of its group."""
+
+    def update(self, x, target, weight, last):
+        (weight * (self.model(x).squeeze(-1) - target) ** 2).mean().backward()
+        if last:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+
+@DEVICES
+def test_gradients_that_several_steps_accumulate(device, monkeypatch):
+    eager, captured = Accumulation(device=device, enabled=False), make_captured(monkeypatch, device, kind=Accumulation)
+    with pytest.warns(RuntimeWarning, match="adds to gradients of the step before"):
+        for i, batch in enumerate(draw_batches(9, device=device)):
+            for training in (eager, captured):
+                training.step(*batch, 1 / 3, i % 3 == 2)
+    assert_same_parameters([captured, eager])
+
+
+@DEVICES
+@pytest.mark.parametrize("place", ["end", "in place"])
+def test_gradients_that_a_step_drops_itself(place, device, monkeypatch):
+    """At its end, or at its beginning without freeing them: it carries nothing over."""
+
+    def update(training, x, target, weight):
+        if place == "in place":
+            training.optimizer.zero_grad(set_to_none=False)
+        for half in (slice(None, 2), slice(2, None)):  # accumulated within the step
+            (weight * (training.model(x[half]).squeeze(-1) - target[half]) ** 2).mean().backward()
+        training.optimizer.step()
+        if place == "end":
+            training.optimizer.zero_grad()
+
+    trainings = [make_captured(monkeypatch, device), Training(device=device, enabled=False)]
+    for training in trainings:
+        training.step.function = lambda *x, training=training: update(training, *x)
+        for batch in draw_batches(12, device=device):
+            training.step(*batch, 0.5)
+    assert_same_parameters(trainings)
+    assert trainings[0].step.reason == ""
+
+
+def test_a_mixed_precision_context_around_the_call(monkeypatch):
+    """A graph casts the parameters itself: casts stay cached until the context ends, those of the warm-up too."""
+    training, losses = make_captured(monkeypatch), []
+    plain = training.update
+    training.step.function = lambda *x: losses.append(plain(*x)["loss"].item())
+    training.optimizer.param_groups[0]["lr"] = 0.1
+    (batch,) = draw_batches(1)
+    with torch.autocast("cpu", torch.bfloat16):
+        training.step(*batch, 1.0)
+    assert len(set(losses[: capture.WARM_UPS])) == capture.WARM_UPS  # each saw the parameters of the one before
+
+
+def test_anomaly_detection_is_said(monkeypatch):
+    training = make_captured(monkeypatch)
+    (batch,) = draw_batches(1)
+    with warnings.catch_warnings(), torch.autograd.detect_anomaly(check_nan=False):
+        warnings.simplefilter("error", RuntimeWarning)
+        with pytest.raises(RuntimeWarning, match="anomaly detection is on"):
+            training.step(*batch, 1.0)
+        training.step(*batch, 1.0)
+    assert not training.step.captured
+    training.step(*batch, 1.0)
+    assert training.step.captured
+
+
+def test_an_obstacle_on_another_device_than_the_cpu_is_said_at_once():
+    model = nn.Linear(1, 1, device="meta")
+    with pytest.warns(RuntimeWarning, match="graphs need tensors on a GPU, got meta"):
+        CapturedStep(lambda: None, modules=[model])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        CapturedStep(lambda: None, modules=[model], enabled=False)
+
+
+@DEVICES
+def test_a_model_that_moves_to_a_device_without_graphs(device, monkeypatch):
+    """It goes on there, and says why steps are not captured any more."""
+    trainings = [make_captured(monkeypatch, device, optimizer="sgd"), Training("sgd", device, enabled=False)]
+    (batch,) = draw_batches(1, device=device)
+    for training in trainings:
+        training.step(*batch, 1.0)
+        training.model.double().cpu()  # another place in memory on a CPU, too
+        training.optimizer.state.clear()  # as is the optimizer's, which nobody moves
+    monkeypatch.setattr(capture, "find_obstacle", lambda *_: "graphs need tensors on a GPU, got cpu")
+    batch = [x.double().cpu() for x in batch]
+    with pytest.warns(RuntimeWarning, match="graphs need tensors on a GPU, got cpu"):
+        trainings[0].step(*batch, 1.0)
+    trainings[1].step(*batch, 1.0)
+    assert_same_parameters(trainings)
+    assert trainings[0].optimizer.param_groups[0]["lr"] == 1e-2
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])
+def test_no_memory_at_any_place_of_a_capture(error, monkeypatch):
+    """Wherever it fails, the step is made once."""
+    (batch,) = draw_batches(1)
+    eager = Training(enabled=False)
+    eager.step(*batch, 1.0)
+    for fails_at in range(1, 6):  # three warm-ups, one that looks at gradients, the capture
+        training, calls = make_captured(monkeypatch), []
+        plain = training.update
+
+        def update(*x, plain=plain, calls=calls, fails_at=fails_at):
+            calls.append(x)
+            result = plain(*x)  # the optimizer has stepped when it fails
+            if len(calls) == fails_at:
+                raise error("out of memory")
+            return result
+
+        training.step.function = update
+        with pytest.warns(RuntimeWarning, match="runs eagerly: .*out of memory"):
+            training.step(*batch, 1.0)
+        assert_same_parameters([training, eager], rtol=1e-6, atol=1e-8)
+        assert len(calls) == fails_at + 1
+
+
+@DEVICES
+def test_models_in_several_threads(device, monkeypatch):
+    """One is captured at a time."""
+    (batch,) = draw_batches(1, device=device)
+    trainings = [make_captured(monkeypatch, device, enabled=True) for _ in range(3)]
+    eager, busy, together = Training(device=device, enabled=False), [], []
+
+    def watch(own, *args):
+        busy.append(args)
+        together.append(len(busy))
+        try:
+            return own(*args)
+        finally:
+            busy.pop()
+
+    for graphs in [x.step.graphs for x in trainings]:
+        graphs.warm_up, graphs.capture = partial(watch, graphs.warm_up), partial(watch, graphs.capture)
+    threads = [threading.Thread(target=lambda x=x: [x.step(*batch, 1.0) for _ in range(5)]) for x in trainings]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for _ in range(5):
+        eager.step(*batch, 1.0)
+    assert set(together) == {1}
+    for training in trainings:
+        assert_same_parameters([training, eager])

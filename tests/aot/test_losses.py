@@ -57,7 +57,7 @@ def compile_for(target, problem):
     gradients = [empty(*x.shape, dtype=x.dtype) for x in problem.differentiable]
     for call in list_launches(problem, gradients, empty(), empty(11)):
         arguments = dict(zip(call.kernel.arg_names, call.arguments, strict=False)) | call.constants
-        yield compile_kernel(target, call.kernel, arguments, num_warps=NUM_WARPS)
+        yield compile_kernel(target, call.kernel, arguments, num_warps=call.num_warps)
 
 
 VARIANTS = {
@@ -66,10 +66,13 @@ VARIANTS = {
     "entropy": {"head": "given", "masked": True},
     "tokens": {"head": "sampled", "tokens": True},
     "categorical of 2": {"head": "categorical", "size": 2},
+    "categorical of 18": {"head": "categorical", "size": 18},
+    "categorical of 64, alone": {"head": "categorical", "size": 64},
     "categorical of 64": {"head": "categorical", "size": 64, "exact_kl": True},
     "three categoricals": {"head": "categorical", "size": 6, "parts": 3, "masked": True},
     "gaussian": {"head": "gaussian", "size": 6},
-    "gaussian of 32": {"head": "gaussian", "size": 32, "exact_kl": True},
+    "gaussian of 32": {"head": "gaussian", "size": 32},
+    "gaussian of 32 and an old one": {"head": "gaussian", "size": 32, "exact_kl": True},
     "bernoulli": {"head": "bernoulli", "size": 16},
     "one tile": {"head": "categorical", "n": 64, "masked": True},
 }

@@ -6,6 +6,7 @@ holds takes one launch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -19,8 +20,10 @@ from rl_triton_core._internal.kernels.launch import next_power_of_2
 from rl_triton_core._internal.loss_equations import STATISTICS, Choices
 from rl_triton_core._internal.loss_problem import LossProblem, Results, Stream
 
-TILE_NUMBERS, TILE_ELEMENTS = 1024, 256
+TILE_NUMBERS, TILE_ELEMENTS = 4096, 128
 """The most of a tile: what a network gives, and elements."""
+MAX_CHUNKS = 8
+"""About the most of an element's numbers, where a tile has all of its elements."""
 NUM_WARPS = 4
 MAX_PROGRAMS = 512
 """`finish_sums` reads what each of them left at once."""
@@ -46,16 +49,18 @@ class Call(NamedTuple):
     programs: int
     arguments: tuple[Any, ...]
     constants: dict[str, Any]
+    num_warps: int = NUM_WARPS
 
 
 class Tiles(NamedTuple):
     """How a minibatch is cut."""
 
-    width: int
-    """Numbers of each element, as a power of two."""
+    chunk: int
+    """Numbers of an element that are read at once."""
     block: int
     """Elements of a tile."""
     number: int
+    num_warps: int = NUM_WARPS
 
     @property
     def programs(self) -> int:
@@ -64,11 +69,11 @@ class Tiles(NamedTuple):
 
 
 def cut_tiles(problem: LossProblem) -> Tiles:
-    """Tiles that hold a number of everything that a network gives for some elements."""
-    width = next_power_of_2(max(problem.sizes)) if problem.inputs else 1
-    numbers = width * len(problem.split_inputs(problem.inputs)) if problem.inputs else 1
+    """Tiles that hold everything that a network gives for some elements, where possible an element per thread."""
+    widest, numbers = max(problem.sizes), sum(problem.sizes) * (2 if problem.old_inputs else 1)
+    chunk = max(widest & -widest if widest < 4 else math.gcd(widest, 4), next_power_of_2(-(-widest // MAX_CHUNKS)))
     block = max(16, min(TILE_ELEMENTS, next_power_of_2(TILE_NUMBERS // numbers + 1) // 2))
-    return Tiles(width, block, -(-problem.like.shape[0] // block))
+    return Tiles(chunk, block, -(-problem.like.shape[0] // block))
 
 
 def compute_loss(problem: LossProblem) -> Results:
@@ -83,7 +88,7 @@ def compute_loss(problem: LossProblem) -> Results:
     statistics = problem.like.new_empty(len(STATISTICS), dtype=torch.float32)
     with device_guard(problem.like.device):
         for call in list_launches(problem, gradients, loss, statistics):
-            call.kernel[(call.programs,)](*call.arguments, **call.constants, num_warps=NUM_WARPS)
+            call.kernel[(call.programs,)](*call.arguments, **call.constants, num_warps=call.num_warps)
     return Results(loss, statistics, [x for x in gradients if x is not None])
 
 
@@ -138,11 +143,11 @@ def list_launches(
         HAS_DIVISOR=divisor is not None,
         PARTS=capacity,
         ONE_TILE=tiles.number == 1,
-        WIDTH=tiles.width,
+        CHUNK=tiles.chunk,
         BLOCK=tiles.block,
     )
     equations = compile_equations(problem.choices)
-    yield Call(kernels.compute_tiles, tiles.programs, arguments, {**equations, "CONFIG": config})
+    yield Call(kernels.compute_tiles, tiles.programs, arguments, {**equations, "CONFIG": config}, tiles.num_warps)
     if tiles.number > 1:
         outputs = loss, statistics
         arguments = partials, shared_partials, tiles.programs, shared, numbers, *sums, *outputs
@@ -159,24 +164,16 @@ def read_elsewhere(x: float | torch.Tensor, device: torch.device) -> float | tor
 
 def head_arguments(problem: LossProblem) -> tuple[Any, ...]:
     """What the network gives, what the old one gave, and the actions."""
-    actions = problem.streams.actions
-    return (
-        *network_arguments(problem, problem.inputs),
-        *network_arguments(problem, problem.old_inputs),
-        problem.sizes,
-        actions,
-        0 if actions is None else actions.stride(0),
-    )
+    networks = split_network(problem, problem.inputs), split_network(problem, problem.old_inputs)
+    return *networks[0], *networks[1], problem.streams.actions
 
 
-def network_arguments(problem: LossProblem, tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-    """The x of each distribution and the distance between their rows; and the same of y, 0 if they share one."""
+def split_network(problem: LossProblem, tensors: Sequence[torch.Tensor]) -> tuple[tuple[torch.Tensor, ...], Stream]:
+    """The x of each distribution, and y if there is one."""
     if not tensors:
-        return (problem.like,), (0,), None, 0
+        return (problem.like,), None
     parts = problem.split_inputs(tensors)
-    y = parts[0][1] if len(parts[0]) > 1 else None
-    y_stride = 0 if y is None or y.ndim == 1 else y.stride(0)
-    return tuple(x[0] for x in parts), tuple(x[0].stride(0) for x in parts), y, y_stride
+    return tuple(x[0] for x in parts), parts[0][1] if len(parts[0]) > 1 else None
 
 
 def stream_arguments(problem: LossProblem) -> tuple[Any, ...]:
@@ -202,11 +199,15 @@ def gradient_arguments(problem: LossProblem, gradients: Sequence[Stream], shared
     """Where to write the gradients; in the tuples something stands in for what is not wanted."""
     by_values = gradients[-1] if problem.values is not None else None
     if not problem.inputs:
-        return (problem.like,), (0,), None, by_values, None
-    pairs = zip(problem.inputs, gradients, strict=False)
-    parts = problem.split_inputs([x if gradient is None else gradient for x, gradient in pairs])
+        return (problem.like,), None, by_values, None
+    parts = problem.split_inputs(stand_in_gradients(problem, gradients))
     by_y = gradients[1] if len(parts[0]) > 1 and shared is None else None
-    return tuple(x[0] for x in parts), tuple(x[0].stride(0) for x in parts), by_y, by_values, shared
+    return tuple(x[0] for x in parts), by_y, by_values, shared
+
+
+def stand_in_gradients(problem: LossProblem, gradients: Sequence[Stream]) -> list[torch.Tensor]:
+    """Gradients by what the network gives, and something else where one is not wanted."""
+    return [given if x is None else x for given, x in zip(problem.inputs, gradients, strict=False)]
 
 
 def describe_problem(problem: LossProblem, gradients: Sequence[Stream]) -> dict[str, Any]:
@@ -226,6 +227,20 @@ def describe_problem(problem: LossProblem, gradients: Sequence[Stream]) -> dict[
         "SEARCH": search,
         "PER_SEQUENCE": problem.per_sequence,
         "NORMALIZE": problem.rule is not None,
+        "WIDTHS": problem.sizes,
+        **describe_strides(problem, gradients),
+    }
+
+
+def describe_strides(problem: LossProblem, gradients: Sequence[Stream]) -> dict[str, Any]:
+    """Distances between the numbers of elements, which tell how many of them one instruction may read."""
+    actions = problem.streams.actions
+    tensors = problem.inputs, problem.old_inputs, stand_in_gradients(problem, gradients)
+    networks = [split_network(problem, x) for x in tensors]
+    ys = [0 if y is None or y.ndim == 1 else y.stride(0) for _, y in networks[:2]]
+    return {
+        "STRIDES": tuple(tuple(x.stride(0) for x in xs) for xs, _ in networks),
+        "Y_STRIDES": (*ys, 0 if actions is None else actions.stride(0)),
     }
 
 

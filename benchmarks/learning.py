@@ -61,17 +61,14 @@ def main() -> None:
         (task._replace(total_steps=options.steps or task.total_steps), arm, seed, options.device)
         for task, seed, arm in itertools.product(tasks, range(options.seeds), ARMS)
     ]
-    with multiprocessing.get_context("spawn").Pool(options.jobs, maxtasksperchild=1) as pool:
-        rows = [print_row(row) for row in pool.imap(train, runs, chunksize=1)]
     about = {"system": files.describe_system(options.commit), "device": options.device, "jobs": options.jobs}
-    files.write_result(options.folder / "learning.json", about, rows=rows)
-
-
-def print_row(row: files.Row) -> files.Row:
-    """Say that a run has ended."""
-    end = f"{row['returns'][-1]} in {row['seconds'][-1]} s"
-    print(f"{row['task']}, {row['arm']}, seed {row['seed']}: {end}", flush=True)
-    return row
+    rows: list[files.Row] = []
+    with multiprocessing.get_context("spawn").Pool(options.jobs, maxtasksperchild=1) as pool:
+        for row in pool.imap_unordered(train, runs, chunksize=1):
+            end = f"{row['returns'][-1]} in {row['seconds'][-1]} s"
+            print(f"{row['task']}, {row['arm']}, seed {row['seed']}: {end}", flush=True)
+            rows = sorted([*rows, row], key=lambda x: (x["task"], list(ARMS).index(x["arm"]), x["seed"]))
+            files.write_result(options.folder / "learning.json", about, rows=rows)
 
 
 def train(run: tuple[Task, str, int, str]) -> files.Row:

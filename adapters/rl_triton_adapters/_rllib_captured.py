@@ -93,7 +93,7 @@ class CapturedUpdateMixin:
     def find_obstacle(self) -> str:
         """Why steps are not captured, besides what `CapturedStep` says; empty if nothing stands against it."""
         learner: Any = self
-        flags, modules = self._flags, list(self.module.keys())
+        flags, modules = self._flags, learner.list_trainable_modules()
         own = find_own_method(type(self), CapturedUpdateMixin, STEP)
         obstacles = {
             "switched off": not (flags.enabled and flags.captured_update),
@@ -112,9 +112,11 @@ class CapturedUpdateMixin:
 
     def find_step(self) -> CapturedStep:
         """The step of the modules and optimizers as they are now; it says why it is not captured."""
-        modules = [self.module[name] for name in self.module.keys()]  # noqa: SIM118 (a MultiRLModule is no dict)
+        modules = [x for name, x in self.module.items() if isinstance(x, torch.nn.Module)]
         optimizers, known = list(self._named_optimizers.values()), self._step
         if known is None or known.modules != modules or known.optimizers != optimizers:
+            if known is not None:
+                known.reset()  # the optimizers are prepared once
             obstacle = self.find_obstacle()
             self._num_not_finite = torch.zeros((), device=self._device)
             self._step = known = CapturedStep(

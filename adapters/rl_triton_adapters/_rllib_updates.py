@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -114,13 +115,18 @@ class FusedLossMixin:
         if own is not None:
             return f"the loss of {own.owner.__name__}, which may call the fused one"
         phrases = []
-        for module_id in self.module.keys():  # noqa: SIM118 (a MultiRLModule is no dict)
+        for module_id in self.list_trainable_modules():
             kind = self.module[module_id].unwrapped().get_train_action_dist_cls()
             fused = self.find_head(module_id) is not None
             phrases.append(
                 f"the fused loss of {module_id}" if fused else f"RLlib's loss of {module_id} ({kind.__name__})"
             )
         return ", ".join(phrases)
+
+    def list_trainable_modules(self) -> list[str]:
+        """Names of modules with a distribution of actions. Others, such as one that acts at random, have no loss."""
+        names = self.module.keys()
+        return [name for name in names if find_distributions(self.module[name].unwrapped())]
 
     def compute_loss_for_module(self, *, module_id: str, config: Any, batch: Any, fwd_out: Any) -> Tensor:
         """The loss of one module, with the numbers of RLlib's.
@@ -276,8 +282,9 @@ def find_own_method(learner_class: type, mixin: type, names: Iterable[str]) -> O
 
 def describe_head(module: Any) -> Head | None:
     """The head of a module whose distributions of actions, in training and while acting, are one of those known."""
-    space = module.action_space
-    kinds = (module.get_train_action_dist_cls(), module.get_exploration_action_dist_cls())
+    space, kinds = module.action_space, find_distributions(module)
+    if not kinds:
+        return None
     if isinstance(space, Box) and len(space.shape) == 1 and all(kind is TorchDiagGaussian for kind in kinds):
         return Head("gaussian")
     if isinstance(space, Discrete) and all(kind is TorchCategorical for kind in kinds):
@@ -285,6 +292,14 @@ def describe_head(module: Any) -> Head | None:
     if isinstance(space, MultiDiscrete) and space.nvec.ndim == 1 and all(map(is_multi_categorical, kinds)):
         return Head("categorical", tuple(space.nvec.tolist()))
     return None
+
+
+def find_distributions(module: Any) -> tuple[type, ...]:
+    """A module's distributions of actions in training and while acting; empty if it has none."""
+    try:
+        return module.get_train_action_dist_cls(), module.get_exploration_action_dist_cls()
+    except (NotImplementedError, ValueError):  # what RLlib's modules raise that have none
+        return ()
 
 
 def is_multi_categorical(kind: type) -> bool:
@@ -416,6 +431,15 @@ class RecordingLogger:
         return getattr(self.metrics, name)
 
 
+@dataclass
+class LoggedSteps:
+    """What was logged of a minibatch, and how many of the same sizes came after it."""
+
+    sizes: Any
+    calls: list[tuple[Any, Any, dict[str, Any]]]
+    num_repeats: int = 0
+
+
 class DeferredMetricsMixin:
     """Log once per update what RLlib logs for every minibatch, with the same results.
 
@@ -433,8 +457,7 @@ class DeferredMetricsMixin:
         """
         super().__init__(**kwargs)
         self._last_batch: dict[str, Any] = {}
-        self._logged_sizes: Any = None
-        self._num_repeats = 0
+        self._logged_steps: list[LoggedSteps] = []
 
     def _compute_off_policyness(self, batch: dict[str, Any]) -> None:
         if self._flags.enabled and self._flags.deferred_metrics:
@@ -444,10 +467,9 @@ class DeferredMetricsMixin:
 
     def _log_steps_trained_metrics(self, batch: MultiAgentBatch) -> None:
         sizes = (batch.env_steps(), {name: len(x) for name, x in batch.policy_batches.items()})
-        if self._logged_sizes == sizes:
-            self._num_repeats += 1
+        if self._logged_steps and self._logged_steps[-1].sizes == sizes:
+            self._logged_steps[-1].num_repeats += 1
             return
-        self._log_repeated_steps()
         recorder = RecordingLogger(self.metrics)
         self.metrics = recorder
         try:
@@ -455,15 +477,19 @@ class DeferredMetricsMixin:
         finally:
             self.metrics = recorder.metrics
         if self._flags.enabled and self._flags.deferred_metrics:
-            self._logged_sizes, self._logged_calls, self._num_repeats = sizes, recorder.calls, 0
+            self._logged_steps.append(LoggedSteps(sizes, recorder.calls))
 
     def _log_repeated_steps(self) -> None:
-        """Log the minibatches that were of the size of the last one that was logged: means stay, sums grow."""
-        if self._logged_sizes is not None and self._num_repeats:
-            for key, value, options in self._logged_calls:
+        """Log the minibatches that were of the size of the one before: sums grow, and so do means of several sizes."""
+        has_several_sizes = len(self._logged_steps) > 1
+        for logged in self._logged_steps:
+            for key, value, options in logged.calls if logged.num_repeats else ():
                 if options.get("reduce") in ("sum", "lifetime_sum"):
-                    self.metrics.log_value(key, value * self._num_repeats, **options)
-        self._logged_sizes = None
+                    self.metrics.log_value(key, value * logged.num_repeats, **options)
+                elif options.get("reduce") == "mean" and has_several_sizes:
+                    for _ in range(logged.num_repeats):
+                        self.metrics.log_value(key, value, **options)
+        self._logged_steps = []
 
     def after_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
         """Log what is left of the update's metrics, and do what RLlib does after it.

@@ -2,16 +2,22 @@
 
 import logging
 
+import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("ray.rllib")
 
 from core.test_capture import GPU, AgainGraphs
+from ray.rllib.algorithms.ppo.ppo_catalog import PPOCatalog
+from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.examples.rl_modules.classes.random_rlm import RandomRLModule
 from test_updates import OwnModule, make_config, own_loss
-from updates import POLICY, assert_same_updates, build_learner, draw_episodes, update_learner
+from updates import POLICY, SPACES, TOLERANCE, assert_same_updates, build_learner, draw_episodes, update_learner
 
 from rl_triton_adapters.rllib import TritonPPOTorchLearner, enable_triton
 from rl_triton_core import capture
@@ -99,6 +105,69 @@ def test_frozen_parameters_are_treated_as_rllib_does(captured, monkeypatch):
                 parameter.requires_grad_(frozen not in name)
         assert_same_updates(*(update_learner(config, "gaussian", 1, learner) for learner in learners))
     assert not captured or (ours.find_step().reason == "" and len(ours.find_step().captured) == 3)
+
+
+def make_agents_config(modules, **options):
+    """A config of a learner with these modules, by agents of the same names."""
+    spaces = {"observation_space": gym.spaces.Box(-np.inf, np.inf, (4,)), "action_space": SPACES["gaussian"]}
+    model = {"model_config": DefaultModelConfig(fcnet_hiddens=[8]), "catalog_class": PPOCatalog}
+    specs = {
+        name: RLModuleSpec(module_class=kind, **spaces, **(model if kind is DefaultPPOTorchRLModule else {}))
+        for name, kind in modules.items()
+    }
+    config = make_config("gaussian").multi_agent(policies=set(modules), policy_mapping_fn=lambda x, *_, **__: x)
+    return config.multi_agent(**options).rl_module(rl_module_spec=MultiRLModuleSpec(rl_module_specs=specs)), specs
+
+
+def update_agents(learner, names, seed):
+    """An update on the experience of these agents."""
+    episodes = draw_episodes("gaussian", [29 + 7 * i for i in range(len(names))], seed=seed)
+    for episode, name in zip(episodes, names, strict=True):
+        episode.agent_id = episode.module_id = name
+        episode.multi_agent_episode_id = episode.id_
+    np.random.seed(seed)  # noqa: NPY002
+    timesteps = dict.fromkeys(("num_env_steps_sampled_lifetime", "num_env_steps_trained_lifetime"), 100 * seed)
+    learner.update(
+        episodes=episodes, timesteps=timesteps, minibatch_size=16, num_epochs=2, shuffle_batch_per_epoch=True
+    )
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_module_that_acts_at_random_is_left_alone(captured, monkeypatch):
+    """It has no parameters, and no distribution of actions."""
+    modules = {"trained": DefaultPPOTorchRLModule, "random": RandomRLModule}
+    config, _ = make_agents_config(modules, policies_to_train=["trained"])
+    ours = build_captured(config, "cpu", monkeypatch) if captured else build_learner(enable_triton(config))
+    stock = build_learner(make_agents_config(modules, policies_to_train=["trained"])[0])
+    assert ours.describe_losses() == "the fused loss of trained"
+    for learner in (stock, ours):
+        update_agents(learner, ["trained", "random"], 0)
+    assert_same_states(stock, ours, "trained")
+
+
+def assert_same_states(stock, ours, name):
+    """Weights and optimizers of a module."""
+    for want, got in zip(stock.module[name].parameters(), ours.module[name].parameters(), strict=True):
+        torch.testing.assert_close(got, want, **TOLERANCE)
+    groups = [x.get_state()["optimizer"][f"{name}_default_optimizer"]["state"]["param_groups"] for x in (stock, ours)]
+    assert groups[0] == groups[1]
+
+
+def test_modules_that_come_and_go(monkeypatch):
+    """Steps are captured anew, and checkpoints stay plain."""
+    first, config = {"a": DefaultPPOTorchRLModule}, make_agents_config({"a": DefaultPPOTorchRLModule})[0]
+    stock, ours = build_learner(make_agents_config(first)[0]), build_captured(config, "cpu", monkeypatch)
+    spec = make_agents_config({"b": DefaultPPOTorchRLModule})[1]["b"]
+    for learner in (stock, ours):
+        update_agents(learner, ["a"], 0)
+        torch.manual_seed(1)
+        learner.add_module(module_id="b", module_spec=spec)
+        if learner is ours:
+            ours.find_step().graphs = AgainGraphs()
+        update_agents(learner, ["a", "b"], 1)
+    assert len(ours.find_step().captured) == 1
+    for name in ("a", "b"):
+        assert_same_states(stock, ours, name)
 
 
 def test_checkpoints_are_those_of_rllib(monkeypatch):

@@ -113,6 +113,15 @@ def test_another_distribution_has_the_loss_of_rllib():
     assert_same_updates(stock, update_learner(config, "gaussian", learner=learner))
 
 
+def test_minibatches_of_several_sizes_have_the_metrics_of_rllib():
+    """Rows of a stateful module are padded: minibatches have different numbers of steps, and their mean is logged."""
+    model = DefaultModelConfig(fcnet_hiddens=[8], use_lstm=True, max_seq_len=7)
+    config = make_config("gaussian").rl_module(model_config=model)
+    stock = update_learner(config, "gaussian")
+    ours = update_learner(config, "gaussian", learner=build_learner(enable_triton(config)))
+    assert_same_updates(stock, ours)
+
+
 def test_a_loss_of_ones_own_may_call_the_fused_one():
     config = make_config("gaussian")
     stock = update_learner(config.copy().learners(learner_class=own_loss(PPOTorchLearner)), "gaussian")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -31,13 +31,14 @@ class Target(NamedTuple):
     """A limit for some numbers of a machine: for each of them, or for their geometric mean."""
 
     what: str
-    find: Callable[[Machine], pd.Series]
+    find: Callable[[Any], pd.Series]
+    """The numbers of a `Machine`, or of what it is called."""
     limit: float
     at_least: bool = True
     unit: str = "×"
     mean: bool = False
 
-    def judge(self, machine: Machine) -> tuple[str, str]:
+    def judge(self, machine: Machine | str) -> tuple[str, str]:
         """Reached, missed, incomplete or not measured yet; and the number."""
         values = self.find(machine)
         known = values.dropna()

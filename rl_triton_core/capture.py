@@ -55,8 +55,9 @@ class CapturedStep:
         max_graphs: How many combinations of shapes and settings are captured; any more run eagerly.
 
     Attributes:
-        stop: float32 tensor without dimensions, 0 or 1. While it is 1, the optimizers' steps change nothing: a device
-            flag for early stopping. Set it inside the function (`stop_if`), and to 0 before the next epoch (`resume`).
+        stop: float32 tensor without dimensions, 0 or 1. While it is 1, steps change neither parameters nor buffers: a
+            device flag for early stopping. Set it inside the function (`stop_if`), and to 0 before the next epoch
+            (`resume`).
         reason: Why steps run eagerly; empty while they are replayed.
 
     Results lie in the graph's memory, and the next call overwrites them: clone what is to stay.
@@ -140,7 +141,7 @@ class CapturedStep:
         """The step as it is; what is stopped changes nothing here either."""
         device = self.device
         arguments = [as_tensor(x, device) for x in leaves]
-        with self.stopping():
+        with self.stopping(), self.keep_buffers():
             return self.function(*pytree.tree_unflatten(arguments, structure))
 
     @contextmanager
@@ -160,6 +161,17 @@ class CapturedStep:
             for handle in handles:
                 handle.remove()
 
+    @contextmanager
+    def keep_buffers(self) -> Iterator[None]:
+        """A step that begins while `stop` is 1 changes no buffers, such as statistics of a normalisation."""
+        parts = list_parts(self.modules) if self.may_stop else ()
+        kept = [(x, x.clone()) for part in parts for x in part._buffers.values() if x is not None]
+        is_stopped = self.stop.bool()
+        yield
+        with torch.no_grad():
+            for buffer, before in kept:
+                buffer.copy_(torch.where(is_stopped, before, buffer))
+
     def capture(self, leaves: list[Any], structure: Any) -> Captured:
         """Warm up, put everything back, and capture."""
         if not self.prepared:
@@ -169,7 +181,8 @@ class CapturedStep:
 
         def call() -> Any:
             torch.clear_autocast_cache()  # a graph has to cast parameters itself
-            return self.function(*arguments)
+            with self.keep_buffers():
+                return self.function(*arguments)
 
         with CAPTURING:
             with self.unchanged(), keep_gradients(list(self.tensors())) as carried:
@@ -328,7 +341,7 @@ def refuse_accumulation(tensors: Iterable[Tensor]) -> Iterator[None]:
         marks.append((x.grad, x.grad._version))
     yield
     if any(mark._version != version and mark.isnan().all().item() for mark, version in marks):
-        raise RuntimeError("the step adds to gradients of the step before: call zero_grad first in it")
+        raise RuntimeError("the step adds to gradients of the step before: let it call zero_grad for all modules first")
 
 
 def list_parts(modules: Iterable[nn.Module]) -> Iterator[nn.Module]:

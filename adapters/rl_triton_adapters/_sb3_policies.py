@@ -32,6 +32,7 @@ def find_head(policy: Any) -> str | None:
     kind, distribution = type(policy), type(policy.action_dist)
     is_plain = all(getattr(getattr(kind, name, None), "__module__", "") in POLICY_MODULES for name in METHODS)
     is_patched = not vars(policy).keys().isdisjoint(METHODS[1:])
+    is_patched = is_patched or any(hasattr(distribution, name) for name in vars(policy.action_dist))
     return HEADS.get(f"{distribution.__module__}.{distribution.__qualname__}") if is_plain and not is_patched else None
 
 

@@ -8,6 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
+import warnings
 from functools import partial
 from pathlib import Path
 
@@ -315,6 +316,35 @@ def test_methods_that_were_replaced_are_called():
         models.append(model.learn(128))
     compare(*models, rtol=1e-3, atol=1e-4)
     assert models[1].is_accelerated and "forward" in vars(models[1].policy)
+
+
+def test_a_method_of_the_distribution_that_was_replaced_is_called():
+    models = []
+    for kind in (PPO, TritonPPO):
+        model = kind("MlpPolicy", make_vec_env("CartPole-v1", 2, seed=0), device="cpu", ent_coef=0.1, **OPTIONS)
+        distribution = model.policy.action_dist
+        distribution.entropy = lambda distribution=distribution: 3 * type(distribution).entropy(distribution)
+        models.append(model.learn(128))
+    compare(*models, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
+@pytest.mark.parametrize("task", ["cartpole", "a2c", "masks"])
+def test_frozen_parameters_are_left_alone(task, device, monkeypatch):
+    """Those of the extractor, from the second rollout on; if none learns, the error is that of the stock algorithm."""
+    models = []
+    for model in make_models(task, device, monkeypatch):
+        models.append(model.learn(64))
+        model.policy.mlp_extractor.requires_grad_(False)
+        model.learn(64)
+    stock, ours = models
+    compare(ours, stock, rtol=1e-3, atol=1e-4)
+    assert ours.is_captured
+    for model in models:
+        model.policy.requires_grad_(False)
+        with pytest.raises(RuntimeError, match="does not require grad"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # of a step that cannot be captured
+            model.learn(64)
 
 
 def test_a_policy_that_diverges_is_an_error(monkeypatch):

@@ -201,6 +201,23 @@ def test_each_term_has_a_gradient_of_its_own(head, total):
     assert_same_results(head, total=total, normalize_advantage=True, clip_value=0.3)
 
 
+@pytest.mark.parametrize("frozen", ["actor", "critic", "bias"])
+def test_frozen_parameters(frozen):
+    """A term without a parameter that learns has no graph."""
+    found = []
+    for kind in (TritonClipPPOLoss, ClipPPOLoss):
+        loss = make_loss(kind, "normal", clip_value=0.2)
+        for name, parameter in loss.named_parameters():
+            parameter.requires_grad_(frozen not in name)
+        losses = loss(make_minibatch("normal"))
+        sum_terms(losses).backward()
+        gradients = {name: x.grad for name, x in loss.named_parameters() if x.grad is not None}
+        found.append((gradients, {name: x.requires_grad for name, x in losses.items()}))
+    (got, want), graphs = zip(*found, strict=True)
+    torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-11)
+    assert graphs[0] == graphs[1] and got.keys() == want.keys() and want
+
+
 def test_terms_one_after_the_other():
     """The actor's terms first, then the critic's, and no graph retained, as with an optimizer for each."""
     gradients = []

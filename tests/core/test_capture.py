@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from itertools import pairwise
 
 import pytest
 import torch
@@ -176,6 +177,21 @@ def test_an_early_stop_changes_nothing_more(optimizer, device, monkeypatch):
 
 
 @pytest.mark.parametrize("device", ["cpu", GPU])
+@pytest.mark.parametrize("enabled", [None, False])
+def test_an_early_stop_keeps_the_statistics_of_a_normalisation(enabled, device, monkeypatch):
+    """From the next step on: the one in which the condition holds has made its forward pass."""
+    training = make_captured(monkeypatch, device, enabled=enabled)
+    training.model[2] = nn.BatchNorm1d(16).to(device)
+    training.optimizer.add_param_group({"params": training.model[2].parameters()})
+    means = [training.model[2].running_mean.clone()]
+    for limit, batch in zip((0.0, 1e9, 1e9, 1e9), draw_batches(4, device=device), strict=True):
+        training.step(*(x[:4] for x in batch), 1.0, limit)
+        means.append(training.model[2].running_mean.clone())
+    assert [torch.equal(x, y) for x, y in pairwise(means)] == [False, False, True, True]
+    assert training.model[2].num_batches_tracked.item() == 2 and bool(training.step.reason) == (enabled is False)
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
 def test_checkpoints_are_those_of_the_plain_optimizer(device, monkeypatch):
     """Both ways, and in the middle of training."""
     captured, plain = make_captured(monkeypatch, device), Training(device=device, enabled=False)
@@ -295,42 +311,53 @@ def test_a_capture_that_fails_leaves_a_device_that_works(monkeypatch):
     assert other.step.reason == ""
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-@pytest.mark.parametrize("kind", ["lstm", "cnn", "bfloat16"])
-def test_networks_of_every_kind(kind):
-    """cuDNN's LSTMs and convolutions, and mixed precision."""
+NETWORKS = {
+    "lstm": (lambda: nn.LSTM(4, 8, batch_first=True), (6, 5, 4)),
+    "cnn": (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(196, 2)), (6, 1, 9, 9)),
+    "bfloat16": (lambda: nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 2)), (32, 4)),
+    "dropout": (lambda: nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.3), nn.Tanh(), nn.Linear(16, 2)), (32, 4)),
+    "batch norm": (lambda: nn.Sequential(nn.Linear(4, 9, bias=False), nn.BatchNorm1d(9), nn.Linear(9, 2)), (32, 4)),
+    "frozen": (lambda: nn.Sequential(nn.Linear(4, 16).requires_grad_(False), nn.Tanh(), nn.Linear(16, 2)), (32, 4)),
+    "several optimizers": (lambda: nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 2)), (32, 4)),
+    "accumulation": (lambda: nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 2)), (32, 4)),
+}
+"""What a step trains, and the shape of its minibatches."""
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_networks_of_every_kind(kind, device, monkeypatch):
+    """Parameters and buffers after two hundred steps with a schedule."""
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    if device == "cpu":
+        monkeypatch.setattr(capture, "find_obstacle", lambda *_: "switched off" if _[2] is False else "")
+        monkeypatch.setattr(capture, "CudaGraphs", lambda device: AgainGraphs())
+    make_model, shape = NETWORKS[kind]
 
     def train(enabled):
         torch.manual_seed(0)
-        if kind == "lstm":
-            model, shape = nn.LSTM(4, 8, batch_first=True).cuda(), (6, 5, 4)
-        elif kind == "cnn":
-            model, shape = (
-                nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(2)).cuda(),
-                (6, 1, 9, 9),
-            )
-            model(torch.zeros(shape, device="cuda"))
-        else:
-            model, shape = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 2)).cuda(), (32, 4)
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        model, number = make_model().to(device), 2 if kind == "several optimizers" else 1
+        optimizers = [torch.optim.Adam(list(model.parameters())[i::number], lr=1e-3) for i in range(number)]
 
-        def update(x):
-            optimizer.zero_grad(set_to_none=True)
-            with torch.autocast("cuda", torch.bfloat16, enabled=kind == "bfloat16", cache_enabled=False):
-                out = model(x)
-                out = out[0] if isinstance(out, tuple) else out
-                loss = (out.float() ** 2).mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
+        def update(x, weight):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            for part in x.chunk(2 if kind == "accumulation" else 1):
+                with torch.autocast(device, torch.bfloat16, enabled=kind == "bfloat16"):
+                    out = model(part)
+                    out = out[0] if isinstance(out, tuple) else out
+                (weight * (out.float() - 1.0).square().mean()).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+            return out.detach()
 
-        step = CapturedStep(update, modules=[model], optimizers=[optimizer], enabled=enabled)
+        step = CapturedStep(update, modules=[model], optimizers=optimizers, enabled=enabled)
         generator = torch.Generator().manual_seed(1)
-        for _ in range(50):
-            step(torch.randn(shape, generator=generator).cuda())
+        for i in range(200):
+            for optimizer in optimizers:
+                optimizer.param_groups[0]["lr"] = 1e-3 * (1 - i / 200)
+            step(torch.randn(shape, generator=generator).to(device), 1.0 - i / 400)
         assert (step.reason == "") == (enabled is None)
-        return [x.detach().clone() for x in model.parameters()]
+        return model.state_dict()
 
-    for got, want in zip(train(None), train(False), strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(train(None), train(False), rtol=1e-3, atol=1e-4)

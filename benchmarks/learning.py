@@ -42,7 +42,9 @@ TASKS = (
     Task(
         "Pendulum-v1", -250.0, 163_840, 8, 256, 256, {"learning_rate": 1e-3, "gamma": 0.9, "clip_range": 0.2},
     ),
-    Task(DRAWN, 400.0, 524_288, 8, 128, 256, {"learning_rate": 2.5e-4, "n_epochs": 4}, ("cuda",)),
+    Task(
+        DRAWN, 200.0, 61_440, 8, 128, 256, {"learning_rate": 5e-4, "gamma": 0.98, "gae_lambda": 0.9}, ("cuda",),
+    ),
 )  # fmt: skip
 ARMS = {"stock": "stock", "ours": "captured"}
 

@@ -117,6 +117,7 @@ def list_aims() -> str:
     for machine, aims in {"h200": AIMS, "cpu": AIMS_ON_CPU}.items():
         for key, aim in aims.items():
             status, found = aim.judge(machine)
-            lines.append([f"{machine.upper()}: {aim.what}", f"≥ {aim.limit:g}×", status, found])
-            reasons += [f"*{aim.what}*: {notes.get(key, 'no evidence yet')}"] * (status == "missed")
+            what = f"{machine.upper()}: {aim.what}"
+            lines.append([what, f"≥ {aim.limit:g}×", status, found])
+            reasons += [f"*{what}*: {notes.get(key, 'no evidence yet')}"] * (status == "missed")
     return join_parts([make_table(["", "aim", "", "measured"], lines), *reasons])

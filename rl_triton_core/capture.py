@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -295,17 +296,22 @@ def as_tensor(x: Any, device: torch.device, copy: bool = False) -> Any:
     """Numbers as tensors without dimensions, tensors on the device, perhaps copied, anything else as it is."""
     if isinstance(x, Tensor):
         return x.detach().to(device, copy=True) if copy else x.to(device)
-    if isinstance(x, bool) or not isinstance(x, int | float):
+    if not is_number(x):
         return x
-    return torch.tensor(x, dtype=torch.float32 if isinstance(x, float) else torch.int64, device=device)
+    return torch.tensor(x, dtype=torch.int64 if isinstance(x, Integral) else torch.float32, device=device)
+
+
+def is_number(x: Any) -> bool:
+    """Whether something is a number of Python or NumPy, and no bool."""
+    return isinstance(x, Real) and not isinstance(x, bool)
 
 
 def describe_leaf(x: Any) -> Hashable:
     """What of an input a graph depends on: not on the device, since tensors are copied to the graph's."""
     if isinstance(x, Tensor):
         return x.shape, x.stride(), x.dtype
-    if isinstance(x, int | float) and not isinstance(x, bool):
-        return type(x).__name__
+    if is_number(x):
+        return Integral if isinstance(x, Integral) else Real
     known: Hashable = x
     return known
 

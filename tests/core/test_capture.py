@@ -1,9 +1,12 @@
 """Captured steps: on a CPU the bookkeeping, with a graph that calls the step again; the real thing on a GPU."""
 
 import copy
+import gc
 import pickle
+import weakref
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -127,6 +130,52 @@ def test_no_graph_keeps_a_number_of_the_host(device, monkeypatch):
         want, got = (training.step(*batch, weight)["loss"].clone() for training in trainings)
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
     assert len(trainings[1].step.captured) == 2  # of the short minibatches too
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
+@pytest.mark.parametrize("kind", [float, np.float32, np.float64])
+def test_numbers_of_every_kind_need_one_graph(kind, device, monkeypatch):
+    trainings = make_captured(monkeypatch, device), Training(device=device, enabled=False)
+    (batch,) = draw_batches(1, device=device)
+    for i in range(6):
+        got, want = (training.step(*batch, kind(1.0 - i / 10))["loss"].clone() for training in trainings)
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+    assert len(trainings[0].step.captured) == 1
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
+def test_sums_and_random_numbers_of_the_step(device, monkeypatch):
+    """What it adds to tensors of its own, and draws from a generator of its own, is that of eager steps."""
+    found = []
+    for enabled in (None, False):
+        total, generator = torch.zeros(2, device=device), torch.Generator(device).manual_seed(5)
+        training = make_captured(monkeypatch, device, enabled=enabled, state=[total], generators=[generator])
+
+        def update(x, target, weight, training=training, total=total, generator=generator):
+            noise = torch.rand(x.shape, device=device, generator=generator)
+            loss = training.update(x + 0.1 * noise, target, weight)["loss"]
+            total.add_(torch.stack([loss, noise.sum()]))
+
+        training.step.function = update
+        for batch in draw_batches(20, device=device):
+            training.step(*batch, 1.0)
+        found.append([total, *training.parameters()])
+        assert (training.step.reason == "") == (enabled is None)
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
+def test_graphs_go_with_the_model(device, monkeypatch):
+    """Nothing that outlives it holds them."""
+    before = torch.cuda.memory_allocated() if device == "cuda" else 0
+    training = make_captured(monkeypatch, device)
+    for batch in draw_batches(2, device=device):
+        training.step(*batch, 1.0)
+    graphs, model = weakref.ref(training.step), weakref.ref(training.model)
+    del training, batch
+    gc.collect()
+    assert graphs() is None and model() is None
+    assert device == "cpu" or torch.cuda.memory_allocated() - before < 1 << 20
 
 
 def test_no_graph_keeps_a_learning_rate(monkeypatch):
@@ -276,10 +325,16 @@ def test_a_step_is_pickled_without_its_graphs(monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_a_step_that_waits_for_the_device_falls_back():
+@pytest.mark.parametrize("place", ["step", "hook of a layer", "hook of a gradient"])
+def test_a_step_that_waits_for_the_device_falls_back(place):
     training = Training(device="cuda")
     plain = training.step.function
-    training.step.function = lambda *args: (plain(*args), training.model[0].weight.sum().item())[0]
+    if place == "step":
+        training.step.function = lambda *args: (plain(*args), training.model[0].weight.sum().item())[0]
+    elif place == "hook of a layer":
+        training.model[0].register_forward_hook(lambda module, inputs, output: print(output.sum().item()))
+    else:
+        training.model[0].weight.register_hook(lambda gradient: print(gradient.sum().item()))
     (batch,) = draw_batches(1, device="cuda")
     before = training.parameters()
     with pytest.warns(RuntimeWarning, match=r"the step waits for the device in .*test_capture.py, line"):

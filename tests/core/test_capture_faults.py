@@ -213,6 +213,29 @@ def test_no_memory_at_any_place_of_a_capture(error, monkeypatch):
         assert len(calls) == fails_at + 1
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_no_memory_while_a_graph_is_captured():
+    """The device's own error; afterwards the device works, and so does the step."""
+    training, eager = Training(device="cuda"), Training(device="cuda", enabled=False)
+    plain = training.update
+
+    def update(*x):
+        if torch.cuda.is_current_stream_capturing():
+            torch.empty(1 << 45, dtype=torch.uint8, device="cuda")
+        return plain(*x)
+
+    training.step.function = update
+    (batch,) = draw_batches(1, device="cuda")
+    with pytest.warns(RuntimeWarning, match="runs eagerly: OutOfMemoryError"):
+        training.step(*batch, 1.0)
+    eager.step(*batch, 1.0)
+    assert_same_parameters([training, eager])
+    other = Training(device="cuda")
+    other.step(*batch, 1.0)
+    assert other.step.reason == ""
+
+
 @DEVICES
 def test_models_in_several_threads(device, monkeypatch):
     """One is captured at a time."""

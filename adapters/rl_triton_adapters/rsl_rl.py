@@ -32,6 +32,10 @@ except ImportError as error:
 
 __all__ = ["TritonPPO"]
 
+LOSS_SETTINGS = ("clip_param", "value_loss_coef", "entropy_coef", "use_clipped_value_loss")
+SETTINGS = (*LOSS_SETTINGS, "normalize_advantage_per_mini_batch", "max_grad_norm", "desired_kl", "schedule")
+"""The attributes of the algorithm that a step reads; where one changes, steps are captured anew."""
+
 
 class TritonPPO(PPO):
     """`PPO` of RSL-RL with a scan for the advantages, a fused loss and a captured update.
@@ -63,6 +67,7 @@ class TritonPPO(PPO):
         if triton and self.obstacle:
             warnings.warn(f"TritonPPO updates as PPO of RSL-RL does: {self.obstacle}", RuntimeWarning, stacklevel=2)
         self._rollout: dict[str, Any] = {}
+        self._settings: list[Any] = []
         self._rate = torch.tensor(float(self.learning_rate), dtype=torch.float64, device=self.device)
         self._step = CapturedStep(
             self._update_minibatch,
@@ -118,6 +123,10 @@ class TritonPPO(PPO):
             losses: dict[str, float] = super().update()
             return losses
         self._find_rollout()
+        settings = [getattr(self, name) for name in SETTINGS]
+        if settings != self._settings:
+            self._step.reset()
+            self._settings = settings
         self._rate.fill_(self.learning_rate)
         size = self.storage.num_envs * self.storage.num_transitions_per_env // self.num_mini_batches
         minibatches = torch.randperm(self.num_mini_batches * size, device=self.device).split(size)

@@ -116,6 +116,18 @@ def test_training(variant, captured, monkeypatch):
         assert graphs.captures == 1 and graphs.replays > 0 and not ours.alg._step.reason
 
 
+def test_settings_may_change_between_updates(monkeypatch):
+    """A graph keeps numbers of the host: it is captured anew."""
+    stock, ours = make_runner("PPO"), make_runner(OURS)
+    graphs = use_graphs(monkeypatch, ours)
+    for runner in (stock, ours):
+        train(runner, 2)
+        runner.alg.entropy_coef, runner.alg.clip_param = 0.2, 0.05
+        train(runner, 2)
+    compare(ours, stock, rtol=1e-4, atol=2e-6)
+    assert graphs.captures == 2
+
+
 def test_the_learning_rate_adapts():
     """Both ways, in what is compared above."""
     runner = make_runner(OURS)

@@ -4,17 +4,21 @@
 
 Runs on a GPU if there is one, else on the CPU, where torch.compile compiles for all sizes at once. Arms take turns; our
 result is compared with eager PyTorch's before it is timed. Writes losses_BACKEND.json: median and quartiles of the full
-call's time in microseconds, and on a GPU the peak memory in bytes.
+call's time in microseconds. On a GPU, where all is compiled beforehand in parallel processes, also the device's own
+time, the peak memory, the bytes of inputs and gradients, and the bandwidth of a copy in the same run.
 """
 
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.distributions import Categorical, Normal
@@ -22,6 +26,7 @@ from torch.distributions import Categorical, Normal
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import files, harness
+from benchmarks.compile_ahead import limit_threads
 from benchmarks.harness import Call
 from rl_triton_core import set_num_threads
 from rl_triton_core.losses import categorical_ppo_loss, gaussian_ppo_loss, grpo_loss, ppo_loss
@@ -30,7 +35,7 @@ from rl_triton_core.testing import assert_close
 COMMON = {"normalize_advantages": True, "entropy_coef": 0.01}
 SIZES = {"cpu": (64, 256, 2048, 32768, 1 << 20), "cuda": (64, 2048, 32768, 1 << 20, 1 << 21)}
 KINDS = ("forward", "forward and backward")
-SECONDS = {"cpu": 0.3, "cuda": 0.6}
+SECONDS = {"cpu": 0.3, "cuda": 0.3}
 """How long the arms of a row take turns."""
 WIDTHS = {"log-probs": (1,), "tokens": (1,), "categorical": (2, 18, 64), "gaussian": (1, 8, 32)}
 MAX_VALUES = {"cpu": 1 << 22, "cuda": 1 << 27}
@@ -98,30 +103,41 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_num_threads(options.threads)
     set_num_threads(options.threads)
     backend = {"cuda": "triton", "cpu": "cpu"}[device]
-    rows = [row for head in WIDTHS for row in measure_head(head, options.sizes, device)]
-    files.save_rows(options, f"losses_{backend}.json", rows, backend=backend, threads=options.threads)
+    about: dict[str, Any] = {"backend": backend, "threads": options.threads}
+    jobs = [(head, width, options.sizes, device) for head in WIDTHS for width in WIDTHS[head]]
+    if device == "cuda":
+        with ProcessPoolExecutor(len(jobs), multiprocessing.get_context("spawn"), limit_threads) as pool:
+            list(pool.map(measure_width, *zip(*jobs, strict=True)))  # it fills the compilers' caches
+        bandwidth = harness.measure_copy_bandwidth(device, harness.make_clock(device), harness.QUICK)
+        about["copy_bandwidth_gb_per_s"] = round(bandwidth / 1e9, 1)
+    rows = [row for job in jobs for row in measure_width(*job)]
+    files.save_rows(options, f"losses_{backend}.json", rows, **about)
 
 
-def measure_head(head: str, sizes: list[int], device: str) -> Iterator[files.Row]:
-    """Measure a head in all widths and sizes."""
+def measure_width(head: str, width: int, sizes: list[int], device: str) -> list[files.Row]:
+    """Measure a head with so many actions in all sizes."""
     compiled = {kind: torch.compile(partial(compute_plain, head), dynamic=device == "cpu") for kind in KINDS}
-    for width, n in itertools.product(WIDTHS[head], sizes):
-        if n * width > MAX_VALUES[device]:
-            continue
+    rows = []
+    for n in (n for n in sizes if n * width <= MAX_VALUES[device]):
         if device == "cuda" or n == sizes[0]:
             torch._dynamo.reset()
         b = draw_minibatch(head, n, width, device)
         want, got = compute_plain(head, b), compute_fused(head, b)
         assert_close(got.detach().cpu(), want.detach().double().cpu(), rtol=1e-4, name=f"{head} {n}")
+        inputs, gradients = (sum(x.nbytes for x in b.values() if x.requires_grad >= only) for only in (False, True))
         for kind in KINDS:
-            losses = {
-                "eager": partial(compute_plain, head, b),
-                "compiled": partial(compiled[kind], b),
-                "ours": partial(compute_fused, head, b),
-            }
+            losses = {"eager": partial(compute_plain, head, b), "compiled": partial(compiled[kind], b)}
+            losses["ours"] = partial(compute_fused, head, b)
             arms = {name: partial(run_loss, loss, kind, b) for name, loss in losses.items()}
-            times = measure_arms(arms, device)
-            yield {"head": head, "width": width, "elements": n, "kind": kind, "microseconds": times}
+            row = {
+                "head": head,
+                "width": width,
+                "elements": n,
+                "kind": kind,
+                "microseconds": measure_arms(arms, device),
+            }
+            rows.append({**row, "bytes": inputs + gradients * (kind != "forward")})
+    return rows
 
 
 def run_loss(loss: Callable[[], torch.Tensor], kind: str, b: dict[str, torch.Tensor]) -> None:
@@ -133,14 +149,16 @@ def run_loss(loss: Callable[[], torch.Tensor], kind: str, b: dict[str, torch.Ten
         torch.autograd.grad(loss(), [x for x in b.values() if x.requires_grad], allow_unused=True)
 
 
-def measure_arms(arms: dict[str, Call], device: str) -> dict[str, dict[str, float]]:
+def measure_arms(arms: dict[str, Call], device: str) -> dict[str, Any]:
     """Time all arms in turns."""
     memory = {name: measure_memory(arm, device) for name, arm in arms.items()}
     times = harness.time_in_turns(arms, harness.make_clock(device), turns=5, seconds=SECONDS[device])
-    rows = {}
+    alone = harness.measure_calls(arms, harness.make_clock(device), harness.QUICK) if device == "cuda" else {}
+    rows: dict[str, Any] = {}
     for name, turns in times.items():
         low, median, high = (round(x, 2) for x in statistics.quantiles(itertools.chain(*turns), n=4))
         rows[name] = {"median": median, "low": low, "high": high, "peak_bytes": memory[name]}
+        rows[name] |= {"device": alone[name].find_smallest("device")} if alone else {}
     return rows
 
 

@@ -39,14 +39,7 @@ from benchmarks.tables import (
 )
 from benchmarks.workloads import ESTIMATORS, LAYOUTS, Workload
 
-PAGES = (
-    "docs/accuracy.md",
-    "docs/benchmarks.md",
-    "docs/end-to-end.md",
-    "docs/index.md",
-    "docs/install.md",
-    "README.md",
-)
+PAGES = (*(f"docs/{name}.md" for name in ("accuracy", "benchmarks", "end-to-end", "index", "install")), "README.md")
 MARKED = re.compile(r"(<!-- (\w+): written by make report -->)\n.*?\n(<!-- /\2 -->)", re.DOTALL)
 
 
@@ -263,21 +256,26 @@ def list_packed(result: Row) -> str:
 
 
 def list_losses(result: Row) -> str:
-    """The losses against PyTorch's operations."""
-    arms = ("eager", "compiled", "ours")
+    """The losses against PyTorch's operations; where the device's own time was measured, with that and the floor."""
+    arms, bandwidth = ("eager", "compiled", "ours"), result.get("copy_bandwidth_gb_per_s")
     pairs: dict[tuple[Any, ...], list[Row]] = {}
     for row in result["rows"]:
         setting = f"`{row['head']}`", f"{row['width']}", f"{row['elements']}"
-        pairs.setdefault(setting, []).append({arm: row["microseconds"][arm]["median"] for arm in arms})
+        pairs.setdefault(setting, []).append(row)
+    head = ["head", "actions", "elements", *arms, "eager / ours", "compiled / ours"]
+    about = f"PyTorch and ours use {result['threads']} thread(s)." * (result["backend"] == "cpu")
+    if bandwidth:
+        head += [f"{arm}, device" for arm in arms[1:]] + ["floor"]
+        about = f"The floor is the time in which a copy moves the call's bytes, at {bandwidth:.0f} GB/s."
     lines = []
-    for setting, times in pairs.items():
+    for setting, rows in pairs.items():
+        times = [{arm: row["microseconds"][arm]["median"] for arm in arms} for row in rows]
         cells = [format_times(*(x[arm] for x in times)) for arm in arms]
-        ratios = [" / ".join(f"{x[arm] / x['ours']:.2f}" for x in times) for arm in arms[:2]]
-        lines.append([*setting, *cells, *ratios])
-    threads = f"PyTorch and ours use {result['threads']} thread(s)." * (result["backend"] == "cpu")
-    return (
-        f"{threads}\n\n{make_table(['head', 'actions', 'elements', *arms, 'eager / ours', 'compiled / ours'], lines)}"
-    )
+        lines.append([*setting, *cells, *(" / ".join(f"{x[arm] / x['ours']:.2f}" for x in times) for arm in arms[:2])])
+        if bandwidth:
+            lines[-1] += [format_times(*(row["microseconds"][arm]["device"] for row in rows)) for arm in arms[1:]]
+            lines[-1].append(format_times(*(row["bytes"] / (bandwidth * 1e3) for row in rows)))
+    return join_parts([about, make_table(head, lines)])
 
 
 def write_accuracy() -> str:

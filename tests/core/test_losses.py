@@ -428,14 +428,8 @@ def test_any_shape_and_strides(target):
 
 def test_numbers_as_tensors(target):
     case = make("ppo")
-    numbers = {
-        "clip": 0.15,
-        "entropy_coef": 0.03,
-        "value_clip": 0.2,
-        "value_coef": 0.3,
-        "kl_coef": 0.2,
-        "clip_high": 0.3,
-    }
+    names = "clip", "entropy_coef", "value_clip", "value_coef", "kl_coef", "clip_high"
+    numbers = dict(zip(names, (0.15, 0.03, 0.2, 0.3, 0.2, 0.3), strict=True))
     options = {"kl_estimator": "k2", "device": target.device, "backend": target.backend}
     want = call(case, case.network, **options, **numbers)
     got = call(case, case.network, **options, **{k: torch.tensor(x) for k, x in numbers.items()})
@@ -456,7 +450,7 @@ def test_equal_inputs_give_equal_bits(target):
 
 # --- what is refused --------------------------------------------------------------------------------------------------
 
-X = torch.zeros(4)
+X, Y = torch.zeros(4), torch.zeros(4, 1)
 BAD = {
     "old_log_probs: got shape": lambda: ppo_loss(X, X[:3], X),
     "advantages: got dtype": lambda: ppo_loss(X, X, X.int()),
@@ -480,13 +474,9 @@ BAD = {
     "nvec: got": lambda: categorical_ppo_loss(torch.zeros(4, 5), torch.zeros(4, 2).int(), X, X, nvec=[2, 2]),
     "actions: got dtype": lambda: categorical_ppo_loss(torch.zeros(4, 5), X, X, X),
     "old_logits: got": lambda: categorical_ppo_loss(X.view(4, 1), X.int(), X, X, old_logits=torch.zeros(4, 2)),
-    "old_log_std: got one of": lambda: gaussian_ppo_loss(
-        X.view(4, 1), X[:1], X.view(4, 1), X, X, old_mean=X.view(4, 1)
-    ),
+    "old_log_std: got one of": lambda: gaussian_ppo_loss(Y, X[:1], Y, X, X, old_mean=Y),
     "log_std: got shape": lambda: gaussian_ppo_loss(X.view(4, 1), X[:2], X.view(4, 1), X, X),
-    "ref_log_probs: got them and": lambda: bernoulli_ppo_loss(
-        X.view(4, 1), X.view(4, 1), X, X, old_logits=X.view(4, 1), ref_log_probs=X
-    ),
+    "ref_log_probs: got them and": lambda: bernoulli_ppo_loss(Y, Y, X, X, old_logits=Y, ref_log_probs=X),
 }
 
 

@@ -4,12 +4,7 @@ import pytest
 import torch
 from losses_cases import make
 
-from rl_triton_core.losses import (
-    categorical_ppo_loss,
-    grpo_loss,
-    kl_divergence,
-    value_loss,
-)
+from rl_triton_core.losses import categorical_ppo_loss, grpo_loss, kl_divergence, value_loss
 from rl_triton_core.testing import assert_close
 
 

@@ -150,6 +150,10 @@ def test_losses_against_operations(tmp_path, monkeypatch):
     assert {*result["rows"][0]["microseconds"]} == {"eager", "compiled", "ours"}
     page = pages.list_losses(result)
     assert "| `gaussian` | 3 | 128 |" in page and "Threads: 1." in pages.describe_protocol(result)
+    for row in result["rows"]:
+        row["microseconds"] = {arm: {"median": 4.0, "device": 2.0} for arm in row["microseconds"]}
+    page = pages.list_losses({**result, "backend": "triton", "copy_bandwidth_gb_per_s": 0.001})
+    assert "| 2.0 / 2.0 | 2.0 / 2.0 | 5132 / 7192 |" in page, "128 elements of the Gaussian, a byte per microsecond"
 
 
 def test_sequences_end_to_end_and_padded(tmp_path, monkeypatch):

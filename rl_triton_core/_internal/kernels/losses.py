@@ -219,7 +219,7 @@ def read_network(network, part: tl.constexpr, index, valid, OLD: tl.constexpr, C
     xs, y = network
     other: tl.constexpr = float("-inf") if CONFIG.INDEXED else 0.0
     chunks = ()
-    for chunk in tl.static_range(tl.cdiv(CONFIG.WIDTHS[part], CONFIG.CHUNK)):
+    for chunk in tl.static_range((CONFIG.WIDTHS[part] + CONFIG.CHUNK - 1) // CONFIG.CHUNK):
         where = locate_numbers(valid, chunk, CONFIG.WIDTHS[part], CONFIG.CHUNK)
         x = read_matrix(xs[part], CONFIG.STRIDES[OLD][part], index, chunk, where, other, CONFIG.CHUNK)
         own_y = x
@@ -415,7 +415,7 @@ def start_sums(CONFIG: tl.constexpr):
     least = tl.full([BLOCK], float("inf"), tl.float32)
     largest = tl.full([BLOCK], float("-inf"), tl.float32)
     shared = ()
-    for _ in tl.static_range(tl.cdiv(CONFIG.WIDTHS[0], CHUNK)):
+    for _ in tl.static_range((CONFIG.WIDTHS[0] + CHUNK - 1) // CHUNK):
         shared = shared + (tl.zeros([CHUNK], tl.float64),)
     return sums, least, largest, shared
 

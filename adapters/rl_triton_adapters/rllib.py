@@ -50,7 +50,7 @@ try:
 
     from rl_triton_adapters._rllib_appo import FusedAPPOLossMixin
     from rl_triton_adapters._rllib_captured import CapturedUpdateMixin
-    from rl_triton_adapters._rllib_updates import FusedLossMixin, FusedUpdateMixin, find_distributions
+    from rl_triton_adapters._rllib_updates import FusedLossMixin, FusedUpdateMixin
 except ImportError as error:
     raise ImportError(
         "rl_triton_adapters.rllib needs RLlib 2.56 or newer, which could not be imported: "
@@ -636,8 +636,6 @@ class _VTraceMixin(_TritonLearnerMixin):
         num_slots = self.config.minibatch_size or self.config.train_batch_size_per_learner
         for module_id in self.module.keys():  # noqa: SIM118 (a MultiRLModule is no dict)
             module = self.module[module_id].unwrapped()
-            if not find_distributions(module):
-                continue
             if module.is_stateful():
                 max_seq_len = module.model_config["max_seq_len"]
                 rows = torch.zeros(math.ceil(num_slots / max_seq_len), max_seq_len, device=self._device)

@@ -37,6 +37,12 @@ def describe_settings(optimizer: Optimizer) -> Hashable:
     return tuple([tuple([tuple(x) if isinstance(x, list) else x for x in known]) for known in values])
 
 
+def find_prepared(optimizer: Optimizer) -> PreparedOptimizer | None:
+    """What an optimizer is prepared by now."""
+    prepared: PreparedOptimizer | None = getattr(optimizer, "_rl_triton_prepared", None)
+    return prepared
+
+
 class PreparedOptimizer:
     """An optimizer whose learning rates are tensors, and whose steps change nothing while `stop` is 1.
 
@@ -44,8 +50,13 @@ class PreparedOptimizer:
     """
 
     def __init__(self, optimizer: Optimizer, stop: Tensor, invalidate: Callable[[], None]) -> None:
-        """Change the settings; what they were is put back by `release`."""
-        self.optimizer, self.stop = optimizer, stop
+        """Change the settings; what they were is put back by `release`. Another step that had it has to capture anew."""
+        self.optimizer, self.stop, self.invalidate = optimizer, stop, invalidate
+        before = find_prepared(optimizer)
+        if before is not None:
+            before.release()
+            before.invalidate()
+        optimizer._rl_triton_prepared = self  # type: ignore[attr-defined]
         self.device = stop.device
         self.settings: list[dict[str, Any]] = []
         self.rates: list[Tensor] = []
@@ -133,7 +144,10 @@ class PreparedOptimizer:
             group["lr"] = number if is_known else rate
 
     def release(self) -> None:
-        """Settings as they were, learning rates as numbers."""
+        """Settings as they were, learning rates as numbers; once."""
+        if find_prepared(self.optimizer) is not self:
+            return
+        del self.optimizer._rl_triton_prepared  # type: ignore[attr-defined]
         for handle in self.handles:
             handle.remove()
         self.restore_settings(self.optimizer.param_groups)

@@ -94,6 +94,24 @@ def test_parameters_that_an_optimizer_gets_later(device, monkeypatch):
     assert trainings[0].step.reason == ""
 
 
+@DEVICES
+def test_an_optimizer_of_two_steps(device, monkeypatch):
+    """In turns, one of them stopped; the last to capture has it, and its checkpoints are plain."""
+    trainings = [make_captured(monkeypatch, device), Training(device=device, enabled=False)]
+    for training in trainings:
+        given = {"modules": [training.model], "optimizers": [training.optimizer]}
+        other = CapturedStep(training.update, **given, enabled=False if training.step.reason else None)
+        other.graphs = training.step.graphs
+        for i, batch in enumerate(draw_batches(12, device=device)):
+            step, limit = (other, []) if i // 3 % 2 else (training.step, [1e9 if i % 3 == 2 else 0.0])
+            step(*(x[:4] for x in batch), 1.0, *limit)
+            training.step.resume()
+        assert (other.reason == "") == (training.step.reason == "")
+    assert_same_parameters(trainings)
+    groups = [x.optimizer.state_dict()["param_groups"] for x in trainings]
+    assert groups[0] == groups[1]
+
+
 class Accumulation(Training):
     """A step that adds to the gradients of those before it, until it is the last of its group."""
 

@@ -50,7 +50,7 @@ class PreparedOptimizer:
     """
 
     def __init__(self, optimizer: Optimizer, stop: Tensor, invalidate: Callable[[], None]) -> None:
-        """Change the settings; what they were is put back by `release`. Another step that had it has to capture anew."""
+        """Change the settings; what they were is put back by `release`. Another step that had it captures anew."""
         self.optimizer, self.stop, self.invalidate = optimizer, stop, invalidate
         before = find_prepared(optimizer)
         if before is not None:

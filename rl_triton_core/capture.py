@@ -119,7 +119,7 @@ class CapturedStep:
             self.warn_once("anomaly detection is on")
             return None
         tensors = list(self.tensors())
-        if self.is_stale or self.pointers != find_pointers(tensors):
+        if self.is_stale or self.pointers != find_pointers(tensors, self.optimizers):
             self.reset()
             if self.reason:
                 self.warn_once(self.reason)
@@ -193,7 +193,7 @@ class CapturedStep:
             with self.unchanged():
                 results, replay = self.graphs.capture(call, self.generators)
         torch.clear_autocast_cache()
-        self.pointers = find_pointers(self.tensors())
+        self.pointers = find_pointers(self.tensors(), self.optimizers)
         return Captured(static, results, replay)
 
     @contextmanager
@@ -236,7 +236,7 @@ class CapturedStep:
             self.stop = self.stop.to(self.device)
             self.graphs = CudaGraphs(self.device)
         self.reason = self.reason or find_obstacle(self.optimizers, self.tensors(), None)
-        self.pointers = find_pointers(self.tensors())
+        self.pointers = find_pointers(self.tensors(), self.optimizers)
 
     def fall_back(self, reason: str) -> None:
         """Run eagerly from here on, and say so."""
@@ -356,9 +356,9 @@ def list_parts(modules: Iterable[nn.Module]) -> Iterator[nn.Module]:
         yield from module.modules()
 
 
-def find_pointers(tensors: Iterable[Tensor]) -> tuple[int, ...]:
-    """Where the tensors lie that a graph knows by their addresses."""
-    return tuple([x.data_ptr() for x in tensors])
+def find_pointers(tensors: Iterable[Tensor], optimizers: Iterable[Optimizer]) -> tuple[int, ...]:
+    """Where the tensors lie that a graph knows by their addresses, and of how many the optimizers have a state."""
+    return (*[x.data_ptr() for x in tensors], *[len(x.state) for x in optimizers])
 
 
 def is_wanted(enabled: bool | None) -> bool:

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from test_capture import GPU, Training, draw_batches, make_captured
+from test_capture import GPU, OPTIMIZERS, Training, draw_batches, make_captured
 from torch import nn
 
 from rl_triton_core import capture
@@ -92,6 +92,22 @@ def test_parameters_that_an_optimizer_gets_later(device, monkeypatch):
         assert late.item() != 0.5
     assert_same_parameters(trainings)
     assert trainings[0].step.reason == ""
+
+
+@DEVICES
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_an_optimizer_that_forgets(optimizer, device, monkeypatch):
+    """Moments that are dropped begin at zero again."""
+    trainings = [make_captured(monkeypatch, device, optimizer=optimizer), Training(optimizer, device, enabled=False)]
+    for training in trainings:
+        for i, batch in enumerate(draw_batches(8, device=device)):
+            if i == 4:
+                training.optimizer.state.clear()
+            training.step(*(x[:4] for x in batch), 1.0)
+    assert_same_parameters(trainings)
+    step = trainings[0].step
+    assert step.reason == "" and len(step.captured) == 1
+    assert device == "cuda" or step.graphs.captures == 2
 
 
 @DEVICES

@@ -166,16 +166,18 @@ def test_sums_and_random_numbers_of_the_step(device, monkeypatch):
 
 @pytest.mark.parametrize("device", ["cpu", GPU])
 def test_graphs_go_with_the_model(device, monkeypatch):
-    """Nothing that outlives it holds them."""
-    before = torch.cuda.memory_allocated() if device == "cuda" else 0
-    training = make_captured(monkeypatch, device)
-    for batch in draw_batches(2, device=device):
-        training.step(*batch, 1.0)
-    graphs, model = weakref.ref(training.step), weakref.ref(training.model)
-    del training, batch
-    gc.collect()
-    assert graphs() is None and model() is None
-    assert device == "cpu" or torch.cuda.memory_allocated() - before < 1 << 20
+    """Nothing that outlives it holds them; what libraries keep, they take in the first of two turns."""
+    taken = []
+    for _ in range(2):
+        training = make_captured(monkeypatch, device)
+        for batch in draw_batches(2, device=device):
+            training.step(*batch, 1.0)
+        graphs, model = weakref.ref(training.step), weakref.ref(training.model)
+        del training, batch
+        gc.collect()
+        assert graphs() is None and model() is None
+        taken.append(torch.cuda.memory_allocated() if device == "cuda" else 0)
+    assert taken[1] - taken[0] < 1 << 20
 
 
 def test_no_graph_keeps_a_learning_rate(monkeypatch):

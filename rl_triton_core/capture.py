@@ -167,7 +167,7 @@ class CapturedStep:
         """A step that begins while `stop` is 1 changes no buffers, such as statistics of a normalisation."""
         parts = list_parts(self.modules) if self.may_stop else ()
         kept = [(x, x.clone()) for part in parts for x in part._buffers.values() if x is not None]
-        is_stopped = self.stop.bool()
+        is_stopped = self.stop.bool() if kept else self.stop
         yield
         with torch.no_grad():
             for buffer, before in kept:
@@ -342,7 +342,7 @@ def keep_gradients(tensors: Iterable[Tensor]) -> Iterator[Callable[[], list[Tens
 def refuse_accumulation(tensors: Iterable[Tensor]) -> Iterator[None]:
     """Raise if the step inside adds to gradients of these tensors that are there before it: NaN stays NaN then."""
     marks = []
-    for x in tensors:
+    for x in filter(Tensor.numel, tensors):
         x.grad = torch.full_like(x, torch.nan)
         marks.append((x.grad, x.grad._version))
     yield
@@ -350,10 +350,15 @@ def refuse_accumulation(tensors: Iterable[Tensor]) -> Iterator[None]:
         raise RuntimeError("the step adds to gradients of the step before: let it call zero_grad for all modules first")
 
 
-def list_parts(modules: Iterable[nn.Module]) -> Iterator[nn.Module]:
-    """The modules and all modules in them."""
-    for module in modules:
-        yield from module.modules()
+def list_parts(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """The modules and all modules in them, each once: `nn.Module.modules` takes longer, since it makes names."""
+    found: dict[nn.Module, None] = {}
+    waiting = [*modules]
+    for module in waiting:
+        if module not in found:
+            found[module] = None
+            waiting += [x for x in module._modules.values() if x is not None]
+    return [*found]
 
 
 def find_pointers(tensors: Iterable[Tensor], optimizers: Iterable[Optimizer]) -> tuple[int, ...]:

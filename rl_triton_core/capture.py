@@ -132,7 +132,8 @@ class CapturedStep:
                 self.warn_once(f"more than {self.max_graphs} combinations of shapes and settings")
                 return None
             try:
-                self.captured[key] = self.capture(leaves, structure)
+                with CAPTURING:
+                    self.captured[key] = self.capture(leaves, structure)
             except RuntimeError as error:  # an operation that cannot be captured, or no memory is left for it
                 self.fall_back(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
                 return None
@@ -185,13 +186,12 @@ class CapturedStep:
             with self.keep_buffers():
                 return self.function(*arguments)
 
-        with CAPTURING:
-            with self.unchanged(), keep_gradients(list(self.tensors())) as carried:
-                self.graphs.warm_up(call, WARM_UPS)
-                with refuse_accumulation(carried()):
-                    self.graphs.warm_up(call, 1)
-            with self.unchanged():
-                results, replay = self.graphs.capture(call, self.generators)
+        with self.unchanged(), keep_gradients(list(self.tensors())) as carried:
+            self.graphs.warm_up(call, WARM_UPS)
+            with refuse_accumulation(carried()):
+                self.graphs.warm_up(call, 1)
+        with self.unchanged():
+            results, replay = self.graphs.capture(call, self.generators)
         torch.clear_autocast_cache()
         self.pointers = find_pointers(self.tensors(), self.optimizers)
         return Captured(static, results, replay)

@@ -69,6 +69,7 @@ VARIANTS = {
     "entropy": {"head": "given", "masked": True},
     "tokens": {"head": "sampled", "tokens": True},
     "categorical of 64, alone": {"head": "categorical", "size": 64},
+    "categorical of 1000": {"head": "categorical", "size": 1000},
     "categorical of 64": {"head": "categorical", "size": 64, "exact_kl": True},
     "three categoricals": {"head": "categorical", "size": 6, "parts": 3, "masked": True},
     "gaussian": {"head": "gaussian", "size": 6},

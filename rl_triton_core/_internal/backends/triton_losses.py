@@ -91,7 +91,7 @@ def cut_tiles(problem: LossProblem) -> Tiles:
     if any(x.ndim == 1 for x in problem.inputs):
         chunk = min(SHARED_CHUNK, next_power_of_2(widest))
     few = 2 if numbers <= FEW_NUMBERS else 1
-    block = max(16, min(few * TILE_ELEMENTS, TILE_NUMBERS // next_power_of_2(numbers)))
+    block = max(1, min(few * TILE_ELEMENTS, TILE_NUMBERS // next_power_of_2(numbers)))
     double = 2 if block < size <= 2 * block else 1
     return Tiles(chunk, double * block, -(-size // (double * block)), double * NUM_WARPS)
 

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from rl_triton_core._internal.graphs import CudaGraphs
+
 Call = Callable[[], Any]
 
 
@@ -82,12 +84,13 @@ class CudaClock(Clock):
 
     def capture(self, call: Call, times: int) -> Call | None:
         """A graph of the calls."""
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph):
+
+        def repeat() -> None:
             for _ in range(times):
                 call()
-        return graph.replay
+
+        torch.cuda.synchronize()
+        return CudaGraphs(torch.device("cuda")).capture(repeat, ())[1]
 
 
 def make_clock(device: str) -> Clock:

@@ -30,6 +30,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.utils import set_random_seed
 from torch.distributions import Distribution
 
+from benchmarks.end_to_end import sb3
 from rl_triton_adapters._optimizers import clip_gradients, is_fused
 from rl_triton_adapters._sb3_policies import apply_policy
 from rl_triton_adapters.sb3_captured import TritonA2C, TritonPPO
@@ -203,6 +204,48 @@ def test_the_same_agent_as_stock(task, device, monkeypatch):
         model.learn(60)
     compare(ours, stock, rtol=1e-3, atol=1e-4)
     compare_logs(ours, stock)
+
+
+@pytest.mark.parametrize(
+    ("env", "device", "updates"),
+    [
+        ("CartPole-v1", "cpu", 3),
+        pytest.param("CartPole-v1", "cuda", 50, marks=GPU.marks),
+        pytest.param(sb3.DRAWN, "cuda", 50, marks=GPU.marks),
+    ],
+)
+def test_every_update_of_a_training_is_that_of_stock(env, device, updates, monkeypatch):
+    """Of the way that stock goes from the same parameters with the same minibatches, ours misses little, every time."""
+    policy, envs = sb3.make_task(env, 8, seed=0)
+    options = {"n_steps": 64, "batch_size": 128, "learning_rate": 5e-4, "seed": 0, "device": device}
+    ours, stock = TritonPPO(policy, envs, **options), PPO(policy, envs, **options)
+    stock.set_logger(Recorder())
+    if device == "cpu":
+        monkeypatch.setattr(capture, "find_obstacle", lambda *_: "")
+        use_graphs(ours)
+    apart = []
+
+    def train_both():
+        stock.policy.load_state_dict(ours.policy.state_dict())
+        stock.policy.optimizer.load_state_dict(copy.deepcopy(ours.policy.optimizer.state_dict()))
+        for name in ours.fields:
+            setattr(stock.rollout_buffer, name, getattr(ours.rollout_buffer, name).copy())
+        stock.rollout_buffer.full, stock.rollout_buffer.generator_ready = True, False
+        before = join_parameters(ours)
+        for train in (stock.train, partial(TritonPPO.train, ours)):
+            set_random_seed(len(apart))
+            train()
+        want, got = map(join_parameters, (stock, ours))
+        apart.append(((got - want).norm() / (want - before).norm()).item())
+
+    ours.train = train_both
+    ours.learn(updates * 8 * 64)
+    assert ours.is_captured and len(apart) == updates and max(apart) < 0.05, apart
+
+
+def join_parameters(model):
+    """All of them, end to end."""
+    return torch.cat([x.detach().flatten() for x in model.policy.parameters()])
 
 
 @pytest.mark.parametrize("device", ["cpu", GPU])

@@ -130,14 +130,9 @@ def measure_width(head: str, width: int, sizes: list[int], device: str) -> list[
             losses = {"eager": partial(compute_plain, head, b), "compiled": partial(compiled[kind], b)}
             losses["ours"] = partial(compute_fused, head, b)
             arms = {name: partial(run_loss, loss, kind, b) for name, loss in losses.items()}
-            row = {
-                "head": head,
-                "width": width,
-                "elements": n,
-                "kind": kind,
-                "microseconds": measure_arms(arms, device),
-            }
-            rows.append({**row, "bytes": inputs + gradients * (kind != "forward")})
+            about = {"head": head, "width": width, "elements": n, "kind": kind}
+            moved = inputs + gradients * (kind != "forward")
+            rows.append({**about, "microseconds": measure_arms(arms, device), "bytes": moved})
     return rows
 
 

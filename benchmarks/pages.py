@@ -39,7 +39,14 @@ from benchmarks.tables import (
 )
 from benchmarks.workloads import ESTIMATORS, LAYOUTS, Workload
 
-PAGES = (*(f"docs/{name}.md" for name in ("accuracy", "benchmarks", "end-to-end", "index", "install")), "README.md")
+PAGES = (
+    "docs/accuracy.md",
+    "docs/benchmarks.md",
+    "docs/end-to-end.md",
+    "docs/index.md",
+    "docs/install.md",
+    "README.md",
+)
 MARKED = re.compile(r"(<!-- (\w+): written by make report -->)\n.*?\n(<!-- /\2 -->)", re.DOTALL)
 
 

@@ -181,22 +181,35 @@ TARGETS = {
 }  # fmt: skip
 
 
-def write_page(machine: Machine, notes: dict[str, str]) -> str:
-    """Every target of a machine, and the reason where one is missed."""
+def list_targets(
+    targets: dict[str, Target], machine: Machine | str, notes: dict[str, str]
+) -> tuple[list[list[str]], list[str]]:
+    """A line for every target on a machine, and the reasons where one is missed."""
     lines, reasons = [], []
-    for key, target in TARGETS.items():
+    for key, target in targets.items():
         status, found = target.judge(machine)
         bound = ("≥ " if target.at_least else "≤ ") + f"{target.limit:g}{target.unit}"
         lines.append([target.what, bound, f"**{status}**" if status == "missed" else status, found])
         if status == "missed":
             reasons.append(f"*{target.what}*: {notes.get(key, 'no evidence yet')}")
+    return lines, reasons
+
+
+def read_notes() -> dict[str, str]:
+    """Why targets are missed, by their keys."""
+    return files.read_result(files.ROOT / "benchmarks" / "notes.json")
+
+
+def write_page(machine: Machine, notes: dict[str, str]) -> str:
+    """Every target of a machine, and the reason where one is missed."""
+    lines, reasons = list_targets(TARGETS, machine, notes)
     head = f"# Targets, {machine.name}\n\nWritten by `python benchmarks/targets.py`."
     return "\n\n".join([head, make_table(["", "target", "", "measured"], lines), *reasons]) + "\n"
 
 
 def main() -> None:
     """Write the page of every GPU."""
-    notes = files.read_result(files.ROOT / "benchmarks" / "notes.json")
+    notes = read_notes()
     for machine in read_gpus():
         path = files.RESULTS / machine.name / "targets.md"
         path.write_text(write_page(machine, notes), encoding="utf-8")

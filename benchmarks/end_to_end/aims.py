@@ -14,7 +14,7 @@ from benchmarks import files
 from benchmarks.end_to_end import cleanrl, rllib, sb3
 from benchmarks.end_to_end.frameworks import Setting
 from benchmarks.tables import join_parts, make_table
-from benchmarks.targets import Target
+from benchmarks.targets import Target, list_targets, read_notes
 
 
 def compare_arms(
@@ -46,78 +46,48 @@ def compare_losses(other: str, machine: str) -> pd.Series:
     return pd.Series(ratios, dtype=float)
 
 
-def select_minibatches(*sizes: int) -> list[Setting]:
-    """The settings of CartPole with minibatches of these sizes."""
-    return [x for x in sb3.SETTINGS["cuda"] if x.env == sb3.SEVERAL.env and x.num_envs > 1 and x.batch_size in sizes]
-
-
 SB3 = sb3.SETTINGS["cuda"]
-SMALL = [x for x in SB3 if x.batch_size == 64 and x.num_envs > 1 and x.env in ("CartPole-v1", "Pendulum-v1")]
+
+
+def select_minibatches(*sizes: int, envs: Sequence[str] = ("CartPole-v1",)) -> list[Setting]:
+    """The settings of Stable-Baselines3 with several environments and minibatches of these sizes."""
+    return [x for x in SB3 if x.env in envs and x.num_envs > 1 and x.batch_size in sizes]
+
+
+LOSSES = "losses with gradients against"
+UPDATE, compare_updates = "Stable-Baselines3, update, minibatches of", partial(compare_arms, "sb3", part="update")
+ITERATION, compare_iterations = "Stable-Baselines3, iteration,", partial(compare_arms, "sb3")
+SINGLE, compare_single = "single-file PPO, captured over eager", partial(compare_arms, "cleanrl", slow="ours")
+SMALL = select_minibatches(64, envs=("CartPole-v1", "Pendulum-v1"))
+DRAWN = [x for x in SB3 if x.env == sb3.DRAWN]
 AIMS = {
-    "losses_eager": Target("losses with gradients against eager PyTorch", partial(compare_losses, "eager"), 3.0),
-    "losses_compiled": Target(
-        "losses with gradients against `torch.compile`", partial(compare_losses, "compiled"), 1.0
-    ),
-    "step_small": Target(
-        "Stable-Baselines3, update, minibatches of 64 and 256",
-        partial(compare_arms, "sb3", select_minibatches(64, 256), part="update"),
-        8.0,
-    ),
-    "step_2048": Target(
-        "Stable-Baselines3, update, minibatches of 2048",
-        partial(compare_arms, "sb3", select_minibatches(2048), part="update"),
-        5.0,
-    ),
-    "step_32768": Target(
-        "Stable-Baselines3, update, minibatches of 32768",
-        partial(compare_arms, "sb3", select_minibatches(32768), part="update"),
-        3.0,
-    ),
-    "sb3_small": Target("Stable-Baselines3, iteration, minibatches of 64", partial(compare_arms, "sb3", SMALL), 5.0),
-    "sb3_wide": Target("Stable-Baselines3, iteration, 64 environments", partial(compare_arms, "sb3", [sb3.WIDE]), 2.0),
-    "sb3_drawn": Target(
-        "Stable-Baselines3, iteration, pixels",
-        partial(compare_arms, "sb3", [x for x in SB3 if x.env == sb3.DRAWN]),
-        1.5,
-    ),
-    "sb3_all": Target(
-        "Stable-Baselines3, iteration, all of ours", partial(compare_arms, "sb3", SB3, fast=sb3.OURS), 1.0
-    ),
+    "losses_eager": Target(f"{LOSSES} eager PyTorch", partial(compare_losses, "eager"), 3.0),
+    "losses_compiled": Target(f"{LOSSES} `torch.compile`", partial(compare_losses, "compiled"), 1.0),
+    "step_small": Target(f"{UPDATE} 64 and 256", partial(compare_updates, select_minibatches(64, 256)), 8.0),
+    "step_2048": Target(f"{UPDATE} 2048", partial(compare_updates, select_minibatches(2048)), 5.0),
+    "step_32768": Target(f"{UPDATE} 32768", partial(compare_updates, select_minibatches(32768)), 3.0),
+    "sb3_small": Target(f"{ITERATION} minibatches of 64", partial(compare_iterations, SMALL), 5.0),
+    "sb3_wide": Target(f"{ITERATION} 64 environments", partial(compare_iterations, [sb3.WIDE]), 2.0),
+    "sb3_drawn": Target(f"{ITERATION} pixels", partial(compare_iterations, DRAWN), 1.5),
+    "sb3_all": Target(f"{ITERATION} all of ours", partial(compare_iterations, SB3, fast=sb3.OURS), 1.0),
     "rllib_8": Target("RLlib, update", partial(compare_arms, "rllib", rllib.SETTINGS["cuda"][:1]), 5.0),
     "rllib_64": Target("RLlib, update", partial(compare_arms, "rllib", rllib.SETTINGS["cuda"][1:2]), 3.0),
-    "single_4096": Target(
-        "single-file PPO, captured over eager",
-        partial(compare_arms, "cleanrl", cleanrl.SETTINGS["cuda"][:1], slow="ours"),
-        3.0,
-    ),
-    "single_16384": Target(
-        "single-file PPO, captured over eager",
-        partial(compare_arms, "cleanrl", cleanrl.SETTINGS["cuda"][1:2], slow="ours"),
-        1.5,
-    ),
+    "single_4096": Target(SINGLE, partial(compare_single, cleanrl.SETTINGS["cuda"][:1]), 3.0),
+    "single_16384": Target(SINGLE, partial(compare_single, cleanrl.SETTINGS["cuda"][1:2]), 1.5),
 }
+ON_CPU = sb3.DEFAULTS._replace(device="cpu")
 AIMS_ON_CPU = {
-    "cpu_sb3": Target(
-        "Stable-Baselines3, iteration, CartPole",
-        partial(compare_arms, "sb3", [sb3.DEFAULTS._replace(device="cpu")]),
-        1.3,
-    ),
-    "cpu_all": Target(
-        "Stable-Baselines3, iteration, all of ours",
-        partial(compare_arms, "sb3", sb3.SETTINGS["cpu"], fast=sb3.OURS),
-        1.0,
-    ),
+    "cpu_sb3": Target(f"{ITERATION} CartPole", partial(compare_iterations, [ON_CPU]), 1.3),
+    "cpu_all": Target(f"{ITERATION} all of ours", partial(compare_iterations, sb3.SETTINGS["cpu"], fast=sb3.OURS), 1.0),
 }
 
 
 def list_aims() -> str:
     """Every aim on an H200 and on the CPU, and the reason where one is missed."""
-    notes = files.read_result(files.ROOT / "benchmarks" / "notes.json")
     lines, reasons = [], []
     for machine, aims in {"h200": AIMS, "cpu": AIMS_ON_CPU}.items():
-        for key, aim in aims.items():
-            status, found = aim.judge(machine)
-            what = f"{machine.upper()}: {aim.what}"
-            lines.append([what, f"≥ {aim.limit:g}×", status, found])
-            reasons += [f"*{what}*: {notes.get(key, 'no evidence yet')}"] * (status == "missed")
+        named = {key: aim._replace(what=f"{machine.upper()}: {aim.what}") for key, aim in aims.items()}
+        own_lines, own_reasons = list_targets(named, machine, read_notes())
+        lines += own_lines
+        reasons += own_reasons
     return join_parts([make_table(["", "aim", "", "measured"], lines), *reasons])

@@ -163,10 +163,10 @@ TRAINING = {
 
 def describe_training() -> str:
     """How much faster these train with all that is replaced."""
-    lines = []
+    lines, found = [], select_shares()
     for name, text in TRAINING.items():
         ranges = []
-        for shares in select_shares():
+        for shares in found:
             if shares.framework == name and shares.more:
                 where = "{cpu_count} cores of an {cpu}" if shares.device == "cpu" else "an {gpu}"
                 ratios = describe_ratios(x["speed_up"][1] for x in shares.more)

@@ -97,9 +97,9 @@ class CapturedStep:
         """Where the first of the tensors lies that the step changes."""
         return next((x.device for x in self.tensors()), torch.device("cpu"))
 
-    def tensors(self) -> Iterator[Tensor]:
-        """Parameters and buffers of the modules, parameters of the optimizers, and the further state."""
-        for part in list_parts(self.modules):
+    def tensors(self, parts: Iterable[nn.Module] | None = None) -> Iterator[Tensor]:
+        """Parameters and buffers of the modules' parts, parameters of the optimizers, and the further state."""
+        for part in list_parts(self.modules) if parts is None else parts:
             for own in (part._parameters, part._buffers):
                 yield from (x for x in own.values() if x is not None)
         for optimizer in self.optimizers:
@@ -118,7 +118,8 @@ class CapturedStep:
         if torch.is_anomaly_enabled():
             self.warn_once("anomaly detection is on")
             return None
-        tensors = list(self.tensors())
+        parts = list_parts(self.modules)
+        tensors = list(self.tensors(parts))
         if self.is_stale or self.pointers != find_pointers(tensors, self.optimizers):
             self.reset()
             if self.reason:
@@ -126,7 +127,7 @@ class CapturedStep:
                 return None
         for optimizer in self.prepared:  # before a capture too, which would keep a rate that is a number
             optimizer.update_learning_rates()
-        key = (structure, tuple(map(describe_leaf, leaves)), describe_mode(self.modules, self.optimizers, tensors))
+        key = (structure, tuple(map(describe_leaf, leaves)), describe_mode(parts, self.optimizers, tensors))
         if key not in self.captured:
             if len(self.captured) >= self.max_graphs:
                 self.warn_once(f"more than {self.max_graphs} combinations of shapes and settings")
@@ -316,10 +317,10 @@ def describe_leaf(x: Any) -> Hashable:
     return known
 
 
-def describe_mode(modules: Iterable[nn.Module], optimizers: Iterable[Optimizer], tensors: Iterable[Tensor]) -> Hashable:
+def describe_mode(parts: Iterable[nn.Module], optimizers: Iterable[Optimizer], tensors: Iterable[Tensor]) -> Hashable:
     """What else a graph depends on: training or evaluation, frozen parameters, settings, gradients, mixed precision."""
     autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
-    training = tuple([part.training for part in list_parts(modules)])
+    training = tuple([part.training for part in parts])
     frozen = tuple([not x.requires_grad for x in tensors])
     settings = tuple([describe_settings(x) for x in optimizers])
     return training, frozen, settings, torch.is_grad_enabled(), autocast

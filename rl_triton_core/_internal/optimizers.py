@@ -12,8 +12,18 @@ from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 FUSED = (Adam, AdamW, SGD)
 """With one kernel for all parameters, which takes learning rates and `found_inf` as tensors."""
 SUPPORTED = (*FUSED, RMSprop)
-BOOLEAN_SETTINGS = ("nesterov", "centered", "amsgrad", "maximize")
-SETTINGS = ("betas", "eps", "weight_decay", "momentum", "dampening", "alpha", *BOOLEAN_SETTINGS)
+SETTINGS = (
+    "betas",
+    "eps",
+    "weight_decay",
+    "momentum",
+    "dampening",
+    "alpha",
+    "nesterov",
+    "centered",
+    "amsgrad",
+    "maximize",
+)
 """Of these optimizers, besides learning rates and how steps are computed."""
 
 
@@ -32,9 +42,8 @@ def name_unsupported(optimizer: Optimizer) -> str:
 
 def describe_settings(optimizer: Optimizer) -> Hashable:
     """The settings, besides learning rates, that a graph keeps as they are."""
-    groups = optimizer.param_groups
-    values = [[group.get(name) for name in SETTINGS] for group in groups]
-    return tuple([tuple([tuple(x) if isinstance(x, list) else x for x in known]) for known in values])
+    values = [group.get(name) for group in optimizer.param_groups for name in SETTINGS]
+    return tuple([tuple(x) if isinstance(x, list) else x for x in values])
 
 
 def find_prepared(optimizer: Optimizer) -> PreparedOptimizer | None:

@@ -175,7 +175,7 @@ class CapturedUpdateMixin:
             super().apply_gradients(gradients_dict)  # type: ignore[misc]
             return
         gradients = [x for x in gradients_dict.values() if x is not None]
-        if gradients and not self.config.torch_skip_nan_gradients:
+        if not self.config.torch_skip_nan_gradients:
             self._num_not_finite += ~are_finite(gradients)
             for gradient in gradients:
                 gradient.nan_to_num_()  # what RLlib does with those that are not finite, and no change to others

@@ -540,8 +540,7 @@ class FusedUpdateMixin(DeferredMetricsMixin):
         """
         plain = self._grad_scalers is None and self._lr_scheduler_classes is None
         wanted = self._flags.enabled and self._flags.fused_optimizer and plain
-        gradients = [*gradients_dict.values()]
-        if not wanted or (gradients and not self.config.torch_skip_nan_gradients and not are_finite(gradients)):
+        if not wanted or not (self.config.torch_skip_nan_gradients or are_finite([*gradients_dict.values()])):
             super().apply_gradients(gradients_dict)  # type: ignore[misc]
             return
         self._step_optimizers(gradients_dict)
@@ -569,7 +568,9 @@ class FusedUpdateMixin(DeferredMetricsMixin):
 
 
 def are_finite(gradients: list[Tensor]) -> Tensor:
-    """Whether all gradients, one at least, are finite, on their device; False too if their norm overflows."""
+    """Whether all gradients are finite, on their device; False too if their norm overflows."""
+    if not gradients:
+        return torch.tensor(True)
     return torch.isfinite(torch.stack(torch._foreach_norm(gradients)).sum())
 
 

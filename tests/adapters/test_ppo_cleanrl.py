@@ -6,9 +6,8 @@ from pathlib import Path
 import gymnasium as gym
 import pytest
 import torch
-from core.test_capture import AgainGraphs
+from core.test_capture import AgainGraphs, allow_captures
 
-from rl_triton_core import capture
 from rl_triton_core.capture import CapturedStep
 
 pytest.importorskip("tensorboard")
@@ -88,7 +87,7 @@ def test_captured_updates_equal_eager_ones(example, tmp_path, monkeypatch, argum
         graphs.append(step.graphs)
         return step
 
-    monkeypatch.setattr(capture, "find_obstacle", lambda *given: "switched off" if given[2] is False else "")
+    allow_captures(monkeypatch)
     monkeypatch.setattr(example, "CapturedStep", make_step)
     arguments = [*arguments, "--total-timesteps", "1024"]
     (eager, _, _), (captured, _, _) = (

@@ -13,9 +13,7 @@ pytest.importorskip("tensorboard")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
 import ppo_gpu_envs as example
-from core.test_capture import AgainGraphs
-
-from rl_triton_core import capture
+from core.test_capture import AgainGraphs, allow_captures
 
 ROWS = 50
 CARTPOLE_BOUNDS = (2.5, 3.0, 0.22, 3.0)  # some of the states are terminal
@@ -120,7 +118,7 @@ def test_both_arms_train_the_same_agent(env, tmp_path):
 @pytest.mark.parametrize("env", list(example.ENVIRONMENTS))
 def test_captured_training_equals_eager_training(env, monkeypatch):
     """With a graph that calls a step again. Rollouts too: random numbers are drawn in the same order."""
-    monkeypatch.setattr(capture, "find_obstacle", lambda *_: "switched off" if _[2] is False else "")
+    allow_captures(monkeypatch)
     trainings = []
     for update in ("eager", "captured"):
         sizes = ["--num-envs", "8", "--num-steps", "8", "--update-epochs", "2", "--num-minibatches", "3"]

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 pytest.importorskip("sb3_contrib")
-from core.test_capture import AgainGraphs
+from core.test_capture import AgainGraphs, allow_captures
 from gymnasium import spaces
 from sb3_contrib import MaskablePPO
 from sb3_contrib.common.maskable.buffers import MaskableRolloutBuffer
@@ -35,7 +35,6 @@ from rl_triton_adapters._optimizers import clip_gradients, is_fused
 from rl_triton_adapters._sb3_policies import apply_policy
 from rl_triton_adapters.sb3_captured import TritonA2C, TritonPPO
 from rl_triton_adapters.sb3_contrib_captured import TritonMaskablePPO
-from rl_triton_core import capture
 
 GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
 OPTIONS = {"n_steps": 32, "batch_size": 24, "n_epochs": 3, "seed": 0}
@@ -161,7 +160,7 @@ def make_model(task, device, monkeypatch=None, stock=False, **options):
     model = (STOCK[kind] if stock else kind)(policy, make_vec_env(env, 2, seed=0), device=device, **options)
     model.set_logger(Recorder())
     if not stock and device == "cpu" and monkeypatch is not None:
-        monkeypatch.setattr(capture, "find_obstacle", lambda *_: "switched off" if _[2] is False else "")
+        allow_captures(monkeypatch)
         use_graphs(model)
     return model
 
@@ -221,7 +220,7 @@ def test_every_update_of_a_training_is_that_of_stock(env, device, updates, monke
     ours, stock = TritonPPO(policy, envs, **options), PPO(policy, envs, **options)
     stock.set_logger(Recorder())
     if device == "cpu":
-        monkeypatch.setattr(capture, "find_obstacle", lambda *_: "")
+        allow_captures(monkeypatch)
         use_graphs(ours)
     apart = []
 

@@ -84,10 +84,15 @@ class Training:
         return [x.detach().clone() for x in self.model.parameters()]
 
 
+def allow_captures(monkeypatch):
+    """Let steps be captured without a GPU, unless they are switched off."""
+    monkeypatch.setattr(capture, "find_obstacle", lambda *_: "switched off" if _[2] is False else "")
+
+
 def make_captured(monkeypatch, device="cpu", graphs=None, kind=Training, **options):
     """A training whose steps are captured, on a CPU too."""
     if device == "cpu":
-        monkeypatch.setattr(capture, "find_obstacle", lambda *_: "switched off" if _[2] is False else "")
+        allow_captures(monkeypatch)
     training = kind(device=device, **options)
     if device == "cpu":
         training.step.graphs = graphs or AgainGraphs()
@@ -387,7 +392,7 @@ def test_networks_of_every_kind(kind, device, monkeypatch):
     """Parameters and buffers after two hundred steps with a schedule."""
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     if device == "cpu":
-        monkeypatch.setattr(capture, "find_obstacle", lambda *_: "switched off" if _[2] is False else "")
+        allow_captures(monkeypatch)
         monkeypatch.setattr(capture, "CudaGraphs", lambda device: AgainGraphs())
     make_model, shape = NETWORKS[kind]
 

@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("ray.rllib")
 
-from core.test_capture import GPU, AgainGraphs
+from core.test_capture import GPU, AgainGraphs, allow_captures
 from ray.rllib.algorithms.ppo.ppo_catalog import PPOCatalog
 from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
@@ -20,13 +20,12 @@ from test_updates import OwnModule, make_config, own_loss
 from updates import POLICY, SPACES, TOLERANCE, assert_same_updates, build_learner, draw_episodes, update_learner
 
 from rl_triton_adapters.rllib import TritonPPOTorchLearner, enable_triton
-from rl_triton_core import capture
 
 
 def build_captured(config, device, monkeypatch):
     """A learner whose updates are captured."""
     if device == "cpu":
-        monkeypatch.setattr(capture, "find_obstacle", lambda *_: "switched off" if _[2] is False else "")
+        allow_captures(monkeypatch)
     learner = build_learner(enable_triton(config.copy(copy_frozen=False)))
     step = learner.find_step()
     assert step.reason == ""
@@ -210,7 +209,7 @@ OBSTACLES = {
 def test_what_stands_against_it_is_said(reason, monkeypatch):
     given = dict(OBSTACLES[reason])
     flags, learner_class = given.pop("flags", {}), given.pop("learner_class", TritonPPOTorchLearner)
-    monkeypatch.setattr(capture, "find_obstacle", lambda *_: "switched off" if _[2] is False else "")
+    allow_captures(monkeypatch)
     config = make_config("gaussian").learners(learner_class=learner_class, learner_config_dict=flags).rl_module(**given)
     learner = build_learner(enable_triton(config))
     assert learner.describe_step().startswith(f"updates are not captured: {reason}")

@@ -230,6 +230,7 @@ class CapturedStep:
     def reset(self) -> None:
         """Forget the graphs and the optimizers' preparation; the next call captures anew."""
         self.captured.clear()
+        self.graphs.release()
         for optimizer in self.prepared:
             optimizer.release()
         self.prepared, self.is_stale = [], False
@@ -242,7 +243,6 @@ class CapturedStep:
     def fall_back(self, reason: str) -> None:
         """Run eagerly from here on, and say so."""
         self.reset()
-        self.graphs.release()
         self.reason = reason
         self.warn_once(reason)
 

@@ -26,7 +26,7 @@ class Graphs(Protocol):
         """Put such states back."""
 
     def release(self) -> None:
-        """Give memory back."""
+        """Give back the memory of graphs, of which none is left."""
 
 
 class CudaGraphs:
@@ -87,7 +87,7 @@ class CudaGraphs:
             generator.set_state(state)
 
     def release(self) -> None:
-        """Return cached blocks to the device."""
+        """Begin a pool with the next graph: one without graphs takes none while a tensor, say a gradient, is in it."""
         self.pool = None
         torch.cuda.empty_cache()
 

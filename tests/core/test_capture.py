@@ -27,7 +27,7 @@ class AgainGraphs:
     """A graph that calls the step again, in the place of one of CUDA: the same interface, on a CPU."""
 
     def __init__(self, fails=False):
-        self.fails, self.captures, self.replays = fails, 0, 0
+        self.fails, self.captures, self.replays, self.pool = fails, 0, 0, None
 
     def warm_up(self, call, times):
         for _ in range(times):
@@ -37,6 +37,7 @@ class AgainGraphs:
         if self.fails:
             raise RuntimeError("operation not permitted when stream is capturing")
         self.captures += 1
+        self.pool = self.pool or object()
         results = call()
 
         def replay():
@@ -56,7 +57,8 @@ class AgainGraphs:
         for generator, state in saved:
             generator.set_state(state)
 
-    def release(self): ...
+    def release(self):
+        self.pool = None
 
 
 class Training:
@@ -262,6 +264,7 @@ def test_checkpoints_are_those_of_the_plain_optimizer(device, monkeypatch):
         training.step(*third, 1.0)
     for got, want in zip(captured.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-7)
+    assert captured.step.captured and not captured.step.reason
 
 
 def test_what_cannot_be_captured_runs_eagerly_and_says_why(monkeypatch):
@@ -314,13 +317,17 @@ def test_no_more_graphs_than_asked_for(monkeypatch):
     assert training.step.graphs.captures == 2 and training.step.graphs.replays == 3
 
 
-def test_a_replaced_parameter_is_captured_anew(monkeypatch):
-    training = make_captured(monkeypatch)
-    (batch,) = draw_batches(1)
+@pytest.mark.parametrize("device", ["cpu", GPU])
+def test_a_replaced_parameter_is_captured_anew(device, monkeypatch):
+    """In other memory, for the gradients are alive in the first graph's."""
+    training = make_captured(monkeypatch, device)
+    (batch,) = draw_batches(1, device=device)
     training.step(*batch, 1.0)
+    (before,), pool = training.step.captured.values(), training.step.graphs.pool
     training.model[0].weight.data = training.model[0].weight.data.clone()
     training.step(*batch, 1.0)
-    assert training.step.graphs.captures == 2
+    (after,) = training.step.captured.values()
+    assert after is not before and training.step.graphs.pool is not pool
 
 
 def test_a_step_is_pickled_without_its_graphs(monkeypatch):

@@ -1,12 +1,16 @@
 """The kernels of the losses compile for every target, none spills registers, and none is atomic."""
 
 import re
+from itertools import product
 
 import pytest
 import torch
-from ahead_of_time import compile_kernel
+from ahead_of_time import TARGETS, compile_kernel
+from triton.backends.amd.compiler import HIPBackend
+from triton.backends.nvidia.compiler import CUDABackend
+from triton.runtime.jit import native_specialize_impl
 
-from rl_triton_core._internal.backends.triton_losses import NUM_WARPS, list_launches
+from rl_triton_core._internal.backends.triton_losses import NUM_WARPS, describe_argument, list_launches
 from rl_triton_core._internal.kernels import losses as kernels
 from rl_triton_core._internal.loss_equations import Choices, Coefficients
 from rl_triton_core._internal.loss_problem import LossProblem, Streams
@@ -56,20 +60,21 @@ def compile_for(target, problem):
     """Compile the launches of a problem; return for each the compiled kernel, and what a thread of it needs."""
     gradients = [empty(*x.shape, dtype=x.dtype) for x in problem.differentiable]
     for call in list_launches(problem, gradients, empty(), empty(11)):
-        arguments = dict(zip(call.kernel.arg_names, call.arguments, strict=False)) | call.constants
-        yield compile_kernel(target, call.kernel, arguments, num_warps=NUM_WARPS)
+        arguments = dict(zip(call.kernel.arg_names, call.arguments, strict=False)) | call.options
+        yield compile_kernel(target, call.kernel, arguments, num_warps=call.num_warps)
 
 
 VARIANTS = {
-    "log-probabilities": {"head": "sampled"},
     "log-probabilities, half": {"head": "sampled", "dtype": torch.bfloat16, "masked": True},
     "entropy": {"head": "given", "masked": True},
     "tokens": {"head": "sampled", "tokens": True},
-    "categorical of 2": {"head": "categorical", "size": 2},
+    "categorical of 64, alone": {"head": "categorical", "size": 64},
+    "categorical of 1000": {"head": "categorical", "size": 1000},
     "categorical of 64": {"head": "categorical", "size": 64, "exact_kl": True},
     "three categoricals": {"head": "categorical", "size": 6, "parts": 3, "masked": True},
     "gaussian": {"head": "gaussian", "size": 6},
-    "gaussian of 32": {"head": "gaussian", "size": 32, "exact_kl": True},
+    "gaussian of 32": {"head": "gaussian", "size": 32},
+    "gaussian of 32 and an old one": {"head": "gaussian", "size": 32, "exact_kl": True},
     "bernoulli": {"head": "bernoulli", "size": 16},
     "one tile": {"head": "categorical", "n": 64, "masked": True},
 }
@@ -86,6 +91,23 @@ def test_no_variant_spills(variant):
 def test_no_target_spills(target):
     for _, resources in compile_for(target, problem_of("gaussian", size=6, masked=True)):
         assert resources.spilled_bytes == 0
+
+
+@pytest.mark.parametrize(("size", "wide"), [(2, 1), (6, 3), (7, 0), (18, 9)])
+def test_a_thread_has_all_numbers_of_an_element(size, wide):
+    problems = problem_of("categorical", size=size), problem_of("sampled")
+    (main, needs), (simple, _) = ([*compile_for("sm_90", x)][-2] for x in problems)
+    assert main.asm["ptx"].count("shfl") == simple.asm["ptx"].count("shfl"), "they exchange sums over elements alone"
+    assert needs.accesses["ld.v2.b32"] >= wide and needs.spilled_bytes == 0
+
+
+@pytest.mark.parametrize("backend", [CUDABackend(TARGETS["sm_90"]), HIPBackend(TARGETS["gfx942"])])
+def test_arguments_described_alike_are_compiled_alike(backend):
+    x, large = torch.zeros(64), torch.empty(1 << 30, dtype=torch.int16, device="meta")
+    arguments = [None, 0, 1, 2, 16, 1 << 31, 0.5, x, x[1:], x[4:], x.half(), large, (1, x), (2, x), (2, x[1:])]
+    for pair in product(arguments, repeat=2):
+        if describe_argument(pair[0]) == describe_argument(pair[1]):
+            assert len({native_specialize_impl(backend, y, False, True, True) for y in pair}) == 1, pair
 
 
 def test_gradients_are_scaled_in_wide_pieces():

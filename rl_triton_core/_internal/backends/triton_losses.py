@@ -6,7 +6,8 @@ holds takes one launch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Hashable, Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -19,9 +20,11 @@ from rl_triton_core._internal.kernels.launch import next_power_of_2
 from rl_triton_core._internal.loss_equations import STATISTICS, Choices
 from rl_triton_core._internal.loss_problem import LossProblem, Results, Stream
 
-TILE_NUMBERS, TILE_ELEMENTS = 1024, 256
-"""The most of a tile: what a network gives, and elements."""
 NUM_WARPS = 4
+TILE_ELEMENTS, TILE_NUMBERS, FEW_NUMBERS = 128, 4096, 2
+"""Elements of a tile, twice as many if the network gives few numbers for each; and the most of its numbers."""
+MAX_CHUNKS, SHARED_CHUNK = 10, 32
+"""The most of an element's numbers, and the numbers of one whose gradients are sums over the elements."""
 MAX_PROGRAMS = 512
 """`finish_sums` reads what each of them left at once."""
 WEIGH_BLOCK, SCALE_BLOCK = 1024, 1024
@@ -46,16 +49,29 @@ class Call(NamedTuple):
     programs: int
     arguments: tuple[Any, ...]
     constants: dict[str, Any]
+    """What is compiled into the kernel, beside its equations."""
+    choices: Choices | None = None
+    """The kernel's equations, if it has some."""
+    num_warps: int = NUM_WARPS
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """All that is compiled into the kernel, by name, in the order of its parameters."""
+        if self.choices is None:
+            return self.constants
+        equations = compile_equations(self.choices)
+        return {name: equations[name] for name in self.kernel.arg_names if name in equations} | self.constants
 
 
 class Tiles(NamedTuple):
     """How a minibatch is cut."""
 
-    width: int
-    """Numbers of each element, as a power of two."""
+    chunk: int
+    """Numbers of an element that are read at once."""
     block: int
     """Elements of a tile."""
     number: int
+    num_warps: int = NUM_WARPS
 
     @property
     def programs(self) -> int:
@@ -64,11 +80,20 @@ class Tiles(NamedTuple):
 
 
 def cut_tiles(problem: LossProblem) -> Tiles:
-    """Tiles that hold a number of everything that a network gives for some elements."""
-    width = next_power_of_2(max(problem.sizes)) if problem.inputs else 1
-    numbers = width * len(problem.split_inputs(problem.inputs)) if problem.inputs else 1
-    block = max(16, min(TILE_ELEMENTS, next_power_of_2(TILE_NUMBERS // numbers + 1) // 2))
-    return Tiles(width, block, -(-problem.like.shape[0] // block))
+    """Tiles that hold everything that a network gives for some elements, where possible an element per thread.
+
+    A chunk is what a thread reads at once, or more where that is too little of an element. Twice the warps make one
+    tile of a minibatch that has two.
+    """
+    size, widest = problem.like.shape[0], max(problem.sizes)
+    numbers = sum(problem.sizes) * (2 if problem.old_inputs else 1)
+    chunk = max(math.gcd(widest, 4), next_power_of_2(-(-widest // MAX_CHUNKS)))
+    if any(x.ndim == 1 for x in problem.inputs):
+        chunk = min(SHARED_CHUNK, next_power_of_2(widest))
+    few = 2 if numbers <= FEW_NUMBERS else 1
+    block = max(1, min(few * TILE_ELEMENTS, TILE_NUMBERS // next_power_of_2(numbers)))
+    double = 2 if block < size <= 2 * block else 1
+    return Tiles(chunk, double * block, -(-size // (double * block)), double * NUM_WARPS)
 
 
 def compute_loss(problem: LossProblem) -> Results:
@@ -81,10 +106,41 @@ def compute_loss(problem: LossProblem) -> Results:
     gradients = problem.allocate_gradients()
     loss = problem.like.new_empty((), dtype=torch.float32)
     statistics = problem.like.new_empty(len(STATISTICS), dtype=torch.float32)
-    with device_guard(problem.like.device):
+    device = problem.like.device
+    with device_guard(device):
         for call in list_launches(problem, gradients, loss, statistics):
-            call.kernel[(call.programs,)](*call.arguments, **call.constants, num_warps=NUM_WARPS)
+            launch_kernel(call, device)
     return Results(loss, statistics, [x for x in gradients if x is not None])
+
+
+KERNELS: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
+"""Compiled kernels, and what is compiled into them. Triton takes longer to find one, as it looks at every equation."""
+
+
+def launch_kernel(call: Call, device: torch.device) -> None:
+    """Launch a kernel on the device that is current."""
+    constants = tuple(call.constants.values())
+    described = tuple(map(describe_argument, call.arguments))
+    key = call.kernel.__name__, call.choices, constants, call.num_warps, device, described
+    if key in KERNELS:
+        compiled, options = KERNELS[key]
+        compiled[(call.programs, 1, 1)](*call.arguments, *options)
+        return
+    compiled = call.kernel[(call.programs,)](*call.arguments, **call.options, num_warps=call.num_warps)
+    if compiled is not None:  # the interpreter compiles nothing
+        KERNELS[key] = compiled, tuple(call.options.values())
+
+
+def describe_argument(x: Any) -> Any:
+    """What Triton compiles into a kernel of an argument, and perhaps more."""
+    kind = type(x)
+    if x is None or kind is float:
+        return kind
+    if kind is tuple:
+        return tuple(map(describe_argument, x))
+    if kind is int:
+        return x == 1, x % 16 == 0, -(1 << 31) <= x < 1 << 31
+    return x.dtype, x.data_ptr() % 16 == 0, x.untyped_storage().nbytes() < 1 << 31
 
 
 def list_launches(
@@ -116,11 +172,17 @@ def list_launches(
     numbers = tuple(
         read_elsewhere(x, like.device) for x in (*problem.coefficients, 0.0 if divisor is None else divisor)
     )
+    networks = [split_network(problem, x) for x in (problem.inputs, problem.old_inputs, stand_in(problem, gradients))]
     sums = parts, 0 if parts is None else len(parts)
     arguments = (
-        *head_arguments(problem),
+        *networks[0],
+        *networks[1],
+        problem.streams.actions,
         *stream_arguments(problem),
-        *gradient_arguments(problem, gradients, shared),
+        networks[2].xs,
+        gradients[1] if networks[0].y is not None and shared is None else None,
+        gradients[-1] if problem.values is not None else None,
+        shared,
         numbers,
         tuple(problem.rule or (0.0, 0.0, 0.0, 0.0)),
         *sums,
@@ -134,22 +196,22 @@ def list_launches(
     )
     config = kernels.LossConfig(
         **describe_problem(problem, gradients),
+        **describe_strides(problem, networks),
         POINTERS=sum(1 << i for i, x in enumerate(numbers) if isinstance(x, torch.Tensor)),
         HAS_DIVISOR=divisor is not None,
         PARTS=capacity,
         ONE_TILE=tiles.number == 1,
-        WIDTH=tiles.width,
+        CHUNK=tiles.chunk,
         BLOCK=tiles.block,
     )
-    equations = compile_equations(problem.choices)
-    yield Call(kernels.compute_tiles, tiles.programs, arguments, {**equations, "CONFIG": config})
+    yield Call(kernels.compute_tiles, tiles.programs, arguments, {"CONFIG": config}, problem.choices, tiles.num_warps)
     if tiles.number > 1:
         outputs = loss, statistics
         arguments = partials, shared_partials, tiles.programs, shared, numbers, *sums, *outputs
-        common = {name: getattr(config, name) for name in ("POINTERS", "HAS_DIVISOR", "PARTS")}
-        common["SUMMARIZE"] = equations["SUMMARIZE"]
+        constants = {name: getattr(config, name) for name in ("POINTERS", "HAS_DIVISOR", "PARTS")}
+        constants["PROGRAMS"] = next_power_of_2(tiles.programs)
         programs = 1 + (0 if shared is None else len(shared))
-        yield Call(kernels.finish_sums, programs, arguments, {**common, "PROGRAMS": next_power_of_2(tiles.programs)})
+        yield Call(kernels.finish_sums, programs, arguments, constants, problem.choices)
 
 
 def read_elsewhere(x: float | torch.Tensor, device: torch.device) -> float | torch.Tensor:
@@ -157,26 +219,20 @@ def read_elsewhere(x: float | torch.Tensor, device: torch.device) -> float | tor
     return float(x) if isinstance(x, torch.Tensor) and x.device != device else x
 
 
-def head_arguments(problem: LossProblem) -> tuple[Any, ...]:
-    """What the network gives, what the old one gave, and the actions."""
-    actions = problem.streams.actions
-    return (
-        *network_arguments(problem, problem.inputs),
-        *network_arguments(problem, problem.old_inputs),
-        problem.sizes,
-        actions,
-        0 if actions is None else actions.stride(0),
-    )
+class Network(NamedTuple):
+    """What a network gives."""
+
+    xs: tuple[torch.Tensor, ...]
+    """By distribution."""
+    y: Stream = None
 
 
-def network_arguments(problem: LossProblem, tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-    """The x of each distribution and the distance between their rows; and the same of y, 0 if they share one."""
+def split_network(problem: LossProblem, tensors: Sequence[torch.Tensor]) -> Network:
+    """What a network gives, from its tensors, or something in the place of nothing."""
     if not tensors:
-        return (problem.like,), (0,), None, 0
+        return Network((problem.like,))
     parts = problem.split_inputs(tensors)
-    y = parts[0][1] if len(parts[0]) > 1 else None
-    y_stride = 0 if y is None or y.ndim == 1 else y.stride(0)
-    return tuple(x[0] for x in parts), tuple(x[0].stride(0) for x in parts), y, y_stride
+    return Network(tuple([x[0] for x in parts]), parts[0][1] if len(parts[0]) > 1 else None)
 
 
 def stream_arguments(problem: LossProblem) -> tuple[Any, ...]:
@@ -198,15 +254,9 @@ def stream_arguments(problem: LossProblem) -> tuple[Any, ...]:
     )
 
 
-def gradient_arguments(problem: LossProblem, gradients: Sequence[Stream], shared: Stream) -> tuple[Any, ...]:
-    """Where to write the gradients; in the tuples something stands in for what is not wanted."""
-    by_values = gradients[-1] if problem.values is not None else None
-    if not problem.inputs:
-        return (problem.like,), (0,), None, by_values, None
-    pairs = zip(problem.inputs, gradients, strict=False)
-    parts = problem.split_inputs([x if gradient is None else gradient for x, gradient in pairs])
-    by_y = gradients[1] if len(parts[0]) > 1 and shared is None else None
-    return tuple(x[0] for x in parts), tuple(x[0].stride(0) for x in parts), by_y, by_values, shared
+def stand_in(problem: LossProblem, gradients: Sequence[Stream]) -> list[torch.Tensor]:
+    """Gradients by what the network gives, and something else where one is not wanted."""
+    return [given if x is None else x for given, x in zip(problem.inputs, gradients, strict=False)]
 
 
 def describe_problem(problem: LossProblem, gradients: Sequence[Stream]) -> dict[str, Any]:
@@ -226,6 +276,17 @@ def describe_problem(problem: LossProblem, gradients: Sequence[Stream]) -> dict[
         "SEARCH": search,
         "PER_SEQUENCE": problem.per_sequence,
         "NORMALIZE": problem.rule is not None,
+        "WIDTHS": problem.sizes,
+    }
+
+
+def describe_strides(problem: LossProblem, networks: Sequence[Network]) -> dict[str, Any]:
+    """Distances between the numbers of elements, which tell how many of them one instruction may read."""
+    actions = problem.streams.actions
+    ys = [0 if x.y is None or x.y.ndim == 1 else x.y.stride(0) for x in networks[:2]]
+    return {
+        "STRIDES": tuple([tuple([x.stride(0) for x in network.xs]) for network in networks]),
+        "Y_STRIDES": (*ys, 0 if actions is None else actions.stride(0)),
     }
 
 
@@ -242,5 +303,6 @@ def scale_gradients(gradients: Sequence[torch.Tensor], factor: torch.Tensor) -> 
     if not sizes or not max(sizes):
         return
     programs = min(-(-max(sizes) // SCALE_BLOCK), 4 * MAX_PROGRAMS)
+    call = Call(kernels.scale_gradients, programs, (tuple(gradients), sizes, factor), {"BLOCK": SCALE_BLOCK})
     with device_guard(factor.device):
-        kernels.scale_gradients[(programs,)](tuple(gradients), sizes, factor, BLOCK=SCALE_BLOCK, num_warps=NUM_WARPS)
+        launch_kernel(call, factor.device)

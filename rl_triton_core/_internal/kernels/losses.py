@@ -1,8 +1,9 @@
 """The losses, for Triton: one pass over the elements of a minibatch for values and gradients, and one over its sums.
 
-A program walks over tiles of [BLOCK] elements, or of [BLOCK, WIDTH] numbers where a network gives several for each. It
-sums in float64, and leaves its sums in `partials`, which `finish_sums` adds up in one order. Nothing is atomic.
-Tensors that are absent are None, or, in a tuple, anything.
+A program walks over tiles of [BLOCK] elements. Where a network gives several numbers for each, it reads them in chunks
+of [BLOCK, CHUNK], which it adds up before it adds up their columns. It sums in float64, and leaves its sums in
+`partials`, which `finish_sums` adds up in one order. Nothing is atomic. Tensors that are absent are None, or, in a
+tuple, anything.
 """
 
 from __future__ import annotations
@@ -46,8 +47,14 @@ class LossConfig:
     """Room for the moments that other launches left."""
     ONE_TILE: bool
     """Whether one tile has all elements."""
-    WIDTH: int
-    """Numbers of each element, as a power of two."""
+    WIDTHS: tuple[int, ...]
+    """Numbers of each element, by distribution."""
+    STRIDES: tuple[tuple[int, ...], ...]
+    """Distances between the numbers of elements: of each x, each old x and each gradient by x."""
+    Y_STRIDES: tuple[int, ...]
+    """The same of y and old y, 0 where elements share one, and of the actions."""
+    CHUNK: int
+    """Numbers of an element that are read at once, a power of two."""
     BLOCK: int
     """Elements of a tile."""
 
@@ -110,30 +117,47 @@ def read_weight(mask, index, inside):
 
 
 @triton.jit
-def expand_row(x, WIDTH: tl.constexpr):
+def expand_row(x, CHUNK: tl.constexpr):
     """What there is one of per element beside the numbers of each."""
-    return x if WIDTH == 1 else tl.expand_dims(x, 1)
+    return x if CHUNK == 1 else tl.expand_dims(x, 1)
 
 
 @triton.jit
-def add_columns(x, where, WIDTH: tl.constexpr):
+def locate_columns(chunk: tl.constexpr, CHUNK: tl.constexpr):
+    """The columns of a chunk."""
+    return chunk if CHUNK == 1 else chunk * CHUNK + tl.arange(0, CHUNK)[None, :]
+
+
+@triton.jit
+def keep_columns(x, chunk: tl.constexpr, width: tl.constexpr, other: tl.constexpr, CHUNK: tl.constexpr):
+    """A chunk, with another number in columns that are beside the last."""
+    return x if (chunk + 1) * CHUNK <= width else tl.where(locate_columns(chunk, CHUNK) < width, x, other)
+
+
+@triton.jit
+def locate_numbers(rows, chunk: tl.constexpr, width: tl.constexpr, CHUNK: tl.constexpr):
+    """Where in a chunk there are numbers of some elements."""
+    return keep_columns(expand_row(rows, CHUNK), chunk, width, False, CHUNK)
+
+
+@triton.jit
+def add_columns(x, CHUNK: tl.constexpr):
     """The sum of each element's numbers."""
-    x = tl.where(where, x, 0.0)
-    return x if WIDTH == 1 else tl.sum(x, 1)
+    return x if CHUNK == 1 else tl.sum(x, 1)
 
 
 @triton.jit
-def read_matrix(matrix, stride, index, columns, where, other, WIDTH: tl.constexpr):
-    """The numbers of each element."""
-    offsets = index.to(tl.int64) * stride if WIDTH == 1 else tl.expand_dims(index.to(tl.int64) * stride, 1) + columns
-    return tl.load(matrix + offsets, mask=where, other=other).to(tl.float32)
+def locate_matrix(matrix, stride: tl.constexpr, index, chunk: tl.constexpr, CHUNK: tl.constexpr):
+    """Where a chunk is in memory."""
+    return matrix + (expand_row(index.to(tl.int64) * stride, CHUNK) + locate_columns(chunk, CHUNK))
 
 
 @triton.jit
-def write_matrix(matrix, stride, index, columns, where, values, WIDTH: tl.constexpr):
-    """The numbers of each element."""
-    offsets = index.to(tl.int64) * stride if WIDTH == 1 else tl.expand_dims(index.to(tl.int64) * stride, 1) + columns
-    tl.store(matrix + offsets, values, mask=where)
+def read_matrix(
+    matrix, stride: tl.constexpr, index, chunk: tl.constexpr, where, other: tl.constexpr, CHUNK: tl.constexpr
+):
+    """A chunk of the numbers of each element."""
+    return tl.load(locate_matrix(matrix, stride, index, chunk, CHUNK), mask=where, other=other).to(tl.float32)
 
 
 @triton.jit
@@ -190,32 +214,52 @@ def weigh_elements(advantages, mask, size, parts, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def read_numbers(x, x_stride, y, y_stride, index, columns, where, INDEXED: tl.constexpr, WIDTH: tl.constexpr):
-    """What the network gives for each element. Beside the last action of a categorical are impossible ones."""
-    first = read_matrix(x, x_stride, index, columns, where, float("-inf") if INDEXED else 0.0, WIDTH)
-    if y is None:
-        return first, first
-    else:
-        return first, read_matrix(y, y_stride, index, columns, where, 0.0, WIDTH)
+def read_network(network, part: tl.constexpr, index, valid, OLD: tl.constexpr, CONFIG: tl.constexpr):
+    """The chunks of what a network gives. Beside the last action of a categorical are impossible ones."""
+    xs, y = network
+    other: tl.constexpr = float("-inf") if CONFIG.INDEXED else 0.0
+    chunks = ()
+    for chunk in tl.static_range((CONFIG.WIDTHS[part] + CONFIG.CHUNK - 1) // CONFIG.CHUNK):
+        where = locate_numbers(valid, chunk, CONFIG.WIDTHS[part], CONFIG.CHUNK)
+        x = read_matrix(xs[part], CONFIG.STRIDES[OLD][part], index, chunk, where, other, CONFIG.CHUNK)
+        own_y = x
+        if y is not None:
+            own_y = read_matrix(y, CONFIG.Y_STRIDES[OLD], index, chunk, where, 0.0, CONFIG.CHUNK)
+        chunks = chunks + ((x, own_y),)
+    return chunks
 
 
 @triton.jit
-def read_action(
-    actions, actions_stride, part, width, index, columns, valid, where, INDEXED: tl.constexpr, WIDTH: tl.constexpr
-):
-    """The action of each element, or which of its numbers that chose; and whether there is such an action."""
-    if INDEXED:
-        chosen = tl.load(actions + index.to(tl.int64) * actions_stride + part, mask=valid, other=0)
-        return expand_row(chosen, WIDTH) == columns, (chosen >= 0) & (chosen < width)
+def read_actions(actions, part: tl.constexpr, index, valid, chunks, CONFIG: tl.constexpr):
+    """The chunks of each element's action, or which of its numbers that chose; and whether there is such an action."""
+    result = ()
+    exists = valid
+    if CONFIG.HAS_ACTIONS:
+        stride: tl.constexpr = CONFIG.Y_STRIDES[2]
+        chosen = index
+        if CONFIG.INDEXED:
+            chosen = tl.load(actions + index.to(tl.int64) * stride + part, mask=valid, other=0)
+            exists = (chosen >= 0) & (chosen < CONFIG.WIDTHS[part])
+        for chunk in tl.static_range(len(chunks)):
+            if CONFIG.INDEXED:
+                result = result + (expand_row(chosen, CONFIG.CHUNK) == locate_columns(chunk, CONFIG.CHUNK),)
+            else:
+                where = locate_numbers(valid, chunk, CONFIG.WIDTHS[part], CONFIG.CHUNK)
+                result = result + (read_matrix(actions, stride, index, chunk, where, 0.0, CONFIG.CHUNK),)
     else:
-        return read_matrix(actions, actions_stride, index, columns, where, 0, WIDTH), valid
+        for chunk in tl.static_range(len(chunks)):
+            result = result + (chunks[chunk][0],)
+    return result, exists
 
 
 @triton.jit
-def find_peak(x, INDEXED: tl.constexpr, WIDTH: tl.constexpr):
+def find_peak(chunks, INDEXED: tl.constexpr, CHUNK: tl.constexpr):
     """The largest of each element's numbers, if that is asked for."""
     if INDEXED:
-        return x if WIDTH == 1 else tl.expand_dims(tl.max(x, 1), 1)
+        peak = chunks[0][0]
+        for chunk in tl.static_range(1, len(chunks)):
+            peak = tl.maximum(peak, chunks[chunk][0])
+        return peak if CHUNK == 1 else tl.expand_dims(tl.max(peak, 1), 1)
     else:
         return 0.0
 
@@ -273,29 +317,70 @@ def standardize_tile(advantage, weight, rule, CONFIG: tl.constexpr):
 
 
 @triton.jit
-def read_part(network, chosen, part: tl.constexpr, index, columns, valid, CONFIG: tl.constexpr):
-    """What the networks give for one of the distributions side by side, and its actions."""
-    xs, x_strides, y, y_stride = network
-    actions, actions_stride, widths = chosen
-    inside = expand_row(valid, CONFIG.WIDTH) & (columns < widths[part])
-    x, own_y = read_numbers(
-        xs[part], x_strides[part], y, y_stride, index, columns, inside, CONFIG.INDEXED, CONFIG.WIDTH
-    )
-    action, exists = x, valid
-    if CONFIG.HAS_ACTIONS:
-        action, exists = read_action(
-            actions, actions_stride, part, widths[part], index, columns, valid, inside, CONFIG.INDEXED, CONFIG.WIDTH
+def sum_terms(chunks, actions, peak, width: tl.constexpr, SUM_TERMS: tl.constexpr, CHUNK: tl.constexpr):
+    """The sums that a distribution asks for over each element's numbers."""
+    sums = (0.0, 0.0, 0.0)
+    for chunk in tl.static_range(len(chunks)):
+        a, b, c = SUM_TERMS(chunks[chunk][0], chunks[chunk][1], actions[chunk], peak)
+        zero = tl.zeros_like(chunks[chunk][0])
+        a = keep_columns(a + zero, chunk, width, 0.0, CHUNK)
+        b = keep_columns(b + zero, chunk, width, 0.0, CHUNK)
+        c = keep_columns(c + zero, chunk, width, 0.0, CHUNK)
+        sums = sums[0] + a, sums[1] + b, sums[2] + c
+    return add_columns(sums[0], CHUNK), add_columns(sums[1], CHUNK), add_columns(sums[2], CHUNK)
+
+
+@triton.jit
+def sum_kl(chunks, old_chunks, peaks, width: tl.constexpr, SUM_KL: tl.constexpr, CHUNK: tl.constexpr):
+    """The sums that the divergence from an old network's outputs asks for."""
+    sums = (0.0, 0.0)
+    for chunk in tl.static_range(len(chunks)):
+        d, e = SUM_KL(
+            chunks[chunk][0], chunks[chunk][1], old_chunks[chunk][0], old_chunks[chunk][1], peaks[0], peaks[1]
         )
-    return x, own_y, action, exists, inside
+        zero = tl.zeros_like(chunks[chunk][0])
+        d = keep_columns(d + zero, chunk, width, 0.0, CHUNK)
+        e = keep_columns(e + zero, chunk, width, 0.0, CHUNK)
+        sums = sums[0] + d, sums[1] + e
+    return add_columns(sums[0], CHUNK), add_columns(sums[1], CHUNK)
+
+
+@triton.jit
+def evaluate_part(
+    networks,
+    actions,
+    part: tl.constexpr,
+    index,
+    valid,
+    SUM_TERMS: tl.constexpr,
+    READOUT: tl.constexpr,
+    SUM_KL: tl.constexpr,
+    READ_KL: tl.constexpr,
+    CONFIG: tl.constexpr,
+):
+    """Log-probability, entropy and KL by one of the distributions side by side, and what its gradients need."""
+    width: tl.constexpr = CONFIG.WIDTHS[part]
+    CHUNK: tl.constexpr = CONFIG.CHUNK
+    chunks = read_network(networks[0], part, index, valid, 0, CONFIG)
+    chosen, exists = read_actions(actions, part, index, valid, chunks, CONFIG)
+    peak = find_peak(chunks, CONFIG.INDEXED, CHUNK)
+    sums = sum_terms(chunks, chosen, peak, width, SUM_TERMS, CHUNK)
+    log_prob, entropy = READOUT(sums)
+    log_prob = tl.where(exists, log_prob, float("nan"))
+    kl, old_chunks, old_peak, kl_sums = tl.zeros_like(log_prob), chunks, peak, (sums[0], sums[1])
+    if CONFIG.HAS_OLD:
+        old_chunks = read_network(networks[1], part, index, valid, 1, CONFIG)
+        old_peak = find_peak(old_chunks, CONFIG.INDEXED, CHUNK)
+        kl_sums = sum_kl(chunks, old_chunks, (peak, old_peak), width, SUM_KL, CHUNK)
+        kl = READ_KL(sums, kl_sums)
+    return log_prob, entropy, kl, (chunks, chosen, old_chunks, (peak, old_peak), sums, kl_sums)
 
 
 @triton.jit
 def evaluate_parts(
-    network,
-    old_network,
-    chosen,
+    networks,
+    actions,
     index,
-    columns,
     valid,
     SUM_TERMS: tl.constexpr,
     READOUT: tl.constexpr,
@@ -305,39 +390,17 @@ def evaluate_parts(
 ):
     """Log-probability, entropy and KL of each element; and of each distribution what its gradients need."""
     BLOCK: tl.constexpr = CONFIG.BLOCK
-    WIDTH: tl.constexpr = CONFIG.WIDTH
     log_prob = tl.zeros([BLOCK], tl.float32)
     entropy = tl.zeros([BLOCK], tl.float32)
     kl = tl.zeros([BLOCK], tl.float32)
     heads = ()
     if CONFIG.HAS_INPUTS:
-        for part in tl.static_range(len(network[0])):
-            x, own_y, action, exists, inside = read_part(network, chosen, part, index, columns, valid, CONFIG)
-            peak = find_peak(x, CONFIG.INDEXED, WIDTH)
-            a, b, c = SUM_TERMS(x, own_y, action, peak)
-            sums = add_columns(a, inside, WIDTH), add_columns(b, inside, WIDTH), add_columns(c, inside, WIDTH)
-            part_log_prob, part_entropy = READOUT(sums)
-            log_prob += tl.where(exists, part_log_prob, float("nan"))
-            entropy += part_entropy
-            old_x, own_old_y, old_peak, kl_sums = x, own_y, peak, (sums[0], sums[1])
-            if CONFIG.HAS_OLD:
-                old_xs, old_x_strides, old_y, old_y_stride = old_network
-                old_x, own_old_y = read_numbers(
-                    old_xs[part],
-                    old_x_strides[part],
-                    old_y,
-                    old_y_stride,
-                    index,
-                    columns,
-                    inside,
-                    CONFIG.INDEXED,
-                    WIDTH,
-                )
-                old_peak = find_peak(old_x, CONFIG.INDEXED, WIDTH)
-                d, e = SUM_KL(x, own_y, old_x, own_old_y, peak, old_peak)
-                kl_sums = add_columns(d, inside, WIDTH), add_columns(e, inside, WIDTH)
-                kl += READ_KL(sums, kl_sums)
-            heads = heads + ((x, own_y, action, peak, sums, old_x, own_old_y, old_peak, kl_sums),)
+        for part in tl.static_range(len(CONFIG.WIDTHS)):
+            own = evaluate_part(networks, actions, part, index, valid, SUM_TERMS, READOUT, SUM_KL, READ_KL, CONFIG)
+            log_prob += own[0]
+            entropy += own[1]
+            kl += own[2]
+            heads = heads + (own[3],)
     return log_prob, entropy, kl, heads
 
 
@@ -345,13 +408,16 @@ def evaluate_parts(
 def start_sums(CONFIG: tl.constexpr):
     """Nothing yet: sums of terms, weights and moments, the extremes of the ratio, and gradients by what all share."""
     BLOCK: tl.constexpr = CONFIG.BLOCK
-    WIDTH: tl.constexpr = CONFIG.WIDTH
+    CHUNK: tl.constexpr = CONFIG.CHUNK
     sums = ()
     for _ in tl.static_range(13):
         sums = sums + (tl.zeros([BLOCK], tl.float64),)
     least = tl.full([BLOCK], float("inf"), tl.float32)
     largest = tl.full([BLOCK], float("-inf"), tl.float32)
-    return sums, least, largest, tl.zeros([WIDTH], tl.float64)
+    shared = ()
+    for _ in tl.static_range((CONFIG.WIDTHS[0] + CHUNK - 1) // CHUNK):
+        shared = shared + (tl.zeros([CHUNK], tl.float64),)
+    return sums, least, largest, shared
 
 
 @triton.jit
@@ -367,14 +433,38 @@ def add_terms(sums, averaged, value, target, weight, valid):
 
 
 @triton.jit
+def differentiate_chunk(
+    head,
+    chunk: tl.constexpr,
+    by_policy,
+    SLOPES: tl.constexpr,
+    KL_SLOPES: tl.constexpr,
+    MULTIPLY: tl.constexpr,
+    CONFIG: tl.constexpr,
+):
+    """Derivatives by a chunk of x and y, from those by log-probability, entropy and KL."""
+    chunks, chosen, old_chunks, peaks, sums, kl_sums = head
+    by_log_prob, by_entropy, by_kl = by_policy
+    CHUNK: tl.constexpr = CONFIG.CHUNK
+    x, y = chunks[chunk]
+    total = expand_row(sums[0], CHUNK), expand_row(sums[1], CHUNK), expand_row(sums[2], CHUNK)
+    by_x, by_y = SLOPES(x, y, chosen[chunk], peaks[0], total, by_log_prob, by_entropy)
+    if CONFIG.HAS_OLD:
+        old_x, old_y = old_chunks[chunk]
+        kl_total = expand_row(kl_sums[0], CHUNK), expand_row(kl_sums[1], CHUNK)
+        kl_by_x, kl_by_y = KL_SLOPES(x, y, old_x, old_y, peaks[0], peaks[1], total, kl_total)
+        by_x += MULTIPLY(by_kl, kl_by_x)
+        by_y += MULTIPLY(by_kl, kl_by_y)
+    return by_x, by_y
+
+
+@triton.jit
 def write_parts(
     heads,
     by_policy,
     gradients,
-    widths,
     index,
     size,
-    columns,
     valid,
     shared,
     SLOPES: tl.constexpr,
@@ -382,34 +472,29 @@ def write_parts(
     MULTIPLY: tl.constexpr,
     CONFIG: tl.constexpr,
 ):
-    """Derivatives by what the network gave, from those by log-probability, entropy and KL; `shared` with their sums."""
-    WIDTH: tl.constexpr = CONFIG.WIDTH
-    by_xs, by_x_strides, by_y, by_shared = gradients
-    where = expand_row(valid, WIDTH)
-    by_log_prob, by_entropy, by_kl = by_policy
+    """Write derivatives by what the network gave; `shared` with the sums of those that elements share."""
+    CHUNK: tl.constexpr = CONFIG.CHUNK
+    by_xs, by_y, by_shared = gradients
+    where = expand_row(valid, CHUNK)
+    result = ()
     for part in tl.static_range(len(heads)):
-        x, own_y, action, peak, sums, old_x, own_old_y, old_peak, kl_sums = heads[part]
-        total = expand_row(sums[0], WIDTH), expand_row(sums[1], WIDTH), expand_row(sums[2], WIDTH)
-        by_x, by_own_y = SLOPES(x, own_y, action, peak, total, by_log_prob, by_entropy)
-        if CONFIG.HAS_OLD:
-            kl_total = expand_row(kl_sums[0], WIDTH), expand_row(kl_sums[1], WIDTH)
-            kl_by_x, kl_by_y = KL_SLOPES(x, own_y, old_x, own_old_y, peak, old_peak, total, kl_total)
-            by_x += MULTIPLY(by_kl, kl_by_x)
-            by_own_y += MULTIPLY(by_kl, kl_by_y)
-        inside = expand_row(index < size, WIDTH) & (columns < widths[part])
-        if CONFIG.WANTED & (1 << part):
-            by_x = tl.where(where, by_x, 0.0)
-            write_matrix(by_xs[part], by_x_strides[part], index, columns, inside, by_x, WIDTH)
-        if by_y is not None:
-            by_own_y = tl.where(where, by_own_y, 0.0)
-            write_matrix(by_y, widths[part], index, columns, inside, by_own_y, WIDTH)
-        if by_shared is not None:
-            shared += tl.sum(tl.where(where & (columns < widths[part]), by_own_y, 0.0).to(tl.float64), 0)
-    return shared
+        for chunk in tl.static_range(len(heads[part][0])):
+            by_x, by_own_y = differentiate_chunk(heads[part], chunk, by_policy, SLOPES, KL_SLOPES, MULTIPLY, CONFIG)
+            inside = locate_numbers(index < size, chunk, CONFIG.WIDTHS[part], CHUNK)
+            if CONFIG.WANTED & (1 << part):
+                places = locate_matrix(by_xs[part], CONFIG.STRIDES[2][part], index, chunk, CHUNK)
+                tl.store(places, tl.where(where, by_x, 0.0), mask=inside)
+            if by_y is not None:
+                places = locate_matrix(by_y, CONFIG.WIDTHS[part], index, chunk, CHUNK)
+                tl.store(places, tl.where(where, by_own_y, 0.0), mask=inside)
+            if by_shared is not None:
+                own = keep_columns(tl.where(where, by_own_y, 0.0), chunk, CONFIG.WIDTHS[part], 0.0, CHUNK)
+                result = result + (shared[chunk] + tl.sum(own.to(tl.float64), 0),)
+    return result if by_shared is not None else shared
 
 
 @triton.jit
-def leave_sums(results, least, largest, shared, partials, shared_partials, by_shared, width, WIDTH: tl.constexpr):
+def leave_sums(results, least, largest, shared, partials, shared_partials, by_shared, CONFIG: tl.constexpr):
     """A program's sums, for `finish_sums`."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     for i in tl.static_range(13):
@@ -417,15 +502,17 @@ def leave_sums(results, least, largest, shared, partials, shared_partials, by_sh
     tl.store(partials + 13 * programs + program, tl.min(least))
     tl.store(partials + 14 * programs + program, tl.max(largest))
     if by_shared is not None:
-        column = tl.arange(0, WIDTH)
-        tl.store(shared_partials + column * programs + program, shared, mask=column < width)
+        for chunk in tl.static_range(len(shared)):
+            column = chunk * CONFIG.CHUNK + tl.arange(0, CONFIG.CHUNK)
+            place = shared_partials + column * programs + program
+            tl.store(place, shared[chunk], mask=column < CONFIG.WIDTHS[0])
 
 
 @triton.jit(do_not_specialize=["size", "num_parts", "num_every"])
 def compute_tiles(
-    xs, x_strides, y, y_stride, old_xs, old_x_strides, old_y, old_y_stride, widths, actions, actions_stride,
+    xs, y, old_xs, old_y, actions,
     old_log_probs, advantages, references, values, targets, old_values, mask, scale, cu_seqlens, length, num_sequences,
-    by_xs, by_x_strides, by_y, by_values, by_shared, numbers, rule, parts, num_parts, every, num_every, size,
+    by_xs, by_y, by_values, by_shared, numbers, rule, parts, num_parts, every, num_every, size,
     partials, shared_partials, loss, statistics,
     SUM_TERMS: tl.constexpr, READOUT: tl.constexpr, SLOPES: tl.constexpr, SUM_KL: tl.constexpr, READ_KL: tl.constexpr,
     KL_SLOPES: tl.constexpr, COMPUTE_TERMS: tl.constexpr, MULTIPLY: tl.constexpr, INVERT: tl.constexpr,
@@ -436,14 +523,12 @@ def compute_tiles(
     `parts` are the moments of this process's advantages, `every` those of all processes; None with one tile.
     """
     BLOCK: tl.constexpr = CONFIG.BLOCK
-    WIDTH: tl.constexpr = CONFIG.WIDTH
     totals, least, largest, shared = start_sums(CONFIG)
     count, subtracted, factor = standardize_elements(parts, num_parts, every, num_every, rule, CONFIG)
     coefficients = ()
     for i in tl.static_range(11):
         coefficients = coefficients + (read_number(numbers, i, CONFIG.POINTERS),)
     divisor = read_divisor(numbers, count, CONFIG.HAS_DIVISOR, CONFIG.POINTERS)
-    columns = tl.arange(0, WIDTH)[None, :] if WIDTH > 1 else 0
     for tile in tl.range(tl.program_id(0), tl.cdiv(size, BLOCK), tl.num_programs(0)):
         index = tile * BLOCK + tl.arange(0, BLOCK)
         weight = read_weight(mask, index, index < size)
@@ -461,9 +546,8 @@ def compute_tiles(
         valid = weight != 0
 
         log_prob, entropy, kl, heads = evaluate_parts(
-            (xs, x_strides, y, y_stride), (old_xs, old_x_strides, old_y, old_y_stride),
-            (actions, actions_stride, widths), index, columns, valid, SUM_TERMS, READOUT, SUM_KL, READ_KL, CONFIG,
-        )  # fmt: skip
+            ((xs, y), (old_xs, old_y)), actions, index, valid, SUM_TERMS, READOUT, SUM_KL, READ_KL, CONFIG
+        )
         value = read_stream(values, index, valid)
         target = read_stream(targets, index, valid)
         averaged, slopes = COMPUTE_TERMS(
@@ -485,11 +569,10 @@ def compute_tiles(
             tl.store(by_values + index, tl.where(valid, slopes[3] * share, 0.0), mask=index < size)
         by_policy = ()
         for i in tl.static_range(3):
-            by_policy = by_policy + (expand_row(tl.where(valid, slopes[i] * share, 0.0), WIDTH),)
+            by_policy = by_policy + (expand_row(tl.where(valid, slopes[i] * share, 0.0), CONFIG.CHUNK),)
         shared = write_parts(
-            heads, by_policy, (by_xs, by_x_strides, by_y, by_shared), widths, index, size, columns, valid, shared,
-            SLOPES, KL_SLOPES, MULTIPLY, CONFIG,
-        )  # fmt: skip
+            heads, by_policy, (by_xs, by_y, by_shared), index, size, valid, shared, SLOPES, KL_SLOPES, MULTIPLY, CONFIG
+        )
 
     results = ()
     for i in tl.static_range(13):
@@ -498,10 +581,11 @@ def compute_tiles(
         extremes = tl.min(least).to(tl.float64), tl.max(largest).to(tl.float64)
         write_summary(results, extremes, divisor, numbers, loss, statistics, SUMMARIZE, CONFIG.POINTERS)
         if by_shared is not None:
-            column = tl.arange(0, WIDTH)
-            tl.store(by_shared + column, shared.to(tl.float32), mask=column < widths[0])
+            for chunk in tl.static_range(len(shared)):
+                column = chunk * CONFIG.CHUNK + tl.arange(0, CONFIG.CHUNK)
+                tl.store(by_shared + column, shared[chunk].to(tl.float32), mask=column < CONFIG.WIDTHS[0])
     else:
-        leave_sums(results, least, largest, shared, partials, shared_partials, by_shared, widths[0], WIDTH)
+        leave_sums(results, least, largest, shared, partials, shared_partials, by_shared, CONFIG)
 
 
 @triton.jit(do_not_specialize=["programs", "num_parts"])

@@ -1,0 +1,47 @@
+"""Mutants of _internal/backends/triton_losses.py."""
+
+from mutation.mutant import Mutant
+
+FILE = "_internal/backends/triton_losses.py"
+
+KEY = "call.kernel.__name__, call.choices, constants, call.num_warps, device, described"
+MUTANTS = [
+    *(
+        Mutant(
+            f"losses: one kernel for all {what}",
+            KEY,
+            f"{KEY.replace(left_out, '0')}",
+            tests="losses_launches",
+            function="launch_kernel",
+        )
+        for what, left_out in (
+            ("names", "call.kernel.__name__"),
+            ("equations", "call.choices"),
+            ("constants", "constants"),
+            ("warps", "call.num_warps"),
+            ("devices", "device"),
+            ("arguments", "described"),
+        )
+    ),
+    Mutant(
+        "losses: one kernel for all alignments",
+        "x.data_ptr() % 16 == 0",
+        "True",
+        tests="losses_launches",
+        function="describe_argument",
+    ),
+    Mutant(
+        "losses: one kernel for all numbers",
+        "x == 1, x % 16 == 0, ...",
+        "int",
+        tests="losses_launches",
+        function="describe_argument",
+    ),
+    Mutant(
+        "losses: a launch of as many programs as the first",
+        "compiled[(call.programs, 1, 1)]",
+        "compiled[(3, 1, 1)]",
+        tests="losses_launches",
+        function="launch_kernel",
+    ),
+]

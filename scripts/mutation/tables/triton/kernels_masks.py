@@ -1,6 +1,6 @@
 """Mutants of _internal/kernels/masks.py."""
 
-from scripts.mutation.mutant import Mutant
+from mutation.mutant import Mutant
 
 FILE = "_internal/kernels/masks.py"
 

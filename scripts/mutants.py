@@ -61,6 +61,7 @@ FILES = [
         "estimators_nstep",
         "losses",
         "losses_cpu",
+        "losses_launches",
         "losses_tokens",
         "launch_table",
         "command_line",

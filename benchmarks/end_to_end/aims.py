@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -38,12 +38,27 @@ def compare_arms(
 
 def compare_losses(other: str, machine: str) -> pd.Series:
     """How many times faster a loss with its gradients is than another arm, by head, width and size."""
-    ratios = {}
-    for row in itertools.chain(*(x["rows"] for x in files.read_results(f"{machine}/losses_*.json"))):
-        if row["kind"] != "forward":
-            times = {name: x["median"] for name, x in row["microseconds"].items()}
-            ratios[f"{row['head']}, width {row['width']}, {row['elements']} elements"] = times[other] / times["ours"]
+    times = {name: row["microseconds"] for name, row, _ in list_losses(machine)}
+    return pd.Series({name: x[other]["median"] / x["ours"]["median"] for name, x in times.items()}, dtype=float)
+
+
+def compare_losses_floor(machine: str) -> pd.Series:
+    """How many times longer they take on the device than a copy of their bytes, from a million elements on."""
+    ratios = {
+        name: row["microseconds"]["ours"]["device"] * 1e3 * bandwidth / row["bytes"]
+        for name, row, bandwidth in list_losses(machine)
+        if row["elements"] >= 1_000_000
+    }
     return pd.Series(ratios, dtype=float)
+
+
+def list_losses(machine: str) -> Iterator[tuple[str, files.Row, float]]:
+    """Losses with their gradients: what they are called, and the copy's gigabytes per second in the same run."""
+    for result in files.read_results(f"{machine}/losses_*.json"):
+        for row in result["rows"]:
+            if row["kind"] != "forward":
+                name = f"{row['head']}, width {row['width']}, {row['elements']} elements"
+                yield name, row, result.get("copy_bandwidth_gb_per_s", math.nan)
 
 
 SB3 = sb3.SETTINGS["cuda"]
@@ -54,15 +69,16 @@ def select_minibatches(*sizes: int, envs: Sequence[str] = ("CartPole-v1",)) -> l
     return [x for x in SB3 if x.env in envs and x.num_envs > 1 and x.batch_size in sizes]
 
 
-LOSSES = "losses with gradients against"
+LOSSES = "losses with gradients"
 UPDATE, compare_updates = "Stable-Baselines3, update, minibatches of", partial(compare_arms, "sb3", part="update")
 ITERATION, compare_iterations = "Stable-Baselines3, iteration,", partial(compare_arms, "sb3")
 SINGLE, compare_single = "single-file PPO, captured over eager", partial(compare_arms, "cleanrl", slow="ours")
 SMALL = select_minibatches(64, envs=("CartPole-v1", "Pendulum-v1"))
 DRAWN = [x for x in SB3 if x.env == sb3.DRAWN]
 AIMS = {
-    "losses_eager": Target(f"{LOSSES} eager PyTorch", partial(compare_losses, "eager"), 3.0),
-    "losses_compiled": Target(f"{LOSSES} `torch.compile`", partial(compare_losses, "compiled"), 1.0),
+    "losses_eager": Target(f"{LOSSES} against eager PyTorch", partial(compare_losses, "eager"), 3.0),
+    "losses_compiled": Target(f"{LOSSES} against `torch.compile`", partial(compare_losses, "compiled"), 1.0),
+    "losses_floor": Target(f"{LOSSES}, device, against a copy of their bytes", compare_losses_floor, 1.3, False),
     "step_small": Target(f"{UPDATE} 64 and 256", partial(compare_updates, select_minibatches(64, 256)), 8.0),
     "step_2048": Target(f"{UPDATE} 2048", partial(compare_updates, select_minibatches(2048)), 5.0),
     "step_32768": Target(f"{UPDATE} 32768", partial(compare_updates, select_minibatches(32768)), 3.0),

@@ -139,7 +139,7 @@ bench: $(READY) ## Measure every estimator on this CPU against NumPy, Numba, SB3
 
 end-to-end: $(READY) $(RLLIB_READY) ## Measure training loops end to end on this CPU, and write the pages (downloads Ray)
 	$(PY) -m benchmarks.end_to_end benchmarks/results/cpu --suite synthetic cleanrl sb3 torchrl
-	$(VENV_RLLIB)/bin/python -m benchmarks.end_to_end benchmarks/results/cpu --suite rllib
+	$(VENV_RLLIB)/bin/python -m benchmarks.end_to_end benchmarks/results/cpu --suite rllib impala
 	$(PY) benchmarks/pages.py
 
 learning: $(READY) ## Train PPO of Stable-Baselines3 and ours from five seeds each on this CPU, and write the pages

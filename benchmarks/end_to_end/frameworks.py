@@ -88,4 +88,5 @@ REGISTRY = {
     "sb3": Framework("sb3", ("stable_baselines3", "gymnasium")),
     "torchrl": Framework("torchrl", ("torchrl", "tensordict")),
     "rllib": Framework("rllib", ("ray", "gymnasium")),
+    "impala": Framework("impala", ("ray", "gymnasium")),
 }

@@ -1,4 +1,4 @@
-"""RLlib's learner runs end to end, with its connector and with ours, and they agree."""
+"""RLlib's learners run end to end, with its advantages and with ours, and they agree."""
 
 import sys
 from pathlib import Path
@@ -8,14 +8,16 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 pytest.importorskip("ray.rllib")
 
-from benchmarks.end_to_end import rllib, run
-from benchmarks.providers import compiled_scan
+from benchmarks.end_to_end import impala, rllib, run
 
 
-def test_a_quick_run(monkeypatch):
-    monkeypatch.setattr(compiled_scan, "BACKEND", "eager")
-    (setting,) = rllib.SETTINGS["quick"]
-    entries = run.measure_setting(rllib, setting._replace(device="cpu"), run.QUICK)
-    assert [entry.status for entry in entries] == ["ok"] * len(rllib.ARMS)
-    for entry in entries:
-        assert all(set(found) == {"total", "rest", "connector", "advantages"} for found in entry.times)
+@pytest.mark.parametrize(
+    ("module", "setting"),
+    [(module, setting) for module in (rllib, impala) for setting in module.SETTINGS["quick"]],
+    ids=lambda x: getattr(x, "TITLE", str(x)),
+)
+def test_a_quick_run(module, setting):
+    entries = run.measure_setting(module, setting._replace(device="cpu"), run.QUICK)
+    assert [entry.status for entry in entries] == ["ok"] * len(module.ARMS)
+    parts = {"total", "rest", "advantages"} | ({"connector"} if module is rllib else set())
+    assert all(set(found) == parts for entry in entries for found in entry.times)

@@ -1,0 +1,104 @@
+"""RLlib: updates of IMPALA and APPO on a batch, with its V-Trace, with ours, and with our parts of the update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from importlib import import_module
+from types import MethodType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.end_to_end.frameworks import Arm, Setting
+from benchmarks.end_to_end.rllib import ACTIONS, OBSERVATIONS, UPDATE, draw_episodes
+from benchmarks.end_to_end.stopwatch import ADVANTAGES, Stopwatch
+from benchmarks.workloads import GAMMA
+
+TITLE = "RLlib, IMPALA and APPO"
+ITERATION = """\
+An iteration is one update of a local learner with the same batch of random episodes, made as the learner's thread makes
+it; no environment is stepped, and the connector has run before. The advantage step is V-Trace alone. APPO has its KL
+loss."""
+ARMS = {
+    "stock": "`vtrace_torch`",
+    "ours": "`compute_vtrace`; the parts of the update that `enable_triton` replaces are off",
+    "update": "all that `enable_triton` replaces",
+}
+OURS = ("ours", "update")
+MORE = ("update",)
+SIZES = ((10, 64), (80, 256))
+"""Fragments of a batch, and the hidden units."""
+SETTINGS = {
+    device: tuple(
+        Setting(fragments, 50, hidden, 1, 1, env=env, device=device)
+        for env in ("IMPALA", "APPO")
+        for fragments, hidden in SIZES
+    )
+    for device in ("cuda", "cpu")
+} | {"quick": tuple(Setting(2, 50, 8, 1, 1, env=env) for env in ("IMPALA", "APPO"))}
+OPTIONS: dict[str, dict[str, Any]] = {"IMPALA": {}, "APPO": {"use_kl_loss": True}}
+
+
+def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
+    """One arm in one setting, as it is before training."""
+    from ray.rllib.core.learner.learner import Learner
+    from ray.rllib.core.learner.training_data import TrainingData
+
+    torch.manual_seed(0)
+    found: list[Tensor] = []
+    learner = build_learner(setting, name, lambda function: watch_vtrace(watch, function, found))
+    batch = learner._make_batch_if_necessary(TrainingData(episodes=draw_episodes(setting)))
+    steps = dict.fromkeys(("num_env_steps_sampled_lifetime", "num_env_steps_trained_lifetime"), 0)
+
+    def update_once() -> None:
+        Learner.update(learner, training_data=TrainingData(batch=batch), timesteps=steps, _no_metrics_reduce=True)
+
+    def compute_results() -> list[Tensor]:
+        update_once()
+        return [x.cpu() for x in found]
+
+    return Arm(iteration=update_once, results=compute_results)
+
+
+def build_learner(setting: Setting, name: str, watched: Callable[..., Any]) -> Any:
+    """A learner in this process whose V-Trace is watched."""
+    from gymnasium import spaces
+    from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+
+    from rl_triton_adapters import rllib
+    from rl_triton_adapters._copies import copy_function
+
+    module = import_module(f"ray.rllib.algorithms.{setting.env.lower()}")
+    config = getattr(module, f"{setting.env}Config")().environment(
+        observation_space=spaces.Box(-np.inf, np.inf, (OBSERVATIONS,)), action_space=spaces.Box(-1, 1, (ACTIONS,))
+    )
+    config.rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[setting.hidden] * 2))
+    config.env_runners(rollout_fragment_length=setting.num_steps)
+    config.training(gamma=GAMMA, train_batch_size_per_learner=setting.batch_size, **OPTIONS[setting.env])
+    config.learners(num_learners=0, num_gpus_per_learner=int(setting.device == "cuda")).debugging(seed=0)
+    if name == "stock":
+        learner = config.build_learner(env=None)
+        loss = type(learner).compute_loss_for_module
+        names = {"vtrace_torch": watched(loss.__globals__["vtrace_torch"])}
+        learner.compute_loss_for_module = MethodType(copy_function(loss, names), learner)
+        return learner
+    ours = getattr(rllib, f"Triton{setting.env}TorchLearner")
+    timed = type(ours.__name__, (ours,), {"compute_vtrace": watched(ours.compute_vtrace)})
+    off = UPDATE if name == "ours" else ()
+    config.learners(learner_class=timed, learner_config_dict=dict.fromkeys(off, False))
+    return rllib.enable_triton(config).build_learner(env=None)
+
+
+def watch_vtrace(watch: Stopwatch, function: Callable[..., Any], found: list[Tensor]) -> Callable[..., Any]:
+    """V-Trace as the advantage step; what it found last stays."""
+    timed = watch.around(ADVANTAGES, function)
+
+    @wraps(function)
+    def call_vtrace(*args: Any, **kwargs: Any) -> Any:
+        found[:] = timed(*args, **kwargs)
+        return found[0], found[1]
+
+    return call_vtrace

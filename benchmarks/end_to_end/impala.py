@@ -20,8 +20,8 @@ from benchmarks.workloads import GAMMA
 TITLE = "RLlib, IMPALA and APPO"
 ITERATION = """\
 An iteration is one update of a local learner with the same batch of random episodes, made as the learner's thread makes
-it; no environment is stepped, and the connector has run before. The advantage step is V-Trace alone. APPO has its KL
-loss."""
+it; no environment is stepped, and the connector has run before. *10x50* is a batch of 10 fragments of 50 steps. The
+advantage step is V-Trace alone. APPO has its KL loss."""
 ARMS = {
     "stock": "`vtrace_torch`",
     "ours": "`compute_vtrace`; the parts of the update that `enable_triton` replaces are off",

@@ -158,7 +158,6 @@ def select_shares() -> list[Shares]:
 TRAINING = {
     "sb3": "Whole iterations of Stable-Baselines3 with `TritonPPO` and its siblings, environments included, are",
     "rllib": "Updates of RLlib's PPO with `enable_triton`, sampling excluded, are",
-    "impala": "Updates of its IMPALA and APPO, likewise, are",
 }
 
 

@@ -88,8 +88,9 @@ class CudaGraphs:
 
     def release(self) -> None:
         """Begin a pool with the next graph: one without graphs takes none while a tensor, say a gradient, is in it."""
-        self.pool = None
-        torch.cuda.empty_cache()
+        if self.pool is not None:
+            self.pool = None
+            torch.cuda.empty_cache()
 
 
 @cache

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from rl_triton_core import set_fast_path
+
 triton_losses = pytest.importorskip("rl_triton_core._internal.backends.triton_losses", reason="Triton is not installed")
 
 NUMBERS = torch.arange(8.0)
@@ -99,3 +101,21 @@ def test_other_numbers_share_a_kernel():
     launch(kernel, y, (24, 0.25), programs=7)
     assert kernel.compiled == [((3,), (NUMBERS, (8, 0.5)), {"FACTOR": 2, "BLOCK": 4}, triton_losses.NUM_WARPS)]
     assert kernel.launched == [((7, 1, 1), (y, (24, 0.25), 2, 4))]
+
+
+def test_without_the_fast_path_triton_finds_its_kernels():
+    kernel = RecordingKernel()
+    launch(kernel, NUMBERS, 3)
+    with set_fast_path(False):
+        launch(kernel, NUMBERS, 3)
+    launch(kernel, NUMBERS, 3)
+    assert len(kernel.compiled) == 2 and len(kernel.launched) == 1
+
+
+@pytest.mark.parametrize("compiled", [None, object()], ids=["interpreted", "of another Triton"])
+def test_what_cannot_be_launched_by_itself_is_found_anew(compiled, monkeypatch):
+    kernel = RecordingKernel()
+    monkeypatch.setattr(kernel, "Compiled", lambda _: compiled)
+    for _ in range(2):
+        launch(kernel, NUMBERS, 3)
+    assert len(kernel.compiled) == 2

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from rl_triton_core._internal.backends.triton import device_guard
+from rl_triton_core._internal.fast_path import Switch
 from rl_triton_core._internal.kernels import losses as kernels
 from rl_triton_core._internal.kernels import moments
 from rl_triton_core._internal.kernels.launch import next_power_of_2
@@ -114,7 +115,10 @@ def compute_loss(problem: LossProblem) -> Results:
 
 
 KERNELS: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
-"""Compiled kernels, and what is compiled into them. Triton takes longer to find one, as it looks at every equation."""
+"""Compiled kernels, and what is compiled into them. Triton takes longer to find one, as it looks at every equation.
+
+They are a part of the fast path, and are found by Triton where that is switched off.
+"""
 
 
 def launch_kernel(call: Call, device: torch.device) -> None:
@@ -122,12 +126,12 @@ def launch_kernel(call: Call, device: torch.device) -> None:
     constants = tuple(call.constants.values())
     described = tuple(map(describe_argument, call.arguments))
     key = call.kernel.__name__, call.choices, constants, call.num_warps, device, described
-    if key in KERNELS:
+    if Switch.enabled and key in KERNELS:
         compiled, options = KERNELS[key]
         compiled[(call.programs, 1, 1)](*call.arguments, *options)
         return
     compiled = call.kernel[(call.programs,)](*call.arguments, **call.options, num_warps=call.num_warps)
-    if compiled is not None:  # the interpreter compiles nothing
+    if hasattr(compiled, "__getitem__"):  # the interpreter compiles nothing, and this is a private name of Triton's
         KERNELS[key] = compiled, tuple(call.options.values())
 
 

@@ -44,4 +44,18 @@ MUTANTS = [
         tests="losses_launches",
         function="launch_kernel",
     ),
+    Mutant(
+        "losses: compiled kernels without the fast path",
+        "Switch.enabled and ...",
+        "...",
+        tests="losses_launches",
+        function="launch_kernel",
+    ),
+    Mutant(
+        "losses: a kernel of another Triton is kept",
+        'hasattr(compiled, "__getitem__")',
+        "compiled is not None",
+        tests="losses_launches",
+        function="launch_kernel",
+    ),
 ]

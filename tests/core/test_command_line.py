@@ -37,6 +37,7 @@ def add_distribution(folder, name, version, *requires):
     folder.joinpath(f"{name.replace('-', '_')}-{version}.dist-info", "METADATA").write_text(text)
 
 
+@pytest.mark.skipif(requirements.find_version(requirements.DISTRIBUTION) is None, reason="nothing is installed")
 def test_a_broken_installation(tmp_path):
     """Old and unknown packages, a cache that is a file, no fast path, a wrong number of threads: all are found."""
     site, file = tmp_path / "site", tmp_path / "file"
@@ -67,6 +68,12 @@ def test_a_broken_installation(tmp_path):
     assert "ray 99.1.0" in checks["frameworks"]["message"] and "check_ray" in checks["frameworks"]["advice"]
     assert "RL_TRITON_FAST_PATH" in checks["fast path"]["advice"]
     assert "'many'" in checks["threads"]["message"]
+
+
+def test_a_checkout_that_is_not_installed(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    status, message, advice = doctor.check_packages()
+    assert status == "warning" and "not installed" in message and advice.startswith("pip install -e .")
 
 
 def test_without_a_command_it_describes_the_machine():

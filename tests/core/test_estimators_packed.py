@@ -296,7 +296,11 @@ def test_out(target, estimator):
     views = [out[::2] for out in outs]
     run_packed(case, lengths, target, out=tuple(views) if len(estimator.outputs) > 1 else views[0])
     for out, result in zip(outs, want, strict=True):
-        assert same_bits(out[::2].cpu().contiguous(), result) and out[1::2].isnan().all()
+        if target.backend == "triton":  # strided outputs may get another kernel
+            assert_close(out[::2].cpu(), result)
+        else:
+            assert same_bits(out[::2].cpu().contiguous(), result)
+        assert out[1::2].isnan().all()
 
 
 @BACKWARDS

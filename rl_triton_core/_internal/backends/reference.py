@@ -123,7 +123,8 @@ def build_steps(row: Row, dtype: torch.dtype) -> Step:
     inputs = tuple(map(read_valid, problem.inputs))
     terminated, truncated = row.read_flags(problem.terminated), row.read_flags(problem.truncated)
     gamma, varies = read_valid(problem.gamma), isinstance(problem.gamma, torch.Tensor)
-    decay = gamma * problem.lambda_ if varies else read_valid(problem.gamma * problem.lambda_)
+    one = torch.ones((), dtype=torch.float64, device=problem.like.device)  # torch.compile takes its products as symbols
+    decay = gamma * problem.lambda_ if varies else read_valid(one * problem.gamma * problem.lambda_)
     index, none, is_severed = row.find_neighbours()
     next_inputs = tuple(x.gather(1, index) for x in inputs[: problem.recurrence.num_lookahead])
     if problem.recurrence.backward:
@@ -177,7 +178,7 @@ class Row:
 
     def read_stream(self, stream: Stream | float, dtype: torch.dtype) -> torch.Tensor:
         """A stream or a number as one element per step; None is 0."""
-        if not isinstance(stream, torch.Tensor):
+        if not isinstance(stream, torch.Tensor) or stream.ndim == 0:
             number = 0 if stream is None else stream  # by a product, which torch.compile knows how to make of a symbol
             return torch.ones(self.shape, dtype=dtype, device=self.problem.like.device) * number
         if self.problem.cu_seqlens is not None and stream.ndim == 2:

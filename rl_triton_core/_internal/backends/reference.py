@@ -123,8 +123,7 @@ def build_steps(row: Row, dtype: torch.dtype) -> Step:
     inputs = tuple(map(read_valid, problem.inputs))
     terminated, truncated = row.read_flags(problem.terminated), row.read_flags(problem.truncated)
     gamma, varies = read_valid(problem.gamma), isinstance(problem.gamma, torch.Tensor)
-    one = torch.ones((), dtype=torch.float64, device=problem.like.device)  # torch.compile takes its products as symbols
-    decay = gamma * problem.lambda_ if varies else read_valid(one * problem.gamma * problem.lambda_)
+    decay = gamma * problem.lambda_ if varies else read_valid(multiply_numbers(problem))
     index, none, is_severed = row.find_neighbours()
     next_inputs = tuple(x.gather(1, index) for x in inputs[: problem.recurrence.num_lookahead])
     if problem.recurrence.backward:
@@ -144,6 +143,14 @@ def build_steps(row: Row, dtype: torch.dtype) -> Step:
         next_value, continues = torch.zeros_like(gamma), ~(starts | is_severed)
     next_inputs = tuple(torch.where(continues, x, 0) for x in next_inputs)
     return Step(inputs, next_inputs, next_value, continues, gamma, decay, problem.params)
+
+
+def multiply_numbers(problem: Problem) -> Any:
+    """γλ; as a tensor for torch.compile, which before PyTorch 2.13 makes no symbol of a product of numbers."""
+    gamma: Any = problem.gamma
+    if torch.compiler.is_compiling() and isinstance(gamma, float):
+        gamma = torch.ones((), dtype=torch.float64, device=problem.like.device) * gamma
+    return gamma * problem.lambda_
 
 
 class Row:

@@ -10,8 +10,9 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from numbers import Integral, Real
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from rl_triton_core._internal.graphs import CudaGraphs, Graphs
 from rl_triton_core._internal.optimizers import PreparedOptimizer, describe_settings, name_unsupported
+from rl_triton_core._internal.validation import is_number
 
 WARM_UPS = 3
 """Eager steps before a capture: libraries choose their algorithms and allocate their workspaces."""
@@ -41,14 +43,15 @@ class CapturedStep:
     Gradients may be accumulated within a step; one that adds to those of the step before runs eagerly.
 
     Args:
-        function: The step: tensors and numbers in, tensors out, nested in tuples, lists and dicts as you like. Numbers
+        function: The step: tensors and numbers in, tensors out, nested in tuples, lists and dicts as you like. Tensors
+            must not require grad, or a call raises a ValueError: no gradient flows through a graph's inputs. Numbers
             arrive as tensors without dimensions, float32 for floats, so that a schedule (clip range, entropy
             coefficient) does not ask for another graph. Bools, strings and None arrive as they are; another value is
             another graph.
         modules: Whose parameters and buffers the step changes. Parameters may be frozen and released between steps.
         optimizers: That the step calls. Adam, AdamW, SGD (without dampening) and RMSprop can be captured. Their
-            learning rates may change between steps, as schedulers and frameworks do it; another value of any other
-            setting is another graph.
+            learning rates, numbers or float32 tensors on the device, may change between steps, as schedulers and
+            frameworks do it; another value of any other setting is another graph.
         state: Further tensors that the step changes in place, such as running sums of statistics.
         generators: Of random numbers that the step draws, besides the device's default one.
         enabled: False runs every step eagerly. None captures where possible, unless RL_TRITON_CAPTURE is 0 in the
@@ -78,7 +81,7 @@ class CapturedStep:
         """Nothing is captured until the first call."""
         if enabled is not None and not isinstance(enabled, bool):
             raise TypeError(f"enabled: got {type(enabled).__name__}, expected a bool or None")
-        self.function, self.max_graphs = function, max_graphs
+        self.function, self.enabled, self.max_graphs = function, enabled, max_graphs
         self.modules, self.generators, self.extra = list(modules), list(generators), list(state)
         self.optimizers = list(optimizers)
         self.reason = find_obstacle(self.optimizers, self.tensors(), enabled)
@@ -90,7 +93,7 @@ class CapturedStep:
         self.is_stale = self.may_stop = False
         self.warned: set[str] = set()
         if self.reason and self.device.type != "cpu" and is_wanted(enabled):
-            self.warn_once(self.reason)
+            self.warn_once(self.reason, stacklevel=3)
 
     @property
     def device(self) -> torch.device:
@@ -110,6 +113,9 @@ class CapturedStep:
     def __call__(self, *inputs: Any) -> Any:
         """Make the step."""
         leaves, structure = pytree.tree_flatten(inputs)
+        check_inputs(leaves)
+        if self.reason and self.stop.device != self.device:  # what was moved may be captured where it is now
+            self.reset()
         graph = None if self.reason else self.find_graph(leaves, structure)
         return self.run_eagerly(leaves, structure) if graph is None else graph.replay(leaves)
 
@@ -120,7 +126,8 @@ class CapturedStep:
             return None
         parts = list_parts(self.modules)
         tensors = list(self.tensors(parts))
-        if self.is_stale or self.pointers != find_pointers(tensors, self.optimizers):
+        lost = self.is_stale or any(x.has_lost_rate() for x in self.prepared)
+        if lost or self.pointers != find_pointers(tensors, self.optimizers):
             self.reset()
             if self.reason:
                 self.warn_once(self.reason)
@@ -138,6 +145,9 @@ class CapturedStep:
             except RuntimeError as error:  # an operation that cannot be captured, or no memory is left for it
                 self.fall_back(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
                 return None
+            except BaseException:
+                self.reset()
+                raise
         return self.captured[key]
 
     def run_eagerly(self, leaves: list[Any], structure: Any) -> Any:
@@ -184,7 +194,10 @@ class CapturedStep:
 
         def call() -> Any:
             torch.clear_autocast_cache()  # a graph has to cast parameters itself
-            with self.keep_buffers():
+            with ExitStack() as stack:
+                for optimizer in self.prepared:
+                    stack.enter_context(optimizer.stopping())
+                stack.enter_context(self.keep_buffers())
                 return self.function(*arguments)
 
         with self.unchanged(), keep_gradients(list(self.tensors())) as carried:
@@ -200,7 +213,7 @@ class CapturedStep:
     @contextmanager
     def unchanged(self) -> Iterator[None]:
         """What happens inside leaves no trace: tensors, optimizers and random states are put back."""
-        tensors = list({x.data_ptr(): x for x in [*self.tensors(), self.stop]}.values())
+        tensors = list({(x.data_ptr(), x.shape, x.stride()): x for x in [*self.tensors(), self.stop]}.values())
         copies = [x.detach().clone() for x in tensors]
         saved = [optimizer.save_state() for optimizer in self.prepared]
         random = self.graphs.save_random_state(self.generators)
@@ -235,22 +248,22 @@ class CapturedStep:
             optimizer.release()
         self.prepared, self.is_stale = [], False
         if self.stop.device != self.device:
-            self.stop = self.stop.to(self.device)
+            self.stop, self.reason = self.stop.to(self.device), ""
             self.graphs = CudaGraphs(self.device)
-        self.reason = self.reason or find_obstacle(self.optimizers, self.tensors(), None)
+        self.reason = self.reason or find_obstacle(self.optimizers, self.tensors(), self.enabled)
         self.pointers = find_pointers(self.tensors(), self.optimizers)
 
     def fall_back(self, reason: str) -> None:
         """Run eagerly from here on, and say so."""
         self.reset()
         self.reason = reason
-        self.warn_once(reason)
+        self.warn_once(reason, stacklevel=5)
 
-    def warn_once(self, reason: str) -> None:
+    def warn_once(self, reason: str, stacklevel: int = 4) -> None:
         """Say why steps run eagerly."""
         if reason not in self.warned:
             self.warned.add(reason)
-            warnings.warn(f"CapturedStep runs eagerly: {reason}", RuntimeWarning, stacklevel=4)
+            warnings.warn(f"CapturedStep runs eagerly: {reason}", RuntimeWarning, stacklevel=stacklevel)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without graphs, which belong to this process."""
@@ -271,10 +284,13 @@ class Captured:
     results: Any
     run: Callable[[], None]
     tensors: list[int] = field(init=False)
+    structure: Any = field(init=False)
+    """Of the results: every call gets containers of its own."""
 
     def __post_init__(self) -> None:
-        """Remember which inputs are tensors."""
+        """Remember which inputs are tensors, and take the results apart."""
         self.tensors = [i for i, x in enumerate(self.inputs) if isinstance(x, Tensor)]
+        self.results, self.structure = pytree.tree_flatten(self.results)
 
     def replay(self, leaves: list[Any]) -> Any:
         """Copy the inputs that are not there already, and launch."""
@@ -290,7 +306,18 @@ class Captured:
         for targets, sources in copies.values():
             torch._foreach_copy_(targets, sources)
         self.run()
-        return self.results
+        return pytree.tree_unflatten(self.results, self.structure)
+
+
+def check_inputs(leaves: Iterable[Any]) -> None:
+    """Refuse what a graph cannot take: gradients would end at its copy, and other arrays are no tensors."""
+    for x in leaves:
+        if isinstance(x, Tensor):
+            if x.requires_grad and torch.is_grad_enabled():
+                expected = "expected one that needs none: detach it, or compute it inside the step"
+                raise ValueError(f"inputs: got a tensor of shape {tuple(x.shape)} that requires grad, {expected}")
+        elif not isinstance(x, Hashable):
+            raise TypeError(f"inputs: got {type(x).__name__}, expected tensors, numbers, bools, strings or None")
 
 
 def as_tensor(x: Any, device: torch.device, copy: bool = False) -> Any:
@@ -300,11 +327,6 @@ def as_tensor(x: Any, device: torch.device, copy: bool = False) -> Any:
     if not is_number(x):
         return x
     return torch.tensor(x, dtype=torch.int64 if isinstance(x, Integral) else torch.float32, device=device)
-
-
-def is_number(x: Any) -> bool:
-    """Whether something is a number of Python or NumPy, and no bool."""
-    return isinstance(x, Real) and not isinstance(x, bool)
 
 
 def describe_leaf(x: Any) -> Hashable:
@@ -323,7 +345,7 @@ def describe_mode(parts: Iterable[nn.Module], optimizers: Iterable[Optimizer], t
     training = tuple([part.training for part in parts])
     frozen = tuple([not x.requires_grad for x in tensors])
     settings = tuple([describe_settings(x) for x in optimizers])
-    return training, frozen, settings, torch.is_grad_enabled(), autocast
+    return training, frozen, settings, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast
 
 
 @contextmanager
@@ -363,8 +385,9 @@ def list_parts(modules: Iterable[nn.Module]) -> list[nn.Module]:
 
 
 def find_pointers(tensors: Iterable[Tensor], optimizers: Iterable[Optimizer]) -> tuple[int, ...]:
-    """Where the tensors lie that a graph knows by their addresses, and of how many the optimizers have a state."""
-    return (*[x.data_ptr() for x in tensors], *[len(x.state) for x in optimizers])
+    """Where the tensors lie that a graph knows by their addresses, and which ones the optimizers' states are."""
+    states = chain.from_iterable(optimizer.state.values() for optimizer in optimizers)
+    return (*[x.data_ptr() for x in tensors], *map(id, chain.from_iterable(map(dict.values, states))))
 
 
 def is_wanted(enabled: bool | None) -> bool:

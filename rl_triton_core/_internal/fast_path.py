@@ -20,17 +20,17 @@ import os
 import re
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial, wraps
-from numbers import Real
 from types import TracebackType
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 
 from rl_triton_core._internal.traced_numbers import Trace, TracedNumber
-from rl_triton_core._internal.validation import is_transformed
+from rl_triton_core._internal.validation import is_number, is_transformed
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -328,12 +328,8 @@ def compile_function(source: str, name: str, namespace: dict[str, Any]) -> Any:
     before = set(namespace)
     exec(compile(source, file, "exec"), namespace)
     (function,) = (x for key, x in namespace.items() if key not in before and inspect.isfunction(x))
+    weakref.finalize(function, linecache.cache.pop, file, None)
     return function
-
-
-def is_number(x: Any) -> bool:
-    """Whether an argument is a number, such as Python's and NumPy's, that may change between calls of one form."""
-    return type(x) is float or (isinstance(x, Real) and not isinstance(x, bool))
 
 
 def signature_of(arguments: Iterable[Any], numbers: set[int]) -> int | None:

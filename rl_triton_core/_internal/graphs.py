@@ -55,22 +55,23 @@ class CudaGraphs:
         for generator in generators:
             graph.register_generator_state(generator)
         self.pool = self.pool or torch.cuda.graph_pool_handle()
-        stream = torch.cuda.current_stream(self.device)
+        current, side = torch.cuda.current_stream(self.device), find_side_stream(self.device)
         try:
             with (
                 torch.cuda.device(self.device),
-                torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"),
+                torch.cuda.graph(graph, pool=self.pool, stream=side, capture_error_mode="thread_local"),
             ):
                 results = call()
         except Exception:
-            torch.cuda.set_stream(stream)  # a capture that fails at its end leaves its own behind
+            torch.cuda.set_stream(current)  # a capture that fails at its end leaves its own behind
             self.end_capture()
             raise
         return results, graph.replay
 
     def end_capture(self) -> None:
         """Let the generators leave the state of a capture that failed: by one that does not."""
-        with torch.cuda.device(self.device), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        side = find_side_stream(self.device)
+        with torch.cuda.device(self.device), torch.cuda.graph(torch.cuda.CUDAGraph(), stream=side):
             torch.empty(1, device=self.device).zero_()
 
     def save_random_state(self, generators: Iterable[torch.Generator]) -> Any:
@@ -95,7 +96,7 @@ class CudaGraphs:
 
 @cache
 def find_side_stream(device: torch.device) -> torch.cuda.Stream:
-    """A stream for all warm-ups: cuBLAS keeps a workspace of megabytes for each that it sees."""
+    """A stream for all warm-ups and captures: cuBLAS keeps a workspace of megabytes for each that it sees."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 

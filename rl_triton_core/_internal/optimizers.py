@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor
@@ -37,7 +39,16 @@ def name_unsupported(optimizer: Optimizer) -> str:
             return f"{name}(differentiable=True) cannot be captured"
         if group.get("momentum") and group.get("dampening"):
             return f"{name} with dampening cannot be captured: its first step differs from the others"
+        if not can_stay(group["lr"], next(iter(group["params"]), None)):
+            return f"{name} with a learning rate that is a tensor of another device or dtype cannot be captured"
     return ""
+
+
+def can_stay(rate: Any, parameter: Tensor | None) -> bool:
+    """Whether a graph can read a learning rate where it is, or make a tensor of it."""
+    if parameter is None or not isinstance(rate, Tensor):
+        return True
+    return rate.device == parameter.device and rate.dtype == torch.float32
 
 
 def describe_settings(optimizer: Optimizer) -> Hashable:
@@ -53,14 +64,20 @@ def find_prepared(optimizer: Optimizer) -> PreparedOptimizer | None:
 
 
 class PreparedOptimizer:
-    """An optimizer whose learning rates are tensors, and whose steps change nothing while `stop` is 1.
+    """An optimizer whose learning rates are tensors, and whose steps can be switched off on the device.
 
-    Checkpoints stay those of the optimizer as it was: `state_dict` shows plain numbers and settings.
+    Checkpoints stay those of the optimizer as it was: `state_dict` shows its own numbers and settings.
     """
 
     def __init__(self, optimizer: Optimizer, stop: Tensor, invalidate: Callable[[], None]) -> None:
-        """Change the settings; what they were is put back by `release`. Another step that had it captures anew."""
-        self.optimizer, self.stop, self.invalidate = optimizer, stop, invalidate
+        """Change the settings; what they were is put back by `release`. Another step that had it captures anew.
+
+        Args:
+            optimizer: One that `name_unsupported` does not name.
+            stop: As in `CapturedStep`.
+            invalidate: A method that is called where graphs hold no longer; it does not keep its object alive.
+        """
+        self.optimizer, self.stop, self.owner = optimizer, stop, WeakMethod(invalidate)
         before = find_prepared(optimizer)
         if before is not None:
             before.release()
@@ -69,34 +86,60 @@ class PreparedOptimizer:
         self.device = stop.device
         self.settings: list[dict[str, Any]] = []
         self.rates: list[Tensor] = []
-        self.numbers = [float(group["lr"]) for group in optimizer.param_groups]
+        self.numbers = [group["lr"] for group in optimizer.param_groups]
+        """Learning rates as they were given: numbers, or tensors, which stay in use."""
         fused, on_gpu = isinstance(optimizer, FUSED), self.device.type == "cuda"
         wanted = {"fused": True, "foreach": False} if fused else {"foreach": True}
         for group in optimizer.param_groups:
             changes = {**wanted, **({"capturable": True} if "capturable" in group and on_gpu else {})}
             self.settings.append({name: group[name] for name in changes if name in group})
             group.update(changes)
-            self.rates.append(torch.tensor(float(group["lr"]), device=self.device))
+            rate = group["lr"]
+            self.rates.append(rate if isinstance(rate, Tensor) else torch.tensor(float(rate), device=self.device))
             group["lr"] = self.rates[-1]
         self.handles = [
             optimizer.register_state_dict_post_hook(self.show_plain_settings),
-            optimizer.register_load_state_dict_post_hook(lambda _: invalidate()),
+            optimizer.register_load_state_dict_post_hook(lambda _: self.invalidate()),
         ]
-        if fused:
-            optimizer.found_inf = stop  # type: ignore[attr-defined]
-            optimizer.grad_scale = None  # type: ignore[attr-defined]
-        else:
-            self.handles += [
-                optimizer.register_step_pre_hook(self.keep_values),
-                optimizer.register_step_post_hook(self.put_back_if_stopped),
-            ]
         self.move_steps()
+
+    def invalidate(self) -> None:
+        """Say that graphs hold no longer."""
+        tell = self.owner()
+        if tell is not None:
+            tell()
+
+    @contextmanager
+    def stopping(self) -> Iterator[None]:
+        """Steps inside change nothing where `stop` is 1, on the device."""
+        optimizer = self.optimizer
+        if isinstance(optimizer, FUSED):
+            optimizer.found_inf, optimizer.grad_scale = self.stop, None  # type: ignore[union-attr]
+            try:
+                yield
+            finally:
+                del optimizer.found_inf, optimizer.grad_scale  # type: ignore[union-attr]
+            return
+        handles = (
+            optimizer.register_step_pre_hook(self.keep_values),
+            optimizer.register_step_post_hook(self.put_back_if_stopped),
+        )
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
     def move_steps(self) -> None:
         """Step counts onto the device."""
         for state in self.optimizer.state.values():
             if isinstance(state.get("step"), Tensor):
                 state["step"] = state["step"].to(self.device, torch.float32)
+
+    def has_lost_rate(self) -> bool:
+        """Whether something has replaced a tensor that was given as a learning rate, and that graphs read."""
+        groups = zip(self.optimizer.param_groups, self.numbers, strict=False)
+        return any(isinstance(given, Tensor) and group["lr"] is not given for group, given in groups)
 
     def update_learning_rates(self) -> None:
         """Take rates that were set as numbers over into the tensors that the graph reads."""
@@ -145,9 +188,11 @@ class PreparedOptimizer:
         self.restore_settings(state_dict["param_groups"])
 
     def restore_settings(self, groups: list[dict[str, Any]]) -> None:
-        """Give parameter groups, the optimizer's or copies of them, settings as they were and plain learning rates."""
+        """Give parameter groups, the optimizer's or copies of them, settings and learning rates as they were."""
         for group, settings, number in zip(groups, self.settings, self.numbers, strict=False):  # groups may be new
             group.update(settings)
+            if isinstance(number, Tensor):
+                continue
             rate = float(group["lr"])
             is_known = rate == torch.tensor(number, dtype=torch.float32).item()  # a step may have changed it
             group["lr"] = number if is_known else rate
@@ -160,9 +205,6 @@ class PreparedOptimizer:
         for handle in self.handles:
             handle.remove()
         self.restore_settings(self.optimizer.param_groups)
-        for name in ("found_inf", "grad_scale"):
-            if hasattr(self.optimizer, name):
-                delattr(self.optimizer, name)
         for state in self.optimizer.state.values():
             capturable = any(group.get("capturable") or group.get("fused") for group in self.optimizer.param_groups)
             if isinstance(state.get("step"), Tensor) and not capturable:

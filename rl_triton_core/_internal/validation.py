@@ -154,11 +154,16 @@ def check_flags(name: str, flags: Any, layout: RolloutLayout) -> None:
         check_per_step(name, flags, layout, FLAG_DTYPES)
 
 
+def is_number(x: Any) -> bool:
+    """Whether something is a number, such as Python's and NumPy's, and no bool."""
+    return type(x) is float or (isinstance(x, Real) and not isinstance(x, bool))
+
+
 def check_number(name: str, number: Any, low: float, high: float) -> float:
     """Check that an argument is a finite number within [low, high], and return it as a float."""
     if type(number) is TracedNumber:
         return number.claim(partial(check_number, name, low=low, high=high))
-    if type(number) is not float and (isinstance(number, bool) or not isinstance(number, Real)):
+    if not is_number(number):
         raise TypeError(f"{name}: got {type(number).__name__}, expected a float")
     value = float(number)
     if not (low <= value <= high and -math.inf < value < math.inf):

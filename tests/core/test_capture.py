@@ -271,8 +271,9 @@ def test_what_cannot_be_captured_runs_eagerly_and_says_why(monkeypatch):
     graphs = AgainGraphs(fails=True)
     failing, eager = make_captured(monkeypatch, graphs=graphs), Training(enabled=False)
     (batch,) = draw_batches(1)
-    with pytest.warns(RuntimeWarning, match="CapturedStep runs eagerly: RuntimeError: operation not permitted"):
+    with pytest.warns(RuntimeWarning, match="CapturedStep runs eagerly: RuntimeError: operation not permitted") as told:
         failing.step(*batch, 1.0)
+    assert told[0].filename == __file__
     eager.step(*batch, 1.0)
     for got, want in zip(failing.parameters(), eager.parameters(), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-8)  # nothing is left of the attempt
@@ -290,8 +291,13 @@ def test_reasons_are_known_beforehand(monkeypatch):
     assert "Adagrad cannot be captured" in capture.name_unsupported(torch.optim.Adagrad(parameters))
     sgd = torch.optim.SGD(parameters, lr=0.1, momentum=0.9, dampening=0.1)
     assert "dampening" in capture.name_unsupported(sgd)
+    doubled = torch.optim.Adam(parameters, lr=torch.tensor(0.1, dtype=torch.float64))
+    assert "a learning rate that is a tensor of another device or dtype" in capture.name_unsupported(doubled)
     with pytest.raises(TypeError, match="enabled: got str, expected a bool or None"):
         CapturedStep(lambda: None, enabled="yes")
+    wanted = Training(enabled=True)
+    wanted.step.reset()
+    assert "got cpu" in wanted.step.reason  # True goes before the environment, after a reset too
 
 
 def test_an_error_in_the_step_leaves_the_model_as_it_was(monkeypatch):
@@ -306,6 +312,112 @@ def test_an_error_in_the_step_leaves_the_model_as_it_was(monkeypatch):
     with pytest.raises(ValueError, match="no"):
         training.step(torch.randn(8, 4), torch.randn(8), 1.0)
     assert all(map(torch.equal, training.parameters(), before))
+    (group,) = training.optimizer.param_groups
+    assert group["lr"] == 3e-3 and not group["fused"]
+
+
+@pytest.mark.parametrize("enabled", [None, False])
+def test_inputs_that_no_graph_can_take(enabled, monkeypatch):
+    step = make_captured(monkeypatch, enabled=enabled).step
+    with pytest.raises(ValueError, match=r"inputs: got a tensor of shape \(8, 4\) that requires grad, expected one"):
+        step(torch.randn(8, 4, requires_grad=True), torch.randn(8), 1.0)
+    with pytest.raises(TypeError, match="inputs: got ndarray, expected tensors, numbers"):
+        step(np.zeros((8, 4)), torch.randn(8), 1.0)
+
+
+def test_results_come_in_containers_of_their_own(monkeypatch):
+    training = make_captured(monkeypatch)
+    (batch,) = draw_batches(1)
+    training.step(*batch, 1.0).clear()
+    assert list(training.step(*batch, 1.0)) == ["loss"] and training.step.captured
+
+
+def test_a_replaced_state_of_the_optimizer_is_captured_anew(monkeypatch):
+    captured, eager = make_captured(monkeypatch), Training(enabled=False)
+    for batch in draw_batches(4):
+        for training in (captured, eager):
+            training.step(*batch, 1.0)
+            state = training.optimizer.state[training.model[0].weight]
+            state["exp_avg"] = torch.zeros_like(state["exp_avg"])
+    for got, want in zip(captured.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-7)
+    assert captured.step.graphs.captures == 4
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+def test_the_optimizer_steps_elsewhere_while_the_step_is_stopped(optimizer, monkeypatch):
+    captured, eager = make_captured(monkeypatch, optimizer=optimizer), Training(optimizer, enabled=False)
+    (batch,) = draw_batches(1)
+    for training in (captured, eager):
+        for limit in (0.0, torch.inf):
+            training.step(*batch, 1.0, limit)
+        before = training.parameters()
+        training.optimizer.zero_grad()
+        training.model(batch[0]).mean().backward()
+        training.optimizer.step()
+        assert not any(map(torch.equal, training.parameters(), before))
+    for got, want in zip(captured.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-7)
+
+
+def test_learning_rates_that_are_tensors_stay_in_use(monkeypatch):
+    """Changed in place, and replaced by a number; a reset and a checkpoint leave them where they are."""
+    captured, eager = make_captured(monkeypatch), Training(enabled=False)
+    rates = [torch.tensor(3e-3), torch.tensor(3e-3)]
+    for i, batch in enumerate(draw_batches(5)):
+        for training, rate in zip((captured, eager), rates, strict=True):
+            (group,) = training.optimizer.param_groups
+            group["lr"] = 0.01 if i == 4 else rate
+            rate.fill_(1e-3 * i)
+            training.step(*batch, 1.0)
+            assert i == 4 or training.optimizer.state_dict()["param_groups"][0]["lr"] is rate
+    for got, want in zip(captured.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-7)
+    assert float(rates[0]) == float(rates[1]) and captured.step.captured
+
+
+def test_views_of_one_memory_are_put_back(monkeypatch):
+    allow_captures(monkeypatch)
+    model = nn.Module()
+    model.register_buffer("sums", torch.zeros(4))
+    model.register_buffer("first", model.sums[:1])
+    step = CapturedStep(model.sums.add_, modules=[model])
+    step.graphs = AgainGraphs()
+    step(1.0)
+    assert torch.equal(model.sums, torch.ones(4)) and step.captured
+
+
+def test_modes_without_gradients_have_graphs_of_their_own(monkeypatch):
+    allow_captures(monkeypatch)
+    model = nn.Linear(2, 1)
+    step = CapturedStep(model, modules=[model])
+    step.graphs = AgainGraphs()
+    for mode in (torch.inference_mode, torch.no_grad, torch.inference_mode):
+        with mode():
+            assert torch.equal(step(torch.ones(3, 2)), model(torch.ones(3, 2)))
+    assert step.graphs.captures == 2
+
+
+def test_a_model_that_moves_is_looked_at_again(monkeypatch):
+    model = nn.Linear(2, 1)
+    step = CapturedStep(model, modules=[model])
+    assert "got cpu" in step.reason
+    model.to("meta")
+    allow_captures(monkeypatch)
+    monkeypatch.setattr(capture, "CudaGraphs", lambda device: AgainGraphs())
+    assert step(torch.ones(3, 2, device="meta")).is_meta and step.captured and not step.reason
+
+
+def test_an_optimizer_keeps_no_step_alive(monkeypatch):
+    training = make_captured(monkeypatch)
+    (batch,) = draw_batches(1)
+    training.step(*batch, 1.0)
+    optimizer, gone = training.optimizer, weakref.ref(training.step)
+    del training
+    gc.collect()
+    assert gone() is None
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert optimizer.param_groups[0]["lr"] == 3e-3
 
 
 def test_no_more_graphs_than_asked_for(monkeypatch):

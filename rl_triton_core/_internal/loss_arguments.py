@@ -107,12 +107,19 @@ def check_detached(name: str, x: torch.Tensor) -> None:
         raise ValueError(f"{name}: got a tensor that requires grad, expected it detached: no gradient flows to it")
 
 
-def check_coefficient(name: str, x: Any, low: float = 0.0, absent: float = math.inf) -> Number:
-    """A number, infinity included, or a tensor of one number on any device; None is `absent`."""
-    if x is None:
-        return absent
-    if type(x) is float or not isinstance(x, torch.Tensor):
-        return math.inf if x == math.inf else check.check_number(name, x, low, math.inf)
+def check_bound(name: str, x: Any, low: float = 0.0) -> Number:
+    """What limits something: a coefficient, or infinity or None, which are no limit."""
+    return (
+        math.inf
+        if x is None or (not isinstance(x, torch.Tensor) and x == math.inf)
+        else check_coefficient(name, x, low)
+    )
+
+
+def check_coefficient(name: str, x: Any, low: float = -math.inf) -> Number:
+    """A number, or a tensor of one number on any device."""
+    if not isinstance(x, torch.Tensor):
+        return check.check_number(name, x, low, math.inf)
     check.check_tensor(name, x, check.REAL_DTYPES)
     if x.ndim:
         raise ValueError(f"{name}: got shape {tuple(x.shape)}, expected a number or a tensor without dimensions")
@@ -167,19 +174,19 @@ def build_problem(
     exchange: Exchange | None = None,
 ) -> LossProblem:
     """A call as a problem. Inputs, old inputs and actions are checked; the other arguments are as users give them."""
-    clip = check_coefficient("clip", clip)
+    clip = check_bound("clip", clip)
     coefficients = Coefficients(
         clip=clip,
-        clip_high=clip if clip_high is None else check_coefficient("clip_high", clip_high),
-        dual_clip=check_coefficient("dual_clip", dual_clip, low=1.0),
-        value_coef=check_coefficient("value_coef", value_coef, low=-math.inf),
-        value_clip=check_coefficient("value_clip", value_clip),
-        huber_delta=check_coefficient("huber_delta", huber_delta),
-        value_factor=check_coefficient("value_factor", value_factor),
-        entropy_coef=check_coefficient("entropy_coef", entropy_coef, low=-math.inf),
-        kl_coef=check_coefficient("kl_coef", kl_coef, low=-math.inf),
-        log_ratio_clamp=check_coefficient("log_ratio_clamp", log_ratio_clamp),
-        kl_clip=check_coefficient("kl_clip", kl_clip),
+        clip_high=clip if clip_high is None else check_bound("clip_high", clip_high),
+        dual_clip=check_bound("dual_clip", dual_clip, low=1.0),
+        value_coef=check_coefficient("value_coef", value_coef),
+        value_clip=check_bound("value_clip", value_clip),
+        huber_delta=check_bound("huber_delta", huber_delta),
+        value_factor=check_coefficient("value_factor", value_factor, low=0.0),
+        entropy_coef=check_coefficient("entropy_coef", entropy_coef),
+        kl_coef=check_coefficient("kl_coef", kl_coef),
+        log_ratio_clamp=check_bound("log_ratio_clamp", log_ratio_clamp),
+        kl_clip=check_bound("kl_clip", kl_clip),
     )
     clipped_value = check_values(values, returns, old_values, value_clip, value_clip_mode)
     check_kl(ref_log_probs, old_inputs, kl_coef)
@@ -228,4 +235,5 @@ def check_kl(ref_log_probs: Any, old_inputs: Sequence[torch.Tensor], kl_coef: An
     if ref_log_probs is not None and old_inputs:
         raise ValueError("ref_log_probs: got them and outputs of the old network, expected one of the two")
     if ref_log_probs is None and not old_inputs and (isinstance(kl_coef, torch.Tensor) or kl_coef):
-        raise ValueError("kl_coef: got one without a policy to compare with, expected ref_log_probs, or 0")
+        expected = "expected ref_log_probs or outputs of the old network beside it, or 0"
+        raise ValueError(f"kl_coef: got one without a policy to compare with, {expected}")

@@ -65,14 +65,14 @@ def grpo_loss(
         advantages: A, one per sequence, [num_sequences], or one per token, shaped like `log_probs`.
         ref_log_probs: Those under a reference policy, shaped like `log_probs`.
         entropy: Of the policy at each token, shaped like `log_probs`; None estimates it by −log_probs.
-        mask: Which tokens count, shaped like `log_probs`: nonzero if bool or uint8; a weight if floating point. What
+        mask: Which tokens count, shaped like `log_probs`: nonzero if bool or integer; a weight if floating point. What
             stands in a token of weight 0 is not read.
         cu_seqlens: For sequences that lie end to end: where each starts, and the end of the last, [num_sequences + 1],
             int32 or int64, rising from 0 to num_tokens. Where there are as many sequences as tokens, advantages are
             taken to be per token.
         clip: How far the ratio may fall below 1, and, without `clip_high`, rise above it; None does not clip.
         clip_high: How far the ratio may rise above 1.
-        dual_clip: Where A < 0, the loss is at most −dual_clip·A (Ye et al. 2020); > 1, or None.
+        dual_clip: Where A < 0, the loss is at most −dual_clip·A (Ye et al. 2020); >= 1, or None.
         entropy_coef: Coefficient of the entropy, which is maximised.
         kl_coef: Coefficient of the KL divergence.
         kl_estimator: How the divergence is estimated: ``"k1"``, ``"k2"``, ``"k3"``, ``"k1+"`` or ``"k3+"``, see
@@ -80,7 +80,8 @@ def grpo_loss(
         aggregation: See above.
         normalizer: What the sum is divided by, e.g. a number of tokens over all ranks; a number, or a tensor of one.
         log_ratio_clamp: The largest |log r|, and |x| of "k3", beyond which the derivative is 0; None does not clamp.
-        kl_clip: The largest divergence of a token, beyond which its derivative is 0; None does not clip.
+        kl_clip: The largest divergence of a token, beyond which its derivative is 0, but for "k1+" and
+            "k3+"; None does not clip.
         backend: ``"triton"``, ``"cpu"``, ``"reference"``; None chooses by the tensors' device.
 
     Returns:
@@ -149,7 +150,9 @@ def add_sequences(problem: LossProblem, elements: Elements, advantages: Any, cu_
 def aggregate_tokens(problem: LossProblem, shape: torch.Size, aggregation: str, normalizer: Any) -> None:
     """Weights of the sequences, and what the weighted sum is divided by."""
     streams = problem.streams
-    divisor = None if normalizer is None else check_coefficient("normalizer", normalizer)
+    if isinstance(normalizer, torch.Tensor) and not normalizer.is_floating_point():
+        normalizer = normalizer.float()  # a number of tokens
+    divisor = None if normalizer is None else check_coefficient("normalizer", normalizer, low=0.0)
     factor = 1.0
     if aggregation == "sequence-mean":
         if streams.mask is None and streams.cu_seqlens is None:

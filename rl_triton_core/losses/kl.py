@@ -38,15 +38,16 @@ def kl_divergence(
             (not on the triton backend).
         ref_log_probs: Those under the reference policy, shaped like `log_probs`.
         estimator: See above.
-        mask: Which elements count, shaped like `log_probs`: nonzero if bool or uint8; a weight if floating point. What
-            stands in an element of weight 0 is not read.
+        mask: Which elements count, shaped like `log_probs`: nonzero if bool or integer; a weight if floating point.
+            What stands in an element of weight 0 is not read.
         log_ratio_clamp: The largest |x| of "k3", beyond which its derivative is 0; None does not clamp.
-        kl_clip: The largest value of an element, beyond which its derivative is 0; None does not clip.
+        kl_clip: The largest value of an element, beyond which its derivative is 0, but for "k1+" and "k3+"; None does
+            not clip.
         backend: ``"triton"``, ``"cpu"``, ``"reference"``; None chooses by the tensors' device.
 
     Returns:
-        The weighted mean, without dimensions; 0 if there is no element that counts. float32 (float64 if an argument
-        is), differentiable by `log_probs`, once.
+        The weighted mean, without dimensions; 0 if there is no element that counts. float32, or float64 if
+        another argument than the mask is; differentiable by `log_probs`, once.
 
     Raises:
         TypeError: An argument's type or dtype is not one of the above.
@@ -58,6 +59,7 @@ def kl_divergence(
         tensor(0.5000)
     """
     elements = elements_of("log_probs", log_probs)
+    check.check_tensor("ref_log_probs", ref_log_probs, check.REAL_DTYPES)
     problem = build_problem(
         elements,
         "sampled",

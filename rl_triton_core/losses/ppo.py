@@ -100,11 +100,11 @@ def ppo_loss(
         old_values: V_old, the values when the rollout was made, shaped like `log_probs`; read only to clip by them.
         entropy: Of the policy at each element, shaped like `log_probs`; None estimates it by −log_probs.
         ref_log_probs: Log-probabilities of the actions under a reference policy, shaped like `log_probs`.
-        mask: Which elements count, shaped like `log_probs`: nonzero if bool or uint8; a weight if floating
+        mask: Which elements count, shaped like `log_probs`: nonzero if bool or integer; a weight if floating
             point. What stands in an element of weight 0 is not read.
         clip: How far the ratio may fall below 1, and, without `clip_high`, rise above it; None does not clip.
         clip_high: How far the ratio may rise above 1.
-        dual_clip: Where A < 0, the loss is at most −dual_clip·A (Ye et al. 2020); > 1, or None.
+        dual_clip: Where A < 0, the loss is at most −dual_clip·A (Ye et al. 2020); >= 1, or None.
         value_coef: Coefficient of the value loss.
         value_clip: c, by which values are clipped; None does not clip.
         value_clip_mode: How: ``"sb3"``, the error of the value after it moved at most c away from V_old;
@@ -118,7 +118,8 @@ def ppo_loss(
         kl_estimator: How the divergence from `ref_log_probs` is estimated: ``"k1"``, ``"k2"``, ``"k3"``, ``"k1+"`` or
             ``"k3+"``, see `kl_divergence`.
         log_ratio_clamp: The largest |log r|, and |x| of "k3", beyond which the derivative is 0; None does not clamp.
-        kl_clip: The largest divergence of an element, beyond which its derivative is 0; None does not clip.
+        kl_clip: The largest divergence of an element, beyond which its derivative is 0, but for "k1+" and
+            "k3+"; None does not clip.
         normalize_advantages: Whether to subtract the mean from the advantages and divide by the standard deviation, as
             the function of that name does: over the elements that count, by their weights.
         correction: What the variance's divisor is less than the sum of the weights.
@@ -129,7 +130,8 @@ def ppo_loss(
         backend: ``"triton"``, ``"cpu"``, ``"reference"``; None chooses by the tensors' device.
 
     Returns:
-        The loss, its parts and statistics, each a tensor without dimensions; float32 (float64 if an argument is).
+        The loss, its parts and statistics, each a tensor without dimensions; float32, or float64 if an
+            argument is (not the mask, old outputs of the network or coefficients).
 
     Raises:
         TypeError: An argument's type or dtype is not one of the above.
@@ -191,12 +193,17 @@ def solve_ppo(
     epsilon_mode: Any,
     group: Any,
     backend: str | None,
+    old_log_probs: Any,
+    advantages: Any,
     values: Any,
     **options: Any,
 ) -> PPOLoss:
     """Compute a loss from what a network gave: as it was given, and as checked matrices without a graph."""
+    streams = {"old_log_probs": old_log_probs, "advantages": advantages}
+    for name, x in streams.items():
+        check.check_tensor(name, x, check.REAL_DTYPES)
     rule, exchange = check_normalization(normalize_advantages, correction, epsilon, epsilon_mode, group)
-    problem = build_problem(elements, head, inputs, values=values, rule=rule, exchange=exchange, **options)
+    problem = build_problem(elements, head, inputs, values=values, rule=rule, exchange=exchange, **streams, **options)
     loss, statistics = solve_loss(problem, network if values is None else (*network, values), backend)
     return PPOLoss(loss, *statistics.unbind())
 
@@ -264,11 +271,11 @@ def categorical_ppo_loss(
         old_values: V_old, the values when the rollout was made, [...]; read only to clip by them.
         old_logits: Logits of the policy that drew the actions, like `logits`: `kl` is then KL(π_old ‖ π), exact.
         ref_log_probs: Log-probabilities of the actions under a reference policy, [...].
-        mask: Which elements count, [...]: nonzero if bool or uint8; a weight if floating
+        mask: Which elements count, [...]: nonzero if bool or integer; a weight if floating
             point. What stands in an element of weight 0 is not read.
         clip: How far the ratio may fall below 1, and, without `clip_high`, rise above it; None does not clip.
         clip_high: How far the ratio may rise above 1.
-        dual_clip: Where A < 0, the loss is at most −dual_clip·A (Ye et al. 2020); > 1, or None.
+        dual_clip: Where A < 0, the loss is at most −dual_clip·A (Ye et al. 2020); >= 1, or None.
         value_coef: Coefficient of the value loss.
         value_clip: c, by which values are clipped; None does not clip.
         value_clip_mode: How: ``"sb3"``, the error of the value after it moved at most c away from V_old;
@@ -282,7 +289,8 @@ def categorical_ppo_loss(
         kl_estimator: How the divergence from `ref_log_probs` is estimated: ``"k1"``, ``"k2"``, ``"k3"``, ``"k1+"`` or
             ``"k3+"``, see `kl_divergence`.
         log_ratio_clamp: The largest |log r|, and |x| of "k3", beyond which the derivative is 0; None does not clamp.
-        kl_clip: The largest divergence of an element, beyond which its derivative is 0; None does not clip.
+        kl_clip: The largest divergence of an element, beyond which its derivative is 0, but for "k1+" and
+            "k3+"; None does not clip.
         normalize_advantages: Whether to subtract the mean from the advantages and divide by the standard deviation, as
             the function of that name does: over the elements that count, by their weights.
         correction: What the variance's divisor is less than the sum of the weights.
@@ -293,7 +301,8 @@ def categorical_ppo_loss(
         backend: ``"triton"``, ``"cpu"``, ``"reference"``; None chooses by the tensors' device.
 
     Returns:
-        The loss, its parts and statistics, each a tensor without dimensions; float32 (float64 if an argument is).
+        The loss, its parts and statistics, each a tensor without dimensions; float32, or float64 if an
+            argument is (not the mask, old outputs of the network or coefficients).
 
     Raises:
         TypeError: An argument's type or dtype is not one of the above.
@@ -316,7 +325,10 @@ def categorical_ppo_loss(
     if old_logits is not None:
         _, old_network, old_inputs, old_sizes = check_logits("old_logits", old_logits, nvec)
         if old_sizes != sizes or old_inputs[0].shape != inputs[0].shape:
-            raise ValueError(f"old_logits: got sizes {old_sizes}, expected {sizes} and the shapes of logits")
+            rows, old_rows = inputs[0].shape[0], old_inputs[0].shape[0]
+            raise ValueError(
+                f"old_logits: got {old_rows} elements of sizes {old_sizes}, expected {rows} of {sizes}, as logits have"
+            )
         for x in old_network:
             check_detached("old_logits", x)
     return solve_ppo(
@@ -368,7 +380,11 @@ def check_logits(
     inputs = [elements.check_matrix(name, x) for x in network]
     sizes = tuple(x.shape[1] for x in inputs)
     if nvec is not None:
-        if len(network) > 1 or sum(nvec) != sizes[0] or min(nvec) < 1:
+        if len(network) > 1:
+            raise ValueError(
+                f"nvec: got {tuple(nvec)} together with {len(network)} tensors of {name}, expected one of them"
+            )
+        if sum(nvec) != sizes[0] or min(nvec) < 1:
             raise ValueError(f"nvec: got {tuple(nvec)}, expected sizes of 1 or more that add up to {sizes[0]}")
         sizes = tuple(int(n) for n in nvec)
     return elements, network, inputs, sizes
@@ -426,11 +442,11 @@ def gaussian_ppo_loss(
         old_mean: μ_old, like `mean`: `kl` is then KL(π_old ‖ π), exact.
         old_log_std: log σ_old, [num_dimensions] or like `mean`.
         ref_log_probs: Log-probabilities of the actions under a reference policy, [...].
-        mask: Which elements count, [...]: nonzero if bool or uint8; a weight if floating
+        mask: Which elements count, [...]: nonzero if bool or integer; a weight if floating
             point. What stands in an element of weight 0 is not read.
         clip: How far the ratio may fall below 1, and, without `clip_high`, rise above it; None does not clip.
         clip_high: How far the ratio may rise above 1.
-        dual_clip: Where A < 0, the loss is at most −dual_clip·A (Ye et al. 2020); > 1, or None.
+        dual_clip: Where A < 0, the loss is at most −dual_clip·A (Ye et al. 2020); >= 1, or None.
         value_coef: Coefficient of the value loss.
         value_clip: c, by which values are clipped; None does not clip.
         value_clip_mode: How: ``"sb3"``, the error of the value after it moved at most c away from V_old;
@@ -444,7 +460,8 @@ def gaussian_ppo_loss(
         kl_estimator: How the divergence from `ref_log_probs` is estimated: ``"k1"``, ``"k2"``, ``"k3"``, ``"k1+"`` or
             ``"k3+"``, see `kl_divergence`.
         log_ratio_clamp: The largest |log r|, and |x| of "k3", beyond which the derivative is 0; None does not clamp.
-        kl_clip: The largest divergence of an element, beyond which its derivative is 0; None does not clip.
+        kl_clip: The largest divergence of an element, beyond which its derivative is 0, but for "k1+" and
+            "k3+"; None does not clip.
         normalize_advantages: Whether to subtract the mean from the advantages and divide by the standard deviation, as
             the function of that name does: over the elements that count, by their weights.
         correction: What the variance's divisor is less than the sum of the weights.
@@ -455,7 +472,8 @@ def gaussian_ppo_loss(
         backend: ``"triton"``, ``"cpu"``, ``"reference"``; None chooses by the tensors' device.
 
     Returns:
-        The loss, its parts and statistics, each a tensor without dimensions; float32 (float64 if an argument is).
+        The loss, its parts and statistics, each a tensor without dimensions; float32, or float64 if an
+            argument is (not the mask, old outputs of the network or coefficients).
 
     Raises:
         TypeError: An argument's type or dtype is not one of the above.
@@ -584,11 +602,11 @@ def bernoulli_ppo_loss(
         old_values: V_old, the values when the rollout was made, [...]; read only to clip by them.
         old_logits: Logits of the policy that drew the actions, like `logits`: `kl` is then KL(π_old ‖ π), exact.
         ref_log_probs: Log-probabilities of the actions under a reference policy, [...].
-        mask: Which elements count, [...]: nonzero if bool or uint8; a weight if floating
+        mask: Which elements count, [...]: nonzero if bool or integer; a weight if floating
             point. What stands in an element of weight 0 is not read.
         clip: How far the ratio may fall below 1, and, without `clip_high`, rise above it; None does not clip.
         clip_high: How far the ratio may rise above 1.
-        dual_clip: Where A < 0, the loss is at most −dual_clip·A (Ye et al. 2020); > 1, or None.
+        dual_clip: Where A < 0, the loss is at most −dual_clip·A (Ye et al. 2020); >= 1, or None.
         value_coef: Coefficient of the value loss.
         value_clip: c, by which values are clipped; None does not clip.
         value_clip_mode: How: ``"sb3"``, the error of the value after it moved at most c away from V_old;
@@ -602,7 +620,8 @@ def bernoulli_ppo_loss(
         kl_estimator: How the divergence from `ref_log_probs` is estimated: ``"k1"``, ``"k2"``, ``"k3"``, ``"k1+"`` or
             ``"k3+"``, see `kl_divergence`.
         log_ratio_clamp: The largest |log r|, and |x| of "k3", beyond which the derivative is 0; None does not clamp.
-        kl_clip: The largest divergence of an element, beyond which its derivative is 0; None does not clip.
+        kl_clip: The largest divergence of an element, beyond which its derivative is 0, but for "k1+" and
+            "k3+"; None does not clip.
         normalize_advantages: Whether to subtract the mean from the advantages and divide by the standard deviation, as
             the function of that name does: over the elements that count, by their weights.
         correction: What the variance's divisor is less than the sum of the weights.
@@ -613,7 +632,8 @@ def bernoulli_ppo_loss(
         backend: ``"triton"``, ``"cpu"``, ``"reference"``; None chooses by the tensors' device.
 
     Returns:
-        The loss, its parts and statistics, each a tensor without dimensions; float32 (float64 if an argument is).
+        The loss, its parts and statistics, each a tensor without dimensions; float32, or float64 if an
+            argument is (not the mask, old outputs of the network or coefficients).
 
     Raises:
         TypeError: An argument's type or dtype is not one of the above.

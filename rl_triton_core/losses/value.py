@@ -35,18 +35,18 @@ def value_loss(
         values: V, of any shape; float32, bfloat16, float16, or float64 (not on the triton backend).
         returns: R, the value targets, shaped like `values`.
         old_values: V_old, the values when the rollout was made, shaped like `values`; for "sb3" and "cleanrl" only.
-        mask: Which elements count, shaped like `values`: nonzero if bool or uint8; a weight if floating point. What
+        mask: Which elements count, shaped like `values`: nonzero if bool or integer; a weight if floating point. What
             stands in an element of weight 0 is not read.
-        value_clip: c, > 0; None does not clip.
+        value_clip: c, >= 0; None does not clip.
         value_clip_mode: ``"sb3"``, ``"cleanrl"`` or ``"rllib"``, see above.
         value_loss: ``"mse"`` or ``"huber"``, see above.
-        huber_delta: δ, > 0.
+        huber_delta: δ, >= 0.
         value_factor: Multiplies the loss: 0.5 is the factor of CleanRL.
         backend: ``"triton"``, ``"cpu"``, ``"reference"``; None chooses by the tensors' device.
 
     Returns:
-        The weighted mean error, without dimensions; 0 if there is no element that counts. float32 (float64 if an
-        argument is), differentiable by `values`, once.
+        The weighted mean error, without dimensions; 0 if there is no element that counts. float32, or float64 if
+        another argument than the mask is; differentiable by `values`, once.
 
     Raises:
         TypeError: An argument's type or dtype is not one of the above.

@@ -114,8 +114,9 @@ def test_a_normalizer_as_a_tensor(target):
     for aggregation in AGGREGATIONS:
         options = {"aggregation": aggregation, "backend": target.backend}
         want = grpo_loss(log_probs, old, per_row, normalizer=11, **options).loss
-        got = grpo_loss(log_probs, old, per_row, normalizer=torch.tensor(11.0, device=target.device), **options).loss
-        assert_close(got, want, rtol=1e-7)
+        for given in (torch.tensor(11.0, device=target.device), torch.tensor(11, device=target.device)):
+            got = grpo_loss(log_probs, old, per_row, normalizer=given, **options).loss
+            assert_close(got, want, rtol=1e-7)
 
 
 X = torch.zeros(2, 3)

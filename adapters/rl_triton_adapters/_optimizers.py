@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
-SETTINGS: dict[type, str] = {Adam: "fused", AdamW: "fused", SGD: "fused", RMSprop: "foreach"}
-"""What lets an optimizer step many parameters at once."""
+OPTIMIZERS = (Adam, AdamW, SGD, RMSprop)
+"""Which can step many parameters at once."""
 
 
 def fuse_optimizer(optimizer: Optimizer) -> None:
@@ -18,10 +18,12 @@ def fuse_optimizer(optimizer: Optimizer) -> None:
 
     The setting is there during steps only: checkpoints and copies are those of a plain optimizer.
     """
-    groups, setting = optimizer.param_groups, SETTINGS.get(type(optimizer))
-    chosen = any(group.get(name) for group in groups for name in ("foreach", "fused", "capturable", "differentiable"))
+    groups = optimizer.param_groups
+    chosen = any(group.get(name) is not None for group in groups for name in ("foreach", "fused"))
+    chosen = chosen or any(group.get(name) for group in groups for name in ("capturable", "differentiable"))
     parameters = [x for group in groups for x in group["params"]]
-    if setting is None or chosen or is_fused(optimizer) or not all(x.is_floating_point() for x in parameters):
+    known = type(optimizer) in OPTIMIZERS and all(x.is_floating_point() for x in parameters)
+    if not known or chosen or is_fused(optimizer):
         return
     optimizer.register_step_pre_hook(set_fused)
     optimizer.register_step_post_hook(unset_fused)
@@ -32,11 +34,23 @@ def is_fused(optimizer: Optimizer) -> bool:
     return set_fused in optimizer._optimizer_step_pre_hooks.values()
 
 
+def choose_setting(optimizer: Optimizer) -> str:
+    """What lets an optimizer step many parameters at once: one kernel, which reads no strides, or else a few."""
+    groups = optimizer.param_groups
+    if isinstance(optimizer, RMSprop) or any(group.get("momentum") for group in groups):
+        return "foreach"  # a fused SGD takes no parameter whose momentum begins later than that of others
+    tensors = [x for group in groups for x in group["params"]]  # gradients are laid out as these
+    tensors += [x for state in optimizer.state.values() for x in state.values() if isinstance(x, Tensor)]
+    return "fused" if all(map(Tensor.is_contiguous, tensors)) else "foreach"
+
+
 def set_fused(optimizer: Optimizer, *_: Any) -> None:
     """Before a step: all parameters at once, and steps counted where the parameters are."""
+    setting = choose_setting(optimizer)
     for group in optimizer.param_groups:
-        group[SETTINGS[type(optimizer)]] = True
-    move_step_counts(optimizer)
+        group[setting] = True
+    if setting == "fused":
+        move_step_counts(optimizer)
 
 
 def move_step_counts(optimizer: Optimizer) -> None:
@@ -52,7 +66,7 @@ def move_step_counts(optimizer: Optimizer) -> None:
 def unset_fused(optimizer: Optimizer, *_: Any) -> None:
     """After it: as if nothing had been set."""
     for group in optimizer.param_groups:
-        group[SETTINGS[type(optimizer)]] = None
+        group |= {name: None for name in ("foreach", "fused") if name in group}
 
 
 def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> None:

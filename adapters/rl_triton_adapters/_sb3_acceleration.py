@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from rl_triton_adapters._optimizers import clip_gradients, fuse_optimizer
-from rl_triton_adapters._sb3_policies import apply_policy
+from rl_triton_adapters._sb3_policies import apply_policy, find_head, skip_validation
 from rl_triton_adapters.sb3 import rollout_buffer_class_for
 from rl_triton_adapters.sb3_device import DeviceStorageMixin, map_arrays
 from rl_triton_core.capture import CapturedStep
@@ -54,6 +54,7 @@ class AcceleratedMixin(OnPolicyAlgorithm):
 
     def _setup_model(self) -> None:
         """Choose the buffer, where none was asked for, for the model's life only: checkpoints are stock ones."""
+        check_acceleration(self.acceleration)  # `load` has set it
         chosen = self.rollout_buffer_class
         if chosen is None and self.acceleration == "auto":
             self.rollout_buffer_class = rollout_buffer_class_for(self.observation_space, type(self), verbose=0)
@@ -67,7 +68,7 @@ class AcceleratedMixin(OnPolicyAlgorithm):
     @property
     def is_captured(self) -> bool:
         """Whether updates are captured, as far as is known."""
-        return self._find_update().reason == ""
+        return self._is_supported() and self._find_update().reason == ""
 
     @property
     def is_accelerated(self) -> bool:
@@ -157,12 +158,21 @@ class AcceleratedMixin(OnPolicyAlgorithm):
     def _copy_rollout(self) -> None:
         """Flatten the rollout as `RolloutBuffer.get` does, and copy it to the device; for graphs, to the same place."""
         buffer: Any = self.rollout_buffer
-        if not buffer.generator_ready:
-            for name in self.fields:
-                setattr(buffer, name, map_arrays(buffer.swap_and_flatten, getattr(buffer, name)))
-            buffer.generator_ready = True
+        assert buffer.full, f"the rollout is not complete: {buffer.pos} of {buffer.buffer_size} steps were added"
         for name in self.fields:
-            self._rollout[name] = self._copy_field(self._rollout.get(name), getattr(buffer, name), name)
+            self._rollout[name] = self._copy_field(self._rollout.get(name), self._flatten_field(name), name)
+        buffer.generator_ready = True
+
+    def _flatten_field(self, name: str) -> Any:
+        """A field of the buffer, flattened there; a buffer on the device keeps most of them as they are."""
+        buffer: Any = self.rollout_buffer
+        is_kept = isinstance(buffer, DeviceStorageMixin) and name not in DeviceStorageMixin.flattened
+        if buffer.generator_ready and not is_kept:
+            return getattr(buffer, name)
+        flat = map_arrays(buffer.swap_and_flatten, getattr(buffer, name))
+        if not is_kept:
+            setattr(buffer, name, flat)
+        return flat
 
     def _copy_field(self, known: Any, arrays: Any, name: str) -> Any:
         if isinstance(arrays, dict):
@@ -189,25 +199,26 @@ class AcceleratedMixin(OnPolicyAlgorithm):
         if not self.is_accelerated or "forward" in vars(self.policy):
             return super().collect_rollouts(*args, **kwargs)
         assert self._acting is not None
+        if self._acting.reason and find_head(self.policy) is None:
+            with skip_validation():
+                return super().collect_rollouts(*args, **kwargs)
         forward = partial(apply_policy, self.policy) if self._acting.reason else self._act_once
         with replace_method(self.policy, "forward", forward):
             return super().collect_rollouts(*args, **kwargs)
 
-    def _compute_actions(self, observations: Any, action_masks: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def _compute_actions(self, observations: Any, masks: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         """Actions, and everything as one row of floats per environment: actions, value, log-probability."""
-        actions, values, log_probs = apply_policy(self.policy, observations, action_masks=action_masks)
+        actions, values, log_probs = apply_policy(self.policy, observations, **masks)
         columns = [actions.flatten(1) if actions.ndim > 1 else actions[:, None], values, log_probs[:, None]]
         return actions, torch.cat([x.float() for x in columns], dim=1)
 
-    def _act_once(
-        self, observations: Any, deterministic: bool = False, action_masks: Any = None
-    ) -> tuple[torch.Tensor, ...]:
+    def _act_once(self, obs: Any, deterministic: bool = False, **masks: Any) -> tuple[torch.Tensor, ...]:
         """The policy's results in host memory, by one copy."""
         if deterministic:
-            return apply_policy(self.policy, observations, deterministic, action_masks)
+            return apply_policy(self.policy, obs, deterministic, **masks)
         assert self._acting is not None
-        masks = None if action_masks is None else torch.as_tensor(action_masks, device=self.device)
-        actions, packed = self._acting(observations, masks)
+        masks = {name: None if x is None else torch.as_tensor(x, device=self.device) for name, x in masks.items()}
+        actions, packed = self._acting(obs, masks)
         rows = packed.cpu()
         chosen = rows[:, :-2].reshape(actions.shape).to(actions.dtype)
         return chosen, rows[:, -2:-1], rows[:, -1]
@@ -227,7 +238,8 @@ def replace_method(policy: Any, name: str, function: Callable[..., Any]) -> Iter
     try:
         yield
     finally:
-        delattr(policy, name)
+        if vars(policy).get(name) is function:  # else somebody has put another in its place meanwhile
+            delattr(policy, name)
 
 
 def has_plain_minibatches(buffer: Any, kinds: tuple[type, ...]) -> bool:

@@ -29,11 +29,19 @@ MASKED_LOGIT = -1e8
 
 def find_head(policy: Any) -> str | None:
     """Find the kind of a policy's distribution of actions; None if it is none of `HEADS` or methods were overridden."""
-    kind, distribution = type(policy), type(policy.action_dist)
-    is_plain = all(getattr(getattr(kind, name, None), "__module__", "") in POLICY_MODULES for name in METHODS)
+    current = getattr(policy, "action_dist", None)
+    distribution = type(current)
+    if current is None or not all(has_stock_method(type(policy), name) for name in METHODS):
+        return None
     is_patched = not vars(policy).keys().isdisjoint(METHODS[1:])
-    is_patched = is_patched or any(hasattr(distribution, name) for name in vars(policy.action_dist))
-    return HEADS.get(f"{distribution.__module__}.{distribution.__qualname__}") if is_plain and not is_patched else None
+    is_patched = is_patched or any(hasattr(distribution, name) for name in vars(current))
+    return None if is_patched else HEADS.get(f"{distribution.__module__}.{distribution.__qualname__}")
+
+
+def has_stock_method(kind: type, name: str) -> bool:
+    """Whether a class of policies has this method from one of `POLICY_MODULES`, and it was written there."""
+    owner = next((base for base in kind.__mro__ if name in vars(base)), object)
+    return owner.__module__ in POLICY_MODULES and vars(owner)[name].__module__ in POLICY_MODULES
 
 
 def list_sizes(distribution: Any) -> list[int]:
@@ -55,32 +63,30 @@ def apply_networks(policy: Any, observations: Any) -> tuple[Tensor, Tensor]:
 # -- acting ------------------------------------------------------------------------------------------------------------
 
 
-def apply_policy(
-    policy: Any, observations: Any, deterministic: bool = False, action_masks: Any = None
-) -> tuple[Tensor, Tensor, Tensor]:
+def apply_policy(policy: Any, obs: Any, deterministic: bool = False, **masks: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return actions, values and log-probabilities: those of the policy's `forward`, bit for bit.
 
     Args:
         policy: The policy.
-        observations: Tensor of observations, or a dictionary of them.
+        obs: Tensor of observations, or a dictionary of them.
         deterministic: Whether to return the likeliest actions instead of drawing them.
-        action_masks: Which actions are allowed, for a policy that takes masks; None for all of them.
+        masks: For a policy that takes masks `action_masks`, which actions are allowed; None for all of them.
     """
-    head, distribution = find_head(policy), policy.action_dist
+    head, action_masks = find_head(policy), masks.get("action_masks")
     has_masks = action_masks is not None
-    if deterministic or head is None or has_masks != hasattr(distribution, "apply_masking"):
+    if deterministic or head is None or has_masks != hasattr(policy.action_dist, "apply_masking"):
+        more = {**({"deterministic": True} if deterministic else {}), **masks}
         with skip_validation():
-            more = {"action_masks": action_masks} if has_masks else {}
-            result: tuple[Tensor, Tensor, Tensor] = type(policy).forward(policy, observations, deterministic, **more)
+            result: tuple[Tensor, Tensor, Tensor] = type(policy).forward(policy, obs, **more)
             return result
-    inputs, values = apply_networks(policy, observations)
+    inputs, values = apply_networks(policy, obs)
     allowed = torch.as_tensor(action_masks, device=inputs.device).bool().view(inputs.shape) if has_masks else None
     if head == "gaussian":
         actions, log_probs = draw_gaussian(inputs, policy.log_std)
     elif head == "categorical":
         actions, log_probs = draw_categorical(inputs, allowed)
     else:
-        actions, log_probs = draw_multicategorical(inputs, allowed, list_sizes(distribution))
+        actions, log_probs = draw_multicategorical(inputs, allowed, list_sizes(policy.action_dist))
     return actions.reshape((-1, *policy.action_space.shape)), values, log_probs
 
 
@@ -156,7 +162,8 @@ def evaluate_policy(policy: Any, observations: Any, actions: Tensor) -> tuple[Te
     for logits, action in zip(heads, torch.split(actions.long().view(len(inputs), -1), 1, dim=1), strict=True):
         everything = torch.log_softmax(logits, dim=1)
         log_probs.append(everything.gather(1, action))
-        entropies.append(-(everything.exp() * everything).sum(dim=1, keepdim=True))
+        finite = everything.clamp(min=torch.finfo(everything.dtype).min)  # a logit may be -inf
+        entropies.append(-(everything.exp() * finite).sum(dim=1, keepdim=True))
     return values, torch.cat(log_probs, dim=1).sum(dim=1), torch.cat(entropies, dim=1).sum(dim=1)
 
 
@@ -177,6 +184,8 @@ def compute_loss(
         more = () if action_masks is None else (action_masks,)
         with skip_validation():
             values, log_probs, entropy = policy.evaluate_actions(observations, actions, *more)
+        if entropy is not None and entropy.shape != log_probs.shape:
+            entropy = entropy.mean().expand_as(log_probs)  # which is all that PPO reads of it
         return ppo_loss(log_probs, entropy=entropy, values=values.flatten(), **arguments)
     inputs, values = apply_networks(policy, observations)
     if action_masks is not None:
@@ -187,7 +196,9 @@ def compute_loss(
 def compute_head_loss(policy: Any, head: str, inputs: Tensor, actions: Tensor, **arguments: Any) -> PPOLoss:
     """Compute the loss of a policy whose distribution is one of `HEADS`, from the distribution's inputs."""
     if head == "gaussian":
-        return gaussian_ppo_loss(inputs, policy.log_std, actions, **arguments)
+        is_shared = policy.log_std.shape != inputs.shape[1:]
+        log_std = policy.log_std.expand(inputs.shape[1]) if is_shared else policy.log_std
+        return gaussian_ppo_loss(inputs, log_std, actions, **arguments)
     nvec = list_sizes(policy.action_dist) if head == "multicategorical" else None
     return categorical_ppo_loss(inputs, actions.long(), nvec=nvec, **arguments)
 

@@ -51,7 +51,7 @@ class PPOUpdateMixin(AcceleratedMixin):
         super()._setup_model()
         if self._is_supported() and self.device.type == "cpu":
             value_clip = None if self.clip_range_vf is None else 1.0
-            compile_loss(self.policy, value_clip=value_clip, normalize_advantages=self.normalize_advantage)
+            compile_loss(self.policy, value_clip=value_clip, normalize_advantages=bool(self.normalize_advantage))
 
     def _find_clip_ranges(self) -> tuple[float, float | None]:
         """Those of ratios and of values, of this update."""
@@ -75,7 +75,7 @@ class PPOUpdateMixin(AcceleratedMixin):
         for epoch in range(self.n_epochs):
             rows = []
             indices = self._draw_permutation()
-            for part in torch.split(indices, self.batch_size or len(indices)):
+            for part in torch.split(indices, int(self.batch_size or len(indices))):
                 rows.append(step(part, clip_range, clip_range_vf).clone())
                 if self.target_kl is not None and update.reason and update.stop.item():
                     break
@@ -87,7 +87,7 @@ class PPOUpdateMixin(AcceleratedMixin):
                 if self.verbose >= 1:
                     print(f"Early stopping at step {epoch} due to reaching max kl: {epochs[-1][-1, 4]:.2f}")
                 break
-        return [rows.cpu().numpy() for rows in epochs]
+        return [rows.cpu().double().numpy() for rows in epochs]  # logs are of Python's numbers, as PPO's are
 
     def _make_step(self, indices: torch.Tensor, clip_range: Any, clip_range_vf: Any) -> torch.Tensor:
         """Update the policy with one minibatch. Returns its statistics, and whether it stopped."""
@@ -105,12 +105,13 @@ class PPOUpdateMixin(AcceleratedMixin):
             value_clip=clip_range_vf,
             value_coef=self.vf_coef,
             entropy_coef=self.ent_coef,
-            normalize_advantages=self.normalize_advantage and len(indices) > 1,
+            normalize_advantages=bool(self.normalize_advantage) and len(indices) > 1,
         )
         assert self._update is not None
         if self.target_kl is not None:
             self._update.stop_if(result.approx_kl > 1.5 * self.target_kl)
-        self._step_optimizer(result.loss)
+        if self.target_kl is None or not self._update.reason or not self._update.stop.item():
+            self._step_optimizer(result.loss)
         statistics = [getattr(result, name) for name in STATISTICS.values()]
         return torch.stack([*statistics, self._update.stop]).detach()
 
@@ -118,9 +119,9 @@ class PPOUpdateMixin(AcceleratedMixin):
         """Log what `PPO.train` logs."""
         history = np.concatenate(epochs)
         check_losses(history[:, 5])
-        means = {name: np.mean(history[:, i]) for i, name in enumerate(STATISTICS)}
+        means = {name: history[:, i].mean() for i, name in enumerate(STATISTICS)}
         means["entropy_loss"] = -means["entropy_loss"]
-        means |= {"approx_kl": np.mean(epochs[-1][:, 4]), "loss": float(history[-1, 5])}
+        means |= {"approx_kl": epochs[-1][:, 4].mean(), "loss": float(history[-1, 5])}
         for name in ("entropy_loss", "policy_gradient_loss", "value_loss", "approx_kl", "clip_fraction", "loss"):
             self.logger.record(f"train/{name}", means[name])
         self._log_update()

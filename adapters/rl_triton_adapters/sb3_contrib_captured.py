@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rl_triton_adapters._sb3_policies import list_sizes
+from rl_triton_adapters._sb3_policies import find_head, list_sizes
 from rl_triton_adapters.sb3_captured import PPOUpdateMixin
 from rl_triton_adapters.sb3_device import DeviceStorageMixin
 
@@ -45,7 +45,9 @@ class TritonMaskablePPO(PPOUpdateMixin, MaskablePPO):
     buffer_classes: ClassVar = (MaskableRolloutBuffer, MaskableDictRolloutBuffer, DeviceStorageMixin)
 
     def _can_update(self) -> bool:
-        """Not where nothing is allowed either: sb3-contrib gives that an entropy of 0, though one of all is drawn."""
+        """Not for an unknown distribution, nor where nothing is allowed, which sb3-contrib gives an entropy of 0."""
+        if find_head(self.policy) is None:
+            return False
         buffer: Any = self.rollout_buffer
         sizes = list_sizes(self.policy.action_dist)
         starts = np.cumsum([0, *sizes[:-1]])

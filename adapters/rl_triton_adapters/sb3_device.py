@@ -38,6 +38,8 @@ class DeviceStorageMixin(TritonGAEMixin):
     """The type of a minibatch."""
     fields: ClassVar[tuple[str, ...]] = ("observations", "actions", "values", "log_probs", "advantages", "returns")
     """The attributes that a minibatch is made of, in order."""
+    flattened: ClassVar[tuple[str, ...]] = ("values", "returns")
+    """Those that `get` flattens in host memory too, where `train()` reads them."""
     action_dtype: ClassVar[torch.dtype | None] = torch.float32
     """The dtype of actions in a minibatch; None keeps that of the action space."""
 
@@ -65,7 +67,7 @@ class DeviceStorageMixin(TritonGAEMixin):
         indices = self._copy_to_device(np.random.permutation(count))  # noqa: NPY002
         if not self.generator_ready:
             self._rollout = [self._copy_field(name) for name in self.fields]
-            for name in ("values", "returns"):
+            for name in self.flattened:
                 setattr(self, name, self.swap_and_flatten(getattr(self, name)))
             self.generator_ready = True
         # Samples are counted environment by environment, but stored step by step.

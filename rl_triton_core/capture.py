@@ -386,7 +386,7 @@ def list_parts(modules: Iterable[nn.Module]) -> list[nn.Module]:
 
 def find_pointers(tensors: Iterable[Tensor], optimizers: Iterable[Optimizer]) -> tuple[int, ...]:
     """Where the tensors lie that a graph knows by their addresses, and which ones the optimizers' states are."""
-    states = chain.from_iterable(optimizer.state.values() for optimizer in optimizers)
+    states = chain.from_iterable(getattr(optimizer, "state", {}).values() for optimizer in optimizers)
     return (*[x.data_ptr() for x in tensors], *map(id, chain.from_iterable(map(dict.values, states))))
 
 

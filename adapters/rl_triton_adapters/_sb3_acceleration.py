@@ -28,6 +28,8 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import explained_variance
 
 ACCELERATIONS = ("auto", "off")
+TRANSIENT = ("_update", "_acting", "_rollout", "_parameters", "_settings", "_clip_ranges")
+"""Attributes of a model that no checkpoint has."""
 
 
 class AcceleratedMixin(OnPolicyAlgorithm):
@@ -63,7 +65,7 @@ class AcceleratedMixin(OnPolicyAlgorithm):
 
     def _excluded_save_params(self) -> list[str]:
         """What belongs to this process."""
-        return [*super()._excluded_save_params(), "_update", "_acting", "_rollout", "_parameters", "_settings"]
+        return [*super()._excluded_save_params(), *TRANSIENT]
 
     @property
     def is_captured(self) -> bool:
@@ -177,7 +179,8 @@ class AcceleratedMixin(OnPolicyAlgorithm):
     def _copy_field(self, known: Any, arrays: Any, name: str) -> Any:
         if isinstance(arrays, dict):
             return {key: self._copy_field((known or {}).get(key), x, name) for key, x in arrays.items()}
-        source = self._convert_field(torch.from_numpy(arrays), name)
+        tensor = arrays if isinstance(arrays, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(arrays))
+        source = self._convert_field(tensor, name)
         if not self.is_captured:
             return source
         if known is None or known.shape != source.shape:
@@ -244,7 +247,8 @@ def replace_method(policy: Any, name: str, function: Callable[..., Any]) -> Iter
 
 def has_plain_minibatches(buffer: Any, kinds: tuple[type, ...]) -> bool:
     """Whether a buffer makes minibatches as one of these kinds does."""
-    return any(
-        all(getattr(type(buffer), name) is getattr(kind, name) for name in ("get", "_get_samples", "swap_and_flatten"))
-        for kind in kinds
+    names = ("get", "_get_samples", "swap_and_flatten", "to_torch")
+    is_patched = not vars(buffer).keys().isdisjoint(names)
+    return not is_patched and any(
+        all(getattr(type(buffer), name) is getattr(kind, name) for name in names) for kind in kinds
     )

@@ -8,6 +8,7 @@ state-dependent exploration, a rollout buffer that makes minibatches of its own,
 `rl_triton_core.capture` does not know, they are `PPO` and `A2C`. `sb3_contrib_captured` has MaskablePPO.
 """
 
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -61,10 +62,11 @@ class PPOUpdateMixin(AcceleratedMixin):
 
     def _can_update(self) -> bool:
         """Not where schedules end, or the last rollout goes beyond their end: a clip range is 0 or less there."""
-        return all(x is None or x > 0 for x in self._find_clip_ranges())
+        self._clip_ranges = self._find_clip_ranges()
+        return all(x is None or x > 0 for x in self._clip_ranges)
 
     def _make_updates(self, update: CapturedStep) -> None:
-        clip_range, clip_range_vf = self._find_clip_ranges()
+        clip_range, clip_range_vf = self._clip_ranges
         self._log_statistics(self._make_epochs(update, clip_range, clip_range_vf), clip_range, clip_range_vf)
 
     def _make_epochs(self, update: CapturedStep, clip_range: float, clip_range_vf: float | None) -> Any:
@@ -118,7 +120,7 @@ class PPOUpdateMixin(AcceleratedMixin):
     def _log_statistics(self, epochs: list[Any], clip_range: float, clip_range_vf: float | None) -> None:
         """Log what `PPO.train` logs."""
         history = np.concatenate(epochs)
-        check_losses(history[:, 5])
+        check_losses(history[:, 5], self._parameters)
         means = {name: history[:, i].mean() for i, name in enumerate(STATISTICS)}
         means["entropy_loss"] = -means["entropy_loss"]
         means |= {"approx_kl": epochs[-1][:, 4].mean(), "loss": float(history[-1, 5])}
@@ -168,7 +170,7 @@ class TritonA2C(AcceleratedMixin, A2C):
     def _make_updates(self, update: CapturedStep) -> None:
         step = self._make_step if update.reason else update
         entropy_loss, policy_loss, value_loss, loss = step(self._draw_permutation()).tolist()
-        check_losses(loss)
+        check_losses(loss, self._parameters)
         self._n_updates += 1
         self.logger.record("train/entropy_loss", entropy_loss)
         self.logger.record("train/policy_loss", policy_loss)
@@ -190,7 +192,8 @@ class TritonA2C(AcceleratedMixin, A2C):
         return torch.stack([entropy_loss, policy_loss, value_loss, loss]).detach()
 
 
-def check_losses(losses: Any) -> None:
-    """Raise ValueError if this, or one of these, is not a number."""
-    if np.isnan(losses).any():
-        raise ValueError("train/loss: got nan, expected a number; the policy's parameters may be nan now")
+def check_losses(losses: Any, parameters: Iterable[torch.Tensor]) -> None:
+    """Raise ValueError if this loss, or one of these, is not finite and has made parameters such."""
+    wrong = np.atleast_1d(losses)[~np.isfinite(np.atleast_1d(losses))]
+    if wrong.size and not all(x.isfinite().all() for x in parameters):
+        raise ValueError(f"train/loss: got {wrong[0]}, expected a number; the policy's parameters are not finite now")

@@ -9,7 +9,7 @@ import pickle
 import subprocess
 import sys
 import warnings
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 
 import gymnasium as gym
@@ -24,6 +24,7 @@ from sb3_contrib import MaskablePPO
 from sb3_contrib.common.maskable.buffers import MaskableRolloutBuffer
 from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.buffers import RolloutBuffer
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.policies import ActorCriticPolicy
@@ -35,6 +36,7 @@ from rl_triton_adapters._optimizers import clip_gradients, is_fused
 from rl_triton_adapters._sb3_policies import apply_policy
 from rl_triton_adapters.sb3_captured import TritonA2C, TritonPPO
 from rl_triton_adapters.sb3_contrib_captured import TritonMaskablePPO
+from rl_triton_adapters.sb3_device import DeviceRolloutBuffer
 
 GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
 OPTIONS = {"n_steps": 32, "batch_size": 24, "n_epochs": 3, "seed": 0}
@@ -56,14 +58,14 @@ class DictCartPole(gym.ObservationWrapper):
 
 
 class OtherActions(gym.ActionWrapper):
-    """CartPole with several actions at once, of which the first says where to go."""
+    """CartPole with several actions at once, of which the first says where to go: 0, or else."""
 
     def __init__(self, space):
         super().__init__(gym.make("CartPole-v1"))
         self.action_space = space
 
     def action(self, action):
-        return int(action[0])
+        return int(action[0] > 0)
 
 
 class MaskedActions(gym.ActionWrapper):
@@ -101,6 +103,43 @@ class OwnPolicy(ActorCriticPolicy):
     def evaluate_actions(self, obs, actions):
         values, log_prob, entropy = super().evaluate_actions(obs, actions)
         return 2 * values, log_prob, 3 * entropy
+
+
+class OneArgument(ActorCriticPolicy):
+    """A policy that is only ever asked for drawn actions, and knows the mean entropy alone."""
+
+    def forward(self, obs):
+        return super().forward(obs)
+
+    def evaluate_actions(self, obs, actions):
+        values, log_prob, entropy = super().evaluate_actions(obs, actions)
+        return values, log_prob, entropy.mean()
+
+
+class WrappedMethods(ActorCriticPolicy):
+    """A method that says it is another one."""
+
+    @wraps(ActorCriticPolicy.evaluate_actions)
+    def evaluate_actions(self, obs, actions):
+        values, log_prob, entropy = super().evaluate_actions(obs, actions)
+        return 3 * values, log_prob, entropy
+
+
+class OneStd(ActorCriticPolicy):
+    """One standard deviation for all dimensions of actions."""
+
+    def _build(self, lr_schedule):
+        super()._build(lr_schedule)
+        self.log_std = torch.nn.Parameter(torch.zeros(1))
+        self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)
+
+
+class NeverLeft(ActorCriticPolicy):
+    """An action of probability 0."""
+
+    def _build(self, lr_schedule):
+        super()._build(lr_schedule)
+        self.action_net.bias.data[0] = -torch.inf
 
 
 class LikeliestActions(ActorCriticPolicy):
@@ -499,7 +538,105 @@ def test_it_is_stock_where_it_makes_no_steps_of_its_own(task, reason):
     assert not models[1].is_accelerated and not is_fused(models[1].policy.optimizer)
 
 
-def test_acceleration_has_two_values():
+def transpose_weights(model):
+    """In memory alone."""
+    layer = model.policy.mlp_extractor.policy_net[0]
+    layer.weight.data = layer.weight.data.T.contiguous().T
+
+
+def freeze_values(model):
+    model.policy.value_net.requires_grad_(model.num_timesteps > 0)
+
+
+MOMENTUM = {"optimizer_class": torch.optim.SGD, "optimizer_kwargs": {"momentum": 0.9}}
+UNUSUAL = {
+    "a forward without options": ({"policy": OneArgument}, None),
+    "a wrapped method": ({"policy": WrappedMethods}, None),
+    "one standard deviation": ({"policy": OneStd, "env": partial(OtherActions, spaces.Box(-1, 1, (2,)))}, None),
+    "an infinite logit": ({"policy": NeverLeft}, None),
+    "sizes of NumPy": ({"batch_size": np.int64(24), "normalize_advantage": 1}, None),
+    "weights of another layout": ({}, transpose_weights),
+    "momentum that begins later": ({"policy_kwargs": MOMENTUM}, freeze_values),
+}
+
+
+@pytest.mark.parametrize("kind", [TritonPPO, TritonA2C])
+@pytest.mark.parametrize("case", UNUSUAL)
+def test_what_few_do_gives_the_agent_of_stock(case, kind):
+    more, prepare = UNUSUAL[case]
+    options = {"policy": "MlpPolicy", "env": "CartPole-v1", **(A2C_OPTIONS if kind is TritonA2C else OPTIONS), **more}
+    if kind is TritonA2C:
+        options.pop("batch_size", None)
+    envs, models = options.pop("env"), []
+    for algorithm in (STOCK[kind], kind):
+        model = algorithm(env=make_vec_env(envs, 2, seed=0), device="cpu", **options)
+        for _ in range(2):
+            if prepare is not None:
+                prepare(model)
+            model.learn(64, reset_num_timesteps=False)
+        models.append(model)
+    compare(models[1], models[0], rtol=1e-3, atol=1e-4)
+    assert models[1].is_accelerated
+
+
+def test_a_stop_leaves_the_gradients_of_stock():
+    stock, ours = (model.learn(64) for model in make_models("cartpole", "cpu", target_kl=1e-5))
+    for got, want in zip(ours.policy.parameters(), stock.policy.parameters(), strict=True):
+        torch.testing.assert_close(got.grad, want.grad, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("task", ["cartpole", "masks"])
+def test_logs_are_of_numbers_as_those_of_stock(task):
+    stock, ours = (model.learn(64).logger.kept[0] for model in make_models(task, "cpu"))
+    kinds = [{name: isinstance(x, float) for name, x in logs.items()} for logs in (stock, ours)]
+    assert kinds[0] == kinds[1]  # np.float32 is no float, and tables show all its digits
+
+
+@pytest.mark.parametrize("task", ["cartpole", "a2c"])
+def test_an_incomplete_rollout_is_an_error(task):
+    for model in make_models(task, "cpu"):
+        with pytest.raises(AssertionError):
+            model.train()
+
+
+class ReadMinibatches(BaseCallback):
+    """Reads all of a rollout before it is trained on."""
+
+    def _on_step(self):
+        return True
+
+    def _on_rollout_end(self):
+        list(self.model.rollout_buffer.get(8))
+
+
+@pytest.mark.parametrize("buffer", [RolloutBuffer, DeviceRolloutBuffer])
+def test_minibatches_may_be_read_before(buffer):
+    options = {"rollout_buffer_class": buffer}
+    stock, ours = (x.learn(128, callback=ReadMinibatches()) for x in make_models("cartpole", "cpu", **options))
+    compare(ours, stock, rtol=1e-3, atol=1e-4)
+    assert ours.is_accelerated
+
+
+def test_a_method_that_is_replaced_while_acting_stays():
+    class ReplaceForward(BaseCallback):
+        def _on_step(self):
+            if self.n_calls == 2:
+                self.model.policy.forward = partial(LikeliestActions.forward, self.model.policy)
+            return True
+
+    stock, ours = (x.learn(128, callback=ReplaceForward()) for x in make_models("cartpole", "cpu"))
+    compare(ours, stock, rtol=1e-3, atol=1e-4)
+    assert "forward" in vars(ours.policy)
+
+
+def test_acceleration_has_two_values(monkeypatch, tmp_path):
+    captured = make_model("cartpole", "cpu", monkeypatch).learn(64)
+    captured.acceleration = "off"
+    assert not captured.is_captured and not captured.is_accelerated
+    captured.save(tmp_path / "model")
+    with pytest.raises(ValueError, match="acceleration: got 'of', expected one of auto, off"):
+        TritonPPO.load(tmp_path / "model", acceleration="of")
+    monkeypatch.undo()
     off = TritonPPO("MlpPolicy", "CartPole-v1", acceleration="off", device="cpu", n_steps=8, batch_size=8)
     assert off._find_update().reason == "switched off" and not off.is_accelerated
     assert not is_fused(off.policy.optimizer)

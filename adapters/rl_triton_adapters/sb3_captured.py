@@ -89,7 +89,7 @@ class PPOUpdateMixin(AcceleratedMixin):
                 if self.verbose >= 1:
                     print(f"Early stopping at step {epoch} due to reaching max kl: {epochs[-1][-1, 4]:.2f}")
                 break
-        return [rows.cpu().double().numpy() for rows in epochs]  # logs are of Python's numbers, as PPO's are
+        return [rows.cpu().double().numpy() for rows in epochs]  # PPO's numbers are Python's
 
     def _make_step(self, indices: torch.Tensor, clip_range: Any, clip_range_vf: Any) -> torch.Tensor:
         """Update the policy with one minibatch. Returns its statistics, and whether it stopped."""
@@ -123,7 +123,7 @@ class PPOUpdateMixin(AcceleratedMixin):
         check_losses(history[:, 5], self._parameters)
         means = {name: history[:, i].mean() for i, name in enumerate(STATISTICS)}
         means["entropy_loss"] = -means["entropy_loss"]
-        means |= {"approx_kl": epochs[-1][:, 4].mean(), "loss": float(history[-1, 5])}
+        means |= {"approx_kl": np.float32(epochs[-1][:, 4].mean()), "loss": float(history[-1, 5])}
         for name in ("entropy_loss", "policy_gradient_loss", "value_loss", "approx_kl", "clip_fraction", "loss"):
             self.logger.record(f"train/{name}", means[name])
         self._log_update()

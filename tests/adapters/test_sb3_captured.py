@@ -539,9 +539,10 @@ def test_it_is_stock_where_it_makes_no_steps_of_its_own(task, reason):
 
 
 def transpose_weights(model):
-    """In memory alone."""
+    """In memory alone, and back, while the optimizer's state stays as it is: loading a checkpoint does that."""
     layer = model.policy.mlp_extractor.policy_net[0]
-    layer.weight.data = layer.weight.data.T.contiguous().T
+    is_plain = layer.weight.is_contiguous()
+    layer.weight.data = layer.weight.data.T.contiguous().T if is_plain else layer.weight.data.contiguous()
 
 
 def freeze_values(model):
@@ -580,14 +581,14 @@ def test_what_few_do_gives_the_agent_of_stock(case, kind):
 
 
 def test_a_stop_leaves_the_gradients_of_stock():
-    stock, ours = (model.learn(64) for model in make_models("cartpole", "cpu", target_kl=1e-5))
+    stock, ours = (model.learn(64) for model in make_models("cartpole", "cpu", target_kl=1e-9))
     for got, want in zip(ours.policy.parameters(), stock.policy.parameters(), strict=True):
         torch.testing.assert_close(got.grad, want.grad, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("task", ["cartpole", "masks"])
 def test_logs_are_of_numbers_as_those_of_stock(task):
-    stock, ours = (model.learn(64).logger.kept[0] for model in make_models(task, "cpu"))
+    stock, ours = (model.learn(128).logger.kept[-1] for model in make_models(task, "cpu"))
     kinds = [{name: isinstance(x, float) for name, x in logs.items()} for logs in (stock, ours)]
     assert kinds[0] == kinds[1]  # np.float32 is no float, and tables show all its digits
 

@@ -44,7 +44,7 @@ BY_FILE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' Makefile
 
-demo: $(READY) ## Train PPO on CartPole twice, stock and ours, and compare (figure in DEMO_OUTPUT)
+demo: $(READY) ## Train PPO on CartPole: stock, our advantages, TritonPPO; compare (figure in DEMO_OUTPUT)
 	$(PY) examples/ppo_sb3.py --compare --output $(DEMO_OUTPUT)
 
 example: $(READY) ## Run an example: make example RUN="ppo_cleanrl.py --target-return 475"

@@ -68,14 +68,14 @@ def compare_arms(result: files.Row) -> str:
     """Bound and measurement, arm against arm; with other parts that an arm replaces, and what was not timed."""
     named = [name for row in result["arms"] for name in row.get("quartiles", {})]
     parts = [name for name in dict.fromkeys(named) if name not in ("total", "rest")]
-    lines = []
+    has_update, lines = "update" in parts, []
     for row in result["pairs"]:
         low, median, high = row["speed_up"]
         times = [format_times(result, row, part) for part in ("total", *parts)]
         bounds = [f"{format_share(row)} %", *(f"{row[name]:.3f}" if name in row else "–" for name in BOUNDS)]
         measured = f"{median:.3f} [{low:.3f}, {high:.3f}]"
-        lines.append([name_pair(row), *times, *(bounds if len(parts) > 1 else bounds[:2]), measured])
-    head = ["", "iteration", *parts, "share", "bound", *["bound of all parts"] * (len(parts) > 1), "measured"]
+        lines.append([name_pair(row), *times, *bounds[: 3 if has_update else 2], measured])
+    head = ["", "iteration", *parts, "share", "bound", *["bound of all parts"] * has_update, "measured"]
     bad = [f"{row['arm']} ({Setting.of(row)}): {row['status']}" for row in result["arms"] if row["status"] != "ok"]
     not_timed = f"Not timed: {'; '.join(bad)}." * bool(bad)
     skipped = f"Skipped for lack of time: {'; '.join(result['skipped'])}." * bool(result["skipped"])

@@ -321,16 +321,7 @@ def categorical_ppo_loss(
         tensor([[-0.5000,  0.5000]])
     """
     elements, network, inputs, sizes = check_logits("logits", logits, nvec)
-    old_inputs: Sequence[torch.Tensor] = ()
-    if old_logits is not None:
-        _, old_network, old_inputs, old_sizes = check_logits("old_logits", old_logits, nvec)
-        if old_sizes != sizes or old_inputs[0].shape != inputs[0].shape:
-            rows, old_rows = inputs[0].shape[0], old_inputs[0].shape[0]
-            raise ValueError(
-                f"old_logits: got {old_rows} elements of sizes {old_sizes}, expected {rows} of {sizes}, as logits have"
-            )
-        for x in old_network:
-            check_detached("old_logits", x)
+    old_inputs = () if old_logits is None else check_old_logits(old_logits, nvec, inputs, sizes)
     return solve_ppo(
         elements,
         "categorical",
@@ -388,6 +379,21 @@ def check_logits(
             raise ValueError(f"nvec: got {tuple(nvec)}, expected sizes of 1 or more that add up to {sizes[0]}")
         sizes = tuple(int(n) for n in nvec)
     return elements, network, inputs, sizes
+
+
+def check_old_logits(
+    logits: Any, nvec: Sequence[int] | None, inputs: Sequence[torch.Tensor], sizes: tuple[int, ...]
+) -> Sequence[torch.Tensor]:
+    """Logits of the old network, of the shapes of those of the new one, as matrices."""
+    _, network, old_inputs, old_sizes = check_logits("old_logits", logits, nvec)
+    rows, old_rows = inputs[0].shape[0], old_inputs[0].shape[0]
+    if old_sizes != sizes or old_inputs[0].shape != inputs[0].shape:
+        raise ValueError(
+            f"old_logits: got {old_rows} elements of sizes {old_sizes}, expected {rows} of {sizes}, as logits have"
+        )
+    for x in network:
+        check_detached("old_logits", x)
+    return old_inputs
 
 
 def gaussian_ppo_loss(

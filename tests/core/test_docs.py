@@ -25,7 +25,7 @@ PAGES = [
         f"docs/{name}.md"
         for name in ("index", "install", "quickstart", "estimators", "normalization", "gpu", "migrate")
     ),
-    *(f"docs/{name}.md" for name in ("capture", "lengths", "tokens", "multi-gpu", "nan", "faq")),
+    *(f"docs/{name}.md" for name in ("capture", "losses", "cleanrl", "lengths", "tokens", "multi-gpu", "nan", "faq")),
 ]
 MODULES = ["normalization"]
 MODULES += [f"estimators.{name}" for name in ("gae", "vtrace", "retrace", "returns", "nstep", "traces", "linear")]

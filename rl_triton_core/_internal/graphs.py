@@ -39,7 +39,7 @@ class CudaGraphs:
 
     def warm_up(self, call: Callable[[], Any], times: int) -> None:
         """On another stream, as captures are made; raises if the call waits for the device."""
-        stream = find_side_stream(self.device)
+        stream = find_stream(self.device, "warm-up")
         stream.wait_stream(torch.cuda.current_stream(self.device))
         try:
             with torch.cuda.stream(stream):
@@ -55,7 +55,7 @@ class CudaGraphs:
         for generator in generators:
             graph.register_generator_state(generator)
         self.pool = self.pool or torch.cuda.graph_pool_handle()
-        current, side = torch.cuda.current_stream(self.device), find_side_stream(self.device)
+        current, side = torch.cuda.current_stream(self.device), find_stream(self.device, "capture")
         try:
             with (
                 torch.cuda.device(self.device),
@@ -70,7 +70,7 @@ class CudaGraphs:
 
     def end_capture(self) -> None:
         """Let the generators leave the state of a capture that failed: by one that does not."""
-        side = find_side_stream(self.device)
+        side = find_stream(self.device, "capture")
         with torch.cuda.device(self.device), torch.cuda.graph(torch.cuda.CUDAGraph(), stream=side):
             torch.empty(1, device=self.device).zero_()
 
@@ -95,8 +95,11 @@ class CudaGraphs:
 
 
 @cache
-def find_side_stream(device: torch.device) -> torch.cuda.Stream:
-    """A stream for all warm-ups and captures: cuBLAS keeps a workspace of megabytes for each that it sees."""
+def find_stream(device: torch.device, purpose: str) -> torch.cuda.Stream:
+    """A device's stream for all warm-ups or captures: cuBLAS keeps a workspace of megabytes for each that it sees.
+
+    Graphs keep the workspace of the stream that captured them, so that no warm-up may have it meanwhile.
+    """
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 

@@ -128,6 +128,20 @@ def test_hundreds_of_steps_equal_eager_ones(optimizer, device, monkeypatch):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="no second device")
+def test_steps_of_two_devices():
+    """Whichever is the current one."""
+    for device in ("cuda:0", "cuda:1", "cuda:0"):
+        captured, eager = Training(device=device), Training(device=device, enabled=False)
+        for batch in draw_batches(3, device=device):
+            for training in (captured, eager):
+                training.step(*batch, 1.0)
+        assert captured.step.captured
+        for got, want in zip(captured.parameters(), eager.parameters(), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("device", ["cpu", GPU])
 def test_no_graph_keeps_a_number_of_the_host(device, monkeypatch):
     """A tensor in host memory is an input as any other, and the same one as on the device."""
@@ -332,22 +346,27 @@ def test_results_come_in_containers_of_their_own(monkeypatch):
     assert list(training.step(*batch, 1.0)) == ["loss"] and training.step.captured
 
 
-def test_a_replaced_state_of_the_optimizer_is_captured_anew(monkeypatch):
-    captured, eager = make_captured(monkeypatch), Training(enabled=False)
-    for batch in draw_batches(4):
+@pytest.mark.parametrize("device", ["cpu", GPU])
+def test_a_replaced_state_of_the_optimizer_is_captured_anew(device, monkeypatch):
+    captured, eager = make_captured(monkeypatch, device), Training(device=device, enabled=False)
+    graphs = {}
+    for batch in draw_batches(4, device=device):
         for training in (captured, eager):
             training.step(*batch, 1.0)
             state = training.optimizer.state[training.model[0].weight]
             state["exp_avg"] = torch.zeros_like(state["exp_avg"])
+        graphs |= {id(x): x for x in captured.step.captured.values()}
     for got, want in zip(captured.parameters(), eager.parameters(), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-7)
-    assert captured.step.graphs.captures == 4
+    assert len(graphs) == 4
 
 
+@pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
-def test_the_optimizer_steps_elsewhere_while_the_step_is_stopped(optimizer, monkeypatch):
-    captured, eager = make_captured(monkeypatch, optimizer=optimizer), Training(optimizer, enabled=False)
-    (batch,) = draw_batches(1)
+def test_the_optimizer_steps_elsewhere_while_the_step_is_stopped(optimizer, device, monkeypatch):
+    captured = make_captured(monkeypatch, device, optimizer=optimizer)
+    eager = Training(optimizer, device, enabled=False)
+    (batch,) = draw_batches(1, device=device)
     for training in (captured, eager):
         for limit in (0.0, torch.inf):
             training.step(*batch, 1.0, limit)
@@ -360,11 +379,13 @@ def test_the_optimizer_steps_elsewhere_while_the_step_is_stopped(optimizer, monk
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-7)
 
 
-def test_learning_rates_that_are_tensors_stay_in_use(monkeypatch):
+@pytest.mark.parametrize("device", ["cpu", GPU])
+def test_learning_rates_that_are_tensors_stay_in_use(device, monkeypatch):
     """Changed in place, and replaced by a number; a reset and a checkpoint leave them where they are."""
-    captured, eager = make_captured(monkeypatch), Training(enabled=False)
-    rates = [torch.tensor(3e-3), torch.tensor(3e-3)]
-    for i, batch in enumerate(draw_batches(5)):
+    captured, eager = make_captured(monkeypatch, device), Training(device=device, enabled=False)
+    eager.optimizer.param_groups[0].update(capturable=device != "cpu", foreach=False)
+    rates = [torch.tensor(3e-3, device=device) for _ in range(2)]
+    for i, batch in enumerate(draw_batches(5, device=device)):
         for training, rate in zip((captured, eager), rates, strict=True):
             (group,) = training.optimizer.param_groups
             group["lr"] = 0.01 if i == 4 else rate

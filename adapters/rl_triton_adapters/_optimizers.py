@@ -34,19 +34,26 @@ def is_fused(optimizer: Optimizer) -> bool:
     return set_fused in optimizer._optimizer_step_pre_hooks.values()
 
 
-def choose_setting(optimizer: Optimizer) -> str:
-    """What lets an optimizer step many parameters at once: one kernel, which reads no strides, or else a few."""
+def choose_setting(optimizer: Optimizer) -> str | None:
+    """What lets an optimizer step many parameters at once: one kernel, which reads no strides, or else a few.
+
+    None where neither is possible: several kernels of Adam take no learning rate that is a tensor.
+    """
     groups = optimizer.param_groups
     if isinstance(optimizer, RMSprop) or any(group.get("momentum") for group in groups):
         return "foreach"  # a fused SGD takes no parameter whose momentum begins later than that of others
     tensors = [x for group in groups for x in group["params"]]  # gradients are laid out as these
     tensors += [x for state in optimizer.state.values() for x in state.values() if isinstance(x, Tensor)]
-    return "fused" if all(map(Tensor.is_contiguous, tensors)) else "foreach"
+    if all(map(Tensor.is_contiguous, tensors)):
+        return "fused"
+    return None if any(isinstance(group["lr"], Tensor) for group in groups) else "foreach"
 
 
 def set_fused(optimizer: Optimizer, *_: Any) -> None:
     """Before a step: all parameters at once, and steps counted where the parameters are."""
     setting = choose_setting(optimizer)
+    if setting is None:
+        return
     for group in optimizer.param_groups:
         group[setting] = True
     if setting == "fused":

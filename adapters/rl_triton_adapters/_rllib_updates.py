@@ -24,6 +24,7 @@ from ray.rllib.algorithms.ppo.ppo import (
     LEARNER_RESULTS_VF_LOSS_UNCLIPPED_KEY,
 )
 from ray.rllib.core.columns import Columns
+from ray.rllib.core.distribution.distribution import Distribution
 from ray.rllib.core.distribution.torch.torch_distribution import (
     TorchCategorical,
     TorchDiagGaussian,
@@ -157,9 +158,14 @@ class FusedLossMixin:
         self._last_losses[module_id] = LossParts(
             loss._replace(loss=loss.loss.detach()), None if values is None else values.detach(), columns
         )
-        if not self._flags.deferred_metrics:
+        if not self._flags.deferred_metrics or self._reads_metrics():
             self._log_losses()
         return loss.loss
+
+    def _reads_metrics(self) -> bool:
+        """Whether a method is the learner's own that may read metrics of a loss, or log others by their names."""
+        names = ("compute_loss_for_module", "compute_losses", "after_gradient_based_update")
+        return find_own_method(type(self), FusedLossMixin, names) is not None
 
     def build_loss_columns(self, module_id: str, config: Any, batch: Any, values: Any) -> Any:
         """The columns that the loss is computed from: those of the batch."""
@@ -243,15 +249,16 @@ class FusedLossMixin:
         """What RLlib's loss logs of a module."""
         loss, values, columns = parts
         targets, mask = columns[Postprocessing.VALUE_TARGETS], columns.get(Columns.LOSS_MASK)
+        one = 1.0 if mask is None else mask.sum() / mask.sum()  # RLlib's means over no slot at all are NaN
         return {
-            POLICY_LOSS_KEY: loss.policy_loss,
-            VF_LOSS_KEY: loss.value_loss,
+            POLICY_LOSS_KEY: loss.policy_loss * one,
+            VF_LOSS_KEY: loss.value_loss if values is None else loss.value_loss * one,
             LEARNER_RESULTS_VF_LOSS_UNCLIPPED_KEY: compute_unclipped_value_loss(values, targets, mask),
             LEARNER_RESULTS_VF_EXPLAINED_VAR_KEY: explained_variance(
                 targets, targets.new_zeros(()) if values is None else values
             ),
-            ENTROPY_KEY: loss.entropy,
-            LEARNER_RESULTS_KL_KEY: loss.kl,
+            ENTROPY_KEY: loss.entropy * one,
+            LEARNER_RESULTS_KL_KEY: loss.kl * one,
         }
 
 
@@ -263,7 +270,7 @@ class OwnMethod(NamedTuple):
 
 
 def find_own_method(learner_class: type, mixin: type, names: Iterable[str]) -> OwnMethod | None:
-    """Find a method of these names that a class in front of the mixin has, and that is its own.
+    """Find a method of these names that a class in front of the mixin has, and that is its own: not of this package.
 
     Args:
         learner_class: Class of the learner.
@@ -272,9 +279,10 @@ def find_own_method(learner_class: type, mixin: type, names: Iterable[str]) -> O
     """
     mro = learner_class.__mro__
     place = mro.index(mixin)
+    front = [base for base in mro[:place] if base.__module__.partition(".")[0] != __package__]
     for name in names:
         ours = next(vars(base)[name] for base in mro[place:] if name in vars(base))
-        for base in mro[:place]:
+        for base in front:
             if inspect.unwrap(vars(base).get(name, ours)) is not ours:  # Ray wraps those of remote learners
                 return OwnMethod(name, base)
     return None
@@ -289,8 +297,9 @@ def describe_head(module: Any) -> Head | None:
         return Head("gaussian")
     if isinstance(space, Discrete) and all(kind is TorchCategorical for kind in kinds):
         return Head("categorical")
-    if isinstance(space, MultiDiscrete) and space.nvec.ndim == 1 and all(map(is_multi_categorical, kinds)):
-        return Head("categorical", tuple(space.nvec.tolist()))
+    if isinstance(space, MultiDiscrete) and space.nvec.ndim == 1:
+        sizes = tuple(space.nvec.tolist())
+        return Head("categorical", sizes) if all(is_multi_categorical(kind, sizes) for kind in kinds) else None
     return None
 
 
@@ -302,11 +311,10 @@ def find_distributions(module: Any) -> tuple[type, ...]:
         return ()
 
 
-def is_multi_categorical(kind: type) -> bool:
-    """Whether a class is RLlib's, perhaps with the sizes filled in, which makes a class of its own."""
-    return issubclass(kind, TorchMultiCategorical) and all(
-        getattr(kind, name) is getattr(TorchMultiCategorical, name) for name in ("logp", "entropy", "kl")
-    )
+def is_multi_categorical(kind: Any, sizes: tuple[int, ...]) -> bool:
+    """Whether a class is RLlib's: with these sizes filled in, which makes a class of its own, and with nothing else."""
+    is_partial = kind.__bases__ == (TorchMultiCategorical,) and kind.__module__ == Distribution.__module__
+    return is_partial and tuple(kind._merge_kwargs().get("input_lens", ())) == sizes
 
 
 def compute_unclipped_value_loss(values: Tensor | None, targets: Tensor, mask: Tensor | None) -> Tensor:
@@ -330,13 +338,14 @@ class SlicedMinibatches:
     RLlib builds three `SampleBatch` objects for each, and maps over the columns' names each time.
     """
 
-    def __init__(self, iterator: Any) -> None:
+    def __init__(self, iterator: Any, may_share: Callable[[], bool] = lambda: False) -> None:
         """Take over what an iterator, which has not begun, would do.
 
         Args:
             iterator: A `MiniBatchCyclicIterator` for which `can_slice_minibatches` holds.
+            may_share: Whether the next minibatch may be views of the batch: what it is for changes it nowhere.
         """
-        self.iterator = iterator
+        self.iterator, self.may_share = iterator, may_share
         self.cycles = {
             name: BatchCycle(batch, iterator._minibatch_size, iterator._shuffle_batch_per_epoch)
             for name, batch in iterator._batch.policy_batches.items()
@@ -347,7 +356,8 @@ class SlicedMinibatches:
         num_minibatches, count = self.iterator._num_total_minibatches, 0
         env_steps = len(self.iterator._batch)
         while count < num_minibatches or (not num_minibatches and self.count_epochs() < self.iterator._num_epochs):
-            yield MultiAgentBatch({name: cycle.draw_minibatch() for name, cycle in self.cycles.items()}, env_steps)
+            share = self.may_share()
+            yield MultiAgentBatch({name: cycle.draw_minibatch(share) for name, cycle in self.cycles.items()}, env_steps)
             count += 1
 
     def count_epochs(self) -> int:
@@ -364,8 +374,8 @@ class BatchCycle:
         self.minibatch_size, self.shuffle = minibatch_size, shuffle
         self.start = self.num_epochs = 0
 
-    def draw_minibatch(self) -> SampleBatch:
-        """The next rows; where the batch ends, it is shuffled and begins again."""
+    def draw_minibatch(self, share: bool) -> SampleBatch:
+        """The next rows, copied unless they may be shared; where the batch ends, it is shuffled and begins again."""
         parts, missing = [], self.minibatch_size
         while self.start + missing >= self.count:
             parts.append(self.slice_columns(self.start, self.count))
@@ -377,8 +387,9 @@ class BatchCycle:
         if missing:
             parts.append(self.slice_columns(self.start, self.start + missing))
             self.start += missing
-        joined = tree.map_structure(lambda *rows: torch.cat(rows), *parts) if len(parts) > 1 else parts[0]
-        return SampleBatch(joined)
+        if len(parts) > 1:
+            return SampleBatch(tree.map_structure(lambda *rows: torch.cat(rows), *parts))
+        return SampleBatch(parts[0] if share else map_columns(torch.clone, parts[0]))
 
     def slice_columns(self, first: int, last: int) -> dict[str, Any]:
         """These rows of all columns."""
@@ -563,8 +574,12 @@ class FusedUpdateMixin(DeferredMetricsMixin):
         stock: Any = super()
         iterator = stock._create_iterator_if_necessary(**kwargs)
         if self._flags.enabled and self._flags.sliced_minibatches and can_slice_minibatches(iterator):
-            return SlicedMinibatches(iterator)
+            return SlicedMinibatches(iterator, self._copies_minibatches)
         return iterator
+
+    def _copies_minibatches(self) -> bool:
+        """Whether a step works on a copy of its minibatch."""
+        return False
 
 
 def are_finite(gradients: list[Tensor]) -> Tensor:

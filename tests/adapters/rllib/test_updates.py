@@ -4,6 +4,8 @@ Learners alone; test_rllib.py has whole algorithms, several learners, several mo
 """
 
 import copy
+import types
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -15,6 +17,7 @@ pytest.importorskip("ray.rllib")
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
+from ray.rllib.core.distribution.torch.torch_distribution import TorchMultiCategorical
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
@@ -28,7 +31,9 @@ from updates import (
     assert_same_updates,
     build_learner,
     count_calls,
+    flatten_metrics,
     own_loss,
+    own_metrics,
     update_learner,
 )
 
@@ -122,12 +127,58 @@ def test_minibatches_of_several_sizes_have_the_metrics_of_rllib():
     assert_same_updates(stock, ours)
 
 
-def test_a_loss_of_ones_own_may_call_the_fused_one():
+@pytest.mark.parametrize("make_own", [own_loss, own_metrics])
+def test_a_loss_of_ones_own_may_call_the_fused_one(make_own):
     config = make_config("gaussian")
-    stock = update_learner(config.copy().learners(learner_class=own_loss(PPOTorchLearner)), "gaussian")
-    learner = build_learner(enable_triton(config.learners(learner_class=own_loss(TritonPPOTorchLearner))))
-    assert learner.describe_losses() == "the loss of Own, which may call the fused one"
+    stock = update_learner(config.copy().learners(learner_class=make_own(PPOTorchLearner)), "gaussian")
+    learner = build_learner(enable_triton(config.learners(learner_class=make_own(TritonPPOTorchLearner))))
+    fused = "the fused loss of default_policy"
+    assert learner.describe_losses() == (
+        fused if make_own is own_metrics else "the loss of Own, which may call the fused one"
+    )
     assert_same_updates(stock, update_learner(config, "gaussian", learner=learner))
+
+
+def test_a_minibatch_of_padding_alone_has_the_metrics_of_rllib():
+    """They are NaN; the loss is 0 in ours, so that weights are those of RLlib, which drops gradients that are NaN."""
+    config, logged = make_config("gaussian"), []
+    for learner in (build_learner(config), build_learner(enable_triton(config))):
+        torch.manual_seed(0)
+        scalars = ("action_logp", "advantages", "value_targets")
+        batch = {"obs": torch.randn(5, 4), "actions": torch.randn(5, 2), "action_dist_inputs": torch.randn(5, 4)}
+        batch |= {**dict(zip(scalars, torch.randn(3, 5), strict=True)), "loss_mask": torch.zeros(5, dtype=torch.bool)}
+        batches = {POLICY: SampleBatch(batch)}
+        losses = learner.compute_losses(fwd_out=learner.module.forward_train(batches), batch=batches)
+        learner.after_gradient_based_update(timesteps={"num_env_steps_sampled_lifetime": 0})
+        logged.append(flatten_metrics(learner.metrics.stats))
+    assert {name: np.isnan(x) for name, x in logged[0].items()} == {
+        name: np.isnan(logged[1][name]) for name in logged[0]
+    }
+    assert np.isnan(logged[1][POLICY, "entropy"]) and float(losses[POLICY]) == 0
+
+
+class OwnSeveralCategoricals(TorchMultiCategorical):
+    """Of another kind than its name says."""
+
+    def logp(self, value):
+        return 2 * super().logp(value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fused"),
+    [
+        (TorchMultiCategorical.get_partial_dist_cls(space=SPACES["several categorical"], input_lens=[2, 3]), True),
+        (TorchMultiCategorical.get_partial_dist_cls(space=SPACES["several categorical"], input_lens=[3, 2]), False),
+        (OwnSeveralCategoricals.get_partial_dist_cls(space=SPACES["several categorical"], input_lens=[2, 3]), False),
+        (TorchMultiCategorical, False),
+    ],
+    ids=["own sizes", "other sizes", "other class", "no sizes"],
+)
+def test_several_categoricals_are_rllibs_own(kind, fused):
+    module = types.SimpleNamespace(action_space=SPACES["several categorical"])
+    module.get_inference_action_dist_cls = module.get_train_action_dist_cls = lambda: kind
+    module.get_exploration_action_dist_cls = lambda: kind
+    assert (_rllib_updates.describe_head(module) is not None) == fused
 
 
 # --- Minibatches ------------------------------------------------------------------------------------------------------
@@ -164,6 +215,15 @@ def test_minibatches_are_those_of_rllib(minibatch_size, options):
     ours = draw_minibatches(SlicedMinibatches, counts, **options)
     torch.testing.assert_close(ours[0], stock[0], rtol=0, atol=0)
     assert ours[1] == stock[1]
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_minibatches_are_copies_unless_they_may_be_shared(share):
+    batch = MultiAgentBatch({"a": SampleBatch({"row": torch.arange(6)})}, env_steps=6)
+    minibatches = iter(SlicedMinibatches(MiniBatchCyclicIterator(batch, minibatch_size=2, num_epochs=1), lambda: share))
+    before = batch.policy_batches["a"]["row"].clone()
+    next(minibatches).policy_batches["a"]["row"].zero_()
+    assert torch.equal(batch.policy_batches["a"]["row"].sort().values, before.sort().values) != share
 
 
 @pytest.mark.parametrize("column", [np.arange(4), torch.arange(3)], ids=["array", "other-length"])
@@ -230,6 +290,24 @@ def test_a_fused_optimizer_has_the_checkpoints_of_a_plain_one(kind):
         target.load_state_dict(copy.deepcopy(source.state_dict()))
         assert is_fused(target) == (source is plain)
         torch.testing.assert_close(make_steps(target, 3), make_steps(source, 3))
+
+
+@pytest.mark.parametrize("is_transposed", [False, True])
+@pytest.mark.parametrize("kind", [partial(torch.optim.SGD, momentum=0.9), torch.optim.RMSprop, torch.optim.Adam])
+def test_a_learning_rate_that_is_a_tensor(kind, is_transposed):
+    """Adam's kernel for all parameters takes it where memory is in order; otherwise each is stepped alone."""
+    found = []
+    for fused in (False, True):
+        weights = torch.linspace(-1, 1, 6).view(2, 3)
+        optimizer = kind([torch.nn.Parameter(weights.t() if is_transposed else weights)], lr=torch.tensor(0.1))
+        if fused:
+            fuse_optimizer(optimizer)
+        (parameter,) = optimizer.param_groups[0]["params"]
+        for _ in range(3):
+            parameter.grad = parameter.detach().square() + 0.1
+            optimizer.step()
+        found.append(parameter.detach())
+    torch.testing.assert_close(found[1], found[0])
 
 
 def test_steps_are_counted_where_the_parameters_are():

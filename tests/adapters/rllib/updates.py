@@ -104,6 +104,17 @@ def own_loss(learner_class):
     return Own
 
 
+def own_metrics(learner_class):
+    """A learner class that reads what the last loss has logged, once an update is through."""
+
+    class Own(learner_class):
+        def after_gradient_based_update(self, **kwargs):
+            self.metrics.log_value((POLICY, "entropy_seen"), float(self.metrics.peek((POLICY, "entropy"))), window=1)
+            super().after_gradient_based_update(**kwargs)
+
+    return Own
+
+
 def count_calls(monkeypatch, owner, name):
     """A list that grows with every call of a method."""
     calls, method = [], getattr(owner, name)

@@ -164,11 +164,15 @@ class Training:
         self.agent = agent = Agent(envs, args.hidden).to(args.device)
         self.optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
         self.data: dict[str, Tensor] = {}
-        state, enabled = [envs.state, envs.elapsed], None if args.update == "captured" else False
+        state, self.enabled = [envs.state, envs.elapsed], None if args.update == "captured" else False
         self.collect = CapturedStep(
-            self.collect_data, modules=[agent], state=state, generators=[envs.generator], enabled=enabled
+            self.collect_data, modules=[agent], state=state, generators=[envs.generator], enabled=self.enabled
         )
-        self.update = CapturedStep(self.update_rows, modules=[agent], optimizers=[self.optimizer], enabled=enabled)
+        self.update = self.make_update()
+
+    def make_update(self) -> CapturedStep:
+        """The step of a minibatch."""
+        return CapturedStep(self.update_rows, modules=[self.agent], optimizers=[self.optimizer], enabled=self.enabled)
 
     @torch.no_grad()
     def collect_data(self) -> dict[str, Tensor]:
@@ -205,6 +209,7 @@ def train_agent(args: argparse.Namespace, kind: type[Training] = Training) -> Ag
         writer.add_scalar("charts/reward_per_step", reward, steps)
         writer.add_scalar("charts/steps_per_second", steps / (time.perf_counter() - started), steps)
     writer.close()
+    training.update.reset()  # graphs with operations of NCCL end before its processes part
     return training.agent
 
 

@@ -17,16 +17,21 @@ from numbers import Integral, Real
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
-from rl_triton_core._internal.graphs import CudaGraphs, Graphs
+from rl_triton_core._internal.graphs import CudaGraphs, Graphs, find_stream
 from rl_triton_core._internal.optimizers import PreparedOptimizer, describe_settings, name_unsupported
 from rl_triton_core._internal.validation import is_number
 
+__all__ = ["CapturedStep", "use_capture_stream"]
+
 WARM_UPS = 3
 """Eager steps before a capture: libraries choose their algorithms and allocate their workspaces."""
+WARM_UPS_OF_RANKS = 11
+"""Where gradients are averaged over processes: `DistributedDataParallel` times its first ten steps by events."""
 CAPTURING = threading.RLock()
 """Held during a capture: its stream and the check for waiting belong to the process, not to a thread."""
 
@@ -49,6 +54,7 @@ class CapturedStep:
             coefficient) does not ask for another graph. Bools, strings and None arrive as they are; another value is
             another graph.
         modules: Whose parameters and buffers the step changes. Parameters may be frozen and released between steps.
+            One in `DistributedDataParallel`, over NCCL, is made inside `use_capture_stream`.
         optimizers: That the step calls. Adam, AdamW, SGD (without dampening) and RMSprop can be captured. Their
             learning rates, numbers or float32 tensors on the device, may change between steps, as schedulers and
             frameworks do it; another value of any other setting is another graph.
@@ -84,7 +90,7 @@ class CapturedStep:
         self.function, self.enabled, self.max_graphs = function, enabled, max_graphs
         self.modules, self.generators, self.extra = list(modules), list(generators), list(state)
         self.optimizers = list(optimizers)
-        self.reason = find_obstacle(self.optimizers, self.tensors(), enabled)
+        self.reason = self.find_obstacle()
         self.stop = torch.zeros((), device=self.device)
         self.graphs: Graphs = CudaGraphs(self.device)
         self.prepared: list[PreparedOptimizer] = []
@@ -94,6 +100,11 @@ class CapturedStep:
         self.warned: set[str] = set()
         if self.reason and self.device.type != "cpu" and is_wanted(enabled):
             self.warn_once(self.reason, stacklevel=3)
+
+    def find_obstacle(self) -> str:
+        """Why nothing can be captured; empty if it can, as far as can be told before trying."""
+        averaged = find_averaged(list_parts(self.modules))
+        return find_obstacle(self.optimizers, self.tensors(), self.enabled, averaged)
 
     @property
     def device(self) -> torch.device:
@@ -200,8 +211,9 @@ class CapturedStep:
                 stack.enter_context(self.keep_buffers())
                 return self.function(*arguments)
 
+        warm_ups = WARM_UPS_OF_RANKS if find_averaged(list_parts(self.modules)) else WARM_UPS
         with self.unchanged(), keep_gradients(list(self.tensors())) as carried:
-            self.graphs.warm_up(call, WARM_UPS)
+            self.graphs.warm_up(call, warm_ups)
             with refuse_accumulation(carried()):
                 self.graphs.warm_up(call, 1)
         with self.unchanged():
@@ -250,7 +262,7 @@ class CapturedStep:
         if self.stop.device != self.device:
             self.stop, self.reason = self.stop.to(self.device), ""
             self.graphs = CudaGraphs(self.device)
-        self.reason = self.reason or find_obstacle(self.optimizers, self.tensors(), self.enabled)
+        self.reason = self.reason or self.find_obstacle()
         self.pointers = find_pointers(self.tensors(), self.optimizers)
 
     def fall_back(self, reason: str) -> None:
@@ -395,7 +407,38 @@ def is_wanted(enabled: bool | None) -> bool:
     return enabled is not False and (enabled is True or os.environ.get("RL_TRITON_CAPTURE") != "0")
 
 
-def find_obstacle(optimizers: Iterable[Optimizer], tensors: Iterable[Tensor], enabled: bool | None) -> str:
+def find_averaged(parts: Iterable[nn.Module]) -> list[DistributedDataParallel]:
+    """Those whose gradients are averaged over processes."""
+    return [part for part in parts if isinstance(part, DistributedDataParallel)]
+
+
+@contextmanager
+def use_capture_stream(device: torch.device | str) -> Iterator[None]:
+    """Make a `DistributedDataParallel` inside, so that its gradients can be averaged in a graph.
+
+    Gradients are added up on the stream on which it is made. A graph cannot wait for the default one; this is the
+    stream of captures. Nothing happens on a CPU.
+
+    Args:
+        device: Of the module.
+    """
+    device = torch.empty(0, device=device).device  # with its index
+    if device.type != "cuda":
+        yield
+        return
+    current, side = torch.cuda.current_stream(device), find_stream(device, "capture")
+    side.wait_stream(current)
+    with torch.cuda.stream(side):
+        yield
+    current.wait_stream(side)
+
+
+def find_obstacle(
+    optimizers: Iterable[Optimizer],
+    tensors: Iterable[Tensor],
+    enabled: bool | None,
+    averaged: Iterable[DistributedDataParallel] = (),
+) -> str:
     """Why nothing can be captured; empty if it can, as far as can be told before trying."""
     if not is_wanted(enabled):
         return "switched off"
@@ -404,4 +447,8 @@ def find_obstacle(optimizers: Iterable[Optimizer], tensors: Iterable[Tensor], en
         return f"graphs need tensors on a GPU, got {', '.join(sorted(map(str, devices))) or 'none'}"
     if len(devices) > 1:
         return f"graphs need tensors on one device, got {', '.join(sorted(map(str, devices)))}"
+    for module in averaged:
+        known = distributed.get_backend_config(module.process_group)
+        if "cuda:nccl" not in known.split(","):
+            return f"gradients are averaged over {known}, expected NCCL, whose operations a graph can hold"
     return next(filter(None, map(name_unsupported, optimizers)), "")

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from rl_triton_adapters._rllib_updates import LossParts, are_finite, find_own_method
-from rl_triton_core.capture import CapturedStep
+from rl_triton_core.capture import CapturedStep, use_capture_stream
 
 __all__ = ["CapturedUpdateMixin"]
 
@@ -101,7 +101,6 @@ class CapturedUpdateMixin:
                 flags.fused_loss and flags.deferred_metrics and flags.fused_optimizer
             ),
             f"{own.name if own else 'nothing'} is the learner's own": own is not None,
-            "gradients are averaged over several learners": self.config.num_learners > 1,
             "modules are compiled": self._torch_compile_complete_update or self._torch_compile_forward_train,
             "gradients are scaled": self._grad_scalers is not None,
             "learning rates have schedulers of PyTorch": self._lr_scheduler_classes is not None,
@@ -109,6 +108,19 @@ class CapturedUpdateMixin:
             "the loss is RLlib's": any(learner.find_head(x) is None for x in modules),
         }
         return next((reason for reason, applies in obstacles.items() if applies), "")
+
+    def _make_modules_ddp_if_necessary(self) -> None:
+        with use_capture_stream(self._device):
+            super()._make_modules_ddp_if_necessary()  # type: ignore[misc]
+
+    def add_module(self, **kwargs: Any) -> Any:
+        """Add a module, whose gradients can be averaged in a graph.
+
+        Args:
+            **kwargs: As of RLlib's learner.
+        """
+        with use_capture_stream(self._device):
+            return super().add_module(**kwargs)  # type: ignore[misc]
 
     def find_step(self) -> CapturedStep:
         """The step of the modules and optimizers as they are now; it says why it is not captured."""
@@ -134,6 +146,10 @@ class CapturedUpdateMixin:
         reason = self.find_step().reason
         return f"updates are not captured: {reason}" if reason else "updates are captured"
 
+    def _copies_minibatches(self) -> bool:
+        """Whether a step works on a copy of its minibatch, as a graph does."""
+        return self._step is not None and not self._step.reason
+
     def _update(self, batch: dict[str, Any]) -> tuple[Any, Any, Any]:
         step = self.find_step()
         if step.reason:
@@ -143,7 +159,15 @@ class CapturedUpdateMixin:
         self._compute_off_policyness(batch)  # type: ignore[attr-defined]
         coefficients = {name: super(CapturedUpdateMixin, self)._find_coefficients(name) for name in batch}  # type: ignore[misc]
         self._results = step({name: dict(columns) for name, columns in batch.items()}, coefficients)
-        return {}, self._results.losses, {}
+        losses = self._results.losses
+        if self._reads_metrics():
+            self._log_results()
+            self._log_losses()  # type: ignore[attr-defined]
+        return {}, losses, {}
+
+    def _reads_metrics(self) -> bool:
+        reads: bool = super()._reads_metrics()  # type: ignore[misc]
+        return reads and not isinstance(self.metrics, StepMetrics)
 
     def _make_step(self, batch: dict[str, Any], coefficients: dict[str, tuple[Any, Any]]) -> StepResults:
         """Update the modules with one minibatch."""
@@ -187,13 +211,17 @@ class CapturedUpdateMixin:
         Args:
             timesteps: Steps that were sampled and trained on.
         """
+        self._log_results()
+        if self._num_not_finite.item():
+            logger.warning("gradients of %d minibatches were not finite", self._num_not_finite.item())
+            self._num_not_finite.zero_()
+        super().after_gradient_based_update(timesteps=timesteps)  # type: ignore[misc]
+
+    def _log_results(self) -> None:
+        """Log what the last captured step logged, and keep its losses."""
         if self._results is not None:
             results = pytree.tree_map_only(Tensor, torch.clone, self._results)  # replays overwrite the graph's memory
             self._results = None
             self._last_losses.update(results.parts)
             for key, value in results.logged.items():
                 self.metrics.log_value(key, value, window=1)
-            if self._num_not_finite.item():
-                logger.warning("gradients of %d minibatches were not finite", self._num_not_finite.item())
-                self._num_not_finite.zero_()
-        super().after_gradient_based_update(timesteps=timesteps)  # type: ignore[misc]

@@ -16,40 +16,66 @@ import ppo_multi_gpu
 
 RANKS = 2
 SIZES = ["--num-envs", "8", "--num-steps", "16", "--env", "pendulum", "--learning-rate", "1e-2"]
+EPOCHS = 3
 pytestmark = pytest.mark.skipif(
     not distributed.is_available() or not distributed.is_gloo_available(), reason="torch has no gloo"
 )
+SETUPS = {
+    "gloo": ("gloo", "cpu", "eager"),
+    "nccl": ("nccl", "cuda", "eager"),
+    "nccl captured": ("nccl", "cuda", "captured"),
+    "gloo on GPUs": ("gloo", "cuda", "captured"),
+}
+GPUS = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 
 
 def draw_minibatches(rank, size):
-    return torch.randperm(size, generator=torch.Generator().manual_seed(rank)).chunk(4)
+    generator = torch.Generator().manual_seed(rank)
+    return [rows for _ in range(EPOCHS) for rows in torch.randperm(size, generator=generator).chunk(4)]
 
 
-def train_share(rank, folder):
+def train_share(rank, folder, ranks, kind, device, update):
     """One process: a rollout, and an update of which every minibatch has a share here."""
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS)
-    training = ppo_multi_gpu.DistributedTraining(ppo_gpu_envs.parse_arguments([*SIZES, "--seed", str(rank)]))
+    distributed.init_process_group(kind, init_method=f"file://{folder}/meet", rank=rank, world_size=ranks)
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+        device = f"cuda:{rank}"
+    options = [*SIZES, "--seed", str(rank), "--device", device, "--update", update]
+    training = ppo_multi_gpu.DistributedTraining(ppo_gpu_envs.parse_arguments(options))
     weights = {name: x.clone() for name, x in training.agent.state_dict().items()}
-    training.data = {name: x.flatten(0, 1) for name, x in training.collect().items()}
-    for rows in draw_minibatches(rank, len(training.data["obs"])):
-        training.update(rows)
-    torch.save((weights, training.data, training.agent.state_dict()), f"{folder}/{rank}")
+    training.data = {name: x.flatten(0, 1).clone() for name, x in training.collect().items()}
+    for i, rows in enumerate(draw_minibatches(rank, len(training.data["obs"]))):
+        training.optimizer.param_groups[0]["lr"] = 1e-2 / (1 + i)
+        training.update(rows.to(device))
+    captured, reason = len(training.update.captured), training.update.reason
+    training.update.reset()
+    torch.save((weights, training.data, training.agent.state_dict(), captured, reason), f"{folder}/{rank}")
     distributed.destroy_process_group()
 
 
-def test_two_processes_make_the_updates_of_one(tmp_path):
-    multiprocessing.spawn(train_share, (str(tmp_path),), nprocs=RANKS)
-    weights, data, results = zip(*(torch.load(tmp_path / str(rank)) for rank in range(RANKS)), strict=True)
-    training = ppo_gpu_envs.Training(ppo_gpu_envs.parse_arguments(SIZES))
+@pytest.mark.parametrize(
+    "setup", [pytest.param(name, marks=() if name == "gloo" else GPUS, id=name.replace(" ", "_")) for name in SETUPS]
+)
+def test_processes_make_the_updates_of_one(setup, tmp_path):
+    _, device, _ = SETUPS[setup]
+    ranks = RANKS if device == "cpu" else min(RANKS, torch.cuda.device_count())  # NCCL takes one process per GPU
+    multiprocessing.spawn(train_share, (str(tmp_path), ranks, *SETUPS[setup]), nprocs=ranks)
+    shares = [torch.load(tmp_path / str(rank), map_location=device) for rank in range(ranks)]
+    weights, data, results, captured, reasons = zip(*shares, strict=True)
+    assert captured == (setup == "nccl captured",) * ranks
+    assert all(bool(reason) == (setup != "nccl captured") for reason in reasons), reasons
+    assert all("NCCL" in reason for reason in reasons) or setup != "gloo on GPUs"
+    training = ppo_gpu_envs.Training(ppo_gpu_envs.parse_arguments([*SIZES, "--device", device]))
     training.agent.load_state_dict(weights[0])
     training.data = {name: torch.cat([share[name] for share in data]) for name in data[0]}
     size = len(data[0]["obs"])
-    shares = (draw_minibatches(rank, size) for rank in range(RANKS))
-    for rows in zip(*shares, strict=True):
-        training.update(torch.cat([rank * size + x for rank, x in enumerate(rows)]))
-    assert not torch.equal(data[0]["obs"], data[1]["obs"])
+    minibatches = (draw_minibatches(rank, size) for rank in range(ranks))
+    for i, rows in enumerate(zip(*minibatches, strict=True)):
+        training.optimizer.param_groups[0]["lr"] = 1e-2 / (1 + i)
+        training.update(torch.cat([rank * size + x for rank, x in enumerate(rows)]).to(device))
+    assert ranks == 1 or not torch.equal(data[0]["obs"], data[1]["obs"])
     for name, want in training.agent.state_dict().items():
-        assert torch.equal(results[0][name], results[1][name]), name
+        assert all(torch.equal(results[0][name], other[name]) for other in results), name
         torch.testing.assert_close(results[0][name], want, rtol=1e-4, atol=1e-6)
         assert name.endswith("bias") or not torch.equal(want, weights[0][name]), name
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
 
 from rl_triton_core import capture
 from rl_triton_core.capture import CapturedStep
@@ -563,3 +563,32 @@ def test_networks_of_every_kind(kind, device, monkeypatch):
         return model.state_dict()
 
     torch.testing.assert_close(train(None), train(False), rtol=1e-3, atol=1e-4)
+
+
+def test_gradients_averaged_over_processes_take_more_warm_ups(monkeypatch, tmp_path):
+    """`DistributedDataParallel` times its first ten steps, which no graph can. Over gloo there is none."""
+    if not distributed.is_available() or not distributed.is_gloo_available():
+        pytest.skip("torch has no gloo")
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        model = nn.Linear(4, 1)
+        with capture.use_capture_stream("cpu"):
+            averaged = nn.parallel.DistributedDataParallel(model)
+        optimizer, calls = torch.optim.Adam(model.parameters()), []
+
+        def update(x):
+            calls.append(x)
+            optimizer.zero_grad()
+            averaged(x).square().mean().backward()
+            optimizer.step()
+
+        allow_captures(monkeypatch)
+        step = CapturedStep(update, modules=[averaged], optimizers=[optimizer])
+        step.graphs = AgainGraphs()
+        step(torch.ones(2, 4))
+        assert len(calls) == 14  # eleven, one that looks for accumulation, the capture, and the replay
+        step.reset()
+        monkeypatch.undo()
+        assert "on a GPU" in CapturedStep(update, modules=[averaged]).reason
+    finally:
+        distributed.destroy_process_group()

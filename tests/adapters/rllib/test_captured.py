@@ -6,18 +6,29 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from torch import distributed, multiprocessing
 
 pytest.importorskip("ray.rllib")
 
 from core.test_capture import GPU, AgainGraphs, allow_captures
 from ray.rllib.algorithms.ppo.ppo_catalog import PPOCatalog
 from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
+from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.examples.rl_modules.classes.random_rlm import RandomRLModule
 from test_updates import OwnModule, make_config, own_loss
-from updates import POLICY, SPACES, TOLERANCE, assert_same_updates, build_learner, draw_episodes, update_learner
+from updates import (
+    POLICY,
+    SPACES,
+    TOLERANCE,
+    assert_same_updates,
+    build_learner,
+    draw_episodes,
+    own_metrics,
+    update_learner,
+)
 
 from rl_triton_adapters.rllib import TritonPPOTorchLearner, enable_triton
 
@@ -57,6 +68,15 @@ def test_updates_are_those_of_rllib(space, options, device, monkeypatch):
     tolerance = {} if device == "cpu" else {"rtol": 1e-2, "atol": 1e-3}
     assert_same_updates(stock, update_learner(config, space, updates, learner=learner), **tolerance)
     assert len(learner.find_step().captured) == 1 and learner.find_step().reason == ""
+
+
+def test_a_learner_that_reads_metrics_finds_them(monkeypatch):
+    """Where RLlib logs them: before the learner's own `after_gradient_based_update`."""
+    config = make_config("categorical")
+    stock = update_learner(config.copy().learners(learner_class=own_metrics(PPOTorchLearner)), "categorical")
+    learner = build_captured(config.learners(learner_class=own_metrics(TritonPPOTorchLearner)), "cpu", monkeypatch)
+    assert_same_updates(stock, update_learner(config, "categorical", learner=learner))
+    assert learner.find_step().captured
 
 
 def test_coefficients_are_inputs(monkeypatch):
@@ -215,3 +235,34 @@ def test_what_stands_against_it_is_said(reason, monkeypatch):
     assert learner.describe_step().startswith(f"updates are not captured: {reason}")
     update_learner(config, "gaussian", 1, learner)
     assert learner.find_step().captured == {}
+
+
+# --- Several learners -------------------------------------------------------------------------------------------------
+
+
+def update_share(rank, folder, ranks):
+    """One learner of several, whose gradients NCCL averages: RLlib's and ours, of experience that is its own."""
+    torch.cuda.set_device(rank)
+    distributed.init_process_group("nccl", init_method=f"file://{folder}/meet", rank=rank, world_size=ranks)
+    config = make_config("gaussian", entropy_coeff=0.02, grad_clip_by="norm").learners(num_learners=2)
+    config.learners(num_gpus_per_learner=1, local_gpu_idx=rank)
+    stock = update_learner(config, "gaussian", 8, spread=0.3 + 0.1 * rank)
+    learner = build_learner(enable_triton(config))
+    assert learner.describe_step() == "updates are captured"
+    ours = update_learner(config, "gaussian", 8, learner=learner, spread=0.3 + 0.1 * rank)
+    assert_same_updates(stock, ours, rtol=1e-2, atol=1e-3)
+    step = learner.find_step()
+    assert len(step.captured) == 1 and not step.reason, step.reason
+    step.reset()
+    torch.save(ours[1], f"{folder}/{rank}")
+    distributed.destroy_process_group()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_learners_that_average_gradients_are_captured(tmp_path):
+    ranks = min(2, torch.cuda.device_count())
+    multiprocessing.spawn(update_share, (str(tmp_path), ranks), nprocs=ranks)
+    weights = [torch.load(tmp_path / str(rank), weights_only=False) for rank in range(ranks)]
+    for name, want in weights[0].items():
+        np.testing.assert_array_equal(weights[-1][name], want, err_msg=name)

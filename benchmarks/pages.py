@@ -45,6 +45,7 @@ PAGES = (
     "docs/end-to-end.md",
     "docs/index.md",
     "docs/install.md",
+    "docs/multi-gpu.md",
     "README.md",
 )
 MARKED = re.compile(r"(<!-- (\w+): written by make report -->)\n.*?\n(<!-- /\2 -->)", re.DOTALL)
@@ -222,6 +223,10 @@ COLUMNS = {
         "package": "`{package}`", "step": "{step}", "(steps, environments)": "({num_steps}, {num_envs})",
         "stock": "{milliseconds[stock]:.2f}", "adapter": "{milliseconds[adapter]:.2f}",
         "stock / adapter": "{speedup:.1f}",
+    },
+    "multi_gpu": {
+        "setting": "{setting}", "processes": "{processes}", "eager": "{milliseconds[eager][median]:.2f}",
+        "captured": "{milliseconds[captured][median]:.2f}", "eager / captured": "{speedup:.2f}",
     },
     "regimes_*": {
         "estimator": "`{estimator}`", "layout": "{layout}", "calls": "{regime}", "full": "{full:.0f}",

@@ -14,6 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 import ppo_gpu_envs
 import ppo_multi_gpu
 
+from benchmarks import files, multi_gpu
+
 RANKS = 2
 SIZES = ["--num-envs", "8", "--num-steps", "16", "--env", "pendulum", "--learning-rate", "1e-2"]
 EPOCHS = 3
@@ -86,3 +88,10 @@ def test_the_command(tmp_path):
     command = [*run, ppo_multi_gpu.__file__, *options, "--quiet", "--evaluation-episodes", "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=240)
     assert done.stdout.count("evaluation: mean return") == 1
+
+
+def test_the_benchmark_runs(tmp_path):
+    multi_gpu.main([str(tmp_path), "--quick", "--seconds", "0.1", "--commit", "test"])
+    rows = files.read_result(tmp_path / "multi_gpu.json")["rows"]
+    assert [row["processes"] for row in rows] == [1, 2]
+    assert all(row["reason"] and row["milliseconds"]["captured"]["median"] > 0 for row in rows)

@@ -39,7 +39,7 @@ class DistributedTraining(Training):
     """Training whose minibatches have a share in every process. All begin with the weights of the first."""
 
     def make_update(self) -> CapturedStep:
-        with use_capture_stream(self.args.device):
+        with use_capture_stream(self.args.device if self.args.update == "captured" else "cpu"):
             self.loss = DistributedDataParallel(MinibatchLoss(self.agent, self.args))
         return CapturedStep(self.update_rows, modules=[self.loss], optimizers=[self.optimizer], enabled=self.enabled)
 

@@ -127,8 +127,9 @@ class CapturedStep:
         check_inputs(leaves)
         if self.reason and self.stop.device != self.device:  # what was moved may be captured where it is now
             self.reset()
+        copy = not self.reason  # of what a step is given, here or into a graph
         graph = None if self.reason else self.find_graph(leaves, structure)
-        return self.run_eagerly(leaves, structure) if graph is None else graph.replay(leaves)
+        return self.run_eagerly(leaves, structure, copy) if graph is None else graph.replay(leaves)
 
     def find_graph(self, leaves: list[Any], structure: Any) -> Captured | None:
         """The graph of a step with these inputs, captured if it is new; None if the step has to run eagerly."""
@@ -161,11 +162,11 @@ class CapturedStep:
                 raise
         return self.captured[key]
 
-    def run_eagerly(self, leaves: list[Any], structure: Any) -> Any:
+    def run_eagerly(self, leaves: list[Any], structure: Any, copy: bool) -> Any:
         """The step as it is; what is stopped changes nothing here either."""
         device = self.device
-        arguments = [as_tensor(x, device) for x in leaves]
-        with self.stopping(), self.keep_buffers():
+        arguments = [as_tensor(x, device, copy) for x in leaves]
+        with self.stopping(), self.keep_buffers(), self.installed():
             return self.function(*pytree.tree_unflatten(arguments, structure))
 
     @contextmanager
@@ -184,6 +185,14 @@ class CapturedStep:
         finally:
             for handle in handles:
                 handle.remove()
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Inside, optimizers that are prepared step as a graph can."""
+        with ExitStack() as stack:
+            for optimizer in self.prepared:
+                stack.enter_context(optimizer.installed())
+            yield
 
     @contextmanager
     def keep_buffers(self) -> Iterator[None]:
@@ -205,7 +214,7 @@ class CapturedStep:
 
         def call() -> Any:
             torch.clear_autocast_cache()  # a graph has to cast parameters itself
-            with ExitStack() as stack:
+            with self.installed(), ExitStack() as stack:
                 for optimizer in self.prepared:
                     stack.enter_context(optimizer.stopping())
                 stack.enter_context(self.keep_buffers())
@@ -220,12 +229,15 @@ class CapturedStep:
             results, replay = self.graphs.capture(call, self.generators)
         torch.clear_autocast_cache()
         self.pointers = find_pointers(self.tensors(), self.optimizers)
-        return Captured(static, results, replay)
+        gradients = [(x, x.grad) for x in self.tensors() if x.is_leaf and x.grad is not None]
+        return Captured(static, results, replay, gradients)
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
         """What happens inside leaves no trace: tensors, optimizers and random states are put back."""
-        tensors = list({(x.data_ptr(), x.shape, x.stride()): x for x in [*self.tensors(), self.stop]}.values())
+        rates = chain.from_iterable(optimizer.rates for optimizer in self.prepared)
+        changed = (*self.tensors(), self.stop, *rates)
+        tensors = list({(x.data_ptr(), x.shape, x.stride()): x for x in changed}.values())
         copies = [x.detach().clone() for x in tensors]
         saved = [optimizer.save_state() for optimizer in self.prepared]
         random = self.graphs.save_random_state(self.generators)
@@ -267,6 +279,8 @@ class CapturedStep:
 
     def fall_back(self, reason: str) -> None:
         """Run eagerly from here on, and say so."""
+        if find_averaged(list_parts(self.modules)):
+            reason += " (DistributedDataParallel has to be made inside use_capture_stream)"
         self.reset()
         self.reason = reason
         self.warn_once(reason, stacklevel=5)
@@ -295,6 +309,8 @@ class Captured:
     inputs: list[Any]
     results: Any
     run: Callable[[], None]
+    gradients: list[tuple[Tensor, Tensor]]
+    """Parameters, and where the graph leaves their gradients."""
     tensors: list[int] = field(init=False)
     structure: Any = field(init=False)
     """Of the results: every call gets containers of its own."""
@@ -318,6 +334,9 @@ class Captured:
         for targets, sources in copies.values():
             torch._foreach_copy_(targets, sources)
         self.run()
+        for parameter, gradient in self.gradients:
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
         return pytree.tree_unflatten(self.results, self.structure)
 
 
@@ -328,7 +347,7 @@ def check_inputs(leaves: Iterable[Any]) -> None:
             if x.requires_grad and torch.is_grad_enabled():
                 expected = "expected one that needs none: detach it, or compute it inside the step"
                 raise ValueError(f"inputs: got a tensor of shape {tuple(x.shape)} that requires grad, {expected}")
-        elif not isinstance(x, Hashable):
+        elif not (x is None or isinstance(x, (bool, str)) or is_number(x)):
             raise TypeError(f"inputs: got {type(x).__name__}, expected tensors, numbers, bools, strings or None")
 
 
@@ -352,12 +371,12 @@ def describe_leaf(x: Any) -> Hashable:
 
 
 def describe_mode(parts: Iterable[nn.Module], optimizers: Iterable[Optimizer], tensors: Iterable[Tensor]) -> Hashable:
-    """What else a graph depends on: training or evaluation, frozen parameters, settings, gradients, mixed precision."""
+    """What else a graph depends on: modules with their modes and hooks, frozen parameters, settings, precision."""
     autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
-    training = tuple([part.training for part in parts])
+    state = [(part, part.training, *part._forward_pre_hooks, *part._forward_hooks) for part in parts]
     frozen = tuple([not x.requires_grad for x in tensors])
     settings = tuple([describe_settings(x) for x in optimizers])
-    return training, frozen, settings, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast
+    return tuple(state), frozen, settings, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast
 
 
 @contextmanager
@@ -397,9 +416,10 @@ def list_parts(modules: Iterable[nn.Module]) -> list[nn.Module]:
 
 
 def find_pointers(tensors: Iterable[Tensor], optimizers: Iterable[Optimizer]) -> tuple[int, ...]:
-    """Where the tensors lie that a graph knows by their addresses, and which ones the optimizers' states are."""
+    """Where the tensors lie that a graph knows by their addresses, those of the optimizers' states among them."""
     states = chain.from_iterable(getattr(optimizer, "state", {}).values() for optimizer in optimizers)
-    return (*[x.data_ptr() for x in tensors], *map(id, chain.from_iterable(map(dict.values, states))))
+    kept = [x for x in chain.from_iterable(map(dict.values, states)) if isinstance(x, Tensor)]
+    return (*[x.data_ptr() for x in tensors], *[x.data_ptr() for x in kept])
 
 
 def is_wanted(enabled: bool | None) -> bool:

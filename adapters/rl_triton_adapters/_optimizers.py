@@ -37,9 +37,12 @@ def is_fused(optimizer: Optimizer) -> bool:
 def choose_setting(optimizer: Optimizer) -> str | None:
     """What lets an optimizer step many parameters at once: one kernel, which reads no strides, or else a few.
 
-    None where neither is possible: several kernels of Adam take no learning rate that is a tensor.
+    None where neither is possible, since several kernels of Adam take no learning rate that is a tensor, and where the
+    optimizer has been told, as a captured step does it.
     """
     groups = optimizer.param_groups
+    if any(group.get("fused") or group.get("foreach") for group in groups):
+        return None
     if isinstance(optimizer, RMSprop) or any(group.get("momentum") for group in groups):
         return "foreach"  # a fused SGD takes no parameter whose momentum begins later than that of others
     tensors = [x for group in groups for x in group["params"]]  # gradients are laid out as these
@@ -51,10 +54,9 @@ def choose_setting(optimizer: Optimizer) -> str | None:
 
 def set_fused(optimizer: Optimizer, *_: Any) -> None:
     """Before a step: all parameters at once, and steps counted where the parameters are."""
-    setting = choose_setting(optimizer)
-    if setting is None:
-        return
-    for group in optimizer.param_groups:
+    setting: Any = choose_setting(optimizer)
+    optimizer._rl_triton_setting = setting  # type: ignore[attr-defined]
+    for group in optimizer.param_groups if setting else ():
         group[setting] = True
     if setting == "fused":
         move_step_counts(optimizer)
@@ -72,8 +74,9 @@ def move_step_counts(optimizer: Optimizer) -> None:
 
 def unset_fused(optimizer: Optimizer, *_: Any) -> None:
     """After it: as if nothing had been set."""
-    for group in optimizer.param_groups:
-        group |= {name: None for name in ("foreach", "fused") if name in group}
+    setting = optimizer._rl_triton_setting  # type: ignore[attr-defined]
+    for group in optimizer.param_groups if setting else ():
+        group[setting] = None
 
 
 def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> None:

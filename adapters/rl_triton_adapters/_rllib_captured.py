@@ -8,6 +8,7 @@ Loss, gradients and optimizers are those of `_rllib_updates`; between minibatche
 from __future__ import annotations
 
 import logging
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -109,8 +110,12 @@ class CapturedUpdateMixin:
         }
         return next((reason for reason, applies in obstacles.items() if applies), "")
 
+    def _use_capture_stream(self) -> AbstractContextManager[None]:
+        """Where the modules of several learners are made, so that their gradients can be averaged in a graph."""
+        return use_capture_stream(self._device if self._flags.enabled and self._flags.captured_update else "cpu")
+
     def _make_modules_ddp_if_necessary(self) -> None:
-        with use_capture_stream(self._device):
+        with self._use_capture_stream():
             super()._make_modules_ddp_if_necessary()  # type: ignore[misc]
 
     def add_module(self, **kwargs: Any) -> Any:
@@ -119,7 +124,7 @@ class CapturedUpdateMixin:
         Args:
             **kwargs: As of RLlib's learner.
         """
-        with use_capture_stream(self._device):
+        with self._use_capture_stream():
             return super().add_module(**kwargs)  # type: ignore[misc]
 
     def find_step(self) -> CapturedStep:

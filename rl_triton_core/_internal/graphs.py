@@ -42,7 +42,8 @@ class CudaGraphs:
         stream = find_stream(self.device, "warm-up")
         stream.wait_stream(torch.cuda.current_stream(self.device))
         try:
-            with torch.cuda.stream(stream):
+            with torch.cuda.stream(stream), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream")  # of another stream
                 for _ in range(times - 1):
                     call()
                 refuse_waiting(call)

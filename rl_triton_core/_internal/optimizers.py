@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +19,7 @@ SETTINGS = (
     "betas",
     "eps",
     "weight_decay",
+    "decoupled_weight_decay",
     "momentum",
     "dampening",
     "alpha",
@@ -64,13 +66,13 @@ def find_prepared(optimizer: Optimizer) -> PreparedOptimizer | None:
 
 
 class PreparedOptimizer:
-    """An optimizer whose learning rates are tensors, and whose steps can be switched off on the device.
+    """An optimizer that can be captured: learning rates are tensors, and steps can be switched off on the device.
 
-    Checkpoints stay those of the optimizer as it was: `state_dict` shows its own numbers and settings.
+    Between steps it is as it was: its settings are those of the user, its learning rates are numbers.
     """
 
     def __init__(self, optimizer: Optimizer, stop: Tensor, invalidate: Callable[[], None]) -> None:
-        """Change the settings; what they were is put back by `release`. Another step that had it captures anew.
+        """Find the settings, and prepare the state. Another step that had it captures anew.
 
         Args:
             optimizer: One that `name_unsupported` does not name.
@@ -84,30 +86,42 @@ class PreparedOptimizer:
             before.invalidate()
         optimizer._rl_triton_prepared = self  # type: ignore[attr-defined]
         self.device = stop.device
-        self.settings: list[dict[str, Any]] = []
-        self.rates: list[Tensor] = []
-        self.numbers = [group["lr"] for group in optimizer.param_groups]
-        """Learning rates as they were given: numbers, or tensors, which stay in use."""
-        fused, on_gpu = isinstance(optimizer, FUSED), self.device.type == "cuda"
-        wanted = {"fused": True, "foreach": False} if fused else {"foreach": True}
-        for group in optimizer.param_groups:
-            changes = {**wanted, **({"capturable": True} if "capturable" in group and on_gpu else {})}
-            self.settings.append({name: group[name] for name in changes if name in group})
-            group.update(changes)
-            rate = group["lr"]
-            self.rates.append(rate if isinstance(rate, Tensor) else torch.tensor(float(rate), device=self.device))
-            group["lr"] = self.rates[-1]
+        rates = [group["lr"] for group in optimizer.param_groups]
+        self.given = {i for i, rate in enumerate(rates) if isinstance(rate, Tensor)}
+        """Groups whose learning rate is the user's tensor, which stays in use."""
+        self.numbers = [math.nan if i in self.given else rate for i, rate in enumerate(rates)]
+        """What the others were set to; NaN for a tensor, which is copied before every step."""
+        self.rates = [x if isinstance(x, Tensor) else torch.tensor(float(x), device=self.device) for x in rates]
+        self.changed: set[int] = set()
+        """Groups whose learning rate the step itself changes; there it stays a tensor between steps."""
         self.handles = [
-            optimizer.register_state_dict_post_hook(self.show_plain_settings),
+            optimizer.register_state_dict_post_hook(lambda _, state: self.show_numbers(state["param_groups"])),
             optimizer.register_load_state_dict_post_hook(lambda _: self.invalidate()),
         ]
-        self.move_steps()
+        self.prepare_state()
 
     def invalidate(self) -> None:
         """Say that graphs hold no longer."""
         tell = self.owner()
         if tell is not None:
             tell()
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Inside, the optimizer steps as a graph can, or as it does beside one."""
+        fused, on_gpu = isinstance(self.optimizer, FUSED), self.device.type == "cuda"
+        wanted: dict[str, Any] = {"fused": True, "foreach": False} if fused else {"foreach": True}
+        versions, kept = [rate._version for rate in self.rates], []
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            changes = {**wanted, **({"capturable": True} if "capturable" in group and on_gpu else {}), "lr": rate}
+            kept.append({name: group[name] for name in changes if name in group})
+            group.update(changes)
+        try:
+            yield
+        finally:
+            self.changed |= {i for i, rate in enumerate(self.rates) if rate._version != versions[i]}
+            for i, (group, settings) in enumerate(zip(self.optimizer.param_groups, kept, strict=True)):
+                group.update(settings, lr=self.rates[i] if i in self.changed else settings["lr"])
 
     @contextmanager
     def stopping(self) -> Iterator[None]:
@@ -130,26 +144,36 @@ class PreparedOptimizer:
             for handle in handles:
                 handle.remove()
 
-    def move_steps(self) -> None:
-        """Step counts onto the device."""
+    def prepare_state(self) -> None:
+        """Step counts onto the device; momentum of parameters that have none yet begins at zero."""
         for state in self.optimizer.state.values():
             if isinstance(state.get("step"), Tensor):
                 state["step"] = state["step"].to(self.device, torch.float32)
+        for group in self.optimizer.param_groups if isinstance(self.optimizer, SGD) else ():
+            for parameter in group["params"] if group["momentum"] else ():
+                state = self.optimizer.state[parameter]
+                if state.get("momentum_buffer") is None:  # a fused step takes none, or one of every parameter
+                    state["momentum_buffer"] = torch.zeros_like(parameter)
 
     def has_lost_rate(self) -> bool:
         """Whether something has replaced a tensor that was given as a learning rate, and that graphs read."""
-        groups = zip(self.optimizer.param_groups, self.numbers, strict=False)
-        return any(isinstance(given, Tensor) and group["lr"] is not given for group, given in groups)
+        groups = self.optimizer.param_groups
+        return any(i >= len(groups) or groups[i]["lr"] is not self.rates[i] for i in self.given)
 
     def update_learning_rates(self) -> None:
-        """Take rates that were set as numbers over into the tensors that the graph reads."""
+        """Take rates that were set since the last step over into the tensors that the graph reads."""
         for i, (group, rate) in enumerate(zip(self.optimizer.param_groups, self.rates, strict=True)):
-            if isinstance(group["lr"], Tensor) and group["lr"] is not rate:
-                rate.copy_(group["lr"])
-            elif not isinstance(group["lr"], Tensor):
-                self.numbers[i] = float(group["lr"])
-                rate.fill_(self.numbers[i])
-            group["lr"] = rate
+            value = group["lr"]
+            if value is rate:
+                continue
+            if isinstance(value, Tensor):
+                rate.copy_(value)
+                self.numbers[i] = math.nan
+            elif i in self.changed or value != self.numbers[i]:
+                rate.fill_(float(value))
+                self.numbers[i] = value
+            if i in self.changed:
+                group["lr"] = rate
 
     def save_state(self) -> dict[Any, dict[str, Any]]:
         """A copy of what the optimizer remembers of every parameter."""
@@ -183,28 +207,21 @@ class PreparedOptimizer:
         state = [x for known in self.optimizer.state.values() for x in known.values() if isinstance(x, Tensor)]
         return [*parameters, *state]
 
-    def show_plain_settings(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
-        """In a checkpoint, settings are those that the user chose, and learning rates are numbers."""
-        self.restore_settings(state_dict["param_groups"])
-
-    def restore_settings(self, groups: list[dict[str, Any]]) -> None:
-        """Give parameter groups, the optimizer's or copies of them, settings and learning rates as they were."""
-        for group, settings, number in zip(groups, self.settings, self.numbers, strict=False):  # groups may be new
-            group.update(settings)
-            if isinstance(number, Tensor):
-                continue
-            rate = float(group["lr"])
-            is_known = rate == torch.tensor(number, dtype=torch.float32).item()  # a step may have changed it
-            group["lr"] = number if is_known else rate
+    def show_numbers(self, groups: list[dict[str, Any]]) -> None:
+        """Give parameter groups, the optimizer's or those of a checkpoint, numbers for rates that the step changes."""
+        for i, group in enumerate(groups):
+            if i in self.changed - self.given:
+                rate, number = float(group["lr"]), self.numbers[i]
+                group["lr"] = number if rate == torch.tensor(float(number)).item() else rate
 
     def release(self) -> None:
-        """Settings as they were, learning rates as numbers; once."""
+        """Learning rates as numbers, step counts where a plain optimizer has them; once."""
         if find_prepared(self.optimizer) is not self:
             return
         del self.optimizer._rl_triton_prepared  # type: ignore[attr-defined]
         for handle in self.handles:
             handle.remove()
-        self.restore_settings(self.optimizer.param_groups)
+        self.show_numbers(self.optimizer.param_groups)
         for state in self.optimizer.state.values():
             capturable = any(group.get("capturable") or group.get("fused") for group in self.optimizer.param_groups)
             if isinstance(state.get("step"), Tensor) and not capturable:

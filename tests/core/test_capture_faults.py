@@ -1,12 +1,14 @@
 """What stands against a capture, or changes after one: the step runs eagerly or is captured anew."""
 
+import copy
+import pickle
 import threading
 import warnings
 from functools import partial
 
 import pytest
 import torch
-from test_capture import GPU, OPTIMIZERS, Training, draw_batches, make_captured
+from test_capture import GPU, OPTIMIZERS, AgainGraphs, Training, allow_captures, draw_batches, make_captured
 from torch import nn
 
 from rl_triton_core import capture
@@ -37,10 +39,26 @@ def set_option(name, value):
     return lambda training: training.optimizer.param_groups[0].update({name: value})
 
 
+def swap_activation(training):
+    """Another one, and back again."""
+    training.model[1], training.kept = getattr(training, "kept", nn.ReLU()), training.model[1]
+
+
+def toggle_hook(training):
+    """One that doubles what a layer gives, and back again."""
+    if hasattr(training, "hook"):
+        training.hook.remove()
+    else:
+        training.hook = training.model[0].register_forward_hook(lambda module, inputs, output: 2 * output)
+
+
 CHANGES = {
+    "activation": (swap_activation, swap_activation),
+    "hook": (toggle_hook, toggle_hook),
     "frozen layer": (lambda x: x.model[0].requires_grad_(False), lambda x: x.model[0].requires_grad_(True)),
     "layer's mode": (lambda x: x.model[2].eval(), lambda x: x.model[2].train()),
     "weight decay": (set_option("weight_decay", 0.5), set_option("weight_decay", 0)),
+    "decoupled decay": (set_option("decoupled_weight_decay", True), set_option("decoupled_weight_decay", False)),
     "betas": (set_option("betas", [0.1, 0.2]), set_option("betas", (0.9, 0.999))),
 }
 
@@ -53,6 +71,94 @@ def test_what_changes_between_steps_is_another_graph(change, device, monkeypatch
     captured = make_captured(monkeypatch, device, dropout=0.5)
     assert_same_parameters([run_steps(x, CHANGES[change], device) for x in (captured, eager)])
     assert captured.step.reason == "" and len(captured.step.captured) == 2
+
+
+@DEVICES
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_parameters_that_are_released_later(optimizer, device, monkeypatch):
+    """Momentum of some begins after that of others."""
+    trainings = [make_captured(monkeypatch, device, optimizer=optimizer), Training(optimizer, device, enabled=False)]
+    for training in trainings:
+        training.model[0].requires_grad_(False)
+        run_steps(training, [lambda x: x.model[0].requires_grad_(True)], device)
+    assert_same_parameters(trainings)
+    assert trainings[0].step.reason == "" and len(trainings[0].step.captured) == 2
+
+
+def restore_rate(training):
+    """Steps of no size, and the rate from before again."""
+    group = training.optimizer.param_groups[0]
+    group["lr"], training.kept = getattr(training, "kept", 0.0), group["lr"]
+
+
+def halve_rate(training):
+    """A rate that is made of the one from before."""
+    training.first = getattr(training, "first", training.optimizer.param_groups[0]["lr"])
+    training.optimizer.param_groups[0]["lr"] = training.first * 0.5
+
+
+def set_tensor(training):
+    """A rate in another form, which changes in place later."""
+    training.rate = getattr(training, "rate", torch.tensor(1e-3)).mul_(2)
+    training.optimizer.param_groups[0]["lr"] = training.rate
+
+
+@DEVICES
+@pytest.mark.parametrize("change", [restore_rate, halve_rate, set_tensor])
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+def test_learning_rates_between_steps(change, optimizer, device, monkeypatch):
+    """They are the numbers that were set, and whoever keeps one has a number."""
+    trainings = [make_captured(monkeypatch, device, optimizer=optimizer), Training(optimizer, device, enabled=False)]
+    rates = [run_steps(x, [change] * 4, device).optimizer.param_groups[0]["lr"] for x in trainings]
+    assert_same_parameters(trainings)
+    assert type(rates[0]) is type(rates[1]) and rates[0] == rates[1]
+    assert len(trainings[0].step.captured) == 1
+
+
+@DEVICES
+def test_copies_of_an_optimizer_are_plain(device, monkeypatch):
+    """Between steps it is that itself, and copies step as it would."""
+    eager, captured = Training(device=device, enabled=False), make_captured(monkeypatch, device)
+    run_steps(eager, [], device), run_steps(captured, [], device)
+    settings = eager.optimizer.state_dict()["param_groups"]
+    copies = copy.deepcopy(captured.optimizer), pickle.loads(pickle.dumps(captured.optimizer)), captured.optimizer
+    for optimizer in copies:
+        assert (
+            optimizer.state_dict()["param_groups"]
+            == settings
+            == [{**group, "params": [*range(4)]} for group in optimizer.param_groups]
+        )
+    for optimizer in copies[:2]:
+        for parameter, want in zip(optimizer.param_groups[0]["params"], eager.model.parameters(), strict=True):
+            parameter.grad = want.grad.clone()
+        optimizer.step()
+    eager.optimizer.step()
+    for optimizer in copies[:2]:
+        for got, want in zip(optimizer.param_groups[0]["params"], eager.model.parameters(), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("device", [GPU])
+def test_gradients_are_those_of_the_last_step(device, monkeypatch):
+    """Graphs of several shapes leave theirs in several places."""
+    trainings = [make_captured(monkeypatch, device), Training(device=device, enabled=False)]
+    for batch in draw_batches(10, device=device):
+        for training in trainings:
+            training.step(*batch, 1.0)
+        got, want = ([x.grad for x in training.model.parameters()] for training in trainings)
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-6)
+    assert len(trainings[0].step.captured) == 2
+
+
+def test_a_step_beside_a_graph_has_inputs_of_its_own(monkeypatch):
+    """As those of a graph are: a function that changes them changes nothing of the caller's."""
+    allow_captures(monkeypatch)
+    step = CapturedStep(lambda x: x.zero_(), modules=[nn.Linear(1, 1)], max_graphs=1)
+    step.graphs, x = AgainGraphs(), torch.ones(3)
+    step(x)
+    with pytest.warns(RuntimeWarning, match="more than 1"):
+        step(x[:2])
+    assert torch.equal(x, torch.ones(3))
 
 
 @DEVICES

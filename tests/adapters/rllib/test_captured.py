@@ -1,6 +1,7 @@
 """Captured updates: RLlib's weights and metrics; on a CPU with a graph that calls the step again."""
 
 import logging
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -68,6 +69,39 @@ def test_updates_are_those_of_rllib(space, options, device, monkeypatch):
     tolerance = {} if device == "cpu" else {"rtol": 1e-2, "atol": 1e-3}
     assert_same_updates(stock, update_learner(config, space, updates, learner=learner), **tolerance)
     assert len(learner.find_step().captured) == 1 and learner.find_step().reason == ""
+
+
+OPTIMIZERS = {
+    "sgd": torch.optim.SGD,
+    "momentum": partial(torch.optim.SGD, momentum=0.9),
+    "rmsprop": torch.optim.RMSprop,
+    "adamw": torch.optim.AdamW,
+}
+
+
+def own_optimizer(learner_class, kind):
+    """A learner class with another optimizer."""
+
+    class Own(learner_class):
+        def configure_optimizers_for_module(self, module_id, config=None):
+            parameters = self.get_parameters(self._module[module_id])
+            optimizer = OPTIMIZERS[kind](parameters, lr=1e-3)
+            self.register_optimizer(
+                module_id=module_id, optimizer=optimizer, params=parameters, lr_or_lr_schedule=config.lr
+            )
+
+    return Own
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_optimizers_of_ones_own_are_captured(kind, monkeypatch):
+    config = make_config("categorical", lr=1e-3)
+    stock = update_learner(config.copy().learners(learner_class=own_optimizer(PPOTorchLearner, kind)), "categorical")
+    learner = build_captured(
+        config.learners(learner_class=own_optimizer(TritonPPOTorchLearner, kind)), "cpu", monkeypatch
+    )
+    assert_same_updates(stock, update_learner(config, "categorical", learner=learner))
+    assert learner.find_step().captured and not learner.find_step().reason
 
 
 def test_a_learner_that_reads_metrics_finds_them(monkeypatch):

@@ -11,6 +11,7 @@ from torch import distributed, multiprocessing
 
 pytest.importorskip("ray.rllib")
 
+import ray
 from core.test_capture import GPU, AgainGraphs, allow_captures
 from ray.rllib.algorithms.ppo.ppo_catalog import PPOCatalog
 from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
@@ -19,6 +20,7 @@ from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.examples.rl_modules.classes.random_rlm import RandomRLModule
+from small import assert_same_training, small_ppo, train_algorithm
 from test_updates import OwnModule, make_config, own_loss
 from updates import (
     POLICY,
@@ -300,3 +302,16 @@ def test_learners_that_average_gradients_are_captured(tmp_path):
     weights = [torch.load(tmp_path / str(rank), weights_only=False) for rank in range(ranks)]
     for name, want in weights[0].items():
         np.testing.assert_array_equal(weights[-1][name], want, err_msg=name)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="no two GPUs")
+def test_training_on_two_gpus_is_that_of_rllib(private_ray):
+    """On Ray's processes, each of which sees one of them."""
+    ray.init(num_cpus=4, num_gpus=2, include_dashboard=False)
+    configs = [small_ppo().learners(num_learners=2, num_gpus_per_learner=1) for _ in range(2)]
+    stock = train_algorithm(configs[0])
+    ours = train_algorithm(enable_triton(configs[1]), lambda learner: len(learner.find_step().captured))
+    ray.shutdown()
+    assert_same_training(stock, ours)
+    assert ours[2] == [1, 1]

@@ -292,14 +292,14 @@ class CapturedStep:
             warnings.warn(f"CapturedStep runs eagerly: {reason}", RuntimeWarning, stacklevel=stacklevel)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without graphs, which belong to this process."""
-        self.reset()
-        return {name: value for name, value in self.__dict__.items() if name not in ("graphs", "captured")}
+        """Without graphs, which belong to this object."""
+        own = ("graphs", "captured", "prepared", "pointers")
+        return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """As after construction."""
         self.__dict__.update(state)
-        self.graphs, self.captured, self.pointers = CudaGraphs(self.device), {}, ()
+        self.graphs, self.captured, self.prepared, self.pointers = CudaGraphs(self.device), {}, [], ()
 
 
 @dataclass

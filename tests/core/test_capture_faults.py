@@ -138,6 +138,21 @@ def test_copies_of_an_optimizer_are_plain(device, monkeypatch):
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
 
 
+@DEVICES
+def test_copies_of_a_step_leave_its_graphs_alone(device, monkeypatch):
+    """They begin without any, and go on from where it is."""
+    captured = make_captured(monkeypatch, device)
+    run_steps(captured, [], device)
+    other, graphs = copy.deepcopy(captured), [*captured.step.captured.values()]
+    assert other.step.captured == {} and other.step.optimizers == [other.optimizer]
+    if device == "cpu":
+        other.step.graphs = AgainGraphs()
+    for training in (captured, other):
+        run_steps(training, [], device)
+    assert_same_parameters([captured, other])
+    assert [*captured.step.captured.values()] == graphs and len(other.step.captured) == 1
+
+
 @pytest.mark.parametrize("device", [GPU])
 def test_gradients_are_those_of_the_last_step(device, monkeypatch):
     """Graphs of several shapes leave theirs in several places."""

@@ -8,12 +8,11 @@ from importlib import import_module
 from types import MethodType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from benchmarks.end_to_end.frameworks import Arm, Setting
-from benchmarks.end_to_end.rllib import ACTIONS, OBSERVATIONS, UPDATE, draw_episodes
+from benchmarks.end_to_end.rllib import UPDATE, draw_episodes, prepare_config
 from benchmarks.end_to_end.stopwatch import ADVANTAGES, Stopwatch
 from benchmarks.workloads import GAMMA
 
@@ -65,20 +64,13 @@ def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
 
 def build_learner(setting: Setting, name: str, watched: Callable[..., Any]) -> Any:
     """A learner in this process whose V-Trace is watched."""
-    from gymnasium import spaces
-    from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
-
     from rl_triton_adapters import rllib
     from rl_triton_adapters._copies import copy_function
 
     module = import_module(f"ray.rllib.algorithms.{setting.env.lower()}")
-    config = getattr(module, f"{setting.env}Config")().environment(
-        observation_space=spaces.Box(-np.inf, np.inf, (OBSERVATIONS,)), action_space=spaces.Box(-1, 1, (ACTIONS,))
-    )
-    config.rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[setting.hidden] * 2))
+    config = prepare_config(getattr(module, f"{setting.env}Config")(), setting)
     config.env_runners(rollout_fragment_length=setting.num_steps)
     config.training(gamma=GAMMA, train_batch_size_per_learner=setting.batch_size, **OPTIONS[setting.env])
-    config.learners(num_learners=0, num_gpus_per_learner=int(setting.device == "cuda")).debugging(seed=0)
     if name == "stock":
         learner = config.build_learner(env=None)
         loss = type(learner).compute_loss_for_module

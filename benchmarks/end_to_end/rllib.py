@@ -64,21 +64,32 @@ def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
 
 def build_learner(setting: Setting, name: str) -> Any:
     """A learner of PPO, in this process."""
-    from gymnasium import spaces
     from ray.rllib.algorithms.ppo import PPOConfig
-    from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
     from rl_triton_adapters.rllib import enable_triton
 
-    config = PPOConfig().environment(
-        observation_space=spaces.Box(-np.inf, np.inf, (OBSERVATIONS,)), action_space=spaces.Box(-1, 1, (ACTIONS,))
-    )
-    config.rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[setting.hidden] * 2))
+    config = prepare_config(PPOConfig(), setting)
     config.training(gamma=GAMMA, lambda_=ppo.LAMBDA, lr=3e-4, use_kl_loss=False, vf_clip_param=1e9)
-    config.learners(num_learners=0, num_gpus_per_learner=int(setting.device == "cuda")).debugging(seed=0)
     off = {"ours": (*UPDATE, CAPTURED), "update": (CAPTURED,)}.get(name, ())
     config.learners(learner_config_dict=dict.fromkeys(off, False))
     return (config if name == "stock" else enable_triton(config)).build_learner(env=None)
+
+
+def prepare_config(config: Any, setting: Setting) -> Any:
+    """An algorithm's config with spaces, a network, and a learner in this process."""
+    from gymnasium import spaces
+    from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+
+    config.environment(
+        observation_space=spaces.Box(-np.inf, np.inf, (OBSERVATIONS,)), action_space=spaces.Box(-1, 1, (ACTIONS,))
+    )
+    config.rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[setting.hidden] * 2))
+    return config.learners(num_learners=0, num_gpus_per_learner=int(setting.device == "cuda")).debugging(seed=0)
+
+
+def count_minibatch_bytes(setting: Setting) -> int:
+    """Observations, actions, inputs of their distribution, and three numbers of a sample."""
+    return setting.batch_size * 4 * (OBSERVATIONS + 3 * ACTIONS + 3)
 
 
 def draw_episodes(setting: Setting) -> list[Any]:

@@ -6,7 +6,7 @@ import argparse
 import csv
 import json
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,27 @@ def save_rows(options: argparse.Namespace, name: str, rows: Iterable[Row], **abo
     rows = list(rows)
     write_result(options.folder / name, {"system": describe_system(options.commit), **about}, rows=rows)
     print(*rows, sep="\n")
+
+
+def continue_result(path: Path, head: Row, is_kept: Callable[[Row], bool], *tables: str) -> Row:
+    """A result that is already there with the rows that a run with this head keeps; empty if there are none.
+
+    Its commits are added to the head. Exits if it comes from other hardware.
+    """
+    found, system = read_result(path) if path.exists() else {}, head["system"]
+    found |= {name: list(filter(is_kept, found.get(name, []))) for name in tables}
+    if not any(found[name] for name in tables):
+        return {}
+    before, now = (x["gpu" if head["device"] == "cuda" else "cpu"].split(", ")[0] for x in (found["system"], system))
+    if before != now:
+        raise SystemExit(f"{path} was measured on {before}, not on {now}: name another folder")
+    system |= {"gpu": found["system"]["gpu"], "commit": join_commits(found["system"]["commit"], system["commit"])}
+    return found
+
+
+def join_commits(*names: str) -> str:
+    """The commits of several results, each once."""
+    return ", ".join(dict.fromkeys(", ".join(names).split(", ")))
 
 
 def format_json(head: Row, tables: dict[str, Iterable[Row]]) -> str:

@@ -56,8 +56,8 @@ def read_machine(folder: Path) -> Machine:
         head = files.read_result(path)
         rows, suite, bandwidth = head.pop("rows"), head["suite"], head["copy_bandwidth_gb_per_s"] * 1e3
         if suite in heads and rows:
-            commits = f"{heads[suite]['system']['commit']}, {head['system']['commit']}".split(", ")
-            head["system"]["commit"] = ", ".join(dict.fromkeys(commits))
+            commits = (x["system"]["commit"] for x in (heads[suite], head))
+            head["system"]["commit"] = files.join_commits(*commits)
         heads[suite] = head
         for row in rows:
             workload = Workload.of(row)

@@ -52,6 +52,7 @@ class Arm(NamedTuple):
 class Module(Protocol):
     """What a file holds: its title, what is timed, its arms with the framework's own first, ours, and settings.
 
+    Where not all arms differ in all settings, `list_arms` chooses.
     MORE names those of our arms that replace more than the advantage step, the one that replaces all last.
     """
 
@@ -64,6 +65,12 @@ class Module(Protocol):
 
     def make_arm(self, name: str, setting: Setting, watch: Stopwatch) -> Arm:
         """One arm in one setting, as it is before training."""
+
+
+def list_arms(module: Module, setting: Setting) -> list[str]:
+    """The arms of a setting."""
+    choose: Callable[[Setting], list[str]] = getattr(module, "list_arms", lambda _: [*module.ARMS])
+    return choose(setting)
 
 
 class Framework(NamedTuple):

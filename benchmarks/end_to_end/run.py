@@ -4,7 +4,8 @@
 
 In every setting, all arms first compute the advantages of the same experience, which must agree with those of the first
 arm. Then each trains an agent of its own, an iteration in turns. Writes end_to_end_FRAMEWORK.json: the times of all
-iterations, and what follows from them; with why a framework or a setting is missing.
+iterations, and what follows from them; with why a framework or a setting is missing. With --only, what a file that is
+there has of other settings stays in it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy as np
 import torch
 
 from benchmarks import files
-from benchmarks.end_to_end.frameworks import REGISTRY, Arm, Module, Setting
+from benchmarks.end_to_end.frameworks import REGISTRY, Arm, Module, Setting, list_arms
 from benchmarks.end_to_end.stopwatch import ADVANTAGES, REST, TOTAL, Stopwatch, count_calls, watch_memory
 from rl_triton_core.testing import relative_error
 
@@ -84,7 +85,7 @@ def measure_setting(module: Module, setting: Setting, plan: Plan, seconds: float
 
 def prepare_arms(module: Module, setting: Setting, watch: Stopwatch, warmups: int) -> list[Entry]:
     """The arms, each compared with the first one and warm."""
-    entries, expected = [Entry(name) for name in module.ARMS], None
+    entries, expected = [Entry(name) for name in list_arms(module, setting)], None
     for entry in entries:
         try:
             with watch_memory(setting.device, entry.about):
@@ -170,32 +171,36 @@ def run_framework(name: str, options: Namespace, budget: float) -> int:
     """One framework within so many seconds, written after every setting; how many arms were wrong or failed."""
     why, module, ends = REGISTRY[name].unavailable(), REGISTRY[name].load(), time.perf_counter() + budget
     plan = QUICK if options.quick else Plan(seconds=options.seconds)
-    settings = module.SETTINGS["quick" if options.quick else options.device]
-    settings = [x._replace(device=options.device) if options.quick else x for x in settings if options.only in str(x)]
-    arms: list[files.Row] = []
-    pairs: list[files.Row] = []
+    known = module.SETTINGS["quick" if options.quick else options.device]
+    known = [x._replace(device=options.device) if options.quick else x for x in known]
+    settings = [x for x in known if any(text in str(x) for text in options.only)]
     skipped: list[str] = []
     head = {"system": files.describe_system(options.commit), "framework": name, "device": options.device}
     head |= {"threads": torch.get_num_threads(), "protocol": plan._asdict(), "tolerance": TOLERANCE}
     head |= {"unavailable": why, "skipped": skipped}
     path = options.folder / f"end_to_end_{name}.json"
-    files.write_result(path, head, arms=arms, pairs=pairs)
+    others = known if len(settings) < len(known) else []
+    before = files.continue_result(path, head, lambda row: Setting.of(row) in others, "arms", "pairs")
+    tables = {key: before.get(key, []) for key in ("arms", "pairs")}
+    files.write_result(path, head, **tables)
     for index, setting in enumerate(() if why else settings):
         left = ends - time.perf_counter()
         if left > 0:
             entries = measure_setting(module, setting, plan, left / (len(settings) - index))
             found = list(make_pair_rows(module, setting, entries))
             print(name, setting, *(f"{x['slow']} / {x['fast']}: {x['speed_up'][1]:.3f}" for x in found), sep="\n ")
-            arms += [make_arm_row(setting, entry) for entry in entries]
-            pairs += found
+            for key, rows in {"arms": [make_arm_row(setting, x) for x in entries], "pairs": found}.items():
+                rows += [row for row in tables[key] if Setting.of(row) != setting]
+                tables[key] = sorted(rows, key=lambda row: known.index(Setting.of(row)))
             del entries
             gc.collect()
             torch.cuda.empty_cache()
         else:
             skipped.append(str(setting))
-        files.write_result(path, head, arms=arms, pairs=pairs)
-    bad = sum(row["status"] != "ok" for row in arms)
-    print(f"wrote {path}: {why or f'{len(arms)} arms, {bad} not timed, {len(skipped)} settings skipped'}", flush=True)
+        files.write_result(path, head, **tables)
+    bad = sum(row["status"] != "ok" for row in tables["arms"])
+    counts = f"{len(tables['arms'])} arms, {bad} not timed, {len(skipped)} settings skipped"
+    print(f"wrote {path}: {why or counts}", flush=True)
     return bad
 
 
@@ -204,7 +209,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = files.make_parser(__doc__)
     parser.add_argument("--suite", nargs="+", choices=REGISTRY, default=list(REGISTRY), help="frameworks")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--only", default="", help="the settings whose description has this")
+    parser.add_argument("--only", nargs="+", default=[""], help="settings whose description has one of these")
     parser.add_argument("--quick", action="store_true", help="tiny settings, to see that everything runs")
     parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which the rest is skipped")
     parser.add_argument("--seconds", type=float, default=Plan().seconds, help="about how long a setting is measured")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
@@ -16,20 +17,24 @@ TITLE = "Stable-Baselines3"
 ITERATION = """\
 An iteration is one of `PPO.learn`: `collect_rollouts` on environments of Gymnasium in a `DummyVecEnv`, then `train`.
 The advantage step is `compute_returns_and_advantage` of the buffer. *Acting* is the rest of collecting but for the
-environments' steps, *update* is `train`. *All parts* are these three: what remains is the environments. *Drawn*: a
-wrapper draws CartPole as four frames of 84x84 pixels for `CnnPolicy`, where *hidden* has no meaning. Pendulum ends
-only at its time limit, after 200 steps. If rollouts have 200 steps, all environments end at once. *A2C*,
-*MaskablePPO* and *RecurrentPPO* are those algorithms; MaskablePPO's CartPole masks no action out, and A2C collects
-and updates as often as its setting has minibatches."""
+environments' steps, *update* is `train`. What remains is the environments. *Drawn*: a wrapper draws CartPole as four
+frames of 84x84 pixels for `CnnPolicy`, where *hidden* has no meaning. Pendulum ends only at its time limit, after 200
+steps. If rollouts have 200 steps, all environments end at once. *A2C*, *MaskablePPO* and *RecurrentPPO* are those
+algorithms; MaskablePPO's CartPole masks no action out, and A2C collects and updates as often as its setting has
+minibatches."""
 ARMS = {
     "stock": "`RolloutBuffer`",
     "ours": "`TritonRolloutBuffer`, in host memory",
     "device": "`DeviceRolloutBuffer`, on the policy's device, and `BatchedTerminalValues`",
+    "loss": "as *captured*, without graphs: the fused loss, fused Adam, acting without distribution objects",
+    "update": "as *captured*, without the graph of acting",
     "captured": "`TritonPPO`, `TritonA2C`, ...: less work per step, on a GPU captured in CUDA graphs (but for "
     "`TritonRecurrentPPO`), and `BatchedTerminalValues`",
 }
-OURS = ("ours", "device", "captured")
-MORE = ("captured",)
+EAGER = {"loss": ("_update", "_acting"), "update": ("_acting",)}
+"""Which steps of an algorithm are not captured in variants that show what each part of the last one gives."""
+OURS = ("ours", "device", *EAGER, "captured")
+MORE = (*EAGER, "captured")
 DRAWN = "CartPole-v1, drawn"
 DEFAULTS = Setting(1, 2048, 64, 10, 32, env="CartPole-v1")
 """Those of Stable-Baselines3."""
@@ -73,6 +78,7 @@ PIXELS, FRAMES = 84, 4
 def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
     """One arm in one setting, as it is before training."""
     model = make_model(name, setting)
+    stop_captures(model, EAGER.get(name, ()))
     buffer, steps = model.rollout_buffer, setting.num_envs * setting.num_steps
     buffer.compute_returns_and_advantage = watch.around(ADVANTAGES, buffer.compute_returns_and_advantage)
     model.collect_rollouts = watch.around("acting", model.collect_rollouts)
@@ -80,6 +86,33 @@ def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
     model.train = watch.around("update", model.train)
     callback = make_callback(name)
     return Arm(lambda: model.learn(steps, callback, reset_num_timesteps=False), lambda: compute_results(buffer))
+
+
+def list_arms(setting: Setting) -> list[str]:
+    """The arms that differ: without graphs, those that show what graphs give do not."""
+    has_graphs = setting.device == "cuda" and find_family(setting.env) != "RecurrentPPO"
+    return [name for name in ARMS if has_graphs or name not in EAGER]
+
+
+def count_minibatch_bytes(setting: Setting) -> int:
+    """Observations, and five numbers of a sample: action, log-probability, value, advantage and return."""
+    numbers = {"CartPole-v1": 4, "Pendulum-v1": 3}[setting.env.split(",", maxsplit=1)[0]]
+    observation = PIXELS * PIXELS * FRAMES if setting.env == DRAWN else 4 * numbers
+    return setting.batch_size * (observation + 5 * 4)
+
+
+def stop_captures(model: Any, names: Iterable[str]) -> None:
+    """Let these steps of an algorithm of ours run eagerly."""
+    for name in names:
+        model._find_update()
+        step = getattr(model, name)
+        step.enabled = False
+        step.reset()
+
+
+def make_lean(algorithm: Any) -> Any:
+    """An algorithm of ours that does less work on a GPU even where nothing is captured, which is stock's otherwise."""
+    return type(algorithm.__name__, (algorithm,), {"is_captured": property(algorithm._is_supported)})
 
 
 def choose_buffer(name: str, algorithm: Any, space: Any) -> Any:
@@ -93,8 +126,9 @@ def choose_algorithm(name: str, env: str = "") -> Any:
     """The class of an arm's algorithm: PPO, unless a setting's environment names another."""
     family = find_family(env)
     stock, ours = MODULES[family]
-    if name == "captured" or (name != "stock" and family == "RecurrentPPO"):
-        return getattr(import_module(f"rl_triton_adapters.{ours}"), f"Triton{family}")
+    if name in MORE or (name != "stock" and family == "RecurrentPPO"):
+        algorithm = getattr(import_module(f"rl_triton_adapters.{ours}"), f"Triton{family}")
+        return make_lean(algorithm) if name == "loss" else algorithm
     return getattr(import_module(stock), family)
 
 
@@ -105,7 +139,7 @@ def find_family(env: str) -> str:
 
 def make_callback(name: str) -> Any:
     """What `learn` is given besides, if anything."""
-    if name not in ("device", "captured"):
+    if name not in ("device", *MORE):
         return None
     from rl_triton_adapters.sb3_device import BatchedTerminalValues
 

@@ -221,9 +221,9 @@ def draw_learning(results: list[files.Row]) -> Figure:
     for (result, (name, target), arms), *pair in zip(tasks, panels[::2], panels[1::2], strict=True):
         over_steps, over_seconds = pair
         for (arm, rows), color in zip(arms.items(), (RED, ACCENT), strict=False):
-            points = [page.estimate_mean(returns) for returns in zip(*(row["returns"] for row in rows), strict=False)]
-            means, halves = np.transpose(points)
-            steps = [x / 1000 for x in rows[0]["steps"][: len(means)]]
+            band = page.find_band(rows)
+            means, halves = np.transpose([*band.values()])
+            steps = [step / 1000 for step in band]
             over_steps.plot(steps, means, color=color, label=arm)
             over_steps.fill_between(steps, means - halves, means + halves, color=color, alpha=0.15)
             for row in rows:

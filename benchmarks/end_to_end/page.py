@@ -9,11 +9,14 @@ from typing import NamedTuple
 
 from benchmarks import files
 from benchmarks.end_to_end.frameworks import REGISTRY, Framework, Module, Setting
+from benchmarks.end_to_end.run import find_bound, find_share
+from benchmarks.end_to_end.stopwatch import REST
 from benchmarks.tables import NOT_YET, describe_machine, join_parts, make_table
 
 SMALL = 0.01
 """Below this share the page says that there is nothing to gain."""
-BOUNDS = ("bound", "bound_of_all_parts")
+REPLACED = ("acting", "advantages", "update")
+"""The parts of a whole iteration that ours replaces; the rest is the environments'."""
 CAPTION = "the bound of the advantage step and the measured speed-up with its quartiles"
 
 
@@ -47,7 +50,8 @@ def write_machine(framework: Framework, module: Module, result: files.Row) -> st
     counts = sorted(row["iterations"] for row in result["arms"] if row["iterations"])
     counted = f" {counts[0]} to {counts[-1]} iterations of each variant." if counts else ""
     about = f"{describe_machine(result)}{versions} {result['threads']} threads on the CPU.{counted}"
-    return join_parts([where, about, name_small_shares(module, result), compare_arms(result), list_calls(result)])
+    tables = list_parts(result), compare_arms(result), list_calls(result)
+    return join_parts([where, about, name_small_shares(module, result), *tables])
 
 
 def name_small_shares(module: Module, result: files.Row) -> str:
@@ -64,18 +68,31 @@ def name_small_shares(module: Module, result: files.Row) -> str:
     )
 
 
+def list_parts(result: files.Row) -> str:
+    """Where acting and updates are timed: what each part takes of the framework's own iteration, with its bound."""
+    lines, named = [], (*REPLACED, REST)
+    for row in result["arms"]:
+        parts = row.get("times", {})
+        if row["arm"] == "stock" and {*REPLACED} < parts.keys():
+            times = [dict(zip(parts, x, strict=True)) for x in zip(*parts.values(), strict=True)]
+            *shares, whole = (round(find_share(times, x), 6) for x in (*([part] for part in named), REPLACED))
+            bounds = [f"{find_bound(share):.2f}" for share in (*shares[:-1], whole)]
+            lines.append([str(Setting.of(row)), *(f"{100 * share:.2g} %" for share in shares), *bounds])
+    head = ["", *REPLACED, "environments and the rest", *(f"bound: {part}" for part in (*REPLACED, "all three"))]
+    return make_table(head, lines) * bool(lines)
+
+
 def compare_arms(result: files.Row) -> str:
     """Bound and measurement, arm against arm; with other parts that an arm replaces, and what was not timed."""
     named = [name for row in result["arms"] for name in row.get("quartiles", {})]
     parts = [name for name in dict.fromkeys(named) if name not in ("total", "rest")]
-    has_update, lines = "update" in parts, []
+    lines = []
     for row in result["pairs"]:
         low, median, high = row["speed_up"]
         times = [format_times(result, row, part) for part in ("total", *parts)]
-        bounds = [f"{format_share(row)} %", *(f"{row[name]:.3f}" if name in row else "–" for name in BOUNDS)]
-        measured = f"{median:.3f} [{low:.3f}, {high:.3f}]"
-        lines.append([name_pair(row), *times, *bounds[: 3 if has_update else 2], measured])
-    head = ["", "iteration", *parts, "share", "bound", *["bound of all parts"] * has_update, "measured"]
+        bounds = f"{format_share(row)} %", f"{row['bound']:.3f}"
+        lines.append([name_pair(row), *times, *bounds, f"{median:.3f} [{low:.3f}, {high:.3f}]"])
+    head = ["", "iteration", *parts, "share", "bound", "measured"]
     bad = [f"{row['arm']} ({Setting.of(row)}): {row['status']}" for row in result["arms"] if row["status"] != "ok"]
     not_timed = f"Not timed: {'; '.join(bad)}." * bool(bad)
     skipped = f"Skipped for lack of time: {'; '.join(result['skipped'])}." * bool(result["skipped"])
@@ -206,10 +223,31 @@ def list_tasks(result: files.Row) -> str:
             mean, half = estimate_mean([row["returns"][-1] for row in rows])
             reached = [find_target(row) for row in rows if max(row["returns"]) >= target]
             medians = [f"{statistics.median(x):.0f}" for x in zip(*reached, strict=True)] or ["–", "–"]
-            name = f"{task}, target {target:g}: {arm}"
-            lines.append([name, f"{mean:.1f} ± {half:.1f}", *medians, f"{len(reached)} of {len(rows)}"])
-    text = f"stable-baselines3 {result['system']['stable-baselines3']}. {result['jobs']} runs at a time."
-    return f"{text}\n\n{make_table(['task', 'last', 'steps', 'seconds', 'runs'], lines)}"
+            stopped, gpus = sum(row.get("stopped", False) for row in rows), len({row.get("device") for row in rows})
+            runs = f"{len(reached)} of {len(rows)}" + f", {stopped} stopped" * bool(stopped)
+            jobs = f"{rows[0].get('jobs', result.get('jobs'))}" + f" on {gpus} GPUs" * (gpus > 1)
+            lines.append([f"{task}, target {target:g}: {arm}", f"{mean:.1f} ± {half:.1f}", *medians, runs, jobs])
+    text = f"stable-baselines3 {result['system']['stable-baselines3']}."
+    table = make_table(["task", "last", "steps", "seconds", "runs", "at a time"], lines)
+    return join_parts([text, table, compare_bands(result)])
+
+
+def compare_bands(result: files.Row) -> str:
+    """At how many points the confidence bands of both arms overlap, by task."""
+    found = []
+    for (task, _), arms in group_runs(result).items():
+        bands = [find_band(rows) for rows in arms.values()]
+        if len(bands) == 2 and all(len(rows) > 1 for rows in arms.values()):
+            pairs = [(bands[0][step], bands[1][step]) for step in bands[0] if step in bands[1]]
+            near = sum(abs(x - y) <= half + other for (x, half), (y, other) in pairs)
+            found.append(f"{task}, {near} of {len(pairs)}")
+    return f"Points at which the 95 % bands of both overlap: {'; '.join(found)}." * bool(found)
+
+
+def find_band(rows: Sequence[files.Row]) -> dict[int, tuple[float, float]]:
+    """The mean return of several runs, and half of its confidence interval, after the steps that all of them made."""
+    runs = [dict(zip(row["steps"], row["returns"], strict=True)) for row in rows]
+    return {step: estimate_mean([run[step] for run in runs]) for step in runs[0] if all(step in run for run in runs)}
 
 
 def group_runs(result: files.Row) -> dict[tuple[str, float], dict[str, list[files.Row]]]:
@@ -226,7 +264,9 @@ def find_target(row: files.Row) -> tuple[int, float]:
     return row["steps"][place], row["seconds"][place]
 
 
-T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+T_QUANTILES = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+)  # fmt: skip
 """Student's t at 97.5 %, for 2 values and more; the last serves all above, whose intervals are then too wide."""
 
 

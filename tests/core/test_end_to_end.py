@@ -13,7 +13,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 pytest.importorskip("benchmarks.end_to_end.run", reason="only the package is here", exc_type=ModuleNotFoundError)
 
-from benchmarks.end_to_end import frameworks, page, run, stopwatch
+from benchmarks import files
+from benchmarks.end_to_end import aims, frameworks, page, run, stopwatch
 from benchmarks.end_to_end.frameworks import REGISTRY, Arm, Framework, Setting
 from benchmarks.providers import compiled_scan
 
@@ -155,6 +156,54 @@ def test_a_quick_run_makes_files_and_a_page(results):
     assert "Not measured there: no_such_package not installed" in text
     assert text.count(page.NOT_YET) == len(REGISTRY) - 3
     assert text.count("plots/end_to_end_") == 2 and "4x16, hidden 8, 2 epochs x 2: stock → ours" in text
+
+
+def test_other_settings_stay_in_a_file(tmp_path, monkeypatch):
+    """Those that --only leaves out; not where other hardware has measured them."""
+    monkeypatch.setattr(compiled_scan, "BACKEND", "eager")
+    arguments = [str(tmp_path), "--suite", "synthetic", "--device", "cpu", "--quick", "--commit"]
+    assert run.main([*arguments, "abc"]) == 0
+    before = files.read_result(tmp_path / "end_to_end_synthetic.json")
+    assert run.main([*arguments, "def", "--only", "recomputed", "no such setting"]) == 0
+    after = files.read_result(tmp_path / "end_to_end_synthetic.json")
+    assert after["system"]["commit"] == "abc, def"
+    for table in ("arms", "pairs"):
+        assert [Setting.of(row) for row in before[table]] == [Setting.of(row) for row in after[table]]
+        assert [x == y for x, y in zip(before[table], after[table], strict=True)] == [True] * 3 + [False] * 3
+    system = files.describe_system("ghi") | {"cpu": "another"}
+    monkeypatch.setattr(files, "describe_system", lambda commit: system)
+    with pytest.raises(SystemExit, match="name another folder"):
+        run.main([*arguments, "ghi", "--only", "recomputed"])
+
+
+def test_shares_of_all_parts_and_their_bounds():
+    times = {"total": [10.0], "acting": [2.0], "advantages": [0.1], "update": [5.0], "rest": [2.9]}
+    row = {**Setting(8, 16, env="CartPole-v1")._asdict(), "arm": "stock", "times": times}
+    ours, bare = {**row, "arm": "ours"}, {**row, "times": {"total": [1.0]}}
+    line = "| CartPole-v1 8x16, hidden 64, 4 epochs x 4 | 20 % | 1 % | 50 % | 29 % | 1.25 | 1.01 | 2.00 | 3.45 |"
+    assert page.list_parts({"arms": [row, ours, bare]}).splitlines()[2:] == [line]
+    assert page.list_parts({"arms": [bare]}) == ""
+
+
+def test_bands_overlap_where_runs_have_the_same_steps():
+    curves = {"stock": [[1.0, 2.0, 3.0], [1.0, 2.0]], "ours": [[1.1, 9.0, 3.0], [0.9, 9.0, 3.0]]}
+    rows = [
+        {"task": "x", "target_return": 1.0, "arm": arm, "steps": [8, 16, 24][: len(run)], "returns": run}
+        for arm, runs in curves.items()
+        for run in runs
+    ]
+    assert page.compare_bands({"rows": rows}) == "Points at which the 95 % bands of both overlap: x, 1 of 2."
+    assert page.compare_bands({"rows": rows[:3]}) == "", "a band needs two runs"
+
+
+def test_peaks_of_memory_beyond_a_minibatch(monkeypatch):
+    """The most that any variant with graphs takes; a setting that was not measured has no number."""
+    setting, other = aims.SB3[:2]
+    peaks = {"stock": 64, "update": 68, "captured": 66}
+    arms = [{**setting._asdict(), "arm": arm, "peak_bytes": peak * 2**20} for arm, peak in peaks.items()]
+    monkeypatch.setattr(files, "read_results", lambda pattern: [{"arms": arms}])
+    found = aims.compare_peaks("sb3", [setting, other], "h200", ("update", "captured"))
+    assert found.iloc[0] == pytest.approx(4 - 64 * 36 / 2**20) and np.isnan(found.iloc[1])
 
 
 def test_what_the_budget_does_not_allow_is_listed(tmp_path):

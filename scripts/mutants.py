@@ -62,6 +62,7 @@ FILES = [
         "losses",
         "losses_cpu",
         "losses_launches",
+        "losses_fast_path",
         "losses_tokens",
         "launch_table",
         "command_line",

@@ -6,8 +6,9 @@ outputs. A plan is for one form of call: which arguments are tensors, numbers or
 launches. What the sizes decide (a kernel, a grid, strides) is kept beside it for each shape, as `Sizes`; numbers such
 as γ are checked and passed on anew in every call.
 
-A call that is differentiated or traced, one with arguments of other types, and one whose outputs may overlap its
-inputs takes the normal path. So does a call inside a recorded one: it is recorded as a part of that.
+A call that is traced, one with arguments of other types, and one whose outputs may overlap its inputs takes the normal
+path. So does one that is differentiated, unless it says how its results get their graph (`Outcome`). A call inside a
+recorded one is recorded as a part of that.
 """
 
 from __future__ import annotations
@@ -34,10 +35,15 @@ from rl_triton_core._internal.validation import is_number, is_transformed
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Stream = torch.Tensor | None
 
 MAX_PLANS_PER_FUNCTION = 32
 MAX_SHAPES_PER_PLAN = 256
 MAX_SEEN_SIGNATURES = 1024
+TENSORS = (torch.Tensor, torch.nn.Parameter)
+"""Types of tensors, of which none has operations of its own."""
+SEQUENCES = (tuple, list)
+"""Types of arguments that may hold several tensors."""
 DEVICES = {"cpu", "cuda"}
 """Types of devices that have a backend which records its launches."""
 CONSTANT_TYPES = (type(None), bool, int, float, str)
@@ -70,9 +76,15 @@ class ResolvedLaunch(NamedTuple):
 
     function: Callable[..., Any]
     arguments: Sequence[Any]
-    """Tensors stand for their addresses, STREAM for the current stream. They may lie in tuples."""
+    """Tensors stand for their addresses, STREAM for the current stream. They may lie in tuples. See `Whole` too."""
     get_stream: Callable[[], Any] | None = None
     """Return the current stream, or None where the launch may not be repeated just now."""
+
+
+class Whole(NamedTuple):
+    """Stands for a tensor itself among a launch's arguments, where a bare one stands for its address."""
+
+    tensor: torch.Tensor
 
 
 class RecordedLaunch(NamedTuple):
@@ -84,10 +96,22 @@ class RecordedLaunch(NamedTuple):
     """Memory that the launch takes beside the call's arguments and results."""
 
 
+class Outcome(NamedTuple):
+    """The results of a call that are made from what its launches write, such as a loss with its graph."""
+
+    results: Any
+    written: tuple[torch.Tensor, ...]
+    inputs: tuple[torch.Tensor, ...]
+    """Arguments of the call."""
+    finish: Callable[[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]], Any]
+    """Make the results from what was written and the inputs. It serves for other tensors of the same sizes."""
+
+
 class Recorder(threading.local):
     """The launches of the call that this thread records, None while it records nothing."""
 
     launches: list[RecordedLaunch] | None = None
+    outcome: Outcome | None = None
     is_postponed = False
 
 
@@ -98,6 +122,22 @@ def record_launch(launch: RecordedLaunch) -> None:
     """Add a launch to the recording of this thread, if there is one."""
     if RECORDER.launches is not None:
         RECORDER.launches.append(launch)
+
+
+def record_outcome(outcome: Outcome) -> None:
+    """Note how results are made. It counts if the recorded call returns these."""
+    if RECORDER.launches is not None:
+        RECORDER.outcome = outcome
+
+
+def forbid_plan() -> None:
+    """Let calls like the recorded one take the normal path: it does more than launches."""
+    record_launch(RecordedLaunch(refuse_launch))
+
+
+def refuse_launch() -> ResolvedLaunch:
+    """Stand for what cannot be repeated."""
+    raise NoPlanError
 
 
 def is_recording() -> bool:
@@ -113,7 +153,7 @@ def postpone_recording() -> None:
 @contextmanager
 def record_launches() -> Iterator[list[RecordedLaunch]]:
     """Collect the launches of this thread."""
-    RECORDER.launches, RECORDER.is_postponed = [], False
+    RECORDER.launches, RECORDER.outcome, RECORDER.is_postponed = [], None, False
     try:
         yield RECORDER.launches
     finally:
@@ -154,6 +194,15 @@ class Memory:
         self.plans: tuple[Callable[..., Any], ...] = ()
         self.by_source: dict[str, Plan] = {}
         self.seen: set[int] = set()
+        self.fixed: dict[int, tuple[int, ...]] = {}
+        """By the signature of recorded calls: positions of numbers that a plan of theirs takes for constants."""
+
+    def fix_numbers(self, signature: int, positions: set[int]) -> None:
+        """Note that calls are to be recorded only where these numbers, which a plan takes for constants, come again."""
+        if len(self.fixed) >= MAX_SEEN_SIGNATURES:
+            self.fixed.clear()
+        if positions:
+            self.fixed[signature] = tuple(positions)
 
     def add(self, source: str, names: dict[str, Any], shape: torch.Size, sizes: Sizes) -> None:
         """Add sizes to the plan that has a source, which is compiled if it is new."""
@@ -272,20 +321,21 @@ def warn_of_unknown_launcher(error: UnknownLauncherError) -> None:
 def with_fast_path(function: Callable[P, R]) -> Callable[P, R]:
     """Give a public function a fast path for repeated calls.
 
-    Its arguments whose annotations name float may change between calls of one form, the others may not.
+    Its arguments whose annotations name float or Number may change between calls of one form, the others may not.
     """
     memory = Memory(function.__name__)
     MEMORIES.append(memory)
     parameters = inspect.signature(function).parameters
     names = list(parameters)
-    of_numbers = [i for i, x in enumerate(parameters.values()) if re.search(r"\bfloat\b", str(x.annotation))]
+    of_numbers = [i for i, x in enumerate(parameters.values()) if re.search(r"\b(float|Number)\b", str(x.annotation))]
     normal_path: Callable[..., R] = function
 
     def call_and_record(*arguments: Any) -> R:
         numbers = {i for i in of_numbers if is_number(arguments[i])}
-        signature = signature_of(arguments, numbers) if Switch.enabled else None
-        if signature is None:
+        form = signature_of(arguments, numbers) if Switch.enabled else None
+        if form is None:
             return normal_path(**dict(zip(names, arguments, strict=True)))
+        signature = hash((form, *(arguments[i] for i in memory.fixed.get(form, ()))))
         if signature not in memory.seen:
             results = normal_path(**dict(zip(names, arguments, strict=True)))
             remember_signature(memory.seen, signature)
@@ -294,10 +344,12 @@ def with_fast_path(function: Callable[P, R]) -> Callable[P, R]:
         traced = [TracedNumber(x, (i,), trace) if i in numbers else x for i, x in enumerate(arguments)]
         with record_launches() as launches:
             results = normal_path(**dict(zip(names, traced, strict=True)))
+        outcome, RECORDER.outcome = RECORDER.outcome, None
         with LOCK:
             if Switch.enabled and not RECORDER.is_postponed:
                 memory.seen.discard(signature)
-                add_plan(memory, arguments, trace, launches, results)
+                memory.fix_numbers(form, trace.escaped)
+                add_plan(memory, arguments, trace, launches, results, outcome)
         return results
 
     bare = [x.replace(default=x.empty, annotation=x.empty) for x in parameters.values()]
@@ -340,8 +392,8 @@ def signature_of(arguments: Iterable[Any], numbers: set[int]) -> int | None:
         if i in numbers:
             parts.append(float)
             continue
-        for x in argument if type(argument) is tuple else (argument,):
-            if type(x) is torch.Tensor:
+        for x in argument if type(argument) in SEQUENCES else (argument,):
+            if type(x) in TENSORS:
                 if not on_device and x.device.type not in DEVICES:
                     return None
                 on_device = True
@@ -389,12 +441,17 @@ class NoPlanError(Exception):
 
 
 def add_plan(
-    memory: Memory, arguments: Sequence[Any], trace: Trace, launches: Sequence[RecordedLaunch], results: Any
+    memory: Memory,
+    arguments: Sequence[Any],
+    trace: Trace,
+    launches: Sequence[RecordedLaunch],
+    results: Any,
+    outcome: Outcome | None = None,
 ) -> None:
     """Plan calls like a recorded one, with the sizes that it has."""
     writer = PlanWriter(arguments, trace)
     try:
-        lines = writer.launch_lines(launches, results)
+        lines = writer.launch_lines(launches, results, outcome)
         varying = {position for factors in writer.factors for position in factors} - trace.escaped
     except (NoPlanError, UnknownLauncherError) as error:
         lines, varying = ["return SLOW_PATH"], set(trace.positions)
@@ -416,16 +473,20 @@ class PlanWriter:
         self.tensors = find_tensors(arguments)
         self.places = {x.data_ptr(): f"p{i}" for i, x in enumerate(self.tensors.values())}
         """Expressions for addresses."""
+        self.allocated: dict[str, torch.Tensor] = {}
+        """What a plan allocates, by name."""
         self.values: list[Any] = []
         self.factors: list[tuple[int, ...]] = []
         """For each number of the launches, the arguments whose product it is."""
 
-    def launch_lines(self, launches: Sequence[RecordedLaunch], results: Any) -> list[str]:
-        """Write lines that allocate results, make the launches and return the results."""
-        several = isinstance(results, tuple)
-        every = results if several else (results,)
-        differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in self.tensors.values())
-        if not launches or differentiated or not all(x is None or type(x) is torch.Tensor for x in every):
+    def launch_lines(
+        self, launches: Sequence[RecordedLaunch], results: Any, outcome: Outcome | None = None
+    ) -> list[str]:
+        """Write lines that allocate what launches write, make the launches and return the results."""
+        if outcome is not None and outcome.results is not results:
+            outcome = None
+        every = self.find_written(results) if outcome is None else outcome.written
+        if not launches:
             raise NoPlanError
         resolved = [launch.resolve() for launch in launches]
         lines = self.stream_lines(resolved[0])
@@ -439,8 +500,27 @@ class PlanWriter:
             lines.append(f"{self.bind_constant(function)}({', '.join(map(self.argument_source, arguments))})")
         if any(x is not None and x.data_ptr() not in written for x in every):
             raise NoPlanError
-        made = f"new({self.bind_constant(type(results))}, ({', '.join(returned)},))" if several else returned[0]
-        return [*lines, f"return {made}"]
+        return [*lines, f"return {self.returned_source(results, returned, outcome)}"]
+
+    def find_written(self, results: Any) -> tuple[Stream, ...]:
+        """The results, if launches write them and nothing is made from them."""
+        every = results if isinstance(results, tuple) else (results,)
+        differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in self.tensors.values())
+        if differentiated or not all(x is None or type(x) is torch.Tensor for x in every):
+            raise NoPlanError
+        return every
+
+    def returned_source(self, results: Any, written: Sequence[str], outcome: Outcome | None) -> str:
+        """Return an expression for what a call returns, from those for what its launches write."""
+        if outcome is not None:
+            names = {id(x): name for name, x in self.tensors.items()}
+            if any(id(x) not in names for x in outcome.inputs):
+                raise NoPlanError
+            inputs = "".join(f"{names[id(x)]}, " for x in outcome.inputs)
+            return f"{self.bind_constant(outcome.finish)}(({', '.join(written)},), ({inputs}))"
+        if isinstance(results, tuple):
+            return f"new({self.bind_constant(type(results))}, ({', '.join(written)},))"
+        return written[0]
 
     def stream_lines(self, launch: ResolvedLaunch) -> list[str]:
         """Write lines that find the current stream, if launches need it."""
@@ -470,6 +550,7 @@ class PlanWriter:
     def allocation_line(self, name: str, x: torch.Tensor) -> str:
         """Write a line that allocates a tensor like this one. The quickest copies the form of an argument."""
         self.places[x.data_ptr()] = f"{name}.data_ptr()"
+        self.allocated[name] = x
         for argument, like in self.tensors.items():
             alike = like.dtype == x.dtype and like.shape == x.shape
             if alike and torch.empty_like(like, device="meta").stride() == x.stride():
@@ -480,9 +561,9 @@ class PlanWriter:
     def argument_source(self, x: Any) -> str:
         """Return an expression for an argument of a launch, in which addresses stand for tensors."""
         if isinstance(x, torch.Tensor):
-            if x.data_ptr() not in self.places:
-                raise NoPlanError
-            return self.places[x.data_ptr()]
+            return self.address_source(x)
+        if type(x) is Whole:
+            return self.tensor_source(x.tensor)
         if x is STREAM:
             return "stream"
         if type(x) is TracedNumber:
@@ -492,6 +573,29 @@ class PlanWriter:
             elements = f"({''.join(f'{self.argument_source(y)},' for y in x)})"
             return elements if type(x) is tuple else f"new({self.bind_constant(type(x))}, {elements})"
         return "None" if x is None else self.bind_constant(x)
+
+    def address_source(self, x: torch.Tensor) -> str:
+        """Return an expression for the address of a tensor, or of a view inside of one."""
+        at = x.data_ptr()
+        if at in self.places:
+            if any(y.data_ptr() == at and byte_span(x) > byte_span(y) for y in self.allocated.values()):
+                raise NoPlanError
+            return self.places[x.data_ptr()]
+        others = [y for y in self.known_tensors().values() if contains(y, x)]
+        if len(others) != 1:
+            raise NoPlanError
+        return f"{self.places[others[0].data_ptr()]} + {self.bind_constant(at - others[0].data_ptr())}"
+
+    def tensor_source(self, x: torch.Tensor) -> str:
+        """Return an expression for the tensor of which this one is a view from the first element."""
+        for name, y in self.known_tensors().items():
+            if (y.data_ptr(), y.dtype) == (x.data_ptr(), x.dtype) and contains(y, x):
+                return name
+        raise NoPlanError
+
+    def known_tensors(self) -> dict[str, torch.Tensor]:
+        """The arguments, and what a plan allocates, by expressions for them."""
+        return self.tensors | self.allocated
 
     def bind_constant(self, x: Any) -> str:
         """Return a name for a value that calls with these sizes have in common."""
@@ -511,7 +615,7 @@ class PlanWriter:
         )
         plan = PLAN.format(
             parameters=", ".join(f"a{i}" for i in range(len(self.arguments))),
-            conditions=" and ".join([*conditions, f"type({tensors[0]}) is Tensor"]),
+            conditions=" and ".join([*conditions, f"type({tensors[0]}) in TENSORS"]),
             first=tensors[0],
             tensors=", ".join(tensors),
             addresses="; ".join(f"p{i} = {name}.data_ptr()" for i, name in enumerate(tensors)),
@@ -535,7 +639,7 @@ class PlanWriter:
             latest[0] = given, numbers
             return numbers
 
-        names: dict[str, Any] = {"SLOW_PATH": SLOW_PATH, "Tensor": torch.Tensor, "inf": math.inf, "nan": math.nan}
+        names: dict[str, Any] = {"SLOW_PATH": SLOW_PATH, "TENSORS": TENSORS, "inf": math.inf, "nan": math.nan}
         names |= {"is_grad_enabled": torch.is_grad_enabled, "empty_like": torch.empty_like, "new": tuple.__new__}
         return {**names, "latest": latest, "update": update, "sizes_of": {}}
 
@@ -544,7 +648,7 @@ def find_tensors(arguments: Sequence[Any]) -> dict[str, torch.Tensor]:
     """The tensors among arguments, each once, by an expression for it."""
     tensors: dict[str, torch.Tensor] = {}
     for name, x in named_arguments(arguments):
-        if type(x) is torch.Tensor and not any(x is other for other in tensors.values()):
+        if type(x) in TENSORS and not any(x is other for other in tensors.values()):
             tensors[name] = x
     return tensors
 
@@ -552,7 +656,7 @@ def find_tensors(arguments: Sequence[Any]) -> dict[str, torch.Tensor]:
 def named_arguments(arguments: Sequence[Any]) -> Iterator[tuple[str, Any]]:
     """Arguments and expressions for them, those in tuples one by one."""
     for i, x in enumerate(arguments):
-        if type(x) is tuple:
+        if type(x) in SEQUENCES:
             yield from ((f"a{i}[{j}]", y) for j, y in enumerate(x))
         else:
             yield f"a{i}", x
@@ -561,10 +665,14 @@ def named_arguments(arguments: Sequence[Any]) -> Iterator[tuple[str, Any]]:
 def argument_guards(arguments: Sequence[Any], varying: set[int]) -> tuple[list[Any], list[str]]:
     """Constants, and conditions that a call has the form of another: what is constant, and what is one tensor."""
     constants: list[Any] = []
-    conditions = [f"type(a{i}) is tuple and len(a{i}) == {len(x)}" for i, x in enumerate(arguments) if type(x) is tuple]
+    conditions = [
+        f"type(a{i}) is {type(x).__name__} and len(a{i}) == {len(x)}"
+        for i, x in enumerate(arguments)
+        if type(x) in SEQUENCES
+    ]
     tensors: dict[int, str] = {}
     for name, x in named_arguments(arguments):
-        if type(x) is torch.Tensor:
+        if type(x) in TENSORS:
             if tensors.setdefault(id(x), name) != name:
                 conditions.append(f"{name} is {tensors[id(x)]}")
         elif x is None or type(x) is bool:
@@ -601,12 +709,12 @@ def tensor_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
 
         return TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
     want = [describe_tensor(x) for x in tensors]
-    return lambda *others: all(type(x) is torch.Tensor for x in others) and [describe_tensor(x) for x in others] == want
+    return lambda *others: all(type(x) in TENSORS for x in others) and [describe_tensor(x) for x in others] == want
 
 
 def describe_tensor(x: torch.Tensor) -> Any:
     """What a tensor has to have in common with another to take its place."""
-    return x.shape, x.stride(), x.dtype, x.device, torch.is_grad_enabled() and x.requires_grad
+    return type(x), x.shape, x.stride(), x.dtype, x.device, torch.is_grad_enabled() and x.requires_grad
 
 
 def flatten_tuples(x: Any) -> Iterator[Any]:
@@ -616,6 +724,12 @@ def flatten_tuples(x: Any) -> Iterator[Any]:
             yield from flatten_tuples(y)
     else:
         yield x
+
+
+def contains(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether a tensor reaches over all of another's memory."""
+    start = other.data_ptr() - tensor.data_ptr()
+    return start >= 0 and start + byte_span(other) <= byte_span(tensor)
 
 
 def byte_span(tensor: torch.Tensor) -> int:

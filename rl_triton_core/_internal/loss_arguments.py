@@ -13,6 +13,7 @@ from rl_triton_core._internal import validation as check
 from rl_triton_core._internal.loss_equations import CLIPS, DISTANCES, ESTIMATORS, Choices, Coefficients
 from rl_triton_core._internal.loss_problem import LossProblem, Streams
 from rl_triton_core._internal.moments import Exchange, Rule
+from rl_triton_core._internal.traced_numbers import TracedNumber
 from rl_triton_core.normalization import check_group, check_rule, gather_moments
 
 Number = float | torch.Tensor
@@ -109,6 +110,8 @@ def check_detached(name: str, x: torch.Tensor) -> None:
 
 def check_bound(name: str, x: Any, low: float = 0.0) -> Number:
     """What limits something: a coefficient, or infinity or None, which are no limit."""
+    if type(x) is TracedNumber:
+        return x.claim(partial(check_bound, name, low=low))  # type: ignore[arg-type]
     return (
         math.inf
         if x is None or (not isinstance(x, torch.Tensor) and x == math.inf)

@@ -7,38 +7,72 @@ gradient. Calls that torch.compile is tracing go through a custom operator.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from rl_triton_core._internal.backends import Backend, choose_backend
+from rl_triton_core._internal.fast_path import Outcome, record_outcome
 from rl_triton_core._internal.loss_equations import STATISTICS, Choices, Coefficients
 from rl_triton_core._internal.loss_problem import LossProblem, Results, Stream, Streams
 from rl_triton_core._internal.moments import Rule
 from rl_triton_core._internal.operator import describe_schema
 
+R = TypeVar("R")
+Targets = Sequence[tuple[torch.Size, torch.dtype] | None]
+
 
 def solve_loss(
-    problem: LossProblem, inputs: Sequence[torch.Tensor], backend: str | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss, with a graph if one of the inputs requires grad, and its statistics.
+    problem: LossProblem,
+    inputs: Sequence[torch.Tensor],
+    backend: str | None,
+    arrange: Callable[[torch.Tensor, torch.Tensor], R],
+) -> R:
+    """The loss, with a graph if one of the inputs requires grad.
 
     Args:
         problem: The call, with detached tensors.
         inputs: The differentiable ones as they were given.
         backend: Name of a backend, or None.
+        arrange: Makes what is returned from the loss and its statistics.
     """
     graph = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     problem.wanted = tuple(graph and x.requires_grad for x in inputs)
     if torch.compiler.is_compiling():
-        return solve_traced(problem, backend)
+        return arrange(*solve_traced(problem, backend))
     chosen = choose_backend(backend, problem.like.device)
-    if graph:
-        loss, statistics = LossFunction.apply(problem, chosen, *inputs)  # type: ignore[no-untyped-call]
-        return loss, statistics
-    results = run_backend(problem, chosen)
-    return results.loss, results.statistics
+    loss, statistics, gradients = run_backend(problem, chosen)
+    written = (loss, statistics, *gradients)
+    finish = partial(finish_loss, arrange, describe_targets(inputs, problem.wanted) if graph else None, chosen.scale)
+    results = finish(written, inputs)
+    record_outcome(Outcome(results, written, tuple(inputs), finish))
+    return results
+
+
+def take_loss(loss: torch.Tensor, statistics: torch.Tensor) -> torch.Tensor:
+    """A loss without its statistics."""
+    return loss
+
+
+def describe_targets(inputs: Sequence[torch.Tensor], wanted: Sequence[bool]) -> Targets:
+    """Shapes and dtypes of the gradients, None for one that is not wanted."""
+    return [(x.shape, x.dtype) if want else None for x, want in zip(inputs, wanted, strict=True)]
+
+
+def finish_loss(
+    arrange: Callable[[torch.Tensor, torch.Tensor], R],
+    targets: Targets | None,
+    scale: Callable[[Sequence[torch.Tensor], torch.Tensor], None],
+    written: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+) -> R:
+    """What a call returns, from what a backend wrote: the loss, the statistics and the gradients."""
+    loss = written[0]
+    if targets is not None:
+        loss = LossFunction.apply(written, targets, scale, *inputs)  # type: ignore[no-untyped-call]
+    return arrange(loss, written[1])
 
 
 def run_backend(problem: LossProblem, backend: Backend) -> Results:
@@ -53,34 +87,31 @@ def run_backend(problem: LossProblem, backend: Backend) -> Results:
 
 
 class LossFunction(torch.autograd.Function):
-    """The loss and its statistics, of which the first has a graph.
+    """Gives a loss that a backend wrote its graph.
 
     Without `setup_context`, with which PyTorch inspects the signature in every call.
     """
 
     @staticmethod
-    def forward(ctx: Any, problem: LossProblem, backend: Backend, *inputs: torch.Tensor) -> Any:
-        """Compute all, and keep the gradients but none of the inputs."""
-        loss, statistics, gradients = run_backend(problem, backend)
+    def forward(ctx: Any, written: Sequence[torch.Tensor], targets: Any, scale: Any, *_: torch.Tensor) -> torch.Tensor:
+        """Keep the gradients but none of the inputs."""
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(statistics)
-        ctx.save_for_backward(*gradients)
-        ctx.targets = [(x.shape, x.dtype) if want else None for x, want in zip(inputs, problem.wanted, strict=True)]
-        ctx.scale = backend.scale
-        return loss, statistics
+        ctx.save_for_backward(*written[2:])
+        ctx.targets, ctx.scale = targets, scale
+        return written[0]
 
     @staticmethod
-    def backward(ctx: Any, *grads: Stream) -> tuple[Any, ...]:
+    def backward(ctx: Any, grad: Stream) -> tuple[Any, ...]:
         """The gradients times that of the loss. They are overwritten if nothing needs them again."""
         if torch.is_grad_enabled():
             raise RuntimeError("create_graph: got True, expected False, since the losses have no second derivative")
-        if grads[0] is None:
-            return None, None, *(None for _ in ctx.targets)
+        if grad is None:
+            return None, None, None, *(None for _ in ctx.targets)
         saved = ctx.saved_tensors
         if keeps_graph():
-            return None, None, *arrange_gradients(ctx, [x * grads[0] for x in saved])
-        ctx.scale(saved, grads[0])
-        return None, None, *arrange_gradients(ctx, saved)
+            return None, None, None, *arrange_gradients(ctx, [x * grad for x in saved])
+        ctx.scale(saved, grad)
+        return None, None, None, *arrange_gradients(ctx, saved)
 
 
 def arrange_gradients(ctx: Any, gradients: Sequence[torch.Tensor]) -> tuple[Stream, ...]:

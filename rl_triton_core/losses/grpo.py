@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from rl_triton_core._internal import validation as check
+from rl_triton_core._internal.fast_path import with_fast_path
 from rl_triton_core._internal.loss_arguments import (
     Elements,
     Number,
@@ -20,11 +21,12 @@ from rl_triton_core._internal.loss_arguments import (
 )
 from rl_triton_core._internal.loss_problem import LossProblem
 from rl_triton_core._internal.losses import solve_loss
-from rl_triton_core.losses.ppo import PPOLoss
+from rl_triton_core.losses.ppo import PPOLoss, arrange_parts
 
 AGGREGATIONS = ("token-mean", "sequence-mean", "sequence-sum")
 
 
+@with_fast_path
 def grpo_loss(
     log_probs: torch.Tensor,
     old_log_probs: torch.Tensor | None,
@@ -122,8 +124,7 @@ def grpo_loss(
     add_sequences(problem, elements, advantages, cu_seqlens)
     aggregation = check.check_choice("aggregation", aggregation, AGGREGATIONS)
     aggregate_tokens(problem, log_probs.shape, aggregation, normalizer)
-    loss, statistics = solve_loss(problem, policy.network, backend)
-    return PPOLoss(loss, *statistics.unbind())
+    return solve_loss(problem, policy.network, backend, arrange_parts)
 
 
 def add_sequences(problem: LossProblem, elements: Elements, advantages: Any, cu_seqlens: Any) -> None:

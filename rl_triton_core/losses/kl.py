@@ -6,7 +6,7 @@ import torch
 
 from rl_triton_core._internal import validation as check
 from rl_triton_core._internal.loss_arguments import ESTIMATOR_NAMES, Number, build_problem, elements_of
-from rl_triton_core._internal.losses import solve_loss
+from rl_triton_core._internal.losses import solve_loss, take_loss
 
 
 def kl_divergence(
@@ -71,4 +71,4 @@ def kl_divergence(
         log_ratio_clamp=log_ratio_clamp,
         kl_clip=kl_clip,
     )
-    return solve_loss(problem, (log_probs,), backend)[0]
+    return solve_loss(problem, (log_probs,), backend, take_loss)

@@ -9,6 +9,7 @@ import torch
 from torch import distributed
 
 from rl_triton_core._internal import validation as check
+from rl_triton_core._internal.fast_path import with_fast_path
 from rl_triton_core._internal.loss_arguments import (
     Elements,
     Number,
@@ -48,6 +49,12 @@ class PPOLoss(NamedTuple):
     ratio_max: torch.Tensor
 
 
+def arrange_parts(loss: torch.Tensor, statistics: torch.Tensor) -> PPOLoss:
+    """A loss with its statistics, each by its name."""
+    return PPOLoss(loss, *statistics.unbind())
+
+
+@with_fast_path
 def ppo_loss(
     log_probs: torch.Tensor,
     old_log_probs: torch.Tensor,
@@ -204,8 +211,7 @@ def solve_ppo(
         check.check_tensor(name, x, check.REAL_DTYPES)
     rule, exchange = check_normalization(normalize_advantages, correction, epsilon, epsilon_mode, group)
     problem = build_problem(elements, head, inputs, values=values, rule=rule, exchange=exchange, **streams, **options)
-    loss, statistics = solve_loss(problem, network if values is None else (*network, values), backend)
-    return PPOLoss(loss, *statistics.unbind())
+    return solve_loss(problem, network if values is None else (*network, values), backend, arrange_parts)
 
 
 def check_actions(elements: Elements, actions: Any, num_heads: int, single: bool) -> torch.Tensor:
@@ -216,6 +222,7 @@ def check_actions(elements: Elements, actions: Any, num_heads: int, single: bool
     return elements.check_matrix("actions", actions, num_heads, check.INTEGER_DTYPES)
 
 
+@with_fast_path
 def categorical_ppo_loss(
     logits: torch.Tensor | Sequence[torch.Tensor],
     actions: torch.Tensor,
@@ -396,6 +403,7 @@ def check_old_logits(
     return old_inputs
 
 
+@with_fast_path
 def gaussian_ppo_loss(
     mean: torch.Tensor,
     log_std: torch.Tensor,
@@ -561,6 +569,7 @@ def check_log_std(elements: Elements, name: str, log_std: Any, mean: torch.Tenso
     return elements.check_matrix(name, log_std, size)
 
 
+@with_fast_path
 def bernoulli_ppo_loss(
     logits: torch.Tensor,
     actions: torch.Tensor,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from rl_triton_core._internal.loss_arguments import Number, build_problem, elements_of
-from rl_triton_core._internal.losses import solve_loss
+from rl_triton_core._internal.losses import solve_loss, take_loss
 
 
 def value_loss(
@@ -73,4 +73,4 @@ def value_loss(
         huber_delta=huber_delta,
         value_factor=value_factor,
     )
-    return solve_loss(problem, (values,), backend)[0]
+    return solve_loss(problem, (values,), backend, take_loss)

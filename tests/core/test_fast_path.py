@@ -23,7 +23,7 @@ import rl_triton_core as ours
 from rl_triton_core._internal import backends, fast_path
 from rl_triton_core._internal import validation as check
 from rl_triton_core._internal.backends import triton_launcher, triton_variants
-from rl_triton_core._internal.fast_path import STREAM, RecordedLaunch, ResolvedLaunch
+from rl_triton_core._internal.fast_path import STREAM, RecordedLaunch, ResolvedLaunch, Whole
 from rl_triton_core._internal.traced_numbers import Trace, TracedNumber, untrace
 
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -467,6 +467,63 @@ def test_numbers_of_a_call_that_always_takes_the_normal_path():
     """They may be anything."""
     call, _ = plan_of((0.5, torch.zeros(3)), [], None, trace_numbers(0.5))
     assert [call(number, torch.zeros(3)) for number in (0.25, np.float32(0.5), None)] == 3 * [fast_path.SLOW_PATH]
+
+
+def test_a_view_inside_of_an_argument():
+    """Its address moves with the argument's; between two arguments nobody knows with whose."""
+    x, new = torch.zeros(4, 6), torch.zeros(8)
+    call, launched = plan_of((x,), [(x[2], new, new[3:])], new)
+    other = torch.ones(4, 6)
+    result = call(other).data_ptr()
+    assert launched == [(other.data_ptr() + 48, result, result + 12)]
+    both = torch.zeros(12)
+    call, launched = plan_of((both[:8], both[2:]), [(both[4:6], new)], new)
+    assert call(both[:8], both[2:]) is fast_path.SLOW_PATH and not launched
+
+
+def test_a_view_that_reaches_beyond_what_is_known():
+    x, new = torch.zeros(8), torch.zeros(8)
+    for launch, result in (((x[:4], x[2:], new), new), ((x[:4], new), new[:4])):
+        call, launched = plan_of((x[:4],), [launch], result)
+        assert call(torch.zeros(4)) is fast_path.SLOW_PATH and not launched
+
+
+def test_tensors_themselves():
+    x, new = torch.zeros(4, 6), torch.zeros(8)
+    call, launched = plan_of((x, None), [(Whole(x.detach().view(-1)), (Whole(new), 3))], new)
+    other = torch.ones(4, 6)
+    result = call(other, None)
+    assert launched[0][0] is other and launched[0][1][0] is result
+    for unknown in (torch.zeros(24), x.view(torch.int32), x[1:]):
+        call, launched = plan_of((x, None), [(Whole(unknown), new)], new)
+        assert call(other, None) is fast_path.SLOW_PATH and not launched
+
+
+def test_tensors_in_lists():
+    x, y, new = torch.zeros(4), torch.zeros(5), torch.zeros(4)
+    call, launched = plan_of(([x, y],), [(y, new)], new)
+    other = torch.ones(5)
+    assert call([torch.ones(4), other]) is not None and launched[0][0] == other.data_ptr()
+    assert call((torch.ones(4), other)) is None and call([x]) is None
+
+
+def test_numbers_that_are_constants_are_recorded_when_they_come_again(on_cpu):
+    launched, recorded = [], []
+
+    def function(x, number: "float"):
+        result = torch.empty_like(x)
+        launch = ResolvedLaunch(lambda *given: launched.append(given), (x, float(number), result))
+        fast_path.record_launch(RecordedLaunch(lambda: (recorded.append(1), launch)[1]))
+        return result
+
+    call = fast_path.with_fast_path(function)
+    for number in range(9):
+        call(torch.zeros(3), number)
+    assert len(recorded) == 1 and not launched
+    for _ in range(3):
+        call(torch.zeros(3), 20)
+    assert len(recorded) == 2 and [given[1] for given in launched] == [20.0]
+    assert len(launched) == 1
 
 
 def test_an_error_in_a_plan_shows_its_line():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,11 +19,14 @@ import torch
 from rl_triton_core._internal import loss_equations
 from rl_triton_core._internal.backends.cpu import INNER, hash_text
 from rl_triton_core._internal.backends.cpu_moments import merge_moments, scalar_standardizer
+from rl_triton_core._internal.fast_path import RecordedLaunch, ResolvedLaunch, Whole, is_recording, record_launch
 from rl_triton_core._internal.kernels import serial_losses as kernels
-from rl_triton_core._internal.loss_equations import HEADS, Choices, bind_equations
-from rl_triton_core._internal.loss_problem import LossProblem, Results, Stream
+from rl_triton_core._internal.loss_equations import HEADS, STATISTICS, Choices, Coefficients, bind_equations
+from rl_triton_core._internal.loss_problem import LossProblem, Results, Stream, Streams
+from rl_triton_core._internal.moments import Rule
 from rl_triton_core._internal.recurrence import bind_names
 from rl_triton_core._internal.threads import run_chunks
+from rl_triton_core._internal.traced_numbers import untrace
 
 SPAN = 1 << 13
 """Elements of a span: enough to pay for handing it to a thread."""
@@ -39,8 +43,81 @@ SCALAR_PRIMITIVES = {
 
 def compute_loss(problem: LossProblem) -> Results:
     """Compute a loss and its gradients."""
-    size, dtype = problem.like.shape[0], problem.dtype
     gradients = problem.allocate_gradients()
+    loss, statistics = (problem.like.new_empty(shape, dtype=problem.dtype) for shape in ((), len(STATISTICS)))
+    fill_results(untrace_numbers(problem) if is_recording() else problem, gradients, loss, statistics)
+    if can_repeat(problem):
+        record_launch(RecordedLaunch(partial(resolve_launch, problem, gradients, loss, statistics)))
+    return Results(loss, statistics, [x for x in gradients if x is not None])
+
+
+def can_repeat(problem: LossProblem) -> bool:
+    """Whether arguments like these need no check and no exchange between ranks. Offsets are checked in every call."""
+    if problem.streams.cu_seqlens is not None or problem.exchange is not None:
+        return False
+    return not any(isinstance(x, torch.Tensor) for x in problem.coefficients)
+
+
+def untrace_numbers(problem: LossProblem) -> LossProblem:
+    """The same problem, whose numbers are traced no more."""
+    rule = None if problem.rule is None else Rule(*map(untrace, problem.rule))
+    numbers = Coefficients(*map(untrace, problem.coefficients))
+    return replace(problem, coefficients=numbers, normalizer=untrace(problem.normalizer), rule=rule)
+
+
+def resolve_launch(problem: LossProblem, *results: Any) -> ResolvedLaunch:
+    """A function that computes losses of other tensors and numbers, and the problem's as its arguments."""
+    tensors = problem.values, *problem.streams, *problem.inputs, *problem.old_inputs
+    forms = [None if x is None else (x.shape, x.stride()) for x in tensors]
+    numbers = tuple(problem.coefficients), problem.normalizer, None if problem.rule is None else tuple(problem.rule)
+    shell = LossProblem(
+        problem.choices, (), Streams(), sizes=problem.sizes, length=problem.length, per_sequence=problem.per_sequence,
+        wanted=problem.wanted,
+    )  # fmt: skip
+    repeat = partial(repeat_loss, shell, forms, len(problem.inputs))
+    gradients, *others = results
+    return ResolvedLaunch(repeat, (mark_whole(tensors), numbers, mark_whole(gradients), *mark_whole(others)))
+
+
+def mark_whole(tensors: Sequence[Stream]) -> tuple[Whole | None, ...]:
+    """Let tensors stand for themselves in a launch."""
+    return tuple(None if x is None else Whole(x) for x in tensors)
+
+
+def take_form(x: torch.Tensor, form: tuple[Any, Any]) -> torch.Tensor:
+    """A tensor without its graph, as a view of a shape and strides."""
+    x = x.detach() if x.requires_grad else x
+    return x if x.shape == form[0] else x.as_strided(*form)
+
+
+def repeat_loss(shell: LossProblem, forms: Any, num_inputs: int, tensors: Any, numbers: Any, *results: Any) -> None:
+    """Fill the results of a problem like one that was recorded."""
+    views = [None if x is None else take_form(x, form) for x, form in zip(tensors, forms, strict=True)]
+    first = 1 + len(Streams._fields)
+    values, streams, networks = views[0], views[1:first], tuple(x for x in views[first:] if x is not None)
+    coefficients, normalizer, rule = numbers
+    problem = LossProblem(
+        shell.choices,
+        networks[:num_inputs],
+        Streams(*streams),
+        values,
+        networks[num_inputs:],
+        shell.sizes,
+        Coefficients(*coefficients),
+        shell.length,
+        shell.per_sequence,
+        normalizer,
+        None if rule is None else Rule(*rule),
+        wanted=shell.wanted,
+    )
+    fill_results(problem, *results)
+
+
+def fill_results(
+    problem: LossProblem, gradients: Sequence[Stream], loss: torch.Tensor, statistics: torch.Tensor
+) -> None:
+    """Write the loss, the statistics and the gradients that are wanted."""
+    size, dtype = problem.like.shape[0], problem.dtype
     staged = [x if x is None or x.dtype == dtype else torch.empty_like(x, dtype=dtype) for x in gradients]
     arguments = marshal_arguments(problem, staged)
     moments = find_moments(problem, arguments)
@@ -76,9 +153,9 @@ def compute_loss(problem: LossProblem) -> Results:
     for gradient, stage in zip(gradients, staged, strict=True):
         if gradient is not None and gradient is not shared and stage is not gradient:
             gradient.copy_(stage)  # type: ignore[arg-type]
-    loss, *statistics = summarize_totals(problem, totals, divisor)
-    results = [torch.from_numpy(np.array(x, SCALARS[dtype])) for x in (loss, statistics)]
-    return Results(results[0], results[1], [x for x in gradients if x is not None])
+    first, *others = summarize_totals(problem, totals, divisor)
+    loss.numpy()[...] = np.array(first, SCALARS[dtype])
+    statistics.numpy()[:] = np.array(others, SCALARS[dtype])
 
 
 def shared_gradient(problem: LossProblem, gradients: Sequence[Stream]) -> Stream:

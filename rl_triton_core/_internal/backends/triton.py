@@ -533,7 +533,7 @@ def scale_gradients(gradients: Sequence[torch.Tensor], factor: torch.Tensor) -> 
     """Multiply gradients by a number in place."""
     from rl_triton_core._internal.backends import triton_losses
 
-    triton_losses.scale_gradients(gradients, factor)
+    triton_losses.scale_gradients(tuple(gradients), factor)
 
 
 BACKEND = Backend(

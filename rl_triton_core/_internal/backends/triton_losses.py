@@ -14,12 +14,14 @@ from typing import Any, NamedTuple
 import torch
 
 from rl_triton_core._internal.backends.triton import device_guard
-from rl_triton_core._internal.fast_path import Switch
+from rl_triton_core._internal.backends.triton_launcher import record_kernel
+from rl_triton_core._internal.fast_path import Switch, forbid_plan, is_recording, with_fast_path
 from rl_triton_core._internal.kernels import losses as kernels
 from rl_triton_core._internal.kernels import moments
 from rl_triton_core._internal.kernels.launch import next_power_of_2
 from rl_triton_core._internal.loss_equations import STATISTICS, Choices
 from rl_triton_core._internal.loss_problem import LossProblem, Results, Stream
+from rl_triton_core._internal.traced_numbers import untrace
 
 NUM_WARPS = 4
 TILE_ELEMENTS, TILE_NUMBERS, FEW_NUMBERS = 128, 4096, 2
@@ -54,6 +56,8 @@ class Call(NamedTuple):
     choices: Choices | None = None
     """The kernel's equations, if it has some."""
     num_warps: int = NUM_WARPS
+    scratch: torch.Tensor | None = None
+    """Memory that no launch before took, beside the problem's."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -124,15 +128,18 @@ They are a part of the fast path, and are found by Triton where that is switched
 def launch_kernel(call: Call, device: torch.device) -> None:
     """Launch a kernel on the device that is current."""
     constants = tuple(call.constants.values())
-    described = tuple(map(describe_argument, call.arguments))
+    arguments = untrace(call.arguments) if is_recording() else call.arguments
+    described = tuple(map(describe_argument, arguments))
     key = call.kernel.__name__, call.choices, constants, call.num_warps, device, described
     if Switch.enabled and key in KERNELS:
         compiled, options = KERNELS[key]
-        compiled[(call.programs, 1, 1)](*call.arguments, *options)
-        return
-    compiled = call.kernel[(call.programs,)](*call.arguments, **call.options, num_warps=call.num_warps)
-    if hasattr(compiled, "__getitem__"):  # the interpreter compiles nothing, and this is a private name of Triton's
-        KERNELS[key] = compiled, tuple(call.options.values())
+        compiled[(call.programs, 1, 1)](*arguments, *options)
+    else:
+        compiled = call.kernel[(call.programs,)](*arguments, **call.options, num_warps=call.num_warps)
+        options = tuple(call.options.values())
+        if hasattr(compiled, "__getitem__"):  # the interpreter compiles nothing, and it is a private name of Triton's
+            KERNELS[key] = compiled, options
+    record_kernel(compiled, (call.programs, 1), (*call.arguments, *options), call.scratch)
 
 
 def describe_argument(x: Any) -> Any:
@@ -161,7 +168,7 @@ def list_launches(
         programs = min(-(-size // WEIGH_BLOCK), MAX_PROGRAMS)
         every = parts = like.new_empty((programs, 3), dtype=torch.float64)
         arguments = problem.streams.advantages, problem.streams.mask, size, parts
-        yield Call(kernels.weigh_elements, programs, arguments, {"BLOCK": WEIGH_BLOCK})
+        yield Call(kernels.weigh_elements, programs, arguments, {"BLOCK": WEIGH_BLOCK}, scratch=parts)
         if problem.exchange is not None:
             own = parts.new_empty((1, 3))
             yield Call(moments.merge, 1, (parts, programs, own), {"PARTS": next_power_of_2(programs)})
@@ -208,19 +215,23 @@ def list_launches(
         CHUNK=tiles.chunk,
         BLOCK=tiles.block,
     )
-    yield Call(kernels.compute_tiles, tiles.programs, arguments, {"CONFIG": config}, problem.choices, tiles.num_warps)
+    constants: dict[str, Any] = {"CONFIG": config}
+    yield Call(kernels.compute_tiles, tiles.programs, arguments, constants, problem.choices, tiles.num_warps, partials)
     if tiles.number > 1:
         outputs = loss, statistics
         arguments = partials, shared_partials, tiles.programs, shared, numbers, *sums, *outputs
         constants = {name: getattr(config, name) for name in ("POINTERS", "HAS_DIVISOR", "PARTS")}
         constants["PROGRAMS"] = next_power_of_2(tiles.programs)
         programs = 1 + (0 if shared is None else len(shared))
-        yield Call(kernels.finish_sums, programs, arguments, constants, problem.choices)
+        yield Call(kernels.finish_sums, programs, arguments, constants, problem.choices, scratch=shared_partials)
 
 
 def read_elsewhere(x: float | torch.Tensor, device: torch.device) -> float | torch.Tensor:
     """A number as it is; of a tensor on another device, where frameworks keep those of schedules, its number."""
-    return float(x) if isinstance(x, torch.Tensor) and x.device != device else x
+    if not isinstance(x, torch.Tensor) or x.device == device:
+        return x
+    forbid_plan()
+    return float(x)
 
 
 class Network(NamedTuple):
@@ -301,12 +312,14 @@ def compile_equations(choices: Choices) -> dict[str, Any]:
     return {constant: equations.get(name) for constant, name in EQUATIONS.items()}
 
 
-def scale_gradients(gradients: Sequence[torch.Tensor], factor: torch.Tensor) -> None:
+@with_fast_path
+def scale_gradients(gradients: tuple[torch.Tensor, ...], factor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Multiply by a number in place."""
     sizes = tuple(x.numel() for x in gradients)
     if not sizes or not max(sizes):
-        return
+        return gradients
     programs = min(-(-max(sizes) // SCALE_BLOCK), 4 * MAX_PROGRAMS)
-    call = Call(kernels.scale_gradients, programs, (tuple(gradients), sizes, factor), {"BLOCK": SCALE_BLOCK})
+    call = Call(kernels.scale_gradients, programs, (gradients, sizes, factor), {"BLOCK": SCALE_BLOCK})
     with device_guard(factor.device):
         launch_kernel(call, factor.device)
+    return gradients

@@ -31,8 +31,8 @@ MUTANTS = [
     ),
     Mutant(
         "fast path: strides do not count",
-        "(x.shape, x.stride(), x.dtype, x.device, torch.is_grad_enabled() and x.requires_grad)",
-        "(x.shape, x.dtype, x.device, torch.is_grad_enabled() and x.requires_grad)",
+        "(type(x), x.shape, x.stride(), x.dtype, x.device, torch.is_grad_enabled() and x.requires_grad)",
+        "(type(x), x.shape, x.dtype, x.device, torch.is_grad_enabled() and x.requires_grad)",
         tests="fast_path and what_is_alike",
     ),
     Mutant(
@@ -58,7 +58,7 @@ MUTANTS = [
         "return self.places[x.data_ptr()]",
         "return str(x.data_ptr())",
         tests="fast_path and made_again",
-        function="PlanWriter.argument_source",
+        function="PlanWriter.address_source",
     ),
     Mutant(
         "fast path: the recorded numbers",
@@ -112,5 +112,36 @@ MUTANTS = [
         "Switch.reason != str(error)",
         "True",
         tests="fast_path and launcher_that",
+    ),
+    Mutant(
+        "fast path: results of a part of the call",
+        "outcome is not None and outcome.results is not results",
+        "False",
+        tests="losses_fast_path and part_of_a_loss",
+    ),
+    Mutant(
+        "fast path: memory that is too small",
+        "y.data_ptr() == at and byte_span(x) > byte_span(y)",
+        "False",
+        tests="fast_path and reaches_beyond",
+    ),
+    Mutant(
+        "fast path: a view of one of two",
+        "len(others) != 1",
+        "not others",
+        tests="fast_path and view_inside",
+    ),
+    Mutant(
+        "fast path: any tensor of an address",
+        "(y.data_ptr(), y.dtype) == (x.data_ptr(), x.dtype) and contains(y, x)",
+        "y.data_ptr() == x.data_ptr()",
+        tests="fast_path and tensors_themselves",
+    ),
+    Mutant(
+        "fast path: constants are recorded at once",
+        "self.fixed[signature] = tuple(positions)",
+        "pass",
+        tests="fast_path and come_again",
+        function="Memory.fix_numbers",
     ),
 ]

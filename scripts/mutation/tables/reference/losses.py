@@ -14,7 +14,7 @@ MUTANTS = [
     ),
     Mutant(
         "the incoming gradient is forgotten",
-        "ctx.scale(saved, grads[0])",
+        "ctx.scale(saved, grad)",
         "",
         tests="test_the_incoming_gradient_scales",
         function="LossFunction.backward",

@@ -58,4 +58,18 @@ MUTANTS = [
         tests="losses_launches",
         function="launch_kernel",
     ),
+    Mutant(
+        "losses: numbers of host memory in a plan",
+        "forbid_plan()",
+        "pass",
+        tests="losses_fast_path and host_memory",
+        function="read_elsewhere",
+    ),
+    Mutant(
+        "losses: launches without their constants are repeated",
+        "(*call.arguments, *options)",
+        "call.arguments",
+        tests="losses_fast_path and launches_are_repeated",
+        function="launch_kernel",
+    ),
 ]

@@ -1,0 +1,409 @@
+"""Losses that are computed again like earlier ones are what whole calls give, with their gradients, and errors stay."""
+
+import importlib
+import math
+from functools import partial
+
+import pytest
+import torch
+from losses_cases import HEADS, call, leaves, make
+
+from rl_triton_core import fast_path_status, losses
+from rl_triton_core._internal import backends, fast_path
+from rl_triton_core._internal.traced_numbers import untrace
+from rl_triton_core.losses import get_gradients, grpo_loss, kl_divergence, ppo_loss
+
+ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+NORMALIZED = {"normalize_advantages": True, "entropy_coef": 0.02}
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, ON_GPU])])
+def device(request):
+    """Of the tensors, of whose backend the launches are repeated."""
+    if request.param == "cpu":
+        pytest.importorskip("numba")
+    fast_path.forget_plans()
+    return request.param
+
+
+@pytest.fixture
+def normal_calls(monkeypatch):
+    """A list to which every call that takes the normal path adds one."""
+    calls = []
+    for name in ("ppo", "grpo"):
+        module = importlib.import_module(f"rl_triton_core.losses.{name}")
+        solve = module.solve_loss
+        monkeypatch.setattr(module, "solve_loss", lambda *given, solve=solve: (calls.append(1), solve(*given))[1])
+    return calls
+
+
+def take_normal_path(compute):
+    """What a function of no arguments gives where no launch is repeated."""
+    enabled, fast_path.Switch.enabled = fast_path.Switch.enabled, False
+    plans = [(memory, memory.plans) for memory in fast_path.MEMORIES]
+    for memory, _ in plans:
+        memory.plans = ()
+    try:
+        return compute()
+    finally:
+        fast_path.Switch.enabled = enabled
+        for memory, kept in plans:
+            memory.plans = kept
+
+
+def differentiate(case, device, factor=1.0, **options):
+    """The parts of a loss, and all gradients."""
+    network, inputs = leaves(case.network)
+    result = call(case, network, device=device, **options)
+    (factor * result.loss).backward()
+    return [*(x.detach() for x in result), *(x.grad for x in inputs)]
+
+
+def assert_same_bits(got, want):
+    for x, y in zip(got, want, strict=True):
+        assert (x is None and y is None) or torch.equal(x.nan_to_num(77), y.nan_to_num(77))
+
+
+@pytest.mark.parametrize("exact_kl", [False, True], ids=["", "exact KL"])
+@pytest.mark.parametrize("head", HEADS)
+def test_repeated_calls(device, head, exact_kl, normal_calls):
+    """Other tensors and numbers give what the normal path gives, bit for bit."""
+    for seed in range(6):
+        numbers = {"clip": 0.1 + seed / 50, "entropy_coef": seed / 100, "value_coef": seed, "epsilon": 1e-8 * seed}
+        case, factor = make(head, seed=seed), 1.0 + seed % 2
+        numbers |= {"exact_kl": exact_kl, "kl_coef": 0.1 * seed if exact_kl and case.old else 0.0}
+        options = {"device": device, "factor": factor, "normalize_advantages": True, **numbers}
+        want = take_normal_path(partial(differentiate, case, **options))
+        assert_same_bits(differentiate(case, **options), want)
+    assert len(normal_calls) == 6 + 2
+
+
+def call_tokens(x, data, **options):
+    """The loss of tokens with its gradient."""
+    x = x.clone().requires_grad_()
+    result = grpo_loss(x, data[0], data[1][:, 0].contiguous(), ref_log_probs=data[2], **options)
+    result.loss.backward()
+    return [*(y.detach() for y in result), x.grad]
+
+
+@pytest.mark.parametrize("aggregation", ["token-mean", "sequence-mean", "sequence-sum"])
+def test_tokens(device, aggregation, normal_calls):
+    for seed in range(5):
+        x, *data = torch.randn(4, 6, 10, generator=torch.Generator().manual_seed(seed)).to(device)
+        options = {"aggregation": aggregation, "kl_coef": 0.1 * seed}
+        want = take_normal_path(partial(call_tokens, x, data, **options))
+        assert_same_bits(call_tokens(x, data, **options), want)
+    assert len(normal_calls) == 5 + 2
+
+
+@pytest.mark.parametrize("aggregation", ["token-mean", "sequence-mean"])
+def test_numbers_of_tokens_are_not_kept(device, aggregation):
+    x, *data = torch.randn(4, 6, 10).to(device)
+    for number in (60, 60, 60, 30, 30.0, 7, 60):
+        options = {"aggregation": aggregation, "normalizer": number}
+        want = take_normal_path(partial(call_tokens, x, data, **options))
+        assert_same_bits(call_tokens(x, data, **options), want)
+
+
+def list_variants(case):
+    """Calls that differ in what is given, in dtypes, shapes, memory formats, gradients or options."""
+    rows = {name: x for name, x in case.data.items() if name in ("old_log_probs", "advantages")}
+    yield {}
+    yield {"mask": torch.arange(37) % 3 > 0}
+    yield {"mask": torch.rand(37, generator=torch.Generator().manual_seed(1))}
+    yield {"values": None, "returns": None, "old_values": None}
+    yield {"value_clip": 0.2, "value_clip_mode": "cleanrl"}
+    yield {"value_loss": "huber"}
+    yield {"clip": None}
+    yield {"clip": math.inf}
+    yield {"clip": 1}
+    yield {"clip": torch.tensor(0.3)}
+    yield {"dual_clip": 1.5}
+    yield {"log_ratio_clamp": 0.2}
+    yield {"kl_estimator": "k3", "kl_coef": 0.3}
+    yield {name: x.bfloat16() for name, x in rows.items()}
+    yield {name: torch.stack([x, x], 1)[:, 0] for name, x in rows.items()}
+    yield {name: torch.cat([x[:1], x])[1:] for name, x in rows.items()}
+    yield {"old_log_probs": case.data["advantages"]}
+    yield {"normalize_advantages": False}
+    yield {"epsilon_mode": "floor"}
+    yield {"backend": "reference"}
+
+
+@pytest.mark.parametrize("head", ["ppo", "multi", "gaussian"])
+def test_what_changes_is_noticed(device, head):
+    """One after another and back again."""
+    case = make(head)
+    wants = {}
+    for _ in range(3):
+        for i, changes in enumerate(list_variants(case)):
+            given = {name: x for name, x in changes.items() if name in case.data or name == "values"}
+            options = {**NORMALIZED, **{name: x for name, x in changes.items() if name not in given}}
+            network = {name: x for name, x in case.network.items() if given.get(name, x) is not None}
+            data = {name: x for name, x in {**case.data, **given}.items() if name not in case.network}
+            changed = partial(differentiate, case._replace(network=network, data=data), device, **options)
+            if i not in wants:
+                wants[i] = take_normal_path(changed)
+            assert_same_bits(changed(), wants[i])
+
+
+def test_what_requires_grad_is_noticed(device):
+    """The gradients that are wanted, and whether there is a graph at all."""
+    x, old, advantages, values, returns = torch.randn(5, 64, device=device)
+    for _ in range(4):
+        for grads in ((True, True), (True, False), (False, True), (False, False)):
+            log_probs, v = (y.clone().requires_grad_(grad) for y, grad in zip((x, values), grads, strict=True))
+            for graph in (True, False):
+                with torch.set_grad_enabled(graph):
+                    loss = ppo_loss(log_probs, old, advantages, values=v, returns=returns).loss
+                assert loss.requires_grad == (graph and any(grads))
+            if any(grads):
+                ppo_loss(log_probs, old, advantages, values=v, returns=returns).loss.backward()
+                assert (log_probs.grad is not None, v.grad is not None) == grads
+
+
+def test_parameters_are_tensors(device, normal_calls):
+    x = torch.nn.Parameter(torch.randn(64, device=device))
+    for _ in range(4):
+        ppo_loss(x, x.detach(), x.detach()).loss.backward()
+    assert len(normal_calls) == 2 and x.grad is not None
+
+
+def test_graphs_stay(device):
+    """One that is retained, gradients that are ready, and no second derivative."""
+    x, old, advantages = torch.randn(3, 64, device=device)
+    x.requires_grad_()
+    for _ in range(4):
+        loss = ppo_loss(x, old, advantages).loss
+        (ready,) = get_gradients(loss)
+        first, second = (torch.autograd.grad(loss, x, retain_graph=True)[0] for _ in range(2))
+        assert torch.equal(first, second) and torch.equal(first, ready) and first.shape == x.shape
+        with pytest.raises(RuntimeError, match="create_graph"):
+            torch.autograd.grad(loss, x, create_graph=True)
+        assert torch.equal(torch.autograd.grad(2 * loss, x)[0], 2 * second)
+
+
+def test_errors_stay(device):
+    x, old, advantages, values, returns = torch.randn(5, 64, device=device)
+    x.requires_grad_()
+    given = {"log_probs": x, "old_log_probs": old, "advantages": advantages, "values": values, "returns": returns}
+    given |= {"clip": 0.2, "value_clip": 0.1, "old_values": values}
+    for _ in range(4):
+        ppo_loss(**given)
+    for bad in (
+        {"clip": float("nan")},
+        {"clip": -0.1},
+        {"clip": True},
+        {"entropy_coef": float("nan")},
+        {"value_coef": "1"},
+        {"value_factor": -1.0},
+        {"kl_coef": 0.1},
+        {"epsilon": -1.0},
+        {"normalize_advantages": 1},
+        {"value_clip_mode": "SB3"},
+        {"advantages": advantages[1:]},
+        {"advantages": advantages.long()},
+        {"advantages": advantages.clone().requires_grad_()},
+        {"old_log_probs": None},
+        {"old_values": None},
+        {"log_probs": x.tolist()},
+        {"backend": "none"},
+    ):
+        for _ in range(3):
+            with pytest.raises((TypeError, ValueError), match=next(iter(bad))):
+                ppo_loss(**{**given, **bad})
+
+
+def test_tensors_of_coefficients_are_read_in_every_call(device):
+    """On the device of the others, and in host memory, where schedules of frameworks are."""
+    x, old, advantages = torch.randn(3, 64, device=device)
+    for at in {"cpu", device}:
+        number = torch.tensor(0.5, device=at)
+        for _ in range(4):
+            number.mul_(0.9)
+            got = ppo_loss(x, old, advantages, entropy_coef=number)
+            want = ppo_loss(x, old, advantages, entropy_coef=float(number))
+            assert torch.equal(got.loss, want.loss)
+
+
+def test_offsets_are_checked_in_every_call_on_the_cpu():
+    pytest.importorskip("numba")
+    x, offsets = torch.randn(10), torch.tensor([0, 4, 10])
+    for _ in range(4):
+        grpo_loss(x, x, x[:2].clone(), cu_seqlens=offsets)
+    with pytest.raises(ValueError, match="cu_seqlens"):
+        grpo_loss(x, x, x[:2].clone(), cu_seqlens=torch.tensor([0, 4, 11]))
+
+
+@pytest.mark.parametrize("part", ["loss", "policy_loss", "approx_kl"])
+def test_a_part_of_a_loss_in_a_function_with_a_fast_path(device, part):
+    """What a launch writes beside it has memory too."""
+
+    def compute_part(x, old, advantages):
+        return getattr(ppo_loss(x, old, advantages), part)
+
+    function = fast_path.with_fast_path(compute_part)
+    for seed in range(5):
+        x, old, advantages = torch.randn(3, 64, generator=torch.Generator().manual_seed(seed)).to(device)
+        assert torch.equal(function(x, old, advantages), compute_part(x, old, advantages))
+        x.requires_grad_()
+        assert function(x, old, advantages).requires_grad == (part == "loss")
+
+
+def test_a_loss_of_what_a_function_makes(device):
+    """Its inputs are no arguments of the function."""
+    function = fast_path.with_fast_path(lambda x, y: kl_divergence(x + 1, y))
+    for seed in range(5):
+        x, y = torch.randn(2, 64, generator=torch.Generator().manual_seed(seed)).to(device)
+        x.requires_grad_()
+        (got,) = torch.autograd.grad(function(x, y), x)
+        (want,) = torch.autograd.grad(kl_divergence(x + 1, y), x)
+        assert torch.equal(got, want)
+
+
+def test_the_status_has_the_losses(device):
+    x, old, advantages = torch.randn(3, 64, device=device)
+    for _ in range(3):
+        ppo_loss(x, old, advantages)
+    assert fast_path_status().shapes["ppo_loss"] == 1
+
+
+@ON_GPU
+@pytest.mark.gpu
+def test_a_graph_of_repeated_launches():
+    x, old, advantages = torch.randn(3, 5000, device="cuda")
+    x.requires_grad_()
+
+    def compute():
+        return torch.autograd.grad(ppo_loss(x, old, advantages, **NORMALIZED).loss, x)
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            compute()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        (captured,) = compute()
+    advantages.mul_(-0.5).add_(1)
+    graph.replay()
+    (want,) = take_normal_path(compute)
+    assert torch.equal(captured, want)
+
+
+# --- launches of Triton's, without a GPU -----------------------------------------------------------------------------
+
+
+class Kernel:
+    """In the place of a compiled kernel: its launches go to a list."""
+
+    function = packed_metadata = None
+
+    def __init__(self, launched):
+        self.launched = launched
+        self.run = Launcher(launched)
+
+    def __getitem__(self, grid):
+        def launch(*arguments, stream="stream"):
+            self.run(*grid, stream, None, None, None, None, None, *arguments)
+
+        return launch
+
+
+class Launcher:
+    """Has the form of Triton's."""
+
+    global_scratch_size = profile_scratch_size = 0
+
+    def __init__(self, launched):
+        self.launch = lambda *given: launched.append(given)
+
+    def __call__(self, *given):
+        self.launch(*given)
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """A list of the launches of the triton backend, whose results keep what their memory held."""
+    triton_losses = pytest.importorskip("rl_triton_core._internal.backends.triton_losses")
+    launcher = importlib.import_module("rl_triton_core._internal.backends.triton_launcher")
+    calls = []
+    kernels = {name: GridOf(Kernel(calls)) for name in ("weigh_elements", "compute_tiles", "finish_sums")}
+    kernels["scale_gradients"] = GridOf(Kernel(calls))
+    for name, kernel in kernels.items():
+        kernel.__name__, kernel.arg_names = name, ()
+        monkeypatch.setattr(triton_losses.kernels, name, kernel)
+    monkeypatch.setattr(triton_losses, "KERNELS", {})
+    monkeypatch.setattr(triton_losses, "compile_equations", lambda choices: {})
+    monkeypatch.setattr(backends, "why_unavailable", lambda *given: None)
+    monkeypatch.setattr(launcher, "current_device", lambda: 0)
+    monkeypatch.setattr(launcher, "stream_getter", lambda index: lambda: "stream")
+    fast_path.forget_plans()
+    yield calls
+    fast_path.forget_plans()
+
+
+class GridOf:
+    """In the place of a kernel that is not compiled yet."""
+
+    def __init__(self, kernel):
+        self.kernel = kernel
+
+    def __getitem__(self, grid):
+        def compile_and_launch(*arguments, num_warps, **options):
+            self.kernel[(*grid, 1, 1)](*arguments, *options.values())
+            return self.kernel
+
+        return compile_and_launch
+
+
+def describe_launches(calls, given):
+    """Arguments with the names of tensors in the place of addresses: of those given, or "new"."""
+    names = {range(x.data_ptr(), x.data_ptr() + x.nbytes): f"given {i}" for i, x in enumerate(given)}
+
+    def describe(x):
+        if isinstance(x, tuple):
+            return tuple(map(describe, x))
+        at = x.data_ptr() if isinstance(x, torch.Tensor) else x
+        if type(at) is not int or at < 1 << 32:
+            return untrace(x)
+        return next((f"{name} + {at - memory.start}" for memory, name in names.items() if at in memory), "new")
+
+    return [describe(tuple(launch)) for launch in calls]
+
+
+@pytest.mark.parametrize("n", [37, 3000], ids=["one tile", "several tiles"])
+@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
+@pytest.mark.parametrize("head", HEADS)
+def test_launches_are_repeated(launched, head, masked, n):
+    """With the same arguments as in whole calls, but for the addresses of other tensors."""
+    case = make(head, n=n)
+    options = {"backend": "triton", "mask": torch.arange(n) % 3 > 0 if masked else None, **NORMALIZED}
+    described = []
+    for _ in range(5):
+        launched.clear()
+        network, inputs = leaves(case.network)
+        data = {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in case.data.items()}
+        result = call(case._replace(data=data), network, **options)
+        result.loss.backward()
+        given = [*inputs, *(x for x in data.values() if isinstance(x, torch.Tensor))]
+        described.append(describe_launches(launched, given))
+    assert all(x == described[0] for x in described)
+    assert len(described[0]) == (4 if n > 37 else 2)
+    name = {"multi": "categorical", "nvec": "categorical", "entropy": "ppo"}.get(head, head.split()[0])
+    assert fast_path_status().shapes[f"{name}_ppo_loss".replace("ppo_ppo", "ppo")] == 1
+
+
+def test_numbers_in_host_memory_make_no_plan(launched):
+    """They are read in every call, so that a launch that is repeated would have an old one."""
+    read_elsewhere = importlib.import_module("rl_triton_core._internal.backends.triton_losses").read_elsewhere
+    with fast_path.record_launches() as launches:
+        assert read_elsewhere(torch.tensor(2.0), torch.device("cuda")) == 2
+    with pytest.raises(fast_path.NoPlanError):
+        launches[0].resolve()
+
+
+def test_all_losses_of_tensors_of_a_rollout_have_a_fast_path():
+    names = {memory.name for memory in fast_path.MEMORIES}
+    assert {name for name in losses.__all__ if name.endswith(("ppo_loss", "grpo_loss"))} <= names

@@ -10,14 +10,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 pytest.importorskip("benchmarks.end_to_end.run", reason="only the package is here", exc_type=ModuleNotFoundError)
 
-from core.test_capture import AgainGraphs, allow_captures
+from recorded_graphs import allow_captures
 
 from benchmarks import files, learning, plots
 from benchmarks.end_to_end import page, run
 from benchmarks.end_to_end.frameworks import REGISTRY, list_arms
 from benchmarks.end_to_end.stopwatch import Stopwatch
 from benchmarks.providers import compiled_scan
-from rl_triton_core import capture
 
 PARTS = {"sb3": {"acting", "advantages", "update"}, "torchrl": {"advantages"}}
 
@@ -40,12 +39,11 @@ def test_a_quick_run(name, monkeypatch):
 @pytest.mark.parametrize("env", ["CartPole-v1", "CartPole-v1, drawn", "CartPole-v1, A2C", "CartPole-v1, MaskablePPO"])
 @pytest.mark.parametrize(("name", "captured"), {"loss": [0, 0], "update": [1, 0], "captured": [1, 1]}.items())
 def test_what_variants_capture(name, captured, env, monkeypatch):
-    """With graphs that call a step again, as on a GPU: nothing, updates, acting too; never are they stock's."""
+    """With recorded graphs, as on a GPU: nothing, updates, acting too; never are they stock's."""
     pytest.importorskip("sb3_contrib")
     sb3, watch, models = REGISTRY["sb3"].load(), Stopwatch("cpu"), []
     (setting,) = (x._replace(device="cpu") for x in sb3.SETTINGS["quick"] if x.env == env)
     allow_captures(monkeypatch)
-    monkeypatch.setattr(capture, "CudaGraphs", lambda device: AgainGraphs())
     make_model = sb3.make_model
     monkeypatch.setattr(sb3, "make_model", lambda *about: models.append(make_model(*about)) or models[-1])
     arm = sb3.make_arm(name, setting, watch)

@@ -6,7 +6,7 @@ from pathlib import Path
 import gymnasium as gym
 import pytest
 import torch
-from core.test_capture import AgainGraphs, allow_captures
+from recorded_graphs import allow_captures
 
 from rl_triton_core.capture import CapturedStep
 
@@ -78,12 +78,10 @@ def test_time_limits(example, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("arguments", [SMALL, PENDULUM], ids=["CartPole", "Pendulum"])
 def test_captured_updates_equal_eager_ones(example, tmp_path, monkeypatch, arguments):
-    """With a graph that calls the step again."""
     graphs = []
 
     def make_step(*given, enabled, **options):
         step = CapturedStep(*given, enabled=enabled, **options)
-        step.graphs = AgainGraphs()
         graphs.append(step.graphs)
         return step
 

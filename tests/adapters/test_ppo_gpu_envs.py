@@ -7,13 +7,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from recorded_graphs import allow_captures
 from torch.distributions import Categorical, Independent, Normal
 
 pytest.importorskip("tensorboard")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
 import ppo_gpu_envs as example
-from core.test_capture import AgainGraphs, allow_captures
 
 ROWS = 50
 CARTPOLE_BOUNDS = (2.5, 3.0, 0.22, 3.0)  # some of the states are terminal
@@ -117,13 +117,12 @@ def test_both_arms_train_the_same_agent(env, tmp_path):
 
 @pytest.mark.parametrize("env", list(example.ENVIRONMENTS))
 def test_captured_training_equals_eager_training(env, monkeypatch):
-    """With a graph that calls a step again. Rollouts too: random numbers are drawn in the same order."""
+    """Rollouts too: random numbers are drawn in the same order."""
     allow_captures(monkeypatch)
     trainings = []
     for update in ("eager", "captured"):
         sizes = ["--num-envs", "8", "--num-steps", "8", "--update-epochs", "2", "--num-minibatches", "3"]
         trainings.append(example.Training(example.parse_arguments([*sizes, "--env", env, "--update", update])))
-        trainings[-1].collect.graphs, trainings[-1].update.graphs = AgainGraphs(), AgainGraphs()
         for i in range(4):
             trainings[-1].run_iteration(1e-3 / (1 + i))
     eager, captured = trainings

@@ -1,6 +1,6 @@
 """TritonPPO, TritonA2C and TritonMaskablePPO against the stock algorithms.
 
-On a CPU as they are and with a graph that calls the step again, on a GPU with CUDA's.
+On a CPU as they are and with recorded graphs, on a GPU with CUDA's.
 """
 
 import copy
@@ -18,8 +18,8 @@ import pytest
 import torch
 
 pytest.importorskip("sb3_contrib")
-from core.test_capture import AgainGraphs, allow_captures
 from gymnasium import spaces
+from recorded_graphs import allow_captures
 from sb3_contrib import MaskablePPO
 from sb3_contrib.common.maskable.buffers import MaskableRolloutBuffer
 from stable_baselines3 import A2C, PPO
@@ -196,11 +196,10 @@ def make_model(task, device, monkeypatch=None, stock=False, **options):
     """A model on two environments; with a monkeypatch, captured on a CPU too."""
     kind, policy, env, more = TASKS[task]
     options = (A2C_OPTIONS if kind is TritonA2C else OPTIONS) | more | options
-    model = (STOCK[kind] if stock else kind)(policy, make_vec_env(env, 2, seed=0), device=device, **options)
-    model.set_logger(Recorder())
     if not stock and device == "cpu" and monkeypatch is not None:
         allow_captures(monkeypatch)
-        use_graphs(model)
+    model = (STOCK[kind] if stock else kind)(policy, make_vec_env(env, 2, seed=0), device=device, **options)
+    model.set_logger(Recorder())
     return model
 
 
@@ -208,13 +207,6 @@ def make_models(task, device, monkeypatch=None, **options):
     """A stock one, and ours, which is made after the first has learned: both draw from the global random states."""
     for stock in (True, False):
         yield make_model(task, device, monkeypatch, stock, **options)
-
-
-def use_graphs(model):
-    """Graphs that call the step again."""
-    model._find_update()
-    for step in (model._update, model._acting):
-        step.graphs = AgainGraphs()
 
 
 def compare(got, want, rtol, atol):
@@ -260,7 +252,6 @@ def test_every_update_of_a_training_is_that_of_stock(env, device, updates, monke
     stock.set_logger(Recorder())
     if device == "cpu":
         allow_captures(monkeypatch)
-        use_graphs(ours)
     apart = []
 
     def train_both():
@@ -323,8 +314,6 @@ def test_checkpoints_both_ways(task, device, monkeypatch, tmp_path):
     stock.learn(64).save(tmp_path / "stock")
     again = kind.load(tmp_path / "stock", env=envs, device=device)
     compare(again, stock, 0, 0)
-    if device == "cpu":
-        use_graphs(again)
     again.learn(64)
     assert again.is_captured and again._update.captured
 
@@ -478,8 +467,6 @@ def test_a_copy_of_a_captured_model_learns_what_its_original_does(device, monkey
     ours = make_model("cartpole", device, monkeypatch).learn(64)
     again = copy.deepcopy(ours)
     for model in (ours, again):
-        if device == "cpu":
-            use_graphs(model)
         model.set_random_seed(0)
         model.learn(64)
     compare(again, ours, 0, 0)

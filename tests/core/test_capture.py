@@ -1,4 +1,4 @@
-"""Captured steps: on a CPU the bookkeeping, with a graph that calls the step again; the real thing on a GPU."""
+"""Captured steps: on a CPU in recorded graphs, on a GPU in those of CUDA."""
 
 import copy
 import gc
@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from recorded_graphs import allow_captures
 from torch import distributed, nn
 
 from rl_triton_core import capture
@@ -21,44 +22,6 @@ OPTIMIZERS = {
     "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-3),
 }
 GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
-
-
-class AgainGraphs:
-    """A graph that calls the step again, in the place of one of CUDA: the same interface, on a CPU."""
-
-    def __init__(self, fails=False):
-        self.fails, self.captures, self.replays, self.pool = fails, 0, 0, None
-
-    def warm_up(self, call, times):
-        for _ in range(times):
-            call()
-
-    def capture(self, call, generators):
-        if self.fails:
-            raise RuntimeError("operation not permitted when stream is capturing")
-        self.captures += 1
-        self.pool = self.pool or object()
-        results = call()
-
-        def replay():
-            self.replays += 1
-            for static, new in zip(
-                capture.pytree.tree_leaves(results), capture.pytree.tree_leaves(call()), strict=True
-            ):
-                if static is not None:
-                    static.data.copy_(new)
-
-        return results, replay
-
-    def save_random_state(self, generators):
-        return [(generator, generator.get_state()) for generator in (torch.default_generator, *generators)]
-
-    def restore_random_state(self, saved):
-        for generator, state in saved:
-            generator.set_state(state)
-
-    def release(self):
-        self.pool = None
 
 
 class Training:
@@ -86,19 +49,11 @@ class Training:
         return [x.detach().clone() for x in self.model.parameters()]
 
 
-def allow_captures(monkeypatch):
-    """Let steps be captured without a GPU, unless they are switched off."""
-    monkeypatch.setattr(capture, "find_obstacle", lambda *_: "switched off" if _[2] is False else "")
-
-
-def make_captured(monkeypatch, device="cpu", graphs=None, kind=Training, **options):
+def make_captured(monkeypatch, device="cpu", kind=Training, **options):
     """A training whose steps are captured, on a CPU too."""
     if device == "cpu":
         allow_captures(monkeypatch)
-    training = kind(device=device, **options)
-    if device == "cpu":
-        training.step.graphs = graphs or AgainGraphs()
-    return training
+    return kind(device=device, **options)
 
 
 def draw_batches(number, size=8, device="cpu"):
@@ -282,8 +237,9 @@ def test_checkpoints_are_those_of_the_plain_optimizer(device, monkeypatch):
 
 
 def test_what_cannot_be_captured_runs_eagerly_and_says_why(monkeypatch):
-    graphs = AgainGraphs(fails=True)
-    failing, eager = make_captured(monkeypatch, graphs=graphs), Training(enabled=False)
+    failing, eager = make_captured(monkeypatch), Training(enabled=False)
+    plain = failing.step.function
+    failing.step.function = lambda *x: (plain(*x), failing.model[0].weight.sum().item())[0]
     (batch,) = draw_batches(1)
     with pytest.warns(RuntimeWarning, match="CapturedStep runs eagerly: RuntimeError: operation not permitted") as told:
         failing.step(*batch, 1.0)
@@ -403,7 +359,6 @@ def test_views_of_one_memory_are_put_back(monkeypatch):
     model.register_buffer("sums", torch.zeros(4))
     model.register_buffer("first", model.sums[:1])
     step = CapturedStep(model.sums.add_, modules=[model])
-    step.graphs = AgainGraphs()
     step(1.0)
     assert torch.equal(model.sums, torch.ones(4)) and step.captured
 
@@ -412,7 +367,6 @@ def test_modes_without_gradients_have_graphs_of_their_own(monkeypatch):
     allow_captures(monkeypatch)
     model = nn.Linear(2, 1)
     step = CapturedStep(model, modules=[model])
-    step.graphs = AgainGraphs()
     for mode in (torch.inference_mode, torch.no_grad, torch.inference_mode):
         with mode():
             assert torch.equal(step(torch.ones(3, 2)), model(torch.ones(3, 2)))
@@ -425,7 +379,6 @@ def test_a_model_that_moves_is_looked_at_again(monkeypatch):
     assert "got cpu" in step.reason
     model.to("meta")
     allow_captures(monkeypatch)
-    monkeypatch.setattr(capture, "CudaGraphs", lambda device: AgainGraphs())
     assert step(torch.ones(3, 2, device="meta")).is_meta and step.captured and not step.reason
 
 
@@ -533,7 +486,7 @@ def test_networks_of_every_kind(kind, device, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     if device == "cpu":
         allow_captures(monkeypatch)
-        monkeypatch.setattr(capture, "CudaGraphs", lambda device: AgainGraphs())
+        monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)  # whose LSTM cannot be recorded
     make_model, shape = NETWORKS[kind]
 
     def train(enabled):
@@ -584,9 +537,8 @@ def test_gradients_averaged_over_processes_take_more_warm_ups(monkeypatch, tmp_p
 
         allow_captures(monkeypatch)
         step = CapturedStep(update, modules=[averaged], optimizers=[optimizer])
-        step.graphs = AgainGraphs()
         step(torch.ones(2, 4))
-        assert len(calls) == 14  # eleven, one that looks for accumulation, the capture, and the replay
+        assert len(calls) == 13  # eleven, one that looks for accumulation, and the capture
         step.reset()
         monkeypatch.undo()
         assert "on a GPU" in CapturedStep(update, modules=[averaged]).reason

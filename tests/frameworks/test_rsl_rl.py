@@ -1,4 +1,4 @@
-"""TritonPPO against PPO of RSL-RL; on a CPU with a graph that calls the step again."""
+"""TritonPPO against PPO of RSL-RL; on a CPU with recorded graphs."""
 
 import warnings
 from itertools import pairwise
@@ -7,11 +7,9 @@ import pytest
 import torch
 
 pytest.importorskip("rsl_rl")
-from core.test_capture import AgainGraphs
 from ppo_rsl_rl import TensorEnv, evaluate_agent, main, parse_arguments, train_agent
+from recorded_graphs import RecordedGraphs, allow_captures
 from rsl_rl.runners import OnPolicyRunner
-
-from rl_triton_core import capture
 
 OURS = "rl_triton_adapters.rsl_rl:TritonPPO"
 NETWORK = {"class_name": "MLPModel", "hidden_dims": [16], "activation": "elu"}
@@ -59,9 +57,9 @@ def train(runner, iterations):
 
 
 def use_graphs(monkeypatch, runner):
-    """Capture on a CPU too, in graphs that call the step again."""
-    monkeypatch.setattr(capture, "find_obstacle", lambda *_: "")
-    runner.alg._step.reason, runner.alg._step.graphs = "", AgainGraphs()
+    """Capture on a CPU too, in recorded graphs."""
+    allow_captures(monkeypatch)
+    runner.alg._step.reason, runner.alg._step.graphs = "", RecordedGraphs()
     return runner.alg._step.graphs
 
 

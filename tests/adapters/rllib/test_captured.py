@@ -1,4 +1,4 @@
-"""Captured updates: RLlib's weights and metrics; on a CPU with a graph that calls the step again."""
+"""Captured updates: RLlib's weights and metrics; on a CPU with recorded graphs."""
 
 import logging
 from functools import partial
@@ -12,7 +12,7 @@ from torch import distributed, multiprocessing
 pytest.importorskip("ray.rllib")
 
 import ray
-from core.test_capture import GPU, AgainGraphs, allow_captures
+from core.test_capture import GPU
 from ray.rllib.algorithms.ppo.ppo_catalog import PPOCatalog
 from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
@@ -20,6 +20,7 @@ from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.examples.rl_modules.classes.random_rlm import RandomRLModule
+from recorded_graphs import allow_captures
 from small import assert_same_training, small_ppo, train_algorithm
 from test_updates import OwnModule, make_config, own_loss
 from updates import (
@@ -43,8 +44,6 @@ def build_captured(config, device, monkeypatch):
     learner = build_learner(enable_triton(config.copy(copy_frozen=False)))
     step = learner.find_step()
     assert step.reason == ""
-    if device == "cpu":
-        step.graphs = AgainGraphs()
     return learner
 
 
@@ -217,8 +216,6 @@ def test_modules_that_come_and_go(monkeypatch):
         update_agents(learner, ["a"], 0)
         torch.manual_seed(1)
         learner.add_module(module_id="b", module_spec=spec)
-        if learner is ours:
-            ours.find_step().graphs = AgainGraphs()
         update_agents(learner, ["a", "b"], 1)
     assert len(ours.find_step().captured) == 1
     for name in ("a", "b"):

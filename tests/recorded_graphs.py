@@ -1,0 +1,116 @@
+"""CUDA graphs for tests without a GPU: operations are recorded with their tensors, and replayed in the same memory.
+
+A replay calls no Python of the step. As on a GPU, a graph reads what it read when it was captured: one that has gone
+stale gives wrong results here too.
+"""
+
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from unittest import mock
+
+import torch
+from torch.optim import rmsprop
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rl_triton_core import capture, normalization
+from rl_triton_core._internal import execution, fast_path, losses
+from rl_triton_core._internal.backends import choose_backend
+
+
+def allow_captures(monkeypatch):
+    """Let steps be captured without a GPU, in recorded graphs, unless they are switched off."""
+    monkeypatch.setattr(capture, "find_obstacle", lambda *_: "switched off" if _[2] is False else "")
+    monkeypatch.setattr(capture, "CudaGraphs", RecordedGraphs)
+
+
+class Recording(TorchDispatchMode):
+    """Operations in their order: functions, arguments, results. Views are none, since replays keep all memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.operations, self.is_paused = [], False
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten._local_scalar_dense.default and not self.is_paused:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        results = function(*args, **(kwargs or {}))
+        if not function.is_view and not self.is_paused:
+            self.operations.append((function, args, kwargs or {}, results))
+        return results
+
+    def as_operation(self, function):
+        """Let a function be recorded as a whole: it reads or writes memory by other means than PyTorch's operations."""
+
+        def call(*args, **kwargs):
+            self.is_paused = True
+            try:
+                results = function(*args, **kwargs)
+            finally:
+                self.is_paused = False
+            self.operations.append((function, args, kwargs, results))
+            return results
+
+        return call
+
+    def choose_backend(self, name, device):
+        """A backend whose kernels, those of Numba too, are recorded."""
+        backend = choose_backend(name, device)
+        names = ("run", "normalize", "loss", "scale")
+        return replace(backend, **{name: self.as_operation(getattr(backend, name)) for name in names})
+
+    @contextmanager
+    def recording(self):
+        """Record what happens inside."""
+        step = rmsprop._multi_tensor_rmsprop  # on a CPU, it reads the learning rate
+        with ExitStack() as stack:
+            for module in (execution, losses, normalization):
+                stack.enter_context(mock.patch.object(module, "choose_backend", self.choose_backend))
+            stack.enter_context(mock.patch.object(rmsprop, step.__name__, self.as_operation(step)))
+            # As inside a call that is being recorded: none takes the fast path.
+            stack.enter_context(mock.patch.multiple(fast_path.RECORDER, launches=[], outcome=None))
+            stack.enter_context(self)
+            yield
+
+    @torch.no_grad()
+    def replay(self):
+        """Do it all again. Random numbers are other ones."""
+        for function, args, kwargs, results in self.operations:
+            again = function(*args, **kwargs)
+            for x, new in zip(pytree.tree_leaves(results), pytree.tree_leaves(again), strict=True):
+                if isinstance(x, torch.Tensor) and x is not new:
+                    x.copy_(new)
+
+
+class RecordedGraphs:
+    """In the place of `CudaGraphs`, with the same interface."""
+
+    def __init__(self, device=None):
+        self.captures, self.replays, self.pool = 0, 0, None
+
+    def warm_up(self, call, times):
+        for _ in range(times):
+            call()
+
+    def capture(self, call, generators):
+        self.captures += 1
+        self.pool = self.pool or object()
+        recording = Recording()
+        with recording.recording():
+            results = call()
+
+        def replay():
+            self.replays += 1
+            recording.replay()
+
+        return results, replay
+
+    def save_random_state(self, generators):
+        return [(generator, generator.get_state()) for generator in (torch.default_generator, *generators)]
+
+    def restore_random_state(self, saved):
+        for generator, state in saved:
+            generator.set_state(state)
+
+    def release(self):
+        self.pool = None

@@ -184,6 +184,8 @@ class AcceleratedMixin(OnPolicyAlgorithm):
         if not self.is_captured:
             return source
         if known is None or known.shape != source.shape:
+            assert self._update is not None
+            self._update.reset()  # its graphs read the tensor that was there
             return source.to(self.device, copy=True)
         return known.copy_(source)
 

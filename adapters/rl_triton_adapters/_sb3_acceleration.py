@@ -238,13 +238,25 @@ def check_acceleration(acceleration: str) -> str:
 
 @contextmanager
 def replace_method(policy: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Let a policy call this function in the place of its method."""
-    setattr(policy, name, function)
+    """Let a policy call this function in the place of its method. Its copies and pickles have the method alone."""
+    ours = {name: function}
+    ours["__getstate__"] = partial(list_state, policy, ours)
+    vars(policy).update(ours)
     try:
         yield
     finally:
-        if vars(policy).get(name) is function:  # else somebody has put another in its place meanwhile
-            delattr(policy, name)
+        for key, x in ours.items():
+            if vars(policy).get(key) is x:  # else somebody has put another in its place meanwhile
+                delattr(policy, key)
+
+
+def list_state(policy: Any, without: dict[str, Any]) -> Any:
+    """List what a copy or a pickle of a policy has, without these of its attributes."""
+    own = getattr(type(policy), "__getstate__", None)  # every class has it from Python 3.11 on
+    state = vars(policy) if own is None else own(policy)
+    if not isinstance(state, dict):
+        return state
+    return {name: x for name, x in state.items() if name not in without or without[name] is not x}
 
 
 def has_plain_minibatches(buffer: Any, kinds: tuple[type, ...]) -> bool:

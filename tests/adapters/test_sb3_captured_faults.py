@@ -1,17 +1,20 @@
-"""Captured algorithms of Stable-Baselines3: what changes while graphs are alive."""
+"""Captured algorithms of Stable-Baselines3: what changes while graphs are alive, and what callbacks take away."""
 
 import copy
+import io
 from functools import partial
 
 import pytest
+import torch
 
 pytest.importorskip("sb3_contrib")
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
-from test_sb3_captured import GPU, OPTIONS, DictCartPole, allow_captures, compare
+from test_sb3_captured import GPU, OPTIONS, DictCartPole, allow_captures, compare, make_model
 
+from rl_triton_adapters._sb3_acceleration import replace_method
 from rl_triton_adapters.sb3_captured import TritonPPO
 
 
@@ -89,3 +92,57 @@ def test_changes_while_graphs_are_alive(case, device, monkeypatch):
         models.append(model.learn(2 * 2 * model.n_steps, callback=make_callback()))
     compare(models[1], models[0], rtol=1e-3, atol=1e-4)
     assert models[1].is_captured and models[1]._update.captured and models[1]._acting.captured
+
+
+class KeepPolicies(BaseCallback):
+    """Copies and files of the policy, of the middle and the end of a rollout."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = []
+
+    def _on_step(self):
+        return self.n_calls != 3 or self._on_rollout_end()
+
+    def _on_rollout_end(self):
+        file = io.BytesIO()
+        torch.save(self.model.policy, file)
+        self.kept.append((copy.deepcopy(self.model.policy), file))
+        return True
+
+
+@pytest.mark.parametrize("is_captured", [False, True])
+@pytest.mark.parametrize("task", ["cartpole", "masks"])
+def test_policies_that_a_callback_keeps_are_plain(task, is_captured, monkeypatch):
+    model, stock = make_model(task, "cpu", monkeypatch if is_captured else None), make_model(task, "cpu", stock=True)
+    keep, observations = KeepPolicies(), torch.randn(5, 4)
+    model.learn(64, callback=keep)
+    assert model.is_captured == is_captured and model.is_accelerated and len(keep.kept) == 2
+    for copied, file in keep.kept:
+        assert b"rl_triton" not in file.getvalue()
+        file.seek(0)
+        for policy in (copied, torch.load(file, weights_only=False)):
+            assert vars(policy).keys() == vars(stock.policy).keys()
+            groups = [x.optimizer.state_dict()["param_groups"] for x in (policy, stock.policy)]
+            assert groups[0] == groups[1]
+            stock.policy.load_state_dict(policy.state_dict())
+            torch.manual_seed(0)
+            want = stock.policy(observations)
+            torch.manual_seed(0)
+            assert all(map(torch.equal, policy(observations), want))
+
+
+class OwnState(torch.nn.Module):
+    """A policy that says itself what of it is copied."""
+
+    forward, kept = len, 1
+
+    def __getstate__(self):
+        return {**vars(self), "kept": 2}
+
+
+def test_copies_of_a_policy_with_a_state_of_its_own():
+    policy = OwnState()
+    with replace_method(policy, "forward", sum):
+        again = copy.deepcopy(policy)
+    assert again.kept == 2 and not {"forward", "__getstate__"} & {*vars(again), *vars(policy)}

@@ -7,6 +7,7 @@ A new one derives from `AcceleratedMixin` and the stock algorithm, and says what
         def _make_updates(self, update): ...  # all steps of `train`, and the logs
 """
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -28,14 +29,15 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import explained_variance
 
 ACCELERATIONS = ("auto", "off")
-TRANSIENT = ("_update", "_acting", "_rollout", "_parameters", "_settings", "_clip_ranges")
+TRANSIENT = ("_update", "_acting", "_obstacle", "_rollout", "_parameters", "_settings", "_clip_ranges")
 """Attributes of a model that no checkpoint has."""
 
 
 class AcceleratedMixin(OnPolicyAlgorithm):
     """Update and act with fewer operations; on a GPU, with captured ones.
 
-    Put it in front of an on-policy algorithm. Where `is_accelerated` is False, that algorithm's own methods run.
+    Put it in front of an on-policy algorithm. Where `is_accelerated` is False, that algorithm's own methods run, and
+    `describe_step` says why.
     """
 
     fields: ClassVar[tuple[str, ...]] = DeviceStorageMixin.fields
@@ -49,6 +51,7 @@ class AcceleratedMixin(OnPolicyAlgorithm):
         self.acceleration = check_acceleration(acceleration)
         self._update: CapturedStep | None = None
         self._acting: CapturedStep | None = None
+        self._obstacle = ""
         self._rollout: dict[str, Any] = {}
         self._parameters: list[torch.Tensor] = []
         self._settings: list[Any] = []
@@ -70,29 +73,53 @@ class AcceleratedMixin(OnPolicyAlgorithm):
     @property
     def is_captured(self) -> bool:
         """Whether updates are captured, as far as is known."""
-        return self._is_supported() and self._find_update().reason == ""
+        return self._find_update().reason == ""
 
     @property
     def is_accelerated(self) -> bool:
         """Whether updates and acting are other than stock: captured, or on a CPU."""
         captured = self.is_captured
-        return captured or (self._is_supported() and self.device.type == "cpu")
+        return captured or (not self.find_obstacle() and self.device.type == "cpu")
 
-    def _is_supported(self) -> bool:
-        plain = has_plain_minibatches(self.rollout_buffer, self.buffer_classes)
-        return self.acceleration == "auto" and not self.use_sde and plain
+    def describe_step(self) -> str:
+        """Say whether updates are captured, and why they are not."""
+        reason = self._find_update().reason
+        return f"updates are not captured: {reason}" if reason else "updates are captured"
+
+    def find_obstacle(self) -> str:
+        """Why the stock algorithm's methods run, besides what `CapturedStep` says; empty if nothing asks for them."""
+        obstacles = {
+            "switched off": self.acceleration == "off",
+            "use_sde: exploration is state-dependent": self.use_sde,
+            f"{type(self.rollout_buffer).__name__} makes minibatches of its own": not has_plain_minibatches(
+                self.rollout_buffer, self.buffer_classes
+            ),
+        }
+        return next((reason for reason, applies in obstacles.items() if applies), "")
 
     def _find_update(self) -> CapturedStep:
-        policy, optimizer = self.policy, self.policy.optimizer
+        """The update of the policy and optimizer as they are now; it says why it is not captured."""
+        policy, optimizer, obstacle = self.policy, self.policy.optimizer, self.find_obstacle()
         known = self._update
-        if known is None or known.modules != [policy] or known.optimizers != [optimizer]:
-            enabled = None if self._is_supported() else False
-            self._rollout = {}
+        is_current = known is not None and known.modules == [policy] and known.optimizers == [optimizer]
+        if known is None or not is_current or obstacle != self._obstacle:
+            if known is not None:
+                known.reset()  # the optimizer is prepared once
+            enabled = False if obstacle else None
+            self._rollout, self._obstacle = {}, obstacle
             self._update = known = CapturedStep(
                 self._make_step, modules=[policy], optimizers=[optimizer], enabled=enabled
             )
             self._acting = CapturedStep(self._compute_actions, modules=[policy], enabled=enabled)
+            known.reason = obstacle or known.reason
+            self._warn_of_obstacle()
         return known
+
+    def _warn_of_obstacle(self) -> None:
+        """On a GPU, where stock's methods take much longer, say why they run, unless the user asked for them."""
+        if self._obstacle and self.acceleration == "auto" and self.device.type != "cpu":
+            text = f"{type(self).__name__} trains as the stock algorithm: {self._obstacle}"
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
 
     # -- the update ----------------------------------------------------------------------------------------------------
 

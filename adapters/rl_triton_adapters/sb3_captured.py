@@ -50,7 +50,7 @@ class PPOUpdateMixin(AcceleratedMixin):
     def _setup_model(self) -> None:
         """Compile the loss, too."""
         super()._setup_model()
-        if self._is_supported() and self.device.type == "cpu":
+        if not self.find_obstacle() and self.device.type == "cpu":
             value_clip = None if self.clip_range_vf is None else 1.0
             compile_loss(self.policy, value_clip=value_clip, normalize_advantages=bool(self.normalize_advantage))
 

@@ -29,7 +29,7 @@ class TritonMaskablePPO(PPOUpdateMixin, MaskablePPO):
     """`MaskablePPO` with a fused loss and fewer operations around it; on a GPU, with captured updates and acting.
 
     All that is said of `TritonPPO` holds, masks included. An update is that of `MaskablePPO` if a sample of its rollout
-    has no allowed action at all.
+    has no allowed action at all. With a policy that has methods or a distribution of its own, all is `MaskablePPO`.
 
     Args:
         acceleration: ``"auto"`` does less work than `MaskablePPO`, and captures it where possible; ``"off"`` is
@@ -44,10 +44,13 @@ class TritonMaskablePPO(PPOUpdateMixin, MaskablePPO):
     fields: ClassVar = (*DeviceStorageMixin.fields, "action_masks")
     buffer_classes: ClassVar = (MaskableRolloutBuffer, MaskableDictRolloutBuffer, DeviceStorageMixin)
 
+    def find_obstacle(self) -> str:
+        """As for other algorithms; a distribution that is not known may have masks of another form, too."""
+        unknown = f"{type(self.policy).__name__} has methods or a distribution of its own"
+        return super().find_obstacle() or (unknown if find_head(self.policy) is None else "")
+
     def _can_update(self) -> bool:
-        """Not for an unknown distribution, nor where nothing is allowed, which sb3-contrib gives an entropy of 0."""
-        if find_head(self.policy) is None:
-            return False
+        """Not where nothing is allowed, which sb3-contrib gives an entropy of 0."""
         buffer: Any = self.rollout_buffer
         sizes = list_sizes(self.policy.action_dist)
         starts = np.cumsum([0, *sizes[:-1]])

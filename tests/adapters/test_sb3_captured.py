@@ -511,18 +511,42 @@ class OwnMinibatches(RolloutBuffer):
         return samples._replace(advantages=samples.advantages.abs())
 
 
+def double_values(model):
+    """Let its policy evaluate actions by a method of its own."""
+    plain = model.policy.evaluate_actions
+    model.policy.evaluate_actions = lambda *x, **masks: (2 * (found := plain(*x, **masks))[0], *found[1:])
+
+
 STOCK_STEPS = {
-    "state-dependent exploration": {"use_sde": True},
-    "minibatches of its own": {"rollout_buffer_class": OwnMinibatches},
+    "switched off": ({}, lambda model: setattr(model, "acceleration", "off")),
+    "use_sde": ({"use_sde": True}, None),
+    "OwnMinibatches makes minibatches of its own": ({"rollout_buffer_class": OwnMinibatches}, None),
+    "MaskableActorCriticPolicy has methods": ({}, double_values),
 }
+TASKS_OF_STOCK = [(task, reason) for task in ("pendulum", "a2c_pendulum") for reason in [*STOCK_STEPS][:3]]
 
 
-@pytest.mark.parametrize("reason", STOCK_STEPS)
-@pytest.mark.parametrize("task", ["pendulum", "a2c_pendulum"])
-def test_it_is_stock_where_it_makes_no_steps_of_its_own(task, reason):
-    models = [model.learn(128) for model in make_models(task, "cpu", **STOCK_STEPS[reason])]
+@pytest.mark.parametrize(("task", "reason"), [*TASKS_OF_STOCK, ("masks", [*STOCK_STEPS][3])])
+def test_it_is_stock_where_it_makes_no_steps_of_its_own(task, reason, monkeypatch):
+    """Bit for bit, and it says so: a warning is for GPUs, where that takes much longer than asked for."""
+    (options, prepare), models = STOCK_STEPS[reason], []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        for model in make_models(task, "cpu", monkeypatch, **options):
+            if prepare is not None:
+                prepare(model)
+            models.append(model.learn(128))
+    ours = models[1]
     compare(*models, 0, 0)
-    assert not models[1].is_accelerated and not is_fused(models[1].policy.optimizer)
+    assert not ours.is_accelerated and not ours.is_captured and not is_fused(ours.policy.optimizer)
+    assert ours.describe_step().startswith(f"updates are not captured: {reason}") and not ours._update.captured
+    ours.device, ours._update = torch.device("cuda"), None
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert not ours.is_accelerated and not ours.is_captured
+    is_asked_for = reason == "switched off"
+    text = f"{type(ours).__name__} trains as the stock algorithm: {reason}"
+    assert len(told) == 1 - is_asked_for and all(str(x.message).startswith(text) for x in told)
 
 
 def transpose_weights(model):
@@ -619,9 +643,16 @@ def test_a_method_that_is_replaced_while_acting_stays():
 
 def test_acceleration_has_two_values(monkeypatch, tmp_path):
     captured = make_model("cartpole", "cpu", monkeypatch).learn(64)
+    hooks = captured.policy.optimizer._optimizer_load_state_dict_post_hooks
+    assert hooks  # of a step that has prepared the optimizer
     captured.acceleration = "off"
     assert not captured.is_captured and not captured.is_accelerated
+    captured.learn(64)
+    assert not hooks and not captured._update.captured
     captured.save(tmp_path / "model")
+    captured.acceleration = "auto"
+    captured.learn(64)
+    assert captured.is_captured and captured._update.captured
     with pytest.raises(ValueError, match="acceleration: got 'of', expected one of auto, off"):
         TritonPPO.load(tmp_path / "model", acceleration="of")
     monkeypatch.undo()

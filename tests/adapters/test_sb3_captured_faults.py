@@ -2,6 +2,7 @@
 
 import copy
 import io
+from collections import Counter
 from functools import partial
 
 import pytest
@@ -146,3 +147,16 @@ def test_copies_of_a_policy_with_a_state_of_its_own():
     with replace_method(policy, "forward", sum):
         again = copy.deepcopy(policy)
     assert again.kept == 2 and not {"forward", "__getstate__"} & {*vars(again), *vars(policy)}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_step_of_acting_copies_once_to_the_device_and_once_back():
+    model = make_model("cartpole", "cuda").learn(64)
+    callback, counts = model._init_callback(None), []
+    for n_steps in (4, 20):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            model.collect_rollouts(model.env, callback, model.rollout_buffer, n_rollout_steps=n_steps)
+        names = [event.name for event in profile.events()]
+        counts.append(Counter(way for name in names for way in ("HtoD", "DtoH") if f"Memcpy {way}" in name))
+    assert counts[1] - counts[0] == {"HtoD": 16, "DtoH": 16}, counts

@@ -479,10 +479,13 @@ NETWORKS = {
 """What a step trains, and the shape of its minibatches."""
 
 
+OTHERS = [(kind, name) for kind in ("lstm", "cnn", "bfloat16") for name in OPTIMIZERS if name != "adam"]
+
+
 @pytest.mark.parametrize("device", ["cpu", GPU])
-@pytest.mark.parametrize("kind", NETWORKS)
-def test_networks_of_every_kind(kind, device, monkeypatch):
-    """Parameters and buffers after two hundred steps with a schedule."""
+@pytest.mark.parametrize(("kind", "optimizer"), [*((kind, "adam") for kind in NETWORKS), *OTHERS])
+def test_networks_of_every_kind(kind, optimizer, device, monkeypatch):
+    """Parameters and buffers after three hundred steps with a schedule."""
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     if device == "cpu":
         allow_captures(monkeypatch)
@@ -492,26 +495,26 @@ def test_networks_of_every_kind(kind, device, monkeypatch):
     def train(enabled):
         torch.manual_seed(0)
         model, number = make_model().to(device), 2 if kind == "several optimizers" else 1
-        optimizers = [torch.optim.Adam(list(model.parameters())[i::number], lr=1e-3) for i in range(number)]
+        optimizers = [OPTIMIZERS[optimizer](list(model.parameters())[i::number]) for i in range(number)]
 
         def update(x, weight):
-            for optimizer in optimizers:
-                optimizer.zero_grad()
+            for each in optimizers:
+                each.zero_grad()
             for part in x.chunk(2 if kind == "accumulation" else 1):
                 with torch.autocast(device, torch.bfloat16, enabled=kind == "bfloat16"):
                     out = model(part)
                     out = out[0] if isinstance(out, tuple) else out
                 (weight * (out.float() - 1.0).square().mean()).backward()
-            for optimizer in optimizers:
-                optimizer.step()
+            for each in optimizers:
+                each.step()
             return out.detach()
 
         step = CapturedStep(update, modules=[model], optimizers=optimizers, enabled=enabled)
         generator = torch.Generator().manual_seed(1)
-        for i in range(200):
-            for optimizer in optimizers:
-                optimizer.param_groups[0]["lr"] = 1e-3 * (1 - i / 200)
-            step(torch.randn(shape, generator=generator).to(device), 1.0 - i / 400)
+        for i in range(300):
+            for each in optimizers:
+                each.param_groups[0]["lr"] = 1e-3 * (1 - i / 300)
+            step(torch.randn(shape, generator=generator).to(device), 1.0 - i / 600)
         assert (step.reason == "") == (enabled is None)
         return model.state_dict()
 

@@ -152,7 +152,7 @@ def test_copies_of_a_step_leave_its_graphs_alone(device, monkeypatch):
     assert [*captured.step.captured.values()] == graphs and len(other.step.captured) == 1
 
 
-@pytest.mark.parametrize("device", [GPU])
+@DEVICES
 def test_gradients_are_those_of_the_last_step(device, monkeypatch):
     """Graphs of several shapes leave theirs in several places."""
     trainings = [make_captured(monkeypatch, device), Training(device=device, enabled=False)]

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rl_triton_core import capture, normalization
-from rl_triton_core._internal import execution, fast_path, losses
+from rl_triton_core._internal import execution, fast_path, losses, validation
 from rl_triton_core._internal.backends import choose_backend
 
 
@@ -67,6 +67,8 @@ class Recording(TorchDispatchMode):
             for module in (execution, losses, normalization):
                 stack.enter_context(mock.patch.object(module, "choose_backend", self.choose_backend))
             stack.enter_context(mock.patch.object(rmsprop, step.__name__, self.as_operation(step)))
+            # As on a GPU, where values are looked at before a capture.
+            stack.enter_context(mock.patch.object(validation, "can_read_values", lambda *_: False))
             # As inside a call that is being recorded: none takes the fast path.
             stack.enter_context(mock.patch.multiple(fast_path.RECORDER, launches=[], outcome=None))
             stack.enter_context(self)

@@ -1,4 +1,4 @@
-"""RLlib: the minibatch step of PPO's learner captured in a CUDA graph. `rllib.enable_triton` turns it on.
+"""RLlib: the step of a learner for one minibatch captured in a CUDA graph. `rllib.enable_triton` turns it on.
 
 Loss, gradients and optimizers are those of `_rllib_updates`; between minibatches nothing is read from the device.
 """
@@ -8,15 +8,16 @@ Loss, gradients and optimizers are those of `_rllib_updates`; between minibatche
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from ray.rllib.policy.sample_batch import SampleBatch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from rl_triton_adapters._rllib_updates import LossParts, are_finite, find_own_method
+from rl_triton_adapters._rllib_updates import FusedLossMixin, LossParts, are_finite, find_own_method
 from rl_triton_core.capture import CapturedStep, use_capture_stream
 
 __all__ = ["CapturedUpdateMixin"]
@@ -33,6 +34,8 @@ STEP = (
     "apply_gradients",
 )
 """What a step calls. A learner with one of its own may do there what no graph can repeat."""
+ENTROPY, KL = "entropy_coeff_schedulers_per_module", "curr_kl_coeffs_per_module"
+"""Where learners keep the coefficients of entropy and, if they have one, KL divergence."""
 
 
 class StepResults(NamedTuple):
@@ -60,12 +63,31 @@ class StepMetrics:
             raise TypeError(f"metric {key!r} of a captured step: got {value!r} with {options}, expected window=1")
         self.values[key] = value
 
+    def log_dict(self, values: dict[str, Any], *, key: str, **options: Any) -> None:
+        """Keep the values of a module."""
+        for name, value in values.items():
+            self.log_value((key, name), value, **options)
+
+
+class GivenCoefficient(NamedTuple):
+    """In the place of a coefficient's scheduler while a step runs."""
+
+    value: Any
+
+    def get_current_value(self) -> Any:
+        """The value that the step was given."""
+        return self.value
+
 
 class CapturedUpdateMixin:
     """Capture the step of one minibatch: forward pass, loss, gradients, clipping, optimizers.
 
-    Put it in front of `FusedLossMixin`. What stands against it, see `find_obstacle`, leaves the steps as they were.
+    Put it in front of `FusedLossMixin`, or of the learner whose loss it is. What stands against it, see
+    `find_obstacle`, leaves the steps as they were.
     """
+
+    max_graphs: ClassVar[int] = 4
+    """How many shapes of batches have a graph."""
 
     _flags: Any
     _device: Any
@@ -87,32 +109,37 @@ class CapturedUpdateMixin:
         """
         super().__init__(**kwargs)
         self._step: CapturedStep | None = None
-        self._coefficients: dict[str, tuple[Any, Any]] = {}
         self._results: StepResults | None = None
         self._num_not_finite = torch.zeros(())
 
+    def wants_capture(self) -> bool:
+        """Whether the flag for it is set."""
+        wanted: bool = self._flags.captured_update
+        return wanted
+
     def find_obstacle(self) -> str:
         """Why steps are not captured, besides what `CapturedStep` says; empty if nothing stands against it."""
-        learner: Any = self
-        flags, modules = self._flags, learner.list_trainable_modules()
+        flags, modules, is_fused = self._flags, [*self.module.keys()], isinstance(self, FusedLossMixin)
+        if isinstance(self, FusedLossMixin):
+            modules = self.list_trainable_modules()
         own = find_own_method(type(self), CapturedUpdateMixin, STEP)
         obstacles = {
-            "switched off": not (flags.enabled and flags.captured_update),
+            "switched off": not (flags.enabled and self.wants_capture()),
             "fused losses, metrics once per update and fused optimizers are part of it": not (
-                flags.fused_loss and flags.deferred_metrics and flags.fused_optimizer
+                (flags.fused_loss or not is_fused) and flags.deferred_metrics and flags.fused_optimizer
             ),
             f"{own.name if own else 'nothing'} is the learner's own": own is not None,
             "modules are compiled": self._torch_compile_complete_update or self._torch_compile_forward_train,
             "gradients are scaled": self._grad_scalers is not None,
             "learning rates have schedulers of PyTorch": self._lr_scheduler_classes is not None,
             "stateful modules have minibatches of several shapes": any(self.module[x].is_stateful() for x in modules),
-            "the loss is RLlib's": any(learner.find_head(x) is None for x in modules),
+            "the loss is RLlib's": isinstance(self, FusedLossMixin) and any(self.find_head(x) is None for x in modules),
         }
         return next((reason for reason, applies in obstacles.items() if applies), "")
 
     def _use_capture_stream(self) -> AbstractContextManager[None]:
         """Where the modules of several learners are made, so that their gradients can be averaged in a graph."""
-        return use_capture_stream(self._device if self._flags.enabled and self._flags.captured_update else "cpu")
+        return use_capture_stream(self._device if self._flags.enabled and self.wants_capture() else "cpu")
 
     def _make_modules_ddp_if_necessary(self) -> None:
         with self._use_capture_stream():
@@ -142,6 +169,7 @@ class CapturedUpdateMixin:
                 optimizers=optimizers,
                 state=[self._num_not_finite],
                 enabled=False if obstacle else None,
+                max_graphs=self.max_graphs,
             )
             known.reason = obstacle or known.reason
         return known
@@ -162,37 +190,48 @@ class CapturedUpdateMixin:
             results: tuple[Any, Any, Any] = stock._update(batch)
             return results
         self._compute_off_policyness(batch)  # type: ignore[attr-defined]
-        coefficients = {name: super(CapturedUpdateMixin, self)._find_coefficients(name) for name in batch}  # type: ignore[misc]
+        coefficients = {name: list_coefficients(self, name) for name in batch}
         self._results = step({name: dict(columns) for name, columns in batch.items()}, coefficients)
         losses = self._results.losses
         if self._reads_metrics():
             self._log_results()
-            self._log_losses()  # type: ignore[attr-defined]
+            if isinstance(self, FusedLossMixin):
+                self._log_losses()
         return {}, losses, {}
 
     def _reads_metrics(self) -> bool:
-        reads: bool = super()._reads_metrics()  # type: ignore[misc]
+        """Whether a method is the learner's own that may read metrics of a loss, where RLlib logs them."""
+        own = find_own_method(type(self), CapturedUpdateMixin, ("after_gradient_based_update",))
+        reads: bool = super()._reads_metrics() if isinstance(self, FusedLossMixin) else own is not None  # type: ignore[misc]
         return reads and not isinstance(self.metrics, StepMetrics)
 
-    def _make_step(self, batch: dict[str, Any], coefficients: dict[str, tuple[Any, Any]]) -> StepResults:
+    def _make_step(self, batch: dict[str, Any], coefficients: dict[str, dict[str, Any]]) -> StepResults:
         """Update the modules with one minibatch."""
         learner: Any = self
-        metrics, self.metrics, self._coefficients = self.metrics, StepMetrics(), coefficients
-        try:
+        with self._give(coefficients) as metrics:
             minibatch = {name: SampleBatch(columns) for name, columns in batch.items()}
             losses = learner.compute_losses(fwd_out=self.module.forward_train(minibatch), batch=minibatch)
             self.apply_gradients(learner.postprocess_gradients(learner.compute_gradients(losses)))
-            parts = {name: x._replace(columns=dict(x.columns)) for name, x in self._last_losses.items()}
-            self._last_losses = {}
+            last = getattr(self, "_last_losses", {})
+            parts = {name: x._replace(columns=dict(x.columns)) for name, x in last.items()}
+            last.clear()
             detached = {name: loss.detach() for name, loss in losses.items()}
-            return StepResults(detached, parts, self.metrics.values)
-        finally:
-            self.metrics, self._coefficients = metrics, {}
+            return StepResults(detached, parts, metrics.values)
 
-    def _find_coefficients(self, module_id: str) -> tuple[Any, Any]:
-        """Those of entropy and KL divergence: inputs of the step, since they change between updates."""
-        found: tuple[Any, Any] = self._coefficients.get(module_id) or super()._find_coefficients(module_id)  # type: ignore[misc]
-        return found
+    @contextmanager
+    def _give(self, coefficients: dict[str, dict[str, Any]]) -> Iterator[StepMetrics]:
+        """Inside, a loss finds these coefficients where RLlib keeps them, and logs to what is yielded."""
+        metrics = StepMetrics()
+        given: dict[str, Any] = {"metrics": metrics}
+        for module_id, values in coefficients.items():
+            for place, value in values.items():
+                given.setdefault(place, {})[module_id] = value if place == KL else GivenCoefficient(value)
+        kept = {name: getattr(self, name) for name in given}
+        vars(self).update(given)
+        try:
+            yield metrics
+        finally:
+            vars(self).update(kept)
 
     def apply_gradients(self, gradients_dict: dict[Any, Tensor]) -> None:
         """Step the optimizers; in a captured step, without reading whether gradients are finite.
@@ -227,6 +266,13 @@ class CapturedUpdateMixin:
         if self._results is not None:
             results = pytree.tree_map_only(Tensor, torch.clone, self._results)  # replays overwrite the graph's memory
             self._results = None
-            self._last_losses.update(results.parts)
+            if results.parts:
+                self._last_losses.update(results.parts)
             for key, value in results.logged.items():
                 self.metrics.log_value(key, value, window=1)
+
+
+def list_coefficients(learner: Any, module_id: str) -> dict[str, Any]:
+    """List a module's coefficients, inputs of a step since they change between updates, by where they are kept."""
+    found = {ENTROPY: learner.entropy_coeff_schedulers_per_module[module_id].get_current_value()}
+    return found | ({KL: learner.curr_kl_coeffs_per_module[module_id]} if hasattr(learner, KL) else {})

@@ -127,6 +127,7 @@ class Flags(NamedTuple):
     sliced_minibatches: bool
     fused_optimizer: bool
     captured_update: bool
+    captured_batches: bool
 
 
 _FLAG_DEFAULTS = {
@@ -138,6 +139,7 @@ _FLAG_DEFAULTS = {
     "rl_triton_sliced_minibatches": True,
     "rl_triton_fused_optimizer": True,
     "rl_triton_captured_update": True,
+    "rl_triton_captured_batches": False,
 }
 
 
@@ -565,6 +567,17 @@ def _convert_clip(threshold: float | torch.Tensor | None) -> float:
     return math.inf if threshold is None else float(threshold)
 
 
+class _CapturedBatchMixin(CapturedUpdateMixin):
+    """Capture the step of a whole batch, which has as many slots as its episodes make it: there are several graphs."""
+
+    max_graphs = 32
+
+    def wants_capture(self) -> bool:
+        """Whether the flag for it is set."""
+        wanted: bool = self._flags.captured_batches
+        return wanted
+
+
 class _VTraceMixin(_TritonLearnerMixin):
     """Compute the loss of the learner that follows with our V-Trace, if the flag says so."""
 
@@ -572,6 +585,8 @@ class _VTraceMixin(_TritonLearnerMixin):
     _called_vtrace = False
     module: Any
     _device: Any
+    _step: Any
+    describe_step: Any
 
     def build(self) -> None:
         """Build the learner, and compile what it needs.
@@ -592,7 +607,7 @@ class _VTraceMixin(_TritonLearnerMixin):
         if self._flags.enabled:  # an error in the loss would end IMPALA's learner thread, and the algorithm would wait
             self._warm_up()
         losses = [self.describe_losses()] if isinstance(self, FusedLossMixin) else []
-        self._log_estimator("V-Trace", self._device, *losses)
+        self._log_estimator("V-Trace", self._device, *losses, self.describe_step())
 
     def uses_triton(self) -> bool:
         """Whether this learner, which is built, computes with `rl_triton_core`."""
@@ -615,7 +630,8 @@ class _VTraceMixin(_TritonLearnerMixin):
 
     def _used_triton(self) -> bool:
         called, self._called_vtrace = self._called_vtrace, False
-        return called
+        is_replayed = self._step is not None and bool(self._step.captured)  # a graph calls nothing
+        return called or (self._calls_vtrace and is_replayed)
 
     def compute_vtrace(self, **arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute V-Trace as the flags say, in a loss of your own: call it where you called `vtrace_torch`.
@@ -653,11 +669,11 @@ class _VTraceMixin(_TritonLearnerMixin):
             )
 
 
-class TritonIMPALATorchLearner(_VTraceMixin, FusedUpdateMixin, IMPALATorchLearner):
+class TritonIMPALATorchLearner(_CapturedBatchMixin, _VTraceMixin, FusedUpdateMixin, IMPALATorchLearner):
     """`IMPALATorchLearner` with our V-Trace. Derive from it to have a learner of your own."""
 
 
-class TritonAPPOTorchLearner(FusedAPPOLossMixin, _VTraceMixin, FusedUpdateMixin, APPOTorchLearner):
+class TritonAPPOTorchLearner(_CapturedBatchMixin, FusedAPPOLossMixin, _VTraceMixin, FusedUpdateMixin, APPOTorchLearner):
     """`APPOTorchLearner` with our V-Trace and loss. Derive from it to have a learner of your own."""
 
 

@@ -1,0 +1,93 @@
+"""Captured updates of IMPALA and APPO, with a graph for each shape of a batch: RLlib's weights and metrics."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+pytest.importorskip("ray.rllib")
+
+from core.test_capture import GPU
+from ray.rllib.algorithms.appo.torch.appo_torch_learner import APPOTorchLearner
+from ray.rllib.algorithms.impala import IMPALAConfig
+from ray.rllib.algorithms.impala.torch.impala_torch_learner import IMPALATorchLearner
+from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+from recorded_graphs import allow_captures
+from test_appo import make_config as make_appo
+from test_appo import make_learner  # noqa: F401 (a fixture)
+from updates import POLICY, SPACES, assert_same_updates, own_metrics, update_learner
+
+from rl_triton_adapters.rllib import TritonAPPOTorchLearner, TritonIMPALATorchLearner, enable_triton
+
+ASKED = {"rl_triton_captured_batches": True}
+LEARNERS = {
+    "impala": (IMPALATorchLearner, TritonIMPALATorchLearner),
+    "appo": (APPOTorchLearner, TritonAPPOTorchLearner),
+}
+LENGTHS = (30, 40, 29), (30, 40, 20), (30, 40, 29)
+"""Of the episodes of several updates, and again those of the first."""
+SCHEDULES = {"entropy_coeff": [[0, 0.1], [300, 0.01]], "lr": [[0, 1e-2], [300, 1e-3]]}
+
+
+def make_impala(space, **options):
+    """A config of a small learner; the last row of its batches is padded."""
+    config = IMPALAConfig().environment(
+        observation_space=gym.spaces.Box(-np.inf, np.inf, (4,)), action_space=SPACES[space]
+    )
+    config.rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[8])).env_runners(rollout_fragment_length=8)
+    given = {"train_batch_size_per_learner": 100, "grad_clip": 0.5, **options}
+    return config.learners(num_learners=0).training(**given).debugging(seed=0)
+
+
+MAKE = {"impala": make_impala, "appo": make_appo}
+
+
+def update_often(config, space, learner):
+    """The metrics of each update, the last weights and a number, of batches of several sizes."""
+    found = [update_learner(config, space, learner=learner, lengths=lengths, spread=1.0) for lengths in LENGTHS]
+    return [metrics for updates, *_ in found for metrics in updates], *found[-1][1:]
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
+@pytest.mark.parametrize(
+    ("name", "space", "options"),
+    [
+        ("impala", "categorical", SCHEDULES),
+        ("impala", "gaussian", {"grad_clip_by": "norm"}),
+        ("appo", "categorical", SCHEDULES),
+        ("appo", "gaussian", {"use_kl_loss": True, "kl_coeff": 1.0, "kl_target": 1e-4, "tau": 0.5}),
+    ],
+    ids=["impala-schedules", "impala-gaussian", "appo-schedules", "appo-kl"],
+)
+def test_updates_are_those_of_rllib(name, space, options, device, make_learner, monkeypatch):  # noqa: F811
+    if device == "cpu":
+        allow_captures(monkeypatch)
+    config = MAKE[name](space, **options).learners(num_gpus_per_learner=int(device == "cuda"))
+    stock = update_often(config, space, make_learner(config))
+    learner = make_learner(enable_triton(config).learners(learner_config_dict=ASKED))
+    assert learner.describe_step() == "updates are captured"
+    assert_same_updates(stock, update_often(config, space, learner), **({} if device == "cpu" else {"rtol": 1e-2}))
+    step = learner.find_step()
+    assert len(step.captured) == 2 and step.reason == ""
+    assert learner._used_triton()
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_a_learner_that_reads_metrics_finds_them(name, make_learner, monkeypatch):  # noqa: F811
+    allow_captures(monkeypatch)
+    config, (stock_class, ours) = MAKE[name]("categorical"), LEARNERS[name]
+    stock = update_often(
+        config, "categorical", make_learner(config.copy().learners(learner_class=own_metrics(stock_class)))
+    )
+    config = enable_triton(config.learners(learner_class=own_metrics(ours))).learners(learner_config_dict=ASKED)
+    learner = make_learner(config)
+    assert_same_updates(stock, update_often(config, "categorical", learner))
+    assert learner.find_step().captured
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_it_has_to_be_asked_for(name, make_learner, monkeypatch):  # noqa: F811
+    allow_captures(monkeypatch)
+    learner = make_learner(enable_triton(MAKE[name]("categorical")))
+    assert learner.describe_step() == "updates are not captured: switched off"
+    assert update_learner(MAKE[name]("categorical"), "categorical", learner=learner)[0][0][POLICY, "entropy"] > 0
+    assert not learner.find_step().captured

@@ -8,6 +8,7 @@ Loss, gradients and optimizers are those of `_rllib_updates`; between minibatche
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar, NamedTuple
@@ -47,11 +48,20 @@ class StepResults(NamedTuple):
 
 
 class StepMetrics:
-    """Keeps what a step logs, for the metrics of which the last value is kept."""
+    """Keeps what a step logs, for the metrics of which the last value is kept. Other threads log as before."""
 
-    def __init__(self) -> None:
-        """Nothing is logged yet."""
+    def __init__(self, metrics: Any) -> None:
+        """Nothing is logged yet.
+
+        Args:
+            metrics: The learner's.
+        """
+        self.metrics, self.thread = metrics, threading.get_ident()
         self.values: dict[Any, Tensor] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        """All else that the learner's metrics do."""
+        return getattr(self.metrics, name)
 
     def log_value(self, key: Any, value: Any, **options: Any) -> None:
         """Keep a value.
@@ -59,6 +69,9 @@ class StepMetrics:
         Raises:
             TypeError: It is not one of which RLlib keeps the last alone.
         """
+        if threading.get_ident() != self.thread:
+            self.metrics.log_value(key, value, **options)
+            return
         if options != {"window": 1} or not isinstance(value, Tensor):
             raise TypeError(f"metric {key!r} of a captured step: got {value!r} with {options}, expected window=1")
         self.values[key] = value
@@ -221,7 +234,7 @@ class CapturedUpdateMixin:
     @contextmanager
     def _give(self, coefficients: dict[str, dict[str, Any]]) -> Iterator[StepMetrics]:
         """Inside, a loss finds these coefficients where RLlib keeps them, and logs to what is yielded."""
-        metrics = StepMetrics()
+        metrics = StepMetrics(self.metrics)
         given: dict[str, Any] = {"metrics": metrics}
         for module_id, values in coefficients.items():
             for place, value in values.items():

@@ -1,5 +1,7 @@
 """Captured updates of IMPALA and APPO, with a graph for each shape of a batch: RLlib's weights and metrics."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -91,3 +93,17 @@ def test_it_has_to_be_asked_for(name, make_learner, monkeypatch):  # noqa: F811
     assert learner.describe_step() == "updates are not captured: switched off"
     assert update_learner(MAKE[name]("categorical"), "categorical", learner=learner)[0][0][POLICY, "entropy"] > 0
     assert not learner.find_step().captured
+
+
+def test_other_threads_log_while_a_step_is_captured(make_learner, monkeypatch):  # noqa: F811
+    """RLlib's main thread does, while the learner's thread makes the updates."""
+    allow_captures(monkeypatch)
+    config = enable_triton(make_impala("categorical")).learners(learner_config_dict=ASKED)
+    learner = make_learner(config)
+    metrics = learner.metrics
+    with learner._give({}), ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: learner.metrics.log_value("other", 3, window=1)).result()
+        assert metrics.peek("other") == 3
+        with pytest.raises(TypeError, match="metric 'other' of a captured step"):
+            learner.metrics.log_value("other", 4, window=1)
+    assert learner.metrics is metrics

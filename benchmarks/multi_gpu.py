@@ -27,6 +27,7 @@ import ppo_multi_gpu
 from benchmarks import files
 from benchmarks.end_to_end.frameworks import Setting
 from benchmarks.end_to_end.ppo import make_arguments
+from benchmarks.end_to_end.run import find_quartiles
 
 SETTINGS = (Setting(4096, 128), Setting(16384, 128, 128))
 QUICK = (Setting(4, 16, 8, 2, 2, device="cpu"),)
@@ -60,6 +61,7 @@ def measure_share(rank: int, folder: str, processes: int, settings: tuple[Settin
     rows = [measure_setting(setting._replace(device=device), rank, seconds) for setting in settings]
     if rank == 0:
         torch.save([{"processes": processes, **row} for row in rows], f"{folder}/rows")
+    distributed.barrier()  # one that parts earlier breaks off what others have not received
     distributed.destroy_process_group()
 
 
@@ -116,8 +118,8 @@ def wait_for(device: str) -> None:
 
 def describe_times(times: list[float]) -> dict[str, Any]:
     """Median and quartiles."""
-    low, median, high = statistics.quantiles(times, n=4) if len(times) > 1 else times * 3
-    return {"median": round(median, 3), "low": round(low, 3), "high": round(high, 3), "iterations": len(times)}
+    low, median, high = find_quartiles(times, 3)
+    return {"median": median, "low": low, "high": high, "iterations": len(times)}
 
 
 if __name__ == "__main__":

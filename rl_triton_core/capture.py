@@ -103,8 +103,7 @@ class CapturedStep:
 
     def find_obstacle(self) -> str:
         """Why nothing can be captured; empty if it can, as far as can be told before trying."""
-        averaged = find_averaged(list_parts(self.modules))
-        return find_obstacle(self.optimizers, self.tensors(), self.enabled, averaged)
+        return find_obstacle(self.optimizers, self.tensors(), self.enabled, find_averaged(self.modules))
 
     @property
     def device(self) -> torch.device:
@@ -220,7 +219,7 @@ class CapturedStep:
                 stack.enter_context(self.keep_buffers())
                 return self.function(*arguments)
 
-        warm_ups = WARM_UPS_OF_RANKS if find_averaged(list_parts(self.modules)) else WARM_UPS
+        warm_ups = WARM_UPS_OF_RANKS if find_averaged(self.modules) else WARM_UPS
         with self.unchanged(), keep_gradients(list(self.tensors())) as carried:
             self.graphs.warm_up(call, warm_ups)
             with refuse_accumulation(carried()):
@@ -279,7 +278,7 @@ class CapturedStep:
 
     def fall_back(self, reason: str) -> None:
         """Run eagerly from here on, and say so."""
-        if find_averaged(list_parts(self.modules)):
+        if find_averaged(self.modules):
             reason += " (DistributedDataParallel has to be made inside use_capture_stream)"
         self.reset()
         self.reason = reason
@@ -427,9 +426,9 @@ def is_wanted(enabled: bool | None) -> bool:
     return enabled is not False and (enabled is True or os.environ.get("RL_TRITON_CAPTURE") != "0")
 
 
-def find_averaged(parts: Iterable[nn.Module]) -> list[DistributedDataParallel]:
-    """Those whose gradients are averaged over processes."""
-    return [part for part in parts if isinstance(part, DistributedDataParallel)]
+def find_averaged(modules: Iterable[nn.Module]) -> list[DistributedDataParallel]:
+    """The modules and those in them whose gradients are averaged over processes."""
+    return [part for part in list_parts(modules) if isinstance(part, DistributedDataParallel)]
 
 
 @contextmanager

@@ -13,10 +13,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"rl_triton_core": ROOT / "rl_triton_core", "rl_triton_adapters": ROOT / "adapters" / "rl_triton_adapters"}
-WITHOUT_ALL = {
-    "rl_triton_core.capture": ["CapturedStep", "use_capture_stream"],
-    "rl_triton_core.system_info": ["system_info"],
-}
+WITHOUT_ALL = {"rl_triton_core.system_info": ["system_info"]}
 """Public modules that have no `__all__`, and what a user imports from them."""
 COPIED = {
     "contributing.md": "CONTRIBUTING.md",

@@ -99,6 +99,8 @@ class CapturedUpdateMixin:
     `find_obstacle`, leaves the steps as they were.
     """
 
+    capture_flag: ClassVar[str] = "captured_update"
+    """Which flag asks for it."""
     max_graphs: ClassVar[int] = 4
     """How many shapes of batches have a graph."""
 
@@ -126,33 +128,31 @@ class CapturedUpdateMixin:
         self._num_not_finite = torch.zeros(())
 
     def wants_capture(self) -> bool:
-        """Whether the flag for it is set."""
-        wanted: bool = self._flags.captured_update
-        return wanted
+        """Whether the flags ask for it."""
+        return self._flags.enabled and bool(getattr(self._flags, self.capture_flag))
 
     def find_obstacle(self) -> str:
         """Why steps are not captured, besides what `CapturedStep` says; empty if nothing stands against it."""
-        flags, modules, is_fused = self._flags, [*self.module.keys()], isinstance(self, FusedLossMixin)
-        if isinstance(self, FusedLossMixin):
-            modules = self.list_trainable_modules()
+        flags, fused = self._flags, self if isinstance(self, FusedLossMixin) else None
+        modules = [*self.module.keys()] if fused is None else fused.list_trainable_modules()
         own = find_own_method(type(self), CapturedUpdateMixin, STEP)
         obstacles = {
-            "switched off": not (flags.enabled and self.wants_capture()),
+            "switched off": not self.wants_capture(),
             "fused losses, metrics once per update and fused optimizers are part of it": not (
-                (flags.fused_loss or not is_fused) and flags.deferred_metrics and flags.fused_optimizer
+                (flags.fused_loss or fused is None) and flags.deferred_metrics and flags.fused_optimizer
             ),
             f"{own.name if own else 'nothing'} is the learner's own": own is not None,
             "modules are compiled": self._torch_compile_complete_update or self._torch_compile_forward_train,
             "gradients are scaled": self._grad_scalers is not None,
             "learning rates have schedulers of PyTorch": self._lr_scheduler_classes is not None,
             "stateful modules have minibatches of several shapes": any(self.module[x].is_stateful() for x in modules),
-            "the loss is RLlib's": isinstance(self, FusedLossMixin) and any(self.find_head(x) is None for x in modules),
+            "the loss is RLlib's": fused is not None and any(fused.find_head(x) is None for x in modules),
         }
         return next((reason for reason, applies in obstacles.items() if applies), "")
 
     def _use_capture_stream(self) -> AbstractContextManager[None]:
         """Where the modules of several learners are made, so that their gradients can be averaged in a graph."""
-        return use_capture_stream(self._device if self._flags.enabled and self.wants_capture() else "cpu")
+        return use_capture_stream(self._device if self.wants_capture() else "cpu")
 
     def _make_modules_ddp_if_necessary(self) -> None:
         with self._use_capture_stream():
@@ -194,6 +194,10 @@ class CapturedUpdateMixin:
 
     def _copies_minibatches(self) -> bool:
         """Whether a step works on a copy of its minibatch, as a graph does."""
+        return self._is_captured()
+
+    def _is_captured(self) -> bool:
+        """Whether steps are captured, as far as is known."""
         return self._step is not None and not self._step.reason
 
     def _update(self, batch: dict[str, Any]) -> tuple[Any, Any, Any]:
@@ -214,9 +218,11 @@ class CapturedUpdateMixin:
 
     def _reads_metrics(self) -> bool:
         """Whether a method is the learner's own that may read metrics of a loss, where RLlib logs them."""
-        own = find_own_method(type(self), CapturedUpdateMixin, ("after_gradient_based_update",))
-        reads: bool = super()._reads_metrics() if isinstance(self, FusedLossMixin) else own is not None  # type: ignore[misc]
-        return reads and not isinstance(self.metrics, StepMetrics)
+        if isinstance(self.metrics, StepMetrics):
+            return False
+        if isinstance(self, FusedLossMixin):
+            return super()._reads_metrics()  # type: ignore[misc, no-any-return]
+        return find_own_method(type(self), CapturedUpdateMixin, ("after_gradient_based_update",)) is not None
 
     def _make_step(self, batch: dict[str, Any], coefficients: dict[str, dict[str, Any]]) -> StepResults:
         """Update the modules with one minibatch."""
@@ -269,7 +275,7 @@ class CapturedUpdateMixin:
             timesteps: Steps that were sampled and trained on.
         """
         self._log_results()
-        if self._num_not_finite.item():
+        if self._is_captured() and self._num_not_finite.item():
             logger.warning("gradients of %d minibatches were not finite", self._num_not_finite.item())
             self._num_not_finite.zero_()
         super().after_gradient_based_update(timesteps=timesteps)  # type: ignore[misc]

@@ -570,12 +570,8 @@ def _convert_clip(threshold: float | torch.Tensor | None) -> float:
 class _CapturedBatchMixin(CapturedUpdateMixin):
     """Capture the step of a whole batch, which has as many slots as its episodes make it: there are several graphs."""
 
+    capture_flag = "captured_batches"
     max_graphs = 32
-
-    def wants_capture(self) -> bool:
-        """Whether the flag for it is set."""
-        wanted: bool = self._flags.captured_batches
-        return wanted
 
 
 class _VTraceMixin(_TritonLearnerMixin):

@@ -61,6 +61,7 @@ def main() -> int:
     args.seed += 1000 * rank  # other environments, actions and minibatches in every process
     args.quiet |= rank > 0
     agent = train_agent(args, DistributedTraining)
+    distributed.barrier()  # one that parts earlier breaks off what others have not received
     distributed.destroy_process_group()
     if rank > 0:
         return 0

@@ -52,6 +52,7 @@ def train_share(rank, folder, ranks, kind, device, update):
     captured, reason = len(training.update.captured), training.update.reason
     training.update.reset()
     torch.save((weights, training.data, training.agent.state_dict(), captured, reason), f"{folder}/{rank}")
+    distributed.barrier()
     distributed.destroy_process_group()
 
 

@@ -288,6 +288,7 @@ def update_share(rank, folder, ranks):
     assert len(step.captured) == 1 and not step.reason, step.reason
     step.reset()
     torch.save(ours[1], f"{folder}/{rank}")
+    distributed.barrier()
     distributed.destroy_process_group()
 
 

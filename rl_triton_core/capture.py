@@ -10,7 +10,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import chain
 from numbers import Integral, Real
@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
-from rl_triton_core._internal.graphs import CudaGraphs, Graphs, find_stream
+from rl_triton_core._internal.graphs import CudaGraphs, Graphs, use_stream
 from rl_triton_core._internal.optimizers import PreparedOptimizer, describe_settings, name_unsupported
 from rl_triton_core._internal.validation import is_number
 
@@ -442,14 +442,8 @@ def use_capture_stream(device: torch.device | str) -> Iterator[None]:
         device: Of the module.
     """
     device = torch.empty(0, device=device).device  # with its index
-    if device.type != "cuda":
+    with use_stream(device, "capture") if device.type == "cuda" else nullcontext():
         yield
-        return
-    current, side = torch.cuda.current_stream(device), find_stream(device, "capture")
-    side.wait_stream(current)
-    with torch.cuda.stream(side):
-        yield
-    current.wait_stream(side)
 
 
 def find_obstacle(

@@ -99,9 +99,9 @@ class CapturedUpdateMixin:
     `find_obstacle`, leaves the steps as they were.
     """
 
-    capture_flag: ClassVar[str] = "captured_update"
-    """Which flag asks for it."""
-    max_graphs: ClassVar[int] = 4
+    has_varying_batches: ClassVar[bool] = False
+    """Whether batches have as many slots as their episodes make them, so that each learner has shapes of its own."""
+    max_graphs: ClassVar[int] = 32
     """How many shapes of batches have a graph."""
 
     _flags: Any
@@ -129,7 +129,7 @@ class CapturedUpdateMixin:
 
     def wants_capture(self) -> bool:
         """Whether the flags ask for it."""
-        return self._flags.enabled and bool(getattr(self._flags, self.capture_flag))
+        return bool(self._flags.enabled and self._flags.captured_update)
 
     def find_obstacle(self) -> str:
         """Why steps are not captured, besides what `CapturedStep` says; empty if nothing stands against it."""
@@ -146,6 +146,8 @@ class CapturedUpdateMixin:
             "gradients are scaled": self._grad_scalers is not None,
             "learning rates have schedulers of PyTorch": self._lr_scheduler_classes is not None,
             "stateful modules have minibatches of several shapes": any(self.module[x].is_stateful() for x in modules),
+            "several learners have batches of different shapes": self.has_varying_batches
+            and self.config.num_learners > 1,
             "the loss is RLlib's": fused is not None and any(fused.find_head(x) is None for x in modules),
         }
         return next((reason for reason, applies in obstacles.items() if applies), "")

@@ -29,6 +29,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import explained_variance
 
 ACCELERATIONS = ("auto", "off")
+DEVICES = ("cpu", "cuda")
 TRANSIENT = ("_update", "_acting", "_obstacle", "_rollout", "_parameters", "_settings", "_clip_ranges")
 """Attributes of a model that no checkpoint has."""
 
@@ -77,9 +78,9 @@ class AcceleratedMixin(OnPolicyAlgorithm):
 
     @property
     def is_accelerated(self) -> bool:
-        """Whether updates and acting are other than stock: captured, or on a CPU."""
-        captured = self.is_captured
-        return captured or (not self.find_obstacle() and self.device.type == "cpu")
+        """Whether updates and acting are other than stock."""
+        self._find_update()
+        return not self._obstacle
 
     def describe_step(self) -> str:
         """Say whether updates are captured, and why they are not."""
@@ -90,6 +91,7 @@ class AcceleratedMixin(OnPolicyAlgorithm):
         """Why the stock algorithm's methods run, besides what `CapturedStep` says; empty if nothing asks for them."""
         obstacles = {
             "switched off": self.acceleration == "off",
+            f"{self.device.type} is neither a CPU nor a GPU that is used as cuda": self.device.type not in DEVICES,
             "use_sde: exploration is state-dependent": self.use_sde,
             f"{type(self.rollout_buffer).__name__} makes minibatches of its own": not has_plain_minibatches(
                 self.rollout_buffer, self.buffer_classes
@@ -208,7 +210,7 @@ class AcceleratedMixin(OnPolicyAlgorithm):
             return {key: self._copy_field((known or {}).get(key), x, name) for key, x in arrays.items()}
         tensor = arrays if isinstance(arrays, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(arrays))
         source = self._convert_field(tensor, name)
-        if not self.is_captured:
+        if self.device.type == "cpu" and not self.is_captured:
             return source
         if known is None or known.shape != source.shape:
             assert self._update is not None

@@ -127,7 +127,6 @@ class Flags(NamedTuple):
     sliced_minibatches: bool
     fused_optimizer: bool
     captured_update: bool
-    captured_batches: bool
 
 
 _FLAG_DEFAULTS = {
@@ -139,7 +138,6 @@ _FLAG_DEFAULTS = {
     "rl_triton_sliced_minibatches": True,
     "rl_triton_fused_optimizer": True,
     "rl_triton_captured_update": True,
-    "rl_triton_captured_batches": False,
 }
 
 
@@ -567,13 +565,6 @@ def _convert_clip(threshold: float | torch.Tensor | None) -> float:
     return math.inf if threshold is None else float(threshold)
 
 
-class _CapturedBatchMixin(CapturedUpdateMixin):
-    """Capture the step of a whole batch, which has as many slots as its episodes make it: there are several graphs."""
-
-    capture_flag = "captured_batches"
-    max_graphs = 32
-
-
 class _VTraceMixin(_TritonLearnerMixin):
     """Compute the loss of the learner that follows with our V-Trace, if the flag says so."""
 
@@ -665,12 +656,16 @@ class _VTraceMixin(_TritonLearnerMixin):
             )
 
 
-class TritonIMPALATorchLearner(_CapturedBatchMixin, _VTraceMixin, FusedUpdateMixin, IMPALATorchLearner):
+class TritonIMPALATorchLearner(CapturedUpdateMixin, _VTraceMixin, FusedUpdateMixin, IMPALATorchLearner):
     """`IMPALATorchLearner` with our V-Trace. Derive from it to have a learner of your own."""
 
+    has_varying_batches = True
 
-class TritonAPPOTorchLearner(_CapturedBatchMixin, FusedAPPOLossMixin, _VTraceMixin, FusedUpdateMixin, APPOTorchLearner):
+
+class TritonAPPOTorchLearner(CapturedUpdateMixin, FusedAPPOLossMixin, _VTraceMixin, FusedUpdateMixin, APPOTorchLearner):
     """`APPOTorchLearner` with our V-Trace and loss. Derive from it to have a learner of your own."""
+
+    has_varying_batches = True
 
 
 def _replace_vtrace(method: Any, replacement: Callable[..., Any]) -> MethodType:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from importlib import import_module
 from types import MethodType
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.end_to_end.frameworks import Arm, Setting
-from benchmarks.end_to_end.rllib import UPDATE, draw_episodes, prepare_config
+from benchmarks.end_to_end.rllib import OFF, draw_episodes, prepare_config
 from benchmarks.end_to_end.stopwatch import ADVANTAGES, Stopwatch
 from benchmarks.workloads import GAMMA
 
@@ -24,10 +24,11 @@ advantage step is V-Trace alone. APPO has its KL loss."""
 ARMS = {
     "stock": "`vtrace_torch`",
     "ours": "`compute_vtrace`; the parts of the update that `enable_triton` replaces are off",
-    "update": "all that `enable_triton` replaces",
+    "update": "all that `enable_triton` replaces, but for graphs",
+    "captured": "all of it: on a GPU, the step of a batch is captured in a CUDA graph, where V-Trace is not timed",
 }
-OURS = ("ours", "update")
-MORE = ("update",)
+OURS = ("ours", "update", "captured")
+MORE = ("update", "captured")
 SIZES = ((10, 64), (80, 256))
 """Fragments of a batch, and the hidden units."""
 SETTINGS = {
@@ -48,7 +49,8 @@ def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
 
     torch.manual_seed(0)
     found: list[Tensor] = []
-    learner = build_learner(setting, name, lambda function: watch_vtrace(watch, function, found))
+    time_vtrace = partial(watch.around, ADVANTAGES) if name != "captured" else lambda function: function
+    learner = build_learner(setting, name, lambda function: keep_results(time_vtrace(function), found))
     batch = learner._make_batch_if_necessary(TrainingData(episodes=draw_episodes(setting)))
     steps = dict.fromkeys(("num_env_steps_sampled_lifetime", "num_env_steps_trained_lifetime"), 0)
 
@@ -62,8 +64,8 @@ def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
     return Arm(iteration=update_once, results=compute_results)
 
 
-def build_learner(setting: Setting, name: str, watched: Callable[..., Any]) -> Any:
-    """A learner in this process whose V-Trace is watched."""
+def build_learner(setting: Setting, name: str, make_vtrace: Callable[..., Any]) -> Any:
+    """A learner in this process, its V-Trace as one makes it of RLlib's or ours."""
     from rl_triton_adapters import rllib
     from rl_triton_adapters._copies import copy_function
 
@@ -74,23 +76,21 @@ def build_learner(setting: Setting, name: str, watched: Callable[..., Any]) -> A
     if name == "stock":
         learner = config.build_learner(env=None)
         loss = type(learner).compute_loss_for_module
-        names = {"vtrace_torch": watched(loss.__globals__["vtrace_torch"])}
+        names = {"vtrace_torch": make_vtrace(loss.__globals__["vtrace_torch"])}
         learner.compute_loss_for_module = MethodType(copy_function(loss, names), learner)
         return learner
     ours = getattr(rllib, f"Triton{setting.env}TorchLearner")
-    timed = type(ours.__name__, (ours,), {"compute_vtrace": watched(ours.compute_vtrace)})
-    off = UPDATE if name == "ours" else ()
-    config.learners(learner_class=timed, learner_config_dict=dict.fromkeys(off, False))
+    timed = type(ours.__name__, (ours,), {"compute_vtrace": make_vtrace(ours.compute_vtrace)})
+    config.learners(learner_class=timed, learner_config_dict=dict.fromkeys(OFF[name], False))
     return rllib.enable_triton(config).build_learner(env=None)
 
 
-def watch_vtrace(watch: Stopwatch, function: Callable[..., Any], found: list[Tensor]) -> Callable[..., Any]:
-    """V-Trace as the advantage step; what it found last stays."""
-    timed = watch.around(ADVANTAGES, function)
+def keep_results(function: Callable[..., Any], found: list[Tensor]) -> Callable[..., Any]:
+    """V-Trace; what it found last stays."""
 
     @wraps(function)
     def call_vtrace(*args: Any, **kwargs: Any) -> Any:
-        found[:] = timed(*args, **kwargs)
+        found[:] = function(*args, **kwargs)
         return found[0], found[1]
 
     return call_vtrace

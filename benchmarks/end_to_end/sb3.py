@@ -110,11 +110,6 @@ def stop_captures(model: Any, names: Iterable[str]) -> None:
         step.reset()
 
 
-def make_lean(algorithm: Any) -> Any:
-    """An algorithm of ours that does less work on a GPU even where nothing is captured, which is stock's otherwise."""
-    return type(algorithm.__name__, (algorithm,), {"is_captured": property(lambda model: not model.find_obstacle())})
-
-
 def choose_buffer(name: str, algorithm: Any, space: Any) -> Any:
     """The rollout buffer of one of our arms."""
     from rl_triton_adapters.sb3 import rollout_buffer_class_for
@@ -127,8 +122,7 @@ def choose_algorithm(name: str, env: str = "") -> Any:
     family = find_family(env)
     stock, ours = MODULES[family]
     if name in MORE or (name != "stock" and family == "RecurrentPPO"):
-        algorithm = getattr(import_module(f"rl_triton_adapters.{ours}"), f"Triton{family}")
-        return make_lean(algorithm) if name == "loss" else algorithm
+        return getattr(import_module(f"rl_triton_adapters.{ours}"), f"Triton{family}")
     return getattr(import_module(stock), family)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, Protocol
 
@@ -39,16 +41,11 @@ class CudaGraphs:
 
     def warm_up(self, call: Callable[[], Any], times: int) -> None:
         """On another stream, as captures are made; raises if the call waits for the device."""
-        stream = find_stream(self.device, "warm-up")
-        stream.wait_stream(torch.cuda.current_stream(self.device))
-        try:
-            with torch.cuda.stream(stream), warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream")  # of another stream
-                for _ in range(times - 1):
-                    call()
-                refuse_waiting(call)
-        finally:
-            torch.cuda.current_stream(self.device).wait_stream(stream)
+        with use_stream(self.device, "warm-up"), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream")  # of another stream
+            for _ in range(times - 1):
+                call()
+            refuse_waiting(call)
 
     def capture(self, call: Callable[[], Any], generators: Iterable[torch.Generator]) -> tuple[Any, Callable[[], None]]:
         """A graph of the call. Other threads may use the device meanwhile."""
@@ -95,6 +92,18 @@ class CudaGraphs:
             torch.cuda.empty_cache()
 
 
+@contextmanager
+def use_stream(device: torch.device, purpose: str) -> Iterator[None]:
+    """Inside, a device works in its stream for this purpose, after what precedes and before what follows."""
+    current, side = torch.cuda.current_stream(device), find_stream(device, purpose)
+    side.wait_stream(current)
+    try:
+        with torch.cuda.stream(side):
+            yield
+    finally:
+        current.wait_stream(side)
+
+
 @cache
 def find_stream(device: torch.device, purpose: str) -> torch.cuda.Stream:
     """A device's stream for all warm-ups or captures: cuBLAS keeps a workspace of megabytes for each that it sees.
@@ -105,15 +114,24 @@ def find_stream(device: torch.device, purpose: str) -> torch.cuda.Stream:
 
 
 def refuse_waiting(call: Callable[[], Any]) -> None:
-    """Make the call, and raise if it waits for the device, which no graph can."""
-    mode = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings(record=True) as caught:
+    """Make the call, and raise if it waits for the device, which no graph can. Other threads may wait meanwhile."""
+    mode, thread, places = torch.cuda.get_sync_debug_mode(), threading.get_ident(), []
+    with warnings.catch_warnings():
         warnings.simplefilter("always")
+        show = warnings.showwarning
+
+        def note_place(message: Any, category: Any, filename: str, lineno: int, *more: Any, **options: Any) -> None:
+            is_own, is_of_waiting = threading.get_ident() == thread, "called a synchronizing" in str(message)
+            if is_own and is_of_waiting:
+                places.append(f"{filename}, line {lineno}")
+            elif not is_own and not is_of_waiting:
+                show(message, category, filename, lineno, *more, **options)
+
+        warnings.showwarning = note_place
         torch.cuda.set_sync_debug_mode("warn")
         try:
             call()
         finally:
             torch.cuda.set_sync_debug_mode(mode)
-    for warning in caught:
-        if "called a synchronizing" in str(warning.message):
-            raise RuntimeError(f"the step waits for the device in {warning.filename}, line {warning.lineno}")
+    if places:
+        raise RuntimeError(f"the step waits for the device in {places[0]}")

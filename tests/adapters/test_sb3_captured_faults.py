@@ -2,6 +2,7 @@
 
 import copy
 import io
+import warnings
 from collections import Counter
 from functools import partial
 
@@ -15,6 +16,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 from test_sb3_captured import GPU, OPTIONS, DictCartPole, allow_captures, compare, make_model
 
+from rl_triton_adapters import sb3_captured
 from rl_triton_adapters._sb3_acceleration import replace_method
 from rl_triton_adapters.sb3_captured import TritonPPO
 
@@ -160,3 +162,28 @@ def test_a_step_of_acting_copies_once_to_the_device_and_once_back():
         names = [event.name for event in profile.events()]
         counts.append(Counter(way for name in names for way in ("HtoD", "DtoH") if f"Memcpy {way}" in name))
     assert counts[1] - counts[0] == {"HtoD": 16, "DtoH": 16}, counts
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
+@pytest.mark.parametrize("case", ["optimizer", "switched off"])
+def test_without_graphs_there_is_less_work_all_the_same(case, device, monkeypatch):
+    options = OPTIONS | {"learning_rate": 1e-3}
+    if case == "optimizer":
+        options["policy_kwargs"] = {"optimizer_class": torch.optim.RAdam}
+    monkeypatch.setenv("RL_TRITON_CAPTURE", "1" if case == "optimizer" else "0")
+    models = []
+    for kind in (PPO, TritonPPO):
+        model = kind("MlpPolicy", make_vec_env("CartPole-v1", 2, seed=0), device=device, **options)
+        losses = count_losses(monkeypatch)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "CapturedStep runs eagerly: RAdam")
+            models.append(model.learn(128))
+    compare(models[1], models[0], rtol=1e-3, atol=1e-4)
+    assert losses and models[1].is_accelerated and not models[1].is_captured
+
+
+def count_losses(monkeypatch):
+    """A list that grows with every fused loss of `TritonPPO`."""
+    calls, compute = [], sb3_captured.compute_loss
+    monkeypatch.setattr(sb3_captured, "compute_loss", lambda *args, **kw: calls.append(1) or compute(*args, **kw))
+    return calls

@@ -4,6 +4,7 @@ import copy
 import pickle
 import threading
 import warnings
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -13,6 +14,7 @@ from test_capture import GPU, OPTIMIZERS, Training, draw_batches, make_captured
 from torch import nn
 
 from rl_triton_core import capture
+from rl_triton_core._internal.graphs import refuse_waiting
 from rl_triton_core.capture import CapturedStep
 
 DEVICES = pytest.mark.parametrize("device", ["cpu", GPU])
@@ -418,3 +420,29 @@ def test_models_in_several_threads(device, monkeypatch):
     assert set(together) == {1}
     for training in trainings:
         assert_same_parameters([training, eager])
+
+
+@DEVICES
+@pytest.mark.parametrize("is_own", [False, True])
+def test_other_threads_may_wait_for_the_device(is_own, device, monkeypatch):
+    """While a step is looked at. On a CPU, PyTorch's warning is all that there is of it."""
+    number, answers = torch.ones((), device=device), []
+
+    def wait():
+        if device == "cpu":
+            warnings.warn("called a synchronizing CUDA operation", UserWarning, stacklevel=1)
+        answers.append(number.item())
+
+    def step():
+        thread = threading.Thread(target=wait)
+        thread.start()
+        thread.join()
+        if is_own:
+            wait()
+
+    for name in ("get_sync_debug_mode", "set_sync_debug_mode") if device == "cpu" else ():
+        monkeypatch.setattr(torch.cuda, name, lambda *_: 0)
+    expected = pytest.raises(RuntimeError, match=r"the step waits for the device in .*test_capture_faults.py, line")
+    with expected if is_own else nullcontext():
+        refuse_waiting(step)
+    assert len(answers) == 1 + is_own

@@ -5,22 +5,25 @@ from concurrent.futures import ThreadPoolExecutor
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("ray.rllib")
 
+import ray
 from core.test_capture import GPU
+from ray.rllib.algorithms.appo import APPOConfig
 from ray.rllib.algorithms.appo.torch.appo_torch_learner import APPOTorchLearner
 from ray.rllib.algorithms.impala import IMPALAConfig
 from ray.rllib.algorithms.impala.torch.impala_torch_learner import IMPALATorchLearner
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from recorded_graphs import allow_captures
+from small import small, train_algorithm
 from test_appo import make_config as make_appo
 from test_appo import make_learner  # noqa: F401 (a fixture)
 from updates import POLICY, SPACES, assert_same_updates, own_metrics, update_learner
 
 from rl_triton_adapters.rllib import TritonAPPOTorchLearner, TritonIMPALATorchLearner, enable_triton
 
-ASKED = {"rl_triton_captured_batches": True}
 LEARNERS = {
     "impala": (IMPALATorchLearner, TritonIMPALATorchLearner),
     "appo": (APPOTorchLearner, TritonAPPOTorchLearner),
@@ -65,7 +68,7 @@ def test_updates_are_those_of_rllib(name, space, options, device, make_learner, 
         allow_captures(monkeypatch)
     config = MAKE[name](space, **options).learners(num_gpus_per_learner=int(device == "cuda"))
     stock = update_often(config, space, make_learner(config))
-    learner = make_learner(enable_triton(config).learners(learner_config_dict=ASKED))
+    learner = make_learner(enable_triton(config))
     assert learner.describe_step() == "updates are captured"
     assert_same_updates(stock, update_often(config, space, learner), **({} if device == "cpu" else {"rtol": 1e-2}))
     step = learner.find_step()
@@ -80,26 +83,35 @@ def test_a_learner_that_reads_metrics_finds_them(name, make_learner, monkeypatch
     stock = update_often(
         config, "categorical", make_learner(config.copy().learners(learner_class=own_metrics(stock_class)))
     )
-    config = enable_triton(config.learners(learner_class=own_metrics(ours))).learners(learner_config_dict=ASKED)
-    learner = make_learner(config)
+    learner = make_learner(enable_triton(config.learners(learner_class=own_metrics(ours))))
     assert_same_updates(stock, update_often(config, "categorical", learner))
     assert learner.find_step().captured
 
 
 @pytest.mark.parametrize("name", MAKE)
-def test_it_has_to_be_asked_for(name, make_learner, monkeypatch):  # noqa: F811
+def test_it_has_a_flag(name, make_learner, monkeypatch):  # noqa: F811
     allow_captures(monkeypatch)
-    learner = make_learner(enable_triton(MAKE[name]("categorical")))
+    off = {"rl_triton_captured_update": False}
+    learner = make_learner(enable_triton(MAKE[name]("categorical")).learners(learner_config_dict=off))
     assert learner.describe_step() == "updates are not captured: switched off"
     assert update_learner(MAKE[name]("categorical"), "categorical", learner=learner)[0][0][POLICY, "entropy"] > 0
     assert not learner.find_step().captured
 
 
+@pytest.mark.parametrize("name", MAKE)
+def test_several_learners_are_not_captured(name, make_learner, monkeypatch):  # noqa: F811
+    """A capture is several steps, in which a learner that has a graph for its batch takes no part."""
+    allow_captures(monkeypatch)
+    learner = make_learner(enable_triton(MAKE[name]("categorical")))
+    assert learner.find_obstacle() == ""
+    learner.config = learner.config.copy(copy_frozen=False).learners(num_learners=2)
+    assert learner.find_obstacle() == "several learners have batches of different shapes"
+
+
 def test_other_threads_log_while_a_step_is_captured(make_learner, monkeypatch):  # noqa: F811
     """RLlib's main thread does, while the learner's thread makes the updates."""
     allow_captures(monkeypatch)
-    config = enable_triton(make_impala("categorical")).learners(learner_config_dict=ASKED)
-    learner = make_learner(config)
+    learner = make_learner(enable_triton(make_impala("categorical")))
     metrics = learner.metrics
     with learner._give({}), ThreadPoolExecutor(1) as pool:
         pool.submit(lambda: learner.metrics.log_value("other", 3, window=1)).result()
@@ -107,3 +119,26 @@ def test_other_threads_log_while_a_step_is_captured(make_learner, monkeypatch): 
         with pytest.raises(TypeError, match="metric 'other' of a captured step"):
             learner.metrics.log_value("other", 4, window=1)
     assert learner.metrics is metrics
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("num_learners", [0, 1])
+@pytest.mark.parametrize("config_class", [IMPALAConfig, APPOConfig])
+def test_training_on_a_gpu_replays_graphs(config_class, num_learners, private_ray):
+    """In the learner's thread, while others load batches onto the device and log."""
+    ray.init(num_cpus=4, num_gpus=1, include_dashboard=False)
+    config = small(config_class(), train_batch_size_per_learner=200, lr=1e-3, num_learners=num_learners)
+    config.learners(num_gpus_per_learner=1).env_runners(rollout_fragment_length=20)
+    config.reporting(min_time_s_per_iteration=0, min_sample_timesteps_per_iteration=4_000)
+    results, weights, (learner,) = train_algorithm(enable_triton(config), describe_captures)
+    ray.shutdown()
+    assert learner["reason"] == "" and 0 < learner["graphs"] <= 32, learner
+    assert results[-1]["__all_modules__"]["rl_triton"] == 1
+    assert all(np.isfinite(x).all() for x in weights[POLICY].values())
+
+
+def describe_captures(learner):
+    """Why its steps are not captured, if they are not, and how many shapes of batches have graphs."""
+    step = learner.find_step()
+    return {"reason": step.reason, "graphs": len(step.captured), "warned": sorted(step.warned)}

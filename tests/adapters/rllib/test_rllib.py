@@ -81,7 +81,6 @@ DEFAULTS = {
     "rl_triton_sliced_minibatches": True,
     "rl_triton_fused_optimizer": True,
     "rl_triton_captured_update": True,
-    "rl_triton_captured_batches": False,
 }
 
 

@@ -162,7 +162,7 @@ def test_mutant(mutant: Mutant, copy: Path) -> None:
         place.parent.mkdir(exist_ok=True)
         shutil.copy(path, place)
     os.chdir(copy)
-    sys.path.insert(0, str(copy))
+    sys.path[:] = [str(copy), *sys.path, str(ROOT)]  # for benchmarks, which are as they are
     os.environ["PYTHONPATH"] = os.pathsep.join([str(copy), os.environ.get("PYTHONPATH", "")])  # processes of tests
     with Path("log").open("w") as log, redirect_stdout(log), redirect_stderr(log):
         if mutant.file:

@@ -115,13 +115,14 @@ def find_stream(device: torch.device, purpose: str) -> torch.cuda.Stream:
 
 def refuse_waiting(call: Callable[[], Any]) -> None:
     """Make the call, and raise if it waits for the device, which no graph can. Other threads may wait meanwhile."""
-    mode, thread, places = torch.cuda.get_sync_debug_mode(), threading.get_ident(), []
+    mode, thread, places = torch.cuda.get_sync_debug_mode(), threading.current_thread(), []
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         show = warnings.showwarning
 
         def note_place(message: Any, category: Any, filename: str, lineno: int, *more: Any, **options: Any) -> None:
-            is_own, is_of_waiting = threading.get_ident() == thread, "called a synchronizing" in str(message)
+            current, is_of_waiting = threading.current_thread(), "called a synchronizing" in str(message)
+            is_own = current is thread or isinstance(current, threading._DummyThread)  # which autograd's are
             if is_own and is_of_waiting:
                 places.append(f"{filename}, line {lineno}")
             elif not is_own and not is_of_waiting:

@@ -1,5 +1,6 @@
 """What stands against a capture, or changes after one: the step runs eagerly or is captured anew."""
 
+import _thread
 import copy
 import pickle
 import threading
@@ -422,9 +423,25 @@ def test_models_in_several_threads(device, monkeypatch):
         assert_same_parameters([training, eager])
 
 
+def call_on_thread(call):
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+
+
+def call_as_autograd(call):
+    """On a thread that Python has not started."""
+    done = threading.Event()
+    _thread.start_new_thread(lambda: (call(), done.set()), ())
+    assert done.wait(30)
+
+
+THREADS = {"own": lambda call: call(), "autograd": call_as_autograd, "other": call_on_thread}
+
+
 @DEVICES
-@pytest.mark.parametrize("is_own", [False, True])
-def test_other_threads_may_wait_for_the_device(is_own, device, monkeypatch):
+@pytest.mark.parametrize("thread", THREADS)
+def test_other_threads_may_wait_for_the_device(thread, device, monkeypatch):
     """While a step is looked at. On a CPU, PyTorch's warning is all that there is of it."""
     number, answers = torch.ones((), device=device), []
 
@@ -433,16 +450,9 @@ def test_other_threads_may_wait_for_the_device(is_own, device, monkeypatch):
             warnings.warn("called a synchronizing CUDA operation", UserWarning, stacklevel=1)
         answers.append(number.item())
 
-    def step():
-        thread = threading.Thread(target=wait)
-        thread.start()
-        thread.join()
-        if is_own:
-            wait()
-
     for name in ("get_sync_debug_mode", "set_sync_debug_mode") if device == "cpu" else ():
         monkeypatch.setattr(torch.cuda, name, lambda *_: 0)
     expected = pytest.raises(RuntimeError, match=r"the step waits for the device in .*test_capture_faults.py, line")
-    with expected if is_own else nullcontext():
-        refuse_waiting(step)
-    assert len(answers) == 1 + is_own
+    with nullcontext() if thread == "other" else expected:
+        refuse_waiting(lambda: THREADS[thread](wait))
+    assert len(answers) == 1

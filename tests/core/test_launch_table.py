@@ -16,8 +16,9 @@ from rl_triton_core._internal.kernels.launch import TABLE, Launch
 from rl_triton_core._internal.tuning import launch_candidates
 
 TIMED = sorted(files.RESULTS.glob("*/tune_*.json"))
-CPU = torch.device("cpu")
-INTERPRETED = tune.backend.unavailable(CPU) is None and not torch.cuda.is_available()
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+UNAVAILABLE = tune.backend.unavailable(DEVICE) or ""
+INTERPRETED = not UNAVAILABLE and DEVICE.type == "cpu"
 
 
 def make_row(workload, launch, segments, microseconds, **more):
@@ -33,7 +34,7 @@ def test_the_table_has_nearly_the_best_launch_for_every_window_timed(path):
     assert not behind
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1 and no GPU")
+@pytest.mark.skipif(bool(UNAVAILABLE), reason=UNAVAILABLE)
 @pytest.mark.covering
 @pytest.mark.parametrize("layout", TABLE)
 @pytest.mark.parametrize("flags", ["bool", "float32"])
@@ -45,10 +46,12 @@ def test_the_judge_counts_as_the_backend_does(estimator, truncated, flags, layou
     monkeypatch.setattr(
         tune.backend.launch, "find_launch", lambda *window, **table: found.append(window) or find(*window, **table)
     )
+    monkeypatch.setattr(tune.backend, "VARIANTS", {})
     workload = Workload(estimator, 4, 8, layout, truncated, flags=flags)
-    tune.ours.make_normal_call(workload, draw_inputs(workload, "cpu"))(backend="triton")
+    tune.ours.make_normal_call(workload, draw_inputs(workload, DEVICE.type))(backend="triton")
     tune.Rollout(workload, masked=False).look_up()
-    assert len(found) == 2 and len(set(found)) == 1
+    assert len(found) == 2 if INTERPRETED else len(found) > 2  # those of general kernels come first
+    assert len(set(found[-2:])) == 1
 
 
 def test_a_verdict():

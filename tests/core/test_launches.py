@@ -43,13 +43,18 @@ def available():
 
 @pytest.fixture(params=LAUNCHES)
 def launch(request, monkeypatch):
-    row, number = LAUNCHES[request.param]
+    """Shapes have kernels of their own, with this launch."""
+    (row, number), asked = LAUNCHES[request.param], []
 
     def settings(problem):
+        asked.append(problem)
         return row, balance_segments(-(-problem.shape[1] // row.steps), number)
 
     monkeypatch.setattr(triton_backend, "default_launch", settings)
-    return row
+    monkeypatch.setattr(triton_backend, "CALLS_BEFORE_OWN_KERNEL", 0)
+    monkeypatch.setattr(triton_backend, "VARIANTS", {})
+    yield row
+    assert asked
 
 
 def draw_window(window, layout, seed=0):

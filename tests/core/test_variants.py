@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 import rl_triton_core as ours
 from rl_triton_core._internal import fast_path
@@ -162,6 +163,8 @@ def test_strided_and_unaligned_tensors(only_general, compiled):
     for rewards in (real(), shifted):
         check_function(ours.compute_gae, rewards, real(), flags(), bootstrap_values=0.5)
     assert len(compiled) == 1
+    addresses = [x for x in pytree.tree_leaves(compiled[0]) if isinstance(x, variants.Address)]
+    assert addresses and all(x.data_ptr() & 15 for x in addresses)
     wide = torch.randn(4, 48, device=DEVICE)
     for rewards in (wide[:, :24], wide[:, ::2]):
         check_function(ours.compute_gae, rewards, real(), flags(), bootstrap_values=0.5)

@@ -84,11 +84,16 @@ def continue_result(path: Path, head: Row, is_kept: Callable[[Row], bool], *tabl
     found |= {name: list(filter(is_kept, found.get(name, []))) for name in tables}
     if not any(found[name] for name in tables):
         return {}
-    before, now = (x["gpu" if head["device"] == "cuda" else "cpu"].split(", ")[0] for x in (found["system"], system))
+    before, now = (name_processor(x, head["device"]) for x in (found["system"], system))
     if before != now:
         raise SystemExit(f"{path} was measured on {before}, not on {now}: name another folder")
     system |= {"gpu": found["system"]["gpu"], "commit": join_commits(found["system"]["commit"], system["commit"])}
     return found
+
+
+def name_processor(system: Row, device: str) -> str:
+    """The GPU of a machine, any of those that are there, or its CPU."""
+    return str(system["cpu"] if device == "cpu" else system["gpu"].split(", ")[0])
 
 
 def join_commits(*names: str) -> str:

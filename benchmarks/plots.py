@@ -209,7 +209,7 @@ def draw_framework(results: list[files.Row]) -> Figure:
         quartiles = [median - low, high - median]
         panel.errorbar(median, places, xerr=quartiles, fmt="o", markersize=3, capsize=2, label="measured")
         panel.set_yticks(places, [page.name_pair(row) for row in pairs])
-        panel.set(title=result["system"]["gpu" if result["device"] == "cuda" else "cpu"], xlabel="times faster")
+        panel.set(title=files.name_processor(result["system"], result["device"]), xlabel="times faster")
         panel.legend(fontsize=6)
     return figure
 

@@ -4,8 +4,8 @@
 
 Drop-ins for `PPO` and `A2C`: the same arguments and one more, the same minibatches, logs and checkpoints. There is less
 work in a step, actions are drawn without distribution objects, and on a GPU both are captured in CUDA graphs. With
-state-dependent exploration, a rollout buffer that makes minibatches of its own, and on a GPU an optimizer that
-`rl_triton_core.capture` does not know, they are `PPO` and `A2C`. `sb3_contrib_captured` has MaskablePPO.
+state-dependent exploration, or a rollout buffer that makes minibatches of its own, they are `PPO` and `A2C`.
+`sb3_contrib_captured` has MaskablePPO.
 """
 
 from collections.abc import Iterable

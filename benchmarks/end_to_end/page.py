@@ -175,6 +175,7 @@ def select_shares() -> list[Shares]:
 TRAINING = {
     "sb3": "Whole iterations of Stable-Baselines3 with `TritonPPO` and its siblings, environments included, are",
     "rllib": "Updates of RLlib's PPO with `enable_triton`, sampling excluded, are",
+    "impala": "Updates of RLlib's IMPALA and APPO, likewise, are",
 }
 
 
@@ -185,9 +186,10 @@ def describe_training() -> str:
         ranges = []
         for shares in found:
             if shares.framework == name and shares.more:
-                where = "{cpu_count} cores of an {cpu}" if shares.device == "cpu" else "an {gpu}"
+                where = f"{shares.machine['cpu_count']} cores of " * (shares.device == "cpu")
+                where += f"an {files.name_processor(shares.machine, shares.device)}"
                 ratios = describe_ratios(x["speed_up"][1] for x in shares.more)
-                ranges.append(f"{ratios} times as fast on {where.format_map(shares.machine)}")
+                ranges.append(f"{ratios} times as fast on {where}")
         lines.append(f"* {text}\n  {', '.join(ranges)}.")
     return "\n".join(lines)
 

@@ -527,23 +527,29 @@ def test_gradients_averaged_over_processes_take_more_warm_ups(monkeypatch, tmp_p
         pytest.skip("torch has no gloo")
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
     try:
-        model = nn.Linear(4, 1)
-        with capture.use_capture_stream("cpu"):
-            averaged = nn.parallel.DistributedDataParallel(model)
-        optimizer, calls = torch.optim.Adam(model.parameters()), []
-
-        def update(x):
-            calls.append(x)
-            optimizer.zero_grad()
-            averaged(x).square().mean().backward()
-            optimizer.step()
-
-        allow_captures(monkeypatch)
-        step = CapturedStep(update, modules=[averaged], optimizers=[optimizer])
-        step(torch.ones(2, 4))
-        assert len(calls) == 13  # eleven, one that looks for accumulation, and the capture
-        step.reset()
-        monkeypatch.undo()
-        assert "on a GPU" in CapturedStep(update, modules=[averaged]).reason
+        number, reason = count_averaged_steps(monkeypatch)
     finally:
-        distributed.destroy_process_group()
+        distributed.destroy_process_group()  # after the module, which would wait for gloo's threads with Python's lock
+    assert number == 13  # eleven, one that looks for accumulation, and the capture
+    assert "on a GPU" in reason
+
+
+def count_averaged_steps(monkeypatch):
+    """How many steps the first call of a captured one makes, and why another is not captured on a CPU."""
+    model = nn.Linear(4, 1)
+    with capture.use_capture_stream("cpu"):
+        averaged = nn.parallel.DistributedDataParallel(model)
+    optimizer, calls = torch.optim.Adam(model.parameters()), []
+
+    def update(x):
+        calls.append(x)
+        optimizer.zero_grad()
+        averaged(x).square().mean().backward()
+        optimizer.step()
+
+    allow_captures(monkeypatch)
+    step = CapturedStep(update, modules=[averaged], optimizers=[optimizer])
+    step(torch.ones(2, 4))
+    step.reset()
+    monkeypatch.undo()
+    return len(calls), CapturedStep(update, modules=[averaged]).reason

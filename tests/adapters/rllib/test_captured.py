@@ -140,7 +140,7 @@ def test_gradients_that_are_not_finite_are_treated_as_rllib_does(skip, monkeypat
     for learner in (build_learner(config), build_captured(config, "cpu", monkeypatch)):
         episodes = draw_episodes("categorical")
         episodes[0].rewards.data[3] = np.nan
-        with caplog.at_level(logging.WARNING):
+        with caplog.at_level(logging.WARNING, logger="ray.rllib.rl_triton"):
             learner.update(episodes=episodes, minibatch_size=50, num_epochs=2)
         updated.append(({}, learner.module[POLICY].get_state(), learner._weights_seq_no))
     assert_same_updates(*updated)

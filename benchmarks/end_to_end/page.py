@@ -173,24 +173,24 @@ def select_shares() -> list[Shares]:
 
 
 TRAINING = {
-    "sb3": "Whole iterations of Stable-Baselines3 with `TritonPPO` and its siblings, environments included, are",
-    "rllib": "Updates of RLlib's PPO with `enable_triton`, sampling excluded, are",
-    "impala": "Updates of RLlib's IMPALA and APPO, likewise, are",
+    "Whole iterations of Stable-Baselines3 with `TritonPPO` and its siblings, environments included, are": ("sb3",),
+    "Updates of RLlib's PPO, IMPALA and APPO with `enable_triton`, sampling excluded, are": ("rllib", "impala"),
 }
+"""What trains, and in which frameworks' files it is."""
 
 
 def describe_training() -> str:
     """How much faster these train with all that is replaced."""
     lines, found = [], select_shares()
-    for name, text in TRAINING.items():
-        ranges = []
+    for text, names in TRAINING.items():
+        ratios: dict[str, list[float]] = {}
         for shares in found:
-            if shares.framework == name and shares.more:
+            if shares.framework in names and shares.more:
                 where = f"{shares.machine['cpu_count']} cores of " * (shares.device == "cpu")
                 where += f"an {files.name_processor(shares.machine, shares.device)}"
-                ratios = describe_ratios(x["speed_up"][1] for x in shares.more)
-                ranges.append(f"{ratios} times as fast on {where}")
-        lines.append(f"* {text}\n  {', '.join(ranges)}.")
+                ratios.setdefault(where, []).extend(x["speed_up"][1] for x in shares.more)
+        ranges = ", ".join(f"{describe_ratios(x)} times as fast on {where}" for where, x in ratios.items())
+        lines.append(f"* {text}\n  {ranges}.")
     return "\n".join(lines)
 
 

@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from types import NoneType
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -204,7 +205,7 @@ class CapturedUpdateMixin:
 
     def _update(self, batch: dict[str, Any]) -> tuple[Any, Any, Any]:
         step = self.find_step()
-        if step.reason:
+        if step.reason or not is_capturable(batch, step):
             stock: Any = super()
             results: tuple[Any, Any, Any] = stock._update(batch)
             return results
@@ -291,6 +292,15 @@ class CapturedUpdateMixin:
                 self._last_losses.update(results.parts)
             for key, value in results.logged.items():
                 self.metrics.log_value(key, value, window=1)
+
+
+def is_capturable(batch: dict[str, Any], step: CapturedStep) -> bool:
+    """Whether a batch has only what a graph can take; a warning names columns of objects or text, if not."""
+    leaves = pytree.tree_flatten_with_path({name: dict(columns) for name, columns in batch.items()})[0]
+    other = [pytree.keystr(path) for path, x in leaves if not isinstance(x, (Tensor, bool, int, float, str, NoneType))]
+    if other:
+        step.warn_once(f"the batch has columns that are no tensors: {', '.join(other)}")
+    return not other
 
 
 def list_coefficients(learner: Any, module_id: str) -> dict[str, Any]:

@@ -94,8 +94,10 @@ class PreparedOptimizer:
         self.rates = [x if isinstance(x, Tensor) else torch.tensor(float(x), device=self.device) for x in rates]
         self.changed: set[int] = set()
         """Groups whose learning rate the step itself changes; there it stays a tensor between steps."""
+        self.shown: list[dict[str, Any]] = []
+        """Within a step, the settings that each group has between steps."""
         self.handles = [
-            optimizer.register_state_dict_post_hook(lambda _, state: self.show_numbers(state["param_groups"])),
+            optimizer.register_state_dict_post_hook(lambda _, state: self.show_settings(state["param_groups"])),
             optimizer.register_load_state_dict_post_hook(lambda _: self.invalidate()),
         ]
         self.prepare_state()
@@ -111,17 +113,18 @@ class PreparedOptimizer:
         """Inside, the optimizer steps as a graph can, or as it does beside one."""
         fused, on_gpu = isinstance(self.optimizer, FUSED), self.device.type == "cuda"
         wanted: dict[str, Any] = {"fused": True, "foreach": False} if fused else {"foreach": True}
-        versions, kept = [rate._version for rate in self.rates], []
-        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
-            changes = {**wanted, **({"capturable": True} if "capturable" in group and on_gpu else {}), "lr": rate}
-            kept.append({name: group[name] for name in changes if name in group})
-            group.update(changes)
+        groups, names = self.optimizer.param_groups, ("lr", "fused", "foreach", "capturable")
+        versions = [rate._version for rate in self.rates]
+        kept = self.shown = [{name: group[name] for name in names if name in group} for group in groups]
+        for group, rate in zip(groups, self.rates, strict=True):
+            group.update(wanted, lr=rate, **({"capturable": True} if "capturable" in group and on_gpu else {}))
         try:
             yield
         finally:
             self.changed |= {i for i, rate in enumerate(self.rates) if rate._version != versions[i]}
             for i, (group, settings) in enumerate(zip(self.optimizer.param_groups, kept, strict=True)):
                 group.update(settings, lr=self.rates[i] if i in self.changed else settings["lr"])
+            self.shown = []
 
     @contextmanager
     def stopping(self) -> Iterator[None]:
@@ -206,6 +209,12 @@ class PreparedOptimizer:
         parameters = [x for group in self.optimizer.param_groups for x in group["params"]]
         state = [x for known in self.optimizer.state.values() for x in known.values() if isinstance(x, Tensor)]
         return [*parameters, *state]
+
+    def show_settings(self, groups: list[dict[str, Any]]) -> None:
+        """Give the parameter groups of a checkpoint, also of one within a step, the settings of between steps."""
+        for group, settings in zip(groups, self.shown):  # noqa: B905 (there are none between steps)
+            group.update(settings)
+        self.show_numbers(groups)
 
     def show_numbers(self, groups: list[dict[str, Any]]) -> None:
         """Give parameter groups, the optimizer's or those of a checkpoint, numbers for rates that the step changes."""

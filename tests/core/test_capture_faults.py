@@ -121,10 +121,18 @@ def test_learning_rates_between_steps(change, optimizer, device, monkeypatch):
 
 @DEVICES
 def test_copies_of_an_optimizer_are_plain(device, monkeypatch):
-    """Between steps it is that itself, and copies step as it would."""
+    """Between steps it is that itself, and copies step as it would; those of within a step are plain too."""
     eager, captured = Training(device=device, enabled=False), make_captured(monkeypatch, device)
+    update, within = captured.step.function, []
+
+    def save_and_update(*args):
+        within.append(captured.optimizer.state_dict()["param_groups"])
+        return update(*args)
+
+    captured.step.function = save_and_update
     run_steps(eager, [], device), run_steps(captured, [], device)
     settings = eager.optimizer.state_dict()["param_groups"]
+    assert within and all(groups == settings for groups in within)
     copies = copy.deepcopy(captured.optimizer), pickle.loads(pickle.dumps(captured.optimizer)), captured.optimizer
     for optimizer in copies:
         assert (

@@ -1,6 +1,7 @@
 """Captured updates of IMPALA and APPO, with a graph for each shape of a batch: RLlib's weights and metrics."""
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import gymnasium as gym
 import numpy as np
@@ -15,12 +16,14 @@ from ray.rllib.algorithms.appo import APPOConfig
 from ray.rllib.algorithms.appo.torch.appo_torch_learner import APPOTorchLearner
 from ray.rllib.algorithms.impala import IMPALAConfig
 from ray.rllib.algorithms.impala.torch.impala_torch_learner import IMPALATorchLearner
+from ray.rllib.core.learner.learner import Learner
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from recorded_graphs import allow_captures
 from small import small, train_algorithm
 from test_appo import make_config as make_appo
 from test_appo import make_learner  # noqa: F401 (a fixture)
-from updates import POLICY, SPACES, assert_same_updates, own_metrics, update_learner
+from updates import POLICY, SPACES, assert_same_updates, draw_episodes, own_metrics, update_learner
 
 from rl_triton_adapters.rllib import TritonAPPOTorchLearner, TritonIMPALATorchLearner, enable_triton
 
@@ -106,6 +109,27 @@ def test_several_learners_are_not_captured(name, make_learner, monkeypatch):  # 
     assert learner.find_obstacle() == ""
     learner.config = learner.config.copy(copy_frozen=False).learners(num_learners=2)
     assert learner.find_obstacle() == "several learners have batches of different shapes"
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_columns_that_are_no_tensors(name, make_learner, monkeypatch):  # noqa: F811
+    """RLlib leaves objects and text as they are; a step with them is made without a graph, and a warning says so."""
+    allow_captures(monkeypatch)
+    weights = []
+    for config in (MAKE[name]("categorical"), enable_triton(MAKE[name]("categorical"))):
+        learner = make_learner(config)
+        episodes = draw_episodes("categorical")
+        batch = learner._learner_connector(rl_module=learner.module, batch={}, episodes=episodes, shared_data={})
+        columns = dict(batch[POLICY])
+        named = columns | {"infos": np.array([{}] * len(columns["rewards"]), dtype=object)}
+        is_ours = isinstance(learner, TritonIMPALATorchLearner | TritonAPPOTorchLearner)
+        warning = pytest.warns(RuntimeWarning, match=r"are no tensors: \['default_policy'\]\['infos'\]")
+        with warning if is_ours else nullcontext():
+            for x in (columns, named, columns):
+                Learner.update(learner, batch=MultiAgentBatch({POLICY: SampleBatch(dict(x))}, 99), timesteps={})
+        weights.append(([], learner.module[POLICY].get_state(), None))
+    assert_same_updates(*weights)
+    assert len(learner.find_step().captured) == 1
 
 
 def test_other_threads_log_while_a_step_is_captured(make_learner, monkeypatch):  # noqa: F811

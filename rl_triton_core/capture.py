@@ -32,6 +32,8 @@ WARM_UPS = 3
 """Eager steps before a capture: libraries choose their algorithms and allocate their workspaces."""
 WARM_UPS_OF_RANKS = 11
 """Where gradients are averaged over processes: `DistributedDataParallel` times its first ten steps by events."""
+UNUSED_CALLS = 256
+"""After so many calls without it, a graph makes room for another."""
 CAPTURING = threading.RLock()
 """Held during a capture: its stream and the check for waiting belong to the process, not to a thread."""
 
@@ -62,7 +64,8 @@ class CapturedStep:
         generators: Of random numbers that the step draws, besides the device's default one.
         enabled: False runs every step eagerly. None captures where possible, unless RL_TRITON_CAPTURE is 0 in the
             environment.
-        max_graphs: How many combinations of shapes and settings are captured; any more run eagerly.
+        max_graphs: How many combinations of shapes and settings have a graph. A graph that was not used in the last 256
+            calls makes room for another; where there is none, the step runs eagerly.
 
     Attributes:
         stop: float32 tensor without dimensions, 0 or 1. While it is 1, steps change neither parameters nor buffers: a
@@ -95,6 +98,7 @@ class CapturedStep:
         self.graphs: Graphs = CudaGraphs(self.device)
         self.prepared: list[PreparedOptimizer] = []
         self.captured: dict[Hashable, Captured] = {}
+        self.calls = 0
         self.pointers: tuple[int, ...] = ()
         self.is_stale = self.may_stop = False
         self.warned: set[str] = set()
@@ -146,8 +150,9 @@ class CapturedStep:
         for optimizer in self.prepared:  # before a capture too, which would keep a rate that is a number
             optimizer.update_learning_rates()
         key = (structure, tuple(map(describe_leaf, leaves)), describe_mode(parts, self.optimizers, tensors))
+        self.calls += 1
         if key not in self.captured:
-            if len(self.captured) >= self.max_graphs:
+            if not self.make_room():
                 self.warn_once(f"more than {self.max_graphs} combinations of shapes and settings")
                 return None
             try:
@@ -159,7 +164,21 @@ class CapturedStep:
             except BaseException:
                 self.reset()
                 raise
-        return self.captured[key]
+        graph = self.captured[key]
+        graph.last_call = self.calls
+        return graph
+
+    def make_room(self) -> bool:
+        """Whether there is room for a graph; the one that was used longest ago makes some, unless that is not long."""
+        if len(self.captured) < self.max_graphs:
+            return True
+        key, oldest = min(self.captured.items(), key=lambda item: item[1].last_call)
+        if self.calls - oldest.last_call <= UNUSED_CALLS:
+            return False
+        del self.captured[key]
+        if not self.captured:
+            self.graphs.release()
+        return True
 
     def run_eagerly(self, leaves: list[Any], structure: Any, copy: bool) -> Any:
         """The step as it is; what is stopped changes nothing here either."""
@@ -310,6 +329,8 @@ class Captured:
     run: Callable[[], None]
     gradients: list[tuple[Tensor, Tensor]]
     """Parameters, and where the graph leaves their gradients."""
+    last_call: int = field(init=False, default=0)
+    """The number of the call that used it last."""
     tensors: list[int] = field(init=False)
     structure: Any = field(init=False)
     """Of the results: every call gets containers of its own."""
@@ -442,7 +463,7 @@ def use_capture_stream(device: torch.device | str) -> Iterator[None]:
         device: Of the module.
     """
     device = torch.empty(0, device=device).device  # with its index
-    with use_stream(device, "capture") if device.type == "cuda" else nullcontext():
+    with CAPTURING, use_stream(device, "capture") if device.type == "cuda" else nullcontext():
         yield
 
 

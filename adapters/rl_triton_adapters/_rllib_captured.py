@@ -7,6 +7,7 @@ Loss, gradients and optimizers are those of `_rllib_updates`; between minibatche
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
 from collections.abc import Iterator
@@ -15,12 +16,13 @@ from types import NoneType
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+from ray.rllib.core.rl_module.apis import SelfSupervisedLossAPI
 from ray.rllib.policy.sample_batch import SampleBatch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from rl_triton_adapters._rllib_updates import FusedLossMixin, LossParts, are_finite, find_own_method
-from rl_triton_core.capture import CapturedStep, use_capture_stream
+from rl_triton_adapters._rllib_updates import FusedLossMixin, LossParts, OwnMethod, are_finite, find_own_method
+from rl_triton_core.capture import CAPTURING, CapturedStep, use_capture_stream
 
 __all__ = ["CapturedUpdateMixin"]
 
@@ -77,8 +79,11 @@ class StepMetrics:
             raise TypeError(f"metric {key!r} of a captured step: got {value!r} with {options}, expected window=1")
         self.values[key] = value
 
-    def log_dict(self, values: dict[str, Any], *, key: str, **options: Any) -> None:
+    def log_dict(self, values: dict[Any, Any], *, key: Any = None, **options: Any) -> None:
         """Keep the values of a module."""
+        if threading.get_ident() != self.thread:
+            self.metrics.log_dict(values, key=key, **options)
+            return
         for name, value in values.items():
             self.log_value((key, name), value, **options)
 
@@ -136,7 +141,7 @@ class CapturedUpdateMixin:
         """Why steps are not captured, besides what `CapturedStep` says; empty if nothing stands against it."""
         flags, fused = self._flags, self if isinstance(self, FusedLossMixin) else None
         modules = [*self.module.keys()] if fused is None else fused.list_trainable_modules()
-        own = find_own_method(type(self), CapturedUpdateMixin, STEP)
+        own = find_own_step(type(self))
         obstacles = {
             "switched off": not self.wants_capture(),
             "fused losses, metrics once per update and fused optimizers are part of it": not (
@@ -149,13 +154,15 @@ class CapturedUpdateMixin:
             "stateful modules have minibatches of several shapes": any(self.module[x].is_stateful() for x in modules),
             "several learners have batches of different shapes": self.has_varying_batches
             and self.config.num_learners > 1,
+            "a module has a loss of its own": any(is_self_supervised(self.module[x]) for x in modules),
             "the loss is RLlib's": fused is not None and any(fused.find_head(x) is None for x in modules),
         }
         return next((reason for reason, applies in obstacles.items() if applies), "")
 
     def _use_capture_stream(self) -> AbstractContextManager[None]:
         """Where the modules of several learners are made, so that their gradients can be averaged in a graph."""
-        return use_capture_stream(self._device if self.wants_capture() else "cpu")
+        is_wanted = self.wants_capture() and self.config.num_learners > 1 and not self.has_varying_batches
+        return use_capture_stream(self._device if is_wanted else "cpu")
 
     def _make_modules_ddp_if_necessary(self) -> None:
         with self._use_capture_stream():
@@ -167,8 +174,38 @@ class CapturedUpdateMixin:
         Args:
             **kwargs: As of RLlib's learner.
         """
-        with self._use_capture_stream():
+        with CAPTURING, self._use_capture_stream():
             return super().add_module(**kwargs)  # type: ignore[misc]
+
+    def remove_module(self, *args: Any, **kwargs: Any) -> Any:
+        """Remove a module, not while a step is captured.
+
+        Args:
+            *args: As of RLlib's learner.
+            **kwargs: Likewise.
+        """
+        with CAPTURING:
+            return super().remove_module(*args, **kwargs)  # type: ignore[misc]
+
+    def get_state(self, *args: Any, **kwargs: Any) -> Any:
+        """Get the state, not while a step is captured, which makes steps and takes them back.
+
+        Args:
+            *args: As of RLlib's learner.
+            **kwargs: Likewise.
+        """
+        with CAPTURING:
+            return super().get_state(*args, **kwargs)  # type: ignore[misc]
+
+    def set_state(self, *args: Any, **kwargs: Any) -> None:
+        """Set the state, not while a step is captured, which puts back the one before it.
+
+        Args:
+            *args: As of RLlib's learner.
+            **kwargs: Likewise.
+        """
+        with CAPTURING:
+            super().set_state(*args, **kwargs)  # type: ignore[misc]
 
     def find_step(self) -> CapturedStep:
         """The step of the modules and optimizers as they are now; it says why it is not captured."""
@@ -213,6 +250,8 @@ class CapturedUpdateMixin:
         coefficients = {name: list_coefficients(self, name) for name in batch}
         self._results = step({name: dict(columns) for name, columns in batch.items()}, coefficients)
         losses = self._results.losses
+        if self.has_varying_batches:  # RLlib keeps them until after other updates, whose graphs share the memory
+            losses = {name: loss.clone() for name, loss in losses.items()}
         if self._reads_metrics():
             self._log_results()
             if isinstance(self, FusedLossMixin):
@@ -292,6 +331,21 @@ class CapturedUpdateMixin:
                 self._last_losses.update(results.parts)
             for key, value in results.logged.items():
                 self.metrics.log_value(key, value, window=1)
+
+
+def find_own_step(learner_class: type) -> OwnMethod | None:
+    """Find a method of a step that is neither RLlib's nor of this package, wherever its class stands."""
+    for base in learner_class.__mro__:
+        for name in filter(vars(base).__contains__, STEP):
+            method = inspect.unwrap(vars(base)[name])  # Ray wraps those of remote learners
+            if method.__module__.partition(".")[0] not in ("ray", __package__):
+                return OwnMethod(name, base)
+    return None
+
+
+def is_self_supervised(module: Any) -> bool:
+    """Whether a module computes its loss, where it may read from the device or log what is no last value."""
+    return isinstance(module.unwrapped(), SelfSupervisedLossAPI)
 
 
 def is_capturable(batch: dict[str, Any], step: CapturedStep) -> bool:

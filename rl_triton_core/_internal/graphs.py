@@ -116,6 +116,7 @@ def find_stream(device: torch.device, purpose: str) -> torch.cuda.Stream:
 def refuse_waiting(call: Callable[[], Any]) -> None:
     """Make the call, and raise if it waits for the device, which no graph can. Other threads may wait meanwhile."""
     mode, thread, places = torch.cuda.get_sync_debug_mode(), threading.current_thread(), []
+    is_over = False
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         show = warnings.showwarning
@@ -125,7 +126,7 @@ def refuse_waiting(call: Callable[[], Any]) -> None:
             is_own = current is thread or isinstance(current, threading._DummyThread)  # which autograd's are
             if is_own and is_of_waiting:
                 places.append(f"{filename}, line {lineno}")
-            elif not is_own and not is_of_waiting:
+            elif is_over or not (is_own or is_of_waiting):  # other threads may have put this function back
                 show(message, category, filename, lineno, *more, **options)
 
         warnings.showwarning = note_place
@@ -134,5 +135,6 @@ def refuse_waiting(call: Callable[[], Any]) -> None:
             call()
         finally:
             torch.cuda.set_sync_debug_mode(mode)
+            is_over = True
     if places:
         raise RuntimeError(f"the step waits for the device in {places[0]}")

@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+import warnings
 import weakref
 from itertools import pairwise
 
@@ -401,6 +402,24 @@ def test_no_more_graphs_than_asked_for(monkeypatch):
             training.step(torch.randn(rows, 4), torch.randn(rows), 1.0)
     assert len(caught) == 1 and training.step.reason == ""
     assert training.step.graphs.captures == 2 and training.step.graphs.replays == 3
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
+@pytest.mark.parametrize("max_graphs", [1, 2])
+def test_a_graph_that_is_not_used_makes_room(max_graphs, device, monkeypatch):
+    monkeypatch.setattr(capture, "UNUSED_CALLS", 3)
+    trainings = make_captured(monkeypatch, device, max_graphs=max_graphs), Training(device=device, enabled=False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "CapturedStep runs eagerly: more than")
+        for rows in (8, 4, 4, 4, 8, 4, 3, 3, 3, 3, 3, 4, 8):
+            batch = torch.randn(rows, 4, device=device), torch.randn(rows, device=device)
+            for training in trainings:
+                training.step(*batch, 1.0)
+    step = trainings[0].step
+    assert step.reason == "" and len(step.captured) == max_graphs
+    assert sum(1 for graph in step.captured.values() if graph.inputs[0].shape == (3, 4)) == 1
+    for got, want in zip(*(x.parameters() for x in trainings), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("device", ["cpu", GPU])

@@ -16,8 +16,11 @@ from ray.rllib.algorithms.appo import APPOConfig
 from ray.rllib.algorithms.appo.torch.appo_torch_learner import APPOTorchLearner
 from ray.rllib.algorithms.impala import IMPALAConfig
 from ray.rllib.algorithms.impala.torch.impala_torch_learner import IMPALATorchLearner
+from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
 from ray.rllib.core.learner.learner import Learner
+from ray.rllib.core.rl_module.apis import SelfSupervisedLossAPI
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from recorded_graphs import allow_captures
 from small import small, train_algorithm
@@ -111,6 +114,37 @@ def test_several_learners_are_not_captured(name, make_learner, monkeypatch):  # 
     assert learner.find_obstacle() == "several learners have batches of different shapes"
 
 
+class HalvedGradients(IMPALATorchLearner):
+    def compute_gradients(self, *args, **kwargs):
+        return {key: 0.5 * x for key, x in super().compute_gradients(*args, **kwargs).items()}
+
+
+class BehindOurs(TritonIMPALATorchLearner, HalvedGradients):
+    pass
+
+
+class OwnLoss(DefaultPPOTorchRLModule, SelfSupervisedLossAPI):
+    """Its metric is a mean over updates."""
+
+    def compute_self_supervised_loss(self, *, learner, module_id, **kwargs):
+        loss = learner.compute_loss_for_module(module_id=module_id, **kwargs)
+        learner.metrics.log_value((module_id, "mine"), loss.item(), reduce="mean")
+        return loss
+
+
+@pytest.mark.parametrize("reason", ["compute_gradients is the learner's own", "a module has a loss of its own"])
+def test_steps_that_may_do_anything_are_not_captured(reason, make_learner, monkeypatch):  # noqa: F811
+    allow_captures(monkeypatch)
+    config = make_impala("categorical")
+    if reason.startswith("compute"):
+        config.learners(learner_class=BehindOurs)
+    else:
+        config.rl_module(rl_module_spec=RLModuleSpec(module_class=OwnLoss))
+    learner = make_learner(enable_triton(config))
+    assert learner.describe_step() == f"updates are not captured: {reason}"
+    update_learner(config, "categorical", learner=learner)
+
+
 @pytest.mark.parametrize("name", MAKE)
 def test_columns_that_are_no_tensors(name, make_learner, monkeypatch):  # noqa: F811
     """RLlib leaves objects and text as they are; a step with them is made without a graph, and a warning says so."""
@@ -132,6 +166,29 @@ def test_columns_that_are_no_tensors(name, make_learner, monkeypatch):  # noqa: 
     assert len(learner.find_step().captured) == 1
 
 
+def test_a_state_is_set_after_a_capture(make_learner, monkeypatch):  # noqa: F811
+    """As a restored checkpoint's by the main thread: the capture would put back what was there before."""
+    allow_captures(monkeypatch)
+    config = make_impala("categorical")
+    learner = make_learner(enable_triton(config))
+    saved, step, answers = learner.get_state(), learner.find_step(), []
+    saved["rl_module"][POLICY] = {name: weight + 1 for name, weight in saved["rl_module"][POLICY].items()}
+    update = step.function
+    with ThreadPoolExecutor(1) as pool:
+
+        def restore_and_update(*args):
+            if not answers:
+                answers.append(pool.submit(learner.set_state, saved))
+            return update(*args)
+
+        step.function = restore_and_update
+        update_learner(config, "categorical", 1, learner=learner)
+        answers[0].result(60)
+    assert step.captured
+    for name, weight in learner.module[POLICY].get_state().items():
+        np.testing.assert_allclose(weight, saved["rl_module"][POLICY][name], atol=1.1 * config.lr)  # a step follows
+
+
 def test_other_threads_log_while_a_step_is_captured(make_learner, monkeypatch):  # noqa: F811
     """RLlib's main thread does, while the learner's thread makes the updates."""
     allow_captures(monkeypatch)
@@ -140,6 +197,8 @@ def test_other_threads_log_while_a_step_is_captured(make_learner, monkeypatch): 
     with learner._give({}), ThreadPoolExecutor(1) as pool:
         pool.submit(lambda: learner.metrics.log_value("other", 3, window=1)).result()
         assert metrics.peek("other") == 3
+        pool.submit(lambda: learner.metrics.log_dict({(POLICY, "both"): 5}, window=1)).result()
+        assert metrics.peek((POLICY, "both")) == 5
         with pytest.raises(TypeError, match="metric 'other' of a captured step"):
             learner.metrics.log_value("other", 4, window=1)
     assert learner.metrics is metrics

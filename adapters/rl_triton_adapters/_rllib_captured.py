@@ -38,6 +38,8 @@ STEP = (
     "apply_gradients",
 )
 """What a step calls. A learner with one of its own may do there what no graph can repeat."""
+INPUTS = (Tensor, bool, int, float, str, NoneType)
+"""What columns of a batch may hold in a captured step."""
 ENTROPY, KL = "entropy_coeff_schedulers_per_module", "curr_kl_coeffs_per_module"
 """Where learners keep the coefficients of entropy and, if they have one, KL divergence."""
 
@@ -338,7 +340,7 @@ def find_own_step(learner_class: type) -> OwnMethod | None:
     for base in learner_class.__mro__:
         for name in filter(vars(base).__contains__, STEP):
             method = inspect.unwrap(vars(base)[name])  # Ray wraps those of remote learners
-            if method.__module__.partition(".")[0] not in ("ray", __package__):
+            if str(getattr(method, "__module__", "")).partition(".")[0] not in ("ray", __package__):
                 return OwnMethod(name, base)
     return None
 
@@ -350,8 +352,12 @@ def is_self_supervised(module: Any) -> bool:
 
 def is_capturable(batch: dict[str, Any], step: CapturedStep) -> bool:
     """Whether a batch has only what a graph can take; a warning names columns of objects or text, if not."""
-    leaves = pytree.tree_flatten_with_path({name: dict(columns) for name, columns in batch.items()})[0]
-    other = [pytree.keystr(path) for path, x in leaves if not isinstance(x, (Tensor, bool, int, float, str, NoneType))]
+    other = [
+        name
+        for columns in batch.values()
+        for name, x in columns.items()
+        if not isinstance(x, Tensor) and not all(isinstance(leaf, INPUTS) for leaf in pytree.tree_leaves(x))
+    ]
     if other:
         step.warn_once(f"the batch has columns that are no tensors: {', '.join(other)}")
     return not other

@@ -157,7 +157,7 @@ def test_columns_that_are_no_tensors(name, make_learner, monkeypatch):  # noqa: 
         columns = dict(batch[POLICY])
         named = columns | {"infos": np.array([{}] * len(columns["rewards"]), dtype=object)}
         is_ours = isinstance(learner, TritonIMPALATorchLearner | TritonAPPOTorchLearner)
-        warning = pytest.warns(RuntimeWarning, match=r"are no tensors: \['default_policy'\]\['infos'\]")
+        warning = pytest.warns(RuntimeWarning, match="columns that are no tensors: infos")
         with warning if is_ours else nullcontext():
             for x in (columns, named, columns):
                 Learner.update(learner, batch=MultiAgentBatch({POLICY: SampleBatch(dict(x))}, 99), timesteps={})

@@ -13,6 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from rl_triton_core._internal.backends.triton import build_launches
+from rl_triton_core._internal.backends.triton_variants import Address
 from rl_triton_core._internal.kernels.launch import Launch
 from rl_triton_core._internal.kernels.scan import scan
 from rl_triton_core._internal.recurrence import Problem
@@ -74,6 +75,8 @@ def describe_argument(value, path, constant, constexprs, attributes):
     if constant or value is None or (isinstance(value, int) and value == 1):
         constexprs[path] = value
         return "constexpr"
+    if isinstance(value, Address):
+        return POINTERS[value.dtype]
     if isinstance(value, torch.Tensor):
         attributes[path] = [["tt.divisibility", 16]]
         return POINTERS[value.dtype]

@@ -5,13 +5,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from ahead_of_time import TARGETS, compile_for
+from ahead_of_time import TARGETS, compile_for, compile_kernel
 from triton.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
 
 import rl_triton_core  # noqa: F401, it describes all estimators
 from rl_triton_core._internal.backends import triton as backend
 from rl_triton_core._internal.backends.triton import count_bytes_per_step
+from rl_triton_core._internal.backends.triton_variants import MIDDLE, SHORT, Variants
 from rl_triton_core._internal.kernels.launch import TABLE, Launch, Limits
 from rl_triton_core._internal.kernels.scan import scan
 from rl_triton_core._internal.recurrence import RECURRENCES, Expectation, Problem
@@ -195,6 +196,29 @@ def test_no_number_of_actions_spills(order, number):
     window, launch = make_largest_problem(order, "retrace", "plain")
     probs, values = torch.empty(2, *window.like.shape, number, device="meta")
     assert_no_spills(compile_for("sm_90", replace(window, next_values=Expectation(probs, values)), launch))
+
+
+@pytest.mark.parametrize("number", [None, 4, 18])
+@pytest.mark.parametrize("steps", [SHORT, MIDDLE, 1024])
+@pytest.mark.parametrize("variant", ["skip", "half"])
+@pytest.mark.parametrize("order", TABLE)
+def test_no_general_kernel_spills(order, variant, steps, number, monkeypatch):
+    """Those that shapes share which have none of their own; they know neither sizes nor strides."""
+    compiled = []
+
+    def compile_call(*arguments, grid, **options):
+        compiled.append(compile_kernel("sm_90", scan, dict(zip(scan.arg_names, arguments, strict=True)), **options)[1])
+
+    monkeypatch.setattr(scan, "warmup", compile_call)
+    window = make_problem(variant, order, Limits(steps=steps), "retrace")
+    if number is not None:
+        probs, values = torch.empty(2, *window.like.shape, number, device="meta")
+        window = replace(window, next_values=Expectation(probs, values))
+    arguments = backend.kernel_arguments(window)
+    form, _ = backend.describe_arguments(window, arguments)
+    variants = Variants(backend.choose_general_rows(window, form))
+    backend.find_general_launches(window, variants, form, arguments)
+    assert_no_spills(compiled)
 
 
 def assert_no_spills(launches):

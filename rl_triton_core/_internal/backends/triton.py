@@ -45,6 +45,8 @@ INTERPRETED = isinstance(scan.scan, InterpretedFunction)
 COMPILES = not INTERPRETED
 MAX_UNROLLED_ACTIONS = 16
 """Up to so many actions, their number is compiled into the kernel."""
+MAX_UNROLLED_BY_GENERAL_KERNELS = 4
+"""The same of general kernels, which with more would keep registers in memory."""
 
 
 def unavailable(device: torch.device) -> str | None:
@@ -220,7 +222,9 @@ def find_general_launches(problem: Problem, variants: Variants, form: Form, argu
         row = rows.split
         segments = launch.count_segments(length, groups * -(-lanes // row.block_lanes), row)
     number = 0 if arguments[EXPECTED] is None else arguments[EXPECTED][2]
-    wanted = GeneralSettings(row, number if number <= MAX_UNROLLED_ACTIONS else 0, 1 if segments == 1 else 2)
+    unrolled = number if number <= MAX_UNROLLED_BY_GENERAL_KERNELS else 0
+    one_tile = length <= SHORT <= row.steps and problem.cu_seqlens is None
+    wanted = GeneralSettings(row, unrolled, 1 if segments == 1 else 2, one_tile)
     settings, kernels = variants.find_general(wanted, partial(compile_general, problem, form, arguments))
     grid = (groups * -(-lanes // settings.row.block_lanes), segments if settings.num_kernels == 2 else 1)
     folds = (3, GENERAL_SEGMENTS, groups, lanes) if settings.num_kernels == 2 else None
@@ -252,7 +256,7 @@ def general_config(problem: Problem, form: Form, settings: GeneralSettings, fold
         EVEN=False,
         ACTIONS=settings.num_actions,
         ALIGNED=1,
-        ONE_TILE=False,
+        ONE_TILE=settings.one_tile,
     )
 
 

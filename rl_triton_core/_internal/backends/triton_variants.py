@@ -59,6 +59,8 @@ class GeneralSettings(NamedTuple):
     """As in `KernelConfig.ACTIONS`."""
     num_kernels: int = 1
     """Two if time is split."""
+    one_tile: bool = False
+    """Whether rows are so short that a tile has all their steps."""
 
 
 class Variants:

@@ -43,6 +43,18 @@ MUTANTS = [
         function="describe_arguments",
     ),
     Mutant(
+        "variants: every row has one tile",
+        "length <= SHORT <= row.steps and problem.cu_seqlens is None",
+        "problem.cu_seqlens is None",
+        tests="variants and general",
+    ),
+    Mutant(
+        "variants: packed rows have one tile",
+        "length <= SHORT <= row.steps and problem.cu_seqlens is None",
+        "length <= SHORT <= row.steps",
+        tests="variants and general",
+    ),
+    Mutant(
         "variants: compiled while a graph is captured",
         "variants.count_call(sizes) >= CALLS_BEFORE_OWN_KERNEL and not is_capturing(problem.like)",
         "variants.count_call(sizes) >= CALLS_BEFORE_OWN_KERNEL",

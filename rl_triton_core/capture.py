@@ -26,7 +26,7 @@ from rl_triton_core._internal.graphs import CudaGraphs, Graphs, use_stream
 from rl_triton_core._internal.optimizers import PreparedOptimizer, describe_settings, name_unsupported
 from rl_triton_core._internal.validation import is_number
 
-__all__ = ["CapturedStep", "use_capture_stream"]
+__all__ = ["CapturedStep", "hold_captures", "use_capture_stream"]
 
 WARM_UPS = 3
 """Eager steps before a capture: libraries choose their algorithms and allocate their workspaces."""
@@ -450,6 +450,16 @@ def is_wanted(enabled: bool | None) -> bool:
 def find_averaged(modules: Iterable[nn.Module]) -> list[DistributedDataParallel]:
     """The modules and those in them whose gradients are averaged over processes."""
     return [part for part in list_parts(modules) if isinstance(part, DistributedDataParallel)]
+
+
+@contextmanager
+def hold_captures() -> Iterator[None]:
+    """Read or set a model's state inside, in another thread than the one that trains it: nothing is captured meanwhile.
+
+    A capture makes steps and takes them back. What is read within one may be of such a step, and what is set is lost.
+    """
+    with CAPTURING:
+        yield
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from rl_triton_adapters._rllib_updates import FusedLossMixin, LossParts, OwnMethod, are_finite, find_own_method
-from rl_triton_core.capture import CAPTURING, CapturedStep, use_capture_stream
+from rl_triton_core.capture import CapturedStep, hold_captures, use_capture_stream
 
 __all__ = ["CapturedUpdateMixin"]
 
@@ -176,7 +176,7 @@ class CapturedUpdateMixin:
         Args:
             **kwargs: As of RLlib's learner.
         """
-        with CAPTURING, self._use_capture_stream():
+        with hold_captures(), self._use_capture_stream():
             return super().add_module(**kwargs)  # type: ignore[misc]
 
     def remove_module(self, *args: Any, **kwargs: Any) -> Any:
@@ -186,7 +186,7 @@ class CapturedUpdateMixin:
             *args: As of RLlib's learner.
             **kwargs: Likewise.
         """
-        with CAPTURING:
+        with hold_captures():
             return super().remove_module(*args, **kwargs)  # type: ignore[misc]
 
     def get_state(self, *args: Any, **kwargs: Any) -> Any:
@@ -196,7 +196,7 @@ class CapturedUpdateMixin:
             *args: As of RLlib's learner.
             **kwargs: Likewise.
         """
-        with CAPTURING:
+        with hold_captures():
             return super().get_state(*args, **kwargs)  # type: ignore[misc]
 
     def set_state(self, *args: Any, **kwargs: Any) -> None:
@@ -206,7 +206,7 @@ class CapturedUpdateMixin:
             *args: As of RLlib's learner.
             **kwargs: Likewise.
         """
-        with CAPTURING:
+        with hold_captures():
             super().set_state(*args, **kwargs)  # type: ignore[misc]
 
     def find_step(self) -> CapturedStep:

@@ -464,3 +464,18 @@ def test_other_threads_may_wait_for_the_device(thread, device, monkeypatch):
     with nullcontext() if thread == "other" else expected:
         refuse_waiting(lambda: THREADS[thread](wait))
     assert len(answers) == 1
+
+
+@DEVICES
+def test_nothing_is_captured_while_a_thread_holds_captures(device, monkeypatch):
+    """What it sets stays."""
+    training, (batch,) = make_captured(monkeypatch, device), draw_batches(1, device=device)
+    with capture.hold_captures():
+        thread = threading.Thread(target=lambda: training.step(*batch, 1.0))
+        thread.start()
+        thread.join(0.3)
+        assert thread.is_alive() and not training.step.captured
+        with torch.no_grad():
+            training.model[0].weight.fill_(7.0)
+    thread.join()
+    assert training.step.captured and (training.model[0].weight - 7).abs().max() < 0.1

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from benchmarks import files
-from benchmarks.files import Row
+from benchmarks.files import Row, name_processor
 
 NOT_YET = "*not measured yet*"
 
@@ -29,7 +28,7 @@ def describe_machine(result: Row) -> str:
     packages = (f"{name} {system[name]}" for name in names if system[name] != "none")
     on_gpu = system["gpu"] != "none" and result.get("backend", "triton") == "triton"
     commits = ", ".join(f"`{name[:7]}{'-dirty' * name.endswith('-dirty')}`" for name in system["commit"].split(", "))
-    hardware, number = files.name_processor(system, "cuda" if on_gpu else "cpu"), len(system["gpu"].split(", "))
+    hardware, number = name_processor(system, "cuda" if on_gpu else "cpu"), len(system["gpu"].split(", "))
     several = f"{number} x " * (on_gpu and number > 1)
     return f"{several}{hardware}; {', '.join(packages)}; commit {commits}."
 

@@ -7,7 +7,6 @@ Loss, gradients and optimizers are those of `_rllib_updates`; between minibatche
 
 from __future__ import annotations
 
-import inspect
 import logging
 import threading
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from ray.rllib.policy.sample_batch import SampleBatch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from rl_triton_adapters._rllib_updates import FusedLossMixin, LossParts, OwnMethod, are_finite, find_own_method
+from rl_triton_adapters._rllib_updates import FusedLossMixin, LossParts, are_finite, find_own_method
 from rl_triton_core.capture import CapturedStep, hold_captures, use_capture_stream
 
 __all__ = ["CapturedUpdateMixin"]
@@ -143,7 +142,7 @@ class CapturedUpdateMixin:
         """Why steps are not captured, besides what `CapturedStep` says; empty if nothing stands against it."""
         flags, fused = self._flags, self if isinstance(self, FusedLossMixin) else None
         modules = [*self.module.keys()] if fused is None else fused.list_trainable_modules()
-        own = find_own_step(type(self))
+        own = find_own_method(type(self), CapturedUpdateMixin, STEP, anywhere=True)
         obstacles = {
             "switched off": not self.wants_capture(),
             "fused losses, metrics once per update and fused optimizers are part of it": not (
@@ -176,7 +175,7 @@ class CapturedUpdateMixin:
         Args:
             **kwargs: As of RLlib's learner.
         """
-        with hold_captures(), self._use_capture_stream():
+        with self._use_capture_stream():  # which holds captures
             return super().add_module(**kwargs)  # type: ignore[misc]
 
     def remove_module(self, *args: Any, **kwargs: Any) -> Any:
@@ -333,16 +332,6 @@ class CapturedUpdateMixin:
                 self._last_losses.update(results.parts)
             for key, value in results.logged.items():
                 self.metrics.log_value(key, value, window=1)
-
-
-def find_own_step(learner_class: type) -> OwnMethod | None:
-    """Find a method of a step that is neither RLlib's nor of this package, wherever its class stands."""
-    for base in learner_class.__mro__:
-        for name in filter(vars(base).__contains__, STEP):
-            method = inspect.unwrap(vars(base)[name])  # Ray wraps those of remote learners
-            if str(getattr(method, "__module__", "")).partition(".")[0] not in ("ray", __package__):
-                return OwnMethod(name, base)
-    return None
 
 
 def is_self_supervised(module: Any) -> bool:

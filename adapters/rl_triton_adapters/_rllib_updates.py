@@ -269,20 +269,23 @@ class OwnMethod(NamedTuple):
     owner: type
 
 
-def find_own_method(learner_class: type, mixin: type, names: Iterable[str]) -> OwnMethod | None:
+def find_own_method(learner_class: type, mixin: type, names: Iterable[str], anywhere: bool = False) -> OwnMethod | None:
     """Find a method of these names that a class in front of the mixin has, and that is its own: not of this package.
 
     Args:
         learner_class: Class of the learner.
         mixin: One of its base classes.
         names: Names of methods, each of which the mixin or a class behind it has.
+        anywhere: Whether classes behind the mixin count too, but for RLlib's.
     """
     mro = learner_class.__mro__
     place = mro.index(mixin)
-    front = [base for base in mro[:place] if base.__module__.partition(".")[0] != __package__]
+    known = [base for base in mro[place:] if base.__module__.partition(".")[0] in ("ray", __package__)]
+    foreign = [base for base in mro[:place] if base.__module__.partition(".")[0] != __package__]
+    foreign += [base for base in mro[place:] if anywhere and base not in known]
     for name in names:
-        ours = next(vars(base)[name] for base in mro[place:] if name in vars(base))
-        for base in front:
+        ours = next(vars(base)[name] for base in known if name in vars(base))
+        for base in foreign:
             if inspect.unwrap(vars(base).get(name, ours)) is not ours:  # Ray wraps those of remote learners
                 return OwnMethod(name, base)
     return None

@@ -36,8 +36,8 @@ UPDATE = (
     "rl_triton_fused_optimizer",
 )
 """The flags of these parts."""
-OFF: dict[str, tuple[str, ...]] = {"ours": (*UPDATE, CAPTURED), "update": (CAPTURED,), "captured": ()}
-"""Which parts are off in our arms."""
+OFF: dict[str, tuple[str, ...]] = {"stock": (), "ours": (*UPDATE, CAPTURED), "update": (CAPTURED,), "captured": ()}
+"""Which parts are off in each arm."""
 SETTINGS = {
     "cuda": (Setting(8, 512, 256, 10, 32), Setting(64, 512, 256, 4, 16), Setting(512, 512, 256, 4, 32)),
     "cpu": (Setting(8, 512, 64, 10, 32, device="cpu"), Setting(64, 512, 64, 2, 8, device="cpu")),
@@ -72,7 +72,7 @@ def build_learner(setting: Setting, name: str) -> Any:
 
     config = prepare_config(PPOConfig(), setting)
     config.training(gamma=GAMMA, lambda_=ppo.LAMBDA, lr=3e-4, use_kl_loss=False, vf_clip_param=1e9)
-    config.learners(learner_config_dict=dict.fromkeys(OFF.get(name, ()), False))
+    config.learners(learner_config_dict=dict.fromkeys(OFF[name], False))
     return (config if name == "stock" else enable_triton(config)).build_learner(env=None)
 
 

@@ -19,6 +19,7 @@ from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.examples.learners.classes.custom_ppo_loss_fn_learner import PPOTorchLearnerWithWeightRegularizerLoss
 from ray.rllib.examples.rl_modules.classes.random_rlm import RandomRLModule
 from recorded_graphs import allow_captures
 from small import assert_same_training, small_ppo, train_algorithm
@@ -241,6 +242,10 @@ def test_checkpoints_are_those_of_rllib(monkeypatch):
     assert graphs.captures == 2  # an optimizer's state was replaced
 
 
+class OwnLossOfRay(PPOTorchLearnerWithWeightRegularizerLoss, TritonPPOTorchLearner):
+    """A loss in front of ours that is in Ray's package, as those of its examples are."""
+
+
 class OwnGradients(TritonPPOTorchLearner):
     """A learner with a step of its own in a part of the update."""
 
@@ -252,6 +257,10 @@ OBSTACLES = {
     "switched off": {"flags": {"rl_triton_captured_update": False}},
     "fused losses, metrics": {"flags": {"rl_triton_deferred_metrics": False}},
     "compute_loss_for_module is": {"learner_class": own_loss(TritonPPOTorchLearner)},
+    "compute_loss_for_module is the learner's": {
+        "learner_class": OwnLossOfRay,
+        "flags": {"regularizer_coeff": 0.1},
+    },
     "postprocess_gradients is": {"learner_class": OwnGradients},
     "stateful modules": {"model_config": DefaultModelConfig(fcnet_hiddens=[8], use_lstm=True, max_seq_len=5)},
     "the loss is RLlib's": {"rl_module_spec": RLModuleSpec(module_class=OwnModule)},

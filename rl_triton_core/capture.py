@@ -26,7 +26,7 @@ from rl_triton_core._internal.graphs import CudaGraphs, Graphs, use_stream
 from rl_triton_core._internal.optimizers import PreparedOptimizer, describe_settings, name_unsupported
 from rl_triton_core._internal.validation import is_number
 
-__all__ = ["CapturedStep", "hold_captures", "use_capture_stream"]
+__all__ = ["CapturedStep", "hold_captures", "is_input", "use_capture_stream"]
 
 WARM_UPS = 3
 """Eager steps before a capture: libraries choose their algorithms and allocate their workspaces."""
@@ -360,6 +360,11 @@ class Captured:
         return pytree.tree_unflatten(self.results, self.structure)
 
 
+def is_input(x: Any) -> bool:
+    """Whether a captured step can be given a leaf of its inputs: a tensor, number, bool, string or None."""
+    return x is None or isinstance(x, (Tensor, bool, str)) or is_number(x)
+
+
 def check_inputs(leaves: Iterable[Any]) -> None:
     """Refuse what a graph cannot take: gradients would end at its copy, and other arrays are no tensors."""
     for x in leaves:
@@ -367,7 +372,7 @@ def check_inputs(leaves: Iterable[Any]) -> None:
             if x.requires_grad and torch.is_grad_enabled():
                 expected = "expected one that needs none: detach it, or compute it inside the step"
                 raise ValueError(f"inputs: got a tensor of shape {tuple(x.shape)} that requires grad, {expected}")
-        elif not (x is None or isinstance(x, (bool, str)) or is_number(x)):
+        elif not is_input(x):
             raise TypeError(f"inputs: got {type(x).__name__}, expected tensors, numbers, bools, strings or None")
 
 

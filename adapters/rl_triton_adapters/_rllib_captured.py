@@ -11,7 +11,6 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from types import NoneType
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -21,7 +20,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from rl_triton_adapters._rllib_updates import FusedLossMixin, LossParts, are_finite, find_own_method
-from rl_triton_core.capture import CapturedStep, hold_captures, use_capture_stream
+from rl_triton_core.capture import CapturedStep, hold_captures, is_input, use_capture_stream
 
 __all__ = ["CapturedUpdateMixin"]
 
@@ -37,8 +36,6 @@ STEP = (
     "apply_gradients",
 )
 """What a step calls. A learner with one of its own may do there what no graph can repeat."""
-INPUTS = (Tensor, bool, int, float, str, NoneType)
-"""What columns of a batch may hold in a captured step."""
 ENTROPY, KL = "entropy_coeff_schedulers_per_module", "curr_kl_coeffs_per_module"
 """Where learners keep the coefficients of entropy and, if they have one, KL divergence."""
 
@@ -345,7 +342,7 @@ def is_capturable(batch: dict[str, Any], step: CapturedStep) -> bool:
         name
         for columns in batch.values()
         for name, x in columns.items()
-        if not isinstance(x, Tensor) and not all(isinstance(leaf, INPUTS) for leaf in pytree.tree_leaves(x))
+        if not all(map(is_input, pytree.tree_leaves(x)))
     ]
     if other:
         step.warn_once(f"the batch has columns that are no tensors: {', '.join(other)}")

@@ -46,6 +46,7 @@ PAGES = (
     "docs/index.md",
     "docs/install.md",
     "docs/multi-gpu.md",
+    "docs/rllib.md",
     "README.md",
 )
 MARKED = re.compile(r"(<!-- (\w+): written by make report -->)\n.*?\n(<!-- /\2 -->)", re.DOTALL)
@@ -227,6 +228,13 @@ COLUMNS = {
     "multi_gpu": {
         "setting": "{setting}", "processes": "{processes}", "eager": "{milliseconds[eager][median]:.2f}",
         "captured": "{milliseconds[captured][median]:.2f}", "eager / captured": "{speedup:.2f}",
+    },
+    "varying_batches": {
+        "algorithm": "{algorithm}", "steps of a batch": "{batch_size}", "updates": "{ours[updates]}",
+        "sizes": "{ours[sizes]}", "replayed": "{ours[replayed]:.1%}", "stock, update": "{stock[update_ms][1]:.2f}",
+        "ours, update": "{ours[update_ms][1]:.2f}", "stock, first 50": "{stock[first_ms]:.0f}",
+        "ours, first 50": "{ours[first_ms]:.0f}", "stock, MiB": "{stock[peak_mib]:.0f}",
+        "ours, MiB": "{ours[peak_mib]:.0f}",
     },
     "regimes_*": {
         "estimator": "`{estimator}`", "layout": "{layout}", "calls": "{regime}", "full": "{full:.0f}",

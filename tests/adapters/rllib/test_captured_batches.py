@@ -28,6 +28,7 @@ from test_appo import make_config as make_appo
 from test_appo import make_learner  # noqa: F401 (a fixture)
 from updates import POLICY, SPACES, assert_same_updates, draw_episodes, own_metrics, update_learner
 
+from benchmarks import files, varying_batches
 from rl_triton_adapters.rllib import TritonAPPOTorchLearner, TritonIMPALATorchLearner, enable_triton
 
 LEARNERS = {
@@ -219,6 +220,19 @@ def test_training_on_a_gpu_replays_graphs(config_class, num_learners, private_ra
     assert learner["reason"] == "" and 0 < learner["graphs"] <= 32, learner
     assert results[-1]["__all_modules__"]["rl_triton"] == 1
     assert all(np.isfinite(x).all() for x in weights[POLICY].values())
+
+
+def test_a_training_replays_all_but_the_first_update_of_a_size(private_ray, monkeypatch, tmp_path):
+    allow_captures(monkeypatch)
+    options = ["--device", "cpu", "--seconds", "1", "--batch-sizes", "200", "--env-runners", "0", "--commit", "test"]
+    varying_batches.main([str(tmp_path), *options])
+    rows = files.read_result(tmp_path / "varying_batches.json")["rows"]
+    assert [row["algorithm"] for row in rows] == ["IMPALA", "APPO"]
+    for row in rows:
+        stock, ours = row["stock"], row["ours"]
+        assert stock["replayed"] == 0 and stock["updates"] > 0
+        assert 1 < ours["sizes"] <= 32
+        assert round(ours["replayed"] * ours["updates"]) == ours["updates"] - ours["sizes"]
 
 
 def describe_captures(learner):

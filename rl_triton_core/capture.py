@@ -35,7 +35,7 @@ WARM_UPS_OF_RANKS = 11
 UNUSED_CALLS = 256
 """After so many calls without it, a graph makes room for another."""
 CAPTURING = threading.RLock()
-"""Held during a capture: its stream and the check for waiting belong to the process, not to a thread."""
+"""Held while a step is made that can be captured: streams, random numbers, the check for waiting are the process's."""
 
 
 class CapturedStep:
@@ -128,11 +128,13 @@ class CapturedStep:
         """Make the step."""
         leaves, structure = pytree.tree_flatten(inputs)
         check_inputs(leaves)
-        if self.reason and self.stop.device != self.device:  # what was moved may be captured where it is now
-            self.reset()
-        copy = not self.reason  # of what a step is given, here or into a graph
-        graph = None if self.reason else self.find_graph(leaves, structure)
-        return self.run_eagerly(leaves, structure, copy) if graph is None else graph.replay(leaves)
+        is_plain = bool(self.reason) and self.stop.device == self.device
+        with nullcontext() if is_plain else CAPTURING:
+            if self.reason and not is_plain:  # what was moved may be captured where it is now
+                self.reset()
+            copy = not self.reason  # of what a step is given, here or into a graph
+            graph = None if self.reason else self.find_graph(leaves, structure)
+            return self.run_eagerly(leaves, structure, copy) if graph is None else graph.replay(leaves)
 
     def find_graph(self, leaves: list[Any], structure: Any) -> Captured | None:
         """The graph of a step with these inputs, captured if it is new; None if the step has to run eagerly."""
@@ -156,8 +158,7 @@ class CapturedStep:
                 self.warn_once(f"more than {self.max_graphs} combinations of shapes and settings")
                 return None
             try:
-                with CAPTURING:
-                    self.captured[key] = self.capture(leaves, structure)
+                self.captured[key] = self.capture(leaves, structure)
             except RuntimeError as error:  # an operation that cannot be captured, or no memory is left for it
                 self.fall_back(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
                 return None
@@ -179,6 +180,11 @@ class CapturedStep:
         if not self.captured:
             self.graphs.release()
         return True
+
+    def forget_graphs(self) -> None:
+        """Capture anew."""
+        self.captured.clear()
+        self.graphs.release()
 
     def run_eagerly(self, leaves: list[Any], structure: Any, copy: bool) -> Any:
         """The step as it is; what is stopped changes nothing here either."""
@@ -271,7 +277,9 @@ class CapturedStep:
 
     def stop_if(self, condition: Tensor) -> None:
         """Inside the function: from here on the optimizers change nothing if the condition holds."""
-        self.may_stop = True
+        if not self.may_stop:
+            self.may_stop = True
+            self.forget_graphs()  # those that change buffers, stopped or not
         self.stop.copy_(torch.maximum(self.stop, condition.to(self.stop.dtype)))
 
     def resume(self) -> None:
@@ -284,8 +292,7 @@ class CapturedStep:
 
     def reset(self) -> None:
         """Forget the graphs and the optimizers' preparation; the next call captures anew."""
-        self.captured.clear()
-        self.graphs.release()
+        self.forget_graphs()
         for optimizer in self.prepared:
             optimizer.release()
         self.prepared, self.is_stale = [], False
@@ -459,9 +466,10 @@ def find_averaged(modules: Iterable[nn.Module]) -> list[DistributedDataParallel]
 
 @contextmanager
 def hold_captures() -> Iterator[None]:
-    """Read or set a model's state inside, in another thread than the one that trains it: nothing is captured meanwhile.
+    """Read or set a model's state inside, in another thread than the one that trains it: no captured step is made.
 
     A capture makes steps and takes them back. What is read within one may be of such a step, and what is set is lost.
+    Random numbers that another thread draws on the device meanwhile are an error of PyTorch's; inside, they are none.
     """
     with CAPTURING:
         yield

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import wraps
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.core.rl_module.apis import SelfSupervisedLossAPI
 from ray.rllib.policy.sample_batch import SampleBatch
 from torch import Tensor
@@ -96,6 +98,20 @@ class GivenCoefficient(NamedTuple):
         return self.value
 
 
+def hold_captures_in(name: str) -> Callable[..., Any]:
+    """A method of `CapturedUpdateMixin` that is that of the learner behind it, while no step is captured.
+
+    A capture makes steps and takes them back, and other threads than the learner's read and set its state.
+    """
+
+    @wraps(getattr(TorchLearner, name))
+    def call_method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with hold_captures():
+            return getattr(super(CapturedUpdateMixin, self), name)(*args, **kwargs)
+
+    return call_method
+
+
 class CapturedUpdateMixin:
     """Capture the step of one minibatch: forward pass, loss, gradients, clipping, optimizers.
 
@@ -152,7 +168,7 @@ class CapturedUpdateMixin:
             "stateful modules have minibatches of several shapes": any(self.module[x].is_stateful() for x in modules),
             "several learners have batches of different shapes": self.has_varying_batches
             and self.config.num_learners > 1,
-            "a module has a loss of its own": any(is_self_supervised(self.module[x]) for x in modules),
+            "a module has a loss of its own": any(is_self_supervised(x) for _, x in self.module.items()),
             "the loss is RLlib's": fused is not None and any(fused.find_head(x) is None for x in modules),
         }
         return next((reason for reason, applies in obstacles.items() if applies), "")
@@ -175,35 +191,9 @@ class CapturedUpdateMixin:
         with self._use_capture_stream():  # which holds captures
             return super().add_module(**kwargs)  # type: ignore[misc]
 
-    def remove_module(self, *args: Any, **kwargs: Any) -> Any:
-        """Remove a module, not while a step is captured.
-
-        Args:
-            *args: As of RLlib's learner.
-            **kwargs: Likewise.
-        """
-        with hold_captures():
-            return super().remove_module(*args, **kwargs)  # type: ignore[misc]
-
-    def get_state(self, *args: Any, **kwargs: Any) -> Any:
-        """Get the state, not while a step is captured, which makes steps and takes them back.
-
-        Args:
-            *args: As of RLlib's learner.
-            **kwargs: Likewise.
-        """
-        with hold_captures():
-            return super().get_state(*args, **kwargs)  # type: ignore[misc]
-
-    def set_state(self, *args: Any, **kwargs: Any) -> None:
-        """Set the state, not while a step is captured, which puts back the one before it.
-
-        Args:
-            *args: As of RLlib's learner.
-            **kwargs: Likewise.
-        """
-        with hold_captures():
-            super().set_state(*args, **kwargs)  # type: ignore[misc]
+    remove_module = hold_captures_in("remove_module")
+    get_state, set_state = hold_captures_in("get_state"), hold_captures_in("set_state")
+    save_to_path, restore_from_path = hold_captures_in("save_to_path"), hold_captures_in("restore_from_path")
 
     def find_step(self) -> CapturedStep:
         """The step of the modules and optimizers as they are now; it says why it is not captured."""
@@ -241,6 +231,7 @@ class CapturedUpdateMixin:
     def _update(self, batch: dict[str, Any]) -> tuple[Any, Any, Any]:
         step = self.find_step()
         if step.reason or not is_capturable(batch, step):
+            self._log_results()  # of captured steps before it, whose metrics this one's replace
             stock: Any = super()
             results: tuple[Any, Any, Any] = stock._update(batch)
             return results

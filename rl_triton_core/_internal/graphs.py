@@ -5,11 +5,14 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any, Protocol
 
 import torch
+
+ERROR_MODE = "thread_local"
+"""What a capture forbids, it forbids its own thread alone."""
 
 
 class Graphs(Protocol):
@@ -49,27 +52,32 @@ class CudaGraphs:
 
     def capture(self, call: Callable[[], Any], generators: Iterable[torch.Generator]) -> tuple[Any, Callable[[], None]]:
         """A graph of the call. Other threads may use the device meanwhile."""
-        graph = torch.cuda.CUDAGraph()
-        for generator in generators:
-            graph.register_generator_state(generator)
+        graph = create_graph(generators)
         self.pool = self.pool or torch.cuda.graph_pool_handle()
         current, side = torch.cuda.current_stream(self.device), find_stream(self.device, "capture")
         try:
             with (
                 torch.cuda.device(self.device),
-                torch.cuda.graph(graph, pool=self.pool, stream=side, capture_error_mode="thread_local"),
+                torch.cuda.graph(graph, pool=self.pool, stream=side, capture_error_mode=ERROR_MODE),
             ):
                 results = call()
         except Exception:
             torch.cuda.set_stream(current)  # a capture that fails at its end leaves its own behind
-            self.end_capture()
+            self.leave_pool()
+            self.leave_generators(generators)
             raise
         return results, graph.replay
 
-    def end_capture(self) -> None:
+    def leave_pool(self) -> None:
+        """Let the allocator end a capture that failed at its end, or it would keep memory back for good."""
+        with suppress(RuntimeError):  # it has ended it
+            torch._C._cuda_endAllocateToPool(self.device.index, self.pool)
+            torch._C._cuda_releasePool(self.device.index, self.pool)
+
+    def leave_generators(self, generators: Iterable[torch.Generator]) -> None:
         """Let the generators leave the state of a capture that failed: by one that does not."""
-        side = find_stream(self.device, "capture")
-        with torch.cuda.device(self.device), torch.cuda.graph(torch.cuda.CUDAGraph(), stream=side):
+        graph, side = create_graph(generators), find_stream(self.device, "capture")
+        with torch.cuda.device(self.device), torch.cuda.graph(graph, stream=side, capture_error_mode=ERROR_MODE):
             torch.empty(1, device=self.device).zero_()
 
     def save_random_state(self, generators: Iterable[torch.Generator]) -> Any:
@@ -90,6 +98,14 @@ class CudaGraphs:
         if self.pool is not None:
             self.pool = None
             torch.cuda.empty_cache()
+
+
+def create_graph(generators: Iterable[torch.Generator]) -> torch.cuda.CUDAGraph:
+    """An empty graph that draws from these generators, besides the default one."""
+    graph = torch.cuda.CUDAGraph()
+    for generator in generators:
+        graph.register_generator_state(generator)
+    return graph
 
 
 @contextmanager
@@ -124,10 +140,10 @@ def refuse_waiting(call: Callable[[], Any]) -> None:
         def note_place(message: Any, category: Any, filename: str, lineno: int, *more: Any, **options: Any) -> None:
             current, is_of_waiting = threading.current_thread(), "called a synchronizing" in str(message)
             is_own = current is thread or isinstance(current, threading._DummyThread)  # which autograd's are
-            if is_own and is_of_waiting:
-                places.append(f"{filename}, line {lineno}")
-            elif is_over or not (is_own or is_of_waiting):  # other threads may have put this function back
+            if is_over or not is_of_waiting:  # other threads may have put this function back
                 show(message, category, filename, lineno, *more, **options)
+            elif is_own:
+                places.append(f"{filename}, line {lineno}")
 
         warnings.showwarning = note_place
         torch.cuda.set_sync_debug_mode("warn")

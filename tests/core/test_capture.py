@@ -220,6 +220,20 @@ def test_an_early_stop_keeps_the_statistics_of_a_normalisation(enabled, device, 
 
 
 @pytest.mark.parametrize("device", ["cpu", GPU])
+def test_graphs_of_before_the_first_limit_keep_buffers_too(device, monkeypatch):
+    """A step that was captured without one is captured anew."""
+    trainings = make_captured(monkeypatch, device), Training(device=device, enabled=False)
+    (batch,) = draw_batches(1, device=device)
+    for training in trainings:
+        training.model[2] = nn.BatchNorm1d(16, affine=False, device=device)
+        for limit in ((), (1e9,), ()):
+            training.step(*batch, 1.0, *limit)
+    got, want = (training.model[2].running_mean for training in trainings)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+    assert trainings[0].step.stop.item() == 1 and trainings[0].step.reason == ""
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
 def test_checkpoints_are_those_of_the_plain_optimizer(device, monkeypatch):
     """Both ways, and in the middle of training."""
     captured, plain = make_captured(monkeypatch, device), Training(device=device, enabled=False)

@@ -1,6 +1,7 @@
 """Captured updates: RLlib's weights and metrics; on a CPU with recorded graphs."""
 
 import logging
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 
 import gymnasium as gym
@@ -16,9 +17,11 @@ from core.test_capture import GPU
 from ray.rllib.algorithms.ppo.ppo_catalog import PPOCatalog
 from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
+from ray.rllib.core.rl_module.apis import SelfSupervisedLossAPI
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
 from ray.rllib.examples.learners.classes.custom_ppo_loss_fn_learner import PPOTorchLearnerWithWeightRegularizerLoss
 from ray.rllib.examples.rl_modules.classes.random_rlm import RandomRLModule
 from recorded_graphs import allow_captures
@@ -36,6 +39,7 @@ from updates import (
 )
 
 from rl_triton_adapters.rllib import TritonPPOTorchLearner, enable_triton
+from rl_triton_core.capture import hold_captures
 
 
 def build_captured(config, device, monkeypatch):
@@ -240,6 +244,78 @@ def test_checkpoints_are_those_of_rllib(monkeypatch):
     continued = [update_learner(config, "gaussian", 1, learner) for learner in learners.values()]
     assert_same_updates(*continued)
     assert graphs.captures == 2  # an optimizer's state was replaced
+
+
+class ReadsItsOutputs(DefaultPPOTorchRLModule):
+    """No graph can hold it, which shows while its step is captured."""
+
+    def _forward_train(self, batch, **kwargs):
+        outputs = super()._forward_train(batch, **kwargs)
+        assert outputs["action_dist_inputs"].sum().item() < np.inf
+        return outputs
+
+
+def test_metrics_of_an_update_whose_capture_fails(monkeypatch):
+    """They are those of its last minibatch, and so is what RLlib computes the next KL coefficient from."""
+    config = make_config("gaussian", entropy_coeff=0.02, kl_coeff=1.0, kl_target=0.25, lr=1e-2)
+    config.rl_module(rl_module_spec=RLModuleSpec(module_class=ReadsItsOutputs))
+    stock, learner = update_learner(config, "gaussian"), build_captured(config, "cpu", monkeypatch)
+    with pytest.warns(RuntimeWarning, match="runs eagerly"):
+        ours = update_learner(config, "gaussian", learner=learner)
+    assert_same_updates(stock, ours)
+
+
+class World(TorchRLModule, SelfSupervisedLossAPI):
+    """A model of the environment: it has no distribution of actions, and its metric is a mean over minibatches."""
+
+    def setup(self):
+        self.net = torch.nn.Linear(4, 4)
+
+    def get_train_action_dist_cls(self):
+        raise NotImplementedError
+
+    get_exploration_action_dist_cls = get_inference_action_dist_cls = get_train_action_dist_cls
+
+    def _forward(self, batch, **kwargs):
+        return {"predicted": self.net(batch["obs"])}
+
+    def compute_self_supervised_loss(self, *, learner, module_id, config, batch, fwd_out):
+        loss = (fwd_out["predicted"] - batch["obs"]).square().mean()
+        learner.metrics.log_value((module_id, "error"), loss.item(), reduce="mean")
+        return loss
+
+
+def test_a_module_with_a_loss_of_its_own_and_no_actions(monkeypatch):
+    modules = {"trained": DefaultPPOTorchRLModule, "world": World}
+    allow_captures(monkeypatch)
+    stock, ours = build_learner(make_agents_config(modules)[0]), enable_triton(make_agents_config(modules)[0])
+    ours = build_learner(ours)
+    assert ours.describe_step() == "updates are not captured: a module has a loss of its own"
+    for learner in (stock, ours):
+        update_agents(learner, ["trained", "world"], 0)
+    for name in modules:
+        assert_same_states(stock, ours, name)
+
+
+def test_a_learner_s_state_is_read_and_set_while_nothing_is_captured(monkeypatch, tmp_path):
+    """By RLlib's main thread, beside the learner's."""
+    config, specs = make_agents_config({"a": DefaultPPOTorchRLModule})
+    learner, saved = build_captured(config, "cpu", monkeypatch), str(tmp_path / "saved")
+    state = learner.get_state()
+    calls = [
+        learner.get_state,
+        partial(learner.set_state, state),
+        partial(learner.save_to_path, saved),
+        partial(learner.restore_from_path, saved),
+        partial(learner.add_module, module_id="b", module_spec=specs["a"]),
+        partial(learner.remove_module, "b"),
+    ]
+    with ThreadPoolExecutor(1) as pool:
+        for call in calls:
+            with hold_captures():
+                answer = pool.submit(call)
+                assert not wait([answer], 0.1).done, call
+            answer.result(60)
 
 
 class OwnLossOfRay(PPOTorchLearnerWithWeightRegularizerLoss, TritonPPOTorchLearner):

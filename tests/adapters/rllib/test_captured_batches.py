@@ -167,6 +167,23 @@ def test_columns_that_are_no_tensors(name, make_learner, monkeypatch):  # noqa: 
     assert len(learner.find_step().captured) == 1
 
 
+@pytest.mark.parametrize("device", ["cpu", GPU])
+def test_losses_outlast_the_next_update(device, make_learner, monkeypatch):  # noqa: F811
+    """RLlib keeps them until it reduces its metrics, after other updates, whose graphs share the memory."""
+    if device == "cpu":
+        allow_captures(monkeypatch)
+    config = make_impala("categorical").learners(num_gpus_per_learner=int(device == "cuda"))
+    learner, losses, numbers = make_learner(enable_triton(config)), [], []
+    for seed in range(3):
+        given = {"rl_module": learner.module, "batch": {}, "episodes": draw_episodes("categorical", seed=seed)}
+        columns = learner._learner_connector(**given, shared_data={})[POLICY]
+        batch = {POLICY: {name: torch.as_tensor(x, device=device) for name, x in columns.items()}}
+        losses.append(learner._update(batch)[1][POLICY])
+        numbers.append(losses[-1].item())
+    assert learner.find_step().captured
+    assert [loss.item() for loss in losses] == numbers and len(set(numbers)) == 3
+
+
 def test_a_state_is_set_after_a_capture(make_learner, monkeypatch):  # noqa: F811
     """As a restored checkpoint's by the main thread: the capture would put back what was there before."""
     allow_captures(monkeypatch)

@@ -69,7 +69,7 @@ def measure_training(name: str, batch_size: int, arm: str, options: Namespace) -
         algorithm.train()
     algorithm.stop()
     peak = torch.cuda.max_memory_reserved() if options.device == "cuda" else 0
-    return updates.describe() | {"peak_mib": peak / 2**20}
+    return updates.make_row() | {"peak_mib": peak / 2**20}
 
 
 def make_config(name: str, batch_size: int, arm: str, options: Namespace) -> Any:
@@ -115,8 +115,8 @@ class CountedUpdates:
         step = getattr(self.learner, "_step", None)
         return {id(graph): graph.last_call for graph in step.captured.values()} if step else {}
 
-    def describe(self) -> files.Row:
-        """What a row says of them."""
+    def make_row(self) -> files.Row:
+        """What a result says of them."""
         return {
             "updates": len(self.sizes),
             "sizes": len(set(self.sizes)),

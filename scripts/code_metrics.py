@@ -33,7 +33,7 @@ GENERATED = re.compile(r"<!-- (\w+): written by make report -->.*?<!-- /\1 -->",
 
 PARTS = ("rl_triton_core", "adapters", "benchmarks", "tests", "scripts", "examples")
 LIMITS: dict[str, dict[str, int]] = {
-    "lines": {"benchmarks": 6250, "tests": 22850},
+    "lines": {"benchmarks": 6400, "tests": 23100},
     "longest": dict.fromkeys(PARTS, 80) | {"rl_triton_core": 80},
     "one_word": {"rl_triton_core": 90, "adapters": 24, "benchmarks": 30, "tests": 200, "scripts": 0, "examples": 9},
 }

@@ -310,11 +310,13 @@ def test_a_learner_s_state_is_read_and_set_while_nothing_is_captured(monkeypatch
         partial(learner.add_module, module_id="b", module_spec=specs["a"]),
         partial(learner.remove_module, "b"),
     ]
+    weight = next(learner.module["a"].parameters())
     with ThreadPoolExecutor(1) as pool:
-        for call in calls:
+        for i, call in enumerate(calls):
+            torch.nn.init.constant_(weight, i)
             with hold_captures():
                 answer = pool.submit(call)
-                assert not wait([answer], 0.1).done, call
+                assert not wait([answer], 0.3).done and (weight == i).all(), call
             answer.result(60)
 
 

@@ -5,7 +5,7 @@
 A batch has a slot for each step and each end of an episode, so that training has batches of many sizes, each with a
 graph of its own. Writes varying_batches.json: of RLlib's training and of ours the updates, the sizes that came up, the
 share of updates that replayed a graph, how long an update of the learner took (quartiles, in milliseconds; the first
-ones, that capture most, in `first_ms` together), and the most memory in MiB that PyTorch held on the device.
+ones, that capture most, in `first_ms` together), and the most memory in MiB that PyTorch held on the device for it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks import files
 from benchmarks.end_to_end.run import find_quartiles
 
 ALGORITHMS = ("IMPALA", "APPO")
-BATCH_SIZES = (500, 4000)
+BATCH_SIZES = (500, 2000)
 FRAGMENT, NUM_ENVS = 50, 10
 """Steps of a fragment, and environments of an env runner."""
 FIRST = 50
@@ -56,20 +56,27 @@ def main(arguments: list[str] | None = None) -> None:
 
 def measure_training(name: str, batch_size: int, arm: str, options: Namespace) -> files.Row:
     """One training from its beginning, with a learner in this process."""
-    gc.collect()
-    torch.cuda.empty_cache()
+    held = read_memory()
     algorithm = make_config(name, batch_size, arm, options).build_algo()
     updates = CountedUpdates(algorithm.learner_group._learner)
-    if options.device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
     while not updates.sizes:  # env runners are starting
         algorithm.train()
     ends = time.perf_counter() + options.seconds
     while time.perf_counter() < ends:
         algorithm.train()
     algorithm.stop()
-    peak = torch.cuda.max_memory_reserved() if options.device == "cuda" else 0
-    return updates.make_row() | {"peak_mib": peak / 2**20}
+    peak = torch.cuda.max_memory_reserved() if torch.cuda.is_available() else 0
+    return updates.make_row() | {"peak_mib": (peak - held) / 2**20}
+
+
+def read_memory() -> int:
+    """Bytes that PyTorch holds on the device; what it held at most is counted from here on."""
+    if not torch.cuda.is_available():
+        return 0
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_reserved()
 
 
 def make_config(name: str, batch_size: int, arm: str, options: Namespace) -> Any:

@@ -233,8 +233,7 @@ COLUMNS = {
         "algorithm": "{algorithm}", "steps of a batch": "{batch_size}", "updates": "{ours[updates]}",
         "sizes": "{ours[sizes]}", "replayed": "{ours[replayed]:.1%}", "stock, update": "{stock[update_ms][1]:.2f}",
         "ours, update": "{ours[update_ms][1]:.2f}", "stock, first 50": "{stock[first_ms]:.0f}",
-        "ours, first 50": "{ours[first_ms]:.0f}", "stock, MiB": "{stock[peak_mib]:.0f}",
-        "ours, MiB": "{ours[peak_mib]:.0f}",
+        "ours, first 50": "{ours[first_ms]:.0f}",
     },
     "regimes_*": {
         "estimator": "`{estimator}`", "layout": "{layout}", "calls": "{regime}", "full": "{full:.0f}",

@@ -5,23 +5,23 @@
 A batch has a slot for each step and each end of an episode, so that training has batches of many sizes, each with a
 graph of its own. Writes varying_batches.json: of RLlib's training and of ours the updates, the sizes that came up, the
 share of updates that replayed a graph, how long an update of the learner took (quartiles, in milliseconds; the first
-ones, that capture most, in `first_ms` together), and the most memory in MiB that PyTorch held on the device for it.
+ones, that capture most, in `first_ms` together), and on a GPU the peak of the bytes that PyTorch reserves for it.
 """
 
 from __future__ import annotations
 
-import gc
 import itertools
 import os
 import time
 from argparse import Namespace
-from importlib import import_module
 from typing import Any
 
 import torch
 
 from benchmarks import files
+from benchmarks.end_to_end.impala import create_config
 from benchmarks.end_to_end.run import find_quartiles
+from benchmarks.end_to_end.stopwatch import Stopwatch, watch_memory
 
 ALGORITHMS = ("IMPALA", "APPO")
 BATCH_SIZES = (500, 2000)
@@ -56,32 +56,22 @@ def main(arguments: list[str] | None = None) -> None:
 
 def measure_training(name: str, batch_size: int, arm: str, options: Namespace) -> files.Row:
     """One training from its beginning, with a learner in this process."""
-    held = read_memory()
-    algorithm = make_config(name, batch_size, arm, options).build_algo()
-    updates = CountedUpdates(algorithm.learner_group._learner)
-    while not updates.sizes:  # env runners are starting
-        algorithm.train()
-    ends = time.perf_counter() + options.seconds
-    while time.perf_counter() < ends:
-        algorithm.train()
-    algorithm.stop()
-    peak = torch.cuda.max_memory_reserved() if torch.cuda.is_available() else 0
-    return updates.make_row() | {"peak_mib": (peak - held) / 2**20}
-
-
-def read_memory() -> int:
-    """Bytes that PyTorch holds on the device; what it held at most is counted from here on."""
-    if not torch.cuda.is_available():
-        return 0
-    gc.collect()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    return torch.cuda.memory_reserved()
+    memory: dict[str, int] = {}
+    with watch_memory(options.device, memory):
+        algorithm = make_config(name, batch_size, arm, options).build_algo()
+        updates = CountedUpdates(algorithm.learner_group._learner, Stopwatch(options.device))
+        while not updates.sizes:  # env runners are starting
+            algorithm.train()
+        ends = time.perf_counter() + options.seconds
+        while time.perf_counter() < ends:
+            algorithm.train()
+        algorithm.stop()
+    return updates.make_row() | memory
 
 
 def make_config(name: str, batch_size: int, arm: str, options: Namespace) -> Any:
     """An algorithm's config."""
-    config = getattr(import_module(f"ray.rllib.algorithms.{name.lower()}"), f"{name}Config")()
+    config = create_config(name)
     config.environment("CartPole-v1").debugging(seed=0, log_level="ERROR").reporting(min_time_s_per_iteration=1)
     config.env_runners(
         num_env_runners=options.env_runners, num_envs_per_env_runner=NUM_ENVS, rollout_fragment_length=FRAGMENT
@@ -98,11 +88,11 @@ def make_config(name: str, batch_size: int, arm: str, options: Namespace) -> Any
 class CountedUpdates:
     """A learner's updates: their sizes, how long they take, and which replay a graph."""
 
-    def __init__(self, learner: Any) -> None:
+    def __init__(self, learner: Any, watch: Stopwatch) -> None:
         self.sizes: list[int] = []
         self.milliseconds: list[float] = []
         self.replayed: list[bool] = []
-        self.learner, self.update = learner, learner._update
+        self.learner, self.update, self.watch = learner, learner._update, watch
         learner._update = self.run_update
 
     def run_update(self, batch: dict[str, Any]) -> Any:
@@ -110,8 +100,7 @@ class CountedUpdates:
         before = self.list_graphs()
         started = time.perf_counter()
         found = self.update(batch)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        self.watch.wait()
         self.milliseconds.append(1e3 * (time.perf_counter() - started))
         self.sizes.append(sum(len(columns["obs"]) for columns in batch.values()))
         self.replayed.append(any(before.get(key, last) != last for key, last in self.list_graphs().items()))

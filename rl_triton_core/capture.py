@@ -182,7 +182,7 @@ class CapturedStep:
         return True
 
     def forget_graphs(self) -> None:
-        """Capture anew."""
+        """Drop all graphs; each is captured anew when it is needed."""
         self.captured.clear()
         self.graphs.release()
 

@@ -288,8 +288,8 @@ class World(TorchRLModule, SelfSupervisedLossAPI):
 def test_a_module_with_a_loss_of_its_own_and_no_actions(monkeypatch):
     modules = {"trained": DefaultPPOTorchRLModule, "world": World}
     allow_captures(monkeypatch)
-    stock, ours = build_learner(make_agents_config(modules)[0]), enable_triton(make_agents_config(modules)[0])
-    ours = build_learner(ours)
+    stock = build_learner(make_agents_config(modules)[0])
+    ours = build_learner(enable_triton(make_agents_config(modules)[0]))
     assert ours.describe_step() == "updates are not captured: a module has a loss of its own"
     for learner in (stock, ours):
         update_agents(learner, ["trained", "world"], 0)

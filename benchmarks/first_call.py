@@ -64,7 +64,7 @@ def time_phases(estimator: str) -> Times:
     """Seconds to import the backend and its compiler, of the first call, and of the second."""
     workload, clock = Workload(estimator, *SHAPE), Clock()
     call = ours.make_call(workload, draw_inputs(workload, "cpu"))
-    phases = (lambda: importlib.import_module("rl_triton_core._internal.backends.cpu"), call, call)
+    phases = (lambda: importlib.import_module("rl_triton_core._internal.scan.cpu"), call, call)
     return tuple(clock.time(phase) / 1e6 for phase in phases)
 
 

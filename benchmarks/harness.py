@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rl_triton_core._internal.graphs import CudaGraphs
+from rl_triton_core._internal.capture.graphs import CudaGraphs
 
 Call = Callable[[], Any]
 

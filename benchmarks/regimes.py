@@ -30,8 +30,8 @@ from benchmarks import files, harness
 from benchmarks.harness import Call
 from benchmarks.run import list_tensors
 from benchmarks.workloads import ESTIMATORS, LAYOUTS, Inputs, Workload, draw_inputs, draw_sequences
-from rl_triton_core._internal.backends.triton_variants import forget_variants
-from rl_triton_core._internal.fast_path import forget_plans
+from rl_triton_core._internal.launch.fast_path import forget_plans
+from rl_triton_core._internal.launch.variants import forget_variants
 from rl_triton_core.testing import assert_close
 
 REPEATED = (4096, 128)
@@ -183,7 +183,7 @@ def count_kernels() -> int:
 
 def list_caches() -> dict[Any, Any]:
     """Triton's kernels of the scan, by device."""
-    from rl_triton_core._internal.kernels.scan import scan
+    from rl_triton_core._internal.scan.kernel.scan import scan
 
     caches: dict[Any, Any] = scan.device_caches
     return caches

@@ -3,7 +3,7 @@
     python benchmarks/tune.py FOLDER [--estimator gae vtrace ...] [--layout time-major] [--window 4096x2048 ...]
         [--truncated] [--masked]
 
-The rows of `_internal/kernels/launch.py` are chosen from what this finds. Writes tune_GPU.json: for every rollout the
+The rows of `_internal/launch/table.py` are chosen from what this finds. Writes tune_GPU.json: for every rollout the
 candidates by their time on the device. Prints where the table's own choice stands among them.
 """
 
@@ -32,11 +32,11 @@ from benchmarks.harness import Call
 from benchmarks.providers import ours
 from benchmarks.run import list_tensors
 from benchmarks.workloads import ESTIMATORS, Workload, count_bytes, count_bytes_per_step, draw_inputs
-from rl_triton_core._internal.backends import triton as backend
-from rl_triton_core._internal.kernels import launch
-from rl_triton_core._internal.kernels.launch import TABLE, Launch
-from rl_triton_core._internal.recurrence import Problem
-from rl_triton_core._internal.tuning import Candidate, device_time, launch_candidates
+from rl_triton_core._internal.launch import table as launch
+from rl_triton_core._internal.launch.table import TABLE, Launch
+from rl_triton_core._internal.launch.tuning import Candidate, device_time, launch_candidates
+from rl_triton_core._internal.scan import triton as backend
+from rl_triton_core._internal.scan.problem import Problem
 from rl_triton_core.testing import relative_error
 
 WINDOWS = (

@@ -1,14 +1,14 @@
 """Credit assignment for reinforcement learning: exact at episode boundaries, fast on GPUs and CPUs."""
 
 from rl_triton_core import estimators as _estimators
-from rl_triton_core._internal.backends import BackendUnavailableError as BackendUnavailableError
-from rl_triton_core._internal.backends import available_backends as available_backends
-from rl_triton_core._internal.backends import check_backend as check_backend
-from rl_triton_core._internal.fast_path import fast_path_status as fast_path_status
-from rl_triton_core._internal.fast_path import set_fast_path as set_fast_path
-from rl_triton_core._internal.threads import get_num_threads as get_num_threads
-from rl_triton_core._internal.threads import set_num_threads as set_num_threads
-from rl_triton_core._internal.tuning import tune as tune
+from rl_triton_core._internal.backend import BackendUnavailableError as BackendUnavailableError
+from rl_triton_core._internal.backend import available_backends as available_backends
+from rl_triton_core._internal.backend import check_backend as check_backend
+from rl_triton_core._internal.launch.fast_path import fast_path_status as fast_path_status
+from rl_triton_core._internal.launch.fast_path import set_fast_path as set_fast_path
+from rl_triton_core._internal.launch.threads import get_num_threads as get_num_threads
+from rl_triton_core._internal.launch.threads import set_num_threads as set_num_threads
+from rl_triton_core._internal.launch.tuning import tune as tune
 from rl_triton_core._version import __version__ as __version__
 from rl_triton_core.boundaries import FinalValues as FinalValues
 from rl_triton_core.estimators import *  # noqa: F403

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from rl_triton_core._internal.primitives import select
+from rl_triton_core._internal.equations.primitives import select
 
 
 def apply_boundary_rule(

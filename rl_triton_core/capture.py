@@ -22,9 +22,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
-from rl_triton_core._internal.graphs import CudaGraphs, Graphs, use_stream
-from rl_triton_core._internal.optimizers import PreparedOptimizer, describe_settings, name_unsupported
-from rl_triton_core._internal.validation import is_number
+from rl_triton_core._internal.arguments.validation import is_number
+from rl_triton_core._internal.capture.graphs import CudaGraphs, Graphs, use_stream
+from rl_triton_core._internal.capture.optimizers import PreparedOptimizer, describe_settings, name_unsupported
 
 __all__ = ["CapturedStep", "hold_captures", "is_input", "use_capture_stream"]
 

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rl_triton_core._internal import validation as check
-from rl_triton_core._internal.validation import FLAG_DTYPES, REAL_DTYPES, RolloutLayout
+from rl_triton_core._internal.arguments import validation as check
+from rl_triton_core._internal.arguments.validation import FLAG_DTYPES, REAL_DTYPES, RolloutLayout
 from rl_triton_core.boundaries import FinalValues
 
 __all__ = [

@@ -10,12 +10,7 @@
 The estimators of this package are written with these names too.
 """
 
-from rl_triton_core._internal.fast_path import with_fast_path
-from rl_triton_core._internal.linear import read_state
-from rl_triton_core._internal.primitives import exp, minimum, select
-from rl_triton_core._internal.recurrence import Expectation, Recurrence, Step
-from rl_triton_core._internal.solve import solve, solve_features, solve_windows
-from rl_triton_core._internal.validation import (
+from rl_triton_core._internal.arguments.validation import (
     RolloutLayout,
     check_bool,
     check_choice,
@@ -29,6 +24,11 @@ from rl_triton_core._internal.validation import (
     check_shape,
     check_tensor,
 )
+from rl_triton_core._internal.equations.primitives import exp, minimum, select
+from rl_triton_core._internal.launch.fast_path import with_fast_path
+from rl_triton_core._internal.scan.linear import read_state
+from rl_triton_core._internal.scan.recurrence import Expectation, Recurrence, Step
+from rl_triton_core._internal.scan.solve import solve, solve_features, solve_windows
 from rl_triton_core.boundaries import FinalValues, apply_boundary_rule
 
 __all__ = [

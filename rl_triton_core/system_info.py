@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from rl_triton_core._internal.fast_path import fast_path_status
+from rl_triton_core._internal.launch.fast_path import fast_path_status
 from rl_triton_core._version import __version__
 
 TRITON = ("triton", "pytorch-triton-rocm", "pytorch-triton")

@@ -160,7 +160,7 @@ def float64_target(request):
 @pytest.fixture
 def no_device(monkeypatch):
     """Kernels are launched as on a device, whose stream is 77."""
-    from rl_triton_core._internal.backends import triton_launcher
+    from rl_triton_core._internal.launch import launcher as triton_launcher
 
     monkeypatch.setattr(triton_launcher, "current_device", lambda: 0)
     monkeypatch.setattr(triton_launcher, "stream_getter", lambda index: lambda: 77)
@@ -184,7 +184,7 @@ SPILLED_BYTES = 32
 def spills(request):
     """On a GPU no kernel that a test compiles spills more, unless its launch is in no table; what does is reported."""
     yield
-    from rl_triton_core._internal.kernels.scan import scan
+    from rl_triton_core._internal.scan.kernel.scan import scan
 
     new = {kernel for caches in scan.device_caches.values() for kernel in caches[0].values()} - CHECKED
     CHECKED.update(new)

@@ -14,8 +14,11 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rl_triton_core import capture, normalization
-from rl_triton_core._internal import execution, fast_path, losses, validation
-from rl_triton_core._internal.backends import choose_backend
+from rl_triton_core._internal.arguments import validation
+from rl_triton_core._internal.backend import choose_backend
+from rl_triton_core._internal.launch import fast_path
+from rl_triton_core._internal.loss import solve as losses
+from rl_triton_core._internal.scan import execution
 
 
 def allow_captures(monkeypatch):

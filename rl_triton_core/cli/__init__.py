@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from rl_triton_core._internal.backends import BackendUnavailableError
+from rl_triton_core._internal.backend import BackendUnavailableError
 from rl_triton_core._version import __version__
 from rl_triton_core.cli import bench, conventions, doctor, env, output, selftest, warmup
 

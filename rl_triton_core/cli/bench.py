@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from rl_triton_core import compute_gae
-from rl_triton_core._internal.backends import MODULES, check_backend
+from rl_triton_core._internal.backend import BACKENDS, check_backend
 from rl_triton_core.cli.output import Report, Table, track_progress
 from rl_triton_core.system_info import system_info
 from rl_triton_core.testing import random_rollout, relative_error
@@ -146,7 +146,7 @@ def make_torchrl(rollout: Rollout) -> Call:
 
 
 PROVIDERS: dict[str, Callable[[Rollout], Call]] = {
-    **{f"ours ({backend})": partial(make_ours, backend) for backend in MODULES if backend != "reference"},
+    **{f"ours ({backend})": partial(make_ours, backend) for backend in BACKENDS if backend != "reference"},
     "Python loop": make_loop,
     "compiled scan": make_compiled_scan,
     "Stable-Baselines3": make_sb3,

@@ -35,7 +35,7 @@ def find_numba_cache() -> Cache:
     """Ask Numba where it keeps a loop of ours. It takes the first folder of several that it can write."""
     variable = "NUMBA_CACHE_DIR"
     try:
-        loop = import_module("rl_triton_core._internal.kernels.serial_moments").find_first_valid
+        loop = import_module("rl_triton_core._internal.moments.serial").find_first_valid
     except ImportError as error:
         return Cache(variable, None, f"none: the import of Numba failed: {error}")
     path = loop.stats.cache_path

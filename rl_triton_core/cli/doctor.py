@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import torch
 
-from rl_triton_core._internal.backends import PREFERENCE, why_unavailable
-from rl_triton_core._internal.fast_path import fast_path_status
-from rl_triton_core._internal.threads import read_num_threads
+from rl_triton_core._internal.backend import PREFERENCE, why_unavailable
+from rl_triton_core._internal.launch.fast_path import fast_path_status
+from rl_triton_core._internal.launch.threads import read_num_threads
 from rl_triton_core.cli import caches, requirements
 from rl_triton_core.cli.output import Report, Table
 from rl_triton_core.system_info import TRITON

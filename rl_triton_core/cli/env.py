@@ -7,8 +7,8 @@ import os
 
 import torch
 
-from rl_triton_core._internal.backends import MODULES, why_unavailable
-from rl_triton_core._internal.threads import get_num_threads
+from rl_triton_core._internal.backend import BACKENDS, why_unavailable
+from rl_triton_core._internal.launch.threads import get_num_threads
 from rl_triton_core.cli.caches import find_caches
 from rl_triton_core.cli.output import Report, Table
 from rl_triton_core.system_info import system_info
@@ -47,7 +47,7 @@ def list_devices() -> list[str]:
 
 def describe_backends(device: str) -> dict[str, str]:
     """Say of each backend whether it runs on a device, or why not."""
-    reasons = {name: why_unavailable(name, torch.device(device)) for name in MODULES}
+    reasons = {name: why_unavailable(name, torch.device(device)) for name in BACKENDS}
     return {name: f"not available: {reason}" if reason else "available" for name, reason in reasons.items()}
 
 

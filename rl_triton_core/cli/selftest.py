@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from rl_triton_core._internal.backends import MODULES
+from rl_triton_core._internal.backend import BACKENDS
 from rl_triton_core._internal.selftest.campaign import (
     Campaign,
     Outcome,
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add how many cases, and which."""
     parser.add_argument("--cases", type=int, default=400, help="how many random calls to make")
     parser.add_argument("--seed", type=int, default=0, help="of the random calls")
-    parser.add_argument("--backend", nargs="+", choices=MODULES, default=list(MODULES), help="of those that run here")
+    parser.add_argument("--backend", nargs="+", choices=BACKENDS, default=list(BACKENDS), help="of those that run here")
     parser.add_argument("--case", type=int, help="make this one only, with the other arguments as when it failed")
     parser.add_argument("--seconds", type=float, help="stop after this time, whatever is left")
     combinations = "of the arguments that decide what is compiled, for each estimator; by default, more with more cases"

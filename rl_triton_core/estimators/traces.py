@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rl_triton_core._internal import validation as check
-from rl_triton_core._internal.bootstrap import find_last_step
+from rl_triton_core._internal.arguments import validation as check
+from rl_triton_core._internal.scan.bootstrap import find_last_step
 from rl_triton_core.extending import (
     Recurrence,
     RolloutLayout,

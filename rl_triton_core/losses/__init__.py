@@ -1,6 +1,6 @@
 """Losses of policy-gradient methods with their gradients in one pass: PPO, values, GRPO and KL divergences."""
 
-from rl_triton_core._internal.losses import get_gradients as get_gradients
+from rl_triton_core._internal.loss.solve import get_gradients as get_gradients
 from rl_triton_core.losses.group import group_normalize as group_normalize
 from rl_triton_core.losses.grpo import grpo_loss as grpo_loss
 from rl_triton_core.losses.kl import kl_divergence as kl_divergence

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from rl_triton_core._internal import validation as check
+from rl_triton_core._internal.arguments import validation as check
 
 MODES = ("mean-std", "mean", "leave-one-out")
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from rl_triton_core._internal import validation as check
-from rl_triton_core._internal.fast_path import with_fast_path
-from rl_triton_core._internal.loss_arguments import (
+from rl_triton_core._internal.arguments import validation as check
+from rl_triton_core._internal.launch.fast_path import with_fast_path
+from rl_triton_core._internal.loss.arguments import (
     Elements,
     Number,
     build_problem,
@@ -19,8 +19,8 @@ from rl_triton_core._internal.loss_arguments import (
     flatten,
     gather_policy,
 )
-from rl_triton_core._internal.loss_problem import LossProblem
-from rl_triton_core._internal.losses import solve_loss
+from rl_triton_core._internal.loss.problem import LossProblem
+from rl_triton_core._internal.loss.solve import solve_loss
 from rl_triton_core.losses.ppo import PPOLoss, arrange_parts
 
 AGGREGATIONS = ("token-mean", "sequence-mean", "sequence-sum")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from rl_triton_core._internal import validation as check
-from rl_triton_core._internal.loss_arguments import ESTIMATOR_NAMES, Number, build_problem, elements_of
-from rl_triton_core._internal.losses import solve_loss, take_loss
+from rl_triton_core._internal.arguments import validation as check
+from rl_triton_core._internal.loss.arguments import ESTIMATOR_NAMES, Number, build_problem, elements_of
+from rl_triton_core._internal.loss.solve import solve_loss, take_loss
 
 
 def kl_divergence(

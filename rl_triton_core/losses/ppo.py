@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import distributed
 
-from rl_triton_core._internal import validation as check
-from rl_triton_core._internal.fast_path import with_fast_path
-from rl_triton_core._internal.loss_arguments import (
+from rl_triton_core._internal.arguments import validation as check
+from rl_triton_core._internal.launch.fast_path import with_fast_path
+from rl_triton_core._internal.loss.arguments import (
     Elements,
     Number,
     build_problem,
@@ -20,7 +20,7 @@ from rl_triton_core._internal.loss_arguments import (
     elements_of,
     gather_policy,
 )
-from rl_triton_core._internal.losses import solve_loss
+from rl_triton_core._internal.loss.solve import solve_loss
 
 
 class PPOLoss(NamedTuple):

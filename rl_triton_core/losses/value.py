@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from rl_triton_core._internal.loss_arguments import Number, build_problem, elements_of
-from rl_triton_core._internal.losses import solve_loss, take_loss
+from rl_triton_core._internal.loss.arguments import Number, build_problem, elements_of
+from rl_triton_core._internal.loss.solve import solve_loss, take_loss
 
 
 def value_loss(

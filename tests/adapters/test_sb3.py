@@ -221,7 +221,7 @@ def test_a_backend_that_cannot_run_is_refused_before_a_rollout(monkeypatch):
             rollout_buffer_kwargs={"backend": "nope"},
         )
     monkeypatch.setattr(
-        "rl_triton_core._internal.backends.why_unavailable", lambda name, device: f"no {name} for {device}"
+        "rl_triton_core._internal.backend.why_unavailable", lambda name, device: f"no {name} for {device}"
     )
     with pytest.raises(BackendUnavailableError, match="no triton for cpu"):
         TritonRolloutBuffer(4, BOX, DISCRETE, backend="triton")

@@ -12,11 +12,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from rl_triton_core._internal.backends.triton import build_launches
-from rl_triton_core._internal.backends.triton_variants import Address
-from rl_triton_core._internal.kernels.launch import Launch
-from rl_triton_core._internal.kernels.scan import scan
-from rl_triton_core._internal.recurrence import Problem
+from rl_triton_core._internal.launch.table import Launch
+from rl_triton_core._internal.launch.variants import Address
+from rl_triton_core._internal.scan.kernel.scan import scan
+from rl_triton_core._internal.scan.problem import Problem
+from rl_triton_core._internal.scan.triton import build_launches
 
 triton.knobs.compilation.disable_line_info = True  # nobody steps through these kernels
 TARGETS = {

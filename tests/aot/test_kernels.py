@@ -10,12 +10,13 @@ from triton.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
 
 import rl_triton_core  # noqa: F401, it describes all estimators
-from rl_triton_core._internal.backends import triton as backend
-from rl_triton_core._internal.backends.triton import count_bytes_per_step
-from rl_triton_core._internal.backends.triton_variants import MIDDLE, SHORT, Variants
-from rl_triton_core._internal.kernels.launch import TABLE, Launch, Limits
-from rl_triton_core._internal.kernels.scan import scan
-from rl_triton_core._internal.recurrence import RECURRENCES, Expectation, Problem
+from rl_triton_core._internal.launch.table import TABLE, Launch, Limits
+from rl_triton_core._internal.launch.variants import MIDDLE, SHORT, Variants
+from rl_triton_core._internal.scan import triton as backend
+from rl_triton_core._internal.scan.kernel.scan import scan
+from rl_triton_core._internal.scan.problem import Problem
+from rl_triton_core._internal.scan.recurrence import RECURRENCES, Expectation
+from rl_triton_core._internal.scan.triton import count_bytes_per_step
 
 ROWS = [(layout, limits, launch) for layout, rows in TABLE.items() for limits, launch in rows]
 VARIANTS = ("plain", "all", "skip", "reset", "half", "uneven")

@@ -10,11 +10,11 @@ from triton.backends.amd.compiler import HIPBackend
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime.jit import native_specialize_impl
 
-from rl_triton_core._internal.backends.triton_losses import NUM_WARPS, describe_argument, list_launches
-from rl_triton_core._internal.kernels import losses as kernels
-from rl_triton_core._internal.loss_equations import Choices, Coefficients
-from rl_triton_core._internal.loss_problem import LossProblem, Streams
-from rl_triton_core._internal.moments import Rule
+from rl_triton_core._internal.loss import kernel as kernels
+from rl_triton_core._internal.loss.equations import Choices, Coefficients
+from rl_triton_core._internal.loss.problem import LossProblem, Streams
+from rl_triton_core._internal.loss.triton import NUM_WARPS, describe_argument, list_launches
+from rl_triton_core._internal.moments.rule import Rule
 
 
 def empty(*shape, dtype=torch.float32):

@@ -6,15 +6,15 @@ import pytest
 import torch
 from ahead_of_time import compile_kernel
 
-from rl_triton_core._internal.backends.triton_moments import (
+from rl_triton_core._internal.moments import kernel as kernels
+from rl_triton_core._internal.moments.rule import Rule, Task
+from rl_triton_core._internal.moments.triton import (
     NUM_WARPS,
     choose_tiles,
     moments_arguments,
     round_capacity,
     standardize_arguments,
 )
-from rl_triton_core._internal.kernels import moments as kernels
-from rl_triton_core._internal.moments import Rule, Task
 
 KERNELS = ("moments", "standardize", "merge")
 VARIANTS = {  # shape, dtype, mask, out

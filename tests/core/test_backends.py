@@ -1,9 +1,7 @@
 """The door to the backends, and what `import rl_triton_core` may and may not do."""
 
 import os
-import sys
 import textwrap
-from types import ModuleType
 
 import pytest
 import torch
@@ -17,9 +15,9 @@ from rl_triton_core import (
     compute_retrace,
     normalize_advantages,
 )
-from rl_triton_core._internal import backends
-from rl_triton_core._internal.backends import reference
-from rl_triton_core._internal.recurrence import Expectation
+from rl_triton_core._internal import backend as backends
+from rl_triton_core._internal.scan import reference
+from rl_triton_core._internal.scan.recurrence import Expectation
 from rl_triton_core.testing import assert_close, random_rollout
 
 OPTIONAL = ("triton", "numba", "gymnasium", "stable_baselines3", "ray", "rl_triton_adapters")
@@ -80,12 +78,10 @@ def add_backend(monkeypatch):
             seen.append(problem.next_values)
             if isinstance(problem.next_values, Expectation):
                 problem.next_values = problem.next_values.sum_over_actions(problem.dtype)
-            reference.BACKEND.run(problem)
+            reference.run(problem)
 
-        module = ModuleType(f"backend_{name}")
-        module.BACKEND = backends.Backend(run=run, unavailable=lambda device: None, **fields)
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-        monkeypatch.setitem(backends.MODULES, name, module.__name__)
+        backend = backends.Backend(run=run, unavailable=lambda device: None, **fields)
+        monkeypatch.setitem(backends.BACKENDS, name, lambda: backend)
         return name
 
     return add
@@ -208,7 +204,7 @@ def test_variants_compiled_by_different_processes_work_together(tmp_path):
         import os
         from pathlib import Path
         import torch
-        import rl_triton_core._internal.backends.cpu  # with Numba, once for all forks
+        import rl_triton_core._internal.scan.cpu  # with Numba, once for all forks
         from rl_triton_core import compute_gae, compute_lambda_returns, compute_retrace, linear_recurrence
         from rl_triton_core.testing import assert_close
 
@@ -265,7 +261,7 @@ def test_the_cpu_backend_s_threads_survive_a_fork():
         import signal
         import torch
         from rl_triton_core import compute_gae, set_num_threads
-        from rl_triton_core._internal.backends import cpu
+        from rl_triton_core._internal.scan import cpu
 
         set_num_threads(2)
         cpu.MIN_ELEMENTS_PER_CHUNK = 1 << 10

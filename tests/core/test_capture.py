@@ -484,7 +484,7 @@ def test_a_step_that_waits_for_the_device_falls_back(place):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_a_capture_that_fails_leaves_a_device_that_works(monkeypatch):
     """Streams, random numbers, further captures; the step that failed runs eagerly."""
-    monkeypatch.setattr("rl_triton_core._internal.graphs.refuse_waiting", lambda call: call())
+    monkeypatch.setattr("rl_triton_core._internal.capture.graphs.refuse_waiting", lambda call: call())
     training = Training(device="cuda")
     plain = training.step.function
     training.step.function = lambda *args: (plain(*args), training.model[0].weight.sum().item())[0]

@@ -15,7 +15,7 @@ from test_capture import GPU, OPTIMIZERS, Training, draw_batches, make_captured
 from torch import nn
 
 from rl_triton_core import capture
-from rl_triton_core._internal.graphs import refuse_waiting
+from rl_triton_core._internal.capture.graphs import refuse_waiting
 from rl_triton_core.capture import CapturedStep
 
 DEVICES = pytest.mark.parametrize("device", ["cpu", GPU])

@@ -9,7 +9,7 @@ from processes import run_python
 from rl_triton_core import compute_episodic_prefix_sum, compute_gae, compute_vtrace, set_fast_path
 from rl_triton_core.extending import Recurrence, check_layout, solve
 
-cpu = pytest.importorskip("rl_triton_core._internal.backends.cpu")
+cpu = pytest.importorskip("rl_triton_core._internal.scan.cpu")
 
 
 def make_rollout(num_steps=9, num_envs=33):
@@ -155,7 +155,7 @@ PRINT_WALK = """
     import numba
     import torch
     from rl_triton_core import compute_gae
-    from rl_triton_core._internal.backends import cpu
+    from rl_triton_core._internal.scan import cpu
 
     def print_code(walk, num_addresses, num_numbers):
         signature = numba.void(

@@ -92,7 +92,7 @@ def test_negative_discounts(estimator):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_looks_at_values_once(monkeypatch):
-    from rl_triton_core._internal import validation
+    from rl_triton_core._internal.arguments import validation
 
     seen = set()
     monkeypatch.setattr(validation, "SEEN_ON_GPU", seen)

@@ -29,8 +29,8 @@ from gpu_checks import capture_graph, forbid_waiting
 from test_estimators_precision import assert_as_exact_as_a_loop, set_rates
 
 from rl_triton_core import FinalValues, available_backends, compute_gae
-from rl_triton_core._internal.backends.triton_variants import forget_variants
-from rl_triton_core._internal.fast_path import forget_plans
+from rl_triton_core._internal.launch.fast_path import forget_plans
+from rl_triton_core._internal.launch.variants import forget_variants
 from rl_triton_core.testing import assert_close, random_rollout
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -130,7 +130,7 @@ def test_graph_capture(estimator, given):
 @ALL
 def test_graph_capture_of_rows_split_over_time(estimator, time_dim, monkeypatch):
     """Two launches, and memory between them that is the graph's own; captured whole, and as a replay."""
-    from rl_triton_core._internal.backends import triton as backend
+    from rl_triton_core._internal.scan import triton as backend
 
     numbers = []
     launches = backend.build_launches

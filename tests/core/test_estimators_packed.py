@@ -236,8 +236,8 @@ def test_sequences_longer_than_a_block(target, estimator):
 def test_several_threads(estimator, monkeypatch):
     """The cpu backend splits sequences by their steps."""
     pytest.importorskip("numba")
-    monkeypatch.setattr("rl_triton_core._internal.backends.cpu.MIN_ELEMENTS_PER_CHUNK", 64)
-    monkeypatch.setattr("rl_triton_core._internal.threads.Setting.num_threads", 2)
+    monkeypatch.setattr("rl_triton_core._internal.scan.cpu.MIN_ELEMENTS_PER_CHUNK", 64)
+    monkeypatch.setattr("rl_triton_core._internal.launch.threads.Setting.num_threads", 2)
     lengths = (0, 300, 1, 0, 40, 41, 7, 0)
     case = make_packed_case(estimator, lengths)
     check_packed(case, lengths, SimpleNamespace(backend="cpu", device="cpu", interpreted=False))

@@ -249,8 +249,8 @@ def test_a_problem_for_several_threads(target, estimator, monkeypatch):
     """Rows of a large problem, which the cpu backend splits, are those of a small one; so are features."""
     if target.backend != "cpu":
         pytest.skip("the others have no threads")
-    monkeypatch.setattr("rl_triton_core._internal.backends.cpu.MIN_ELEMENTS_PER_CHUNK", 1 << 12)
-    monkeypatch.setattr("rl_triton_core._internal.threads.Setting.num_threads", 2)
+    monkeypatch.setattr("rl_triton_core._internal.scan.cpu.MIN_ELEMENTS_PER_CHUNK", 1 << 12)
+    monkeypatch.setattr("rl_triton_core._internal.launch.threads.Setting.num_threads", 2)
     shapes = [(70, 801, ()), (801, 70, ())]
     shapes += [(1, 801, (70,)), (3, 4000, (5,))] if estimator in (TRACES, PREFIX, LINEAR) else []
     for num_envs, num_steps, features in shapes:

@@ -8,7 +8,7 @@ from torch.autograd import forward_ad
 from torch.func import grad, jacfwd, jacrev, jvp, vjp, vmap
 
 import rl_triton_core as ours
-from rl_triton_core._internal.differentiation import differentiable_scan
+from rl_triton_core._internal.scan.autograd import differentiable_scan
 
 ALL = pytest.mark.parametrize("estimator", ESTIMATORS, ids=get_name)
 NUMBERS = {

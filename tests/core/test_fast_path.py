@@ -20,11 +20,13 @@ import torch
 from processes import run_python
 
 import rl_triton_core as ours
-from rl_triton_core._internal import backends, fast_path
-from rl_triton_core._internal import validation as check
-from rl_triton_core._internal.backends import triton_launcher, triton_variants
-from rl_triton_core._internal.fast_path import STREAM, RecordedLaunch, ResolvedLaunch, Whole
-from rl_triton_core._internal.traced_numbers import Trace, TracedNumber, untrace
+from rl_triton_core._internal import backend as backends
+from rl_triton_core._internal.arguments import validation as check
+from rl_triton_core._internal.arguments.traced_numbers import Trace, TracedNumber, untrace
+from rl_triton_core._internal.launch import fast_path
+from rl_triton_core._internal.launch import launcher as triton_launcher
+from rl_triton_core._internal.launch import variants as triton_variants
+from rl_triton_core._internal.launch.fast_path import STREAM, RecordedLaunch, ResolvedLaunch, Whole
 
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -78,7 +80,7 @@ def normal_calls(device, monkeypatch):
     fast_path.forget_plans()
     if device == "cuda":
         return count_calls("run", monkeypatch)
-    cpu = importlib.import_module("rl_triton_core._internal.backends.cpu")
+    cpu = importlib.import_module("rl_triton_core._internal.scan.cpu")
     walks, prepare = [], cpu.prepare_walk
     monkeypatch.setattr(cpu, "prepare_walk", lambda *given: (walks.append(1), prepare(*given))[1])
     return walks
@@ -755,7 +757,7 @@ def test_a_kernel_launched_in_another_order(no_hooks):
 
 def test_normalisation_records_what_its_kernels_take(monkeypatch):
     """Arguments in the order of the kernels', and the memory between them."""
-    backend = pytest.importorskip("rl_triton_core._internal.backends.triton_moments", reason="Triton is not installed")
+    backend = pytest.importorskip("rl_triton_core._internal.moments.triton", reason="Triton is not installed")
     x = torch.randn(3, 50)
     if backend.kernels.moments.__class__.__name__ != "InterpretedFunction":
         pytest.skip("TRITON_INTERPRET=1 is not set")
@@ -1012,8 +1014,8 @@ def test_offsets_are_checked_in_every_call_on_the_cpu():
 
 def test_the_number_of_threads_counts_at_once(monkeypatch):
     """Also for calls that took the fast path before it was set."""
-    cpu = pytest.importorskip("rl_triton_core._internal.backends.cpu")
-    from rl_triton_core._internal.threads import Setting
+    cpu = pytest.importorskip("rl_triton_core._internal.scan.cpu")
+    from rl_triton_core._internal.launch.threads import Setting
 
     monkeypatch.setattr(cpu, "MIN_ELEMENTS_PER_CHUNK", 16)
     monkeypatch.setattr(Setting, "num_threads", 1)

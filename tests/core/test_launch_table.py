@@ -8,12 +8,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 pytest.importorskip("benchmarks", reason="only the package is here", exc_type=ModuleNotFoundError)
-pytest.importorskip("rl_triton_core._internal.backends.triton", reason="Triton is not installed")
+pytest.importorskip("rl_triton_core._internal.scan.triton", reason="Triton is not installed")
 
 from benchmarks import files, tune
 from benchmarks.workloads import Workload, draw_inputs
-from rl_triton_core._internal.kernels.launch import TABLE, Launch
-from rl_triton_core._internal.tuning import launch_candidates
+from rl_triton_core._internal.launch.table import TABLE, Launch
+from rl_triton_core._internal.launch.tuning import launch_candidates
 
 TIMED = sorted(files.RESULTS.glob("*/tune_*.json"))
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

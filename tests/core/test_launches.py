@@ -11,9 +11,9 @@ import torch
 import rl_triton_core as ours
 from rl_triton_core.testing import assert_close
 
-triton_backend = pytest.importorskip("rl_triton_core._internal.backends.triton", reason="Triton is not installed")
-from rl_triton_core._internal.kernels import launch as launches  # noqa: E402
-from rl_triton_core._internal.kernels.launch import TABLE, Launch, balance_segments, count_segments  # noqa: E402
+triton_backend = pytest.importorskip("rl_triton_core._internal.scan.triton", reason="Triton is not installed")
+from rl_triton_core._internal.launch import table as launches  # noqa: E402
+from rl_triton_core._internal.launch.table import TABLE, Launch, balance_segments, count_segments  # noqa: E402
 
 pytestmark = pytest.mark.covering
 

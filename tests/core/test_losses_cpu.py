@@ -7,7 +7,7 @@ import torch
 from losses_cases import check, make
 from processes import run_python
 
-from rl_triton_core._internal.loss_equations import Choices
+from rl_triton_core._internal.loss.equations import Choices
 from rl_triton_core.losses import categorical_ppo_loss, ppo_loss
 
 pytest.importorskip("numba")
@@ -31,7 +31,7 @@ def test_a_loss_from_disk_calls_none_of_another_loss_s_functions(tmp_path):
 
 
 def test_functions_of_different_losses_have_different_names():
-    from rl_triton_core._internal.backends.cpu_losses import compile_equations
+    from rl_triton_core._internal.loss.cpu import compile_equations
 
     variants = [(Choices("none", clipped_value=name), wide) for name in ("none", "sb3") for wide in (False, True)]
     names = [{x.py_func.__qualname__ for x in compile_equations(*variant).values()} for variant in variants]

@@ -9,8 +9,9 @@ import torch
 from losses_cases import HEADS, call, leaves, make
 
 from rl_triton_core import fast_path_status, losses
-from rl_triton_core._internal import backends, fast_path
-from rl_triton_core._internal.traced_numbers import untrace
+from rl_triton_core._internal import backend as backends
+from rl_triton_core._internal.arguments.traced_numbers import untrace
+from rl_triton_core._internal.launch import fast_path
 from rl_triton_core.losses import get_gradients, grpo_loss, kl_divergence, ppo_loss
 
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -326,8 +327,8 @@ class Launcher:
 @pytest.fixture
 def launched(monkeypatch):
     """A list of the launches of the triton backend, whose results keep what their memory held."""
-    triton_losses = pytest.importorskip("rl_triton_core._internal.backends.triton_losses")
-    launcher = importlib.import_module("rl_triton_core._internal.backends.triton_launcher")
+    triton_losses = pytest.importorskip("rl_triton_core._internal.loss.triton")
+    launcher = importlib.import_module("rl_triton_core._internal.launch.launcher")
     calls = []
     kernels = {name: GridOf(Kernel(calls)) for name in ("weigh_elements", "compute_tiles", "finish_sums")}
     kernels["scale_gradients"] = GridOf(Kernel(calls))
@@ -397,7 +398,7 @@ def test_launches_are_repeated(launched, head, masked, n):
 
 def test_numbers_in_host_memory_make_no_plan(launched):
     """They are read in every call, so that a launch that is repeated would have an old one."""
-    read_elsewhere = importlib.import_module("rl_triton_core._internal.backends.triton_losses").read_elsewhere
+    read_elsewhere = importlib.import_module("rl_triton_core._internal.loss.triton").read_elsewhere
     with fast_path.record_launches() as launches:
         assert read_elsewhere(torch.tensor(2.0), torch.device("cuda")) == 2
     with pytest.raises(fast_path.NoPlanError):

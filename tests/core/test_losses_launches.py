@@ -5,7 +5,7 @@ import torch
 
 from rl_triton_core import set_fast_path
 
-triton_losses = pytest.importorskip("rl_triton_core._internal.backends.triton_losses", reason="Triton is not installed")
+triton_losses = pytest.importorskip("rl_triton_core._internal.loss.triton", reason="Triton is not installed")
 
 NUMBERS = torch.arange(8.0)
 HUGE = torch.empty(1 << 31, dtype=torch.uint8, device="meta")

@@ -178,9 +178,9 @@ def test_parts_with_means_of_their_own(target, monkeypatch):
 
 def shrink_parts(target, monkeypatch):
     if target.backend == "cpu":
-        monkeypatch.setattr("rl_triton_core._internal.backends.cpu_moments.SPAN", 1500)
+        monkeypatch.setattr("rl_triton_core._internal.moments.cpu.SPAN", 1500)
     if target.backend == "triton":
-        monkeypatch.setattr("rl_triton_core._internal.backends.triton_moments.PROGRAMS", 3)
+        monkeypatch.setattr("rl_triton_core._internal.moments.triton.PROGRAMS", 3)
 
 
 def test_large(target):
@@ -276,7 +276,7 @@ def test_the_number_of_threads_changes_nothing(target, monkeypatch):
     advantages, mask = draw_advantages(7, 100_003, valid=0.9)
     results = []
     for number in (1, 2, 3):
-        monkeypatch.setattr("rl_triton_core._internal.threads.Setting.num_threads", number)
+        monkeypatch.setattr("rl_triton_core._internal.launch.threads.Setting.num_threads", number)
         results.append(run_on(target, advantages, mask))
     assert all(same_bits(result, results[0]) for result in results)
 

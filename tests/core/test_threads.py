@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from rl_triton_core import compute_gae, get_num_threads, set_num_threads
-from rl_triton_core._internal import threads
-from rl_triton_core._internal.threads import run_chunks
+from rl_triton_core._internal.launch import threads
+from rl_triton_core._internal.launch.threads import run_chunks
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +93,7 @@ def test_an_error_in_another_thread_is_raised():
 
 def count_chunks(monkeypatch, num_threads, shape, time_dim):
     """Into how many chunks the cpu backend splits a rollout."""
-    from rl_triton_core._internal.backends import cpu
+    from rl_triton_core._internal.scan import cpu
 
     counted = []
     monkeypatch.setattr(cpu, "run_chunks", lambda work, chunks: counted.append(len(chunks)))

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 import rl_triton_core as ours
-from rl_triton_core._internal import fast_path, tuning
-from rl_triton_core._internal.backends.triton_variants import forget_variants
+from rl_triton_core._internal.launch import fast_path, tuning
+from rl_triton_core._internal.launch.variants import forget_variants
 from rl_triton_core.testing import assert_close, random_rollout
 
-backend = pytest.importorskip("rl_triton_core._internal.backends.triton", reason="Triton is not installed")
-from rl_triton_core._internal.kernels.launch import TABLE, Launch  # noqa: E402
+backend = pytest.importorskip("rl_triton_core._internal.scan.triton", reason="Triton is not installed")
+from rl_triton_core._internal.launch.table import TABLE, Launch  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ON_GPU = pytest.mark.skipif(DEVICE == "cpu", reason="no CUDA device")

@@ -8,12 +8,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 import rl_triton_core as ours
-from rl_triton_core._internal import fast_path
+from rl_triton_core._internal.launch import fast_path
 from rl_triton_core.testing import assert_close
 
-backend = pytest.importorskip("rl_triton_core._internal.backends.triton", reason="Triton is not installed")
-from rl_triton_core._internal.backends import triton_variants as variants  # noqa: E402
-from rl_triton_core._internal.kernels.launch import Launch  # noqa: E402
+backend = pytest.importorskip("rl_triton_core._internal.scan.triton", reason="Triton is not installed")
+from rl_triton_core._internal.launch import variants  # noqa: E402
+from rl_triton_core._internal.launch.table import Launch  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -66,7 +66,7 @@ def test_the_first_call_is_quick(tmp_path):
         compute_gae(zeros, zeros, flags, flags, bootstrap_values=zeros)
         print(time.process_time() - start)
     """
-    import_time = "import rl_triton_core._internal.backends.cpu\ntorch.set_num_threads(1)\n"
+    import_time = "import rl_triton_core._internal.scan.cpu\ntorch.set_num_threads(1)\n"
     cold, warm = (float(run_program(import_time + textwrap.dedent(program), tmp_path)) for _ in range(2))
     assert cold < 4 and warm < 1.5
 

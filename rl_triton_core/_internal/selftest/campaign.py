@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from rl_triton_core._internal.backends import why_unavailable
+from rl_triton_core._internal.backend import why_unavailable
 from rl_triton_core._internal.selftest.cases import ESTIMATORS, NSTEP, Target, check_case, make_random_call
 
 TESTED = (*ESTIMATORS, NSTEP)

@@ -350,7 +350,7 @@ def test_a_backend_that_cannot_run_is_refused_when_the_learner_is_built(config_c
     with pytest.raises(ValueError, match="backend: got 'nope', expected one of triton, cpu, reference"):
         enable_triton(small_config(), backend="nope")
     monkeypatch.setattr(
-        "rl_triton_core._internal.backends.why_unavailable",
+        "rl_triton_core._internal.backend.why_unavailable",
         lambda name, device: f"no {name} for {device}" if name == "triton" else None,
     )
     build_learner(enable_triton(small_config(), backend="triton").learners(learner_config_dict=OFF))

@@ -1,8 +1,8 @@
-"""Mutants of _internal/backends/cpu.py."""
+"""Mutants of _internal/scan/cpu.py."""
 
 from mutation.mutant import Mutant
 
-FILE = "_internal/backends/cpu.py"
+FILE = "_internal/scan/cpu.py"
 
 MUTANTS = [
     Mutant(

@@ -1,8 +1,8 @@
-"""Mutants of _internal/backends/cpu_losses.py."""
+"""Mutants of _internal/loss/cpu.py."""
 
 from mutation.mutant import Mutant
 
-FILE = "_internal/backends/cpu_losses.py"
+FILE = "_internal/loss/cpu.py"
 
 MUTANTS = [
     Mutant(

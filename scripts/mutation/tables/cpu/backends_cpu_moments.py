@@ -1,8 +1,8 @@
-"""Mutants of _internal/backends/cpu_moments.py."""
+"""Mutants of _internal/moments/cpu.py."""
 
 from mutation.mutant import Mutant
 
-FILE = "_internal/backends/cpu_moments.py"
+FILE = "_internal/moments/cpu.py"
 
 MUTANTS = [
     Mutant(

@@ -1,8 +1,8 @@
-"""Mutants of _internal/backends/reference.py, whose windows of n steps serve every backend."""
+"""Mutants of _internal/scan/reference.py, whose windows of n steps serve every backend."""
 
 from mutation.mutant import Mutant
 
-FILE = "_internal/backends/reference.py"
+FILE = "_internal/scan/reference.py"
 MUTANTS = [
     Mutant(
         "windows: powers of the discount in float32",

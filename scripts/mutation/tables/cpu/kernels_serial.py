@@ -1,8 +1,8 @@
-"""Mutants of _internal/kernels/serial.py."""
+"""Mutants of _internal/scan/serial.py."""
 
 from mutation.mutant import Mutant
 
-FILE = "_internal/kernels/serial.py"
+FILE = "_internal/scan/serial.py"
 
 MUTANTS = [
     Mutant(

@@ -1,8 +1,8 @@
-"""Mutants of _internal/kernels/serial_losses.py."""
+"""Mutants of _internal/loss/serial.py."""
 
 from mutation.mutant import Mutant
 
-FILE = "_internal/kernels/serial_losses.py"
+FILE = "_internal/loss/serial.py"
 
 MUTANTS = [
     Mutant(

@@ -1,8 +1,8 @@
-"""Mutants of _internal/kernels/serial_memory.py."""
+"""Mutants of _internal/scan/serial_memory.py."""
 
 from mutation.mutant import Mutant
 
-FILE = "_internal/kernels/serial_memory.py"
+FILE = "_internal/scan/serial_memory.py"
 
 MUTANTS = [
     Mutant(

@@ -1,8 +1,8 @@
-"""Mutants of _internal/kernels/serial_moments.py."""
+"""Mutants of _internal/moments/serial.py."""
 
 from mutation.mutant import Mutant
 
-FILE = "_internal/kernels/serial_moments.py"
+FILE = "_internal/moments/serial.py"
 
 MUTANTS = [
     Mutant(

@@ -1,8 +1,8 @@
-"""Mutants of _internal/threads.py."""
+"""Mutants of _internal/launch/threads.py."""
 
 from mutation.mutant import Mutant
 
-FILE = "_internal/threads.py"
+FILE = "_internal/launch/threads.py"
 
 MUTANTS = [
     Mutant(

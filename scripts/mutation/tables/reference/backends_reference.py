@@ -1,8 +1,8 @@
-"""Mutants of _internal/backends/reference.py."""
+"""Mutants of _internal/scan/reference.py."""
 
 from mutation.mutant import Mutant
 
-FILE = "_internal/backends/reference.py"
+FILE = "_internal/scan/reference.py"
 
 MUTANTS = [
     Mutant(

@@ -1,8 +1,8 @@
-"""Mutants of _internal/backends/reference_losses.py."""
+"""Mutants of _internal/loss/reference.py."""
 
 from mutation.mutant import Mutant
 
-FILE = "_internal/backends/reference_losses.py"
+FILE = "_internal/loss/reference.py"
 
 MUTANTS = [
     Mutant(

@@ -1,8 +1,8 @@
-"""Mutants of _internal/backends/reference_moments.py."""
+"""Mutants of _internal/moments/reference.py."""
 
 from mutation.mutant import Mutant
 
-FILE = "_internal/backends/reference_moments.py"
+FILE = "_internal/moments/reference.py"
 
 MUTANTS = [
     Mutant(

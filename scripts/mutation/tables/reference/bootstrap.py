@@ -1,8 +1,8 @@
-"""Mutants of _internal/bootstrap.py."""
+"""Mutants of _internal/scan/bootstrap.py."""
 
 from mutation.mutant import Mutant
 
-FILE = "_internal/bootstrap.py"
+FILE = "_internal/scan/bootstrap.py"
 
 MUTANTS = [
     Mutant(

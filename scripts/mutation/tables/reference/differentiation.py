@@ -1,8 +1,8 @@
-"""Mutants of _internal/differentiation.py."""
+"""Mutants of _internal/scan/autograd.py."""
 
 from mutation.mutant import Mutant
 
-FILE = "_internal/differentiation.py"
+FILE = "_internal/scan/autograd.py"
 
 MUTANTS = [
     Mutant(

@@ -1,8 +1,8 @@
-"""Mutants of _internal/execution.py."""
+"""Mutants of _internal/scan/execution.py."""
 
 from mutation.mutant import Mutant
 
-FILE = "_internal/execution.py"
+FILE = "_internal/scan/execution.py"
 
 MUTANTS = [
     Mutant(

@@ -1,8 +1,8 @@
-"""Mutants of _internal/fast_path.py."""
+"""Mutants of _internal/launch/fast_path.py."""
 
 from mutation.mutant import Mutant
 
-FILE = "_internal/fast_path.py"
+FILE = "_internal/launch/fast_path.py"
 
 MUTANTS = [
     Mutant(

@@ -1,8 +1,8 @@
-"""Mutants of _internal/linear.py."""
+"""Mutants of _internal/scan/linear.py."""
 
 from mutation.mutant import Mutant
 
-FILE = "_internal/linear.py"
+FILE = "_internal/scan/linear.py"
 
 MUTANTS = [
     Mutant(

@@ -1,8 +1,8 @@
-"""Mutants of _internal/loss_arguments.py."""
+"""Mutants of _internal/loss/arguments.py."""
 
 from mutation.mutant import Mutant
 
-FILE = "_internal/loss_arguments.py"
+FILE = "_internal/loss/arguments.py"
 
 MUTANTS = [
     Mutant(

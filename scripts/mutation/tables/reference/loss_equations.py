@@ -1,8 +1,8 @@
-"""Mutants of _internal/loss_equations.py."""
+"""Mutants of _internal/loss/equations.py."""
 
 from mutation.mutant import Mutant
 
-FILE = "_internal/loss_equations.py"
+FILE = "_internal/loss/equations.py"
 
 MUTANTS = [
     Mutant(

@@ -1,8 +1,8 @@
-"""Mutants of _internal/losses.py."""
+"""Mutants of _internal/loss/solve.py."""
 
 from mutation.mutant import Mutant
 
-FILE = "_internal/losses.py"
+FILE = "_internal/loss/solve.py"
 
 MUTANTS = [
     Mutant(

@@ -1,8 +1,8 @@
-"""Mutants of _internal/moments.py."""
+"""Mutants of _internal/moments/rule.py."""
 
 from mutation.mutant import Mutant
 
-FILE = "_internal/moments.py"
+FILE = "_internal/moments/rule.py"
 
 MUTANTS = [
     Mutant(

@@ -1,8 +1,8 @@
-"""Mutants of _internal/operator.py."""
+"""Mutants of _internal/scan/operator.py."""
 
 from mutation.mutant import Mutant
 
-FILE = "_internal/operator.py"
+FILE = "_internal/scan/operator.py"
 
 MUTANTS = [
     Mutant(

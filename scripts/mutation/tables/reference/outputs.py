@@ -1,8 +1,8 @@
-"""Mutants of _internal/outputs.py."""
+"""Mutants of _internal/arguments/outputs.py."""
 
 from mutation.mutant import Mutant
 
-FILE = "_internal/outputs.py"
+FILE = "_internal/arguments/outputs.py"
 
 MUTANTS = [
     Mutant(

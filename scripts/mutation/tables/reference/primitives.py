@@ -1,8 +1,8 @@
-"""Mutants of _internal/primitives.py."""
+"""Mutants of _internal/equations/primitives.py."""
 
 from mutation.mutant import Mutant
 
-FILE = "_internal/primitives.py"
+FILE = "_internal/equations/primitives.py"
 
 MUTANTS = [
     Mutant(

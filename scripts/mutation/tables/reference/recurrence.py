@@ -1,8 +1,8 @@
-"""Mutants of _internal/recurrence.py."""
+"""Mutants of _internal/scan/recurrence.py."""
 
 from mutation.mutant import Mutant
 
-FILE = "_internal/recurrence.py"
+FILE = "_internal/scan/recurrence.py"
 
 MUTANTS = [
     Mutant(

@@ -1,8 +1,8 @@
-"""Mutants of _internal/solve.py."""
+"""Mutants of _internal/scan/solve.py."""
 
 from mutation.mutant import Mutant
 
-FILE = "_internal/solve.py"
+FILE = "_internal/scan/solve.py"
 
 MUTANTS = [
     Mutant(

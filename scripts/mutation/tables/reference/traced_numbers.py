@@ -1,8 +1,8 @@
-"""Mutants of _internal/traced_numbers.py."""
+"""Mutants of _internal/arguments/traced_numbers.py."""
 
 from mutation.mutant import Mutant
 
-FILE = "_internal/traced_numbers.py"
+FILE = "_internal/arguments/traced_numbers.py"
 
 MUTANTS = [
     Mutant(

@@ -1,8 +1,8 @@
-"""Mutants of _internal/validation.py."""
+"""Mutants of _internal/arguments/validation.py."""
 
 from mutation.mutant import Mutant
 
-FILE = "_internal/validation.py"
+FILE = "_internal/arguments/validation.py"
 
 MUTANTS = [
     Mutant(

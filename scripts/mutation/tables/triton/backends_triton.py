@@ -1,8 +1,8 @@
-"""Mutants of _internal/backends/triton.py."""
+"""Mutants of _internal/scan/triton.py."""
 
 from mutation.mutant import Mutant
 
-FILE = "_internal/backends/triton.py"
+FILE = "_internal/scan/triton.py"
 
 MUTANTS = [
     Mutant(

@@ -1,8 +1,8 @@
-"""Mutants of _internal/backends/triton_launcher.py."""
+"""Mutants of _internal/launch/launcher.py."""
 
 from mutation.mutant import Mutant
 
-FILE = "_internal/backends/triton_launcher.py"
+FILE = "_internal/launch/launcher.py"
 
 MUTANTS = [
     Mutant(

@@ -1,8 +1,8 @@
-"""Mutants of _internal/backends/triton_losses.py."""
+"""Mutants of _internal/loss/triton.py."""
 
 from mutation.mutant import Mutant
 
-FILE = "_internal/backends/triton_losses.py"
+FILE = "_internal/loss/triton.py"
 
 KEY = "call.kernel.__name__, call.choices, constants, call.num_warps, device, described"
 MUTANTS = [

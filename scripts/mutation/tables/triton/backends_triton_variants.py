@@ -1,8 +1,8 @@
-"""Mutants of _internal/backends/triton_variants.py."""
+"""Mutants of _internal/launch/variants.py."""
 
 from mutation.mutant import Mutant
 
-FILE = "_internal/backends/triton_variants.py"
+FILE = "_internal/launch/variants.py"
 
 MUTANTS = [
     Mutant(

@@ -1,8 +1,8 @@
-"""Mutants of _internal/kernels/equations.py."""
+"""Mutants of _internal/equations/triton.py."""
 
 from mutation.mutant import Mutant
 
-FILE = "_internal/kernels/equations.py"
+FILE = "_internal/equations/triton.py"
 
 MUTANTS = [
     Mutant(

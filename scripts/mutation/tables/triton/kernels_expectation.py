@@ -1,8 +1,8 @@
-"""Mutants of _internal/kernels/expectation.py."""
+"""Mutants of _internal/scan/kernel/expectation.py."""
 
 from mutation.mutant import Mutant
 
-FILE = "_internal/kernels/expectation.py"
+FILE = "_internal/scan/kernel/expectation.py"
 
 MUTANTS = [
     Mutant(

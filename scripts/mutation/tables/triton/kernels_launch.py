@@ -1,8 +1,8 @@
-"""Mutants of _internal/kernels/launch.py."""
+"""Mutants of _internal/launch/table.py."""
 
 from mutation.mutant import Mutant
 
-FILE = "_internal/kernels/launch.py"
+FILE = "_internal/launch/table.py"
 
 MUTANTS = [
     Mutant(

@@ -1,8 +1,8 @@
-"""Mutants of _internal/kernels/losses.py."""
+"""Mutants of _internal/loss/kernel.py."""
 
 from mutation.mutant import Mutant
 
-FILE = "_internal/kernels/losses.py"
+FILE = "_internal/loss/kernel.py"
 
 MUTANTS = [
     Mutant(

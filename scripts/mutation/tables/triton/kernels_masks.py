@@ -1,8 +1,8 @@
-"""Mutants of _internal/kernels/masks.py."""
+"""Mutants of _internal/scan/kernel/masks.py."""
 
 from mutation.mutant import Mutant
 
-FILE = "_internal/kernels/masks.py"
+FILE = "_internal/scan/kernel/masks.py"
 
 MUTANTS = [
     Mutant(

@@ -1,8 +1,8 @@
-"""Mutants of _internal/kernels/moments.py."""
+"""Mutants of _internal/moments/kernel.py."""
 
 from mutation.mutant import Mutant
 
-FILE = "_internal/kernels/moments.py"
+FILE = "_internal/moments/kernel.py"
 
 MUTANTS = [
     Mutant(

@@ -1,8 +1,8 @@
-"""Mutants of _internal/kernels/operators.py."""
+"""Mutants of _internal/scan/kernel/operators.py."""
 
 from mutation.mutant import Mutant
 
-FILE = "_internal/kernels/operators.py"
+FILE = "_internal/scan/kernel/operators.py"
 
 MUTANTS = [
     Mutant(

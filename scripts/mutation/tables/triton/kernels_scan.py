@@ -1,8 +1,8 @@
-"""Mutants of _internal/kernels/scan.py."""
+"""Mutants of _internal/scan/kernel/scan.py."""
 
 from mutation.mutant import Mutant
 
-FILE = "_internal/kernels/scan.py"
+FILE = "_internal/scan/kernel/scan.py"
 
 MUTANTS = [
     Mutant(

@@ -1,8 +1,8 @@
-"""Mutants of _internal/kernels/segments.py."""
+"""Mutants of _internal/scan/kernel/segments.py."""
 
 from mutation.mutant import Mutant
 
-FILE = "_internal/kernels/segments.py"
+FILE = "_internal/scan/kernel/segments.py"
 
 MUTANTS = [
     Mutant(

@@ -1,8 +1,8 @@
-"""Mutants of _internal/kernels/steps.py."""
+"""Mutants of _internal/scan/kernel/steps.py."""
 
 from mutation.mutant import Mutant
 
-FILE = "_internal/kernels/steps.py"
+FILE = "_internal/scan/kernel/steps.py"
 
 MUTANTS = [
     Mutant(

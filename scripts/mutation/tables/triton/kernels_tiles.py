@@ -1,8 +1,8 @@
-"""Mutants of _internal/kernels/tiles.py."""
+"""Mutants of _internal/scan/kernel/tiles.py."""
 
 from mutation.mutant import Mutant
 
-FILE = "_internal/kernels/tiles.py"
+FILE = "_internal/scan/kernel/tiles.py"
 
 MUTANTS = [
     Mutant(

@@ -1,0 +1,322 @@
+"""Checks of arguments. Every message names the argument, what came and what is expected.
+
+They look at types, shapes, dtypes and devices. Values are looked at where they are in host memory, and once for each
+kind of call on a GPU: see `can_read_values`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
+from numbers import Integral, Real
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd import forward_ad
+
+from rl_triton_core._internal.arguments.traced_numbers import TracedNumber
+
+REAL_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+INTEGER_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+FLAG_DTYPES = (torch.bool, *INTEGER_DTYPES, *REAL_DTYPES)
+EXACT_DTYPES = (torch.float32, torch.float64, torch.int64)
+MASK_MODES = ("skip", "reset")
+
+
+class RolloutLayout(NamedTuple):
+    """The shape, device and time dimension that all per-step tensors of a call share."""
+
+    name: str
+    """The argument that set it."""
+    shape: torch.Size
+    device: torch.device
+    time_dim: int
+    cu_seqlens: torch.Tensor | None = None
+    """Where the sequences of a flat row start, and the row's end; None where there is a dimension of environments."""
+    dtype: torch.dtype = torch.float32
+    """Of the argument that set it."""
+
+    @property
+    def num_envs(self) -> int:
+        """Number of environments, or of sequences."""
+        return self.shape[1 - self.time_dim] if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps T, or of all sequences together."""
+        return self.shape[self.time_dim if self.cu_seqlens is None else 0]
+
+    @property
+    def per_env(self) -> str:
+        """The name of the shape of one element per environment or sequence."""
+        return "[num_envs]" if self.cu_seqlens is None else "[num_sequences]"
+
+    def expand_over_time(self, edge: torch.Tensor) -> torch.Tensor:
+        """Repeat what is given per environment or sequence, [num_envs, *features], for all steps."""
+        size = [*edge.shape]
+        size.insert(self.time_dim, self.num_steps)
+        return edge.unsqueeze(self.time_dim).expand(size)
+
+
+def check_layout(
+    name: str, tensor: Any, time_dim: int, features: bool = False, integers: bool = False, cu_seqlens: Any = None
+) -> RolloutLayout:
+    """Check a call's first per-step tensor and return the layout that it sets.
+
+    Args:
+        name: The argument's name.
+        tensor: The argument, [num_envs, num_steps], or [num_steps, num_envs] with ``time_dim=0``.
+        time_dim: The time dimension: -1 or 1, 0 or -2.
+        features: Whether trailing dimensions of features are allowed.
+        integers: Whether integer dtypes are allowed, beside floating point ones.
+        cu_seqlens: Where the sequences of a packed row begin and end; `tensor` is then [num_steps].
+    """
+    if not isinstance(time_dim, int) or isinstance(time_dim, bool):
+        raise TypeError(f"time_dim: got {time_dim!r}, expected an int")
+    if time_dim not in (-2, -1, 0, 1):
+        raise ValueError(f"time_dim: got {time_dim!r}, expected -1 or 1 ([num_envs, T]), 0 or -2 ([T, num_envs])")
+    check_tensor(name, tensor, (*REAL_DTYPES, *INTEGER_DTYPES) if integers else REAL_DTYPES)
+    if cu_seqlens is not None:
+        return check_sequences(name, tensor, time_dim, cu_seqlens)
+    if tensor.ndim < 2 or (tensor.ndim > 2 and not features):
+        expected = "environments and steps" + (", then features" if features else " only")
+        raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected the dimensions {expected}")
+    return RolloutLayout(name, tensor.shape[:2], tensor.device, time_dim % 2, dtype=tensor.dtype)
+
+
+def check_sequences(name: str, tensor: torch.Tensor, time_dim: int, cu_seqlens: Any) -> RolloutLayout:
+    """Check sequences that lie end to end in a flat tensor. Backends check offsets that are on a GPU."""
+    if time_dim != -1:
+        raise ValueError(f"time_dim: got {time_dim} together with cu_seqlens, expected it left out")
+    if tensor.ndim != 1:
+        raise ValueError(f"{name}: got shape {tuple(tensor.shape)} together with cu_seqlens, expected [num_steps]")
+    check_tensor("cu_seqlens", cu_seqlens, (torch.int32, torch.int64))
+    if cu_seqlens.ndim != 1 or cu_seqlens.shape[0] < (2 if tensor.numel() else 1):
+        raise ValueError(f"cu_seqlens: got shape {tuple(cu_seqlens.shape)}, expected [num_sequences + 1]")
+    check_device("cu_seqlens", cu_seqlens, tensor.device)
+    if torch.compiler.is_compiling():
+        assert_offsets(cu_seqlens, tensor.shape[0])
+    elif cu_seqlens.device.type == "cpu":
+        check_offsets(cu_seqlens.numpy(), tensor.shape[0])
+    return RolloutLayout(name, tensor.shape, tensor.device, 1, cu_seqlens.contiguous(), tensor.dtype)
+
+
+def check_offsets(offsets: Any, num_steps: int) -> None:
+    """Check that offsets in host memory rise from 0 to the number of steps."""
+    (falls,) = (offsets[1:] < offsets[:-1]).nonzero()
+    if offsets[0] == 0 and offsets[-1] == num_steps and not falls.size:
+        return
+    got = f"{offsets[falls[0]]} before {offsets[falls[0] + 1]}" if falls.size else f"{offsets[0]} to {offsets[-1]}"
+    raise ValueError(f"cu_seqlens: got {got}, expected offsets from 0 to {num_steps}, the number of steps, rising")
+
+
+def assert_offsets(offsets: torch.Tensor, num_steps: int) -> None:
+    """Assert the same on the device, without waiting for it."""
+    rises = (offsets[0] == 0) & (offsets[-1] == num_steps) & (offsets.diff() >= 0).all()
+    torch._assert_async(rises, f"cu_seqlens: expected offsets from 0 to {num_steps}, the number of steps, rising")
+
+
+def check_tensor(name: str, tensor: Any, dtypes: Sequence[torch.dtype] = REAL_DTYPES) -> None:
+    """Check that an argument is a dense tensor of one of these dtypes."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name}: got {type(tensor).__name__}, expected a torch.Tensor")
+    if tensor.dtype not in dtypes:
+        raise TypeError(f"{name}: got dtype {tensor.dtype}, expected one of {', '.join(map(str, dtypes))}")
+    if tensor.layout != torch.strided:
+        raise TypeError(f"{name}: got layout {tensor.layout}, expected a dense tensor (torch.strided)")
+    if not torch.compiler.is_compiling() and tensor.is_neg():
+        raise ValueError(f"{name}: got a view with its negative bit set, expected its resolve_neg()")
+
+
+def check_per_step(name: str, tensor: Any, layout: RolloutLayout, dtypes: Sequence[torch.dtype] = REAL_DTYPES) -> None:
+    """Check that an argument is a tensor with one element per step."""
+    check_tensor(name, tensor, dtypes)
+    check_shape(name, tensor, layout.shape, f"that of {layout.name}", layout.device)
+
+
+def check_shape(name: str, tensor: torch.Tensor, shape: Sequence[int], meaning: str, device: torch.device) -> None:
+    """Check a tensor's shape, whose meaning goes into the message, and its device."""
+    if tensor.shape != tuple(shape):
+        raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected {tuple(shape)}, {meaning}")
+    check_device(name, tensor, device)
+
+
+def check_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:
+    """Check that a tensor is on the device of the first input."""
+    if tensor.device != device:
+        raise ValueError(f"{name}: got device {tensor.device}, expected {device}, that of the first input")
+
+
+def check_flags(name: str, flags: Any, layout: RolloutLayout) -> None:
+    """Check that an argument is None or a flag per step."""
+    if flags is not None:
+        check_per_step(name, flags, layout, FLAG_DTYPES)
+
+
+def is_number(x: Any) -> bool:
+    """Whether something is a number, such as Python's and NumPy's, and no bool."""
+    return type(x) is float or (isinstance(x, Real) and not isinstance(x, bool))
+
+
+def check_number(name: str, number: Any, low: float, high: float) -> float:
+    """Check that an argument is a finite number within [low, high], and return it as a float."""
+    if type(number) is TracedNumber:
+        return number.claim(partial(check_number, name, low=low, high=high))
+    if not is_number(number):
+        raise TypeError(f"{name}: got {type(number).__name__}, expected a float")
+    value = float(number)
+    if not (low <= value <= high and -math.inf < value < math.inf):
+        bounds = f"in [{low:g}, {high:g}]" if math.isfinite(high) else f"finite and >= {low:g}"
+        raise ValueError(f"{name}: got {number!r}, expected a number {bounds}")
+    return value
+
+
+def check_gamma(gamma: Any, layout: RolloutLayout) -> float | torch.Tensor:
+    """Check that an argument is one discount or one per step."""
+    if not isinstance(gamma, torch.Tensor):
+        return check_number("gamma", gamma, 0.0, math.inf)
+    check_per_step("gamma", gamma, layout)
+    return gamma
+
+
+def check_bool(name: str, value: Any) -> bool:
+    """Check that an argument is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: got {value!r}, expected a bool")
+    return value
+
+
+def check_count(name: str, number: Any) -> int:
+    """Check that an argument is an integer of at least 1."""
+    if isinstance(number, bool) or not isinstance(number, Integral):
+        raise TypeError(f"{name}: got {number!r}, expected an int")
+    if number < 1:
+        raise ValueError(f"{name}: got {number!r}, expected at least 1")
+    return int(number)
+
+
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
+    """Check that an argument is one of these words."""
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{name}: got {value!r}, expected one of {', '.join(choices)}")
+    return value
+
+
+def check_clip(name: str, bar: Any) -> float:
+    """Check that an argument is a clip of importance weights: >= 0, infinity for none."""
+    if type(bar) is TracedNumber:
+        return bar.claim(partial(check_clip, name))
+    return math.inf if isinstance(bar, Real) and bar == math.inf else check_number(name, bar, 0.0, math.inf)
+
+
+def check_log_ratios(log_ratios: Any, target: Any, behaviour: Any, layout: RolloutLayout) -> dict[str, Any]:
+    """Check log importance ratios, given in one of two forms, and return them as inputs of a recurrence."""
+    if log_ratios is not None and target is None and behaviour is None:
+        check_per_step("log_ratios", log_ratios, layout)
+        return {"target_log_probs": log_ratios}
+    if log_ratios is None and target is not None and behaviour is not None:
+        return {"target_log_probs": target, "behaviour_log_probs": behaviour}
+    given = {"log_ratios": log_ratios, "target_log_probs": target, "behaviour_log_probs": behaviour}
+    names = ", ".join(name for name, tensor in given.items() if tensor is not None) or "none of the three"
+    raise ValueError(f"log_ratios: got {names}, expected log_ratios, or both target_log_probs and behaviour_log_probs")
+
+
+def check_decay(decay: Any, x: torch.Tensor, layout: RolloutLayout) -> float | torch.Tensor:
+    """Check a decay, and return a number or a tensor of the shape of `x` or of its steps."""
+    if not isinstance(decay, torch.Tensor):
+        return check_number("decay", decay, -math.inf, math.inf)
+    check_tensor("decay", decay)
+    check_device("decay", decay, x.device)
+    per_feature, per_step = x.ndim > 2 and decay.shape == x.shape[2:], decay.shape == layout.shape
+    ones = (1,) * (x.ndim - 2)
+    if per_feature and per_step:
+        raise ValueError(
+            f"decay: got shape {tuple(decay.shape)}, that of the steps and that of the features, expected "
+            f"{(*layout.shape, *ones)} for one per step or {(1, 1, *x.shape[2:])} for one per feature"
+        )
+    if per_feature or decay.shape in ((1, 1, *x.shape[2:]), (*layout.shape, *ones)):
+        return decay.expand(x.shape)
+    if decay.shape != x.shape and not per_step:
+        raise ValueError(
+            f"decay: got shape {tuple(decay.shape)}, expected that of x, {tuple(x.shape)}, of its steps, "
+            f"{tuple(layout.shape)}, or of its features, {tuple(x.shape[2:])}"
+        )
+    return decay
+
+
+def check_state(state: Any, x: torch.Tensor, layout: RolloutLayout) -> tuple[Any, Any]:
+    """Check a `ScanState`, and return its parts, or twice None."""
+    if state is None:
+        return None, None
+    if not isinstance(state, tuple) or len(state) != 2:
+        raise TypeError(f"state: got {describe_type(state)}, expected a ScanState(value, done)")
+    value, done = state
+    check_tensor("state.value", value, REAL_DTYPES if x.is_floating_point() else INTEGER_DTYPES)
+    features = x.shape[len(layout.shape) :]
+    check_shape("state.value", value, (layout.num_envs, *features), f"{layout.per_env} and features", layout.device)
+    check_tensor("state.done", done, FLAG_DTYPES)
+    check_shape("state.done", done, (layout.num_envs,), layout.per_env, layout.device)
+    return value, done
+
+
+def check_exact(name: str, out: Any) -> None:
+    """Check that a preallocated result has a dtype that rounds no state."""
+    if isinstance(out, torch.Tensor) and out.dtype not in EXACT_DTYPES:
+        raise ValueError(f"{name}: got dtype {out.dtype} together with return_state, expected one that rounds no state")
+
+
+SEEN_ON_GPU: set[Hashable] = set()
+"""The kinds of tensors on a GPU whose values have been looked at."""
+
+
+def can_read_values(tensor: torch.Tensor, kind: Hashable) -> bool:
+    """Whether to look at a tensor's values: in host memory always, on a GPU once for each kind, since that waits."""
+    if torch.compiler.is_compiling() or is_transformed() or tensor.device.type not in ("cpu", "cuda"):
+        return False
+    if tensor.device.type == "cpu":
+        return True
+    waits = not torch.cuda.is_current_stream_capturing() and torch.cuda.get_sync_debug_mode() == 0
+    if not waits or kind in SEEN_ON_GPU:
+        return False
+    SEEN_ON_GPU.add(kind)
+    return True
+
+
+def check_values(
+    call: Hashable, flags: Mapping[str, torch.Tensor | None], mask: torch.Tensor | None, gamma: Any = 1.0
+) -> None:
+    """Check that floating point flags are 0 or 1, and discounts not negative, in cells that are not masked.
+
+    Args:
+        call: What the call has in common with others of its kind.
+        flags: Flags by name; None for those not given.
+        mask: Which cells are read; None: all.
+        gamma: The discount, which may be a tensor.
+    """
+    for name, tensor in {**flags, "mask": mask}.items():
+        if tensor is not None and tensor.is_floating_point() and can_read_values(tensor, (call, name, tensor.dtype)):
+            wrong = (tensor != 0) & (tensor != 1)
+            refuse_cells(name, tensor, wrong, None if name == "mask" else mask, "flags: 0 or 1 if floating point")
+    if isinstance(gamma, torch.Tensor) and can_read_values(gamma, (call, "gamma", gamma.dtype)):
+        refuse_cells("gamma", gamma, gamma < 0, mask, "discounts >= 0")
+
+
+def refuse_cells(
+    name: str, tensor: torch.Tensor, wrong: torch.Tensor, mask: torch.Tensor | None, expected: str
+) -> None:
+    """Raise ValueError where a cell that is read is wrong."""
+    if mask is not None:
+        wrong = wrong & (mask != 0)
+    if wrong.any():
+        raise ValueError(f"{name}: got {tensor[wrong][0].item():g} among its values, expected {expected}")
+
+
+def is_transformed() -> bool:
+    """Whether tensors may carry tangents or be those of a torch.func transformation, which only PyTorch can see."""
+    return bool(forward_ad._current_level >= 0) or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def describe_type(thing: Any) -> str:
+    """A value's type, and its length if it has one."""
+    return f"{type(thing).__name__} of {len(thing)}" if hasattr(thing, "__len__") else type(thing).__name__

@@ -1,0 +1,134 @@
+"""What a backend is, and which one runs a call.
+
+Each topic, `scan`, `moments` and `loss`, has a module of each backend's name. They are imported when the backend is
+first asked for, so that nothing optional is imported before.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib import import_module
+from typing import Any
+
+import torch
+
+
+def normalize_by_reference(task: Any, exchange: Any) -> None:
+    """Fill the output of a normalisation."""
+    import_module(f"{__package__}.moments.reference").run(task, exchange)
+
+
+def compute_loss_by_reference(problem: Any) -> Any:
+    """Compute a loss and its gradients."""
+    return import_module(f"{__package__}.loss.reference").compute_loss(problem)
+
+
+def scale_by_reference(gradients: Any, factor: torch.Tensor) -> Any:
+    """Multiply gradients by a number in place."""
+    return import_module(f"{__package__}.loss.reference").scale_gradients(gradients, factor)
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What a backend provides. What it leaves out, the reference does.
+
+    Attributes:
+        run: Fill the outputs of a validated problem, which has at least one element.
+        unavailable: Say why the backend cannot run on tensors of a device; None where it can.
+        normalize: Fill the output of a normalisation.
+        loss: Compute a loss and its gradients, of a minibatch that is not empty.
+        scale: Multiply gradients by a number, in place.
+        supports_expectation: Whether `run` takes an `Expectation` as next values. Otherwise it is summed before.
+    """
+
+    run: Callable[[Any], None]
+    unavailable: Callable[[torch.device], str | None]
+    normalize: Callable[[Any, Any], None] = normalize_by_reference
+    loss: Callable[[Any], Any] = compute_loss_by_reference
+    scale: Callable[[Any, torch.Tensor], Any] = scale_by_reference
+    supports_expectation: bool = False
+
+
+def assemble_backend(name: str) -> Backend:
+    """The functions of a backend from its modules."""
+    scan, moments, loss = (import_module(f"{__package__}.{topic}.{name}") for topic in ("scan", "moments", "loss"))
+    return Backend(
+        run=scan.run,
+        unavailable=scan.unavailable,
+        normalize=moments.run,
+        loss=loss.compute_loss,
+        scale=getattr(loss, "scale_gradients", Backend.scale),
+        supports_expectation=scan.SUPPORTS_EXPECTATION,
+    )
+
+
+BACKENDS: dict[str, Callable[[], Backend]] = {
+    name: partial(assemble_backend, name) for name in ("triton", "cpu", "reference")
+}
+"""What makes each backend, by the backend's name."""
+PREFERENCE = {"cuda": ("triton", "reference"), "cpu": ("cpu", "reference")}
+"""By the type of the device: the backend chosen automatically, and the one that stands in where it is not available."""
+
+
+class BackendUnavailableError(RuntimeError):
+    """The backend asked for by name cannot run here; the message says why."""
+
+
+def available_backends(device: torch.device | str = "cpu") -> tuple[str, ...]:
+    """Names of the backends that can run on tensors of this device."""
+    device = torch.device(device)
+    return tuple(name for name in BACKENDS if why_unavailable(name, device) is None)
+
+
+def choose_backend(name: str | None, device: torch.device) -> Backend:
+    """The backend of that name, or the best one for the device."""
+    if name is None:
+        return choose_automatically(device.type)
+    check_backend(name, device)
+    return load_backend(name)
+
+
+def check_backend(name: str | None, device: torch.device | str | None = None) -> None:
+    """Raise an error unless a backend can be asked for by this name.
+
+    Args:
+        name: Name of a backend, or None, which stands for the best one of each device.
+        device: Device of the tensors that it has to run on; None checks the name alone.
+
+    Raises:
+        ValueError: There is no backend of that name.
+        BackendUnavailableError: It cannot run on that device.
+    """
+    if name is not None and name not in BACKENDS:
+        raise ValueError(f"backend: got {name!r}, expected one of {', '.join(BACKENDS)}, or None to choose by device")
+    reason = None if name is None or device is None else why_unavailable(name, torch.device(device))
+    if reason is not None:
+        raise BackendUnavailableError(f"backend: got {name!r}, which is not available: {reason}")
+
+
+@cache
+def choose_automatically(device_type: str) -> Backend:
+    """The first backend of the device's preference that is available."""
+    best, *others = PREFERENCE.get(device_type, ("reference",))
+    reason = why_unavailable(best, torch.device(device_type))
+    if reason is None:
+        return load_backend(best)
+    warnings.warn(f"the {best} backend is not available ({reason}); using the slow {others[0]} backend", stacklevel=2)
+    return load_backend(others[0])
+
+
+def why_unavailable(name: str, device: torch.device) -> str | None:
+    """Why a backend cannot run on a device, or None if it can."""
+    try:
+        return load_backend(name).unavailable(device)
+    except ImportError as error:
+        return f"its import failed: {error}"
+
+
+@cache
+def load_backend(name: str) -> Backend:
+    """Import a backend, when it is first needed."""
+    return BACKENDS[name]()

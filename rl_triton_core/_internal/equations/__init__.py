@@ -1,0 +1,1 @@
+"""The equations' primitives on every backend, and the compiler that binds them."""

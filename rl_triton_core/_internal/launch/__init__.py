@@ -1,0 +1,1 @@
+"""Launching compiled code: the fast path, tables of launches, threads."""

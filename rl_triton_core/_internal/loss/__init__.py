@@ -1,0 +1,1 @@
+"""The losses: equations, arguments and every backend."""

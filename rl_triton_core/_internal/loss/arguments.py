@@ -1,0 +1,242 @@
+"""The check of a loss's arguments, and their form for a backend: elements of a minibatch in one dimension."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from rl_triton_core._internal.arguments import validation as check
+from rl_triton_core._internal.arguments.traced_numbers import TracedNumber
+from rl_triton_core._internal.loss.equations import CLIPS, DISTANCES, ESTIMATORS, Choices, Coefficients
+from rl_triton_core._internal.loss.problem import LossProblem, Streams
+from rl_triton_core._internal.moments.arguments import check_group, check_rule, gather_moments
+from rl_triton_core._internal.moments.rule import Exchange, Rule
+
+Number = float | torch.Tensor
+"""Or a tensor without dimensions, as schedules in a CUDA graph are."""
+CLIP_MODES = tuple(name for name in CLIPS if name != "none")
+ESTIMATOR_NAMES = tuple(name for name in ESTIMATORS if name != "none")
+
+
+class Elements(NamedTuple):
+    """What the tensors of a call have in common."""
+
+    name: str
+    """The argument that set it."""
+    shape: torch.Size
+    """Of a tensor with one number per element."""
+    device: torch.device
+
+    def check_input(self, name: str, x: Any) -> torch.Tensor:
+        """One number per element, perhaps with a gradient, as [num_elements, 1]."""
+        check.check_tensor(name, x, check.REAL_DTYPES)
+        self.check_shape(name, x, self.shape)
+        column: torch.Tensor = drop_graph(x)
+        return column.unsqueeze(1) if column.ndim == 1 else column.reshape(-1, 1)
+
+    def check_stream(self, name: str, x: Any) -> torch.Tensor | None:
+        """One number per element, without a gradient, as [num_elements]; or None."""
+        if x is None:
+            return None
+        check.check_tensor(name, x, check.FLAG_DTYPES if name == "mask" else check.REAL_DTYPES)
+        self.check_shape(name, x, self.shape)
+        check_detached(name, x)
+        return flatten(drop_graph(x))
+
+    def check_matrix(self, name: str, x: Any, size: int | None = None, dtypes: Any = check.REAL_DTYPES) -> torch.Tensor:
+        """Several numbers per element, as [num_elements, size] without gaps between those of an element."""
+        check.check_tensor(name, x, dtypes)
+        shape = (*self.shape, x.shape[-1] if size is None and x.ndim else size)
+        self.check_shape(name, x, shape)
+        matrix: torch.Tensor = drop_graph(x)
+        if matrix.ndim != 2:
+            matrix = matrix.reshape(self.shape.numel(), shape[-1])
+        return matrix if matrix.stride(-1) == 1 else matrix.contiguous()
+
+    def check_shape(self, name: str, x: torch.Tensor, shape: Sequence[Any]) -> None:
+        """A tensor of this shape, on the device."""
+        if x.shape != tuple(shape):
+            raise ValueError(
+                f"{name}: got shape {tuple(x.shape)}, expected {tuple(shape)}, as {self.name} has one element per "
+                f"position of {tuple(self.shape)}"
+            )
+        check.check_device(name, x, self.device)
+
+
+def elements_of(name: str, x: Any, trailing: int = 0) -> Elements:
+    """The elements of a call, from its first tensor, which may have a last dimension of several numbers for each."""
+    check.check_tensor(name, x, check.REAL_DTYPES)
+    if x.ndim < trailing or (trailing and not x.shape[-1]):
+        raise ValueError(f"{name}: got shape {tuple(x.shape)}, expected a last dimension of size 1 or more")
+    return Elements(name, x.shape[: x.ndim - trailing], x.device)
+
+
+class Policy(NamedTuple):
+    """What a network gives, by the name of the head."""
+
+    head: str
+    network: tuple[torch.Tensor, ...]
+    """Tensors as they were given."""
+    inputs: list[torch.Tensor]
+    """The same as matrices, without a graph."""
+
+
+def gather_policy(elements: Elements, log_probs: torch.Tensor, entropy: torch.Tensor | None) -> Policy:
+    """A policy from log-probabilities, and perhaps entropies, of its actions."""
+    network = (log_probs,) if entropy is None else (log_probs, entropy)
+    inputs = [elements.check_input(name, x) for name, x in zip(("log_probs", "entropy"), network, strict=False)]
+    return Policy("sampled" if entropy is None else "given", network, inputs)
+
+
+def drop_graph(x: torch.Tensor) -> torch.Tensor:
+    """A tensor without its graph, except under torch.compile, where an operator has the graph."""
+    return x.detach() if x.requires_grad and not torch.compiler.is_compiling() else x
+
+
+def flatten(x: torch.Tensor) -> torch.Tensor:
+    """The elements of a tensor side by side in one dimension."""
+    return x if x.ndim == 1 and x.is_contiguous() else x.reshape(-1).contiguous()
+
+
+def check_detached(name: str, x: torch.Tensor) -> None:
+    """A tensor that does not ask for a gradient, which it would not get."""
+    if x.requires_grad and torch.is_grad_enabled():
+        raise ValueError(f"{name}: got a tensor that requires grad, expected it detached: no gradient flows to it")
+
+
+def check_bound(name: str, x: Any, low: float = 0.0) -> Number:
+    """What limits something: a coefficient, or infinity or None, which are no limit."""
+    if type(x) is TracedNumber:
+        return x.claim(partial(check_bound, name, low=low))  # type: ignore[arg-type]
+    return (
+        math.inf
+        if x is None or (not isinstance(x, torch.Tensor) and x == math.inf)
+        else check_coefficient(name, x, low)
+    )
+
+
+def check_coefficient(name: str, x: Any, low: float = -math.inf) -> Number:
+    """A number, or a tensor of one number on any device."""
+    if not isinstance(x, torch.Tensor):
+        return check.check_number(name, x, low, math.inf)
+    check.check_tensor(name, x, check.REAL_DTYPES)
+    if x.ndim:
+        raise ValueError(f"{name}: got shape {tuple(x.shape)}, expected a number or a tensor without dimensions")
+    check_detached(name, x)
+    return drop_graph(x)
+
+
+def check_normalization(
+    wanted: Any, correction: Any, epsilon: Any, epsilon_mode: Any, group: Any
+) -> tuple[Rule | None, Exchange | None]:
+    """How advantages are normalised, and how ranks exchange their moments; None where they are not."""
+    if not isinstance(wanted, bool):
+        raise TypeError(f"normalize_advantages: got {type(wanted).__name__}, expected a bool")
+    rule = check_rule(correction, epsilon, epsilon_mode)
+    if group is None:
+        return (rule if wanted else None), None
+    if not wanted:
+        raise ValueError("group: got one without normalize_advantages=True, expected None")
+    return rule, partial(gather_moments, group=check_group(group, differentiable=False))
+
+
+def build_problem(
+    elements: Elements,
+    head: str,
+    inputs: Sequence[torch.Tensor],
+    *,
+    actions: torch.Tensor | None = None,
+    old_inputs: Sequence[torch.Tensor] = (),
+    sizes: Sequence[int] = (1,),
+    old_log_probs: Any = None,
+    advantages: Any = None,
+    values: Any = None,
+    returns: Any = None,
+    old_values: Any = None,
+    ref_log_probs: Any = None,
+    mask: Any = None,
+    clip: Any = None,
+    clip_high: Any = None,
+    dual_clip: Any = None,
+    value_coef: Any = 0.0,
+    value_clip: Any = None,
+    value_clip_mode: Any = "sb3",
+    value_loss: Any = "mse",
+    huber_delta: Any = 1.0,
+    value_factor: Any = 1.0,
+    entropy_coef: Any = 0.0,
+    kl_coef: Any = 0.0,
+    kl_estimator: Any = "k1",
+    log_ratio_clamp: Any = None,
+    kl_clip: Any = None,
+    rule: Rule | None = None,
+    exchange: Exchange | None = None,
+) -> LossProblem:
+    """A call as a problem. Inputs, old inputs and actions are checked; the other arguments are as users give them."""
+    clip = check_bound("clip", clip)
+    coefficients = Coefficients(
+        clip=clip,
+        clip_high=clip if clip_high is None else check_bound("clip_high", clip_high),
+        dual_clip=check_bound("dual_clip", dual_clip, low=1.0),
+        value_coef=check_coefficient("value_coef", value_coef),
+        value_clip=check_bound("value_clip", value_clip),
+        huber_delta=check_bound("huber_delta", huber_delta),
+        value_factor=check_coefficient("value_factor", value_factor, low=0.0),
+        entropy_coef=check_coefficient("entropy_coef", entropy_coef),
+        kl_coef=check_coefficient("kl_coef", kl_coef),
+        log_ratio_clamp=check_bound("log_ratio_clamp", log_ratio_clamp),
+        kl_clip=check_bound("kl_clip", kl_clip),
+    )
+    clipped_value = check_values(values, returns, old_values, value_clip, value_clip_mode)
+    check_kl(ref_log_probs, old_inputs, kl_coef)
+    estimator = check.check_choice("kl_estimator", kl_estimator, ESTIMATOR_NAMES)
+    return LossProblem(
+        Choices(
+            head,
+            check.check_choice("value_loss", value_loss, tuple(DISTANCES)),
+            clipped_value,
+            "none" if ref_log_probs is None else estimator,
+        ),
+        tuple(inputs),
+        Streams(
+            elements.check_stream("old_log_probs", old_log_probs),
+            elements.check_stream("advantages", advantages),
+            elements.check_stream("returns", returns),
+            None if value_clip is None else elements.check_stream("old_values", old_values),
+            elements.check_stream("ref_log_probs", ref_log_probs),
+            elements.check_stream("mask", mask),
+            actions,
+        ),
+        None if values is None else elements.check_input("values", values),
+        tuple(old_inputs),
+        tuple(sizes),
+        coefficients,
+        rule=rule,
+        exchange=exchange,
+    )
+
+
+def check_values(values: Any, returns: Any, old_values: Any, value_clip: Any, mode: Any) -> str:
+    """The name of the equation of the value loss; values come with returns, and with old ones where these are read."""
+    check.check_choice("value_clip_mode", mode, CLIP_MODES)
+    if (values is None) != (returns is None):
+        missing, given = ("returns", "values") if returns is None else ("values", "returns")
+        raise ValueError(f"{missing}: got None together with {given}, expected both or neither")
+    if values is None:
+        return "none"
+    if value_clip is not None and old_values is None and mode != "rllib":
+        raise ValueError(f"old_values: got None together with value_clip in the mode {mode!r}, expected a tensor")
+    return str(mode) if value_clip is not None else "sb3"
+
+
+def check_kl(ref_log_probs: Any, old_inputs: Sequence[torch.Tensor], kl_coef: Any) -> None:
+    """One divergence at most, and one if it is part of the loss."""
+    if ref_log_probs is not None and old_inputs:
+        raise ValueError("ref_log_probs: got them and outputs of the old network, expected one of the two")
+    if ref_log_probs is None and not old_inputs and (isinstance(kl_coef, torch.Tensor) or kl_coef):
+        expected = "expected ref_log_probs or outputs of the old network beside it, or 0"
+        raise ValueError(f"kl_coef: got one without a policy to compare with, {expected}")

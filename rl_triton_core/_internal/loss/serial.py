@@ -1,0 +1,415 @@
+"""The losses in loops that Numba compiles, in three steps for a span of elements.
+
+`evaluate_heads` turns what the network gives into log-probability, entropy and KL; `evaluate_terms` these into terms
+and derivatives; `write_gradients` these into gradients. Between them, numbers are in scratch memory, a row for each
+kind. The cpu backend binds the equations. What is absent is an array of size 0.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from rl_triton_core._internal.loss.equations import stand_in
+
+OLD, ADVANTAGE, REFERENCE, VALUE, TARGET, OLD_VALUE, WEIGHT, LOG_PROB, ENTROPY, KL = range(10)
+BY_LOG_PROB, BY_ENTROPY, BY_KL, BY_VALUE, RATIO = range(10, 15)
+X, Y, ACTION, OLD_X, OLD_Y, BY_X, BY_Y = range(15, 22)
+ROWS, STATES = 22, 7
+"""The rows of scratch memory. From X on, those of the first tile serve all: what a head takes of one action."""
+PEAK, OLD_PEAK = 5, 6
+"""Rows of a distribution's state, after its sums."""
+TILE = 256
+"""Elements of a row of scratch memory."""
+HAS_OLD = False
+"""Whether there is an old network."""
+WEIGHT_SUM, MOMENTS, LEAST, LARGEST, TOTALS = 8, 9, 13, 14, 15
+"""Of a span's results: sums of the terms come first, then of the weights and of four moments, then extremes."""
+
+compute_terms = sums = readout = slopes = kl_sums = kl = kl_slopes = multiply_or_zero = stand_in
+read_actions = action_exists = find_peaks = stand_in
+
+
+@intrinsic
+def float_of_bits(context: Any, bits: Any) -> Any:
+    """The float32 that has these bits."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return types.float32(types.int32), generate
+
+
+@intrinsic
+def bits_of_float(context: Any, number: Any) -> Any:
+    """The bits of a float32."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.IntType(32))
+
+    return types.int32(types.float32), generate
+
+
+def select(condition, chosen, otherwise):
+    """The primitive of equations."""
+    return chosen if condition else otherwise
+
+
+def exp_float32(x):
+    """The primitive of equations, in operations that vector instructions have (Cephes, expf)."""
+    bounded = 89.0 if x > 89.0 else (x if x > -104.0 else -104.0)
+    n = (bounded * 1.44269504 + 12582912.0) - 12582912.0
+    r = (bounded - n * 0.693359375) + n * 2.12194440e-4
+    p = 1.9875691500e-4 * r + 1.3981999507e-3
+    p = p * r + 8.3334519073e-3
+    p = p * r + 4.1665795894e-2
+    p = p * r + 1.6666665459e-1
+    p = p * r + 5.0000001201e-1
+    p = p * (r * r) + r + 1.0
+    whole = np.int32(n)
+    half = whole >> 1
+    result = p * float_of_bits(np.int32((half + 127) << 23)) * float_of_bits(np.int32((whole - half + 127) << 23))
+    return result if x == x else x
+
+
+def log_float32(x):
+    """The primitive of equations for numbers of at least 1, likewise (Cephes, logf)."""
+    bits = bits_of_float(x)
+    above = np.int32((bits & 0x7FFFFF) > 0x3504F3)  # the mantissa is more than √2
+    n = np.float32((bits >> 23) - 127 + above)
+    f = float_of_bits(np.int32((bits & 0x7FFFFF) + ((127 - above) << 23))) - 1.0
+    p = 7.0376836292e-2 * f - 1.1514610310e-1
+    p = p * f + 1.1676998740e-1
+    p = p * f - 1.2420140846e-1
+    p = p * f + 1.4249322787e-1
+    p = p * f - 1.6668057665e-1
+    p = p * f + 2.0000714765e-1
+    p = p * f - 2.4999993993e-1
+    p = p * f + 3.3333331174e-1
+    square = f * f
+    result = f + (p * f * square + (n * -2.12194440e-4 - 0.5 * square)) + n * 0.693359375
+    return result if x < 3.4e38 else x
+
+
+def exp_float64(x):
+    """The primitive of equations."""
+    return math.exp(x)
+
+
+def log_float64(x):
+    """The primitive of equations."""
+    return math.log(x)
+
+
+def weighted_moments(values, flags, weights):
+    """Sum of the weights, and mean and M2 of the values, from differences to one of them."""
+    count, total, squares, pivot = 0.0, 0.0, 0.0, 0.0
+    for i in range(len(values)):
+        if weight_of(flags, weights, i) != 0:
+            pivot = values[i]
+            break
+    for i in range(len(values)):
+        weight = weight_of(flags, weights, i)
+        count += weight
+        total += weight * (values[i] - pivot) if weight != 0 else 0.0
+    shift = total / count if count > 0 else 0.0
+    for i in range(len(values)):
+        weight = weight_of(flags, weights, i)
+        deviation = values[i] - pivot - shift
+        squares += weight * deviation * deviation if weight != 0 else 0.0
+    return count, pivot + shift, squares
+
+
+def weight_of(flags, weights, i):
+    """How much an element counts."""
+    if len(weights):
+        return weights[i]
+    return 0.0 if len(flags) and flags[i] == 0 else 1.0
+
+
+def count_once(flags, weights, i):
+    """How much an element counts if there is no mask."""
+    return 1.0
+
+
+def fill_zero(rows):
+    """Fill rows with zeros."""
+    for k in range(len(rows)):
+        for i in range(rows.shape[1]):
+            rows[k, i] = 0.0
+
+
+def read_streams(streams, sequences, scaling, low, size, scratch):
+    """Read what there is one of per element: 0 if absent. A masked element has weight 0."""
+    old, advantages, reference, values, targets, old_values, flags, weights = streams
+    offsets, scale, length, per_sequence = sequences
+    subtracted, factor = scaling
+    read_stream(old, low, size, scratch[OLD])
+    read_stream(reference, low, size, scratch[REFERENCE])
+    read_stream(values, low, size, scratch[VALUE])
+    read_stream(targets, low, size, scratch[TARGET])
+    read_stream(old_values, low, size, scratch[OLD_VALUE])
+    read_weights(flags, weights, low, size, scratch[WEIGHT])
+    if per_sequence or len(advantages) == 0:
+        fill_zero(scratch[ADVANTAGE : ADVANTAGE + 1])
+    else:
+        given = advantages[low : low + size]
+        for i in range(size):
+            scratch[ADVANTAGE, i] = (given[i] - subtracted) * factor
+    if per_sequence or len(scale):
+        sequence = np.searchsorted(offsets, low, side="right") - 1 if len(offsets) else low // length
+        for i in range(size):
+            while low + i >= (offsets[sequence + 1] if len(offsets) else (sequence + 1) * length):
+                sequence += 1
+            if per_sequence:
+                scratch[ADVANTAGE, i] = advantages[sequence]
+            if len(scale):
+                scratch[WEIGHT, i] *= scale[sequence]
+
+
+def read_stream(stream, low, size, row):
+    """Read one stream."""
+    given = stream[low : low + size]
+    for i in range(len(given)):
+        row[i] = given[i]
+    for i in range(len(given), size):
+        row[i] = 0.0
+
+
+def read_weights(flags, weights, low, size, row):
+    """Read how much elements count."""
+    for i in range(size):
+        row[i] = 1.0
+    for i in range(size if len(flags) + len(weights) else 0):
+        row[i] = weight_of(flags, weights, low + i)
+
+
+def evaluate_heads(network, old_network, actions, streams, sequences, scaling, first, count, scratch, state):
+    """Log-probability, entropy and KL of each element, over distributions side by side."""
+    columns = scratch[0]
+    for tile in range(len(scratch)):
+        low, size = first + tile * TILE, min(TILE, count - tile * TILE)
+        read_streams(streams, sequences, scaling, low, size, scratch[tile])
+        fill_zero(scratch[tile, LOG_PROB : KL + 1])
+        for part in range(state.shape[1]):
+            x, rows = network[0][part], state[tile, part]
+            find_peaks(x, low, size, rows[PEAK])
+            if HAS_OLD:
+                find_peaks(old_network[0][part], low, size, rows[OLD_PEAK])
+            fill_zero(rows[:PEAK])
+            for j in range(x.shape[1]):
+                read_columns(network, old_network, actions, part, low, size, j, columns)
+                add_sums(size, columns, rows)
+            add_readout(actions[low : low + size], part, x.shape[1], rows, scratch[tile])
+
+
+def read_columns(network, old_network, actions, part, low, size, j, columns):
+    """Read what a head takes, of one action or dimension: neighbouring elements then go into vectors."""
+    read_column(network[0][part], low, size, j, columns[X])
+    read_column(network[1], low, size, j, columns[Y])
+    read_actions(actions[low : low + size], part, j, columns[ACTION])
+    if HAS_OLD:
+        read_column(old_network[0][part], low, size, j, columns[OLD_X])
+        read_column(old_network[1], low, size, j, columns[OLD_Y])
+
+
+def read_column(matrix, low, size, j, column):
+    """Read a column of a matrix, which may have one row for all elements, or be absent."""
+    if len(matrix) == 1:
+        for i in range(size):
+            column[i] = matrix[0, j]
+    else:
+        rows = matrix[low : low + size]
+        for i in range(len(rows)):
+            column[i] = rows[i, j]
+
+
+def add_sums(size, columns, rows):
+    """Add what a head sums over the actions."""
+    for i in range(size):
+        s = sums(columns[X, i], columns[Y, i], columns[ACTION, i], rows[PEAK, i])
+        rows[0, i] += s[0]
+        rows[1, i] += s[1]
+        rows[2, i] += s[2]
+        if HAS_OLD:
+            x, y, old_x, old_y = columns[X, i], columns[Y, i], columns[OLD_X, i], columns[OLD_Y, i]
+            s = kl_sums(x, y, old_x, old_y, rows[PEAK, i], rows[OLD_PEAK, i])
+            rows[3, i] += s[0]
+            rows[4, i] += s[1]
+
+
+def add_readout(actions, part, width, rows, results):
+    """Add what the sums give: log-probability, entropy and KL."""
+    for i in range(len(actions)):
+        total = rows[0, i], rows[1, i], rows[2, i]
+        log_prob, entropy = readout(total)
+        results[LOG_PROB, i] += log_prob if action_exists(actions, i, part, width) else np.nan
+        results[ENTROPY, i] += entropy
+        if HAS_OLD:
+            results[KL, i] += kl(total, (rows[3, i], rows[4, i]))
+
+
+def find_largest(x, low, size, peaks):
+    """The largest number of each row."""
+    rows = x[low : low + size]
+    for i in range(size):
+        peaks[i] = rows[i, 0]
+    for j in range(1, x.shape[1]):
+        for i in range(size):
+            peaks[i] = max(peaks[i], rows[i, j])
+
+
+def use_zero(x, low, size, peaks):
+    """A zero for each row."""
+    for i in range(size):
+        peaks[i] = 0.0
+
+
+def read_choices(actions, part, j, column):
+    """Whether each action is this one."""
+    for i in range(len(actions)):
+        column[i] = 1.0 if actions[i, part] == j else 0.0
+
+
+def is_in_range(actions, i, part, width):
+    """Whether an action is one of those that there are."""
+    return 0 <= actions[i, part] < width
+
+
+def read_dimension(actions, part, j, column):
+    """The actions in this dimension."""
+    for i in range(len(actions)):
+        column[i] = actions[i, j]
+
+
+def is_any(actions, i, part, width):
+    """An action that is no index always exists."""
+    return True
+
+
+def evaluate_terms(scratch, count, coefficients, share, totals):
+    """Terms of each element, added up, and derivatives of the loss."""
+    a0, a1, a2, a3, a4, a5 = np.float64(0), np.float64(0), np.float64(0), np.float64(0), np.float64(0), np.float64(0)
+    a6, a7, a8, a9, a10 = np.float64(0), np.float64(0), np.float64(0), np.float64(0), np.float64(0)
+    a11, a12 = np.float64(0), np.float64(0)
+    for tile in range(len(scratch)):
+        rows = scratch[tile]
+        for i in range(min(TILE, count - tile * TILE)):
+            weight = rows[WEIGHT, i]
+            valid = weight != 0
+            w = np.float64(weight)
+            target = np.float64(rows[TARGET, i])
+            error = target - np.float64(rows[VALUE, i])
+            terms, slopes = compute_terms(
+                (rows[LOG_PROB, i], rows[ENTROPY, i], rows[KL, i]),
+                rows[OLD, i],
+                rows[ADVANTAGE, i],
+                rows[REFERENCE, i],
+                rows[VALUE, i],
+                rows[TARGET, i],
+                rows[OLD_VALUE, i],
+                coefficients,
+            )
+            a0 += w * terms[0] if valid else np.float64(0)
+            a1 += w * terms[1] if valid else np.float64(0)
+            a2 += w * terms[2] if valid else np.float64(0)
+            a3 += w * terms[3] if valid else np.float64(0)
+            a4 += w * terms[4] if valid else np.float64(0)
+            a5 += w * terms[5] if valid else np.float64(0)
+            a6 += w * terms[6] if valid else np.float64(0)
+            a7 += w * terms[7] if valid else np.float64(0)
+            a8 += w
+            a9 += w * target if valid else np.float64(0)
+            a10 += w * target * target if valid else np.float64(0)
+            a11 += w * error if valid else np.float64(0)
+            a12 += w * error * error if valid else np.float64(0)
+            scale = weight * share
+            rows[BY_LOG_PROB, i] = scale * slopes[0] if valid else 0.0
+            rows[BY_ENTROPY, i] = scale * slopes[1] if valid else 0.0
+            rows[BY_KL, i] = scale * slopes[2] if valid else 0.0
+            rows[BY_VALUE, i] = scale * slopes[3] if valid else 0.0
+            rows[RATIO, i] = terms[7]
+    find_extremes(scratch, count, totals)
+    totals[0] = a0
+    totals[1] = a1
+    totals[2] = a2
+    totals[3] = a3
+    totals[4] = a4
+    totals[5] = a5
+    totals[6] = a6
+    totals[7] = a7
+    totals[8] = a8
+    totals[9] = a9
+    totals[10] = a10
+    totals[11] = a11
+    totals[12] = a12
+
+
+def find_extremes(scratch, count, totals):
+    """The least and the largest ratio of elements that count."""
+    least, largest = np.inf, -np.inf
+    for tile in range(len(scratch)):
+        for i in range(min(TILE, count - tile * TILE)):
+            if scratch[tile, WEIGHT, i] != 0:
+                least = min(least, scratch[tile, RATIO, i])
+                largest = max(largest, scratch[tile, RATIO, i])
+    totals[LEAST], totals[LARGEST] = least, largest
+
+
+def write_gradients(network, old_network, actions, first, count, scratch, state, gradients, sum_by_y):
+    """Derivatives by what the network gave, 0 where masked; and those by y summed, where elements share it."""
+    by_xs, by_y, by_values = gradients
+    columns = scratch[0]
+    for tile in range(len(scratch)):
+        low, size = first + tile * TILE, min(TILE, count - tile * TILE)
+        write_stream(scratch[tile, BY_VALUE], by_values, low, size)
+        for part in range(state.shape[1]):
+            for j in range(network[0][part].shape[1]):
+                read_columns(network, old_network, actions, part, low, size, j, columns)
+                find_slopes(size, scratch[tile], state[tile, part], columns)
+                write_column(columns[BY_X], by_xs[part], low, size, j)
+                write_column(columns[BY_Y], by_y, low, size, j)
+                if len(sum_by_y):
+                    sum_by_y[j] += add_column(columns[BY_Y], size)
+
+
+def find_slopes(size, scratch, rows, columns):
+    """Derivatives by the columns that were read."""
+    for i in range(size):
+        x, y, peak = columns[X, i], columns[Y, i], rows[PEAK, i]
+        total = rows[0, i], rows[1, i], rows[2, i]
+        by_x, by_y = slopes(x, y, columns[ACTION, i], peak, total, scratch[BY_LOG_PROB, i], scratch[BY_ENTROPY, i])
+        if HAS_OLD:
+            kl_total, by_kl = (rows[3, i], rows[4, i]), scratch[BY_KL, i]
+            k = kl_slopes(x, y, columns[OLD_X, i], columns[OLD_Y, i], peak, rows[OLD_PEAK, i], total, kl_total)
+            by_x, by_y = by_x + multiply_or_zero(by_kl, k[0]), by_y + multiply_or_zero(by_kl, k[1])
+        valid = scratch[WEIGHT, i] != 0
+        columns[BY_X, i] = by_x if valid else 0.0
+        columns[BY_Y, i] = by_y if valid else 0.0
+
+
+def write_column(column, matrix, low, size, j):
+    """Write a column of a matrix, which may be absent."""
+    rows = matrix[low : low + size]
+    for i in range(len(rows)):
+        rows[i, j] = column[i]
+
+
+def write_stream(row, stream, low, size):
+    """Write one stream, which may be absent."""
+    taken = stream[low : low + size]
+    for i in range(len(taken)):
+        taken[i] = row[i]
+
+
+def add_column(column, size):
+    """The sum of a column."""
+    total = np.float64(0)
+    for i in range(size):
+        total += column[i]
+    return total

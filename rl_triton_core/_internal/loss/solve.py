@@ -1,0 +1,262 @@
+"""From a validated loss to its value and gradients: through a backend, torch.autograd and torch.compile.
+
+The gradient is ready when the loss is: `LossFunction` keeps it, and its backward pass multiplies it by the incoming
+gradient. Calls that torch.compile is tracing go through a custom operator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from rl_triton_core._internal.backend import Backend, choose_backend
+from rl_triton_core._internal.equations.schema import describe_schema
+from rl_triton_core._internal.launch.fast_path import Outcome, record_outcome
+from rl_triton_core._internal.loss.equations import STATISTICS, Choices, Coefficients
+from rl_triton_core._internal.loss.problem import LossProblem, Results, Stream, Streams
+from rl_triton_core._internal.moments.rule import Rule
+
+R = TypeVar("R")
+Targets = Sequence[tuple[torch.Size, torch.dtype] | None]
+
+
+def solve_loss(
+    problem: LossProblem,
+    inputs: Sequence[torch.Tensor],
+    backend: str | None,
+    arrange: Callable[[torch.Tensor, torch.Tensor], R],
+) -> R:
+    """The loss, with a graph if one of the inputs requires grad.
+
+    Args:
+        problem: The call, with detached tensors.
+        inputs: The differentiable ones as they were given.
+        backend: Name of a backend, or None.
+        arrange: Makes what is returned from the loss and its statistics.
+    """
+    graph = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+    problem.wanted = tuple(graph and x.requires_grad for x in inputs)
+    if torch.compiler.is_compiling():
+        return arrange(*solve_traced(problem, backend))
+    chosen = choose_backend(backend, problem.like.device)
+    loss, statistics, gradients = run_backend(problem, chosen)
+    written = (loss, statistics, *gradients)
+    finish = partial(finish_loss, arrange, describe_targets(inputs, problem.wanted) if graph else None, chosen.scale)
+    results = finish(written, inputs)
+    record_outcome(Outcome(results, written, tuple(inputs), finish))
+    return results
+
+
+def take_loss(loss: torch.Tensor, statistics: torch.Tensor) -> torch.Tensor:
+    """A loss without its statistics."""
+    return loss
+
+
+def describe_targets(inputs: Sequence[torch.Tensor], wanted: Sequence[bool]) -> Targets:
+    """Shapes and dtypes of the gradients, None for one that is not wanted."""
+    return [(x.shape, x.dtype) if want else None for x, want in zip(inputs, wanted, strict=True)]
+
+
+def finish_loss(
+    arrange: Callable[[torch.Tensor, torch.Tensor], R],
+    targets: Targets | None,
+    scale: Callable[[Sequence[torch.Tensor], torch.Tensor], None],
+    written: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+) -> R:
+    """What a call returns, from what a backend wrote: the loss, the statistics and the gradients."""
+    loss = written[0]
+    if targets is not None:
+        loss = LossFunction.apply(written, targets, scale, *inputs)  # type: ignore[no-untyped-call]
+    return arrange(loss, written[1])
+
+
+def run_backend(problem: LossProblem, backend: Backend) -> Results:
+    """Compute by a backend. Without elements there is nothing to compute."""
+    if problem.like.shape[0]:
+        results: Results = backend.loss(problem)
+        return results
+    statistics = torch.zeros(len(STATISTICS), dtype=problem.dtype, device=problem.like.device)
+    statistics[STATISTICS.index("explained_variance")].fill_(math.nan)
+    return Results(
+        statistics.new_zeros(()), statistics, [x.zero_() for x in problem.allocate_gradients() if x is not None]
+    )
+
+
+class LossFunction(torch.autograd.Function):
+    """Gives a loss that a backend wrote its graph.
+
+    Without `setup_context`, with which PyTorch inspects the signature in every call.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, written: Sequence[torch.Tensor], targets: Any, scale: Any, *_: torch.Tensor) -> torch.Tensor:
+        """Keep the gradients but none of the inputs."""
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*written[2:])
+        ctx.targets, ctx.scale = targets, scale
+        return written[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Stream) -> tuple[Any, ...]:
+        """The gradients times that of the loss. They are overwritten if nothing needs them again."""
+        if torch.is_grad_enabled():
+            raise RuntimeError("create_graph: got True, expected False, since the losses have no second derivative")
+        if grad is None:
+            return None, None, None, *(None for _ in ctx.targets)
+        saved = ctx.saved_tensors
+        if keeps_graph():
+            return None, None, None, *arrange_gradients(ctx, [x * grad for x in saved])
+        ctx.scale(tuple(saved), grad)
+        return None, None, None, *arrange_gradients(ctx, saved)
+
+
+def arrange_gradients(ctx: Any, gradients: Sequence[torch.Tensor]) -> tuple[Stream, ...]:
+    """Gradients in the shapes and dtypes of the inputs that they are by; None where none is wanted."""
+    rest = iter(gradients)
+    return tuple(None if x is None else next(rest).view(x[0]).to(x[1]) for x in ctx.targets)
+
+
+def get_gradients(loss: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    """The gradients of a loss, which are ready without a backward pass.
+
+    Args:
+        loss: `loss` of a `PPOLoss`, or what another function of `rl_triton_core.losses` returns. Not under
+            torch.compile.
+
+    Returns:
+        One for each differentiable tensor that the loss was computed from, in the order of the arguments, None where
+        that requires no gradient. A backward pass through the loss may overwrite them.
+
+    Raises:
+        ValueError: The loss has no graph, or it is another tensor.
+
+    Example:
+        >>> log_probs = torch.tensor([-1.0, -1.0], requires_grad=True)
+        >>> result = ppo_loss(log_probs, torch.tensor([-1.0, -2.0]), torch.tensor([1.0, 1.0]))
+        >>> get_gradients(result.loss)
+        (tensor([-0.5000,  0.0000]),)
+    """
+    node: Any = loss.grad_fn
+    is_loss = type(node) is LossFunction._backward_cls
+    if not is_loss:
+        raise ValueError(f"loss: got a tensor with grad_fn {node}, expected a loss of rl_triton_core.losses")
+    return arrange_gradients(node, node.saved_tensors)
+
+
+def keeps_graph() -> bool:
+    """Whether the backward pass that is running was asked to retain its graph; if unknown, yes."""
+    ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return True if ask is None else bool(ask())
+
+
+# -- torch.compile ----------------------------------------------------------------------------------------------------
+
+
+class PackedLoss(NamedTuple):
+    """The operator's arguments: a `LossProblem` in types that an operator may take."""
+
+    inputs: Sequence[torch.Tensor]
+    """The differentiable ones."""
+    has_values: bool
+    """Whether the last of them is the values."""
+    streams: Sequence[torch.Tensor | None]
+    old_inputs: Sequence[torch.Tensor]
+    tensors: Sequence[torch.Tensor | None]
+    """The coefficients that are tensors."""
+    numbers: Sequence[float]
+    """The others."""
+    choices: str
+    sizes: Sequence[int]
+    length: int
+    per_sequence: bool
+    normalizer: float | None
+    rule: Sequence[float] | None
+    wanted: Sequence[bool]
+    backend: str
+
+
+def solve_traced(problem: LossProblem, backend: str | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss and its statistics through an operator that torch.compile takes as it is."""
+    if problem.exchange is not None:
+        raise ValueError("group: got one under torch.compile, expected None there")
+    numbers = problem.coefficients
+    packed = PackedLoss(
+        inputs=list(problem.differentiable),
+        has_values=problem.values is not None,
+        streams=list(problem.streams),
+        old_inputs=list(problem.old_inputs),
+        tensors=[x if isinstance(x, torch.Tensor) else None for x in numbers],
+        numbers=[0.0 if isinstance(x, torch.Tensor) else float(x) for x in numbers],
+        choices=",".join(problem.choices),
+        sizes=list(problem.sizes),
+        length=problem.length,
+        per_sequence=problem.per_sequence,
+        normalizer=problem.normalizer,
+        rule=None if problem.rule is None else list(problem.rule),
+        wanted=list(problem.wanted),
+        backend=backend or "",
+    )
+    loss, statistics, *_ = loss_operator(*packed)
+    return loss, statistics
+
+
+def unpack_loss(packed: PackedLoss) -> LossProblem:
+    """Build the `LossProblem` again."""
+    *network, values = packed.inputs if packed.has_values else (*packed.inputs, None)
+    coefficients = (number if x is None else x for x, number in zip(packed.tensors, packed.numbers, strict=True))
+    return LossProblem(
+        Choices(*packed.choices.split(",")),
+        tuple(x for x in network if x is not None),
+        Streams(*packed.streams),
+        values,
+        tuple(packed.old_inputs),
+        tuple(packed.sizes),
+        Coefficients(*coefficients),
+        packed.length,
+        packed.per_sequence,
+        packed.normalizer,
+        None if packed.rule is None else Rule(*packed.rule),
+        wanted=tuple(packed.wanted),
+    )
+
+
+@torch.library.custom_op("rl_triton_core::loss", mutates_args=(), schema=describe_schema(PackedLoss))
+def loss_operator(*arguments: Any) -> list[torch.Tensor]:
+    """The loss of a packed problem, its statistics, and the gradients that are wanted."""
+    packed = PackedLoss(*arguments)
+    problem = unpack_loss(packed)
+    backend = choose_backend(packed.backend or None, problem.like.device)
+    loss, statistics, gradients = run_backend(problem, backend)
+    return [loss, statistics, *gradients]
+
+
+@loss_operator.register_fake
+def _(*arguments: Any) -> list[torch.Tensor]:
+    problem = unpack_loss(PackedLoss(*arguments))
+    loss = problem.like.new_empty((), dtype=problem.dtype)
+    return [loss, loss.new_empty(len(STATISTICS)), *(x for x in problem.allocate_gradients() if x is not None)]
+
+
+def keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
+    """Keep what the backward pass multiplies."""
+    packed = PackedLoss(*inputs)
+    ctx.wanted, ctx.dtypes, ctx.num_old = packed.wanted, [x.dtype for x in packed.inputs], len(packed.old_inputs)
+    ctx.save_for_backward(*output[2:])
+
+
+def scale_gradients(ctx: Any, grads: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    """The gradients times that of the loss."""
+    saved = iter(ctx.saved_tensors)
+    scaled = [
+        (next(saved) * grads[0]).to(dtype) if want else None for want, dtype in zip(ctx.wanted, ctx.dtypes, strict=True)
+    ]
+    found: dict[str, Any] = dict.fromkeys(PackedLoss._fields)
+    return tuple((found | {"inputs": scaled, "old_inputs": [None] * ctx.num_old}).values())
+
+
+loss_operator.register_autograd(scale_gradients, setup_context=keep_gradients)

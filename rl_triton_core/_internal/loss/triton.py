@@ -1,0 +1,325 @@
+"""The losses on CUDA and ROCm: one launch for values and gradients, another to add up what its programs leave.
+
+A launch before them weighs the elements, if there is a mask or if advantages are normalised. A minibatch that one tile
+holds takes one launch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+
+from rl_triton_core._internal.arguments.traced_numbers import untrace
+from rl_triton_core._internal.launch.device import device_guard
+from rl_triton_core._internal.launch.fast_path import Switch, forbid_plan, is_recording, with_fast_path
+from rl_triton_core._internal.launch.launcher import record_kernel
+from rl_triton_core._internal.launch.table import next_power_of_2
+from rl_triton_core._internal.loss import kernel as kernels
+from rl_triton_core._internal.loss.equations import STATISTICS, Choices
+from rl_triton_core._internal.loss.problem import LossProblem, Results, Stream
+from rl_triton_core._internal.moments import kernel as moments
+
+NUM_WARPS = 4
+TILE_ELEMENTS, TILE_NUMBERS, FEW_NUMBERS = 128, 4096, 2
+"""Elements of a tile, twice as many if the network gives few numbers for each; and the most of its numbers."""
+MAX_CHUNKS, SHARED_CHUNK = 10, 32
+"""The most of an element's numbers, and the numbers of one whose gradients are sums over the elements."""
+MAX_PROGRAMS = 512
+"""`finish_sums` reads what each of them left at once."""
+WEIGH_BLOCK, SCALE_BLOCK = 1024, 1024
+EQUATIONS = {
+    "SUM_TERMS": "sums",
+    "READOUT": "readout",
+    "SLOPES": "slopes",
+    "SUM_KL": "kl_sums",
+    "READ_KL": "kl",
+    "KL_SLOPES": "kl_slopes",
+    "COMPUTE_TERMS": "compute_terms",
+    "MULTIPLY": "multiply_or_zero",
+    "INVERT": "invert_or_zero",
+    "SUMMARIZE": "summarize_terms",
+}
+
+
+class Call(NamedTuple):
+    """A launch to be made."""
+
+    kernel: Any
+    programs: int
+    arguments: tuple[Any, ...]
+    constants: dict[str, Any]
+    """What is compiled into the kernel, beside its equations."""
+    choices: Choices | None = None
+    """The kernel's equations, if it has some."""
+    num_warps: int = NUM_WARPS
+    scratch: torch.Tensor | None = None
+    """Memory that no launch before took, beside the problem's."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """All that is compiled into the kernel, by name, in the order of its parameters."""
+        if self.choices is None:
+            return self.constants
+        equations = compile_equations(self.choices)
+        return {name: equations[name] for name in self.kernel.arg_names if name in equations} | self.constants
+
+
+class Tiles(NamedTuple):
+    """How a minibatch is cut."""
+
+    chunk: int
+    """Numbers of an element that are read at once."""
+    block: int
+    """Elements of a tile."""
+    number: int
+    num_warps: int = NUM_WARPS
+
+    @property
+    def programs(self) -> int:
+        """Programs that share the tiles."""
+        return min(self.number, MAX_PROGRAMS)
+
+
+def cut_tiles(problem: LossProblem) -> Tiles:
+    """Tiles that hold everything that a network gives for some elements, where possible an element per thread.
+
+    A chunk is what a thread reads at once, or more where that is too little of an element. Twice the warps make one
+    tile of a minibatch that has two.
+    """
+    size, widest = problem.like.shape[0], max(problem.sizes)
+    numbers = sum(problem.sizes) * (2 if problem.old_inputs else 1)
+    chunk = max(math.gcd(widest, 4), next_power_of_2(-(-widest // MAX_CHUNKS)))
+    if any(x.ndim == 1 for x in problem.inputs):
+        chunk = min(SHARED_CHUNK, next_power_of_2(widest))
+    few = 2 if numbers <= FEW_NUMBERS else 1
+    block = max(1, min(few * TILE_ELEMENTS, TILE_NUMBERS // next_power_of_2(numbers)))
+    double = 2 if block < size <= 2 * block else 1
+    return Tiles(chunk, double * block, -(-size // (double * block)), double * NUM_WARPS)
+
+
+def compute_loss(problem: LossProblem) -> Results:
+    """Compute a loss and its gradients."""
+    if problem.dtype == torch.float64:
+        raise TypeError(
+            "got dtype float64 among the arguments of a loss on the triton backend, expected float32, bfloat16 or "
+            "float16 (the cpu and reference backends take float64)"
+        )
+    gradients = problem.allocate_gradients()
+    loss = problem.like.new_empty((), dtype=torch.float32)
+    statistics = problem.like.new_empty(len(STATISTICS), dtype=torch.float32)
+    device = problem.like.device
+    with device_guard(device):
+        for call in list_launches(problem, gradients, loss, statistics):
+            launch_kernel(call, device)
+    return Results(loss, statistics, [x for x in gradients if x is not None])
+
+
+KERNELS: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
+"""Compiled kernels, and what is compiled into them. Triton takes longer to find one, as it looks at every equation.
+
+They are a part of the fast path, and are found by Triton where that is switched off.
+"""
+
+
+def launch_kernel(call: Call, device: torch.device) -> None:
+    """Launch a kernel on the device that is current."""
+    constants = tuple(call.constants.values())
+    arguments = untrace(call.arguments) if is_recording() else call.arguments
+    described = tuple(map(describe_argument, arguments))
+    key = call.kernel.__name__, call.choices, constants, call.num_warps, device, described
+    if Switch.enabled and key in KERNELS:
+        compiled, options = KERNELS[key]
+        compiled[(call.programs, 1, 1)](*arguments, *options)
+    else:
+        compiled = call.kernel[(call.programs,)](*arguments, **call.options, num_warps=call.num_warps)
+        options = tuple(call.options.values())
+        if hasattr(compiled, "__getitem__"):  # the interpreter compiles nothing, and it is a private name of Triton's
+            KERNELS[key] = compiled, options
+    record_kernel(compiled, (call.programs, 1), (*call.arguments, *options), call.scratch)
+
+
+def describe_argument(x: Any) -> Any:
+    """What Triton compiles into a kernel of an argument, and perhaps more."""
+    kind = type(x)
+    if x is None or kind is float:
+        return kind
+    if kind is tuple:
+        return tuple(map(describe_argument, x))
+    if kind is int:
+        return x == 1, x % 16 == 0, -(1 << 31) <= x < 1 << 31
+    return x.dtype, x.data_ptr() % 16 == 0, x.untyped_storage().nbytes() < 1 << 31
+
+
+def list_launches(
+    problem: LossProblem, gradients: Sequence[Stream], loss: torch.Tensor, statistics: torch.Tensor
+) -> Iterator[Call]:
+    """The launches, in order."""
+    tiles, like, size = cut_tiles(problem), problem.like, problem.like.shape[0]
+    divisor: Any = problem.normalizer if problem.streams.normalizer is None else problem.streams.normalizer
+    if divisor is None and problem.streams.mask is None:
+        divisor = float(size)
+    arguments: tuple[Any, ...]
+    parts = every = None
+    if (divisor is None or problem.rule is not None) and (tiles.number > 1 or problem.exchange is not None):
+        programs = min(-(-size // WEIGH_BLOCK), MAX_PROGRAMS)
+        every = parts = like.new_empty((programs, 3), dtype=torch.float64)
+        arguments = problem.streams.advantages, problem.streams.mask, size, parts
+        yield Call(kernels.weigh_elements, programs, arguments, {"BLOCK": WEIGH_BLOCK}, scratch=parts)
+        if problem.exchange is not None:
+            own = parts.new_empty((1, 3))
+            yield Call(moments.merge, 1, (parts, programs, own), {"PARTS": next_power_of_2(programs)})
+            every = problem.exchange(own)
+    capacity = 1 if parts is None or every is None else next_power_of_2(max(len(parts), len(every)))
+    shared = next((x for given, x in zip(problem.inputs, gradients, strict=False) if given.ndim == 1), None)
+    partials = shared_partials = None
+    if tiles.number > 1:
+        partials = like.new_empty((15, tiles.programs), dtype=torch.float64)
+        if shared is not None:
+            shared_partials = like.new_empty((len(shared), tiles.programs), dtype=torch.float64)
+    numbers = tuple(
+        read_elsewhere(x, like.device) for x in (*problem.coefficients, 0.0 if divisor is None else divisor)
+    )
+    networks = [split_network(problem, x) for x in (problem.inputs, problem.old_inputs, stand_in(problem, gradients))]
+    sums = parts, 0 if parts is None else len(parts)
+    arguments = (
+        *networks[0],
+        *networks[1],
+        problem.streams.actions,
+        *stream_arguments(problem),
+        networks[2].xs,
+        gradients[1] if networks[0].y is not None and shared is None else None,
+        gradients[-1] if problem.values is not None else None,
+        shared,
+        numbers,
+        tuple(problem.rule or (0.0, 0.0, 0.0, 0.0)),
+        *sums,
+        every,
+        0 if every is None else len(every),
+        size,
+        partials,
+        shared_partials,
+        loss,
+        statistics,
+    )
+    config = kernels.LossConfig(
+        **describe_problem(problem, gradients),
+        **describe_strides(problem, networks),
+        POINTERS=sum(1 << i for i, x in enumerate(numbers) if isinstance(x, torch.Tensor)),
+        HAS_DIVISOR=divisor is not None,
+        PARTS=capacity,
+        ONE_TILE=tiles.number == 1,
+        CHUNK=tiles.chunk,
+        BLOCK=tiles.block,
+    )
+    constants: dict[str, Any] = {"CONFIG": config}
+    yield Call(kernels.compute_tiles, tiles.programs, arguments, constants, problem.choices, tiles.num_warps, partials)
+    if tiles.number > 1:
+        outputs = loss, statistics
+        arguments = partials, shared_partials, tiles.programs, shared, numbers, *sums, *outputs
+        constants = {name: getattr(config, name) for name in ("POINTERS", "HAS_DIVISOR", "PARTS")}
+        constants["PROGRAMS"] = next_power_of_2(tiles.programs)
+        programs = 1 + (0 if shared is None else len(shared))
+        yield Call(kernels.finish_sums, programs, arguments, constants, problem.choices, scratch=shared_partials)
+
+
+def read_elsewhere(x: float | torch.Tensor, device: torch.device) -> float | torch.Tensor:
+    """A number as it is; of a tensor on another device, where frameworks keep those of schedules, its number."""
+    if not isinstance(x, torch.Tensor) or x.device == device:
+        return x
+    forbid_plan()
+    return float(x)
+
+
+class Network(NamedTuple):
+    """What a network gives."""
+
+    xs: tuple[torch.Tensor, ...]
+    """By distribution."""
+    y: Stream = None
+
+
+def split_network(problem: LossProblem, tensors: Sequence[torch.Tensor]) -> Network:
+    """What a network gives, from its tensors, or something in the place of nothing."""
+    if not tensors:
+        return Network((problem.like,))
+    parts = problem.split_inputs(tensors)
+    return Network(tuple([x[0] for x in parts]), parts[0][1] if len(parts[0]) > 1 else None)
+
+
+def stream_arguments(problem: LossProblem) -> tuple[Any, ...]:
+    """What there is one of per element, and the sequences."""
+    streams = problem.streams
+    offsets = streams.cu_seqlens
+    return (
+        streams.old_log_probs,
+        streams.advantages,
+        streams.ref_log_probs,
+        problem.values,
+        streams.returns,
+        streams.old_values,
+        streams.mask,
+        streams.scale,
+        offsets,
+        problem.length or None,
+        0 if offsets is None else offsets.shape[0] - 1,
+    )
+
+
+def stand_in(problem: LossProblem, gradients: Sequence[Stream]) -> list[torch.Tensor]:
+    """Gradients by what the network gives, and something else where one is not wanted."""
+    return [given if x is None else x for given, x in zip(problem.inputs, gradients, strict=False)]
+
+
+def describe_problem(problem: LossProblem, gradients: Sequence[Stream]) -> dict[str, Any]:
+    """What a `LossConfig` says of the problem."""
+    streams = problem.streams
+    xs = gradients[: len(problem.inputs)] if problem.head.indexed else gradients[: min(1, len(problem.inputs))]
+    wanted = sum(1 << i for i, x in enumerate(xs) if x is not None)
+    if len(xs) == 1 and wanted:
+        wanted = (1 << len(problem.sizes)) - 1
+    search = 0 if streams.cu_seqlens is None else max(1, (streams.cu_seqlens.shape[0] - 1).bit_length())
+    return {
+        "INDEXED": problem.head.indexed,
+        "HAS_ACTIONS": streams.actions is not None,
+        "HAS_INPUTS": bool(problem.inputs),
+        "HAS_OLD": bool(problem.old_inputs),
+        "WANTED": wanted,
+        "SEARCH": search,
+        "PER_SEQUENCE": problem.per_sequence,
+        "NORMALIZE": problem.rule is not None,
+        "WIDTHS": problem.sizes,
+    }
+
+
+def describe_strides(problem: LossProblem, networks: Sequence[Network]) -> dict[str, Any]:
+    """Distances between the numbers of elements, which tell how many of them one instruction may read."""
+    actions = problem.streams.actions
+    ys = [0 if x.y is None or x.y.ndim == 1 else x.y.stride(0) for x in networks[:2]]
+    return {
+        "STRIDES": tuple([tuple([x.stride(0) for x in network.xs]) for network in networks]),
+        "Y_STRIDES": (*ys, 0 if actions is None else actions.stride(0)),
+    }
+
+
+@cache
+def compile_equations(choices: Choices) -> dict[str, Any]:
+    """The equations of a call as Triton functions, by the kernel's names for them."""
+    equations = kernels.compile_equations(choices)
+    return {constant: equations.get(name) for constant, name in EQUATIONS.items()}
+
+
+@with_fast_path
+def scale_gradients(gradients: tuple[torch.Tensor, ...], factor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Multiply by a number in place."""
+    sizes = tuple(x.numel() for x in gradients)
+    if not sizes or not max(sizes):
+        return gradients
+    programs = min(-(-max(sizes) // SCALE_BLOCK), 4 * MAX_PROGRAMS)
+    call = Call(kernels.scale_gradients, programs, (gradients, sizes, factor), {"BLOCK": SCALE_BLOCK})
+    with device_guard(factor.device):
+        launch_kernel(call, factor.device)
+    return gradients

@@ -1,0 +1,1 @@
+"""Normalisation by moments, on every backend."""

@@ -1,0 +1,70 @@
+"""Normalisation on the CPU: two compiled passes without temporaries, in spans that threads share.
+
+Spans are those of the shape, and are merged in their order: results do not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from rl_triton_core._internal.equations.compile import bind_names
+from rl_triton_core._internal.launch.threads import run_chunks
+from rl_triton_core._internal.moments import serial as serial_moments
+from rl_triton_core._internal.moments.rule import Exchange, Task, compute_standardizer
+
+SPAN = 1 << 18
+"""Elements of a span: enough to pay for handing it to a thread."""
+NATIVE = (torch.float32, torch.float64)
+NO_MASK = np.zeros((1, 1), np.uint8)
+
+scalar_standardizer = bind_names(
+    compute_standardizer,
+    select=lambda condition, chosen, otherwise: chosen if condition else otherwise,
+    safe_sqrt=math.sqrt,
+    at_least=lambda bound, x: bound if x < bound else x,
+)
+
+
+def run(task: Task, exchange: Exchange | None) -> None:
+    """Fill the output."""
+    out = task.out if task.out.dtype in NATIVE else torch.empty_like(task.out, dtype=torch.float32)
+    streams = view_values(task.values), task.mask is not None, NO_MASK if task.mask is None else view_mask(task.mask)
+    size = task.values.numel()
+    spans = [(first, min(first + SPAN, size)) for first in range(0, size, SPAN)]
+    parts = np.empty((len(spans), 3))
+    run_chunks(lambda span: serial_moments.compute_moments(*streams, *span, parts[span[0] // SPAN]), spans)
+    moments = merge_moments(parts.tolist())
+    if exchange is not None:
+        moments = merge_moments(exchange(torch.tensor([moments], dtype=torch.float64)).tolist())
+    shift_and_factor = scalar_standardizer(*moments, *task.rule)
+    run_chunks(lambda span: serial_moments.standardize(*streams, *span, out.numpy(), *shift_and_factor), spans)
+    if out is not task.out:
+        task.out.copy_(out)
+
+
+def merge_moments(parts: Sequence[Sequence[float]]) -> tuple[float, float, float]:
+    """Count, mean and M2 of parts taken together, one after the other (Chan, Golub and LeVeque 1979)."""
+    count, mean, m2 = 0.0, 0.0, 0.0
+    for n, part_mean, part_m2 in parts:
+        if n > 0:
+            share = n / (count + n)
+            deviation = part_mean - mean
+            m2 += part_m2 + deviation * deviation * count * share
+            mean += deviation * share
+            count += n
+    return count, mean, m2
+
+
+def view_values(x: torch.Tensor) -> Any:
+    """Numbers that the loops take, in place if they are."""
+    return (x if x.dtype in NATIVE else x.float()).numpy()
+
+
+def view_mask(mask: torch.Tensor) -> Any:
+    """A mask as bytes, in place if it is."""
+    return (mask if mask.dtype in (torch.bool, torch.uint8) else mask != 0).numpy().view(np.uint8)

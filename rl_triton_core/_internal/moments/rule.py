@@ -1,0 +1,77 @@
+"""What normalisation by moments is, for every backend: count, mean and M2, the sum of squared deviations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from rl_triton_core._internal.equations.primitives import select
+
+Exchange = Callable[[torch.Tensor], torch.Tensor]
+"""From this rank's (count, mean, M2), [1, 3] in float64, to those of all ranks, [num_ranks, 3]."""
+
+
+class Rule(NamedTuple):
+    """How moments become a divisor: √(M2 / (count − correction) + inside), at least `floor`, plus `added`."""
+
+    correction: float
+    added: float
+    floor: float
+    inside: float
+
+
+class Task(NamedTuple):
+    """A checked call, with tensors as matrices of one shape."""
+
+    values: torch.Tensor
+    mask: torch.Tensor | None
+    out: torch.Tensor
+    rule: Rule
+
+
+def safe_sqrt(x: Any) -> Any:
+    """√x, whose gradient at 0 is 0."""
+    return torch.where(x == 0, 0, torch.sqrt(torch.where(x == 0, 1, x)))
+
+
+def at_least(bound: Any, x: Any) -> Any:
+    """The larger of a number and what may be NaN, which stays."""
+    return torch.where(x < bound, bound, x)
+
+
+def compute_standardizer(
+    count: Any, mean: Any, m2: Any, correction: Any, added: Any, floor: Any, inside: Any
+) -> tuple[Any, Any]:
+    """What to subtract from every element, and what to multiply the difference with."""
+    enough = count > correction
+    variance = m2 / select(enough, count - correction, 1)
+    divisor = at_least(floor, safe_sqrt(variance + inside)) + added
+    none = divisor == 0
+    factor = select(none, 0, 1 / select(none, 1, divisor))
+    return select(enough, mean, 0), select(enough, factor, 1)
+
+
+def view_as_matrices(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+    """View tensors of one shape as matrices, elements paired as before, those of the last in its memory order.
+
+    None if their strides need more than two dimensions.
+    """
+    if all(x.is_contiguous() for x in tensors):
+        return [x.view(1, -1) for x in tensors]
+    shape, last = tensors[0].shape, tensors[-1]
+    sizes: list[int] = []
+    strides: list[tuple[int, ...]] = []
+    for dim in sorted((d for d, size in enumerate(shape) if size != 1), key=last.stride, reverse=True):
+        inner = tuple(x.stride(dim) for x in tensors)
+        if strides and strides[-1] == tuple(shape[dim] * stride for stride in inner):
+            sizes[-1], strides[-1] = sizes[-1] * shape[dim], inner
+        else:
+            sizes.append(shape[dim])
+            strides.append(inner)
+    if len(sizes) > 2:
+        return None
+    missing = 2 - len(sizes)
+    sizes, strides = [1] * missing + sizes, [(0,) * len(tensors)] * missing + strides
+    return [x.as_strided(sizes, [stride[i] for stride in strides]) for i, x in enumerate(tensors)]

@@ -1,0 +1,1 @@
+"""The recurrence: from a validated call to its results, on every backend."""

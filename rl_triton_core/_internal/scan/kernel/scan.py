@@ -1,0 +1,162 @@
+"""The parallel scan over time, for Triton: one kernel for every estimator, layout and length.
+
+A program loads a tile of its lanes, computes the transition of every step, walks over each chunk of steps, scans the
+chunks of a lane in parallel, and goes on with the carried state to the next tile. With few lanes, time is split into
+segments: the first launch folds each segment into one transition, the second scans each segment from the combined
+result of the earlier ones.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from rl_triton_core._internal.scan.kernel.masks import find_neighbor, take_last_neighbor
+from rl_triton_core._internal.scan.kernel.operators import (
+    advance_state,
+    append_chunks,
+    enter_chunks,
+    fold_steps,
+    take_last_chunk,
+)
+from rl_triton_core._internal.scan.kernel.segments import enter_segment, locate_segment, start_fold, store_fold
+from rl_triton_core._internal.scan.kernel.steps import (
+    Numbers,
+    Streams,
+    complete_tile,
+    compute_transitions,
+    enter_tile,
+    load_tile,
+)
+from rl_triton_core._internal.scan.kernel.tiles import (
+    count_tiles,
+    load_flags,
+    load_numbers,
+    locate_lanes,
+    locate_tile,
+    store_steps,
+)
+from rl_triton_core._internal.scan.recurrence import Step
+
+
+@triton.jit
+def load_value_at_end(bootstrap, bootstrap_number, place, CONFIG: tl.constexpr):
+    """The bootstrap value behind each lane's last step."""
+    if CONFIG.BACKWARD and bootstrap is not None:
+        exists = (place.lane < place.lanes) & (place.first < place.end)
+        return load_numbers(bootstrap, place, place.end - 1, exists, CONFIG.DTYPE)
+    else:
+        return bootstrap_number
+
+
+@triton.jit
+def carry_neighbor(previous_done, streams, place, segment, tiles, CONFIG: tl.constexpr):
+    """What the first step of a segment sees of its neighbour where masked steps are passed over."""
+    TILE: tl.constexpr = CONFIG.CHUNKS << CONFIG.LOG_UNROLL
+    NUM_LOOKAHEAD: tl.constexpr = CONFIG.NUM_LOOKAHEAD
+    zero = tl.zeros(place.lane.shape, tl.float32)
+    carried = (zero + 1.0 if CONFIG.BACKWARD else tl.where(previous_done, 1.0, 0.0),)
+    for _ in tl.static_range(NUM_LOOKAHEAD):
+        carried = carried + (zero,)
+    if CONFIG.SEGMENTS > 1 and streams.mask is not None and CONFIG.SKIP:
+        t = place.first + ((tiles - segment.begin) * TILE if CONFIG.BACKWARD else segment.begin * TILE - 1)
+        carried = find_neighbor(carried, streams, place, t, CONFIG)
+    return carried
+
+
+@triton.jit
+def scan_steps(steps, alphas, betas, state, READOUT: tl.constexpr, CONFIG: tl.constexpr):
+    """The results of all steps, and the state after each chunk."""
+    UNROLL: tl.constexpr = 1 << CONFIG.LOG_UNROLL
+    if CONFIG.CHUNKS > 1:
+        state = enter_chunks(*fold_steps(alphas, betas, CONFIG.DTYPE), state, CONFIG)
+    results = ()
+    for i in tl.static_range(UNROLL):
+        step = Step(*steps[i])  # Triton 3.6 forgets the names of what lies in a tuple
+        after = tl.where(step.continues, state, 0)
+        state = advance_state(alphas[i], betas[i], state)
+        results = results + (READOUT(step, state, after),)
+    return results, state
+
+
+@triton.jit
+def store_results(outputs, place, results, valid, CONFIG: tl.constexpr):
+    """Write the outputs that are wanted, 0 where masked."""
+    UNROLL: tl.constexpr = 1 << CONFIG.LOG_UNROLL
+    for k in tl.static_range(len(outputs)):
+        if (CONFIG.OUTPUT_MASK >> k) & 1:
+            result = ()
+            for i in tl.static_range(UNROLL):
+                result = result + (tl.where(valid[i], results[i][k], 0),)
+            store_steps(outputs[k], place, result, CONFIG)
+
+
+@triton.jit
+def scan(
+    inputs,
+    next_values,
+    expected,
+    bootstrap,
+    bootstrap_number,
+    terminated,
+    truncated,
+    mask,
+    gamma,
+    gamma_number,
+    decay,
+    scalars,
+    initial,
+    previous_done,
+    outputs,
+    offsets,
+    folds,
+    strides,
+    steps,
+    lanes,
+    COEFFICIENTS: tl.constexpr,
+    READOUT: tl.constexpr,
+    CONFIG: tl.constexpr,
+):
+    """A[t] = α[t] + β[t]·A[neighbour of t].
+
+    Streams are described in `tiles`. `decay` is γλ, or λ if γ is per step. `scalars` are `Step.params`, a name that
+    Triton's own launch needs. With `offsets`, lane i has the steps from offsets[i] to offsets[i + 1]. With segments,
+    the launch that folds leaves their transitions in `folds`, for the launch that does not.
+    """
+    lanes_place = locate_lanes(offsets, strides, steps, lanes, CONFIG)
+    tiles = count_tiles(lanes_place, offsets, steps, CONFIG)
+    segment = locate_segment(lanes_place, tiles, CONFIG)
+    streams = Streams(inputs, next_values, expected, bootstrap, terminated, truncated, mask, gamma)
+
+    state = load_numbers(initial, lanes_place, 0, lanes_place.lane < lanes, CONFIG.DTYPE)
+    if CONFIG.SEGMENTS > 1 and not CONFIG.FOLD:
+        state = enter_segment(folds, lanes_place, segment, state, CONFIG)
+    fold = start_fold(lanes_place, CONFIG)
+    was_done = load_flags(previous_done, lanes_place, 0, lanes_place.lane < lanes)
+    carried = carry_neighbor(was_done, streams, lanes_place, segment, tiles, CONFIG)
+    value_at_end = load_value_at_end(bootstrap, bootstrap_number, lanes_place, CONFIG)
+    numbers = Numbers(value_at_end, gamma_number, decay, scalars)
+
+    loaded = load_tile(streams, locate_tile(lanes_place, tl.minimum(segment.begin, tiles - 1), tiles, CONFIG), CONFIG)
+    for number in range(segment.begin, segment.end):
+        place = locate_tile(lanes_place, number, tiles, CONFIG)
+        tile = loaded
+        if not CONFIG.ONE_TILE:  # on its way while this tile is computed
+            next_place = locate_tile(lanes_place, tl.minimum(number + 1, segment.end - 1), tiles, CONFIG)
+            loaded = load_tile(streams, next_place, CONFIG)
+        tile = complete_tile(tile, place, streams, CONFIG)
+        neighbor, masked = enter_tile(tile, place, carried, was_done, streams, CONFIG)
+        seen, alphas, betas, neighbor = compute_transitions(
+            tile, place, neighbor, masked, streams, numbers, COEFFICIENTS, CONFIG
+        )
+        if CONFIG.FOLD:
+            fold = append_chunks(*fold, *fold_steps(alphas, betas, CONFIG.DTYPE), CONFIG.DTYPE)
+        else:
+            results, last = scan_steps(seen, alphas, betas, state, READOUT, CONFIG)
+            if not CONFIG.ONE_TILE:
+                state = take_last_chunk(last)
+            store_results(outputs, place, results, tile.valid, CONFIG)
+        if mask is not None and CONFIG.SKIP and not CONFIG.ONE_TILE:
+            carried = take_last_neighbor(neighbor)
+    if CONFIG.FOLD:
+        store_fold(folds, fold, lanes_place, segment, CONFIG)

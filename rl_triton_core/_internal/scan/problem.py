@@ -1,0 +1,112 @@
+"""A validated call of an estimator: all that a backend needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from rl_triton_core._internal.scan.recurrence import Expectation, Recurrence, Stream
+
+
+@dataclass(eq=False)
+class Problem:
+    """One call, validated: what a backend needs to fill `outputs`, and nothing else.
+
+    Every tensor has the two dimensions of the rollout, environments and steps, and perhaps one of features. What is
+    given per environment alone is expanded in time. With `cu_seqlens`, what is given per step is one flat row of
+    sequences, and what is given per sequence is [num_sequences, num_steps], expanded in time.
+    """
+
+    recurrence: Recurrence
+    like: torch.Tensor
+    """The input that set shape and device."""
+    inputs: tuple[Stream, ...]
+    outputs: tuple[Stream, ...]
+    time_dim: int
+    gamma: float | torch.Tensor = 1.0
+    lambda_: float = 1.0
+    params: tuple[float, ...] = ()
+    next_values: Stream | Expectation = None
+    bootstrap: float | torch.Tensor = 0.0
+    terminated: Stream = None
+    truncated: Stream = None
+    mask: Stream = None
+    initial: Stream = None
+    """The state that enters the first step of the scan."""
+    previous_done: Stream = None
+    """Forward: whether the step before the rollout ended its episode."""
+    cu_seqlens: Stream = None
+    """Where in the flat row each sequence starts, and the row's end: [num_sequences + 1]."""
+    skip: bool = True
+    starts_at: bool = False
+    """Forward: the flags say that a step starts an episode, not that it ends one."""
+
+    shape: tuple[int, int, int] = field(init=False)
+    """(groups, steps, lanes). A lane is a row of its own; lanes of a group lie side by side in memory.
+
+    Environments are the lanes of one group, or groups whose lanes are features. Sequences are lanes of one group, each
+    with some of the steps.
+    """
+    dtype: torch.dtype = field(init=False)
+    """What the arithmetic is done in: int64 for integers, float64 if any real input is float64, else float32."""
+
+    def __post_init__(self) -> None:
+        """Derive the shape and the dtype."""
+        self.shape = self.find_shape()
+        self.dtype = self.find_dtype()
+
+    def find_shape(self) -> tuple[int, int, int]:
+        """See `shape`."""
+        if self.cu_seqlens is not None:
+            return 1, self.like.shape[0], self.cu_seqlens.shape[0] - 1
+        envs, steps = self.like.shape[1 - self.time_dim], self.like.shape[self.time_dim]
+        return (1, steps, envs) if self.like.ndim == 2 else (envs, steps, self.like.shape[2])
+
+    def find_dtype(self) -> torch.dtype:
+        """See `dtype`."""
+        if not self.like.dtype.is_floating_point:
+            return torch.int64
+        streams = (*self.inputs, self.gamma, self.bootstrap, *self.ahead, self.initial)
+        wide = any(isinstance(x, torch.Tensor) and x.dtype == torch.float64 for x in streams)
+        return torch.float64 if wide else torch.float32
+
+    @property
+    def ahead(self) -> tuple[Stream, ...]:
+        """What the next values are made of."""
+        return self.next_values if isinstance(self.next_values, Expectation) else (self.next_values,)
+
+    def names_of(self, dtype: torch.dtype) -> str:
+        """The arguments that have a dtype, for a message."""
+        given: dict[str, Any] = dict(zip(self.recurrence.inputs, self.inputs, strict=True))
+        given |= {"gamma": self.gamma, "bootstrap_values": self.bootstrap, "initial": self.initial}
+        given |= dict(zip(("next values", "next action values"), self.ahead, strict=False))
+        return ", ".join(name for name, x in given.items() if isinstance(x, torch.Tensor) and x.dtype == dtype)
+
+    def find_strides(self, tensor: torch.Tensor) -> tuple[int, int, int]:
+        """(group, step, lane) strides. Flags are shared by the features, the flat row by its sequences."""
+        own, dims = tensor.stride(), self.like.ndim
+        if len(own) == 1 or (dims == 1 and isinstance(self.next_values, Expectation)):
+            return 0, own[0], 0
+        env, step = own[1 - self.time_dim], own[self.time_dim]
+        if dims < 3:
+            return 0, step, env
+        return env, step, own[2] if len(own) == 3 else 0
+
+    def view_as_lanes(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor as [groups, steps, lanes], in place. A flat row is one lane."""
+        if tensor.ndim == 1:
+            return tensor[None, :, None]
+        if self.like.ndim == 2:
+            return (tensor if self.time_dim == 0 else tensor.transpose(0, 1)).unsqueeze(0)
+        tensor = tensor if self.time_dim == 1 else tensor.transpose(0, 1)
+        return tensor if tensor.ndim == 3 else tensor.unsqueeze(2).expand(self.shape)
+
+    def restore_shape(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The inverse of `view_as_lanes`."""
+        if self.like.ndim == 1:
+            return tensor[0, :, 0]
+        if self.like.ndim == 2:
+            return tensor.squeeze(0) if self.time_dim == 0 else tensor.squeeze(0).transpose(0, 1)
+        return tensor if self.time_dim == 1 else tensor.transpose(0, 1)

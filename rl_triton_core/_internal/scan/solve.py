@@ -1,0 +1,268 @@
+"""From a public function's arguments to its results: validate, choose a backend, run.
+
+There are three ways. Plain calls go straight to the backend. Calls that are differentiated, or transformed by
+torch.func, evaluate the equations with PyTorch's operations and leave only the scan to the backend. Calls that
+torch.compile traces go through a custom operator, which it does not look into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from rl_triton_core._internal.arguments import validation as check
+from rl_triton_core._internal.arguments.outputs import check_out
+from rl_triton_core._internal.backend import choose_backend
+from rl_triton_core._internal.scan.autograd import needs_graph, solve_with_graph
+from rl_triton_core._internal.scan.bootstrap import check_continuation
+from rl_triton_core._internal.scan.execution import Results, allocate_outputs, list_tensors, run_backend
+from rl_triton_core._internal.scan.operator import solve_through_operator
+from rl_triton_core._internal.scan.problem import Problem
+from rl_triton_core._internal.scan.recurrence import Expectation, Recurrence
+from rl_triton_core._internal.scan.reference import evaluate_windows
+
+
+def solve(
+    recurrence: Recurrence,
+    inputs: Mapping[str, Any],
+    layout: check.RolloutLayout,
+    *,
+    wanted: Sequence[bool] = (True,),
+    gamma: Any = 1.0,
+    lambda_: Any = 1.0,
+    params: tuple[float, ...] = (),
+    terminated: Any = None,
+    truncated: Any = None,
+    bootstrap_values: Any = None,
+    next_values: Any = None,
+    mask: Any = None,
+    mask_mode: Any = "skip",
+    out: Any = None,
+    backend: str | None = None,
+) -> Results:
+    """Check the arguments of an estimator that looks at values, and compute its wanted results.
+
+    Args:
+        recurrence: The estimator.
+        inputs: Its inputs by name, without those that are not given; first the one that set the layout.
+        layout: What `check_layout` returned for that input.
+        wanted: Which of its outputs to compute.
+        gamma: Discount γ, one finite number >= 0 or one per step, where 0 ends the trajectory.
+        lambda_: λ in [0, 1]; `Step.decay` is γλ.
+        params: The recurrence's own numbers in the order of `Recurrence.params`, checked.
+        terminated: Flags of steps that ended in a terminal state; None: nowhere.
+        truncated: Flags of steps whose episode was cut although its state has a future; None: nowhere.
+        bootstrap_values: V(s_{t+1}) at truncated steps and at the rollout's end, in any of the public forms.
+        next_values: V(s_{t+1}) of every step, or an `Expectation` of it; replaces `bootstrap_values`.
+        mask: Nonzero where a step belongs to the trajectory; None: everywhere.
+        mask_mode: ``"skip"`` or ``"reset"``.
+        out: One preallocated tensor per output, None for those to allocate; None for all.
+        backend: ``"triton"``, ``"cpu"`` or ``"reference"``; None chooses by the tensors' device.
+
+    Returns:
+        A tensor for every output in the order of `Recurrence.outputs`, None for each that is not wanted.
+
+    Raises:
+        TypeError: An argument has a wrong type or dtype.
+        ValueError: A shape, device or value is wrong, or neither `bootstrap_values` nor `next_values` was given.
+        BackendUnavailableError: The backend asked for cannot run here.
+    """
+    problem = check_problem(
+        recurrence,
+        inputs,
+        layout,
+        wanted=wanted,
+        gamma=gamma,
+        lambda_=lambda_,
+        params=params,
+        terminated=terminated,
+        truncated=truncated,
+        bootstrap_values=bootstrap_values,
+        next_values=next_values,
+        mask=mask,
+        mask_mode=mask_mode,
+        out=out,
+    )
+    return dispatch_problem(problem, wanted, out, backend)
+
+
+def solve_windows(
+    recurrence: Recurrence,
+    inputs: Mapping[str, Any],
+    layout: check.RolloutLayout,
+    num_steps: int,
+    *,
+    out: Any,
+    backend: str | None,
+    **arguments: Any,
+) -> torch.Tensor:
+    """Check the arguments as `solve` does, and compute the state after `num_steps` steps instead of all.
+
+    It is made of PyTorch's operations on every backend; ``"reference"`` computes in float64.
+
+    Args:
+        recurrence: The estimator, backward.
+        inputs: Its inputs by name, without those that are not given; first the one that set the layout.
+        layout: What `check_layout` returned for that input.
+        num_steps: The number of steps, at least 1; the value behind them closes the window.
+        out: A preallocated result; None allocates one.
+        backend: ``"triton"``, ``"cpu"`` or ``"reference"``; None chooses by the tensors' device.
+        arguments: The other arguments of `solve`, by name.
+
+    Returns:
+        The states, shaped like the inputs.
+    """
+    out = None if out is None else (out,)
+    problem = check_problem(recurrence, inputs, layout, wanted=(True,), out=out, **arguments)
+    if not torch.compiler.is_compiling():
+        choose_backend(backend, problem.like.device)
+    target: torch.Tensor
+    (target,) = allocate_outputs(problem, (True,), out or (None,))
+    if not problem.like.numel():
+        return target
+    states = evaluate_windows(problem, torch.float64 if backend == "reference" else problem.dtype, num_steps)
+    result = problem.restore_shape(states).to(problem.dtype)
+    return result if out is None and needs_graph(list_tensors(problem)) else target.copy_(result)
+
+
+def check_problem(
+    recurrence: Recurrence,
+    inputs: Mapping[str, Any],
+    layout: check.RolloutLayout,
+    *,
+    wanted: Sequence[bool],
+    out: Any,
+    gamma: Any = 1.0,
+    lambda_: Any = 1.0,
+    params: tuple[float, ...] = (),
+    terminated: Any = None,
+    truncated: Any = None,
+    bootstrap_values: Any = None,
+    next_values: Any = None,
+    mask: Any = None,
+    mask_mode: Any = "skip",
+) -> Problem:
+    """Check the arguments of `solve`, and return them as a problem."""
+    for name, tensor in inputs.items():
+        check.check_per_step(name, tensor, layout)
+    check.check_flags("terminated", terminated, layout)
+    check.check_flags("truncated", truncated, layout)
+    check.check_flags("mask", mask, layout)
+    check.check_values((recurrence.name, *inputs), {"terminated": terminated, "truncated": truncated}, mask, gamma)
+    skip = check.check_choice("mask_mode", mask_mode, check.MASK_MODES) == "skip"
+    problem = Problem(
+        recurrence=recurrence,
+        like=next(iter(inputs.values())),
+        inputs=tuple(map(inputs.get, recurrence.inputs)),
+        outputs=(None,) * len(wanted),
+        time_dim=layout.time_dim,
+        gamma=check.check_gamma(gamma, layout),
+        lambda_=check.check_number("lambda_", lambda_, 0.0, 1.0),
+        params=params,
+        next_values=next_values,
+        bootstrap=check_continuation(bootstrap_values, next_values, truncated, mask if skip else None, layout),
+        terminated=terminated,
+        truncated=truncated,
+        mask=mask,
+        cu_seqlens=layout.cu_seqlens,
+        skip=skip,
+    )
+    if out is not None:
+        check_out(out, recurrence.outputs, wanted, problem.like, list_tensors(problem))
+    return problem
+
+
+def solve_features(
+    recurrence: Recurrence,
+    inputs: tuple[torch.Tensor, ...],
+    layout: check.RolloutLayout,
+    *,
+    initial: torch.Tensor | None,
+    gamma: float | torch.Tensor = 1.0,
+    out: Any,
+    backend: str | None,
+    **fields: Any,
+) -> torch.Tensor:
+    """Compute the one result of a recurrence whose inputs may have features.
+
+    Args:
+        recurrence: The estimator.
+        inputs: Its inputs, checked: all of one shape, time and environments first, then features.
+        layout: What `check_layout` returned for the first of them.
+        initial: The state that enters the scan, [num_envs, *features]; None: 0.
+        gamma: What `Step.decay` is: a number or a tensor of the inputs' shape or of their steps'.
+        out: A preallocated result; None allocates one.
+        backend: ``"triton"``, ``"cpu"`` or ``"reference"``; None chooses by the tensors' device.
+        fields: Further fields of `Problem`, checked.
+
+    Returns:
+        The result, shaped like the inputs.
+    """
+
+    def flatten_input(x: torch.Tensor) -> torch.Tensor:
+        return x if x.ndim <= 3 else x.flatten(2)
+
+    like = flatten_input(inputs[0])
+    if isinstance(gamma, torch.Tensor):
+        gamma = gamma.unsqueeze(2).expand(like.shape) if gamma.ndim < like.ndim else flatten_input(gamma)
+    if initial is not None:
+        initial = layout.expand_over_time(initial if initial.ndim < 2 else initial.flatten(1))
+    problem = Problem(
+        recurrence,
+        like,
+        tuple(map(flatten_input, inputs)),
+        (None,),
+        layout.time_dim,
+        gamma=gamma,
+        initial=initial,
+        cu_seqlens=layout.cu_seqlens,
+        **fields,
+    )
+    if out is not None:
+        check_out((out,), recurrence.outputs, (True,), inputs[0], (*inputs, *list_tensors(problem)))
+    target = None if out is None else flatten_features(out)
+    result: torch.Tensor
+    (result,) = dispatch_problem(problem, (True,), None if target is None else (target,), backend)
+    result = result.view(inputs[0].shape)
+    return result if out is None else out if target is not None else out.copy_(result)
+
+
+def flatten_features(tensor: torch.Tensor) -> torch.Tensor | None:
+    """View a tensor's features as one dimension over the same memory; None if its strides do not allow that."""
+    if tensor.ndim <= 3:
+        return tensor
+    if torch.compiler.is_compiling():
+        return None
+    flat = tensor.flatten(2)
+    return flat if flat.data_ptr() == tensor.data_ptr() else None
+
+
+def dispatch_problem(problem: Problem, wanted: Sequence[bool], out: Any, backend: str | None) -> Results:
+    """Compute by the way that the call needs, into `out` where it is given (and checked)."""
+    out = (None,) * len(wanted) if out is None else out
+    graph, traced = needs_graph(list_tensors(problem)), torch.compiler.is_compiling()
+    ahead = problem.next_values
+    if isinstance(ahead, Expectation) and not graph and (traced or not supports_expectation(problem, backend)):
+        problem.next_values = ahead.sum_over_actions(problem.dtype)
+    if graph:
+        return copy_into_out(out, solve_with_graph(problem, wanted, backend))
+    if traced:
+        return copy_into_out(out, solve_through_operator(problem, wanted, backend))
+    problem.outputs = allocate_outputs(problem, wanted, out)
+    run_backend(problem, backend)
+    return problem.outputs
+
+
+def supports_expectation(problem: Problem, backend: str | None) -> bool:
+    """Whether the backend takes an expectation as it is."""
+    return choose_backend(backend, problem.like.device).supports_expectation
+
+
+def copy_into_out(out: Sequence[torch.Tensor | None], results: Results) -> Results:
+    """Copy results into the tensors given for them; return these, and the results for which none was given."""
+    return tuple(
+        result if tensor is None or result is None else tensor.copy_(result)
+        for tensor, result in zip(out, results, strict=True)
+    )

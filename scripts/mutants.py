@@ -1,14 +1,14 @@
 """Break the code on purpose, one place at a time, and check that the tests notice every time.
 
-Each mutant is applied to a copy of the package, and the tests that concern it run against the copy until the first
+Each mutant is applied to a copy of the repository, and the tests that concern it run against the copy until the first
 failure. A mutant that they let pass survives, and makes this program fail; so does one with which they do not end.
 
     python scripts/mutants.py reference    equations, boundary rule and validation, on the backend that compiles nothing
-    python scripts/mutants.py cpu          the serial walk
+    python scripts/mutants.py cpu          the serial walk, captured steps and adapters
     python scripts/mutants.py triton       the parallel scan, on a GPU (the interpreter scans serially and has no fast
                                            path: some survive there)
 
-The mutants stand in scripts/mutation/tables, one file for each file that they break.
+The mutants are rows of scripts/mutation/BACKEND.tsv. Those of an adapter run the adapters' tests, others the core's.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from importlib import import_module
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from tqdm import tqdm
 
-from mutation.mutant import Mutant
-from mutation.tables import BACKENDS, load_mutants
+from mutation.mutant import BACKENDS, Mutant, load_mutants
 
 ROOT = Path(__file__).resolve().parent.parent
-FILES = [
+CORE_TESTS = [
     f"tests/core/test_{name}.py"
     for name in (
         "estimators_known_answers",
@@ -68,8 +68,12 @@ FILES = [
         "command_line",
         "selftest",
         "bench_command",
+        "capture",
+        "capture_faults",
     )
 ]
+"""In the order in which they run: the first that fails ends it."""
+ADAPTER_TESTS = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/adapters/test_*.py"))
 SLOW_TO_IMPORT = ("hypothesis", "numba", "packaging.version", "torch", "triton")
 PASSED, FAILED, NOT_RUN, ENDLESS = 0, 1, 4, -9
 LIMIT = 600
@@ -89,13 +93,12 @@ def main() -> int:
         with suppress(ImportError):
             import_module(name)
     gc.freeze()  # the tests of every mutant look for garbage of their own only
-    intact = Mutant("none", "", "", " or ".join(sorted({f"({mutant.tests})" for mutant in mutants})))
-    everything = mutants if options.tested else [intact, *mutants]
+    everything = mutants if options.tested else [*list_intact(mutants), *mutants]
     outcomes = run_mutants(everything, options.jobs)
     killed = 0
     progress = tqdm(outcomes, total=len(everything), desc=f"mutants ({options.backend})", disable=None)
     for mutant, code, output in progress:
-        if mutant is intact:
+        if is_intact(mutant):
             if code != PASSED:
                 print(output, "the tests fail without a mutant", sep="\n")
                 return 1
@@ -107,6 +110,23 @@ def main() -> int:
             print(output[-2000:], flush=True)
     print(f"mutants ({options.backend}): {killed} of {len(mutants)} killed")
     return 0 if killed == len(mutants) else 1
+
+
+def list_intact(mutants: Sequence[Mutant]) -> list[Mutant]:
+    """What breaks nothing, with the tests of all mutants of the core and of all those of the adapters."""
+    by_part = groupby(sorted(mutants, key=is_of_adapter), is_of_adapter)
+    tests = [(part, sorted({f"({mutant.tests})" for mutant in some})) for part, some in by_part]
+    return [Mutant("none", "adapters/" if part else "", "", "", "", " or ".join(names)) for part, names in tests]
+
+
+def is_intact(mutant: Mutant) -> bool:
+    """Whether a mutant breaks nothing."""
+    return not mutant.before
+
+
+def is_of_adapter(mutant: Mutant) -> bool:
+    """Whether it breaks an adapter."""
+    return mutant.file.startswith("adapters/")
 
 
 def name_outcome(code: int) -> str:
@@ -136,7 +156,7 @@ def run_mutants(mutants: Sequence[Mutant], jobs: int) -> Iterator[Outcome]:
                     mutant, copy = waiting.pop(), Path(folder) / str(len(waiting))
                     process = fork.Process(target=test_mutant, args=(mutant, copy))
                     process.start()
-                    limit = time.monotonic() + LIMIT if mutant.file else math.inf
+                    limit = time.monotonic() + LIMIT if not is_intact(mutant) else math.inf
                     running[process.sentinel] = process, mutant, copy, limit
                 ended = multiprocessing.connection.wait(list(running), timeout=1)
                 late = [x for x, (*_, limit) in running.items() if x not in ended and time.monotonic() > limit]
@@ -155,18 +175,18 @@ def run_mutants(mutants: Sequence[Mutant], jobs: int) -> Iterator[Outcome]:
 
 def test_mutant(mutant: Mutant, copy: Path) -> None:
     """Run a mutant's tests on a copy that has it."""
-    for name in ("rl_triton_core", "tests/core"):
+    for name in ("rl_triton_core", "adapters", "tests"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.nb[ci]"))
-    for path in (*ROOT.glob("tests/*.py"), ROOT / "docs/conventions.md", ROOT / "pyproject.toml"):
-        place = copy / path.relative_to(ROOT)
-        place.parent.mkdir(exist_ok=True)
-        shutil.copy(path, place)
+    for name in ("docs/conventions.md", "pyproject.toml"):
+        (copy / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, copy / name)
     os.chdir(copy)
-    sys.path[:] = [str(copy), *sys.path, str(ROOT)]  # for benchmarks, which are as they are
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(copy), os.environ.get("PYTHONPATH", "")])  # processes of tests
+    own = [str(copy), str(copy / "adapters")]
+    sys.path[:] = [*own, *sys.path, str(ROOT)]  # the last for benchmarks, which are as they are
+    os.environ["PYTHONPATH"] = os.pathsep.join([*own, os.environ.get("PYTHONPATH", "")])  # processes of tests
     with Path("log").open("w") as log, redirect_stdout(log), redirect_stderr(log):
-        if mutant.file:
-            apply_mutant(mutant, copy / "rl_triton_core")
+        if not is_intact(mutant):
+            apply_mutant(mutant, copy)
         sys.exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-k", mutant.tests, *find_test_files(mutant)]))
 
 
@@ -179,13 +199,13 @@ def find_test_files(mutant: Mutant) -> list[str]:
         text = file + (ROOT / file).read_text() + ids
         return eval(re.sub(r"(?!and\b|or\b|True\b)\b\w+", lambda word: str(word[0] in text), expression))
 
-    return [file for file in FILES if may_have(file)]
+    return [file for file in (ADAPTER_TESTS if is_of_adapter(mutant) else CORE_TESTS) if may_have(file)]
 
 
-def apply_mutant(mutant: Mutant, package: Path) -> None:
-    """Break a copy of the package, or end the process where there is no such place."""
+def apply_mutant(mutant: Mutant, copy: Path) -> None:
+    """Break a copy of the repository, or end the process where there is no such place."""
     try:
-        mutant.break_file(package)
+        mutant.break_file(copy)
     except LookupError as error:
         print(error)
         sys.exit(NOT_RUN)

@@ -92,7 +92,7 @@ def test_contributing_lists_every_place_that_a_new_estimator_touches():
     section = text.partition("**An estimator.**")[2].partition("**An adapter.**")[0]
     items = "".join(re.findall(r"^\d\. .*(?:\n   .*)*\n", section, re.MULTILINE))
     listed = [path for path in re.findall(r"`([^`]+)`", items) if Path(path).suffix]
-    own = {"rl_triton_core/estimators/NAME.py", "scripts/mutation/tables/reference/estimators_NAME.py"}
+    own = {"rl_triton_core/estimators/NAME.py", "scripts/mutation/reference.tsv"}
     assert len(listed) == len(set(listed))
     assert set(listed) == own | {str(path) for path in code_metrics.find_estimator_places(code_metrics.ROOT)}
     for path in own:

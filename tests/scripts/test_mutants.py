@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 import mutants
-from mutation.mutant import Mutant
+from mutation.mutant import BACKENDS, Mutant, load_mutants
 from mutation.patterns import (
     FUNCTIONS,
     IDENTIFIERS,
@@ -20,7 +20,6 @@ from mutation.patterns import (
     replace_code,
     walk_outermost_functions,
 )
-from mutation.tables import BACKENDS, load_mutants
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = [pytest.param(x, id=f"{backend}-{x.name}") for backend in BACKENDS for x in load_mutants(backend)]
@@ -28,7 +27,7 @@ CASES = [pytest.param(x, id=f"{backend}-{x.name}") for backend in BACKENDS for x
 
 @lru_cache
 def read_source(file):
-    return (ROOT / "rl_triton_core" / file).read_text()
+    return (ROOT / file).read_text()
 
 
 @lru_cache
@@ -60,7 +59,7 @@ def test_a_mutant_breaks_one_place_whatever_the_local_names(mutant):
 
 @pytest.mark.parametrize("mutant", CASES)
 def test_a_mutant_has_tests(mutant):
-    assert mutants.find_test_files(mutant), f"no file of FILES has {mutant.tests}"
+    assert mutants.find_test_files(mutant), f"no file has {mutant.tests}"
 
 
 def test_names_of_mutants_are_unique():
@@ -79,7 +78,7 @@ def run_for_ever(mutant, copy):
 def test_a_mutant_that_does_not_end_is_not_killed(monkeypatch):
     monkeypatch.setattr(mutants, "test_mutant", run_for_ever)
     monkeypatch.setattr(mutants, "LIMIT", 3)
-    chosen = [Mutant(name, "", "", "", file="boundaries.py") for name in ("endless", "quick")]
+    chosen = [Mutant(name, "boundaries.py", "", "x", "", "") for name in ("endless", "quick")]
     outcomes = {x.mutant.name: (mutants.name_outcome(x.code), x.output) for x in mutants.run_mutants(chosen, jobs=2)}
     assert outcomes == {"endless": ("the tests did not end in 3 s", "endless"), "quick": ("killed", "quick")}
 
@@ -142,7 +141,7 @@ def test_a_pattern_without_one_place_is_an_error(old, new, function, message):
 
 
 def test_an_error_names_the_mutant_and_its_file():
-    mutant = Mutant("name", "no_such_name()", "0", tests="", function="outer", file="boundaries.py")
+    mutant = Mutant("name", "boundaries.py", "outer", "no_such_name()", "0", "")
     with pytest.raises(LookupError, match=r"mutant 'name': no place for .*, in boundaries\.py, outer"):
         mutant.break_code(SOURCE)
 

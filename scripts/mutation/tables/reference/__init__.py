@@ -1,1 +1,0 @@
-"""Mutants of equations, boundary rule, validation and the fast path, on the backend that compiles nothing."""

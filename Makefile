@@ -11,7 +11,7 @@ VENV_FRAMEWORKS ?= .venv-frameworks
 JOBS ?= 2
 DEMO_OUTPUT ?= build/demo
 GPU_OUTPUT ?= build/gpu
-CASES ?= 100000
+CASES ?= 10000
 SEED ?= 0
 
 PY := $(VENV)/bin/python
@@ -93,8 +93,9 @@ test-rllib: $(RLLIB_READY) ## Tests of the RLlib adapter, on real Ray processes 
 test-frameworks: $(FRAMEWORKS_READY) ## Tests of the adapters for RSL-RL, RL-Games, skrl and verl (downloads them)
 	$(VENV_FRAMEWORKS)/bin/python -m pytest $(BY_FILE) tests/frameworks tests/adapters/test_example_files.py
 
-fuzz: $(READY) ## Compare CASES random calls (from SEED) with the oracles, on all backends of this machine
-	$(COMPILED) $(PY) -m rl_triton_core selftest --cases $(CASES) --seed $(SEED)
+fuzz: $(READY) ## Compare CASES random calls of each estimator (from SEED) with the oracles, on all backends of this machine
+	$(COMPILED) HYPOTHESIS_PROFILE=fuzz CASES=$(CASES) $(PY) -m pytest $(BY_FILE) --hypothesis-seed=$(SEED) \
+		tests/core -k "test_random_cases or test_any_minibatch"
 
 sanitize: $(READY) ## Run tests under the four tools of compute-sanitizer, on an NVIDIA GPU (logs in GPU_OUTPUT)
 	$(COMPILED) $(PY) scripts/sanitize.py $(GPU_OUTPUT)

@@ -192,7 +192,7 @@ def test_mutant(mutant: Mutant, copy: Path) -> None:
 
 def find_test_files(mutant: Mutant) -> list[str]:
     """Those that may have such tests: all words of the expression are in them, or ids of an estimator."""
-    ids = (ROOT / "rl_triton_core/_internal/selftest/cases.py").read_text()
+    ids = (ROOT / "tests/cases.py").read_text()
     expression = re.sub(r"not \w+", "True", mutant.tests)
 
     def may_have(file: str) -> bool:

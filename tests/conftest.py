@@ -1,6 +1,6 @@
 """The backends under test, and how hard Hypothesis tries.
 
-RL_TRITON_TEST_BACKENDS (names, commas between) narrows the first; HYPOTHESIS_PROFILE (quick, ci, gpu, long) sets the
+RL_TRITON_TEST_BACKENDS (names, commas between) narrows the first; HYPOTHESIS_PROFILE (quick, ci, gpu, fuzz) sets the
 second. Where there is no GPU, a test that is marked `covering` takes some combinations of its parameters, with every
 value of each among them; so does every test that is interpreted, and of the estimators it takes every third, other ones
 in every test. RL_TRITON_TEST_COMBINATIONS=all asks for all, =few for such a choice in every test.
@@ -14,19 +14,18 @@ import sys
 import zlib
 from pathlib import Path
 
+import cases
 import pytest
 import torch
 from hypothesis import Phase, settings
 
-from rl_triton_core._internal.selftest import cases
-
 sys.path.insert(0, str(Path(__file__).parent))
 
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate)  # a case is a seed: shrinking it makes no smaller arrays
-settings.register_profile("quick", max_examples=5, deadline=None, phases=PHASES, derandomize=True)
-settings.register_profile("ci", max_examples=40, deadline=None, phases=PHASES, derandomize=True)
-settings.register_profile("gpu", max_examples=30, deadline=None, phases=PHASES)  # most of them compile a kernel
-settings.register_profile("long", max_examples=1000, deadline=None)
+settings.register_profile("quick", max_examples=8, deadline=None, phases=PHASES, derandomize=True)
+settings.register_profile("ci", max_examples=16, deadline=None, phases=PHASES, derandomize=True)
+settings.register_profile("gpu", max_examples=16, deadline=None, phases=PHASES)  # most of them compile a kernel
+settings.register_profile("fuzz", max_examples=int(os.environ.get("CASES", "10000")), deadline=None, phases=PHASES)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gpu" if torch.cuda.is_available() else "ci"))
 
 

@@ -1,3 +1,651 @@
-"""The oracles, which ship with the package: `rl-triton selftest` compares with them too."""
+"""The estimators as float64 loops straight from the papers' equations. Nothing of ours is imported here.
 
-from rl_triton_core._internal.selftest.oracles import *  # noqa: F403
+Arrays are [num_envs, T], with trailing dimensions for actions or features. `bootstrap` is dense: the value at every
+cut (`dense_bootstrap` makes it from the other forms). Masked cells yield 0.
+
+Each estimator is there twice: as the paper's table, one step after another, and one trajectory at a time, as the
+explicit sum of the paper that it comes from. With dtype=np.float32 a table rounds every operation to float32: the
+serial loop that others are measured by. The table of `gae` finds the boundaries itself; the other backward ones share
+`classify_steps`.
+"""
+
+import numpy as np
+
+MASKED, TERMINAL, CUT, GOES_ON = range(4)
+
+
+def classify_steps(shape, terminated=None, truncated=None, mask=None, mask_mode="skip", gamma=None):
+    """What every step's transition leads to (MASKED ... GOES_ON), and the index of the step it goes on to.
+
+    A discount per step of 0 is a terminal state. So is a masked step in mode "reset", unless the step before it is
+    truncated. The end of the rollout is a cut.
+    """
+    kind, after = np.full(shape, MASKED), np.full(shape, -1)
+    for n in range(shape[0]):
+        following, hole = None, False
+        for t in reversed(range(shape[1])):
+            if mask is not None and not mask[n, t]:
+                if mask_mode == "reset":
+                    following, hole = None, True
+                continue
+            term = terminated is not None and bool(terminated[n, t])
+            trunc = truncated is not None and bool(truncated[n, t])
+            if term or (np.ndim(gamma) > 0 and gamma[n, t] == 0) or (hole and not trunc):
+                kind[n, t] = TERMINAL
+            elif trunc or following is None:
+                kind[n, t] = CUT
+            else:
+                kind[n, t], after[n, t] = GOES_ON, following
+            following, hole = t, False
+    return kind, after
+
+
+def dense_bootstrap(form, shape, mask=None, mask_mode="skip", entries=()):
+    """The value at every cut, from any of the forms a caller may use.
+
+    form: None, a number, [num_envs] (the rollout's end) or [num_envs, T]; entries: (env, time, value) triples, which
+    win over it. A cut that is given no value holds NaN.
+    """
+    num_envs, num_steps = shape
+    dense = np.full(shape, np.nan)
+    if form is not None and np.ndim(form) in (0, 2):
+        dense[:] = form
+    elif form is not None:
+        for n in range(num_envs):
+            valid = range(num_steps) if mask is None or mask_mode == "reset" else np.flatnonzero(mask[n])
+            if len(valid):
+                dense[n, valid[-1]] = form[n]
+    for n, t, value in entries:
+        dense[n, t] = value
+    return dense
+
+
+def iterate_backward(kind, after):
+    """(n, t, kind, following t) of every step that is not masked, later ones first."""
+    for n, t in np.argwhere(kind != MASKED)[::-1].tolist():
+        yield n, t, kind[n, t], after[n, t]
+
+
+def gated_product(factor, x):
+    """factor * x, where a factor of 0 lets nothing through."""
+    return 0 if factor == 0 else factor * x
+
+
+def compute_log_ratio(log_ratios, target_log_probs, behaviour_log_probs, dtype):
+    """log(pi/mu) from either form."""
+    if log_ratios is not None:
+        return log_ratios.astype(dtype)
+    return target_log_probs.astype(dtype) - behaviour_log_probs.astype(dtype)
+
+
+def cast(dtype, *arrays):
+    """Arrays, numbers or None in this type."""
+    return [None if x is None else np.asarray(x, dtype) for x in arrays]
+
+
+# --- backward, as tables ----------------------------------------------------------------------------------------------
+
+
+def gae(
+    rewards,
+    values,
+    terminated=None,
+    truncated=None,
+    *,
+    gamma=0.99,
+    lambda_=0.95,
+    bootstrap=None,
+    next_values=None,
+    mask=None,
+    mask_mode="skip",
+    dtype=np.float64,
+):
+    """The paper's table, A[t] = delta[t] + beta[t] * A[t+1] with carry 0, plus cuts and masks; one pass over a row.
+
+    delta = r + g*(1-term)*V[t+1] - V        beta = g*lam*(1-done)
+
+    With dtype=np.float32 every operation rounds to float32, in this order: the serial loop others are measured by.
+    """
+    num_envs, num_steps = rewards.shape
+    rewards, values = rewards.astype(dtype), values.astype(dtype)
+    discounts = np.broadcast_to(np.asarray(gamma, dtype), rewards.shape)
+    decays = np.broadcast_to(np.asarray(np.multiply(gamma, lambda_), dtype), rewards.shape)
+    bootstrap = None if bootstrap is None else bootstrap.astype(dtype)
+    next_values = None if next_values is None else next_values.astype(dtype)
+    per_step = np.ndim(gamma) > 0  # such a discount, if 0, severs like a termination
+    advantages = np.zeros(rewards.shape, dtype)
+    for n in range(num_envs):
+        carry = 0
+        following = None  # V(s_{t+1}) where the row itself tells it; None where the row ends
+        hole = False  # a masked step that severs comes next
+        for t in reversed(range(num_steps)):
+            if mask is not None and not mask[n, t]:
+                if mask_mode == "reset":
+                    carry, hole = 0, True
+                continue
+            term = terminated is not None and bool(terminated[n, t])
+            trunc = truncated is not None and bool(truncated[n, t])
+            g = discounts[n, t]
+            if hole and not trunc:
+                v_next = 0
+            elif next_values is not None:
+                v_next = next_values[n, t]
+            elif trunc or following is None:
+                v_next = bootstrap[n, t]
+            else:
+                v_next = following
+            delta = rewards[n, t] + (0 if term or (per_step and g == 0) else g * v_next) - values[n, t]
+            beta = 0 if term or trunc else decays[n, t]
+            carry = delta if beta == 0 else delta + beta * carry
+            advantages[n, t] = carry
+            following, hole = values[n, t], False
+    return advantages, add_values(advantages, values, mask)
+
+
+def add_values(advantages, values, mask):
+    """V + A where there is a step, 0 where there is none."""
+    return advantages + values if mask is None else np.where(mask, advantages + values, 0)
+
+
+def vtrace(
+    rewards,
+    values,
+    terminated=None,
+    truncated=None,
+    *,
+    log_ratios=None,
+    target_log_probs=None,
+    behaviour_log_probs=None,
+    gamma=0.99,
+    lambda_=1.0,
+    rho_bar=1.0,
+    c_bar=1.0,
+    rho_bar_pg=None,
+    bootstrap=None,
+    next_values=None,
+    mask=None,
+    mask_mode="skip",
+    dtype=np.float64,
+):
+    """Espeholt 2018, section 4.1: D[t] = rho*(r + g*NV - V) + g*c*D[t+1]; vs = V + D; A = rho_pg*(r + g*NVS - V)."""
+    kind, after = classify_steps(rewards.shape, terminated, truncated, mask, mask_mode, gamma)
+    ratios = np.exp(compute_log_ratio(log_ratios, target_log_probs, behaviour_log_probs, dtype))
+    rewards, values, bootstrap, next_values = cast(dtype, rewards, values, bootstrap, next_values)
+    g, lam, rho_bar_pg = cast(dtype, gamma, lambda_, rho_bar if rho_bar_pg is None else rho_bar_pg)
+    rho, rho_pg = (np.minimum(ratios, bar) for bar in cast(dtype, rho_bar, rho_bar_pg))
+    decays = np.broadcast_to(g * (lam * np.minimum(ratios, dtype(c_bar))), rewards.shape)
+    g = np.broadcast_to(g, rewards.shape)
+    errors, targets, advantages = np.zeros((3, *rewards.shape), dtype)
+    for n, t, leads_to, then in iterate_backward(kind, after):
+        if leads_to == TERMINAL:
+            value = target = dtype(0)
+        elif leads_to == CUT:
+            value = target = (bootstrap if next_values is None else next_values)[n, t]
+        else:
+            value = values[n, then] if next_values is None else next_values[n, t]
+            target = value + errors[n, then]
+        error = rho[n, t] * (rewards[n, t] + discount_value(g[n, t], value, leads_to) - values[n, t])
+        if leads_to == GOES_ON:
+            error = error + gated_product(decays[n, t], errors[n, then])
+        errors[n, t], targets[n, t] = error, values[n, t] + error
+        advantages[n, t] = rho_pg[n, t] * (rewards[n, t] + discount_value(g[n, t], target, leads_to) - values[n, t])
+    return targets, advantages
+
+
+def discount_value(g, value, leads_to):
+    """g * NV, whatever g is where the trajectory terminates."""
+    return 0 if leads_to == TERMINAL else g * value
+
+
+def retrace(
+    rewards,
+    q_values,
+    terminated=None,
+    truncated=None,
+    *,
+    log_ratios=None,
+    target_log_probs=None,
+    behaviour_log_probs=None,
+    expected_next_q=None,
+    next_action_probs=None,
+    next_q_values=None,
+    gamma=0.99,
+    lambda_=1.0,
+    c_bar=1.0,
+    rho_bar=1.0,
+    mask=None,
+    mask_mode="skip",
+    dtype=np.float64,
+):
+    """Munos 2016, eq. 3-4: D[t] = r + g*NQ - Q + g*c[t+1]*D[t+1]; targets Q + D; A = rho*(r + g*NQR - Q)."""
+    kind, after = classify_steps(rewards.shape, terminated, truncated, mask, mask_mode, gamma)
+    ratios = np.exp(compute_log_ratio(log_ratios, target_log_probs, behaviour_log_probs, dtype))
+    rewards, q_values, g, lam = cast(dtype, rewards, q_values, gamma, lambda_)
+    next_q = sum_over_actions(expected_next_q, next_action_probs, next_q_values, dtype)
+    traces, rho = lam * np.minimum(ratios, dtype(c_bar)), np.minimum(ratios, dtype(rho_bar))
+    g = np.broadcast_to(g, rewards.shape)
+    errors, targets, advantages = np.zeros((3, *rewards.shape), dtype)
+    for n, t, leads_to, then in iterate_backward(kind, after):
+        error = rewards[n, t] + discount_value(g[n, t], next_q[n, t], leads_to) - q_values[n, t]
+        target = next_q[n, t]
+        if leads_to == GOES_ON:
+            error = error + gated_product(g[n, t] * traces[n, then], errors[n, then])
+            target = targets[n, then]
+        errors[n, t], targets[n, t] = error, q_values[n, t] + error
+        advantages[n, t] = rho[n, t] * (rewards[n, t] + discount_value(g[n, t], target, leads_to) - q_values[n, t])
+    return targets, advantages
+
+
+def sum_over_actions(expected_next_q, next_action_probs, next_q_values, dtype=np.float64):
+    """E_pi[Q(s_{t+1}, .)], summed over one action after another."""
+    if expected_next_q is not None:
+        return expected_next_q.astype(dtype)
+    total = np.zeros(next_q_values.shape[:-1], dtype)
+    for a in range(next_q_values.shape[-1]):
+        total = total + next_action_probs[..., a].astype(dtype) * next_q_values[..., a].astype(dtype)
+    return total
+
+
+def lambda_returns(
+    rewards,
+    values=None,
+    terminated=None,
+    truncated=None,
+    *,
+    gamma=0.99,
+    lambda_=0.95,
+    bootstrap=None,
+    next_values=None,
+    mask=None,
+    mask_mode="skip",
+    dtype=np.float64,
+):
+    """Sutton & Barto 2018, eq. 12.18: G[t] = r + g*((1-lam)*NV + lam*G[t+1]); r + g*NV at a cut, r at a terminal."""
+    kind, after = classify_steps(rewards.shape, terminated, truncated, mask, mask_mode, gamma)
+    rewards, values, bootstrap, next_values = cast(dtype, rewards, values, bootstrap, next_values)
+    g, lam = cast(dtype, gamma, lambda_)
+    decays, g = np.broadcast_to(g * lam, rewards.shape), np.broadcast_to(g, rewards.shape)
+    returns = np.zeros(rewards.shape, dtype)
+    for n, t, leads_to, then in iterate_backward(kind, after):
+        value, weight = dtype(0), dtype(1)
+        if leads_to == CUT:
+            value = (bootstrap if next_values is None else next_values)[n, t]
+        elif leads_to == GOES_ON:
+            value, weight = values[n, then] if next_values is None else next_values[n, t], dtype(1) - lam
+        returns[n, t] = rewards[n, t] + discount_value(g[n, t] * weight, value, leads_to)
+        if leads_to == GOES_ON:
+            returns[n, t] += gated_product(decays[n, t], returns[n, then])
+    return (returns,)
+
+
+def discounted_returns(
+    rewards,
+    terminated=None,
+    truncated=None,
+    *,
+    gamma=0.99,
+    bootstrap=None,
+    mask=None,
+    mask_mode="skip",
+    dtype=np.float64,
+):
+    """G[t] = r + g*G[t+1]; r + g*bootstrap at a cut; r at a terminal."""
+    kind, after = classify_steps(rewards.shape, terminated, truncated, mask, mask_mode, gamma)
+    rewards, bootstrap, g = cast(dtype, rewards, bootstrap, gamma)
+    g, returns = np.broadcast_to(g, rewards.shape), np.zeros(rewards.shape, dtype)
+    for n, t, leads_to, then in iterate_backward(kind, after):
+        returns[n, t] = rewards[n, t]
+        if leads_to == CUT:
+            returns[n, t] += g[n, t] * bootstrap[n, t]
+        elif leads_to == GOES_ON:
+            returns[n, t] += gated_product(g[n, t], returns[n, then])
+    return (returns,)
+
+
+def nstep_returns(
+    rewards,
+    values=None,
+    terminated=None,
+    truncated=None,
+    *,
+    n,
+    gamma=0.99,
+    bootstrap=None,
+    next_values=None,
+    mask=None,
+    mask_mode="skip",
+    dtype=np.float64,
+):
+    """Sutton & Barto 2018, eq. 7.1: G[t] = r[t] + g*r[t+1] + ... + g^n*V[t+n], for every step by itself."""
+    kind, after = classify_steps(rewards.shape, terminated, truncated, mask, mask_mode, gamma)
+    rewards, values, bootstrap, next_values, g = cast(dtype, rewards, values, bootstrap, next_values, gamma)
+    g, returns = np.broadcast_to(g, rewards.shape), np.zeros(rewards.shape, dtype)
+    for row, start in np.argwhere(kind != MASKED).tolist():
+        t, discount, total = start, dtype(1), dtype(0)
+        for _ in range(n - 1):
+            if kind[row, t] != GOES_ON:
+                break
+            total += gated_product(discount, rewards[row, t])
+            t, discount = after[row, t], discount * g[row, t]
+        inside = values is not None and kind[row, t] == GOES_ON
+        ahead = bootstrap if next_values is None else next_values
+        value = 0 if kind[row, t] == TERMINAL else values[row, after[row, t]] if inside else ahead[row, t]
+        total += gated_product(discount, rewards[row, t] + discount_value(g[row, t], value, kind[row, t]))
+        returns[row, start] = total
+    return (returns,)
+
+
+# --- backward, one trajectory at a time -------------------------------------------------------------------------------
+
+
+def iterate_trajectories(shape, terminated, truncated, mask, mask_mode):
+    """(n, indices of its steps, whether it has a future) of every trajectory: rows are cut, masked steps deleted."""
+    for n in range(shape[0]):
+        done = np.zeros(shape[1], bool)
+        for flags in (terminated, truncated):
+            done |= False if flags is None else np.asarray(flags[n], bool)
+        keep = np.ones(shape[1], bool) if mask is None else np.asarray(mask[n], bool)
+        for piece in split_row(done, keep, mask_mode):
+            last = piece[-1]
+            term = terminated is not None and terminated[n, last]
+            before_hole = mask_mode == "reset" and last + 1 < shape[1] and not keep[last + 1]
+            cut_here = truncated is not None and truncated[n, last]
+            yield n, piece, not term and (cut_here or not before_hole)
+
+
+def split_row(done, keep, mask_mode):
+    """Index arrays of the trajectories of one row."""
+    found, piece = [], []
+    for t in range(len(done)):
+        if keep[t]:
+            piece.append(t)
+        if (done[t] and keep[t]) or (not keep[t] and mask_mode == "reset"):
+            found.append(piece)
+            piece = []
+    return [np.array(p) for p in (*found, piece) if p]
+
+
+def number_trajectories(shape, terminated=None, truncated=None, mask=None, mask_mode="skip"):
+    """A number per cell, equal for the cells of one trajectory; masked cells get -1."""
+    ids = np.full(shape, -1)
+    for i, (n, piece, _) in enumerate(iterate_trajectories(shape, terminated, truncated, mask, mask_mode)):
+        ids[n, piece] = i
+    return ids
+
+
+def gated_products(weight, x):
+    """weight * x, where a weight of 0 keeps NaN and infinity out."""
+    with np.errstate(invalid="ignore"):
+        return np.where(weight == 0, 0.0, weight * x)
+
+
+def sum_ahead(factors, terms):
+    """For every i the sum over k >= i of terms[k], times the factors from i up to k."""
+    weights = (np.cumprod(np.append(1, factors[i:])) for i in range(len(terms)))
+    return np.array([gated_products(w, terms[i:]).sum() for i, w in enumerate(weights)])
+
+
+def get_final_value(has_future, bootstrap, next_values, n, last):
+    """What follows the last step of a trajectory."""
+    return (bootstrap if next_values is None else next_values)[n, last] if has_future else 0.0
+
+
+def gae_by_trajectory(
+    rewards,
+    values,
+    terminated=None,
+    truncated=None,
+    *,
+    gamma=0.99,
+    lambda_=0.95,
+    bootstrap=None,
+    next_values=None,
+    mask=None,
+    mask_mode="skip",
+):
+    """Schulman 2016, eq. 16: A_t = sum_l (g*lam)^l * delta_{t+l}, delta = r + g*V' - V."""
+    g = np.broadcast_to(np.asarray(gamma, np.float64), rewards.shape)
+    advantages = np.zeros(rewards.shape)
+    for n, piece, has_future in iterate_trajectories(rewards.shape, terminated, truncated, mask, mask_mode):
+        ahead = values[n, piece[1:]] if next_values is None else next_values[n, piece[:-1]]
+        v_next = np.append(ahead, get_final_value(has_future, bootstrap, next_values, n, piece[-1]))
+        deltas = rewards[n, piece] + gated_products(g[n, piece], v_next) - values[n, piece]
+        advantages[n, piece] = sum_ahead(lambda_ * g[n, piece[:-1]], deltas)
+    return advantages, add_values(advantages, values, mask)
+
+
+def vtrace_by_trajectory(
+    rewards,
+    values,
+    terminated=None,
+    truncated=None,
+    *,
+    log_ratios=None,
+    target_log_probs=None,
+    behaviour_log_probs=None,
+    gamma=0.99,
+    lambda_=1.0,
+    rho_bar=1.0,
+    c_bar=1.0,
+    rho_bar_pg=None,
+    bootstrap=None,
+    next_values=None,
+    mask=None,
+    mask_mode="skip",
+):
+    """Espeholt 2018, eq. 1: vs = V + sum_t g^(t-s) * (prod_{i=s}^{t-1} c_i) * rho_t * (r_t + g*V(s_{t+1}) - V(s_t))."""
+    ratios = np.exp(compute_log_ratio(log_ratios, target_log_probs, behaviour_log_probs, np.float64))
+    g = np.broadcast_to(np.asarray(gamma, np.float64), rewards.shape)
+    targets, advantages = np.zeros((2, *rewards.shape))
+    for n, piece, has_future in iterate_trajectories(rewards.shape, terminated, truncated, mask, mask_mode):
+        end = get_final_value(has_future, bootstrap, next_values, n, piece[-1])
+        ahead = values[n, piece[1:]] if next_values is None else next_values[n, piece[:-1]]
+        r, v, discount, ratio = (x[n, piece] for x in (rewards, values, g, ratios))
+        deltas = np.minimum(rho_bar, ratio) * (r + gated_products(discount, np.append(ahead, end)) - v)
+        decays = discount * lambda_ * np.minimum(c_bar, ratio)
+        sums = np.array(
+            [gated_products(np.cumprod(np.append(1, decays[i:-1])), deltas[i:]).sum() for i in range(len(piece))]
+        )
+        targets[n, piece] = v + sums
+        next_targets = np.append(ahead + sums[1:], end)
+        rho = np.minimum(rho_bar if rho_bar_pg is None else rho_bar_pg, ratio)
+        advantages[n, piece] = rho * (r + gated_products(discount, next_targets) - v)
+    return targets, advantages
+
+
+def retrace_by_trajectory(
+    rewards,
+    q_values,
+    terminated=None,
+    truncated=None,
+    *,
+    log_ratios=None,
+    target_log_probs=None,
+    behaviour_log_probs=None,
+    expected_next_q=None,
+    next_action_probs=None,
+    next_q_values=None,
+    gamma=0.99,
+    lambda_=1.0,
+    c_bar=1.0,
+    rho_bar=1.0,
+    mask=None,
+    mask_mode="skip",
+):
+    """Munos 2016, eq. 3: Q(s_0, a_0) + sum_t g^t * (prod_{i=1}^t c_i) * (r_t + g*E_pi Q(s_{t+1}, .) - Q(s_t, a_t))."""
+    ratios = np.exp(compute_log_ratio(log_ratios, target_log_probs, behaviour_log_probs, np.float64))
+    g = np.broadcast_to(np.asarray(gamma, np.float64), rewards.shape)
+    next_q = (next_action_probs * next_q_values).sum(-1) if expected_next_q is None else expected_next_q
+    targets, advantages = np.zeros((2, *rewards.shape))
+    for n, piece, has_future in iterate_trajectories(rewards.shape, terminated, truncated, mask, mask_mode):
+        r, q, discount, ratio = (x[n, piece] for x in (rewards, q_values, g, ratios))
+        ahead = np.append(next_q[n, piece[:-1]], next_q[n, piece[-1]] if has_future else 0.0)
+        deltas = r + gated_products(discount, ahead) - q
+        into = discount[:-1] * lambda_ * np.minimum(c_bar, ratio[1:])
+        sums = np.array(
+            [gated_products(np.cumprod(np.append(1, into[i:])), deltas[i:]).sum() for i in range(len(piece))]
+        )
+        targets[n, piece] = q + sums
+        following = np.append((q + sums)[1:], ahead[-1])
+        advantages[n, piece] = np.minimum(rho_bar, ratio) * (r + gated_products(discount, following) - q)
+    return targets, advantages
+
+
+def lambda_returns_by_trajectory(
+    rewards,
+    values=None,
+    terminated=None,
+    truncated=None,
+    *,
+    gamma=0.99,
+    lambda_=0.95,
+    bootstrap=None,
+    next_values=None,
+    mask=None,
+    mask_mode="skip",
+):
+    """Sutton & Barto 2018, eq. 12.3: (1-lam) * sum_n lam^(n-1) * G^(n), the last n-step return taking the rest."""
+    g = np.broadcast_to(np.asarray(gamma, np.float64), rewards.shape)
+    returns = np.zeros(rewards.shape)
+    for n, piece, has_future in iterate_trajectories(rewards.shape, terminated, truncated, mask, mask_mode):
+        end = get_final_value(has_future, bootstrap, next_values, n, piece[-1])
+        ahead = np.append(values[n, piece[1:]] if next_values is None else next_values[n, piece[:-1]], end)
+        for i, t in enumerate(piece):
+            weights = np.cumprod(np.append(1, g[n, piece[i:]]))
+            sums = np.cumsum(gated_products(weights[:-1], rewards[n, piece[i:]]))
+            n_step = sums + gated_products(weights[1:], ahead[i:])
+            mixture = (1 - lambda_) * float(lambda_) ** np.arange(len(n_step))
+            mixture[-1] = float(lambda_) ** (len(n_step) - 1)
+            returns[n, t] = (mixture * n_step).sum()
+    return (returns,)
+
+
+def discounted_returns_by_trajectory(
+    rewards, terminated=None, truncated=None, *, gamma=0.99, bootstrap=None, mask=None, mask_mode="skip"
+):
+    """Sum_k g^k * r[t+k], and g^K times the value at the end."""
+    g = np.broadcast_to(np.asarray(gamma, np.float64), rewards.shape)
+    returns = np.zeros(rewards.shape)
+    for n, piece, has_future in iterate_trajectories(rewards.shape, terminated, truncated, mask, mask_mode):
+        stream = np.append(rewards[n, piece], bootstrap[n, piece[-1]] if has_future else 0.0)
+        returns[n, piece] = sum_ahead(g[n, piece], stream)[:-1]
+    return (returns,)
+
+
+# --- forward ----------------------------------------------------------------------------------------------------------
+
+
+def copy_state(x, state, dtype):
+    """Copies of (value, done), or those of a stream that begins."""
+    if state is None:
+        return np.zeros((x.shape[0], *x.shape[2:]), dtype), np.zeros(x.shape[0], bool)
+    return state[0].astype(dtype), state[1].astype(bool)
+
+
+def eligibility_traces(
+    x, terminated=None, truncated=None, *, decay, state=None, mask=None, mask_mode="skip", dtype=np.float64
+):
+    """z[t] = x[t] + decay[t]*z[t-1], 0 before an episode's first step. `decay` is a number, or shaped like x.
+
+    Returns z and the state to go on with: the last z, and whether the next step starts afresh.
+    """
+    x, decay = cast(dtype, x, decay)
+    decay, traces = np.broadcast_to(decay, x.shape), np.zeros(x.shape, dtype)
+    value, done = copy_state(x, state, dtype)
+    for n in range(x.shape[0]):
+        for t in range(x.shape[1]):
+            if mask is not None and not mask[n, t]:
+                done[n] |= mask_mode == "reset"
+                continue
+            factor = np.zeros_like(decay[n, t]) if done[n] else decay[n, t]
+            value[n] = traces[n, t] = x[n, t] + np.where(factor == 0, dtype(0), factor * value[n])
+            done[n] = any(flags is not None and bool(flags[n, t]) for flags in (terminated, truncated))
+    return traces, (value, done)
+
+
+def eligibility_traces_by_trajectory(
+    x, terminated=None, truncated=None, *, decay, state=None, mask=None, mask_mode="skip"
+):
+    """z[t] = sum_k (prod_{j=k+1}^t decay[j]) * x[k] over the steps k <= t of the episode; an initial trace first.
+
+    Returns z only.
+    """
+    decay, traces = np.broadcast_to(np.asarray(decay, np.float64), x.shape), np.zeros(x.shape)
+    begun = set()
+    for n, piece, _ in iterate_trajectories(x.shape[:2], terminated, truncated, mask, mask_mode):
+        stream, factors = x[n, piece], decay[n, piece]
+        carries_on = state is not None and n not in begun and not state[1][n]
+        carries_on &= mask_mode == "skip" or piece[0] == 0
+        begun.add(n)
+        if carries_on:
+            stream = np.concatenate([state[0][n][None], stream])
+        else:
+            factors = factors[1:]
+        for i, t in enumerate(piece, start=len(stream) - len(piece)):
+            weights = [np.prod(factors[k:i], axis=0) for k in range(i + 1)]
+            traces[n, t] = sum(gated_products(w, s) for w, s in zip(weights, stream, strict=False))
+    return traces
+
+
+def episodic_prefix_sum(
+    x, dones=None, *, boundary="ends_at", state=None, mask=None, mask_mode="skip", dtype=np.float64
+):
+    """C[t] = x[t] + C[t-1] within an episode, integers as integers. Returns C and the state to go on with."""
+    dtype = np.int64 if x.dtype.kind == "i" else dtype
+    x, sums = x.astype(dtype), np.zeros(x.shape, dtype)
+    value, afresh = copy_state(x, state, dtype)
+    for n in range(x.shape[0]):
+        for t in range(x.shape[1]):
+            if mask is not None and not mask[n, t]:
+                afresh[n] |= mask_mode == "reset"
+                continue
+            done = dones is not None and bool(dones[n, t])
+            start = afresh[n] or (boundary == "starts_at" and done)
+            value[n] = sums[n, t] = x[n, t] if start else x[n, t] + value[n]
+            afresh[n] = boundary == "ends_at" and done
+    return sums, (value, afresh)
+
+
+def episodic_prefix_sum_by_trajectory(x, dones=None, *, boundary="ends_at", state=None, mask=None, mask_mode="skip"):
+    """A cumulative sum of each piece. Returns C only."""
+    shape, sums = x.shape[:2], np.zeros(x.shape, np.int64 if x.dtype.kind == "i" else np.float64)
+    ends, begins = dones, np.zeros(shape, bool)
+    if boundary == "starts_at" and dones is not None:
+        keep = np.ones(shape, bool) if mask is None else mask
+        ends = np.zeros(shape, bool)
+        for n in range(shape[0]):
+            steps = np.flatnonzero(keep[n])
+            ends[n, steps[:-1]] = dones[n, steps[1:]]
+            begins[n, steps[:1]] = dones[n, steps[:1]]
+    begun = set()
+    for n, piece, _ in iterate_trajectories(shape, ends, None, mask, mask_mode):
+        sums[n, piece] = np.cumsum(x[n, piece], axis=0)
+        fresh = n in begun or state is None or state[1][n] or begins[n, piece[0]]
+        if not fresh and (mask_mode == "skip" or piece[0] == 0):
+            sums[n, piece] += state[0][n]
+        begun.add(n)
+    return sums
+
+
+def linear_recurrence(alpha, beta, initial=None, *, reverse=True, dtype=np.float64):
+    """A[t] = alpha[t] + beta[t]*A[t+1], or A[t-1]; a beta of 0 lets nothing through."""
+    alpha, beta = cast(dtype, alpha, beta)
+    states = np.zeros(alpha.shape, dtype)
+    state = np.zeros((len(alpha), *alpha.shape[2:]), dtype) if initial is None else initial.astype(dtype)
+    for t in reversed(range(alpha.shape[1])) if reverse else range(alpha.shape[1]):
+        state = states[:, t] = alpha[:, t] + np.where(beta[:, t] == 0, dtype(0), beta[:, t] * state)
+    return (states,)
+
+
+def linear_recurrence_as_sum(alpha, beta, initial=None, *, reverse=True):
+    """A[t] = sum_k (prod of the betas from t up to k) * alpha[k], the initial state being the last of the alphas."""
+    if not reverse:
+        flipped = linear_recurrence_as_sum(alpha[:, ::-1], beta[:, ::-1], initial)
+        return (flipped[0][:, ::-1],)
+    initial = np.zeros((len(alpha), *alpha.shape[2:])) if initial is None else initial
+    stream = np.concatenate([alpha, initial[:, None]], axis=1)
+    states = np.zeros(alpha.shape)
+    for t in range(alpha.shape[1]):
+        for k in range(t, stream.shape[1]):
+            states[:, t] += gated_products(np.prod(beta[:, t:k], axis=1), stream[:, k])
+    return (states,)

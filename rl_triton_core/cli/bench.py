@@ -11,7 +11,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -216,13 +215,20 @@ def measure_provider(shape: str, name: str, rollout: Rollout) -> Measurement:
 
 
 def select_envs(advantages: Tensor, rollout: Rollout) -> tuple[Tensor, Tensor]:
-    """Take some environments of a result, and what the oracle says of them."""
-    oracles: Any = import_module("rl_triton_core._internal.selftest.oracles")
+    """Take some environments of a result, and what the reference backend says of them."""
     some = slice(None, MAX_ENVS_CHECKED)
-    rewards, values, terminated = (x[:, some].t().cpu().numpy() for x in rollout[:3])
-    bootstrap = rollout.last_value[some].cpu().numpy()[:, None].repeat(rewards.shape[1], 1)
-    expected, _ = oracles.gae(rewards, values, terminated, gamma=GAMMA, lambda_=LAMBDA, bootstrap=bootstrap)
-    return advantages[:, some].t().cpu(), torch.from_numpy(expected)
+    rewards, values, terminated = (x[:, some].cpu() for x in rollout[:3])
+    expected, _ = compute_gae(
+        rewards,
+        values,
+        terminated,
+        gamma=GAMMA,
+        lambda_=LAMBDA,
+        bootstrap_values=rollout.last_value[some].cpu(),
+        time_dim=0,
+        backend="reference",
+    )
+    return advantages[:, some].cpu(), expected
 
 
 def collect_samples(call: Call, device: torch.device) -> Iterator[float]:

@@ -1,6 +1,7 @@
 """Every estimator against its oracle over shapes, memory layouts, types, boundary patterns, bootstraps and masks."""
 
 import itertools
+import random
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from cases import (
     FORWARD,
     LAYOUTS,
     LINEAR,
+    NSTEP,
     OFF_POLICY,
     PREFIX,
     RETRACE,
@@ -20,10 +22,13 @@ from cases import (
     TRACES,
     TWO_RESULTS,
     Call,
+    Choice,
     How,
     Sparse,
+    Target,
     Vector,
     check_case,
+    choose_decay,
     draw_any_case,
     get_name,
     random_case,
@@ -32,23 +37,31 @@ from cases import (
     with_form,
     with_log_probs,
 )
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from rl_triton_core.testing import assert_close
 
-FEWER = settings(max_examples=max(16, settings.default.max_examples // 6))  # than elsewhere, of each estimator
 ALL = pytest.mark.parametrize("estimator", ESTIMATORS, ids=get_name)
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 
 
-@ALL
-@FEWER
+@pytest.mark.parametrize("estimator", [*ESTIMATORS, NSTEP], ids=get_name)
 @given(data=st.data())
 def test_random_cases(target, estimator, data):
     case, how = data.draw(draw_any_case(estimator, target))
     event(f"{how.dtype}, T={case.shape[1]}")
     check_case(case, target, how)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_decays_of_as_many_steps_as_features(seed):
+    """Say by their shape which of the two they are for."""
+    target = Target("reference", "cpu", 129)
+    choice = Choice(target, np.random.default_rng(seed), *[random.Random(seed).choice] * 2)
+    case = random_case(TRACES, 2, 2, features=(2, 2))
+    for time_dim in (0, -1):
+        check_case(case.replace(**choose_decay(choice, (2, 2, 2, 2))), target, How(time_dim=time_dim))
 
 
 @ALL

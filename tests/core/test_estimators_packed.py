@@ -26,7 +26,7 @@ from cases import (
     with_log_probs,
 )
 from gpu_checks import capture_graph, forbid_waiting
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import rl_triton_core as ours
@@ -255,7 +255,6 @@ def test_many_sequences(target, estimator):
 
 
 @ALL
-@settings(max_examples=max(12, settings.default.max_examples // 10))
 @given(data=st.data())
 def test_random_cases(target, estimator, data):
     lengths = data.draw(st.lists(st.integers(0, 9), max_size=4 if target.interpreted else 30))

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from losses_cases import HEADS, Case, call, check, leaves, make
 
@@ -96,6 +96,7 @@ def test_exact_kl(target, head):
     check(make(head), target, exact_kl=True, kl_coef=0.3, mask=mask_of(37, "flags"))
 
 
+@settings(max_examples=2 * settings.default.max_examples)
 @given(
     seed=st.integers(0, 1 << 30),
     n=st.integers(1, 70),

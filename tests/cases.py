@@ -1,17 +1,21 @@
 """Arguments of one call of any estimator, how they are laid out in memory, and what the call must give."""
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import oracles
+import pytest
 import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from oracles import CUT, GOES_ON, MASKED
 
 import rl_triton_core as ours
 from rl_triton_core import FinalValues, ScanState
-from rl_triton_core._internal.selftest import oracles
-from rl_triton_core._internal.selftest.oracles import CUT, GOES_ON, MASKED
 
 LAYOUTS = ("contiguous", "transposed", "strided", "padded", "padded_transposed", "expanded")
 
@@ -68,7 +72,7 @@ DISCOUNTED = Estimator(
 NSTEP = Estimator(
     *("nstep", ours.compute_nstep_returns, oracles.nstep_returns, None, ("rewards", "values"), ("returns",))
 )
-"""It has no kernel: its tests are its own, and `rl-triton selftest`."""
+"""It has no kernel: its tests are its own."""
 TRACES = Estimator(
     *("traces", ours.compute_eligibility_traces, oracles.eligibility_traces),
     *(oracles.eligibility_traces_by_trajectory, ("x",), ("traces",)),
@@ -489,25 +493,19 @@ class Call:
         before = [p.base.clone() for p in self.placed]
         results = self(backend, **changes)
         unchanged = all(same_bits(p.base, old) for p, old in zip(self.placed, before, strict=True))
-        require(unchanged, "an input was modified")
+        assert unchanged, "an input was modified"
         for out, got in zip(outs, results, strict=False):
-            require(got is out.view, "the result is not the output that was passed")
+            assert got is out.view, "the result is not the output that was passed"
             beside = out.base.clone()
             out.same_view(beside).fill_(filler)
-            require(same_bits(beside, torch.full_like(beside, filler)), "wrote beside the output")
+            assert same_bits(beside, torch.full_like(beside, filler)), "wrote beside the output"
         left_out = [i >= self.num_results for i in range(len(self.estimator.outputs))]
-        require([x is None for x in results] == left_out, f"results left out: expected {left_out}")
+        assert [x is None for x in results] == left_out, f"results left out: expected {left_out}"
         given = results[: self.num_results]
         for x in given:
             what = f"got {x.dtype}{list(x.shape)}, expected {self.result_dtype}{list(shape)} without gradient"
-            require(x.shape == shape and x.dtype == self.result_dtype and not x.requires_grad, what)
+            assert x.shape == shape and x.dtype == self.result_dtype and not x.requires_grad, what
         return [self.env_major(x) for x in given]
-
-
-def require(condition, message):
-    """Raise an error unless the condition holds; an assert that Python's option -O leaves in place."""
-    if not condition:
-        raise AssertionError(message)
 
 
 # --- comparison -------------------------------------------------------------------------------------------------------
@@ -537,12 +535,12 @@ def check_case(case, target, how=DEFAULT, slack=4.0):
     size = measure_operands(case) + sum(measure_rows(flatten_features(x)) for x in exact[: len(names)])
     for name, result, want, loop in zip(names, results, exact, serial, strict=False):
         got = result.numpy() if result.dtype == torch.int64 else result.double().numpy()
-        require(not got[~case.valid].any(), f"{name}: not 0 in masked cells")
+        assert not got[~case.valid].any(), f"{name}: not 0 in masked cells"
         if result.dtype == torch.int64:
             np.testing.assert_array_equal(got, want)
             continue
         wrong = np.argwhere(np.isnan(got) ^ np.isnan(want))
-        require(not len(wrong), f"{name}: NaN in one of result and oracle at {wrong.tolist()}")
+        assert not len(wrong), f"{name}: NaN in one of result and oracle at {wrong.tolist()}"
         limit = 2 * measure_rows(flatten_features(loop - want)) + slack * np.finfo(arithmetic).eps * size
         if torch.finfo(how.result_dtype).eps > np.finfo(arithmetic).eps:  # the interpreter truncates bfloat16
             limit += (
@@ -552,7 +550,7 @@ def check_case(case, target, how=DEFAULT, slack=4.0):
             )
         error = measure_rows(flatten_features(got - want))
         wrong = np.flatnonzero(~(error <= limit))
-        require(not len(wrong), f"{name}: errors {error[wrong]} of rows {wrong} are larger than {limit[wrong]}")
+        assert not len(wrong), f"{name}: errors {error[wrong]} of rows {wrong} are larger than {limit[wrong]}"
 
 
 def assert_gradients(function, inputs, backend):
@@ -610,6 +608,14 @@ def make_random_call(estimator, target, seed, combination=None):
     if estimator is LINEAR:
         return make_linear_call(choice)
     return (make_forward_call if estimator.forward else make_backward_call)(estimator, choice)
+
+
+@st.composite
+def draw_any_case(draw, estimator, target):
+    """A random case of an estimator, and how to hand it over; shrinking a seed makes no smaller case."""
+    seed = draw(st.integers(0, 2**32 - 1))
+    most = max(5, math.isqrt(settings.default.max_examples))  # combinations that are compiled, of each estimator
+    return make_random_call(estimator, target, seed, draw(st.integers(1, most)) if target.backend == "cpu" else None)
 
 
 def choose_shape(choice):
@@ -747,6 +753,12 @@ def make_linear_call(choice):
     if choice.pick([True, False]):
         case = case.replace(initial=rng.standard_normal((shape[0], *features)))
     return broadcast_input(choice, case), choose_how(choice)
+
+
+def skip_repeated_tracing(target, is_one_of_few):
+    """Tracing does not depend on the backend: all estimators are traced on the one that compiles them in no time."""
+    if target.interpreted or (target.backend == "reference" and not is_one_of_few):
+        pytest.skip("tracing does not depend on the backend")
 
 
 # --- boundary patterns: bit 0 of a cell is terminated, bit 1 truncated, bit 2 masked ----------------------------------

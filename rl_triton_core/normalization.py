@@ -12,6 +12,7 @@ from rl_triton_core._internal.arguments import validation as check
 from rl_triton_core._internal.arguments.outputs import check_no_overlap, check_out_tensor
 from rl_triton_core._internal.backend import Backend, choose_backend
 from rl_triton_core._internal.launch.fast_path import with_fast_path
+from rl_triton_core._internal.launch.recording import mark_numbers
 from rl_triton_core._internal.moments.arguments import check_group, check_rule, gather_moments
 from rl_triton_core._internal.moments.reference import normalize_values
 from rl_triton_core._internal.moments.rule import Exchange, Rule, Task, view_as_matrices
@@ -98,6 +99,7 @@ def normalize_advantages(
     if chosen is None or differentiable:
         result = normalize_values(advantages, mask, rule, exchange).to(dtype)
         return result if out is None else out.copy_(result)
+    rule = Rule(*mark_numbers(rule))
     if out is None:
         out = torch.empty_like(advantages, dtype=dtype)
     run_backend(chosen, advantages.detach(), mask, out, rule, exchange)

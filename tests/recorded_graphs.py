@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rl_triton_core import capture, normalization
 from rl_triton_core._internal.arguments import validation
 from rl_triton_core._internal.backend import choose_backend
-from rl_triton_core._internal.launch import fast_path
+from rl_triton_core._internal.launch import recording
 from rl_triton_core._internal.loss import solve as losses
 from rl_triton_core._internal.scan import execution
 
@@ -73,7 +73,7 @@ class Recording(TorchDispatchMode):
             # As on a GPU, where values are looked at before a capture.
             stack.enter_context(mock.patch.object(validation, "can_read_values", lambda *_: False))
             # As inside a call that is being recorded: none takes the fast path.
-            stack.enter_context(mock.patch.multiple(fast_path.RECORDER, launches=[], outcome=None))
+            stack.enter_context(mock.patch.multiple(recording.RECORDER, launches=[], outcome=None))
             stack.enter_context(self)
             yield
 

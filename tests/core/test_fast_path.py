@@ -2,11 +2,8 @@
 
 import dataclasses
 import importlib
-import linecache
-import math
 import sys
 import threading
-import traceback
 import warnings
 from contextlib import suppress
 from importlib import metadata
@@ -22,11 +19,10 @@ from processes import run_python
 import rl_triton_core as ours
 from rl_triton_core._internal import backend as backends
 from rl_triton_core._internal.arguments import validation as check
-from rl_triton_core._internal.arguments.traced_numbers import Trace, TracedNumber, untrace
-from rl_triton_core._internal.launch import fast_path
+from rl_triton_core._internal.launch import fast_path, plan, recording
 from rl_triton_core._internal.launch import launcher as triton_launcher
 from rl_triton_core._internal.launch import variants as triton_variants
-from rl_triton_core._internal.launch.fast_path import STREAM, RecordedLaunch, ResolvedLaunch, Whole
+from rl_triton_core._internal.launch.recording import CURRENT_STREAM, ByReference, RecordedLaunch, ResolvedLaunch
 
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -291,7 +287,7 @@ def guards(request, monkeypatch):
 
 def test_what_is_alike(guards):
     x, y = torch.zeros(4, 6), torch.zeros(4, dtype=torch.bool)
-    fits = fast_path.tensor_guard([x, y])
+    fits = plan.make_tensor_guard([x, y])
     assert fits(torch.ones(4, 6), torch.ones(4, dtype=torch.bool))
     assert fits(x.clone().requires_grad_().detach(), y)
     for other in (torch.zeros(6, 4), torch.zeros(4, 12)[:, ::2], torch.zeros(6, 4).t(), x.double(), x.to("meta")):
@@ -305,7 +301,23 @@ class Pair(NamedTuple):
     second: Any
 
 
-def plan_of(arguments, launches, results, numbers=(), *, launch=None, get_stream=lambda: 77, scratch=None):
+def repeat_call(arguments, launches, results, outcome=None):
+    """A function that takes the fast path of a function whose call with such arguments launched this, or None."""
+    sequences = tuple((i, type(x), len(x)) for i, x in enumerate(arguments) if isinstance(x, tuple | list))
+    values = fast_path.flatten_sequences(arguments, sequences)
+    tensors = [*{id(x): x for x in values if isinstance(x, torch.Tensor)}.values()]
+    run = fast_path.plan_launches(tensors, launches, results, outcome)
+    planned = fast_path.PlannedCall(values, [], run)
+
+    def call(*given):
+        values = fast_path.flatten_sequences(given, sequences)
+        tensors = None if values is None else planned.match_tensors(values)
+        return None if tensors is None else run(tensors, ())
+
+    return call
+
+
+def plan_of(arguments, launches, results, *, launch=None, get_stream=lambda: 77, scratch=None):
     """The plan that a recorded call would add. `launches` are lists of arguments; what they launch goes to a list."""
     launched = []
 
@@ -314,24 +326,14 @@ def plan_of(arguments, launches, results, numbers=(), *, launch=None, get_stream
 
     resolved = [ResolvedLaunch(launch or note, given, get_stream) for given in launches]
     recorded = [RecordedLaunch(lambda x=x: x, scratch) for x in resolved]
-    memory = fast_path.Memory("function")
-    trace = numbers[0].trace if numbers else Trace(set())
-    fast_path.add_plan(memory, arguments, trace, recorded, results)
-    (plan,) = memory.plans
-    return plan, launched
-
-
-def trace_numbers(*numbers):
-    """Numbers that stand at the first positions, checked to be in [0, 1]."""
-    trace = Trace(set(range(len(numbers))))
-    return [check.check_number(f"a{i}", TracedNumber(x, (i,), trace), 0.0, 1.0) for i, x in enumerate(numbers)]
+    return repeat_call(arguments, recorded, results), launched
 
 
 @pytest.fixture
 def recorded():
     """A call f(x, 0.5, (y, None)) that launched something with (x, stream, (y, new, 3), 0.5) and returned (new, y)."""
     x, y, new = torch.zeros(4, 6), torch.zeros(5), torch.zeros(4, 6)
-    return plan_of((x, 0.5, (y, None)), [(x, STREAM, (y, new, 3), 0.5)], Pair(new, y))
+    return plan_of((x, 0.5, (y, None)), [(x, CURRENT_STREAM, (y, new, 3), 0.5)], Pair(new, y))
 
 
 def test_a_call_made_again(recorded):
@@ -367,110 +369,6 @@ def test_calls_that_are_not_alike(recorded):
     assert not launched
 
 
-def test_one_plan_serves_other_sizes_and_numbers():
-    """Its source has none of them, and the sizes of the calls that were recorded beside it."""
-    memory = fast_path.Memory("function")
-    launched = []
-
-    def record(x, number, grid):
-        gamma = check.check_number("gamma", TracedNumber(number, (1,), Trace({1})), 0.0, 1.0)
-        new = torch.zeros_like(x)
-        launch = ResolvedLaunch(lambda *given: launched.append(given), (grid, x, gamma, new))
-        fast_path.add_plan(memory, (x, number), gamma.trace, [RecordedLaunch(lambda: launch)], new)
-
-    for size in (3, 4, 5):
-        record(torch.zeros(size), 0.5 / size, 10 * size)
-    (plan,) = memory.plans
-    for size in (4, 3, 5):
-        x = torch.ones(size)
-        assert plan(x, 0.75).shape == x.shape
-        assert launched.pop()[:3] == (10 * size, x.data_ptr(), 0.75)
-    assert plan(torch.ones(6), 0.75) is None
-
-
-def test_shapes_of_a_plan_take_bounded_memory(monkeypatch):
-    monkeypatch.setattr(fast_path, "MAX_SHAPES_PER_PLAN", 2)
-    memory = fast_path.Memory("function")
-    for size in (3, 4, 5):
-        x, new = torch.zeros(2, size)
-        launch = RecordedLaunch(lambda x=x, new=new: ResolvedLaunch(print, (x[:0], new)))
-        fast_path.add_plan(memory, (x,), Trace(set()), [launch], new)
-    (plan,) = memory.by_source.values()
-    assert [shape[0] for shape in plan.sizes] == [4, 5]
-
-
-def test_plans_of_a_function_take_bounded_memory(monkeypatch):
-    monkeypatch.setattr(fast_path, "MAX_PLANS_PER_FUNCTION", 2)
-    memory = fast_path.Memory("function")
-    for number in (1, 2, 3):
-        fast_path.add_plan(memory, (torch.zeros(3), number), Trace(set()), [], None)
-    assert len(memory.plans) == len(memory.by_source) == 2
-    assert [plan(torch.zeros(3), 3) for plan in memory.plans] == [fast_path.SLOW_PATH, None]
-
-
-def test_numbers_are_passed_on_anew():
-    """Checked like those of a first call, and multiplied as those were."""
-    gamma, lambda_ = trace_numbers(0.5, 0.25)
-    x, new = torch.zeros(3), torch.zeros(3)
-    arguments = (0.5, 0.25, x)
-    call, launched = plan_of(arguments, [(gamma, (gamma * lambda_, 1.0 * lambda_), x, new)], new, (gamma,))
-    for given, want in [
-        ((0.5, 0.25), (0.5, (0.125, 0.25))),
-        ((0.75, 0.5), (0.75, (0.375, 0.5))),
-        ((1, np.float32(0.5)), (1.0, (0.5, 0.5))),
-        ((np.int64(1), np.float64(0.1)), (1.0, (0.1, 0.1))),
-    ]:
-        assert call(*given, x) is not None
-        got = launched.pop()[:2]
-        assert got == want and all(type(y) is float for y in (got[0], *got[1]))
-    with pytest.raises(ValueError, match=r"a1: got 2.0, expected a number in \[0, 1\]"):
-        call(0.5, 2.0, x)
-    with pytest.raises(ValueError, match=r"a0: got nan"):
-        call(math.nan, 0.5, x)
-    assert [call(*given, x) for given in ((True, 0.5), (0.5, x), (None, 0.5))] == [None] * 3
-    assert not launched
-
-
-def test_a_number_used_otherwise_is_a_constant():
-    gamma, lambda_ = trace_numbers(0.5, 0.25)
-    x, new = torch.zeros(3), torch.zeros(3)
-    square = lambda_**2
-    call, launched = plan_of((0.5, 0.25, x), [(gamma, square, x, new)], new, (gamma,))
-    assert call(0.75, 0.25, x) is not None
-    assert launched.pop()[:2] == (0.75, 0.0625)
-    assert call(0.75, 0.5, x) is None
-
-
-@pytest.mark.parametrize(
-    "use",
-    [
-        float,
-        abs,
-        bool,
-        hash,
-        int,
-        math.floor,
-        str.format,
-        lambda x: x + 1,
-        lambda x: 2 - x,
-        lambda x: x < 1,
-        lambda x: 2 * x,
-    ],
-)
-def test_every_other_use_of_a_number_is_noticed(use):
-    (number,) = trace_numbers(0.5)
-    got = use("{:.3f}", number) if use is str.format else use(number)
-    assert number.trace.escaped == {0}
-    assert type(got) is not TracedNumber
-    assert type(untrace((number, (number,)))[1][0]) is float
-
-
-def test_numbers_of_a_call_that_always_takes_the_normal_path():
-    """They may be anything."""
-    call, _ = plan_of((0.5, torch.zeros(3)), [], None, trace_numbers(0.5))
-    assert [call(number, torch.zeros(3)) for number in (0.25, np.float32(0.5), None)] == 3 * [fast_path.SLOW_PATH]
-
-
 def test_a_view_inside_of_an_argument():
     """Its address moves with the argument's; between two arguments nobody knows with whose."""
     x, new = torch.zeros(4, 6), torch.zeros(8)
@@ -480,25 +378,25 @@ def test_a_view_inside_of_an_argument():
     assert launched == [(other.data_ptr() + 48, result, result + 12)]
     both = torch.zeros(12)
     call, launched = plan_of((both[:8], both[2:]), [(both[4:6], new)], new)
-    assert call(both[:8], both[2:]) is fast_path.SLOW_PATH and not launched
+    assert call(both[:8], both[2:]) is plan.NORMAL_PATH and not launched
 
 
 def test_a_view_that_reaches_beyond_what_is_known():
     x, new = torch.zeros(8), torch.zeros(8)
     for launch, result in (((x[:4], x[2:], new), new), ((x[:4], new), new[:4])):
         call, launched = plan_of((x[:4],), [launch], result)
-        assert call(torch.zeros(4)) is fast_path.SLOW_PATH and not launched
+        assert call(torch.zeros(4)) is plan.NORMAL_PATH and not launched
 
 
 def test_tensors_themselves():
     x, new = torch.zeros(4, 6), torch.zeros(8)
-    call, launched = plan_of((x, None), [(Whole(x.detach().view(-1)), (Whole(new), 3))], new)
+    call, launched = plan_of((x, None), [(ByReference(x.detach().view(-1)), (ByReference(new), 3))], new)
     other = torch.ones(4, 6)
     result = call(other, None)
     assert launched[0][0] is other and launched[0][1][0] is result
     for unknown in (torch.zeros(24), x.view(torch.int32), x[1:]):
-        call, launched = plan_of((x, None), [(Whole(unknown), new)], new)
-        assert call(other, None) is fast_path.SLOW_PATH and not launched
+        call, launched = plan_of((x, None), [(ByReference(unknown), new)], new)
+        assert call(other, None) is plan.NORMAL_PATH and not launched
 
 
 def test_tensors_in_lists():
@@ -515,7 +413,7 @@ def test_numbers_that_are_constants_are_recorded_when_they_come_again(on_cpu):
     def function(x, number: "float"):
         result = torch.empty_like(x)
         launch = ResolvedLaunch(lambda *given: launched.append(given), (x, float(number), result))
-        fast_path.record_launch(RecordedLaunch(lambda: (recorded.append(1), launch)[1]))
+        recording.record_launch(RecordedLaunch(lambda: (recorded.append(1), launch)[1]))
         return result
 
     call = fast_path.with_fast_path(function)
@@ -528,21 +426,6 @@ def test_numbers_that_are_constants_are_recorded_when_they_come_again(on_cpu):
     assert len(launched) == 1
 
 
-def test_an_error_in_a_plan_shows_its_line():
-    def launch(*given):
-        raise RuntimeError("no")
-
-    x, new = torch.zeros(3), torch.zeros(3)
-    call, _ = plan_of((x,), [(x, new)], new, launch=launch)
-    with pytest.raises(RuntimeError) as error:
-        call(x)
-    frame = traceback.extract_tb(error.value.__traceback__)[-2]
-    assert "function" in frame.filename
-    assert "p0" in frame.line
-    linecache.checkcache()
-    assert linecache.getline(frame.filename, frame.lineno).strip() == frame.line
-
-
 def test_a_call_without_a_graph_is_not_like_one_with_it(guards):
     """Repeated without one as often as wanted; with one it takes the normal path, which builds the graph."""
     x, new = torch.zeros(4).requires_grad_(), torch.zeros(4)
@@ -550,7 +433,7 @@ def test_a_call_without_a_graph_is_not_like_one_with_it(guards):
         without, launched = plan_of((x,), [(x, new)], new)
     graph, _ = plan_of((x,), [(x, new)], new)
     assert (without(x), len(launched)) == (None, 0)
-    assert graph(x) is fast_path.SLOW_PATH
+    assert graph(x) is plan.NORMAL_PATH
     with torch.no_grad():
         assert graph(x) is None
         assert not without(x).requires_grad
@@ -571,7 +454,7 @@ def test_in_place():
     assert apart(other, other) is None
     assert apart(x, other) is other
     both = torch.ones(12)
-    assert apart(both[:8], both[4:]) is fast_path.SLOW_PATH
+    assert apart(both[:8], both[4:]) is plan.NORMAL_PATH
 
 
 def test_planning_takes_no_memory(monkeypatch):
@@ -591,21 +474,21 @@ def test_planning_takes_no_memory(monkeypatch):
 def test_results_that_may_overlap_the_inputs(recorded):
     call, launched = recorded
     x = torch.ones(24)
-    assert call(x.view(4, 6), 0.5, (x[4:9], None)) is fast_path.SLOW_PATH
+    assert call(x.view(4, 6), 0.5, (x[4:9], None)) is plan.NORMAL_PATH
     assert not launched
 
 
 def test_a_tensor_from_elsewhere():
     x, new = torch.zeros(4), torch.zeros(4)
     call, launched = plan_of((x,), [(x, torch.zeros(3), new)], new)
-    assert call(x) is fast_path.SLOW_PATH
+    assert call(x) is plan.NORMAL_PATH
     assert not launched
 
 
 def test_a_result_that_no_launch_writes():
     x, new = torch.zeros(4), torch.zeros(4)
     call, _ = plan_of((x,), [(x,)], new)
-    assert call(x) is fast_path.SLOW_PATH
+    assert call(x) is plan.NORMAL_PATH
 
 
 def test_memory_between_launches():
@@ -620,8 +503,8 @@ def test_memory_between_launches():
 
 def test_a_stream_that_is_not_to_be_had():
     x, new = torch.zeros(4), torch.zeros(4)
-    call, launched = plan_of((x,), [(x, STREAM, new)], new, get_stream=lambda: None)
-    assert call(x) is fast_path.SLOW_PATH and not launched
+    call, launched = plan_of((x,), [(x, CURRENT_STREAM, new)], new, get_stream=lambda: None)
+    assert call(x) is plan.NORMAL_PATH and not launched
 
 
 # -- Triton's launcher ------------------------------------------------------------------------------------------------
@@ -669,11 +552,10 @@ def no_hooks(monkeypatch, no_device):
 
 def plan_of_kernel(kernel, given, grid=(1, 1)):
     """The plan of a call f(x) that launched a kernel with x and something else, and returned a new tensor."""
-    x, new, memory = torch.zeros(4), torch.zeros(4), fast_path.Memory("function")
-    with fast_path.record_launches() as launches:
+    x, new = torch.zeros(4), torch.zeros(4)
+    with recording.record_launches() as launches:
         triton_launcher.record_kernel(kernel, grid, (x, *given, new), None)
-    fast_path.add_plan(memory, (x,), Trace(set()), launches, new)
-    return memory.plans[0]
+    return repeat_call((x,), launches, new)
 
 
 def test_a_kernel_launched_again(no_hooks):
@@ -713,7 +595,7 @@ def test_a_launcher_that_is_not_known(no_hooks, warned, way):
     launched = []
     launcher = Unwatched(launched) if way == "unwatched" else Launcher(launched, WAYS[way])
     for _ in range(2):
-        assert plan_of_kernel(Kernel(launcher), [])(torch.zeros(4)) is fast_path.SLOW_PATH
+        assert plan_of_kernel(Kernel(launcher), [])(torch.zeros(4)) is plan.NORMAL_PATH
     assert not launched
     (warning,) = warned
     message = str(warning.message)
@@ -728,14 +610,14 @@ def test_a_kernel_that_is_not_known(no_hooks, warned, missing):
         kernel = SimpleNamespace(run=kernel.run, function=kernel.function, packed_metadata=kernel.packed_metadata)
     else:
         delattr(kernel, missing)
-    assert plan_of_kernel(kernel, [])(torch.zeros(4)) is fast_path.SLOW_PATH
+    assert plan_of_kernel(kernel, [])(torch.zeros(4)) is plan.NORMAL_PATH
 
 
 def test_a_triton_without_knobs(monkeypatch, no_device, warned):
     triton = pytest.importorskip("triton")
     monkeypatch.delattr(triton, "knobs", raising=False)
     monkeypatch.setitem(sys.modules, "triton.knobs", None)
-    assert plan_of_kernel(Kernel(Launcher([])), [])(torch.zeros(4)) is fast_path.SLOW_PATH
+    assert plan_of_kernel(Kernel(Launcher([])), [])(torch.zeros(4)) is plan.NORMAL_PATH
     assert "knobs" in str(warned[0].message)
 
 
@@ -810,10 +692,10 @@ def recording_function(launched):
     """A public function that launches something."""
 
     def scale(x, gamma: "float" = 0.5, number=1, out=None):
-        gamma = check.check_number("gamma", gamma, 0.0, 1.0)
+        (gamma,) = recording.mark_numbers([check.check_number("gamma", gamma, 0.0, 1.0)])
         result = torch.empty_like(x) if out is None else out[0]
         launch = ResolvedLaunch(lambda *given: launched.append(given), (x, gamma, number, result))
-        fast_path.record_launch(RecordedLaunch(lambda: launch))
+        recording.record_launch(RecordedLaunch(lambda: launch))
         launched.append("normal path")
         return result
 
@@ -913,7 +795,7 @@ def test_threads_record_apart(on_cpu):
         result = torch.empty_like(x)
         barrier.wait(10)
         launch = ResolvedLaunch(lambda *given: launched.append(given), (x, result))
-        fast_path.record_launch(RecordedLaunch(lambda: launch))
+        recording.record_launch(RecordedLaunch(lambda: launch))
         barrier.wait(10)
         return result
 
@@ -939,7 +821,7 @@ def test_a_call_that_fails_while_recorded_leaves_nothing(on_cpu):
     function(torch.zeros(3))
     with pytest.raises(ValueError, match="gamma"):
         function(torch.zeros(3), 2.0)
-    assert fast_path.RECORDER.launches is None
+    assert recording.RECORDER.launches is None
     function(torch.zeros(3))
     assert function(torch.zeros(3)) is not None and len(launched) == 3
 
@@ -969,7 +851,7 @@ def test_private_names(name):
 def test_signatures_take_bounded_memory():
     seen = set()
     for signature in range(10 * fast_path.MAX_SEEN_SIGNATURES):
-        fast_path.remember_signature(seen, signature)
+        fast_path.remember(seen, signature)
     assert len(seen) <= fast_path.MAX_SEEN_SIGNATURES
     assert signature in seen
 
@@ -983,7 +865,7 @@ def test_an_error_is_no_first_call(on_cpu):
             raise ValueError("x: got nothing")
         result = torch.empty_like(x)
         launch = ResolvedLaunch(lambda *given: launched.append(given), (x, result))
-        fast_path.record_launch(RecordedLaunch(lambda: launch))
+        recording.record_launch(RecordedLaunch(lambda: launch))
         return result
 
     call = fast_path.with_fast_path(function)
@@ -995,8 +877,8 @@ def test_an_error_is_no_first_call(on_cpu):
 
 
 def test_span():
-    assert fast_path.byte_span(torch.zeros(4, 5)) == 80
-    assert fast_path.byte_span(torch.zeros(4, 5).t()[:, ::2]) == (4 + 10 + 1) * 4
+    assert plan.byte_span(torch.zeros(4, 5)) == 80
+    assert plan.byte_span(torch.zeros(4, 5).t()[:, ::2]) == (4 + 10 + 1) * 4
 
 
 # --- on the CPU -------------------------------------------------------------------------------------------------------

@@ -10,8 +10,7 @@ from losses_cases import HEADS, call, leaves, make
 
 from rl_triton_core import fast_path_status, losses
 from rl_triton_core._internal import backend as backends
-from rl_triton_core._internal.arguments.traced_numbers import untrace
-from rl_triton_core._internal.launch import fast_path
+from rl_triton_core._internal.launch import fast_path, recording
 from rl_triton_core.losses import get_gradients, grpo_loss, kl_divergence, ppo_loss
 
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -41,15 +40,15 @@ def normal_calls(monkeypatch):
 def take_normal_path(compute):
     """What a function of no arguments gives where no launch is repeated."""
     enabled, fast_path.Switch.enabled = fast_path.Switch.enabled, False
-    plans = [(memory, memory.plans) for memory in fast_path.MEMORIES]
+    plans = [(memory, {**memory.forms}) for memory in fast_path.MEMORIES]
     for memory, _ in plans:
-        memory.plans = ()
+        memory.forms.clear()
     try:
         return compute()
     finally:
         fast_path.Switch.enabled = enabled
         for memory, kept in plans:
-            memory.plans = kept
+            memory.forms.update(kept)
 
 
 def differentiate(case, device, factor=1.0, **options):
@@ -368,7 +367,7 @@ def describe_launches(calls, given):
             return tuple(map(describe, x))
         at = x.data_ptr() if isinstance(x, torch.Tensor) else x
         if type(at) is not int or at < 1 << 20:  # no address: a process begins above
-            return untrace(x)
+            return x
         return next((f"{name} + {at - memory.start}" for memory, name in names.items() if at in memory), "new")
 
     return [describe(tuple(launch)) for launch in calls]
@@ -399,9 +398,9 @@ def test_launches_are_repeated(launched, head, masked, n):
 def test_numbers_in_host_memory_make_no_plan(launched):
     """They are read in every call, so that a launch that is repeated would have an old one."""
     read_elsewhere = importlib.import_module("rl_triton_core._internal.loss.triton").read_elsewhere
-    with fast_path.record_launches() as launches:
+    with recording.record_launches() as launches:
         assert read_elsewhere(torch.tensor(2.0), torch.device("cuda")) == 2
-    with pytest.raises(fast_path.NoPlanError):
+    with pytest.raises(recording.NoPlanError):
         launches[0].resolve()
 
 

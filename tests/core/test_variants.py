@@ -8,7 +8,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import rl_triton_core as ours
-from rl_triton_core._internal.launch import fast_path
+from rl_triton_core._internal.launch import recording
 from rl_triton_core.testing import assert_close
 
 backend = pytest.importorskip("rl_triton_core._internal.scan.triton", reason="Triton is not installed")
@@ -235,9 +235,9 @@ def test_a_shape_that_is_called_often_gets_a_kernel_of_its_own(compiled, no_laun
         call_gae(8, steps)
     compiled.clear()
     for number in range(1, 20):
-        with fast_path.record_launches():
+        with recording.record_launches():
             call_gae(8, 32)
-            assert fast_path.RECORDER.is_postponed == (number < variants.CALLS_BEFORE_OWN_KERNEL)
+            assert recording.RECORDER.is_postponed == (number < variants.CALLS_BEFORE_OWN_KERNEL)
     assert [given[-1].ONE_TILE for given in compiled] == [False, True]
 
 

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from functools import partial
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
-
-from rl_triton_core._internal.arguments.traced_numbers import TracedNumber
 
 REAL_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 INTEGER_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -161,8 +158,6 @@ def is_number(x: Any) -> bool:
 
 def check_number(name: str, number: Any, low: float, high: float) -> float:
     """Check that an argument is a finite number within [low, high], and return it as a float."""
-    if type(number) is TracedNumber:
-        return number.claim(partial(check_number, name, low=low, high=high))
     if not is_number(number):
         raise TypeError(f"{name}: got {type(number).__name__}, expected a float")
     value = float(number)
@@ -205,8 +200,6 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
 
 def check_clip(name: str, bar: Any) -> float:
     """Check that an argument is a clip of importance weights: >= 0, infinity for none."""
-    if type(bar) is TracedNumber:
-        return bar.claim(partial(check_clip, name))
     return math.inf if isinstance(bar, Real) and bar == math.inf else check_number(name, bar, 0.0, math.inf)
 
 

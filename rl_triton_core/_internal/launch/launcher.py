@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rl_triton_core._internal.launch.fast_path import (
+from rl_triton_core._internal.launch.recording import (
+    CURRENT_STREAM,
     RECORDER,
-    STREAM,
     RecordedLaunch,
     ResolvedLaunch,
     UnknownLauncherError,
@@ -90,7 +90,7 @@ def capture_launcher_arguments(kernel: Any, grid: tuple[int, int], arguments: Se
         launch_metadata=lambda *_: None,
         _init_handles=lambda: None,
     )
-    type(kernel).__getitem__(listening, (*grid, 1))(*arguments, stream=STREAM)
+    type(kernel).__getitem__(listening, (*grid, 1))(*arguments, stream=CURRENT_STREAM)
     return [None if any(x is hook for hook in launch_hooks()) else x for x in single_call(calls)]
 
 
@@ -102,7 +102,7 @@ def make_listener() -> tuple[Callable[..., None], list[tuple[Any, ...]]]:
 
 def single_call(calls: list[tuple[Any, ...]]) -> tuple[Any, ...]:
     """The arguments of the only call, among which there is the stream."""
-    if len(calls) != 1 or not any(x is STREAM for x in calls[0]):
+    if len(calls) != 1 or not any(x is CURRENT_STREAM for x in calls[0]):
         raise ValueError("got a launcher that is not known, expected one that makes one call with the stream")
     return calls[0]
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 
 from rl_triton_core._internal.arguments import validation as check
-from rl_triton_core._internal.arguments.traced_numbers import TracedNumber
 from rl_triton_core._internal.loss.equations import CLIPS, DISTANCES, ESTIMATORS, Choices, Coefficients
 from rl_triton_core._internal.loss.problem import LossProblem, Streams
 from rl_triton_core._internal.moments.arguments import check_group, check_rule, gather_moments
@@ -110,8 +109,6 @@ def check_detached(name: str, x: torch.Tensor) -> None:
 
 def check_bound(name: str, x: Any, low: float = 0.0) -> Number:
     """What limits something: a coefficient, or infinity or None, which are no limit."""
-    if type(x) is TracedNumber:
-        return x.claim(partial(check_bound, name, low=low))  # type: ignore[arg-type]
     return (
         math.inf
         if x is None or (not isinstance(x, torch.Tensor) and x == math.inf)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,10 +15,9 @@ import numba
 import numpy as np
 import torch
 
-from rl_triton_core._internal.arguments.traced_numbers import untrace
 from rl_triton_core._internal.equations.compile import bind_names
 from rl_triton_core._internal.equations.numba import INNER, hash_text
-from rl_triton_core._internal.launch.fast_path import RecordedLaunch, ResolvedLaunch, Whole, is_recording, record_launch
+from rl_triton_core._internal.launch.recording import ByReference, RecordedLaunch, ResolvedLaunch, record_launch
 from rl_triton_core._internal.launch.threads import run_chunks
 from rl_triton_core._internal.loss import equations as loss_equations
 from rl_triton_core._internal.loss import serial as kernels
@@ -45,7 +43,7 @@ def compute_loss(problem: LossProblem) -> Results:
     """Compute a loss and its gradients."""
     gradients = problem.allocate_gradients()
     loss, statistics = (problem.like.new_empty(shape, dtype=problem.dtype) for shape in ((), len(STATISTICS)))
-    fill_results(untrace_numbers(problem) if is_recording() else problem, gradients, loss, statistics)
+    fill_results(problem, gradients, loss, statistics)
     if can_repeat(problem):
         record_launch(RecordedLaunch(partial(resolve_launch, problem, gradients, loss, statistics)))
     return Results(loss, statistics, [x for x in gradients if x is not None])
@@ -56,13 +54,6 @@ def can_repeat(problem: LossProblem) -> bool:
     if problem.streams.cu_seqlens is not None or problem.exchange is not None:
         return False
     return not any(isinstance(x, torch.Tensor) for x in problem.coefficients)
-
-
-def untrace_numbers(problem: LossProblem) -> LossProblem:
-    """The same problem, whose numbers are traced no more."""
-    rule = None if problem.rule is None else Rule(*map(untrace, problem.rule))
-    numbers = Coefficients(*map(untrace, problem.coefficients))
-    return replace(problem, coefficients=numbers, normalizer=untrace(problem.normalizer), rule=rule)
 
 
 def resolve_launch(problem: LossProblem, *results: Any) -> ResolvedLaunch:
@@ -76,12 +67,14 @@ def resolve_launch(problem: LossProblem, *results: Any) -> ResolvedLaunch:
     )  # fmt: skip
     repeat = partial(repeat_loss, shell, forms, len(problem.inputs))
     gradients, *others = results
-    return ResolvedLaunch(repeat, (mark_whole(tensors), numbers, mark_whole(gradients), *mark_whole(others)))
+    return ResolvedLaunch(
+        repeat, (pass_by_reference(tensors), numbers, pass_by_reference(gradients), *pass_by_reference(others))
+    )
 
 
-def mark_whole(tensors: Sequence[Stream]) -> tuple[Whole | None, ...]:
-    """Let tensors stand for themselves in a launch."""
-    return tuple(None if x is None else Whole(x) for x in tensors)
+def pass_by_reference(tensors: Sequence[Stream]) -> tuple[ByReference | None, ...]:
+    """Tensors that a launch takes as objects."""
+    return tuple(None if x is None else ByReference(x) for x in tensors)
 
 
 def take_form(x: torch.Tensor, form: tuple[Any, Any]) -> torch.Tensor:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from rl_triton_core._internal.launch.recording import mark_numbers
 from rl_triton_core._internal.loss.equations import HEADS, Choices, Coefficients, Head
 from rl_triton_core._internal.moments.rule import Exchange, Rule
 
@@ -85,6 +86,13 @@ class LossProblem:
         """What the arithmetic is done in: float64 if an input is, else float32."""
         given = {x.dtype for x in (*self.differentiable, *self.streams[:5]) if x is not None}
         return torch.float64 if torch.float64 in given else torch.float32
+
+    def mark_numbers(self) -> None:
+        """Let the numbers be known to a recording of this call."""
+        rule = () if self.rule is None else self.rule
+        *coefficients, self.normalizer = mark_numbers((*rule, *self.coefficients, self.normalizer))
+        self.coefficients = Coefficients(*coefficients[len(rule) :])
+        self.rule = None if self.rule is None else Rule(*coefficients[: len(rule)])
 
     def split_inputs(self, tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
         """Inputs, or tensors like them, of each of the distributions side by side, in place."""

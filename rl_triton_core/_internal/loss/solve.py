@@ -15,7 +15,7 @@ import torch
 
 from rl_triton_core._internal.backend import Backend, choose_backend
 from rl_triton_core._internal.equations.schema import describe_schema
-from rl_triton_core._internal.launch.fast_path import Outcome, record_outcome
+from rl_triton_core._internal.launch.recording import Outcome, record_outcome
 from rl_triton_core._internal.loss.equations import STATISTICS, Choices, Coefficients
 from rl_triton_core._internal.loss.problem import LossProblem, Results, Stream, Streams
 from rl_triton_core._internal.moments.rule import Rule
@@ -43,6 +43,7 @@ def solve_loss(
     if torch.compiler.is_compiling():
         return arrange(*solve_traced(problem, backend))
     chosen = choose_backend(backend, problem.like.device)
+    problem.mark_numbers()
     loss, statistics, gradients = run_backend(problem, chosen)
     written = (loss, statistics, *gradients)
     finish = partial(finish_loss, arrange, describe_targets(inputs, problem.wanted) if graph else None, chosen.scale)

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rl_triton_core._internal.arguments.traced_numbers import untrace
 from rl_triton_core._internal.launch.device import device_guard
-from rl_triton_core._internal.launch.fast_path import Switch, forbid_plan, is_recording, with_fast_path
+from rl_triton_core._internal.launch.fast_path import Switch, with_fast_path
 from rl_triton_core._internal.launch.launcher import record_kernel
+from rl_triton_core._internal.launch.recording import forbid_plan, unmark_numbers
 from rl_triton_core._internal.launch.table import next_power_of_2
 from rl_triton_core._internal.loss import kernel as kernels
 from rl_triton_core._internal.loss.equations import STATISTICS, Choices
@@ -128,7 +128,7 @@ They are a part of the fast path, and are found by Triton where that is switched
 def launch_kernel(call: Call, device: torch.device) -> None:
     """Launch a kernel on the device that is current."""
     constants = tuple(call.constants.values())
-    arguments = untrace(call.arguments) if is_recording() else call.arguments
+    arguments = unmark_numbers(call.arguments)
     described = tuple(map(describe_argument, arguments))
     key = call.kernel.__name__, call.choices, constants, call.num_warps, device, described
     if Switch.enabled and key in KERNELS:

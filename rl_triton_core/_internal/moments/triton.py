@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rl_triton_core._internal.arguments.traced_numbers import untrace
 from rl_triton_core._internal.launch.device import device_guard
 from rl_triton_core._internal.launch.launcher import record_kernel
+from rl_triton_core._internal.launch.recording import unmark_numbers
 from rl_triton_core._internal.launch.table import next_power_of_2
 from rl_triton_core._internal.moments import kernel as kernels
 from rl_triton_core._internal.moments.rule import Exchange, Task
@@ -56,7 +56,7 @@ def run(task: Task, exchange: Exchange | None) -> None:
     parts = own = new((max(1, tiles.programs), 3), dtype=torch.float64)
 
     def launch_kernel(kernel: Any, programs: int, arguments: tuple[Any, ...], constants: dict[str, int]) -> None:
-        compiled = kernel[(programs,)](*untrace(arguments), **constants, num_warps=NUM_WARPS)
+        compiled = kernel[(programs,)](*unmark_numbers(arguments), **constants, num_warps=NUM_WARPS)
         record_kernel(compiled, (programs, 1), (*arguments, *constants.values()), own)
 
     with device_guard(task.values.device):

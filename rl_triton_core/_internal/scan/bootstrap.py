@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from rl_triton_core._internal.arguments.traced_numbers import TracedNumber
 from rl_triton_core._internal.arguments.validation import (
     RolloutLayout,
     check_number,
@@ -52,8 +51,6 @@ def check_continuation(
 
 def check_bootstrap_number(bootstrap: Any) -> float:
     """Check one bootstrap value for all."""
-    if type(bootstrap) is TracedNumber:
-        return bootstrap.claim(check_bootstrap_number)
     if isinstance(bootstrap, bool) or not isinstance(bootstrap, Real):
         raise TypeError(
             f"bootstrap_values: got {type(bootstrap).__name__}, expected a float, a torch.Tensor or FinalValues"

@@ -18,10 +18,9 @@ import torch
 from numba import types
 
 from rl_triton_core import boundaries
-from rl_triton_core._internal.arguments.traced_numbers import untrace
 from rl_triton_core._internal.equations.compile import bind_names
 from rl_triton_core._internal.equations.numba import INNER, describe_code, hash_text
-from rl_triton_core._internal.launch.fast_path import RecordedLaunch, ResolvedLaunch, record_launch
+from rl_triton_core._internal.launch.recording import RecordedLaunch, ResolvedLaunch, record_launch
 from rl_triton_core._internal.launch.threads import get_num_threads, run_chunks
 from rl_triton_core._internal.scan import serial, serial_memory
 from rl_triton_core._internal.scan.problem import Problem
@@ -49,7 +48,7 @@ def run(problem: Problem) -> None:
     results = [stage_output(out, problem.dtype) for out in problem.outputs]
     call = Call(problem, results)
     walk, numbers = prepare_walk(problem, call), tuple(call.numbers)
-    walk(tuple([x.data_ptr() for x in call.tensors]), untrace(numbers))
+    walk(tuple([x.data_ptr() for x in call.tensors]), numbers)
     if problem.cu_seqlens is None:  # offsets are checked anew for every call
         record_launch(RecordedLaunch(lambda: ResolvedLaunch(walk, (tuple(call.tensors), numbers))))
     for out, result in zip(problem.outputs, results, strict=True):
@@ -138,7 +137,6 @@ class Call:
         """Those in which flags are read as they are; so that few variants arise."""
         self.real_dtypes = (problem.dtype,)
         add_value, add_number, add_flags = self.add_value, self.add_number, self.add_flags
-        decay = problem.lambda_ if isinstance(problem.gamma, torch.Tensor) else problem.gamma * problem.lambda_
         kinds = Arguments(
             inputs=tuple(map(add_value, problem.inputs)),
             next_values=add_value(problem.next_values),
@@ -147,7 +145,7 @@ class Call:
             truncated=add_flags(problem.truncated),
             mask=add_flags(problem.mask),
             gamma=add_value(problem.gamma),
-            decay=add_value(decay),
+            decay=add_value(problem.decay),
             params=tuple(map(add_value, problem.params)),
             skip=add_number(problem.skip, torch.bool),
             initial=add_value(problem.initial),

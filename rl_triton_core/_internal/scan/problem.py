@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from rl_triton_core._internal.launch.recording import mark_numbers
 from rl_triton_core._internal.scan.recurrence import Expectation, Recurrence, Stream
 
 
@@ -43,6 +44,8 @@ class Problem:
     starts_at: bool = False
     """Forward: the flags say that a step starts an episode, not that it ends one."""
 
+    decay: float = field(init=False)
+    """γλ, or λ where γ is a tensor."""
     shape: tuple[int, int, int] = field(init=False)
     """(groups, steps, lanes). A lane is a row of its own; lanes of a group lie side by side in memory.
 
@@ -53,7 +56,8 @@ class Problem:
     """What the arithmetic is done in: int64 for integers, float64 if any real input is float64, else float32."""
 
     def __post_init__(self) -> None:
-        """Derive the shape and the dtype."""
+        """Derive the decay, the shape and the dtype."""
+        self.decay = self.lambda_ if isinstance(self.gamma, torch.Tensor) else self.gamma * self.lambda_
         self.shape = self.find_shape()
         self.dtype = self.find_dtype()
 
@@ -76,6 +80,13 @@ class Problem:
     def ahead(self) -> tuple[Stream, ...]:
         """What the next values are made of."""
         return self.next_values if isinstance(self.next_values, Expectation) else (self.next_values,)
+
+    def mark_numbers(self) -> None:
+        """Let the numbers be known to a recording of this call."""
+        self.bootstrap, self.gamma, self.decay, *params = mark_numbers(
+            (self.bootstrap, self.gamma, self.decay, *self.params)
+        )
+        self.params = tuple(params)
 
     def names_of(self, dtype: torch.dtype) -> str:
         """The arguments that have a dtype, for a message."""

@@ -250,6 +250,7 @@ def dispatch_problem(problem: Problem, wanted: Sequence[bool], out: Any, backend
         return copy_into_out(out, solve_with_graph(problem, wanted, backend))
     if traced:
         return copy_into_out(out, solve_through_operator(problem, wanted, backend))
+    problem.mark_numbers()
     problem.outputs = allocate_outputs(problem, wanted, out)
     run_backend(problem, backend)
     return problem.outputs

@@ -13,12 +13,11 @@ import triton
 import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction
 
-from rl_triton_core._internal.arguments.traced_numbers import untrace
 from rl_triton_core._internal.equations.triton import compile_equation
 from rl_triton_core._internal.launch import table as launch
 from rl_triton_core._internal.launch.device import device_guard
-from rl_triton_core._internal.launch.fast_path import is_recording, postpone_recording
 from rl_triton_core._internal.launch.launcher import record_kernel
+from rl_triton_core._internal.launch.recording import postpone_recording, unmark_numbers
 from rl_triton_core._internal.launch.table import Launch
 from rl_triton_core._internal.launch.tuning import Candidate, Window, is_searching, select_launch
 from rl_triton_core._internal.launch.variants import (
@@ -73,7 +72,7 @@ def run(problem: Problem) -> None:
             launch_compiled(problem)
         else:
             for call in build_launches(problem, *choose_launch(problem)):
-                scan.scan[call.grid](*untrace(call.arguments), **call.options)
+                scan.scan[call.grid](*unmark_numbers(call.arguments), **call.options)
 
 
 def launch_compiled(problem: Problem) -> None:
@@ -92,7 +91,7 @@ def launch_compiled(problem: Problem) -> None:
         folds = problem.like.new_empty(launches[0].folds, dtype=problem.dtype)
     for kernel, grid, constants, _ in launches:
         given = (*arguments[:FOLDS], folds, *arguments[FOLDS + 1 :], *constants)
-        kernel[(*grid, 1)](*(untrace(given) if is_recording() else given))
+        kernel[(*grid, 1)](*unmark_numbers(given))
         record_kernel(kernel, grid, given, folds)
 
 
@@ -205,7 +204,7 @@ def compile_own(problem: Problem, candidate: Candidate) -> Launches:
     """Compile kernels for the very sizes of a problem."""
     return tuple(
         PreparedLaunch(
-            scan.scan.warmup(*untrace(call.arguments), grid=call.grid, **call.options),
+            scan.scan.warmup(*unmark_numbers(call.arguments), grid=call.grid, **call.options),
             call.grid,
             call.arguments[CONSTANTS:],
             None if call.folds is None else tuple(call.folds.shape),
@@ -276,7 +275,7 @@ def generalize_arguments(problem: Problem, form: Form, arguments: tuple[Any, ...
         if isinstance(x, torch.Tensor):
             return Address(x.dtype)
         if not isinstance(x, tuple):
-            return size if type(x) is int else untrace(x)
+            return size if type(x) is int else unmark_numbers(x)
         if len(x) > 1 and isinstance(x[0], torch.Tensor):
             return Address(x[0].dtype), *general_strides(x[1:])
         return tuple(map(generalize, x))
@@ -285,7 +284,7 @@ def generalize_arguments(problem: Problem, form: Form, arguments: tuple[Any, ...
     given[FOLDS] = Address(problem.dtype) if is_split else None
     given[STRIDES] = general_strides(arguments[STRIDES])
     for i in NUMBERS:
-        given[i] = untrace(arguments[i])
+        given[i] = unmark_numbers(arguments[i])
     return tuple(given)
 
 
@@ -297,7 +296,7 @@ def choose_launch(problem: Problem) -> Candidate:
 
     def run(candidate: Candidate) -> None:
         for call in build_launches(problem, *candidate):
-            scan.scan[call.grid](*call.arguments, **call.options)
+            scan.scan[call.grid](*unmark_numbers(call.arguments), **call.options)
 
     groups, steps, lanes = problem.shape
     window = Window(steps, lanes, count_bytes_per_step(problem), memory_layout(problem), groups, problem.like.is_cuda)
@@ -372,7 +371,6 @@ def kernel_arguments(problem: Problem, folds: Stream = None) -> tuple[Any, ...]:
     none = 0.0 if problem.like.dtype.is_floating_point else 0
 
     stand_in = (problem.like,)  # Triton 3.6 has trouble with None inside a tuple
-    varies = isinstance(problem.gamma, torch.Tensor)
     return (
         tuple(locate_stream(x) or stand_in for x in problem.inputs),
         locate_stream(problem.next_values),
@@ -384,7 +382,7 @@ def kernel_arguments(problem: Problem, folds: Stream = None) -> tuple[Any, ...]:
         locate_stream(problem.mask),
         locate_stream(problem.gamma),
         pass_number(problem.gamma),
-        problem.lambda_ if varies else problem.gamma * problem.lambda_,
+        problem.decay,
         problem.params,
         locate_stream(problem.initial),
         locate_stream(problem.previous_done),

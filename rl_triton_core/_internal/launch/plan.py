@@ -1,0 +1,352 @@
+"""Plans: the launches of a recorded call, with other tensors of the same sizes in the place of the recorded ones.
+
+A plan builds one list, the pool: addresses of the call's tensors and of what it allocates, the stream, constants,
+numbers, addresses of views into tensors, and tuples of these. Each launch picks its arguments from the pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial, reduce
+from itertools import accumulate
+from operator import itemgetter, or_
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from rl_triton_core._internal.launch.recording import (
+    CURRENT_STREAM,
+    ByReference,
+    LaunchNumber,
+    NoPlanError,
+    Outcome,
+    RecordedLaunch,
+    ResolvedLaunch,
+)
+
+TENSORS = (torch.Tensor, torch.nn.Parameter)
+"""Types of tensors, of which none has operations of its own."""
+ALIGNMENT = 15
+"""The bits of an address that Triton compiles a kernel for."""
+NORMAL_PATH = object()
+"""In the place of results: the call has to take the normal path."""
+R = TypeVar("R")
+REPLACED = (ByReference, LaunchNumber)
+"""What stands for something else among a launch's arguments, beside tensors."""
+Runner = Callable[[tuple[torch.Tensor, ...], tuple[Any, ...]], Any]
+"""Makes a call with other tensors and numbers, or returns NORMAL_PATH."""
+Picker = Callable[[Sequence[Any]], tuple[Any, ...]]
+
+
+class Reference(NamedTuple):
+    """A place in the pool."""
+
+    part: str
+    index: int
+    """Within that part."""
+
+
+class Overlap(NamedTuple):
+    """A tensor to be written to, and one that must not share memory with it."""
+
+    out: int
+    other: int
+    out_bytes: int
+    other_bytes: int
+
+
+class Plan:
+    """The launches of calls whose tensors have certain sizes and whose other arguments are certain constants."""
+
+    def __init__(
+        self,
+        tensors: Sequence[torch.Tensor],
+        launches: Sequence[RecordedLaunch],
+        results: Any,
+        outcome: Outcome | None = None,
+        num_numbers: int = 0,
+    ) -> None:
+        """Plan calls like a recorded one.
+
+        Args:
+            tensors: The tensors among its arguments, each once.
+            launches: What it launched.
+            results: What it returned.
+            outcome: How that was made, if it was made from what the launches wrote.
+            num_numbers: How many of its marked numbers may change from call to call: all or none.
+
+        Raises:
+            NoPlanError: Such calls do more than these launches.
+            UnknownLauncherError: What a launch calls in the end cannot be told.
+        """
+        if not launches:
+            raise NoPlanError
+        builder = PoolBuilder(tensors, num_numbers)
+        self.allocations = builder.allocations
+        self.overlaps: list[Overlap] = []
+        if outcome is not None and outcome.results is not results:
+            outcome = None
+        written = find_written(results, tensors) if outcome is None else outcome.written
+        resolved = [launch.resolve() for launch in launches]
+        self.get_stream = resolved[0].get_stream
+        places = [None if x is None else self.place_result(x, tensors, builder) for x in written]
+        for scratch in {id(x.scratch): x.scratch for x in launches if x.scratch is not None}.values():
+            builder.allocate(scratch)
+        for launch in resolved:
+            builder.add_launch(launch)
+        check_all_are_written(written, resolved)
+        self.groups, self.launches = builder.make_pickers(self.get_stream is not None)
+        self.views, self.constants, self.passes_objects = builder.views, builder.constants, builder.passes_objects
+        self.arrange = arrange_results(results, places, outcome, tensors)
+        addresses = [x.data_ptr() for x in tensors]
+        self.remainders = [x & ALIGNMENT for x in addresses]
+        self.shared = [(i, addresses.index(x)) for i, x in enumerate(addresses) if addresses.index(x) < i]
+        self.is_guarded = any(self.remainders) or bool(self.shared) or bool(self.overlaps)
+
+    def place_result(self, x: torch.Tensor, tensors: Sequence[torch.Tensor], builder: PoolBuilder) -> int:
+        """Where among tensors and allocations a result is; one that is an argument must not overlap the others."""
+        addresses = [other.data_ptr() for other in tensors]
+        if x.data_ptr() not in addresses:
+            return builder.allocate(x)
+        own = addresses.index(x.data_ptr())
+        apart = [i for i, address in enumerate(addresses) if address != addresses[own]]
+        self.overlaps += [Overlap(own, i, byte_span(x), byte_span(tensors[i])) for i in apart]
+        return own
+
+    def bind(self) -> Runner:
+        """A function of tensors and numbers that makes the launches and returns the results, or NORMAL_PATH."""
+        is_guarded, is_misplaced, get_stream = self.is_guarded, self.is_misplaced, self.get_stream
+        allocations, constants, views, groups = self.allocations, self.constants, self.views, self.groups
+        launches, passes_objects, arrange = self.launches, self.passes_objects, self.arrange
+
+        def run(tensors: tuple[torch.Tensor, ...], numbers: tuple[Any, ...]) -> Any:
+            pool: list[Any] = [x.data_ptr() for x in tensors]
+            if (reduce(or_, pool) & ALIGNMENT or is_guarded) and is_misplaced(pool):
+                return NORMAL_PATH
+            objects = tensors
+            for allocate, like in allocations:
+                x = allocate(tensors[like])
+                objects += (x,)
+                pool.append(x.data_ptr())
+            if get_stream is not None:
+                stream = get_stream()
+                if stream is None:
+                    return NORMAL_PATH
+                pool.append(stream)
+            pool += constants
+            pool += numbers
+            if views:
+                pool += [pool[i] + offset for i, offset in views]
+            if passes_objects:
+                pool += objects
+            for kind, pick in groups:
+                pool.append(pick(pool) if kind is tuple else tuple.__new__(kind, pick(pool)))
+            for function, pick in launches:
+                function(*pick(pool))
+            return arrange(objects)
+
+        return run
+
+    def is_misplaced(self, addresses: Sequence[int]) -> bool:
+        """Whether tensors are not aligned as the recorded ones, or overlap where those do not."""
+        if [x & ALIGNMENT for x in addresses] != self.remainders:
+            return True
+        if any(addresses[i] != addresses[j] for i, j in self.shared):
+            return True
+        return any(
+            addresses[i] < addresses[j] + other_bytes and addresses[j] < addresses[i] + out_bytes
+            for i, j, out_bytes, other_bytes in self.overlaps
+        )
+
+
+def find_written(results: Any, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
+    """The results, if launches write them and nothing is made from them."""
+    every = results if isinstance(results, tuple) else (results,)
+    differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    if differentiated or not all(x is None or type(x) is torch.Tensor for x in every):
+        raise NoPlanError
+    return every
+
+
+def check_all_are_written(written: Iterable[torch.Tensor | None], launches: Iterable[ResolvedLaunch]) -> None:
+    """Refuse a plan whose launches leave a result as it was allocated."""
+    arguments = flatten_tuples([launch.arguments for launch in launches])
+    tensors = (x.tensor if type(x) is ByReference else x for x in arguments)
+    passed = {x.data_ptr() for x in tensors if is_tensor(x)}
+    if any(x is not None and x.data_ptr() not in passed for x in written):
+        raise NoPlanError
+
+
+def arrange_results(
+    results: Any, places: Sequence[int | None], outcome: Outcome | None, tensors: Sequence[torch.Tensor]
+) -> Callable[[tuple[Any, ...]], Any]:
+    """A function of tensors and allocations that returns what the call returns."""
+    if outcome is not None:
+        positions = {id(x): i for i, x in enumerate(tensors)}
+        if any(id(x) not in positions for x in outcome.inputs):
+            raise NoPlanError
+        finish, pick_inputs = outcome.finish, make_picker([positions[id(x)] for x in outcome.inputs])
+        pick_written = make_picker([i for i in places if i is not None])
+        return lambda objects: finish(pick_written(objects), pick_inputs(objects))
+    if not isinstance(results, tuple):
+        return itemgetter(places[0])
+    kind = type(results)
+    if None in places:
+        return lambda objects: tuple.__new__(kind, [None if i is None else objects[i] for i in places])
+    pick = make_picker(places)  # type: ignore[arg-type]
+    return lambda objects: tuple.__new__(kind, pick(objects))
+
+
+class PoolBuilder:
+    """Decides what is in a plan's pool, and where."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor], num_numbers: int) -> None:
+        """Begin with the tensors of a call, which has so many numbers."""
+        self.objects = list(tensors)
+        """The tensors, and what a plan allocates."""
+        self.num_given = len(tensors)
+        self.allocations: list[tuple[Callable[[torch.Tensor], torch.Tensor], int]] = []
+        """What allocates, and the tensor whose form it may copy."""
+        self.views: list[tuple[int, int]] = []
+        """Of addresses inside objects: the object and the offset in bytes."""
+        self.constants: list[Any] = []
+        self.num_numbers = num_numbers
+        self.passes_objects = False
+        self.groups: list[tuple[type, list[Reference]]] = []
+        """Tuples of what precedes them in the pool."""
+        self.launches: list[tuple[Callable[..., Any], list[Reference]]] = []
+
+    def allocate(self, x: torch.Tensor) -> int:
+        """Let a plan allocate a tensor like this one. The quickest way copies the form of an object."""
+        for i, like in enumerate(self.objects[: self.num_given]):
+            alike = like.dtype == x.dtype and like.shape == x.shape
+            if alike and torch.empty_like(like, device="meta").stride() == x.stride():
+                self.allocations.append((torch.empty_like, i))
+                break
+        else:
+            empty = partial(torch.empty_strided, x.shape, x.stride(), dtype=x.dtype, device=x.device)
+            self.allocations.append((drop_argument(empty), 0))
+        self.objects.append(x)
+        return len(self.objects) - 1
+
+    def add_launch(self, launch: ResolvedLaunch) -> None:
+        """Let a plan make a launch after those before."""
+        self.launches.append((launch.function, [self.refer_to(x) for x in launch.arguments]))
+
+    def refer_to(self, x: Any) -> Reference:
+        """Where in the pool an argument of a launch is."""
+        if is_tensor(x):
+            return self.refer_to_address(x)
+        if type(x) is ByReference:
+            self.passes_objects = True
+            return Reference("object", self.find_object(x.tensor))
+        if x is CURRENT_STREAM:
+            return Reference("stream", 0)
+        if type(x) is LaunchNumber:
+            if x.index < self.num_numbers:
+                return Reference("number", x.index)
+            x = float(x)
+        if isinstance(x, tuple) and any(is_tensor(y) or type(y) in REPLACED for y in flatten_tuples(x)):
+            elements = [self.refer_to(y) for y in x]
+            self.groups.append((type(x), elements))
+            return Reference("group", len(self.groups) - 1)
+        self.constants.append(x)
+        return Reference("constant", len(self.constants) - 1)
+
+    def refer_to_address(self, x: torch.Tensor) -> Reference:
+        """The address of an object, or of a view inside of one."""
+        at = x.data_ptr()
+        for i, y in enumerate(self.objects):
+            if y.data_ptr() == at:
+                if i >= self.num_given and byte_span(x) > byte_span(y):
+                    raise NoPlanError
+                return Reference("address", i)
+        others = [i for i, y in enumerate(self.objects) if contains(y, x)]
+        if len(others) != 1:
+            raise NoPlanError
+        self.views.append((others[0], at - self.objects[others[0]].data_ptr()))
+        return Reference("view", len(self.views) - 1)
+
+    def find_object(self, x: torch.Tensor) -> int:
+        """The object of which a tensor is a view from the first element."""
+        for i, y in enumerate(self.objects):
+            if (y.data_ptr(), y.dtype) == (x.data_ptr(), x.dtype) and contains(y, x):
+                return i
+        raise NoPlanError
+
+    def make_pickers(
+        self, has_stream: bool
+    ) -> tuple[list[tuple[type, Picker]], list[tuple[Callable[..., Any], Picker]]]:
+        """What picks the elements of each group and the arguments of each launch from the pool."""
+        num_objects = len(self.objects)
+        sizes = {"address": num_objects, "stream": int(has_stream), "constant": len(self.constants)}
+        sizes |= {
+            "number": self.num_numbers,
+            "view": len(self.views),
+            "object": num_objects if self.passes_objects else 0,
+        }
+        sizes["group"] = len(self.groups)
+        starts = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
+
+        def make(references: Sequence[Reference]) -> Picker:
+            return make_picker([starts[part] + index for part, index in references])
+
+        groups = [(kind, make(elements)) for kind, elements in self.groups]
+        return groups, [(function, make(arguments)) for function, arguments in self.launches]
+
+
+def drop_argument(function: Callable[[], R]) -> Callable[[Any], R]:
+    """A function that ignores its argument."""
+    return lambda _: function()
+
+
+def make_picker(places: Sequence[int]) -> Picker:
+    """A function that returns the elements at these places as a tuple."""
+    if len(places) > 1:
+        pick: Picker = itemgetter(*places)
+        return pick
+    return lambda pool: tuple([pool[i] for i in places])
+
+
+def is_tensor(x: Any) -> bool:
+    """Whether something is a tensor."""
+    return isinstance(x, torch.Tensor)
+
+
+def flatten_tuples(x: Any) -> Iterator[Any]:
+    """What is in tuples and lists, and in those in them, one by one."""
+    if isinstance(x, tuple | list) and type(x) is not ByReference:
+        for y in x:
+            yield from flatten_tuples(y)
+    else:
+        yield x
+
+
+def contains(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether a tensor reaches over all of another's memory."""
+    start = other.data_ptr() - tensor.data_ptr()
+    return start >= 0 and start + byte_span(other) <= byte_span(tensor)
+
+
+def byte_span(tensor: torch.Tensor) -> int:
+    """Bytes from the first element to the end of the last."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
+
+
+def make_tensor_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """A function that tells whether tensors are like these, by PyTorch's own check where there is that."""
+    sizes: Any = [list(x.shape) for x in tensors]
+    strides: Any = [list(x.stride()) for x in tensors]
+    with suppress(Exception):
+        from torch._C._dynamo.guards import TensorGuards
+
+        return TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    want = [describe_tensor(x) for x in tensors]
+    return lambda *others: all(type(x) in TENSORS for x in others) and [describe_tensor(x) for x in others] == want
+
+
+def describe_tensor(x: torch.Tensor) -> Any:
+    """What a tensor has to have in common with another to take its place."""
+    return type(x), x.shape, x.stride(), x.dtype, x.device, torch.is_grad_enabled() and x.requires_grad

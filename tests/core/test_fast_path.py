@@ -312,7 +312,8 @@ def repeat_call(arguments, launches, results, outcome=None):
     def call(*given):
         values = fast_path.flatten_sequences(given, sequences)
         tensors = None if values is None else planned.match_tensors(values)
-        return None if tensors is None else run(tensors, ())
+        results = None if tensors is None else run(tensors, ())
+        return None if results is plan.NOT_ALIKE else results
 
     return call
 
@@ -703,7 +704,7 @@ def recording_function(launched):
 
 
 def test_the_second_call_is_recorded(on_cpu):
-    """The third is the first to be repeated; shapes that never come again cost no plan, and numbers count for none."""
+    """The third is the first to be repeated; shapes that never come again cost no plan, and numbers may differ."""
     launched = []
     function = recording_function(launched)
     for n in range(5):
@@ -711,14 +712,13 @@ def test_the_second_call_is_recorded(on_cpu):
         function(torch.zeros(3), number=n + 2)
         function(torch.zeros(3), out=(torch.zeros(n + 1), None))
     assert launched == 15 * ["normal path"]
-    launched.clear()
-    function(torch.ones(3), 0.2)
     x = torch.ones(3)
-    function(x, 0.2)
-    function(gamma=0.3, x=x)
-    function(x)
-    assert launched[0] == "normal path"
-    assert [given[:3] for given in launched[1:]] == [(x.data_ptr(), gamma, 1) for gamma in (0.2, 0.3, 0.5)]
+    for names in (False, True):
+        launched.clear()
+        for gamma in (0.2, 0.3, 0.4, 0.5):
+            function(**{"gamma": gamma, "x": x}) if names else function(x, gamma)
+        assert launched[:2] == 2 * ["normal path"]
+        assert [given[:3] for given in launched[2:]] == [(x.data_ptr(), gamma, 1) for gamma in (0.4, 0.5)]
     fast_path.forget_plans()
     launched.clear()
     for _ in range(3):
@@ -768,7 +768,7 @@ def test_switched_off_by_the_environment(value, enabled, monkeypatch):
 
 
 def test_a_call_inside_a_recorded_call_is_a_part_of_it(on_cpu):
-    """Also one that could take the fast path itself: its launches are made again, in their order."""
+    """Also one that could take the fast path itself: its launches are made again, in order, with their numbers."""
     launched = []
     inner = recording_function(launched)
 
@@ -783,9 +783,13 @@ def test_a_call_inside_a_recorded_call_is_a_part_of_it(on_cpu):
     for _ in range(2):
         outer(x, 0.5)
     launched.clear()
-    result = outer(x, 0.25)
+    result = outer(x, 0.5)
     at, out = x.data_ptr(), result.data_ptr()
-    assert launched == [(at, 0.25, 1, out), (out, 0.25, 2, out)]
+    assert launched == [(at, 0.5, 1, out), (out, 0.5, 2, out)]
+    for gamma in 3 * (0.25, 0.125):
+        launched.clear()
+        outer(x, gamma)
+    assert [given[1] for given in launched] == [0.125, 0.125]
 
 
 def test_threads_record_apart(on_cpu):

@@ -11,6 +11,7 @@ from losses_cases import HEADS, call, leaves, make
 from rl_triton_core import fast_path_status, losses
 from rl_triton_core._internal import backend as backends
 from rl_triton_core._internal.launch import fast_path, recording
+from rl_triton_core._internal.loss import solve
 from rl_triton_core.losses import get_gradients, grpo_loss, kl_divergence, ppo_loss
 
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -29,11 +30,8 @@ def device(request):
 @pytest.fixture
 def normal_calls(monkeypatch):
     """A list to which every call that takes the normal path adds one."""
-    calls = []
-    for name in ("ppo", "grpo"):
-        module = importlib.import_module(f"rl_triton_core.losses.{name}")
-        solve = module.solve_loss
-        monkeypatch.setattr(module, "solve_loss", lambda *given, solve=solve: (calls.append(1), solve(*given))[1])
+    calls, run = [], solve.run_backend
+    monkeypatch.setattr(solve, "run_backend", lambda *given: (calls.append(1), run(*given))[1])
     return calls
 
 

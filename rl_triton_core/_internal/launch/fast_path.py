@@ -28,6 +28,7 @@ import torch
 from rl_triton_core._internal.arguments.validation import is_number, is_transformed
 from rl_triton_core._internal.launch.plan import (
     NORMAL_PATH,
+    NOT_ALIKE,
     TENSORS,
     Plan,
     Runner,
@@ -152,6 +153,9 @@ class PlannedCall:
         """Places of arguments that are one tensor."""
         self.pick_tensors = make_picker([*places.values()])
         self.fits = make_tensor_guard(self.pick_tensors(values))
+        has_graph = any(values[i].requires_grad for i in tensors)
+        self.grad_mode = torch.is_grad_enabled() if has_graph else None
+        """Whether gradients are recorded, where that matters."""
         self.pick_constants = make_picker([i for i in range(len(values)) if i not in tensors and i not in numbers])
         self.constants = self.pick_constants(values)
         self.types = tuple(map(type, self.constants))
@@ -167,8 +171,10 @@ class PlannedCall:
             return None
         if self.constants:
             others = self.pick_constants(values)
-            if others != self.constants or tuple(map(type, others)) != self.types:
+            if tuple(map(type, others)) != self.types or others != self.constants:
                 return None
+        if self.grad_mode is not None and torch.is_grad_enabled() is not self.grad_mode:
+            return None
         return tensors
 
 
@@ -180,11 +186,13 @@ class Numbers:
         self.latest: tuple[tuple[Any, ...], tuple[Any, ...]] = ((object(),) * count, ())
         self.known: dict[Hashable, tuple[Any, ...]] = {}
 
-    def find(self, given: tuple[Any, ...], call: Callable[[], Any]) -> tuple[Any, ...]:
-        """The numbers of a call, which is made up to the check of its numbers if these are new."""
+    def find(self, given: tuple[Any, ...], call: Callable[[], Any]) -> tuple[Any, ...] | None:
+        """The numbers of a call, which ends at their check if they are new. None: they are none."""
         before, numbers = self.latest
         if all(map(is_, given, before)):
             return numbers
+        if not all(map(is_number, given)):
+            return None
         key = given, tuple(map(type, given))
         found = self.known.get(key)
         if found is None:
@@ -307,10 +315,12 @@ def with_fast_path(function: Callable[P, R]) -> Callable[P, R]:
                 tensors = planned.match_tensors(values)
                 if tensors is None:
                     continue
-                numbers: tuple[Any, ...] = ()
+                numbers: tuple[Any, ...] | None = ()
                 if planned.pick_numbers is not None:
                     numbers = planned.numbers.find(planned.pick_numbers(values), partial(function, *args, **kwargs))
-                results = planned.run(tensors, numbers)
+                results = NOT_ALIKE if numbers is None else planned.run(tensors, numbers)
+                if results is NOT_ALIKE:
+                    continue
                 return function(*args, **kwargs) if results is NORMAL_PATH else results
         return record_call(function, memory, args, kwargs)
 

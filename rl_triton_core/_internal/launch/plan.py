@@ -31,11 +31,13 @@ ALIGNMENT = 15
 """The bits of an address that Triton compiles a kernel for."""
 NORMAL_PATH = object()
 """In the place of results: the call has to take the normal path."""
+NOT_ALIKE = object()
+"""In the place of results: the call needs another plan."""
 R = TypeVar("R")
 REPLACED = (ByReference, LaunchNumber)
 """What stands for something else among a launch's arguments, beside tensors."""
 Runner = Callable[[tuple[torch.Tensor, ...], tuple[Any, ...]], Any]
-"""Makes a call with other tensors and numbers, or returns NORMAL_PATH."""
+"""Makes a call with other tensors and numbers, or returns NORMAL_PATH or NOT_ALIKE."""
 Picker = Callable[[Sequence[Any]], tuple[Any, ...]]
 
 
@@ -115,15 +117,17 @@ class Plan:
         return own
 
     def bind(self) -> Runner:
-        """A function of tensors and numbers that makes the launches and returns the results, or NORMAL_PATH."""
-        is_guarded, is_misplaced, get_stream = self.is_guarded, self.is_misplaced, self.get_stream
+        """A function of tensors and numbers that makes the launches and returns the results, or why not."""
+        is_guarded, find_obstacle, get_stream = self.is_guarded, self.find_obstacle, self.get_stream
         allocations, constants, views, groups = self.allocations, self.constants, self.views, self.groups
         launches, passes_objects, arrange = self.launches, self.passes_objects, self.arrange
 
         def run(tensors: tuple[torch.Tensor, ...], numbers: tuple[Any, ...]) -> Any:
             pool: list[Any] = [x.data_ptr() for x in tensors]
-            if (reduce(or_, pool) & ALIGNMENT or is_guarded) and is_misplaced(pool):
-                return NORMAL_PATH
+            if reduce(or_, pool) & ALIGNMENT or is_guarded:
+                obstacle = find_obstacle(pool)
+                if obstacle is not None:
+                    return obstacle
             objects = tensors
             for allocate, like in allocations:
                 x = allocate(tensors[like])
@@ -148,16 +152,17 @@ class Plan:
 
         return run
 
-    def is_misplaced(self, addresses: Sequence[int]) -> bool:
-        """Whether tensors are not aligned as the recorded ones, or overlap where those do not."""
+    def find_obstacle(self, addresses: Sequence[int]) -> Any:
+        """NOT_ALIKE where tensors are not aligned as the recorded ones, NORMAL_PATH where one to write to overlaps."""
         if [x & ALIGNMENT for x in addresses] != self.remainders:
-            return True
+            return NOT_ALIKE
         if any(addresses[i] != addresses[j] for i, j in self.shared):
-            return True
-        return any(
+            return NOT_ALIKE
+        overlaps = any(
             addresses[i] < addresses[j] + other_bytes and addresses[j] < addresses[i] + out_bytes
             for i, j, out_bytes, other_bytes in self.overlaps
         )
+        return NORMAL_PATH if overlaps else None
 
 
 def find_written(results: Any, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:

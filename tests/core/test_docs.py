@@ -7,8 +7,10 @@ import importlib
 import inspect
 import io
 import json
+import math
 import re
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -155,16 +157,31 @@ def test_every_estimator_is_named():
         assert re.search(rf"^\| `{name}` \| .* = .* \|$", page("docs/estimators.md"), re.MULTILINE)
 
 
-def test_modules_import_from_below():
-    """In the order that CONTRIBUTING.md states."""
-    (order,) = re.findall(r"`(primitives ←[^`]*)`", page("CONTRIBUTING.md"))
+def test_rooms_import_from_below():
+    """In the order that CONTRIBUTING.md states, imports within functions included."""
+    (order,) = re.findall(r"`(arguments, [^`]*←[^`]*)`", page("CONTRIBUTING.md"))
     level = {name: i for i, group in enumerate(order.split("←")) for name in map(str.strip, group.split(","))}
-    package = ROOT / "rl_triton_core"
-    paths = [(path, top_level(path.relative_to(package).parts)) for path in package.rglob("*.py")]
-    assert set(level) <= {own for _, own in paths}
-    for path, own in paths:
-        for other in imported(path) - {own, "_version"} if own in level else ():
-            assert level[other] < level[own], f"{own} imports {other}"
+    above = {"_version", "__main__", "cli", "system_info", "testing"}
+    rooms = {find_room(name) for name in MODULE_IMPORTS}
+    assert rooms - above == set(level)
+    for name, others in MODULE_IMPORTS.items():
+        for other in {find_room(x) for x in others} - {find_room(name)} - above:
+            assert level[other] < level.get(find_room(name), math.inf), f"{name} imports {other}"
+
+
+def test_modules_have_no_import_circle():
+    """Neither within a room."""
+    own = {name: set(others) - {name} for name, others in MODULE_IMPORTS.items() if not name.endswith("__init__")}
+    TopologicalSorter(own).prepare()
+
+
+def test_the_internal_rooms():
+    """Ten at most; each topic has a module for every backend."""
+    folder = ROOT / "rl_triton_core/_internal"
+    entries = {x.stem for x in folder.iterdir() if x.name not in ("__init__.py", "__pycache__")}
+    assert len(entries) <= 10
+    for topic in ("scan", "loss", "moments"):
+        assert {"reference", "cpu", "triton"} <= {x.stem for x in (folder / topic).glob("*.py")}
 
 
 def test_the_worked_example_imports_the_public_module_alone():
@@ -236,13 +253,24 @@ def test_links_to_copied_files_become_links_to_their_pages():
     assert "```text" in notebook and " 33    32    31" in notebook
 
 
-def imported(path):
-    """The modules of the package that a file imports when it is imported."""
-    nodes = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ImportFrom)]
-    names = [f"{node.module}.{x.name}".split(".") for node in nodes for x in node.names]
-    return {top_level(name[1:]) for name in names if name[0] == "rl_triton_core"}
+def find_imports(path):
+    """The modules of the package that a file imports, wherever it does."""
+    nodes = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.ImportFrom)]
+    names = [(node.module, f"{node.module}.{x.name}") for node in nodes for x in node.names]
+    own = [(module, name) for module, name in names if module.split(".")[0] == "rl_triton_core"]
+    return {name if name in MODULES_BY_NAME else module for module, name in own}
 
 
-def top_level(parts):
-    """The module or folder of the package, or of `_internal`, in which a file lies."""
-    return parts[parts[0] == "_internal"].removesuffix(".py")
+def find_room(name):
+    """The module or folder of the package, or of `_internal`, in which a module lies."""
+    parts = [*name.split(".")[1:], "__init__"]
+    return parts[parts[0] == "_internal"]
+
+
+MODULES_BY_NAME = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in (ROOT / "rl_triton_core").rglob("*.py")
+}
+MODULE_IMPORTS = {
+    name: find_imports(path) for name, path in MODULES_BY_NAME.items() if name != "rl_triton_core._internal"
+}

@@ -860,6 +860,41 @@ def test_signatures_take_bounded_memory():
     assert signature in seen
 
 
+@pytest.fixture
+def planned_sizes(on_cpu, monkeypatch):
+    """A function with a fast path for two shapes, of which x of sizes 3, 4 and 5 are called until they are planned."""
+    monkeypatch.setattr(fast_path, "MAX_SHAPES_PER_FORM", 2)
+    launched = []
+    function = recording_function(launched)
+    for size in (3, 4, 5):
+        for _ in range(2):
+            function(torch.zeros(size))
+    launched.clear()
+    return function, launched
+
+
+def test_shapes_take_bounded_memory(planned_sizes):
+    """The shape that was planned first makes room."""
+    function, launched = planned_sizes
+    assert ours.fast_path_status().shapes["scale"] == 2
+    for size in (4, 5, 3):
+        function(torch.zeros(size))
+    assert [x == "normal path" for x in launched] == [False, False, True]
+
+
+def test_several_calls_of_a_shape(on_cpu):
+    """Of other options and dtypes: each has its plan, and the other stays."""
+    launched = []
+    function = recording_function(launched)
+    calls = [{"number": 1}, {"number": 2}]
+    for given in 2 * calls:
+        function(torch.zeros(3), **given)
+    launched.clear()
+    for given in 2 * calls:
+        function(torch.zeros(3), **given)
+    assert [given[2] for given in launched] == [1, 2, 1, 2]
+
+
 def test_an_error_is_no_first_call(on_cpu):
     launched, calls = [], []
 

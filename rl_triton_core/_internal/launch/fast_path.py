@@ -318,7 +318,7 @@ def with_fast_path(function: Callable[P, R]) -> Callable[P, R]:
                 numbers: tuple[Any, ...] | None = ()
                 if planned.pick_numbers is not None:
                     numbers = planned.numbers.find(planned.pick_numbers(values), partial(function, *args, **kwargs))
-                results = NOT_ALIKE if numbers is None else planned.run(tensors, numbers)
+                results: Any = NOT_ALIKE if numbers is None else planned.run(tensors, numbers)
                 if results is NOT_ALIKE:
                     continue
                 return function(*args, **kwargs) if results is NORMAL_PATH else results

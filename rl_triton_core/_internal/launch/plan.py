@@ -45,7 +45,7 @@ class Reference(NamedTuple):
     """A place in the pool."""
 
     part: str
-    index: int
+    place: int
     """Within that part."""
 
 
@@ -295,7 +295,7 @@ class PoolBuilder:
         starts = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
 
         def make(references: Sequence[Reference]) -> Picker:
-            return make_picker([starts[part] + index for part, index in references])
+            return make_picker([starts[part] + place for part, place in references])
 
         groups = [(kind, make(elements)) for kind, elements in self.groups]
         return groups, [(function, make(arguments)) for function, arguments in self.launches]

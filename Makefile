@@ -38,7 +38,7 @@ BY_FILE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo example example-rllib example-frameworks check test lint metrics type test-quick test-interpreted test-aot test-independent test-rllib test-frameworks fuzz sanitize mutants format docs gpu-test tune accuracy speed speed-frameworks bench end-to-end learning report \
+.PHONY: help demo example example-rllib example-frameworks check test lint type test-quick test-interpreted test-aot test-independent test-rllib test-frameworks fuzz sanitize mutants format docs gpu-test tune accuracy speed speed-frameworks bench end-to-end learning report \
 	lower-bounds release-check clean distclean
 
 help: ## Show this list
@@ -62,13 +62,10 @@ check: lint type test-quick ## What to run all day: style, types, tests without 
 test: lint type test-interpreted test-aot ## Everything that needs no GPU and no Ray, but for mutants
 	@echo "make test: lint, type, test-interpreted and test-aot passed"
 
-lint: $(READY) ## Check style, formatting, and lengths and names of functions
+lint: $(READY) ## Check style, formatting, the size of functions and the number of lines
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PY) scripts/code_metrics.py --check
-
-metrics: $(READY) ## Count lines and functions, and list names of one word
-	$(PY) scripts/code_metrics.py --list
+	$(PY) scripts/check_lines.py
 
 type: $(READY) ## Check types
 	$(PY) -m mypy --num-workers $(JOBS)

@@ -184,6 +184,29 @@ def test_the_internal_rooms():
         assert {"reference", "cpu", "triton"} <= {x.stem for x in (folder / topic).glob("*.py")}
 
 
+GENERATED = re.compile(r"<!-- (\w+): written by make report -->.*?<!-- /\1 -->", re.DOTALL)
+"""The parts of a page that nobody writes by hand."""
+SOME_STAND_FOR_ALL = ("benchmarks/providers/", "tests/core/test_benchmarks.py", "tests/core/test_fast_path.py")
+"""Where a new estimator may be left out."""
+
+
+def test_contributing_lists_every_place_that_a_new_estimator_touches():
+    """Those are the files that name every other estimator, and its own."""
+    section = page("CONTRIBUTING.md").partition("**An estimator.**")[2].partition("**An adapter.**")[0]
+    items = "".join(re.findall(r"^\d\. .*(?:\n   .*)*\n", section, re.MULTILINE))
+    listed = [x for x in re.findall(r"`([^`]+)`", items) if Path(x).suffix]
+    folders = ("rl_triton_core", "adapters", "benchmarks", "tests", "scripts", "examples")
+    paths = [path for name in ("*.md", "docs/*.md", *(f"{x}/**/*.py" for x in folders)) for path in ROOT.glob(name)]
+    texts = {str(path.relative_to(ROOT)): GENERATED.sub("", path.read_text()).lower() for path in paths}
+    others = set(ESTIMATORS) - {"linear_recurrence", "compute_nstep_returns"}
+    names = [x.removeprefix("compute_").removeprefix("episodic_") for x in others]
+    places = {x for x, text in texts.items() if all(name in text for name in names)}
+    own = {"rl_triton_core/estimators/NAME.py", "scripts/mutation/reference.tsv"}
+    assert sorted(listed) == sorted(own | {x for x in places if not x.startswith(SOME_STAND_FOR_ALL)})
+    for path in own:
+        assert "retrace" in page(path.replace("NAME", "retrace")).lower()
+
+
 def test_the_worked_example_imports_the_public_module_alone():
     lines = [x for x in page("examples/upgo.py").splitlines() if "import" in x and "rl_triton_core" in x]
     assert [x.split()[:2] for x in lines] == [["from", "rl_triton_core.extending"]]

@@ -6,12 +6,11 @@ import argparse
 import inspect
 import math
 import time
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from random import Random
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from rl_triton_core._internal.backend import BACKENDS, why_unavailable
@@ -89,8 +88,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Report:
     """Make random calls and compare their results with those of the reference backend."""
-    check_positive("--cases", options.cases)
-    check_positive("--combinations", options.combinations)
+    least = {"cases": 1, "combinations": 1, "seed": 0, "case": 0, "seconds": 0}
+    for name, limit in least.items():
+        check_at_least(limit, f"--{name}", getattr(options, name))
     targets = find_targets(options.backend)
     if not targets:
         raise ValueError(f"--backend: got {' '.join(options.backend)}, expected one that runs here (rl-triton env)")
@@ -104,10 +104,10 @@ def run(options: argparse.Namespace) -> Report:
     return report_outcomes(campaign, outcomes)
 
 
-def check_positive(name: str, number: int | None) -> None:
-    """Check a number of something."""
-    if number is not None and number < 1:
-        raise ValueError(f"{name}: got {number}, expected at least 1")
+def check_at_least(limit: int, name: str, number: float | None) -> None:
+    """Check an argument that may be missing."""
+    if number is not None and not number >= limit:
+        raise ValueError(f"{name}: got {number}, expected at least {limit}")
 
 
 def find_targets(backends: Iterable[str]) -> list[Target]:
@@ -131,7 +131,7 @@ def run_case(campaign: Campaign, number: int) -> Outcome:
     target, call = draw_call(campaign, number)
     start, error = time.perf_counter(), ""
     try:
-        with silence_interpreter():
+        with np.errstate(all="ignore"):  # Triton's interpreter computes with NumPy, and masked steps hold NaN
             compare_results(call, target, draw_arguments(call, campaign.seed * 2**32 + number))
     except Exception as caught:  # whatever goes wrong is what is looked for
         error = f"{type(caught).__name__}: {caught}"
@@ -198,14 +198,6 @@ def compare_results(call: Call, target: Target, arguments: dict[str, Any]) -> No
     pairs = zip(*((x,) if isinstance(x, torch.Tensor) else x for x in (results, expected)), strict=True)
     for name, (got, want) in zip(names, pairs, strict=True):
         assert_close(got.cpu(), want, rtol=LIMIT, name=name)
-
-
-@contextmanager
-def silence_interpreter() -> Iterator[None]:
-    """Silence NumPy, with which Triton's interpreter computes: it remarks on every NaN that a case holds."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton")
-        yield
 
 
 def report_outcomes(campaign: Campaign, outcomes: Sequence[Outcome]) -> Report:

@@ -65,9 +65,12 @@ def test_it_stops_in_time(capsys):
     assert status == 0 and 0 < report["cases"] < 100_000
 
 
-@pytest.mark.parametrize(("option", "number"), [("--cases", 0), ("--combinations", -1)])
-def test_wrong_numbers(capsys, option, number):
+@pytest.mark.parametrize(
+    ("option", "number", "least"),
+    [("--cases", 0, 1), ("--combinations", -1, 1), ("--seed", -1, 0), ("--case", -2, 0), ("--seconds", "nan", 0)],
+)
+def test_wrong_numbers(capsys, option, number, least):
     with pytest.raises(SystemExit) as stopped:
         main(["selftest", option, str(number)])
     assert stopped.value.code == 2
-    assert f"{option}: got {number}, expected at least 1" in capsys.readouterr().err
+    assert f"{option}: got {number}, expected at least {least}" in capsys.readouterr().err

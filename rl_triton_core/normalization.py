@@ -93,7 +93,7 @@ def normalize_advantages(
     exchange = None if group is None else partial(gather_moments, group=check_group(group, differentiable))
     if out is not None:
         check_out(out, advantages, mask)
-    dtype = torch.float64 if advantages.dtype == torch.float64 else torch.float32
+    dtype = check.find_precision((advantages,))
     compiling = torch.compiler.is_compiling()
     chosen = None if compiling else choose_backend(backend, advantages.device)
     if chosen is None or differentiable:

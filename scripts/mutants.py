@@ -54,6 +54,7 @@ CORE_TESTS = [
         "cpu",
         "threads",
         "conventions",
+        "dtypes",
         "estimators_autograd",
         "estimators_bad_input",
         "estimators_arguments",

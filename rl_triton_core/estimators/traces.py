@@ -230,7 +230,7 @@ def solve_forward(
     check.check_values(tuple(flags), flags, mask)
     value, done = check.check_state(state, x, layout)
     if check_bool("return_state", return_state) and out is not None:
-        check.check_exact("out", out)
+        check.check_exact("out", out, check.find_precision((x, value, *factors)) if x.is_floating_point() else x.dtype)
     skip = check_choice("mask_mode", mask_mode, check.MASK_MODES) == "skip"
     terminated, truncated = (*flags.values(), None)[:2]
     traces = solve_features(

@@ -68,7 +68,7 @@ def group_normalize(
         result = r - mean
     else:
         result = torch.where(count > 1, (r - mean) * (count / (count - 1).clamp(min=1)), r)
-    return result.reshape(rewards.shape).to(torch.promote_types(rewards.dtype, torch.float32))
+    return result.reshape(rewards.shape).to(check.find_precision((rewards,)))
 
 
 def moments_by_size(r: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

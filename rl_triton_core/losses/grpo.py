@@ -151,8 +151,9 @@ def add_sequences(problem: LossProblem, elements: Elements, advantages: Any, cu_
 def aggregate_tokens(problem: LossProblem, shape: torch.Size, aggregation: str, normalizer: Any) -> None:
     """Weights of the sequences, and what the weighted sum is divided by."""
     streams = problem.streams
-    if isinstance(normalizer, torch.Tensor) and not normalizer.is_floating_point():
-        normalizer = normalizer.float()  # a number of tokens
+    if isinstance(normalizer, torch.Tensor):
+        check.check_tensor("normalizer", normalizer, check.FLAG_DTYPES)
+        normalizer = normalizer.double()  # a number of tokens, perhaps
     divisor = None if normalizer is None else check_coefficient("normalizer", normalizer, low=0.0)
     factor = 1.0
     if aggregation == "sequence-mean":
@@ -160,7 +161,7 @@ def aggregate_tokens(problem: LossProblem, shape: torch.Size, aggregation: str, 
             factor = float(shape[1])
         else:
             count = count_tokens(streams.mask, streams.cu_seqlens, shape)
-            streams = streams._replace(scale=torch.where(count == 0, 0, 1 / count).float())
+            streams = streams._replace(scale=torch.where(count == 0, 0, 1 / count))
     if aggregation != "token-mean" and divisor is None:
         divisor = float(shape[0] if streams.cu_seqlens is None else streams.cu_seqlens.shape[0] - 1)
     if isinstance(divisor, torch.Tensor):

@@ -43,7 +43,6 @@ from hypothesis import strategies as st
 from rl_triton_core.testing import assert_close
 
 ALL = pytest.mark.parametrize("estimator", ESTIMATORS, ids=get_name)
-INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 
 
 @pytest.mark.parametrize("estimator", [*ESTIMATORS, NSTEP], ids=get_name)
@@ -163,20 +162,6 @@ def test_layouts(target, estimator, layout, time_dim):
     for how in hows:
         for got, expected in zip(run_case(case, target, how), want, strict=True):
             assert torch.allclose(got, expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.covering
-@pytest.mark.parametrize("flag_dtype", [*INTEGERS, torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("estimator", (*BACKWARD, *FORWARD), ids=get_name)
-def test_flags_of_any_type(target, estimator, flag_dtype):
-    """They mean what bool flags mean; of integers, any nonzero value counts."""
-    case = random_case(estimator, 4, 8, valid=0.8)
-    want = Call(case, target.device)(target.backend)
-    call = Call(case, target.device, How(flag_dtype=flag_dtype, mask_dtype=flag_dtype))
-    names = [name for name in ("terminated", "truncated", "dones", "mask") if name in case.args]
-    for value in (1, 200) if flag_dtype == torch.uint8 else (1,):
-        got = call(target.backend, **{name: call.kwargs[name] * value for name in names})
-        assert all(same_bits(x, y) for x, y in zip(got, want, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -15,7 +15,6 @@ pytestmark = pytest.mark.covering
 
 NAN, INF = math.nan, math.inf
 MODES = ("add", "floor", "variance")
-INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 RULES = [
     (1, 1e-8, "add"),
     (0, 1e-4, "floor"),
@@ -237,14 +236,12 @@ def test_the_result_lies_as_the_advantages_do(target):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("mask_dtype", [torch.bool, *INTEGERS, torch.float32, torch.bfloat16, torch.float64])
-def test_dtypes(target, dtype, mask_dtype):
+def test_dtypes(target, dtype):
     advantages, mask = draw_advantages(9, 70, valid=0.7, dtype=dtype)
     want = compute_oracle(advantages.double(), mask)
-    flags = mask.to(mask_dtype)
-    assert_close(run_on(target, advantages, flags), want, rtol=2e-7)
+    assert_close(run_on(target, advantages, mask), want, rtol=2e-7)
     out = torch.full((9, 70), NAN, dtype=dtype, device=target.device)
-    got = run_on(target, advantages, mask.to(mask_dtype), out=out)
+    got = run_on(target, advantages, mask, out=out)
     assert got.dtype == dtype
     assert_close(got.double(), want, rtol=torch.finfo(dtype).eps)
 

@@ -7,7 +7,7 @@ kind of call on a GPU: see `can_read_values`.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
@@ -16,8 +16,8 @@ from torch.autograd import forward_ad
 
 REAL_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 INTEGER_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+BYTE_DTYPES = (torch.bool, torch.uint8)
 FLAG_DTYPES = (torch.bool, *INTEGER_DTYPES, *REAL_DTYPES)
-EXACT_DTYPES = (torch.float32, torch.float64, torch.int64)
 MASK_MODES = ("skip", "reset")
 
 
@@ -31,8 +31,6 @@ class RolloutLayout(NamedTuple):
     time_dim: int
     cu_seqlens: torch.Tensor | None = None
     """Where the sequences of a flat row start, and the row's end; None where there is a dimension of environments."""
-    dtype: torch.dtype = torch.float32
-    """Of the argument that set it."""
 
     @property
     def num_envs(self) -> int:
@@ -79,7 +77,7 @@ def check_layout(
     if tensor.ndim < 2 or (tensor.ndim > 2 and not features):
         expected = "environments and steps" + (", then features" if features else " only")
         raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected the dimensions {expected}")
-    return RolloutLayout(name, tensor.shape[:2], tensor.device, time_dim % 2, dtype=tensor.dtype)
+    return RolloutLayout(name, tensor.shape[:2], tensor.device, time_dim % 2)
 
 
 def check_sequences(name: str, tensor: torch.Tensor, time_dim: int, cu_seqlens: Any) -> RolloutLayout:
@@ -96,7 +94,7 @@ def check_sequences(name: str, tensor: torch.Tensor, time_dim: int, cu_seqlens: 
         assert_offsets(cu_seqlens, tensor.shape[0])
     elif cu_seqlens.device.type == "cpu":
         check_offsets(cu_seqlens.numpy(), tensor.shape[0])
-    return RolloutLayout(name, tensor.shape, tensor.device, 1, cu_seqlens.contiguous(), tensor.dtype)
+    return RolloutLayout(name, tensor.shape, tensor.device, 1, cu_seqlens.contiguous())
 
 
 def check_offsets(offsets: Any, num_steps: int) -> None:
@@ -112,6 +110,12 @@ def assert_offsets(offsets: torch.Tensor, num_steps: int) -> None:
     """Assert the same on the device, without waiting for it."""
     rises = (offsets[0] == 0) & (offsets[-1] == num_steps) & (offsets.diff() >= 0).all()
     torch._assert_async(rises, f"cu_seqlens: expected offsets from 0 to {num_steps}, the number of steps, rising")
+
+
+def find_precision(arguments: Iterable[Any]) -> torch.dtype:
+    """What arithmetic is done in: float64 if one of the arguments is a tensor of it, else float32."""
+    is_wide = any(isinstance(x, torch.Tensor) and x.dtype == torch.float64 for x in arguments)
+    return torch.float64 if is_wide else torch.float32
 
 
 def check_tensor(name: str, tensor: Any, dtypes: Sequence[torch.dtype] = REAL_DTYPES) -> None:
@@ -149,6 +153,11 @@ def check_flags(name: str, flags: Any, layout: RolloutLayout) -> None:
     """Check that an argument is None or a flag per step."""
     if flags is not None:
         check_per_step(name, flags, layout, FLAG_DTYPES)
+
+
+def narrow_flags(flags: torch.Tensor, dtypes: Sequence[torch.dtype] = BYTE_DTYPES) -> torch.Tensor:
+    """Flags in one of these dtypes, in place if they are: what is nonzero is set, whatever its dtype."""
+    return flags if flags.dtype in dtypes else flags != 0
 
 
 def is_number(x: Any) -> bool:
@@ -253,9 +262,9 @@ def check_state(state: Any, x: torch.Tensor, layout: RolloutLayout) -> tuple[Any
     return value, done
 
 
-def check_exact(name: str, out: Any) -> None:
+def check_exact(name: str, out: Any, precision: torch.dtype) -> None:
     """Check that a preallocated result has a dtype that rounds no state."""
-    if isinstance(out, torch.Tensor) and out.dtype not in EXACT_DTYPES:
+    if isinstance(out, torch.Tensor) and torch.promote_types(out.dtype, precision) != out.dtype:
         raise ValueError(f"{name}: got dtype {out.dtype} together with return_state, expected one that rounds no state")
 
 

@@ -15,7 +15,14 @@ PRIMITIVES = ("select", "minimum", "exp")
 
 def select(condition: Any, chosen: Any, otherwise: Any) -> Any:
     """`chosen` where the condition holds, else `otherwise`. What is not selected leaves no trace, NaN included."""
-    return apply_to_tensors(torch.where, condition, chosen, otherwise)
+    return apply_to_tensors(select_elements, condition, chosen, otherwise)
+
+
+def select_elements(condition: torch.Tensor, chosen: Any, otherwise: Any) -> torch.Tensor:
+    """`select` of tensors and numbers. PyTorch would round two numbers to float32."""
+    if not isinstance(chosen, torch.Tensor) and not isinstance(otherwise, torch.Tensor):
+        chosen = torch.ones((), dtype=torch.float64, device=condition.device) * chosen
+    return torch.where(condition, chosen, otherwise)
 
 
 def minimum(x: Any, bound: Any) -> Any:

@@ -23,7 +23,7 @@ from rl_triton_core._internal.loss import equations as loss_equations
 from rl_triton_core._internal.loss import serial as kernels
 from rl_triton_core._internal.loss.equations import HEADS, STATISTICS, Choices, Coefficients, bind_equations
 from rl_triton_core._internal.loss.problem import LossProblem, Results, Stream, Streams
-from rl_triton_core._internal.moments.cpu import merge_moments, scalar_standardizer
+from rl_triton_core._internal.moments.cpu import merge_moments, scalar_standardizer, view_mask
 from rl_triton_core._internal.moments.rule import Rule
 
 SPAN = 1 << 13
@@ -224,7 +224,7 @@ def marshal_arguments(problem: LossProblem, gradients: Sequence[Stream]) -> Argu
     if streams.actions is not None:
         actions = streams.actions.long().numpy() if problem.head.indexed else as_array(streams.actions, 2)
     floating = streams.mask is not None and streams.mask.is_floating_point()
-    flags = NO_FLAGS if streams.mask is None or floating else streams.mask.view(torch.uint8).numpy()
+    flags = NO_FLAGS if streams.mask is None or floating else view_mask(streams.mask)
     offsets = NO_OFFSETS if streams.cu_seqlens is None else streams.cu_seqlens.long().numpy()
     ordered = streams.old_log_probs, streams.advantages, streams.ref_log_probs, problem.values, streams.returns
     return Arguments(

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from rl_triton_core._internal.arguments.validation import find_precision
 from rl_triton_core._internal.launch.recording import mark_numbers
 from rl_triton_core._internal.loss.equations import HEADS, Choices, Coefficients, Head
 from rl_triton_core._internal.moments.rule import Exchange, Rule
@@ -84,8 +85,7 @@ class LossProblem:
     @cached_property
     def dtype(self) -> torch.dtype:
         """What the arithmetic is done in: float64 if an input is, else float32."""
-        given = {x.dtype for x in (*self.differentiable, *self.streams[:5]) if x is not None}
-        return torch.float64 if torch.float64 in given else torch.float32
+        return find_precision((*self.differentiable, *self.streams[:5]))
 
     def mark_numbers(self) -> None:
         """Let the numbers be known to a recording of this call."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rl_triton_core._internal.arguments.validation import narrow_flags
 from rl_triton_core._internal.equations.compile import bind_names
 from rl_triton_core._internal.launch.threads import run_chunks
 from rl_triton_core._internal.moments import serial as serial_moments
@@ -67,4 +68,4 @@ def view_values(x: torch.Tensor) -> Any:
 
 def view_mask(mask: torch.Tensor) -> Any:
     """A mask as bytes, in place if it is."""
-    return (mask if mask.dtype in (torch.bool, torch.uint8) else mask != 0).numpy().view(np.uint8)
+    return narrow_flags(mask).numpy().view(np.uint8)

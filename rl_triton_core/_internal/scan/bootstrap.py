@@ -16,6 +16,7 @@ from rl_triton_core._internal.arguments.validation import (
     check_shape,
     check_tensor,
     describe_type,
+    find_precision,
     is_transformed,
 )
 from rl_triton_core._internal.scan.recurrence import Expectation
@@ -23,11 +24,16 @@ from rl_triton_core.boundaries import FinalValues
 
 
 def check_continuation(
-    bootstrap: Any, next_values: Any, truncated: Any, mask: torch.Tensor | None, layout: RolloutLayout
+    bootstrap: Any,
+    next_values: Any,
+    truncated: Any,
+    mask: torch.Tensor | None,
+    layout: RolloutLayout,
+    precision: torch.dtype,
 ) -> float | torch.Tensor:
     """Check bootstrap values or `next_values`, and return the former as a number or a tensor of one per step.
 
-    `mask` is that of the steps to skip, if any.
+    `mask` is that of the steps to skip, if any, and `precision` that of the arithmetic so far.
     """
     if next_values is not None:
         if bootstrap is not None:
@@ -43,7 +49,7 @@ def check_continuation(
     if isinstance(bootstrap, FinalValues):
         if layout.cu_seqlens is not None:
             raise ValueError("bootstrap_values: got FinalValues together with cu_seqlens, expected a float or a tensor")
-        return scatter_final_values(bootstrap, mask, layout)
+        return scatter_final_values(bootstrap, mask, layout, precision)
     if isinstance(bootstrap, torch.Tensor):
         return check_bootstrap_tensor(bootstrap, truncated, layout)
     return check_bootstrap_number(bootstrap)
@@ -92,12 +98,16 @@ def check_packed_bootstrap(bootstrap: torch.Tensor, truncated: Any, layout: Roll
     return bootstrap, bootstrap.shape == (steps,)
 
 
-def scatter_final_values(final: FinalValues, mask: torch.Tensor | None, layout: RolloutLayout) -> torch.Tensor:
+def scatter_final_values(
+    final: FinalValues, mask: torch.Tensor | None, layout: RolloutLayout, precision: torch.dtype
+) -> torch.Tensor:
     """Write sparse bootstrap values into a dense tensor: the last value at the last step not skipped, NaN elsewhere."""
     value = convert_to_tensor("bootstrap_values.value", final.value, layout.device)
-    if not isinstance(final.value, torch.Tensor | np.ndarray):
-        value = value.to(torch.promote_types(layout.dtype, torch.float32))
-    check_tensor("bootstrap_values.value", value)
+    given = [final.last_value]
+    if isinstance(final.value, torch.Tensor | np.ndarray):
+        check_tensor("bootstrap_values.value", value)
+        given.append(value)
+    value = value.to(torch.promote_types(precision, find_precision(given)))
     env = check_index("bootstrap_values.env", final.env, layout.num_envs, value, layout)
     time = check_index("bootstrap_values.time", final.time, layout.num_steps, value, layout)
     dense = torch.full(layout.shape, math.nan, dtype=value.dtype, device=layout.device)
@@ -154,10 +164,9 @@ def convert_to_tensor(name: str, values: Any, device: torch.device | None = None
 def check_index(name: str, indices: Any, size: int, value: torch.Tensor, layout: RolloutLayout) -> torch.Tensor:
     """Check integer indices in [0, size), as many as values. Those on a GPU are asserted there, without waiting."""
     index = convert_to_tensor(name, indices, None if isinstance(indices, torch.Tensor) else torch.device("cpu"))
-    if index.numel() == 0 and not index.is_floating_point():
-        index = index.to(torch.int64)
-    if (index.is_floating_point() and index.numel()) or index.is_complex() or index.dtype == torch.bool:
+    if index.numel() and (index.is_floating_point() or index.is_complex() or index.dtype == torch.bool):
         raise TypeError(f"{name}: got dtype {index.dtype}, expected integers")
+    index = index.to(torch.int64)
     if index.ndim != 1 or index.shape != value.shape:
         raise ValueError(f"{name}: got shape {tuple(index.shape)}, expected [num_values], {tuple(value.shape)}")
     outside = (index < 0) | (index >= size)
@@ -165,4 +174,4 @@ def check_index(name: str, indices: Any, size: int, value: torch.Tensor, layout:
         torch._assert_async(~outside.any(), f"{name}: an index is out of range, expected [0, {size})")
     elif outside.any():
         raise ValueError(f"{name}: got index {index[outside][0].item()}, expected indices in [0, {size})")
-    return index.to(device=layout.device, dtype=torch.int64)
+    return index.to(layout.device)

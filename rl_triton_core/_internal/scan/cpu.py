@@ -18,6 +18,7 @@ import torch
 from numba import types
 
 from rl_triton_core import boundaries
+from rl_triton_core._internal.arguments.validation import BYTE_DTYPES, narrow_flags
 from rl_triton_core._internal.equations.compile import bind_names
 from rl_triton_core._internal.equations.numba import INNER, describe_code, hash_text
 from rl_triton_core._internal.launch.recording import RecordedLaunch, ResolvedLaunch, record_launch
@@ -133,7 +134,7 @@ class Call:
         self.words: list[int] = []
         """Strides of the tensors, and numbers that are no floats."""
         self.numbers: list[float] = []
-        self.flag_dtypes = (torch.float32,) if has_float32_flags(problem) else (torch.bool, torch.uint8)
+        self.flag_dtypes = (torch.float32,) if has_float32_flags(problem) else BYTE_DTYPES
         """Those in which flags are read as they are; so that few variants arise."""
         self.real_dtypes = (problem.dtype,)
         add_value, add_number, add_flags = self.add_value, self.add_number, self.add_flags
@@ -169,7 +170,7 @@ class Call:
         """Add flags."""
         if flags is None:
             return None
-        return self.add_stream(flags if flags.dtype in self.flag_dtypes else flags != 0, self.flag_dtypes)
+        return self.add_stream(narrow_flags(flags, self.flag_dtypes), self.flag_dtypes)
 
     def add_stream(self, x: torch.Tensor, dtypes: tuple[torch.dtype, ...]) -> Kind:
         """Add a tensor in one of these dtypes, whose elements are found by group, step and lane."""

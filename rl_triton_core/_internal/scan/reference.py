@@ -11,7 +11,13 @@ from typing import Any
 import torch
 
 from rl_triton_core._internal.arguments.validation import assert_offsets
-from rl_triton_core._internal.equations.primitives import Operand, gated_product, multiply_tensors, unwrap_operand
+from rl_triton_core._internal.equations.primitives import (
+    Operand,
+    gated_product,
+    multiply_tensors,
+    select,
+    unwrap_operand,
+)
 from rl_triton_core._internal.scan.problem import Problem
 from rl_triton_core._internal.scan.recurrence import Expectation, Step, Stream
 from rl_triton_core.boundaries import apply_boundary_rule
@@ -60,7 +66,7 @@ def evaluate_recurrence(
     step = build_steps(row, dtype)
     operands = wrap_steps(step) if differentiated else step
     alpha, beta = map(unwrap_operand, problem.recurrence.coefficients(operands))
-    alpha, beta = torch.where(row.valid, alpha, 0), torch.where(row.valid, beta, 1)
+    alpha, beta = select(row.valid, alpha, 0).to(dtype), select(row.valid, beta, 1).to(dtype)
     alpha = alpha + torch.where(row.begins, gated_product(beta, row.read_stream(problem.initial, dtype)), 0)
     if differentiated:  # a factor that is NaN is a term that is NaN: gradients of 0 pass by it
         broken = beta.isnan()

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -202,11 +202,10 @@ class AcceleratedMixin(OnPolicyAlgorithm):
         self.policy.optimizer.step()
         return stops
 
-    def _raise_refusal(self, indices: torch.Tensor) -> NoReturn:
-        """Raise the error with which the policy refuses a minibatch whose log-probabilities are NaN."""
+    def _check_minibatch(self, indices: torch.Tensor) -> None:
+        """Raise the policy's error if it refuses these samples of the rollout."""
         batch = self._gather_minibatch(indices)
         self.policy.evaluate_actions(*(batch[x] for x in ("observations", "actions", "action_masks") if x in batch))
-        raise ValueError("log_probs: got NaN for actions of the rollout, expected numbers")
 
     def _log_update(self) -> None:
         """Log what all algorithms log of an update."""

@@ -184,7 +184,7 @@ def evaluate_policy(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return values, log-probabilities and entropies of actions: those of the policy's `evaluate_actions`.
 
-    Log-probabilities may be NaN where that raises an error.
+    Log-probabilities are NaN where that raises an error, unless this does.
 
     Args:
         policy: The policy; of one that takes masks, all actions are allowed.
@@ -221,7 +221,7 @@ def compute_loss(
 ) -> PPOLoss:
     """Compute PPO's loss and its gradient in one pass, from the networks' outputs where the distribution is known.
 
-    `approx_kl` may be NaN where the policy's `evaluate_actions` raises an error.
+    `approx_kl` is not finite where the policy's `evaluate_actions` raises an error, unless this does.
 
     Args:
         policy: The policy.

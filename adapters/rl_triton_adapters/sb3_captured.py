@@ -8,7 +8,6 @@ state-dependent exploration, or a rollout buffer that makes minibatches of its o
 `sb3_contrib_captured` has MaskablePPO.
 """
 
-from math import inf
 from typing import Any, ClassVar
 
 import numpy as np
@@ -92,8 +91,10 @@ class PPOUpdateMixin(AcceleratedMixin):
             has_stopped = count < len(history)
             found.append(history[: count + 1])
             approx_kl = found[-1][-1, APPROX_KL]
-            if has_stopped and np.isnan(approx_kl):
-                self._raise_refusal(parts[count])
+            if has_stopped and not np.isfinite(approx_kl):
+                self._check_minibatch(parts[count])
+                if self.target_kl is None or np.isnan(approx_kl):
+                    raise ValueError(f"train/approx_kl: got {approx_kl}, expected a finite number")
             self._n_updates += 1
             if has_stopped:
                 if self.verbose >= 1:
@@ -121,8 +122,9 @@ class PPOUpdateMixin(AcceleratedMixin):
             entropy_coef=self.ent_coef,
             normalize_advantages=bool(self.normalize_advantage) and len(indices) > 1,
         )
-        max_kl = inf if self.target_kl is None else 1.5 * self.target_kl
-        has_stopped = self._step_optimizer(result.loss, ~(result.approx_kl <= max_kl))  # NaN stops it, too
+        # It is not finite where the policy refuses the minibatch.
+        max_kl = torch.finfo(torch.float32).max if self.target_kl is None else 1.5 * self.target_kl
+        has_stopped = self._step_optimizer(result.loss, ~(result.approx_kl <= max_kl))
         return torch.stack([*(getattr(result, name) for name in STATISTICS.values()), has_stopped.float()]).detach()
 
     def _log_statistics(self, epochs: list[Any], clip_range: float, clip_range_vf: float | None) -> None:
@@ -179,7 +181,8 @@ class TritonA2C(AcceleratedMixin, A2C):
         indices = self._draw_permutation()
         entropy_loss, policy_loss, value_loss, has_stopped = step(indices).tolist()
         if has_stopped:
-            self._raise_refusal(indices)
+            self._check_minibatch(indices)
+            raise ValueError("log_probs: got NaN for the actions of the rollout, expected numbers")
         self._n_updates += 1
         self.logger.record("train/entropy_loss", entropy_loss)
         self.logger.record("train/policy_loss", policy_loss)

@@ -152,12 +152,13 @@ class TritonPPO(PPOUpdateMixin, PPO):
     log-probabilities of equal parameters are those of `PPO`, bit for bit.
 
     Args:
-        acceleration: ``"auto"`` does less work than `PPO`, and captures it where possible; ``"off"`` is `PPO`.
+        acceleration: ``"auto"``, or True, does less work than `PPO`, and captures it where possible; ``"off"``, or
+            False, is `PPO`.
         args: As of `PPO`.
         kwargs: As of `PPO`. Without `rollout_buffer_class`, the buffer is that of `rollout_buffer_class_for`.
 
     Raises:
-        ValueError: `acceleration` is neither of the two.
+        ValueError: `acceleration` is none of these.
     """
 
 
@@ -168,12 +169,13 @@ class TritonA2C(AcceleratedMixin, A2C):
     memory. On a CPU, actions, values and log-probabilities of equal parameters are those of `A2C`, bit for bit.
 
     Args:
-        acceleration: ``"auto"`` does less work than `A2C`, and captures it where possible; ``"off"`` is `A2C`.
+        acceleration: ``"auto"``, or True, does less work than `A2C`, and captures it where possible; ``"off"``, or
+            False, is `A2C`.
         args: As of `A2C`.
         kwargs: As of `A2C`. Without `rollout_buffer_class`, the buffer is that of `rollout_buffer_class_for`.
 
     Raises:
-        ValueError: `acceleration` is neither of the two.
+        ValueError: `acceleration` is none of these.
     """
 
     def _make_updates(self, update: CapturedStep) -> None:

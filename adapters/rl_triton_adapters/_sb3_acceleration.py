@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from rl_triton_adapters._optimizers import clip_gradients, fuse_optimizer
-from rl_triton_adapters._sb3_policies import apply_policy, find_head, skip_validation
+from rl_triton_adapters._sb3_policies import DeferredChecks, can_draw, draw_actions
 from rl_triton_adapters.sb3 import rollout_buffer_class_for
 from rl_triton_adapters.sb3_device import DeviceStorageMixin, map_arrays
 from rl_triton_core.capture import CapturedStep
@@ -48,7 +48,7 @@ class AcceleratedMixin(OnPolicyAlgorithm):
     settings: ClassVar[tuple[str, ...]] = ("ent_coef", "vf_coef", "max_grad_norm", "normalize_advantage")
     """The attributes of the algorithm that a step reads; where one changes, steps are captured anew."""
 
-    def __init__(self, *args: Any, acceleration: str = "auto", **kwargs: Any) -> None:
+    def __init__(self, *args: Any, acceleration: str | bool = "auto", **kwargs: Any) -> None:
         self.acceleration = check_acceleration(acceleration)
         self._update: CapturedStep | None = None
         self._acting: CapturedStep | None = None
@@ -60,12 +60,17 @@ class AcceleratedMixin(OnPolicyAlgorithm):
 
     def _setup_model(self) -> None:
         """Choose the buffer, where none was asked for, for the model's life only: checkpoints are stock ones."""
-        check_acceleration(self.acceleration)  # `load` has set it
+        self.acceleration = check_acceleration(self.acceleration)  # `load` has set it
         chosen = self.rollout_buffer_class
         if chosen is None and self.acceleration == "auto":
             self.rollout_buffer_class = rollout_buffer_class_for(self.observation_space, type(self), verbose=0)
         super()._setup_model()
         self.rollout_buffer_class = chosen
+
+    def _maybe_recommend_cpu(self, *args: Any, **kwargs: Any) -> None:
+        """Leave the advice to train on a CPU to what trains as the stock algorithm."""
+        if self.find_obstacle():
+            super()._maybe_recommend_cpu(*args, **kwargs)
 
     def _excluded_save_params(self) -> list[str]:
         """What belongs to this process."""
@@ -83,9 +88,8 @@ class AcceleratedMixin(OnPolicyAlgorithm):
         return not self._obstacle
 
     def describe_step(self) -> str:
-        """Say whether updates are captured, and why they are not."""
-        reason = self._find_update().reason
-        return f"updates are not captured: {reason}" if reason else "updates are captured"
+        """Say whether updates are captured, accelerated without a graph, or stock, and why."""
+        return describe_update(self._find_update().reason, self.is_accelerated)
 
     def find_obstacle(self) -> str:
         """Why the stock algorithm's methods run, besides what `CapturedStep` says; empty if nothing asks for them."""
@@ -101,6 +105,7 @@ class AcceleratedMixin(OnPolicyAlgorithm):
 
     def _find_update(self) -> CapturedStep:
         """The update of the policy and optimizer as they are now; it says why it is not captured."""
+        self.acceleration = check_acceleration(self.acceleration)  # it may have been set since
         policy, optimizer, obstacle = self.policy, self.policy.optimizer, self.find_obstacle()
         known = self._update
         is_current = known is not None and known.modules == [policy] and known.optimizers == [optimizer]
@@ -133,6 +138,7 @@ class AcceleratedMixin(OnPolicyAlgorithm):
         if not can_update or settings != self._settings:
             update.reset()
         if not can_update:
+            self._rollout = {}
             super().train()
             return
         self._settings = settings
@@ -141,9 +147,13 @@ class AcceleratedMixin(OnPolicyAlgorithm):
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
         self._parameters = list(self.policy.parameters())
-        self._copy_rollout()
-        update.resume()
-        self._make_updates(update)
+        try:
+            self._copy_rollout()
+            update.resume()
+            self._make_updates(update)
+        finally:
+            if update.reason:  # no graph reads it
+                self._rollout = {}
 
     def _can_update(self) -> bool:
         """Whether this update's settings and rollout are such that our steps are those of the stock algorithm."""
@@ -170,12 +180,32 @@ class AcceleratedMixin(OnPolicyAlgorithm):
         """Return these samples of the rollout, by the names of `fields`."""
         return {name: map_arrays(lambda x: x.index_select(0, indices), x) for name, x in self._rollout.items()}
 
-    def _step_optimizer(self, loss: torch.Tensor) -> None:
-        """Make a step of the optimizer, with clipped gradients."""
+    def _step_optimizer(self, loss: torch.Tensor, stops: torch.Tensor) -> torch.Tensor:
+        """Make a step of the optimizer, with clipped gradients, unless the update has come to its end.
+
+        Args:
+            loss: The loss of a minibatch.
+            stops: Whether the update stops before this step, on the device.
+
+        Returns:
+            Whether the update has stopped, on the device.
+        """
+        assert self._update is not None
+        if not self._update.reason:
+            self._update.stop_if(stops)
+            stops = self._update.stop
+        elif stops:
+            return stops
         self.policy.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         clip_gradients(self._parameters, self.max_grad_norm)
         self.policy.optimizer.step()
+        return stops
+
+    def _check_minibatch(self, indices: torch.Tensor) -> None:
+        """Raise the policy's error if it refuses these samples of the rollout."""
+        batch = self._gather_minibatch(indices)
+        self.policy.evaluate_actions(*(batch[x] for x in ("observations", "actions", "action_masks") if x in batch))
 
     def _log_update(self) -> None:
         """Log what all algorithms log of an update."""
@@ -197,13 +227,15 @@ class AcceleratedMixin(OnPolicyAlgorithm):
     def _flatten_field(self, name: str) -> Any:
         """A field of the buffer, flattened there; a buffer on the device keeps most of them as they are."""
         buffer: Any = self.rollout_buffer
-        is_kept = isinstance(buffer, DeviceStorageMixin) and name not in DeviceStorageMixin.flattened
-        if buffer.generator_ready and not is_kept:
-            return getattr(buffer, name)
-        flat = map_arrays(buffer.swap_and_flatten, getattr(buffer, name))
-        if not is_kept:
-            setattr(buffer, name, flat)
-        return flat
+        stored = getattr(buffer, name)
+        if isinstance(buffer, DeviceStorageMixin) and name not in DeviceStorageMixin.flattened:
+            return map_arrays(buffer.swap_and_flatten, stored)
+        if not buffer.generator_ready and isinstance(stored, dict):
+            for key, x in stored.items():  # one after the other: each takes as much memory again
+                stored[key] = buffer.swap_and_flatten(x)
+        elif not buffer.generator_ready:
+            setattr(buffer, name, buffer.swap_and_flatten(stored))
+        return getattr(buffer, name)
 
     def _copy_field(self, known: Any, arrays: Any, name: str) -> Any:
         if isinstance(arrays, dict):
@@ -232,24 +264,33 @@ class AcceleratedMixin(OnPolicyAlgorithm):
         """Collect a rollout, as the stock algorithm does, with the policy's steps replaced."""
         if not self.is_accelerated or "forward" in vars(self.policy):
             return super().collect_rollouts(*args, **kwargs)
-        assert self._acting is not None
-        if self._acting.reason and find_head(self.policy) is None:
-            with skip_validation():
-                return super().collect_rollouts(*args, **kwargs)
-        forward = partial(apply_policy, self.policy) if self._acting.reason else self._act_once
-        with replace_method(self.policy, "forward", forward):
+        with replace_method(self.policy, "forward", self._act):
             return super().collect_rollouts(*args, **kwargs)
+
+    def _act(self, obs: Any, deterministic: bool = False, **masks: Any) -> tuple[torch.Tensor, ...]:
+        """Return what the policy's `forward` does, in host memory; where that raises an error, so does this."""
+        assert self._acting is not None
+        more = {"deterministic": True, **masks} if deterministic else masks
+        forward = partial(type(self.policy).forward, self.policy, obs, **more)
+        is_eager, action_masks = bool(self._acting.reason), masks.get("action_masks")
+        if deterministic or (is_eager and not can_draw(self.policy, action_masks)):
+            return forward()
+        results = draw_actions(self.policy, obs, action_masks) if is_eager else self._act_once(obs, masks)
+        return forward() if results[2].isnan().any() else results
 
     def _compute_actions(self, observations: Any, masks: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         """Actions, and everything as one row of floats per environment: actions, value, log-probability."""
-        actions, values, log_probs = apply_policy(self.policy, observations, **masks)
+        if can_draw(self.policy, masks.get("action_masks")):
+            actions, values, log_probs = draw_actions(self.policy, observations, **masks)
+        else:
+            with DeferredChecks() as checks:
+                actions, values, log_probs = type(self.policy).forward(self.policy, observations, **masks)
+            log_probs = checks.mark(log_probs)
         columns = [actions.flatten(1) if actions.ndim > 1 else actions[:, None], values, log_probs[:, None]]
         return actions, torch.cat([x.float() for x in columns], dim=1)
 
-    def _act_once(self, obs: Any, deterministic: bool = False, **masks: Any) -> tuple[torch.Tensor, ...]:
-        """The policy's results in host memory, by one copy."""
-        if deterministic:
-            return apply_policy(self.policy, obs, deterministic, **masks)
+    def _act_once(self, obs: Any, masks: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+        """The results of a captured step of acting, by one copy."""
         assert self._acting is not None
         masks = {name: None if x is None else torch.as_tensor(x, device=self.device) for name, x in masks.items()}
         actions, packed = self._acting(obs, masks)
@@ -258,11 +299,26 @@ class AcceleratedMixin(OnPolicyAlgorithm):
         return chosen, rows[:, -2:-1], rows[:, -1]
 
 
-def check_acceleration(acceleration: str) -> str:
-    """Return the argument of this name, or raise ValueError."""
+def check_acceleration(acceleration: str | bool) -> str:
+    """Return the argument of this name, or raise ValueError. YAML has bools for "off" and "on"."""
+    if isinstance(acceleration, bool):
+        return "auto" if acceleration else "off"
     if acceleration not in ACCELERATIONS:
-        raise ValueError(f"acceleration: got {acceleration!r}, expected one of {', '.join(ACCELERATIONS)}")
+        expected = f"expected one of {', '.join(ACCELERATIONS)}, or a bool"
+        raise ValueError(f"acceleration: got {acceleration!r}, {expected}")
     return acceleration
+
+
+def describe_update(reason: str, is_accelerated: bool) -> str:
+    """Say in which of three ways updates are made.
+
+    Args:
+        reason: Why they are not captured; empty if they are.
+        is_accelerated: Whether they are other than those of the stock algorithm.
+    """
+    if not reason:
+        return "updates are captured"
+    return f"updates are {'accelerated without a graph' if is_accelerated else 'those of the stock algorithm'}: {reason}"
 
 
 @contextmanager

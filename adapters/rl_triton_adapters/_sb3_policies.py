@@ -1,13 +1,11 @@
 """Stable-Baselines3: actions and loss of a policy, computed without distribution objects where its parts are known."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from math import log, pi, sqrt
+from math import log, nan, pi, sqrt
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
+from torch.overrides import TorchFunctionMode
 
 from rl_triton_core.losses import PPOLoss, categorical_ppo_loss, gaussian_ppo_loss, ppo_loss
 
@@ -63,24 +61,27 @@ def apply_networks(policy: Any, observations: Any) -> tuple[Tensor, Tensor]:
 # -- acting ------------------------------------------------------------------------------------------------------------
 
 
-def apply_policy(policy: Any, obs: Any, deterministic: bool = False, **masks: Any) -> tuple[Tensor, Tensor, Tensor]:
+def can_draw(policy: Any, action_masks: Any = None) -> bool:
+    """Whether `draw_actions` knows how the policy draws, with these masks or without any."""
+    has_masks = action_masks is not None
+    return find_head(policy) is not None and has_masks == hasattr(policy.action_dist, "apply_masking")
+
+
+def draw_actions(policy: Any, obs: Any, action_masks: Any = None) -> tuple[Tensor, Tensor, Tensor]:
     """Return actions, values and log-probabilities: those of the policy's `forward`, bit for bit.
 
+    Where that raises an error, since its distribution refuses what the networks return, log-probabilities are NaN.
+
     Args:
-        policy: The policy.
+        policy: A policy that `can_draw`.
         obs: Tensor of observations, or a dictionary of them.
-        deterministic: Whether to return the likeliest actions instead of drawing them.
-        masks: For a policy that takes masks `action_masks`, which actions are allowed; None for all of them.
+        action_masks: Which actions are allowed, for a policy that takes masks.
     """
-    head, action_masks = find_head(policy), masks.get("action_masks")
-    has_masks = action_masks is not None
-    if deterministic or head is None or has_masks != hasattr(policy.action_dist, "apply_masking"):
-        more = {**({"deterministic": True} if deterministic else {}), **masks}
-        with skip_validation():
-            result: tuple[Tensor, Tensor, Tensor] = type(policy).forward(policy, obs, **more)
-            return result
+    head = find_head(policy)
     inputs, values = apply_networks(policy, obs)
-    allowed = torch.as_tensor(action_masks, device=inputs.device).bool().view(inputs.shape) if has_masks else None
+    allowed = None
+    if action_masks is not None:
+        allowed = torch.as_tensor(action_masks, device=inputs.device).bool().view(inputs.shape)
     if head == "gaussian":
         actions, log_probs = draw_gaussian(inputs, policy.log_std)
     elif head == "categorical":
@@ -99,9 +100,9 @@ def draw_categorical(logits: Tensor, allowed: Tensor | None) -> tuple[Tensor, Te
     """
     log_probs = logits - logits.logsumexp(dim=-1, keepdim=True)
     if allowed is not None:
-        log_probs = log_probs.masked_fill(~allowed, MASKED_LOGIT)
+        log_probs = log_probs.where(allowed | log_probs.isnan(), MASKED_LOGIT)
         log_probs = log_probs - log_probs.logsumexp(dim=-1, keepdim=True)
-    actions = torch.multinomial(torch.softmax(log_probs, dim=-1), 1, replacement=True)
+    actions = torch.multinomial(replace_nan(torch.softmax(log_probs, dim=-1)), 1, replacement=True)
     return actions.squeeze(-1), log_probs.gather(-1, actions).squeeze(-1)
 
 
@@ -125,33 +126,75 @@ def compute_gaussian_log_probs(actions: Tensor, mean: Tensor, std: Tensor) -> Te
     return (-((actions - mean) ** 2) / (2 * std**2) - std.log() - log(sqrt(2 * pi))).sum(dim=1)
 
 
-@contextmanager
-def skip_validation() -> Iterator[None]:
-    """Let distributions not check their arguments, for which they would wait for the device."""
-    before = Distribution._validate_args
-    Distribution.set_default_validate_args(False)
-    try:
-        yield
-    finally:
-        Distribution.set_default_validate_args(before)
+def replace_nan(probabilities: Tensor) -> Tensor:
+    """Replace what cannot be drawn from: on a GPU, drawing from NaN ends the use of the device by this process."""
+    return torch.nan_to_num(probabilities, nan=1.0)
+
+
+class DeferredChecks(TorchFunctionMode):
+    """Inside, distributions of this thread do not wait for the device to check their arguments."""
+
+    def __init__(self) -> None:
+        """Nothing is checked yet."""
+        super().__init__()
+        self.results: list[Tensor] = []
+        """Of each check, whether it holds, on the device."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Keep the result of a check, and go on as if it held."""
+        if function in (torch.multinomial, torch.bernoulli):
+            args = (replace_nan(args[0]), *args[1:])
+        result = function(*args, **(kwargs or {}))
+        if function is not torch._is_all_true:
+            return result
+        self.results.append(result)
+        return True
+
+    def mark(self, log_probs: Tensor) -> Tensor:
+        """Replace log-probabilities by NaN if a check does not hold."""
+        return log_probs.where(torch.stack(self.results).all(), nan) if self.results else log_probs
 
 
 # -- losses ------------------------------------------------------------------------------------------------------------
 
 
-def evaluate_policy(policy: Any, observations: Any, actions: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+def evaluate_actions(
+    policy: Any, observations: Any, actions: Tensor, *masks: Tensor, defers_checks: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return what the policy's own method does: values, log-probabilities and entropies of actions.
+
+    Args:
+        policy: The policy.
+        observations: Tensor of observations, or a dictionary of them.
+        actions: What the policy's `evaluate_actions` takes.
+        masks: Which actions are allowed, for a policy that takes masks.
+        defers_checks: Whether the device is not waited for. Where the method raises an error, since its distribution
+            refuses something, log-probabilities are NaN then.
+    """
+    if not defers_checks:
+        result: tuple[Tensor, Tensor, Tensor | None] = policy.evaluate_actions(observations, actions, *masks)
+        return result
+    with DeferredChecks() as checks:
+        values, log_probs, entropy = policy.evaluate_actions(observations, actions, *masks)
+    return values, checks.mark(log_probs), entropy
+
+
+def evaluate_policy(
+    policy: Any, observations: Any, actions: Tensor, *, defers_checks: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return values, log-probabilities and entropies of actions: those of the policy's `evaluate_actions`.
+
+    Log-probabilities are NaN where that raises an error, unless this does.
 
     Args:
         policy: The policy; of one that takes masks, all actions are allowed.
         observations: Tensor of observations, or a dictionary of them.
         actions: What the policy's `evaluate_actions` takes.
+        defers_checks: Whether the device is not waited for.
     """
     head = find_head(policy)
     if head is None:
-        with skip_validation():
-            result: tuple[Tensor, Tensor, Tensor | None] = policy.evaluate_actions(observations, actions)
-            return result
+        return evaluate_actions(policy, observations, actions, defers_checks=defers_checks)
     inputs, values = apply_networks(policy, observations)
     if head == "gaussian":
         std = torch.ones_like(inputs) * policy.log_std.exp()
@@ -168,28 +211,38 @@ def evaluate_policy(policy: Any, observations: Any, actions: Tensor) -> tuple[Te
 
 
 def compute_loss(
-    policy: Any, observations: Any, actions: Tensor, action_masks: Tensor | None = None, **arguments: Any
+    policy: Any,
+    observations: Any,
+    actions: Tensor,
+    action_masks: Tensor | None = None,
+    *,
+    defers_checks: bool,
+    **arguments: Any,
 ) -> PPOLoss:
     """Compute PPO's loss and its gradient in one pass, from the networks' outputs where the distribution is known.
+
+    `approx_kl` is not finite where the policy's `evaluate_actions` raises an error, unless this does.
 
     Args:
         policy: The policy.
         observations: Tensor of observations, or a dictionary of them.
         actions: What the policy's `evaluate_actions` takes.
         action_masks: Which actions are allowed, [..., num_actions], for a policy that takes masks.
+        defers_checks: Whether the device is not waited for.
         arguments: Passed on to `ppo_loss`, `categorical_ppo_loss` or `gaussian_ppo_loss`.
     """
     head = find_head(policy)
     if head is None:
-        more = () if action_masks is None else (action_masks,)
-        with skip_validation():
-            values, log_probs, entropy = policy.evaluate_actions(observations, actions, *more)
+        masks = () if action_masks is None else (action_masks,)
+        values, log_probs, entropy = evaluate_actions(
+            policy, observations, actions, *masks, defers_checks=defers_checks
+        )
         if entropy is not None and entropy.shape != log_probs.shape:
             entropy = entropy.mean().expand_as(log_probs)  # which is all that PPO reads of it
         return ppo_loss(log_probs, entropy=entropy, values=values.flatten(), **arguments)
     inputs, values = apply_networks(policy, observations)
     if action_masks is not None:
-        inputs = inputs.masked_fill(~action_masks, MASKED_LOGIT)
+        inputs = inputs + torch.where(action_masks, 0.0, MASKED_LOGIT)  # NaN stays
     return compute_head_loss(policy, head, inputs, actions, values=values.flatten(), **arguments)
 
 

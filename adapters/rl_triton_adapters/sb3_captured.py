@@ -8,7 +8,6 @@ state-dependent exploration, or a rollout buffer that makes minibatches of its o
 `sb3_contrib_captured` has MaskablePPO.
 """
 
-from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -33,6 +32,7 @@ STATISTICS = {
     "loss": "loss",
 }
 """What a step of PPO returns: names in the logs, and in `PPOLoss`."""
+APPROX_KL = [*STATISTICS].index("approx_kl")
 
 
 class PPOUpdateMixin(AcceleratedMixin):
@@ -67,38 +67,51 @@ class PPOUpdateMixin(AcceleratedMixin):
 
     def _make_updates(self, update: CapturedStep) -> None:
         clip_range, clip_range_vf = self._clip_ranges
-        self._log_statistics(self._make_epochs(update, clip_range, clip_range_vf), clip_range, clip_range_vf)
-
-    def _make_epochs(self, update: CapturedStep, clip_range: float, clip_range_vf: float | None) -> Any:
-        """The statistics of all minibatches up to the one at which `target_kl` was passed, by epoch."""
-        # An eager step that never stops needs nothing of what CapturedStep does around it.
-        step = self._make_step if update.reason and self.target_kl is None else update
-        epochs = []
-        for epoch in range(self.n_epochs):
+        size = int(self.batch_size or self.rollout_buffer.buffer_size * self.rollout_buffer.n_envs)
+        step = self._make_step if update.reason else update  # which waits for nothing within an epoch
+        minibatches, epochs = [], []
+        for _ in range(self.n_epochs):
+            minibatches.append(torch.split(self._draw_permutation(), size))
             rows = []
-            indices = self._draw_permutation()
-            for part in torch.split(indices, int(self.batch_size or len(indices))):
-                rows.append(step(part, clip_range, clip_range_vf).clone())
-                if self.target_kl is not None and update.reason and update.stop.item():
+            for indices in minibatches[-1]:
+                rows.append(step(indices, clip_range, clip_range_vf).clone())
+                if update.reason and rows[-1][-1]:
                     break
-            self._n_updates += 1
             epochs.append(torch.stack(rows))
-            if self.target_kl is not None and update.stop.item():
-                steps = int((epochs[-1][:, -1] == 0).sum()) + 1
-                epochs[-1] = epochs[-1][:steps]
-                if self.verbose >= 1:
-                    print(f"Early stopping at step {epoch} due to reaching max kl: {epochs[-1][-1, 4]:.2f}")
+            if (update.reason or self.target_kl is not None) and rows[-1][-1]:
                 break
-        return [rows.cpu().double().numpy() for rows in epochs]  # PPO's numbers are Python's
+        self._log_statistics(self._read_statistics(minibatches, epochs), clip_range, clip_range_vf)
+
+    def _read_statistics(self, minibatches: list[Any], epochs: list[torch.Tensor]) -> list[Any]:
+        """The statistics of all minibatches up to the one at which the update stopped, by epoch."""
+        found = []
+        for epoch, (parts, rows) in enumerate(zip(minibatches, epochs, strict=True)):
+            history = rows.cpu().double().numpy()  # PPO's numbers are Python's
+            count = int((history[:, -1] == 0).sum())
+            has_stopped = count < len(history)
+            found.append(history[: count + 1])
+            approx_kl = found[-1][-1, APPROX_KL]
+            if has_stopped and not np.isfinite(approx_kl):
+                self._check_minibatch(parts[count])
+                if self.target_kl is None or np.isnan(approx_kl):
+                    raise ValueError(f"train/approx_kl: got {approx_kl}, expected a finite number")
+            self._n_updates += 1
+            if has_stopped:
+                if self.verbose >= 1:
+                    print(f"Early stopping at step {epoch} due to reaching max kl: {approx_kl:.2f}")
+                break
+        return found
 
     def _make_step(self, indices: torch.Tensor, clip_range: Any, clip_range_vf: Any) -> torch.Tensor:
-        """Update the policy with one minibatch. Returns its statistics, and whether it stopped."""
+        """Update the policy with one minibatch. Returns its statistics, and whether the update has stopped."""
+        assert self._update is not None
         batch = self._gather_minibatch(indices)
         result = compute_loss(
             self.policy,
             batch["observations"],
             batch["actions"],
             batch.get("action_masks"),
+            defers_checks=not self._update.reason,
             old_log_probs=batch["log_probs"],
             advantages=batch["advantages"],
             returns=batch["returns"],
@@ -109,21 +122,17 @@ class PPOUpdateMixin(AcceleratedMixin):
             entropy_coef=self.ent_coef,
             normalize_advantages=bool(self.normalize_advantage) and len(indices) > 1,
         )
-        assert self._update is not None
-        if self.target_kl is not None:
-            self._update.stop_if(result.approx_kl > 1.5 * self.target_kl)
-        if self.target_kl is None or not self._update.reason or not self._update.stop.item():
-            self._step_optimizer(result.loss)
-        statistics = [getattr(result, name) for name in STATISTICS.values()]
-        return torch.stack([*statistics, self._update.stop]).detach()
+        # It is not finite where the policy refuses the minibatch.
+        max_kl = torch.finfo(torch.float32).max if self.target_kl is None else 1.5 * self.target_kl
+        has_stopped = self._step_optimizer(result.loss, ~(result.approx_kl <= max_kl))
+        return torch.stack([*(getattr(result, name) for name in STATISTICS.values()), has_stopped.float()]).detach()
 
     def _log_statistics(self, epochs: list[Any], clip_range: float, clip_range_vf: float | None) -> None:
         """Log what `PPO.train` logs."""
         history = np.concatenate(epochs)
-        check_losses(history[:, 5], self._parameters)
         means = {name: history[:, i].mean() for i, name in enumerate(STATISTICS)}
         means["entropy_loss"] = -means["entropy_loss"]
-        means |= {"approx_kl": np.float32(epochs[-1][:, 4].mean()), "loss": float(history[-1, 5])}
+        means |= {"approx_kl": np.float32(epochs[-1][:, APPROX_KL].mean()), "loss": float(history[-1, 5])}
         for name in ("entropy_loss", "policy_gradient_loss", "value_loss", "approx_kl", "clip_fraction", "loss"):
             self.logger.record(f"train/{name}", means[name])
         self._log_update()
@@ -143,12 +152,13 @@ class TritonPPO(PPOUpdateMixin, PPO):
     log-probabilities of equal parameters are those of `PPO`, bit for bit.
 
     Args:
-        acceleration: ``"auto"`` does less work than `PPO`, and captures it where possible; ``"off"`` is `PPO`.
+        acceleration: ``"auto"``, or True, does less work than `PPO`, and captures it where possible; ``"off"``, or
+            False, is `PPO`.
         args: As of `PPO`.
         kwargs: As of `PPO`. Without `rollout_buffer_class`, the buffer is that of `rollout_buffer_class_for`.
 
     Raises:
-        ValueError: `acceleration` is neither of the two.
+        ValueError: `acceleration` is none of these.
     """
 
 
@@ -159,18 +169,22 @@ class TritonA2C(AcceleratedMixin, A2C):
     memory. On a CPU, actions, values and log-probabilities of equal parameters are those of `A2C`, bit for bit.
 
     Args:
-        acceleration: ``"auto"`` does less work than `A2C`, and captures it where possible; ``"off"`` is `A2C`.
+        acceleration: ``"auto"``, or True, does less work than `A2C`, and captures it where possible; ``"off"``, or
+            False, is `A2C`.
         args: As of `A2C`.
         kwargs: As of `A2C`. Without `rollout_buffer_class`, the buffer is that of `rollout_buffer_class_for`.
 
     Raises:
-        ValueError: `acceleration` is neither of the two.
+        ValueError: `acceleration` is none of these.
     """
 
     def _make_updates(self, update: CapturedStep) -> None:
         step = self._make_step if update.reason else update
-        entropy_loss, policy_loss, value_loss, loss = step(self._draw_permutation()).tolist()
-        check_losses(loss, self._parameters)
+        indices = self._draw_permutation()
+        entropy_loss, policy_loss, value_loss, has_stopped = step(indices).tolist()
+        if has_stopped:
+            self._check_minibatch(indices)
+            raise ValueError("log_probs: got NaN for the actions of the rollout, expected numbers")
         self._n_updates += 1
         self.logger.record("train/entropy_loss", entropy_loss)
         self.logger.record("train/policy_loss", policy_loss)
@@ -178,9 +192,12 @@ class TritonA2C(AcceleratedMixin, A2C):
         self._log_update()
 
     def _make_step(self, indices: torch.Tensor) -> torch.Tensor:
-        """Update the policy with the rollout. Returns the parts of the loss, and the loss."""
+        """Update the policy with the rollout. Returns the parts of the loss, and whether it was refused."""
+        assert self._update is not None
         batch = self._gather_minibatch(indices)
-        values, log_probs, entropy = evaluate_policy(self.policy, batch["observations"], batch["actions"])
+        values, log_probs, entropy = evaluate_policy(
+            self.policy, batch["observations"], batch["actions"], defers_checks=not self._update.reason
+        )
         advantages = batch["advantages"]
         if self.normalize_advantage:
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
@@ -188,12 +205,5 @@ class TritonA2C(AcceleratedMixin, A2C):
         value_loss = mse_loss(batch["returns"], values.flatten())
         entropy_loss = log_probs.mean() if entropy is None else -entropy.mean()
         loss = policy_loss + self.ent_coef * entropy_loss + self.vf_coef * value_loss
-        self._step_optimizer(loss)
-        return torch.stack([entropy_loss, policy_loss, value_loss, loss]).detach()
-
-
-def check_losses(losses: Any, parameters: Iterable[torch.Tensor]) -> None:
-    """Raise ValueError if this loss, or one of these, is not finite and has made parameters such."""
-    wrong = np.atleast_1d(losses)[~np.isfinite(np.atleast_1d(losses))]
-    if wrong.size and not all(x.isfinite().all() for x in parameters):
-        raise ValueError(f"train/loss: got {wrong[0]}, expected a number; the policy's parameters are not finite now")
+        is_refused = self._step_optimizer(loss, log_probs.isnan().any())
+        return torch.stack([entropy_loss, policy_loss, value_loss, is_refused.float()]).detach()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rl_triton_adapters._optimizers import fuse_optimizer
-from rl_triton_adapters._sb3_acceleration import check_acceleration, replace_method
+from rl_triton_adapters._sb3_acceleration import check_acceleration, describe_update, replace_method
 from rl_triton_adapters.sb3 import TritonGAEMixin, rollout_buffer_class_for
 from rl_triton_adapters.sb3_device import DeviceStorageMixin
 
@@ -89,7 +89,7 @@ class TritonRecurrentPPO(RecurrentPPO):
         *args: Any,
         rollout_buffer_class: type[RecurrentRolloutBuffer | RecurrentDictRolloutBuffer] | None = None,
         rollout_buffer_kwargs: dict[str, Any] | None = None,
-        acceleration: str = "off",
+        acceleration: str | bool = "off",
         _init_setup_model: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -100,13 +100,14 @@ class TritonRecurrentPPO(RecurrentPPO):
             rollout_buffer_class: Class of the rollout buffer; None for one of `rl_triton_core`.
             rollout_buffer_kwargs: Passed on to the rollout buffer.
             acceleration: ``"auto"`` calls the LSTM once for all steps of a minibatch, where `RecurrentPPO` calls it for
-                each: parameters are those of `RecurrentPPO` up to rounding, in less time. ``"off"``: bit for bit.
+                each: parameters are those of `RecurrentPPO` up to rounding, in less time. ``"off"``: bit for bit. True
+                is ``"auto"``, False is ``"off"``.
             _init_setup_model: Whether to make the networks and the buffer.
             **kwargs: Passed on to RecurrentPPO.
 
         Raises:
             TypeError: If the class is not one of a recurrent rollout buffer.
-            ValueError: If `acceleration` is neither of the two.
+            ValueError: If `acceleration` is none of these.
         """
         self.acceleration = check_acceleration(acceleration)
         super().__init__(*args, **kwargs, _init_setup_model=False)  # type: ignore[misc]
@@ -116,8 +117,8 @@ class TritonRecurrentPPO(RecurrentPPO):
             self._setup_model()
 
     def _setup_model(self) -> None:
+        self.acceleration = check_acceleration(self.acceleration)  # `load` has set it
         super()._setup_model()
-        stock: Any = self.rollout_buffer
         buffer_class: Any = self.rollout_buffer_class or rollout_buffer_class_for(
             self.observation_space, TritonRecurrentPPO, verbose=self.verbose
         )
@@ -126,11 +127,14 @@ class TritonRecurrentPPO(RecurrentPPO):
                 f"rollout_buffer_class: got {buffer_class.__name__}, expected one that derives from "
                 "RecurrentRolloutBuffer or RecurrentDictRolloutBuffer, or None to have it chosen"
             )
+        stock: Any = vars(self).pop("rollout_buffer")
+        shape = stock.hidden_state_shape
+        del stock  # there is memory for one
         self.rollout_buffer = buffer_class(
             self.n_steps,
             self.observation_space,
             self.action_space,
-            stock.hidden_state_shape,
+            shape,
             self.device,
             gamma=self.gamma,
             gae_lambda=self.gae_lambda,
@@ -138,13 +142,28 @@ class TritonRecurrentPPO(RecurrentPPO):
             **self.rollout_buffer_kwargs,
         )
 
+    @property
+    def is_accelerated(self) -> bool:
+        """Whether updates are other than those of RecurrentPPO."""
+        return not self.find_obstacle()
+
+    def describe_step(self) -> str:
+        """Say whether updates are accelerated or those of RecurrentPPO, and why they are not captured."""
+        return describe_update(self.find_obstacle() or "each minibatch has another shape", self.is_accelerated)
+
+    def find_obstacle(self) -> str:
+        """Why RecurrentPPO's own update runs; empty if it does not."""
+        if check_acceleration(self.acceleration) == "off":
+            return "switched off"
+        is_plain = getattr(self.policy, "_process_sequence", None) is RecurrentActorCriticPolicy._process_sequence
+        return "" if is_plain else f"{type(self.policy).__name__} has a _process_sequence of its own"
+
     def train(self) -> None:
         """Update the policy, as RecurrentPPO does."""
-        policy: Any = self.policy
-        is_plain = getattr(policy, "_process_sequence", None) is RecurrentActorCriticPolicy._process_sequence
-        if self.acceleration == "off" or not is_plain:
+        if not self.is_accelerated:
             super().train()
             return
+        policy: Any = self.policy
         if self.device.type == "cpu":
             fuse_optimizer(policy.optimizer)
         with replace_method(policy, "_process_sequence", process_sequences):

@@ -32,13 +32,13 @@ class TritonMaskablePPO(PPOUpdateMixin, MaskablePPO):
     has no allowed action at all. With a policy that has methods or a distribution of its own, all is `MaskablePPO`.
 
     Args:
-        acceleration: ``"auto"`` does less work than `MaskablePPO`, and captures it where possible; ``"off"`` is
-            `MaskablePPO`.
+        acceleration: ``"auto"``, or True, does less work than `MaskablePPO`, and captures it where possible; ``"off"``,
+            or False, is `MaskablePPO`.
         args: As of `MaskablePPO`.
         kwargs: As of `MaskablePPO`. Without `rollout_buffer_class`, the buffer is that of `rollout_buffer_class_for`.
 
     Raises:
-        ValueError: `acceleration` is neither of the two.
+        ValueError: `acceleration` is none of these.
     """
 
     fields: ClassVar = (*DeviceStorageMixin.fields, "action_masks")

@@ -33,7 +33,6 @@ from torch.distributions import Distribution
 
 from benchmarks.end_to_end import sb3
 from rl_triton_adapters._optimizers import clip_gradients, is_fused
-from rl_triton_adapters._sb3_policies import apply_policy
 from rl_triton_adapters.sb3_captured import TritonA2C, TritonPPO
 from rl_triton_adapters.sb3_contrib_captured import TritonMaskablePPO
 from rl_triton_adapters.sb3_device import DeviceRolloutBuffer
@@ -340,8 +339,8 @@ def test_steps_on_a_cpu_are_those_of_stock(task):
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("task", ["cartpole", "pendulum", "several", "own", "masks", "masks_several"])
 def test_actions_are_those_of_the_policy_bit_for_bit(task, deterministic):
-    model = make_model(task, "cpu", stock=True)
-    masks = {}
+    model, masks = make_model(task, "cpu"), {}
+    assert model.is_accelerated
     with torch.no_grad():
         for parameter in model.policy.parameters():  # the first one's actions are all nearly as likely
             parameter.normal_()
@@ -351,7 +350,7 @@ def test_actions_are_those_of_the_policy_bit_for_bit(task, deterministic):
         torch.manual_seed(1)
         want = model.policy(observations, deterministic, **masks)
         torch.manual_seed(1)
-        got = apply_policy(model.policy, observations, deterministic, **masks)
+        got = model._act(observations, deterministic, **masks)
     assert all(torch.equal(x, y) and x.dtype == y.dtype for x, y in zip(got, want, strict=True))
 
 
@@ -539,7 +538,8 @@ def test_it_is_stock_where_it_makes_no_steps_of_its_own(task, reason, monkeypatc
     ours = models[1]
     compare(*models, 0, 0)
     assert not ours.is_accelerated and not ours.is_captured and not is_fused(ours.policy.optimizer)
-    assert ours.describe_step().startswith(f"updates are not captured: {reason}") and not ours._update.captured
+    assert ours.describe_step().startswith(f"updates are those of the stock algorithm: {reason}")
+    assert not ours._update.captured
     ours.device, ours._update = torch.device("cuda"), None
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -653,7 +653,7 @@ def test_acceleration_has_two_values(monkeypatch, tmp_path):
     captured.acceleration = "auto"
     captured.learn(64)
     assert captured.is_captured and captured._update.captured
-    with pytest.raises(ValueError, match="acceleration: got 'of', expected one of auto, off"):
+    with pytest.raises(ValueError, match="acceleration: got 'of', expected one of auto, off, or a bool"):
         TritonPPO.load(tmp_path / "model", acceleration="of")
     monkeypatch.undo()
     off = TritonPPO("MlpPolicy", "CartPole-v1", acceleration="off", device="cpu", n_steps=8, batch_size=8)

@@ -1,0 +1,259 @@
+"""What a policy's distribution refuses: the errors of the stock algorithms, at the same step, with the same parameters."""
+
+from functools import partial
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("sb3_contrib")
+from gymnasium import spaces
+from sb3_contrib import MaskablePPO, RecurrentPPO
+from stable_baselines3 import A2C, PPO
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import DummyVecEnv
+from test_sb3_captured import GPU, OwnPolicy, allow_captures
+from torch.distributions import Distribution
+
+from rl_triton_adapters.sb3_captured import TritonA2C, TritonPPO
+from rl_triton_adapters.sb3_contrib import TritonRecurrentPPO
+from rl_triton_adapters.sb3_contrib_captured import TritonMaskablePPO
+
+STOCK = {TritonPPO: PPO, TritonA2C: A2C, TritonMaskablePPO: MaskablePPO, TritonRecurrentPPO: RecurrentPPO}
+OPTIONS = {"n_steps": 16, "batch_size": 8, "n_epochs": 2}
+BOX = spaces.Box(-1, 1, (2,))
+
+
+@pytest.fixture(autouse=True)
+def checked_distributions(monkeypatch):
+    """As in a process that has not used torch.compile, which switches the checks of distributions off."""
+    monkeypatch.setattr(Distribution, "_validate_args", True)
+
+
+class Breaking(gym.Env):
+    """Observations or rewards are NaN from a step on. It remembers what was done."""
+
+    def __init__(self, action_space, nan_from, nan_rewards=False, is_dict=False):
+        box = spaces.Box(-10, 10, (3,))
+        self.observation_space = spaces.Dict({"a": box, "b": box}) if is_dict else box
+        self.action_space, self.nan_from, self.nan_rewards = action_space, nan_from, nan_rewards
+        self.actions = []
+
+    def observe(self):
+        is_broken = not self.nan_rewards and len(self.actions) >= self.nan_from
+        found = np.full(3, np.nan if is_broken else 0.1 * (len(self.actions) % 7), np.float32)
+        return {"a": np.zeros(3, np.float32), "b": found} if isinstance(self.observation_space, spaces.Dict) else found
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observe(), {}
+
+    def step(self, action):
+        self.actions.append(action)
+        is_broken = self.nan_rewards and len(self.actions) >= self.nan_from
+        return self.observe(), np.nan if is_broken else float(np.sum(action)), False, False, {}
+
+    def action_masks(self):
+        """All actions but the last one of all, and one of the first two."""
+        sizes = np.atleast_1d(getattr(self.action_space, "nvec", getattr(self.action_space, "n", 0)))
+        places = np.arange(sizes.sum())
+        return (places != len(self.actions) % 2) & (places != places[-1])
+
+
+CASES = {
+    "box": (TritonPPO, "MlpPolicy", BOX),
+    "discrete": (TritonPPO, "MlpPolicy", spaces.Discrete(3)),
+    "multidiscrete": (TritonPPO, "MlpPolicy", spaces.MultiDiscrete([2, 3])),
+    "multibinary": (TritonPPO, "MlpPolicy", spaces.MultiBinary(3)),
+    "dictionary": (TritonPPO, "MultiInputPolicy", spaces.Discrete(3)),
+    "own policy": (TritonPPO, OwnPolicy, BOX),
+    "a2c box": (TritonA2C, "MlpPolicy", BOX),
+    "a2c discrete": (TritonA2C, "MlpPolicy", spaces.Discrete(3)),
+    "a2c multibinary": (TritonA2C, "MlpPolicy", spaces.MultiBinary(3)),
+    "maskable": (TritonMaskablePPO, "MlpPolicy", spaces.Discrete(3)),
+    "maskable multidiscrete": (TritonMaskablePPO, "MlpPolicy", spaces.MultiDiscrete([2, 3])),
+    "recurrent box": (TritonRecurrentPPO, "MlpLstmPolicy", BOX),
+    "recurrent discrete": (TritonRecurrentPPO, "MlpLstmPolicy", spaces.Discrete(3)),
+}
+HOW = ["cpu", "recorded graphs", GPU]
+
+
+def make_model(case, how, monkeypatch, stock, **breaking):
+    """A model of two environments, its device and what it is to learn."""
+    kind, policy, action_space = CASES[case]
+    make = partial(Breaking, action_space, is_dict=policy == "MultiInputPolicy", **breaking)
+    options = {"n_steps": OPTIONS["n_steps"]} if kind is TritonA2C else dict(OPTIONS)
+    if how == "recorded graphs" and not stock:
+        allow_captures(monkeypatch)
+    if kind is TritonRecurrentPPO:
+        options |= {} if stock else {"acceleration": "auto"}
+    kind = STOCK[kind] if stock else kind
+    device = "cuda" if how == "cuda" else "cpu"
+    return kind(policy, DummyVecEnv([make, make]), seed=0, device=device, **options)
+
+
+def learn_to_the_error(model, callback=None, **options):
+    """The error that ends the training, how many steps were made, and all parameters."""
+    with pytest.raises(ValueError) as error:
+        model.learn(4 * 2 * model.n_steps, callback=callback, **options)
+    return str(error.value), [env.actions for env in model.get_env().envs], model.policy.state_dict()
+
+
+def compare(got, want, is_exact):
+    (message, actions, parameters), (wanted_message, wanted_actions, wanted_parameters) = got, want
+    assert message.split("(")[0] == wanted_message.split("(")[0]
+    assert message == wanted_message or not is_exact
+    assert len(actions[0]) == len(wanted_actions[0])
+    assert np.isfinite(np.array(actions, dtype=float)).all()
+    for name, x in wanted_parameters.items():
+        torch.testing.assert_close(parameters[name], x, rtol=1e-3, atol=1e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("nan_from", [0, 40])
+@pytest.mark.parametrize("case", CASES)
+def test_no_action_is_taken_on_an_observation_that_is_not_a_number(case, nan_from, how, monkeypatch):
+    """At the first observation, and after an update."""
+    found = [
+        learn_to_the_error(make_model(case, how, monkeypatch, stock, nan_from=nan_from)) for stock in (True, False)
+    ]
+    compare(found[1], found[0], is_exact=how == "cpu" and nan_from < OPTIONS["n_steps"])
+    assert all(x.isfinite().all() for x in found[1][2].values()) and len(found[1][1][0]) == nan_from
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("case", CASES)
+def test_a_training_that_diverges_ends_where_that_of_stock_does(case, how, monkeypatch):
+    """Rewards are NaN, and so are the parameters after the first minibatch: the second one is refused, or an action."""
+    found = [
+        learn_to_the_error(make_model(case, how, monkeypatch, stock, nan_from=20, nan_rewards=True))
+        for stock in (True, False)
+    ]
+    compare(found[1], found[0], is_exact=False)
+    assert any(x.isnan().any() for x in found[1][2].values())
+
+
+class BreakRollout(BaseCallback):
+    """Changes one sample of the second rollout at its end."""
+
+    def __init__(self, field, value):
+        super().__init__()
+        self.field, self.value, self.rollouts = field, value, 0
+
+    def _on_step(self):
+        return True
+
+    def _on_rollout_end(self):
+        self.rollouts += 1
+        if self.rollouts == 2:
+            getattr(self.model.rollout_buffer, self.field)[3, 1] = self.value
+
+
+ROLLOUTS = [
+    ("box", "observations", np.nan),
+    ("box", "actions", np.nan),
+    ("discrete", "observations", np.nan),
+    ("discrete", "actions", 3),
+    ("discrete", "actions", -1),
+    ("multidiscrete", "observations", np.nan),
+    ("multibinary", "observations", np.nan),
+    ("own policy", "observations", np.nan),
+    ("own policy", "actions", np.nan),
+    ("maskable", "observations", np.nan),
+    ("a2c box", "observations", np.nan),
+    ("a2c box", "actions", np.nan),
+    ("a2c discrete", "observations", np.nan),
+    ("a2c multibinary", "observations", np.nan),
+]
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize(("case", "field", "value"), ROLLOUTS)
+def test_no_step_is_made_with_a_sample_that_is_refused(case, field, value, how, monkeypatch):
+    """The minibatches before it count, the one that holds it does not."""
+    found, updates = [], []
+    for stock in (True, False):
+        model = make_model(case, how, monkeypatch, stock, nan_from=1000)
+        found.append(learn_to_the_error(model, callback=BreakRollout(field, value)))
+        updates.append(model._n_updates)
+    compare(found[1], found[0], is_exact=False)
+    assert all(x.isfinite().all() for x in found[1][2].values())
+    assert updates[0] == updates[1] == (1 if "a2c" in case else OPTIONS["n_epochs"])
+
+
+def set_logit(policy):
+    """The one that no mask allows is not a number."""
+    policy.action_net.bias.data[-1] = torch.nan
+
+
+def set_std(policy):
+    """A float32 of it is 0."""
+    policy.log_std.data.fill_(-200.0)
+
+
+class BreakPolicy(BreakRollout):
+    """Changes the policy at the beginning, or after the second rollout."""
+
+    def __init__(self, change, after):
+        super().__init__("", 0)
+        self.change, self.after = change, after
+
+    def _on_training_start(self):
+        if self.after == 0:
+            self.change(self.model.policy)
+
+    def _on_rollout_end(self):
+        self.rollouts += 1
+        if self.rollouts == self.after:
+            self.change(self.model.policy)
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("after", [0, 2])
+@pytest.mark.parametrize(
+    ("case", "change"),
+    [("box", set_std), ("a2c box", set_std), ("maskable", set_logit), ("maskable multidiscrete", set_logit)],
+)
+def test_what_no_result_shows_is_refused(case, change, after, how, monkeypatch):
+    found = [
+        learn_to_the_error(make_model(case, how, monkeypatch, stock, nan_from=1000), BreakPolicy(change, after))
+        for stock in (True, False)
+    ]
+    compare(found[1], found[0], is_exact=False)
+    assert len(found[1][1][0]) == after * OPTIONS["n_steps"]
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("use_masking", [False, True])
+def test_without_masks_or_with_none_that_allows_anything(use_masking, how, monkeypatch):
+    monkeypatch.setattr(Breaking, "action_masks", lambda self: np.zeros(3, bool))
+    found = [
+        learn_to_the_error(make_model("maskable", how, monkeypatch, stock, nan_from=9), use_masking=use_masking)
+        for stock in (True, False)
+    ]
+    compare(found[1], found[0], is_exact=how == "cpu")
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("case", ["box", "discrete", "multibinary", "maskable"])
+def test_predictions_within_a_rollout_are_refused(case, how, monkeypatch):
+    """Of a policy in evaluation, say, by a callback."""
+    errors = []
+
+    def predict(given, _):
+        policy, observation = given["self"].policy, np.full((2, 3), np.nan, np.float32)
+        calls = (policy.predict, partial(policy.predict, deterministic=True), lambda x: call_policy(policy, x))
+        for call in calls:
+            with pytest.raises(ValueError, match="Expected parameter") as error:
+                call(observation)
+            errors.append(error.type)
+        return True
+
+    make_model(case, how, monkeypatch, False, nan_from=1000).learn(1, callback=predict)
+    assert len(errors) == 3 * OPTIONS["n_steps"]
+
+
+@torch.no_grad()
+def call_policy(policy, observation):
+    return policy(torch.as_tensor(observation, device=policy.device), deterministic=True)

@@ -1,0 +1,43 @@
+"""Calls change nothing that other threads of the process see."""
+
+import pytest
+import torch
+from process_state import assert_unchanged
+
+from rl_triton_core import compute_gae, normalize_advantages
+from rl_triton_core._internal.backends import why_unavailable
+from rl_triton_core._internal.selftest.campaign import Campaign, find_targets, run_campaign
+from rl_triton_core.capture import CapturedStep
+from rl_triton_core.losses import gaussian_ppo_loss
+
+
+def estimate_and_train():
+    network = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(network.parameters())
+
+    def step(observations, actions, advantages):
+        log_std = torch.zeros(2)
+        result = gaussian_ppo_loss(network(observations), log_std, actions, torch.zeros(50), advantages)
+        optimizer.zero_grad()
+        result.loss.backward()
+        optimizer.step()
+        return result.loss
+
+    captured = CapturedStep(step, modules=[network], optimizers=[optimizer])
+    for _ in range(20):
+        values = torch.randn(5, 10)
+        advantages = compute_gae(values, values, bootstrap_values=values[:, 0]).advantages
+        captured(torch.randn(50, 3), torch.randn(50, 2), normalize_advantages(advantages).flatten())
+
+
+def test_estimators_losses_and_steps():
+    estimate_and_train()
+    assert assert_unchanged(estimate_and_train)
+
+
+@pytest.mark.parametrize("backend", ["reference", "triton"])  # Numba hides warnings while it compiles
+def test_the_self_test(backend):
+    if why_unavailable(backend, torch.device("cpu")):
+        pytest.skip(f"{backend} is not available on a CPU")
+    campaign = Campaign(find_targets([backend]), 8, 0, 8)
+    assert assert_unchanged(lambda: list(run_campaign(campaign)))

@@ -1,0 +1,74 @@
+"""What all threads of a process share, and a look at it from another thread."""
+
+import gc
+import locale
+import logging
+import os
+import signal
+import sys
+import threading
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+from torch.distributions import Distribution
+
+NUMBERS = {
+    "distributions check their arguments": lambda: Distribution._validate_args,
+    "dtype": torch.get_default_dtype,
+    "device": torch.get_default_device,
+    "precision of products": torch.get_float32_matmul_precision,
+    "TF32 in products": lambda: torch.backends.cuda.matmul.allow_tf32,
+    "TF32 in convolutions": lambda: torch.backends.cudnn.allow_tf32,
+    "convolutions are tried out": lambda: torch.backends.cudnn.benchmark,
+    "deterministic algorithms": torch.are_deterministic_algorithms_enabled,
+    "anomaly detection": torch.is_anomaly_enabled,
+    "threads of PyTorch": lambda: (torch.get_num_threads(), torch.get_num_interop_threads()),
+    "waiting for the device": lambda: torch.cuda.get_sync_debug_mode() if torch.cuda.is_initialized() else 0,
+    "warnings": lambda: (warnings.filters[:], warnings.showwarning, warnings.formatwarning),
+    "NumPy's errors": np.geterr,
+    "NumPy's digits": np.get_printoptions,
+    "signals": lambda: {x: signal.getsignal(x) for x in signal.valid_signals()},
+    "environment": lambda: dict(os.environ),
+    "hooks": lambda: (sys.excepthook, sys.gettrace(), sys.getprofile(), threading.excepthook),
+    "limits": lambda: (sys.getrecursionlimit(), sys.getswitchinterval()),
+    "garbage": lambda: (gc.isenabled(), gc.get_threshold()),
+    "logging": lambda: (logging.root.level, logging.root.handlers[:], logging.root.manager.disable),
+    "place": lambda: (os.getcwd(), locale.setlocale(locale.LC_ALL)),
+}
+
+
+def read_state():
+    """All of it, as this thread sees it."""
+    return {name: read() for name, read in NUMBERS.items()}
+
+
+def read_from_another_thread():
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(read_state).result()
+
+
+def assert_same(found, before):
+    for name, value in before.items():
+        assert found[name] == value, name
+
+
+def assert_unchanged(work):
+    """Nothing of it changes while the work is done, nor after it."""
+    before, found, is_over = read_state(), [], threading.Event()
+
+    def watch():
+        while not is_over.wait(0.001):
+            found.append(read_state())
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        work()
+    finally:
+        is_over.set()
+        thread.join()
+    for state in (*found, read_state()):
+        assert_same(state, before)
+    return len(found)

@@ -285,22 +285,6 @@ def test_reasons_are_known_beforehand(monkeypatch):
     assert "got cpu" in wanted.step.reason  # True goes before the environment, after a reset too
 
 
-def test_an_error_in_the_step_leaves_the_model_as_it_was(monkeypatch):
-    training = make_captured(monkeypatch)
-    before = training.parameters()
-
-    def fail(*batch):
-        training.update(*batch)
-        raise ValueError("no")
-
-    training.step.function = fail
-    with pytest.raises(ValueError, match="no"):
-        training.step(torch.randn(8, 4), torch.randn(8), 1.0)
-    assert all(map(torch.equal, training.parameters(), before))
-    (group,) = training.optimizer.param_groups
-    assert group["lr"] == 3e-3 and not group["fused"]
-
-
 @pytest.mark.parametrize("enabled", [None, False])
 def test_inputs_that_no_graph_can_take(enabled, monkeypatch):
     step = make_captured(monkeypatch, enabled=enabled).step

@@ -18,13 +18,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.nn.modules import module as module_hooks
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _pytree as pytree
+from torch.utils._device import DeviceContext
 
 from rl_triton_core._internal.arguments.validation import is_number
 from rl_triton_core._internal.capture.graphs import CudaGraphs, Graphs, use_stream
-from rl_triton_core._internal.capture.optimizers import PreparedOptimizer, describe_settings, name_unsupported
+from rl_triton_core._internal.capture.optimizers import (
+    PreparedOptimizer,
+    describe_settings,
+    keep_state_on_error,
+    list_step_hooks,
+    name_unsupported,
+)
 
 __all__ = ["CapturedStep", "hold_captures", "is_input", "use_capture_stream"]
 
@@ -34,6 +43,13 @@ WARM_UPS_OF_RANKS = 11
 """Where gradients are averaged over processes: `DistributedDataParallel` times its first ten steps by events."""
 UNUSED_CALLS = 256
 """After so many calls without it, a graph makes room for another."""
+GLOBAL_HOOKS = (
+    module_hooks._global_forward_pre_hooks,
+    module_hooks._global_forward_hooks,
+    module_hooks._global_backward_pre_hooks,
+    module_hooks._global_backward_hooks,
+)
+"""Hooks of all modules."""
 CAPTURING = threading.RLock()
 """Held while a step is made that can be captured: streams, random numbers, the check for waiting are the process's."""
 
@@ -112,17 +128,23 @@ class CapturedStep:
     @property
     def device(self) -> torch.device:
         """Where the first of the tensors lies that the step changes."""
-        return next((x.device for x in self.tensors()), torch.device("cpu"))
+        of_modules = (list_own() for x in self.modules for list_own in (x.parameters, x.buffers))
+        of_optimizers = (group["params"] for x in self.optimizers for group in x.param_groups)
+        tensors = chain.from_iterable(chain(of_modules, of_optimizers, [self.extra]))
+        return next((x.device for x in tensors), torch.device("cpu"))
 
-    def tensors(self, parts: Iterable[nn.Module] | None = None) -> Iterator[Tensor]:
+    def tensors(self, parts: Iterable[nn.Module] | None = None) -> list[Tensor]:
         """Parameters and buffers of the modules' parts, parameters of the optimizers, and the further state."""
+        found = {}
         for part in list_parts(self.modules) if parts is None else parts:
             for own in (part._parameters, part._buffers):
-                yield from (x for x in own.values() if x is not None)
+                for x in own.values() if own else ():
+                    found[id(x)] = x
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                yield from group["params"]
-        yield from self.extra
+                for x in group["params"]:
+                    found[id(x)] = x  # most are those of the modules
+        return [x for x in (*found.values(), *self.extra) if x is not None]
 
     def __call__(self, *inputs: Any) -> Any:
         """Make the step."""
@@ -132,23 +154,25 @@ class CapturedStep:
         with nullcontext() if is_plain else CAPTURING:
             if self.reason and not is_plain:  # what was moved may be captured where it is now
                 self.reset()
-            copy = not self.reason  # of what a step is given, here or into a graph
-            graph = None if self.reason else self.find_graph(leaves, structure)
-            return self.run_eagerly(leaves, structure, copy) if graph is None else graph.replay(leaves)
+            if self.reason:
+                return self.run_eagerly(leaves, structure)
+            try:
+                graph = self.find_graph(leaves, structure)
+            except CaptureFailed as failure:
+                return self.fall_back(str(failure), leaves, structure)
+            return self.run_eagerly(leaves, structure, copy=True) if graph is None else graph.replay(leaves)
 
     def find_graph(self, leaves: list[Any], structure: Any) -> Captured | None:
         """The graph of a step with these inputs, captured if it is new; None if the step has to run eagerly."""
-        if torch.is_anomaly_enabled():
-            self.warn_once("anomaly detection is on")
+        context = name_context()
+        if context:
+            self.warn_once(context)
             return None
         parts = list_parts(self.modules)
-        tensors = list(self.tensors(parts))
-        lost = self.is_stale or any(x.has_lost_rate() for x in self.prepared)
+        tensors = self.tensors(parts)
+        lost = self.is_stale or any(x.is_outdated() for x in self.prepared)
         if lost or self.pointers != find_pointers(tensors, self.optimizers):
             self.reset()
-            if self.reason:
-                self.warn_once(self.reason)
-                return None
         for optimizer in self.prepared:  # before a capture too, which would keep a rate that is a number
             optimizer.update_learning_rates()
         key = (structure, tuple(map(describe_leaf, leaves)), describe_mode(parts, self.optimizers, tensors))
@@ -157,14 +181,11 @@ class CapturedStep:
             if not self.make_room():
                 self.warn_once(f"more than {self.max_graphs} combinations of shapes and settings")
                 return None
-            try:
-                self.captured[key] = self.capture(leaves, structure)
-            except RuntimeError as error:  # an operation that cannot be captured, or no memory is left for it
-                self.fall_back(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
-                return None
-            except BaseException:
+            if self.reason or self.find_obstacle():
                 self.reset()
-                raise
+                self.warn_once(self.reason)
+                return None
+            self.captured[key] = self.capture_or_fail(leaves, structure)
         graph = self.captured[key]
         graph.last_call = self.calls
         return graph
@@ -186,8 +207,8 @@ class CapturedStep:
         self.captured.clear()
         self.graphs.release()
 
-    def run_eagerly(self, leaves: list[Any], structure: Any, copy: bool) -> Any:
-        """The step as it is; what is stopped changes nothing here either."""
+    def run_eagerly(self, leaves: list[Any], structure: Any, copy: bool = False) -> Any:
+        """The step as it is, perhaps with copies of its inputs; what is stopped changes nothing here either."""
         device = self.device
         arguments = [as_tensor(x, device, copy) for x in leaves]
         with self.stopping(), self.keep_buffers(), self.installed():
@@ -229,10 +250,21 @@ class CapturedStep:
             for buffer, before in kept:
                 buffer.copy_(torch.where(is_stopped, before, buffer))
 
+    def capture_or_fail(self, leaves: list[Any], structure: Any) -> Captured:
+        """Capture; whatever stands against it, no memory or something that no graph can hold, is a CaptureFailed."""
+        try:
+            return self.capture(leaves, structure)
+        except Exception as error:
+            message = str(error).splitlines()
+            failure = CaptureFailed(f"{type(error).__name__}: {message[0] if message else ''}")
+        except BaseException:
+            self.reset()
+            raise
+        self.reset()
+        raise failure  # without the error, which would keep the memory of the capture
+
     def capture(self, leaves: list[Any], structure: Any) -> Captured:
         """Warm up, put everything back, and capture."""
-        if not self.prepared:
-            self.prepared = [PreparedOptimizer(x, self.stop, self.mark_stale) for x in self.optimizers]
         static = [as_tensor(x, self.device, copy=True) for x in leaves]
         arguments = pytree.tree_unflatten(static, structure)
 
@@ -245,15 +277,18 @@ class CapturedStep:
                 return self.function(*arguments)
 
         warm_ups = WARM_UPS_OF_RANKS if find_averaged(self.modules) else WARM_UPS
-        with self.unchanged(), keep_gradients(list(self.tensors())) as carried:
-            self.graphs.warm_up(call, warm_ups)
-            with refuse_accumulation(carried()):
-                self.graphs.warm_up(call, 1)
-        with self.unchanged():
-            results, replay = self.graphs.capture(call, self.generators)
+        with keep_state_on_error(self.optimizers):
+            for optimizer in self.optimizers[len(self.prepared) :]:
+                self.prepared.append(PreparedOptimizer(optimizer, self.stop, self.mark_stale))
+            with self.unchanged(), keep_gradients(self.tensors()) as list_carried:
+                self.graphs.warm_up(call, warm_ups)
+                with refuse_accumulation(list_carried()):
+                    self.graphs.warm_up(call, 1)
+            with self.unchanged(), keep_gradients(self.tensors()) as list_carried:
+                results, replay = self.graphs.capture(call, self.generators)
+                gradients = [(x, x.grad) for x in list_carried()]
         torch.clear_autocast_cache()
         self.pointers = find_pointers(self.tensors(), self.optimizers)
-        gradients = [(x, x.grad) for x in self.tensors() if x.is_leaf and x.grad is not None]
         return Captured(static, results, replay, gradients)
 
     @contextmanager
@@ -302,13 +337,18 @@ class CapturedStep:
         self.reason = self.reason or self.find_obstacle()
         self.pointers = find_pointers(self.tensors(), self.optimizers)
 
-    def fall_back(self, reason: str) -> None:
-        """Run eagerly from here on, and say so."""
+    def fall_back(self, reason: str, leaves: list[Any], structure: Any) -> Any:
+        """Run eagerly from here on, and say so, unless the step itself is wrong: it raises the same error eagerly."""
         if find_averaged(self.modules):
             reason += " (DistributedDataParallel has to be made inside use_capture_stream)"
-        self.reset()
         self.reason = reason
-        self.warn_once(reason, stacklevel=5)
+        try:
+            results = self.run_eagerly(leaves, structure, copy=True)
+        except BaseException:
+            self.reason = ""
+            raise
+        self.warn_once(reason)
+        return results
 
     def warn_once(self, reason: str, stacklevel: int = 4) -> None:
         """Say why steps run eagerly."""
@@ -327,6 +367,10 @@ class CapturedStep:
         self.graphs, self.captured, self.prepared, self.pointers = CudaGraphs(self.device), {}, [], ()
 
 
+class CaptureFailed(Exception):
+    """Why a step could not be captured."""
+
+
 @dataclass
 class Captured:
     """A graph with its inputs and results."""
@@ -334,8 +378,8 @@ class Captured:
     inputs: list[Any]
     results: Any
     run: Callable[[], None]
-    gradients: list[tuple[Tensor, Tensor]]
-    """Parameters, and where the graph leaves their gradients."""
+    gradients: list[tuple[Tensor, Tensor | None]]
+    """Parameters, and where the graph leaves their gradients, if it leaves any."""
     last_call: int = field(init=False, default=0)
     """The number of the call that used it last."""
     tensors: list[int] = field(init=False)
@@ -405,10 +449,38 @@ def describe_leaf(x: Any) -> Hashable:
 def describe_mode(parts: Iterable[nn.Module], optimizers: Iterable[Optimizer], tensors: Iterable[Tensor]) -> Hashable:
     """What else a graph depends on: modules with their modes and hooks, frozen parameters, settings, precision."""
     autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
-    state = [(part, part.training, *part._forward_pre_hooks, *part._forward_hooks) for part in parts]
+    state = tuple([(x, x.training, x.__dict__.get("forward")) for x in parts])
     frozen = tuple([not x.requires_grad for x in tensors])
     settings = tuple([describe_settings(x) for x in optimizers])
-    return tuple(state), frozen, settings, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast
+    hooks = tuple(list_hooks(parts, optimizers, tensors))
+    return state, hooks, frozen, settings, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast
+
+
+def list_hooks(parts: Iterable[nn.Module], optimizers: Iterable[Optimizer], tensors: Iterable[Tensor]) -> Iterator[int]:
+    """The hooks that a step runs, by PyTorch's numbers: no two in a process have the same."""
+    kinds: list[dict[int, Any] | None] = [*GLOBAL_HOOKS]
+    for part in parts:
+        kinds += part._forward_pre_hooks, part._forward_hooks, part._backward_pre_hooks, part._backward_hooks
+    for x in tensors:
+        kinds += x._backward_hooks, x._post_accumulate_grad_hooks
+    for optimizer in optimizers:
+        kinds += list_step_hooks(optimizer)
+    return chain.from_iterable(filter(None, kinds))
+
+
+def name_context() -> str:
+    """What is active around a step and calls Python at every operation, as no graph does; empty if nothing is."""
+    if torch.is_anomaly_enabled():
+        return "anomaly detection is on"
+    saved_tensor_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    if saved_tensor_hooks:
+        return "hooks of saved tensors are active"
+    if torch._C._len_torch_dispatch_stack():
+        return "a TorchDispatchMode is active"
+    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    if any(not isinstance(mode, DeviceContext) for mode in modes):  # which a default device is
+        return "a TorchFunctionMode is active"
+    return ""
 
 
 @contextmanager
@@ -443,7 +515,8 @@ def list_parts(modules: Iterable[nn.Module]) -> list[nn.Module]:
     for module in waiting:
         if module not in found:
             found[module] = None
-            waiting += [x for x in module._modules.values() if x is not None]
+            if module._modules:
+                waiting += [x for x in module._modules.values() if x is not None]
     return [*found]
 
 

@@ -23,8 +23,15 @@ from rl_triton_core._internal.scan import execution
 
 def allow_captures(monkeypatch):
     """Let steps be captured without a GPU, in recorded graphs, unless they are switched off."""
-    monkeypatch.setattr(capture, "find_obstacle", lambda *_: "switched off" if _[2] is False else "")
+    monkeypatch.setattr(capture, "find_obstacle", find_obstacle)
     monkeypatch.setattr(capture, "CudaGraphs", RecordedGraphs)
+
+
+def find_obstacle(optimizers, tensors, enabled, averaged):
+    """What stands against a capture, besides the device."""
+    if enabled is False:
+        return "switched off"
+    return next(filter(None, map(capture.name_unsupported, optimizers)), "")
 
 
 class Recording(TorchDispatchMode):

@@ -318,7 +318,8 @@ def describe_update(reason: str, is_accelerated: bool) -> str:
     """
     if not reason:
         return "updates are captured"
-    return f"updates are {'accelerated without a graph' if is_accelerated else 'those of the stock algorithm'}: {reason}"
+    kind = "accelerated without a graph" if is_accelerated else "those of the stock algorithm"
+    return f"updates are {kind}: {reason}"
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What a policy's distribution refuses: the errors of the stock algorithms, at the same step, with the same parameters."""
+"""What distributions refuse: the errors of the stock algorithms, at the same step, with the same parameters."""
 
 from functools import partial
 

@@ -121,6 +121,30 @@ def test_numbers_of_every_kind_need_one_graph(kind, device, monkeypatch):
 
 
 @pytest.mark.parametrize("device", ["cpu", GPU])
+@pytest.mark.parametrize("kind", [int, np.int32, np.int64])
+def test_numbers_that_count_are_integers(kind, device, monkeypatch):
+    """A step indexes by them, and beyond 2 ** 24 none is another."""
+    table = torch.arange(4, device=device)
+    for enabled in (None, False):
+        step = make_captured(monkeypatch, device, enabled=enabled).step
+        step.function = lambda i: (table.index_select(0, i.reshape(1) % 4), i)
+        for i in range(4):
+            assert [x.item() for x in step(kind(2**24 + i))] == [i, 2**24 + i]
+        assert len(step.captured) == (enabled is None)
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
+def test_inputs_laid_out_in_another_way(device, monkeypatch):
+    """A step that reads memory as it lies is captured for each layout."""
+    training = make_captured(monkeypatch, device)
+    training.step.function = lambda x: x.as_strided((6,), (1,))
+    rows = torch.arange(6.0, device=device).reshape(2, 3)
+    for x in (rows, rows.t().contiguous().t(), rows):
+        assert torch.equal(training.step(x), x.as_strided((6,), (1,)))
+    assert len(training.step.captured) == 2
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
 def test_sums_and_random_numbers_of_the_step(device, monkeypatch):
     """What it adds to tensors of its own, and draws from a generator of its own, is that of eager steps."""
     found = []
@@ -285,22 +309,6 @@ def test_reasons_are_known_beforehand(monkeypatch):
     assert "got cpu" in wanted.step.reason  # True goes before the environment, after a reset too
 
 
-def test_an_error_in_the_step_leaves_the_model_as_it_was(monkeypatch):
-    training = make_captured(monkeypatch)
-    before = training.parameters()
-
-    def fail(*batch):
-        training.update(*batch)
-        raise ValueError("no")
-
-    training.step.function = fail
-    with pytest.raises(ValueError, match="no"):
-        training.step(torch.randn(8, 4), torch.randn(8), 1.0)
-    assert all(map(torch.equal, training.parameters(), before))
-    (group,) = training.optimizer.param_groups
-    assert group["lr"] == 3e-3 and not group["fused"]
-
-
 @pytest.mark.parametrize("enabled", [None, False])
 def test_inputs_that_no_graph_can_take(enabled, monkeypatch):
     step = make_captured(monkeypatch, enabled=enabled).step
@@ -434,6 +442,19 @@ def test_a_graph_that_is_not_used_makes_room(max_graphs, device, monkeypatch):
     assert sum(1 for graph in step.captured.values() if graph.inputs[0].shape == (3, 4)) == 1
     for got, want in zip(*(x.parameters() for x in trainings), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
+def test_how_long_a_graph_is_kept(device, monkeypatch):
+    """For as many calls without it as there may be, and not for one more."""
+    monkeypatch.setattr(capture, "UNUSED_CALLS", 3)
+    step, held = make_captured(monkeypatch, device, max_graphs=1).step, []
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "CapturedStep runs eagerly: more than")
+        for rows in (8, 4, 4, 4, 4, 4):
+            step(torch.zeros(rows, 4, device=device), torch.zeros(rows, device=device), 1.0)
+            held += [graph.inputs[0].shape[0] for graph in step.captured.values()]
+    assert held == [8, 8, 8, 8, 4, 4]
 
 
 @pytest.mark.parametrize("device", ["cpu", GPU])

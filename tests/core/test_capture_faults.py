@@ -355,28 +355,97 @@ def test_a_model_that_moves_to_a_device_without_graphs(device, monkeypatch):
     assert trainings[0].optimizer.param_groups[0]["lr"] == 1e-2
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])
-def test_no_memory_at_any_place_of_a_capture(error, monkeypatch):
-    """Wherever it fails, the step is made once."""
-    (batch,) = draw_batches(1)
-    eager = Training(enabled=False)
-    eager.step(*batch, 1.0)
-    for fails_at in range(1, 6):  # three warm-ups, one that looks at gradients, the capture
-        training, calls = make_captured(monkeypatch), []
-        plain = training.update
+PLACES = pytest.mark.parametrize("fails_at", [1, 2, 3, 4, 5])
+"""Three warm-ups, one that looks at gradients, the capture."""
 
-        def update(*x, plain=plain, calls=calls, fails_at=fails_at):
-            calls.append(x)
-            result = plain(*x)  # the optimizer has stepped when it fails
-            if len(calls) == fails_at:
-                raise error("out of memory")
-            return result
 
-        training.step.function = update
-        with pytest.warns(RuntimeWarning, match="runs eagerly: .*out of memory"):
-            training.step(*batch, 1.0)
-        assert_same_parameters([training, eager], rtol=1e-6, atol=1e-8)
-        assert len(calls) == fails_at + 1
+class Failing(Training):
+    """A step that fails once, or always, when the optimizer has stepped."""
+
+    error, fails_at, calls = RuntimeError("no memory"), (), 0
+
+    def update(self, *args):
+        self.calls += 1
+        results = super().update(*args)
+        if self.calls in self.fails_at:
+            raise self.error
+        return results
+
+
+def describe_training(training):
+    """All that a step changes."""
+    gradients = [None if x.grad is None else x.grad.clone() for x in training.model.parameters()]
+    group, *_ = copy.deepcopy(training.optimizer.state_dict()["param_groups"])
+    state = copy.deepcopy(training.optimizer.state_dict()["state"])
+    return training.parameters(), gradients, state, group, torch.get_rng_state()
+
+
+@DEVICES
+@PLACES
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError, AttributeError, AssertionError, KeyError])
+def test_a_capture_that_fails_at_any_place(error, fails_at, device, monkeypatch):
+    """Whatever it raises, the step is made once."""
+    eager = Training(device=device, enabled=False)
+    captured = make_captured(monkeypatch, device, kind=Failing)
+    captured.error, captured.fails_at = error("no memory"), {fails_at}
+    first, second = draw_batches(2, device=device)
+    eager.step(*first, 1.0)
+    with pytest.warns(RuntimeWarning, match=f"runs eagerly: {error.__name__}: .*no memory") as told:
+        captured.step(*first, 1.0)
+    assert told[0].filename == __file__
+    assert_same_parameters([captured, eager], rtol=1e-6, atol=1e-8)
+    assert captured.calls == fails_at + 1
+    for training in (captured, eager):
+        training.step(*second, 1.0)
+    assert_same_parameters([captured, eager], rtol=1e-6, atol=1e-8)
+    assert captured.calls == fails_at + 2
+
+
+@DEVICES
+def test_an_error_of_the_step_itself(device, monkeypatch):
+    """It is what the user sees, once and after the one step that an eager call makes; then steps are captured."""
+    eager, captured = Failing(device=device, enabled=False), make_captured(monkeypatch, device, kind=Failing)
+    (batch,) = draw_batches(1, device=device)
+    found = []
+    for training in (eager, captured):
+        training.error, training.fails_at = ValueError("no such action"), range(100)
+        torch.manual_seed(3)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises(ValueError, match="no such action"):
+                training.step(*batch, 1.0)
+        found.append(describe_training(training))
+        training.fails_at = ()
+        training.step(*batch, 1.0)
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-7)
+    assert_same_parameters([captured, eager])
+    assert captured.step.reason == "" and captured.step.captured
+
+
+@DEVICES
+@PLACES
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_at_any_place_of_a_capture(error, optimizer, fails_at, device, monkeypatch):
+    """It passes, and all is as before the call."""
+    eager = Training(optimizer, device, dropout=0.5, enabled=False)
+    captured = make_captured(monkeypatch, device, kind=Failing, optimizer=optimizer, dropout=0.5)
+    captured.error, captured.fails_at = error(), {fails_at}
+    (batch,) = draw_batches(1, device=device)
+    for parameter in captured.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    torch.manual_seed(3)
+    before, attributes = describe_training(captured), vars(captured.optimizer).keys()
+    with pytest.raises(error):
+        captured.step(*batch, 1.0)
+    torch.testing.assert_close(describe_training(captured), before, rtol=0, atol=0)
+    assert captured.calls == fails_at and captured.step.reason == ""
+    assert vars(captured.optimizer).keys() == attributes
+    for training in (captured, eager):
+        torch.manual_seed(3)
+        training.step(*batch, 1.0)
+    assert_same_parameters([captured, eager])
+    assert captured.step.captured
 
 
 @pytest.mark.gpu

@@ -55,16 +55,20 @@ class CudaGraphs:
         graph = create_graph(generators)
         self.pool = self.pool or torch.cuda.graph_pool_handle()
         current, side = torch.cuda.current_stream(self.device), find_stream(self.device, "capture")
+        errors: list[BaseException] = []
         try:
             with (
                 torch.cuda.device(self.device),
                 torch.cuda.graph(graph, pool=self.pool, stream=side, capture_error_mode=ERROR_MODE),
+                note_error(errors),
             ):
                 results = call()
-        except Exception:
+        except BaseException:
             torch.cuda.set_stream(current)  # a capture that fails at its end leaves its own behind
             self.leave_pool()
             self.leave_generators(generators)
+            if errors:
+                raise errors.pop() from None  # the call's own, which may have made the capture's end fail
             raise
         return results, graph.replay
 
@@ -106,6 +110,16 @@ def create_graph(generators: Iterable[torch.Generator]) -> torch.cuda.CUDAGraph:
     for generator in generators:
         graph.register_generator_state(generator)
     return graph
+
+
+@contextmanager
+def note_error(errors: list[BaseException]) -> Iterator[None]:
+    """Add what is raised inside to a list, and raise it."""
+    try:
+        yield
+    except BaseException as error:
+        errors.append(error)
+        raise
 
 
 @contextmanager

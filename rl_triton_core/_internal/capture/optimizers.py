@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator
+import sys
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 from weakref import WeakMethod
 
 import torch
 from torch import Tensor
+from torch.amp import GradScaler
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from torch.utils import _pytree as pytree
 
 FUSED = (Adam, AdamW, SGD)
 """With one kernel for all parameters, which takes learning rates and `found_inf` as tensors."""
@@ -29,6 +34,8 @@ SETTINGS = (
     "maximize",
 )
 """Of these optimizers, besides learning rates and how steps are computed."""
+SCALING = ("found_inf", "grad_scale", "_step_supports_amp_scaling")
+"""Attributes of an optimizer by which a `GradScaler` asks it to unscale gradients and to skip a step on the device."""
 
 
 def name_unsupported(optimizer: Optimizer) -> str:
@@ -43,7 +50,17 @@ def name_unsupported(optimizer: Optimizer) -> str:
             return f"{name} with dampening cannot be captured: its first step differs from the others"
         if not can_stay(group["lr"], next(iter(group["params"]), None)):
             return f"{name} with a learning rate that is a tensor of another device or dtype cannot be captured"
-    return ""
+    return next(filter(None, (name_changing_setting(optimizer, group) for group in optimizer.param_groups)), "")
+
+
+def name_changing_setting(optimizer: Optimizer, group: dict[str, Any]) -> str:
+    """Why a setting of a group, which graphs keep, is known to change; empty if none is."""
+    name = type(optimizer).__name__
+    if "max_momentum" in group and "step" in vars(optimizer):  # the marks of such a scheduler
+        setting = "betas" if "betas" in group else "momentum"
+        return f"OneCycleLR or CyclicLR sets {setting} of {name} at every step: pass it cycle_momentum=False"
+    tensors = (x for x in SETTINGS if any(isinstance(value, Tensor) for value in pytree.tree_leaves(group.get(x))))
+    return next((f"{name} with a tensor as {x} cannot be captured" for x in tensors), "")
 
 
 def can_stay(rate: Any, parameter: Tensor | None) -> bool:
@@ -54,9 +71,44 @@ def can_stay(rate: Any, parameter: Tensor | None) -> bool:
 
 
 def describe_settings(optimizer: Optimizer) -> Hashable:
-    """The settings, besides learning rates, that a graph keeps as they are."""
+    """The settings, besides learning rates, that a graph keeps as they are, and a step that is not the class's."""
     values = [group.get(name) for group in optimizer.param_groups for name in SETTINGS]
-    return tuple([tuple(x) if isinstance(x, list) else x for x in values])
+    return *[tuple(x) if isinstance(x, list) else x for x in values], vars(optimizer).get("step")
+
+
+def list_step_hooks(optimizer: Optimizer) -> tuple[dict[int, Any], ...]:
+    """The hooks of an optimizer's step, those of all optimizers among them."""
+    own = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    return (*own, _global_optimizer_pre_hooks, _global_optimizer_post_hooks)
+
+
+def find_scaler() -> GradScaler | None:
+    """The scaler that is calling an optimizer's step: it tells the optimizer what it found, but not who it is."""
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, GradScaler):
+            return caller
+    return None
+
+
+def describe_scaler(scaler: GradScaler) -> Hashable:
+    """The settings of a scaler that a graph keeps as they are."""
+    return scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval()
+
+
+@contextmanager
+def keep_state_on_error(optimizers: Iterable[Optimizer]) -> Iterator[None]:
+    """If something inside fails, the optimizers' states are those of before; tensors that were there keep values."""
+    kept = [(x.state, {parameter: dict(state) for parameter, state in x.state.items()}) for x in optimizers]
+    try:
+        yield
+    except BaseException:
+        for states, before in kept:
+            states.clear()
+            states.update(before)
+        raise
 
 
 def find_prepared(optimizer: Optimizer) -> PreparedOptimizer | None:
@@ -80,6 +132,12 @@ class PreparedOptimizer:
             invalidate: A method that is called where graphs hold no longer; it does not keep its object alive.
         """
         self.optimizer, self.stop, self.owner = optimizer, stop, WeakMethod(invalidate)
+        self.scalers: dict[GradScaler, Hashable] = {}
+        """Those that have called a step, and their settings."""
+        self.saved_scalers: dict[GradScaler, dict[str, Any]] = {}
+        """What they are to be put back to."""
+        self.is_scaled = self.skips_hooks = False
+        """Whether a scaler has called the current step; whether it calls none where gradients are infinite."""
         before = find_prepared(optimizer)
         if before is not None:
             before.release()
@@ -94,6 +152,8 @@ class PreparedOptimizer:
         self.rates = [x if isinstance(x, Tensor) else torch.tensor(float(x), device=self.device) for x in rates]
         self.changed: set[int] = set()
         """Groups whose learning rate the step itself changes; there it stays a tensor between steps."""
+        self.kept: list[tuple[Tensor, Tensor]] = []
+        """Within a step of an optimizer without a switch, parameters and state with their values before it."""
         self.shown: list[dict[str, Any]] = []
         """Within a step, the settings that each group has between steps."""
         self.handles = [
@@ -128,24 +188,21 @@ class PreparedOptimizer:
 
     @contextmanager
     def stopping(self) -> Iterator[None]:
-        """Steps inside change nothing where `stop` is 1, on the device."""
+        """Steps inside change nothing where `stop` is 1 or a scaler finds infinite gradients, both on the device."""
         optimizer = self.optimizer
-        if isinstance(optimizer, FUSED):
-            optimizer.found_inf, optimizer.grad_scale = self.stop, None  # type: ignore[union-attr]
-            try:
-                yield
-            finally:
-                del optimizer.found_inf, optimizer.grad_scale  # type: ignore[union-attr]
-            return
-        handles = (
-            optimizer.register_step_pre_hook(self.keep_values),
-            optimizer.register_step_post_hook(self.put_back_if_stopped),
-        )
+        before = {name: x for name, x in vars(optimizer).items() if name in SCALING}
+        handles = optimizer.register_step_pre_hook(self.begin_step), optimizer.register_step_post_hook(self.end_step)
+        optimizer._optimizer_step_post_hooks.move_to_end(handles[1].id, last=False)  # type: ignore[attr-defined]
+        optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+        self.skips_hooks = not before.get("_step_supports_amp_scaling")
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
+            for name in SCALING:
+                vars(optimizer).pop(name, None)
+            vars(optimizer).update(before)
 
     def prepare_state(self) -> None:
         """Step counts onto the device; momentum of parameters that have none yet begins at zero."""
@@ -158,10 +215,12 @@ class PreparedOptimizer:
                 if state.get("momentum_buffer") is None:  # a fused step takes none, or one of every parameter
                     state["momentum_buffer"] = torch.zeros_like(parameter)
 
-    def has_lost_rate(self) -> bool:
-        """Whether something has replaced a tensor that was given as a learning rate, and that graphs read."""
+    def is_outdated(self) -> bool:
+        """Whether graphs read a tensor that is the learning rate no longer, or have other settings of a scaler."""
         groups = self.optimizer.param_groups
-        return any(i >= len(groups) or groups[i]["lr"] is not self.rates[i] for i in self.given)
+        if any(i >= len(groups) or groups[i]["lr"] is not self.rates[i] for i in self.given):
+            return True
+        return any(describe_scaler(scaler) != settings for scaler, settings in self.scalers.items())
 
     def update_learning_rates(self) -> None:
         """Take rates that were set since the last step over into the tensors that the graph reads."""
@@ -179,30 +238,52 @@ class PreparedOptimizer:
                 group["lr"] = rate
 
     def save_state(self) -> dict[Any, dict[str, Any]]:
-        """A copy of what the optimizer remembers of every parameter."""
+        """A copy of what the optimizer remembers of every parameter; scalers are remembered, too."""
+        self.saved_scalers = {scaler: scaler.state_dict() for scaler in self.scalers}
         return {
             parameter: {name: x.clone() if isinstance(x, Tensor) else x for name, x in state.items()}
             for parameter, state in self.optimizer.state.items()
         }
 
     def restore_state(self, saved: dict[Any, dict[str, Any]]) -> None:
-        """Put a copy back in place; what was not there before begins at zero, as in a first step."""
+        """Put a copy back in place; what was not there before begins at zero, as in a first step. So are scalers."""
+        for scaler, scale in self.saved_scalers.items():
+            scaler.load_state_dict(scale)
+            scaler._per_optimizer_states.pop(id(self.optimizer), None)  # of a step that failed
         for parameter, state in self.optimizer.state.items():
             for name, x in state.items():
                 if isinstance(x, Tensor):
                     known = saved.get(parameter, {}).get(name)
                     x.zero_() if known is None else x.copy_(known)
 
-    def keep_values(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Remember parameters and state, for an optimizer that has no switch of its own."""
-        self.kept = [(x, x.detach().clone()) for x in self.list_tensors()]
+    def begin_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Tell the optimizer where it changes nothing; remember values, if it has no switch of its own."""
+        found_inf = vars(optimizer).get("found_inf")
+        self.is_scaled = found_inf is not None
+        if self.is_scaled:
+            self.add_scaler(find_scaler())
+        optimizer.found_inf = torch.maximum(self.stop, found_inf) if self.is_scaled else self.stop
+        if not isinstance(optimizer, FUSED):
+            if vars(optimizer).get("grad_scale") is not None:
+                parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+                torch._foreach_div_([x.grad for x in parameters if x.grad is not None], optimizer.grad_scale)
+            self.kept = [(x, x.detach().clone()) for x in self.list_tensors()]
 
-    def put_back_if_stopped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Undo the step where `stop` is 1."""
+    def end_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Undo the step of an optimizer without a switch where it was to change nothing."""
         with torch.no_grad():
             for tensor, before in self.kept:
-                tensor.copy_(torch.where(self.stop.bool(), before, tensor))
+                tensor.copy_(torch.where(optimizer.found_inf.bool(), before, tensor))
         self.kept = []
+        if not self.is_scaled:
+            del optimizer.found_inf
+
+    def add_scaler(self, scaler: GradScaler | None) -> None:
+        """Remember a scaler whose scale is that of before the step, and refuse to run hooks which it may skip."""
+        if scaler is not None and scaler not in self.scalers:
+            self.scalers[scaler], self.saved_scalers[scaler] = describe_scaler(scaler), scaler.state_dict()
+        if self.skips_hooks and sum(map(len, list_step_hooks(self.optimizer))) > 2:  # besides those of `stopping`
+            raise RuntimeError("a GradScaler may skip hooks of an optimizer's step: make the optimizer with fused=True")
 
     def list_tensors(self) -> list[Tensor]:
         """Parameters, and what the optimizer remembers of them."""

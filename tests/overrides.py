@@ -1,7 +1,7 @@
 """What users do to a framework's objects: methods of their own, in a class or on one object, which change results."""
 
 import inspect
-from functools import wraps
+from functools import partial, wraps
 
 import torch
 
@@ -18,23 +18,30 @@ def is_method(attribute):
     return inspect.isfunction(attribute) or isinstance(attribute, property | staticmethod | classmethod)
 
 
-def alter(result):
-    """The tensors in a result are a little smaller."""
-    if isinstance(result, tuple):
-        return tuple(map(alter, result))
-    if isinstance(result, torch.Tensor) and result.is_floating_point():
-        return 0.9 * result
-    return result
+def alter(value):
+    """The same with smaller tensors."""
+    if isinstance(value, tuple):
+        return getattr(value, "_make", tuple)(map(alter, value))
+    if hasattr(value, "named_apply"):  # a TensorDict
+        return value.apply(alter)
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return 0.9 * value
+    return value
+
+
+def alter_call(function, *args, **kwargs):
+    """Call a function with smaller tensors, and return smaller ones."""
+    return alter(function(*map(alter, args), **kwargs))
 
 
 def make_method(kind, name):
-    """A method or property, which alters what that of a class returns."""
+    """A method or property in the place of that of a class."""
     stock = inspect.getattr_static(kind, name)
     if isinstance(stock, property):
         return property(lambda self: alter(stock.fget(self)))
     if isinstance(stock, staticmethod):
-        return staticmethod(lambda *args, **kwargs: alter(stock(*args, **kwargs)))
-    return lambda self, *args, **kwargs: alter(stock(self, *args, **kwargs))
+        return staticmethod(partial(alter_call, stock))
+    return lambda self, *args, **kwargs: alter_call(partial(stock, self), *args, **kwargs)
 
 
 def derive(kind, name):
@@ -45,4 +52,4 @@ def derive(kind, name):
 def override(thing, name):
     """Give one object a method of its own, that says it is the one that it replaces."""
     stock = getattr(thing, name)
-    setattr(thing, name, wraps(stock)(lambda *args, **kwargs: alter(stock(*args, **kwargs))))
+    setattr(thing, name, wraps(stock)(partial(alter_call, stock)))

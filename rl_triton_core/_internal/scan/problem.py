@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from rl_triton_core._internal.arguments.validation import is_stream
 from rl_triton_core._internal.scan.recurrence import Expectation, Recurrence, Stream
 
 
@@ -69,7 +70,7 @@ class Problem:
         if not self.like.dtype.is_floating_point:
             return torch.int64
         streams = (*self.inputs, self.gamma, self.bootstrap, *self.ahead, self.initial)
-        wide = any(isinstance(x, torch.Tensor) and x.dtype == torch.float64 for x in streams)
+        wide = any(is_stream(x) and x.dtype == torch.float64 for x in streams)
         return torch.float64 if wide else torch.float32
 
     @property

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from rl_triton_adapters._optimizers import clip_gradients, fuse_optimizer
+from rl_triton_adapters._overrides import find_override
 from rl_triton_adapters._sb3_policies import DeferredChecks, can_draw, draw_actions
 from rl_triton_adapters.sb3 import rollout_buffer_class_for
 from rl_triton_adapters.sb3_device import DeviceStorageMixin, map_arrays
@@ -30,6 +31,7 @@ from stable_baselines3.common.utils import explained_variance
 
 ACCELERATIONS = ("auto", "off")
 DEVICES = ("cpu", "cuda")
+PACKAGES = ("stable_baselines3", "sb3_contrib")
 TRANSIENT = ("_update", "_acting", "_obstacle", "_rollout", "_parameters", "_settings", "_clip_ranges")
 """Attributes of a model that no checkpoint has."""
 
@@ -101,7 +103,8 @@ class AcceleratedMixin(OnPolicyAlgorithm):
                 self.rollout_buffer, self.buffer_classes
             ),
         }
-        return next((reason for reason, applies in obstacles.items() if applies), "")
+        reason = next((reason for reason, applies in obstacles.items() if applies), "")
+        return reason or find_override(self, ["train"], PACKAGES, behind=AcceleratedMixin)
 
     def _find_update(self) -> CapturedStep:
         """The update of the policy and optimizer as they are now; it says why it is not captured."""

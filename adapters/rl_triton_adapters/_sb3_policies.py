@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from rl_triton_adapters._overrides import find_override
 from rl_triton_core.losses import PPOLoss, categorical_ppo_loss, gaussian_ppo_loss, ppo_loss
 
 HEADS = {
@@ -18,28 +19,24 @@ HEADS = {
     "sb3_contrib.common.maskable.distributions.MaskableBernoulliDistribution": "multicategorical",
 }
 """Distributions of actions whose equations are known, by the names of their classes."""
-POLICY_MODULES = ("stable_baselines3.common.policies", "sb3_contrib.common.maskable.policies")
-METHODS = ("forward", "evaluate_actions", "_get_action_dist_from_latent")
-"""What a policy must not override for its distribution to be known by its class."""
+PACKAGES = ("stable_baselines3.common", "sb3_contrib.common.maskable")
+"""Where the methods are written that `apply_networks` and others here go around."""
+METHODS = ("evaluate_actions", "_get_action_dist_from_latent")
+DISTRIBUTION_METHODS = ("proba_distribution", "get_actions", "sample", "mode", "log_prob", "entropy", "apply_masking")
 MASKED_LOGIT = -1e8
 """Logit of an action that is masked out, as in sb3-contrib."""
 
 
 def find_head(policy: Any) -> str | None:
     """Find the kind of a policy's distribution of actions; None if it is none of `HEADS` or methods were overridden."""
-    current = getattr(policy, "action_dist", None)
-    distribution = type(current)
-    if current is None or not all(has_stock_method(type(policy), name) for name in METHODS):
-        return None
-    is_patched = not vars(policy).keys().isdisjoint(METHODS[1:])
-    is_patched = is_patched or any(hasattr(distribution, name) for name in vars(current))
-    return None if is_patched else HEADS.get(f"{distribution.__module__}.{distribution.__qualname__}")
-
-
-def has_stock_method(kind: type, name: str) -> bool:
-    """Whether a class of policies has this method from one of `POLICY_MODULES`, and it was written there."""
-    owner = next((base for base in kind.__mro__ if name in vars(base)), object)
-    return owner.__module__ in POLICY_MODULES and vars(owner)[name].__module__ in POLICY_MODULES
+    distribution: Any = getattr(policy, "action_dist", None)
+    kind = type(distribution)
+    is_changed = (
+        find_override(policy, METHODS, PACKAGES)
+        or find_override(type(policy), ["forward"], PACKAGES)  # ours is on the policy itself
+        or find_override(distribution, DISTRIBUTION_METHODS, PACKAGES)
+    )
+    return None if is_changed else HEADS.get(f"{kind.__module__}.{kind.__qualname__}")
 
 
 def list_sizes(distribution: Any) -> list[int]:

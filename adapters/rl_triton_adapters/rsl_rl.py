@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rl_triton_adapters._overrides import find_override, has_hooks
 from rl_triton_core import compute_gae, normalize_advantages
 from rl_triton_core.capture import CapturedStep
 from rl_triton_core.losses import PPOLoss, gaussian_ppo_loss, ppo_loss
@@ -35,6 +36,10 @@ __all__ = ["TritonPPO"]
 LOSS_SETTINGS = ("clip_param", "value_loss_coef", "entropy_coef", "use_clipped_value_loss")
 SETTINGS = (*LOSS_SETTINGS, "normalize_advantage_per_mini_batch", "max_grad_norm", "desired_kl", "schedule")
 """The attributes of the algorithm that a step reads; where one changes, steps are captured anew."""
+PACKAGES = ("rsl_rl", "torch")
+"""Where methods are written that a step may go around, as it does with the following ones of a Gaussian policy."""
+ACTOR_METHODS = ("__call__", "forward", "get_output_log_prob", "output_entropy")
+DISTRIBUTION_METHODS = ("sample", "log_prob", "entropy", "mean", "std")
 
 
 class TritonPPO(PPO):
@@ -48,6 +53,9 @@ class TritonPPO(PPO):
         triton: False is `PPO` of RSL-RL. A key of the algorithm's configuration, as `capture`.
         capture: False runs every step eagerly. None captures the update where the policy lies on a GPU.
         **kwargs: As of `PPO`.
+
+    The loss is computed from the outputs of a Gaussian policy, or, where its distribution or a method is not RSL-RL's,
+    from log-probabilities and entropies.
 
     Attributes:
         obstacle: Why the update is RSL-RL's own; empty if it is ours.
@@ -66,6 +74,7 @@ class TritonPPO(PPO):
         self.obstacle = self._find_obstacle()
         if triton and self.obstacle:
             warnings.warn(f"TritonPPO updates as PPO of RSL-RL does: {self.obstacle}", RuntimeWarning, stacklevel=2)
+        self._is_gaussian = False
         self._rollout: dict[str, Any] = {}
         self._settings: list[Any] = []
         self._rate = torch.tensor(float(self.learning_rate), dtype=torch.float64, device=self.device)
@@ -77,9 +86,15 @@ class TritonPPO(PPO):
             enabled=capture,
         )
 
-    @property
-    def _is_gaussian(self) -> bool:
-        return type(self.actor.distribution) in (GaussianDistribution, HeteroscedasticGaussianDistribution)
+    def _has_gaussian_policy(self) -> bool:
+        """Whether the actor's outputs are those of a Gaussian, and nothing that is gone around was changed."""
+        distribution = self.actor.distribution
+        return (
+            type(distribution) in (GaussianDistribution, HeteroscedasticGaussianDistribution)
+            and not find_override(self._raw_actor, ACTOR_METHODS, PACKAGES)
+            and not find_override(distribution, DISTRIBUTION_METHODS, PACKAGES)
+            and not any(map(has_hooks, (self.actor, self._raw_actor)))
+        )
 
     def _find_obstacle(self) -> str:
         obstacles = {
@@ -89,13 +104,17 @@ class TritonPPO(PPO):
             "gradients are averaged over several GPUs": self.is_multi_gpu,
             "mixed precision was asked for": self.use_mixed_precision,
         }
-        return next((reason for reason, applies in obstacles.items() if applies), "")
+        return (
+            next((reason for reason, applies in obstacles.items() if applies), "")
+            or find_override(self, ["update"], PACKAGES, behind=TritonPPO)
+            or find_override(self.storage, ["mini_batch_generator"], PACKAGES)
+        )
 
     # -- advantages ----------------------------------------------------------------------------------------------------
 
     def compute_returns(self, obs: Any) -> None:
         """Fill in the storage's returns and advantages; time-outs are in the rewards already, as in `PPO`."""
-        if not self.triton:
+        if not self.triton or find_override(self, ["compute_returns"], PACKAGES, behind=TritonPPO):
             super().compute_returns(obs)
             return
         storage, hidden_state = self.storage, self.critic.get_hidden_state()
@@ -119,11 +138,13 @@ class TritonPPO(PPO):
 
     def update(self) -> dict[str, float]:
         """Update actor and critic, as `PPO.update` does, and return the mean losses."""
+        self.obstacle = self._find_obstacle()
         if not self.triton or self.obstacle:
             losses: dict[str, float] = super().update()
             return losses
         self._find_rollout()
-        settings = [getattr(self, name) for name in SETTINGS]
+        self._is_gaussian = self._has_gaussian_policy()
+        settings = [self._is_gaussian, *(getattr(self, name) for name in SETTINGS)]
         if settings != self._settings:
             self._step.reset()
             self._settings = settings
@@ -158,7 +179,7 @@ class TritonPPO(PPO):
         """Make one step of the optimizer, and return the losses: value, surrogate, entropy."""
         batch = {name: x[indices] for name, x in self._rollout.items()}
         self._apply_actor(batch["observations"])
-        values = self.critic(batch["observations"]).flatten()
+        values = self.critic(batch["observations"], masks=None, hidden_state=None).flatten()
         if self.desired_kl is not None and self.schedule == "adaptive":
             self._adapt_learning_rate(tuple(x for name, x in batch.items() if name.startswith("parameter")))
         result = self._compute_loss(batch, values)
@@ -175,10 +196,10 @@ class TritonPPO(PPO):
         A draw from `Normal` waits for the device; `randn_like` takes as many random numbers and does not.
         """
         if not self._is_gaussian:
-            self.actor(observations, stochastic_output=True)
+            self.actor(observations, masks=None, hidden_state=None, stochastic_output=True)
             return
         self.actor.distribution.update(self.actor.mlp(self.actor.get_latent(observations)))
-        torch.randn_like(self.actor.output_mean)
+        torch.randn_like(self.actor.distribution.mean)
 
     def _adapt_learning_rate(self, old_parameters: tuple[Tensor, ...]) -> None:
         """Change the learning rate by the divergence from the policy that acted; on the device, where it is captured.
@@ -214,10 +235,12 @@ class TritonPPO(PPO):
         }
         if not self._is_gaussian:
             log_probs, entropy = self.actor.get_output_log_prob(batch["actions"]), self.actor.output_entropy
+            if entropy.shape != log_probs.shape:
+                entropy = entropy.mean().expand_as(log_probs)  # which is all that PPO reads of it
             return ppo_loss(log_probs, entropy=entropy, **arguments)
-        is_shared = type(self.actor.distribution) is GaussianDistribution
-        deviation = self.actor.output_std[0] if is_shared else self.actor.output_std
-        return gaussian_ppo_loss(self.actor.output_mean, deviation.log(), batch["actions"], **arguments)
+        distribution = self.actor.distribution
+        deviation = distribution.std[0] if type(distribution) is GaussianDistribution else distribution.std
+        return gaussian_ppo_loss(distribution.mean, deviation.log(), batch["actions"], **arguments)
 
 
 def _find_pointers(rollout: dict[str, Any]) -> list[int]:

@@ -3,10 +3,10 @@
 import pytest
 import torch
 from process_state import assert_unchanged
-from rl_triton_core._internal.backend import why_unavailable
 from rl_triton_core._internal.selftest.campaign import Campaign, find_targets, run_campaign
 
 from rl_triton_core import compute_gae, normalize_advantages
+from rl_triton_core._internal.backend import why_unavailable
 from rl_triton_core.capture import CapturedStep
 from rl_triton_core.losses import gaussian_ppo_loss
 

@@ -26,10 +26,10 @@ VARIANTS = {
 RECURRENT = {"class_name": "RNNModel", "rnn_type": "gru", "rnn_hidden_dim": 8, "rnn_num_layers": 1}
 
 
-def make_runner(class_name, variant="default", device="cpu", **algorithm):
+def make_runner(class_name, variant="default", device="cpu", network=None, **algorithm):
     """A runner on environments that are near their time limit, most of them, when training starts."""
-    changes, network = VARIANTS.get(variant, ({}, RECURRENT))
-    network = {**NETWORK, **network}
+    changes, more = VARIANTS.get(variant, ({}, RECURRENT))
+    network = {**NETWORK, **more, **(network or {})}
     distribution = {"class_name": network.pop("distribution", "GaussianDistribution")}
     torch.manual_seed(0)
     config = {

@@ -165,20 +165,64 @@ def is_number(x: Any) -> bool:
     return type(x) is float or (isinstance(x, Real) and not isinstance(x, bool))
 
 
-def check_number(name: str, number: Any, low: float, high: float) -> float:
-    """Check that an argument is a finite number within [low, high], and return it as a float."""
-    if not is_number(number):
+def check_number(name: str, number: Any, low: float, high: float, or_infinity: bool = False) -> float:
+    """Check that an argument is a finite number within [low, high], and return it as a float.
+
+    While torch.compile traces, a tensor stays one, whose value is asserted where it is known.
+    """
+    if isinstance(number, torch.Tensor):
+        number = read_number(name, number)
+    elif not is_number(number):
         raise TypeError(f"{name}: got {type(number).__name__}, expected a float")
+    bounds = f"in [{low:g}, {high:g}]" if math.isfinite(high) else f"finite and >= {low:g}"
+    bounds += " or infinite" if or_infinity else ""
+    if isinstance(number, torch.Tensor):
+        valid = (low <= number) & (number <= high) & ((number.abs() < math.inf) | or_infinity)
+        torch._assert_async(valid, f"{name}: expected a number {bounds}")
+        return number  # type: ignore[return-value]
     value = float(number)
-    if not (low <= value <= high and -math.inf < value < math.inf):
-        bounds = f"in [{low:g}, {high:g}]" if math.isfinite(high) else f"finite and >= {low:g}"
+    if not (low <= value <= high and (or_infinity or -math.inf < value < math.inf)):
         raise ValueError(f"{name}: got {number!r}, expected a number {bounds}")
     return value
 
 
+def read_number(name: str, number: torch.Tensor) -> float | torch.Tensor:
+    """Read the one number of a tensor in host memory; while torch.compile traces, return it as float64."""
+    check_tensor(name, number, (*REAL_DTYPES, *INTEGER_DTYPES))
+    if number.ndim:
+        raise ValueError(f"{name}: got shape {tuple(number.shape)}, expected a number or a tensor without dimensions")
+    if number.device.type != "cpu":
+        expected = "expected a number or a tensor in host memory, since reading it waits for the device"
+        raise ValueError(f"{name}: got a tensor on {number.device}, {expected}")
+    check_detached(name, number)
+    return number.double() if torch.compiler.is_compiling() else number.item()
+
+
+def check_detached(name: str, x: torch.Tensor) -> None:
+    """Check that a tensor asks for no gradient, which it would not get."""
+    if x.requires_grad and torch.is_grad_enabled():
+        raise ValueError(f"{name}: got a tensor that requires grad, expected it detached: no gradient flows to it")
+
+
+def spread_number(number: Any, layout: RolloutLayout) -> Any:
+    """Spread the one number of a tensor that has a gradient, or cannot be read without waiting, over all steps."""
+    if not isinstance(number, torch.Tensor) or number.ndim:
+        return number
+    is_plain = torch.compiler.is_compiling() or not is_transformed()
+    if number.device.type == "cpu" and not number.requires_grad and is_plain:
+        return number
+    return number.to(layout.device, torch.promote_types(layout.dtype, torch.float32)).expand(layout.shape)
+
+
+def is_stream(x: Any) -> bool:
+    """Whether something is a tensor of one element per step: without dimensions it is a number."""
+    return isinstance(x, torch.Tensor) and x.ndim > 0
+
+
 def check_gamma(gamma: Any, layout: RolloutLayout) -> float | torch.Tensor:
     """Check that an argument is one discount or one per step."""
-    if not isinstance(gamma, torch.Tensor):
+    gamma = spread_number(gamma, layout)
+    if not is_stream(gamma):
         return check_number("gamma", gamma, 0.0, math.inf)
     check_per_step("gamma", gamma, layout)
     return gamma
@@ -209,7 +253,7 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
 
 def check_clip(name: str, bar: Any) -> float:
     """Check that an argument is a clip of importance weights: >= 0, infinity for none."""
-    return math.inf if isinstance(bar, Real) and bar == math.inf else check_number(name, bar, 0.0, math.inf)
+    return check_number(name, bar, 0.0, math.inf, or_infinity=True)
 
 
 def check_log_ratios(log_ratios: Any, target: Any, behaviour: Any, layout: RolloutLayout) -> dict[str, Any]:
@@ -226,7 +270,8 @@ def check_log_ratios(log_ratios: Any, target: Any, behaviour: Any, layout: Rollo
 
 def check_decay(decay: Any, x: torch.Tensor, layout: RolloutLayout) -> float | torch.Tensor:
     """Check a decay, and return a number or a tensor of the shape of `x` or of its steps."""
-    if not isinstance(decay, torch.Tensor):
+    decay = spread_number(decay, layout)
+    if not is_stream(decay):
         return check_number("decay", decay, -math.inf, math.inf)
     check_tensor("decay", decay)
     check_device("decay", decay, x.device)

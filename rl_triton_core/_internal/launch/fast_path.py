@@ -386,6 +386,8 @@ def describe_call(key: Hashable, values: Sequence[Any], numbers: Sequence[int]) 
         if type(x) in TENSORS:
             if not on_device and x.device.type not in DEVICES:
                 return None
+            if x.ndim == 0 and x.device.type == "cpu":  # a number, which is read in every call
+                return None
             on_device = True
             parts += (x.shape, x.dtype, x.requires_grad)
         elif type(x) in CONSTANT_TYPES:

@@ -43,7 +43,7 @@ class Elements(NamedTuple):
             return None
         check.check_tensor(name, x, check.FLAG_DTYPES if name == "mask" else check.REAL_DTYPES)
         self.check_shape(name, x, self.shape)
-        check_detached(name, x)
+        check.check_detached(name, x)
         return flatten(drop_graph(x))
 
     def check_matrix(self, name: str, x: Any, size: int | None = None, dtypes: Any = check.REAL_DTYPES) -> torch.Tensor:
@@ -101,12 +101,6 @@ def flatten(x: torch.Tensor) -> torch.Tensor:
     return x if x.ndim == 1 and x.is_contiguous() else x.reshape(-1).contiguous()
 
 
-def check_detached(name: str, x: torch.Tensor) -> None:
-    """A tensor that does not ask for a gradient, which it would not get."""
-    if x.requires_grad and torch.is_grad_enabled():
-        raise ValueError(f"{name}: got a tensor that requires grad, expected it detached: no gradient flows to it")
-
-
 def check_bound(name: str, x: Any, low: float = 0.0) -> Number:
     """What limits something: a coefficient, or infinity or None, which are no limit."""
     return (
@@ -123,7 +117,7 @@ def check_coefficient(name: str, x: Any, low: float = -math.inf) -> Number:
     check.check_tensor(name, x, check.REAL_DTYPES)
     if x.ndim:
         raise ValueError(f"{name}: got shape {tuple(x.shape)}, expected a number or a tensor without dimensions")
-    check_detached(name, x)
+    check.check_detached(name, x)
     return drop_graph(x)
 
 

@@ -1,7 +1,7 @@
 """The custom operator that torch.compile takes as it is.
 
-Numbers that may change from call to call, such as an annealed γ, are symbols while it traces. They cross the operator
-as a tensor, so that one compilation serves all of their values.
+Numbers that may change from call to call, such as an annealed γ, are symbols or tensors while it traces. They cross the
+operator as a tensor, so that one compilation serves all of their values.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from rl_triton_core._internal.arguments.validation import is_stream
 from rl_triton_core._internal.equations.schema import describe_schema
 from rl_triton_core._internal.scan.execution import STREAMS, Results, allocate_outputs, run_backend
 from rl_triton_core._internal.scan.problem import Problem
@@ -42,14 +43,14 @@ class PackedProblem(NamedTuple):
 def solve_through_operator(problem: Problem, wanted: Sequence[bool], backend: str | None) -> Results:
     """Compute a problem's wanted results by the operator."""
     streams = [getattr(problem, name) for name in STREAMS]
-    numbers = [0.0 if isinstance(x, torch.Tensor) else x for x in streams[: len(NUMBERS)]]
+    numbers = [0.0 if is_stream(x) else x for x in streams[: len(NUMBERS)]]
     numbers += [problem.lambda_, *problem.params]
     symbolic = any(map(is_symbolic, numbers))
     packed = PackedProblem(
         recurrence=problem.recurrence.name,
         like=problem.like,
         inputs=list(problem.inputs),
-        streams=[x if isinstance(x, torch.Tensor) else None for x in streams],
+        streams=[x if is_stream(x) else None for x in streams],
         constants=[] if symbolic else [float(x) for x in numbers],
         symbols=torch.stack([scalar_tensor(x) for x in numbers]) if symbolic else None,
         time_dim=problem.time_dim,
@@ -62,11 +63,11 @@ def solve_through_operator(problem: Problem, wanted: Sequence[bool], backend: st
     return tuple(next(results) if want else None for want in wanted)
 
 
-def is_symbolic(number: float) -> bool:
+def is_symbolic(number: float | torch.Tensor) -> bool:
     """Whether a number stands for all values that it may have, while torch.compile traces."""
     from torch.fx.experimental import symbolic_shapes
 
-    return not symbolic_shapes.has_static_value(number)
+    return isinstance(number, torch.Tensor) or not symbolic_shapes.has_static_value(number)
 
 
 def scalar_tensor(number: float) -> torch.Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rl_triton_core._internal.arguments.validation import find_precision
+from rl_triton_core._internal.arguments.validation import find_precision, is_stream
 from rl_triton_core._internal.launch.recording import mark_numbers
 from rl_triton_core._internal.scan.recurrence import Expectation, Recurrence, Stream
 
@@ -58,7 +58,7 @@ class Problem:
 
     def __post_init__(self) -> None:
         """Derive the decay, the shape and the dtype."""
-        self.decay = self.lambda_ if isinstance(self.gamma, torch.Tensor) else self.gamma * self.lambda_
+        self.decay = self.lambda_ if is_stream(self.gamma) else self.gamma * self.lambda_
         self.shape = self.find_shape()
         self.dtype = self.find_dtype()
 
@@ -73,7 +73,8 @@ class Problem:
         """See `dtype`."""
         if not self.like.dtype.is_floating_point:
             return torch.int64
-        return find_precision((*self.inputs, self.gamma, self.bootstrap, *self.ahead, self.initial))
+        streams = (*self.inputs, self.gamma, self.bootstrap, *self.ahead, self.initial)
+        return find_precision(filter(is_stream, streams))
 
     @property
     def ahead(self) -> tuple[Stream, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rl_triton_core._internal.arguments.validation import assert_offsets
+from rl_triton_core._internal.arguments.validation import assert_offsets, is_stream
 from rl_triton_core._internal.equations.primitives import (
     Operand,
     gated_product,
@@ -132,7 +132,7 @@ def build_steps(row: Row, dtype: torch.dtype) -> Step:
 
     inputs = tuple(map(read_valid, problem.inputs))
     terminated, truncated = row.read_flags(problem.terminated), row.read_flags(problem.truncated)
-    gamma, varies = read_valid(problem.gamma), isinstance(problem.gamma, torch.Tensor)
+    gamma, varies = read_valid(problem.gamma), is_stream(problem.gamma)
     decay = gamma * problem.lambda_ if varies else read_valid(multiply_numbers(problem))
     index, none, is_severed = row.find_neighbours()
     next_inputs = tuple(x.gather(1, index) for x in inputs[: problem.recurrence.num_lookahead])

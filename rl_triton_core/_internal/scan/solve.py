@@ -212,7 +212,7 @@ def solve_features(
         return x if x.ndim <= 3 else x.flatten(2)
 
     like = flatten_input(inputs[0])
-    if isinstance(gamma, torch.Tensor):
+    if check.is_stream(gamma):
         gamma = gamma.unsqueeze(2).expand(like.shape) if gamma.ndim < like.ndim else flatten_input(gamma)
     if initial is not None:
         initial = layout.expand_over_time(initial if initial.ndim < 2 else initial.flatten(1))

@@ -1,0 +1,63 @@
+"""What a user has changed in an object of a framework: an adapter that goes around a method asks whether it may."""
+
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from typing import Any
+
+from torch import nn
+
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+KNOWN: dict[tuple[tuple[str, ...], type, str], Any] = {}
+"""Attributes that were found to be a framework's, by its packages, their class and their name."""
+
+
+def find_override(thing: Any, names: Iterable[str], packages: tuple[str, ...], behind: type | None = None) -> str:
+    """Find a method or property that is not the framework's, and say which; empty if there is none.
+
+    Args:
+        thing: An object of a framework's class or of one that derives from it; or the class, without an object.
+        names: What an adapter goes around. Those that the object does not have are left out.
+        packages: Packages and modules of the framework, and of the decorators that it uses.
+        behind: A class of ours that overrides these methods itself: those of the classes behind it count, as `super`
+            finds them.
+    """
+    kind = thing if isinstance(thing, type) else type(thing)
+    bases = kind.__mro__ if behind is None else kind.__mro__[kind.__mro__.index(behind) + 1 :]
+    own = getattr(thing, "__dict__", {}) if kind is not thing and behind is None else {}
+    for name in names:
+        if name in own:
+            return f"this {kind.__name__} has its own {name}"
+        for owner in bases:
+            if name in owner.__dict__:
+                if not is_from(packages, owner, name):
+                    return f"{owner.__name__} has its own {name}"
+                break
+    return ""
+
+
+def is_from(packages: tuple[str, ...], owner: type, name: str) -> bool:
+    """Whether a class, and all that one of its attributes is made of, was written in one of these packages."""
+    attribute, key = vars(owner)[name], (packages, owner, name)
+    if KNOWN.get(key) is attribute:
+        return True
+    modules = [owner.__module__, *(getattr(x, "__globals__", {}).get("__name__", "") for x in unwrap(attribute))]
+    if not all(any(f"{module}.".startswith(f"{package}.") for package in packages) for module in modules):
+        return False
+    KNOWN[key] = attribute
+    return True
+
+
+def unwrap(attribute: Any) -> Iterator[Any]:
+    """The functions that an attribute of a class is made of: what decorators made, then what they were given."""
+    if isinstance(attribute, property | cached_property):
+        attribute = attribute.fget if isinstance(attribute, property) else attribute.func
+    attribute = getattr(attribute, "__func__", attribute)
+    while attribute is not None:
+        yield attribute
+        attribute = getattr(attribute, "__wrapped__", None)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a call of a module does more than its `forward`, for this module or for all."""
+    everywhere = vars(nn.modules.module)
+    return any(len(getattr(module, name)) or len(everywhere[f"_global{name}"]) for name in HOOKS)

@@ -1,0 +1,131 @@
+"""TritonPPO of RSL-RL with users' own methods, in classes and on objects: the training is that of PPO with these."""
+
+import inspect
+from collections import Counter
+
+import pytest
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+pytest.importorskip("rsl_rl")
+from overrides import alter, derive, list_methods, make_method, override
+from rsl_rl.algorithms import PPO
+from rsl_rl.models import MLPModel
+from rsl_rl.modules.distribution import GaussianDistribution
+from rsl_rl.storage import RolloutStorage
+from test_rsl_rl import compare, make_runner, train, use_graphs
+
+from rl_triton_adapters.rsl_rl import TritonPPO
+
+MODEL = list_methods(MLPModel, "as_jit", "as_onnx", "_get_obs_dim", "_get_latent_dim")
+DISTRIBUTION = list_methods(GaussianDistribution, "as_deterministic_output_module", "input_dim", "init_mlp_weights")
+PLACES = [*(("model", name) for name in MODEL), *(("distribution", name) for name in DISTRIBUTION)]
+KINDS = {"model": MLPModel, "distribution": GaussianDistribution}
+METHODS = [(part, name) for part, name in PLACES if inspect.isfunction(inspect.getattr_static(KINDS[part], name))]
+
+
+def assert_same_training(change=lambda alg: None, classes=("PPO", TritonPPO), **network):
+    """Two iterations, before which something is changed in both algorithms; returns ours."""
+    runners = []
+    for class_name in classes:
+        runner = make_runner(class_name, network=network)
+        change(runner.alg)
+        train(runner, 2)
+        runners.append(runner)
+    compare(runners[1], runners[0], rtol=1e-4, atol=2e-6)
+    return runners[1].alg
+
+
+@pytest.mark.parametrize(("part", "name"), PLACES)
+def test_classes(part, name):
+    kind = derive(KINDS[part], name)
+    if part == "model":
+        assert_same_training(class_name=kind)
+    else:
+        assert_same_training(distribution_cfg={"class_name": kind})
+
+
+@pytest.mark.parametrize(("part", "name"), METHODS)
+def test_objects(part, name):
+    def change(alg):
+        override(alg.actor if part == "model" else alg.actor.distribution, name)
+
+    assert_same_training(change)
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_hooks_before_a_call(everywhere):
+    """Of the actor, whose call is gone around; parts that are called have theirs anyway."""
+
+    def hook(module, inputs):
+        return ({name: alter(x) for name, x in inputs[0].items()},) if isinstance(module, MLPModel) else None
+
+    handles = []
+
+    def change(alg):
+        register = register_module_forward_pre_hook if everywhere else alg.actor.register_forward_pre_hook
+        handles.append(register(hook))
+        if len(handles) == 2 and everywhere:
+            handles.pop(0).remove()
+
+    assert_same_training(change)
+    handles[-1].remove()
+
+
+def test_hooks_after_a_call():
+    calls = Counter()
+
+    def change(alg):
+        alg.actor.register_forward_hook(lambda *_: calls.update([type(alg)]))
+
+    assert_same_training(change)
+    assert calls[PPO] == calls[TritonPPO] > 0
+
+
+@pytest.mark.parametrize("part", ["model", "distribution"])
+def test_methods_that_a_framework_was_given(part, monkeypatch):
+    """Of all of its objects, for as long as a program runs."""
+    kind, name = (MLPModel, "get_output_log_prob") if part == "model" else (GaussianDistribution, "entropy")
+    monkeypatch.setattr(kind, name, make_method(kind, name))
+    assert_same_training()
+
+
+def test_a_policy_changes_between_updates(monkeypatch):
+    """And its graph with it."""
+    runners = [make_runner(name) for name in ("PPO", TritonPPO)]
+    graphs = use_graphs(monkeypatch, runners[1])
+    for runner in runners:
+        train(runner, 1)
+        override(runner.alg.actor, "get_output_log_prob")
+        train(runner, 1)
+    compare(*runners[::-1], rtol=1e-4, atol=2e-6)
+    assert graphs.captures == 2
+
+
+def test_a_storage_with_minibatches_of_its_own():
+    class Reversed(RolloutStorage):
+        def mini_batch_generator(self, *args):
+            yield from reversed(list(super().mini_batch_generator(*args)))
+
+    def change(alg):
+        alg.storage.__class__ = Reversed
+
+    assert "Reversed has its own mini_batch_generator" in assert_same_training(change).obstacle
+
+
+@pytest.mark.parametrize("name", ["update", "compute_returns"])
+def test_algorithms_behind_ours(name):
+    """A class in front of RSL-RL's, and ours in front of that."""
+
+    class Own(PPO):
+        def update(self):
+            self.storage.advantages = 0.5 * self.storage.advantages
+            return super().update()
+
+        def compute_returns(self, obs):
+            super().compute_returns(obs)
+            self.storage.returns *= 0.5
+
+    delattr(Own, "compute_returns" if name == "update" else "update")
+    ours = type("Ours", (TritonPPO, Own), {})
+    alg = assert_same_training(classes=(Own, ours))
+    assert alg.obstacle == ("Own has its own update" if name == "update" else "")

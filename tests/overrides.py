@@ -1,0 +1,55 @@
+"""What users do to a framework's objects: methods of their own, in a class or on one object, which change results."""
+
+import inspect
+from functools import partial, wraps
+
+import torch
+
+
+def list_methods(kind, *without):
+    """Names of a class's methods and properties, those of its bases in the same package included."""
+    package = kind.__module__.partition(".")[0]
+    bases = [base for base in kind.__mro__ if base.__module__.partition(".")[0] == package]
+    names = {name for base in bases for name, x in vars(base).items() if is_method(x)}
+    return sorted(name for name in names if not name.startswith("__") and name not in without)
+
+
+def is_method(attribute):
+    return inspect.isfunction(attribute) or isinstance(attribute, property | staticmethod | classmethod)
+
+
+def alter(value):
+    """The same with smaller tensors."""
+    if isinstance(value, tuple):
+        return getattr(value, "_make", tuple)(map(alter, value))
+    if hasattr(value, "named_apply"):  # a TensorDict
+        return value.apply(alter)
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return 0.9 * value
+    return value
+
+
+def alter_call(function, *args, **kwargs):
+    """Call a function with smaller tensors, and return smaller ones."""
+    return alter(function(*map(alter, args), **kwargs))
+
+
+def make_method(kind, name):
+    """A method or property in the place of that of a class."""
+    stock = inspect.getattr_static(kind, name)
+    if isinstance(stock, property):
+        return property(lambda self: alter(stock.fget(self)))
+    if isinstance(stock, staticmethod):
+        return staticmethod(partial(alter_call, stock))
+    return lambda self, *args, **kwargs: alter_call(partial(stock, self), *args, **kwargs)
+
+
+def derive(kind, name):
+    """A class with a method of its own."""
+    return type(kind.__name__, (kind,), {name: make_method(kind, name)})
+
+
+def override(thing, name):
+    """Give one object a method of its own, that says it is the one that it replaces."""
+    stock = getattr(thing, name)
+    setattr(thing, name, wraps(stock)(partial(alter_call, stock)))

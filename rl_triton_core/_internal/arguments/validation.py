@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch.autograd import forward_ad
@@ -214,7 +214,7 @@ def spread_number(number: Any, layout: RolloutLayout) -> Any:
     return number.to(layout.device, torch.promote_types(layout.dtype, torch.float32)).expand(layout.shape)
 
 
-def is_stream(x: Any) -> bool:
+def is_stream(x: Any) -> TypeGuard[torch.Tensor]:
     """Whether something is a tensor of one element per step: without dimensions it is a number."""
     return isinstance(x, torch.Tensor) and x.ndim > 0
 

@@ -13,7 +13,6 @@ from rl_triton_core._internal.loss.arguments import (
     Number,
     build_problem,
     check_coefficient,
-    check_detached,
     drop_graph,
     elements_of,
     flatten,
@@ -143,7 +142,7 @@ def add_sequences(problem: LossProblem, elements: Elements, advantages: Any, cu_
             f"{tuple(elements.shape)}, one per token"
         )
     check.check_device("advantages", advantages, elements.device)
-    check_detached("advantages", advantages)
+    check.check_detached("advantages", advantages)
     problem.per_sequence = not per_token
     problem.streams = problem.streams._replace(advantages=flatten(drop_graph(advantages)))
 

@@ -14,7 +14,6 @@ from rl_triton_core._internal.loss.arguments import (
     Elements,
     Number,
     build_problem,
-    check_detached,
     check_normalization,
     drop_graph,
     elements_of,
@@ -399,7 +398,7 @@ def check_old_logits(
             f"old_logits: got {old_rows} elements of sizes {old_sizes}, expected {rows} of {sizes}, as logits have"
         )
     for x in network:
-        check_detached("old_logits", x)
+        check.check_detached("old_logits", x)
     return old_inputs
 
 
@@ -554,8 +553,8 @@ def check_old_gaussian(
         elements.check_matrix("old_mean", old_mean, mean.shape[-1]),
         check_log_std(elements, "old_log_std", old_log_std, mean),
     )
-    check_detached("old_mean", old_mean)
-    check_detached("old_log_std", old_log_std)
+    check.check_detached("old_mean", old_mean)
+    check.check_detached("old_log_std", old_log_std)
     return old_inputs
 
 
@@ -710,5 +709,5 @@ def check_constant_matrix(
 ) -> torch.Tensor:
     """Several numbers per element, through which no gradient flows."""
     matrix = elements.check_matrix(name, x, size, dtypes)
-    check_detached(name, x)
+    check.check_detached(name, x)
     return matrix

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch.autograd import forward_ad
@@ -190,7 +190,7 @@ def read_number(name: str, number: torch.Tensor) -> float | torch.Tensor:
     """Read the one number of a tensor in host memory; while torch.compile traces, return it as float64."""
     check_tensor(name, number, (*REAL_DTYPES, *INTEGER_DTYPES))
     if number.ndim:
-        raise ValueError(f"{name}: got shape {tuple(number.shape)}, expected a number or a tensor without dimensions")
+        raise TypeError(f"{name}: got a Tensor of shape {tuple(number.shape)}, expected a float or a tensor of one number")
     if number.device.type != "cpu":
         expected = "expected a number or a tensor in host memory, since reading it waits for the device"
         raise ValueError(f"{name}: got a tensor on {number.device}, {expected}")
@@ -214,7 +214,7 @@ def spread_number(number: Any, layout: RolloutLayout) -> Any:
     return number.to(layout.device, torch.promote_types(layout.dtype, torch.float32)).expand(layout.shape)
 
 
-def is_stream(x: Any) -> bool:
+def is_stream(x: Any) -> TypeGuard[torch.Tensor]:
     """Whether something is a tensor of one element per step: without dimensions it is a number."""
     return isinstance(x, torch.Tensor) and x.ndim > 0
 

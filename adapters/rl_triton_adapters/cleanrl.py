@@ -4,15 +4,14 @@ One call stands in the place of the loop that follows ``# bootstrap value if not
 
     advantages, returns = gae(rewards, values, dones, next_value, next_done, args.gamma, args.gae_lambda)
 
-Tensors are [num_steps, num_envs], on any device; nothing waits for it. Flags are bool, uint8 or floating point, nonzero
-is true. Environments are in autoreset mode SAME_STEP, as in the releases of Gym that the scripts were written for; for
+Tensors are [num_steps, num_envs], on any device; nothing waits for it. Flags are bool, integer or floating point, nonzero
+is true. Numbers may be tensors of one number in host memory, γ on any device. Environments are in autoreset mode SAME_STEP, as in the releases of Gym that the scripts were written for; for
 NEXT_STEP see `from_cleanrl` and `from_gymnasium_next_step` in `rl_triton_core.conventions`. CleanRL is not needed.
 """
 
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from numbers import Real
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -21,6 +20,7 @@ import torch
 
 from rl_triton_core import compute_gae, compute_vtrace
 from rl_triton_core.conventions import Boundaries, from_cleanrl, from_episode_starts, from_gymnasium_same_step
+from rl_triton_core.extending import check_number
 
 __all__ = ["AdvantagesAndReturns", "RolloutBufferMixin", "gae", "leanrl_gae", "vtrace"]
 
@@ -85,12 +85,12 @@ def gae(
     Source:
         https://github.com/vwxyzjn/cleanrl/blob/master/cleanrl/ppo.py
     """
-    _check_gae_lambda(gae_lambda)
+    lambda_ = check_number("gae_lambda", gae_lambda, 0.0, 1.0)
     _check_per_step("rewards", rewards, rewards)
     _check_per_step("values", values, rewards)
     boundaries = _build_boundaries(rewards, dones, next_value, next_done, truncations, final_values)
     advantages, returns = compute_gae(
-        rewards, values, **boundaries._asdict(), gamma=gamma, lambda_=gae_lambda, backend=backend
+        rewards, values, **boundaries._asdict(), gamma=gamma, lambda_=lambda_, backend=backend
     )
     assert advantages is not None and returns is not None
     return AdvantagesAndReturns(advantages, returns)
@@ -276,7 +276,6 @@ class RolloutBufferMixin:
             ValueError: `last_values` or `dones` does not hold one entry per environment, or an array of the buffer is
                 not [n_steps, n_envs].
         """
-        _check_gae_lambda(self.gae_lambda)
         rewards, values, advantages, returns = map(self._get_tensor, ("rewards", "values", "advantages", "returns"))
         if not isinstance(last_values, torch.Tensor):
             raise TypeError(f"last_values: got {type(last_values).__name__}, expected a torch.Tensor")
@@ -291,7 +290,7 @@ class RolloutBufferMixin:
             self._get_dones(dones),
             bootstrap_values=last_values.detach().to(values).flatten(),
             gamma=self.gamma,
-            lambda_=self.gae_lambda,
+            lambda_=check_number("gae_lambda", self.gae_lambda, 0.0, 1.0),
             time_dim=0,
             out=(advantages, returns),
             backend=self.backend,
@@ -346,8 +345,8 @@ def _check_per_step(name: str, tensor: Any, rewards: torch.Tensor, flags: bool =
     """Check that a tensor has one real number, or flag, per step, and the shape and device of `rewards`."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name}: got {type(tensor).__name__}, expected a torch.Tensor")
-    if not (tensor.is_floating_point() or (flags and tensor.dtype in (torch.bool, torch.uint8))):
-        expected = "bool, uint8 or a floating-point one" if flags else "a floating-point one"
+    if tensor.is_complex() or not (flags or tensor.is_floating_point()):
+        expected = "a real one" if flags else "a floating-point one"
         raise TypeError(f"{name}: got dtype {tensor.dtype}, expected {expected}")
     if tensor.ndim != 2:
         raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected [num_steps, num_envs]")
@@ -356,11 +355,3 @@ def _check_per_step(name: str, tensor: Any, rewards: torch.Tensor, flags: bool =
         raise ValueError(f"{name}: got shape {got}, expected {wanted}, that of rewards")
     if tensor.device != rewards.device:
         raise ValueError(f"{name}: got device {tensor.device}, expected {rewards.device}, that of rewards")
-
-
-def _check_gae_lambda(gae_lambda: Any) -> None:
-    """Check that λ is in [0, 1], under the name that it has here."""
-    if isinstance(gae_lambda, bool) or not isinstance(gae_lambda, Real):
-        raise TypeError(f"gae_lambda: got {type(gae_lambda).__name__}, expected a float")
-    if not 0 <= float(gae_lambda) <= 1:
-        raise ValueError(f"gae_lambda: got {gae_lambda!r}, expected a number in [0, 1]")

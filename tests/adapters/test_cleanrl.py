@@ -124,6 +124,38 @@ def test_the_numbers_of_cleanrls_loop(target, shape):
     assert_near(got, run_loop(*to_numpy(rollout.stock), GAMMA, LAMBDA))
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+def test_flags_of_every_dtype(dtype, target):
+    """Also packed in a larger tensor."""
+    rollout = random_rollout()
+    rows = torch.stack([*rollout.dones, rollout.next_done]).to(dtype)
+    wide = torch.stack([rows, torch.ones_like(rows)], dim=-1)[..., 0]
+    truncations = torch.stack([rollout.truncations.to(dtype), torch.ones_like(rows[:-1])], dim=-1)[..., 0]
+    limits = {"truncations": truncations.to(target.device), "final_values": rollout.final_values.to(target.device)}
+    rewards, values, next_value = (x.to(target.device) for x in (rollout.rewards, rollout.values, rollout.next_value))
+    for flags in (rows.to(target.device), wide.to(target.device)):
+        given = rewards, values, flags[:-1], next_value, flags[-1]
+        assert_near(
+            gae(*given, GAMMA, LAMBDA, backend=target.backend), run_loop(*to_numpy(rollout.stock), GAMMA, LAMBDA)
+        )
+        got, want = (gae(*x, GAMMA, LAMBDA, **y) for x, y in ((given, limits), (rollout.stock, rollout.limits)))
+        assert_near(got, to_numpy(want))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_numbers_that_are_tensors(dtype, target):
+    """As a schedule makes them that is written in PyTorch: read anew in every call."""
+    rollout = random_rollout()
+    gamma, gae_lambda = (torch.zeros((), dtype=dtype) for _ in range(2))
+    given = [x.to(target.device) for x in rollout.stock]
+    for value in (0.5, 0.75, 0.25, 1.0):
+        gamma.fill_(value), gae_lambda.fill_(1 - value)
+        want = run_loop(*to_numpy(rollout.stock), value, 1 - value)
+        assert_near(gae(*given, gamma, gae_lambda, backend=target.backend), want)
+        on_device = gamma.to(target.device)
+        assert_near(gae(*given, on_device, 1 - value, backend=target.backend), want)
+
+
 @pytest.mark.parametrize("shape", [*SHAPES, (128, 8), (512, 1)])
 def test_bit_for_bit_on_the_cpu(shape):
     rollout = random_rollout(*shape, seed=3, ends=0.05)
@@ -292,7 +324,7 @@ def test_gae_and_vtrace_in_one_graph(limits):
         (lambda c: c | {"vals": c["vals"].long()}, TypeError, "vals: got dtype torch.int64"),
         (lambda c: c | {"vals": c["vals"][1:]}, ValueError, r"vals: got shape \(31, 3\), expected \(32, 3\)"),
         (lambda c: c | {"rewards": c["rewards"][0]}, ValueError, r"rewards: got shape \(3,\)"),
-        (lambda c: c | {"dones": c["dones"].long()}, TypeError, "dones: got dtype torch.int64, expected bool"),
+        (lambda c: c | {"dones": c["dones"] + 0j}, TypeError, "dones: got dtype torch.complex64, expected a real one"),
     ],
 )
 def test_leanrl_names_what_is_wrong(change, error, message):
@@ -314,7 +346,7 @@ BAD = [
     ("values", lambda x: x.to("meta"), ValueError, "got device meta, expected cpu, that of rewards"),
     ("dones", lambda x: x.numpy(), TypeError, "got ndarray, expected a torch.Tensor"),
     ("dones", lambda x: x[1:], ValueError, r"got shape \(31, 3\), expected \(32, 3\), that of rewards"),
-    ("dones", lambda x: x.int(), TypeError, "got dtype torch.int32, expected bool, uint8 or a floating-point one"),
+    ("dones", lambda x: x + 0j, TypeError, "got dtype torch.complex64, expected a real one"),
     ("next_value", lambda x: 0.0, TypeError, "got float, expected a torch.Tensor"),
     ("next_value", lambda x: x[:, :2], ValueError, r"got shape \(2,\), expected \(3,\)"),
     ("next_value", lambda x: x.expand(32, 3), ValueError, r"got shape \(32, 3\), expected \(3,\)"),
@@ -326,13 +358,16 @@ BAD = [
     ("gae_lambda", lambda x: 1.1, ValueError, r"got 1.1, expected a number in \[0, 1\]"),
     ("gae_lambda", lambda x: float("nan"), ValueError, r"got nan, expected a number in \[0, 1\]"),
     ("gae_lambda", lambda x: True, TypeError, "got bool, expected a float"),
+    ("gae_lambda", lambda x: torch.tensor(1.1), ValueError, r"got 1.1\d*, expected a number in \[0, 1\]"),
+    ("gae_lambda", lambda x: torch.ones(2), TypeError, r"got a Tensor of shape \(2,\), expected a float"),
+    ("gae_lambda", lambda x: torch.ones((), device="meta"), ValueError, "got a tensor on meta, expected a number"),
     ("lambda_", lambda x: 1.1, ValueError, r"got 1.1, expected a number in \[0, 1\]"),
     ("rho_bar", lambda x: -1.0, ValueError, "got -1.0"),
     ("c_bar", lambda x: "1", TypeError, "got str"),
     ("logprobs", lambda x: x[0], ValueError, r"got shape \(3,\), expected \[num_steps, num_envs\]"),
     ("newlogprobs", lambda x: x[1:], ValueError, r"got shape \(31, 3\), expected \(32, 3\), that of rewards"),
     ("truncations", lambda x: None, ValueError, "got None together with final_values, expected both or neither"),
-    ("truncations", lambda x: x.long(), TypeError, "got dtype torch.int64, expected bool, uint8"),
+    ("truncations", lambda x: x + 0j, TypeError, "got dtype torch.complex64, expected a real one"),
     ("truncations", lambda x: x[0], ValueError, r"got shape \(3,\), expected \[num_steps, num_envs\]"),
     ("final_values", lambda x: None, ValueError, "got None together with truncations, expected both or neither"),
     ("final_values", lambda x: x.bool(), TypeError, "got dtype torch.bool, expected a floating-point one"),

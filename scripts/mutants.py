@@ -67,7 +67,6 @@ FILES = [
         "launch_table",
         "command_line",
         "selftest",
-        "bench_command",
     )
 ]
 SLOW_TO_IMPORT = ("hypothesis", "numba", "packaging.version", "torch", "triton")
@@ -164,6 +163,9 @@ def test_mutant(mutant: Mutant, copy: Path) -> None:
     os.chdir(copy)
     sys.path[:] = [str(copy), *sys.path, str(ROOT)]  # for benchmarks, which are as they are
     os.environ["PYTHONPATH"] = os.pathsep.join([str(copy), os.environ.get("PYTHONPATH", "")])  # processes of tests
+    os.environ["NUMBA_CACHE_DIR"] = str(copy / "cache")
+    with suppress(ImportError):
+        import_module("numba.core.config").reload_config()
     with Path("log").open("w") as log, redirect_stdout(log), redirect_stderr(log):
         if mutant.file:
             apply_mutant(mutant, copy / "rl_triton_core")

@@ -35,8 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Report:
     """Make random calls and compare their results with the oracles."""
-    check_positive("--cases", options.cases)
-    check_positive("--combinations", options.combinations)
+    least = {"cases": 1, "combinations": 1, "seed": 0, "case": 0, "seconds": 0}
+    for name, limit in least.items():
+        check_at_least(limit, f"--{name}", getattr(options, name))
     targets = find_targets(options.backend)
     if not targets:
         raise ValueError(f"--backend: got {' '.join(options.backend)}, expected one that runs here (rl-triton env)")
@@ -49,10 +50,10 @@ def run(options: argparse.Namespace) -> Report:
     return report_outcomes(campaign, outcomes)
 
 
-def check_positive(name: str, number: int | None) -> None:
-    """Check a number of something."""
-    if number is not None and number < 1:
-        raise ValueError(f"{name}: got {number}, expected at least 1")
+def check_at_least(limit: int, name: str, number: float | None) -> None:
+    """Check an argument that may be missing."""
+    if number is not None and not number >= limit:
+        raise ValueError(f"{name}: got {number}, expected at least {limit}")
 
 
 def track_campaign(campaign: Campaign, seconds: float | None) -> Iterator[Outcome]:

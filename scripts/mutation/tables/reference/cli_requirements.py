@@ -6,24 +6,24 @@ FILE = "cli/requirements.py"
 
 MUTANTS = [
     Mutant(
-        "doctor: the lower bound itself is too old",
-        "parse_version(x.installed) < parse_version(x.lowest)",
-        "parse_version(x.installed) <= parse_version(x.lowest)",
-        tests="versions_of_frameworks",
-        function="find_unmet",
-    ),
-    Mutant(
-        "doctor: versions are compared as text",
-        "return tuple(map(int, release[0].split('.'))) if release else ()",
-        "return tuple(release[0].split('.')) if release else ()",
-        tests="versions_of_frameworks",
-        function="parse_version",
+        "doctor: builds ahead of a release are too old",
+        "parse_version(version).base_version",
+        "version",
+        tests="versions_of_what_the_core_needs",
+        function="is_unmet",
     ),
     Mutant(
         "doctor: the newest version that was tried is unknown",
-        "parse_version(requirement.installed or '')[: len(tested)] > tested",
-        "parse_version(requirement.installed or '')[: len(tested)] >= tested",
+        "parse_version(version or '').release[: len(tested.release)] > tested.release",
+        "parse_version(version or '').release[: len(tested.release)] >= tested.release",
         tests="versions_of_frameworks",
         function="is_newer_than_tested",
+    ),
+    Mutant(
+        "doctor: what other systems need is asked for",
+        "requirement.marker is None or requirement.marker.evaluate({'extra': extra})",
+        "True",
+        tests="versions_of_what_the_core_needs or triton_of_pytorch",
+        function="applies",
     ),
 ]

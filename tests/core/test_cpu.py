@@ -207,7 +207,7 @@ def test_compiled_code_is_kept_in_the_folder_of_the_user(tmp_path, is_writable):
     (tmp_path / "other.py").write_text(OTHER)
     cache.mkdir() if is_writable else cache.touch()
     run_python(COMPILE, str(tmp_path), XDG_CACHE_HOME=str(cache), NUMBA_CACHE_DIR="", NUMBA_OPT="1")
-    kept, left = ({path.name.split(".")[0] for path in folder.rglob("*.nbi")} for folder in (cache, package))
-    ours = {"serial", "serial_moments"}
-    assert (kept, left) == ((ours, set()) if is_writable else (set(), ours))
+    found = [{path.name.split(".")[1][:4] for path in folder.rglob("*.nbi")} for folder in (cache, package)]
+    kept, left = found if is_writable else reversed(found)
+    assert kept >= {"gae_", "find"} and not left
     assert list((tmp_path / "__pycache__").glob("other.do_nothing*.nbi"))

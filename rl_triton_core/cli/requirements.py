@@ -13,7 +13,7 @@ from rl_triton_core.system_info import TRITON
 
 DISTRIBUTION = "rl-triton-core"
 TESTED = {
-    "numba": "0.68",
+    "numba": launcher.NUMBA[-1],
     "torch": launcher.TORCH[-1],
     "triton": launcher.TRITON[-1],
     "gymnasium": "1.2",

@@ -14,8 +14,19 @@ import torch
 from rl_triton_core._internal.launch.fast_path import fast_path_status
 from rl_triton_core._version import __version__
 
-TRITON = ("triton", "pytorch-triton-rocm", "pytorch-triton")
-FRAMEWORKS = ("gymnasium", "stable-baselines3", "sb3-contrib", "ray", "torchrl", "tensordict")
+TRITON = ("triton", "triton-rocm", "pytorch-triton-rocm", "pytorch-triton")
+FRAMEWORKS = (
+    "gymnasium",
+    "stable-baselines3",
+    "sb3-contrib",
+    "ray",
+    "torchrl",
+    "tensordict",
+    "rsl-rl-lib",
+    "rl-games",
+    "skrl",
+    "verl",
+)
 ABSENT = "none"
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from rl_triton_core import estimators
+from rl_triton_core._internal.backend import BackendUnavailableError, check_backend
 from rl_triton_core.normalization import normalize_advantages
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -65,7 +66,8 @@ def warm_up(
         The seconds that it took.
 
     Raises:
-        ValueError: There is no function or argument of that name, or the function refuses what it was given.
+        ValueError: There is no function, argument or device of that name, the shape is none, or the function refuses
+            what it was given.
         BackendUnavailableError: The backend asked for cannot run on the device.
 
     Example:
@@ -79,15 +81,44 @@ def warm_up(
     names = choose_tensors(parameters, tensors)
     if device is None:
         device = "cuda" if backend == "triton" and torch.cuda.is_available() else "cpu"
-    for name in names:
-        dtype_of = flag_dtype if name in FLAGS else dtype
-        size = shape_of(name, shape, time_dim, per_step="truncated" in names)
-        arguments[name] = torch.full(size, float(name == "mask"), dtype=dtype_of, device=device)
+    check_device(device, backend)
+    arguments |= make_tensors(names, shape, time_dim, dtype, flag_dtype, device)
     if "time_dim" in parameters:
         arguments["time_dim"] = time_dim
     for _ in range(NUM_CALLS):
         call(**arguments, backend=backend)
     return time.perf_counter() - start
+
+
+def make_tensors(
+    names: Sequence[str],
+    shape: Sequence[int],
+    time_dim: int,
+    dtype: torch.dtype,
+    flag_dtype: torch.dtype,
+    device: torch.device | str,
+) -> dict[str, torch.Tensor]:
+    """Tensors of zeros, and a mask of ones, for the arguments of these names."""
+    if len(shape) != 2 or min(shape) < 1:
+        raise ValueError(f"shape: got {tuple(shape)}, expected two sizes of at least 1")
+    shapes = {name: shape_of(name, shape, time_dim, per_step="truncated" in names) for name in names}
+    dtypes = {name: flag_dtype if name in FLAGS else dtype for name in names}
+    try:
+        return {x: torch.full(shapes[x], float(x == "mask"), dtype=dtypes[x], device=device) for x in names}
+    except RuntimeError as error:
+        raise ValueError(f"shape: got {tuple(shape)}, expected one that fits into memory: {error}") from None
+
+
+def check_device(device: torch.device | str, backend: str | None) -> None:
+    """Raise an error unless there is such a device, the backend runs on it, and tensors on it have data."""
+    try:
+        check_backend(backend, device)
+        torch.zeros((), device=device).item()
+    except BackendUnavailableError:
+        raise
+    except (AssertionError, RuntimeError) as error:  # the first from a PyTorch that was built without CUDA
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"device: got {str(device)!r}, expected one that there is here: {reason}") from None
 
 
 def list_required_options(function: Callable[..., Any]) -> list[str]:

@@ -68,7 +68,6 @@ CORE_TESTS = [
         "launch_table",
         "command_line",
         "selftest",
-        "bench_command",
         "capture",
         "capture_faults",
     )
@@ -185,6 +184,9 @@ def test_mutant(mutant: Mutant, copy: Path) -> None:
     own = [str(copy), str(copy / "adapters")]
     sys.path[:] = [*own, *sys.path, str(ROOT)]  # the last for benchmarks, which are as they are
     os.environ["PYTHONPATH"] = os.pathsep.join([*own, os.environ.get("PYTHONPATH", "")])  # processes of tests
+    os.environ["NUMBA_CACHE_DIR"] = str(copy / "cache")
+    with suppress(ImportError):
+        import_module("numba.core.config").reload_config()
     with Path("log").open("w") as log, redirect_stdout(log), redirect_stderr(log):
         if not is_intact(mutant):
             apply_mutant(mutant, copy)

@@ -13,15 +13,13 @@ from typing import Any
 
 from rl_triton_core._internal.backend import BackendUnavailableError
 from rl_triton_core._version import __version__
-from rl_triton_core.cli import bench, conventions, doctor, env, output, selftest, warmup
+from rl_triton_core.cli import doctor, env, output, selftest, warmup
 
 COMMANDS: dict[str, Any] = {
     "env": env,
     "doctor": doctor,
     "selftest": selftest,
-    "bench": bench,
     "warmup": warmup,
-    "conventions": conventions,
 }
 
 

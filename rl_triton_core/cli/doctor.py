@@ -9,11 +9,13 @@ import argparse
 import os
 import platform
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from rl_triton_core._internal.backend import PREFERENCE, why_unavailable
 from rl_triton_core._internal.launch.fast_path import fast_path_status
@@ -44,41 +46,50 @@ def check_packages() -> Finding:
     if requirements.find_version(requirements.DISTRIBUTION) is None:
         message = f"{requirements.DISTRIBUTION} is not installed, only importable: what it needs was not compared"
         return Finding("warning", message, "pip install -e . in the checkout")
-    wrong = requirements.find_unmet(requirements.read_requirements(extras=False))
-    if not wrong:
-        return find_ok("all packages that the core needs are there, and new enough")
-    return Finding("problem", "; ".join(map(str, wrong)), f"pip install {requirements.quote_all(wrong)}")
+    advice = "run rl-triton selftest, which compares results on this machine"
+    return judge_versions(requirements.read_requirements(extras=False), advice)
 
 
 def check_frameworks() -> Finding:
     """Compare the installed frameworks with the versions that the adapters were written for."""
     frameworks = [x for x in requirements.read_requirements(extras=True) if x.name in requirements.TESTED]
-    installed = [x for x in frameworks if x.installed is not None]
-    wrong = requirements.find_unmet(installed)
-    if wrong:
-        return Finding("problem", "; ".join(map(str, wrong)), f"pip install {requirements.quote_all(wrong)}")
-    newer = [x for x in installed if requirements.is_newer_than_tested(x)]
+    installed = [x for x in frameworks if requirements.find_version(x.name) is not None]
+    if not installed:
+        return find_ok("no framework is installed")
+    advice = "compare a short training run with and without the adapter before you rely on it"
+    if any(x.name == "ray" and requirements.is_newer_than_tested(x) for x in installed):
+        advice = "call rl_triton_adapters.rllib.check_ray(), which compares its results; " + advice
+    return judge_versions(installed, advice)
+
+
+def judge_versions(wanted: Sequence[Requirement], advice: str) -> Finding:
+    """Compare packages with what is asked for, and with what was tried; the advice is for newer ones."""
+    versions = {x.name: f"{x.name} {requirements.find_version(x.name) or 'is not installed'}" for x in wanted}
+    unmet = [x for x in wanted if requirements.is_unmet(x)]
+    if unmet:
+        message = "; ".join(f"{versions[x.name]}, expected {x.specifier}" for x in unmet)
+        return Finding("problem", message, f"pip install {requirements.quote_all(unmet)}")
+    newer = [x.name for x in wanted if requirements.is_newer_than_tested(x)]
     if newer:
-        tried = ", ".join(f"{x.name} {x.installed} (tried up to {requirements.TESTED[x.name]})" for x in newer)
-        advice = "compare a short training run with and without the adapter before you rely on it"
-        if any(x.name == "ray" for x in newer):
-            advice = "call rl_triton_adapters.rllib.check_ray(), which compares its results; " + advice
+        tried = ", ".join(f"{versions[name]} (tried up to {requirements.TESTED[name]})" for name in newer)
         return Finding("warning", f"newer than what was tried: {tried}", advice)
-    names = ", ".join(f"{x.name} {x.installed}" for x in installed)
-    return find_ok(f"known versions: {names}" if names else "no framework is installed")
+    return find_ok(f"known versions: {', '.join(versions.values())}")
 
 
 def check_triton() -> Finding:
     """Compare Triton with the version that PyTorch asks for."""
+    if not has_triton():
+        return find_ok("Triton is for Linux; the cpu backend needs none")
     wanted = requirements.find_triton_of_torch()
     installed = next(filter(None, map(requirements.find_version, TRITON)), None)
-    if platform.system() != "Linux":
-        return find_ok("Triton is for Linux; the cpu backend needs none")
+    advice = f'pip install "triton{wanted or ""}"'
     if installed is None:
-        return Finding("problem", "Triton is not installed", f'pip install "triton{wanted or ">=3.4"}"')
-    if wanted and f"=={installed.partition('+')[0]}" != wanted:
+        return Finding("problem", "Triton is not installed", advice)
+    if wanted is None:
+        return find_ok(f"Triton {installed}; PyTorch {torch.__version__} asks for none")
+    if not SpecifierSet(wanted).contains(requirements.parse_version(installed), prereleases=True):
         message = f"Triton {installed} beside PyTorch {torch.__version__}, which asks for triton{wanted}"
-        return Finding("problem", message, f'pip install "triton{wanted}"')
+        return Finding("problem", message, advice)
     return find_ok(f"Triton {installed} is the one for PyTorch {torch.__version__}")
 
 
@@ -116,9 +127,22 @@ def check_backends() -> Finding:
     reasons = {device: why_unavailable(name, torch.device(device)) for device, name in best.items()}
     missing = [f"{best[device]} on {device}: {reason}" for device, reason in reasons.items() if reason]
     if missing:
-        advice = 'pip install --upgrade "numba>=0.61" triton; until then, calls take the slow reference backend'
+        steps = [find_remedy(best[device]) for device, reason in reasons.items() if reason]
+        advice = f"{'; '.join(steps)}; until then, calls take the slow reference backend"
         return Finding("problem", f"backends not available: {'; '.join(missing)}", advice)
     return find_ok(", ".join(f"calls on {device} tensors take {name}" for device, name in best.items()))
+
+
+def find_remedy(backend: str) -> str:
+    """Say what to do where a backend is not available."""
+    if backend == "triton" and not has_triton():
+        return "use Linux, or WSL, since Triton is for Linux"
+    return f"pip install --upgrade {'numba' if backend == 'cpu' else backend}"
+
+
+def has_triton() -> bool:
+    """Whether there is a Triton for this system."""
+    return platform.system() == "Linux"
 
 
 def check_caches() -> Finding:
@@ -132,8 +156,8 @@ def check_caches() -> Finding:
 
 def check_c_compiler() -> Finding:
     """Look for the C compiler with which Triton builds its launchers."""
-    if not torch.cuda.is_available():
-        return find_ok("none is needed without a GPU")
+    if not (has_triton() and torch.cuda.is_available()):
+        return find_ok("none is needed without a GPU and Triton")
     return judge_c_compiler(os.environ.get("CC"))
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
+SECONDS_BETWEEN_LINES = 5.0
+"""Of progress that is no bar."""
 
 
 class Table(NamedTuple):
@@ -76,11 +79,26 @@ STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 
 
 def track_progress(items: Iterable[T], description: str, total: int) -> Iterator[T]:
-    """Pass items on, with a progress bar on standard error if that is a terminal and rich is installed."""
+    """Pass items on, and show on standard error how many: a bar on a terminal with rich, else a line now and then."""
     if not sys.stderr.isatty() or find_spec("rich") is None:
-        yield from items
+        yield from print_progress(items, description, total)
         return
     from rich.console import Console
     from rich.progress import track
 
     yield from track(items, description, total, console=Console(stderr=True), transient=True)
+
+
+def print_progress(items: Iterable[T], description: str, total: int) -> Iterator[T]:
+    """Pass items on, and print how many are done: at first, and then every few seconds."""
+    latest = print_number(0, description, total)
+    for number, item in enumerate(items, 1):
+        yield item
+        if time.monotonic() > latest + SECONDS_BETWEEN_LINES:
+            latest = print_number(number, description, total)
+
+
+def print_number(number: int, description: str, total: int) -> float:
+    """Print how many are done, and return when that was."""
+    print(f"{description}: {number} of {total}", file=sys.stderr, flush=True)
+    return time.monotonic()

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import platform
-import re
 from collections.abc import Iterable
 from importlib import metadata
-from typing import NamedTuple
+
+from packaging.requirements import Requirement
+from packaging.version import InvalidVersion, Version
+
+from rl_triton_core._internal.launch import launcher
+from rl_triton_core.system_info import TRITON
 
 DISTRIBUTION = "rl-triton-core"
 TESTED = {
+    "numba": launcher.NUMBA[-1],
+    "torch": launcher.TORCH[-1],
+    "triton": launcher.TRITON[-1],
     "gymnasium": "1.2",
     "ray": "2.60",
     "rl-games": "1.6",
@@ -20,32 +26,22 @@ TESTED = {
     "torchrl": "0.14",
     "verl": "0.9",
 }
-"""The newest versions of the frameworks that the tests have seen."""
-REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)\s*(\[.*?\])?\s*(>=(?P<lowest>[\d.]+))?[^;]*(;(?P<marker>.*))?")
-
-
-class Requirement(NamedTuple):
-    """A package and its lower bound."""
-
-    name: str
-    lowest: str
-    installed: str | None
-
-    def __str__(self) -> str:
-        """Say what is there and what is needed."""
-        return f"{self.name} {self.installed or 'is not installed'}, expected {self.lowest} or newer"
+"""The newest versions that the tests have seen."""
 
 
 def read_requirements(extras: bool) -> list[Requirement]:
-    """Read the requirements of the core, or those of its extras; each package once."""
-    found = {}
-    for text in find_requires(DISTRIBUTION):
-        match = REQUIREMENT.fullmatch(text)
-        marker = (match["marker"] if match else None) or ""
-        is_elsewhere = "platform_system" in marker and platform.system() not in marker
-        if match and match["lowest"] and extras == ("extra ==" in marker) and not is_elsewhere:
-            found[match["name"]] = Requirement(match["name"], match["lowest"], find_version(match["name"]))
-    return list(found.values())
+    """Read what the core needs on this machine, or what its extras add to that; each package once."""
+    wanted = list(map(Requirement, find_requires(DISTRIBUTION)))
+    found = [x for x in wanted if applies(x, "")]
+    if extras:
+        names = metadata.metadata(DISTRIBUTION).get_all("Provides-Extra", [])
+        found = [x for x in wanted if x not in found and any(applies(x, name) for name in names)]
+    return list({x.name: x for x in found}.values())
+
+
+def applies(requirement: Requirement, extra: str) -> bool:
+    """Whether a package is needed on this machine with an extra."""
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
 
 
 def find_requires(distribution: str) -> list[str]:
@@ -64,32 +60,32 @@ def find_version(name: str) -> str | None:
         return None
 
 
-def parse_version(text: str) -> tuple[int, ...]:
-    """Turn the release of a version into numbers: 2.13.0+cpu is (2, 13, 0)."""
-    release = re.match(r"\d+(\.\d+)*", text)
-    return tuple(map(int, release[0].split("."))) if release else ()
+def parse_version(text: str) -> Version:
+    """Read a version; what is none is older than all others."""
+    try:
+        return Version(text)
+    except InvalidVersion:
+        return Version("0")
 
 
-def find_unmet(wanted: Iterable[Requirement]) -> list[Requirement]:
-    """Return the requirements that are missing or too old."""
-    return [x for x in wanted if x.installed is None or parse_version(x.installed) < parse_version(x.lowest)]
+def is_unmet(wanted: Requirement) -> bool:
+    """Whether a package is missing or too old; a build ahead of a release counts as the release."""
+    version = find_version(wanted.name)
+    return version is None or parse_version(version).base_version not in wanted.specifier
 
 
-def is_newer_than_tested(requirement: Requirement) -> bool:
-    """Whether a framework is newer than the versions that the tests have seen."""
-    tested = parse_version(TESTED.get(requirement.name, ""))
-    return bool(tested) and parse_version(requirement.installed or "")[: len(tested)] > tested
+def is_newer_than_tested(wanted: Requirement) -> bool:
+    """Whether a package is newer than the versions that the tests have seen."""
+    tested, version = parse_version(TESTED.get(wanted.name, "")), find_version(wanted.name)
+    return wanted.name in TESTED and parse_version(version or "").release[: len(tested.release)] > tested.release
 
 
 def quote_all(wanted: Iterable[Requirement]) -> str:
     """Quote requirements for a shell."""
-    return " ".join(f'"{x.name}>={x.lowest}"' for x in wanted)
+    return " ".join(f'"{x.name}{x.specifier}"' for x in wanted)
 
 
 def find_triton_of_torch() -> str | None:
-    """Find the version of Triton that the installed PyTorch asks for, as ``"==3.4.0"``."""
-    for text in find_requires("torch"):
-        match = re.match(r"(pytorch-)?triton(-rocm)?\s*\(?(==[\d.]+)", text)
-        if match:
-            return match[3]
-    return None
+    """Find the version of Triton that the installed PyTorch asks for on this machine, as ``"==3.4.0"``."""
+    wanted = (x for x in map(Requirement, find_requires("torch")) if x.name in TRITON and applies(x, ""))
+    return next((str(x.specifier) for x in wanted), None)

@@ -2,6 +2,8 @@
 
 import json
 import os
+import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rl_triton_core import conventions
-from rl_triton_core.cli import COMMANDS, caches, doctor, main, requirements
-from rl_triton_core.cli.conventions import CONVERTERS
+from rl_triton_core.cli import COMMANDS, caches, doctor, main, output, requirements
+from rl_triton_core.system_info import system_info
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,6 +34,7 @@ def add_distribution(folder, name, version, *requires):
     """Install the metadata of a package, which is all that is read of it."""
     folder.joinpath(f"{name.replace('-', '_')}-{version}.dist-info").mkdir(parents=True)
     lines = [f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {x}" for x in requires)]
+    lines += [f"Provides-Extra: {extra}" for extra in re.findall(r'extra == "(.*)"', "\n".join(requires))]
     text = "Metadata-Version: 2.1\n" + "\n".join(lines) + "\n"
     folder.joinpath(f"{name.replace('-', '_')}-{version}.dist-info", "METADATA").write_text(text)
 
@@ -62,7 +64,7 @@ def test_a_broken_installation(tmp_path):
     broken = dict.fromkeys(("packages", "triton", "caches", "fast path", "threads"), "problem")
     assert found == broken | {"frameworks": "warning", "interpreter": "warning"}
     assert report["problems"] == len(broken)
-    assert "numba 0.50.1, expected 0.61" in checks["packages"]["message"]
+    assert "numba 0.50.1, expected >=0.61" in checks["packages"]["message"]
     assert 'pip install "triton==3.4.0"' in checks["triton"]["advice"]
     assert all(name in checks["caches"]["advice"] for name in ("TRITON_CACHE_DIR", "NUMBA_CACHE_DIR"))
     assert "ray 99.1.0" in checks["frameworks"]["message"] and "check_ray" in checks["frameworks"]["advice"]
@@ -120,9 +122,66 @@ def test_the_tested_versions_are_those_of_the_constraints():
         assert pins[name].startswith(f"{tested}."), name
 
 
-@pytest.mark.parametrize(("version", "numbers"), [("2.13.0+cpu", (2, 13, 0)), ("3.4.0rc1", (3, 4, 0)), ("dev", ())])
-def test_versions(version, numbers):
-    assert requirements.parse_version(version) == numbers
+def test_environments_name_every_framework():
+    assert requirements.TESTED.keys() <= system_info().keys()
+
+
+def install_packages(folder, monkeypatch, requires, **versions):
+    """Install this project with these requirements and packages with these versions, and nothing else."""
+    add_distribution(folder, "rl-triton-core", "9.9", *requires)
+    for name, version in versions.items():
+        add_distribution(folder, name, version)
+    monkeypatch.setattr(sys, "path", [str(folder)])
+
+
+@pytest.mark.parametrize(
+    ("version", "status", "said"),
+    [
+        ("2.7.1", "problem", "torch 2.7.1, expected >=2.8"),
+        ("2.8.0a0+nv25.8", "ok", "torch 2.8.0a0+nv25.8"),
+        ("2.13.7+cpu", "ok", "torch 2.13.7+cpu"),
+        ("2.14.0", "warning", "torch 2.14.0 (tried up to 2.13)"),
+        ("3.1", "warning", "torch 3.1 (tried up to 2.13)"),
+        ("a build", "problem", "torch a build, expected >=2.8"),
+    ],
+)
+def test_versions_of_what_the_core_needs(tmp_path, monkeypatch, version, status, said):
+    requires = "torch>=2.8", 'matplotlib>=3.9; extra == "bench"', 'nothing>=1; platform_system == "Plan 9"'
+    install_packages(tmp_path, monkeypatch, requires, torch=version)
+    finding = doctor.check_packages()
+    assert finding.status == status and said in finding.message and "nothing" not in finding.message
+    assert ("selftest" in finding.advice) == (status == "warning")
+
+
+@pytest.mark.parametrize(
+    ("asked", "installed", "status", "said"),
+    [
+        ('triton==3.4.0; platform_system == "Linux"', "3.4.0+git1", "ok", "is the one for"),
+        ('triton==3.4.0; platform_system == "Linux"', "3.4.1", "problem", "asks for triton==3.4.0"),
+        ("pytorch-triton-rocm==3.4.0", "3.5.0", "problem", "asks for triton==3.4.0"),
+        ('triton==3.4.0; platform_system == "Plan 9"', "3.9.0", "ok", "asks for none"),
+        ("sympy>=1.13", "3.9.0", "ok", "asks for none"),
+    ],
+)
+def test_the_triton_of_pytorch(tmp_path, monkeypatch, asked, installed, status, said):
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    add_distribution(tmp_path, "torch", "2.8.0", asked)
+    add_distribution(tmp_path, "triton", installed)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    finding = doctor.check_triton()
+    assert finding.status == status and said in finding.message
+
+
+def test_no_triton_is_advised_where_there_is_none(monkeypatch):
+    """On Windows and macOS."""
+    monkeypatch.setattr(platform, "system", lambda: "Windows")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(doctor, "why_unavailable", lambda name, device: "its import failed")
+    findings = [doctor.check_triton(), doctor.check_backends(), doctor.check_c_compiler()]
+    assert [x.status for x in findings] == ["ok", "problem", "ok"]
+    assert not re.search(r"(pip|apt-get) install.*(triton|gcc)", " ".join(x.advice for x in findings))
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    assert "pip install --upgrade triton" in doctor.check_backends().advice
 
 
 def test_the_gpu_that_pytorch_cannot_use(tmp_path):
@@ -164,20 +223,39 @@ def test_warmup(capsys):
     )
     assert status == 0 and list(seconds) == ["gae", "normalize_advantages"]
     assert all(time >= 0 for time in seconds.values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("warmup --estimator gae --tensors dones", "tensors: got 'dones', expected"),
+        ("warmup --estimator gae --shape -1 5", "shape: got (-1, 5), expected two sizes of at least 1"),
+        ("warmup --estimator gae --shape 5 0", "shape: got (5, 0), expected"),
+        ("warmup --estimator gae --shape 100000000000 100000000000", "expected one that fits into memory"),
+        ("warmup --estimator gae --device nonsense", "device: got 'nonsense', expected one that there is here"),
+        ("warmup --estimator gae --device meta", "device: got 'meta', expected one that there is here"),
+        ("warmup --estimator gae --device cuda:99", "device: got 'cuda:99', expected one that there is here"),
+        ("warmup --estimator gae --backend cpu --device meta", "backend: got 'cpu', which is not available"),
+        ("selftest --cases 0", "--cases: got 0, expected at least 1"),
+        ("selftest --combinations 0", "--combinations: got 0, expected at least 1"),
+        ("selftest --seed -1", "--seed: got -1, expected at least 0"),
+        ("selftest --case -1", "--case: got -1, expected at least 0"),
+        ("selftest --seconds nan", "--seconds: got nan, expected at least 0"),
+        ("doctor --fast", "unrecognized arguments: --fast"),
+    ],
+)
+def test_wrong_usage(capsys, arguments, said):
+    """Exit status 2 and a message, never a traceback."""
     with pytest.raises(SystemExit) as stopped:
-        main(["warmup", "--estimator", "gae", "--tensors", "dones"])
+        main(arguments.split())
     assert stopped.value.code == 2
-    assert "tensors: got 'dones'" in capsys.readouterr().err
+    assert said in capsys.readouterr().err
 
 
-def test_conventions(capsys):
-    """Every converter belongs to a framework, and the lines that are printed run."""
-    assert {x.__name__ for x in CONVERTERS.values()} == set(conventions.__all__) - {"Boundaries"}
-    status, cleanrl = run_json(capsys, "conventions", "cleanrl")
-    assert status == 0
-    rewards, values, dones, next_done, next_value = (*torch.zeros(3, 4, 2), *torch.zeros(2, 2))
-    names = {"rewards": rewards, "values": values, "dones": dones, "next_done": next_done, "next_value": next_value}
-    exec(cleanrl["call"], names)
-    assert names["advantages"].shape == (4, 2)
-    assert main(["conventions", "pufferlib"]) == 0
-    assert "rewards, boundaries = from_pufferlib(rewards, terminals, next_reward," in capsys.readouterr().out
+def test_what_is_done_is_said_where_there_is_no_terminal(capsys, monkeypatch):
+    """At first and then every few seconds, on standard error."""
+    seconds = iter([0.0, 1.0, 5.5, 5.5, 10.0])
+    monkeypatch.setattr(output.time, "monotonic", lambda: next(seconds))
+    assert [*output.track_progress("abc", "working", 3)] == ["a", "b", "c"]
+    printed = capsys.readouterr()
+    assert printed.err.splitlines() == ["working: 0 of 3", "working: 2 of 3"] and not printed.out

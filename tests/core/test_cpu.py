@@ -1,6 +1,9 @@
 """What the cpu backend promises beyond what every backend does: which walk takes which layout, and its variants."""
 
 import re
+import shutil
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -180,3 +183,31 @@ def test_lanes_side_by_side_go_into_vectors(mask, tmp_path):
     printed = run_python(PRINT_WALK, mask, NUMBA_OPT="3", NUMBA_CACHE_DIR=str(tmp_path))
     assert re.search(r"fmul <\d+ x float>", printed) and re.search(r"store <\d+ x float>", printed)
     assert "memcheck" not in printed
+
+
+COMPILE = """
+    import sys, torch
+
+    sys.path.insert(0, sys.argv[1])
+    import other, rl_triton_core as ours
+
+    x = torch.zeros(3, 4)
+    ours.compute_gae(x, x, bootstrap_values=0.0)
+    ours.normalize_advantages(x)
+"""
+OTHER = "import numba\n\n@numba.njit('void()', cache=True)\ndef do_nothing(): pass\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the user's cache folder is elsewhere")
+@pytest.mark.parametrize("is_writable", [True, False])
+def test_compiled_code_is_kept_in_the_folder_of_the_user(tmp_path, is_writable):
+    """Or beside the source where that cannot be written. Functions of others are kept where Numba puts them."""
+    package, cache = tmp_path / "rl_triton_core", tmp_path / "cache"
+    shutil.copytree(Path(cpu.__file__).parents[2], package, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "other.py").write_text(OTHER)
+    cache.mkdir() if is_writable else cache.touch()
+    run_python(COMPILE, str(tmp_path), XDG_CACHE_HOME=str(cache), NUMBA_CACHE_DIR="", NUMBA_OPT="1")
+    found = [{path.name.split(".")[1][:4] for path in folder.rglob("*.nbi")} for folder in (cache, package)]
+    kept, left = found if is_writable else reversed(found)
+    assert kept >= {"gae_", "find"} and not left
+    assert list((tmp_path / "__pycache__").glob("other.do_nothing*.nbi"))

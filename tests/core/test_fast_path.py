@@ -5,9 +5,6 @@ import importlib
 import sys
 import threading
 import warnings
-from contextlib import suppress
-from importlib import metadata
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -828,28 +825,6 @@ def test_a_call_that_fails_while_recorded_leaves_nothing(on_cpu):
     assert recording.RECORDER.launches is None
     function(torch.zeros(3))
     assert function(torch.zeros(3)) is not None and len(launched) == 3
-
-
-@pytest.mark.parametrize("name", triton_launcher.PRIVATE_NAMES, ids=lambda private: private.name)
-def test_private_names(name):
-    """Each is there, in a version that is listed; the page shows the table."""
-    package, *rest = name.name.split(".")
-    pytest.importorskip(package)
-    version = ".".join(metadata.version(package).split("+")[0].split(".")[:2])
-    found, path = importlib.import_module(package), package
-    for part in rest:
-        path += "." + part
-        with suppress(ImportError):
-            importlib.import_module(path)
-        if package == "torch" and not hasattr(found, part) and not torch.cuda.is_available():
-            pytest.skip("PyTorch is built without CUDA")
-        if path == "triton.runtime.driver.active" and not torch.cuda.is_available():
-            assert hasattr(type(found), part)
-            break
-        found = getattr(found, part)
-    assert version in name.versions
-    row = f"| `{name.name}` | {name.purpose} | {', '.join(name.versions)} |"
-    assert row in (Path(__file__).resolve().parents[2] / "docs/gpu.md").read_text()
 
 
 def test_signatures_take_bounded_memory():

@@ -190,7 +190,9 @@ def read_number(name: str, number: torch.Tensor) -> float | torch.Tensor:
     """Read the one number of a tensor in host memory; while torch.compile traces, return it as float64."""
     check_tensor(name, number, (*REAL_DTYPES, *INTEGER_DTYPES))
     if number.ndim:
-        raise TypeError(f"{name}: got a Tensor of shape {tuple(number.shape)}, expected a float or a tensor of one number")
+        raise TypeError(
+            f"{name}: got a Tensor of shape {tuple(number.shape)}, expected a float or a tensor of one number"
+        )
     if number.device.type != "cpu":
         expected = "expected a number or a tensor in host memory, since reading it waits for the device"
         raise ValueError(f"{name}: got a tensor on {number.device}, {expected}")

@@ -25,7 +25,7 @@ from rl_triton_core._internal.launch.recording import (
 
 
 class PrivateName(NamedTuple):
-    """A name that its package does not document, which the fast path leans on."""
+    """A name that its package does not document, which something leans on."""
 
     name: str
     purpose: str
@@ -33,19 +33,61 @@ class PrivateName(NamedTuple):
     """Those of the package with which it was tested, without their patch releases."""
 
 
-TORCH, TRITON = ("2.11", "2.13"), ("3.6", "3.7")
+TORCH, TRITON, NUMBA = ("2.11", "2.13"), ("3.6", "3.7"), ("0.68",)
 PRIVATE_NAMES = (
-    PrivateName("torch._C._dynamo.guards.TensorGuards", "compares tensors with those of an earlier call", TORCH),
-    PrivateName("torch._C._cuda_getDevice", "finds the current device", TORCH),
-    PrivateName("triton.runtime.driver.active", "finds the current stream", TRITON),
-    PrivateName("triton.knobs.runtime.launch_enter_hook", "shows whether a profiler listens to launches", TRITON),
-    PrivateName("triton.compiler.compiler.CompiledKernel.__getitem__", "launches a compiled kernel", TRITON),
-    PrivateName("triton.compiler.compiler.CompiledKernel.run", "holds its launcher", TRITON),
-    PrivateName("triton.backends.nvidia.driver.CudaLauncher.__call__", "passes the launch to the driver", TRITON),
+    PrivateName(
+        "torch._C._dynamo.guards.TensorGuards", "fast path: compares tensors with those of an earlier call", TORCH
+    ),
+    PrivateName("torch._C._cuda_getDevice", "fast path: finds the current device", TORCH),
+    PrivateName("torch._C._functorch.peek_interpreter_stack", "every call: finds transformations of torch.func", TORCH),
+    PrivateName("torch.autograd.forward_ad._current_level", "every call: finds derivatives in forward mode", TORCH),
+    PrivateName("torch._assert_async", "checks of values without waiting for the device", TORCH),
+    PrivateName(
+        "torch._C._autograd._get_current_graph_task_keep_graph", "losses: whether gradients are needed again", TORCH
+    ),
+    PrivateName("torch.autograd.Function._backward_cls", "losses: tells a loss from other tensors", TORCH),
+    PrivateName("torch.Tensor._version", "captured steps: whether a tensor was written", TORCH),
+    PrivateName("torch._C._cuda_endAllocateToPool", "captured steps: ends a capture that failed", TORCH),
+    PrivateName("torch._C._cuda_releasePool", "captured steps: ends a capture that failed", TORCH),
+    PrivateName("torch._foreach_copy_", "captured steps: copies inputs", TORCH),
+    PrivateName("torch.utils._pytree", "captured steps: finds tensors among arguments", TORCH),
+    PrivateName("torch.nn.Module._modules", "captured steps: lists modules", TORCH),
+    PrivateName("torch.nn.Module._parameters", "captured steps: lists parameters", TORCH),
+    PrivateName("torch.nn.Module._buffers", "captured steps: lists buffers, and keeps them in place", TORCH),
+    PrivateName("torch.nn.Module._forward_hooks", "captured steps: notices hooks", TORCH),
+    PrivateName("torch.nn.Module._forward_pre_hooks", "captured steps: notices hooks", TORCH),
+    PrivateName(
+        "torch.optim.Optimizer._optimizer_step_pre_hooks", "adapters: whether an optimizer was prepared", TORCH
+    ),
+    PrivateName(
+        "torch.distributions.Distribution._validate_args",
+        "adapters: whether distributions check their arguments",
+        TORCH,
+    ),
+    PrivateName("torch._foreach_norm", "adapters: clips gradients", TORCH),
+    PrivateName("torch._foreach_mul_", "adapters: clips gradients", TORCH),
+    PrivateName("triton.runtime.driver.active", "fast path: finds the current stream", TRITON),
+    PrivateName(
+        "triton.knobs.runtime.launch_enter_hook", "fast path: shows whether a profiler listens to launches", TRITON
+    ),
+    PrivateName("triton.knobs.runtime.launch_exit_hook", "fast path: is left out of launches", TRITON),
+    PrivateName("triton.compiler.compiler.CompiledKernel.__getitem__", "fast path: launches a compiled kernel", TRITON),
+    PrivateName("triton.compiler.compiler.CompiledKernel.run", "fast path: holds its launcher", TRITON),
+    PrivateName("triton.compiler.compiler.CompiledKernel._init_handles", "fast path: loads it", TRITON),
+    PrivateName("triton.compiler.compiler.CompiledKernel.function", "fast path: is what a launch takes", TRITON),
+    PrivateName("triton.compiler.compiler.CompiledKernel.packed_metadata", "fast path: is what a launch takes", TRITON),
+    PrivateName(
+        "triton.backends.nvidia.driver.CudaLauncher.__call__", "fast path: passes the launch to the driver", TRITON
+    ),
     PrivateName("triton.runtime.jit.JITFunction.warmup", "compiles a kernel without a launch", TRITON),
     PrivateName("triton.runtime.interpreter.InterpretedFunction", "is the type of an interpreted kernel", TRITON),
+    PrivateName("triton.runtime.errors.TritonError", "tuning: is what a launch that does not fit raises", TRITON),
+    PrivateName("numba.core.caching.FunctionCache._impl_class", "cpu backend: says where compiled code is kept", NUMBA),
+    PrivateName("numba.core.caching.CacheImpl._locator_classes", "cpu backend: lists the folders", NUMBA),
+    PrivateName("numba.core.dispatcher.Dispatcher._cache", "cpu backend: keeps compiled code", NUMBA),
+    PrivateName("numba.core.cgutils._StructProxy._getvalue", "cpu backend: passes arguments", NUMBA),
 )
-"""All private names of PyTorch and Triton that are used."""
+"""All private names of PyTorch, Triton and Numba that the core and the adapters use."""
 
 
 def record_kernel(kernel: Any, grid: tuple[int, int], arguments: Sequence[Any], scratch: torch.Tensor | None) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from rl_triton_core._internal.equations.compile import bind_names
-from rl_triton_core._internal.equations.numba import INNER, hash_text
+from rl_triton_core._internal.equations.numba import INNER, compile_and_keep, hash_text
 from rl_triton_core._internal.launch.recording import ByReference, RecordedLaunch, ResolvedLaunch, record_launch
 from rl_triton_core._internal.launch.threads import run_chunks
 from rl_triton_core._internal.loss import equations as loss_equations
@@ -358,13 +358,7 @@ def compile_terms(choices: Choices, float64: bool) -> Any:
 
 def compile_kernel(function: Any, signature: Any, float64: bool, variant: Any) -> Any:
     """A function that Python calls, kept on disk between processes under a name of its own."""
-    kernel = bind_constants(function, variant, float64)
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc"}}
-    try:
-        compiled = numba.njit([signature], cache=True, **options)(kernel)
-    except RuntimeError:  # no directory to keep it in
-        compiled = numba.njit([signature], **options)(kernel)
-    return compiled.overloads[signature.args].entry_point
+    return compile_and_keep(bind_constants(function, variant, float64), signature, fastmath={"reassoc"})
 
 
 def compile_equations(choices: Choices, float64: bool) -> dict[str, Any]:

@@ -5,25 +5,12 @@ A span is a range of elements in the order of rows. `valid` counts only where `m
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from functools import partial
 
-import numba
-
-
-def compile_loop(**options: Any) -> Callable[[Any], Any]:
-    """Compile for each combination of types when it is first met, and keep that on disk if there is a place for it."""
-
-    def compile_function(function: Any) -> Any:
-        try:
-            return numba.njit(cache=True, nogil=True, error_model="numpy", **options)(function)
-        except RuntimeError:  # no directory to keep it in
-            return numba.njit(nogil=True, error_model="numpy", **options)(function)
-
-    return compile_function
+from rl_triton_core._internal.equations.numba import compile_and_keep
 
 
-@compile_loop()
+@compile_and_keep
 def find_first_valid(values, masked, valid, first, end):
     """The first element of a span that counts, 0 if none does."""
     columns = values.shape[1]
@@ -33,7 +20,7 @@ def find_first_valid(values, masked, valid, first, end):
     return 0.0
 
 
-@compile_loop(fastmath={"reassoc"})
+@partial(compile_and_keep, fastmath={"reassoc"})
 def compute_moments(values, masked, valid, first, end, result):
     """Count, mean and M2 of a span, from differences to one of its elements.
 
@@ -66,7 +53,7 @@ def compute_moments(values, masked, valid, first, end, result):
     result[2] = max(squares - total * shift, 0.0)
 
 
-@compile_loop()
+@compile_and_keep
 def standardize(values, masked, valid, first, end, out, subtracted, factor):
     """(value − subtracted)·factor in a span, 0 where masked."""
     columns = values.shape[1]

@@ -20,7 +20,7 @@ from numba import types
 from rl_triton_core import boundaries
 from rl_triton_core._internal.arguments.validation import BYTE_DTYPES, narrow_flags
 from rl_triton_core._internal.equations.compile import bind_names
-from rl_triton_core._internal.equations.numba import INNER, describe_code, hash_text
+from rl_triton_core._internal.equations.numba import INNER, compile_and_keep, describe_code, hash_text
 from rl_triton_core._internal.launch.recording import RecordedLaunch, ResolvedLaunch, record_launch
 from rl_triton_core._internal.launch.threads import get_num_threads, run_chunks
 from rl_triton_core._internal.scan import serial, serial_memory
@@ -260,12 +260,7 @@ def compile_entry(walk: Any, num_addresses: int, num_numbers: int) -> Any:
     """A bound walk as a function that Python calls, with as little as possible between."""
     addresses, numbers = types.UniTuple(types.int64, num_addresses), types.UniTuple(types.float64, num_numbers)
     signature = types.void(*[types.int64] * 5, addresses, numbers)
-    options = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
-    try:
-        compiled = numba.njit([signature], cache=True, **options)(walk)
-    except RuntimeError:  # no directory to keep it in
-        compiled = numba.njit([signature], **options)(walk)
-    return compiled.overloads[signature.args].entry_point
+    return compile_and_keep(walk, signature, no_cfunc_wrapper=True)
 
 
 def find_types(variant: Variant) -> Arguments:

@@ -175,11 +175,9 @@ def run_mutants(mutants: Sequence[Mutant], jobs: int) -> Iterator[Outcome]:
 
 def test_mutant(mutant: Mutant, copy: Path) -> None:
     """Run a mutant's tests on a copy that has it."""
-    for name in ("rl_triton_core", "adapters", "tests"):
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.nb[ci]"))
-    for name in ("docs/conventions.md", "pyproject.toml"):
-        (copy / name).parent.mkdir(exist_ok=True)
-        shutil.copy(ROOT / name, copy / name)
+    for name in ("rl_triton_core", "adapters", "tests", "docs"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.nb[ci]", "plots"))
+    shutil.copy(ROOT / "pyproject.toml", copy)
     os.chdir(copy)
     own = [str(copy), str(copy / "adapters")]
     sys.path[:] = [*own, *sys.path, str(ROOT)]  # the last for benchmarks, which are as they are

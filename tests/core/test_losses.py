@@ -2,6 +2,7 @@
 
 import math
 
+import oracles_losses as oracle
 import pytest
 import torch
 from hypothesis import given, settings
@@ -191,6 +192,49 @@ def test_only_what_requires_grad_has_a_gradient(target):
     assert network["mean"].grad is None and network["log_std"].grad.abs().sum() > 0
     with torch.no_grad():
         assert not call(case, moved, device=target.device, backend=target.backend).loss.requires_grad
+
+
+EXACT_OPTIONS = POLICY_OPTIONS | {f"values {i}": options for i, options in enumerate(VALUE_OPTIONS)}
+EXACT_OPTIONS |= {name: {"kl_estimator": name, "kl_coef": 0.1} for name in ("k1", "k2", "k3", "k1+", "k2+", "k3+")}
+EXACT_OPTIONS |= {"exact KL": {"exact_kl": True, "kl_coef": 0.1}}
+
+
+@pytest.mark.parametrize("options", EXACT_OPTIONS)
+@pytest.mark.parametrize("head", HEADS)
+def test_float64(float64_target, head, options):
+    """With numbers and weights that float32 does not hold."""
+    options = {"entropy_coef": 0.1, "value_coef": 0.7, **EXACT_OPTIONS[options]}
+    options["exact_kl"] = head not in ("ppo", "entropy") and options.get("exact_kl", False)
+    options["kl_coef"] = options.get("kl_coef", 0.0) if options["exact_kl"] or "kl_estimator" in options else 0.0
+    case = make(head, dtype=torch.float64)
+    check(case, float64_target, mask=mask_of(37, "weights").double() / 3, rtol=1e-13, **options)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "k1+", "k2+", "k3+"])
+def test_kl_divergence_in_float64(float64_target, estimator):
+    case, mask = make("ppo", dtype=torch.float64), mask_of(37, "weights").double() / 3
+    (x,), ref = (case.network["log_probs"].requires_grad_(),), case.data["ref_log_probs"]
+    bounds = {"log_ratio_clamp": 0.3, "kl_clip": 0.1}
+    got = kl_divergence(x, ref, estimator, mask, **bounds, backend=float64_target.backend)
+    want = (oracle.estimate_kl(x, ref, estimator.replace("k2+", "k2"), **bounds) * mask).sum() / mask.sum()
+    assert_close_in_float64(got, want, x)
+
+
+@pytest.mark.parametrize("options", VALUE_OPTIONS, ids=lambda x: "-".join(map(str, x.values())))
+def test_value_loss_in_float64(float64_target, options):
+    case, mask = make("ppo", dtype=torch.float64), mask_of(37, "weights").double() / 3
+    x, data = case.network["values"].requires_grad_(), {name: case.data[name] for name in ("returns", "old_values")}
+    got = value_loss(x, **data, mask=mask, backend=float64_target.backend, **options)
+    clip, mode, kind, delta, factor = options.values()
+    want = factor * (oracle.value_error(x, *data.values(), clip, mode, kind, delta) * mask).sum() / mask.sum()
+    assert_close_in_float64(got, want, x)
+
+
+def assert_close_in_float64(got, want, x):
+    """Of losses, and of their gradients by x."""
+    assert got.dtype == torch.float64
+    assert_close(got.detach(), want.detach(), rtol=1e-13)
+    assert_close(torch.autograd.grad(got, x)[0], torch.autograd.grad(want, x)[0], rtol=1e-13)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

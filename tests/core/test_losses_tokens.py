@@ -16,11 +16,11 @@ AGGREGATIONS = ("token-mean", "sequence-mean", "sequence-sum")
 LENGTHS = (3, 0, 7, 1, 5)
 
 
-def tokens(seed=0, rows=5, columns=7):
+def tokens(seed=0, rows=5, columns=7, dtype=torch.float32):
     g = torch.Generator().manual_seed(seed)
-    log_probs = -torch.rand(rows, columns, generator=g)
-    old, ref = (log_probs + 0.3 * torch.randn(rows, columns, generator=g) for _ in range(2))
-    return log_probs, old, ref, torch.randn(rows, generator=g), torch.randn(rows, columns, generator=g)
+    log_probs = -torch.rand(rows, columns, generator=g, dtype=dtype)
+    old, ref = (log_probs + 0.3 * torch.randn(rows, columns, generator=g, dtype=dtype) for _ in range(2))
+    return log_probs, old, ref, *(torch.randn(*size, generator=g, dtype=dtype) for size in ((rows,), (rows, columns)))
 
 
 def padding_mask(lengths=LENGTHS):
@@ -31,19 +31,22 @@ def offsets():
     return torch.tensor([0, *LENGTHS]).cumsum(0)
 
 
+@pytest.mark.parametrize("dtype, rtol", [(torch.float32, 2e-6), (torch.float64, 1e-13)])
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("per_token", [False, True])
-@pytest.mark.parametrize("normalizer", [None, 11.0])
+@pytest.mark.parametrize("normalizer", [None, 11.1])
 @pytest.mark.parametrize("kind", [None, "flags", "weights"])
-def test_rows_and_packed_rows(target, aggregation, per_token, normalizer, kind):
+def test_rows_and_packed_rows(target, aggregation, per_token, normalizer, kind, dtype, rtol):
     """Packed rows are the unmasked tokens of a matrix, without the others."""
-    log_probs, old, ref, per_row, per_cell = tokens()
-    mask = torch.ones(5, 7) if kind is None else padding_mask().float()
+    if dtype == torch.float64 and target.backend == "triton":
+        pytest.skip("it takes none")
+    log_probs, old, ref, per_row, per_cell = tokens(dtype=dtype)
+    mask = torch.ones(5, 7) if kind is None else padding_mask().to(dtype)
     if kind == "weights":
-        mask *= torch.rand(5, 7, generator=torch.Generator().manual_seed(1))
+        mask *= torch.rand(5, 7, generator=torch.Generator().manual_seed(1), dtype=dtype)
     advantages = per_cell if per_token else per_row
     options = {"clip": 0.1, "clip_high": 0.3, "kl_coef": 0.2, "aggregation": aggregation, "normalizer": normalizer}
-    exact = log_probs.double().requires_grad_()
+    exact = log_probs.double().clone().requires_grad_()
     want = oracle.grpo(exact, old, advantages, mask, ref_log_probs=ref, kl_estimator="k3", **options)
     want.loss.backward()
     valid = mask != 0
@@ -56,9 +59,9 @@ def test_rows_and_packed_rows(target, aggregation, per_token, normalizer, kind):
             mask=None if mask is None else mask.to(target.device), backend=target.backend, **more, **options,
         )  # fmt: skip
         for name, expected in want._asdict().items():
-            close(getattr(got, name), expected, 2e-6, name)
+            close(getattr(got, name), expected, rtol, name)
         got.loss.backward()
-        assert_close(leaf.grad.double(), select(exact.grad), rtol=2e-6)
+        assert_close(leaf.grad.double(), select(exact.grad), rtol=rtol)
 
     run(lambda x: x, None if kind is None else mask if kind == "weights" else mask.bool())
     if kind is None:
@@ -109,14 +112,22 @@ def test_the_policy_itself_is_the_old_one(target):
     assert_close(leaf.grad, (-per_row / 35)[:, None].expand(5, 7), rtol=1e-6)
 
 
-def test_a_normalizer_as_a_tensor(target):
-    log_probs, old, _, per_row, _ = (x.to(target.device) for x in tokens())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("number", [11, 4096, (1 << 24) + 1])
+def test_a_normalizer_as_a_tensor(target, dtype, number):
+    """Of any dtype that holds the number, also where a row's length times it is more than that holds."""
+    if dtype == torch.float64 and target.backend == "triton":
+        pytest.skip("it takes none")
+    log_probs, old, _, per_row, _ = (x.to(target.device) for x in tokens(columns=40, dtype=dtype))
+    rtol = 1e-7 if dtype == torch.float32 else 1e-15
     for aggregation in AGGREGATIONS:
         options = {"aggregation": aggregation, "backend": target.backend}
-        want = grpo_loss(log_probs, old, per_row, normalizer=11, **options).loss
-        for given in (torch.tensor(11.0, device=target.device), torch.tensor(11, device=target.device)):
-            got = grpo_loss(log_probs, old, per_row, normalizer=given, **options).loss
-            assert_close(got, want, rtol=1e-7)
+        want = grpo_loss(log_probs, old, per_row, normalizer=number, **options).loss
+        for given in (torch.int64, torch.int32, torch.int16, torch.float64, torch.float32, torch.float16):
+            normalizer = torch.tensor(number, device=target.device).to(given)
+            if normalizer.double() == number:
+                got = grpo_loss(log_probs, old, per_row, normalizer=normalizer, **options).loss
+                assert_close(got, want, rtol=rtol)
 
 
 X = torch.zeros(2, 3)
@@ -126,6 +137,7 @@ BAD = {
     "aggregation: got 'mean'": lambda: grpo_loss(X, X, X, aggregation="mean"),
     "cu_seqlens: got": lambda: grpo_loss(X[0], X[0], X[0], cu_seqlens=torch.tensor([0, 2])),
     "log_probs: got shape .* expected .num_tokens.": lambda: grpo_loss(X, X, X, cu_seqlens=torch.tensor([0, 2])),
+    "normalizer: got dtype torch.complex64": lambda: grpo_loss(X, X, X, normalizer=torch.tensor(1j)),
     "normalizer: got -1": lambda: grpo_loss(X, X, X, normalizer=-1),
     "groups: got 4": lambda: group_normalize(X, 4),
     "groups: got 0": lambda: group_normalize(X, 0),

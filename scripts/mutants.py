@@ -68,6 +68,10 @@ FILES = [
         "command_line",
         "selftest",
         "bench_command",
+        "capture",
+        "capture_faults",
+        "capture_hooks",
+        "capture_optimizers",
     )
 ]
 SLOW_TO_IMPORT = ("hypothesis", "numba", "packaging.version", "torch", "triton")

@@ -75,7 +75,8 @@ class CapturedStep:
             One in `DistributedDataParallel`, over NCCL, is made inside `use_capture_stream`.
         optimizers: That the step calls. Adam, AdamW, SGD (without dampening) and RMSprop can be captured. Their
             learning rates, numbers or float32 tensors on the device, may change between steps, as schedulers and
-            frameworks do it; another value of any other setting is another graph.
+            frameworks do it; another value of any other setting is another graph. The function may step them through a
+            `torch.amp.GradScaler`.
         state: Further tensors that the step changes in place, such as running sums of statistics.
         generators: Of random numbers that the step draws, besides the device's default one.
         enabled: False runs every step eagerly. None captures where possible, unless RL_TRITON_CAPTURE is 0 in the
@@ -256,12 +257,12 @@ class CapturedStep:
             return self.capture(leaves, structure)
         except Exception as error:
             message = str(error).splitlines()
-            failure = CaptureFailed(f"{type(error).__name__}: {message[0] if message else ''}")
+            reason = f"{type(error).__name__}: {message[0] if message else ''}"
         except BaseException:
             self.reset()
             raise
         self.reset()
-        raise failure  # without the error, which would keep the memory of the capture
+        raise CaptureFailed(reason)  # without the error, which would keep the memory of the capture
 
     def capture(self, leaves: list[Any], structure: Any) -> Captured:
         """Warm up, put everything back, and capture."""

@@ -70,6 +70,8 @@ CORE_TESTS = [
         "selftest",
         "capture",
         "capture_faults",
+        "capture_hooks",
+        "capture_optimizers",
     )
 ]
 """In the order in which they run: the first that fails ends it."""

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from test_capture import Training, make_captured
+from test_capture import OPTIMIZERS, Training, draw_batches, make_captured
 from test_capture_faults import DEVICES, assert_same_parameters, run_steps
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -110,7 +110,7 @@ def test_hooks_that_come_and_go(name, device, monkeypatch):
 
 @DEVICES
 def test_a_hook_beside_another(device, monkeypatch):
-    """The set of hooks counts, and their order: halving and clamping do not commute."""
+    """One more is another graph, also where it comes first: halving and clamping do not commute."""
     trainings = make_captured(monkeypatch, device, optimizer="sgd"), Training("sgd", device, enabled=False)
 
     def clamp_first(training):
@@ -121,6 +121,23 @@ def test_a_hook_beside_another(device, monkeypatch):
 
     assert_same_parameters([run_steps(x, [halve_last, clamp_first], device) for x in trainings])
     assert trainings[0].step.reason == "" and len(trainings[0].step.captured) == 3
+
+
+@DEVICES
+@pytest.mark.parametrize("name", ["pre-hook of the optimizer", "post-hook of the optimizer"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_hooks_of_an_optimizer_while_a_step_is_stopped(optimizer, name, device, monkeypatch):
+    """They run, as in an eager step."""
+    captured = make_captured(monkeypatch, device, optimizer=optimizer)
+    trainings = captured, Training(optimizer, device, enabled=False)
+    for training in trainings:
+        HOOKS[name](training)
+        training.step(torch.ones(4, 4, device=device), torch.ones(4, device=device), 1.0, 1e9)
+        run_steps(training, [], device)
+        training.step.resume()
+        run_steps(training, [], device)
+    assert_same_parameters(trainings)
+    assert captured.step.reason == "" and captured.step.captured
 
 
 class Halved(nn.Module):
@@ -213,8 +230,9 @@ def test_contexts_around_a_step(name, device, monkeypatch):
 @DEVICES
 def test_a_default_device_stands_against_nothing(device, monkeypatch):
     training = make_captured(monkeypatch, device)
-    with torch.device(device):
-        run_steps(training, [], device)
+    for batch in draw_batches(3, device=device):
+        with torch.device(device):
+            training.step(*batch, 1.0)
     assert training.step.captured and training.step.reason == ""
 
 

@@ -1,4 +1,4 @@
-"""What the stock algorithms free, ours free: peaks of NumPy's memory, which holds the rollouts, and what outlives one."""
+"""What the stock algorithms free, ours free: peaks of NumPy's memory, which holds rollouts, and what outlives one."""
 
 import tracemalloc
 import weakref
@@ -44,7 +44,7 @@ class Watching(gym.Env):
 CASES = {
     "array": (PPO, TritonPPO, "MlpPolicy", ARRAY),
     "image": (PPO, TritonPPO, "CnnPolicy", IMAGE),
-    "dictionary": (PPO, TritonPPO, "MultiInputPolicy", spaces.Dict({x: ARRAY for x in "abcd"})),
+    "dictionary": (PPO, TritonPPO, "MultiInputPolicy", spaces.Dict(dict.fromkeys("abcd", ARRAY))),
     "a2c": (A2C, TritonA2C, "MlpPolicy", ARRAY),
     "maskable": (MaskablePPO, TritonMaskablePPO, "MlpPolicy", ARRAY),
     "recurrent": (RecurrentPPO, partial(TritonRecurrentPPO, acceleration=True), "MlpLstmPolicy", ARRAY),

@@ -11,7 +11,6 @@ from test_sb3_refusals import HOW, make_model
 from torch.distributions import Distribution
 
 
-
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("case", ["box", "multibinary", "own policy", "a2c multibinary", "maskable", "recurrent box"])
 def test_nothing_of_the_process_changes(case, how, monkeypatch):
@@ -57,5 +56,3 @@ def test_rollouts_of_two_threads_overlap(case, monkeypatch):
     for thread in threads:
         thread.join(120)
     assert sorted(set(refused)) == [0, 1] and Distribution._validate_args
-
-

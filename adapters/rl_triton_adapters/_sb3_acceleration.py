@@ -288,7 +288,7 @@ class AcceleratedMixin(OnPolicyAlgorithm):
         else:
             with DeferredChecks() as checks:
                 actions, values, log_probs = type(self.policy).forward(self.policy, observations, **masks)
-            log_probs = checks.mark(log_probs)
+            log_probs = checks.mark_refused(log_probs)
         columns = [actions.flatten(1) if actions.ndim > 1 else actions[:, None], values, log_probs[:, None]]
         return actions, torch.cat([x.float() for x in columns], dim=1)
 
@@ -321,8 +321,9 @@ def describe_update(reason: str, is_accelerated: bool) -> str:
     """
     if not reason:
         return "updates are captured"
-    kind = "accelerated without a graph" if is_accelerated else "those of the stock algorithm"
-    return f"updates are {kind}: {reason}"
+    if is_accelerated:
+        return f"updates are accelerated without a graph: {reason}"
+    return f"updates are those of the stock algorithm: {reason}"
 
 
 @contextmanager

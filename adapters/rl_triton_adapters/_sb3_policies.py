@@ -140,14 +140,14 @@ class DeferredChecks(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Keep the result of a check, and go on as if it held."""
         if function in (torch.multinomial, torch.bernoulli):
-            args = (replace_nan(args[0]), *args[1:])
+            args = (*map(replace_nan, args[:1]), *args[1:])
         result = function(*args, **(kwargs or {}))
         if function is not torch._is_all_true:
             return result
         self.results.append(result)
         return True
 
-    def mark(self, log_probs: Tensor) -> Tensor:
+    def mark_refused(self, log_probs: Tensor) -> Tensor:
         """Replace log-probabilities by NaN if a check does not hold."""
         return log_probs.where(torch.stack(self.results).all(), nan) if self.results else log_probs
 
@@ -173,7 +173,7 @@ def evaluate_actions(
         return result
     with DeferredChecks() as checks:
         values, log_probs, entropy = policy.evaluate_actions(observations, actions, *masks)
-    return values, checks.mark(log_probs), entropy
+    return values, checks.mark_refused(log_probs), entropy
 
 
 def evaluate_policy(

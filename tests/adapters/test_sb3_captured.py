@@ -34,6 +34,7 @@ from torch.distributions import Distribution
 from benchmarks.end_to_end import sb3
 from rl_triton_adapters._optimizers import clip_gradients, is_fused
 from rl_triton_adapters.sb3_captured import TritonA2C, TritonPPO
+from rl_triton_adapters.sb3_contrib import TritonRecurrentPPO
 from rl_triton_adapters.sb3_contrib_captured import TritonMaskablePPO
 from rl_triton_adapters.sb3_device import DeviceRolloutBuffer
 
@@ -416,14 +417,18 @@ def test_frozen_parameters_are_left_alone(task, device, monkeypatch):
             model.learn(64)
 
 
-def test_a_policy_that_diverges_is_an_error(monkeypatch):
-    """As in Stable-Baselines3, whose distributions refuse what is not a number until torch.compile is used."""
-    monkeypatch.setattr(Distribution, "_validate_args", True)
-    for kind in (PPO, TritonPPO):
-        model = kind("MlpPolicy", "Pendulum-v1", device="cpu", **OPTIONS)
-        torch.nn.init.constant_(model.policy.action_net.weight, torch.nan)
-        with pytest.raises(ValueError, match="nan" if kind is TritonPPO else "invalid values"):
-            model.learn(64)
+@pytest.mark.parametrize("kind", [TritonPPO, TritonA2C])
+def test_a_policy_that_diverges_is_an_error_without_checks(kind, monkeypatch):
+    """Stock trains on NaN where torch.compile, say, has switched the checks of distributions off."""
+    monkeypatch.setattr(Distribution, "_validate_args", False)
+    options = A2C_OPTIONS if kind is TritonA2C else OPTIONS
+    model = kind("MlpPolicy", "Pendulum-v1", device="cpu", **options)
+    torch.nn.init.constant_(model.policy.action_net.weight, torch.nan)
+    before = copy.deepcopy(model.policy.state_dict())
+    with pytest.raises(ValueError, match="got NaN|got nan"):
+        model.learn(64)
+    for name, x in model.policy.state_dict().items():
+        assert torch.equal(x, before[name]) or name == "action_net.weight"
 
 
 COUNT_COMPILATIONS = """
@@ -661,3 +666,65 @@ def test_acceleration_has_two_values(monkeypatch, tmp_path):
     assert not is_fused(off.policy.optimizer)
     with pytest.raises(ValueError, match="acceleration: got 'on', expected one of auto, off"):
         TritonPPO("MlpPolicy", "CartPole-v1", acceleration="on")
+
+
+MAKERS = {
+    "ppo": partial(TritonPPO, "MlpPolicy", n_steps=8, batch_size=8),
+    "a2c": partial(TritonA2C, "MlpPolicy", n_steps=8),
+    "maskable": partial(TritonMaskablePPO, "MlpPolicy", n_steps=8, batch_size=8),
+    "recurrent": partial(TritonRecurrentPPO, "MlpLstmPolicy", n_steps=8, batch_size=8),
+}
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("text", ["off", "no", "on", "yes", '"off"', '"auto"'])
+def test_acceleration_is_what_yaml_makes_of_it(text, kind, tmp_path):
+    """When a model is made, when it is loaded, and afterwards. YAML 1.1 has bools for all that is not quoted."""
+    value = {"off": False, "no": False, "on": True, "yes": True}.get(text, text.strip('"'))
+    wanted = text in ("on", "yes", '"auto"')
+    made = MAKERS[kind](env="CartPole-v1", device="cpu", acceleration=value)
+    other = MAKERS[kind](env="CartPole-v1", device="cpu", acceleration="off" if wanted else "auto")
+    assert made.is_accelerated is wanted and other.is_accelerated is not wanted
+    assert made.acceleration == ("auto" if wanted else "off")
+    other.save(tmp_path / "model")
+    loaded = type(other).load(tmp_path / "model", device="cpu", acceleration=value)
+    other.acceleration = value
+    assert loaded.is_accelerated is other.is_accelerated is wanted
+    for wrong in ("of", None, 0, 1):
+        with pytest.raises(ValueError, match=f"acceleration: got {wrong!r}, expected one of auto, off, or a bool"):
+            MAKERS[kind](env="CartPole-v1", device="cpu", acceleration=wrong)
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_three_ways_of_updates_have_three_sentences(kind, monkeypatch):
+    stock, ours = (MAKERS[kind](env="CartPole-v1", device="cpu", acceleration=x) for x in ("off", "auto"))
+    assert stock.describe_step() == "updates are those of the stock algorithm: switched off"
+    assert ours.describe_step().startswith("updates are accelerated without a graph: ")
+    if kind != "recurrent":
+        allow_captures(monkeypatch)
+        assert MAKERS[kind](env="CartPole-v1", device="cpu").describe_step() == "updates are captured"
+
+
+@pytest.mark.parametrize("kind", ["ppo", "a2c"])
+@pytest.mark.parametrize(
+    ("options", "is_told"), [({}, False), ({"acceleration": "off"}, True), ({"use_sde": True}, True)]
+)
+def test_the_advice_to_use_a_cpu_is_for_stock(options, is_told, kind):
+    """As in Stable-Baselines3's own test, the device is only said to be a GPU."""
+    model = MAKERS[kind](env="Pendulum-v1", device="cpu", **options)
+    model.device = torch.device("cuda")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        model._maybe_recommend_cpu()
+    assert len(told) == is_told
+    assert all(str(x.message).startswith(f"You are trying to run {type(model).__name__} on the GPU") for x in told)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("kind", ["ppo", "a2c"])
+def test_making_a_model_on_a_gpu_warns_of_nothing(kind):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        warnings.simplefilter("error", RuntimeWarning)
+        assert MAKERS[kind](env="CartPole-v1", device="cuda").is_captured

@@ -1,4 +1,4 @@
-"""What distributions refuse: the errors of the stock algorithms, at the same step, with the same parameters."""
+"""What a policy's distribution refuses: errors, steps and parameters are those of the stock algorithms."""
 
 from functools import partial
 

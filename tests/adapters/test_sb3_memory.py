@@ -1,0 +1,132 @@
+"""What the stock algorithms free, ours free: peaks of NumPy's memory, which holds rollouts, and what outlives one."""
+
+import tracemalloc
+import weakref
+from functools import partial
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+pytest.importorskip("sb3_contrib")
+from gymnasium import spaces
+from sb3_contrib import MaskablePPO, RecurrentPPO
+from stable_baselines3 import A2C, PPO
+from stable_baselines3.common.callbacks import BaseCallback
+
+from rl_triton_adapters.sb3_captured import TritonA2C, TritonPPO
+from rl_triton_adapters.sb3_contrib import TritonRecurrentPPO
+from rl_triton_adapters.sb3_contrib_captured import TritonMaskablePPO
+
+IMAGE = spaces.Box(0, 255, (3, 36, 36), np.uint8)
+ARRAY = spaces.Box(-1, 1, (2000,))
+
+
+class Watching(gym.Env):
+    """Nothing happens in front of large observations."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, observation_space):
+        self.observation_space = observation_space
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), 1.0, False, False, {}
+
+    def action_masks(self):
+        return np.ones(2, bool)
+
+
+CASES = {
+    "array": (PPO, TritonPPO, "MlpPolicy", ARRAY),
+    "image": (PPO, TritonPPO, "CnnPolicy", IMAGE),
+    "dictionary": (PPO, TritonPPO, "MultiInputPolicy", spaces.Dict(dict.fromkeys("abcd", ARRAY))),
+    "a2c": (A2C, TritonA2C, "MlpPolicy", ARRAY),
+    "maskable": (MaskablePPO, TritonMaskablePPO, "MlpPolicy", ARRAY),
+    "recurrent": (RecurrentPPO, partial(TritonRecurrentPPO, acceleration=True), "MlpLstmPolicy", ARRAY),
+}
+N_STEPS = 64
+
+
+def make_model(case, is_stock):
+    stock, ours, policy, space = CASES[case]
+    options = {} if stock is A2C else {"batch_size": 8, "n_epochs": 1}
+    options |= {"policy_kwargs": {"lstm_hidden_size": 8}} if stock is RecurrentPPO else {}
+    return (stock if is_stock else ours)(policy, Watching(space), n_steps=N_STEPS, seed=0, device="cpu", **options)
+
+
+class MeasurePeaks(BaseCallback):
+    """The peak of every rollout, and of the update that follows it."""
+
+    def __init__(self):
+        super().__init__()
+        self.peaks = []
+
+    def _on_step(self):
+        return True
+
+    def read_peak(self):
+        self.peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.reset_peak()
+
+    _on_rollout_start = _on_rollout_end = _on_training_end = read_peak
+
+
+def measure_peaks(case, is_stock):
+    """Peaks above what there is before, in rollouts: of making the model, then of three rollouts and updates."""
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        model, callback = make_model(case, is_stock), MeasurePeaks()
+        callback.read_peak()
+        model.learn(3 * N_STEPS, callback=callback)
+    finally:
+        tracemalloc.stop()
+    space = model.observation_space
+    parts = space.spaces.values() if isinstance(space, spaces.Dict) else [space]
+    return (np.array(callback.peaks) - before) / (N_STEPS * sum(x.dtype.itemsize * np.prod(x.shape) for x in parts))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_peaks_are_those_of_stock(case):
+    make_model(case, is_stock=False).learn(N_STEPS)  # whatever is imported or compiled once
+    stock, ours = measure_peaks(case, is_stock=True), measure_peaks(case, is_stock=False)
+    assert len(stock) == len(ours) == 8 and (stock > 0.9).all()
+    assert (ours < stock + 0.2).all(), (stock, ours)
+
+
+class WatchArrays(BaseCallback):
+    """Whether the observations of a rollout are there while the next one is collected."""
+
+    def __init__(self):
+        super().__init__()
+        self.last, self.is_alive = None, []
+
+    def _on_step(self):
+        self.is_alive += [] if self.last is None else [self.last() is not None]
+        return True
+
+    def _on_rollout_end(self):
+        self.last = None
+
+    def note_rollout(self):
+        stored = self.model.rollout_buffer.observations
+        self.last = weakref.ref(stored["a"] if isinstance(stored, dict) else stored)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_rollout_is_gone_while_the_next_is_collected(case):
+    model, watch = make_model(case, is_stock=False), WatchArrays()
+    train = model.train
+
+    def train_and_note():
+        train()
+        watch.note_rollout()
+
+    model.train = train_and_note
+    model.learn(3 * N_STEPS, callback=watch)
+    assert watch.is_alive == [False] * 2 * N_STEPS

@@ -213,7 +213,7 @@ def spread_number(number: Any, layout: RolloutLayout) -> Any:
     is_plain = torch.compiler.is_compiling() or not is_transformed()
     if number.device.type == "cpu" and not number.requires_grad and is_plain:
         return number
-    return number.to(layout.device, torch.promote_types(layout.dtype, torch.float32)).expand(layout.shape)
+    return number.to(layout.device, torch.promote_types(number.dtype, torch.float32)).expand(layout.shape)
 
 
 def is_stream(x: Any) -> TypeGuard[torch.Tensor]:

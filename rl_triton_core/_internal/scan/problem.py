@@ -45,7 +45,7 @@ class Problem:
     starts_at: bool = False
     """Forward: the flags say that a step starts an episode, not that it ends one."""
 
-    decay: float = field(init=False)
+    decay: float | torch.Tensor = field(init=False)
     """γλ, or λ where γ is a tensor."""
     shape: tuple[int, int, int] = field(init=False)
     """(groups, steps, lanes). A lane is a row of its own; lanes of a group lie side by side in memory.

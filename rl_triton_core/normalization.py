@@ -10,7 +10,7 @@ from torch import distributed
 
 from rl_triton_core._internal.arguments import validation as check
 from rl_triton_core._internal.arguments.outputs import check_no_overlap, check_out_tensor
-from rl_triton_core._internal.backend import Backend, choose_backend
+from rl_triton_core._internal.backend import Backend, choose_backend, copy_to_host, needs_host
 from rl_triton_core._internal.launch.fast_path import with_fast_path
 from rl_triton_core._internal.launch.recording import mark_numbers
 from rl_triton_core._internal.moments.arguments import check_group, check_rule, gather_moments
@@ -89,14 +89,30 @@ def normalize_advantages(
         check.check_shape("mask", mask, advantages.shape, "that of advantages", advantages.device)
         check.check_values("normalize_advantages", {}, mask)
     rule = check_rule(correction, epsilon, epsilon_mode)
-    differentiable = needs_graph((advantages,))
-    exchange = None if group is None else partial(gather_moments, group=check_group(group, differentiable))
+    exchange = None
+    if group is not None:
+        exchange = partial(gather_moments, group=check_group(group, needs_graph((advantages,))))
     if out is not None:
         check_out(out, advantages, mask)
+    return normalize(advantages, mask, rule, exchange, out, backend)
+
+
+def normalize(
+    advantages: torch.Tensor,
+    mask: torch.Tensor | None,
+    rule: Rule,
+    exchange: Exchange | None,
+    out: torch.Tensor | None,
+    backend: str | None,
+) -> torch.Tensor:
+    """Normalise checked advantages by the way that the call needs, into `out` where it is given."""
+    compiling, device = torch.compiler.is_compiling(), advantages.device
+    chosen = None if compiling else choose_backend(backend, device)
+    if needs_host(device):
+        result = normalize(copy_to_host(advantages), copy_to_host(mask), rule, exchange, None, backend).to(device)
+        return result if out is None else out.copy_(result)
     dtype = check.find_precision((advantages,))
-    compiling = torch.compiler.is_compiling()
-    chosen = None if compiling else choose_backend(backend, advantages.device)
-    if chosen is None or differentiable:
+    if chosen is None or needs_graph((advantages,)):
         result = normalize_values(advantages, mask, rule, exchange).to(dtype)
         return result if out is None else out.copy_(result)
     rule = Rule(*mark_numbers(rule))

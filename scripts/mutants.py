@@ -67,6 +67,7 @@ CORE_TESTS = [
         "losses_tokens",
         "launch_table",
         "command_line",
+        "other_devices",
         "selftest",
         "capture",
         "capture_faults",

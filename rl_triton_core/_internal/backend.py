@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+
+T = TypeVar("T")
 
 
 def normalize_by_reference(task: Any, exchange: Any) -> None:
@@ -69,8 +71,9 @@ BACKENDS: dict[str, Callable[[], Backend]] = {
     name: partial(assemble_backend, name) for name in ("triton", "cpu", "reference")
 }
 """What makes each backend, by the backend's name."""
-PREFERENCE = {"cuda": ("triton", "reference"), "cpu": ("cpu", "reference")}
+PREFERENCE = {"cuda": ("triton", "reference"), "cpu": ("cpu", "reference"), "meta": ("reference",)}
 """By the type of the device: the backend chosen automatically, and the one that stands in where it is not available."""
+HOST = torch.device("cpu")
 
 
 class BackendUnavailableError(RuntimeError):
@@ -84,7 +87,7 @@ def available_backends(device: torch.device | str = "cpu") -> tuple[str, ...]:
 
 
 def choose_backend(name: str | None, device: torch.device) -> Backend:
-    """The backend of that name, or the best one for the device."""
+    """The backend of that name, or the best one for the device, or for copies in host memory if the device has none."""
     if name is None:
         return choose_automatically(device.type)
     check_backend(name, device)
@@ -112,7 +115,12 @@ def check_backend(name: str | None, device: torch.device | str | None = None) ->
 @cache
 def choose_automatically(device_type: str) -> Backend:
     """The first backend of the device's preference that is available."""
-    best, *others = PREFERENCE.get(device_type, ("reference",))
+    if device_type not in PREFERENCE:
+        warnings.warn(
+            f"there is no backend for {device_type} tensors; calls are computed on copies in host memory", stacklevel=2
+        )
+        return choose_automatically(HOST.type)
+    best, *others = PREFERENCE[device_type]
     reason = why_unavailable(best, torch.device(device_type))
     if reason is None:
         return load_backend(best)
@@ -132,3 +140,31 @@ def why_unavailable(name: str, device: torch.device) -> str | None:
 def load_backend(name: str) -> Backend:
     """Import a backend, when it is first needed."""
     return BACKENDS[name]()
+
+
+# -- devices without a backend ----------------------------------------------------------------------------------------
+
+
+def check_choice(name: str | None, device: torch.device) -> None:
+    """Raise an error, or warn, as the choice of a backend does. Under torch.compile its operators choose."""
+    if not torch.compiler.is_compiling():
+        choose_backend(name, device)
+
+
+def needs_host(device: torch.device) -> bool:
+    """Whether calls on tensors of a device are computed on copies of them in host memory."""
+    return device.type not in PREFERENCE
+
+
+def copy_to_host(x: Any) -> Any:
+    """A tensor in host memory, or a tuple with all its tensors there; gradients flow back."""
+    if isinstance(x, tuple):
+        copies = map(copy_to_host, x)
+        return type(x)(*copies) if hasattr(x, "_fields") else tuple(copies)
+    return x.to(HOST) if isinstance(x, torch.Tensor) else x
+
+
+def copy_problem_to_host(problem: T) -> T:
+    """A problem, which is a dataclass, with all its tensors in host memory."""
+    values: Any = {x.name: copy_to_host(getattr(problem, x.name)) for x in fields(problem) if x.init}  # type: ignore[arg-type]
+    return replace(problem, **values)  # type: ignore[type-var]

@@ -17,7 +17,7 @@ import torch
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from rl_triton_core._internal.backend import PREFERENCE, why_unavailable
+from rl_triton_core._internal.backend import PREFERENCE, needs_host, why_unavailable
 from rl_triton_core._internal.launch.fast_path import fast_path_status
 from rl_triton_core._internal.launch.threads import read_num_threads
 from rl_triton_core.cli import caches, requirements
@@ -130,6 +130,10 @@ def check_backends() -> Finding:
         steps = [find_remedy(best[device]) for device, reason in reasons.items() if reason]
         advice = f"{'; '.join(steps)}; until then, calls take the slow reference backend"
         return Finding("problem", f"backends not available: {'; '.join(missing)}", advice)
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if accelerator is not None and needs_host(accelerator):
+        message = f"calls on {accelerator.type} tensors are computed on copies in host memory"
+        return Finding("warning", message, "keep in host memory what estimators and losses are given, if you can")
     return find_ok(", ".join(f"calls on {device} tensors take {name}" for device, name in best.items()))
 
 

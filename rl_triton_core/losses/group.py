@@ -7,6 +7,7 @@ import math
 import torch
 
 from rl_triton_core._internal.arguments import validation as check
+from rl_triton_core._internal.backend import check_choice, copy_to_host, needs_host
 
 MODES = ("mean-std", "mean", "leave-one-out")
 
@@ -52,13 +53,16 @@ def group_normalize(
     check.check_choice("mode", mode, MODES)
     correction = check.check_number("correction", correction, 0.0, math.inf)
     epsilon = check.check_number("epsilon", epsilon, 0.0, math.inf)
-    r = rewards.detach().double().reshape(-1)
+    r, device = rewards.detach(), rewards.device
     if isinstance(groups, torch.Tensor):
         check.check_tensor("groups", groups, check.INTEGER_DTYPES)
-        check.check_shape("groups", groups, rewards.shape, "that of rewards", rewards.device)
-        count, mean, m2 = moments_by_id(r, groups.reshape(-1))
-    else:
-        count, mean, m2 = moments_by_size(r, groups)
+        check.check_shape("groups", groups, rewards.shape, "that of rewards", device)
+    if needs_host(device):
+        check_choice(None, device)
+        r, groups = copy_to_host((r, groups))
+    r = r.double().reshape(-1)
+    by_id = isinstance(groups, torch.Tensor)
+    count, mean, m2 = moments_by_id(r, groups.reshape(-1)) if by_id else moments_by_size(r, groups)
     if mode == "mean-std":
         enough = count > correction
         std = torch.sqrt(m2 / torch.where(enough, count - correction, 1))
@@ -68,7 +72,7 @@ def group_normalize(
         result = r - mean
     else:
         result = torch.where(count > 1, (r - mean) * (count / (count - 1).clamp(min=1)), r)
-    return result.reshape(rewards.shape).to(check.find_precision((rewards,)))
+    return result.reshape(rewards.shape).to(check.find_precision((rewards,))).to(device)
 
 
 def moments_by_size(r: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -172,6 +172,14 @@ def test_the_triton_of_pytorch(tmp_path, monkeypatch, asked, installed, status, 
     assert finding.status == status and said in finding.message
 
 
+@pytest.mark.parametrize(("device", "status"), [("mps", "warning"), ("xpu", "warning"), ("cpu", "ok")])
+def test_accelerators_without_a_backend(monkeypatch, device, status):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: device != "cpu")
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device(device))
+    finding = doctor.check_backends()
+    assert finding.status == status and (device in finding.message)
+
+
 def test_no_triton_is_advised_where_there_is_none(monkeypatch):
     """On Windows and macOS."""
     monkeypatch.setattr(platform, "system", lambda: "Windows")

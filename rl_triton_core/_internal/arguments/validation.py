@@ -18,6 +18,8 @@ REAL_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 INTEGER_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 BYTE_DTYPES = (torch.bool, torch.uint8)
 FLAG_DTYPES = (torch.bool, *INTEGER_DTYPES, *REAL_DTYPES)
+UNREAD = ("cuda", "meta")
+"""Types of devices whose values are not read for checks: that would wait for a GPU, and meta tensors have none."""
 MASK_MODES = ("skip", "reset")
 
 
@@ -92,8 +94,8 @@ def check_sequences(name: str, tensor: torch.Tensor, time_dim: int, cu_seqlens: 
     check_device("cu_seqlens", cu_seqlens, tensor.device)
     if torch.compiler.is_compiling():
         assert_offsets(cu_seqlens, tensor.shape[0])
-    elif cu_seqlens.device.type == "cpu":
-        check_offsets(cu_seqlens.numpy(), tensor.shape[0])
+    elif cu_seqlens.device.type not in UNREAD:
+        check_offsets(cu_seqlens.cpu().numpy(), tensor.shape[0])
     return RolloutLayout(name, tensor.shape, tensor.device, 1, cu_seqlens.contiguous())
 
 
@@ -321,9 +323,9 @@ SEEN_ON_GPU: set[Hashable] = set()
 
 def can_read_values(tensor: torch.Tensor, kind: Hashable) -> bool:
     """Whether to look at a tensor's values: in host memory always, on a GPU once for each kind, since that waits."""
-    if torch.compiler.is_compiling() or is_transformed() or tensor.device.type not in ("cpu", "cuda"):
+    if torch.compiler.is_compiling() or is_transformed() or tensor.device.type == "meta":
         return False
-    if tensor.device.type == "cpu":
+    if tensor.device.type not in UNREAD:
         return True
     waits = not torch.cuda.is_current_stream_capturing() and torch.cuda.get_sync_debug_mode() == 0
     if not waits or kind in SEEN_ON_GPU:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from rl_triton_core._internal.backend import Backend, choose_backend
+from rl_triton_core._internal.backend import Backend, choose_backend, copy_problem_to_host, needs_host
 from rl_triton_core._internal.equations.schema import describe_schema
 from rl_triton_core._internal.launch.recording import Outcome, record_outcome
 from rl_triton_core._internal.loss.equations import STATISTICS, Choices, Coefficients
@@ -78,6 +78,10 @@ def finish_loss(
 
 def run_backend(problem: LossProblem, backend: Backend) -> Results:
     """Compute by a backend. Without elements there is nothing to compute."""
+    if needs_host(problem.like.device):
+        loss, statistics, gradients = run_backend(copy_problem_to_host(problem), backend)
+        to_device = partial(torch.Tensor.to, device=problem.like.device)
+        return Results(to_device(loss), to_device(statistics), [*map(to_device, gradients)])
     if problem.like.shape[0]:
         results: Results = backend.loss(problem)
         return results

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from rl_triton_core._internal.arguments.validation import (
+    UNREAD,
     RolloutLayout,
     check_number,
     check_per_step,
@@ -126,7 +127,7 @@ def check_distinct(written: torch.Tensor, value: torch.Tensor) -> None:
         return
     differs = ((written != value) & ~(written.isnan() & value.isnan())).any()
     message = "bootstrap_values: got FinalValues with two values for the same step, expected one for each"
-    if value.device.type != "cpu" or torch.compiler.is_compiling():
+    if value.device.type in UNREAD or torch.compiler.is_compiling():
         torch._assert_async(~differs, message)
     elif differs:
         raise ValueError(message)
@@ -170,7 +171,7 @@ def check_index(name: str, indices: Any, size: int, value: torch.Tensor, layout:
     if index.ndim != 1 or index.shape != value.shape:
         raise ValueError(f"{name}: got shape {tuple(index.shape)}, expected [num_values], {tuple(value.shape)}")
     outside = (index < 0) | (index >= size)
-    if index.device.type != "cpu" or torch.compiler.is_compiling():
+    if index.device.type in UNREAD or torch.compiler.is_compiling():
         torch._assert_async(~outside.any(), f"{name}: an index is out of range, expected [0, {size})")
     elif outside.any():
         raise ValueError(f"{name}: got index {index[outside][0].item()}, expected indices in [0, {size})")

@@ -14,7 +14,7 @@ import torch
 
 from rl_triton_core._internal.arguments import validation as check
 from rl_triton_core._internal.arguments.outputs import check_out
-from rl_triton_core._internal.backend import choose_backend
+from rl_triton_core._internal.backend import check_choice, choose_backend, copy_problem_to_host, needs_host
 from rl_triton_core._internal.scan.autograd import needs_graph, solve_with_graph
 from rl_triton_core._internal.scan.bootstrap import check_continuation
 from rl_triton_core._internal.scan.execution import Results, allocate_outputs, list_tensors, run_backend
@@ -116,14 +116,14 @@ def solve_windows(
     """
     out = None if out is None else (out,)
     problem = check_problem(recurrence, inputs, layout, wanted=(True,), out=out, **arguments)
-    if not torch.compiler.is_compiling():
-        choose_backend(backend, problem.like.device)
+    check_choice(backend, problem.like.device)
     target: torch.Tensor
     (target,) = allocate_outputs(problem, (True,), out or (None,))
     if not problem.like.numel():
         return target
-    states = evaluate_windows(problem, torch.float64 if backend == "reference" else problem.dtype, num_steps)
-    result = problem.restore_shape(states).to(problem.dtype)
+    moved = copy_problem_to_host(problem) if needs_host(target.device) else problem
+    states = evaluate_windows(moved, torch.float64 if backend == "reference" else problem.dtype, num_steps)
+    result = problem.restore_shape(states).to(problem.dtype).to(target.device)
     return result if out is None and needs_graph(list_tensors(problem)) else target.copy_(result)
 
 
@@ -248,7 +248,11 @@ def flatten_features(tensor: torch.Tensor) -> torch.Tensor | None:
 
 def dispatch_problem(problem: Problem, wanted: Sequence[bool], out: Any, backend: str | None) -> Results:
     """Compute by the way that the call needs, into `out` where it is given (and checked)."""
-    out = (None,) * len(wanted) if out is None else out
+    out, device = (None,) * len(wanted) if out is None else out, problem.like.device
+    if needs_host(device):
+        check_choice(backend, device)
+        results = dispatch_problem(copy_problem_to_host(problem), wanted, None, backend)
+        return copy_into_out(out, tuple(x if x is None else x.to(device) for x in results))
     graph, traced = needs_graph(list_tensors(problem)), torch.compiler.is_compiling()
     ahead = problem.next_values
     if isinstance(ahead, Expectation) and not graph and (traced or not supports_expectation(problem, backend)):

@@ -16,12 +16,17 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
-from ray.rllib.core.rl_module.apis import SelfSupervisedLossAPI
 from ray.rllib.policy.sample_batch import SampleBatch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from rl_triton_adapters._rllib_updates import FusedLossMixin, LossParts, are_finite, find_own_method
+from rl_triton_adapters._rllib_updates import (
+    FusedLossMixin,
+    LossParts,
+    are_finite,
+    find_own_method,
+    is_self_supervised,
+)
 from rl_triton_core.capture import CapturedStep, hold_captures, is_input, use_capture_stream
 
 __all__ = ["CapturedUpdateMixin"]
@@ -154,8 +159,9 @@ class CapturedUpdateMixin:
     def find_obstacle(self) -> str:
         """Why steps are not captured, besides what `CapturedStep` says; empty if nothing stands against it."""
         flags, fused = self._flags, self if isinstance(self, FusedLossMixin) else None
-        modules = [*self.module.keys()] if fused is None else fused.list_trainable_modules()
-        own = find_own_method(type(self), CapturedUpdateMixin, STEP, anywhere=True)
+        learner: Any = self
+        modules = [*self.module.keys()] if fused is None else learner.list_trainable_modules()
+        own = find_own_method(type(self), STEP)
         obstacles = {
             "switched off": not self.wants_capture(),
             "fused losses, metrics once per update and fused optimizers are part of it": not (
@@ -253,7 +259,7 @@ class CapturedUpdateMixin:
             return False
         if isinstance(self, FusedLossMixin):
             return super()._reads_metrics()  # type: ignore[misc, no-any-return]
-        return find_own_method(type(self), CapturedUpdateMixin, ("after_gradient_based_update",)) is not None
+        return find_own_method(type(self), ("after_gradient_based_update",)) is not None
 
     def _make_step(self, batch: dict[str, Any], coefficients: dict[str, dict[str, Any]]) -> StepResults:
         """Update the modules with one minibatch."""
@@ -320,11 +326,6 @@ class CapturedUpdateMixin:
                 self._last_losses.update(results.parts)
             for key, value in results.logged.items():
                 self.metrics.log_value(key, value, window=1)
-
-
-def is_self_supervised(module: Any) -> bool:
-    """Whether a module computes its loss, where it may read from the device or log what is no last value."""
-    return isinstance(module.unwrapped(), SelfSupervisedLossAPI)
 
 
 def is_capturable(batch: dict[str, Any], step: CapturedStep) -> bool:

@@ -18,11 +18,14 @@ import numpy as np
 import torch
 import tree
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from ray.rllib.algorithms.appo.torch.appo_torch_learner import APPOTorchLearner
+from ray.rllib.algorithms.impala.torch.impala_torch_learner import IMPALATorchLearner
 from ray.rllib.algorithms.ppo.ppo import (
     LEARNER_RESULTS_KL_KEY,
     LEARNER_RESULTS_VF_EXPLAINED_VAR_KEY,
     LEARNER_RESULTS_VF_LOSS_UNCLIPPED_KEY,
 )
+from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.distribution.distribution import Distribution
 from ray.rllib.core.distribution.torch.torch_distribution import (
@@ -31,6 +34,7 @@ from ray.rllib.core.distribution.torch.torch_distribution import (
     TorchMultiCategorical,
 )
 from ray.rllib.core.learner.learner import ENTROPY_KEY, POLICY_LOSS_KEY, VF_LOSS_KEY
+from ray.rllib.core.rl_module.apis import SelfSupervisedLossAPI
 from ray.rllib.evaluation.postprocessing import Postprocessing
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from ray.rllib.utils.minibatch_utils import MiniBatchCyclicIterator
@@ -106,28 +110,11 @@ class FusedLossMixin:
         module = self.module[module_id].unwrapped()
         known, head = self._heads.get(module_id, (None, None))
         if known is not module:
-            head = describe_head(module) if self._flags.enabled and self._flags.fused_loss else None
+            wanted = self._flags.enabled and self._flags.fused_loss
+            behind = find_own_method(type(self), ("compute_loss_for_module",), behind=FusedLossMixin)
+            head = describe_head(module) if wanted and behind is None else None
             self._heads[module_id] = (module, head)
         return head
-
-    def describe_losses(self) -> str:
-        """What computes the losses of all modules, in words."""
-        own = find_own_method(type(self), FusedLossMixin, ("compute_loss_for_module",))
-        if own is not None:
-            return f"the loss of {own.owner.__name__}, which may call the fused one"
-        phrases = []
-        for module_id in self.list_trainable_modules():
-            kind = self.module[module_id].unwrapped().get_train_action_dist_cls()
-            fused = self.find_head(module_id) is not None
-            phrases.append(
-                f"the fused loss of {module_id}" if fused else f"RLlib's loss of {module_id} ({kind.__name__})"
-            )
-        return ", ".join(phrases)
-
-    def list_trainable_modules(self) -> list[str]:
-        """Names of modules with a distribution of actions. Others, such as one that acts at random, have no loss."""
-        names = self.module.keys()
-        return [name for name in names if find_distributions(self.module[name].unwrapped())]
 
     def compute_loss_for_module(self, *, module_id: str, config: Any, batch: Any, fwd_out: Any) -> Tensor:
         """The loss of one module, with the numbers of RLlib's.
@@ -165,7 +152,7 @@ class FusedLossMixin:
     def _reads_metrics(self) -> bool:
         """Whether a method is the learner's own that may read metrics of a loss, or log others by their names."""
         names = ("compute_loss_for_module", "compute_losses", "after_gradient_based_update")
-        return find_own_method(type(self), FusedLossMixin, names) is not None
+        return find_own_method(type(self), names) is not None
 
     def build_loss_columns(self, module_id: str, config: Any, batch: Any, values: Any) -> Any:
         """The columns that the loss is computed from: those of the batch."""
@@ -199,15 +186,16 @@ class FusedLossMixin:
             mask=columns.get(Columns.LOSS_MASK),
             value_coef=config.vf_loss_coeff,
             entropy_coef=entropy_coef,
-            kl_coef=kl_coef.float() if config.use_kl_loss else 0.0,
+            kl_coef=kl_coef if config.use_kl_loss else 0.0,
             backend=self._flags.backend,
             **self.choose_loss_options(config),
         )
 
     def _find_coefficients(self, module_id: str) -> tuple[Any, Any]:
-        """Those of entropy and KL divergence, as they are now."""
+        """Those of entropy and KL divergence, as they are now: numbers or tensors, of integers too."""
         entropy_coef = self.entropy_coeff_schedulers_per_module[module_id].get_current_value()
-        return entropy_coef, self.curr_kl_coeffs_per_module[module_id]
+        kl_coef = self.curr_kl_coeffs_per_module[module_id]
+        return as_coefficient(entropy_coef), as_coefficient(kl_coef)
 
     def _warm_up_loss(self, module_id: str, head: Head) -> None:
         """Compute the loss of two steps, so that no minibatch compiles anything. Slices of one are contiguous."""
@@ -262,6 +250,14 @@ class FusedLossMixin:
         }
 
 
+STOCK_LEARNERS = (APPOTorchLearner, IMPALATorchLearner, PPOTorchLearner)
+
+
+def as_coefficient(x: Any) -> Any:
+    """A number as it is, a tensor of one in floating point: losses take no integers there."""
+    return x.float() if isinstance(x, Tensor) else x
+
+
 class OwnMethod(NamedTuple):
     """A method of a learner that is not the one we know."""
 
@@ -269,25 +265,23 @@ class OwnMethod(NamedTuple):
     owner: type
 
 
-def find_own_method(learner_class: type, mixin: type, names: Iterable[str], anywhere: bool = False) -> OwnMethod | None:
-    """Find a method of these names that a class in front of the mixin has, and that is its own: not of this package.
+def find_own_method(learner_class: type, names: Iterable[str], behind: type | None = None) -> OwnMethod | None:
+    """Find a method of these names that is the user's: of a class that is neither of this package nor RLlib's learner.
 
     Args:
         learner_class: Class of the learner.
-        mixin: One of its base classes.
-        names: Names of methods, each of which the mixin or a class behind it has.
-        anywhere: Whether classes behind the mixin count too, but for RLlib's.
+        names: Names of methods of RLlib's learner.
+        behind: Look at classes behind this one alone, whose methods it goes around.
     """
     mro = learner_class.__mro__
-    place = mro.index(mixin)
-    known = [base for base in mro[place:] if base.__module__.partition(".")[0] in ("ray", __package__)]
-    foreign = [base for base in mro[:place] if base.__module__.partition(".")[0] != __package__]
-    foreign += [base for base in mro[place:] if anywhere and base not in known]
+    stock = next(base for base in mro if base in STOCK_LEARNERS).__mro__
+    known = [base for base in mro if base in stock or base.__module__.partition(".")[0] == __package__]
+    looked_at = mro if behind is None else mro[mro.index(behind) :]
     for name in names:
-        ours = next(vars(base)[name] for base in known if name in vars(base))
-        for base in foreign:
-            if inspect.unwrap(vars(base).get(name, ours)) is not ours:  # Ray wraps those of remote learners
-                return OwnMethod(name, base)
+        methods = [vars(base)[name] for base in known if name in vars(base)]
+        for base in looked_at:
+            if base not in known and inspect.unwrap(vars(base).get(name, methods[0])) not in methods:
+                return OwnMethod(name, base)  # Ray wraps those of remote learners
     return None
 
 
@@ -534,6 +528,31 @@ class FusedUpdateMixin(DeferredMetricsMixin):
     _module_optimizers: Any
     _params: Any
     config: Any
+    module: Any
+
+    def find_head(self, module_id: str) -> Head | None:
+        """The head of a module, if its loss is computed in one pass."""
+        return None
+
+    def describe_losses(self) -> str:
+        """What computes the losses of all modules, in words."""
+        own = find_own_method(type(self), ("compute_losses", "compute_loss_for_module"))
+        if own is not None:
+            return f"the loss of {own.owner.__name__}, which may call the fused one"
+        phrases = []
+        for module_id, module in self.module.items():
+            kinds = find_distributions(module.unwrapped())
+            if is_self_supervised(module):
+                phrases.append(f"the loss of the module {module_id} ({type(module.unwrapped()).__name__})")
+            elif self.find_head(module_id) is not None:
+                phrases.append(f"the fused loss of {module_id}")
+            elif kinds:
+                phrases.append(f"RLlib's loss of {module_id} ({kinds[0].__name__})")
+        return ", ".join(phrases)
+
+    def list_trainable_modules(self) -> list[str]:
+        """Names of modules with a distribution of actions. Others, such as one that acts at random, have no loss."""
+        return [name for name, module in self.module.items() if find_distributions(module.unwrapped())]
 
     def register_optimizer(self, *, optimizer: Optimizer, **kwargs: Any) -> None:
         """Register an optimizer, and let it step all of its parameters at once.
@@ -552,7 +571,8 @@ class FusedUpdateMixin(DeferredMetricsMixin):
         Args:
             gradients_dict: Gradients by parameters.
         """
-        plain = self._grad_scalers is None and self._lr_scheduler_classes is None
+        behind = find_own_method(type(self), ("apply_gradients",), behind=FusedUpdateMixin)
+        plain = self._grad_scalers is None and self._lr_scheduler_classes is None and behind is None
         wanted = self._flags.enabled and self._flags.fused_optimizer and plain
         if not wanted or not (self.config.torch_skip_nan_gradients or are_finite([*gradients_dict.values()])):
             super().apply_gradients(gradients_dict)  # type: ignore[misc]
@@ -583,6 +603,11 @@ class FusedUpdateMixin(DeferredMetricsMixin):
     def _copies_minibatches(self) -> bool:
         """Whether a step works on a copy of its minibatch."""
         return False
+
+
+def is_self_supervised(module: Any) -> bool:
+    """Whether a module computes its loss."""
+    return isinstance(module.unwrapped(), SelfSupervisedLossAPI)
 
 
 def are_finite(gradients: list[Tensor]) -> Tensor:

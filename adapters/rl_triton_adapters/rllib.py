@@ -5,11 +5,11 @@ One call turns them on, before the algorithm is built, and one flag off again:
     config = enable_triton(PPOConfig().environment("CartPole-v1"))
     config.learners(learner_config_dict={"rl_triton": False})
 
-For PPO a piece of the learner's connector pipeline is replaced; for IMPALA and APPO the function `vtrace_torch`, in the
-learner's loss and nowhere else. Parts of an update take less time than RLlib's: see `_rllib_updates`. Tensors stay
-where they are. All else is RLlib's own.
-A learner compiles what it needs when it is built, logs one line that says what it computes with, and repeats that in
-the metric "rl_triton" of every update.
+For PPO a piece of the learner's connector pipeline is replaced while the pipeline runs; for IMPALA and APPO the
+function `vtrace_torch`, in the learner's loss and nowhere else. Parts of an update take less time than RLlib's: see
+`_rllib_updates`. Tensors stay where they are. All else is RLlib's own.
+A learner compiles what it needs when it is built, logs one line that says what it computes with, and says in the metric
+"rl_triton" of every update whether its advantages or V-Trace were ours.
 """
 
 # mypy: allow-subclassing-any
@@ -20,7 +20,7 @@ import inspect
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from contextlib import contextmanager
 from types import CodeType, MethodType
 from typing import Any, NamedTuple, TypeVar
 
@@ -70,7 +70,7 @@ __all__ = [
 
 OLDEST_RAY = (2, 56)
 METRIC = "rl_triton"
-"""1 in the results of an update, under "__all_modules__", if all learners used `rl_triton_core` in it."""
+"""1 in the results of an update, under "__all_modules__", if all learners computed advantages or V-Trace with ours."""
 
 Config = TypeVar("Config", bound=AlgorithmConfig)
 logger = logging.getLogger("ray.rllib.rl_triton")  # follows the log level that RLlib sets for itself
@@ -193,47 +193,57 @@ def _suggest_learner_class(learner_class: type) -> str:
 
 
 def check_learners(algorithm: Any, **kwargs: Any) -> None:
-    """Check that every learner of an algorithm computes with `rl_triton_core`, unless the flag "rl_triton" is False.
+    """Check that every learner of an algorithm is one of ours, unless the flag "rl_triton" is False.
 
     Algorithms of a config that `enable_triton` changed run it when they are built, as a callback `on_algorithm_init`.
+    Learners log there what they compute with.
 
     Args:
         algorithm: Algorithm that was built.
         **kwargs: Not read; RLlib passes more to its callbacks.
 
     Raises:
-        RuntimeError: Some learner computes with RLlib's own, for instance because `learner_class` was set after
-            `enable_triton`.
+        RuntimeError: Some learner is RLlib's own, for instance because `learner_class` was set after `enable_triton`,
+            or has a `build` that does not call ours.
     """
     if not read_flags(algorithm.config.learner_config_dict).enabled:
         return
     learners = [answer.get() for answer in algorithm.learner_group.foreach_learner(_describe_learner)]
-    wrong = [learner for learner in learners if not learner.uses_triton]
+    wrong = [learner for learner in learners if learner.advice]
     if wrong:
         raise RuntimeError(
             f"rl_triton: {len(wrong)} of {len(learners)} learners compute with RLlib's own: got {wrong[0].name}, "
-            f"expected one that derives from ours and calls its build(): {wrong[0].suggestion}. Set learner_class "
-            'before enable_triton; learner_config_dict={"rl_triton": False} keeps RLlib\'s own'
+            f"{wrong[0].advice}; "
+            'learner_config_dict={"rl_triton": False} keeps RLlib\'s own'
         )
 
 
 class _LearnerDescription(NamedTuple):
     name: str
-    uses_triton: bool
-    suggestion: str
+    advice: str
+    """What makes it one of ours; empty if it is."""
 
 
 def _describe_learner(learner: Any) -> _LearnerDescription:
-    uses_triton = isinstance(learner, _TritonLearnerMixin) and learner.uses_triton()
-    learner_class = learner.config.learner_class  # a remote learner's own type is a wrapper that Ray makes
-    return _LearnerDescription(learner_class.__name__, uses_triton, _suggest_learner_class(learner_class))
+    learner_class, advice = learner.config.learner_class, ""  # a remote learner's own type is a wrapper that Ray makes
+    if not isinstance(learner, _TritonLearnerMixin):
+        line = _suggest_learner_class(learner_class)
+        advice = f"expected one that derives from ours: {line}. Set learner_class before enable_triton"
+    elif not learner.uses_triton():
+        advice = "expected its build() to call super().build()"
+    else:
+        learner.log_description()
+    return _LearnerDescription(learner_class.__name__, advice)
 
 
 class _TritonLearnerMixin:
-    """Say what a learner computes with: in one line when it is built, and in a metric of every update."""
+    """Say what a learner computes with: in one line, and in a metric of every update."""
 
     config: Any
     metrics: Any
+    _device: Any
+    describe_losses: Any
+    describe_step: Any
 
     def __init__(self, **kwargs: Any) -> None:
         """Create the learner, which is not built yet.
@@ -247,10 +257,37 @@ class _TritonLearnerMixin:
         """
         super().__init__(**kwargs)
         self._flags = read_flags(self.config.learner_config_dict)
+        self._is_ready = self._is_described = self._used_estimator = False
 
     def uses_triton(self) -> bool:
-        """Whether this learner, which is built, computes with `rl_triton_core`."""
+        """Whether this learner computes with `rl_triton_core` what is not its own: it is switched on, and was built."""
+        return self._is_ready
+
+    def describe(self) -> str:
+        """What this learner, which is built, computes with, in words."""
+        what = f"{self.config.learner_class.__name__} computes {self._describe_estimator()}, on {self._device}"
+        return "; ".join([what, self.describe_losses(), self.describe_step()])
+
+    def log_description(self) -> None:
+        """Log it, once."""
+        if not self._is_described:
+            logger.info("%s", self.describe())
+            self._is_described = True
+
+    def _describe_estimator(self) -> str:
         raise NotImplementedError
+
+    def _describe_backend(self) -> str:
+        return f"rl_triton_core, backend {self._flags.backend or 'that of the device'}"
+
+    def before_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
+        """Log what the learner computes with, before its first update, and do what RLlib does.
+
+        Args:
+            timesteps: Steps that were sampled and trained on.
+        """
+        self.log_description()  # not in `build`, since a class in front of this one may still change the pipeline
+        super().before_gradient_based_update(timesteps=timesteps)  # type: ignore[misc]
 
     def after_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
         """Log the metric, and do what RLlib does after an update.
@@ -259,17 +296,12 @@ class _TritonLearnerMixin:
             timesteps: Steps that were sampled and trained on.
         """
         super().after_gradient_based_update(timesteps=timesteps)  # type: ignore[misc]
-        self.metrics.log_value((ALL_MODULES, METRIC), float(self._used_triton()), window=1)
+        self.metrics.log_value((ALL_MODULES, METRIC), float(self._was_estimated()), window=1)
 
-    def _used_triton(self) -> bool:
-        """Whether the last update was computed with `rl_triton_core`."""
-        return self.uses_triton()
-
-    def _log_estimator(self, what: str, device: Any, *more: str) -> None:
-        backend = self._flags.backend or "that of the device"
-        who = f"rl_triton_core, backend {backend}" if self.uses_triton() else "RLlib"
-        line = [f"{self.config.learner_class.__name__} computes {what} with {who}, on {device}", *more]
-        logger.info("%s", "; ".join(line))
+    def _was_estimated(self) -> bool:
+        """Whether advantages or V-Trace of the last update were computed with `rl_triton_core`."""
+        used, self._used_estimator = self._used_estimator, False
+        return used
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -387,8 +419,12 @@ class TritonGeneralAdvantageEstimation(GeneralAdvantageEstimation):
         return {Postprocessing.ADVANTAGES: standardised.float(), Postprocessing.VALUE_TARGETS: value_targets.float()}
 
 
+TritonGeneralAdvantageEstimation.__name__ = GeneralAdvantageEstimation.__name__
+"""By which RLlib finds pieces and names their timers."""
+
+
 def compute_gae_of_slots(
-    columns: Mapping[str, torch.Tensor],
+    columns: Mapping[str, Any],
     values: torch.Tensor,
     seq_lens: torch.Tensor | None = None,
     in_use: torch.Tensor | None = None,
@@ -400,7 +436,7 @@ def compute_gae_of_slots(
     """Compute advantages, not standardised, and value targets of all slots, in one call.
 
     Args:
-        columns: "rewards", "terminateds" and "truncateds", shaped like `values`.
+        columns: "rewards", "terminateds" and "truncateds", shaped like `values`: tensors, or arrays of NumPy.
         values: Values of all slots, [slots], or [rows, max_seq_len] with `seq_lens`. Rows continue each other.
         seq_lens: How many slots of each row are in use, at least one, [rows]; None without padding.
         in_use: False where a row is padded, shaped like `values`; goes together with `seq_lens`.
@@ -411,9 +447,13 @@ def compute_gae_of_slots(
     Returns:
         Advantages and value targets, shaped like `values`, 0 in the padding.
     """
-    as_row = partial(torch.reshape, shape=(1, -1))  # slots are the steps of one environment
+
+    def as_row(column: Any) -> torch.Tensor:  # slots are the steps of one environment
+        return torch.as_tensor(column, device=values.device).reshape(1, -1)
+
+    rewards = as_row(columns[Columns.REWARDS])
     advantages, value_targets = compute_gae(
-        as_row(columns[Columns.REWARDS]),
+        rewards if rewards.is_floating_point() else rewards.to(values.dtype),
         as_row(values),
         as_row(columns[Columns.TERMINATEDS]),
         as_row(columns[Columns.TRUNCATEDS]),
@@ -452,49 +492,77 @@ def shift_values(values: torch.Tensor, seq_lens: torch.Tensor | None = None) -> 
 class TritonPPOTorchLearner(
     _TritonLearnerMixin, CapturedUpdateMixin, FusedLossMixin, FusedUpdateMixin, PPOTorchLearner
 ):
-    """`PPOTorchLearner` with our piece in the place of `GeneralAdvantageEstimation`, and with updates that cost less.
+    """`PPOTorchLearner` with our advantages in the place of RLlib's, and with updates that cost less.
 
-    Derive from it to have a learner of your own. Its flags are entries of `learner_config_dict`, see `enable_triton`.
+    Its pipeline is RLlib's, and may be changed like RLlib's: a `GeneralAdvantageEstimation` that is in it is replaced
+    while the pipeline runs. Derive from it to have a learner of your own. Its flags are entries of
+    `learner_config_dict`, see `enable_triton`.
     """
 
     def build(self) -> None:
-        """Build the learner, replace the piece where it stands, and compile what it needs.
+        """Build the learner, and compile what it needs.
 
         Raises:
-            RuntimeError: The pipeline has no such piece, or the installed Ray is not one that `check_ray` accepts.
+            RuntimeError: The installed Ray is not one that `check_ray` accepts.
             BackendUnavailableError: The backend asked for cannot run on the learner's device.
         """
         super().build()
         if self._flags.enabled:
             check_ray()
-            self._replace_connectors()
-            for piece in self._find_connectors():
-                piece.warm_up(self.module, self.config.train_batch_size_per_learner, self._device)
-        self._log_estimator("advantages", self._device, self.describe_losses(), self.describe_step())
+            self._is_ready = True
+            for piece in self._list_connectors():
+                if is_ours(ours := self._choose_connector(piece)):
+                    ours.warm_up(self.module, self.config.train_batch_size_per_learner, self._device)
 
-    def uses_triton(self) -> bool:
-        """Whether this learner, which is built, computes with `rl_triton_core`."""
-        return bool(self._find_connectors())
+    def _list_connectors(self) -> list[Any]:
+        return [] if self._learner_connector is None else self._learner_connector.connectors
 
-    def _find_connectors(self) -> list[TritonGeneralAdvantageEstimation]:
-        pieces = [] if self._learner_connector is None else self._learner_connector.connectors
-        return [piece for piece in pieces if isinstance(piece, TritonGeneralAdvantageEstimation)]
+    def _choose_connector(self, piece: Any) -> Any:
+        """Ours in the place of one that is RLlib's, any other as it is: a class derived from it is the user's."""
+        if not self._is_ready or type(piece) is not GeneralAdvantageEstimation:
+            return piece
+        flags = self._flags
+        return TritonGeneralAdvantageEstimation(
+            gamma=piece.gamma,
+            lambda_=piece.lambda_,
+            masked_statistics=flags.masked_statistics,
+            backend=flags.backend,
+        )
 
-    def _replace_connectors(self) -> None:
-        pieces = [] if self._learner_connector is None else self._learner_connector.connectors
-        for i, piece in enumerate(pieces):
-            if type(piece) is GeneralAdvantageEstimation:
-                pieces[i] = TritonGeneralAdvantageEstimation(
-                    gamma=piece.gamma,
-                    lambda_=piece.lambda_,
-                    masked_statistics=self._flags.masked_statistics,
-                    backend=self._flags.backend,
-                )
-        if not self._find_connectors():
-            raise RuntimeError(
-                f"{type(self).__name__}: got a learner pipeline without GeneralAdvantageEstimation, expected one to "
-                'replace (learner_config_dict={"rl_triton": False} asks for none)'
-            )
+    def find_estimator(self) -> Any:
+        """The piece that has the last word on advantages; None if none is known."""
+        pieces = [x for x in self._list_connectors() if isinstance(x, GeneralAdvantageEstimation)]
+        return self._choose_connector(pieces[-1]) if pieces else None
+
+    def _describe_estimator(self) -> str:
+        piece = self.find_estimator()
+        if piece is None:
+            return "advantages without GeneralAdvantageEstimation"
+        who = "RLlib" if type(piece) is GeneralAdvantageEstimation else type(piece).__name__
+        return f"advantages with {self._describe_backend() if is_ours(piece) else who}"
+
+    def _make_batch_if_necessary(self, training_data: Any) -> Any:
+        """Run the pipeline with our piece where RLlib's stands, if there are episodes."""
+        self._used_estimator = training_data.episodes is not None and is_ours(self.find_estimator())
+        with self._replace_connectors():
+            return super()._make_batch_if_necessary(training_data=training_data)
+
+    @contextmanager
+    def _replace_connectors(self) -> Iterator[None]:
+        """Inside, our pieces are in the pipeline; what a piece does to the pipeline inside stays."""
+        pieces = self._list_connectors()
+        chosen = [*map(self._choose_connector, pieces)]
+        replaced = dict(zip(map(id, chosen), pieces, strict=True))
+        pieces[:] = chosen
+        try:
+            yield
+        finally:
+            pieces[:] = [replaced.get(id(piece), piece) for piece in pieces]
+
+
+def is_ours(piece: Any) -> bool:
+    """Whether a piece computes advantages with `rl_triton_core`."""
+    return isinstance(piece, TritonGeneralAdvantageEstimation)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -568,12 +636,8 @@ def _convert_clip(threshold: float | torch.Tensor | None) -> float:
 class _VTraceMixin(_TritonLearnerMixin):
     """Compute the loss of the learner that follows with our V-Trace, if the flag says so."""
 
-    _calls_vtrace = False
-    _called_vtrace = False
     module: Any
-    _device: Any
     _step: Any
-    describe_step: Any
 
     def build(self) -> None:
         """Build the learner, and compile what it needs.
@@ -589,16 +653,13 @@ class _VTraceMixin(_TritonLearnerMixin):
             check_ray()
             _check_losses_call_ours(type(self))
             self._triton_loss = _replace_vtrace(self._triton_loss, self.compute_vtrace)
-            self._calls_vtrace = True
+            self._is_ready = True
         learner.build()
         if self._flags.enabled:  # an error in the loss would end IMPALA's learner thread, and the algorithm would wait
             self._warm_up()
-        losses = [self.describe_losses()] if isinstance(self, FusedLossMixin) else []
-        self._log_estimator("V-Trace", self._device, *losses, self.describe_step())
 
-    def uses_triton(self) -> bool:
-        """Whether this learner, which is built, computes with `rl_triton_core`."""
-        return self._calls_vtrace
+    def _describe_estimator(self) -> str:
+        return f"V-Trace with {self._describe_backend() if self._is_ready else 'RLlib'}"
 
     def compute_loss_for_module(self, *, module_id: str, config: Any, batch: Any, fwd_out: Any) -> torch.Tensor:
         """The loss of one module: RLlib's own code, with our V-Trace.
@@ -615,10 +676,9 @@ class _VTraceMixin(_TritonLearnerMixin):
         loss: torch.Tensor = self._triton_loss(module_id=module_id, config=config, batch=batch, fwd_out=fwd_out)
         return loss
 
-    def _used_triton(self) -> bool:
-        called, self._called_vtrace = self._called_vtrace, False
+    def _was_estimated(self) -> bool:
         is_replayed = self._step is not None and bool(self._step.captured)  # a graph calls nothing
-        return called or (self._calls_vtrace and is_replayed)
+        return super()._was_estimated() or (self._is_ready and is_replayed)
 
     def compute_vtrace(self, **arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute V-Trace as the flags say, in a loss of your own: call it where you called `vtrace_torch`.
@@ -631,7 +691,7 @@ class _VTraceMixin(_TritonLearnerMixin):
         """
         if not self._flags.enabled:
             return vtrace_torch(**arguments)  # type: ignore[no-any-return]
-        self._called_vtrace = True
+        self._used_estimator = True
         return vtrace(**arguments, backend=self._flags.backend)
 
     def _warm_up(self) -> None:

@@ -129,7 +129,10 @@ def time_parts(learner: Any, watch: Stopwatch, is_captured: bool) -> None:
     for module_id in () if is_captured else learner.module.keys():
         module = learner.module[module_id]
         module.compute_values = watch.around(REST, module.compute_values)
-    piece = learner._learner_connector.connectors[-1]
+    pieces = learner._learner_connector.connectors
+    if hasattr(learner, "find_estimator"):
+        pieces[-1] = learner.find_estimator()  # as it is while the pipeline runs
+    piece = pieces[-1]
     kind = type(piece)
     method, name = (
         ("_compute_columns", "compute_gae_of_slots") if "_compute_columns" in vars(kind) else ("__call__", RECURRENCE)

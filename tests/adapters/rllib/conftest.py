@@ -34,3 +34,29 @@ def private_ray(private):
         for name, value in private.items():
             patch.setenv(name, value)
         yield
+
+
+@pytest.fixture(scope="module")
+def small_ray(private_ray):
+    """A Ray of two CPUs."""
+    import ray
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def make_learner():
+    """A function that builds learners, whose threads end with the test."""
+    from updates import build_learner
+
+    learners = []
+
+    def make(config):
+        learners.append(build_learner(config))
+        return learners[-1]
+
+    yield make
+    for learner in learners:
+        learner.shutdown()

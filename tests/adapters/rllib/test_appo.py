@@ -19,7 +19,6 @@ from updates import (
     SPACES,
     OwnGaussian,
     assert_same_updates,
-    build_learner,
     count_calls,
     draw_episodes,
     flatten_metrics,
@@ -46,20 +45,6 @@ OPTIONS = {
 FAR = {"updates": 5, "spread": 1.0}
 """Some updates on the experience of a policy so far away that importance ratios are clipped, above and below."""
 LSTM = DefaultModelConfig(fcnet_hiddens=[8], use_lstm=True, lstm_cell_size=4, max_seq_len=7)
-
-
-@pytest.fixture
-def make_learner():
-    """A function that builds learners, whose threads end with the test."""
-    learners = []
-
-    def make(config):
-        learners.append(build_learner(config))
-        return learners[-1]
-
-    yield make
-    for learner in learners:
-        learner.shutdown()
 
 
 def make_config(space, model=None, **options):
@@ -158,14 +143,13 @@ def test_another_distribution_has_the_loss_of_rllib(make_learner):
     assert_same_updates(stock, update_learner(config, "gaussian", learner=learner))
 
 
-def test_a_loss_of_ones_own_may_call_the_fused_one(make_learner, caplog):
+def test_a_loss_of_ones_own_may_call_the_fused_one(make_learner):
     config = make_config("gaussian")
     stock = config.copy().learners(learner_class=own_loss(APPOTorchLearner))
     stock = update_learner(config, "gaussian", learner=make_learner(stock))
     config = enable_triton(config.learners(learner_class=own_loss(TritonAPPOTorchLearner)))
-    with caplog.at_level("INFO", logger="ray.rllib.rl_triton"):
-        learner = make_learner(config)
-    assert "; the loss of Own, which may call the fused one; " in caplog.messages[-1]
+    learner = make_learner(config)
+    assert "; the loss of Own, which may call the fused one; " in learner.describe()
     assert_same_updates(stock, update_learner(config, "gaussian", learner=learner))
 
 

@@ -25,7 +25,6 @@ from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from recorded_graphs import allow_captures
 from small import small, train_algorithm
 from test_appo import make_config as make_appo
-from test_appo import make_learner  # noqa: F401 (a fixture)
 from updates import POLICY, SPACES, assert_same_updates, draw_episodes, own_metrics, update_learner
 
 from benchmarks import files, varying_batches
@@ -70,7 +69,7 @@ def update_often(config, space, learner):
     ],
     ids=["impala-schedules", "impala-gaussian", "appo-schedules", "appo-kl"],
 )
-def test_updates_are_those_of_rllib(name, space, options, device, make_learner, monkeypatch):  # noqa: F811
+def test_updates_are_those_of_rllib(name, space, options, device, make_learner, monkeypatch):
     if device == "cpu":
         allow_captures(monkeypatch)
     config = MAKE[name](space, **options).learners(num_gpus_per_learner=int(device == "cuda"))
@@ -84,7 +83,7 @@ def test_updates_are_those_of_rllib(name, space, options, device, make_learner, 
 
 
 @pytest.mark.parametrize("name", MAKE)
-def test_a_learner_that_reads_metrics_finds_them(name, make_learner, monkeypatch):  # noqa: F811
+def test_a_learner_that_reads_metrics_finds_them(name, make_learner, monkeypatch):
     allow_captures(monkeypatch)
     config, (stock_class, ours) = MAKE[name]("categorical"), LEARNERS[name]
     stock = update_often(
@@ -96,7 +95,7 @@ def test_a_learner_that_reads_metrics_finds_them(name, make_learner, monkeypatch
 
 
 @pytest.mark.parametrize("name", MAKE)
-def test_it_has_a_flag(name, make_learner, monkeypatch):  # noqa: F811
+def test_it_has_a_flag(name, make_learner, monkeypatch):
     allow_captures(monkeypatch)
     off = {"rl_triton_captured_update": False}
     learner = make_learner(enable_triton(MAKE[name]("categorical")).learners(learner_config_dict=off))
@@ -106,7 +105,7 @@ def test_it_has_a_flag(name, make_learner, monkeypatch):  # noqa: F811
 
 
 @pytest.mark.parametrize("name", MAKE)
-def test_several_learners_are_not_captured(name, make_learner, monkeypatch):  # noqa: F811
+def test_several_learners_are_not_captured(name, make_learner, monkeypatch):
     """A capture is several steps, in which a learner that has a graph for its batch takes no part."""
     allow_captures(monkeypatch)
     learner = make_learner(enable_triton(MAKE[name]("categorical")))
@@ -134,7 +133,7 @@ class OwnLoss(DefaultPPOTorchRLModule, SelfSupervisedLossAPI):
 
 
 @pytest.mark.parametrize("reason", ["compute_gradients is the learner's own", "a module has a loss of its own"])
-def test_steps_that_may_do_anything_are_not_captured(reason, make_learner, monkeypatch):  # noqa: F811
+def test_steps_that_may_do_anything_are_not_captured(reason, make_learner, monkeypatch):
     allow_captures(monkeypatch)
     config = make_impala("categorical")
     if reason.startswith("compute"):
@@ -147,7 +146,7 @@ def test_steps_that_may_do_anything_are_not_captured(reason, make_learner, monke
 
 
 @pytest.mark.parametrize("name", MAKE)
-def test_columns_that_are_no_tensors(name, make_learner, monkeypatch):  # noqa: F811
+def test_columns_that_are_no_tensors(name, make_learner, monkeypatch):
     """RLlib leaves objects and text as they are; a step with them is made without a graph, and a warning says so."""
     allow_captures(monkeypatch)
     weights = []
@@ -168,7 +167,7 @@ def test_columns_that_are_no_tensors(name, make_learner, monkeypatch):  # noqa: 
 
 
 @pytest.mark.parametrize("device", ["cpu", GPU])
-def test_losses_outlast_the_next_update(device, make_learner, monkeypatch):  # noqa: F811
+def test_losses_outlast_the_next_update(device, make_learner, monkeypatch):
     """RLlib keeps them until it reduces its metrics, after other updates, whose graphs share the memory."""
     if device == "cpu":
         allow_captures(monkeypatch)
@@ -184,7 +183,7 @@ def test_losses_outlast_the_next_update(device, make_learner, monkeypatch):  # n
     assert [loss.item() for loss in losses] == numbers and len(set(numbers)) == 3
 
 
-def test_a_state_is_set_after_a_capture(make_learner, monkeypatch):  # noqa: F811
+def test_a_state_is_set_after_a_capture(make_learner, monkeypatch):
     """As a restored checkpoint's by the main thread: the capture would put back what was there before."""
     allow_captures(monkeypatch)
     config = make_impala("categorical")
@@ -207,7 +206,7 @@ def test_a_state_is_set_after_a_capture(make_learner, monkeypatch):  # noqa: F81
         np.testing.assert_allclose(weight, saved["rl_module"][POLICY][name], atol=1.1 * config.lr)  # a step follows
 
 
-def test_other_threads_log_while_a_step_is_captured(make_learner, monkeypatch):  # noqa: F811
+def test_other_threads_log_while_a_step_is_captured(make_learner, monkeypatch):
     """RLlib's main thread does, while the learner's thread makes the updates."""
     allow_captures(monkeypatch)
     learner = make_learner(enable_triton(make_impala("categorical")))

@@ -61,8 +61,10 @@ def group_normalize(
         check_choice(None, device)
         r, groups = copy_to_host((r, groups))
     r = r.double().reshape(-1)
-    by_id = isinstance(groups, torch.Tensor)
-    count, mean, m2 = moments_by_id(r, groups.reshape(-1)) if by_id else moments_by_size(r, groups)
+    if isinstance(groups, torch.Tensor):
+        count, mean, m2 = moments_by_id(r, groups.reshape(-1))
+    else:
+        count, mean, m2 = moments_by_size(r, groups)
     if mode == "mean-std":
         enough = count > correction
         std = torch.sqrt(m2 / torch.where(enough, count - correction, 1))

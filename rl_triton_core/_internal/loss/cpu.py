@@ -172,12 +172,11 @@ def summarize_totals(problem: LossProblem, totals: np.ndarray, divisor: float) -
         sums = totals.sum(0).tolist()
         sums[kernels.LEAST] = float(totals[:, kernels.LEAST].min())
         sums[kernels.LARGEST] = float(totals[:, kernels.LARGEST].max())
-    numbers = problem.coefficients
-    weights = float(numbers.value_coef), float(numbers.entropy_coef), float(numbers.kl_coef)
+    coefficients = Coefficients(*map(float, problem.coefficients))
     moments = sums[kernels.MOMENTS : kernels.LEAST]
     count = kernels.WEIGHT_SUM
     result: Sequence[float] = scalar_summary(
-        sums[:count], sums[count], moments, sums[kernels.LEAST :], divisor, weights, math.nan
+        sums[:count], sums[count], moments, sums[kernels.LEAST :], divisor, coefficients, math.nan
     )
     return result
 
@@ -197,7 +196,7 @@ class Arguments(NamedTuple):
     streams: tuple[np.ndarray, ...]
     sequences: tuple[Any, ...]
     gradients: tuple[tuple[np.ndarray, ...], np.ndarray, np.ndarray]
-    coefficients: tuple[Any, ...]
+    coefficients: Coefficients
 
 
 def marshal_arguments(problem: LossProblem, gradients: Sequence[Stream]) -> Arguments:
@@ -234,7 +233,7 @@ def marshal_arguments(problem: LossProblem, gradients: Sequence[Stream]) -> Argu
         (*map(as_array, (*ordered, streams.old_values)), flags, as_array(streams.mask if floating else None)),
         (offsets, as_array(streams.scale), problem.length, problem.per_sequence),
         marshal_gradients(problem, gradients, as_array),
-        tuple(map(float, problem.coefficients)),
+        Coefficients(*map(float, problem.coefficients)),
     )
 
 
@@ -350,7 +349,7 @@ def compile_terms(choices: Choices, float64: bool) -> Any:
     names = compile_equations(choices, float64)
     names["find_extremes"] = compile_function(kernels.find_extremes, choices, float64)
     real = numba.float64 if float64 else numba.float32
-    numbers = numba.types.UniTuple(real, len(loss_equations.Coefficients._fields))
+    numbers = numba.types.NamedUniTuple(real, len(Coefficients._fields), Coefficients)
     totals = numba.types.Array(numba.float64, 1, "C")
     signature = numba.void(numba.types.Array(real, 3, "C"), numba.int64, numbers, real, totals)
     return compile_kernel(bind_names(kernels.evaluate_terms, **names), signature, float64, choices)

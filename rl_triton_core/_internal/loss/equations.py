@@ -163,15 +163,23 @@ def compute_terms(
     target: Any,
     old_value: Any,
     coefficients: Any,
-) -> tuple[tuple[Any, ...], tuple[Any, Any, Any, Any]]:
-    """The terms of an element, and the derivatives of its loss by log-probability, entropy, exact KL and value."""
+) -> tuple[tuple[Any, ...], tuple[Any, Any, Any], Any]:
+    """The terms of an element, the derivatives of its loss by log-probability, entropy and exact KL, and by the value.
+
+    The terms are in the order of `TERMS`.
+    """
     log_prob, entropy, exact_kl = policy
-    clip, clip_high, dual_clip, value_coef, value_clip, delta, factor, entropy_coef, kl_coef, bound, most = coefficients
+    clip, clip_high, dual_clip = coefficients.clip, coefficients.clip_high, coefficients.dual_clip
+    value_coef, factor = coefficients.value_coef, coefficients.value_factor
+    entropy_coef, kl_coef = coefficients.entropy_coef, coefficients.kl_coef
+    bound, most = coefficients.log_ratio_clamp, coefficients.kl_clip
     low, high = 1.0 - clip, 1.0 + clip_high
     log_ratio = clamp(log_prob - old_log_prob, -bound, bound)
     surrogate_loss, slope, ratio = clip_surrogate(log_ratio, advantage, low, high, dual_clip)
     slope = select(log_ratio == log_prob - old_log_prob, slope, 0.0)
-    value_error, value_slope = clipped_value(value, old_value, target, value_clip, delta)
+    value_error, value_slope = clipped_value(
+        value, old_value, target, coefficients.value_clip, coefficients.huber_delta
+    )
     kl, kl_slope = estimate_kl(ref_log_prob - log_prob, bound, most)
     clipped = select((ratio < low) | (ratio > high), 1.0, 0.0)
     averaged = (
@@ -184,8 +192,8 @@ def compute_terms(
         clipped,
         ratio,
     )
-    slopes = (slope + multiply_or_zero(kl_coef, kl_slope), -entropy_coef, kl_coef, value_coef * factor * value_slope)
-    return averaged, slopes
+    by_policy = (slope + multiply_or_zero(kl_coef, kl_slope), -entropy_coef, kl_coef)
+    return averaged, by_policy, value_coef * factor * value_slope
 
 
 TERMS = ("policy_loss", "value_loss", "entropy", "kl", "approx_kl", "approx_kl_k1", "clip_fraction", "ratio_mean")
@@ -211,13 +219,13 @@ def summarize_terms(
         moments: Weighted sums of the value target, its square, its error and the square of that.
         extremes: The least and the largest ratio.
         divisor: The normaliser of the loss.
-        coefficients: Those of value, entropy and KL.
+        coefficients: A `Coefficients`.
         undefined: NaN.
     """
     policy, value, entropy, kl, approx_kl, approx_kl_k1, clipped, ratio = averaged
     target, target_square, error, error_square = moments
     least, largest = extremes
-    value_coef, entropy_coef, kl_coef = coefficients
+    value_coef, entropy_coef, kl_coef = coefficients.value_coef, coefficients.entropy_coef, coefficients.kl_coef
     each = invert_or_zero(divisor)
     policy, value, entropy, kl = policy * each, value * each, entropy * each, kl * each
     share = invert_or_zero(weight)

@@ -16,8 +16,27 @@ import triton
 import triton.language as tl
 
 from rl_triton_core._internal.equations.triton import exp, select
-from rl_triton_core._internal.loss.equations import Choices, bind_equations
+from rl_triton_core._internal.loss.equations import TERMS, Choices, Coefficients, bind_equations
 from rl_triton_core._internal.moments.kernel import compute_standardizer, merge_parts
+
+DIVISOR = tl.constexpr(len(Coefficients._fields))
+"""The place of what the loss is divided by, after them."""
+COEFFICIENT_PLACES = Coefficients(*range(len(Coefficients._fields)))
+NUM_TERMS, RATIO = tl.constexpr(len(TERMS)), tl.constexpr(TERMS.index("ratio_mean"))
+NUM_MOMENTS = tl.constexpr(4)
+"""Of targets and errors."""
+NUM_SUMS = tl.constexpr(len(TERMS) + 1 + 4)
+"""Sums of the terms, of the weights and of the moments, in this order."""
+
+
+@dataclass(frozen=True)
+class NumberConfig:
+    """Where a kernel's numbers are."""
+
+    POINTERS: int
+    """A bit for each number that is in memory."""
+    PLACES: Coefficients = COEFFICIENT_PLACES
+    """Of the coefficients among the numbers."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +58,7 @@ class LossConfig:
     """Whether advantages are."""
     NORMALIZE: bool
     """Whether advantages are normalised."""
-    POINTERS: int
-    """A bit for each number that is in memory."""
+    NUMBERS: NumberConfig
     HAS_DIVISOR: bool
     """Whether the loss is divided by a number that is given, not by the sum of the weights."""
     PARTS: int
@@ -265,21 +283,50 @@ def find_peak(chunks, INDEXED: tl.constexpr, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def read_divisor(numbers, count, HAS_DIVISOR: tl.constexpr, POINTERS: tl.constexpr):
+def read_coefficients(numbers, NUMBERS: tl.constexpr):
+    """The coefficients of the loss, by name."""
+    return Coefficients(
+        clip=read_number(numbers, NUMBERS.PLACES.clip, NUMBERS.POINTERS),
+        clip_high=read_number(numbers, NUMBERS.PLACES.clip_high, NUMBERS.POINTERS),
+        dual_clip=read_number(numbers, NUMBERS.PLACES.dual_clip, NUMBERS.POINTERS),
+        value_coef=read_number(numbers, NUMBERS.PLACES.value_coef, NUMBERS.POINTERS),
+        value_clip=read_number(numbers, NUMBERS.PLACES.value_clip, NUMBERS.POINTERS),
+        huber_delta=read_number(numbers, NUMBERS.PLACES.huber_delta, NUMBERS.POINTERS),
+        value_factor=read_number(numbers, NUMBERS.PLACES.value_factor, NUMBERS.POINTERS),
+        entropy_coef=read_number(numbers, NUMBERS.PLACES.entropy_coef, NUMBERS.POINTERS),
+        kl_coef=read_number(numbers, NUMBERS.PLACES.kl_coef, NUMBERS.POINTERS),
+        log_ratio_clamp=read_number(numbers, NUMBERS.PLACES.log_ratio_clamp, NUMBERS.POINTERS),
+        kl_clip=read_number(numbers, NUMBERS.PLACES.kl_clip, NUMBERS.POINTERS),
+    )
+
+
+@triton.jit
+def read_divisor(numbers, count, HAS_DIVISOR: tl.constexpr, NUMBERS: tl.constexpr):
     """What the loss is divided by: a number, or the sum of the weights."""
     if HAS_DIVISOR:
-        return read_number(numbers, 11, POINTERS) + count * 0.0
+        return read_number(numbers, DIVISOR, NUMBERS.POINTERS) + count * 0.0
     else:
         return count
 
 
 @triton.jit
-def write_summary(sums, extremes, divisor, numbers, loss, statistics, SUMMARIZE: tl.constexpr, POINTERS: tl.constexpr):
+def split_sums(sums):
+    """Sums of the terms, the sum of the weights, and those of the moments."""
+    terms = ()
+    for i in tl.static_range(NUM_TERMS):
+        terms = terms + (sums[i],)
+    moments = ()
+    for i in tl.static_range(NUM_MOMENTS):
+        moments = moments + (sums[NUM_TERMS + 1 + i],)
+    return terms, sums[NUM_TERMS], moments
+
+
+@triton.jit
+def write_summary(sums, extremes, divisor, numbers, loss, statistics, SUMMARIZE: tl.constexpr, NUMBERS: tl.constexpr):
     """The loss and the statistics, from sums over all elements."""
-    terms = sums[0], sums[1], sums[2], sums[3], sums[4], sums[5], sums[6], sums[7]
-    moments = sums[9], sums[10], sums[11], sums[12]
-    weights = read_number(numbers, 3, POINTERS), read_number(numbers, 7, POINTERS), read_number(numbers, 8, POINTERS)
-    summary = SUMMARIZE(terms, sums[8], moments, extremes, divisor, weights, float("nan"))
+    terms, weight, moments = split_sums(sums)
+    coefficients = read_coefficients(numbers, NUMBERS)
+    summary = SUMMARIZE(terms, weight, moments, extremes, divisor, coefficients, float("nan"))
     tl.store(loss, summary[0])
     for i in tl.static_range(1, len(summary)):
         tl.store(statistics + i - 1, summary[i])
@@ -410,7 +457,7 @@ def start_sums(CONFIG: tl.constexpr):
     BLOCK: tl.constexpr = CONFIG.BLOCK
     CHUNK: tl.constexpr = CONFIG.CHUNK
     sums = ()
-    for _ in tl.static_range(13):
+    for _ in tl.static_range(NUM_SUMS):
         sums = sums + (tl.zeros([BLOCK], tl.float64),)
     least = tl.full([BLOCK], float("inf"), tl.float32)
     largest = tl.full([BLOCK], float("-inf"), tl.float32)
@@ -427,7 +474,7 @@ def add_terms(sums, averaged, value, target, weight, valid):
     far = target.to(tl.float64)
     weighed = averaged + (1.0, far, far * far, error, error * error)
     result = ()
-    for i in tl.static_range(13):
+    for i in tl.static_range(NUM_SUMS):
         result = result + (sums[i] + weigh_term(weighed[i], weight, valid),)
     return result
 
@@ -497,10 +544,10 @@ def write_parts(
 def leave_sums(results, least, largest, shared, partials, shared_partials, by_shared, CONFIG: tl.constexpr):
     """A program's sums, for `finish_sums`."""
     program, programs = tl.program_id(0), tl.num_programs(0)
-    for i in tl.static_range(13):
+    for i in tl.static_range(NUM_SUMS):
         tl.store(partials + i * programs + program, results[i])
-    tl.store(partials + 13 * programs + program, tl.min(least))
-    tl.store(partials + 14 * programs + program, tl.max(largest))
+    tl.store(partials + NUM_SUMS * programs + program, tl.min(least))
+    tl.store(partials + (NUM_SUMS + 1) * programs + program, tl.max(largest))
     if by_shared is not None:
         for chunk in tl.static_range(len(shared)):
             column = chunk * CONFIG.CHUNK + tl.arange(0, CONFIG.CHUNK)
@@ -525,10 +572,8 @@ def compute_tiles(
     BLOCK: tl.constexpr = CONFIG.BLOCK
     totals, least, largest, shared = start_sums(CONFIG)
     count, subtracted, factor = standardize_elements(parts, num_parts, every, num_every, rule, CONFIG)
-    coefficients = ()
-    for i in tl.static_range(11):
-        coefficients = coefficients + (read_number(numbers, i, CONFIG.POINTERS),)
-    divisor = read_divisor(numbers, count, CONFIG.HAS_DIVISOR, CONFIG.POINTERS)
+    coefficients = read_coefficients(numbers, CONFIG.NUMBERS)
+    divisor = read_divisor(numbers, count, CONFIG.HAS_DIVISOR, CONFIG.NUMBERS)
     for tile in tl.range(tl.program_id(0), tl.cdiv(size, BLOCK), tl.num_programs(0)):
         index = tile * BLOCK + tl.arange(0, BLOCK)
         weight = read_weight(mask, index, index < size)
@@ -538,7 +583,7 @@ def compute_tiles(
         advantage = read_stream(advantages, sequence if CONFIG.PER_SEQUENCE else index, weight != 0)
         if CONFIG.ONE_TILE and parts is None:
             count, subtracted, factor = standardize_tile(advantage, weight, rule, CONFIG)
-            divisor = read_divisor(numbers, count, CONFIG.HAS_DIVISOR, CONFIG.POINTERS)
+            divisor = read_divisor(numbers, count, CONFIG.HAS_DIVISOR, CONFIG.NUMBERS)
         if CONFIG.NORMALIZE:
             advantage = ((advantage.to(tl.float64) - subtracted) * factor).to(tl.float32)
         if scale is not None:
@@ -550,7 +595,7 @@ def compute_tiles(
         )
         value = read_stream(values, index, valid)
         target = read_stream(targets, index, valid)
-        averaged, slopes = COMPUTE_TERMS(
+        averaged, slopes, value_slope = COMPUTE_TERMS(
             (log_prob, entropy, kl),
             read_stream(old_log_probs, index, valid),
             advantage,
@@ -561,25 +606,25 @@ def compute_tiles(
             coefficients,
         )
         totals = add_terms(totals, averaged, value, target, weight, valid)
-        least = tl.minimum(least, tl.where(valid, averaged[7], float("inf")))
-        largest = tl.maximum(largest, tl.where(valid, averaged[7], float("-inf")))
+        least = tl.minimum(least, tl.where(valid, averaged[RATIO], float("inf")))
+        largest = tl.maximum(largest, tl.where(valid, averaged[RATIO], float("-inf")))
 
         share = weight * INVERT(divisor).to(tl.float32)
         if by_values is not None:
-            tl.store(by_values + index, tl.where(valid, slopes[3] * share, 0.0), mask=index < size)
+            tl.store(by_values + index, tl.where(valid, value_slope * share, 0.0), mask=index < size)
         by_policy = ()
-        for i in tl.static_range(3):
+        for i in tl.static_range(len(slopes)):
             by_policy = by_policy + (expand_row(tl.where(valid, slopes[i] * share, 0.0), CONFIG.CHUNK),)
         shared = write_parts(
             heads, by_policy, (by_xs, by_y, by_shared), index, size, valid, shared, SLOPES, KL_SLOPES, MULTIPLY, CONFIG
         )
 
     results = ()
-    for i in tl.static_range(13):
+    for i in tl.static_range(NUM_SUMS):
         results = results + (tl.sum(totals[i]),)
     if CONFIG.ONE_TILE:
         extremes = tl.min(least).to(tl.float64), tl.max(largest).to(tl.float64)
-        write_summary(results, extremes, divisor, numbers, loss, statistics, SUMMARIZE, CONFIG.POINTERS)
+        write_summary(results, extremes, divisor, numbers, loss, statistics, SUMMARIZE, CONFIG.NUMBERS)
         if by_shared is not None:
             for chunk in tl.static_range(len(shared)):
                 column = chunk * CONFIG.CHUNK + tl.arange(0, CONFIG.CHUNK)
@@ -600,7 +645,7 @@ def finish_sums(
     loss,
     statistics,
     SUMMARIZE: tl.constexpr,
-    POINTERS: tl.constexpr,
+    NUMBERS: tl.constexpr,
     HAS_DIVISOR: tl.constexpr,
     PARTS: tl.constexpr,
     PROGRAMS: tl.constexpr,
@@ -618,13 +663,13 @@ def finish_sums(
         if parts is not None:
             count, _, _ = merge_parts(parts, num_parts, PARTS)
         sums = ()
-        for i in tl.static_range(13):
+        for i in tl.static_range(NUM_SUMS):
             sums = sums + (tl.sum(tl.load(partials + i * programs + program, mask=inside, other=0)),)
-        least = tl.load(partials + 13 * programs + program, mask=inside, other=float("inf"))
-        largest = tl.load(partials + 14 * programs + program, mask=inside, other=float("-inf"))
+        least = tl.load(partials + NUM_SUMS * programs + program, mask=inside, other=float("inf"))
+        largest = tl.load(partials + (NUM_SUMS + 1) * programs + program, mask=inside, other=float("-inf"))
         extremes = tl.min(least), tl.max(largest)
-        divisor = read_divisor(numbers, count, HAS_DIVISOR, POINTERS)
-        write_summary(sums, extremes, divisor, numbers, loss, statistics, SUMMARIZE, POINTERS)
+        divisor = read_divisor(numbers, count, HAS_DIVISOR, NUMBERS)
+        write_summary(sums, extremes, divisor, numbers, loss, statistics, SUMMARIZE, NUMBERS)
 
 
 @triton.jit

@@ -13,7 +13,7 @@ import torch
 
 from rl_triton_core._internal.arguments.validation import assert_offsets
 from rl_triton_core._internal.equations.primitives import select
-from rl_triton_core._internal.loss.equations import Coefficients, bind_equations
+from rl_triton_core._internal.loss.equations import TERMS, Coefficients, bind_equations
 from rl_triton_core._internal.loss.problem import LossProblem, Results, Stream
 from rl_triton_core._internal.moments.reference import merge_moments
 from rl_triton_core._internal.moments.rule import compute_standardizer
@@ -37,11 +37,11 @@ def compute_loss(problem: LossProblem) -> Results:
     if problem.rule is not None:
         advantage = normalize_column(batch, advantage)
     value = batch.read_column(problem.values)
-    averaged, slopes = batch.equations["compute_terms"](
+    averaged, slopes, value_slope = batch.equations["compute_terms"](
         (log_prob, entropy, kl), old_log_prob, advantage, ref_log_prob, value, target, old_value, batch.coefficients
     )
     share = batch.weight * batch.equations["invert_or_zero"](batch.divisor)
-    *by_policy, by_value = (torch.where(batch.valid, x * share, 0) for x in slopes)
+    *by_policy, by_value = (torch.where(batch.valid, x * share, 0) for x in (*slopes, value_slope))
     gradients = [gradient for part in parts for gradient in part.compute_gradients(by_policy)]
     if problem.head.indexed and len(problem.inputs) == 1:
         gradients = [torch.cat(gradients, 1)]
@@ -172,15 +172,14 @@ def compute_statistics(
     def sum_weighted(x: Any) -> torch.Tensor:
         return (torch.where(batch.valid, x, 0) * batch.weight).sum()
 
-    ratio = averaged[-1]
-    numbers = batch.coefficients
+    ratio = averaged[TERMS.index("ratio_mean")]
     summary = batch.equations["summarize_terms"](
         tuple(map(sum_weighted, averaged)),
         batch.weight.sum(),
         tuple(map(sum_weighted, (target, target * target, error, error * error))),
         (torch.where(batch.valid, ratio, math.inf).amin(), torch.where(batch.valid, ratio, -math.inf).amax()),
         batch.divisor,
-        (numbers.value_coef, numbers.entropy_coef, numbers.kl_coef),
+        batch.coefficients,
         math.nan,
     )
     return [x.to(batch.problem.dtype) for x in summary]

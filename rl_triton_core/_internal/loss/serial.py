@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from rl_triton_core._internal.loss.equations import stand_in
+from rl_triton_core._internal.loss.equations import TERMS, stand_in
 
 OLD, ADVANTAGE, REFERENCE, VALUE, TARGET, OLD_VALUE, WEIGHT, LOG_PROB, ENTROPY, KL = range(10)
 BY_LOG_PROB, BY_ENTROPY, BY_KL, BY_VALUE, RATIO = range(10, 15)
@@ -28,7 +28,9 @@ TILE = 256
 """Elements of a row of scratch memory."""
 HAS_OLD = False
 """Whether there is an old network."""
-WEIGHT_SUM, MOMENTS, LEAST, LARGEST, TOTALS = 8, 9, 13, 14, 15
+WEIGHT_SUM = len(TERMS)
+MOMENTS = WEIGHT_SUM + 1
+LEAST, LARGEST, TOTALS = range(MOMENTS + 4, MOMENTS + 7)
 """Of a span's results: sums of the terms come first, then of the weights and of four moments, then extremes."""
 
 compute_terms = sums = readout = slopes = kl_sums = kl = kl_slopes = multiply_or_zero = stand_in
@@ -294,9 +296,9 @@ def is_any(actions, i, part, width):
 
 def evaluate_terms(scratch, count, coefficients, share, totals):
     """Terms of each element, added up, and derivatives of the loss."""
-    a0, a1, a2, a3, a4, a5 = np.float64(0), np.float64(0), np.float64(0), np.float64(0), np.float64(0), np.float64(0)
-    a6, a7, a8, a9, a10 = np.float64(0), np.float64(0), np.float64(0), np.float64(0), np.float64(0)
-    a11, a12 = np.float64(0), np.float64(0)
+    zero = np.float64(0)
+    policies = values = entropies = kls = approx_kls = approx_kls_k1 = clips = ratios = zero
+    weights = targets = target_squares = errors = error_squares = zero
     for tile in range(len(scratch)):
         rows = scratch[tile]
         for i in range(min(TILE, count - tile * TILE)):
@@ -305,7 +307,7 @@ def evaluate_terms(scratch, count, coefficients, share, totals):
             w = np.float64(weight)
             target = np.float64(rows[TARGET, i])
             error = target - np.float64(rows[VALUE, i])
-            terms, slopes = compute_terms(
+            terms, by_policy, by_value = compute_terms(
                 (rows[LOG_PROB, i], rows[ENTROPY, i], rows[KL, i]),
                 rows[OLD, i],
                 rows[ADVANTAGE, i],
@@ -315,39 +317,35 @@ def evaluate_terms(scratch, count, coefficients, share, totals):
                 rows[OLD_VALUE, i],
                 coefficients,
             )
-            a0 += w * terms[0] if valid else np.float64(0)
-            a1 += w * terms[1] if valid else np.float64(0)
-            a2 += w * terms[2] if valid else np.float64(0)
-            a3 += w * terms[3] if valid else np.float64(0)
-            a4 += w * terms[4] if valid else np.float64(0)
-            a5 += w * terms[5] if valid else np.float64(0)
-            a6 += w * terms[6] if valid else np.float64(0)
-            a7 += w * terms[7] if valid else np.float64(0)
-            a8 += w
-            a9 += w * target if valid else np.float64(0)
-            a10 += w * target * target if valid else np.float64(0)
-            a11 += w * error if valid else np.float64(0)
-            a12 += w * error * error if valid else np.float64(0)
+            policy, value, entropy, kl, approx_kl, approx_kl_k1, clipped, ratio = terms
+            policies += w * policy if valid else zero
+            values += w * value if valid else zero
+            entropies += w * entropy if valid else zero
+            kls += w * kl if valid else zero
+            approx_kls += w * approx_kl if valid else zero
+            approx_kls_k1 += w * approx_kl_k1 if valid else zero
+            clips += w * clipped if valid else zero
+            ratios += w * ratio if valid else zero
+            weights += w
+            targets += w * target if valid else zero
+            target_squares += w * target * target if valid else zero
+            errors += w * error if valid else zero
+            error_squares += w * error * error if valid else zero
             scale = weight * share
-            rows[BY_LOG_PROB, i] = scale * slopes[0] if valid else 0.0
-            rows[BY_ENTROPY, i] = scale * slopes[1] if valid else 0.0
-            rows[BY_KL, i] = scale * slopes[2] if valid else 0.0
-            rows[BY_VALUE, i] = scale * slopes[3] if valid else 0.0
-            rows[RATIO, i] = terms[7]
+            by_log_prob, by_entropy, by_kl = by_policy
+            rows[BY_LOG_PROB, i] = scale * by_log_prob if valid else 0.0
+            rows[BY_ENTROPY, i] = scale * by_entropy if valid else 0.0
+            rows[BY_KL, i] = scale * by_kl if valid else 0.0
+            rows[BY_VALUE, i] = scale * by_value if valid else 0.0
+            rows[RATIO, i] = ratio
     find_extremes(scratch, count, totals)
-    totals[0] = a0
-    totals[1] = a1
-    totals[2] = a2
-    totals[3] = a3
-    totals[4] = a4
-    totals[5] = a5
-    totals[6] = a6
-    totals[7] = a7
-    totals[8] = a8
-    totals[9] = a9
-    totals[10] = a10
-    totals[11] = a11
-    totals[12] = a12
+    averaged = policies, values, entropies, kls, approx_kls, approx_kls_k1, clips, ratios
+    moments = targets, target_squares, errors, error_squares
+    for i in range(len(averaged)):
+        totals[i] = averaged[i]
+    totals[WEIGHT_SUM] = weights
+    for i in range(len(moments)):
+        totals[MOMENTS + i] = moments[i]
 
 
 def find_extremes(scratch, count, totals):

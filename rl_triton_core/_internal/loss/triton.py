@@ -177,7 +177,7 @@ def list_launches(
     shared = next((x for given, x in zip(problem.inputs, gradients, strict=False) if given.ndim == 1), None)
     partials = shared_partials = None
     if tiles.number > 1:
-        partials = like.new_empty((15, tiles.programs), dtype=torch.float64)
+        partials = like.new_empty((kernels.NUM_SUMS.value + 2, tiles.programs), dtype=torch.float64)
         if shared is not None:
             shared_partials = like.new_empty((len(shared), tiles.programs), dtype=torch.float64)
     numbers = tuple(
@@ -208,7 +208,7 @@ def list_launches(
     config = kernels.LossConfig(
         **describe_problem(problem, gradients),
         **describe_strides(problem, networks),
-        POINTERS=sum(1 << i for i, x in enumerate(numbers) if isinstance(x, torch.Tensor)),
+        NUMBERS=kernels.NumberConfig(sum(1 << i for i, x in enumerate(numbers) if isinstance(x, torch.Tensor))),
         HAS_DIVISOR=divisor is not None,
         PARTS=capacity,
         ONE_TILE=tiles.number == 1,
@@ -220,7 +220,7 @@ def list_launches(
     if tiles.number > 1:
         outputs = loss, statistics
         arguments = partials, shared_partials, tiles.programs, shared, numbers, *sums, *outputs
-        constants = {name: getattr(config, name) for name in ("POINTERS", "HAS_DIVISOR", "PARTS")}
+        constants = {name: getattr(config, name) for name in ("NUMBERS", "HAS_DIVISOR", "PARTS")}
         constants["PROGRAMS"] = next_power_of_2(tiles.programs)
         programs = 1 + (0 if shared is None else len(shared))
         yield Call(kernels.finish_sums, programs, arguments, constants, problem.choices, scratch=shared_partials)

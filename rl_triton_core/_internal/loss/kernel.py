@@ -19,8 +19,6 @@ from rl_triton_core._internal.equations.triton import exp, select
 from rl_triton_core._internal.loss.equations import TERMS, Choices, Coefficients, bind_equations
 from rl_triton_core._internal.moments.kernel import compute_standardizer, merge_parts
 
-DIVISOR = tl.constexpr(len(Coefficients._fields))
-"""The place of what the loss is divided by, after them."""
 COEFFICIENT_PLACES = Coefficients(*range(len(Coefficients._fields)))
 NUM_TERMS, RATIO = tl.constexpr(len(TERMS)), tl.constexpr(TERMS.index("ratio_mean"))
 NUM_MOMENTS = tl.constexpr(4)
@@ -37,6 +35,8 @@ class NumberConfig:
     """A bit for each number that is in memory."""
     PLACES: Coefficients = COEFFICIENT_PLACES
     """Of the coefficients among the numbers."""
+    DIVISOR: int = len(Coefficients._fields)
+    """The place of what the loss is divided by."""
 
 
 @dataclass(frozen=True)
@@ -304,7 +304,7 @@ def read_coefficients(numbers, NUMBERS: tl.constexpr):
 def read_divisor(numbers, count, HAS_DIVISOR: tl.constexpr, NUMBERS: tl.constexpr):
     """What the loss is divided by: a number, or the sum of the weights."""
     if HAS_DIVISOR:
-        return read_number(numbers, DIVISOR, NUMBERS.POINTERS) + count * 0.0
+        return read_number(numbers, NUMBERS.DIVISOR, NUMBERS.POINTERS) + count * 0.0
     else:
         return count
 

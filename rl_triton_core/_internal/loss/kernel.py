@@ -285,18 +285,19 @@ def find_peak(chunks, INDEXED: tl.constexpr, CHUNK: tl.constexpr):
 @triton.jit
 def read_coefficients(numbers, NUMBERS: tl.constexpr):
     """The coefficients of the loss, by name."""
+    PLACES: tl.constexpr = NUMBERS.PLACES
     return Coefficients(
-        clip=read_number(numbers, NUMBERS.PLACES.clip, NUMBERS.POINTERS),
-        clip_high=read_number(numbers, NUMBERS.PLACES.clip_high, NUMBERS.POINTERS),
-        dual_clip=read_number(numbers, NUMBERS.PLACES.dual_clip, NUMBERS.POINTERS),
-        value_coef=read_number(numbers, NUMBERS.PLACES.value_coef, NUMBERS.POINTERS),
-        value_clip=read_number(numbers, NUMBERS.PLACES.value_clip, NUMBERS.POINTERS),
-        huber_delta=read_number(numbers, NUMBERS.PLACES.huber_delta, NUMBERS.POINTERS),
-        value_factor=read_number(numbers, NUMBERS.PLACES.value_factor, NUMBERS.POINTERS),
-        entropy_coef=read_number(numbers, NUMBERS.PLACES.entropy_coef, NUMBERS.POINTERS),
-        kl_coef=read_number(numbers, NUMBERS.PLACES.kl_coef, NUMBERS.POINTERS),
-        log_ratio_clamp=read_number(numbers, NUMBERS.PLACES.log_ratio_clamp, NUMBERS.POINTERS),
-        kl_clip=read_number(numbers, NUMBERS.PLACES.kl_clip, NUMBERS.POINTERS),
+        clip=read_number(numbers, PLACES.clip, NUMBERS.POINTERS),
+        clip_high=read_number(numbers, PLACES.clip_high, NUMBERS.POINTERS),
+        dual_clip=read_number(numbers, PLACES.dual_clip, NUMBERS.POINTERS),
+        value_coef=read_number(numbers, PLACES.value_coef, NUMBERS.POINTERS),
+        value_clip=read_number(numbers, PLACES.value_clip, NUMBERS.POINTERS),
+        huber_delta=read_number(numbers, PLACES.huber_delta, NUMBERS.POINTERS),
+        value_factor=read_number(numbers, PLACES.value_factor, NUMBERS.POINTERS),
+        entropy_coef=read_number(numbers, PLACES.entropy_coef, NUMBERS.POINTERS),
+        kl_coef=read_number(numbers, PLACES.kl_coef, NUMBERS.POINTERS),
+        log_ratio_clamp=read_number(numbers, PLACES.log_ratio_clamp, NUMBERS.POINTERS),
+        kl_clip=read_number(numbers, PLACES.kl_clip, NUMBERS.POINTERS),
     )
 
 
@@ -570,10 +571,11 @@ def compute_tiles(
     `parts` are the moments of this process's advantages, `every` those of all processes; None with one tile.
     """
     BLOCK: tl.constexpr = CONFIG.BLOCK
+    NUMBERS: tl.constexpr = CONFIG.NUMBERS
     totals, least, largest, shared = start_sums(CONFIG)
     count, subtracted, factor = standardize_elements(parts, num_parts, every, num_every, rule, CONFIG)
-    coefficients = read_coefficients(numbers, CONFIG.NUMBERS)
-    divisor = read_divisor(numbers, count, CONFIG.HAS_DIVISOR, CONFIG.NUMBERS)
+    coefficients = read_coefficients(numbers, NUMBERS)
+    divisor = read_divisor(numbers, count, CONFIG.HAS_DIVISOR, NUMBERS)
     for tile in tl.range(tl.program_id(0), tl.cdiv(size, BLOCK), tl.num_programs(0)):
         index = tile * BLOCK + tl.arange(0, BLOCK)
         weight = read_weight(mask, index, index < size)
@@ -583,7 +585,7 @@ def compute_tiles(
         advantage = read_stream(advantages, sequence if CONFIG.PER_SEQUENCE else index, weight != 0)
         if CONFIG.ONE_TILE and parts is None:
             count, subtracted, factor = standardize_tile(advantage, weight, rule, CONFIG)
-            divisor = read_divisor(numbers, count, CONFIG.HAS_DIVISOR, CONFIG.NUMBERS)
+            divisor = read_divisor(numbers, count, CONFIG.HAS_DIVISOR, NUMBERS)
         if CONFIG.NORMALIZE:
             advantage = ((advantage.to(tl.float64) - subtracted) * factor).to(tl.float32)
         if scale is not None:
@@ -624,7 +626,7 @@ def compute_tiles(
         results = results + (tl.sum(totals[i]),)
     if CONFIG.ONE_TILE:
         extremes = tl.min(least).to(tl.float64), tl.max(largest).to(tl.float64)
-        write_summary(results, extremes, divisor, numbers, loss, statistics, SUMMARIZE, CONFIG.NUMBERS)
+        write_summary(results, extremes, divisor, numbers, loss, statistics, SUMMARIZE, NUMBERS)
         if by_shared is not None:
             for chunk in tl.static_range(len(shared)):
                 column = chunk * CONFIG.CHUNK + tl.arange(0, CONFIG.CHUNK)

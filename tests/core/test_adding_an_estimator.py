@@ -115,7 +115,7 @@ def test_select_rounds_no_numbers(target, dtype):
         state = reward + torch.tensor([0.7 if x > 0 else 0.3 for x in reward], dtype=torch.float64) * state
         want.append(state)
     rewards = rewards.to(target.device)
-    for given in (rewards, rewards.requires_grad_()):
+    for given in (rewards, rewards.clone().requires_grad_()):
         (got,) = solve(
             CHOICE, {"rewards": given}, check_layout("rewards", given, -1), bootstrap_values=0.0, backend=target.backend
         )

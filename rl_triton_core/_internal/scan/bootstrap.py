@@ -107,7 +107,7 @@ def scatter_final_values(
     value = convert_to_tensor("bootstrap_values.value", final.value, None if has_dtype else torch.float64)
     check_tensor("bootstrap_values.value", value)
     precision = torch.promote_types(precision, find_precision((final.last_value, value if has_dtype else None)))
-    value = value.to(layout.device, precision)
+    value = value.to(precision).to(layout.device)
     env = check_index("bootstrap_values.env", final.env, layout.num_envs, value, layout)
     time = check_index("bootstrap_values.time", final.time, layout.num_steps, value, layout)
     dense = torch.full(layout.shape, math.nan, dtype=value.dtype, device=layout.device)

@@ -121,6 +121,13 @@ CALLS = {
         losses.grpo_loss,
         {"log_probs": X[0], "old_log_probs": X[1], "advantages": VALUES, "mask": ENDS[0]},
     ),
+    "GRPO, sequences": (
+        losses.grpo_loss,
+        {
+            **{"log_probs": X[0], "old_log_probs": X[1], "advantages": VALUES, "mask": 2 * ENDS[0].long()},
+            **{"aggregation": "sequence-mean", "normalizer": torch.tensor(3)},
+        },
+    ),
     "value loss": (losses.value_loss, {"values": ROW, "returns": OLD}),
 }
 """Functions and their arguments, first the one by which a gradient is taken."""

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from rl_triton_core._internal.arguments import validation as check
+from rl_triton_core._internal.backend import copy_to_host, needs_host
 from rl_triton_core._internal.launch.fast_path import with_fast_path
 from rl_triton_core._internal.loss.arguments import (
     Elements,
@@ -150,19 +151,22 @@ def add_sequences(problem: LossProblem, elements: Elements, advantages: Any, cu_
 def aggregate_tokens(problem: LossProblem, shape: torch.Size, aggregation: str, normalizer: Any) -> None:
     """Weights of the sequences, and what the weighted sum is divided by."""
     streams = problem.streams
+    mask, cu_seqlens = streams.mask, streams.cu_seqlens
+    if needs_host(problem.like.device):  # it may have no float64
+        mask, cu_seqlens, normalizer = copy_to_host((mask, cu_seqlens, normalizer))
     if isinstance(normalizer, torch.Tensor):
         check.check_tensor("normalizer", normalizer, check.FLAG_DTYPES)
         normalizer = normalizer.double()  # a number of tokens, perhaps
     divisor = None if normalizer is None else check_coefficient("normalizer", normalizer, low=0.0)
     factor = 1.0
     if aggregation == "sequence-mean":
-        if streams.mask is None and streams.cu_seqlens is None:
+        if mask is None and cu_seqlens is None:
             factor = float(shape[1])
         else:
-            count = count_tokens(streams.mask, streams.cu_seqlens, shape)
+            count = count_tokens(mask, cu_seqlens, shape)
             streams = streams._replace(scale=torch.where(count == 0, 0, 1 / count))
     if aggregation != "token-mean" and divisor is None:
-        divisor = float(shape[0] if streams.cu_seqlens is None else streams.cu_seqlens.shape[0] - 1)
+        divisor = float(shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1)
     if isinstance(divisor, torch.Tensor):
         problem.streams = streams._replace(normalizer=divisor * factor)
     else:

@@ -37,9 +37,9 @@ def problem_of(head, n=1 << 20, size=None, dtype=torch.float32, parts=1, exact_k
         None if exact_kl else empty(n),
         empty(n, dtype=torch.bool) if masked else None,
         actions,
-        empty(257) if tokens else None,
+        empty(257, dtype=torch.float64) if tokens else None,
         empty(258, dtype=torch.int32) if tokens else None,
-        empty() if tokens else None,
+        empty(dtype=torch.float64) if tokens else None,
     )
     problem = LossProblem(
         Choices(head, "huber", "cleanrl", "none" if exact_kl else "k3"),

@@ -11,7 +11,9 @@ from cases import (
     BOOTSTRAPPED,
     DISCOUNTED,
     ESTIMATORS,
+    FLAGS,
     FORWARD,
+    GAE,
     LAYOUTS,
     LINEAR,
     NSTEP,
@@ -32,6 +34,7 @@ from cases import (
     draw_any_case,
     get_name,
     random_case,
+    round_array,
     run_case,
     same_bits,
     with_form,
@@ -40,6 +43,7 @@ from cases import (
 from hypothesis import event, given
 from hypothesis import strategies as st
 
+from rl_triton_core import FinalValues
 from rl_triton_core.testing import assert_close
 
 ALL = pytest.mark.parametrize("estimator", ESTIMATORS, ids=get_name)
@@ -191,13 +195,51 @@ def test_mixed_dtypes(target, estimator):
 
 @ALL
 def test_one_float64_input_makes_the_result_float64(float64_target, estimator):
+    """It is not rounded, and the others are float32."""
     case = every_argument(estimator, (4, 8))
-    call = Call(case)
-    for name, x in call.kwargs.items():
-        if isinstance(x, torch.Tensor) and x.dtype == torch.float32:
-            results = call(float64_target.backend, **{name: x.double()})
-            assert {x.dtype for x in results} == {torch.float64}, name
-    check_case(case, float64_target, How(dtype=torch.float64))
+    if estimator in FORWARD:
+        case = case.replace(state=(np.random.default_rng(1).random((4, 2)), np.arange(4) % 2 == 1))
+    narrow, wide = Call(case), Call(case, how=How(dtype=torch.float64))
+    for name in case.args:
+        if name not in FLAGS and is_array(case[name]):
+            got = narrow(float64_target.backend, **{name: wide.kwargs[name]})
+            mixed = case.rounded(torch.float32).replace(**{name: case[name]})
+            for x, want in zip(got, mixed.expected(), strict=False):
+                assert x.dtype == torch.float64, name
+                assert_close(x, want, rtol=1e-13)
+
+
+def is_array(x):
+    return isinstance(x[0] if isinstance(x, tuple) else x, np.ndarray)
+
+
+FINAL_DTYPES = {  # of the rewards, the values, the final values and the last ones; None: numbers of Python
+    "rewards": (torch.float64, torch.float32, None, None),
+    "values": (torch.float32, torch.float64, None, None),
+    "beside float32": (torch.float64, torch.float32, torch.float32, None),
+    "final values": (torch.float32, torch.float32, torch.float64, None),
+    "last values": (torch.float32, torch.float32, torch.float32, torch.float64),
+    "last values beside numbers": (torch.float32, torch.float32, None, torch.float64),
+}
+
+
+@pytest.mark.parametrize("dtypes", FINAL_DTYPES.values(), ids=FINAL_DTYPES)
+def test_final_values_are_not_rounded(float64_target, dtypes):
+    """Neither numbers nor tensors, where any argument is float64."""
+    case = random_case(GAE, 4, 9, term=0.0, trunc=0.4)
+    env, time = np.nonzero(case["truncated"])
+    value, last = np.random.default_rng(1).random(len(env)), 0.1 if dtypes[3] is None else np.arange(1, 5) / 3
+    parts = [case["rewards"], case["values"], value, last]
+    exact = [x if dtype is None else round_array(x, dtype) for x, dtype in zip(parts, dtypes, strict=True)]
+    want = case.replace(rewards=exact[0], values=exact[1], bootstrap_values=Sparse(env, time, *exact[2:])).expected()
+    rewards, values, value, last = (
+        x if dtype is None else torch.tensor(x, dtype=dtype) for x, dtype in zip(exact, dtypes, strict=True)
+    )
+    final = FinalValues(env, time, value if dtypes[2] else value.tolist(), last)
+    arguments = {"rewards": rewards, "values": values, "bootstrap_values": final}
+    for got, expected in zip(Call(case)(float64_target.backend, **arguments), want, strict=True):
+        assert got.dtype == torch.float64
+        assert_close(got, expected, rtol=1e-13)
 
 
 @ALL

@@ -145,6 +145,19 @@ def test_one_out_for_every_window(target, estimator, valid):
         assert got is out and same_bits(out.cpu(), want[:, low : low + 8].contiguous())
 
 
+@pytest.mark.parametrize("name", ["x", "state", "decay"])
+def test_no_out_rounds_a_state(name):
+    """Of float64, by any argument, a float32 buffer holds none."""
+    tensors = {"x": torch.ones(2, 3), "decay": torch.ones(2, 3)}
+    tensors["state"] = ScanState(torch.ones(2), torch.zeros(2))
+    double = {"state": ScanState(torch.ones(2).double(), torch.zeros(2))}.get(name, torch.ones(2, 3).double())
+    compute_eligibility_traces(**tensors, return_state=True, out=torch.empty(2, 3))
+    for dtype, changes in ((torch.float32, {name: double}), (torch.bfloat16, {}), (torch.float16, {})):
+        with pytest.raises(ValueError, match=f"out: got dtype {dtype} together with return_state"):
+            arguments = {**tensors, **changes, "out": torch.empty(2, 3, dtype=dtype)}
+            compute_eligibility_traces(**arguments, return_state=True, backend="reference")
+
+
 def test_the_functions_take_a_plain_state():
     """As a user writes it, step by step: one window per step is online computation."""
     x, done = torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[False, True, False]])

@@ -103,12 +103,11 @@ def scatter_final_values(
     final: FinalValues, mask: torch.Tensor | None, layout: RolloutLayout, precision: torch.dtype
 ) -> torch.Tensor:
     """Write sparse bootstrap values into a dense tensor: the last value at the last step not skipped, NaN elsewhere."""
-    value = convert_to_tensor("bootstrap_values.value", final.value, layout.device)
-    given = [final.last_value]
-    if isinstance(final.value, torch.Tensor | np.ndarray):
-        check_tensor("bootstrap_values.value", value)
-        given.append(value)
-    value = value.to(torch.promote_types(precision, find_precision(given)))
+    has_dtype = isinstance(final.value, torch.Tensor | np.ndarray)
+    value = convert_to_tensor("bootstrap_values.value", final.value, None if has_dtype else torch.float64)
+    check_tensor("bootstrap_values.value", value)
+    precision = torch.promote_types(precision, find_precision((final.last_value, value if has_dtype else None)))
+    value = value.to(precision).to(layout.device)
     env = check_index("bootstrap_values.env", final.env, layout.num_envs, value, layout)
     time = check_index("bootstrap_values.time", final.time, layout.num_steps, value, layout)
     dense = torch.full(layout.shape, math.nan, dtype=value.dtype, device=layout.device)
@@ -152,10 +151,11 @@ def check_last_value(last_value: Any, value: torch.Tensor, layout: RolloutLayout
     return last_value.to(value.dtype)
 
 
-def convert_to_tensor(name: str, values: Any, device: torch.device | None = None) -> torch.Tensor:
+def convert_to_tensor(name: str, values: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Convert a sequence or an array of numbers to a tensor."""
+    device = values.device if isinstance(values, torch.Tensor) else torch.device("cpu")
     try:
-        return torch.as_tensor(values, device=device)
+        return torch.as_tensor(values, dtype=dtype, device=device)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
             f"{name}: got {describe_type(values)}, expected a torch.Tensor or a sequence of numbers"
@@ -164,7 +164,7 @@ def convert_to_tensor(name: str, values: Any, device: torch.device | None = None
 
 def check_index(name: str, indices: Any, size: int, value: torch.Tensor, layout: RolloutLayout) -> torch.Tensor:
     """Check integer indices in [0, size), as many as values. Those on a GPU are asserted there, without waiting."""
-    index = convert_to_tensor(name, indices, None if isinstance(indices, torch.Tensor) else torch.device("cpu"))
+    index = convert_to_tensor(name, indices)
     if index.numel() and (index.is_floating_point() or index.is_complex() or index.dtype == torch.bool):
         raise TypeError(f"{name}: got dtype {index.dtype}, expected integers")
     index = index.to(torch.int64)

@@ -8,7 +8,8 @@ import torch
 from cases import LAYOUTS, place_array, same_bits
 from torch import distributed, multiprocessing
 
-from rl_triton_core import BackendUnavailableError, available_backends, normalization, normalize_advantages
+from rl_triton_core import BackendUnavailableError, available_backends, normalize_advantages
+from rl_triton_core._internal.moments import arguments
 from rl_triton_core.testing import assert_close
 
 pytestmark = pytest.mark.covering
@@ -425,8 +426,8 @@ def run_rank(rank, folder, backends, kind):
     if kind == "nccl":
         torch.cuda.set_device(rank)
     distributed.init_process_group(kind, init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS)
-    gather, calls = normalization.all_gather, []
-    normalization.all_gather = lambda *args, **kwargs: (calls.append(1), gather(*args, **kwargs))[1]
+    gather, calls = arguments.all_gather, []
+    arguments.all_gather = lambda *args, **kwargs: (calls.append(1), gather(*args, **kwargs))[1]
     results = {}
     for backend in backends:
         for case in CASES:
@@ -440,7 +441,7 @@ def run_rank(rank, folder, backends, kind):
         results[backend, "alone"] = by_itself.cpu(), normalize_advantages(*streams, backend=backend).cpu()
         results[backend, "not a member"] = describe_error(streams[0], alone[1 - rank])
     results["requires grad"] = describe_error(torch.ones(3, device=device, requires_grad=True), "world")
-    normalization.all_gather = gather
+    arguments.all_gather = gather
     if kind == "gloo":
         function = torch.compile(lambda x: normalize_advantages(x, group="world"), fullgraph=True, backend="aot_eager")
         results["compiled"] = function(make_share("plain", rank)[0])

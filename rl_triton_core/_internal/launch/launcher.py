@@ -56,14 +56,30 @@ PRIVATE_NAMES = (
     PrivateName("torch.nn.Module._buffers", "captured steps: lists buffers, and keeps them in place", TORCH),
     PrivateName("torch.nn.Module._forward_hooks", "captured steps: notices hooks", TORCH),
     PrivateName("torch.nn.Module._forward_pre_hooks", "captured steps: notices hooks", TORCH),
+    PrivateName("torch.nn.Module._backward_hooks", "captured steps: notices hooks", TORCH),
+    PrivateName("torch.nn.Module._backward_pre_hooks", "captured steps: notices hooks", TORCH),
+    PrivateName("torch.Tensor._backward_hooks", "captured steps: notices hooks", TORCH),
+    PrivateName("torch.Tensor._post_accumulate_grad_hooks", "captured steps: notices hooks", TORCH),
+    PrivateName("torch.nn.modules.module._global_forward_hooks", "captured steps: notices hooks", TORCH),
+    PrivateName("torch.nn.modules.module._global_forward_pre_hooks", "captured steps: notices hooks", TORCH),
+    PrivateName("torch.nn.modules.module._global_backward_hooks", "captured steps: notices hooks", TORCH),
+    PrivateName("torch.nn.modules.module._global_backward_pre_hooks", "captured steps: notices hooks", TORCH),
+    PrivateName("torch.optim.optimizer._global_optimizer_pre_hooks", "captured steps: notices hooks", TORCH),
+    PrivateName("torch.optim.optimizer._global_optimizer_post_hooks", "captured steps: notices hooks", TORCH),
+    PrivateName("torch._C._autograd._top_saved_tensors_default_hooks", "captured steps: notices hooks", TORCH),
     PrivateName(
-        "torch.optim.Optimizer._optimizer_step_pre_hooks", "adapters: whether an optimizer was prepared", TORCH
+        "torch.overrides._get_current_function_mode_stack", "captured steps: finds modes of torch functions", TORCH
+    ),
+    PrivateName("torch.utils._device.DeviceContext", "captured steps: tells a default device from these", TORCH),
+    PrivateName("torch._C._len_torch_dispatch_stack", "captured steps: finds modes of dispatch", TORCH),
+    PrivateName("torch._foreach_div_", "captured steps: unscales gradients", TORCH),
+    PrivateName(
+        "torch.optim.Optimizer._optimizer_step_pre_hooks", "captured steps: notices hooks, and orders them", TORCH
     ),
     PrivateName(
-        "torch.distributions.Distribution._validate_args",
-        "adapters: whether distributions check their arguments",
-        TORCH,
+        "torch.optim.Optimizer._optimizer_step_post_hooks", "captured steps: notices hooks, and orders them", TORCH
     ),
+    PrivateName("torch._is_all_true", "adapters: looks for NaN", TORCH),
     PrivateName("torch._foreach_norm", "adapters: clips gradients", TORCH),
     PrivateName("torch._foreach_mul_", "adapters: clips gradients", TORCH),
     PrivateName("triton.runtime.driver.active", "fast path: finds the current stream", TRITON),

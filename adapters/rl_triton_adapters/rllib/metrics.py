@@ -11,7 +11,8 @@ from torch import Tensor
 
 LAST = ({"window": 1}, {"window": 1, "reduce": "mean"})
 """Options of metrics of which RLlib keeps the last value alone."""
-SUMS = ("sum", "lifetime_sum")
+KEPT: dict[str, tuple[type, ...]] = {"sum": (int, float), "lifetime_sum": (int, float), "mean": (int,)}
+"""Which numbers are kept, by how RLlib reduces them."""
 
 
 class LateMetrics:
@@ -29,7 +30,7 @@ class LateMetrics:
     def __init__(self, metrics: Any, is_captured: bool = False) -> None:
         self.metrics, self.is_captured, self.thread = metrics, is_captured, threading.get_ident()
         self.last: dict[Any, Any] = {}
-        self.numbers: dict[tuple[Any, ...], list[float]] = {}
+        self.numbers: dict[tuple[Any, ...], list[Any]] = {}
 
     def keep(self, key: Any, value: Any) -> None:
         """Keep a value in the place of the one before; of a module, what its loss's metrics are built from."""
@@ -38,7 +39,7 @@ class LateMetrics:
 
     def log_value(self, key: Any, value: Any, **options: Any) -> None:
         """Log a value, at once or later."""
-        kinds = {"mean": int, **dict.fromkeys(SUMS, (int, float))}.get(options.get("reduce", ""), ())
+        kinds = KEPT.get(options.get("reduce", ""), ())
         if threading.get_ident() != self.thread:
             self.metrics.log_value(key, value, **options)
         elif options in LAST and (isinstance(value, Tensor) or not self.is_captured):
@@ -63,8 +64,8 @@ class LateMetrics:
                 own = x.clone() if isinstance(x, Tensor) else x  # replays overwrite the memory of a graph
                 self.metrics.log_value((*force_tuple(key), *force_tuple(name)), own, window=1)
         for (key, *options), found in numbers.items():
-            is_sum, is_one = dict(options)["reduce"] in SUMS, len(set(found)) == 1
-            for x in [sum(found)] if is_sum else found[:1] if is_one else found:
+            is_mean, is_one = dict(options)["reduce"] == "mean", len(set(found)) == 1
+            for x in [sum(found)] if not is_mean else found[:1] if is_one else found:
                 self.metrics.log_value(key, x, **dict(options))
 
     def __contains__(self, key: Any) -> bool:

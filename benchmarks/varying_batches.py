@@ -108,8 +108,8 @@ class CountedUpdates:
 
     def list_graphs(self) -> dict[int, int]:
         """The graphs that there are, and the number of the call that used each last. RLlib's learners have none."""
-        step = getattr(self.learner, "_step", None)
-        return {id(graph): graph.last_call for graph in step.captured.values()} if step else {}
+        update = getattr(self.learner, "triton_update", None)
+        return {} if update is None else {id(x): x.last_call for x in update.find_step().captured.values()}
 
     def make_row(self) -> files.Row:
         """What a result says of them."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.end_to_end.frameworks import Arm, Setting
-from benchmarks.end_to_end.rllib import OFF, draw_episodes, prepare_config
+from benchmarks.end_to_end.rllib import build_ours, draw_episodes, prepare_config
 from benchmarks.end_to_end.stopwatch import ADVANTAGES, Stopwatch
 from benchmarks.workloads import GAMMA
 
@@ -23,7 +23,7 @@ it; no environment is stepped, and the connector has run before. *10x50* is a ba
 advantage step is V-Trace alone. APPO has its KL loss."""
 ARMS = {
     "stock": "`vtrace_torch`",
-    "ours": "`compute_vtrace`; the parts of the update that `enable_triton` replaces are off",
+    "ours": "`compute_vtrace`; the update is RLlib's",
     "update": "all that `enable_triton` replaces, but for graphs",
     "captured": "all of it: on a GPU, the step of a batch is captured in a CUDA graph, where V-Trace is not timed",
 }
@@ -80,8 +80,8 @@ def build_learner(setting: Setting, name: str, make_vtrace: Callable[..., Any]) 
         return learner
     ours = getattr(rllib, f"Triton{setting.env}TorchLearner")
     timed = type(ours.__name__, (ours,), {"compute_vtrace": make_vtrace(ours.compute_vtrace)})
-    config.learners(learner_class=timed, learner_config_dict=dict.fromkeys(OFF[name], False))
-    return rllib.enable_triton(config).build_learner(env=None)
+    config.learners(learner_class=timed)
+    return build_ours(lambda: rllib.enable_triton(config).build_learner(env=None), config, name)
 
 
 def create_config(name: str) -> Any:

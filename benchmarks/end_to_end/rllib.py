@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -22,22 +25,12 @@ advantage step is the recurrence alone, `compute_value_targets` in RLlib, `compu
 tensors."""
 ARMS = {
     "stock": "`GeneralAdvantageEstimation`",
-    "ours": "`TritonGeneralAdvantageEstimation`; the parts of the update that `enable_triton` replaces are off",
+    "ours": "`TritonGeneralAdvantageEstimation`; the update is RLlib's",
     "update": "all that `enable_triton` replaces, but for graphs",
     "captured": "all of it: on a GPU, minibatch steps are captured in a CUDA graph",
 }
 OURS = ("ours", "update", "captured")
 MORE = ("update", "captured")
-CAPTURED = "rl_triton_captured_update"
-UPDATE = (
-    "rl_triton_fused_loss",
-    "rl_triton_deferred_metrics",
-    "rl_triton_sliced_minibatches",
-    "rl_triton_fused_optimizer",
-)
-"""The flags of these parts."""
-OFF: dict[str, tuple[str, ...]] = {"stock": (), "ours": (*UPDATE, CAPTURED), "update": (CAPTURED,), "captured": ()}
-"""Which parts are off in each arm."""
 SETTINGS = {
     "cuda": (Setting(8, 512, 256, 10, 32), Setting(64, 512, 256, 4, 16), Setting(512, 512, 256, 4, 32)),
     "cpu": (Setting(8, 512, 64, 10, 32, device="cpu"), Setting(64, 512, 64, 2, 8, device="cpu")),
@@ -72,8 +65,18 @@ def build_learner(setting: Setting, name: str) -> Any:
 
     config = prepare_config(PPOConfig(), setting)
     config.training(gamma=GAMMA, lambda_=ppo.LAMBDA, lr=3e-4, use_kl_loss=False, vf_clip_param=1e9)
-    config.learners(learner_config_dict=dict.fromkeys(OFF[name], False))
-    return (config if name == "stock" else enable_triton(config)).build_learner(env=None)
+    if name == "stock":
+        return config.build_learner(env=None)
+    return build_ours(lambda: enable_triton(config).build_learner(env=None), config, name)
+
+
+def build_ours(build: Callable[[], Any], config: Any, name: str) -> Any:
+    """The learner of an arm that is one of ours."""
+    config.learners(learner_config_dict={"rl_triton_update": name != "ours"})
+    with mock.patch.dict(os.environ, {"RL_TRITON_CAPTURE": "0"} if name == "update" else {}):
+        learner = build()
+        learner.describe()  # whether updates are captured is decided when it is asked for
+    return learner
 
 
 def prepare_config(config: Any, setting: Setting) -> Any:

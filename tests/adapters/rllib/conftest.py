@@ -46,17 +46,10 @@ def small_ray(private_ray):
     ray.shutdown()
 
 
-@pytest.fixture
-def make_learner():
-    """A function that builds learners, whose threads end with the test."""
-    from updates import build_learner
-
-    learners = []
-
-    def make(config):
-        learners.append(build_learner(config))
-        return learners[-1]
-
-    yield make
-    for learner in learners:
-        learner.shutdown()
+@pytest.fixture(autouse=True)
+def learners_end():
+    """Threads of the learners that a test builds."""
+    yield
+    built = getattr(sys.modules.get("updates"), "LEARNERS", [])
+    while built:
+        built.pop().shutdown()

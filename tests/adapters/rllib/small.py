@@ -7,6 +7,7 @@ import ray
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
+OFF = {"rl_triton": False}
 LOSSES = ("total_loss", "policy_loss", "vf_loss", "entropy", "mean_kl_loss")
 
 
@@ -26,6 +27,15 @@ def small_ppo(**kwargs):
     return small(PPOConfig(), train_batch_size_per_learner=120, minibatch_size=60, num_epochs=2, lr=3e-3, **kwargs)
 
 
+def small_impala(config_class, **kwargs):
+    """Five updates per iteration."""
+    return (
+        small(config_class(), train_batch_size_per_learner=40, lr=3e-3, **kwargs)
+        .env_runners(rollout_fragment_length=10)
+        .reporting(min_time_s_per_iteration=0, min_sample_timesteps_per_iteration=200)
+    )
+
+
 def the_piece(learner):
     """What computes a learner's advantages: the last of its connectors, or ours in its place."""
     return learner.find_estimator() if hasattr(learner, "find_estimator") else learner._learner_connector.connectors[-1]
@@ -33,6 +43,17 @@ def the_piece(learner):
 
 def name_of_piece(learner):
     return type(the_piece(learner)).__qualname__
+
+
+def flags_of_piece(learner):
+    piece = the_piece(learner)
+    return {"masked_statistics": piece.masked_statistics, "backend": piece.backend}
+
+
+def flags_of_vtrace(learner):
+    """What our V-Trace is told, if the learner's loss calls it."""
+    assert learner._stock_loss.__func__.__globals__["vtrace_torch"] == learner.compute_vtrace
+    return {"backend": learner._flags.rl_triton_backend}
 
 
 def node_of(learner):

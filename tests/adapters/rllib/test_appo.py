@@ -19,6 +19,7 @@ from updates import (
     SPACES,
     OwnGaussian,
     assert_same_updates,
+    build_learner,
     count_calls,
     draw_episodes,
     flatten_metrics,
@@ -26,10 +27,8 @@ from updates import (
     update_learner,
 )
 
-from rl_triton_adapters import _rllib_updates
-from rl_triton_adapters._rllib_appo import restore_layout
-from rl_triton_adapters._rllib_updates import compute_masked_mean
-from rl_triton_adapters.rllib import TritonAPPOTorchLearner, enable_triton
+from rl_triton_adapters.rllib import TritonAPPOTorchLearner, enable_triton, learners, loss
+from rl_triton_adapters.rllib.loss import compute_masked_mean, restore_layout
 
 OPTIONS = {
     "train_batch_size_per_learner": 100,
@@ -68,11 +67,11 @@ def make_config(space, model=None, **options):
     ],
     ids=["categorical-schedules", "gaussian-kl", "several-categorical-minibatches", "lstm", "gaussian-thresholds"],
 )
-def test_updates_are_those_of_rllib(space, options, make_learner):
+def test_updates_are_those_of_rllib(space, options):
     config = make_config(space, **options)
-    stock = update_learner(config, space, learner=make_learner(config), **FAR)
-    learner = make_learner(enable_triton(config))
-    assert learner.describe_losses() == "the fused loss of default_policy"
+    stock = update_learner(config, space, learner=build_learner(config), **FAR)
+    learner = build_learner(enable_triton(config))
+    assert "; the fused loss of default_policy; " in learner.describe()
     assert_same_updates(stock, update_learner(config, space, learner=learner, **FAR))
     ratios = [metrics[POLICY, "mean_IS"] for metrics in stock[0]]
     assert 0.1 < min(ratios) < max(ratios) < 1.9  # some are clipped, others are not
@@ -83,32 +82,30 @@ def test_updates_are_those_of_rllib(space, options, make_learner):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("space", SPACES)
-def test_updates_on_a_gpu_are_those_of_rllib(space, make_learner):
+def test_updates_on_a_gpu_are_those_of_rllib(space):
     config = make_config(space, use_kl_loss=True).learners(num_gpus_per_learner=1)
-    stock = update_learner(config, space, learner=make_learner(config), **FAR)
-    learner = make_learner(enable_triton(config))
+    stock = update_learner(config, space, learner=build_learner(config), **FAR)
+    learner = build_learner(enable_triton(config))
     assert next(learner.module[POLICY].parameters()).is_cuda
     assert_same_updates(stock, update_learner(config, space, learner=learner, **FAR))
 
 
-@pytest.mark.parametrize("off", [None, "fused_loss", "deferred_metrics", "fused_optimizer"])
-def test_each_part_is_off_by_its_own_flag(off, make_learner, monkeypatch):
+@pytest.mark.parametrize("on", [True, False])
+def test_an_update_has_a_flag(on, monkeypatch):
     config = make_config("categorical", num_epochs=2, minibatch_size=40, use_kl_loss=True)
-    stock = update_learner(config, "categorical", learner=make_learner(config))
-    flags = {} if off is None else {f"rl_triton_{off}": False}
-    learner = make_learner(enable_triton(config).learners(learner_config_dict=flags))
-    losses = count_calls(monkeypatch, _rllib_updates, "categorical_ppo_loss")
-    clips = count_calls(monkeypatch, _rllib_updates, "clip_gradients_at_once")
+    stock = update_learner(config, "categorical", learner=build_learner(config))
+    learner = build_learner(enable_triton(config).learners(learner_config_dict={"rl_triton_update": on}))
+    losses = count_calls(monkeypatch, loss, "categorical_ppo_loss")
+    clips = count_calls(monkeypatch, learners, "clip_gradients_at_once")
     logs = count_calls(monkeypatch, learner.metrics, "log_dict")
     assert_same_updates(stock, update_learner(config, "categorical", learner=learner))
-    assert bool(losses) == (off != "fused_loss")
-    assert bool(clips) == (off != "fused_optimizer")
-    assert (len(logs) > 4) == (off in ("fused_loss", "deferred_metrics"))
+    assert bool(losses) == bool(clips) == on
+    assert (len(logs) > 4) == (not on)
 
 
-def test_modules_have_losses_and_coefficients_of_their_own(make_learner):
+def test_modules_have_losses_and_coefficients_of_their_own():
     config = make_config("gaussian", use_kl_loss=True, kl_target=1e-4)
-    single = make_learner(config)
+    single = build_learner(config)
     batches = {}
     for seed, name in enumerate("ab"):
         episodes = draw_episodes("gaussian", seed=seed)
@@ -118,7 +115,7 @@ def test_modules_have_losses_and_coefficients_of_their_own(make_learner):
     config.multi_agent(policies={"a", "b"}, algorithm_config_overrides_per_module=overrides)
 
     def update_both(config):
-        learner = make_learner(config)
+        learner = build_learner(config)
         found = [Learner.update(learner, batch=MultiAgentBatch(batches, 99), timesteps={}) for _ in range(3)]
         weights = {(name, key): x for name, state in learner.module.get_state().items() for key, x in state.items()}
         return [flatten_metrics(results) for results in found], weights, None
@@ -135,21 +132,21 @@ class OwnModule(DefaultAPPOTorchRLModule):
         return OwnGaussian
 
 
-def test_another_distribution_has_the_loss_of_rllib(make_learner):
+def test_another_distribution_has_the_loss_of_rllib():
     config = make_config("gaussian").rl_module(rl_module_spec=RLModuleSpec(module_class=OwnModule))
-    stock = update_learner(config, "gaussian", learner=make_learner(config))
-    learner = make_learner(enable_triton(config))
-    assert learner.describe_losses() == "RLlib's loss of default_policy (OwnGaussian)"
+    stock = update_learner(config, "gaussian", learner=build_learner(config))
+    learner = build_learner(enable_triton(config))
+    assert "; RLlib's loss of default_policy (OwnGaussian); " in learner.describe()
     assert_same_updates(stock, update_learner(config, "gaussian", learner=learner))
 
 
-def test_a_loss_of_ones_own_may_call_the_fused_one(make_learner):
+def test_a_loss_of_ones_own_may_call_the_fused_one():
     config = make_config("gaussian")
     stock = config.copy().learners(learner_class=own_loss(APPOTorchLearner))
-    stock = update_learner(config, "gaussian", learner=make_learner(stock))
+    stock = update_learner(config, "gaussian", learner=build_learner(stock))
     config = enable_triton(config.learners(learner_class=own_loss(TritonAPPOTorchLearner)))
-    learner = make_learner(config)
-    assert "; the loss of Own, which may call the fused one; " in learner.describe()
+    learner = build_learner(config)
+    assert "; Own.compute_loss_for_module, which may call the fused loss of default_policy; " in learner.describe()
     assert_same_updates(stock, update_learner(config, "gaussian", learner=learner))
 
 

@@ -39,6 +39,7 @@ from updates import (
 )
 
 from rl_triton_adapters.rllib import TritonPPOTorchLearner, enable_triton
+from rl_triton_adapters.rllib.learners import TritonLearner
 from rl_triton_core.capture import hold_captures
 
 
@@ -47,7 +48,7 @@ def build_captured(config, device, monkeypatch):
     if device == "cpu":
         allow_captures(monkeypatch)
     learner = build_learner(enable_triton(config.copy(copy_frozen=False)))
-    step = learner.find_step()
+    step = learner.triton_update.find_step()
     assert step.reason == ""
     return learner
 
@@ -74,7 +75,7 @@ def test_updates_are_those_of_rllib(space, options, device, monkeypatch):
     learner = build_captured(config, device, monkeypatch)
     tolerance = {} if device == "cpu" else {"rtol": 1e-2, "atol": 1e-3}
     assert_same_updates(stock, update_learner(config, space, updates, learner=learner), **tolerance)
-    assert len(learner.find_step().captured) == 1 and learner.find_step().reason == ""
+    assert len(learner.triton_update.find_step().captured) == 1 and learner.triton_update.find_step().reason == ""
 
 
 OPTIMIZERS = {
@@ -107,7 +108,7 @@ def test_optimizers_of_ones_own_are_captured(kind, monkeypatch):
         config.learners(learner_class=own_optimizer(TritonPPOTorchLearner, kind)), "cpu", monkeypatch
     )
     assert_same_updates(stock, update_learner(config, "categorical", learner=learner))
-    assert learner.find_step().captured and not learner.find_step().reason
+    assert learner.triton_update.find_step().captured and not learner.triton_update.find_step().reason
 
 
 def test_a_learner_that_reads_metrics_finds_them(monkeypatch):
@@ -116,14 +117,14 @@ def test_a_learner_that_reads_metrics_finds_them(monkeypatch):
     stock = update_learner(config.copy().learners(learner_class=own_metrics(PPOTorchLearner)), "categorical")
     learner = build_captured(config.learners(learner_class=own_metrics(TritonPPOTorchLearner)), "cpu", monkeypatch)
     assert_same_updates(stock, update_learner(config, "categorical", learner=learner))
-    assert learner.find_step().captured
+    assert learner.triton_update.find_step().captured
 
 
 def test_coefficients_are_inputs(monkeypatch):
     """A graph that read them where RLlib keeps them would not see them change."""
     config = make_config("categorical", entropy_coeff=0.01)
     learner = build_captured(config, "cpu", monkeypatch)
-    step = learner.find_step()
+    step = learner.triton_update.find_step()
     update = step.function
 
     def update_without_looking(*args):
@@ -163,7 +164,8 @@ def test_frozen_parameters_are_treated_as_rllib_does(captured, monkeypatch):
             for name, parameter in learner.module[POLICY].named_parameters():
                 parameter.requires_grad_(frozen not in name)
         assert_same_updates(*(update_learner(config, "gaussian", 1, learner) for learner in learners))
-    assert not captured or (ours.find_step().reason == "" and len(ours.find_step().captured) == 3)
+    step = ours.triton_update.find_step()
+    assert not captured or (step.reason == "" and len(step.captured) == 3)
 
 
 def make_agents_config(modules, **options):
@@ -198,7 +200,7 @@ def test_a_module_that_acts_at_random_is_left_alone(captured, monkeypatch):
     config, _ = make_agents_config(modules, policies_to_train=["trained"])
     ours = build_captured(config, "cpu", monkeypatch) if captured else build_learner(enable_triton(config))
     stock = build_learner(make_agents_config(modules, policies_to_train=["trained"])[0])
-    assert ours.describe_losses() == "the fused loss of trained"
+    assert "; the fused loss of trained; " in ours.describe()
     for learner in (stock, ours):
         update_agents(learner, ["trained", "random"], 0)
     assert_same_states(stock, ours, "trained")
@@ -222,7 +224,7 @@ def test_modules_that_come_and_go(monkeypatch):
         torch.manual_seed(1)
         learner.add_module(module_id="b", module_spec=spec)
         update_agents(learner, ["a", "b"], 1)
-    assert len(ours.find_step().captured) == 1
+    assert len(ours.triton_update.find_step().captured) == 1
     for name in ("a", "b"):
         assert_same_states(stock, ours, name)
 
@@ -240,7 +242,7 @@ def test_checkpoints_are_those_of_rllib(monkeypatch):
     assert groups[0] == groups[1]
     for name, state in states.items():
         learners["ours" if name == "stock" else "stock"].set_state({**state, "weights_seq_no": 9})
-        graphs = learners["ours"].find_step().graphs
+        graphs = learners["ours"].triton_update.find_step().graphs
     continued = [update_learner(config, "gaussian", 1, learner) for learner in learners.values()]
     assert_same_updates(*continued)
     assert graphs.captures == 2  # an optimizer's state was replaced
@@ -290,7 +292,7 @@ def test_a_module_with_a_loss_of_its_own_and_no_actions(monkeypatch):
     allow_captures(monkeypatch)
     stock = build_learner(make_agents_config(modules)[0])
     ours = build_learner(enable_triton(make_agents_config(modules)[0]))
-    assert ours.describe_step() == "updates are not captured: a module has a loss of its own"
+    assert ours.describe().endswith("updates are accelerated without a graph: a module has a loss of its own")
     for learner in (stock, ours):
         update_agents(learner, ["trained", "world"], 0)
     for name in modules:
@@ -331,17 +333,28 @@ class OwnGradients(TritonPPOTorchLearner):
         return super().postprocess_gradients(gradients_dict)
 
 
+class OwnUpdate(TritonPPOTorchLearner):
+    """A learner that makes its steps."""
+
+    def _update(self, batch):
+        return super()._update(batch)
+
+
 OBSTACLES = {
-    "switched off": {"flags": {"rl_triton_captured_update": False}},
-    "fused losses, metrics": {"flags": {"rl_triton_deferred_metrics": False}},
-    "compute_loss_for_module is": {"learner_class": own_loss(TritonPPOTorchLearner)},
-    "compute_loss_for_module is the learner's": {
+    "those of RLlib: switched off": {"flags": {"rl_triton_update": False}},
+    "those of RLlib: OwnUpdate._update is not RLlib's": {"learner_class": OwnUpdate},
+    "accelerated without a graph: Own.compute_loss_for_module is not RLlib's": {
+        "learner_class": own_loss(TritonPPOTorchLearner)
+    },
+    "accelerated without a graph: PPOTorchLearnerWithWeightRegularizerLoss.compute_loss_for_module is not": {
         "learner_class": OwnLossOfRay,
         "flags": {"regularizer_coeff": 0.1},
     },
-    "postprocess_gradients is": {"learner_class": OwnGradients},
-    "stateful modules": {"model_config": DefaultModelConfig(fcnet_hiddens=[8], use_lstm=True, max_seq_len=5)},
-    "the loss is RLlib's": {"rl_module_spec": RLModuleSpec(module_class=OwnModule)},
+    "accelerated without a graph: OwnGradients.postprocess_gradients is not": {"learner_class": OwnGradients},
+    "accelerated without a graph: stateful modules": {
+        "model_config": DefaultModelConfig(fcnet_hiddens=[8], use_lstm=True, max_seq_len=5)
+    },
+    "accelerated without a graph: the loss is RLlib's": {"rl_module_spec": RLModuleSpec(module_class=OwnModule)},
 }
 
 
@@ -352,9 +365,13 @@ def test_what_stands_against_it_is_said(reason, monkeypatch):
     allow_captures(monkeypatch)
     config = make_config("gaussian").learners(learner_class=learner_class, learner_config_dict=flags).rl_module(**given)
     learner = build_learner(enable_triton(config))
-    assert learner.describe_step().startswith(f"updates are not captured: {reason}")
-    update_learner(config, "gaussian", 1, learner)
-    assert learner.find_step().captured == {}
+    assert f"; updates are {reason}" in learner.describe()
+    stock_class = next(base for base in learner_class.__mro__ if not issubclass(base, TritonLearner))
+    stock = build_learner(config.copy().learners(learner_class=stock_class, learner_config_dict=flags))
+    updates = [update_learner(config, "gaussian", 1, x) for x in (stock, learner)]
+    if "Own" not in reason:
+        assert_same_updates(*updates)
+    assert learner.triton_update.find_step().captured == {}
 
 
 # --- Several learners -------------------------------------------------------------------------------------------------
@@ -368,10 +385,10 @@ def update_share(rank, folder, ranks):
     config.learners(num_gpus_per_learner=1, local_gpu_idx=rank)
     stock = update_learner(config, "gaussian", 8, spread=0.3 + 0.1 * rank)
     learner = build_learner(enable_triton(config))
-    assert learner.describe_step() == "updates are captured"
+    assert learner.describe().endswith("; updates are captured")
     ours = update_learner(config, "gaussian", 8, learner=learner, spread=0.3 + 0.1 * rank)
     assert_same_updates(stock, ours, rtol=1e-2, atol=1e-3)
-    step = learner.find_step()
+    step = learner.triton_update.find_step()
     assert len(step.captured) == 1 and not step.reason, step.reason
     step.reset()
     torch.save(ours[1], f"{folder}/{rank}")
@@ -396,7 +413,7 @@ def test_training_on_two_gpus_is_that_of_rllib(private_ray):
     ray.init(num_cpus=4, num_gpus=2, include_dashboard=False)
     configs = [small_ppo().learners(num_learners=2, num_gpus_per_learner=1) for _ in range(2)]
     stock = train_algorithm(configs[0])
-    ours = train_algorithm(enable_triton(configs[1]), lambda learner: len(learner.find_step().captured))
+    ours = train_algorithm(enable_triton(configs[1]), lambda learner: len(learner.triton_update.find_step().captured))
     ray.shutdown()
     assert_same_training(stock, ours)
     assert ours[2] == [1, 1]

@@ -25,7 +25,7 @@ from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from recorded_graphs import allow_captures
 from small import small, train_algorithm
 from test_appo import make_config as make_appo
-from updates import POLICY, SPACES, assert_same_updates, draw_episodes, own_metrics, update_learner
+from updates import POLICY, SPACES, assert_same_updates, build_learner, draw_episodes, own_metrics, update_learner
 
 from benchmarks import files, varying_batches
 from rl_triton_adapters.rllib import TritonAPPOTorchLearner, TritonIMPALATorchLearner, enable_triton
@@ -69,49 +69,54 @@ def update_often(config, space, learner):
     ],
     ids=["impala-schedules", "impala-gaussian", "appo-schedules", "appo-kl"],
 )
-def test_updates_are_those_of_rllib(name, space, options, device, make_learner, monkeypatch):
+def test_updates_are_those_of_rllib(name, space, options, device, monkeypatch):
     if device == "cpu":
         allow_captures(monkeypatch)
     config = MAKE[name](space, **options).learners(num_gpus_per_learner=int(device == "cuda"))
-    stock = update_often(config, space, make_learner(config))
-    learner = make_learner(enable_triton(config))
-    assert learner.describe_step() == "updates are captured"
+    stock = update_often(config, space, build_learner(config))
+    learner = build_learner(enable_triton(config))
+    assert learner.describe().endswith("; updates are captured")
     assert_same_updates(stock, update_often(config, space, learner), **({} if device == "cpu" else {"rtol": 1e-2}))
-    step = learner.find_step()
+    step = learner.triton_update.find_step()
     assert len(step.captured) == 2 and step.reason == ""
-    assert learner._used_triton()
+    assert learner._used_estimator
 
 
 @pytest.mark.parametrize("name", MAKE)
-def test_a_learner_that_reads_metrics_finds_them(name, make_learner, monkeypatch):
+def test_a_learner_that_reads_metrics_finds_them(name, monkeypatch):
     allow_captures(monkeypatch)
     config, (stock_class, ours) = MAKE[name]("categorical"), LEARNERS[name]
     stock = update_often(
-        config, "categorical", make_learner(config.copy().learners(learner_class=own_metrics(stock_class)))
+        config, "categorical", build_learner(config.copy().learners(learner_class=own_metrics(stock_class)))
     )
-    learner = make_learner(enable_triton(config.learners(learner_class=own_metrics(ours))))
+    learner = build_learner(enable_triton(config.learners(learner_class=own_metrics(ours))))
     assert_same_updates(stock, update_often(config, "categorical", learner))
-    assert learner.find_step().captured
+    assert learner.triton_update.find_step().captured
 
 
 @pytest.mark.parametrize("name", MAKE)
-def test_it_has_a_flag(name, make_learner, monkeypatch):
+def test_it_has_a_flag(name, monkeypatch):
+    """Then V-Trace alone is ours."""
     allow_captures(monkeypatch)
-    off = {"rl_triton_captured_update": False}
-    learner = make_learner(enable_triton(MAKE[name]("categorical")).learners(learner_config_dict=off))
-    assert learner.describe_step() == "updates are not captured: switched off"
-    assert update_learner(MAKE[name]("categorical"), "categorical", learner=learner)[0][0][POLICY, "entropy"] > 0
-    assert not learner.find_step().captured
+    config = MAKE[name]("categorical")
+    stock = update_often(config, "categorical", build_learner(config))
+    off = {"rl_triton_update": False}
+    learner = build_learner(enable_triton(config.copy()).learners(learner_config_dict=off))
+    assert "; RLlib's loss of default_policy (TorchCategorical); updates are those of RLlib: switched off" in (
+        learner.describe()
+    )
+    assert_same_updates(stock, update_often(config, "categorical", learner))
+    assert not learner.triton_update.find_step().captured and learner._used_estimator
 
 
 @pytest.mark.parametrize("name", MAKE)
-def test_several_learners_are_not_captured(name, make_learner, monkeypatch):
+def test_several_learners_are_not_captured(name, monkeypatch):
     """A capture is several steps, in which a learner that has a graph for its batch takes no part."""
     allow_captures(monkeypatch)
-    learner = make_learner(enable_triton(MAKE[name]("categorical")))
-    assert learner.find_obstacle() == ""
+    learner = build_learner(enable_triton(MAKE[name]("categorical")))
+    assert learner.triton_update.find_obstacle() == ""
     learner.config = learner.config.copy(copy_frozen=False).learners(num_learners=2)
-    assert learner.find_obstacle() == "several learners have batches of different shapes"
+    assert learner.triton_update.find_obstacle() == "several learners have batches of different shapes"
 
 
 class HalvedGradients(IMPALATorchLearner):
@@ -132,26 +137,28 @@ class OwnLoss(DefaultPPOTorchRLModule, SelfSupervisedLossAPI):
         return loss
 
 
-@pytest.mark.parametrize("reason", ["compute_gradients is the learner's own", "a module has a loss of its own"])
-def test_steps_that_may_do_anything_are_not_captured(reason, make_learner, monkeypatch):
+@pytest.mark.parametrize(
+    "reason", ["HalvedGradients.compute_gradients is not RLlib's", "a module has a loss of its own"]
+)
+def test_steps_that_may_do_anything_are_not_captured(reason, monkeypatch):
     allow_captures(monkeypatch)
     config = make_impala("categorical")
-    if reason.startswith("compute"):
+    if reason.startswith("Halved"):
         config.learners(learner_class=BehindOurs)
     else:
         config.rl_module(rl_module_spec=RLModuleSpec(module_class=OwnLoss))
-    learner = make_learner(enable_triton(config))
-    assert learner.describe_step() == f"updates are not captured: {reason}"
+    learner = build_learner(enable_triton(config))
+    assert learner.describe().endswith(f"updates are accelerated without a graph: {reason}")
     update_learner(config, "categorical", learner=learner)
 
 
 @pytest.mark.parametrize("name", MAKE)
-def test_columns_that_are_no_tensors(name, make_learner, monkeypatch):
+def test_columns_that_are_no_tensors(name, monkeypatch):
     """RLlib leaves objects and text as they are; a step with them is made without a graph, and a warning says so."""
     allow_captures(monkeypatch)
     weights = []
     for config in (MAKE[name]("categorical"), enable_triton(MAKE[name]("categorical"))):
-        learner = make_learner(config)
+        learner = build_learner(config)
         episodes = draw_episodes("categorical")
         batch = learner._learner_connector(rl_module=learner.module, batch={}, episodes=episodes, shared_data={})
         columns = dict(batch[POLICY])
@@ -163,32 +170,32 @@ def test_columns_that_are_no_tensors(name, make_learner, monkeypatch):
                 Learner.update(learner, batch=MultiAgentBatch({POLICY: SampleBatch(dict(x))}, 99), timesteps={})
         weights.append(([], learner.module[POLICY].get_state(), None))
     assert_same_updates(*weights)
-    assert len(learner.find_step().captured) == 1
+    assert len(learner.triton_update.find_step().captured) == 1
 
 
 @pytest.mark.parametrize("device", ["cpu", GPU])
-def test_losses_outlast_the_next_update(device, make_learner, monkeypatch):
+def test_losses_outlast_the_next_update(device, monkeypatch):
     """RLlib keeps them until it reduces its metrics, after other updates, whose graphs share the memory."""
     if device == "cpu":
         allow_captures(monkeypatch)
     config = make_impala("categorical").learners(num_gpus_per_learner=int(device == "cuda"))
-    learner, losses, numbers = make_learner(enable_triton(config)), [], []
+    learner, losses, numbers = build_learner(enable_triton(config)), [], []
     for seed in range(3):
         given = {"rl_module": learner.module, "batch": {}, "episodes": draw_episodes("categorical", seed=seed)}
         columns = learner._learner_connector(**given, shared_data={})[POLICY]
         batch = {POLICY: {name: torch.as_tensor(x, device=device) for name, x in columns.items()}}
         losses.append(learner._update(batch)[1][POLICY])
         numbers.append(losses[-1].item())
-    assert learner.find_step().captured
+    assert learner.triton_update.find_step().captured
     assert [loss.item() for loss in losses] == numbers and len(set(numbers)) == 3
 
 
-def test_a_state_is_set_after_a_capture(make_learner, monkeypatch):
+def test_a_state_is_set_after_a_capture(monkeypatch):
     """As a restored checkpoint's by the main thread: the capture would put back what was there before."""
     allow_captures(monkeypatch)
     config = make_impala("categorical")
-    learner = make_learner(enable_triton(config))
-    saved, step, answers = learner.get_state(), learner.find_step(), []
+    learner = build_learner(enable_triton(config))
+    saved, step, answers = learner.get_state(), learner.triton_update.find_step(), []
     saved["rl_module"][POLICY] = {name: weight + 1 for name, weight in saved["rl_module"][POLICY].items()}
     update = step.function
     with ThreadPoolExecutor(1) as pool:
@@ -204,21 +211,6 @@ def test_a_state_is_set_after_a_capture(make_learner, monkeypatch):
     assert step.captured
     for name, weight in learner.module[POLICY].get_state().items():
         np.testing.assert_allclose(weight, saved["rl_module"][POLICY][name], atol=1.1 * config.lr)  # a step follows
-
-
-def test_other_threads_log_while_a_step_is_captured(make_learner, monkeypatch):
-    """RLlib's main thread does, while the learner's thread makes the updates."""
-    allow_captures(monkeypatch)
-    learner = make_learner(enable_triton(make_impala("categorical")))
-    metrics = learner.metrics
-    with learner._give({}), ThreadPoolExecutor(1) as pool:
-        pool.submit(lambda: learner.metrics.log_value("other", 3, window=1)).result()
-        assert metrics.peek("other") == 3
-        pool.submit(lambda: learner.metrics.log_dict({(POLICY, "both"): 5}, window=1)).result()
-        assert metrics.peek((POLICY, "both")) == 5
-        with pytest.raises(TypeError, match="metric 'other' of a captured step"):
-            learner.metrics.log_value("other", 4, window=1)
-    assert learner.metrics is metrics
 
 
 @pytest.mark.gpu
@@ -253,5 +245,5 @@ def test_a_training_replays_all_but_the_first_update_of_a_size(private_ray, monk
 
 def describe_captures(learner):
     """Why its steps are not captured, if they are not, and how many shapes of batches have graphs."""
-    step = learner.find_step()
+    step = learner.triton_update.find_step()
     return {"reason": step.reason, "graphs": len(step.captured), "warned": sorted(step.warned)}

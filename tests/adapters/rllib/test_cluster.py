@@ -11,8 +11,7 @@ import ray
 from ray.cluster_utils import Cluster
 from small import assert_same_training, name_of_piece, node_of, small_ppo, train_algorithm
 
-from rl_triton_adapters import rllib as adapter
-from rl_triton_adapters.rllib import enable_triton
+from rl_triton_adapters.rllib import enable_triton, gae
 
 ROOM = {"room_for_a_learner": 1}
 
@@ -32,13 +31,13 @@ def two_nodes(private_ray):
 
 def count_calls(learner):
     """From now on, a learner counts the estimator's calls in its process."""
-    learner.calls, compute_gae = 0, adapter.compute_gae
+    learner.calls, compute_gae = 0, gae.compute_gae
 
     def counted(*args, **kwargs):
         learner.calls += 1
         return compute_gae(*args, **kwargs)
 
-    adapter.compute_gae = counted
+    gae.compute_gae = counted
 
 
 def calls_of(learner):

@@ -37,15 +37,10 @@ from updates import (
     update_learner,
 )
 
-from rl_triton_adapters import _rllib_updates
 from rl_triton_adapters._optimizers import fuse_optimizer, is_fused, set_fused
-from rl_triton_adapters._rllib_updates import (
-    BatchCycle,
-    SlicedMinibatches,
-    can_slice_minibatches,
-    clip_gradients_at_once,
-)
-from rl_triton_adapters.rllib import TritonPPOTorchLearner, enable_triton
+from rl_triton_adapters.rllib import TritonPPOTorchLearner, enable_triton, loss
+from rl_triton_adapters.rllib.minibatches import BatchCycle, can_slice_minibatches, slice_minibatches
+from rl_triton_adapters.rllib.update import clip_gradients_at_once
 
 OPTIONS = {
     "train_batch_size_per_learner": 100,
@@ -57,7 +52,6 @@ OPTIONS = {
     "kl_coeff": 0.3,
     "grad_clip": 0.5,
 }
-PARTS = ("fused_loss", "deferred_metrics", "sliced_minibatches", "fused_optimizer")
 
 
 def make_config(space, **options):
@@ -83,24 +77,21 @@ def test_updates_are_those_of_rllib(space, options):
     config = make_config(space, **options)
     stock = update_learner(config, space)
     learner = build_learner(enable_triton(config))
-    assert learner.describe_losses() == "the fused loss of default_policy"
+    assert "; the fused loss of default_policy; " in learner.describe()
     assert_same_updates(stock, update_learner(config, space, learner=learner))
 
 
-@pytest.mark.parametrize("off", [None, *PARTS])
-def test_each_part_is_off_by_its_own_flag(off, monkeypatch):
+@pytest.mark.parametrize("on", [True, False])
+def test_an_update_has_a_flag(on, monkeypatch):
     config = make_config("categorical")
     stock = update_learner(config, "categorical")
-    flags = {} if off is None else {f"rl_triton_{off}": False}
-    learner = build_learner(enable_triton(config).learners(learner_config_dict=flags))
+    learner = build_learner(enable_triton(config).learners(learner_config_dict={"rl_triton_update": on}))
     slices = count_calls(monkeypatch, BatchCycle, "draw_minibatch")
-    losses = count_calls(monkeypatch, _rllib_updates, "categorical_ppo_loss")
+    losses = count_calls(monkeypatch, loss, "categorical_ppo_loss")
     logs = count_calls(monkeypatch, learner.metrics, "log_dict")
     assert_same_updates(stock, update_learner(config, "categorical", learner=learner))
-    assert bool(slices) == (off != "sliced_minibatches")
-    assert bool(losses) == (off != "fused_loss")
-    assert (len(logs) > 4) == (off in ("fused_loss", "deferred_metrics"))
-    assert is_fused(learner.get_optimizer()) == (off != "fused_optimizer")
+    assert bool(slices) == bool(losses) == is_fused(learner.get_optimizer()) == on
+    assert (len(logs) > 4) == (not on)
 
 
 class OwnModule(DefaultPPOTorchRLModule):
@@ -114,7 +105,7 @@ def test_another_distribution_has_the_loss_of_rllib():
     config = make_config("gaussian").rl_module(rl_module_spec=RLModuleSpec(module_class=OwnModule))
     stock = update_learner(config, "gaussian")
     learner = build_learner(enable_triton(config))
-    assert learner.describe_losses() == "RLlib's loss of default_policy (OwnGaussian)"
+    assert "; RLlib's loss of default_policy (OwnGaussian); " in learner.describe()
     assert_same_updates(stock, update_learner(config, "gaussian", learner=learner))
 
 
@@ -132,10 +123,8 @@ def test_a_loss_of_ones_own_may_call_the_fused_one(make_own):
     config = make_config("gaussian")
     stock = update_learner(config.copy().learners(learner_class=make_own(PPOTorchLearner)), "gaussian")
     learner = build_learner(enable_triton(config.learners(learner_class=make_own(TritonPPOTorchLearner))))
-    fused = "the fused loss of default_policy"
-    assert learner.describe_losses() == (
-        fused if make_own is own_metrics else "the loss of Own, which may call the fused one"
-    )
+    own = "Own.compute_loss_for_module, which may call " if make_own is own_loss else ""
+    assert f"; {own}the fused loss of default_policy; " in learner.describe()
     assert_same_updates(stock, update_learner(config, "gaussian", learner=learner))
 
 
@@ -178,7 +167,7 @@ def test_several_categoricals_are_rllibs_own(kind, fused):
     module = types.SimpleNamespace(action_space=SPACES["several categorical"])
     module.get_inference_action_dist_cls = module.get_train_action_dist_cls = lambda: kind
     module.get_exploration_action_dist_cls = lambda: kind
-    assert (_rllib_updates.describe_head(module) is not None) == fused
+    assert (loss.describe_head(module) is not None) == fused
 
 
 # --- Minibatches ------------------------------------------------------------------------------------------------------
@@ -192,9 +181,9 @@ def draw_minibatches(iterator_class, counts, **options):
     }
     np.random.seed(1)  # noqa: NPY002
     iterator = MiniBatchCyclicIterator(MultiAgentBatch(batches, env_steps=sum(counts.values())), **options)
-    if iterator_class is SlicedMinibatches:
+    if iterator_class is slice_minibatches:
         assert can_slice_minibatches(iterator)
-        iterator = SlicedMinibatches(iterator)
+        iterator = slice_minibatches(iterator)
     found = [(x.env_steps(), {name: dict(batch) for name, batch in x.policy_batches.items()}) for x in iterator]
     return found, np.random.random()  # noqa: NPY002
 
@@ -212,7 +201,7 @@ def draw_minibatches(iterator_class, counts, **options):
 def test_minibatches_are_those_of_rllib(minibatch_size, options):
     counts, options = {"a": 10, "b": 7}, {"minibatch_size": minibatch_size, **options}
     stock = draw_minibatches(MiniBatchCyclicIterator, counts, **options)
-    ours = draw_minibatches(SlicedMinibatches, counts, **options)
+    ours = draw_minibatches(slice_minibatches, counts, **options)
     torch.testing.assert_close(ours[0], stock[0], rtol=0, atol=0)
     assert ours[1] == stock[1]
 
@@ -220,7 +209,7 @@ def test_minibatches_are_those_of_rllib(minibatch_size, options):
 @pytest.mark.parametrize("share", [False, True])
 def test_minibatches_are_copies_unless_they_may_be_shared(share):
     batch = MultiAgentBatch({"a": SampleBatch({"row": torch.arange(6)})}, env_steps=6)
-    minibatches = iter(SlicedMinibatches(MiniBatchCyclicIterator(batch, minibatch_size=2, num_epochs=1), lambda: share))
+    minibatches = iter(slice_minibatches(MiniBatchCyclicIterator(batch, minibatch_size=2, num_epochs=1), lambda: share))
     before = batch.policy_batches["a"]["row"].clone()
     next(minibatches).policy_batches["a"]["row"].zero_()
     assert torch.equal(batch.policy_batches["a"]["row"].sort().values, before.sort().values) != share

@@ -17,10 +17,15 @@ TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 """Of float32 sums in another order, after a dozen steps of Adam."""
 
 
+LEARNERS = []
+"""Their threads end with the test."""
+
+
 def build_learner(config):
     """A learner with weights that depend on nothing else."""
     torch.manual_seed(0)
-    return config.build_learner(env=None)
+    LEARNERS.append(config.build_learner(env=gym.make(config.env) if isinstance(config.env, str) else None))
+    return LEARNERS[-1]
 
 
 def draw_episodes(space, lengths=(30, 40, 29), seed=0, spread=0.3):

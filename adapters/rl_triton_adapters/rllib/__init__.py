@@ -1,0 +1,40 @@
+"""RLlib: learners of PPO, IMPALA and APPO that compute advantages and value targets with `rl_triton_core`.
+
+One call turns them on, before the algorithm is built, and one flag off again:
+
+    config = enable_triton(PPOConfig().environment("CartPole-v1"))
+    config.learners(learner_config_dict={"rl_triton": False})
+
+For PPO a piece of the learner's connector pipeline is replaced while the pipeline runs; for IMPALA and APPO the
+function `vtrace_torch`, in the learner's loss and nowhere else. An update takes less time than RLlib's, see `Update`.
+Tensors stay where they are. All else is RLlib's own.
+A learner compiles what it needs when it is built, logs one line that says what it computes with, and says in the metric
+"rl_triton" of every update whether its advantages or V-Trace were ours.
+"""
+
+try:
+    from rl_triton_adapters.rllib.check import check_ray
+    from rl_triton_adapters.rllib.config import check_learners, enable_triton
+    from rl_triton_adapters.rllib.gae import TritonGeneralAdvantageEstimation
+    from rl_triton_adapters.rllib.learners import (
+        TritonAPPOTorchLearner,
+        TritonIMPALATorchLearner,
+        TritonPPOTorchLearner,
+    )
+    from rl_triton_adapters.rllib.v_trace import vtrace
+except ImportError as error:
+    raise ImportError(
+        "rl_triton_adapters.rllib needs RLlib 2.56 or newer, which could not be imported: "
+        "pip install rl-triton-core[rllib]"
+    ) from error
+
+__all__ = [
+    "TritonAPPOTorchLearner",
+    "TritonGeneralAdvantageEstimation",
+    "TritonIMPALATorchLearner",
+    "TritonPPOTorchLearner",
+    "check_learners",
+    "check_ray",
+    "enable_triton",
+    "vtrace",
+]

@@ -1,0 +1,120 @@
+"""The call that lets an algorithm's learners compute with `rl_triton_core`, and the check that they do."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.utils import force_list
+
+from rl_triton_adapters.rllib.check import check_ray, read_flags
+from rl_triton_adapters.rllib.learners import LEARNERS, TritonLearner, TritonPPOTorchLearner
+
+Config = TypeVar("Config", bound=AlgorithmConfig)
+KNOWN_CONFIGS = "a PPOConfig, IMPALAConfig or APPOConfig"
+
+
+def enable_triton(config: Config, *, masked_statistics: bool | None = None, backend: str | None = None) -> Config:
+    """Let an algorithm's learners compute with `rl_triton_core`.
+
+    Sets `learner_class` and the flags in `learner_config_dict` that docs/rllib.md lists. Entries that are there already
+    stay, unless an argument says otherwise. Adds `check_learners` to the callbacks `on_algorithm_init`. Call it before
+    the algorithm is built.
+
+    Args:
+        config: Config of PPO, IMPALA or APPO, on the new API stack; changed in place.
+        masked_statistics: Whether PPO standardises advantages over real steps alone. RLlib's own statistics count the
+            extra slot of each episode too. None keeps what the config says, which is False by default.
+        backend: Name of a backend of `rl_triton_core`. None keeps what the config says, which by default is that the
+            learner's device decides.
+
+    Returns:
+        The same config.
+
+    Raises:
+        TypeError: The algorithm is another one, or has a learner class that does not derive from one of this module; a
+            flag is no bool.
+        ValueError: The config is for the old API stack, or asks for masked statistics without having any; there is no
+            such backend, or an entry of `learner_config_dict` looks like a flag of this module and is none.
+        RuntimeError: The installed Ray is too old, or does not compute what this adapter was written for.
+    """
+    check_ray()
+    learner_class = choose_learner_class(config)
+    if not config.enable_rl_module_and_learner:
+        raise ValueError("config: got enable_rl_module_and_learner=False, expected the new API stack")
+    arguments = {"rl_triton_masked_statistics": masked_statistics, "rl_triton_backend": backend}
+    given = {name: value for name, value in arguments.items() if value is not None}
+    flags = read_flags({**config.learner_config_dict, **given})
+    if flags.rl_triton_masked_statistics and not issubclass(learner_class, TritonPPOTorchLearner):
+        raise ValueError(f"masked_statistics: got True for {type(config).__name__}, expected it for PPO alone")
+    config.learners(learner_class=learner_class, learner_config_dict=flags._asdict())
+    callbacks = force_list(config.callbacks_on_algorithm_init)
+    if check_learners not in callbacks:
+        config.callbacks(on_algorithm_init=[*callbacks, check_learners])
+    return config
+
+
+def choose_learner_class(config: Any) -> type:
+    """The learner class for a config: its own if it derives from one of ours, else ours in the place of RLlib's."""
+    if not isinstance(config, AlgorithmConfig):
+        raise TypeError(f"config: got {type(config).__name__}, expected {KNOWN_CONFIGS}")
+    current = config.learner_class
+    bases = current.__mro__ if isinstance(current, type) else ()
+    stock = next((base for base in bases if base in LEARNERS), None)
+    if stock is None:
+        raise TypeError(
+            f"config: got {type(config).__name__} with the learner {getattr(current, '__name__', current)}, which has "
+            f"nothing to replace, expected {KNOWN_CONFIGS}. Leave the call out; for MARWIL, see docs/rllib.md"
+        )
+    ours = LEARNERS[stock]
+    if current is not stock and ours not in bases:
+        raise TypeError(
+            f"learner_class: got {current.__name__}, expected it to derive from {ours.__name__}: "
+            f"{suggest_learner_class(current)}"
+        )
+    return ours if current is stock else current
+
+
+def suggest_learner_class(learner_class: type) -> str:
+    """The line that makes a learner class of the user's one that computes with `rl_triton_core`."""
+    ours = next((LEARNERS[base].__name__ for base in learner_class.__mro__ if base in LEARNERS), "one of ours")
+    return f"class Mine({learner_class.__name__}, {ours}): pass"
+
+
+def check_learners(algorithm: Any, **kwargs: Any) -> None:
+    """Check that every learner of an algorithm is one of ours, unless the flag "rl_triton" is False.
+
+    Algorithms of a config that `enable_triton` changed run it when they are built, as a callback `on_algorithm_init`.
+    Learners log there what they compute with.
+
+    Args:
+        algorithm: Algorithm that was built.
+        **kwargs: Not read; RLlib passes more to its callbacks.
+
+    Raises:
+        RuntimeError: Some learner is RLlib's own, for instance because `learner_class` was set after `enable_triton`,
+            or has a `build` that does not call ours.
+    """
+    if not read_flags(algorithm.config.learner_config_dict).rl_triton:
+        return
+    advices = [answer.get() for answer in algorithm.learner_group.foreach_learner(advise_learner)]
+    wrong = [advice for advice in advices if advice]
+    if wrong:
+        raise RuntimeError(
+            f"rl_triton: {len(wrong)} of {len(advices)} learners compute with RLlib's own: {wrong[0]}; "
+            'learner_config_dict={"rl_triton": False} keeps RLlib\'s own'
+        )
+
+
+def advise_learner(learner: Any) -> str:
+    """What makes a learner one of ours; empty if it is one, which then logs what it computes with."""
+    learner_class = learner.config.learner_class  # a remote learner's own type is a wrapper that Ray makes
+    if not isinstance(learner, TritonLearner):
+        line = suggest_learner_class(learner_class)
+        expected = f"one that derives from ours: {line}. Set learner_class before enable_triton"
+    elif not learner.uses_triton:
+        expected = "its build() to call super().build()"
+    else:
+        learner.log_description()
+        return ""
+    return f"got {learner_class.__name__}, expected {expected}"

@@ -1,0 +1,170 @@
+"""PPO's advantages and value targets, and the piece of a learner's connector pipeline that computes them."""
+
+# mypy: allow-subclassing-any
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from ray.rllib.connectors.learner import GeneralAdvantageEstimation
+from ray.rllib.core.columns import Columns
+from ray.rllib.core.rl_module.apis.value_function_api import ValueFunctionAPI
+from ray.rllib.evaluation.postprocessing import Postprocessing
+from torch import Tensor
+
+from rl_triton_core import compute_gae, normalize_advantages, warm_up
+
+
+class TritonGeneralAdvantageEstimation(GeneralAdvantageEstimation):
+    """`GeneralAdvantageEstimation` with the numbers of `rl_triton_core.compute_gae`, for every module in the batch.
+
+        δ[t] = r[t] + γ·V[t+1] − V[t]          r[t] − V[t] where terminateds[t]
+        A[t] = δ[t] + γλ·A[t+1]                δ[t] where terminateds[t] or truncateds[t]
+        value_targets[t] = A[t] + V[t]
+        advantages[t] = (A[t] − μ) / max(σ, 1e-4)
+
+    t counts slots: the steps of each episode, end to end, with an extra slot behind them that holds the bootstrap
+    value. V is 0 behind the last one. As in RLlib, extra slots carry the advantage of the episode that follows, and μ
+    and σ count them, unless `masked_statistics` are asked for.
+
+    Args:
+        input_observation_space: Observation space of the environment, for RLlib's base class.
+        input_action_space: Action space of the environment, for RLlib's base class.
+        gamma: Discount γ per step.
+        lambda_: λ in [0, 1].
+        masked_statistics: Whether μ and σ are those of real steps, "loss_mask"; other advantages are then 0.
+        backend: Name of a backend of `rl_triton_core`; None chooses by the tensors' device.
+    """
+
+    def __init__(
+        self,
+        input_observation_space: Any = None,
+        input_action_space: Any = None,
+        *,
+        gamma: float,
+        lambda_: float,
+        masked_statistics: bool = False,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(input_observation_space, input_action_space, gamma=gamma, lambda_=lambda_)
+        self.masked_statistics, self.backend = masked_statistics, backend
+
+    @torch.no_grad()
+    def __call__(self, *, rl_module: Any, episodes: Any, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """Add the columns "advantages" and "value_targets" to the batch of every module that has a value function.
+
+        Columns are [slots] or, for stateful modules, [rows, max_seq_len] with "seq_lens". Episodes are not read: the
+        batch says where they end.
+        """
+
+        def add_columns(module_id: str, module: Any) -> None:
+            if module_id in batch and isinstance(module, ValueFunctionAPI):
+                columns = batch[module_id]
+                values, expected = module.compute_values(columns), tuple(columns[Columns.REWARDS].shape)
+                if values.shape != expected:
+                    raise ValueError(
+                        f"compute_values of module {module_id!r}: got shape {tuple(values.shape)}, expected "
+                        f"{expected}, one value per slot"
+                    )
+                columns.update(self._compute_columns(columns, values, module.is_stateful()))
+
+        rl_module.foreach_module(add_columns)
+        return batch
+
+    def _compute_columns(self, columns: dict[str, Any], values: Tensor, is_padded: bool) -> dict[str, Tensor]:
+        seq_lens = columns[Columns.SEQ_LENS] if is_padded else None
+        advantages, value_targets = compute_gae_of_slots(
+            columns, values, seq_lens, gamma=self.gamma, lambda_=self.lambda_, backend=self.backend
+        )
+        in_use = None if seq_lens is None else mask_padding(seq_lens, values)
+        standardised = normalize_advantages(
+            advantages,
+            torch.as_tensor(columns[Columns.LOSS_MASK], device=values.device) if self.masked_statistics else in_use,
+            backend=self.backend,
+            **STANDARDISED,
+        )
+        return {Postprocessing.ADVANTAGES: standardised.float(), Postprocessing.VALUE_TARGETS: value_targets.float()}
+
+
+TritonGeneralAdvantageEstimation.__name__ = GeneralAdvantageEstimation.__name__
+"""By which RLlib finds pieces and names their timers."""
+STANDARDISED: dict[str, Any] = {"correction": 0, "epsilon": 1e-4, "epsilon_mode": "floor"}
+
+
+def is_ours(piece: Any) -> bool:
+    """Whether a piece computes advantages with `rl_triton_core`."""
+    return isinstance(piece, TritonGeneralAdvantageEstimation)
+
+
+@contextmanager
+def replace_pieces(pieces: list[Any], choose: Callable[[Any], Any]) -> Iterator[None]:
+    """Within the context, what is chosen for each piece of a pipeline stands in its place; other changes stay."""
+    chosen = [*map(choose, pieces)]
+    replaced = dict(zip(map(id, chosen), pieces, strict=True))
+    pieces[:] = chosen
+    try:
+        yield
+    finally:
+        pieces[:] = [replaced.get(id(piece), piece) for piece in pieces]
+
+
+def compute_gae_of_slots(
+    columns: Mapping[str, Any],
+    values: Tensor,
+    seq_lens: Tensor | None = None,
+    *,
+    gamma: float,
+    lambda_: float,
+    backend: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Compute advantages, not standardised, and value targets of all slots, in one call.
+
+    Values are [slots], or [rows, max_seq_len] with `seq_lens`, the numbers of slots in use, at least one; rows continue
+    each other. Columns are shaped like them, tensors or arrays of NumPy, and so are the results, 0 in the padding.
+    """
+
+    def as_row(column: Any) -> Tensor:  # slots are the steps of one environment
+        return torch.as_tensor(column, device=values.device).reshape(1, -1)
+
+    rewards = as_row(columns[Columns.REWARDS])
+    advantages, value_targets = compute_gae(
+        rewards if rewards.is_floating_point() else rewards.to(values.dtype),
+        as_row(values),
+        as_row(columns[Columns.TERMINATEDS]),
+        as_row(columns[Columns.TRUNCATEDS]),
+        next_values=as_row(shift_values(values, seq_lens)),
+        mask=None if seq_lens is None else as_row(mask_padding(seq_lens, values)),
+        gamma=gamma,
+        lambda_=lambda_,
+        backend=backend,
+    )
+    assert advantages is not None and value_targets is not None
+    return advantages.view_as(values), value_targets.view_as(values)
+
+
+def mask_padding(seq_lens: Tensor, values: Tensor) -> Tensor:
+    """Say which slots of padded rows are in use, shaped like the values, [rows, max_seq_len]."""
+    return torch.arange(values.shape[1], device=seq_lens.device) < seq_lens[:, None]
+
+
+def shift_values(values: Tensor, seq_lens: Tensor | None = None) -> Tensor:
+    """Take the value of the next slot for each slot, 0 after the last one, anything in the padding."""
+    next_values = torch.cat([values.flatten()[1:], values.new_zeros(1)]).view(values.shape)
+    if seq_lens is None:
+        return next_values
+    next_row = torch.cat([values[1:, 0], values.new_zeros(1)])
+    return next_values.scatter(1, (seq_lens.long() - 1)[:, None], next_row[:, None])
+
+
+def warm_up_gae(piece: TritonGeneralAdvantageEstimation, module: Any, num_slots: int, device: Any) -> None:
+    """Compile what a piece needs for a module with batches of this size."""
+    if isinstance(module, ValueFunctionAPI):
+        options: dict[str, Any] = {"backend": piece.backend, "device": device}
+        padding = ["mask"] if module.is_stateful() else []
+        tensors = ["terminated", "truncated", "next_values", *padding]
+        warm_up("compute_gae", (1, num_slots), tensors=tensors, gamma=piece.gamma, lambda_=piece.lambda_, **options)
+        mask = ["mask"] if piece.masked_statistics else padding
+        warm_up("normalize_advantages", (num_slots,), tensors=mask, **options, **STANDARDISED)

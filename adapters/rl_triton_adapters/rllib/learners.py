@@ -1,0 +1,242 @@
+"""The learners: RLlib's, whose methods leave advantages, V-Trace and updates to ours."""
+
+# mypy: allow-subclassing-any
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import wraps
+from typing import Any, ClassVar
+
+from ray.rllib.algorithms.appo.torch.appo_torch_learner import APPOTorchLearner
+from ray.rllib.algorithms.impala.torch.impala_torch_learner import IMPALATorchLearner
+from ray.rllib.algorithms.impala.torch.vtrace_torch_v2 import vtrace_torch
+from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
+from ray.rllib.connectors.learner import GeneralAdvantageEstimation
+from ray.rllib.core.learner.torch.torch_learner import TorchLearner
+from ray.rllib.utils.metrics import ALL_MODULES
+from ray.rllib.utils.torch_utils import clip_gradients
+from torch import Tensor
+
+from rl_triton_adapters.rllib.check import check_ray, read_flags
+from rl_triton_adapters.rllib.gae import TritonGeneralAdvantageEstimation, is_ours, replace_pieces, warm_up_gae
+from rl_triton_adapters.rllib.loss import FusedAPPOLoss, FusedLoss
+from rl_triton_adapters.rllib.update import LOSS, LOSSES, Update, clip_gradients_at_once, find_own_method, logger
+from rl_triton_adapters.rllib.v_trace import replace_vtrace, vtrace, warm_up_vtrace
+from rl_triton_core.capture import hold_captures, use_capture_stream
+
+METRIC = "rl_triton"
+"""1 in the results of an update, under "__all_modules__", if all learners computed advantages or V-Trace with ours."""
+
+
+def hold_captures_in(name: str) -> Callable[..., Any]:
+    """A method of `TritonLearner` that is that of the learner behind it, while no step is captured.
+
+    A capture makes steps and takes them back, and other threads than the learner's read and set its state.
+    """
+
+    @wraps(getattr(TorchLearner, name))
+    def call_method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with hold_captures():
+            return getattr(super(TritonLearner, self), name)(*args, **kwargs)
+
+    return call_method
+
+
+class TritonLearner(TorchLearner):
+    """What our learners have in common: put it in front of one of RLlib's.
+
+    Attributes:
+        triton_update: Makes the steps of an update.
+        uses_triton: Whether it computes with `rl_triton_core` what is not its own: it is switched on, and was built.
+    """
+
+    has_varying_batches: ClassVar[bool] = False
+    """Whether batches have as many slots as their episodes make them, so that each learner has shapes of its own."""
+    max_graphs: ClassVar[int] = 32
+    """How many shapes of batches have a graph."""
+    loss_class: ClassVar[type[FusedLoss] | None] = None
+    """What computes losses in one pass over the minibatch."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._flags = flags = read_flags(self.config.learner_config_dict)
+        self.uses_triton = self._is_described = self._used_estimator = False
+        self._stock_loss = super().compute_loss_for_module
+        loss, is_wanted = None, flags.rl_triton and flags.rl_triton_update
+        if is_wanted and self.loss_class and not find_own_method(type(self), LOSS, behind=TritonLearner):
+            loss = self.loss_class(self, flags.rl_triton_backend)
+        self.triton_update = Update(self, is_wanted, loss)
+
+    def build(self) -> None:
+        """Build the learner, and compile what it needs.
+
+        Raises:
+            RuntimeError: The installed Ray is not one that `check_ray` accepts.
+            BackendUnavailableError: The backend asked for cannot run on the learner's device.
+        """
+        if self._flags.rl_triton:
+            check_ray()
+        super().build()
+        if self._flags.rl_triton:  # an error in a loss ends IMPALA's learner thread, and the algorithm waits for it
+            self.uses_triton = True
+            for name, module in self.module.items():
+                self._warm_up(module.unwrapped())
+                if self.triton_update.loss is not None:
+                    self.triton_update.loss.warm_up(name)
+
+    def describe(self) -> str:
+        """What this learner, which is built, computes with, in words."""
+        what = f"{self.config.learner_class.__name__} computes {self._describe_estimator()}, on {self._device}"
+        return f"{what}; {self.triton_update.describe()}"
+
+    def log_description(self) -> None:
+        """Log it, once."""
+        if not self._is_described:
+            logger.info("%s", self.describe())
+            self._is_described = True
+
+    def _name_backend(self) -> str:
+        return f"rl_triton_core, backend {self._flags.rl_triton_backend or 'that of the device'}"
+
+    # -- methods of RLlib's learner ------------------------------------------------------------------------------------
+
+    def compute_loss_for_module(self, *, module_id: str, **kwargs: Any) -> Tensor:
+        """The loss of one module, with arguments and numbers of RLlib's."""
+        fused = self.triton_update.loss
+        compute = self._stock_loss if fused is None or fused.find_head(module_id) is None else fused.compute
+        loss: Tensor = compute(module_id=module_id, **kwargs)
+        return loss
+
+    def _create_iterator_if_necessary(self, **kwargs: Any) -> Any:
+        iterator = super()._create_iterator_if_necessary(**kwargs)
+        self.log_description()  # not in `build`, since a class in front of this one may still change the pipeline
+        yield from self.triton_update.iterate(iterator)
+        self.metrics.log_value((ALL_MODULES, METRIC), float(self._used_estimator), window=1)
+
+    def _update(self, batch: dict[str, Any]) -> Any:
+        return self.triton_update.make_step(batch, super()._update)
+
+    def _get_clip_function(self) -> Any:
+        clip = super()._get_clip_function()
+        return clip_gradients_at_once if self.triton_update.is_wanted and clip is clip_gradients else clip
+
+    def _use_capture_stream(self) -> AbstractContextManager[None]:
+        """Where the modules of several learners are made, so that their gradients can be averaged in a graph."""
+        is_averaged = self.config.num_learners > 1 and not self.has_varying_batches
+        return use_capture_stream(self._device if self.triton_update.is_wanted and is_averaged else "cpu")
+
+    def _make_modules_ddp_if_necessary(self) -> None:
+        with self._use_capture_stream():
+            super()._make_modules_ddp_if_necessary()
+
+    def add_module(self, **kwargs: Any) -> Any:
+        """Add a module, with arguments and results of RLlib's, whose gradients can be averaged in a graph."""
+        with self._use_capture_stream():  # which holds captures
+            return super().add_module(**kwargs)
+
+    remove_module = hold_captures_in("remove_module")
+    get_state, set_state = hold_captures_in("get_state"), hold_captures_in("set_state")
+    save_to_path, restore_from_path = hold_captures_in("save_to_path"), hold_captures_in("restore_from_path")
+
+
+class TritonPPOTorchLearner(TritonLearner, PPOTorchLearner):
+    """`PPOTorchLearner` with our advantages in the place of RLlib's, and with updates that cost less.
+
+    Its pipeline is RLlib's, and may be changed like RLlib's: a `GeneralAdvantageEstimation` that is in it is replaced
+    while the pipeline runs. Derive from it to have a learner of your own. Its flags are entries of
+    `learner_config_dict`, see `enable_triton`.
+    """
+
+    loss_class = FusedLoss
+
+    def find_estimator(self) -> Any:
+        """The piece of the pipeline that has the last word on advantages; None if none is known."""
+        pieces = [x for x in self._list_pieces() if isinstance(x, GeneralAdvantageEstimation)]
+        return self._choose_piece(pieces[-1]) if pieces else None
+
+    def _list_pieces(self) -> list[Any]:
+        return [] if self._learner_connector is None else self._learner_connector.connectors
+
+    def _choose_piece(self, piece: Any) -> Any:
+        """Ours in the place of one that is RLlib's, any other as it is: a class derived from it is the user's."""
+        if not self.uses_triton or type(piece) is not GeneralAdvantageEstimation:
+            return piece
+        masked, backend = self._flags.rl_triton_masked_statistics, self._flags.rl_triton_backend
+        numbers = {"gamma": piece.gamma, "lambda_": piece.lambda_}
+        return TritonGeneralAdvantageEstimation(**numbers, masked_statistics=masked, backend=backend)
+
+    def _describe_estimator(self) -> str:
+        piece = self.find_estimator()
+        if piece is None:
+            return "advantages without GeneralAdvantageEstimation"
+        who = "RLlib" if type(piece) is GeneralAdvantageEstimation else type(piece).__name__
+        return f"advantages with {self._name_backend() if is_ours(piece) else who}"
+
+    def _warm_up(self, module: Any) -> None:
+        piece = self.find_estimator()
+        if is_ours(piece):
+            warm_up_gae(piece, module, self.config.train_batch_size_per_learner, self._device)
+
+    def _make_batch_if_necessary(self, training_data: Any) -> Any:
+        """Run the pipeline with our piece where RLlib's stands, if there are episodes."""
+        self._used_estimator = training_data.episodes is not None and is_ours(self.find_estimator())
+        with replace_pieces(self._list_pieces(), self._choose_piece):
+            return super()._make_batch_if_necessary(training_data=training_data)
+
+
+class TritonVTraceLearner(TritonLearner):
+    """The loss of the learner behind it, with our V-Trace."""
+
+    has_varying_batches = True
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if self._flags.rl_triton and not find_own_method(type(self), LOSS, behind=TritonLearner):
+            self._stock_loss = replace_vtrace(self._stock_loss, self.compute_vtrace)
+
+    def _describe_estimator(self) -> str:
+        own = find_own_method(type(self), LOSSES)
+        who = self._name_backend() if self.uses_triton else "RLlib"
+        return f"V-Trace with {who}" + f", where {own} asks for it" * bool(own)
+
+    def _warm_up(self, module: Any) -> None:
+        num_slots = self.config.minibatch_size or self.config.train_batch_size_per_learner
+        length = self.config.get_rollout_fragment_length()
+        if module.is_stateful():
+            length = module.model_config["max_seq_len"]
+        shape = math.ceil(num_slots / length), length
+        warm_up_vtrace(self.config, shape, device=self._device, backend=self._flags.rl_triton_backend)
+
+    def compute_vtrace(self, **arguments: Any) -> tuple[Tensor, Tensor]:
+        """Compute V-Trace as the flags say, in a loss of your own: call it where you called `vtrace_torch`.
+
+        Args:
+            **arguments: Arguments of `vtrace_torch`.
+
+        Returns:
+            vs and pg_advantages, [T, B].
+        """
+        if not self._flags.rl_triton:
+            return vtrace_torch(**arguments)  # type: ignore[no-any-return]
+        self._used_estimator = True  # and in later updates, whose graphs call nothing
+        return vtrace(**arguments, backend=self._flags.rl_triton_backend)
+
+
+class TritonIMPALATorchLearner(TritonVTraceLearner, IMPALATorchLearner):
+    """`IMPALATorchLearner` with our V-Trace. Derive from it to have a learner of your own."""
+
+
+class TritonAPPOTorchLearner(TritonVTraceLearner, APPOTorchLearner):
+    """`APPOTorchLearner` with our V-Trace and loss. Derive from it to have a learner of your own."""
+
+    loss_class = FusedAPPOLoss
+
+
+LEARNERS = {
+    PPOTorchLearner: TritonPPOTorchLearner,
+    IMPALATorchLearner: TritonIMPALATorchLearner,
+    APPOTorchLearner: TritonAPPOTorchLearner,
+}

@@ -1,0 +1,270 @@
+"""A learner's update that takes less time than RLlib's: on a GPU, the step of a minibatch is captured in a CUDA graph.
+
+Minibatches and their order, metrics and checkpoints are RLlib's; weights and losses are RLlib's up to rounding.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from ray.rllib.core.rl_module.apis import SelfSupervisedLossAPI
+from ray.rllib.policy.sample_batch import SampleBatch
+from ray.rllib.utils.torch_utils import clip_gradients
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from rl_triton_adapters._optimizers import fuse_optimizer
+from rl_triton_adapters.rllib.loss import FusedLoss, find_distributions
+from rl_triton_adapters.rllib.metrics import LateMetrics
+from rl_triton_adapters.rllib.minibatches import can_slice_minibatches, slice_minibatches
+from rl_triton_core.capture import CapturedStep, is_input
+
+logger = logging.getLogger("ray.rllib.rl_triton")  # follows the log level that RLlib sets for itself
+UPDATE = ("_update", "_uncompiled_update")
+"""What makes a step. A learner with one of its own makes its own steps."""
+LOSS = ("compute_loss_for_module",)
+LOSSES = ("compute_losses", *LOSS)
+APPLY = ("apply_gradients",)
+STEP = (*LOSSES, "compute_gradients", "postprocess_gradients", "postprocess_gradients_for_module", *APPLY)
+"""What a step calls. A learner with one of its own may do there what no graph can repeat."""
+ENTROPY, KL = "entropy_coeff_schedulers_per_module", "curr_kl_coeffs_per_module"
+"""Where learners keep the coefficients of entropy and, if they have one, KL divergence."""
+
+
+class Update:
+    """The steps that a learner makes with the minibatches of an update.
+
+    Args:
+        learner: A learner, which is not built yet.
+        is_wanted: Whether the flags ask for it.
+        loss: Computes the losses of those modules that it can in one pass over the minibatch.
+
+    Attributes:
+        stock: Why steps are RLlib's own; empty if they are not.
+        step: The step as `find_step` has found it last.
+    """
+
+    def __init__(self, learner: Any, is_wanted: bool, loss: FusedLoss | None) -> None:
+        self.learner, self.is_wanted, self.loss, self.stock = learner, is_wanted, loss, ""
+        self.step: CapturedStep | None = None
+        self.num_not_finite = torch.zeros(())
+        self.last_batch: dict[str, Any] = {}
+        self.is_stock_apply = False
+
+    def find_step(self) -> CapturedStep:
+        """The step of the modules and optimizers as they are now; it says why it is not captured."""
+        learner, known = self.learner, self.step
+        modules = [x for _, x in learner.module.items() if isinstance(x, nn.Module)]
+        optimizers = list(learner._named_optimizers.values())
+        if known is None or known.modules != modules or known.optimizers != optimizers:
+            if known is not None:
+                known.reset()  # the optimizers are prepared once
+            for optimizer in optimizers if self.is_wanted else ():
+                fuse_optimizer(optimizer)
+            obstacle = self.find_obstacle()
+            self.num_not_finite = torch.zeros((), device=learner._device)
+            self.step = known = CapturedStep(
+                self.make_captured_step,
+                modules=modules,
+                optimizers=optimizers,
+                state=[self.num_not_finite],
+                enabled=False if obstacle else None,
+                max_graphs=learner.max_graphs,
+            )
+            known.reason = obstacle or known.reason
+        return known
+
+    def find_obstacle(self) -> str:
+        """Why steps are RLlib's own or not captured, besides what `CapturedStep` says; empty if there is no reason."""
+        learner, modules = self.learner, [*self.learner.module.items()]
+        own_update, own_step, own_apply = (find_own_method(type(learner), names) for names in (UPDATE, STEP, APPLY))
+        scaled, scheduled = learner._grad_scalers is not None, learner._lr_scheduler_classes is not None
+        actors = [(name, x.unwrapped()) for name, x in modules if find_distributions(x.unwrapped())]
+        reasons_for_stock = {
+            "switched off": not self.is_wanted,
+            f"{own_update} is not RLlib's": own_update,
+            "the update is compiled": learner._torch_compile_complete_update,
+            "several learners have batches of different shapes": learner.has_varying_batches
+            and learner.config.num_learners > 1,
+        }
+        obstacles = {
+            f"{own_step} is not RLlib's": own_step,
+            "modules are compiled": learner._torch_compile_forward_train,
+            "gradients are scaled": scaled,
+            "learning rates have schedulers of PyTorch": scheduled,
+            "stateful modules have minibatches of several shapes": any(x.is_stateful() for _, x in actors),
+            "a module has a loss of its own": any(is_self_supervised(x) for _, x in modules),
+            "the loss is RLlib's": self.loss and any(self.loss.find_head(name) is None for name, _ in actors),
+        }
+        self.is_stock_apply = scaled or scheduled or bool(own_apply)
+        self.stock = next((reason for reason, applies in reasons_for_stock.items() if applies), "")
+        return self.stock or next((reason for reason, applies in obstacles.items() if applies), "")
+
+    def describe(self) -> str:
+        """Say what computes the losses, and whether updates are captured, accelerated without a graph, or RLlib's."""
+        reason, own, losses = self.find_step().reason, find_own_method(type(self.learner), LOSSES), []
+        for name, module in self.learner.module.items():
+            kinds = find_distributions(module.unwrapped())
+            if is_self_supervised(module):
+                losses.append(f"the loss of the module {name} ({type(module.unwrapped()).__name__})")
+            elif self.loss is not None and self.loss.find_head(name) is not None:
+                losses.append(f"the fused loss of {name}")
+            elif kinds:
+                losses.append(f"RLlib's loss of {name} ({kinds[0].__name__})")
+        kind = "captured" if not reason else "those of RLlib" if self.stock else "accelerated without a graph"
+        phrases = f"{own}, which may call " * bool(own) + ", ".join(losses), f"updates are {kind}"
+        return "; ".join(phrases) + f": {reason}" * bool(reason)
+
+    def is_captured(self) -> bool:
+        """Whether steps are captured, as far as is known."""
+        return self.step is not None and not self.step.reason
+
+    def iterate(self, iterator: Iterable[Any]) -> Iterator[Any]:
+        """Yield the minibatches of RLlib's iterator, and log at their end what was logged meanwhile."""
+        learner, metrics = self.learner, LateMetrics(self.learner.metrics)
+        if not self.is_wanted:
+            yield from iterator
+            return
+        learner.metrics = metrics
+        try:
+            yield from slice_minibatches(iterator, self.is_captured) if can_slice_minibatches(iterator) else iterator
+        finally:
+            learner.metrics = metrics.metrics
+        metrics.flush()
+        if self.last_batch:
+            learner._compute_off_policyness(self.last_batch)
+            self.last_batch = {}
+        if self.is_captured() and self.num_not_finite.item():
+            logger.warning("gradients of %d minibatches were not finite", self.num_not_finite.item())
+            self.num_not_finite.zero_()
+
+    def make_step(self, batch: dict[str, Any], make_stock_step: Callable[[dict[str, Any]], Any]) -> Any:
+        """Update the modules with one minibatch, with arguments and results of RLlib's `_update`."""
+        step, learner = self.find_step(), self.learner
+        if self.stock:
+            return make_stock_step(batch)
+        self.last_batch.update(batch)
+        if step.reason or not is_capturable(batch, step):
+            return {}, self.update_modules(batch), {}
+        coefficients = {ENTROPY: {x: getattr(learner, ENTROPY)[x].get_current_value() for x in batch}}
+        coefficients |= {KL: {x: getattr(learner, KL)[x] for x in batch}} if hasattr(learner, KL) else {}
+        losses, logged = step({name: dict(columns) for name, columns in batch.items()}, coefficients)
+        metrics = learner.metrics if isinstance(learner.metrics, LateMetrics) else LateMetrics(learner.metrics)
+        for key, value in logged.items():
+            metrics.keep(key, value)
+        if metrics is not learner.metrics:
+            metrics.flush()
+        # RLlib may keep losses until after other updates, whose graphs share the memory
+        return {}, {name: x.clone() if learner.has_varying_batches else x for name, x in losses.items()}, {}
+
+    def make_captured_step(self, batch: dict[str, Any], coefficients: dict[str, dict[str, Any]]) -> tuple[Any, Any]:
+        """Update the modules with one minibatch, of coefficients that are given; return losses and what was logged."""
+        attributes = vars(self.learner)
+        metrics = LateMetrics(attributes["metrics"], is_captured=True)
+        schedulers = {
+            name: SimpleNamespace(get_current_value=lambda x=x: x) for name, x in coefficients[ENTROPY].items()
+        }
+        given = {**coefficients, ENTROPY: schedulers, "metrics": metrics}
+        kept = {name: attributes[name] for name in given}
+        attributes.update(given)
+        try:
+            losses = self.update_modules({name: SampleBatch(columns) for name, columns in batch.items()}, True)
+        finally:
+            attributes.update(kept)
+        return losses, metrics.last
+
+    def update_modules(self, batch: dict[str, Any], is_captured: bool = False) -> dict[str, Tensor]:
+        """Update the modules with one minibatch, and return its losses."""
+        learner = self.learner
+        losses = learner.compute_losses(fwd_out=learner.module.forward_train(batch), batch=batch)
+        self.apply_gradients(learner.postprocess_gradients(learner.compute_gradients(losses)), is_captured)
+        return {name: loss.detach() for name, loss in losses.items()}
+
+    def apply_gradients(self, gradients: dict[Any, Tensor | None], is_captured: bool) -> None:
+        """Step the optimizers, if all gradients are finite; otherwise RLlib decides.
+
+        A captured step does not read whether they are, and does what RLlib does with those that are not.
+        """
+        learner, found = self.learner, [x for x in gradients.values() if x is not None]
+        skips = learner.config.torch_skip_nan_gradients
+        if is_captured and not skips:
+            self.num_not_finite += ~are_finite(found)
+            for x in found:
+                x.nan_to_num_()
+        elif self.is_stock_apply or not (skips or are_finite(found)):
+            learner.apply_gradients(gradients)
+            return
+        for reference, gradient in gradients.items():
+            learner._params[reference].grad = gradient
+        for module_id, names in learner._module_optimizers.items():
+            for name in names:
+                learner.get_optimizer(module_id, name).step()
+
+
+def are_finite(gradients: list[Tensor]) -> Tensor:
+    """Whether all gradients are finite, on their device; False too if their norm overflows."""
+    if not gradients:
+        return torch.tensor(True)
+    return torch.isfinite(torch.stack(torch._foreach_norm(gradients)).sum())
+
+
+def clip_gradients_at_once(
+    gradients_dict: dict[Any, Tensor | None], *, grad_clip: float | None = None, grad_clip_by: str = "value"
+) -> Tensor | None:
+    """Clip gradients in place, with the arguments and results of RLlib's `clip_gradients`.
+
+    By norms, that takes few operations and no read from the device.
+    """
+    gradients = [gradient.detach() for gradient in gradients_dict.values() if gradient is not None]
+    if grad_clip is None or grad_clip_by not in ("norm", "global_norm") or not gradients:
+        norm: Tensor | None = clip_gradients(gradients_dict, grad_clip=grad_clip, grad_clip_by=grad_clip_by)
+        return norm
+    limits = {"neginf": -10e8, "posinf": 10e8}  # RLlib's
+    norms = torch.stack(torch._foreach_norm(gradients)).nan_to_num(**limits)
+    if grad_clip_by == "norm":
+        torch._foreach_mul_(gradients, list(torch.where(norms > grad_clip, grad_clip / norms, 1.0)))
+        return None
+    norm = torch.linalg.vector_norm(norms).nan_to_num(**limits)
+    torch._foreach_mul_(gradients, (grad_clip / (norm + 1e-6)).clamp(max=1.0))
+    return norm
+
+
+def find_own_method(learner_class: type, names: Iterable[str], behind: type | None = None) -> str:
+    """Find a method that is the user's: of a class that is neither ours nor one of those of RLlib's learner.
+
+    Args:
+        learner_class: Class of the learner.
+        names: Names of methods of RLlib's learner.
+        behind: Look at classes behind this one alone, whose methods it goes around.
+
+    Returns:
+        The names of the class and the method; empty if there is none.
+    """
+    mro = learner_class.__mro__
+    stock = next(base for base in mro if base.__module__.startswith("ray.rllib.algorithms.")).__mro__
+    known = [base for base in mro if base in stock or base.__module__.startswith("rl_triton_adapters.")]
+    for name in names:
+        methods = [vars(base)[name] for base in known if name in vars(base)]
+        for base in mro if behind is None else mro[mro.index(behind) :]:
+            if base not in known and inspect.unwrap(vars(base).get(name, methods[0])) not in methods:
+                return f"{base.__name__}.{name}"  # Ray wraps those of remote learners
+    return ""
+
+
+def is_self_supervised(module: Any) -> bool:
+    """Whether a module computes its loss, where it may read from the device or log what is no last value."""
+    return isinstance(module.unwrapped(), SelfSupervisedLossAPI)
+
+
+def is_capturable(batch: dict[str, Any], step: CapturedStep) -> bool:
+    """Whether a batch has only what a graph can take; a warning names columns of objects or text, if not."""
+    columns = [column for each in batch.values() for column in each.items()]
+    other = [name for name, x in columns if not all(map(is_input, pytree.tree_leaves(x)))]
+    if other:
+        step.warn_once(f"the batch has columns that are no tensors: {', '.join(other)}")
+    return not other

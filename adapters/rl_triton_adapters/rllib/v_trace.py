@@ -1,0 +1,94 @@
+"""V-Trace with the arguments of RLlib's, and its place in the losses of IMPALA and APPO."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
+import ray
+import torch
+from torch import Tensor
+
+from rl_triton_adapters._copies import copy_function
+from rl_triton_core import compute_vtrace, warm_up
+
+
+@torch.no_grad()
+def vtrace(
+    *,
+    target_action_log_probs: Tensor,
+    behaviour_action_log_probs: Tensor,
+    discounts: Tensor,
+    rewards: Tensor,
+    values: Tensor,
+    bootstrap_values: Tensor,
+    clip_rho_threshold: float | Tensor | None = 1.0,
+    clip_pg_rho_threshold: float | Tensor | None = 1.0,
+    backend: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """V-Trace, with the arguments and results of RLlib's `vtrace_torch`, by `rl_triton_core.compute_vtrace`.
+
+    Args:
+        target_action_log_probs: log π(a_t|s_t), [T, B]; any strides, as all of these.
+        behaviour_action_log_probs: log μ(a_t|s_t), [T, B].
+        discounts: γ per step, 0 where an episode ends, [T, B].
+        rewards: [T, B].
+        values: V(s_t), [T, B].
+        bootstrap_values: V(s_T), [B].
+        clip_rho_threshold: ρ̄ of the value targets; None for no clip.
+        clip_pg_rho_threshold: ρ̄ of the advantages; None for no clip.
+        backend: Name of a backend of `rl_triton_core`; None chooses by the tensors' device.
+
+    Returns:
+        vs and pg_advantages, [T, B], without a graph.
+
+    Raises:
+        ValueError: A tensor is not shaped like `rewards`, as values [T, B, 1] are not.
+    """
+    per_step = {"discounts": discounts, "values": values, "target_action_log_probs": target_action_log_probs}
+    for name, x in {**per_step, "behaviour_action_log_probs": behaviour_action_log_probs}.items():
+        if x.shape != rewards.shape:
+            raise ValueError(f"{name}: got shape {tuple(x.shape)}, expected {tuple(rewards.shape)}, that of rewards")
+    targets, advantages = compute_vtrace(
+        rewards,
+        values,
+        target_log_probs=target_action_log_probs,
+        behaviour_log_probs=behaviour_action_log_probs,
+        gamma=discounts,
+        rho_bar=convert_clip(clip_rho_threshold),
+        rho_bar_pg=convert_clip(clip_pg_rho_threshold),
+        bootstrap_values=bootstrap_values,
+        time_dim=0,
+        backend=backend,
+    )
+    assert targets is not None and advantages is not None
+    return targets, advantages
+
+
+def convert_clip(threshold: float | Tensor | None) -> float:
+    """A threshold of RLlib's as one of `compute_vtrace`."""
+    return math.inf if threshold is None else float(threshold)
+
+
+def replace_vtrace(method: Any, replacement: Callable[..., Any]) -> MethodType:
+    """Copy a method so that it calls the replacement where it called RLlib's `vtrace_torch`.
+
+    Raises:
+        RuntimeError: The method does not read that name.
+    """
+    function, name = method.__func__, "vtrace_torch"
+    if name not in function.__code__.co_names:
+        raise RuntimeError(f"{function.__qualname__}: got none in Ray {ray.__version__}, expected a call of {name}")
+    return MethodType(copy_function(function, {name: replacement}), method.__self__)
+
+
+def warm_up_vtrace(config: Any, shape: tuple[int, int], **options: Any) -> None:
+    """Compile what V-Trace of a batch needs, of so many rows and steps."""
+    clips: dict[str, Any] = {
+        "rho_bar": convert_clip(config.vtrace_clip_rho_threshold),
+        "rho_bar_pg": convert_clip(config.vtrace_clip_pg_rho_threshold),
+    }
+    tensors = ("target_log_probs", "behaviour_log_probs", "gamma", "bootstrap_values")
+    warm_up("compute_vtrace", shape, tensors=tensors, **clips, **options)

@@ -1,0 +1,139 @@
+"""Whole algorithms with our learners: the losses and weights of RLlib's own, and nothing compiled while they train."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ray.rllib")
+
+from compilations import count_compilations
+from ray.rllib.algorithms.appo import APPOConfig
+from ray.rllib.algorithms.impala import IMPALAConfig
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
+from small import (
+    LOSSES,
+    OFF,
+    assert_same_training,
+    flags_of_vtrace,
+    name_of_piece,
+    of_learners,
+    small_impala,
+    small_ppo,
+    stopping,
+    train_algorithm,
+)
+
+from rl_triton_adapters.rllib import enable_triton
+
+LSTM = DefaultModelConfig(fcnet_hiddens=[8], use_lstm=True, lstm_cell_size=8, max_seq_len=8)
+MODULES = {"flat": DefaultModelConfig(fcnet_hiddens=[8]), "stateful": LSTM}
+
+
+def two_policies(config):
+    """One policy without a state, one with."""
+    specs = {name: RLModuleSpec(model_config=model) for name, model in MODULES.items()}
+    return config.multi_agent(
+        policies=set(MODULES), policy_mapping_fn=lambda agent, episode, **kwargs: ["flat", "stateful"][agent % 2]
+    ).rl_module(rl_module_spec=MultiRLModuleSpec(rl_module_specs=specs))
+
+
+@pytest.mark.parametrize(
+    ("make", "num_learners"),
+    [
+        (lambda **kwargs: small_ppo(env_config={"max_episode_steps": 15}, **kwargs), 0),
+        (lambda **kwargs: small_ppo(env="Pendulum-v1", env_config={"max_episode_steps": 37}, **kwargs), 0),
+        (lambda **kwargs: small_ppo(env_config={"max_episode_steps": 15}, model=LSTM, **kwargs), 0),
+        (lambda **kwargs: two_policies(small_ppo(env=MultiAgentCartPole, env_config={"num_agents": 2}, **kwargs)), 0),
+        (small_ppo, 1),
+        (lambda **kwargs: small_ppo(model=LSTM, **kwargs), 1),
+        (small_ppo, 2),
+    ],
+    ids=["time-limit", "pendulum", "lstm", "two-policies", "one-remote", "one-remote-lstm", "two-remote"],
+)
+def test_training_is_that_of_rllib(make, num_learners, small_ray):
+    stock = train_algorithm(make(num_learners=num_learners), name_of_piece)
+    ours = train_algorithm(enable_triton(make(num_learners=num_learners)), name_of_piece)
+    count = max(1, num_learners)
+    assert stock[2] == ["GeneralAdvantageEstimation"] * count
+    assert ours[2] == ["TritonGeneralAdvantageEstimation"] * count
+    assert_same_training(stock, ours)
+    assert read_metric(ours[0]) == {1.0}
+
+
+def read_metric(results):
+    """What each iteration says it was computed with."""
+    return {float(result["__all_modules__"]["rl_triton"]) for result in results}
+
+
+@pytest.mark.parametrize("config_class", [PPOConfig, IMPALAConfig, APPOConfig])
+def test_a_metric_says_that_it_is_off(config_class, small_ray):
+    small_config = small_ppo if config_class is PPOConfig else partial(small_impala, config_class)
+    results, _ = train_algorithm(enable_triton(small_config()).learners(learner_config_dict=OFF))
+    assert read_metric(results) == {0.0}
+
+
+ONCE = {"circular_buffer_num_batches": 1, "circular_buffer_iterations_per_batch": 1}
+"""Otherwise APPO draws from its last batches, and its draws have no seed."""
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: small_impala(IMPALAConfig),
+        lambda: small_impala(IMPALAConfig, model=LSTM),
+        lambda: two_policies(small_impala(IMPALAConfig, env=MultiAgentCartPole, env_config={"num_agents": 2})),
+        lambda: small_impala(APPOConfig, **ONCE),
+        lambda: small_impala(APPOConfig, model=LSTM, **ONCE),
+    ],
+    ids=["IMPALA", "IMPALA-lstm", "IMPALA-two-policies", "APPO", "APPO-lstm"],
+)
+def test_vtrace_training_is_that_of_rllib(make, small_ray):
+    stock, ours = train_algorithm(make()), train_algorithm(enable_triton(make()), flags_of_vtrace)
+    assert ours[2] == [{"backend": None}] and read_metric(ours[0]) == {1.0}
+    impala = ("total_loss", "mean_pi_loss", "mean_vf_loss", "entropy")
+    assert_same_training(stock, ours, names=LOSSES if isinstance(make(), APPOConfig) else impala)
+
+
+@pytest.mark.parametrize(("config_class", "num_learners"), [(IMPALAConfig, 1), (IMPALAConfig, 2), (APPOConfig, 1)])
+def test_vtrace_training_runs(config_class, num_learners, small_ray):
+    """Where RLlib's own runs differ from each other."""
+    config = enable_triton(small_impala(config_class, num_learners=num_learners), backend="cpu")
+    with stopping(config.build_algo()) as algorithm:
+        assert of_learners(algorithm, flags_of_vtrace) == [{"backend": "cpu"}] * max(1, num_learners)
+        before = algorithm.learner_group.get_weights()["default_policy"]
+        for _ in range(2):
+            algorithm.train()
+        after = algorithm.learner_group.get_weights()["default_policy"]
+        assert all(np.isfinite(weight).all() for weight in after.values())
+        assert any((weight != before[name]).any() for name, weight in after.items())
+
+
+BUILD = """
+import ray
+from ray.rllib.algorithms.appo import APPOConfig
+from ray.rllib.algorithms.impala import IMPALAConfig
+from ray.rllib.algorithms.ppo import PPOConfig
+from rl_triton_adapters.rllib import enable_triton
+from small import small
+
+ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+config = small({config}(), train_batch_size_per_learner=240).env_runners(rollout_fragment_length=20)
+algorithm = enable_triton(config).build_algo()
+"""
+TRAIN = """
+for _ in range(2):
+    algorithm.train()
+algorithm.stop()
+"""
+
+
+@pytest.mark.parametrize("config", ["PPOConfig", "IMPALAConfig", "APPOConfig"])
+def test_everything_is_compiled_when_the_learner_is_built(config, private, tmp_path):
+    built, trained = count_compilations(BUILD.format(config=config), TRAIN, tmp_path, **private)
+    assert built > 0
+    assert trained == 0

@@ -1,0 +1,188 @@
+"""V-Trace of random rollouts, and the losses of IMPALA and APPO with it: those of RLlib."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("ray.rllib")
+
+from ray.rllib.algorithms.appo import APPOConfig
+from ray.rllib.algorithms.impala import IMPALAConfig
+from ray.rllib.algorithms.impala.torch import impala_torch_learner
+from ray.rllib.algorithms.impala.torch.impala_torch_learner import IMPALATorchLearner
+from ray.rllib.algorithms.impala.torch.vtrace_torch_v2 import make_time_major, vtrace_torch
+from small import OFF, small_impala
+from test_captured_batches import make_impala
+from updates import assert_same_updates, build_learner, update_learner
+
+from rl_triton_adapters.rllib import (
+    TritonAPPOTorchLearner,
+    TritonIMPALATorchLearner,
+    enable_triton,
+    learners,
+    v_trace,
+    vtrace,
+)
+
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
+
+VTRACED = [(IMPALAConfig, TritonIMPALATorchLearner), (APPOConfig, TritonAPPOTorchLearner)]
+
+
+def random_vtrace(steps, rows, rng):
+    """Arguments as the learners pass them: transposed views, some of which have a graph."""
+
+    def column(scale=1.0):
+        return torch.from_numpy((scale * rng.standard_normal((rows * steps,))).astype(np.float32))
+
+    arguments = {
+        "target_action_log_probs": column(0.5).requires_grad_(),
+        "behaviour_action_log_probs": column(0.5),
+        "discounts": torch.from_numpy((rng.random(rows * steps) < 0.8).astype(np.float32)) * 0.9,
+        "rewards": column(),
+        "values": column().requires_grad_(),
+    }
+    arguments = {name: make_time_major(tensor, trajectory_len=steps) for name, tensor in arguments.items()}
+    first = arguments["values"][0]
+    return {**arguments, "bootstrap_values": torch.cat([first[1:], first[:1]])}
+
+
+@settings(max_examples=60)
+@given(
+    steps=st.integers(1, 30),
+    rows=st.integers(1, 9),
+    rho=st.sampled_from([None, 0.5, 1.0, 2.0]),
+    pg_rho=st.sampled_from([None, 0.5, 1.0, torch.tensor(2.0)]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_vtrace_is_that_of_rllib(steps, rows, rho, pg_rho, seed):
+    arguments = random_vtrace(steps, rows, np.random.default_rng(seed))
+    clips = {"clip_rho_threshold": rho, "clip_pg_rho_threshold": pg_rho}
+    want, got = vtrace_torch(**arguments, **clips), vtrace(**arguments, **clips)
+    assert_same_vtrace(got, want)
+    assert not any(tensor.requires_grad for tensor in got)
+
+
+def assert_same_vtrace(got, want):
+    """Within 1e-5 of their own scale: both sum in float32, in different orders."""
+    for x, y in zip(got, want, strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=1e-5 * y.abs().max().clamp(min=1).item())
+
+
+def random_batch(slots, rng):
+    """A batch of a CartPole learner."""
+    return {
+        "obs": torch.from_numpy(rng.standard_normal((slots, 4)).astype(np.float32)),
+        "actions": torch.from_numpy(rng.integers(0, 2, slots)),
+        "action_logp": torch.from_numpy(np.log(rng.uniform(0.2, 0.9, slots)).astype(np.float32)),
+        "rewards": torch.from_numpy(rng.standard_normal(slots).astype(np.float32)),
+        "terminateds": torch.from_numpy(rng.random(slots) < 0.1),
+        "loss_mask": torch.from_numpy(rng.random(slots) < 0.9),
+    }
+
+
+def loss_and_gradients(learner, batch):
+    module = learner.module["default_policy"]
+    module.zero_grad()
+    fwd_out = module.forward_train(batch)
+    config = learner.config.get_config_for_module("default_policy")
+    loss = learner.compute_loss_for_module(module_id="default_policy", config=config, batch=batch, fwd_out=fwd_out)
+    loss.backward()
+    return loss, [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+
+
+@pytest.mark.parametrize(("config_class", "learner_class"), VTRACED)
+@pytest.mark.parametrize("slots", [50, 55], ids=["whole", "padded"])
+def test_losses_are_those_of_rllib(config_class, learner_class, slots, monkeypatch):
+    calls = []
+    monkeypatch.setattr(learners, "vtrace", lambda **kwargs: calls.append(kwargs) or vtrace(**kwargs))
+    stock = build_learner(small_impala(config_class))
+    off = build_learner(enable_triton(small_impala(config_class)).learners(learner_config_dict=OFF))
+    ours = build_learner(enable_triton(small_impala(config_class), backend="reference"))
+    assert type(ours) is type(off) is learner_class
+    batch = random_batch(slots, np.random.default_rng(0))
+    calls.clear()
+    want = loss_and_gradients(stock, batch)
+    unchanged = loss_and_gradients(off, batch)
+    assert not calls
+    got = loss_and_gradients(ours, batch)
+    assert [call["backend"] for call in calls] == ["reference"]
+    assert len(want[1]) > 4
+    torch.testing.assert_close(unchanged, want, rtol=0, atol=0)
+    torch.testing.assert_close(got, want, **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["values", "discounts", "target_action_log_probs", "behaviour_action_log_probs"])
+def test_vtrace_refuses_another_shape(name):
+    arguments = random_vtrace(5, 3, np.random.default_rng(0))
+    arguments[name] = arguments[name][..., None]
+    with pytest.raises(ValueError, match=rf"{name}: got shape \(5, 3, 1\), expected \(5, 3\), that of rewards"):
+        vtrace(**arguments)
+
+
+def test_vtrace_stays_on_its_device_in_one_call(monkeypatch):
+    """As for the connector: tensors of the device "meta" have no data."""
+    calls = []
+
+    def estimated(rewards, values, **kwargs):
+        calls.append(kwargs["time_dim"])
+        assert {x.device.type for x in (rewards, values, *kwargs.values()) if torch.is_tensor(x)} == {"meta"}
+        return torch.empty_like(values), torch.empty_like(values)
+
+    monkeypatch.setattr(v_trace, "compute_vtrace", estimated)
+    arguments = {name: x.to("meta") for name, x in random_vtrace(5, 3, np.random.default_rng(0)).items()}
+    assert [tuple(x.shape) for x in vtrace(**arguments)] == [(5, 3)] * 2
+    assert calls == [0]
+
+
+def test_nobody_elses_vtrace_changes():
+    build_learner(enable_triton(small_impala(IMPALAConfig)))
+    assert impala_torch_learner.vtrace_torch is vtrace_torch
+
+
+def test_a_loss_of_ones_own_may_call_ours():
+    class Mine(TritonIMPALATorchLearner):
+        def compute_loss_for_module(self, **kwargs):
+            return 2 * super().compute_loss_for_module(**kwargs)
+
+    stock = build_learner(small_impala(IMPALAConfig))
+    mine = build_learner(enable_triton(small_impala(IMPALAConfig).learners(learner_class=Mine)))
+    batch = random_batch(50, np.random.default_rng(0))
+    (want, _), (got, _) = loss_and_gradients(stock, batch), loss_and_gradients(mine, batch)
+    torch.testing.assert_close(got, 2 * want, **TOLERANCE)
+
+
+@pytest.mark.parametrize("in_front", [True, False])
+def test_a_loss_of_ones_own_may_have_a_vtrace_of_its_own(in_front):
+    """The learner says so, and updates as ours do."""
+
+    class Mine(IMPALATorchLearner):
+        def compute_loss_for_module(self, **kwargs):
+            return IMPALATorchLearner.compute_loss_for_module(self, **kwargs)
+
+    bases = (Mine, TritonIMPALATorchLearner)
+    Further = type("Further", bases if in_front else bases[::-1], {})
+    config = make_impala("categorical")
+    stock = update_learner(config, "categorical")
+    learner = build_learner(enable_triton(config.copy().learners(learner_class=Further)))
+    assert "V-Trace with rl_triton_core, backend that of the device, where Mine.compute_loss" in learner.describe()
+    assert_same_updates(stock, update_learner(config, "categorical", learner=learner))
+    assert not learner._used_estimator
+
+
+def test_a_loss_of_ones_own_may_call_our_vtrace(monkeypatch):
+    class Mine(TritonIMPALATorchLearner):
+        def compute_loss_for_module(self, **kwargs):
+            return self.compute_vtrace(**random_vtrace(5, 3, np.random.default_rng(0)))
+
+    backends = []
+    monkeypatch.setattr(learners, "vtrace", lambda **kwargs: backends.append(kwargs["backend"]) or vtrace(**kwargs))
+    want = vtrace_torch(**random_vtrace(5, 3, np.random.default_rng(0)))
+    for flags, calls in ((OFF, []), ({"rl_triton": True}, ["reference"])):
+        config = small_impala(IMPALAConfig).learners(learner_class=Mine, learner_config_dict=flags)
+        learner = build_learner(enable_triton(config, backend="reference"))
+        backends.clear()
+        assert_same_vtrace(learner.compute_loss_for_module(), want)
+        assert backends == calls

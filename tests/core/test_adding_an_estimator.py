@@ -15,7 +15,6 @@ from test_estimators_containment import assert_contained, make_pattern_case
 from test_estimators_packed import check_packed
 
 from rl_triton_core import FinalValues
-from rl_triton_core.extending import Recurrence, check_layout, read_state, select, solve
 from rl_triton_core.testing import assert_close
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -93,34 +92,6 @@ def test_known_answers(target, rewards, changes, expected):
 def test_docstring_example_runs():
     result = doctest.testmod(upgo)
     assert result.attempted and not result.failed
-
-
-def choose_decay(step):
-    """Of positive rewards 0.7 is kept, of others 0.3."""
-    (reward,) = step.inputs
-    return reward, select(step.continues, select(reward > 0.0, 0.7, 0.3), 0.0)
-
-
-CHOICE = Recurrence("choice", ("rewards",), 0, ("sums",), choose_decay, read_state)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_select_rounds_no_numbers(target, dtype):
-    """Nor do they change the precision, with a graph or without."""
-    if dtype == torch.float64 and target.backend == "triton":
-        pytest.skip("it takes none")
-    rewards = torch.randn(2, 9, generator=torch.Generator().manual_seed(0), dtype=dtype)
-    want, state = [], torch.zeros(2, dtype=torch.float64)
-    for reward in rewards.double().unbind(1)[::-1]:
-        state = reward + torch.tensor([0.7 if x > 0 else 0.3 for x in reward], dtype=torch.float64) * state
-        want.append(state)
-    rewards = rewards.to(target.device)
-    for given in (rewards, rewards.clone().requires_grad_()):
-        (got,) = solve(
-            CHOICE, {"rewards": given}, check_layout("rewards", given, -1), bootstrap_values=0.0, backend=target.backend
-        )
-        assert got.dtype == dtype and got.requires_grad == given.requires_grad
-        assert_close(got.cpu(), torch.stack(want[::-1], 1), rtol=1e-14 if dtype == torch.float64 else 1e-6)
 
 
 # -- against the oracle -----------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """GRPO over rows, masks and packed sequences, and rewards relative to their group."""
 
+import itertools
 import math
 
 import oracles_losses as oracle
@@ -113,14 +114,13 @@ def test_the_policy_itself_is_the_old_one(target):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("number", [11, 4096, (1 << 24) + 1])
-def test_a_normalizer_as_a_tensor(target, dtype, number):
+def test_a_normalizer_as_a_tensor(target, dtype):
     """Of any dtype that holds the number, also where a row's length times it is more than that holds."""
     if dtype == torch.float64 and target.backend == "triton":
         pytest.skip("it takes none")
     log_probs, old, _, per_row, _ = (x.to(target.device) for x in tokens(columns=40, dtype=dtype))
     rtol = 1e-7 if dtype == torch.float32 else 1e-15
-    for aggregation in AGGREGATIONS:
+    for aggregation, number in itertools.product(AGGREGATIONS, (11, 4096, (1 << 24) + 1)):
         options = {"aggregation": aggregation, "backend": target.backend}
         want = grpo_loss(log_probs, old, per_row, normalizer=number, **options).loss
         for given in (torch.int64, torch.int32, torch.int16, torch.float64, torch.float32, torch.float16):

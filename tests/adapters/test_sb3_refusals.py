@@ -12,9 +12,10 @@ from gymnasium import spaces
 from sb3_contrib import MaskablePPO, RecurrentPPO
 from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import DummyVecEnv
 from test_sb3_captured import GPU, OwnPolicy, allow_captures
-from torch.distributions import Distribution
+from torch.distributions import Bernoulli, Distribution
 
 from rl_triton_adapters.sb3_captured import TritonA2C, TritonPPO
 from rl_triton_adapters.sb3_contrib import TritonRecurrentPPO
@@ -31,18 +32,26 @@ def checked_distributions(monkeypatch):
     monkeypatch.setattr(Distribution, "_validate_args", True)
 
 
-class Breaking(gym.Env):
-    """Observations or rewards are NaN from a step on. It remembers what was done."""
+class CarefulPolicy(ActorCriticPolicy):
+    """It acts on observations whose mean is a probability, and has results for others."""
 
-    def __init__(self, action_space, nan_from, nan_rewards=False, is_dict=False):
+    def forward(self, obs, deterministic=False):
+        Bernoulli(obs.mean())
+        return super().forward(obs, deterministic)
+
+
+class Breaking(gym.Env):
+    """Observations or rewards are NaN from a step on, or another value. It remembers what was done."""
+
+    def __init__(self, action_space, nan_from, nan_rewards=False, is_dict=False, value=np.nan):
         box = spaces.Box(-10, 10, (3,))
         self.observation_space = spaces.Dict({"a": box, "b": box}) if is_dict else box
         self.action_space, self.nan_from, self.nan_rewards = action_space, nan_from, nan_rewards
-        self.actions = []
+        self.actions, self.value = [], value
 
     def observe(self):
         is_broken = not self.nan_rewards and len(self.actions) >= self.nan_from
-        found = np.full(3, np.nan if is_broken else 0.1 * (len(self.actions) % 7), np.float32)
+        found = np.full(3, self.value if is_broken else 0.1 * (len(self.actions) % 7), np.float32)
         return {"a": np.zeros(3, np.float32), "b": found} if isinstance(self.observation_space, spaces.Dict) else found
 
     def reset(self, seed=None, options=None):
@@ -68,6 +77,7 @@ CASES = {
     "multibinary": (TritonPPO, "MlpPolicy", spaces.MultiBinary(3)),
     "dictionary": (TritonPPO, "MultiInputPolicy", spaces.Discrete(3)),
     "own policy": (TritonPPO, OwnPolicy, BOX),
+    "careful policy": (TritonPPO, CarefulPolicy, BOX),
     "a2c box": (TritonA2C, "MlpPolicy", BOX),
     "a2c discrete": (TritonA2C, "MlpPolicy", spaces.Discrete(3)),
     "a2c multibinary": (TritonA2C, "MlpPolicy", spaces.MultiBinary(3)),
@@ -158,6 +168,7 @@ ROLLOUTS = [
     ("discrete", "actions", -1),
     ("multidiscrete", "observations", np.nan),
     ("multibinary", "observations", np.nan),
+    ("multibinary", "actions", 2),
     ("own policy", "observations", np.nan),
     ("own policy", "actions", np.nan),
     ("maskable", "observations", np.nan),
@@ -222,6 +233,16 @@ def test_what_no_result_shows_is_refused(case, change, after, how, monkeypatch):
     ]
     compare(found[1], found[0], is_exact=False)
     assert len(found[1][1][0]) == after * OPTIONS["n_steps"]
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_check_that_no_result_depends_on(how, monkeypatch):
+    found = [
+        learn_to_the_error(make_model("careful policy", how, monkeypatch, stock, nan_from=40, value=-1.0))
+        for stock in (True, False)
+    ]
+    compare(found[1], found[0], is_exact=False)
+    assert len(found[1][1][0]) == 40
 
 
 @pytest.mark.parametrize("how", HOW)

@@ -12,7 +12,8 @@ from torch import Tensor
 LAST = ({"window": 1}, {"window": 1, "reduce": "mean"})
 """Options of metrics of which RLlib keeps the last value alone."""
 KEPT: dict[str, tuple[type, ...]] = {"sum": (int, float), "lifetime_sum": (int, float), "mean": (int,)}
-"""Which numbers are kept, by how RLlib reduces them."""
+"""Which numbers are kept, by how RLlib reduces them; and the options that they may have."""
+NAMES = {"reduce", "with_throughput"}
 
 
 class LateMetrics:
@@ -39,14 +40,16 @@ class LateMetrics:
 
     def log_value(self, key: Any, value: Any, **options: Any) -> None:
         """Log a value, at once or later."""
-        kinds = KEPT.get(options.get("reduce", ""), ())
+        known = self.numbers.get((key, *options.items())) if type(value) is int else None
         if threading.get_ident() != self.thread:
             self.metrics.log_value(key, value, **options)
+        elif known is not None:  # most calls: those that RLlib makes for every minibatch
+            known.append(value)
         elif options in LAST and (isinstance(value, Tensor) or not self.is_captured):
             self.keep(key, value)
         elif self.is_captured:
             raise RuntimeError(f"metric {key!r}: got {type(value).__name__} with {options}, expected a last tensor")
-        elif isinstance(value, kinds) and options.keys() <= {"reduce", "with_throughput"}:
+        elif isinstance(value, KEPT.get(options.get("reduce", ""), ())) and options.keys() <= NAMES:
             self.numbers.setdefault((key, *options.items()), []).append(value)
         else:
             self.metrics.log_value(key, value, **options)

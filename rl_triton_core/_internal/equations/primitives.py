@@ -27,7 +27,7 @@ def select_elements(condition: torch.Tensor, chosen: Any, otherwise: Any) -> tor
 
 def minimum(x: Any, bound: Any) -> Any:
     """The smaller of a stream and a number; NaN where the stream is."""
-    return apply_to_tensors(lambda tensor: torch.clamp(tensor, max=bound), x)
+    return apply_to_tensors(lambda tensor, largest: torch.clamp(tensor, max=largest), x, bound)
 
 
 def exp(x: Any) -> Any:

@@ -119,7 +119,7 @@ def wrap_steps(step: Step) -> Step:
         continues=Operand(step.continues),
         gamma=Operand(step.gamma),
         decay=Operand(step.decay),
-        params=step.params,
+        params=tuple(Operand(x.to(step.gamma)) if isinstance(x, torch.Tensor) else x for x in step.params),
     )
 
 

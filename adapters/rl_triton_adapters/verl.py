@@ -118,7 +118,7 @@ def compute_grpo_outcome_advantage(
 
         score = Σ r          advantage = (score − μ) / (σ + ε)          μ and σ, unbiased, of the group
 
-    The response of a group of one has μ = 0 and σ = 1. Responses of equal scores have the advantage 0, where verl may
+    A score is the sum over the valid tokens, where verl's takes in rewards at masked ones. The response of a group of one has μ = 0 and σ = 1. Responses of equal scores have the advantage 0, where verl may
     have rounding errors divided by ε.
 
     Args:
@@ -139,13 +139,14 @@ def compute_grpo_outcome_advantage(
     if not isinstance(norm_adv_by_std_in_grpo, bool):
         raise TypeError(f"norm_adv_by_std_in_grpo: got {type(norm_adv_by_std_in_grpo).__name__}, expected a bool")
     _check_tokens(token_level_rewards=token_level_rewards, response_mask=response_mask)
-    scores = token_level_rewards.sum(dim=-1)
+    valid = response_mask != 0
+    scores = torch.where(valid, token_level_rewards, 0).sum(dim=-1)
     groups = _number_groups(index, scores)
     mode = "mean-std" if norm_adv_by_std_in_grpo else "mean"
     relative = group_normalize(scores, groups, mode=mode, epsilon=epsilon).to(scores.dtype)
     single = torch.bincount(groups)[groups] == 1
     scores = torch.where(single, scores / (1 + epsilon) if norm_adv_by_std_in_grpo else scores, relative)
-    advantages = scores.unsqueeze(-1) * response_mask
+    advantages = torch.where(valid, scores.unsqueeze(-1), 0)
     return advantages, advantages
 
 
@@ -232,13 +233,13 @@ def compute_policy_loss_triton(
     if rollout_is_weights is not None:
         tensors["rollout_is_weights"] = rollout_is_weights
     _check_tokens(**tensors, response_mask=response_mask)
-    aggregation, normalizer = _get_aggregation(response_mask, loss_agg_mode, **config.global_batch_info)
-    weighs = response_mask.dtype == torch.bool or response_mask.is_floating_point()
+    mask = _get_flags(response_mask)
+    aggregation, normalizer = _get_aggregation(mask, loss_agg_mode, **config.global_batch_info)
     result = grpo_loss(
         log_prob,
         old_log_prob,
         advantages if rollout_is_weights is None else advantages * rollout_is_weights,
-        mask=response_mask if weighs else response_mask.float(),
+        mask=mask,
         clip=low,
         clip_high=high,
         dual_clip=most,
@@ -248,7 +249,7 @@ def compute_policy_loss_triton(
         backend=backend,
     )
     log_ratio = (log_prob.detach() - old_log_prob).clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
-    return result.loss, _compute_metrics(log_ratio, advantages, response_mask, low, high, most)
+    return result.loss, _compute_metrics(log_ratio, advantages, mask, low, high, most)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -462,7 +463,7 @@ def _compare_with_stock(name: str, function: Callable[..., Any]) -> None:
     mask = torch.tensor([[1, 1, 0, 0, 1, 1], [1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1]])
     config = ActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1)
     arguments = {
-        "token_level_rewards": rewards,
+        "token_level_rewards": rewards * mask,  # verl's GRPO counts those of masked tokens
         "values": values,
         "response_mask": mask,
         "gamma": 0.9,

@@ -101,13 +101,43 @@ def test_masks_of_any_dtype_mean_the_same(dtype):
         torch.testing.assert_close(got, wanted, rtol=0, atol=0)
 
 
-def test_what_stands_in_masked_cells_is_not_read():
+def compute_all_advantages(rewards, values, mask):
+    """By every estimator that is ours."""
+    config, index = AlgoConfig(gamma=0.97), np.arange(BATCH) % 2
+    return (
+        *adapter.compute_gae_advantage_return(rewards, values, mask, 0.97, 0.95),
+        *adapter.compute_reinforce_plus_plus_outcome_advantage(rewards, mask, config),
+        *adapter.compute_grpo_outcome_advantage(rewards, mask, index),
+        *adapter.compute_grpo_outcome_advantage(rewards, mask, index, norm_adv_by_std_in_grpo=False),
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float32])
+@pytest.mark.parametrize("filler", [torch.nan, torch.inf, 1e6])
+def test_what_stands_in_masked_cells_is_not_read(filler, dtype):
     rewards, values, mask = make_rollout()
-    expected = adapter.compute_gae_advantage_return(rewards, values, mask, 1.0, 0.95)
-    spoilt = [x.masked_fill(mask == 0, torch.nan) for x in (rewards, values)]
-    for got, wanted in zip(adapter.compute_gae_advantage_return(*spoilt, mask, 1.0, 0.95), expected, strict=True):
+    expected = compute_all_advantages(rewards * mask, values, mask)
+    spoilt = [x.masked_fill(mask == 0, filler) for x in (rewards, values)]
+    for got, wanted in zip(compute_all_advantages(*spoilt, mask.to(dtype)), expected, strict=True):
         torch.testing.assert_close(got, wanted, rtol=0, atol=0)
-        assert (got[mask == 0] == 0).all()
+        assert (got[mask == 0] == 0).all() and got.any()
+
+
+def test_a_valid_nan_stays_in_its_group():
+    """And there at the valid tokens."""
+    rewards, _, mask = make_rollout("prefix")
+    rewards[1, 0] = torch.nan
+    advantages, _ = adapter.compute_grpo_outcome_advantage(rewards, mask, np.arange(BATCH) % 2)
+    assert torch.equal(advantages.isnan(), (mask != 0) & (torch.arange(BATCH) % 2 == 1)[:, None])
+
+
+def test_verl_counts_rewards_of_masked_tokens():
+    """The difference that docs/verl.md tells: where it is gone, the page and the adapter's docstring change."""
+    rewards, _, mask = make_rollout()
+    index = np.arange(BATCH) % 2
+    stock = [STOCK_GRPO(x, mask, index)[0] for x in (rewards, rewards * mask)]
+    assert not torch.allclose(*stock)
+    torch.testing.assert_close(adapter.compute_grpo_outcome_advantage(rewards, mask, index)[0], stock[1])
 
 
 def test_advantages_have_no_graph():
@@ -146,6 +176,7 @@ def test_grpo_is_that_of_verl(scale, norm):
     generator = torch.Generator().manual_seed(0)
     rewards = torch.randn(len(index), 12, generator=generator, dtype=torch.float64) * scale
     mask = torch.randint(0, 2, rewards.shape, generator=generator)
+    rewards *= mask
     ours = adapter.compute_grpo_outcome_advantage(rewards, mask, index=index, norm_adv_by_std_in_grpo=norm)
     stock = STOCK_GRPO(rewards, mask, index=index, norm_adv_by_std_in_grpo=norm)
     for got, expected in zip(ours, stock, strict=True):
@@ -212,22 +243,21 @@ def test_loss_gradient_and_metrics_are_those_of_verl(aggregation, info, weighted
     ours = compute_loss(adapter.compute_policy_loss_triton, minibatch, aggregation, config, weights)
     old, *others = minibatch
     stock = compute_loss(STOCK_LOSS, (old.nan_to_num(posinf=0), *others), aggregation, config, weights)
-    tolerance = 1e-7 if aggregation == "seq-mean-token-mean" else 1e-12  # weights of sequences are float32
-    torch.testing.assert_close(ours[0], stock[0], rtol=tolerance, atol=0)
-    torch.testing.assert_close(ours[1], stock[1], rtol=tolerance, atol=1e-14)
+    torch.testing.assert_close(ours[0], stock[0], rtol=1e-12, atol=0)
+    torch.testing.assert_close(ours[1], stock[1], rtol=1e-12, atol=1e-14)
     assert ours[2].keys() == stock[2].keys()
     assert ours[2] == pytest.approx(stock[2], rel=1e-7)
     assert min(ours[2]["actor/pg_clipfrac"], ours[2]["actor/pg_clipfrac_lower"]) > 0
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.float32])
 def test_the_loss_takes_masks_of_numbers(dtype):
     old, log_prob, advantages, mask = make_minibatch()
     minibatch = old.nan_to_num(posinf=0), log_prob.nan_to_num(posinf=0), advantages, mask
     config = make_actor_config()
     expected = STOCK_LOSS(*minibatch[:3], mask.to(dtype), "seq-mean-token-mean", config)
     got = adapter.compute_policy_loss_triton(*minibatch[:3], mask.to(dtype), "seq-mean-token-mean", config)
-    torch.testing.assert_close(got[0], expected[0], rtol=1e-7, atol=0)  # weights of sequences are float32
+    torch.testing.assert_close(got[0], expected[0], rtol=1e-12, atol=0)
     assert got[1] == pytest.approx(expected[1], rel=1e-7)  # verl counts in float32
 
 
@@ -252,6 +282,7 @@ def make_dispatcher():
 @pytest.mark.parametrize("estimator", ATTRIBUTES)
 def test_verl_computes_advantages_with_ours(estimator, monkeypatch):
     rewards, values, mask = make_rollout(dtype=torch.float32)
+    rewards *= mask
     compute_advantage, results = make_dispatcher(), []
     for ours in (False, True):
         if ours:

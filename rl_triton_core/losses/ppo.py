@@ -486,7 +486,7 @@ def gaussian_ppo_loss(
 
     Returns:
         The loss, its parts and statistics, each a tensor without dimensions; float32, or float64 if an
-            argument is (not the mask, old outputs of the network or coefficients).
+            argument is (not the mask, actions, old outputs of the network or coefficients).
 
     Raises:
         TypeError: An argument's type or dtype is not one of the above.
@@ -647,7 +647,7 @@ def bernoulli_ppo_loss(
 
     Returns:
         The loss, its parts and statistics, each a tensor without dimensions; float32, or float64 if an
-            argument is (not the mask, old outputs of the network or coefficients).
+            argument is (not the mask, actions, old outputs of the network or coefficients).
 
     Raises:
         TypeError: An argument's type or dtype is not one of the above.

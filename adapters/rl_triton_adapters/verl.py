@@ -118,8 +118,9 @@ def compute_grpo_outcome_advantage(
 
         score = Σ r          advantage = (score − μ) / (σ + ε)          μ and σ, unbiased, of the group
 
-    A score is the sum over the valid tokens, where verl's takes in rewards at masked ones. The response of a group of one has μ = 0 and σ = 1. Responses of equal scores have the advantage 0, where verl may
-    have rounding errors divided by ε.
+    A score is the sum over the valid tokens, where verl's takes in rewards at masked ones. The response of a group of
+    one has μ = 0 and σ = 1. Responses of equal scores have the advantage 0, where verl may have rounding errors divided
+    by ε.
 
     Args:
         token_level_rewards: r, [batch_size, response_length], floating point.

@@ -289,18 +289,19 @@ def test_a_step_that_loses_its_optimizer_captures_again(monkeypatch):
     assert (first.step.graphs.captures, second.graphs.captures) == (2, 1)
 
 
-def test_step_counts_of_another_type(monkeypatch):
-    """An optimizer that began when the default type was float64: no fused step takes its counts."""
-    captured, eager = make_captured(monkeypatch), Training(enabled=False)
-    first, second = draw_batches(2)
+@DEVICES
+def test_step_counts_of_another_type(device, monkeypatch):
+    """An optimizer that began when the default type was float64: the fused step of a GPU counts in float32."""
+    captured, eager = make_captured(monkeypatch, device), Training(device=device, enabled=False)
+    first, second = draw_batches(2, device=device)
     for training in (captured, eager):
         torch.set_default_dtype(torch.float64)
         try:
             training.update(*first, 1.0)
         finally:
             torch.set_default_dtype(torch.float32)
-        (state,) = {x["step"].dtype for x in training.optimizer.state.values()}
-        assert state == torch.float64
         training.step(*second, 1.0)
     assert_same_parameters([captured, eager])
     assert captured.step.reason == "" and captured.step.captured
+    types = [{state["step"].dtype for state in x.optimizer.state.values()} for x in (captured, eager)]
+    assert types == [{torch.float32}, {torch.float64}]

@@ -283,7 +283,7 @@ class PreparedOptimizer:
         if scaler is not None and scaler not in self.scalers:
             self.scalers[scaler], self.saved_scalers[scaler] = describe_scaler(scaler), scaler.state_dict()
         if self.skips_hooks and sum(map(len, list_step_hooks(self.optimizer))) > 2:  # besides those of `stopping`
-            raise RuntimeError("a GradScaler may skip hooks of an optimizer's step: make the optimizer with fused=True")
+            raise RuntimeError("a GradScaler may skip hooks of an optimizer's step, unless that is fused")
 
     def list_tensors(self) -> list[Tensor]:
         """Parameters, and what the optimizer remembers of them."""

@@ -167,4 +167,4 @@ def warm_up_gae(piece: TritonGeneralAdvantageEstimation, module: Any, num_slots:
         tensors = ["terminated", "truncated", "next_values", *padding]
         warm_up("compute_gae", (1, num_slots), tensors=tensors, gamma=piece.gamma, lambda_=piece.lambda_, **options)
         mask = ["mask"] if piece.masked_statistics else padding
-        warm_up("normalize_advantages", (num_slots,), tensors=mask, **options, **STANDARDISED)
+        warm_up("normalize_advantages", (1, num_slots), tensors=mask, **options, **STANDARDISED)

@@ -234,13 +234,16 @@ def _promote_dtypes(*tensors: Tensor) -> torch.dtype:
     return reduce(torch.promote_types, (x.dtype for x in tensors))
 
 
-def _read_number(name: str, number: float | Tensor) -> float:
-    """Read a number out of a tensor of one element, which waits for the tensor's device."""
+def _read_number(name: str, number: float | Tensor) -> Any:
+    """Read a number out of a tensor of one element, which waits for the tensor's device.
+
+    While torch.compile traces, it is a tensor in host memory, which the compiled code reads.
+    """
     if not isinstance(number, Tensor):
         return number
     if number.numel() != 1:
         raise NotImplementedError(f"{name}: got shape {tuple(number.shape)}, expected a number or one element")
-    return number.item()
+    return number.detach().cpu().reshape(()) if torch.compiler.is_compiling() else number.item()
 
 
 # ---------------------------------------------------------------------------------------------------------------------

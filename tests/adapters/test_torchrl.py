@@ -23,6 +23,7 @@ from compilations import count_compilations
 from tensordict import TensorDict
 from tensordict.nn import NormalParamExtractor, TensorDictModule, TensorDictSequential
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 from torchrl.modules import IndependentNormal, OneHotCategorical, ProbabilisticActor
 from torchrl.objectives import A2CLoss, ClipPPOLoss
 from torchrl.objectives.utils import ValueEstimators
@@ -230,6 +231,25 @@ def test_compiled_without_a_graph_break(function, stock, scalars):
     steps = random_steps((4, 20, 1), torch.float32)
     compiled = torch.compile(lambda steps: call_with_steps(function, steps, **scalars), backend="eager", fullgraph=True)
     assert_same(compiled(steps), call_with_steps(function, steps, **scalars))
+
+
+@EVERY
+@pytest.mark.parametrize("differentiated", [False, True])
+@pytest.mark.parametrize("shape", [(), (1,)], ids=["scalar", "one element"])
+def test_compiled_with_numbers_in_tensors(function, stock, scalars, shape, differentiated):
+    """Which may change: the compiled code reads them."""
+    torch._dynamo.reset()
+    steps = random_steps((4, 20, 1), torch.float32)
+    steps["next_state_value"].requires_grad_(differentiated)
+    counter = CompileCounter()
+    compiled = torch.compile(partial(call_with_steps, function), backend=counter, fullgraph=True)
+    for factor in (1.0, 0.5, 0.25):
+        tensors = {name: torch.full(shape, factor * x) for name, x in scalars.items()}
+        results = [f(steps, **tensors) for f in (compiled, partial(call_with_steps, stock))]
+        assert_same(*results)
+        got = results[0] if isinstance(results[0], torch.Tensor) else results[0][1]
+        assert got.requires_grad == differentiated
+    assert counter.frame_count == 1
 
 
 @EVERY
@@ -509,6 +529,24 @@ def test_agents_that_share_a_reward():
     )
     scalars = {"gamma": 0.99, "lmbda": 0.95, "value_network": network, "average_gae": True}
     assert_same_estimates(TritonMultiAgentGAE(**scalars), MultiAgentGAE(**scalars), random_rollout(5, 20))
+
+
+@EVERY_MODULE
+@pytest.mark.parametrize("differentiable", [False, True])
+def test_graph_breaks_of_torch_compile(module, stock, scalars, differentiable):
+    """No more than TorchRL's own has, with a batch that is larger and one whose numbers are others."""
+    rollout, breaks = random_rollout(4, 20), []
+    for cls in (stock, module):
+        torch._dynamo.reset()
+        estimator = make_module(cls, {**scalars, "differentiable": differentiable})
+        breaks.append(torch._dynamo.explain(estimator)(rollout.clone()).graph_break_count)
+    assert breaks[1] <= breaks[0]
+    torch._dynamo.reset()
+    compiled = torch.compile(estimator, backend="eager")
+    for gamma in (GAMMA, 0.5):
+        estimator.gamma.fill_(gamma)
+        want = estimator(rollout.clone())
+        torch.testing.assert_close(compiled(rollout.clone())["value_target"], want["value_target"])
 
 
 def test_a_copied_method_inside_torch_compile():

@@ -9,6 +9,7 @@ grew beyond the threshold or is missing. Absolute times of different machines do
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 from pathlib import Path
 
@@ -21,14 +22,14 @@ from benchmarks.workloads import Workload
 
 
 def read_times(path: Path, providers: list[str]) -> pd.Series:
-    """Microseconds by arm and kind."""
+    """Microseconds by arm and kind: medians over turns."""
     rows = [row for row in files.read_result(path)["rows"] if row["provider"] in providers]
     return pd.Series(
         {
-            (f"{row['provider']} on {Workload.of(row)}", kind): row[kind]
+            (f"{row['provider']} on {Workload.of(row)}", kind): statistics.median(row[f"{kind}_medians"])
             for row in rows
             for kind in ("full", "device")
-            if row[kind] is not None
+            if row[f"{kind}_medians"]
         }
     )
 

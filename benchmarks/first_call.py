@@ -4,7 +4,7 @@
 
 Each call is the first of a process of its own. What it compiles goes to a directory that is empty for one process, and
 holds what that one left for the next. The backend and its compiler are imported before, and timed too.
-Writes first_call.json: seconds, medians over a few such pairs of processes.
+Writes first_call.json: seconds, quartiles over a few such pairs of processes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
-import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -22,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks import files
 from benchmarks.harness import Clock
 from benchmarks.providers import ours
+from benchmarks.quartiles import find_quartiles
 from benchmarks.workloads import ESTIMATORS, Workload, draw_inputs
 
 SHAPE = (128, 64)
@@ -40,11 +40,11 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def measure_estimator(estimator: str) -> files.Row:
-    """Medians over some pairs of processes."""
+    """Quartiles over some pairs of processes."""
     empty, filled = zip(*(time_pair(estimator) for _ in range(PAIRS)), strict=True)
     phases = {"import": (empty + filled, 0), "compiled": (empty, 1), "loaded": (filled, 1), "second": (filled, 2)}
-    medians = {name: statistics.median(found[phase] for found in times) for name, (times, phase) in phases.items()}
-    return {"estimator": estimator} | {name: round(median, 6) for name, median in medians.items()}
+    found = {name: find_quartiles((x[phase] for x in times), 6) for name, (times, phase) in phases.items()}
+    return {"estimator": estimator, **found}
 
 
 def time_pair(estimator: str) -> tuple[Times, Times]:

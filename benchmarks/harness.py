@@ -1,9 +1,9 @@
 """The measurement protocol: how a call is timed, in full and on the device alone.
 
 *Full call*: the call between two CUDA events, the GPU synchronised before the first and after the second; 20 warm-up
-calls, the median of 50 calls, the minimum of 5 such medians. *Device*: the call captured 20 times in a CUDA graph, the
-time of a replay / 20. Arms take turns, one median each. Times are microseconds. `time_in_turns` is for arms that wait
-for each other: it has every call's time.
+calls, then the median of 50 calls. *Device*: the call captured 20 times in a CUDA graph, the time of a replay / 20.
+Arms take five turns, one median each. Times are microseconds. `time_in_turns` is for arms that wait for each other: it
+has every call's time.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from benchmarks.quartiles import Quartiles, compare_turns, find_quartiles
 from rl_triton_core._internal.capture.graphs import CudaGraphs
 
 Call = Callable[[], Any]
@@ -108,10 +109,6 @@ class Times:
     captured: int = 0
     note: str = ""
 
-    def find_smallest(self, kind: str) -> float | None:
-        """The minimum of the medians of a kind, "full" or "device", if there are any."""
-        return round(min(getattr(self, kind)), 3) if getattr(self, kind) else None
-
 
 def measure_calls(
     arms: dict[str, Call], clock: Clock, plan: Plan, host_only: frozenset[str] = frozenset()
@@ -179,20 +176,19 @@ def time_in_turns(
     return times
 
 
-def find_medians(times: dict[str, list[list[float]]], first: int = 0, last: int | None = None) -> dict[str, float]:
-    """The median by arm, of the calls of a burst from the first to the last."""
-    return {name: statistics.median(x for burst in bursts for x in burst[first:last]) for name, bursts in times.items()}
+def summarize_calls(times: dict[str, list[list[float]]], unit: float = 1.0) -> dict[str, Quartiles]:
+    """The quartiles of all calls, by arm, in so many microseconds."""
+    return {name: find_quartiles(x / unit for burst in bursts for x in burst) for name, bursts in times.items()}
 
 
-def compare_with_stock(times: dict[str, list[list[float]]]) -> dict[str, Any]:
-    """Medians in milliseconds, and how many times faster the adapter is."""
-    ms = {name: round(median / 1e3, 3) for name, median in find_medians(times).items()}
-    return {"milliseconds": ms, "speedup": round(ms["stock"] / ms["adapter"], 2)}
+def compare_with_stock(times: dict[str, list[list[float]]]) -> Quartiles:
+    """How many times faster the adapter is, over turns."""
+    return compare_turns(*([statistics.median(burst) for burst in times[name]] for name in ("stock", "adapter")))
 
 
-def measure_copy_bandwidth(device: str, clock: Clock, plan: Plan) -> float:
-    """Bytes per second, read and written, of a large elementwise copy: on the device, or in full on a CPU."""
+def measure_copy_bandwidth(device: str, clock: Clock, plan: Plan) -> Quartiles:
+    """Gigabytes per second, read and written, of a large elementwise copy: on the device, or in full on a CPU."""
     source = torch.ones(1 << (28 if device == "cuda" else 24), device=device)
     target = torch.empty_like(source)
     times = measure_calls({"copy": lambda: torch.mul(source, 1.0, out=target)}, clock, plan)["copy"]
-    return 2 * source.nbytes / (min(times.device or times.full) * 1e-6)
+    return find_quartiles((2e-3 * source.nbytes / x for x in times.device or times.full), 1)

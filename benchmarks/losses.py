@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
-import statistics
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -28,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks import files, harness
 from benchmarks.compile_ahead import limit_threads
 from benchmarks.harness import Call
+from benchmarks.quartiles import compare_turns, find_quartiles
 from rl_triton_core import set_num_threads
 from rl_triton_core.losses import categorical_ppo_loss, gaussian_ppo_loss, grpo_loss, ppo_loss
 from rl_triton_core.testing import assert_close
@@ -108,8 +108,8 @@ def main(arguments: list[str] | None = None) -> None:
     if device == "cuda":
         with ProcessPoolExecutor(len(jobs), multiprocessing.get_context("spawn"), limit_threads) as pool:
             list(pool.map(measure_width, *zip(*jobs, strict=True)))  # it fills the compilers' caches
-        bandwidth = harness.measure_copy_bandwidth(device, harness.make_clock(device), harness.QUICK)
-        about["copy_bandwidth_gb_per_s"] = round(bandwidth / 1e9, 1)
+        clock = harness.make_clock(device)
+        about["copy_bandwidth_gb_per_s"] = harness.measure_copy_bandwidth(device, clock, harness.QUICK)
     rows = [row for job in jobs for row in measure_width(*job)]
     files.save_rows(options, f"losses_{backend}.json", rows, **about)
 
@@ -132,7 +132,7 @@ def measure_width(head: str, width: int, sizes: list[int], device: str) -> list[
             arms = {name: partial(run_loss, loss, kind, b) for name, loss in losses.items()}
             about = {"head": head, "width": width, "elements": n, "kind": kind}
             moved = inputs + gradients * (kind != "forward")
-            rows.append({**about, "microseconds": measure_arms(arms, device), "bytes": moved})
+            rows.append({**about, **measure_arms(arms, device), "bytes": moved})
     return rows
 
 
@@ -150,12 +150,14 @@ def measure_arms(arms: dict[str, Call], device: str) -> dict[str, Any]:
     memory = {name: measure_memory(arm, device) for name, arm in arms.items()}
     times = harness.time_in_turns(arms, harness.make_clock(device), turns=5, seconds=SECONDS[device])
     alone = harness.measure_calls(arms, harness.make_clock(device), harness.QUICK) if device == "cuda" else {}
+    turns = {name: [*itertools.chain(*bursts)] for name, bursts in times.items()}
     rows: dict[str, Any] = {}
-    for name, turns in times.items():
-        low, median, high = (round(x, 2) for x in statistics.quantiles(itertools.chain(*turns), n=4))
+    for name, calls in turns.items():
+        low, median, high = find_quartiles(calls)
         rows[name] = {"median": median, "low": low, "high": high, "peak_bytes": memory[name]}
-        rows[name] |= {"device": alone[name].find_smallest("device")} if alone else {}
-    return rows
+        rows[name] |= {"device": find_quartiles(alone[name].device)} if alone else {}
+    faster = {name: compare_turns(calls, turns["ours"]) for name, calls in turns.items() if name != "ours"}
+    return {"microseconds": rows, "times_faster": faster}
 
 
 def measure_memory(arm: Call, device: str) -> int:

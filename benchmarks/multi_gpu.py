@@ -4,18 +4,16 @@
 
 Every process has the same number of environments, so that two learn from twice as many steps. Eager and captured
 iterations take turns; before, both make the same updates of the same rollout, and weights must agree. Writes
-multi_gpu.json: medians and quartiles in milliseconds, of the first process. On CPUs, over gloo, nothing is captured.
+multi_gpu.json: quartiles in milliseconds, of the first process. On CPUs, over gloo, nothing is captured.
 """
 
 from __future__ import annotations
 
 import itertools
-import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import distributed, multiprocessing
@@ -27,7 +25,7 @@ import ppo_multi_gpu
 from benchmarks import files
 from benchmarks.end_to_end.frameworks import Setting
 from benchmarks.end_to_end.ppo import make_arguments
-from benchmarks.end_to_end.run import find_quartiles
+from benchmarks.quartiles import compare_turns, find_quartiles
 
 SETTINGS = (Setting(4096, 128), Setting(16384, 128, 128))
 QUICK = (Setting(4, 16, 8, 2, 2, device="cpu"),)
@@ -86,9 +84,9 @@ def measure_setting(setting: Setting, rank: int, seconds: float) -> files.Row:
     for training in trainings.values():
         training.collect.reset()
         training.update.reset()
-    speedup = statistics.median(eager / captured for eager, captured in zip(*times.values(), strict=True))
-    milliseconds = {update: describe_times(x) for update, x in times.items()}
-    return {"setting": str(setting), "reason": reason, "milliseconds": milliseconds, "speedup": speedup}
+    milliseconds = {update: find_quartiles(x) for update, x in times.items()}
+    about = {"setting": str(setting), "reason": reason, "iterations": len(times["eager"])}
+    return {**about, "milliseconds": milliseconds, "speedup": compare_turns(*times.values())}
 
 
 def make_training(setting: Setting, update: str, rank: int) -> ppo_multi_gpu.DistributedTraining:
@@ -114,12 +112,6 @@ def wait_for(device: str) -> None:
     """Until the device is done."""
     if device != "cpu":
         torch.cuda.synchronize(device)
-
-
-def describe_times(times: list[float]) -> dict[str, Any]:
-    """Median and quartiles."""
-    low, median, high = find_quartiles(times, 3)
-    return {"median": median, "low": low, "high": high, "iterations": len(times)}
 
 
 if __name__ == "__main__":

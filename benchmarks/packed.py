@@ -5,7 +5,7 @@
 Runs on a GPU if there is one, else on the CPU. All arms have the same real steps; padded rows have a mask, and where
 all sequences are equally long there is an arm without. Before timing, results must agree. Times are of full calls, and
 on a GPU of the device too (benchmarks/harness.py says how).
-Writes packed_BACKEND.json: minima of medians in microseconds.
+Writes packed_BACKEND.json: quartiles in microseconds.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import rl_triton_core as ours
 from benchmarks import files, harness
 from benchmarks.harness import Call, Plan
+from benchmarks.quartiles import compare_turns, find_quartiles
 from benchmarks.run import list_tensors
 from benchmarks.workloads import ESTIMATORS, draw_sequences
 from rl_triton_core.testing import assert_close
@@ -61,13 +62,13 @@ def measure_sequences(name: str, estimator: str, device: str, plan: Plan) -> fil
     for want in others:
         assert_close(got.cpu(), want[mask].cpu().double())
     times = harness.measure_calls(arms, harness.make_clock(device), plan)
-    full, on_device = ({arm: x.find_smallest(kind) for arm, x in times.items()} for kind in ("full", "device"))
-    microseconds = on_device if device == "cuda" else full
+    full, on_device = ({arm: getattr(x, kind) for arm, x in times.items()} for kind in ("full", "device"))
+    turns = on_device if device == "cuda" else full
     return {
         **{"sequences": name, "estimator": estimator, "steps": int(lengths.sum()), "padded_steps": mask.numel()},
-        "microseconds": microseconds,
-        "full_microseconds": full,
-        "padded_over_packed": round(microseconds["padded"] / microseconds["packed"], 3),
+        "microseconds": {arm: find_quartiles(x) for arm, x in turns.items()},
+        "full_microseconds": {arm: find_quartiles(x) for arm, x in full.items()},
+        "padded_over_packed": compare_turns(turns["padded"], turns["packed"]),
     }
 
 

@@ -9,7 +9,9 @@ result file. The rest of a page is written by hand. Figures are drawn where matp
 from __future__ import annotations
 
 import importlib.util
+import math
 import re
+import string
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -25,11 +27,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks import files
 from benchmarks.end_to_end import aims, page
 from benchmarks.files import RESULTS, ROOT, Row
-from benchmarks.measured import Machine, read_gpus, read_machine, select_workloads
+from benchmarks.measured import Machine, list_medians, read_gpus, read_machine, select_workloads
+from benchmarks.quartiles import MISSING, find_quartiles, format_quartiles, take_median
 from benchmarks.suites import HEADLINE, SWEEP, SWEEP_SHAPES
 from benchmarks.tables import (
     NOT_YET,
     describe_machine,
+    format_bandwidth,
     format_percent,
     format_ratio,
     format_time,
@@ -102,6 +106,7 @@ SECTIONS = {
 }
 """Suites, their titles, and the variants whose times are divided by ours."""
 FIGURES = ("headline", "large", "long")
+HEADLINE_ARMS = {"loop": "the Python loop", "compiled_scan": "a compiled scan", "flat_triton": "a flat Triton kernel"}
 
 
 def write_gpus() -> str:
@@ -122,7 +127,7 @@ def write_cpu() -> str:
 def describe_suite(machine: Machine, suite: str, title: str) -> str:
     """A suite's title, and what it was measured on."""
     head, lines = machine.heads[suite], machine.find_suite(suite)
-    text = f"{describe_machine(head)} Copy bandwidth {head['copy_bandwidth_gb_per_s']:.0f} GB/s."
+    text = f"{describe_machine(head)} Copy bandwidth {format_bandwidth(head['copy_bandwidth_gb_per_s'])}."
     if head["skipped"]:
         text += f" {len(head['skipped'])} workloads were skipped for lack of time."
     bad = lines[lines["status"] != "ok"].itertuples()
@@ -146,8 +151,9 @@ def write_suite(machine: Machine, suite: str, title: str, others: Sequence[str])
         row += [format_percent(roofline.get(w))] * (len(roofline) > 0)
         rows.append(row + [format_ratio(ratio.get(w)) for ratio in ratios])
     head = ["", *(ARMS[arm] for arm in arms), *["roofline"] * (len(roofline) > 0), *(f"× {ARMS[x]}" for x in others)]
-    null, add = (format_time(machine.find_times(suite, name).min()) for name in ("null", "torch_add"))
-    text = f"In the same run an empty call takes {null}, and `torch.add` on the smallest shape {add}."
+    smallest = min(lines["workload"], key=lambda w: w.cells)
+    null, add = (format_time(machine.find_times(suite, name).get(smallest)) for name in ("null", "torch_add"))
+    text = f"On the smallest shape an empty call takes {null} in the same run, and `torch.add` {add}."
     figure = f"![{title}](plots/{machine.name}_{suite}.svg)" * (suite in FIGURES)
     return join_parts([describe_suite(machine, suite, title), text, make_table(head, rows), figure])
 
@@ -192,15 +198,16 @@ def describe_gpu_speed(gpu: Machine) -> str:
     full, device = (gpu.find_times("headline", kind=kind).get(w) for kind in ("full", "device"))
     if full is None or device is None:
         return ""
-    arms = {"loop": "the Python loop", "compiled_scan": "a compiled scan", "flat_triton": "a flat Triton kernel"}
-    faster = {text: gpu.find_ratios("headline", arm).get(w) for arm, text in arms.items()}
-    ratios = ", ".join(f"{format_ratio(ratio)} faster than {text}" for text, ratio in faster.items())
-    every = select_workloads(gpu.find_ratios("sweep", "flat_triton"), SWEEP).dropna()
+    faster = {text: format_ratio(gpu.find_ratios("headline", arm).get(w)) for arm, text in HEADLINE_ARMS.items()}
+    ratios = ", ".join(ratio.replace("×", f"× faster than {text}") for text, ratio in faster.items())
+    every = select_workloads(list_medians(gpu.find_ratios("sweep", "flat_triton")), SWEEP).dropna()
+    low, _, high = find_quartiles(every) if len(every) else [math.nan] * 3
     mean = f"{np.exp(np.log(every).mean()):.2f}×" if len(every) else NOT_YET
     return (
         f"On one {gpu.hardware}, `compute_gae` over {w.num_envs} environments and {w.num_steps} steps takes\n"
-        f"{format_time(full)} µs per call ({format_time(device)} µs on the device). That is\n{ratios}.\n"
-        f"Over all estimators in {len(every)} settings, a call is {mean} faster than that kernel's (geometric mean)."
+        f"{format_time(full)} µs per call, {format_time(device)} µs on the device. That is\n{ratios}.\n"
+        f"Over all estimators in {len(every)} settings, a call is {mean} faster than that kernel's (geometric mean of\n"
+        f"medians; half of the settings lie between {low:.2f} and {high:.2f}). Brackets have quartiles."
     )
 
 
@@ -226,13 +233,13 @@ COLUMNS = {
         "stock / adapter": "{speedup:.1f}",
     },
     "multi_gpu": {
-        "setting": "{setting}", "processes": "{processes}", "eager": "{milliseconds[eager][median]:.2f}",
-        "captured": "{milliseconds[captured][median]:.2f}", "eager / captured": "{speedup:.2f}",
+        "setting": "{setting}", "processes": "{processes}", "eager": "{milliseconds[eager]:.2f}",
+        "captured": "{milliseconds[captured]:.2f}", "eager / captured": "{speedup:.2f}",
     },
     "varying_batches": {
         "algorithm": "{algorithm}", "steps of a batch": "{batch_size}", "updates": "{ours[updates]}",
-        "sizes": "{ours[sizes]}", "replayed": "{ours[replayed]:.1%}", "stock, update": "{stock[update_ms][1]:.2f}",
-        "ours, update": "{ours[update_ms][1]:.2f}", "stock, first 50": "{stock[first_ms]:.0f}",
+        "sizes": "{ours[sizes]}", "replayed": "{ours[replayed]:.1%}", "stock, update": "{stock[update_ms]:.2f}",
+        "ours, update": "{ours[update_ms]:.2f}", "stock, first 50": "{stock[first_ms]:.0f}",
         "ours, first 50": "{ours[first_ms]:.0f}",
     },
     "regimes_*": {
@@ -253,12 +260,22 @@ def list_rows(columns: dict[str, str], result: Row) -> str:
     return make_table([*columns], ([fill_cell(cell, row) for cell in columns.values()] for row in result["rows"]))
 
 
+class Cells(string.Formatter):
+    """Writes quartiles as well as numbers."""
+
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        """A field of a cell."""
+        if isinstance(value, list | dict):
+            return format_quartiles(value, lambda x: format(x, format_spec))
+        return super().format_field(value, format_spec)
+
+
 def fill_cell(cell: str, row: Row) -> str:
     """A cell of a row, which may not have the field."""
     try:
-        return cell.format_map(row)
+        return Cells().vformat(cell, (), row)
     except KeyError:
-        return "–"
+        return MISSING
 
 
 def list_packed(result: Row) -> str:
@@ -268,8 +285,8 @@ def list_packed(result: Row) -> str:
     for row in result["rows"]:
         times = [format_times(*(row[kind].get(arm) for kind in kinds)) for arm in ("packed", "padded", "unmasked")]
         about = [row["sequences"], f"`{row['estimator']}`", f"{row['steps']}", f"{row['padded_steps']}"]
-        lines.append([*about, *times, f"{row['padded_over_packed']:.2f}"])
-    slower = sum(row["padded_over_packed"] < 1 for row in result["rows"])
+        lines.append([*about, *times, fill_cell("{padded_over_packed:.2f}", row)])
+    slower = sum(take_median(row["padded_over_packed"]) < 1 for row in result["rows"])
     head = ["sequences (length)", "", "steps", "padded steps", "packed", "masked", "without a mask", "masked / packed"]
     return f"Packed takes longer in {slower} of {len(lines)} rows.\n\n{make_table(head, lines)}"
 
@@ -285,16 +302,23 @@ def list_losses(result: Row) -> str:
     about = f"PyTorch and ours use {result['threads']} thread(s)." * (result["backend"] == "cpu")
     if bandwidth:
         head += [f"{arm}, device" for arm in arms[1:]] + ["floor"]
-        about = f"The floor is the time in which a copy moves the call's bytes, at {bandwidth:.0f} GB/s."
+        about = f"The floor is the time in which a copy moves the call's bytes, at {format_bandwidth(bandwidth)}."
     lines = []
     for setting, rows in pairs.items():
-        times = [{arm: row["microseconds"][arm]["median"] for arm in arms} for row in rows]
+        times = [row["microseconds"] for row in rows]
         cells = [format_times(*(x[arm] for x in times)) for arm in arms]
-        lines.append([*setting, *cells, *(" / ".join(f"{x[arm] / x['ours']:.2f}" for x in times) for arm in arms[:2])])
+        cells += [" / ".join(format_ratio(find_ratio(row, arm)) for row in rows) for arm in arms[:2]]
         if bandwidth:
-            lines[-1] += [format_times(*(row["microseconds"][arm]["device"] for row in rows)) for arm in arms[1:]]
-            lines[-1].append(format_times(*(row["bytes"] / (bandwidth * 1e3) for row in rows)))
+            cells += [format_times(*(x[arm]["device"] for x in times)) for arm in arms[1:]]
+            cells.append(format_times(*(row["bytes"] / (take_median(bandwidth) * 1e3) for row in rows)))
+        lines.append([*setting, *cells])
     return join_parts([about, make_table(head, lines)])
+
+
+def find_ratio(row: Row, arm: str) -> Any:
+    """How many times faster a loss of ours is than an arm: over turns, or by the medians of files without these."""
+    times = row["microseconds"]
+    return row.get("times_faster", {}).get(arm, take_median(times[arm]) / take_median(times["ours"]))
 
 
 def write_accuracy() -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -11,7 +12,8 @@ import pandas as pd
 from benchmarks import files
 from benchmarks.end_to_end import page
 from benchmarks.end_to_end.frameworks import REGISTRY
-from benchmarks.measured import Machine, read_gpus, select_workloads
+from benchmarks.measured import Found, Machine, read_gpus
+from benchmarks.quartiles import Quartiles
 from benchmarks.suites import HEADLINE, SWEEP_SHAPES
 from benchmarks.workloads import ESTIMATORS, LAYOUTS, Workload, count_bytes
 
@@ -53,6 +55,12 @@ def make_panels(rows: int, columns: int, width: float, height: float) -> tuple[F
     return figure, list(panels.flat)
 
 
+def split_quartiles(found: Iterable[Quartiles]) -> tuple[Any, Any]:
+    """Medians, and how far the quartiles are from them."""
+    low, medians, high = np.transpose([*found])
+    return medians, [medians - low, high - medians]
+
+
 def hide_frame(panel: Axes) -> None:
     """No lines around a panel but the axis below it."""
     for side in ("top", "right", "left"):
@@ -75,14 +83,16 @@ def draw_speed_up(machine: Machine) -> Figure:
     panel.set_xscale("log")
     shapes = sorted(SWEEP_SHAPES, key=lambda shape: (shape[1], shape[0]), reverse=True)
     for provider, (label, marker, color) in OTHERS.items():
-        wanted = {Workload("gae", *shape): place for place, shape in enumerate(shapes)}
-        ratios = select_workloads(machine.find_ratios("sweep", provider), wanted).dropna()
-        places = [wanted[workload] for workload in ratios.index]
-        panel.plot(ratios.to_list(), places, marker, color=color, markersize=5, label=f"over a {label}")
+        ratios = machine.find_ratios("sweep", provider)
+        found = {place: ratios.get(Workload("gae", *shape)) for place, shape in enumerate(shapes)}
+        found = {place: ratio for place, ratio in found.items() if ratio}
+        medians, errors = split_quartiles(found.values())
+        style = {"fmt": marker, "color": color, "markersize": 5, "capsize": 2, "label": f"over a {label}"}
+        panel.errorbar(medians, list(found), xerr=errors, **style)
     panel.axvline(1, color=INK, linewidth=0.6)
     panel.xaxis.set_major_formatter("{x:g}")
     panel.set_yticks(range(len(shapes)), [f"{num_envs} x {num_steps}" for num_envs, num_steps in shapes])
-    panel.set(xlabel="times faster, full call", ylabel="environments x steps")
+    panel.set(xlabel="times faster, full call: median and quartiles", ylabel="environments x steps")
     panel.set_title(f"compute_gae on an {machine.hardware}", fontsize=9)
     panel.grid(axis="x", color=PALE, linewidth=0.5)
     panel.legend(fontsize=7, loc="lower right")
@@ -96,22 +106,24 @@ def draw_sweep(machine: Machine) -> Figure:
     for row, estimator in enumerate(ESTIMATORS):
         for column, other in enumerate(("flat_triton", "compiled_scan")):
             ratios = machine.find_ratios("sweep", other)
-            plain = [w.estimator == estimator and w.layout == "env-major" and not w.truncated for w in ratios.index]
-            draw_heat_map(panels[2 * row + column], f"{estimator} against {other}", ratios[plain])
+            plain = [w for w in ratios if w.estimator == estimator and w.layout == "env-major" and not w.truncated]
+            draw_heat_map(panels[2 * row + column], f"{estimator} against {other}", {w: ratios[w] for w in plain})
     return figure
 
 
-def draw_heat_map(panel: Axes, title: str, ratios: pd.Series) -> None:
-    """Ratios over (num_envs, T), written into their cells, on a logarithmic scale about 1."""
-    if not len(ratios):
+def draw_heat_map(panel: Axes, title: str, ratios: Found) -> None:
+    """Ratios over (num_envs, T), written into their cells with quartiles, on a logarithmic scale about 1."""
+    if not ratios:
         return
-    index = pd.MultiIndex.from_tuples([(w.num_envs, w.num_steps) for w in ratios.index])
-    grid = ratios.set_axis(index).unstack()
+    cells = {(w.num_envs, w.num_steps): ratio for w, ratio in ratios.items()}
+    grid = pd.Series({cell: ratio[1] for cell, ratio in cells.items()}).unstack()
     panel.imshow(np.log2(grid.to_numpy()), cmap="RdYlGn", vmin=-3, vmax=3, aspect="auto", origin="lower")
     for (row, column), value in np.ndenumerate(grid.to_numpy()):
         if np.isfinite(value):
-            color = "white" if abs(np.log2(value)) > 2 else "black"
-            panel.text(column, row, f"{value:.1f}", ha="center", va="center", fontsize=6, color=color)
+            low, median, high = cells[grid.index[row], grid.columns[column]]
+            style = {"ha": "center", "fontsize": 6, "color": "white" if abs(np.log2(value)) > 2 else "black"}
+            panel.text(column, row, f"{median:.1f}", va="bottom", **style)
+            panel.text(column, row, f"{low:.1f} to {high:.1f}", va="top", **{**style, "fontsize": 4})
     panel.set(title=title, xlabel="T", ylabel="num_envs")
     panel.set_xticks(range(grid.shape[1]), [str(x) for x in grid.columns])
     panel.set_yticks(range(grid.shape[0]), [str(x) for x in grid.index])
@@ -120,13 +132,14 @@ def draw_heat_map(panel: Axes, title: str, ratios: pd.Series) -> None:
 def draw_roofline(machine: Machine) -> Figure:
     """The percentage of the roofline against the bytes, by layout."""
     figure, panels = make_panels(1, 2, 9, 3.5)
-    percent = pd.concat([machine.find_roofline(suite) for suite in ("sweep", "large")])
+    percent = {w: x for suite in ("sweep", "large") for w, x in machine.find_roofline(suite).items()}
     for panel, layout in zip(panels, LAYOUTS, strict=True):
         for estimator in ESTIMATORS:
-            plain = [(w.estimator, w.layout, w.truncated) == (estimator, layout, False) for w in percent.index]
-            if any(plain):
-                chosen = percent[plain]
-                panel.plot([count_bytes(w) / 1e6 for w in chosen.index], chosen.to_list(), ".", label=estimator)
+            plain = [w for w in percent if (w.estimator, w.layout, w.truncated) == (estimator, layout, False)]
+            if plain:
+                medians, errors = split_quartiles(percent[w] for w in plain)
+                megabytes = [count_bytes(w) / 1e6 for w in plain]
+                panel.errorbar(megabytes, medians, yerr=errors, fmt=".", linewidth=0.5, label=estimator)
         panel.axhline(100, color="grey", linewidth=0.5)
         panel.set(title=layout, xscale="log", xlabel="MB that must move", ylabel="% of the roofline", ylim=(0, None))
     panels[0].legend(fontsize=6)
@@ -139,9 +152,11 @@ def draw_breakdown(machine: Machine) -> Figure:
     times = {(arm, kind): machine.find_times("headline", arm, kind) for arm in ARMS for kind in ("full", "device")}
     for panel, estimator in zip(panels, ESTIMATORS, strict=True):
         w = Workload(estimator, *HEADLINE)
-        full, device = ([times[arm, kind].get(w, 0.0) for arm in ARMS] for kind in ("full", "device"))
+        found = ([times[arm, kind].get(w, [0.0] * 3) for arm in ARMS] for kind in ("full", "device"))
+        (full, errors), (device, _) = map(split_quartiles, found)
         panel.bar(ARMS, device, label="device")
-        panel.bar(ARMS, [max(0, x - y) for x, y in zip(full, device, strict=True)], bottom=device, label="host")
+        host = [max(0, x - y) for x, y in zip(full, device, strict=True)]
+        panel.bar(ARMS, host, bottom=device, yerr=errors, capsize=2, label="host")
         panel.set_title(estimator, fontsize=7)
         panel.tick_params("x", rotation=90)
     panels[0].set_ylabel("µs")
@@ -153,12 +168,13 @@ def draw_long_rows(machine: Machine) -> Figure:
     """Device time of GAE against T, and the floor of its bytes."""
     figure, (panel,) = make_panels(1, 1, 6, 4)
     curves = {arm: machine.find_times("long", arm, "device") for arm in ("ours", "flat_triton")}
-    curves["floor of the bytes"] = machine.find_floors("long")
+    curves["floor of the bytes"] = {w: [x] * 3 for w, x in machine.find_floors("long").items()}
     for label, times in curves.items():
-        chosen = {w: x for w, x in times.items() if w[:2] == ("gae_advantages", 16) and w.layout == "env-major"}
-        points = sorted((w.num_steps, x) for w, x in chosen.items())
-        if points:
-            panel.plot(*zip(*points, strict=True), marker=".", label=label)
+        chosen = [w for w in times if w[:2] == ("gae_advantages", 16) and w.layout == "env-major"]
+        chosen.sort(key=lambda w: w.num_steps)
+        if chosen:
+            medians, errors = split_quartiles(times[w] for w in chosen)
+            panel.errorbar([w.num_steps for w in chosen], medians, yerr=errors, marker=".", label=label)
     panel.set(xscale="log", yscale="log", xlabel="T", ylabel="µs on the device", title="GAE, 16 environments")
     panel.legend()
     return figure
@@ -203,11 +219,10 @@ def draw_framework(results: list[files.Row]) -> Figure:
     for panel, result in zip(panels, results, strict=True):
         pairs = result["pairs"][::-1]
         places = range(len(pairs))
-        low, median, high = np.transpose([row["speed_up"] for row in pairs])
+        medians, errors = split_quartiles(row["speed_up"] for row in pairs)
         panel.axvline(1, color="grey", linewidth=0.5)
         panel.plot([row["bound"] for row in pairs], places, "|", color="black", markersize=10, label="bound")
-        quartiles = [median - low, high - median]
-        panel.errorbar(median, places, xerr=quartiles, fmt="o", markersize=3, capsize=2, label="measured")
+        panel.errorbar(medians, places, xerr=errors, fmt="o", markersize=3, capsize=2, label="measured")
         panel.set_yticks(places, [page.name_pair(row) for row in pairs])
         panel.set(title=files.name_processor(result["system"], result["device"]), xlabel="times faster")
         panel.legend(fontsize=6)

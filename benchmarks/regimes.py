@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import rl_triton_core as ours
 from benchmarks import files, harness
 from benchmarks.harness import Call
+from benchmarks.quartiles import find_quartiles
 from benchmarks.run import list_tensors
 from benchmarks.workloads import ESTIMATORS, LAYOUTS, Inputs, Workload, draw_inputs, draw_sequences
 from rl_triton_core._internal.launch.fast_path import forget_plans
@@ -137,10 +138,10 @@ def draw_packed(workload: Workload, seed: int) -> Inputs:
 
 
 def time_repeated(call: Call) -> files.Row:
-    """The minimum of medians of full calls, and the median of the host's time."""
+    """The time of full calls over turns, and the host's over calls."""
     clock, plan = harness.make_clock(DEVICE), harness.PLANS[DEVICE]
-    full = min(harness.time_median(call, clock, plan)[0] for _ in range(plan.medians))
-    return {"full": full, "host": statistics.median(time_host(call) for _ in range(50))}
+    full = find_quartiles(harness.time_median(call, clock, plan)[0] for _ in range(plan.medians))
+    return {"full": full, "host": find_quartiles(time_host(call) for _ in range(50))}
 
 
 def time_host(call: Call) -> float:
@@ -161,8 +162,8 @@ def time_inputs(workload: Workload, draws: Iterable[Inputs]) -> files.Row:
         if i < CHECKED:
             check_results(workload, inputs, {})
     return {
-        "host": statistics.median(calls),
-        "host_highest_decile": statistics.quantiles(calls, n=10)[-1],
+        "host": find_quartiles(calls),
+        "host_highest_decile": float(np.percentile(calls, 90)),
         "host_mean_with_compilation": statistics.mean([*calls, *compiling]),
         "compiling_calls": len(compiling),
     }

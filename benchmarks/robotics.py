@@ -2,7 +2,7 @@
 
     .venv-frameworks/bin/python -m benchmarks.robotics FOLDER [--commit HASH] [--device cuda] [--quick]
 
-Writes robotics.json: medians in milliseconds, and their ratios. Advantages must agree before.
+Writes robotics.json: quartiles in milliseconds, and ratios. Advantages must agree before.
 """
 
 import argparse
@@ -61,7 +61,8 @@ def measure_step(clock: Clock, step: str, stock: Call, ours: Call) -> files.Row:
     if step == "advantages":
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
     burst = CALLS if step == "advantages" else 1
-    return harness.compare_with_stock(harness.time_in_turns({"stock": stock, "adapter": ours}, clock, TURNS, burst))
+    times = harness.time_in_turns({"stock": stock, "adapter": ours}, clock, TURNS, burst)
+    return {"milliseconds": harness.summarize_calls(times, 1e3), "speedup": harness.compare_with_stock(times)}
 
 
 def make_rsl_rl_calls(provider: str, num_steps: int, num_envs: int, device: str) -> Calls:

@@ -133,8 +133,6 @@ def make_row(workload: Workload, arm: Arm, times: harness.Times) -> files.Row:
         "status": arm.status,
         "error": None if arm.error is None else float(f"{arm.error:.3g}"),
         "bytes": count_bytes(workload),
-        "full": times.find_smallest("full"),
-        "device": times.find_smallest("device"),
         "full_medians": [round(x, 3) for x in times.full],
         "device_medians": [round(x, 3) for x in times.device],
         "calls": times.calls,
@@ -164,7 +162,7 @@ def run_suites(names: Iterable[str], estimators: tuple[str, ...], session: Sessi
             "threads": torch.get_num_threads(),
             "protocol": session.plan._asdict(),
             "tolerance": TOLERANCE,
-            "copy_bandwidth_gb_per_s": round(bandwidth / 1e9, 1),
+            "copy_bandwidth_gb_per_s": bandwidth,
             "skipped": skipped,
         }
         path = session.folder / ("_".join(["bench", name, *estimators]) + ".json")

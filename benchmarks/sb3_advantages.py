@@ -6,7 +6,7 @@ Three arms take turns on the same rollout: the buffer of Stable-Baselines3, our 
 `compute_gae` alone on flags that are ready. A turn is a burst of calls; the first of a burst finds the caches as the
 other arms left them, which is how a training loop calls it. Before timing, both buffers must agree in every bit.
 The largest rollout is timed once more beside a process that keeps a core busy, as environments in subprocesses do.
-Writes sb3_advantages.json: medians in microseconds, and their ratios.
+Writes sb3_advantages.json: quartiles in microseconds, and ratios.
 """
 
 from __future__ import annotations
@@ -79,15 +79,16 @@ def measure_shape(n_steps: int, n_envs: int, threads: int, turns: int, busy_neig
         if not getattr(stock, name).tobytes() == getattr(ours, name).tobytes() == mine.numpy().tobytes():
             raise SystemExit(f"{name} differ at ({n_steps}, {n_envs})")
     times = harness.time_in_turns(arms, harness.Clock(), turns, BURST)
-    warm, first = harness.find_medians(times, first=1), harness.find_medians(times, last=1)
+    warm, first = (
+        {name: [burst[chosen] for burst in bursts] for name, bursts in times.items()}
+        for chosen in (slice(1, None), slice(1))
+    )
     return {
         **{"n_steps": n_steps, "n_envs": n_envs, "threads": threads, "busy_neighbours": busy_neighbours},
-        "microseconds": {name: round(x, 1) for name, x in warm.items()},
-        "microseconds_first_of_burst": {name: round(x, 1) for name, x in first.items()},
-        "adapter_overhead_microseconds": round(warm["adapter"] - warm["core"], 1),
-        "speedup": round(warm["stock"] / warm["adapter"], 2),
-        "speedup_first_of_burst": round(first["stock"] / first["adapter"], 2),
-        "speedup_core": round(warm["stock"] / warm["core"], 2),
+        "microseconds": harness.summarize_calls(warm),
+        "microseconds_first_of_burst": harness.summarize_calls(first),
+        "speedup": harness.compare_with_stock(warm),
+        "speedup_first_of_burst": harness.compare_with_stock(first),
         "target": SHAPES[n_steps, n_envs],
     }
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from benchmarks.files import Row, name_processor
+from benchmarks.quartiles import MISSING, format_quartiles
 
 NOT_YET = "*not measured yet*"
 
@@ -33,26 +34,27 @@ def describe_machine(result: Row) -> str:
     return f"{several}{hardware}; {', '.join(packages)}; commit {commits}."
 
 
-def format_time(time: float | None) -> str:
+def format_time(time: Any) -> str:
     """Microseconds with the digits worth reading."""
-    return "–" if is_missing(time) else f"{time:.1f}" if time < 100 else f"{time:.0f}"
+    return format_quartiles(time, lambda x: f"{x:.1f}" if x < 100 else f"{x:.0f}")
 
 
-def format_times(*times: float | None) -> str:
+def format_times(*times: Any) -> str:
     """Several of them, or that there are none."""
-    return "–" if all(map(is_missing, times)) else " / ".join(map(format_time, times))
+    cells = [format_time(time) for time in times]
+    return MISSING if {*cells} == {MISSING} else " / ".join(cells)
 
 
-def format_ratio(ratio: float | None) -> str:
+def format_ratio(ratio: Any) -> str:
     """How many times faster."""
-    return "–" if is_missing(ratio) else f"{ratio:.2f}×" if ratio < 20 else f"{ratio:.0f}×"
+    return format_quartiles(ratio, lambda x: f"{x:.2f}" if x < 20 else f"{x:.0f}", "×")
 
 
-def format_percent(share: float | None) -> str:
+def format_percent(share: Any) -> str:
     """A percentage."""
-    return "–" if is_missing(share) else f"{share:.0f} %"
+    return format_quartiles(share, lambda x: f"{x:.0f}", " %")
 
 
-def is_missing(number: float | None) -> bool:
-    """Whether it was not measured."""
-    return number is None or math.isnan(number)
+def format_bandwidth(bandwidth: Any) -> str:
+    """Gigabytes per second."""
+    return format_quartiles(bandwidth, lambda x: f"{x:.0f}", " GB/s")

@@ -18,7 +18,7 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import files, suites
-from benchmarks.measured import Machine, read_gpus, select_workloads
+from benchmarks.measured import Machine, list_medians, read_gpus, select_workloads
 from benchmarks.suites import SUITES, SWEEP, SWEEP_SHAPES, combine_workloads
 from benchmarks.tables import make_table
 from benchmarks.workloads import Workload
@@ -68,12 +68,12 @@ LONG = combine_workloads(suites.LONG_SHAPES, suites.LONG_ESTIMATORS, suites.ENV_
 
 def compare(suite: str, wanted: Iterable[Workload], other: str, ours: str = "ours", kind: str = "full") -> Find:
     """How many times faster ours is than another arm."""
-    return lambda machine: select_workloads(machine.find_ratios(suite, other, ours, kind), wanted)
+    return lambda machine: select_workloads(list_medians(machine.find_ratios(suite, other, ours, kind)), wanted)
 
 
 def find_roofline(suite: str, wanted: Iterable[Workload]) -> Find:
     """The percentage of the roofline."""
-    return lambda machine: select_workloads(machine.find_roofline(suite), wanted)
+    return lambda machine: select_workloads(list_medians(machine.find_roofline(suite)), wanted)
 
 
 def compare_retrace(machine: Machine) -> pd.Series:
@@ -97,7 +97,7 @@ def compare_long_rows(machine: Machine) -> pd.Series:
 
 def find_overhead(machine: Machine) -> pd.Series:
     """The full call beyond that of torch.add on the same shape."""
-    ours, add = (machine.find_times("headline", name) for name in ("ours", "torch_add"))
+    ours, add = (list_medians(machine.find_times("headline", name)) for name in ("ours", "torch_add"))
     return select_workloads(ours - add, combine_workloads([suites.HEADLINE], layouts=suites.ENV_MAJOR))
 
 
@@ -106,7 +106,7 @@ def compare_layouts(machine: Machine) -> pd.Series:
     found = []
     for suite in ("sweep", "large"):
         wanted = [w for w in SUITES[suite].workloads if w.layout == "time-major" and not w.truncated]
-        times = machine.find_times(suite, kind="device")
+        times = list_medians(machine.find_times(suite, kind="device"))
         found.append(select_workloads(times, wanted) / select_workloads(times, wanted, layout="env-major"))
     return pd.concat(found)
 
@@ -114,14 +114,14 @@ def compare_layouts(machine: Machine) -> pd.Series:
 def compare_truncated(machine: Machine) -> pd.Series:
     """The device time with truncations, without the time of the extra bytes, over the plain time."""
     wanted = combine_workloads(SWEEP_SHAPES, truncated=[True])
-    times, floors = machine.find_times("sweep", kind="device"), machine.find_floors("sweep")
+    times, floors = list_medians(machine.find_times("sweep", kind="device")), machine.find_floors("sweep")
     extra = select_workloads(floors, wanted) - select_workloads(floors, wanted, truncated=False)
     return (select_workloads(times, wanted) - extra) / select_workloads(times, wanted, truncated=False)
 
 
 def compare_flags(machine: Machine) -> pd.Series:
     """Device time with flags of other types over that with bool, by the ratio of the bytes."""
-    per_byte = machine.find_times("flags", kind="device") / machine.find_floors("flags")
+    per_byte = list_medians(machine.find_times("flags", kind="device")) / machine.find_floors("flags")
     wanted = [w for w in SUITES["flags"].workloads if w.flags != "bool"]
     return select_workloads(per_byte, wanted) / select_workloads(per_byte, wanted, flags="bool")
 

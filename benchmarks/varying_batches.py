@@ -20,8 +20,8 @@ import torch
 
 from benchmarks import files
 from benchmarks.end_to_end.impala import create_config
-from benchmarks.end_to_end.run import find_quartiles
 from benchmarks.end_to_end.stopwatch import Stopwatch, watch_memory
+from benchmarks.quartiles import find_quartiles
 
 ALGORITHMS = ("IMPALA", "APPO")
 BATCH_SIZES = (500, 2000)

@@ -2,7 +2,7 @@
 
     .venv-frameworks/bin/python -m benchmarks.verl_advantages FOLDER [--commit HASH] [--quick]
 
-Writes verl_advantages.json: medians in milliseconds, and their ratios. Results must agree before. The floor is what
+Writes verl_advantages.json: quartiles in milliseconds, and ratios. Results must agree before. The floor is what
 GRPO cannot do without: each response's rewards are summed, and the sum times the mask is written to its tokens.
 """
 
@@ -49,7 +49,9 @@ def measure_shape(batch_size: int, response_length: int, threads: int) -> list[f
         arms = {"stock": call, "adapter": call, "floor": lambda: rewards.sum(-1, keepdim=True) * mask}
         times = harness.time_in_turns(arms, harness.Clock(), TURNS, CALLS, prepare=choose_arm)
         uninstall()
-        rows.append({"estimator": estimator, **setting, **harness.compare_with_stock(times)})
+        speedup = harness.compare_with_stock(times)
+        milliseconds = harness.summarize_calls(times, unit=1e3)
+        rows.append({"estimator": estimator, **setting, "milliseconds": milliseconds, "speedup": speedup})
     return rows
 
 

@@ -13,6 +13,7 @@ import pandas as pd
 from benchmarks import files
 from benchmarks.end_to_end import cleanrl, rllib, sb3
 from benchmarks.end_to_end.frameworks import REGISTRY, Setting
+from benchmarks.quartiles import take_median
 from benchmarks.tables import join_parts, make_table
 from benchmarks.targets import Target, list_targets, read_notes
 
@@ -56,13 +57,13 @@ def compare_peaks(
 def compare_losses(other: str, machine: str) -> pd.Series:
     """How many times faster a loss with its gradients is than another arm, by head, width and size."""
     times = {name: row["microseconds"] for name, row, _ in list_losses(machine)}
-    return pd.Series({name: x[other]["median"] / x["ours"]["median"] for name, x in times.items()}, dtype=float)
+    return pd.Series({name: take_median(x[other]) / take_median(x["ours"]) for name, x in times.items()}, dtype=float)
 
 
 def compare_losses_floor(machine: str) -> pd.Series:
     """How many times longer they take on the device than a copy of their bytes, from a million elements on."""
     ratios = {
-        name: row["microseconds"]["ours"]["device"] * 1e3 * bandwidth / row["bytes"]
+        name: take_median(row["microseconds"]["ours"]["device"]) * 1e3 * bandwidth / row["bytes"]
         for name, row, bandwidth in list_losses(machine)
         if row["elements"] >= 1_000_000
     }
@@ -75,7 +76,7 @@ def list_losses(machine: str) -> Iterator[tuple[str, files.Row, float]]:
         for row in result["rows"]:
             if row["kind"] != "forward":
                 name = f"{row['head']}, width {row['width']}, {row['elements']} elements"
-                yield name, row, result.get("copy_bandwidth_gb_per_s", math.nan)
+                yield name, row, take_median(result.get("copy_bandwidth_gb_per_s", math.nan))
 
 
 SB3 = sb3.SETTINGS["cuda"]

@@ -10,7 +10,8 @@ from typing import NamedTuple
 from benchmarks import files
 from benchmarks.end_to_end.frameworks import REGISTRY, Framework, Module, Setting
 from benchmarks.end_to_end.run import find_bound, find_share
-from benchmarks.end_to_end.stopwatch import REST
+from benchmarks.end_to_end.stopwatch import ADVANTAGES, REST
+from benchmarks.quartiles import Quartiles, find_quartiles, format_quartiles
 from benchmarks.tables import NOT_YET, describe_machine, join_parts, make_table
 
 SMALL = 0.01
@@ -61,7 +62,7 @@ def name_small_shares(module: Module, result: files.Row) -> str:
     if not small:
         return ""
     where = "In all settings" if len(small) == len(own) else f"In {len(small)} of {len(own)} settings"
-    settings = "\n".join(f"* {Setting.of(row)}: {format_share(row)} %" for row in small)
+    settings = "\n".join(f"* {Setting.of(row)}: {format_share(find_shares(row))}" for row in small)
     return (
         f"**{where} the advantage step takes less than {100 * SMALL:.2g} % of the framework's own iteration. "
         f"Training does not get noticeably faster, however it is computed:**\n\n{settings}"
@@ -72,12 +73,10 @@ def list_parts(result: files.Row) -> str:
     """Where acting and updates are timed: what each part takes of the framework's own iteration, with its bound."""
     lines, named = [], (*REPLACED, REST)
     for row in result["arms"]:
-        parts = row.get("times", {})
-        if row["arm"] == "stock" and {*REPLACED} < parts.keys():
-            times = [dict(zip(parts, x, strict=True)) for x in zip(*parts.values(), strict=True)]
-            *shares, whole = (round(find_share(times, x), 6) for x in (*([part] for part in named), REPLACED))
-            bounds = [f"{find_bound(share):.2f}" for share in (*shares[:-1], whole)]
-            lines.append([str(Setting.of(row)), *(f"{100 * share:.2g} %" for share in shares), *bounds])
+        if row["arm"] == "stock" and {*REPLACED} < row.get("times", {}).keys():
+            *shares, whole = (find_shares(row, x) for x in (*([part] for part in named), REPLACED))
+            bounds = [format_bound(share, 2) for share in (*shares[:-1], whole)]
+            lines.append([str(Setting.of(row)), *map(format_share, shares), *bounds])
     head = ["", *REPLACED, "environments and the rest", *(f"bound: {part}" for part in (*REPLACED, "all three"))]
     return make_table(head, lines) * bool(lines)
 
@@ -86,12 +85,13 @@ def compare_arms(result: files.Row) -> str:
     """Bound and measurement, arm against arm; with other parts that an arm replaces, and what was not timed."""
     named = [name for row in result["arms"] for name in row.get("quartiles", {})]
     parts = [name for name in dict.fromkeys(named) if name not in ("total", "rest")]
-    lines = []
+    lines, arms = [], {(Setting.of(row), row["arm"]): row for row in result["arms"]}
     for row in result["pairs"]:
-        low, median, high = row["speed_up"]
-        times = [format_times(result, row, part) for part in ("total", *parts)]
-        bounds = f"{format_share(row)} %", f"{row['bound']:.3f}"
-        lines.append([name_pair(row), *times, *bounds, f"{median:.3f} [{low:.3f}, {high:.3f}]"])
+        slow, fast = (arms.get((Setting.of(row), row[arm]), {}) for arm in ("slow", "fast"))
+        times = [" → ".join(format_time(arm, part) for arm in (slow, fast)) for part in ("total", *parts)]
+        share = find_shares(slow)
+        measured = format_quartiles(row["speed_up"], "{:.3f}".format)
+        lines.append([name_pair(row), *times, format_share(share), format_bound(share, 3), measured])
     head = ["", "iteration", *parts, "share", "bound", "measured"]
     bad = [f"{row['arm']} ({Setting.of(row)}): {row['status']}" for row in result["arms"] if row["status"] != "ok"]
     not_timed = f"Not timed: {'; '.join(bad)}." * bool(bad)
@@ -106,11 +106,9 @@ def list_calls(result: files.Row) -> str:
         if "launches" in row:
             steps = row["epochs"] * row["minibatches"]
             counts = [f"{row[name]} ({row[name] / steps:.1f})" for name in ("launches", "reads")]
-            times = row["quartiles"]
-            milliseconds = f"{times.get('update', times['total'])[1] / 1e3 / steps:.3g}"
-            lines.append(
-                [f"{Setting.of(row)}: {row['arm']}", milliseconds, *counts, f"{row['peak_bytes'] / 2**20:.0f}"]
-            )
+            milliseconds = format_time(row, "update" if "update" in row["quartiles"] else "total", steps)
+            peak = f"{row['peak_bytes'] / 2**20:.0f}"
+            lines.append([f"{Setting.of(row)}: {row['arm']}", milliseconds, *counts, peak])
     head = ["", "per minibatch", "launches", "reads", "peak"]
     return make_table(head, lines) * bool(lines)
 
@@ -121,11 +119,20 @@ def name_pair(row: files.Row) -> str:
     return f"{Setting.of(row)}{device}: {row['slow']} → {row['fast']}"
 
 
-def format_times(result: files.Row, pair: files.Row, part: str) -> str:
-    """Milliseconds of a part, slower arm → faster arm; a part inside a graph is not timed."""
-    medians = {row["arm"]: row.get("quartiles", {}) for row in result["arms"] if Setting.of(row) == Setting.of(pair)}
-    found = (medians[pair[arm]].get(part) for arm in ("slow", "fast"))
-    return " → ".join("–" if x is None else f"{x[1] / 1e3:.3g}" for x in found)
+def format_time(arm: files.Row, part: str, steps: int = 1) -> str:
+    """Milliseconds of a part of an arm, or of each of its steps; a part inside a graph is not timed."""
+    return format_quartiles(arm.get("quartiles", {}).get(part), lambda x: f"{x / 1e3 / steps:.3g}")
+
+
+def find_shares(arm: files.Row, parts: Iterable[str] = (ADVANTAGES,)) -> Quartiles:
+    """What some parts take of an arm's iteration."""
+    times = [dict(zip(arm["times"], x, strict=True)) for x in zip(*arm["times"].values(), strict=True)]
+    return find_share(times, parts)
+
+
+def format_bound(share: Quartiles, digits: int) -> str:
+    """How many times faster an iteration gets without what takes this share."""
+    return format_quartiles([find_bound(x) for x in share], lambda x: f"{x:.{digits}f}")
 
 
 # --- shares -----------------------------------------------------------------------------------------------------------
@@ -149,13 +156,14 @@ class Shares(NamedTuple):
 
 
 def list_shares() -> str:
-    """The share of the advantage step by framework and machine, its bound, and the measured speed-ups."""
+    """The share of the advantage step by framework and machine, its bound, and the measured speed-ups: medians."""
     lines = []
     for shares in select_shares():
         bounds = describe_ratios(x["bound"] for x in shares.pairs)
         measured = [describe_ratios(x["speed_up"][1] for x in pairs) for pairs in (shares.pairs, shares.more)]
         lines.append([shares.name, f"{describe_shares(shares.pairs)} %", bounds, *measured])
-    return make_table(["", "share", "bound", "our advantages", "all that is replaced"], lines)
+    table = make_table(["", "share", "bound", "our advantages", "all that is replaced"], lines)
+    return f"{table}\n\nMedians, from the setting with the least to the one with the most."
 
 
 def select_shares() -> list[Shares]:
@@ -191,12 +199,12 @@ def describe_training() -> str:
                 ratios.setdefault(where, []).extend(x["speed_up"][1] for x in shares.more)
         ranges = ", ".join(f"{describe_ratios(x)} times as fast on {where}" for where, x in ratios.items())
         lines.append(f"* {text}\n  {ranges}.")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", "These are medians, from the setting with the least to the one with the most."])
 
 
 def describe_shares(pairs: list[files.Row]) -> str:
     """The shares in percent, from the smallest to the largest."""
-    return describe_range([format_share(x) for x in sorted(pairs, key=lambda x: float(x["share"]))])
+    return describe_range([f"{100 * x:.2g}" for x in sorted(row["share"] for row in pairs)])
 
 
 def describe_ratios(ratios: Iterable[float]) -> str:
@@ -209,9 +217,9 @@ def describe_range(values: list[str]) -> str:
     return " to ".join(dict.fromkeys((values[0], values[-1]))) if values else "–"
 
 
-def format_share(row: files.Row) -> str:
+def format_share(share: Quartiles) -> str:
     """Percent, in two significant digits."""
-    return f"{100 * row['share']:.2g}"
+    return format_quartiles(share, lambda x: f"{100 * x:.2g}", " %")
 
 
 # --- learning ---------------------------------------------------------------------------------------------------------
@@ -224,11 +232,12 @@ def list_tasks(result: files.Row) -> str:
         for arm, rows in arms.items():
             mean, half = estimate_mean([row["returns"][-1] for row in rows])
             reached = [find_target(row) for row in rows if max(row["returns"]) >= target]
-            medians = [f"{statistics.median(x):.0f}" for x in zip(*reached, strict=True)] or ["–", "–"]
+            columns = [find_quartiles(x) for x in zip(*reached, strict=True)] or [None, None]
             stopped, gpus = sum(row.get("stopped", False) for row in rows), len({row.get("device") for row in rows})
             runs = f"{len(reached)} of {len(rows)}" + f", {stopped} stopped" * bool(stopped)
             jobs = f"{rows[0].get('jobs', result.get('jobs'))}" + f" on {gpus} GPUs" * (gpus > 1)
-            lines.append([f"{task}, target {target:g}: {arm}", f"{mean:.1f} ± {half:.1f}", *medians, runs, jobs])
+            name, spreads = f"{task}, target {target:g}: {arm}", (format_quartiles(x, "{:.0f}".format) for x in columns)
+            lines.append([name, f"{mean:.1f} ± {half:.1f}", *spreads, runs, jobs])
     text = f"stable-baselines3 {result['system']['stable-baselines3']}."
     table = make_table(["task", "last", "steps", "seconds", "runs", "at a time"], lines)
     return join_parts([text, table, compare_bands(result)])

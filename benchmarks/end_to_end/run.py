@@ -19,12 +19,12 @@ from functools import partial
 from itertools import combinations
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from benchmarks import files
 from benchmarks.end_to_end.frameworks import REGISTRY, Arm, Module, Setting, list_arms
 from benchmarks.end_to_end.stopwatch import ADVANTAGES, REST, TOTAL, Stopwatch, count_calls, watch_memory
+from benchmarks.quartiles import Quartiles, compare_turns, find_quartiles, take_median
 from rl_triton_core.testing import relative_error
 
 TOLERANCE = 1e-5
@@ -119,15 +119,10 @@ def order_arms(arms: Sequence[Entry], round_: int) -> list[Entry]:
 # --- what follows from times ------------------------------------------------------------------------------------------
 
 
-def find_quartiles(numbers: Iterable[float], digits: int) -> list[float]:
-    """Of some numbers, linear between them."""
-    return [round(float(x), digits) for x in np.percentile(list(numbers), [25, 50, 75])]
-
-
-def find_share(times: Times, parts: Iterable[str] = (ADVANTAGES,)) -> float:
-    """What some parts take of an iteration: the median over iterations."""
+def find_share(times: Times, parts: Iterable[str] = (ADVANTAGES,)) -> Quartiles:
+    """What some parts take of an iteration: quartiles over iterations."""
     chosen = list(parts)
-    return float(np.median([sum(found.get(part, 0.0) for part in chosen) / found[TOTAL] for found in times]))
+    return find_quartiles((sum(found.get(part, 0.0) for part in chosen) / found[TOTAL] for found in times), 6)
 
 
 def find_bound(share: float) -> float:
@@ -141,8 +136,8 @@ def make_arm_row(setting: Setting, entry: Entry) -> files.Row:
     about = {"arm": entry.name, "status": entry.status, "error": error, "iterations": len(entry.times)}
     row = {**setting._asdict(), **about, **entry.about}
     if entry.times:
-        share, parts = find_share(entry.times), list(entry.times[0])
-        row |= {"share": round(share, 6), "bound": round(find_bound(share), 4)}
+        (_, share, _), parts = find_share(entry.times), list(entry.times[0])
+        row |= {"share": share, "bound": round(find_bound(share), 4)}
         row["times"] = {part: [round(found.get(part, 0.0), 1) for found in entry.times] for part in parts}
         row["quartiles"] = {part: find_quartiles(numbers, 1) for part, numbers in row["times"].items()}
     return row
@@ -153,14 +148,15 @@ def make_pair_rows(module: Module, setting: Setting, entries: list[Entry]) -> It
     for slow, fast in combinations([entry for entry in entries if entry.times], 2):
         if slow.name in module.OURS:
             continue
-        share, around = (find_share(slow.times, x) for x in ((ADVANTAGES,), {*slow.times[0]} - {TOTAL, REST}))
-        ratios = (a[TOTAL] / b[TOTAL] for a, b in zip(slow.times, fast.times, strict=True))
+        chosen = (ADVANTAGES,), {*slow.times[0]} - {TOTAL, REST}
+        share, around = (take_median(find_share(slow.times, parts)) for parts in chosen)
+        totals = ([found[TOTAL] for found in arm.times] for arm in (slow, fast))
         yield {
             **setting._asdict(),
             **{"slow": slow.name, "fast": fast.name},
-            **{"share": round(share, 6), "bound": round(find_bound(share), 4)},
-            **{"share_of_all_parts": round(around, 6), "bound_of_all_parts": round(find_bound(around), 4)},
-            "speed_up": find_quartiles(ratios, 4),
+            **{"share": share, "bound": round(find_bound(share), 4)},
+            **{"share_of_all_parts": around, "bound_of_all_parts": round(find_bound(around), 4)},
+            "speed_up": compare_turns(*totals, digits=4),
         }
 
 

@@ -240,8 +240,9 @@ def test_arms_wait_for_each_other():
     times = harness.time_in_turns(arms, clock, turns=2, burst=3, prepare=events.append)
     assert events == ["stock", "ours"] * 2
     assert times == {"stock": [[0.0, 1.0, 2.0], [6.0, 7.0, 8.0]], "ours": [[2.0] * 3] * 2}
-    assert harness.find_medians(times, first=1) == {"stock": 4.5, "ours": 2.0}
-    assert harness.find_medians(times, last=1) == {"stock": 3.0, "ours": 2.0}
+    assert harness.summarize_calls(times, unit=2.0) == {"stock": [0.625, 2.0, 3.375], "ours": [1.0] * 3}
+    times["adapter"] = [[0.5, 0.5, 9.0], [0.5] * 3]
+    assert harness.compare_with_stock(times) == [5.0, 8.0, 11.0], "1 and 7 over 0.5, turn by turn"
     assert len(harness.time_in_turns(arms, clock, turns=1, seconds=0.05)["ours"]) > 1
 
 
@@ -257,7 +258,7 @@ def test_wrong_and_failing_arms_are_recorded_and_not_timed(monkeypatch, tmp_path
     for envs, status in ((3, "wrong"), (2, "failed: ValueError: no")):
         null, add, broken = run.measure_workload(Workload("gae_advantages", envs, 4), ["loop"], session)
         assert (null["status"], add["status"], broken["status"]) == ("ok", "ok", status)
-        assert null["full"] == add["full"] == 1.0 and broken["full"] is None
+        assert null["full_medians"] == add["full_medians"] == [1.0] and broken["full_medians"] == []
     session.compiled["loop", None] = "not compiled in time"
     assert (
         run.measure_workload(Workload("gae_advantages", 3, 4), ["loop"], session)[-1]["status"]
@@ -332,7 +333,8 @@ def test_what_a_commit_does_not_hold(path, differs, tmp_path, monkeypatch):
 
 def make_row(workload, provider, full, device=None, status="ok"):
     """A line of a result file."""
-    return {**workload._asdict(), "provider": provider, "status": status, "error": None, "full": full, "device": device}
+    turns = {f"{kind}_medians": [] if time is None else [time] for kind, time in (("full", full), ("device", device))}
+    return {**workload._asdict(), "provider": provider, "status": status, "error": None, **turns}
 
 
 def write_results(folder, suite, rows, bandwidth=1000.0):
@@ -378,7 +380,7 @@ def test_targets_of_ratios(tmp_path):
 def test_targets_of_means(tmp_path):
     arms = ("ours", "flat_triton")
     rows = [make_row(w, name, 10.0 if name == "ours" else 40.0) for w in SWEEP for name in arms]
-    rows[1]["full"] = 5.0
+    rows[1]["full_medians"] = [5.0]
     machine = write_results(tmp_path, "sweep", rows)
     assert judge_target("flat_mean", machine)[0] == "reached"
     assert judge_target("flat_each", machine)[0] == "missed"

@@ -99,8 +99,12 @@ def test_first_calls_with_and_without_what_was_compiled(monkeypatch):
     monkeypatch.setattr(first_call, "run_in_new_process", lambda estimator: next(turns))
     monkeypatch.setenv("NUMBA_CACHE_DIR", "put back")
     assert first_call.measure_estimator("gae") == {
-        "estimator": "gae", "import": 0.25, "compiled": 7.0, "loaded": 0.55, "second": 0.002,
-    }  # fmt: skip
+        "estimator": "gae",
+        "import": [0.175, 0.25, 0.325],
+        "compiled": [6.0, 7.0, 8.0],
+        "loaded": [0.525, 0.55, 0.575],
+        "second": [0.0015, 0.002, 0.0025],
+    }
 
 
 def test_regimes(tmp_path, monkeypatch):
@@ -110,7 +114,7 @@ def test_regimes(tmp_path, monkeypatch):
     monkeypatch.setattr(regimes, "LAYOUTS", ["env-major"])
     monkeypatch.setattr(regimes, "MAX_CELLS", 200)
     monkeypatch.setattr(regimes, "DEVICE", "cpu")
-    monkeypatch.setattr(regimes, "time_repeated", lambda call: {"full": float(call() is not None)})
+    monkeypatch.setattr(regimes, "time_repeated", lambda call: {"full": [float(call() is not None)] * 3})
     monkeypatch.setattr(regimes, "list_floors", lambda: {"empty call": lambda: None})
     arguments = [str(tmp_path), "--commit", "abc", "--estimator", "gae", "--shapes", "3"]
     regimes.main(arguments)
@@ -151,9 +155,14 @@ def test_losses_against_operations(tmp_path, monkeypatch):
     page = pages.list_losses(result)
     assert "| `gaussian` | 3 | 128 |" in page and "Threads: 1." in pages.describe_protocol(result)
     for row in result["rows"]:
-        row["microseconds"] = {arm: {"median": 4.0, "device": 2.0} for arm in row["microseconds"]}
-    page = pages.list_losses({**result, "backend": "triton", "copy_bandwidth_gb_per_s": 0.001})
-    assert "| 2.0 / 2.0 | 2.0 / 2.0 | 5132 / 7192 |" in page, "128 elements of the Gaussian, a byte per microsecond"
+        times = {"low": 3.0, "median": 4.0, "high": 5.0, "device": [1.0, 2.0, 3.0]}
+        row["microseconds"] = dict.fromkeys(row["microseconds"], times)
+        row["times_faster"] = {arm: [0.5, 1.0, 1.5] for arm in row["times_faster"]}
+    page = pages.list_losses({**result, "backend": "triton", "copy_bandwidth_gb_per_s": [0.001] * 3})
+    device, ratio = "2.0 [1.0, 3.0] / 2.0 [1.0, 3.0]", "1.00× [0.50, 1.50] / 1.00× [0.50, 1.50]"
+    assert f"| 4.0 [3.0, 5.0] / 4.0 [3.0, 5.0] | {ratio} | {ratio} | {device} | {device} | 5132 / 7192 |" in page, (
+        "128 elements of the Gaussian, a byte per microsecond"
+    )
 
 
 def test_sequences_end_to_end_and_padded(tmp_path, monkeypatch):
@@ -169,4 +178,5 @@ def test_sequences_end_to_end_and_padded(tmp_path, monkeypatch):
     assert ragged["steps"] < ragged["padded_steps"] and equal["steps"] == equal["padded_steps"] == 8
     assert [*ragged["microseconds"]] == ["packed", "padded"]
     assert [*equal["microseconds"]] == ["packed", "padded", "unmasked"]
-    assert all(time > 0 for row in result["rows"] for time in row["microseconds"].values())
+    for row in result["rows"]:
+        assert all(0 < low <= median <= high for low, median, high in row["microseconds"].values())

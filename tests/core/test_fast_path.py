@@ -351,6 +351,7 @@ def test_calls_that_are_not_alike(recorded):
     shifted = torch.ones(25)[1:].view(4, 6)
     others = [
         (x, 0.25, (y, None)),
+        (x, np.float64(0.5), (y, None)),
         (x, None, (y, None)),
         (x, x, (y, None)),
         (x, 0.5, (y, y)),

@@ -135,7 +135,7 @@ def fill_results(
         scratch = np.empty((tiles, kernels.ROWS, kernels.TILE), SCALARS[dtype])
         state = np.empty((tiles, len(arguments.network[0]), kernels.STATES, kernels.TILE), SCALARS[dtype])
         evaluate_heads(*inputs, arguments.streams, arguments.sequences, scaling, first, count, scratch, state)
-        evaluate_terms(scratch, count, arguments.coefficients, share, totals[first // SPAN])
+        evaluate_terms(scratch, count, tuple(arguments.coefficients), share, totals[first // SPAN])
         if any(problem.wanted):
             by_y = sums_by_y[first // SPAN]
             write_gradients(*inputs, first, count, scratch, state, arguments.gradients, by_y)
@@ -349,7 +349,7 @@ def compile_terms(choices: Choices, float64: bool) -> Any:
     names = compile_equations(choices, float64)
     names["find_extremes"] = compile_function(kernels.find_extremes, choices, float64)
     real = numba.float64 if float64 else numba.float32
-    numbers = numba.types.NamedUniTuple(real, len(Coefficients._fields), Coefficients)
+    numbers = numba.types.UniTuple(real, len(Coefficients._fields))
     totals = numba.types.Array(numba.float64, 1, "C")
     signature = numba.void(numba.types.Array(real, 3, "C"), numba.int64, numbers, real, totals)
     return compile_kernel(bind_names(kernels.evaluate_terms, **names), signature, float64, choices)

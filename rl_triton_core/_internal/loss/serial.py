@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from rl_triton_core._internal.loss.equations import TERMS, stand_in
+from rl_triton_core._internal.loss.equations import TERMS, Coefficients, stand_in
 
 OLD, ADVANTAGE, REFERENCE, VALUE, TARGET, OLD_VALUE, WEIGHT, LOG_PROB, ENTROPY, KL = range(10)
 BY_LOG_PROB, BY_ENTROPY, BY_KL, BY_VALUE, RATIO = range(10, 15)
@@ -294,8 +294,9 @@ def is_any(actions, i, part, width):
     return True
 
 
-def evaluate_terms(scratch, count, coefficients, share, totals):
+def evaluate_terms(scratch, count, numbers, share, totals):
     """Terms of each element, added up, and derivatives of the loss."""
+    coefficients = Coefficients(*numbers)
     zero = np.float64(0)
     policies = values = entropies = kls = approx_kls = approx_kls_k1 = clips = ratios = zero
     weights = targets = target_squares = errors = error_squares = zero

@@ -145,7 +145,6 @@ learning: $(READY) ## Train PPO of Stable-Baselines3 and ours from five seeds ea
 	$(PY) benchmarks/pages.py
 
 report: $(READY) ## Write the pages, the README's paragraph and the figures that come from benchmarks/results/
-	$(PY) benchmarks/targets.py
 	$(PY) benchmarks/pages.py
 
 lower-bounds: $(READY) ## Test the core with the oldest supported packages (slow: downloads another torch)

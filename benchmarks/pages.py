@@ -25,7 +25,7 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import files
-from benchmarks.end_to_end import aims, page
+from benchmarks.end_to_end import page
 from benchmarks.files import RESULTS, ROOT, Row
 from benchmarks.measured import Machine, list_medians, read_gpus, read_machine, select_workloads
 from benchmarks.quartiles import MISSING, find_quartiles, format_quartiles, take_median
@@ -385,7 +385,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "packed": partial(write_results, "packed_*", list_packed),
     "losses": partial(write_results, "losses_*", list_losses),
     "accuracy": write_accuracy,
-    "aims": aims.list_aims,
     "learning": partial(write_results, "learning", page.list_tasks),
     "frameworks": lambda: page.write_frameworks(RESULTS),
     "training": page.describe_training,

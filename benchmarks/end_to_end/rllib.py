@@ -91,11 +91,6 @@ def prepare_config(config: Any, setting: Setting) -> Any:
     return config.learners(num_learners=0, num_gpus_per_learner=int(setting.device == "cuda")).debugging(seed=0)
 
 
-def count_minibatch_bytes(setting: Setting) -> int:
-    """Observations, actions, inputs of their distribution, and three numbers of a sample."""
-    return setting.batch_size * 4 * (OBSERVATIONS + 3 * ACTIONS + 3)
-
-
 def draw_episodes(setting: Setting) -> list[Any]:
     """Random experience of every environment, in episodes as env runners send them. A learner lengthens them."""
     from ray.rllib.env.single_agent_episode import SingleAgentEpisode

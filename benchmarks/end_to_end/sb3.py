@@ -94,13 +94,6 @@ def list_arms(setting: Setting) -> list[str]:
     return [name for name in ARMS if has_graphs or name not in EAGER]
 
 
-def count_minibatch_bytes(setting: Setting) -> int:
-    """Observations, and five numbers of a sample: action, log-probability, value, advantage and return."""
-    numbers = {"CartPole-v1": 4, "Pendulum-v1": 3}[setting.env.split(",", maxsplit=1)[0]]
-    observation = PIXELS * PIXELS * FRAMES if setting.env == DRAWN else 4 * numbers
-    return setting.batch_size * (observation + 5 * 4)
-
-
 def stop_captures(model: Any, names: Iterable[str]) -> None:
     """Let these steps of an algorithm of ours run eagerly."""
     for name in names:

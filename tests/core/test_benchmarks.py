@@ -18,9 +18,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 pytest.importorskip("benchmarks.run", reason="only the package is here", exc_type=ModuleNotFoundError)
 
-from benchmarks import compare, compile_ahead, files, harness, measured, run, targets
+from benchmarks import compare, compile_ahead, files, harness, run
 from benchmarks.providers import REGISTRY, compiled_scan, loop
-from benchmarks.suites import LONG_ESTIMATORS, SUITES, SWEEP, combine_workloads
+from benchmarks.suites import LONG_ESTIMATORS, SUITES, combine_workloads
 from benchmarks.workloads import (
     ESTIMATORS,
     GAMMA,
@@ -337,20 +337,6 @@ def make_row(workload, provider, full, device=None, status="ok"):
     return {**workload._asdict(), "provider": provider, "status": status, "error": None, **turns}
 
 
-def write_results(folder, suite, rows, bandwidth=1000.0):
-    """A result file by hand, and what is read of its machine."""
-    system = {"gpu": "a GPU", "cpu": "a CPU", "commit": "0123456789abcdef"}
-    names = ("python", "torch", "triton", "numba", "numpy", "cuda", "rocm")
-    head = {"system": {**dict.fromkeys(names, "1"), **system}, "suite": suite, "skipped": [], "threads": 1}
-    head |= {"copy_bandwidth_gb_per_s": bandwidth, "protocol": harness.Plan()._asdict()}
-    files.write_result(folder / f"bench_{suite}.json", head, rows=rows)
-    return measured.read_machine(folder)
-
-
-def judge_target(key, machine):
-    return targets.TARGETS[key].judge(machine)
-
-
 def test_compare_names_the_regression(tmp_path, capsys):
     quick, slow, gone = (Workload("gae", n, 8) for n in (1, 2, 3))
     old = [make_row(w, "ours", 10.0, 4.0) for w in (quick, slow, gone)] + [make_row(slow, "loop", 1.0)]
@@ -363,70 +349,3 @@ def test_compare_names_the_regression(tmp_path, capsys):
     assert compare.main([*map(str, paths), "--threshold", "1.3"]) == 0
     paths[1].write_text(json.dumps({"rows": new}))
     assert compare.main([*map(str, paths), "--threshold", "1.3"]) == 1, "a time that is gone is a regression"
-
-
-def test_targets_of_ratios(tmp_path):
-    chosen = SUITES["rows"].workloads
-    assert judge_target("cuda_rows", measured.read_machine(tmp_path))[0] == "not measured yet"
-    both = [make_row(w, name, time) for w in chosen for name, time in (("ours_out", 5.0), ("cuda_rows", 10.0))]
-    assert judge_target("cuda_rows", write_results(tmp_path, "rows", both[:-2]))[0] == "incomplete"
-    status, text = judge_target("cuda_rows", write_results(tmp_path, "rows", both))
-    assert status == "reached" and text.startswith("2.00× at the worst") and "40 of 40" in text
-    slower = [*both[:-1], make_row(chosen[-1], "cuda_rows", 4.0)]
-    status, text = judge_target("cuda_rows", write_results(tmp_path, "rows", slower))
-    assert status == "missed" and "0.80×" in text and "39 of 40" in text
-
-
-def test_targets_of_means(tmp_path):
-    arms = ("ours", "flat_triton")
-    rows = [make_row(w, name, 10.0 if name == "ours" else 40.0) for w in SWEEP for name in arms]
-    rows[1]["full_medians"] = [5.0]
-    machine = write_results(tmp_path, "sweep", rows)
-    assert judge_target("flat_mean", machine)[0] == "reached"
-    assert judge_target("flat_each", machine)[0] == "missed"
-
-
-def find_copy_time(workload):
-    """At 1000 GB/s a million bytes take a microsecond."""
-    return count_bytes(workload) / 1e6
-
-
-def find_extra_time(workload):
-    """That of the inputs that come with truncations."""
-    return find_copy_time(workload) - find_copy_time(workload._replace(truncated=False))
-
-
-@pytest.mark.parametrize(
-    ("key", "suite", "find_time", "reached", "missed"),
-    [
-        ("roofline_light", "large", lambda w, share: find_copy_time(w) / share, 0.86, 0.84),
-        ("roofline_heavy", "large", lambda w, share: find_copy_time(w) / share, 0.76, 0.74),
-        ("flags", "flags", lambda w, x: find_copy_time(w) * (x if w.flags == "float32" else 1), 1.09, 1.11),
-        ("retrace_length", "retrace_long", lambda w, x: find_copy_time(w) * (x if w.num_steps > 512 else 1), 0.9, 1.1),
-        ("truncations", "sweep", lambda w, x: 100 * (x if w.truncated else 1) + find_extra_time(w), 1.24, 1.26),
-        ("time_major", "sweep", lambda w, x: 100 * (x if w.layout == "time-major" else 1), 1.1, 1.2),
-    ],
-)
-def test_targets_of_device_times(key, suite, find_time, reached, missed, tmp_path):
-    """Of layouts the other suite is not there."""
-    found = []
-    for factor in (reached, missed):
-        rows = [make_row(w, "ours", 1.0, find_time(w, factor)) for w in SUITES[suite].workloads]
-        found.append(judge_target(key, write_results(tmp_path, suite, rows))[0])
-    assert found == ["incomplete" if key == "time_major" else "reached", "missed"]
-
-
-def test_a_target_of_long_rows(tmp_path):
-    """Against the kernel that holds a row, if one does."""
-    chosen = [w for w in SUITES["long"].workloads if w.layout == "env-major"]
-    rows = [make_row(w, "ours", 1.0, 1.0) for w in chosen] + [make_row(w, "blocks_triton", 1.0, 13.0) for w in chosen]
-    rows += [make_row(w, "flat_triton", 1.0, 30.0 if w.num_steps <= 131072 else None) for w in chosen]
-    status, text = judge_target("long_flat", write_results(tmp_path, "long", rows))
-    assert status == "reached" and "13.00× at the worst" in text and "8 of 8" in text
-
-
-def test_a_target_of_overhead(tmp_path):
-    headline = [w for w in SUITES["headline"].workloads if not w.truncated]
-    for time, status in ((13.9, "reached"), (14.1, "missed")):
-        rows = [make_row(w, name, x) for w in headline for name, x in (("torch_add", 12.0), ("ours", time))]
-        assert judge_target("host_overhead", write_results(tmp_path, "headline", rows))[0] == status

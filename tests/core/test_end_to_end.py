@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 pytest.importorskip("benchmarks.end_to_end.run", reason="only the package is here", exc_type=ModuleNotFoundError)
 
 from benchmarks import files
-from benchmarks.end_to_end import aims, frameworks, page, run, stopwatch
+from benchmarks.end_to_end import frameworks, page, run, stopwatch
 from benchmarks.end_to_end.frameworks import REGISTRY, Arm, Framework, Setting
 from benchmarks.providers import compiled_scan
 
@@ -195,16 +195,6 @@ def test_bands_overlap_where_runs_have_the_same_steps():
     ]
     assert page.compare_bands({"rows": rows}) == "Points at which the 95 % bands of both overlap: x, 1 of 2."
     assert page.compare_bands({"rows": rows[:3]}) == "", "a band needs two runs"
-
-
-def test_peaks_of_memory_beyond_a_minibatch(monkeypatch):
-    """The most that any variant with graphs takes; a setting that was not measured has no number."""
-    setting, other = aims.SB3[:2]
-    peaks = {"stock": 64, "update": 68, "captured": 66}
-    arms = [{**setting._asdict(), "arm": arm, "peak_bytes": peak * 2**20} for arm, peak in peaks.items()]
-    monkeypatch.setattr(files, "read_results", lambda pattern: [{"arms": arms}])
-    found = aims.compare_peaks("sb3", [setting, other], "h200", ("update", "captured"))
-    assert found.iloc[0] == pytest.approx(4 - 64 * 36 / 2**20) and np.isnan(found.iloc[1])
 
 
 def test_what_the_budget_does_not_allow_is_listed(tmp_path):

@@ -29,6 +29,9 @@ DOCS_READY := $(VENV)/.ready-docs
 INDEPENDENT_READY := $(VENV_INDEPENDENT)/.ready
 RLLIB_READY := $(VENV_RLLIB)/.ready
 FRAMEWORKS_READY := $(VENV_FRAMEWORKS)/.ready
+MEASURES := python -m benchmarks benchmarks/results/cpu --device cpu
+MEASURE := $(VENV)/bin/$(MEASURES)
+REPORT := $(PY) -m benchmarks.report
 COMPILED := env -u TRITON_INTERPRET
 # There are as many processes as cores, and threads of OpenMP spin while they wait.
 INTERPRETED := env TRITON_INTERPRET=1 OMP_NUM_THREADS=1
@@ -38,7 +41,7 @@ BY_FILE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo example example-rllib example-frameworks check test lint type test-quick test-interpreted test-aot test-independent test-rllib test-frameworks fuzz sanitize mutants format docs gpu-test tune accuracy speed speed-frameworks bench end-to-end learning report \
+.PHONY: help demo example example-rllib example-frameworks check test lint type test-quick test-interpreted test-aot test-independent test-rllib test-frameworks fuzz sanitize mutants format docs gpu-test accuracy speed speed-frameworks bench end-to-end learning report \
 	lower-bounds release-check clean distclean
 
 help: ## Show this list
@@ -111,41 +114,33 @@ docs: $(DOCS_READY) ## Build the site into site/; a warning is an error
 gpu-test: $(READY) ## The whole suite on a real GPU, with the real compiler (results in GPU_OUTPUT)
 	$(COMPILED) $(PY) scripts/gpu_tests.py $(GPU_OUTPUT) --mutants
 
-tune: $(READY) ## Time every launch that windows could have, on a GPU (results in GPU_OUTPUT)
-	$(COMPILED) $(PY) benchmarks/tune.py $(GPU_OUTPUT)
-
 accuracy: $(READY) ## Measure rounding errors on this CPU, and write the pages of results
-	$(PY) benchmarks/accuracy.py benchmarks/results/cpu --backend cpu
-	$(PY) benchmarks/accuracy.py benchmarks/results/cpu --backend reference --rows 2 --jobs $(JOBS)
-	$(PY) benchmarks/pages.py
-
-speed: $(READY) ## Measure speed on this CPU, and write the pages of results
-	$(PY) benchmarks/sb3_advantages.py benchmarks/results/cpu
-	$(PY) benchmarks/packed.py benchmarks/results/cpu
-	$(PY) benchmarks/first_call.py benchmarks/results/cpu
-	$(PY) benchmarks/losses.py benchmarks/results/cpu
-	$(PY) benchmarks/pages.py
-
-speed-frameworks: $(READY) $(FRAMEWORKS_READY) ## Measure adapters on this CPU against verl, RSL-RL, RL-Games and skrl, and write the pages
-	$(VENV_FRAMEWORKS)/bin/python -m benchmarks.verl_advantages benchmarks/results/cpu
-	$(VENV_FRAMEWORKS)/bin/python -m benchmarks.robotics benchmarks/results/cpu
-	$(PY) benchmarks/pages.py
+	$(MEASURE) accuracy
+	$(REPORT)
 
 bench: $(READY) ## Measure every estimator on this CPU against NumPy, Numba, SB3 and a loop, and write the pages
-	$(PY) benchmarks/run.py benchmarks/results/cpu --suite cpu
-	$(PY) benchmarks/pages.py
+	$(MEASURE) calls_cpu
+	$(REPORT)
+
+speed: $(READY) ## Measure losses, packed sequences, first calls and SB3's advantages on this CPU, and write the pages
+	$(MEASURE) sb3_advantages packed first_call losses
+	$(REPORT)
+
+speed-frameworks: $(READY) $(FRAMEWORKS_READY) ## Measure adapters on this CPU against verl, RSL-RL, RL-Games and skrl, and write the pages
+	$(VENV_FRAMEWORKS)/bin/$(MEASURES) verl_advantages robotics
+	$(REPORT)
 
 end-to-end: $(READY) $(RLLIB_READY) ## Measure training loops end to end on this CPU, and write the pages (downloads Ray)
-	$(PY) -m benchmarks.end_to_end benchmarks/results/cpu --suite synthetic cleanrl sb3 torchrl
-	$(VENV_RLLIB)/bin/python -m benchmarks.end_to_end benchmarks/results/cpu --suite rllib impala
-	$(PY) benchmarks/pages.py
+	$(MEASURE) synthetic cleanrl sb3 torchrl
+	$(VENV_RLLIB)/bin/$(MEASURES) rllib impala
+	$(REPORT)
 
 learning: $(READY) ## Train PPO of Stable-Baselines3 and ours from five seeds each on this CPU, and write the pages
-	$(PY) -m benchmarks.learning benchmarks/results/cpu --jobs $(JOBS)
-	$(PY) benchmarks/pages.py
+	$(MEASURE) learning --jobs $(JOBS)
+	$(REPORT)
 
-report: $(READY) ## Write the pages, the README's paragraph and the figures that come from benchmarks/results/
-	$(PY) benchmarks/pages.py
+report: $(READY) ## Write the parts of the pages, and the figures, that come from benchmarks/results/
+	$(REPORT)
 
 lower-bounds: $(READY) ## Test the core with the oldest supported packages (slow: downloads another torch)
 	$(PY) scripts/check_lower_bounds.py --python $(PYTHON)

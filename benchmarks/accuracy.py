@@ -1,36 +1,25 @@
-"""Measure the rounding errors of every estimator and write them to a folder.
+"""The rounding errors of every estimator, against those of a serial float32 loop.
 
-    python benchmarks/accuracy.py FOLDER [--backend reference|cpu|triton] [--commit HASH]
-
-Writes accuracy_BACKEND.json (hardware, versions, commit, errors). Exits with 1 if a ratio is beyond its limit.
-
-An error is ‖x − exact‖ / ‖exact‖, where benchmarks/equations.py with a serial float64 loop gives the exact result. It
-is compared with the error of the same loop in float32. Discounts and inputs are float32 numbers, so that the errors are
-those of arithmetic alone. For half-precision inputs the error is compared with that of rounding them: the float64 loop
-on the rounded inputs.
+An error is ‖x − exact‖ / ‖exact‖, where benchmarks/equations.py with a serial float64 loop gives the exact result. A
+ratio is the error over that of the same loop in float32. Discounts and inputs are float32 numbers, so that the errors
+are those of arithmetic alone. For half-precision inputs the error is compared with that of rounding them, the float64
+loop on the rounded inputs, from which the result should be no farther than the float32 loop on these is. A line has the
+worst of several discounts, lengths of episodes, layouts and results: that with the largest ratio.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import multiprocessing
-import sys
-import time
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from itertools import product
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 import rl_triton_core
-from benchmarks import files
 from benchmarks.equations import (
     ESTIMATORS,
     FLAGS,
@@ -42,6 +31,7 @@ from benchmarks.equations import (
     scan_serially,
     solve_linear,
 )
+from benchmarks.results import Row, make_row
 from benchmarks.workloads import LAYOUTS
 from rl_triton_core.testing import relative_error
 
@@ -50,17 +40,18 @@ HALF_STEPS = 8192
 ELEMENTS, MIN_ROWS = 1 << 16, 8
 LOG_RATIO_SCALE = 0.02
 HALVES = ("bfloat16", "float16")
-BACKENDS = ("reference", "cpu", "triton")
-
+BACKENDS = {"cpu": ("cpu", "reference"), "cuda": ("triton",), "quick": ("cpu",)}
 RATIO_LIMIT = 2.0
 ROUNDING_TOLERANCE = 0.01
+"""By how much the ratio to the error of rounding inputs of half precision may differ from 1."""
 SERIAL_FLOOR = torch.finfo(torch.float32).eps / 2
+"""No loop is taken to be better."""
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
 
 
-class Setting(NamedTuple):
+class Rules(NamedTuple):
     """Discounts, and the mean length of an episode; None if no episode ends."""
 
     gamma: float
@@ -68,11 +59,11 @@ class Setting(NamedTuple):
     episode: int | None
 
 
-SETTINGS = [Setting(*choice) for choice in product((0.99, 0.999), (0.95, 1.0), (None, 500))]
+RULES = [Rules(*choice) for choice in product((0.99, 0.999), (0.95, 1.0), (None, 500))]
 
 
 class Rollouts(NamedTuple):
-    """Inputs [envs, steps], where every setting has as many environments, and their discounts [envs, 1]."""
+    """Inputs [envs, steps], where all rules have as many environments, and their discounts [envs, 1]."""
 
     inputs: Inputs
     rates: Rates
@@ -90,7 +81,7 @@ class Rollouts(NamedTuple):
 def draw_rollouts(steps: int, rows: int, seed: int = 0) -> Rollouts:
     """Random experience in float64 that float32 represents."""
     generator = torch.Generator().manual_seed(seed)
-    columns = (torch.tensor([math.inf if x is None else x for x in column]) for column in zip(*SETTINGS, strict=True))
+    columns = (torch.tensor([math.inf if x is None else x for x in column]) for column in zip(*RULES, strict=True))
     gamma, lambda_, episode = (x.float().double().repeat_interleave(rows)[:, None] for x in columns)
     shape = (len(gamma), steps)
     ends, terminal = (torch.rand(shape, generator=generator) < p for p in (1 / episode, 0.5))
@@ -166,120 +157,88 @@ def compute_ours(case: Case, rollouts: Rollouts, backend: str, layout: str, dtyp
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-def compare_with_serial(error: float, serial: float) -> dict[str, float]:
-    """An error, that of the serial float32 loop, and their ratio. No loop is taken to be better than the floor."""
-    ratio = error / max(serial, SERIAL_FLOOR)
-    return {"error": round_number(error), "serial_error": round_number(serial), "ratio": round_number(ratio)}
+class Setting(NamedTuple):
+    """A backend and a case, the dtype of its inputs, and the length of the rollouts."""
+
+    backend: str
+    case: str
+    inputs: str
+    steps: int
 
 
-def round_number(x: float) -> float:
-    """The digits worth keeping."""
-    return float(f"{x:.6g}")
+SETTINGS = {
+    name: [
+        Setting(backend, case, dtype, steps)
+        for backend in backends
+        for case, steps in product(CASES, (16, 32) if name == "quick" else STEPS)
+        for dtype in ("float32", *HALVES)
+        if dtype == "float32" or steps in (16, HALF_STEPS)
+    ]
+    for name, backends in BACKENDS.items()
+}
+draw_once = lru_cache(maxsize=1)(draw_rollouts)
+"""Settings follow each other on the same rollouts."""
 
 
-def iterate_settings(case: Case, rows: int) -> Iterator[tuple[dict[str, Any], slice]]:
-    """The settings that make a difference to an estimator, and the environments that have them."""
+def prepare(settings: Sequence[Setting], options: Namespace) -> None:
+    """The tensors are small."""
+    torch.set_num_threads(1)
+
+
+def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
+    """The errors where they are worst, and what is beyond a limit."""
+    rows = 2 if setting.backend == "reference" or options.quick else max(MIN_ROWS, ELEMENTS // setting.steps)
+    compare = compare_float32 if setting.inputs == "float32" else compare_half
+    found = list(compare(CASES[setting.case], draw_once(setting.steps, rows), rows, setting))
+    for group in dict.fromkeys(map(tuple, found)):
+        yield from list_worst([errors for errors in found if tuple(errors) == group])
+
+
+def list_worst(found: list[dict[str, float]]) -> Iterator[Row]:
+    """The numbers of the comparison with the largest ratio, the last; NaN is largest. The name of a ratio is first."""
+    ratio = next(iter(found[0]))
+    distance = (lambda x: abs(x - 1)) if ratio == "ratio to rounding" else (lambda x: x)
+    limit = ROUNDING_TOLERANCE if ratio == "ratio to rounding" else RATIO_LIMIT
+    worst = max(found, key=lambda errors: (math.isnan(errors[ratio]), distance(errors[ratio])))
+    for metric, value in worst.items():
+        bad = metric == ratio and not distance(value) <= limit
+        yield make_row("ours", metric, "", value, f"wrong: beyond the limit {limit}" * bad)
+
+
+def iterate_rules(case: Case, rows: int) -> Iterator[slice]:
+    """The environments of each of the rules that make a difference to an estimator."""
     seen = []
-    for i, setting in enumerate(SETTINGS):
-        about = {name: getattr(setting, name) for name in (*case.rates, "episode")}
+    for i, rules in enumerate(RULES):
+        about = [getattr(rules, name) for name in (*case.rates, "episode")]
         if about not in seen:
             seen.append(about)
-            yield about, slice(i * rows, (i + 1) * rows)
+            yield slice(i * rows, (i + 1) * rows)
 
 
-def measure_float32(case: Case, rollouts: Rollouts, rows: int, backend: str) -> Iterator[files.Row]:
-    """Errors for float32 inputs, by setting, layout and output."""
+def compare_float32(case: Case, rollouts: Rollouts, rows: int, setting: Setting) -> Iterator[dict[str, float]]:
+    """Errors for float32 inputs, by rules, layout and output."""
     exact, serial = (compute_exactly(case, rollouts, dtype) for dtype in (torch.float64, torch.float32))
-    for (about, mine), layout in product(iterate_settings(case, rows), LAYOUTS):
-        got = compute_ours(case, rollouts.select(mine), backend, layout, "float32")
-        for output, x, loop, want in zip(case.outputs, got, serial, exact, strict=True):
-            errors = relative_error(x, want[mine]), relative_error(loop[mine], want[mine])
-            yield {**about, "layout": layout, "output": output, **compare_with_serial(*errors)}
+    for mine, layout in product(iterate_rules(case, rows), LAYOUTS):
+        got = compute_ours(case, rollouts.select(mine), setting.backend, layout, "float32")
+        for x, loop, want in zip(got, serial, exact, strict=True):
+            yield compare_errors("", relative_error(x, want[mine]), relative_error(loop[mine], want[mine]))
 
 
-def measure_half(case: Case, rollouts: Rollouts, rows: int, backend: str) -> Iterator[files.Row]:
-    """Errors for half-precision inputs, by type, setting and output."""
+def compare_half(case: Case, rollouts: Rollouts, rows: int, setting: Setting) -> Iterator[dict[str, float]]:
+    """Errors for half-precision inputs, by rules and output: against the inputs' rounding, and beyond it."""
     exact = compute_exactly(case, rollouts, torch.float64)
-    for dtype in HALVES:
-        given = rollouts.cast(getattr(torch, dtype)).cast(torch.float64)._replace(rates=rollouts.rates)
-        best, serial = (compute_exactly(case, given, precision) for precision in (torch.float64, torch.float32))
-        for about, mine in iterate_settings(case, rows):
-            got = compute_ours(case, given.select(mine), backend, "env-major", dtype)
-            for output, x, *others in zip(case.outputs, got, serial, best, exact, strict=True):
-                loop, nearest, want = (other[mine] for other in others)
-                error, rounding = relative_error(x, want), relative_error(nearest, want)
-                yield {
-                    **{"dtype": dtype, **about, "output": output},
-                    "error": round_number(error),
-                    "rounding_error": round_number(rounding),
-                    "ratio": round_number(error / rounding),
-                    "beyond_rounding": compare_with_serial(relative_error(x, nearest), relative_error(loop, nearest)),
-                }
+    given = rollouts.cast(getattr(torch, setting.inputs)).cast(torch.float64)._replace(rates=rollouts.rates)
+    best, serial = (compute_exactly(case, given, precision) for precision in (torch.float64, torch.float32))
+    for mine in iterate_rules(case, rows):
+        got = compute_ours(case, given.select(mine), setting.backend, "env-major", setting.inputs)
+        for x, *others in zip(got, serial, best, exact, strict=True):
+            loop, nearest, want = (other[mine] for other in others)
+            error, rounding = relative_error(x, want), relative_error(nearest, want)
+            yield {"ratio to rounding": error / rounding, "error": error, "rounding": rounding}
+            yield compare_errors("beyond rounding, ", relative_error(x, nearest), relative_error(loop, nearest))
 
 
-def find_failures(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Rows beyond a limit; NaN is."""
-    good = [row["ratio"] <= RATIO_LIMIT for row in result["float32"]]
-    for row in result["half"]:
-        within = row["beyond_rounding"]["ratio"] <= RATIO_LIMIT
-        good.append(within and abs(row["ratio"] - 1) <= ROUNDING_TOLERANCE)
-    rows = zip(result["float32"] + result["half"], good, strict=True)
-    return [row for row, is_good in rows if not is_good]
-
-
-TABLES = {"float32": measure_float32, "half": measure_half}
-draw_once = lru_cache(maxsize=1)(draw_rollouts)
-"""Estimators follow each other on the same rollouts."""
-
-
-def measure_task(task: tuple[str, str, int, int], backend: str) -> list[files.Row]:
-    """The rows of one table, of one estimator on rollouts of one length, and of so many environments per setting."""
-    table, name, steps, rows = task
-    found = TABLES[table](CASES[name], draw_once(steps, rows), rows, backend)
-    return [{"estimator": name, "steps": steps, "rows": rows} | row for row in found]
-
-
-def run(backend: str, lengths: list[int], rows: int | None, jobs: int = 1) -> dict[str, Any]:
-    """All rows of results; a line per task is printed on the way."""
-    half_length = max((steps for steps in lengths if steps <= HALF_STEPS), default=min(lengths))
-    tasks = [
-        (table, name, steps, rows or max(MIN_ROWS, ELEMENTS // steps))
-        for steps, name, table in product(lengths, CASES, TABLES)
-        if table == "float32" or steps == half_length
-    ]
-    result: dict[str, Any] = {table: [] for table in TABLES}
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
-        measured = (pool.map if jobs > 1 else map)(partial(measure_task, backend=backend), tasks)
-        for (table, name, steps, _), found in zip(tasks, measured, strict=True):
-            result[table] += found
-            worst = max(found, key=lambda row: (math.isnan(row["ratio"]), row["ratio"]))
-            print(f"{name:34}{table:10}{steps:>8}{worst['error']:10.1e}{worst['ratio']:>9.4f}")
-    return result
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Measure, write, and say what is beyond its limit."""
-    parser = files.make_parser(__doc__)
-    parser.add_argument("--backend", choices=BACKENDS, default="triton" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--steps", type=int, nargs="+", default=STEPS, help="lengths of the rollouts")
-    parser.add_argument("--rows", type=int, help="environments per setting; fewer where rollouts are longer by default")
-    parser.add_argument("--jobs", type=int, default=1, help="processes, for the backends that need no GPU")
-    options = parser.parse_args(arguments)
-    started = time.perf_counter()
-    print(f"{'worst of the settings':34}{'inputs':10}{'steps':>8}{'error':>10}{'ratio':>9}")
-    result = run(options.backend, options.steps, options.rows, options.jobs)
-    limits = {"ratio": RATIO_LIMIT, "rounding": ROUNDING_TOLERANCE, "serial_floor": SERIAL_FLOOR}
-    head = {"system": files.describe_system(options.commit), "backend": options.backend, "limits": limits}
-    head["seconds"] = round(time.perf_counter() - started, 1)
-    path = options.folder / f"accuracy_{options.backend}.json"
-    files.write_result(path, head, **result)
-    print("wrote", path, "in", head["seconds"], "s")
-    failures = find_failures(result)
-    for row in failures:
-        print("beyond the limit:", json.dumps(row))
-    return bool(failures)
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)  # the tensors are small
-    sys.exit(main())
+def compare_errors(prefix: str, error: float, serial: float) -> dict[str, float]:
+    """An error, that of the serial float32 loop, and their ratio."""
+    ratio = error / max(serial, SERIAL_FLOOR)
+    return {f"{prefix}ratio": ratio, f"{prefix}error": error, f"{prefix}serial": serial}

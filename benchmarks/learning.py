@@ -1,53 +1,51 @@
-"""Train PPO of Stable-Baselines3 and `TritonPPO` from the same seeds, and write returns over steps and seconds.
+"""PPO of Stable-Baselines3 and `TritonPPO` from the same seeds: returns over steps and seconds.
 
-    python -m benchmarks.learning FOLDER [--device cuda] [--task NAME ...] [--seeds N] [--jobs N] [--budget SECONDS]
-
-Each run is a process of its own with one thread, JOBS at a time; arms take turns, and seeds take turns on the GPUs. A
-point is an iteration: the mean return of the last 100 episodes. Runs that the budget stops keep the points they have.
-Writes learning.json; what a file that is there has of other tasks stays in it.
+Each run is a process of its own with one thread, several at a time; arms take turns, and seeds take turns on the GPUs.
+A point is an iteration: the mean return of the last 100 episodes. Runs that the budget stops keep the points they have.
 """
 
 from __future__ import annotations
 
 import itertools
 import multiprocessing
-import sys
 import time
+from argparse import Namespace
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "adapters"))
-
-from benchmarks import files
 from benchmarks.end_to_end.sb3 import DRAWN, choose_algorithm, make_task
+from benchmarks.results import Row, make_row
 
 
-class Task(NamedTuple):
-    """What is learned, and how."""
+class Setting(NamedTuple):
+    """What is learned, and from how many seeds."""
 
-    env: str
+    task: str
     target_return: float
     total_steps: int
     num_envs: int
     num_steps: int
     batch_size: int
-    options: dict[str, Any]
-    """More arguments of `PPO`."""
-    devices: tuple[str, ...] = ("cpu", "cuda")
+    seeds: int = 5
 
 
-TASKS = (
-    Task("CartPole-v1", 475.0, 131_072, 8, 128, 256, {"learning_rate": 1e-3, "n_epochs": 10}),
-    Task(
-        "Pendulum-v1", -250.0, 163_840, 8, 256, 256, {"learning_rate": 1e-3, "gamma": 0.9, "clip_range": 0.2},
-    ),
-    Task(
-        DRAWN, 200.0, 61_440, 8, 128, 256, {"learning_rate": 5e-4, "gamma": 0.98, "gae_lambda": 0.9}, ("cuda",),
-    ),
-)  # fmt: skip
+OPTIONS: dict[str, dict[str, Any]] = {
+    "CartPole-v1": {"learning_rate": 1e-3, "n_epochs": 10},
+    "Pendulum-v1": {"learning_rate": 1e-3, "gamma": 0.9, "clip_range": 0.2},
+    DRAWN: {"learning_rate": 5e-4, "gamma": 0.98, "gae_lambda": 0.9},
+}
+"""More arguments of `PPO`."""
+CPU = [
+    Setting("CartPole-v1", 475.0, 131_072, 8, 128, 256),
+    Setting("Pendulum-v1", -250.0, 163_840, 8, 256, 256),
+]
+SETTINGS = {
+    "cpu": CPU,
+    "cuda": [*CPU, Setting(DRAWN, 200.0, 61_440, 8, 128, 256, 16)],
+    "quick": [Setting("CartPole-v1", 1.0, 512, 2, 64, 64, 1)],
+}
 ARMS = {"stock": "stock", "ours": "captured"}
 GRACE = 10.0
 """Seconds that runs have to return when the time is over."""
@@ -56,44 +54,53 @@ GRACE = 10.0
 class Run(NamedTuple):
     """A training run, and when it is stopped: as `time.time` says it."""
 
-    task: Task
+    setting: Setting
     arm: str
     seed: int
     device: str
-    ends: float = float("inf")
+    ends: float
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Train every arm of every task with every seed."""
-    parser = files.make_parser(__doc__)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--task", nargs="+", choices=[task.env for task in TASKS])
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--steps", type=int, help="of every run, in place of those of its task")
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which runs are stopped")
-    options = parser.parse_args(arguments)
-    ends, path = time.time() + options.budget, options.folder / "learning.json"
-    tasks = [x for x in TASKS if (x.env in options.task if options.task else options.device in x.devices)]
-    devices = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if options.device == "cuda" else [options.device]
+class Curve(NamedTuple):
+    """The points of a run: steps, seconds and returns."""
+
+    arm: str
+    seed: int
+    points: list[tuple[int, float, float]]
+
+    def find_target(self, target: float) -> tuple[int, float] | None:
+        """Steps and seconds after which a return is reached, if it is."""
+        return next(((steps, seconds) for steps, seconds, found in self.points if found >= target), None)
+
+
+def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
+    """Every arm with every seed: curves, and when they reach the target. Quartiles are those over seeds."""
+    ends = time.time() + options.ends - time.perf_counter()
+    devices = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if options.device == "cuda" else ["cpu"]
     runs = [
-        Run(task._replace(total_steps=options.steps or task.total_steps), arm, seed, devices[turn % len(devices)], ends)
-        for turn, (task, seed) in enumerate(itertools.product(tasks, range(options.seeds)))
-        for arm in ARMS
+        Run(setting, arm, seed, devices[seed % len(devices)], ends)
+        for seed, arm in itertools.product(range(setting.seeds), ARMS)
     ]
-    about = {"system": files.describe_system(options.commit), "device": options.device, "jobs": options.jobs}
-    measured = [task.env for task in tasks]
-    before = files.continue_result(path, about, lambda row: row["task"] not in measured, "rows")
-    rows = [{"jobs": before["jobs"], **row} for row in before.get("rows", [])]
-    for row in train_all(runs, options.jobs, ends):
-        end = f"{row['returns'][-1]} in {row['seconds'][-1]} s" if row["steps"] else "no points"
-        print(f"{row['task']}, {row['arm']}, seed {row['seed']}: {end}{', stopped' * row['stopped']}", flush=True)
-        rows += [{**row, "jobs": options.jobs}] if row["steps"] else []
-        rows.sort(key=lambda x: (x["task"], list(ARMS).index(x["arm"]), x["seed"]))
-        files.write_result(path, about, rows=rows)
+    curves = [curve for curve in train_all(runs, options.jobs, ends) if curve.points]
+    for arm in ARMS:
+        yield from describe_curves(arm, [x for x in curves if x.arm == arm], setting)
 
 
-def train_all(runs: list[Run], jobs: int, ends: float) -> Iterator[files.Row]:
+def describe_curves(arm: str, curves: list[Curve], setting: Setting) -> Iterator[Row]:
+    """The lines of an arm's runs, and a line for every point that all of them have."""
+    reached = [found for curve in curves if (found := curve.find_target(setting.target_return)) is not None]
+    finished = [x for x in curves if x.points[-1][0] >= setting.total_steps]
+    yield make_row(arm, "last return", "", [curve.points[-1][2] for curve in curves])
+    yield make_row(arm, "runs to the end", "", len(finished))
+    yield make_row(arm, "runs to the target", "", len(reached))
+    yield make_row(arm, "steps to the target", "", [steps for steps, _ in reached])
+    yield make_row(arm, "time to the target", "s", [seconds for _, seconds in reached])
+    for points in zip(*(curve.points for curve in curves), strict=False):
+        yield make_row(arm, "return", "", [found for *_, found in points], steps=points[0][0])
+        yield make_row(arm, "time", "s", [seconds for _, seconds, _ in points], steps=points[0][0])
+
+
+def train_all(runs: list[Run], jobs: int, ends: float) -> Iterator[Curve]:
     """The runs as they finish; those that have not begun when the time is over are left out."""
     with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=1) as pool:
         found = pool.imap_unordered(train, runs, chunksize=1)
@@ -105,11 +112,11 @@ def train_all(runs: list[Run], jobs: int, ends: float) -> Iterator[files.Row]:
                 return
 
 
-def train(run: Run) -> files.Row:
+def train(run: Run) -> Curve:
     """One run, with a point for each of its iterations."""
     from stable_baselines3.common.callbacks import BaseCallback
 
-    class Curve(BaseCallback):
+    class Recorder(BaseCallback):
         """Records the points; an iteration ends where the next rollout starts, and with the run."""
 
         def _on_step(self) -> bool:
@@ -117,37 +124,29 @@ def train(run: Run) -> files.Row:
 
         def _on_rollout_start(self) -> None:
             returns = [episode["r"] for episode in self.model.ep_info_buffer]
-            if returns and self.model.num_timesteps % (task.num_envs * task.num_steps) == 0:
-                seconds = round(time.perf_counter() - start, 2)
-                points.append((self.model.num_timesteps, seconds, round(sum(returns) / len(returns), 1)))
+            if returns and self.model.num_timesteps % (run.setting.num_envs * run.setting.num_steps) == 0:
+                points.append((self.model.num_timesteps, time.perf_counter() - start, sum(returns) / len(returns)))
 
         _on_training_end = _on_rollout_start
 
-    task = run.task
     torch.set_num_threads(1)
     if run.device != "cpu":
         torch.cuda.set_device(run.device)
     points: list[tuple[int, float, float]] = []
-    model = make_model(task, run.arm, run.seed, run.device)
+    model = make_model(run)
     start = time.perf_counter()
-    model.learn(task.total_steps, Curve())
-    columns = zip(*points, strict=True) if points else ([], [], [])
-    about = {"task": task.env, "target_return": task.target_return, "arm": run.arm, "seed": run.seed}
-    about |= {"device": run.device, "stopped": model.num_timesteps < task.total_steps}
-    return {**about, **dict(zip(("steps", "seconds", "returns"), map(list, columns), strict=True))}
+    model.learn(run.setting.total_steps, Recorder())
+    return Curve(run.arm, run.seed, points)
 
 
-def make_model(task: Task, arm: str, seed: int, device: str) -> Any:
+def make_model(run: Run) -> Any:
     """The algorithm of an arm, which has compiled what it needs."""
-    return choose_algorithm(ARMS[arm])(
-        *make_task(task.env, task.num_envs, seed),
-        n_steps=task.num_steps,
-        batch_size=task.batch_size,
-        device=device,
-        seed=seed,
-        **task.options,
+    setting = run.setting
+    return choose_algorithm(ARMS[run.arm])(
+        *make_task(setting.task, setting.num_envs, run.seed),
+        n_steps=setting.num_steps,
+        batch_size=setting.batch_size,
+        device=run.device,
+        seed=run.seed,
+        **OPTIONS[setting.task],
     )
-
-
-if __name__ == "__main__":
-    main()

@@ -1,46 +1,56 @@
-"""Time the losses, forward and with gradients, against PyTorch's operations, eager and compiled.
+"""The losses, forward and with gradients, against PyTorch's operations, eager and compiled.
 
-    python benchmarks/losses.py FOLDER [--commit HASH] [--sizes N ...] [--threads N]
-
-Runs on a GPU if there is one, else on the CPU, where torch.compile compiles for all sizes at once. Arms take turns; our
-result is compared with eager PyTorch's before it is timed. Writes losses_BACKEND.json: median and quartiles of the full
-call's time in microseconds. On a GPU, where all is compiled beforehand in parallel processes, also the device's own
-time, the peak memory, the bytes of inputs and gradients, and the bandwidth of a copy in the same run.
+On a CPU torch.compile compiles for all sizes at once. Our result is compared with eager PyTorch's before it is timed.
 """
 
 from __future__ import annotations
 
-import itertools
 import multiprocessing
-import sys
-from collections.abc import Callable
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
-from pathlib import Path
-from typing import Any
+from functools import cache, partial
+from typing import NamedTuple
 
 import torch
 from torch.distributions import Categorical, Normal
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from benchmarks import files, harness
-from benchmarks.compile_ahead import limit_threads
-from benchmarks.harness import Call
-from benchmarks.quartiles import compare_turns, find_quartiles
+from benchmarks import harness
+from benchmarks.compile_ahead import PROCESSES, limit_threads
+from benchmarks.harness import measure_bandwidth
+from benchmarks.results import Row, make_row
 from rl_triton_core import set_num_threads
 from rl_triton_core.losses import categorical_ppo_loss, gaussian_ppo_loss, grpo_loss, ppo_loss
 from rl_triton_core.testing import assert_close
 
 COMMON = {"normalize_advantages": True, "entropy_coef": 0.01}
-SIZES = {"cpu": (64, 256, 2048, 32768, 1 << 20), "cuda": (64, 2048, 32768, 1 << 20, 1 << 21)}
 KINDS = ("forward", "forward and backward")
-SECONDS = {"cpu": 0.3, "cuda": 0.2}
-"""How long the arms of a row take turns."""
-WIDTHS = {"log-probs": (1,), "tokens": (1,), "categorical": (2, 18, 64), "gaussian": (1, 8, 32)}
-MAX_VALUES = {"cpu": 1 << 22, "cuda": 1 << 27}
+SECONDS = 0.3
 TOKENS = 64
 """Of a sequence."""
+
+
+class Setting(NamedTuple):
+    """A head with so many actions, the elements of the minibatch, and the threads of PyTorch and of this library."""
+
+    head: str
+    width: int
+    elements: int
+    threads: int = 1
+
+
+HEADS = [
+    ("log-probs", 1),
+    ("tokens", 1),
+    *(("categorical", n) for n in (2, 18, 64)),
+    *(("gaussian", n) for n in (1, 8, 32)),
+]
+SIZES = {"cpu": (64, 256, 2048, 32768, 1 << 20), "cuda": (64, 2048, 32768, 1 << 20, 1 << 21), "quick": (64, 128)}
+MAX_VALUES = {"cpu": 1 << 22, "cuda": 1 << 27, "quick": 256}
+SETTINGS = {
+    name: [Setting(*head, n) for head in HEADS for n in sizes if n * head[1] <= MAX_VALUES[name]]
+    for name, sizes in SIZES.items()
+}
 
 
 def draw_minibatch(head: str, n: int, width: int, device: str) -> dict[str, torch.Tensor]:
@@ -93,47 +103,49 @@ def compute_fused(head: str, b: dict[str, torch.Tensor]) -> torch.Tensor:
     return ppo_loss(b["x"], b["old"], b["advantages"], **value).loss
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Measure all heads."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    parser = files.make_parser(__doc__)
-    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES[device], help="elements of the minibatches")
-    parser.add_argument("--threads", type=int, default=1, help="of PyTorch and of this library, on the CPU")
-    options = parser.parse_args(arguments)
-    torch.set_num_threads(options.threads)
-    set_num_threads(options.threads)
-    backend = {"cuda": "triton", "cpu": "cpu"}[device]
-    about: dict[str, Any] = {"backend": backend, "threads": options.threads}
-    jobs = [(head, width, options.sizes, device) for head in WIDTHS for width in WIDTHS[head]]
-    if device == "cuda":
-        with ProcessPoolExecutor(len(jobs), multiprocessing.get_context("spawn"), limit_threads) as pool:
-            list(pool.map(measure_width, *zip(*jobs, strict=True)))  # it fills the compilers' caches
-        clock = harness.make_clock(device)
-        about["copy_bandwidth_gb_per_s"] = harness.measure_copy_bandwidth(device, clock, harness.QUICK)
-    rows = [row for job in jobs for row in measure_width(*job)]
-    files.save_rows(options, f"losses_{backend}.json", rows, **about)
-
-
-def measure_width(head: str, width: int, sizes: list[int], device: str) -> list[files.Row]:
-    """Measure a head with so many actions in all sizes."""
-    compiled = {kind: torch.compile(partial(compute_plain, head), dynamic=device == "cpu") for kind in KINDS}
-    rows = []
-    for n in (n for n in sizes if n * width <= MAX_VALUES[device]):
-        if device == "cuda" or n == sizes[0]:
-            torch._dynamo.reset()
-        b = draw_minibatch(head, n, width, device)
-        with torch.no_grad():  # a graph that lives on ties the inputs to this stream, and none of them can be captured
-            want, got = compute_plain(head, b), compute_fused(head, b)
-        assert_close(got.cpu(), want.double().cpu(), rtol=1e-4, name=f"{head} {n}")
-        inputs, gradients = (sum(x.nbytes for x in b.values() if x.requires_grad >= only) for only in (False, True))
-        for kind in KINDS:
-            losses = {"eager": partial(compute_plain, head, b), "compiled": partial(compiled[kind], b)}
-            losses["ours"] = partial(compute_fused, head, b)
-            arms = {name: partial(run_loss, loss, kind, b) for name, loss in losses.items()}
-            about = {"head": head, "width": width, "elements": n, "kind": kind}
+def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
+    """The forward pass alone, and with gradients; on a GPU also peaks of memory, and the time of a copy."""
+    torch.set_num_threads(setting.threads)
+    set_num_threads(setting.threads)
+    if options.device == "cuda":
+        torch._dynamo.reset()
+    b = draw_minibatch(setting.head, setting.elements, setting.width, options.device)
+    with torch.no_grad():  # a graph that lives on ties the inputs to this stream, and none of them can be captured
+        want, got = compute_plain(setting.head, b), compute_fused(setting.head, b)
+    assert_close(got.cpu(), want.double().cpu(), rtol=1e-4, name=str(setting))
+    inputs, gradients = (sum(x.nbytes for x in b.values() if x.requires_grad >= only) for only in (False, True))
+    for kind in KINDS:
+        compiled = compile_plain(setting.head, kind, options.device)
+        losses = {"eager": partial(compute_plain, setting.head, b), "compiled": partial(compiled, b)}
+        losses["ours"] = partial(compute_fused, setting.head, b)
+        arms = {name: partial(run_loss, loss, kind, b) for name, loss in losses.items()}
+        yield from harness.measure_arms(arms, options.device, options.seconds or SECONDS, kind=kind)
+        if options.device == "cuda":
             moved = inputs + gradients * (kind != "forward")
-            rows.append({**about, **measure_arms(arms, device), "bytes": moved})
-    return rows
+            yield make_row("copy", "device", "µs", moved / measure_bandwidth(), kind=kind)
+            for name, arm in arms.items():
+                yield make_row(name, "peak", "MiB", measure_memory(arm), kind=kind)
+
+
+def prepare(settings: Sequence[Setting], options: Namespace) -> None:
+    """On a GPU, fill the compilers' caches in parallel processes."""
+    if options.device == "cuda":
+        with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn"), limit_threads) as pool:
+            list(pool.map(compile_only, settings))
+
+
+def compile_only(setting: Setting) -> None:
+    """Make the calls that are compiled, once."""
+    b = draw_minibatch(setting.head, setting.elements, setting.width, "cuda")
+    for kind in KINDS:
+        for function in (compile_plain(setting.head, kind, "cuda"), partial(compute_fused, setting.head)):
+            run_loss(partial(function, b), kind, b)
+
+
+@cache
+def compile_plain(head: str, kind: str, device: str) -> Callable[..., torch.Tensor]:
+    """The plain loss by torch.compile."""
+    return torch.compile(partial(compute_plain, head), dynamic=device == "cpu")
 
 
 def run_loss(loss: Callable[[], torch.Tensor], kind: str, b: dict[str, torch.Tensor]) -> None:
@@ -145,33 +157,10 @@ def run_loss(loss: Callable[[], torch.Tensor], kind: str, b: dict[str, torch.Ten
         torch.autograd.grad(loss(), [x for x in b.values() if x.requires_grad], allow_unused=True)
 
 
-def measure_arms(arms: dict[str, Call], device: str) -> dict[str, Any]:
-    """Time all arms in turns."""
-    memory = {name: measure_memory(arm, device) for name, arm in arms.items()}
-    times = harness.time_in_turns(arms, harness.make_clock(device), turns=5, seconds=SECONDS[device])
-    alone = harness.measure_calls(arms, harness.make_clock(device), harness.QUICK) if device == "cuda" else {}
-    turns = {name: [*itertools.chain(*bursts)] for name, bursts in times.items()}
-    rows: dict[str, Any] = {}
-    for name, calls in turns.items():
-        low, median, high = find_quartiles(calls)
-        rows[name] = {"median": median, "low": low, "high": high, "peak_bytes": memory[name]}
-        rows[name] |= {"device": find_quartiles(alone[name].device)} if alone else {}
-    faster = {name: compare_turns(calls, turns["ours"]) for name, calls in turns.items() if name != "ours"}
-    return {"microseconds": rows, "times_faster": faster}
-
-
-def measure_memory(arm: Call, device: str) -> int:
-    """Warm up, and find the peak memory on a GPU; 0 on the CPU."""
-    for _ in range(3):
-        arm()
-    if device == "cpu":
-        return 0
+def measure_memory(arm: harness.Call) -> float:
+    """The peak of a call that is warm, on a GPU."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     arm()
-    return torch.cuda.max_memory_allocated() - before
-
-
-if __name__ == "__main__":
-    main()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20

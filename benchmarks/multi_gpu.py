@@ -1,10 +1,8 @@
-"""Time iterations of examples/ppo_multi_gpu.py, eager and captured, in one process and in one per GPU.
+"""Iterations of examples/ppo_multi_gpu.py, eager and captured in turns, in one process and in one per GPU.
 
-    python -m benchmarks.multi_gpu FOLDER [--commit HASH] [--seconds S] [--quick]
-
-Every process has the same number of environments, so that two learn from twice as many steps. Eager and captured
-iterations take turns; before, both make the same updates of the same rollout, and weights must agree. Writes
-multi_gpu.json: quartiles in milliseconds, of the first process. On CPUs, over gloo, nothing is captured.
+Every process has the same number of environments, so that two learn from twice as many steps. Before, both make the
+same updates of the same rollout, and weights must agree. Times are those of the first process. On CPUs, over gloo,
+nothing is captured.
 """
 
 from __future__ import annotations
@@ -13,7 +11,10 @@ import itertools
 import sys
 import tempfile
 import time
+from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import distributed, multiprocessing
@@ -22,61 +23,73 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
 import ppo_multi_gpu
 
-from benchmarks import files
-from benchmarks.end_to_end.frameworks import Setting
+from benchmarks.end_to_end import frameworks
 from benchmarks.end_to_end.ppo import make_arguments
-from benchmarks.quartiles import compare_turns, find_quartiles
+from benchmarks.harness import list_times, wait_for
+from benchmarks.results import Row
 
-SETTINGS = (Setting(4096, 128), Setting(16384, 128, 128))
-QUICK = (Setting(4, 16, 8, 2, 2, device="cpu"),)
+
+class Setting(NamedTuple):
+    """How many processes, and what each does."""
+
+    processes: int
+    num_envs: int
+    num_steps: int
+    hidden: int = 64
+    epochs: int = 4
+    minibatches: int = 4
+
+
+PROCESSES = dict.fromkeys((1, max(1, torch.cuda.device_count())))
+SETTINGS = {
+    "cpu": [],
+    "cuda": [Setting(n, *about) for n in PROCESSES for about in ((4096, 128), (16384, 128, 128))],
+    "quick": [Setting(n, 4, 16, 8, 2, 2) for n in (1, 2)],
+}
 UPDATES = ("eager", "captured")
-WARM_UPS = 2
+SECONDS, WARM_UPS = 8.0, 2
 Trainings = dict[str, ppo_multi_gpu.DistributedTraining]
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Measure one process, and one per GPU."""
-    parser = files.make_parser(__doc__)
-    parser.add_argument("--seconds", type=float, default=8, help="how long the arms of a row take turns")
-    parser.add_argument("--quick", action="store_true", help="two processes on the CPU, to see that it runs")
-    options = parser.parse_args(arguments)
-    settings = QUICK if options.quick else SETTINGS
-    rows = []
-    for processes in (1, 2) if options.quick else dict.fromkeys((1, torch.cuda.device_count())):
-        with tempfile.TemporaryDirectory() as folder:
-            multiprocessing.spawn(measure_share, (folder, processes, settings, options.seconds), nprocs=processes)
-            rows += torch.load(Path(folder) / "rows")
-    files.save_rows(options, "multi_gpu.json", rows)
+def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
+    """Start the processes, and take the times of the first."""
+    with tempfile.TemporaryDirectory() as folder:
+        about = folder, setting, options.device, options.seconds or SECONDS
+        multiprocessing.spawn(measure_share, about, nprocs=setting.processes)
+        times, reason = torch.load(Path(folder) / "times")
+    for row in list_times(times, "captured", "iteration", "ms"):
+        yield row._replace(note=reason if row.arm == "captured" else "")
 
 
-def measure_share(rank: int, folder: str, processes: int, settings: tuple[Setting, ...], seconds: float) -> None:
-    """All settings in one of the processes; the first keeps the times."""
-    device = settings[0].device if settings[0].device == "cpu" else f"cuda:{rank}"
+def measure_share(rank: int, folder: str, setting: Setting, where: str, seconds: float) -> None:
+    """One of the processes; the first keeps the times."""
+    device = where if where == "cpu" else f"cuda:{rank}"
     if device != "cpu":
         torch.cuda.set_device(device)
-    kind = "gloo" if device == "cpu" else "nccl"
-    distributed.init_process_group(kind, init_method=f"file://{folder}/meet", rank=rank, world_size=processes)
-    rows = [measure_setting(setting._replace(device=device), rank, seconds) for setting in settings]
+    backend = "gloo" if device == "cpu" else "nccl"
+    meeting = f"file://{folder}/meet"
+    distributed.init_process_group(backend, init_method=meeting, rank=rank, world_size=setting.processes)
+    found = time_updates(setting, device, rank, seconds)
     if rank == 0:
-        torch.save([{"processes": processes, **row} for row in rows], f"{folder}/rows")
+        torch.save(found, f"{folder}/times")
     distributed.barrier()  # one that parts earlier breaks off what others have not received
     distributed.destroy_process_group()
 
 
-def measure_setting(setting: Setting, rank: int, seconds: float) -> files.Row:
-    """One setting; how many turns there are is the first process's choice."""
-    trainings = {update: make_training(setting, update, rank) for update in UPDATES}
+def time_updates(setting: Setting, device: str, rank: int, seconds: float) -> tuple[dict[str, list[list[float]]], str]:
+    """Microseconds of iterations, a turn each, and why nothing was captured; the first chooses how many turns."""
+    trainings = {update: make_training(setting, update, device, rank) for update in UPDATES}
     compare_updates(trainings)
-    times: dict[str, list[float]] = {update: [] for update in UPDATES}
-    turns = torch.ones(1, dtype=torch.int64, device=setting.device)
+    times: dict[str, list[list[float]]] = {update: [] for update in UPDATES}
+    turns = torch.ones(1, dtype=torch.int64, device=device)
     for turn in itertools.count():
         for update, training in trainings.items():
             started = time.perf_counter()
             training.run_iteration(training.args.learning_rate)
-            wait_for(setting.device)
-            times[update] += [1e3 * (time.perf_counter() - started)] * (turn >= WARM_UPS)
+            wait_for(device)
+            times[update] += [[1e6 * (time.perf_counter() - started)]] * (turn >= WARM_UPS)
         if turn == WARM_UPS:
-            turns.fill_(int(seconds * 1e3 / sum(map(sum, times.values()))))
+            turns.fill_(int(seconds * 1e6 / sum(turn[0] for (turn,) in times.values())))
             distributed.broadcast(turns, 0)
         if turn >= WARM_UPS + turns.item():
             break
@@ -84,14 +97,12 @@ def measure_setting(setting: Setting, rank: int, seconds: float) -> files.Row:
     for training in trainings.values():
         training.collect.reset()
         training.update.reset()
-    milliseconds = {update: find_quartiles(x) for update, x in times.items()}
-    about = {"setting": str(setting), "reason": reason, "iterations": len(times["eager"])}
-    return {**about, "milliseconds": milliseconds, "speedup": compare_turns(*times.values())}
+    return times, reason
 
 
-def make_training(setting: Setting, update: str, rank: int) -> ppo_multi_gpu.DistributedTraining:
+def make_training(setting: Setting, update: str, device: str, rank: int) -> ppo_multi_gpu.DistributedTraining:
     """The example's training, with environments of its own in every process."""
-    args = make_arguments(setting)
+    args = make_arguments(frameworks.Setting(*setting[1:], device=device))
     args.env, args.update, args.seed = "cartpole", update, 1 + rank
     return ppo_multi_gpu.DistributedTraining(args)
 
@@ -106,13 +117,3 @@ def compare_updates(trainings: Trainings) -> None:
             training.update(rows)
     for name, want in eager.agent.state_dict().items():
         torch.testing.assert_close(captured.agent.state_dict()[name], want, rtol=1e-3, atol=1e-5)
-
-
-def wait_for(device: str) -> None:
-    """Until the device is done."""
-    if device != "cpu":
-        torch.cuda.synchronize(device)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,18 +1,15 @@
-"""Time the advantage step of RSL-RL, RL-Games and skrl, and RSL-RL's update, against ours; write the times to a folder.
+"""The advantage step of RSL-RL, RL-Games and skrl, and RSL-RL's update, against ours; advantages agree before."""
 
-    .venv-frameworks/bin/python -m benchmarks.robotics FOLDER [--commit HASH] [--device cuda] [--quick]
-
-Writes robotics.json: quartiles in milliseconds, and ratios. Advantages must agree before.
-"""
+from __future__ import annotations
 
 import argparse
 import sys
 import tempfile
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from io import StringIO
-from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,44 +22,42 @@ from rl_games.torch_runner import Runner
 from rsl_rl.runners import OnPolicyRunner
 from skrl.agents.torch.ppo import ppo as stock_skrl
 
-from benchmarks import files, harness
-from benchmarks.harness import Call, Clock
+from benchmarks import harness
+from benchmarks.results import Row
 from rl_triton_adapters.rl_games import register_agents
 from rl_triton_adapters.skrl import estimate_advantages
 
-SHAPES = ((24, 4096), (16, 8192), (4096, 16))  # steps, environments
-UPDATED = SHAPES[0]
-"""The shape at which an update is measured too."""
-QUICK = ((4, 8),)
+Calls = dict[str, harness.Call]
+
+
+class Setting(NamedTuple):
+    """A package, and the shape of its rollout."""
+
+    package: str
+    num_steps: int
+    num_envs: int
+
+
+NAMES = ("rsl_rl", "rl_games", "skrl")
+ALL = [Setting(name, *shape) for shape in ((24, 4096), (16, 8192), (4096, 16)) for name in NAMES]
+SETTINGS = {"cpu": ALL, "cuda": ALL, "quick": [Setting(name, 4, 8) for name in NAMES]}
+UPDATED = (24, 4)
+"""Steps of the rollouts with which an update is measured too."""
 TURNS, CALLS = 5, 4
-PROVIDERS = ("stock", "triton")
-Calls = dict[str, Call]
 
 
-def main(arguments: list[str] | None = None) -> None:
-    parser = files.make_parser(__doc__)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--quick", action="store_true", help="one small shape, to see that it runs")
-    options = parser.parse_args(arguments)
-    clock, rows = harness.make_clock(options.device), []
-    for shape, (package, make_calls) in product(QUICK if options.quick else SHAPES, PACKAGES.items()):
-        with redirect_stdout(StringIO()):
-            stock, ours = (make_calls(provider, *shape, options.device) for provider in PROVIDERS)
-        for step in stock:
-            if step == "advantages" or shape in (UPDATED, *QUICK):
-                about = {"package": package, "step": step, "num_steps": shape[0], "num_envs": shape[1]}
-                rows.append({**about, **measure_step(clock, step, stock[step], ours[step])})
-    files.save_rows(options, "robotics.json", rows, turns=TURNS, calls=CALLS, threads=torch.get_num_threads())
-
-
-def measure_step(clock: Clock, step: str, stock: Call, ours: Call) -> files.Row:
+def measure(setting: Setting, options: argparse.Namespace) -> Iterator[Row]:
     """A package's own code and ours in turn; of an update, which takes long, one call per turn."""
-    want, _, got = stock(), ours(), ours()
-    if step == "advantages":
-        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
-    burst = CALLS if step == "advantages" else 1
-    times = harness.time_in_turns({"stock": stock, "adapter": ours}, clock, TURNS, burst)
-    return {"milliseconds": harness.summarize_calls(times, 1e3), "speedup": harness.compare_with_stock(times)}
+    with redirect_stdout(StringIO()):
+        about = setting.num_steps, setting.num_envs, options.device
+        stock, ours = (PACKAGES[setting.package](provider, *about) for provider in ("stock", "triton"))
+    for step in stock if setting.num_steps in UPDATED else ["advantages"]:
+        want, _, got = stock[step](), ours[step](), ours[step]()
+        if step == "advantages":
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+        arms, burst = {"stock": stock[step], "ours": ours[step]}, CALLS if step == "advantages" else 1
+        times = harness.time_in_turns(arms, options.device, turns=TURNS, burst=burst, warm_up=False)
+        yield from harness.list_times(times, unit="ms", step=step)
 
 
 def make_rsl_rl_calls(provider: str, num_steps: int, num_envs: int, device: str) -> Calls:
@@ -134,7 +129,3 @@ def draw_rollout(num_steps: int, num_envs: int, device: str) -> tuple[Tensor, Te
 
 
 PACKAGES = {"rsl_rl": make_rsl_rl_calls, "rl_games": make_rl_games_calls, "skrl": make_skrl_calls}
-
-
-if __name__ == "__main__":
-    main()

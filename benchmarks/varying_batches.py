@@ -1,83 +1,91 @@
-"""Train IMPALA and APPO of RLlib on CartPole-v1, and count how many updates replay a graph while batches vary.
-
-    python -m benchmarks.varying_batches FOLDER [--commit HASH] [--device cuda] [--seconds S]
+"""IMPALA and APPO of RLlib on CartPole-v1: how many updates replay a graph while batches vary.
 
 A batch has a slot for each step and each end of an episode, so that training has batches of many sizes, each with a
-graph of its own. Writes varying_batches.json: of RLlib's training and of ours the updates, the sizes that came up, the
-share of updates that replayed a graph, how long an update of the learner took (quartiles, in milliseconds; the first
-ones, that capture most, in `first_ms` together), and on a GPU the peak of the bytes that PyTorch reserves for it.
+graph of its own.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
 from argparse import Namespace
-from typing import Any
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any, NamedTuple
 
-import torch
-
-from benchmarks import files
 from benchmarks.end_to_end.impala import create_config
-from benchmarks.end_to_end.stopwatch import Stopwatch, watch_memory
-from benchmarks.quartiles import find_quartiles
+from benchmarks.end_to_end.stopwatch import watch_memory
+from benchmarks.harness import wait_for
+from benchmarks.results import Row, make_row
 
-ALGORITHMS = ("IMPALA", "APPO")
-BATCH_SIZES = (500, 2000)
+CORES = len(os.sched_getaffinity(0))
 FRAGMENT, NUM_ENVS = 50, 10
 """Steps of a fragment, and environments of an env runner."""
 FIRST = 50
-"""Updates that are looked at on their own."""
+"""Updates that are looked at on their own: they capture most."""
+SECONDS = 15.0
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Measure RLlib's own training and ours, one after the other."""
-    cores = len(os.sched_getaffinity(0))
-    parser = files.make_parser(__doc__)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--seconds", type=float, default=15, help="how long each trains")
-    parser.add_argument("--batch-sizes", type=int, nargs="+", default=BATCH_SIZES, help="steps of a batch")
-    parser.add_argument(
-        "--env-runners", type=int, default=min(8, cores - 2), help="how many; with 0 one in the process"
-    )
-    options = parser.parse_args(arguments)
+class Setting(NamedTuple):
+    """An algorithm, the steps of a batch, and how many env runners there are; with 0 one in the process."""
+
+    algorithm: str
+    batch_size: int
+    env_runners: int = max(1, min(8, CORES - 2))
+
+
+ALL = [Setting(name, size) for name in ("IMPALA", "APPO") for size in (500, 2000)]
+SETTINGS = {"cpu": ALL, "cuda": ALL, "quick": [Setting(name, 200, 0) for name in ("IMPALA", "APPO")]}
+
+
+@cache
+def start_ray() -> None:
+    """Once per process."""
     import ray
 
-    ray.init(num_cpus=cores, include_dashboard=False, log_to_driver=False)
-    rows = [
-        {"algorithm": name, "batch_size": size}
-        | {arm: measure_training(name, size, arm, options) for arm in ("stock", "ours")}
-        for name, size in itertools.product(ALGORITHMS, options.batch_sizes)
-    ]
-    ray.shutdown()
-    files.save_rows(options, "varying_batches.json", rows, device=options.device)
+    ray.init(num_cpus=CORES, include_dashboard=False, log_to_driver=False, ignore_reinit_error=True)
 
 
-def measure_training(name: str, batch_size: int, arm: str, options: Namespace) -> files.Row:
-    """One training from its beginning, with a learner in this process."""
+def prepare(settings: Sequence[Setting], options: Namespace) -> None:
+    """Start Ray."""
+    start_ray()
+
+
+def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
+    """RLlib's own training and ours, one after the other, each from its beginning."""
+    for arm in ("stock", "ours"):
+        yield from measure_training(setting, arm, options)
+
+
+def measure_training(setting: Setting, arm: str, options: Namespace) -> Iterator[Row]:
+    """One training, with a learner in this process."""
     memory: dict[str, int] = {}
     with watch_memory(options.device, memory):
-        algorithm = make_config(name, batch_size, arm, options).build_algo()
-        updates = CountedUpdates(algorithm.learner_group._learner, Stopwatch(options.device))
+        algorithm = make_config(setting, arm, options.device).build_algo()
+        updates = CountedUpdates(algorithm.learner_group._learner, options.device)
         while not updates.sizes:  # env runners are starting
             algorithm.train()
-        ends = time.perf_counter() + options.seconds
+        ends = time.perf_counter() + (options.seconds or SECONDS)
         while time.perf_counter() < ends:
             algorithm.train()
         algorithm.stop()
-    return updates.make_row() | memory
+    yield make_row(arm, "updates", "", len(updates.sizes))
+    yield make_row(arm, "sizes", "", len(set(updates.sizes)))
+    yield make_row(arm, "replayed", "%", 100 * sum(updates.replayed) / len(updates.replayed))
+    yield make_row(arm, "update", "ms", updates.milliseconds[FIRST:] or updates.milliseconds)
+    yield make_row(arm, f"first {FIRST} updates", "ms", sum(updates.milliseconds[:FIRST]))
+    yield from (make_row(arm, "peak", "MiB", x / 2**20) for x in memory.values())
 
 
-def make_config(name: str, batch_size: int, arm: str, options: Namespace) -> Any:
+def make_config(setting: Setting, arm: str, device: str) -> Any:
     """An algorithm's config."""
-    config = create_config(name)
+    config = create_config(setting.algorithm)
     config.environment("CartPole-v1").debugging(seed=0, log_level="ERROR").reporting(min_time_s_per_iteration=1)
     config.env_runners(
-        num_env_runners=options.env_runners, num_envs_per_env_runner=NUM_ENVS, rollout_fragment_length=FRAGMENT
+        num_env_runners=setting.env_runners, num_envs_per_env_runner=NUM_ENVS, rollout_fragment_length=FRAGMENT
     )
-    config.learners(num_learners=0, num_gpus_per_learner=int(options.device == "cuda"))
-    config.training(train_batch_size_per_learner=batch_size, lr=5e-4)
+    config.learners(num_learners=0, num_gpus_per_learner=int(device == "cuda"))
+    config.training(train_batch_size_per_learner=setting.batch_size, lr=5e-4)
     if arm == "stock":
         return config
     from rl_triton_adapters.rllib import enable_triton
@@ -88,11 +96,11 @@ def make_config(name: str, batch_size: int, arm: str, options: Namespace) -> Any
 class CountedUpdates:
     """A learner's updates: their sizes, how long they take, and which replay a graph."""
 
-    def __init__(self, learner: Any, watch: Stopwatch) -> None:
+    def __init__(self, learner: Any, device: str) -> None:
         self.sizes: list[int] = []
         self.milliseconds: list[float] = []
         self.replayed: list[bool] = []
-        self.learner, self.update, self.watch = learner, learner._update, watch
+        self.learner, self.update, self.device = learner, learner._update, device
         learner._update = self.run_update
 
     def run_update(self, batch: dict[str, Any]) -> Any:
@@ -100,7 +108,7 @@ class CountedUpdates:
         before = self.list_graphs()
         started = time.perf_counter()
         found = self.update(batch)
-        self.watch.wait()
+        wait_for(self.device)
         self.milliseconds.append(1e3 * (time.perf_counter() - started))
         self.sizes.append(sum(len(columns["obs"]) for columns in batch.values()))
         self.replayed.append(any(before.get(key, last) != last for key, last in self.list_graphs().items()))
@@ -110,17 +118,3 @@ class CountedUpdates:
         """The graphs that there are, and the number of the call that used each last. RLlib's learners have none."""
         update = getattr(self.learner, "triton_update", None)
         return {} if update is None else {id(x): x.last_call for x in update.find_step().captured.values()}
-
-    def make_row(self) -> files.Row:
-        """What a result says of them."""
-        return {
-            "updates": len(self.sizes),
-            "sizes": len(set(self.sizes)),
-            "replayed": sum(self.replayed) / len(self.replayed),
-            "update_ms": find_quartiles(self.milliseconds[FIRST:] or self.milliseconds, 3),
-            "first_ms": sum(self.milliseconds[:FIRST]),
-        }
-
-
-if __name__ == "__main__":
-    main()

@@ -37,11 +37,6 @@ class Workload(NamedTuple):
     dtype: str = "float32"
     flags: str = "bool"
 
-    @classmethod
-    def of(cls, row: dict[str, Any]) -> Workload:
-        """What a line of a result file is about."""
-        return cls(*(row[name] for name in cls._fields if name in row))
-
     @property
     def spec(self) -> Estimator:
         """What is computed."""

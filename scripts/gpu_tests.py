@@ -24,10 +24,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "adapters"))
 
-from benchmarks import files
+from benchmarks import results
 
 JOBS = min(64, len(os.sched_getaffinity(0)))
-ROOT = files.ROOT
+ROOT = results.ROOT
 SUITES = {"adapters": ["-m", "gpu"], "frameworks": ["-m", "gpu"], "core": []}
 """Folders, and which of their tests, in the order in which they run: short ones first, for the limit is that of all."""
 NONE_COLLECTED = 5
@@ -35,7 +35,7 @@ NONE_COLLECTED = 5
 
 
 def main() -> int:
-    parser = files.make_parser(__doc__)
+    parser = results.Parser(__doc__)
     parser.add_argument(
         "--mutants", action="store_true", help="also show that the tests kill every mutant of the kernel"
     )
@@ -49,7 +49,7 @@ def main() -> int:
 
     if not torch.cuda.is_available():
         raise SystemExit("no GPU: torch.cuda.is_available() is false")
-    result, ends = {"system": files.describe_system(options.commit)}, time.monotonic() + options.limit
+    result, ends = {"system": results.describe_system(options.commit)}, time.monotonic() + options.limit
     for suite in filter(options.suites.__contains__, SUITES):
         result[suite] = run_tests(suite, options.folder, options.select, ends - time.monotonic())
         write_result(result, options.folder)

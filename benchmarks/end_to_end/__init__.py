@@ -1,4 +1,4 @@
 """Training loops, end to end: what the advantage step takes of an iteration, and what replacing it gives.
 
-`python -m benchmarks.end_to_end FOLDER` measures. A framework is a file of its name here and a line in `REGISTRY`.
+A framework is a file of its name here, and a line in `BENCHMARKS` and `report.LOOPS`.
 """

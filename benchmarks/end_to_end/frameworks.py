@@ -1,9 +1,7 @@
-"""The frameworks: which there are, and what their files hold."""
+"""What the file of a framework holds."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -23,11 +21,6 @@ class Setting(NamedTuple):
     recompute: bool = False
     env: str = ""
     device: str = "cuda"
-
-    @classmethod
-    def of(cls, row: dict[str, Any]) -> Setting:
-        """What a line of a result file is about."""
-        return cls(*(row[name] for name in cls._fields))
 
     def __str__(self) -> str:
         text = f"{self.num_envs}x{self.num_steps}, hidden {self.hidden}, {self.epochs} epochs x {self.minibatches}"
@@ -71,29 +64,3 @@ def list_arms(module: Module, setting: Setting) -> list[str]:
     """The arms of a setting."""
     choose: Callable[[Setting], list[str]] = getattr(module, "list_arms", lambda _: [*module.ARMS])
     return choose(setting)
-
-
-class Framework(NamedTuple):
-    """A file of this package, and what it needs."""
-
-    module: str
-    needs: tuple[str, ...] = ()
-
-    def unavailable(self) -> str:
-        """Why it cannot run here; nothing if it can."""
-        missing = [name for name in self.needs if importlib.util.find_spec(name) is None]
-        return f"{', '.join(missing)} not installed" if missing else ""
-
-    def load(self) -> Any:
-        """Its module."""
-        return importlib.import_module(f"benchmarks.end_to_end.{self.module}")
-
-
-REGISTRY = {
-    "synthetic": Framework("synthetic"),
-    "cleanrl": Framework("cleanrl"),
-    "sb3": Framework("sb3", ("stable_baselines3", "gymnasium")),
-    "torchrl": Framework("torchrl", ("torchrl", "tensordict")),
-    "rllib": Framework("rllib", ("ray", "gymnasium")),
-    "impala": Framework("impala", ("ray", "gymnasium")),
-}

@@ -10,7 +10,7 @@ from types import ModuleType
 from unittest.mock import MagicMock
 
 from benchmarks.end_to_end.frameworks import Setting
-from benchmarks.files import ROOT
+from benchmarks.results import ROOT
 from benchmarks.workloads import GAMMA
 
 LAMBDA = 0.95

@@ -1,30 +1,24 @@
-"""Measure training loops end to end, arm against arm, and write a result file per framework.
-
-    python -m benchmarks.end_to_end FOLDER [--suite synthetic sb3 ...] [--device cuda] [--budget SECONDS] [--quick]
+"""Training loops end to end, arm against arm.
 
 In every setting, all arms first compute the advantages of the same experience, which must agree with those of the first
-arm. Then each trains an agent of its own, an iteration in turns. Writes end_to_end_FRAMEWORK.json: the times of all
-iterations, and what follows from them; with why a framework or a setting is missing. With --only, what a file that is
-there has of other settings stays in it.
+arm. Then each trains an agent of its own, an iteration in turns.
 """
 
 from __future__ import annotations
 
-import gc
+import statistics
 import time
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import combinations
 from typing import NamedTuple
 
 import torch
 
-from benchmarks import files
-from benchmarks.end_to_end.frameworks import REGISTRY, Arm, Module, Setting, list_arms
-from benchmarks.end_to_end.stopwatch import ADVANTAGES, REST, TOTAL, Stopwatch, count_calls, watch_memory
-from benchmarks.quartiles import Quartiles, compare_turns, find_quartiles, take_median
+from benchmarks.end_to_end.frameworks import Arm, Module, Setting, list_arms
+from benchmarks.end_to_end.stopwatch import ADVANTAGES, TOTAL, Stopwatch, count_calls, watch_memory
+from benchmarks.results import Row, describe_failure, make_row
 from rl_triton_core.testing import relative_error
 
 TOLERANCE = 1e-5
@@ -50,29 +44,30 @@ class Entry:
     """An arm in a setting, and what came of it."""
 
     name: str
-    status: str = "ok"
-    error: float | None = None
+    note: str = ""
+    """Why there are no times."""
     arm: Arm | None = None
     times: Times = field(default_factory=list)
     about: dict[str, int] = field(default_factory=dict)
     """On a GPU: the peak of the memory that it reserves until it is warm, and the calls of an iteration."""
 
-    def drop(self, reason: str | Exception) -> None:
-        """Say why there are no times."""
-        if isinstance(reason, Exception):
-            reason = f"failed: {type(reason).__name__}: {next(iter(str(reason).splitlines()), '')[:200]}"
-        self.arm, self.status = None, reason
+
+def measure(module: Module, setting: Setting, options: Namespace) -> Iterator[Row]:
+    """The lines of all arms of a framework's module."""
+    plan = QUICK if options.quick else Plan(seconds=options.seconds or Plan().seconds)
+    setting = setting._replace(device=options.device)
+    return make_rows(measure_setting(module, setting, plan), setting)
 
 
 # --- one setting ------------------------------------------------------------------------------------------------------
 
 
-def measure_setting(module: Module, setting: Setting, plan: Plan, seconds: float = float("inf")) -> list[Entry]:
-    """The arms with the times of their iterations; in about so many seconds, what precedes them included."""
-    started, watch = time.perf_counter(), Stopwatch(setting.device)
+def measure_setting(module: Module, setting: Setting, plan: Plan) -> list[Entry]:
+    """The arms with the times of their iterations."""
+    watch = Stopwatch(setting.device)
     entries = prepare_arms(module, setting, watch, plan.warmups)
     running = [entry for entry in entries if entry.arm is not None]
-    ends = min(started + seconds, time.perf_counter() + plan.seconds)
+    ends = time.perf_counter() + plan.seconds
     for round_ in range(plan.rounds if running else 0):
         if round_ >= 2 * len(running) and time.perf_counter() > ends:
             break
@@ -89,17 +84,19 @@ def prepare_arms(module: Module, setting: Setting, watch: Stopwatch, warmups: in
     for entry in entries:
         try:
             with watch_memory(setting.device, entry.about):
-                entry.arm = module.make_arm(entry.name, setting, watch)
-                results = [torch.as_tensor(x).double() for x in entry.arm.results()]
+                arm = module.make_arm(entry.name, setting, watch)
+                results = [torch.as_tensor(x).double() for x in arm.results()]
                 for _ in range(warmups):
-                    time_iteration(entry.arm, watch)
+                    time_iteration(arm, watch)
         except Exception as error:
-            entry.drop(error)
+            entry.note = describe_failure(error)
             continue
         expected = expected or results
-        entry.error = float(max(relative_error(x, y) for x, y in zip(results, expected, strict=True)))
-        if not entry.error <= TOLERANCE:
-            entry.drop("wrong")
+        error = float(max(relative_error(x, y) for x, y in zip(results, expected, strict=True)))
+        if error <= TOLERANCE:
+            entry.arm = arm
+        else:
+            entry.note = f"wrong: its relative error is {error:.3g}"
     return entries
 
 
@@ -119,100 +116,34 @@ def order_arms(arms: Sequence[Entry], round_: int) -> list[Entry]:
 # --- what follows from times ------------------------------------------------------------------------------------------
 
 
-def find_share(times: Times, parts: Iterable[str] = (ADVANTAGES,)) -> Quartiles:
-    """What some parts take of an iteration: quartiles over iterations."""
+def make_rows(entries: Sequence[Entry], setting: Setting) -> Iterator[Row]:
+    """For each arm its times, how many times faster it is than the first, paired by rounds, and what it asks for."""
+    stock = entries[0].times
+    for entry in entries:
+        if entry.note:
+            yield make_row(entry.name, "", "", [], entry.note)
+        for part in entry.times[0] if entry.times else ():
+            name = {TOTAL: "iteration"}.get(part, part)
+            yield make_row(entry.name, name, "ms", [found.get(part, 0.0) / 1e3 for found in entry.times])
+        if entry.times and entry.times is stock:
+            share = list_shares(stock)
+            yield make_row(entry.name, "share", "%", [100 * x for x in share])
+            yield make_row(entry.name, "bound", "×", find_bound(statistics.median(share)))
+        elif entry.times and stock:
+            pairs = zip(stock, entry.times, strict=True)
+            yield make_row(entry.name, "speed-up", "×", [a[TOTAL] / b[TOTAL] for a, b in pairs])
+        steps = setting.epochs * setting.minibatches
+        for name, number in entry.about.items():
+            scale, unit = (2**20, "MiB") if name == "peak" else (steps, "per minibatch")
+            yield make_row(entry.name, name, unit, number / scale)
+
+
+def list_shares(times: Times, parts: Iterable[str] = (ADVANTAGES,)) -> list[float]:
+    """What some parts take of each iteration."""
     chosen = list(parts)
-    return find_quartiles((sum(found.get(part, 0.0) for part in chosen) / found[TOTAL] for found in times), 6)
+    return [sum(found.get(part, 0.0) for part in chosen) / found[TOTAL] for found in times]
 
 
 def find_bound(share: float) -> float:
     """Amdahl: how many times faster an iteration gets without what takes this share of it."""
     return 1 / (1 - share)
-
-
-def make_arm_row(setting: Setting, entry: Entry) -> files.Row:
-    """A line per arm; times in microseconds."""
-    error = None if entry.error is None else float(f"{entry.error:.3g}")
-    about = {"arm": entry.name, "status": entry.status, "error": error, "iterations": len(entry.times)}
-    row = {**setting._asdict(), **about, **entry.about}
-    if entry.times:
-        (_, share, _), parts = find_share(entry.times), list(entry.times[0])
-        row |= {"share": share, "bound": round(find_bound(share), 4)}
-        row["times"] = {part: [round(found.get(part, 0.0), 1) for found in entry.times] for part in parts}
-        row["quartiles"] = {part: find_quartiles(numbers, 1) for part, numbers in row["times"].items()}
-    return row
-
-
-def make_pair_rows(module: Module, setting: Setting, entries: list[Entry]) -> Iterator[files.Row]:
-    """A line for every two arms of which the first is not ours: the bound of its advantage step, and the speed-up."""
-    for slow, fast in combinations([entry for entry in entries if entry.times], 2):
-        if slow.name in module.OURS:
-            continue
-        chosen = (ADVANTAGES,), {*slow.times[0]} - {TOTAL, REST}
-        share, around = (take_median(find_share(slow.times, parts)) for parts in chosen)
-        totals = ([found[TOTAL] for found in arm.times] for arm in (slow, fast))
-        yield {
-            **setting._asdict(),
-            **{"slow": slow.name, "fast": fast.name},
-            **{"share": share, "bound": round(find_bound(share), 4)},
-            **{"share_of_all_parts": around, "bound_of_all_parts": round(find_bound(around), 4)},
-            "speed_up": compare_turns(*totals, digits=4),
-        }
-
-
-# --- frameworks -------------------------------------------------------------------------------------------------------
-
-
-def run_framework(name: str, options: Namespace, budget: float) -> int:
-    """One framework within so many seconds, written after every setting; how many arms were wrong or failed."""
-    why, module, ends = REGISTRY[name].unavailable(), REGISTRY[name].load(), time.perf_counter() + budget
-    plan = QUICK if options.quick else Plan(seconds=options.seconds)
-    known = module.SETTINGS["quick" if options.quick else options.device]
-    known = [x._replace(device=options.device) if options.quick else x for x in known]
-    settings = [x for x in known if any(text in str(x) for text in options.only)]
-    skipped: list[str] = []
-    head = {"system": files.describe_system(options.commit), "framework": name, "device": options.device}
-    head |= {"threads": torch.get_num_threads(), "protocol": plan._asdict(), "tolerance": TOLERANCE}
-    head |= {"unavailable": why, "skipped": skipped}
-    path = options.folder / f"end_to_end_{name}.json"
-    others = known if len(settings) < len(known) else []
-    before = files.continue_result(path, head, lambda row: Setting.of(row) in others, "arms", "pairs")
-    tables = {key: before.get(key, []) for key in ("arms", "pairs")}
-    files.write_result(path, head, **tables)
-    for index, setting in enumerate(() if why else settings):
-        left = ends - time.perf_counter()
-        if left > 0:
-            entries = measure_setting(module, setting, plan, left / (len(settings) - index))
-            found = list(make_pair_rows(module, setting, entries))
-            print(name, setting, *(f"{x['slow']} / {x['fast']}: {x['speed_up'][1]:.3f}" for x in found), sep="\n ")
-            for key, rows in {"arms": [make_arm_row(setting, x) for x in entries], "pairs": found}.items():
-                rows += [row for row in tables[key] if Setting.of(row) != setting]
-                tables[key] = sorted(rows, key=lambda row: known.index(Setting.of(row)))
-            del entries
-            gc.collect()
-            torch.cuda.empty_cache()
-        else:
-            skipped.append(str(setting))
-        files.write_result(path, head, **tables)
-    bad = sum(row["status"] != "ok" for row in tables["arms"])
-    counts = f"{len(tables['arms'])} arms, {bad} not timed, {len(skipped)} settings skipped"
-    print(f"wrote {path}: {why or counts}", flush=True)
-    return bad
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Run what was asked for; 1 if an arm was wrong or failed."""
-    parser = files.make_parser(__doc__)
-    parser.add_argument("--suite", nargs="+", choices=REGISTRY, default=list(REGISTRY), help="frameworks")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--only", nargs="+", default=[""], help="settings whose description has one of these")
-    parser.add_argument("--quick", action="store_true", help="tiny settings, to see that everything runs")
-    parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which the rest is skipped")
-    parser.add_argument("--seconds", type=float, default=Plan().seconds, help="about how long a setting is measured")
-    options = parser.parse_args(arguments)
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("no GPU: torch.cuda.is_available() is false")
-    ends, bad = time.perf_counter() + options.budget, 0
-    for index, name in enumerate(options.suite):
-        bad += run_framework(name, options, (ends - time.perf_counter()) / (len(options.suite) - index))
-    return bool(bad)

@@ -94,7 +94,7 @@ def watch_memory(device: str, about: dict[str, int]) -> Iterator[None]:
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_reserved()
     yield
-    about["peak_bytes"] = torch.cuda.max_memory_reserved() - before
+    about["peak"] = torch.cuda.max_memory_reserved() - before
 
 
 def count_calls(iteration: Callable[[], Any]) -> dict[str, int]:

@@ -77,4 +77,3 @@ REGISTRY = {
     "torchrl": Provider("others", ("torchrl",), function="make_torchrl_call", gae_layouts=("env-major",)),
     "rlax": Provider("others", ("jax", "rlax"), ("cpu",), "make_rlax_call", gae_layouts=("env-major",)),
 }
-FLOORS = ("null", "torch_add")

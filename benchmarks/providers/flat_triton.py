@@ -15,9 +15,10 @@ import triton.language as tl
 from torch import Tensor
 
 from benchmarks.harness import Call
-from benchmarks.suites import FLAT_LONGEST
 from benchmarks.workloads import ACTIONS, GAMMA, LOG_PROBS, PER_ACTION, Inputs, Workload
 
+FLAT_LONGEST = 131072
+"""Longer rows are too much for a single block of one program."""
 BLOCK = 4096
 """Steps that a walk scans at once."""
 

@@ -12,9 +12,10 @@ pytest.importorskip("benchmarks.end_to_end.run", reason="only the package is her
 
 from recorded_graphs import allow_captures
 
-from benchmarks import files, learning, plots
-from benchmarks.end_to_end import page, run
-from benchmarks.end_to_end.frameworks import REGISTRY, list_arms
+from benchmarks import learning
+from benchmarks.__main__ import BENCHMARKS
+from benchmarks.end_to_end import run
+from benchmarks.end_to_end.frameworks import list_arms
 from benchmarks.end_to_end.stopwatch import Stopwatch
 from benchmarks.providers import compiled_scan
 
@@ -23,13 +24,13 @@ PARTS = {"sb3": {"acting", "advantages", "update"}, "torchrl": {"advantages"}}
 
 @pytest.mark.parametrize("name", PARTS)
 def test_a_quick_run(name, monkeypatch):
-    if REGISTRY[name].unavailable():
-        pytest.skip(REGISTRY[name].unavailable())
+    if missing := BENCHMARKS[name].find_missing():
+        pytest.skip(f"{missing} not installed")
     monkeypatch.setattr(compiled_scan, "BACKEND", "eager")
-    module = REGISTRY[name].load()
+    module = BENCHMARKS[name].load()
     for setting in module.SETTINGS["quick"]:
         entries = run.measure_setting(module, setting._replace(device="cpu"), run.QUICK)
-        bad = {entry.name: entry.status for entry in entries if entry.status != "ok"}
+        bad = {entry.name: entry.note for entry in entries if entry.note}
         assert set(bad) == ({"device"} if "RecurrentPPO" in setting.env else set()), bad
         for entry in entries:
             assert all(set(found) == {"total", "rest", *PARTS[name]} for found in entry.times)
@@ -41,7 +42,7 @@ def test_a_quick_run(name, monkeypatch):
 def test_what_variants_capture(name, captured, env, monkeypatch):
     """With recorded graphs, as on a GPU: nothing, updates, acting too; never are they stock's."""
     pytest.importorskip("sb3_contrib")
-    sb3, watch, models = REGISTRY["sb3"].load(), Stopwatch("cpu"), []
+    sb3, watch, models = BENCHMARKS["sb3"].load(), Stopwatch("cpu"), []
     (setting,) = (x._replace(device="cpu") for x in sb3.SETTINGS["quick"] if x.env == env)
     allow_captures(monkeypatch)
     make_model = sb3.make_model
@@ -63,33 +64,11 @@ def test_variants_without_a_difference_are_left_out():
         assert list_arms(sb3, setting._replace(device="cpu")) == ["stock", "ours", "device", "captured"]
 
 
-def test_learning_curves(tmp_path):
-    """Both arms learn the same from one seed, and page and figure show it."""
-    task = learning.TASKS[0]._replace(total_steps=512, num_envs=2, num_steps=64, batch_size=64, target_return=1.0)
-    rows = [learning.train(learning.Run(task, arm, 0, "cpu")) for arm in learning.ARMS]
-    stock, ours = rows
-    assert stock["steps"] == ours["steps"] and stock["steps"][-1] == 512
-    assert ours["returns"] == pytest.approx(stock["returns"], rel=0.05)
-    assert stock["seconds"] == sorted(stock["seconds"])
-    options = files.make_parser("").parse_args([str(tmp_path / "cpu"), "--commit", "0" * 40])
-    files.save_rows(options, "learning.json", rows, device="cpu", jobs=1)
-    line = f"| CartPole-v1, target 1: stock | {stock['returns'][-1]:.1f} ± 0.0 | {stock['steps'][0]} |"
-    results = files.read_results("*/learning.json", tmp_path)
-    assert line in page.list_tasks(*results)
-    figure = plots.draw_learning(results)
-    assert [len(panel.lines) for panel in figure.axes] == [3, 3]
-    stopped = learning.train(learning.Run(task, "ours", 0, "cpu", ends=0.0))
-    assert stopped["stopped"] and stopped["steps"] == stopped["returns"] == [] and not stock["stopped"]
-
-
-def test_other_tasks_stay_in_a_file(tmp_path):
-    """A run of one task, in a folder that has another one's curves."""
-    row = {"task": "CartPole-v1, drawn", "arm": "ours", "seed": 3}
-    options = files.make_parser("").parse_args([str(tmp_path), "--commit", "abc"])
-    files.save_rows(options, "learning.json", [row], device="cpu", jobs=16)
-    arguments = ["--task", "CartPole-v1", "--steps", "64", "--seeds", "1", "--jobs", "2", "--budget", "300"]
-    learning.main([str(tmp_path), "--device", "cpu", "--commit", "def", *arguments])
-    result = files.read_result(tmp_path / "learning.json")
-    assert result["system"]["commit"] == "abc, def"
-    found = [(row["task"], row["arm"], row["jobs"]) for row in result["rows"]]
-    assert found == [("CartPole-v1", "stock", 2), ("CartPole-v1", "ours", 2), ("CartPole-v1, drawn", "ours", 16)]
+def test_both_arms_learn_the_same_from_one_seed():
+    (setting,) = learning.SETTINGS["quick"]
+    runs = [learning.Run(setting, arm, 0, "cpu", ends=float("inf")) for arm in learning.ARMS]
+    stock, ours = (learning.train(run).points for run in runs)
+    assert [point[0] for point in stock] == [point[0] for point in ours] and stock[-1][0] == setting.total_steps
+    assert [point[2] for point in ours] == pytest.approx([point[2] for point in stock], rel=0.05)
+    assert [point[1] for point in stock] == sorted(point[1] for point in stock)
+    assert learning.train(runs[0]._replace(ends=0.0)).points == []

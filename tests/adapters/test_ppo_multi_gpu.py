@@ -14,7 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 import ppo_gpu_envs
 import ppo_multi_gpu
 
-from benchmarks import files, multi_gpu
+from benchmarks import __main__ as runner
+from benchmarks import results
 
 RANKS = 2
 SIZES = ["--num-envs", "8", "--num-steps", "16", "--env", "pendulum", "--learning-rate", "1e-2"]
@@ -92,7 +93,10 @@ def test_the_command(tmp_path):
 
 
 def test_the_benchmark_runs(tmp_path):
-    multi_gpu.main([str(tmp_path), "--quick", "--seconds", "0.1", "--commit", "test"])
-    rows = files.read_result(tmp_path / "multi_gpu.json")["rows"]
-    assert [row["processes"] for row in rows] == [1, 2]
-    assert all(row["reason"] and row["milliseconds"]["captured"]["median"] > 0 for row in rows)
+    arguments = ["--quick", "--device", "cpu", "--seconds", "0.1", "--commit", "test"]
+    assert runner.main([str(tmp_path), "multi_gpu", *arguments]) == 0
+    rows = results.select_rows(results.read_result(tmp_path / "multi_gpu.csv").rows, metric="iteration")
+    assert [(row.read_setting()["processes"], row.arm) for row in rows] == [
+        (processes, arm) for processes in "12" for arm in ("eager", "captured")
+    ]
+    assert all(row.median > 0 and bool(row.note) == (row.arm == "captured") for row in rows)

@@ -1,13 +1,12 @@
-"""What the benchmarks compute, count, time and conclude; not how fast anything is."""
+"""What the benchmarks compute, count, time and write; not how fast anything is."""
 
-import csv
-import json
 import os
 import shutil
 import subprocess
 import sys
 from concurrent.futures import BrokenExecutor, Future
 from pathlib import Path
+from types import SimpleNamespace
 
 import cases
 import numpy as np
@@ -16,11 +15,13 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-pytest.importorskip("benchmarks.run", reason="only the package is here", exc_type=ModuleNotFoundError)
+pytest.importorskip("benchmarks.calls", reason="only the package is here", exc_type=ModuleNotFoundError)
 
-from benchmarks import compare, compile_ahead, files, harness, run
+from benchmarks import __main__ as runner
+from benchmarks import calls, compare, compile_ahead, harness, results
+from benchmarks.calls import LONG_ESTIMATORS, SUITES, combine_workloads
 from benchmarks.providers import REGISTRY, compiled_scan, loop
-from benchmarks.suites import LONG_ESTIMATORS, SUITES, combine_workloads
+from benchmarks.results import make_row
 from benchmarks.workloads import (
     ESTIMATORS,
     GAMMA,
@@ -36,7 +37,6 @@ TINY = combine_workloads([(3, 17), (2, 1)], truncated=(False, True))
 SMALL = [workload for workload in TINY if workload.num_steps > 1]
 FURTHER = combine_workloads([(3, 17)], VARIANTS, truncated=(False, True))
 HALF = combine_workloads([(3, 17)], dtype="bfloat16")
-FAST = harness.Plan(warmups=1, calls=1, medians=1)
 
 ORACLES = {estimator.function.__name__: estimator.table for estimator in cases.ESTIMATORS} | {
     "compute_episodic_prefix_sum": oracles.eligibility_traces
@@ -75,7 +75,7 @@ def test_the_oracle_is_that_of_the_tests(workload):
 
 def measure_error(name, workload):
     """The error of a provider's arm on a CPU; None where it has no arm."""
-    oracle = run.Oracle(workload, draw_inputs(workload, "cpu"))
+    oracle = calls.Oracle(workload, draw_inputs(workload, "cpu"))
     call = REGISTRY[name].make_call(workload, oracle.inputs)
     return None if call is None else oracle.find_error(REGISTRY[name], call())
 
@@ -148,11 +148,11 @@ def test_a_provider_may_leave_an_estimator_out(monkeypatch):
 
 
 def test_some_rows_stand_for_large_windows(monkeypatch):
-    monkeypatch.setattr(run, "MAX_CELLS_VERIFIED", 10)
-    monkeypatch.setattr(run, "ENVS_SAMPLED", 3)
+    monkeypatch.setattr(calls, "MAX_CELLS_VERIFIED", 10)
+    monkeypatch.setattr(calls, "ENVS_SAMPLED", 3)
     for layout in ("env-major", "time-major"):
         workload = Workload("gae", 7, 5, layout, truncated=True)
-        oracle = run.Oracle(workload, draw_inputs(workload, "cpu"))
+        oracle = calls.Oracle(workload, draw_inputs(workload, "cpu"))
         assert oracle.envs.tolist() == [0, 3, 6]
         assert oracle.find_error(REGISTRY["loop"], REGISTRY["loop"].make_call(workload, oracle.inputs)()) < 1e-6
     edge = select_envs(draw_inputs(Workload("gae", 7, 5, "time-major"), "cpu"), workload, torch.tensor([6, 0]))
@@ -172,7 +172,7 @@ def test_suites():
     for suite in SUITES.values():
         assert len(set(suite.workloads)) == len(suite.workloads)
         assert set(suite.providers) <= set(REGISTRY)
-    jobs = [(name, w) for w in SUITES["rows"].workloads for name in SUITES["rows"].arms_of(w)]
+    jobs = [(name, w) for w in SUITES["rows"].workloads for name in SUITES["rows"].list_arms(w)]
     ahead = compile_ahead.select_jobs(jobs)
     assert [name for name, _ in ahead] == ["cuda_rows"] + ["ours_out"] * len(SUITES["rows"].workloads)
 
@@ -190,125 +190,126 @@ def test_a_failure_to_compile_is_told():
 
 
 class FakeClock:
-    """Each call takes what it returns; a replay takes half, for each captured call."""
+    """Each call takes what it returns, or 1 where that is no number."""
 
-    def __init__(self):
+    def __init__(self, monkeypatch):
         self.events = []
+        monkeypatch.setattr(harness, "time_call", lambda call, device: self.time(call))
 
     def time(self, call):
-        self.events.append(call())
+        found = call()
+        self.events.append(found if isinstance(found, float) else 1.0)
         return self.events[-1]
 
-    def capture(self, call, times):
-        if call() < 0:
-            raise RuntimeError("operation not permitted\nwhen stream is capturing")
-        return lambda: call() * times / 2
+
+def test_arms_take_turns(monkeypatch):
+    """Bursts in turns, each prepared for and after as many warm-ups; slow calls come in shorter bursts."""
+    events, clock = [], FakeClock(monkeypatch)
+    arms = {"slow": lambda: 100_000.0 + len(clock.events), "fast": lambda: 2.0}
+    times = harness.time_in_turns(arms, "cpu", seconds=1, turns=2, prepare=events.append)
+    assert events == ["slow", "fast"] * 2
+    assert times["slow"] == [[100_002, 100_003], [100_056, 100_057]], "after two calls that say how many there are"
+    assert times["fast"] == [[2.0] * 50] * 2
+    times = harness.time_in_turns(arms, "cpu", turns=3, burst=4, warm_up=False)
+    assert [len(burst) for burst in times["slow"]] == [4] * 3
+    fast, _, _, over = harness.measure_arms(
+        {"fast": lambda: 2.0, "null": lambda: 1.0, "other": lambda: 5.0}, "cpu", reference="fast", kind="x"
+    )
+    assert fast[:8] == ("kind=x", "fast", "full", "µs", 2, 2, 2, harness.TURNS * harness.BURST)
+    assert over[:8] == ("kind=x", "other", "over fast", "×", 2.5, 2.5, 2.5, harness.TURNS)
 
 
-def test_the_protocol():
-    clock, plan = FakeClock(), harness.Plan(warmups=2, calls=4, medians=3, captured=20, replays=5)
-    slow = iter([9.0] * 4 + [30.0, 10.0, 20.0, 40.0] + [9.0] * 4 + [8.0, 6.0, 4.0, 100.0] + [9.0] * 1000)
-    times = harness.measure_calls({"slow": lambda: next(slow), "fast": lambda: 2.0}, clock, plan)
-    assert times["slow"].full == [25.0, 7.0, 9.0], "medians of the calls after two first ones and two warm-ups"
-    assert times["fast"].full == [2.0] * 3
-    assert times["fast"].device == [1.0] * 3, "a replay over the calls in it"
-    assert (times["fast"].calls, times["fast"].captured) == (4, 20)
-    alternating = [event == 2.0 for event in clock.events[:18]]
-    assert alternating == [False] * 6 + [True] * 6 + [False] * 6, "arms take turns"
+def test_ratios_are_those_of_turns():
+    times = {"ours": [[2.0, 4.0, 3.0], [1.0], [10.0]], "loop": [[9.0], [4.0], [20.0]]}
+    *_, over = harness.list_times(times)
+    assert over[4:7] == (2.5, 3.0, 3.5)
 
 
-def test_slow_calls_are_repeated_less():
-    plan = harness.Plan()
-    assert plan.calls_of(60.0) == (20, 50)
-    assert plan.calls_of(100_000.0) == (2, 7)
-    assert plan.calls_of(1e9) == (1, 3)
-    assert (plan.captured_of(60.0), plan.captured_of(50_000.0), plan.captured_of(1e9)) == (20, 1, 1)
-    assert (plan.replays_of(1200.0), plan.replays_of(400_000.0), plan.replays_of(1e9)) == (10, 2, 1)
-
-
-def test_what_cannot_be_captured_says_why():
-    times = harness.measure_calls({"bad": lambda: -1.0, "null": lambda: 1.0}, FakeClock(), FAST, frozenset({"null"}))
-    assert times["bad"].note == "not capturable: operation not permitted"
-    assert times["bad"].device == times["null"].device == []
-    assert times["null"].note == ""
-
-
-def test_arms_wait_for_each_other():
-    """Bursts in turns, each prepared for, until all had theirs and the time is over."""
-    events, clock = [], FakeClock()
-    arms = {"stock": lambda: float(len(clock.events)), "ours": lambda: 2.0}
-    times = harness.time_in_turns(arms, clock, turns=2, burst=3, prepare=events.append)
-    assert events == ["stock", "ours"] * 2
-    assert times == {"stock": [[0.0, 1.0, 2.0], [6.0, 7.0, 8.0]], "ours": [[2.0] * 3] * 2}
-    assert harness.summarize_calls(times, unit=2.0) == {"stock": [0.625, 2.0, 3.375], "ours": [1.0] * 3}
-    times["adapter"] = [[0.5, 0.5, 9.0], [0.5] * 3]
-    assert harness.compare_with_stock(times) == [5.0, 8.0, 11.0], "1 and 7 over 0.5, turn by turn"
-    assert len(harness.time_in_turns(arms, clock, turns=1, seconds=0.05)["ours"]) > 1
-
-
-def test_wrong_and_failing_arms_are_recorded_and_not_timed(monkeypatch, tmp_path):
+def test_wrong_and_failing_arms_are_recorded_and_not_timed(monkeypatch):
     class Broken(type(REGISTRY["loop"])):
         def make_call(self, workload, inputs):
             if workload.num_envs == 2:
                 raise ValueError("no")
             return lambda: torch.full_like(inputs["rewards"], float("nan"))
 
+    FakeClock(monkeypatch)
     monkeypatch.setitem(REGISTRY, "loop", Broken("loop"))
-    session = run.Session(tmp_path, "cpu", FakeTime(), FAST)
-    for envs, status in ((3, "wrong"), (2, "failed: ValueError: no")):
-        null, add, broken = run.measure_workload(Workload("gae_advantages", envs, 4), ["loop"], session)
-        assert (null["status"], add["status"], broken["status"]) == ("ok", "ok", status)
-        assert null["full_medians"] == add["full_medians"] == [1.0] and broken["full_medians"] == []
-    session.compiled["loop", None] = "not compiled in time"
-    assert (
-        run.measure_workload(Workload("gae_advantages", 3, 4), ["loop"], session)[-1]["status"]
-        == "not compiled in time"
-    )
+    suite, options = calls.Suite([], ("loop",), "cpu"), SimpleNamespace(device="cpu", seconds=1e-6)
+    for envs, note in ((3, "wrong: its relative error is nan"), (2, "failed: ValueError: no")):
+        broken, null, add = suite.measure(Workload("gae_advantages", envs, 4), options)
+        assert (broken.note, broken.median, null.note, add.note) == (note, None, "", "")
+        assert null.median == add.median == 1.0
+    monkeypatch.setitem(calls.COMPILED, ("loop", None), "not compiled in time")
+    assert next(suite.measure(Workload("gae_advantages", 3, 4), options)).note == "not compiled in time"
 
 
-class FakeTime(harness.Clock):
-    """Calls are made, and take a microsecond."""
-
-    def time(self, call):
-        call()
-        return 1.0
+# --- what is written --------------------------------------------------------------------------------------------------
 
 
-def test_files_of_a_suite(tmp_path, monkeypatch):
+def test_a_result_file_is_what_was_measured(tmp_path):
+    path, system = tmp_path / "x.csv", {"cpu": "a CPU", "gpu": "none", "commit": "abc"}
+    one = make_row("ours", "full", "µs", [1.0, 2.0, 4.0, 3.0, 5.0], kind="a, b")
+    assert one[:8] == ("kind=a, b", "ours", "full", "µs", 2.0, 3.0, 4.0, 5)
+    bad = make_row("other", "full", "µs", [], "failed: no")
+    for n in (1, 2, 3):
+        results.add_rows(path, system, {"n": n}, [one, bad])
+    results.add_rows(path, {**system, "commit": "def"}, {"n": 2}, [make_row("ours", "full", "µs", 7)])
+    found = results.read_result(path)
+    assert found.system["commit"] == "def"
+    assert [(row.setting, row.commit) for row in found.rows] == [
+        ("n=1; kind=a, b", "abc"), ("n=1", "abc"), ("n=2", "def"), ("n=3; kind=a, b", "abc"), ("n=3", "abc"),
+    ]  # fmt: skip
+    assert found.rows[0].read_setting() == {"n": "1", "kind": "a, b"} and found.rows[0][4:8] == one[4:8]
+    assert found.rows[1].median is None and found.rows[1].note == "failed: no"
+    assert [row.median for row in results.select_rows(found.rows, "ours", "full", n=2)] == [7]
+    with pytest.raises(SystemExit, match="name another folder"):
+        results.add_rows(path, {**system, "cpu": "another"}, {"n": 2}, [])
+
+
+def test_files_of_a_suite(tmp_path, capsys):
     pytest.importorskip("numba")
-    assert run.main([str(tmp_path), "--suite", "tiny", "--estimator", "prefix_sum", "--quick", "--commit", "abc"]) == 0
-    result = files.read_result(tmp_path / "bench_tiny_prefix_sum.json")
-    assert result["system"]["commit"] == "abc" and result["protocol"]["calls"] == 5 and result["skipped"] == []
-    arms = {row["provider"] for row in result["rows"]}
-    assert arms == {"null", "torch_add", "ours", "ours_out", "loop", "numpy"}
-    assert all(row["status"] == "ok" and len(row["full_medians"]) == 2 for row in result["rows"])
-    with (tmp_path / "bench_tiny_prefix_sum.csv").open() as file:
-        lines = file.read().splitlines()
-    head = [line for line in lines if line.startswith("# ")]
-    assert f"# cpu: {result['system']['cpu']}" in head and "# commit: abc" in head
-    assert len(list(csv.DictReader(lines[len(head) :]))) == len(result["rows"])
-    run.main([str(tmp_path), "--suite", "tiny", "--estimator", "gae", "--quick", "--budget", "0"])
-    result = files.read_result(tmp_path / "bench_tiny_gae.json")
-    assert result["rows"] == [] and len(result["skipped"]) == 8 and result["skipped"][0] == "gae 5x16 env-major float32"
+    arguments = [str(tmp_path), "calls_cpu", "--quick", "--device", "cpu", "--commit", "abc", "--seconds", "0.01"]
+    assert runner.main([*arguments, "--only", "prefix_sum 5x16"]) == 0
+    found = results.read_result(tmp_path / "calls_cpu.csv")
+    assert {row.commit for row in found.rows} == {"abc"} and "cpu" in found.system
+    assert {row.arm for row in found.rows} == {"null", "torch_add", "ours", "ours_out", "loop", "numpy"}
+    assert all(row.median > 0 and row.low <= row.median <= row.high for row in found.rows)
+    assert runner.main([*arguments, "--budget", "-1"]) == 0
+    assert "skipped for lack of time:\n  gae 5x16 env-major float32" in capsys.readouterr().out
+
+
+def test_a_setting_that_fails_and_a_package_that_is_missing(tmp_path, monkeypatch, capsys):
+    def fail(setting, options):
+        raise ValueError("no\nreally")
+        yield
+
+    module = SimpleNamespace(SETTINGS={"cpu": [Workload("gae", 1, 1)]}, measure=fail)
+    monkeypatch.setattr(runner.Benchmark, "load", lambda self: module)
+    assert runner.main([str(tmp_path), "packed", "--device", "cpu", "--commit", "abc"]) == 1
+    (row,) = results.read_result(tmp_path / "packed.csv").rows
+    assert row.note == "failed: ValueError: no" and row.median is None
+    monkeypatch.setitem(runner.BENCHMARKS, "packed", runner.Benchmark("packed", ("torch", "no_such_package")))
+    assert runner.main([str(tmp_path), "packed", "--device", "cpu"]) == 0
+    assert "packed: no_such_package not installed" in capsys.readouterr().out
 
 
 def test_results_name_a_commit_that_holds_what_was_measured(tmp_path, monkeypatch, capsys):
     """Results and pages themselves may differ from it."""
-    monkeypatch.setattr("rl_triton_core.system_info.find_commit", lambda: "abc-dirty")
-    monkeypatch.setattr(files, "has_changes", lambda: False)
-    parse = files.make_parser("").parse_args
-    assert files.describe_system(None)["commit"] == "abc" and parse([str(files.RESULTS / "cpu")]).commit is None
-    monkeypatch.setattr(files, "has_changes", lambda: True)
-    assert files.describe_system(None)["commit"] == "abc-dirty" and files.describe_system("def")["commit"] == "def"
-    assert parse([str(tmp_path)]).commit is None and parse([str(files.RESULTS), "--commit", "def"]).commit == "def"
+    monkeypatch.setattr(results, "find_commit", lambda: "abc-dirty")
+    monkeypatch.setattr(results, "has_changes", lambda: False)
+    parse = results.Parser("").parse_args
+    assert results.describe_system(None)["commit"] == "abc" and parse([str(results.RESULTS / "cpu")]).commit is None
+    monkeypatch.setattr(results, "has_changes", lambda: True)
+    assert results.describe_system(None)["commit"] == "abc-dirty" and results.describe_system("def")["commit"] == "def"
+    assert parse([str(tmp_path)]).commit is None and parse([str(results.RESULTS), "--commit", "def"]).commit == "def"
     with pytest.raises(SystemExit):
-        parse([str(files.RESULTS / "cpu")])
+        parse([str(results.RESULTS / "cpu")])
     assert "--commit: got none" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 @pytest.mark.parametrize(
-    ("path", "differs"), [("docs/a.md", False), ("benchmarks/results/cpu/a.json", False), ("a.py", True)]
+    ("path", "differs"), [("docs/a.md", False), ("benchmarks/results/cpu/a.csv", False), ("a.py", True)]
 )
 def test_what_a_commit_does_not_hold(path, differs, tmp_path, monkeypatch):
     def git(*arguments):
@@ -322,30 +323,22 @@ def test_what_a_commit_does_not_hold(path, differs, tmp_path, monkeypatch):
     git("init", "-q")
     git("add", ".")
     git("commit", "-q", "-m", "a")
-    monkeypatch.setattr(files, "ROOT", tmp_path)
-    assert not files.has_changes()
+    monkeypatch.setattr(results, "ROOT", tmp_path)
+    assert not results.has_changes()
     file.write_text("2")
-    assert files.has_changes() is differs
-
-
-# --- what is concluded ------------------------------------------------------------------------------------------------
-
-
-def make_row(workload, provider, full, device=None, status="ok"):
-    """A line of a result file."""
-    turns = {f"{kind}_medians": [] if time is None else [time] for kind, time in (("full", full), ("device", device))}
-    return {**workload._asdict(), "provider": provider, "status": status, "error": None, **turns}
+    assert results.has_changes() is differs
 
 
 def test_compare_names_the_regression(tmp_path, capsys):
-    quick, slow, gone = (Workload("gae", n, 8) for n in (1, 2, 3))
-    old = [make_row(w, "ours", 10.0, 4.0) for w in (quick, slow, gone)] + [make_row(slow, "loop", 1.0)]
-    new = [make_row(quick, "ours", 10.5, 4.1), make_row(slow, "ours", 10.0, 4.8), make_row(slow, "loop", 9.0)]
-    paths = [tmp_path / name for name in ("old.json", "new.json")]
-    for path, rows in zip(paths, (old, [*new, make_row(gone, "ours", 10.0, 4.0)]), strict=True):
-        path.write_text(json.dumps({"rows": rows}))
-    assert compare.main(list(map(str, paths))) == 1
-    assert "6 times compared, 1 regressions beyond 1.1" in capsys.readouterr().out
-    assert compare.main([*map(str, paths), "--threshold", "1.3"]) == 0
-    paths[1].write_text(json.dumps({"rows": new}))
-    assert compare.main([*map(str, paths), "--threshold", "1.3"]) == 1, "a time that is gone is a regression"
+    times = [[10.0, 10.0, 10.0], [10.5, 12.0, 10.0], [10.5, 12.0]]
+    paths = [tmp_path / name for name in ("old.csv", "new.csv", "less.csv")]
+    for path, medians in zip(paths, times, strict=True):
+        rows = [make_row("ours", "full", "µs", x, n=n) for n, x in enumerate(medians)]
+        results.write_result(
+            path, results.Result({"commit": "abc"}, [*rows, make_row("loop", "full", "µs", path.stem < "o")])
+        )
+    old, new, less = map(str, paths)
+    assert compare.main([old, new]) == 1
+    assert "3 times compared, 1 regressions beyond 1.1" in capsys.readouterr().out
+    assert compare.main([old, new, "--threshold", "1.3"]) == 0
+    assert compare.main([old, less, "--threshold", "1.3"]) == 1, "a time that is gone is a regression"

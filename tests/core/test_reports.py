@@ -1,6 +1,7 @@
-"""Generated pages are what their scripts make of the result files, and the scripts measure what they say."""
+"""Generated pages are what their script makes of the result files, and single benchmarks measure what they say."""
 
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import cases
@@ -11,44 +12,88 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 pytest.importorskip("benchmarks", reason="only the package is here", exc_type=ModuleNotFoundError)
 
-from benchmarks import accuracy, files, first_call, losses, packed, pages, regimes
-from benchmarks.files import ROOT
+from benchmarks import __main__ as runner
+from benchmarks import accuracy, first_call, learning, losses, packed, regimes, report, results
+from benchmarks.results import ROOT, Result, make_row
 
 ORACLES = {estimator.function.__name__: estimator.table for estimator in cases.ESTIMATORS}
+QUICK = Namespace(device="cpu", quick=True, seconds=1e-3)
 
 
-@pytest.mark.parametrize("page", pages.PAGES)
+# --- pages ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", report.list_pages())
 def test_a_generated_page_is_what_its_script_makes(page):
     text = (ROOT / page).read_text(encoding="utf-8")
-    assert text.count("written by make report") == len(pages.MARKED.findall(text)) > 0
-    assert text == pages.fill_page(page), "make report writes it"
+    assert text.count("written by make report") == len(report.MARKED.findall(text)) > 0
+    assert text == report.fill_page(page), "make report writes it"
 
 
-def test_figures_are_drawn_from_the_result_files(tmp_path):
+def test_every_part_is_on_a_page_and_every_benchmark_in_a_part():
+    pages = "".join((ROOT / name).read_text(encoding="utf-8") for name in report.list_pages())
+    assert {name for _, name, _ in report.MARKED.findall(pages)} == set(report.PARTS)
+    shown = {*report.PARTS, *report.LOOPS, *(f"calls_{name}" for name in (*report.SUITES, "cpu")), "tune"}
+    assert set(runner.BENCHMARKS) <= shown
+
+
+def test_figures_are_drawn_from_the_result_files():
     pytest.importorskip("matplotlib")
-    from benchmarks import plots
+    shown = {path.stem for path in report.FIGURES.iterdir()}
+    assert set(report.draw_figures()) == shown
 
-    plots.draw_all(tmp_path)
-    drawn = {path.name for path in tmp_path.iterdir() if "<svg" in path.read_text()}
-    shown = {path.name for path in (ROOT / "docs" / "plots").iterdir()}
-    assert drawn == shown
+
+def test_a_table_has_what_differs():
+    rows = [
+        make_row("ours", "full", "µs", [1, 2, 3], n=1, kind="a"),
+        make_row("loop", "full", "µs", 500.0, n=1, kind="a"),
+        make_row("loop", "over ours", "×", 250.1, n=1, kind="a"),
+        make_row("ours", "full", "µs", 1234.5, n=2, kind="a"),
+        make_row("loop", "full", "µs", [], "wrong", n=2, kind="a"),
+    ]
+    assert report.list_rows(rows).splitlines() == [
+        "| n | ours, full (µs) | loop, full (µs) | loop, over ours (×) |",
+        "| --- | ---: | ---: | ---: |",
+        "| 1 | 2 [1.50, 2.50] | 500 | 250 |",
+        "| 2 | 1234 | – | – |",
+        "",
+        "No numbers of loop: wrong.",
+    ]
+    assert report.list_rows(rows, [("loop", "full"), ("absent", "full")]).splitlines()[0] == "| n | full (µs) |"
+    assert report.list_arms(rows[:2]).splitlines()[0] == "| variant | full (µs) |"
+
+
+def test_a_machine_is_described_by_its_hardware_versions_and_commits():
+    system = {"gpu": "A, A", "cpu": "B", "python": "3", "torch": "2", "cuda": "none"}
+    found = Result(system, [make_row("x", "y", "", 1)._replace(commit=x) for x in ("a" * 40, "b, ccccccc-dirty", "b")])
+    assert report.describe_machine("gpu", found) == f"A; python 3, torch 2; commit `{'a' * 7}`, `b`, `ccccccc-dirty`."
+    assert report.describe_machine("cpu", found).startswith("B; ")
+
+
+def test_small_shares_are_named():
+    rows = [make_row("stock", "share", "%", x, n=x) for x in (0.5, 3.0)]
+    assert report.name_small_shares(rows).startswith("In 1 of 2 settings the advantage step takes less than 1 %")
+    assert report.name_small_shares(rows[1:]) == ""
+
+
+# --- single benchmarks ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", accuracy.CASES)
 def test_errors_are_measured_against_the_oracles(name, dtype, monkeypatch):
     """The loops over all environments at once are the oracles of the tests: in float64, and in float32 nearly so."""
-    settings = [accuracy.Setting(0.99, 0.95, None), accuracy.Setting(0.9, 1.0, 4)]
-    monkeypatch.setattr(accuracy, "SETTINGS", settings)
+    rules = [accuracy.Rules(0.99, 0.95, None), accuracy.Rules(0.9, 1.0, 4)]
+    monkeypatch.setattr(accuracy, "RULES", rules)
     case, rollouts = accuracy.CASES[name], accuracy.draw_rollouts(40, 3)
-    results = accuracy.compute_exactly(case, rollouts, dtype)
-    for i in range(len(settings)):
+    found = accuracy.compute_exactly(case, rollouts, dtype)
+    for i in range(len(rules)):
         rows = slice(3 * i, 3 * i + 3)
         args = {argument: rollouts.inputs[argument][rows].numpy() for argument in case.inputs}
         rates = {rate: float(getattr(rollouts.rates, rate)[rows][0]) for rate in case.rates}
         rates = {} if case.function == "linear_recurrence" else rates
         expected = ORACLES[case.function](**for_oracle(name, {**args, **rates}), **case.options)
-        for got, want in zip(results, expected, strict=False):
+        for got, want in zip(found, expected, strict=False):
             tolerance = 1e-12 if dtype == torch.float64 else 1e-5
             np.testing.assert_allclose(got[rows].numpy(), want, rtol=tolerance, atol=1e-6)
 
@@ -61,110 +106,97 @@ def for_oracle(name, args):
     return args
 
 
-def test_a_result_file_makes_a_page(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_cpu_backend_is_the_serial_loop(dtype):
     pytest.importorskip("numba")
-    monkeypatch.setattr(accuracy, "CASES", {"compute_gae": accuracy.CASES["compute_gae"]})
-    monkeypatch.setattr(pages, "RESULTS", tmp_path)
-    arguments = ["--backend", "cpu", "--steps", "16", "32", "--rows", "4", "--commit", "abc"]
-    assert accuracy.main([str(tmp_path / "cpu"), *arguments]) == 0
-    (result,) = files.read_results("cpu/accuracy_cpu.json", tmp_path)
-    assert result["system"]["commit"] == "abc"
-    assert {(row["steps"], row["rows"]) for row in result["float32"]} == {(16, 4), (32, 4)}
-    assert {row["layout"] for row in result["float32"]} == {"env-major", "time-major"}
-    assert {row["dtype"] for row in result["half"]} == {"bfloat16", "float16"}
-    assert all(row["ratio"] <= 1 for row in result["float32"]), "the cpu backend is the serial loop"
-    page = pages.write_accuracy()
-    assert page.count("| `compute_gae` |") == 4 and "`triton`" not in page
+    rows = list(accuracy.measure(accuracy.Setting("cpu", "compute_gae", dtype, 16), QUICK))
+    ratios = {row.metric: row.median for row in rows if "ratio" in row.metric}
+    assert [*ratios] == (["ratio"] if dtype == "float32" else ["ratio to rounding", "beyond rounding, ratio"])
+    assert all(x <= 1.001 for x in ratios.values()) and not any(row.note for row in rows)
 
 
-def test_every_limit_is_checked():
-    fine = {"ratio": 1.0, "beyond_rounding": {"ratio": 1.0}}
-    bad = [{**fine, "ratio": x} for x in (np.nan, 1.1, 0.9)] + [{**fine, "beyond_rounding": {"ratio": 2.1}}]
-    assert accuracy.find_failures({"float32": [fine], "half": [fine]}) == []
-    assert accuracy.find_failures({"float32": [], "half": [fine, *bad]}) == bad
-    assert accuracy.find_failures({"float32": [bad[0], {"ratio": 2.1}, fine], "half": []}) == [bad[0], {"ratio": 2.1}]
+@pytest.mark.parametrize(
+    ("name", "values", "bad"),
+    [
+        ("ratio", [1.0, 2.0], False),
+        ("ratio", [2.1, 1.0], True),
+        ("ratio", [1.0, np.nan], True),
+        ("ratio to rounding", [1.009, 1.0], False),
+        ("ratio to rounding", [1.0, 0.98], True),
+        ("beyond rounding, ratio", [2.1], True),
+    ],
+)
+def test_every_limit_is_checked(name, values, bad):
+    row, _ = accuracy.list_worst([{name: x, "error": x} for x in values])
+    assert row.note.startswith("wrong") is bad
 
 
 def test_committed_results_keep_the_limits():
-    results = files.read_results("*/accuracy_*.json")
-    assert results[0]["backend"] == "cpu" and not any(map(accuracy.find_failures, results))
+    for found in results.read_machines("accuracy").values():
+        for row in found.rows:
+            if "ratio" in row.metric:
+                assert not next(accuracy.list_worst([{row.metric: row.median}])).note
 
 
 def test_first_calls_with_and_without_what_was_compiled(monkeypatch):
     pytest.importorskip("numba")
-    assert all(seconds > 0 for seconds in first_call.time_phases("prefix_sum"))
+    setting = first_call.Setting("prefix_sum")
+    assert all(seconds > 0 for seconds in first_call.time_phases(*setting))
     turns = iter([(0.3, 5.0, 0.2), (0.1, 0.5, 0.001), (0.2, 9.0, 0.2), (0.4, 0.6, 0.003)])
     monkeypatch.setattr(first_call, "PAIRS", 2)
-    monkeypatch.setattr(first_call, "run_in_new_process", lambda estimator: next(turns))
+    monkeypatch.setattr(first_call, "run_in_new_process", lambda setting: next(turns))
     monkeypatch.setenv("NUMBA_CACHE_DIR", "put back")
-    assert first_call.measure_estimator("gae") == {
-        "estimator": "gae",
-        "import": [0.175, 0.25, 0.325],
-        "compiled": [6.0, 7.0, 8.0],
-        "loaded": [0.525, 0.55, 0.575],
-        "second": [0.0015, 0.002, 0.0025],
-    }
+    medians = {row.metric: row.median for row in first_call.measure(setting, QUICK)}
+    assert medians == {"import": 0.25, "compiled": 7.0, "loaded": 0.55, "second call": 0.002}
 
 
-def test_regimes(tmp_path, monkeypatch):
+def test_regimes(monkeypatch):
     """Every regime is checked and timed; wrong results are no times."""
-    monkeypatch.setattr(regimes, "REPEATED", (4, 8))
-    monkeypatch.setattr(regimes, "COUNTED", 3)
-    monkeypatch.setattr(regimes, "LAYOUTS", ["env-major"])
-    monkeypatch.setattr(regimes, "MAX_CELLS", 200)
-    monkeypatch.setattr(regimes, "DEVICE", "cpu")
-    monkeypatch.setattr(regimes, "time_repeated", lambda call: {"full": [float(call() is not None)] * 3})
-    monkeypatch.setattr(regimes, "list_floors", lambda: {"empty call": lambda: None})
-    arguments = [str(tmp_path), "--commit", "abc", "--estimator", "gae", "--shapes", "3"]
-    regimes.main(arguments)
-    rows = files.read_result(next(tmp_path.iterdir()))["rows"]
-    found = {(row.get("estimator"), row.get("layout"), row["regime"]) for row in rows}
-    assert ("gae", "env-major", "annealed numbers") in found
-    assert ("gae", "env-major", "packed rows of changing lengths") in found
-    assert len(found) == len(rows) == 1 + 6
-    workload = regimes.Workload("gae", 4, 8)
-    inputs = regimes.draw_inputs(workload, "cpu")
+    (workload,) = regimes.SETTINGS["quick"]
+    rows = list(regimes.measure(workload, QUICK))
+    found = {row.setting.removeprefix("regime=") for row in rows}
+    assert {"annealed numbers", "packed rows of changing lengths", "3 shapes"} < found and len(found) == 8
     monkeypatch.setattr(regimes, "make_call", lambda workload, inputs, change: lambda: torch.rand(3))
     with pytest.raises(AssertionError):
-        regimes.check_results(workload, inputs, {})
+        regimes.check_results(workload, regimes.draw_inputs(workload, "cpu"), {})
 
 
-def test_losses_against_operations(tmp_path, monkeypatch):
+def test_losses_against_operations(monkeypatch):
     """In a few milliseconds, in eager mode alone."""
-    monkeypatch.setattr(losses, "WIDTHS", {"log-probs": (1,), "categorical": (2,), "gaussian": (3,), "tokens": (1,)})
-    monkeypatch.setitem(losses.SECONDS, "cpu", 0)
     monkeypatch.setattr(losses.torch, "compile", lambda function, dynamic: function)
-    monkeypatch.setattr(losses.torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(losses.torch, "set_num_threads", lambda number: None)
-    losses.main([str(tmp_path), "--commit", "abc", "--sizes", "64", "128"])
-    result = files.read_result(tmp_path / "losses_cpu.json")
-    assert len(result["rows"]) == 4 * 2 * 2
-    assert {*result["rows"][0]["microseconds"]} == {"eager", "compiled", "ours"}
-    page = pages.list_losses(result)
-    assert "| `gaussian` | 3 | 128 |" in page and "Threads: 1." in pages.describe_protocol(result)
-    for row in result["rows"]:
-        times = {"low": 3.0, "median": 4.0, "high": 5.0, "device": [1.0, 2.0, 3.0]}
-        row["microseconds"] = dict.fromkeys(row["microseconds"], times)
-        row["times_faster"] = {arm: [0.5, 1.0, 1.5] for arm in row["times_faster"]}
-    page = pages.list_losses({**result, "backend": "triton", "copy_bandwidth_gb_per_s": [0.001] * 3})
-    device, ratio = "2.0 [1.0, 3.0] / 2.0 [1.0, 3.0]", "1.00× [0.50, 1.50] / 1.00× [0.50, 1.50]"
-    assert f"| 4.0 [3.0, 5.0] / 4.0 [3.0, 5.0] | {ratio} | {ratio} | {device} | {device} | 5132 / 7192 |" in page, (
-        "128 elements of the Gaussian, a byte per microsecond"
-    )
+    for head in dict.fromkeys(x.head for x in losses.SETTINGS["quick"]):
+        setting = next(x for x in losses.SETTINGS["quick"] if x.head == head)
+        rows = list(losses.measure(setting, QUICK))
+        assert [(row.setting, row.arm) for row in rows] == [
+            (f"kind={kind}", arm) for kind in losses.KINDS for arm in ("eager", "compiled", "ours", "eager", "compiled")
+        ]
 
 
-def test_sequences_end_to_end_and_padded(tmp_path, monkeypatch):
+@pytest.mark.parametrize("setting", packed.SETTINGS["quick"])
+def test_sequences_end_to_end_and_padded(setting):
     """The arms agree, which the script checks."""
     pytest.importorskip("numba")
-    monkeypatch.setattr(packed, "LENGTHS", {"3 of 1-9": (3, 1, 9), "2 of 4": (2, 4, 4)})
-    monkeypatch.setattr(packed, "PACKABLE", ["discounted_returns"])
-    monkeypatch.setattr(packed.torch.cuda, "is_available", lambda: False)
-    monkeypatch.setitem(packed.harness.PLANS, "cpu", packed.harness.Plan(1, 1, 1))
-    packed.main([str(tmp_path), "--commit", "abc"])
-    result = files.read_result(tmp_path / "packed_cpu.json")
-    ragged, equal = result["rows"]
-    assert ragged["steps"] < ragged["padded_steps"] and equal["steps"] == equal["padded_steps"] == 8
-    assert [*ragged["microseconds"]] == ["packed", "padded"]
-    assert [*equal["microseconds"]] == ["packed", "padded", "unmasked"]
-    for row in result["rows"]:
-        assert all(0 < low <= median <= high for low, median, high in row["microseconds"].values())
+    rows = list(packed.measure(setting, QUICK))
+    equal = setting.shortest == setting.longest
+    others = ["masked", *["without a mask"] * equal]
+    assert [(row.arm, row.metric) for row in rows] == [
+        *((arm, "full") for arm in ("packed", *others)),
+        *((arm, "over packed") for arm in others),
+    ]
+    steps, padded = (int(rows[0].read_setting()[name]) for name in ("steps", "padded_steps"))
+    assert (steps == padded) is equal and all(row.median > 0 for row in rows)
+
+
+def test_learning_curves_of_several_seeds():
+    """Points that all have; the target is that of the runs which reach it."""
+    setting = learning.Setting("x", 5.0, 30, 1, 10, 1, seeds=2)
+    curves = [
+        learning.Curve("ours", 0, [(10, 1.0, 2.0), (20, 2.0, 6.0), (30, 3.0, 4.0)]),
+        learning.Curve("ours", 1, [(10, 3.0, 4.0), (20, 5.0, 4.5)]),
+    ]
+    rows = {row.setting + row.metric: row.median for row in learning.describe_curves("ours", curves, setting)}
+    assert rows == {
+        "last return": 4.25, "runs to the end": 1, "runs to the target": 1, "steps to the target": 20,
+        "time to the target": 2, "steps=10return": 3, "steps=10time": 2, "steps=20return": 5.25, "steps=20time": 3.5,
+    }  # fmt: skip

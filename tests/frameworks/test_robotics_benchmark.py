@@ -1,6 +1,6 @@
-"""The benchmark of RSL-RL, RL-Games and skrl runs."""
+"""The benchmarks of RSL-RL, RL-Games, skrl and verl run."""
 
-import json
+from argparse import Namespace
 
 import pytest
 
@@ -10,10 +10,14 @@ pytest.importorskip("skrl")
 from benchmarks import robotics
 
 
-def test_every_package_is_measured(tmp_path, monkeypatch):
+def test_every_package_is_measured(monkeypatch):
     monkeypatch.setattr(robotics, "TURNS", 1)
-    robotics.main([str(tmp_path), "--quick", "--commit", "test"])
-    result = json.loads((tmp_path / "robotics.json").read_text())
-    steps = [(row["package"], row["step"]) for row in result["rows"]]
-    assert steps == [("rsl_rl", "advantages"), ("rsl_rl", "update"), ("rl_games", "advantages"), ("skrl", "advantages")]
-    assert all(row["milliseconds"]["adapter"] > 0 for row in result["rows"])
+    options = Namespace(device="cpu", quick=True, seconds=None)
+    rows = {x.package: list(robotics.measure(x, options)) for x in robotics.SETTINGS["quick"]}
+    steps = {package: list(dict.fromkeys(row.setting for row in found)) for package, found in rows.items()}
+    assert steps == {
+        "rsl_rl": ["step=advantages", "step=update"],
+        "rl_games": ["step=advantages"],
+        "skrl": ["step=advantages"],
+    }
+    assert all(row.median > 0 for found in rows.values() for row in found)

@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -27,7 +28,7 @@ from small import small, train_algorithm
 from test_appo import make_config as make_appo
 from updates import POLICY, SPACES, assert_same_updates, build_learner, draw_episodes, own_metrics, update_learner
 
-from benchmarks import files, varying_batches
+from benchmarks import varying_batches
 from rl_triton_adapters.rllib import TritonAPPOTorchLearner, TritonIMPALATorchLearner, enable_triton
 
 LEARNERS = {
@@ -230,17 +231,15 @@ def test_training_on_a_gpu_replays_graphs(config_class, num_learners, private_ra
     assert all(np.isfinite(x).all() for x in weights[POLICY].values())
 
 
-def test_a_training_replays_all_but_the_first_update_of_a_size(private_ray, monkeypatch, tmp_path):
+def test_a_training_replays_all_but_the_first_update_of_a_size(private_ray, monkeypatch):
     allow_captures(monkeypatch)
-    options = ["--device", "cpu", "--seconds", "1", "--batch-sizes", "200", "--env-runners", "0", "--commit", "test"]
-    varying_batches.main([str(tmp_path), *options])
-    rows = files.read_result(tmp_path / "varying_batches.json")["rows"]
-    assert [row["algorithm"] for row in rows] == ["IMPALA", "APPO"]
-    for row in rows:
-        stock, ours = row["stock"], row["ours"]
-        assert stock["replayed"] == 0 and stock["updates"] > 0
-        assert 1 < ours["sizes"] <= 32
-        assert round(ours["replayed"] * ours["updates"]) == ours["updates"] - ours["sizes"]
+    for setting in varying_batches.SETTINGS["quick"]:
+        rows = varying_batches.measure(setting, SimpleNamespace(device="cpu", seconds=1))
+        found = {(row.arm, row.metric): row.median for row in rows}
+        assert found["stock", "replayed"] == 0 and found["stock", "updates"] > 0
+        updates, sizes = found["ours", "updates"], found["ours", "sizes"]
+        assert 1 < sizes <= 32
+        assert round(found["ours", "replayed"] / 100 * updates) == updates - sizes
 
 
 def describe_captures(learner):

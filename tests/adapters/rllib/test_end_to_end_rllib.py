@@ -18,7 +18,7 @@ from benchmarks.end_to_end import impala, rllib, run
 )
 def test_a_quick_run(module, setting):
     entries = run.measure_setting(module, setting._replace(device="cpu"), run.QUICK)
-    assert [entry.status for entry in entries] == ["ok"] * len(module.ARMS)
+    assert [entry.note for entry in entries] == [""] * len(module.ARMS)
     for entry in entries:
         parts = {"total", "rest", *(["advantages", "connector"] if module is rllib else ["advantages"])}
         if module is impala and entry.name == "captured":

@@ -1,0 +1,494 @@
+"""Write the parts of docs/ and README.md that are made from result files, and draw the figures.
+
+    python -m benchmarks.report
+
+A part stands between two marks with its name, and is what a line of PARTS returns. Every number in it is read from a
+result file: a median, with its quartiles in brackets where there are several values. The rest of a page is written by
+hand. Figures are drawn where matplotlib is installed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from benchmarks.calls import HEADLINE
+from benchmarks.results import RESULTS, ROOT, Result, Row, read_machines, select_rows
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PAGES = ("accuracy", "benchmarks", "end-to-end", "index", "install", "multi-gpu", "rllib")
+MARKED = re.compile(r"(<!-- (\w+): written by make report -->)\n.*?\n(<!-- /\2 -->)", re.DOTALL)
+FIGURES = ROOT / "docs" / "plots"
+NOT_YET = "*not measured yet*"
+Column = tuple[str, str]
+"""An arm and a metric."""
+
+
+def main() -> None:
+    """Write every page, and draw the figures."""
+    for name in list_pages():
+        (ROOT / name).write_text(fill_page(name), encoding="utf-8")
+        print("wrote", name)
+    if importlib.util.find_spec("matplotlib"):
+        for name, figure in draw_figures().items():
+            figure.savefig(FIGURES / f"{name}.svg", metadata={"Date": None}, bbox_inches="tight")
+            print("drew", name)
+
+
+def list_pages() -> list[str]:
+    """The pages that have such parts."""
+    return ["README.md", *(f"docs/{name}.md" for name in PAGES)]
+
+
+def fill_page(name: str) -> str:
+    """A page with its parts between their marks."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    return MARKED.sub(lambda found: f"{found[1]}\n{PARTS[found[2]]() or NOT_YET}\n{found[3]}", text)
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def make_table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A Markdown table whose first column is text, and the others numbers."""
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (head, rule, *lines))
+
+
+def list_rows(rows: Sequence[Row], columns: Sequence[Column] = ()) -> str:
+    """A line for each setting, of which what all have in common is left out, with these columns, or all."""
+    cells = {(row.setting, row.arm, row.metric): row for row in rows}
+    settings = {row.setting: row.read_setting() for row in rows}
+    names = list(dict.fromkeys(name for setting in settings.values() for name in setting))
+    varied = [name for name in names if len({setting.get(name) for setting in settings.values()}) > 1] or names[:1]
+    found = {(row.arm, row.metric): row.unit for row in rows if row.median is not None}
+    columns = [column for column in columns or found if column in found]
+    head = [*(name.replace("_", " ") for name in varied), *(name_column(x, columns, found[x]) for x in columns)]
+    lines = []
+    for setting, values in settings.items():
+        line = [{"True": "yes", "False": "no"}.get(x, x) for x in (values.get(name, "–") for name in varied)]
+        lines.append(line + [format_row(cells.get((setting, *column))) for column in columns])
+    notes = dict.fromkeys(f"{name_arm(row.arm)}: {row.note}" for row in rows if row.note and row.median is None)
+    return join_parts([make_table(head, lines) * bool(columns), f"No numbers of {'; '.join(notes)}." * bool(notes)])
+
+
+def name_column(column: Column, columns: Sequence[Column], unit: str) -> str:
+    """The head of a column: what differs from the other columns, and the unit."""
+    arm, metric = column
+    parts = [name_arm(arm)] * (len({x[0] for x in columns}) > 1) + [metric] * (len({x[1] for x in columns}) > 1)
+    return ", ".join(parts or [metric]) + f" ({unit})" * bool(unit)
+
+
+ARMS = {
+    "null": "empty call", "torch_add": "`torch.add`", "ours_out": "ours with `out=`", "flat_triton": "flat Triton",
+    "ours_normal_path": "ours, normal path", "compiled_scan": "compiled scan", "blocks_triton": "in blocks",
+    "cuda_rows": "CUDA rows", "numpy": "NumPy", "numba": "Numba", "sb3": "SB3", "torchrl": "TorchRL",
+}  # fmt: skip
+
+
+def name_arm(arm: str) -> str:
+    """An arm as pages call it."""
+    return ARMS.get(arm, arm)
+
+
+def format_row(row: Row | None) -> str:
+    """A median, with quartiles that differ."""
+    if row is None or row.median is None:
+        return "–"
+    quartiles = f" [{format_number(row.low)}, {format_number(row.high)}]" if row.low != row.high else ""
+    return format_number(row.median) + quartiles
+
+
+def format_number(x: float | None) -> str:
+    """The digits worth reading."""
+    if x is None:
+        return "–"
+    return f"{x:.0f}" if abs(x) >= 1000 or x.is_integer() else f"{x:#.3g}".rstrip(".")
+
+
+def join_parts(parts: Iterable[str]) -> str:
+    """Paragraphs, without the empty ones."""
+    return "\n\n".join(filter(None, parts))
+
+
+def describe_machine(machine: str, result: Result) -> str:
+    """What a result was measured on: its GPU, or the CPU in that folder."""
+    packages = ("python", "torch", "triton", "numba", "numpy", "cuda", "rocm")
+    versions = [f"{name} {x}" for name in packages if (x := result.system.get(name, "none")) != "none"]
+    commits = dict.fromkeys(x for row in result.rows for x in row.commit.split(", "))
+    names = ", ".join(f"`{name[:7]}{'-dirty' * name.endswith('-dirty')}`" for name in commits)
+    return f"{name_processor(machine, result)}; {', '.join(versions)}; commit {names}."
+
+
+def name_processor(machine: str, result: Result) -> str:
+    """A machine's GPU, or its CPU."""
+    return result.system["cpu"] if machine == "cpu" else result.system["gpu"].split(", ")[0]
+
+
+def write_benchmark(name: str, make: Callable[[Sequence[Row]], str]) -> str:
+    """The machine, and a table, of every result file of a benchmark."""
+    found = read_machines(name).items()
+    return join_parts(part for x in found for part in (describe_machine(*x), make(x[1].rows)))
+
+
+def list_arms(rows: Sequence[Row]) -> str:
+    """A line for each setting and arm, with a column for each metric."""
+    named = [x._replace(setting=f"{x.setting}; variant={name_arm(x.arm)}", arm="") for x in rows if x.arm]
+    return list_rows(named)
+
+
+# --- calls ------------------------------------------------------------------------------------------------------------
+
+
+class Calls(NamedTuple):
+    """A suite of calls on a page: its title, and the arms that ours is compared with."""
+
+    title: str
+    others: tuple[str, ...] = ()
+    ours: str = "ours"
+
+
+SUITES = {
+    "headline": Calls("4096 environments, 128 steps", ("compiled_scan", "flat_triton", "loop")),
+    "sweep": Calls("The paper's shapes", ("flat_triton", "compiled_scan")),
+    "rows": Calls("Advantages against the CUDA kernel with a thread per row", ("cuda_rows",), "ours_out"),
+    "retrace_long": Calls("Retrace on longer rows", ("flat_triton", "compiled_scan")),
+    "long": Calls("Long rows", ("flat_triton", "blocks_triton")),
+    "large": Calls("Large rollouts"),
+    "flags": Calls("Flags of other types", ("flat_triton",)),
+    "bf16": Calls("bfloat16 inputs"),
+    "variants": Calls("GAE without its value targets, and with a mask", ("flat_triton",)),
+    "huge": Calls("More than 2³¹ elements"),
+}
+
+
+def write_gpus() -> str:
+    """A section per GPU."""
+    parts = []
+    for machine in list_gpus():
+        found = {name: read_machines(f"calls_{name}").get(machine) for name in SUITES}
+        title = name_processor(machine, next(filter(None, found.values())))
+        parts += [f"## {title}", describe_speed(machine), f"![{SPEED_UP}](plots/{machine}_speed_up.svg)"]
+        for name, result in found.items():
+            if result is not None:
+                parts += [f"### {SUITES[name].title}", describe_machine(machine, result)]
+                parts.append(list_calls(result.rows, SUITES[name]))
+    return join_parts(parts)
+
+
+def list_gpus() -> list[str]:
+    """The machines with calls on a GPU."""
+    return list(dict.fromkeys(machine for name in SUITES for machine in read_machines(f"calls_{name}")))
+
+
+def list_calls(rows: Sequence[Row], suite: Calls) -> str:
+    """Full calls of every arm; on the device ours, those it is compared with, and a copy of as many bytes; ratios."""
+    arms = list(dict.fromkeys(row.arm for row in rows if row.arm != "null"))
+    compared = [(arm, "device") for arm in (suite.ours, *suite.others, "copy")]
+    ratios = [(arm, f"over {suite.ours}") for arm in suite.others]
+    return list_rows(rows, [*((arm, "full") for arm in arms), *compared, *ratios])
+
+
+def describe_speed(machine: str) -> str:
+    """The headline, and the mean over the sweep."""
+    result, (num_envs, num_steps) = read_machines("calls_headline")[machine], HEADLINE
+    rows = select_rows(result.rows, estimator="gae", truncated=False)
+    ours, device = (select_rows(rows, "ours", metric)[0] for metric in ("full", "device"))
+    others = {"loop": "the Python loop", "compiled_scan": "a compiled scan", "flat_triton": "a flat Triton kernel"}
+    ratios = {text: select_rows(rows, arm, "over ours")[0] for arm, text in others.items()}
+    faster = [f"{format_row(row).replace(' [', f'× faster than {text} [')}" for text, row in ratios.items()]
+    sweep = find_ratios(machine, "flat_triton", layout="env-major")
+    low, _, high = statistics.quantiles(sweep.values(), n=4)
+    return (
+        f"On one {name_processor(machine, result)}, `compute_gae` over {num_envs} environments and {num_steps} steps "
+        f"takes\n{format_row(ours)} µs per call, {format_row(device)} µs on the device. That is\n{', '.join(faster)}."
+        f"\nOver all estimators in {len(sweep)} settings, a call is "
+        f"{format_number(statistics.geometric_mean(sweep.values()))}× faster than that kernel's (geometric mean of\n"
+        f"medians; half of the settings lie between {format_number(low)} and {format_number(high)}). Brackets have "
+        f"quartiles."
+    )
+
+
+def find_ratios(machine: str, other: str, **setting: Any) -> dict[str, float]:
+    """How many times faster a full call of the sweep is than another arm's, by setting."""
+    rows = select_rows(read_machines("calls_sweep")[machine].rows, other, "over ours", **setting)
+    return {row.setting: row.median for row in rows if row.median is not None}
+
+
+# --- training loops ---------------------------------------------------------------------------------------------------
+
+LOOPS = ("synthetic", "cleanrl", "sb3", "torchrl", "rllib", "impala")
+SMALL = 1
+"""Below this percentage the page says that there is nothing to gain."""
+CAPTION = "the bound of the advantage step and the measured speed-up with its quartiles"
+
+
+def load_loop(name: str) -> Any:
+    """The module that measures a framework's loop."""
+    return import_module(f"benchmarks.end_to_end.{name}")
+
+
+def write_loops() -> str:
+    """A section per framework: what is timed, and on each machine what came of it."""
+    parts = []
+    for name in LOOPS:
+        module, found = load_loop(name), read_machines(name)
+        arms = "\n".join(f"* *{arm}*: {text}" for arm, text in module.ARMS.items())
+        parts += [f"## {module.TITLE}", module.ITERATION, arms]
+        for machine, result in found.items():
+            device = "CPU" if machine == "cpu" else "GPU"
+            parts += [f"### {device}", describe_machine(machine, result), name_small_shares(result.rows)]
+            parts.append(list_arms(describe_settings(result.rows)))
+        figure = f"![{module.TITLE}: {CAPTION}](plots/end_to_end_{name}.svg)\n\n*{module.TITLE}: {CAPTION}*"
+        parts.append(figure if found else NOT_YET)
+    return join_parts(parts)
+
+
+def name_small_shares(rows: Sequence[Row]) -> str:
+    """Say plainly where there is nothing to gain."""
+    shares = select_rows(rows, "stock", "share")
+    small = [row for row in shares if row.median is not None and row.median < SMALL]
+    text = f"In {len(small)} of {len(shares)} settings the advantage step takes less than {SMALL} % of the framework's "
+    return (text + "own iteration.\nTraining does not get noticeably faster, however it is computed.") * bool(small)
+
+
+def describe_settings(rows: Sequence[Row]) -> list[Row]:
+    """The lines with settings in words."""
+    return [row._replace(setting=f"setting={describe_setting(row)}") for row in rows]
+
+
+def describe_setting(row: Row) -> str:
+    """Environments x steps, units of both layers, epochs x minibatches."""
+    x = row.read_setting()
+    text = "{env} {num_envs}x{num_steps}, hidden {hidden}, {epochs} epochs x {minibatches}".format_map(x)
+    return text.strip() + ", recomputed" * (x["recompute"] == "True")
+
+
+class Shares(NamedTuple):
+    """A framework on a machine: shares and bounds, and speed-ups by our advantages and by all that is replaced."""
+
+    name: str
+    machine: str
+    result: Result
+    shares: list[Row]
+    bounds: list[Row]
+    alone: list[Row]
+    more: list[Row]
+
+
+def select_shares(names: Sequence[str] = LOOPS) -> list[Shares]:
+    """All frameworks and machines of which there are results."""
+    found = []
+    for name in names:
+        module = load_loop(name)
+        for machine, result in read_machines(name).items():
+            speed_ups = [row for row in select_rows(result.rows, metric="speed-up") if row.median is not None]
+            last = next((arm for arm in module.MORE[::-1] if select_rows(speed_ups, arm)), "none")
+            alone = [row for row in speed_ups if row.arm in module.OURS and row.arm not in module.MORE]
+            shares, bounds = (select_rows(result.rows, "stock", metric) for metric in ("share", "bound"))
+            title = f"{module.TITLE}, {'CPU' if machine == 'cpu' else 'GPU'}"
+            found.append(Shares(title, machine, result, shares, bounds, alone, select_rows(speed_ups, last)))
+    return found
+
+
+def list_shares() -> str:
+    """The share of the advantage step by framework and machine, its bound, and the measured speed-ups."""
+    lines = [
+        [x.name, f"{describe_range(x.shares)} %", *map(describe_range, (x.bounds, x.alone, x.more))]
+        for x in select_shares()
+    ]
+    table = make_table(["", "share", "bound", "our advantages", "all that is replaced"], lines)
+    return f"{table}\n\n{RANGES}"
+
+
+RANGES = "These are medians, from the setting with the least to the one with the most."
+
+
+def describe_range(rows: Sequence[Row]) -> str:
+    """The smallest and the largest median."""
+    medians = sorted(row.median for row in rows if row.median is not None)
+    return " to ".join(dict.fromkeys(map(format_number, (medians[0], medians[-1])))) if medians else "–"
+
+
+TRAINING = {
+    "Whole iterations of Stable-Baselines3 with `TritonPPO` and its siblings, environments included, are": ("sb3",),
+    "Updates of RLlib's PPO, IMPALA and APPO with `enable_triton`, sampling excluded, are": ("rllib", "impala"),
+}
+"""What trains, and in which frameworks' files it is."""
+
+
+def describe_training() -> str:
+    """How much faster these train with all that is replaced."""
+    lines = []
+    for text, names in TRAINING.items():
+        ratios: dict[str, list[Row]] = {}
+        for x in select_shares(names):
+            where = f"{x.result.system['cpu_count']} cores of " * (x.machine == "cpu")
+            ratios.setdefault(f"{where}an {name_processor(x.machine, x.result)}", []).extend(x.more)
+        ranges = ", ".join(f"{describe_range(rows)} times as fast on {where}" for where, rows in ratios.items())
+        lines.append(f"* {text}\n  {ranges}.")
+    return "\n".join([*lines, "", RANGES])
+
+
+def list_learning(rows: Sequence[Row]) -> str:
+    """Whether both arms learn the same, and when they reach the target: without the points of the curves."""
+    return list_arms([row for row in rows if "steps" not in row.read_setting()])
+
+
+def list_versions() -> str:
+    """The oldest versions, those that the tests without a GPU install, and those of the tests on a GPU."""
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    systems = [json.loads(path.read_text())["system"] for path in sorted(RESULTS.glob("*/gpu_tests.json"))]
+    lines = [["Python", *re.findall(r'requires-python = ">=(.*)"', project), *re.findall(r"on Python (3.\d+)", pinned)]]
+    frameworks = {"stable-baselines3": "", "sb3-contrib": "", "ray": r"\[rllib\]", "torchrl": "", "gymnasium": ""}
+    for name, extra in {**dict.fromkeys(("torch", "triton", "numba", "numpy"), ""), **frameworks}.items():
+        oldest, newest = re.findall(rf'"{name}{extra}>=([\d.]+)', project), re.findall(rf"^{name}==(\S+)", pinned, re.M)
+        lines.append([name, oldest[0], newest[0].removesuffix(";")])
+    table = [[*line, *(system[line[0].lower()] for system in systems)] for line in lines]
+    table.append(["CUDA", "that of PyTorch", "–", *(system["cuda"] for system in systems)])
+    table.append(["ROCm", "that of PyTorch", "kernels compiled, not run", *("–" for _ in systems)])
+    tested = [f"tests on an {system['gpu'].partition(',')[0]}" for system in systems]
+    return make_table(["", "oldest supported", "tests on a CPU", *tested], table)
+
+
+TABLES = (
+    "regimes", "sb3_advantages", "first_call", "verl_advantages", "robotics", "packed", "losses", "multi_gpu",
+    "accuracy",
+)  # fmt: skip
+"""Benchmarks with a line for each setting."""
+PARTS: dict[str, Callable[[], str]] = {
+    "gpus": write_gpus,
+    "cpu": partial(write_benchmark, "calls_cpu", list_rows),
+    "speed": lambda: join_parts(map(describe_speed, list_gpus())),
+    **{name: partial(write_benchmark, name, list_rows) for name in TABLES},
+    "varying_batches": partial(write_benchmark, "varying_batches", list_arms),
+    "learning": partial(write_benchmark, "learning", list_learning),
+    "frameworks": write_loops,
+    "training": describe_training,
+    "shares": list_shares,
+    "versions": list_versions,
+}
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+INK, PALE, ACCENT, LIGHT, GREEN, RED = "#263238", "#cfd8dc", "#3949ab", "#9fa8da", "#2e7d32", "#c62828"
+SPEED_UP = "How many times faster compute_gae is than other ways"
+
+
+def draw_figures() -> dict[str, Figure]:
+    """What there are results for."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    mpl.rcParams.update({"svg.hashsalt": "rl-triton-core", "svg.fonttype": "none", "font.size": 8})
+    figures = {f"{machine}_speed_up": draw_speed_up(machine) for machine in list_gpus()}
+    figures["iteration_shares"] = draw_shares()
+    figures |= {f"end_to_end_{name}": draw_loop(found) for name in LOOPS if (found := read_machines(name))}
+    if found := read_machines("learning"):
+        figures["learning"] = draw_learning(found)
+    return figures
+
+
+def make_panels(rows: int, columns: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+    """A figure and its panels."""
+    from matplotlib import pyplot as plt
+
+    figure, panels = plt.subplots(rows, columns, figsize=(width, height), layout="constrained", squeeze=False)
+    return figure, list(panels.flat)
+
+
+def draw_speed_up(machine: str) -> Figure:
+    """A line per shape: how many times faster a full call of GAE is than other ways to compute it."""
+    figure, (panel,) = make_panels(1, 1, 6.4, 3.4)
+    others = {"loop": ("o", RED), "compiled_scan": ("s", ACCENT), "flat_triton": ("D", GREEN)}
+    shapes: dict[str, None] = {}
+    for arm, (marker, color) in others.items():
+        ratios = find_ratios(machine, arm, estimator="gae", layout="env-major", truncated=False)
+        named = {
+            "{num_envs} x {num_steps}".format_map(Row(x, *[None] * 9).read_setting()): y for x, y in ratios.items()
+        }
+        shapes |= dict.fromkeys(named)
+        panel.plot([*named.values()], [*named], marker, color=color, markersize=5, label=f"over a {name_arm(arm)}")
+    panel.axvline(1, color=INK, linewidth=0.6)
+    panel.set(xscale="log", xlabel="times faster, full call", ylabel="environments x steps")
+    panel.xaxis.set_major_formatter("{x:g}")
+    panel.set_title(f"compute_gae on an {name_processor(machine, read_machines('calls_sweep')[machine])}", fontsize=9)
+    panel.grid(axis="x", color=PALE, linewidth=0.5)
+    panel.legend(fontsize=7, loc="lower right")
+    return figure
+
+
+def draw_shares() -> Figure:
+    """A bar per framework and machine: what the advantage step takes of an iteration, from the least to the most."""
+    found = select_shares()[::-1]
+    figure, (panel,) = make_panels(1, 1, 6.4, 0.3 * len(found) + 0.7)
+    for place, x in enumerate(found):
+        shares = sorted(row.median or 0.0 for row in x.shares)
+        for width, color in ((100, PALE), (shares[-1], LIGHT), (shares[0], ACCENT)):
+            panel.barh(place, width, color=color, height=0.62)
+        panel.text(101, place, f"{describe_range(x.shares)} %", va="center")
+    panel.set_yticks(range(len(found)), [x.name for x in found])
+    panel.set(xlim=(0, 100), xlabel="% of an iteration that the framework's own advantage step takes")
+    panel.set_title(
+        "dark: in the setting with the smallest share; light: up to the largest; grey: all else", fontsize=8
+    )
+    for side in ("top", "right", "left"):
+        panel.spines[side].set_visible(False)
+    return figure
+
+
+def draw_loop(found: dict[str, Result]) -> Figure:
+    """A panel per machine: measured speed-ups as points with their quartiles, bounds as ticks."""
+    rows = [[x for x in select_rows(result.rows, metric="speed-up") if x.median] for result in found.values()]
+    figure, panels = make_panels(len(found), 1, 8, 0.8 * len(found) + 0.2 * sum(map(len, rows)))
+    panels[0].get_gridspec().set_height_ratios([len(own) for own in rows])
+    for panel, own, (machine, result) in zip(panels, rows, found.items(), strict=True):
+        names = [f"{describe_setting(row)}: {row.arm}" for row in own[::-1]]
+        bounds = {row.setting: row.median for row in select_rows(result.rows, "stock", "bound")}
+        medians = [row.median or 0.0 for row in own[::-1]]
+        spread = [[x.median - x.low for x in own[::-1]], [x.high - x.median for x in own[::-1]]]  # type: ignore[operator]
+        panel.axvline(1, color="grey", linewidth=0.5)
+        panel.plot([bounds[row.setting] for row in own[::-1]], names, "|", color="black", markersize=10, label="bound")
+        panel.errorbar(medians, names, xerr=spread, fmt="o", markersize=3, capsize=2, label="measured")
+        panel.set(title=name_processor(machine, result), xlabel="times faster")
+        panel.legend(fontsize=6)
+    return figure
+
+
+def draw_learning(found: dict[str, Result]) -> Figure:
+    """A row for each machine and task: returns over steps, and over seconds; medians over seeds, with quartiles."""
+    curves: dict[tuple[str, str], list[Row]] = {}
+    for machine, result in found.items():
+        for row in select_rows(result.rows, metric="return"):
+            curves.setdefault((machine, row.read_setting()["task"]), []).append(row)
+    figure, panels = make_panels(len(curves), 2, 8, 2.2 * len(curves))
+    for ((machine, task), rows), *pair in zip(curves.items(), panels[::2], panels[1::2], strict=True):
+        for arm, color in zip(dict.fromkeys(row.arm for row in rows), (RED, ACCENT), strict=False):
+            own = select_rows(rows, arm)
+            seconds = {row.setting: row.median for row in select_rows(found[machine].rows, arm, "time")}
+            steps = [int(row.read_setting()["steps"]) / 1000 for row in own]
+            for panel, places in zip(pair, (steps, [seconds[row.setting] for row in own]), strict=True):
+                panel.plot(places, [row.median for row in own], color=color, label=arm)
+                panel.fill_between(
+                    places, *([getattr(x, y) for x in own] for y in ("low", "high")), color=color, alpha=0.15
+                )
+        for panel, unit in zip(pair, ("steps, thousands", "seconds"), strict=True):
+            panel.axhline(float(rows[0].read_setting()["target_return"]), color="grey", linewidth=0.5)
+            panel.set(xlabel=unit, ylabel="return")
+        pair[0].set_title(f"{task}, {name_processor(machine, found[machine])}")
+        pair[0].legend(fontsize=6)
+    return figure
+
+
+if __name__ == "__main__":
+    main()

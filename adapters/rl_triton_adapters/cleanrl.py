@@ -4,9 +4,10 @@ One call stands in the place of the loop that follows ``# bootstrap value if not
 
     advantages, returns = gae(rewards, values, dones, next_value, next_done, args.gamma, args.gae_lambda)
 
-Tensors are [num_steps, num_envs], on any device; nothing waits for it. Flags are bool, integer or floating point, nonzero
-is true. Numbers may be tensors of one number in host memory, γ on any device. Environments are in autoreset mode SAME_STEP, as in the releases of Gym that the scripts were written for; for
-NEXT_STEP see `from_cleanrl` and `from_gymnasium_next_step` in `rl_triton_core.conventions`. CleanRL is not needed.
+Tensors are [num_steps, num_envs], on any device; nothing waits for it. Flags are bool, integer or floating point,
+nonzero is true. Numbers may be tensors of one number in host memory, γ on any device. Environments are in autoreset
+mode SAME_STEP, as in the releases of Gym that the scripts were written for; for NEXT_STEP see `from_cleanrl` and
+`from_gymnasium_next_step` in `rl_triton_core.conventions`. CleanRL is not needed.
 """
 
 from __future__ import annotations

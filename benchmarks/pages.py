@@ -13,6 +13,7 @@ import math
 import re
 import string
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
@@ -199,16 +200,17 @@ def describe_gpu_speed(gpu: Machine) -> str:
     if full is None or device is None:
         return ""
     faster = {text: format_ratio(gpu.find_ratios("headline", arm).get(w)) for arm, text in HEADLINE_ARMS.items()}
-    ratios = ", ".join(ratio.replace("×", f"× faster than {text}") for text, ratio in faster.items())
+    ratios = ", ".join(ratio.replace("×", f"×~faster~than {text}") for text, ratio in faster.items())
     every = select_workloads(list_medians(gpu.find_ratios("sweep", "flat_triton")), SWEEP).dropna()
     low, _, high = find_quartiles(every) if len(every) else [math.nan] * 3
-    mean = f"{np.exp(np.log(every).mean()):.2f}×" if len(every) else NOT_YET
-    return (
-        f"On one {gpu.hardware}, `compute_gae` over {w.num_envs} environments and {w.num_steps} steps takes\n"
-        f"{format_time(full)} µs per call, {format_time(device)} µs on the device. That is\n{ratios}.\n"
-        f"Over all estimators in {len(every)} settings, a call is {mean} faster than that kernel's (geometric mean of\n"
-        f"medians; half of the settings lie between {low:.2f} and {high:.2f}). Brackets have quartiles."
+    mean = f"{np.exp(np.log(every).mean()):.2f}×~faster" if len(every) else NOT_YET
+    text = (
+        f"On one {gpu.hardware}, `compute_gae` over {w.num_envs} environments and {w.num_steps} steps takes "
+        f"{format_time(full)} µs per call, {format_time(device)} µs on the device. That is {ratios}: medians, with "
+        f"quartiles in brackets. Over all estimators in {len(every)} settings, a call is {mean} than that kernel's "
+        f"[{low:.2f}, {high:.2f}], the geometric mean of medians."
     )
+    return textwrap.fill(text, 120, break_on_hyphens=False).replace("~", " ")
 
 
 # --- the other scripts that measure -----------------------------------------------------------------------------------
@@ -377,7 +379,31 @@ def list_versions() -> str:
     return make_table(["", "oldest supported", "tests on a CPU", *tested], table)
 
 
+# --- README.md --------------------------------------------------------------------------------------------------------
+
+
+def write_verbs() -> str:
+    """How long the verbs take that one runs first."""
+    (result,) = files.read_results("cpu/verbs.json") or [{"rows": []}]
+    times = {row["verb"]: describe_duration(row["seconds"]) for row in result["rows"]}
+    if not times.keys() >= {"demo", "test"}:
+        return ""
+    where = f"{result['system']['cpu_count']} cores of an {files.name_processor(result['system'], 'cpu')}"
+    return f"`make demo` takes {times['demo']} and `make test` {times['test']} on {where}, once packages are installed."
+
+
+def describe_duration(seconds: float) -> str:
+    """A time as one says it."""
+    for unit, length in {"hour": 3600, "minute": 60}.items():
+        if seconds > 1.5 * length:
+            return f"about {seconds / length:.0f} {unit}s"
+        if seconds > 0.75 * length:
+            return f"about {'an' if unit == 'hour' else 'a'} {unit}"
+    return f"about {10 * max(1, round(seconds / 10))} seconds"
+
+
 PARTS: dict[str, Callable[[], str]] = {
+    "verbs": write_verbs,
     "gpus": write_gpus,
     "cpu": write_cpu,
     "speed": lambda: join_parts(map(describe_gpu_speed, read_gpus(RESULTS))),

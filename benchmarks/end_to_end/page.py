@@ -162,8 +162,7 @@ def list_shares() -> str:
         bounds = describe_ratios(x["bound"] for x in shares.pairs)
         measured = [describe_ratios(x["speed_up"][1] for x in pairs) for pairs in (shares.pairs, shares.more)]
         lines.append([shares.name, f"{describe_shares(shares.pairs)} %", bounds, *measured])
-    table = make_table(["", "share", "bound", "our advantages", "all that is replaced"], lines)
-    return f"{table}\n\nMedians, from the setting with the least to the one with the most."
+    return make_table(["", "share", "bound", "our advantages", "all that is replaced"], lines)
 
 
 def select_shares() -> list[Shares]:
@@ -198,8 +197,8 @@ def describe_training() -> str:
                 where += f"an {files.name_processor(shares.machine, shares.device)}"
                 ratios.setdefault(where, []).extend(x["speed_up"][1] for x in shares.more)
         ranges = ", ".join(f"{describe_ratios(x)} times as fast on {where}" for where, x in ratios.items())
-        lines.append(f"* {text}\n  {ranges}.")
-    return "\n".join([*lines, "", "These are medians, from the setting with the least to the one with the most."])
+        lines.append(f"* {text}, by median,\n  {ranges}.")
+    return "\n".join(lines)
 
 
 def describe_shares(pairs: list[files.Row]) -> str:

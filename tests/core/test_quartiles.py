@@ -46,7 +46,7 @@ def test_what_is_missing():
 def test_the_headline_is_typical_of_its_turns():
     """Of the times and ratios of each turn, as many lie above what the pages say as below."""
     for gpu in measured.read_gpus(RESULTS):
-        text, workload = pages.describe_gpu_speed(gpu), Workload("gae", *HEADLINE)
+        text, workload = " ".join(pages.describe_gpu_speed(gpu).split()), Workload("gae", *HEADLINE)
         turns = {arm: np.array(gpu.find_turns("headline", arm)[workload]) for arm in ("ours", *pages.HEADLINE_ARMS)}
         assert f"{np.median(turns['ours']):.1f} [" in text
         for arm, name in pages.HEADLINE_ARMS.items():

@@ -1,6 +1,7 @@
 """Generated pages are what their scripts make of the result files, and the scripts measure what they say."""
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import cases
@@ -11,7 +12,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 pytest.importorskip("benchmarks", reason="only the package is here", exc_type=ModuleNotFoundError)
 
-from benchmarks import accuracy, files, first_call, losses, packed, pages, regimes, targets
+from benchmarks import accuracy, files, first_call, losses, packed, pages, regimes, targets, verbs
 from benchmarks.end_to_end import aims
 from benchmarks.files import ROOT
 
@@ -180,3 +181,25 @@ def test_sequences_end_to_end_and_padded(tmp_path, monkeypatch):
     assert [*equal["microseconds"]] == ["packed", "padded", "unmasked"]
     for row in result["rows"]:
         assert all(0 < low <= median <= high for low, median, high in row["microseconds"].values())
+
+
+def test_how_long_the_verbs_take(tmp_path, monkeypatch):
+    """Those that are measured again take the place of the former ones; without all of them there is no sentence."""
+    monkeypatch.setattr(files, "read_results", partial(files.read_results, folder=tmp_path))
+    seconds = {"demo": 130.0, "test": 3300.0}
+    monkeypatch.setattr(verbs, "time_verb", lambda verb: seconds[verb])
+    verbs.main([str(tmp_path / "cpu"), "--commit", "abc", "--verb", "test"])
+    assert pages.write_verbs() == ""
+    seconds["test"] = 5400.1
+    verbs.main([str(tmp_path / "cpu"), "--commit", "def"])
+    rows = files.read_result(tmp_path / "cpu" / "verbs.json")["rows"]
+    assert rows == [{"verb": "demo", "seconds": 130.0}, {"verb": "test", "seconds": 5400.1}]
+    assert pages.write_verbs().startswith("`make demo` takes about 2 minutes and `make test` about 2 hours on ")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(26, "about 30 seconds"), (50, "about a minute"), (100, "about 2 minutes"), (2800, "about an hour")],
+)
+def test_durations_are_said_as_one_says_them(seconds, text):
+    assert pages.describe_duration(seconds) == text

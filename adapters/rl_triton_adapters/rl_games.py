@@ -35,8 +35,8 @@ PACKAGES = ("rl_games",)
 class TritonAdvantagesMixin:
     """Compute advantages with `rl_triton_core`. Put it in front of an agent of RL-Games.
 
-    Time-outs are in the rewards already, as RL-Games adds them; returns and normalisation are its own. An agent that has
-    its own `discount_values` keeps it.
+    Time-outs are in the rewards already, as RL-Games adds them; returns and normalisation are its own. A user's agent
+    that has its own `discount_values` keeps it.
     """
 
     config: dict[str, Any]
@@ -96,8 +96,8 @@ class TritonA2CAgent(TritonAdvantagesMixin, A2CAgent):
     """PPO of RL-Games for continuous actions, with advantages and loss of `rl_triton_core`.
 
     The loss is RL-Games' own with masks of sequences, several values per state, a central value network, mixed
-    precision, `ppo: False`, or another `actor_loss_func` than the clipped one; and that of a class which this one stands in
-    front of.
+    precision, `ppo: False`, or another `actor_loss_func` than the clipped one. A user's agent that this class stands in
+    front of keeps its own `calc_losses`.
     """
 
     def calc_losses(

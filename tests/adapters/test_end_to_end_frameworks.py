@@ -73,7 +73,8 @@ def test_learning_curves(tmp_path):
     assert stock["seconds"] == sorted(stock["seconds"])
     options = files.make_parser("").parse_args([str(tmp_path / "cpu"), "--commit", "0" * 40])
     files.save_rows(options, "learning.json", rows, device="cpu", jobs=1)
-    line = f"| CartPole-v1, target 1: stock | {stock['returns'][-1]:.1f} ± 0.0 | {stock['steps'][0]} |"
+    last, first = f"{stock['returns'][-1]:.1f} ± 0.0", stock["steps"][0]
+    line = f"| CartPole-v1, target 1: stock | {last} | {first} [{first}, {first}] |"
     results = files.read_results("*/learning.json", tmp_path)
     assert line in page.list_tasks(*results)
     figure = plots.draw_learning(results)

@@ -17,7 +17,7 @@ SEED ?= 0
 PY := $(VENV)/bin/python
 # Of the packages' modules those are compiled that are imported, when they first are, and kept for the next process.
 unexport PYTHONDONTWRITEBYTECODE
-PIP_INSTALL := -m pip --disable-pip-version-check --no-input install --no-compile
+PIP_INSTALL := -m pip --quiet --disable-pip-version-check --no-input install --no-compile
 INSTALL := $(PY) $(PIP_INSTALL)
 PY_INDEPENDENT := $(VENV_INDEPENDENT)/bin/python
 INSTALL_INDEPENDENT := $(PY_INDEPENDENT) $(PIP_INSTALL)
@@ -47,8 +47,8 @@ BY_FILE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' Makefile
 
-demo: $(READY) ## Train PPO on CartPole: stock, our advantages, TritonPPO; compare (figure in DEMO_OUTPUT)
-	$(PY) examples/ppo_sb3.py --compare --output $(DEMO_OUTPUT)
+demo: $(READY) ## Train PPO on CartPole, stock and with ours, in turns; compare (figure in DEMO_OUTPUT)
+	@$(PY) examples/ppo_sb3.py --compare --output $(DEMO_OUTPUT)
 
 example: $(READY) ## Run an example: make example RUN="ppo_cleanrl.py --target-return 475"
 	$(PY) examples/$(RUN)
@@ -156,43 +156,41 @@ clean: ## Remove what the verbs made, except the environments
 distclean: clean ## Remove the environments and downloads too
 	rm -rf $(VENV) $(VENV_INDEPENDENT) $(VENV_RLLIB) $(VENV_FRAMEWORKS) .cache
 
-# torch goes first and by its exact version: otherwise its dependents choose the build.
+# An environment for the Python 3.N of the second argument, or newer. torch goes first and by its exact version: otherwise
+# its dependents choose the build.
+define make_environment
+$(PYTHON) -c 'import sys; sys.version_info >= (3, $(2)) or sys.exit("Python 3.$(2) or newer is needed: make PYTHON=...")'
+echo "Installing what it needs into $(1), once: that takes minutes, most of them to download PyTorch"
+$(PYTHON) -m venv $(1)
+$(1)/bin/python $(PIP_INSTALL) --upgrade "pip>=23.1"
+$(1)/bin/python $(PIP_INSTALL) "$(TORCH)"
+endef
+
 $(READY): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("Python 3.10 or newer is needed: make PYTHON=...")'
-	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) --upgrade "pip>=23.1"
-	$(INSTALL) "$(TORCH)"
-	$(INSTALL) -c constraints.txt -e ".[sb3-contrib,cleanrl,torchrl,bench,dev]"
+	@$(call make_environment,$(VENV),10)
+	@$(INSTALL) -c constraints.txt -e ".[sb3-contrib,cleanrl,torchrl,bench,dev]"
 	@touch $@
 
 $(DOCS_READY): $(READY)
-	$(INSTALL) -c constraints.txt -e ".[docs]"
+	@$(INSTALL) -c constraints.txt -e ".[docs]"
 	@touch $@
 
 $(INDEPENDENT_READY): pyproject.toml constraints.txt constraints-independent.txt
-	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed: make PYTHON=...")'
-	$(PYTHON) -m venv $(VENV_INDEPENDENT)
-	$(INSTALL_INDEPENDENT) --upgrade "pip>=23.1"
-	$(INSTALL_INDEPENDENT) "$(TORCH)"
-	$(INSTALL_INDEPENDENT) -c constraints.txt -c constraints-independent.txt \
-		-e . jax rlax hypothesis pytest
+	@$(call make_environment,$(VENV_INDEPENDENT),11)
+	@$(INSTALL_INDEPENDENT) -c constraints.txt -c constraints-independent.txt -e . jax rlax hypothesis pytest
 	@touch $@
 
 $(RLLIB_READY): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV_RLLIB)
-	$(INSTALL_RLLIB) --upgrade "pip>=23.1"
-	$(INSTALL_RLLIB) "$(TORCH)"
-	$(INSTALL_RLLIB) -c constraints.txt -e ".[rllib]" hypothesis pytest pytest-xdist
+	@$(call make_environment,$(VENV_RLLIB),10)
+	@$(INSTALL_RLLIB) -c constraints.txt -e ".[rllib]" hypothesis pytest pytest-xdist
 	@touch $@
 
 # The frameworks themselves without their dependencies, of which tests need few; pip then names those it misses. Of
 # OpenRLHF and SkyRL, which asks for Python 3.12, tests read the source alone.
 $(FRAMEWORKS_READY): pyproject.toml constraints.txt constraints-frameworks.txt
-	$(PYTHON) -m venv $(VENV_FRAMEWORKS)
-	$(INSTALL_FRAMEWORKS) --upgrade "pip>=23.1"
-	$(INSTALL_FRAMEWORKS) "$(TORCH)"
-	$(INSTALL_FRAMEWORKS) -c constraints.txt -c constraints-frameworks.txt -e . codetiming gitpython gymnasium hypothesis \
+	@$(call make_environment,$(VENV_FRAMEWORKS),10)
+	@$(INSTALL_FRAMEWORKS) -c constraints.txt -c constraints-frameworks.txt -e . codetiming gitpython gymnasium hypothesis \
 		omegaconf psutil pytest pytest-xdist ray tensorboard tensorboardx tensordict tqdm transformers
-	$(INSTALL_FRAMEWORKS) -c constraints-frameworks.txt --no-deps openrlhf rl-games rlinf rsl-rl-lib skrl verl
-	$(INSTALL_FRAMEWORKS) -c constraints-frameworks.txt --no-deps --ignore-requires-python skyrl
+	@$(INSTALL_FRAMEWORKS) -c constraints-frameworks.txt --no-deps openrlhf rl-games rlinf rsl-rl-lib skrl verl
+	@$(INSTALL_FRAMEWORKS) -c constraints-frameworks.txt --no-deps --ignore-requires-python skyrl
 	@touch $@

@@ -63,6 +63,7 @@ BENCHMARKS = {
     "robotics": Benchmark("robotics", ("rsl_rl", "rl_games", "skrl")),
     "multi_gpu": Benchmark("multi_gpu"),
     "varying_batches": Benchmark("varying_batches", RAY),
+    "verbs": Benchmark("verbs"),
     "learning": Benchmark("learning", ("stable_baselines3",)),
     "synthetic": Benchmark("end_to_end.synthetic"),
     "cleanrl": Benchmark("end_to_end.cleanrl"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import statistics
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -134,7 +135,9 @@ def time_inputs(workload: Workload, draws: Iterable[Inputs], device: str, **regi
         if i < CHECKED:
             check_results(workload, inputs, {})
     yield make_row("ours", "host", "µs", times[False], **regime)
-    yield make_row("ours", "host, if it compiles", "µs", times[True], **regime)
+    yield make_row("ours", "host, highest decile", "µs", float(np.percentile(times[False], 90)), **regime)
+    mean = statistics.mean(itertools.chain(*times.values()))
+    yield make_row("ours", "host, mean with those that compile", "µs", mean, **regime)
     yield make_row("ours", "calls that compile", "", len(times[True]), **regime)
 
 

@@ -13,13 +13,15 @@ import importlib.util
 import json
 import re
 import statistics
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.calls import HEADLINE
-from benchmarks.results import RESULTS, ROOT, Result, Row, read_machines, select_rows
+from benchmarks.misses import list_misses
+from benchmarks.results import RESULTS, ROOT, Result, Row, read_machines, read_setting, select_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -77,7 +79,8 @@ def list_rows(rows: Sequence[Row], columns: Sequence[Column] = ()) -> str:
     for setting, values in settings.items():
         line = [{"True": "yes", "False": "no"}.get(x, x) for x in (values.get(name, "–") for name in varied)]
         lines.append(line + [format_row(cells.get((setting, *column))) for column in columns])
-    notes = dict.fromkeys(f"{name_arm(row.arm)}: {row.note}" for row in rows if row.note and row.median is None)
+    unmeasured = [row for row in rows if row.note and row.median is None]
+    notes = dict.fromkeys(f"{name_arm(x.arm)}{x.metric and f', {x.metric}'}: {x.note}" for x in unmeasured)
     return join_parts([make_table(head, lines) * bool(columns), f"No numbers of {'; '.join(notes)}." * bool(notes)])
 
 
@@ -126,7 +129,8 @@ def describe_machine(machine: str, result: Result) -> str:
     versions = [f"{name} {x}" for name in packages if (x := result.system.get(name, "none")) != "none"]
     commits = dict.fromkeys(x for row in result.rows for x in row.commit.split(", "))
     names = ", ".join(f"`{name[:7]}{'-dirty' * name.endswith('-dirty')}`" for name in commits)
-    return f"{name_processor(machine, result)}; {', '.join(versions)}; commit {names}."
+    gpus = 0 if machine == "cpu" else len(result.system["gpu"].split(", "))
+    return f"{f'{gpus} x ' * (gpus > 1)}{name_processor(machine, result)}; {', '.join(versions)}; commit {names}."
 
 
 def name_processor(machine: str, result: Result) -> str:
@@ -205,17 +209,17 @@ def describe_speed(machine: str) -> str:
     ours, device = (select_rows(rows, "ours", metric)[0] for metric in ("full", "device"))
     others = {"loop": "the Python loop", "compiled_scan": "a compiled scan", "flat_triton": "a flat Triton kernel"}
     ratios = {text: select_rows(rows, arm, "over ours")[0] for arm, text in others.items()}
-    faster = [f"{format_row(row).replace(' [', f'× faster than {text} [')}" for text, row in ratios.items()]
+    faster = [f"{format_row(row).replace(' [', f'×~faster~than {text} [')}" for text, row in ratios.items()]
     sweep = find_ratios(machine, "flat_triton", layout="env-major")
-    low, _, high = statistics.quantiles(sweep.values(), n=4)
-    return (
+    low, _, high = map(format_number, statistics.quantiles(sweep.values(), n=4, method="inclusive"))
+    text = (
         f"On one {name_processor(machine, result)}, `compute_gae` over {num_envs} environments and {num_steps} steps "
-        f"takes\n{format_row(ours)} µs per call, {format_row(device)} µs on the device. That is\n{', '.join(faster)}."
-        f"\nOver all estimators in {len(sweep)} settings, a call is "
-        f"{format_number(statistics.geometric_mean(sweep.values()))}× faster than that kernel's (geometric mean of\n"
-        f"medians; half of the settings lie between {format_number(low)} and {format_number(high)}). Brackets have "
-        f"quartiles."
+        f"takes {format_row(ours)} µs per call, {format_row(device)} µs on the device. That is {', '.join(faster)}: "
+        f"medians, with quartiles in brackets. Over all estimators in {len(sweep)} settings, a call is "
+        f"{format_number(statistics.geometric_mean(sweep.values()))}×~faster than that kernel's [{low}, {high}], the "
+        "geometric mean of medians."
     )
+    return textwrap.fill(text, 120, break_on_hyphens=False).replace("~", " ")
 
 
 def find_ratios(machine: str, other: str, **setting: Any) -> dict[str, float]:
@@ -306,11 +310,7 @@ def list_shares() -> str:
         [x.name, f"{describe_range(x.shares)} %", *map(describe_range, (x.bounds, x.alone, x.more))]
         for x in select_shares()
     ]
-    table = make_table(["", "share", "bound", "our advantages", "all that is replaced"], lines)
-    return f"{table}\n\n{RANGES}"
-
-
-RANGES = "These are medians, from the setting with the least to the one with the most."
+    return make_table(["", "share", "bound", "our advantages", "all that is replaced"], lines)
 
 
 def describe_range(rows: Sequence[Row]) -> str:
@@ -335,8 +335,8 @@ def describe_training() -> str:
             where = f"{x.result.system['cpu_count']} cores of " * (x.machine == "cpu")
             ratios.setdefault(f"{where}an {name_processor(x.machine, x.result)}", []).extend(x.more)
         ranges = ", ".join(f"{describe_range(rows)} times as fast on {where}" for where, rows in ratios.items())
-        lines.append(f"* {text}\n  {ranges}.")
-    return "\n".join([*lines, "", RANGES])
+        lines.append(f"* {text}, by median,\n  {ranges}.")
+    return "\n".join(lines)
 
 
 def list_learning(rows: Sequence[Row]) -> str:
@@ -361,12 +361,36 @@ def list_versions() -> str:
     return make_table(["", "oldest supported", "tests on a CPU", *tested], table)
 
 
+# --- README.md --------------------------------------------------------------------------------------------------------
+
+
+def write_verbs() -> str:
+    """How long the verbs take that one runs first."""
+    result = read_machines("verbs").get("cpu", Result({}, []))
+    times = {row.arm: describe_duration(row.median) for row in result.rows if row.median is not None}
+    if not times.keys() >= {"demo", "test"}:
+        return ""
+    where = f"{result.system['cpu_count']} cores of an {name_processor('cpu', result)}"
+    return f"`make demo` takes {times['demo']} and `make test` {times['test']} on {where}, once packages are installed."
+
+
+def describe_duration(seconds: float) -> str:
+    """A time as one says it."""
+    for unit, length in {"hour": 3600, "minute": 60}.items():
+        if seconds > 1.5 * length:
+            return f"about {seconds / length:.0f} {unit}s"
+        if seconds > 0.75 * length:
+            return f"about {'an' if unit == 'hour' else 'a'} {unit}"
+    return f"about {10 * max(1, round(seconds / 10))} seconds"
+
+
 TABLES = (
     "regimes", "sb3_advantages", "first_call", "verl_advantages", "robotics", "packed", "losses", "multi_gpu",
     "accuracy",
 )  # fmt: skip
 """Benchmarks with a line for each setting."""
 PARTS: dict[str, Callable[[], str]] = {
+    "verbs": write_verbs,
     "gpus": write_gpus,
     "cpu": partial(write_benchmark, "calls_cpu", list_rows),
     "speed": lambda: join_parts(map(describe_speed, list_gpus())),
@@ -377,6 +401,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "training": describe_training,
     "shares": list_shares,
     "versions": list_versions,
+    "misses": list_misses,
 }
 
 # --- figures ----------------------------------------------------------------------------------------------------------
@@ -414,9 +439,7 @@ def draw_speed_up(machine: str) -> Figure:
     shapes: dict[str, None] = {}
     for arm, (marker, color) in others.items():
         ratios = find_ratios(machine, arm, estimator="gae", layout="env-major", truncated=False)
-        named = {
-            "{num_envs} x {num_steps}".format_map(Row(x, *[None] * 9).read_setting()): y for x, y in ratios.items()
-        }
+        named = {"{num_envs} x {num_steps}".format_map(read_setting(x)): y for x, y in ratios.items()}
         shapes |= dict.fromkeys(named)
         panel.plot([*named.values()], [*named], marker, color=color, markersize=5, label=f"over a {name_arm(arm)}")
     panel.axvline(1, color=INK, linewidth=0.6)

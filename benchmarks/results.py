@@ -40,7 +40,7 @@ class Row(NamedTuple):
 
     def read_setting(self) -> dict[str, str]:
         """The names and values of the setting."""
-        return dict(part.split("=", 1) for part in self.setting.split("; ")) if self.setting else {}
+        return read_setting(self.setting)
 
 
 class Result(NamedTuple):
@@ -66,6 +66,11 @@ def describe_failure(error: Exception) -> str:
 def format_setting(setting: dict[str, Any]) -> str:
     """A setting as a line has it."""
     return "; ".join(f"{name}={value}" for name, value in setting.items())
+
+
+def read_setting(setting: str) -> dict[str, str]:
+    """The names and values of a setting."""
+    return dict(part.split("=", 1) for part in setting.split("; ")) if setting else {}
 
 
 def read_result(path: Path) -> Result:

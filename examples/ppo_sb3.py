@@ -3,7 +3,7 @@
     python examples/ppo_sb3.py                                 --advantages triton is the default
     python examples/ppo_sb3.py --advantages stock              Stable-Baselines3's own; new_agent() has the swap
     python examples/ppo_sb3.py --accelerate                    TritonPPO: acting and updates with less work, too
-    python examples/ppo_sb3.py --compare --output build/demo   train all three from one seed, compare agents and time
+    python examples/ppo_sb3.py --compare --output build/demo   train all three from one seed in turns, and compare
 
 On the CPU the first two must end up equal in every bit, and TritonPPO's parameters follow theirs within rounding, until
 an action differs; --device cuda trains their networks on a GPU.
@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from ppo_sb3_figure import LABELS, PHASES, draw_figure
+from ppo_sb3_report import LABELS, PHASES, compare, draw_figure, print_comparison
 from stable_baselines3 import PPO
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
@@ -93,18 +93,21 @@ AGENTS: dict[str, tuple[type[TimedPhases], type[RolloutBuffer]]] = {
 
 
 class LearningCurve(BaseCallback):
-    """Steps taken and mean return of the last 100 training episodes, once per iteration."""
+    """Steps taken, seconds, and mean return of the last 100 training episodes, once per iteration."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.points: list[tuple[int, float]] = []
+        self.points: list[tuple[int, float, float]] = []
+
+    def _on_training_start(self) -> None:
+        self.start = perf_counter()
 
     def _on_step(self) -> bool:
         return True
 
     def _on_rollout_end(self) -> None:
         returns = [episode["r"] for episode in self.model.ep_info_buffer or []]
-        self.points.append((self.num_timesteps, float(safe_mean(returns))))
+        self.points.append((self.num_timesteps, perf_counter() - self.start, float(safe_mean(returns))))
 
 
 @dataclass
@@ -113,7 +116,7 @@ class Run:
 
     evaluation: float
     digest: str
-    curve: list[tuple[int, float]]
+    curve: list[tuple[int, float, float]]
     total: float
     seconds: dict[str, float]
     iterations: list[float]  # rollout and update of each iteration, without the advantage step
@@ -180,44 +183,6 @@ def warm_up(args: argparse.Namespace) -> float:
     return seconds
 
 
-def compare(stock: Run, ours: Run, accelerated: Run) -> dict[str, Any]:
-    """Agents and times side by side.
-
-    The first two runs do the same rollouts and the same updates: whatever these differ by is noise, be it the
-    difference of their sums or twice the standard error of the differences per iteration.
-    """
-    differences = np.subtract(stock.iterations, ours.iterations)
-    saved = stock.seconds["advantages"] - ours.seconds["advantages"]
-    noise = max(abs(differences.sum()), 2 * differences.std() * len(differences) ** 0.5)
-    return {
-        "bitwise_equal": stock.digest == ours.digest,
-        "advantage_speedup": stock.seconds["advantages"] / ours.seconds["advantages"],
-        "amdahl_bound": 1 / (1 - stock.share["advantages"]),
-        "end_to_end_ratio": stock.total / ours.total,
-        "seconds_saved_by_advantages": saved,
-        "seconds_of_noise": noise,
-        "within_noise": bool(saved <= noise),
-        "accelerated_ratio": stock.total / accelerated.total,
-        "accelerated_phases": {name: stock.seconds[name] / accelerated.seconds[name] for name in PHASES[:3]},
-    }
-
-
-def print_comparison(runs: dict[str, Run], result: dict[str, Any]) -> None:
-    print(f"\n{'share of time':<20}" + "".join(f"{phase:>12}" for phase in PHASES) + f"{'total':>12}")
-    for name, run in runs.items():
-        print(f"{LABELS[name]:<20}", *(f"{run.share[phase]:>11.2%}" for phase in PHASES), f"{run.total:>9.1f} s")
-    stock, ours = (runs[name].milliseconds_per_call for name in ("stock", "triton"))
-    phases = ", ".join(f"{name} {ratio:.2f}x" for name, ratio in result["accelerated_phases"].items())
-    verdict = "within noise: no gain to claim" if result["within_noise"] else "the part saved exceeds the noise"
-    print(f"""
-advantage step:  {stock:.3f} ms against {ours:.3f} ms per call, {result["advantage_speedup"]:.1f}x as fast
-                 (not counted: {result["first_call_seconds"]:.2f} s to compile it, once per machine)
-upper bound:     {result["amdahl_bound"]:.4f}x end to end if the advantage step took no time (Amdahl's law)
-end to end:      {result["end_to_end_ratio"]:.4f}x measured, {verdict}
-                 ({result["seconds_saved_by_advantages"]:.2f} s saved; noise {result["seconds_of_noise"]:.2f} s)
-TritonPPO:       {result["accelerated_ratio"]:.2f}x as fast end to end ({phases})""")
-
-
 def say_what_is_used(device: str) -> None:
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     print(f"torch {torch.__version__}, GPU: {gpu}, the networks train on: {device}")
@@ -233,8 +198,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     what.add_argument("--accelerate", action="store_true", help="train with TritonPPO")
     what.add_argument("--compare", action="store_true", help="train with each of the three, and compare")
     parser.add_argument("--output", type=Path, default=Path("build/demo"), help="where --compare writes its figure")
+    parser.add_argument("--turns", type=int, default=3, help="how often --compare trains with TritonPPO and without")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--total-timesteps", type=int, default=150_000)
+    parser.add_argument("--total-timesteps", type=int, default=100_000)
     parser.add_argument("--num-envs", type=int, default=8)
     parser.add_argument("--device", default="cpu", help="where the networks train; bitwise equality needs the CPU")
     parser.add_argument("--evaluation-episodes", type=int, default=20)
@@ -254,15 +220,19 @@ def main() -> int:
         return 0 if train(name, args).evaluation >= args.target_return else 1
 
     first_call = warm_up(args)
-    runs = {name: train(name, args) for name in AGENTS}
-    result = {"first_call_seconds": first_call} | compare(runs["stock"], runs["triton"], runs["accelerated"])
+    runs = {name: [train(name, args)] for name in AGENTS}
+    for _ in range(1, args.turns):
+        for name in ("stock", "accelerated"):
+            runs[name].append(train(name, args))
+    result = {"first_call_seconds": first_call} | compare(runs)
     print_comparison(runs, result)
     args.output.mkdir(parents=True, exist_ok=True)
     draw_figure(runs, result, args.target_return, args.output / "ppo_sb3.png")
-    record = {"result": result, "runs": {name: vars(run) | {"share": run.share} for name, run in runs.items()}}
+    record = {"result": result, "runs": {name: list(map(vars, turns)) for name, turns in runs.items()}}
     record |= {"arguments": vars(args) | {"output": str(args.output)}, "system": system_info()}
     (args.output / "ppo_sb3.json").write_text(json.dumps(record, indent=2) + "\n")
-    solved, equal = all(run.evaluation >= args.target_return for run in runs.values()), result["bitwise_equal"]
+    solved = all(run.evaluation >= args.target_return for turns in runs.values() for run in turns)
+    equal = result["bitwise_equal"]
     print(f"\nfigure and numbers: {args.output}/ppo_sb3.png, {args.output}/ppo_sb3.json")
     print(f"all agents solved: {'yes' if solved else 'no'}")
     print(f"bitwise equal: {'yes' if equal else 'no'}")

@@ -19,13 +19,13 @@ def is_method(attribute):
 
 
 def alter(value):
-    """The same with smaller tensors."""
+    """The same with smaller tensors; flags stay what they are."""
     if isinstance(value, tuple):
         return getattr(value, "_make", tuple)(map(alter, value))
     if hasattr(value, "named_apply"):  # a TensorDict
         return value.apply(alter)
     if isinstance(value, torch.Tensor) and value.is_floating_point():
-        return 0.9 * value
+        return torch.where((value == 0) | (value == 1), value, 0.9 * value)
     return value
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rl_triton_adapters._overrides import find_override
 from rl_triton_core import compute_gae
 from rl_triton_core.losses import ppo_loss
 
@@ -28,11 +29,14 @@ except ImportError as error:
 
 __all__ = ["TritonA2CAgent", "TritonAdvantagesMixin", "TritonDiscreteA2CAgent", "register_agents"]
 
+PACKAGES = ("rl_games",)
+
 
 class TritonAdvantagesMixin:
     """Compute advantages with `rl_triton_core`. Put it in front of an agent of RL-Games.
 
-    Time-outs are in the rewards already, as RL-Games adds them; returns and normalisation are its own.
+    Time-outs are in the rewards already, as RL-Games adds them; returns and normalisation are its own. A user's agent
+    that has its own `discount_values` keeps it.
     """
 
     config: dict[str, Any]
@@ -69,7 +73,7 @@ class TritonAdvantagesMixin:
         Returns:
             Advantages, shaped like `mb_rewards`.
         """
-        if not self.triton:
+        if not self.triton or find_override(self, ["discount_values"], PACKAGES, behind=TritonAdvantagesMixin):
             stock: Tensor = super().discount_values(  # type: ignore[misc]
                 fdones, last_values, mb_fdones, mb_values, mb_rewards
             )
@@ -92,7 +96,8 @@ class TritonA2CAgent(TritonAdvantagesMixin, A2CAgent):
     """PPO of RL-Games for continuous actions, with advantages and loss of `rl_triton_core`.
 
     The loss is RL-Games' own with masks of sequences, several values per state, a central value network, mixed
-    precision, `ppo: False`, or another `actor_loss_func` than the clipped one.
+    precision, `ppo: False`, or another `actor_loss_func` than the clipped one. A user's agent that this class stands in
+    front of keeps its own `calc_losses`.
     """
 
     def calc_losses(
@@ -164,7 +169,8 @@ class TritonA2CAgent(TritonAdvantagesMixin, A2CAgent):
     def _is_fused(self, actor_loss_func: Any, values: Tensor, rnn_masks: Tensor | None) -> bool:
         clipped = self.ppo and actor_loss_func is common_losses.actor_loss
         plain = self.has_value_loss and values.shape[-1] == 1 and rnn_masks is None and not self.mixed_precision
-        return self.triton and clipped and plain
+        own = find_override(self, ["calc_losses"], PACKAGES, behind=TritonA2CAgent)
+        return self.triton and clipped and plain and not own
 
 
 class TritonDiscreteA2CAgent(TritonAdvantagesMixin, DiscreteA2CAgent):

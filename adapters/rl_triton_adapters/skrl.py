@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rl_triton_adapters._copies import copy_function
+from rl_triton_adapters._copies import CopiedMethodsMixin, copy_function
 from rl_triton_core import compute_gae, normalize_advantages
 
 try:
@@ -79,13 +79,17 @@ def replace_gae(update: Any) -> Any:
         update: Method of a class of skrl.
 
     Raises:
-        TypeError: The method is of a recurrent agent.
+        TypeError: The method is of a recurrent agent, or calls another `compute_gae` than skrl's.
         ImportError: The method calls no `compute_gae`, or one with other arguments: skrl has changed.
     """
     name = getattr(update, "__qualname__", str(update))
     stock = getattr(update, "__globals__", {}).get("compute_gae")
     if stock is None or "compute_gae" not in update.__code__.co_names:
         raise ImportError(f"skrl's {name} calls no compute_gae: another version is needed")
+    if not stock.__module__.startswith("skrl."):
+        raise TypeError(
+            f"{name}: got one that calls the compute_gae of {stock.__module__}, expected one that calls skrl's"
+        )
     parameters = set(signature(stock).parameters)
     if "next_values" in parameters:
         raise TypeError(
@@ -115,16 +119,20 @@ def make_triton_class(agent_class: type) -> type:
         raise TypeError(f"agent_class: got {agent_class}, expected an agent of skrl that computes advantages")
     name = f"Triton{agent_class.__name__}"
     document = f"`{agent_class.__name__}` of skrl with the advantages of `rl_triton_core`."
-    return type(name, (agent_class,), {"update": replace_gae(update), "__doc__": document, "__module__": __name__})
+    return type(
+        name,
+        (agent_class, CopiedMethodsMixin),
+        {"update": replace_gae(update), "__doc__": document, "__module__": __name__},
+    )
 
 
-class TritonPPO(PPO):
+class TritonPPO(PPO, CopiedMethodsMixin):
     """`PPO` of skrl with the advantages of `rl_triton_core`."""
 
     update = replace_gae(PPO.update)
 
 
-class TritonA2C(A2C):
+class TritonA2C(A2C, CopiedMethodsMixin):
     """`A2C` of skrl with the advantages of `rl_triton_core`."""
 
     update = replace_gae(A2C.update)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_triton_adapters._copies import copy_function
+from rl_triton_adapters._copies import CopiedMethodsMixin, copy_function
 from rl_triton_core import compute_gae, compute_lambda_returns, compute_vtrace
 
 try:
@@ -272,20 +272,20 @@ def replace_call(ours: Callable[..., Any], method: Any) -> Any:
     return copy_function(method, dict.fromkeys(names, ours))
 
 
-class TritonGAE(GAE):
+class TritonGAE(GAE, CopiedMethodsMixin):
     """`GAE` of TorchRL with the advantages of `rl_triton_core`. `vectorized` makes no difference."""
 
     forward = replace_call(generalized_advantage_estimate, GAE.forward)
     value_estimate = replace_call(generalized_advantage_estimate, GAE.value_estimate)
 
 
-class TritonTDLambdaEstimator(TDLambdaEstimator):
+class TritonTDLambdaEstimator(TDLambdaEstimator, CopiedMethodsMixin):
     """`TDLambdaEstimator` of TorchRL with the returns of `rl_triton_core`. `vectorized` makes no difference."""
 
     value_estimate = replace_call(td_lambda_return_estimate, TDLambdaEstimator.value_estimate)
 
 
-class TritonVTrace(VTrace):
+class TritonVTrace(VTrace, CopiedMethodsMixin):
     """`VTrace` of TorchRL with the targets of `rl_triton_core`."""
 
     forward = replace_call(vtrace_advantage_estimate, VTrace.forward)

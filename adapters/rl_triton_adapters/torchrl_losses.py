@@ -12,16 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.distributions import Categorical, Independent, Normal
 
+from rl_triton_adapters._overrides import find_override
 from rl_triton_core.losses import PPOLoss, categorical_ppo_loss, gaussian_ppo_loss, get_gradients, ppo_loss
 
 try:
-    from tensordict import TensorDict, TensorDictBase
+    from tensordict import TensorDict, TensorDictBase, is_tensor_collection
     from tensordict.nn import dispatch
     from torchrl.modules import IndependentNormal, MaskedCategorical, OneHotCategorical
     from torchrl.objectives import ClipPPOLoss
@@ -37,13 +39,18 @@ DISTANCES = {"smooth_l1": "huber", "l2": "mse"}
 """What our losses call the error of a value, by TorchRL's `loss_critic_type`."""
 METHODS = (
     "loss_critic",
+    "_clip_bounds",
     "_get_cur_log_prob",
+    "_get_entropy",
     "_log_weight",
+    "_maybe_normalize_advantage",
     "_reduce_loss",
     "_standardize_advantage",
     "_weighted_loss_entropy",
 )
 """What a class must not override for the pass to compute what it does."""
+PACKAGES = ("torchrl.objectives.ppo", "torchrl.objectives.common")
+"""Where these are written."""
 PRECISIONS = {"cpu": (torch.float32, torch.float64), "cuda": (torch.float32,)}
 """What the pass computes in, by the type of the device."""
 
@@ -156,16 +163,30 @@ def compute_term(head: Head, name: str, inputs: Sequence[Tensor]) -> Tensor:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-class Minibatch(NamedTuple):
-    """What the loss reads of a minibatch beside what the networks read: one number per step, in a last dimension."""
+class NotFusedError(Exception):
+    """The pass cannot take a minibatch, or what the networks make of it; the message says why."""
 
-    log_probs: Tensor
-    """Of the policy that acted, without that dimension."""
-    actions: Tensor
-    """In whatever shape."""
+
+class Minibatch(NamedTuple):
+    """What the loss reads of a minibatch beside what networks and policy read."""
+
     advantages: Tensor
+    """One number per step, in a last dimension, as all but the mask are."""
     targets: Tensor | None = None
     old_values: Tensor | None = None
+    mask: Tensor | None = None
+    """Which steps count, without that dimension; None for all."""
+
+
+class Policy(NamedTuple):
+    """What the actor makes of a minibatch."""
+
+    head: Head
+    log_ratios: Tensor
+    """One per step, without a graph."""
+    distribution: Any
+    entropies: TensorDictBase | None = None
+    """Those of several kinds of actions."""
 
 
 class TritonClipPPOLoss(ClipPPOLoss):
@@ -175,11 +196,16 @@ class TritonClipPPOLoss(ClipPPOLoss):
     normal ones; of any other it takes log-probabilities and entropies. Nothing is read from a GPU, unless such another
     distribution has an entropy in closed form: TorchRL looks whether that is finite.
 
-    TorchRL's own operations compute the loss under torch.compile; with masks in the data; with dtypes other than
-    float32, or float64 on a CPU; with shapes other than one number per step; with gradients that flow to advantages or
-    targets; and with these arguments: a `reduction` other than "mean", `loss_critic_type="l1"`, `advantage_norm`,
-    `delay_actor`, `max_importance_ratio`, a mapping as `entropy_coeff`.
+    TorchRL's own operations compute the loss under torch.compile; with dtypes other than float32, or float64 on a CPU;
+    with shapes other than one number per step; with gradients that flow to advantages or targets; with methods of a
+    subclass; and with these arguments: a `reduction` other than "mean", `loss_critic_type="l1"`, `advantage_norm`,
+    `delay_actor`, `max_importance_ratio`, a mapping as `entropy_coeff`. `reason` says it.
+
+    Attributes:
+        reason: Why TorchRL's operations computed the last loss; empty if the pass did.
     """
+
+    reason: str = ""
 
     @dispatch
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -191,24 +217,29 @@ class TritonClipPPOLoss(ClipPPOLoss):
         Returns:
             What `ClipPPOLoss` returns.
         """
-        losses = self._compute_losses(tensordict.clone(False)) if self._has_fused_options() else None
-        return super().forward(tensordict) if losses is None else losses
+        self.reason = self._find_obstacle()
+        if not self.reason:
+            try:
+                return self._compute_losses(tensordict.clone(False))
+            except NotFusedError as error:
+                self.reason = str(error)
+        return super().forward(tensordict)
 
-    def _has_fused_options(self) -> bool:
-        """Whether the pass computes what the arguments of the loss ask for."""
+    def _find_obstacle(self) -> str:
+        """Why the pass does not compute what the arguments of the loss ask for; empty if it does."""
         numbers = (self.entropy_coeff, self.critic_coeff, self.clip_value, *self._get_clip_range())
-        return (
-            not torch.compiler.is_compiling()
-            and self.reduction == "mean"
-            and (not self._has_critic or self.loss_critic_type in DISTANCES)
-            and self.advantage_norm is None
-            and self.max_importance_ratio is None
-            and self._entropy_coeff_map is None
-            and not self.delay_actor
-            and hasattr(self.actor_network, "get_dist")
-            and all(x is None or x.ndim == 0 for x in numbers)
-            and all(getattr(type(self), name) is getattr(ClipPPOLoss, name) for name in METHODS)
-        )
+        obstacles = {
+            "torch.compile traces the loss": torch.compiler.is_compiling(),
+            "reduction is not mean": self.reduction != "mean",
+            "loss_critic_type is l1": self._has_critic and self.loss_critic_type not in DISTANCES,
+            "there is an advantage_norm": self.advantage_norm is not None,
+            "there is a max_importance_ratio": self.max_importance_ratio is not None,
+            "entropy_coeff is a mapping": self._entropy_coeff_map is not None,
+            "delay_actor is set": self.delay_actor,
+            "a coefficient or clip has dimensions": any(x is not None and x.ndim for x in numbers),
+        }
+        reason = next((reason for reason, applies in obstacles.items() if applies), "")
+        return reason or find_override(self, METHODS, PACKAGES)
 
     def _get_clip_range(self) -> tuple[Tensor, Tensor]:
         """How far the ratio may fall below 1, and rise above it."""
@@ -216,37 +247,22 @@ class TritonClipPPOLoss(ClipPPOLoss):
             return self.clip_epsilon_low, self.clip_epsilon_high
         return self.clip_epsilon, self.clip_epsilon
 
-    def _compute_losses(self, tensordict: TensorDictBase) -> TensorDictBase | None:
-        """Compute the results; None if the pass cannot take the minibatch, or what the networks make of it."""
+    def _compute_losses(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Compute the results, or raise NotFusedError."""
         batch = self._read_minibatch(tensordict)
-        if batch is None:
-            return None
-        with self._use_parameters("actor_network"):
-            distribution = self.actor_network.get_dist(tensordict)
-        head = choose_head(distribution, batch.actions, batch.log_probs.shape)
-        with torch.set_grad_enabled(head is None and torch.is_grad_enabled()):
-            log_probs = distribution.log_prob(batch.actions)
-        if not is_like(log_probs, batch.log_probs):
-            return None
-        if head is None:
-            inputs = [log_probs]
-            if self.entropy_bonus:
-                inputs.append(self._get_entropy(distribution, log_probs.shape).squeeze(-1))
-            if not is_like(inputs[-1], log_probs):
-                return None
-            head = Head(compute_given_loss, tuple(inputs), {})
+        policy = self._evaluate_actor(tensordict, batch.advantages)
         values = None
         if self._has_critic:
             values = self._evaluate_critic(tensordict)
-            if not is_like(values, batch.advantages):
-                return None
+            require(is_like(values, batch.advantages), "values have another shape or dtype than advantages")
             targets, values, old_values = self._critic_loss_inputs(batch.targets, values, batch.old_values)
             batch = batch._replace(targets=targets, old_values=old_values)
-        head = head._replace(options=head.options | self._describe_objective(tensordict, batch))
-        return self._assemble_results(head, batch, log_probs.detach(), values)
+        options = policy.head.options | self._describe_objective(tensordict, batch)
+        policy = policy._replace(head=policy.head._replace(options=options))
+        return self._assemble_results(policy, batch, values)
 
-    def _read_minibatch(self, tensordict: TensorDictBase) -> Minibatch | None:
-        """Read a minibatch, to which advantages are added if it has none; None if the pass cannot take it."""
+    def _read_minibatch(self, tensordict: TensorDictBase) -> Minibatch:
+        """Read a minibatch, to which advantages are added if it has none."""
         keys = self.tensor_keys
         if tensordict.get(keys.advantage, None) is None and self.critic_network is not None:
             self.value_estimator(
@@ -254,22 +270,44 @@ class TritonClipPPOLoss(ClipPPOLoss):
                 params=self._cached_critic_network_params_detached,
                 target_params=self.target_critic_network_params,
             )
-        names = [keys.sample_log_prob, keys.action, keys.advantage]
+        names = [keys.advantage]
         if self._has_critic:
             names += [keys.value_target, *([] if self.clip_value is None else [keys.value])]
-        if any(isinstance(name, list) for name in names):
-            return None
         found = [tensordict.get(name, None) for name in names]
-        if any(not isinstance(x, Tensor) or x.requires_grad for x in found):
-            return None
-        batch = Minibatch(*found)
-        log_probs = batch.log_probs
-        if log_probs.dtype not in PRECISIONS.get(log_probs.device.type, ()):
-            return None
-        if any(x.shape != (*log_probs.shape, 1) or x.dtype != log_probs.dtype for x in found[2:]):
-            return None
-        masked = any(tensordict.get(key, None) is not None for key in self._loss_mask_keys())
-        return None if masked else batch
+        for name, x in zip(names, found, strict=True):
+            require(isinstance(x, Tensor), f"there is no {name}")
+            require(not x.requires_grad, f"a gradient flows to {name}")
+            require(x.dtype in PRECISIONS.get(x.device.type, ()), f"{name} is {x.dtype} on {x.device.type}")
+            require(x.shape[-1:] == (1,) and is_like(x, found[0]), f"{name} has another shape or dtype than advantages")
+        return Minibatch(*found)._replace(mask=self._read_mask(tensordict, found[0]))
+
+    def _read_mask(self, tensordict: TensorDictBase, advantages: Tensor) -> Tensor | None:
+        """Read which steps count, by all masks of a minibatch."""
+        masks = [tensordict.get(key, None) for key in self._loss_mask_keys()]
+        columns = [self._expand_loss_mask(mask, advantages) for mask in masks if mask is not None]
+        require(all(mask.dtype == torch.bool for mask in columns), "a mask is not bool")
+        return reduce(torch.logical_and, columns).squeeze(-1) if columns else None
+
+    def _evaluate_actor(self, tensordict: TensorDictBase, advantages: Tensor) -> Policy:
+        """Compute the inputs of the loss as TorchRL computes ratios: from a distribution's parameters if possible."""
+        shape, keys = advantages.shape[:-1], self.tensor_keys
+        log_weights, distribution, *_ = self._log_weight(tensordict, adv_shape=shape)
+        require(is_like(log_weights, advantages), "log-probabilities have another shape or dtype than advantages")
+        log_ratios = log_weights.squeeze(-1)
+        if not isinstance(keys.action, list):
+            head = choose_head(distribution, tensordict.get(keys.action), shape)
+            if head is not None:
+                old = {"old_log_probs": tensordict.get(keys.sample_log_prob)}
+                return Policy(head._replace(options=head.options | old), log_ratios.detach(), distribution)
+        inputs, entropies = [log_ratios], None
+        if self.entropy_bonus:
+            entropy = self._get_entropy(distribution, shape)
+            if is_tensor_collection(entropy):
+                entropies, entropy = entropy.detach(), entropy.sum(dim="feature", reduce=True)
+            require(is_like(entropy, advantages), "entropies have another shape or dtype than advantages")
+            inputs.append(entropy.squeeze(-1))
+        head = Head(compute_given_loss, tuple(inputs), {"old_log_probs": torch.zeros_like(log_ratios)})
+        return Policy(head, log_ratios.detach(), distribution, entropies)
 
     def _evaluate_critic(self, tensordict: TensorDictBase) -> Any:
         """Compute values as `loss_critic` does."""
@@ -288,13 +326,14 @@ class TritonClipPPOLoss(ClipPPOLoss):
         """The arguments of our losses that the actor's terms depend on."""
         clip, clip_high = self._get_clip_range()
         single = batch.advantages.numel() == tensordict.batch_size.numel()
-        standardize = self.normalize_advantage and single and not self.normalize_advantage_exclude_dims
+        everything = batch.mask is None and tensordict.get("shifted_valid", None) is None
+        standardize = self.normalize_advantage and single and everything and not self.normalize_advantage_exclude_dims
         advantages = batch.advantages
         if not standardize:
             advantages = self._maybe_normalize_advantage(advantages, tensordict, update_norm=False)
         return {
-            "old_log_probs": batch.log_probs,
             "advantages": advantages.squeeze(-1),
+            "mask": batch.mask,
             "clip": clip,
             "clip_high": clip_high,
             "entropy_coef": self.entropy_coeff if self.entropy_bonus else 0.0,
@@ -320,11 +359,9 @@ class TritonClipPPOLoss(ClipPPOLoss):
             }
         return options
 
-    def _assemble_results(
-        self, head: Head, batch: Minibatch, log_probs: Tensor, values: Tensor | None
-    ) -> TensorDictBase:
+    def _assemble_results(self, policy: Policy, batch: Minibatch, values: Tensor | None) -> TensorDictBase:
         """Compute the loss, split it into its terms, and add what is logged, in TorchRL's order."""
-        critic = self._describe_critic(batch)
+        head, critic = policy.head, self._describe_critic(batch)
         column = None if values is None else values.squeeze(-1)
         result, gradients = differentiate_loss(head, column, critic)
         connect: Any = KnownGradient.apply
@@ -333,14 +370,16 @@ class TritonClipPPOLoss(ClipPPOLoss):
             terms["loss_entropy"] = -self.entropy_coeff * result.entropy
         outputs = connect(head._replace(inputs=()), terms, gradients[: len(head.inputs)], *head.inputs)
         terms = dict(zip(terms, outputs, strict=True))
-        log_ratios = log_probs - batch.log_probs
+        logged = result if batch.mask is None else self._measure_all_steps(result, policy)
         results = {
             "loss_objective": terms["loss_objective"],
-            "clip_fraction": result.clip_fraction,
-            "kl_approx": result.approx_kl_k1,
+            "clip_fraction": logged.clip_fraction,
+            "kl_approx": logged.approx_kl_k1,
         }
+        if policy.entropies is not None:
+            results["composite_entropy"] = policy.entropies
         if self.entropy_bonus:
-            results |= {"entropy": result.entropy, "loss_entropy": terms["loss_entropy"]}
+            results |= {"entropy": logged.entropy, "loss_entropy": terms["loss_entropy"]}
         if values is not None:
             term = {"loss_critic": self.critic_coeff * result.value_loss}
             (results["loss_critic"],) = connect(None, term, gradients[len(head.inputs) :], column)
@@ -350,11 +389,33 @@ class TritonClipPPOLoss(ClipPPOLoss):
             if self.log_explained_variance:
                 results["explained_variance"] = explain_variance(values.detach(), batch.targets)
         results |= {
-            "ESS": estimate_sample_size(log_ratios),
-            "max_ratio": result.ratio_max,
-            "mean_ratio": result.ratio_mean,
+            "ESS": estimate_sample_size(policy.log_ratios),
+            "max_ratio": logged.ratio_max,
+            "mean_ratio": logged.ratio_mean,
         }
         return TensorDict(results)
+
+    @torch.no_grad()
+    def _measure_all_steps(self, result: PPOLoss, policy: Policy) -> PPOLoss:
+        """What is logged of ratios and entropies, which TorchRL measures in steps that do not count too."""
+        log_ratios, ratios = policy.log_ratios, policy.log_ratios.exp()
+        entropy = policy.head.inputs[-1]
+        if policy.head.function is not compute_given_loss:
+            entropy = policy.distribution.entropy()
+        outside = log_ratios != log_ratios.clamp(*self._clip_bounds)
+        return result._replace(
+            clip_fraction=outside.to(ratios.dtype).mean(),
+            approx_kl_k1=-log_ratios.mean(),
+            entropy=entropy.mean(),
+            ratio_max=ratios.max(),
+            ratio_mean=ratios.mean(),
+        )
+
+
+def require(condition: bool, reason: str) -> None:
+    """Raise NotFusedError for this reason unless a condition holds."""
+    if not condition:
+        raise NotFusedError(reason)
 
 
 def is_like(x: Any, other: Tensor) -> bool:

@@ -14,6 +14,7 @@ pytest.importorskip("tensorboard")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
 import ppo_sb3 as example
+import ppo_sb3_report as report
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,20 +27,36 @@ def run(monkeypatch, tmp_path, *options):
 
 
 def test_all_agents_learn_and_two_end_up_the_same(tmp_path, monkeypatch, capsys):
-    options = ["--compare", "--output", str(tmp_path), "--total-timesteps", "6144", "--num-envs", "4"]
+    options = ["--compare", "--output", str(tmp_path), "--total-timesteps", "6144", "--num-envs", "4", "--turns", "2"]
     status = run(monkeypatch, tmp_path, *options, "--target-return", "60")
     record = json.loads((tmp_path / "ppo_sb3.json").read_text())
-    stock, ours = record["runs"]["stock"], record["runs"]["triton"]
-    assert record["result"]["bitwise_equal"] and stock["digest"] == ours["digest"]
-    assert stock["curve"] == ours["curve"] and len(ours["curve"]) == 6
-    assert ours["evaluation"] > 2 * ours["curve"][0][1] > 20
-    accelerated = record["runs"]["accelerated"]
-    assert accelerated["curve"][:2] == stock["curve"][:2] and record["result"]["accelerated_ratio"] > 0
-    assert status == 0 and "bitwise equal: yes" in capsys.readouterr().out
+    (stock, again), (ours,), accelerated = (record["runs"][name] for name in example.AGENTS)
+    assert record["result"]["bitwise_equal"] and stock["digest"] == again["digest"] == ours["digest"]
+    assert find_returns(stock) == find_returns(ours) and len(ours["curve"]) == 6
+    assert ours["evaluation"] > 2 * ours["curve"][0][-1] > 20
+    assert find_returns(accelerated[0])[:2] == find_returns(accelerated[1])[:2] == find_returns(stock)[:2]
+    printed = capsys.readouterr().out
+    assert status == 0 and "bitwise equal: yes" in printed
+    gain, step = (printed.index(x) for x in ("\nTritonPPO trained the same task in ", "\nadvantage step: "))
+    assert printed.rindex("evaluation: ") < gain < step, "what is gained comes first, then the step"
     assert (tmp_path / "ppo_sb3.png").stat().st_size > 0
     logs = list((tmp_path / "runs").iterdir())
     assert {path.name for path in logs} == {f"CartPole-v1__ppo_sb3__{name}__3" for name in example.AGENTS}
     assert all(list(path.glob("events.out.tfevents.*")) for path in logs)
+
+
+def find_returns(run):
+    """Steps and returns of a run, without the seconds."""
+    return [(steps, mean) for steps, _, mean in run["curve"]]
+
+
+def test_the_gain_is_the_median_of_the_turns():
+    totals = {"stock": [30.0, 26.0, 40.0], "accelerated": [20.0, 20.0, 16.0]}
+    result = {"total_seconds": totals, "accelerated_ratios": [1.5, 1.3, 2.5]}
+    assert report.describe_gain(result) == (
+        "TritonPPO trained the same task in 20.0 s (16.0 to 20.0) instead of 30.0 s (26.0 to 40.0): "
+        "1.50x (1.30 to 2.50) as fast"
+    )
 
 
 @pytest.mark.parametrize("name", list(example.AGENTS))
@@ -74,7 +91,7 @@ print(json.dumps(counts))
 
 
 def test_with_an_empty_cache_nothing_is_compiled_while_the_clocks_run(tmp_path):
-    options = ["--compare", "--total-timesteps", "4096", "--evaluation-episodes", "1", "--quiet"]
+    options = ["--compare", "--total-timesteps", "4096", "--evaluation-episodes", "1", "--quiet", "--turns", "1"]
     options += ["--output", str(tmp_path), "--log-dir", str(tmp_path / "runs")]
     paths = [str(ROOT), str(ROOT / "adapters"), str(ROOT / "examples"), os.environ.get("PYTHONPATH", "")]
     environment = {"NUMBA_CACHE_DIR": str(tmp_path / "numba"), "PYTHONPATH": os.pathsep.join(paths)}

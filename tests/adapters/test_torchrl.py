@@ -20,6 +20,7 @@ import torch
 pytest.importorskip("torchrl")
 
 from compilations import count_compilations
+from overrides import derive
 from tensordict import TensorDict
 from tensordict.nn import NormalParamExtractor, TensorDictModule, TensorDictSequential
 from torch import nn
@@ -518,6 +519,32 @@ def test_mistakes_in_a_tensordict_are_torchrls_errors(module, stock, scalars):
             make_module(cls, scalars)(random_rollout(5, 20)[0, 0])
         with pytest.raises(KeyError, match="not an accepted tensordict key"):
             make_module(cls, scalars).set_keys(price="reward")
+
+
+@pytest.mark.parametrize(("module", "stock", "name"), [
+    (TritonGAE, GAE, "forward"),
+    (TritonGAE, GAE, "value_estimate"),
+    (TritonTDLambdaEstimator, TDLambdaEstimator, "value_estimate"),
+    (TritonVTrace, VTrace, "forward"),
+])  # fmt: skip
+def test_a_method_behind_ours_is_refused(module, stock, name):
+    """Which a copied method would not call; in front of ours it is called."""
+    own = derive(stock, name)
+    with pytest.raises(
+        TypeError, match=f"Ours: {stock.__name__} has its own {name}, and got {module.__name__} in front"
+    ):
+        type("Ours", (module, own), {})
+    assert getattr(type("Ours", (own, module), {}), name) is getattr(own, name)
+
+
+@EVERY_MODULE
+def test_methods_of_users(module, stock, scalars):
+    """Each of those that an estimate calls, which is TorchRL's code."""
+    for name in ("_call_value_nets", "_get_time_dim", "_next_value", "_normalize_advantage", "_prepare_signals"):
+        if hasattr(stock, name):
+            assert_same_estimates(
+                *(make_module(derive(x, name), scalars) for x in (module, stock)), random_rollout(5, 20)
+            )
 
 
 def test_agents_that_share_a_reward():

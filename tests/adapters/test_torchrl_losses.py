@@ -5,6 +5,7 @@ Where an option or a minibatch is left to TorchRL's own operations, the results 
 
 import importlib
 import inspect
+import re
 import sys
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 
 pytest.importorskip("torchrl")
 
+from overrides import derive, list_methods, override
 from tensordict import TensorDict
 from tensordict.nn import (
     CompositeDistribution,
@@ -118,6 +120,7 @@ def compute_results(loss, batch, total=sum_terms, seed=2):
     torch.manual_seed(seed)
     losses = loss(batch.clone())
     fused = type(losses["loss_objective"].grad_fn).__name__ == KnownGradient.__name__ + "Backward"
+    assert not isinstance(loss, TritonClipPPOLoss) or (loss.reason == "") == fused
     total(losses).sum().backward()
     gradients = {name: x.grad for name, x in loss.named_parameters() if x.grad is not None}
     return {name: x.detach() for name, x in losses.items()}, gradients, fused
@@ -135,7 +138,7 @@ def assert_same_results(
     assert was_fused == fused
     assert list(got) == list(want) and got_gradients.keys() == want_gradients.keys() and want_gradients
     tolerance = TOLERANCE[dtype] if fused else 0.0
-    torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance, equal_nan=True)
     torch.testing.assert_close(got_gradients, want_gradients, rtol=tolerance, atol=tolerance)
 
 
@@ -369,6 +372,134 @@ def test_ratios_that_overflow():
     assert_same_results(batch=batch)
 
 
+# -- masks ------------------------------------------------------------------------------------------------------------
+
+
+def mask_collected(batch):
+    """As a collector of split trajectories does: a mask with a last dimension, and numbers that mean nothing."""
+    valid = torch.rand(batch.shape) < 0.7
+    batch["collector", "mask"] = valid.unsqueeze(-1)
+    batch["action_log_prob"][~valid] = 0.0
+    batch["advantage"][~valid], batch["value_target"][~valid] = 50.0, -50.0
+
+
+def mask_shifted(batch):
+    batch["shifted_valid"] = (torch.arange(batch.numel()) % 3 > 0).view(batch.shape)
+
+
+def mask_twice(batch):
+    mask_shifted(batch)
+    batch["collector", "mask"] = torch.rand(batch.shape) < 0.7
+
+
+def mask_nothing(batch):
+    batch["collector", "mask"] = torch.ones(batch.shape, dtype=torch.bool)
+
+
+def mask_everything(batch):
+    batch["collector", "mask"] = torch.zeros(batch.shape, dtype=torch.bool)
+
+
+@pytest.mark.parametrize("head", ["categorical", "masked", "normal", "tanh"])
+@pytest.mark.parametrize("mask", [mask_collected, mask_shifted, mask_twice, mask_nothing, mask_everything])
+def test_masks(mask, head):
+    """Of the terms and their gradients; what is logged is of all steps, in TorchRL."""
+    batch = make_minibatch(head, shape=(8, 8))
+    mask(batch)
+    assert_same_results(head, batch=batch, clip_value=0.3)
+
+
+def test_what_is_not_a_number_in_masked_steps():
+    """The terms and gradients are those of the other steps alone; TorchRL multiplies by 0 there."""
+    batch = make_minibatch()
+    mask_shifted(batch)
+    valid = batch["shifted_valid"]
+    want, want_gradients, _ = compute_results(make_loss(ClipPPOLoss, clip_value=0.3), batch[valid])
+    batch["advantage"][~valid], batch["value_target"][~valid], batch["state_value"][~valid] = (
+        torch.nan,
+        torch.inf,
+        torch.nan,
+    )
+    got, got_gradients, fused = compute_results(make_loss(TritonClipPPOLoss, clip_value=0.3), batch)
+    assert fused
+    terms = [name for name in got if name.startswith("loss_")]
+    torch.testing.assert_close([got[x] for x in terms], [want[x] for x in terms], rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(got_gradients, want_gradients, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("mask", [mask_shifted, mask_twice, mask_nothing])
+@pytest.mark.parametrize("options", [{}, {"normalize_advantage_exclude_dims": (1,)}])
+def test_masks_of_normalized_advantages(mask, options):
+    """TorchRL's moments are those of the steps that one of the two masks leaves."""
+    batch = make_minibatch(shape=(8, 8))
+    mask(batch)
+    assert_same_results(batch=batch, normalize_advantage=True, **options)
+
+
+@pytest.mark.parametrize("key", [None, ("own", "mask")])
+@pytest.mark.parametrize("normalize_advantage", [False, True])
+def test_keys_of_masks(key, normalize_advantage):
+    class Keyed:
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.loss_mask_key = key
+
+    batch = make_minibatch()
+    mask_twice(batch)
+    batch["own", "mask"] = torch.rand(64, 1) < 0.5
+    classes = [type(cls.__name__, (Keyed, cls), {}) for cls in (TritonClipPPOLoss, ClipPPOLoss)]
+    assert_same_results(batch=batch, classes=classes, normalize_advantage=normalize_advantage)
+
+
+def test_masks_of_another_shape_are_torchrls_error():
+    batch = make_minibatch(shape=(8, 6))
+    batch["collector", "mask"] = torch.ones(8, 6, 2, dtype=torch.bool)
+    for loss_class in (TritonClipPPOLoss, ClipPPOLoss):
+        with pytest.raises(RuntimeError, match="expanded size"):
+            make_loss(loss_class)(batch)
+
+
+def run_composite(coefficient, masked=False, total=sum_terms):
+    """A minibatch of two actions at once, and what both losses make of it."""
+
+    def make_composite(loss_class):
+        torch.manual_seed(0)
+        names, keys = ("move", "turn"), ("loc", "scale")
+        layers = [nn.Sequential(nn.Linear(OBSERVATIONS, 4), NormalParamExtractor()) for _ in names]
+        modules = [
+            TensorDictModule(layer, ["observation"], [("params", name, key) for key in keys])
+            for layer, name in zip(layers, names, strict=True)
+        ]
+        actor = ProbabilisticActor(
+            TensorDictSequential(*modules),
+            in_keys=["params"],
+            distribution_class=CompositeDistribution,
+            distribution_kwargs={"distribution_map": dict.fromkeys(names, IndependentNormal)},
+            return_log_prob=True,
+        )
+        critic = ValueOperator(nn.Linear(OBSERVATIONS, 1), ["observation"])
+        return loss_class(actor, critic, entropy_coeff=coefficient).double()
+
+    batch = make_minibatch().exclude("action", "action_log_prob")
+    with set_composite_lp_aggregate(False):
+        with torch.no_grad():
+            batch = make_composite(ClipPPOLoss).actor_network(batch)
+            for name in [name for name in batch.keys(True) if str(name).count("log_prob")]:
+                batch[name] += 0.3 * torch.randn(64)
+        if masked:
+            mask_shifted(batch)
+        return [compute_results(make_composite(cls), batch, total) for cls in (TritonClipPPOLoss, ClipPPOLoss)]
+
+
+@pytest.mark.parametrize("total", [lambda x: 2 * x["loss_objective"] - 3 * x["loss_entropy"], sum_terms])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.filterwarnings("ignore:You are using a composite distribution:UserWarning")
+def test_several_kinds_of_actions(masked, total):
+    got, want = run_composite(0.01, masked, total)
+    assert got[2] and "composite_entropy" in got[0] and list(got[0]) == list(want[0])
+    torch.testing.assert_close(got[:2], want[:2], rtol=1e-11, atol=1e-11)
+
+
 # -- left to TorchRL --------------------------------------------------------------------------------------------------
 
 STOCK_OPTIONS = {
@@ -387,8 +518,8 @@ def test_options_left_to_torchrl(options):
     assert_same_results(fused=False, dtype=torch.float32, **options)
 
 
-def mask_steps(batch):
-    batch["shifted_valid"] = torch.arange(batch.shape[0])[:, None] % 3 > 0
+def mask_by_numbers(batch):
+    batch["shifted_valid"] = torch.zeros(batch.shape, dtype=torch.uint8)
 
 
 def ask_for_gradient(batch):
@@ -399,7 +530,8 @@ def widen_target(batch):
     batch["value_target"] = batch["value_target"].double()
 
 
-@pytest.mark.parametrize("change", [mask_steps, ask_for_gradient, widen_target])
+@pytest.mark.parametrize("change", [mask_by_numbers, ask_for_gradient, widen_target])
+@pytest.mark.filterwarnings("ignore:where received a uint8 condition:UserWarning")
 def test_minibatches_left_to_torchrl(change):
     batch = make_minibatch(dtype=torch.float32)
     change(batch)
@@ -419,31 +551,8 @@ def test_torch_compile_is_left_to_torchrl():
 
 
 @pytest.mark.filterwarnings("ignore:You are using a composite distribution:UserWarning")
-@pytest.mark.parametrize("coefficient", [0.01, {"move_entropy": 0.1, "turn_entropy": 0.2}], ids=["one", "each"])
-def test_several_kinds_of_actions_are_left_to_torchrl(coefficient):
-    def make_composite(loss_class):
-        torch.manual_seed(0)
-        names, keys = ("move", "turn"), ("loc", "scale")
-        layers = [nn.Sequential(nn.Linear(OBSERVATIONS, 4), NormalParamExtractor()) for _ in names]
-        modules = [
-            TensorDictModule(layer, ["observation"], [("params", name, key) for key in keys])
-            for layer, name in zip(layers, names, strict=True)
-        ]
-        actor = ProbabilisticActor(
-            TensorDictSequential(*modules),
-            in_keys=["params"],
-            distribution_class=CompositeDistribution,
-            distribution_kwargs={"distribution_map": dict.fromkeys(names, IndependentNormal)},
-            return_log_prob=True,
-        )
-        critic = ValueOperator(nn.Linear(OBSERVATIONS, 1), ["observation"])
-        return loss_class(actor, critic, entropy_coeff=coefficient)
-
-    with set_composite_lp_aggregate(False):
-        batch = make_minibatch(dtype=torch.float32).exclude("action", "action_log_prob")
-        with torch.no_grad():
-            batch = make_composite(ClipPPOLoss).actor_network(batch)
-        got, want = (compute_results(make_composite(cls), batch) for cls in (TritonClipPPOLoss, ClipPPOLoss))
+def test_a_coefficient_for_each_kind_of_action_is_left_to_torchrl():
+    got, want = run_composite({"move_entropy": 0.1, "turn_entropy": 0.2})
     assert not got[2]
     torch.testing.assert_close(got[:2], want[:2], rtol=0, atol=0)
 
@@ -456,14 +565,28 @@ def test_one_distribution_of_all_agents_is_left_to_torchrl(monkeypatch):
     assert_same_results(batch=agents, entropy_bonus=False, dtype=torch.float32)
 
 
-def test_a_method_of_a_subclass_is_not_passed_over():
-    class Doubled:
-        def loss_critic(self, tensordict):
-            loss, *statistics = super().loss_critic(tensordict)
-            return 2 * loss, *statistics
+NOT_IN_A_LOSS = (
+    "_apply|_cached|_clear|_default|_erase|_forward|_make|_maybe_get|_networks|_prepare|_reset|_set|convert|f"
+)
+NOT_IN_A_LOSS += "|get_|in_keys|loss_mask_key|make_|named|out_keys|param|register|reset|set_|tensor_keys|value_|vmap"
+METHODS = [x for x in list_methods(ClipPPOLoss) if not re.match(NOT_IN_A_LOSS, x)]
 
-    classes = [type(cls.__name__, (Doubled, cls), {}) for cls in (TritonClipPPOLoss, ClipPPOLoss)]
-    assert_same_results(classes=classes, fused=False, dtype=torch.float32)
+
+@pytest.mark.parametrize("of", ["class", "object"])
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_of_users(name, of):
+    """The results are those of TorchRL's loss with the same method, whichever it is."""
+    batch, results = make_minibatch("normal"), []
+    is_method = inspect.isfunction(inspect.getattr_static(ClipPPOLoss, name))
+    for cls in (TritonClipPPOLoss, ClipPPOLoss):
+        kind = derive(cls, name) if of == "class" or not is_method else cls
+        loss = make_loss(kind, "normal", clip_value=0.3, normalize_advantage=True)
+        if of == "object" and is_method:
+            override(loss, name)
+        results.append(compute_results(loss, batch))
+        if cls is TritonClipPPOLoss and loss.reason:
+            assert name in loss.reason and "its own" in loss.reason
+    torch.testing.assert_close(*(x[:2] for x in results), rtol=1e-11, atol=1e-11)
 
 
 def test_values_of_another_shape_are_torchrls_error():

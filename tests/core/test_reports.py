@@ -2,6 +2,7 @@
 
 import sys
 from argparse import Namespace
+from functools import partial
 from pathlib import Path
 
 import cases
@@ -13,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 pytest.importorskip("benchmarks", reason="only the package is here", exc_type=ModuleNotFoundError)
 
 from benchmarks import __main__ as runner
-from benchmarks import accuracy, first_call, learning, losses, packed, regimes, report, results
+from benchmarks import accuracy, first_call, learning, losses, misses, packed, regimes, report, results, verbs
 from benchmarks.results import ROOT, Result, make_row
 
 ORACLES = {estimator.function.__name__: estimator.table for estimator in cases.ESTIMATORS}
@@ -57,7 +58,7 @@ def test_a_table_has_what_differs():
         "| 1 | 2 [1.50, 2.50] | 500 | 250 |",
         "| 2 | 1234 | – | – |",
         "",
-        "No numbers of loop: wrong.",
+        "No numbers of loop, full: wrong.",
     ]
     assert report.list_rows(rows, [("loop", "full"), ("absent", "full")]).splitlines()[0] == "| n | full (µs) |"
     assert report.list_arms(rows[:2]).splitlines()[0] == "| variant | full (µs) |"
@@ -66,7 +67,9 @@ def test_a_table_has_what_differs():
 def test_a_machine_is_described_by_its_hardware_versions_and_commits():
     system = {"gpu": "A, A", "cpu": "B", "python": "3", "torch": "2", "cuda": "none"}
     found = Result(system, [make_row("x", "y", "", 1)._replace(commit=x) for x in ("a" * 40, "b, ccccccc-dirty", "b")])
-    assert report.describe_machine("gpu", found) == f"A; python 3, torch 2; commit `{'a' * 7}`, `b`, `ccccccc-dirty`."
+    assert (
+        report.describe_machine("gpu", found) == f"2 x A; python 3, torch 2; commit `{'a' * 7}`, `b`, `ccccccc-dirty`."
+    )
     assert report.describe_machine("cpu", found).startswith("B; ")
 
 
@@ -74,6 +77,34 @@ def test_small_shares_are_named():
     rows = [make_row("stock", "share", "%", x, n=x) for x in (0.5, 3.0)]
     assert report.name_small_shares(rows).startswith("In 1 of 2 settings the advantage step takes less than 1 %")
     assert report.name_small_shares(rows[1:]) == ""
+
+
+def test_the_headline_is_what_the_file_has():
+    """Medians over turns, with their quartiles."""
+    for machine in report.list_gpus():
+        text = " ".join(report.describe_speed(machine).split())
+        rows = results.select_rows(
+            report.read_machines("calls_headline")[machine].rows, estimator="gae", num_envs=4096, truncated=False
+        )
+        (ours,) = results.select_rows(rows, "ours", "full")
+        assert f"takes {ours.median:.1f} [{ours.low:.1f}, {ours.high:.1f}] µs per call" in text
+        for arm, name in {"compiled_scan": "a compiled scan", "flat_triton": "a flat Triton kernel"}.items():
+            (row,) = results.select_rows(rows, arm, "over ours")
+            assert f"{row.median:.2f}× faster than {name} [{row.low:.2f}, {row.high:.2f}]" in text
+
+
+def test_a_missed_goal_says_by_how_much_and_why():
+    found = {"n=1; kind=a": 3.0, "n=2; kind=a": 1.5}
+    goal = misses.Goal("Calls", 2.0, lambda: found, "Why.")
+    text = "* **Calls, ≥ 2×**: 1 of 2 reach it, 1.50× at the worst, `n=2`. Why."
+    assert goal.describe() == text
+    assert goal._replace(mean=True).describe() == ""
+    assert goal._replace(mean=True, limit=2.5).describe() == "* **Calls, ≥ 2.5×**: the mean is 2.12×. Why."
+    assert goal._replace(at_least=False, unit=" µs").describe() == text.replace("≥ 2×", "≤ 2 µs").replace(
+        "1.50× at the worst, `n=2`", "3.00 µs at the worst, `n=1`"
+    )
+    assert misses.divide(found, found, n=1) == {"n=1; kind=a": 1.0, "n=2; kind=a": 0.5}
+    assert all(goal.reason for goal in misses.GOALS)
 
 
 # --- single benchmarks ------------------------------------------------------------------------------------------------
@@ -200,3 +231,25 @@ def test_learning_curves_of_several_seeds():
         "last return": 4.25, "runs to the end": 1, "runs to the target": 1, "steps to the target": 20,
         "time to the target": 2, "steps=10return": 3, "steps=10time": 2, "steps=20return": 5.25, "steps=20time": 3.5,
     }  # fmt: skip
+
+
+def test_how_long_the_verbs_take(tmp_path, monkeypatch):
+    """Those that are measured again take the place of the former ones; without all of them there is no sentence."""
+    monkeypatch.setattr(report, "read_machines", partial(results.read_machines, folder=tmp_path))
+    monkeypatch.setattr(verbs, "run_make", lambda target: None)
+    times = iter([3300e6, 130e6, 5400.1e6])
+    monkeypatch.setattr(verbs, "time_call", lambda call, device: call() or next(times))
+    arguments = [str(tmp_path / "cpu"), "verbs", "--device", "cpu", "--commit", "abc"]
+    assert runner.main([*arguments, "--only", "test"]) == 0 and report.write_verbs() == ""
+    assert runner.main(arguments) == 0
+    rows = results.read_result(tmp_path / "cpu" / "verbs.csv").rows
+    assert {row.arm: row.median for row in rows} == {"demo": 130.0, "test": 5400.1}
+    assert report.write_verbs().startswith("`make demo` takes about 2 minutes and `make test` about 2 hours on ")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(26, "about 30 seconds"), (50, "about a minute"), (100, "about 2 minutes"), (2800, "about an hour")],
+)
+def test_durations_are_said_as_one_says_them(seconds, text):
+    assert report.describe_duration(seconds) == text

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 pytest.importorskip("rl_games")
+from overrides import derive, override
 from ppo_rl_games import evaluate_agent, make_config, parse_arguments, train_agent
+from rl_games.algos_torch.a2c_continuous import A2CAgent
 from rl_games.common import common_losses
 from rl_games.torch_runner import Runner
 
@@ -16,7 +18,7 @@ FLAGS = ["--num-envs", "6", "--num-steps", "8", "--epochs", "2", "--evaluation-e
 CLASSES = {"cartpole": TritonDiscreteA2CAgent, "pendulum": TritonA2CAgent}
 
 
-def make_agent(advantages, env, folder, changes=(), registered=True):
+def make_agent(advantages, env, folder, changes=(), registered=True, kind=None):
     """An agent as a runner makes it; most environments end an episode soon."""
     flags = [*FLAGS, "--advantages", advantages, "--env", env, "--log-dir", str(folder)]
     config = make_config(parse_arguments(flags))
@@ -26,6 +28,8 @@ def make_agent(advantages, env, folder, changes=(), registered=True):
     runner = Runner()
     if registered:
         register_agents(runner)
+    if kind is not None:
+        runner.algo_factory.register_builder(config["params"]["algo"]["name"], kind)
     runner.load(config)
     agent = runner.algo_factory.create(runner.algo_name, base_name="run", params=runner.params)
     envs = agent.vec_env.envs
@@ -90,6 +94,28 @@ def test_training(env, tmp_path):
     stock, ours = agents
     assert ours.last_lr == pytest.approx(stock.last_lr)
     compare(ours, stock, rtol=1e-4, atol=2e-6)
+
+
+METHODS = ["discount_values", "calc_losses", "bound_loss", "calc_gradients", "prepare_dataset", "train_actor_critic"]
+METHODS += ["get_action_values", "get_values", "play_steps", "_preproc_obs"]
+
+
+@pytest.mark.parametrize("of", ["class before", "class behind", "object"])
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_of_users(name, of, tmp_path):
+    """In a class that derives from ours, in one that ours stands in front of, and on an agent."""
+    own = derive(A2CAgent, name)
+    ours = derive(TritonA2CAgent, name) if of == "class before" else type("Ours", (TritonA2CAgent, own), {})
+    pair = (A2CAgent, TritonA2CAgent) if of == "object" else (own, ours)
+    agents = [
+        make_agent(mode, "pendulum", tmp_path, kind=kind) for mode, kind in zip(("stock", "triton"), pair, strict=True)
+    ]
+    for agent in agents:
+        if of == "object":
+            override(agent, name)
+        torch.manual_seed(1)
+        agent.train()
+    compare(*agents[::-1], rtol=1e-4, atol=2e-6)
 
 
 def test_switched_off_it_is_stock(tmp_path):

@@ -5,6 +5,7 @@ import torch
 
 pytest.importorskip("skrl")
 from gpu_envs import ENVIRONMENTS
+from overrides import derive
 from ppo_skrl import TensorEnv, evaluate_agent, make_config, parse_arguments, train_agent
 from skrl.agents.torch.a2c import A2C
 from skrl.agents.torch.amp import AMP
@@ -15,8 +16,10 @@ from skrl.agents.torch.sac import SAC
 from skrl.agents.torch.trpo import TRPO
 from skrl.multi_agents.torch.ippo import IPPO
 from skrl.multi_agents.torch.mappo import MAPPO
+from skrl.utils.runner.torch import Runner
 
 from rl_triton_adapters import skrl as adapter
+from rl_triton_adapters._copies import copy_function
 from rl_triton_adapters.skrl import TritonA2C, TritonPPO, TritonRunner, estimate_advantages, make_triton_class
 
 FLAGS = ["--num-envs", "6", "--num-steps", "8", "--iterations", "3", "--evaluation-episodes", "2", "--quiet"]
@@ -88,6 +91,46 @@ def test_every_agent_without_memory_has_a_class(agent_class):
     assert issubclass(derived, agent_class) and derived.__name__ == f"Triton{agent_class.__name__}"
     assert derived.update.__globals__["compute_gae"] is estimate_advantages
     assert derived.update.__code__ is agent_class.update.__code__
+
+
+def test_an_update_with_advantages_of_its_own_is_refused():
+    """A user's function of that name."""
+    calls_own = copy_function(PPO.update, {"compute_gae": lambda **kwargs: None})
+    with pytest.raises(TypeError, match="calls the compute_gae of test_skrl, expected one that calls skrl's"):
+        make_triton_class(type("Own", (PPO,), {"update": calls_own}))
+
+
+def test_an_update_behind_ours_is_refused():
+    class Own(PPO):
+        def update(self, **kwargs):
+            super().update(**kwargs)
+
+    with pytest.raises(TypeError, match="Ours: Own has its own update, and got TritonPPO in front of it"):
+        type("Ours", (TritonPPO, Own), {})
+    assert type("Ours", (Own, TritonPPO), {}).update is Own.update
+
+
+METHODS = [
+    "act",
+    "record_transition",
+    "pre_interaction",
+    "post_interaction",
+    "_empty_preprocessor",
+    "enable_training_mode",
+]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_of_users(name, tmp_path, monkeypatch):
+    """An update is skrl's code, which calls them; so is that of an agent that the runner derives from a user's."""
+    find_component, own = Runner._component, derive(PPO, name)
+    monkeypatch.setattr(Runner, "_component", lambda *args: own if (x := find_component(*args)) is PPO else x)
+    stock, ours = (train_agent(parse(advantages, tmp_path)) for advantages in ("stock", "triton"))
+    assert type(stock) is own and isinstance(ours, own) and type(ours).update is not own.update
+    for part in ("policy", "value"):
+        want = getattr(stock, part).state_dict()
+        for key, x in getattr(ours, part).state_dict().items():
+            torch.testing.assert_close(x, want[key], rtol=1e-4, atol=2e-6)
 
 
 @pytest.mark.parametrize("agent_class", [PPO_RNN, RPO_RNN])

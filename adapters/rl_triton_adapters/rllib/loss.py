@@ -212,9 +212,11 @@ class FusedAPPOLoss(FusedLoss):
             "rewards": batch[Columns.REWARDS],
             "values": values,
         }
-        lengths = config.get_rollout_fragment_length(), batch.get(Columns.SEQ_LENS)
-        options = dict(zip(("trajectory_len", "recurrent_seq_len"), lengths, strict=True))
-        time_major = {name: make_time_major(column, **options) for name, column in columns.items()}
+        length, seq_lens = config.get_rollout_fragment_length(), batch.get(Columns.SEQ_LENS)
+        time_major = {
+            name: make_time_major(column, trajectory_len=length, recurrent_seq_len=seq_lens)
+            for name, column in columns.items()
+        }
         first_values = time_major["values"][0]
         found = self.learner.compute_vtrace(
             **time_major,

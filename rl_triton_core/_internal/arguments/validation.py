@@ -176,16 +176,20 @@ def check_number(name: str, number: Any, low: float, high: float, or_infinity: b
         number = read_number(name, number)
     elif not is_number(number):
         raise TypeError(f"{name}: got {type(number).__name__}, expected a float")
-    bounds = f"in [{low:g}, {high:g}]" if math.isfinite(high) else f"finite and >= {low:g}"
-    bounds += " or infinite" if or_infinity else ""
     if isinstance(number, torch.Tensor):
         valid = (low <= number) & (number <= high) & ((number.abs() < math.inf) | or_infinity)
-        torch._assert_async(valid, f"{name}: expected a number {bounds}")
+        torch._assert_async(valid, f"{name}: expected a number {describe_bounds(low, high, or_infinity)}")
         return number  # type: ignore[return-value]
     value = float(number)
     if not (low <= value <= high and (or_infinity or -math.inf < value < math.inf)):
-        raise ValueError(f"{name}: got {number!r}, expected a number {bounds}")
+        raise ValueError(f"{name}: got {number!r}, expected a number {describe_bounds(low, high, or_infinity)}")
     return value
+
+
+def describe_bounds(low: float, high: float, or_infinity: bool) -> str:
+    """What `check_number` expects, for its messages."""
+    bounds = f"in [{low:g}, {high:g}]" if math.isfinite(high) else f"finite and >= {low:g}"
+    return f"{bounds} or infinite" if or_infinity else bounds
 
 
 def read_number(name: str, number: torch.Tensor) -> float | torch.Tensor:

@@ -85,6 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, help="about how long a setting is measured")
     parser.add_argument("--jobs", type=int, default=2, help="processes, where they do not disturb each other")
     options = parser.parse_args(arguments)
+    options.seconds = options.seconds or (0.1 if options.quick else None)
     options.ends = time.perf_counter() + options.budget
     outcomes = [run_benchmark(name, options) for name in options.benchmarks]
     return int(any(outcomes))

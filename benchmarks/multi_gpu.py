@@ -44,7 +44,7 @@ PROCESSES = dict.fromkeys((1, max(1, torch.cuda.device_count())))
 SETTINGS = {
     "cpu": [],
     "cuda": [Setting(n, *about) for n in PROCESSES for about in ((4096, 128), (16384, 128, 128))],
-    "quick": [Setting(n, 4, 16, 8, 2, 2) for n in (1, 2)],
+    "quick": [Setting(2, 4, 16, 8, 2, 2)],
 }
 UPDATES = ("eager", "captured")
 SECONDS, WARM_UPS = 8.0, 2

@@ -44,13 +44,13 @@ def measure(workload: Workload, options: Namespace) -> Iterator[Row]:
     x = torch.zeros(workload.shape, device=options.device)
     floors: dict[str, Call] = {"empty call": lambda: None, "torch.add": partial(torch.add, x, x)}
     for name, call in floors.items():
-        yield from time_repeated(call, options.device, regime=name)
+        yield from time_repeated(call, options, regime=name)
     for regime, change in list_changes(workload).items():
         call = make_call(workload, inputs, change)
         for _ in range(3):
             check_results(workload, inputs, change())
             call()
-        yield from time_repeated(call, options.device, regime=regime)
+        yield from time_repeated(call, options, regime=regime)
     number, counted = NUM_SHAPES[options.quick]
     limit = 200 if options.quick else MAX_CELLS
     shapes = (draw_inputs(other, options.device) for other in draw_shapes(workload, number, limit))
@@ -116,11 +116,11 @@ def draw_packed(workload: Workload, seed: int, device: str) -> Inputs:
 # --- times ------------------------------------------------------------------------------------------------------------
 
 
-def time_repeated(call: Call, device: str, **regime: str) -> Iterator[Row]:
+def time_repeated(call: Call, options: Namespace, **regime: str) -> Iterator[Row]:
     """Full calls, and the host's time."""
-    (bursts,) = harness.time_in_turns({"ours": call}, device).values()
+    (bursts,) = harness.time_in_turns({"ours": call}, options.device, options.seconds).values()
     yield make_row("ours", "full", "µs", itertools.chain(*bursts), **regime)
-    yield make_row("ours", "host", "µs", [harness.time_host(call, device) for _ in range(CALLS)], **regime)
+    yield make_row("ours", "host", "µs", [harness.time_host(call, options.device) for _ in range(CALLS)], **regime)
 
 
 def time_inputs(workload: Workload, draws: Iterable[Inputs], device: str, **regime: str) -> Iterator[Row]:

@@ -96,7 +96,5 @@ def test_the_benchmark_runs(tmp_path):
     arguments = ["--quick", "--device", "cpu", "--seconds", "0.1", "--commit", "test"]
     assert runner.main([str(tmp_path), "multi_gpu", *arguments]) == 0
     rows = results.select_rows(results.read_result(tmp_path / "multi_gpu.csv").rows, metric="iteration")
-    assert [(row.read_setting()["processes"], row.arm) for row in rows] == [
-        (processes, arm) for processes in "12" for arm in ("eager", "captured")
-    ]
+    assert [(row.read_setting()["processes"], row.arm) for row in rows] == [("2", "eager"), ("2", "captured")]
     assert all(row.median > 0 and bool(row.note) == (row.arm == "captured") for row in rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
@@ -96,19 +96,6 @@ def find_scaler() -> GradScaler | None:
 def describe_scaler(scaler: GradScaler) -> Hashable:
     """The settings of a scaler that a graph keeps as they are."""
     return scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval()
-
-
-@contextmanager
-def keep_state_on_error(optimizers: Iterable[Optimizer]) -> Iterator[None]:
-    """If something inside fails, the optimizers' states are those of before; tensors that were there keep values."""
-    kept = [(x.state, {parameter: dict(state) for parameter, state in x.state.items()}) for x in optimizers]
-    try:
-        yield
-    except BaseException:
-        for states, before in kept:
-            states.clear()
-            states.update(before)
-        raise
 
 
 def find_prepared(optimizer: Optimizer) -> PreparedOptimizer | None:

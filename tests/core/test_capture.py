@@ -14,6 +14,7 @@ from recorded_graphs import allow_captures
 from torch import distributed, nn
 
 from rl_triton_core import capture
+from rl_triton_core._internal.capture.optimizers import name_unsupported
 from rl_triton_core.capture import CapturedStep
 
 OPTIMIZERS = {
@@ -297,11 +298,11 @@ def test_reasons_are_known_beforehand(monkeypatch):
     monkeypatch.setenv("RL_TRITON_CAPTURE", "0")
     assert Training().step.reason == "switched off"
     parameters = [nn.Parameter(torch.zeros(1))]
-    assert "Adagrad cannot be captured" in capture.name_unsupported(torch.optim.Adagrad(parameters))
+    assert "Adagrad cannot be captured" in name_unsupported(torch.optim.Adagrad(parameters))
     sgd = torch.optim.SGD(parameters, lr=0.1, momentum=0.9, dampening=0.1)
-    assert "dampening" in capture.name_unsupported(sgd)
+    assert "dampening" in name_unsupported(sgd)
     doubled = torch.optim.Adam(parameters, lr=torch.tensor(0.1, dtype=torch.float64))
-    assert "a learning rate that is a tensor of another device or dtype" in capture.name_unsupported(doubled)
+    assert "a learning rate that is a tensor of another device or dtype" in name_unsupported(doubled)
     with pytest.raises(TypeError, match="enabled: got str, expected a bool or None"):
         CapturedStep(lambda: None, enabled="yes")
     wanted = Training(enabled=True)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from rl_triton_adapters._overrides import find_override, has_hooks
 from rl_triton_core import compute_gae, normalize_advantages
 from rl_triton_core.capture import CapturedStep
-from rl_triton_core.losses import PPOLoss, gaussian_ppo_loss, ppo_loss
+from rl_triton_core.losses import Gaussian, LogProbs, Policy, PPOLoss, ppo_loss
 
 try:
     from rsl_rl.algorithms import PPO
@@ -219,28 +219,33 @@ class TritonPPO(PPO):
                 group["lr"] = rate.item()
 
     def _compute_loss(self, batch: dict[str, Tensor], values: Tensor) -> PPOLoss:
-        """Compute the loss of one minibatch in one pass, from mean and deviation where the policy is Gaussian."""
-        arguments: dict[str, Any] = {
-            "old_log_probs": batch["old_log_probs"],
-            "advantages": batch["advantages"],
-            "values": values,
-            "returns": batch["returns"],
-            "old_values": batch["values"],
-            "clip": self.clip_param,
-            "value_coef": self.value_loss_coef,
-            "value_clip": self.clip_param if self.use_clipped_value_loss else None,
-            "value_clip_mode": "cleanrl",
-            "entropy_coef": self.entropy_coef,
-            "normalize_advantages": self.normalize_advantage_per_mini_batch,
-        }
-        if not self._is_gaussian:
-            log_probs, entropy = self.actor.get_output_log_prob(batch["actions"]), self.actor.output_entropy
-            if entropy.shape != log_probs.shape:
-                entropy = entropy.mean().expand_as(log_probs)  # which is all that PPO reads of it
-            return ppo_loss(log_probs, entropy=entropy, **arguments)
-        distribution = self.actor.distribution
-        deviation = distribution.std[0] if type(distribution) is GaussianDistribution else distribution.std
-        return gaussian_ppo_loss(distribution.mean, deviation.log(), batch["actions"], **arguments)
+        """Compute the loss of one minibatch in one pass."""
+        return ppo_loss(
+            self._describe_policy(batch["actions"]),
+            batch["actions"] if self._is_gaussian else None,
+            batch["old_log_probs"],
+            batch["advantages"],
+            values=values,
+            returns=batch["returns"],
+            old_values=batch["values"],
+            clip=self.clip_param,
+            value_coef=self.value_loss_coef,
+            value_clip=self.clip_param if self.use_clipped_value_loss else None,
+            value_clip_mode="cleanrl",
+            entropy_coef=self.entropy_coef,
+            normalize_advantages=self.normalize_advantage_per_mini_batch,
+        )
+
+    def _describe_policy(self, actions: Tensor) -> Policy:
+        """What the actor's last outputs are to the loss: mean and deviation where the policy is Gaussian."""
+        if self._is_gaussian:
+            distribution = self.actor.distribution
+            deviation = distribution.std[0] if type(distribution) is GaussianDistribution else distribution.std
+            return Gaussian(distribution.mean, deviation.log())
+        log_probs, entropy = self.actor.get_output_log_prob(actions), self.actor.output_entropy
+        if entropy.shape != log_probs.shape:
+            entropy = entropy.mean().expand_as(log_probs)  # which is all that PPO reads of it
+        return LogProbs(log_probs, entropy)
 
 
 def _find_pointers(rollout: dict[str, Any]) -> list[int]:

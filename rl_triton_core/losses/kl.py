@@ -52,7 +52,7 @@ def kl_divergence(
 
     Raises:
         TypeError: An argument's type or dtype is not one of the above.
-        ValueError: A shape, device or value is not.
+        ValueError: A shape, device, name or bound is not.
         BackendUnavailableError: The backend asked for cannot run here.
 
     Example:

@@ -48,7 +48,7 @@ def value_loss(
 
     Raises:
         TypeError: An argument's type or dtype is not one of the above.
-        ValueError: A shape, device or value is not.
+        ValueError: A shape, device, mode or number is not.
         BackendUnavailableError: The backend asked for cannot run here.
 
     Example:

@@ -134,6 +134,11 @@ def compute_bernoulli_log_probs(actions: Tensor, logits: Tensor) -> Tensor:
     return -binary_cross_entropy_with_logits(logits, actions, reduction="none").sum(dim=1)
 
 
+def mark_others(logits: Tensor, actions: Tensor) -> Tensor:
+    """Replace logits by NaN where an action is neither 0 nor 1."""
+    return logits.where((actions == 0) | (actions == 1), nan)
+
+
 def replace_nan(probabilities: Tensor) -> Tensor:
     """Replace what cannot be drawn from: on a GPU, drawing from NaN ends the use of the device by this process."""
     return torch.nan_to_num(probabilities, nan=1.0)
@@ -210,7 +215,7 @@ def evaluate_policy(
         return values, compute_gaussian_log_probs(actions, inputs, std), entropy
     if head == "bernoulli":
         entropy = -compute_bernoulli_log_probs(torch.sigmoid(inputs), inputs)
-        return values, compute_bernoulli_log_probs(actions, inputs), entropy
+        return values, compute_bernoulli_log_probs(actions, mark_others(inputs, actions)), entropy
     heads = torch.split(inputs, list_sizes(policy.action_dist), dim=1)
     log_probs, entropies = [], []
     for logits, action in zip(heads, torch.split(actions.long().view(len(inputs), -1), 1, dim=1), strict=True):
@@ -254,7 +259,7 @@ def compute_loss(
     inputs, values = apply_networks(policy, observations)
     if action_masks is not None:
         inputs = inputs + torch.where(action_masks, 0.0, MASKED_LOGIT)  # NaN stays
-    known = describe_policy(policy, head, inputs)
+    known = describe_policy(policy, head, mark_others(inputs, actions) if head == "bernoulli" else inputs)
     actions = actions.long() if isinstance(known, MultiCategorical) else actions
     return ppo_loss(known, actions, values=values.flatten(), **arguments)
 

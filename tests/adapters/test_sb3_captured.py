@@ -33,6 +33,7 @@ from torch.distributions import Distribution
 
 from benchmarks.end_to_end import sb3
 from rl_triton_adapters._optimizers import clip_gradients, is_fused
+from rl_triton_adapters._sb3_policies import can_draw
 from rl_triton_adapters.sb3_captured import TritonA2C, TritonPPO
 from rl_triton_adapters.sb3_contrib import TritonRecurrentPPO
 from rl_triton_adapters.sb3_contrib_captured import TritonMaskablePPO
@@ -234,6 +235,12 @@ def test_the_same_agent_as_stock(task, device, monkeypatch):
         model.learn(60)
     compare(ours, stock, rtol=1e-3, atol=1e-4)
     compare_logs(ours, stock)
+
+
+@pytest.mark.parametrize("task", ["cartpole", "pendulum", "several", "binary", "a2c_binary"])
+def test_distributions_of_sb3_are_known(task):
+    """Their loss is computed from the networks' outputs, and no distribution object is made."""
+    assert can_draw(make_model(task, "cpu").policy)
 
 
 @pytest.mark.parametrize(

@@ -105,10 +105,19 @@ class CapturedUpdate:
 
     def describe(self, whose: str = "those of the stock algorithm") -> str:
         """Say in which of three ways updates are made, and why."""
-        if self.is_captured:
-            return "updates are captured"
-        reason = "" if self.step is None else self.step.reason
-        return f"updates are {whose if self.stock else 'accelerated without a graph'}: {reason}"
+        return describe_update("" if self.step is None else self.step.reason, bool(self.stock), whose)
+
+
+def describe_update(reason: str, is_stock: bool, whose: str = "those of the stock algorithm") -> str:
+    """Say in which of three ways updates are made.
+
+    Args:
+        reason: Why they are not captured; empty if they are.
+        is_stock: Whether they are the framework's own.
+        whose: How these are called.
+    """
+    kind = "captured" if not reason else whose if is_stock else "accelerated without a graph"
+    return f"updates are {kind}" + f": {reason}" * bool(reason)
 
 
 def find_reason(reasons: Mapping[str, Any]) -> str:

@@ -67,8 +67,8 @@ def test_openrlhf(tokens):
 def test_a_full_graph_with_dynamic_shapes(backend):
     def loss(logits, values, actions, old, advantages, returns, mask):
         return ppo_loss(
-            Categorical(2 * logits), actions, old, advantages, values=values, returns=returns, mask=mask, entropy_coef=0.01,
-            normalize_advantages=True, backend=backend,
+            Categorical(2 * logits), actions, old, advantages, values=values, returns=returns, mask=mask,
+            entropy_coef=0.01, normalize_advantages=True, backend=backend,
         )  # fmt: skip
 
     compiled = torch.compile(loss, fullgraph=True, dynamic=True)

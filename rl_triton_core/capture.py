@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from rl_triton_core._internal.capture import undo
 from rl_triton_core._internal.capture.graphs import CudaGraphs, Graphs, use_stream
 from rl_triton_core._internal.capture.key import describe_leaf, describe_mode, find_pointers, list_parts, name_context
-from rl_triton_core._internal.capture.optimizers import PreparedOptimizer
+from rl_triton_core._internal.capture.optimizers import OPTIMIZERS, PreparedOptimizer
 from rl_triton_core._internal.capture.step import (
     Captured,
     CaptureFailed,
@@ -34,7 +34,7 @@ from rl_triton_core._internal.capture.step import (
     is_wanted,
 )
 
-__all__ = ["CapturedStep", "hold_captures", "is_input", "use_capture_stream"]
+__all__ = ["OPTIMIZERS", "CapturedStep", "hold_captures", "is_input", "use_capture_stream"]
 
 WARM_UPS = 3
 """Eager steps before a capture: libraries choose their algorithms and allocate their workspaces."""

@@ -19,7 +19,8 @@ from torch.utils import _pytree as pytree
 
 FUSED = (Adam, AdamW, SGD)
 """With one kernel for all parameters, which takes learning rates and `found_inf` as tensors."""
-SUPPORTED = (*FUSED, RMSprop)
+OPTIMIZERS = (*FUSED, RMSprop)
+"""Those that can be captured; they can step many parameters at once."""
 SETTINGS = (
     "betas",
     "eps",
@@ -41,8 +42,8 @@ SCALING = ("found_inf", "grad_scale", "_step_supports_amp_scaling")
 def name_unsupported(optimizer: Optimizer) -> str:
     """Why an optimizer cannot be captured; empty if it can."""
     name = type(optimizer).__name__
-    if type(optimizer) not in SUPPORTED:
-        return f"{name} cannot be captured, expected one of {', '.join(kind.__name__ for kind in SUPPORTED)}"
+    if type(optimizer) not in OPTIMIZERS:
+        return f"{name} cannot be captured, expected one of {', '.join(kind.__name__ for kind in OPTIMIZERS)}"
     for group in optimizer.param_groups:
         if group.get("differentiable"):
             return f"{name}(differentiable=True) cannot be captured"

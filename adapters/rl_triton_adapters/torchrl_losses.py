@@ -66,7 +66,7 @@ EPSILON = torch.finfo(torch.float32).resolution
 class Head(NamedTuple):
     """How the loss is computed from a distribution of actions."""
 
-    kind: type[Policy]
+    kind: Callable[..., Policy]
     inputs: tuple[Tensor, ...]
     """What the actor's gradient flows through, and what the policy is made of."""
     options: dict[str, Any]

@@ -108,7 +108,8 @@ class AcceleratedMixin(OnPolicyAlgorithm):
     def _find_update(self) -> CapturedStep:
         """The update of the policy and optimizer as they are now; it says why it is not captured."""
         self.acceleration = check_acceleration(self.acceleration)  # it may have been set since
-        known, modules = self._update.step, [self.policy]
+        known = self._update.step
+        modules: list[torch.nn.Module] = [self.policy]
         step = self._update.find_step(modules, [self.policy.optimizer], stock=self.find_obstacle())
         if step is not known:
             self._rollout, stock = {}, self._update.stock

@@ -379,7 +379,7 @@ def flatten_sequences(given: Sequence[Any], sequences: Sequences) -> Sequence[An
         flat: list[Any] = []
         start = 0
         for i, kind, length in level:
-            x = given[i]
+            x: Any = given[i]
             if type(x) is not kind or len(x) != length:
                 return None
             flat += given[start:i]

@@ -10,7 +10,7 @@ the pass does not compute.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import reduce
 from typing import Any, NamedTuple

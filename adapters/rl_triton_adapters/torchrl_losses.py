@@ -20,8 +20,16 @@ from torch import Tensor
 from torch.distributions import Categorical, Independent, Normal
 
 from rl_triton_adapters._overrides import find_override
-from rl_triton_core import losses
-from rl_triton_core.losses import LogProbs, Normalization, Policy, PPOLoss, get_gradients, ppo_loss
+from rl_triton_core.losses import (
+    Gaussian,
+    LogProbs,
+    MultiCategorical,
+    Normalization,
+    Policy,
+    PPOLoss,
+    get_gradients,
+    ppo_loss,
+)
 
 try:
     from tensordict import TensorDict, TensorDictBase, is_tensor_collection
@@ -89,11 +97,11 @@ def choose_head(distribution: Any, actions: Tensor, shape: torch.Size) -> Head |
     if kind in (Categorical, OneHotCategorical) or (kind is MaskedCategorical and not distribution._sparse_mask):
         indices = actions.argmax(dim=-1) if kind is OneHotCategorical else actions.long()
         if distribution.logits.shape[:-1] == indices.shape == shape:
-            return Head(losses.Categorical, (distribution.logits,), {"actions": indices})
+            return Head(MultiCategorical, (distribution.logits,), {"actions": indices})
     if kind in (Independent, IndependentNormal) and type(distribution.base_dist) is Normal:
         mean, scale = distribution.base_dist.loc, distribution.base_dist.scale
         if mean.shape == scale.shape == actions.shape and mean.shape[:-1] == shape:
-            return Head(losses.Gaussian, (mean, scale.log()), {"actions": actions})
+            return Head(Gaussian, (mean, scale.log()), {"actions": actions})
     return None
 
 

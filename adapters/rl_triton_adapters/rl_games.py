@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rl_triton_adapters._overrides import find_override
 from rl_triton_core import compute_gae
-from rl_triton_core.losses import ppo_loss
+from rl_triton_core.losses import LogProbs, ppo_loss
 
 try:
     from rl_games.algos_torch.a2c_continuous import A2CAgent
@@ -148,13 +148,13 @@ class TritonA2CAgent(TritonAdvantagesMixin, A2CAgent):
             )
             return stock
         result = ppo_loss(
-            -action_log_probs,
+            LogProbs(-action_log_probs, entropy),
+            None,
             -old_action_log_probs_batch,
             advantage,
             values=values.flatten(),
             returns=return_batch.flatten(),
             old_values=value_preds_batch.flatten(),
-            entropy=entropy,
             clip=curr_e_clip,
             value_coef=0.5 * self.critic_coef,
             value_clip=curr_e_clip if self.clip_value else None,

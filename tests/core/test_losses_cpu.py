@@ -8,13 +8,13 @@ from losses_cases import check, make
 from processes import run_python
 
 from rl_triton_core._internal.loss.equations import Choices
-from rl_triton_core.losses import categorical_ppo_loss, ppo_loss
+from rl_triton_core.losses import LogProbs, categorical_ppo_loss, ppo_loss
 
 pytest.importorskip("numba")
 
 COMPUTE_VALUE_LOSS = """
     import torch
-    from rl_triton_core.losses import ppo_loss, value_loss
+    from rl_triton_core.losses import LogProbs, ppo_loss, value_loss
 
     one, two = torch.tensor([1.0, 1.0]), torch.tensor([1.0, 2.0])
     {before}
@@ -25,7 +25,7 @@ COMPUTE_VALUE_LOSS = """
 def test_a_loss_from_disk_calls_none_of_another_loss_s_functions(tmp_path):
     """Compiled code is linked by names: in the second process, another loss has been compiled in the same order."""
     environment = {"NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_OPT": "3"}
-    for before in ("", 'ppo_loss(two, one, one, backend="cpu")'):
+    for before in ("", 'ppo_loss(LogProbs(two), None, one, one, backend="cpu")'):
         assert run_python(COMPUTE_VALUE_LOSS.format(before=before), **environment) == "2.5\n"
     assert list(tmp_path.rglob("*.nbc")), "nothing was kept"
 
@@ -55,7 +55,7 @@ def test_exp():
     """In float32, over its range and beyond."""
     zero = torch.zeros(1)
     for x in [*torch.linspace(-87, 88.7, 60).tolist(), 100.0, -200.0, math.nan]:
-        got = ppo_loss(zero + x, zero, zero, backend="cpu").ratio_mean
+        got = ppo_loss(LogProbs(zero + x), None, zero, zero, backend="cpu").ratio_mean
         want = (zero + x).double().exp().float()
         assert float(got) == pytest.approx(float(want), rel=3e-7, nan_ok=True)
 

@@ -59,8 +59,8 @@ def train(runner, iterations):
 def use_graphs(monkeypatch, runner):
     """Capture on a CPU too, in recorded graphs."""
     allow_captures(monkeypatch)
-    runner.alg._step.reason, runner.alg._step.graphs = "", RecordedGraphs()
-    return runner.alg._step.graphs
+    runner.alg._update.step.reason, runner.alg._update.step.graphs = "", RecordedGraphs()
+    return runner.alg._update.step.graphs
 
 
 def compare(got, want, rtol, atol):
@@ -111,7 +111,7 @@ def test_training(variant, captured, monkeypatch):
     for row, expected in zip(got, want, strict=True):
         assert row == pytest.approx(expected, rel=1e-4, abs=1e-5)
     if captured:
-        assert graphs.captures == 1 and graphs.replays > 0 and not ours.alg._step.reason
+        assert graphs.captures == 1 and graphs.replays > 0 and not ours.alg._update.step.reason
 
 
 def test_settings_may_change_between_updates(monkeypatch):
@@ -144,7 +144,7 @@ def test_training_on_a_gpu(device):
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)  # of a step that runs eagerly
         train(stock, 2), train(ours, 2)
-    assert ours.alg._step.reason == ""
+    assert ours.alg._update.step.reason == ""
     compare(ours, stock, rtol=1e-2, atol=1e-3)
 
 

@@ -1,7 +1,9 @@
 """What only the cpu backend has: compiled losses that are kept on disk."""
 
 import math
+from itertools import product
 
+import numpy as np
 import pytest
 import torch
 from losses_cases import check, make
@@ -31,11 +33,13 @@ def test_a_loss_from_disk_calls_none_of_another_loss_s_functions(tmp_path):
 
 
 def test_functions_of_different_losses_have_different_names():
-    from rl_triton_core._internal.loss.cpu import compile_equations
+    from rl_triton_core._internal.equations.numba import numba_language
+    from rl_triton_core._internal.loss.equations import compile_equations, compute_terms
 
-    variants = [(Choices("none", clipped_value=name), wide) for name in ("none", "sb3") for wide in (False, True)]
-    names = [{x.py_func.__qualname__ for x in compile_equations(*variant).values()} for variant in variants]
-    assert len(set().union(*names)) == sum(map(len, names))
+    choices = [Choices("none", clipped_value=name) for name in ("none", "sb3")]
+    languages = [numba_language(kind, contracts) for kind in (np.float32, np.float64) for contracts in (False, True)]
+    terms = [compile_equations(*x, (compute_terms,))["compute_terms"] for x in product(choices, languages)]
+    assert len({x.py_func.__qualname__ for x in terms}) == 8
 
 
 def test_spans(target):

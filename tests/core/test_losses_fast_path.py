@@ -341,7 +341,7 @@ def launched(monkeypatch):
         kernel.__name__, kernel.arg_names = name, ()
         monkeypatch.setattr(triton_losses.kernels, name, kernel)
     monkeypatch.setattr(triton_losses, "KERNELS", {})
-    monkeypatch.setattr(triton_losses, "compile_equations", lambda choices: {})
+    monkeypatch.setattr(triton_losses, "compile_chosen", lambda choices: {})
     monkeypatch.setattr(backends, "why_unavailable", lambda *given: None)
     monkeypatch.setattr(launcher, "current_device", lambda: 0)
     monkeypatch.setattr(launcher, "stream_getter", lambda index: lambda: "stream")

@@ -50,7 +50,7 @@ MAX_SHAPES_PER_FORM = 256
 MAX_CALLS_PER_SHAPE = 8
 MAX_KNOWN_NUMBERS = 64
 MAX_SEEN_SIGNATURES = 1024
-Sequences = tuple[tuple[tuple[int, type, int], ...], ...]
+Sequences = tuple[tuple[tuple[int, Any, int], ...], ...]
 """Places, types and lengths of tuples and lists; then of those in them, and so on."""
 SEQUENCES: set[type] = {tuple, list}
 """Types of arguments that may hold several tensors; named tuples are added where they are defined."""

@@ -12,13 +12,14 @@ Minibatches, random numbers, logs and checkpoints are those of RSL-RL.
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rl_triton_adapters._overrides import find_override, has_hooks
+from rl_triton_adapters._versions import explain_import
 from rl_triton_adapters.updates import CapturedUpdate, find_pointers, find_reason
 from rl_triton_core import compute_gae, normalize_advantages
 from rl_triton_core.capture import CapturedStep
@@ -28,9 +29,7 @@ try:
     from rsl_rl.algorithms import PPO
     from rsl_rl.modules.distribution import GaussianDistribution, HeteroscedasticGaussianDistribution
 except ImportError as error:
-    raise ImportError(
-        "rl_triton_adapters.rsl_rl needs RSL-RL, which could not be imported: pip install rl-triton-core[rsl-rl]"
-    ) from error
+    raise explain_import(__name__, error, "rsl-rl-lib", "5.0.1", "rsl-rl") from error
 
 __all__ = ["TritonPPO"]
 
@@ -41,6 +40,11 @@ PACKAGES = ("rsl_rl", "torch")
 """Where methods are written that a step may go around, as it does with the following ones of a Gaussian policy."""
 ACTOR_METHODS = ("__call__", "forward", "get_output_log_prob", "output_entropy")
 DISTRIBUTION_METHODS = ("sample", "log_prob", "entropy", "mean", "std")
+UPDATE_NORMALIZES = "update_normalization" in PPO.update.__code__.co_names
+"""Whether observations are counted for their normalisation by `update`, of the whole rollout, as RSL-RL does from 5.5 on.
+Before, `process_env_step` counts them."""
+RETURNS_KEEP_STATE = "get_hidden_state" in PPO.compute_returns.__code__.co_names
+"""Whether `compute_returns` gives a recurrent critic its hidden state back, as RSL-RL does from 5.4 on."""
 
 
 class TritonPPO(PPO):
@@ -71,6 +75,8 @@ class TritonPPO(PPO):
         if not isinstance(triton, bool):
             raise TypeError(f"triton: got {type(triton).__name__}, expected a bool")
         super().__init__(*args, **kwargs)
+        if not hasattr(self, "_raw_actor"):  # RSL-RL 5.0, which compiles no models
+            self._raw_actor, self._raw_critic = self.actor, self.critic
         self.triton = triton
         self._is_gaussian = False
         self._rollout: dict[str, Any] = {}
@@ -105,13 +111,18 @@ class TritonPPO(PPO):
             "random network distillation has a loss of its own": self.rnd is not None,
             "symmetry augments minibatches": self.symmetry is not None,
             "gradients are averaged over several GPUs": self.is_multi_gpu,
-            "mixed precision was asked for": self.use_mixed_precision,
+            "mixed precision was asked for": getattr(self, "use_mixed_precision", False),
         }
         return (
             find_reason(obstacles)
             or find_override(self, ["update"], PACKAGES, behind=TritonPPO)
             or find_override(self.storage, ["mini_batch_generator"], PACKAGES)
         )
+
+    def process_env_step(self, *args: Any, **kwargs: Any) -> None:
+        """Record a step as `PPO` does, and keep statistics of observations where graphs read them."""
+        with _keep_buffers(self._raw_actor, self._raw_critic) if self.triton and not UPDATE_NORMALIZES else nullcontext():
+            super().process_env_step(*args, **kwargs)
 
     # -- advantages ----------------------------------------------------------------------------------------------------
 
@@ -122,7 +133,8 @@ class TritonPPO(PPO):
             return
         storage, hidden_state = self.storage, self.critic.get_hidden_state()
         last_values = self.critic(obs).detach()
-        self.critic.reset(hidden_state=hidden_state)
+        if RETURNS_KEEP_STATE:
+            self.critic.reset(hidden_state=hidden_state)
         rewards, values, dones = (x.squeeze(-1) for x in (storage.rewards, storage.values, storage.dones))
         compute_gae(
             rewards,
@@ -155,9 +167,10 @@ class TritonPPO(PPO):
         rows = self._update.run(minibatches * self.num_learning_epochs)
         value, surrogate, entropy = rows.double().mean(dim=0).tolist()
         self.learning_rate = self._rate.item()
-        with _keep_buffers(self._raw_actor, self._raw_critic):
-            self.actor.update_normalization(self._rollout["observations"])
-            self.critic.update_normalization(self._rollout["observations"])
+        if UPDATE_NORMALIZES:
+            with _keep_buffers(self._raw_actor, self._raw_critic):
+                self.actor.update_normalization(self._rollout["observations"])
+                self.critic.update_normalization(self._rollout["observations"])
         self.storage.clear()
         return {"value": value, "surrogate": surrogate, "entropy": entropy}
 

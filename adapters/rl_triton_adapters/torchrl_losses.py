@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.distributions import Categorical, Independent, Normal
 
 from rl_triton_adapters._overrides import find_override
+from rl_triton_adapters._versions import explain_import
 from rl_triton_adapters.updates import find_reason
 from rl_triton_core.losses import (
     Gaussian,
@@ -38,10 +39,7 @@ try:
     from torchrl.modules import IndependentNormal, MaskedCategorical, OneHotCategorical
     from torchrl.objectives import ClipPPOLoss
 except ImportError as error:
-    raise ImportError(
-        "rl_triton_adapters.torchrl_losses needs TorchRL, which could not be imported: "
-        "pip install rl-triton-core[torchrl]"
-    ) from error
+    raise explain_import(__name__, error, "torchrl", "0.14") from error
 
 __all__ = ["TritonClipPPOLoss"]
 

@@ -97,8 +97,8 @@ class TritonA2CAgent(TritonAdvantagesMixin, A2CAgent):
 
     The loss is RL-Games' own with masks of sequences, several values per state, a central value network, mixed
     precision, `ppo: False`, or another `actor_loss_func` than the clipped one. A user's agent that this class stands in
-    front of keeps its own `calc_losses`. An RL-Games without that method, such as 1.6.1 and Isaac Lab's, computes the loss
-    itself, which is warned of.
+    front of keeps its own `calc_losses`. An RL-Games without that method, such as 1.6.1 and Isaac Lab's, computes the
+    loss itself, which is warned of.
     """
 
     def __init__(self, base_name: str, params: dict[str, Any]) -> None:

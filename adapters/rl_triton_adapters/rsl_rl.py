@@ -41,7 +41,7 @@ PACKAGES = ("rsl_rl", "torch")
 ACTOR_METHODS = ("__call__", "forward", "get_output_log_prob", "output_entropy")
 DISTRIBUTION_METHODS = ("sample", "log_prob", "entropy", "mean", "std")
 UPDATE_NORMALIZES = "update_normalization" in PPO.update.__code__.co_names
-"""Whether observations are counted for their normalisation by `update`, of the whole rollout, as RSL-RL does from 5.5 on.
+"""Whether observations are counted for normalisation by `update`, of the whole rollout, as RSL-RL does from 5.5 on.
 Before, `process_env_step` counts them."""
 RETURNS_KEEP_STATE = "get_hidden_state" in PPO.compute_returns.__code__.co_names
 """Whether `compute_returns` gives a recurrent critic its hidden state back, as RSL-RL does from 5.4 on."""
@@ -121,7 +121,8 @@ class TritonPPO(PPO):
 
     def process_env_step(self, *args: Any, **kwargs: Any) -> None:
         """Record a step as `PPO` does, and keep statistics of observations where graphs read them."""
-        with _keep_buffers(self._raw_actor, self._raw_critic) if self.triton and not UPDATE_NORMALIZES else nullcontext():
+        has_graphs = self.triton and not UPDATE_NORMALIZES
+        with _keep_buffers(self._raw_actor, self._raw_critic) if has_graphs else nullcontext():
             super().process_env_step(*args, **kwargs)
 
     # -- advantages ----------------------------------------------------------------------------------------------------

@@ -13,14 +13,14 @@ from functools import cache, partial
 from typing import NamedTuple
 
 import torch
-from torch.distributions import Categorical, Normal
+from torch import distributions
 
 from benchmarks import harness
 from benchmarks.compile_ahead import PROCESSES, limit_threads
 from benchmarks.harness import measure_bandwidth
 from benchmarks.results import Row, make_row
 from rl_triton_core import set_num_threads
-from rl_triton_core.losses import categorical_ppo_loss, gaussian_ppo_loss, grpo_loss, ppo_loss
+from rl_triton_core.losses import Categorical, Gaussian, LogProbs, grpo_loss, ppo_loss
 from rl_triton_core.testing import assert_close
 
 COMMON = {"normalize_advantages": True, "entropy_coef": 0.01}
@@ -61,11 +61,11 @@ def draw_minibatch(head: str, n: int, width: int, device: str) -> dict[str, torc
     data = {"values": values.requires_grad_(), "returns": returns, "advantages": advantages}
     if head == "categorical":
         data |= {"x": x.requires_grad_(), "actions": torch.randint(width, (n,), device=device)}
-        old = Categorical(logits=x.detach(), validate_args=False).log_prob(data["actions"])
+        old = distributions.Categorical(logits=x.detach(), validate_args=False).log_prob(data["actions"])
     elif head == "gaussian":
         data |= {"x": x.requires_grad_(), "log_std": torch.zeros(width, device=device, requires_grad=True)}
         data["actions"] = torch.randn(n, width, device=device)
-        old = Normal(x.detach(), 1.0, validate_args=False).log_prob(data["actions"]).sum(-1)
+        old = distributions.Normal(x.detach(), 1.0, validate_args=False).log_prob(data["actions"]).sum(-1)
     else:
         data["x"] = (-x[:, 0].abs()).view(shape).requires_grad_()
         old = data["x"].detach()
@@ -76,10 +76,10 @@ def compute_plain(head: str, b: dict[str, torch.Tensor]) -> torch.Tensor:
     """The loss as frameworks write it."""
     log_prob, entropy = b["x"], -b["x"]
     if head == "categorical":
-        d = Categorical(logits=b["x"], validate_args=False)
+        d = distributions.Categorical(logits=b["x"], validate_args=False)
         log_prob, entropy = d.log_prob(b["actions"]), d.entropy()
     elif head == "gaussian":
-        d = Normal(b["x"], b["log_std"].exp().expand_as(b["x"]), validate_args=False)
+        d = distributions.Normal(b["x"], b["log_std"].exp().expand_as(b["x"]), validate_args=False)
         log_prob, entropy = d.log_prob(b["actions"]).sum(-1), d.entropy().sum(-1)
     a = b["advantages"]
     ratio = (log_prob - b["old"]).exp()
@@ -95,12 +95,12 @@ def compute_fused(head: str, b: dict[str, torch.Tensor]) -> torch.Tensor:
     """The same by this library."""
     value = {"values": b["values"], "returns": b["returns"], **COMMON}
     if head == "categorical":
-        return categorical_ppo_loss(b["x"], b["actions"], b["old"], b["advantages"], **value).loss
+        return ppo_loss(Categorical(b["x"]), b["actions"], b["old"], b["advantages"], **value).loss
     if head == "gaussian":
-        return gaussian_ppo_loss(b["x"], b["log_std"], b["actions"], b["old"], b["advantages"], **value).loss
+        return ppo_loss(Gaussian(b["x"], b["log_std"]), b["actions"], b["old"], b["advantages"], **value).loss
     if head == "tokens":
         return grpo_loss(b["x"], b["old"], b["advantages"], ref_log_probs=b["returns"], kl_coef=0.04).loss
-    return ppo_loss(b["x"], b["old"], b["advantages"], **value).loss
+    return ppo_loss(LogProbs(b["x"]), None, b["old"], b["advantages"], **value).loss
 
 
 def measure(setting: Setting, options: Namespace) -> Iterator[Row]:

@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from rl_triton_adapters.cleanrl import gae
 from rl_triton_core.capture import CapturedStep
-from rl_triton_core.losses import PPOLoss, ppo_loss
+from rl_triton_core.losses import LogProbs, PPOLoss, ppo_loss
 
 
 class Rollout(NamedTuple):
@@ -175,8 +175,8 @@ class Collector:
 def compute_loss(agent: Agent, batch: dict[str, Tensor], clip: float, args: argparse.Namespace) -> PPOLoss:
     policy, values = agent.predict_policy(batch["obs"]), agent.predict_value(batch["obs"])
     return ppo_loss(
-        policy.log_prob(batch["actions"]), batch["logprobs"], batch["advantages"], normalize_advantages=True,
-        values=values, returns=batch["returns"], entropy=policy.entropy(),
+        LogProbs(policy.log_prob(batch["actions"]), policy.entropy()), None, batch["logprobs"], batch["advantages"],
+        normalize_advantages=True, values=values, returns=batch["returns"],
         clip=clip, value_coef=args.vf_coef, value_factor=0.5, entropy_coef=args.ent_coef,
     )  # fmt: skip
 

@@ -30,8 +30,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.utils import get_device, safe_mean
 
-from rl_triton_adapters.sb3 import TritonRolloutBuffer
-from rl_triton_adapters.sb3_captured import TritonPPO
+from rl_triton_adapters.sb3 import TritonPPO, TritonRolloutBuffer
 from rl_triton_core.system_info import system_info
 
 ENV_ID = "CartPole-v1"

@@ -6,36 +6,35 @@ once. `CapturedStep` runs a step eagerly wherever it cannot be captured, says wh
 
 from __future__ import annotations
 
-import os
 import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from itertools import chain
-from numbers import Integral, Real
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
-from torch.nn.modules import module as module_hooks
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _pytree as pytree
-from torch.utils._device import DeviceContext
 
-from rl_triton_core._internal.arguments.validation import is_number
+from rl_triton_core._internal.capture import undo
 from rl_triton_core._internal.capture.graphs import CudaGraphs, Graphs, use_stream
-from rl_triton_core._internal.capture.optimizers import (
-    PreparedOptimizer,
-    describe_settings,
-    keep_state_on_error,
-    list_step_hooks,
-    name_unsupported,
+from rl_triton_core._internal.capture.key import describe_leaf, describe_mode, find_pointers, list_parts, name_context
+from rl_triton_core._internal.capture.optimizers import OPTIMIZERS, PreparedOptimizer
+from rl_triton_core._internal.capture.step import (
+    Captured,
+    CaptureFailed,
+    as_tensor,
+    check_inputs,
+    describe_failure,
+    find_averaged,
+    find_obstacle,
+    is_input,
+    is_wanted,
 )
 
-__all__ = ["CapturedStep", "hold_captures", "is_input", "use_capture_stream"]
+__all__ = ["OPTIMIZERS", "CapturedStep", "hold_captures", "is_input", "use_capture_stream"]
 
 WARM_UPS = 3
 """Eager steps before a capture: libraries choose their algorithms and allocate their workspaces."""
@@ -43,15 +42,8 @@ WARM_UPS_OF_RANKS = 11
 """Where gradients are averaged over processes: `DistributedDataParallel` times its first ten steps by events."""
 UNUSED_CALLS = 256
 """After so many calls without it, a graph makes room for another."""
-GLOBAL_HOOKS = (
-    module_hooks._global_forward_pre_hooks,
-    module_hooks._global_forward_hooks,
-    module_hooks._global_backward_pre_hooks,
-    module_hooks._global_backward_hooks,
-)
-"""Hooks of all modules."""
 CAPTURING = threading.RLock()
-"""Held while a step is made that can be captured: streams, random numbers, the check for waiting are the process's."""
+"""Held while a step is made that can be captured: streams and random numbers are the process's."""
 
 
 class CapturedStep:
@@ -212,7 +204,7 @@ class CapturedStep:
         """The step as it is, perhaps with copies of its inputs; what is stopped changes nothing here either."""
         device = self.device
         arguments = [as_tensor(x, device, copy) for x in leaves]
-        with self.stopping(), self.keep_buffers(), self.installed():
+        with self.stopping(), self.kept_buffers(), self.installed():
             return self.function(*pytree.tree_unflatten(arguments, structure))
 
     @contextmanager
@@ -240,24 +232,20 @@ class CapturedStep:
                 stack.enter_context(optimizer.installed())
             yield
 
-    @contextmanager
-    def keep_buffers(self) -> Iterator[None]:
-        """A step that begins while `stop` is 1 changes no buffers, such as statistics of a normalisation."""
-        parts = list_parts(self.modules) if self.may_stop else ()
-        kept = [(x, x.clone()) for part in parts for x in part._buffers.values() if x is not None]
-        is_stopped = self.stop.bool() if kept else self.stop
-        yield
-        with torch.no_grad():
-            for buffer, before in kept:
-                buffer.copy_(torch.where(is_stopped, before, buffer))
+    def kept_buffers(self) -> AbstractContextManager[None]:
+        """A step inside that begins while `stop` is 1 changes no buffers."""
+        return undo.keep_buffers(list_parts(self.modules), self.stop) if self.may_stop else nullcontext()
+
+    def unchanged(self) -> AbstractContextManager[None]:
+        """What happens inside leaves no trace."""
+        return undo.put_back((*self.tensors(), self.stop), self.prepared, self.graphs, self.generators)
 
     def capture_or_fail(self, leaves: list[Any], structure: Any) -> Captured:
         """Capture; whatever stands against it, no memory or something that no graph can hold, is a CaptureFailed."""
         try:
             return self.capture(leaves, structure)
         except Exception as error:
-            message = str(error).splitlines()
-            reason = f"{type(error).__name__}: {message[0] if message else ''}"
+            reason = describe_failure(error)
         except BaseException:
             self.reset()
             raise
@@ -274,42 +262,23 @@ class CapturedStep:
             with self.installed(), ExitStack() as stack:
                 for optimizer in self.prepared:
                     stack.enter_context(optimizer.stopping())
-                stack.enter_context(self.keep_buffers())
+                stack.enter_context(self.kept_buffers())
                 return self.function(*arguments)
 
         warm_ups = WARM_UPS_OF_RANKS if find_averaged(self.modules) else WARM_UPS
-        with keep_state_on_error(self.optimizers):
+        with undo.keep_state_on_error(self.optimizers):
             for optimizer in self.optimizers[len(self.prepared) :]:
                 self.prepared.append(PreparedOptimizer(optimizer, self.stop, self.mark_stale))
-            with self.unchanged(), keep_gradients(self.tensors()) as list_carried:
+            with self.unchanged(), undo.keep_gradients(self.tensors()) as list_carried:
                 self.graphs.warm_up(call, warm_ups)
-                with refuse_accumulation(list_carried()):
+                with undo.refuse_accumulation(list_carried()):
                     self.graphs.warm_up(call, 1)
-            with self.unchanged(), keep_gradients(self.tensors()) as list_carried:
+            with self.unchanged(), undo.keep_gradients(self.tensors()) as list_carried:
                 results, replay = self.graphs.capture(call, self.generators)
                 gradients = [(x, x.grad) for x in list_carried()]
         torch.clear_autocast_cache()
         self.pointers = find_pointers(self.tensors(), self.optimizers)
         return Captured(static, results, replay, gradients)
-
-    @contextmanager
-    def unchanged(self) -> Iterator[None]:
-        """What happens inside leaves no trace: tensors, optimizers and random states are put back."""
-        rates = chain.from_iterable(optimizer.rates for optimizer in self.prepared)
-        changed = (*self.tensors(), self.stop, *rates)
-        tensors = list({(x.data_ptr(), x.shape, x.stride()): x for x in changed}.values())
-        copies = [x.detach().clone() for x in tensors]
-        saved = [optimizer.save_state() for optimizer in self.prepared]
-        random = self.graphs.save_random_state(self.generators)
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for tensor, copy in zip(tensors, copies, strict=True):
-                    tensor.copy_(copy)
-            for optimizer, state in zip(self.prepared, saved, strict=True):
-                optimizer.restore_state(state)
-            self.graphs.restore_random_state(random)
 
     def stop_if(self, condition: Tensor) -> None:
         """Inside the function: from here on the optimizers change nothing if the condition holds."""
@@ -368,176 +337,6 @@ class CapturedStep:
         self.graphs, self.captured, self.prepared, self.pointers = CudaGraphs(self.device), {}, [], ()
 
 
-class CaptureFailed(Exception):
-    """Why a step could not be captured."""
-
-
-@dataclass
-class Captured:
-    """A graph with its inputs and results."""
-
-    inputs: list[Any]
-    results: Any
-    run: Callable[[], None]
-    gradients: list[tuple[Tensor, Tensor | None]]
-    """Parameters, and where the graph leaves their gradients, if it leaves any."""
-    last_call: int = field(init=False, default=0)
-    """The number of the call that used it last."""
-    tensors: list[int] = field(init=False)
-    structure: Any = field(init=False)
-    """Of the results: every call gets containers of its own."""
-
-    def __post_init__(self) -> None:
-        """Remember which inputs are tensors, and take the results apart."""
-        self.tensors = [i for i, x in enumerate(self.inputs) if isinstance(x, Tensor)]
-        self.results, self.structure = pytree.tree_flatten(self.results)
-
-    def replay(self, leaves: list[Any]) -> Any:
-        """Copy the inputs that are not there already, and launch."""
-        copies: dict[Hashable, tuple[list[Tensor], list[Tensor]]] = {}  # one kernel copies all of a dtype
-        for i in self.tensors:
-            static, given = self.inputs[i], leaves[i]
-            if not isinstance(given, Tensor):
-                static.fill_(given)
-            elif given.data_ptr() != static.data_ptr():
-                targets, sources = copies.setdefault((given.dtype, given.device), ([], []))
-                targets.append(static)
-                sources.append(given)
-        for targets, sources in copies.values():
-            torch._foreach_copy_(targets, sources)
-        self.run()
-        for parameter, gradient in self.gradients:
-            if parameter.grad is not gradient:
-                parameter.grad = gradient
-        return pytree.tree_unflatten(self.results, self.structure)
-
-
-def is_input(x: Any) -> bool:
-    """Whether a captured step can be given a leaf of its inputs: a tensor, number, bool, string or None."""
-    return x is None or isinstance(x, (Tensor, bool, str)) or is_number(x)
-
-
-def check_inputs(leaves: Iterable[Any]) -> None:
-    """Refuse what a graph cannot take: gradients would end at its copy, and other arrays are no tensors."""
-    for x in leaves:
-        if isinstance(x, Tensor):
-            if x.requires_grad and torch.is_grad_enabled():
-                expected = "expected one that needs none: detach it, or compute it inside the step"
-                raise ValueError(f"inputs: got a tensor of shape {tuple(x.shape)} that requires grad, {expected}")
-        elif not is_input(x):
-            raise TypeError(f"inputs: got {type(x).__name__}, expected tensors, numbers, bools, strings or None")
-
-
-def as_tensor(x: Any, device: torch.device, copy: bool = False) -> Any:
-    """Numbers as tensors without dimensions, tensors on the device, perhaps copied, anything else as it is."""
-    if isinstance(x, Tensor):
-        return x.detach().to(device, copy=True) if copy else x.to(device)
-    if not is_number(x):
-        return x
-    return torch.tensor(x, dtype=torch.int64 if isinstance(x, Integral) else torch.float32, device=device)
-
-
-def describe_leaf(x: Any) -> Hashable:
-    """What of an input a graph depends on: not on the device, since tensors are copied to the graph's."""
-    if isinstance(x, Tensor):
-        return x.shape, x.stride(), x.dtype
-    if is_number(x):
-        return Integral if isinstance(x, Integral) else Real
-    known: Hashable = x
-    return known
-
-
-def describe_mode(parts: Iterable[nn.Module], optimizers: Iterable[Optimizer], tensors: Iterable[Tensor]) -> Hashable:
-    """What else a graph depends on: modules with their modes and hooks, frozen parameters, settings, precision."""
-    autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
-    state = tuple([(x, x.training, x.__dict__.get("forward")) for x in parts])
-    frozen = tuple([not x.requires_grad for x in tensors])
-    settings = tuple([describe_settings(x) for x in optimizers])
-    hooks = tuple(list_hooks(parts, optimizers, tensors))
-    return state, hooks, frozen, settings, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast
-
-
-def list_hooks(parts: Iterable[nn.Module], optimizers: Iterable[Optimizer], tensors: Iterable[Tensor]) -> Iterator[int]:
-    """The hooks that a step runs, by PyTorch's numbers: no two in a process have the same."""
-    kinds: list[dict[int, Any] | None] = [*GLOBAL_HOOKS]
-    for part in parts:
-        kinds += part._forward_pre_hooks, part._forward_hooks, part._backward_pre_hooks, part._backward_hooks
-    for x in tensors:
-        kinds += x._backward_hooks, x._post_accumulate_grad_hooks
-    for optimizer in optimizers:
-        kinds += list_step_hooks(optimizer)
-    return chain.from_iterable(filter(None, kinds))
-
-
-def name_context() -> str:
-    """What is active around a step and calls Python at every operation, as no graph does; empty if nothing is."""
-    if torch.is_anomaly_enabled():
-        return "anomaly detection is on"
-    saved_tensor_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(False)
-    if saved_tensor_hooks:
-        return "hooks of saved tensors are active"
-    if torch._C._len_torch_dispatch_stack():
-        return "a TorchDispatchMode is active"
-    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-    if any(not isinstance(mode, DeviceContext) for mode in modes):  # which a default device is
-        return "a TorchFunctionMode is active"
-    return ""
-
-
-@contextmanager
-def keep_gradients(tensors: Iterable[Tensor]) -> Iterator[Callable[[], list[Tensor]]]:
-    """Put gradients back; yield a function that lists the tensors which had one, or have one when it is called."""
-    leaves = [x for x in tensors if x.is_leaf and x.requires_grad]
-    kept = [(x, x.grad, None if x.grad is None else x.grad.clone()) for x in leaves]
-    try:
-        yield lambda: [x for x, before, _ in kept if before is not None or x.grad is not None]
-    finally:
-        with torch.no_grad():
-            for x, gradient, value in kept:
-                x.grad = gradient if gradient is None or value is None else gradient.copy_(value)
-
-
-@contextmanager
-def refuse_accumulation(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Raise if the step inside adds to gradients of these tensors that are there before it: NaN stays NaN then."""
-    marks = []
-    for x in filter(Tensor.numel, tensors):
-        x.grad = torch.full_like(x, torch.nan)
-        marks.append((x.grad, x.grad._version))
-    yield
-    if any(mark._version != version and mark.isnan().all().item() for mark, version in marks):
-        raise RuntimeError("the step adds to gradients of the step before: let it call zero_grad for all modules first")
-
-
-def list_parts(modules: Iterable[nn.Module]) -> list[nn.Module]:
-    """The modules and all modules in them, each once: `nn.Module.modules` takes longer, since it makes names."""
-    found: dict[nn.Module, None] = {}
-    waiting = [*modules]
-    for module in waiting:
-        if module not in found:
-            found[module] = None
-            if module._modules:
-                waiting += [x for x in module._modules.values() if x is not None]
-    return [*found]
-
-
-def find_pointers(tensors: Iterable[Tensor], optimizers: Iterable[Optimizer]) -> tuple[int, ...]:
-    """Where the tensors lie that a graph knows by their addresses, those of the optimizers' states among them."""
-    states = chain.from_iterable(getattr(optimizer, "state", {}).values() for optimizer in optimizers)
-    kept = [x for x in chain.from_iterable(map(dict.values, states)) if isinstance(x, Tensor)]
-    return (*[x.data_ptr() for x in tensors], *[x.data_ptr() for x in kept])
-
-
-def is_wanted(enabled: bool | None) -> bool:
-    """Whether steps are to be captured where that is possible."""
-    return enabled is not False and (enabled is True or os.environ.get("RL_TRITON_CAPTURE") != "0")
-
-
-def find_averaged(modules: Iterable[nn.Module]) -> list[DistributedDataParallel]:
-    """The modules and those in them whose gradients are averaged over processes."""
-    return [part for part in list_parts(modules) if isinstance(part, DistributedDataParallel)]
-
-
 @contextmanager
 def hold_captures() -> Iterator[None]:
     """Read or set a model's state inside, in another thread than the one that trains it: no captured step is made.
@@ -562,24 +361,3 @@ def use_capture_stream(device: torch.device | str) -> Iterator[None]:
     device = torch.empty(0, device=device).device  # with its index
     with CAPTURING, use_stream(device, "capture") if device.type == "cuda" else nullcontext():
         yield
-
-
-def find_obstacle(
-    optimizers: Iterable[Optimizer],
-    tensors: Iterable[Tensor],
-    enabled: bool | None,
-    averaged: Iterable[DistributedDataParallel] = (),
-) -> str:
-    """Why nothing can be captured; empty if it can, as far as can be told before trying."""
-    if not is_wanted(enabled):
-        return "switched off"
-    devices = {x.device for x in tensors}
-    if not devices or any(device.type != "cuda" for device in devices):
-        return f"graphs need tensors on a GPU, got {', '.join(sorted(map(str, devices))) or 'none'}"
-    if len(devices) > 1:
-        return f"graphs need tensors on one device, got {', '.join(sorted(map(str, devices)))}"
-    for module in averaged:
-        known = distributed.get_backend_config(module.process_group)
-        if "cuda:nccl" not in known.split(","):
-            return f"gradients are averaged over {known}, expected NCCL, whose operations a graph can hold"
-    return next(filter(None, map(name_unsupported, optimizers)), "")

@@ -1,6 +1,6 @@
 """What an estimator of your own needs, in one module; `docs/adding-an-estimator.md` works an example out.
 
-1. Write the equation as a `Recurrence`: two functions of a `Step`, made of ``+ - *``, comparisons and the primitives
+1. Write the equation as a `Recurrence`: two functions of a `Step`, made of ``+ - * /``, comparisons, literals,
    `select`, `minimum` and `exp`.
 2. Write a public function. It checks what is its own with the ``check_*`` functions, gets a `RolloutLayout` from
    `check_layout`, and hands everything to `solve`, which checks the rest, applies `apply_boundary_rule` and computes

@@ -52,6 +52,7 @@ CORE_TESTS = [
         "normalization",
         "backends",
         "cpu",
+        "equations",
         "threads",
         "conventions",
         "dtypes",

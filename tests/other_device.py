@@ -87,6 +87,11 @@ def compute_gae_from_final_values(env, time, value, last_value, **options):
     return ours.compute_gae(bootstrap_values=ours.FinalValues(env, time, value, last_value), **options)
 
 
+def compute_ppo(log_probs, **options):
+    """PPO of log-probabilities."""
+    return losses.ppo_loss(losses.LogProbs(log_probs), None, **options)
+
+
 CALLS = {
     "GAE": (ours.compute_gae, {**ROLLOUT, **FLAGS, "bootstrap_values": X[2]}),
     "GAE of bfloat16": (ours.compute_gae, {**ROLLOUT, "rewards": X[0].bfloat16(), "bootstrap_values": 0.0}),
@@ -104,7 +109,7 @@ CALLS = {
     "linear recurrence": (ours.linear_recurrence, {"alpha": X[:3], "beta": X[3:], "reverse": False}),
     "normalised": (ours.normalize_advantages, {"advantages": X[0], "mask": ENDS[0]}),
     "normalised by group": (losses.group_normalize, {"rewards": ROW, "groups": torch.arange(9) % 4}),
-    "PPO": (losses.ppo_loss, {"log_probs": ROW, "old_log_probs": OLD, "advantages": ADVANTAGES, **MORE}),
+    "PPO": (compute_ppo, {"log_probs": ROW, "old_log_probs": OLD, "advantages": ADVANTAGES, **MORE}),
     "categorical PPO": (
         losses.categorical_ppo_loss,
         {"logits": NETWORK, "actions": torch.tensor([0, 1, 2, 3, 1]), **MINIBATCH},
@@ -195,7 +200,7 @@ def check_other_promises():
     ours.normalize_advantages(rewards, out=rewards)
     assert torch.equal(rewards.cpu(), ours.normalize_advantages(X[0]))
     log_probs = ROW.to(DEVICE).requires_grad_()
-    loss = losses.ppo_loss(log_probs, *move([OLD, ADVANTAGES], DEVICE)).loss
+    loss = losses.ppo_loss(losses.LogProbs(log_probs), None, *move([OLD, ADVANTAGES], DEVICE)).loss
     (ready,) = losses.get_gradients(loss)
     ready = ready.cpu()
     (2 * loss).backward()

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rl_triton_core import capture, normalization
 from rl_triton_core._internal.arguments import validation
 from rl_triton_core._internal.backend import choose_backend
+from rl_triton_core._internal.capture.optimizers import name_unsupported
 from rl_triton_core._internal.launch import recording
 from rl_triton_core._internal.loss import solve as losses
 from rl_triton_core._internal.scan import execution
@@ -31,7 +32,7 @@ def find_obstacle(optimizers, tensors, enabled, averaged):
     """What stands against a capture, besides the device."""
     if enabled is False:
         return "switched off"
-    return next(filter(None, map(capture.name_unsupported, optimizers)), "")
+    return next(filter(None, map(name_unsupported, optimizers)), "")
 
 
 class Recording(TorchDispatchMode):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
+from torch.optim import Optimizer, RMSprop
 
-OPTIMIZERS = (Adam, AdamW, SGD, RMSprop)
-"""Which can step many parameters at once."""
+from rl_triton_core.capture import OPTIMIZERS
 
 
 def fuse_optimizer(optimizer: Optimizer) -> None:
@@ -88,5 +87,11 @@ def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> None:
     """
     gradients = [x.grad for x in parameters if x.grad is not None]
     if gradients:
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-        torch._foreach_mul_(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+        clip_by_norm(gradients, max_norm)
+
+
+def clip_by_norm(gradients: list[Tensor], max_norm: float, adapt: Callable[[Tensor], Tensor] = lambda x: x) -> Tensor:
+    """Scale gradients, of which there are some, by their norm as it is after `adapt`, which is returned."""
+    norm = adapt(torch.linalg.vector_norm(adapt(torch.stack(torch._foreach_norm(gradients)))))
+    torch._foreach_mul_(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+    return norm

@@ -9,23 +9,23 @@ A key of the configuration turns them off again: ``params.config.triton: False``
 
 # mypy: allow-subclassing-any, allow-untyped-calls
 
+import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rl_triton_adapters._overrides import find_override
+from rl_triton_adapters._versions import explain_import
 from rl_triton_core import compute_gae
-from rl_triton_core.losses import ppo_loss
+from rl_triton_core.losses import LogProbs, ppo_loss
 
 try:
     from rl_games.algos_torch.a2c_continuous import A2CAgent
     from rl_games.algos_torch.a2c_discrete import DiscreteA2CAgent
     from rl_games.common import common_losses
 except ImportError as error:
-    raise ImportError(
-        "rl_triton_adapters.rl_games needs RL-Games, which could not be imported: pip install rl-triton-core[rl-games]"
-    ) from error
+    raise explain_import(__name__, error, "rl-games", "1.6.1") from error
 
 __all__ = ["TritonA2CAgent", "TritonAdvantagesMixin", "TritonDiscreteA2CAgent", "register_agents"]
 
@@ -97,8 +97,16 @@ class TritonA2CAgent(TritonAdvantagesMixin, A2CAgent):
 
     The loss is RL-Games' own with masks of sequences, several values per state, a central value network, mixed
     precision, `ppo: False`, or another `actor_loss_func` than the clipped one. A user's agent that this class stands in
-    front of keeps its own `calc_losses`.
+    front of keeps its own `calc_losses`. An RL-Games without that method, such as 1.6.1 and Isaac Lab's, computes the
+    loss itself, which is warned of.
     """
+
+    def __init__(self, base_name: str, params: dict[str, Any]) -> None:
+        """Create the agent, as `TritonAdvantagesMixin` does."""
+        super().__init__(base_name, params)
+        if self.triton and not hasattr(A2CAgent, "calc_losses"):
+            text = "the advantages are ours, the loss is RL-Games' own: this version has no calc_losses (1.6.5 has)"
+            warnings.warn(f"TritonA2CAgent: {text}", RuntimeWarning, stacklevel=2)
 
     def calc_losses(
         self,
@@ -148,22 +156,23 @@ class TritonA2CAgent(TritonAdvantagesMixin, A2CAgent):
             )
             return stock
         result = ppo_loss(
-            -action_log_probs,
+            LogProbs(-action_log_probs, entropy),
+            None,
             -old_action_log_probs_batch,
             advantage,
             values=values.flatten(),
             returns=return_batch.flatten(),
             old_values=value_preds_batch.flatten(),
-            entropy=entropy,
             clip=curr_e_clip,
             value_coef=0.5 * self.critic_coef,
             value_clip=curr_e_clip if self.clip_value else None,
             value_clip_mode="cleanrl",
             entropy_coef=self.entropy_coef,
         )
+        coef = self.bounds_loss_coef  # None, where the configuration has none
         bounds = {"regularisation": self.reg_loss, "bound": self.bound_loss}.get(self.bound_loss_type)
-        b_loss = torch.zeros((), device=mu.device) if bounds is None else bounds(mu).mean()
-        loss = result.loss + b_loss * self.bounds_loss_coef
+        b_loss = torch.zeros((), device=mu.device) if bounds is None or coef is None else bounds(mu).mean()
+        loss = result.loss if coef is None else result.loss + b_loss * coef
         return loss, result.policy_loss, result.value_loss, result.entropy, b_loss, None
 
     def _is_fused(self, actor_loss_func: Any, values: Tensor, rnn_masks: Tensor | None) -> bool:

@@ -12,24 +12,24 @@ Minibatches, random numbers, logs and checkpoints are those of RSL-RL.
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rl_triton_adapters._overrides import find_override, has_hooks
+from rl_triton_adapters._versions import explain_import
+from rl_triton_adapters.updates import CapturedUpdate, find_pointers, find_reason
 from rl_triton_core import compute_gae, normalize_advantages
 from rl_triton_core.capture import CapturedStep
-from rl_triton_core.losses import PPOLoss, gaussian_ppo_loss, ppo_loss
+from rl_triton_core.losses import Gaussian, LogProbs, Policy, PPOLoss, ppo_loss
 
 try:
     from rsl_rl.algorithms import PPO
     from rsl_rl.modules.distribution import GaussianDistribution, HeteroscedasticGaussianDistribution
 except ImportError as error:
-    raise ImportError(
-        "rl_triton_adapters.rsl_rl needs RSL-RL, which could not be imported: pip install rl-triton-core[rsl-rl]"
-    ) from error
+    raise explain_import(__name__, error, "rsl-rl-lib", "5.0.1", "rsl-rl") from error
 
 __all__ = ["TritonPPO"]
 
@@ -40,6 +40,11 @@ PACKAGES = ("rsl_rl", "torch")
 """Where methods are written that a step may go around, as it does with the following ones of a Gaussian policy."""
 ACTOR_METHODS = ("__call__", "forward", "get_output_log_prob", "output_entropy")
 DISTRIBUTION_METHODS = ("sample", "log_prob", "entropy", "mean", "std")
+UPDATE_NORMALIZES = "update_normalization" in PPO.update.__code__.co_names
+"""Whether observations are counted for normalisation by `update`, of the whole rollout, as RSL-RL does from 5.5 on.
+Before, `process_env_step` counts them."""
+RETURNS_KEEP_STATE = "get_hidden_state" in PPO.compute_returns.__code__.co_names
+"""Whether `compute_returns` gives a recurrent critic its hidden state back, as RSL-RL does from 5.4 on."""
 
 
 class TritonPPO(PPO):
@@ -70,21 +75,25 @@ class TritonPPO(PPO):
         if not isinstance(triton, bool):
             raise TypeError(f"triton: got {type(triton).__name__}, expected a bool")
         super().__init__(*args, **kwargs)
+        if not hasattr(self, "_raw_actor"):  # RSL-RL 5.0, which compiles no models
+            self._raw_actor, self._raw_critic = self.actor, self.critic
         self.triton = triton
-        self.obstacle = self._find_obstacle()
-        if triton and self.obstacle:
-            warnings.warn(f"TritonPPO updates as PPO of RSL-RL does: {self.obstacle}", RuntimeWarning, stacklevel=2)
         self._is_gaussian = False
         self._rollout: dict[str, Any] = {}
-        self._settings: list[Any] = []
         self._rate = torch.tensor(float(self.learning_rate), dtype=torch.float64, device=self.device)
-        self._step = CapturedStep(
-            self._update_minibatch,
-            modules=[self._raw_actor, self._raw_critic],
-            optimizers=[self.optimizer],
-            state=[self._rate],
-            enabled=capture,
-        )
+        self._update = CapturedUpdate(self._update_minibatch, enabled=capture)
+        self._find_step()
+        if triton and self.obstacle:
+            warnings.warn(f"TritonPPO updates as PPO of RSL-RL does: {self.obstacle}", RuntimeWarning, stacklevel=2)
+
+    @property
+    def obstacle(self) -> str:
+        """Why the update is RSL-RL's own."""
+        return self._update.stock
+
+    def _find_step(self) -> CapturedStep:
+        modules = [self._raw_actor, self._raw_critic]
+        return self._update.find_step(modules, [self.optimizer], stock=self._find_obstacle(), state=[self._rate])
 
     def _has_gaussian_policy(self) -> bool:
         """Whether the actor's outputs are those of a Gaussian, and nothing that is gone around was changed."""
@@ -102,13 +111,19 @@ class TritonPPO(PPO):
             "random network distillation has a loss of its own": self.rnd is not None,
             "symmetry augments minibatches": self.symmetry is not None,
             "gradients are averaged over several GPUs": self.is_multi_gpu,
-            "mixed precision was asked for": self.use_mixed_precision,
+            "mixed precision was asked for": getattr(self, "use_mixed_precision", False),
         }
         return (
-            next((reason for reason, applies in obstacles.items() if applies), "")
+            find_reason(obstacles)
             or find_override(self, ["update"], PACKAGES, behind=TritonPPO)
             or find_override(self.storage, ["mini_batch_generator"], PACKAGES)
         )
+
+    def process_env_step(self, *args: Any, **kwargs: Any) -> None:
+        """Record a step as `PPO` does, and keep statistics of observations where graphs read them."""
+        has_graphs = self.triton and not UPDATE_NORMALIZES
+        with _keep_buffers(self._raw_actor, self._raw_critic) if has_graphs else nullcontext():
+            super().process_env_step(*args, **kwargs)
 
     # -- advantages ----------------------------------------------------------------------------------------------------
 
@@ -119,7 +134,8 @@ class TritonPPO(PPO):
             return
         storage, hidden_state = self.storage, self.critic.get_hidden_state()
         last_values = self.critic(obs).detach()
-        self.critic.reset(hidden_state=hidden_state)
+        if RETURNS_KEEP_STATE:
+            self.critic.reset(hidden_state=hidden_state)
         rewards, values, dones = (x.squeeze(-1) for x in (storage.rewards, storage.values, storage.dones))
         compute_gae(
             rewards,
@@ -138,31 +154,30 @@ class TritonPPO(PPO):
 
     def update(self) -> dict[str, float]:
         """Update actor and critic, as `PPO.update` does, and return the mean losses."""
-        self.obstacle = self._find_obstacle()
+        self._find_step()
         if not self.triton or self.obstacle:
             losses: dict[str, float] = super().update()
             return losses
         self._find_rollout()
         self._is_gaussian = self._has_gaussian_policy()
         settings = [self._is_gaussian, *(getattr(self, name) for name in SETTINGS)]
-        if settings != self._settings:
-            self._step.reset()
-            self._settings = settings
+        self._update.keep_settings([*settings, *find_pointers(self._rollout)])
         self._rate.fill_(self.learning_rate)
         size = self.storage.num_envs * self.storage.num_transitions_per_env // self.num_mini_batches
         minibatches = torch.randperm(self.num_mini_batches * size, device=self.device).split(size)
-        rows = [self._step(indices).clone() for _ in range(self.num_learning_epochs) for indices in minibatches]
-        value, surrogate, entropy = torch.stack(rows).double().mean(dim=0).tolist()
+        rows = self._update.run(minibatches * self.num_learning_epochs)
+        value, surrogate, entropy = rows.double().mean(dim=0).tolist()
         self.learning_rate = self._rate.item()
-        with _keep_buffers(self._raw_actor, self._raw_critic):
-            self.actor.update_normalization(self._rollout["observations"])
-            self.critic.update_normalization(self._rollout["observations"])
+        if UPDATE_NORMALIZES:
+            with _keep_buffers(self._raw_actor, self._raw_critic):
+                self.actor.update_normalization(self._rollout["observations"])
+                self.critic.update_normalization(self._rollout["observations"])
         self.storage.clear()
         return {"value": value, "surrogate": surrogate, "entropy": entropy}
 
     def _find_rollout(self) -> None:
         """Flatten the storage, where a graph reads it: a storage that has moved asks for another graph."""
-        storage, known = self.storage, _find_pointers(self._rollout)
+        storage = self.storage
         scalars = {
             "values": storage.values,
             "returns": storage.returns,
@@ -172,8 +187,6 @@ class TritonPPO(PPO):
         self._rollout = {name: x.flatten() for name, x in scalars.items()}
         self._rollout |= {"observations": storage.observations.flatten(0, 1), "actions": storage.actions.flatten(0, 1)}
         self._rollout |= {f"parameter {i}": x.flatten(0, 1) for i, x in enumerate(storage.distribution_params)}
-        if known != _find_pointers(self._rollout):
-            self._step.reset()
 
     def _update_minibatch(self, indices: Tensor) -> Tensor:
         """Make one step of the optimizer, and return the losses: value, surrogate, entropy."""
@@ -219,34 +232,33 @@ class TritonPPO(PPO):
                 group["lr"] = rate.item()
 
     def _compute_loss(self, batch: dict[str, Tensor], values: Tensor) -> PPOLoss:
-        """Compute the loss of one minibatch in one pass, from mean and deviation where the policy is Gaussian."""
-        arguments: dict[str, Any] = {
-            "old_log_probs": batch["old_log_probs"],
-            "advantages": batch["advantages"],
-            "values": values,
-            "returns": batch["returns"],
-            "old_values": batch["values"],
-            "clip": self.clip_param,
-            "value_coef": self.value_loss_coef,
-            "value_clip": self.clip_param if self.use_clipped_value_loss else None,
-            "value_clip_mode": "cleanrl",
-            "entropy_coef": self.entropy_coef,
-            "normalize_advantages": self.normalize_advantage_per_mini_batch,
-        }
-        if not self._is_gaussian:
-            log_probs, entropy = self.actor.get_output_log_prob(batch["actions"]), self.actor.output_entropy
-            if entropy.shape != log_probs.shape:
-                entropy = entropy.mean().expand_as(log_probs)  # which is all that PPO reads of it
-            return ppo_loss(log_probs, entropy=entropy, **arguments)
-        distribution = self.actor.distribution
-        deviation = distribution.std[0] if type(distribution) is GaussianDistribution else distribution.std
-        return gaussian_ppo_loss(distribution.mean, deviation.log(), batch["actions"], **arguments)
+        """Compute the loss of one minibatch in one pass."""
+        return ppo_loss(
+            self._describe_policy(batch["actions"]),
+            batch["actions"] if self._is_gaussian else None,
+            batch["old_log_probs"],
+            batch["advantages"],
+            values=values,
+            returns=batch["returns"],
+            old_values=batch["values"],
+            clip=self.clip_param,
+            value_coef=self.value_loss_coef,
+            value_clip=self.clip_param if self.use_clipped_value_loss else None,
+            value_clip_mode="cleanrl",
+            entropy_coef=self.entropy_coef,
+            normalize_advantages=self.normalize_advantage_per_mini_batch,
+        )
 
-
-def _find_pointers(rollout: dict[str, Any]) -> list[int]:
-    """Find where the tensors of a rollout lie."""
-    tensors = ([value] if isinstance(value, Tensor) else value.values(True, True) for value in rollout.values())
-    return [x.data_ptr() for group in tensors for x in group]
+    def _describe_policy(self, actions: Tensor) -> Policy:
+        """What the actor's last outputs are to the loss: mean and deviation where the policy is Gaussian."""
+        if self._is_gaussian:
+            distribution = self.actor.distribution
+            deviation = distribution.std[0] if type(distribution) is GaussianDistribution else distribution.std
+            return Gaussian(distribution.mean, deviation.log())
+        log_probs, entropy = self.actor.get_output_log_prob(actions), self.actor.output_entropy
+        if entropy.shape != log_probs.shape:
+            entropy = entropy.mean().expand_as(log_probs)  # which is all that PPO reads of it
+        return LogProbs(log_probs, entropy)
 
 
 @contextmanager

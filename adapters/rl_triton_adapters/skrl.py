@@ -17,16 +17,18 @@ from typing import Any
 from torch import Tensor
 
 from rl_triton_adapters._copies import CopiedMethodsMixin, copy_function
+from rl_triton_adapters._versions import explain_import, explain_version
 from rl_triton_core import compute_gae, normalize_advantages
+
+NEEDED = "2.1"
+"""Up to 2.0, with time_limit_bootstrap, skrl's agents count the value after a time limit twice."""
 
 try:
     from skrl.agents.torch.a2c import A2C
     from skrl.agents.torch.ppo import PPO
     from skrl.utils.runner.torch import Runner
 except ImportError as error:
-    raise ImportError(
-        "rl_triton_adapters.skrl needs skrl, which could not be imported: pip install rl-triton-core[skrl]"
-    ) from error
+    raise explain_import(__name__, error, "skrl", NEEDED) from error
 
 __all__ = ["TritonA2C", "TritonPPO", "TritonRunner", "estimate_advantages", "make_triton_class"]
 
@@ -82,22 +84,23 @@ def replace_gae(update: Any) -> Any:
         TypeError: The method is of a recurrent agent, or calls another `compute_gae` than skrl's.
         ImportError: The method calls no `compute_gae`, or one with other arguments: skrl has changed.
     """
-    name = getattr(update, "__qualname__", str(update))
+    name = getattr(update, "__qualname__", "agent")
     stock = getattr(update, "__globals__", {}).get("compute_gae")
     if stock is None or "compute_gae" not in update.__code__.co_names:
-        raise ImportError(f"skrl's {name} calls no compute_gae: another version is needed")
+        raise explain_version(f"skrl's {name} calls no compute_gae", "skrl", NEEDED)
     if not stock.__module__.startswith("skrl."):
         raise TypeError(
             f"{name}: got one that calls the compute_gae of {stock.__module__}, expected one that calls skrl's"
         )
     parameters = set(signature(stock).parameters)
-    if "next_values" in parameters:
+    if "next_values" in parameters and stock.__module__.endswith("_rnn"):
         raise TypeError(
             f"{name}: got a recurrent agent, expected one without memory: with time_limit_bootstrap, skrl's recurrent "
             "agents count the value after a time limit twice, in the reward and in the recurrence, which goes on there"
         )
     if parameters != set(signature(estimate_advantages).parameters):
-        raise ImportError(f"skrl's {name} calls a compute_gae of {sorted(parameters)}: another version is needed")
+        problem = f"skrl's {name} calls a compute_gae of {', '.join(sorted(parameters))}"
+        raise explain_version(problem, "skrl", NEEDED)
     return copy_function(update, {"compute_gae": estimate_advantages})
 
 
@@ -129,13 +132,13 @@ def make_triton_class(agent_class: type) -> type:
 class TritonPPO(PPO, CopiedMethodsMixin):
     """`PPO` of skrl with the advantages of `rl_triton_core`."""
 
-    update = replace_gae(PPO.update)
+    update = replace_gae(getattr(PPO, "update", None))
 
 
 class TritonA2C(A2C, CopiedMethodsMixin):
     """`A2C` of skrl with the advantages of `rl_triton_core`."""
 
-    update = replace_gae(A2C.update)
+    update = replace_gae(getattr(A2C, "update", None))
 
 
 class TritonRunner(Runner):

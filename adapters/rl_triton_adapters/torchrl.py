@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from rl_triton_adapters._copies import CopiedMethodsMixin, copy_function
+from rl_triton_adapters._versions import explain_import, explain_version
 from rl_triton_core import compute_gae, compute_lambda_returns, compute_vtrace
 
 try:
@@ -27,9 +28,7 @@ try:
     from torchrl.objectives.value import GAE, TDLambdaEstimator, VTrace
     from torchrl.objectives.value.functional import SHAPE_ERR, _transpose_time
 except ImportError as error:
-    raise ImportError(
-        "rl_triton_adapters.torchrl needs TorchRL, which could not be imported: pip install rl-triton-core[torchrl]"
-    ) from error
+    raise explain_import(__name__, error, "torchrl", "0.14") from error
 
 __all__ = [
     "TritonGAE",
@@ -268,7 +267,7 @@ def replace_call(ours: Callable[..., Any], method: Any) -> Any:
         return copy_function(method, {}, cells)
     names = {ours.__name__, f"vec_{ours.__name__}"}.intersection(method.__code__.co_names)
     if not names:
-        raise ImportError(f"TorchRL's {method.__qualname__} calls no {ours.__name__}: another version is needed")
+        raise explain_version(f"TorchRL's {method.__qualname__} calls no {ours.__name__}", "torchrl", "0.14")
     return copy_function(method, dict.fromkeys(names, ours))
 
 

@@ -20,7 +20,18 @@ from torch import Tensor
 from torch.distributions import Categorical, Independent, Normal
 
 from rl_triton_adapters._overrides import find_override
-from rl_triton_core.losses import PPOLoss, categorical_ppo_loss, gaussian_ppo_loss, get_gradients, ppo_loss
+from rl_triton_adapters._versions import explain_import
+from rl_triton_adapters.updates import find_reason
+from rl_triton_core.losses import (
+    Gaussian,
+    LogProbs,
+    MultiCategorical,
+    Normalization,
+    Policy,
+    PPOLoss,
+    get_gradients,
+    ppo_loss,
+)
 
 try:
     from tensordict import TensorDict, TensorDictBase, is_tensor_collection
@@ -28,15 +39,12 @@ try:
     from torchrl.modules import IndependentNormal, MaskedCategorical, OneHotCategorical
     from torchrl.objectives import ClipPPOLoss
 except ImportError as error:
-    raise ImportError(
-        "rl_triton_adapters.torchrl_losses needs TorchRL, which could not be imported: "
-        "pip install rl-triton-core[torchrl]"
-    ) from error
+    raise explain_import(__name__, error, "torchrl", "0.14") from error
 
 __all__ = ["TritonClipPPOLoss"]
 
-DISTANCES = {"smooth_l1": "huber", "l2": "mse"}
-"""What our losses call the error of a value, by TorchRL's `loss_critic_type`."""
+DISTANCES = {"smooth_l1": 1.0, "l2": None}
+"""Where the error of a value becomes linear, if it does, by TorchRL's `loss_critic_type`."""
 METHODS = (
     "loss_critic",
     "_clip_bounds",
@@ -54,6 +62,9 @@ PACKAGES = ("torchrl.objectives.ppo", "torchrl.objectives.common")
 PRECISIONS = {"cpu": (torch.float32, torch.float64), "cuda": (torch.float32,)}
 """What the pass computes in, by the type of the device."""
 
+EPSILON = torch.finfo(torch.float32).resolution
+"""Of TorchRL's standard deviations, at least."""
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Terms
 # ---------------------------------------------------------------------------------------------------------------------
@@ -62,15 +73,19 @@ PRECISIONS = {"cpu": (torch.float32, torch.float64), "cuda": (torch.float32,)}
 class Head(NamedTuple):
     """How the loss is computed from a distribution of actions."""
 
-    function: Callable[..., PPOLoss]
+    kind: Callable[..., Policy]
     inputs: tuple[Tensor, ...]
-    """What the actor's gradient flows through, and what the function takes first."""
+    """What the actor's gradient flows through, and what the policy is made of."""
     options: dict[str, Any]
-    """Other arguments of the function."""
+    """Other arguments of `ppo_loss`."""
+
+    def compute_loss(self, inputs: Sequence[Tensor], **more: Any) -> PPOLoss:
+        """The loss of other inputs, with more arguments."""
+        return ppo_loss(self.kind(*inputs), **{**self.options, **more})
 
 
 def choose_head(distribution: Any, actions: Tensor, shape: torch.Size) -> Head | None:
-    """Choose the function that computes the loss from the parameters of a distribution; None if there is none.
+    """Choose how the loss is computed from the parameters of a distribution; None if it is not known.
 
     Args:
         distribution: The distribution.
@@ -81,17 +96,12 @@ def choose_head(distribution: Any, actions: Tensor, shape: torch.Size) -> Head |
     if kind in (Categorical, OneHotCategorical) or (kind is MaskedCategorical and not distribution._sparse_mask):
         indices = actions.argmax(dim=-1) if kind is OneHotCategorical else actions.long()
         if distribution.logits.shape[:-1] == indices.shape == shape:
-            return Head(categorical_ppo_loss, (distribution.logits,), {"actions": indices})
+            return Head(MultiCategorical, (distribution.logits,), {"actions": indices})
     if kind in (Independent, IndependentNormal) and type(distribution.base_dist) is Normal:
         mean, scale = distribution.base_dist.loc, distribution.base_dist.scale
         if mean.shape == scale.shape == actions.shape and mean.shape[:-1] == shape:
-            return Head(gaussian_ppo_loss, (mean, scale.log()), {"actions": actions})
+            return Head(Gaussian, (mean, scale.log()), {"actions": actions})
     return None
-
-
-def compute_given_loss(log_probs: Tensor, entropy: Tensor | None = None, **arguments: Any) -> PPOLoss:
-    """Compute the loss from log-probabilities and entropies."""
-    return ppo_loss(log_probs, entropy=entropy, **arguments)
 
 
 def differentiate_loss(
@@ -108,7 +118,7 @@ def differentiate_loss(
     with torch.set_grad_enabled(torch.is_grad_enabled() and any(x.requires_grad for x in given)):
         leaves = [x.detach().requires_grad_(torch.is_grad_enabled() and x.requires_grad) for x in given]
         inputs, column = leaves[: len(head.inputs)], (None if values is None else leaves[-1])
-        result = head.function(*inputs, values=column, **head.options, **options)
+        result = head.compute_loss(inputs, values=column, **options)
     return result, get_gradients(result.loss) if result.loss.requires_grad else [None] * len(leaves)
 
 
@@ -155,7 +165,7 @@ def compute_term(head: Head, name: str, inputs: Sequence[Tensor]) -> Tensor:
     changes: dict[str, Any] = {"entropy_coef": 0.0}
     if name == "loss_entropy":
         changes = {"advantages": torch.zeros_like(head.options["advantages"])}
-    return head.function(*inputs, **{**head.options, **changes}).loss
+    return head.compute_loss(inputs, **changes).loss
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -178,7 +188,7 @@ class Minibatch(NamedTuple):
     """Which steps count, without that dimension; None for all."""
 
 
-class Policy(NamedTuple):
+class ActorOutputs(NamedTuple):
     """What the actor makes of a minibatch."""
 
     head: Head
@@ -238,8 +248,7 @@ class TritonClipPPOLoss(ClipPPOLoss):
             "delay_actor is set": self.delay_actor,
             "a coefficient or clip has dimensions": any(x is not None and x.ndim for x in numbers),
         }
-        reason = next((reason for reason, applies in obstacles.items() if applies), "")
-        return reason or find_override(self, METHODS, PACKAGES)
+        return find_reason(obstacles) or find_override(self, METHODS, PACKAGES)
 
     def _get_clip_range(self) -> tuple[Tensor, Tensor]:
         """How far the ratio may fall below 1, and rise above it."""
@@ -288,7 +297,7 @@ class TritonClipPPOLoss(ClipPPOLoss):
         require(all(mask.dtype == torch.bool for mask in columns), "a mask is not bool")
         return reduce(torch.logical_and, columns).squeeze(-1) if columns else None
 
-    def _evaluate_actor(self, tensordict: TensorDictBase, advantages: Tensor) -> Policy:
+    def _evaluate_actor(self, tensordict: TensorDictBase, advantages: Tensor) -> ActorOutputs:
         """Compute the inputs of the loss as TorchRL computes ratios: from a distribution's parameters if possible."""
         shape, keys = advantages.shape[:-1], self.tensor_keys
         log_weights, distribution, *_ = self._log_weight(tensordict, adv_shape=shape)
@@ -298,7 +307,7 @@ class TritonClipPPOLoss(ClipPPOLoss):
             head = choose_head(distribution, tensordict.get(keys.action), shape)
             if head is not None:
                 old = {"old_log_probs": tensordict.get(keys.sample_log_prob)}
-                return Policy(head._replace(options=head.options | old), log_ratios.detach(), distribution)
+                return ActorOutputs(head._replace(options=head.options | old), log_ratios.detach(), distribution)
         inputs, entropies = [log_ratios], None
         if self.entropy_bonus:
             entropy = self._get_entropy(distribution, shape)
@@ -306,8 +315,8 @@ class TritonClipPPOLoss(ClipPPOLoss):
                 entropies, entropy = entropy.detach(), entropy.sum(dim="feature", reduce=True)
             require(is_like(entropy, advantages), "entropies have another shape or dtype than advantages")
             inputs.append(entropy.squeeze(-1))
-        head = Head(compute_given_loss, tuple(inputs), {"old_log_probs": torch.zeros_like(log_ratios)})
-        return Policy(head, log_ratios.detach(), distribution, entropies)
+        head = Head(LogProbs, tuple(inputs), {"actions": None, "old_log_probs": torch.zeros_like(log_ratios)})
+        return ActorOutputs(head, log_ratios.detach(), distribution, entropies)
 
     def _evaluate_critic(self, tensordict: TensorDictBase) -> Any:
         """Compute values as `loss_critic` does."""
@@ -337,9 +346,7 @@ class TritonClipPPOLoss(ClipPPOLoss):
             "clip": clip,
             "clip_high": clip_high,
             "entropy_coef": self.entropy_coeff if self.entropy_bonus else 0.0,
-            "normalize_advantages": standardize,
-            "epsilon": torch.finfo(torch.float32).resolution,
-            "epsilon_mode": "floor",
+            "normalize_advantages": standardize and Normalization(epsilon=EPSILON, epsilon_mode="floor"),
         }
 
     def _describe_critic(self, batch: Minibatch) -> dict[str, Any]:
@@ -349,7 +356,7 @@ class TritonClipPPOLoss(ClipPPOLoss):
         options = {
             "returns": batch.targets.squeeze(-1),
             "value_coef": self.critic_coeff,
-            "value_loss": DISTANCES[self.loss_critic_type],
+            "huber_delta": DISTANCES[self.loss_critic_type],
         }
         if batch.old_values is not None:
             options |= {
@@ -359,7 +366,7 @@ class TritonClipPPOLoss(ClipPPOLoss):
             }
         return options
 
-    def _assemble_results(self, policy: Policy, batch: Minibatch, values: Tensor | None) -> TensorDictBase:
+    def _assemble_results(self, policy: ActorOutputs, batch: Minibatch, values: Tensor | None) -> TensorDictBase:
         """Compute the loss, split it into its terms, and add what is logged, in TorchRL's order."""
         head, critic = policy.head, self._describe_critic(batch)
         column = None if values is None else values.squeeze(-1)
@@ -396,11 +403,11 @@ class TritonClipPPOLoss(ClipPPOLoss):
         return TensorDict(results)
 
     @torch.no_grad()
-    def _measure_all_steps(self, result: PPOLoss, policy: Policy) -> PPOLoss:
+    def _measure_all_steps(self, result: PPOLoss, policy: ActorOutputs) -> PPOLoss:
         """What is logged of ratios and entropies, which TorchRL measures in steps that do not count too."""
         log_ratios, ratios = policy.log_ratios, policy.log_ratios.exp()
         entropy = policy.head.inputs[-1]
-        if policy.head.function is not compute_given_loss:
+        if policy.head.kind is not LogProbs:
             entropy = policy.distribution.entropy()
         outside = log_ratios != log_ratios.clamp(*self._clip_bounds)
         return result._replace(

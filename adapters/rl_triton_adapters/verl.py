@@ -23,6 +23,7 @@ import numpy.typing as npt
 import torch
 
 import rl_triton_core
+from rl_triton_adapters._versions import explain_import
 from rl_triton_core import check_backend, compute_discounted_returns, compute_gae, normalize_advantages
 from rl_triton_core.losses import group_normalize, grpo_loss
 
@@ -31,9 +32,7 @@ try:
     from verl.trainer.ppo import core_algos
     from verl.workers.config import ActorConfig
 except ImportError as error:
-    raise ImportError(
-        f"rl_triton_adapters.verl needs verl 0.9.1 or newer, whose import failed: {error} (pip install verl)"
-    ) from error
+    raise explain_import(__name__, error, "verl", "0.7.1") from error
 
 __all__ = [
     "compute_gae_advantage_return",
@@ -44,7 +43,7 @@ __all__ = [
     "uninstall",
 ]
 
-KNOWN_VERSIONS = ("0.9.1",)
+KNOWN_VERSIONS = ("0.9.0", "0.9.1")
 LOSS_NAME = "triton"
 LOG_RATIO_CLAMP = 20.0
 
@@ -382,35 +381,38 @@ def install(*, backend: str | None = None) -> None:
 
     Functions of `verl.trainer.ppo.core_algos` are replaced, as attributes of the module and in its registry, and one
     line is logged. A second call changes nothing but the backend. A version of verl that this module does not know is
-    warned of, and compared with on a small batch.
+    warned of, and compared with on a small batch: functions that differ stay verl's own, with a warning each, as
+    REINFORCE++ does before 0.9.
 
     Args:
         backend: Name of a backend of `rl_triton_core`; None chooses by the device of the tensors of each call.
 
     Raises:
         ValueError: There is no such backend, or another policy loss is called "triton".
-        RuntimeError: verl's functions take other arguments, or have other results, than this module was written for.
+        RuntimeError: All of verl's functions take other arguments, or have other results, than those here.
     """
     check_backend(backend)
     uninstall()
     if LOSS_NAME in core_algos.POLICY_LOSS_REGISTRY:
         raise ValueError(f"verl: got another policy loss of the name {LOSS_NAME!r}, expected none")
-    _check_verl()
-    for name, function in ESTIMATORS.items():
-        _stock[name] = getattr(core_algos, function.__name__)
-        _installed[name] = _bind_backend(function, backend)
-        setattr(core_algos, function.__name__, _installed[name])
-        core_algos.ADV_ESTIMATOR_REGISTRY[name] = _installed[name]
-    core_algos.POLICY_LOSS_REGISTRY[LOSS_NAME] = _bind_backend(compute_policy_loss_triton, backend)
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.INFO)  # verl sets the root logger to WARNING
+    same = _find_same_functions()
+    for name, function in ESTIMATORS.items():
+        if function in same:
+            _stock[name] = getattr(core_algos, function.__name__)
+            _installed[name] = _bind_backend(function, backend)
+            setattr(core_algos, function.__name__, _installed[name])
+            core_algos.ADV_ESTIMATOR_REGISTRY[name] = _installed[name]
+    if compute_policy_loss_triton in same:
+        core_algos.POLICY_LOSS_REGISTRY[LOSS_NAME] = _bind_backend(compute_policy_loss_triton, backend)
     logger.info(
-        "verl %s computes %s advantages with rl_triton_core %s, backend %s; so does the policy loss %r if asked for",
+        "verl %s computes %s advantages with rl_triton_core %s, backend %s%s",
         verl.__version__,
-        ", ".join(ESTIMATORS),
+        ", ".join(_installed) or "no",
         rl_triton_core.__version__,
         backend or "that of the device",
-        LOSS_NAME,
+        f"; so does the policy loss {LOSS_NAME!r} if asked for" if compute_policy_loss_triton in same else "",
     )
 
 
@@ -422,8 +424,9 @@ def uninstall() -> None:
             setattr(core_algos, attribute, function)
         if core_algos.ADV_ESTIMATOR_REGISTRY.get(name) is _installed[name]:
             core_algos.ADV_ESTIMATOR_REGISTRY[name] = function
-    if _stock:
-        core_algos.POLICY_LOSS_REGISTRY.pop(LOSS_NAME, None)
+    loss = core_algos.POLICY_LOSS_REGISTRY.get(LOSS_NAME)
+    if getattr(loss, "func", loss) is compute_policy_loss_triton:
+        del core_algos.POLICY_LOSS_REGISTRY[LOSS_NAME]
     _stock.clear()
     _installed.clear()
 
@@ -435,30 +438,41 @@ def _bind_backend(function: Callable[..., Any], backend: str | None) -> Callable
     return partial(function, backend=backend)
 
 
-def _check_verl() -> None:
-    """Check that verl's functions are those whose place is taken, and warn of a version that is not known."""
-    stock: dict[str, Callable[..., Any]] = {function.__name__: function for function in ESTIMATORS.values()}
-    stock["compute_policy_loss_vanilla"] = compute_policy_loss_triton
-    for name, function in stock.items():
-        found = getattr(core_algos, name, None)
-        got = None if found is None else list(inspect.signature(found).parameters)
-        expected = [parameter for parameter in inspect.signature(function).parameters if parameter != "backend"]
-        if got != expected:
-            raise RuntimeError(f"verl {verl.__version__}: core_algos.{name} takes {got}, expected {expected}")
-    if verl.__version__ not in KNOWN_VERSIONS:
-        for name, function in stock.items():
-            _compare_with_stock(name, function)
+def _find_same_functions() -> list[Callable[..., Any]]:
+    """Find the functions here that verl's may be replaced by, and warn of the others and of a version not known."""
+    places = {function.__name__: function for function in ESTIMATORS.values()}
+    places |= {"compute_policy_loss_vanilla": compute_policy_loss_triton}
+    known = verl.__version__ in KNOWN_VERSIONS
+    differences = {
+        name: _compare_arguments(name, function) or ("" if known else _compare_numbers(name, function))
+        for name, function in places.items()
+    }
+    found = [f"verl {verl.__version__}: core_algos.{name} {x}" for name, x in differences.items() if x]
+    if len(found) == len(places):
+        raise RuntimeError(found[0])
+    for text in found:
+        logger.warning("%s; verl's own stays", text)
+    if not known:
         logger.warning(
             "verl %s is not a version that rl_triton_adapters.verl was tested with (%s). Checked: the arguments of %s, "
             "and their numbers on a small batch",
             verl.__version__,
             ", ".join(KNOWN_VERSIONS),
-            ", ".join(stock),
+            ", ".join(places),
         )
+    return [function for name, function in places.items() if not differences[name]]
 
 
-def _compare_with_stock(name: str, function: Callable[..., Any]) -> None:
-    """Check that one of verl's functions gives the numbers of ours, on a batch of three responses."""
+def _compare_arguments(name: str, function: Callable[..., Any]) -> str:
+    """Say which arguments one of verl's functions takes; nothing if they are those of ours."""
+    found = getattr(core_algos, name, None)
+    got = None if found is None else list(inspect.signature(found).parameters)
+    expected = [parameter for parameter in inspect.signature(function).parameters if parameter != "backend"]
+    return "" if got == expected else f"takes {got}, expected {expected}"
+
+
+def _compare_numbers(name: str, function: Callable[..., Any]) -> str:
+    """Say that one of verl's functions gives other numbers than ours, on a batch of three responses."""
     generator = torch.Generator().manual_seed(0)
     rewards, values, log_prob = torch.randn(3, 3, 6, generator=generator, dtype=torch.float64).unbind()
     mask = torch.tensor([[1, 1, 0, 0, 1, 1], [1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1]])
@@ -477,17 +491,13 @@ def _compare_with_stock(name: str, function: Callable[..., Any]) -> None:
     }
     wanted = {x: arguments[x] for x in inspect.signature(function).parameters if x in arguments}
     stock, ours = getattr(core_algos, name)(**wanted), _bind_backend(function, "reference")(**wanted)
-    for got, expected in zip(stock, ours, strict=True):
-        same = (
-            all(abs(got[key] - expected[key]) < 1e-6 for key in expected)
-            if isinstance(expected, dict)
-            else torch.allclose(got * mask if got.ndim else got, expected, rtol=1e-6, atol=1e-6)
-        )
-        if not same:
-            raise RuntimeError(
-                f"verl {verl.__version__}: core_algos.{name} has other results than rl_triton_adapters.verl, which was "
-                f"written for {', '.join(KNOWN_VERSIONS)}"
-            )
+    same = all(
+        all(abs(got[key] - expected[key]) < 1e-6 for key in expected)
+        if isinstance(expected, dict)
+        else torch.allclose(got * mask if got.ndim else got, expected, rtol=1e-6, atol=1e-6)
+        for got, expected in zip(stock, ours, strict=True)
+    )
+    return "" if same else f"has other results than in {', '.join(KNOWN_VERSIONS)}"
 
 
 def _is_requested() -> bool:

@@ -43,10 +43,10 @@ WIDE = Setting(64, 128, 64, env="CartPole-v1")
 CONTINUOUS = Setting(8, 256, 64, 10, 32, env="Pendulum-v1")
 LIMITED = Setting(64, 200, 64, env="Pendulum-v1")
 MODULES = {
-    "PPO": ("stable_baselines3", "sb3_captured"),
-    "A2C": ("stable_baselines3", "sb3_captured"),
-    "MaskablePPO": ("sb3_contrib", "sb3_contrib_captured"),
-    "RecurrentPPO": ("sb3_contrib", "sb3_contrib"),
+    "PPO": ("stable_baselines3", "sb3"),
+    "A2C": ("stable_baselines3", "sb3"),
+    "MaskablePPO": ("sb3_contrib", "sb3.contrib"),
+    "RecurrentPPO": ("sb3_contrib", "sb3.contrib"),
 }
 """Where an algorithm is, and ours with less work per step."""
 A2C_SETTING = Setting(8, 100, 64, 1, 20, env="CartPole-v1, A2C")
@@ -97,8 +97,8 @@ def list_arms(setting: Setting) -> list[str]:
 def stop_captures(model: Any, names: Iterable[str]) -> None:
     """Let these steps of an algorithm of ours run eagerly."""
     for name in names:
-        model._find_update()
-        step = getattr(model, name)
+        update = model._find_update()
+        step = update if name == "_update" else model._acting
         step.enabled = False
         step.reset()
 
@@ -128,7 +128,7 @@ def make_callback(name: str) -> Any:
     """What `learn` is given besides, if anything."""
     if name not in ("device", *MORE):
         return None
-    from rl_triton_adapters.sb3_device import BatchedTerminalValues
+    from rl_triton_adapters.sb3 import BatchedTerminalValues
 
     return BatchedTerminalValues()
 

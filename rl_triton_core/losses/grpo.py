@@ -15,12 +15,11 @@ from rl_triton_core._internal.loss.arguments import (
     build_problem,
     check_coefficient,
     drop_graph,
-    elements_of,
     flatten,
-    gather_policy,
 )
 from rl_triton_core._internal.loss.problem import LossProblem
 from rl_triton_core._internal.loss.solve import solve_loss
+from rl_triton_core.losses.policies import LogProbs
 from rl_triton_core.losses.ppo import PPOLoss, arrange_parts
 
 AGGREGATIONS = ("token-mean", "sequence-mean", "sequence-sum")
@@ -100,15 +99,12 @@ def grpo_loss(
         >>> grpo_loss(log_probs, None, torch.tensor([1.0, -1.0]), mask=mask).loss
         tensor(-0.3333)
     """
-    elements = elements_of("log_probs", log_probs)
+    policy = LogProbs(log_probs, entropy).check()
     if log_probs.ndim != (2 if cu_seqlens is None else 1):
         expected = "[num_sequences, num_tokens]" if cu_seqlens is None else "[num_tokens] with cu_seqlens"
         raise ValueError(f"log_probs: got shape {tuple(log_probs.shape)}, expected {expected}")
-    policy = gather_policy(elements, log_probs, entropy)
     problem = build_problem(
-        elements,
-        policy.head,
-        policy.inputs,
+        policy,
         old_log_probs=log_probs.detach() if old_log_probs is None else old_log_probs,
         ref_log_probs=ref_log_probs,
         mask=mask,
@@ -121,7 +117,7 @@ def grpo_loss(
         log_ratio_clamp=log_ratio_clamp,
         kl_clip=kl_clip,
     )
-    add_sequences(problem, elements, advantages, cu_seqlens)
+    add_sequences(problem, policy.elements, advantages, cu_seqlens)
     aggregation = check.check_choice("aggregation", aggregation, AGGREGATIONS)
     aggregate_tokens(problem, log_probs.shape, aggregation, normalizer)
     return solve_loss(problem, policy.network, backend, arrange_parts)

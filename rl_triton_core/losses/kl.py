@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from rl_triton_core._internal.arguments import validation as check
-from rl_triton_core._internal.loss.arguments import ESTIMATOR_NAMES, Number, build_problem, elements_of
+from rl_triton_core._internal.loss.arguments import ESTIMATOR_NAMES, Number, build_problem
 from rl_triton_core._internal.loss.solve import solve_loss, take_loss
+from rl_triton_core.losses.policies import LogProbs
 
 
 def kl_divergence(
@@ -51,19 +52,17 @@ def kl_divergence(
 
     Raises:
         TypeError: An argument's type or dtype is not one of the above.
-        ValueError: A shape, device or value is not.
+        ValueError: A shape, device, name or bound is not.
         BackendUnavailableError: The backend asked for cannot run here.
 
     Example:
         >>> kl_divergence(torch.tensor([-1.0]), torch.tensor([-2.0]), "k2")
         tensor(0.5000)
     """
-    elements = elements_of("log_probs", log_probs)
+    policy = LogProbs(log_probs).check()
     check.check_tensor("ref_log_probs", ref_log_probs, check.REAL_DTYPES)
     problem = build_problem(
-        elements,
-        "sampled",
-        [elements.check_input("log_probs", log_probs)],
+        policy,
         ref_log_probs=ref_log_probs,
         mask=mask,
         kl_coef=1.0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rl_triton_core._internal.loss.arguments import Number, build_problem, elements_of
+from rl_triton_core._internal.loss.arguments import CheckedPolicy, Number, build_problem, elements_of
 from rl_triton_core._internal.loss.solve import solve_loss, take_loss
 
 
@@ -16,15 +16,14 @@ def value_loss(
     mask: torch.Tensor | None = None,
     value_clip: Number | None = None,
     value_clip_mode: str = "sb3",
-    value_loss: str = "mse",
-    huber_delta: Number = 1.0,
+    huber_delta: Number | None = None,
     value_factor: Number = 1.0,
     backend: str | None = None,
 ) -> torch.Tensor:
     r"""Mean error of value estimates, in the forms in which PPO's implementations clip it.
 
-        e(v) = (v − R)²                                           "mse"
-        e(v) = (v − R)²/2 where |v − R| ≤ δ, else δ·(|v − R| − δ/2)    "huber"
+        e(v) = (v − R)²
+        e(v) = (v − R)²/2 where |v − R| ≤ δ, else δ·(|v − R| − δ/2)    with `huber_delta`
 
         value_clip_mode    error of an element
         "sb3"              e(V_old + clip(V − V_old, −c, c))
@@ -39,8 +38,7 @@ def value_loss(
             stands in an element of weight 0 is not read.
         value_clip: c, >= 0; None does not clip.
         value_clip_mode: ``"sb3"``, ``"cleanrl"`` or ``"rllib"``, see above.
-        value_loss: ``"mse"`` or ``"huber"``, see above.
-        huber_delta: δ, >= 0.
+        huber_delta: δ of Huber's loss, >= 0; None takes the squared error.
         value_factor: Multiplies the loss: 0.5 is the factor of CleanRL.
         backend: ``"triton"``, ``"cpu"``, ``"reference"``; None chooses by the tensors' device.
 
@@ -50,18 +48,15 @@ def value_loss(
 
     Raises:
         TypeError: An argument's type or dtype is not one of the above.
-        ValueError: A shape, device or value is not.
+        ValueError: A shape, device, mode or number is not.
         BackendUnavailableError: The backend asked for cannot run here.
 
     Example:
         >>> value_loss(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 0.0]))
         tensor(2.5000)
     """
-    elements = elements_of("values", values)
     problem = build_problem(
-        elements,
-        "none",
-        [],
+        CheckedPolicy(elements_of("values", values), "none", (), ()),
         values=values,
         returns=returns,
         old_values=old_values,
@@ -69,7 +64,6 @@ def value_loss(
         value_coef=1.0,
         value_clip=value_clip,
         value_clip_mode=value_clip_mode,
-        value_loss=value_loss,
         huber_delta=huber_delta,
         value_factor=value_factor,
     )

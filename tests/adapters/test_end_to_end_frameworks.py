@@ -51,8 +51,8 @@ def test_what_variants_capture(name, captured, env, monkeypatch):
     for _ in range(2):
         assert set(run.time_iteration(arm, watch)) == {"total", "rest", *PARTS["sb3"]}
     (model,) = models
-    assert [len(step.captured) for step in (model._update, model._acting)] == captured
-    assert model.is_accelerated and not any(step.warned for step in (model._update, model._acting))
+    assert [len(step.captured) for step in (model._update.step, model._acting)] == captured
+    assert model.is_accelerated and not any(step.warned for step in (model._update.step, model._acting))
     for field, tensor in model._rollout.items() if model.is_captured else ():  # a copy, which is on the device there
         assert tensor.data_ptr() != torch.as_tensor(getattr(model.rollout_buffer, field)).data_ptr()
 

@@ -30,6 +30,14 @@ def test_an_adapter_imports_only_public_names_of_the_core(adapter):
 
 
 def test_what_is_checked():
-    assert set(ADAPTERS) >= {"cleanrl", "rllib.gae", "sb3", "sb3_contrib", "sb3_device", "torchrl"}
+    assert set(ADAPTERS) >= {"cleanrl", "rllib.gae", "sb3.captured", "sb3.contrib", "sb3.device", "torchrl"}
     assert ("rl_triton_core", "compute_gae") in imported_from_core(ADAPTERS["rllib.gae"])
     assert "check_backend" in rl_triton_core.__all__
+
+
+@pytest.mark.parametrize("name", ["captured", "contrib", "contrib_captured", "device"])
+def test_earlier_places_have_the_same_objects(name):
+    pytest.importorskip("sb3_contrib")
+    earlier = importlib.import_module(f"rl_triton_adapters.sb3_{name}")
+    module = importlib.import_module(f"rl_triton_adapters.sb3.{name.removesuffix('_captured') or name}")
+    assert earlier.__all__ and all(getattr(earlier, x) is getattr(module, x) for x in earlier.__all__)

@@ -33,10 +33,10 @@ from torch.distributions import Distribution
 
 from benchmarks.end_to_end import sb3
 from rl_triton_adapters._optimizers import clip_gradients, is_fused
-from rl_triton_adapters.sb3_captured import TritonA2C, TritonPPO
-from rl_triton_adapters.sb3_contrib import TritonRecurrentPPO
-from rl_triton_adapters.sb3_contrib_captured import TritonMaskablePPO
-from rl_triton_adapters.sb3_device import DeviceRolloutBuffer
+from rl_triton_adapters.sb3.captured import TritonA2C, TritonPPO
+from rl_triton_adapters.sb3.contrib import TritonMaskablePPO, TritonRecurrentPPO
+from rl_triton_adapters.sb3.device import DeviceRolloutBuffer
+from rl_triton_adapters.sb3.policies import can_draw
 
 GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
 OPTIONS = {"n_steps": 32, "batch_size": 24, "n_epochs": 3, "seed": 0}
@@ -228,12 +228,18 @@ def test_the_same_agent_as_stock(task, device, monkeypatch):
     stock, ours = (model.learn(3 * 64) for model in make_models(task, device, monkeypatch))
     assert ours.is_captured and len(ours._acting.captured) == 1
     num_graphs = 0 if task == "schedules" else 1 if isinstance(ours, A2C) else 2
-    assert len(ours._update.captured) == num_graphs, "the last update is stock's where schedules end"
+    assert len(ours._update.step.captured) == num_graphs, "the last update is stock's where schedules end"
     for model in (stock, ours):
         set_random_seed(0)
         model.learn(60)
     compare(ours, stock, rtol=1e-3, atol=1e-4)
     compare_logs(ours, stock)
+
+
+@pytest.mark.parametrize("task", ["cartpole", "pendulum", "several", "binary", "a2c_binary"])
+def test_distributions_of_sb3_are_known(task):
+    """Their loss is computed from the networks' outputs, and no distribution object is made."""
+    assert can_draw(make_model(task, "cpu").policy)
 
 
 @pytest.mark.parametrize(
@@ -293,12 +299,12 @@ def test_settings_may_change_between_updates(task, device, monkeypatch):
     models = []
     for model in make_models(task, device, monkeypatch):
         models.append(model.learn(64))
-        before = [*model._update.captured.values()] if len(models) == 2 else []
+        before = [*model._update.step.captured.values()] if len(models) == 2 else []
         model.ent_coef, model.max_grad_norm = 0.5, 0.1
         model.learn(64)
     stock, ours = models
     compare(ours, stock, rtol=1e-3, atol=1e-4)
-    assert before and not any(x is y for x in before for y in ours._update.captured.values())
+    assert before and not any(x is y for x in before for y in ours._update.step.captured.values())
 
 
 @pytest.mark.parametrize("device", ["cpu", GPU])
@@ -315,7 +321,7 @@ def test_checkpoints_both_ways(task, device, monkeypatch, tmp_path):
     again = kind.load(tmp_path / "stock", env=envs, device=device)
     compare(again, stock, 0, 0)
     again.learn(64)
-    assert again.is_captured and again._update.captured
+    assert again.is_captured and again._update.step.captured
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -474,7 +480,7 @@ def test_a_copy_of_a_captured_model_learns_what_its_original_does(device, monkey
         model.set_random_seed(0)
         model.learn(64)
     compare(again, ours, 0, 0)
-    assert again.is_captured and again._update.captured
+    assert again.is_captured and again._update.step.captured
 
 
 @pytest.mark.parametrize("task", ["cartpole", "a2c"])
@@ -544,8 +550,8 @@ def test_it_is_stock_where_it_makes_no_steps_of_its_own(task, reason, monkeypatc
     compare(*models, 0, 0)
     assert not ours.is_accelerated and not ours.is_captured and not is_fused(ours.policy.optimizer)
     assert ours.describe_step().startswith(f"updates are those of the stock algorithm: {reason}")
-    assert not ours._update.captured
-    ours.device, ours._update = torch.device("cuda"), None
+    assert not ours._update.step.captured
+    ours.device, ours._update.step = torch.device("cuda"), None
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         assert not ours.is_accelerated and not ours.is_captured
@@ -653,11 +659,11 @@ def test_acceleration_has_two_values(monkeypatch, tmp_path):
     captured.acceleration = "off"
     assert not captured.is_captured and not captured.is_accelerated
     captured.learn(64)
-    assert not hooks and not captured._update.captured
+    assert not hooks and not captured._update.step.captured
     captured.save(tmp_path / "model")
     captured.acceleration = "auto"
     captured.learn(64)
-    assert captured.is_captured and captured._update.captured
+    assert captured.is_captured and captured._update.step.captured
     with pytest.raises(ValueError, match="acceleration: got 'of', expected one of auto, off, or a bool"):
         TritonPPO.load(tmp_path / "model", acceleration="of")
     monkeypatch.undo()

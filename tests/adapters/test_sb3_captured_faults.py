@@ -16,9 +16,9 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 from test_sb3_captured import GPU, OPTIONS, DictCartPole, allow_captures, compare, make_model
 
-from rl_triton_adapters import sb3_captured
-from rl_triton_adapters._sb3_acceleration import replace_method
-from rl_triton_adapters.sb3_captured import TritonPPO
+from rl_triton_adapters.sb3 import captured as sb3_captured
+from rl_triton_adapters.sb3.acceleration import replace_method
+from rl_triton_adapters.sb3.captured import TritonPPO
 
 
 def resize_rollout(n_steps, model):
@@ -94,7 +94,7 @@ def test_changes_while_graphs_are_alive(case, device, monkeypatch):
         change(model)
         models.append(model.learn(2 * 2 * model.n_steps, callback=make_callback()))
     compare(models[1], models[0], rtol=1e-3, atol=1e-4)
-    assert models[1].is_captured and models[1]._update.captured and models[1]._acting.captured
+    assert models[1].is_captured and models[1]._update.step.captured and models[1]._acting.captured
 
 
 class KeepPolicies(BaseCallback):

@@ -37,11 +37,11 @@ from sb3_contrib.common.recurrent import buffers as recurrent
 from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
 
-from rl_triton_adapters import sb3_contrib as ours
 from rl_triton_adapters._optimizers import is_fused
 from rl_triton_adapters.sb3 import TritonRolloutBuffer, rollout_buffer_class_for
-from rl_triton_adapters.sb3_contrib import TritonRecurrentPPO, process_sequences
-from rl_triton_adapters.sb3_device import BatchedTerminalValues, DeviceRolloutBuffer
+from rl_triton_adapters.sb3 import contrib as ours
+from rl_triton_adapters.sb3.contrib import TritonRecurrentPPO, process_sequences
+from rl_triton_adapters.sb3.device import BatchedTerminalValues, DeviceRolloutBuffer
 
 GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
 SPACES = pytest.mark.parametrize("space", [BOX, DICT], ids=["plain", "dict"])
@@ -369,7 +369,7 @@ def test_the_chooser_for_storage_on_the_device(space):
 
 def test_the_chooser_says_what_to_do_about_recurrent_ppo():
     with pytest.raises(
-        TypeError, match=r"RecurrentPPO takes no rollout_buffer_class: use .*sb3_contrib\.TritonRecurrentPPO"
+        TypeError, match=r"RecurrentPPO takes no rollout_buffer_class: use .*sb3\.contrib\.TritonRecurrentPPO"
     ):
         rollout_buffer_class_for(BOX, RecurrentPPO)
 
@@ -385,9 +385,9 @@ def test_the_wrong_class_says_which_one_to_use():
 
 def test_import_without_sb3_contrib_says_what_to_install():
     program = """
-        import rl_triton_adapters.sb3_device
+        import rl_triton_adapters.sb3.device
         try:
-            import rl_triton_adapters.sb3_contrib
+            import rl_triton_adapters.sb3.contrib
         except ImportError as error:
             print(error)
     """

@@ -34,7 +34,7 @@ from test_sb3 import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rl_triton_adapters.sb3 import TritonDictRolloutBuffer, TritonRolloutBuffer, rollout_buffer_class_for
-from rl_triton_adapters.sb3_device import BatchedTerminalValues, DeviceDictRolloutBuffer, DeviceRolloutBuffer
+from rl_triton_adapters.sb3.device import BatchedTerminalValues, DeviceDictRolloutBuffer, DeviceRolloutBuffer
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The buffer alone

@@ -15,9 +15,8 @@ from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from rl_triton_adapters.sb3_captured import TritonA2C, TritonPPO
-from rl_triton_adapters.sb3_contrib import TritonRecurrentPPO
-from rl_triton_adapters.sb3_contrib_captured import TritonMaskablePPO
+from rl_triton_adapters.sb3.captured import TritonA2C, TritonPPO
+from rl_triton_adapters.sb3.contrib import TritonMaskablePPO, TritonRecurrentPPO
 
 IMAGE = spaces.Box(0, 255, (3, 36, 36), np.uint8)
 ARRAY = spaces.Box(-1, 1, (2000,))

@@ -15,8 +15,8 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.policies import ActorCriticPolicy
 from test_sb3_captured import STOCK, TASKS, compare
 
-from rl_triton_adapters.sb3_captured import TritonPPO
-from rl_triton_adapters.sb3_contrib import TritonRecurrentPPO
+from rl_triton_adapters.sb3.captured import TritonPPO
+from rl_triton_adapters.sb3.contrib import TritonRecurrentPPO
 
 STOCK_OF = STOCK | {TritonRecurrentPPO: RecurrentPPO}
 SMALL = {"batch_size": 8, "policy_kwargs": {"lstm_hidden_size": 8}}

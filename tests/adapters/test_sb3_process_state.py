@@ -1,4 +1,8 @@
-"""Trainings of Stable-Baselines3 change nothing that other threads of the process see."""
+"""Trainings of Stable-Baselines3 change nothing that other threads of the process see.
+
+Two things are left out, which a capture puts back: states of default random generators, and a switch of PyTorch's for
+advice on streams of gradients.
+"""
 
 import threading
 

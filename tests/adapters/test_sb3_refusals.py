@@ -17,9 +17,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from test_sb3_captured import GPU, OwnPolicy, allow_captures
 from torch.distributions import Bernoulli, Distribution
 
-from rl_triton_adapters.sb3_captured import TritonA2C, TritonPPO
-from rl_triton_adapters.sb3_contrib import TritonRecurrentPPO
-from rl_triton_adapters.sb3_contrib_captured import TritonMaskablePPO
+from rl_triton_adapters.sb3.captured import TritonA2C, TritonPPO
+from rl_triton_adapters.sb3.contrib import TritonMaskablePPO, TritonRecurrentPPO
 
 STOCK = {TritonPPO: PPO, TritonA2C: A2C, TritonMaskablePPO: MaskablePPO, TritonRecurrentPPO: RecurrentPPO}
 OPTIONS = {"n_steps": 16, "batch_size": 8, "n_epochs": 2}

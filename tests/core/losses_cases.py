@@ -92,16 +92,28 @@ def policy_of(case, network, old):
     return oracle.gaussian(network["mean"], network["log_std"], actions, **old)
 
 
-FUNCTIONS = {"ppo": "ppo", "entropy": "ppo", "bernoulli": "bernoulli_ppo", "multi": "categorical_ppo"}
+POLICIES = {"ppo": "LogProbs", "entropy": "LogProbs", "multi": "MultiCategorical", "nvec": "MultiCategorical"}
 
 
 def call(case, network, *, device="cpu", exact_kl=False, **options):
     """The call under test."""
-    name = FUNCTIONS.get(case.head, case.head.split()[0].replace("nvec", "categorical") + "_ppo")
+    kind = getattr(losses, POLICIES.get(case.head, case.head.split()[0].capitalize()))
     data = {**case.data, **(case.old if exact_kl else {})}
     data.pop("ref_log_probs" if exact_kl or "kl_estimator" not in options else "", None)
-    arguments = {key: each_on(device, x) for key, x in {**network, **data, **options}.items()}
-    return getattr(losses, name + "_loss")(**arguments)
+    arguments = {key: each_on(device, x) for key, x in {**network, **data, **arrange(options)}.items()}
+    policy = kind(**{name: arguments.pop(name) for name in kind._fields if name in arguments})
+    return losses.ppo_loss(policy, arguments.pop("actions", None), **arguments)
+
+
+def arrange(options):
+    """The oracle's options as the losses take them."""
+    options = dict(options)
+    how = {name: options.pop(name) for name in losses.Normalization._fields if name in options}
+    if how and options.get("normalize_advantages"):
+        options["normalize_advantages"] = losses.Normalization(**how)
+    if options.pop("value_loss", "mse") == "mse":
+        options.pop("huber_delta", None)
+    return options
 
 
 def each_on(device, x):

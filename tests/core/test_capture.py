@@ -14,6 +14,7 @@ from recorded_graphs import allow_captures
 from torch import distributed, nn
 
 from rl_triton_core import capture
+from rl_triton_core._internal.capture.optimizers import name_unsupported
 from rl_triton_core.capture import CapturedStep
 
 OPTIMIZERS = {
@@ -280,7 +281,7 @@ def test_what_cannot_be_captured_runs_eagerly_and_says_why(monkeypatch):
     plain = failing.step.function
     failing.step.function = lambda *x: (plain(*x), failing.model[0].weight.sum().item())[0]
     (batch,) = draw_batches(1)
-    with pytest.warns(RuntimeWarning, match="CapturedStep runs eagerly: RuntimeError: operation not permitted") as told:
+    with pytest.warns(RuntimeWarning, match="CapturedStep runs eagerly: the step waits for the device in") as told:
         failing.step(*batch, 1.0)
     assert told[0].filename == __file__
     eager.step(*batch, 1.0)
@@ -297,11 +298,11 @@ def test_reasons_are_known_beforehand(monkeypatch):
     monkeypatch.setenv("RL_TRITON_CAPTURE", "0")
     assert Training().step.reason == "switched off"
     parameters = [nn.Parameter(torch.zeros(1))]
-    assert "Adagrad cannot be captured" in capture.name_unsupported(torch.optim.Adagrad(parameters))
+    assert "Adagrad cannot be captured" in name_unsupported(torch.optim.Adagrad(parameters))
     sgd = torch.optim.SGD(parameters, lr=0.1, momentum=0.9, dampening=0.1)
-    assert "dampening" in capture.name_unsupported(sgd)
+    assert "dampening" in name_unsupported(sgd)
     doubled = torch.optim.Adam(parameters, lr=torch.tensor(0.1, dtype=torch.float64))
-    assert "a learning rate that is a tensor of another device or dtype" in capture.name_unsupported(doubled)
+    assert "a learning rate that is a tensor of another device or dtype" in name_unsupported(doubled)
     with pytest.raises(TypeError, match="enabled: got str, expected a bool or None"):
         CapturedStep(lambda: None, enabled="yes")
     wanted = Training(enabled=True)
@@ -490,7 +491,7 @@ def test_a_step_that_waits_for_the_device_falls_back(place):
     else:
         training.model[0].weight.register_hook(lambda gradient: print(gradient.sum().item()))
     (batch,) = draw_batches(1, device="cuda")
-    before = training.parameters()
+    before, stream = training.parameters(), torch.cuda.current_stream()
     with pytest.warns(RuntimeWarning, match=r"the step waits for the device in .*test_capture.py, line"):
         training.step(*batch, 1.0)
     eager = Training(device="cuda", enabled=False)
@@ -498,22 +499,7 @@ def test_a_step_that_waits_for_the_device_falls_back(place):
     eager.step(*batch, 1.0)
     for got, want in zip(training.parameters(), eager.parameters(), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-7)
-    torch.ones(1, device="cuda").item()  # the device is well
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_a_capture_that_fails_leaves_a_device_that_works(monkeypatch):
-    """Streams, random numbers, further captures; the step that failed runs eagerly."""
-    monkeypatch.setattr("rl_triton_core._internal.capture.graphs.refuse_waiting", lambda call: call())
-    training = Training(device="cuda")
-    plain = training.step.function
-    training.step.function = lambda *args: (plain(*args), training.model[0].weight.sum().item())[0]
-    stream = torch.cuda.current_stream()
-    (batch,) = draw_batches(1, device="cuda")
-    with pytest.warns(RuntimeWarning, match="CapturedStep runs eagerly"):
-        training.step(*batch, 1.0)
-    assert torch.cuda.current_stream() == stream
+    assert torch.cuda.current_stream() == stream  # and the device is well
     torch.rand(3, device="cuda").sum().item()
     other = Training(device="cuda")
     other.step(*batch, 1.0)

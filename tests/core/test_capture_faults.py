@@ -1,6 +1,5 @@
 """What stands against a capture, or changes after one: the step runs eagerly or is captured anew."""
 
-import _thread
 import copy
 import pickle
 import threading
@@ -10,12 +9,13 @@ from functools import partial
 
 import pytest
 import torch
+from process_state import assert_same, read_from_another_thread, read_state
 from recorded_graphs import allow_captures
 from test_capture import GPU, OPTIMIZERS, Training, draw_batches, make_captured
 from torch import nn
 
 from rl_triton_core import capture
-from rl_triton_core._internal.capture.graphs import refuse_waiting
+from rl_triton_core._internal.capture.graphs import without_advice
 from rl_triton_core.capture import CapturedStep
 
 DEVICES = pytest.mark.parametrize("device", ["cpu", GPU])
@@ -534,53 +534,53 @@ def test_models_in_several_threads(device, monkeypatch):
         assert_same_parameters([training, eager])
 
 
-def call_on_thread(call):
-    thread = threading.Thread(target=call)
-    thread.start()
-    thread.join()
+@DEVICES
+def test_a_wait_in_a_capture_is_named_by_its_line(device, monkeypatch):
+    """By what CUDA answers to it; everything is put back, and the step runs eagerly."""
+    training, eager = make_captured(monkeypatch, device), Training(device=device, enabled=False)
+    (batch,), plain = draw_batches(1, device=device), training.step.function
+    capture_call = training.step.graphs.capture
 
+    def wait():
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nCompile with ...")
 
-def call_as_autograd(call):
-    """On a thread that Python has not started."""
-    done = threading.Event()
-    _thread.start_new_thread(lambda: (call(), done.set()), ())
-    assert done.wait(30)
-
-
-THREADS = {"own": lambda call: call(), "autograd": call_as_autograd, "other": call_on_thread}
+    training.step.graphs.capture = lambda call, generators: capture_call(lambda: (call(), wait()), generators)
+    line = wait.__code__.co_firstlineno + 1
+    with pytest.warns(RuntimeWarning, match=rf"eagerly: the step waits for the device in .*faults.py, line {line}$"):
+        training.step(*batch, 1.0)
+    eager.step(*batch, 1.0)
+    assert training.step.function is plain
+    assert_same_parameters([training, eager])
 
 
 @DEVICES
-@pytest.mark.parametrize("thread", THREADS)
-def test_other_threads_may_wait_for_the_device(thread, device, monkeypatch):
-    """While a step is looked at. On a CPU, PyTorch's warning is all that there is of it."""
-    number, answers = torch.ones((), device=device), []
-
-    def wait():
-        if device == "cpu":
-            warnings.warn("called a synchronizing CUDA operation", UserWarning, stacklevel=1)
-        answers.append(number.item())
-
-    for name in ("get_sync_debug_mode", "set_sync_debug_mode") if device == "cpu" else ():
-        monkeypatch.setattr(torch.cuda, name, lambda *_: 0)
-    expected = pytest.raises(RuntimeError, match=r"the step waits for the device in .*test_capture_faults.py, line")
-    with nullcontext() if thread == "other" else expected:
-        refuse_waiting(lambda: THREADS[thread](wait))
-    assert len(answers) == 1
+def test_a_capture_changes_nothing_that_other_threads_see(device, monkeypatch):
+    """Neither how Python warns nor whether PyTorch tells of waits; within the step and after it."""
+    training, found = make_captured(monkeypatch, device), []
+    (batch,), before = draw_batches(1, device=device), read_state()
+    training.model[0].register_forward_hook(lambda *_: found.append(read_from_another_thread()))
+    training.model[0].weight.register_hook(lambda _: found.append(read_from_another_thread()))
+    training.step(*batch, 1.0)
+    assert training.step.captured and len(found) > 6
+    for state in (*found, read_state()):
+        assert_same(state, before)
 
 
-def test_warnings_after_a_look_are_shown(monkeypatch):
-    """Also where another thread has put back what shows them during it."""
-    shown, left = [], []
-    for name in ("get_sync_debug_mode", "set_sync_debug_mode"):
-        monkeypatch.setattr(torch.cuda, name, lambda *_: 0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        warnings.showwarning = lambda message, *_, **__: shown.append(str(message))
-        refuse_waiting(lambda: left.append(warnings.showwarning))
-        warnings.showwarning = left[0]
-        warnings.warn("called a synchronizing CUDA operation", UserWarning, stacklevel=1)
-    assert shown == ["called a synchronizing CUDA operation"]
+@pytest.mark.parametrize("before", [True, False])
+def test_advice_of_pytorch_is_as_it_was(before):
+    """After warm-ups, which are on another stream than a module's gradients may be."""
+    graph = pytest.importorskip("torch.autograd.graph")
+    if not hasattr(graph, "set_warn_on_accumulate_grad_stream_mismatch"):
+        pytest.skip("this PyTorch gives no such advice")
+    read = torch._C._warn_on_accumulate_grad_stream_mismatch
+    try:
+        graph.set_warn_on_accumulate_grad_stream_mismatch(before)
+        with pytest.raises(KeyboardInterrupt), without_advice():
+            assert not read()
+            raise KeyboardInterrupt
+        assert read() == before
+    finally:
+        graph.set_warn_on_accumulate_grad_stream_mismatch(True)
 
 
 def set_weights(training):

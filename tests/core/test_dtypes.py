@@ -104,7 +104,13 @@ LOSS = {name: draw(*SHAPE) for name in ("old_log_probs", "advantages", "returns"
 LOSS |= {"value_clip": 0.5, "entropy_coef": 0.1, "normalize_advantages": True}
 GAUSSIAN, GAUSSIAN_ACTIONS = {"mean": draw(*SHAPE, 3), "log_std": draw(3)}, {"actions": draw(*SHAPE, 3)}
 BERNOULLI = MASK | {"actions": draw_flags(*SHAPE, 4)}
-add_slots("ppo_loss", losses.ppo_loss, LOG_PROBS | VALUES, FLAGS, MASK, **LOSS)
+
+
+def ppo_loss(log_probs, **options):
+    return losses.ppo_loss(losses.LogProbs(log_probs), None, **options)
+
+
+add_slots("ppo_loss", ppo_loss, LOG_PROBS | VALUES, FLAGS, MASK, **LOSS)
 add_slots("gaussian_ppo_loss", losses.gaussian_ppo_loss, GAUSSIAN, FLAGS, MASK, **LOSS, **GAUSSIAN_ACTIONS)
 add_slots("bernoulli_ppo_loss", losses.bernoulli_ppo_loss, {"logits": draw(*SHAPE, 4)}, FLAGS, BERNOULLI, **LOSS)
 for name, logits, actions, nvec in (

@@ -1,15 +1,25 @@
 """The losses: equations, gradients, edge cases, accuracy, memory formats, and what they refuse."""
 
+import ast
+import inspect
 import math
+from pathlib import Path
 
 import oracles_losses as oracle
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from losses_cases import HEADS, Case, call, check, leaves, make
+from losses_cases import HEADS, Case, arrange, call, check, leaves, make
 
+from rl_triton_core import losses
 from rl_triton_core.losses import (
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    LogProbs,
+    MultiCategorical,
+    Normalization,
     bernoulli_ppo_loss,
     categorical_ppo_loss,
     gaussian_ppo_loss,
@@ -60,7 +70,7 @@ def test_values(target, options):
     check(case, target, value_coef=0.7, mask=mask_of(200, "weights"), **options)
     values = case.network["values"].to(target.device).requires_grad_()
     data = {name: case.data[name].to(target.device) for name in ("returns", "old_values")}
-    alone = value_loss(values, **data, backend=target.backend, **options)
+    alone = value_loss(values, **data, backend=target.backend, **arrange(options))
     got = call(case, case.network, device=target.device, backend=target.backend, **options)
     assert_close(alone.detach(), got.value_loss, rtol=2e-7)
     alone.backward()
@@ -145,7 +155,9 @@ def test_finite_differences(float64_target, head):
 def test_gradients_without_a_backward_pass(target):
     x = torch.randn(3, device=target.device, requires_grad=True)
     values = x.detach().clone()
-    loss = ppo_loss(x, x.detach() + 0.1, values + 1, values=values, returns=x.detach(), backend=target.backend).loss
+    loss = ppo_loss(
+        LogProbs(x), None, x.detach() + 0.1, values + 1, values=values, returns=x.detach(), backend=target.backend
+    ).loss
     by_log_probs, by_values = get_gradients(loss)
     assert by_values is None
     assert torch.equal(by_log_probs, torch.autograd.grad(loss, x)[0])
@@ -156,7 +168,7 @@ def test_gradients_without_a_backward_pass(target):
 
 def test_a_second_derivative_is_refused(target):
     x = torch.zeros(3, device=target.device, requires_grad=True)
-    loss = ppo_loss(x, x.detach(), x.detach() + 1, backend=target.backend).loss
+    loss = ppo_loss(LogProbs(x), None, x.detach(), x.detach() + 1, backend=target.backend).loss
     with pytest.raises(RuntimeError, match="create_graph: got True"):
         torch.autograd.grad(loss, x, create_graph=True)
 
@@ -224,7 +236,7 @@ def test_kl_divergence_in_float64(float64_target, estimator):
 def test_value_loss_in_float64(float64_target, options):
     case, mask = make("ppo", dtype=torch.float64), mask_of(37, "weights").double() / 3
     x, data = case.network["values"].requires_grad_(), {name: case.data[name] for name in ("returns", "old_values")}
-    got = value_loss(x, **data, mask=mask, backend=float64_target.backend, **options)
+    got = value_loss(x, **data, mask=mask, backend=float64_target.backend, **arrange(options))
     clip, mode, kind, delta, factor = options.values()
     want = factor * (oracle.value_error(x, *data.values(), clip, mode, kind, delta) * mask).sum() / mask.sum()
     assert_close_in_float64(got, want, x)
@@ -247,7 +259,7 @@ def test_half_precision(target, head, dtype):
 def test_gradients_in_float16_are_scaled_before_they_are_rounded(target):
     n = 1 << 14
     x = torch.zeros(n, dtype=torch.float16, device=target.device, requires_grad=True)
-    loss = ppo_loss(x, x.detach(), torch.full_like(x, 1e-4), backend=target.backend).loss
+    loss = ppo_loss(LogProbs(x), None, x.detach(), torch.full_like(x, 1e-4), backend=target.backend).loss
     (65536 * loss).backward()
     assert_close(x.grad.float(), torch.full((n,), -65536e-4 / n, device=target.device), rtol=1e-3)
 
@@ -322,8 +334,8 @@ def test_what_is_masked_leaves_no_trace(target, head):
 def test_advantages_are_normalized_over_what_counts(target):
     x = torch.tensor([1.0, 2.0, 6.0, 50.0], device=target.device)
     mask, options = x < 50, {"normalize_advantages": True, "backend": target.backend}
-    want = ppo_loss(x[:3] / 9, x[:3] / 10, x[:3], **options)
-    got = ppo_loss(x / 9, x / 10, x, mask=mask, **options)
+    want = ppo_loss(LogProbs(x[:3] / 9), None, x[:3] / 10, x[:3], **options)
+    got = ppo_loss(LogProbs(x / 9), None, x / 10, x, mask=mask, **options)
     assert_close(torch.stack(got[:9]), torch.stack(want[:9]), rtol=1e-6)
     terms = [math.exp(a / 90) * (a - 3) / math.sqrt(7) for a in (1, 2, 6)]
     assert float(got.policy_loss) == pytest.approx(-sum(terms) / 3, rel=1e-5)
@@ -338,7 +350,7 @@ def test_one_element(target):
     """SB3 does not normalise one advantage; the variance of one return explains nothing."""
     x = torch.zeros(1, device=target.device, requires_grad=True)
     got = ppo_loss(
-        x, x.detach(), x.detach() + 2, values=x.detach(), returns=x.detach(),
+        LogProbs(x), None, x.detach(), x.detach() + 2, values=x.detach(), returns=x.detach(),
         normalize_advantages=True, backend=target.backend,
     )  # fmt: skip
     assert got.loss == -2 and got.explained_variance.isnan()
@@ -350,10 +362,12 @@ def test_one_element(target):
 def test_a_ratio_that_overflows(target, advantage, loss, grad):
     x = torch.full((1,), 500.0, device=target.device, requires_grad=True)
     options = {"dual_clip": 3.0, "backend": target.backend}
-    got = ppo_loss(x, x.detach() * 0, torch.full_like(x.detach(), advantage), **options)
+    got = ppo_loss(LogProbs(x), None, x.detach() * 0, torch.full_like(x.detach(), advantage), **options)
     got.loss.backward()
     assert float(got.loss.detach()) == pytest.approx(loss) and x.grad == grad
-    clamped = ppo_loss(x.detach(), x.detach() * 0, x.detach() / -500, log_ratio_clamp=20, backend=target.backend)
+    clamped = ppo_loss(
+        LogProbs(x.detach()), None, x.detach() * 0, x.detach() / -500, log_ratio_clamp=20, backend=target.backend
+    )
     assert float(clamped.loss) == pytest.approx(math.exp(20), rel=1e-6)
 
 
@@ -375,7 +389,7 @@ def test_actions_that_are_not_allowed(target):
 def test_categorical_logits_that_are_large(target):
     logits = torch.tensor([[1e30, -1e30], [3e38, 3e38]], device=target.device, requires_grad=True)
     actions, old = torch.zeros(2, dtype=torch.int64, device=target.device), logits.detach()[:, 0] * 0
-    got = categorical_ppo_loss(logits, actions, old, old + 1, entropy_coef=0.5, backend=target.backend)
+    got = ppo_loss(Categorical(logits), actions, old, old + 1, entropy_coef=0.5, backend=target.backend)
     got.loss.backward()
     assert float(got.entropy) == pytest.approx(math.log(2) / 2)
     assert float(got.loss.detach()) == pytest.approx(-0.75 - math.log(2) / 4)
@@ -386,7 +400,7 @@ def test_categorical_logits_that_are_large(target):
 def test_an_action_that_there_is_not(target, action):
     logits = torch.zeros(2, 3, device=target.device)
     actions = torch.tensor([0, action], device=target.device)
-    got = categorical_ppo_loss(logits, actions, logits[:, 0], logits[:, 0] + 1, backend=target.backend)
+    got = ppo_loss(Categorical(logits), actions, logits[:, 0], logits[:, 0] + 1, backend=target.backend)
     assert got.loss.isnan()
 
 
@@ -394,7 +408,7 @@ def test_an_action_that_there_is_not(target, action):
 def test_bernoulli_logits_that_are_large(target, size):
     logits = torch.tensor([[size, -size]], device=target.device, requires_grad=True)
     zero = torch.zeros(1, device=target.device)
-    got = bernoulli_ppo_loss(logits, logits > 0, zero, zero + 1, entropy_coef=1.0, backend=target.backend)
+    got = ppo_loss(Bernoulli(logits), logits > 0, zero, zero + 1, entropy_coef=1.0, backend=target.backend)
     got.loss.backward()
     assert got.loss == -1 and logits.grad.eq(0).all()
 
@@ -402,7 +416,7 @@ def test_bernoulli_logits_that_are_large(target, size):
 def test_bernoulli_actions_that_are_unlikely(target):
     logits = torch.tensor([[1000.0, -1000.0]], device=target.device, requires_grad=True)
     old = torch.full((1,), -2000.0, device=target.device)
-    got = bernoulli_ppo_loss(logits, logits < 0, old, old * 0 + 1, backend=target.backend)
+    got = ppo_loss(Bernoulli(logits), logits < 0, old, old * 0 + 1, backend=target.backend)
     got.loss.backward()
     assert got.loss == -1 and logits.grad.tolist() == [[1, -1]]
 
@@ -415,7 +429,7 @@ def test_known_answers(target):
     old = torch.zeros(3, device=target.device)
     new = torch.tensor([1.0, 1.5, 0.5], device=target.device).log()
     advantages = torch.tensor([2.0, 1.0, -1.0], device=target.device)
-    got = ppo_loss(new, old, advantages, backend=target.backend)
+    got = ppo_loss(LogProbs(new), None, old, advantages, backend=target.backend)
     assert float(got.loss) == pytest.approx(-(2 + 1.2 - 0.8) / 3)
     assert float(got.clip_fraction) == pytest.approx(2 / 3) and float(got.ratio_mean) == 1
     assert (float(got.ratio_min), float(got.ratio_max)) == pytest.approx((0.5, 1.5))
@@ -424,7 +438,33 @@ def test_known_answers(target):
     for mode, want in (("sb3", 0.36), ("cleanrl", 1.0), ("rllib", 0.1)):
         loss = value_loss(v, r, old_values=old_v, value_clip=0.1, value_clip_mode=mode, backend=target.backend)
         assert float(loss) == pytest.approx(want)
-    assert float(value_loss(v * 3, r, value_loss="huber", backend=target.backend)) == 2.5
+    assert float(value_loss(v * 3, r, huber_delta=1.0, backend=target.backend)) == 2.5
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("head", [x for x in HEADS if x not in ("ppo", "entropy")])
+def test_earlier_names(head, exact):
+    """Take what the policy is made of as arguments."""
+    case = make(head)
+    given = {name: x for name, x in case.data.items() if name != "ref_log_probs"} | (case.old if exact else {})
+    function = {"gaussian": gaussian_ppo_loss, "bernoulli": bernoulli_ppo_loss}.get(
+        head.split()[0], categorical_ppo_loss
+    )
+    for got, want in zip(function(**case.network, **given), call(case, case.network, exact_kl=exact), strict=True):
+        assert torch.equal(got, want)
+
+
+def test_functions_are_readable():
+    """None has many parameters, and no paragraph of four lines stands in two docstrings."""
+    folder, lines = Path(losses.__file__).parent, []
+    for function in filter(inspect.isfunction, vars(losses).values()):
+        assert len(inspect.signature(function).parameters) <= 24
+    for path in folder.glob("*.py"):
+        nodes = [x for x in ast.walk(ast.parse(path.read_text())) if isinstance(x, ast.FunctionDef | ast.ClassDef)]
+        for text in filter(None, map(ast.get_docstring, nodes)):
+            found = [line.strip() for line in text.splitlines()]
+            lines += ["\n".join(found[i : i + 4]) for i in range(len(found) - 3) if all(found[i : i + 4])]
+    assert len(lines) > 50 and len(lines) == len(set(lines))
 
 
 # --- numbers and memory -----------------------------------------------------------------------------------------------
@@ -444,7 +484,9 @@ def test_sums_are_as_exact_as_their_rounding(target, head, n):
 
 def test_kl_of_nearly_equal_policies_keeps_its_digits(target):
     x = torch.full((64,), 1e-4, device=target.device)
-    got = ppo_loss(x, x * 0, x, ref_log_probs=x * 2, kl_estimator="k3", kl_coef=1.0, backend=target.backend)
+    got = ppo_loss(
+        LogProbs(x), None, x * 0, x, ref_log_probs=x * 2, kl_estimator="k3", kl_coef=1.0, backend=target.backend
+    )
     assert float(got.approx_kl) == pytest.approx(math.expm1(1e-4) - 1e-4, rel=1e-4)
     assert float(got.kl) == pytest.approx(5.0001667e-9, rel=1e-5)
 
@@ -497,37 +539,43 @@ def test_equal_inputs_give_equal_bits(target):
 
 X, Y = torch.zeros(4), torch.zeros(4, 1)
 BAD = {
-    "old_log_probs: got shape": lambda: ppo_loss(X, X[:3], X),
-    "old_log_probs: got NoneType": lambda: ppo_loss(X, None, X),
-    "advantages: got NoneType": lambda: categorical_ppo_loss(torch.zeros(4, 5), X.int(), X, None),
+    "old_log_probs: got shape": lambda: ppo_loss(LogProbs(X), None, X[:3], X),
+    "old_log_probs: got NoneType": lambda: ppo_loss(LogProbs(X), None, None, X),
+    "advantages: got NoneType": lambda: ppo_loss(Categorical(torch.zeros(4, 5)), X.int(), X, None),
     "ref_log_probs: got NoneType": lambda: kl_divergence(X, None),
-    "advantages: got dtype": lambda: ppo_loss(X, X, X.int()),
-    "advantages: got a tensor that requires grad": lambda: ppo_loss(X, X, X.clone().requires_grad_()),
-    "returns: got None": lambda: ppo_loss(X, X, X, values=X),
-    "values: got None": lambda: ppo_loss(X, X, X, returns=X),
-    "old_values: got None": lambda: ppo_loss(X, X, X, values=X, returns=X, value_clip=0.2),
-    "value_clip_mode: got 'both'": lambda: ppo_loss(X, X, X, value_clip_mode="both"),
-    "value_loss: got 'l1'": lambda: ppo_loss(X, X, X, value_loss="l1"),
-    "kl_estimator: got 'k4'": lambda: ppo_loss(X, X, X, kl_estimator="k4"),
-    "kl_coef: got one without": lambda: ppo_loss(X, X, X, kl_coef=0.1),
-    "clip: got -0.1": lambda: ppo_loss(X, X, X, clip=-0.1),
-    "value_coef: got inf": lambda: ppo_loss(X, X, X, values=X, returns=X, value_coef=math.inf),
-    "dual_clip: got 0.5": lambda: ppo_loss(X, X, X, dual_clip=0.5),
-    "entropy_coef: got shape": lambda: ppo_loss(X, X, X, entropy_coef=X),
-    "entropy_coef: got a tensor that requires grad": lambda: ppo_loss(X, X, X, entropy_coef=X.sum().requires_grad_()),
-    "group: got one without": lambda: ppo_loss(X, X, X, group="world"),
-    "normalize_advantages: got int": lambda: ppo_loss(X, X, X, normalize_advantages=1),
-    "mask: got shape": lambda: ppo_loss(X, X, X, mask=X[:2]),
-    "logits: got no tensor": lambda: categorical_ppo_loss([], X, X, X),
-    "logits: got shape": lambda: categorical_ppo_loss(X.view(4, 1)[:, :0], X.int(), X, X),
-    "nvec: got .* add up to 5": lambda: categorical_ppo_loss(torch.zeros(4, 5), X.int(), X, X, nvec=[2, 2]),
-    "nvec: got .* together with 2": lambda: categorical_ppo_loss([torch.zeros(4, 2)] * 2, X.int(), X, X, nvec=[2, 2]),
-    "actions: got dtype": lambda: categorical_ppo_loss(torch.zeros(4, 5), X, X, X),
-    "old_logits: got 4 elements of sizes": lambda: categorical_ppo_loss(Y, X.int(), X, X, old_logits=torch.zeros(4, 2)),
-    "old_logits: got 3 elements": lambda: categorical_ppo_loss(Y, X.int(), X, X, old_logits=Y[:3]),
-    "old_log_std: got one of": lambda: gaussian_ppo_loss(Y, X[:1], Y, X, X, old_mean=Y),
-    "log_std: got shape": lambda: gaussian_ppo_loss(X.view(4, 1), X[:2], X.view(4, 1), X, X),
-    "ref_log_probs: got them and": lambda: bernoulli_ppo_loss(Y, Y, X, X, old_logits=Y, ref_log_probs=X),
+    "advantages: got dtype": lambda: ppo_loss(LogProbs(X), None, X, X.int()),
+    "advantages: got a tensor that requires grad": lambda: ppo_loss(LogProbs(X), None, X, X.clone().requires_grad_()),
+    "returns: got None": lambda: ppo_loss(LogProbs(X), None, X, X, values=X),
+    "values: got None": lambda: ppo_loss(LogProbs(X), None, X, X, returns=X),
+    "old_values: got None": lambda: ppo_loss(LogProbs(X), None, X, X, values=X, returns=X, value_clip=0.2),
+    "value_clip_mode: got 'both'": lambda: ppo_loss(LogProbs(X), None, X, X, value_clip_mode="both"),
+    "huber_delta: got -1.0": lambda: ppo_loss(LogProbs(X), None, X, X, huber_delta=-1.0),
+    "policy: got Tensor": lambda: ppo_loss(X, X, X, X),
+    "actions: got Tensor together with LogProbs": lambda: ppo_loss(LogProbs(X), X, X, X),
+    "actions: got NoneType": lambda: ppo_loss(Categorical(Y), None, X, X),
+    "entropy: got shape": lambda: ppo_loss(LogProbs(X, X[:3]), None, X, X),
+    "kl_estimator: got 'k4'": lambda: ppo_loss(LogProbs(X), None, X, X, kl_estimator="k4"),
+    "kl_coef: got one without": lambda: ppo_loss(LogProbs(X), None, X, X, kl_coef=0.1),
+    "clip: got -0.1": lambda: ppo_loss(LogProbs(X), None, X, X, clip=-0.1),
+    "value_coef: got inf": lambda: ppo_loss(LogProbs(X), None, X, X, values=X, returns=X, value_coef=math.inf),
+    "dual_clip: got 0.5": lambda: ppo_loss(LogProbs(X), None, X, X, dual_clip=0.5),
+    "entropy_coef: got shape": lambda: ppo_loss(LogProbs(X), None, X, X, entropy_coef=X),
+    "entropy_coef: got a tensor that requires grad": lambda: ppo_loss(
+        LogProbs(X), None, X, X, entropy_coef=X.sum().requires_grad_()
+    ),
+    "epsilon: got -1": lambda: ppo_loss(LogProbs(X), None, X, X, normalize_advantages=Normalization(epsilon=-1.0)),
+    "normalize_advantages: got int": lambda: ppo_loss(LogProbs(X), None, X, X, normalize_advantages=1),
+    "mask: got shape": lambda: ppo_loss(LogProbs(X), None, X, X, mask=X[:2]),
+    "logits: got no tensor": lambda: ppo_loss(MultiCategorical([]), X, X, X),
+    "logits: got shape": lambda: ppo_loss(Categorical(X.view(4, 1)[:, :0]), X.int(), X, X),
+    "nvec: got .* add up to 5": lambda: ppo_loss(MultiCategorical(torch.zeros(4, 5), [2, 2]), X.int(), X, X),
+    "nvec: got .* together with 2": lambda: ppo_loss(MultiCategorical([Y] * 2, [2, 2]), X.int(), X, X),
+    "actions: got dtype": lambda: ppo_loss(Categorical(torch.zeros(4, 5)), X, X, X),
+    "old_logits: got 4 elements of sizes": lambda: ppo_loss(Categorical(Y, torch.zeros(4, 2)), X.int(), X, X),
+    "old_logits: got 3 elements": lambda: ppo_loss(Categorical(Y, Y[:3]), X.int(), X, X),
+    "old_log_std: got one of": lambda: ppo_loss(Gaussian(Y, X[:1], Y), Y, X, X),
+    "log_std: got shape": lambda: ppo_loss(Gaussian(X.view(4, 1), X[:2]), X.view(4, 1), X, X),
+    "ref_log_probs: got them and": lambda: ppo_loss(Bernoulli(Y, Y), Y, X, X, ref_log_probs=X),
 }
 
 

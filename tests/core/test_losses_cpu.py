@@ -1,20 +1,22 @@
 """What only the cpu backend has: compiled losses that are kept on disk."""
 
 import math
+from itertools import product
 
+import numpy as np
 import pytest
 import torch
 from losses_cases import check, make
 from processes import run_python
 
 from rl_triton_core._internal.loss.equations import Choices
-from rl_triton_core.losses import categorical_ppo_loss, ppo_loss
+from rl_triton_core.losses import LogProbs, categorical_ppo_loss, ppo_loss
 
 pytest.importorskip("numba")
 
 COMPUTE_VALUE_LOSS = """
     import torch
-    from rl_triton_core.losses import ppo_loss, value_loss
+    from rl_triton_core.losses import LogProbs, ppo_loss, value_loss
 
     one, two = torch.tensor([1.0, 1.0]), torch.tensor([1.0, 2.0])
     {before}
@@ -25,17 +27,19 @@ COMPUTE_VALUE_LOSS = """
 def test_a_loss_from_disk_calls_none_of_another_loss_s_functions(tmp_path):
     """Compiled code is linked by names: in the second process, another loss has been compiled in the same order."""
     environment = {"NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_OPT": "3"}
-    for before in ("", 'ppo_loss(two, one, one, backend="cpu")'):
+    for before in ("", 'ppo_loss(LogProbs(two), None, one, one, backend="cpu")'):
         assert run_python(COMPUTE_VALUE_LOSS.format(before=before), **environment) == "2.5\n"
     assert list(tmp_path.rglob("*.nbc")), "nothing was kept"
 
 
 def test_functions_of_different_losses_have_different_names():
-    from rl_triton_core._internal.loss.cpu import compile_equations
+    from rl_triton_core._internal.equations.numba import numba_language
+    from rl_triton_core._internal.loss.equations import compile_equations, compute_terms
 
-    variants = [(Choices("none", clipped_value=name), wide) for name in ("none", "sb3") for wide in (False, True)]
-    names = [{x.py_func.__qualname__ for x in compile_equations(*variant).values()} for variant in variants]
-    assert len(set().union(*names)) == sum(map(len, names))
+    choices = [Choices("none", clipped_value=name) for name in ("none", "sb3")]
+    languages = [numba_language(kind, contracts) for kind in (np.float32, np.float64) for contracts in (False, True)]
+    terms = [compile_equations(*x, (compute_terms,))["compute_terms"] for x in product(choices, languages)]
+    assert len({x.py_func.__qualname__ for x in terms}) == 8
 
 
 def test_spans(target):
@@ -55,7 +59,7 @@ def test_exp():
     """In float32, over its range and beyond."""
     zero = torch.zeros(1)
     for x in [*torch.linspace(-87, 88.7, 60).tolist(), 100.0, -200.0, math.nan]:
-        got = ppo_loss(zero + x, zero, zero, backend="cpu").ratio_mean
+        got = ppo_loss(LogProbs(zero + x), None, zero, zero, backend="cpu").ratio_mean
         want = (zero + x).double().exp().float()
         assert float(got) == pytest.approx(float(want), rel=3e-7, nan_ok=True)
 

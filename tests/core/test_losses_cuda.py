@@ -60,13 +60,13 @@ def test_coefficients_may_lie_in_host_memory():
 def test_memory_is_that_of_the_gradient():
     n, actions = 1 << 18, 16
     logits = torch.randn(n, actions, device="cuda", requires_grad=True)
-    from rl_triton_core.losses import categorical_ppo_loss
+    from rl_triton_core.losses import Categorical, ppo_loss
 
     old, advantages = torch.randn(2, n, device="cuda")
     index = torch.zeros(n, dtype=torch.int64, device="cuda")
-    categorical_ppo_loss(logits, index, old, advantages).loss.backward()
+    ppo_loss(Categorical(logits), index, old, advantages).loss.backward()
     logits.grad = None
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    categorical_ppo_loss(logits, index, old, advantages).loss.backward()
+    ppo_loss(Categorical(logits), index, old, advantages).loss.backward()
     assert torch.cuda.max_memory_allocated() - before < 1.1 * logits.nbytes

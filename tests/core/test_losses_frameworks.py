@@ -4,7 +4,7 @@ import pytest
 import torch
 from losses_cases import make
 
-from rl_triton_core.losses import categorical_ppo_loss, grpo_loss, kl_divergence, value_loss
+from rl_triton_core.losses import Categorical, grpo_loss, kl_divergence, ppo_loss, value_loss
 from rl_triton_core.testing import assert_close
 
 
@@ -66,9 +66,9 @@ def test_openrlhf(tokens):
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 def test_a_full_graph_with_dynamic_shapes(backend):
     def loss(logits, values, actions, old, advantages, returns, mask):
-        return categorical_ppo_loss(
-            2 * logits, actions, old, advantages, values=values, returns=returns, mask=mask, entropy_coef=0.01,
-            normalize_advantages=True, backend=backend,
+        return ppo_loss(
+            Categorical(2 * logits), actions, old, advantages, values=values, returns=returns, mask=mask,
+            entropy_coef=0.01, normalize_advantages=True, backend=backend,
         )  # fmt: skip
 
     compiled = torch.compile(loss, fullgraph=True, dynamic=True)

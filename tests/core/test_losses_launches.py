@@ -81,7 +81,7 @@ def test_arguments_that_need_another_kernel(first, second):
     ids=lambda other: next(iter(other)),
 )
 def test_settings_that_need_another_kernel(other, monkeypatch):
-    monkeypatch.setattr(triton_losses, "compile_equations", lambda choices: {})
+    monkeypatch.setattr(triton_losses, "compile_chosen", lambda choices: {})
     kernel = RecordingKernel()
     for given in ({}, other, {}, other):
         launch(kernel, NUMBERS, 3, **given)

@@ -8,7 +8,7 @@ from rl_triton_core import compute_gae, normalize_advantages
 from rl_triton_core._internal.backend import why_unavailable
 from rl_triton_core.capture import CapturedStep
 from rl_triton_core.cli import selftest
-from rl_triton_core.losses import gaussian_ppo_loss
+from rl_triton_core.losses import Gaussian, ppo_loss
 
 
 def estimate_and_train():
@@ -17,7 +17,7 @@ def estimate_and_train():
 
     def step(observations, actions, advantages):
         log_std = torch.zeros(2)
-        result = gaussian_ppo_loss(network(observations), log_std, actions, torch.zeros(50), advantages)
+        result = ppo_loss(Gaussian(network(observations), log_std), actions, torch.zeros(50), advantages)
         optimizer.zero_grad()
         result.loss.backward()
         optimizer.step()

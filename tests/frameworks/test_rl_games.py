@@ -83,6 +83,25 @@ def test_the_loss_and_its_gradient(changes, tmp_path):
         torch.testing.assert_close(got, want.view_as(got), rtol=1e-5, atol=1e-7)
 
 
+def test_a_configuration_without_bounds(tmp_path):
+    """Its coefficient is None, which RL-Games 2 counts as 0; before, stock stops."""
+    losses = []
+    for changes in ({"bounds_loss_coef": None}, {"bounds_loss_coef": 0.0}):
+        agent = make_agent("triton", "pendulum", tmp_path, changes)
+        numbers = torch.arange(24.0).view(6, 4) / 10
+        arguments = (
+            numbers[0],
+            numbers[1],
+            numbers[2],
+            0.2,
+            numbers[3, :, None],
+            numbers[4, :, None],
+            numbers[5, :, None],
+        )
+        losses.append(agent.calc_losses(agent.actor_loss_func, *arguments, 3 * numbers[:4, :1], numbers[0], None)[0])
+    assert losses[0] == losses[1]
+
+
 @pytest.mark.parametrize("env", CLASSES)
 def test_training(env, tmp_path):
     """Two epochs leave the same parameters, with time limits; the runner's names stand for our agents."""
@@ -125,6 +144,13 @@ def test_switched_off_it_is_stock(tmp_path):
         torch.manual_seed(1)
         agent.train()
     compare(*agents, rtol=0, atol=0)
+
+
+def test_an_agent_without_the_method_of_the_loss_says_so(tmp_path, monkeypatch):
+    """As that of 1.6.1 and of Isaac Lab."""
+    monkeypatch.delattr(A2CAgent, "calc_losses")
+    with pytest.warns(RuntimeWarning, match="the loss is RL-Games' own: this version has no calc_losses"):
+        make_agent("triton", "pendulum", tmp_path)
 
 
 def test_another_actor_loss_is_not_replaced(tmp_path):

@@ -1,6 +1,8 @@
 """TritonPPO against PPO of RSL-RL; on a CPU with recorded graphs."""
 
 import warnings
+from copy import deepcopy
+from inspect import signature
 from itertools import pairwise
 
 import pytest
@@ -9,6 +11,8 @@ import torch
 pytest.importorskip("rsl_rl")
 from ppo_rsl_rl import TensorEnv, evaluate_agent, main, parse_arguments, train_agent
 from recorded_graphs import RecordedGraphs, allow_captures
+from rsl_rl.algorithms import PPO
+from rsl_rl.modules import distribution
 from rsl_rl.runners import OnPolicyRunner
 
 OURS = "rl_triton_adapters.rsl_rl:TritonPPO"
@@ -23,6 +27,8 @@ VARIANTS = {
     "log deviation": ({}, {"distribution_cfg": {"class_name": "GaussianDistribution", "std_type": "log"}}),
     "beta": ({}, {"distribution": "BetaDistribution"}),
 }
+if not hasattr(distribution, "BetaDistribution"):
+    del VARIANTS["beta"]
 RECURRENT = {"class_name": "RNNModel", "rnn_type": "gru", "rnn_hidden_dim": 8, "rnn_num_layers": 1}
 
 
@@ -43,7 +49,7 @@ def make_runner(class_name, variant="default", device="cpu", network=None, **alg
     env = TensorEnv("cartpole", 12, device, seed=0)
     env.unwrapped, env.step_dt = env, 1.0  # as environments of Isaac Lab, for random network distillation
     env.episode_length_buf = torch.arange(12) % 8 + 490.0
-    return OnPolicyRunner(env, config, device=device)
+    return OnPolicyRunner(env, deepcopy(config), device=device)  # which takes names out of it, up to 5.4
 
 
 def train(runner, iterations):
@@ -59,8 +65,8 @@ def train(runner, iterations):
 def use_graphs(monkeypatch, runner):
     """Capture on a CPU too, in recorded graphs."""
     allow_captures(monkeypatch)
-    runner.alg._step.reason, runner.alg._step.graphs = "", RecordedGraphs()
-    return runner.alg._step.graphs
+    runner.alg._update.step.reason, runner.alg._update.step.graphs = "", RecordedGraphs()
+    return runner.alg._update.step.graphs
 
 
 def compare(got, want, rtol, atol):
@@ -111,7 +117,21 @@ def test_training(variant, captured, monkeypatch):
     for row, expected in zip(got, want, strict=True):
         assert row == pytest.approx(expected, rel=1e-4, abs=1e-5)
     if captured:
-        assert graphs.captures == 1 and graphs.replays > 0 and not ours.alg._step.reason
+        assert graphs.captures == 1 and graphs.replays > 0 and not ours.alg._update.step.reason
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+@pytest.mark.parametrize("class_name", ["PPO", OURS])
+def test_each_observation_is_counted_once(class_name, captured, monkeypatch):
+    """Whether the package counts them step by step or after the rollout; where a graph reads them."""
+    runner = make_runner(class_name, "normalized observations")
+    if captured and class_name == OURS:
+        use_graphs(monkeypatch, runner)
+    normalizer = runner.alg.actor.obs_normalizer
+    places = [x.data_ptr() for x in normalizer.buffers()]
+    train(runner, 3)
+    assert normalizer.count == 3 * 8 * 12
+    assert class_name == "PPO" or places == [x.data_ptr() for x in normalizer.buffers()]
 
 
 def test_settings_may_change_between_updates(monkeypatch):
@@ -144,7 +164,7 @@ def test_training_on_a_gpu(device):
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)  # of a step that runs eagerly
         train(stock, 2), train(ours, 2)
-    assert ours.alg._step.reason == ""
+    assert ours.alg._update.step.reason == ""
     compare(ours, stock, rtol=1e-2, atol=1e-3)
 
 
@@ -173,6 +193,7 @@ def test_random_network_distillation_updates_as_stock():
     compare(ours, stock, rtol=1e-4, atol=2e-6)
 
 
+@pytest.mark.skipif("use_mixed_precision" not in signature(PPO).parameters, reason="this RSL-RL has none")
 def test_mixed_precision_updates_as_stock():
     with pytest.warns(RuntimeWarning, match="mixed precision was asked for"):
         assert make_runner(OURS, use_mixed_precision=True).alg.obstacle
@@ -193,8 +214,11 @@ def test_checkpoints_go_both_ways(before, after, tmp_path, monkeypatch):
     first.save(str(tmp_path / "model.pt"))
     second.load(str(tmp_path / "model.pt"))
     compare(second, first, rtol=0, atol=0)
-    assert second.alg.learning_rate == pytest.approx(first.alg.learning_rate)
-    train(second, 1)
+    stock = make_runner("PPO")
+    stock.load(str(tmp_path / "model.pt"))  # its learning rate is the optimizer's from 5.5 on
+    assert second.alg.learning_rate == pytest.approx(stock.alg.learning_rate)
+    train(second, 1), train(stock, 1)
+    compare(second, stock, rtol=1e-4, atol=2e-6)
 
 
 def test_the_example_trains(monkeypatch, capsys):

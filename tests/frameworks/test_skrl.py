@@ -1,5 +1,7 @@
 """Agents of skrl, stock against ours: returns, advantages, updates; in code and by the runner."""
 
+from importlib.metadata import version
+
 import pytest
 import torch
 
@@ -146,8 +148,16 @@ def test_other_agents_are_refused(agent_class):
 
 
 def test_an_update_without_the_call_is_refused():
-    with pytest.raises(ImportError, match="calls no compute_gae: another version is needed"):
+    with pytest.raises(ImportError, match=f"calls no compute_gae: found skrl {version('skrl')}, needs another version"):
         adapter.replace_gae(SAC.update)
+
+
+def test_an_older_version_is_refused():
+    """Up to 2.0 no agent of skrl has the values of all steps end with `last_values`."""
+    older = copy_function(RPO_RNN.update, {"compute_gae": copy_function(RPO_RNN.update.__globals__["compute_gae"], {})})
+    older.__globals__["compute_gae"].__module__ = stock_ppo.__name__
+    with pytest.raises(ImportError, match=r"next_values.*: found skrl .*, needs another version \(2.1 or newer\)"):
+        adapter.replace_gae(older)
 
 
 def test_the_runner_leaves_other_components_alone(tmp_path):

@@ -28,7 +28,10 @@ STOCK_GAE = core_algos.compute_gae_advantage_return
 STOCK_GRPO = core_algos.compute_grpo_outcome_advantage
 STOCK_REINFORCE = core_algos.compute_reinforce_plus_plus_outcome_advantage
 STOCK_LOSS = core_algos.compute_policy_loss_vanilla
+OLD = int(verl.__version__.split(".")[1]) < 9
 ATTRIBUTES = {name: function.__name__ for name, function in adapter.ESTIMATORS.items()}
+if OLD:  # another REINFORCE++, which stays verl's
+    del ATTRIBUTES["reinforce_plus_plus"]
 BATCH, LENGTH = 6, 40
 
 
@@ -355,29 +358,52 @@ def test_an_unknown_version_is_compared_with_and_warned_of(monkeypatch, caplog):
     monkeypatch.setattr(verl, "__version__", "99.0")
     adapter.install()
     adapter.uninstall()
-    (warning,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    *_, warning = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
     assert "verl 99.0 is not a version" in warning and "compute_grpo_outcome_advantage" in warning
 
 
-@pytest.mark.parametrize("name", [*ATTRIBUTES.values(), "compute_policy_loss_vanilla"])
-def test_an_unknown_version_with_other_numbers_is_refused(name, monkeypatch):
-    stock = getattr(core_algos, name)
-
-    def changed(*args, **kwargs):
-        first, second = stock(*args, **kwargs)
-        return 1.001 * first, second
-
-    changed.__signature__ = inspect.signature(stock)
+def change_numbers(monkeypatch, *names):
+    """Pretend a version of verl whose functions of these names have other results."""
     monkeypatch.setattr(verl, "__version__", "99.0")
-    monkeypatch.setattr(core_algos, name, changed)
-    with pytest.raises(RuntimeError, match=f"core_algos.{name} has other results"):
-        adapter.install()
-    assert "triton" not in core_algos.POLICY_LOSS_REGISTRY
+    for name in names:
+        stock = getattr(core_algos, name)
+
+        def changed(*args, stock=stock, **kwargs):
+            first, second = stock(*args, **kwargs)
+            return 1.001 * first, second
+
+        changed.__signature__ = inspect.signature(stock)
+        monkeypatch.setattr(core_algos, name, changed)
 
 
-def test_functions_that_take_other_arguments_are_refused(monkeypatch):
+FUNCTIONS = [*ATTRIBUTES.values(), "compute_policy_loss_vanilla"]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_with_other_numbers_is_left_out(name, monkeypatch, caplog):
+    """And the others are replaced."""
+    change_numbers(monkeypatch, name)
+    stock = {x: getattr(core_algos, x) for x in ATTRIBUTES.values()}
+    adapter.install()
+    replaced = [x for x in stock if getattr(core_algos, x) is not stock[x]]
+    has_loss = "triton" in core_algos.POLICY_LOSS_REGISTRY
+    adapter.uninstall()
+    assert replaced == [x for x in stock if x != name] and has_loss == (name in stock)
+    assert {x: getattr(core_algos, x) for x in stock} == stock and "triton" not in core_algos.POLICY_LOSS_REGISTRY
+    assert f"core_algos.{name} has other results than in 0.9.0, 0.9.1; verl's own stays" in caplog.text
+
+
+def test_a_function_that_takes_other_arguments_is_left_out(monkeypatch, caplog):
     monkeypatch.setattr(core_algos, "compute_grpo_outcome_advantage", STOCK_GAE)
-    with pytest.raises(RuntimeError, match="core_algos.compute_grpo_outcome_advantage takes"):
+    adapter.install()
+    kept = core_algos.compute_grpo_outcome_advantage
+    adapter.uninstall()
+    assert kept is STOCK_GAE and "core_algos.compute_grpo_outcome_advantage takes" in caplog.text
+
+
+def test_a_version_in_which_all_differ_is_refused(monkeypatch):
+    change_numbers(monkeypatch, *FUNCTIONS)
+    with pytest.raises(RuntimeError, match="core_algos.compute_gae_advantage_return has other results"):
         adapter.install()
 
 

@@ -12,6 +12,8 @@ A learner compiles what it needs when it is built, logs one line that says what 
 "rl_triton" of every update whether its advantages or V-Trace were ours.
 """
 
+from rl_triton_adapters._versions import explain_import
+
 try:
     from rl_triton_adapters.rllib.check import check_ray
     from rl_triton_adapters.rllib.config import check_learners, enable_triton
@@ -23,10 +25,7 @@ try:
     )
     from rl_triton_adapters.rllib.v_trace import vtrace
 except ImportError as error:
-    raise ImportError(
-        "rl_triton_adapters.rllib needs RLlib 2.56 or newer, which could not be imported: "
-        "pip install rl-triton-core[rllib]"
-    ) from error
+    raise explain_import(__name__, error, "ray", "2.56", "rllib") from error
 
 __all__ = [
     "TritonAPPOTorchLearner",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -27,7 +26,7 @@ from ray.rllib.utils.torch_utils import explained_variance
 from torch import Tensor
 
 from rl_triton_adapters.rllib.metrics import LateMetrics
-from rl_triton_core.losses import PPOLoss, categorical_ppo_loss, gaussian_ppo_loss
+from rl_triton_core.losses import Gaussian, MultiCategorical, Policy, PPOLoss, ppo_loss
 
 MAX_IMPORTANCE = 2.0
 """Where RLlib's loss of APPO clips μ/π_target."""
@@ -38,9 +37,14 @@ LOG_IMPORTANCE = "log_importance"
 class Head(NamedTuple):
     """A distribution of actions whose loss is computed in one pass."""
 
-    name: str
     nvec: tuple[int, ...] = ()
-    """Numbers of actions of each of several categorical distributions."""
+    """Numbers of actions of each categorical distribution; none for a Gaussian."""
+
+    def describe_policy(self, inputs: Tensor, old_inputs: Tensor | None) -> Policy:
+        """What the distribution is to the loss, from its inputs, and perhaps from those of the old policy."""
+        if self.nvec:
+            return MultiCategorical(inputs, self.nvec, old_inputs)
+        return Gaussian(*inputs.chunk(2, dim=-1), *(() if old_inputs is None else old_inputs.chunk(2, dim=-1)))
 
 
 class LossParts(NamedTuple):
@@ -131,13 +135,8 @@ class FusedLoss:
         entropy_coef = self.learner.entropy_coeff_schedulers_per_module[module_id].get_current_value()
         kl_coef = self.learner.curr_kl_coeffs_per_module[module_id] if config.use_kl_loss else 0.0
         old_inputs = columns[Columns.ACTION_DIST_INPUTS] if config.use_kl_loss else None
-        compute: Callable[..., PPOLoss]
-        if head.name == "gaussian":
-            old_mean, old_log_std = (None, None) if old_inputs is None else old_inputs.chunk(2, dim=-1)
-            compute = partial(gaussian_ppo_loss, *inputs.chunk(2, dim=-1), old_mean=old_mean, old_log_std=old_log_std)
-        else:
-            compute = partial(categorical_ppo_loss, inputs, nvec=head.nvec or None, old_logits=old_inputs)
-        return compute(
+        return ppo_loss(
+            head.describe_policy(inputs, old_inputs),
             columns[Columns.ACTIONS],
             columns[Columns.ACTION_LOGP],
             columns[Postprocessing.ADVANTAGES],
@@ -157,10 +156,11 @@ class FusedLoss:
         if head is None:
             return
         zeros = torch.zeros(2, device=self.learner._device)  # slices of one step are contiguous
-        inputs, indices = (zeros.new_zeros(2, n) for n in (sum(head.nvec) or 2, len(head.nvec) or 1))
+        inputs = zeros.new_zeros(2, sum(head.nvec) or 2)
+        actions = zeros.new_zeros(2, len(head.nvec) or 1, dtype=torch.int64 if head.nvec else zeros.dtype)
         names = (Columns.ACTION_LOGP, Postprocessing.ADVANTAGES, Postprocessing.VALUE_TARGETS)
         columns = {Columns.ACTION_DIST_INPUTS: inputs, Columns.LOSS_MASK: zeros == 0, **dict.fromkeys(names, zeros)}
-        columns[Columns.ACTIONS] = indices if head.name == "gaussian" else indices.long() if head.nvec else zeros.long()
+        columns[Columns.ACTIONS] = actions
         values = zeros.clone().requires_grad_() if self.uses_critic(config) else None
         with torch.enable_grad():
             inputs = inputs.clone().requires_grad_()
@@ -252,12 +252,12 @@ def describe_head(module: Any) -> Head | None:
     """The head of a module whose distributions of actions, in training and while acting, are one of those known."""
     space, kinds = module.action_space, set(find_distributions(module))
     if isinstance(space, Box) and len(space.shape) == 1 and kinds == {TorchDiagGaussian}:
-        return Head("gaussian")
+        return Head()
     if isinstance(space, Discrete) and kinds == {TorchCategorical}:
-        return Head("categorical")
+        return Head((int(space.n),))
     if isinstance(space, MultiDiscrete) and space.nvec.ndim == 1 and kinds:
         sizes = tuple(space.nvec.tolist())
-        return Head("categorical", sizes) if all(is_multi_categorical(kind, sizes) for kind in kinds) else None
+        return Head(sizes) if all(is_multi_categorical(kind, sizes) for kind in kinds) else None
     return None
 
 

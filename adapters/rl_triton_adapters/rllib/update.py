@@ -18,10 +18,11 @@ from ray.rllib.utils.torch_utils import clip_gradients
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from rl_triton_adapters._optimizers import fuse_optimizer
+from rl_triton_adapters._optimizers import clip_by_norm, fuse_optimizer
 from rl_triton_adapters.rllib.loss import FusedLoss, find_distributions
 from rl_triton_adapters.rllib.metrics import LateMetrics
 from rl_triton_adapters.rllib.minibatches import can_slice_minibatches, slice_minibatches
+from rl_triton_adapters.updates import CapturedUpdate, find_reason
 from rl_triton_core.capture import CapturedStep, is_input
 
 logger = logging.getLogger("ray.rllib.rl_triton")  # follows the log level that RLlib sets for itself
@@ -43,44 +44,31 @@ class Update:
         learner: A learner, which is not built yet.
         is_wanted: Whether the flags ask for it.
         loss: Computes the losses of those modules that it can in one pass over the minibatch.
-
-    Attributes:
-        stock: Why steps are RLlib's own; empty if they are not.
-        step: The step as `find_step` has found it last.
     """
 
     def __init__(self, learner: Any, is_wanted: bool, loss: FusedLoss | None) -> None:
-        self.learner, self.is_wanted, self.loss, self.stock = learner, is_wanted, loss, ""
-        self.step: CapturedStep | None = None
+        self.learner, self.is_wanted, self.loss = learner, is_wanted, loss
+        self.captured = CapturedUpdate(self.make_captured_step, max_graphs=learner.max_graphs)
         self.num_not_finite = torch.zeros(())
         self.last_batch: dict[str, Any] = {}
         self.is_stock_apply = False
 
     def find_step(self) -> CapturedStep:
         """The step of the modules and optimizers as they are now; it says why it is not captured."""
-        learner, known = self.learner, self.step
+        learner, update = self.learner, self.captured
         modules = [x for _, x in learner.module.items() if isinstance(x, nn.Module)]
         optimizers = list(learner._named_optimizers.values())
-        if known is None or known.modules != modules or known.optimizers != optimizers:
-            if known is not None:
-                known.reset()  # the optimizers are prepared once
+        if update.step is None or not update.is_of(modules, optimizers):  # else nothing else has changed
             for optimizer in optimizers if self.is_wanted else ():
                 fuse_optimizer(optimizer)
-            obstacle = self.find_obstacle()
             self.num_not_finite = torch.zeros((), device=learner._device)
-            self.step = known = CapturedStep(
-                self.make_captured_step,
-                modules=modules,
-                optimizers=optimizers,
-                state=[self.num_not_finite],
-                enabled=False if obstacle else None,
-                max_graphs=learner.max_graphs,
-            )
-            known.reason = obstacle or known.reason
-        return known
+            stock, obstacle = self.find_obstacles()
+            update.find_step(modules, optimizers, stock=stock, obstacle=obstacle, state=[self.num_not_finite])
+        assert update.step is not None
+        return update.step
 
-    def find_obstacle(self) -> str:
-        """Why steps are RLlib's own or not captured, besides what `CapturedStep` says; empty if there is no reason."""
+    def find_obstacles(self) -> tuple[str, str]:
+        """Why steps are RLlib's own, and why they are not captured, besides what `CapturedStep` says."""
         learner, modules = self.learner, [*self.learner.module.items()]
         own_update, own_step, own_apply = (find_own_method(type(learner), names) for names in (UPDATE, STEP, APPLY))
         scaled, scheduled = learner._grad_scalers is not None, learner._lr_scheduler_classes is not None
@@ -102,12 +90,12 @@ class Update:
             "the loss is RLlib's": self.loss and any(self.loss.find_head(name) is None for name, _ in actors),
         }
         self.is_stock_apply = scaled or scheduled or bool(own_apply)
-        self.stock = next((reason for reason, applies in reasons_for_stock.items() if applies), "")
-        return self.stock or next((reason for reason, applies in obstacles.items() if applies), "")
+        return find_reason(reasons_for_stock), find_reason(obstacles)
 
     def describe(self) -> str:
         """Say what computes the losses, and whether updates are captured, accelerated without a graph, or RLlib's."""
-        reason, own, losses = self.find_step().reason, find_own_method(type(self.learner), LOSSES), []
+        self.find_step()
+        own, losses = find_own_method(type(self.learner), LOSSES), []
         for name, module in self.learner.module.items():
             kinds = find_distributions(module.unwrapped())
             if is_self_supervised(module):
@@ -116,13 +104,12 @@ class Update:
                 losses.append(f"the fused loss of {name}")
             elif kinds:
                 losses.append(f"RLlib's loss of {name} ({kinds[0].__name__})")
-        kind = "captured" if not reason else "those of RLlib" if self.stock else "accelerated without a graph"
-        phrases = f"{own}, which may call " * bool(own) + ", ".join(losses), f"updates are {kind}"
-        return "; ".join(phrases) + f": {reason}" * bool(reason)
+        what = f"{own}, which may call " * bool(own) + ", ".join(losses)
+        return f"{what}; {self.captured.describe('those of RLlib')}"
 
     def is_captured(self) -> bool:
         """Whether steps are captured, as far as is known."""
-        return self.step is not None and not self.step.reason
+        return self.captured.is_captured
 
     def iterate(self, iterator: Iterable[Any]) -> Iterator[Any]:
         """Yield the minibatches of RLlib's iterator, and log at their end what was logged meanwhile."""
@@ -146,7 +133,7 @@ class Update:
     def make_step(self, batch: dict[str, Any], make_stock_step: Callable[[dict[str, Any]], Any]) -> Any:
         """Update the modules with one minibatch, with arguments and results of RLlib's `_update`."""
         step, learner = self.find_step(), self.learner
-        if self.stock:
+        if self.captured.stock:
             return make_stock_step(batch)
         self.last_batch.update(batch)
         if step.reason or not is_capturable(batch, step):
@@ -224,14 +211,16 @@ def clip_gradients_at_once(
     if grad_clip is None or grad_clip_by not in ("norm", "global_norm") or not gradients:
         norm: Tensor | None = clip_gradients(gradients_dict, grad_clip=grad_clip, grad_clip_by=grad_clip_by)
         return norm
-    limits = {"neginf": -10e8, "posinf": 10e8}  # RLlib's
-    norms = torch.stack(torch._foreach_norm(gradients)).nan_to_num(**limits)
     if grad_clip_by == "norm":
+        norms = replace_infinity(torch.stack(torch._foreach_norm(gradients)))
         torch._foreach_mul_(gradients, list(torch.where(norms > grad_clip, grad_clip / norms, 1.0)))
         return None
-    norm = torch.linalg.vector_norm(norms).nan_to_num(**limits)
-    torch._foreach_mul_(gradients, (grad_clip / (norm + 1e-6)).clamp(max=1.0))
-    return norm
+    return clip_by_norm(gradients, grad_clip, replace_infinity)
+
+
+def replace_infinity(norm: Tensor) -> Tensor:
+    """Replace what is not finite, as RLlib does."""
+    return norm.nan_to_num(neginf=-10e8, posinf=10e8)
 
 
 def find_own_method(learner_class: type, names: Iterable[str], behind: type | None = None) -> str:

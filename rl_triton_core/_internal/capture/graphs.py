@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any, Protocol
 
 import torch
+from torch.autograd import graph as autograd_graph
 
 ERROR_MODE = "thread_local"
 """What a capture forbids, it forbids its own thread alone."""
@@ -43,12 +42,10 @@ class CudaGraphs:
         self.pool: Any = None
 
     def warm_up(self, call: Callable[[], Any], times: int) -> None:
-        """On another stream, as captures are made; raises if the call waits for the device."""
-        with use_stream(self.device, "warm-up"), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream")  # of another stream
-            for _ in range(times - 1):
+        """On another stream, as captures are made."""
+        with use_stream(self.device, "warm-up"), without_advice():
+            for _ in range(times):
                 call()
-            refuse_waiting(call)
 
     def capture(self, call: Callable[[], Any], generators: Iterable[torch.Generator]) -> tuple[Any, Callable[[], None]]:
         """A graph of the call. Other threads may use the device meanwhile."""
@@ -123,6 +120,21 @@ def note_error(errors: list[BaseException]) -> Iterator[None]:
 
 
 @contextmanager
+def without_advice() -> Iterator[None]:
+    """Inside, PyTorch does not warn of gradients on another stream than that of their parameters: here it is meant.
+
+    That is for the whole process. Warnings have no other switch that leaves Python's filters as they are.
+    """
+    switch = getattr(autograd_graph, "set_warn_on_accumulate_grad_stream_mismatch", lambda _: None)
+    before = getattr(torch._C, "_warn_on_accumulate_grad_stream_mismatch", lambda: True)()
+    switch(False)
+    try:
+        yield
+    finally:
+        switch(before)
+
+
+@contextmanager
 def use_stream(device: torch.device, purpose: str) -> Iterator[None]:
     """Inside, a device works in its stream for this purpose, after what precedes and before what follows."""
     current, side = torch.cuda.current_stream(device), find_stream(device, purpose)
@@ -141,30 +153,3 @@ def find_stream(device: torch.device, purpose: str) -> torch.cuda.Stream:
     Graphs keep the workspace of the stream that captured them, so that no warm-up may have it meanwhile.
     """
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-def refuse_waiting(call: Callable[[], Any]) -> None:
-    """Make the call, and raise if it waits for the device, which no graph can. Other threads may wait meanwhile."""
-    mode, thread, places = torch.cuda.get_sync_debug_mode(), threading.current_thread(), []
-    is_over = False
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        show = warnings.showwarning
-
-        def note_place(message: Any, category: Any, filename: str, lineno: int, *more: Any, **options: Any) -> None:
-            current, is_of_waiting = threading.current_thread(), "called a synchronizing" in str(message)
-            is_own = current is thread or isinstance(current, threading._DummyThread)  # which autograd's are
-            if is_over or not is_of_waiting:  # other threads may have put this function back
-                show(message, category, filename, lineno, *more, **options)
-            elif is_own:
-                places.append(f"{filename}, line {lineno}")
-
-        warnings.showwarning = note_place
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            call()
-        finally:
-            torch.cuda.set_sync_debug_mode(mode)
-            is_over = True
-    if places:
-        raise RuntimeError(f"the step waits for the device in {places[0]}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
@@ -19,7 +19,8 @@ from torch.utils import _pytree as pytree
 
 FUSED = (Adam, AdamW, SGD)
 """With one kernel for all parameters, which takes learning rates and `found_inf` as tensors."""
-SUPPORTED = (*FUSED, RMSprop)
+OPTIMIZERS = (*FUSED, RMSprop)
+"""Those that can be captured; they can step many parameters at once."""
 SETTINGS = (
     "betas",
     "eps",
@@ -41,8 +42,8 @@ SCALING = ("found_inf", "grad_scale", "_step_supports_amp_scaling")
 def name_unsupported(optimizer: Optimizer) -> str:
     """Why an optimizer cannot be captured; empty if it can."""
     name = type(optimizer).__name__
-    if type(optimizer) not in SUPPORTED:
-        return f"{name} cannot be captured, expected one of {', '.join(kind.__name__ for kind in SUPPORTED)}"
+    if type(optimizer) not in OPTIMIZERS:
+        return f"{name} cannot be captured, expected one of {', '.join(kind.__name__ for kind in OPTIMIZERS)}"
     for group in optimizer.param_groups:
         if group.get("differentiable"):
             return f"{name}(differentiable=True) cannot be captured"
@@ -96,19 +97,6 @@ def find_scaler() -> GradScaler | None:
 def describe_scaler(scaler: GradScaler) -> Hashable:
     """The settings of a scaler that a graph keeps as they are."""
     return scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval()
-
-
-@contextmanager
-def keep_state_on_error(optimizers: Iterable[Optimizer]) -> Iterator[None]:
-    """If something inside fails, the optimizers' states are those of before; tensors that were there keep values."""
-    kept = [(x.state, {parameter: dict(state) for parameter, state in x.state.items()}) for x in optimizers]
-    try:
-        yield
-    except BaseException:
-        for states, before in kept:
-            states.clear()
-            states.update(before)
-        raise
 
 
 def find_prepared(optimizer: Optimizer) -> PreparedOptimizer | None:

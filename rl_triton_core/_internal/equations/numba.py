@@ -1,4 +1,4 @@
-"""Functions that Numba compiles: their options and names, and where they are kept on disk.
+"""Equations as functions that Numba compiles; the options and names of compiled code, and where it is kept on disk.
 
 Numba prefers the folder beside the source, where `pip uninstall` leaves what it finds: the package could be imported
 still. Ours go to the user's cache folder. That is decided for these functions alone, not for others of the process.
@@ -6,21 +6,35 @@ still. Ours go to the user's cache folder. That is decided for these functions a
 
 from __future__ import annotations
 
+import dis
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache, partial
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import numba
+import numpy as np
+from llvmlite import ir as llvm
+from numba import types
+from numba.core import ir
 from numba.core.caching import FunctionCache
+from numba.core.compiler import CompilerBase, DefaultPassBuilder
+from numba.core.compiler_machinery import FunctionPass, register_pass
+from numba.core.untyped_passes import IRProcessing
+from numba.extending import intrinsic
+
+from rl_triton_core._internal.equations import primitives
+from rl_triton_core._internal.equations.compile import Language, bind_names
 
 INNER = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 """Options of functions that only compiled code calls."""
 
 
-def describe_code(function: Any) -> Any:
+def describe_code(function: Any) -> list[tuple[str, str]]:
     """What a function without inner functions does."""
-    code = function.__code__
-    return code.co_code, code.co_consts, code.co_names
+    return [(x.opname, x.argrepr) for x in dis.get_instructions(function)]
 
 
 def hash_text(parts: Any) -> str:
@@ -49,3 +63,177 @@ def compile_and_keep(function: Any, signature: Any = None, **options: Any) -> An
         return compiled
     compiled.compile(signature)
     return compiled.overloads[signature.args].entry_point
+
+
+# -- literals ---------------------------------------------------------------------------------------------------------
+
+
+@cache
+def literals_of(kind: type, wanted: tuple[type, ...] = (int, float)) -> type[CompilerBase]:
+    """Numba's compiler with literals of a type: Python's own would widen the arithmetic. Indices stay as they are."""
+
+    @register_pass(mutates_CFG=False, analysis_only=False)
+    class TypeLiterals(FunctionPass):  # type: ignore[misc]
+        """Replace literals before types are inferred."""
+
+        _name = f"type_literals_{kind.__name__}_{len(wanted)}"
+
+        def __init__(self) -> None:  # abstract in Numba
+            """Do nothing else."""
+
+        def run_pass(self, state: Any) -> bool:
+            """Tell whether something was replaced."""
+            statements = [x for block in state.func_ir.blocks.values() for x in block.find_insts(ir.Assign)]
+            indices = {getattr(getattr(x.value, "index", None), "name", None) for x in statements if is_item(x.value)}
+            for x in statements:
+                if isinstance(x.value, ir.Const) and type(x.value.value) in wanted and x.target.name not in indices:
+                    x.value = ir.Const(kind(x.value.value), x.value.loc)
+            return True
+
+    class Compiler(CompilerBase):  # type: ignore[misc]
+        """Numba's own passes and that one."""
+
+        def define_pipelines(self) -> list[Any]:
+            """List the pipelines to try."""
+            passes = DefaultPassBuilder.define_nopython_pipeline(self.state)
+            passes.add_pass_after(TypeLiterals, IRProcessing)
+            passes.finalize()
+            return [passes]
+
+    return Compiler
+
+
+def is_item(value: Any) -> bool:
+    """Whether Numba's code takes an element of something."""
+    return isinstance(value, ir.Expr) and value.op in ("getitem", "static_getitem")
+
+
+# -- primitives -------------------------------------------------------------------------------------------------------
+
+
+@intrinsic
+def select(context: Any, condition: Any, chosen: Any, otherwise: Any) -> Any:
+    """Select a number."""
+    result = context.unify_types(types.unliteral(chosen), types.unliteral(otherwise))
+
+    def generate(context: Any, builder: llvm.IRBuilder, signature: Any, values: Sequence[Any]) -> Any:
+        given = zip(values, signature.args, (types.boolean, result, result), strict=True)
+        return builder.select(*(context.cast(builder, x, has, wants) for x, has, wants in given))
+
+    return result(condition, chosen, otherwise), generate
+
+
+def llvm_function(name: str) -> Any:
+    """A primitive that LLVM has."""
+
+    @intrinsic
+    def call(context: Any, x: Any) -> Any:
+        """Call it."""
+
+        def generate(context: Any, builder: llvm.IRBuilder, signature: Any, values: Sequence[Any]) -> Any:
+            return builder.call(builder.module.declare_intrinsic(f"llvm.{name}", [values[0].type]), values)
+
+        return x(x), generate
+
+    return call
+
+
+@intrinsic
+def reinterpret(context: Any, x: Any) -> Any:
+    """The float32 that has the bits of an int32, or the other way."""
+    result = types.float32 if x == types.int32 else types.int32
+
+    def generate(context: Any, builder: llvm.IRBuilder, signature: Any, values: Sequence[Any]) -> Any:
+        return builder.bitcast(values[0], context.get_value_type(result))
+
+    return result(x), generate
+
+
+def exp_in_vectors(x: Any) -> Any:
+    """The primitive for float32, in operations that vector instructions have (Cephes, expf)."""
+    bounded = 89.0 if x > 89.0 else (x if x > -104.0 else -104.0)
+    n = (bounded * 1.44269504 + 12582912.0) - 12582912.0
+    r = (bounded - n * 0.693359375) + n * 2.12194440e-4
+    p = 1.9875691500e-4 * r + 1.3981999507e-3
+    p = p * r + 8.3334519073e-3
+    p = p * r + 4.1665795894e-2
+    p = p * r + 1.6666665459e-1
+    p = p * r + 5.0000001201e-1
+    p = p * (r * r) + r + 1.0
+    whole = np.int32(n)
+    half = whole >> 1
+    result = p * reinterpret(np.int32((half + 127) << 23)) * reinterpret(np.int32((whole - half + 127) << 23))
+    return x if np.isnan(x) else result
+
+
+def log_in_vectors(x: Any) -> Any:
+    """The primitive for float32 numbers of at least 1, likewise (Cephes, logf)."""
+    bits = reinterpret(x)
+    above = np.int32((bits & 0x7FFFFF) > 0x3504F3)  # the mantissa is more than √2
+    n = np.float32((bits >> 23) - 127 + above)
+    f = reinterpret(np.int32((bits & 0x7FFFFF) + ((127 - above) << 23))) - 1.0
+    p = 7.0376836292e-2 * f - 1.1514610310e-1
+    p = p * f + 1.1676998740e-1
+    p = p * f - 1.2420140846e-1
+    p = p * f + 1.4249322787e-1
+    p = p * f - 1.6668057665e-1
+    p = p * f + 2.0000714765e-1
+    p = p * f - 2.4999993993e-1
+    p = p * f + 3.3333331174e-1
+    square = f * f
+    result = f + (p * f * square + (n * -2.12194440e-4 - 0.5 * square)) + n * 0.693359375
+    return result if x < 3.4e38 else x
+
+
+# -- languages --------------------------------------------------------------------------------------------------------
+
+
+def bind_code(function: Any, kind: type, names: dict[str, Any], key: Any = ()) -> Any:
+    """A copy of a function with some of its names bound, and with a name of its own: that of its code.
+
+    What is loaded from disk is linked by name with what this process compiled.
+    """
+    bound = [(name, getattr(x, "__name__", x)) for name, x in names.items()]
+    own = hash_text((SOURCE, describe_code(function), bound, kind.__name__, key))
+    return bind_names(function, f"{function.__name__}_{own}", **names)
+
+
+def compile_inner(function: Any, kind: type, names: dict[str, Any], key: Any = (), **options: Any) -> Any:
+    """A function that compiled functions call, in which floats have this type."""
+    options = {**INNER, "pipeline_class": literals_of(kind, (float,)), **options}
+    return numba.njit(**options)(bind_code(function, kind, names, key))
+
+
+EXACT = {
+    primitives.select: select,
+    primitives.exp: llvm_function("exp"),
+    primitives.log: llvm_function("log"),
+    primitives.safe_sqrt: llvm_function("sqrt"),
+}
+"""Primitives that round once."""
+SOURCE = Path(__file__).read_bytes()
+
+
+@cache
+def numba_language(kind: type, contracts: bool = False) -> Language:
+    """Numbers of a type, one at a time.
+
+    Args:
+        kind: NumPy's type of the arithmetic.
+        contracts: Whether a product and a sum may be one operation, and primitives are those of vector instructions.
+            Otherwise each operation is rounded once.
+    """
+    known, options = EXACT, {}
+    if contracts:
+        options = {"forceinline": True, "fastmath": {"contract"}}
+    if contracts and kind is np.float32:
+        compile_primitive = partial(compile_inner, kind=kind, names={}, **options)
+        exp, log = map(compile_primitive, (exp_in_vectors, log_in_vectors))
+        known = known | {primitives.exp: exp, primitives.log: log}
+    if kind is not np.int64:
+        options["pipeline_class"] = literals_of(kind)
+
+    def make(function: Any, names: dict[str, Any]) -> Any:
+        return compile_inner(function, kind, names, contracts, **options)
+
+    return Language(known, make)

@@ -1,6 +1,6 @@
-"""The operations that equations may use beyond ``+ - *`` and comparisons, as PyTorch has them.
+"""The operations that equations may use beyond ``+ - * /`` and comparisons, as PyTorch has them.
 
-Compiled backends bind these names to their own; a backend that lacks one cannot run the equations that use it.
+Compiled backends have their own.
 """
 
 from __future__ import annotations
@@ -8,9 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-
-PRIMITIVES = ("select", "minimum", "exp")
-"""Their names."""
 
 
 def select(condition: Any, chosen: Any, otherwise: Any) -> Any:
@@ -27,7 +24,7 @@ def select_elements(condition: torch.Tensor, chosen: Any, otherwise: Any) -> tor
 
 def minimum(x: Any, bound: Any) -> Any:
     """The smaller of a stream and a number; NaN where the stream is."""
-    return apply_to_tensors(lambda tensor, largest: torch.clamp(tensor, max=largest), x, bound)
+    return select(x > bound, bound, x)
 
 
 def exp(x: Any) -> Any:
@@ -41,6 +38,20 @@ def bounded_exp(x: torch.Tensor) -> torch.Tensor:
         return torch.exp(x)
     over = torch.exp(x.detach()).isinf()
     return torch.where(over, torch.inf, torch.exp(torch.where(over, 0, x)))
+
+
+def log(x: Any) -> Any:
+    """The natural logarithm of numbers of at least 1."""
+    return apply_to_tensors(torch.log, x)
+
+
+def safe_sqrt(x: Any) -> Any:
+    """√x, whose gradient at 0 is 0."""
+    return torch.where(x == 0, 0, torch.sqrt(torch.where(x == 0, 1, x)))
+
+
+PRIMITIVES = (select, exp, log, safe_sqrt)
+"""What a backend has of its own; `minimum` is made of these."""
 
 
 def gated_product(factor: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
@@ -126,6 +137,18 @@ class Operand:
     def __rsub__(self, other: Any) -> Operand:
         """Subtract from a number."""
         return Operand(other - self.tensor)
+
+    def __truediv__(self, other: Any) -> Operand:
+        """Divide."""
+        return Operand(self.tensor / unwrap_operand(other))
+
+    def __rtruediv__(self, other: Any) -> Operand:
+        """Divide a number."""
+        return Operand(other / self.tensor)
+
+    def __neg__(self) -> Operand:
+        """Negate."""
+        return Operand(-self.tensor)
 
     def __or__(self, other: Any) -> Operand:
         """Either."""

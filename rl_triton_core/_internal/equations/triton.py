@@ -1,4 +1,4 @@
-"""The primitives of equations in Triton, and what makes a Triton function of an equation."""
+"""Equations as Triton functions."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from rl_triton_core._internal.equations.compile import bind_names
-from rl_triton_core._internal.equations.primitives import PRIMITIVES
+from rl_triton_core._internal.equations import primitives
+from rl_triton_core._internal.equations.compile import Language, bind_names
 
 
 @triton.jit
@@ -18,9 +18,9 @@ def select(condition, chosen, otherwise):
 
 
 @triton.jit
-def minimum(x, bound):
-    """The primitive of equations; NaN stays."""
-    return tl.where(x > bound, bound, x)
+def safe_sqrt(x):
+    """The primitive of equations."""
+    return tl.sqrt(x)
 
 
 @triton.jit
@@ -47,10 +47,33 @@ def power_of_2(n):
     return ((n + 127) << 23).to(tl.float32, bitcast=True)
 
 
-def compile_equation(function: Any) -> Any:
-    """A plain function of primitives as a Triton function.
+@triton.jit
+def log(x):
+    """The primitive of equations for numbers of at least 1, to one unit in the last place (Cephes, logf)."""
+    bits = x.to(tl.int32, bitcast=True)
+    above = ((bits & 0x7FFFFF) > 0x3504F3).to(tl.int32)  # the mantissa is more than √2
+    n = ((bits >> 23) - 127 + above).to(tl.float32)
+    f = ((bits & 0x7FFFFF) + ((127 - above) << 23)).to(tl.float32, bitcast=True) - 1.0
+    p = tl.fma(f, 7.0376836292e-2, -1.1514610310e-1)
+    p = tl.fma(p, f, 1.1676998740e-1)
+    p = tl.fma(p, f, -1.2420140846e-1)
+    p = tl.fma(p, f, 1.4249322787e-1)
+    p = tl.fma(p, f, -1.6668057665e-1)
+    p = tl.fma(p, f, 2.0000714765e-1)
+    p = tl.fma(p, f, -2.4999993993e-1)
+    p = tl.fma(p, f, 3.3333331174e-1)
+    square = f * f
+    result = f + (p * f * square + (n * -2.12194440e-4 - 0.5 * square)) + n * 0.693359375
+    return tl.where(x < float("inf"), result, x)
 
-    The interpreter looks for `tl` in its module, the compiler for the names in annotations.
-    """
-    primitives = {name: globals()[name] for name in PRIMITIVES}
-    return triton.jit(bind_names(function, **primitives, tl=tl, Any=tl.constexpr(Any)))
+
+def make_function(function: Any, names: dict[str, Any]) -> Any:
+    """A Triton function. The interpreter looks for `tl` in its module, the compiler for the names in annotations."""
+    return triton.jit(bind_names(function, **names, tl=tl, Any=tl.constexpr(Any)))
+
+
+TRITON = Language(
+    {primitives.select: select, primitives.exp: exp, primitives.log: log, primitives.safe_sqrt: safe_sqrt},
+    make_function,
+)
+"""Blocks of numbers, whose type literals take in Triton itself."""

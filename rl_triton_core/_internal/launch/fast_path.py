@@ -18,7 +18,6 @@ import threading
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial, wraps
-from itertools import chain
 from operator import is_
 from types import TracebackType
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -51,10 +50,10 @@ MAX_SHAPES_PER_FORM = 256
 MAX_CALLS_PER_SHAPE = 8
 MAX_KNOWN_NUMBERS = 64
 MAX_SEEN_SIGNATURES = 1024
-Sequences = tuple[tuple[int, type, int], ...]
-"""Places, types and lengths of tuples and lists."""
-SEQUENCES = (tuple, list)
-"""Types of arguments that may hold several tensors."""
+Sequences = tuple[tuple[tuple[int, Any, int], ...], ...]
+"""Places, types and lengths of tuples and lists; then of those in them, and so on."""
+SEQUENCES: set[type] = {tuple, list}
+"""Types of arguments that may hold several tensors; named tuples are added where they are defined."""
 CONSTANT_TYPES = (type(None), bool, int, float, str)
 DEVICES = {"cpu", "cuda"}
 """Types of devices that have a backend which records its launches."""
@@ -254,7 +253,7 @@ class Memory:
         for name, x in zip(names, (*args, *kwargs.values()), strict=False):
             if name in self.numbers and is_number(x):
                 places.append(at)
-            at += len(x) if type(x) in SEQUENCES else 1
+            at += count_leaves(x)
         return places
 
     def add(self, key: Hashable, form: Form, values: Sequence[Any], planned: PlannedCall) -> None:
@@ -306,7 +305,7 @@ def with_fast_path(function: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         if is_compiling() or is_transformed() or RECORDER.launches is not None or RECORDER.collects_numbers:
             return function(*args, **kwargs)
-        given: tuple[Any, ...] = (*args, *kwargs.values())
+        given: Sequence[Any] = (*args, *kwargs.values())
         for form in known_forms.get((len(args), *kwargs), ()):
             values = flatten_sequences(given, form.sequences) if form.sequences else given
             if values is None:
@@ -330,7 +329,7 @@ def with_fast_path(function: Callable[P, R]) -> Callable[P, R]:
 def record_call(function: Callable[..., R], memory: Memory, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
     """Make a call on the normal path. If there was one like it, record its launches and plan further ones."""
     given, key, numbers = (*args, *kwargs.values()), (len(args), *kwargs), memory.find_numbers(args, kwargs)
-    sequences = tuple((i, type(x), len(x)) for i, x in enumerate(given) if type(x) in SEQUENCES)
+    sequences = find_sequences(given)
     values = flatten_sequences(given, sequences) or given
     signature = describe_call((key, sequences), values, numbers) if Switch.enabled else None
     if signature is None:
@@ -368,12 +367,32 @@ def plan_launches(*recorded: Any) -> Runner:
     return take_normal_path
 
 
-def flatten_sequences(given: tuple[Any, ...], sequences: Sequences) -> tuple[Any, ...] | None:
+def find_sequences(given: Sequence[Any]) -> Sequences:
+    """The tuples and lists among arguments, and those in them."""
+    own = tuple((i, type(x), len(x)) for i, x in enumerate(given) if type(x) in SEQUENCES)
+    return (own, *find_sequences(flatten_sequences(given, (own,)) or ())) if own else ()
+
+
+def flatten_sequences(given: Sequence[Any], sequences: Sequences) -> Sequence[Any] | None:
     """Arguments with the elements of tuples and lists in the places of these; None if they are others."""
-    if any(type(given[i]) is not kind or len(given[i]) != length for i, kind, length in sequences):
-        return None
-    places = {i for i, *_ in sequences}
-    return tuple(chain.from_iterable(x if i in places else (x,) for i, x in enumerate(given)))
+    for level in sequences:
+        flat: list[Any] = []
+        start = 0
+        for i, kind, length in level:
+            x: Any = given[i]
+            if type(x) is not kind or len(x) != length:
+                return None
+            flat += given[start:i]
+            flat += x
+            start = i + 1
+        flat += given[start:]
+        given = flat
+    return given
+
+
+def count_leaves(x: Any) -> int:
+    """How many arguments one is, with tuples and lists taken apart."""
+    return sum(map(count_leaves, x)) if type(x) in SEQUENCES else 1
 
 
 def describe_call(key: Hashable, values: Sequence[Any], numbers: Sequence[int]) -> int | None:

@@ -49,6 +49,7 @@ PRIVATE_NAMES = (
     PrivateName("torch.Tensor._version", "captured steps: whether a tensor was written", TORCH),
     PrivateName("torch._C._cuda_endAllocateToPool", "captured steps: ends a capture that failed", TORCH),
     PrivateName("torch._C._cuda_releasePool", "captured steps: ends a capture that failed", TORCH),
+    PrivateName("torch._C._warn_on_accumulate_grad_stream_mismatch", "captured steps: reads a switch of advice", TORCH),
     PrivateName("torch._foreach_copy_", "captured steps: copies inputs", TORCH),
     PrivateName("torch.utils._pytree", "captured steps: finds tensors among arguments", TORCH),
     PrivateName("torch.nn.Module._modules", "captured steps: lists modules", TORCH),

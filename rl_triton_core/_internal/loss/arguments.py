@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from rl_triton_core._internal.arguments import validation as check
-from rl_triton_core._internal.loss.equations import CLIPS, DISTANCES, ESTIMATORS, Choices, Coefficients
+from rl_triton_core._internal.loss.equations import CLIPS, ESTIMATORS, Choices, Coefficients
 from rl_triton_core._internal.loss.problem import LossProblem, Streams
 from rl_triton_core._internal.moments.arguments import check_group, check_rule, gather_moments
 from rl_triton_core._internal.moments.rule import Exchange, Rule
@@ -74,21 +74,20 @@ def elements_of(name: str, x: Any, trailing: int = 0) -> Elements:
     return Elements(name, x.shape[: x.ndim - trailing], x.device)
 
 
-class Policy(NamedTuple):
-    """What a network gives, by the name of the head."""
+class CheckedPolicy(NamedTuple):
+    """What a network gives, by the name of the head, with the actions."""
 
+    elements: Elements
     head: str
-    network: tuple[torch.Tensor, ...]
+    network: Sequence[torch.Tensor]
     """Tensors as they were given."""
-    inputs: list[torch.Tensor]
+    inputs: Sequence[torch.Tensor]
     """The same as matrices, without a graph."""
-
-
-def gather_policy(elements: Elements, log_probs: torch.Tensor, entropy: torch.Tensor | None) -> Policy:
-    """A policy from log-probabilities, and perhaps entropies, of its actions."""
-    network = (log_probs,) if entropy is None else (log_probs, entropy)
-    inputs = [elements.check_input(name, x) for name, x in zip(("log_probs", "entropy"), network, strict=False)]
-    return Policy("sampled" if entropy is None else "given", network, inputs)
+    actions: torch.Tensor | None = None
+    old_inputs: Sequence[torch.Tensor] = ()
+    """Outputs of the old network, like `inputs`."""
+    sizes: Sequence[int] = (1,)
+    """Columns of each of the distributions side by side."""
 
 
 def drop_graph(x: torch.Tensor) -> torch.Tensor:
@@ -121,28 +120,25 @@ def check_coefficient(name: str, x: Any, low: float = -math.inf) -> Number:
     return drop_graph(x)
 
 
-def check_normalization(
-    wanted: Any, correction: Any, epsilon: Any, epsilon_mode: Any, group: Any
-) -> tuple[Rule | None, Exchange | None]:
-    """How advantages are normalised, and how ranks exchange their moments; None where they are not."""
-    if not isinstance(wanted, bool):
-        raise TypeError(f"normalize_advantages: got {type(wanted).__name__}, expected a bool")
+def check_normalization(wanted: Any, kind: type[Any]) -> tuple[Rule | None, Exchange | None]:
+    """How advantages are normalised, and how ranks exchange their moments; None where they are not.
+
+    Args:
+        wanted: A bool, or how.
+        kind: The class of the latter, with its defaults.
+    """
+    if wanted is False:
+        return None, None
+    if wanted is not True and not isinstance(wanted, kind):
+        raise TypeError(f"normalize_advantages: got {type(wanted).__name__}, expected a bool or a {kind.__name__}")
+    correction, epsilon, epsilon_mode, group = kind() if wanted is True else wanted
     rule = check_rule(correction, epsilon, epsilon_mode)
-    if group is None:
-        return (rule if wanted else None), None
-    if not wanted:
-        raise ValueError("group: got one without normalize_advantages=True, expected None")
-    return rule, partial(gather_moments, group=check_group(group, differentiable=False))
+    return rule, None if group is None else partial(gather_moments, group=check_group(group, differentiable=False))
 
 
 def build_problem(
-    elements: Elements,
-    head: str,
-    inputs: Sequence[torch.Tensor],
+    policy: CheckedPolicy,
     *,
-    actions: torch.Tensor | None = None,
-    old_inputs: Sequence[torch.Tensor] = (),
-    sizes: Sequence[int] = (1,),
     old_log_probs: Any = None,
     advantages: Any = None,
     values: Any = None,
@@ -156,8 +152,7 @@ def build_problem(
     value_coef: Any = 0.0,
     value_clip: Any = None,
     value_clip_mode: Any = "sb3",
-    value_loss: Any = "mse",
-    huber_delta: Any = 1.0,
+    huber_delta: Any = None,
     value_factor: Any = 1.0,
     entropy_coef: Any = 0.0,
     kl_coef: Any = 0.0,
@@ -167,7 +162,8 @@ def build_problem(
     rule: Rule | None = None,
     exchange: Exchange | None = None,
 ) -> LossProblem:
-    """A call as a problem. Inputs, old inputs and actions are checked; the other arguments are as users give them."""
+    """A call as a problem. The policy is checked; the other arguments are as users give them."""
+    elements, old_inputs = policy.elements, policy.old_inputs
     clip = check_bound("clip", clip)
     coefficients = Coefficients(
         clip=clip,
@@ -175,7 +171,7 @@ def build_problem(
         dual_clip=check_bound("dual_clip", dual_clip, low=1.0),
         value_coef=check_coefficient("value_coef", value_coef),
         value_clip=check_bound("value_clip", value_clip),
-        huber_delta=check_bound("huber_delta", huber_delta),
+        huber_delta=1.0 if huber_delta is None else check_bound("huber_delta", huber_delta),
         value_factor=check_coefficient("value_factor", value_factor, low=0.0),
         entropy_coef=check_coefficient("entropy_coef", entropy_coef),
         kl_coef=check_coefficient("kl_coef", kl_coef),
@@ -187,12 +183,12 @@ def build_problem(
     estimator = check.check_choice("kl_estimator", kl_estimator, ESTIMATOR_NAMES)
     return LossProblem(
         Choices(
-            head,
-            check.check_choice("value_loss", value_loss, tuple(DISTANCES)),
+            policy.head,
+            "mse" if huber_delta is None else "huber",
             clipped_value,
             "none" if ref_log_probs is None else estimator,
         ),
-        tuple(inputs),
+        tuple(policy.inputs),
         Streams(
             elements.check_stream("old_log_probs", old_log_probs),
             elements.check_stream("advantages", advantages),
@@ -200,11 +196,11 @@ def build_problem(
             None if value_clip is None else elements.check_stream("old_values", old_values),
             elements.check_stream("ref_log_probs", ref_log_probs),
             elements.check_stream("mask", mask),
-            actions,
+            policy.actions,
         ),
         None if values is None else elements.check_input("values", values),
         tuple(old_inputs),
-        tuple(sizes),
+        tuple(policy.sizes),
         coefficients,
         rule=rule,
         exchange=exchange,

@@ -15,13 +15,27 @@ import numba
 import numpy as np
 import torch
 
-from rl_triton_core._internal.equations.compile import bind_names
-from rl_triton_core._internal.equations.numba import INNER, compile_and_keep, hash_text
+from rl_triton_core._internal.equations.compile import PYTHON, compile_equation
+from rl_triton_core._internal.equations.numba import (
+    bind_code,
+    compile_and_keep,
+    compile_inner,
+    literals_of,
+    numba_language,
+)
 from rl_triton_core._internal.launch.recording import ByReference, RecordedLaunch, ResolvedLaunch, record_launch
 from rl_triton_core._internal.launch.threads import run_chunks
-from rl_triton_core._internal.loss import equations as loss_equations
 from rl_triton_core._internal.loss import serial as kernels
-from rl_triton_core._internal.loss.equations import HEADS, STATISTICS, Choices, Coefficients, bind_equations
+from rl_triton_core._internal.loss.equations import (
+    HEADS,
+    STATISTICS,
+    Choices,
+    Coefficients,
+    compile_equations,
+    compute_terms,
+    multiply_or_zero,
+    summarize_terms,
+)
 from rl_triton_core._internal.loss.problem import LossProblem, Results, Stream, Streams
 from rl_triton_core._internal.moments.cpu import merge_moments, scalar_standardizer, view_mask
 from rl_triton_core._internal.moments.rule import Rule
@@ -32,11 +46,6 @@ SCALARS = {torch.float32: np.float32, torch.float64: np.float64}
 ABSENT = {dtype: {n: np.empty((0,) * n, scalar) for n in (1, 2)} for dtype, scalar in SCALARS.items()}
 """What stands for an array of one dimension, or of two, that is not given."""
 NO_FLAGS, NO_OFFSETS = np.empty(0, np.uint8), np.empty(0, np.int64)
-SCALAR_PRIMITIVES = {
-    "select": lambda condition, chosen, otherwise: chosen if condition else otherwise,
-    "exp": math.exp,
-    "log": math.log,
-}
 
 
 def compute_loss(problem: LossProblem) -> Results:
@@ -126,7 +135,7 @@ def fill_results(
     totals = np.empty((len(spans), kernels.TOTALS))
     sums_by_y = np.zeros((len(spans), 0 if shared is None else shared.shape[0]))
     evaluate_heads, write_gradients = compile_head(describe_head(problem, arguments))
-    evaluate_terms = compile_terms(Choices("none", *problem.choices[1:]), dtype == torch.float64)
+    evaluate_terms = compile_terms(Choices("none", *problem.choices[1:]), SCALARS[dtype])
     inputs = arguments.network, arguments.old_network, arguments.actions
 
     def compute_span(span: tuple[int, int]) -> None:
@@ -181,7 +190,7 @@ def summarize_totals(problem: LossProblem, totals: np.ndarray, divisor: float) -
     return result
 
 
-scalar_summary = bind_equations(Choices("none"), SCALAR_PRIMITIVES)["summarize_terms"]
+scalar_summary = compile_equation(summarize_terms, PYTHON)
 
 # -- arguments --------------------------------------------------------------------------------------------------------
 
@@ -258,7 +267,7 @@ def find_moments(problem: LossProblem, arguments: Arguments) -> tuple[float, flo
     """The sum of the weights of the mask, and mean and M2 of the advantages if they are normalised."""
     *_, flags, weights = arguments.streams
     if problem.rule is not None:
-        find = compile_moments(len(flags) + len(weights) > 0, problem.dtype == torch.float64)
+        find = compile_moments(len(flags) + len(weights) > 0, SCALARS[problem.dtype])
         moments: tuple[float, float, float] = find(arguments.streams[1], flags, weights)
         return moments
     if len(flags):
@@ -319,60 +328,45 @@ def describe_types(variant: HeadVariant) -> tuple[Any, Any]:
 @cache
 def compile_head(variant: HeadVariant) -> tuple[Any, Any]:
     """`evaluate_heads` and `write_gradients` with a head's equations in them."""
-    names = compile_equations(Choices(variant.head), variant.float64) | {"HAS_OLD": variant.has_old}
-    names |= compile_readers(variant.float64)
+    kind = np.float64 if variant.float64 else np.float32
+    names = compile_equations(Choices(variant.head), numba_language(kind, contracts=True), (multiply_or_zero,))
+    names |= compile_readers(kind) | {"HAS_OLD": variant.has_old}
     names |= {key: names[name] for key, name in (INDEXED if HEADS[variant.head].indexed else PLAIN).items()}
     for key in ("read_columns", "add_sums", "add_readout", "find_slopes"):
-        bound = bind_names(getattr(kernels, key), **names)
-        names[key] = compile_function(bound, variant, variant.float64)
-    types = describe_types(variant)
-    functions = kernels.evaluate_heads, kernels.write_gradients
-    first, second = (
-        compile_kernel(bind_names(function, **names), signature, variant.float64, variant)
-        for function, signature in zip(functions, types, strict=True)
+        names[key] = compile_inner(getattr(kernels, key), kind, names, SOURCE)
+    first, second = describe_types(variant)
+    return (
+        compile_kernel(kernels.evaluate_heads, first, kind, names),
+        compile_kernel(kernels.write_gradients, second, kind, names),
     )
-    return first, second
 
 
 @cache
-def compile_readers(float64: bool) -> dict[str, Any]:
+def compile_readers(kind: type) -> dict[str, Any]:
     """What every head takes to read and write, by name."""
     names: dict[str, Any] = {}
     for key in READERS:
-        names[key] = compile_function(bind_names(getattr(kernels, key), **names), "", float64)
+        names[key] = compile_inner(getattr(kernels, key), kind, names, SOURCE)
     return names
 
 
 @cache
-def compile_terms(choices: Choices, float64: bool) -> Any:
+def compile_terms(choices: Choices, kind: type) -> Any:
     """`evaluate_terms` with the equations that a call chooses in it."""
-    names = compile_equations(choices, float64)
-    names["find_extremes"] = compile_function(kernels.find_extremes, choices, float64)
-    real = numba.float64 if float64 else numba.float32
+    language = numba_language(kind, contracts=True)
+    names = compile_equations(choices, language, (compute_terms,))
+    names["find_extremes"] = compile_inner(kernels.find_extremes, kind, {}, SOURCE)
+    real = numba.from_dtype(np.dtype(kind))
     numbers = numba.types.UniTuple(real, len(Coefficients._fields))
     totals = numba.types.Array(numba.float64, 1, "C")
     signature = numba.void(numba.types.Array(real, 3, "C"), numba.int64, numbers, real, totals)
-    return compile_kernel(bind_names(kernels.evaluate_terms, **names), signature, float64, choices)
+    return compile_kernel(kernels.evaluate_terms, signature, kind, names)
 
 
-def compile_kernel(function: Any, signature: Any, float64: bool, variant: Any) -> Any:
-    """A function that Python calls, kept on disk between processes under a name of its own."""
-    return compile_and_keep(bind_constants(function, variant, float64), signature, fastmath={"reassoc"})
-
-
-def compile_equations(choices: Choices, float64: bool) -> dict[str, Any]:
-    """The equations of a call, and their primitives."""
-    compile_part = partial(compile_function, variant=choices, float64=float64, forceinline=True)
-    names: dict[str, Any] = {"select": compile_part(kernels.select)}
-    for primitive in ("exp", "log"):
-        function = getattr(kernels, f"{primitive}_float{64 if float64 else 32}")
-        names[primitive] = compile_part(function, integer=np.int32, fastmath={"contract"})
-    return bind_equations(choices, names, partial(compile_part, fastmath={"contract"}))
-
-
-def compile_function(function: Any, variant: Any, float64: bool, integer: Any = int, **options: Any) -> Any:
-    """A function that compiled functions call."""
-    return numba.njit(**INNER, **options)(bind_constants(function, variant, float64, integer))
+def compile_kernel(function: Any, signature: Any, kind: type, names: dict[str, Any]) -> Any:
+    """A function that Python calls, kept on disk between processes."""
+    options = {"pipeline_class": literals_of(kind, (float,)), "fastmath": {"reassoc"}}
+    return compile_and_keep(bind_code(function, kind, names, SOURCE), signature, **options)
 
 
 INDEXED = {"read_actions": "read_choices", "action_exists": "is_in_range", "find_peaks": "find_largest"}
@@ -392,27 +386,15 @@ READERS = (
     *PLAIN.values(),
 )
 """What has no equation in it, in an order in which each calls only those before."""
-SOURCES = hash_text([Path(str(file)).read_bytes() for file in (kernels.__file__, loss_equations.__file__, __file__)])
-
-
-def bind_constants(function: Any, variant: Any, float64: bool, integer: Any = int) -> Any:
-    """A copy of a function whose numbers have these types: Python's own would widen the arithmetic.
-
-    Its name is that of its code: what is loaded from disk is linked by name with what this process compiled.
-    """
-    copy = bind_names(function, f"{function.__name__}_{hash_text((SOURCES, variant, float64))}")
-    types = {float: np.float64 if float64 else np.float32, int: integer}
-    constants = tuple(types[type(x)](x) if type(x) in types else x for x in function.__code__.co_consts)
-    copy.__code__ = copy.__code__.replace(co_consts=constants)
-    return copy
+SOURCE = Path(str(kernels.__file__)).read_bytes()
 
 
 @cache
-def compile_moments(weighted: bool, float64: bool) -> Any:
+def compile_moments(weighted: bool, kind: type) -> Any:
     """`weighted_moments` with a mask or without one. It adds up in float64."""
-    variant = "moments", weighted, float64
-    weight_of = compile_function(kernels.weight_of if weighted else kernels.count_once, variant, True, forceinline=True)
-    real = numba.float64 if float64 else numba.float32
+    function = kernels.weight_of if weighted else kernels.count_once
+    weight_of = compile_inner(function, np.float64, {}, SOURCE, forceinline=True)
+    real = numba.from_dtype(np.dtype(kind))
     arrays = [numba.types.Array(dtype, 1, "C", readonly=True) for dtype in (real, numba.uint8, real)]
     signature = numba.types.UniTuple(numba.float64, 3)(*arrays)
-    return compile_kernel(bind_names(kernels.weighted_moments, weight_of=weight_of), signature, True, variant)
+    return compile_kernel(kernels.weighted_moments, signature, np.float64, {"weight_of": weight_of})

@@ -1,7 +1,6 @@
 """The equations of the losses, each written once, with its derivatives.
 
-They are plain functions of ``+ - * /``, comparisons and the primitives `select`, `exp` and `log`. Each backend binds
-those names to its own operations (`bind_equations`), so an equation runs as Triton code, as Numba code and on PyTorch
+Each backend compiles them (`equations.compile`), so an equation runs as Triton code, as Numba code and on PyTorch
 tensors. The loss of an element of a minibatch is computed in three parts:
 
 * a `Head` turns what a network gives into log-probability, entropy and, with an old network's outputs, exact KL;
@@ -12,18 +11,13 @@ tensors. The loss of an element of a minibatch is computed in three parts:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from rl_triton_core._internal.equations.compile import bind_names
+from rl_triton_core._internal.equations.compile import Chosen, Language, compile_equation, unbound
+from rl_triton_core._internal.equations.primitives import exp, log, select
 
-
-def stand_in(*_: Any) -> Any:
-    """Stands for a primitive, or for an equation that a call chooses, until `bind_equations` replaces it."""
-    raise NotImplementedError
-
-
-select = exp = log = distance = clipped_value = estimate_kl = stand_in
+distance = clipped_value = estimate_kl = unbound
 
 
 def clamp(x: Any, low: Any, high: Any) -> Any:
@@ -275,11 +269,11 @@ class Head(NamedTuple):
     """sums -> (log-probability, entropy)."""
     slopes: Callable[..., Any]
     """(x, y, action, peak, sums, derivatives by log-probability and entropy) -> derivatives by x and y."""
-    kl_sums: Callable[..., Any] = stand_in
+    kl_sums: Callable[..., Any] = unbound
     """(x, y, old x, old y, peak, old peak) -> two numbers."""
-    kl: Callable[..., Any] = stand_in
+    kl: Callable[..., Any] = unbound
     """(sums, kl_sums) -> KL(old ‖ new)."""
-    kl_slopes: Callable[..., Any] = stand_in
+    kl_slopes: Callable[..., Any] = unbound
     """(x, y, old x, old y, peak, old peak, sums, kl_sums) -> derivatives of the KL by x and y."""
     indexed: bool = False
     """Whether an action is the index of a dimension, and `peak` the largest x over them; else the peak is 0."""
@@ -454,7 +448,7 @@ BERNOULLI = Head(
 )
 HEADS = {head.name: head for head in (NONE, GIVEN, SAMPLED, CATEGORICAL, GAUSSIAN, BERNOULLI)}
 
-# -- binding ----------------------------------------------------------------------------------------------------------
+# -- choices ----------------------------------------------------------------------------------------------------------
 
 DISTANCES = {"mse": square_error, "huber": huber_loss}
 CLIPS = {"none": omit_value, "sb3": clip_change, "cleanrl": clip_change_or_not, "rllib": clip_error}
@@ -477,48 +471,22 @@ class Choices(NamedTuple):
     clipped_value: str = "none"
     estimate_kl: str = "none"
 
+    @property
+    def chosen(self) -> Chosen:
+        """The equations, by what they are called in others."""
+        return (
+            ("distance", DISTANCES[self.distance]),
+            ("clipped_value", CLIPS[self.clipped_value]),
+            ("estimate_kl", ESTIMATORS[self.estimate_kl]),
+        )
+
 
 PARTS = ("sums", "readout", "slopes", "kl_sums", "kl", "kl_slopes")
-HELPERS = (
-    clamp,
-    multiply_or_zero,
-    invert_or_zero,
-    exp_remainder,
-    sigmoid,
-    log_sigmoid,
-    categorical_readout,
-    estimate_k1,
-    estimate_k3,
-    clip_surrogate,
-)
-"""What other equations call, in an order in which each calls only those before."""
+"""Equations of a head."""
 
 
-def bind_equations(
-    choices: Choices, primitives: Mapping[str, Any], make: Callable[[Any], Any] = lambda function: function
-) -> dict[str, Any]:
-    """The equations of a call by name: the `PARTS` of its head, `compute_terms` and `summarize_terms`.
-
-    Args:
-        choices: Which equations.
-        primitives: `select`, `exp` and `log`, and what else a function needs to find among its globals.
-        make: How a function is compiled.
-    """
-    head = HEADS[choices.head]
-    names = dict(primitives)
-
-    def add_equation(name: str, function: Any) -> None:
-        names[name] = make(bind_names(function, **names))
-
-    for function in HELPERS:
-        add_equation(function.__name__, function)
-    add_equation("distance", DISTANCES[choices.distance])
-    add_equation("clip_change", clip_change)
-    add_equation("clipped_value", CLIPS[choices.clipped_value])
-    add_equation("estimate_kl", ESTIMATORS[choices.estimate_kl])
-    add_equation("compute_terms", compute_terms)
-    add_equation("summarize_terms", summarize_terms)
-    for name in PARTS:
-        if getattr(head, name) is not stand_in:
-            add_equation(name, getattr(head, name))
-    return names
+def compile_equations(choices: Choices, language: Language, equations: Sequence[Any] = ()) -> dict[str, Any]:
+    """Equations of a call by name: the `PARTS` of its head that there are, and others."""
+    parts = {name: getattr(HEADS[choices.head], name) for name in PARTS}
+    named = {name: part for name, part in parts.items() if part is not unbound} | {x.__name__: x for x in equations}
+    return {name: compile_equation(x, language, choices.chosen) for name, x in named.items()}

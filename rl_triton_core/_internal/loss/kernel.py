@@ -8,15 +8,15 @@ tuple, anything.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import triton
 import triton.language as tl
 
-from rl_triton_core._internal.equations.triton import exp, select
-from rl_triton_core._internal.loss.equations import TERMS, Choices, Coefficients, bind_equations
+from rl_triton_core._internal.equations.compile import compile_equation
+from rl_triton_core._internal.equations.triton import TRITON
+from rl_triton_core._internal.loss import equations
+from rl_triton_core._internal.loss.equations import TERMS, Coefficients
 from rl_triton_core._internal.moments.kernel import compute_standardizer, merge_parts
 
 COEFFICIENT_PLACES = Coefficients(*range(len(Coefficients._fields)))
@@ -25,6 +25,9 @@ NUM_MOMENTS = tl.constexpr(4)
 """Of targets and errors."""
 NUM_SUMS = tl.constexpr(len(TERMS) + 1 + 4)
 """Sums of the terms, of the weights and of the moments, in this order."""
+
+helpers = equations.multiply_or_zero, equations.invert_or_zero, equations.summarize_terms
+multiply_or_zero, invert_or_zero, summarize_terms = (compile_equation(x, TRITON) for x in helpers)
 
 
 @dataclass(frozen=True)
@@ -75,35 +78,6 @@ class LossConfig:
     """Numbers of an element that are read at once, a power of two."""
     BLOCK: int
     """Elements of a tile."""
-
-
-@triton.jit
-def log(x):
-    """The primitive of equations for numbers of at least 1, to one unit in the last place (Cephes, logf)."""
-    bits = x.to(tl.int32, bitcast=True)
-    above = ((bits & 0x7FFFFF) > 0x3504F3).to(tl.int32)  # the mantissa is more than √2
-    n = ((bits >> 23) - 127 + above).to(tl.float32)
-    f = ((bits & 0x7FFFFF) + ((127 - above) << 23)).to(tl.float32, bitcast=True) - 1.0
-    p = tl.fma(f, 7.0376836292e-2, -1.1514610310e-1)
-    p = tl.fma(p, f, 1.1676998740e-1)
-    p = tl.fma(p, f, -1.2420140846e-1)
-    p = tl.fma(p, f, 1.4249322787e-1)
-    p = tl.fma(p, f, -1.6668057665e-1)
-    p = tl.fma(p, f, 2.0000714765e-1)
-    p = tl.fma(p, f, -2.4999993993e-1)
-    p = tl.fma(p, f, 3.3333331174e-1)
-    square = f * f
-    result = f + (p * f * square + (n * -2.12194440e-4 - 0.5 * square)) + n * 0.693359375
-    return tl.where(x < float("inf"), result, x)
-
-
-def compile_equations(choices: Choices) -> dict[str, Any]:
-    """The equations of a call as Triton functions.
-
-    The interpreter looks for `tl` in their module, the compiler for the names in annotations.
-    """
-    names: Mapping[str, Any] = {"select": select, "exp": exp, "log": log, "tl": tl, "Any": tl.constexpr(Any)}
-    return bind_equations(choices, names, triton.jit)
 
 
 @triton.jit
@@ -323,11 +297,11 @@ def split_sums(sums):
 
 
 @triton.jit
-def write_summary(sums, extremes, divisor, numbers, loss, statistics, SUMMARIZE: tl.constexpr, NUMBERS: tl.constexpr):
+def write_summary(sums, extremes, divisor, numbers, loss, statistics, NUMBERS: tl.constexpr):
     """The loss and the statistics, from sums over all elements."""
     terms, weight, moments = split_sums(sums)
     coefficients = read_coefficients(numbers, NUMBERS)
-    summary = SUMMARIZE(terms, weight, moments, extremes, divisor, coefficients, float("nan"))
+    summary = summarize_terms(terms, weight, moments, extremes, divisor, coefficients, float("nan"))
     tl.store(loss, summary[0])
     for i in tl.static_range(1, len(summary)):
         tl.store(statistics + i - 1, summary[i])
@@ -365,11 +339,11 @@ def standardize_tile(advantage, weight, rule, CONFIG: tl.constexpr):
 
 
 @triton.jit
-def sum_terms(chunks, actions, peak, width: tl.constexpr, SUM_TERMS: tl.constexpr, CHUNK: tl.constexpr):
+def sum_terms(chunks, actions, peak, width: tl.constexpr, SUMS: tl.constexpr, CHUNK: tl.constexpr):
     """The sums that a distribution asks for over each element's numbers."""
     sums = (0.0, 0.0, 0.0)
     for chunk in tl.static_range(len(chunks)):
-        a, b, c = SUM_TERMS(chunks[chunk][0], chunks[chunk][1], actions[chunk], peak)
+        a, b, c = SUMS(chunks[chunk][0], chunks[chunk][1], actions[chunk], peak)
         zero = tl.zeros_like(chunks[chunk][0])
         a = keep_columns(a + zero, chunk, width, 0.0, CHUNK)
         b = keep_columns(b + zero, chunk, width, 0.0, CHUNK)
@@ -379,11 +353,11 @@ def sum_terms(chunks, actions, peak, width: tl.constexpr, SUM_TERMS: tl.constexp
 
 
 @triton.jit
-def sum_kl(chunks, old_chunks, peaks, width: tl.constexpr, SUM_KL: tl.constexpr, CHUNK: tl.constexpr):
+def sum_kl(chunks, old_chunks, peaks, width: tl.constexpr, KL_SUMS: tl.constexpr, CHUNK: tl.constexpr):
     """The sums that the divergence from an old network's outputs asks for."""
     sums = (0.0, 0.0)
     for chunk in tl.static_range(len(chunks)):
-        d, e = SUM_KL(
+        d, e = KL_SUMS(
             chunks[chunk][0], chunks[chunk][1], old_chunks[chunk][0], old_chunks[chunk][1], peaks[0], peaks[1]
         )
         zero = tl.zeros_like(chunks[chunk][0])
@@ -400,10 +374,10 @@ def evaluate_part(
     part: tl.constexpr,
     index,
     valid,
-    SUM_TERMS: tl.constexpr,
+    SUMS: tl.constexpr,
     READOUT: tl.constexpr,
-    SUM_KL: tl.constexpr,
-    READ_KL: tl.constexpr,
+    KL_SUMS: tl.constexpr,
+    KL: tl.constexpr,
     CONFIG: tl.constexpr,
 ):
     """Log-probability, entropy and KL by one of the distributions side by side, and what its gradients need."""
@@ -412,15 +386,15 @@ def evaluate_part(
     chunks = read_network(networks[0], part, index, valid, 0, CONFIG)
     chosen, exists = read_actions(actions, part, index, valid, chunks, CONFIG)
     peak = find_peak(chunks, CONFIG.INDEXED, CHUNK)
-    sums = sum_terms(chunks, chosen, peak, width, SUM_TERMS, CHUNK)
+    sums = sum_terms(chunks, chosen, peak, width, SUMS, CHUNK)
     log_prob, entropy = READOUT(sums)
     log_prob = tl.where(exists, log_prob, float("nan"))
     kl, old_chunks, old_peak, kl_sums = tl.zeros_like(log_prob), chunks, peak, (sums[0], sums[1])
     if CONFIG.HAS_OLD:
         old_chunks = read_network(networks[1], part, index, valid, 1, CONFIG)
         old_peak = find_peak(old_chunks, CONFIG.INDEXED, CHUNK)
-        kl_sums = sum_kl(chunks, old_chunks, (peak, old_peak), width, SUM_KL, CHUNK)
-        kl = READ_KL(sums, kl_sums)
+        kl_sums = sum_kl(chunks, old_chunks, (peak, old_peak), width, KL_SUMS, CHUNK)
+        kl = KL(sums, kl_sums)
     return log_prob, entropy, kl, (chunks, chosen, old_chunks, (peak, old_peak), sums, kl_sums)
 
 
@@ -430,10 +404,10 @@ def evaluate_parts(
     actions,
     index,
     valid,
-    SUM_TERMS: tl.constexpr,
+    SUMS: tl.constexpr,
     READOUT: tl.constexpr,
-    SUM_KL: tl.constexpr,
-    READ_KL: tl.constexpr,
+    KL_SUMS: tl.constexpr,
+    KL: tl.constexpr,
     CONFIG: tl.constexpr,
 ):
     """Log-probability, entropy and KL of each element; and of each distribution what its gradients need."""
@@ -444,7 +418,7 @@ def evaluate_parts(
     heads = ()
     if CONFIG.HAS_INPUTS:
         for part in tl.static_range(len(CONFIG.WIDTHS)):
-            own = evaluate_part(networks, actions, part, index, valid, SUM_TERMS, READOUT, SUM_KL, READ_KL, CONFIG)
+            own = evaluate_part(networks, actions, part, index, valid, SUMS, READOUT, KL_SUMS, KL, CONFIG)
             log_prob += own[0]
             entropy += own[1]
             kl += own[2]
@@ -487,7 +461,6 @@ def differentiate_chunk(
     by_policy,
     SLOPES: tl.constexpr,
     KL_SLOPES: tl.constexpr,
-    MULTIPLY: tl.constexpr,
     CONFIG: tl.constexpr,
 ):
     """Derivatives by a chunk of x and y, from those by log-probability, entropy and KL."""
@@ -501,8 +474,8 @@ def differentiate_chunk(
         old_x, old_y = old_chunks[chunk]
         kl_total = expand_row(kl_sums[0], CHUNK), expand_row(kl_sums[1], CHUNK)
         kl_by_x, kl_by_y = KL_SLOPES(x, y, old_x, old_y, peaks[0], peaks[1], total, kl_total)
-        by_x += MULTIPLY(by_kl, kl_by_x)
-        by_y += MULTIPLY(by_kl, kl_by_y)
+        by_x += multiply_or_zero(by_kl, kl_by_x)
+        by_y += multiply_or_zero(by_kl, kl_by_y)
     return by_x, by_y
 
 
@@ -517,7 +490,6 @@ def write_parts(
     shared,
     SLOPES: tl.constexpr,
     KL_SLOPES: tl.constexpr,
-    MULTIPLY: tl.constexpr,
     CONFIG: tl.constexpr,
 ):
     """Write derivatives by what the network gave; `shared` with the sums of those that elements share."""
@@ -527,7 +499,7 @@ def write_parts(
     result = ()
     for part in tl.static_range(len(heads)):
         for chunk in tl.static_range(len(heads[part][0])):
-            by_x, by_own_y = differentiate_chunk(heads[part], chunk, by_policy, SLOPES, KL_SLOPES, MULTIPLY, CONFIG)
+            by_x, by_own_y = differentiate_chunk(heads[part], chunk, by_policy, SLOPES, KL_SLOPES, CONFIG)
             inside = locate_numbers(index < size, chunk, CONFIG.WIDTHS[part], CHUNK)
             if CONFIG.WANTED & (1 << part):
                 places = locate_matrix(by_xs[part], CONFIG.STRIDES[2][part], index, chunk, CHUNK)
@@ -562,9 +534,8 @@ def compute_tiles(
     old_log_probs, advantages, references, values, targets, old_values, mask, scale, cu_seqlens, length, num_sequences,
     by_xs, by_y, by_values, by_shared, numbers, rule, parts, num_parts, every, num_every, size,
     partials, shared_partials, loss, statistics,
-    SUM_TERMS: tl.constexpr, READOUT: tl.constexpr, SLOPES: tl.constexpr, SUM_KL: tl.constexpr, READ_KL: tl.constexpr,
-    KL_SLOPES: tl.constexpr, COMPUTE_TERMS: tl.constexpr, MULTIPLY: tl.constexpr, INVERT: tl.constexpr,
-    SUMMARIZE: tl.constexpr, CONFIG: tl.constexpr,
+    SUMS: tl.constexpr, READOUT: tl.constexpr, SLOPES: tl.constexpr, KL_SUMS: tl.constexpr, KL: tl.constexpr,
+    KL_SLOPES: tl.constexpr, COMPUTE_TERMS: tl.constexpr, CONFIG: tl.constexpr,
 ):  # fmt: skip
     """Values and gradients of every program's tiles, and their sums; with one tile, the loss as well.
 
@@ -593,7 +564,7 @@ def compute_tiles(
         valid = weight != 0
 
         log_prob, entropy, kl, heads = evaluate_parts(
-            ((xs, y), (old_xs, old_y)), actions, index, valid, SUM_TERMS, READOUT, SUM_KL, READ_KL, CONFIG
+            ((xs, y), (old_xs, old_y)), actions, index, valid, SUMS, READOUT, KL_SUMS, KL, CONFIG
         )
         value = read_stream(values, index, valid)
         target = read_stream(targets, index, valid)
@@ -611,14 +582,14 @@ def compute_tiles(
         least = tl.minimum(least, tl.where(valid, averaged[RATIO], float("inf")))
         largest = tl.maximum(largest, tl.where(valid, averaged[RATIO], float("-inf")))
 
-        share = weight * INVERT(divisor).to(tl.float32)
+        share = weight * invert_or_zero(divisor).to(tl.float32)
         if by_values is not None:
             tl.store(by_values + index, tl.where(valid, value_slope * share, 0.0), mask=index < size)
         by_policy = ()
         for i in tl.static_range(len(slopes)):
             by_policy = by_policy + (expand_row(tl.where(valid, slopes[i] * share, 0.0), CONFIG.CHUNK),)
         shared = write_parts(
-            heads, by_policy, (by_xs, by_y, by_shared), index, size, valid, shared, SLOPES, KL_SLOPES, MULTIPLY, CONFIG
+            heads, by_policy, (by_xs, by_y, by_shared), index, size, valid, shared, SLOPES, KL_SLOPES, CONFIG
         )
 
     results = ()
@@ -626,7 +597,7 @@ def compute_tiles(
         results = results + (tl.sum(totals[i]),)
     if CONFIG.ONE_TILE:
         extremes = tl.min(least).to(tl.float64), tl.max(largest).to(tl.float64)
-        write_summary(results, extremes, divisor, numbers, loss, statistics, SUMMARIZE, NUMBERS)
+        write_summary(results, extremes, divisor, numbers, loss, statistics, NUMBERS)
         if by_shared is not None:
             for chunk in tl.static_range(len(shared)):
                 column = chunk * CONFIG.CHUNK + tl.arange(0, CONFIG.CHUNK)
@@ -646,7 +617,6 @@ def finish_sums(
     num_parts,
     loss,
     statistics,
-    SUMMARIZE: tl.constexpr,
     NUMBERS: tl.constexpr,
     HAS_DIVISOR: tl.constexpr,
     PARTS: tl.constexpr,
@@ -671,7 +641,7 @@ def finish_sums(
         largest = tl.load(partials + (NUM_SUMS + 1) * programs + program, mask=inside, other=float("-inf"))
         extremes = tl.min(least), tl.max(largest)
         divisor = read_divisor(numbers, count, HAS_DIVISOR, NUMBERS)
-        write_summary(sums, extremes, divisor, numbers, loss, statistics, SUMMARIZE, NUMBERS)
+        write_summary(sums, extremes, divisor, numbers, loss, statistics, NUMBERS)
 
 
 @triton.jit

@@ -12,13 +12,19 @@ from typing import Any
 import torch
 
 from rl_triton_core._internal.arguments.validation import assert_offsets
-from rl_triton_core._internal.equations.primitives import select
-from rl_triton_core._internal.loss.equations import TERMS, Coefficients, bind_equations
+from rl_triton_core._internal.equations.compile import PYTORCH
+from rl_triton_core._internal.loss.equations import (
+    TERMS,
+    Coefficients,
+    compile_equations,
+    compute_terms,
+    invert_or_zero,
+    multiply_or_zero,
+    summarize_terms,
+)
 from rl_triton_core._internal.loss.problem import LossProblem, Results, Stream
 from rl_triton_core._internal.moments.reference import merge_moments
 from rl_triton_core._internal.moments.rule import compute_standardizer
-
-PRIMITIVES = {"select": select, "exp": torch.exp, "log": torch.log}
 
 
 def compute_loss(problem: LossProblem) -> Results:
@@ -40,7 +46,7 @@ def compute_loss(problem: LossProblem) -> Results:
     averaged, slopes, value_slope = batch.equations["compute_terms"](
         (log_prob, entropy, kl), old_log_prob, advantage, ref_log_prob, value, target, old_value, batch.coefficients
     )
-    share = batch.weight * batch.equations["invert_or_zero"](batch.divisor)
+    share = batch.weight * invert_or_zero(batch.divisor)
     *by_policy, by_value = (torch.where(batch.valid, x * share, 0) for x in (*slopes, value_slope))
     gradients = [gradient for part in parts for gradient in part.compute_gradients(by_policy)]
     if problem.head.indexed and len(problem.inputs) == 1:
@@ -66,7 +72,7 @@ class Minibatch:
         """Find out which elements count, and how much."""
         self.problem, streams = problem, problem.streams
         self.device, self.size = problem.like.device, problem.like.shape[0]
-        self.equations = bind_equations(problem.choices, PRIMITIVES)
+        self.equations = compile_equations(problem.choices, PYTORCH, (compute_terms,))
         self.coefficients = Coefficients(*map(self.as_number, problem.coefficients))
         self.sequence = self.find_sequences()
         self.valid = torch.ones(self.size, 1, dtype=torch.bool, device=self.device)
@@ -147,8 +153,7 @@ class Distribution:
         if self.kl_arguments is not None:
             kl_slopes = self.equations["kl_slopes"](*self.kl_arguments, self.sums, self.kl_sums)
             slopes = [
-                slope + self.equations["multiply_or_zero"](by_kl, kl_slope)
-                for slope, kl_slope in zip(slopes, kl_slopes, strict=True)
+                slope + multiply_or_zero(by_kl, kl_slope) for slope, kl_slope in zip(slopes, kl_slopes, strict=True)
             ]
         return list(slopes[: self.num_inputs])
 
@@ -173,7 +178,7 @@ def compute_statistics(
         return (torch.where(batch.valid, x, 0) * batch.weight).sum()
 
     ratio = averaged[TERMS.index("ratio_mean")]
-    summary = batch.equations["summarize_terms"](
+    summary = summarize_terms(
         tuple(map(sum_weighted, averaged)),
         batch.weight.sum(),
         tuple(map(sum_weighted, (target, target * target, error, error * error))),

@@ -7,15 +7,10 @@ kind. The cpu backend binds the equations. What is absent is an array of size 0.
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
-from rl_triton_core._internal.loss.equations import TERMS, Coefficients, stand_in
+from rl_triton_core._internal.equations.compile import unbound
+from rl_triton_core._internal.loss.equations import TERMS, Coefficients
 
 OLD, ADVANTAGE, REFERENCE, VALUE, TARGET, OLD_VALUE, WEIGHT, LOG_PROB, ENTROPY, KL = range(10)
 BY_LOG_PROB, BY_ENTROPY, BY_KL, BY_VALUE, RATIO = range(10, 15)
@@ -33,79 +28,8 @@ MOMENTS = WEIGHT_SUM + 1
 LEAST, LARGEST, TOTALS = range(MOMENTS + 4, MOMENTS + 7)
 """Of a span's results: sums of the terms come first, then of the weights and of four moments, then extremes."""
 
-compute_terms = sums = readout = slopes = kl_sums = kl = kl_slopes = multiply_or_zero = stand_in
-read_actions = action_exists = find_peaks = stand_in
-
-
-@intrinsic
-def float_of_bits(context: Any, bits: Any) -> Any:
-    """The float32 that has these bits."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], ir.FloatType())
-
-    return types.float32(types.int32), generate
-
-
-@intrinsic
-def bits_of_float(context: Any, number: Any) -> Any:
-    """The bits of a float32."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], ir.IntType(32))
-
-    return types.int32(types.float32), generate
-
-
-def select(condition, chosen, otherwise):
-    """The primitive of equations."""
-    return chosen if condition else otherwise
-
-
-def exp_float32(x):
-    """The primitive of equations, in operations that vector instructions have (Cephes, expf)."""
-    bounded = 89.0 if x > 89.0 else (x if x > -104.0 else -104.0)
-    n = (bounded * 1.44269504 + 12582912.0) - 12582912.0
-    r = (bounded - n * 0.693359375) + n * 2.12194440e-4
-    p = 1.9875691500e-4 * r + 1.3981999507e-3
-    p = p * r + 8.3334519073e-3
-    p = p * r + 4.1665795894e-2
-    p = p * r + 1.6666665459e-1
-    p = p * r + 5.0000001201e-1
-    p = p * (r * r) + r + 1.0
-    whole = np.int32(n)
-    half = whole >> 1
-    result = p * float_of_bits(np.int32((half + 127) << 23)) * float_of_bits(np.int32((whole - half + 127) << 23))
-    return result if x == x else x
-
-
-def log_float32(x):
-    """The primitive of equations for numbers of at least 1, likewise (Cephes, logf)."""
-    bits = bits_of_float(x)
-    above = np.int32((bits & 0x7FFFFF) > 0x3504F3)  # the mantissa is more than √2
-    n = np.float32((bits >> 23) - 127 + above)
-    f = float_of_bits(np.int32((bits & 0x7FFFFF) + ((127 - above) << 23))) - 1.0
-    p = 7.0376836292e-2 * f - 1.1514610310e-1
-    p = p * f + 1.1676998740e-1
-    p = p * f - 1.2420140846e-1
-    p = p * f + 1.4249322787e-1
-    p = p * f - 1.6668057665e-1
-    p = p * f + 2.0000714765e-1
-    p = p * f - 2.4999993993e-1
-    p = p * f + 3.3333331174e-1
-    square = f * f
-    result = f + (p * f * square + (n * -2.12194440e-4 - 0.5 * square)) + n * 0.693359375
-    return result if x < 3.4e38 else x
-
-
-def exp_float64(x):
-    """The primitive of equations."""
-    return math.exp(x)
-
-
-def log_float64(x):
-    """The primitive of equations."""
-    return math.log(x)
+compute_terms = sums = readout = slopes = kl_sums = kl = kl_slopes = multiply_or_zero = unbound
+read_actions = action_exists = find_peaks = unbound
 
 
 def weighted_moments(values, flags, weights):

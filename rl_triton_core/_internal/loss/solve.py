@@ -142,7 +142,7 @@ def get_gradients(loss: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
 
     Example:
         >>> log_probs = torch.tensor([-1.0, -1.0], requires_grad=True)
-        >>> result = ppo_loss(log_probs, torch.tensor([-1.0, -2.0]), torch.tensor([1.0, 1.0]))
+        >>> result = ppo_loss(LogProbs(log_probs), None, torch.tensor([-1.0, -2.0]), torch.tensor([1.0, 1.0]))
         >>> get_gradients(result.loss)
         (tensor([-0.5000,  0.0000]),)
     """

@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from rl_triton_core._internal.equations.triton import TRITON
 from rl_triton_core._internal.launch.device import device_guard
 from rl_triton_core._internal.launch.fast_path import Switch, with_fast_path
 from rl_triton_core._internal.launch.launcher import record_kernel
 from rl_triton_core._internal.launch.recording import forbid_plan, unmark_numbers
 from rl_triton_core._internal.launch.table import next_power_of_2
 from rl_triton_core._internal.loss import kernel as kernels
-from rl_triton_core._internal.loss.equations import STATISTICS, Choices
+from rl_triton_core._internal.loss.equations import PARTS, STATISTICS, Choices, compile_equations, compute_terms
 from rl_triton_core._internal.loss.problem import LossProblem, Results, Stream
 from rl_triton_core._internal.moments import kernel as moments
 
@@ -31,18 +32,6 @@ MAX_CHUNKS, SHARED_CHUNK = 10, 32
 MAX_PROGRAMS = 512
 """`finish_sums` reads what each of them left at once."""
 WEIGH_BLOCK, SCALE_BLOCK = 1024, 1024
-EQUATIONS = {
-    "SUM_TERMS": "sums",
-    "READOUT": "readout",
-    "SLOPES": "slopes",
-    "SUM_KL": "kl_sums",
-    "READ_KL": "kl",
-    "KL_SLOPES": "kl_slopes",
-    "COMPUTE_TERMS": "compute_terms",
-    "MULTIPLY": "multiply_or_zero",
-    "INVERT": "invert_or_zero",
-    "SUMMARIZE": "summarize_terms",
-}
 
 
 class Call(NamedTuple):
@@ -64,8 +53,7 @@ class Call(NamedTuple):
         """All that is compiled into the kernel, by name, in the order of its parameters."""
         if self.choices is None:
             return self.constants
-        equations = compile_equations(self.choices)
-        return {name: equations[name] for name in self.kernel.arg_names if name in equations} | self.constants
+        return compile_chosen(self.choices) | self.constants
 
 
 class Tiles(NamedTuple):
@@ -223,7 +211,7 @@ def list_launches(
         constants = {name: getattr(config, name) for name in ("NUMBERS", "HAS_DIVISOR", "PARTS")}
         constants["PROGRAMS"] = next_power_of_2(tiles.programs)
         programs = 1 + (0 if shared is None else len(shared))
-        yield Call(kernels.finish_sums, programs, arguments, constants, problem.choices, scratch=shared_partials)
+        yield Call(kernels.finish_sums, programs, arguments, constants, scratch=shared_partials)
 
 
 def read_elsewhere(x: float | torch.Tensor, device: torch.device) -> float | torch.Tensor:
@@ -306,10 +294,10 @@ def describe_strides(problem: LossProblem, networks: Sequence[Network]) -> dict[
 
 
 @cache
-def compile_equations(choices: Choices) -> dict[str, Any]:
-    """The equations of a call as Triton functions, by the kernel's names for them."""
-    equations = kernels.compile_equations(choices)
-    return {constant: equations.get(name) for constant, name in EQUATIONS.items()}
+def compile_chosen(choices: Choices) -> dict[str, Any]:
+    """The equations of a call as Triton functions, by the kernel's names for them; None for absent ones."""
+    equations = dict.fromkeys(PARTS) | compile_equations(choices, TRITON, (compute_terms,))
+    return {name.upper(): equation for name, equation in equations.items()}
 
 
 @with_fast_path

@@ -5,7 +5,6 @@ Spans are those of the shape, and are merged in their order: results do not depe
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 
 from rl_triton_core._internal.arguments.validation import narrow_flags
-from rl_triton_core._internal.equations.compile import bind_names
+from rl_triton_core._internal.equations.compile import PYTHON, compile_equation
 from rl_triton_core._internal.launch.threads import run_chunks
 from rl_triton_core._internal.moments import serial as serial_moments
 from rl_triton_core._internal.moments.rule import Exchange, Task, compute_standardizer
@@ -23,12 +22,7 @@ SPAN = 1 << 18
 NATIVE = (torch.float32, torch.float64)
 NO_MASK = np.zeros((1, 1), np.uint8)
 
-scalar_standardizer = bind_names(
-    compute_standardizer,
-    select=lambda condition, chosen, otherwise: chosen if condition else otherwise,
-    safe_sqrt=math.sqrt,
-    at_least=lambda bound, x: bound if x < bound else x,
-)
+scalar_standardizer = compile_equation(compute_standardizer, PYTHON)
 
 
 def run(task: Task, exchange: Exchange | None) -> None:

@@ -6,37 +6,14 @@ compiled kernel, and nothing is atomic: equal inputs give equal bits.
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
-from rl_triton_core._internal.equations.compile import bind_names
-from rl_triton_core._internal.moments import rule as equations
+from rl_triton_core._internal.equations.compile import compile_equation
+from rl_triton_core._internal.equations.triton import TRITON
+from rl_triton_core._internal.moments import rule
 
-
-@triton.jit
-def select(condition, chosen, otherwise):
-    """The primitive of equations."""
-    return tl.where(condition, chosen, otherwise)
-
-
-@triton.jit
-def at_least(bound, x):
-    """The primitive of equations; NaN stays."""
-    return tl.where(x < bound, bound, x)
-
-
-@triton.jit
-def safe_sqrt(x):
-    """The primitive of equations."""
-    return tl.sqrt(x)
-
-
-names = {"select": select, "safe_sqrt": safe_sqrt, "at_least": at_least}
-compute_standardizer = triton.jit(
-    bind_names(equations.compute_standardizer, **names, tl=tl, Any=tl.constexpr(Any))
-)  # it is annotated
+at_least, compute_standardizer = (compile_equation(x, TRITON) for x in (rule.at_least, rule.compute_standardizer))
 
 
 @triton.jit

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rl_triton_core._internal.equations.primitives import select
+from rl_triton_core._internal.equations.primitives import safe_sqrt, select
 
 Exchange = Callable[[torch.Tensor], torch.Tensor]
 """From this rank's (count, mean, M2), [1, 3] in float64, to those of all ranks, [num_ranks, 3]."""
@@ -31,14 +31,9 @@ class Task(NamedTuple):
     rule: Rule
 
 
-def safe_sqrt(x: Any) -> Any:
-    """√x, whose gradient at 0 is 0."""
-    return torch.where(x == 0, 0, torch.sqrt(torch.where(x == 0, 1, x)))
-
-
 def at_least(bound: Any, x: Any) -> Any:
     """The larger of a number and what may be NaN, which stays."""
-    return torch.where(x < bound, bound, x)
+    return select(x < bound, bound, x)
 
 
 def compute_standardizer(

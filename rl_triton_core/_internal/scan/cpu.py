@@ -14,19 +14,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numba
+import numpy as np
 import torch
 from numba import types
 
 from rl_triton_core import boundaries
 from rl_triton_core._internal.arguments.validation import BYTE_DTYPES, narrow_flags
-from rl_triton_core._internal.equations.compile import bind_names
-from rl_triton_core._internal.equations.numba import INNER, compile_and_keep, describe_code, hash_text
+from rl_triton_core._internal.equations.compile import bind_names, compile_equation
+from rl_triton_core._internal.equations.numba import INNER, compile_and_keep, hash_text, numba_language
 from rl_triton_core._internal.launch.recording import RecordedLaunch, ResolvedLaunch, record_launch
 from rl_triton_core._internal.launch.threads import get_num_threads, run_chunks
 from rl_triton_core._internal.scan import serial, serial_memory
 from rl_triton_core._internal.scan.problem import Problem
 from rl_triton_core._internal.scan.recurrence import Recurrence, Stream
-from rl_triton_core._internal.scan.serial_memory import PRIMITIVES, Arguments, StreamType, make_loader
+from rl_triton_core._internal.scan.serial_memory import Arguments, StreamType, make_loader
 
 MIN_ELEMENTS_PER_CHUNK = 1 << 16
 """Elements from which it pays to hand a part of the work to another thread."""
@@ -118,6 +119,8 @@ class Variant(NamedTuple):
     """Whether lanes are walked one after the other, not side by side."""
     is_contiguous: bool
     """Whether lanes lie side by side in all tensors; known only where they are walked side by side."""
+    dtype: torch.dtype
+    """That of the arithmetic."""
     kinds: Arguments
     """Of each argument a `Kind`, None, or a tuple of these."""
 
@@ -158,7 +161,7 @@ class Call:
             zeros=tuple([add_value(0.0) for _ in range(problem.recurrence.num_lookahead)]),
             steps=add_number(problem.shape[1], torch.int64),
         )
-        self.variant = Variant(self.is_serial, self.is_contiguous, kinds)
+        self.variant = Variant(self.is_serial, self.is_contiguous, problem.dtype, kinds)
 
     def add_value(self, x: Any) -> Kind | None:
         """Add a stream or a number in the dtype of the arithmetic."""
@@ -220,6 +223,7 @@ def make_lanes_contiguous(x: torch.Tensor, time_dim: int) -> torch.Tensor:
 
 # -- compilation ------------------------------------------------------------------------------------------------------
 
+SCALARS = {torch.int64: np.int64, torch.float32: np.float32, torch.float64: np.float64}
 ELEMENTS = {
     torch.bool: types.boolean,
     torch.uint8: types.uint8,
@@ -232,13 +236,17 @@ ELEMENTS = {
 @cache
 def compile_walk(recurrence: Recurrence, variant: Variant) -> Any:
     """The walk with an estimator's equations in it; kept on disk between processes."""
-    name = f"{recurrence.name}_{hash_variant(recurrence, variant)}"
+    language = numba_language(SCALARS[variant.dtype])
+    equations = recurrence.coefficients, recurrence.readout, boundaries.apply_boundary_rule
+    coefficients, readout, apply_boundary_rule = compiled = [compile_equation(x, language) for x in equations]
+    code = SOURCES, [x.__name__ for x in compiled], recurrence.num_lookahead, recurrence.backward, variant
+    name = f"{recurrence.name}_{hash_text(code)}"
     direction = serial.BACKWARD if recurrence.backward else serial.FORWARD
     names: dict[str, Any] = {
         "load_arguments": make_loader(find_types(variant)),
-        "coefficients": compile_equation(recurrence.coefficients),
-        "readout": compile_equation(recurrence.readout),
-        "apply_boundary_rule": compile_equation(boundaries.apply_boundary_rule),
+        "coefficients": coefficients,
+        "readout": readout,
+        "apply_boundary_rule": apply_boundary_rule,
         "DIRECTION": -1 if recurrence.backward else 1,
         "HAS_MASK": variant.kinds.mask is not None,
         "GAMMA_VARIES": variant.kinds.gamma.is_stream,
@@ -286,20 +294,6 @@ def count_words(kinds: Any) -> tuple[int, int]:
         return int(kinds.is_stream), int(not kinds.is_stream and kinds.dtype.is_floating_point)
     counts = [count_words(kind) for kind in kinds]
     return sum(x for x, _ in counts), sum(x for _, x in counts)
-
-
-@cache
-def compile_equation(function: Any) -> Any:
-    """A plain function of primitives as Numba's, one for all variants: it is compiled once."""
-    return numba.njit(**INNER)(
-        bind_names(function, f"{function.__name__}_{hash_text(describe_code(function))}", **PRIMITIVES)
-    )
-
-
-def hash_variant(recurrence: Recurrence, variant: Variant) -> str:
-    """Names a compiled variant: changes with its types and with all code that goes into it."""
-    codes = [describe_code(x) for x in (recurrence.coefficients, recurrence.readout, boundaries.apply_boundary_rule)]
-    return hash_text((SOURCES, codes, recurrence.num_lookahead, recurrence.backward, variant))
 
 
 SOURCES = [Path(str(module.__file__)).read_bytes() for module in (serial, serial_memory)]

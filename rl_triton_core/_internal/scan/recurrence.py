@@ -5,9 +5,8 @@ Every estimator is a first-order linear recurrence per environment, backward or 
     A[t] = α[t] + β[t]·A[t+1]        A[t] = α[t] + β[t]·A[t-1]
 
 and differs from the others only in how (α, β) come from one step of the rollout (`coefficients`) and how its results
-come from A (`readout`). Both are plain functions of a `Step` that use ``+ - *`` and the names of `primitives`; each
-backend binds those names to its own operations, so an equation is written once and runs as Triton code, as Numba code
-and on PyTorch tensors.
+come from A (`readout`). Both are plain functions of a `Step`, which `equations.compile` compiles for each backend: an
+equation is written once and runs as Triton code, as Numba code and on PyTorch tensors.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from numba import types
 
+from rl_triton_core._internal.equations.compile import unbound
+from rl_triton_core._internal.equations.numba import select
 from rl_triton_core._internal.scan.recurrence import Step
 from rl_triton_core._internal.scan.serial_memory import (
     LANES_PER_BLOCK,
@@ -18,7 +20,6 @@ from rl_triton_core._internal.scan.serial_memory import (
     read,
     read_flag,
     read_row,
-    select,
     write,
     write_row,
 )
@@ -27,12 +28,7 @@ MIN_LANES_TO_VECTORIZE = 8
 """Fewer lanes are walked one after the other, however they lie."""
 
 
-def raise_unbound(*_: Any) -> Any:
-    """Stand for a function that the backend binds."""
-    raise NotImplementedError
-
-
-load_arguments = coefficients = readout = apply_boundary_rule = enter = step = raise_unbound
+load_arguments = coefficients = readout = apply_boundary_rule = enter = step = unbound
 HAS_MASK = GAMMA_VARIES = False
 NUM_LOOKAHEAD, DIRECTION = 0, 1
 

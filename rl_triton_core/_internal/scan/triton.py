@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction
 
-from rl_triton_core._internal.equations.triton import compile_equation
+from rl_triton_core._internal.equations.compile import compile_equation
+from rl_triton_core._internal.equations.triton import TRITON
 from rl_triton_core._internal.launch import table as launch
 from rl_triton_core._internal.launch.device import device_guard
 from rl_triton_core._internal.launch.launcher import record_kernel
@@ -507,7 +508,6 @@ def presence_bits(streams: Sequence[Stream]) -> int:
     return sum(1 << i for i, stream in enumerate(streams) if stream is not None)
 
 
-@cache
 def compile_equations(recurrence: Recurrence) -> tuple[Any, Any]:
     """An estimator's equations as Triton functions."""
-    return compile_equation(recurrence.coefficients), compile_equation(recurrence.readout)
+    return compile_equation(recurrence.coefficients, TRITON), compile_equation(recurrence.readout, TRITON)

@@ -95,7 +95,7 @@ def test_an_update_has_a_flag(on, monkeypatch):
     config = make_config("categorical", num_epochs=2, minibatch_size=40, use_kl_loss=True)
     stock = update_learner(config, "categorical", learner=build_learner(config))
     learner = build_learner(enable_triton(config).learners(learner_config_dict={"rl_triton_update": on}))
-    losses = count_calls(monkeypatch, loss, "categorical_ppo_loss")
+    losses = count_calls(monkeypatch, loss, "ppo_loss")
     clips = count_calls(monkeypatch, learners, "clip_gradients_at_once")
     logs = count_calls(monkeypatch, learner.metrics, "log_dict")
     assert_same_updates(stock, update_learner(config, "categorical", learner=learner))

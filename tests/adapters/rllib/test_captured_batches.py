@@ -115,9 +115,9 @@ def test_several_learners_are_not_captured(name, monkeypatch):
     """A capture is several steps, in which a learner that has a graph for its batch takes no part."""
     allow_captures(monkeypatch)
     learner = build_learner(enable_triton(MAKE[name]("categorical")))
-    assert learner.triton_update.find_obstacle() == ""
+    assert learner.triton_update.find_obstacles() == ("", "")
     learner.config = learner.config.copy(copy_frozen=False).learners(num_learners=2)
-    assert learner.triton_update.find_obstacle() == "several learners have batches of different shapes"
+    assert learner.triton_update.find_obstacles()[0] == "several learners have batches of different shapes"
 
 
 class HalvedGradients(IMPALATorchLearner):

@@ -87,7 +87,7 @@ def test_an_update_has_a_flag(on, monkeypatch):
     stock = update_learner(config, "categorical")
     learner = build_learner(enable_triton(config).learners(learner_config_dict={"rl_triton_update": on}))
     slices = count_calls(monkeypatch, BatchCycle, "draw_minibatch")
-    losses = count_calls(monkeypatch, loss, "categorical_ppo_loss")
+    losses = count_calls(monkeypatch, loss, "ppo_loss")
     logs = count_calls(monkeypatch, learner.metrics, "log_dict")
     assert_same_updates(stock, update_learner(config, "categorical", learner=learner))
     assert bool(slices) == bool(losses) == is_fused(learner.get_optimizer()) == on

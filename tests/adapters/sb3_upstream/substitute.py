@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 from stable_baselines3.common import buffers, on_policy_algorithm
 
-from rl_triton_adapters import sb3, sb3_device
+from rl_triton_adapters import sb3
+from rl_triton_adapters.sb3 import device
 
 running = "outside any test"
 calls: Counter[str] = Counter()
 substitutes: dict[type, type] = {}
-MODULES = {"Triton": sb3, "Device": sb3_device}
+MODULES = {"Triton": sb3, "Device": device}
 
 
 class Counted(sb3.TritonGAEMixin):

@@ -12,7 +12,8 @@ import triton
 import triton.language as tl
 
 from rl_triton_core import boundaries
-from rl_triton_core._internal.equations.triton import compile_equation
+from rl_triton_core._internal.equations.compile import compile_equation
+from rl_triton_core._internal.equations.triton import TRITON
 from rl_triton_core._internal.scan.kernel.expectation import load_expectations
 from rl_triton_core._internal.scan.kernel.masks import carry_last_valid
 from rl_triton_core._internal.scan.kernel.tiles import (
@@ -27,7 +28,7 @@ from rl_triton_core._internal.scan.kernel.tiles import (
 )
 from rl_triton_core._internal.scan.recurrence import Step
 
-apply_boundary_rule = compile_equation(boundaries.apply_boundary_rule)
+apply_boundary_rule = compile_equation(boundaries.apply_boundary_rule, TRITON)
 
 
 class Streams(NamedTuple):

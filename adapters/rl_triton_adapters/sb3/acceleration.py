@@ -18,9 +18,10 @@ import torch
 
 from rl_triton_adapters._optimizers import clip_gradients, fuse_optimizer
 from rl_triton_adapters._overrides import find_override
-from rl_triton_adapters._sb3_policies import DeferredChecks, can_draw, draw_actions
-from rl_triton_adapters.sb3 import rollout_buffer_class_for
-from rl_triton_adapters.sb3_device import DeviceStorageMixin, map_arrays
+from rl_triton_adapters.sb3.buffers import rollout_buffer_class_for
+from rl_triton_adapters.sb3.device import DeviceStorageMixin, map_arrays
+from rl_triton_adapters.sb3.policies import DeferredChecks, can_draw, draw_actions
+from rl_triton_adapters.updates import CapturedUpdate, find_reason
 from rl_triton_core.capture import CapturedStep
 
 # isort: split
@@ -32,7 +33,7 @@ from stable_baselines3.common.utils import explained_variance
 ACCELERATIONS = ("auto", "off")
 DEVICES = ("cpu", "cuda")
 PACKAGES = ("stable_baselines3", "sb3_contrib")
-TRANSIENT = ("_update", "_acting", "_obstacle", "_rollout", "_parameters", "_settings", "_clip_ranges")
+TRANSIENT = ("_update", "_acting", "_rollout", "_parameters", "_clip_ranges")
 """Attributes of a model that no checkpoint has."""
 
 
@@ -52,12 +53,10 @@ class AcceleratedMixin(OnPolicyAlgorithm):
 
     def __init__(self, *args: Any, acceleration: str | bool = "auto", **kwargs: Any) -> None:
         self.acceleration = check_acceleration(acceleration)
-        self._update: CapturedStep | None = None
+        self._update = CapturedUpdate(self._make_step)
         self._acting: CapturedStep | None = None
-        self._obstacle = ""
         self._rollout: dict[str, Any] = {}
         self._parameters: list[torch.Tensor] = []
-        self._settings: list[Any] = []
         super().__init__(*args, **kwargs)
 
     def _setup_model(self) -> None:
@@ -87,11 +86,12 @@ class AcceleratedMixin(OnPolicyAlgorithm):
     def is_accelerated(self) -> bool:
         """Whether updates and acting are other than stock."""
         self._find_update()
-        return not self._obstacle
+        return not self._update.stock
 
     def describe_step(self) -> str:
         """Say whether updates are captured, accelerated without a graph, or stock, and why."""
-        return describe_update(self._find_update().reason, self.is_accelerated)
+        self._find_update()
+        return self._update.describe()
 
     def find_obstacle(self) -> str:
         """Why the stock algorithm's methods run, besides what `CapturedStep` says; empty if nothing asks for them."""
@@ -103,48 +103,33 @@ class AcceleratedMixin(OnPolicyAlgorithm):
                 self.rollout_buffer, self.buffer_classes
             ),
         }
-        reason = next((reason for reason, applies in obstacles.items() if applies), "")
-        return reason or find_override(self, ["train"], PACKAGES, behind=AcceleratedMixin)
+        return find_reason(obstacles) or find_override(self, ["train"], PACKAGES, behind=AcceleratedMixin)
 
     def _find_update(self) -> CapturedStep:
         """The update of the policy and optimizer as they are now; it says why it is not captured."""
         self.acceleration = check_acceleration(self.acceleration)  # it may have been set since
-        policy, optimizer, obstacle = self.policy, self.policy.optimizer, self.find_obstacle()
-        known = self._update
-        is_current = known is not None and known.modules == [policy] and known.optimizers == [optimizer]
-        if known is None or not is_current or obstacle != self._obstacle:
-            if known is not None:
-                known.reset()  # the optimizer is prepared once
-            enabled = False if obstacle else None
-            self._rollout, self._obstacle = {}, obstacle
-            self._update = known = CapturedStep(
-                self._make_step, modules=[policy], optimizers=[optimizer], enabled=enabled
-            )
-            self._acting = CapturedStep(self._compute_actions, modules=[policy], enabled=enabled)
-            known.reason = obstacle or known.reason
-            self._warn_of_obstacle()
-        return known
-
-    def _warn_of_obstacle(self) -> None:
-        """On a GPU, where stock's methods take much longer, say why they run, unless the user asked for them."""
-        if self._obstacle and self.acceleration == "auto" and self.device.type != "cpu":
-            text = f"{type(self).__name__} trains as the stock algorithm: {self._obstacle}"
-            warnings.warn(text, RuntimeWarning, stacklevel=3)
+        known = self._update.step
+        modules: list[torch.nn.Module] = [self.policy]
+        step = self._update.find_step(modules, [self.policy.optimizer], stock=self.find_obstacle())
+        if step is not known:
+            self._rollout, stock = {}, self._update.stock
+            self._acting = CapturedStep(self._compute_actions, modules=modules, enabled=False if stock else None)
+            if stock and self.acceleration == "auto" and self.device.type != "cpu":  # where it takes much longer
+                text = f"{type(self).__name__} trains as the stock algorithm: {stock}"
+                warnings.warn(text, RuntimeWarning, stacklevel=3)
+        return step
 
     # -- the update ----------------------------------------------------------------------------------------------------
 
     def train(self) -> None:
         """Update the policy, as the stock algorithm does."""
         update = self._find_update()
-        can_update = self.is_accelerated and self._can_update()
-        settings = [getattr(self, name) for name in self.settings]
-        if not can_update or settings != self._settings:
+        if self._update.stock or not self._can_update():
             update.reset()
-        if not can_update:
             self._rollout = {}
             super().train()
             return
-        self._settings = settings
+        self._update.keep_settings([getattr(self, name) for name in self.settings])
         if update.reason:
             fuse_optimizer(self.policy.optimizer)
         self.policy.set_training_mode(True)
@@ -193,10 +178,11 @@ class AcceleratedMixin(OnPolicyAlgorithm):
         Returns:
             Whether the update has stopped, on the device.
         """
-        assert self._update is not None
-        if not self._update.reason:
-            self._update.stop_if(stops)
-            stops = self._update.stop
+        step = self._update.step
+        assert step is not None
+        if not step.reason:
+            step.stop_if(stops)
+            stops = step.stop
         elif stops:
             return stops
         self.policy.optimizer.zero_grad()
@@ -248,7 +234,6 @@ class AcceleratedMixin(OnPolicyAlgorithm):
         if self.device.type == "cpu" and not self.is_captured:
             return source
         if known is None or known.shape != source.shape:
-            assert self._update is not None
             self._update.reset()  # its graphs read the tensor that was there
             return source.to(self.device, copy=True)
         return known.copy_(source)
@@ -310,20 +295,6 @@ def check_acceleration(acceleration: str | bool) -> str:
         expected = f"expected one of {', '.join(ACCELERATIONS)}, or a bool"
         raise ValueError(f"acceleration: got {acceleration!r}, {expected}")
     return acceleration
-
-
-def describe_update(reason: str, is_accelerated: bool) -> str:
-    """Say in which of three ways updates are made.
-
-    Args:
-        reason: Why they are not captured; empty if they are.
-        is_accelerated: Whether they are other than those of the stock algorithm.
-    """
-    if not reason:
-        return "updates are captured"
-    if is_accelerated:
-        return f"updates are accelerated without a graph: {reason}"
-    return f"updates are those of the stock algorithm: {reason}"
 
 
 @contextmanager

@@ -5,15 +5,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.overrides import TorchFunctionMode
 
 from rl_triton_adapters._overrides import find_override
-from rl_triton_core.losses import PPOLoss, categorical_ppo_loss, gaussian_ppo_loss, ppo_loss
+from rl_triton_core.losses import Bernoulli, Gaussian, LogProbs, MultiCategorical, Policy, PPOLoss, ppo_loss
 
 HEADS = {
     "stable_baselines3.common.distributions.CategoricalDistribution": "categorical",
     "stable_baselines3.common.distributions.MultiCategoricalDistribution": "multicategorical",
     "stable_baselines3.common.distributions.DiagGaussianDistribution": "gaussian",
+    "stable_baselines3.common.distributions.BernoulliDistribution": "bernoulli",
     "sb3_contrib.common.maskable.distributions.MaskableCategoricalDistribution": "categorical",
     "sb3_contrib.common.maskable.distributions.MaskableMultiCategoricalDistribution": "multicategorical",
     "sb3_contrib.common.maskable.distributions.MaskableBernoulliDistribution": "multicategorical",
@@ -40,8 +42,9 @@ def find_head(policy: Any) -> str | None:
 
 
 def list_sizes(distribution: Any) -> list[int]:
-    """List the numbers of actions of a distribution, one for each of its parts."""
-    return getattr(distribution, "action_dims", None) or [distribution.action_dim]
+    """List the numbers of a distribution's inputs, one for each of its parts."""
+    sizes = getattr(distribution, "action_dims", None) or distribution.action_dim
+    return [sizes] if isinstance(sizes, int) else list(sizes)
 
 
 def apply_networks(policy: Any, observations: Any) -> tuple[Tensor, Tensor]:
@@ -81,6 +84,9 @@ def draw_actions(policy: Any, obs: Any, action_masks: Any = None) -> tuple[Tenso
         allowed = torch.as_tensor(action_masks, device=inputs.device).bool().view(inputs.shape)
     if head == "gaussian":
         actions, log_probs = draw_gaussian(inputs, policy.log_std)
+    elif head == "bernoulli":
+        actions = torch.bernoulli(replace_nan(torch.sigmoid(inputs)))
+        log_probs = compute_bernoulli_log_probs(actions, inputs)
     elif head == "categorical":
         actions, log_probs = draw_categorical(inputs, allowed)
     else:
@@ -121,6 +127,16 @@ def draw_gaussian(mean: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
 def compute_gaussian_log_probs(actions: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """Compute log-probabilities, summed over the dimensions of actions."""
     return (-((actions - mean) ** 2) / (2 * std**2) - std.log() - log(sqrt(2 * pi))).sum(dim=1)
+
+
+def compute_bernoulli_log_probs(actions: Tensor, logits: Tensor) -> Tensor:
+    """Compute log-probabilities of binary actions, summed over them."""
+    return -binary_cross_entropy_with_logits(logits, actions, reduction="none").sum(dim=1)
+
+
+def mark_others(logits: Tensor, actions: Tensor) -> Tensor:
+    """Replace logits by NaN where an action is neither 0 nor 1."""
+    return logits.where((actions == 0) | (actions == 1), nan)
 
 
 def replace_nan(probabilities: Tensor) -> Tensor:
@@ -197,6 +213,9 @@ def evaluate_policy(
         std = torch.ones_like(inputs) * policy.log_std.exp()
         entropy = (0.5 + 0.5 * log(2 * pi) + std.log()).sum(dim=1)
         return values, compute_gaussian_log_probs(actions, inputs, std), entropy
+    if head == "bernoulli":
+        entropy = -compute_bernoulli_log_probs(torch.sigmoid(inputs), inputs)
+        return values, compute_bernoulli_log_probs(actions, mark_others(inputs, actions)), entropy
     heads = torch.split(inputs, list_sizes(policy.action_dist), dim=1)
     log_probs, entropies = [], []
     for logits, action in zip(heads, torch.split(actions.long().view(len(inputs), -1), 1, dim=1), strict=True):
@@ -226,7 +245,7 @@ def compute_loss(
         actions: What the policy's `evaluate_actions` takes.
         action_masks: Which actions are allowed, [..., num_actions], for a policy that takes masks.
         defers_checks: Whether the device is not waited for.
-        arguments: Passed on to `ppo_loss`, `categorical_ppo_loss` or `gaussian_ppo_loss`.
+        arguments: Passed on to `ppo_loss`.
     """
     head = find_head(policy)
     if head is None:
@@ -236,21 +255,21 @@ def compute_loss(
         )
         if entropy is not None and entropy.shape != log_probs.shape:
             entropy = entropy.mean().expand_as(log_probs)  # which is all that PPO reads of it
-        return ppo_loss(log_probs, entropy=entropy, values=values.flatten(), **arguments)
+        return ppo_loss(LogProbs(log_probs, entropy), None, values=values.flatten(), **arguments)
     inputs, values = apply_networks(policy, observations)
     if action_masks is not None:
         inputs = inputs + torch.where(action_masks, 0.0, MASKED_LOGIT)  # NaN stays
-    return compute_head_loss(policy, head, inputs, actions, values=values.flatten(), **arguments)
+    known = describe_policy(policy, head, mark_others(inputs, actions) if head == "bernoulli" else inputs)
+    actions = actions.long() if isinstance(known, MultiCategorical) else actions
+    return ppo_loss(known, actions, values=values.flatten(), **arguments)
 
 
-def compute_head_loss(policy: Any, head: str, inputs: Tensor, actions: Tensor, **arguments: Any) -> PPOLoss:
-    """Compute the loss of a policy whose distribution is one of `HEADS`, from the distribution's inputs."""
+def describe_policy(policy: Any, head: str, inputs: Tensor) -> Policy:
+    """What a policy whose distribution is one of `HEADS` is to the loss, from the distribution's inputs."""
     if head == "gaussian":
         is_shared = policy.log_std.shape != inputs.shape[1:]
-        log_std = policy.log_std.expand(inputs.shape[1]) if is_shared else policy.log_std
-        return gaussian_ppo_loss(inputs, log_std, actions, **arguments)
-    nvec = list_sizes(policy.action_dist) if head == "multicategorical" else None
-    return categorical_ppo_loss(inputs, actions.long(), nvec=nvec, **arguments)
+        return Gaussian(inputs, policy.log_std.expand(inputs.shape[1]) if is_shared else policy.log_std)
+    return Bernoulli(inputs) if head == "bernoulli" else MultiCategorical(inputs, list_sizes(policy.action_dist))
 
 
 def compile_loss(policy: Any, **arguments: Any) -> None:
@@ -264,11 +283,11 @@ def compile_loss(policy: Any, **arguments: Any) -> None:
     """
     values, constant = torch.zeros(2, requires_grad=True), torch.zeros(2)
     arguments |= dict.fromkeys(("old_log_probs", "advantages", "returns", "old_values"), constant)
-    head = find_head(policy)
-    if head is None:
-        torch.autograd.grad(ppo_loss(values, entropy=values, values=values, **arguments).loss, values)
-        return
-    sizes = list_sizes(policy.action_dist)
-    actions = torch.zeros(2, sum(sizes) if head == "gaussian" else len(sizes))
-    inputs = torch.zeros(2, sum(sizes), requires_grad=True)
-    torch.autograd.grad(compute_head_loss(policy, head, inputs, actions, values=values, **arguments).loss, inputs)
+    head, actions = find_head(policy), None
+    known: Policy = LogProbs(values, values)
+    if head is not None:
+        sizes = list_sizes(policy.action_dist)
+        known = describe_policy(policy, head, torch.zeros(2, sum(sizes), requires_grad=True))
+        is_indexed = isinstance(known, MultiCategorical)
+        actions = torch.zeros(2, len(sizes), dtype=torch.int64) if is_indexed else torch.zeros(2, sum(sizes))
+    torch.autograd.grad(ppo_loss(known, actions, values=values, **arguments).loss, values)

@@ -133,7 +133,7 @@ def rollout_buffer_class_for(
     bases = {base.__name__ for base in algorithm.__mro__}
     if "RecurrentPPO" in bases and "TritonRecurrentPPO" not in bases:
         raise TypeError(
-            f"{algorithm.__name__} takes no rollout_buffer_class: use rl_triton_adapters.sb3_contrib.TritonRecurrentPPO"
+            f"{algorithm.__name__} takes no rollout_buffer_class: use rl_triton_adapters.sb3.contrib.TritonRecurrentPPO"
         )
     family = next((name for name in ("MaskablePPO", "RecurrentPPO") if name in bases), "PPO")
     place = _BUFFER_CLASSES.get((family, isinstance(observation_space, spaces.Dict), device_storage))
@@ -147,16 +147,16 @@ def rollout_buffer_class_for(
 
 
 _BUFFER_CLASSES = {
-    ("PPO", False, False): ("sb3", "TritonRolloutBuffer"),
-    ("PPO", True, False): ("sb3", "TritonDictRolloutBuffer"),
-    ("PPO", False, True): ("sb3_device", "DeviceRolloutBuffer"),
-    ("PPO", True, True): ("sb3_device", "DeviceDictRolloutBuffer"),
-    ("MaskablePPO", False, False): ("sb3_contrib", "TritonMaskableRolloutBuffer"),
-    ("MaskablePPO", True, False): ("sb3_contrib", "TritonMaskableDictRolloutBuffer"),
-    ("MaskablePPO", False, True): ("sb3_contrib", "DeviceMaskableRolloutBuffer"),
-    ("MaskablePPO", True, True): ("sb3_contrib", "DeviceMaskableDictRolloutBuffer"),
-    ("RecurrentPPO", False, False): ("sb3_contrib", "TritonRecurrentRolloutBuffer"),
-    ("RecurrentPPO", True, False): ("sb3_contrib", "TritonRecurrentDictRolloutBuffer"),
+    ("PPO", False, False): ("buffers", "TritonRolloutBuffer"),
+    ("PPO", True, False): ("buffers", "TritonDictRolloutBuffer"),
+    ("PPO", False, True): ("device", "DeviceRolloutBuffer"),
+    ("PPO", True, True): ("device", "DeviceDictRolloutBuffer"),
+    ("MaskablePPO", False, False): ("contrib", "TritonMaskableRolloutBuffer"),
+    ("MaskablePPO", True, False): ("contrib", "TritonMaskableDictRolloutBuffer"),
+    ("MaskablePPO", False, True): ("contrib", "DeviceMaskableRolloutBuffer"),
+    ("MaskablePPO", True, True): ("contrib", "DeviceMaskableDictRolloutBuffer"),
+    ("RecurrentPPO", False, False): ("contrib", "TritonRecurrentRolloutBuffer"),
+    ("RecurrentPPO", True, False): ("contrib", "TritonRecurrentDictRolloutBuffer"),
 }
 """Module and name of a class, by the family of the algorithm, whether observations are dictionaries, and whether
 minibatches are made on the device. PPO stands for every on-policy algorithm without a buffer of its own."""

@@ -1,0 +1,238 @@
+"""sb3-contrib: rollout buffers for MaskablePPO and RecurrentPPO, and both with updates that take less time.
+
+    TritonMaskablePPO("MlpPolicy", env)
+    TritonRecurrentPPO("MlpLstmPolicy", env)
+    MaskablePPO("MlpPolicy", env, rollout_buffer_class=TritonMaskableRolloutBuffer)
+
+TRPO takes the buffers of `sb3` and `sb3_device`.
+"""
+
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_triton_adapters._optimizers import fuse_optimizer
+from rl_triton_adapters.sb3.acceleration import check_acceleration, replace_method
+from rl_triton_adapters.sb3.buffers import TritonGAEMixin, rollout_buffer_class_for
+from rl_triton_adapters.sb3.captured import PPOUpdateMixin
+from rl_triton_adapters.sb3.device import DeviceStorageMixin
+from rl_triton_adapters.sb3.policies import find_head, list_sizes
+from rl_triton_adapters.updates import describe_update
+
+try:
+    from sb3_contrib import MaskablePPO, RecurrentPPO
+    from sb3_contrib.common.maskable.buffers import (
+        MaskableDictRolloutBuffer,
+        MaskableDictRolloutBufferSamples,
+        MaskableRolloutBuffer,
+        MaskableRolloutBufferSamples,
+    )
+    from sb3_contrib.common.recurrent.buffers import RecurrentDictRolloutBuffer, RecurrentRolloutBuffer
+    from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
+except ImportError as error:
+    raise ImportError(
+        "rl_triton_adapters.sb3.contrib needs sb3-contrib, which could not be imported: "
+        "pip install rl-triton-core[sb3-contrib]"
+    ) from error
+
+__all__ = [
+    "DeviceMaskableDictRolloutBuffer",
+    "DeviceMaskableRolloutBuffer",
+    "TritonMaskableDictRolloutBuffer",
+    "TritonMaskablePPO",
+    "TritonMaskableRolloutBuffer",
+    "TritonRecurrentDictRolloutBuffer",
+    "TritonRecurrentPPO",
+    "TritonRecurrentRolloutBuffer",
+]
+
+
+class TritonMaskableRolloutBuffer(TritonGAEMixin, MaskableRolloutBuffer):
+    """`MaskableRolloutBuffer` of sb3-contrib with the advantages of `rl_triton_core`."""
+
+
+class TritonMaskableDictRolloutBuffer(TritonGAEMixin, MaskableDictRolloutBuffer):
+    """`MaskableDictRolloutBuffer` of sb3-contrib with the advantages of `rl_triton_core`."""
+
+
+class TritonRecurrentRolloutBuffer(TritonGAEMixin, RecurrentRolloutBuffer):
+    """`RecurrentRolloutBuffer` of sb3-contrib with the advantages of `rl_triton_core`."""
+
+
+class TritonRecurrentDictRolloutBuffer(TritonGAEMixin, RecurrentDictRolloutBuffer):
+    """`RecurrentDictRolloutBuffer` of sb3-contrib with the advantages of `rl_triton_core`."""
+
+
+class _DeviceMaskableMixin(DeviceStorageMixin):
+    fields = (*DeviceStorageMixin.fields, "action_masks")
+    action_dtype = None
+
+
+class DeviceMaskableRolloutBuffer(_DeviceMaskableMixin, MaskableRolloutBuffer):
+    """`MaskableRolloutBuffer` with our advantages; minibatches are made on the training device."""
+
+    samples = MaskableRolloutBufferSamples
+
+
+class DeviceMaskableDictRolloutBuffer(_DeviceMaskableMixin, MaskableDictRolloutBuffer):
+    """`MaskableDictRolloutBuffer` with our advantages; minibatches are made on the training device."""
+
+    samples = MaskableDictRolloutBufferSamples
+
+
+class TritonMaskablePPO(PPOUpdateMixin, MaskablePPO):
+    """`MaskablePPO` with a fused loss and fewer operations around it; on a GPU, with captured updates and acting.
+
+    All that is said of `TritonPPO` holds, masks included. An update is that of `MaskablePPO` if a sample of its rollout
+    has no allowed action at all. With a policy that has methods or a distribution of its own, all is `MaskablePPO`.
+
+    Args:
+        acceleration: ``"auto"``, or True, does less work than `MaskablePPO`, and captures it where possible; ``"off"``,
+            or False, is `MaskablePPO`.
+        args: As of `MaskablePPO`.
+        kwargs: As of `MaskablePPO`. Without `rollout_buffer_class`, the buffer is that of `rollout_buffer_class_for`.
+
+    Raises:
+        ValueError: `acceleration` is none of these.
+    """
+
+    fields: ClassVar = (*DeviceStorageMixin.fields, "action_masks")
+    buffer_classes: ClassVar = (MaskableRolloutBuffer, MaskableDictRolloutBuffer, DeviceStorageMixin)
+
+    def find_obstacle(self) -> str:
+        """As for other algorithms; a distribution that is not known may have masks of another form, too."""
+        unknown = f"{type(self.policy).__name__} has methods or a distribution of its own"
+        return super().find_obstacle() or (unknown if find_head(self.policy) is None else "")
+
+    def _can_update(self) -> bool:
+        """Not where nothing is allowed, which sb3-contrib gives an entropy of 0."""
+        buffer: Any = self.rollout_buffer
+        sizes = list_sizes(self.policy.action_dist)
+        starts = np.cumsum([0, *sizes[:-1]])
+        return super()._can_update() and bool(np.logical_or.reduceat(buffer.action_masks, starts, axis=-1).all())
+
+
+class TritonRecurrentPPO(RecurrentPPO):
+    """`RecurrentPPO` that takes `rollout_buffer_class` and `rollout_buffer_kwargs`, as PPO does.
+
+    RecurrentPPO makes the buffer of sb3-contrib in `_setup_model`, which `load` calls too; here another takes its place
+    at the end of that. Left None, the class is chosen by the observation space and not written to files: RecurrentPPO
+    loads them, with this package or without, and this class loads those of RecurrentPPO.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        rollout_buffer_class: type[RecurrentRolloutBuffer | RecurrentDictRolloutBuffer] | None = None,
+        rollout_buffer_kwargs: dict[str, Any] | None = None,
+        acceleration: str | bool = "off",
+        _init_setup_model: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        """Create the algorithm.
+
+        Args:
+            *args: Passed on to RecurrentPPO.
+            rollout_buffer_class: Class of the rollout buffer; None for one of `rl_triton_core`.
+            rollout_buffer_kwargs: Passed on to the rollout buffer.
+            acceleration: ``"auto"`` calls the LSTM once for all steps of a minibatch, where `RecurrentPPO` calls it for
+                each: parameters are those of `RecurrentPPO` up to rounding, in less time. ``"off"``: bit for bit. True
+                is ``"auto"``, False is ``"off"``.
+            _init_setup_model: Whether to make the networks and the buffer.
+            **kwargs: Passed on to RecurrentPPO.
+
+        Raises:
+            TypeError: If the class is not one of a recurrent rollout buffer.
+            ValueError: If `acceleration` is none of these.
+        """
+        self.acceleration = check_acceleration(acceleration)
+        super().__init__(*args, **kwargs, _init_setup_model=False)  # type: ignore[misc]
+        self.rollout_buffer_class = rollout_buffer_class
+        self.rollout_buffer_kwargs = rollout_buffer_kwargs or {}
+        if _init_setup_model:
+            self._setup_model()
+
+    def _setup_model(self) -> None:
+        self.acceleration = check_acceleration(self.acceleration)  # `load` has set it
+        super()._setup_model()
+        buffer_class: Any = self.rollout_buffer_class or rollout_buffer_class_for(
+            self.observation_space, TritonRecurrentPPO, verbose=self.verbose
+        )
+        if not issubclass(buffer_class, RecurrentRolloutBuffer | RecurrentDictRolloutBuffer):
+            raise TypeError(
+                f"rollout_buffer_class: got {buffer_class.__name__}, expected one that derives from "
+                "RecurrentRolloutBuffer or RecurrentDictRolloutBuffer, or None to have it chosen"
+            )
+        stock: Any = vars(self).pop("rollout_buffer")
+        shape = stock.hidden_state_shape
+        del stock  # there is memory for one
+        self.rollout_buffer = buffer_class(
+            self.n_steps,
+            self.observation_space,
+            self.action_space,
+            shape,
+            self.device,
+            gamma=self.gamma,
+            gae_lambda=self.gae_lambda,
+            n_envs=self.n_envs,
+            **self.rollout_buffer_kwargs,
+        )
+
+    @property
+    def is_accelerated(self) -> bool:
+        """Whether updates are other than those of RecurrentPPO."""
+        return not self.find_obstacle()
+
+    def describe_step(self) -> str:
+        """Say whether updates are accelerated or those of RecurrentPPO, and why they are not captured."""
+        return describe_update(self.find_obstacle() or "each minibatch has another shape", not self.is_accelerated)
+
+    def find_obstacle(self) -> str:
+        """Why RecurrentPPO's own update runs; empty if it does not."""
+        if check_acceleration(self.acceleration) == "off":
+            return "switched off"
+        is_plain = getattr(self.policy, "_process_sequence", None) is RecurrentActorCriticPolicy._process_sequence
+        return "" if is_plain else f"{type(self.policy).__name__} has a _process_sequence of its own"
+
+    def train(self) -> None:
+        """Update the policy, as RecurrentPPO does."""
+        if not self.is_accelerated:
+            super().train()
+            return
+        policy: Any = self.policy
+        if self.device.type == "cpu":
+            fuse_optimizer(policy.optimizer)
+        with replace_method(policy, "_process_sequence", process_sequences):
+            super().train()
+
+
+def process_sequences(
+    features: Tensor, lstm_states: tuple[Tensor, Tensor], episode_starts: Tensor, lstm: torch.nn.LSTM
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Call an LSTM once for all steps of some sequences, which rollout buffers cut where episodes start.
+
+    sb3-contrib calls it for each step if any episode starts, lest one starts within a sequence.
+
+    Args:
+        features: Inputs, [num_sequences * num_steps, input_size].
+        lstm_states: Hidden and cell states before the first steps, [num_layers, num_sequences, hidden_size] each.
+        episode_starts: 1 where an episode starts, [num_sequences * num_steps].
+        lstm: The LSTM.
+
+    Returns:
+        Outputs, [num_sequences * num_steps, hidden_size], and the states after the last steps.
+    """
+    num_sequences = lstm_states[0].shape[1]
+    starts = episode_starts.view(num_sequences, -1)
+    if starts[:, 1:].any():
+        stock: Any = RecurrentActorCriticPolicy
+        result: tuple[Tensor, tuple[Tensor, Tensor]] = stock._process_sequence(
+            features, lstm_states, episode_starts, lstm
+        )
+        return result
+    going_on = (1 - starts[:, 0]).view(1, num_sequences, 1)
+    inputs = features.view(num_sequences, -1, lstm.input_size).transpose(0, 1)
+    outputs, states = lstm(inputs, (going_on * lstm_states[0], going_on * lstm_states[1]))
+    return outputs.transpose(0, 1).flatten(0, 1), states

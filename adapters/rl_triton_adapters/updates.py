@@ -1,0 +1,130 @@
+"""An update of a framework's algorithm: captured in CUDA graphs, accelerated without a graph, or the framework's own.
+
+An adapter has one, and says in each update what it is of and what stands against it:
+
+    self.captured_update = CapturedUpdate(self.update_minibatch)  # one gradient step: indices in, statistics out
+    ...
+    step = self.captured_update.find_step([policy], [optimizer], stock=find_reason({"no loss of ours": is_custom}))
+    if self.captured_update.stock:
+        return super().update()
+    self.captured_update.keep_settings([self.clip_range, *find_pointers(rollout)])
+    statistics = self.captured_update.run(permutation.split(size))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
+
+from rl_triton_core.capture import CapturedStep
+
+
+class CapturedUpdate:
+    """The step of an update, as it is for the modules, optimizers and settings of the moment.
+
+    Args:
+        make_step: One step, as `CapturedStep` takes it.
+        enabled: As of `CapturedStep`.
+        max_graphs: As of `CapturedStep`.
+
+    Attributes:
+        stock: Why the framework's own update is to run; empty if ours is.
+        step: The step as `find_step` has found it last.
+    """
+
+    def __init__(self, make_step: Callable[..., Any], *, enabled: bool | None = None, max_graphs: int = 4) -> None:
+        self.make_step, self.enabled, self.max_graphs = make_step, enabled, max_graphs
+        self.stock = self.obstacle = ""
+        self.step: CapturedStep | None = None
+        self.settings: list[Any] = []
+
+    def is_of(self, modules: list[nn.Module], optimizers: list[Optimizer]) -> bool:
+        """Whether the step is that of these modules and optimizers."""
+        return self.step is not None and self.step.modules == modules and self.step.optimizers == optimizers
+
+    def find_step(
+        self,
+        modules: list[nn.Module],
+        optimizers: list[Optimizer],
+        *,
+        stock: str = "",
+        obstacle: str = "",
+        state: Iterable[Tensor] = (),
+    ) -> CapturedStep:
+        """The step of these modules and optimizers, a new one if they or the reasons are others than before.
+
+        Args:
+            modules: As of `CapturedStep`.
+            optimizers: As of `CapturedStep`.
+            stock: Why the framework's own update is to run; empty if ours is.
+            obstacle: Why ours is not captured, besides what `CapturedStep` says.
+            state: As of `CapturedStep`.
+        """
+        known, reasons = self.step, (stock, obstacle)
+        if known is not None and self.is_of(modules, optimizers) and reasons == (self.stock, self.obstacle):
+            return known
+        if known is not None:
+            known.reset()  # optimizers are prepared once
+        self.stock, self.obstacle = reasons
+        self.step = CapturedStep(
+            self.make_step,
+            modules=modules,
+            optimizers=optimizers,
+            state=state,
+            enabled=False if any(reasons) else self.enabled,
+            max_graphs=self.max_graphs,
+        )
+        self.step.reason = stock or obstacle or self.step.reason
+        return self.step
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether steps are captured, as far as is known."""
+        return self.step is not None and not self.step.reason
+
+    def keep_settings(self, settings: list[Any]) -> None:
+        """Capture anew if what a step reads besides its inputs is not what it was."""
+        if settings != self.settings:
+            self.settings = settings
+            self.reset()
+
+    def reset(self) -> None:
+        """Forget the graphs."""
+        if self.step is not None:
+            self.step.reset()
+
+    def run(self, minibatches: Iterable[Any], *inputs: Any) -> Tensor:
+        """Make a step with each minibatch and these further inputs; return the statistics, a row of each step."""
+        assert self.step is not None
+        return torch.stack([self.step(minibatch, *inputs).clone() for minibatch in minibatches])
+
+    def describe(self, whose: str = "those of the stock algorithm") -> str:
+        """Say in which of three ways updates are made, and why."""
+        return describe_update("" if self.step is None else self.step.reason, bool(self.stock), whose)
+
+
+def describe_update(reason: str, is_stock: bool, whose: str = "those of the stock algorithm") -> str:
+    """Say in which of three ways updates are made.
+
+    Args:
+        reason: Why they are not captured; empty if they are.
+        is_stock: Whether they are the framework's own.
+        whose: How these are called.
+    """
+    kind = "captured" if not reason else whose if is_stock else "accelerated without a graph"
+    return f"updates are {kind}" + f": {reason}" * bool(reason)
+
+
+def find_reason(reasons: Mapping[str, Any]) -> str:
+    """The first reason that applies; empty if none does."""
+    return next((reason for reason, applies in reasons.items() if applies), "")
+
+
+def find_pointers(tree: Any) -> list[int]:
+    """Where the tensors lie that a graph reads."""
+    return [x.data_ptr() for x in pytree.tree_leaves(tree) if isinstance(x, Tensor)]

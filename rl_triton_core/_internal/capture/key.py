@@ -1,0 +1,92 @@
+"""What a graph depends on besides the step's function: inputs, modules, hooks, settings, places in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator
+from itertools import chain
+from numbers import Integral, Real
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as module_hooks
+from torch.optim import Optimizer
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+
+from rl_triton_core._internal.arguments.validation import is_number
+from rl_triton_core._internal.capture.optimizers import describe_settings, list_step_hooks
+
+GLOBAL_HOOKS = (
+    module_hooks._global_forward_pre_hooks,
+    module_hooks._global_forward_hooks,
+    module_hooks._global_backward_pre_hooks,
+    module_hooks._global_backward_hooks,
+)
+"""Hooks of all modules."""
+
+
+def describe_leaf(x: Any) -> Hashable:
+    """What of an input a graph depends on: not on the device, since tensors are copied to the graph's."""
+    if isinstance(x, Tensor):
+        return x.shape, x.stride(), x.dtype
+    if is_number(x):
+        return Integral if isinstance(x, Integral) else Real
+    known: Hashable = x
+    return known
+
+
+def describe_mode(parts: Iterable[nn.Module], optimizers: Iterable[Optimizer], tensors: Iterable[Tensor]) -> Hashable:
+    """What else a graph depends on: modules with their modes and hooks, frozen parameters, settings, precision."""
+    autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
+    state = tuple([(x, x.training, x.__dict__.get("forward")) for x in parts])
+    frozen = tuple([not x.requires_grad for x in tensors])
+    settings = tuple([describe_settings(x) for x in optimizers])
+    hooks = tuple(list_hooks(parts, optimizers, tensors))
+    return state, hooks, frozen, settings, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast
+
+
+def list_hooks(parts: Iterable[nn.Module], optimizers: Iterable[Optimizer], tensors: Iterable[Tensor]) -> Iterator[int]:
+    """The hooks that a step runs, by PyTorch's numbers: no two in a process have the same."""
+    kinds: list[dict[int, Any] | None] = [*GLOBAL_HOOKS]
+    for part in parts:
+        kinds += part._forward_pre_hooks, part._forward_hooks, part._backward_pre_hooks, part._backward_hooks
+    for x in tensors:
+        kinds += x._backward_hooks, x._post_accumulate_grad_hooks
+    for optimizer in optimizers:
+        kinds += list_step_hooks(optimizer)
+    return chain.from_iterable(filter(None, kinds))
+
+
+def name_context() -> str:
+    """What is active around a step and calls Python at every operation, as no graph does; empty if nothing is."""
+    if torch.is_anomaly_enabled():
+        return "anomaly detection is on"
+    saved_tensor_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    if saved_tensor_hooks:
+        return "hooks of saved tensors are active"
+    if torch._C._len_torch_dispatch_stack():
+        return "a TorchDispatchMode is active"
+    modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    if any(not isinstance(mode, DeviceContext) for mode in modes):  # which a default device is
+        return "a TorchFunctionMode is active"
+    return ""
+
+
+def list_parts(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """The modules and all modules in them, each once: `nn.Module.modules` takes longer, since it makes names."""
+    found: dict[nn.Module, None] = {}
+    waiting = [*modules]
+    for module in waiting:
+        if module not in found:
+            found[module] = None
+            if module._modules:
+                waiting += [x for x in module._modules.values() if x is not None]
+    return [*found]
+
+
+def find_pointers(tensors: Iterable[Tensor], optimizers: Iterable[Optimizer]) -> tuple[int, ...]:
+    """Where the tensors lie that a graph knows by their addresses, those of the optimizers' states among them."""
+    states = chain.from_iterable(getattr(optimizer, "state", {}).values() for optimizer in optimizers)
+    kept = [x for x in chain.from_iterable(map(dict.values, states)) if isinstance(x, Tensor)]
+    return (*[x.data_ptr() for x in tensors], *[x.data_ptr() for x in kept])

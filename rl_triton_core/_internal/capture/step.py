@@ -1,0 +1,132 @@
+"""What can be captured, and a captured step with its inputs and results."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
+
+from rl_triton_core._internal.arguments.validation import is_number
+from rl_triton_core._internal.capture.key import list_parts
+from rl_triton_core._internal.capture.optimizers import name_unsupported
+
+WAITS = "operation not permitted when stream is capturing"
+"""What CUDA answers to a wait within a capture."""
+
+
+def find_obstacle(
+    optimizers: Iterable[Optimizer],
+    tensors: Iterable[Tensor],
+    enabled: bool | None,
+    averaged: Iterable[DistributedDataParallel] = (),
+) -> str:
+    """Why nothing can be captured; empty if it can, as far as can be told before trying."""
+    if not is_wanted(enabled):
+        return "switched off"
+    devices = {x.device for x in tensors}
+    if not devices or any(device.type != "cuda" for device in devices):
+        return f"graphs need tensors on a GPU, got {', '.join(sorted(map(str, devices))) or 'none'}"
+    if len(devices) > 1:
+        return f"graphs need tensors on one device, got {', '.join(sorted(map(str, devices)))}"
+    for module in averaged:
+        known = distributed.get_backend_config(module.process_group)
+        if "cuda:nccl" not in known.split(","):
+            return f"gradients are averaged over {known}, expected NCCL, whose operations a graph can hold"
+    return next(filter(None, map(name_unsupported, optimizers)), "")
+
+
+def is_wanted(enabled: bool | None) -> bool:
+    """Whether steps are to be captured where that is possible."""
+    return enabled is not False and (enabled is True or os.environ.get("RL_TRITON_CAPTURE") != "0")
+
+
+def find_averaged(modules: Iterable[nn.Module]) -> list[DistributedDataParallel]:
+    """The modules and those in them whose gradients are averaged over processes."""
+    return [part for part in list_parts(modules) if isinstance(part, DistributedDataParallel)]
+
+
+class CaptureFailed(Exception):
+    """Why a step could not be captured."""
+
+
+def describe_failure(error: Exception) -> str:
+    """Why a capture failed: by the error, or by the line that waits for the device, which no graph can."""
+    if WAITS in str(error):
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        return f"the step waits for the device in {place.filename}, line {place.lineno}"
+    message = str(error).splitlines()
+    return f"{type(error).__name__}: {message[0] if message else ''}"
+
+
+@dataclass
+class Captured:
+    """A graph with its inputs and results."""
+
+    inputs: list[Any]
+    results: Any
+    run: Callable[[], None]
+    gradients: list[tuple[Tensor, Tensor | None]]
+    """Parameters, and where the graph leaves their gradients, if it leaves any."""
+    last_call: int = field(init=False, default=0)
+    """The number of the call that used it last."""
+    tensors: list[int] = field(init=False)
+    structure: Any = field(init=False)
+    """Of the results: every call gets containers of its own."""
+
+    def __post_init__(self) -> None:
+        """Remember which inputs are tensors, and take the results apart."""
+        self.tensors = [i for i, x in enumerate(self.inputs) if isinstance(x, Tensor)]
+        self.results, self.structure = pytree.tree_flatten(self.results)
+
+    def replay(self, leaves: list[Any]) -> Any:
+        """Copy the inputs that are not there already, and launch."""
+        copies: dict[Hashable, tuple[list[Tensor], list[Tensor]]] = {}  # one kernel copies all of a dtype
+        for i in self.tensors:
+            static, given = self.inputs[i], leaves[i]
+            if not isinstance(given, Tensor):
+                static.fill_(given)
+            elif given.data_ptr() != static.data_ptr():
+                targets, sources = copies.setdefault((given.dtype, given.device), ([], []))
+                targets.append(static)
+                sources.append(given)
+        for targets, sources in copies.values():
+            torch._foreach_copy_(targets, sources)
+        self.run()
+        for parameter, gradient in self.gradients:
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
+        return pytree.tree_unflatten(self.results, self.structure)
+
+
+def is_input(x: Any) -> bool:
+    """Whether a captured step can be given a leaf of its inputs: a tensor, number, bool, string or None."""
+    return x is None or isinstance(x, (Tensor, bool, str)) or is_number(x)
+
+
+def check_inputs(leaves: Iterable[Any]) -> None:
+    """Refuse what a graph cannot take: gradients would end at its copy, and other arrays are no tensors."""
+    for x in leaves:
+        if isinstance(x, Tensor):
+            if x.requires_grad and torch.is_grad_enabled():
+                expected = "expected one that needs none: detach it, or compute it inside the step"
+                raise ValueError(f"inputs: got a tensor of shape {tuple(x.shape)} that requires grad, {expected}")
+        elif not is_input(x):
+            raise TypeError(f"inputs: got {type(x).__name__}, expected tensors, numbers, bools, strings or None")
+
+
+def as_tensor(x: Any, device: torch.device, copy: bool = False) -> Any:
+    """Numbers as tensors without dimensions, tensors on the device, perhaps copied, anything else as it is."""
+    if isinstance(x, Tensor):
+        return x.detach().to(device, copy=True) if copy else x.to(device)
+    if not is_number(x):
+        return x
+    return torch.tensor(x, dtype=torch.int64 if isinstance(x, Integral) else torch.float32, device=device)

@@ -1,0 +1,86 @@
+"""How a capture, its warm-ups and a step that is stopped leave no trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from rl_triton_core._internal.capture.graphs import Graphs
+from rl_triton_core._internal.capture.optimizers import PreparedOptimizer
+
+
+@contextmanager
+def put_back(
+    tensors: Iterable[Tensor],
+    optimizers: Sequence[PreparedOptimizer],
+    graphs: Graphs,
+    generators: Iterable[torch.Generator],
+) -> Iterator[None]:
+    """After what happens inside, tensors, states of optimizers and of random numbers are those of before."""
+    rates = [rate for optimizer in optimizers for rate in optimizer.rates]
+    changed = list({(x.data_ptr(), x.shape, x.stride()): x for x in (*tensors, *rates)}.values())
+    copies = [x.detach().clone() for x in changed]
+    saved = [optimizer.save_state() for optimizer in optimizers]
+    random = graphs.save_random_state(generators)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, copy in zip(changed, copies, strict=True):
+                tensor.copy_(copy)
+        for optimizer, state in zip(optimizers, saved, strict=True):
+            optimizer.restore_state(state)
+        graphs.restore_random_state(random)
+
+
+@contextmanager
+def keep_buffers(parts: Iterable[nn.Module], stop: Tensor) -> Iterator[None]:
+    """A step that begins while `stop` is 1 changes no buffers of these parts, such as a normalisation's statistics."""
+    kept = [(x, x.clone()) for part in parts for x in part._buffers.values() if x is not None]
+    is_stopped = stop.bool() if kept else stop
+    yield
+    with torch.no_grad():
+        for buffer, before in kept:
+            buffer.copy_(torch.where(is_stopped, before, buffer))
+
+
+@contextmanager
+def keep_gradients(tensors: Iterable[Tensor]) -> Iterator[Callable[[], list[Tensor]]]:
+    """Put gradients back; yield a function that lists the tensors which had one, or have one when it is called."""
+    leaves = [x for x in tensors if x.is_leaf and x.requires_grad]
+    kept = [(x, x.grad, None if x.grad is None else x.grad.clone()) for x in leaves]
+    try:
+        yield lambda: [x for x, before, _ in kept if before is not None or x.grad is not None]
+    finally:
+        with torch.no_grad():
+            for x, gradient, value in kept:
+                x.grad = gradient if gradient is None or value is None else gradient.copy_(value)
+
+
+@contextmanager
+def refuse_accumulation(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Raise if the step inside adds to gradients of these tensors that are there before it: NaN stays NaN then."""
+    marks = []
+    for x in filter(Tensor.numel, tensors):
+        x.grad = torch.full_like(x, torch.nan)
+        marks.append((x.grad, x.grad._version))
+    yield
+    if any(mark._version != version and mark.isnan().all().item() for mark, version in marks):
+        raise RuntimeError("the step adds to gradients of the step before: let it call zero_grad for all modules first")
+
+
+@contextmanager
+def keep_state_on_error(optimizers: Iterable[Optimizer]) -> Iterator[None]:
+    """If something inside fails, the optimizers' states are those of before; tensors that were there keep values."""
+    kept = [(x.state, {parameter: dict(state) for parameter, state in x.state.items()}) for x in optimizers]
+    try:
+        yield
+    except BaseException:
+        for states, before in kept:
+            states.clear()
+            states.update(before)
+        raise

@@ -1,0 +1,82 @@
+"""The captured update that adapters have in common, in a framework of a few lines."""
+
+import pytest
+import torch
+from recorded_graphs import allow_captures
+from torch import nn
+
+from rl_triton_adapters.updates import CapturedUpdate, find_pointers, find_reason
+
+
+class Algorithm:
+    """Moves a network's output towards a target, which the rollout holds, by `scale`."""
+
+    def __init__(self, is_custom=False):
+        torch.manual_seed(0)
+        self.network, self.scale, self.is_custom = nn.Linear(2, 1), 1.0, is_custom
+        self.optimizer = torch.optim.SGD(self.network.parameters(), lr=0.1)
+        self.rollout = {"inputs": torch.randn(8, 2), "targets": torch.randn(8, 1)}
+        self.captured_update = CapturedUpdate(self.update_minibatch)
+        self.num_calls = 0
+
+    def find_step(self, **reasons):
+        stock = find_reason({"no reason": False, "a loss of its own": self.is_custom})
+        return self.captured_update.find_step([self.network], [self.optimizer], stock=stock, **reasons)
+
+    def update_minibatch(self, indices):
+        self.num_calls += 1
+        error = self.network(self.rollout["inputs"][indices]) - self.rollout["targets"][indices]
+        loss = self.scale * error.square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return torch.stack([loss, error.abs().mean()]).detach()
+
+    def update(self, epochs=2):
+        self.find_step()
+        self.captured_update.keep_settings([self.scale, *find_pointers(self.rollout)])
+        return self.captured_update.run([*torch.arange(8).split(4)] * epochs)
+
+
+def set_scale(algorithm):
+    algorithm.scale = 0.5
+
+
+def move_rollout(algorithm):
+    algorithm.rollout = {name: 2 * x for name, x in algorithm.rollout.items()}
+
+
+def replace_network(algorithm):
+    algorithm.network.weight.data = algorithm.network.weight.data.clone()
+    algorithm.optimizer = torch.optim.SGD(algorithm.network.parameters(), lr=0.3)
+
+
+@pytest.mark.parametrize("change", [None, set_scale, move_rollout, replace_network])
+def test_updates_are_those_without_graphs(change, monkeypatch):
+    """A row of statistics per step; what changes is captured anew, and nothing else."""
+    eager, ours = Algorithm(), Algorithm()
+    want = [eager.update()]
+    allow_captures(monkeypatch)
+    got, before = [ours.update()], ours.num_calls
+    for algorithm, found in ((eager, want), (ours, got)):
+        if change is not None:
+            change(algorithm)
+        found.append(algorithm.update())
+    assert got[0].shape == (4, 2) and ours.captured_update.is_captured
+    assert (ours.num_calls > before) == (change is not None)
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(ours.network.state_dict(), eager.network.state_dict())
+
+
+def test_reasons(monkeypatch):
+    """Whose updates these are, and why; they are found anew where they change."""
+    allow_captures(monkeypatch)
+    algorithm = Algorithm()
+    update, step = algorithm.captured_update, algorithm.find_step()
+    assert algorithm.find_step() is step and update.describe() == "updates are captured"
+    other = algorithm.find_step(obstacle="a state of several shapes")
+    assert other is not step and not update.stock and other.reason == "a state of several shapes"
+    assert update.describe() == "updates are accelerated without a graph: a state of several shapes"
+    algorithm.is_custom = True
+    assert algorithm.find_step().reason == update.stock == "a loss of its own" and not update.is_captured
+    assert update.describe("those of the framework") == "updates are those of the framework: a loss of its own"

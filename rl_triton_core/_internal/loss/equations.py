@@ -277,7 +277,6 @@ class Head(NamedTuple):
     """(x, y, old x, old y, peak, old peak, sums, kl_sums) -> derivatives of the KL by x and y."""
     indexed: bool = False
     """Whether an action is the index of a dimension, and `peak` the largest x over them; else the peak is 0."""
-    takes_actions: bool = True
 
 
 def given_sums(x: Any, y: Any, action: Any, peak: Any) -> tuple[Any, Any, Any]:
@@ -412,9 +411,9 @@ def bernoulli_kl_slopes(
     return sigmoid(x) - sigmoid(old), 0.0
 
 
-NONE = Head("none", (), sampled_sums, given_readout, sampled_slopes, takes_actions=False)
-GIVEN = Head("given", ("log_probs", "entropy"), given_sums, given_readout, given_slopes, takes_actions=False)
-SAMPLED = Head("sampled", ("log_probs",), sampled_sums, given_readout, sampled_slopes, takes_actions=False)
+NONE = Head("none", (), sampled_sums, given_readout, sampled_slopes)
+GIVEN = Head("given", ("log_probs", "entropy"), given_sums, given_readout, given_slopes)
+SAMPLED = Head("sampled", ("log_probs",), sampled_sums, given_readout, sampled_slopes)
 CATEGORICAL = Head(
     "categorical",
     ("logits",),

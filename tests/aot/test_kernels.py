@@ -16,7 +16,6 @@ from rl_triton_core._internal.scan import triton as backend
 from rl_triton_core._internal.scan.kernel.scan import scan
 from rl_triton_core._internal.scan.problem import Problem
 from rl_triton_core._internal.scan.recurrence import RECURRENCES, Expectation
-from rl_triton_core._internal.scan.triton import count_bytes_per_step
 
 ROWS = [(layout, limits, launch) for layout, rows in TABLE.items() for limits, launch in rows]
 VARIANTS = ("plain", "all", "skip", "reset", "half", "uneven")
@@ -105,7 +104,8 @@ def make_timed_problem(order, limits):
     windows = (
         make_problem("plain" if name == "trace" else "timed", order, limits, name, flags=flags) for name, flags in TIMED
     )
-    return max((x for x in windows if count_bytes_per_step(x) <= limits.bytes_per_step), key=count_bytes_per_step)
+    fitting = (x for x in windows if x.layout.bytes_per_step <= limits.bytes_per_step)
+    return max(fitting, key=lambda window: window.layout.bytes_per_step)
 
 
 @pytest.mark.parametrize(("order", "row"), [(order, i) for order, rows in TABLE.items() for i in range(len(rows))])
@@ -122,15 +122,13 @@ def test_every_row_reads_and_writes_every_number_once(order, row):
 def count_accesses(window, launch):
     """Of a chunk: every tensor's numbers, loaded for the next tile too where there is one; and what follows a chunk."""
     found, tiles = Counter(), 1 if backend.kernel_config(window, launch).ONE_TILE else 2
-    for verb, tensors, times in (
-        ("ld", backend.per_step_tensors(window), tiles),
-        ("st", backend.wanted_outputs(window), 1),
-    ):
-        for x in tensors:
+    read = *window.inputs, window.gamma, window.next_values, window.terminated, window.truncated, window.mask
+    for verb, tensors, times in (("ld", read, tiles), ("st", window.outputs, 1)):
+        for x in filter(torch.is_tensor, tensors):
             size = launch.unroll * x.itemsize
-            at_once = min(16, size) if backend.memory_layout(window) == "env-major" else x.itemsize
+            at_once = min(16, size) if window.layout.is_env_major else x.itemsize
             found[verb + WIDTHS[at_once]] += times * size // at_once
-    if not (window.recurrence.backward or window.starts_at) and backend.memory_layout(window) == "env-major":
+    if not (window.recurrence.backward or window.starts_at) and window.layout.is_env_major:
         # The flag before each chunk; in the other layout its last step's is not read instead.
         found["ld" + WIDTHS[window.terminated.itemsize]] += tiles
     num_lookahead = window.inputs[: window.recurrence.num_lookahead]
@@ -141,7 +139,7 @@ def count_accesses(window, launch):
 @pytest.mark.parametrize(("order", "launch"), [("env-major", Launch(4, 32, 4, 4)), ("time-major", Launch(32, 8, 8, 8))])
 def test_no_row_spills_where_a_long_equation_has_truncations(order, launch):
     window = make_problem("uneven", order, name="vtrace")
-    assert count_bytes_per_step(window) <= max(limits.bytes_per_step for limits, row in TABLE[order] if row == launch)
+    assert window.layout.bytes_per_step <= max(limits.bytes_per_step for limits, row in TABLE[order] if row == launch)
     assert_no_spills(compile_for("sm_90", window, launch))
 
 
@@ -216,9 +214,8 @@ def test_no_general_kernel_spills(order, variant, steps, number, monkeypatch):
         probs, values = torch.empty(2, *window.like.shape, number, device="meta")
         window = replace(window, next_values=Expectation(probs, values))
     arguments = backend.kernel_arguments(window)
-    form, _ = backend.describe_arguments(window, arguments)
-    variants = Variants(backend.choose_general_rows(window, form))
-    backend.find_general_launches(window, variants, form, arguments)
+    variants = Variants(backend.choose_general_rows(window.layout))
+    backend.find_general_launches(window, variants, arguments)
     assert_no_spills(compiled)
 
 

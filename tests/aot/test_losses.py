@@ -10,10 +10,11 @@ from triton.backends.amd.compiler import HIPBackend
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime.jit import native_specialize_impl
 
+from rl_triton_core._internal.launch.kernels import describe_argument
 from rl_triton_core._internal.loss import kernel as kernels
 from rl_triton_core._internal.loss.equations import Choices, Coefficients
 from rl_triton_core._internal.loss.problem import LossProblem, Streams
-from rl_triton_core._internal.loss.triton import NUM_WARPS, describe_argument, list_launches
+from rl_triton_core._internal.loss.triton import NUM_WARPS, list_launches
 from rl_triton_core._internal.moments.rule import Rule
 
 

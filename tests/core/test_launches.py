@@ -287,7 +287,7 @@ def test_steps_of_a_single_environment_lie_side_by_side(monkeypatch):
     monkeypatch.setattr(triton_backend, "default_launch", lambda problem: seen.append(problem) or settings(problem))
     rewards, values = torch.randn(2, 40, 1, device=DEVICE)
     check_function(ours.compute_gae, rewards, values, bootstrap_values=0.5, time_dim=0)
-    assert {(triton_backend.memory_layout(x), triton_backend.stride_alignment(x)) for x in seen} == {("env-major", 4)}
+    assert {(x.layout.order, x.layout.vector_width) for x in seen} == {("env-major", 4)}
 
 
 def test_there_is_a_row_for_every_window():

@@ -340,7 +340,7 @@ def launched(monkeypatch):
     for name, kernel in kernels.items():
         kernel.__name__, kernel.arg_names = name, ()
         monkeypatch.setattr(triton_losses.kernels, name, kernel)
-    monkeypatch.setattr(triton_losses, "KERNELS", {})
+    monkeypatch.setattr("rl_triton_core._internal.launch.kernels.KERNELS", {})
     monkeypatch.setattr(triton_losses, "compile_chosen", lambda choices: {})
     monkeypatch.setattr(backends, "why_unavailable", lambda *given: None)
     monkeypatch.setattr(launcher, "current_device", lambda: 0)

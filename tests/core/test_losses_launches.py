@@ -6,6 +6,7 @@ import torch
 from rl_triton_core import set_fast_path
 
 triton_losses = pytest.importorskip("rl_triton_core._internal.loss.triton", reason="Triton is not installed")
+kernels = pytest.importorskip("rl_triton_core._internal.launch.kernels")
 
 NUMBERS = torch.arange(8.0)
 HUGE = torch.empty(1 << 31, dtype=torch.uint8, device="meta")
@@ -38,12 +39,12 @@ class RecordingKernel:
 
 @pytest.fixture(autouse=True)
 def forgotten(monkeypatch):
-    monkeypatch.setattr(triton_losses, "KERNELS", {})
+    monkeypatch.setattr(kernels, "KERNELS", {})
 
 
 def launch(kernel, *arguments, device=FIRST, **given):
-    given = {"programs": 3, "constants": {"FACTOR": 2, "BLOCK": 4}, **given}
-    triton_losses.launch_kernel(triton_losses.Call(kernel, arguments=arguments, **given), device)
+    settings = {"programs": 3, "constants": {"FACTOR": 2, "BLOCK": 4}, "num_warps": triton_losses.NUM_WARPS}
+    kernels.launch_kernel(triton_losses.LossCall(kernel, arguments=arguments, **settings | given), device)
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def only_general(monkeypatch):
     monkeypatch.setattr(backend, "MAX_FIRST_KERNELS", 0)
     if DEVICE == "cpu":
         rows = variants.GeneralRows(*4 * (Launch(8, 4, 4, 1),))
-        monkeypatch.setattr(backend, "choose_general_rows", lambda problem, form: rows)
+        monkeypatch.setattr(backend, "choose_general_rows", lambda layout: rows)
     monkeypatch.setattr(backend, "CALLS_BEFORE_OWN_KERNEL", 1 << 30)
 
 

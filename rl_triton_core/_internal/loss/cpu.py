@@ -39,6 +39,7 @@ from rl_triton_core._internal.loss.equations import (
 from rl_triton_core._internal.loss.problem import LossProblem, Results, Stream, Streams
 from rl_triton_core._internal.moments.cpu import merge_moments, scalar_standardizer, view_mask
 from rl_triton_core._internal.moments.rule import Rule
+from rl_triton_core._internal.moments.serial import compute_moments
 
 SPAN = 1 << 13
 """Elements of a span: enough to pay for handing it to a thread."""
@@ -267,9 +268,11 @@ def find_moments(problem: LossProblem, arguments: Arguments) -> tuple[float, flo
     """The sum of the weights of the mask, and mean and M2 of the advantages if they are normalised."""
     *_, flags, weights = arguments.streams
     if problem.rule is not None:
-        find = compile_moments(len(flags) + len(weights) > 0, SCALARS[problem.dtype])
-        moments: tuple[float, float, float] = find(arguments.streams[1], flags, weights)
-        return moments
+        mask, moments = weights if len(weights) else flags, np.empty(3)
+        values, masked = arguments.streams[1][None], len(mask) > 0
+        compute_moments(values, masked, len(weights) > 0, mask[None], 0, len(values[0]), moments)
+        count, mean, m2 = moments.tolist()
+        return count, mean, m2
     if len(flags):
         return float(np.count_nonzero(flags)), 0.0, 0.0
     return float(weights.sum(dtype=np.float64) if len(weights) else problem.like.shape[0]), 0.0, 0.0
@@ -387,14 +390,3 @@ READERS = (
 )
 """What has no equation in it, in an order in which each calls only those before."""
 SOURCE = Path(str(kernels.__file__)).read_bytes()
-
-
-@cache
-def compile_moments(weighted: bool, kind: type) -> Any:
-    """`weighted_moments` with a mask or without one. It adds up in float64."""
-    function = kernels.weight_of if weighted else kernels.count_once
-    weight_of = compile_inner(function, np.float64, {}, SOURCE, forceinline=True)
-    real = numba.from_dtype(np.dtype(kind))
-    arrays = [numba.types.Array(dtype, 1, "C", readonly=True) for dtype in (real, numba.uint8, real)]
-    signature = numba.types.UniTuple(numba.float64, 3)(*arrays)
-    return compile_kernel(kernels.weighted_moments, signature, np.float64, {"weight_of": weight_of})

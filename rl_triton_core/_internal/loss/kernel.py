@@ -17,7 +17,7 @@ from rl_triton_core._internal.equations.compile import compile_equation
 from rl_triton_core._internal.equations.triton import TRITON
 from rl_triton_core._internal.loss import equations
 from rl_triton_core._internal.loss.equations import TERMS, Coefficients
-from rl_triton_core._internal.moments.kernel import compute_standardizer, merge_parts
+from rl_triton_core._internal.moments.kernel import compute_standardizer, merge_moments, merge_parts
 
 COEFFICIENT_PLACES = Coefficients(*range(len(Coefficients._fields)))
 NUM_TERMS, RATIO = tl.constexpr(len(TERMS)), tl.constexpr(TERMS.index("ratio_mean"))
@@ -169,43 +169,6 @@ def find_sequence(index, cu_seqlens, length, num_sequences, SEARCH: tl.constexpr
 
 
 @triton.jit
-def weigh_tile(x, weight):
-    """Sum of the weights, and mean and M2 of a tile, in float64."""
-    weight = weight.to(tl.float64)
-    count = tl.sum(weight)
-    pivot = tl.max(tl.where(weight != 0, x, float("-inf")))
-    shifted = tl.where(weight != 0, x.to(tl.float64) - pivot.to(tl.float64), 0.0)
-    shift = tl.sum(weight * shifted) / tl.where(count > 0, count, 1.0)
-    deviation = shifted - shift
-    m2 = tl.sum(tl.where(weight != 0, weight * deviation * deviation, 0.0))
-    return count, tl.where(count > 0, pivot.to(tl.float64) + shift, 0.0), m2
-
-
-@triton.jit(do_not_specialize=["size"])
-def weigh_elements(advantages, mask, size, parts, BLOCK: tl.constexpr):
-    """Sum of the weights, and mean and M2 of the advantages, of every program's tiles (Chan et al. 1979)."""
-    count = tl.full([], 0, tl.float64)
-    mean = tl.full([], 0, tl.float64)
-    m2 = tl.full([], 0, tl.float64)
-    tile = tl.program_id(0)
-    while tile * BLOCK < size:
-        index = tile * BLOCK + tl.arange(0, BLOCK)
-        weight = read_weight(mask, index, index < size)
-        tile_count, tile_mean, tile_m2 = weigh_tile(read_stream(advantages, index, weight != 0), weight)
-        total = count + tile_count
-        share = tile_count / tl.where(total > 0, total, 1.0)
-        difference = tl.where(count > 0, tile_mean - mean, 0.0)
-        m2 += tl.where(tile_count > 0, tile_m2 + difference * difference * count * share, 0.0)
-        mean = tl.where(count > 0, mean + difference * share, tile_mean)
-        count = total
-        tile += tl.num_programs(0)
-    part = parts + 3 * tl.program_id(0)
-    tl.store(part, count)
-    tl.store(part + 1, mean)
-    tl.store(part + 2, m2)
-
-
-@triton.jit
 def read_network(network, part: tl.constexpr, index, valid, OLD: tl.constexpr, CONFIG: tl.constexpr):
     """The chunks of what a network gives. Beside the last action of a categorical are impossible ones."""
     xs, y = network
@@ -332,7 +295,8 @@ def standardize_tile(advantage, weight, rule, CONFIG: tl.constexpr):
     """The same of the only tile."""
     subtracted = tl.full([], 0, tl.float64)
     factor = tl.full([], 1, tl.float64)
-    count, mean, m2 = weigh_tile(advantage, weight)
+    weight = weight.to(tl.float64)
+    count, mean, m2 = merge_moments(weight, tl.where(weight != 0, advantage, 0.0).to(tl.float64), weight * 0.0)
     if CONFIG.NORMALIZE:
         subtracted, factor = compute_standardizer(count, mean, m2, rule[0], rule[1], rule[2], rule[3])
     return count, subtracted, factor

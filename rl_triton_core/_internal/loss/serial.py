@@ -32,35 +32,11 @@ compute_terms = sums = readout = slopes = kl_sums = kl = kl_slopes = multiply_or
 read_actions = action_exists = find_peaks = unbound
 
 
-def weighted_moments(values, flags, weights):
-    """Sum of the weights, and mean and M2 of the values, from differences to one of them."""
-    count, total, squares, pivot = 0.0, 0.0, 0.0, 0.0
-    for i in range(len(values)):
-        if weight_of(flags, weights, i) != 0:
-            pivot = values[i]
-            break
-    for i in range(len(values)):
-        weight = weight_of(flags, weights, i)
-        count += weight
-        total += weight * (values[i] - pivot) if weight != 0 else 0.0
-    shift = total / count if count > 0 else 0.0
-    for i in range(len(values)):
-        weight = weight_of(flags, weights, i)
-        deviation = values[i] - pivot - shift
-        squares += weight * deviation * deviation if weight != 0 else 0.0
-    return count, pivot + shift, squares
-
-
 def weight_of(flags, weights, i):
     """How much an element counts."""
     if len(weights):
         return weights[i]
     return 0.0 if len(flags) and flags[i] == 0 else 1.0
-
-
-def count_once(flags, weights, i):
-    """How much an element counts if there is no mask."""
-    return 1.0
 
 
 def fill_zero(rows):

@@ -7,7 +7,7 @@ holds takes one launch.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -15,9 +15,9 @@ import torch
 
 from rl_triton_core._internal.equations.triton import TRITON
 from rl_triton_core._internal.launch.device import device_guard
-from rl_triton_core._internal.launch.fast_path import Switch, with_fast_path
-from rl_triton_core._internal.launch.launcher import record_kernel
-from rl_triton_core._internal.launch.recording import forbid_plan, unmark_numbers
+from rl_triton_core._internal.launch.fast_path import with_fast_path
+from rl_triton_core._internal.launch.kernels import KernelCall, launch_kernel
+from rl_triton_core._internal.launch.recording import forbid_plan
 from rl_triton_core._internal.launch.table import next_power_of_2
 from rl_triton_core._internal.loss import kernel as kernels
 from rl_triton_core._internal.loss.equations import PARTS, STATISTICS, Choices, compile_equations, compute_terms
@@ -34,26 +34,13 @@ MAX_PROGRAMS = 512
 WEIGH_BLOCK, SCALE_BLOCK = 1024, 1024
 
 
-class Call(NamedTuple):
-    """A launch to be made."""
-
-    kernel: Any
-    programs: int
-    arguments: tuple[Any, ...]
-    constants: dict[str, Any]
-    """What is compiled into the kernel, beside its equations."""
-    choices: Choices | None = None
-    """The kernel's equations, if it has some."""
-    num_warps: int = NUM_WARPS
-    scratch: torch.Tensor | None = None
-    """Memory that no launch before took, beside the problem's."""
+class LossCall(KernelCall):
+    """A launch of a kernel that may have equations."""
 
     @property
     def options(self) -> dict[str, Any]:
         """All that is compiled into the kernel, by name, in the order of its parameters."""
-        if self.choices is None:
-            return self.constants
-        return compile_chosen(self.choices) | self.constants
+        return self.constants if self.choices is None else compile_chosen(self.choices) | self.constants
 
 
 class Tiles(NamedTuple):
@@ -106,60 +93,27 @@ def compute_loss(problem: LossProblem) -> Results:
     return Results(loss, statistics, [x for x in gradients if x is not None])
 
 
-KERNELS: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
-"""Compiled kernels, and what is compiled into them. Triton takes longer to find one, as it looks at every equation.
-
-They are a part of the fast path, and are found by Triton where that is switched off.
-"""
-
-
-def launch_kernel(call: Call, device: torch.device) -> None:
-    """Launch a kernel on the device that is current."""
-    constants = tuple(call.constants.values())
-    arguments = unmark_numbers(call.arguments)
-    described = tuple(map(describe_argument, arguments))
-    key = call.kernel.__name__, call.choices, constants, call.num_warps, device, described
-    if Switch.enabled and key in KERNELS:
-        compiled, options = KERNELS[key]
-        compiled[(call.programs, 1, 1)](*arguments, *options)
-    else:
-        compiled = call.kernel[(call.programs,)](*arguments, **call.options, num_warps=call.num_warps)
-        options = tuple(call.options.values())
-        if hasattr(compiled, "__getitem__"):  # the interpreter compiles nothing, and it is a private name of Triton's
-            KERNELS[key] = compiled, options
-    record_kernel(compiled, (call.programs, 1), (*call.arguments, *options), call.scratch)
-
-
-def describe_argument(x: Any) -> Any:
-    """What Triton compiles into a kernel of an argument, and perhaps more."""
-    kind = type(x)
-    if x is None or kind is float:
-        return kind
-    if kind is tuple:
-        return tuple(map(describe_argument, x))
-    if kind is int:
-        return x == 1, x % 16 == 0, -(1 << 31) <= x < 1 << 31
-    return x.dtype, x.data_ptr() % 16 == 0, x.untyped_storage().nbytes() < 1 << 31
-
-
 def list_launches(
     problem: LossProblem, gradients: Sequence[Stream], loss: torch.Tensor, statistics: torch.Tensor
-) -> Iterator[Call]:
+) -> Iterator[KernelCall]:
     """The launches, in order."""
     tiles, like, size = cut_tiles(problem), problem.like, problem.like.shape[0]
     divisor: Any = problem.normalizer if problem.streams.normalizer is None else problem.streams.normalizer
     if divisor is None and problem.streams.mask is None:
         divisor = float(size)
     arguments: tuple[Any, ...]
+    constants: dict[str, Any]
     parts = every = None
     if (divisor is None or problem.rule is not None) and (tiles.number > 1 or problem.exchange is not None):
-        programs = min(-(-size // WEIGH_BLOCK), MAX_PROGRAMS)
+        blocks = -(-size // WEIGH_BLOCK)
+        programs = min(blocks, MAX_PROGRAMS)
         every = parts = like.new_empty((programs, 3), dtype=torch.float64)
-        arguments = problem.streams.advantages, problem.streams.mask, size, parts
-        yield Call(kernels.weigh_elements, programs, arguments, {"BLOCK": WEIGH_BLOCK}, scratch=parts)
+        arguments = problem.streams.advantages, 0, 1, problem.streams.mask, 0, 1, 1, size, blocks, parts
+        constants = {"BLOCK_ROWS": 1, "BLOCK_COLUMNS": WEIGH_BLOCK, "WEIGHTED": True}
+        yield KernelCall(moments.moments, programs, arguments, constants, NUM_WARPS, parts)
         if problem.exchange is not None:
             own = parts.new_empty((1, 3))
-            yield Call(moments.merge, 1, (parts, programs, own), {"PARTS": next_power_of_2(programs)})
+            yield KernelCall(moments.merge, 1, (parts, programs, own), {"PARTS": next_power_of_2(programs)}, NUM_WARPS)
             every = problem.exchange(own)
     capacity = 1 if parts is None or every is None else next_power_of_2(max(len(parts), len(every)))
     shared = next((x for given, x in zip(problem.inputs, gradients, strict=False) if given.ndim == 1), None)
@@ -203,15 +157,17 @@ def list_launches(
         CHUNK=tiles.chunk,
         BLOCK=tiles.block,
     )
-    constants: dict[str, Any] = {"CONFIG": config}
-    yield Call(kernels.compute_tiles, tiles.programs, arguments, constants, problem.choices, tiles.num_warps, partials)
+    constants = {"CONFIG": config}
+    yield LossCall(
+        kernels.compute_tiles, tiles.programs, arguments, constants, tiles.num_warps, partials, problem.choices
+    )
     if tiles.number > 1:
         outputs = loss, statistics
         arguments = partials, shared_partials, tiles.programs, shared, numbers, *sums, *outputs
         constants = {name: getattr(config, name) for name in ("NUMBERS", "HAS_DIVISOR", "PARTS")}
         constants["PROGRAMS"] = next_power_of_2(tiles.programs)
         programs = 1 + (0 if shared is None else len(shared))
-        yield Call(kernels.finish_sums, programs, arguments, constants, scratch=shared_partials)
+        yield KernelCall(kernels.finish_sums, programs, arguments, constants, NUM_WARPS, shared_partials)
 
 
 def read_elsewhere(x: float | torch.Tensor, device: torch.device) -> float | torch.Tensor:
@@ -307,7 +263,7 @@ def scale_gradients(gradients: tuple[torch.Tensor, ...], factor: torch.Tensor) -
     if not sizes or not max(sizes):
         return gradients
     programs = min(-(-max(sizes) // SCALE_BLOCK), 4 * MAX_PROGRAMS)
-    call = Call(kernels.scale_gradients, programs, (gradients, sizes, factor), {"BLOCK": SCALE_BLOCK})
+    call = KernelCall(kernels.scale_gradients, programs, (gradients, sizes, factor), {"BLOCK": SCALE_BLOCK}, NUM_WARPS)
     with device_guard(factor.device):
         launch_kernel(call, factor.device)
     return gradients

@@ -14,8 +14,8 @@ import torch
 from rl_triton_core._internal.arguments.validation import narrow_flags
 from rl_triton_core._internal.equations.compile import PYTHON, compile_equation
 from rl_triton_core._internal.launch.threads import run_chunks
-from rl_triton_core._internal.moments import serial as serial_moments
 from rl_triton_core._internal.moments.rule import Exchange, Task, compute_standardizer
+from rl_triton_core._internal.moments.serial import compute_moments, standardize
 
 SPAN = 1 << 18
 """Elements of a span: enough to pay for handing it to a thread."""
@@ -28,16 +28,17 @@ scalar_standardizer = compile_equation(compute_standardizer, PYTHON)
 def run(task: Task, exchange: Exchange | None) -> None:
     """Fill the output."""
     out = task.out if task.out.dtype in NATIVE else torch.empty_like(task.out, dtype=torch.float32)
-    streams = view_values(task.values), task.mask is not None, NO_MASK if task.mask is None else view_mask(task.mask)
+    values, masked = view_values(task.values), task.mask is not None
+    mask = NO_MASK if task.mask is None else view_mask(task.mask)
     size = task.values.numel()
     spans = [(first, min(first + SPAN, size)) for first in range(0, size, SPAN)]
     parts = np.empty((len(spans), 3))
-    run_chunks(lambda span: serial_moments.compute_moments(*streams, *span, parts[span[0] // SPAN]), spans)
+    run_chunks(lambda span: compute_moments(values, masked, False, mask, *span, parts[span[0] // SPAN]), spans)
     moments = merge_moments(parts.tolist())
     if exchange is not None:
         moments = merge_moments(exchange(torch.tensor([moments], dtype=torch.float64)).tolist())
     shift_and_factor = scalar_standardizer(*moments, *task.rule)
-    run_chunks(lambda span: serial_moments.standardize(*streams, *span, out.numpy(), *shift_and_factor), spans)
+    run_chunks(lambda span: standardize(values, masked, mask, *span, out.numpy(), *shift_and_factor), spans)
     if out is not task.out:
         task.out.copy_(out)
 

@@ -26,19 +26,23 @@ def locate_tile(tile, rows, columns, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl
 
 
 @triton.jit
-def load_valid(mask, mask_row, mask_column, row, column, inside):
-    """Which of a tile's elements count."""
+def load_weights(mask, mask_row, mask_column, row, column, inside, WEIGHTED: tl.constexpr):
+    """How much a tile's elements count: whether they do, or with `WEIGHTED` as often as floating point masks say."""
     if mask is None:
         return inside
     else:
-        return tl.load(mask + row * mask_row + column * mask_column, mask=inside, other=0) != 0
+        weight = tl.load(mask + row * mask_row + column * mask_column, mask=inside, other=0)
+        return weight.to(tl.float64) if WEIGHTED and weight.dtype.is_floating() else weight != 0
 
 
 @triton.jit
 def load_elements(values, values_row, values_column, row, column, inside):
-    """A tile's elements in float64."""
-    x = tl.load(values + row * values_row + column * values_column, mask=inside, other=0)
-    return x.to(tl.float32).to(tl.float64)
+    """A tile's elements in float64; 0 where there are none."""
+    if values is None:
+        return tl.where(inside, 0.0, 0.0).to(tl.float64)
+    else:
+        x = tl.load(values + row * values_row + column * values_column, mask=inside, other=0)
+        return x.to(tl.float32).to(tl.float64)
 
 
 @triton.jit(do_not_specialize=["tiles"])
@@ -55,6 +59,7 @@ def moments(
     parts,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
+    WEIGHTED: tl.constexpr = False,
 ):
     """Count, mean and M2 of every program's tiles, from differences to one of their elements.
 
@@ -67,14 +72,19 @@ def moments(
     tile = tl.program_id(0)
     while tile < tiles:
         row, column, inside = locate_tile(tile, rows, columns, BLOCK_ROWS, BLOCK_COLUMNS)
-        valid = load_valid(mask, mask_row, mask_column, row, column, inside)
+        weight = load_weights(mask, mask_row, mask_column, row, column, inside, WEIGHTED)  # [BLOCK_ROWS, BLOCK_COLUMNS]
         x = load_elements(values, values_row, values_column, row, column, inside)
         if count == 0:
-            pivot = tl.max(tl.where(valid, x, float("-inf")))
-        deviation = tl.where(valid, x - pivot, 0)
-        count += tl.sum(valid.to(tl.int32))
-        total += tl.sum(deviation)
-        squares += tl.sum(deviation * deviation)
+            pivot = tl.max(tl.where(weight != 0, x, float("-inf")))
+        deviation = tl.where(weight != 0, x - pivot, 0)
+        if weight.dtype.is_floating():
+            count += tl.sum(weight)
+            total += tl.sum(weight * deviation)
+            squares += tl.sum(weight * deviation * deviation)
+        else:
+            count += tl.sum(weight.to(tl.int32))
+            total += tl.sum(deviation)
+            squares += tl.sum(deviation * deviation)
         tile += tl.num_programs(0)
     shift = total / tl.where(count > 0, count, 1)
     part = parts + tl.program_id(0) * 3
@@ -84,19 +94,25 @@ def moments(
 
 
 @triton.jit
-def merge_parts(parts, num_parts, PARTS: tl.constexpr):
-    """Count, mean and M2 of all parts together, from differences to one of the means."""
-    part = tl.arange(0, PARTS)
-    inside = part < num_parts
-    count = tl.load(parts + 3 * part, mask=inside, other=0)
-    mean = tl.load(parts + 3 * part + 1, mask=inside, other=0)
-    m2 = tl.load(parts + 3 * part + 2, mask=inside, other=0)
+def merge_moments(count, mean, m2):
+    """Count, mean and M2 of parts taken together, from differences to one of the means; a part may be one element."""
     total = tl.sum(count)
     pivot = tl.max(tl.where(count > 0, mean, float("-inf")))
     deviation = tl.where(count > 0, mean - pivot, 0)
     shift = tl.sum(count * deviation) / tl.where(total > 0, total, 1)
     m2 += tl.where(count > 0, count * (deviation - shift) * (deviation - shift), 0)
     return total, tl.where(total > 0, pivot + shift, 0), tl.sum(m2)
+
+
+@triton.jit
+def merge_parts(parts, num_parts, PARTS: tl.constexpr):
+    """Count, mean and M2 of all parts together."""
+    part = tl.arange(0, PARTS)
+    inside = part < num_parts
+    count = tl.load(parts + 3 * part, mask=inside, other=0)
+    mean = tl.load(parts + 3 * part + 1, mask=inside, other=0)
+    m2 = tl.load(parts + 3 * part + 2, mask=inside, other=0)
+    return merge_moments(count, mean, m2)
 
 
 @triton.jit
@@ -138,7 +154,7 @@ def standardize(
     tile = tl.program_id(0)
     while tile < tiles:
         row, column, inside = locate_tile(tile, rows, columns, BLOCK_ROWS, BLOCK_COLUMNS)
-        valid = load_valid(mask, mask_row, mask_column, row, column, inside)
+        valid = load_weights(mask, mask_row, mask_column, row, column, inside, False)
         x = load_elements(values, values_row, values_column, row, column, inside)
         y = tl.where(valid, (x - subtracted) * factor, 0).to(tl.float32)
         tl.store(out + row * out_row + column * out_column, y, mask=inside)

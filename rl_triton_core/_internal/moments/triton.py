@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from rl_triton_core._internal.launch.device import device_guard
-from rl_triton_core._internal.launch.launcher import record_kernel
-from rl_triton_core._internal.launch.recording import unmark_numbers
+from rl_triton_core._internal.launch.kernels import KernelCall, launch_kernel
 from rl_triton_core._internal.launch.table import next_power_of_2
 from rl_triton_core._internal.moments import kernel as kernels
 from rl_triton_core._internal.moments.rule import Exchange, Task
@@ -55,20 +54,19 @@ def run(task: Task, exchange: Exchange | None) -> None:
     new = task.values.new_empty if tiles.number else task.values.new_zeros
     parts = own = new((max(1, tiles.programs), 3), dtype=torch.float64)
 
-    def launch_kernel(kernel: Any, programs: int, arguments: tuple[Any, ...], constants: dict[str, int]) -> None:
-        compiled = kernel[(programs,)](*unmark_numbers(arguments), **constants, num_warps=NUM_WARPS)
-        record_kernel(compiled, (programs, 1), (*arguments, *constants.values()), own)
+    def launch(kernel: Any, programs: int, arguments: tuple[Any, ...], constants: dict[str, int]) -> None:
+        launch_kernel(KernelCall(kernel, programs, arguments, constants, NUM_WARPS, own), task.values.device)
 
     with device_guard(task.values.device):
         if tiles.number:
-            launch_kernel(kernels.moments, tiles.programs, moments_arguments(task, tiles, parts), tiles.constants)
+            launch(kernels.moments, tiles.programs, moments_arguments(task, tiles, parts), tiles.constants)
         if exchange is not None:
             whole = parts.new_empty((1, 3))
-            launch_kernel(kernels.merge, 1, (parts, len(parts), whole), {"PARTS": round_capacity(parts)})
+            launch(kernels.merge, 1, (parts, len(parts), whole), {"PARTS": round_capacity(parts)})
             parts = exchange(whole)
         if tiles.number:
             constants = {**tiles.constants, "PARTS": round_capacity(parts)}
-            launch_kernel(kernels.standardize, tiles.programs, standardize_arguments(task, tiles, parts), constants)
+            launch(kernels.standardize, tiles.programs, standardize_arguments(task, tiles, parts), constants)
 
 
 def moments_arguments(task: Task, tiles: Tiles, parts: torch.Tensor) -> tuple[Any, ...]:

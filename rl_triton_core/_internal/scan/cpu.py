@@ -183,12 +183,12 @@ class Call:
 
     def add_offsets(self, offsets: Stream) -> Kind | None:
         """Add where sequences start, which is found by lane."""
-        return None if offsets is None else self.add_tensor(offsets.to(torch.int64), lambda x: (0, 0, x.stride(0)))
+        return None if offsets is None else self.add_tensor(offsets.to(torch.int64), lambda own: (0, 0, *own))
 
     def add_tensor(self, x: torch.Tensor, strides: Any) -> Kind:
         """Add a tensor that has the strides that a function tells."""
         x = x.resolve_neg()
-        size, (group, step, lane) = x.element_size(), strides(x)
+        size, (group, step, lane) = x.element_size(), strides(x.stride())
         if lane != 1:
             self.is_contiguous = False
         self.tensors.append(x)
@@ -212,7 +212,7 @@ def has_float32_flags(problem: Problem) -> bool:
 
 def has_serial_layout(problem: Problem, out: torch.Tensor) -> bool:
     """Whether lanes are few, or further from each other than steps are."""
-    _, step, lane = problem.find_strides(out)
+    _, step, lane = problem.find_strides(out.stride())
     return problem.cu_seqlens is not None or problem.shape[2] < serial.MIN_LANES_TO_VECTORIZE or step <= lane
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from rl_triton_core._internal.arguments.validation import find_precision, is_stream
 from rl_triton_core._internal.launch.recording import mark_numbers
+from rl_triton_core._internal.scan.layout import Layout
 from rl_triton_core._internal.scan.recurrence import Expectation, Recurrence, Stream
 
 
@@ -95,15 +97,20 @@ class Problem:
         given |= dict(zip(("next values", "next action values"), self.ahead, strict=False))
         return ", ".join(name for name, x in given.items() if isinstance(x, torch.Tensor) and x.dtype == dtype)
 
-    def find_strides(self, tensor: torch.Tensor) -> tuple[int, int, int]:
-        """(group, step, lane) strides. Flags are shared by the features, the flat row by its sequences."""
-        own, dims = tensor.stride(), self.like.ndim
+    def find_strides(self, own: tuple[int, ...]) -> tuple[int, int, int]:
+        """(group, step, lane) strides of a tensor's own. Flags are shared by features, the flat row by sequences."""
+        dims = self.like.ndim
         if len(own) == 1 or (dims == 1 and isinstance(self.next_values, Expectation)):
             return 0, own[0], 0
         env, step = own[1 - self.time_dim], own[self.time_dim]
         if dims < 3:
             return 0, step, env
         return env, step, own[2] if len(own) == 3 else 0
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Where its tensors lie; once it has its outputs."""
+        return Layout(self)
 
     def view_as_lanes(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor as [groups, steps, lanes], in place. A flat row is one lane."""

@@ -9,8 +9,9 @@ import triton
 import triton.language as tl
 
 from rl_triton_core._internal.scan.kernel.tiles import is_inside, locate_step, reorder_steps, split_steps, unroll_place
+from rl_triton_core._internal.scan.layout import ACTIONS_AT_ONCE
 
-BLOCK_ACTIONS = tl.constexpr(4)
+BLOCK_ACTIONS = tl.constexpr(ACTIONS_AT_ONCE)
 """Actions that a thread loads at once."""
 
 

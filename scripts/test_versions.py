@@ -1,10 +1,10 @@
 """Test adapters with other versions of their frameworks than the installed ones: those of versions.json.
 
-    python scripts/test_versions.py frameworks=.venv-frameworks/bin/python           the short ones, on their quickest tests
+    python scripts/test_versions.py frameworks=.venv-frameworks/bin/python           some, on their quickest tests
     python scripts/test_versions.py frameworks=.venv-frameworks/bin/python --all     all, on all their tests
 
-A version is installed, without what it asks for, into a folder of its own, which goes in front of the environment. Of one
-that an adapter refuses, the import has to fail with the versions found and needed.
+A version is installed, without what it asks for, into a folder of its own, which goes in front of the environment. Where
+an adapter refuses it, the import has to fail and to name the version found.
 """
 
 import argparse

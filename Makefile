@@ -41,7 +41,7 @@ BY_FILE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo example example-rllib example-frameworks check test lint type test-quick test-interpreted test-aot test-independent test-rllib test-frameworks fuzz sanitize mutants format docs gpu-test accuracy speed speed-frameworks bench end-to-end learning report \
+.PHONY: help demo example example-rllib example-frameworks check test lint type test-quick test-interpreted test-aot test-independent test-rllib test-frameworks test-versions fuzz sanitize mutants format docs gpu-test accuracy speed speed-frameworks bench end-to-end learning report \
 	lower-bounds release-check clean distclean
 
 help: ## Show this list
@@ -92,6 +92,9 @@ test-rllib: $(RLLIB_READY) ## Tests of the RLlib adapter, on real Ray processes 
 
 test-frameworks: $(FRAMEWORKS_READY) ## Tests of the adapters for RSL-RL, RL-Games, skrl and verl (downloads them)
 	$(VENV_FRAMEWORKS)/bin/python -m pytest $(BY_FILE) tests/frameworks tests/adapters/test_example_files.py
+
+test-versions: $(FRAMEWORKS_READY) ## The adapters with other versions of frameworks, briefly; VERSIONS=--all: all, on all tests
+	$(VENV_FRAMEWORKS)/bin/python scripts/test_versions.py frameworks=$(VENV_FRAMEWORKS)/bin/python $(VERSIONS)
 
 fuzz: $(READY) ## Compare CASES random calls of each estimator (from SEED) with the oracles, on all backends of this machine
 	$(COMPILED) HYPOTHESIS_PROFILE=fuzz CASES=$(CASES) $(PY) -m pytest $(BY_FILE) --hypothesis-seed=$(SEED) \

@@ -361,6 +361,19 @@ def list_versions() -> str:
     return make_table(["", "oldest supported", "tests on a CPU", *tested], table)
 
 
+def list_adapter_versions() -> str:
+    """The versions of frameworks that `make test-versions` tests, and which of them adapters refuse."""
+    rows = json.loads((ROOT / "scripts" / "versions.json").read_text(encoding="utf-8"))
+    names, table = dict.fromkeys(row["package"] for row in rows), []
+    for name in names:
+        kinds: list[list[str]] = [[], []]
+        for row in rows:
+            if row["package"] == name:
+                kinds["refused" in row] += row["versions"]
+        table.append([name, *(", ".join(versions) or "–" for versions in kinds)])
+    return make_table(["", "tested", "refused with an `ImportError`"], table)
+
+
 # --- README.md --------------------------------------------------------------------------------------------------------
 
 
@@ -401,6 +414,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "training": describe_training,
     "shares": list_shares,
     "versions": list_versions,
+    "adapter_versions": list_adapter_versions,
     "misses": list_misses,
 }
 

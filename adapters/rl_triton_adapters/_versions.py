@@ -4,11 +4,11 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def find_version(distribution: str) -> str:
-    """The installed version of a package, or "none"."""
+    """A package with its installed version, or with "no" before it."""
     try:
-        return version(distribution)
+        return f"{distribution} {version(distribution)}"
     except PackageNotFoundError:
-        return "none"
+        return f"no {distribution}"
 
 
 def explain_version(problem: str, distribution: str, needed: str) -> ImportError:
@@ -19,9 +19,7 @@ def explain_version(problem: str, distribution: str, needed: str) -> ImportError
         distribution: Its name on the package index.
         needed: The oldest version that the adapter works with.
     """
-    return ImportError(
-        f"{problem}: found {distribution} {find_version(distribution)}, needs another version ({needed} or newer)"
-    )
+    return ImportError(f"{problem}: found {find_version(distribution)}, needs another version ({needed} or newer)")
 
 
 def explain_import(module: str, error: ImportError, distribution: str, needed: str, extra: str = "") -> ImportError:

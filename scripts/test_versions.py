@@ -3,8 +3,8 @@
     python scripts/test_versions.py frameworks=.venv-frameworks/bin/python           some, on their quickest tests
     python scripts/test_versions.py frameworks=.venv-frameworks/bin/python --all     all, on all their tests
 
-A version is installed, without what it asks for, into a folder of its own, which goes in front of the environment. Where
-an adapter refuses it, the import has to fail and to name the version found.
+A version is installed, without what it asks for, into a folder of its own, which goes in front of the environment.
+Where an adapter refuses it, the import has to fail and to name the version found.
 """
 
 import argparse

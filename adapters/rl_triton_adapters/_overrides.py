@@ -19,10 +19,10 @@ def find_override(thing: Any, names: Iterable[str], packages: tuple[str, ...], b
         names: What an adapter goes around. Those that the object does not have are left out.
         packages: Packages and modules of the framework, and of the decorators that it uses.
         behind: A class of ours that overrides these methods itself: those of the classes behind it count, as `super`
-            finds them.
+            finds them; all, where the object borrows our method.
     """
     kind = thing if isinstance(thing, type) else type(thing)
-    bases = kind.__mro__ if behind is None else kind.__mro__[kind.__mro__.index(behind) + 1 :]
+    bases = kind.__mro__[kind.__mro__.index(behind) + 1 if behind in kind.__mro__ else 0 :]
     own = getattr(thing, "__dict__", {}) if kind is not thing and behind is None else {}
     for name in names:
         if name in own:

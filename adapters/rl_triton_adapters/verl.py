@@ -440,7 +440,7 @@ def _bind_backend(function: Callable[..., Any], backend: str | None) -> Callable
 
 def _find_same_functions() -> list[Callable[..., Any]]:
     """Find the functions here that verl's may be replaced by, and warn of the others and of a version not known."""
-    places = {function.__name__: function for function in ESTIMATORS.values()}
+    places: dict[str, Callable[..., Any]] = {function.__name__: function for function in ESTIMATORS.values()}
     places |= {"compute_policy_loss_vanilla": compute_policy_loss_triton}
     known = verl.__version__ in KNOWN_VERSIONS
     differences = {

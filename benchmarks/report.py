@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import re
 import statistics
 import textwrap
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PAGES = ("accuracy", "benchmarks", "end-to-end", "index", "install", "multi-gpu", "rllib")
+PAGES = ("accuracy", "benchmarks", "end-to-end", "index", "install", "isaac_lab", "multi-gpu", "rllib")
 MARKED = re.compile(r"(<!-- (\w+): written by make report -->)\n.*?\n(<!-- /\2 -->)", re.DOTALL)
 FIGURES = ROOT / "docs" / "plots"
 NOT_YET = "*not measured yet*"
@@ -366,12 +367,33 @@ def list_adapter_versions() -> str:
     rows = json.loads((ROOT / "scripts" / "versions.json").read_text(encoding="utf-8"))
     names, table = dict.fromkeys(row["package"] for row in rows), []
     for name in names:
-        kinds: list[list[str]] = [[], []]
+        kinds: list[list[str]] = [[], [], []]
         for row in rows:
             if row["package"] == name:
-                kinds["refused" in row] += row["versions"]
+                kinds[2 if "refused" in row else "recipe" in row] += row["versions"]
         table.append([name, *(", ".join(versions) or "–" for versions in kinds)])
-    return make_table(["", "tested", "refused with an `ImportError`"], table)
+    return make_table(["", "the adapter", "a recipe", "refused with an `ImportError`"], table)
+
+
+def estimate_isaac_lab() -> str:
+    """What a faster update makes of whole iterations, by the shares that Isaac Lab publishes: Amdahl's law.
+
+    Steps per second with and without training give the update's share. Our factor is that of RSL-RL's update.
+    """
+    setting = "package=rsl_rl; num_steps=24; num_envs=4096; step=update"
+    factors = [
+        row.median
+        for result in (x for name, x in read_machines("robotics").items() if name != "cpu")
+        for row in result.rows
+        if (row.setting, row.arm, row.metric) == (setting, "stock", "over ours") and row.median
+    ]
+    table = []
+    for task in json.loads((ROOT / "benchmarks" / "published" / "isaac_lab.json").read_text(encoding="utf-8")):
+        share = 1 - task["training"] / task["inference"]
+        whole = [1 / (1 - share + share / factor) for factor in (*factors, math.inf)]
+        table.append([task["task"], f"{share:.0%}", *(f"{x:.2f}×" for x in whole)])
+    heads = [f"with an update {factor:.1f} times as fast" for factor in factors]
+    return make_table(["task", "share of the update", *heads, "with an update that takes no time"], table)
 
 
 # --- README.md --------------------------------------------------------------------------------------------------------
@@ -415,6 +437,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "shares": list_shares,
     "versions": list_versions,
     "adapter_versions": list_adapter_versions,
+    "isaac_lab": estimate_isaac_lab,
     "misses": list_misses,
 }
 

@@ -44,6 +44,7 @@ def compile_for(target, name, variant):
     constants = tiles.constants
     if name == "moments":
         arguments = moments_arguments(task, tiles, parts)
+        constants["WEIGHTED"] = False
     elif name == "standardize":
         arguments = standardize_arguments(task, tiles, parts)
         constants["PARTS"] = round_capacity(parts)

@@ -93,8 +93,13 @@ class Addresses:
 
 def find_memory_range(tensor: torch.Tensor) -> tuple[int, int]:
     """First and one past the last byte."""
-    first, size = tensor.data_ptr(), tensor.element_size()
+    first = tensor.data_ptr()
+    return first, first + byte_span(tensor)
+
+
+def byte_span(tensor: torch.Tensor) -> int:
+    """Bytes from the first element to the end of the last."""
     if tensor.is_contiguous() or not tensor.numel():
-        return first, first + tensor.numel() * size
+        return tensor.numel() * tensor.element_size()
     last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return first, first + (last + 1) * size
+    return (last + 1) * tensor.element_size()

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from rl_triton_core._internal.arguments.outputs import byte_span
 from rl_triton_core._internal.launch.recording import (
     CURRENT_STREAM,
     ByReference,
@@ -332,12 +333,6 @@ def contains(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether a tensor reaches over all of another's memory."""
     start = other.data_ptr() - tensor.data_ptr()
     return start >= 0 and start + byte_span(other) <= byte_span(tensor)
-
-
-def byte_span(tensor: torch.Tensor) -> int:
-    """Bytes from the first element to the end of the last."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.element_size()
 
 
 def make_tensor_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:

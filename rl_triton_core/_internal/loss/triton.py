@@ -125,7 +125,9 @@ def list_launches(
     numbers = tuple(
         read_elsewhere(x, like.device) for x in (*problem.coefficients, 0.0 if divisor is None else divisor)
     )
-    networks = [split_network(problem, x) for x in (problem.inputs, problem.old_inputs, stand_in(problem, gradients))]
+    networks = [
+        split_network(problem, x) for x in (problem.inputs, problem.old_inputs, or_placeholder(problem, gradients))
+    ]
     sums = parts, 0 if parts is None else len(parts)
     arguments = (
         *networks[0],
@@ -213,7 +215,7 @@ def stream_arguments(problem: LossProblem) -> tuple[Any, ...]:
     )
 
 
-def stand_in(problem: LossProblem, gradients: Sequence[Stream]) -> list[torch.Tensor]:
+def or_placeholder(problem: LossProblem, gradients: Sequence[Stream]) -> list[torch.Tensor]:
     """Gradients by what the network gives, and something else where one is not wanted."""
     return [given if x is None else x for given, x in zip(problem.inputs, gradients, strict=False)]
 

@@ -59,7 +59,7 @@ def moments(
     parts,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
-    WEIGHTED: tl.constexpr = False,
+    WEIGHTED: tl.constexpr,
 ):
     """Count, mean and M2 of every program's tiles, from differences to one of their elements.
 

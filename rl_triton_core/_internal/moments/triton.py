@@ -59,7 +59,8 @@ def run(task: Task, exchange: Exchange | None) -> None:
 
     with device_guard(task.values.device):
         if tiles.number:
-            launch(kernels.moments, tiles.programs, moments_arguments(task, tiles, parts), tiles.constants)
+            constants = {**tiles.constants, "WEIGHTED": False}
+            launch(kernels.moments, tiles.programs, moments_arguments(task, tiles, parts), constants)
         if exchange is not None:
             whole = parts.new_empty((1, 3))
             launch(kernels.merge, 1, (parts, len(parts), whole), {"PARTS": round_capacity(parts)})

@@ -211,16 +211,25 @@ def describe_speed(machine: str) -> str:
     others = {"loop": "the Python loop", "compiled_scan": "a compiled scan", "flat_triton": "a flat Triton kernel"}
     ratios = {text: select_rows(rows, arm, "over ours")[0] for arm, text in others.items()}
     faster = [f"{format_row(row).replace(' [', f'×~faster~than {text} [')}" for text, row in ratios.items()]
-    sweep = find_ratios(machine, "flat_triton", layout="env-major")
-    low, _, high = map(format_number, statistics.quantiles(sweep.values(), n=4, method="inclusive"))
     text = (
         f"On one {name_processor(machine, result)}, `compute_gae` over {num_envs} environments and {num_steps} steps "
         f"takes {format_row(ours)} µs per call, {format_row(device)} µs on the device. That is {', '.join(faster)}: "
-        f"medians, with quartiles in brackets. Over all estimators in {len(sweep)} settings, a call is "
-        f"{format_number(statistics.geometric_mean(sweep.values()))}×~faster than that kernel's [{low}, {high}], the "
-        "geometric mean of medians."
+        f"medians, with quartiles in brackets. {describe_sweep(machine)}"
     )
     return textwrap.fill(text, 120, break_on_hyphens=False).replace("~", " ")
+
+
+def describe_sweep(machine: str) -> str:
+    """How much faster calls are over all settings of the sweep; empty where that was not measured."""
+    if machine not in read_machines("calls_sweep"):
+        return ""
+    sweep = find_ratios(machine, "flat_triton", layout="env-major")
+    low, _, high = map(format_number, statistics.quantiles(sweep.values(), n=4, method="inclusive"))
+    mean = format_number(statistics.geometric_mean(sweep.values()))
+    return (
+        f"Over all estimators in {len(sweep)} settings, a call is {mean}×~faster than that kernel's [{low}, {high}], "
+        "the geometric mean of medians."
+    )
 
 
 def find_ratios(machine: str, other: str, **setting: Any) -> dict[str, float]:

@@ -182,7 +182,8 @@ def write_gpus() -> str:
     for machine in list_gpus():
         found = {name: read_machines(f"calls_{name}").get(machine) for name in SUITES}
         title = name_processor(machine, next(filter(None, found.values())))
-        parts += [f"## {title}", describe_speed(machine), f"![{SPEED_UP}](plots/{machine}_speed_up.svg)"]
+        parts += [f"## {title}", describe_speed(machine)]
+        parts.append(f"![{SPEED_UP}](plots/{machine}_speed_up.svg)" if found["sweep"] else "")
         for name, result in found.items():
             if result is not None:
                 parts += [f"### {SUITES[name].title}", describe_machine(machine, result)]
@@ -462,7 +463,7 @@ def draw_figures() -> dict[str, Figure]:
 
     mpl.use("Agg")
     mpl.rcParams.update({"svg.hashsalt": "rl-triton-core", "svg.fonttype": "none", "font.size": 8})
-    figures = {f"{machine}_speed_up": draw_speed_up(machine) for machine in list_gpus()}
+    figures = {f"{machine}_speed_up": draw_speed_up(machine) for machine in list_gpus() if describe_sweep(machine)}
     figures["iteration_shares"] = draw_shares()
     figures |= {f"end_to_end_{name}": draw_loop(found) for name in LOOPS if (found := read_machines(name))}
     if found := read_machines("learning"):

@@ -75,7 +75,7 @@ def elements_of(name: str, x: Any, trailing: int = 0) -> Elements:
 
 
 class CheckedPolicy(NamedTuple):
-    """What a network gives, by the name of the head, with the actions."""
+    """Network outputs, by the name of the head, with the actions."""
 
     elements: Elements
     head: str

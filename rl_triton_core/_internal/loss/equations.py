@@ -3,9 +3,9 @@
 Each backend compiles them (`equations.compile`), so an equation runs as Triton code, as Numba code and on PyTorch
 tensors. The loss of an element of a minibatch is computed in three parts:
 
-* a `Head` turns what a network gives into log-probability, entropy and, with an old network's outputs, exact KL;
+* a `Head` turns network outputs into log-probability, entropy and, with an old network's outputs, exact KL;
 * `compute_terms` turns these into the terms that are averaged, and into derivatives of the loss by them;
-* the head turns those derivatives into derivatives by what the network gave.
+* the head turns those derivatives into derivatives by the network outputs.
 """
 
 from __future__ import annotations

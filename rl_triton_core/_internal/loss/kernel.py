@@ -1,6 +1,6 @@
 """The losses, for Triton: one pass over the elements of a minibatch for values and gradients, and one over its sums.
 
-A program walks over tiles of [BLOCK] elements. Where a network gives several numbers for each, it reads them in chunks
+A program walks over tiles of [BLOCK] elements. Where a network has several outputs for each, it reads them in chunks
 of [BLOCK, CHUNK], which it adds up before it adds up their columns. It sums in float64, and leaves its sums in
 `partials`, which `finish_sums` adds up in one order. Nothing is atomic. Tensors that are absent are None, or, in a
 tuple, anything.
@@ -159,7 +159,7 @@ def find_sequence(index, cu_seqlens, length, num_sequences, SEARCH: tl.constexpr
         return index // length
     else:
         low = index * 0
-        high = low + num_sequences  # the last whose start is not behind the element lies in [low, high)
+        high = low + num_sequences  # binary search: the last sequence that starts at or before `index`
         for _ in tl.static_range(SEARCH):
             middle = (low + high) // 2
             before = tl.load(cu_seqlens + middle) <= index
@@ -170,12 +170,13 @@ def find_sequence(index, cu_seqlens, length, num_sequences, SEARCH: tl.constexpr
 
 @triton.jit
 def read_network(network, part: tl.constexpr, index, valid, OLD: tl.constexpr, CONFIG: tl.constexpr):
-    """The chunks of what a network gives. Beside the last action of a categorical are impossible ones."""
+    """The chunks of network outputs. Beside the last action of a categorical are impossible ones."""
     xs, y = network
     other: tl.constexpr = float("-inf") if CONFIG.INDEXED else 0.0
     chunks = ()
     for chunk in tl.static_range((CONFIG.WIDTHS[part] + CONFIG.CHUNK - 1) // CONFIG.CHUNK):
         where = locate_numbers(valid, chunk, CONFIG.WIDTHS[part], CONFIG.CHUNK)
+        # [BLOCK, CHUNK], or [BLOCK] where a chunk is one number
         x = read_matrix(xs[part], CONFIG.STRIDES[OLD][part], index, chunk, where, other, CONFIG.CHUNK)
         own_y = x
         if y is not None:
@@ -456,7 +457,7 @@ def write_parts(
     KL_SLOPES: tl.constexpr,
     CONFIG: tl.constexpr,
 ):
-    """Write derivatives by what the network gave; `shared` with the sums of those that elements share."""
+    """Write derivatives by the network outputs; `shared` with the sums of those that elements share."""
     CHUNK: tl.constexpr = CONFIG.CHUNK
     by_xs, by_y, by_shared = gradients
     where = expand_row(valid, CHUNK)
@@ -512,7 +513,7 @@ def compute_tiles(
     coefficients = read_coefficients(numbers, NUMBERS)
     divisor = read_divisor(numbers, count, CONFIG.HAS_DIVISOR, NUMBERS)
     for tile in tl.range(tl.program_id(0), tl.cdiv(size, BLOCK), tl.num_programs(0)):
-        index = tile * BLOCK + tl.arange(0, BLOCK)
+        index = tile * BLOCK + tl.arange(0, BLOCK)  # [BLOCK], as all that there is one of per element
         weight = read_weight(mask, index, index < size)
         sequence = index
         if (length is not None) or (cu_seqlens is not None):
@@ -587,7 +588,7 @@ def finish_sums(
     PROGRAMS: tl.constexpr,
 ):
     """Add the sums of all programs: the first program here those of the terms, each other one those of one column."""
-    program = tl.arange(0, PROGRAMS)
+    program = tl.arange(0, PROGRAMS)  # [PROGRAMS]
     inside = program < programs
     if tl.program_id(0) > 0:
         if by_shared is not None:

@@ -47,7 +47,7 @@ class LossProblem:
 
     choices: Choices
     inputs: tuple[torch.Tensor, ...]
-    """What the network gives, as matrices [num_elements, size]; the Gaussian's log_std perhaps as [size]."""
+    """Network outputs (logits, or mean and log_std) as matrices [num_elements, size]; log_std perhaps as [size]."""
     streams: Streams
     values: Stream = None
     old_inputs: tuple[torch.Tensor, ...] = ()

@@ -105,7 +105,7 @@ class Minibatch:
         return torch.where(self.valid, x.view(-1, 1).double(), 0)
 
     def read_matrix(self, x: torch.Tensor) -> torch.Tensor:
-        """What a network gives."""
+        """Network outputs in float64."""
         return torch.where(self.valid, x.double(), 0)
 
 
@@ -147,7 +147,7 @@ class Distribution:
         return torch.where(self.in_range, log_prob, math.nan), entropy, kl
 
     def compute_gradients(self, by_policy: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Derivatives of the loss by what the network gave, from those by log-probability, entropy and KL."""
+        """Derivatives of the loss by the network outputs, from those by log-probability, entropy and KL."""
         by_log_prob, by_entropy, by_kl = by_policy
         slopes = self.equations["slopes"](*self.arguments, self.sums, by_log_prob, by_entropy)
         if self.kl_arguments is not None:

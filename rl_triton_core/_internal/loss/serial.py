@@ -1,6 +1,6 @@
 """The losses in loops that Numba compiles, in three steps for a span of elements.
 
-`evaluate_heads` turns what the network gives into log-probability, entropy and KL; `evaluate_terms` these into terms
+`evaluate_heads` turns network outputs into log-probability, entropy and KL; `evaluate_terms` these into terms
 and derivatives; `write_gradients` these into gradients. Between them, numbers are in scratch memory, a row for each
 kind. The cpu backend binds the equations. What is absent is an array of size 0.
 """
@@ -261,7 +261,7 @@ def find_extremes(scratch, count, totals):
 
 
 def write_gradients(network, old_network, actions, first, count, scratch, state, gradients, sum_by_y):
-    """Derivatives by what the network gave, 0 where masked; and those by y summed, where elements share it."""
+    """Derivatives by the network outputs, 0 where masked; and those by y summed, where elements share it."""
     by_xs, by_y, by_values = gradients
     columns = scratch[0]
     for tile in range(len(scratch)):

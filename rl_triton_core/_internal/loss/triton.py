@@ -26,7 +26,7 @@ from rl_triton_core._internal.moments import kernel as moments
 
 NUM_WARPS = 4
 TILE_ELEMENTS, TILE_NUMBERS, FEW_NUMBERS = 128, 4096, 2
-"""Elements of a tile, twice as many if the network gives few numbers for each; and the most of its numbers."""
+"""Elements of a tile, twice as many if there are few network outputs for each; and the most of its numbers."""
 MAX_CHUNKS, SHARED_CHUNK = 10, 32
 """The most of an element's numbers, and the numbers of one whose gradients are sums over the elements."""
 MAX_PROGRAMS = 512
@@ -60,7 +60,7 @@ class Tiles(NamedTuple):
 
 
 def cut_tiles(problem: LossProblem) -> Tiles:
-    """Tiles that hold everything that a network gives for some elements, where possible an element per thread.
+    """Tiles that hold all network outputs for some elements, where possible an element per thread.
 
     A chunk is what a thread reads at once, or more where that is too little of an element. Twice the warps make one
     tile of a minibatch that has two.
@@ -181,7 +181,7 @@ def read_elsewhere(x: float | torch.Tensor, device: torch.device) -> float | tor
 
 
 class Network(NamedTuple):
-    """What a network gives."""
+    """Network outputs."""
 
     xs: tuple[torch.Tensor, ...]
     """By distribution."""
@@ -189,7 +189,7 @@ class Network(NamedTuple):
 
 
 def split_network(problem: LossProblem, tensors: Sequence[torch.Tensor]) -> Network:
-    """What a network gives, from its tensors, or something in the place of nothing."""
+    """Network outputs, from their tensors, or something in the place of nothing."""
     if not tensors:
         return Network((problem.like,))
     parts = problem.split_inputs(tensors)
@@ -216,7 +216,7 @@ def stream_arguments(problem: LossProblem) -> tuple[Any, ...]:
 
 
 def or_placeholder(problem: LossProblem, gradients: Sequence[Stream]) -> list[torch.Tensor]:
-    """Gradients by what the network gives, and something else where one is not wanted."""
+    """Gradients by the network outputs, and something else where one is not wanted."""
     return [given if x is None else x for given, x in zip(problem.inputs, gradients, strict=False)]
 
 

@@ -107,7 +107,7 @@ def merge_moments(count, mean, m2):
 @triton.jit
 def merge_parts(parts, num_parts, PARTS: tl.constexpr):
     """Count, mean and M2 of all parts together."""
-    part = tl.arange(0, PARTS)
+    part = tl.arange(0, PARTS)  # [PARTS]
     inside = part < num_parts
     count = tl.load(parts + 3 * part, mask=inside, other=0)
     mean = tl.load(parts + 3 * part + 1, mask=inside, other=0)
@@ -156,6 +156,6 @@ def standardize(
         row, column, inside = locate_tile(tile, rows, columns, BLOCK_ROWS, BLOCK_COLUMNS)
         valid = load_weights(mask, mask_row, mask_column, row, column, inside, False)
         x = load_elements(values, values_row, values_column, row, column, inside)
-        y = tl.where(valid, (x - subtracted) * factor, 0).to(tl.float32)
+        y = tl.where(valid, (x - subtracted) * factor, 0).to(tl.float32)  # [BLOCK_ROWS, BLOCK_COLUMNS]
         tl.store(out + row * out_row + column * out_column, y, mask=inside)
         tile += tl.num_programs(0)

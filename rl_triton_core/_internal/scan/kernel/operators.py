@@ -61,7 +61,7 @@ def apply_exactly(alpha, beta, rest, state, DTYPE: tl.constexpr):
 @triton.jit
 def fold_steps(alphas, betas, DTYPE: tl.constexpr):
     """The transition over all steps of each chunk."""
-    alpha = alphas[0]
+    alpha = alphas[0]  # [CHUNKS, BLOCK_LANES], as all of these
     beta = betas[0]
     rest = tl.zeros_like(beta)
     any_zero = beta == 0
@@ -100,7 +100,7 @@ def shift_chunks(chunks, entering, CONFIG: tl.constexpr):
     if CHUNKS == 1:
         return entering
     else:
-        chunk = tl.arange(0, CHUNKS)[:, None]
+        chunk = tl.arange(0, CHUNKS)[:, None]  # [CHUNKS, 1]
         if CONFIG.VECTOR and CHUNKS <= 32:  # they lie in one warp
             index = tl.broadcast_to(tl.maximum(chunk - 1, 0), [CHUNKS, chunks.shape[1]])
             before = tl.gather(chunks, index, 0)

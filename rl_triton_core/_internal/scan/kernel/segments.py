@@ -71,7 +71,7 @@ def enter_segment(folds, place, segment, state, CONFIG: tl.constexpr):
     """The state that enters a segment, from the state that enters the first and the folds of those before it."""
     exists = place.lane < place.lanes
     if CONFIG.VECTOR and CONFIG.CHUNKS > 1:
-        earlier = tl.arange(0, CONFIG.SEGMENTS)[:, None]
+        earlier = tl.arange(0, CONFIG.SEGMENTS)[:, None]  # [SEGMENTS, 1]; its folds are [SEGMENTS, BLOCK_LANES]
         fold = load_folds(folds, segment, earlier, exists & (earlier < segment.index), CONFIG)
         state = leave_chunks(*fold, state, CONFIG.DTYPE)
     else:

@@ -218,14 +218,14 @@ def load_steps(stream, place, DTYPE: tl.constexpr, CONFIG: tl.constexpr):
         pass
     elif CONFIG.VECTOR:
         whole, t = unroll_place(place, CONFIG)
-        pointers = get_pointers(stream, whole, t, CONFIG.VECTOR)
+        pointers = get_pointers(stream, whole, t, CONFIG.VECTOR)  # [CHUNKS, BLOCK_LANES, UNROLL]
         if CONFIG.EVEN:
             tile = tl.load(pointers)
         else:
             tile = tl.load(pointers, mask=is_inside(whole, t, CONFIG), other=0)
         steps = reorder_steps(split_steps(convert_loaded(tile, DTYPE), CONFIG), CONFIG)
     else:
-        pointers = get_pointers(stream, place, place.start)
+        pointers = get_pointers(stream, place, place.start)  # [CHUNKS, BLOCK_LANES]
         step = tl.cast(get_strides(stream, place)[1], tl.int64)
         for i in tl.static_range(UNROLL):
             at = UNROLL - 1 - i if CONFIG.BACKWARD else i

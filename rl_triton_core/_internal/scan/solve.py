@@ -138,6 +138,7 @@ def solve_windows(
     """
     out = None if out is None else (out,)
     dispatch = partial(dispatch_windows, num_steps)
+    states: torch.Tensor
     (states,) = solve(recurrence, inputs, layout, out=out, backend=backend, dispatch=dispatch, **arguments)
     return states
 

@@ -300,7 +300,7 @@ class Pair(NamedTuple):
 
 def repeat_call(arguments, launches, results, outcome=None):
     """A function that takes the fast path of a function whose call with such arguments launched this, or None."""
-    sequences = tuple((i, type(x), len(x)) for i, x in enumerate(arguments) if isinstance(x, tuple | list))
+    sequences = fast_path.find_sequences(arguments)
     values = fast_path.flatten_sequences(arguments, sequences)
     tensors = [*{id(x): x for x in values if isinstance(x, torch.Tensor)}.values()]
     run = fast_path.plan_launches(tensors, launches, results, outcome)

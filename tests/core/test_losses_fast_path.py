@@ -335,11 +335,11 @@ def launched(monkeypatch):
     triton_losses = pytest.importorskip("rl_triton_core._internal.loss.triton")
     launcher = importlib.import_module("rl_triton_core._internal.launch.launcher")
     calls = []
-    kernels = {name: GridOf(Kernel(calls)) for name in ("weigh_elements", "compute_tiles", "finish_sums")}
+    kernels = {name: GridOf(Kernel(calls)) for name in ("moments", "compute_tiles", "finish_sums")}
     kernels["scale_gradients"] = GridOf(Kernel(calls))
     for name, kernel in kernels.items():
         kernel.__name__, kernel.arg_names = name, ()
-        monkeypatch.setattr(triton_losses.kernels, name, kernel)
+        monkeypatch.setattr(triton_losses.moments if name == "moments" else triton_losses.kernels, name, kernel)
     monkeypatch.setattr("rl_triton_core._internal.launch.kernels.KERNELS", {})
     monkeypatch.setattr(triton_losses, "compile_chosen", lambda choices: {})
     monkeypatch.setattr(backends, "why_unavailable", lambda *given: None)

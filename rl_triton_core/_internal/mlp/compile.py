@@ -1,0 +1,110 @@
+"""The compiled epoch: functions that call each other by address, of which one depends on the head."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+
+from rl_triton_core._internal.equations.compile import bind_names
+from rl_triton_core._internal.equations.numba import UserCache, compile_and_keep, hash_text
+from rl_triton_core._internal.loss.cpu import bind_constants, compile_equations, compile_function
+from rl_triton_core._internal.loss.equations import HEADS, Choices
+from rl_triton_core._internal.mlp import serial
+
+HELPERS = (
+    "add",
+    "get",
+    "load_four",
+    "add_four",
+    "choose_action",
+    "find_memory",
+    "tanh",
+    "add_multiple",
+    "dot",
+    "fill",
+    "activate",
+    "multiply_slopes",
+    "find_peaks",
+    "add_sums",
+    "evaluate_heads",
+    "evaluate_terms",
+    "find_slopes",
+    "clip_gradients",
+    "step_adam",
+    "step_rmsprop",
+    "step_sgd",
+    "find_scaling",
+    "gather_tile",
+    "mask_logits",
+    "add_gradients",
+    "report",
+)
+"""What these functions call, in an order in which each calls only those before."""
+INLINED = HELPERS[:7]
+FASTMATH = {"reassoc", "contract"}
+SOURCES = hash_text([Path(str(file)).read_bytes() for file in (serial.__file__, __file__)])
+NUM_ARGUMENTS = {
+    "add_product": 8,
+    "add_dots": 6,
+    "run_forward": 6,
+    "run_backward": 6,
+    "evaluate_loss": 12,
+    "step_optimizer": 4,
+}
+"""Of the functions that are called by address, in the order of their table."""
+
+
+@cache
+def compile_helpers(head: str) -> dict[str, Any]:
+    """Helpers by name, with a head's equations in them."""
+    choices = Choices(head, clipped_value="sb3")
+    names = compile_equations(choices, False) | {"IS_INDEXED": HEADS[head].indexed}
+    for name in HELPERS:
+        function = bind_names(getattr(serial, name), **names)
+        inlined = {"forceinline": True} if name in INLINED else {}
+        names[name] = compile_function(function, (SOURCES, choices), False, fastmath=FASTMATH, **inlined)
+    return names
+
+
+@cache
+def compile_callback(name: str, head: str) -> Any:
+    """A function that is called by address, kept on disk between processes."""
+    function = bind_constants(bind_names(getattr(serial, name), **compile_helpers(head)), (SOURCES, head), False)
+    signature = numba.void(*[numba.int64] * NUM_ARGUMENTS[name])
+    return compile_pointer(function, signature)
+
+
+def compile_pointer(function: Any, signature: Any) -> Any:
+    from numba.core import ccallback
+    result = ccallback.CFunc(function, (signature.args, signature.return_type), locals={}, options={"nopython": True, "error_model": "numpy", "fastmath": FASTMATH})
+    result._cache = UserCache(function)
+    result.compile()
+    return result
+
+
+@cache
+def find_functions(head: str) -> Any:
+    """The addresses of these functions."""
+    heads = {name: head if name == "evaluate_loss" else "none" for name in NUM_ARGUMENTS}
+    return np.array([compile_callback(name, heads[name]).address for name in NUM_ARGUMENTS])
+
+
+@cache
+def compile_epoch() -> Any:
+    """`run_epoch`, a function of arrays and addresses."""
+    real, wide, integer = numba.float32, numba.float64, numba.int64
+
+    def array(dtype: Any, ndim: int, writable: bool = False) -> Any:
+        return numba.types.Array(dtype, ndim, "C", readonly=not writable)
+
+    rollout = numba.types.Tuple([array(real, 2), array(real, 2), *[array(real, 1)] * 4, array(numba.boolean, 2)])
+    tables = numba.types.UniTuple(integer, 13)
+    function = bind_constants(bind_names(serial.run_epoch, **compile_helpers("none")), SOURCES, False)
+    signature = integer(
+        tables, *[integer] * 3, rollout, array(integer, 1), integer, array(wide, 1, True), array(wide, 2, True)
+    )
+    return compile_and_keep(function, signature)

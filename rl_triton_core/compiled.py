@@ -22,7 +22,7 @@ from rl_triton_core._internal.mlp.networks import (
     make_layer_table,
 )
 from rl_triton_core._internal.mlp.optimizers import count_steps, find_groups, make_parameter_tables
-from rl_triton_core.capture import list_hooks, name_context
+from rl_triton_core._internal.capture.key import list_hooks, name_context
 
 __all__ = ["HEADS", "STATISTICS", "CompiledUpdate", "Rollout"]
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from rl_triton_core._internal.capture.key import list_hooks, name_context
 from rl_triton_core._internal.mlp import serial
 from rl_triton_core._internal.mlp.compile import compile_epoch, find_functions
 from rl_triton_core._internal.mlp.networks import (
@@ -22,7 +23,6 @@ from rl_triton_core._internal.mlp.networks import (
     make_layer_table,
 )
 from rl_triton_core._internal.mlp.optimizers import count_steps, find_groups, make_parameter_tables
-from rl_triton_core._internal.capture.key import list_hooks, name_context
 
 __all__ = ["HEADS", "STATISTICS", "CompiledUpdate", "Rollout"]
 

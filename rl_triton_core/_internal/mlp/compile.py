@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numba
 import numpy as np
+from numba.core.ccallback import CFunc
 
 from rl_triton_core._internal.equations.compile import bind_names
 from rl_triton_core._internal.equations.numba import UserCache, compile_and_keep, hash_text
@@ -22,6 +24,7 @@ HELPERS = (
     "add_four",
     "choose_action",
     "find_memory",
+    "load_setting",
     "tanh",
     "add_multiple",
     "dot",
@@ -44,7 +47,7 @@ HELPERS = (
     "report",
 )
 """What these functions call, in an order in which each calls only those before."""
-INLINED = HELPERS[:7]
+INLINED = HELPERS[:8]
 FASTMATH = {"reassoc", "contract"}
 SOURCES = hash_text([Path(str(file)).read_bytes() for file in (serial.__file__, __file__)])
 NUM_ARGUMENTS = {
@@ -74,16 +77,12 @@ def compile_helpers(head: str) -> dict[str, Any]:
 def compile_callback(name: str, head: str) -> Any:
     """A function that is called by address, kept on disk between processes."""
     function = bind_constants(bind_names(getattr(serial, name), **compile_helpers(head)), (SOURCES, head), False)
-    signature = numba.void(*[numba.int64] * NUM_ARGUMENTS[name])
-    return compile_pointer(function, signature)
-
-
-def compile_pointer(function: Any, signature: Any) -> Any:
-    from numba.core import ccallback
-    result = ccallback.CFunc(function, (signature.args, signature.return_type), locals={}, options={"nopython": True, "error_model": "numpy", "fastmath": FASTMATH})
-    result._cache = UserCache(function)
-    result.compile()
-    return result
+    types = (numba.int64,) * NUM_ARGUMENTS[name], numba.void
+    compiled = CFunc(function, types, locals={}, options={"error_model": "numpy", "fastmath": FASTMATH})
+    with suppress(RuntimeError):  # no folder can be written
+        compiled._cache = UserCache(function)
+    compiled.compile()
+    return compiled
 
 
 @cache

@@ -83,9 +83,10 @@ def prepare_state(optimizer: Optimizer, rule: int, parameter: nn.Parameter, grou
 def describe_group(rule: int, group: dict[str, Any]) -> list[float]:
     """The settings of a group, in the order of their columns."""
     beta, second = group.get("betas") or (group.get("alpha", 0.0), 0.0)
-    flags = [bool(group.get("decoupled_weight_decay")), bool(group.get("nesterov"))]
-    numbers = [group["lr"], group["weight_decay"], beta, second, group.get("eps", 0.0), group.get("momentum", 0.0)]
-    return [*map(float, numbers), *map(float, flags), float(rule)]
+    decay, is_decoupled = group["weight_decay"], group.get("decoupled_weight_decay", False)
+    decays = (0.0, 1.0 - group["lr"] * decay) if is_decoupled else (decay, 1.0)
+    others = group.get("eps", 0.0), group.get("momentum", 0.0), group.get("nesterov", False), rule
+    return [group["lr"], *decays, beta, second, *others]
 
 
 def make_parameter_tables(

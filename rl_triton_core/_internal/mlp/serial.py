@@ -28,7 +28,7 @@ INPUTS, OUTPUTS, ACTIVATION, WEIGHT, BIAS, SOURCE, SUMS, VALUES, SLOPES, BY_SOUR
 """Of a layer: sizes, parameters, and addresses of its inputs' rows, of its own, and of derivatives; 0: not wanted."""
 ADDRESS, GRADIENT, SIZE, STEP, FIRST_STATE, SECOND_STATE, THIRD_STATE = range(7)
 """Of a parameter: addresses, 0 if it has none, and its size."""
-RATE, DECAY, BETA, SECOND_BETA, EPS, MOMENTUM, IS_DECOUPLED, IS_NESTEROV, RULE = range(9)
+RATE, DECAY, KEPT, BETA, SECOND_BETA, EPS, MOMENTUM, IS_NESTEROV, RULE = range(9)
 SETTINGS = 9
 """Of a parameter: the settings of its optimizer."""
 PRODUCT, DOTS, FORWARD, BACKWARD, EVALUATION, OPTIMIZER = range(6)
@@ -397,9 +397,8 @@ def clip_gradients(parameters, num_parameters, max_norm):
     """Scale all gradients so that their norm is at most this."""
     squares = np.float64(0.0)
     for k in range(num_parameters):
-        if get(parameters, k, GRADIENT):
-            gradient = get(parameters, k, GRADIENT)
-            squares += dot(gradient, gradient, get(parameters, k, SIZE))
+        gradient = get(parameters, k, GRADIENT)
+        squares += np.float64(dot(gradient, gradient, get(parameters, k, SIZE) if gradient else 0))
     factor = np.float32(max_norm / (math.sqrt(squares) + 1e-6))
     if factor < 1.0 or factor != factor:
         for k in range(num_parameters):
@@ -412,82 +411,80 @@ def step_optimizer(parameters, num_parameters, settings, options):
     """Clip all gradients, and update what has one."""
     clip_gradients(parameters, num_parameters, load_double(options, MAX_NORM))
     for k in range(num_parameters):
-        if get(parameters, k, GRADIENT):
-            if get(parameters, k, STEP):
-                add(get(parameters, k, STEP), 0, 1.0)
-            rule = load_double(settings, k * SETTINGS + RULE)
+        parameter, setting = parameters + k * 8 * COLUMNS, settings + k * 8 * SETTINGS
+        if get(parameter, 0, GRADIENT):
+            if get(parameter, 0, STEP):
+                add(get(parameter, 0, STEP), 0, 1.0)
+            rule = load_double(setting, RULE)
             if rule == ADAM:
-                step_adam(parameters, k, settings)
+                step_adam(parameter, setting)
             elif rule == SGD:
-                step_sgd(parameters, k, settings)
+                step_sgd(parameter, setting)
             else:
-                step_rmsprop(parameters, k, settings)
+                step_rmsprop(parameter, setting)
 
 
-def step_adam(parameters, k, settings):
+def find_memory(parameter):
+    """Size and addresses of a parameter, its gradient and its states."""
+    p, g, size = get(parameter, 0, ADDRESS), get(parameter, 0, GRADIENT), get(parameter, 0, SIZE)
+    return size, p, g, get(parameter, 0, FIRST_STATE), get(parameter, 0, SECOND_STATE), get(parameter, 0, THIRD_STATE)
+
+
+def load_setting(setting, column):
+    """A setting in float32."""
+    return np.float32(load_double(setting, column))
+
+
+def step_adam(parameter, setting):
     """Adam (Kingma and Ba 2015), or AdamW."""
-    p, g, mean, square = find_memory(parameters, k)
-    step = np.float64(load(get(parameters, k, STEP), 0))
-    is_decoupled = load_double(settings, k * SETTINGS + IS_DECOUPLED) != 0
-    decay = np.float32(0.0 if is_decoupled else load_double(settings, k * SETTINGS + DECAY))
-    kept = np.float32(1.0 - load_double(settings, k * SETTINGS + RATE) * load_double(settings, k * SETTINGS + DECAY) if is_decoupled else 1.0)
-    rate = np.float32(load_double(settings, k * SETTINGS + RATE) / (1.0 - load_double(settings, k * SETTINGS + BETA) ** step))
-    correction = np.float32(1.0 / math.sqrt(1.0 - load_double(settings, k * SETTINGS + SECOND_BETA) ** step))
-    new, eps = np.float32(1.0 - load_double(settings, k * SETTINGS + BETA)), np.float32(load_double(settings, k * SETTINGS + EPS))
-    second, second_new = np.float32(load_double(settings, k * SETTINGS + SECOND_BETA)), np.float32(1.0 - load_double(settings, k * SETTINGS + SECOND_BETA))
-    for i in range(get(parameters, k, SIZE)):
+    size, p, g, mean, square, _ = find_memory(parameter)
+    step, beta = np.float64(load(get(parameter, 0, STEP), 0)), load_double(setting, BETA)
+    second_beta = load_double(setting, SECOND_BETA)
+    rate = np.float32(load_double(setting, RATE) / (1.0 - beta**step))
+    correction = np.float32(1.0 / math.sqrt(1.0 - second_beta**step))
+    decay, kept, eps = load_setting(setting, DECAY), load_setting(setting, KEPT), load_setting(setting, EPS)
+    share, second, second_share = np.float32(1.0 - beta), np.float32(second_beta), np.float32(1.0 - second_beta)
+    for i in range(size):
         gradient = load(g, i) + decay * load(p, i)
-        first = load(mean, i) + new * (gradient - load(mean, i))
-        squared = second * load(square, i) + second_new * gradient * gradient
+        first = load(mean, i) + share * (gradient - load(mean, i))
+        squared = second * load(square, i) + second_share * gradient * gradient
         store(mean, i, first)
         store(square, i, squared)
         store(p, i, kept * load(p, i) - rate * (first / (math.sqrt(squared) * correction + eps)))
 
 
-def step_rmsprop(parameters, k, settings):
+def step_rmsprop(parameter, setting):
     """RMSprop; TensorFlow's has ε under the root."""
-    p, g, square, moved = find_memory(parameters, k)
-    mean = get(parameters, k, THIRD_STATE)
-    decay, rate = np.float32(load_double(settings, k * SETTINGS + DECAY)), np.float32(load_double(settings, k * SETTINGS + RATE))
-    momentum, eps = np.float32(load_double(settings, k * SETTINGS + MOMENTUM)), np.float32(load_double(settings, k * SETTINGS + EPS))
-    kept, new = np.float32(load_double(settings, k * SETTINGS + BETA)), np.float32(1.0 - load_double(settings, k * SETTINGS + BETA))
-    inside, outside = (eps, 0.0) if load_double(settings, k * SETTINGS + RULE) == RMSPROP_TF else (0.0, eps)
-    for i in range(get(parameters, k, SIZE)):
+    size, p, g, square, moved, mean = find_memory(parameter)
+    decay, rate, momentum = load_setting(setting, DECAY), load_setting(setting, RATE), load_setting(setting, MOMENTUM)
+    alpha, share = load_setting(setting, BETA), np.float32(1.0 - load_double(setting, BETA))
+    eps, is_inside = load_setting(setting, EPS), load_double(setting, RULE) == RMSPROP_TF
+    for i in range(size):
         gradient = load(g, i) + decay * load(p, i)
-        variance = kept * load(square, i) + new * gradient * gradient
-        store(square, i, variance)
+        squared = alpha * load(square, i) + share * gradient * gradient
+        store(square, i, squared)
         if mean:
-            add(mean, i, new * (gradient - load(mean, i)))
-            variance -= load(mean, i) * load(mean, i)
-        change = gradient / (math.sqrt(variance + inside) + outside)
+            add(mean, i, share * (gradient - load(mean, i)))
+            squared -= load(mean, i) * load(mean, i)
+        change = gradient / (math.sqrt(squared + eps) if is_inside else math.sqrt(squared) + eps)
         if moved:
             change += momentum * load(moved, i)
             store(moved, i, change)
         add(p, i, -rate * change)
 
 
-def step_sgd(parameters, k, settings):
+def step_sgd(parameter, setting):
     """Gradient descent, perhaps with (Nesterov's) momentum."""
-    p, g, moved, _ = find_memory(parameters, k)
-    decay, rate = np.float32(load_double(settings, k * SETTINGS + DECAY)), np.float32(load_double(settings, k * SETTINGS + RATE))
-    momentum, is_nesterov = np.float32(load_double(settings, k * SETTINGS + MOMENTUM)), load_double(settings, k * SETTINGS + IS_NESTEROV) != 0
-    for i in range(get(parameters, k, SIZE)):
+    size, p, g, moved, _, _ = find_memory(parameter)
+    decay, rate, momentum = load_setting(setting, DECAY), load_setting(setting, RATE), load_setting(setting, MOMENTUM)
+    is_nesterov = load_double(setting, IS_NESTEROV) != 0.0
+    for i in range(size):
         change = load(g, i) + decay * load(p, i)
         if moved:
             kept = momentum * load(moved, i) + change
             store(moved, i, kept)
             change = change + momentum * kept if is_nesterov else kept
         add(p, i, -rate * change)
-
-
-def find_memory(parameters, k):
-    """Addresses of a parameter, its gradient and its first two states."""
-    return (
-        get(parameters, k, ADDRESS),
-        get(parameters, k, GRADIENT),
-        get(parameters, k, FIRST_STATE),
-        get(parameters, k, SECOND_STATE),
-    )
 
 
 # -- an epoch ---------------------------------------------------------------------------------------------------------

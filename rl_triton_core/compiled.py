@@ -22,7 +22,7 @@ from rl_triton_core._internal.mlp.networks import (
     list_parameters,
     make_layer_table,
 )
-from rl_triton_core._internal.mlp.optimizers import count_steps, find_groups, make_parameter_tables
+from rl_triton_core._internal.mlp.optimizers import count_steps, find_groups, leave_gradients, make_parameter_tables
 
 __all__ = ["HEADS", "STATISTICS", "CompiledUpdate", "Rollout"]
 
@@ -178,7 +178,10 @@ class CompiledUpdate:
             results = np.empty((-(-len(indices) // minibatch_size), len(STATISTICS)))
             seen = epoch(*tables.addresses, options.ctypes.data, arrays, indices, minibatch_size, totals, results)
             epochs.append(torch.from_numpy(results[:seen]))
-            count_steps(self.optimizer, parameters, seen - int(results[seen - 1, -1]))
+            num_steps = seen - int(results[seen - 1, -1])
+            if num_steps:
+                leave_gradients(self.optimizer, parameters, tables.gradients[1])
+                count_steps(self.optimizer, parameters, num_steps)
             if results[seen - 1, -1]:
                 break
         return epochs
@@ -207,7 +210,7 @@ class Tables:
         rows += serial.FIRST_SUM + 4 * len(nvec) + self.num_actions
         self.scratch = np.empty((rows, serial.TILE), np.float32)
         table, kinks, free = make_layer_table(layers, parameters, self.scratch, self.num_features)
-        own, settings = make_parameter_tables(update.optimizer, parameters, groups)
+        own, settings, self.gradients = make_parameter_tables(update.optimizer, parameters, groups)
         self.numbers, widths = np.empty(5, np.float32), np.array(nvec)
         functions = find_functions(update.head)
         self.kept = functions, table, kinks, own, widths, settings

@@ -70,7 +70,7 @@ class AcceleratedMixin(OnPolicyAlgorithm):
             self.rollout_buffer_class = rollout_buffer_class_for(self.observation_space, type(self), verbose=0)
         super()._setup_model()
         self.rollout_buffer_class = chosen
-        if not self.find_obstacle():
+        if self.device.type == "cpu" and not self.find_obstacle():
             compile_update(self)
 
     def _maybe_recommend_cpu(self, *args: Any, **kwargs: Any) -> None:
@@ -95,8 +95,7 @@ class AcceleratedMixin(OnPolicyAlgorithm):
 
     def describe_step(self) -> str:
         """Say whether updates are compiled, captured, accelerated without a graph, or stock, and why."""
-        self._find_update()
-        if self._update.stock or self.device.type != "cpu":
+        if not self._find_update().reason or self._update.stock or self.device.type != "cpu":
             return self._update.describe()
         compiled, reason = find_compiled(self)
         return f"{self._update.describe()}; not compiled: {reason}" if compiled is None else "updates are compiled"
@@ -138,7 +137,7 @@ class AcceleratedMixin(OnPolicyAlgorithm):
             super().train()
             return
         self._update.keep_settings([getattr(self, name) for name in self.settings])
-        self._compiled, _ = find_compiled(self)
+        self._compiled = find_compiled(self)[0] if update.reason else None
         if update.reason and self._compiled is None:
             fuse_optimizer(self.policy.optimizer)
         self.policy.set_training_mode(True)
@@ -149,6 +148,7 @@ class AcceleratedMixin(OnPolicyAlgorithm):
             update.resume()
             self._make_updates(update)
         finally:
+            self._compiled = None
             if update.reason:  # no graph reads it
                 self._rollout = {}
 

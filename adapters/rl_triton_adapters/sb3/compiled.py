@@ -70,8 +70,8 @@ def is_flat(extractor: nn.Module) -> bool:
     return type(extractor) is FlattenExtractor
 
 
-def compile_update(algorithm: Any) -> bool:
-    """Compile an algorithm's update, or load it; say so if that takes long. Whether there is one."""
+def compile_update(algorithm: Any) -> None:
+    """Compile an algorithm's update, if there is one, or load it; say so if that takes long."""
     update, _ = find_compiled(algorithm)
     if update is not None:
         start = time.perf_counter()
@@ -79,7 +79,6 @@ def compile_update(algorithm: Any) -> bool:
         seconds = time.perf_counter() - start
         if seconds > 1 and algorithm.verbose >= 1:
             print(f"Compiled the update in {seconds:.1f} s; other processes load it from disk")
-    return update is not None
 
 
 @torch.no_grad()

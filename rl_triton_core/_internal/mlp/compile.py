@@ -17,48 +17,37 @@ from rl_triton_core._internal.loss.cpu import bind_constants, compile_equations,
 from rl_triton_core._internal.loss.equations import HEADS, Choices
 from rl_triton_core._internal.mlp import serial
 
-HELPERS = (
-    "add",
-    "get",
-    "load_four",
-    "add_four",
-    "choose_action",
-    "find_memory",
-    "load_setting",
-    "tanh",
-    "add_multiple",
-    "dot",
-    "fill",
-    "activate",
-    "multiply_slopes",
-    "find_peaks",
-    "add_sums",
-    "evaluate_heads",
-    "evaluate_terms",
-    "find_slopes",
-    "clip_gradients",
-    "step_adam",
-    "step_rmsprop",
-    "step_sgd",
-    "find_scaling",
-    "gather_tile",
-    "mask_logits",
-    "add_gradients",
-    "report",
-)
-"""What these functions call, in an order in which each calls only those before."""
-INLINED = HELPERS[:8]
+INLINED = ["add", "get", "load_four", "add_four", "choose_action", "find_memory", "load_setting", "tanh"]
+HELPERS = [
+    *INLINED,
+    *[
+        "add_multiple",
+        "dot",
+        "fill",
+        "activate",
+        "multiply_slopes",
+        "find_peaks",
+        "add_sums",
+        "evaluate_heads",
+        "evaluate_terms",
+    ],
+    *[
+        "find_slopes",
+        "clip_gradients",
+        "step_adam",
+        "step_rmsprop",
+        "step_sgd",
+        "find_scaling",
+        "gather_tile",
+        "mask_logits",
+    ],
+    *["add_gradients", "report"],
+]
+"""What the functions below call, in an order in which each calls only those before."""
+CALLED = "add_product", "add_dots", "run_forward", "run_backward", "evaluate_loss", "step_optimizer"
+"""The functions that are called by address, in the order of their table. The loss alone depends on the head."""
 FASTMATH = {"reassoc", "contract"}
 SOURCES = hash_text([Path(str(file)).read_bytes() for file in (serial.__file__, __file__)])
-NUM_ARGUMENTS = {
-    "add_product": 8,
-    "add_dots": 6,
-    "run_forward": 6,
-    "run_backward": 6,
-    "evaluate_loss": 12,
-    "step_optimizer": 4,
-}
-"""Of the functions that are called by address, in the order of their table."""
 
 
 @cache
@@ -77,7 +66,7 @@ def compile_helpers(head: str) -> dict[str, Any]:
 def compile_callback(name: str, head: str) -> Any:
     """A function that is called by address, kept on disk between processes."""
     function = bind_constants(bind_names(getattr(serial, name), **compile_helpers(head)), (SOURCES, head), False)
-    types = (numba.int64,) * NUM_ARGUMENTS[name], numba.void
+    types = (numba.int64,) * function.__code__.co_argcount, numba.void
     compiled = CFunc(function, types, locals={}, options={"error_model": "numpy", "fastmath": FASTMATH})
     with suppress(RuntimeError):  # no folder can be written
         compiled._cache = UserCache(function)
@@ -88,8 +77,8 @@ def compile_callback(name: str, head: str) -> Any:
 @cache
 def find_functions(head: str) -> Any:
     """The addresses of these functions."""
-    heads = {name: head if name == "evaluate_loss" else "none" for name in NUM_ARGUMENTS}
-    return np.array([compile_callback(name, heads[name]).address for name in NUM_ARGUMENTS])
+    heads = [head if name == "evaluate_loss" else "none" for name in CALLED]
+    return np.array([compile_callback(*pair).address for pair in zip(CALLED, heads, strict=True)])
 
 
 @cache

@@ -40,6 +40,8 @@ def find_groups(optimizer: Optimizer, parameters: list[nn.Parameter]) -> list[di
             raise Unsupported(f"{name} with {refused or 'settings that are tensors'} is not compiled")
     if any(x.requires_grad and id(x) not in known for x in parameters):
         raise Unsupported(f"{name} does not have all parameters")
+    if not any(x.requires_grad for x in parameters):
+        raise Unsupported("all parameters are frozen")
     own = {name for name in ("step", "zero_grad") if name in vars(optimizer)}
     if own:
         raise Unsupported(f"this {name} has its own {own.pop()}")
@@ -91,24 +93,30 @@ def describe_group(rule: int, group: dict[str, Any]) -> list[float]:
 
 def make_parameter_tables(
     optimizer: Optimizer, parameters: list[nn.Parameter], groups: list[dict[str, Any]]
-) -> tuple[np.ndarray, np.ndarray]:
-    """The tables of parameters, with new memory for their gradients, and of settings."""
+) -> tuple[np.ndarray, np.ndarray, torch.Tensor]:
+    """The tables of parameters and of settings, and memory: gradients, and those of the last step."""
     rule = find_rule(optimizer)
     table = np.zeros((len(parameters), serial.COLUMNS), np.int64)
     settings = np.zeros((len(parameters), serial.SETTINGS))
-    for x in (x for group in optimizer.param_groups for x in group["params"]):
-        x.grad = None
+    memory = torch.empty(2, sum(x.numel() for x in parameters))
+    address, distance = memory.data_ptr(), 4 * memory.shape[1]
     for k, (x, group) in enumerate(zip(parameters, groups, strict=True)):
         table[k, : serial.SIZE + 1] = x.data_ptr(), 0, x.numel()
         if group:
             table[k, serial.STEP : serial.THIRD_STATE + 1] = prepare_state(optimizer, rule, x, group)
+            table[k, [serial.GRADIENT, serial.LAST_GRADIENT]] = address, address + distance
             settings[k] = describe_group(rule, group)
-    trained = [k for k, group in enumerate(groups) if group]
-    memory = torch.zeros(int(table[trained, serial.SIZE].sum()))
-    for k, gradient in zip(trained, memory.split(table[trained, serial.SIZE].tolist()), strict=True):
-        parameters[k].grad = gradient.view(parameters[k].shape)
-        table[k, serial.GRADIENT] = gradient.data_ptr()
-    return table, settings
+        address += 4 * x.numel()
+    return table, settings, memory
+
+
+def leave_gradients(optimizer: Optimizer, parameters: list[nn.Parameter], last: torch.Tensor) -> None:
+    """Leave the gradients of the last step where `backward` would, and none where a parameter was not updated."""
+    for x in (x for group in optimizer.param_groups for x in group["params"]):
+        x.grad = None
+    for x, gradient in zip(parameters, last.split([x.numel() for x in parameters]), strict=True):
+        if x.requires_grad:
+            x.grad = gradient.view(x.shape)
 
 
 def count_steps(optimizer: Optimizer, parameters: list[nn.Parameter], count: int) -> None:

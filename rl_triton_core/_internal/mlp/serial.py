@@ -26,10 +26,11 @@ COLUMNS = 10
 """Of a table of layers or of parameters."""
 INPUTS, OUTPUTS, ACTIVATION, WEIGHT, BIAS, SOURCE, SUMS, VALUES, SLOPES, BY_SOURCE = range(COLUMNS)
 """Of a layer: sizes, parameters, and addresses of its inputs' rows, of its own, and of derivatives; 0: not wanted."""
-ADDRESS, GRADIENT, SIZE, STEP, FIRST_STATE, SECOND_STATE, THIRD_STATE = range(7)
-"""Of a parameter: addresses, 0 if it has none, and its size."""
+ADDRESS, GRADIENT, SIZE, STEP, FIRST_STATE, SECOND_STATE, THIRD_STATE, LAST_GRADIENT = range(8)
+"""Of a parameter: its size, and addresses, 0 if it has none. The last gradient is that of the last step."""
 RATE, DECAY, KEPT, BETA, SECOND_BETA, EPS, MOMENTUM, IS_NESTEROV, RULE = range(9)
 SETTINGS = 9
+"""Of a table of settings."""
 """Of a parameter: the settings of its optimizer."""
 PRODUCT, DOTS, FORWARD, BACKWARD, EVALUATION, OPTIMIZER = range(6)
 """Addresses of functions."""
@@ -413,6 +414,8 @@ def step_optimizer(parameters, num_parameters, settings, options):
     for k in range(num_parameters):
         parameter, setting = parameters + k * 8 * COLUMNS, settings + k * 8 * SETTINGS
         if get(parameter, 0, GRADIENT):
+            for i in range(get(parameter, 0, SIZE)):
+                store(get(parameter, 0, LAST_GRADIENT), i, load(get(parameter, 0, GRADIENT), i))
             if get(parameter, 0, STEP):
                 add(get(parameter, 0, STEP), 0, 1.0)
             rule = load_double(setting, RULE)

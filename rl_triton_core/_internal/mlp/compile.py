@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numba
@@ -15,39 +16,13 @@ from rl_triton_core._internal.equations.compile import bind_names
 from rl_triton_core._internal.equations.numba import UserCache, compile_and_keep, hash_text
 from rl_triton_core._internal.loss.cpu import bind_constants, compile_equations, compile_function
 from rl_triton_core._internal.loss.equations import HEADS, Choices
-from rl_triton_core._internal.mlp import serial
+from rl_triton_core._internal.mlp import memory, serial
 
-INLINED = ["add", "get", "load_four", "add_four", "choose_action", "find_memory", "load_setting", "tanh"]
-HELPERS = [
-    *INLINED,
-    *[
-        "add_multiple",
-        "dot",
-        "fill",
-        "activate",
-        "multiply_slopes",
-        "find_peaks",
-        "add_sums",
-        "evaluate_heads",
-        "evaluate_terms",
-    ],
-    *[
-        "find_slopes",
-        "clip_gradients",
-        "step_adam",
-        "step_rmsprop",
-        "step_sgd",
-        "find_scaling",
-        "gather_tile",
-        "mask_logits",
-    ],
-    *["add_gradients", "report"],
-]
-"""What the functions below call, in an order in which each calls only those before."""
-CALLED = "add_product", "add_dots", "run_forward", "run_backward", "evaluate_loss", "step_optimizer"
+INLINED = ("add", "get", "load_four", "add_four", "choose_action", "find_memory", "load_setting", "tanh")
+CALLED = ("add_product", "add_dots", "run_forward", "run_backward", "evaluate_loss", "step_optimizer")
 """The functions that are called by address, in the order of their table. The loss alone depends on the head."""
 FASTMATH = {"reassoc", "contract"}
-SOURCES = hash_text([Path(str(file)).read_bytes() for file in (serial.__file__, __file__)])
+SOURCES = hash_text([Path(str(file)).read_bytes() for file in (serial.__file__, memory.__file__, __file__)])
 
 
 @cache
@@ -55,10 +30,10 @@ def compile_helpers(head: str) -> dict[str, Any]:
     """Helpers by name, with a head's equations in them."""
     choices = Choices(head, clipped_value="sb3")
     names = compile_equations(choices, False) | {"IS_INDEXED": HEADS[head].indexed}
-    for name in HELPERS:
-        function = bind_names(getattr(serial, name), **names)
-        inlined = {"forceinline": True} if name in INLINED else {}
-        names[name] = compile_function(function, (SOURCES, choices), False, fastmath=FASTMATH, **inlined)
+    for name, function in vars(serial).items():
+        if isinstance(function, FunctionType) and function.__module__ == serial.__name__:
+            options = {"fastmath": FASTMATH, "forceinline": name in INLINED}
+            names[name] = compile_function(bind_names(function, **names), (SOURCES, choices), False, **options)
     return names
 
 

@@ -2,21 +2,17 @@
 
 A minibatch is worked through in tiles of samples. In a tile, whatever there is of each sample is a row: products then
 run along samples, however narrow a layer is. Rows and parameters are addresses, since Numba takes long to compile
-slices of arrays. `compile` binds the equations of the loss.
+slices of arrays. `compile` binds the equations of the loss. A function calls only those that are written before it.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 from rl_triton_core._internal.loss.equations import Coefficients, stand_in
+from rl_triton_core._internal.mlp.memory import call, load, load_double, load_integer, store
 
 TILE = 128
 """Samples of a tile."""
@@ -29,9 +25,9 @@ INPUTS, OUTPUTS, ACTIVATION, WEIGHT, BIAS, SOURCE, SUMS, VALUES, SLOPES, BY_SOUR
 ADDRESS, GRADIENT, SIZE, STEP, FIRST_STATE, SECOND_STATE, THIRD_STATE, LAST_GRADIENT = range(8)
 """Of a parameter: its size, and addresses, 0 if it has none. The last gradient is that of the last step."""
 RATE, DECAY, KEPT, BETA, SECOND_BETA, EPS, MOMENTUM, IS_NESTEROV, RULE = range(9)
-SETTINGS = 9
-"""Of a table of settings."""
 """Of a parameter: the settings of its optimizer."""
+SETTINGS = 9
+"""Columns of a table of settings."""
 PRODUCT, DOTS, FORWARD, BACKWARD, EVALUATION, OPTIMIZER = range(6)
 """Addresses of functions."""
 ADAM, RMSPROP, RMSPROP_TF, SGD = range(4)
@@ -48,47 +44,7 @@ IS_INDEXED = False
 
 sums = readout = slopes = compute_terms = exp = exp_remainder = sigmoid = stand_in
 
-
-def make_load(kind: Any, memory: Any) -> Any:
-    """A function of an address and an index that reads a number there."""
-
-    @intrinsic
-    def load(context: Any, address: Any, index: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            pointer = builder.inttoptr(arguments[0], memory.as_pointer())
-            return builder.load(builder.gep(pointer, [arguments[1]]), align=kind.bitwidth // 8)
-
-        return kind(types.int64, types.int64), generate
-
-    return load
-
-
-load = make_load(types.float32, ir.FloatType())
-load_double = make_load(types.float64, ir.DoubleType())
-load_integer = make_load(types.int64, ir.IntType(64))
-
-
-@intrinsic
-def store(context: Any, address: Any, index: Any, number: Any) -> Any:
-    """Write a float32 number."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = builder.inttoptr(arguments[0], ir.FloatType().as_pointer())
-        builder.store(arguments[2], builder.gep(pointer, [arguments[1]]), align=4)
-
-    return types.void(types.int64, types.int64, types.float32), generate
-
-
-@intrinsic
-def call(context: Any, address: Any, arguments: Any) -> Any:
-    """Call a compiled function of integers: what is linked instead is compiled again wherever it is called."""
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        integers = cgutils.unpack_tuple(builder, values[1])
-        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * len(integers))
-        builder.call(builder.inttoptr(values[0], kind.as_pointer()), integers)
-
-    return types.void(types.int64, arguments), generate
+# -- memory ------------------------------------------------------------------------------------------------------------
 
 
 def get(table, row, column):
@@ -96,7 +52,45 @@ def get(table, row, column):
     return load_integer(table, row * COLUMNS + column)
 
 
-# -- products ---------------------------------------------------------------------------------------------------------
+def add(x, i, number):
+    """Add to a number in memory."""
+    store(x, i, load(x, i) + number)
+
+
+def add_four(x, i, s0, s1, s2, s3):
+    """Add four numbers to neighbours."""
+    add(x, i, s0)
+    add(x, i + 1, s1)
+    add(x, i + 2, s2)
+    add(x, i + 3, s3)
+
+
+def load_four(x, i, stride):
+    """Four numbers at equal distances."""
+    return load(x, i), load(x, i + stride), load(x, i + 2 * stride), load(x, i + 3 * stride)
+
+
+def fill(x, size, number):
+    """Fill memory with a number."""
+    for j in range(size):
+        store(x, j, number)
+
+
+# -- products ----------------------------------------------------------------------------------------------------------
+
+
+def add_multiple(factor, x, y, size):
+    """Add a multiple of a row to another."""
+    for j in range(size):
+        store(y, j, load(y, j) + factor * load(x, j))
+
+
+def dot(x, y, size):
+    """The sum of products."""
+    total = 0.0
+    for j in range(size):
+        total += load(x, j) * load(y, j)
+    return total
 
 
 def add_product(a, row, column, b, c, m, n, size):
@@ -121,17 +115,6 @@ def add_product(a, row, column, b, c, m, n, size):
     for r in range(m - m % 4, m):
         for k in range(n):
             add_multiple(load(a, r * row + k * column), b + k * ROW, c + r * ROW, size)
-
-
-def load_four(x, i, stride):
-    """Four numbers at equal distances."""
-    return load(x, i), load(x, i + stride), load(x, i + 2 * stride), load(x, i + 3 * stride)
-
-
-def add_multiple(factor, x, y, size):
-    """Add a multiple of a row to another."""
-    for j in range(size):
-        store(y, j, load(y, j) + factor * load(x, j))
 
 
 def add_dots(d, y, w, m, n, size):
@@ -161,34 +144,7 @@ def add_dots(d, y, w, m, n, size):
             add(w, r * n + i, dot(d + r * ROW, y + i * ROW, size))
 
 
-def add(x, i, number):
-    """Add to a number in memory."""
-    store(x, i, load(x, i) + number)
-
-
-def add_four(x, i, s0, s1, s2, s3):
-    """Add four numbers to neighbours."""
-    add(x, i, s0)
-    add(x, i + 1, s1)
-    add(x, i + 2, s2)
-    add(x, i + 3, s3)
-
-
-def dot(x, y, size):
-    """The sum of products."""
-    total = 0.0
-    for j in range(size):
-        total += load(x, j) * load(y, j)
-    return total
-
-
-def fill(x, size, number):
-    """Fill memory with a number."""
-    for j in range(size):
-        store(x, j, number)
-
-
-# -- activations ------------------------------------------------------------------------------------------------------
+# -- activations -------------------------------------------------------------------------------------------------------
 
 
 def tanh(x):
@@ -243,7 +199,7 @@ def multiply_slopes(kind, slope, x, y, by, size):
             store(by, i, load(by, i) * (0.5 + 0.5 * math.erf(z * 0.70710678) + z * density))
 
 
-# -- networks ---------------------------------------------------------------------------------------------------------
+# -- networks ----------------------------------------------------------------------------------------------------------
 
 
 def run_forward(functions, layers, num_layers, kinks, parameters, size):
@@ -283,7 +239,33 @@ def run_backward(functions, layers, num_layers, kinks, parameters, size):
             call(get(functions, 0, PRODUCT), (matrix, 1, inputs, by, by_source, inputs, outputs, size))
 
 
-# -- the loss ---------------------------------------------------------------------------------------------------------
+# -- the loss ----------------------------------------------------------------------------------------------------------
+
+
+def choose_action(actions, j, i):
+    """The action in a dimension, or whether it is this one."""
+    if IS_INDEXED:
+        return 1.0 if load(actions, i) == j else 0.0
+    return load(actions + j * ROW, i)
+
+
+def find_peaks(x, peaks, width, size):
+    """The largest logit of each sample."""
+    for i in range(size):
+        store(peaks, i, load(x, i))
+    for j in range(1, width):
+        for i in range(size):
+            logit = load(x + j * ROW, i)
+            store(peaks, i, logit if logit > load(peaks, i) else load(peaks, i))
+
+
+def add_sums(x, y, actions, j, state, size):
+    """Add what a head sums over the actions."""
+    for i in range(size):
+        s = sums(load(x, i), y, choose_action(actions, j, i), load(state + 3 * ROW, i))
+        add(state, i, s[0])
+        add(state + ROW, i, s[1])
+        add(state + 2 * ROW, i, s[2])
 
 
 def evaluate_heads(x, y, rows, widths, num_parts, size):
@@ -307,32 +289,6 @@ def evaluate_heads(x, y, rows, widths, num_parts, size):
             add(log_probs, i, log_prob if exists else math.nan)
             add(entropies, i, entropy)
         first, state, actions = first + width, state + 4 * ROW, actions + ROW
-
-
-def find_peaks(x, peaks, width, size):
-    """The largest logit of each sample."""
-    for i in range(size):
-        store(peaks, i, load(x, i))
-    for j in range(1, width):
-        for i in range(size):
-            logit = load(x + j * ROW, i)
-            store(peaks, i, logit if logit > load(peaks, i) else load(peaks, i))
-
-
-def choose_action(actions, j, i):
-    """The action in a dimension, or whether it is this one."""
-    if IS_INDEXED:
-        return 1.0 if load(actions, i) == j else 0.0
-    return load(actions + j * ROW, i)
-
-
-def add_sums(x, y, actions, j, state, size):
-    """Add what a head sums over the actions."""
-    for i in range(size):
-        s = sums(load(x, i), y, choose_action(actions, j, i), load(state + 3 * ROW, i))
-        add(state, i, s[0])
-        add(state + ROW, i, s[1])
-        add(state + 2 * ROW, i, s[2])
 
 
 def evaluate_terms(rows, values, by_values, numbers, is_on_policy, size):
@@ -391,7 +347,7 @@ def evaluate_loss(x, y, values, rows, widths, num_parts, by_x, by_y, by_values, 
     find_slopes(x, y, rows, widths, num_parts, by_x, by_y, size)
 
 
-# -- optimizers -------------------------------------------------------------------------------------------------------
+# -- optimizers --------------------------------------------------------------------------------------------------------
 
 
 def clip_gradients(parameters, num_parameters, max_norm):
@@ -406,25 +362,6 @@ def clip_gradients(parameters, num_parameters, max_norm):
             gradient = get(parameters, k, GRADIENT)
             for i in range(get(parameters, k, SIZE) if gradient else 0):
                 store(gradient, i, factor * load(gradient, i))
-
-
-def step_optimizer(parameters, num_parameters, settings, options):
-    """Clip all gradients, and update what has one."""
-    clip_gradients(parameters, num_parameters, load_double(options, MAX_NORM))
-    for k in range(num_parameters):
-        parameter, setting = parameters + k * 8 * COLUMNS, settings + k * 8 * SETTINGS
-        if get(parameter, 0, GRADIENT):
-            for i in range(get(parameter, 0, SIZE)):
-                store(get(parameter, 0, LAST_GRADIENT), i, load(get(parameter, 0, GRADIENT), i))
-            if get(parameter, 0, STEP):
-                add(get(parameter, 0, STEP), 0, 1.0)
-            rule = load_double(setting, RULE)
-            if rule == ADAM:
-                step_adam(parameter, setting)
-            elif rule == SGD:
-                step_sgd(parameter, setting)
-            else:
-                step_rmsprop(parameter, setting)
 
 
 def find_memory(parameter):
@@ -490,7 +427,26 @@ def step_sgd(parameter, setting):
         add(p, i, -rate * change)
 
 
-# -- an epoch ---------------------------------------------------------------------------------------------------------
+def step_optimizer(parameters, num_parameters, settings, options):
+    """Clip all gradients, and update what has one."""
+    clip_gradients(parameters, num_parameters, load_double(options, MAX_NORM))
+    for k in range(num_parameters):
+        parameter, setting = parameters + k * 8 * COLUMNS, settings + k * 8 * SETTINGS
+        if get(parameter, 0, GRADIENT):
+            for i in range(get(parameter, 0, SIZE)):
+                store(get(parameter, 0, LAST_GRADIENT), i, load(get(parameter, 0, GRADIENT), i))
+            if get(parameter, 0, STEP):
+                add(get(parameter, 0, STEP), 0, 1.0)
+            rule = load_double(setting, RULE)
+            if rule == ADAM:
+                step_adam(parameter, setting)
+            elif rule == SGD:
+                step_sgd(parameter, setting)
+            else:
+                step_rmsprop(parameter, setting)
+
+
+# -- an epoch ----------------------------------------------------------------------------------------------------------
 
 
 def find_scaling(advantages, order, first, end):

@@ -111,7 +111,7 @@ class CompiledUpdate:
             return str(reason)
         return ""
 
-    def _inspect(self) -> tuple[list[Layer], list[int], list[nn.Parameter], list[dict[str, Any]]]:
+    def _inspect(self) -> tuple[list[Layer], list[int], list[Tensor], list[dict[str, Any]]]:
         """The layers, the last ones of both networks, the parameters and their groups."""
         layers, ends = list_layers(self.actor, self.critic)
         parameters = list_parameters(layers, self.log_std)
@@ -195,7 +195,7 @@ class Tables:
         update: CompiledUpdate,
         layers: list[Layer],
         ends: list[int],
-        parameters: list[nn.Parameter],
+        parameters: list[Tensor],
         groups: list[dict[str, Any]],
     ) -> None:
         outputs = [layers[end].linear.out_features for end in ends]

@@ -109,20 +109,19 @@ class OwnStep(TritonPPO):
         return super()._make_step(indices, *clips)
 
 
+def keep_own(thing, name):
+    """Let an object have a method of its own, which is that of its class."""
+    setattr(thing, name, partial(getattr(type(thing), name), thing))
+
+
 REASONS = {
     "has its own _make_step": lambda model: setattr(model, "_make_step", model._make_step),
     "a module has hooks": lambda model: model.policy.value_net.register_full_backward_hook(lambda *_: None),
     "or optimizer has hooks": lambda model: model.policy.optimizer.register_step_post_hook(lambda *_: None),
     "has further parameters": lambda model: model.policy.register_parameter("own", torch.nn.Parameter(torch.ones(1))),
     "extracts features": lambda model: setattr(model.policy, "features_extractor", torch.nn.Flatten()),
-    "a module with its own forward": lambda model: setattr(
-        model.policy.mlp_extractor,
-        "forward",
-        partial(type(model.policy.mlp_extractor).forward, model.policy.mlp_extractor),
-    ),
-    "has its own extract_features": lambda model: setattr(
-        model.policy, "extract_features", partial(type(model.policy).extract_features, model.policy)
-    ),
+    "a module with its own forward": lambda model: keep_own(model.policy.mlp_extractor, "forward"),
+    "has its own extract_features": lambda model: keep_own(model.policy, "extract_features"),
 }
 
 

@@ -42,7 +42,7 @@ def compile_callback(name: str, head: str) -> Any:
     """A function that is called by address, kept on disk between processes."""
     function = bind_constants(bind_names(getattr(serial, name), **compile_helpers(head)), (SOURCES, head), False)
     types = (numba.int64,) * function.__code__.co_argcount, numba.void
-    compiled = CFunc(function, types, locals={}, options={"error_model": "numpy", "fastmath": FASTMATH})
+    compiled: Any = CFunc(function, types, locals={}, options={"error_model": "numpy", "fastmath": FASTMATH})
     with suppress(RuntimeError):  # no folder can be written
         compiled._cache = UserCache(function)
     compiled.compile()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,13 +27,13 @@ class Layer(NamedTuple):
     """The number of the layer before it, -1 if there is none."""
 
 
-def describe_activation(module: nn.Module) -> tuple[int, float]:
+def describe_activation(module: Any) -> tuple[int, float]:
     """The number of an activation, and its slope below 0."""
     kind = type(module)
     if kind is nn.LeakyReLU:
-        return serial.RELU, module.negative_slope
+        return serial.RELU, float(module.negative_slope)
     if kind is nn.ELU:
-        return serial.ELU, module.alpha
+        return serial.ELU, float(module.alpha)
     if kind is nn.GELU and module.approximate != "none":
         raise Unsupported(f"GELU(approximate={module.approximate!r}) is not compiled")
     plain = {nn.Tanh: serial.TANH, nn.ReLU: serial.RELU, nn.SiLU: serial.SILU, nn.GELU: serial.GELU}
@@ -76,7 +76,7 @@ def list_layers(*networks: nn.Module) -> tuple[list[Layer], list[int]]:
     return layers, ends
 
 
-def list_parameters(layers: list[Layer], shared: nn.Parameter | None) -> list[nn.Parameter]:
+def list_parameters(layers: list[Layer], shared: nn.Parameter | None) -> list[torch.Tensor]:
     """The parameters of all layers, and one that all samples share, if there is one."""
     tensors = [x for layer in layers for x in (layer.linear.weight, layer.linear.bias) if x is not None]
     tensors += [] if shared is None else [shared]
@@ -94,7 +94,7 @@ def is_plain_tensor(x: torch.Tensor) -> bool:
 
 
 def make_layer_table(
-    layers: list[Layer], parameters: list[nn.Parameter], scratch: np.ndarray, first: int
+    layers: list[Layer], parameters: list[torch.Tensor], scratch: np.ndarray, first: int
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """The table of layers, their slopes, and the first row of scratch memory that is free behind those of the layers.
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 from rl_triton_core._internal.mlp import serial
@@ -16,6 +16,8 @@ TF_LIKE = "stable_baselines3.common.sb2_compat.rmsprop_tf_like.RMSpropTFLike"
 RULES = {Adam: serial.ADAM, AdamW: serial.ADAM, RMSprop: serial.RMSPROP, SGD: serial.SGD}
 REFUSED = ("amsgrad", "maximize", "dampening", "differentiable", "capturable")
 """Settings with which an optimizer is not compiled."""
+PLACES = {"exp_avg": 1, "square_avg": 1, "exp_avg_sq": 2, "momentum_buffer": 2, "grad_avg": 3}
+"""Where the addresses of states are, behind that of the count of steps."""
 
 
 def find_rule(optimizer: Optimizer) -> int:
@@ -29,14 +31,14 @@ def find_rule(optimizer: Optimizer) -> int:
     return RULES[kind]
 
 
-def find_groups(optimizer: Optimizer, parameters: list[nn.Parameter]) -> list[dict[str, Any]]:
+def find_groups(optimizer: Optimizer, parameters: list[Tensor]) -> list[dict[str, Any]]:
     """The group of each parameter that is to be updated; an empty one for those that are frozen."""
     find_rule(optimizer)
     known = {id(x): group for group in optimizer.param_groups for x in group["params"]}
     name = type(optimizer).__name__
     for group in optimizer.param_groups:
         refused = next((key for key in REFUSED if group.get(key)), "")
-        if refused or any(isinstance(x, torch.Tensor) for x in (group["lr"], *group.get("betas", ()))):
+        if refused or any(isinstance(x, Tensor) for x in (group["lr"], *group.get("betas", ()))):
             raise Unsupported(f"{name} with {refused or 'settings that are tensors'} is not compiled")
     if any(x.requires_grad and id(x) not in known for x in parameters):
         raise Unsupported(f"{name} does not have all parameters")
@@ -59,27 +61,23 @@ def list_states(rule: int, group: dict[str, Any]) -> dict[str, float]:
     return squares | momentum | ({"grad_avg": 0.0} if group["centered"] else {})
 
 
-def prepare_state(optimizer: Optimizer, rule: int, parameter: nn.Parameter, group: dict[str, Any]) -> list[int]:
+def prepare_state(optimizer: Optimizer, rule: int, parameter: Tensor, group: dict[str, Any]) -> list[int]:
     """Addresses of the step count and the states of a parameter; the optimizer gets them if it has none yet."""
     state = optimizer.state[parameter]
     if not state and rule != serial.SGD:
         state["step"] = 0 if rule == serial.RMSPROP_TF else torch.tensor(0.0, dtype=torch.float32)
-    counts = [state["step"]] if isinstance(state.get("step"), torch.Tensor) else []
+    counts = [state["step"]] if isinstance(state.get("step"), Tensor) else []
     is_new, names = len(state) < 2, list_states(rule, group)
     for name, number in names.items():
         if (is_new and name not in state) or state[name] is None:
             state[name] = torch.full_like(parameter, number, requires_grad=False)
     tensors = [*counts, *(state[name] for name in names)]
-    if not all(is_plain_tensor(x) for x in tensors):
+    if not all(map(is_plain_tensor, tensors)):
         raise Unsupported(f"the state of {type(optimizer).__name__} is not float32, contiguous and on the CPU")
-    places = {name: state[name].data_ptr() for name in names}
-    columns = ("exp_avg", "square_avg"), ("exp_avg_sq", "momentum_buffer"), ("grad_avg",)
-    if rule == serial.SGD:
-        columns = ("momentum_buffer",), (), ()
-    return [
-        counts[0].data_ptr() if counts else 0,
-        *(next((places[x] for x in column if x in places), 0) for column in columns),
-    ]
+    addresses = [counts[0].data_ptr() if counts else 0, 0, 0, 0]
+    for name in names:
+        addresses[PLACES[name]] = state[name].data_ptr()
+    return addresses
 
 
 def describe_group(rule: int, group: dict[str, Any]) -> list[float]:
@@ -92,8 +90,8 @@ def describe_group(rule: int, group: dict[str, Any]) -> list[float]:
 
 
 def make_parameter_tables(
-    optimizer: Optimizer, parameters: list[nn.Parameter], groups: list[dict[str, Any]]
-) -> tuple[np.ndarray, np.ndarray, torch.Tensor]:
+    optimizer: Optimizer, parameters: list[Tensor], groups: list[dict[str, Any]]
+) -> tuple[np.ndarray, np.ndarray, Tensor]:
     """The tables of parameters and of settings, and memory: gradients, and those of the last step."""
     rule = find_rule(optimizer)
     table = np.zeros((len(parameters), serial.COLUMNS), np.int64)
@@ -110,16 +108,16 @@ def make_parameter_tables(
     return table, settings, memory
 
 
-def leave_gradients(optimizer: Optimizer, parameters: list[nn.Parameter], last: torch.Tensor) -> None:
+def leave_gradients(optimizer: Optimizer, parameters: list[Tensor], last: Tensor) -> None:
     """Leave the gradients of the last step where `backward` would, and none where a parameter was not updated."""
     for x in (x for group in optimizer.param_groups for x in group["params"]):
         x.grad = None
-    for x, gradient in zip(parameters, last.split([x.numel() for x in parameters]), strict=True):
+    for x, gradient in zip(parameters, torch.split(last, [x.numel() for x in parameters]), strict=True):
         if x.requires_grad:
             x.grad = gradient.view(x.shape)
 
 
-def count_steps(optimizer: Optimizer, parameters: list[nn.Parameter], count: int) -> None:
+def count_steps(optimizer: Optimizer, parameters: list[Tensor], count: int) -> None:
     """Add to the counts of steps that are Python's numbers."""
     for x in parameters:
         state = optimizer.state.get(x, {})

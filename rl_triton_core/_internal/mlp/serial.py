@@ -415,7 +415,7 @@ def step_rmsprop(parameter, setting):
 
 def step_sgd(parameter, setting):
     """Gradient descent, perhaps with (Nesterov's) momentum."""
-    size, p, g, moved, _, _ = find_memory(parameter)
+    size, p, g, _, moved, _ = find_memory(parameter)
     decay, rate, momentum = load_setting(setting, DECAY), load_setting(setting, RATE), load_setting(setting, MOMENTUM)
     is_nesterov = load_double(setting, IS_NESTEROV) != 0.0
     for i in range(size):

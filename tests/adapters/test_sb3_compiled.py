@@ -21,10 +21,10 @@ OPTIMIZERS = {
     "sgd": {"optimizer_class": torch.optim.SGD, "optimizer_kwargs": {"momentum": 0.9, "nesterov": True}},
 }
 SCHEDULES = {
-    "learning_rate": lambda x: 1e-3 * x,
+    "learning_rate": lambda x: 3e-3 * x,
     "clip_range": lambda x: 0.1 + 0.1 * x,
     "clip_range_vf": lambda x: 0.2 + x,
-    "target_kl": 0.01,
+    "target_kl": 0.003,
     "ent_coef": 0.01,
     "policy_kwargs": {"net_arch": {"pi": [9, 5], "vf": [7]}, "activation_fn": torch.nn.ELU},
 }
@@ -53,10 +53,9 @@ def test_optimizers_and_their_states(optimizer, task):
 @pytest.mark.parametrize("task", ["pendulum", "a2c", "masks_several"])
 def test_checkpoints_both_ways_in_mid_training(task, tmp_path):
     """Ours goes on from stock's, and stock from ours, as each from its own."""
-    models = [*make_models(task, "cpu")]
-    for model, name in zip(models, ("stock", "ours"), strict=True):
+    for model, name in zip(make_models(task, "cpu"), ("stock", "ours"), strict=True):
         model.learn(64).save(tmp_path / name)
-    kind, went_on = type(models[1]), []
+    kind, went_on = type(model), []
     for cls, name in ((kind, "stock"), (STOCK[kind], "ours")):
         again = cls.load(tmp_path / name, env=make_model(task, "cpu").get_env(), device="cpu")
         again.set_random_seed(3)

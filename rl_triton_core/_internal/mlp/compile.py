@@ -12,37 +12,53 @@ import numba
 import numpy as np
 from numba.core.ccallback import CFunc
 
-from rl_triton_core._internal.equations.compile import bind_names
-from rl_triton_core._internal.equations.numba import UserCache, compile_and_keep, hash_text
-from rl_triton_core._internal.loss.cpu import bind_constants, compile_equations, compile_function
-from rl_triton_core._internal.loss.equations import HEADS, Choices
+from rl_triton_core._internal.equations import primitives
+from rl_triton_core._internal.equations.numba import (
+    UserCache,
+    bind_code,
+    compile_and_keep,
+    compile_inner,
+    literals_of,
+    numba_language,
+)
+from rl_triton_core._internal.loss.equations import (
+    HEADS,
+    Choices,
+    compile_equations,
+    compute_terms,
+    exp_remainder,
+    sigmoid,
+)
 from rl_triton_core._internal.mlp import memory, serial
 
 INLINED = ("add", "get", "load_four", "add_four", "choose_action", "find_memory", "load_setting", "tanh")
 CALLED = ("add_product", "add_dots", "run_forward", "run_backward", "evaluate_loss", "step_optimizer")
 """The functions that are called by address, in the order of their table. The loss alone depends on the head."""
 FASTMATH = {"reassoc", "contract"}
-SOURCES = hash_text([Path(str(file)).read_bytes() for file in (serial.__file__, memory.__file__, __file__)])
+REAL = np.float32
+SOURCE = [Path(str(file)).read_bytes() for file in (serial.__file__, memory.__file__)]
 
 
 @cache
 def compile_helpers(head: str) -> dict[str, Any]:
     """Helpers by name, with a head's equations in them."""
-    choices = Choices(head, clipped_value="sb3")
-    names = compile_equations(choices, False) | {"IS_INDEXED": HEADS[head].indexed}
+    language, choices = numba_language(REAL, contracts=True), Choices(head, clipped_value="sb3")
+    names = compile_equations(choices, language, (compute_terms, exp_remainder, sigmoid))
+    names |= {"exp": language.primitives[primitives.exp], "IS_INDEXED": HEADS[head].indexed}
     for name, function in vars(serial).items():
         if isinstance(function, FunctionType) and function.__module__ == serial.__name__:
             options = {"fastmath": FASTMATH, "forceinline": name in INLINED}
-            names[name] = compile_function(bind_names(function, **names), (SOURCES, choices), False, **options)
+            names[name] = compile_inner(function, REAL, names, SOURCE, **options)
     return names
 
 
 @cache
 def compile_callback(name: str, head: str) -> Any:
     """A function that is called by address, kept on disk between processes."""
-    function = bind_constants(bind_names(getattr(serial, name), **compile_helpers(head)), (SOURCES, head), False)
+    function = bind_code(getattr(serial, name), REAL, compile_helpers(head), SOURCE)
     types = (numba.int64,) * function.__code__.co_argcount, numba.void
-    compiled: Any = CFunc(function, types, locals={}, options={"error_model": "numpy", "fastmath": FASTMATH})
+    options = {"error_model": "numpy", "fastmath": FASTMATH}
+    compiled: Any = CFunc(function, types, locals={}, options=options, pipeline_class=literals_of(REAL, (float,)))
     with suppress(RuntimeError):  # no folder can be written
         compiled._cache = UserCache(function)
     compiled.compile()
@@ -66,8 +82,8 @@ def compile_epoch() -> Any:
 
     rollout = numba.types.Tuple([array(real, 2), array(real, 2), *[array(real, 1)] * 4, array(numba.boolean, 2)])
     tables = numba.types.UniTuple(integer, 13)
-    function = bind_constants(bind_names(serial.run_epoch, **compile_helpers("none")), SOURCES, False)
+    function = bind_code(serial.run_epoch, REAL, compile_helpers("none"), SOURCE)
     signature = integer(
         tables, *[integer] * 3, rollout, array(integer, 1), integer, array(wide, 1, True), array(wide, 2, True)
     )
-    return compile_and_keep(function, signature)
+    return compile_and_keep(function, signature, pipeline_class=literals_of(REAL, (float,)))

@@ -11,7 +11,8 @@ import math
 
 import numpy as np
 
-from rl_triton_core._internal.loss.equations import Coefficients, stand_in
+from rl_triton_core._internal.equations.compile import unbound
+from rl_triton_core._internal.loss.equations import Coefficients
 from rl_triton_core._internal.mlp.memory import call, load, load_double, load_integer, store
 
 TILE = 128
@@ -42,7 +43,7 @@ MASKED_LOGIT = np.float32(-1e8)
 IS_INDEXED = False
 """Whether actions are indices."""
 
-sums = readout = slopes = compute_terms = exp = exp_remainder = sigmoid = stand_in
+sums = readout = slopes = compute_terms = exp = exp_remainder = sigmoid = unbound
 
 # -- memory ------------------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ SCHEDULES = {
     "learning_rate": lambda x: 3e-3 * x,
     "clip_range": lambda x: 0.1 + 0.1 * x,
     "clip_range_vf": lambda x: 0.2 + x,
-    "target_kl": 0.003,
+    "target_kl": 0.0003,
     "ent_coef": 0.01,
     "policy_kwargs": {"net_arch": {"pi": [9, 5], "vf": [7]}, "activation_fn": torch.nn.ELU},
 }

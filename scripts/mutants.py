@@ -73,6 +73,7 @@ CORE_TESTS = [
         "capture",
         "capture_faults",
         "capture_hooks",
+        "compiled_update",
         "capture_optimizers",
     )
 ]

@@ -19,10 +19,12 @@ import torch
 from rl_triton_adapters._optimizers import clip_gradients, fuse_optimizer
 from rl_triton_adapters._overrides import find_override
 from rl_triton_adapters.sb3.buffers import rollout_buffer_class_for
+from rl_triton_adapters.sb3.compiled import compile_update, find_compiled
 from rl_triton_adapters.sb3.device import DeviceStorageMixin, map_arrays
 from rl_triton_adapters.sb3.policies import DeferredChecks, can_draw, draw_actions
 from rl_triton_adapters.updates import CapturedUpdate, find_reason
 from rl_triton_core.capture import CapturedStep
+from rl_triton_core.compiled import CompiledUpdate
 
 # isort: split
 from gymnasium import spaces
@@ -33,7 +35,7 @@ from stable_baselines3.common.utils import explained_variance
 ACCELERATIONS = ("auto", "off")
 DEVICES = ("cpu", "cuda")
 PACKAGES = ("stable_baselines3", "sb3_contrib")
-TRANSIENT = ("_update", "_acting", "_rollout", "_parameters", "_clip_ranges")
+TRANSIENT = ("_update", "_compiled", "_acting", "_rollout", "_parameters", "_clip_ranges")
 """Attributes of a model that no checkpoint has."""
 
 
@@ -54,6 +56,7 @@ class AcceleratedMixin(OnPolicyAlgorithm):
     def __init__(self, *args: Any, acceleration: str | bool = "auto", **kwargs: Any) -> None:
         self.acceleration = check_acceleration(acceleration)
         self._update = CapturedUpdate(self._make_step)
+        self._compiled: CompiledUpdate | None = None
         self._acting: CapturedStep | None = None
         self._rollout: dict[str, Any] = {}
         self._parameters: list[torch.Tensor] = []
@@ -67,6 +70,8 @@ class AcceleratedMixin(OnPolicyAlgorithm):
             self.rollout_buffer_class = rollout_buffer_class_for(self.observation_space, type(self), verbose=0)
         super()._setup_model()
         self.rollout_buffer_class = chosen
+        if self.device.type == "cpu" and not self.find_obstacle():
+            compile_update(self)
 
     def _maybe_recommend_cpu(self, *args: Any, **kwargs: Any) -> None:
         """Leave the advice to train on a CPU to what trains as the stock algorithm."""
@@ -89,9 +94,11 @@ class AcceleratedMixin(OnPolicyAlgorithm):
         return not self._update.stock
 
     def describe_step(self) -> str:
-        """Say whether updates are captured, accelerated without a graph, or stock, and why."""
-        self._find_update()
-        return self._update.describe()
+        """Say whether updates are compiled, captured, accelerated without a graph, or stock, and why."""
+        if not self._find_update().reason or self._update.stock or self.device.type != "cpu":
+            return self._update.describe()
+        compiled, reason = find_compiled(self)
+        return f"{self._update.describe()}; not compiled: {reason}" if compiled is None else "updates are compiled"
 
     def find_obstacle(self) -> str:
         """Why the stock algorithm's methods run, besides what `CapturedStep` says; empty if nothing asks for them."""
@@ -130,7 +137,8 @@ class AcceleratedMixin(OnPolicyAlgorithm):
             super().train()
             return
         self._update.keep_settings([getattr(self, name) for name in self.settings])
-        if update.reason:
+        self._compiled = find_compiled(self)[0] if update.reason else None
+        if update.reason and self._compiled is None:
             fuse_optimizer(self.policy.optimizer)
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
@@ -140,6 +148,7 @@ class AcceleratedMixin(OnPolicyAlgorithm):
             update.resume()
             self._make_updates(update)
         finally:
+            self._compiled = None
             if update.reason:  # no graph reads it
                 self._rollout = {}
 

@@ -15,6 +15,7 @@ import torch
 from torch.nn.functional import mse_loss
 
 from rl_triton_adapters.sb3.acceleration import AcceleratedMixin
+from rl_triton_adapters.sb3.compiled import find_compiled, run_compiled
 from rl_triton_adapters.sb3.policies import compile_loss, compute_loss, evaluate_policy
 from rl_triton_core.capture import CapturedStep
 
@@ -48,9 +49,9 @@ class PPOUpdateMixin(AcceleratedMixin):
     clip_range_vf: Any
 
     def _setup_model(self) -> None:
-        """Compile the loss, too."""
+        """Compile the loss, too, unless it is part of an update that is compiled."""
         super()._setup_model()
-        if not self.find_obstacle() and self.device.type == "cpu":
+        if not self.find_obstacle() and self.device.type == "cpu" and find_compiled(self)[0] is None:
             value_clip = None if self.clip_range_vf is None else 1.0
             compile_loss(self.policy, value_clip=value_clip, normalize_advantages=bool(self.normalize_advantage))
 
@@ -68,19 +69,33 @@ class PPOUpdateMixin(AcceleratedMixin):
     def _make_updates(self, update: CapturedStep) -> None:
         clip_range, clip_range_vf = self._clip_ranges
         size = int(self.batch_size or self.rollout_buffer.buffer_size * self.rollout_buffer.n_envs)
+        if self._compiled is None:
+            minibatches, epochs = self._run_steps(update, size)
+        else:
+            clips = {"clip": clip_range, "value_clip": clip_range_vf}
+            minibatches, epochs = run_compiled(self, self._compiled, size, self.n_epochs, max_kl=self._max_kl, **clips)
+        self._log_statistics(self._read_statistics(minibatches, epochs), clip_range, clip_range_vf)
+
+    def _run_steps(self, update: CapturedStep, size: int) -> tuple[list[Any], list[torch.Tensor]]:
+        """Make one step after the other; return the minibatches of each epoch, and their statistics."""
         step = self._make_step if update.reason else update  # which waits for nothing within an epoch
         minibatches, epochs = [], []
         for _ in range(self.n_epochs):
             minibatches.append(torch.split(self._draw_permutation(), size))
             rows = []
             for indices in minibatches[-1]:
-                rows.append(step(indices, clip_range, clip_range_vf).clone())
+                rows.append(step(indices, *self._clip_ranges).clone())
                 if update.reason and rows[-1][-1]:
                     break
             epochs.append(torch.stack(rows))
             if (update.reason or self.target_kl is not None) and rows[-1][-1]:
                 break
-        self._log_statistics(self._read_statistics(minibatches, epochs), clip_range, clip_range_vf)
+        return minibatches, epochs
+
+    @property
+    def _max_kl(self) -> float:
+        """Where an update stops, at the latest where it is not finite, since the policy refuses the minibatch."""
+        return torch.finfo(torch.float32).max if self.target_kl is None else 1.5 * self.target_kl
 
     def _read_statistics(self, minibatches: list[Any], epochs: list[torch.Tensor]) -> list[Any]:
         """The statistics of all minibatches up to the one at which the update stopped, by epoch."""
@@ -121,9 +136,7 @@ class PPOUpdateMixin(AcceleratedMixin):
             entropy_coef=self.ent_coef,
             normalize_advantages=bool(self.normalize_advantage) and len(indices) > 1,
         )
-        # It is not finite where the policy refuses the minibatch.
-        max_kl = torch.finfo(torch.float32).max if self.target_kl is None else 1.5 * self.target_kl
-        has_stopped = self._step_optimizer(result.loss, ~(result.approx_kl <= max_kl))
+        has_stopped = self._step_optimizer(result.loss, ~(result.approx_kl <= self._max_kl))
         return torch.stack([*(getattr(result, name) for name in STATISTICS.values()), has_stopped.float()]).detach()
 
     def _log_statistics(self, epochs: list[Any], clip_range: float, clip_range_vf: float | None) -> None:
@@ -178,9 +191,14 @@ class TritonA2C(AcceleratedMixin, A2C):
     """
 
     def _make_updates(self, update: CapturedStep) -> None:
-        step = self._make_step if update.reason else update
-        indices = self._draw_permutation()
-        entropy_loss, policy_loss, value_loss, has_stopped = step(indices).tolist()
+        count = self.rollout_buffer.buffer_size * self.rollout_buffer.n_envs
+        if self._compiled is None or count == 1:
+            step, indices = self._make_step if update.reason else update, self._draw_permutation()
+            entropy_loss, policy_loss, value_loss, has_stopped = step(indices).tolist()
+        else:
+            ((indices,),), (rows,) = run_compiled(self, self._compiled, count, 1)
+            policy_loss, value_loss, entropy = rows[0, :3].tolist()
+            entropy_loss, has_stopped = -entropy, bool(rows[0, -1])
         if has_stopped:
             self._check_minibatch(indices)
             raise ValueError("log_probs: got NaN for the actions of the rollout, expected numbers")

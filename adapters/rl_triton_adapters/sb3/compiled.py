@@ -1,0 +1,123 @@
+"""Stable-Baselines3: updates of policies that are perceptrons, in compiled code on the CPU."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from rl_triton_adapters._overrides import find_override, has_hooks
+from rl_triton_adapters.sb3.policies import PACKAGES, find_head, list_sizes
+from rl_triton_adapters.updates import find_reason
+from rl_triton_core.compiled import CompiledUpdate, Rollout
+
+# isort: split
+from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, MlpExtractor
+
+STEPS = ("_make_updates", "_make_step", "_gather_minibatch", "_step_optimizer")
+"""What an update goes around that is compiled."""
+
+
+def find_compiled(algorithm: Any) -> tuple[CompiledUpdate | None, str]:
+    """The compiled update of an algorithm, and why there is none."""
+    policy, head = algorithm.policy, find_head(algorithm.policy)
+    reason = find_reason({f"it is on {algorithm.device.type}": algorithm.device.type != "cpu"})
+    reason = reason or find_override(algorithm, STEPS, ("rl_triton_adapters",)) or find_unknown(policy, head)
+    if reason:
+        return None, reason
+    extractor = policy.mlp_extractor
+    update = CompiledUpdate(
+        nn.Sequential(extractor.policy_net, policy.action_net),
+        nn.Sequential(extractor.value_net, policy.value_net),
+        policy.optimizer,
+        head="categorical" if head == "multicategorical" else str(head),
+        nvec=list_sizes(policy.action_dist) if head == "multicategorical" else None,
+        log_std=policy.log_std if head == "gaussian" else None,
+    )
+    reason = update.find_obstacle()
+    return (None, reason) if reason else (update, "")
+
+
+def find_unknown(policy: Any, head: str | None) -> str:
+    """Why a policy is not two perceptrons behind features without parameters; empty if it is."""
+    name, extractor = type(policy).__name__, policy.features_extractor
+    if head is None:
+        return f"{name} has methods or a distribution of its own"
+    networks = getattr(policy, "mlp_extractor", None)
+    owned = [policy.action_net, policy.value_net, networks, *([policy.log_std] if head == "gaussian" else [])]
+    known = {id(x) for part in owned for x in (part.parameters() if isinstance(part, nn.Module) else [part])}
+    return find_override(policy, ["extract_features"], PACKAGES) or find_reason(
+        {
+            f"{name} has no MlpExtractor of Stable-Baselines3": type(networks) is not MlpExtractor,
+            f"{type(extractor).__name__} extracts features": not is_flat(extractor),
+            f"{name} has further parameters": any(id(x) not in known for x in policy.parameters()),
+            "a module has hooks": any(map(has_hooks, policy.modules())),
+            f"{name} has a module with its own forward": any("forward" in vars(x) for x in list_children(policy)),
+        }
+    )
+
+
+def list_children(policy: nn.Module) -> Iterator[nn.Module]:
+    """All modules of a policy but itself, whose `forward` acts."""
+    return (x for x in policy.modules() if x is not policy)
+
+
+def is_flat(extractor: nn.Module) -> bool:
+    """Whether features are the observations, flattened and side by side."""
+    if type(extractor) is CombinedExtractor:
+        return all(type(x) is nn.Flatten for x in extractor.extractors.values())
+    return type(extractor) is FlattenExtractor
+
+
+def compile_update(algorithm: Any) -> None:
+    """Compile an algorithm's update, if there is one, or load it; say so if that takes long."""
+    update, _ = find_compiled(algorithm)
+    if update is not None:
+        start = time.perf_counter()
+        update.compile()
+        seconds = time.perf_counter() - start
+        if seconds > 1 and algorithm.verbose >= 1:
+            print(f"Compiled the update in {seconds:.1f} s; other processes load it from disk")
+
+
+@torch.no_grad()
+def view_rollout(algorithm: Any) -> Rollout:
+    """The samples of an algorithm's rollout."""
+    samples, policy = algorithm._rollout, algorithm.policy
+    features = policy.extract_features(samples["observations"])
+    features = features if policy.share_features_extractor else features[0]
+    return Rollout(
+        features,
+        samples["actions"].reshape(len(features), -1),
+        samples["advantages"],
+        samples["returns"],
+        samples["log_probs"],
+        samples["values"],
+        samples.get("action_masks"),
+    )
+
+
+def run_compiled(
+    algorithm: Any, update: CompiledUpdate, size: int, num_epochs: int, **numbers: Any
+) -> tuple[list[Any], list[torch.Tensor]]:
+    """Make all steps of an update; return the minibatches of each epoch, and their statistics."""
+    minibatches: list[Any] = []
+
+    def draw_orders() -> Iterator[torch.Tensor]:
+        for _ in range(num_epochs):
+            order = algorithm._draw_permutation()
+            minibatches.append(torch.split(order, size))
+            yield order
+
+    epochs = update.run(
+        view_rollout(algorithm),
+        draw_orders(),
+        size,
+        value_coef=algorithm.vf_coef,
+        entropy_coef=algorithm.ent_coef,
+        max_grad_norm=algorithm.max_grad_norm,
+        normalize_advantages=bool(algorithm.normalize_advantage),
+        **numbers,
+    )
+    return minibatches, epochs

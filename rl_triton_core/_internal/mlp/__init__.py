@@ -1,0 +1,1 @@
+"""Whole updates of actors and critics that are multilayer perceptrons, in compiled code on the CPU."""

@@ -1,0 +1,118 @@
+"""Two perceptrons as a table of layers, and what stands against it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from rl_triton_core._internal.mlp import serial
+
+
+class Unsupported(Exception):
+    """Why an update cannot run in compiled code."""
+
+
+class Layer(NamedTuple):
+    """A linear layer and the activation behind it."""
+
+    linear: nn.Linear
+    activation: int
+    slope: float
+    """Of the activation below 0, where it has one."""
+    source: int
+    """The number of the layer before it, -1 if there is none."""
+
+
+def describe_activation(module: Any) -> tuple[int, float]:
+    """The number of an activation, and its slope below 0."""
+    kind = type(module)
+    if kind is nn.LeakyReLU:
+        return serial.RELU, float(module.negative_slope)
+    if kind is nn.ELU:
+        return serial.ELU, float(module.alpha)
+    if kind is nn.GELU and module.approximate != "none":
+        raise Unsupported(f"GELU(approximate={module.approximate!r}) is not compiled")
+    plain = {nn.Tanh: serial.TANH, nn.ReLU: serial.RELU, nn.SiLU: serial.SILU, nn.GELU: serial.GELU}
+    if kind not in plain:
+        names = ", ".join(x.__name__ for x in (nn.Linear, *plain, nn.LeakyReLU, nn.ELU))
+        raise Unsupported(f"{kind.__name__} is none of the modules that are compiled: {names}")
+    return plain[kind], 0.0
+
+
+def flatten_modules(module: nn.Module) -> Iterator[nn.Module]:
+    """The modules of nested `nn.Sequential`s in the order in which they are called."""
+    if "forward" in vars(module):
+        raise Unsupported(f"this {type(module).__name__} has its own forward")
+    if type(module) is nn.Sequential:
+        for part in module:
+            yield from flatten_modules(part)
+    elif type(module) is not nn.Identity:
+        yield module
+
+
+def list_layers(*networks: nn.Module) -> tuple[list[Layer], list[int]]:
+    """The layers of some networks, those that they share once, and the numbers of their last ones."""
+    layers: list[Layer] = []
+    ends = []
+    for network in networks:
+        modules, source = [*flatten_modules(network)], -1
+        while modules:
+            linear = modules.pop(0)
+            if type(linear) is not nn.Linear:
+                raise Unsupported(f"{type(linear).__name__} is not behind a Linear, or not compiled")
+            is_plain = not modules or type(modules[0]) is nn.Linear
+            kind, slope = (serial.IDENTITY, 0.0) if is_plain else describe_activation(modules.pop(0))
+            layer = Layer(linear, kind, slope, source)
+            if layer not in layers:
+                layers.append(layer)
+            source = layers.index(layer)
+        if source < 0:
+            raise Unsupported("a network has no Linear")
+        ends.append(source)
+    return layers, ends
+
+
+def list_parameters(layers: list[Layer], shared: nn.Parameter | None) -> list[torch.Tensor]:
+    """The parameters of all layers, and one that all samples share, if there is one."""
+    tensors = [x for layer in layers for x in (layer.linear.weight, layer.linear.bias) if x is not None]
+    tensors += [] if shared is None else [shared]
+    if len({x.data_ptr() for x in tensors}) < len(tensors):
+        raise Unsupported("a parameter is used twice")
+    for x in tensors:
+        if type(x) is not nn.Parameter or not is_plain_tensor(x):
+            raise Unsupported(f"a parameter is {x.dtype} on {x.device}, or not contiguous")
+    return tensors
+
+
+def is_plain_tensor(x: torch.Tensor) -> bool:
+    """Whether compiled code can read and write a tensor in place."""
+    return x.dtype == torch.float32 and x.device.type == "cpu" and x.is_contiguous()
+
+
+def make_layer_table(
+    layers: list[Layer], parameters: list[torch.Tensor], scratch: np.ndarray, first: int
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """The table of layers, their slopes, and the first row of scratch memory that is free behind those of the layers.
+
+    Args:
+        layers: The layers.
+        parameters: Of whose rows in their table this one has the numbers.
+        scratch: Memory, a row per unit of a layer; features are in its first rows.
+        first: The first row behind the features.
+    """
+    start, rows = scratch.ctypes.data, {id(x): row for row, x in enumerate(parameters)}
+    table = np.zeros((len(layers), serial.COLUMNS), np.int64)
+    for k, layer in enumerate(layers):
+        linear, outputs = layer.linear, layer.linear.out_features
+        places = [start + serial.ROW * (first + i * outputs) for i in range(3)]
+        sums, slopes, values = places[0], places[1], places[0 if layer.activation == serial.IDENTITY else 2]
+        bias = -1 if linear.bias is None else rows[id(linear.bias)]
+        before = (start, 0) if layer.source < 0 else table[layer.source, [serial.VALUES, serial.SLOPES]]
+        sizes = linear.in_features, outputs, layer.activation, rows[id(linear.weight)], bias
+        table[k] = *sizes, before[0], sums, values, slopes, before[1]
+        first += 3 * outputs
+    return table, np.array([layer.slope for layer in layers], np.float32), first

@@ -1,0 +1,539 @@
+"""An epoch of PPO or A2C on two perceptrons, in loops that Numba compiles.
+
+A minibatch is worked through in tiles of samples. In a tile, whatever there is of each sample is a row: products then
+run along samples, however narrow a layer is. Rows and parameters are addresses, since Numba takes long to compile
+slices of arrays. `compile` binds the equations of the loss. A function calls only those that are written before it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from rl_triton_core._internal.equations.compile import unbound
+from rl_triton_core._internal.loss.equations import Coefficients
+from rl_triton_core._internal.mlp.memory import call, load, load_double, load_integer, store
+
+TILE = 128
+"""Samples of a tile."""
+ROW = 4 * TILE
+"""Bytes of a row."""
+COLUMNS = 10
+"""Of a table of layers or of parameters."""
+INPUTS, OUTPUTS, ACTIVATION, WEIGHT, BIAS, SOURCE, SUMS, VALUES, SLOPES, BY_SOURCE = range(COLUMNS)
+"""Of a layer: sizes, parameters, and addresses of its inputs' rows, of its own, and of derivatives; 0: not wanted."""
+ADDRESS, GRADIENT, SIZE, STEP, FIRST_STATE, SECOND_STATE, THIRD_STATE, LAST_GRADIENT = range(8)
+"""Of a parameter: its size, and addresses, 0 if it has none. The last gradient is that of the last step."""
+RATE, DECAY, KEPT, BETA, SECOND_BETA, EPS, MOMENTUM, IS_NESTEROV, RULE = range(9)
+"""Of a parameter: the settings of its optimizer."""
+SETTINGS = 9
+"""Columns of a table of settings."""
+PRODUCT, DOTS, FORWARD, BACKWARD, EVALUATION, OPTIMIZER = range(6)
+"""Addresses of functions."""
+ADAM, RMSPROP, RMSPROP_TF, SGD = range(4)
+TANH, RELU, ELU, SILU, GELU, IDENTITY = range(6)
+OLD, ADVANTAGE, TARGET, OLD_VALUE, LOG_PROB, HEAD_ENTROPY, BY_LOG_PROB, BY_ENTROPY, TOTALS, FIRST_SUM = range(10)
+"""Rows of the loss. The last ones are three sums and a peak of each distribution, and after them the actions."""
+POLICY_LOSS, VALUE_LOSS, ENTROPY, CLIP_FRACTION, APPROX_KL, LOSS, HAS_STOPPED = range(7)
+"""What is reported of a minibatch."""
+MAX_NORM, MAX_KL, NORMALIZES, IS_ON_POLICY = range(4)
+"""Options of an update."""
+MASKED_LOGIT = np.float32(-1e8)
+IS_INDEXED = False
+"""Whether actions are indices."""
+
+sums = readout = slopes = compute_terms = exp = exp_remainder = sigmoid = unbound
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def get(table, row, column):
+    """An entry of a table of layers or parameters."""
+    return load_integer(table, row * COLUMNS + column)
+
+
+def add(x, i, number):
+    """Add to a number in memory."""
+    store(x, i, load(x, i) + number)
+
+
+def add_four(x, i, s0, s1, s2, s3):
+    """Add four numbers to neighbours."""
+    add(x, i, s0)
+    add(x, i + 1, s1)
+    add(x, i + 2, s2)
+    add(x, i + 3, s3)
+
+
+def load_four(x, i, stride):
+    """Four numbers at equal distances."""
+    return load(x, i), load(x, i + stride), load(x, i + 2 * stride), load(x, i + 3 * stride)
+
+
+def fill(x, size, number):
+    """Fill memory with a number."""
+    for j in range(size):
+        store(x, j, number)
+
+
+# -- products ----------------------------------------------------------------------------------------------------------
+
+
+def add_multiple(factor, x, y, size):
+    """Add a multiple of a row to another."""
+    for j in range(size):
+        store(y, j, load(y, j) + factor * load(x, j))
+
+
+def dot(x, y, size):
+    """The sum of products."""
+    total = 0.0
+    for j in range(size):
+        total += load(x, j) * load(y, j)
+    return total
+
+
+def add_product(a, row, column, b, c, m, n, size):
+    """Add a·b to c, [m, n]·[n, size]: four rows and four columns of a, which has these strides, at a time."""
+    for i in range(0, m - 3, 4):
+        c0, c1, c2, c3 = c + i * ROW, c + (i + 1) * ROW, c + (i + 2) * ROW, c + (i + 3) * ROW
+        for k in range(0, n - 3, 4):
+            b0, b1, b2, b3 = b + k * ROW, b + (k + 1) * ROW, b + (k + 2) * ROW, b + (k + 3) * ROW
+            a00, a01, a02, a03 = load_four(a, i * row + k * column, column)
+            a10, a11, a12, a13 = load_four(a, (i + 1) * row + k * column, column)
+            a20, a21, a22, a23 = load_four(a, (i + 2) * row + k * column, column)
+            a30, a31, a32, a33 = load_four(a, (i + 3) * row + k * column, column)
+            for j in range(size):
+                x0, x1, x2, x3 = load(b0, j), load(b1, j), load(b2, j), load(b3, j)
+                store(c0, j, load(c0, j) + (a00 * x0 + a01 * x1 + a02 * x2 + a03 * x3))
+                store(c1, j, load(c1, j) + (a10 * x0 + a11 * x1 + a12 * x2 + a13 * x3))
+                store(c2, j, load(c2, j) + (a20 * x0 + a21 * x1 + a22 * x2 + a23 * x3))
+                store(c3, j, load(c3, j) + (a30 * x0 + a31 * x1 + a32 * x2 + a33 * x3))
+        for r in range(i, i + 4):
+            for k in range(n - n % 4, n):
+                add_multiple(load(a, r * row + k * column), b + k * ROW, c + r * ROW, size)
+    for r in range(m - m % 4, m):
+        for k in range(n):
+            add_multiple(load(a, r * row + k * column), b + k * ROW, c + r * ROW, size)
+
+
+def add_dots(d, y, w, m, n, size):
+    """Add d·yᵀ to w, [m, size]·[size, n]: four rows of each at a time."""
+    for o in range(0, m - 3, 4):
+        d0, d1, d2, d3 = d + o * ROW, d + (o + 1) * ROW, d + (o + 2) * ROW, d + (o + 3) * ROW
+        for i in range(0, n - 3, 4):
+            y0, y1, y2, y3 = y + i * ROW, y + (i + 1) * ROW, y + (i + 2) * ROW, y + (i + 3) * ROW
+            s00 = s01 = s02 = s03 = s10 = s11 = s12 = s13 = 0.0
+            s20 = s21 = s22 = s23 = s30 = s31 = s32 = s33 = 0.0
+            for j in range(size):
+                x0, x1, x2, x3 = load(y0, j), load(y1, j), load(y2, j), load(y3, j)
+                z0, z1, z2, z3 = load(d0, j), load(d1, j), load(d2, j), load(d3, j)
+                s00, s01, s02, s03 = s00 + z0 * x0, s01 + z0 * x1, s02 + z0 * x2, s03 + z0 * x3
+                s10, s11, s12, s13 = s10 + z1 * x0, s11 + z1 * x1, s12 + z1 * x2, s13 + z1 * x3
+                s20, s21, s22, s23 = s20 + z2 * x0, s21 + z2 * x1, s22 + z2 * x2, s23 + z2 * x3
+                s30, s31, s32, s33 = s30 + z3 * x0, s31 + z3 * x1, s32 + z3 * x2, s33 + z3 * x3
+            add_four(w, o * n + i, s00, s01, s02, s03)
+            add_four(w, (o + 1) * n + i, s10, s11, s12, s13)
+            add_four(w, (o + 2) * n + i, s20, s21, s22, s23)
+            add_four(w, (o + 3) * n + i, s30, s31, s32, s33)
+        for r in range(o, o + 4):
+            for i in range(n - n % 4, n):
+                add(w, r * n + i, dot(d + r * ROW, y + i * ROW, size))
+    for r in range(m - m % 4, m):
+        for i in range(n):
+            add(w, r * n + i, dot(d + r * ROW, y + i * ROW, size))
+
+
+# -- activations -------------------------------------------------------------------------------------------------------
+
+
+def tanh(x):
+    """The hyperbolic tangent: a quotient of polynomials, 1 where it is that within float32 (as in Eigen)."""
+    x = 7.9053111 if x > 7.9053111 else (-7.9053111 if x < -7.9053111 else x)
+    s = x * x
+    p = s * (s * (s * -2.76076847742355e-16 + 2.00018790482477e-13) - 8.60467152213735e-11) + 5.12229709037114e-08
+    p = s * (s * (s * p + 1.48572235717979e-05) + 6.37261928875436e-04) + 4.89352455891786e-03
+    q = s * (s * (s * 1.19825839466702e-06 + 1.18534705686654e-04) + 2.26843463243900e-03) + 4.89352518554385e-03
+    return x * p / q
+
+
+def activate(kind, slope, x, y, size):
+    """Apply an activation to a row."""
+    if kind == TANH:
+        for i in range(size):
+            store(y, i, tanh(load(x, i)))
+    elif kind == RELU:
+        for i in range(size):
+            store(y, i, slope * load(x, i) if load(x, i) < 0.0 else load(x, i))
+    elif kind == ELU:
+        for i in range(size):
+            below = load(x, i) if load(x, i) < 0.0 else 0.0
+            store(y, i, slope * (exp_remainder(below) + below) if load(x, i) < 0.0 else load(x, i))
+    elif kind == SILU:
+        for i in range(size):
+            store(y, i, load(x, i) * sigmoid(load(x, i)))
+    else:
+        for i in range(size):
+            store(y, i, load(x, i) * (0.5 + 0.5 * math.erf(load(x, i) * 0.70710678)))
+
+
+def multiply_slopes(kind, slope, x, y, by, size):
+    """Multiply derivatives by the activation's results by its own."""
+    if kind == TANH:
+        for i in range(size):
+            store(by, i, load(by, i) * (1.0 - load(y, i) * load(y, i)))
+    elif kind == RELU:
+        for i in range(size):
+            store(by, i, load(by, i) * (1.0 if load(x, i) > 0.0 else slope))
+    elif kind == ELU:
+        for i in range(size):
+            store(by, i, load(by, i) * (1.0 if load(x, i) > 0.0 else load(y, i) + slope))
+    elif kind == SILU:
+        for i in range(size):
+            s = sigmoid(load(x, i))
+            store(by, i, load(by, i) * s * (1.0 + load(x, i) * (1.0 - s)))
+    else:
+        for i in range(size):
+            z = load(x, i)
+            density = 0.39894228 * exp(-0.5 * z * z)
+            store(by, i, load(by, i) * (0.5 + 0.5 * math.erf(z * 0.70710678) + z * density))
+
+
+# -- networks ----------------------------------------------------------------------------------------------------------
+
+
+def run_forward(functions, layers, num_layers, kinks, parameters, size):
+    """Apply all layers to a tile."""
+    for k in range(num_layers):
+        inputs, outputs, kind = get(layers, k, INPUTS), get(layers, k, OUTPUTS), get(layers, k, ACTIVATION)
+        weight, bias = get(layers, k, WEIGHT), get(layers, k, BIAS)
+        sums, values = get(layers, k, SUMS), get(layers, k, VALUES)
+        for r in range(outputs):
+            fill(sums + r * ROW, size, load(get(parameters, bias, ADDRESS), r) if bias >= 0 else 0.0)
+        matrix = get(parameters, weight, ADDRESS)
+        call(get(functions, 0, PRODUCT), (matrix, inputs, 1, get(layers, k, SOURCE), sums, outputs, inputs, size))
+        for r in range(outputs if kind != IDENTITY else 0):
+            activate(kind, load(kinks, k), sums + r * ROW, values + r * ROW, size)
+
+
+def run_backward(functions, layers, num_layers, kinks, parameters, size):
+    """Add the gradients of a tile, from derivatives by the outputs of the last layers."""
+    for k in range(num_layers - 1, -1, -1):
+        inputs, outputs, kind = get(layers, k, INPUTS), get(layers, k, OUTPUTS), get(layers, k, ACTIVATION)
+        weight, bias = get(layers, k, WEIGHT), get(layers, k, BIAS)
+        by, source, by_source = get(layers, k, SLOPES), get(layers, k, SOURCE), get(layers, k, BY_SOURCE)
+        for r in range(outputs if kind != IDENTITY else 0):
+            own = get(layers, k, SUMS) + r * ROW, get(layers, k, VALUES) + r * ROW
+            multiply_slopes(kind, load(kinks, k), own[0], own[1], by + r * ROW, size)
+        gradient = get(parameters, weight, GRADIENT)
+        if gradient:
+            call(get(functions, 0, DOTS), (by, source, gradient, outputs, inputs, size))
+        by_bias = get(parameters, bias, GRADIENT) if bias >= 0 else 0
+        for r in range(outputs if by_bias else 0):
+            total = 0.0
+            for i in range(size):
+                total += load(by + r * ROW, i)
+            add(by_bias, r, total)
+        if by_source:
+            matrix = get(parameters, weight, ADDRESS)
+            call(get(functions, 0, PRODUCT), (matrix, 1, inputs, by, by_source, inputs, outputs, size))
+
+
+# -- the loss ----------------------------------------------------------------------------------------------------------
+
+
+def choose_action(actions, j, i):
+    """The action in a dimension, or whether it is this one."""
+    if IS_INDEXED:
+        return 1.0 if load(actions, i) == j else 0.0
+    return load(actions + j * ROW, i)
+
+
+def find_peaks(x, peaks, width, size):
+    """The largest logit of each sample."""
+    for i in range(size):
+        store(peaks, i, load(x, i))
+    for j in range(1, width):
+        for i in range(size):
+            logit = load(x + j * ROW, i)
+            store(peaks, i, logit if logit > load(peaks, i) else load(peaks, i))
+
+
+def add_sums(x, y, actions, j, state, size):
+    """Add what a head sums over the actions."""
+    for i in range(size):
+        s = sums(load(x, i), y, choose_action(actions, j, i), load(state + 3 * ROW, i))
+        add(state, i, s[0])
+        add(state + ROW, i, s[1])
+        add(state + 2 * ROW, i, s[2])
+
+
+def evaluate_heads(x, y, rows, widths, num_parts, size):
+    """Log-probability and entropy of each sample, over distributions side by side, and what `find_slopes` needs."""
+    log_probs, entropies = rows + LOG_PROB * ROW, rows + HEAD_ENTROPY * ROW
+    fill(log_probs, size, 0.0)
+    fill(entropies, size, 0.0)
+    first, state, actions = 0, rows + FIRST_SUM * ROW, rows + (FIRST_SUM + 4 * num_parts) * ROW
+    for part in range(num_parts):
+        width, peaks = load_integer(widths, part), state + 3 * ROW
+        for k in range(4):
+            fill(state + k * ROW, size, 0.0)
+        if IS_INDEXED:
+            find_peaks(x + first * ROW, peaks, width, size)
+        for j in range(width):
+            add_sums(x + (first + j) * ROW, load(y, j), actions, j, state, size)
+        for i in range(size):
+            own = load(state, i), load(state + ROW, i), load(state + 2 * ROW, i)
+            log_prob, entropy = readout(own)
+            exists = (not IS_INDEXED) or (load(actions, i) >= 0.0 and load(actions, i) < width)
+            add(log_probs, i, log_prob if exists else math.nan)
+            add(entropies, i, entropy)
+        first, state, actions = first + width, state + 4 * ROW, actions + ROW
+
+
+def evaluate_terms(rows, values, by_values, numbers, is_on_policy, size):
+    """Add up the terms of each sample; derivatives by log-probability, entropy and value."""
+    clip, value_coef, value_clip = load(numbers, 0), load(numbers, 1), load(numbers, 2)
+    entropy_coef, share, inf = load(numbers, 3), load(numbers, 4), np.float32(math.inf)
+    coefficients = Coefficients(clip, clip, inf, value_coef, value_clip, 1.0, 1.0, entropy_coef, 0.0, inf, inf)
+    policies = value_losses = entropies = approx_kls = clips = np.float64(0.0)
+    for i in range(size):
+        log_prob, advantage = load(rows + LOG_PROB * ROW, i), load(rows + ADVANTAGE * ROW, i)
+        old = log_prob if is_on_policy else load(rows + OLD * ROW, i)
+        policy = log_prob, load(rows + HEAD_ENTROPY * ROW, i), 0.0
+        target, old_value = load(rows + TARGET * ROW, i), load(rows + OLD_VALUE * ROW, i)
+        terms, by_policy, by_value = compute_terms(
+            policy, old, advantage, 0.0, load(values, i), target, old_value, coefficients
+        )
+        policies += -advantage * log_prob if is_on_policy else terms[0]
+        value_losses += terms[1]
+        entropies += terms[2]
+        approx_kls += terms[4]
+        clips += terms[6]
+        store(rows + BY_LOG_PROB * ROW, i, share * by_policy[0])
+        store(rows + BY_ENTROPY * ROW, i, share * by_policy[1])
+        store(by_values, i, share * by_value)
+    totals = rows + TOTALS * ROW
+    store(totals, 0, np.float32(policies))
+    store(totals, 1, np.float32(value_losses))
+    store(totals, 2, np.float32(entropies))
+    store(totals, 3, np.float32(clips))
+    store(totals, 4, np.float32(approx_kls))
+
+
+def find_slopes(x, y, rows, widths, num_parts, by_x, by_y, size):
+    """Derivatives by what the actor returns, and add those by what all samples share."""
+    state, actions = rows + FIRST_SUM * ROW, rows + (FIRST_SUM + 4 * num_parts) * ROW
+    for part in range(num_parts):
+        for j in range(load_integer(widths, part)):
+            total = 0.0
+            for i in range(size):
+                own = load(state, i), load(state + ROW, i), load(state + 2 * ROW, i)
+                by_log_prob, by_entropy = load(rows + BY_LOG_PROB * ROW, i), load(rows + BY_ENTROPY * ROW, i)
+                action, peak = choose_action(actions, j, i), load(state + 3 * ROW, i)
+                by_own, by_shared = slopes(load(x, i), load(y, j), action, peak, own, by_log_prob, by_entropy)
+                store(by_x, i, by_own)
+                total += by_shared
+            if by_y:
+                add(by_y, j, total)
+            x, by_x = x + ROW, by_x + ROW
+        state, actions = state + 4 * ROW, actions + ROW
+
+
+def evaluate_loss(x, y, values, rows, widths, num_parts, by_x, by_y, by_values, numbers, is_on_policy, size):
+    """The terms of the loss of a tile, added up, and its derivatives by what the networks return."""
+    evaluate_heads(x, y, rows, widths, num_parts, size)
+    evaluate_terms(rows, values, by_values, numbers, is_on_policy, size)
+    find_slopes(x, y, rows, widths, num_parts, by_x, by_y, size)
+
+
+# -- optimizers --------------------------------------------------------------------------------------------------------
+
+
+def clip_gradients(parameters, num_parameters, max_norm):
+    """Scale all gradients so that their norm is at most this."""
+    squares = np.float64(0.0)
+    for k in range(num_parameters):
+        gradient = get(parameters, k, GRADIENT)
+        squares += np.float64(dot(gradient, gradient, get(parameters, k, SIZE) if gradient else 0))
+    factor = np.float32(max_norm / (math.sqrt(squares) + 1e-6))
+    if factor < 1.0 or factor != factor:
+        for k in range(num_parameters):
+            gradient = get(parameters, k, GRADIENT)
+            for i in range(get(parameters, k, SIZE) if gradient else 0):
+                store(gradient, i, factor * load(gradient, i))
+
+
+def find_memory(parameter):
+    """Size and addresses of a parameter, its gradient and its states."""
+    p, g, size = get(parameter, 0, ADDRESS), get(parameter, 0, GRADIENT), get(parameter, 0, SIZE)
+    return size, p, g, get(parameter, 0, FIRST_STATE), get(parameter, 0, SECOND_STATE), get(parameter, 0, THIRD_STATE)
+
+
+def load_setting(setting, column):
+    """A setting in float32."""
+    return np.float32(load_double(setting, column))
+
+
+def step_adam(parameter, setting):
+    """Adam (Kingma and Ba 2015), or AdamW."""
+    size, p, g, mean, square, _ = find_memory(parameter)
+    step, beta = np.float64(load(get(parameter, 0, STEP), 0)), load_double(setting, BETA)
+    second_beta = load_double(setting, SECOND_BETA)
+    rate = np.float32(load_double(setting, RATE) / (1.0 - beta**step))
+    correction = np.float32(1.0 / math.sqrt(1.0 - second_beta**step))
+    decay, kept, eps = load_setting(setting, DECAY), load_setting(setting, KEPT), load_setting(setting, EPS)
+    share, second, second_share = np.float32(1.0 - beta), np.float32(second_beta), np.float32(1.0 - second_beta)
+    for i in range(size):
+        gradient = load(g, i) + decay * load(p, i)
+        first = load(mean, i) + share * (gradient - load(mean, i))
+        squared = second * load(square, i) + second_share * gradient * gradient
+        store(mean, i, first)
+        store(square, i, squared)
+        store(p, i, kept * load(p, i) - rate * (first / (math.sqrt(squared) * correction + eps)))
+
+
+def step_rmsprop(parameter, setting):
+    """RMSprop; TensorFlow's has ε under the root."""
+    size, p, g, square, moved, mean = find_memory(parameter)
+    decay, rate, momentum = load_setting(setting, DECAY), load_setting(setting, RATE), load_setting(setting, MOMENTUM)
+    alpha, share = load_setting(setting, BETA), np.float32(1.0 - load_double(setting, BETA))
+    eps, is_inside = load_setting(setting, EPS), load_double(setting, RULE) == RMSPROP_TF
+    for i in range(size):
+        gradient = load(g, i) + decay * load(p, i)
+        squared = alpha * load(square, i) + share * gradient * gradient
+        store(square, i, squared)
+        if mean:
+            add(mean, i, share * (gradient - load(mean, i)))
+            squared -= load(mean, i) * load(mean, i)
+        change = gradient / (math.sqrt(squared + eps) if is_inside else math.sqrt(squared) + eps)
+        if moved:
+            change += momentum * load(moved, i)
+            store(moved, i, change)
+        add(p, i, -rate * change)
+
+
+def step_sgd(parameter, setting):
+    """Gradient descent, perhaps with (Nesterov's) momentum."""
+    size, p, g, _, moved, _ = find_memory(parameter)
+    decay, rate, momentum = load_setting(setting, DECAY), load_setting(setting, RATE), load_setting(setting, MOMENTUM)
+    is_nesterov = load_double(setting, IS_NESTEROV) != 0.0
+    for i in range(size):
+        change = load(g, i) + decay * load(p, i)
+        if moved:
+            kept = momentum * load(moved, i) + change
+            store(moved, i, kept)
+            change = change + momentum * kept if is_nesterov else kept
+        add(p, i, -rate * change)
+
+
+def step_optimizer(parameters, num_parameters, settings, options):
+    """Clip all gradients, and update what has one."""
+    clip_gradients(parameters, num_parameters, load_double(options, MAX_NORM))
+    for k in range(num_parameters):
+        parameter, setting = parameters + k * 8 * COLUMNS, settings + k * 8 * SETTINGS
+        if get(parameter, 0, GRADIENT):
+            for i in range(get(parameter, 0, SIZE)):
+                store(get(parameter, 0, LAST_GRADIENT), i, load(get(parameter, 0, GRADIENT), i))
+            if get(parameter, 0, STEP):
+                add(get(parameter, 0, STEP), 0, 1.0)
+            rule = load_double(setting, RULE)
+            if rule == ADAM:
+                step_adam(parameter, setting)
+            elif rule == SGD:
+                step_sgd(parameter, setting)
+            else:
+                step_rmsprop(parameter, setting)
+
+
+# -- an epoch ----------------------------------------------------------------------------------------------------------
+
+
+def find_scaling(advantages, order, first, end):
+    """What to subtract from the advantages of a minibatch, and what to multiply the difference with."""
+    total = squares = np.float64(0.0)
+    pivot = np.float64(advantages[order[first]])
+    for i in range(first, end):
+        total += advantages[order[i]] - pivot
+    shift = total / (end - first)
+    for i in range(first, end):
+        deviation = advantages[order[i]] - pivot - shift
+        squares += deviation * deviation
+    return pivot + shift, 1.0 / (math.sqrt(squares / (end - first - 1)) + 1e-8)
+
+
+def gather_tile(rollout, order, low, size, scaling, features, rows, actions):
+    """Read the samples of a tile, one per column."""
+    observed, chosen, old_log_probs, advantages, returns, old_values, _ = rollout
+    for i in range(size):
+        index = order[low + i]
+        for j in range(observed.shape[1]):
+            store(features + j * ROW, i, observed[index, j])
+        for j in range(chosen.shape[1]):
+            store(actions + j * ROW, i, chosen[index, j])
+        store(rows + OLD * ROW, i, old_log_probs[index] if len(old_log_probs) else 0.0)
+        store(rows + ADVANTAGE * ROW, i, np.float32((advantages[index] - scaling[0]) * scaling[1]))
+        store(rows + TARGET * ROW, i, returns[index])
+        store(rows + OLD_VALUE * ROW, i, old_values[index] if len(old_values) else 0.0)
+
+
+def mask_logits(x, masks, order, low, size):
+    """Add a large negative number to the logits of what is not allowed."""
+    for j in range(masks.shape[1]):
+        for i in range(size):
+            add(x + j * ROW, i, 0.0 if masks[order[low + i], j] else MASKED_LOGIT)
+
+
+def add_gradients(tables, rollout, order, low, size, scaling, is_on_policy):
+    """Add the gradients of a tile; its terms are in the first of its rows."""
+    functions, layers, num_layers, kinks, parameters, widths, num_parts, features, rows, numbers = tables[:10]
+    actor, critic, shared = tables[10:]
+    gather_tile(rollout, order, low, size, scaling, features, rows, rows + (FIRST_SUM + 4 * num_parts) * ROW)
+    call(get(functions, 0, FORWARD), (functions, layers, num_layers, kinks, parameters, size))
+    x, by_x = get(layers, actor, VALUES), get(layers, actor, SLOPES)
+    y, by_y = (get(parameters, shared, ADDRESS), get(parameters, shared, GRADIENT)) if shared >= 0 else (x, 0)
+    values, by_values = get(layers, critic, VALUES), get(layers, critic, SLOPES)
+    mask_logits(x, rollout[6], order, low, size)
+    for k in range(num_layers):
+        for r in range(get(layers, k, OUTPUTS)):
+            fill(get(layers, k, SLOPES) + r * ROW, size, 0.0)
+    evaluation = x, y, values, rows, widths, num_parts, by_x, by_y, by_values, numbers, is_on_policy, size
+    call(get(functions, 0, EVALUATION), evaluation)
+    call(get(functions, 0, BACKWARD), (functions, layers, num_layers, kinks, parameters, size))
+
+
+def report(totals, count, numbers, max_kl, results, row):
+    """Write what is logged of a minibatch, and whether the update stops before its step."""
+    for k in range(5):
+        results[row, POLICY_LOSS + k] = totals[k] / count
+    loss = totals[0] + load(numbers, 1) * totals[1] - load(numbers, 3) * totals[2]
+    results[row, LOSS] = loss / count
+    results[row, HAS_STOPPED] = 0.0 if np.float32(totals[4] / count) <= np.float32(max_kl) else 1.0
+
+
+def run_epoch(tables, num_parameters, settings, options, rollout, order, size, totals, results):
+    """Make all steps of an epoch, until one is not to be made; return how many minibatches were seen."""
+    parameters, rows, numbers = tables[4], tables[8], tables[9]
+    normalizes, is_on_policy = load_double(options, NORMALIZES) != 0, np.int64(load_double(options, IS_ON_POLICY))
+    for row in range(len(results)):
+        first, end = row * size, min((row + 1) * size, len(order))
+        for k in range(num_parameters):
+            gradient = get(parameters, k, GRADIENT)
+            fill(gradient, get(parameters, k, SIZE) if gradient else 0, 0.0)
+        for k in range(len(totals)):
+            totals[k] = 0.0
+        scaling = np.float64(0.0), np.float64(1.0)
+        if normalizes and end - first > 1:
+            scaling = find_scaling(rollout[3], order, first, end)
+        store(numbers, 4, np.float32(1.0 / (end - first)))
+        for low in range(first, end, TILE):
+            add_gradients(tables, rollout, order, low, min(TILE, end - low), scaling, is_on_policy)
+            for k in range(len(totals)):
+                totals[k] += load(rows + TOTALS * ROW, k)
+        report(totals, end - first, numbers, load_double(options, MAX_KL), results, row)
+        if results[row, HAS_STOPPED] != 0.0:
+            return row + 1
+        step = parameters, num_parameters, settings, options
+        call(get(tables[0], 0, OPTIMIZER), step)
+    return len(results)

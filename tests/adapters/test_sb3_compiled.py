@@ -1,0 +1,142 @@
+"""Compiled updates of Stable-Baselines3's algorithms against the stock ones."""
+
+import copy
+import pickle
+from functools import partial
+
+import pytest
+import torch
+
+pytest.importorskip("sb3_contrib")
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
+from test_sb3_captured import STOCK, compare, compare_logs, make_model, make_models
+
+from rl_triton_adapters.sb3.captured import TritonPPO
+
+COMPILED = "updates are compiled"
+OPTIMIZERS = {
+    "rmsprop_tf": {"optimizer_class": RMSpropTFLike, "optimizer_kwargs": {"alpha": 0.9, "centered": True}},
+    "adamw": {"optimizer_class": torch.optim.AdamW, "optimizer_kwargs": {"weight_decay": 0.1}},
+    "sgd": {"optimizer_class": torch.optim.SGD, "optimizer_kwargs": {"momentum": 0.9, "nesterov": True}},
+}
+SCHEDULES = {
+    "learning_rate": lambda x: 3e-3 * x,
+    "clip_range": lambda x: 0.1 + 0.1 * x,
+    "clip_range_vf": lambda x: 0.2 + x,
+    "target_kl": 0.0003,
+    "ent_coef": 0.01,
+    "policy_kwargs": {"net_arch": {"pi": [9, 5], "vf": [7]}, "activation_fn": torch.nn.ELU},
+}
+
+
+def test_three_hundred_updates_are_those_of_stock():
+    """With schedules of all there are, updates that stop early, and a last minibatch that is shorter."""
+    options = SCHEDULES | {"n_steps": 8, "batch_size": 6, "n_epochs": 2}
+    stock, ours = (model.learn(300 * 16) for model in make_models("cartpole", "cpu", **options))
+    assert ours.describe_step() == COMPILED
+    assert ours._n_updates == stock._n_updates and 300 < ours._n_updates < 600, "some stop early"
+    compare(ours, stock, rtol=1e-3, atol=1e-4)
+    compare_logs(ours, stock)
+
+
+@pytest.mark.parametrize("task", ["cartpole", "a2c_pendulum"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_optimizers_and_their_states(optimizer, task):
+    stock, ours = (x.learn(128) for x in make_models(task, "cpu", policy_kwargs=OPTIMIZERS[optimizer]))
+    assert ours.describe_step() == COMPILED
+    compare(ours, stock, rtol=1e-3, atol=1e-4)
+    states = [model.policy.optimizer.state_dict()["state"] for model in (ours, stock)]
+    torch.testing.assert_close(*states, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("task", ["pendulum", "a2c", "masks_several"])
+def test_checkpoints_both_ways_in_mid_training(task, tmp_path):
+    """Ours goes on from stock's, and stock from ours, as each from its own."""
+    for model, name in zip(make_models(task, "cpu"), ("stock", "ours"), strict=True):
+        model.learn(64).save(tmp_path / name)
+    kind, went_on = type(model), []
+    for cls, name in ((kind, "stock"), (STOCK[kind], "ours")):
+        again = cls.load(tmp_path / name, env=make_model(task, "cpu").get_env(), device="cpu")
+        again.set_random_seed(3)
+        went_on.append(again.learn(64))
+    assert went_on[0].describe_step() == COMPILED
+    compare(*went_on, rtol=1e-3, atol=1e-4)
+
+
+def test_copies_and_pickles():
+    ours = make_model("pendulum", "cpu").learn(64)
+    policy = pickle.loads(pickle.dumps(ours.policy))
+    assert all(map(torch.equal, policy.parameters(), ours.policy.parameters()))
+    again = copy.deepcopy(ours)
+    for model in (ours, again):
+        model.set_random_seed(0)
+        model.learn(64)
+    compare(again, ours, 0, 0)
+    assert again.describe_step() == COMPILED and not again.policy.optimizer._optimizer_step_pre_hooks
+
+
+class ChangeThings(BaseCallback):
+    """Changes what an update depends on while a rollout is collected and between rollouts."""
+
+    def _on_step(self):
+        policy = self.model.policy
+        if self.n_calls == 10:
+            self.model.policy.optimizer.param_groups[0]["weight_decay"] = 0.1
+        if self.n_calls == 40:
+            policy.mlp_extractor.value_net[0].requires_grad_(False)
+            self.model.ent_coef, self.model.n_epochs = 0.1, 1
+        if self.n_calls == 70:
+            policy.value_net = torch.nn.Linear(policy.value_net.in_features, 1)
+            torch.nn.init.ones_(policy.value_net.weight)
+            torch.nn.init.zeros_(policy.value_net.bias)
+            policy.optimizer.add_param_group({"params": [*policy.value_net.parameters()], "lr": 1e-2})
+        return True
+
+
+def test_callbacks_may_change_anything():
+    stock, ours = (x.learn(200, callback=ChangeThings()) for x in make_models("cartpole", "cpu"))
+    assert ours.describe_step() == COMPILED
+    compare(ours, stock, rtol=1e-3, atol=1e-4)
+
+
+class OwnStep(TritonPPO):
+    """A step of its own."""
+
+    def _make_step(self, indices, *clips):
+        self.seen = True
+        return super()._make_step(indices, *clips)
+
+
+def keep_own(thing, name):
+    """Let an object have a method of its own, which is that of its class."""
+    setattr(thing, name, partial(getattr(type(thing), name), thing))
+
+
+REASONS = {
+    "has its own _make_step": lambda model: setattr(model, "_make_step", model._make_step),
+    "a module has hooks": lambda model: model.policy.value_net.register_full_backward_hook(lambda *_: None),
+    "or optimizer has hooks": lambda model: model.policy.optimizer.register_step_post_hook(lambda *_: None),
+    "has further parameters": lambda model: model.policy.register_parameter("own", torch.nn.Parameter(torch.ones(1))),
+    "extracts features": lambda model: setattr(model.policy, "features_extractor", torch.nn.Flatten()),
+    "a module with its own forward": lambda model: keep_own(model.policy.mlp_extractor, "forward"),
+    "has its own extract_features": lambda model: keep_own(model.policy, "extract_features"),
+}
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_reasons_why_an_update_is_not_compiled(reason):
+    """Then it is the one without a graph, and the agent is stock's."""
+    models = []
+    for model in make_models("cartpole", "cpu"):
+        if isinstance(model, TritonPPO) or "_make_step" not in reason:
+            REASONS[reason](model)
+        models.append(model.learn(64))
+    sentence = models[1].describe_step()
+    assert sentence.startswith("updates are accelerated without a graph") and reason in sentence
+    compare(models[1], models[0], rtol=1e-3, atol=1e-4)
+
+
+def test_a_step_of_a_derived_class_is_made():
+    model = OwnStep("MlpPolicy", "CartPole-v1", n_steps=16, batch_size=8, device="cpu").learn(16)
+    assert model.seen and "OwnStep has its own _make_step" in model.describe_step()

@@ -1,0 +1,372 @@
+"""Compiled updates of perceptrons against PyTorch's own: autograd, distributions, clipping and optimizers."""
+
+import copy
+import os
+import signal
+import threading
+from functools import partial
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, AdamW, RMSprop
+
+from rl_triton_core._internal.mlp import serial
+from rl_triton_core.compiled import STATISTICS, CompiledUpdate, Rollout
+
+NUM_FEATURES, NUM_SAMPLES = 3, 50
+HEADS = {"categorical": 5, "gaussian": 2, "bernoulli": 3}
+"""Outputs of the actor."""
+PPO = {"clip": 0.1, "value_clip": 0.2, "entropy_coef": 0.02, "normalize_advantages": True, "max_grad_norm": 0.4}
+A2C = {"entropy_coef": 0.02, "max_grad_norm": 0.4}
+ACTIVATIONS = {
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "leaky_relu": partial(nn.LeakyReLU, 0.2),
+    "elu": partial(nn.ELU, 0.7),
+    "silu": nn.SiLU,
+    "gelu": nn.GELU,
+}
+OPTIMIZERS = {
+    "adam": partial(Adam, lr=1e-2, eps=1e-5, weight_decay=0.01),
+    "adamw": partial(AdamW, lr=1e-2, eps=1e-5, weight_decay=0.1),
+    "rmsprop": partial(RMSprop, lr=1e-3, eps=1e-4, weight_decay=0.01),
+    "rmsprop_centered": partial(RMSprop, lr=1e-3, eps=1e-4, centered=True, momentum=0.5),
+    "sgd": partial(SGD, lr=0.05, weight_decay=0.01),
+    "sgd_momentum": partial(SGD, lr=0.02, momentum=0.9),
+    "sgd_nesterov": partial(SGD, lr=0.02, momentum=0.9, nesterov=True),
+}
+
+
+class Agent(nn.Module):
+    """An actor and a critic."""
+
+    def __init__(self, head="categorical", activation=nn.Tanh, sizes=(8, 6), nvec=None, trunk=False, bias=True):
+        super().__init__()
+        self.head, self.nvec = head, nvec
+        widths = [NUM_FEATURES, *sizes]
+        hidden = [self.make_hidden(widths, activation, bias) for _ in range(2)]
+        hidden = [hidden[0], hidden[0]] if trunk else hidden
+        self.actor = nn.Sequential(*hidden[0], nn.Linear(widths[-1], HEADS[head]))
+        self.critic = nn.Sequential(nn.Sequential(*hidden[1]), nn.Linear(widths[-1], 1))
+        self.log_std = nn.Parameter(torch.full((HEADS[head],), -0.3)) if head == "gaussian" else None
+
+    @staticmethod
+    def make_hidden(widths, activation, bias):
+        pairs = pairwise(widths)
+        return [x for pair in pairs for x in (nn.Linear(*pair, bias=bias), activation())]
+
+    def compiled(self, optimizer):
+        return CompiledUpdate(self.actor, self.critic, optimizer, head=self.head, nvec=self.nvec, log_std=self.log_std)
+
+    def evaluate(self, features, actions, masks):
+        outputs, values = self.actor(features), self.critic(features).flatten()
+        if masks is not None:
+            outputs = torch.where(masks, outputs, -1e8)
+        if self.head == "gaussian":
+            policy = torch.distributions.Normal(outputs, self.log_std.exp().expand_as(outputs))
+        elif self.head == "bernoulli":
+            policy = torch.distributions.Bernoulli(logits=outputs)
+        else:
+            parts = outputs.split(self.nvec or [outputs.shape[1]], dim=1)
+            policies = [torch.distributions.Categorical(logits=x) for x in parts]
+            pairs = zip(policies, actions.unbind(1), strict=True)
+            return sum(x.log_prob(y) for x, y in pairs), sum(x.entropy() for x in policies), values
+        return policy.log_prob(actions).sum(1), policy.entropy().sum(1), values
+
+
+def make_rollout(head="categorical", nvec=None, masked=False, count=NUM_SAMPLES):
+    width = HEADS[head]
+    if head == "categorical":
+        actions = torch.stack([torch.randint(size, (count,)) for size in nvec or [width]], dim=1)
+    else:
+        actions = torch.randn(count, width) if head == "gaussian" else torch.randint(2, (count, width)).float()
+    masks = torch.rand(count, width) < 0.7
+    for i, (low, size) in enumerate(zip([0, *(nvec or [])], nvec or [width], strict=False)):
+        masks[torch.arange(count), low + actions[:, i].long() % size] = True
+    numbers = [torch.randn(count) for _ in range(3)]
+    return Rollout(
+        torch.randn(count, NUM_FEATURES),
+        actions,
+        *numbers[:2],
+        -torch.rand(count),
+        numbers[2],
+        masks if masked else None,
+    )
+
+
+def update_slowly(agent, optimizer, rollout, orders, size, **numbers):
+    """The same in PyTorch; the loss of each minibatch, up to that at which the update stops."""
+    clip, value_clip = numbers.get("clip"), numbers.get("value_clip")
+    losses = []
+    for order in orders:
+        for indices in order.split(size):
+            part = Rollout(*(None if x is None else x[indices] for x in rollout))
+            log_probs, entropy, values = agent.evaluate(part.features, part.actions, part.action_masks)
+            advantages = part.advantages
+            if numbers.get("normalize_advantages") and len(indices) > 1:
+                advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+            policy_loss = -(advantages * log_probs).mean()
+            log_ratio = log_probs - part.old_log_probs if clip else torch.zeros(())
+            if clip:
+                ratio = log_ratio.exp()
+                clipped = ratio.clamp(1 - clip, 1 + clip)
+                policy_loss = -torch.min(advantages * ratio, advantages * clipped).mean()
+            if value_clip:
+                values = part.old_values + (values - part.old_values).clamp(-value_clip, value_clip)
+            loss = (
+                policy_loss + 0.5 * (part.returns - values).square().mean() - numbers["entropy_coef"] * entropy.mean()
+            )
+            losses.append(loss.item())
+            if (log_ratio.exp() - 1 - log_ratio).mean() > numbers.get("max_kl", torch.inf):
+                return losses
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(agent.parameters(), numbers["max_grad_norm"])
+            optimizer.step()
+    return losses
+
+
+def draw_orders(count, num_epochs):
+    return [torch.randperm(count) for _ in range(num_epochs)]
+
+
+def assert_same_update(agent, make_optimizer, rollout, *, size=16, num_epochs=3, times=1, **numbers):
+    """Parameters, their gradients, states of optimizers and losses."""
+    agents = agent, copy.deepcopy(agent)
+    optimizers = [make_optimizer(x.parameters()) for x in agents]
+    for _ in range(times):
+        orders = draw_orders(len(rollout.features), num_epochs)
+        epochs = agents[0].compiled(optimizers[0]).run(rollout, iter(orders), size, **numbers)
+        losses = update_slowly(agents[1], optimizers[1], rollout, orders, size, **numbers)
+        got = torch.cat(epochs)[:, STATISTICS.index("loss")]
+        torch.testing.assert_close(got, torch.tensor(losses).double(), rtol=2e-4, atol=2e-5)
+    for x, y in zip(*(model.parameters() for model in agents), strict=True):
+        torch.testing.assert_close(x, y, rtol=2e-4, atol=2e-5)
+        assert (x.grad is None) == (y.grad is None)
+        if x.grad is not None:
+            torch.testing.assert_close(x.grad, y.grad, rtol=2e-3, atol=2e-5)
+        states = [optimizer.state[z] for optimizer, z in zip(optimizers, (x, y), strict=True)]
+        assert list(states[0]) == list(states[1])
+        for name, want in states[1].items():
+            torch.testing.assert_close(states[0][name], want, rtol=2e-3, atol=2e-5)
+    return epochs
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("numbers", [PPO, A2C], ids=["ppo", "a2c"])
+@pytest.mark.parametrize("head", HEADS)
+def test_an_update_is_that_of_pytorch(head, numbers):
+    assert_same_update(Agent(head), OPTIMIZERS["adam"], make_rollout(head), **numbers)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations(activation):
+    agent = Agent("gaussian", ACTIVATIONS[activation])
+    assert_same_update(agent, OPTIMIZERS["sgd"], make_rollout("gaussian"), **PPO)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_optimizers(optimizer):
+    assert_same_update(Agent(), OPTIMIZERS[optimizer], make_rollout(), num_epochs=5, **PPO)
+
+
+SHAPES = {
+    "no hidden layer": {"sizes": ()},
+    "no bias": {"bias": False},
+    "a trunk": {"trunk": True, "sizes": (7,)},
+    "layers of many sizes": {"sizes": (1, 9, 4, 5)},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_networks_of_any_shape(shape):
+    agent = Agent(**SHAPES[shape])
+    if SHAPES[shape].get("trunk"):
+        assert agent.actor[0] is agent.critic[0][0]
+    assert_same_update(agent, OPTIMIZERS["adam"], make_rollout(), **PPO)
+
+
+@pytest.mark.parametrize("nvec", [None, [2, 3]])
+def test_actions_that_are_masked(nvec):
+    assert_same_update(Agent(nvec=nvec), OPTIMIZERS["adam"], make_rollout(nvec=nvec, masked=True), **PPO)
+
+
+@pytest.mark.parametrize("size", [1, serial.TILE, serial.TILE + 1, 2 * serial.TILE + 7])
+def test_minibatches_of_several_tiles_and_a_remainder_of_one(size):
+    rollout = make_rollout(count=2 * size + 1)
+    assert_same_update(Agent(), OPTIMIZERS["sgd"], rollout, size=size, num_epochs=1, **PPO)
+
+
+def test_three_hundred_updates_with_groups_and_a_schedule():
+    """Differences stay within rounding: they do not grow with the number of steps."""
+    agent = Agent("gaussian")
+
+    def make_optimizer(parameters):
+        first, *others = parameters
+        groups = [{"params": [first], "lr": 1e-3, "weight_decay": 0.1}, {"params": others}]
+        return Adam(groups, lr=3e-4, eps=1e-5)
+
+    assert_same_update(agent, make_optimizer, make_rollout("gaussian"), num_epochs=1, times=300, **PPO)
+
+
+def test_frozen_parameters_have_no_gradient_and_stay():
+    agent = Agent()
+    before = agent.actor[0].weight.detach().clone()
+    agent.actor[0].requires_grad_(False)
+    agent.critic[1].bias.requires_grad_(False)
+    assert_same_update(agent, OPTIMIZERS["adamw"], make_rollout(), **PPO)
+    assert torch.equal(agent.actor[0].weight, before)
+
+
+def test_it_stops_at_the_same_minibatch_and_leaves_the_gradients_of_the_step_before():
+    agent, rollout = Agent(), make_rollout()
+    log_probs, *_ = agent.evaluate(rollout.features, rollout.actions, None)
+    rollout = rollout._replace(old_log_probs=log_probs.detach())
+    epochs = assert_same_update(agent, OPTIMIZERS["adam"], rollout, num_epochs=9, max_kl=0.01, **PPO)
+    seen = torch.cat(epochs)[:, -1]
+    assert seen[-1] == 1 and not seen[:-1].any() and 1 < len(seen) < 9 * 4
+
+
+def test_a_logit_that_is_nan_stops_before_any_step():
+    agent = Agent()
+    nn.init.constant_(agent.actor[-1].weight, torch.nan)
+    optimizer = Adam(agent.parameters())
+    before = copy.deepcopy(agent.state_dict())
+    (epoch,) = agent.compiled(optimizer).run(make_rollout(), draw_orders(NUM_SAMPLES, 2), 16, **PPO)
+    assert len(epoch) == 1 and epoch[0, -1] == 1 and all(x.grad is None for x in agent.parameters())
+    assert all(torch.equal(x, before[name]) for name, x in agent.critic.state_dict(prefix="critic.").items())
+
+
+def test_an_action_that_there_is_not_stops_the_update():
+    rollout = make_rollout()
+    rollout.actions[3] = HEADS["categorical"]
+    agent = Agent()
+    epochs = agent.compiled(Adam(agent.parameters())).run(rollout, draw_orders(NUM_SAMPLES, 1), NUM_SAMPLES, **PPO)
+    assert torch.cat(epochs)[-1, -1] == 1
+
+
+def test_tanh_is_that_of_pytorch_within_rounding():
+    x = torch.linspace(-12, 12, 200_001)
+    x = torch.cat([x, torch.tensor([0.0, 1e-30, -1e-10, 1e-4, torch.inf, -torch.inf, torch.nan])])
+    got = torch.from_numpy(compile_tanh()(x.numpy()))
+    torch.testing.assert_close(got, x.double().tanh().float(), rtol=5e-7, atol=0, equal_nan=True)
+
+
+def compile_tanh():
+    import numba
+
+    from rl_triton_core._internal.mlp.compile import compile_helpers
+
+    return numba.vectorize(["float32(float32)"])(compile_helpers("none")["tanh"].py_func)
+
+
+OBSTACLES = {
+    "Dropout is none": lambda agent: agent.actor.insert(1, nn.Dropout()),
+    "GELU.approximate='tanh'. is not": lambda agent: agent.actor.__setitem__(1, nn.GELU("tanh")),
+    "this Tanh has its own forward": lambda agent: setattr(agent.actor[1], "forward", torch.sin),
+    "has hooks": lambda agent: agent.actor[0].register_forward_hook(lambda *_: None),
+    "or optimizer has hooks": lambda agent: agent.actor[0].weight.register_hook(lambda x: x),
+    "torch.float64": lambda agent: agent.critic.double(),
+    "not contiguous": lambda agent: setattr(agent.actor[0].weight, "data", torch.zeros(3, 8).T),
+    "is used twice": lambda agent: setattr(agent.critic[0][0], "weight", agent.actor[0].weight),
+    "all parameters are frozen": lambda agent: agent.requires_grad_(False),
+}
+
+
+@pytest.mark.parametrize("reason", OBSTACLES)
+def test_what_is_not_compiled_is_said(reason):
+    agent = Agent()
+    update = agent.compiled(Adam(agent.parameters()))
+    assert update.find_obstacle() == ""
+    OBSTACLES[reason](agent)
+    with pytest.raises(ValueError, match=f"this update is not compiled: .*{reason}"):
+        update.run(make_rollout(), draw_orders(NUM_SAMPLES, 1), 16, **PPO)
+
+
+OPTIMIZER_OBSTACLES = {
+    "Adagrad is none": torch.optim.Adagrad,
+    "Adam with amsgrad": partial(Adam, amsgrad=True),
+    "SGD with dampening": partial(SGD, lr=0.1, momentum=0.9, dampening=0.5),
+    "Adam with settings that are tensors": partial(Adam, lr=torch.tensor(0.1)),
+    "does not have all parameters": lambda parameters: Adam([*parameters][1:]),
+}
+
+
+@pytest.mark.parametrize("reason", OPTIMIZER_OBSTACLES)
+def test_which_optimizers_are_not_compiled_is_said(reason):
+    agent = Agent()
+    assert reason in agent.compiled(OPTIMIZER_OBSTACLES[reason](agent.parameters())).find_obstacle()
+
+
+def test_a_step_of_the_optimizer_that_was_replaced_is_not_compiled():
+    agent = Agent()
+    optimizer = Adam(agent.parameters())
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    assert "this Adam has its own step" in agent.compiled(optimizer).find_obstacle()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"features": torch.zeros(NUM_SAMPLES, 4)}, r"features: got shape \(50, 4\), expected \(50, 3\)"),
+        ({"returns": torch.zeros(NUM_SAMPLES, 1)}, r"returns: got shape \(50, 1\), expected \(50,\)"),
+        ({"old_values": None}, "old_values: got None"),
+    ],
+)
+def test_rollouts_that_do_not_fit(change, message):
+    agent = Agent()
+    with pytest.raises(ValueError, match=message):
+        agent.compiled(Adam(agent.parameters())).run(make_rollout()._replace(**change), [], 16, **PPO)
+
+
+@pytest.mark.parametrize("order", [torch.tensor([0, NUM_SAMPLES]), torch.tensor([-1]), torch.tensor([0.0])])
+def test_orders_of_samples_that_there_are_not(order):
+    agent = Agent()
+    with pytest.raises(ValueError, match="orders: got"):
+        agent.compiled(Adam(agent.parameters())).run(make_rollout(), [order], 16, **PPO)
+
+
+def test_heads_and_deviations_are_checked():
+    agent = Agent()
+    for options, name in (({"head": "beta"}, "head"), ({"head": "gaussian"}, "log_std")):
+        with pytest.raises(ValueError, match=f"{name}: got"):
+            CompiledUpdate(agent.actor, agent.critic, Adam(agent.parameters()), **options)
+
+
+def make_task():
+    torch.manual_seed(1)
+    agent, rollout = Agent("gaussian", sizes=(64, 64)), make_rollout("gaussian", count=4000)
+    optimizer = Adam(agent.parameters())
+    return agent, optimizer, partial(agent.compiled(optimizer).run, rollout, draw_orders(4000, 3), 50, **PPO)
+
+
+def test_several_in_several_threads():
+    (alone, _, run), *others = [make_task() for _ in range(4)]
+    run()
+    threads = [threading.Thread(target=task[2]) for task in others]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for agent, *_ in others:
+        assert all(map(torch.equal, agent.parameters(), alone.parameters()))
+
+
+def test_an_interrupt_ends_it_after_an_epoch():
+    """Parameters and counts of steps are those of whole epochs, and the next update is as ever."""
+    agent, optimizer, run = make_task()
+    run()
+    endless = partial(run.func, run.args[0], (run.args[1][0] for _ in range(10_000)), 50, **run.keywords)
+    with pytest.raises(KeyboardInterrupt):
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        endless()
+    (steps,) = {state["step"].item() for state in optimizer.state.values()}
+    assert steps > 3 * 80 and steps % 80 == 0
+    run()
+    assert all(x.isfinite().all() for x in agent.parameters())

@@ -32,10 +32,10 @@ SCHEDULES = {
 
 def test_three_hundred_updates_are_those_of_stock():
     """With schedules of all there are, updates that stop early, and a last minibatch that is shorter."""
-    options = SCHEDULES | {"n_steps": 8, "batch_size": 6, "n_epochs": 2}
+    options = SCHEDULES | {"n_steps": 8, "batch_size": 6, "n_epochs": 3}
     stock, ours = (model.learn(300 * 16) for model in make_models("cartpole", "cpu", **options))
     assert ours.describe_step() == COMPILED
-    assert ours._n_updates == stock._n_updates and 300 < ours._n_updates < 600, "some stop early"
+    assert ours._n_updates == stock._n_updates and 300 < ours._n_updates < 900, "some stop early"
     compare(ours, stock, rtol=1e-3, atol=1e-4)
     compare_logs(ours, stock)
 

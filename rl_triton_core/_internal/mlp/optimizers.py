@@ -63,6 +63,8 @@ def list_states(rule: int, group: dict[str, Any]) -> dict[str, float]:
 
 def prepare_state(optimizer: Optimizer, rule: int, parameter: Tensor, group: dict[str, Any]) -> list[int]:
     """Addresses of the step count and the states of a parameter; the optimizer gets them if it has none yet."""
+    if not list_states(rule, group):
+        return [0, 0, 0, 0]
     state = optimizer.state[parameter]
     if not state and rule != serial.SGD:
         state["step"] = 0 if rule == serial.RMSPROP_TF else torch.tensor(0.0, dtype=torch.float32)

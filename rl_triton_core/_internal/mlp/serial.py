@@ -386,7 +386,7 @@ def step_adam(parameter, setting):
     decay, kept, eps = load_setting(setting, DECAY), load_setting(setting, KEPT), load_setting(setting, EPS)
     share, second, second_share = np.float32(1.0 - beta), np.float32(second_beta), np.float32(1.0 - second_beta)
     for i in range(size):
-        gradient = load(g, i) + decay * load(p, i)
+        gradient = load(g, i) + (decay * load(p, i) if decay != 0.0 else 0.0)
         first = load(mean, i) + share * (gradient - load(mean, i))
         squared = second * load(square, i) + second_share * gradient * gradient
         store(mean, i, first)
@@ -401,7 +401,7 @@ def step_rmsprop(parameter, setting):
     alpha, share = load_setting(setting, BETA), np.float32(1.0 - load_double(setting, BETA))
     eps, is_inside = load_setting(setting, EPS), load_double(setting, RULE) == RMSPROP_TF
     for i in range(size):
-        gradient = load(g, i) + decay * load(p, i)
+        gradient = load(g, i) + (decay * load(p, i) if decay != 0.0 else 0.0)
         squared = alpha * load(square, i) + share * gradient * gradient
         store(square, i, squared)
         if mean:
@@ -420,7 +420,7 @@ def step_sgd(parameter, setting):
     decay, rate, momentum = load_setting(setting, DECAY), load_setting(setting, RATE), load_setting(setting, MOMENTUM)
     is_nesterov = load_double(setting, IS_NESTEROV) != 0.0
     for i in range(size):
-        change = load(g, i) + decay * load(p, i)
+        change = load(g, i) + (decay * load(p, i) if decay != 0.0 else 0.0)
         if moved:
             kept = momentum * load(moved, i) + change
             store(moved, i, kept)

@@ -41,7 +41,7 @@ BY_FILE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo example example-rllib example-frameworks check test lint type test-quick test-interpreted test-aot test-independent test-rllib test-frameworks test-versions fuzz sanitize mutants format docs gpu-test accuracy speed speed-frameworks bench end-to-end learning report \
+.PHONY: help demo example example-rllib example-frameworks check test lint type test-quick test-interpreted test-aot test-independent test-rllib test-frameworks test-versions test-newest fuzz sanitize mutants format docs gpu-test accuracy speed speed-frameworks bench end-to-end learning report \
 	lower-bounds release-check clean distclean
 
 help: ## Show this list
@@ -147,6 +147,12 @@ report: $(READY) ## Write the parts of the pages, and the figures, that come fro
 
 lower-bounds: $(READY) ## Test the core with the oldest supported packages (slow: downloads another torch)
 	$(PY) scripts/check_lower_bounds.py --python $(PYTHON)
+
+test-newest: ## Test the core with the newest packages, in an environment of its own (slow: downloads another torch)
+	$(PYTHON) -m venv build/newest
+	build/newest/bin/python $(PIP_INSTALL) ".[dev]"
+	$(INTERPRETED) build/newest/bin/python -m pytest $(BY_FILE) tests/core
+	$(COMPILED) build/newest/bin/python -m pytest -n $(JOBS) tests/aot
 
 release-check: ## Build sdist and wheel, install each in a fresh environment and use it (slow: installs torch twice)
 	$(PYTHON) scripts/check_release.py

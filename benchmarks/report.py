@@ -196,6 +196,12 @@ def list_gpus() -> list[str]:
     return list(dict.fromkeys(machine for name in SUITES for machine in read_machines(f"calls_{name}")))
 
 
+def find_newest_gpu() -> str:
+    """The machine with the headline of the newest version."""
+    found = read_machines("calls_headline")
+    return max(found, key=lambda machine: [int(x) for x in found[machine].system["rl_triton_core"].split(".")])
+
+
 def list_calls(rows: Sequence[Row], suite: Calls) -> str:
     """Full calls of every arm; on the device ours, those it is compared with, and a copy of as many bytes; ratios."""
     arms = list(dict.fromkeys(row.arm for row in rows if row.arm != "null"))
@@ -213,8 +219,9 @@ def describe_speed(machine: str) -> str:
     ratios = {text: select_rows(rows, arm, "over ours")[0] for arm, text in others.items()}
     faster = [f"{format_row(row).replace(' [', f'×~faster~than {text} [')}" for text, row in ratios.items()]
     text = (
-        f"On one {name_processor(machine, result)}, `compute_gae` over {num_envs} environments and {num_steps} steps "
-        f"takes {format_row(ours)} µs per call, {format_row(device)} µs on the device. That is {', '.join(faster)}: "
+        f"On one {name_processor(machine, result)}, `compute_gae` of commit `{ours.commit[:7]}` over {num_envs} "
+        f"environments and {num_steps} steps takes {format_row(ours)} µs per call, {format_row(device)} µs on the "
+        f"device. That is {', '.join(faster)}: "
         f"medians, with quartiles in brackets. {describe_sweep(machine)}"
     )
     return textwrap.fill(text, 120, break_on_hyphens=False).replace("~", " ")
@@ -438,7 +445,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "verbs": write_verbs,
     "gpus": write_gpus,
     "cpu": partial(write_benchmark, "calls_cpu", list_rows),
-    "speed": lambda: join_parts(map(describe_speed, list_gpus())),
+    "speed": lambda: describe_speed(find_newest_gpu()),
     **{name: partial(write_benchmark, name, list_rows) for name in TABLES},
     "varying_batches": partial(write_benchmark, "varying_batches", list_arms),
     "learning": partial(write_benchmark, "learning", list_learning),

@@ -182,14 +182,16 @@ def check_number(name: str, number: Any, low: float, high: float, or_infinity: b
         return number  # type: ignore[return-value]
     value = float(number)
     if not (low <= value <= high and (or_infinity or -math.inf < value < math.inf)):
-        raise ValueError(f"{name}: got {number!r}, expected a number {describe_bounds(low, high, or_infinity)}")
+        bounds = describe_bounds(low, high, or_infinity)
+        raise ValueError(f"{name}: got {number!r}, expected a number {bounds}")
     return value
 
 
 def describe_bounds(low: float, high: float, or_infinity: bool) -> str:
     """What `check_number` expects, for its messages."""
     bounds = f"in [{low:g}, {high:g}]" if math.isfinite(high) else f"finite and >= {low:g}"
-    return f"{bounds} or infinite" if or_infinity else bounds
+    bounds += " or infinite" if or_infinity else ""
+    return bounds
 
 
 def read_number(name: str, number: torch.Tensor) -> float | torch.Tensor:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from rl_triton_core._internal.scan.recurrence import Expectation
-
-if TYPE_CHECKING:
-    from rl_triton_core._internal.scan.problem import Problem
 
 Stream = tuple[Any, ...]
 """A tensor and its (group, step, lane) strides, without these if they are those of the tensor that most are like."""
@@ -22,15 +19,16 @@ WIDE = 1 << 30
 class Layout:
     """The tensors of a problem, its outputs included, as streams."""
 
-    def __init__(self, problem: Problem) -> None:
-        """Look at every tensor once."""
+    def __init__(self, problem: Any) -> None:
+        """Look at every tensor of a `Problem` once."""
         self.problem, self.shape = problem, problem.shape
         self.groups, self.steps, self.lanes = problem.shape
         self.is_packed = problem.cu_seqlens is not None
         self.length = -(-self.steps // self.lanes) if self.is_packed else self.steps
         """Of a row, or on average of a sequence."""
         self.common = problem.like.stride()
-        self.strides = _, step, lane = problem.find_strides(self.common)
+        self.strides: tuple[int, int, int] = problem.find_strides(self.common)
+        _, step, lane = self.strides
         self.is_env_major = self.is_packed or self.lanes == 1 or abs(step) < abs(lane)
         """Whether a lane's steps lie closer than a step's lanes. A lane of its own has nothing beside it."""
         if step == lane and self.lanes > 1:  # of a single step

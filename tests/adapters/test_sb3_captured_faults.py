@@ -179,7 +179,9 @@ def test_without_graphs_there_is_less_work_all_the_same(case, device, monkeypatc
             warnings.filterwarnings("ignore", "CapturedStep runs eagerly: RAdam")
             models.append(model.learn(128))
     compare(models[1], models[0], rtol=1e-3, atol=1e-4)
-    assert losses and models[1].is_accelerated and not models[1].is_captured
+    assert models[1].is_accelerated and not models[1].is_captured
+    is_compiled = "updates are compiled" in models[1].describe_step()
+    assert is_compiled == (case == "switched off" and device == "cpu") == (not losses)
 
 
 def count_losses(monkeypatch):

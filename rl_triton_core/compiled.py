@@ -208,7 +208,7 @@ class Tables:
         self.num_actions = len(nvec) if update.head == "categorical" else outputs[0]
         rows = self.num_features + 3 * sum(x.linear.out_features for x in layers)
         rows += serial.FIRST_SUM + 4 * len(nvec) + self.num_actions
-        self.scratch = np.empty((rows, serial.TILE), np.float32)
+        self.scratch = torch.empty(rows, serial.TILE).numpy()
         table, kinks, free = make_layer_table(layers, parameters, self.scratch, self.num_features)
         own, settings, self.gradients = make_parameter_tables(update.optimizer, parameters, groups)
         self.numbers, widths = np.empty(5, np.float32), np.array(nvec)

@@ -243,10 +243,11 @@ def test_a_logit_that_is_nan_stops_before_any_step():
     assert all(torch.equal(x, before[name]) for name, x in agent.critic.state_dict(prefix="critic.").items())
 
 
-def test_an_action_that_there_is_not_stops_the_update():
-    rollout = make_rollout()
-    rollout.actions[3] = HEADS["categorical"]
-    agent = Agent()
+@pytest.mark.parametrize(("head", "action"), [("categorical", HEADS["categorical"]), ("bernoulli", 2)])
+def test_an_action_that_there_is_not_stops_the_update(head, action):
+    rollout = make_rollout(head)
+    rollout.actions[3, -1] = action
+    agent = Agent(head)
     epochs = agent.compiled(Adam(agent.parameters())).run(rollout, draw_orders(NUM_SAMPLES, 1), NUM_SAMPLES, **PPO)
     assert torch.cat(epochs)[-1, -1] == 1
 

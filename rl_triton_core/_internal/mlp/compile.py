@@ -45,6 +45,7 @@ def compile_helpers(head: str) -> dict[str, Any]:
     language, choices = numba_language(REAL, contracts=True), Choices(head, clipped_value="sb3")
     names = compile_equations(choices, language, (compute_terms, exp_remainder, sigmoid))
     names |= {"exp": language.primitives[primitives.exp], "IS_INDEXED": HEADS[head].indexed}
+    names["IS_BINARY"] = head == "bernoulli"
     for name, function in vars(serial).items():
         if isinstance(function, FunctionType) and function.__module__ == serial.__name__:
             options = {"fastmath": FASTMATH, "forceinline": name in INLINED}

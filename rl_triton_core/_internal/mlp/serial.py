@@ -40,8 +40,8 @@ POLICY_LOSS, VALUE_LOSS, ENTROPY, CLIP_FRACTION, APPROX_KL, LOSS, HAS_STOPPED = 
 MAX_NORM, MAX_KL, NORMALIZES, IS_ON_POLICY = range(4)
 """Options of an update."""
 MASKED_LOGIT = np.float32(-1e8)
-IS_INDEXED = False
-"""Whether actions are indices."""
+IS_INDEXED = IS_BINARY = False
+"""Whether actions are indices, or 0 and 1."""
 
 sums = readout = slopes = compute_terms = exp = exp_remainder = sigmoid = unbound
 
@@ -250,6 +250,14 @@ def choose_action(actions, j, i):
     return load(actions + j * ROW, i)
 
 
+def are_binary(actions, width, i):
+    """Whether all actions of a sample are 0 or 1."""
+    for j in range(width):
+        if load(actions + j * ROW, i) != 0.0 and load(actions + j * ROW, i) != 1.0:
+            return False
+    return True
+
+
 def find_peaks(x, peaks, width, size):
     """The largest logit of each sample."""
     for i in range(size):
@@ -287,6 +295,8 @@ def evaluate_heads(x, y, rows, widths, num_parts, size):
             own = load(state, i), load(state + ROW, i), load(state + 2 * ROW, i)
             log_prob, entropy = readout(own)
             exists = (not IS_INDEXED) or (load(actions, i) >= 0.0 and load(actions, i) < width)
+            if IS_BINARY:
+                exists = are_binary(actions, width, i)
             add(log_probs, i, log_prob if exists else math.nan)
             add(entropies, i, entropy)
         first, state, actions = first + width, state + 4 * ROW, actions + ROW

@@ -17,6 +17,7 @@ import rl_triton_core as ours
 from rl_triton_core._internal import backend as backends
 from rl_triton_core._internal.arguments import validation as check
 from rl_triton_core._internal.launch import fast_path, plan, recording
+from rl_triton_core._internal.launch import kernels as launch_kernels
 from rl_triton_core._internal.launch import launcher as triton_launcher
 from rl_triton_core._internal.launch import variants as triton_variants
 from rl_triton_core._internal.launch.recording import CURRENT_STREAM, ByReference, RecordedLaunch, ResolvedLaunch
@@ -643,7 +644,7 @@ def test_normalisation_records_what_its_kernels_take(monkeypatch):
     if backend.kernels.moments.__class__.__name__ != "InterpretedFunction":
         pytest.skip("TRITON_INTERPRET=1 is not set")
     launches = []
-    monkeypatch.setattr(backend, "record_kernel", lambda *launch: launches.append(launch))
+    monkeypatch.setattr(launch_kernels, "record_kernel", lambda *launch: launches.append(launch))
     ours.normalize_advantages(x, mask=x > 0, backend="triton")
     assert len(launches) == 2
     for launched, kernel in zip(launches, (backend.kernels.moments, backend.kernels.standardize), strict=True):

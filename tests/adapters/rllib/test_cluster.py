@@ -19,6 +19,7 @@ ROOM = {"room_for_a_learner": 1}
 @pytest.fixture(scope="module")
 def two_nodes(private_ray):
     """The names of two nodes with room for one learner each."""
+    ray.shutdown()
     cluster = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 2, "resources": ROOM, "include_dashboard": False}
     )

@@ -1,6 +1,7 @@
 """Losses that are computed again like earlier ones are what whole calls give, with their gradients, and errors stay."""
 
 import importlib
+import itertools
 import math
 from functools import partial
 
@@ -223,10 +224,10 @@ def test_errors_stay(device):
 def test_tensors_of_coefficients_are_read_in_every_call(device):
     """On the device of the others, and in host memory, where schedules of frameworks are."""
     x, old, advantages = torch.randn(3, 64, device=device)
-    for at in {"cpu", device}:
+    for at, is_new in itertools.product({"cpu", device}, (False, True)):
         number = torch.tensor(0.5, device=at)
         for _ in range(4):
-            number.mul_(0.9)
+            number = number * 0.9 if is_new else number.mul_(0.9)
             got = ppo_loss(LogProbs(x), None, old, advantages, entropy_coef=number)
             want = ppo_loss(LogProbs(x), None, old, advantages, entropy_coef=float(number))
             assert torch.equal(got.loss, want.loss)

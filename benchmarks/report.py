@@ -470,7 +470,7 @@ def draw_figures() -> dict[str, Figure]:
 
     mpl.use("Agg")
     mpl.rcParams.update({"svg.hashsalt": "rl-triton-core", "svg.fonttype": "none", "font.size": 8})
-    figures = {f"{machine}_speed_up": draw_speed_up(machine) for machine in list_gpus() if describe_sweep(machine)}
+    figures = {f"{machine}_speed_up": draw_speed_up(machine) for machine in read_machines("calls_sweep")}
     figures["iteration_shares"] = draw_shares()
     figures |= {f"end_to_end_{name}": draw_loop(found) for name in LOOPS if (found := read_machines(name))}
     if found := read_machines("learning"):

@@ -57,12 +57,17 @@ class UserCache(FunctionCache):  # type: ignore[misc]
 def compile_and_keep(function: Any, signature: Any = None, **options: Any) -> Any:
     """Compile a function for a signature, or for each that comes, and keep it on disk if there is a place for it."""
     compiled = numba.njit(nogil=True, error_model="numpy", **options)(function)
-    with suppress(RuntimeError):  # no folder can be written
-        compiled._cache = UserCache(function)
+    keep_on_disk(compiled, function)
     if signature is None:
         return compiled
     compiled.compile(signature)
     return compiled.overloads[signature.args].entry_point
+
+
+def keep_on_disk(compiled: Any, function: Any) -> None:
+    """Have Numba keep what it compiles of a function, if there is a place for it."""
+    with suppress(RuntimeError):  # no folder can be written
+        compiled._cache = UserCache(function)
 
 
 # -- literals ---------------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import FunctionType
@@ -14,10 +13,10 @@ from numba.core.ccallback import CFunc
 
 from rl_triton_core._internal.equations import primitives
 from rl_triton_core._internal.equations.numba import (
-    UserCache,
     bind_code,
     compile_and_keep,
     compile_inner,
+    keep_on_disk,
     literals_of,
     numba_language,
 )
@@ -60,8 +59,7 @@ def compile_callback(name: str, head: str) -> Any:
     types = (numba.int64,) * function.__code__.co_argcount, numba.void
     options = {"error_model": "numpy", "fastmath": FASTMATH}
     compiled: Any = CFunc(function, types, locals={}, options=options, pipeline_class=literals_of(REAL, (float,)))
-    with suppress(RuntimeError):  # no folder can be written
-        compiled._cache = UserCache(function)
+    keep_on_disk(compiled, function)
     compiled.compile()
     return compiled
 

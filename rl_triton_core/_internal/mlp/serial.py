@@ -250,9 +250,11 @@ def choose_action(actions, j, i):
     return load(actions + j * ROW, i)
 
 
-def are_binary(actions, width, i):
-    """Whether all actions of a sample are 0 or 1."""
-    for j in range(width):
+def has_actions(actions, width, i):
+    """Whether a distribution has a sample's actions: indices below its width, or 0 and 1, or any numbers."""
+    if IS_INDEXED:
+        return load(actions, i) >= 0.0 and load(actions, i) < width
+    for j in range(width if IS_BINARY else 0):
         if load(actions + j * ROW, i) != 0.0 and load(actions + j * ROW, i) != 1.0:
             return False
     return True
@@ -294,10 +296,7 @@ def evaluate_heads(x, y, rows, widths, num_parts, size):
         for i in range(size):
             own = load(state, i), load(state + ROW, i), load(state + 2 * ROW, i)
             log_prob, entropy = readout(own)
-            exists = (not IS_INDEXED) or (load(actions, i) >= 0.0 and load(actions, i) < width)
-            if IS_BINARY:
-                exists = are_binary(actions, width, i)
-            add(log_probs, i, log_prob if exists else math.nan)
+            add(log_probs, i, log_prob if has_actions(actions, width, i) else math.nan)
             add(entropies, i, entropy)
         first, state, actions = first + width, state + 4 * ROW, actions + ROW
 

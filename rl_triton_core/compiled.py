@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rl_triton_core._internal.capture.key import list_hooks, name_context
+from rl_triton_core._internal.capture.key import list_hooks, list_parts, name_context
 from rl_triton_core._internal.mlp import serial
 from rl_triton_core._internal.mlp.compile import compile_epoch, find_functions
-from rl_triton_core._internal.mlp.networks import (
-    Layer,
-    Unsupported,
-    flatten_modules,
-    list_layers,
-    list_parameters,
-    make_layer_table,
-)
-from rl_triton_core._internal.mlp.optimizers import count_steps, find_groups, leave_gradients, make_parameter_tables
+from rl_triton_core._internal.mlp.networks import Layer, Unsupported, list_layers, list_parameters, make_layer_table
+from rl_triton_core._internal.mlp.optimizers import ParameterTables, find_groups
 
 __all__ = ["HEADS", "STATISTICS", "CompiledUpdate", "Rollout"]
 
@@ -97,6 +90,7 @@ class CompiledUpdate:
             raise ValueError(f"log_std: got {type(log_std).__name__}, expected {expected}")
         self.actor, self.critic, self.optimizer, self.head = actor, critic, optimizer, head
         self.nvec, self.log_std = nvec, log_std
+        self._tables: Tables | None = None
 
     def compile(self) -> None:
         """Compile, or load what was compiled before."""
@@ -106,27 +100,25 @@ class CompiledUpdate:
     def find_obstacle(self) -> str:
         """Why the update cannot be compiled as things are; empty if it can."""
         try:
-            self._inspect()
+            Tables(self)
         except Unsupported as reason:
             return str(reason)
         return ""
 
-    def _inspect(self) -> tuple[list[Layer], list[int], list[Tensor], list[dict[str, Any]]]:
-        """The layers, the last ones of both networks, the parameters and their groups."""
-        layers, ends = list_layers(self.actor, self.critic)
-        parameters = list_parameters(layers, self.log_std)
-        groups = find_groups(self.optimizer, parameters)
-        parts = [*flatten_modules(self.actor), *flatten_modules(self.critic)]
-        if any(True for _ in list_hooks(parts, [self.optimizer], parameters)):
-            raise Unsupported("a module, parameter or optimizer has hooks")
-        if torch.is_autocast_enabled("cpu"):
-            raise Unsupported("autocast is on")
-        context = name_context()
-        if context:
-            raise Unsupported(context)
-        if self.log_std is not None and self.log_std.shape != (layers[ends[0]].linear.out_features,):
-            raise Unsupported(f"log_std has shape {tuple(self.log_std.shape)}, not one number per action")
-        return layers, ends, parameters, groups
+    def prepare(self) -> list[Tensor]:
+        """Inspect networks and optimizer for the next `run`, which inspects nothing then. Nothing may change between.
+
+        Returns:
+            The parameters that it reads: all of the networks', and `log_std`.
+
+        Raises:
+            ValueError: The update cannot be compiled (`find_obstacle`).
+        """
+        try:
+            self._tables = Tables(self)
+        except Unsupported as reason:
+            raise ValueError(f"this update is not compiled: {reason}") from None
+        return self._tables.parameters
 
     def run(
         self,
@@ -163,62 +155,67 @@ class CompiledUpdate:
         Raises:
             ValueError: The update cannot be compiled (`find_obstacle`), or the rollout does not fit the networks.
         """
-        try:
-            layers, ends, parameters, groups = self._inspect()
-            tables = Tables(self, layers, ends, parameters, groups)
-        except Unsupported as reason:
-            raise ValueError(f"this update is not compiled: {reason}") from None
+        if self._tables is None:
+            self.prepare()
+        tables, self._tables = self._tables, None
+        assert tables is not None
         arrays = tables.view_rollout(rollout, clip is not None, value_clip is not None)
         numbers = clip, value_coef, value_clip, entropy_coef, None
         tables.numbers[:] = [math.inf if x is None else x for x in numbers]
         options = np.array([max_grad_norm, max_kl, normalize_advantages, clip is None], np.float64)
-        epoch, totals, epochs = compile_epoch(), np.empty(5), []
+        addresses, epoch, totals, epochs = tables.list_addresses(self.head), compile_epoch(), np.empty(5), []
         for order in orders:
             indices = check_order(order, len(arrays[0]))
             results = np.empty((-(-len(indices) // minibatch_size), len(STATISTICS)))
-            seen = epoch(*tables.addresses, options.ctypes.data, arrays, indices, minibatch_size, totals, results)
+            seen = epoch(*addresses, options.ctypes.data, arrays, indices, minibatch_size, totals, results)
             epochs.append(torch.from_numpy(results[:seen]))
             num_steps = seen - int(results[seen - 1, -1])
             if num_steps:
-                leave_gradients(self.optimizer, parameters, tables.gradients[1])
-                count_steps(self.optimizer, parameters, num_steps)
+                tables.own.leave_gradients()
+                tables.own.count_steps(num_steps)
             if results[seen - 1, -1]:
                 break
         return epochs
 
 
 class Tables:
-    """What an update's compiled code reads: tables and memory, and their addresses."""
+    """What an update's compiled code reads as networks and optimizer are: tables and memory.
 
-    def __init__(
-        self,
-        update: CompiledUpdate,
-        layers: list[Layer],
-        ends: list[int],
-        parameters: list[Tensor],
-        groups: list[dict[str, Any]],
-    ) -> None:
+    Raises:
+        Unsupported: The update cannot be compiled.
+    """
+
+    def __init__(self, update: CompiledUpdate) -> None:
+        layers, ends = list_layers(update.actor, update.critic)
+        self.parameters = list_parameters(layers, update.log_std)
+        self.own = ParameterTables(update.optimizer, self.parameters, find_groups(update.optimizer, self.parameters))
+        check_surroundings(update, self.parameters)
         outputs = [layers[end].linear.out_features for end in ends]
-        nvec = [outputs[0]] if update.nvec is None else list(update.nvec)
-        if sum(nvec) != outputs[0] or outputs[1] != 1:
-            raise Unsupported(f"the networks have {outputs} outputs, not {[sum(nvec), 1]}")
+        self.nvec = [outputs[0]] if update.nvec is None else list(update.nvec)
         self.num_features, self.num_outputs = layers[0].linear.in_features, outputs[0]
+        self.num_actions = len(self.nvec) if update.head == "categorical" else outputs[0]
+        self.layers, self.ends, self.is_shared = layers, ends, update.log_std is not None
+        self.numbers = np.empty(5, np.float32)
+        if sum(self.nvec) != outputs[0] or outputs[1] != 1:
+            raise Unsupported(f"the networks have {outputs} outputs, not {[sum(self.nvec), 1]}")
         if any(x.source < 0 and x.linear.in_features != self.num_features for x in layers):
             raise Unsupported("the networks take other features")
-        self.num_actions = len(nvec) if update.head == "categorical" else outputs[0]
-        rows = self.num_features + 3 * sum(x.linear.out_features for x in layers)
-        rows += serial.FIRST_SUM + 4 * len(nvec) + self.num_actions
-        self.scratch = torch.empty(rows, serial.TILE).numpy()
-        table, kinks, free = make_layer_table(layers, parameters, self.scratch, self.num_features)
-        own, settings, self.gradients = make_parameter_tables(update.optimizer, parameters, groups)
-        self.numbers, widths = np.empty(5, np.float32), np.array(nvec)
-        functions = find_functions(update.head)
+        if update.log_std is not None and update.log_std.shape != (outputs[0],):
+            raise Unsupported(f"log_std has shape {tuple(update.log_std.shape)}, not one number per action")
+
+    def list_addresses(self, head: str) -> tuple[tuple[int, ...], int, int]:
+        """The addresses of all tables, the number of parameters, and the address of their settings."""
+        rows = self.num_features + 3 * sum(x.linear.out_features for x in self.layers)
+        rows += serial.FIRST_SUM + 4 * len(self.nvec) + self.num_actions
+        self.scratch, widths, functions = torch.empty(rows, serial.TILE), np.array(self.nvec), find_functions(head)
+        start = self.scratch.data_ptr()
+        table, kinks, free = make_layer_table(self.layers, self.parameters, start, self.num_features)
+        own, settings = self.own.make_tables()
         self.kept = functions, table, kinks, own, widths, settings
-        start = self.scratch.ctypes.data
-        shared = -1 if update.log_std is None else len(parameters) - 1
-        places = functions.ctypes.data, table.ctypes.data, len(layers), kinks.ctypes.data, own.ctypes.data
-        heads = widths.ctypes.data, len(nvec), start, start + free * serial.ROW, self.numbers.ctypes.data
-        self.addresses = (*places, *heads, *ends, shared), len(parameters), settings.ctypes.data
+        shared = len(self.parameters) - 1 if self.is_shared else -1
+        places = functions.ctypes.data, table.ctypes.data, len(self.layers), kinks.ctypes.data, own.ctypes.data
+        heads = widths.ctypes.data, len(self.nvec), start, start + free * serial.ROW, self.numbers.ctypes.data
+        return (*places, *heads, *self.ends, shared), len(self.parameters), settings.ctypes.data
 
     def view_rollout(self, rollout: Rollout, has_clip: bool, has_value_clip: bool) -> tuple[np.ndarray, ...]:
         """The samples as arrays, if their shapes are those that are expected."""
@@ -243,6 +240,15 @@ class Tables:
         arrays = [NOTHING if x is None else x.float().contiguous().numpy() for x, _ in [*given.values()][:-1]]
         allowed = np.empty((0, 0), np.bool_) if masks is None else masks.bool().contiguous().numpy()
         return *arrays, allowed
+
+
+def check_surroundings(update: CompiledUpdate, parameters: list[Tensor]) -> None:
+    """Raise `Unsupported` if something listens to what happens in an update."""
+    if any(True for _ in list_hooks(list_parts([update.actor, update.critic]), [update.optimizer], parameters)):
+        raise Unsupported("a module, parameter or optimizer has hooks")
+    context = "autocast is on" if torch.is_autocast_enabled("cpu") else name_context()
+    if context:
+        raise Unsupported(context)
 
 
 def check_order(order: Tensor, count: int) -> np.ndarray:

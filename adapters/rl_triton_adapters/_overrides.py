@@ -7,6 +7,8 @@ from typing import Any
 from torch import nn
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+HOOKS_OF_ALL = [vars(nn.modules.module)[f"_global{name}"] for name in HOOKS]
+"""Those of all modules."""
 KNOWN: dict[tuple[tuple[str, ...], type, str], Any] = {}
 """Attributes that were found to be a framework's, by its packages, their class and their name."""
 
@@ -59,5 +61,5 @@ def unwrap(attribute: Any) -> Iterator[Any]:
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether a call of a module does more than its `forward`, for this module or for all."""
-    everywhere = vars(nn.modules.module)
-    return any(len(getattr(module, name)) or len(everywhere[f"_global{name}"]) for name in HOOKS)
+    own = module.__dict__
+    return any([own[name] for name in HOOKS]) or any(HOOKS_OF_ALL)

@@ -272,6 +272,7 @@ OBSTACLES = {
     "GELU.approximate='tanh'. is not": lambda agent: agent.actor.__setitem__(1, nn.GELU("tanh")),
     "this Tanh has its own forward": lambda agent: setattr(agent.actor[1], "forward", torch.sin),
     "has hooks": lambda agent: agent.actor[0].register_forward_hook(lambda *_: None),
+    "a module, parameter or optimizer has hooks": lambda agent: agent.critic.register_forward_hook(lambda *_: None),
     "or optimizer has hooks": lambda agent: agent.actor[0].weight.register_hook(lambda x: x),
     "torch.float64": lambda agent: agent.critic.double(),
     "not contiguous": lambda agent: setattr(agent.actor[0].weight, "data", torch.zeros(3, 8).T),
@@ -310,6 +311,37 @@ def test_a_step_of_the_optimizer_that_was_replaced_is_not_compiled():
     optimizer = Adam(agent.parameters())
     torch.optim.lr_scheduler.StepLR(optimizer, 1)
     assert "this Adam has its own step" in agent.compiled(optimizer).find_obstacle()
+
+
+@pytest.mark.parametrize(
+    ("reason", "change"),
+    [
+        ("the state of Adam is not float32", {"exp_avg": torch.zeros(8, 3, dtype=torch.float64)}),
+        ("Adam counts steps in numbers of Python", {"step": 3}),
+    ],
+)
+def test_states_that_are_not_compiled_are_said(reason, change):
+    agent = Agent()
+    update = agent.compiled(Adam(agent.parameters()))
+    assert update.find_obstacle() == "" and not update.optimizer.state, "asking makes none"
+    update.run(make_rollout(), draw_orders(NUM_SAMPLES, 1), 16, **PPO)
+    update.optimizer.state[agent.actor[0].weight].update(change)
+    assert reason in update.find_obstacle()
+    with pytest.raises(ValueError, match=reason):
+        update.prepare()
+
+
+def test_an_update_is_prepared_for_one_run():
+    """The next one inspects what has changed since."""
+    agent = Agent()
+    update = agent.compiled(Adam(agent.parameters()))
+    parameters = update.prepare()
+    assert {id(x) for x in parameters} == {id(x) for x in agent.parameters()}
+    arguments = make_rollout(), draw_orders(NUM_SAMPLES, 1), 16
+    update.run(*arguments, **PPO)
+    agent.actor[0].weight = nn.Parameter(torch.ones(8, 3))
+    with pytest.raises(ValueError, match="does not have all parameters"):
+        update.run(*arguments, **PPO)
 
 
 @pytest.mark.parametrize(

@@ -70,8 +70,11 @@ class AcceleratedMixin(OnPolicyAlgorithm):
             self.rollout_buffer_class = rollout_buffer_class_for(self.observation_space, type(self), verbose=0)
         super()._setup_model()
         self.rollout_buffer_class = chosen
-        if self.device.type == "cpu" and not self.find_obstacle():
-            compile_update(self)
+        if self.device.type == "cpu" and not self.find_obstacle() and not compile_update(self):
+            self._compile_step()
+
+    def _compile_step(self) -> None:
+        """Compile what a step on a CPU needs that is not part of a compiled update."""
 
     def _maybe_recommend_cpu(self, *args: Any, **kwargs: Any) -> None:
         """Leave the advice to train on a CPU to what trains as the stock algorithm."""
@@ -142,7 +145,7 @@ class AcceleratedMixin(OnPolicyAlgorithm):
             fuse_optimizer(self.policy.optimizer)
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
-        self._parameters = list(self.policy.parameters())
+        self._parameters = [] if self._compiled else list(self.policy.parameters())
         try:
             self._copy_rollout()
             update.resume()
@@ -240,7 +243,7 @@ class AcceleratedMixin(OnPolicyAlgorithm):
             return {key: self._copy_field((known or {}).get(key), x, name) for key, x in arrays.items()}
         tensor = arrays if isinstance(arrays, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(arrays))
         source = self._convert_field(tensor, name)
-        if self.device.type == "cpu" and not self.is_captured:
+        if self.device.type == "cpu" and not self._update.is_captured:
             return source
         if known is None or known.shape != source.shape:
             self._update.reset()  # its graphs read the tensor that was there

@@ -15,7 +15,7 @@ import torch
 from torch.nn.functional import mse_loss
 
 from rl_triton_adapters.sb3.acceleration import AcceleratedMixin
-from rl_triton_adapters.sb3.compiled import find_compiled, run_compiled
+from rl_triton_adapters.sb3.compiled import run_compiled
 from rl_triton_adapters.sb3.policies import compile_loss, compute_loss, evaluate_policy
 from rl_triton_core.capture import CapturedStep
 
@@ -48,12 +48,9 @@ class PPOUpdateMixin(AcceleratedMixin):
     clip_range: Any
     clip_range_vf: Any
 
-    def _setup_model(self) -> None:
-        """Compile the loss, too, unless it is part of an update that is compiled."""
-        super()._setup_model()
-        if not self.find_obstacle() and self.device.type == "cpu" and find_compiled(self)[0] is None:
-            value_clip = None if self.clip_range_vf is None else 1.0
-            compile_loss(self.policy, value_clip=value_clip, normalize_advantages=bool(self.normalize_advantage))
+    def _compile_step(self) -> None:
+        value_clip = None if self.clip_range_vf is None else 1.0
+        compile_loss(self.policy, value_clip=value_clip, normalize_advantages=bool(self.normalize_advantage))
 
     def _find_clip_ranges(self) -> tuple[float, float | None]:
         """Those of ratios and of values, of this update."""

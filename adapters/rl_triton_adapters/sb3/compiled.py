@@ -20,10 +20,11 @@ STEPS = ("_make_updates", "_make_step", "_gather_minibatch", "_step_optimizer")
 
 
 def find_compiled(algorithm: Any) -> tuple[CompiledUpdate | None, str]:
-    """The compiled update of an algorithm, and why there is none."""
+    """The compiled update of an algorithm, prepared, and why there is none."""
     policy, head = algorithm.policy, find_head(algorithm.policy)
+    modules = [*policy.modules()]
     reason = find_reason({f"it is on {algorithm.device.type}": algorithm.device.type != "cpu"})
-    reason = reason or find_override(algorithm, STEPS, ("rl_triton_adapters",)) or find_unknown(policy, head)
+    reason = reason or find_override(algorithm, STEPS, ("rl_triton_adapters",)) or find_unknown(modules, head)
     if reason:
         return None, reason
     extractor = policy.mlp_extractor
@@ -35,32 +36,36 @@ def find_compiled(algorithm: Any) -> tuple[CompiledUpdate | None, str]:
         nvec=list_sizes(policy.action_dist) if head == "multicategorical" else None,
         log_std=policy.log_std if head == "gaussian" else None,
     )
-    reason = update.find_obstacle()
-    return (None, reason) if reason else (update, "")
+    try:
+        update.prepare()
+    except ValueError as error:
+        return None, str(error).removeprefix("this update is not compiled: ")
+    return update, ""
 
 
-def find_unknown(policy: Any, head: str | None) -> str:
-    """Why a policy is not two perceptrons behind features without parameters; empty if it is."""
+def find_unknown(modules: list[nn.Module], head: str | None) -> str:
+    """Why a policy, the first of its modules, is not two perceptrons behind flat features; empty if it is."""
+    policy: Any = modules[0]
     name, extractor = type(policy).__name__, policy.features_extractor
     if head is None:
         return f"{name} has methods or a distribution of its own"
-    networks = getattr(policy, "mlp_extractor", None)
-    owned = [policy.action_net, policy.value_net, networks, *([policy.log_std] if head == "gaussian" else [])]
-    known = {id(x) for part in owned for x in (part.parameters() if isinstance(part, nn.Module) else [part])}
+    networks = getattr(policy, "mlp_extractor", nn.Identity())
+    owned = [x for part in (networks, policy.action_net, policy.value_net) for x in part.modules()]
+    known = {id(x) for x in list_own_parameters(owned)} | {id(policy.log_std) if head == "gaussian" else 0}
     return find_override(policy, ["extract_features"], PACKAGES) or find_reason(
         {
             f"{name} has no MlpExtractor of Stable-Baselines3": type(networks) is not MlpExtractor,
             f"{type(extractor).__name__} extracts features": not is_flat(extractor),
-            f"{name} has further parameters": any(id(x) not in known for x in policy.parameters()),
-            "a module has hooks": any(map(has_hooks, policy.modules())),
-            f"{name} has a module with its own forward": any("forward" in vars(x) for x in list_children(policy)),
+            f"{name} has further parameters": not known.issuperset(map(id, list_own_parameters(modules))),
+            "a module has hooks": any(map(has_hooks, modules)),
+            f"{name} has a module with its own forward": any("forward" in x.__dict__ for x in modules[1:]),
         }
     )
 
 
-def list_children(policy: nn.Module) -> Iterator[nn.Module]:
-    """All modules of a policy but itself, whose `forward` acts."""
-    return (x for x in policy.modules() if x is not policy)
+def list_own_parameters(modules: list[nn.Module]) -> list[Any]:
+    """The parameters of modules, without those of modules in them."""
+    return [x for module in modules for x in module._parameters.values() if x is not None]
 
 
 def is_flat(extractor: nn.Module) -> bool:
@@ -70,8 +75,8 @@ def is_flat(extractor: nn.Module) -> bool:
     return type(extractor) is FlattenExtractor
 
 
-def compile_update(algorithm: Any) -> None:
-    """Compile an algorithm's update, if there is one, or load it; say so if that takes long."""
+def compile_update(algorithm: Any) -> bool:
+    """Compile an algorithm's update or load it, and say so if that takes long; whether there is one."""
     update, _ = find_compiled(algorithm)
     if update is not None:
         start = time.perf_counter()
@@ -79,6 +84,7 @@ def compile_update(algorithm: Any) -> None:
         seconds = time.perf_counter() - start
         if seconds > 1 and algorithm.verbose >= 1:
             print(f"Compiled the update in {seconds:.1f} s; other processes load it from disk")
+    return update is not None
 
 
 @torch.no_grad()

@@ -94,25 +94,24 @@ def is_plain_tensor(x: torch.Tensor) -> bool:
 
 
 def make_layer_table(
-    layers: list[Layer], parameters: list[torch.Tensor], scratch: np.ndarray, first: int
+    layers: list[Layer], parameters: list[torch.Tensor], start: int, first: int
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """The table of layers, their slopes, and the first row of scratch memory that is free behind those of the layers.
 
     Args:
         layers: The layers.
         parameters: Of whose rows in their table this one has the numbers.
-        scratch: Memory, a row per unit of a layer; features are in its first rows.
+        start: The address of scratch memory, with a row per unit of a layer; features are in its first rows.
         first: The first row behind the features.
     """
-    start, rows = scratch.ctypes.data, {id(x): row for row, x in enumerate(parameters)}
-    table = np.zeros((len(layers), serial.COLUMNS), np.int64)
-    for k, layer in enumerate(layers):
+    rows: dict[int, int] = {id(x): row for row, x in enumerate(parameters)}
+    table: list[list[int]] = []
+    for layer in layers:
         linear, outputs = layer.linear, layer.linear.out_features
-        places = [start + serial.ROW * (first + i * outputs) for i in range(3)]
-        sums, slopes, values = places[0], places[1], places[0 if layer.activation == serial.IDENTITY else 2]
-        bias = -1 if linear.bias is None else rows[id(linear.bias)]
-        before = (start, 0) if layer.source < 0 else table[layer.source, [serial.VALUES, serial.SLOPES]]
-        sizes = linear.in_features, outputs, layer.activation, rows[id(linear.weight)], bias
-        table[k] = *sizes, before[0], sums, values, slopes, before[1]
+        sums, slopes, values = (start + serial.ROW * (first + i * outputs) for i in range(3))
+        values = sums if layer.activation == serial.IDENTITY else values
+        before = [start, 0] if layer.source < 0 else [table[layer.source][i] for i in (serial.VALUES, serial.SLOPES)]
+        places = rows[id(linear.weight)], rows.get(id(linear.bias), -1), before[0], sums, values, slopes, before[1]
+        table.append([linear.in_features, outputs, layer.activation, *places])
         first += 3 * outputs
-    return table, np.array([layer.slope for layer in layers], np.float32), first
+    return np.array(table), np.array([layer.slope for layer in layers], np.float32), first

@@ -61,27 +61,6 @@ def list_states(rule: int, group: dict[str, Any]) -> dict[str, float]:
     return squares | momentum | ({"grad_avg": 0.0} if group["centered"] else {})
 
 
-def prepare_state(optimizer: Optimizer, rule: int, parameter: Tensor, group: dict[str, Any]) -> list[int]:
-    """Addresses of the step count and the states of a parameter; the optimizer gets them if it has none yet."""
-    if not list_states(rule, group):
-        return [0, 0, 0, 0]
-    state = optimizer.state[parameter]
-    if not state and rule != serial.SGD:
-        state["step"] = 0 if rule == serial.RMSPROP_TF else torch.tensor(0.0, dtype=torch.float32)
-    counts = [state["step"]] if isinstance(state.get("step"), Tensor) else []
-    is_new, names = len(state) < 2, list_states(rule, group)
-    for name, number in names.items():
-        if (is_new and name not in state) or state[name] is None:
-            state[name] = torch.full_like(parameter, number, requires_grad=False)
-    tensors = [*counts, *(state[name] for name in names)]
-    if not all(map(is_plain_tensor, tensors)):
-        raise Unsupported(f"the state of {type(optimizer).__name__} is not float32, contiguous and on the CPU")
-    addresses = [counts[0].data_ptr() if counts else 0, 0, 0, 0]
-    for name in names:
-        addresses[PLACES[name]] = state[name].data_ptr()
-    return addresses
-
-
 def describe_group(rule: int, group: dict[str, Any]) -> list[float]:
     """The settings of a group, in the order of their columns."""
     beta, second = group.get("betas") or (group.get("alpha", 0.0), 0.0)
@@ -91,37 +70,72 @@ def describe_group(rule: int, group: dict[str, Any]) -> list[float]:
     return [group["lr"], *decays, beta, second, *others]
 
 
-def make_parameter_tables(
-    optimizer: Optimizer, parameters: list[Tensor], groups: list[dict[str, Any]]
-) -> tuple[np.ndarray, np.ndarray, Tensor]:
-    """The tables of parameters and of settings, and memory: gradients, and those of the last step."""
-    rule = find_rule(optimizer)
-    table = np.zeros((len(parameters), serial.COLUMNS), np.int64)
-    settings = np.zeros((len(parameters), serial.SETTINGS))
-    memory = torch.empty(2, sum(x.numel() for x in parameters))
-    address, distance = memory.data_ptr(), 4 * memory.shape[1]
-    for k, (x, group) in enumerate(zip(parameters, groups, strict=True)):
-        table[k, : serial.SIZE + 1] = x.data_ptr(), 0, x.numel()
-        if group:
-            table[k, serial.STEP : serial.THIRD_STATE + 1] = prepare_state(optimizer, rule, x, group)
-            table[k, [serial.GRADIENT, serial.LAST_GRADIENT]] = address, address + distance
-            settings[k] = describe_group(rule, group)
-        address += 4 * x.numel()
-    return table, settings, memory
+class ParameterTables:
+    """Parameters, their states and settings as tables; an optimizer gets the states that it has not yet.
 
+    Args:
+        optimizer: The optimizer.
+        parameters: The parameters.
+        groups: The group of each, an empty one of those that are frozen.
 
-def leave_gradients(optimizer: Optimizer, parameters: list[Tensor], last: Tensor) -> None:
-    """Leave the gradients of the last step where `backward` would, and none where a parameter was not updated."""
-    for x in (x for group in optimizer.param_groups for x in group["params"]):
-        x.grad = None
-    for x, gradient in zip(parameters, torch.split(last, [x.numel() for x in parameters]), strict=True):
-        if x.requires_grad:
-            x.grad = gradient.view(x.shape)
+    Raises:
+        Unsupported: A state is not where compiled code can update it.
+    """
 
+    def __init__(self, optimizer: Optimizer, parameters: list[Tensor], groups: list[dict[str, Any]]) -> None:
+        self.optimizer, self.parameters, self.groups = optimizer, parameters, groups
+        self.rule = find_rule(optimizer)
+        states = [optimizer.state.get(x, {}) for x in parameters]
+        if not all(is_plain_tensor(x) for state in states for x in state.values() if isinstance(x, Tensor)):
+            raise Unsupported(f"the state of {type(optimizer).__name__} is not float32, contiguous and on the CPU")
+        if self.rule == serial.ADAM and not all(isinstance(x["step"], Tensor) for x in states if x):
+            raise Unsupported(f"{type(optimizer).__name__} counts steps in numbers of Python")
 
-def count_steps(optimizer: Optimizer, parameters: list[Tensor], count: int) -> None:
-    """Add to the counts of steps that are Python's numbers."""
-    for x in parameters:
-        state = optimizer.state.get(x, {})
-        if x.requires_grad and isinstance(state.get("step"), int):
-            state["step"] += count
+    def make_tables(self) -> tuple[np.ndarray, np.ndarray]:
+        """The tables of parameters and of settings."""
+        sizes = [x.numel() for x in self.parameters]
+        self.memory = torch.empty(2, sum(sizes))  # of gradients, and of those of the last step
+        self.gradients = [x.view(y.shape) for x, y in zip(self.memory[1].split(sizes), self.parameters, strict=True)]
+        described = {id(group): describe_group(self.rule, group) for group in self.groups if group}
+        address, distance = self.memory.data_ptr(), 4 * sum(sizes)
+        table, settings = [], []
+        for x, group, size in zip(self.parameters, self.groups, sizes, strict=True):
+            unused = [0] * (serial.COLUMNS - serial.LAST_GRADIENT - 1)
+            gradients = (address, address + distance) if group else (0, 0)
+            own = self.prepare_state(x, group) if group else [0] * 4
+            table.append([x.data_ptr(), gradients[0], size, *own, gradients[1], *unused])
+            settings.append(described.get(id(group), [0.0] * serial.SETTINGS))
+            address += 4 * size
+        return np.array(table), np.array(settings)
+
+    def prepare_state(self, parameter: Tensor, group: dict[str, Any]) -> list[int]:
+        """Addresses of the step count and the states of a parameter."""
+        names = list_states(self.rule, group)
+        if not names:
+            return [0, 0, 0, 0]
+        state = self.optimizer.state[parameter]
+        if not state and self.rule != serial.SGD:
+            state["step"] = 0 if self.rule == serial.RMSPROP_TF else torch.tensor(0.0, dtype=torch.float32)
+        count, is_new = state.get("step"), len(state) < 2
+        for name, number in names.items():
+            if (is_new and name not in state) or state[name] is None:
+                state[name] = torch.full_like(parameter, number, requires_grad=False)
+        addresses = [count.data_ptr() if isinstance(count, Tensor) else 0, 0, 0, 0]
+        for name in names:
+            addresses[PLACES[name]] = state[name].data_ptr()
+        return addresses
+
+    def leave_gradients(self) -> None:
+        """Leave the gradients of the last step where `backward` would, and none where a parameter was not updated."""
+        for x in (x for group in self.optimizer.param_groups for x in group["params"]):
+            x.grad = None
+        for x, gradient in zip(self.parameters, self.gradients, strict=True):
+            if x.requires_grad:
+                x.grad = gradient
+
+    def count_steps(self, count: int) -> None:
+        """Add to the counts of steps that are Python's numbers."""
+        for x in self.parameters:
+            state = self.optimizer.state.get(x, {})
+            if x.requires_grad and isinstance(state.get("step"), int):
+                state["step"] += count

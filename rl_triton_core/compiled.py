@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from rl_triton_core._internal.capture.key import list_hooks, list_parts, name_context
 from rl_triton_core._internal.mlp import serial
 from rl_triton_core._internal.mlp.compile import compile_epoch, find_functions
-from rl_triton_core._internal.mlp.networks import Layer, Unsupported, list_layers, list_parameters, make_layer_table
+from rl_triton_core._internal.mlp.networks import Unsupported, list_layers, list_parameters, make_layer_table
 from rl_triton_core._internal.mlp.optimizers import ParameterTables, find_groups
 
 __all__ = ["HEADS", "STATISTICS", "CompiledUpdate", "Rollout"]

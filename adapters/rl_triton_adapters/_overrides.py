@@ -62,4 +62,4 @@ def unwrap(attribute: Any) -> Iterator[Any]:
 def has_hooks(module: nn.Module) -> bool:
     """Whether a call of a module does more than its `forward`, for this module or for all."""
     own = module.__dict__
-    return any([own[name] for name in HOOKS]) or any(HOOKS_OF_ALL)
+    return any(own[name] for name in HOOKS) or any(HOOKS_OF_ALL)

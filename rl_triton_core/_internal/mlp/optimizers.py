@@ -95,7 +95,8 @@ class ParameterTables:
         """The tables of parameters and of settings."""
         sizes = [x.numel() for x in self.parameters]
         self.memory = torch.empty(2, sum(sizes))  # of gradients, and of those of the last step
-        self.gradients = [x.view(y.shape) for x, y in zip(self.memory[1].split(sizes), self.parameters, strict=True)]
+        parts = torch.split(self.memory[1], sizes)
+        self.gradients = [x.view(y.shape) for x, y in zip(parts, self.parameters, strict=True)]
         described = {id(group): describe_group(self.rule, group) for group in self.groups if group}
         address, distance = self.memory.data_ptr(), 4 * sum(sizes)
         table, settings = [], []

@@ -58,6 +58,7 @@ BENCHMARKS = {
     "packed": Benchmark("packed"),
     "regimes": Benchmark("regimes"),
     "tune": Benchmark("tune", ("triton",)),
+    "perceptrons": Benchmark("perceptrons", ("stable_baselines3",)),
     "sb3_advantages": Benchmark("sb3_advantages", ("stable_baselines3",)),
     "verl_advantages": Benchmark("verl_advantages", ("verl",)),
     "robotics": Benchmark("robotics", ("rsl_rl", "rl_games", "skrl")),

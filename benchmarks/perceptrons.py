@@ -1,0 +1,88 @@
+"""`PPO.train` of Stable-Baselines3 on a CPU with one thread, per minibatch: stock, `TritonPPO` without and with compiled
+updates.
+
+The rollout is random, for a policy of two networks with two hidden layers and Tanh. After the first update, parameters
+must be stock's within rounding. An update has one epoch and at least four minibatches.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from gymnasium import Env, spaces
+from stable_baselines3 import PPO
+from stable_baselines3.common.logger import Logger
+
+from benchmarks import harness
+from benchmarks.results import Row
+from rl_triton_adapters.sb3 import TritonPPO
+from rl_triton_core.testing import assert_close
+
+
+class Setting(NamedTuple):
+    """Units of a hidden layer, samples of a minibatch, and numbers of an observation and an action."""
+
+    hidden: int
+    batch_size: int
+    observations: int = 4
+    actions: int = 1
+
+
+SIZES = [Setting(hidden, size) for hidden in (32, 64, 128, 256) for size in (32, 64, 128, 512, 2048)]
+LARGE = [Setting(256, 64, 17, 6), *(Setting(hidden, size, 17, 6) for hidden in (512, 1024) for size in (64, 256, 2048))]
+SETTINGS = {"cpu": [*SIZES, *LARGE], "cuda": [], "quick": [Setting(8, 16)]}
+SAMPLES = 512
+"""At least so many of a rollout, and four minibatches."""
+SECONDS = 3.0
+
+
+class Eager(TritonPPO):
+    """Makes one step after the other."""
+
+    def _make_step(self, *args: Any) -> torch.Tensor:
+        return super()._make_step(*args)
+
+
+class Task(Env[Any, Any]):
+    """Only its spaces are used."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.observation_space = spaces.Box(-np.inf, np.inf, (setting.observations,))
+        self.action_space = spaces.Box(-1, 1, (setting.actions,))
+
+
+def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
+    """The times of all arms for a minibatch."""
+    torch.set_num_threads(1)
+    models = {name: make_model(kind, setting) for name, kind in (("stock", PPO), ("eager", Eager), ("ours", TritonPPO))}
+    for name, model in models.items():
+        np.random.seed(0)  # noqa: NPY002
+        model.train()
+        for x, y in zip(model.policy.parameters(), models["stock"].policy.parameters(), strict=True):
+            assert_close(x, y, rtol=1e-3, name=name)
+    assert models["ours"].describe_step() == "updates are compiled" != models["eager"].describe_step()
+    arms = {name: model.train for name, model in models.items()}
+    times = harness.time_in_turns(arms, "cpu", options.seconds or SECONDS, turns=2 if options.quick else 20)
+    count = models["stock"].n_steps // setting.batch_size
+    per_minibatch = {name: [[x / count for x in burst] for burst in bursts] for name, bursts in times.items()}
+    yield from harness.list_times(per_minibatch, metric="minibatch")
+
+
+def make_model(kind: type[PPO], setting: Setting) -> PPO:
+    """An algorithm with a rollout."""
+    count = max(4, SAMPLES // setting.batch_size) * setting.batch_size
+    sizes: dict[str, Any] = {"n_steps": count, "batch_size": setting.batch_size, "n_epochs": 1}
+    network = {"net_arch": [setting.hidden] * 2}
+    model = kind("MlpPolicy", Task(setting), **sizes, policy_kwargs=network, learning_rate=1e-5, device="cpu", seed=0)
+    model.set_logger(Logger(None, []))
+    buffer, rng = model.rollout_buffer, np.random.default_rng(0)
+    for name in ("observations", "actions", "advantages", "returns", "values", "log_probs"):
+        array = getattr(buffer, name)
+        array[:] = rng.normal(size=array.shape)
+    buffer.log_probs[:] = -2 - 0.1 * np.abs(buffer.log_probs)
+    buffer.pos, buffer.full = count, True
+    return model

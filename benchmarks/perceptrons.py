@@ -1,7 +1,6 @@
-"""`PPO.train` of Stable-Baselines3 on a CPU with one thread, per minibatch: stock, `TritonPPO` without and with compiled
-updates.
+"""`PPO.train` of Stable-Baselines3 on a CPU, per minibatch: stock, and `TritonPPO` without and with a compiled update.
 
-The rollout is random, for a policy of two networks with two hidden layers and Tanh. After the first update, parameters
+All arms have one thread. The rollout is random, for a policy of two networks with two hidden layers and Tanh. After the first update, parameters
 must be stock's within rounding. An update has one epoch and at least four minibatches.
 """
 

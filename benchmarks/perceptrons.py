@@ -1,7 +1,7 @@
 """`PPO.train` of Stable-Baselines3 on a CPU, per minibatch: stock, and `TritonPPO` without and with a compiled update.
 
-All arms have one thread. The rollout is random, for a policy of two networks with two hidden layers and Tanh. After the first update, parameters
-must be stock's within rounding. An update has one epoch and at least four minibatches.
+All arms have one thread. The rollout is random, for a policy of two networks with two hidden layers and Tanh. An update
+has one epoch and at least four minibatches. After the first one, parameters must be stock's within rounding.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from rl_triton_core._internal.launch import fast_path, plan, recording
 from rl_triton_core._internal.launch import kernels as launch_kernels
 from rl_triton_core._internal.launch import launcher as triton_launcher
 from rl_triton_core._internal.launch import variants as triton_variants
-from rl_triton_core._internal.launch.recording import CURRENT_STREAM, ByReference, RecordedLaunch, ResolvedLaunch
+from rl_triton_core._internal.launch.recording import CURRENT_STREAM, RecordedLaunch, ResolvedLaunch
 
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -386,17 +386,6 @@ def test_a_view_that_reaches_beyond_what_is_known():
     for launch, result in (((x[:4], x[2:], new), new), ((x[:4], new), new[:4])):
         call, launched = plan_of((x[:4],), [launch], result)
         assert call(torch.zeros(4)) is plan.NORMAL_PATH and not launched
-
-
-def test_tensors_themselves():
-    x, new = torch.zeros(4, 6), torch.zeros(8)
-    call, launched = plan_of((x, None), [(ByReference(x.detach().view(-1)), (ByReference(new), 3))], new)
-    other = torch.ones(4, 6)
-    result = call(other, None)
-    assert launched[0][0] is other and launched[0][1][0] is result
-    for unknown in (torch.zeros(24), x.view(torch.int32), x[1:]):
-        call, launched = plan_of((x, None), [(ByReference(unknown), new)], new)
-        assert call(other, None) is plan.NORMAL_PATH and not launched
 
 
 def test_tensors_in_lists():

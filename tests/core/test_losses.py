@@ -513,6 +513,18 @@ def test_any_shape_and_strides(target):
     assert logits.grad.shape == (4, 6, 4)
 
 
+def test_log_sigma_of_each_element_in_memory_of_one(target):
+    """It has a gradient for each element although all share memory."""
+    case = make("gaussian per state", size=2)
+    shared = case.network["log_std"][0]
+    gradients = []
+    for given in (shared.repeat(37, 1), shared.expand(37, -1)):
+        log_std = given.to(target.device).detach().requires_grad_()
+        result = call(case, {**case.network, "log_std": log_std}, device=target.device, backend=target.backend)
+        gradients += torch.autograd.grad(result.loss, log_std)
+    assert torch.equal(*gradients) and gradients[0].shape == (37, 2)
+
+
 def test_numbers_as_tensors(target):
     case = make("ppo")
     names = "clip", "entropy_coef", "value_clip", "value_coef", "kl_coef", "clip_high"

@@ -3,8 +3,9 @@
 import pytest
 import torch
 from losses_cases import make
+from torch._dynamo.testing import CompileCounter
 
-from rl_triton_core.losses import Categorical, grpo_loss, kl_divergence, ppo_loss, value_loss
+from rl_triton_core.losses import Categorical, LogProbs, grpo_loss, kl_divergence, ppo_loss, value_loss
 from rl_triton_core.testing import assert_close
 
 
@@ -81,3 +82,21 @@ def test_a_full_graph_with_dynamic_shapes(backend):
         assert_close(torch.stack(got[:9]).detach(), torch.stack(want[:9]).detach(), rtol=1e-7)
         for mine, exact in zip(*(torch.autograd.grad(3 * x.loss, inputs) for x in (got, want)), strict=True):
             assert_close(mine, exact, rtol=1e-6)
+
+
+def test_annealed_coefficients_compile_at_most_twice():
+    """Once with numbers as constants, once with symbols; and once more with a tensor."""
+    x, old, advantages = torch.randn(3, 12)
+    x.requires_grad_()
+
+    def loss(clip, entropy_coef):
+        return ppo_loss(LogProbs(x), None, old, advantages, clip=clip, entropy_coef=entropy_coef).loss
+
+    counter = CompileCounter()
+    compiled = torch.compile(loss, fullgraph=True, backend=counter)
+    coefficients = [0.01, 0.02, 0.03, torch.tensor(0.04), torch.tensor(0.05)]
+    for i, coefficient in enumerate(coefficients):
+        given = 0.2 - 0.01 * i, coefficient
+        got, want = (torch.autograd.grad(function(*given), x) for function in (compiled, loss))
+        assert torch.equal(*got, *want)
+    assert counter.frame_count == 3

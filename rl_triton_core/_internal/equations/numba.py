@@ -154,6 +154,34 @@ def reinterpret(context: Any, x: Any) -> Any:
     return result(x), generate
 
 
+def make_load(kind: Any) -> Any:
+    """A function of an address and an index that reads a number there."""
+
+    @intrinsic
+    def load(context: Any, address: Any, index: Any) -> Any:
+        def generate(context: Any, builder: llvm.IRBuilder, signature: Any, values: Sequence[Any]) -> Any:
+            pointer = builder.inttoptr(values[0], context.get_data_type(kind).as_pointer())
+            return builder.load(builder.gep(pointer, values[1:]))
+
+        return kind(types.int64, types.int64), generate
+
+    return load
+
+
+def make_store(kind: Any) -> Any:
+    """A function of an address, an index and a number that writes it there."""
+
+    @intrinsic
+    def store(context: Any, address: Any, index: Any, number: Any) -> Any:
+        def generate(context: Any, builder: llvm.IRBuilder, signature: Any, values: Sequence[Any]) -> Any:
+            pointer = builder.inttoptr(values[0], context.get_data_type(kind).as_pointer())
+            builder.store(values[2], builder.gep(pointer, values[1:2]))
+
+        return types.void(types.int64, types.int64, kind), generate
+
+    return store
+
+
 def exp_in_vectors(x: Any) -> Any:
     """The primitive for float32, in operations that vector instructions have (Cephes, expf)."""
     bounded = 89.0 if x > 89.0 else (x if x > -104.0 else -104.0)

@@ -18,7 +18,6 @@ import torch
 from rl_triton_core._internal.arguments.outputs import byte_span
 from rl_triton_core._internal.launch.recording import (
     CURRENT_STREAM,
-    ByReference,
     LaunchNumber,
     NoPlanError,
     Outcome,
@@ -35,8 +34,6 @@ NORMAL_PATH = object()
 NOT_ALIKE = object()
 """In the place of results: the call needs another plan."""
 R = TypeVar("R")
-REPLACED = (ByReference, LaunchNumber)
-"""What stands for something else among a launch's arguments, beside tensors."""
 Runner = Callable[[tuple[torch.Tensor, ...], tuple[Any, ...]], Any]
 """Makes a call with other tensors and numbers, or returns NORMAL_PATH or NOT_ALIKE."""
 Picker = Callable[[Sequence[Any]], tuple[Any, ...]]
@@ -100,7 +97,7 @@ class Plan:
             builder.add_launch(launch)
         check_all_are_written(written, resolved)
         self.groups, self.launches = builder.make_pickers(self.get_stream is not None)
-        self.views, self.constants, self.passes_objects = builder.views, builder.constants, builder.passes_objects
+        self.views, self.constants = builder.views, builder.constants
         self.arrange = arrange_results(results, places, outcome, tensors)
         addresses = [x.data_ptr() for x in tensors]
         self.remainders = [x & ALIGNMENT for x in addresses]
@@ -121,7 +118,7 @@ class Plan:
         """A function of tensors and numbers that makes the launches and returns the results, or why not."""
         is_guarded, find_obstacle, get_stream = self.is_guarded, self.find_obstacle, self.get_stream
         allocations, constants, views, groups = self.allocations, self.constants, self.views, self.groups
-        launches, passes_objects, arrange = self.launches, self.passes_objects, self.arrange
+        launches, arrange = self.launches, self.arrange
 
         def run(tensors: tuple[torch.Tensor, ...], numbers: tuple[Any, ...]) -> Any:
             pool: list[Any] = [x.data_ptr() for x in tensors]
@@ -143,8 +140,6 @@ class Plan:
             pool += numbers
             if views:
                 pool += [pool[i] + offset for i, offset in views]
-            if passes_objects:
-                pool += objects
             for kind, pick in groups:
                 pool.append(pick(pool) if kind is tuple else tuple.__new__(kind, pick(pool)))
             for function, pick in launches:
@@ -178,8 +173,7 @@ def find_written(results: Any, tensors: Sequence[torch.Tensor]) -> tuple[torch.T
 def check_all_are_written(written: Iterable[torch.Tensor | None], launches: Iterable[ResolvedLaunch]) -> None:
     """Refuse a plan whose launches leave a result as it was allocated."""
     arguments = flatten_tuples([launch.arguments for launch in launches])
-    tensors = (x.tensor if type(x) is ByReference else x for x in arguments)
-    passed = {x.data_ptr() for x in tensors if is_tensor(x)}
+    passed = {x.data_ptr() for x in arguments if is_tensor(x)}
     if any(x is not None and x.data_ptr() not in passed for x in written):
         raise NoPlanError
 
@@ -218,7 +212,6 @@ class PoolBuilder:
         """Of addresses inside objects: the object and the offset in bytes."""
         self.constants: list[Any] = []
         self.num_numbers = num_numbers
-        self.passes_objects = False
         self.groups: list[tuple[type, list[Reference]]] = []
         """Tuples of what precedes them in the pool."""
         self.launches: list[tuple[Callable[..., Any], list[Reference]]] = []
@@ -244,16 +237,13 @@ class PoolBuilder:
         """Where in the pool an argument of a launch is."""
         if is_tensor(x):
             return self.refer_to_address(x)
-        if type(x) is ByReference:
-            self.passes_objects = True
-            return Reference("object", self.find_object(x.tensor))
         if x is CURRENT_STREAM:
             return Reference("stream", 0)
         if type(x) is LaunchNumber:
             if x.index < self.num_numbers:
                 return Reference("number", x.index)
             x = float(x)
-        if isinstance(x, tuple) and any(is_tensor(y) or type(y) in REPLACED for y in flatten_tuples(x)):
+        if isinstance(x, tuple) and any(is_tensor(y) or type(y) is LaunchNumber for y in flatten_tuples(x)):
             elements = [self.refer_to(y) for y in x]
             self.groups.append((type(x), elements))
             return Reference("group", len(self.groups) - 1)
@@ -274,25 +264,12 @@ class PoolBuilder:
         self.views.append((others[0], at - self.objects[others[0]].data_ptr()))
         return Reference("view", len(self.views) - 1)
 
-    def find_object(self, x: torch.Tensor) -> int:
-        """The object of which a tensor is a view from the first element."""
-        for i, y in enumerate(self.objects):
-            if (y.data_ptr(), y.dtype) == (x.data_ptr(), x.dtype) and contains(y, x):
-                return i
-        raise NoPlanError
-
     def make_pickers(
         self, has_stream: bool
     ) -> tuple[list[tuple[type, Picker]], list[tuple[Callable[..., Any], Picker]]]:
         """What picks the elements of each group and the arguments of each launch from the pool."""
-        num_objects = len(self.objects)
-        sizes = {"address": num_objects, "stream": int(has_stream), "constant": len(self.constants)}
-        sizes |= {
-            "number": self.num_numbers,
-            "view": len(self.views),
-            "object": num_objects if self.passes_objects else 0,
-        }
-        sizes["group"] = len(self.groups)
+        sizes = {"address": len(self.objects), "stream": int(has_stream), "constant": len(self.constants)}
+        sizes |= {"number": self.num_numbers, "view": len(self.views), "group": len(self.groups)}
         starts = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
 
         def make(references: Sequence[Reference]) -> Picker:
@@ -322,7 +299,7 @@ def is_tensor(x: Any) -> bool:
 
 def flatten_tuples(x: Any) -> Iterator[Any]:
     """What is in tuples and lists, and in those in them, one by one."""
-    if isinstance(x, tuple | list) and type(x) is not ByReference:
+    if isinstance(x, tuple | list):
         for y in x:
             yield from flatten_tuples(y)
     else:

@@ -21,12 +21,6 @@ class NoPlanError(Exception):
     """Calls like the recorded one always take the normal path."""
 
 
-class ByReference(NamedTuple):
-    """Pass the tensor object; other tensors are passed as pointers."""
-
-    tensor: torch.Tensor
-
-
 class ResolvedLaunch(NamedTuple):
     """What a launch calls in the end."""
 

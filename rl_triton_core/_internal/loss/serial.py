@@ -2,7 +2,8 @@
 
 `evaluate_heads` turns network outputs into log-probability, entropy and KL; `evaluate_terms` these into terms
 and derivatives; `write_gradients` these into gradients. Between them, numbers are in scratch memory, a row for each
-kind. The cpu backend binds the equations. What is absent is an array of size 0.
+kind. The cpu backend binds the equations. Tensors are addresses in `memory`, 0 where one is absent, with the distance
+between the numbers of neighbouring elements in `strides`.
 """
 
 from __future__ import annotations
@@ -17,8 +18,13 @@ BY_LOG_PROB, BY_ENTROPY, BY_KL, BY_VALUE, RATIO = range(10, 15)
 X, Y, ACTION, OLD_X, OLD_Y, BY_X, BY_Y = range(15, 22)
 ROWS, STATES = 22, 7
 """The rows of scratch memory. From X on, those of the first tile serve all: what a head takes of one action."""
+FLAGS, WEIGHTS, SCALES, OFFSETS, ACTIONS, GIVEN_Y, GIVEN_OLD_Y, OUT_BY_Y, OUT_BY_VALUES = range(6, 15)
+SHARED, LOSS, STATISTICS, PARTS = range(15, 19)
+"""Places in `memory`, after those of the first six rows. From PARTS on, x, old x and by x of each distribution."""
 PEAK, OLD_PEAK = 5, 6
 """Rows of a distribution's state, after its sums."""
+INDEX_BYTES = 8
+"""Of an action that is an index. There is one for each distribution; other actions have one distribution."""
 TILE = 256
 """Elements of a row of scratch memory."""
 HAS_OLD = False
@@ -29,14 +35,7 @@ LEAST, LARGEST, TOTALS = range(MOMENTS + 4, MOMENTS + 7)
 """Of a span's results: sums of the terms come first, then of the weights and of four moments, then extremes."""
 
 compute_terms = sums = readout = slopes = kl_sums = kl = kl_slopes = multiply_or_zero = unbound
-read_actions = action_exists = find_peaks = unbound
-
-
-def weight_of(flags, weights, i):
-    """How much an element counts."""
-    if len(weights):
-        return weights[i]
-    return 0.0 if len(flags) and flags[i] == 0 else 1.0
+read_actions = action_exists = find_peaks = load = load_integer = load_byte = store = unbound
 
 
 def fill_zero(rows):
@@ -46,89 +45,89 @@ def fill_zero(rows):
             rows[k, i] = 0.0
 
 
-def read_streams(streams, sequences, scaling, low, size, scratch):
-    """Read what there is one of per element: 0 if absent. A masked element has weight 0."""
-    old, advantages, reference, values, targets, old_values, flags, weights = streams
-    offsets, scale, length, per_sequence = sequences
-    subtracted, factor = scaling
-    read_stream(old, low, size, scratch[OLD])
-    read_stream(reference, low, size, scratch[REFERENCE])
-    read_stream(values, low, size, scratch[VALUE])
-    read_stream(targets, low, size, scratch[TARGET])
-    read_stream(old_values, low, size, scratch[OLD_VALUE])
-    read_weights(flags, weights, low, size, scratch[WEIGHT])
-    if per_sequence or len(advantages) == 0:
-        fill_zero(scratch[ADVANTAGE : ADVANTAGE + 1])
+def read_numbers(address, stride, low, size, j, row):
+    """Read the number `j` of each element, 0 where there is none."""
+    if address == 0:
+        for i in range(size):
+            row[i] = 0.0
     else:
-        given = advantages[low : low + size]
         for i in range(size):
-            scratch[ADVANTAGE, i] = (given[i] - subtracted) * factor
-    if per_sequence or len(scale):
-        sequence = np.searchsorted(offsets, low, side="right") - 1 if len(offsets) else low // length
+            row[i] = load(address, (low + i) * stride + j)
+
+
+def write_numbers(row, address, stride, low, size, j):
+    """Write the number `j` of each element, where there is memory for it."""
+    if address != 0:
         for i in range(size):
-            while low + i >= (offsets[sequence + 1] if len(offsets) else (sequence + 1) * length):
+            store(address, (low + i) * stride + j, row[i])
+
+
+def read_streams(memory, strides, length, per_sequence, sequence, scaling, low, size, scratch):
+    """Read what there is one of per element: 0 if absent, weight 0 if masked. Return the sequence of the last."""
+    for k in (OLD, REFERENCE, VALUE, TARGET, OLD_VALUE):
+        read_numbers(memory[k], strides[k], low, size, 0, scratch[k])
+    read_weights(memory, low, size, scratch[WEIGHT])
+    if not per_sequence and memory[ADVANTAGE] != 0:
+        subtracted, factor = scaling
+        for i in range(size):
+            scratch[ADVANTAGE, i] = (load(memory[ADVANTAGE], (low + i) * strides[ADVANTAGE]) - subtracted) * factor
+    else:
+        fill_zero(scratch[ADVANTAGE : ADVANTAGE + 1])
+    if per_sequence or memory[SCALES] != 0:
+        offsets = memory[OFFSETS]
+        for i in range(size):
+            while low + i >= (load_integer(offsets, sequence + 1) if offsets != 0 else (sequence + 1) * length):
                 sequence += 1
             if per_sequence:
-                scratch[ADVANTAGE, i] = advantages[sequence]
-            if len(scale):
-                scratch[WEIGHT, i] *= scale[sequence]
+                scratch[ADVANTAGE, i] = load(memory[ADVANTAGE], sequence)
+            if memory[SCALES] != 0:
+                scratch[WEIGHT, i] *= load(memory[SCALES], sequence)
+    return sequence
 
 
-def read_stream(stream, low, size, row):
-    """Read one stream."""
-    given = stream[low : low + size]
-    for i in range(len(given)):
-        row[i] = given[i]
-    for i in range(len(given), size):
-        row[i] = 0.0
-
-
-def read_weights(flags, weights, low, size, row):
+def read_weights(memory, low, size, row):
     """Read how much elements count."""
     for i in range(size):
         row[i] = 1.0
-    for i in range(size if len(flags) + len(weights) else 0):
-        row[i] = weight_of(flags, weights, low + i)
+    if memory[WEIGHTS] != 0:
+        for i in range(size):
+            row[i] = load(memory[WEIGHTS], low + i)
+    if memory[FLAGS] != 0:
+        for i in range(size):
+            row[i] = 1.0 if load_byte(memory[FLAGS], low + i) != 0 else 0.0
 
 
-def evaluate_heads(network, old_network, actions, streams, sequences, scaling, first, count, scratch, state):
+def evaluate_heads(memory, strides, widths, sequences, per_sequence, scaling, first, count, scratch, state):
     """Log-probability, entropy and KL of each element, over distributions side by side."""
     columns = scratch[0]
+    length, sequence = sequences
     for tile in range(len(scratch)):
         low, size = first + tile * TILE, min(TILE, count - tile * TILE)
-        read_streams(streams, sequences, scaling, low, size, scratch[tile])
+        rows = scratch[tile]
+        sequence = read_streams(memory, strides, length, per_sequence, sequence, scaling, low, size, rows)
         fill_zero(scratch[tile, LOG_PROB : KL + 1])
-        for part in range(state.shape[1]):
-            x, rows = network[0][part], state[tile, part]
-            find_peaks(x, low, size, rows[PEAK])
+        for part in range(len(widths)):
+            rows, x = state[tile, part], PARTS + 3 * part
+            find_peaks(memory[x], strides[x], widths[part], low, size, rows[PEAK])
             if HAS_OLD:
-                find_peaks(old_network[0][part], low, size, rows[OLD_PEAK])
+                find_peaks(memory[x + 1], strides[x + 1], widths[part], low, size, rows[OLD_PEAK])
             fill_zero(rows[:PEAK])
-            for j in range(x.shape[1]):
-                read_columns(network, old_network, actions, part, low, size, j, columns)
+            for j in range(widths[part]):
+                read_columns(memory, strides, part, low, size, j, columns)
                 add_sums(size, columns, rows)
-            add_readout(actions[low : low + size], part, x.shape[1], rows, scratch[tile])
+            actions = memory[ACTIONS] + INDEX_BYTES * part
+            add_readout(actions, strides[ACTIONS], widths[part], low, size, rows, scratch[tile])
 
 
-def read_columns(network, old_network, actions, part, low, size, j, columns):
+def read_columns(memory, strides, part, low, size, j, columns):
     """Read what a head takes, of one action or dimension: neighbouring elements then go into vectors."""
-    read_column(network[0][part], low, size, j, columns[X])
-    read_column(network[1], low, size, j, columns[Y])
-    read_actions(actions[low : low + size], part, j, columns[ACTION])
+    x = PARTS + 3 * part
+    read_numbers(memory[x], strides[x], low, size, j, columns[X])
+    read_numbers(memory[GIVEN_Y], strides[GIVEN_Y], low, size, j, columns[Y])
+    read_actions(memory[ACTIONS] + INDEX_BYTES * part, strides[ACTIONS], low, size, j, columns[ACTION])
     if HAS_OLD:
-        read_column(old_network[0][part], low, size, j, columns[OLD_X])
-        read_column(old_network[1], low, size, j, columns[OLD_Y])
-
-
-def read_column(matrix, low, size, j, column):
-    """Read a column of a matrix, which may have one row for all elements, or be absent."""
-    if len(matrix) == 1:
-        for i in range(size):
-            column[i] = matrix[0, j]
-    else:
-        rows = matrix[low : low + size]
-        for i in range(len(rows)):
-            column[i] = rows[i, j]
+        read_numbers(memory[x + 1], strides[x + 1], low, size, j, columns[OLD_X])
+        read_numbers(memory[GIVEN_OLD_Y], strides[GIVEN_OLD_Y], low, size, j, columns[OLD_Y])
 
 
 def add_sums(size, columns, rows):
@@ -145,51 +144,43 @@ def add_sums(size, columns, rows):
             rows[4, i] += s[1]
 
 
-def add_readout(actions, part, width, rows, results):
+def add_readout(actions, stride, width, low, size, rows, results):
     """Add what the sums give: log-probability, entropy and KL."""
-    for i in range(len(actions)):
+    for i in range(size):
         total = rows[0, i], rows[1, i], rows[2, i]
         log_prob, entropy = readout(total)
-        results[LOG_PROB, i] += log_prob if action_exists(actions, i, part, width) else np.nan
+        results[LOG_PROB, i] += log_prob if action_exists(actions, (low + i) * stride, width) else np.nan
         results[ENTROPY, i] += entropy
         if HAS_OLD:
             results[KL, i] += kl(total, (rows[3, i], rows[4, i]))
 
 
-def find_largest(x, low, size, peaks):
+def find_largest(x, stride, width, low, size, peaks):
     """The largest number of each row."""
-    rows = x[low : low + size]
-    for i in range(size):
-        peaks[i] = rows[i, 0]
-    for j in range(1, x.shape[1]):
+    read_numbers(x, stride, low, size, 0, peaks)
+    for j in range(1, width):
         for i in range(size):
-            peaks[i] = max(peaks[i], rows[i, j])
+            peaks[i] = max(peaks[i], load(x, (low + i) * stride + j))
 
 
-def use_zero(x, low, size, peaks):
+def use_zero(x, stride, width, low, size, peaks):
     """A zero for each row."""
     for i in range(size):
         peaks[i] = 0.0
 
 
-def read_choices(actions, part, j, column):
+def read_choices(actions, stride, low, size, j, column):
     """Whether each action is this one."""
-    for i in range(len(actions)):
-        column[i] = 1.0 if actions[i, part] == j else 0.0
+    for i in range(size):
+        column[i] = 1.0 if load_integer(actions, (low + i) * stride) == j else 0.0
 
 
-def is_in_range(actions, i, part, width):
+def is_in_range(actions, place, width):
     """Whether an action is one of those that there are."""
-    return 0 <= actions[i, part] < width
+    return 0 <= load_integer(actions, place) < width
 
 
-def read_dimension(actions, part, j, column):
-    """The actions in this dimension."""
-    for i in range(len(actions)):
-        column[i] = actions[i, j]
-
-
-def is_any(actions, i, part, width):
+def is_any(actions, place, width):
     """An action that is no index always exists."""
     return True
 
@@ -260,19 +251,19 @@ def find_extremes(scratch, count, totals):
     totals[LEAST], totals[LARGEST] = least, largest
 
 
-def write_gradients(network, old_network, actions, first, count, scratch, state, gradients, sum_by_y):
+def write_gradients(memory, strides, widths, first, count, scratch, state, sum_by_y):
     """Derivatives by the network outputs, 0 where masked; and those by y summed, where elements share it."""
-    by_xs, by_y, by_values = gradients
     columns = scratch[0]
     for tile in range(len(scratch)):
         low, size = first + tile * TILE, min(TILE, count - tile * TILE)
-        write_stream(scratch[tile, BY_VALUE], by_values, low, size)
-        for part in range(state.shape[1]):
-            for j in range(network[0][part].shape[1]):
-                read_columns(network, old_network, actions, part, low, size, j, columns)
+        write_numbers(scratch[tile, BY_VALUE], memory[OUT_BY_VALUES], strides[OUT_BY_VALUES], low, size, 0)
+        for part in range(len(widths)):
+            by_x = PARTS + 3 * part + 2
+            for j in range(widths[part]):
+                read_columns(memory, strides, part, low, size, j, columns)
                 find_slopes(size, scratch[tile], state[tile, part], columns)
-                write_column(columns[BY_X], by_xs[part], low, size, j)
-                write_column(columns[BY_Y], by_y, low, size, j)
+                write_numbers(columns[BY_X], memory[by_x], strides[by_x], low, size, j)
+                write_numbers(columns[BY_Y], memory[OUT_BY_Y], strides[OUT_BY_Y], low, size, j)
                 if len(sum_by_y):
                     sum_by_y[j] += add_column(columns[BY_Y], size)
 
@@ -290,20 +281,6 @@ def find_slopes(size, scratch, rows, columns):
         valid = scratch[WEIGHT, i] != 0
         columns[BY_X, i] = by_x if valid else 0.0
         columns[BY_Y, i] = by_y if valid else 0.0
-
-
-def write_column(column, matrix, low, size, j):
-    """Write a column of a matrix, which may be absent."""
-    rows = matrix[low : low + size]
-    for i in range(len(rows)):
-        rows[i, j] = column[i]
-
-
-def write_stream(row, stream, low, size):
-    """Write one stream, which may be absent."""
-    taken = stream[low : low + size]
-    for i in range(len(taken)):
-        taken[i] = row[i]
 
 
 def add_column(column, size):

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
+from rl_triton_core._internal.arguments.packing import SCHEMA, Packed, pack
 from rl_triton_core._internal.backend import Backend, choose_backend, copy_problem_to_host, needs_host
-from rl_triton_core._internal.equations.schema import describe_schema
 from rl_triton_core._internal.launch.recording import Outcome, record_outcome
 from rl_triton_core._internal.loss.equations import STATISTICS, Choices, Coefficients
 from rl_triton_core._internal.loss.problem import LossProblem, Results, Stream, Streams
@@ -162,78 +162,56 @@ def keeps_graph() -> bool:
 # -- torch.compile ----------------------------------------------------------------------------------------------------
 
 
-class PackedLoss(NamedTuple):
-    """The operator's arguments: a `LossProblem` in types that an operator may take."""
-
-    inputs: Sequence[torch.Tensor]
-    """The differentiable ones."""
-    has_values: bool
-    """Whether the last of them is the values."""
-    streams: Sequence[torch.Tensor | None]
-    old_inputs: Sequence[torch.Tensor]
-    tensors: Sequence[torch.Tensor | None]
-    """The coefficients that are tensors."""
-    numbers: Sequence[float]
-    """The others."""
-    choices: str
-    sizes: Sequence[int]
-    length: int
-    per_sequence: bool
-    normalizer: float | None
-    rule: Sequence[float] | None
-    wanted: Sequence[bool]
-    backend: str
-
-
 def solve_traced(problem: LossProblem, backend: str | None) -> tuple[torch.Tensor, torch.Tensor]:
     """The loss and its statistics through an operator that torch.compile takes as it is."""
     if problem.exchange is not None:
         raise ValueError("group: got one under torch.compile, expected None there")
-    numbers = problem.coefficients
-    packed = PackedLoss(
-        inputs=list(problem.differentiable),
-        has_values=problem.values is not None,
-        streams=list(problem.streams),
-        old_inputs=list(problem.old_inputs),
-        tensors=[x if isinstance(x, torch.Tensor) else None for x in numbers],
-        numbers=[0.0 if isinstance(x, torch.Tensor) else float(x) for x in numbers],
-        choices=",".join(problem.choices),
-        sizes=list(problem.sizes),
-        length=problem.length,
-        per_sequence=problem.per_sequence,
-        normalizer=problem.normalizer,
-        rule=None if problem.rule is None else list(problem.rule),
-        wanted=list(problem.wanted),
-        backend=backend or "",
+    coefficients, normalizer, rule = problem.coefficients, problem.normalizer, problem.rule
+    numbers = [0.0 if isinstance(x, torch.Tensor) else x for x in coefficients]
+    numbers += [0.0 if normalizer is None else normalizer, *([] if rule is None else rule)]
+    packed = pack(
+        problem.differentiable,
+        [*problem.streams, *(x if isinstance(x, torch.Tensor) else None for x in coefficients), *problem.old_inputs],
+        numbers,
+        [problem.length, *problem.sizes],
+        [problem.values is not None, problem.per_sequence, normalizer is not None],
+        problem.choices,
+        problem.wanted,
+        backend,
     )
     loss, statistics, *_ = loss_operator(*packed)
     return loss, statistics
 
 
-def unpack_loss(packed: PackedLoss) -> LossProblem:
+def unpack_loss(packed: Packed) -> LossProblem:
     """Build the `LossProblem` again."""
-    *network, values = packed.inputs if packed.has_values else (*packed.inputs, None)
-    coefficients = (number if x is None else x for x, number in zip(packed.tensors, packed.numbers, strict=True))
+    has_values, per_sequence, has_normalizer = packed.flags
+    *network, values = packed.inputs if has_values else (*packed.inputs, None)
+    count, rest = len(Coefficients._fields), packed.tensors[len(Streams._fields) :]
+    numbers = packed.read_numbers()
+    normalizer, *rule = numbers[count:]
+    coefficients = (number if x is None else x for x, number in zip(rest, numbers[:count], strict=False))
+    length, *sizes = packed.integers
     return LossProblem(
-        Choices(*packed.choices.split(",")),
+        Choices(*packed.names.split(",")),
         tuple(x for x in network if x is not None),
-        Streams(*packed.streams),
+        Streams(*packed.tensors[: len(Streams._fields)]),
         values,
-        tuple(packed.old_inputs),
-        tuple(packed.sizes),
+        tuple(x for x in rest[count:] if x is not None),
+        tuple(sizes),
         Coefficients(*coefficients),
-        packed.length,
-        packed.per_sequence,
-        packed.normalizer,
-        None if packed.rule is None else Rule(*packed.rule),
+        length,
+        per_sequence,
+        normalizer if has_normalizer else None,
+        Rule(*rule) if rule else None,
         wanted=tuple(packed.wanted),
     )
 
 
-@torch.library.custom_op("rl_triton_core::loss", mutates_args=(), schema=describe_schema(PackedLoss))
+@torch.library.custom_op("rl_triton_core::loss", mutates_args=(), schema=SCHEMA)
 def loss_operator(*arguments: Any) -> list[torch.Tensor]:
     """The loss of a packed problem, its statistics, and the gradients that are wanted."""
-    packed = PackedLoss(*arguments)
+    packed = Packed(*arguments)
     problem = unpack_loss(packed)
     backend = choose_backend(packed.backend or None, problem.like.device)
     loss, statistics, gradients = run_backend(problem, backend)
@@ -242,15 +220,15 @@ def loss_operator(*arguments: Any) -> list[torch.Tensor]:
 
 @loss_operator.register_fake
 def _(*arguments: Any) -> list[torch.Tensor]:
-    problem = unpack_loss(PackedLoss(*arguments))
+    problem = unpack_loss(Packed(*arguments).without_symbols())
     loss = problem.like.new_empty((), dtype=problem.dtype)
     return [loss, loss.new_empty(len(STATISTICS)), *(x for x in problem.allocate_gradients() if x is not None)]
 
 
 def keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
     """Keep what the backward pass multiplies."""
-    packed = PackedLoss(*inputs)
-    ctx.wanted, ctx.dtypes, ctx.num_old = packed.wanted, [x.dtype for x in packed.inputs], len(packed.old_inputs)
+    packed = Packed(*inputs)
+    ctx.wanted, ctx.dtypes = packed.wanted, [x.dtype for x in packed.inputs]
     ctx.save_for_backward(*output[2:])
 
 
@@ -260,8 +238,7 @@ def scale_gradients(ctx: Any, grads: Sequence[torch.Tensor]) -> tuple[Any, ...]:
     scaled = [
         (next(saved) * grads[0]).to(dtype) if want else None for want, dtype in zip(ctx.wanted, ctx.dtypes, strict=True)
     ]
-    found: dict[str, Any] = dict.fromkeys(PackedLoss._fields)
-    return tuple((found | {"inputs": scaled, "old_inputs": [None] * ctx.num_old}).values())
+    return scaled, *[None] * (len(Packed._fields) - 1)
 
 
 loss_operator.register_autograd(scale_gradients, setup_context=keep_gradients)

@@ -1,0 +1,81 @@
+"""The arguments of the custom operators that torch.compile takes as they are: a checked call in types that it knows.
+
+Numbers that may change from call to call, such as an annealed γ, are symbols or tensors while it traces. They cross an
+operator as a tensor, so that one compilation serves all of their values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+SCHEMA = (
+    "(Tensor[] inputs, Tensor?[] tensors, float[] numbers, Tensor? symbols, int[] integers, bool[] flags, str names, "
+    "bool[] wanted, str backend) -> Tensor[]"
+)
+"""Of an operator that takes a `Packed`."""
+
+
+class Packed(NamedTuple):
+    """A call as an operator takes it."""
+
+    inputs: Sequence[torch.Tensor]
+    """What sets the shapes; through them flow gradients."""
+    tensors: Sequence[torch.Tensor | None]
+    numbers: Sequence[float]
+    symbols: torch.Tensor | None
+    """The numbers themselves, float64 on the CPU, where some may change; `numbers` are 0 then."""
+    integers: Sequence[int]
+    flags: Sequence[bool]
+    names: str
+    """Of equations, with commas between."""
+    wanted: Sequence[bool]
+    """Which of the results are."""
+    backend: str
+
+    def without_symbols(self) -> Packed:
+        """The same with other numbers, for what does not depend on them."""
+        return self._replace(symbols=None)
+
+    def read_numbers(self) -> list[float]:
+        """The numbers, whichever way they came."""
+        return list(self.numbers if self.symbols is None else self.symbols.tolist())
+
+
+def pack(
+    inputs: Iterable[torch.Tensor],
+    tensors: Iterable[torch.Tensor | None],
+    numbers: Sequence[Any],
+    integers: Iterable[int],
+    flags: Iterable[bool],
+    names: Iterable[str],
+    wanted: Iterable[bool],
+    backend: str | None,
+) -> Packed:
+    """What an operator takes of a call that torch.compile traces."""
+    symbolic = any(map(is_symbolic, numbers))
+    return Packed(
+        [*inputs],
+        [*tensors],
+        [0.0 if symbolic else float(x) for x in numbers],
+        torch.stack([scalar_tensor(x) for x in numbers]) if symbolic else None,
+        [*integers],
+        [*flags],
+        ",".join(names),
+        [*wanted],
+        backend or "",
+    )
+
+
+def is_symbolic(number: float | torch.Tensor) -> bool:
+    """Whether a number stands for all values that it may have, while torch.compile traces."""
+    from torch.fx.experimental import symbolic_shapes
+
+    return isinstance(number, torch.Tensor) or not symbolic_shapes.has_static_value(number)
+
+
+def scalar_tensor(number: float) -> torch.Tensor:
+    """A number as a tensor, by a product, which torch.compile knows how to make of a symbol."""
+    return torch.ones((), dtype=torch.float64, device="cpu") * number

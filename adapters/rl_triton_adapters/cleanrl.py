@@ -354,15 +354,16 @@ def _build_boundaries(
         raise ValueError("final_values: got None together with truncations, expected both or neither")
     _check_per_step("truncations", truncations, values, flags=True)
     done, cut = boundaries.terminated, truncations.bool()
+    ended = done & ~cut
     if final_values is None:
         without = cut & ~done
         without |= torch.cat([without[1:], without[:1]])  # it may belong to the step before, whose flag came late
-        following = torch.cat([values[1:], boundaries.bootstrap_values[None]])
+        following = torch.cat([values[1:], next_value.reshape(1, -1)])
         final = torch.where(without, torch.nan, following)
-        return Boundaries(done & ~cut & ~without, cut | without, final, dones == 0, 0)
+        return Boundaries(ended & ~without, cut | without, final, dones == 0, 0)
     _check_per_step("final_values", final_values, values)
     final = torch.where(done, final_values, torch.nan)
-    return from_gymnasium_same_step(done & ~cut, cut, final, next_value, time_dim=0)
+    return from_gymnasium_same_step(ended, cut, final, next_value, time_dim=0)
 
 
 def _check_per_step(name: str, tensor: Any, rewards: torch.Tensor, flags: bool = False) -> None:

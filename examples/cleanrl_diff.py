@@ -50,6 +50,7 @@ TO_GYMNASIUM_1 = [
                 writer.add_scalar("charts/episodic_return", episodic_return, global_step)
                 writer.add_scalar("charts/episodic_length", episodic_length, global_step)
         """,
+        unless=r'infos\.get\("final_info"',
     ),
     Edit(
         r"env = gym.wrappers.TransformObservation\((?P<kept>[^\n]*)\)",
@@ -79,7 +80,6 @@ ADVANTAGES = [
         "advantages, returns = gae(rewards, values, dones, next_value, next_done, args.gamma, args.gae_lambda)",
     ),
 ]
-IMPORTS = ["from rl_triton_adapters.cleanrl import gae"]
 LOSS = """
 losses = ppo_loss(
     LogProbs(newlogprob, entropy), None, b_logprobs[mb_inds], b_advantages[mb_inds],
@@ -184,8 +184,13 @@ UPDATES = {
 def change_script(source: str, update: str = "stock") -> str:
     """Make all changes in the text of a script."""
     edits, imports = UPDATES[update]
-    lines = "\n".join(["\\g<0>", "", *IMPORTS, *imports])
-    edits = [Edit(r"from torch\.utils\.tensorboard import SummaryWriter", lines), *TO_GYMNASIUM_1, *ADVANTAGES, *edits]
+    lines = "\n".join(["\\g<0>", "", "from rl_triton_adapters.cleanrl import gae", *imports])
+    first = Edit(r"from torch\.utils\.tensorboard import SummaryWriter", lines)
+    return make_edits(source, [first, *TO_GYMNASIUM_1, *ADVANTAGES, *edits])
+
+
+def make_edits(source: str, edits: list[Edit]) -> str:
+    """Make those of the changes that are for such a script, one after the other."""
     for edit in edits:
         if re.search(edit.only, source) and not re.search(edit.unless, source):
             source = make_edit(source, edit)
@@ -199,11 +204,8 @@ def make_edit(source: str, edit: Edit) -> str:
         raise LookupError(f"got {len(found)} places for {edit.pattern!r}, expected 1: is this a script of CleanRL's?")
     (match,) = found
     text = dedent(edit.text).strip("\n").replace("\\g<0>", match[0].strip())
-    return (
-        source[: match.start()]
-        + indent(re.sub(r"\\g<(\w+)>", lambda x: match[x[1]], text), match["space"])
-        + source[match.end() :]
-    )
+    text = re.sub(r"\\g<(\w+)>", lambda group: match[group[1]], text)
+    return source[: match.start()] + indent(text, match["space"]) + source[match.end() :]
 
 
 def main() -> None:

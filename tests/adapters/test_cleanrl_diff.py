@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from recorded_graphs import allow_captures
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 import cleanrl_diff
@@ -243,12 +244,12 @@ def write_script(family, clip_vloss=False):
 
 
 def run_script(text, capsys):
-    """The parameters of the agent that it trains, and the episodes that it prints."""
+    """The parameters of the agent that it trains, the episodes that it prints, and what its names stand for."""
     Path("script.py").write_text(text)
-    agent = runpy.run_path("script.py", run_name="__main__")["agent"]
+    names = runpy.run_path("script.py", run_name="__main__")
     assert list(Path("runs").glob("events*"))
     printed = [line for line in capsys.readouterr().out.splitlines() if "episodic_return" in line]
-    return torch.cat([x.detach().flatten() for x in agent.parameters()]), printed
+    return torch.cat([x.detach().flatten() for x in names["agent"].parameters()]), printed, names
 
 
 def run_stock(family, capsys, clip_vloss=False):
@@ -257,14 +258,16 @@ def run_stock(family, capsys, clip_vloss=False):
 
 
 @pytest.mark.parametrize(("family", "update"), MATCHING)
-def test_scripts_learn_the_same(family, update, capsys):
+def test_scripts_learn_the_same(family, update, capsys, monkeypatch):
     """With every update; with advantages alone, every bit. Each episode that ended is printed once."""
+    allow_captures(monkeypatch)
     clip_vloss = update in ("fused", "captured")
-    want, printed = run_stock(family, capsys, clip_vloss)
-    got, also_printed = run_script(cleanrl_diff.change_script(write_script(family, clip_vloss), update), capsys)
+    want, printed, _ = run_stock(family, capsys, clip_vloss)
+    got, also_printed, names = run_script(cleanrl_diff.change_script(write_script(family, clip_vloss), update), capsys)
     tolerance = 0 if update == "stock" else 1e-5
     torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
     assert also_printed == printed and len(printed) > 10
+    assert update != "captured" or names["update_minibatch"].graphs.replays == 3 * 2 * 3
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -66,7 +66,7 @@ class CompiledUpdate:
         optimizer: Adam, AdamW, RMSprop or SGD, with any groups, or Stable-Baselines3's RMSpropTFLike.
         head: The distribution of actions: ``"categorical"``, ``"gaussian"`` or ``"bernoulli"``.
         nvec: The numbers of actions of categorical distributions side by side; None for a single one.
-        log_std: Logarithms of a Gaussian's standard deviations, [num_actions].
+        log_std: Logarithms of a Gaussian's standard deviations, [num_actions] or [1, num_actions].
 
     Raises:
         ValueError: There is no such head, or it has no or needless `log_std`.
@@ -200,7 +200,7 @@ class Tables:
             raise Unsupported(f"the networks have {outputs} outputs, not {[sum(self.nvec), 1]}")
         if any(x.source < 0 and x.linear.in_features != self.num_features for x in layers):
             raise Unsupported("the networks take other features")
-        if update.log_std is not None and update.log_std.shape != (outputs[0],):
+        if update.log_std is not None and update.log_std.numel() != outputs[0]:
             raise Unsupported(f"log_std has shape {tuple(update.log_std.shape)}, not one number per action")
 
     def list_addresses(self, head: str) -> tuple[tuple[int, ...], int, int]:

@@ -28,6 +28,7 @@ from rl_triton_core.boundaries import FinalValues
 __all__ = [
     "Boundaries",
     "approximate_rsl_rl",
+    "from_brax",
     "from_cleanrl",
     "from_episode_starts",
     "from_gymnasium_disabled",
@@ -70,7 +71,7 @@ def from_gymnasium_same_step(
                 next_value       at t = T−1 otherwise
 
     The observation that a done step returns is the next episode's first. The final one is in the infos: "final_obs",
-    or "final_observation" before 1.0.
+    or "final_observation" before 1.0; in Isaac Lab in `extras["final_obs"]` if its `compute_final_obs` is set.
 
     Args:
         terminated: The flags that `step` returned, [num_envs, num_steps], or [num_steps, num_envs] with ``time_dim=0``.
@@ -102,7 +103,7 @@ def from_gymnasium_next_step(
     *,
     time_dim: int = -1,
 ) -> Boundaries:
-    """Convert rollouts of Gymnasium's autoreset mode NEXT_STEP, its default since 1.0.
+    """Convert rollouts of Gymnasium's autoreset mode NEXT_STEP, its default since 1.0, and of EnvPool.
 
         NV[t]   = V[t+1],           V[T] = next_value
         mask[t] = not done[t−1],    done[−1] = previous_done
@@ -301,6 +302,44 @@ def from_rllib(
     nothing = values.new_full((layout.num_envs,), math.nan)
     ends = shift_left(~mask, torch.ones_like(nothing, dtype=torch.bool), layout)
     return Boundaries(ended, ends, shift_left(values, nothing, layout), mask, time_dim)
+
+
+def from_brax(
+    values: torch.Tensor,
+    dones: torch.Tensor,
+    truncations: torch.Tensor,
+    next_value: torch.Tensor,
+    *,
+    time_dim: int = 0,
+) -> Boundaries:
+    """Convert rollouts whose final observations are lost, as Brax does: also of MuJoCo Playground and other MJX code.
+
+        mask[t] = not truncations[t],    truncated[t] = truncations[t+1],    NV[t] = V[t+1],    V[T] = next_value
+
+    What follows a truncated step is not known, since `step` returned the next episode's first observation. Such a step
+    is left out; the one before it is truncated, with V of the state that it led to. Where steps are left, the returns
+    of `compute_gae` are Brax's `vs`; Brax's advantages, with no λ at the step itself, are those of `compute_vtrace`
+    with equal log-probabilities.
+
+    Args:
+        values: V(s_t), [num_steps, num_envs] (or as `time_dim` says).
+        dones: `state.done`, or 1 − `discount` of Brax's transitions, shaped like `values`; not read at truncations.
+        truncations: `state.info["truncation"]`, shaped like `values`.
+        next_value: V of the observation after the rollout, one per environment; not read where the last step is done.
+        time_dim: The time dimension of per-step tensors: -1 or 1, 0 or -2.
+
+    Returns:
+        Boundaries, with a mask.
+
+    Source:
+        `EpisodeWrapper`, `AutoResetWrapper` and `ppo.losses.compute_gae` of Brax 0.14.
+    """
+    layout = check.check_layout("values", values, time_dim)
+    cut = convert_flags("truncations", truncations, layout)
+    ended = convert_flags("dones", dones, layout) & ~cut
+    edge = check_per_env("next_value", next_value, layout)
+    before = shift_left(cut, torch.zeros_like(edge, dtype=torch.bool), layout)
+    return Boundaries(ended, before & ~ended, shift_left(values, edge, layout), ~cut, time_dim)
 
 
 def approximate_rsl_rl(

@@ -5,9 +5,9 @@ One call stands in the place of the loop that follows ``# bootstrap value if not
     advantages, returns = gae(rewards, values, dones, next_value, next_done, args.gamma, args.gae_lambda)
 
 Tensors are [num_steps, num_envs], on any device; nothing waits for it. Flags are bool, integer or floating point,
-nonzero is true. Numbers may be tensors of one number in host memory, γ on any device. Environments are in autoreset
-mode SAME_STEP, as in the releases of Gym that the scripts were written for; for NEXT_STEP see `from_cleanrl` and
-`from_gymnasium_next_step` in `rl_triton_core.conventions`. CleanRL is not needed.
+nonzero is true. Numbers may be tensors of one number in host memory, γ on any device. Environments reset in the step
+that ends an episode, as in the releases of Gym that the scripts were written for; for Gymnasium's NEXT_STEP and for
+EnvPool pass ``autoreset="next_step"``. CleanRL is not needed.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from rl_triton_core.extending import check_number
 __all__ = ["AdvantagesAndReturns", "RolloutBufferMixin", "gae", "leanrl_gae", "vtrace"]
 
 Container = TypeVar("Container", bound=MutableMapping[str, Any])
+AUTORESETS = ("same_step", "next_step")
 
 
 class AdvantagesAndReturns(NamedTuple):
@@ -47,6 +48,7 @@ def gae(
     *,
     truncations: torch.Tensor | None = None,
     final_values: torch.Tensor | None = None,
+    autoreset: str = "same_step",
     backend: str | None = None,
 ) -> AdvantagesAndReturns:
     """Compute generalised advantage estimates of a rollout as CleanRL's scripts store it.
@@ -59,6 +61,9 @@ def gae(
         NV[t]   = final_values[t]  where truncations[t],  else 0 where done[t],  else V[t+1],  V[T] = next_value
 
     Without `truncations` time limits count as terminations, as in CleanRL's own loop, whose numbers these are.
+
+    With ``autoreset="next_step"``, V[t+1] is the value of an episode's last observation, and a step with dones[t] only
+    resets: its advantage is 0. Learn from the steps ``dones == 0``.
 
     Args:
         rewards: r, reward of the transition t → t+1. [num_steps, num_envs], float32, bfloat16, float16, or float64 (CPU
@@ -73,7 +78,9 @@ def gae(
             `rewards`. `dones` hold these episode ends too: a truncation without its done (flags shifted by a step, say)
             yields NaN in its episode.
         final_values: V of the episode's last observation, before the reset, shaped like `rewards`; read where
-            `truncations` are set. Goes together with `truncations`.
+            `truncations` are set. Goes together with `truncations`; None with ``autoreset="next_step"``.
+        autoreset: When the environments reset: ``"same_step"``, in the step that ends an episode; ``"next_step"``, in
+            the step after it, whose action is ignored.
         backend: Name of a backend of `rl_triton_core`; None chooses by the tensors' device.
 
     Returns:
@@ -89,7 +96,7 @@ def gae(
     lambda_ = check_number("gae_lambda", gae_lambda, 0.0, 1.0)
     _check_per_step("rewards", rewards, rewards)
     _check_per_step("values", values, rewards)
-    boundaries = _build_boundaries(rewards, dones, next_value, next_done, truncations, final_values)
+    boundaries = _build_boundaries(values, dones, next_value, next_done, truncations, final_values, autoreset)
     advantages, returns = compute_gae(
         rewards, values, **boundaries._asdict(), gamma=gamma, lambda_=lambda_, backend=backend
     )
@@ -113,6 +120,7 @@ def vtrace(
     c_bar: float = 1.0,
     truncations: torch.Tensor | None = None,
     final_values: torch.Tensor | None = None,
+    autoreset: str = "same_step",
     backend: str | None = None,
 ) -> AdvantagesAndReturns:
     """Compute V-Trace of a rollout as CleanRL's scripts store it, for data that an older policy collected.
@@ -140,6 +148,7 @@ def vtrace(
         c_bar: c̄ >= 0, the clip of the trace; infinity for none.
         truncations: Whether step t was cut by a time limit and did not terminate, shaped like `rewards`.
         final_values: V of the episode's last observation, before the reset; read where `truncations` are set.
+        autoreset: When the environments reset, as in `gae`.
         backend: Name of a backend of `rl_triton_core`; None chooses by the tensors' device.
 
     Returns:
@@ -155,7 +164,7 @@ def vtrace(
     _check_per_step("rewards", rewards, rewards)
     for name, tensor in {"values": values, "logprobs": logprobs, "newlogprobs": newlogprobs}.items():
         _check_per_step(name, tensor, rewards)
-    boundaries = _build_boundaries(rewards, dones, next_value, next_done, truncations, final_values)
+    boundaries = _build_boundaries(values, dones, next_value, next_done, truncations, final_values, autoreset)
     targets, advantages = compute_vtrace(
         rewards,
         values,
@@ -180,6 +189,7 @@ def leanrl_gae(
     gamma: float,
     gae_lambda: float,
     *,
+    autoreset: str = "same_step",
     backend: str | None = None,
 ) -> Container:
     """Apply `gae` to a LeanRL container. Traceable by ``torch.compile(fullgraph=True)``.
@@ -191,6 +201,7 @@ def leanrl_gae(
             mean what they mean in `gae`. Computes in the dtype of "vals": NumPy's rewards are float64 there.
         gamma: Discount γ per step, finite and >= 0.
         gae_lambda: λ in [0, 1].
+        autoreset: When the environments reset, as in `gae`.
         backend: Name of a backend of `rl_triton_core`; None chooses by the tensors' device.
 
     Returns:
@@ -213,9 +224,9 @@ def leanrl_gae(
     rewards, vals = container["rewards"], container["vals"]
     _check_per_step("rewards", rewards, rewards)
     _check_per_step("vals", vals, rewards)
-    container["advantages"], container["returns"] = gae(
-        rewards.to(vals.dtype), vals, container["dones"], next_value, next_done, gamma, gae_lambda, backend=backend
-    )
+    own = rewards.to(vals.dtype), vals, container["dones"]
+    results = gae(*own, next_value, next_done, gamma, gae_lambda, autoreset=autoreset, backend=backend)
+    container["advantages"], container["returns"] = results
     return container
 
 
@@ -319,27 +330,40 @@ class RolloutBufferMixin:
 
 
 def _build_boundaries(
-    rewards: torch.Tensor,
+    values: torch.Tensor,
     dones: torch.Tensor,
     next_value: torch.Tensor,
     next_done: torch.Tensor,
     truncations: torch.Tensor | None,
     final_values: torch.Tensor | None,
+    autoreset: str,
 ) -> Boundaries:
     """Convert flags and values to where episodes end and what follows."""
-    _check_per_step("dones", dones, rewards, flags=True)
+    if autoreset not in AUTORESETS:
+        raise ValueError(f"autoreset: got {autoreset!r}, expected one of {', '.join(AUTORESETS)}")
+    next_step = autoreset == "next_step"
+    _check_per_step("dones", dones, values, flags=True)
     boundaries = from_cleanrl(dones, next_done, next_value)
+    if next_step and final_values is not None:
+        raise ValueError(f"final_values: got {type(final_values).__name__}, expected None with autoreset='next_step'")
     if truncations is None and final_values is None:
-        return boundaries
+        return boundaries._replace(mask=dones == 0) if next_step else boundaries
     if truncations is None:
         raise ValueError("truncations: got None together with final_values, expected both or neither")
-    if final_values is None:
+    if final_values is None and not next_step:
         raise ValueError("final_values: got None together with truncations, expected both or neither")
-    _check_per_step("truncations", truncations, rewards, flags=True)
-    _check_per_step("final_values", final_values, rewards)
+    _check_per_step("truncations", truncations, values, flags=True)
     done, cut = boundaries.terminated, truncations.bool()
+    ended = done & ~cut
+    if final_values is None:
+        without = cut & ~done
+        without |= torch.cat([without[1:], without[:1]])  # it may belong to the step before, whose flag came late
+        following = torch.cat([values[1:], next_value.reshape(1, -1)])
+        final = torch.where(without, torch.nan, following)
+        return Boundaries(ended & ~without, cut | without, final, dones == 0, 0)
+    _check_per_step("final_values", final_values, values)
     final = torch.where(done, final_values, torch.nan)
-    return from_gymnasium_same_step(done & ~cut, cut, final, next_value, time_dim=0)
+    return from_gymnasium_same_step(ended, cut, final, next_value, time_dim=0)
 
 
 def _check_per_step(name: str, tensor: Any, rewards: torch.Tensor, flags: bool = False) -> None:

@@ -8,14 +8,13 @@ from importlib import metadata
 from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 
-from rl_triton_core._internal.launch import launcher
 from rl_triton_core.system_info import TRITON
 
 DISTRIBUTION = "rl-triton-core"
 TESTED = {
-    "numba": launcher.NUMBA[-1],
-    "torch": launcher.TORCH[-1],
-    "triton": launcher.TRITON[-1],
+    "numba": "0.68",
+    "torch": "2.15",
+    "triton": "3.9",
     "gymnasium": "1.2",
     "ray": "2.60",
     "rl-games": "1.6",

@@ -184,6 +184,36 @@ def test_real_environments(name):
     assert any(window.truncated[-1].any() for window in windows)
 
 
+@pytest.mark.parametrize("name", real.ENVIRONMENTS)
+def test_environments_that_reset_in_the_next_step(name, target):
+    """By walks again; steps that only reset have advantage 0, and the flags say which they are."""
+    windows, recorders = real.record(name, AutoresetMode.NEXT_STEP)
+    for window in windows:
+        dones = np.concatenate([window.departed[None], window.done[:-1]])
+        cut = window.truncated & ~window.terminated
+        stored = window.rewards, real.value(window.obs), dones, real.value(window.next_obs), window.done[-1], cut
+        *stock, truncations = (torch.as_tensor(np.asarray(x, np.float32)).to(target.device) for x in stored)
+        for limits, following in (({}, real.as_termination), ({"truncations": truncations}, real.next_value)):
+            given = {**limits, "autoreset": "next_step", "backend": target.backend}
+            walked = real.advantages(recorders, window.start, len(dones), following).T
+            assert np.array_equal(np.isnan(walked), dones)
+            assert_near(gae(*stock, GAMMA, LAMBDA, **given)[:1], [np.nan_to_num(walked)])
+            zeros = torch.zeros_like(stock[0])
+            assert_near(
+                vtrace(*stock, zeros, zeros, GAMMA, lambda_=LAMBDA, **given)[1:],
+                gae(*stock, GAMMA, LAMBDA, **given)[1:],
+            )
+    assert any(window.departed.any() for window in windows) and any(window.truncated[-1].any() for window in windows)
+
+
+def test_leanrl_in_environments_that_reset_in_the_next_step():
+    rollout = random_rollout()
+    container = leanrl_gae(*last_of(rollout), container_of(rollout), GAMMA, LAMBDA, autoreset="next_step")
+    want = gae(*rollout.stock, GAMMA, LAMBDA, autoreset="next_step")
+    assert torch.equal(container["advantages"], want.advantages)
+    assert not want.advantages[rollout.dones != 0].any() and want.advantages[rollout.dones == 0].all()
+
+
 def test_truncations_equal_rewards_that_hold_the_final_value():
     """CleanRL's loop is right about time limits once γ·V(final observation) is in the reward."""
     rollout = random_rollout()
@@ -200,6 +230,10 @@ def test_a_truncation_without_its_done_is_never_silent():
     advantages, returns = gae(*rollout.stock, GAMMA, LAMBDA, **rollout.limits)
     assert advantages[:, 0].isnan().tolist() == returns[:, 0].isnan().tolist() == [False] * 3 + [True] + [False] * 2
     assert advantages[:, 1].isfinite().all()
+    rollout.truncations[2, 1] = False
+    rollout.truncations[3, 1] = True
+    late = gae(*rollout.stock, GAMMA, LAMBDA, truncations=rollout.truncations, autoreset="next_step").advantages
+    assert late[:, 1].isnan().tolist() == [True] * 3 + [False] * 3 and late[2, 0].isnan()
 
 
 @pytest.mark.parametrize("flags", [torch.bool, torch.uint8, torch.float32, torch.float64])
@@ -372,6 +406,7 @@ BAD = [
     ("final_values", lambda x: None, ValueError, "got None together with truncations, expected both or neither"),
     ("final_values", lambda x: x.bool(), TypeError, "got dtype torch.bool, expected a floating-point one"),
     ("final_values", lambda x: x[:, :1], ValueError, r"got shape \(32, 1\), expected \(32, 3\), that of rewards"),
+    ("autoreset", lambda x: "disabled", ValueError, "got 'disabled', expected one of same_step, next_step"),
     ("backend", lambda x: "no-such-backend", ValueError, "no-such-backend"),
 ]
 
@@ -384,10 +419,17 @@ def test_wrong_input_is_named(function, name, change, error, message):
     logprobs, newlogprobs = log_probs()
     numbers = {"gamma": GAMMA, "gae_lambda": LAMBDA, "lambda_": 1.0, "rho_bar": 1.0, "c_bar": 1.0, "backend": None}
     given = random_rollout()._asdict() | {"logprobs": logprobs, "newlogprobs": newlogprobs} | numbers
+    given["autoreset"] = "same_step"
     kwargs = {key: given[key] for key in inspect.signature(function).parameters}
     function(**kwargs)
     with pytest.raises(error, match=message if name == "backend" else f"^{name}: .*{message}"):
         function(**kwargs | {name: change(kwargs[name])})
+
+
+def test_final_values_in_the_next_step_are_refused():
+    rollout = random_rollout()
+    with pytest.raises(ValueError, match="final_values: got Tensor, expected None with autoreset='next_step'"):
+        gae(*rollout.stock, GAMMA, LAMBDA, **rollout.limits, autoreset="next_step")
 
 
 def test_no_framework_is_imported():

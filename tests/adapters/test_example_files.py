@@ -12,8 +12,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "examples"))
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-PARTS = ("upgo.py", "gpu_envs.py", "ppo_sb3_report.py", "ppo_multi_gpu.py", "advantages_verl.py")
-"""An estimator, environments, a report, what takes the flags of ppo_gpu_envs.py, and advantages alone."""
+PARTS = ("upgo.py", "gpu_envs.py", "ppo_sb3_report.py", "ppo_multi_gpu.py", "advantages_verl.py", "cleanrl_diff.py")
+"""An estimator, environments, a report, what takes the flags of ppo_gpu_envs.py, advantages alone, and diffs."""
 TRAINING = [path.name for path in EXAMPLES if path.name not in PARTS]
 FLAGS = ("--advantages", "--seed", "--evaluation-episodes", "--target-return", "--log-dir", "--quiet")
 VERBS = {

@@ -12,6 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from rl_triton_core._internal.launch.kernels import FUSED
 from rl_triton_core._internal.launch.table import Launch
 from rl_triton_core._internal.launch.variants import Address
 from rl_triton_core._internal.scan.kernel.scan import scan
@@ -63,7 +64,7 @@ def compile_kernel(target: str, kernel, arguments, **options: int):
         is_constant = kernel.params[index].is_constexpr
         signature[name] = describe_argument(value, (index,), is_constant, constexprs, attributes)
     source = ASTSource(kernel, signature=signature, constexprs=constexprs, attrs=attributes)
-    compiled = triton.compile(source, target=TARGETS[target], options=options)
+    compiled = triton.compile(source, target=TARGETS[target], options={**FUSED, **options})
     is_amd = target.startswith("gfx")
     return compiled, read_amdgcn(compiled.asm["amdgcn"]) if is_amd else read_ptx(compiled)
 

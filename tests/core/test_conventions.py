@@ -6,13 +6,14 @@ import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from gpu_checks import forbid_waiting
 
-from rl_triton_core import FinalValues, compute_gae
+from rl_triton_core import FinalValues, compute_gae, compute_vtrace
 from rl_triton_core import conventions as conv
 
 if importlib.util.find_spec("gymnasium"):
@@ -337,6 +338,55 @@ def test_approximate_rsl_rl(name):
     assert biased > 0.1
 
 
+# -- Brax -------------------------------------------------------------------------------------------------------------
+
+
+def run_brax(truncation, termination, rewards, values, next_value):
+    """The recursion of Brax's `ppo.losses.compute_gae`, `vs` and advantages, in NumPy's float64."""
+    kept, alive = 1.0 - truncation, 1.0 - termination
+    ahead = np.concatenate([values[1:], next_value[None]])
+    targets, carry = np.empty_like(values), np.zeros_like(next_value)
+    for t in reversed(range(len(values))):
+        carry = kept[t] * (rewards[t] + GAMMA * alive[t] * (ahead[t] + LAMBDA * carry) - values[t])
+        targets[t] = values[t] + carry
+    return targets, kept * (rewards + GAMMA * alive * np.concatenate([targets[1:], next_value[None]]) - values)
+
+
+@pytest.mark.parametrize("time_dim", [0, -1])
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_brax(share, time_dim):
+    """Its own numbers, also where truncations follow each other, and at both ends of a rollout."""
+    rng = np.random.default_rng(int(10 * share))
+    rewards, values = rng.normal(size=(2, 30, 5))
+    truncation, done = rng.random((30, 5)) < share / 2, rng.random((30, 5)) < share
+    done, next_value = done | truncation, rng.normal(size=5)
+    want = run_brax(truncation * 1.0, done * (1.0 - truncation), rewards, values, next_value)
+    rewards, values, done, truncation = (t(x, time_dim) for x in (rewards, values, done, truncation))
+    boundaries = conv.from_brax(values, done, truncation, t(next_value), time_dim=time_dim)
+    assert boundaries.mask.equal(~truncation)
+    settings = {**boundaries._asdict(), "gamma": GAMMA, "lambda_": LAMBDA, "backend": "reference"}
+    log_probs = dict.fromkeys(("target_log_probs", "behaviour_log_probs"), torch.zeros_like(values))
+    got = compute_gae(rewards, values, **settings).returns, compute_vtrace(rewards, values, **log_probs, **settings)[1]
+    for x, y in zip(got, want, strict=True):
+        want_here = torch.where(boundaries.mask, t(y, time_dim), 0.0)
+        torch.testing.assert_close(x, want_here, rtol=1e-12, atol=1e-12)
+
+
+@skip_without("gymnasium")
+@pytest.mark.parametrize("name", NAMES)
+def test_final_observations_that_are_lost(name):
+    """Every step that is left is right: episodes lose a last step at which they were truncated, and go on there."""
+    recorded_windows, recorders = record_once(name, "SAME_STEP")
+    kept = [[[x for x in e if x.terminated or not x.truncated] for e in r.episodes] for r in recorders]
+    lost = [SimpleNamespace(episodes=episodes) for episodes in kept]
+    for window in recorded_windows:
+        values = t(real.value(window.obs))
+        cut = t(window.truncated & ~window.terminated)
+        boundaries = conv.from_brax(values, t(window.done), cut, t(real.value(window.next_obs)))
+        got = compute_advantages(t(window.rewards), values, boundaries)
+        assert_as_walked(got, real.advantages(lost, window.start, len(values)), boundaries.mask.t())
+
+
 # -- by hand ----------------------------------------------------------------------------------------------------------
 
 
@@ -408,6 +458,13 @@ def test_approximate_rsl_rl_by_hand():
     assert_is(got, (1, 0), None, edge(9.0), None)
 
 
+def test_brax_by_hand():
+    """A termination before a truncated step stays one."""
+    rollout = numbers(1, 2, 3, 4, 5), flags(0, 1, 1, 0, 1), flags(0, 0, 1, 0, 1), edge(9.0)
+    got = conv.from_brax(*rollout, time_dim=-1)
+    assert_is(got, (0, 1, 0, 0, 0), (0, 0, 0, 1, 0), numbers(2, 3, 4, 5, 9), (1, 1, 0, 1, 0))
+
+
 def test_rllib_without_the_last_extra_slot_is_loud():
     values = numbers(1, 2, 3)
     got = compute_advantages(torch.ones_like(values), values, conv.from_rllib(values, flags(0, 0, 0), flags(1, 0, 1)))
@@ -460,6 +517,7 @@ SIGNATURES = {
         "next_value": "per_env",
     },
     "from_rllib": {"values": "per_step", "terminateds": "flag", "loss_mask": "flag"},
+    "from_brax": {"values": "per_step", "dones": "flag", "truncations": "flag", "next_value": "per_env"},
     "approximate_rsl_rl": {"values": "per_step", "dones": "flag", "time_outs": "flag", "last_values": "per_env"},
 }
 CONVERTERS = pytest.mark.parametrize("name", SIGNATURES)

@@ -100,7 +100,8 @@ def test_other_numbers_share_a_kernel():
     kernel, y = RecordingKernel(), torch.zeros(100)
     launch(kernel, NUMBERS, (8, 0.5))
     launch(kernel, y, (24, 0.25), programs=7)
-    assert kernel.compiled == [((3,), (NUMBERS, (8, 0.5)), {"FACTOR": 2, "BLOCK": 4}, triton_losses.NUM_WARPS)]
+    options = {"FACTOR": 2, "BLOCK": 4, "enable_fp_fusion": True}
+    assert kernel.compiled == [((3,), (NUMBERS, (8, 0.5)), options, triton_losses.NUM_WARPS)]
     assert kernel.launched == [((7, 1, 1), (y, (24, 0.25), 2, 4))]
 
 

@@ -5,7 +5,6 @@ import importlib
 import inspect
 import re
 from contextlib import suppress
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -117,10 +116,9 @@ def test_private_names_are_found(source, found):
 
 @pytest.mark.parametrize("name", PRIVATE_NAMES, ids=lambda private: private.name)
 def test_private_names(name):
-    """Each is there, in a version that is listed; the page shows the table."""
+    """Each is there, in the version that is installed; the page shows the table."""
     package, *rest = name.name.split(".")
     pytest.importorskip(package)
-    version = ".".join(metadata.version(package).split("+")[0].split(".")[:2])
     found, path = importlib.import_module(package), package
     for part in rest:
         path += "." + part
@@ -137,6 +135,4 @@ def test_private_names(name):
             assert re.search(rf'self\.{part}\b|"{part}"', inspect.getsource(found))
             break
         found = getattr(found, part)
-    assert version in name.versions
-    row = f"| `{name.name}` | {name.purpose} | {', '.join(name.versions)} |"
-    assert row in (ROOT / "docs/gpu.md").read_text()
+    assert f"| `{name.name}` | {name.purpose} |\n" in (ROOT / "docs/gpu.md").read_text()

@@ -32,6 +32,8 @@ class KernelCall(NamedTuple):
         return self.constants
 
 
+FUSED = {"enable_fp_fusion": True}
+"""Products and sums may be rounded once. It is Triton's default up to 3.9, which warns where nothing is said."""
 KERNELS: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
 """Compiled kernels, and what is compiled into them. Triton takes longer to find one, as it looks at every equation.
 
@@ -48,7 +50,8 @@ def launch_kernel(call: KernelCall, device: torch.device) -> None:
         compiled, options = KERNELS[key]
         launch_compiled(compiled, (call.programs, 1), (*call.arguments, *options), call.scratch)
         return
-    compiled = call.kernel[(call.programs,)](*unmark_numbers(call.arguments), **call.options, num_warps=call.num_warps)
+    given, chosen = unmark_numbers(call.arguments), {**call.options, "num_warps": call.num_warps, **FUSED}
+    compiled = call.kernel[(call.programs,)](*given, **chosen)
     options = tuple(call.options.values())
     if hasattr(compiled, "__getitem__"):  # the interpreter compiles nothing, and it is a private name of Triton's
         KERNELS[key] = compiled, options

@@ -29,80 +29,63 @@ class PrivateName(NamedTuple):
 
     name: str
     purpose: str
-    versions: tuple[str, ...]
-    """Those of the package with which it was tested, without their patch releases."""
 
 
-TORCH, TRITON, NUMBA = ("2.11", "2.13"), ("3.6", "3.7"), ("0.68",)
 PRIVATE_NAMES = (
-    PrivateName(
-        "torch._C._dynamo.guards.TensorGuards", "fast path: compares tensors with those of an earlier call", TORCH
-    ),
-    PrivateName("torch._C._cuda_getDevice", "fast path: finds the current device", TORCH),
-    PrivateName("torch._C._functorch.peek_interpreter_stack", "every call: finds transformations of torch.func", TORCH),
-    PrivateName("torch.autograd.forward_ad._current_level", "every call: finds derivatives in forward mode", TORCH),
-    PrivateName("torch._assert_async", "checks of values without waiting for the device", TORCH),
-    PrivateName(
-        "torch._C._autograd._get_current_graph_task_keep_graph", "losses: whether gradients are needed again", TORCH
-    ),
-    PrivateName("torch.autograd.Function._backward_cls", "losses: tells a loss from other tensors", TORCH),
-    PrivateName("torch.Tensor._version", "captured steps: whether a tensor was written", TORCH),
-    PrivateName("torch._C._cuda_endAllocateToPool", "captured steps: ends a capture that failed", TORCH),
-    PrivateName("torch._C._cuda_releasePool", "captured steps: ends a capture that failed", TORCH),
-    PrivateName("torch._C._warn_on_accumulate_grad_stream_mismatch", "captured steps: reads a switch of advice", TORCH),
-    PrivateName("torch._foreach_copy_", "captured steps: copies inputs", TORCH),
-    PrivateName("torch.utils._pytree", "captured steps: finds tensors among arguments", TORCH),
-    PrivateName("torch.nn.Module._modules", "captured steps: lists modules", TORCH),
-    PrivateName("torch.nn.Module._parameters", "captured steps: lists parameters", TORCH),
-    PrivateName("torch.nn.Module._buffers", "captured steps: lists buffers, and keeps them in place", TORCH),
-    PrivateName("torch.nn.Module._forward_hooks", "captured steps: notices hooks", TORCH),
-    PrivateName("torch.nn.Module._forward_pre_hooks", "captured steps: notices hooks", TORCH),
-    PrivateName("torch.nn.Module._backward_hooks", "captured steps: notices hooks", TORCH),
-    PrivateName("torch.nn.Module._backward_pre_hooks", "captured steps: notices hooks", TORCH),
-    PrivateName("torch.Tensor._backward_hooks", "captured steps: notices hooks", TORCH),
-    PrivateName("torch.Tensor._post_accumulate_grad_hooks", "captured steps: notices hooks", TORCH),
-    PrivateName("torch.nn.modules.module._global_forward_hooks", "captured steps: notices hooks", TORCH),
-    PrivateName("torch.nn.modules.module._global_forward_pre_hooks", "captured steps: notices hooks", TORCH),
-    PrivateName("torch.nn.modules.module._global_backward_hooks", "captured steps: notices hooks", TORCH),
-    PrivateName("torch.nn.modules.module._global_backward_pre_hooks", "captured steps: notices hooks", TORCH),
-    PrivateName("torch.optim.optimizer._global_optimizer_pre_hooks", "captured steps: notices hooks", TORCH),
-    PrivateName("torch.optim.optimizer._global_optimizer_post_hooks", "captured steps: notices hooks", TORCH),
-    PrivateName("torch._C._autograd._top_saved_tensors_default_hooks", "captured steps: notices hooks", TORCH),
-    PrivateName(
-        "torch.overrides._get_current_function_mode_stack", "captured steps: finds modes of torch functions", TORCH
-    ),
-    PrivateName("torch.utils._device.DeviceContext", "captured steps: tells a default device from these", TORCH),
-    PrivateName("torch._C._len_torch_dispatch_stack", "captured steps: finds modes of dispatch", TORCH),
-    PrivateName("torch._foreach_div_", "captured steps: unscales gradients", TORCH),
-    PrivateName(
-        "torch.optim.Optimizer._optimizer_step_pre_hooks", "captured steps: notices hooks, and orders them", TORCH
-    ),
-    PrivateName(
-        "torch.optim.Optimizer._optimizer_step_post_hooks", "captured steps: notices hooks, and orders them", TORCH
-    ),
-    PrivateName("torch._is_all_true", "adapters: looks for NaN", TORCH),
-    PrivateName("torch._foreach_norm", "adapters: clips gradients", TORCH),
-    PrivateName("torch._foreach_mul_", "adapters: clips gradients", TORCH),
-    PrivateName("triton.runtime.driver.active", "fast path: finds the current stream", TRITON),
-    PrivateName(
-        "triton.knobs.runtime.launch_enter_hook", "fast path: shows whether a profiler listens to launches", TRITON
-    ),
-    PrivateName("triton.knobs.runtime.launch_exit_hook", "fast path: is left out of launches", TRITON),
-    PrivateName("triton.compiler.compiler.CompiledKernel.__getitem__", "fast path: launches a compiled kernel", TRITON),
-    PrivateName("triton.compiler.compiler.CompiledKernel.run", "fast path: holds its launcher", TRITON),
-    PrivateName("triton.compiler.compiler.CompiledKernel._init_handles", "fast path: loads it", TRITON),
-    PrivateName("triton.compiler.compiler.CompiledKernel.function", "fast path: is what a launch takes", TRITON),
-    PrivateName("triton.compiler.compiler.CompiledKernel.packed_metadata", "fast path: is what a launch takes", TRITON),
-    PrivateName(
-        "triton.backends.nvidia.driver.CudaLauncher.__call__", "fast path: passes the launch to the driver", TRITON
-    ),
-    PrivateName("triton.runtime.jit.JITFunction.warmup", "compiles a kernel without a launch", TRITON),
-    PrivateName("triton.runtime.interpreter.InterpretedFunction", "is the type of an interpreted kernel", TRITON),
-    PrivateName("triton.runtime.errors.TritonError", "tuning: is what a launch that does not fit raises", TRITON),
-    PrivateName("numba.core.caching.FunctionCache._impl_class", "cpu backend: says where compiled code is kept", NUMBA),
-    PrivateName("numba.core.caching.CacheImpl._locator_classes", "cpu backend: lists the folders", NUMBA),
-    PrivateName("numba.core.dispatcher.Dispatcher._cache", "cpu backend: keeps compiled code", NUMBA),
-    PrivateName("numba.core.cgutils._StructProxy._getvalue", "cpu backend: passes arguments", NUMBA),
+    PrivateName("torch._C._dynamo.guards.TensorGuards", "fast path: compares tensors with those of an earlier call"),
+    PrivateName("torch._C._cuda_getDevice", "fast path: finds the current device"),
+    PrivateName("torch._C._functorch.peek_interpreter_stack", "every call: finds transformations of torch.func"),
+    PrivateName("torch.autograd.forward_ad._current_level", "every call: finds derivatives in forward mode"),
+    PrivateName("torch._assert_async", "checks of values without waiting for the device"),
+    PrivateName("torch._C._autograd._get_current_graph_task_keep_graph", "losses: whether gradients are needed again"),
+    PrivateName("torch.autograd.Function._backward_cls", "losses: tells a loss from other tensors"),
+    PrivateName("torch.Tensor._version", "captured steps: whether a tensor was written"),
+    PrivateName("torch._C._cuda_endAllocateToPool", "captured steps: ends a capture that failed"),
+    PrivateName("torch._C._cuda_releasePool", "captured steps: ends a capture that failed"),
+    PrivateName("torch._C._warn_on_accumulate_grad_stream_mismatch", "captured steps: reads a switch of advice"),
+    PrivateName("torch._foreach_copy_", "captured steps: copies inputs"),
+    PrivateName("torch.utils._pytree", "captured steps: finds tensors among arguments"),
+    PrivateName("torch.nn.Module._modules", "captured steps: lists modules"),
+    PrivateName("torch.nn.Module._parameters", "captured steps: lists parameters"),
+    PrivateName("torch.nn.Module._buffers", "captured steps: lists buffers, and keeps them in place"),
+    PrivateName("torch.nn.Module._forward_hooks", "captured steps: notices hooks"),
+    PrivateName("torch.nn.Module._forward_pre_hooks", "captured steps: notices hooks"),
+    PrivateName("torch.nn.Module._backward_hooks", "captured steps: notices hooks"),
+    PrivateName("torch.nn.Module._backward_pre_hooks", "captured steps: notices hooks"),
+    PrivateName("torch.Tensor._backward_hooks", "captured steps: notices hooks"),
+    PrivateName("torch.Tensor._post_accumulate_grad_hooks", "captured steps: notices hooks"),
+    PrivateName("torch.nn.modules.module._global_forward_hooks", "captured steps: notices hooks"),
+    PrivateName("torch.nn.modules.module._global_forward_pre_hooks", "captured steps: notices hooks"),
+    PrivateName("torch.nn.modules.module._global_backward_hooks", "captured steps: notices hooks"),
+    PrivateName("torch.nn.modules.module._global_backward_pre_hooks", "captured steps: notices hooks"),
+    PrivateName("torch.optim.optimizer._global_optimizer_pre_hooks", "captured steps: notices hooks"),
+    PrivateName("torch.optim.optimizer._global_optimizer_post_hooks", "captured steps: notices hooks"),
+    PrivateName("torch._C._autograd._top_saved_tensors_default_hooks", "captured steps: notices hooks"),
+    PrivateName("torch.overrides._get_current_function_mode_stack", "captured steps: finds modes of torch functions"),
+    PrivateName("torch.utils._device.DeviceContext", "captured steps: tells a default device from these"),
+    PrivateName("torch._C._len_torch_dispatch_stack", "captured steps: finds modes of dispatch"),
+    PrivateName("torch._foreach_div_", "captured steps: unscales gradients"),
+    PrivateName("torch.optim.Optimizer._optimizer_step_pre_hooks", "captured steps: notices hooks, and orders them"),
+    PrivateName("torch.optim.Optimizer._optimizer_step_post_hooks", "captured steps: notices hooks, and orders them"),
+    PrivateName("torch._is_all_true", "adapters: looks for NaN"),
+    PrivateName("torch._foreach_norm", "adapters: clips gradients"),
+    PrivateName("torch._foreach_mul_", "adapters: clips gradients"),
+    PrivateName("triton.runtime.driver.active", "fast path: finds the current stream"),
+    PrivateName("triton.knobs.runtime.launch_enter_hook", "fast path: shows whether a profiler listens to launches"),
+    PrivateName("triton.knobs.runtime.launch_exit_hook", "fast path: is left out of launches"),
+    PrivateName("triton.compiler.compiler.CompiledKernel.__getitem__", "fast path: launches a compiled kernel"),
+    PrivateName("triton.compiler.compiler.CompiledKernel.run", "fast path: holds its launcher"),
+    PrivateName("triton.compiler.compiler.CompiledKernel._init_handles", "fast path: loads it"),
+    PrivateName("triton.compiler.compiler.CompiledKernel.function", "fast path: is what a launch takes"),
+    PrivateName("triton.compiler.compiler.CompiledKernel.packed_metadata", "fast path: is what a launch takes"),
+    PrivateName("triton.backends.nvidia.driver.CudaLauncher.__call__", "fast path: passes the launch to the driver"),
+    PrivateName("triton.runtime.jit.JITFunction.warmup", "compiles a kernel without a launch"),
+    PrivateName("triton.runtime.interpreter.InterpretedFunction", "is the type of an interpreted kernel"),
+    PrivateName("triton.runtime.errors.TritonError", "tuning: is what a launch that does not fit raises"),
+    PrivateName("numba.core.caching.FunctionCache._impl_class", "cpu backend: says where compiled code is kept"),
+    PrivateName("numba.core.caching.CacheImpl._locator_classes", "cpu backend: lists the folders"),
+    PrivateName("numba.core.dispatcher.Dispatcher._cache", "cpu backend: keeps compiled code"),
+    PrivateName("numba.core.cgutils._StructProxy._getvalue", "cpu backend: passes arguments"),
 )
 """All private names of PyTorch, Triton and Numba that the core and the adapters use."""
 
@@ -126,9 +109,9 @@ def resolve_launch(kernel: Any, grid: tuple[int, int], arguments: Sequence[Any],
         return ResolvedLaunch(launcher.launch, single_call(calls), stream_getter(device))
     except Exception as error:
         raise UnknownLauncherError(
-            f"got Triton {find_version()}, whose launcher is not known ({type(error).__name__}: {error}), "
-            f"expected one of {', '.join(TRITON)}; calls take the host several times as long. Install one of "
-            "those, or set RL_TRITON_FAST_PATH=0 in the environment to do without the fast path"
+            f"got Triton {find_version()}, whose launcher is not known ({type(error).__name__}: {error}), expected one "
+            "like those of Triton 3.6 to 3.9; calls take the host several times as long. Install one of those, or set "
+            "RL_TRITON_FAST_PATH=0 in the environment to do without the fast path"
         ) from error
 
 

@@ -94,6 +94,7 @@ def main() -> int:
     mutants = load_mutants(options.backend)
     os.environ |= {"RL_TRITON_TEST_BACKENDS": options.backend}
     os.environ |= {"NUMBA_OPT": "0", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # so that it takes less time
+    os.environ.setdefault("RL_TRITON_TEST_COMBINATIONS", "all")
     for name in SLOW_TO_IMPORT:
         with suppress(ImportError):
             import_module(name)

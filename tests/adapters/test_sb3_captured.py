@@ -38,6 +38,8 @@ from rl_triton_adapters.sb3.contrib import TritonMaskablePPO, TritonRecurrentPPO
 from rl_triton_adapters.sb3.device import DeviceRolloutBuffer
 from rl_triton_adapters.sb3.policies import can_draw
 
+pytestmark = pytest.mark.covering
+
 GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
 OPTIONS = {"n_steps": 32, "batch_size": 24, "n_epochs": 3, "seed": 0}
 """A short last minibatch."""

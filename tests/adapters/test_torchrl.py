@@ -4,11 +4,9 @@
 """
 
 import copy
-import importlib
 import inspect
 import pickle
 import re
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -586,13 +584,6 @@ def test_a_copied_method_inside_torch_compile():
 def test_a_method_that_calls_another_function_is_refused():
     with pytest.raises(ImportError, match="TDLambdaEstimator.value_estimate calls no vtrace_advantage_estimate"):
         ours.replace_call(ours.vtrace_advantage_estimate, TDLambdaEstimator.value_estimate)
-
-
-def test_import_without_torchrl_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torchrl.objectives.value", None)
-    monkeypatch.delitem(sys.modules, "rl_triton_adapters.torchrl")
-    with pytest.raises(ImportError, match=r"pip install rl-triton-core\[torchrl\]"):
-        importlib.import_module("rl_triton_adapters.torchrl")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

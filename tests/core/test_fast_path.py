@@ -22,6 +22,8 @@ from rl_triton_core._internal.launch import launcher as triton_launcher
 from rl_triton_core._internal.launch import variants as triton_variants
 from rl_triton_core._internal.launch.recording import CURRENT_STREAM, RecordedLaunch, ResolvedLaunch
 
+pytestmark = pytest.mark.covering
+
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 

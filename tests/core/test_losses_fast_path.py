@@ -15,6 +15,8 @@ from rl_triton_core._internal.launch import fast_path, recording
 from rl_triton_core._internal.loss import solve
 from rl_triton_core.losses import LogProbs, get_gradients, grpo_loss, kl_divergence, ppo_loss
 
+pytestmark = pytest.mark.covering
+
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 NORMALIZED = {"normalize_advantages": True, "entropy_coef": 0.02}
 

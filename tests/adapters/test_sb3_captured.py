@@ -4,13 +4,9 @@ On a CPU as they are and with recorded graphs, on a GPU with CUDA's.
 """
 
 import copy
-import os
 import pickle
-import subprocess
-import sys
 import warnings
 from functools import partial, wraps
-from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -18,6 +14,7 @@ import pytest
 import torch
 
 pytest.importorskip("sb3_contrib")
+from compilations import count_compilations
 from gymnasium import spaces
 from recorded_graphs import allow_captures
 from sb3_contrib import MaskablePPO
@@ -440,32 +437,10 @@ def test_a_policy_that_diverges_is_an_error_without_checks(kind, monkeypatch):
         assert torch.equal(x, before[name]) or name == "action_net.weight"
 
 
-COUNT_COMPILATIONS = """
-import test_sb3_captured as tests
-from numba.core.event import install_recorder
-
-with install_recorder("numba:compile") as compilations:
-    model = tests.make_model("several", "cpu")
-    before = len(compilations.buffer)
-    model.learn(64)
-print(before, len(compilations.buffer) - before)
-"""
-
-
 def test_learning_compiles_nothing(tmp_path):
-    root = Path(__file__).resolve().parents[2]
-    paths = [root, root / "adapters", root / "tests", root / "tests" / "adapters", os.environ.get("PYTHONPATH", "")]
-    environment = {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(map(str, paths))}
-    found = subprocess.run(
-        [sys.executable, "-c", COUNT_COMPILATIONS],
-        env=os.environ | environment,
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    before, during = map(int, found.stdout.split()[-2:])
-    assert before > 0 and during == 0
+    setup = "import test_sb3_captured as tests; model = tests.make_model('several', 'cpu')"
+    built, learned = count_compilations(setup, "model.learn(64)", tmp_path)
+    assert built > 0 and learned == 0
 
 
 def test_another_optimizer_is_found():

@@ -17,6 +17,7 @@ from cases import (
     classify_case,
     random_case,
     run_case,
+    skip_repeated_tracing,
     with_form,
 )
 from oracles import CUT
@@ -167,6 +168,7 @@ def test_vmap(target):
 
 
 def test_compiles_once(target):
+    skip_repeated_tracing(target, False)
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
 

@@ -39,6 +39,12 @@ def pytest_collection_finish():
     take_out_garbage()
 
 
+def pytest_runtest_logfinish():
+    """What a compiler leaves is megabytes, and young: it is found without a look at all the rest."""
+    if gc.get_count()[0] > MANY_NEW_OBJECTS:
+        gc.collect(0)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def garbage():
     """Is looked for after each file, not again and again among all that compilers make."""
@@ -174,6 +180,7 @@ def much_memory(tmp_path_factory):
         torch.cuda.empty_cache()
 
 
+MANY_NEW_OBJECTS = 50_000
 CHECKED = set()
 SPILLED_BYTES = 32
 """Per thread, at most: Triton 3.6 keeps a few registers of some kernels in memory although it has others to spare."""

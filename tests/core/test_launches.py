@@ -86,7 +86,8 @@ def check_function(function, *args, **kwargs):
         results.append(function(*guarded, **named, backend="triton", out=out if isinstance(want, tuple) else out[0]))
     for got in results:
         for x, y in zip(as_tuple(got), as_tuple(want), strict=True):
-            assert_close(x.cpu(), y.cpu().double())
+            if x is not None or y is not None:
+                assert_close(x.cpu(), y.cpu().double())
 
 
 def as_tuple(results):
@@ -101,7 +102,7 @@ def place_beside_guards(x, behind):
     if isinstance(x, tuple):
         parts = [place_beside_guards(y, behind) for y in x]
         return type(x)(*parts) if hasattr(x, "_fields") else tuple(parts)
-    if not isinstance(x, torch.Tensor) or not x.nbytes:
+    if not isinstance(x, torch.Tensor) or not x.nbytes or torch.empty_like(x).stride() != x.stride():  # it has gaps
         return x
     return guarded_empty(x, behind).copy_(x)
 

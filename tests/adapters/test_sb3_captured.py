@@ -142,13 +142,10 @@ class NeverLeft(ActorCriticPolicy):
 
 
 class LikeliestActions(ActorCriticPolicy):
-    """Methods to replace those of another policy."""
+    """A method to replace that of another policy."""
 
     def forward(self, obs, deterministic=False):
         return ActorCriticPolicy.forward(self, obs, deterministic=True)
-
-    def evaluate_actions(self, obs, actions):
-        return [2 * x for x in ActorCriticPolicy.evaluate_actions(self, obs, actions)]
 
 
 APART = {"share_features_extractor": False, "net_arch": [8]}
@@ -381,27 +378,6 @@ def test_a_minibatch_of_one_sample_is_not_normalized():
     """As in PPO; MaskablePPO does it, and its parameters are NaN after that."""
     ours = make_model("masks_binary", "cpu", batch_size=63).learn(128)
     assert ours.is_accelerated and all(x.isfinite().all() for x in ours.policy.parameters())
-
-
-def test_methods_that_were_replaced_are_called():
-    models = []
-    for kind in (PPO, TritonPPO):
-        model = kind("MlpPolicy", make_vec_env("CartPole-v1", 2, seed=0), device="cpu", **OPTIONS)
-        for name in ("forward", "evaluate_actions"):
-            setattr(model.policy, name, partial(getattr(LikeliestActions, name), model.policy))
-        models.append(model.learn(128))
-    compare(*models, rtol=1e-3, atol=1e-4)
-    assert models[1].is_accelerated and "forward" in vars(models[1].policy)
-
-
-def test_a_method_of_the_distribution_that_was_replaced_is_called():
-    models = []
-    for kind in (PPO, TritonPPO):
-        model = kind("MlpPolicy", make_vec_env("CartPole-v1", 2, seed=0), device="cpu", ent_coef=0.1, **OPTIONS)
-        distribution = model.policy.action_dist
-        distribution.entropy = lambda distribution=distribution: 3 * type(distribution).entropy(distribution)
-        models.append(model.learn(128))
-    compare(*models, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("device", ["cpu", GPU])

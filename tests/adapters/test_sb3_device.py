@@ -113,8 +113,6 @@ OBSERVATIONS = [
     spaces.MultiBinary(4),
     DICT,
 ]
-pytestmark = pytest.mark.covering
-
 ACTIONS = [DISCRETE, spaces.Box(-1.0, 1.0, (2,)), spaces.Box(-1.0, 1.0, (2, 2), np.float64)]
 ACTIONS += [spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(3)]
 

@@ -3,11 +3,12 @@
 import ast
 import inspect
 import math
+import random
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from losses_cases import HEADS, Case, arrange, call, check, leaves, make
 
@@ -42,7 +43,7 @@ VALUE_OPTIONS = [
     {"value_clip": clip, "value_clip_mode": mode, "value_loss": kind, "huber_delta": 0.7, "value_factor": 0.5}
     for mode in ("sb3", "cleanrl", "rllib")
     for kind in ("mse", "huber")
-    for clip in (None, 0.25)
+    for clip in ((None, 0.25) if mode == "sb3" else (0.25,))
 ]
 
 
@@ -106,17 +107,13 @@ def test_exact_kl(target, head):
     check(make(head), target, exact_kl=True, kl_coef=0.3, mask=mask_of(37, "flags"))
 
 
-@given(
-    seed=st.integers(0, 1 << 30),
-    n=st.integers(1, 70),
-    size=st.integers(1, 9),
-    head=st.sampled_from(HEADS),
-    value=st.sampled_from(VALUE_OPTIONS),
-    policy=st.sampled_from(sorted(POLICY_OPTIONS)),
-    mask=st.sampled_from([None, "flags", "weights"]),
-)
-def test_any_minibatch(target, seed, n, size, head, value, policy, mask):
-    mask = mask_of(n, mask, seed)
+@given(seed=st.integers(0, 1 << 30), n=st.integers(1, 70), size=st.integers(1, 9), choice=st.integers(0, 1 << 30))
+def test_any_minibatch(target, seed, n, size, choice):
+    """With any options; of a few combinations on the cpu backend, which compiles each of them for seconds."""
+    few = max(5, math.isqrt(settings.default.max_examples))
+    pick = random.Random(choice % few if target.backend == "cpu" else choice).choice
+    head, value, policy = pick(HEADS), pick(VALUE_OPTIONS), pick(sorted(POLICY_OPTIONS))
+    mask = mask_of(n, pick([None, "flags", "weights"]), seed)
     if mask is not None and (not mask.any() or mask.sum() < 3):
         mask = None
     options = POLICY_OPTIONS[policy]
@@ -204,7 +201,7 @@ def test_only_what_requires_grad_has_a_gradient(target):
         assert not call(case, moved, device=target.device, backend=target.backend).loss.requires_grad
 
 
-EXACT_OPTIONS = POLICY_OPTIONS | {f"values {i}": options for i, options in enumerate(VALUE_OPTIONS[1::3])}
+EXACT_OPTIONS = POLICY_OPTIONS | {f"values {i}": options for i, options in enumerate(VALUE_OPTIONS[1::2])}
 EXACT_OPTIONS |= {name: {"kl_estimator": name, "kl_coef": 0.1} for name in ("k2", "k3", "k3+")}
 EXACT_OPTIONS |= {"exact KL": {"exact_kl": True, "kl_coef": 0.1}}
 

@@ -25,9 +25,9 @@ zeros, flags = torch.zeros(128, 64), torch.zeros(128, 64, dtype=torch.bool)
 """
 
 
-def run_program(program, cache, **environment):
+def run_program(program, cache):
     """Run a program in a process of its own, with a disk cache, and return what it printed."""
-    return run_python(COUNT_COMPILATIONS + textwrap.dedent(program), NUMBA_CACHE_DIR=str(cache), **environment)
+    return run_python(COUNT_COMPILATIONS + textwrap.dedent(program), NUMBA_CACHE_DIR=str(cache))
 
 
 def test_after_warming_up_nothing_is_compiled(tmp_path):
@@ -51,9 +51,9 @@ def test_after_warming_up_nothing_is_compiled(tmp_path):
 
         print(count_compilations(prepare) > 0, count_compilations(call), count_compilations(call_with_a_mask) > 0)
     """
-    printed = run_program(textwrap.dedent(calls) + textwrap.dedent(first), tmp_path, NUMBA_OPT="1")
+    printed = run_program(textwrap.dedent(calls) + textwrap.dedent(first), tmp_path)
     assert printed.split() == ["True", "0", "True"]
-    printed = run_program(textwrap.dedent(calls) + "print(count_compilations(call))", tmp_path, NUMBA_OPT="1")
+    printed = run_program(textwrap.dedent(calls) + "print(count_compilations(call))", tmp_path)
     assert printed.split() == ["0"]
 
 

@@ -129,24 +129,6 @@ def test_any_minibatch(target, seed, n, size, choice):
 # --- gradients --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("head", HEADS)
-def test_finite_differences(float64_target, head):
-    case = make(head, n=6, size=3, dtype=torch.float64)
-    names = list(case.network)
-
-    def loss(*inputs):
-        rest = iter(inputs)
-        network = {
-            name: [next(rest) for _ in x] if isinstance(x := case.network[name], list) else next(rest) for name in names
-        }
-        options = {"value_clip": 0.2, "value_clip_mode": "cleanrl", "entropy_coef": 0.1, "kl_coef": 0.2}
-        exact = head not in ("ppo", "entropy")
-        kl = {} if exact else {"kl_estimator": "k3"}
-        return call(case, network, exact_kl=exact, backend=float64_target.backend, **options, **kl).loss
-
-    assert torch.autograd.gradcheck(loss, leaves(case.network)[1], atol=1e-7)
-
-
 def test_gradients_without_a_backward_pass(target):
     x = torch.randn(3, device=target.device, requires_grad=True)
     values = x.detach().clone()

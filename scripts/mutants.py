@@ -94,7 +94,6 @@ def main() -> int:
     mutants = load_mutants(options.backend)
     os.environ |= {"RL_TRITON_TEST_BACKENDS": options.backend}
     os.environ |= {"NUMBA_OPT": "0", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # so that it takes less time
-    os.environ.setdefault("RL_TRITON_TEST_COMBINATIONS", "all")
     for name in SLOW_TO_IMPORT:
         with suppress(ImportError):
             import_module(name)
@@ -194,6 +193,7 @@ def test_mutant(mutant: Mutant, copy: Path) -> None:
     with Path("log").open("w") as log, redirect_stdout(log), redirect_stderr(log):
         if not is_intact(mutant):
             apply_mutant(mutant, copy)
+            os.environ["RL_TRITON_TEST_COMBINATIONS"] = "all"  # what notices may be left out otherwise
         sys.exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-k", mutant.tests, *find_test_files(mutant)]))
 
 

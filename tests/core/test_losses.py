@@ -468,8 +468,8 @@ def test_log_sigma_of_each_element_in_memory_of_one(target):
     case = make("gaussian per state", size=2)
     shared = case.network["log_std"][0]
     gradients = []
-    for given in (shared.repeat(37, 1), shared.expand(37, -1)):
-        log_std = given.to(target.device).detach().requires_grad_()
+    for form in (shared.repeat(37, 1), shared.expand(37, -1)):
+        log_std = form.to(target.device).detach().requires_grad_()
         result = call(case, {**case.network, "log_std": log_std}, device=target.device, backend=target.backend)
         gradients += torch.autograd.grad(result.loss, log_std)
     assert torch.equal(*gradients) and gradients[0].shape == (37, 2)

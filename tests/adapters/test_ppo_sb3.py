@@ -91,7 +91,7 @@ print(json.dumps(counts))
 
 
 def test_with_an_empty_cache_nothing_is_compiled_while_the_clocks_run(tmp_path):
-    options = ["--compare", "--total-timesteps", "2048", "--evaluation-episodes", "1", "--quiet", "--turns", "1"]
+    options = ["--compare", "--total-timesteps", "4096", "--evaluation-episodes", "1", "--quiet", "--turns", "1"]
     options += ["--output", str(tmp_path), "--log-dir", str(tmp_path / "runs")]
     paths = [str(ROOT), str(ROOT / "adapters"), str(ROOT / "examples"), os.environ.get("PYTHONPATH", "")]
     environment = {"NUMBA_CACHE_DIR": str(tmp_path / "numba"), "PYTHONPATH": os.pathsep.join(paths)}

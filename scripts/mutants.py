@@ -193,6 +193,7 @@ def test_mutant(mutant: Mutant, copy: Path) -> None:
     with Path("log").open("w") as log, redirect_stdout(log), redirect_stderr(log):
         if not is_intact(mutant):
             apply_mutant(mutant, copy)
+            os.environ["RL_TRITON_TEST_COMBINATIONS"] = "all"  # what notices may be left out otherwise
         sys.exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-k", mutant.tests, *find_test_files(mutant)]))
 
 

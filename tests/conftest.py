@@ -2,8 +2,8 @@
 
 RL_TRITON_TEST_BACKENDS (names, commas between) narrows the first; HYPOTHESIS_PROFILE (quick, ci, gpu, fuzz) sets the
 second. Where there is no GPU, a test that is marked `covering` takes some combinations of its parameters, with every
-value of each among them; so does every test that is interpreted, and of the estimators it takes every third, other ones
-in every test. RL_TRITON_TEST_COMBINATIONS=all asks for all, =few for such a choice in every test.
+value of each among them; so does every test that is interpreted, which takes every third of the estimators, or of the
+parameter that has most values. RL_TRITON_TEST_COMBINATIONS=all asks for all, =few for such a choice in every test.
 """
 
 import fcntl
@@ -39,6 +39,12 @@ def pytest_collection_finish():
     take_out_garbage()
 
 
+def pytest_runtest_logfinish():
+    """What a compiler leaves is megabytes, and young: it is found without a look at all the rest."""
+    if gc.get_count()[0] > MANY_NEW_OBJECTS:
+        gc.collect(0)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def garbage():
     """Is looked for after each file, not again and again among all that compilers make."""
@@ -57,7 +63,9 @@ def pytest_collection_modifyitems(config, items):
         return
     tests = {}
     for item in items:
-        if hasattr(item, "callspec") and (FEW or is_interpreted(item) or item.get_closest_marker("covering")):
+        if not hasattr(item, "callspec") or item.get_closest_marker("gpu"):
+            continue
+        if FEW or is_interpreted(item) or item.get_closest_marker("covering"):
             of_target = item.nodeid.split("[")[0], str(find_target(item))
             tests.setdefault(of_target, []).append(item)
     left_out = set()
@@ -69,17 +77,15 @@ def pytest_collection_modifyitems(config, items):
 
 
 def take_turns(test, combinations):
-    """Those of every third estimator; with which one it begins depends on the test's name."""
-    estimators = sorted({item.callspec.params["estimator"].name for item in combinations if is_of_estimator(item)})
-    if not estimators:
-        return combinations
-    taken = set(estimators[zlib.crc32(test.encode()) % min(3, len(estimators)) :: 3])
-    return [item for item in combinations if item.callspec.params["estimator"].name in taken]
+    """Those with every third value of the parameter that has most, or every third estimator.
 
-
-def is_of_estimator(item):
-    """Whether it is one of those of a test that takes estimators."""
-    return hasattr(item.callspec.params.get("estimator"), "name")
+    With which one it begins depends on the test's name.
+    """
+    indices = [item.callspec.indices for item in combinations]
+    numbers = {name: sorted({each[name] for each in indices}) for name in indices[0]}
+    name = "estimator" if "estimator" in numbers else max(numbers, key=lambda name: len(numbers[name]))
+    taken = numbers[name][zlib.crc32(test.encode()) % min(3, len(numbers[name])) :: 3]
+    return [item for item in combinations if item.callspec.indices[name] in taken]
 
 
 def find_target(item):
@@ -174,6 +180,7 @@ def much_memory(tmp_path_factory):
         torch.cuda.empty_cache()
 
 
+MANY_NEW_OBJECTS = 50_000
 CHECKED = set()
 SPILLED_BYTES = 32
 """Per thread, at most: Triton 3.6 keeps a few registers of some kernels in memory although it has others to spare."""

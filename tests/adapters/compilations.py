@@ -27,7 +27,7 @@ print(json.dumps([built, len(compilations.buffer) - built]))
 def count_compilations(setup: str, use: str, cache: Path, **environment: str) -> tuple[int, int]:
     """Run two pieces of a program, one after the other, and count the compilations in each."""
     paths = [
-        *(str(ROOT / name) for name in ("", "adapters", "tests")),
+        *(str(ROOT / name) for name in ("", "adapters", "tests", "tests/adapters")),
         environment.pop("PYTHONPATH", os.environ.get("PYTHONPATH", "")),
     ]
     environment |= {"NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join(paths)}

@@ -132,21 +132,13 @@ def test_captured_training_equals_eager_training(env, monkeypatch):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
-BRISK = ["--num-envs", "32", "--num-minibatches", "4", "--learning-rate", "3e-3"]
-BRISK += ["--gae-lambda", "0.9", "--gamma", "0.9"]
-LEARNS = {"cartpole": ([], 100), "pendulum": (BRISK, -500)}
-"""Options, and a return between those of an untrained agent and of one that has learned."""
-
-
-@pytest.mark.parametrize("env", LEARNS)
-def test_it_learns(env, tmp_path):
-    options, target = LEARNS[env]
-    sizes = ["--env", env, "--total-timesteps", "60000"]
-    args = example.parse_arguments([*sizes, *options, "--quiet", "--log-dir", str(tmp_path)])
+def test_it_learns(tmp_path):
+    options = ["--env", "cartpole", "--total-timesteps", "60000", "--quiet", "--log-dir", str(tmp_path)]
+    args = example.parse_arguments(options)
     torch.manual_seed(args.seed)
-    untrained = example.Agent(example.ENVIRONMENTS[env](1), args.hidden)
+    untrained = example.Agent(example.ENVIRONMENTS["cartpole"](1), args.hidden)
     before, after = (example.evaluate_agent(agent, args).mean() for agent in (untrained, example.train_agent(args)))
-    assert before < target < after
+    assert before < 100 < after
 
 
 def test_less_than_one_rollout_is_an_error(capsys):

@@ -27,14 +27,14 @@ def run(monkeypatch, tmp_path, *options):
 
 
 def test_all_agents_learn_and_two_end_up_the_same(tmp_path, monkeypatch, capsys):
-    options = ["--compare", "--output", str(tmp_path), "--total-timesteps", "6144", "--num-envs", "4", "--turns", "2"]
+    options = ["--compare", "--output", str(tmp_path), "--total-timesteps", "6144", "--num-envs", "4", "--turns", "1"]
     status = run(monkeypatch, tmp_path, *options, "--target-return", "60")
     record = json.loads((tmp_path / "ppo_sb3.json").read_text())
-    (stock, again), (ours,), accelerated = (record["runs"][name] for name in example.AGENTS)
-    assert record["result"]["bitwise_equal"] and stock["digest"] == again["digest"] == ours["digest"]
+    (stock,), (ours,), (accelerated,) = (record["runs"][name] for name in example.AGENTS)
+    assert record["result"]["bitwise_equal"] and stock["digest"] == ours["digest"]
     assert find_returns(stock) == find_returns(ours) and len(ours["curve"]) == 6
     assert ours["evaluation"] > 2 * ours["curve"][0][-1] > 20
-    assert find_returns(accelerated[0])[:2] == find_returns(accelerated[1])[:2] == find_returns(stock)[:2]
+    assert find_returns(accelerated)[:2] == find_returns(stock)[:2]
     printed = capsys.readouterr().out
     assert status == 0 and "bitwise equal: yes" in printed
     gain, step = (printed.index(x) for x in ("\nTritonPPO trained the same task in ", "\nadvantage step: "))

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,3 +42,22 @@ def test_earlier_places_have_the_same_objects(name):
     earlier = importlib.import_module(f"rl_triton_adapters.sb3_{name}")
     module = importlib.import_module(f"rl_triton_adapters.sb3.{name.removesuffix('_captured') or name}")
     assert earlier.__all__ and all(getattr(earlier, x) is getattr(module, x) for x in earlier.__all__)
+
+
+@pytest.mark.parametrize(
+    ("module", "package", "extra"),
+    [
+        ("sb3", "stable_baselines3", "sb3"),
+        ("sb3.contrib", "sb3_contrib", "sb3-contrib"),
+        ("torchrl", "torchrl", "torchrl"),
+        ("torchrl_losses", "torchrl", "torchrl"),
+    ],
+)
+def test_import_without_a_framework_says_what_to_install(module, package, extra, monkeypatch):
+    for name in [package, *(x for x in sys.modules if x.startswith(f"{package}."))]:
+        monkeypatch.setitem(sys.modules, name, None)
+    module = f"rl_triton_adapters.{module}"
+    for name in [x for x in sys.modules if f"{x}.".startswith(f"{module}.")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(ImportError, match=rf"pip install rl-triton-core\[{extra}\]"):
+        importlib.import_module(module)

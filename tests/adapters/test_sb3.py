@@ -32,7 +32,10 @@ from rl_triton_adapters.sb3 import (
     TritonRolloutBuffer,
     rollout_buffer_class_for,
 )
+from rl_triton_adapters.sb3.device import DeviceDictRolloutBuffer
 from rl_triton_core import BackendUnavailableError
+
+pytestmark = pytest.mark.covering
 
 BOX = spaces.Box(-1.0, 1.0, (3,), np.float32)
 DISCRETE = spaces.Discrete(2)
@@ -78,47 +81,25 @@ def assert_parity(rollout: dict, stock: type[RolloutBuffer], ours: type[RolloutB
         assert same_bits(getattr(actual, name), getattr(expected, name)), name
 
 
-SHAPES = [
-    (1, 1),
-    (1, 7),
-    (7, 1),
-    (2, 2),
-    (13, 11),
-    (31, 3),
-    (64, 8),
-    (127, 5),
-    (5, 128),
-    (257, 33),
-    (2048, 1),
-    (128, 64),
-]
-
-
-@pytest.mark.parametrize(("n_steps", "n_envs"), SHAPES)
 @pytest.mark.parametrize(("stock", "ours", "space"), PAIRS, ids=["plain", "dict"])
-def test_bitwise_parity_for_any_shape(stock, ours, space, n_steps, n_envs):
-    assert_parity(random_rollout(n_steps, n_envs), stock, ours, space, gamma=0.99, gae_lambda=0.95)
+def test_bitwise_parity_of_large_rollouts(stock, ours, space):
+    assert_parity(random_rollout(257, 33), stock, ours, space, gamma=0.99, gae_lambda=0.95)
 
 
-@pytest.mark.parametrize("done_probability", [0.0, 0.2, 1.0], ids=["never", "sometimes", "always"])
-@pytest.mark.parametrize("gae_lambda", [0.0, 0.95, 1.0, 1])
-@pytest.mark.parametrize("gamma", [0.0, 0.9, 1.0, 1])
-def test_bitwise_parity_at_the_edges_of_gamma_and_lambda(gamma, gae_lambda, done_probability):
-    rollout = random_rollout(23, 5, done_probability)
-    assert_parity(rollout, RolloutBuffer, TritonRolloutBuffer, BOX, gamma=gamma, gae_lambda=gae_lambda)
+NUMBERS = st.sampled_from([0.0, 1.0, 1]) | st.floats(0.0, 1.0)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(
     n_steps=st.integers(1, 70),
     n_envs=st.integers(1, 20),
-    gamma=st.floats(0.0, 1.0),
-    gae_lambda=st.floats(0.0, 1.0),
+    gamma=NUMBERS,
+    gae_lambda=NUMBERS,
     done_probability=st.sampled_from([0.0, 0.05, 0.5, 0.95, 1.0]),
     scale=st.sampled_from([1e-30, 1e-3, 1.0, 1e4, 1e30]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_bitwise_parity_property(n_steps, n_envs, gamma, gae_lambda, done_probability, scale, seed):
+def test_bitwise_parity_of_any_rollout(n_steps, n_envs, gamma, gae_lambda, done_probability, scale, seed):
     rollout = random_rollout(n_steps, n_envs, done_probability, scale, seed)
     assert_parity(rollout, RolloutBuffer, TritonRolloutBuffer, BOX, gamma=gamma, gae_lambda=gae_lambda)
 
@@ -144,20 +125,6 @@ def test_a_numpy_float64_gamma_agrees_up_to_rounding():
     expected = compute_buffer(RolloutBuffer, BOX, rollout, gamma=gamma)
     actual = compute_buffer(TritonRolloutBuffer, BOX, rollout, gamma=gamma)
     np.testing.assert_allclose(actual.advantages, expected.advantages, rtol=1e-5, atol=1e-5)
-
-
-def test_known_answer():
-    starts = np.array([[1, 0], [0, 1], [0, 0]], dtype=np.float32)
-    rollout = {
-        "rewards": np.ones((3, 2), np.float32),
-        "values": np.zeros((3, 2), np.float32),
-        "episode_starts": starts,
-        "last_values": torch.tensor([[100.0], [10.0]]),
-        "dones": np.array([True, False]),
-    }
-    buffer = compute_buffer(TritonRolloutBuffer, BOX, rollout, gamma=1.0, gae_lambda=1.0)
-    assert buffer.advantages.tolist() == [[3.0, 1.0], [2.0, 12.0], [1.0, 11.0]]
-    assert buffer.returns.tolist() == buffer.advantages.tolist()
 
 
 @pytest.mark.parametrize("replace", [copy.deepcopy, lambda buffer: pickle.loads(pickle.dumps(buffer))])
@@ -186,32 +153,6 @@ def test_last_values_that_require_grad_are_accepted():
     assert np.isfinite(buffer.advantages).all()
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"dones": np.zeros((3, 1), bool)}, r"dones: got shape \(3, 1\), expected \(3,\)"),
-        ({"dones": np.zeros(2, bool)}, r"dones: got shape \(2,\), expected \(3,\)"),
-        ({"last_values": torch.zeros(1, 1)}, r"last_values: got shape \(1, 1\), expected one value .*\(3\)"),
-        ({"last_values": torch.zeros(3, 2)}, r"last_values: got shape \(3, 2\), expected one value .*\(3\)"),
-    ],
-)
-def test_wrong_shapes_are_refused_and_nothing_is_written(change, message):
-    rollout = random_rollout(8, 3) | change
-    buffer = TritonRolloutBuffer(8, BOX, DISCRETE, device="cpu", n_envs=3)
-    buffer.advantages[:] = buffer.returns[:] = 7.0
-    with pytest.raises(ValueError, match=message):
-        buffer.compute_returns_and_advantage(rollout["last_values"], rollout["dones"])
-    assert (buffer.advantages == 7.0).all() and (buffer.returns == 7.0).all()
-
-
-def test_a_flattened_buffer_is_refused():
-    buffer = compute_buffer(TritonRolloutBuffer, BOX, random_rollout(8, 3))
-    buffer.full = True
-    next(buffer.get(batch_size=4))
-    with pytest.raises(ValueError, match=r"values: got shape \(24, 1\), expected \(8, 3\): .*before get\(\)"):
-        buffer.compute_returns_and_advantage(torch.zeros(3, 1), np.zeros(3, bool))
-
-
 def test_a_backend_that_cannot_run_is_refused_before_a_rollout(monkeypatch):
     with pytest.raises(ValueError, match="backend: got 'nope', expected one of triton, cpu, reference"):
         PPO(
@@ -225,14 +166,6 @@ def test_a_backend_that_cannot_run_is_refused_before_a_rollout(monkeypatch):
     )
     with pytest.raises(BackendUnavailableError, match="no triton for cpu"):
         TritonRolloutBuffer(4, BOX, DISCRETE, backend="triton")
-
-
-@pytest.mark.parametrize("bad", [float("nan"), -0.5, 1.5])
-@pytest.mark.parametrize("name", ["gamma", "gae_lambda"])
-def test_a_wrong_discount_is_refused(name, bad):
-    if (name, bad) != ("gamma", 1.5):
-        with pytest.raises(ValueError, match=f"^{name}: got {bad}"):
-            compute_buffer(TritonRolloutBuffer, BOX, random_rollout(4, 2), **{name: bad})
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -280,8 +213,6 @@ ENVIRONMENTS = [
     make_normalised_dict_cartpole,
 ]
 SETTINGS = {PPO: {"n_steps": 32, "batch_size": 32, "n_epochs": 3}, A2C: {"n_steps": 7}}
-OURS = {"rollout_buffer_class": TritonRolloutBuffer, "rollout_buffer_kwargs": {"backend": "cpu"}}
-STOCK = {"rollout_buffer_class": RolloutBuffer, "rollout_buffer_kwargs": {}}
 UPDATES = {PPO: 4, A2C: 12}
 
 
@@ -375,42 +306,33 @@ def train_loaded(path: Path, make_env: Callable[[], VecEnv], **kwargs) -> BaseAl
     return agent
 
 
-@pytest.mark.parametrize("make_env", [make_cartpole, make_dict_cartpole], ids=lambda make_env: make_env.__name__)
-def test_save_load_and_train_on(tmp_path, make_env):
-    buffer_class = rollout_buffer_class_for(make_env().observation_space)
-    stock = new_agent(PPO, make_env())
-    ours = new_agent(PPO, make_env(), rollout_buffer_class=buffer_class, rollout_buffer_kwargs={"backend": "cpu"})
+SAVED = {
+    "host": (make_cartpole, RolloutBuffer, TritonRolloutBuffer),
+    "dict": (make_dict_cartpole, DictRolloutBuffer, TritonDictRolloutBuffer),
+    "device": (make_dict_cartpole, DictRolloutBuffer, DeviceDictRolloutBuffer),
+}
+
+
+@pytest.mark.parametrize(("make_env", "stock_class", "buffer_class"), SAVED.values(), ids=SAVED)
+def test_save_load_and_train_on_in_both_directions(make_env, stock_class, buffer_class, tmp_path):
+    theirs, mine = (
+        {"rollout_buffer_class": x, "rollout_buffer_kwargs": y}
+        for x, y in ((stock_class, {}), (buffer_class, {"backend": "cpu"}))
+    )
+    stock, ours = new_agent(PPO, make_env()), new_agent(PPO, make_env(), **mine)
     for name, agent in (("stock", stock), ("ours", ours)):
         learn(agent)
         agent.save(tmp_path / name)
-
     loaded = PPO.load(tmp_path / "ours", env=make_env(), device="cpu")
-    assert type(loaded.rollout_buffer) is buffer_class and loaded.rollout_buffer.backend == "cpu"
+    assert loaded.rollout_buffer.backend == "cpu"
     assert_same_agent(loaded, ours)
 
     expected = train_loaded(tmp_path / "stock", make_env)
-    assert_same_agent(train_loaded(tmp_path / "ours", make_env), expected)
     assert not same_bits(tensors_of(expected)["value_net.weight"], tensors_of(stock)["value_net.weight"])
-
-
-def test_a_stock_model_switches_over_and_back(tmp_path):
-    stock = new_agent(PPO, make_cartpole())
-    learn(stock)
-    stock.save(tmp_path / "stock")
-    expected = train_loaded(tmp_path / "stock", make_cartpole)
-
-    switched = train_loaded(
-        tmp_path / "stock", make_cartpole, custom_objects={"rollout_buffer_class": TritonRolloutBuffer}
-    )
-    assert type(switched.rollout_buffer) is TritonRolloutBuffer
-    assert_same_agent(switched, expected)
-
-    ours = new_agent(PPO, make_cartpole(), **OURS)
-    learn(ours)
-    ours.save(tmp_path / "ours")
-    back = train_loaded(tmp_path / "ours", make_cartpole, custom_objects=STOCK)
-    assert type(back.rollout_buffer) is RolloutBuffer
-    assert_same_agent(back, expected)
+    for name, custom_objects in (("ours", None), ("ours", theirs), ("stock", mine)):
+        agent = train_loaded(tmp_path / name, make_env, custom_objects=custom_objects)
+        assert type(agent.rollout_buffer) is (custom_objects or mine)["rollout_buffer_class"]
+        assert_same_agent(agent, expected)
 
 
 def run_python(program: str, *arguments: object) -> str:
@@ -438,17 +360,6 @@ class Block:
 
 sys.meta_path.insert(0, Block())
 """
-
-
-def test_import_without_stable_baselines3_says_what_to_install():
-    program = """
-        try:
-            import rl_triton_adapters.sb3
-        except ImportError as error:
-            print(error)
-    """
-    printed = run_python('blocked = {"stable_baselines3"}\n' + BLOCK + textwrap.dedent(program))
-    assert "pip install rl-triton-core[sb3]" in printed
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -483,8 +394,8 @@ def test_the_chooser_names_a_space_that_has_no_buffer(space):
 def test_the_wrong_class_says_which_one_to_use():
     with pytest.raises(TypeError, match="TritonRolloutBuffer cannot store .*Dict.*use TritonDictRolloutBuffer"):
         new_agent(PPO, make_dict_cartpole(), rollout_buffer_class=TritonRolloutBuffer)
-    with pytest.raises(AssertionError, match="TritonDictRolloutBuffer must be .*Box.*use TritonRolloutBuffer"):
-        new_agent(PPO, make_cartpole(), rollout_buffer_class=TritonDictRolloutBuffer)
+    with pytest.raises(AssertionError, match="DeviceDictRolloutBuffer must be .*Box.*use DeviceRolloutBuffer"):
+        new_agent(PPO, make_cartpole(), rollout_buffer_class=DeviceDictRolloutBuffer)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -4,13 +4,9 @@ On a CPU as they are and with recorded graphs, on a GPU with CUDA's.
 """
 
 import copy
-import os
 import pickle
-import subprocess
-import sys
 import warnings
 from functools import partial, wraps
-from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -18,6 +14,7 @@ import pytest
 import torch
 
 pytest.importorskip("sb3_contrib")
+from compilations import count_compilations
 from gymnasium import spaces
 from recorded_graphs import allow_captures
 from sb3_contrib import MaskablePPO
@@ -37,6 +34,8 @@ from rl_triton_adapters.sb3.captured import TritonA2C, TritonPPO
 from rl_triton_adapters.sb3.contrib import TritonMaskablePPO, TritonRecurrentPPO
 from rl_triton_adapters.sb3.device import DeviceRolloutBuffer
 from rl_triton_adapters.sb3.policies import can_draw
+
+pytestmark = pytest.mark.covering
 
 GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
 OPTIONS = {"n_steps": 32, "batch_size": 24, "n_epochs": 3, "seed": 0}
@@ -143,13 +142,10 @@ class NeverLeft(ActorCriticPolicy):
 
 
 class LikeliestActions(ActorCriticPolicy):
-    """Methods to replace those of another policy."""
+    """A method to replace that of another policy."""
 
     def forward(self, obs, deterministic=False):
         return ActorCriticPolicy.forward(self, obs, deterministic=True)
-
-    def evaluate_actions(self, obs, actions):
-        return [2 * x for x in ActorCriticPolicy.evaluate_actions(self, obs, actions)]
 
 
 APART = {"share_features_extractor": False, "net_arch": [8]}
@@ -384,27 +380,6 @@ def test_a_minibatch_of_one_sample_is_not_normalized():
     assert ours.is_accelerated and all(x.isfinite().all() for x in ours.policy.parameters())
 
 
-def test_methods_that_were_replaced_are_called():
-    models = []
-    for kind in (PPO, TritonPPO):
-        model = kind("MlpPolicy", make_vec_env("CartPole-v1", 2, seed=0), device="cpu", **OPTIONS)
-        for name in ("forward", "evaluate_actions"):
-            setattr(model.policy, name, partial(getattr(LikeliestActions, name), model.policy))
-        models.append(model.learn(128))
-    compare(*models, rtol=1e-3, atol=1e-4)
-    assert models[1].is_accelerated and "forward" in vars(models[1].policy)
-
-
-def test_a_method_of_the_distribution_that_was_replaced_is_called():
-    models = []
-    for kind in (PPO, TritonPPO):
-        model = kind("MlpPolicy", make_vec_env("CartPole-v1", 2, seed=0), device="cpu", ent_coef=0.1, **OPTIONS)
-        distribution = model.policy.action_dist
-        distribution.entropy = lambda distribution=distribution: 3 * type(distribution).entropy(distribution)
-        models.append(model.learn(128))
-    compare(*models, rtol=1e-3, atol=1e-4)
-
-
 @pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize("task", ["cartpole", "a2c", "masks"])
 def test_frozen_parameters_are_left_alone(task, device, monkeypatch):
@@ -438,32 +413,10 @@ def test_a_policy_that_diverges_is_an_error_without_checks(kind, monkeypatch):
         assert torch.equal(x, before[name]) or name == "action_net.weight"
 
 
-COUNT_COMPILATIONS = """
-import test_sb3_captured as tests
-from numba.core.event import install_recorder
-
-with install_recorder("numba:compile") as compilations:
-    model = tests.make_model("several", "cpu")
-    before = len(compilations.buffer)
-    model.learn(64)
-print(before, len(compilations.buffer) - before)
-"""
-
-
 def test_learning_compiles_nothing(tmp_path):
-    root = Path(__file__).resolve().parents[2]
-    paths = [root, root / "adapters", root / "tests", root / "tests" / "adapters", os.environ.get("PYTHONPATH", "")]
-    environment = {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(map(str, paths))}
-    found = subprocess.run(
-        [sys.executable, "-c", COUNT_COMPILATIONS],
-        env=os.environ | environment,
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    before, during = map(int, found.stdout.split()[-2:])
-    assert before > 0 and during == 0
+    setup = "import test_sb3_captured as tests; model = tests.make_model('several', 'cpu')"
+    built, learned = count_compilations(setup, "model.learn(64)", tmp_path)
+    assert built > 0 and learned == 0
 
 
 def test_another_optimizer_is_found():

@@ -67,7 +67,6 @@ CHANGES = {
     "target_kl": set_option("target_kl", 1e-5),
     "target_kl that ends": {"target_kl": 1e-5, **set_option("target_kl", None)},
     "batch size": set_option("batch_size", 16),
-    "entropy coefficient": set_option("ent_coef", 0.5),
     "parameters of the beginning": {"change": go_back},
     "another environment": {"change": set_other_env},
     "parameters in place": {"callback": partial(EditParameters, True)},

@@ -43,6 +43,8 @@ from rl_triton_adapters.sb3 import contrib as ours
 from rl_triton_adapters.sb3.contrib import TritonRecurrentPPO, process_sequences
 from rl_triton_adapters.sb3.device import BatchedTerminalValues, DeviceRolloutBuffer
 
+pytestmark = pytest.mark.covering
+
 GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
 SPACES = pytest.mark.parametrize("space", [BOX, DICT], ids=["plain", "dict"])
 KINDS = ["TritonMaskable", "DeviceMaskable"]
@@ -381,15 +383,3 @@ def test_the_wrong_class_says_which_one_to_use():
         new_agent(TritonRecurrentPPO, make_cartpole(), rollout_buffer_class=ours.TritonRecurrentDictRolloutBuffer)
     with pytest.raises(TypeError, match="rollout_buffer_class: got TritonRolloutBuffer, .*RecurrentRolloutBuffer"):
         new_agent(TritonRecurrentPPO, make_cartpole(), rollout_buffer_class=TritonRolloutBuffer)
-
-
-def test_import_without_sb3_contrib_says_what_to_install():
-    program = """
-        import rl_triton_adapters.sb3.device
-        try:
-            import rl_triton_adapters.sb3.contrib
-        except ImportError as error:
-            print(error)
-    """
-    printed = run_python('blocked = {"sb3_contrib"}\n' + BLOCK + textwrap.dedent(program))
-    assert "pip install rl-triton-core[sb3-contrib]" in printed

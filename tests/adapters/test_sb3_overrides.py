@@ -18,6 +18,8 @@ from test_sb3_captured import STOCK, TASKS, compare
 from rl_triton_adapters.sb3.captured import TritonPPO
 from rl_triton_adapters.sb3.contrib import TritonRecurrentPPO
 
+pytestmark = pytest.mark.covering
+
 STOCK_OF = STOCK | {TritonRecurrentPPO: RecurrentPPO}
 SMALL = {"batch_size": 8, "policy_kwargs": {"lstm_hidden_size": 8}}
 RECURRENT = (TritonRecurrentPPO, "MlpLstmPolicy", "CartPole-v1", SMALL)

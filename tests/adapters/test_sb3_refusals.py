@@ -20,6 +20,8 @@ from torch.distributions import Bernoulli, Distribution
 from rl_triton_adapters.sb3.captured import TritonA2C, TritonPPO
 from rl_triton_adapters.sb3.contrib import TritonMaskablePPO, TritonRecurrentPPO
 
+pytestmark = pytest.mark.covering
+
 STOCK = {TritonPPO: PPO, TritonA2C: A2C, TritonMaskablePPO: MaskablePPO, TritonRecurrentPPO: RecurrentPPO}
 OPTIONS = {"n_steps": 16, "batch_size": 8, "n_epochs": 2}
 BOX = spaces.Box(-1, 1, (2,))

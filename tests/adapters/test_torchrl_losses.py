@@ -3,10 +3,8 @@
 Where an option or a minibatch is left to TorchRL's own operations, the results are equal bit for bit.
 """
 
-import importlib
 import inspect
 import re
-import sys
 
 import pytest
 import torch
@@ -451,14 +449,6 @@ def test_keys_of_masks(key, normalize_advantage):
     assert_same_results(batch=batch, classes=classes, normalize_advantage=normalize_advantage)
 
 
-def test_masks_of_another_shape_are_torchrls_error():
-    batch = make_minibatch(shape=(8, 6))
-    batch["collector", "mask"] = torch.ones(8, 6, 2, dtype=torch.bool)
-    for loss_class in (TritonClipPPOLoss, ClipPPOLoss):
-        with pytest.raises(RuntimeError, match="expanded size"):
-            make_loss(loss_class)(batch)
-
-
 def run_composite(coefficient, masked=False, total=sum_terms):
     """A minibatch of two actions at once, and what both losses make of it."""
 
@@ -589,43 +579,44 @@ def test_methods_of_users(name, of):
     torch.testing.assert_close(*(x[:2] for x in results), rtol=1e-11, atol=1e-11)
 
 
-def test_values_of_another_shape_are_torchrls_error():
-    for loss_class in (TritonClipPPOLoss, ClipPPOLoss):
-        torch.manual_seed(0)
-        loss = loss_class(make_actor("categorical"), ValueOperator(nn.Linear(OBSERVATIONS, 2), ["observation"]))
-        with pytest.raises(RuntimeError, match="incompatible"):
-            loss(make_minibatch(dtype=torch.float32))
+def mask_wrongly(batch):
+    batch["collector", "mask"] = torch.ones(64, 2, dtype=torch.bool)
 
 
-@pytest.mark.parametrize(
-    ("key", "error", "message"),
-    [
-        ("value_target", KeyError, "value_target"),
-        ("action_log_prob", KeyError, "action_log_prob"),
-        ("state_value", KeyError, "clip_value is set"),
-    ],
-)
-def test_missing_keys_are_torchrls_error(key, error, message):
-    for loss_class in (TritonClipPPOLoss, ClipPPOLoss):
-        with pytest.raises(error, match=message):
-            make_loss(loss_class, clip_value=0.2)(make_minibatch().exclude(key))
-
-
-def test_actors_and_advantages_that_are_not_there_are_torchrls_error():
-    module = TensorDictModule(nn.Linear(OBSERVATIONS, ACTIONS), ["observation"], ["logits"])
-    for loss_class in (TritonClipPPOLoss, ClipPPOLoss):
-        with pytest.raises(NotImplementedError, match="Only probabilistic modules"):
-            loss_class(module, critic_coeff=0.0).double()(make_minibatch())
-        with pytest.raises(RuntimeError, match="Critic network is not specified"):
-            loss_class(make_actor("categorical"), critic_coeff=0.0)(make_minibatch().exclude("advantage"))
-
-
-def test_an_advantage_without_its_last_dimension_is_torchrls_error():
-    batch = make_minibatch()
+def squeeze_advantage(batch):
     batch["advantage"] = batch["advantage"].squeeze(-1)
-    for loss_class in (TritonClipPPOLoss, ClipPPOLoss):
-        with pytest.raises(ValueError, match="outer product"):
-            make_loss(loss_class, critic_coeff=0.0)(batch)
+
+
+MISTAKES = {
+    "value_target": (lambda batch: batch.pop("value_target"), KeyError, "value_target"),
+    "action_log_prob": (lambda batch: batch.pop("action_log_prob"), KeyError, "action_log_prob"),
+    "state_value": (lambda batch: batch.pop("state_value"), KeyError, "clip_value is set"),
+    "a mask of another shape": (mask_wrongly, RuntimeError, "expanded size"),
+    "an advantage without its last dimension": (squeeze_advantage, ValueError, "outer product"),
+}
+
+
+@pytest.mark.parametrize("loss_class", [TritonClipPPOLoss, ClipPPOLoss])
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_torchrls_errors(mistake, loss_class):
+    change, error, message = MISTAKES[mistake]
+    options = {"critic_coeff": 0.0} if change is squeeze_advantage else {"clip_value": 0.2}
+    batch = make_minibatch()
+    change(batch)
+    with pytest.raises(error, match=message):
+        make_loss(loss_class, **options)(batch)
+
+
+@pytest.mark.parametrize("loss_class", [TritonClipPPOLoss, ClipPPOLoss])
+def test_networks_that_do_not_fit_are_torchrls_errors(loss_class):
+    batch, actor = make_minibatch(dtype=torch.float32), make_actor("categorical")
+    module = TensorDictModule(nn.Linear(OBSERVATIONS, ACTIONS), ["observation"], ["logits"])
+    with pytest.raises(NotImplementedError, match="Only probabilistic modules"):
+        loss_class(module, critic_coeff=0.0)(batch)
+    with pytest.raises(RuntimeError, match="incompatible"):
+        loss_class(actor, ValueOperator(nn.Linear(OBSERVATIONS, 2), ["observation"]))(batch)
+    with pytest.raises(RuntimeError, match="Critic network is not specified"):
+        loss_class(actor, critic_coeff=0.0)(batch.exclude("advantage"))
 
 
 def test_log_probabilities_of_another_shape_are_torchrls_error(monkeypatch):
@@ -641,13 +632,6 @@ def test_arguments_and_keys_are_those_of_torchrl():
     assert set(ours.in_keys) == set(theirs.in_keys) and ours.out_keys == theirs.out_keys
     assert ours.state_dict().keys() == theirs.state_dict().keys()
     theirs.load_state_dict(ours.state_dict())
-
-
-def test_import_without_torchrl_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torchrl.objectives", None)
-    monkeypatch.delitem(sys.modules, "rl_triton_adapters.torchrl_losses")
-    with pytest.raises(ImportError, match=r"pip install rl-triton-core\[torchrl\]"):
-        importlib.import_module("rl_triton_adapters.torchrl_losses")
 
 
 # -- training ---------------------------------------------------------------------------------------------------------

@@ -17,6 +17,8 @@ from rl_triton_core import capture
 from rl_triton_core._internal.capture.optimizers import name_unsupported
 from rl_triton_core.capture import CapturedStep
 
+pytestmark = pytest.mark.covering
+
 OPTIMIZERS = {
     "adam": lambda p: torch.optim.Adam(p, lr=3e-3, eps=1e-5),
     "adamw": lambda p: torch.optim.AdamW(p, lr=3e-3),
@@ -24,6 +26,10 @@ OPTIMIZERS = {
     "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-3),
 }
 GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
+DEVICES = pytest.mark.parametrize("device", ["cpu", GPU])
+
+
+NUM_STEPS = {"cpu": 60, "cuda": 300}
 
 
 class Training:
@@ -68,21 +74,27 @@ def draw_batches(number, size=8, device="cpu"):
         ]
 
 
-@pytest.mark.parametrize("device", ["cpu", GPU])
+def assert_same_parameters(trainings, **tolerance):
+    """Of two trainings, within the rounding of another order."""
+    for got, want in zip(*(x.parameters() for x in trainings), strict=True):
+        torch.testing.assert_close(got, want, **{"rtol": 1e-4, "atol": 1e-6, **tolerance})
+
+
+@DEVICES
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_hundreds_of_steps_equal_eager_ones(optimizer, device, monkeypatch):
+def test_many_steps_equal_eager_ones(optimizer, device, monkeypatch):
     """With schedules of the learning rate and of a weight, and with a short minibatch in every five."""
     eager = Training(optimizer, device, enabled=False)
     captured = make_captured(monkeypatch, device, optimizer=optimizer)
-    for i, batch in enumerate(draw_batches(300, device=device)):
+    number = NUM_STEPS[device]
+    for i, batch in enumerate(draw_batches(number, device=device)):
         for training in (eager, captured):
             for group in training.optimizer.param_groups:
-                group["lr"] = 3e-3 * (1 - i / 300)
+                group["lr"] = 3e-3 * (1 - i / number)
         want, got = (training.step(*batch, 1.0 - i / 400) for training in (eager, captured))
         torch.testing.assert_close(got["loss"], want["loss"], rtol=1e-4, atol=1e-6)
     assert captured.step.reason == "" and len(captured.step.captured) == 2
-    for got, want in zip(captured.parameters(), eager.parameters(), strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    assert_same_parameters([captured, eager], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.gpu
@@ -95,11 +107,10 @@ def test_steps_of_two_devices():
             for training in (captured, eager):
                 training.step(*batch, 1.0)
         assert captured.step.captured
-        for got, want in zip(captured.parameters(), eager.parameters(), strict=True):
-            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+        assert_same_parameters([captured, eager], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("device", ["cpu", GPU])
+@DEVICES
 def test_no_graph_keeps_a_number_of_the_host(device, monkeypatch):
     """A tensor in host memory is an input as any other, and the same one as on the device."""
     trainings = Training(device=device, enabled=False), make_captured(monkeypatch, device)
@@ -110,7 +121,7 @@ def test_no_graph_keeps_a_number_of_the_host(device, monkeypatch):
     assert len(trainings[1].step.captured) == 2  # of the short minibatches too
 
 
-@pytest.mark.parametrize("device", ["cpu", GPU])
+@DEVICES
 @pytest.mark.parametrize("kind", [float, np.float32, np.float64])
 def test_numbers_of_every_kind_need_one_graph(kind, device, monkeypatch):
     trainings = make_captured(monkeypatch, device), Training(device=device, enabled=False)
@@ -121,7 +132,7 @@ def test_numbers_of_every_kind_need_one_graph(kind, device, monkeypatch):
     assert len(trainings[0].step.captured) == 1
 
 
-@pytest.mark.parametrize("device", ["cpu", GPU])
+@DEVICES
 @pytest.mark.parametrize("kind", [int, np.int32, np.int64])
 def test_numbers_that_count_are_integers(kind, device, monkeypatch):
     """A step indexes by them, and beyond 2 ** 24 none is another."""
@@ -134,7 +145,7 @@ def test_numbers_that_count_are_integers(kind, device, monkeypatch):
         assert len(step.captured) == (enabled is None)
 
 
-@pytest.mark.parametrize("device", ["cpu", GPU])
+@DEVICES
 def test_inputs_laid_out_in_another_way(device, monkeypatch):
     """A step that reads memory as it lies is captured for each layout."""
     training = make_captured(monkeypatch, device)
@@ -145,7 +156,7 @@ def test_inputs_laid_out_in_another_way(device, monkeypatch):
     assert len(training.step.captured) == 2
 
 
-@pytest.mark.parametrize("device", ["cpu", GPU])
+@DEVICES
 def test_sums_and_random_numbers_of_the_step(device, monkeypatch):
     """What it adds to tensors of its own, and draws from a generator of its own, is that of eager steps."""
     found = []
@@ -166,7 +177,7 @@ def test_sums_and_random_numbers_of_the_step(device, monkeypatch):
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("device", ["cpu", GPU])
+@DEVICES
 def test_graphs_go_with_the_model(device, monkeypatch):
     """Nothing that outlives it holds them; what libraries keep, they take in the first of two turns."""
     taken = []
@@ -193,7 +204,7 @@ def test_no_graph_keeps_a_learning_rate(monkeypatch):
     assert set(kinds) == {torch.Tensor} and training.step.graphs.captures == 2
 
 
-@pytest.mark.parametrize("device", ["cpu", GPU])
+@DEVICES
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_capture_leaves_no_trace(optimizer, device, monkeypatch):
     """Parameters, what the optimizer knows and random numbers are those of one eager step after the first call."""
@@ -203,13 +214,12 @@ def test_a_capture_leaves_no_trace(optimizer, device, monkeypatch):
     for training in (eager, captured):
         torch.manual_seed(3)
         training.step(*batch, 1.0)
-    for got, want in zip(captured.parameters(), eager.parameters(), strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-7)
+    assert_same_parameters([captured, eager], rtol=1e-5, atol=1e-7)
     if device == "cpu":
         assert torch.rand(()).isfinite() and captured.step.graphs.captures == 1
 
 
-@pytest.mark.parametrize("device", ["cpu", GPU])
+@DEVICES
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_an_early_stop_changes_nothing_more(optimizer, device, monkeypatch):
     """From the step on in which the condition holds, eagerly and captured alike; until it is resumed."""
@@ -225,11 +235,10 @@ def test_an_early_stop_changes_nothing_more(optimizer, device, monkeypatch):
         training.step.resume()
         training.step(*batch, 1.0, 0.0)
         assert not all(map(torch.equal, training.parameters(), at_stop))
-    for got, want in zip(trainings[1].parameters(), trainings[0].parameters(), strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    assert_same_parameters(trainings, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("device", ["cpu", GPU])
+@DEVICES
 @pytest.mark.parametrize("enabled", [None, False])
 def test_an_early_stop_keeps_the_statistics_of_a_normalisation(enabled, device, monkeypatch):
     """From the next step on: the one in which the condition holds has made its forward pass."""
@@ -244,7 +253,7 @@ def test_an_early_stop_keeps_the_statistics_of_a_normalisation(enabled, device, 
     assert training.model[2].num_batches_tracked.item() == 2 and bool(training.step.reason) == (enabled is False)
 
 
-@pytest.mark.parametrize("device", ["cpu", GPU])
+@DEVICES
 def test_graphs_of_before_the_first_limit_keep_buffers_too(device, monkeypatch):
     """A step that was captured without one is captured anew."""
     trainings = make_captured(monkeypatch, device), Training(device=device, enabled=False)
@@ -258,7 +267,7 @@ def test_graphs_of_before_the_first_limit_keep_buffers_too(device, monkeypatch):
     assert trainings[0].step.stop.item() == 1 and trainings[0].step.reason == ""
 
 
-@pytest.mark.parametrize("device", ["cpu", GPU])
+@DEVICES
 def test_checkpoints_are_those_of_the_plain_optimizer(device, monkeypatch):
     """Both ways, and in the middle of training."""
     captured, plain = make_captured(monkeypatch, device), Training(device=device, enabled=False)
@@ -271,8 +280,7 @@ def test_checkpoints_are_those_of_the_plain_optimizer(device, monkeypatch):
         training.model.load_state_dict(saved[0])
         training.optimizer.load_state_dict(copy.deepcopy(saved[1]))
         training.step(*third, 1.0)
-    for got, want in zip(captured.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-7)
+    assert_same_parameters([captured, plain], rtol=1e-5, atol=1e-7)
     assert captured.step.captured and not captured.step.reason
 
 
@@ -285,8 +293,7 @@ def test_what_cannot_be_captured_runs_eagerly_and_says_why(monkeypatch):
         failing.step(*batch, 1.0)
     assert told[0].filename == __file__
     eager.step(*batch, 1.0)
-    for got, want in zip(failing.parameters(), eager.parameters(), strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-8)  # nothing is left of the attempt
+    assert_same_parameters([failing, eager], rtol=1e-6, atol=1e-8)
     assert failing.optimizer.param_groups[0]["lr"] == 3e-3
     assert not failing.optimizer.param_groups[0]["fused"]
     failing.step(*batch, 1.0)  # without another warning
@@ -326,7 +333,7 @@ def test_results_come_in_containers_of_their_own(monkeypatch):
     assert list(training.step(*batch, 1.0)) == ["loss"] and training.step.captured
 
 
-@pytest.mark.parametrize("device", ["cpu", GPU])
+@DEVICES
 def test_a_replaced_state_of_the_optimizer_is_captured_anew(device, monkeypatch):
     captured, eager = make_captured(monkeypatch, device), Training(device=device, enabled=False)
     graphs = {}
@@ -336,12 +343,11 @@ def test_a_replaced_state_of_the_optimizer_is_captured_anew(device, monkeypatch)
             state = training.optimizer.state[training.model[0].weight]
             state["exp_avg"] = torch.zeros_like(state["exp_avg"])
         graphs |= {id(x): x for x in captured.step.captured.values()}
-    for got, want in zip(captured.parameters(), eager.parameters(), strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-7)
+    assert_same_parameters([captured, eager], rtol=1e-5, atol=1e-7)
     assert len(graphs) == 4
 
 
-@pytest.mark.parametrize("device", ["cpu", GPU])
+@DEVICES
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 def test_the_optimizer_steps_elsewhere_while_the_step_is_stopped(optimizer, device, monkeypatch):
     captured = make_captured(monkeypatch, device, optimizer=optimizer)
@@ -355,11 +361,10 @@ def test_the_optimizer_steps_elsewhere_while_the_step_is_stopped(optimizer, devi
         training.model(batch[0]).mean().backward()
         training.optimizer.step()
         assert not any(map(torch.equal, training.parameters(), before))
-    for got, want in zip(captured.parameters(), eager.parameters(), strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-7)
+    assert_same_parameters([captured, eager], rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("device", ["cpu", GPU])
+@DEVICES
 def test_learning_rates_that_are_tensors_stay_in_use(device, monkeypatch):
     """Changed in place, and replaced by a number; a reset and a checkpoint leave them where they are."""
     captured, eager = make_captured(monkeypatch, device), Training(device=device, enabled=False)
@@ -372,8 +377,7 @@ def test_learning_rates_that_are_tensors_stay_in_use(device, monkeypatch):
             rate.fill_(1e-3 * i)
             training.step(*batch, 1.0)
             assert i == 4 or training.optimizer.state_dict()["param_groups"][0]["lr"] is rate
-    for got, want in zip(captured.parameters(), eager.parameters(), strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-7)
+    assert_same_parameters([captured, eager], rtol=1e-5, atol=1e-7)
     assert float(rates[0]) == float(rates[1]) and captured.step.captured
 
 
@@ -427,7 +431,7 @@ def test_no_more_graphs_than_asked_for(monkeypatch):
     assert training.step.graphs.captures == 2 and training.step.graphs.replays == 3
 
 
-@pytest.mark.parametrize("device", ["cpu", GPU])
+@DEVICES
 @pytest.mark.parametrize("max_graphs", [1, 2])
 def test_a_graph_that_is_not_used_makes_room(max_graphs, device, monkeypatch):
     monkeypatch.setattr(capture, "UNUSED_CALLS", 3)
@@ -441,11 +445,10 @@ def test_a_graph_that_is_not_used_makes_room(max_graphs, device, monkeypatch):
     step = trainings[0].step
     assert step.reason == "" and len(step.captured) == max_graphs
     assert sum(1 for graph in step.captured.values() if graph.inputs[0].shape == (3, 4)) == 1
-    for got, want in zip(*(x.parameters() for x in trainings), strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    assert_same_parameters(trainings, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("device", ["cpu", GPU])
+@DEVICES
 def test_how_long_a_graph_is_kept(device, monkeypatch):
     """For as many calls without it as there may be, and not for one more."""
     monkeypatch.setattr(capture, "UNUSED_CALLS", 3)
@@ -458,7 +461,7 @@ def test_how_long_a_graph_is_kept(device, monkeypatch):
     assert held == [8, 8, 8, 8, 4, 4]
 
 
-@pytest.mark.parametrize("device", ["cpu", GPU])
+@DEVICES
 def test_a_replaced_parameter_is_captured_anew(device, monkeypatch):
     """In other memory, for the gradients are alive in the first graph's."""
     training = make_captured(monkeypatch, device)
@@ -497,8 +500,7 @@ def test_a_step_that_waits_for_the_device_falls_back(place):
     eager = Training(device="cuda", enabled=False)
     assert all(map(torch.equal, before, eager.parameters()))
     eager.step(*batch, 1.0)
-    for got, want in zip(training.parameters(), eager.parameters(), strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-7)
+    assert_same_parameters([training, eager], rtol=1e-6, atol=1e-7)
     assert torch.cuda.current_stream() == stream  # and the device is well
     torch.rand(3, device="cuda").sum().item()
     other = Training(device="cuda")
@@ -522,10 +524,10 @@ NETWORKS = {
 OTHERS = [(kind, name) for kind in ("lstm", "cnn", "bfloat16") for name in OPTIMIZERS if name != "adam"]
 
 
-@pytest.mark.parametrize("device", ["cpu", GPU])
+@DEVICES
 @pytest.mark.parametrize(("kind", "optimizer"), [*((kind, "adam") for kind in NETWORKS), *OTHERS])
 def test_networks_of_every_kind(kind, optimizer, device, monkeypatch):
-    """Parameters and buffers after three hundred steps with a schedule."""
+    """Parameters and buffers after many steps with a schedule."""
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     if device == "cpu":
         allow_captures(monkeypatch)
@@ -551,9 +553,9 @@ def test_networks_of_every_kind(kind, optimizer, device, monkeypatch):
 
         step = CapturedStep(update, modules=[model], optimizers=optimizers, enabled=enabled)
         generator = torch.Generator().manual_seed(1)
-        for i in range(300):
+        for i in range(NUM_STEPS[device]):
             for each in optimizers:
-                each.param_groups[0]["lr"] = 1e-3 * (1 - i / 300)
+                each.param_groups[0]["lr"] = 1e-3 * (1 - i / NUM_STEPS[device])
             step(torch.randn(shape, generator=generator).to(device), 1.0 - i / 600)
         assert (step.reason == "") == (enabled is None)
         return model.state_dict()

@@ -11,20 +11,14 @@ import pytest
 import torch
 from process_state import assert_same, read_from_another_thread, read_state
 from recorded_graphs import allow_captures
-from test_capture import GPU, OPTIMIZERS, Training, draw_batches, make_captured
+from test_capture import DEVICES, OPTIMIZERS, Training, assert_same_parameters, draw_batches, make_captured
 from torch import nn
 
 from rl_triton_core import capture
 from rl_triton_core._internal.capture.graphs import without_advice
 from rl_triton_core.capture import CapturedStep
 
-DEVICES = pytest.mark.parametrize("device", ["cpu", GPU])
-
-
-def assert_same_parameters(trainings, **tolerance):
-    """Of two trainings, within the rounding of another order."""
-    for got, want in zip(*(x.parameters() for x in trainings), strict=True):
-        torch.testing.assert_close(got, want, **{"rtol": 1e-4, "atol": 1e-6, **tolerance})
+pytestmark = pytest.mark.covering
 
 
 def run_steps(training, changes, device, each=4):

@@ -6,14 +6,16 @@ from functools import partial
 
 import pytest
 import torch
-from test_capture import OPTIMIZERS, Training, draw_batches, make_captured
-from test_capture_faults import DEVICES, assert_same_parameters, run_steps
+from test_capture import DEVICES, OPTIMIZERS, Training, assert_same_parameters, draw_batches, make_captured
+from test_capture_faults import run_steps
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+pytestmark = pytest.mark.covering
 
 STEPS = 4
 """Before a hook comes, with it, and after it has gone."""

@@ -6,12 +6,14 @@ from functools import partial
 
 import pytest
 import torch
-from test_capture import OPTIMIZERS, Training, draw_batches, make_captured
-from test_capture_faults import DEVICES, assert_same_parameters, run_steps
+from test_capture import DEVICES, OPTIMIZERS, Training, assert_same_parameters, draw_batches, make_captured
+from test_capture_faults import run_steps
 from torch import nn
 from torch.optim.lr_scheduler import CyclicLR, OneCycleLR
 
 from rl_triton_core.capture import CapturedStep
+
+pytestmark = pytest.mark.covering
 
 FUSED = {
     "fused adam": lambda p: torch.optim.Adam(p, lr=3e-3, fused=True),

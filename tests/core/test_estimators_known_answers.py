@@ -409,6 +409,8 @@ def test_extreme_ratios(target, estimator):
 
 @pytest.mark.parametrize("num_actions", [1, 2, 5, 18, 33, 300])
 def test_any_number_of_actions(target, num_actions):
+    if target.interpreted and num_actions == 300:
+        pytest.skip("too many for the interpreter")
     rng = np.random.default_rng(0)
     shape = (*((2, 4) if target.interpreted else (3, 9)), num_actions)
     case = random_case(RETRACE, *shape[:2], valid=0.9).replace(expected_next_q=None)

@@ -1,7 +1,6 @@
 """Every estimator against its oracle over shapes, memory layouts, types, boundary patterns, bootstraps and masks."""
 
 import itertools
-import random
 
 import numpy as np
 import pytest
@@ -24,13 +23,10 @@ from cases import (
     TRACES,
     TWO_RESULTS,
     Call,
-    Choice,
     How,
     Sparse,
-    Target,
     Vector,
     check_case,
-    choose_decay,
     draw_any_case,
     get_name,
     random_case,
@@ -55,16 +51,6 @@ def test_random_cases(target, estimator, data):
     case, how = data.draw(draw_any_case(estimator, target))
     event(f"{how.dtype}, T={case.shape[1]}")
     check_case(case, target, how)
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_decays_of_as_many_steps_as_features(seed):
-    """Say by their shape which of the two they are for."""
-    target = Target("reference", "cpu", 129)
-    choice = Choice(target, np.random.default_rng(seed), *[random.Random(seed).choice] * 2)
-    case = random_case(TRACES, 2, 2, features=(2, 2))
-    for time_dim in (0, -1):
-        check_case(case.replace(**choose_decay(choice, (2, 2, 2, 2))), target, How(time_dim=time_dim))
 
 
 @ALL
@@ -274,12 +260,6 @@ def test_either_output_may_be_left_to_us(target, estimator):
         results = call(target.backend, out=tuple(out))
         assert results[given_] is out[given_]
         assert all(same_bits(x.cpu(), y) for x, y in zip(results, want, strict=True))
-
-
-@pytest.mark.parametrize("estimator", TWO_RESULTS, ids=get_name)
-def test_the_first_result_alone_is_the_same(target, estimator):
-    case = random_case(estimator, 4, 8, valid=0.9)
-    assert same_bits(run_case(case, target)[0], run_case(case, target, How(returns=False))[0])
 
 
 @pytest.mark.parametrize("mask_mode", ["skip", "reset"])

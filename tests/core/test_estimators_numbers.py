@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cases import ESTIMATORS, GAE, get_name
+from cases import ESTIMATORS, GAE, get_name, skip_repeated_tracing
 from test_estimators_transforms import NUMBERS, make_arguments, results_of
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -73,10 +73,12 @@ def test_a_discount_for_each_of_several_calls(target):
     torch.testing.assert_close(got, torch.stack(want))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("differentiated", [False, True])
 @ALL
 def test_one_compilation_serves_all_values(target, estimator, differentiated):
     """Without a break of the graph."""
+    skip_repeated_tracing(target, estimator is GAE)
     torch._dynamo.reset()
     reals, flags, rest = make_arguments(estimator, device=target.device)
     first = next(iter(reals.values())).requires_grad_(differentiated)

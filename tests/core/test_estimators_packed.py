@@ -251,7 +251,7 @@ def test_many_sequences(target, estimator):
 @ALL
 @given(data=st.data())
 def test_random_cases(target, estimator, data):
-    lengths = data.draw(st.lists(st.integers(0, 9), max_size=4 if target.interpreted else 30))
+    lengths = data.draw(st.lists(st.integers(0, 9), max_size=2 if target.interpreted else 30))
     seed = data.draw(st.integers(0, 2**32 - 1))
     case = make_packed_case(estimator, lengths, seed=seed, valid=data.draw(st.sampled_from([1.0, 0.7])))
     if target.backend != "cpu" and data.draw(st.booleans()):  # where no flags are another loop to compile

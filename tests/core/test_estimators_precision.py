@@ -262,17 +262,6 @@ def test_a_problem_for_several_threads(target, estimator, monkeypatch):
             assert all(same_bits(one[rows].contiguous(), two) for one, two in zip(whole, alone, strict=True))
 
 
-def test_a_form_of_the_expectation_is_only_a_form(target):
-    """Given one action of probability 1, both forms are the same numbers, whatever other actions are worth."""
-    case = random_case(RETRACE, 5, 17)
-    expected = case["expected_next_q"]
-    one_hot = np.zeros((5, 17, 3))
-    one_hot[..., 1] = 1.0
-    q_values = np.stack([np.full_like(expected, -1e3), expected, np.full_like(expected, 1e3)], axis=2)
-    other = with_form(case, "actions").replace(next_action_probs=one_hot, next_q_values=q_values)
-    assert all(same_bits(x, y) for x, y in zip(run_case(case, target), run_case(other, target), strict=True))
-
-
 @pytest.mark.parametrize("reach", [1e-3, 1.0, 85.0])
 def test_the_exponential_function_is_exact_to_the_last_place(target, reach):
     """One step with a reward of 1 has the target exp(log ratio)."""

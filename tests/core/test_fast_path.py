@@ -22,6 +22,8 @@ from rl_triton_core._internal.launch import launcher as triton_launcher
 from rl_triton_core._internal.launch import variants as triton_variants
 from rl_triton_core._internal.launch.recording import CURRENT_STREAM, RecordedLaunch, ResolvedLaunch
 
+pytestmark = pytest.mark.covering
+
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
@@ -136,26 +138,17 @@ def whole_normalisations(monkeypatch):
 
 
 @ON_GPU
-@pytest.mark.parametrize("form", ["plain", "masked", "transposed", "half", "out"])
+@pytest.mark.parametrize("form", ["plain", "masked", "transposed", "half", "out", "in place"])
 def test_normalisation(form, whole_normalisations):
     for seed in range(5):
         x = make_rollout(300, 40, seed=seed)
         advantages = {"transposed": x["rewards"].t(), "half": x["rewards"].bfloat16()}.get(form, x["rewards"])
-        options = {"masked": {"mask": ~x["terminated"]}, "out": {"out": torch.empty_like(advantages)}}.get(form, {})
-        got = ours.normalize_advantages(advantages, **options)
+        options = {"masked": {"mask": ~x["terminated"]}, "out": {"out": torch.empty_like(advantages)}}
+        options = (options | {"in place": {"out": advantages}}).get(form, {})
         want = take_normal_path(ours.normalize_advantages, advantages=advantages, **options | {"out": None})
+        got = ours.normalize_advantages(advantages, **options)
         assert torch.equal(got, want) and got.stride() == want.stride()
     assert len(whole_normalisations) == 2 + 5
-
-
-@ON_GPU
-def test_normalisation_in_place(whole_normalisations):
-    in_place = make_rollout(30, 40)["rewards"]
-    for _ in range(4):
-        want = take_normal_path(ours.normalize_advantages, advantages=in_place)
-        assert ours.normalize_advantages(in_place, out=in_place) is in_place
-        assert torch.equal(in_place, want)
-    assert len(whole_normalisations) == 2 + 4
 
 
 def list_variants(device):
@@ -191,14 +184,6 @@ def test_what_changes_is_noticed(device):
         got, want = ours.compute_gae(**arguments), take_normal_path(ours.compute_gae, **arguments)
         assert_same(got, want)
         assert got.advantages.requires_grad == want.advantages.requires_grad
-
-
-def test_a_number_may_come_first(device, normal_calls):
-    x = {"time_dim": 0, "gamma": 0.9, **make_rollout(device=device)}
-    want = take_normal_path(ours.compute_gae, **x)
-    for _ in range(4):
-        assert_same(ours.compute_gae(**x), want)
-    assert len(normal_calls) == 3
 
 
 def test_errors_stay(device):
@@ -381,13 +366,6 @@ def test_a_view_inside_of_an_argument():
     assert call(both[:8], both[2:]) is plan.NORMAL_PATH and not launched
 
 
-def test_a_view_that_reaches_beyond_what_is_known():
-    x, new = torch.zeros(8), torch.zeros(8)
-    for launch, result in (((x[:4], x[2:], new), new), ((x[:4], new), new[:4])):
-        call, launched = plan_of((x[:4],), [launch], result)
-        assert call(torch.zeros(4)) is plan.NORMAL_PATH and not launched
-
-
 def test_tensors_in_lists():
     x, y, new = torch.zeros(4), torch.zeros(5), torch.zeros(4)
     call, launched = plan_of(([x, y],), [(y, new)], new)
@@ -467,17 +445,22 @@ def test_results_that_may_overlap_the_inputs(recorded):
     assert not launched
 
 
-def test_a_tensor_from_elsewhere():
-    x, new = torch.zeros(4), torch.zeros(4)
-    call, launched = plan_of((x,), [(x, torch.zeros(3), new)], new)
-    assert call(x) is plan.NORMAL_PATH
-    assert not launched
+X, NEW = torch.zeros(8), torch.zeros(8)
+NOT_REPEATED = {
+    "a tensor from elsewhere": (X, (X, torch.zeros(3), NEW), NEW),
+    "a result that no launch writes": (X, (X,), NEW),
+    "more than is known of an argument": (X[:4], (X[:4], X[2:], NEW), NEW),
+    "a part of new memory as the result": (X[:4], (X[:4], NEW), NEW[:4]),
+    "no stream": (X, (X, CURRENT_STREAM, NEW), NEW),
+}
+"""What a call f(x) was given, what it launched, and its result."""
 
 
-def test_a_result_that_no_launch_writes():
-    x, new = torch.zeros(4), torch.zeros(4)
-    call, _ = plan_of((x,), [(x,)], new)
-    assert call(x) is plan.NORMAL_PATH
+@pytest.mark.parametrize("case", NOT_REPEATED)
+def test_launches_that_are_not_repeated(case):
+    given, launch, result = NOT_REPEATED[case]
+    call, launched = plan_of((given,), [launch], result, get_stream=lambda: None if case == "no stream" else 77)
+    assert call(torch.zeros_like(given)) is plan.NORMAL_PATH and not launched
 
 
 def test_memory_between_launches():
@@ -488,12 +471,6 @@ def test_memory_between_launches():
     (_, first, _), (_, second, at) = launched
     assert first == second != scratch.data_ptr()
     assert at == result.data_ptr()
-
-
-def test_a_stream_that_is_not_to_be_had():
-    x, new = torch.zeros(4), torch.zeros(4)
-    call, launched = plan_of((x,), [(x, CURRENT_STREAM, new)], new, get_stream=lambda: None)
-    assert call(x) is plan.NORMAL_PATH and not launched
 
 
 # -- Triton's launcher ------------------------------------------------------------------------------------------------
@@ -882,11 +859,6 @@ def test_an_error_is_no_first_call(on_cpu):
     for _ in range(3):
         call(torch.zeros(3))
     assert (len(calls), len(launched)) == (3, 1)
-
-
-def test_span():
-    assert plan.byte_span(torch.zeros(4, 5)) == 80
-    assert plan.byte_span(torch.zeros(4, 5).t()[:, ::2]) == (4 + 10 + 1) * 4
 
 
 # --- on the CPU -------------------------------------------------------------------------------------------------------

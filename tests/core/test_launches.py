@@ -86,7 +86,8 @@ def check_function(function, *args, **kwargs):
         results.append(function(*guarded, **named, backend="triton", out=out if isinstance(want, tuple) else out[0]))
     for got in results:
         for x, y in zip(as_tuple(got), as_tuple(want), strict=True):
-            assert_close(x.cpu(), y.cpu().double())
+            if x is not None or y is not None:
+                assert_close(x.cpu(), y.cpu().double())
 
 
 def as_tuple(results):
@@ -101,7 +102,7 @@ def place_beside_guards(x, behind):
     if isinstance(x, tuple):
         parts = [place_beside_guards(y, behind) for y in x]
         return type(x)(*parts) if hasattr(x, "_fields") else tuple(parts)
-    if not isinstance(x, torch.Tensor) or not x.nbytes:
+    if not isinstance(x, torch.Tensor) or not x.nbytes or torch.empty_like(x).stride() != x.stride():  # it has gaps
         return x
     return guarded_empty(x, behind).copy_(x)
 
@@ -253,10 +254,10 @@ def test_integer_sums(launch, window, layout, time_dim, boundary):
 @LAYOUTS
 def test_gaps_longer_than_segments(launch, layout, time_dim, scan):
     """What enters a segment may come from far away, or from nowhere."""
-    steps = 150 if DEVICE == "cpu" else 1500
+    steps = max(34, launch.steps + 2) if DEVICE == "cpu" else 1500  # that many segments, and no more tiles
     real, flags = draw_window((4, steps), layout)
     mask = torch.zeros(4, steps, dtype=torch.bool, device=DEVICE)
-    mask[0, [0, -1]], mask[1, [3, 90]], mask[2, -20] = True, True, True
+    mask[0, [0, -1]], mask[1, [3, -5]], mask[2, -20] = True, True, True
     window = {"mask": mask if layout == "env-major" else mask.T, "time_dim": time_dim}
     if scan == "backward":
         check_function(ours.compute_gae, real(), real(), flags(), **window, bootstrap_values=real(), truncated=flags())

@@ -44,6 +44,8 @@ def test_functions_of_different_losses_have_different_names():
 
 def test_spans(target):
     """More elements than one span has; the least and the largest ratio are in the last."""
+    if target.interpreted:
+        pytest.skip("too many for the interpreter")
     case = make("gaussian", n=(1 << 13) + 5, size=1)
     case.data["old_log_probs"][-2:] += torch.tensor([4.0, -4.0])
     check(case, target, rtol=1e-5, entropy_coef=0.1)

@@ -63,14 +63,3 @@ def test_a_wrong_result_is_found_and_can_be_repeated(capsys, monkeypatch):
 def test_it_stops_in_time(capsys):
     status, report = run_selftest(capsys, "--cases", 100_000, "--seconds", 0.2)
     assert status == 0 and 0 < report["cases"] < 100_000
-
-
-@pytest.mark.parametrize(
-    ("option", "number", "least"),
-    [("--cases", 0, 1), ("--combinations", -1, 1), ("--seed", -1, 0), ("--case", -2, 0), ("--seconds", "nan", 0)],
-)
-def test_wrong_numbers(capsys, option, number, least):
-    with pytest.raises(SystemExit) as stopped:
-        main(["selftest", option, str(number)])
-    assert stopped.value.code == 2
-    assert f"{option}: got {number}, expected at least {least}" in capsys.readouterr().err

@@ -9,13 +9,15 @@ from torch.utils import _pytree as pytree
 
 import rl_triton_core as ours
 from rl_triton_core._internal.launch import recording
-from rl_triton_core.testing import assert_close
 
 backend = pytest.importorskip("rl_triton_core._internal.scan.triton", reason="Triton is not installed")
+from test_launches import DEVICE, check_function, draw_window  # noqa: E402
+
 from rl_triton_core._internal.launch import variants  # noqa: E402
 from rl_triton_core._internal.launch.table import Launch  # noqa: E402
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+LAYOUTS = ("time-major", "env-major")
+"""By the dimension of time."""
 
 
 class Kernel:
@@ -79,30 +81,6 @@ def only_general(monkeypatch):
     monkeypatch.setattr(backend, "CALLS_BEFORE_OWN_KERNEL", 1 << 30)
 
 
-def draw_window(envs, steps, time_dim=1, seed=0):
-    """Draws of per-step tensors."""
-    generator = torch.Generator().manual_seed(seed)
-    shape = (envs, steps) if time_dim == 1 else (steps, envs)
-
-    def real(*features):
-        return torch.randn((*shape, *features), generator=generator).to(DEVICE)
-
-    def flags(probability=0.1):
-        return (torch.rand(shape, generator=generator) < probability).to(DEVICE)
-
-    return real, flags
-
-
-def check_function(function, *args, **kwargs):
-    """Equal to the reference backend."""
-    function = inspect.unwrap(function)
-    want = function(*args, backend="reference", **kwargs)
-    got = function(*args, backend="triton", **kwargs)
-    several = isinstance(got, tuple)
-    for x, y in zip(got if several else (got,), want if several else (want,), strict=True):
-        assert (x is None and y is None) or assert_close(x.cpu(), y.cpu().double()) is None
-
-
 SHAPES = [(3, 5), (5, 33), (1, 40), (2, 1)]
 
 
@@ -110,7 +88,7 @@ SHAPES = [(3, 5), (5, 33), (1, 40), (2, 1)]
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("mask_mode", [None, "skip"])
 def test_general_kernels_of_gae(shape, time_dim, mask_mode, only_general):
-    real, flags = draw_window(*shape, time_dim)
+    real, flags = draw_window(shape, LAYOUTS[time_dim])
     mask = {} if mask_mode is None else {"mask": ~flags(0.3), "mask_mode": mask_mode}
     ends = {"terminated": flags(), "truncated": flags(), "bootstrap_values": real()}
     check_function(ours.compute_gae, real(), real(), **ends, **mask, time_dim=time_dim)
@@ -119,7 +97,7 @@ def test_general_kernels_of_gae(shape, time_dim, mask_mode, only_general):
 @pytest.mark.parametrize("actions", [3, 20])
 @pytest.mark.parametrize("time_dim", [0, 1])
 def test_general_kernels_of_retrace(time_dim, actions, only_general):
-    real, flags = draw_window(3, 21, time_dim)
+    real, flags = draw_window((3, 21), LAYOUTS[time_dim])
     probs = torch.softmax(real(actions), -1)
     more = {"log_ratios": 0.3 * real(), "next_action_probs": probs, "next_q_values": real(actions)}
     check_function(ours.compute_retrace, real(), real(), flags(), flags(), **more, time_dim=time_dim)
@@ -127,19 +105,15 @@ def test_general_kernels_of_retrace(time_dim, actions, only_general):
 
 @pytest.mark.parametrize("time_dim", [0, 1])
 def test_general_kernels_of_sums(time_dim, only_general):
-    real, flags = draw_window(3, 21, time_dim)
+    real, flags = draw_window((3, 21), LAYOUTS[time_dim])
     x, dones = (1e6 * real()).long(), flags()
-    got, want = (
-        inspect.unwrap(ours.compute_episodic_prefix_sum)(x, dones, time_dim=time_dim, backend=name)
-        for name in ("triton", "reference")
-    )
-    assert torch.equal(got, want)
+    check_function(ours.compute_episodic_prefix_sum, x, dones, time_dim=time_dim)
 
 
 def test_general_kernels_of_packed_rows(only_general, compiled):
     """Other lengths take the same kernels."""
     for offsets in ([0, 3, 3, 21], [0, 21], [0, 5, 9, 9, 30]):
-        real, flags = draw_window(1, offsets[-1])
+        real, flags = draw_window((1, offsets[-1]), "env-major")
         cu_seqlens = torch.tensor(offsets, device=DEVICE)
         bootstrap = torch.randn(len(offsets) - 1, device=DEVICE)
         packed = {"cu_seqlens": cu_seqlens, "bootstrap_values": bootstrap}
@@ -151,14 +125,14 @@ def test_general_kernels_of_packed_rows(only_general, compiled):
 def test_general_kernels_of_rows_split_over_time(time_dim, only_general, compiled, monkeypatch):
     monkeypatch.setattr(backend.launch, "count_segments", lambda steps, programs, row: 3)
     monkeypatch.setattr(backend, "GENERAL_SEGMENTS", 32)
-    real, flags = draw_window(2, 75, time_dim)
+    real, flags = draw_window((2, 75), LAYOUTS[time_dim])
     check_function(ours.compute_gae, real(), real(), flags(0.01), bootstrap_values=0.5, time_dim=time_dim)
     assert len(compiled) == 2
 
 
 def test_strided_and_unaligned_tensors(only_general, compiled):
     """Addresses that 16 does not divide take the same kernels; strides of their own other ones."""
-    real, flags = draw_window(4, 24)
+    real, flags = draw_window((4, 24), "env-major")
     shifted = torch.randn(4 * 24 + 1, device=DEVICE)[1:].view(4, 24)
     for rewards in (real(), shifted):
         check_function(ours.compute_gae, rewards, real(), flags(), bootstrap_values=0.5)
@@ -172,7 +146,7 @@ def test_strided_and_unaligned_tensors(only_general, compiled):
 
 
 def test_outputs_that_are_not_wanted_are_not_written(only_general):
-    real, flags = draw_window(4, 24)
+    real, flags = draw_window((4, 24), "env-major")
     rewards, values, terminated = real(), real(), flags()
     before = rewards.clone()
     for wanted in (True, False, True):

@@ -8,26 +8,20 @@ import torch
 pytest.importorskip("ray.rllib")
 
 from ray.rllib.algorithms.appo import APPOConfig
-from ray.rllib.algorithms.appo.torch.appo_torch_learner import APPOTorchLearner
-from ray.rllib.algorithms.appo.torch.default_appo_torch_rl_module import DefaultAPPOTorchRLModule
 from ray.rllib.core.learner.learner import Learner
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
-from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from updates import (
     POLICY,
     SPACES,
-    OwnGaussian,
     assert_same_updates,
     build_learner,
-    count_calls,
     draw_episodes,
     flatten_metrics,
-    own_loss,
     update_learner,
 )
 
-from rl_triton_adapters.rllib import TritonAPPOTorchLearner, enable_triton, learners, loss
+from rl_triton_adapters.rllib import enable_triton
 from rl_triton_adapters.rllib.loss import compute_masked_mean, restore_layout
 
 OPTIONS = {
@@ -90,19 +84,6 @@ def test_updates_on_a_gpu_are_those_of_rllib(space):
     assert_same_updates(stock, update_learner(config, space, learner=learner, **FAR))
 
 
-@pytest.mark.parametrize("on", [True, False])
-def test_an_update_has_a_flag(on, monkeypatch):
-    config = make_config("categorical", num_epochs=2, minibatch_size=40, use_kl_loss=True)
-    stock = update_learner(config, "categorical", learner=build_learner(config))
-    learner = build_learner(enable_triton(config).learners(learner_config_dict={"rl_triton_update": on}))
-    losses = count_calls(monkeypatch, loss, "ppo_loss")
-    clips = count_calls(monkeypatch, learners, "clip_gradients_at_once")
-    logs = count_calls(monkeypatch, learner.metrics, "log_dict")
-    assert_same_updates(stock, update_learner(config, "categorical", learner=learner))
-    assert bool(losses) == bool(clips) == on
-    assert (len(logs) > 4) == (not on)
-
-
 def test_modules_have_losses_and_coefficients_of_their_own():
     config = make_config("gaussian", use_kl_loss=True, kl_target=1e-4)
     single = build_learner(config)
@@ -123,31 +104,6 @@ def test_modules_have_losses_and_coefficients_of_their_own():
     stock = update_both(config)
     assert stock[0][-1]["a", "mean_kl_loss"] > 0 == stock[0][-1]["b", "mean_kl_loss"]
     assert_same_updates(stock, update_both(enable_triton(config)))
-
-
-class OwnModule(DefaultAPPOTorchRLModule):
-    """A module with it."""
-
-    def get_train_action_dist_cls(self):
-        return OwnGaussian
-
-
-def test_another_distribution_has_the_loss_of_rllib():
-    config = make_config("gaussian").rl_module(rl_module_spec=RLModuleSpec(module_class=OwnModule))
-    stock = update_learner(config, "gaussian", learner=build_learner(config))
-    learner = build_learner(enable_triton(config))
-    assert "; RLlib's loss of default_policy (OwnGaussian); " in learner.describe()
-    assert_same_updates(stock, update_learner(config, "gaussian", learner=learner))
-
-
-def test_a_loss_of_ones_own_may_call_the_fused_one():
-    config = make_config("gaussian")
-    stock = config.copy().learners(learner_class=own_loss(APPOTorchLearner))
-    stock = update_learner(config, "gaussian", learner=build_learner(stock))
-    config = enable_triton(config.learners(learner_class=own_loss(TritonAPPOTorchLearner)))
-    learner = build_learner(config)
-    assert "; Own.compute_loss_for_module, which may call the fused loss of default_policy; " in learner.describe()
-    assert_same_updates(stock, update_learner(config, "gaussian", learner=learner))
 
 
 def test_what_stands_in_masked_slots_is_not_read():

@@ -142,18 +142,6 @@ def test_nobody_elses_vtrace_changes():
     assert impala_torch_learner.vtrace_torch is vtrace_torch
 
 
-def test_a_loss_of_ones_own_may_call_ours():
-    class Mine(TritonIMPALATorchLearner):
-        def compute_loss_for_module(self, **kwargs):
-            return 2 * super().compute_loss_for_module(**kwargs)
-
-    stock = build_learner(small_impala(IMPALAConfig))
-    mine = build_learner(enable_triton(small_impala(IMPALAConfig).learners(learner_class=Mine)))
-    batch = random_batch(50, np.random.default_rng(0))
-    (want, _), (got, _) = loss_and_gradients(stock, batch), loss_and_gradients(mine, batch)
-    torch.testing.assert_close(got, 2 * want, **TOLERANCE)
-
-
 @pytest.mark.parametrize("in_front", [True, False])
 def test_a_loss_of_ones_own_may_have_a_vtrace_of_its_own(in_front):
     """The learner says so, and updates as ours do."""

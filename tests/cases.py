@@ -33,11 +33,12 @@ class Target(NamedTuple):
 
 
 class Estimator(NamedTuple):
-    """One public function and its oracle."""
+    """One public function and the two oracles of it."""
 
     name: str
     function: Callable[..., Any]
-    oracle: Callable[..., Any]
+    table: Callable[..., Any]
+    by_trajectory: Callable[..., Any]
     inputs: tuple
     outputs: tuple
     second: str | None = None
@@ -49,28 +50,41 @@ class Estimator(NamedTuple):
 
 
 GAE = Estimator(
-    *("gae", ours.compute_gae, oracles.gae),
+    *("gae", ours.compute_gae, oracles.gae, oracles.gae_by_trajectory),
     *(("rewards", "values"), ("advantages", "returns"), "compute_returns"),
 )
 VTRACE = Estimator(
-    *("vtrace", ours.compute_vtrace, oracles.vtrace),
+    *("vtrace", ours.compute_vtrace, oracles.vtrace, oracles.vtrace_by_trajectory),
     *(("rewards", "values", "log_ratios"), ("targets", "advantages"), "compute_advantages"),
 )
 RETRACE = Estimator(
-    *("retrace", ours.compute_retrace, oracles.retrace),
+    *("retrace", ours.compute_retrace, oracles.retrace, oracles.retrace_by_trajectory),
     *(("rewards", "q_values", "log_ratios", "expected_next_q"), ("targets", "advantages"), "compute_advantages"),
 )
 LAMBDA = Estimator(
-    *("lambda", ours.compute_lambda_returns, oracles.lambda_returns, ("rewards", "values"), ("returns",))
+    *("lambda", ours.compute_lambda_returns, oracles.lambda_returns, oracles.lambda_returns_by_trajectory),
+    *(("rewards", "values"), ("returns",)),
 )
 DISCOUNTED = Estimator(
-    *("discounted", ours.compute_discounted_returns, oracles.discounted_returns, ("rewards",), ("returns",))
+    *("discounted", ours.compute_discounted_returns, oracles.discounted_returns),
+    *(oracles.discounted_returns_by_trajectory, ("rewards",), ("returns",)),
 )
-NSTEP = Estimator("nstep", ours.compute_nstep_returns, oracles.nstep_returns, ("rewards", "values"), ("returns",))
+NSTEP = Estimator(
+    *("nstep", ours.compute_nstep_returns, oracles.nstep_returns, None, ("rewards", "values"), ("returns",))
+)
 """It has no kernel: its tests are its own."""
-TRACES = Estimator("traces", ours.compute_eligibility_traces, oracles.eligibility_traces, ("x",), ("traces",))
-PREFIX = Estimator("prefix", ours.compute_episodic_prefix_sum, oracles.episodic_prefix_sum, ("x",), ("sums",))
-LINEAR = Estimator("linear", ours.linear_recurrence, oracles.linear_recurrence, ("alpha", "beta"), ("states",))
+TRACES = Estimator(
+    *("traces", ours.compute_eligibility_traces, oracles.eligibility_traces),
+    *(oracles.eligibility_traces_by_trajectory, ("x",), ("traces",)),
+)
+PREFIX = Estimator(
+    *("prefix", ours.compute_episodic_prefix_sum, oracles.episodic_prefix_sum),
+    *(oracles.episodic_prefix_sum_by_trajectory, ("x",), ("sums",)),
+)
+LINEAR = Estimator(
+    *("linear", ours.linear_recurrence, oracles.linear_recurrence, oracles.linear_recurrence_as_sum),
+    *(("alpha", "beta"), ("states",)),
+)
 BACKWARD = (GAE, VTRACE, RETRACE, LAMBDA, DISCOUNTED)
 FORWARD = (TRACES, PREFIX)
 BOOTSTRAPPED = (GAE, VTRACE, LAMBDA, DISCOUNTED)
@@ -178,7 +192,7 @@ class Case:
         return Case(self.estimator, {name: round_argument(x) for name, x in self.args.items()})
 
     def expected(self, oracle=None, **kwargs):
-        """The oracle's results."""
+        """The oracle's results: those of the table unless told otherwise."""
         args = dict(self.args)
         if "bootstrap_values" in args:
             args["bootstrap"] = self.dense
@@ -188,7 +202,7 @@ class Case:
                 args.pop("decay", None), args.pop("gamma", 0.99), args.pop("lambda_", 0.95), args["x"]
             )
         with np.errstate(over="ignore", invalid="ignore"):
-            results = (oracle or self.estimator.oracle)(**args, **kwargs)
+            results = (oracle or self.estimator.table)(**args, **kwargs)
         return results if isinstance(results, tuple) else (results,)
 
 

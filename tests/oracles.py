@@ -3,8 +3,9 @@
 Arrays are [num_envs, T], with trailing dimensions for actions or features. `bootstrap` is dense: the value at every
 cut (`dense_bootstrap` makes it from the other forms). Masked cells yield 0.
 
-Each is the paper's table, one step after another. With dtype=np.float32 it rounds every operation to float32: the
-serial loop that others are measured by. That of `gae` finds the boundaries itself; the other backward ones share
+Each estimator is there twice: as the paper's table, one step after another, and one trajectory at a time, as the
+explicit sum of the paper that it comes from. With dtype=np.float32 a table rounds every operation to float32: the
+serial loop that others are measured by. The table of `gae` finds the boundaries itself; the other backward ones share
 `classify_steps`.
 """
 
@@ -82,7 +83,7 @@ def cast(dtype, *arrays):
     return [None if x is None else np.asarray(x, dtype) for x in arrays]
 
 
-# --- backward --------------------------------------------------------------------------------------------------------
+# --- backward, as tables ----------------------------------------------------------------------------------------------
 
 
 def gae(
@@ -334,7 +335,22 @@ def nstep_returns(
     return (returns,)
 
 
-# --- trajectories -----------------------------------------------------------------------------------------------------
+# --- backward, one trajectory at a time -------------------------------------------------------------------------------
+
+
+def iterate_trajectories(shape, terminated, truncated, mask, mask_mode):
+    """(n, indices of its steps, whether it has a future) of every trajectory: rows are cut, masked steps deleted."""
+    for n in range(shape[0]):
+        done = np.zeros(shape[1], bool)
+        for flags in (terminated, truncated):
+            done |= False if flags is None else np.asarray(flags[n], bool)
+        keep = np.ones(shape[1], bool) if mask is None else np.asarray(mask[n], bool)
+        for piece in split_row(done, keep, mask_mode):
+            last = piece[-1]
+            term = terminated is not None and terminated[n, last]
+            before_hole = mask_mode == "reset" and last + 1 < shape[1] and not keep[last + 1]
+            cut_here = truncated is not None and truncated[n, last]
+            yield n, piece, not term and (cut_here or not before_hole)
 
 
 def split_row(done, keep, mask_mode):
@@ -351,16 +367,169 @@ def split_row(done, keep, mask_mode):
 
 def number_trajectories(shape, terminated=None, truncated=None, mask=None, mask_mode="skip"):
     """A number per cell, equal for the cells of one trajectory; masked cells get -1."""
-    ids, number = np.full(shape, -1), 0
-    keep = np.ones(shape, bool) if mask is None else np.asarray(mask, bool)
-    done = sum(
-        (np.asarray(flags, bool) for flags in (terminated, truncated) if flags is not None), np.zeros(shape, bool)
-    )
-    for n in range(shape[0]):
-        for piece in split_row(done[n], keep[n], mask_mode):
-            ids[n, piece] = number
-            number += 1
+    ids = np.full(shape, -1)
+    for i, (n, piece, _) in enumerate(iterate_trajectories(shape, terminated, truncated, mask, mask_mode)):
+        ids[n, piece] = i
     return ids
+
+
+def gated_products(weight, x):
+    """weight * x, where a weight of 0 keeps NaN and infinity out."""
+    with np.errstate(invalid="ignore"):
+        return np.where(weight == 0, 0.0, weight * x)
+
+
+def sum_ahead(factors, terms):
+    """For every i the sum over k >= i of terms[k], times the factors from i up to k."""
+    weights = (np.cumprod(np.append(1, factors[i:])) for i in range(len(terms)))
+    return np.array([gated_products(w, terms[i:]).sum() for i, w in enumerate(weights)])
+
+
+def get_final_value(has_future, bootstrap, next_values, n, last):
+    """What follows the last step of a trajectory."""
+    return (bootstrap if next_values is None else next_values)[n, last] if has_future else 0.0
+
+
+def gae_by_trajectory(
+    rewards,
+    values,
+    terminated=None,
+    truncated=None,
+    *,
+    gamma=0.99,
+    lambda_=0.95,
+    bootstrap=None,
+    next_values=None,
+    mask=None,
+    mask_mode="skip",
+):
+    """Schulman 2016, eq. 16: A_t = sum_l (g*lam)^l * delta_{t+l}, delta = r + g*V' - V."""
+    g = np.broadcast_to(np.asarray(gamma, np.float64), rewards.shape)
+    advantages = np.zeros(rewards.shape)
+    for n, piece, has_future in iterate_trajectories(rewards.shape, terminated, truncated, mask, mask_mode):
+        ahead = values[n, piece[1:]] if next_values is None else next_values[n, piece[:-1]]
+        v_next = np.append(ahead, get_final_value(has_future, bootstrap, next_values, n, piece[-1]))
+        deltas = rewards[n, piece] + gated_products(g[n, piece], v_next) - values[n, piece]
+        advantages[n, piece] = sum_ahead(lambda_ * g[n, piece[:-1]], deltas)
+    return advantages, add_values(advantages, values, mask)
+
+
+def vtrace_by_trajectory(
+    rewards,
+    values,
+    terminated=None,
+    truncated=None,
+    *,
+    log_ratios=None,
+    target_log_probs=None,
+    behaviour_log_probs=None,
+    gamma=0.99,
+    lambda_=1.0,
+    rho_bar=1.0,
+    c_bar=1.0,
+    rho_bar_pg=None,
+    bootstrap=None,
+    next_values=None,
+    mask=None,
+    mask_mode="skip",
+):
+    """Espeholt 2018, eq. 1: vs = V + sum_t g^(t-s) * (prod_{i=s}^{t-1} c_i) * rho_t * (r_t + g*V(s_{t+1}) - V(s_t))."""
+    ratios = np.exp(compute_log_ratio(log_ratios, target_log_probs, behaviour_log_probs, np.float64))
+    g = np.broadcast_to(np.asarray(gamma, np.float64), rewards.shape)
+    targets, advantages = np.zeros((2, *rewards.shape))
+    for n, piece, has_future in iterate_trajectories(rewards.shape, terminated, truncated, mask, mask_mode):
+        end = get_final_value(has_future, bootstrap, next_values, n, piece[-1])
+        ahead = values[n, piece[1:]] if next_values is None else next_values[n, piece[:-1]]
+        r, v, discount, ratio = (x[n, piece] for x in (rewards, values, g, ratios))
+        deltas = np.minimum(rho_bar, ratio) * (r + gated_products(discount, np.append(ahead, end)) - v)
+        decays = discount * lambda_ * np.minimum(c_bar, ratio)
+        sums = np.array(
+            [gated_products(np.cumprod(np.append(1, decays[i:-1])), deltas[i:]).sum() for i in range(len(piece))]
+        )
+        targets[n, piece] = v + sums
+        next_targets = np.append(ahead + sums[1:], end)
+        rho = np.minimum(rho_bar if rho_bar_pg is None else rho_bar_pg, ratio)
+        advantages[n, piece] = rho * (r + gated_products(discount, next_targets) - v)
+    return targets, advantages
+
+
+def retrace_by_trajectory(
+    rewards,
+    q_values,
+    terminated=None,
+    truncated=None,
+    *,
+    log_ratios=None,
+    target_log_probs=None,
+    behaviour_log_probs=None,
+    expected_next_q=None,
+    next_action_probs=None,
+    next_q_values=None,
+    gamma=0.99,
+    lambda_=1.0,
+    c_bar=1.0,
+    rho_bar=1.0,
+    mask=None,
+    mask_mode="skip",
+):
+    """Munos 2016, eq. 3: Q(s_0, a_0) + sum_t g^t * (prod_{i=1}^t c_i) * (r_t + g*E_pi Q(s_{t+1}, .) - Q(s_t, a_t))."""
+    ratios = np.exp(compute_log_ratio(log_ratios, target_log_probs, behaviour_log_probs, np.float64))
+    g = np.broadcast_to(np.asarray(gamma, np.float64), rewards.shape)
+    next_q = (next_action_probs * next_q_values).sum(-1) if expected_next_q is None else expected_next_q
+    targets, advantages = np.zeros((2, *rewards.shape))
+    for n, piece, has_future in iterate_trajectories(rewards.shape, terminated, truncated, mask, mask_mode):
+        r, q, discount, ratio = (x[n, piece] for x in (rewards, q_values, g, ratios))
+        ahead = np.append(next_q[n, piece[:-1]], next_q[n, piece[-1]] if has_future else 0.0)
+        deltas = r + gated_products(discount, ahead) - q
+        into = discount[:-1] * lambda_ * np.minimum(c_bar, ratio[1:])
+        sums = np.array(
+            [gated_products(np.cumprod(np.append(1, into[i:])), deltas[i:]).sum() for i in range(len(piece))]
+        )
+        targets[n, piece] = q + sums
+        following = np.append((q + sums)[1:], ahead[-1])
+        advantages[n, piece] = np.minimum(rho_bar, ratio) * (r + gated_products(discount, following) - q)
+    return targets, advantages
+
+
+def lambda_returns_by_trajectory(
+    rewards,
+    values=None,
+    terminated=None,
+    truncated=None,
+    *,
+    gamma=0.99,
+    lambda_=0.95,
+    bootstrap=None,
+    next_values=None,
+    mask=None,
+    mask_mode="skip",
+):
+    """Sutton & Barto 2018, eq. 12.3: (1-lam) * sum_n lam^(n-1) * G^(n), the last n-step return taking the rest."""
+    g = np.broadcast_to(np.asarray(gamma, np.float64), rewards.shape)
+    returns = np.zeros(rewards.shape)
+    for n, piece, has_future in iterate_trajectories(rewards.shape, terminated, truncated, mask, mask_mode):
+        end = get_final_value(has_future, bootstrap, next_values, n, piece[-1])
+        ahead = np.append(values[n, piece[1:]] if next_values is None else next_values[n, piece[:-1]], end)
+        for i, t in enumerate(piece):
+            weights = np.cumprod(np.append(1, g[n, piece[i:]]))
+            sums = np.cumsum(gated_products(weights[:-1], rewards[n, piece[i:]]))
+            n_step = sums + gated_products(weights[1:], ahead[i:])
+            mixture = (1 - lambda_) * float(lambda_) ** np.arange(len(n_step))
+            mixture[-1] = float(lambda_) ** (len(n_step) - 1)
+            returns[n, t] = (mixture * n_step).sum()
+    return (returns,)
+
+
+def discounted_returns_by_trajectory(
+    rewards, terminated=None, truncated=None, *, gamma=0.99, bootstrap=None, mask=None, mask_mode="skip"
+):
+    """Sum_k g^k * r[t+k], and g^K times the value at the end."""
+    g = np.broadcast_to(np.asarray(gamma, np.float64), rewards.shape)
+    returns = np.zeros(rewards.shape)
+    for n, piece, has_future in iterate_trajectories(rewards.shape, terminated, truncated, mask, mask_mode):
+        stream = np.append(rewards[n, piece], bootstrap[n, piece[-1]] if has_future else 0.0)
+        returns[n, piece] = sum_ahead(g[n, piece], stream)[:-1]
+    return (returns,)
 
 
 # --- forward ----------------------------------------------------------------------------------------------------------
@@ -394,6 +563,30 @@ def eligibility_traces(
     return traces, (value, done)
 
 
+def eligibility_traces_by_trajectory(
+    x, terminated=None, truncated=None, *, decay, state=None, mask=None, mask_mode="skip"
+):
+    """z[t] = sum_k (prod_{j=k+1}^t decay[j]) * x[k] over the steps k <= t of the episode; an initial trace first.
+
+    Returns z only.
+    """
+    decay, traces = np.broadcast_to(np.asarray(decay, np.float64), x.shape), np.zeros(x.shape)
+    begun = set()
+    for n, piece, _ in iterate_trajectories(x.shape[:2], terminated, truncated, mask, mask_mode):
+        stream, factors = x[n, piece], decay[n, piece]
+        carries_on = state is not None and n not in begun and not state[1][n]
+        carries_on &= mask_mode == "skip" or piece[0] == 0
+        begun.add(n)
+        if carries_on:
+            stream = np.concatenate([state[0][n][None], stream])
+        else:
+            factors = factors[1:]
+        for i, t in enumerate(piece, start=len(stream) - len(piece)):
+            weights = [np.prod(factors[k:i], axis=0) for k in range(i + 1)]
+            traces[n, t] = sum(gated_products(w, s) for w, s in zip(weights, stream, strict=False))
+    return traces
+
+
 def episodic_prefix_sum(
     x, dones=None, *, boundary="ends_at", state=None, mask=None, mask_mode="skip", dtype=np.float64
 ):
@@ -413,6 +606,27 @@ def episodic_prefix_sum(
     return sums, (value, afresh)
 
 
+def episodic_prefix_sum_by_trajectory(x, dones=None, *, boundary="ends_at", state=None, mask=None, mask_mode="skip"):
+    """A cumulative sum of each piece. Returns C only."""
+    shape, sums = x.shape[:2], np.zeros(x.shape, np.int64 if x.dtype.kind == "i" else np.float64)
+    ends, begins = dones, np.zeros(shape, bool)
+    if boundary == "starts_at" and dones is not None:
+        keep = np.ones(shape, bool) if mask is None else mask
+        ends = np.zeros(shape, bool)
+        for n in range(shape[0]):
+            steps = np.flatnonzero(keep[n])
+            ends[n, steps[:-1]] = dones[n, steps[1:]]
+            begins[n, steps[:1]] = dones[n, steps[:1]]
+    begun = set()
+    for n, piece, _ in iterate_trajectories(shape, ends, None, mask, mask_mode):
+        sums[n, piece] = np.cumsum(x[n, piece], axis=0)
+        fresh = n in begun or state is None or state[1][n] or begins[n, piece[0]]
+        if not fresh and (mask_mode == "skip" or piece[0] == 0):
+            sums[n, piece] += state[0][n]
+        begun.add(n)
+    return sums
+
+
 def linear_recurrence(alpha, beta, initial=None, *, reverse=True, dtype=np.float64):
     """A[t] = alpha[t] + beta[t]*A[t+1], or A[t-1]; a beta of 0 lets nothing through."""
     alpha, beta = cast(dtype, alpha, beta)
@@ -420,4 +634,18 @@ def linear_recurrence(alpha, beta, initial=None, *, reverse=True, dtype=np.float
     state = np.zeros((len(alpha), *alpha.shape[2:]), dtype) if initial is None else initial.astype(dtype)
     for t in reversed(range(alpha.shape[1])) if reverse else range(alpha.shape[1]):
         state = states[:, t] = alpha[:, t] + np.where(beta[:, t] == 0, dtype(0), beta[:, t] * state)
+    return (states,)
+
+
+def linear_recurrence_as_sum(alpha, beta, initial=None, *, reverse=True):
+    """A[t] = sum_k (prod of the betas from t up to k) * alpha[k], the initial state being the last of the alphas."""
+    if not reverse:
+        flipped = linear_recurrence_as_sum(alpha[:, ::-1], beta[:, ::-1], initial)
+        return (flipped[0][:, ::-1],)
+    initial = np.zeros((len(alpha), *alpha.shape[2:])) if initial is None else initial
+    stream = np.concatenate([alpha, initial[:, None]], axis=1)
+    states = np.zeros(alpha.shape)
+    for t in range(alpha.shape[1]):
+        for k in range(t, stream.shape[1]):
+            states[:, t] += gated_products(np.prod(beta[:, t:k], axis=1), stream[:, k])
     return (states,)

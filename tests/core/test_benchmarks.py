@@ -38,7 +38,7 @@ SMALL = [workload for workload in TINY if workload.num_steps > 1]
 FURTHER = combine_workloads([(3, 17)], VARIANTS, truncated=(False, True))
 HALF = combine_workloads([(3, 17)], dtype="bfloat16")
 
-ORACLES = {estimator.function.__name__: estimator.oracle for estimator in cases.ESTIMATORS} | {
+ORACLES = {estimator.function.__name__: estimator.table for estimator in cases.ESTIMATORS} | {
     "compute_episodic_prefix_sum": oracles.eligibility_traces
 }
 """A prefix sum is a trace with a decay of 1, which the flags of its episodes end."""

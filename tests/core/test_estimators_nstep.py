@@ -1,4 +1,4 @@
-"""n-step returns: known answers, and what all estimators have."""
+"""n-step returns: known answers, a second oracle straight from the definition, and what all estimators have."""
 
 import itertools
 
@@ -38,6 +38,39 @@ def make_case(*shape, n=3, **changes):
     gamma = np.random.default_rng(1).uniform(0.2, 1.2, shape)
     gamma[0, 1:2] = 0.0
     return random_case(NSTEP, *shape, **{"term": 0.12, "trunc": 0.12, "n": n, "gamma": gamma, **changes})
+
+
+def sum_rewards(
+    rewards, values, bootstrap, terminated=None, truncated=None, *, gamma, n, mask=None, mask_mode="skip", **_
+):
+    """Reward by reward, for every step of every row by itself: another formulation than that of the self-test."""
+    flags = [np.zeros(rewards.shape, bool) if x is None else x for x in (terminated, truncated)]
+    (terminated, truncated), gamma = flags, np.broadcast_to(gamma, rewards.shape)
+    returns = np.zeros(rewards.shape)
+    for row, valid in enumerate(np.ones(rewards.shape, bool) if mask is None else mask):
+        steps = np.flatnonzero(valid)
+        for start, first in enumerate(steps):
+            total, discount = 0.0, 1.0
+            for k, t in enumerate(steps[start : start + n]):
+                total += discount * rewards[row, t]
+                discount *= gamma[row, t]
+                before_hole = mask_mode == "reset" and t + 1 < len(valid) and not valid[t + 1]
+                if terminated[row, t] or discount == 0 or (before_hole and not truncated[row, t]):
+                    break
+                if truncated[row, t] or t == steps[-1]:
+                    total += discount * bootstrap[row, t]
+                    break
+                if k == n - 1:
+                    total += discount * values[row, steps[start + n]]
+            returns[row, first] = total
+    return (returns,)
+
+
+@MASKS
+def test_the_two_oracles(valid, mask_mode):
+    for n in LENGTHS:
+        case = make_case(4, 13, n=n, valid=valid, mask_mode=mask_mode)
+        assert_close(case.expected(sum_rewards)[0], case.expected()[0])
 
 
 # --- known answers ----------------------------------------------------------------------------------------------------
@@ -116,7 +149,7 @@ def test_what_is_bad_reaches_its_episode_and_n_steps_only(target, n, bad):
     flags = {name: np.tile(np.arange(8) == t, (len(places), 1)) for name, t in (("terminated", 2), ("truncated", 4))}
     case = Case(NSTEP, {**args, **flags, "gamma": 1.0, "n": n})
     for given in (case, case.replace(mask=np.tile(np.arange(8) != 6, (len(places), 1)))):
-        (want,), (got,) = given.expected(), run_case(given, target)
+        (want,), (got,) = given.expected(sum_rewards), run_case(given, target)
         assert np.array_equal(np.isfinite(want), got.isfinite().numpy())
 
 

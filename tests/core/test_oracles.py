@@ -1,22 +1,104 @@
-"""The oracles against each other, literal numbers and the paper's own seeding of the carry."""
+"""The two oracles of each estimator against each other, literal numbers and the paper's own seeding of the carry."""
+
+import itertools
 
 import numpy as np
 import oracles
 import pytest
 from cases import (
+    BACKWARD,
+    DISCOUNTED,
+    FORMS,
+    FORWARD,
     GAE,
     LAMBDA,
+    LINEAR,
+    OFF_POLICY,
+    TRACES,
+    VTRACE,
+    get_name,
     random_case,
     with_form,
+    with_log_probs,
 )
 
 FLAG_PAIRS = [(0.0, 0.0), (0.2, 0.0), (0.0, 0.2), (0.3, 0.3), (1.0, 1.0)]
+LENGTHS = (0, 1, 2, 5, 17)
+
+
+def assert_oracles_agree(case):
+    one, other = case.expected(), case.expected(case.estimator.by_trajectory)
+    for x, y in zip(one, other, strict=False):
+        np.testing.assert_allclose(x, y, rtol=1e-12, atol=1e-12)
+
+
+def draw_cases(estimator, num_steps, **changes):
+    """Every form of the continuation, discounts per step, ratios clipped in different places."""
+    case = random_case(estimator, 5, num_steps, seed=num_steps, **changes)
+    if estimator in OFF_POLICY:
+        case = case.replace(rho_bar=1.5, c_bar=0.8, lambda_=0.9)
+    for form in FORMS[estimator.name]:
+        if form != "sparse":
+            yield with_form(case, form)
+    rng = np.random.default_rng(0)
+    yield case.replace(gamma=np.where(rng.random(case.shape) < 0.2, 0.0, rng.uniform(0, 1.2, case.shape)))
+    if estimator in OFF_POLICY:
+        yield with_log_probs(case.replace(rho_bar_pg=0.5 if estimator is VTRACE else None))
+    if estimator is not DISCOUNTED:
+        yield from (case.replace(lambda_=lambda_) for lambda_ in (0, 0.5, 1))
+
+
+@pytest.mark.parametrize("estimator", BACKWARD, ids=get_name)
+@pytest.mark.parametrize(("term", "trunc"), FLAG_PAIRS)
+@pytest.mark.parametrize("mask_mode", ["skip", "reset"])
+def test_backward(estimator, term, trunc, mask_mode):
+    for num_steps, valid in itertools.product(LENGTHS, [1.0, 0.7, 0.0]):
+        for case in draw_cases(estimator, num_steps, term=term, trunc=trunc, valid=valid, mask_mode=mask_mode):
+            assert_oracles_agree(case)
+
+
+@pytest.mark.parametrize("mask_mode", ["skip", "reset"])
+@pytest.mark.parametrize("estimator", BACKWARD, ids=get_name)
+def test_every_pattern_of_a_few_steps(estimator, mask_mode):
+    """Four steps of GAE, whose table finds the boundaries itself; three of the others, which share that."""
+    cells = np.array(list(itertools.product(range(8), repeat=4 if estimator is GAE else 3)))
+    flags = {"terminated": cells & 1 > 0, "truncated": cells & 2 > 0, "mask": cells & 4 > 0}
+    assert_oracles_agree(random_case(estimator, *cells.shape, mask_mode=mask_mode, **flags))
+
+
+@pytest.mark.parametrize("with_state", [False, True])
+@pytest.mark.parametrize("mask_mode", ["skip", "reset"])
+@pytest.mark.parametrize("estimator", FORWARD, ids=get_name)
+def test_forward(estimator, mask_mode, with_state):
+    rng = np.random.default_rng(0)
+    for num_steps, valid, term in itertools.product(LENGTHS, [1.0, 0.7, 0.0], [0.0, 0.3, 1.0]):
+        for features in ((), (2,)):
+            case = random_case(estimator, 5, num_steps, term=term, valid=valid, features=features, mask_mode=mask_mode)
+            if with_state:
+                case = case.replace(state=(rng.standard_normal((5, *features)), rng.random(5) < 0.5))
+            if estimator is TRACES:
+                assert_oracles_agree(case.replace(decay=0.7))
+                assert_oracles_agree(
+                    case.replace(decay=np.where(rng.random(case["x"].shape) < 0.2, 0, rng.random(case["x"].shape)))
+                )
+            else:
+                assert_oracles_agree(case)
+                assert_oracles_agree(case.replace(boundary="starts_at"))
 
 
 def test_integers_stay_integers():
     x = np.array([[2**62, 1, -3, 2**60]])
     (sums, (value, _)) = oracles.episodic_prefix_sum(x, np.array([[False, False, True, False]]))
     assert sums.tolist() == [[2**62, 2**62 + 1, 2**62 - 2, 2**60]] and value.tolist() == [2**60]
+
+
+@pytest.mark.parametrize("reverse", [True, False])
+@pytest.mark.parametrize("features", [(), (2,)])
+def test_linear_recurrence(reverse, features):
+    for num_steps in LENGTHS:
+        case = random_case(LINEAR, 4, num_steps, features=features, reverse=reverse)
+        assert_oracles_agree(case)
+        assert_oracles_agree(case.replace(initial=np.ones((4, *features))))
 
 
 @pytest.mark.parametrize("mask_mode", ["skip", "reset"])
@@ -34,7 +116,7 @@ def test_identities(lambda_, mask_mode):
         returns, args = case.expected()[0], {**case.args, "bootstrap": case.dense}
         del args["bootstrap_values"]
         ratios = {"log_ratios": np.zeros(case.shape)}
-        same = [oracles.gae(**args)[1], oracles.vtrace(**args, **ratios)[0]]
+        same = [oracles.gae(**args)[1], oracles.gae_by_trajectory(**args)[1], oracles.vtrace(**args, **ratios)[0]]
         if lambda_ == 0:
             same.append(oracles.nstep_returns(**{x: y for x, y in args.items() if x != "lambda_"}, n=1)[0])
         if lambda_ == 1:
@@ -47,6 +129,18 @@ def test_identities(lambda_, mask_mode):
         chain["expected_next_q"] = chain.pop("next_values")
         retrace = oracles.retrace(q_values=q_values, **chain)[0]
         np.testing.assert_allclose(values.expected()[0], retrace, rtol=1e-12, atol=1e-12)
+
+
+def test_literal_numbers_of_gae():
+    ones, zeros = np.ones((1, 3)), np.zeros((1, 3))
+    middle = np.array([[False, True, False]])
+    for oracle in (oracles.gae, oracles.gae_by_trajectory):
+        plain = {"gamma": 1.0, "lambda_": 1.0, "bootstrap": zeros}
+        assert oracle(ones, zeros, **plain)[0].tolist() == [[3, 2, 1]]
+        assert oracle(ones, zeros, middle, **plain)[0].tolist() == [[2, 1, 1]]
+        cut = {**plain, "bootstrap": np.array([[np.nan, 10, 0]])}
+        assert oracle(ones, zeros, None, middle, **cut)[0].tolist() == [[12, 11, 1]]
+        assert oracle(ones, zeros, middle, middle, **cut)[0].tolist() == [[2, 1, 1]]
 
 
 def test_the_bootstrap_value_enters_once():

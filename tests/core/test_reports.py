@@ -17,7 +17,7 @@ from benchmarks import __main__ as runner
 from benchmarks import accuracy, first_call, learning, losses, packed, regimes, report, results, verbs
 from benchmarks.results import ROOT, Result, make_row
 
-ORACLES = {estimator.function.__name__: estimator.oracle for estimator in cases.ESTIMATORS}
+ORACLES = {estimator.function.__name__: estimator.table for estimator in cases.ESTIMATORS}
 QUICK = Namespace(device="cpu", quick=True, seconds=1e-3)
 
 

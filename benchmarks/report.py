@@ -21,6 +21,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.calls import HEADLINE
+from benchmarks.misses import list_misses
 from benchmarks.results import RESULTS, ROOT, Result, Row, read_machines, read_setting, select_rows
 
 if TYPE_CHECKING:
@@ -454,6 +455,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "versions": list_versions,
     "adapter_versions": list_adapter_versions,
     "isaac_lab": estimate_isaac_lab,
+    "misses": list_misses,
 }
 
 # --- figures ----------------------------------------------------------------------------------------------------------

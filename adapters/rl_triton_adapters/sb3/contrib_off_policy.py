@@ -1,0 +1,152 @@
+"""sb3-contrib: TQC, QR-DQN and CrossQ whose gradient steps and acting take less time.
+
+    model = TritonTQC("MlpPolicy", "Pendulum-v1")
+"""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import mse_loss
+
+from rl_triton_adapters.sb3.dqn import ValueUpdateMixin
+from rl_triton_adapters.sb3.sac import EntropyMixin
+
+try:
+    from sb3_contrib import QRDQN, TQC, CrossQ
+    from sb3_contrib.common.utils import quantile_huber_loss
+except ImportError as error:
+    raise ImportError(
+        "rl_triton_adapters.sb3.contrib_off_policy needs sb3-contrib, which could not be imported: "
+        "pip install rl-triton-core[sb3-contrib]"
+    ) from error
+
+__all__ = ["TritonCrossQ", "TritonQRDQN", "TritonTQC"]
+
+
+class TritonTQC(EntropyMixin, TQC):
+    """`TQC` with fewer operations in a gradient step; on a GPU, with captured gradient steps and captured acting.
+
+    All that is said of `TritonSAC` holds.
+
+    Args:
+        acceleration: ``"auto"``, or True, does less work than `TQC`, and captures it where possible; ``"off"``, or
+            False, is `TQC`.
+        args: As of `TQC`.
+        kwargs: As of `TQC`.
+
+    Raises:
+        ValueError: `acceleration` is none of these.
+    """
+
+    settings: ClassVar[tuple[str, ...]] = (*EntropyMixin.settings, "top_quantiles_to_drop_per_net")
+
+    def _make_step(self, batch: Any, *parts: bool) -> dict[str, Tensor]:
+        (updates_targets,) = parts
+        actions, log_probs = self.actor.action_log_prob(batch.observations)
+        log_probs = log_probs.reshape(-1, 1)
+        ent_coef = self._find_entropy_coefficient()
+        statistics = {"ent_coef": ent_coef.reshape(())} | self._update_entropy_coefficient(log_probs)
+        with torch.no_grad():
+            next_actions, next_log_probs = self.actor.action_log_prob(batch.next_observations)
+            quantiles = self.critic_target(batch.next_observations, next_actions).flatten(1).sort()[0]
+            count = self.critic.quantiles_total - self.top_quantiles_to_drop_per_net * self.critic.n_critics
+            next_values = quantiles[:, :count] - ent_coef * next_log_probs.reshape(-1, 1)
+            targets = self._evaluate_next(batch, next_values).unsqueeze(1)
+        current = self.critic(batch.observations, batch.actions)  # [batch_size, n_critics, n_quantiles]
+        critic_loss = quantile_huber_loss(current, targets, sum_over_quantiles=False)
+        self._step_optimizer(self.critic.optimizer, critic_loss)
+        values = self.critic(batch.observations, actions).mean(dim=2).mean(dim=1, keepdim=True)
+        statistics |= self._update_actor(values, log_probs, ent_coef) | {"critic_loss": critic_loss.detach()}
+        if updates_targets:
+            self._update_targets()
+        return statistics
+
+
+class TritonQRDQN(ValueUpdateMixin, QRDQN):
+    """`QRDQN` with fewer operations in a gradient step; on a GPU, with captured gradient steps and captured acting.
+
+    All that is said of `TritonSAC` holds.
+
+    Args:
+        acceleration: ``"auto"``, or True, does less work than `QRDQN`, and captures it where possible; ``"off"``, or
+            False, is `QRDQN`.
+        args: As of `QRDQN`.
+        kwargs: As of `QRDQN`.
+
+    Raises:
+        ValueError: `acceleration` is none of these.
+    """
+
+    def _make_step(self, batch: Any, *parts: bool) -> dict[str, Tensor]:
+        def choose(quantiles: Tensor, actions: Tensor) -> Tensor:
+            """Those of an action, [batch_size, 1]."""
+            return quantiles.gather(2, actions[..., None].expand(-1, quantiles.shape[1], 1)).squeeze(2)
+
+        with torch.no_grad():
+            quantiles = self.quantile_net_target(batch.next_observations)  # [batch_size, n_quantiles, n_actions]
+            best = quantiles.mean(dim=1).argmax(dim=1, keepdim=True)
+            targets = self._evaluate_next(batch, choose(quantiles, best))
+        current = choose(self.quantile_net(batch.observations), batch.actions.long())
+        loss = quantile_huber_loss(current, targets, sum_over_quantiles=True)
+        self._step_optimizer(self.policy.optimizer, loss)
+        return {"loss": loss.detach()}
+
+
+class TritonCrossQ(EntropyMixin, CrossQ):
+    """`CrossQ` with fewer operations in a gradient step; on a GPU, with captured gradient steps and captured acting.
+
+    All that is said of `TritonSAC` holds.
+
+    Args:
+        acceleration: ``"auto"``, or True, does less work than `CrossQ`, and captures it where possible; ``"off"``, or
+            False, is `CrossQ`.
+        args: As of `CrossQ`.
+        kwargs: As of `CrossQ`.
+
+    Raises:
+        ValueError: `acceleration` is none of these.
+    """
+
+    settings: ClassVar[tuple[str, ...]] = ("gamma", "target_entropy")
+
+    policy_delay: int
+
+    def _prepare_policy(self) -> None:
+        """As every gradient step leaves it: batch normalisation learns where a step says so."""
+        super()._prepare_policy()
+        self.actor.set_bn_training_mode(False)
+        self.critic.set_bn_training_mode(False)
+
+    def _choose_parts(self, index: int) -> tuple[bool, ...]:
+        """Whether the actor learns, too."""
+        return (self._n_updates % self.policy_delay == 0,)
+
+    def _make_step(self, batch: Any, *parts: bool) -> dict[str, Tensor]:
+        (updates_actor,) = parts
+        ent_coef = self._find_entropy_coefficient()
+        with torch.no_grad():
+            next_actions, next_log_probs = self.actor.action_log_prob(batch.next_observations)
+        self.critic.set_bn_training_mode(True)
+        observations = torch.cat([batch.observations, batch.next_observations])  # their statistics are of both
+        both = torch.cat(self.critic(observations, torch.cat([batch.actions, next_actions])), dim=1)
+        self.critic.set_bn_training_mode(False)
+        current, following = both.chunk(2)  # [batch_size, n_critics]
+        with torch.no_grad():
+            next_values = following.min(dim=1, keepdim=True)[0] - ent_coef * next_log_probs.reshape(-1, 1)
+            targets = self._evaluate_next(batch, next_values)
+        losses = [mse_loss(values[:, None], targets) for values in current.T]
+        critic_loss = 0.5 * sum(losses)
+        self._step_optimizer(self.critic.optimizer, critic_loss)
+        statistics = {"ent_coef": ent_coef.reshape(()), "critic_loss": critic_loss.detach()}
+        return statistics | self._learn_policy(batch, ent_coef) if updates_actor else statistics
+
+    def _learn_policy(self, batch: Any, ent_coef: Tensor) -> dict[str, Tensor]:
+        """Learn the policy and the entropy coefficient."""
+        self.actor.set_bn_training_mode(True)
+        actions, log_probs = self.actor.action_log_prob(batch.observations)
+        self.actor.set_bn_training_mode(False)
+        log_probs = log_probs.reshape(-1, 1)
+        statistics = self._update_entropy_coefficient(log_probs)
+        values = torch.cat(self.critic(batch.observations, actions), dim=1).min(dim=1, keepdim=True)[0]
+        return statistics | self._update_actor(values, log_probs, ent_coef)

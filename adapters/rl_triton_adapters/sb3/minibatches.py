@@ -1,0 +1,97 @@
+"""Stable-Baselines3: minibatches of a replay buffer, drawn by its own random numbers, copied to the device at once."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from rl_triton_adapters._overrides import find_override
+
+METHODS = ("sample", "_get_samples", "to_torch")
+"""Of a replay buffer: with all of Stable-Baselines3's, minibatches are made where `device` says."""
+PACKAGES = ("stable_baselines3",)
+COPIED_BYTES = 2**26
+"""So many are drawn before a gradient step is made with the first of them."""
+ALIGNMENT = 16
+"""Bytes: where a tensor may begin."""
+
+
+class Form(NamedTuple):
+    """How the tensors of a minibatch lie in one row of bytes."""
+
+    structure: Any
+    leaves: tuple[Any, ...]
+    """Dtype, shape, first byte and the one behind the last, or something that is no tensor."""
+    num_bytes: int
+
+
+def find_form(samples: Any) -> Form:
+    """The form of such a minibatch."""
+    leaves, structure = pytree.tree_flatten(samples)
+    end, found = 0, []
+    for x in leaves:
+        if isinstance(x, Tensor):
+            start, end = end, end + x.nbytes
+            found.append((x.dtype, x.shape, start, end))
+            end += -end % ALIGNMENT
+        else:
+            found.append(x)
+    return Form(structure, tuple(found), end)
+
+
+def unpack_minibatch(row: Tensor, form: Form) -> Any:
+    """A minibatch as the buffer has drawn it: views of a row of bytes."""
+    return pytree.tree_unflatten(view_leaves(row, form), form.structure)
+
+
+def view_leaves(row: Tensor, form: Form) -> list[Any]:
+    """The tensors in a row of bytes, and what is none."""
+
+    def view(dtype: torch.dtype, shape: torch.Size, start: int, end: int) -> Tensor:
+        return row[start:end].view(dtype).view(shape)
+
+    return [view(*x) if isinstance(x, tuple) else x for x in form.leaves]
+
+
+def pack_minibatches(batches: list[Any], form: Form, device: torch.device) -> Tensor:
+    """Rows of bytes on a device, by one copy."""
+    rows = torch.empty(len(batches), form.num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    for row, samples in zip(rows, batches, strict=True):
+        for target, source in zip(view_leaves(row, form), pytree.tree_leaves(samples), strict=True):
+            if isinstance(target, Tensor):
+                target.copy_(source)
+    return rows.to(device, non_blocking=True)
+
+
+def draw_minibatches(algorithm: Any, count: int, size: int, packs: bool) -> Iterator[tuple[Form | None, list[Any]]]:
+    """Draw minibatches as the stock algorithm does, several at a time if they are packed; with their form, if so.
+
+    Args:
+        algorithm: Whose replay buffer is drawn from.
+        count: How many.
+        size: Samples of each.
+        packs: Whether minibatches are packed. Those of a buffer with methods of its own never are.
+    """
+    buffer, env = algorithm.replay_buffer, algorithm._vec_normalize_env
+    if not packs or find_override(buffer, METHODS, PACKAGES):
+        for _ in range(count):
+            yield None, [buffer.sample(size, env=env)]
+        return
+    while count:
+        first = draw_on_host(buffer, size, env)
+        form = find_form(first)
+        more = min(count - 1, COPIED_BYTES // form.num_bytes)
+        batches = [first, *(draw_on_host(buffer, size, env) for _ in range(more))]
+        count -= len(batches)
+        yield form, list(pack_minibatches(batches, form, algorithm.device))
+
+
+def draw_on_host(buffer: Any, size: int, env: Any) -> Any:
+    """A minibatch of a replay buffer, in host memory."""
+    device, buffer.device = buffer.device, torch.device("cpu")
+    try:
+        return buffer.sample(size, env=env)
+    finally:
+        buffer.device = device

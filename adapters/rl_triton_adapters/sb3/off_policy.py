@@ -1,0 +1,229 @@
+"""Stable-Baselines3: what off-policy algorithms with less work per step have in common.
+
+A new one derives from `OffPolicyMixin` and the stock algorithm, and says what one gradient step is:
+
+    class TritonDQN(OffPolicyMixin, DQN):
+        def _make_step(self, batch): ...  # one gradient step: what is logged, by its name
+"""
+
+import warnings
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from rl_triton_adapters._optimizers import fuse_optimizer
+from rl_triton_adapters._overrides import find_override
+from rl_triton_adapters.sb3.acceleration import DEVICES, PACKAGES, check_acceleration, replace_method
+from rl_triton_adapters.sb3.minibatches import Form, draw_minibatches, unpack_minibatch
+from rl_triton_adapters.sb3.policies import DeferredChecks
+from rl_triton_adapters.updates import CapturedUpdate, find_reason
+from rl_triton_core.capture import CapturedStep
+
+# isort: split
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+
+TRANSIENT = ("_update", "_acting", "_form", "_checks")
+"""Attributes of a model that no checkpoint has."""
+
+
+class OffPolicyMixin(OffPolicyAlgorithm):
+    """Make gradient steps and act with fewer operations; on a GPU, with captured ones.
+
+    Put it in front of an off-policy algorithm. Where `is_accelerated` is False, that algorithm's own methods run, and
+    `describe_step` says why.
+    """
+
+    settings: ClassVar[tuple[str, ...]] = ("gamma", "tau")
+    """The attributes of the algorithm that a step reads; where one changes, steps are captured anew."""
+
+    def __init__(self, *args: Any, acceleration: str | bool = "auto", **kwargs: Any) -> None:
+        self.acceleration = check_acceleration(acceleration)
+        self._update = CapturedUpdate(self._run_step, max_graphs=8)
+        self._acting: CapturedStep | None = None
+        self._form: Form | None = None
+        self._checks: DeferredChecks | None = None
+        super().__init__(*args, **kwargs)
+
+    def _excluded_save_params(self) -> list[str]:
+        """What belongs to this process."""
+        return [*super()._excluded_save_params(), *TRANSIENT]
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether gradient steps are captured, as far as is known."""
+        return self._find_update().reason == ""
+
+    @property
+    def is_accelerated(self) -> bool:
+        """Whether gradient steps and acting are other than stock."""
+        self._find_update()
+        return not self._update.stock
+
+    def describe_step(self) -> str:
+        """Say whether updates are captured, accelerated without a graph, or stock, and why."""
+        self._find_update()
+        return self._update.describe()
+
+    def find_obstacle(self) -> str:
+        """Why the stock algorithm's methods run, besides what `CapturedStep` says; empty if nothing asks for them."""
+        obstacles = {
+            "switched off": self.acceleration == "off",
+            f"{self.device.type} is neither a CPU nor a GPU that is used as cuda": self.device.type not in DEVICES,
+            "use_sde: exploration is state-dependent": self.use_sde,
+        }
+        return find_reason(obstacles) or find_override(self, ["train"], PACKAGES, behind=OffPolicyMixin)
+
+    def _list_optimizers(self) -> list[Optimizer]:
+        """The optimizers that a gradient step calls."""
+        return [self.policy.optimizer]
+
+    def _find_update(self) -> CapturedStep:
+        """The step of the policy and optimizers as they are now; it says why it is not captured."""
+        self.acceleration = check_acceleration(self.acceleration)  # it may have been set since
+        known, stock = self._update.step, self.find_obstacle()
+        step = self._update.find_step([self.policy], self._list_optimizers(), stock=stock)
+        if step is not known:
+            self._acting = CapturedStep(self._compute_actions, modules=[self.policy], enabled=False if stock else None)
+            if stock and self.acceleration == "auto" and self.device.type != "cpu":  # where it takes much longer
+                text = f"{type(self).__name__} trains as the stock algorithm: {stock}"
+                warnings.warn(text, RuntimeWarning, stacklevel=3)
+        return step
+
+    # -- gradient steps ------------------------------------------------------------------------------------------------
+
+    def train(self, gradient_steps: int, batch_size: int = 64) -> None:
+        """Make gradient steps, as the stock algorithm does."""
+        step = self._find_update()
+        if self._update.stock:
+            step.reset()
+            super().train(gradient_steps, batch_size)
+            return
+        optimizers = self._list_optimizers()
+        for optimizer in optimizers if step.reason else ():
+            fuse_optimizer(optimizer)
+        self._prepare_policy()
+        self._update_learning_rate(optimizers)
+        step.resume()
+        history: dict[str, list[float]] = {}
+        index = 0
+        packs = bool(step.device.type != "cpu" or not step.reason)
+        for self._form, batches in draw_minibatches(self, gradient_steps, batch_size, packs):
+            self._update.keep_settings([*(getattr(self, name) for name in self.settings), self._form])
+            rows = []
+            for batch in batches:
+                self._n_updates += 1
+                rows.append(self._call_step(step, batch, self._choose_parts(index)))
+                index += 1
+            self._read_rows(rows, history)
+            if step.may_stop and step.stop:
+                self._raise_refusal(batches)
+        self._log_history(history)
+
+    def _call_step(self, step: CapturedStep, batch: Any, parts: tuple[bool, ...]) -> tuple[list[str], Tensor]:
+        """Make one gradient step; the names and values of its statistics."""
+        statistics = self._run_step(batch, *parts) if step.reason else step(batch, *parts)
+        return [*statistics], torch.stack([*statistics.values()])  # a copy: graphs use their memory again
+
+    def _run_step(self, batch: Any, *parts: bool) -> dict[str, Tensor]:
+        """One gradient step with a minibatch as it was drawn; in a graph, distributions do not wait for the device."""
+        samples = batch if self._form is None else unpack_minibatch(batch, self._form)
+        if not self._update.is_captured:
+            return self._make_step(samples, *parts)
+        try:
+            with DeferredChecks() as self._checks:
+                return self._make_step(samples, *parts)
+        finally:
+            self._checks = None
+
+    def _prepare_policy(self) -> None:
+        """Before the first gradient step of an update."""
+        self.policy.set_training_mode(True)
+
+    def _choose_parts(self, index: int) -> tuple[bool, ...]:
+        """Which parts a gradient step has: the one with this index in its update, which `_n_updates` has counted."""
+        return ()
+
+    def _make_step(self, batch: Any, *parts: bool) -> dict[str, Tensor]:
+        """Make one gradient step. Returns what the stock algorithm logs, by its name."""
+        raise NotImplementedError
+
+    def _step_optimizer(self, optimizer: Optimizer, loss: Tensor) -> None:
+        """Make a step of an optimizer, unless a distribution of this update has refused its arguments."""
+        if self._checks is not None and self._checks.results:
+            assert self._update.step is not None
+            self._update.step.stop_if(~torch.stack(self._checks.results).all())
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    def _evaluate_next(self, batch: Any, values: Tensor) -> Tensor:
+        """What is learned: rewards and discounted values of the next observations, unless the episode is over."""
+        discounts = getattr(batch, "discounts", None)
+        discounts = self.gamma if discounts is None else discounts
+        targets: Tensor = batch.rewards + (1 - batch.dones) * discounts * values
+        return targets
+
+    def _raise_refusal(self, batches: list[Any]) -> None:
+        """Raise the error of the distribution that has refused its arguments in one of these gradient steps."""
+        for batch in batches:
+            samples = batch if self._form is None else unpack_minibatch(batch, self._form)
+            for observations in (samples.observations, samples.next_observations):
+                self.actor(observations)
+        raise ValueError("actions: a distribution has refused its arguments, expected finite means and deviations")
+
+    def _read_rows(self, rows: list[tuple[list[str], Tensor]], history: dict[str, list[float]]) -> None:
+        """Add the statistics of some gradient steps to those of the update; they are read at once."""
+        values = iter(torch.cat([row for _, row in rows]).tolist())
+        for names, _ in rows:
+            for name in names:
+                history.setdefault(name, []).append(next(values))
+
+    def _log_history(self, history: dict[str, list[float]]) -> None:
+        """Log what the stock algorithm logs of an update."""
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        for name, values in history.items():
+            self.logger.record(f"train/{name}", np.mean(values))
+
+    # -- acting --------------------------------------------------------------------------------------------------------
+
+    def collect_rollouts(self, *args: Any, **kwargs: Any) -> Any:
+        """Collect a rollout, as the stock algorithm does, with the policy's steps captured."""
+        is_captured = self.is_accelerated and self._acting is not None and not self._acting.reason
+        if not is_captured or "_predict" in vars(self.policy):
+            return super().collect_rollouts(*args, **kwargs)
+        with replace_method(self.policy, "_predict", self._act):
+            return super().collect_rollouts(*args, **kwargs)
+
+    def _act(self, observation: Any, deterministic: bool = False) -> Tensor:
+        """Return what the policy's `_predict` does, in host memory; where that raises an error, so does this."""
+        assert self._acting is not None
+        actions: Tensor = self._acting(observation, deterministic).cpu()
+        if not actions.isnan().any():
+            return actions
+        chosen: Tensor = type(self.policy)._predict(self.policy, observation, deterministic)
+        return chosen
+
+    def _compute_actions(self, observation: Any, deterministic: bool) -> Tensor:
+        """Actions; NaN where a distribution refuses its arguments."""
+        with DeferredChecks() as checks:
+            actions = type(self.policy)._predict(self.policy, observation, deterministic)
+        return checks.mark_refused(actions)
+
+
+@torch.no_grad()
+def average_parameters(parameters: Iterable[Tensor], targets: Iterable[Tensor], tau: float) -> None:
+    """Move target parameters towards the learned ones: target = (1 - tau) target + tau parameter, a few kernels.
+
+    Args:
+        parameters: The learned ones.
+        targets: Those that follow them.
+        tau: In [0, 1]; at 1, targets are the learned ones.
+    """
+    sources, followers = list(parameters), list(targets)
+    if followers:
+        torch._foreach_mul_(followers, 1 - tau)
+        torch._foreach_add_(followers, sources, alpha=tau)

@@ -1,0 +1,103 @@
+"""Stable-Baselines3: SAC whose gradient steps and acting take less time.
+
+    model = TritonSAC("MlpPolicy", "Pendulum-v1")
+"""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import mse_loss
+from torch.optim import Optimizer
+
+from rl_triton_adapters.sb3.off_policy import OffPolicyMixin, average_parameters
+
+# isort: split
+from stable_baselines3 import SAC
+
+
+class EntropyMixin(OffPolicyMixin):
+    """The actor, the entropy coefficient and the targets of SAC. Put it in front of an algorithm that has them."""
+
+    settings: ClassVar[tuple[str, ...]] = (*OffPolicyMixin.settings, "target_entropy")
+
+    actor: Any
+    critic: Any
+    critic_target: Any
+    ent_coef_optimizer: Any
+    log_ent_coef: Any
+    ent_coef_tensor: Any
+    target_entropy: Any
+    target_update_interval: int
+    batch_norm_stats: Any
+    batch_norm_stats_target: Any
+
+    def _list_optimizers(self) -> list[Optimizer]:
+        optimizers = [self.actor.optimizer, self.critic.optimizer]
+        return optimizers if self.ent_coef_optimizer is None else [*optimizers, self.ent_coef_optimizer]
+
+    def _find_state(self) -> list[Tensor]:
+        return [] if self.ent_coef_optimizer is not None else [self.ent_coef_tensor]
+
+    def _choose_parts(self, index: int) -> tuple[bool, ...]:
+        """Whether the targets follow."""
+        return (index % self.target_update_interval == 0,)
+
+    def _find_entropy_coefficient(self) -> Tensor:
+        coefficient: Tensor = self.ent_coef_tensor if self.log_ent_coef is None else self.log_ent_coef.detach().exp()
+        return coefficient
+
+    def _update_entropy_coefficient(self, log_probs: Tensor) -> dict[str, Tensor]:
+        """Learn the entropy coefficient, if it is learned: L = -log(alpha) mean(log pi + target)."""
+        if self.ent_coef_optimizer is None:
+            return {}
+        loss = -(self.log_ent_coef * (log_probs + self.target_entropy).detach()).mean()
+        self._step_optimizer(self.ent_coef_optimizer, loss)
+        return {"ent_coef_loss": loss.detach()}
+
+    def _update_actor(self, values: Tensor, log_probs: Tensor, ent_coef: Tensor) -> dict[str, Tensor]:
+        """Learn the policy: L = mean(alpha log pi - Q)."""
+        loss = (ent_coef * log_probs - values).mean()
+        self._step_optimizer(self.actor.optimizer, loss)
+        return {"actor_loss": loss.detach()}
+
+    def _update_targets(self) -> None:
+        average_parameters(self.critic.parameters(), self.critic_target.parameters(), self.tau)
+        average_parameters(self.batch_norm_stats, self.batch_norm_stats_target, 1.0)
+
+
+class TritonSAC(EntropyMixin, SAC):
+    """`SAC` with fewer operations in a gradient step; on a GPU, with captured gradient steps and captured acting.
+
+    Minibatches are those of `SAC`, drawn by the same random numbers and copied to the device at once; targets follow in
+    a few kernels, and what is logged is read once per update. On a CPU, parameters are those of `SAC` up to rounding.
+
+    Args:
+        acceleration: ``"auto"``, or True, does less work than `SAC`, and captures it where possible; ``"off"``, or
+            False, is `SAC`.
+        args: As of `SAC`.
+        kwargs: As of `SAC`.
+
+    Raises:
+        ValueError: `acceleration` is none of these.
+    """
+
+    def _make_step(self, batch: Any, *parts: bool) -> dict[str, Tensor]:
+        (updates_targets,) = parts
+        actions, log_probs = self.actor.action_log_prob(batch.observations)
+        log_probs = log_probs.reshape(-1, 1)
+        ent_coef = self._find_entropy_coefficient()
+        statistics = {"ent_coef": ent_coef.reshape(())} | self._update_entropy_coefficient(log_probs)
+        with torch.no_grad():
+            next_actions, next_log_probs = self.actor.action_log_prob(batch.next_observations)
+            next_values = torch.cat(self.critic_target(batch.next_observations, next_actions), dim=1)
+            next_values = next_values.min(dim=1, keepdim=True)[0] - ent_coef * next_log_probs.reshape(-1, 1)
+            targets = self._evaluate_next(batch, next_values)
+        losses = [mse_loss(values, targets) for values in self.critic(batch.observations, batch.actions)]
+        critic_loss = 0.5 * sum(losses)
+        self._step_optimizer(self.critic.optimizer, critic_loss)
+        values = torch.cat(self.critic(batch.observations, actions), dim=1).min(dim=1, keepdim=True)[0]
+        statistics |= self._update_actor(values, log_probs, ent_coef) | {"critic_loss": critic_loss.detach()}
+        if updates_targets:
+            self._update_targets()
+        return statistics

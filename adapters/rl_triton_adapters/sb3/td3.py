@@ -1,0 +1,95 @@
+"""Stable-Baselines3: TD3 and DDPG whose gradient steps and acting take less time.
+
+    model = TritonTD3("MlpPolicy", "Pendulum-v1")
+"""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import mse_loss
+from torch.optim import Optimizer
+
+from rl_triton_adapters.sb3.off_policy import OffPolicyMixin, average_parameters
+
+# isort: split
+from stable_baselines3 import DDPG, TD3
+
+
+class TD3UpdateMixin(OffPolicyMixin):
+    """The gradient step of TD3. Put it in front of `TD3`, or of an algorithm that is one."""
+
+    settings: ClassVar[tuple[str, ...]] = (*OffPolicyMixin.settings, "target_policy_noise", "target_noise_clip")
+
+    actor: Any
+    actor_target: Any
+    critic: Any
+    critic_target: Any
+    target_policy_noise: float
+    target_noise_clip: float
+    policy_delay: int
+    actor_batch_norm_stats: Any
+    actor_batch_norm_stats_target: Any
+    critic_batch_norm_stats: Any
+    critic_batch_norm_stats_target: Any
+
+    def _list_optimizers(self) -> list[Optimizer]:
+        return [self.actor.optimizer, self.critic.optimizer]
+
+    def _choose_parts(self, index: int) -> tuple[bool, ...]:
+        """Whether the actor learns, too."""
+        return (self._n_updates % self.policy_delay == 0,)
+
+    def _make_step(self, batch: Any, *parts: bool) -> dict[str, Tensor]:
+        (updates_actor,) = parts
+        with torch.no_grad():
+            noise = torch.empty_like(batch.actions).normal_(0, self.target_policy_noise)
+            noise = noise.clamp(-self.target_noise_clip, self.target_noise_clip)
+            next_actions = (self.actor_target(batch.next_observations) + noise).clamp(-1, 1)
+            next_values = torch.cat(self.critic_target(batch.next_observations, next_actions), dim=1)
+            targets = self._evaluate_next(batch, next_values.min(dim=1, keepdim=True)[0])
+        losses = [mse_loss(values, targets) for values in self.critic(batch.observations, batch.actions)]
+        critic_loss: Any = sum(losses)
+        self._step_optimizer(self.critic.optimizer, critic_loss)
+        statistics = {"critic_loss": critic_loss.detach()}
+        if updates_actor:
+            actor_loss = -self.critic.q1_forward(batch.observations, self.actor(batch.observations)).mean()
+            self._step_optimizer(self.actor.optimizer, actor_loss)
+            self._update_targets()
+            statistics["actor_loss"] = actor_loss.detach()
+        return statistics
+
+    def _update_targets(self) -> None:
+        average_parameters(self.critic.parameters(), self.critic_target.parameters(), self.tau)
+        average_parameters(self.actor.parameters(), self.actor_target.parameters(), self.tau)
+        average_parameters(self.critic_batch_norm_stats, self.critic_batch_norm_stats_target, 1.0)
+        average_parameters(self.actor_batch_norm_stats, self.actor_batch_norm_stats_target, 1.0)
+
+
+class TritonTD3(TD3UpdateMixin, TD3):
+    """`TD3` with fewer operations in a gradient step; on a GPU, with captured gradient steps and captured acting.
+
+    All that is said of `TritonSAC` holds.
+
+    Args:
+        acceleration: ``"auto"``, or True, does less work than `TD3`, and captures it where possible; ``"off"``, or
+            False, is `TD3`.
+        args: As of `TD3`.
+        kwargs: As of `TD3`.
+
+    Raises:
+        ValueError: `acceleration` is none of these.
+    """
+
+
+class TritonDDPG(TD3UpdateMixin, DDPG):
+    """`DDPG` with fewer operations in a gradient step, as `TritonTD3` has them.
+
+    Args:
+        acceleration: As of `TritonTD3`.
+        args: As of `DDPG`.
+        kwargs: As of `DDPG`.
+
+    Raises:
+        ValueError: `acceleration` is none of these.
+    """

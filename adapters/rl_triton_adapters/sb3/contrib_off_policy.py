@@ -3,17 +3,21 @@
     model = TritonTQC("MlpPolicy", "Pendulum-v1")
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import mse_loss
+from torch.overrides import TorchFunctionMode
 
 from rl_triton_adapters.sb3.dqn import ValueUpdateMixin
 from rl_triton_adapters.sb3.sac import EntropyMixin
 
 try:
     from sb3_contrib import QRDQN, TQC, CrossQ
+    from sb3_contrib.common.torch_layers import BatchRenorm
     from sb3_contrib.common.utils import quantile_huber_loss
 except ImportError as error:
     raise ImportError(
@@ -117,20 +121,24 @@ class TritonCrossQ(EntropyMixin, CrossQ):
         super()._prepare_policy()
         self.actor.set_bn_training_mode(False)
         self.critic.set_bn_training_mode(False)
+        self._renorm_steps = [count_renorm_steps(x) for x in (self.critic, self.actor)]
 
     def _choose_parts(self, index: int) -> tuple[bool, ...]:
-        """Whether the actor learns, too."""
-        return (self._n_updates % self.policy_delay == 0,)
+        """Whether the actor learns, too, and whether the warm-ups of the critic's and the actor's layers are over."""
+        before = self._n_updates - 1
+        actor_index = before // self.policy_delay - (before - index) // self.policy_delay
+        (of_critic, warm_up), (of_actor, actor_warm_up) = self._renorm_steps
+        updates_actor = self._n_updates % self.policy_delay == 0
+        return updates_actor, of_critic + index > warm_up, of_actor + actor_index > actor_warm_up
 
     def _make_step(self, batch: Any, *parts: bool) -> dict[str, Tensor]:
-        (updates_actor,) = parts
+        updates_actor, is_warm, is_actor_warm = parts
         ent_coef = self._find_entropy_coefficient()
         with torch.no_grad():
             next_actions, next_log_probs = self.actor.action_log_prob(batch.next_observations)
-        self.critic.set_bn_training_mode(True)
         observations = torch.cat([batch.observations, batch.next_observations])  # their statistics are of both
-        both = torch.cat(self.critic(observations, torch.cat([batch.actions, next_actions])), dim=1)
-        self.critic.set_bn_training_mode(False)
+        with learn_statistics(self.critic, is_warm):
+            both = torch.cat(self.critic(observations, torch.cat([batch.actions, next_actions])), dim=1)
         current, following = both.chunk(2)  # [batch_size, n_critics]
         with torch.no_grad():
             next_values = following.min(dim=1, keepdim=True)[0] - ent_coef * next_log_probs.reshape(-1, 1)
@@ -139,14 +147,54 @@ class TritonCrossQ(EntropyMixin, CrossQ):
         critic_loss = 0.5 * sum(losses)
         self._step_optimizer(self.critic.optimizer, critic_loss)
         statistics = {"ent_coef": ent_coef.reshape(()), "critic_loss": critic_loss.detach()}
-        return statistics | self._learn_policy(batch, ent_coef) if updates_actor else statistics
+        return statistics | self._learn_policy(batch, ent_coef, is_actor_warm) if updates_actor else statistics
 
-    def _learn_policy(self, batch: Any, ent_coef: Tensor) -> dict[str, Tensor]:
+    def _learn_policy(self, batch: Any, ent_coef: Tensor, is_warm: bool) -> dict[str, Tensor]:
         """Learn the policy and the entropy coefficient."""
-        self.actor.set_bn_training_mode(True)
-        actions, log_probs = self.actor.action_log_prob(batch.observations)
-        self.actor.set_bn_training_mode(False)
+        with learn_statistics(self.actor, is_warm):
+            actions, log_probs = self.actor.action_log_prob(batch.observations)
         log_probs = log_probs.reshape(-1, 1)
         statistics = self._update_entropy_coefficient(log_probs)
         values = torch.cat(self.critic(batch.observations, actions), dim=1).min(dim=1, keepdim=True)[0]
         return statistics | self._update_actor(values, log_probs, ent_coef)
+
+
+def list_renorms(network: nn.Module) -> list[BatchRenorm]:
+    """The layers of a network that normalise batches."""
+    return [x for x in network.modules() if isinstance(x, BatchRenorm)]
+
+
+def count_renorm_steps(network: nn.Module) -> tuple[int, int]:
+    """How many batches the layers of a network have seen, and how many are their warm-up; they have the same."""
+    return next(((int(x.steps), x.warmup_steps) for x in list_renorms(network)), (0, 0))
+
+
+@contextmanager
+def learn_statistics(network: Any, is_warm: bool) -> Iterator[None]:
+    """Inside, the layers that normalise batches learn their statistics, and need not ask the device how many they saw.
+
+    Args:
+        network: An actor or a critic.
+        is_warm: Whether the layers' warm-up is over.
+    """
+    network.set_bn_training_mode(True)
+    try:
+        with KnownSteps(list_renorms(network), is_warm):
+            yield
+    finally:
+        network.set_bn_training_mode(False)
+
+
+class KnownSteps(TorchFunctionMode):
+    """Inside, the question whether a layer has seen more batches than its warm-up has its answer."""
+
+    def __init__(self, layers: list[BatchRenorm], answer: bool) -> None:
+        """Of all these layers it is the same."""
+        super().__init__()
+        self.steps, self.answer = {id(x.steps) for x in layers}, answer
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Answer, or go on."""
+        if function in (torch.Tensor.__gt__, torch.Tensor.gt) and id(args[0]) in self.steps:
+            return self.answer
+        return function(*args, **(kwargs or {}))

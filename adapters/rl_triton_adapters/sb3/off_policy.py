@@ -110,9 +110,9 @@ class OffPolicyMixin(OffPolicyAlgorithm):
         step.resume()
         history: dict[str, list[float]] = {}
         index = 0
-        packs = bool(step.device.type != "cpu" or not step.reason)
+        packs = self.device.type != "cpu" or not step.reason
         for self._form, batches in draw_minibatches(self, gradient_steps, batch_size, packs):
-            self._update.keep_settings([*(getattr(self, name) for name in self.settings), self._form])
+            self._update.keep_settings([*self._list_settings(), self._form])
             rows = []
             for batch in batches:
                 self._n_updates += 1
@@ -138,6 +138,10 @@ class OffPolicyMixin(OffPolicyAlgorithm):
                 return self._make_step(samples, *parts)
         finally:
             self._checks = None
+
+    def _list_settings(self) -> list[Any]:
+        """What a step reads besides its minibatch, as it is compared."""
+        return [getattr(self, name) for name in self.settings]
 
     def _prepare_policy(self) -> None:
         """Before the first gradient step of an update."""

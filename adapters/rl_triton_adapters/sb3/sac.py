@@ -36,8 +36,10 @@ class EntropyMixin(OffPolicyMixin):
         optimizers = [self.actor.optimizer, self.critic.optimizer]
         return optimizers if self.ent_coef_optimizer is None else [*optimizers, self.ent_coef_optimizer]
 
-    def _find_state(self) -> list[Tensor]:
-        return [] if self.ent_coef_optimizer is not None else [self.ent_coef_tensor]
+    def _list_settings(self) -> list[Any]:
+        """A fixed coefficient is a tensor."""
+        fixed = [] if self.ent_coef_optimizer is not None else [self.ent_coef_tensor.data_ptr()]
+        return [*super()._list_settings(), *fixed]
 
     def _choose_parts(self, index: int) -> tuple[bool, ...]:
         """Whether the targets follow."""

@@ -1,7 +1,4 @@
-"""sb3-contrib: TQC, QR-DQN and CrossQ whose gradient steps and acting take less time.
-
-    model = TritonTQC("MlpPolicy", "Pendulum-v1")
-"""
+"""sb3-contrib: TQC, QR-DQN and CrossQ whose gradient steps and acting take less time."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -144,7 +141,7 @@ class TritonCrossQ(EntropyMixin, CrossQ):
             next_values = following.min(dim=1, keepdim=True)[0] - ent_coef * next_log_probs.reshape(-1, 1)
             targets = self._evaluate_next(batch, next_values)
         losses = [mse_loss(values[:, None], targets) for values in current.T]
-        critic_loss = 0.5 * sum(losses)
+        critic_loss = 0.5 * torch.stack(losses).sum()
         self._step_optimizer(self.critic.optimizer, critic_loss)
         statistics = {"ent_coef": ent_coef.reshape(()), "critic_loss": critic_loss.detach()}
         return statistics | self._learn_policy(batch, ent_coef, is_actor_warm) if updates_actor else statistics
@@ -159,7 +156,7 @@ class TritonCrossQ(EntropyMixin, CrossQ):
         return statistics | self._update_actor(values, log_probs, ent_coef)
 
 
-def list_renorms(network: nn.Module) -> list[BatchRenorm]:
+def list_renorms(network: nn.Module) -> list[Any]:
     """The layers of a network that normalise batches."""
     return [x for x in network.modules() if isinstance(x, BatchRenorm)]
 
@@ -188,7 +185,7 @@ def learn_statistics(network: Any, is_warm: bool) -> Iterator[None]:
 class KnownSteps(TorchFunctionMode):
     """Inside, the question whether a layer has seen more batches than its warm-up has its answer."""
 
-    def __init__(self, layers: list[BatchRenorm], answer: bool) -> None:
+    def __init__(self, layers: list[Any], answer: bool) -> None:
         """Of all these layers it is the same."""
         super().__init__()
         self.steps, self.answer = {id(x.steps) for x in layers}, answer

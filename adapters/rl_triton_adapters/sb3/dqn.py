@@ -1,7 +1,4 @@
-"""Stable-Baselines3: DQN whose gradient steps and acting take less time.
-
-    model = TritonDQN("MlpPolicy", "CartPole-v1")
-"""
+"""Stable-Baselines3: DQN whose gradient steps and acting take less time."""
 
 from typing import Any, ClassVar
 
@@ -22,7 +19,7 @@ class ValueUpdateMixin(OffPolicyMixin):
 
     settings: ClassVar[tuple[str, ...]] = ("gamma", "max_grad_norm")
 
-    max_grad_norm: float | None
+    max_grad_norm: Any
 
     def _step_optimizer(self, optimizer: Optimizer, loss: Tensor) -> None:
         optimizer.zero_grad()

@@ -111,7 +111,8 @@ class OffPolicyMixin(OffPolicyAlgorithm):
         history: dict[str, list[float]] = {}
         index = 0
         packs = self.device.type != "cpu" or not step.reason
-        for self._form, batches in draw_minibatches(self, gradient_steps, batch_size, packs):
+        for form, batches in draw_minibatches(self, gradient_steps, batch_size, packs):
+            self._form = form
             self._update.keep_settings([*self._list_settings(), self._form])
             rows = []
             for batch in batches:
@@ -208,13 +209,13 @@ class OffPolicyMixin(OffPolicyAlgorithm):
         actions: Tensor = self._acting(observation, deterministic).cpu()
         if not actions.isnan().any():
             return actions
-        chosen: Tensor = type(self.policy)._predict(self.policy, observation, deterministic)
-        return chosen
+        stock: Tensor = type(self.policy)._predict(self.policy, observation, deterministic)
+        return stock
 
     def _compute_actions(self, observation: Any, deterministic: bool) -> Tensor:
         """Actions; NaN where a distribution refuses its arguments."""
         with DeferredChecks() as checks:
-            actions = type(self.policy)._predict(self.policy, observation, deterministic)
+            actions: Tensor = type(self.policy)._predict(self.policy, observation, deterministic)
         return checks.mark_refused(actions)
 
 

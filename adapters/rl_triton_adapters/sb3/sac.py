@@ -1,7 +1,4 @@
-"""Stable-Baselines3: SAC whose gradient steps and acting take less time.
-
-    model = TritonSAC("MlpPolicy", "Pendulum-v1")
-"""
+"""Stable-Baselines3: SAC whose gradient steps and acting take less time."""
 
 from typing import Any, ClassVar
 
@@ -96,7 +93,7 @@ class TritonSAC(EntropyMixin, SAC):
             next_values = next_values.min(dim=1, keepdim=True)[0] - ent_coef * next_log_probs.reshape(-1, 1)
             targets = self._evaluate_next(batch, next_values)
         losses = [mse_loss(values, targets) for values in self.critic(batch.observations, batch.actions)]
-        critic_loss = 0.5 * sum(losses)
+        critic_loss = 0.5 * torch.stack(losses).sum()
         self._step_optimizer(self.critic.optimizer, critic_loss)
         values = torch.cat(self.critic(batch.observations, actions), dim=1).min(dim=1, keepdim=True)[0]
         statistics |= self._update_actor(values, log_probs, ent_coef) | {"critic_loss": critic_loss.detach()}

@@ -1,7 +1,4 @@
-"""Stable-Baselines3: TD3 and DDPG whose gradient steps and acting take less time.
-
-    model = TritonTD3("MlpPolicy", "Pendulum-v1")
-"""
+"""Stable-Baselines3: TD3 and DDPG whose gradient steps and acting take less time."""
 
 from typing import Any, ClassVar
 
@@ -49,7 +46,7 @@ class TD3UpdateMixin(OffPolicyMixin):
             next_values = torch.cat(self.critic_target(batch.next_observations, next_actions), dim=1)
             targets = self._evaluate_next(batch, next_values.min(dim=1, keepdim=True)[0])
         losses = [mse_loss(values, targets) for values in self.critic(batch.observations, batch.actions)]
-        critic_loss: Any = sum(losses)
+        critic_loss = torch.stack(losses).sum()
         self._step_optimizer(self.critic.optimizer, critic_loss)
         statistics = {"critic_loss": critic_loss.detach()}
         if updates_actor:

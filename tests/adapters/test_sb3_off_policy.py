@@ -1,0 +1,324 @@
+"""SAC, TD3, DDPG, DQN, TQC, QR-DQN and CrossQ against the stock algorithms: on a CPU as they are, and captured."""
+
+import re
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("sb3_contrib")
+from gymnasium import spaces
+from recorded_graphs import allow_captures
+from sb3_contrib import QRDQN, TQC, CrossQ
+from stable_baselines3 import DDPG, DQN, SAC, TD3
+from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
+from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.her import HerReplayBuffer
+
+from rl_triton_adapters.sb3 import minibatches
+from rl_triton_adapters.sb3.contrib_off_policy import TritonCrossQ, TritonQRDQN, TritonTQC
+from rl_triton_adapters.sb3.dqn import TritonDQN
+from rl_triton_adapters.sb3.off_policy import average_parameters
+from rl_triton_adapters.sb3.sac import TritonSAC
+from rl_triton_adapters.sb3.td3 import TritonDDPG, TritonTD3
+
+STOCK = {
+    TritonSAC: SAC,
+    TritonTD3: TD3,
+    TritonDDPG: DDPG,
+    TritonDQN: DQN,
+    TritonTQC: TQC,
+    TritonQRDQN: QRDQN,
+    TritonCrossQ: CrossQ,
+}
+TOLD = {"net_arch": [16, 16], "optimizer_class": torch.optim.Adam, "optimizer_kwargs": {"foreach": True}}
+"""An optimizer that was told how to step is left as it is: rounding is the stock algorithm's."""
+GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
+
+
+class Goal(gym.Env):
+    """Go to a goal on a line, in HER's form."""
+
+    def __init__(self):
+        box = spaces.Box(-3, 3, (1,), np.float32)
+        self.observation_space = spaces.Dict(dict.fromkeys(("observation", "achieved_goal", "desired_goal"), box))
+        self.action_space = spaces.Box(-1, 1, (1,), np.float32)
+
+    def compute_reward(self, achieved, desired, info):
+        return -(np.abs(achieved - desired) > 0.3).astype(np.float32).reshape(-1)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place, self.goal, self.steps = (self.np_random.uniform(-1, 1, 1).astype(np.float32) for _ in "abc")
+        self.steps = 0
+        return self.observe(), {}
+
+    def observe(self):
+        return {"observation": self.place, "achieved_goal": self.place, "desired_goal": self.goal}
+
+    def step(self, action):
+        self.place, self.steps = np.clip(self.place + 0.3 * action, -3, 3).astype(np.float32), self.steps + 1
+        reward = float(self.compute_reward(self.place, self.goal, {})[0])
+        return self.observe(), reward, False, self.steps == 10, {}
+
+
+class Screen(gym.ObservationWrapper):
+    """CartPole with its observation as an image."""
+
+    def __init__(self):
+        super().__init__(gym.make("CartPole-v1"))
+        self.observation_space = spaces.Box(0, 255, (1, 36, 36), np.uint8)
+
+    def observation(self, observation):
+        return np.full((1, 36, 36), np.clip(128 + 40 * observation[2], 0, 255), np.uint8)
+
+
+def normalize(name, **options):
+    return VecNormalize(make_vec_env(name, 2, seed=0), **options)
+
+
+def make_noise():
+    return NormalActionNoise(np.zeros(1), 0.2 * np.ones(1))
+
+
+CONTINUOUS = {
+    "defaults": {},
+    "several steps": {"gradient_steps": 3, "train_freq": 2, "learning_rate": lambda left: 1e-3 * left},
+    "by episodes": {"train_freq": (1, "episode"), "gradient_steps": -1, "env": Goal, "policy": "MultiInputPolicy"},
+    "n-step returns, noise": {"n_steps": 3, "action_noise": make_noise},
+    "memory": {"optimize_memory_usage": True, "replay_buffer_kwargs": {"handle_timeout_termination": False}},
+    "normalized": {"env": lambda: normalize("Pendulum-v1")},
+    "hindsight": {"env": Goal, "policy": "MultiInputPolicy", "replay_buffer_class": HerReplayBuffer},
+}
+OWN = {
+    TritonSAC: {
+        "fixed coefficient": {"ent_coef": 0.1},
+        "rare targets": {"target_update_interval": 2, "gradient_steps": 3},
+        "target entropy": {"target_entropy": -0.3, "ent_coef": "auto_0.2"},
+    },
+    TritonTD3: {"delay": {"policy_delay": 3, "tau": 0.1, "target_policy_noise": 0.5, "target_noise_clip": 0.2}},
+    TritonDDPG: {"noise": {"action_noise": lambda: OrnsteinUhlenbeckActionNoise(np.zeros(1), 0.3 * np.ones(1))}},
+    TritonTQC: {"drops": {"top_quantiles_to_drop_per_net": 5, "target_update_interval": 2, "gradient_steps": 2}},
+    TritonCrossQ: {
+        "warm-up ends": {  # a bias before a normalisation has rounding for a gradient, which Adam makes large
+            "policy_kwargs": {"renorm_warmup_steps": 30, "optimizer_class": torch.optim.SGD},
+            "gradient_steps": 2,
+            "learning_rate": 1e-4,
+        }
+    },
+}
+DISCRETE = {
+    "defaults": {},
+    "several steps": {"gradient_steps": 3, "train_freq": 2, "target_update_interval": 20, "tau": 0.5},
+    "n-step returns": {"n_steps": 3, "max_grad_norm": 0.1},
+    "images": {"env": Screen, "policy": "CnnPolicy", "policy_kwargs": {"net_arch": []}},
+}
+CASES = [(kind, name, x) for kind in (TritonSAC, TritonTD3) for name, x in CONTINUOUS.items()]
+CASES += [(kind, "defaults", {}) for kind in (TritonDDPG, TritonTQC, TritonCrossQ)]
+CASES += [(kind, name, x) for kind, options in OWN.items() for name, x in options.items()]
+CASES += [(kind, name, x) for kind in (TritonDQN, TritonQRDQN) for name, x in DISCRETE.items()]
+IDS = [f"{STOCK[kind].__name__}-{name}" for kind, name, _ in CASES]
+
+
+def is_discrete(kind):
+    return STOCK.get(kind, kind) in (DQN, QRDQN)
+
+
+def make_model(kind, policy="MlpPolicy", env=None, action_noise=None, policy_kwargs=None, **options):
+    """A model that learns from its 20th step on."""
+    own = {"action_noise": action_noise()} if action_noise else {}
+    if is_discrete(kind) and "train_freq" not in options:
+        own["train_freq"] = 1
+    env = env() if env else "CartPole-v1" if is_discrete(kind) else "Pendulum-v1"
+    sizes = {"buffer_size": 500, "learning_starts": 20, "batch_size": 16}
+    return kind(policy, env, seed=0, policy_kwargs=TOLD | (policy_kwargs or {}), **sizes, **own, **options)
+
+
+def train(kind, steps=80, callback=None, device="cpu", **options):
+    model = make_model(kind, device=device, **options)
+    return model.learn(steps, callback=callback)
+
+
+def compare_models(ours, stock, tolerance):
+    """Parameters, targets and running statistics, and what was logged last."""
+    expected = stock.policy.state_dict()
+    for name, x in ours.policy.state_dict().items():
+        torch.testing.assert_close(x.cpu(), expected[name].cpu(), rtol=0, atol=tolerance, msg=name)
+    assert ours._n_updates == stock._n_updates >= 20
+    logs, other = (x.logger.name_to_value for x in (ours, stock))
+    assert {*logs} == {*other}
+    for name in logs:
+        if name.startswith("train/"):
+            np.testing.assert_allclose(
+                logs[name], other[name], rtol=1e3 * tolerance, atol=1e3 * tolerance, err_msg=name
+            )
+
+
+@pytest.mark.parametrize("kind, name, options", CASES, ids=IDS)
+def test_gradient_steps_are_those_of_the_stock_algorithm(kind, name, options, monkeypatch):
+    ours, stock = train(kind, **options), train(STOCK[kind], **options)
+    assert "accelerated without a graph" in ours.describe_step()
+    learns_coefficient = getattr(ours, "ent_coef_optimizer", None) is not None  # by an optimizer that was not told
+    compare_models(ours, stock, 2e-6 if learns_coefficient else 0)
+    allow_captures(monkeypatch)
+    monkeypatch.setattr(minibatches, "COPIED_BYTES", 2000)  # not even two minibatches of most
+    captured = train(kind, **options)
+    assert captured.describe_step() == "updates are captured"
+    compare_models(captured, stock, 2e-5)
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
+@pytest.mark.parametrize("kind", STOCK)
+def test_with_default_optimizers_parameters_are_equal_up_to_rounding(kind, device):
+    ours, stock = (train(x, policy_kwargs={"optimizer_kwargs": {}}, device=device) for x in (kind, STOCK[kind]))
+    compare_models(ours, stock, 1e-5 if device == "cpu" else 1e-3)
+
+
+class Changes(BaseCallback):
+    """Other settings in the middle of training."""
+
+    def _on_step(self):
+        if self.n_calls == 50:
+            self.model.tau, self.model.gamma = 0.3, 0.5
+            if getattr(self.model, "ent_coef_optimizer", 0) is None:
+                self.model.ent_coef_tensor = torch.tensor(0.7)
+            if hasattr(self.model, "target_policy_noise"):
+                self.model.target_policy_noise = 0.7
+            self.model.max_grad_norm = 0.01
+        return True
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("kind", [TritonSAC, TritonTD3, TritonDQN])
+def test_settings_that_change_are_followed(kind, captured, monkeypatch):
+    if captured:
+        allow_captures(monkeypatch)
+    options = {"ent_coef": 0.2} if kind is TritonSAC else {}
+    ours, stock = (train(x, callback=Changes(), **options) for x in (kind, STOCK[kind]))
+    compare_models(ours, stock, 2e-5 if captured else 0)
+    unchanged = train(STOCK[kind], **options)
+    assert not torch.equal(*(next(x.policy.parameters()) for x in (stock, unchanged)))
+
+
+@pytest.mark.parametrize("kind", STOCK)
+def test_checkpoints_are_those_of_the_stock_algorithm(kind, tmp_path):
+    ours = train(kind, 60)
+    ours.save(tmp_path / "ours")
+    ours.save_replay_buffer(tmp_path / "buffer")
+    results = []
+    for loading in (kind, STOCK[kind]):
+        model = loading.load(tmp_path / "ours", env=ours.get_env())
+        model.load_replay_buffer(tmp_path / "buffer")
+        model.set_random_seed(1)
+        results.append(model.learn(40, reset_num_timesteps=False))
+    assert type(results[0]) is kind and results[0].is_accelerated
+    compare_models(*results, 2e-6)
+    results[1].save(tmp_path / "stock")
+    assert kind.load(tmp_path / "stock", env=ours.get_env()).acceleration == "auto"
+
+
+class OwnTrain(TritonTD3):
+    def train(self, gradient_steps, batch_size=100):
+        self.has_trained = True
+        super().train(gradient_steps, batch_size)
+
+
+class OwnAlgorithm(TD3):
+    def train(self, gradient_steps, batch_size=100):
+        super().train(gradient_steps, batch_size)
+
+
+class OursBefore(TritonTD3, OwnAlgorithm):
+    pass
+
+
+@pytest.mark.parametrize(
+    "kind, options, reason",
+    [
+        (TritonSAC, {"acceleration": "off"}, "switched off"),
+        (TritonSAC, {"acceleration": False}, "switched off"),
+        (TritonSAC, {"use_sde": True}, "use_sde"),
+        (OursBefore, {}, "OwnAlgorithm has its own train"),
+    ],
+)
+def test_what_is_not_served_is_the_stock_algorithm(kind, options, reason):
+    ours = train(kind, 60, **options)
+    assert re.match(f"updates are those of the stock algorithm: {reason}", ours.describe_step())
+    options = {name: x for name, x in options.items() if name != "acceleration"}
+    stock = train(SAC if kind is TritonSAC else OwnAlgorithm, 60, **options)
+    for x, y in zip(ours.policy.parameters(), stock.policy.parameters(), strict=True):
+        assert torch.equal(x, y)
+
+
+def test_a_train_in_front_of_ours_calls_it():
+    model = train(OwnTrain, 60)
+    assert model.has_trained and model.is_accelerated
+
+
+def test_acceleration_is_a_known_word():
+    with pytest.raises(ValueError, match="acceleration: got 'fast', expected one of auto, off"):
+        make_model(TritonTD3, acceleration="fast")
+
+
+class Newest(ReplayBuffer):
+    """Draws the newest samples alone."""
+
+    def sample(self, batch_size, env=None):
+        last = np.arange(self.pos - batch_size, self.pos) % self.buffer_size
+        return self._get_samples(last, env=env)
+
+
+def test_a_replay_buffer_may_draw_as_it_likes(monkeypatch):
+    stock = train(TD3, replay_buffer_class=Newest)
+    compare_models(train(TritonTD3, replay_buffer_class=Newest), stock, 0)
+    allow_captures(monkeypatch)
+    compare_models(train(TritonTD3, replay_buffer_class=Newest), stock, 2e-5)
+
+
+class BrokenSensor(gym.ObservationWrapper):
+    """Pendulum whose observation is NaN from some step on."""
+
+    def __init__(self, step):
+        super().__init__(gym.make("Pendulum-v1"))
+        self.broken, self.steps = step, 0
+
+    def observation(self, observation):
+        self.steps += 1
+        return observation * np.nan if self.steps > self.broken else observation
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("starts", [20, 200], ids=["when it acts", "when it learns"])
+def test_an_observation_that_is_nan_is_an_error_at_the_same_step(captured, starts, monkeypatch):
+    if captured:
+        allow_captures(monkeypatch)
+    models = [make_model(x, env=lambda: BrokenSensor(60), ent_coef=0.1) for x in (TritonSAC, SAC)]
+    errors = []
+    for model in models:
+        model.learning_starts = starts
+        with pytest.raises(ValueError, match="Expected parameter loc") as caught:
+            model.learn(300)
+        errors.append((model.num_timesteps, str(caught.value)[:60]))
+    assert errors[0] == errors[1]
+    before = make_model(SAC, env=lambda: BrokenSensor(60), ent_coef=0.1)
+    assert not captured or starts == 20 or torch.equal(*(next(x.actor.parameters()) for x in (models[0], before)))
+
+
+def test_acting_is_captured_and_draws_from_the_policy(monkeypatch):
+    allow_captures(monkeypatch)
+    model = train(TritonSAC, 60)
+    assert len(model._acting.captured) == 1 and "_predict" not in vars(model.policy)
+    observation = np.ones((1, 3), np.float32)
+    assert not np.array_equal(model.predict(observation)[0], model.predict(observation)[0])
+
+
+def test_targets_follow():
+    parameters, targets = ([torch.randn(3), torch.randn(2, 2)] for _ in "ab")
+    expected = [0.75 * y + 0.25 * x for x, y in zip(parameters, targets, strict=True)]
+    average_parameters(iter(parameters), iter(targets), 0.25)
+    torch.testing.assert_close(targets, expected)
+    average_parameters([], [], 0.25)

@@ -215,8 +215,9 @@ class OffPolicyMixin(OffPolicyAlgorithm):
     def _compute_actions(self, observation: Any, deterministic: bool) -> Tensor:
         """Actions; NaN where a distribution refuses its arguments."""
         with DeferredChecks() as checks:
-            actions: Tensor = type(self.policy)._predict(self.policy, observation, deterministic)
-        return checks.mark_refused(actions)
+            actions = type(self.policy)._predict(self.policy, observation, deterministic)
+        marked: Tensor = checks.mark_refused(actions)
+        return marked
 
 
 @torch.no_grad()

@@ -69,6 +69,7 @@ BENCHMARKS = {
     "synthetic": Benchmark("end_to_end.synthetic"),
     "cleanrl": Benchmark("end_to_end.cleanrl"),
     "sb3": Benchmark("end_to_end.sb3", ("stable_baselines3", "gymnasium")),
+    "off_policy": Benchmark("off_policy", ("stable_baselines3", "sb3_contrib")),
     "torchrl": Benchmark("end_to_end.torchrl", ("torchrl", "tensordict")),
     "rllib": Benchmark("end_to_end.rllib", RAY),
     "impala": Benchmark("end_to_end.impala", RAY),

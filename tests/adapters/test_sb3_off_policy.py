@@ -318,6 +318,20 @@ def test_acting_is_captured_and_draws_from_the_policy(monkeypatch):
     assert not np.array_equal(model.predict(observation)[0], model.predict(observation)[0])
 
 
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_minibatch_is_what_was_drawn_wherever_its_tensors_lie(size):
+    drawn = [
+        {"image": torch.randint(255, (size, 5), dtype=torch.uint8), "dones": torch.rand(size, 1), "discounts": None}
+        for _ in range(3)
+    ]
+    form = minibatches.find_form(drawn[0])
+    rows = minibatches.pack_minibatches(drawn, form, torch.device("cpu"))
+    for row, expected in zip(rows, drawn, strict=True):
+        found = minibatches.unpack_minibatch(row, form)
+        assert found.keys() == expected.keys() and found["discounts"] is None
+        assert torch.equal(found["image"], expected["image"]) and torch.equal(found["dones"], expected["dones"])
+
+
 def test_targets_follow():
     parameters, targets = ([torch.randn(3), torch.randn(2, 2)] for _ in "ab")
     expected = [0.75 * y + 0.25 * x for x, y in zip(parameters, targets, strict=True)]

@@ -106,7 +106,9 @@ OWN = {
     TritonCrossQ: {
         "warm-up ends": {  # a bias before a normalisation has rounding for a gradient, which Adam makes large
             "policy_kwargs": {"renorm_warmup_steps": 30, "optimizer_class": torch.optim.SGD},
-            "gradient_steps": 2,
+            "gradient_steps": 4,
+            "train_freq": 2,
+            "policy_delay": 2,
             "learning_rate": 1e-4,
         }
     },

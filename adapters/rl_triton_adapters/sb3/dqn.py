@@ -13,6 +13,8 @@ from rl_triton_adapters.sb3.off_policy import OffPolicyMixin
 # isort: split
 from stable_baselines3 import DQN
 
+__all__ = ["TritonDQN"]
+
 
 class ValueUpdateMixin(OffPolicyMixin):
     """Algorithms with values of actions alone: one optimizer, whose gradients are clipped."""

@@ -12,6 +12,8 @@ from rl_triton_adapters.sb3.off_policy import OffPolicyMixin, average_parameters
 # isort: split
 from stable_baselines3 import SAC
 
+__all__ = ["TritonSAC"]
+
 
 class EntropyMixin(OffPolicyMixin):
     """The actor, the entropy coefficient and the targets of SAC. Put it in front of an algorithm that has them."""

@@ -12,6 +12,8 @@ from rl_triton_adapters.sb3.off_policy import OffPolicyMixin, average_parameters
 # isort: split
 from stable_baselines3 import DDPG, TD3
 
+__all__ = ["TritonDDPG", "TritonTD3"]
+
 
 class TD3UpdateMixin(OffPolicyMixin):
     """The gradient step of TD3. Put it in front of `TD3`, or of an algorithm that is one."""

@@ -1,7 +1,8 @@
 """`PPO.train` of Stable-Baselines3 on a CPU, per minibatch: stock, and `TritonPPO` without and with a compiled update.
 
 All arms have one thread. The rollout is random, for a policy of two networks with two hidden layers and Tanh. An update
-has one epoch and at least four minibatches. After the first one, parameters must be stock's within rounding.
+has one epoch and at least four minibatches. After the first one, parameters must be stock's within rounding. Layers of
+any size are compiled here, to see from which on they should not be: `networks.MAX_WEIGHTS`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from stable_baselines3.common.logger import Logger
 from benchmarks import harness
 from benchmarks.results import Row
 from rl_triton_adapters.sb3 import TritonPPO
+from rl_triton_core._internal.mlp import networks
 from rl_triton_core.testing import assert_close
 
 
@@ -57,6 +59,7 @@ class Task(Env[Any, Any]):
 def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
     """The times of all arms for a minibatch."""
     torch.set_num_threads(1)
+    networks.MAX_WEIGHTS = max(networks.MAX_WEIGHTS, setting.hidden**2)
     models = {name: make_model(kind, setting) for name, kind in (("stock", PPO), ("eager", Eager), ("ours", TritonPPO))}
     for name, model in models.items():
         np.random.seed(0)  # noqa: NPY002

@@ -105,11 +105,8 @@ class CompiledUpdate:
             return str(reason)
         return ""
 
-    def prepare(self) -> list[Tensor]:
+    def prepare(self) -> Tables:
         """Inspect networks and optimizer for the next `run`, which inspects nothing then. Nothing may change between.
-
-        Returns:
-            The parameters that it reads: all of the networks', and `log_std`.
 
         Raises:
             ValueError: The update cannot be compiled (`find_obstacle`).
@@ -118,7 +115,7 @@ class CompiledUpdate:
             self._tables = Tables(self)
         except Unsupported as reason:
             raise ValueError(f"this update is not compiled: {reason}") from None
-        return self._tables.parameters
+        return self._tables
 
     def run(
         self,
@@ -155,10 +152,7 @@ class CompiledUpdate:
         Raises:
             ValueError: The update cannot be compiled (`find_obstacle`), or the rollout does not fit the networks.
         """
-        if self._tables is None:
-            self.prepare()
-        tables, self._tables = self._tables, None
-        assert tables is not None
+        tables, self._tables = self._tables or self.prepare(), None
         arrays = tables.view_rollout(rollout, clip is not None, value_clip is not None)
         numbers = clip, value_coef, value_clip, entropy_coef, None
         tables.numbers[:] = [math.inf if x is None else x for x in numbers]
@@ -179,11 +173,7 @@ class CompiledUpdate:
 
 
 class Tables:
-    """What an update's compiled code reads as networks and optimizer are: tables and memory.
-
-    Raises:
-        Unsupported: The update cannot be compiled.
-    """
+    """What an update's compiled code reads as networks and optimizer are; raises `Unsupported` if it cannot."""
 
     def __init__(self, update: CompiledUpdate) -> None:
         layers, ends = list_layers(update.actor, update.critic)

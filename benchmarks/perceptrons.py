@@ -36,7 +36,7 @@ class Setting(NamedTuple):
 SIZES = [Setting(hidden, size) for hidden in (32, 64, 128, 256) for size in (32, 64, 128, 512, 2048)]
 LARGE = [
     Setting(256, 64, 17, 6),
-    *(Setting(hidden, size, 17, 6) for hidden in (400, 512, 1024) for size in (64, 256, 2048)),
+    *(Setting(hidden, size, 17, 6) for hidden in (320, 400, 512, 1024) for size in (64, 256, 2048)),
 ]
 SETTINGS = {"cpu": [*SIZES, *LARGE], "cuda": [], "quick": [Setting(8, 16)]}
 SAMPLES = 512

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from rl_triton_core._internal.mlp.compile import compile_epoch, find_functions
 from rl_triton_core._internal.mlp.networks import Unsupported, list_layers, list_parameters, make_layer_table
 from rl_triton_core._internal.mlp.optimizers import ParameterTables, find_groups
 
-__all__ = ["HEADS", "STATISTICS", "CompiledUpdate", "Rollout"]
+__all__ = ["HEADS", "STATISTICS", "CompiledUpdate", "Rollout", "compile_update"]
 
 HEADS = ("categorical", "gaussian", "bernoulli")
 """Distributions of actions."""
@@ -83,8 +84,7 @@ class CompiledUpdate:
         log_std: nn.Parameter | None = None,
     ) -> None:
         """Nothing is compiled until `compile`, or the first update."""
-        if head not in HEADS:
-            raise ValueError(f"head: got {head!r}, expected one of {', '.join(HEADS)}")
+        check_head(head)
         if (log_std is None) == (head == "gaussian"):
             expected = "a parameter" if head == "gaussian" else f"None with head={head!r}"
             raise ValueError(f"log_std: got {type(log_std).__name__}, expected {expected}")
@@ -92,10 +92,9 @@ class CompiledUpdate:
         self.nvec, self.log_std = nvec, log_std
         self._tables: Tables | None = None
 
-    def compile(self) -> None:
-        """Compile, or load what was compiled before."""
-        find_functions(self.head)
-        compile_epoch()
+    def compile(self) -> float:
+        """Compile, or load what was compiled before; return the seconds that it took."""
+        return compile_update(self.head)
 
     def find_obstacle(self) -> str:
         """Why the update cannot be compiled as things are; empty if it can."""
@@ -170,6 +169,21 @@ class CompiledUpdate:
             if results[seen - 1, -1]:
                 break
         return epochs
+
+
+def check_head(head: str) -> None:
+    """Raise ValueError unless there is such a distribution."""
+    if head not in HEADS:
+        raise ValueError(f"head: got {head!r}, expected one of {', '.join(HEADS)}")
+
+
+def compile_update(head: str) -> float:
+    """As `CompiledUpdate.compile`, with one of the `HEADS`, before there is an update."""
+    start = time.perf_counter()
+    check_head(head)
+    find_functions(head)
+    compile_epoch()
+    return time.perf_counter() - start
 
 
 class Tables:

@@ -277,7 +277,7 @@ OBSTACLES = {
     "torch.float64": lambda agent: agent.critic.double(),
     "not contiguous": lambda agent: setattr(agent.actor[0].weight, "data", torch.zeros(3, 8).T),
     "is used twice": lambda agent: setattr(agent.critic[0][0], "weight", agent.actor[0].weight),
-    "a layer has 160400 weights": lambda agent: agent.actor.insert(0, nn.Linear(401, 400)),
+    "a layer has 102720 weights": lambda agent: agent.actor.insert(0, nn.Linear(321, 320)),
     "all parameters are frozen": lambda agent: agent.requires_grad_(False),
 }
 

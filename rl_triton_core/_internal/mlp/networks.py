@@ -11,7 +11,7 @@ from torch import nn
 
 from rl_triton_core._internal.mlp import serial
 
-MAX_WEIGHTS = 400 * 400
+MAX_WEIGHTS = 320 * 320
 """Of a layer: with more, loops take longer than PyTorch (`python -m benchmarks FOLDER perceptrons`)."""
 
 

@@ -125,8 +125,8 @@ bench: $(READY) ## Measure every estimator on this CPU against NumPy, Numba, SB3
 	$(MEASURE) calls_cpu
 	$(REPORT)
 
-speed: $(READY) ## Measure losses, packed sequences, first calls and SB3's advantages on this CPU, and write the pages
-	$(MEASURE) sb3_advantages packed first_call losses
+speed: $(READY) ## Measure losses, packed sequences, first calls, SB3's advantages and updates on this CPU, and write the pages
+	$(MEASURE) sb3_advantages perceptrons packed first_call losses
 	$(REPORT)
 
 speed-frameworks: $(READY) $(FRAMEWORKS_READY) ## Measure adapters on this CPU against verl, RSL-RL, RL-Games and skrl, and write the pages

@@ -1,7 +1,8 @@
 """`PPO.train` of Stable-Baselines3 on a CPU, per minibatch: stock, and `TritonPPO` without and with a compiled update.
 
 All arms have one thread. The rollout is random, for a policy of two networks with two hidden layers and Tanh. An update
-has one epoch and at least four minibatches. After the first one, parameters must be stock's within rounding.
+has one epoch and at least four minibatches. After the first one, parameters must be stock's within rounding. Layers of
+any size are compiled here, to see from which on they should not be: `networks.MAX_WEIGHTS`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from stable_baselines3.common.logger import Logger
 from benchmarks import harness
 from benchmarks.results import Row
 from rl_triton_adapters.sb3 import TritonPPO
+from rl_triton_core._internal.mlp import networks
 from rl_triton_core.testing import assert_close
 
 
@@ -32,7 +34,10 @@ class Setting(NamedTuple):
 
 
 SIZES = [Setting(hidden, size) for hidden in (32, 64, 128, 256) for size in (32, 64, 128, 512, 2048)]
-LARGE = [Setting(256, 64, 17, 6), *(Setting(hidden, size, 17, 6) for hidden in (512, 1024) for size in (64, 256, 2048))]
+LARGE = [
+    Setting(256, 64, 17, 6),
+    *(Setting(hidden, size, 17, 6) for hidden in (320, 400, 512, 1024) for size in (64, 256, 2048)),
+]
 SETTINGS = {"cpu": [*SIZES, *LARGE], "cuda": [], "quick": [Setting(8, 16)]}
 SAMPLES = 512
 """At least so many of a rollout, and four minibatches."""
@@ -57,6 +62,7 @@ class Task(Env[Any, Any]):
 def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
     """The times of all arms for a minibatch."""
     torch.set_num_threads(1)
+    networks.MAX_WEIGHTS = max(networks.MAX_WEIGHTS, setting.hidden**2)
     models = {name: make_model(kind, setting) for name, kind in (("stock", PPO), ("eager", Eager), ("ours", TritonPPO))}
     for name, model in models.items():
         np.random.seed(0)  # noqa: NPY002

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PAGES = ("accuracy", "benchmarks", "end-to-end", "index", "install", "isaac_lab", "multi-gpu", "rllib")
+PAGES = ("accuracy", "benchmarks", "end-to-end", "index", "install", "isaac_lab", "multi-gpu", "rllib", "sb3")
 MARKED = re.compile(r"(<!-- (\w+): written by make report -->)\n.*?\n(<!-- /\2 -->)", re.DOTALL)
 FIGURES = ROOT / "docs" / "plots"
 NOT_YET = "*not measured yet*"
@@ -357,6 +357,15 @@ def describe_training() -> str:
     return "\n".join(lines)
 
 
+def write_cpu_training() -> str:
+    """Whole iterations and updates of Stable-Baselines3 on a CPU, without and with all that is replaced."""
+    found, last = read_machines("sb3").get("cpu"), load_loop("sb3").MORE[-1]
+    if found is None:
+        return ""
+    columns = [(last, "speed-up"), *((arm, part) for part in ("iteration", "update") for arm in ("stock", last))]
+    return join_parts([describe_machine("cpu", found), list_rows(describe_settings(found.rows), columns)])
+
+
 def list_learning(rows: Sequence[Row]) -> str:
     """Whether both arms learn the same, and when they reach the target: without the points of the curves."""
     return list_arms([row for row in rows if "steps" not in row.read_setting()])
@@ -437,8 +446,8 @@ def describe_duration(seconds: float) -> str:
 
 
 TABLES = (
-    "regimes", "sb3_advantages", "first_call", "verl_advantages", "robotics", "packed", "losses", "multi_gpu",
-    "accuracy",
+    "regimes", "sb3_advantages", "perceptrons", "first_call", "verl_advantages", "robotics", "packed", "losses",
+    "multi_gpu", "accuracy",
 )  # fmt: skip
 """Benchmarks with a line for each setting."""
 PARTS: dict[str, Callable[[], str]] = {
@@ -451,6 +460,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "learning": partial(write_benchmark, "learning", list_learning),
     "frameworks": write_loops,
     "training": describe_training,
+    "cpu_training": write_cpu_training,
     "shares": list_shares,
     "versions": list_versions,
     "adapter_versions": list_adapter_versions,

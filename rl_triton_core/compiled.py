@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from rl_triton_core._internal.mlp.compile import compile_epoch, find_functions
 from rl_triton_core._internal.mlp.networks import Unsupported, list_layers, list_parameters, make_layer_table
 from rl_triton_core._internal.mlp.optimizers import ParameterTables, find_groups
 
-__all__ = ["HEADS", "STATISTICS", "CompiledUpdate", "Rollout"]
+__all__ = ["HEADS", "STATISTICS", "CompiledUpdate", "Rollout", "compile_update"]
 
 HEADS = ("categorical", "gaussian", "bernoulli")
 """Distributions of actions."""
@@ -83,8 +84,7 @@ class CompiledUpdate:
         log_std: nn.Parameter | None = None,
     ) -> None:
         """Nothing is compiled until `compile`, or the first update."""
-        if head not in HEADS:
-            raise ValueError(f"head: got {head!r}, expected one of {', '.join(HEADS)}")
+        check_head(head)
         if (log_std is None) == (head == "gaussian"):
             expected = "a parameter" if head == "gaussian" else f"None with head={head!r}"
             raise ValueError(f"log_std: got {type(log_std).__name__}, expected {expected}")
@@ -92,10 +92,9 @@ class CompiledUpdate:
         self.nvec, self.log_std = nvec, log_std
         self._tables: Tables | None = None
 
-    def compile(self) -> None:
-        """Compile, or load what was compiled before."""
-        find_functions(self.head)
-        compile_epoch()
+    def compile(self) -> float:
+        """Compile, or load what was compiled before; return the seconds that it took."""
+        return compile_update(self.head)
 
     def find_obstacle(self) -> str:
         """Why the update cannot be compiled as things are; empty if it can."""
@@ -105,11 +104,8 @@ class CompiledUpdate:
             return str(reason)
         return ""
 
-    def prepare(self) -> list[Tensor]:
+    def prepare(self) -> Tables:
         """Inspect networks and optimizer for the next `run`, which inspects nothing then. Nothing may change between.
-
-        Returns:
-            The parameters that it reads: all of the networks', and `log_std`.
 
         Raises:
             ValueError: The update cannot be compiled (`find_obstacle`).
@@ -118,7 +114,7 @@ class CompiledUpdate:
             self._tables = Tables(self)
         except Unsupported as reason:
             raise ValueError(f"this update is not compiled: {reason}") from None
-        return self._tables.parameters
+        return self._tables
 
     def run(
         self,
@@ -155,10 +151,7 @@ class CompiledUpdate:
         Raises:
             ValueError: The update cannot be compiled (`find_obstacle`), or the rollout does not fit the networks.
         """
-        if self._tables is None:
-            self.prepare()
-        tables, self._tables = self._tables, None
-        assert tables is not None
+        tables, self._tables = self._tables or self.prepare(), None
         arrays = tables.view_rollout(rollout, clip is not None, value_clip is not None)
         numbers = clip, value_coef, value_clip, entropy_coef, None
         tables.numbers[:] = [math.inf if x is None else x for x in numbers]
@@ -178,12 +171,23 @@ class CompiledUpdate:
         return epochs
 
 
-class Tables:
-    """What an update's compiled code reads as networks and optimizer are: tables and memory.
+def check_head(head: str) -> None:
+    """Raise ValueError unless there is such a distribution."""
+    if head not in HEADS:
+        raise ValueError(f"head: got {head!r}, expected one of {', '.join(HEADS)}")
 
-    Raises:
-        Unsupported: The update cannot be compiled.
-    """
+
+def compile_update(head: str) -> float:
+    """As `CompiledUpdate.compile`, with one of the `HEADS`, before there is an update."""
+    start = time.perf_counter()
+    check_head(head)
+    find_functions(head)
+    compile_epoch()
+    return time.perf_counter() - start
+
+
+class Tables:
+    """What an update's compiled code reads as networks and optimizer are; raises `Unsupported` if it cannot."""
 
     def __init__(self, update: CompiledUpdate) -> None:
         layers, ends = list_layers(update.actor, update.critic)

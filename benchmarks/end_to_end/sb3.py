@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
@@ -21,7 +22,8 @@ environments' steps, *update* is `train`. What remains is the environments. *Dra
 frames of 84x84 pixels for `CnnPolicy`, where *hidden* has no meaning. Pendulum ends only at its time limit, after 200
 steps. If rollouts have 200 steps, all environments end at once. *A2C*, *MaskablePPO* and *RecurrentPPO* are those
 algorithms; MaskablePPO's CartPole masks no action out, and A2C collects and updates as often as its setting has
-minibatches."""
+minibatches. *RL Zoo*: with that project's tuned settings; rates and clip ranges that it lets fall stay as they begin.
+*gSDE*: exploration is state-dependent in these settings, so updates are stock's."""
 ARMS = {
     "stock": "`RolloutBuffer`",
     "ours": "`TritonRolloutBuffer`, in host memory",
@@ -56,6 +58,38 @@ OTHERS = (
     SEVERAL._replace(env="CartPole-v1, MaskablePPO"),
     Setting(8, 64, 64, 4, 4, env="CartPole-v1, RecurrentPPO"),
 )
+ZOO, SDE = "RL Zoo", "RL Zoo, gSDE"
+CHEETAH = {"log_std_init": -2, "ortho_init": False, "activation_fn": torch.nn.ReLU}
+EXPLORING: dict[str, Any] = {"use_sde": True, "normalizes": True}
+TUNED: dict[Setting, dict[str, Any]] = {
+    Setting(8, 32, 64, 20, 1, env=f"CartPole-v1, {ZOO}"): {"gae_lambda": 0.8, "gamma": 0.98, "learning_rate": 1e-3},
+    Setting(16, 16, 64, 4, 4, env=f"MountainCar-v0, {ZOO}"): {"normalizes": True, "gae_lambda": 0.98},
+    Setting(16, 256, 64, 4, 64, env=f"Acrobot-v1, {ZOO}"): {"normalizes": True, "gae_lambda": 0.94},
+    Setting(1, 512, 256, 20, 8, env=f"HalfCheetah-v5, {ZOO}"): {
+        **{"normalizes": True, "gamma": 0.98, "learning_rate": 2.0633e-5, "ent_coef": 0.000401762, "clip_range": 0.1},
+        **{"gae_lambda": 0.92, "max_grad_norm": 0.8, "vf_coef": 0.58096, "policy_kwargs": CHEETAH},
+    },
+    Setting(1, 512, 256, 5, 16, env=f"Hopper-v5, {ZOO}"): {
+        **{"normalizes": True, "gamma": 0.999, "learning_rate": 9.80828e-5, "ent_coef": 0.00229519},
+        **{"gae_lambda": 0.99, "max_grad_norm": 0.7, "vf_coef": 0.835671, "policy_kwargs": CHEETAH},
+    },
+    Setting(4, 1024, 64, 10, 64, env=f"Pendulum-v1, {SDE}"): {
+        **{"use_sde": True, "sde_sample_freq": 4, "gamma": 0.9, "learning_rate": 1e-3},
+    },
+    Setting(1, 8, 64, 10, 1, env=f"MountainCarContinuous-v0, {SDE}"): {
+        **{**EXPLORING, "gamma": 0.9999, "learning_rate": 7.77e-5, "ent_coef": 0.00429, "clip_range": 0.1},
+        **{"gae_lambda": 0.9, "max_grad_norm": 5, "vf_coef": 0.19},
+        "policy_kwargs": {"log_std_init": -3.29, "ortho_init": False},
+    },
+    Setting(16, 100, 64, 1, 20, env=f"MountainCar-v0, {ZOO}, A2C"): {"normalizes": True},
+    Setting(16, 100, 64, 1, 20, env=f"Acrobot-v1, {ZOO}, A2C"): {"normalizes": True},
+    Setting(8, 160, 64, 1, 20, env=f"Pendulum-v1, {SDE}, A2C"): {
+        **{**EXPLORING, "gae_lambda": 0.9, "vf_coef": 0.4},
+        "policy_kwargs": {"log_std_init": -2, "ortho_init": False},
+    },
+}
+"""The tuned settings of RL Zoo, and what they change besides. `normalizes`: with `VecNormalize`."""
+OPTIONS = {setting.env: options for setting, options in TUNED.items()}
 SETTINGS = {
     "cuda": (
         SEVERAL,
@@ -67,7 +101,11 @@ SETTINGS = {
         DEFAULTS._replace(num_steps=512, minibatches=8),
         *OTHERS,
     ),
-    "cpu": tuple(setting._replace(device="cpu") for setting in (DEFAULTS, SEVERAL, WIDE, CONTINUOUS, LIMITED, *OTHERS)),
+    "cpu": tuple(
+        setting._replace(device="cpu")
+        for setting in (DEFAULTS, SEVERAL, WIDE, CONTINUOUS, LIMITED, *OTHERS, *TUNED)
+        if importlib.util.find_spec("mujoco") or not setting.env.startswith(("HalfCheetah", "Hopper"))
+    ),
     "quick": tuple(
         Setting(2, 8, 8, 1, 2, env=env) for env in ("CartPole-v1", DRAWN, *(setting.env for setting in OTHERS))
     ),
@@ -89,9 +127,12 @@ def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
 
 
 def list_arms(setting: Setting) -> list[str]:
-    """The arms that differ: without graphs, those that show what graphs give do not."""
+    """The arms that differ: without a GPU, those that show what it gives do not. Of tuned settings, first and last."""
+    if setting.env in OPTIONS:
+        return ["stock", MORE[-1]]
     has_graphs = setting.device == "cuda" and find_family(setting.env) != "RecurrentPPO"
-    return [name for name in ARMS if has_graphs or name not in EAGER]
+    without = set(() if has_graphs else EAGER) | ({"device"} if setting.device == "cpu" else set())
+    return [name for name in ARMS if name not in without]
 
 
 def stop_captures(model: Any, names: Iterable[str]) -> None:
@@ -135,6 +176,8 @@ def make_callback(name: str) -> Any:
 
 def make_model(name: str, setting: Setting) -> Any:
     """The algorithm; every arm starts with the same weights and environments."""
+    from stable_baselines3.common.vec_env import VecNormalize
+
     family, algorithm = find_family(setting.env), choose_algorithm(name, setting.env)
     policy, env = make_task(setting.env, setting.num_envs, seed=0)
     options = {"n_steps": setting.num_steps, "batch_size": setting.batch_size, "n_epochs": setting.epochs}
@@ -145,7 +188,11 @@ def make_model(name: str, setting: Setting) -> Any:
     if family == "RecurrentPPO":
         policy = "MlpLstmPolicy"
         options |= {"acceleration": "auto"} if name == "captured" else {}
-    network = None if setting.env == DRAWN else {"net_arch": [setting.hidden] * 2}
+    tuned = dict(OPTIONS.get(setting.env, {}))
+    if tuned.pop("normalizes", False):
+        env = VecNormalize(env)
+    network = None if setting.env == DRAWN else {"net_arch": [setting.hidden] * 2, **tuned.pop("policy_kwargs", {})}
+    options |= tuned
     return algorithm(policy, env, policy_kwargs=network, device=setting.device, seed=0, **options)
 
 

@@ -19,6 +19,7 @@ FLAG_DTYPES = ("bool", "uint8", *DTYPES)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what describes the calls."""
     parser.add_argument("--estimator", nargs="+", choices=ESTIMATORS, default=ESTIMATORS, help="what will be called")
+    parser.add_argument("--updates", nargs="+", default=(), help="whole updates on the CPU, by distribution of actions")
     parser.add_argument("--shape", nargs=2, type=int, default=(64, 128), help="of per-step tensors")
     parser.add_argument("--time-dim", type=int, choices=(-2, -1, 0, 1), default=-1, help="which of the two is time")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of real-valued tensors")
@@ -33,8 +34,16 @@ def run(options: argparse.Namespace) -> Report:
     """Compile what is asked for, and tell how long each took."""
     names = track_progress(options.estimator, "compiling", len(options.estimator))
     seconds = {name: compile_estimator(name, options) for name in names}
+    seconds |= {f"update, {head}": compile_update(head) for head in options.updates}
     rows = [(name, f"{time:.1f} s") for name, time in seconds.items()]
     return Report({name: round(time, 3) for name, time in seconds.items()}, [Table("", (), rows)])
+
+
+def compile_update(head: str) -> float:
+    """Compile what updates with a distribution of actions need."""
+    from rl_triton_core import compiled  # needs Numba, which not every installation has
+
+    return compiled.compile_update(head)
 
 
 def compile_estimator(estimator: str, options: argparse.Namespace) -> float:

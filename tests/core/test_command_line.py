@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from rl_triton_core._internal.mlp import compile
 from rl_triton_core.cli import COMMANDS, caches, doctor, main, output, requirements
 from rl_triton_core.system_info import system_info
 
@@ -226,10 +227,12 @@ def test_caches_that_can_be_written(tmp_path):
 
 
 def test_warmup(capsys):
-    status, seconds = run_json(
-        capsys, *["warmup", "--estimator", "gae", "normalize_advantages", "--shape", "3", "5", "--backend", "reference"]
-    )
-    assert status == 0 and list(seconds) == ["gae", "normalize_advantages"]
+    options = ["--estimator", "gae", "normalize_advantages", "--shape", "3", "5", "--backend", "reference"]
+    compile.find_functions.cache_clear()
+    compile.compile_callback.cache_clear()
+    status, seconds = run_json(capsys, "warmup", *options, "--updates", "gaussian")
+    assert status == 0 and list(seconds) == ["gae", "normalize_advantages", "update, gaussian"]
+    assert compile.compile_callback.cache_info().currsize == len(compile.CALLED)
     assert all(time >= 0 for time in seconds.values())
 
 
@@ -237,6 +240,7 @@ def test_warmup(capsys):
     ("arguments", "said"),
     [
         ("warmup --estimator gae --tensors dones", "tensors: got 'dones', expected"),
+        ("warmup --estimator gae --backend reference --updates beta", "head: got 'beta', expected one of categorical"),
         ("warmup --estimator gae --shape -1 5", "shape: got (-1, 5), expected two sizes of at least 1"),
         ("warmup --estimator gae --shape 5 0", "shape: got (5, 0), expected"),
         ("warmup --estimator gae --shape 100000000000 100000000000", "expected one that fits into memory"),

@@ -1,6 +1,5 @@
 """Stable-Baselines3: updates of policies that are perceptrons, in compiled code on the CPU."""
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -79,9 +78,7 @@ def compile_update(algorithm: Any) -> bool:
     """Compile an algorithm's update or load it, and say so if that takes long; whether there is one."""
     update, _ = find_compiled(algorithm)
     if update is not None:
-        start = time.perf_counter()
-        update.compile()
-        seconds = time.perf_counter() - start
+        seconds = update.compile()
         if seconds > 1 and algorithm.verbose >= 1:
             print(f"Compiled the update in {seconds:.1f} s; other processes load it from disk")
     return update is not None

@@ -11,6 +11,9 @@ from torch import nn
 
 from rl_triton_core._internal.mlp import serial
 
+MAX_WEIGHTS = 320 * 320
+"""Of a layer: with more, loops take longer than PyTorch (`python -m benchmarks FOLDER perceptrons`)."""
+
 
 class Unsupported(Exception):
     """Why an update cannot run in compiled code."""
@@ -83,6 +86,8 @@ def list_parameters(layers: list[Layer], shared: nn.Parameter | None) -> list[to
     if len({x.data_ptr() for x in tensors}) < len(tensors):
         raise Unsupported("a parameter is used twice")
     for x in tensors:
+        if x.numel() > MAX_WEIGHTS:
+            raise Unsupported(f"a layer has {x.numel()} weights; with more than {MAX_WEIGHTS}, PyTorch is faster")
         if type(x) is not nn.Parameter or not is_plain_tensor(x):
             raise Unsupported(f"a parameter is {x.dtype} on {x.device}, or not contiguous")
     return tensors

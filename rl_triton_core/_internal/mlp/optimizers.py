@@ -71,16 +71,7 @@ def describe_group(rule: int, group: dict[str, Any]) -> list[float]:
 
 
 class ParameterTables:
-    """Parameters, their states and settings as tables; an optimizer gets the states that it has not yet.
-
-    Args:
-        optimizer: The optimizer.
-        parameters: The parameters.
-        groups: The group of each, an empty one of those that are frozen.
-
-    Raises:
-        Unsupported: A state is not where compiled code can update it.
-    """
+    """Parameters, their states and settings as tables; raises `Unsupported` if compiled code cannot update a state."""
 
     def __init__(self, optimizer: Optimizer, parameters: list[Tensor], groups: list[dict[str, Any]]) -> None:
         self.optimizer, self.parameters, self.groups = optimizer, parameters, groups
@@ -92,7 +83,7 @@ class ParameterTables:
             raise Unsupported(f"{type(optimizer).__name__} counts steps in numbers of Python")
 
     def make_tables(self) -> tuple[np.ndarray, np.ndarray]:
-        """The tables of parameters and of settings."""
+        """The tables of parameters and of settings; the optimizer gets the states that it has not yet."""
         sizes = [x.numel() for x in self.parameters]
         self.memory = torch.empty(2, sum(sizes))  # of gradients, and of those of the last step
         parts = torch.split(self.memory[1], sizes)

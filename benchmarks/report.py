@@ -446,7 +446,7 @@ def describe_duration(seconds: float) -> str:
 
 
 TABLES = (
-    "regimes", "sb3_advantages", "perceptrons", "first_call", "verl_advantages", "robotics", "packed", "losses",
+    "regimes", "sb3_advantages", "perceptrons", "off_policy", "first_call", "verl_advantages", "robotics", "packed", "losses",
     "multi_gpu", "accuracy",
 )  # fmt: skip
 """Benchmarks with a line for each setting."""

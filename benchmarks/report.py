@@ -446,8 +446,8 @@ def describe_duration(seconds: float) -> str:
 
 
 TABLES = (
-    "regimes", "sb3_advantages", "perceptrons", "off_policy", "first_call", "verl_advantages", "robotics", "packed", "losses",
-    "multi_gpu", "accuracy",
+    "regimes", "sb3_advantages", "perceptrons", "off_policy", "first_call", "verl_advantages", "robotics",
+    "packed", "losses", "multi_gpu", "accuracy",
 )  # fmt: skip
 """Benchmarks with a line for each setting."""
 PARTS: dict[str, Callable[[], str]] = {

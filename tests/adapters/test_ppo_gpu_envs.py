@@ -7,6 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gpu_checks import forbid_waiting
 from recorded_graphs import allow_captures
 from torch.distributions import Categorical, Independent, Normal
 
@@ -115,21 +116,41 @@ def test_both_arms_train_the_same_agent(env, tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
+GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize("env", list(example.ENVIRONMENTS))
-def test_captured_training_equals_eager_training(env, monkeypatch):
+def test_captured_training_equals_eager_training(env, device, monkeypatch):
     """Rollouts too: random numbers are drawn in the same order."""
-    allow_captures(monkeypatch)
+    if device == "cpu":
+        allow_captures(monkeypatch)
     trainings = []
     for update in ("eager", "captured"):
         sizes = ["--num-envs", "8", "--num-steps", "8", "--update-epochs", "2", "--num-minibatches", "3"]
-        trainings.append(example.Training(example.parse_arguments([*sizes, "--env", env, "--update", update])))
-        for i in range(4):
+        options = [*sizes, "--env", env, "--update", update, "--device", device]
+        trainings.append(example.Training(example.parse_arguments(options)))
+        for i in range(5):
             trainings[-1].run_iteration(1e-3 / (1 + i))
     eager, captured = trainings
-    assert captured.collect.graphs.replays == 4 and captured.update.graphs.replays == 4 * 2 * 3
-    torch.testing.assert_close(captured.data["obs"], eager.data["obs"], rtol=1e-4, atol=1e-5)
+    assert captured.collect.reason == captured.update.reason == ""
+    if device == "cpu":
+        assert captured.collect.graphs.replays == 5 and captured.update.graphs.replays == 5 * 2 * 3
+    atol = 1e-5 if device == "cpu" else 1e-4
+    torch.testing.assert_close(captured.data["obs"], eager.data["obs"], rtol=1e-4, atol=atol)
     for got, want in zip(captured.agent.parameters(), eager.agent.parameters(), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("env", list(example.ENVIRONMENTS))
+def test_nothing_waits_for_the_device(env):
+    training = example.Training(example.parse_arguments(["--device", "cuda", "--num-steps", "8", "--env", env]))
+    for _ in range(2):
+        training.run_iteration(1e-3)  # what is compiled, or written for a kind of call, comes before
+    with forbid_waiting():
+        training.run_iteration(1e-3)
 
 
 def test_it_learns(tmp_path):

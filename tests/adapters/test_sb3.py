@@ -4,10 +4,7 @@ Environments and algorithms are the real ones. "Bitwise" compares bytes.
 """
 
 import copy
-import os
 import pickle
-import subprocess
-import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -41,7 +38,6 @@ BOX = spaces.Box(-1.0, 1.0, (3,), np.float32)
 DISCRETE = spaces.Discrete(2)
 DICT = spaces.Dict({"cart": BOX, "pole": DISCRETE})
 PAIRS = [(RolloutBuffer, TritonRolloutBuffer, BOX), (DictRolloutBuffer, TritonDictRolloutBuffer, DICT)]
-ROOTS = [str(Path(__file__).parents[2]), str(Path(__file__).parents[2] / "adapters")]
 
 
 def same_bits(left: np.ndarray, right: np.ndarray) -> bool:
@@ -333,33 +329,6 @@ def test_save_load_and_train_on_in_both_directions(make_env, stock_class, buffer
         agent = train_loaded(tmp_path / name, make_env, custom_objects=custom_objects)
         assert type(agent.rollout_buffer) is (custom_objects or mine)["rollout_buffer_class"]
         assert_same_agent(agent, expected)
-
-
-def run_python(program: str, *arguments: object) -> str:
-    """Run a program in an interpreter of its own, and return what it printed."""
-    paths = os.pathsep.join([*ROOTS, os.environ.get("PYTHONPATH", "")])
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)],
-        env=os.environ | {"PYTHONPATH": paths},
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
-
-
-BLOCK = """
-import sys
-
-class Block:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in blocked:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, Block())
-"""
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from processes import run_python
 from stable_baselines3 import PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnv
 from test_sb3 import (
-    BLOCK,
     BOX,
     DICT,
     DictCartPole,
@@ -23,7 +23,6 @@ from test_sb3 import (
     assert_same_agent,
     make_cartpole,
     make_dict_cartpole,
-    run_python,
     same_bits,
     tensors_of,
 )
@@ -48,6 +47,18 @@ pytestmark = pytest.mark.covering
 GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
 SPACES = pytest.mark.parametrize("space", [BOX, DICT], ids=["plain", "dict"])
 KINDS = ["TritonMaskable", "DeviceMaskable"]
+
+
+BLOCK = """
+import sys
+
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in blocked:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Block())
+"""
 
 
 def of_kind(module: object, kind: str, space: spaces.Space) -> type:
@@ -339,7 +350,7 @@ def test_loading_where_this_package_is_absent(tmp_path):
         assert not [name for name in sys.modules if name.partition(".")[0] in blocked]
     """
     blocked = 'blocked = {"rl_triton_adapters", "rl_triton_core"}\n'
-    printed = run_python(blocked + BLOCK + textwrap.dedent(program), tmp_path)
+    printed = run_python(blocked + BLOCK + textwrap.dedent(program), str(tmp_path))
     for name, agent in agents.items():
         assert f"trained on: {name}\n" in printed
         expected = agent.predict(np.arange(8), deterministic=True)[0]

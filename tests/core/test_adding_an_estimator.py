@@ -46,7 +46,7 @@ def upgo_table(
     return advantages, returns
 
 
-UPGO = Estimator("upgo", upgo.compute_upgo, upgo_table, ("rewards", "values"), ("advantages", "returns"))
+UPGO = Estimator("upgo", upgo.compute_upgo, upgo_table, None, ("rewards", "values"), ("advantages", "returns"))
 
 
 def make_case(*shape, gamma=0.9, **changes):

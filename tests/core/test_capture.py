@@ -193,17 +193,6 @@ def test_graphs_go_with_the_model(device, monkeypatch):
     assert taken[1] - taken[0] < 1 << 20
 
 
-def test_no_graph_keeps_a_learning_rate(monkeypatch):
-    """It is a tensor while a graph is captured, whatever a scheduler has set before."""
-    training, kinds = make_captured(monkeypatch), []
-    plain = training.step.function
-    training.step.function = lambda *x: (kinds.append(type(training.optimizer.param_groups[0]["lr"])), plain(*x))[1]
-    for rows in (8, 4):
-        training.optimizer.param_groups[0]["lr"] = 1e-3 / rows
-        training.step(torch.randn(rows, 4), torch.randn(rows), 1.0)
-    assert set(kinds) == {torch.Tensor} and training.step.graphs.captures == 2
-
-
 @DEVICES
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_capture_leaves_no_trace(optimizer, device, monkeypatch):

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from benchmarks.calls import HEADLINE
 from benchmarks.misses import list_misses
 from benchmarks.results import RESULTS, ROOT, Result, Row, read_machines, read_setting, select_rows
+from rl_triton_core.cli.requirements import TESTED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -381,11 +382,11 @@ def list_versions() -> str:
     for name, extra in {**dict.fromkeys(("torch", "triton", "numba", "numpy"), ""), **frameworks}.items():
         oldest, newest = re.findall(rf'"{name}{extra}>=([\d.]+)', project), re.findall(rf"^{name}==(\S+)", pinned, re.M)
         lines.append([name, oldest[0], newest[0].removesuffix(";")])
-    table = [[*line, *(system[line[0].lower()] for system in systems)] for line in lines]
-    table.append(["CUDA", "that of PyTorch", "–", *(system["cuda"] for system in systems)])
-    table.append(["ROCm", "that of PyTorch", "kernels compiled, not run", *("–" for _ in systems)])
+    table = [[*line, TESTED.get(line[0], "–"), *(system[line[0].lower()] for system in systems)] for line in lines]
+    table.append(["CUDA", "that of PyTorch", "–", "–", *(system["cuda"] for system in systems)])
+    table.append(["ROCm", "that of PyTorch", "kernels compiled, not run", "–", *("–" for _ in systems)])
     tested = [f"tests on an {system['gpu'].partition(',')[0]}" for system in systems]
-    return make_table(["", "oldest supported", "tests on a CPU", *tested], table)
+    return make_table(["", "oldest supported", "tests on a CPU", "newest tried", *tested], table)
 
 
 def list_adapter_versions() -> str:

@@ -90,7 +90,9 @@ def check_triton() -> Finding:
     if not SpecifierSet(wanted).contains(requirements.parse_version(installed), prereleases=True):
         message = f"Triton {installed} beside PyTorch {torch.__version__}, which asks for triton{wanted}"
         return Finding("problem", message, advice)
-    return find_ok(f"Triton {installed} is the one for PyTorch {torch.__version__}")
+    fits = "is the one for" if wanted.startswith("==") else f"is as triton{wanted} asks, of"
+    unused = "" if torch.version.cuda or torch.version.hip else ", which is built for CPUs and does not use it"
+    return find_ok(f"Triton {installed} {fits} PyTorch {torch.__version__}{unused}")
 
 
 def check_gpu() -> Finding:

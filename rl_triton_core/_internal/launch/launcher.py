@@ -70,6 +70,7 @@ PRIVATE_NAMES = (
     PrivateName("torch._is_all_true", "adapters: looks for NaN"),
     PrivateName("torch._foreach_norm", "adapters: clips gradients"),
     PrivateName("torch._foreach_mul_", "adapters: clips gradients"),
+    PrivateName("torch._foreach_add_", "adapters: moves target networks"),
     PrivateName("triton.runtime.driver.active", "fast path: finds the current stream"),
     PrivateName("triton.knobs.runtime.launch_enter_hook", "fast path: shows whether a profiler listens to launches"),
     PrivateName("triton.knobs.runtime.launch_exit_hook", "fast path: is left out of launches"),

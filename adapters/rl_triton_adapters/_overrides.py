@@ -4,9 +4,12 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import linear
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+COMPILED = "_compiled_call_impl"
+"""Where `nn.Module.compile` leaves what is called."""
 HOOKS_OF_ALL = [vars(nn.modules.module)[f"_global{name}"] for name in HOOKS]
 """Those of all modules."""
 KNOWN: dict[tuple[tuple[str, ...], type, str], Any] = {}
@@ -61,5 +64,31 @@ def unwrap(attribute: Any) -> Iterator[Any]:
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether a call of a module does more than its `forward`, for this module or for all."""
-    own = module.__dict__
-    return any(own[name] for name in HOOKS) or any(HOOKS_OF_ALL)
+    own: Any = module.__dict__
+    ahead, behind, back_ahead, back_behind = (own[name] for name in HOOKS)
+    return bool(ahead or behind or back_ahead or back_behind or any(HOOKS_OF_ALL))
+
+
+def list_modules(module: nn.Module) -> list[nn.Module]:
+    """A module and all modules in it, some more than once: `nn.Module.modules` takes longer, since it makes names."""
+    found = [module]
+    for x in found:
+        found += [part for part in x._modules.values() if part is not None]
+    return found
+
+
+def apply_modules(modules: Iterable[nn.Module | None], x: Tensor) -> Tensor:
+    """Call modules in turn, without gradients; those of perceptrons without what `nn.Module` does besides."""
+    for module in modules:
+        own: Any = module.__dict__
+        is_plain = not (own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own or own.get(COMPILED))
+        kind = type(module) if is_plain else None
+        if kind is nn.Linear:
+            x = linear(x, own["_parameters"]["weight"], own["_parameters"]["bias"])
+        elif kind is nn.Tanh:
+            x = x.tanh()
+        elif kind is nn.Sequential:
+            x = apply_modules(own["_modules"].values(), x)
+        else:
+            x = module(x)  # type: ignore[misc]
+    return x

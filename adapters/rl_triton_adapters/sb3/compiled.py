@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rl_triton_adapters._overrides import find_override, has_hooks
+from rl_triton_adapters._overrides import find_override, has_hooks, list_modules
 from rl_triton_adapters.sb3.policies import PACKAGES, find_head, list_sizes
 from rl_triton_adapters.updates import find_reason
 from rl_triton_core.compiled import CompiledUpdate, Rollout
@@ -21,7 +21,7 @@ STEPS = ("_make_updates", "_make_step", "_gather_minibatch", "_step_optimizer")
 def find_compiled(algorithm: Any) -> tuple[CompiledUpdate | None, str]:
     """The compiled update of an algorithm, prepared, and why there is none."""
     policy, head = algorithm.policy, find_head(algorithm.policy)
-    modules = [*policy.modules()]
+    modules = list_modules(policy)
     reason = find_reason({f"it is on {algorithm.device.type}": algorithm.device.type != "cpu"})
     reason = reason or find_override(algorithm, STEPS, ("rl_triton_adapters",)) or find_unknown(modules, head)
     if reason:
@@ -49,7 +49,7 @@ def find_unknown(modules: list[nn.Module], head: str | None) -> str:
     if head is None:
         return f"{name} has methods or a distribution of its own"
     networks = getattr(policy, "mlp_extractor", nn.Identity())
-    owned = [x for part in (networks, policy.action_net, policy.value_net) for x in part.modules()]
+    owned = [x for part in (networks, policy.action_net, policy.value_net) for x in list_modules(part)]
     known = {id(x) for x in list_own_parameters(owned)} | {id(policy.log_std) if head == "gaussian" else 0}
     return find_override(policy, ["extract_features"], PACKAGES) or find_reason(
         {

@@ -8,8 +8,11 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.overrides import TorchFunctionMode
 
-from rl_triton_adapters._overrides import find_override
+from rl_triton_adapters._overrides import apply_modules, find_override, has_hooks
 from rl_triton_core.losses import Bernoulli, Gaussian, LogProbs, MultiCategorical, Policy, PPOLoss, ppo_loss
+
+# isort: split
+from stable_baselines3.common.torch_layers import MlpExtractor
 
 HEADS = {
     "stable_baselines3.common.distributions.CategoricalDistribution": "categorical",
@@ -50,11 +53,16 @@ def list_sizes(distribution: Any) -> list[int]:
 def apply_networks(policy: Any, observations: Any) -> tuple[Tensor, Tensor]:
     """Compute the inputs of the distribution, logits or means, and the values, as a plain `ActorCriticPolicy` does."""
     features = policy.extract_features(observations)
+    networks = policy.mlp_extractor
+    is_plain = type(networks) is MlpExtractor and not has_hooks(networks) and "forward" not in networks.__dict__
+    if is_plain and not torch.is_grad_enabled():
+        pair = (features, features) if policy.share_features_extractor else features
+        parts = (networks.policy_net, policy.action_net), (networks.value_net, policy.value_net)
+        return apply_modules(parts[0], pair[0]), apply_modules(parts[1], pair[1])
     if policy.share_features_extractor:
-        latent_pi, latent_vf = policy.mlp_extractor(features)
+        latent_pi, latent_vf = networks(features)
     else:
-        latent_pi = policy.mlp_extractor.forward_actor(features[0])
-        latent_vf = policy.mlp_extractor.forward_critic(features[1])
+        latent_pi, latent_vf = networks.forward_actor(features[0]), networks.forward_critic(features[1])
     return policy.action_net(latent_pi), policy.value_net(latent_vf)
 
 

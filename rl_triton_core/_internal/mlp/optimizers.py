@@ -84,36 +84,35 @@ class ParameterTables:
 
     def make_tables(self) -> tuple[np.ndarray, np.ndarray]:
         """The tables of parameters and of settings; the optimizer gets the states that it has not yet."""
-        sizes = [x.numel() for x in self.parameters]
-        self.memory = torch.empty(2, sum(sizes))  # of gradients, and of those of the last step
-        parts = torch.split(self.memory[1], sizes)
-        self.gradients = [x.view(y.shape) for x, y in zip(parts, self.parameters, strict=True)]
-        described = {id(group): describe_group(self.rule, group) for group in self.groups if group}
-        address, distance = self.memory.data_ptr(), 4 * sum(sizes)
-        table, settings = [], []
-        for x, group, size in zip(self.parameters, self.groups, sizes, strict=True):
-            unused = [0] * (serial.COLUMNS - serial.LAST_GRADIENT - 1)
-            gradients = (address, address + distance) if group else (0, 0)
-            own = self.prepare_state(x, group) if group else [0] * 4
-            table.append([x.data_ptr(), gradients[0], size, *own, gradients[1], *unused])
-            settings.append(described.get(id(group), [0.0] * serial.SETTINGS))
+        self.memory = torch.empty(sum(x.numel() for x in self.parameters))  # of gradients
+        self.gradients = [
+            torch.empty_like(x, requires_grad=False) if x.requires_grad else None for x in self.parameters
+        ]
+        described = {id(x): (list_states(self.rule, x), describe_group(self.rule, x)) for x in self.groups if x}
+        address, table, settings = self.memory.data_ptr(), [], []
+        for x, group, gradient in zip(self.parameters, self.groups, self.gradients, strict=True):
+            row, size = [0] * serial.COLUMNS, x.numel()
+            row[serial.ADDRESS], row[serial.SIZE] = x.data_ptr(), size
+            names, numbers = described.get(id(group), ({}, [0.0] * serial.SETTINGS))
+            if gradient is not None:
+                row[serial.GRADIENT], row[serial.LAST_GRADIENT] = address, gradient.data_ptr()
+            if names:
+                row[serial.STEP : serial.THIRD_STATE + 1] = self.prepare_state(x, names)
+            table.append(row)
+            settings.append(numbers)
             address += 4 * size
         return np.array(table), np.array(settings)
 
-    def prepare_state(self, parameter: Tensor, group: dict[str, Any]) -> list[int]:
+    def prepare_state(self, parameter: Tensor, names: dict[str, float]) -> list[int]:
         """Addresses of the step count and the states of a parameter."""
-        names = list_states(self.rule, group)
-        if not names:
-            return [0, 0, 0, 0]
         state = self.optimizer.state[parameter]
         if not state and self.rule != serial.SGD:
             state["step"] = 0 if self.rule == serial.RMSPROP_TF else torch.tensor(0.0, dtype=torch.float32)
         count, is_new = state.get("step"), len(state) < 2
+        addresses = [count.data_ptr() if isinstance(count, Tensor) else 0, 0, 0, 0]
         for name, number in names.items():
             if (is_new and name not in state) or state[name] is None:
                 state[name] = torch.full_like(parameter, number, requires_grad=False)
-        addresses = [count.data_ptr() if isinstance(count, Tensor) else 0, 0, 0, 0]
-        for name in names:
             addresses[PLACES[name]] = state[name].data_ptr()
         return addresses
 
@@ -122,8 +121,7 @@ class ParameterTables:
         for x in (x for group in self.optimizer.param_groups for x in group["params"]):
             x.grad = None
         for x, gradient in zip(self.parameters, self.gradients, strict=True):
-            if x.requires_grad:
-                x.grad = gradient
+            x.grad = gradient
 
     def count_steps(self, count: int) -> None:
         """Add to the counts of steps that are Python's numbers."""

@@ -20,7 +20,7 @@ from ray.rllib.algorithms.appo import APPO
 from ray.rllib.algorithms.impala import IMPALA
 from ray.rllib.algorithms.ppo import PPO
 from ray.rllib.algorithms.registry import ALGORITHMS
-from ray.tune.registry import TRAINABLE_CLASS, _global_registry, register_trainable
+from ray.tune.registry import TRAINABLE_CLASS, _global_registry, get_trainable_cls, register_trainable
 
 from rl_triton_adapters.rllib.config import enable_triton
 
@@ -75,12 +75,13 @@ class FlaggedAPPO(TritonAPPO):
 
 def add_names() -> None:
     """Let RLlib and Ray Tune find these algorithms, by their names and by RLlib's."""
-    named: list[type[Algorithm]] = [TritonPPO, TritonIMPALA, TritonAPPO, FlaggedPPO, FlaggedIMPALA, FlaggedAPPO]
-    for ours in named:
-        name = ours.__name__.replace("Flagged", "")
-        ALGORITHMS[name] = partial(describe_algorithm, ours)
-        if _global_registry.contains(TRAINABLE_CLASS, name):  # which has taken it from there before
-            register_trainable(name, ours)
+    named = {PPO: (TritonPPO, FlaggedPPO), IMPALA: (TritonIMPALA, FlaggedIMPALA), APPO: (TritonAPPO, FlaggedAPPO)}
+    for stock, (ours, flagged) in named.items():
+        name = stock.__name__
+        ALGORITHMS[f"Triton{name}"] = partial(describe_algorithm, ours)
+        ALGORITHMS[name] = partial(describe_algorithm, flagged)
+        if _global_registry.contains(TRAINABLE_CLASS, name) and get_trainable_cls(name) is stock:
+            register_trainable(name, flagged)  # Tune has looked for it before, and keeps what it found
 
 
 def describe_algorithm(algorithm_class: type[Algorithm]) -> tuple[type[Algorithm], AlgorithmConfig]:

@@ -12,10 +12,10 @@ pytest.importorskip("ray.rllib")
 from ray.rllib.algorithms.appo.torch.appo_torch_learner import APPOTorchLearner
 from ray.rllib.algorithms.impala.torch.impala_torch_learner import IMPALATorchLearner
 from ray.rllib.algorithms.impala.torch.vtrace_torch_v2 import vtrace_torch
-from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.algorithms.ppo import PPO, PPOConfig
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.connectors.learner import GeneralAdvantageEstimation
-from ray.tune.registry import get_trainable_cls
+from ray.tune.registry import get_trainable_cls, register_trainable
 from small import OFF, small_ppo, stopping, train_algorithm
 from test_captured_batches import make_impala
 from updates import build_learner
@@ -30,6 +30,7 @@ from rl_triton_adapters.rllib import (
     enable_triton,
     vtrace,
 )
+from rl_triton_adapters.rllib.algorithms import FlaggedPPO, add_names
 
 LEARNERS = {
     "PPO": (PPOTorchLearner, TritonPPOTorchLearner),
@@ -73,16 +74,20 @@ def test_a_dict_may_be_that_of_a_config_or_a_config(small_ray):
 
 
 def test_a_name_that_was_looked_up_before(small_ray):
-    """RLlib adds its own to Tune's names when one is not known, and Tune keeps them."""
-    before = get_trainable_cls("PPO")
-    assert issubclass(before, get_trainable_cls("TritonPPO")) and get_trainable_cls("PPO").__name__ == before.__name__
+    """Tune keeps what it has found under a name; what a user has put there stays."""
+    register_trainable("PPO", PPO)
+    add_names()
+    assert get_trainable_cls("PPO") is FlaggedPPO
+    register_trainable("PPO", TritonPPO)
+    add_names()
+    assert get_trainable_cls("PPO") is TritonPPO
+    register_trainable("PPO", FlaggedPPO)
 
 
 def test_the_page_in_the_docs_runs(small_ray, tmp_path, monkeypatch):
     page = (Path(__file__).parents[3] / "docs" / "rllib.md").read_text()
     section = page.partition("## From dicts, Ray Tune and YAML")[2].partition("\n## ")[0]
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RAY_AIR_LOCAL_CACHE_DIR", str(tmp_path))
     (text,) = re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)
     (tmp_path / "cartpole.yaml").write_text(text)
     names = {}

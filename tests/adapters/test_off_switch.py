@@ -12,7 +12,7 @@ import test_torchrl
 import test_torchrl_losses
 from sb3_contrib import MaskablePPO, RecurrentPPO
 from sb3_contrib.common.envs import InvalidActionEnvDiscrete
-from stable_baselines3 import A2C, PPO
+from stable_baselines3 import A2C, DQN, PPO
 from stable_baselines3.common.buffers import RolloutBuffer
 from test_sb3 import assert_same_agent, make_cartpole
 from torchrl.objectives import ClipPPOLoss
@@ -20,6 +20,7 @@ from torchrl.objectives import ClipPPOLoss
 from rl_triton_adapters.cleanrl import gae, leanrl_gae, vtrace
 from rl_triton_adapters.sb3 import BatchedTerminalValues, DeviceRolloutBuffer, TritonA2C, TritonPPO, TritonRolloutBuffer
 from rl_triton_adapters.sb3.contrib import TritonMaskablePPO, TritonRecurrentPPO
+from rl_triton_adapters.sb3.dqn import TritonDQN
 from rl_triton_adapters.torchrl_losses import TritonClipPPOLoss
 
 REASON = "RL_TRITON=0 in the environment"
@@ -28,6 +29,7 @@ ALGORITHMS = {
     "PPO": (PPO, TritonPPO, "MlpPolicy", SMALL),
     "A2C": (A2C, TritonA2C, "MlpPolicy", {}),
     "MaskablePPO": (MaskablePPO, TritonMaskablePPO, "MlpPolicy", SMALL),
+    "DQN": (DQN, TritonDQN, "MlpPolicy", {"learning_starts": 16, "batch_size": 8}),
     "RecurrentPPO": (RecurrentPPO, TritonRecurrentPPO, "MlpLstmPolicy", SMALL),
 }
 

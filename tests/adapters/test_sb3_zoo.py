@@ -16,6 +16,7 @@ FLAG = ["--gym-packages", "rl_triton_adapters.sb3_zoo"]
 SETTINGS = {
     "ppo": ["n_envs:1", "n_steps:16", "batch_size:8", "n_epochs:1"],
     "a2c": ["n_envs:1", "n_steps:8"],
+    "dqn": ["learning_starts:8", "batch_size:8"],
     "ppo_lstm": ["n_envs:1", "n_steps:16", "batch_size:16", "n_epochs:1", "policy:'MlpLstmPolicy'"],
 }
 RUN_IN_TURN = """

@@ -15,10 +15,9 @@ from typing import NamedTuple
 
 from rl_triton_adapters._switch import find_off_switch
 from rl_triton_adapters.sb3.captured import TritonA2C, TritonPPO
-
-# isort: split
-from stable_baselines3.a2c.a2c import A2C
-from stable_baselines3.ppo.ppo import PPO
+from rl_triton_adapters.sb3.dqn import TritonDQN
+from rl_triton_adapters.sb3.sac import TritonSAC
+from rl_triton_adapters.sb3.td3 import TritonDDPG, TritonTD3
 
 __all__ = ["disable", "enable"]
 
@@ -39,7 +38,7 @@ class Place(NamedTuple):
 
 
 def enable() -> ExitStack:
-    """Put ours in the place of PPO, A2C, MaskablePPO and RecurrentPPO, in this process.
+    """Put ours in the place of all algorithms that have one of ours, in this process.
 
     That is in all packages that offer them, such as `stable_baselines3` and `stable_baselines3.ppo`; the modules where
     they are defined stay, and what has been imported from there by name before stays stock. A second call changes
@@ -63,16 +62,15 @@ def disable() -> None:
 
 def list_places() -> list[Place]:
     """All places; those of sb3-contrib where it is installed."""
-    pairs: dict[type, type] = {PPO: TritonPPO, A2C: TritonA2C}
+    algorithms: list[type] = [TritonPPO, TritonA2C, TritonDDPG, TritonDQN, TritonSAC, TritonTD3]
     if find_spec("sb3_contrib"):
-        from sb3_contrib.ppo_mask.ppo_mask import MaskablePPO
-        from sb3_contrib.ppo_recurrent.ppo_recurrent import RecurrentPPO
-
         from rl_triton_adapters.sb3.contrib import TritonMaskablePPO, TritonRecurrentPPO
+        from rl_triton_adapters.sb3.contrib_off_policy import TritonCrossQ, TritonQRDQN, TritonTQC
 
-        pairs |= {MaskablePPO: TritonMaskablePPO, RecurrentPPO: TritonRecurrentPPO}
-    return [
-        Place(sys.modules[name], stock, ours)
-        for stock, ours in pairs.items()
-        for name in (stock.__module__.partition(".")[0], stock.__module__.rpartition(".")[0])
-    ]
+        algorithms += [TritonMaskablePPO, TritonRecurrentPPO, TritonCrossQ, TritonQRDQN, TritonTQC]
+    places = []
+    for ours in algorithms:
+        stock = next(base for base in ours.__mro__ if f"Triton{base.__name__}" == ours.__name__)
+        names = stock.__module__.partition(".")[0], stock.__module__.rpartition(".")[0]
+        places += [Place(sys.modules[name], stock, ours) for name in names]
+    return places

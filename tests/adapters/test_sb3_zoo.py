@@ -20,7 +20,7 @@ SETTINGS = {
 }
 RUN_IN_TURN = """
 import json, os, runpy, sys
-import rl_triton_adapters.sb3.contrib, rl_zoo3.enjoy, rl_zoo3.train  # once, for all commands
+import rl_triton_adapters.sb3.contrib, rl_zoo3.enjoy, rl_zoo3.train, torch._dynamo  # once, for all commands
 for number, (command, *flags) in enumerate(json.loads(sys.argv[1])):
     child = os.fork()
     if not child:
@@ -61,26 +61,40 @@ def read_model(algorithm, folder, number):
         return json.loads(file.read("data"))
 
 
-def test_models_are_trained_and_played(tmp_path):
-    """Of our classes, whose parameters stock's take: `enjoy` has no flag."""
-    play = ["enjoy", "--env", "CartPole-v1", "-f", ".", "--no-render", "-n", "20", "--device", "cpu", "--algo"]
-    trained = [make_training(algorithm) for algorithm in SETTINGS]
-    outputs = run_commands(tmp_path, *trained, *([*play, algorithm] for algorithm in SETTINGS))
-    for algorithm, trained, played in zip(SETTINGS, outputs[:3], outputs[3:], strict=True):
-        assert "acceleration" in read_model(algorithm, tmp_path, 1) or "TritonRecurrentRolloutBuffer" in trained
-        assert "Loading" in played
+PLAY = ["enjoy", "--env", "CartPole-v1", "-f", ".", "--no-render", "-n", "20", "--device", "cpu", "--exp-id", "1"]
+SEARCH = ["-optimize", "--n-trials", "1", "--n-startup-trials", "0", "--n-evaluations", "1", "--n-jobs", "1"]
+COMMANDS = {
+    **{f"train {algorithm}": make_training(algorithm) for algorithm in SETTINGS},
+    **{f"play {algorithm}": [*PLAY, "--algo", algorithm] for algorithm in SETTINGS},
+    "train stock": make_training("ppo", packages=[]),
+    "continue": make_training("ppo", "acceleration:False", "-i", "ppo/CartPole-v1_2/CartPole-v1.zip"),
+    "search": [*make_training("a2c"), *SEARCH, "--eval-episodes", "1"],
+}
 
 
-def test_a_model_is_trained_on_and_hyperparameters_are_searched(tmp_path):
+@pytest.fixture(scope="module")
+def zoo(tmp_path_factory):
+    """The folder that the zoo has written to, and what each command has printed."""
+    folder = tmp_path_factory.mktemp("zoo")
+    return folder, dict(zip(COMMANDS, run_commands(folder, *COMMANDS.values()), strict=True))
+
+
+@pytest.mark.parametrize("algorithm", SETTINGS)
+def test_a_model_is_trained_and_played(algorithm, zoo):
+    """Of our class, whose parameters stock's class takes: `enjoy` has no flag."""
+    folder, outputs = zoo
+    trained, played = (outputs[f"{name} {algorithm}"] for name in ("train", "play"))
+    assert "acceleration" in read_model(algorithm, folder, 1) or "Using TritonRecurrentRolloutBuffer" in trained
+    assert "Loading" in played
+
+
+def test_a_model_is_trained_on(zoo):
     """From stock's, with ours; the switch is a hyperparameter, which YAML reads as False."""
-    search = ["-optimize", "--n-trials", "1", "--n-startup-trials", "0", "--n-evaluations", "1", "--n-jobs", "1"]
-    _, continued, searched = run_commands(
-        tmp_path,
-        make_training("ppo", packages=[]),
-        make_training("ppo", "acceleration:False", "-i", "ppo/CartPole-v1_1/CartPole-v1.zip"),
-        [*make_training("a2c"), *search, "--eval-episodes", "1"],
-    )
-    assert "Loading pretrained agent" in continued
-    assert "acceleration" not in read_model("ppo", tmp_path, 1)
-    assert read_model("ppo", tmp_path, 2)["acceleration"] == "off"
-    assert "Number of finished trials:  1" in searched
+    folder, outputs = zoo
+    assert "Loading pretrained agent" in outputs["continue"]
+    assert "acceleration" not in read_model("ppo", folder, 2)
+    assert read_model("ppo", folder, 3)["acceleration"] == "off"
+
+
+def test_hyperparameters_are_searched(zoo):
+    assert "Number of finished trials:  1" in zoo[1]["search"]

@@ -3,7 +3,9 @@
 import os
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def find_off_switch() -> str:
@@ -18,10 +20,10 @@ def find_off_switch() -> str:
     return "RL_TRITON=0 in the environment" if flag == "0" else ""
 
 
-def with_switch(stock: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def with_switch(stock: Callable[..., Any]) -> Callable[[Function], Function]:
     """A decorator of a function of ours: while the switch is off, the framework's is called, which has no `backend`."""
 
-    def decorate(ours: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(ours: Function) -> Function:
         @wraps(ours)
         def call(*args: Any, **kwargs: Any) -> Any:
             if find_off_switch():
@@ -29,6 +31,6 @@ def with_switch(stock: Callable[..., Any]) -> Callable[[Callable[..., Any]], Cal
                 return stock(*args, **kwargs)
             return ours(*args, **kwargs)
 
-        return call
+        return call  # type: ignore[return-value]
 
     return decorate

@@ -507,7 +507,7 @@ def _compare_numbers(name: str, function: Callable[..., Any]) -> str:
 
 
 def _is_requested() -> bool:
-    """Whether the environment names this module: by verl's variable, or by ours, with which `install` may do nothing."""
+    """Whether the environment names this module by verl's variable, or has ours, which may be the off switch."""
     modules = os.environ.get("VERL_USE_EXTERNAL_MODULES", "").split(",")
     return bool(os.environ.get("RL_TRITON")) or __name__ in modules
 

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
-for package in ("rsl_rl", "rl_games", "skrl", "verl"):
-    pytest.importorskip(package)
+pytest.importorskip("rsl_rl")
+pytest.importorskip("rl_games")
+pytest.importorskip("skrl")
+pytest.importorskip("verl")
 
 import test_rl_games
 import test_rsl_rl

@@ -1,10 +1,10 @@
 """Stable-Baselines3: our algorithms in the place of its own, for libraries that make algorithms themselves.
 
-    enable()  # before a library is imported that does `from stable_baselines3 import PPO`
-    disable()
+enable()  # before a library is imported that does `from stable_baselines3 import PPO`
+disable()
 
-    with enable():
-        stable_baselines3.PPO("MlpPolicy", env)
+with enable():
+stable_baselines3.PPO("MlpPolicy", env)
 """
 
 import sys

@@ -9,7 +9,6 @@ import torch
 
 pytest.importorskip("ray.rllib")
 
-from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.appo.torch.appo_torch_learner import APPOTorchLearner
 from ray.rllib.algorithms.impala.torch.impala_torch_learner import IMPALATorchLearner
 from ray.rllib.algorithms.impala.torch.vtrace_torch_v2 import vtrace_torch
@@ -61,7 +60,10 @@ def test_a_dict_may_be_that_of_a_config_or_a_config(small_ray):
     config = small_ppo()
     assert find_learner("TritonPPO", config.to_dict()) == (TritonPPOTorchLearner, True)
     assert find_learner("TritonPPO", config) == (TritonPPOTorchLearner, True)
-    assert find_learner("PPO", config.learners(learner_config_dict={"rl_triton": True})) == (TritonPPOTorchLearner, True)
+    assert find_learner("PPO", config.learners(learner_config_dict={"rl_triton": True})) == (
+        TritonPPOTorchLearner,
+        True,
+    )
     assert config.learner_class is PPOTorchLearner
     assert find_learner("TritonPPO", {**SMALL, **enable_triton(PPOConfig()).to_dict(), "env": "CartPole-v1"})[1]
     with pytest.raises(TypeError, match="got rl_triton='yes', expected True or False"):

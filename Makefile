@@ -177,7 +177,7 @@ endef
 
 $(READY): pyproject.toml constraints.txt
 	@$(call make_environment,$(VENV),10)
-	@$(INSTALL) -c constraints.txt -e ".[sb3-contrib,cleanrl,torchrl,bench,dev]"
+	@$(INSTALL) -c constraints.txt -e ".[sb3-zoo,cleanrl,torchrl,bench,dev]"
 	@touch $@
 
 $(DOCS_READY): $(READY)

@@ -10,6 +10,7 @@ Where an adapter refuses it, the import has to fail and to name the version foun
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -30,12 +31,17 @@ sys.exit(1)
 
 
 def install(python: str, row: dict, version: str) -> Path:
-    """Install a version once, and return its folder."""
-    folder = FOLDER / f"{row['package']}-{version}"
+    """Install a version once, and return its folder; what an attempt that failed has left is removed first."""
+    name = f"{row['package']}=={version}"
+    folder = FOLDER / name.replace("==", "-")
     if not (folder / ".ready").exists():
-        names = [f"{row['package']}=={version}", *row.get("with", [])]
-        options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--no-compile", "--ignore-requires-python"]
-        subprocess.run([python, "-m", "pip", "install", *options, "--target", folder, *names], check=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        options = ["--quiet", "--disable-pip-version-check", "--no-input", "--no-deps", "--no-compile"]
+        options += ["--ignore-requires-python", "--target", str(folder)]
+        command = [python, "-m", "pip", "install", *options, name, *row.get("with", [])]
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+        if done.returncode:
+            raise OSError(f"pip could not install {name}, for which it asks a package index:\n{done.stderr.strip()}")
         (folder / ".ready").touch()
     return folder
 
@@ -49,22 +55,32 @@ def make_command(row: dict, version: str, everything: bool) -> list[str]:
     return ["-m", "pytest", "-q", "-p", "no:cacheprovider", file, *(["-k", select] if select else [])]
 
 
+def test_version(python: str, row: dict, version: str, everything: bool) -> bool:
+    """Test one version; say whether all is as expected."""
+    start, name, is_well = time.monotonic(), f"{row['package']} {version}", False
+    try:
+        paths = os.pathsep.join(map(str, (install(python, row, version), ROOT, ROOT / "adapters")))
+        env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+        command = [str(Path(python).absolute()), *make_command(row, version, everything)]
+        is_well = subprocess.run(command, cwd=ROOT, env=env, check=False).returncode == 0
+    except OSError as error:
+        print(error)
+    print(f"{name}: {'ok' if is_well else 'failed'}, {time.monotonic() - start:.0f} s", flush=True)
+    return is_well
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pythons", nargs="+", help="an environment's name and interpreter: frameworks=PATH")
     parser.add_argument("--all", action="store_true", help="all versions, on all tests")
     args = parser.parse_args()
-    pythons, failed = dict(x.split("=", 1) for x in args.pythons), []
-    for row in (x for x in ROWS if x["venv"] in pythons):
-        for version in row["versions" if args.all else "short"]:
-            start, name = time.monotonic(), f"{row['package']} {version}"
-            folder = install(pythons[row["venv"]], row, version)
-            paths = os.pathsep.join(map(str, (folder, ROOT, ROOT / "adapters")))
-            env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-            command = [str(Path(pythons[row["venv"]]).absolute()), *make_command(row, version, args.all)]
-            code = subprocess.run(command, cwd=ROOT, env=env, check=False).returncode
-            print(f"{name}: {'failed' if code else 'ok'}, {time.monotonic() - start:.0f} s", flush=True)
-            failed += [name] if code else []
+    pythons = dict(x.split("=", 1) for x in args.pythons)
+    versions = [(row, x) for row in ROWS if row["venv"] in pythons for x in row["versions" if args.all else "short"]]
+    failed = [
+        f"{row['package']} {version}"
+        for row, version in versions
+        if not test_version(pythons[row["venv"]], row, version, args.all)
+    ]
     print(f"failed: {', '.join(failed)}" if failed else "all as expected")
     return bool(failed)
 

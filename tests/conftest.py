@@ -13,6 +13,7 @@ import os
 import sys
 import zlib
 from pathlib import Path
+from types import FunctionType
 
 import cases
 import pytest
@@ -55,6 +56,24 @@ def garbage():
 def take_out_garbage():
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def switched_off(monkeypatch):
+    """RL_TRITON=0, with which an adapter may call no function of the core that computes or compiles."""
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("the core was called")
+
+    import rl_triton_core.losses
+
+    core = {**vars(rl_triton_core), **vars(rl_triton_core.losses)}.items()
+    computing = [x for name, x in core if isinstance(x, FunctionType) and not name.startswith(("check_", "get_"))]
+    for module in [x for name, x in sys.modules.items() if name.startswith("rl_triton_adapters.")]:
+        for name, x in [*vars(module).items()]:
+            if any(x is function for function in computing):
+                monkeypatch.setattr(module, name, refuse)
+    monkeypatch.setenv("RL_TRITON", "0")
 
 
 def pytest_collection_modifyitems(config, items):

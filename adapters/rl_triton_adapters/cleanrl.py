@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from rl_triton_adapters._switch import find_off_switch
 from rl_triton_core import compute_gae, compute_vtrace
 from rl_triton_core.conventions import Boundaries, from_cleanrl, from_episode_starts, from_gymnasium_same_step
 from rl_triton_core.extending import check_number
@@ -97,6 +98,10 @@ def gae(
     _check_per_step("rewards", rewards, rewards)
     _check_per_step("values", values, rewards)
     boundaries = _build_boundaries(values, dones, next_value, next_done, truncations, final_values, autoreset)
+    if find_off_switch():
+        if truncations is None and autoreset == "same_step":
+            return _compute_stock_gae(rewards, values, dones, next_value, next_done, gamma, gae_lambda)
+        backend = "reference"
     advantages, returns = compute_gae(
         rewards, values, **boundaries._asdict(), gamma=gamma, lambda_=lambda_, backend=backend
     )
@@ -175,7 +180,7 @@ def vtrace(
         lambda_=lambda_,
         rho_bar=rho_bar,
         c_bar=c_bar,
-        backend=backend,
+        backend="reference" if find_off_switch() else backend,
     )
     assert targets is not None and advantages is not None
     return AdvantagesAndReturns(advantages, targets)
@@ -230,6 +235,25 @@ def leanrl_gae(
     return container
 
 
+def _compute_stock_gae(
+    rewards: torch.Tensor,
+    values: torch.Tensor,
+    dones: torch.Tensor,
+    next_value: torch.Tensor,
+    next_done: torch.Tensor,
+    gamma: float,
+    gae_lambda: float,
+) -> AdvantagesAndReturns:
+    """Compute `gae` by CleanRL's own loop."""
+    next_values = torch.cat([values[1:], next_value.reshape(1, -1)])
+    goes_on = (torch.cat([dones[1:], next_done.reshape(1, -1)]) == 0).to(values.dtype)
+    advantages, last = torch.zeros_like(rewards), torch.zeros_like(rewards[0])
+    for t in reversed(range(len(rewards))):
+        delta = rewards[t] + gamma * next_values[t] * goes_on[t] - values[t]
+        advantages[t] = last = delta + gamma * gae_lambda * goes_on[t] * last
+    return AdvantagesAndReturns(advantages, advantages + values)
+
+
 class RolloutBufferMixin:
     """Compute advantages and returns with `rl_triton_core`, in the place of the buffer's own loop.
 
@@ -268,7 +292,7 @@ class RolloutBufferMixin:
             **kwargs: Passed on to the buffer.
         """
         super().__init__(*args, **kwargs)
-        if getattr(self, "rewards", None) is not None:
+        if getattr(self, "rewards", None) is not None and not find_off_switch():
             self.warm_up()
 
     def warm_up(self) -> None:
@@ -288,6 +312,9 @@ class RolloutBufferMixin:
             ValueError: `last_values` or `dones` does not hold one entry per environment, or an array of the buffer is
                 not [n_steps, n_envs].
         """
+        if find_off_switch():
+            super().compute_returns_and_advantage(last_values, dones)  # type: ignore[misc]
+            return
         rewards, values, advantages, returns = map(self._get_tensor, ("rewards", "values", "advantages", "returns"))
         if not isinstance(last_values, torch.Tensor):
             raise TypeError(f"last_values: got {type(last_values).__name__}, expected a torch.Tensor")

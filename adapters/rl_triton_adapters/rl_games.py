@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rl_triton_adapters._overrides import find_override
+from rl_triton_adapters._switch import find_off_switch
 from rl_triton_adapters._versions import explain_import
 from rl_triton_core import compute_gae
 from rl_triton_core.losses import LogProbs, ppo_loss
@@ -56,6 +57,7 @@ class TritonAdvantagesMixin:
         self.triton = params["config"].get("triton", True)
         if not isinstance(self.triton, bool):
             raise TypeError(f"triton: got {type(self.triton).__name__}, expected a bool")
+        self.triton = self.triton and not find_off_switch()
         super().__init__(base_name, params)  # type: ignore[call-arg]
 
     def discount_values(

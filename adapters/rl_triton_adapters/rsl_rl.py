@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_triton_adapters._overrides import find_override, has_hooks
+from rl_triton_adapters._switch import find_off_switch
 from rl_triton_adapters._versions import explain_import
 from rl_triton_adapters.updates import CapturedUpdate, find_pointers, find_reason
 from rl_triton_core import compute_gae, normalize_advantages
@@ -77,13 +78,13 @@ class TritonPPO(PPO):
         super().__init__(*args, **kwargs)
         if not hasattr(self, "_raw_actor"):  # RSL-RL 5.0, which compiles no models
             self._raw_actor, self._raw_critic = self.actor, self.critic
-        self.triton = triton
+        self.triton = triton and not find_off_switch()
         self._is_gaussian = False
         self._rollout: dict[str, Any] = {}
         self._rate = torch.tensor(float(self.learning_rate), dtype=torch.float64, device=self.device)
         self._update = CapturedUpdate(self._update_minibatch, enabled=capture)
         self._find_step()
-        if triton and self.obstacle:
+        if self.triton and self.obstacle:
             warnings.warn(f"TritonPPO updates as PPO of RSL-RL does: {self.obstacle}", RuntimeWarning, stacklevel=2)
 
     @property
@@ -107,6 +108,7 @@ class TritonPPO(PPO):
 
     def _find_obstacle(self) -> str:
         obstacles = {
+            "switched off": not self.triton,
             "recurrent policies have minibatches of their own": self.actor.is_recurrent or self.critic.is_recurrent,
             "random network distillation has a loss of its own": self.rnd is not None,
             "symmetry augments minibatches": self.symmetry is not None,
@@ -155,7 +157,7 @@ class TritonPPO(PPO):
     def update(self) -> dict[str, float]:
         """Update actor and critic, as `PPO.update` does, and return the mean losses."""
         self._find_step()
-        if not self.triton or self.obstacle:
+        if self.obstacle:
             losses: dict[str, float] = super().update()
             return losses
         self._find_rollout()

@@ -15,7 +15,7 @@ from rl_triton_adapters.sb3_contrib import TritonRecurrentPPO
 try:
     from rl_zoo3 import ALGOS
 except ImportError as error:
-    raise explain_import(__name__, error, "rl-zoo3", "2.9", "sb3-contrib") from error
+    raise explain_import(__name__, error, "rl-zoo3", "2.9", "sb3-zoo") from error
 
 __all__: list[str] = []
 

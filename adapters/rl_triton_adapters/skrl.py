@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from rl_triton_adapters._copies import CopiedMethodsMixin, copy_function
+from rl_triton_adapters._switch import with_switch
 from rl_triton_adapters._versions import explain_import, explain_version
 from rl_triton_core import compute_gae, normalize_advantages
 
@@ -101,7 +102,7 @@ def replace_gae(update: Any) -> Any:
     if parameters != set(signature(estimate_advantages).parameters):
         problem = f"skrl's {name} calls a compute_gae of {', '.join(sorted(parameters))}"
         raise explain_version(problem, "skrl", NEEDED)
-    return copy_function(update, {"compute_gae": estimate_advantages})
+    return copy_function(update, {"compute_gae": with_switch(stock)(estimate_advantages)})
 
 
 def make_triton_class(agent_class: type) -> type:

@@ -20,12 +20,13 @@ import torch
 from torch import Tensor
 
 from rl_triton_adapters._copies import CopiedMethodsMixin, copy_function
+from rl_triton_adapters._switch import with_switch
 from rl_triton_adapters._versions import explain_import, explain_version
 from rl_triton_core import compute_gae, compute_lambda_returns, compute_vtrace
 
 try:
     from torchrl.objectives.utils import ValueEstimators, default_value_kwargs, register_value_estimator
-    from torchrl.objectives.value import GAE, TDLambdaEstimator, VTrace
+    from torchrl.objectives.value import GAE, TDLambdaEstimator, VTrace, functional
     from torchrl.objectives.value.functional import SHAPE_ERR, _transpose_time
 except ImportError as error:
     raise explain_import(__name__, error, "torchrl", "0.14") from error
@@ -46,6 +47,7 @@ __all__ = [
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+@with_switch(functional.vec_generalized_advantage_estimate)
 @_transpose_time
 def generalized_advantage_estimate(
     gamma: float | Tensor,
@@ -87,6 +89,7 @@ def generalized_advantage_estimate(
     return _restore_layout(advantages, reward.shape, dtype), _restore_layout(targets, reward.shape, dtype)
 
 
+@with_switch(functional.vec_td_lambda_return_estimate)
 @_transpose_time
 def td_lambda_return_estimate(
     gamma: float | Tensor,
@@ -129,6 +132,7 @@ def td_lambda_return_estimate(
     return _restore_layout(returns, reward.shape, _promote_dtypes(next_state_value, reward))
 
 
+@with_switch(functional.vtrace_advantage_estimate)
 @_transpose_time
 def vtrace_advantage_estimate(
     gamma: float | Tensor,
@@ -268,7 +272,7 @@ def replace_call(ours: Callable[..., Any], method: Any) -> Any:
     names = {ours.__name__, f"vec_{ours.__name__}"}.intersection(method.__code__.co_names)
     if not names:
         raise explain_version(f"TorchRL's {method.__qualname__} calls no {ours.__name__}", "torchrl", "0.14")
-    return copy_function(method, dict.fromkeys(names, ours))
+    return copy_function(method, {name: with_switch(method.__globals__[name])(ours) for name in names})
 
 
 class TritonGAE(GAE, CopiedMethodsMixin):

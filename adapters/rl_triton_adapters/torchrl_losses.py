@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.distributions import Categorical, Independent, Normal
 
 from rl_triton_adapters._overrides import find_override
+from rl_triton_adapters._switch import find_off_switch
 from rl_triton_adapters._versions import explain_import
 from rl_triton_adapters.updates import find_reason
 from rl_triton_core.losses import (
@@ -248,7 +249,7 @@ class TritonClipPPOLoss(ClipPPOLoss):
             "delay_actor is set": self.delay_actor,
             "a coefficient or clip has dimensions": any(x is not None and x.ndim for x in numbers),
         }
-        return find_reason(obstacles) or find_override(self, METHODS, PACKAGES)
+        return find_off_switch() or find_reason(obstacles) or find_override(self, METHODS, PACKAGES)
 
     def _get_clip_range(self) -> tuple[Tensor, Tensor]:
         """How far the ratio may fall below 1, and rise above it."""

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
+from rl_triton_adapters._switch import find_off_switch
 from rl_triton_core.capture import CapturedStep
 
 
@@ -65,7 +66,7 @@ class CapturedUpdate:
             obstacle: Why ours is not captured, besides what `CapturedStep` says.
             state: As of `CapturedStep`.
         """
-        known, reasons = self.step, (stock, obstacle)
+        known, reasons = self.step, (find_off_switch() or stock, obstacle)
         if known is not None and self.is_of(modules, optimizers) and reasons == (self.stock, self.obstacle):
             return known
         if known is not None:
@@ -79,7 +80,7 @@ class CapturedUpdate:
             enabled=False if any(reasons) else self.enabled,
             max_graphs=self.max_graphs,
         )
-        self.step.reason = stock or obstacle or self.step.reason
+        self.step.reason = self.stock or obstacle or self.step.reason
         return self.step
 
     @property

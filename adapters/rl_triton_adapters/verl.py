@@ -23,6 +23,7 @@ import numpy.typing as npt
 import torch
 
 import rl_triton_core
+from rl_triton_adapters._switch import find_off_switch
 from rl_triton_adapters._versions import explain_import
 from rl_triton_core import check_backend, compute_discounted_returns, compute_gae, normalize_advantages
 from rl_triton_core.losses import group_normalize, grpo_loss
@@ -382,7 +383,7 @@ def install(*, backend: str | None = None) -> None:
     Functions of `verl.trainer.ppo.core_algos` are replaced, as attributes of the module and in its registry, and one
     line is logged. A second call changes nothing but the backend. A version of verl that this module does not know is
     warned of, and compared with on a small batch: functions that differ stay verl's own, with a warning each, as
-    REINFORCE++ does before 0.9.
+    REINFORCE++ does before 0.9. With RL_TRITON=0 all stay, and the policy loss is verl's "vanilla" under another name.
 
     Args:
         backend: Name of a backend of `rl_triton_core`; None chooses by the device of the tensors of each call.
@@ -397,6 +398,11 @@ def install(*, backend: str | None = None) -> None:
         raise ValueError(f"verl: got another policy loss of the name {LOSS_NAME!r}, expected none")
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.INFO)  # verl sets the root logger to WARNING
+    off = find_off_switch()
+    if off:
+        core_algos.POLICY_LOSS_REGISTRY[LOSS_NAME] = core_algos.compute_policy_loss_vanilla
+        logger.info("verl %s computes with its own functions: %s", verl.__version__, off)
+        return
     same = _find_same_functions()
     for name, function in ESTIMATORS.items():
         if function in same:
@@ -425,7 +431,7 @@ def uninstall() -> None:
         if core_algos.ADV_ESTIMATOR_REGISTRY.get(name) is _installed[name]:
             core_algos.ADV_ESTIMATOR_REGISTRY[name] = function
     loss = core_algos.POLICY_LOSS_REGISTRY.get(LOSS_NAME)
-    if getattr(loss, "func", loss) is compute_policy_loss_triton:
+    if getattr(loss, "func", loss) in (compute_policy_loss_triton, core_algos.compute_policy_loss_vanilla):
         del core_algos.POLICY_LOSS_REGISTRY[LOSS_NAME]
     _stock.clear()
     _installed.clear()
@@ -501,12 +507,9 @@ def _compare_numbers(name: str, function: Callable[..., Any]) -> str:
 
 
 def _is_requested() -> bool:
-    """Whether the environment asks for this module: by verl's variable, unless ours says no, or by ours."""
-    flag = os.environ.get("RL_TRITON", "")
-    if flag not in ("", "0", "1"):
-        raise ValueError(f"RL_TRITON: got {flag!r}, expected 0 or 1")
+    """Whether the environment names this module by verl's variable, or has ours, which may be the off switch."""
     modules = os.environ.get("VERL_USE_EXTERNAL_MODULES", "").split(",")
-    return flag == "1" or (flag == "" and __name__ in modules)
+    return bool(os.environ.get("RL_TRITON")) or __name__ in modules
 
 
 if _is_requested():

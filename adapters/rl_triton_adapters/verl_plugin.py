@@ -1,10 +1,10 @@
-"""The plugin of verl, which imports it in each process: installs `rl_triton_adapters.verl` where RL_TRITON=1."""
+"""The plugin of verl, which imports it in each process: installs `rl_triton_adapters.verl` where RL_TRITON is set."""
 
 import importlib
 import logging
 import os
 
-if os.environ.get("RL_TRITON", "0") not in ("", "0"):
+if os.environ.get("RL_TRITON"):
     try:
         importlib.import_module("rl_triton_adapters.verl")
     except Exception as error:  # verl would say so at the level DEBUG alone

@@ -5,10 +5,12 @@ import os
 import subprocess
 import sys
 import zipfile
+from importlib.util import find_spec
 
 import pytest
 
-pytest.importorskip("rl_zoo3")
+if find_spec("rl_zoo3") is None:  # which changes Gymnasium where it is imported
+    pytest.skip("rl_zoo3 is not installed", allow_module_level=True)
 
 FLAG = ["--gym-packages", "rl_triton_adapters.sb3_zoo"]
 SETTINGS = {
@@ -16,13 +18,32 @@ SETTINGS = {
     "a2c": ["n_envs:1", "n_steps:8"],
     "ppo_lstm": ["n_envs:1", "n_steps:16", "batch_size:16", "n_epochs:1", "policy:'MlpLstmPolicy'"],
 }
+RUN_IN_TURN = """
+import json, os, runpy, sys
+import rl_triton_adapters.sb3.contrib, rl_zoo3.enjoy, rl_zoo3.train, torch._dynamo  # once, for all commands
+for number, (command, *flags) in enumerate(json.loads(sys.argv[1])):
+    child = os.fork()
+    if not child:
+        os.dup2(os.open(f"output{number}", os.O_WRONLY | os.O_CREAT), 1)
+        sys.argv = ["", *flags]
+        runpy.run_module(f"rl_zoo3.{command}", run_name="__main__")
+        sys.stdout.flush()
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        sys.exit(f"failed: {command} {flags}")
+"""
 
 
-def run(command, algorithm, folder, *flags):
-    """Run one of the zoo's commands in a process, and return what it prints."""
-    arguments = ["--algo", algorithm, "--env", "CartPole-v1", "-f", str(folder), *flags]
+def make_training(algorithm, *flags, packages=FLAG):
+    settings = ["-n", "32", "--eval-freq", "-1", "--seed", "1", "--device", "cpu"]
+    settings += ["--algo", algorithm, "--env", "CartPole-v1", "-f", "."]
+    return ["train", *packages, *settings, "-params", *SETTINGS[algorithm], *flags]
+
+
+def run_commands(folder, *commands):
+    """Run commands of the zoo, one after the other, and return what each prints."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", f"rl_zoo3.{command}", *arguments],
+        [sys.executable, "-W", "ignore", "-c", RUN_IN_TURN, json.dumps(commands)],
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -31,42 +52,49 @@ def run(command, algorithm, folder, *flags):
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def train(algorithm, folder, *flags, packages=FLAG):
-    settings = ["-n", "32", "--eval-freq", "-1", "--seed", "1", "--device", "cpu"]
-    return run("train", algorithm, folder, *packages, *settings, "-params", *SETTINGS[algorithm], *flags)
+    return [(folder / f"output{number}").read_text() for number in range(len(commands))]
 
 
 def read_model(algorithm, folder, number):
     """What is saved of a run's model, beside its parameters."""
-    path = folder / algorithm / f"CartPole-v1_{number}" / "CartPole-v1.zip"
-    with zipfile.ZipFile(path) as file:
-        return path, json.loads(file.read("data"))
+    with zipfile.ZipFile(folder / algorithm / f"CartPole-v1_{number}" / "CartPole-v1.zip") as file:
+        return json.loads(file.read("data"))
+
+
+PLAY = ["enjoy", "--env", "CartPole-v1", "-f", ".", "--no-render", "-n", "20", "--device", "cpu", "--exp-id", "1"]
+SEARCH = ["-optimize", "--n-trials", "1", "--n-startup-trials", "0", "--n-evaluations", "1", "--n-jobs", "1"]
+COMMANDS = {
+    **{f"train {algorithm}": make_training(algorithm) for algorithm in SETTINGS},
+    **{f"play {algorithm}": [*PLAY, "--algo", algorithm] for algorithm in SETTINGS},
+    "train stock": make_training("ppo", packages=[]),
+    "continue": make_training("ppo", "acceleration:False", "-i", "ppo/CartPole-v1_2/CartPole-v1.zip"),
+    "search": [*make_training("a2c"), *SEARCH, "--eval-episodes", "1"],
+}
+
+
+@pytest.fixture(scope="module")
+def zoo(tmp_path_factory):
+    """The folder that the zoo has written to, and what each command has printed."""
+    folder = tmp_path_factory.mktemp("zoo")
+    return folder, dict(zip(COMMANDS, run_commands(folder, *COMMANDS.values()), strict=True))
 
 
 @pytest.mark.parametrize("algorithm", SETTINGS)
-def test_a_model_is_trained_and_played(algorithm, tmp_path):
+def test_a_model_is_trained_and_played(algorithm, zoo):
     """Of our class, whose parameters stock's class takes: `enjoy` has no flag."""
-    trained = train(algorithm, tmp_path)
-    _, saved = read_model(algorithm, tmp_path, 1)
-    assert "acceleration" in saved or "Using TritonRecurrentRolloutBuffer" in trained
-    played = run("enjoy", algorithm, tmp_path, "--no-render", "-n", "20", "--exp-id", "1", "--device", "cpu")
+    folder, outputs = zoo
+    trained, played = (outputs[f"{name} {algorithm}"] for name in ("train", "play"))
+    assert "acceleration" in read_model(algorithm, folder, 1) or "Using TritonRecurrentRolloutBuffer" in trained
     assert "Loading" in played
 
 
-def test_a_model_is_trained_on(tmp_path):
+def test_a_model_is_trained_on(zoo):
     """From stock's, with ours; the switch is a hyperparameter, which YAML reads as False."""
-    train("ppo", tmp_path, packages=[])
-    path, stock = read_model("ppo", tmp_path, 1)
-    output = train("ppo", tmp_path, "acceleration:False", "-i", str(path))
-    _, ours = read_model("ppo", tmp_path, 2)
-    assert "Loading pretrained agent" in output
-    assert "acceleration" not in stock and ours["acceleration"] == "off"
+    folder, outputs = zoo
+    assert "Loading pretrained agent" in outputs["continue"]
+    assert "acceleration" not in read_model("ppo", folder, 2)
+    assert read_model("ppo", folder, 3)["acceleration"] == "off"
 
 
-def test_hyperparameters_are_searched(tmp_path):
-    search = ["-optimize", "--n-trials", "1", "--n-startup-trials", "0", "--n-evaluations", "1", "--n-jobs", "1"]
-    output = run("train", "a2c", tmp_path, *FLAG, *search, "-n", "16", "--eval-episodes", "1", "--device", "cpu")
-    assert "Number of finished trials:  1" in output
+def test_hyperparameters_are_searched(zoo):
+    assert "Number of finished trials:  1" in zoo[1]["search"]

@@ -14,6 +14,7 @@ from ray.rllib.connectors.learner import AddOneTsToEpisodesAndTruncate, general_
 from ray.rllib.core.columns import Columns
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
+from rl_triton_adapters._switch import find_off_switch
 from rl_triton_adapters.rllib.gae import compute_gae_of_slots
 from rl_triton_adapters.rllib.v_trace import vtrace
 from rl_triton_core import check_backend
@@ -44,7 +45,7 @@ class Flags(NamedTuple):
 
 
 def read_flags(learner_config_dict: Mapping[Any, Any]) -> Flags:
-    """Read our flags among the entries of `learner_config_dict`.
+    """Read our flags among the entries of `learner_config_dict`; "rl_triton" is False with RL_TRITON=0.
 
     Raises:
         TypeError: A flag is no bool.
@@ -58,7 +59,7 @@ def read_flags(learner_config_dict: Mapping[Any, Any]) -> Flags:
             raise TypeError(f"learner_config_dict: got {name}={x!r}, expected True or False")
     flags = Flags(**given)
     check_backend(flags.rl_triton_backend)
-    return flags
+    return flags._replace(rl_triton=flags.rl_triton and not find_off_switch())
 
 
 def check_ray() -> None:

@@ -38,13 +38,14 @@ def enable_triton(config: Config, *, masked_statistics: bool | None = None, back
             such backend, or an entry of `learner_config_dict` looks like a flag of this module and is none.
         RuntimeError: The installed Ray is too old, or does not compute what this adapter was written for.
     """
-    check_ray()
     learner_class = choose_learner_class(config)
     if not config.enable_rl_module_and_learner:
         raise ValueError("config: got enable_rl_module_and_learner=False, expected the new API stack")
     arguments = {"rl_triton_masked_statistics": masked_statistics, "rl_triton_backend": backend}
     given = {name: value for name, value in arguments.items() if value is not None}
     flags = read_flags({**config.learner_config_dict, **given})
+    if flags.rl_triton:
+        check_ray()
     if flags.rl_triton_masked_statistics and not issubclass(learner_class, TritonPPOTorchLearner):
         raise ValueError(f"masked_statistics: got True for {type(config).__name__}, expected it for PPO alone")
     config.learners(learner_class=learner_class, learner_config_dict=flags._asdict())

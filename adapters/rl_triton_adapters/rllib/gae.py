@@ -15,6 +15,7 @@ from ray.rllib.core.rl_module.apis.value_function_api import ValueFunctionAPI
 from ray.rllib.evaluation.postprocessing import Postprocessing
 from torch import Tensor
 
+from rl_triton_adapters._switch import find_off_switch
 from rl_triton_core import compute_gae, normalize_advantages, warm_up
 
 
@@ -59,6 +60,8 @@ class TritonGeneralAdvantageEstimation(GeneralAdvantageEstimation):
         Columns are [slots] or, for stateful modules, [rows, max_seq_len] with "seq_lens". Episodes are not read: the
         batch says where they end.
         """
+        if find_off_switch():
+            return super().__call__(rl_module=rl_module, episodes=episodes, batch=batch, **kwargs)  # type: ignore[no-any-return]
 
         def add_columns(module_id: str, module: Any) -> None:
             if module_id in batch and isinstance(module, ValueFunctionAPI):

@@ -3,8 +3,8 @@
     PPO("MlpPolicy", env, rollout_buffer_class=TritonRolloutBuffer)
     TritonPPO("MlpPolicy", "CartPole-v1")
 
-`buffers` has the former, `captured` the latter, `device` buffers whose minibatches are made on the training device, and
-`contrib` all of it for sb3-contrib.
+`buffers` has the former, `captured` the latter, `device` buffers whose minibatches are made on the training device,
+`enabling` the call that puts ours in the place of Stable-Baselines3's, and `contrib` all of it for sb3-contrib.
 """
 
 from rl_triton_adapters.sb3.buffers import (
@@ -20,6 +20,7 @@ from rl_triton_adapters.sb3.device import (
     DeviceRolloutBuffer,
     DeviceStorageMixin,
 )
+from rl_triton_adapters.sb3.enabling import disable, enable
 
 __all__ = [
     "BatchedTerminalValues",
@@ -32,5 +33,7 @@ __all__ = [
     "TritonGAEMixin",
     "TritonPPO",
     "TritonRolloutBuffer",
+    "disable",
+    "enable",
     "rollout_buffer_class_for",
 ]

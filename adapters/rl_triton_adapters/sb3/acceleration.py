@@ -18,6 +18,7 @@ import torch
 
 from rl_triton_adapters._optimizers import clip_gradients, fuse_optimizer
 from rl_triton_adapters._overrides import find_override
+from rl_triton_adapters._switch import find_off_switch
 from rl_triton_adapters.sb3.buffers import rollout_buffer_class_for
 from rl_triton_adapters.sb3.compiled import compile_update, find_compiled
 from rl_triton_adapters.sb3.device import DeviceStorageMixin, map_arrays
@@ -66,7 +67,7 @@ class AcceleratedMixin(OnPolicyAlgorithm):
         """Choose the buffer, where none was asked for, for the model's life only: checkpoints are stock ones."""
         self.acceleration = check_acceleration(self.acceleration)  # `load` has set it
         chosen = self.rollout_buffer_class
-        if chosen is None and self.acceleration == "auto":
+        if chosen is None and self.acceleration == "auto" and not find_off_switch():
             self.rollout_buffer_class = rollout_buffer_class_for(self.observation_space, type(self), verbose=0)
         super()._setup_model()
         self.rollout_buffer_class = chosen
@@ -113,7 +114,8 @@ class AcceleratedMixin(OnPolicyAlgorithm):
                 self.rollout_buffer, self.buffer_classes
             ),
         }
-        return find_reason(obstacles) or find_override(self, ["train"], PACKAGES, behind=AcceleratedMixin)
+        own = find_override(self, ["train"], PACKAGES, behind=AcceleratedMixin)
+        return find_off_switch() or find_reason(obstacles) or own
 
     def _find_update(self) -> CapturedStep:
         """The update of the policy and optimizer as they are now; it says why it is not captured."""
@@ -124,7 +126,8 @@ class AcceleratedMixin(OnPolicyAlgorithm):
         if step is not known:
             self._rollout, stock = {}, self._update.stock
             self._acting = CapturedStep(self._compute_actions, modules=modules, enabled=False if stock else None)
-            if stock and self.acceleration == "auto" and self.device.type != "cpu":  # where it takes much longer
+            is_asked_for = self.acceleration == "off" or find_off_switch()
+            if stock and not is_asked_for and self.device.type != "cpu":  # where it takes much longer
                 text = f"{type(self).__name__} trains as the stock algorithm: {stock}"
                 warnings.warn(text, RuntimeWarning, stacklevel=3)
         return step

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rl_triton_adapters._optimizers import fuse_optimizer
+from rl_triton_adapters._switch import find_off_switch
 from rl_triton_adapters.sb3.acceleration import check_acceleration, replace_method
 from rl_triton_adapters.sb3.buffers import TritonGAEMixin, rollout_buffer_class_for
 from rl_triton_adapters.sb3.captured import PPOUpdateMixin
@@ -191,8 +192,8 @@ class TritonRecurrentPPO(RecurrentPPO):
 
     def find_obstacle(self) -> str:
         """Why RecurrentPPO's own update runs; empty if it does not."""
-        if check_acceleration(self.acceleration) == "off":
-            return "switched off"
+        if find_off_switch() or check_acceleration(self.acceleration) == "off":
+            return find_off_switch() or "switched off"
         is_plain = getattr(self.policy, "_process_sequence", None) is RecurrentActorCriticPolicy._process_sequence
         return "" if is_plain else f"{type(self.policy).__name__} has a _process_sequence of its own"
 

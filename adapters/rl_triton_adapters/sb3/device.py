@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from rl_triton_adapters._switch import find_off_switch
 from rl_triton_adapters.sb3.buffers import TritonGAEMixin, check_on_policy
 
 # isort: split
@@ -61,6 +62,9 @@ class DeviceStorageMixin(TritonGAEMixin):
         Raises:
             RuntimeError: If the rollout is not complete.
         """
+        if find_off_switch():
+            yield from super().get(batch_size)
+            return
         if not self.full:
             raise RuntimeError(f"the rollout is not complete: {self.pos} of {self.buffer_size} steps were added")
         count = self.buffer_size * self.n_envs
@@ -76,6 +80,8 @@ class DeviceStorageMixin(TritonGAEMixin):
             yield self._get_samples(places[start:][:batch_size])
 
     def _get_samples(self, batch_inds: Any, env: VecNormalize | None = None) -> Any:
+        if find_off_switch():
+            return super()._get_samples(batch_inds, env)
         return self.samples(
             *(map_arrays(lambda tensor: tensor.index_select(0, batch_inds), stored) for stored in self._rollout)
         )
@@ -127,7 +133,7 @@ class BatchedTerminalValues(BaseCallback):
             and infos[index].get("terminal_observation") is not None
             and infos[index].get("TimeLimit.truncated", False)
         ]
-        if cut:
+        if cut and not find_off_switch():
             observations = [infos[index].pop("terminal_observation") for index in cut]
             self.locals["rewards"][cut] += self.model.gamma * self._values(observations, cut)
         return True

@@ -1,0 +1,91 @@
+"""PPO, IMPALA and APPO whose configs `enable_triton` has changed, by names that dicts, Ray Tune and YAML have for them.
+
+    import rl_triton_adapters.rllib  # adds the names
+
+    tune.Tuner("TritonPPO", param_space={"env": "CartPole-v1", "lr": tune.loguniform(1e-5, 1e-3)})
+
+RLlib's own names mean what they did, unless `learner_config_dict` has the flag "rl_triton": then it counts.
+"""
+
+# mypy: allow-subclassing-any
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, ClassVar
+
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.algorithms.appo import APPO
+from ray.rllib.algorithms.impala import IMPALA
+from ray.rllib.algorithms.ppo import PPO
+from ray.rllib.algorithms.registry import ALGORITHMS
+from ray.tune.registry import TRAINABLE_CLASS, _global_registry, register_trainable
+
+from rl_triton_adapters.rllib.config import enable_triton
+
+
+class TritonAlgorithm(Algorithm):
+    """Call `enable_triton` for the config, whatever it is given as. Put it in front of an algorithm of RLlib."""
+
+    needs_flag: ClassVar[bool] = False
+    """Whether nothing is called for a config without the flag "rl_triton"."""
+
+    def __init__(self, config: Any = None, *args: Any, **kwargs: Any) -> None:
+        default = self.get_default_config()
+        if isinstance(config, type(default)):
+            config = config.copy(copy_frozen=False)
+        else:
+            given = config.to_dict() if isinstance(config, AlgorithmConfig) else config or {}
+            config = default.from_state(given) if "class" in given else default.update_from_dict(given)
+        if not self.needs_flag or "rl_triton" in config.learner_config_dict:
+            enable_triton(config)
+        super().__init__(config, *args, **kwargs)
+
+
+class TritonPPO(TritonAlgorithm, PPO):
+    """`PPO` of RLlib, whose learners compute with `rl_triton_core` unless a flag says otherwise."""
+
+
+class TritonIMPALA(TritonAlgorithm, IMPALA):
+    """`IMPALA` of RLlib, whose learners compute with `rl_triton_core` unless a flag says otherwise."""
+
+
+class TritonAPPO(TritonAlgorithm, APPO):
+    """`APPO` of RLlib, whose learners compute with `rl_triton_core` unless a flag says otherwise."""
+
+
+class FlaggedPPO(TritonPPO):
+    """`PPO` of RLlib, whose learners compute with `rl_triton_core` if a flag says so."""
+
+    needs_flag = True
+
+
+class FlaggedIMPALA(TritonIMPALA):
+    """`IMPALA` of RLlib, whose learners compute with `rl_triton_core` if a flag says so."""
+
+    needs_flag = True
+
+
+class FlaggedAPPO(TritonAPPO):
+    """`APPO` of RLlib, whose learners compute with `rl_triton_core` if a flag says so."""
+
+    needs_flag = True
+
+
+def add_names() -> None:
+    """Let RLlib and Ray Tune find these algorithms, by their names and by RLlib's."""
+    named: list[type[Algorithm]] = [TritonPPO, TritonIMPALA, TritonAPPO, FlaggedPPO, FlaggedIMPALA, FlaggedAPPO]
+    for ours in named:
+        name = ours.__name__.replace("Flagged", "")
+        ALGORITHMS[name] = partial(describe_algorithm, ours)
+        if _global_registry.contains(TRAINABLE_CLASS, name):  # which has taken it from there before
+            register_trainable(name, ours)
+
+
+def describe_algorithm(algorithm_class: type[Algorithm]) -> tuple[type[Algorithm], AlgorithmConfig]:
+    """An algorithm and its config, as RLlib's table has them."""
+    return algorithm_class, algorithm_class.get_default_config()
+
+
+add_names()

@@ -1,0 +1,112 @@
+"""RL_TRITON=0 in the environment: what an adapter computes is its framework's, bit for bit, by no function of ours."""
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("torchrl")
+pytest.importorskip("sb3_contrib")
+
+import test_cleanrl
+import test_torchrl
+import test_torchrl_losses
+from sb3_contrib import MaskablePPO, RecurrentPPO
+from sb3_contrib.common.envs import InvalidActionEnvDiscrete
+from stable_baselines3 import A2C, PPO
+from stable_baselines3.common.buffers import RolloutBuffer
+from test_sb3 import assert_same_agent, make_cartpole
+from torchrl.objectives import ClipPPOLoss
+
+from rl_triton_adapters.cleanrl import gae, leanrl_gae, vtrace
+from rl_triton_adapters.sb3 import BatchedTerminalValues, DeviceRolloutBuffer, TritonA2C, TritonPPO, TritonRolloutBuffer
+from rl_triton_adapters.sb3.contrib import TritonMaskablePPO, TritonRecurrentPPO
+from rl_triton_adapters.torchrl_losses import TritonClipPPOLoss
+
+REASON = "RL_TRITON=0 in the environment"
+SMALL = {"n_steps": 16, "batch_size": 8, "n_epochs": 2}
+ALGORITHMS = {
+    "PPO": (PPO, TritonPPO, "MlpPolicy", SMALL),
+    "A2C": (A2C, TritonA2C, "MlpPolicy", {}),
+    "MaskablePPO": (MaskablePPO, TritonMaskablePPO, "MlpPolicy", SMALL),
+    "RecurrentPPO": (RecurrentPPO, TritonRecurrentPPO, "MlpLstmPolicy", SMALL),
+}
+
+
+def train(algorithm, policy, callback=None, **options):
+    env = (
+        InvalidActionEnvDiscrete(dim=8, n_invalid_actions=3) if issubclass(algorithm, MaskablePPO) else make_cartpole()
+    )
+    model = algorithm(policy, env, seed=0, device="cpu", **options)
+    model.learn(64 * model.n_envs, callback=callback)
+    return model
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_algorithms_of_sb3(name, switched_off):
+    stock, ours, policy, options = ALGORITHMS[name]
+    model = train(ours, policy, acceleration="auto", **options)
+    assert_same_agent(model, train(stock, policy, **options))
+    assert model.describe_step() == f"updates are those of the stock algorithm: {REASON}" and not model.is_accelerated
+    assert model.acceleration == "auto"  # which is saved
+    assert type(train(TritonPPO, "MlpPolicy", **SMALL).rollout_buffer) is RolloutBuffer
+
+
+@pytest.mark.parametrize("buffer_class", [TritonRolloutBuffer, DeviceRolloutBuffer])
+def test_buffers_of_sb3(buffer_class, switched_off):
+    model = train(PPO, "MlpPolicy", BatchedTerminalValues(), rollout_buffer_class=buffer_class, **SMALL)
+    assert_same_agent(model, train(PPO, "MlpPolicy", **SMALL))
+
+
+def test_functions_of_cleanrl(switched_off, monkeypatch):
+    """What CleanRL has no loop for is computed by the reference."""
+    generator = torch.Generator().manual_seed(0)
+    rewards, values, old, new = torch.randn(4, 16, 3, generator=generator)
+    dones, next_done = (torch.rand(n, 3, generator=generator) < 0.2 for n in (16, 1))
+    arguments = (rewards, values, dones, torch.randn(1, 3, generator=generator), next_done, 0.97, 0.9)
+    want = test_cleanrl.run_loop(*arguments, dtype=np.float32)
+    container = {"rewards": rewards, "vals": values, "dones": dones}
+    leanrl_gae(*arguments[3:5], container, *arguments[5:])
+    for got in (gae(*arguments), (container["advantages"], container["returns"])):
+        for x, y in zip(got, want, strict=True):
+            np.testing.assert_array_equal(x.numpy(), y)
+    called = []
+    monkeypatch.setattr(
+        "rl_triton_adapters.cleanrl.compute_gae", lambda *args, backend, **_: called.append(backend) or (old, new)
+    )
+    monkeypatch.setattr(
+        "rl_triton_adapters.cleanrl.compute_vtrace", lambda *args, backend, **_: called.append(backend) or (old, new)
+    )
+    gae(*arguments, truncations=dones & False, final_values=values)
+    vtrace(*arguments[:5], old, new, 0.97, backend="cpu")
+    assert called == ["reference", "reference"]
+
+
+@test_torchrl.EVERY
+def test_functions_of_torchrl(function, stock, scalars, switched_off):
+    steps = test_torchrl.random_steps((20, 3))
+    got, want = (test_torchrl.call_with_steps(f, steps, **scalars) for f in (function, stock))
+    for x, y in zip(*((x,) if isinstance(x, torch.Tensor) else x for x in (got, want)), strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=0)
+
+
+@test_torchrl.EVERY_MODULE
+def test_classes_of_torchrl(module, stock, scalars, switched_off):
+    rollout = test_torchrl.random_rollout(2, 20)
+    got, want = (test_torchrl.make_module(x, scalars)(rollout.clone()) for x in (module, stock))
+    for key in ("advantage", "value_target"):
+        torch.testing.assert_close(got[key], want[key], rtol=0, atol=0)
+
+
+def test_the_loss_of_torchrl(switched_off):
+    stock, ours = (test_torchrl_losses.make_loss(x) for x in (ClipPPOLoss, TritonClipPPOLoss))
+    batch = test_torchrl_losses.make_minibatch()
+    got, want = ours(batch.clone()), stock(batch.clone())
+    for name, x in want.items():
+        torch.testing.assert_close(got[name], x, rtol=0, atol=0)
+    assert ours.reason == REASON
+
+
+def test_another_value_is_an_error(monkeypatch):
+    monkeypatch.setenv("RL_TRITON", "off")
+    with pytest.raises(ValueError, match="RL_TRITON: got 'off', expected 0 or 1"):
+        TritonPPO("MlpPolicy", "CartPole-v1")

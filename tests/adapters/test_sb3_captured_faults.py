@@ -17,7 +17,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from test_sb3_captured import GPU, OPTIONS, DictCartPole, allow_captures, compare, make_model
 
 from rl_triton_adapters.sb3 import captured as sb3_captured
-from rl_triton_adapters.sb3.acceleration import replace_method
+from rl_triton_adapters.sb3.base import replace_method
 from rl_triton_adapters.sb3.captured import TritonPPO
 
 

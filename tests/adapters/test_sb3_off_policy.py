@@ -163,7 +163,7 @@ def compare_models(ours, stock, tolerance):
 
 @pytest.mark.parametrize("kind, name, options", CASES, ids=IDS)
 def test_gradient_steps_are_those_of_the_stock_algorithm(kind, name, options, monkeypatch):
-    steps = 320 if name == "defaults" else 80
+    steps = 320 if name == "defaults" and kind in (TritonSAC, TritonTD3, TritonDQN) else 80
     ours, stock = train(kind, steps, **options), train(STOCK[kind], steps, **options)
     assert "accelerated without a graph" in ours.describe_step()
     learns_coefficient = getattr(ours, "ent_coef_optimizer", None) is not None  # by an optimizer that was not told

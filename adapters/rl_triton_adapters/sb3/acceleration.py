@@ -7,9 +7,6 @@ A new one derives from `AcceleratedMixin` and the stock algorithm, and says what
         def _make_updates(self, update): ...  # all steps of `train`, and the logs
 """
 
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar
 
@@ -17,13 +14,13 @@ import numpy as np
 import torch
 
 from rl_triton_adapters._optimizers import clip_gradients, fuse_optimizer
-from rl_triton_adapters._overrides import find_override
 from rl_triton_adapters._switch import find_off_switch
+from rl_triton_adapters.sb3.base import AcceleratedAlgorithm, check_acceleration, replace_method
 from rl_triton_adapters.sb3.buffers import rollout_buffer_class_for
 from rl_triton_adapters.sb3.compiled import compile_update, find_compiled
 from rl_triton_adapters.sb3.device import DeviceStorageMixin, map_arrays
 from rl_triton_adapters.sb3.policies import DeferredChecks, can_draw, draw_actions
-from rl_triton_adapters.updates import CapturedUpdate, find_reason
+from rl_triton_adapters.updates import find_reason
 from rl_triton_core.capture import CapturedStep
 from rl_triton_core.compiled import CompiledUpdate
 
@@ -33,14 +30,8 @@ from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import explained_variance
 
-ACCELERATIONS = ("auto", "off")
-DEVICES = ("cpu", "cuda")
-PACKAGES = ("stable_baselines3", "sb3_contrib")
-TRANSIENT = ("_update", "_compiled", "_acting", "_rollout", "_parameters", "_clip_ranges")
-"""Attributes of a model that no checkpoint has."""
 
-
-class AcceleratedMixin(OnPolicyAlgorithm):
+class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
     """Update and act with fewer operations; on a GPU, with captured ones.
 
     Put it in front of an on-policy algorithm. Where `is_accelerated` is False, that algorithm's own methods run, and
@@ -52,13 +43,13 @@ class AcceleratedMixin(OnPolicyAlgorithm):
     buffer_classes: ClassVar[tuple[type, ...]] = (RolloutBuffer, DictRolloutBuffer, DeviceStorageMixin)
     """Whose minibatches are the rows of these attributes."""
     settings: ClassVar[tuple[str, ...]] = ("ent_coef", "vf_coef", "max_grad_norm", "normalize_advantage")
-    """The attributes of the algorithm that a step reads; where one changes, steps are captured anew."""
+    transient: ClassVar[tuple[str, ...]] = (
+        *AcceleratedAlgorithm.transient,
+        *("_compiled", "_rollout", "_parameters", "_clip_ranges"),
+    )
 
-    def __init__(self, *args: Any, acceleration: str | bool = "auto", **kwargs: Any) -> None:
-        self.acceleration = check_acceleration(acceleration)
-        self._update = CapturedUpdate(self._make_step)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._compiled: CompiledUpdate | None = None
-        self._acting: CapturedStep | None = None
         self._rollout: dict[str, Any] = {}
         self._parameters: list[torch.Tensor] = []
         super().__init__(*args, **kwargs)
@@ -82,21 +73,6 @@ class AcceleratedMixin(OnPolicyAlgorithm):
         if self.find_obstacle():
             super()._maybe_recommend_cpu(*args, **kwargs)
 
-    def _excluded_save_params(self) -> list[str]:
-        """What belongs to this process."""
-        return [*super()._excluded_save_params(), *TRANSIENT]
-
-    @property
-    def is_captured(self) -> bool:
-        """Whether updates are captured, as far as is known."""
-        return self._find_update().reason == ""
-
-    @property
-    def is_accelerated(self) -> bool:
-        """Whether updates and acting are other than stock."""
-        self._find_update()
-        return not self._update.stock
-
     def describe_step(self) -> str:
         """Say whether updates are compiled, captured, accelerated without a graph, or stock, and why."""
         if not self._find_update().reason or self._update.stock or self.device.type != "cpu":
@@ -105,32 +81,14 @@ class AcceleratedMixin(OnPolicyAlgorithm):
         return f"{self._update.describe()}; not compiled: {reason}" if compiled is None else "updates are compiled"
 
     def find_obstacle(self) -> str:
-        """Why the stock algorithm's methods run, besides what `CapturedStep` says; empty if nothing asks for them."""
-        obstacles = {
-            "switched off": self.acceleration == "off",
-            f"{self.device.type} is neither a CPU nor a GPU that is used as cuda": self.device.type not in DEVICES,
-            "use_sde: exploration is state-dependent": self.use_sde,
-            f"{type(self.rollout_buffer).__name__} makes minibatches of its own": not has_plain_minibatches(
-                self.rollout_buffer, self.buffer_classes
-            ),
-        }
-        own = find_override(self, ["train"], PACKAGES, behind=AcceleratedMixin)
-        return find_off_switch() or find_reason(obstacles) or own
+        """As for all algorithms; a buffer may make minibatches of its own, too."""
+        own = f"{type(self.rollout_buffer).__name__} makes minibatches of its own"
+        return super().find_obstacle() or find_reason(
+            {own: not has_plain_minibatches(self.rollout_buffer, self.buffer_classes)}
+        )
 
-    def _find_update(self) -> CapturedStep:
-        """The update of the policy and optimizer as they are now; it says why it is not captured."""
-        self.acceleration = check_acceleration(self.acceleration)  # it may have been set since
-        known = self._update.step
-        modules: list[torch.nn.Module] = [self.policy]
-        step = self._update.find_step(modules, [self.policy.optimizer], stock=self.find_obstacle())
-        if step is not known:
-            self._rollout, stock = {}, self._update.stock
-            self._acting = CapturedStep(self._compute_actions, modules=modules, enabled=False if stock else None)
-            is_asked_for = self.acceleration == "off" or find_off_switch()
-            if stock and not is_asked_for and self.device.type != "cpu":  # where it takes much longer
-                text = f"{type(self).__name__} trains as the stock algorithm: {stock}"
-                warnings.warn(text, RuntimeWarning, stacklevel=3)
-        return step
+    def _forget_inputs(self) -> None:
+        self._rollout = {}
 
     # -- the update ----------------------------------------------------------------------------------------------------
 
@@ -142,7 +100,7 @@ class AcceleratedMixin(OnPolicyAlgorithm):
             self._rollout = {}
             super().train()
             return
-        self._update.keep_settings([getattr(self, name) for name in self.settings])
+        self._update.keep_settings(self._list_settings())
         self._compiled = find_compiled(self)[0] if update.reason else None
         if update.reason and self._compiled is None:
             fuse_optimizer(self.policy.optimizer)
@@ -168,10 +126,6 @@ class AcceleratedMixin(OnPolicyAlgorithm):
         Args:
             update: Makes one step, `_make_step`, captured where that is possible.
         """
-        raise NotImplementedError
-
-    def _make_step(self, *args: Any) -> torch.Tensor:
-        """Update the policy with one minibatch. Returns its statistics."""
         raise NotImplementedError
 
     def _draw_permutation(self) -> torch.Tensor:
@@ -300,39 +254,6 @@ class AcceleratedMixin(OnPolicyAlgorithm):
         rows = packed.cpu()
         chosen = rows[:, :-2].reshape(actions.shape).to(actions.dtype)
         return chosen, rows[:, -2:-1], rows[:, -1]
-
-
-def check_acceleration(acceleration: str | bool) -> str:
-    """Return the argument of this name, or raise ValueError. YAML has bools for "off" and "on"."""
-    if isinstance(acceleration, bool):
-        return "auto" if acceleration else "off"
-    if acceleration not in ACCELERATIONS:
-        expected = f"expected one of {', '.join(ACCELERATIONS)}, or a bool"
-        raise ValueError(f"acceleration: got {acceleration!r}, {expected}")
-    return acceleration
-
-
-@contextmanager
-def replace_method(policy: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Let a policy call this function in the place of its method. Its copies and pickles have the method alone."""
-    ours = {name: function}
-    ours["__getstate__"] = partial(list_state, policy, ours)
-    vars(policy).update(ours)
-    try:
-        yield
-    finally:
-        for key, x in ours.items():
-            if vars(policy).get(key) is x:  # else somebody has put another in its place meanwhile
-                delattr(policy, key)
-
-
-def list_state(policy: Any, without: dict[str, Any]) -> Any:
-    """List what a copy or a pickle of a policy has, without these of its attributes."""
-    own = getattr(type(policy), "__getstate__", None)  # every class has it from Python 3.11 on
-    state = vars(policy) if own is None else own(policy)
-    if not isinstance(state, dict):
-        return state
-    return {name: x for name, x in state.items() if name not in without or without[name] is not x}
 
 
 def has_plain_minibatches(buffer: Any, kinds: tuple[type, ...]) -> bool:

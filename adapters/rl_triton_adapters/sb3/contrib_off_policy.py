@@ -42,7 +42,7 @@ class TritonTQC(EntropyMixin, TQC):
 
     settings: ClassVar[tuple[str, ...]] = (*EntropyMixin.settings, "top_quantiles_to_drop_per_net")
 
-    def _make_step(self, batch: Any, *parts: bool) -> dict[str, Tensor]:
+    def _learn(self, batch: Any, *parts: bool) -> dict[str, Tensor]:
         (updates_targets,) = parts
         actions, log_probs = self.actor.action_log_prob(batch.observations)
         log_probs = log_probs.reshape(-1, 1)
@@ -79,7 +79,7 @@ class TritonQRDQN(ValueUpdateMixin, QRDQN):
         ValueError: `acceleration` is none of these.
     """
 
-    def _make_step(self, batch: Any, *parts: bool) -> dict[str, Tensor]:
+    def _learn(self, batch: Any, *parts: bool) -> dict[str, Tensor]:
         def choose(quantiles: Tensor, actions: Tensor) -> Tensor:
             """Those of an action, [batch_size, 1]."""
             return quantiles.gather(2, actions[..., None].expand(-1, quantiles.shape[1], 1)).squeeze(2)
@@ -128,7 +128,7 @@ class TritonCrossQ(EntropyMixin, CrossQ):
         updates_actor = self._n_updates % self.policy_delay == 0
         return updates_actor, of_critic + index > warm_up, of_actor + actor_index > actor_warm_up
 
-    def _make_step(self, batch: Any, *parts: bool) -> dict[str, Tensor]:
+    def _learn(self, batch: Any, *parts: bool) -> dict[str, Tensor]:
         updates_actor, is_warm, is_actor_warm = parts
         ent_coef = self._find_entropy_coefficient()
         with torch.no_grad():
@@ -144,9 +144,9 @@ class TritonCrossQ(EntropyMixin, CrossQ):
         critic_loss = 0.5 * torch.stack(losses).sum()
         self._step_optimizer(self.critic.optimizer, critic_loss)
         statistics = {"ent_coef": ent_coef.reshape(()), "critic_loss": critic_loss.detach()}
-        return statistics | self._learn_policy(batch, ent_coef, is_actor_warm) if updates_actor else statistics
+        return statistics | self._update_policy(batch, ent_coef, is_actor_warm) if updates_actor else statistics
 
-    def _learn_policy(self, batch: Any, ent_coef: Tensor, is_warm: bool) -> dict[str, Tensor]:
+    def _update_policy(self, batch: Any, ent_coef: Tensor, is_warm: bool) -> dict[str, Tensor]:
         """Learn the policy and the entropy coefficient."""
         with learn_statistics(self.actor, is_warm):
             actions, log_probs = self.actor.action_log_prob(batch.observations)

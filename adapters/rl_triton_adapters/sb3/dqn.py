@@ -46,7 +46,7 @@ class TritonDQN(ValueUpdateMixin, DQN):
         ValueError: `acceleration` is none of these.
     """
 
-    def _make_step(self, batch: Any, *parts: bool) -> dict[str, Tensor]:
+    def _learn(self, batch: Any, *parts: bool) -> dict[str, Tensor]:
         with torch.no_grad():
             next_values = self.q_net_target(batch.next_observations).max(dim=1, keepdim=True)[0]
             targets = self._evaluate_next(batch, next_values)

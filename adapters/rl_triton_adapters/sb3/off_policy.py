@@ -3,10 +3,9 @@
 A new one derives from `OffPolicyMixin` and the stock algorithm, and says what one gradient step is:
 
     class TritonDQN(OffPolicyMixin, DQN):
-        def _make_step(self, batch): ...  # one gradient step: what is logged, by its name
+        def _learn(self, batch): ...  # one gradient step: what is logged, by its name
 """
 
-import warnings
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
@@ -16,21 +15,16 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from rl_triton_adapters._optimizers import fuse_optimizer
-from rl_triton_adapters._overrides import find_override
-from rl_triton_adapters.sb3.acceleration import DEVICES, PACKAGES, check_acceleration, replace_method
+from rl_triton_adapters.sb3.base import AcceleratedAlgorithm, replace_method
 from rl_triton_adapters.sb3.minibatches import Form, draw_minibatches, unpack_minibatch
 from rl_triton_adapters.sb3.policies import DeferredChecks
-from rl_triton_adapters.updates import CapturedUpdate, find_reason
 from rl_triton_core.capture import CapturedStep
 
 # isort: split
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
-TRANSIENT = ("_update", "_acting", "_form", "_checks")
-"""Attributes of a model that no checkpoint has."""
 
-
-class OffPolicyMixin(OffPolicyAlgorithm):
+class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
     """Make gradient steps and act with fewer operations; on a GPU, with captured ones.
 
     Put it in front of an off-policy algorithm. Where `is_accelerated` is False, that algorithm's own methods run, and
@@ -38,60 +32,13 @@ class OffPolicyMixin(OffPolicyAlgorithm):
     """
 
     settings: ClassVar[tuple[str, ...]] = ("gamma", "tau")
-    """The attributes of the algorithm that a step reads; where one changes, steps are captured anew."""
+    transient: ClassVar[tuple[str, ...]] = (*AcceleratedAlgorithm.transient, "_form", "_checks", "_renorm_steps")
+    max_graphs: ClassVar[int] = 8
 
-    def __init__(self, *args: Any, acceleration: str | bool = "auto", **kwargs: Any) -> None:
-        self.acceleration = check_acceleration(acceleration)
-        self._update = CapturedUpdate(self._run_step, max_graphs=8)
-        self._acting: CapturedStep | None = None
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._form: Form | None = None
         self._checks: DeferredChecks | None = None
         super().__init__(*args, **kwargs)
-
-    def _excluded_save_params(self) -> list[str]:
-        """What belongs to this process."""
-        return [*super()._excluded_save_params(), *TRANSIENT]
-
-    @property
-    def is_captured(self) -> bool:
-        """Whether gradient steps are captured, as far as is known."""
-        return self._find_update().reason == ""
-
-    @property
-    def is_accelerated(self) -> bool:
-        """Whether gradient steps and acting are other than stock."""
-        self._find_update()
-        return not self._update.stock
-
-    def describe_step(self) -> str:
-        """Say whether updates are captured, accelerated without a graph, or stock, and why."""
-        self._find_update()
-        return self._update.describe()
-
-    def find_obstacle(self) -> str:
-        """Why the stock algorithm's methods run, besides what `CapturedStep` says; empty if nothing asks for them."""
-        obstacles = {
-            "switched off": self.acceleration == "off",
-            f"{self.device.type} is neither a CPU nor a GPU that is used as cuda": self.device.type not in DEVICES,
-            "use_sde: exploration is state-dependent": self.use_sde,
-        }
-        return find_reason(obstacles) or find_override(self, ["train"], PACKAGES, behind=OffPolicyMixin)
-
-    def _list_optimizers(self) -> list[Optimizer]:
-        """The optimizers that a gradient step calls."""
-        return [self.policy.optimizer]
-
-    def _find_update(self) -> CapturedStep:
-        """The step of the policy and optimizers as they are now; it says why it is not captured."""
-        self.acceleration = check_acceleration(self.acceleration)  # it may have been set since
-        known, stock = self._update.step, self.find_obstacle()
-        step = self._update.find_step([self.policy], self._list_optimizers(), stock=stock)
-        if step is not known:
-            self._acting = CapturedStep(self._compute_actions, modules=[self.policy], enabled=False if stock else None)
-            if stock and self.acceleration == "auto" and self.device.type != "cpu":  # where it takes much longer
-                text = f"{type(self).__name__} trains as the stock algorithm: {stock}"
-                warnings.warn(text, RuntimeWarning, stacklevel=3)
-        return step
 
     # -- gradient steps ------------------------------------------------------------------------------------------------
 
@@ -119,30 +66,25 @@ class OffPolicyMixin(OffPolicyAlgorithm):
                 self._n_updates += 1
                 rows.append(self._call_step(step, batch, self._choose_parts(index)))
                 index += 1
-            self._read_rows(rows, history)
-            if step.may_stop and step.stop:
+            if self._read_rows(rows, history):
                 self._raise_refusal(batches)
         self._log_history(history)
 
     def _call_step(self, step: CapturedStep, batch: Any, parts: tuple[bool, ...]) -> tuple[list[str], Tensor]:
-        """Make one gradient step; the names and values of its statistics."""
-        statistics = self._run_step(batch, *parts) if step.reason else step(batch, *parts)
-        return [*statistics], torch.stack([*statistics.values()])  # a copy: graphs use their memory again
+        """Make one gradient step; the names and values of its statistics, and last whether it was refused."""
+        statistics = self._make_step(batch, *parts) if step.reason else step(batch, *parts)
+        return [*statistics], torch.stack([*statistics.values(), step.stop])  # a copy: graphs use their memory again
 
-    def _run_step(self, batch: Any, *parts: bool) -> dict[str, Tensor]:
+    def _make_step(self, batch: Any, *parts: bool) -> dict[str, Tensor]:
         """One gradient step with a minibatch as it was drawn; in a graph, distributions do not wait for the device."""
         samples = batch if self._form is None else unpack_minibatch(batch, self._form)
         if not self._update.is_captured:
-            return self._make_step(samples, *parts)
+            return self._learn(samples, *parts)
         try:
             with DeferredChecks() as self._checks:
-                return self._make_step(samples, *parts)
+                return self._learn(samples, *parts)
         finally:
             self._checks = None
-
-    def _list_settings(self) -> list[Any]:
-        """What a step reads besides its minibatch, as it is compared."""
-        return [getattr(self, name) for name in self.settings]
 
     def _prepare_policy(self) -> None:
         """Before the first gradient step of an update."""
@@ -152,7 +94,7 @@ class OffPolicyMixin(OffPolicyAlgorithm):
         """Which parts a gradient step has: the one with this index in its update, which `_n_updates` has counted."""
         return ()
 
-    def _make_step(self, batch: Any, *parts: bool) -> dict[str, Tensor]:
+    def _learn(self, batch: Any, *parts: bool) -> dict[str, Tensor]:
         """Make one gradient step. Returns what the stock algorithm logs, by its name."""
         raise NotImplementedError
 
@@ -180,12 +122,14 @@ class OffPolicyMixin(OffPolicyAlgorithm):
                 self.actor(observations)
         raise ValueError("actions: a distribution has refused its arguments, expected finite means and deviations")
 
-    def _read_rows(self, rows: list[tuple[list[str], Tensor]], history: dict[str, list[float]]) -> None:
-        """Add the statistics of some gradient steps to those of the update; they are read at once."""
-        values = iter(torch.cat([row for _, row in rows]).tolist())
+    def _read_rows(self, rows: list[tuple[list[str], Tensor]], history: dict[str, list[float]]) -> bool:
+        """Add the statistics of some gradient steps to those of the update; whether the last one was refused."""
+        values, is_refused = iter(torch.cat([row for _, row in rows]).tolist()), False
         for names, _ in rows:
             for name in names:
                 history.setdefault(name, []).append(next(values))
+            is_refused = bool(next(values))
+        return is_refused
 
     def _log_history(self, history: dict[str, list[float]]) -> None:
         """Log what the stock algorithm logs of an update."""

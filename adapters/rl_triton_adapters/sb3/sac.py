@@ -83,7 +83,7 @@ class TritonSAC(EntropyMixin, SAC):
         ValueError: `acceleration` is none of these.
     """
 
-    def _make_step(self, batch: Any, *parts: bool) -> dict[str, Tensor]:
+    def _learn(self, batch: Any, *parts: bool) -> dict[str, Tensor]:
         (updates_targets,) = parts
         actions, log_probs = self.actor.action_log_prob(batch.observations)
         log_probs = log_probs.reshape(-1, 1)

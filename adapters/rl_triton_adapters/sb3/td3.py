@@ -39,7 +39,7 @@ class TD3UpdateMixin(OffPolicyMixin):
         """Whether the actor learns, too."""
         return (self._n_updates % self.policy_delay == 0,)
 
-    def _make_step(self, batch: Any, *parts: bool) -> dict[str, Tensor]:
+    def _learn(self, batch: Any, *parts: bool) -> dict[str, Tensor]:
         (updates_actor,) = parts
         with torch.no_grad():
             noise = torch.empty_like(batch.actions).normal_(0, self.target_policy_noise)

@@ -1,0 +1,137 @@
+"""Stable-Baselines3: what on-policy and off-policy algorithms of ours have in common."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, ClassVar
+
+from torch.optim import Optimizer
+
+from rl_triton_adapters._overrides import find_override
+from rl_triton_adapters._switch import find_off_switch
+from rl_triton_adapters.updates import CapturedUpdate, find_reason
+from rl_triton_core.capture import CapturedStep
+
+# isort: split
+from stable_baselines3.common.base_class import BaseAlgorithm
+
+ACCELERATIONS = ("auto", "off")
+DEVICES = ("cpu", "cuda")
+PACKAGES = ("stable_baselines3", "sb3_contrib")
+
+
+class AcceleratedAlgorithm(BaseAlgorithm):
+    """An algorithm whose gradient steps and acting are captured on a GPU, and have fewer operations elsewhere.
+
+    Where `is_accelerated` is False, the stock algorithm's own methods run, and `describe_step` says why.
+    """
+
+    settings: ClassVar[tuple[str, ...]] = ()
+    """The attributes of the algorithm that a step reads; where one changes, steps are captured anew."""
+    transient: ClassVar[tuple[str, ...]] = ("_update", "_acting")
+    """Attributes of a model that no checkpoint has."""
+    max_graphs: ClassVar[int] = 4
+    """As of `CapturedStep`."""
+
+    def __init__(self, *args: Any, acceleration: str | bool = "auto", **kwargs: Any) -> None:
+        self.acceleration = check_acceleration(acceleration)
+        self._update = CapturedUpdate(self._make_step, max_graphs=self.max_graphs)
+        self._acting: CapturedStep | None = None
+        super().__init__(*args, **kwargs)
+
+    def _excluded_save_params(self) -> list[str]:
+        """What belongs to this process."""
+        return [*super()._excluded_save_params(), *self.transient]
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether updates are captured, as far as is known."""
+        return self._find_update().reason == ""
+
+    @property
+    def is_accelerated(self) -> bool:
+        """Whether updates and acting are other than stock."""
+        self._find_update()
+        return not self._update.stock
+
+    def describe_step(self) -> str:
+        """Say whether updates are captured, accelerated without a graph, or stock, and why."""
+        self._find_update()
+        return self._update.describe()
+
+    def find_obstacle(self) -> str:
+        """Why the stock algorithm's methods run, besides what `CapturedStep` says; empty if nothing asks for them."""
+        obstacles = {
+            "switched off": self.acceleration == "off",
+            f"{self.device.type} is neither a CPU nor a GPU that is used as cuda": self.device.type not in DEVICES,
+            "use_sde: exploration is state-dependent": self.use_sde,
+        }
+        own = find_override(self, ["train"], PACKAGES, behind=AcceleratedAlgorithm)
+        return find_off_switch() or find_reason(obstacles) or own
+
+    def _list_optimizers(self) -> list[Optimizer]:
+        """The optimizers that a step calls."""
+        return [self.policy.optimizer]
+
+    def _list_settings(self) -> list[Any]:
+        """What a step reads besides its inputs, as it is compared."""
+        return [getattr(self, name) for name in self.settings]
+
+    def _find_update(self) -> CapturedStep:
+        """The step of the policy and optimizers as they are now; it says why it is not captured."""
+        self.acceleration = check_acceleration(self.acceleration)  # it may have been set since
+        known, stock = self._update.step, self.find_obstacle()
+        step = self._update.find_step([self.policy], self._list_optimizers(), stock=stock)
+        if step is not known:
+            self._forget_inputs()
+            self._acting = CapturedStep(self._compute_actions, modules=[self.policy], enabled=False if stock else None)
+            is_asked_for = self.acceleration == "off" or find_off_switch()
+            if stock and not is_asked_for and self.device.type != "cpu":  # where it takes much longer
+                text = f"{type(self).__name__} trains as the stock algorithm: {stock}"
+                warnings.warn(text, RuntimeWarning, stacklevel=3)
+        return step
+
+    def _forget_inputs(self) -> None:
+        """Drop what the graphs of a step have read that is replaced."""
+
+    def _make_step(self, *args: Any) -> Any:
+        """Make one gradient step. Returns its statistics."""
+        raise NotImplementedError
+
+    def _compute_actions(self, *args: Any) -> Any:
+        """Act, as a captured step does."""
+        raise NotImplementedError
+
+
+def check_acceleration(acceleration: str | bool) -> str:
+    """Return the argument of this name, or raise ValueError. YAML has bools for "off" and "on"."""
+    if isinstance(acceleration, bool):
+        return "auto" if acceleration else "off"
+    if acceleration not in ACCELERATIONS:
+        expected = f"expected one of {', '.join(ACCELERATIONS)}, or a bool"
+        raise ValueError(f"acceleration: got {acceleration!r}, {expected}")
+    return acceleration
+
+
+@contextmanager
+def replace_method(policy: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Let a policy call this function in the place of its method. Its copies and pickles have the method alone."""
+    ours = {name: function}
+    ours["__getstate__"] = partial(list_state, policy, ours)
+    vars(policy).update(ours)
+    try:
+        yield
+    finally:
+        for key, x in ours.items():
+            if vars(policy).get(key) is x:  # else somebody has put another in its place meanwhile
+                delattr(policy, key)
+
+
+def list_state(policy: Any, without: dict[str, Any]) -> Any:
+    """List what a copy or a pickle of a policy has, without these of its attributes."""
+    own = getattr(type(policy), "__getstate__", None)  # every class has it from Python 3.11 on
+    state = vars(policy) if own is None else own(policy)
+    if not isinstance(state, dict):
+        return state
+    return {name: x for name, x in state.items() if name not in without or without[name] is not x}

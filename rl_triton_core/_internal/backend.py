@@ -18,19 +18,13 @@ import torch
 T = TypeVar("T")
 
 
-def normalize_by_reference(task: Any, exchange: Any) -> None:
-    """Fill the output of a normalisation."""
-    import_module(f"{__package__}.moments.reference").run(task, exchange)
+def call_reference(topic: str, name: str, *arguments: Any) -> Any:
+    """Call a function of the reference, which is imported when it is first needed."""
+    return getattr(import_module(f"{__package__}.{topic}.reference"), name)(*arguments)
 
 
-def compute_loss_by_reference(problem: Any) -> Any:
-    """Compute a loss and its gradients."""
-    return import_module(f"{__package__}.loss.reference").compute_loss(problem)
-
-
-def scale_by_reference(gradients: Any, factor: torch.Tensor) -> Any:
-    """Multiply gradients by a number in place."""
-    return import_module(f"{__package__}.loss.reference").scale_gradients(gradients, factor)
+NORMALIZE, LOSS = partial(call_reference, "moments", "run"), partial(call_reference, "loss", "compute_loss")
+SCALE = partial(call_reference, "loss", "scale_gradients")
 
 
 @dataclass(frozen=True)
@@ -48,9 +42,9 @@ class Backend:
 
     run: Callable[[Any], None]
     unavailable: Callable[[torch.device], str | None]
-    normalize: Callable[[Any, Any], None] = normalize_by_reference
-    loss: Callable[[Any], Any] = compute_loss_by_reference
-    scale: Callable[[Any, torch.Tensor], Any] = scale_by_reference
+    normalize: Callable[[Any, Any], Any] = NORMALIZE
+    loss: Callable[[Any], Any] = LOSS
+    scale: Callable[[Any, torch.Tensor], Any] = SCALE
     supports_expectation: bool = False
 
 
@@ -62,7 +56,7 @@ def assemble_backend(name: str) -> Backend:
         unavailable=scan.unavailable,
         normalize=moments.run,
         loss=loss.compute_loss,
-        scale=getattr(loss, "scale_gradients", Backend.scale),
+        scale=getattr(loss, "scale_gradients", SCALE),
         supports_expectation=scan.SUPPORTS_EXPECTATION,
     )
 

@@ -32,11 +32,6 @@ INNER = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 """Options of functions that only compiled code calls."""
 
 
-def describe_code(function: Any) -> list[tuple[str, str]]:
-    """What a function without inner functions does."""
-    return [(x.opname, x.argrepr) for x in dis.get_instructions(function)]
-
-
 def hash_text(parts: Any) -> str:
     """A short name for what has a repr."""
     return sha256(repr(parts).encode()).hexdigest()[:16]
@@ -227,7 +222,8 @@ def bind_code(function: Any, kind: type, names: dict[str, Any], key: Any = ()) -
     What is loaded from disk is linked by name with what this process compiled.
     """
     bound = [(name, getattr(x, "__name__", x)) for name, x in names.items()]
-    own = hash_text((SOURCE, describe_code(function), bound, kind.__name__, key))
+    code = [(x.opname, x.argrepr) for x in dis.get_instructions(function)]
+    own = hash_text((SOURCE, code, bound, kind.__name__, key))
     return bind_names(function, f"{function.__name__}_{own}", **names)
 
 

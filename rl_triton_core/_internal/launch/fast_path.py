@@ -17,9 +17,9 @@ import re
 import threading
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial, wraps
 from operator import is_
-from types import TracebackType
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -79,25 +79,7 @@ class FastPathStatus(NamedTuple):
     """For each function, the number of shapes whose calls take the fast path."""
 
 
-class FastPathSetting:
-    """What `set_fast_path` returns: a context manager that restores the setting before."""
-
-    def __init__(self, before: tuple[bool, str]) -> None:
-        """Restore this at the end of a with block."""
-        self.before = before
-
-    def __enter__(self) -> None:
-        """Keep the new setting for the block."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Restore the setting before."""
-        Switch.enabled, Switch.reason = self.before
-        forget_plans()
-
-
-def set_fast_path(enabled: bool) -> FastPathSetting:
+def set_fast_path(enabled: bool) -> AbstractContextManager[Any]:
     """Switch the fast path for repeated calls on or off, in this process.
 
     It is on by default, unless RL_TRITON_FAST_PATH is 0 in the environment.
@@ -113,10 +95,16 @@ def set_fast_path(enabled: bool) -> FastPathSetting:
         ...     fast_path_status().enabled
         False
     """
-    setting = FastPathSetting((Switch.enabled, Switch.reason))
-    Switch.enabled, Switch.reason = bool(enabled), "" if enabled else "set_fast_path(False) was called"
-    forget_plans()
+    setting = ExitStack()
+    setting.callback(switch_fast_path, Switch.enabled, Switch.reason)
+    switch_fast_path(bool(enabled), "" if enabled else "set_fast_path(False) was called")
     return setting
+
+
+def switch_fast_path(enabled: bool, reason: str) -> None:
+    """Set the switch, and let no call before count."""
+    Switch.enabled, Switch.reason = enabled, reason
+    forget_plans()
 
 
 def fast_path_status() -> FastPathStatus:

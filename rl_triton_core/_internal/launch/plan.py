@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial, reduce
 from itertools import accumulate
 from operator import itemgetter, or_
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,7 +33,6 @@ NORMAL_PATH = object()
 """In the place of results: the call has to take the normal path."""
 NOT_ALIKE = object()
 """In the place of results: the call needs another plan."""
-R = TypeVar("R")
 Runner = Callable[[tuple[torch.Tensor, ...], tuple[Any, ...]], Any]
 """Makes a call with other tensors and numbers, or returns NORMAL_PATH or NOT_ALIKE."""
 Picker = Callable[[Sequence[Any]], tuple[Any, ...]]
@@ -94,7 +93,7 @@ class Plan:
         for scratch in {id(x.scratch): x.scratch for x in launches if x.scratch is not None}.values():
             builder.allocate(scratch)
         for launch in resolved:
-            builder.add_launch(launch)
+            builder.launches.append((launch.function, [builder.refer_to(x) for x in launch.arguments]))
         check_all_are_written(written, resolved)
         self.groups, self.launches = builder.make_pickers(self.get_stream is not None)
         self.views, self.constants = builder.views, builder.constants
@@ -218,20 +217,16 @@ class PoolBuilder:
 
     def allocate(self, x: torch.Tensor) -> int:
         """Let a plan allocate a tensor like this one. The quickest way copies the form of an object."""
+        empty = partial(torch.empty_strided, x.shape, x.stride(), dtype=x.dtype, device=x.device)
+        allocation: tuple[Callable[[torch.Tensor], torch.Tensor], int] = (lambda _: empty(), 0)
         for i, like in enumerate(self.objects[: self.num_given]):
             alike = like.dtype == x.dtype and like.shape == x.shape
             if alike and torch.empty_like(like, device="meta").stride() == x.stride():
-                self.allocations.append((torch.empty_like, i))
+                allocation = torch.empty_like, i
                 break
-        else:
-            empty = partial(torch.empty_strided, x.shape, x.stride(), dtype=x.dtype, device=x.device)
-            self.allocations.append((drop_argument(empty), 0))
+        self.allocations.append(allocation)
         self.objects.append(x)
         return len(self.objects) - 1
-
-    def add_launch(self, launch: ResolvedLaunch) -> None:
-        """Let a plan make a launch after those before."""
-        self.launches.append((launch.function, [self.refer_to(x) for x in launch.arguments]))
 
     def refer_to(self, x: Any) -> Reference:
         """Where in the pool an argument of a launch is."""
@@ -277,11 +272,6 @@ class PoolBuilder:
 
         groups = [(kind, make(elements)) for kind, elements in self.groups]
         return groups, [(function, make(arguments)) for function, arguments in self.launches]
-
-
-def drop_argument(function: Callable[[], R]) -> Callable[[Any], R]:
-    """A function that ignores its argument."""
-    return lambda _: function()
 
 
 def make_picker(places: Sequence[int]) -> Picker:

@@ -278,16 +278,16 @@ def weigh_term(term, weight, valid):
 
 
 @triton.jit
-def standardize_elements(parts, num_parts, every, num_every, rule, CONFIG: tl.constexpr):
+def standardize_elements(own_moments, num_own, all_ranks_moments, num_ranks, rule, CONFIG: tl.constexpr):
     """Sum of the weights, and what is subtracted from the advantages and multiplies them."""
     count = tl.full([], 0, tl.float64)
     subtracted = tl.full([], 0, tl.float64)
     factor = tl.full([], 1, tl.float64)
-    if parts is not None:
-        count, mean, m2 = merge_parts(parts, num_parts, CONFIG.PARTS)
+    if own_moments is not None:
+        count, mean, m2 = merge_parts(own_moments, num_own, CONFIG.PARTS)
         if CONFIG.NORMALIZE:
-            every_count, mean, m2 = merge_parts(every, num_every, CONFIG.PARTS)
-            subtracted, factor = compute_standardizer(every_count, mean, m2, rule[0], rule[1], rule[2], rule[3])
+            all_count, mean, m2 = merge_parts(all_ranks_moments, num_ranks, CONFIG.PARTS)
+            subtracted, factor = compute_standardizer(all_count, mean, m2, rule[0], rule[1], rule[2], rule[3])
     return count, subtracted, factor
 
 
@@ -493,23 +493,23 @@ def leave_sums(results, least, largest, shared, partials, shared_partials, by_sh
             tl.store(place, shared[chunk], mask=column < CONFIG.WIDTHS[0])
 
 
-@triton.jit(do_not_specialize=["size", "num_parts", "num_every"])
+@triton.jit(do_not_specialize=["size", "num_own", "num_ranks"])
 def compute_tiles(
     xs, y, old_xs, old_y, actions,
     old_log_probs, advantages, references, values, targets, old_values, mask, scale, cu_seqlens, length, num_sequences,
-    by_xs, by_y, by_values, by_shared, numbers, rule, parts, num_parts, every, num_every, size,
+    by_xs, by_y, by_values, by_shared, numbers, rule, own_moments, num_own, all_ranks_moments, num_ranks, size,
     partials, shared_partials, loss, statistics,
     SUMS: tl.constexpr, READOUT: tl.constexpr, SLOPES: tl.constexpr, KL_SUMS: tl.constexpr, KL: tl.constexpr,
     KL_SLOPES: tl.constexpr, COMPUTE_TERMS: tl.constexpr, CONFIG: tl.constexpr,
 ):  # fmt: skip
     """Values and gradients of every program's tiles, and their sums; with one tile, the loss as well.
 
-    `parts` are the moments of this process's advantages, `every` those of all processes; None with one tile.
+    `own_moments` are those of this process's advantages, by program; None with one tile.
     """
     BLOCK: tl.constexpr = CONFIG.BLOCK
     NUMBERS: tl.constexpr = CONFIG.NUMBERS
     totals, least, largest, shared = start_sums(CONFIG)
-    count, subtracted, factor = standardize_elements(parts, num_parts, every, num_every, rule, CONFIG)
+    count, subtracted, factor = standardize_elements(own_moments, num_own, all_ranks_moments, num_ranks, rule, CONFIG)
     coefficients = read_coefficients(numbers, NUMBERS)
     divisor = read_divisor(numbers, count, CONFIG.HAS_DIVISOR, NUMBERS)
     for tile in tl.range(tl.program_id(0), tl.cdiv(size, BLOCK), tl.num_programs(0)):
@@ -519,7 +519,7 @@ def compute_tiles(
         if (length is not None) or (cu_seqlens is not None):
             sequence = find_sequence(index, cu_seqlens, length, num_sequences, CONFIG.SEARCH)
         advantage = read_stream(advantages, sequence if CONFIG.PER_SEQUENCE else index, weight != 0)
-        if CONFIG.ONE_TILE and parts is None:
+        if CONFIG.ONE_TILE and own_moments is None:
             count, subtracted, factor = standardize_tile(advantage, weight, rule, CONFIG)
             divisor = read_divisor(numbers, count, CONFIG.HAS_DIVISOR, NUMBERS)
         if CONFIG.NORMALIZE:
@@ -571,15 +571,15 @@ def compute_tiles(
         leave_sums(results, least, largest, shared, partials, shared_partials, by_shared, CONFIG)
 
 
-@triton.jit(do_not_specialize=["programs", "num_parts"])
+@triton.jit(do_not_specialize=["programs", "num_own"])
 def finish_sums(
     partials,
     shared_partials,
     programs,
     by_shared,
     numbers,
-    parts,
-    num_parts,
+    own_moments,
+    num_own,
     loss,
     statistics,
     NUMBERS: tl.constexpr,
@@ -597,8 +597,8 @@ def finish_sums(
             tl.store(by_shared + column, total.to(tl.float32))
     else:
         count = tl.full([], 0, tl.float64)
-        if parts is not None:
-            count, _, _ = merge_parts(parts, num_parts, PARTS)
+        if own_moments is not None:
+            count, _, _ = merge_parts(own_moments, num_own, PARTS)
         sums = ()
         for i in tl.static_range(NUM_SUMS):
             sums = sums + (tl.sum(tl.load(partials + i * programs + program, mask=inside, other=0)),)

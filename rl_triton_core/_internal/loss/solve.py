@@ -22,6 +22,7 @@ from rl_triton_core._internal.moments.rule import Rule
 
 R = TypeVar("R")
 Targets = Sequence[tuple[torch.Size, torch.dtype] | None]
+"""Shapes and dtypes of gradients, None for one that is not wanted."""
 
 
 def solve_loss(
@@ -46,7 +47,8 @@ def solve_loss(
     problem.mark_numbers()
     loss, statistics, gradients = run_backend(problem, chosen)
     written = (loss, statistics, *gradients)
-    finish = partial(finish_loss, arrange, describe_targets(inputs, problem.wanted) if graph else None, chosen.scale)
+    targets = [(x.shape, x.dtype) if want else None for x, want in zip(inputs, problem.wanted, strict=True)]
+    finish = partial(finish_loss, arrange, targets if graph else None, chosen.scale)
     results = finish(written, inputs)
     record_outcome(Outcome(results, written, tuple(inputs), finish))
     return results
@@ -55,11 +57,6 @@ def solve_loss(
 def take_loss(loss: torch.Tensor, statistics: torch.Tensor) -> torch.Tensor:
     """A loss without its statistics."""
     return loss
-
-
-def describe_targets(inputs: Sequence[torch.Tensor], wanted: Sequence[bool]) -> Targets:
-    """Shapes and dtypes of the gradients, None for one that is not wanted."""
-    return [(x.shape, x.dtype) if want else None for x, want in zip(inputs, wanted, strict=True)]
 
 
 def finish_loss(

@@ -103,19 +103,19 @@ def list_launches(
         divisor = float(size)
     arguments: tuple[Any, ...]
     constants: dict[str, Any]
-    parts = every = None
+    own_moments = all_ranks_moments = None
     if (divisor is None or problem.rule is not None) and (tiles.number > 1 or problem.exchange is not None):
         blocks = -(-size // WEIGH_BLOCK)
         programs = min(blocks, MAX_PROGRAMS)
-        every = parts = like.new_empty((programs, 3), dtype=torch.float64)
-        arguments = problem.streams.advantages, 0, 1, problem.streams.mask, 0, 1, 1, size, blocks, parts
+        all_ranks_moments = own_moments = like.new_empty((programs, 3), dtype=torch.float64)
+        arguments = problem.streams.advantages, 0, 1, problem.streams.mask, 0, 1, 1, size, blocks, own_moments
         constants = {"BLOCK_ROWS": 1, "BLOCK_COLUMNS": WEIGH_BLOCK, "WEIGHTED": True}
-        yield KernelCall(moments.moments, programs, arguments, constants, NUM_WARPS, parts)
+        yield KernelCall(moments.moments, programs, arguments, constants, NUM_WARPS, own_moments)
         if problem.exchange is not None:
-            own = parts.new_empty((1, 3))
-            yield KernelCall(moments.merge, 1, (parts, programs, own), {"PARTS": next_power_of_2(programs)}, NUM_WARPS)
-            every = problem.exchange(own)
-    capacity = 1 if parts is None or every is None else next_power_of_2(max(len(parts), len(every)))
+            whole, capacity = own_moments.new_empty((1, 3)), {"PARTS": next_power_of_2(programs)}
+            yield KernelCall(moments.merge, 1, (own_moments, programs, whole), capacity, NUM_WARPS)
+            all_ranks_moments = problem.exchange(whole)
+    num_own, num_ranks = (0 if x is None else len(x) for x in (own_moments, all_ranks_moments))
     shared = next((x for given, x in zip(problem.inputs, gradients, strict=False) if given.ndim == 1), None)
     partials = shared_partials = None
     if tiles.number > 1:
@@ -125,10 +125,8 @@ def list_launches(
     numbers = tuple(
         read_elsewhere(x, like.device) for x in (*problem.coefficients, 0.0 if divisor is None else divisor)
     )
-    networks = [
-        split_network(problem, x) for x in (problem.inputs, problem.old_inputs, or_placeholder(problem, gradients))
-    ]
-    sums = parts, 0 if parts is None else len(parts)
+    written = [given if x is None else x for given, x in zip(problem.inputs, gradients, strict=False)]
+    networks = [split_network(problem, x) for x in (problem.inputs, problem.old_inputs, written)]
     arguments = (
         *networks[0],
         *networks[1],
@@ -140,9 +138,10 @@ def list_launches(
         shared,
         numbers,
         tuple(problem.rule or (0.0, 0.0, 0.0, 0.0)),
-        *sums,
-        every,
-        0 if every is None else len(every),
+        own_moments,
+        num_own,
+        all_ranks_moments,
+        num_ranks,
         size,
         partials,
         shared_partials,
@@ -154,7 +153,7 @@ def list_launches(
         **describe_strides(problem, networks),
         NUMBERS=kernels.NumberConfig(sum(1 << i for i, x in enumerate(numbers) if isinstance(x, torch.Tensor))),
         HAS_DIVISOR=divisor is not None,
-        PARTS=capacity,
+        PARTS=next_power_of_2(max(num_own, num_ranks, 1)),
         ONE_TILE=tiles.number == 1,
         CHUNK=tiles.chunk,
         BLOCK=tiles.block,
@@ -164,8 +163,7 @@ def list_launches(
         kernels.compute_tiles, tiles.programs, arguments, constants, tiles.num_warps, partials, problem.choices
     )
     if tiles.number > 1:
-        outputs = loss, statistics
-        arguments = partials, shared_partials, tiles.programs, shared, numbers, *sums, *outputs
+        arguments = partials, shared_partials, tiles.programs, shared, numbers, own_moments, num_own, loss, statistics
         constants = {name: getattr(config, name) for name in ("NUMBERS", "HAS_DIVISOR", "PARTS")}
         constants["PROGRAMS"] = next_power_of_2(tiles.programs)
         programs = 1 + (0 if shared is None else len(shared))
@@ -213,11 +211,6 @@ def stream_arguments(problem: LossProblem) -> tuple[Any, ...]:
         problem.length or None,
         0 if offsets is None else offsets.shape[0] - 1,
     )
-
-
-def or_placeholder(problem: LossProblem, gradients: Sequence[Stream]) -> list[torch.Tensor]:
-    """Gradients by the network outputs, and something else where one is not wanted."""
-    return [given if x is None else x for given, x in zip(problem.inputs, gradients, strict=False)]
 
 
 def describe_problem(problem: LossProblem, gradients: Sequence[Stream]) -> dict[str, Any]:

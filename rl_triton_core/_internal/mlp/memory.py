@@ -9,35 +9,10 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from rl_triton_core._internal.equations.numba import make_load, make_store
 
-def make_load(kind: Any, memory: Any) -> Any:
-    """A function of an address and an index that reads a number there."""
-
-    @intrinsic
-    def load(context: Any, address: Any, index: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            pointer = builder.inttoptr(arguments[0], memory.as_pointer())
-            return builder.load(builder.gep(pointer, [arguments[1]]), align=kind.bitwidth // 8)
-
-        return kind(types.int64, types.int64), generate
-
-    return load
-
-
-load = make_load(types.float32, ir.FloatType())
-load_double = make_load(types.float64, ir.DoubleType())
-load_integer = make_load(types.int64, ir.IntType(64))
-
-
-@intrinsic
-def store(context: Any, address: Any, index: Any, number: Any) -> Any:
-    """Write a float32 number."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = builder.inttoptr(arguments[0], ir.FloatType().as_pointer())
-        builder.store(arguments[2], builder.gep(pointer, [arguments[1]]), align=4)
-
-    return types.void(types.int64, types.int64, types.float32), generate
+load, load_double, load_integer = map(make_load, (types.float32, types.float64, types.int64))
+store = make_store(types.float32)
 
 
 @intrinsic

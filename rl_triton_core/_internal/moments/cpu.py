@@ -28,8 +28,9 @@ scalar_standardizer = compile_equation(compute_standardizer, PYTHON)
 def run(task: Task, exchange: Exchange | None) -> None:
     """Fill the output."""
     out = task.out if task.out.dtype in NATIVE else torch.empty_like(task.out, dtype=torch.float32)
-    values, masked = view_values(task.values), task.mask is not None
-    mask = NO_MASK if task.mask is None else view_mask(task.mask)
+    values: Any = (task.values if task.values.dtype in NATIVE else task.values.float()).numpy()
+    masked = task.mask is not None
+    mask: Any = NO_MASK if task.mask is None else narrow_flags(task.mask).numpy().view(np.uint8)
     size = task.values.numel()
     spans = [(first, min(first + SPAN, size)) for first in range(0, size, SPAN)]
     parts = np.empty((len(spans), 3))
@@ -54,13 +55,3 @@ def merge_moments(parts: Sequence[Sequence[float]]) -> tuple[float, float, float
             mean += deviation * share
             count += n
     return count, mean, m2
-
-
-def view_values(x: torch.Tensor) -> Any:
-    """Numbers that the loops take, in place if they are."""
-    return (x if x.dtype in NATIVE else x.float()).numpy()
-
-
-def view_mask(mask: torch.Tensor) -> Any:
-    """A mask as bytes, in place if it is."""
-    return narrow_flags(mask).numpy().view(np.uint8)

@@ -47,7 +47,8 @@ def unavailable(device: torch.device) -> str | None:
 
 def run(problem: Problem) -> None:
     """Fill the problem's outputs."""
-    results = [stage_output(out, problem.dtype) for out in problem.outputs]
+    dtype = problem.dtype
+    results = [x if x is None or x.dtype == dtype else torch.empty_like(x, dtype=dtype) for x in problem.outputs]
     call = Call(problem, results)
     walk, numbers = prepare_walk(problem, call), tuple(call.numbers)
     walk(tuple([x.data_ptr() for x in call.tensors]), numbers)
@@ -56,11 +57,6 @@ def run(problem: Problem) -> None:
     for out, result in zip(problem.outputs, results, strict=True):
         if out is not None and result is not None and result is not out:
             out.copy_(result)
-
-
-def stage_output(out: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-    """Where to compute a result: in place if it has the dtype of the arithmetic."""
-    return out if out is None or out.dtype == dtype else torch.empty_like(out, dtype=dtype)
 
 
 def prepare_walk(problem: Problem, call: Call) -> Any:
@@ -137,7 +133,9 @@ class Call:
         self.words: list[int] = []
         """Strides of the tensors, and numbers that are no floats."""
         self.numbers: list[float] = []
-        self.flag_dtypes = (torch.float32,) if has_float32_flags(problem) else BYTE_DTYPES
+        flags = problem.terminated, problem.truncated, problem.mask, problem.previous_done
+        is_float = all(x is None or x.dtype == torch.float32 for x in flags)
+        self.flag_dtypes = (torch.float32,) if is_float else BYTE_DTYPES
         """Those in which flags are read as they are; so that few variants arise."""
         self.real_dtypes = (problem.dtype,)
         add_value, add_number, add_flags = self.add_value, self.add_number, self.add_flags
@@ -202,12 +200,6 @@ class Call:
         else:
             self.words.append(int(x))
         return NUMBER_KINDS[dtype]
-
-
-def has_float32_flags(problem: Problem) -> bool:
-    """Whether all flags are float32."""
-    flags = (problem.terminated, problem.truncated, problem.mask, problem.previous_done)
-    return all(x is None or x.dtype == torch.float32 for x in flags)
 
 
 def has_serial_layout(problem: Problem, out: torch.Tensor) -> bool:

@@ -132,7 +132,10 @@ def get_pointers(stream, place, t, ALIGNED: tl.constexpr = 1):
     group, step, lane = get_strides(stream, place)
     group = place.group * (group // ALIGNED) * ALIGNED
     lane = place.lane * (lane // ALIGNED) * ALIGNED
-    return stream[0] + (group + t * step + lane)
+    start = stream[0]
+    if start.dtype.element_ty == tl.int1:  # Triton itself converts each pointer, and what is loaded
+        start = start.to(tl.pointer_type(tl.int8), bitcast=True)
+    return start + (group + t * step + lane)
 
 
 @triton.jit

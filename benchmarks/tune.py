@@ -23,13 +23,13 @@ import torch
 from triton.runtime.errors import TritonError
 
 from benchmarks.calls import list_tensors
-from benchmarks.candidates import device_time, launch_candidates
 from benchmarks.harness import Call
 from benchmarks.providers import ours
 from benchmarks.results import Row, make_row, read_result
 from benchmarks.workloads import LAYOUTS, Workload, count_bytes_per_step, draw_inputs
 from rl_triton_core._internal.launch import table as launch
-from rl_triton_core._internal.launch.table import TABLE, Candidate, Launch
+from rl_triton_core._internal.launch.table import TABLE, Launch
+from rl_triton_core._internal.launch.tuning import Candidate, device_time, launch_candidates
 from rl_triton_core._internal.scan import triton as backend
 from rl_triton_core._internal.scan.problem import Problem
 from rl_triton_core.testing import relative_error

@@ -10,10 +10,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 pytest.importorskip("benchmarks", reason="only the package is here", exc_type=ModuleNotFoundError)
 pytest.importorskip("rl_triton_core._internal.scan.triton", reason="Triton is not installed")
 
-from benchmarks import candidates, results, tune
+from benchmarks import results, tune
 from benchmarks.results import make_row
 from benchmarks.workloads import Workload, draw_inputs
 from rl_triton_core._internal.launch.table import TABLE, Launch
+from rl_triton_core._internal.launch.tuning import launch_candidates
 
 TIMED = sorted(results.RESULTS.glob("*/tune.csv"))
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -88,7 +89,7 @@ def test_one_environment_is_one_window_in_both_layouts():
 def test_a_window_has_the_candidates_of_its_numbers():
     window = tune.Rollout("retrace", 64, 512, truncated=True, masked=True)
     held = 4 * 4 + 2 * 4 * 4 + 2 * 4 + 3  # inputs, two of every action, results, flags
-    assert set(window.list_candidates()) == set(candidates.launch_candidates(512, 64, held, "env-major"))
+    assert set(window.list_candidates()) == set(launch_candidates(512, 64, held, "env-major"))
     assert str(window).endswith("masked")
 
 
@@ -131,17 +132,3 @@ def test_every_candidate_is_timed_and_compared(monkeypatch):
     assert [row.note for row in rows].index("in the table") == len(rows) - 1
     assert [row.note for row in rows].count("disagrees") == 1
     assert tune.backend.default_launch is chosen
-
-
-@pytest.mark.parametrize("layout", TABLE)
-@pytest.mark.parametrize("window", [(8, 64), (8, 32768), (128, 4096), (2048, 4096), (1 << 20, 1)])
-def test_candidates_fit_their_window(layout, window):
-    steps, lanes = window
-    found = list(candidates.launch_candidates(steps, lanes, 3, layout))
-    assert len(found) == len(set(found)) > 0
-    for launch, segments in found:
-        assert isinstance(launch, Launch)
-        assert launch.block_lanes * launch.chunks == 32 * launch.num_warps
-        tiles = -(-steps // launch.steps)
-        assert (segments - 1) * -(-tiles // segments) < tiles
-    assert not list(candidates.launch_candidates(steps, lanes, 1 + candidates.MAX_BYTES_PER_THREAD, layout))

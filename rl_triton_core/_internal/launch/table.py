@@ -23,10 +23,6 @@ class Launch(NamedTuple):
         return self.chunks * self.unroll
 
 
-Candidate = tuple[Launch, int]
-"""A launch, and over how many segments time is split."""
-
-
 class Limits(NamedTuple):
     """Up to where a row of the table is for a window."""
 

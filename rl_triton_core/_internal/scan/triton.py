@@ -17,7 +17,8 @@ from rl_triton_core._internal.launch import table as launch
 from rl_triton_core._internal.launch.device import device_guard
 from rl_triton_core._internal.launch.kernels import FUSED, launch_compiled
 from rl_triton_core._internal.launch.recording import postpone_recording, unmark_numbers
-from rl_triton_core._internal.launch.table import Candidate, Launch
+from rl_triton_core._internal.launch.table import Launch
+from rl_triton_core._internal.launch.tuning import Candidate, Window, is_searching, select_launch
 from rl_triton_core._internal.launch.variants import (
     CALLS_BEFORE_OWN_KERNEL,
     MAX_FIRST_KERNELS,
@@ -67,8 +68,7 @@ def run(problem: Problem) -> None:
         )
     with device_guard(problem.like.device):
         if not COMPILES:
-            for call in build_launches(problem, *default_launch(problem)):
-                scan.scan[call.grid](*unmark_numbers(call.arguments), **call.options)
+            run_interpreted(problem, choose_launch(problem))
             return
         arguments = kernel_arguments(problem)
         launches, folds = find_launches(problem, arguments), None
@@ -76,6 +76,12 @@ def run(problem: Problem) -> None:
             folds = problem.like.new_empty(launches[0].folds, dtype=problem.dtype)
         for kernel, grid, constants, _ in launches:
             launch_compiled(kernel, grid, (*arguments[:FOLDS], folds, *arguments[FOLDS + 1 :], *constants), folds)
+
+
+def run_interpreted(problem: Problem, candidate: Candidate) -> None:
+    """Launch kernels through Triton itself, which compiles them where it does not interpret."""
+    for call in build_launches(problem, *candidate):
+        scan.scan[call.grid](*unmark_numbers(call.arguments), **call.options)
 
 
 class Form(NamedTuple):
@@ -129,6 +135,8 @@ def choose_general_rows(layout: Layout) -> GeneralRows:
 
 def find_own_launches(problem: Problem, variants: Variants) -> Launches | None:
     """The launches of a shape that has kernels of its own, or gets them now."""
+    if is_searching() and problem.cu_seqlens is None:
+        return compile_own(problem, choose_launch(problem))
     sizes = tuple(problem.layout.sizes)
     launches = variants.own.get(sizes)
     if launches is not None:
@@ -220,8 +228,21 @@ def generalize_arguments(problem: Problem, arguments: tuple[Any, ...], is_split:
     return tuple(given)
 
 
+def choose_launch(problem: Problem) -> Candidate:
+    """The launch that a search found, else the table's; and the number of segments of time."""
+    default = default_launch(problem)
+    if problem.cu_seqlens is not None or not is_searching():
+        return default
+    groups, steps, lanes = problem.shape
+    held, order = problem.layout.bytes_per_step, problem.layout.order
+    masked = problem.mask is not None and problem.skip
+    key = problem.recurrence, problem.shape, order, tuple(problem.layout.kinds), held, masked, problem.like.device
+    window = Window(steps, lanes, held, order, groups, problem.like.is_cuda)
+    return select_launch(key, default, window, partial(run_interpreted, problem))
+
+
 def default_launch(problem: Problem) -> Candidate:
-    """The table's launch."""
+    """The table's launch, and the number of segments of time."""
     layout = problem.layout
     groups, _, lanes = problem.shape
     row = launch.find_launch(layout.length, groups * lanes, layout.bytes_per_step, layout.order)

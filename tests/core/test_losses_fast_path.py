@@ -361,7 +361,7 @@ class GridOf:
         self.kernel = kernel
 
     def __getitem__(self, grid):
-        def compile_and_launch(*arguments, num_warps, **options):
+        def compile_and_launch(*arguments, num_warps, enable_fp_fusion, **options):
             self.kernel[(*grid, 1, 1)](*arguments, *options.values())
             return self.kernel
 

@@ -396,9 +396,13 @@ def test_an_interrupt_ends_it_after_an_epoch():
     agent, optimizer, run = make_task()
     run()
     endless = partial(run.func, run.args[0], (run.args[1][0] for _ in range(10_000)), 50, **run.keywords)
-    with pytest.raises(KeyboardInterrupt):
-        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
-        endless()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+            endless()
+    finally:
+        signal.signal(signal.SIGINT, before)
     (steps,) = {state["step"].item() for state in optimizer.state.values()}
     assert steps > 3 * 80 and steps % 80 == 0
     run()

@@ -184,7 +184,7 @@ def test_only_what_requires_grad_has_a_gradient(target):
 
 
 EXACT_OPTIONS = POLICY_OPTIONS | {f"values {i}": options for i, options in enumerate(VALUE_OPTIONS[1::2])}
-EXACT_OPTIONS |= {name: {"kl_estimator": name, "kl_coef": 0.1} for name in ("k2", "k3", "k3+")}
+EXACT_OPTIONS |= {name: {"kl_estimator": name, "kl_coef": 0.1} for name in ("k1", "k2", "k3", "k3+")}
 EXACT_OPTIONS |= {"exact KL": {"exact_kl": True, "kl_coef": 0.1}}
 
 

@@ -48,11 +48,11 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
         *("_compiled", "_rollout", "_parameters", "_clip_ranges"),
     )
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, acceleration: str | bool = "auto", **kwargs: Any) -> None:
         self._compiled: CompiledUpdate | None = None
         self._rollout: dict[str, Any] = {}
         self._parameters: list[torch.Tensor] = []
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, acceleration=acceleration, **kwargs)
 
     def _setup_model(self) -> None:
         """Choose the buffer, where none was asked for, for the model's life only: checkpoints are stock ones."""

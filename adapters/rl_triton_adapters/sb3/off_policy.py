@@ -35,10 +35,10 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
     transient: ClassVar[tuple[str, ...]] = (*AcceleratedAlgorithm.transient, "_form", "_checks", "_renorm_steps")
     max_graphs: ClassVar[int] = 8
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, acceleration: str | bool = "auto", **kwargs: Any) -> None:
         self._form: Form | None = None
         self._checks: DeferredChecks | None = None
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, acceleration=acceleration, **kwargs)
 
     # -- gradient steps ------------------------------------------------------------------------------------------------
 

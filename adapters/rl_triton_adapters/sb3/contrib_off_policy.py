@@ -42,26 +42,19 @@ class TritonTQC(EntropyMixin, TQC):
 
     settings: ClassVar[tuple[str, ...]] = (*EntropyMixin.settings, "top_quantiles_to_drop_per_net")
 
-    def _learn(self, batch: Any, *parts: bool) -> dict[str, Tensor]:
-        (updates_targets,) = parts
-        actions, log_probs = self.actor.action_log_prob(batch.observations)
-        log_probs = log_probs.reshape(-1, 1)
-        ent_coef = self._find_entropy_coefficient()
-        statistics = {"ent_coef": ent_coef.reshape(())} | self._update_entropy_coefficient(log_probs)
+    def _evaluate_critic(self, batch: Any, next_actions: Tensor, next_terms: Tensor) -> Tensor:
         with torch.no_grad():
-            next_actions, next_log_probs = self.actor.action_log_prob(batch.next_observations)
             quantiles = self.critic_target(batch.next_observations, next_actions).flatten(1).sort()[0]
             count = self.critic.quantiles_total - self.top_quantiles_to_drop_per_net * self.critic.n_critics
-            next_values = quantiles[:, :count] - ent_coef * next_log_probs.reshape(-1, 1)
-            targets = self._evaluate_next(batch, next_values).unsqueeze(1)
+            targets = self._evaluate_next(batch, quantiles[:, :count] - next_terms).unsqueeze(1)
         current = self.critic(batch.observations, batch.actions)  # [batch_size, n_critics, n_quantiles]
-        critic_loss = quantile_huber_loss(current, targets, sum_over_quantiles=False)
-        self._step_optimizer(self.critic.optimizer, critic_loss)
-        values = self.critic(batch.observations, actions).mean(dim=2).mean(dim=1, keepdim=True)
-        statistics |= self._update_actor(values, log_probs, ent_coef) | {"critic_loss": critic_loss.detach()}
-        if updates_targets:
-            self._update_targets()
-        return statistics
+        loss: Tensor = quantile_huber_loss(current, targets, sum_over_quantiles=False)
+        return loss
+
+    def _evaluate_actions(self, batch: Any, actions: Tensor) -> Tensor:
+        """The mean of all quantiles."""
+        values: Tensor = self.critic(batch.observations, actions).mean(dim=2).mean(dim=1, keepdim=True)
+        return values
 
 
 class TritonQRDQN(ValueUpdateMixin, QRDQN):
@@ -110,6 +103,7 @@ class TritonCrossQ(EntropyMixin, CrossQ):
     """
 
     settings: ClassVar[tuple[str, ...]] = ("gamma", "target_entropy")
+    transient: ClassVar[tuple[str, ...]] = (*EntropyMixin.transient, "_renorm_steps")
 
     policy_delay: int
 
@@ -152,8 +146,7 @@ class TritonCrossQ(EntropyMixin, CrossQ):
             actions, log_probs = self.actor.action_log_prob(batch.observations)
         log_probs = log_probs.reshape(-1, 1)
         statistics = self._update_entropy_coefficient(log_probs)
-        values = torch.cat(self.critic(batch.observations, actions), dim=1).min(dim=1, keepdim=True)[0]
-        return statistics | self._update_actor(values, log_probs, ent_coef)
+        return statistics | self._update_actor(self._evaluate_actions(batch, actions), log_probs, ent_coef)
 
 
 def list_renorms(network: nn.Module) -> list[Any]:

@@ -32,7 +32,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
     """
 
     settings: ClassVar[tuple[str, ...]] = ("gamma", "tau")
-    transient: ClassVar[tuple[str, ...]] = (*AcceleratedAlgorithm.transient, "_form", "_checks", "_renorm_steps")
+    transient: ClassVar[tuple[str, ...]] = (*AcceleratedAlgorithm.transient, "_form", "_checks")
     max_graphs: ClassVar[int] = 8
 
     def __init__(self, *args: Any, acceleration: str | bool = "auto", **kwargs: Any) -> None:
@@ -77,7 +77,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
 
     def _make_step(self, batch: Any, *parts: bool) -> dict[str, Tensor]:
         """One gradient step with a minibatch as it was drawn; in a graph, distributions do not wait for the device."""
-        samples = batch if self._form is None else unpack_minibatch(batch, self._form)
+        samples = self._unpack(batch)
         if not self._update.is_captured:
             return self._learn(samples, *parts)
         try:
@@ -85,6 +85,10 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
                 return self._learn(samples, *parts)
         finally:
             self._checks = None
+
+    def _unpack(self, batch: Any) -> Any:
+        """The samples of a minibatch as it was drawn."""
+        return batch if self._form is None else unpack_minibatch(batch, self._form)
 
     def _prepare_policy(self) -> None:
         """Before the first gradient step of an update."""
@@ -117,7 +121,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
     def _raise_refusal(self, batches: list[Any]) -> None:
         """Raise the error of the distribution that has refused its arguments in one of these gradient steps."""
         for batch in batches:
-            samples = batch if self._form is None else unpack_minibatch(batch, self._form)
+            samples = self._unpack(batch)
             for observations in (samples.observations, samples.next_observations):
                 self.actor(observations)
         raise ValueError("actions: a distribution has refused its arguments, expected finite means and deviations")

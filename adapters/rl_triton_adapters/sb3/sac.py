@@ -16,7 +16,7 @@ __all__ = ["TritonSAC"]
 
 
 class EntropyMixin(OffPolicyMixin):
-    """The actor, the entropy coefficient and the targets of SAC. Put it in front of an algorithm that has them."""
+    """The gradient step of SAC, whatever its critics are. Put it in front of an algorithm that has its other parts."""
 
     settings: ClassVar[tuple[str, ...]] = (*OffPolicyMixin.settings, "target_entropy")
 
@@ -62,6 +62,36 @@ class EntropyMixin(OffPolicyMixin):
         self._step_optimizer(self.actor.optimizer, loss)
         return {"actor_loss": loss.detach()}
 
+    def _learn(self, batch: Any, *parts: bool) -> dict[str, Tensor]:
+        (updates_targets,) = parts
+        actions, log_probs = self.actor.action_log_prob(batch.observations)
+        log_probs = log_probs.reshape(-1, 1)
+        ent_coef = self._find_entropy_coefficient()
+        statistics = {"ent_coef": ent_coef.reshape(())} | self._update_entropy_coefficient(log_probs)
+        with torch.no_grad():
+            next_actions, next_log_probs = self.actor.action_log_prob(batch.next_observations)
+            next_terms = ent_coef * next_log_probs.reshape(-1, 1)
+        critic_loss = self._evaluate_critic(batch, next_actions, next_terms)
+        self._step_optimizer(self.critic.optimizer, critic_loss)
+        statistics |= self._update_actor(self._evaluate_actions(batch, actions), log_probs, ent_coef)
+        if updates_targets:
+            self._update_targets()
+        return statistics | {"critic_loss": critic_loss.detach()}
+
+    def _evaluate_critic(self, batch: Any, next_actions: Tensor, next_terms: Tensor) -> Tensor:
+        """The critic's loss; what is learned has no gradient.
+
+        Args:
+            batch: A minibatch.
+            next_actions: Of the policy.
+            next_terms: alpha log pi of these actions, [batch_size, 1].
+        """
+        raise NotImplementedError
+
+    def _evaluate_actions(self, batch: Any, actions: Tensor) -> Tensor:
+        """The critic's values of the policy's actions, [batch_size, 1]: the least of all critics."""
+        return torch.cat(self.critic(batch.observations, actions), dim=1).min(dim=1, keepdim=True)[0]
+
     def _update_targets(self) -> None:
         average_parameters(self.critic.parameters(), self.critic_target.parameters(), self.tau)
         average_parameters(self.batch_norm_stats, self.batch_norm_stats_target, 1.0)
@@ -83,22 +113,9 @@ class TritonSAC(EntropyMixin, SAC):
         ValueError: `acceleration` is none of these.
     """
 
-    def _learn(self, batch: Any, *parts: bool) -> dict[str, Tensor]:
-        (updates_targets,) = parts
-        actions, log_probs = self.actor.action_log_prob(batch.observations)
-        log_probs = log_probs.reshape(-1, 1)
-        ent_coef = self._find_entropy_coefficient()
-        statistics = {"ent_coef": ent_coef.reshape(())} | self._update_entropy_coefficient(log_probs)
+    def _evaluate_critic(self, batch: Any, next_actions: Tensor, next_terms: Tensor) -> Tensor:
         with torch.no_grad():
-            next_actions, next_log_probs = self.actor.action_log_prob(batch.next_observations)
             next_values = torch.cat(self.critic_target(batch.next_observations, next_actions), dim=1)
-            next_values = next_values.min(dim=1, keepdim=True)[0] - ent_coef * next_log_probs.reshape(-1, 1)
-            targets = self._evaluate_next(batch, next_values)
+            targets = self._evaluate_next(batch, next_values.min(dim=1, keepdim=True)[0] - next_terms)
         losses = [mse_loss(values, targets) for values in self.critic(batch.observations, batch.actions)]
-        critic_loss = 0.5 * torch.stack(losses).sum()
-        self._step_optimizer(self.critic.optimizer, critic_loss)
-        values = torch.cat(self.critic(batch.observations, actions), dim=1).min(dim=1, keepdim=True)[0]
-        statistics |= self._update_actor(values, log_probs, ent_coef) | {"critic_loss": critic_loss.detach()}
-        if updates_targets:
-            self._update_targets()
-        return statistics
+        return 0.5 * torch.stack(losses).sum()

@@ -170,7 +170,8 @@ class CapturedStep:
             optimizer.update_learning_rates()
         key = (structure, tuple(map(describe_leaf, leaves)), describe_mode(parts, self.optimizers, tensors))
         self.calls += 1
-        if key not in self.captured:
+        graph = self.captured.get(key)
+        if graph is None:
             if not self.make_room():
                 self.warn_once(f"more than {self.max_graphs} combinations of shapes and settings")
                 return None
@@ -178,8 +179,7 @@ class CapturedStep:
                 self.reset()
                 self.warn_once(self.reason)
                 return None
-            self.captured[key] = self.capture_or_fail(leaves, structure)
-        graph = self.captured[key]
+            graph = self.captured[key] = self.capture_or_fail(leaves, structure)
         graph.last_call = self.calls
         return graph
 

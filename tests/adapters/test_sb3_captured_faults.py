@@ -17,7 +17,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from test_sb3_captured import GPU, OPTIONS, DictCartPole, allow_captures, compare, make_model
 
 from rl_triton_adapters.sb3 import captured as sb3_captured
-from rl_triton_adapters.sb3.base import replace_method
+from rl_triton_adapters.sb3.base import replace_methods
 from rl_triton_adapters.sb3.captured import TritonPPO
 
 
@@ -145,7 +145,7 @@ class OwnState(torch.nn.Module):
 
 def test_copies_of_a_policy_with_a_state_of_its_own():
     policy = OwnState()
-    with replace_method(policy, "forward", sum):
+    with replace_methods(policy, forward=sum):
         again = copy.deepcopy(policy)
     assert again.kept == 2 and not {"forward", "__getstate__"} & {*vars(again), *vars(policy)}
 

@@ -21,8 +21,10 @@ from stable_baselines3.her import HerReplayBuffer
 from torch.distributions import Distribution
 
 from rl_triton_adapters.sb3 import minibatches
+from rl_triton_adapters.sb3.base import replace_methods
 from rl_triton_adapters.sb3.contrib_off_policy import TritonCrossQ, TritonQRDQN, TritonTQC
 from rl_triton_adapters.sb3.dqn import TritonDQN
+from rl_triton_adapters.sb3.modes import TrainingModes
 from rl_triton_adapters.sb3.off_policy import average_parameters
 from rl_triton_adapters.sb3.sac import TritonSAC
 from rl_triton_adapters.sb3.td3 import TritonDDPG, TritonTD3
@@ -343,3 +345,66 @@ def test_targets_follow():
     average_parameters(iter(parameters), iter(targets), 0.25)
     torch.testing.assert_close(targets, expected)
     average_parameters([], [], 0.25)
+
+
+class Reads(BaseCallback):
+    """Keeps what was logged before each rollout."""
+
+    def _on_training_start(self):
+        self.seen = []
+
+    def _on_rollout_start(self):
+        self.seen.append({k: x for k, x in self.logger.name_to_value.items() if k.startswith("train/")})
+
+    def _on_step(self):
+        return True
+
+
+@pytest.mark.parametrize("kind", [TritonSAC, TritonDQN])
+def test_what_an_update_logs_is_there_before_the_next_rollout(kind, monkeypatch):
+    allow_captures(monkeypatch)
+    callbacks = [Reads(), Reads()]
+    models = [train(x, 60, callback=c) for x, c in zip((kind, STOCK[kind]), callbacks, strict=True)]
+    ours, stock = (x.seen for x in callbacks)
+    assert models[0]._unfinished is None and len(ours) == len(stock) > 40
+    for x, y in zip(ours, stock, strict=True):
+        assert {*x} == {*y}
+        np.testing.assert_allclose([x[k] for k in y], [*y.values()], rtol=1e-3, atol=1e-3)
+
+
+class Counting(torch.nn.ReLU):
+    """Counts how often its mode is set."""
+
+    calls = 0
+
+    def train(self, mode=True):
+        self.calls += 1
+        return super().train(mode)
+
+
+@pytest.mark.parametrize("kind", STOCK)
+def test_modes_are_set_as_by_the_policy(kind):
+    policy = make_model(kind).policy
+    modes, network = TrainingModes(policy), policy.q_net if kind is TritonDQN else next(policy.children())
+    for turn, mode in enumerate((True, False, True, False, True)):
+        if turn == 3:
+            network.more = torch.nn.Linear(1, 1)
+        found = []
+        for method in (policy.set_training_mode, modes.set_mode):
+            for i, x in enumerate(policy.modules()):
+                x.training = (i + turn) % 3 == 0
+            method(mode)
+            found.append([x.training for x in policy.modules()])
+        assert found[0] == found[1]
+    with replace_methods(policy, set_training_mode=modes.set_mode):
+        policy.set_training_mode(False)
+    assert {*modes.flags} == {True, False}
+
+
+def test_a_layer_with_modes_of_its_own_is_told_each_time():
+    policy = make_model(TritonTD3).policy
+    modes, policy.actor.counting = TrainingModes(policy), Counting()
+    for mode in (True, False, True, False):
+        modes.set_mode(mode)
+        assert policy.actor.counting.training == mode
+    assert policy.actor.counting.calls == 4

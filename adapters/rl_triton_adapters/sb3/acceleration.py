@@ -15,7 +15,7 @@ import torch
 
 from rl_triton_adapters._optimizers import clip_gradients, fuse_optimizer
 from rl_triton_adapters._switch import find_off_switch
-from rl_triton_adapters.sb3.base import AcceleratedAlgorithm, check_acceleration, replace_method
+from rl_triton_adapters.sb3.base import AcceleratedAlgorithm, check_acceleration, replace_methods
 from rl_triton_adapters.sb3.buffers import rollout_buffer_class_for
 from rl_triton_adapters.sb3.compiled import compile_update, find_compiled
 from rl_triton_adapters.sb3.device import DeviceStorageMixin, map_arrays
@@ -221,7 +221,7 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
         """Collect a rollout, as the stock algorithm does, with the policy's steps replaced."""
         if not self.is_accelerated or "forward" in vars(self.policy):
             return super().collect_rollouts(*args, **kwargs)
-        with replace_method(self.policy, "forward", self._act):
+        with replace_methods(self.policy, forward=self._act):
             return super().collect_rollouts(*args, **kwargs)
 
     def _act(self, obs: Any, deterministic: bool = False, **masks: Any) -> tuple[torch.Tensor, ...]:

@@ -115,9 +115,9 @@ def check_acceleration(acceleration: str | bool) -> str:
 
 
 @contextmanager
-def replace_method(policy: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Let a policy call this function in the place of its method. Its copies and pickles have the method alone."""
-    ours = {name: function}
+def replace_methods(policy: Any, **functions: Callable[..., Any]) -> Iterator[None]:
+    """Let a policy call these functions in the place of its methods. Its copies and pickles have the methods alone."""
+    ours = {**functions}
     ours["__getstate__"] = partial(list_state, policy, ours)
     vars(policy).update(ours)
     try:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rl_triton_adapters._optimizers import fuse_optimizer
 from rl_triton_adapters._switch import find_off_switch
-from rl_triton_adapters.sb3.base import check_acceleration, replace_method
+from rl_triton_adapters.sb3.base import check_acceleration, replace_methods
 from rl_triton_adapters.sb3.buffers import TritonGAEMixin, rollout_buffer_class_for
 from rl_triton_adapters.sb3.captured import PPOUpdateMixin
 from rl_triton_adapters.sb3.device import DeviceStorageMixin
@@ -205,7 +205,7 @@ class TritonRecurrentPPO(RecurrentPPO):
         policy: Any = self.policy
         if self.device.type == "cpu":
             fuse_optimizer(policy.optimizer)
-        with replace_method(policy, "_process_sequence", process_sequences):
+        with replace_methods(policy, _process_sequence=process_sequences):
             super().train()
 
 

@@ -7,21 +7,36 @@ A new one derives from `OffPolicyMixin` and the stock algorithm, and says what o
 """
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
 
 from rl_triton_adapters._optimizers import fuse_optimizer
-from rl_triton_adapters.sb3.base import AcceleratedAlgorithm, replace_method
+from rl_triton_adapters._overrides import find_override
+from rl_triton_adapters.sb3.base import PACKAGES, AcceleratedAlgorithm, replace_methods
 from rl_triton_adapters.sb3.minibatches import Form, draw_minibatches, unpack_minibatch
+from rl_triton_adapters.sb3.modes import TrainingModes
 from rl_triton_adapters.sb3.policies import DeferredChecks
 from rl_triton_core.capture import CapturedStep
 
 # isort: split
+from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+
+
+class Unread(NamedTuple):
+    """The statistics of some gradient steps, on their way from the device."""
+
+    names: list[list[str]]
+    values: Tensor
+    """In host memory: those of each step, and whether it was refused."""
+    arrival: torch.cuda.Event | None
+    batches: list[Any]
 
 
 class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
@@ -32,18 +47,25 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
     """
 
     settings: ClassVar[tuple[str, ...]] = ("gamma", "tau")
-    transient: ClassVar[tuple[str, ...]] = (*AcceleratedAlgorithm.transient, "_form", "_checks")
+    transient: ClassVar[tuple[str, ...]] = (
+        *AcceleratedAlgorithm.transient,
+        *("_form", "_checks", "_modes", "_is_learning", "_unfinished"),
+    )
     max_graphs: ClassVar[int] = 8
 
     def __init__(self, *args: Any, acceleration: str | bool = "auto", **kwargs: Any) -> None:
         self._form: Form | None = None
         self._checks: DeferredChecks | None = None
+        self._modes: TrainingModes | None = None
+        self._is_learning = False
+        self._unfinished: tuple[Unread, dict[str, list[float]]] | None = None
         super().__init__(*args, acceleration=acceleration, **kwargs)
 
     # -- gradient steps ------------------------------------------------------------------------------------------------
 
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
         """Make gradient steps, as the stock algorithm does."""
+        self._finish_update()
         step = self._find_update()
         if self._update.stock:
             step.reset()
@@ -56,9 +78,11 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         self._update_learning_rate(optimizers)
         step.resume()
         history: dict[str, list[float]] = {}
-        index = 0
+        unread, index = None, 0
         packs = self.device.type != "cpu" or not step.reason
         for form, batches in draw_minibatches(self, gradient_steps, batch_size, packs):
+            if unread is not None:
+                self._read_statistics(unread, history)
             self._form = form
             self._update.keep_settings([*self._list_settings(), self._form])
             rows = []
@@ -66,9 +90,10 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
                 self._n_updates += 1
                 rows.append(self._call_step(step, batch, self._choose_parts(index)))
                 index += 1
-            if self._read_rows(rows, history):
-                self._raise_refusal(batches)
-        self._log_history(history)
+            unread = start_reading(rows, batches)
+        self._unfinished = unread and (unread, history)
+        if not (self._is_learning and self._can_act):
+            self._finish_update()
 
     def _call_step(self, step: CapturedStep, batch: Any, parts: tuple[bool, ...]) -> tuple[list[str], Tensor]:
         """Make one gradient step; the names and values of its statistics, and last whether it was refused."""
@@ -92,7 +117,8 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
 
     def _prepare_policy(self) -> None:
         """Before the first gradient step of an update."""
-        self.policy.set_training_mode(True)
+        assert self._modes is not None
+        self._modes.set_mode(True)
 
     def _choose_parts(self, index: int) -> tuple[bool, ...]:
         """Which parts a gradient step has: the one with this index in its update, which `_n_updates` has counted."""
@@ -126,14 +152,43 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
                 self.actor(observations)
         raise ValueError("actions: a distribution has refused its arguments, expected finite means and deviations")
 
-    def _read_rows(self, rows: list[tuple[list[str], Tensor]], history: dict[str, list[float]]) -> bool:
-        """Add the statistics of some gradient steps to those of the update; whether the last one was refused."""
-        values, is_refused = iter(torch.cat([row for _, row in rows]).tolist()), False
-        for names, _ in rows:
+    def _read_statistics(self, unread: Unread, history: dict[str, list[float]]) -> None:
+        """Add the statistics of some gradient steps to those of the update; raise the error of one that was refused."""
+        if unread.arrival is not None:
+            unread.arrival.synchronize()
+        values, is_refused = iter(unread.values.tolist()), False
+        for names in unread.names:
             for name in names:
                 history.setdefault(name, []).append(next(values))
             is_refused = bool(next(values))
-        return is_refused
+        if is_refused:
+            self._raise_refusal(unread.batches)
+
+    def _finish_update(self) -> None:
+        """Read and log the statistics of the last update, if that is left to do."""
+        unfinished, self._unfinished = self._unfinished, None
+        if unfinished is not None:
+            self._read_statistics(*unfinished)
+            self._log_history(unfinished[1])
+
+    @property
+    def logger(self) -> Logger:
+        """As of the stock algorithm; it has what the last update logs."""
+        self._finish_update()
+        return super().logger
+
+    def learn(self, *args: Any, **kwargs: Any) -> Any:
+        """Learn, as the stock algorithm does. An update's statistics are read when its next actions are known."""
+        self._is_learning = True
+        try:
+            super().learn(*args, **kwargs)
+        finally:
+            self._is_learning = False
+        self._finish_update()
+        return self
+
+    def _forget_inputs(self) -> None:
+        self._modes = TrainingModes(self.policy)
 
     def _log_history(self, history: dict[str, list[float]]) -> None:
         """Log what the stock algorithm logs of an update."""
@@ -143,18 +198,37 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
 
     # -- acting --------------------------------------------------------------------------------------------------------
 
+    @property
+    def _can_act(self) -> bool:
+        """Whether acting is captured, as far as is known."""
+        is_captured = self._acting is not None and not self._acting.reason
+        return is_captured and vars(self.policy).keys().isdisjoint(("_predict", "obs_to_tensor", "set_training_mode"))
+
     def collect_rollouts(self, *args: Any, **kwargs: Any) -> Any:
         """Collect a rollout, as the stock algorithm does, with the policy's steps captured."""
-        is_captured = self.is_accelerated and self._acting is not None and not self._acting.reason
-        if not is_captured or "_predict" in vars(self.policy):
+        if not (self.is_accelerated and self._can_act):
             return super().collect_rollouts(*args, **kwargs)
-        with replace_method(self.policy, "_predict", self._act):
+        assert self._modes is not None
+        methods = {"_predict": self._act, "set_training_mode": self._modes.set_mode}
+        if not find_override(type(self.policy), ["obs_to_tensor"], PACKAGES):
+            methods["obs_to_tensor"] = self._convert_observation
+        with replace_methods(self.policy, **methods):
             return super().collect_rollouts(*args, **kwargs)
+
+    def _convert_observation(self, observation: Any) -> tuple[Any, bool]:
+        """Return what the policy's `obs_to_tensor` does, without waiting for the device: it may still learn."""
+        on_host = SimpleNamespace(observation_space=self.policy.observation_space, device=torch.device("cpu"))
+        tensors, is_vectorized = type(self.policy).obs_to_tensor(on_host, observation)  # type: ignore[arg-type]
+        return pytree.tree_map(self._copy_to_device, tensors), is_vectorized
+
+    def _copy_to_device(self, x: Tensor) -> Tensor:
+        return x.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else x
 
     def _act(self, observation: Any, deterministic: bool = False) -> Tensor:
         """Return what the policy's `_predict` does, in host memory; where that raises an error, so does this."""
         assert self._acting is not None
         actions: Tensor = self._acting(observation, deterministic).cpu()
+        self._finish_update()
         if not actions.isnan().any():
             return actions
         stock: Tensor = type(self.policy)._predict(self.policy, observation, deterministic)
@@ -166,6 +240,16 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
             actions = type(self.policy)._predict(self.policy, observation, deterministic)
         marked: Tensor = checks.mark_refused(actions)
         return marked
+
+
+def start_reading(rows: list[tuple[list[str], Tensor]], batches: list[Any]) -> Unread:
+    """Copy the statistics of some gradient steps to host memory; on a GPU, do not wait for them."""
+    values, arrival = torch.cat([row for _, row in rows]), None
+    if values.is_cuda:
+        arrival = torch.cuda.Event()
+        values = torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)
+        arrival.record()
+    return Unread([names for names, _ in rows], values, arrival, batches)
 
 
 @torch.no_grad()

@@ -1,0 +1,50 @@
+"""Stable-Baselines3: training and evaluation mode of a policy, set without a walk through its modules' attributes."""
+
+from typing import Any
+
+from torch import nn
+
+from rl_triton_adapters._overrides import find_override, list_modules
+
+PACKAGES = ("stable_baselines3", "sb3_contrib", "torch")
+
+
+class TrainingModes:
+    """The modules whose mode a policy's `set_training_mode` sets, so that it can be set without calling it.
+
+    Args:
+        policy: Of Stable-Baselines3. Its method is called where a class of the user sets modes in its own way, and
+            again when the policy has other modules.
+    """
+
+    def __init__(self, policy: Any) -> None:
+        """Nothing is known before each mode has been set once."""
+        self.policy = policy
+        self.modules: list[nn.Module] = []
+        self.flags: dict[bool, list[tuple[dict[str, Any], bool]]] = {}
+
+    def set_mode(self, mode: bool) -> None:
+        """Do what the policy's `set_training_mode` does."""
+        modules = list_modules(self.policy)
+        if modules != self.modules:
+            self.modules, self.flags = modules, {}
+        if mode not in self.flags:
+            self.call_method(mode)
+        for attributes, flag in self.flags.get(mode, ()):
+            attributes["training"] = flag  # `nn.Module.__setattr__` takes ten times as long
+
+    def call_method(self, mode: bool) -> None:
+        """Call the policy's method; remember what it sets, if nothing but PyTorch's and the framework's is called."""
+        method = type(self.policy).set_training_mode
+        names = ("set_training_mode", "train")  # the policy itself may have ours
+        if any("train" in vars(x) or find_override(type(x), names, PACKAGES) for x in self.modules):
+            method(self.policy, mode)
+            return
+        flags = [(x.__dict__, x.training) for x in self.modules]
+        for attributes, _ in flags:
+            attributes["training"] = None
+        method(self.policy, mode)
+        self.flags[mode] = [(x, x["training"]) for x, _ in flags if x["training"] is not None]
+        for attributes, flag in flags:
+            if attributes["training"] is None:
+                attributes["training"] = flag

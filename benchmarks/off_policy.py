@@ -53,6 +53,7 @@ def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
         models[name] = model.learn(FIRST)
         for x, y in zip(model.policy.parameters(), models["stock"].policy.parameters(), strict=True):
             assert_close(x, y, rtol=1e-3, name=name)
+    for model in models.values():
         model.learn(WARM_UP, reset_num_timesteps=False)
     times: dict[str, list[float]] = {name: [] for name in models}
     turn, ends = 10 if options.quick else TURN, time.perf_counter() + (options.seconds or SECONDS)

@@ -209,7 +209,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         if not (self.is_accelerated and self._can_act):
             return super().collect_rollouts(*args, **kwargs)
         assert self._modes is not None
-        methods = {"_predict": self._act, "set_training_mode": self._modes.set_mode}
+        methods: dict[str, Any] = {"_predict": self._act, "set_training_mode": self._modes.set_mode}
         if not find_override(type(self.policy), ["obs_to_tensor"], PACKAGES):
             methods["obs_to_tensor"] = self._convert_observation
         with replace_methods(self.policy, **methods):
@@ -246,7 +246,7 @@ def start_reading(rows: list[tuple[list[str], Tensor]], batches: list[Any]) -> U
     """Copy the statistics of some gradient steps to host memory; on a GPU, do not wait for them."""
     values, arrival = torch.cat([row for _, row in rows]), None
     if values.is_cuda:
-        arrival = torch.cuda.Event()
+        arrival = torch.cuda.Event()  # type: ignore[no-untyped-call]
         values = torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)
         arrival.record()
     return Unread([names for names, _ in rows], values, arrival, batches)

@@ -12,6 +12,7 @@ from numbers import Integral, Real
 from typing import Any, NamedTuple, TypeGuard
 
 import torch
+from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 
 REAL_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -371,7 +372,7 @@ def refuse_cells(
 
 def is_transformed() -> bool:
     """Whether tensors may carry tangents or be those of a torch.func transformation, which only PyTorch can see."""
-    return bool(forward_ad._current_level >= 0) or torch._C._functorch.peek_interpreter_stack() is not None
+    return forward_ad._current_level >= 0 or peek_interpreter_stack() is not None
 
 
 def describe_type(thing: Any) -> str:

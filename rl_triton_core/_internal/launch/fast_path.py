@@ -18,7 +18,7 @@ import threading
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from functools import partial, wraps
+from functools import wraps
 from operator import is_
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -134,35 +134,38 @@ class PlannedCall:
 
     def __init__(self, values: Sequence[Any], numbers: Sequence[int], run: Runner) -> None:
         """Calls like one with these arguments, for any numbers in some places, are made by `run`."""
-        places: dict[int, int] = {}
-        tensors = [i for i, x in enumerate(values) if type(x) in TENSORS]
-        self.identical = [(first, i) for i in tensors if (first := places.setdefault(id(values[i]), i)) != i]
-        """Places of arguments that are one tensor."""
-        self.pick_tensors = make_picker([*places.values()])
-        self.fits = make_tensor_guard(self.pick_tensors(values))
-        has_graph = any(values[i].requires_grad for i in tensors)
-        self.grad_mode = torch.is_grad_enabled() if has_graph else None
-        """Whether gradients are recorded, where that matters."""
-        self.pick_constants = make_picker([i for i in range(len(values)) if i not in tensors and i not in numbers])
-        self.constants = self.pick_constants(values)
-        self.types = tuple(map(type, self.constants))
+        self.match_tensors = make_matcher(values, numbers)
         self.numbers, self.run = Numbers(len(numbers)), run
         self.pick_numbers = make_picker(numbers) if numbers and run is not take_normal_path else None
 
-    def match_tensors(self, values: Sequence[Any]) -> tuple[torch.Tensor, ...] | None:
-        """The tensors of a call, each once, if it is one of these; else None."""
-        tensors = self.pick_tensors(values)
-        if not self.fits(*tensors):
+
+def make_matcher(
+    values: Sequence[Any], numbers: Sequence[int]
+) -> Callable[[Sequence[Any]], tuple[torch.Tensor, ...] | None]:
+    """A function that returns the tensors of a call, each once, if it is like one with these arguments; else None."""
+    places: dict[int, int] = {}
+    tensors = [i for i, x in enumerate(values) if type(x) in TENSORS]
+    identical = [(first, i) for i in tensors if (first := places.setdefault(id(values[i]), i)) != i]
+    pick_tensors = make_picker([*places.values()])
+    pick_constants = make_picker([i for i in range(len(values)) if i not in tensors and i not in numbers])
+    fits, constants = make_tensor_guard(pick_tensors(values)), pick_constants(values)
+    types = tuple(map(type, constants))
+    grad_mode = torch.is_grad_enabled() if any(values[i].requires_grad for i in tensors) else None  # where it matters
+    get_grad_mode = torch.is_grad_enabled
+
+    def match_tensors(values: Sequence[Any]) -> tuple[torch.Tensor, ...] | None:
+        found = pick_tensors(values)
+        if not fits(*found):
             return None
-        if self.identical and any(values[i] is not values[j] for i, j in self.identical):
+        others = pick_constants(values)
+        are_same = all(map(is_, others, constants))  # which is quicker to find out, and most are
+        if not are_same and (tuple(map(type, others)) != types or others != constants):
             return None
-        if self.constants:
-            others = self.pick_constants(values)
-            if tuple(map(type, others)) != self.types or others != self.constants:
-                return None
-        if self.grad_mode is not None and torch.is_grad_enabled() is not self.grad_mode:
+        if identical and any(values[i] is not values[j] for i, j in identical):
             return None
-        return tensors
+        return None if grad_mode is not None and get_grad_mode() is not grad_mode else found
+
+    return match_tensors
 
 
 class Numbers:
@@ -173,7 +176,9 @@ class Numbers:
         self.latest: tuple[tuple[Any, ...], tuple[Any, ...]] = ((object(),) * count, ())
         self.known: dict[Hashable, tuple[Any, ...]] = {}
 
-    def find(self, given: tuple[Any, ...], call: Callable[[], Any]) -> tuple[Any, ...] | None:
+    def find(
+        self, given: tuple[Any, ...], function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, ...] | None:
         """The numbers of a call, which ends at their check if they are new. None: they are none."""
         before, numbers = self.latest
         if all(map(is_, given, before)):
@@ -185,7 +190,7 @@ class Numbers:
         if found is None:
             if len(self.known) >= MAX_KNOWN_NUMBERS:
                 self.known.clear()
-            found = self.known[key] = collect_numbers(call)
+            found = self.known[key] = collect_numbers(function, *args, **kwargs)
         self.latest = given, found
         return found
 
@@ -291,7 +296,7 @@ def with_fast_path(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if is_compiling() or is_transformed() or RECORDER.launches is not None or RECORDER.collects_numbers:
+        if is_compiling() or is_transformed() or RECORDER.is_busy:
             return function(*args, **kwargs)
         given: Sequence[Any] = (*args, *kwargs.values())
         for form in known_forms.get((len(args), *kwargs), ()):
@@ -304,7 +309,7 @@ def with_fast_path(function: Callable[P, R]) -> Callable[P, R]:
                     continue
                 numbers: tuple[Any, ...] | None = ()
                 if planned.pick_numbers is not None:
-                    numbers = planned.numbers.find(planned.pick_numbers(values), partial(function, *args, **kwargs))
+                    numbers = planned.numbers.find(planned.pick_numbers(values), function, args, kwargs)
                 results: Any = NOT_ALIKE if numbers is None else planned.run(tensors, numbers)
                 if results is NOT_ALIKE:
                     continue

@@ -172,11 +172,12 @@ def stream_getter(index: int) -> Callable[[], Any]:
 
     runtime, stream_of = knobs.runtime, driver.active.get_current_stream
     get_device = getattr(torch._C, "_cuda_getDevice", driver.active.get_current_device)
-    chained = hasattr(runtime.launch_enter_hook, "calls")
+    chain = runtime.launch_enter_hook
+    hooks = getattr(chain, "calls", ())
 
     def get_stream() -> Any:
         hook = runtime.launch_enter_hook
-        if (hook.calls if chained and hook is not None else hook) or get_device() != index:
+        if hooks or (hook is not chain and hook) or get_device() != index:
             return None
         return stream_of(index)
 

@@ -117,7 +117,7 @@ class Plan:
         """A function of tensors and numbers that makes the launches and returns the results, or why not."""
         is_guarded, find_obstacle, get_stream = self.is_guarded, self.find_obstacle, self.get_stream
         allocations, constants, views, groups = self.allocations, self.constants, self.views, self.groups
-        launches, arrange = self.launches, self.arrange
+        launches, arrange, make = self.launches, self.arrange, tuple.__new__
 
         def run(tensors: tuple[torch.Tensor, ...], numbers: tuple[Any, ...]) -> Any:
             pool: list[Any] = [x.data_ptr() for x in tensors]
@@ -140,7 +140,7 @@ class Plan:
             if views:
                 pool += [pool[i] + offset for i, offset in views]
             for kind, pick in groups:
-                pool.append(pick(pool) if kind is tuple else tuple.__new__(kind, pick(pool)))
+                pool.append(pick(pool) if kind is tuple else make(kind, pick(pool)))
             for function, pick in launches:
                 function(*pick(pool))
             return arrange(objects)

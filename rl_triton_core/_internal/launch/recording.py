@@ -61,6 +61,8 @@ class Recorder(threading.local):
     """How many numbers were marked; 0 if several calls marked some. None: no call has."""
     collects_numbers = False
     """Whether the call of this thread is to end with `NumbersCollected`."""
+    is_busy = False
+    """Whether it records, or collects numbers."""
 
 
 RECORDER = Recorder()
@@ -109,15 +111,15 @@ def unmark_numbers(x: Any) -> Any:
     return float(x) if type(x) is LaunchNumber else x
 
 
-def collect_numbers(function: Callable[[], Any]) -> tuple[Any, ...]:
+def collect_numbers(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, ...]:
     """The numbers of a call as launches take them. The call ends there; errors of its checks are raised."""
-    RECORDER.collects_numbers = True
+    RECORDER.collects_numbers = RECORDER.is_busy = True
     try:
-        function()
+        function(*args, **kwargs)
     except NumbersCollected as collected:
         return collected.numbers
     finally:
-        RECORDER.collects_numbers = False
+        RECORDER.collects_numbers = RECORDER.is_busy = False
     raise RuntimeError("a planned call marked no numbers")
 
 
@@ -125,10 +127,11 @@ def collect_numbers(function: Callable[[], Any]) -> tuple[Any, ...]:
 def record_launches() -> Iterator[list[RecordedLaunch]]:
     """Collect the launches of this thread."""
     RECORDER.launches, RECORDER.outcome, RECORDER.is_postponed, RECORDER.num_numbers = [], None, False, None
+    RECORDER.is_busy = True
     try:
         yield RECORDER.launches
     finally:
-        RECORDER.launches = None
+        RECORDER.launches, RECORDER.is_busy = None, False
 
 
 def record_launch(launch: RecordedLaunch) -> None:

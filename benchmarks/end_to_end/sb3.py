@@ -23,7 +23,7 @@ frames of 84x84 pixels for `CnnPolicy`, where *hidden* has no meaning. Pendulum 
 steps. If rollouts have 200 steps, all environments end at once. *A2C*, *MaskablePPO* and *RecurrentPPO* are those
 algorithms; MaskablePPO's CartPole masks no action out, and A2C collects and updates as often as its setting has
 minibatches. *RL Zoo*: with that project's tuned settings; rates and clip ranges that it lets fall stay as they begin.
-*gSDE*: exploration is state-dependent in these settings, so updates are stock's."""
+*gSDE*: exploration is state-dependent in these settings, so updates are not compiled and acting is stock's."""
 ARMS = {
     "stock": "`RolloutBuffer`",
     "ours": "`TritonRolloutBuffer`, in host memory",

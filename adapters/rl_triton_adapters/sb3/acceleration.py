@@ -38,6 +38,7 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
     `describe_step` says why.
     """
 
+    serves_sde: ClassVar[bool] = True
     fields: ClassVar[tuple[str, ...]] = DeviceStorageMixin.fields
     """The attributes of the rollout buffer that a step reads."""
     buffer_classes: ClassVar[tuple[type, ...]] = (RolloutBuffer, DictRolloutBuffer, DeviceStorageMixin)

@@ -33,6 +33,8 @@ class AcceleratedAlgorithm(BaseAlgorithm):
     """Attributes of a model that no checkpoint has."""
     max_graphs: ClassVar[int] = 4
     """As of `CapturedStep`."""
+    serves_sde: ClassVar[bool] = False
+    """Whether steps are ours where exploration is state-dependent. Acting is stock there: noise is drawn outside."""
 
     def __init__(self, *args: Any, acceleration: str | bool = "auto", **kwargs: Any) -> None:
         self.acceleration = check_acceleration(acceleration)
@@ -65,7 +67,7 @@ class AcceleratedAlgorithm(BaseAlgorithm):
         obstacles = {
             "switched off": self.acceleration == "off",
             f"{self.device.type} is neither a CPU nor a GPU that is used as cuda": self.device.type not in DEVICES,
-            "use_sde: exploration is state-dependent": self.use_sde,
+            "use_sde: exploration is state-dependent": self.use_sde and not self.serves_sde,
         }
         own = find_override(self, ["train"], PACKAGES, behind=AcceleratedAlgorithm)
         return find_off_switch() or find_reason(obstacles) or own
@@ -85,7 +87,8 @@ class AcceleratedAlgorithm(BaseAlgorithm):
         step = self._update.find_step([self.policy], self._list_optimizers(), stock=stock)
         if step is not known:
             self._forget_inputs()
-            self._acting = CapturedStep(self._compute_actions, modules=[self.policy], enabled=False if stock else None)
+            enabled = False if stock or self.use_sde else None
+            self._acting = CapturedStep(self._compute_actions, modules=[self.policy], enabled=enabled)
             is_asked_for = self.acceleration == "off" or find_off_switch()
             if stock and not is_asked_for and self.device.type != "cpu":  # where it takes much longer
                 text = f"{type(self).__name__} trains as the stock algorithm: {stock}"

@@ -3,8 +3,8 @@
     model = TritonPPO("MlpPolicy", "CartPole-v1")
 
 Drop-ins for `PPO` and `A2C`: the same arguments and one more, the same minibatches, logs and checkpoints. There is less
-work in a step, actions are drawn without distribution objects, and on a GPU both are captured in CUDA graphs. With
-state-dependent exploration, or a rollout buffer that makes minibatches of its own, they are `PPO` and `A2C`.
+work in a step, actions are drawn without distribution objects, and on a GPU both are captured in CUDA graphs. With a
+rollout buffer that makes minibatches of its own, they are `PPO` and `A2C`.
 `sb3_contrib_captured` has MaskablePPO.
 """
 
@@ -23,6 +23,9 @@ from rl_triton_core.capture import CapturedStep
 from stable_baselines3 import A2C, PPO
 
 __all__ = ["PPOUpdateMixin", "TritonA2C", "TritonPPO"]
+
+RESETS_NOISE = "reset_noise" in PPO.train.__code__.co_names
+"""Whether a step of PPO draws new noise for state-dependent exploration, as older versions do; it does not use it."""
 
 STATISTICS = {
     "policy_gradient_loss": "policy_loss",
@@ -117,6 +120,8 @@ class PPOUpdateMixin(AcceleratedMixin):
     def _make_step(self, indices: torch.Tensor, clip_range: Any, clip_range_vf: Any) -> torch.Tensor:
         """Update the policy with one minibatch. Returns its statistics, and whether the update has stopped."""
         batch = self._gather_minibatch(indices)
+        if RESETS_NOISE and self.use_sde:
+            self.policy.reset_noise(self.batch_size)
         result = compute_loss(
             self.policy,
             batch["observations"],

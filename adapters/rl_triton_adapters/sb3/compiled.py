@@ -46,6 +46,8 @@ def find_unknown(modules: list[nn.Module], head: str | None) -> str:
     """Why a policy, the first of its modules, is not two perceptrons behind flat features; empty if it is."""
     policy: Any = modules[0]
     name, extractor = type(policy).__name__, policy.features_extractor
+    if policy.use_sde:
+        return "exploration is state-dependent"
     if head is None:
         return f"{name} has methods or a distribution of its own"
     networks = getattr(policy, "mlp_extractor", nn.Identity())

@@ -79,7 +79,8 @@ CORE_TESTS = [
 ]
 """In the order in which they run: the first that fails ends it."""
 ADAPTER_TESTS = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/adapters/test_*.py"))
-SLOW_TO_IMPORT = ("hypothesis", "numba", "packaging.version", "torch", "triton")
+SLOW_TO_IMPORT = ("hypothesis", "numba", "packaging.version", "torch._dynamo.testing", "triton")
+SLOW_OF_ADAPTERS = ("gymnasium", "sb3_contrib", "torch.utils.tensorboard", "torchrl.objectives")
 PASSED, FAILED, NOT_RUN, ENDLESS = 0, 1, 4, -9
 LIMIT = 600
 """Seconds for a mutant; most take a few."""
@@ -93,8 +94,8 @@ def main() -> int:
     options = parser.parse_args()
     mutants = load_mutants(options.backend)
     os.environ |= {"RL_TRITON_TEST_BACKENDS": options.backend}
-    os.environ |= {"NUMBA_OPT": "0", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # so that it takes less time
-    for name in SLOW_TO_IMPORT:
+    os.environ |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # so that it takes less time
+    for name in (*SLOW_TO_IMPORT, *(SLOW_OF_ADAPTERS if any(map(is_of_adapter, mutants)) else ())):
         with suppress(ImportError):
             import_module(name)
     gc.freeze()  # the tests of every mutant look for garbage of their own only
@@ -179,15 +180,19 @@ def run_mutants(mutants: Sequence[Mutant], jobs: int) -> Iterator[Outcome]:
 
 
 def test_mutant(mutant: Mutant, copy: Path) -> None:
-    """Run a mutant's tests on a copy that has it."""
-    for name in ("rl_triton_core", "adapters", "tests", "docs"):
+    """Run a mutant's tests on a copy that has it.
+
+    Those of adapters share a core that is as it is, and what is compiled of it: Numba keeps what it optimises.
+    """
+    shared = is_of_adapter(mutant)
+    for name in ("adapters", "tests", "docs", *([] if shared else ["rl_triton_core"])):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.nb[ci]", "plots"))
     shutil.copy(ROOT / "pyproject.toml", copy)
     os.chdir(copy)
-    own = [str(copy), str(copy / "adapters")]
-    sys.path[:] = [*own, *sys.path, str(ROOT)]  # the last for benchmarks, which are as they are
+    own = [str(copy), str(copy / "adapters"), str(ROOT)]  # the last for benchmarks, too
+    sys.path[:] = [*own, *sys.path]
     os.environ["PYTHONPATH"] = os.pathsep.join([*own, os.environ.get("PYTHONPATH", "")])  # processes of tests
-    os.environ["NUMBA_CACHE_DIR"] = str(copy / "cache")
+    os.environ |= {"NUMBA_CACHE_DIR": str((copy.parent if shared else copy) / "cache"), "NUMBA_OPT": str(int(shared))}
     with suppress(ImportError):
         import_module("numba.core.config").reload_config()
     with Path("log").open("w") as log, redirect_stdout(log), redirect_stderr(log):

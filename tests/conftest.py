@@ -1,6 +1,6 @@
 """The backends under test, and how hard Hypothesis tries.
 
-RL_TRITON_TEST_BACKENDS (names, commas between) narrows the first; HYPOTHESIS_PROFILE (quick, ci, gpu, fuzz) sets the
+RL_TRITON_TEST_BACKENDS (names, commas between) narrows the first; HYPOTHESIS_PROFILE (ci, gpu, fuzz) sets the
 second. Where there is no GPU, a test that is marked `covering` takes some combinations of its parameters, with every
 value of each among them; so does every test that is interpreted, which takes every third of the estimators, or of the
 parameter that has most values. RL_TRITON_TEST_COMBINATIONS=all asks for all, =few for such a choice in every test.
@@ -9,6 +9,7 @@ parameter that has most values. RL_TRITON_TEST_COMBINATIONS=all asks for all, =f
 import fcntl
 import gc
 import importlib.util
+import itertools
 import os
 import sys
 import zlib
@@ -23,8 +24,7 @@ from hypothesis import Phase, settings
 sys.path.insert(0, str(Path(__file__).parent))
 
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate)  # a case is a seed: shrinking it makes no smaller arrays
-settings.register_profile("quick", max_examples=8, deadline=None, phases=PHASES, derandomize=True)
-settings.register_profile("ci", max_examples=16, deadline=None, phases=PHASES, derandomize=True)
+settings.register_profile("ci", max_examples=8, deadline=None, phases=PHASES, derandomize=True)
 settings.register_profile("gpu", max_examples=16, deadline=None, phases=PHASES)  # most of them compile a kernel
 settings.register_profile("fuzz", max_examples=int(os.environ.get("CASES", "10000")), deadline=None, phases=PHASES)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gpu" if torch.cuda.is_available() else "ci"))
@@ -119,15 +119,20 @@ def is_interpreted(item):
     return isinstance(target, Target) and target.interpreted
 
 
-def select_covering(combinations):
-    """Combinations in which every value of every parameter occurs, those first that bring several new ones."""
-    met = set()
-    most = max(len(item.callspec.params) for item in combinations)
-    for new in range(most, 0, -1):
-        for item in combinations:
-            values = {(name, repr(value)) for name, value in item.callspec.params.items()}
-            if len(values - met) >= new:
-                met |= values
+def select_covering(items):
+    """Combinations in which every value of every parameter occurs, those first that bring several new ones.
+
+    With `covering(2)`, in which every pair of values of two parameters does.
+    """
+    marker, met, groups = items[0].get_closest_marker("covering"), set(), {}
+    together = marker.args[0] if marker and marker.args else 1
+    for item in items:
+        values = sorted((name, repr(value)) for name, value in item.callspec.params.items())
+        groups[item] = set(itertools.combinations(values, together))
+    for new in range(max(map(len, groups.values())), 0, -1):
+        for item in items:
+            if len(groups[item] - met) >= new:
+                met |= groups[item]
                 yield item
 
 

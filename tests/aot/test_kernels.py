@@ -212,6 +212,7 @@ def test_no_number_of_actions_spills(order, number):
     assert_no_spills(compile_for("sm_90", replace(window, next_values=Expectation(probs, values)), launch))
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("number", [None, 4, 18])
 @pytest.mark.parametrize("steps", [SHORT, MIDDLE, 1024])
 @pytest.mark.parametrize("variant", ["skip", "half"])

@@ -39,12 +39,12 @@ POLICY_OPTIONS = {
     "clamped": {"log_ratio_clamp": 0.25, "kl_clip": 0.02, "kl_coef": 0.3, "kl_estimator": "k3"},
     "normalized": {"normalize_advantages": True, "correction": 0, "epsilon": 0.5, "entropy_coef": -0.1},
 }
-VALUE_OPTIONS = [
-    {"value_clip": clip, "value_clip_mode": mode, "value_loss": kind, "huber_delta": 0.7, "value_factor": 0.5}
-    for mode in ("sb3", "cleanrl", "rllib")
-    for kind in ("mse", "huber")
-    for clip in ((None, 0.25) if mode == "sb3" else (0.25,))
-]
+VALUE_CLIPS, DISTANCES = ("none", "sb3", "cleanrl", "rllib"), ("mse", "huber")
+
+
+def value_options(clip, distance):
+    clips = {} if clip == "none" else {"value_clip": 0.25, "value_clip_mode": clip}
+    return {**clips, "value_loss": distance, "huber_delta": 0.7, "value_factor": 0.5}
 
 
 def mask_of(n, kind, seed=5):
@@ -64,9 +64,10 @@ def test_heads(target, head, options, mask):
     check(make(head), target, mask=mask_of(37, mask), **{"entropy_coef": 0.02, **POLICY_OPTIONS[options]})
 
 
-@pytest.mark.parametrize("options", VALUE_OPTIONS, ids=lambda x: "-".join(map(str, x.values())))
-def test_values(target, options):
-    case = make("ppo", n=200)
+@pytest.mark.parametrize("distance", DISTANCES)
+@pytest.mark.parametrize("clip", VALUE_CLIPS)
+def test_values(target, clip, distance):
+    case, options = make("ppo", n=200), value_options(clip, distance)
     check(case, target, value_coef=0.7, mask=mask_of(200, "weights"), **options)
     values = case.network["values"].to(target.device).requires_grad_()
     data = {name: case.data[name].to(target.device) for name in ("returns", "old_values")}
@@ -77,9 +78,10 @@ def test_values(target, options):
     assert values.grad.abs().sum() > 0
 
 
-@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "k1+", "k2+", "k3+"])
-def test_estimators_of_kl(target, estimator):
-    case = make("ppo", n=100)
+@pytest.mark.parametrize("suffix", ["+", ""])
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
+def test_estimators_of_kl(target, kind, suffix):
+    case, estimator = make("ppo", n=100), kind + suffix
     check(case, target, kl_coef=0.4, kl_estimator=estimator, mask=mask_of(100, "flags"))
     log_probs, ref = case.network["log_probs"].to(target.device), case.data["ref_log_probs"].to(target.device)
     mask = mask_of(100, "flags").to(target.device)
@@ -110,9 +112,9 @@ def test_exact_kl(target, head):
 @given(seed=st.integers(0, 1 << 30), n=st.integers(1, 70), size=st.integers(1, 9), choice=st.integers(0, 1 << 30))
 def test_any_minibatch(target, seed, n, size, choice):
     """With any options; of a few combinations on the cpu backend, which compiles each of them for seconds."""
-    few = max(5, math.isqrt(settings.default.max_examples))
+    few = max(3, math.isqrt(settings.default.max_examples))
     pick = random.Random(choice % few if target.backend == "cpu" else choice).choice
-    head, value, policy = pick(HEADS), pick(VALUE_OPTIONS), pick(sorted(POLICY_OPTIONS))
+    head, policy, value = pick(HEADS), pick(sorted(POLICY_OPTIONS)), value_options(pick(VALUE_CLIPS), pick(DISTANCES))
     mask = mask_of(n, pick([None, "flags", "weights"]), seed)
     if mask is not None and (not mask.any() or mask.sum() < 3):
         mask = None
@@ -183,9 +185,11 @@ def test_only_what_requires_grad_has_a_gradient(target):
         assert not call(case, moved, device=target.device, backend=target.backend).loss.requires_grad
 
 
-EXACT_OPTIONS = POLICY_OPTIONS | {f"values {i}": options for i, options in enumerate(VALUE_OPTIONS[1::2])}
-EXACT_OPTIONS |= {name: {"kl_estimator": name, "kl_coef": 0.1} for name in ("k1", "k2", "k3", "k3+")}
+EXACT_VALUES = [("sb3", "mse"), ("cleanrl", "huber"), ("rllib", "huber")]
+EXACT_OPTIONS = POLICY_OPTIONS | {" ".join(names): value_options(*names) for names in EXACT_VALUES}
+EXACT_OPTIONS |= {name: {"kl_estimator": name, "kl_coef": 0.1} for name in ("k1", "k2+", "k3")}
 EXACT_OPTIONS |= {"exact KL": {"exact_kl": True, "kl_coef": 0.1}}
+"""Of equations those that float32 has in other pairs."""
 
 
 @pytest.mark.parametrize("options", EXACT_OPTIONS)
@@ -207,11 +211,11 @@ def test_half_precision(target, head, dtype):
 
 
 def test_gradients_in_float16_are_scaled_before_they_are_rounded(target):
-    n = 1 << 10
+    n = 1 << 8
     x = torch.zeros(n, dtype=torch.float16, device=target.device, requires_grad=True)
     loss = ppo_loss(LogProbs(x), None, x.detach(), torch.full_like(x, 2.0**-18), backend=target.backend).loss
     (65536 * loss).backward()
-    assert_close(x.grad.float(), torch.full((n,), -(2.0**-12), device=target.device), rtol=1e-3)
+    assert_close(x.grad.float(), torch.full((n,), -(2.0**-10), device=target.device), rtol=1e-3)
 
 
 # --- edges ------------------------------------------------------------------------------------------------------------

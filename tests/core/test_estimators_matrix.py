@@ -97,7 +97,7 @@ def test_features_that_no_stride_spans(target, estimator):
 @ALL
 def test_longer_than_a_block(target, estimator, time_dim):
     """One episode over a whole long row, and a few episodes that end far from any block's edge."""
-    num_steps = (130 if time_dim else 70) if target.interpreted else max(1500, min(target.max_steps, 3000))
+    num_steps = max(1500, min(target.max_steps, 3000)) if target.compiled else 130 if time_dim else 70
     decay = {TRACES: {"decay": 0.999}, DISCOUNTED: {"gamma": 0.999}, PREFIX: {}, LINEAR: {}}
     changes = decay.get(estimator, {"gamma": 0.999, "lambda_": 1.0})
     for term, valid in [(0.003, 1.0)] if target.interpreted else [(0, 1.0), (0.003, 0.9)]:
@@ -109,7 +109,7 @@ def test_longer_than_a_block(target, estimator, time_dim):
 @pytest.mark.parametrize("estimator", (*BACKWARD, *FORWARD), ids=get_name)
 def test_a_hole_longer_than_a_block(target, estimator, mask_mode):
     """The next valid step, and the rollout's end, may be many blocks away; NaN stands in between."""
-    num_steps = 150 if target.interpreted else 2500
+    num_steps = 2500 if target.compiled else 150
     case = random_case(estimator, 2, num_steps, term=0, trunc=0, mask_mode=mask_mode)
     mask = np.ones(case.shape, bool)
     mask[0, 5:-5] = mask[1, 7:] = False

@@ -696,9 +696,7 @@ def test_the_page_in_the_docs_runs():
     assert torch.isfinite(names["losses"]["loss_objective"])
 
 
-@pytest.mark.parametrize(
-    ("module", "differentiable"), [("TritonGAE", False), ("TritonTDLambdaEstimator", True), ("TritonVTrace", False)]
-)
+@pytest.mark.parametrize(("module", "differentiable"), [("TritonTDLambdaEstimator", True), ("TritonVTrace", False)])
 def test_a_warm_up_compiles_what_an_estimate_needs(module, differentiable, tmp_path):
     setup = f"""
 from rl_triton_adapters import torchrl as ours

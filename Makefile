@@ -36,7 +36,7 @@ COMPILED := env -u TRITON_INTERPRET
 # There are as many processes as cores, and threads of OpenMP spin while they wait.
 INTERPRETED := env TRITON_INTERPRET=1 OMP_NUM_THREADS=1
 QUICK_TESTS := estimators_*.py conventions.py normalization.py losses.py oracles.py backends.py docs.py
-QUICK := RL_TRITON_TEST_BACKENDS=reference,cpu RL_TRITON_TEST_COMBINATIONS=few HYPOTHESIS_PROFILE=quick
+QUICK := RL_TRITON_TEST_BACKENDS=reference,cpu RL_TRITON_TEST_COMBINATIONS=few
 BY_FILE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
@@ -88,7 +88,7 @@ test-independent: $(INDEPENDENT_READY) ## Compare with rlax (slow: downloads it 
 
 test-rllib: $(RLLIB_READY) ## Tests of the RLlib adapter, on real Ray processes (downloads Ray)
 	$(VENV_RLLIB)/bin/python -m pytest $(BY_FILE) \
-		tests/adapters/rllib tests/adapters/test_example_files.py tests/core/test_conventions.py
+		tests/adapters/rllib tests/adapters/test_example_files.py tests/core/test_conventions.py::test_rllib_episodes
 
 test-frameworks: $(FRAMEWORKS_READY) ## Tests of the adapters for RSL-RL, RL-Games, skrl and verl (downloads them)
 	$(VENV_FRAMEWORKS)/bin/python -m pytest $(BY_FILE) tests/frameworks tests/adapters/test_example_files.py

@@ -140,19 +140,16 @@ class Forgetful(TritonPPOTorchLearner):
         PPOTorchLearner.build(self)
 
 
-@pytest.mark.parametrize("num_learners", [0, 1])
 @pytest.mark.parametrize(
-    ("learner_class", "advice"), [(Theirs, r".*class Mine\("), (Forgetful, r"expected its build\(\) to call super")]
+    ("learner_class", "num_learners", "advice"),
+    [(Theirs, 1, r".*class Mine\("), (Forgetful, 0, r"expected its build\(\) to call super")],
 )
-def test_a_learner_set_after_the_call_that_is_not_ours_is_an_error(learner_class, advice, num_learners, small_ray):
+def test_a_learner_set_after_the_call_that_is_not_ours_is_an_error(learner_class, num_learners, advice, small_ray):
     config = enable_triton(small_ppo(num_learners=num_learners)).learners(learner_class=learner_class)
     message = rf"1 of 1 learners compute with RLlib's own: got {learner_class.__name__}, {advice}"
     with pytest.raises(RuntimeError, match=message):
         config.build_algo()
-    config = enable_triton(small_ppo(num_learners=num_learners)).learners(
-        learner_class=learner_class, learner_config_dict=OFF
-    )
-    config.build_algo().stop()
+    enable_triton(small_ppo()).learners(learner_class=learner_class, learner_config_dict=OFF).build_algo().stop()
 
 
 def test_the_check_is_one_of_the_callbacks_and_may_be_called(small_ray):

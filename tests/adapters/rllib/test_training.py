@@ -43,24 +43,21 @@ def two_policies(config):
 
 
 @pytest.mark.parametrize(
-    ("make", "num_learners"),
+    "make",
     [
-        (lambda **kwargs: small_ppo(env_config={"max_episode_steps": 15}, **kwargs), 0),
-        (lambda **kwargs: small_ppo(env="Pendulum-v1", env_config={"max_episode_steps": 37}, **kwargs), 0),
-        (lambda **kwargs: small_ppo(env_config={"max_episode_steps": 15}, model=LSTM, **kwargs), 0),
-        (lambda **kwargs: two_policies(small_ppo(env=MultiAgentCartPole, env_config={"num_agents": 2}, **kwargs)), 0),
-        (small_ppo, 1),
-        (lambda **kwargs: small_ppo(model=LSTM, **kwargs), 1),
-        (small_ppo, 2),
+        lambda: small_ppo(env_config={"max_episode_steps": 15}),
+        lambda: small_ppo(env="Pendulum-v1", env_config={"max_episode_steps": 37}),
+        lambda: small_ppo(env_config={"max_episode_steps": 15}, model=LSTM),
+        lambda: two_policies(small_ppo(env=MultiAgentCartPole, env_config={"num_agents": 2})),
+        lambda: small_ppo(model=LSTM, num_learners=1),
     ],
-    ids=["time-limit", "pendulum", "lstm", "two-policies", "one-remote", "one-remote-lstm", "two-remote"],
+    ids=["time-limit", "pendulum", "lstm", "two-policies", "remote-lstm"],
 )
-def test_training_is_that_of_rllib(make, num_learners, small_ray):
-    stock = train_algorithm(make(num_learners=num_learners), name_of_piece)
-    ours = train_algorithm(enable_triton(make(num_learners=num_learners)), name_of_piece)
-    count = max(1, num_learners)
-    assert stock[2] == ["GeneralAdvantageEstimation"] * count
-    assert ours[2] == ["TritonGeneralAdvantageEstimation"] * count
+def test_training_is_that_of_rllib(make, small_ray):
+    """Of several learners, see test_cluster.py."""
+    stock, ours = train_algorithm(make(), name_of_piece), train_algorithm(enable_triton(make()), name_of_piece)
+    assert stock[2] == ["GeneralAdvantageEstimation"]
+    assert ours[2] == ["TritonGeneralAdvantageEstimation"]
     assert_same_training(stock, ours)
     assert read_metric(ours[0]) == {1.0}
 
@@ -99,12 +96,12 @@ def test_vtrace_training_is_that_of_rllib(make, small_ray):
     assert_same_training(stock, ours, names=LOSSES if isinstance(make(), APPOConfig) else impala)
 
 
-@pytest.mark.parametrize(("config_class", "num_learners"), [(IMPALAConfig, 1), (IMPALAConfig, 2), (APPOConfig, 1)])
+@pytest.mark.parametrize(("config_class", "num_learners"), [(IMPALAConfig, 2), (APPOConfig, 1)])
 def test_vtrace_training_runs(config_class, num_learners, small_ray):
     """Where RLlib's own runs differ from each other."""
     config = enable_triton(small_impala(config_class, num_learners=num_learners), backend="cpu")
     with stopping(config.build_algo()) as algorithm:
-        assert of_learners(algorithm, flags_of_vtrace) == [{"backend": "cpu"}] * max(1, num_learners)
+        assert of_learners(algorithm, flags_of_vtrace) == [{"backend": "cpu"}] * num_learners
         before = algorithm.learner_group.get_weights()["default_policy"]
         for _ in range(2):
             algorithm.train()
@@ -116,7 +113,6 @@ def test_vtrace_training_runs(config_class, num_learners, small_ray):
 BUILD = """
 import ray
 from ray.rllib.algorithms.appo import APPOConfig
-from ray.rllib.algorithms.impala import IMPALAConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 from rl_triton_adapters.rllib import enable_triton
 from small import small
@@ -132,8 +128,9 @@ algorithm.stop()
 """
 
 
-@pytest.mark.parametrize("config", ["PPOConfig", "IMPALAConfig", "APPOConfig"])
+@pytest.mark.parametrize("config", ["PPOConfig", "APPOConfig"])
 def test_everything_is_compiled_when_the_learner_is_built(config, private, tmp_path):
+    """Of IMPALA it is a part of what APPO has."""
     built, trained = count_compilations(BUILD.format(config=config), TRAIN, tmp_path, **private)
     assert built > 0
     assert trained == 0

@@ -1,7 +1,7 @@
 """What a backend is, and which one runs a call.
 
-Each topic, `scan`, `moments` and `loss`, has a module of each backend's name. They are imported when the backend is
-first asked for, so that nothing optional is imported before.
+Each topic, `scan`, `moments`, `loss` and `tokens`, has a module of each backend's name. They are imported when the
+backend is first asked for, so that nothing optional is imported before.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ def call_reference(topic: str, name: str, *arguments: Any) -> Any:
 
 NORMALIZE, LOSS = partial(call_reference, "moments", "run"), partial(call_reference, "loss", "compute_loss")
 SCALE = partial(call_reference, "loss", "scale_gradients")
+EVALUATE, DIFFERENTIATE = (partial(call_reference, "tokens", name) for name in ("run", "differentiate"))
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class Backend:
         normalize: Fill the output of a normalisation.
         loss: Compute a loss and its gradients, of a minibatch that is not empty.
         scale: Multiply gradients by a number, in place.
+        evaluate_tokens: Fill the log-probabilities of tokens.
+        differentiate_tokens: Fill the gradient by their logits.
         supports_expectation: Whether `run` takes an `Expectation` as next values. Otherwise it is summed before.
     """
 
@@ -52,18 +55,23 @@ class Backend:
     normalize: Callable[[Any, Any], Any] = NORMALIZE
     loss: Callable[[Any], Any] = LOSS
     scale: Callable[[Any, torch.Tensor], Any] = SCALE
+    evaluate_tokens: Callable[[Any, Any], Any] = EVALUATE
+    differentiate_tokens: Callable[[Any, Any, Any, torch.Tensor], Any] = DIFFERENTIATE
     supports_expectation: bool = False
 
 
 def assemble_backend(name: str) -> Backend:
     """The functions of a backend from its modules."""
-    scan, moments, loss = (import_module(f"{__package__}.{topic}.{name}") for topic in ("scan", "moments", "loss"))
+    topics = "scan", "moments", "loss", "tokens"
+    scan, moments, loss, tokens = (import_module(f"{__package__}.{topic}.{name}") for topic in topics)
     return Backend(
         run=scan.run,
         unavailable=scan.unavailable,
         normalize=moments.run,
         loss=loss.compute_loss,
         scale=getattr(loss, "scale_gradients", SCALE),
+        evaluate_tokens=tokens.run,
+        differentiate_tokens=tokens.differentiate,
         supports_expectation=scan.SUPPORTS_EXPECTATION,
     )
 

@@ -1,4 +1,4 @@
-"""Losses of policy-gradient methods with their gradients in one pass: PPO, values, GRPO and KL divergences."""
+"""Losses of policy-gradient methods with their gradients in one pass, and log-probabilities of tokens."""
 
 from rl_triton_core._internal.loss.solve import get_gradients as get_gradients
 from rl_triton_core.losses.group import group_normalize as group_normalize
@@ -16,6 +16,8 @@ from rl_triton_core.losses.ppo import bernoulli_ppo_loss as bernoulli_ppo_loss
 from rl_triton_core.losses.ppo import categorical_ppo_loss as categorical_ppo_loss
 from rl_triton_core.losses.ppo import gaussian_ppo_loss as gaussian_ppo_loss
 from rl_triton_core.losses.ppo import ppo_loss as ppo_loss
+from rl_triton_core.losses.tokens import TokenLogProbs as TokenLogProbs
+from rl_triton_core.losses.tokens import token_log_probs as token_log_probs
 from rl_triton_core.losses.value import value_loss as value_loss
 
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "Normalization",
     "PPOLoss",
     "Policy",
+    "TokenLogProbs",
     "bernoulli_ppo_loss",
     "categorical_ppo_loss",
     "gaussian_ppo_loss",
@@ -35,5 +38,6 @@ __all__ = [
     "grpo_loss",
     "kl_divergence",
     "ppo_loss",
+    "token_log_probs",
     "value_loss",
 ]

@@ -184,7 +184,7 @@ def test_the_internal_rooms():
     folder = ROOT / "rl_triton_core/_internal"
     entries = {x.stem for x in folder.iterdir() if x.name not in ("__init__.py", "__pycache__")}
     assert len(entries) <= 10
-    for topic in ("scan", "loss", "moments"):
+    for topic in ("scan", "loss", "moments", "tokens"):
         assert {"reference", "cpu", "triton"} <= {x.stem for x in (folder / topic).glob("*.py")}
 
 

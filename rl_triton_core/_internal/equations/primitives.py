@@ -27,6 +27,11 @@ def minimum(x: Any, bound: Any) -> Any:
     return select(x > bound, bound, x)
 
 
+def multiply_or_zero(x: Any, y: Any) -> Any:
+    """The product x·y, which is 0 where x is, even if y is infinite."""
+    return select(x == 0.0, 0.0, x * y)
+
+
 def exp(x: Any) -> Any:
     """The exponential function. Where it overflows its gradient is 0, not infinite: a clip hides the value, not 0·∞."""
     return apply_to_tensors(bounded_exp, x)
@@ -51,7 +56,7 @@ def safe_sqrt(x: Any) -> Any:
 
 
 PRIMITIVES = (select, exp, log, safe_sqrt)
-"""What a backend has of its own; `minimum` is made of these."""
+"""What a backend has of its own; `minimum` and `multiply_or_zero` are made of these."""
 
 
 def gated_product(factor: torch.Tensor, state: torch.Tensor) -> torch.Tensor:

@@ -42,6 +42,12 @@ def exp(x):
 
 
 @triton.jit
+def fast_exp(x):
+    """The primitive of equations in one instruction of the device, to about three units in the last place."""
+    return tl.exp2(x * 1.4426950408889634)
+
+
+@triton.jit
 def power_of_2(n):
     """2ⁿ for -127 < n < 128, from its bits."""
     return ((n + 127) << 23).to(tl.float32, bitcast=True)
@@ -72,8 +78,8 @@ def make_function(function: Any, names: dict[str, Any]) -> Any:
     return triton.jit(bind_names(function, **names, tl=tl, Any=tl.constexpr(Any)))
 
 
-TRITON = Language(
-    {primitives.select: select, primitives.exp: exp, primitives.log: log, primitives.safe_sqrt: safe_sqrt},
-    make_function,
-)
+OWN = {primitives.select: select, primitives.exp: exp, primitives.log: log, primitives.safe_sqrt: safe_sqrt}
+TRITON = Language(OWN, make_function)
 """Blocks of numbers, whose type literals take in Triton itself."""
+FAST_TRITON = Language(OWN | {primitives.exp: fast_exp}, make_function)
+"""The same where one exponential is not the factor of others, and there are very many."""

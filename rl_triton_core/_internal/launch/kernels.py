@@ -25,6 +25,8 @@ class KernelCall(NamedTuple):
     """Memory that no launch before took, beside the call's."""
     choices: Hashable = None
     """What its equations depend on, if it has some."""
+    checked: bool = False
+    """Whether it asserts something of what it reads."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -34,6 +36,8 @@ class KernelCall(NamedTuple):
 
 FUSED = {"enable_fp_fusion": True}
 """Products and sums may be rounded once. It is Triton's default up to 3.9, which warns where nothing is said."""
+CHECKED = {"debug": True, "sanitize_overflow": False}
+"""With which a kernel's assertions are compiled."""
 KERNELS: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
 """Compiled kernels, and what is compiled into them. Triton takes longer to find one, as it looks at every equation.
 
@@ -50,7 +54,8 @@ def launch_kernel(call: KernelCall, device: torch.device) -> None:
         compiled, options = KERNELS[key]
         launch_compiled(compiled, (call.programs, 1), (*call.arguments, *options), call.scratch)
         return
-    given, chosen = unmark_numbers(call.arguments), {**call.options, "num_warps": call.num_warps, **FUSED}
+    checks = CHECKED if call.checked else {}
+    given, chosen = unmark_numbers(call.arguments), {**call.options, "num_warps": call.num_warps, **FUSED, **checks}
     compiled = call.kernel[(call.programs,)](*given, **chosen)
     options = tuple(call.options.values())
     if hasattr(compiled, "__getitem__"):  # the interpreter compiles nothing, and it is a private name of Triton's

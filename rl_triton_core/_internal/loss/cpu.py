@@ -28,6 +28,7 @@ from rl_triton_core._internal.equations.numba import (
     make_store,
     numba_language,
 )
+from rl_triton_core._internal.equations.primitives import multiply_or_zero
 from rl_triton_core._internal.launch.recording import RecordedLaunch, ResolvedLaunch, record_launch
 from rl_triton_core._internal.launch.threads import run_chunks
 from rl_triton_core._internal.loss import serial as kernels
@@ -38,7 +39,6 @@ from rl_triton_core._internal.loss.equations import (
     Coefficients,
     compile_equations,
     compute_terms,
-    multiply_or_zero,
     summarize_terms,
 )
 from rl_triton_core._internal.loss.problem import LossProblem, Results, Stream

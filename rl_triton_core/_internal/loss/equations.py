@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from rl_triton_core._internal.equations.compile import Chosen, Language, compile_equation, unbound
-from rl_triton_core._internal.equations.primitives import exp, log, select
+from rl_triton_core._internal.equations.primitives import exp, log, multiply_or_zero, select
 
 distance = clipped_value = estimate_kl = unbound
 
@@ -23,11 +23,6 @@ distance = clipped_value = estimate_kl = unbound
 def clamp(x: Any, low: Any, high: Any) -> Any:
     """The number in [low, high] that is nearest to x; NaN stays."""
     return select(x < low, low, select(x > high, high, x))
-
-
-def multiply_or_zero(x: Any, y: Any) -> Any:
-    """The product x·y, which is 0 where x is, even if y is infinite."""
-    return select(x == 0.0, 0.0, x * y)
 
 
 def exp_remainder(x: Any) -> Any:

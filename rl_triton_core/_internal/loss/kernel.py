@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import triton
 import triton.language as tl
 
+from rl_triton_core._internal.equations import primitives
 from rl_triton_core._internal.equations.compile import compile_equation
 from rl_triton_core._internal.equations.triton import TRITON
 from rl_triton_core._internal.loss import equations
@@ -26,7 +27,7 @@ NUM_MOMENTS = tl.constexpr(4)
 NUM_SUMS = tl.constexpr(len(TERMS) + 1 + 4)
 """Sums of the terms, of the weights and of the moments, in this order."""
 
-helpers = equations.multiply_or_zero, equations.invert_or_zero, equations.summarize_terms
+helpers = primitives.multiply_or_zero, equations.invert_or_zero, equations.summarize_terms
 multiply_or_zero, invert_or_zero, summarize_terms = (compile_equation(x, TRITON) for x in helpers)
 
 

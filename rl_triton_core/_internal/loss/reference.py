@@ -13,13 +13,13 @@ import torch
 
 from rl_triton_core._internal.arguments.validation import assert_offsets
 from rl_triton_core._internal.equations.compile import PYTORCH
+from rl_triton_core._internal.equations.primitives import multiply_or_zero
 from rl_triton_core._internal.loss.equations import (
     TERMS,
     Coefficients,
     compile_equations,
     compute_terms,
     invert_or_zero,
-    multiply_or_zero,
     summarize_terms,
 )
 from rl_triton_core._internal.loss.problem import LossProblem, Results, Stream

@@ -15,7 +15,7 @@ from rl_triton_core._internal.equations.compile import compile_equation
 from rl_triton_core._internal.equations.triton import TRITON
 from rl_triton_core._internal.launch import table as launch
 from rl_triton_core._internal.launch.device import device_guard
-from rl_triton_core._internal.launch.kernels import FUSED, launch_compiled
+from rl_triton_core._internal.launch.kernels import CHECKED, FUSED, launch_compiled
 from rl_triton_core._internal.launch.recording import postpone_recording, unmark_numbers
 from rl_triton_core._internal.launch.table import Launch
 from rl_triton_core._internal.launch.tuning import Candidate, Window, is_searching, select_launch
@@ -339,7 +339,7 @@ def kernel_config(
 
 def compile_options(problem: Problem, row: Launch) -> dict[str, Any]:
     """How it is compiled. With `debug`, the kernel asserts that offsets are in order."""
-    checked = {"debug": True, "sanitize_overflow": False} if problem.cu_seqlens is not None else {}
+    checked = CHECKED if problem.cu_seqlens is not None else {}
     return {"num_warps": row.num_warps, **FUSED, **checked}
 
 

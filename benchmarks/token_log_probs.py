@@ -1,0 +1,141 @@
+"""Log-probabilities and entropies of tokens from logits, forward and with gradients, in the memory of the logits too.
+
+Beside eager PyTorch and torch.compile of it stand the ways in which TRL (`selective_log_softmax`, with
+`entropy_from_logits`) and verl (`logprobs_from_logits_v2`, with `entropy_from_logits`) compute the same. A copy is the
+time in which the logits are read, and for gradients read again and written. Ours is compared with float64 first.
+"""
+
+from __future__ import annotations
+
+import gc
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
+from typing import NamedTuple
+
+import torch
+
+from benchmarks import harness
+from benchmarks.harness import measure_bandwidth
+from benchmarks.losses import KINDS, measure_memory
+from benchmarks.results import Row, make_row
+from rl_triton_core import set_num_threads
+from rl_triton_core.losses import token_log_probs
+from rl_triton_core.testing import assert_close
+
+Results = tuple[torch.Tensor, torch.Tensor]
+SECONDS = 0.3
+CHECKED_TOKENS = 64
+LENGTH = 1024
+"""Of a response."""
+LARGEST = 16 << 30
+"""Bytes of float32 logits, at most: eager PyTorch makes several tensors of that size."""
+
+
+class Setting(NamedTuple):
+    """Size of the vocabulary, number of tokens, and the dtype of the logits."""
+
+    vocabulary: int
+    tokens: int
+    dtype: str
+    threads: int = 1
+
+
+VOCABULARIES, TOKENS, DTYPES = (32_000, 128_256, 151_936), (1024, 4096, 16_384), ("bfloat16", "float32")
+SETTINGS = {
+    "cuda": [Setting(*x) for x in product(VOCABULARIES, TOKENS, DTYPES) if 4 * x[0] * x[1] <= LARGEST],
+    "cpu": [Setting(*x) for x in product(VOCABULARIES[::2], (128,), DTYPES)],
+    "quick": [Setting(1000, 8, dtype) for dtype in DTYPES],
+}
+
+
+def compute_plain(logits: torch.Tensor, tokens: torch.Tensor) -> Results:
+    """In float32, as it is written down."""
+    log_probs = (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(-1)
+    return log_probs.gather(-1, tokens[..., None])[..., 0], -(log_probs.exp() * log_probs).sum(-1)
+
+
+def select_log_probs(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """As both packages do it, response by response."""
+    if logits.dtype == torch.float32:
+        return logits.gather(-1, tokens[..., None])[..., 0] - torch.stack([x.logsumexp(-1) for x in logits])
+    pairs = zip(logits, tokens, strict=True)
+    return torch.stack([x.log_softmax(-1).gather(-1, own[:, None])[:, 0] for x, own in pairs])
+
+
+def compute_as_trl(logits: torch.Tensor, tokens: torch.Tensor) -> Results:
+    """The entropy in chunks of rows."""
+    entropies = []
+    for chunk in logits.flatten(0, -2).split(128):
+        own = chunk.log_softmax(-1)
+        entropies.append(-(own.exp() * own).sum(-1))
+    return select_log_probs(logits, tokens), torch.cat(entropies).view(tokens.shape)
+
+
+def compute_as_verl(logits: torch.Tensor, tokens: torch.Tensor) -> Results:
+    """The entropy from probabilities in the dtype of the logits."""
+    entropy = logits.logsumexp(-1) - (logits.softmax(-1) * logits).sum(-1)
+    return select_log_probs(logits, tokens), entropy
+
+
+def compute_ours(in_place: bool, logits: torch.Tensor, tokens: torch.Tensor) -> Results:
+    """By this library."""
+    got = token_log_probs(logits, tokens, entropy=True, inplace_backward=in_place)
+    assert got.entropy is not None
+    return got.log_probs, got.entropy
+
+
+def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
+    """The forward pass alone, and with gradients; on a GPU also peaks of memory, and the time of a copy."""
+    torch.set_num_threads(setting.threads)
+    set_num_threads(setting.threads)
+    torch._dynamo.reset()
+    device, dtype = options.device, getattr(torch, setting.dtype)
+    shape = -1, min(setting.tokens, LENGTH)
+    logits = torch.randn(setting.tokens, setting.vocabulary, device=device).mul_(3).to(dtype)
+    tokens = torch.randint(setting.vocabulary, (setting.tokens,), device=device)
+    check_results(logits[:CHECKED_TOKENS], tokens[:CHECKED_TOKENS])
+    logits, tokens = logits.view(*shape, setting.vocabulary), tokens.view(shape)
+    ways: dict[str, Callable[[torch.Tensor, torch.Tensor], Results]] = {
+        "eager": compute_plain,
+        "compiled": torch.compile(compute_plain, dynamic=False),
+        "TRL": compute_as_trl,
+        "verl": compute_as_verl,
+        "ours": partial(compute_ours, False),
+        "ours in place": partial(compute_ours, True),
+    }
+    leaf = logits.requires_grad_()
+    for kind in KINDS:
+        run = run_forward if kind == "forward" else run_both
+        chosen = [name for name in ways if kind != "forward" or name != "ours in place"]
+        arms = {name: partial(run, ways[name], leaf, tokens) for name in chosen}
+        yield from harness.measure_arms(arms, device, options.seconds or SECONDS, host_only=("TRL", "verl"), kind=kind)
+        if device == "cuda":
+            passes = 1 if kind == "forward" else 3
+            yield make_row("copy", "device", "µs", passes * logits.nbytes / measure_bandwidth(), kind=kind)
+            for name, arm in arms.items():
+                gc.collect()
+                torch.cuda.empty_cache()
+                yield make_row(name, "peak", "MiB", measure_memory(arm), kind=kind)
+
+
+def check_results(logits: torch.Tensor, tokens: torch.Tensor) -> None:
+    """Ours are those of float64."""
+    for got, want in zip(compute_ours(False, logits, tokens), compute_plain(logits.double(), tokens), strict=True):
+        assert_close(got.cpu(), want.cpu(), rtol=1e-5)
+
+
+def run_forward(
+    way: Callable[[torch.Tensor, torch.Tensor], Results], logits: torch.Tensor, tokens: torch.Tensor
+) -> None:
+    """Without a graph."""
+    with torch.no_grad():
+        way(logits, tokens)
+
+
+def run_both(way: Callable[[torch.Tensor, torch.Tensor], Results], logits: torch.Tensor, tokens: torch.Tensor) -> None:
+    """Gradients of both results. In place, the next call finds them where the logits were, which takes as long."""
+    result = logits.view_as(logits)  # no leaf, in the same memory
+    log_probs, entropy = way(result, tokens)
+    torch.autograd.grad((log_probs.sum(), entropy.sum()), logits)

@@ -1,0 +1,1 @@
+"""Log-probabilities and entropies of tokens from logits, on every backend."""

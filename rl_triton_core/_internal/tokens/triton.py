@@ -1,0 +1,101 @@
+"""Log-probabilities of tokens on CUDA and ROCm: one launch each way; forward another one where tokens are few."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from rl_triton_core._internal.launch.device import device_guard
+from rl_triton_core._internal.launch.kernels import KernelCall, launch_kernel
+from rl_triton_core._internal.launch.table import next_power_of_2
+from rl_triton_core._internal.tokens import kernel as kernels
+from rl_triton_core._internal.tokens.problem import TokenProblem, TokenResults, Upstream, view_rows
+
+BLOCK, MAX_WARPS, LOGITS_PER_WARP = 4096, 8, 512
+"""Logits that a program takes at once, at most, and the warps that share them."""
+PROGRAMS = 1024
+"""Several share a token where there are fewer than so many."""
+
+
+class Cut(NamedTuple):
+    """How the logits of a token are cut."""
+
+    block: int
+    splits: int
+
+    @property
+    def num_warps(self) -> int:
+        """Warps of a program."""
+        return max(1, min(MAX_WARPS, self.block // LOGITS_PER_WARP))
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """What is compiled into a kernel."""
+        return {"BLOCK": self.block, "SPLITS": self.splits}
+
+
+def cut_rows(num_tokens: int, size: int) -> Cut:
+    """Blocks, shared by so many programs that the device is busy."""
+    block = min(BLOCK, next_power_of_2(size))
+    return Cut(block, max(1, min(-(-size // block), PROGRAMS // num_tokens)))
+
+
+def run(problem: TokenProblem, results: TokenResults) -> None:
+    """Fill the results."""
+    if problem.dtype == torch.float64:
+        raise TypeError(
+            "logits: got dtype torch.float64 on the triton backend, expected float32, bfloat16 or float16 (the cpu and "
+            "reference backends take float64)"
+        )
+    launch(list_launches(problem, results), problem)
+
+
+def differentiate(problem: TokenProblem, results: TokenResults, upstream: Upstream, gradient: torch.Tensor) -> None:
+    """Fill the gradient by the logits, which may be their memory."""
+    rows = view_rows(gradient).view(view_rows(problem.logits).shape)
+    launch([make_gradient_launch(problem, results, upstream, rows)], problem)
+    if rows.data_ptr() != gradient.data_ptr():
+        gradient.copy_(rows.view(gradient.shape))
+
+
+def launch(calls: Any, problem: TokenProblem) -> None:
+    """Make launches on the device of a problem."""
+    device = problem.logits.device
+    with device_guard(device):
+        for call in calls:
+            launch_kernel(call, device)
+
+
+def list_launches(problem: TokenProblem, results: TokenResults) -> Iterator[KernelCall]:
+    """The launches that fill the results."""
+    num_tokens = problem.tokens.numel()
+    cut, partials = cut_rows(num_tokens, problem.logits.shape[-1]), None
+    if cut.splits > 1:
+        partials = problem.logits.new_empty((num_tokens, cut.splits, 3), dtype=torch.float32)
+    arguments = (*list_arguments(problem), *results, partials)
+    programs = num_tokens * cut.splits
+    yield KernelCall(kernels.evaluate, programs, arguments, cut.constants, cut.num_warps, partials, checked=True)
+    if cut.splits > 1:
+        constants = {"BLOCK": next_power_of_2(cut.splits), "SPLITS": cut.splits}
+        yield KernelCall(kernels.merge, num_tokens, arguments, constants, 1, partials, checked=True)
+
+
+def make_gradient_launch(
+    problem: TokenProblem, results: TokenResults, upstream: Upstream, rows: torch.Tensor
+) -> KernelCall:
+    """The launch that fills the gradient, given as [rows, columns, V]."""
+    cut = cut_rows(problem.tokens.numel(), problem.logits.shape[-1])
+    given = [None if x is None else x.contiguous() for x in upstream]
+    arguments = (*list_arguments(problem), *results[1:], *given, rows, *rows.stride()[:2])
+    programs = problem.tokens.numel() * cut.splits
+    return KernelCall(kernels.differentiate, programs, arguments, cut.constants, cut.num_warps, checked=True)
+
+
+def list_arguments(problem: TokenProblem) -> tuple[Any, ...]:
+    """The arguments that all kernels begin with."""
+    rows, mask = view_rows(problem.logits), problem.mask
+    size, tokens = problem.logits.shape[-1], problem.tokens.contiguous()
+    mask = None if mask is None else mask.contiguous()
+    return rows, *rows.stride()[:2], rows.shape[1], tokens, mask, size, problem.temperature

@@ -1,0 +1,99 @@
+"""Log-probabilities and entropies of tokens, from the logits of a language model."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from rl_triton_core._internal.arguments import validation as check
+from rl_triton_core._internal.arguments.outputs import overlaps_itself
+from rl_triton_core._internal.launch.fast_path import with_fast_path
+from rl_triton_core._internal.tokens.problem import TokenProblem
+from rl_triton_core._internal.tokens.solve import solve_tokens
+
+LOWEST_TEMPERATURE = 1e-6
+
+
+class TokenLogProbs(NamedTuple):
+    """What `token_log_probs` returns: float32, or float64 if the logits are; shaped like the tokens."""
+
+    log_probs: torch.Tensor
+    entropy: torch.Tensor | None
+    """None if it was not asked for."""
+
+
+@with_fast_path
+def token_log_probs(
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    *,
+    temperature: float = 1.0,
+    entropy: bool = False,
+    mask: torch.Tensor | None = None,
+    inplace_backward: bool = False,
+    backend: str | None = None,
+) -> TokenLogProbs:
+    r"""Log-probabilities of tokens, and entropies, in one pass over the logits; no second tensor of their size arises.
+
+        x = logits / temperature,  z = log Σ exp(x),  p = exp(x − z)
+        log_prob = x[token] − z
+        entropy = z − Σ p·x
+
+    The gradient takes one pass as well, and one tensor like the logits, or their own memory. It flows to the logits
+    alone, once: a second derivative is refused. A logit of −∞ has p = 0 and the gradient 0.
+
+    Args:
+        logits: [..., V], of any vocabulary size V; float32, bfloat16, float16, or float64 (not on the triton backend).
+            They are copied if the numbers of a token do not lie side by side, or the other dimensions do not fold into
+            two.
+        tokens: The index of each token in the vocabulary, [...], of any integer dtype. One that there is not is a
+            ValueError, on a GPU an assertion of the kernel.
+        temperature: What logits are divided by, finite and at least 1e-6.
+        entropy: Whether to compute entropies.
+        mask: Nonzero where a token counts, [...]. Elsewhere neither logits nor token are read; results and gradient are
+            0 there. None: everywhere.
+        inplace_backward: Write the gradient into the memory of the logits, which must not be read afterwards; an
+            operation that kept them for its own backward pass then raises PyTorch's error. They must be the result of
+            an operation, such as a linear layer. Under torch.compile this is not read: the compiler plans memory.
+        backend: ``"triton"``, ``"cpu"``, ``"reference"``; None chooses by the tensors' device.
+
+    Returns:
+        TokenLogProbs(log_probs, entropy), [...] each, with a graph if `logits` requires grad. A token whose logits have
+        NaN or +∞ among them gets NaN, as does one without any finite logit.
+
+    Raises:
+        TypeError: An argument's type or dtype is not one of the above.
+        ValueError: A shape, device or value is not.
+        BackendUnavailableError: The backend asked for cannot run here.
+
+    Example:
+        >>> token_log_probs(torch.zeros(1, 4), torch.tensor([2]), entropy=True)
+        TokenLogProbs(log_probs=tensor([-1.3863]), entropy=tensor([1.3863]))
+    """
+    check.check_tensor("logits", logits)
+    if not logits.ndim or not logits.shape[-1]:
+        raise ValueError(f"logits: got shape {tuple(logits.shape)}, expected a last dimension of size 1 or more")
+    check.check_tensor("tokens", tokens, check.INTEGER_DTYPES)
+    check.check_shape("tokens", tokens, logits.shape[:-1], "that of the logits without the last", logits.device)
+    if mask is not None:
+        check.check_tensor("mask", mask, check.FLAG_DTYPES)
+        check.check_shape("mask", mask, tokens.shape, "that of the tokens", logits.device)
+    problem = TokenProblem(
+        logits, tokens, mask, check.check_number("temperature", temperature, LOWEST_TEMPERATURE, math.inf)
+    )
+    check.check_bool("entropy", entropy)
+    if check.check_bool("inplace_backward", inplace_backward) and not torch.compiler.is_compiling():
+        check_own_memory(logits)
+    return solve_tokens(problem, entropy, inplace_backward, backend, TokenLogProbs)
+
+
+def check_own_memory(logits: torch.Tensor) -> None:
+    """Check that a gradient can take the memory of the logits."""
+    if logits.requires_grad and logits.is_leaf:
+        raise ValueError("logits: got a leaf together with inplace_backward, expected the result of an operation")
+    if overlaps_itself(logits):
+        raise ValueError(
+            "logits: got elements that share memory together with inplace_backward, expected distinct ones"
+        )

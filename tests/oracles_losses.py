@@ -74,6 +74,19 @@ def estimate_kl(log_prob, ref_log_prob, estimator, log_ratio_clamp=None, kl_clip
     return kl
 
 
+def find_objective(surrogate, ratio, a, log_prob, low, high, dual_clip, tau, tau_negative):
+    """What is maximised."""
+    if surrogate == "cispo":
+        return ratio.clamp(low, high).detach() * a * log_prob
+    if surrogate == "sapo":
+        temperature = torch.where(a > 0, tau, tau_negative).double()
+        return a * torch.sigmoid(temperature * (ratio - 1)) * 4 / temperature
+    if surrogate == "reinforce":
+        return a * log_prob
+    objective = torch.minimum(ratio * a, ratio.clamp(low, high) * a)
+    return objective if dual_clip is None else torch.where(a < 0, torch.maximum(objective, dual_clip * a), objective)
+
+
 def ppo(
     policy,
     old_log_probs,
@@ -102,6 +115,11 @@ def ppo(
     correction=1,
     epsilon=1e-8,
     divisor=None,
+    surrogate="clip",
+    tau=1.0,
+    tau_negative=1.05,
+    factors=None,
+    log_ratio=None,
 ):
     """The loss of elements with weights: those of weight 0 are taken out before anything is computed."""
     log_prob, entropy, kl = policy
@@ -121,14 +139,13 @@ def ppo(
     if normalize_advantages and w.sum() > correction:
         deviation = a - mean(a)
         a = deviation / (((w * deviation**2).sum() / (w.sum() - correction)).sqrt() + epsilon)
-    log_ratio = log_prob - old
+    log_ratio = log_prob - old if log_ratio is None else kept(log_ratio)
     if log_ratio_clamp is not None:
         log_ratio = log_ratio.clamp(-log_ratio_clamp, log_ratio_clamp)
     ratio = log_ratio.exp()
     low, high = 1 - clip, 1 + (clip if clip_high is None else clip_high)
-    objective = torch.minimum(ratio * a, ratio.clamp(low, high) * a)
-    if dual_clip is not None:
-        objective = torch.where(a < 0, torch.maximum(objective, dual_clip * a), objective)
+    objective = find_objective(surrogate, ratio, a, log_prob, low, high, dual_clip, tau, tau_negative)
+    objective = objective if factors is None else objective * kept(factors)
     if ref is not None:
         kl = estimate_kl(log_prob, ref, kl_estimator, log_ratio_clamp, kl_clip)
     zero, nan = torch.zeros((), dtype=torch.float64), torch.tensor(torch.nan, dtype=torch.float64)
@@ -145,8 +162,13 @@ def ppo(
     return Oracle(loss, *parts, *approx, explained, ratio.min(), ratio.max())
 
 
-def grpo(log_prob, old, advantages, mask, *, aggregation, normalizer=None, **options):
-    """Rows of a matrix as sequences."""
+def grpo(log_prob, old, advantages, mask, *, aggregation, normalizer=None, ratio="token", **options):
+    """Rows of a matrix as sequences, whose tokens may have the ratio of all together."""
+    if ratio != "token":
+        change = torch.where(mask != 0, log_prob.double() - old, 0) * mask
+        mean = (change.sum(-1) / mask.double().sum(-1).clamp(min=1e-300))[:, None].expand_as(log_prob)
+        apart = log_prob - log_prob.detach() + mean.detach()
+        options["log_ratio"] = mean if ratio == "sequence" else apart
     weights = mask.double()
     counts = weights.sum(-1)
     divisor = {"token-mean": counts.sum()}.get(aggregation, torch.tensor(float(len(mask)), dtype=torch.float64))

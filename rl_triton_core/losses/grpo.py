@@ -22,6 +22,9 @@ from rl_triton_core._internal.loss.solve import solve_loss
 from rl_triton_core.losses.policies import LogProbs
 from rl_triton_core.losses.ppo import PPOLoss, arrange_parts
 
+RATIOS = ("token", "sequence", "sequence-token")
+THROUGH_RATIO = ("clip", "sapo")
+"""Surrogates whose gradient flows through the ratio: of a sequence's, into all of its tokens."""
 AGGREGATIONS = ("token-mean", "sequence-mean", "sequence-sum")
 
 
@@ -34,10 +37,15 @@ def grpo_loss(
     ref_log_probs: torch.Tensor | None = None,
     entropy: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
+    weights: torch.Tensor | None = None,
     cu_seqlens: torch.Tensor | None = None,
+    surrogate: str = "clip",
+    ratio: str = "token",
     clip: Number | None = 0.2,
     clip_high: Number | None = None,
     dual_clip: Number | None = None,
+    tau: Number = 1.0,
+    tau_negative: Number = 1.05,
     entropy_coef: Number = 0.0,
     kl_coef: Number = 0.0,
     kl_estimator: str = "k3",
@@ -47,9 +55,20 @@ def grpo_loss(
     kl_clip: Number | None = None,
     backend: str | None = None,
 ) -> PPOLoss:
-    r"""The clipped surrogate loss of tokens, with KL divergence to a reference, over sequences of any lengths.
+    r"""The surrogate loss of tokens, with KL divergence to a reference, over sequences of any lengths.
 
-        loss of a token = −min(r·A, clip(r, 1 − clip, 1 + clip_high)·A) + kl_coef·KL − entropy_coef·H
+        loss of a token = weight·L + kl_coef·KL − entropy_coef·H
+
+        surrogate          L
+        "clip"             −min(r·A, clip(r, 1 − clip, 1 + clip_high)·A)                       PPO, GRPO
+        "cispo"            −clip(r, 1 − clip, 1 + clip_high)·A·log π, r as a constant          CISPO
+        "sapo"             −A·sigmoid(τ·(r − 1))·4/τ, τ = `tau` if A > 0, else `tau_negative`    SAPO
+        "reinforce"        −A·log π                                                            REINFORCE, GPG
+
+        ratio              r
+        "token"            π/π_old of the token
+        "sequence"         exp(mean of log π/π_old over the sequence's tokens): s                  GSPO
+        "sequence-token"   the same value; its gradient is that of s·r/r, s and the divisor as constants    GSPO-token
 
         aggregation        the loss
         "token-mean"       sum over all tokens / number of tokens                              DAPO, BNPO
@@ -68,12 +87,19 @@ def grpo_loss(
         entropy: Of the policy at each token, shaped like `log_probs`; None estimates it by −log_probs.
         mask: Which tokens count, shaped like `log_probs`: nonzero if bool or integer; a weight if floating point. What
             stands in a token of weight 0 is not read.
+        weights: What multiplies the loss L of tokens, such as importance weights of the rollout's policy, or a mask of
+            tokens that still count in the normaliser; shaped like `log_probs`, >= 0. None: 1.
         cu_seqlens: For sequences that lie end to end: where each starts, and the end of the last, [num_sequences + 1],
             int32 or int64, rising from 0 to num_tokens. Where there are as many sequences as tokens, advantages are
             taken to be per token.
+        surrogate: See above (CISPO: https://arxiv.org/abs/2506.13585, SAPO: https://arxiv.org/abs/2511.20347).
+        ratio: See above (GSPO: https://arxiv.org/abs/2507.18071). ``"sequence"`` takes advantages per sequence. In
+            statistics r is the ratio that is chosen here.
         clip: How far the ratio may fall below 1, and, without `clip_high`, rise above it; None does not clip.
         clip_high: How far the ratio may rise above 1.
-        dual_clip: Where A < 0, the loss is at most −dual_clip·A (Ye et al. 2020); >= 1, or None.
+        dual_clip: Where A < 0, the loss "clip" is at most −dual_clip·A (Ye et al. 2020); >= 1, or None.
+        tau: τ of "sapo" where A > 0, at least 1e-6.
+        tau_negative: τ of "sapo" elsewhere.
         entropy_coef: Coefficient of the entropy, which is maximised.
         kl_coef: Coefficient of the KL divergence.
         kl_estimator: How the divergence is estimated: ``"k1"``, ``"k2"``, ``"k3"``, ``"k1+"`` or ``"k3+"``, see
@@ -116,8 +142,21 @@ def grpo_loss(
         kl_estimator=kl_estimator,
         log_ratio_clamp=log_ratio_clamp,
         kl_clip=kl_clip,
+        surrogate=surrogate,
+        tau=tau,
+        tau_negative=tau_negative,
     )
     add_sequences(problem, policy.elements, advantages, cu_seqlens)
+    crosses_tokens = check.check_choice("ratio", ratio, RATIOS) == "sequence" and surrogate in THROUGH_RATIO
+    if crosses_tokens and not problem.per_sequence:
+        raise ValueError(
+            "ratio: got 'sequence' with advantages per token, expected 'sequence-token', or one advantage per sequence"
+        )
+    factors = policy.elements.check_stream("weights", weights)
+    if factors is not None:
+        add_weights(problem, log_probs.shape, factors, per_sequence=crosses_tokens)
+    if ratio != "token":
+        share_ratio(problem, log_probs.shape)
     aggregation = check.check_choice("aggregation", aggregation, AGGREGATIONS)
     aggregate_tokens(problem, log_probs.shape, aggregation, normalizer)
     return solve_loss(problem, policy.network, backend, arrange_parts)
@@ -142,6 +181,50 @@ def add_sequences(problem: LossProblem, elements: Elements, advantages: Any, cu_
     check.check_detached("advantages", advantages)
     problem.per_sequence = not per_token
     problem.streams = problem.streams._replace(advantages=flatten(drop_graph(advantages)))
+
+
+def add_weights(problem: LossProblem, shape: torch.Size, weights: torch.Tensor, per_sequence: bool) -> None:
+    """Weights as factors of the advantages, as they are not negative; of each sequence, their mean."""
+    mask, advantages = problem.streams.mask, problem.streams.advantages
+    assert advantages is not None
+    if check.can_read_values(weights, ("grpo_loss", "weights", weights.dtype)):
+        check.refuse_cells("weights", weights, weights < 0, mask, "numbers >= 0")
+    if per_sequence:
+        weights = average_tokens(problem, shape, weights)
+    elif problem.per_sequence:
+        advantages = spread_sequences(problem, advantages)
+    product = advantages * weights
+    problem.per_sequence = per_sequence
+    problem.streams = problem.streams._replace(
+        advantages=product.to(check.find_precision((*problem.inputs, advantages)))
+    )
+
+
+def share_ratio(problem: LossProblem, shape: torch.Size) -> None:
+    """Let every token have the ratio of its sequence: by old log-probabilities that make it so."""
+    log_probs, old = problem.inputs[0].detach().view(-1), problem.streams.old_log_probs
+    assert old is not None
+    dtype = check.find_precision((log_probs, old))
+    wide = log_probs.to(dtype) if needs_host(log_probs.device) else log_probs.double()
+    mean = spread_sequences(problem, average_tokens(problem, shape, wide - old))
+    problem.streams = problem.streams._replace(old_log_probs=(wide - mean).to(dtype))
+
+
+def average_tokens(problem: LossProblem, shape: torch.Size, x: torch.Tensor) -> torch.Tensor:
+    """The mean of each sequence's tokens, with their weights; 0 without any."""
+    mask, cu_seqlens = problem.streams.mask, problem.streams.cu_seqlens
+    x = x if needs_host(x.device) else x.double()
+    weights = torch.ones_like(x) if mask is None else (mask if mask.is_floating_point() else mask != 0).to(x)
+    total = sum_sequences(torch.where(weights != 0, x, 0) * weights, cu_seqlens, shape)
+    count = sum_sequences(weights, cu_seqlens, shape)
+    return torch.where(count == 0, 0, total / count)
+
+
+def spread_sequences(problem: LossProblem, x: torch.Tensor) -> torch.Tensor:
+    """What there is one of per sequence, for every token."""
+    size, cu_seqlens = problem.like.shape[0], problem.streams.cu_seqlens
+    lengths: Any = problem.length if cu_seqlens is None else cu_seqlens.diff()
+    return x.repeat_interleave(lengths, output_size=size)
 
 
 def aggregate_tokens(problem: LossProblem, shape: torch.Size, aggregation: str, normalizer: Any) -> None:
@@ -174,7 +257,11 @@ def count_tokens(mask: torch.Tensor | None, cu_seqlens: torch.Tensor | None, sha
     if mask is None:
         assert cu_seqlens is not None
         return cu_seqlens.diff().double()
-    weights = (mask if mask.is_floating_point() else mask != 0).double()
+    return sum_sequences((mask if mask.is_floating_point() else mask != 0).double(), cu_seqlens, shape)
+
+
+def sum_sequences(x: torch.Tensor, cu_seqlens: torch.Tensor | None, shape: torch.Size) -> torch.Tensor:
+    """The sum of each sequence's tokens."""
     if cu_seqlens is None:
-        return weights.view(shape).sum(1)
-    return torch.segment_reduce(weights, "sum", offsets=cu_seqlens.long(), axis=0, unsafe=True, initial=0)
+        return x.view(shape).sum(1)
+    return torch.segment_reduce(x, "sum", offsets=cu_seqlens.long(), axis=0, unsafe=True, initial=0)

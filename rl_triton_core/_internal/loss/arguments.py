@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from rl_triton_core._internal.arguments import validation as check
-from rl_triton_core._internal.loss.equations import CLIPS, ESTIMATORS, Choices, Coefficients
+from rl_triton_core._internal.loss.equations import CLIPS, ESTIMATORS, SURROGATES, Choices, Coefficients
 from rl_triton_core._internal.loss.problem import LossProblem, Streams
 from rl_triton_core._internal.moments.arguments import check_group, check_rule, gather_moments
 from rl_triton_core._internal.moments.rule import Exchange, Rule
@@ -18,6 +18,7 @@ from rl_triton_core._internal.moments.rule import Exchange, Rule
 Number = float | torch.Tensor
 """Or a tensor without dimensions, as schedules in a CUDA graph are."""
 CLIP_MODES = tuple(name for name in CLIPS if name != "none")
+LOWEST_TAU = 1e-6
 ESTIMATOR_NAMES = tuple(name for name in ESTIMATORS if name != "none")
 
 
@@ -159,6 +160,9 @@ def build_problem(
     kl_estimator: Any = "k1",
     log_ratio_clamp: Any = None,
     kl_clip: Any = None,
+    surrogate: Any = "clip",
+    tau: Any = 1.0,
+    tau_negative: Any = 1.0,
     rule: Rule | None = None,
     exchange: Exchange | None = None,
 ) -> LossProblem:
@@ -177,6 +181,8 @@ def build_problem(
         kl_coef=check_coefficient("kl_coef", kl_coef),
         log_ratio_clamp=check_bound("log_ratio_clamp", log_ratio_clamp),
         kl_clip=check_bound("kl_clip", kl_clip),
+        tau=check_coefficient("tau", tau, LOWEST_TAU),
+        tau_negative=check_coefficient("tau_negative", tau_negative, LOWEST_TAU),
     )
     clipped_value = check_values(values, returns, old_values, value_clip, value_clip_mode)
     check_kl(ref_log_probs, old_inputs, kl_coef)
@@ -187,6 +193,7 @@ def build_problem(
             "mse" if huber_delta is None else "huber",
             clipped_value,
             "none" if ref_log_probs is None else estimator,
+            check.check_choice("surrogate", surrogate, tuple(SURROGATES)),
         ),
         tuple(policy.inputs),
         Streams(

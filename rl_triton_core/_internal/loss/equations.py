@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from rl_triton_core._internal.equations.compile import Chosen, Language, compile_equation, unbound
 from rl_triton_core._internal.equations.primitives import exp, log, multiply_or_zero, select
 
-distance = clipped_value = estimate_kl = unbound
+distance = clipped_value = estimate_kl = surrogate = unbound
 
 
 def clamp(x: Any, low: Any, high: Any) -> Any:
@@ -38,7 +38,21 @@ def exp_remainder(x: Any) -> Any:
     return select(near == x, series, exp(x) - 1.0 - x)
 
 
+def log_sigmoid(x: Any) -> Any:
+    """The logarithm of `sigmoid`: −log(1 + exp(−x))."""
+    return select(x < 0.0, x, 0.0) - log(1.0 + exp(select(x < 0.0, x, -x)))
+
+
+def sigmoid(x: Any) -> Any:
+    """1/(1 + exp(−x))."""
+    small = exp(select(x < 0.0, x, -x))
+    return select(x < 0.0, small, 1.0) / (1.0 + small)
+
+
 # -- terms of the loss ------------------------------------------------------------------------------------------------
+
+Surrogate = tuple[Any, Any, Any]
+"""The loss of an element, its derivative by the logarithm of the ratio, and the one by log π that comes on top."""
 
 
 class Coefficients(NamedTuple):
@@ -55,20 +69,37 @@ class Coefficients(NamedTuple):
     kl_coef: Any = 0.0
     log_ratio_clamp: Any = math.inf
     kl_clip: Any = math.inf
+    tau: Any = 1.0
+    tau_negative: Any = 1.0
 
 
-def clip_surrogate(log_ratio: Any, advantage: Any, low: Any, high: Any, dual_clip: Any) -> tuple[Any, Any, Any]:
-    """The clipped surrogate loss, its derivative by the log-ratio, and the ratio.
-
-    −min(r·A, clip(r)·A); where A < 0 at most −dual_clip·A.
-    """
-    ratio = exp(log_ratio)
+def clip_surrogate(log_prob: Any, ratio: Any, advantage: Any, low: Any, high: Any, coefficients: Any) -> Surrogate:
+    """The clipped loss of PPO: −min(r·A, clip(r)·A); where A < 0 at most −dual_clip·A."""
     free = multiply_or_zero(advantage, ratio)
     clipped = multiply_or_zero(advantage, clamp(ratio, low, high))
     objective = select(clipped < free, clipped, free)
-    least = select(advantage < 0.0, dual_clip * advantage, objective)
+    least = select(advantage < 0.0, coefficients.dual_clip * advantage, objective)
     loss = -select(objective < least, least, objective)
-    return loss, select((clipped < free) | (objective < least), 0.0, -free), ratio
+    return loss, select((clipped < free) | (objective < least), 0.0, -free), 0.0
+
+
+def weigh_score(log_prob: Any, ratio: Any, advantage: Any, low: Any, high: Any, coefficients: Any) -> Surrogate:
+    """The loss of CISPO: −clip(r)·A·log π, where no gradient flows through the ratio."""
+    weight = multiply_or_zero(advantage, clamp(ratio, low, high))
+    return -multiply_or_zero(weight, log_prob), 0.0, -weight
+
+
+def gate_ratio(log_prob: Any, ratio: Any, advantage: Any, low: Any, high: Any, coefficients: Any) -> Surrogate:
+    """The loss of SAPO: −A·sigmoid(τ·(r − 1))·4/τ, with a τ for A > 0 and one for others."""
+    tau = select(advantage > 0.0, coefficients.tau, coefficients.tau_negative)
+    x = tau * (ratio - 1.0)
+    slope = multiply_or_zero(4.0 * sigmoid(x) * sigmoid(-x), ratio)
+    return -advantage * sigmoid(x) * 4.0 / tau, -advantage * slope, 0.0
+
+
+def score(log_prob: Any, ratio: Any, advantage: Any, low: Any, high: Any, coefficients: Any) -> Surrogate:
+    """The loss of REINFORCE: −A·log π."""
+    return -multiply_or_zero(advantage, log_prob), 0.0, -advantage
 
 
 def square_error(error: Any, delta: Any) -> tuple[Any, Any]:
@@ -158,14 +189,14 @@ def compute_terms(
     The terms are in the order of `TERMS`.
     """
     log_prob, entropy, exact_kl = policy
-    clip, clip_high, dual_clip = coefficients.clip, coefficients.clip_high, coefficients.dual_clip
     value_coef, factor = coefficients.value_coef, coefficients.value_factor
     entropy_coef, kl_coef = coefficients.entropy_coef, coefficients.kl_coef
     bound, most = coefficients.log_ratio_clamp, coefficients.kl_clip
-    low, high = 1.0 - clip, 1.0 + clip_high
+    low, high = 1.0 - coefficients.clip, 1.0 + coefficients.clip_high
     log_ratio = clamp(log_prob - old_log_prob, -bound, bound)
-    surrogate_loss, slope, ratio = clip_surrogate(log_ratio, advantage, low, high, dual_clip)
-    slope = select(log_ratio == log_prob - old_log_prob, slope, 0.0)
+    ratio = exp(log_ratio)
+    surrogate_loss, by_ratio, slope = surrogate(log_prob, ratio, advantage, low, high, coefficients)
+    slope = slope + select(log_ratio == log_prob - old_log_prob, by_ratio, 0.0)
     value_error, value_slope = clipped_value(
         value, old_value, target, coefficients.value_clip, coefficients.huber_delta
     )
@@ -369,17 +400,6 @@ def gaussian_kl_slopes(
     return -z * exp(-y), 1.0 - exp(2.0 * (old_y - y)) - z * z
 
 
-def log_sigmoid(x: Any) -> Any:
-    """The logarithm of `sigmoid`: −log(1 + exp(−x))."""
-    return select(x < 0.0, x, 0.0) - log(1.0 + exp(select(x < 0.0, x, -x)))
-
-
-def sigmoid(x: Any) -> Any:
-    """1/(1 + exp(−x))."""
-    small = exp(select(x < 0.0, x, -x))
-    return select(x < 0.0, small, 1.0) / (1.0 + small)
-
-
 def bernoulli_sums(x: Any, y: Any, action: Any, peak: Any) -> tuple[Any, Any, Any]:
     """The log-probability of the action, which is 1 with probability sigmoid(x), and the entropy."""
     size = select(x < 0.0, -x, x)
@@ -444,6 +464,7 @@ HEADS = {head.name: head for head in (NONE, GIVEN, SAMPLED, CATEGORICAL, GAUSSIA
 
 # -- choices ----------------------------------------------------------------------------------------------------------
 
+SURROGATES = {"clip": clip_surrogate, "cispo": weigh_score, "sapo": gate_ratio, "reinforce": score}
 DISTANCES = {"mse": square_error, "huber": huber_loss}
 CLIPS = {"none": omit_value, "sb3": clip_change, "cleanrl": clip_change_or_not, "rllib": clip_error}
 ESTIMATORS = {
@@ -464,6 +485,7 @@ class Choices(NamedTuple):
     distance: str = "mse"
     clipped_value: str = "none"
     estimate_kl: str = "none"
+    surrogate: str = "clip"
 
     @property
     def chosen(self) -> Chosen:
@@ -472,6 +494,7 @@ class Choices(NamedTuple):
             ("distance", DISTANCES[self.distance]),
             ("clipped_value", CLIPS[self.clipped_value]),
             ("estimate_kl", ESTIMATORS[self.estimate_kl]),
+            ("surrogate", SURROGATES[self.surrogate]),
         )
 
 

@@ -237,6 +237,8 @@ def read_coefficients(numbers, NUMBERS: tl.constexpr):
         kl_coef=read_number(numbers, PLACES.kl_coef, NUMBERS.POINTERS),
         log_ratio_clamp=read_number(numbers, PLACES.log_ratio_clamp, NUMBERS.POINTERS),
         kl_clip=read_number(numbers, PLACES.kl_clip, NUMBERS.POINTERS),
+        tau=read_number(numbers, PLACES.tau, NUMBERS.POINTERS),
+        tau_negative=read_number(numbers, PLACES.tau_negative, NUMBERS.POINTERS),
     )
 
 

@@ -117,7 +117,7 @@ def compile_rows(kind: type) -> tuple[Any, Any]:
     return tuple(
         compile_and_keep(bind_code(kernel, kind, names, SOURCE), numba.void(*[integer] * count, *common), **options)
         for kernel, count in ((kernels.evaluate_rows, 6), (kernels.differentiate_rows, 8))
-    )  # type: ignore[return-value]
+    )
 
 
 EQUATIONS = equations.weigh_logit, equations.shift_sums, equations.read_sums, equations.differentiate_logit

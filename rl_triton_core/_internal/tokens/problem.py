@@ -31,8 +31,8 @@ class TokenProblem:
 
     def allocate_results(self, has_entropy: bool) -> TokenResults:
         """Memory for the results."""
-        new = [torch.empty(self.tokens.shape, dtype=self.dtype, device=self.logits.device) for _ in range(4)]
-        return TokenResults(*new[:3], new[3] if has_entropy else None)
+        a, b, c, d = (torch.empty(self.tokens.shape, dtype=self.dtype, device=self.logits.device) for _ in range(4))
+        return TokenResults(a, b, c, d if has_entropy else None)
 
 
 class TokenResults(NamedTuple):

@@ -109,9 +109,8 @@ class TokenFunction(torch.autograd.Function):
             return None, None, None, None, None
         if in_place:  # what others kept of the logits is gone
             torch.autograd.graph.increment_version(logits)
-        gradient = differentiate_tokens(
-            logits.detach(), tokens, mask, *results, *upstream, temperature, in_place, backend
-        )
+        arguments: Any = (logits.detach(), tokens, mask, *results, *upstream, temperature, in_place, backend)
+        gradient = differentiate_tokens(*arguments)
         return None, None, gradient, None, None
 
 
@@ -179,8 +178,8 @@ def _(*arguments: Any) -> list[torch.Tensor]:
 def gradient_operator(*arguments: Any) -> list[torch.Tensor]:
     """The gradient by the logits of a packed problem, whose tensors are followed by results and derivatives by them."""
     packed = Packed(*arguments)
-    tensors: Any = (packed.inputs[0], *packed.tensors)
-    return [differentiate_tokens(*tensors, *packed.read_numbers(), False, packed.backend or None)]
+    everything: Any = (packed.inputs[0], *packed.tensors, *packed.read_numbers(), False, packed.backend or None)
+    return [differentiate_tokens(*everything)]
 
 
 @gradient_operator.register_fake

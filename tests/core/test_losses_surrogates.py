@@ -1,0 +1,179 @@
+"""The surrogates of GRPO's successors, ratios of sequences, and weights that the normaliser does not count."""
+
+import math
+from itertools import product
+
+import oracles_losses as oracle
+import pytest
+import torch
+from losses_cases import close
+from test_losses_tokens import offsets, padding_mask, tokens
+
+from rl_triton_core.losses import grpo_loss
+from rl_triton_core.testing import assert_close
+
+pytestmark = pytest.mark.covering
+
+SURROGATES = ("clip", "cispo", "sapo", "reinforce")
+RATIOS = ("token", "sequence", "sequence-token")
+AGGREGATIONS = ("token-mean", "sequence-mean", "sequence-sum")
+OPTIONS = {"clip": 0.1, "clip_high": 0.3, "tau": 1.3, "tau_negative": 2.1, "kl_coef": 0.2}
+
+
+def check(target, mask, per_token, weights, rtol, packed=False, spread=1.0, dtype=torch.float32, **options):
+    """Loss, statistics and gradient are the oracle's. What stands in masked tokens is not read."""
+    log_probs, old, ref, per_row, per_cell = tokens(dtype=dtype)
+    old, valid = log_probs + spread * (old - log_probs), mask != 0
+    advantages = per_cell if per_token else per_row
+    factors = torch.rand(5, 7, generator=torch.Generator().manual_seed(3), dtype=dtype) if weights else None
+    if weights:
+        factors[0, :2] = 0
+    exact = log_probs.double().clone().requires_grad_()
+    exact_options = {**OPTIONS, "ref_log_probs": ref, "kl_estimator": "k3", "factors": factors, **options}
+    want = oracle.grpo(exact, old, advantages, mask.double(), **exact_options)
+    want.loss.backward()
+
+    def place(x):
+        x = x[valid] if packed else torch.where(valid, x, torch.nan)
+        return x.to(target.device)
+
+    leaf = place(log_probs).requires_grad_()
+    got = grpo_loss(
+        leaf, place(old), place(advantages) if per_token else advantages.to(target.device), ref_log_probs=place(ref),
+        mask=(mask[valid] if packed else mask).to(target.device), weights=place(factors) if weights else None,
+        cu_seqlens=offsets().to(target.device) if packed else None, backend=target.backend, **{**OPTIONS, **options},
+    )  # fmt: skip
+    for name, expected in want._asdict().items():
+        close(getattr(got, name), expected, rtol, name)
+    got.loss.backward()
+    gradient = leaf.grad.double().cpu()
+    if not packed:
+        assert (gradient[~valid] == 0).all()
+        gradient = gradient[valid]
+    assert_close(gradient, exact.grad[valid], rtol=rtol)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("surrogate", SURROGATES)
+@pytest.mark.parametrize("ratio", RATIOS)
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("per_token", [False, True])
+@pytest.mark.parametrize("weights", [False, True])
+def test_surrogates_and_ratios(target, surrogate, ratio, aggregation, packed, per_token, weights, dtype):
+    if (ratio == "sequence" and per_token) or (dtype == torch.float64 and target.backend == "triton"):
+        pytest.skip("it takes none")
+    options = {"surrogate": surrogate, "ratio": ratio, "aggregation": aggregation}
+    rtol = 1e-12 if dtype == torch.float64 else 4e-6
+    check(target, padding_mask(), per_token, weights, rtol, packed, dtype=dtype, **options)
+
+
+@pytest.mark.parametrize("surrogate", SURROGATES)
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.bool, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bfloat16, torch.float32, torch.float64],
+)
+def test_masks_of_every_dtype(target, surrogate, dtype):
+    if dtype == torch.float64 and target.backend == "triton":
+        pytest.skip("it takes none")
+    for ratio in RATIOS[:2]:
+        check(target, padding_mask().to(dtype), False, True, 4e-6, surrogate=surrogate, ratio=ratio,
+              aggregation="sequence-mean")  # fmt: skip
+
+
+@pytest.mark.parametrize("surrogate", SURROGATES)
+def test_a_mask_of_weights(target, surrogate):
+    """They are those of a sequence's mean, too."""
+    mask = padding_mask() * torch.rand(5, 7, generator=torch.Generator().manual_seed(4))
+    for ratio in RATIOS:
+        check(target, mask, False, True, 4e-6, surrogate=surrogate, ratio=ratio, aggregation="sequence-mean")
+
+
+@pytest.mark.parametrize("surrogate", SURROGATES)
+@pytest.mark.parametrize("change", [-300.0, -20.0, 20.0, 300.0])
+@pytest.mark.parametrize("advantage", [-2.0, 0.0, 2.0])
+def test_extreme_ratios(target, surrogate, change, advantage):
+    """Gradients are finite wherever the loss is bounded, and those of the limit."""
+    log_prob = torch.full((1, 1), -1.0, device=target.device, requires_grad=True)
+    a = torch.full((1,), advantage, device=target.device)
+    got = grpo_loss(log_prob, log_prob.detach() - change, a, surrogate=surrogate, backend=target.backend)
+    got.loss.backward()
+    bounded = {"cispo": -advantage * (1.2 if change > 0 else 0.8), "sapo": 0.0, "reinforce": -advantage}
+    ratio = math.exp(change) if change < 88 else math.inf
+    clipped = change > 0 if advantage >= 0 else change < 0
+    slope = bounded.get(surrogate, 0.0 if clipped or not advantage else -advantage * ratio)
+    assert float(log_prob.grad) == pytest.approx(slope, rel=1e-5, abs=1e-7)
+
+
+def test_known_answers(target):
+    """A sequence of two tokens whose ratios are 2 and 8, so that the sequence's is 4."""
+    old = torch.tensor([[-2.0, -3.0]], device=target.device)
+    leaf = (old + torch.tensor([[2.0, 8.0]], device=target.device).log()).requires_grad_()
+    a = torch.tensor([-3.0], device=target.device)
+    for ratio, loss, slopes in (("token", 15.0, [3.0, 12.0]), ("sequence", 12.0, [6.0, 6.0])):
+        got = grpo_loss(leaf, old, a, ratio=ratio, clip=None, backend=target.backend)
+        assert float(got.loss.detach()) == pytest.approx(loss, rel=1e-6)
+        (gradient,) = torch.autograd.grad(got.loss, leaf)
+        assert_close(gradient.cpu(), torch.tensor([slopes]), rtol=1e-6)
+    got = grpo_loss(leaf, old, -a, ratio="sequence", backend=target.backend)
+    assert float(got.loss.detach()) == pytest.approx(-3.6) and got.clip_fraction == 1 and float(got.ratio_max) == 4
+
+
+def test_weights_are_not_counted(target):
+    """A weight of 0 takes a token out of the numerator alone; a mask, out of both."""
+    x = torch.zeros(1, 4, device=target.device)
+    a, weights = torch.ones(1, device=target.device), torch.tensor([[1.0, 0.0, 2.0, 0.0]], device=target.device)
+    options = {"backend": target.backend}
+    assert float(grpo_loss(x, x, a, weights=weights, **options).loss) == -0.75
+    assert float(grpo_loss(x, x, a, weights=weights, mask=weights != 0, **options).loss) == -1.5
+
+
+@pytest.mark.parametrize("surrogate", [x for x in SURROGATES if x != "cispo"])
+@pytest.mark.parametrize("ratio", RATIOS[:2])
+def test_gradients_are_those_of_finite_differences(float64_target, surrogate, ratio):
+    """Where the gradient is that of the value: a constant in it, as in CISPO, makes another one."""
+    log_probs, old, ref, per_row, _ = tokens(dtype=torch.float64)
+
+    def compute(x):
+        return grpo_loss(
+            x, old, per_row, mask=padding_mask(), ref_log_probs=ref, surrogate=surrogate, ratio="token", kl_coef=0.1,
+            backend=float64_target.backend,
+        ).loss  # fmt: skip
+
+    assert torch.autograd.gradcheck(compute, log_probs.requires_grad_())
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_a_full_graph(backend):
+    log_probs, old, _, per_row, per_cell = tokens()
+
+    def loss(x, surrogate, ratio):
+        options = {"surrogate": surrogate, "ratio": ratio, "weights": per_cell.abs(), "mask": padding_mask()}
+        return grpo_loss(2 * x, 2 * old, per_row, backend=backend, **options).loss
+
+    for surrogate, ratio in product(("sapo", "cispo"), ("token", "sequence")):
+        results = []
+        for function in (loss, torch.compile(loss, fullgraph=True, backend="aot_eager")):
+            leaf = log_probs.clone().requires_grad_()
+            function(leaf, surrogate, ratio).backward()
+            results.append(leaf.grad)
+        assert_close(*results, rtol=1e-6)
+
+
+X = torch.zeros(2, 3)
+BAD = {
+    "surrogate: got 'ppo'": lambda: grpo_loss(X, X, X, surrogate="ppo"),
+    "ratio: got 'row'": lambda: grpo_loss(X, X, X, ratio="row"),
+    "ratio: got 'sequence' with advantages per token": lambda: grpo_loss(X, X, X, ratio="sequence"),
+    "weights: got shape": lambda: grpo_loss(X, X, X, weights=X[0]),
+    "weights: got -1 among": lambda: grpo_loss(X, X, X, weights=X - 1),
+    "weights: got dtype": lambda: grpo_loss(X, X, X, weights=X.long()),
+    "tau: got 0": lambda: grpo_loss(X, X, X, surrogate="sapo", tau=0.0),
+    "tau_negative: got nan": lambda: grpo_loss(X, X, X, surrogate="sapo", tau_negative=math.nan),
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_arguments(message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        BAD[message]()

@@ -6,8 +6,9 @@ One environment variable turns them on, in every process of a run, and another k
     RL_TRITON=0
 
 Where this package is installed, ``RL_TRITON=1`` turns them on too, through verl's plugins. Either way GAE, GRPO and
-REINFORCE++ are computed here, wherever verl computes them; ``actor_rollout_ref.actor.policy_loss.loss_mode=triton``
-asks for the policy loss. All else is verl's own. Each process logs one line that says what it computes with.
+REINFORCE++ are computed here, wherever verl computes them, and so are the policy losses gspo, cispo, sapo and gpg.
+``actor_rollout_ref.actor.policy_loss.loss_mode=triton`` asks for the one of vanilla. All else is verl's own. Each
+process logs one line that says what it computes with.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ except ImportError as error:
 __all__ = [
     "compute_gae_advantage_return",
     "compute_grpo_outcome_advantage",
+    "compute_policy_loss_cispo",
+    "compute_policy_loss_gpg",
+    "compute_policy_loss_gspo",
+    "compute_policy_loss_sapo",
     "compute_policy_loss_triton",
     "compute_reinforce_plus_plus_outcome_advantage",
     "install",
@@ -46,7 +51,7 @@ __all__ = [
 
 KNOWN_VERSIONS = ("0.9.0", "0.9.1")
 LOSS_NAME = "triton"
-LOG_RATIO_CLAMP = 20.0
+LOG_RATIO_CLAMP, SEQUENCE_CLAMP = 20.0, 10.0
 
 Advantages = tuple[torch.Tensor, torch.Tensor]
 logger = logging.getLogger(__name__)
@@ -230,6 +235,148 @@ def compute_policy_loss_triton(
         ValueError: A shape, device or value is not.
     """
     low, high, most = _get_clips(config)
+    arguments = (old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights, backend)
+    loss, mask = _compute_loss(*arguments, clip=low, clip_high=high, dual_clip=most, log_ratio_clamp=LOG_RATIO_CLAMP)
+    log_ratio = _clamp_log_ratio(log_prob, old_log_prob)
+    ratio = log_ratio.exp()
+    free, clipped = advantages * ratio, advantages * ratio.clamp(1 - low, 1 + high)
+    bounded = (advantages < 0) & (torch.minimum(free, clipped) < advantages * most)
+    return loss, _average_metrics(mask, clipped < free, log_ratio, bounded)
+
+
+def compute_policy_loss_gspo(
+    old_log_prob: torch.Tensor,
+    log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    loss_agg_mode: str = "seq-mean-token-mean",
+    config: Any = None,
+    rollout_is_weights: torch.Tensor | None = None,
+    *,
+    backend: str | None = None,
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """Compute the loss that verl calls "gspo", and its gradient, in one pass: PPO's with the ratio of the response.
+
+    The arguments are those of `compute_policy_loss_triton`; `clip_ratio_c` is not read. The logarithm of the response's
+    ratio is kept within ±10, of which verl has the upper bound.
+
+    Returns:
+        The loss, and what is logged, by verl's names.
+
+    Raises:
+        TypeError: An argument's type or dtype is not one of the above.
+        ValueError: A shape, device or value is not.
+    """
+    low, high, _ = _get_clips(config)
+    arguments = (old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights, backend)
+    options = {"ratio": "sequence-token", "log_ratio_clamp": SEQUENCE_CLAMP, "clip": low, "clip_high": high}
+    loss, mask = _compute_loss(*arguments, **options)
+    log_ratio = torch.where(mask != 0, log_prob.detach() - old_log_prob, 0)
+    ratio = ((log_ratio * mask).sum(-1) / mask.sum(-1).clamp(min=1)).clamp(max=SEQUENCE_CLAMP).exp()[:, None]
+    clipped = advantages * ratio.clamp(1 - low, 1 + high) < advantages * ratio
+    return loss, _average_metrics(mask, clipped, log_ratio)
+
+
+def compute_policy_loss_cispo(
+    old_log_prob: torch.Tensor,
+    log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    loss_agg_mode: str = "token-mean",
+    config: Any = None,
+    rollout_is_weights: torch.Tensor | None = None,
+    *,
+    backend: str | None = None,
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """Compute the loss that verl calls "cispo", and its gradient, in one pass: −A·log_prob, weighted by the clipped r.
+
+    The arguments are those of `compute_policy_loss_triton`; `clip_ratio_c` is not read.
+
+    Returns:
+        The loss, and what is logged, by verl's names.
+
+    Raises:
+        TypeError: An argument's type or dtype is not one of the above.
+        ValueError: A shape, device or value is not.
+    """
+    low, high, _ = _get_clips(config)
+    arguments = (old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights, backend)
+    options = {"surrogate": "cispo", "log_ratio_clamp": LOG_RATIO_CLAMP, "clip": low, "clip_high": high}
+    loss, mask = _compute_loss(*arguments, **options)
+    log_ratio = _clamp_log_ratio(log_prob, old_log_prob)
+    ratio = log_ratio.exp()
+    return loss, _average_metrics(mask, (ratio < 1 - low) | (ratio > 1 + high), log_ratio)
+
+
+def compute_policy_loss_sapo(
+    old_log_prob: torch.Tensor,
+    log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    loss_agg_mode: str = "seq-mean-token-mean",
+    config: Any = None,
+    rollout_is_weights: torch.Tensor | None = None,
+    *,
+    backend: str | None = None,
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """Compute the loss that verl calls "sapo", and its gradient, in one pass: a soft gate in the place of the clip.
+
+    The arguments are those of `compute_policy_loss_triton`, and `tau_pos` and `tau_neg` of the config. As in verl,
+    `loss_agg_mode` is not read: it is "seq-mean-token-mean".
+
+    Returns:
+        The loss, and what is logged, by verl's names.
+
+    Raises:
+        TypeError: An argument's type or dtype is not one of the above.
+        ValueError: A shape, device or value is not.
+    """
+    _check_config(config)
+    arguments = old_log_prob, log_prob, advantages, response_mask, "seq-mean-token-mean", config, rollout_is_weights
+    options = {"tau": float(config.tau_pos), "tau_negative": float(config.tau_neg), "log_ratio_clamp": LOG_RATIO_CLAMP}
+    loss, mask = _compute_loss(*arguments, backend, surrogate="sapo", **options)
+    return loss, _average_metrics(mask, None, _clamp_log_ratio(log_prob, old_log_prob))
+
+
+def compute_policy_loss_gpg(
+    old_log_prob: torch.Tensor,
+    log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    loss_agg_mode: str = "token-mean",
+    config: Any = None,
+    rollout_is_weights: torch.Tensor | None = None,
+    *,
+    backend: str | None = None,
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """Compute the loss that verl calls "gpg", and its gradient, in one pass: −A·log_prob.
+
+    The arguments are those of `compute_policy_loss_triton`; of the config, `global_batch_info` is read.
+
+    Returns:
+        The loss, and nothing to be logged.
+
+    Raises:
+        TypeError: An argument's type or dtype is not one of the above.
+        ValueError: A shape, device or value is not.
+    """
+    _check_config(config)
+    arguments = (old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights, backend)
+    return _compute_loss(*arguments, surrogate="reinforce")[0], {}
+
+
+def _compute_loss(
+    old_log_prob: torch.Tensor,
+    log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    loss_agg_mode: str,
+    config: Any,
+    rollout_is_weights: torch.Tensor | None,
+    backend: str | None,
+    **options: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A loss of tokens as verl aggregates it, and the mask as flags or weights."""
     tensors = {"log_prob": log_prob, "old_log_prob": old_log_prob, "advantages": advantages}
     if rollout_is_weights is not None:
         tensors["rollout_is_weights"] = rollout_is_weights
@@ -239,18 +386,15 @@ def compute_policy_loss_triton(
     result = grpo_loss(
         log_prob,
         old_log_prob,
-        advantages if rollout_is_weights is None else advantages * rollout_is_weights,
+        advantages,
         mask=mask,
-        clip=low,
-        clip_high=high,
-        dual_clip=most,
+        weights=rollout_is_weights,
         aggregation=aggregation,
         normalizer=normalizer,
-        log_ratio_clamp=LOG_RATIO_CLAMP,
         backend=backend,
+        **options,
     )
-    log_ratio = (log_prob.detach() - old_log_prob).clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
-    return result.loss, _compute_metrics(log_ratio, advantages, mask, low, high, most)
+    return result.loss, mask
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -301,10 +445,15 @@ def _number_groups(index: Any, scores: torch.Tensor) -> torch.Tensor:
     return torch.tensor(groups, dtype=torch.int64, device=scores.device)
 
 
-def _get_clips(config: Any) -> tuple[float, float, float]:
-    """How far the ratio may fall and rise, and c."""
+def _check_config(config: Any) -> None:
+    """Check that there is one."""
     if config is None:
         raise ValueError("config: got None, expected that of the actor, with clip_ratio")
+
+
+def _get_clips(config: Any) -> tuple[float, float, float]:
+    """How far the ratio may fall and rise, and c."""
+    _check_config(config)
     low, high = (
         config.clip_ratio if bound is None else bound for bound in (config.clip_ratio_low, config.clip_ratio_high)
     )
@@ -349,15 +498,18 @@ AGGREGATIONS = {
 """By verl's name: that of `grpo_loss`, and the number in `global_batch_info` that the sum is divided by, if any."""
 
 
+def _clamp_log_ratio(log_prob: torch.Tensor, old_log_prob: torch.Tensor) -> torch.Tensor:
+    """The logarithm of the ratio, within the bounds that verl has."""
+    return (log_prob.detach() - old_log_prob).clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
+
+
 @torch.no_grad()
-def _compute_metrics(
-    log_ratio: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor, low: float, high: float, most: float
+def _average_metrics(
+    mask: torch.Tensor, clipped: torch.Tensor | None, log_ratio: torch.Tensor, bounded: torch.Tensor | None = None
 ) -> dict[str, float]:
-    """The metrics of verl's loss, by its own arithmetic; the host waits for the device once."""
-    ratio = log_ratio.exp()
-    free, clipped = advantages * ratio, advantages * ratio.clamp(1 - low, 1 + high)
-    bounded = (advantages < 0) & (torch.minimum(free, clipped) < advantages * most)
-    numbers = torch.stack([(clipped < free).to(log_ratio), -log_ratio, bounded.to(log_ratio)])
+    """The metrics of verl's losses, by its own arithmetic; the host waits for the device once."""
+    flags = [log_ratio.new_zeros(()) if x is None else x.to(log_ratio) for x in (clipped, bounded)]
+    numbers = torch.stack(torch.broadcast_tensors(flags[0], -log_ratio, flags[1]))
     means = (torch.where(mask.bool(), numbers, 0.0) * mask).sum(dim=(1, 2)) / (mask.sum() + 1e-8)
     names = ("actor/pg_clipfrac", "actor/ppo_kl", "actor/pg_clipfrac_lower")
     return dict(zip(names, means.tolist(), strict=True))
@@ -373,12 +525,19 @@ ESTIMATORS: dict[str, Callable[..., Advantages]] = {
     "reinforce_plus_plus": compute_reinforce_plus_plus_outcome_advantage,
 }
 """By the name of the estimator: the function, which is called like the one of `core_algos` whose place it takes."""
+LOSSES: dict[str, Callable[..., tuple[torch.Tensor, dict[str, Any]]]] = {
+    "gspo": compute_policy_loss_gspo,
+    "cispo": compute_policy_loss_cispo,
+    "sapo": compute_policy_loss_sapo,
+    "gpg": compute_policy_loss_gpg,
+}
+"""The same of policy losses."""
 _stock: dict[str, Callable[..., Any]] = {}
 _installed: dict[str, Callable[..., Any]] = {}
 
 
 def install(*, backend: str | None = None) -> None:
-    """Let this process's verl compute GAE, GRPO and REINFORCE++ here, and register the policy loss "triton".
+    """Let this process's verl compute here what `ESTIMATORS` and `LOSSES` name, and register the policy loss "triton".
 
     Functions of `verl.trainer.ppo.core_algos` are replaced, as attributes of the module and in its registry, and one
     line is logged. A second call changes nothing but the backend. A version of verl that this module does not know is
@@ -404,37 +563,44 @@ def install(*, backend: str | None = None) -> None:
         logger.info("verl %s computes with its own functions: %s", verl.__version__, off)
         return
     same = _find_same_functions()
-    for name, function in ESTIMATORS.items():
+    for name, function, registry in _list_places():
         if function in same:
             _stock[name] = getattr(core_algos, function.__name__)
             _installed[name] = _bind_backend(function, backend)
             setattr(core_algos, function.__name__, _installed[name])
-            core_algos.ADV_ESTIMATOR_REGISTRY[name] = _installed[name]
+            registry[name] = _installed[name]
     if compute_policy_loss_triton in same:
         core_algos.POLICY_LOSS_REGISTRY[LOSS_NAME] = _bind_backend(compute_policy_loss_triton, backend)
+    losses = [*([LOSS_NAME] if compute_policy_loss_triton in same else []), *(x for x in LOSSES if x in _installed)]
     logger.info(
         "verl %s computes %s advantages with rl_triton_core %s, backend %s%s",
         verl.__version__,
-        ", ".join(_installed) or "no",
+        ", ".join(x for x in _installed if x in ESTIMATORS) or "no",
         rl_triton_core.__version__,
         backend or "that of the device",
-        f"; so does the policy loss {LOSS_NAME!r} if asked for" if compute_policy_loss_triton in same else "",
+        f", and the policy losses {', '.join(losses)} where the configuration names one" if losses else "",
     )
 
 
 def uninstall() -> None:
     """Give this process's verl its own functions back. Without `install` before, nothing happens."""
-    for name, function in _stock.items():
-        attribute = ESTIMATORS[name].__name__
-        if getattr(core_algos, attribute) is _installed[name]:
-            setattr(core_algos, attribute, function)
-        if core_algos.ADV_ESTIMATOR_REGISTRY.get(name) is _installed[name]:
-            core_algos.ADV_ESTIMATOR_REGISTRY[name] = function
+    for name, function, registry in _list_places():
+        ours = _installed.get(name)
+        if ours is not None and getattr(core_algos, function.__name__) is ours:
+            setattr(core_algos, function.__name__, _stock[name])
+        if ours is not None and registry.get(name) is ours:
+            registry[name] = _stock[name]
     loss = core_algos.POLICY_LOSS_REGISTRY.get(LOSS_NAME)
     if getattr(loss, "func", loss) in (compute_policy_loss_triton, core_algos.compute_policy_loss_vanilla):
         del core_algos.POLICY_LOSS_REGISTRY[LOSS_NAME]
     _stock.clear()
     _installed.clear()
+
+
+def _list_places() -> list[tuple[str, Callable[..., Any], dict[str, Callable[..., Any]]]]:
+    """The names in verl's registries that stand for functions here."""
+    kinds = (ESTIMATORS, core_algos.ADV_ESTIMATOR_REGISTRY), (LOSSES, core_algos.POLICY_LOSS_REGISTRY)
+    return [(name, function, registry) for functions, registry in kinds for name, function in functions.items()]
 
 
 def _bind_backend(function: Callable[..., Any], backend: str | None) -> Callable[..., Any]:
@@ -446,7 +612,7 @@ def _bind_backend(function: Callable[..., Any], backend: str | None) -> Callable
 
 def _find_same_functions() -> list[Callable[..., Any]]:
     """Find the functions here that verl's may be replaced by, and warn of the others and of a version not known."""
-    places: dict[str, Callable[..., Any]] = {function.__name__: function for function in ESTIMATORS.values()}
+    places: dict[str, Callable[..., Any]] = {function.__name__: function for _, function, _ in _list_places()}
     places |= {"compute_policy_loss_vanilla": compute_policy_loss_triton}
     known = verl.__version__ in KNOWN_VERSIONS
     differences = {

@@ -30,6 +30,8 @@ STOCK_REINFORCE = core_algos.compute_reinforce_plus_plus_outcome_advantage
 STOCK_LOSS = core_algos.compute_policy_loss_vanilla
 OLD = int(verl.__version__.split(".")[1]) < 9
 ATTRIBUTES = {name: function.__name__ for name, function in adapter.ESTIMATORS.items()}
+LOSSES = {name: x for name, x in adapter.LOSSES.items() if name in core_algos.POLICY_LOSS_REGISTRY}
+STOCK_LOSSES = {name: core_algos.POLICY_LOSS_REGISTRY[name] for name in LOSSES}
 if OLD:  # another REINFORCE++, which stays verl's
     del ATTRIBUTES["reinforce_plus_plus"]
 BATCH, LENGTH = 6, 40
@@ -260,6 +262,24 @@ def test_loss_gradient_and_metrics_are_those_of_verl(aggregation, info, weighted
     assert min(ours[2]["actor/pg_clipfrac"], ours[2]["actor/pg_clipfrac_lower"]) > 0
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("info", [ALONE, OF_FOUR], ids=["alone", "of four"])
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_of_other_names_are_those_of_verl(name, aggregation, info, weighted):
+    minibatch = make_minibatch()
+    options = {"tau_pos": 1.2, "tau_neg": 1.7} if name == "sapo" else {}
+    config = make_actor_config(info, clip_ratio_low=0.1, clip_ratio_high=0.28, **options)
+    weights = torch.rand(BATCH, LENGTH, generator=torch.Generator().manual_seed(2)).double() * 2 if weighted else None
+    ours = compute_loss(adapter.LOSSES[name], minibatch, aggregation, config, weights)
+    finite = [x.nan_to_num(posinf=0) for x in minibatch[:3]]
+    stock = compute_loss(STOCK_LOSSES[name], (*finite, minibatch[3]), aggregation, config, weights)
+    torch.testing.assert_close(ours[0], stock[0], rtol=1e-11, atol=0)
+    torch.testing.assert_close(ours[1], stock[1], rtol=1e-11, atol=1e-13)
+    assert ours[2] == pytest.approx(stock[2], rel=1e-7)
+    assert ours[2].get("actor/pg_clipfrac", 1) > 0 or name == "sapo"
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.float32])
 def test_the_loss_takes_masks_of_numbers(dtype):
     old, log_prob, advantages, mask = make_minibatch()
@@ -319,6 +339,8 @@ def test_installing_replaces_and_uninstalling_restores():
     for name, attribute in ATTRIBUTES.items():
         assert getattr(core_algos, attribute) is adapter.ESTIMATORS[name] is core_algos.get_adv_estimator_fn(name)
     assert core_algos.get_policy_loss_fn("triton") is adapter.compute_policy_loss_triton
+    for name, function in LOSSES.items():
+        assert core_algos.get_policy_loss_fn(name) is function is getattr(core_algos, function.__name__)
     adapter.uninstall()
     adapter.uninstall()
     assert {name: getattr(core_algos, attribute) for name, attribute in ATTRIBUTES.items()} == stock
@@ -383,14 +405,14 @@ def change_numbers(monkeypatch, *names):
         monkeypatch.setattr(core_algos, name, changed)
 
 
-FUNCTIONS = [*ATTRIBUTES.values(), "compute_policy_loss_vanilla"]
+FUNCTIONS = [*ATTRIBUTES.values(), *(x.__name__ for x in LOSSES.values()), "compute_policy_loss_vanilla"]
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_function_with_other_numbers_is_left_out(name, monkeypatch, caplog):
     """And the others are replaced."""
     change_numbers(monkeypatch, name)
-    stock = {x: getattr(core_algos, x) for x in ATTRIBUTES.values()}
+    stock = {x: getattr(core_algos, x) for x in FUNCTIONS[:-1]}
     adapter.install()
     replaced = [x for x in stock if getattr(core_algos, x) is not stock[x]]
     has_loss = "triton" in core_algos.POLICY_LOSS_REGISTRY
@@ -483,9 +505,10 @@ def test_a_bad_configuration_is_named(options, info, aggregation, message):
         )
 
 
-def test_a_loss_without_a_config_is_refused():
+@pytest.mark.parametrize("function", [adapter.compute_policy_loss_triton, *adapter.LOSSES.values()])
+def test_a_loss_without_a_config_is_refused(function):
     with pytest.raises(ValueError, match="config: got None"):
-        adapter.compute_policy_loss_triton(REWARDS, REWARDS, REWARDS, MASK)
+        function(REWARDS, REWARDS, REWARDS, MASK)
 
 
 # -- how it is loaded -------------------------------------------------------------------------------------------------

@@ -66,6 +66,8 @@ CORE_TESTS = [
         "losses_launches",
         "losses_fast_path",
         "losses_tokens",
+        "losses_surrogates",
+        "losses_logits",
         "launch_table",
         "command_line",
         "other_devices",

@@ -269,7 +269,12 @@ def compute_policy_loss_gspo(
     """
     low, high, _ = _get_clips(config)
     arguments = (old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights, backend)
-    options = {"ratio": "sequence-token", "log_ratio_clamp": SEQUENCE_CLAMP, "clip": low, "clip_high": high}
+    options: dict[str, Any] = {
+        "ratio": "sequence-token",
+        "log_ratio_clamp": SEQUENCE_CLAMP,
+        "clip": low,
+        "clip_high": high,
+    }
     loss, mask = _compute_loss(*arguments, **options)
     log_ratio = torch.where(mask != 0, log_prob.detach() - old_log_prob, 0)
     ratio = ((log_ratio * mask).sum(-1) / mask.sum(-1).clamp(min=1)).clamp(max=SEQUENCE_CLAMP).exp()[:, None]
@@ -301,7 +306,7 @@ def compute_policy_loss_cispo(
     """
     low, high, _ = _get_clips(config)
     arguments = (old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights, backend)
-    options = {"surrogate": "cispo", "log_ratio_clamp": LOG_RATIO_CLAMP, "clip": low, "clip_high": high}
+    options: dict[str, Any] = {"surrogate": "cispo", "log_ratio_clamp": LOG_RATIO_CLAMP, "clip": low, "clip_high": high}
     loss, mask = _compute_loss(*arguments, **options)
     log_ratio = _clamp_log_ratio(log_prob, old_log_prob)
     ratio = log_ratio.exp()
@@ -333,7 +338,11 @@ def compute_policy_loss_sapo(
     """
     _check_config(config)
     arguments = old_log_prob, log_prob, advantages, response_mask, "seq-mean-token-mean", config, rollout_is_weights
-    options = {"tau": float(config.tau_pos), "tau_negative": float(config.tau_neg), "log_ratio_clamp": LOG_RATIO_CLAMP}
+    options: dict[str, Any] = {
+        "tau": float(config.tau_pos),
+        "tau_negative": float(config.tau_neg),
+        "log_ratio_clamp": LOG_RATIO_CLAMP,
+    }
     loss, mask = _compute_loss(*arguments, backend, surrogate="sapo", **options)
     return loss, _average_metrics(mask, None, _clamp_log_ratio(log_prob, old_log_prob))
 
@@ -509,7 +518,7 @@ def _average_metrics(
 ) -> dict[str, float]:
     """The metrics of verl's losses, by its own arithmetic; the host waits for the device once."""
     flags = [log_ratio.new_zeros(()) if x is None else x.to(log_ratio) for x in (clipped, bounded)]
-    numbers = torch.stack(torch.broadcast_tensors(flags[0], -log_ratio, flags[1]))
+    numbers = torch.stack([x.expand_as(log_ratio) for x in (flags[0], -log_ratio, flags[1])])
     means = (torch.where(mask.bool(), numbers, 0.0) * mask).sum(dim=(1, 2)) / (mask.sum() + 1e-8)
     names = ("actor/pg_clipfrac", "actor/ppo_kl", "actor/pg_clipfrac_lower")
     return dict(zip(names, means.tolist(), strict=True))

@@ -133,6 +133,14 @@ CALLS = {
             **{"aggregation": "sequence-mean", "normalizer": torch.tensor(3)},
         },
     ),
+    "GSPO": (
+        losses.grpo_loss,
+        {
+            **{"log_probs": X[0], "old_log_probs": X[1], "advantages": VALUES, "mask": ENDS[0], "weights": X[2].abs()},
+            **{"ratio": "sequence", "normalizer": torch.tensor(3)},
+        },
+    ),
+    "tokens": (losses.token_log_probs, {"logits": X[0], "tokens": (2 * X[1, :, 0].abs()).long(), "entropy": True}),
     "value loss": (losses.value_loss, {"values": ROW, "returns": OLD}),
 }
 """Functions and their arguments, first the one by which a gradient is taken."""

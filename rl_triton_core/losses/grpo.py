@@ -147,12 +147,14 @@ def grpo_loss(
         tau_negative=tau_negative,
     )
     add_sequences(problem, policy.elements, advantages, cu_seqlens)
+    factors = policy.elements.check_stream("weights", weights)
+    if needs_host(log_probs.device):  # it may have no float64
+        problem.streams, factors, normalizer = copy_to_host((problem.streams, factors, normalizer))
     crosses_tokens = check.check_choice("ratio", ratio, RATIOS) == "sequence" and surrogate in THROUGH_RATIO
     if crosses_tokens and not problem.per_sequence:
         raise ValueError(
             "ratio: got 'sequence' with advantages per token, expected 'sequence-token', or one advantage per sequence"
         )
-    factors = policy.elements.check_stream("weights", weights)
     if factors is not None:
         add_weights(problem, log_probs.shape, factors, per_sequence=crosses_tokens)
     if ratio != "token":
@@ -205,15 +207,15 @@ def share_ratio(problem: LossProblem, shape: torch.Size) -> None:
     log_probs, old = problem.inputs[0].detach().view(-1), problem.streams.old_log_probs
     assert old is not None
     dtype = check.find_precision((log_probs, old))
-    wide = log_probs.to(dtype) if needs_host(log_probs.device) else log_probs.double()
-    mean = spread_sequences(problem, average_tokens(problem, shape, wide - old))
-    problem.streams = problem.streams._replace(old_log_probs=(wide - mean).to(dtype))
+    log_probs = log_probs.to(old.device).double()
+    mean = spread_sequences(problem, average_tokens(problem, shape, log_probs - old))
+    problem.streams = problem.streams._replace(old_log_probs=(log_probs - mean).to(dtype))
 
 
 def average_tokens(problem: LossProblem, shape: torch.Size, x: torch.Tensor) -> torch.Tensor:
     """The mean of each sequence's tokens, with their weights; 0 without any."""
     mask, cu_seqlens = problem.streams.mask, problem.streams.cu_seqlens
-    x = x if needs_host(x.device) else x.double()
+    x = x.double()
     weights = torch.ones_like(x) if mask is None else (mask if mask.is_floating_point() else mask != 0).to(x)
     total = sum_sequences(torch.where(weights != 0, x, 0) * weights, cu_seqlens, shape)
     count = sum_sequences(weights, cu_seqlens, shape)
@@ -231,8 +233,6 @@ def aggregate_tokens(problem: LossProblem, shape: torch.Size, aggregation: str, 
     """Weights of the sequences, and what the weighted sum is divided by."""
     streams = problem.streams
     mask, cu_seqlens = streams.mask, streams.cu_seqlens
-    if needs_host(problem.like.device):  # it may have no float64
-        mask, cu_seqlens, normalizer = copy_to_host((mask, cu_seqlens, normalizer))
     if isinstance(normalizer, torch.Tensor):
         check.check_tensor("normalizer", normalizer, check.FLAG_DTYPES)
         normalizer = normalizer.double()  # a number of tokens, perhaps

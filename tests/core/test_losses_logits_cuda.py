@@ -66,6 +66,6 @@ def test_a_token_that_there_is_not_is_asserted():
         "token_log_probs(torch.zeros(2, 5, device='cuda'), torch.tensor([0, 5], device='cuda'))\n"
         "torch.cuda.synchronize()"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     assert result.returncode
     assert "tokens: expected 0 or more" in result.stderr + result.stdout

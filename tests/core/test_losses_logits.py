@@ -109,11 +109,12 @@ def test_few_tokens_of_large_vocabularies(target, tokens, dtype, size):
 
 
 @pytest.mark.parametrize("peaks", [(50.0, 20.0, 0.0), (0.0, 20.0, 50.0), (-torch.inf, 5.0, -torch.inf)])
-def test_blocks_of_very_different_logits(target, peaks):
-    """Sums follow a rising peak, and ignore blocks far below it or without any logit."""
-    blocks = [draw((5,), 4096, seed=i)[0] + peak for i, peak in enumerate(peaks)]
-    tokens = torch.full((5,), 4096 + 7)
-    check(target, torch.cat(blocks, 1), tokens)
+@pytest.mark.parametrize("highest", [0.0, 300.0])
+def test_blocks_of_very_different_logits(target, peaks, highest):
+    """Sums follow a rising peak, ignore blocks far below it or without any logit, and none overflows."""
+    logits = torch.cat([draw((5,), 4096, seed=i)[0] + peak for i, peak in enumerate(peaks)], 1)
+    logits[:, 4096 + 9] += highest
+    check(target, logits, torch.full((5,), 4096 + 7))
 
 
 @pytest.mark.parametrize("backend_dtype", [torch.float32, torch.bfloat16])

@@ -106,7 +106,8 @@ def take_span(rows: torch.Tensor, span: tuple[int, int, int], dtype: torch.dtype
 def compile_rows(kind: type) -> tuple[Any, Any]:
     """`evaluate_rows` and `differentiate_rows` for a type of the arithmetic."""
     real, language = numba.from_dtype(np.dtype(kind)), numba_language(kind, contracts=True)
-    names: dict[str, Any] = {"load": make_load(real), "store": make_store(real), "KIND": kind}
+    names: dict[str, Any] = {"load": make_load(real), "store": make_store(real)}
+    names["narrow"] = compile_inner(getattr(kernels, f"narrow_to_{kind.__name__}"), kind, names, SOURCE)
     for equation in EQUATIONS:
         names[equation.__name__] = compile_equation(equation, language)
     for inner in (kernels.read_block, kernels.find_largest, kernels.add_block, kernels.find_slopes):

@@ -14,32 +14,40 @@ LOG_PROB, PEAK, LOG_TOTAL, ENTROPY, BY_LOG_PROB, BY_ENTROPY = range(6)
 """Rows of numbers, of which there is one for each token."""
 BLOCK = 1024
 """Logits of a block."""
-KIND = np.float32
-"""The type of the arithmetic."""
 
-load = store = weigh_logit = shift_sums = read_sums = differentiate_logit = unbound
+load = store = narrow = weigh_logit = shift_sums = read_sums = differentiate_logit = unbound
+
+
+def narrow_to_float32(x):
+    """A number in the type of the arithmetic. A type itself among bound names would keep code from being kept."""
+    return np.float32(x)
+
+
+def narrow_to_float64(x):
+    """The same for float64."""
+    return np.float64(x)
 
 
 def evaluate_rows(address, stride, first, count, size, width, tokens, flags, inverse, numbers):
     """Log-probability, peak, log Σ exp and entropy of `count` rows, whose numbers begin at `first`."""
-    block, largest = np.empty(width, KIND), np.empty(width, KIND)
+    block, largest = np.empty(width, numbers.dtype), np.empty(width, numbers.dtype)
     for r in range(count):
         place = first + r
         if len(flags) and flags[place] == 0:
             for k in range(4):
                 numbers[k, place] = 0.0
             continue
-        peak, total, moment = KIND(-np.inf), np.float64(0), np.float64(0)
+        peak, total, moment = narrow(-np.inf), np.float64(0), np.float64(0)
         for start in range(0, size, width):
             read_block(address, r * stride + start, min(width, size - start), block)
             own = find_largest(block, largest)
             if own > peak:
-                total, moment = shift_sums(KIND(total), KIND(moment), (peak - own) * inverse)
+                total, moment = shift_sums(narrow(total), narrow(moment), (peak - own) * inverse)
                 peak = own
-            own_total, own_moment = add_block(block, peak if peak > -np.inf else KIND(0), inverse)
+            own_total, own_moment = add_block(block, peak if peak > -np.inf else narrow(0), inverse)
             total, moment = total + own_total, moment + own_moment
         logit = (load(address, r * stride + tokens[place]) - peak) * inverse
-        log_prob, entropy, log_total = read_sums(logit, KIND(total), KIND(moment))
+        log_prob, entropy, log_total = read_sums(logit, narrow(total), narrow(moment))
         numbers[LOG_PROB, place] = log_prob
         numbers[PEAK, place] = peak
         numbers[LOG_TOTAL, place] = log_total
@@ -69,7 +77,7 @@ def find_largest(block, largest):
 
 def add_block(block, peak, inverse):
     """The sums over a block."""
-    total, moment = KIND(0), KIND(0)
+    total, moment = narrow(0), narrow(0)
     for k in range(len(block)):
         weight, weighted = weigh_logit((block[k] - peak) * inverse)
         total += weight
@@ -81,12 +89,12 @@ def differentiate_rows(
     address, stride, target, target_stride, first, count, size, width, tokens, flags, inverse, numbers
 ):
     """Write derivatives by the logits of `count` rows to a target, which may be their memory."""
-    block = np.empty(width, KIND)
+    block = np.empty(width, numbers.dtype)
     for r in range(count):
         place = first + r
         if len(flags) and flags[place] == 0:
             for k in range(size):
-                store(target, r * target_stride + k, KIND(0))
+                store(target, r * target_stride + k, narrow(0))
             continue
         peak, log_total, entropy = numbers[PEAK, place], numbers[LOG_TOTAL, place], numbers[ENTROPY, place]
         by_log_prob, by_entropy = inverse * numbers[BY_LOG_PROB, place], inverse * numbers[BY_ENTROPY, place]

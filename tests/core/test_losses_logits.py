@@ -110,8 +110,14 @@ def test_few_tokens_of_large_vocabularies(target, tokens, dtype, size):
 
 @pytest.mark.parametrize("peaks", [(50.0, 20.0, 0.0), (0.0, 20.0, 50.0), (-torch.inf, 5.0, -torch.inf)])
 @pytest.mark.parametrize("highest", [0.0, 300.0])
-def test_blocks_of_very_different_logits(target, peaks, highest):
-    """Sums follow a rising peak, ignore blocks far below it or without any logit, and none overflows."""
+@pytest.mark.parametrize("programs", [1024, 8])
+def test_blocks_of_very_different_logits(target, peaks, highest, programs, monkeypatch):
+    """Sums follow a rising peak, ignore blocks far below it or without any logit, and none overflows.
+
+    With few programs, one takes several blocks.
+    """
+    if target.backend == "triton":
+        monkeypatch.setattr("rl_triton_core._internal.tokens.triton.PROGRAMS", programs)
     logits = torch.cat([draw((5,), 4096, seed=i)[0] + peak for i, peak in enumerate(peaks)], 1)
     logits[:, 4096 + 9] += highest
     check(target, logits, torch.full((5,), 4096 + 7))
@@ -122,11 +128,9 @@ def test_blocks_of_very_different_logits(target, peaks, highest):
 def test_the_gradient_in_the_memory_of_the_logits(target, layout, backend_dtype):
     logits, tokens = (x.to(target.device) for x in draw((3, 4), 50, backend_dtype))
     mask = (tokens % 3 != 0).to(target.device)
-    logits = lay_out(logits, layout)
 
     def run(in_place):
-        given = logits.clone(memory_format=torch.preserve_format).requires_grad_()
-        result = given * 1
+        result = lay_out(logits.clone().requires_grad_() * 1, layout)
         result.retain_grad()
         got = token_log_probs(
             result, tokens, mask=mask, entropy=True, inplace_backward=in_place, backend=target.backend

@@ -125,7 +125,10 @@ def differentiate(
     peaks, log_totals, entropy, by_log_probs, by_entropy, gradient, by_row_stride, by_column_stride,
     BLOCK: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Derivatives by every SPLITS-th block of a token's logits, perhaps in their memory; 0 where it is masked."""
+    """Derivatives by every SPLITS-th block of a token's logits, perhaps in their memory.
+
+    Where it is masked, all numbers are read as 0, and so is the derivative.
+    """
     place, part = tl.program_id(0) // SPLITS, tl.program_id(0) % SPLITS
     token, valid = read_token(tokens, mask, place, size)
     row = logits + locate_row(place, columns, row_stride, column_stride)
@@ -141,4 +144,4 @@ def differentiate(
         x = tl.load(row + column, mask=column < end, other=0.0).to(tl.float32)  # [BLOCK]
         log_prob = (x - peak) * inverse - log_total
         slope = differentiate_logit(log_prob, column == token, own_entropy, by_log_prob, by_own_entropy)
-        tl.store(own_gradient + column, tl.where(valid, slope, 0.0), mask=column < size)
+        tl.store(own_gradient + column, slope, mask=column < size)

@@ -142,6 +142,7 @@ def test_the_gradient_in_the_memory_of_the_logits(target, layout, backend_dtype)
     assert torch.equal(own.detach(), other.grad), "the gradient is where the logits were"
     assert torch.equal(own.grad, other.grad) and other.grad.abs().sum() > 0
     assert not torch.equal(other.detach(), other.grad)
+    assert not mask.all() and (other.grad[~mask] == 0).all(), "whatever a loss makes of masked results"
 
 
 def test_who_else_kept_the_logits_is_told(target):

@@ -12,7 +12,7 @@ from triton.runtime.jit import native_specialize_impl
 
 from rl_triton_core._internal.launch.kernels import describe_argument
 from rl_triton_core._internal.loss import kernel as kernels
-from rl_triton_core._internal.loss.equations import Choices, Coefficients
+from rl_triton_core._internal.loss.equations import SURROGATES, Choices, Coefficients
 from rl_triton_core._internal.loss.problem import LossProblem, Streams
 from rl_triton_core._internal.loss.triton import NUM_WARPS, list_launches
 from rl_triton_core._internal.moments.rule import Rule
@@ -22,7 +22,17 @@ def empty(*shape, dtype=torch.float32):
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def problem_of(head, n=1 << 20, size=None, dtype=torch.float32, parts=1, exact_kl=False, masked=False, tokens=False):
+def problem_of(
+    head,
+    n=1 << 20,
+    size=None,
+    dtype=torch.float32,
+    parts=1,
+    exact_kl=False,
+    masked=False,
+    tokens=False,
+    surrogate="clip",
+):
     """A problem with everything that there is."""
     widths = [size or (1 if head in ("given", "sampled") else 8)] * parts
     inputs = [empty(n, k, dtype=dtype) for k in widths]
@@ -43,7 +53,7 @@ def problem_of(head, n=1 << 20, size=None, dtype=torch.float32, parts=1, exact_k
         empty(dtype=torch.float64) if tokens else None,
     )
     problem = LossProblem(
-        Choices(head, "huber", "cleanrl", "none" if exact_kl else "k3"),
+        Choices(head, "huber", "cleanrl", "none" if exact_kl else "k3", surrogate),
         tuple(inputs),
         streams,
         empty(n, dtype=dtype),
@@ -69,6 +79,7 @@ VARIANTS = {
     "log-probabilities, half": {"head": "sampled", "dtype": torch.bfloat16, "masked": True},
     "entropy": {"head": "given", "masked": True},
     "tokens": {"head": "sampled", "tokens": True},
+    **{x: {"head": "sampled", "tokens": True, "surrogate": x} for x in SURROGATES if x != "clip"},
     "categorical of 64, alone": {"head": "categorical", "size": 64},
     "categorical of 1000": {"head": "categorical", "size": 1000},
     "categorical of 64": {"head": "categorical", "size": 64, "exact_kl": True},

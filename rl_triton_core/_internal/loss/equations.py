@@ -51,9 +51,6 @@ def sigmoid(x: Any) -> Any:
 
 # -- terms of the loss ------------------------------------------------------------------------------------------------
 
-Surrogate = tuple[Any, Any, Any]
-"""The loss of an element, its derivative by the logarithm of the ratio, and the one by log π that comes on top."""
-
 
 class Coefficients(NamedTuple):
     """The numbers of a loss. One that is not wanted is infinite if it bounds something, else 0."""
@@ -73,7 +70,9 @@ class Coefficients(NamedTuple):
     tau_negative: Any = 1.0
 
 
-def clip_surrogate(log_prob: Any, ratio: Any, advantage: Any, low: Any, high: Any, coefficients: Any) -> Surrogate:
+def clip_surrogate(
+    log_prob: Any, ratio: Any, advantage: Any, low: Any, high: Any, coefficients: Any
+) -> tuple[Any, Any, Any]:
     """The clipped loss of PPO: −min(r·A, clip(r)·A); where A < 0 at most −dual_clip·A."""
     free = multiply_or_zero(advantage, ratio)
     clipped = multiply_or_zero(advantage, clamp(ratio, low, high))
@@ -83,13 +82,17 @@ def clip_surrogate(log_prob: Any, ratio: Any, advantage: Any, low: Any, high: An
     return loss, select((clipped < free) | (objective < least), 0.0, -free), 0.0
 
 
-def weigh_score(log_prob: Any, ratio: Any, advantage: Any, low: Any, high: Any, coefficients: Any) -> Surrogate:
+def weigh_score(
+    log_prob: Any, ratio: Any, advantage: Any, low: Any, high: Any, coefficients: Any
+) -> tuple[Any, Any, Any]:
     """The loss of CISPO: −clip(r)·A·log π, where no gradient flows through the ratio."""
     weight = multiply_or_zero(advantage, clamp(ratio, low, high))
     return -multiply_or_zero(weight, log_prob), 0.0, -weight
 
 
-def gate_ratio(log_prob: Any, ratio: Any, advantage: Any, low: Any, high: Any, coefficients: Any) -> Surrogate:
+def gate_ratio(
+    log_prob: Any, ratio: Any, advantage: Any, low: Any, high: Any, coefficients: Any
+) -> tuple[Any, Any, Any]:
     """The loss of SAPO: −A·sigmoid(τ·(r − 1))·4/τ, with a τ for A > 0 and one for others."""
     tau = select(advantage > 0.0, coefficients.tau, coefficients.tau_negative)
     x = tau * (ratio - 1.0)
@@ -97,7 +100,7 @@ def gate_ratio(log_prob: Any, ratio: Any, advantage: Any, low: Any, high: Any, c
     return -advantage * sigmoid(x) * 4.0 / tau, -advantage * slope, 0.0
 
 
-def score(log_prob: Any, ratio: Any, advantage: Any, low: Any, high: Any, coefficients: Any) -> Surrogate:
+def score(log_prob: Any, ratio: Any, advantage: Any, low: Any, high: Any, coefficients: Any) -> tuple[Any, Any, Any]:
     """The loss of REINFORCE: −A·log π."""
     return -multiply_or_zero(advantage, log_prob), 0.0, -advantage
 
@@ -465,6 +468,7 @@ HEADS = {head.name: head for head in (NONE, GIVEN, SAMPLED, CATEGORICAL, GAUSSIA
 # -- choices ----------------------------------------------------------------------------------------------------------
 
 SURROGATES = {"clip": clip_surrogate, "cispo": weigh_score, "sapo": gate_ratio, "reinforce": score}
+"""Each gives the loss of an element, its derivative by the logarithm of the ratio, and one by log π beside that."""
 DISTANCES = {"mse": square_error, "huber": huber_loss}
 CLIPS = {"none": omit_value, "sb3": clip_change, "cleanrl": clip_change_or_not, "rllib": clip_error}
 ESTIMATORS = {

@@ -136,7 +136,7 @@ def test_gradients_are_those_of_finite_differences(float64_target, surrogate, ra
 
     def compute(x):
         return grpo_loss(
-            x, old, per_row, mask=padding_mask(), ref_log_probs=ref, surrogate=surrogate, ratio="token", kl_coef=0.1,
+            x, old, per_row, mask=padding_mask(), ref_log_probs=ref, surrogate=surrogate, ratio=ratio, kl_coef=0.1,
             backend=float64_target.backend,
         ).loss  # fmt: skip
 

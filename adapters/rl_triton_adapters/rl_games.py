@@ -1,4 +1,4 @@
-"""RL-Games: PPO agents that compute advantages with `rl_triton_core`, and, for continuous actions, their loss.
+"""RL-Games: PPO agents with the advantages of `rl_triton_core`, captured updates, and, for continuous actions, its loss.
 
 One line turns them on, before the runner runs; configurations keep their names:
 
@@ -25,6 +25,8 @@ try:
     from rl_games.algos_torch.a2c_continuous import A2CAgent
     from rl_games.algos_torch.a2c_discrete import DiscreteA2CAgent
     from rl_games.common import common_losses
+
+    from rl_triton_adapters._rl_games_update import CapturedUpdateMixin
 except ImportError as error:
     raise explain_import(__name__, error, "rl-games", "1.6.1") from error
 
@@ -94,8 +96,8 @@ class TritonAdvantagesMixin:
         return result.advantages.view(mb_rewards.shape)
 
 
-class TritonA2CAgent(TritonAdvantagesMixin, A2CAgent):
-    """PPO of RL-Games for continuous actions, with advantages and loss of `rl_triton_core`.
+class TritonA2CAgent(CapturedUpdateMixin, TritonAdvantagesMixin, A2CAgent):
+    """PPO of RL-Games for continuous actions, with advantages and loss of `rl_triton_core`, captured on a GPU.
 
     The loss is RL-Games' own with masks of sequences, several values per state, a central value network, mixed
     precision, `ppo: False`, or another `actor_loss_func` than the clipped one. A user's agent that this class stands in
@@ -184,8 +186,8 @@ class TritonA2CAgent(TritonAdvantagesMixin, A2CAgent):
         return self.triton and clipped and plain and not own
 
 
-class TritonDiscreteA2CAgent(TritonAdvantagesMixin, DiscreteA2CAgent):
-    """PPO of RL-Games for discrete actions, with the advantages of `rl_triton_core`."""
+class TritonDiscreteA2CAgent(CapturedUpdateMixin, TritonAdvantagesMixin, DiscreteA2CAgent):
+    """PPO of RL-Games for discrete actions, with the advantages of `rl_triton_core`, captured on a GPU."""
 
 
 def register_agents(runner: Any) -> None:

@@ -11,31 +11,34 @@ Minibatches, random numbers, logs and checkpoints are those of RSL-RL.
 # mypy: allow-subclassing-any, allow-untyped-calls
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from rl_triton_adapters._overrides import find_override, has_hooks
 from rl_triton_adapters._switch import find_off_switch
 from rl_triton_adapters._versions import explain_import
-from rl_triton_adapters.updates import CapturedUpdate, find_pointers, find_reason
+from rl_triton_adapters.updates import CapturedUpdate, find_pointers, find_reason, keep_buffers
 from rl_triton_core import compute_gae, normalize_advantages
 from rl_triton_core.capture import CapturedStep
-from rl_triton_core.losses import Gaussian, LogProbs, Policy, PPOLoss, ppo_loss
 
 try:
     from rsl_rl.algorithms import PPO
     from rsl_rl.modules.distribution import GaussianDistribution, HeteroscedasticGaussianDistribution
+
+    from rl_triton_adapters._rsl_rl_recurrence import is_known
+    from rl_triton_adapters._rsl_rl_step import StepMixin
 except ImportError as error:
     raise explain_import(__name__, error, "rsl-rl-lib", "5.0.1", "rsl-rl") from error
 
 __all__ = ["TritonPPO"]
 
 LOSS_SETTINGS = ("clip_param", "value_loss_coef", "entropy_coef", "use_clipped_value_loss")
-SETTINGS = (*LOSS_SETTINGS, "normalize_advantage_per_mini_batch", "max_grad_norm", "desired_kl", "schedule")
+SETTINGS = (
+    *(*LOSS_SETTINGS, "normalize_advantage_per_mini_batch", "max_grad_norm", "desired_kl", "schedule"),
+    *("use_mixed_precision", "rnd", "symmetry"),
+)
 """The attributes of the algorithm that a step reads; where one changes, steps are captured anew."""
 PACKAGES = ("rsl_rl", "torch")
 """Where methods are written that a step may go around, as it does with the following ones of a Gaussian policy."""
@@ -48,7 +51,7 @@ RETURNS_KEEP_STATE = "get_hidden_state" in PPO.compute_returns.__code__.co_names
 """Whether `compute_returns` gives a recurrent critic its hidden state back, as RSL-RL does from 5.4 on."""
 
 
-class TritonPPO(PPO):
+class TritonPPO(StepMixin, PPO):
     """`PPO` of RSL-RL with a scan for the advantages, a fused loss and a captured update.
 
     The adaptive learning rate stays on the device, and losses are read once per update: within an update nothing waits
@@ -93,8 +96,11 @@ class TritonPPO(PPO):
         return self._update.stock
 
     def _find_step(self) -> CapturedStep:
-        modules = [self._raw_actor, self._raw_critic]
-        return self._update.find_step(modules, [self.optimizer], stock=self._find_obstacle(), state=[self._rate])
+        modules, optimizers = [self._raw_actor, self._raw_critic], [self.optimizer]
+        if hasattr(self.rnd, "compute_loss"):
+            modules += [self.rnd.predictor, self.rnd.target, self.rnd.state_normalizer]
+            optimizers.append(self.rnd.optimizer)
+        return self._update.find_step(modules, optimizers, stock=self._find_obstacle(), state=[self._rate])
 
     def _has_gaussian_policy(self) -> bool:
         """Whether the actor's outputs are those of a Gaussian, and nothing that is gone around was changed."""
@@ -107,24 +113,25 @@ class TritonPPO(PPO):
         )
 
     def _find_obstacle(self) -> str:
+        recurrent = [x for x in (self._raw_actor, self._raw_critic) if x.is_recurrent]
         obstacles = {
             "switched off": not self.triton,
-            "recurrent policies have minibatches of their own": self.actor.is_recurrent or self.critic.is_recurrent,
-            "random network distillation has a loss of its own": self.rnd is not None,
-            "symmetry augments minibatches": self.symmetry is not None,
+            "a recurrent model is not RSL-RL's": not all(map(is_known, recurrent)),
+            "this RSL-RL distils random networks in its update": self.rnd and not hasattr(self.rnd, "compute_loss"),
+            "this RSL-RL augments minibatches in its update": self.symmetry and not hasattr(self.symmetry, "compute_loss"),
+            "random networks are distilled from padded episodes": self.rnd and recurrent,
             "gradients are averaged over several GPUs": self.is_multi_gpu,
-            "mixed precision was asked for": getattr(self, "use_mixed_precision", False),
         }
         return (
             find_reason(obstacles)
             or find_override(self, ["update"], PACKAGES, behind=TritonPPO)
-            or find_override(self.storage, ["mini_batch_generator"], PACKAGES)
+            or find_override(self.storage, ["mini_batch_generator", "recurrent_mini_batch_generator"], PACKAGES)
         )
 
     def process_env_step(self, *args: Any, **kwargs: Any) -> None:
         """Record a step as `PPO` does, and keep statistics of observations where graphs read them."""
         has_graphs = self.triton and not UPDATE_NORMALIZES
-        with _keep_buffers(self._raw_actor, self._raw_critic) if has_graphs else nullcontext():
+        with keep_buffers(self._raw_actor, self._raw_critic) if has_graphs else nullcontext():
             super().process_env_step(*args, **kwargs)
 
     # -- advantages ----------------------------------------------------------------------------------------------------
@@ -162,114 +169,17 @@ class TritonPPO(PPO):
             return losses
         self._find_rollout()
         self._is_gaussian = self._has_gaussian_policy()
-        settings = [self._is_gaussian, *(getattr(self, name) for name in SETTINGS)]
+        settings = [self._is_gaussian, *(getattr(self, name, None) for name in SETTINGS)]
         self._update.keep_settings([*settings, *find_pointers(self._rollout)])
         self._rate.fill_(self.learning_rate)
-        size = self.storage.num_envs * self.storage.num_transitions_per_env // self.num_mini_batches
-        minibatches = torch.randperm(self.num_mini_batches * size, device=self.device).split(size)
-        rows = self._update.run(minibatches * self.num_learning_epochs)
-        value, surrogate, entropy = rows.double().mean(dim=0).tolist()
+        rows = self._update.run(self._list_minibatches() * self.num_learning_epochs)
+        names = ["value", "surrogate", "entropy", *["rnd"] * bool(self.rnd), *["symmetry"] * bool(self.symmetry)]
+        losses = dict(zip(names, rows.double().mean(dim=0).tolist(), strict=True))
         self.learning_rate = self._rate.item()
         if UPDATE_NORMALIZES:
-            with _keep_buffers(self._raw_actor, self._raw_critic):
-                self.actor.update_normalization(self._rollout["observations"])
-                self.critic.update_normalization(self._rollout["observations"])
+            models = [x for x in (self._raw_actor, self._raw_critic, self.rnd) if x is not None]
+            with keep_buffers(*models):
+                for model in models:
+                    model.update_normalization(self.storage.observations.flatten(0, 1))
         self.storage.clear()
-        return {"value": value, "surrogate": surrogate, "entropy": entropy}
-
-    def _find_rollout(self) -> None:
-        """Flatten the storage, where a graph reads it: a storage that has moved asks for another graph."""
-        storage = self.storage
-        scalars = {
-            "values": storage.values,
-            "returns": storage.returns,
-            "advantages": storage.advantages,
-            "old_log_probs": storage.actions_log_prob,
-        }
-        self._rollout = {name: x.flatten() for name, x in scalars.items()}
-        self._rollout |= {"observations": storage.observations.flatten(0, 1), "actions": storage.actions.flatten(0, 1)}
-        self._rollout |= {f"parameter {i}": x.flatten(0, 1) for i, x in enumerate(storage.distribution_params)}
-
-    def _update_minibatch(self, indices: Tensor) -> Tensor:
-        """Make one step of the optimizer, and return the losses: value, surrogate, entropy."""
-        batch = {name: x[indices] for name, x in self._rollout.items()}
-        self._apply_actor(batch["observations"])
-        values = self.critic(batch["observations"], masks=None, hidden_state=None).flatten()
-        if self.desired_kl is not None and self.schedule == "adaptive":
-            self._adapt_learning_rate(tuple(x for name, x in batch.items() if name.startswith("parameter")))
-        result = self._compute_loss(batch, values)
-        self.optimizer.zero_grad()
-        result.loss.backward()
-        nn.utils.clip_grad_norm_(self.actor.parameters(), self.max_grad_norm)
-        nn.utils.clip_grad_norm_(self.critic.parameters(), self.max_grad_norm)
-        self.optimizer.step()
-        return torch.stack([result.value_loss, result.policy_loss, result.entropy]).detach()
-
-    def _apply_actor(self, observations: Any) -> None:
-        """Compute the actor's distribution, and draw from it as `PPO` does, for the same random numbers.
-
-        A draw from `Normal` waits for the device; `randn_like` takes as many random numbers and does not.
-        """
-        if not self._is_gaussian:
-            self.actor(observations, masks=None, hidden_state=None, stochastic_output=True)
-            return
-        self.actor.distribution.update(self.actor.mlp(self.actor.get_latent(observations)))
-        torch.randn_like(self.actor.distribution.mean)
-
-    def _adapt_learning_rate(self, old_parameters: tuple[Tensor, ...]) -> None:
-        """Change the learning rate by the divergence from the policy that acted; on the device, where it is captured.
-
-        Args:
-            old_parameters: Of the distribution that drew the minibatch's actions.
-        """
-        rate, target = self._rate, self.desired_kl
-        with torch.no_grad():
-            kl = self.actor.get_kl_divergence(old_parameters, self.actor.output_distribution_params).mean()
-            slower, faster = (rate / 1.5).clamp(min=1e-5), (rate * 1.5).clamp(max=1e-2)
-            rate.copy_(torch.where(kl > target * 2, slower, torch.where((kl < target / 2) & (kl > 0), faster, rate)))
-        for group in self.optimizer.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].copy_(rate)
-            else:
-                group["lr"] = rate.item()
-
-    def _compute_loss(self, batch: dict[str, Tensor], values: Tensor) -> PPOLoss:
-        """Compute the loss of one minibatch in one pass."""
-        return ppo_loss(
-            self._describe_policy(batch["actions"]),
-            batch["actions"] if self._is_gaussian else None,
-            batch["old_log_probs"],
-            batch["advantages"],
-            values=values,
-            returns=batch["returns"],
-            old_values=batch["values"],
-            clip=self.clip_param,
-            value_coef=self.value_loss_coef,
-            value_clip=self.clip_param if self.use_clipped_value_loss else None,
-            value_clip_mode="cleanrl",
-            entropy_coef=self.entropy_coef,
-            normalize_advantages=self.normalize_advantage_per_mini_batch,
-        )
-
-    def _describe_policy(self, actions: Tensor) -> Policy:
-        """What the actor's last outputs are to the loss: mean and deviation where the policy is Gaussian."""
-        if self._is_gaussian:
-            distribution = self.actor.distribution
-            deviation = distribution.std[0] if type(distribution) is GaussianDistribution else distribution.std
-            return Gaussian(distribution.mean, deviation.log())
-        log_probs, entropy = self.actor.get_output_log_prob(actions), self.actor.output_entropy
-        if entropy.shape != log_probs.shape:
-            entropy = entropy.mean().expand_as(log_probs)  # which is all that PPO reads of it
-        return LogProbs(log_probs, entropy)
-
-
-@contextmanager
-def _keep_buffers(*modules: nn.Module) -> Iterator[None]:
-    """Keep buffers that are replaced inside where they lie, since graphs know them by their addresses."""
-    before = [(module, dict(module._buffers)) for parent in modules for module in parent.modules()]
-    yield
-    for module, buffers in before:
-        for name, buffer in buffers.items():
-            replaced = module._buffers[name]
-            if buffer is not None and replaced is not None and replaced is not buffer:
-                module._buffers[name] = buffer.copy_(replaced)
+        return losses

@@ -1,11 +1,12 @@
-"""skrl: agents that compute advantages with `rl_triton_core`.
+"""skrl: agents that compute advantages with `rl_triton_core`; updates of PPO and A2C are captured on a GPU.
 
 The class turns them on, or the runner, for configurations in YAML:
 
     agent = TritonPPO(models=models, memory=memory, cfg=cfg, ...)
     runner = TritonRunner(env, cfg)
 
-An agent's update is skrl's own code, which finds our function where it looks for skrl's: nothing of skrl is patched.
+An agent's update is skrl's own code, which finds our function where it looks for skrl's, or, for PPO and A2C, the same
+operations in a CUDA graph of a minibatch: nothing of skrl is patched.
 """
 
 # mypy: allow-subclassing-any, allow-untyped-calls
@@ -28,6 +29,8 @@ try:
     from skrl.agents.torch.a2c import A2C
     from skrl.agents.torch.ppo import PPO
     from skrl.utils.runner.torch import Runner
+
+    from rl_triton_adapters._skrl_update import CapturedA2CMixin, CapturedPPOMixin, capture_update
 except ImportError as error:
     raise explain_import(__name__, error, "skrl", NEEDED) from error
 
@@ -123,23 +126,32 @@ def make_triton_class(agent_class: type) -> type:
         raise TypeError(f"agent_class: got {agent_class}, expected an agent of skrl that computes advantages")
     name = f"Triton{agent_class.__name__}"
     document = f"`{agent_class.__name__}` of skrl with the advantages of `rl_triton_core`."
+    mixin = CAPTURED.get(update)
+    replaced = replace_gae(update)
     return type(
         name,
-        (agent_class, CopiedMethodsMixin),
-        {"update": replace_gae(update), "__doc__": document, "__module__": __name__},
+        ((mixin,) if mixin else ()) + (agent_class, CopiedMethodsMixin),
+        {"update": capture_update(replaced) if mixin else replaced, "__doc__": document, "__module__": __name__},
     )
 
 
-class TritonPPO(PPO, CopiedMethodsMixin):
-    """`PPO` of skrl with the advantages of `rl_triton_core`."""
-
-    update = replace_gae(getattr(PPO, "update", None))
+CAPTURED = {getattr(PPO, "update", None): CapturedPPOMixin, getattr(A2C, "update", None): CapturedA2CMixin}
+"""The updates of skrl that are captured."""
 
 
-class TritonA2C(A2C, CopiedMethodsMixin):
-    """`A2C` of skrl with the advantages of `rl_triton_core`."""
+class TritonPPO(CapturedPPOMixin, PPO, CopiedMethodsMixin):
+    """`PPO` of skrl with the advantages of `rl_triton_core` and a captured update.
 
-    update = replace_gae(getattr(A2C, "update", None))
+    `describe_step` says how updates are made; where they are skrl's own, that is warned of.
+    """
+
+    update = capture_update(replace_gae(getattr(PPO, "update", None)))
+
+
+class TritonA2C(CapturedA2CMixin, A2C, CopiedMethodsMixin):
+    """`A2C` of skrl with the advantages of `rl_triton_core` and a captured update, as `TritonPPO`."""
+
+    update = capture_update(replace_gae(getattr(A2C, "update", None)))
 
 
 class TritonRunner(Runner):

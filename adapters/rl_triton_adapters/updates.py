@@ -13,12 +13,16 @@ An adapter has one, and says in each update what it is of and what stands agains
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from math import nan
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from rl_triton_adapters._switch import find_off_switch
@@ -104,6 +108,11 @@ class CapturedUpdate:
         assert self.step is not None
         return torch.stack([self.step(minibatch, *inputs).clone() for minibatch in minibatches])
 
+    def warn_of_stock(self, name: str, package: str) -> None:
+        """Warn that updates are the framework's own, and why, unless all adapters are switched off."""
+        if self.stock and not find_off_switch():
+            warnings.warn(f"{name} updates as {package} does: {self.stock}", RuntimeWarning, stacklevel=3)
+
     def describe(self, whose: str = "those of the stock algorithm") -> str:
         """Say in which of three ways updates are made, and why."""
         return describe_update("" if self.step is None else self.step.reason, bool(self.stock), whose)
@@ -129,3 +138,49 @@ def find_reason(reasons: Mapping[str, Any]) -> str:
 def find_pointers(tree: Any) -> list[int]:
     """Where the tensors lie that a graph reads."""
     return [x.data_ptr() for x in pytree.tree_leaves(tree) if isinstance(x, Tensor)]
+
+
+@contextmanager
+def keep_buffers(*modules: nn.Module) -> Iterator[None]:
+    """Keep buffers that are replaced inside where they lie, since graphs know them by their addresses."""
+    before = [(module, dict(module._buffers.items())) for parent in modules for module in parent.modules()]
+    yield
+    for module, buffers in before:
+        for name, buffer in buffers.items():
+            replaced = module._buffers[name]
+            if buffer is not None and replaced is not None and replaced is not buffer:
+                module._buffers[name] = buffer.copy_(replaced)
+
+
+def replace_nan(probabilities: Tensor) -> Tensor:
+    """Replace what cannot be drawn from: on a GPU, drawing from NaN ends the use of the device by this process."""
+    return torch.nan_to_num(probabilities, nan=1.0)
+
+
+class DeferredChecks(TorchFunctionMode):
+    """Inside, distributions of this thread do not wait for the device to check their arguments."""
+
+    def __init__(self) -> None:
+        """Nothing is checked yet."""
+        super().__init__()
+        self.results: list[Tensor] = []
+        """Of each check, whether it holds, on the device."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Keep the result of a check, and go on as if it held."""
+        if function in (torch.multinomial, torch.bernoulli):
+            self.results.append(~args[0].isnan().any())
+            args = (*map(replace_nan, args[:1]), *args[1:])
+        result = function(*args, **(kwargs or {}))
+        if function is not torch._is_all_true:
+            return result
+        self.results.append(result)
+        return True
+
+    def has_failed(self) -> Tensor:
+        """Whether one of the checks, of which there are some, does not hold, on the device."""
+        return ~torch.stack(self.results).all()
+
+    def mark_refused(self, log_probs: Tensor) -> Tensor:
+        """Replace log-probabilities by NaN if a check does not hold."""
+        return log_probs.where(~self.has_failed(), nan) if self.results else log_probs

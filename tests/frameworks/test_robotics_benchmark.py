@@ -17,7 +17,7 @@ def test_every_package_is_measured(monkeypatch):
     steps = {package: list(dict.fromkeys(row.setting for row in found)) for package, found in rows.items()}
     assert steps == {
         "rsl_rl": ["step=advantages", "step=update"],
-        "rl_games": ["step=advantages"],
-        "skrl": ["step=advantages"],
+        "rl_games": ["step=advantages", "step=update"],
+        "skrl": ["step=advantages", "step=update"],
     }
     assert all(row.median > 0 for found in rows.values() for row in found)

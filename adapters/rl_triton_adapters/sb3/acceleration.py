@@ -19,8 +19,8 @@ from rl_triton_adapters.sb3.base import AcceleratedAlgorithm, check_acceleration
 from rl_triton_adapters.sb3.buffers import rollout_buffer_class_for
 from rl_triton_adapters.sb3.compiled import compile_update, find_compiled
 from rl_triton_adapters.sb3.device import DeviceStorageMixin, map_arrays
-from rl_triton_adapters.sb3.policies import DeferredChecks, can_draw, draw_actions
-from rl_triton_adapters.updates import find_reason
+from rl_triton_adapters.sb3.policies import can_draw, draw_actions
+from rl_triton_adapters.updates import DeferredChecks, find_reason
 from rl_triton_core.capture import CapturedStep
 from rl_triton_core.compiled import CompiledUpdate
 

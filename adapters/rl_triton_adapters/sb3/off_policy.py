@@ -21,7 +21,7 @@ from rl_triton_adapters._overrides import find_override
 from rl_triton_adapters.sb3.base import PACKAGES, AcceleratedAlgorithm, replace_methods
 from rl_triton_adapters.sb3.minibatches import Form, draw_minibatches, unpack_minibatch
 from rl_triton_adapters.sb3.modes import TrainingModes
-from rl_triton_adapters.sb3.policies import DeferredChecks
+from rl_triton_adapters.updates import DeferredChecks
 from rl_triton_core.capture import CapturedStep
 
 # isort: split
@@ -132,7 +132,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         """Make a step of an optimizer, unless a distribution of this update has refused its arguments."""
         if self._checks is not None and self._checks.results:
             assert self._update.step is not None
-            self._update.step.stop_if(~torch.stack(self._checks.results).all())
+            self._update.step.stop_if(self._checks.has_failed())
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
-from torch.overrides import TorchFunctionMode
 
 from rl_triton_adapters._overrides import apply_modules, find_override, has_hooks
+from rl_triton_adapters.updates import DeferredChecks, replace_nan
 from rl_triton_core.losses import Bernoulli, Gaussian, LogProbs, MultiCategorical, Policy, PPOLoss, ppo_loss
 
 # isort: split
@@ -145,35 +145,6 @@ def compute_bernoulli_log_probs(actions: Tensor, logits: Tensor) -> Tensor:
 def mark_others(logits: Tensor, actions: Tensor) -> Tensor:
     """Replace logits by NaN where an action is neither 0 nor 1."""
     return logits.where((actions == 0) | (actions == 1), nan)
-
-
-def replace_nan(probabilities: Tensor) -> Tensor:
-    """Replace what cannot be drawn from: on a GPU, drawing from NaN ends the use of the device by this process."""
-    return torch.nan_to_num(probabilities, nan=1.0)
-
-
-class DeferredChecks(TorchFunctionMode):
-    """Inside, distributions of this thread do not wait for the device to check their arguments."""
-
-    def __init__(self) -> None:
-        """Nothing is checked yet."""
-        super().__init__()
-        self.results: list[Tensor] = []
-        """Of each check, whether it holds, on the device."""
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Keep the result of a check, and go on as if it held."""
-        if function in (torch.multinomial, torch.bernoulli):
-            args = (*map(replace_nan, args[:1]), *args[1:])
-        result = function(*args, **(kwargs or {}))
-        if function is not torch._is_all_true:
-            return result
-        self.results.append(result)
-        return True
-
-    def mark_refused(self, log_probs: Tensor) -> Tensor:
-        """Replace log-probabilities by NaN if a check does not hold."""
-        return log_probs.where(torch.stack(self.results).all(), nan) if self.results else log_probs
 
 
 # -- losses ------------------------------------------------------------------------------------------------------------

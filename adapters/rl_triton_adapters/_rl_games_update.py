@@ -1,0 +1,143 @@
+"""RL-Games: `calc_gradients` as a replay of a CUDA graph on a GPU."""
+
+# mypy: allow-subclassing-any, allow-untyped-calls
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from rl_triton_adapters._overrides import find_override
+from rl_triton_adapters.updates import CapturedUpdate, DeferredChecks, find_reason, keep_buffers
+
+PACKAGES = ("rl_games", "rl_triton_adapters")
+STEP_METHODS = (
+    "calc_gradients",
+    "calc_losses",
+    "bound_loss",
+    "reg_loss",
+    "trancate_gradients_and_step",
+    "_preproc_obs",
+)
+"""What a graph calls at its capture alone."""
+SETTINGS = (
+    *("ppo", "actor_loss_func", "e_clip", "clip_value", "critic_coef", "bounds_loss_coef", "bound_loss_type"),
+    *("has_value_loss", "truncate_grads", "grad_norm", "mixed_precision", "scaler"),
+)
+"""The agent's attributes that a step reads; where one changes, steps are captured anew."""
+CAPTURING_MODES = ("reduce-overhead", "max-autotune")
+"""Modes in which `torch.compile` captures graphs of its own."""
+RATE = 4
+"""Where the learning rate is in what a step leaves."""
+
+
+class CapturedUpdateMixin:
+    """Capture an agent's `calc_gradients`. Put it in front of an agent of RL-Games.
+
+    What surrounds a step stays RL-Games' own: minibatches, schedules of the learning rate, which the host reads the
+    divergence for, the training of a central value network.
+    """
+
+    triton: bool
+    config: dict[str, Any]
+    model: Any
+    optimizer: Any
+    dataset: Any
+    train_result: Any
+    aux_loss_dict: Any
+    entropy_coef: Any
+    last_lr: float
+    actor_loss_func: Any
+    multi_gpu: bool
+    use_diagnostics: bool
+    is_rnn: bool
+    zero_rnn_on_done: bool
+
+    def __init__(self, base_name: str, params: dict[str, Any]) -> None:
+        """Create the agent.
+
+        Args:
+            base_name: As of the agent.
+            params: As of the agent.
+        """
+        self._checks: DeferredChecks | None = None
+        self._refusals: list[Tensor] = []
+        self._captured = CapturedUpdate(self._make_step)
+        super().__init__(base_name, params)  # type: ignore[call-arg]
+        self._find_step()
+        if self.triton:
+            self._captured.warn_of_stock(type(self).__name__, "the agent of RL-Games")
+
+    def describe_step(self) -> str:
+        """Say in which of three ways updates are made, and why."""
+        self._find_step()
+        return self._captured.describe("those of RL-Games")
+
+    def _find_step(self) -> None:
+        compiled = self.config.get("torch_compile")
+        mode = compiled.get("mode") if isinstance(compiled, dict) else compiled
+        stock = find_reason(
+            {
+                "switched off": not self.triton,
+                "gradients are averaged over several processes": self.multi_gpu,
+                "use_diagnostics reads from the device in every minibatch": self.use_diagnostics,
+                "zero_rnn_on_done reads from the device where episodes end": self.is_rnn and self.zero_rnn_on_done,
+                f"torch_compile={mode} captures graphs of its own": mode in CAPTURING_MODES,
+                "actor_loss_func is not RL-Games'": not self.actor_loss_func.__module__.startswith("rl_games."),
+            }
+        )
+        for behind in (None, CapturedUpdateMixin):
+            stock = stock or find_override(self, STEP_METHODS, PACKAGES, behind=behind)
+        self._captured.find_step([self.model], [self.optimizer], stock=stock)
+
+    def prepare_dataset(self, batch_dict: dict[str, Any]) -> None:
+        """Prepare the minibatches of an update, as the agent does, and keep statistics where graphs read them."""
+        self._find_step()
+        assert self._captured.step is not None
+        self._captured.step.resume()
+        self._refusals = []
+        with keep_buffers(self.model):
+            super().prepare_dataset(batch_dict)  # type: ignore[misc]
+
+    def calc_gradients(self, input_dict: dict[str, Any]) -> None:
+        """Make a step with a minibatch, as the agent does."""
+        step = self._captured.step
+        if step is None or step.reason:
+            super().calc_gradients(input_dict)  # type: ignore[misc]
+            return
+        self._captured.keep_settings([getattr(self, name, None) for name in SETTINGS])
+        results = step(input_dict, self.entropy_coef)
+        copies = pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, results)
+        result, self.aux_loss_dict, refusals = copies
+        self.train_result = (*result[:RATE], self.last_lr, *result[RATE + 1 :])
+        self._refusals += refusals
+
+    def _make_step(self, input_dict: dict[str, Any], entropy_coef: Any) -> tuple[Any, Any, list[Tensor]]:
+        """One step; what it leaves, and whether a distribution has refused its arguments, if there was a check."""
+        number, self.entropy_coef = self.entropy_coef, entropy_coef
+        defers = DeferredChecks() if self._captured.is_captured else nullcontext()
+        try:
+            with keep_buffers(self.model), defers as self._checks:
+                super().calc_gradients(input_dict)  # type: ignore[misc]
+                checks = self._checks
+        finally:
+            self.entropy_coef, self._checks = number, None
+        refusals = [checks.has_failed()] if checks is not None and checks.results else []
+        return self.train_result, self.aux_loss_dict, refusals
+
+    def trancate_gradients_and_step(self) -> None:
+        """Make a step of the optimizer, unless a distribution of this update has refused its arguments."""
+        if self._checks is not None and self._checks.results:
+            assert self._captured.step is not None
+            self._captured.step.stop_if(self._checks.has_failed())
+        super().trancate_gradients_and_step()  # type: ignore[misc]
+
+    def train_epoch(self) -> Any:
+        """Play and update, as the agent does; a minibatch that a distribution has refused raises its error."""
+        results = super().train_epoch()  # type: ignore[misc]
+        refused = torch.stack(self._refusals).nonzero() if self._refusals else []
+        if len(refused):
+            super().calc_gradients(self.dataset[int(refused[0]) % len(self.dataset)])  # type: ignore[misc]
+        return results

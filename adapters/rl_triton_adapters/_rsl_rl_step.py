@@ -1,0 +1,204 @@
+"""RSL-RL: one step of `TritonPPO` with a minibatch, as a graph can hold it."""
+
+# mypy: allow-untyped-calls
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rl_triton_adapters._rsl_rl_recurrence import compute_outputs
+from rl_triton_core.losses import Gaussian, LogProbs, Policy, ppo_loss
+
+# isort: split
+from rsl_rl.modules.distribution import GaussianDistribution
+
+
+FIELDS = ("values", "returns", "advantages", "actions", "observations", "actions_log_prob")
+"""What a step reads of the storage, besides the parameters of distributions."""
+
+
+def map_fields(function: Callable[[Any], Any], fields: dict[str, Any]) -> dict[str, Any]:
+    """Apply a function to each tensor, or to each of a list of them."""
+    return {name: [*map(function, x)] if isinstance(x, list) else function(x) for name, x in fields.items()}
+
+
+class StepMixin:
+    """Minibatches of the storage, and the step of the optimizers with one of them. Put it in front of `PPO`.
+
+    The models are those that `torch_compile_mode` compiles, not compiled: a graph launches their kernels at once.
+    """
+
+    rnd: Any
+    symmetry: Any
+    storage: Any
+    actor: Any
+    critic: Any
+    optimizer: Any
+    _raw_actor: Any
+    _raw_critic: Any
+    device: Any
+    num_mini_batches: int
+    clip_param: float
+    value_loss_coef: float
+    entropy_coef: float
+    max_grad_norm: float
+    desired_kl: Any
+    schedule: str
+    use_clipped_value_loss: bool
+    normalize_advantage_per_mini_batch: bool
+    _rate: Tensor
+    _rollout: dict[str, Any]
+    _is_gaussian: bool
+
+    @property
+    def _is_recurrent(self) -> bool:
+        return bool(self._raw_actor.is_recurrent or self._raw_critic.is_recurrent)
+
+    def _list_minibatches(self) -> list[Tensor]:
+        """The samples of each minibatch of an epoch; for recurrent models, the environments."""
+        count = self.storage.num_envs * (1 if self._is_recurrent else self.storage.num_transitions_per_env)
+        size = count // self.num_mini_batches
+        draw = torch.arange if self._is_recurrent else torch.randperm
+        return [*draw(self.num_mini_batches * size, device=self.device).split(size)]
+
+    def _find_rollout(self) -> None:
+        """The storage as a graph reads it: one that has moved asks for another graph."""
+        storage = self.storage
+        rollout = {name: getattr(storage, name) for name in FIELDS} | {"parameters": [*storage.distribution_params]}
+        if not self._is_recurrent:
+            self._rollout = map_fields(lambda x: x.flatten(0, 1), rollout)
+            return
+        states = {"actor_states": storage.saved_hidden_state_a, "critic_states": storage.saved_hidden_state_c}
+        rollout |= {name: [x.swapaxes(1, 2) for x in some or ()] for name, some in states.items()}
+        self._rollout = rollout | {"dones": storage.dones.squeeze(-1)}
+
+    def _gather_minibatch(self, indices: Tensor) -> SimpleNamespace:
+        """These samples of the rollout; for recurrent models, all steps of these environments."""
+        at = (slice(None), indices) if self._is_recurrent else indices
+        batch = SimpleNamespace(**map_fields(lambda x: x[at], self._rollout))
+        batch.old_actions_log_prob = batch.actions_log_prob
+        if self._is_recurrent:
+            batch.begins = torch.cat([torch.ones_like(batch.dones[:1]), batch.dones[:-1]]).bool()
+        return batch
+
+    def _update_minibatch(self, indices: Tensor) -> Tensor:
+        """Make one step of the optimizers, and return the losses: value, surrogate, entropy, and those of extensions."""
+        batch = self._gather_minibatch(indices)
+        size, extra = len(indices), []
+        if self.normalize_advantage_per_mini_batch and self.symmetry:
+            batch.advantages = (batch.advantages - batch.advantages.mean()) / (batch.advantages.std() + 1e-8)
+        if self.symmetry:
+            self.symmetry.augment_batch(batch, size)
+        with torch.autocast(torch.device(self.device).type, torch.bfloat16, getattr(self, "use_mixed_precision", False)):
+            self._apply_actor(batch)
+            values = self._apply_critic(batch)
+            if self.desired_kl is not None and self.schedule == "adaptive":
+                self._adapt_learning_rate(tuple(batch.parameters))
+            loss, losses = self._compute_loss(batch, values, size)
+            if self.rnd:
+                extra.append(self.rnd.compute_loss(batch.observations[:size]))
+            if self.symmetry:
+                extra.append(self.symmetry.compute_loss(self._raw_actor, batch, size))
+                if self.symmetry.use_mirror_loss:
+                    loss = loss + self.symmetry.mirror_loss_coeff * extra[-1]
+        self.optimizer.zero_grad()
+        loss.backward()
+        if self.rnd:
+            self.rnd.optimizer.zero_grad()
+            extra[0].backward()
+        nn.utils.clip_grad_norm_(self.actor.parameters(), self.max_grad_norm)
+        nn.utils.clip_grad_norm_(self.critic.parameters(), self.max_grad_norm)
+        self.optimizer.step()
+        if self.rnd:
+            self.rnd.optimizer.step()
+        return torch.stack([x.detach().float() for x in (*losses, *extra)])
+
+    def _apply_actor(self, batch: SimpleNamespace) -> None:
+        """Compute the actor's distribution, and draw from it as `PPO` does, for the same random numbers.
+
+        A draw from `Normal` waits for the device; `randn_like` takes as many random numbers and does not. The models
+        are those that `torch_compile_mode` compiles, not compiled: a graph launches their kernels at once.
+        """
+        actor = self._raw_actor
+        if not (self._is_gaussian or actor.is_recurrent):
+            actor(batch.observations, masks=None, hidden_state=None, stochastic_output=True)
+            return
+        if actor.is_recurrent:
+            outputs = compute_outputs(actor, batch.observations, batch.actor_states, batch.begins)
+        else:
+            outputs = actor.mlp(actor.get_latent(batch.observations))
+        actor.distribution.update(outputs)
+        if self._is_gaussian:
+            torch.randn_like(actor.distribution.mean)
+        else:
+            actor.distribution.sample()
+
+    def _apply_critic(self, batch: SimpleNamespace) -> Tensor:
+        """Compute values."""
+        critic = self._raw_critic
+        if critic.is_recurrent:
+            return compute_outputs(critic, batch.observations, batch.critic_states, batch.begins)
+        values: Tensor = critic(batch.observations, masks=None, hidden_state=None)
+        return values
+
+    def _adapt_learning_rate(self, old_parameters: tuple[Tensor, ...]) -> None:
+        """Change the learning rate by the divergence from the policy that acted; on the device, where it is captured.
+
+        Args:
+            old_parameters: Of the distribution that drew the minibatch's actions.
+        """
+        rate, target = self._rate, self.desired_kl
+        with torch.no_grad():
+            parameters = tuple(x[: len(old_parameters[0])] for x in self.actor.output_distribution_params)
+            kl = self.actor.get_kl_divergence(old_parameters, parameters).mean()
+            slower, faster = (rate / 1.5).clamp(min=1e-5), (rate * 1.5).clamp(max=1e-2)
+            rate.copy_(torch.where(kl > target * 2, slower, torch.where((kl < target / 2) & (kl > 0), faster, rate)))
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].copy_(rate)
+            else:
+                group["lr"] = rate.item()
+
+    def _compute_loss(self, batch: SimpleNamespace, values: Tensor, size: int) -> tuple[Tensor, list[Tensor]]:
+        """Compute the loss of one minibatch in one pass, and its parts.
+
+        Args:
+            batch: The minibatch.
+            values: Of the critic.
+            size: How many samples are the rollout's own: entropies of those that mirror them do not count.
+        """
+        is_augmented = not self._is_recurrent and len(values) > size
+        result = ppo_loss(
+            self._describe_policy(batch.actions, not is_augmented),
+            batch.actions.flatten(0, -2) if self._is_gaussian else None,
+            batch.old_actions_log_prob.flatten(),
+            batch.advantages.flatten(),
+            values=values.flatten().float(),
+            returns=batch.returns.flatten(),
+            old_values=batch.values.flatten(),
+            clip=self.clip_param,
+            value_coef=self.value_loss_coef,
+            value_clip=self.clip_param if self.use_clipped_value_loss else None,
+            value_clip_mode="cleanrl",
+            entropy_coef=0.0 if is_augmented else self.entropy_coef,
+            normalize_advantages=self.normalize_advantage_per_mini_batch and not self.symmetry,
+        )
+        loss, entropy = result.loss, result.entropy
+        if is_augmented:
+            entropy = self.actor.output_entropy[:size].mean()
+            loss = loss - self.entropy_coef * entropy
+        return loss, [result.value_loss, result.policy_loss, entropy]
+
+    def _describe_policy(self, actions: Tensor, has_entropy: bool) -> Policy:
+        """What the actor's last outputs are to the loss: mean and deviation where the policy is Gaussian."""
+        if self._is_gaussian:
+            distribution = self.actor.distribution
+            mean, deviation = distribution.mean.flatten(0, -2).float(), distribution.std.flatten(0, -2).float()
+            return Gaussian(mean, (deviation[0] if type(distribution) is GaussianDistribution else deviation).log())
+        log_probs, entropy = self.actor.get_output_log_prob(actions), self.actor.output_entropy
+        if entropy.shape != log_probs.shape:
+            entropy = entropy.mean().expand_as(log_probs)  # which is all that PPO reads of it
+        return LogProbs(log_probs.flatten().float(), entropy.flatten().float() if has_entropy else None)

@@ -1,0 +1,117 @@
+"""TritonPPO with recurrent models, random network distillation, symmetry and mixed precision against PPO of RSL-RL."""
+
+from inspect import signature
+
+import pytest
+import torch
+
+pytest.importorskip("rsl_rl")
+from overrides import override
+from rsl_rl.algorithms import PPO
+from test_rsl_rl import GPU, OURS, RECURRENT, compare, make_runner, train, use_graphs
+
+if "use_mixed_precision" not in signature(PPO).parameters:
+    pytest.skip("this RSL-RL has no mixed precision, and extensions in its update", allow_module_level=True)
+
+
+def mirror(env, obs, actions):
+    """Observations and actions, and behind them those of the mirrored environment."""
+    obs = None if obs is None else torch.cat([obs, obs.apply(lambda x: -x)])
+    return obs, None if actions is None else torch.cat([actions, -actions])
+
+
+def symmetry(**options):
+    return {"symmetry_cfg": {"data_augmentation_func": mirror, **options}}
+
+
+RND = {"num_outputs": 2, "predictor_hidden_dims": [4], "target_hidden_dims": [4], "weight": 1.0}
+NORMALIZED = {"state_normalization": True, "reward_normalization": True}
+CASES = {
+    "gru": ({}, RECURRENT),
+    "lstm": (
+        {"num_mini_batches": 3, "normalize_advantage_per_mini_batch": True},
+        RECURRENT | {"rnn_type": "lstm", "rnn_num_layers": 2, "obs_normalization": True},
+    ),
+    "lstm, deviation of the state": (
+        {},
+        RECURRENT | {"rnn_type": "lstm", "distribution": "HeteroscedasticGaussianDistribution"},
+    ),
+    "rnd": ({"rnd_cfg": RND}, {}),
+    "normalized rnd": ({"rnd_cfg": RND | NORMALIZED}, {}),
+    "symmetry for the log": (symmetry(), {}),
+    "augmentation": (
+        symmetry(use_data_augmentation=True) | {"normalize_advantage_per_mini_batch": True},
+        {"distribution": "HeteroscedasticGaussianDistribution"},
+    ),
+    "mirror loss": (symmetry(use_data_augmentation=True, use_mirror_loss=True, mirror_loss_coeff=0.5), {}),
+    "mirror loss and rnd": (symmetry(use_mirror_loss=True, mirror_loss_coeff=0.5) | {"rnd_cfg": RND}, {}),
+    "mixed precision": ({"use_mixed_precision": True}, {}),
+    "mixed precision, lstm": ({"use_mixed_precision": True}, RECURRENT | {"rnn_type": "lstm"}),
+}
+LONG = ("gru", "mirror loss and rnd")
+
+
+def make(class_name, case, device="cpu"):
+    algorithm, network = CASES[case]
+    return make_runner(class_name, network=network, device=device, **algorithm)
+
+
+def find_tolerance(case):
+    return {"rtol": 1e-2, "atol": 2e-3} if "mixed" in case else {"rtol": 1e-4, "atol": 2e-6}
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+@pytest.mark.parametrize("case", CASES)
+def test_training(case, captured, monkeypatch):
+    """Parameters, those of extensions too, learning rates and losses; whatever the number of episodes in a rollout."""
+    stock, ours = make("PPO", case), make(OURS, case)
+    graphs = use_graphs(monkeypatch, ours) if captured else None
+    iterations = 40 if case in LONG else 3
+    want, got = train(stock, iterations), train(ours, iterations)
+    tolerance = find_tolerance(case)
+    compare(ours, stock, **tolerance)
+    if stock.alg.rnd:
+        torch.testing.assert_close(ours.alg.rnd.state_dict(), stock.alg.rnd.state_dict(), **tolerance)
+    assert ours.alg.learning_rate == pytest.approx(stock.alg.learning_rate, rel=1e-6)
+    for row, expected in zip(got, want, strict=True):
+        assert row == pytest.approx(expected, rel=tolerance["rtol"], abs=1e-2 if "mixed" in case else 1e-5)
+    if captured:
+        assert graphs.captures == 1 and not ours.alg._update.step.reason
+
+
+@pytest.mark.parametrize("device", [GPU])
+@pytest.mark.parametrize("case", CASES)
+def test_training_on_a_gpu(case, device):
+    stock, ours = (make(name, case, device) for name in ("PPO", OURS))
+    train(stock, 2), train(ours, 2)
+    assert ours.alg._update.step.reason == ""
+    compare(ours, stock, rtol=1e-2, atol=5e-3 if "mixed" in case else 1e-3)
+
+
+def test_compiled_models_are_captured_uncompiled(monkeypatch):
+    """`torch_compile_mode` compiles what acts; of it, the update takes the modules themselves."""
+    monkeypatch.setattr(torch._dynamo.config, "disable", True)  # so that nothing is compiled here
+    stock, ours = make_runner("PPO"), make_runner(OURS)
+    graphs = use_graphs(monkeypatch, ours)
+    for runner in (stock, ours):
+        runner.alg.compile("default")
+        assert runner.alg.actor is not runner.alg._raw_actor
+        train(runner, 2)
+    compare(ours, stock, rtol=1e-4, atol=2e-6)
+    assert graphs.captures == 1 and graphs.replays > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda alg: override(alg.actor, "get_latent"), "a recurrent model is not RSL-RL's"),
+        (lambda alg: alg.critic.rnn.register_forward_hook(lambda *_: None), "a recurrent model is not RSL-RL's"),
+        (lambda alg: setattr(alg, "rnd", object()), "this RSL-RL distils random networks in its update"),
+    ],
+)
+def test_what_is_not_served_updates_as_stock(change, reason):
+    runner = make(OURS, "gru")
+    assert not runner.alg.obstacle
+    change(runner.alg)
+    runner.alg._find_step()
+    assert runner.alg.obstacle == reason

@@ -1,0 +1,206 @@
+"""Captured updates of PPO and A2C against skrl's own code on the same advantages; on a CPU with recorded graphs."""
+
+import pytest
+import torch
+
+pytest.importorskip("skrl")
+from gpu_envs import ENVIRONMENTS
+from ppo_skrl import TensorEnv, make_config, parse_arguments
+from recorded_graphs import allow_captures
+from skrl.agents.torch.a2c import A2C
+from skrl.agents.torch.ppo import PPO
+from skrl.memories.torch import RandomMemory
+from skrl.resources.preprocessors.torch import RunningStandardScaler
+from skrl.utils.runner.torch import Runner
+
+from rl_triton_adapters import _skrl_update
+from rl_triton_adapters.skrl import TritonRunner, replace_gae
+
+GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
+SCALED = {"observation_preprocessor": "RunningStandardScaler", "value_preprocessor": "RunningStandardScaler"}
+ADAPTIVE = {"learning_rate_scheduler": "KLAdaptiveLR", "learning_rate_scheduler_kwargs": {"kl_threshold": 0.002}}
+SHARED = {"separate": False}
+CASES = {
+    "continuous": ("pendulum", "ppo", {}, {}),
+    "discrete": ("cartpole", "ppo", {"entropy_loss_scale": 0.01}, {}),
+    "a2c": ("pendulum", "a2c", {"entropy_loss_scale": 0.01} | SCALED, {}),
+    "adaptive a2c": ("cartpole", "a2c", ADAPTIVE, {}),
+    "adaptive": ("pendulum", "ppo", ADAPTIVE | SCALED, {}),
+    "shared": ("pendulum", "ppo", SCALED, SHARED),
+    "other scheduler": (
+        "pendulum",
+        "ppo",
+        {"learning_rate_scheduler": torch.optim.lr_scheduler.ExponentialLR}
+        | {"learning_rate_scheduler_kwargs": {"gamma": 0.9}, "value_clip": 0, "grad_norm_clip": 0},
+        {},
+    ),
+    "early stop": ("pendulum", "ppo", {"kl_threshold": 0.0005, "mini_batches": 5} | ADAPTIVE | SCALED, {}),
+    "mixed precision": ("pendulum", "ppo", {"mixed_precision": True} | SCALED, {}),
+}
+LONG = ("adaptive", "discrete", "a2c")
+
+
+class AdvantagesRunner(Runner):
+    """Agents whose update is skrl's code on our advantages; `fused` tells the optimizer how to step."""
+
+    def _component(self, name):
+        component = super()._component(name)
+        return (
+            type("Own", (component,), {"update": replace_gae(component.update)})
+            if component in (PPO, A2C)
+            else component
+        )
+
+
+def make_runner(runner_class, folder, case, iterations, device="cpu"):
+    name, agent, changes, models = CASES[case]
+    flags = {"--env": name, "--agent": agent, "--num-envs": 6, "--num-steps": 8, "--iterations": iterations}
+    flags |= {"--log-dir": folder, "--device": device}
+    config = make_config(parse_arguments(["--quiet", *(str(x) for flag in flags.items() for x in flag)]))
+    config["agent"] |= changes
+    config["models"] |= models
+    envs = ENVIRONMENTS[name](6, device, 1)
+    envs.elapsed.copy_(torch.arange(6) + envs.time_limit - 6)
+    runner = runner_class(TensorEnv(envs), config)
+    for group in runner.agent.optimizer.param_groups:
+        group["fused"] = True
+    return runner
+
+
+def train(*about):
+    runner = make_runner(*about)
+    runner.run("train")
+    return runner.agent
+
+
+def list_state(agent):
+    """All that an update changes."""
+    modules = {name: x for name, x in agent.checkpoint_modules.items() if hasattr(x, "state_dict")}
+    states = {f"{key} {name}": x for key, module in modules.items() for name, x in module.state_dict().items()}
+    return {name: x for name, x in states.items() if isinstance(x, torch.Tensor)} | {
+        f"state {i} {name}": x
+        for i, state in agent.optimizer.state_dict()["state"].items()
+        for name, x in state.items()
+    }
+
+
+def compare(ours, stock, **tolerance):
+    expected = list_state(stock)
+    for name, x in list_state(ours).items():
+        torch.testing.assert_close(x, expected[name], msg=lambda text, name=name: f"{name}: {text}", **tolerance)
+    for name in ("Loss / Policy loss", "Loss / Value loss", "Loss / Entropy loss", "Policy / Standard deviation"):
+        got, want = (torch.tensor(x.tracking_data.get(name, [])) for x in (ours, stock))
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6, equal_nan=True)
+    rates = [x.optimizer.param_groups[0]["lr"] for x in (ours, stock)]
+    assert rates[0] == rates[1]
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+@pytest.mark.parametrize("case", CASES)
+def test_an_update_is_that_of_skrl(case, captured, tmp_path, monkeypatch):
+    """Bit for bit, where the optimizer was told how to step: statistics, learning rates and the optimizer's state too."""
+    iterations = 40 if case in LONG else 4
+    stock = train(AdvantagesRunner, tmp_path, case, iterations)
+    if captured:
+        allow_captures(monkeypatch)
+    ours = train(TritonRunner, tmp_path, case, iterations)
+    kind = "captured" if captured else "accelerated without a graph"
+    assert ours.describe_step().startswith(f"updates are {kind}")
+    compare(ours, stock, rtol=0, atol=0)
+    if captured:
+        assert ours._captured.step.graphs.replays > 10
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
+@pytest.mark.parametrize("case", CASES)
+def test_training_is_that_of_skrl_up_to_rounding(case, device, tmp_path):
+    stock, ours = (train(x, tmp_path, case, 3, device) for x in (Runner, TritonRunner))
+    if device == "cuda":
+        assert ours.describe_step() == "updates are captured"
+    expected = list_state(stock)
+    for name, x in list_state(ours).items():
+        tolerance = {"rtol": 1e-4, "atol": 2e-6} if device == "cpu" else {"rtol": 1e-2, "atol": 1e-3}
+        torch.testing.assert_close(x, expected[name], **tolerance)
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_settings_that_change_are_followed(captured, tmp_path, monkeypatch):
+    if captured:
+        allow_captures(monkeypatch)
+    agents = []
+    for runner_class in (AdvantagesRunner, TritonRunner, TritonRunner):
+        runner = make_runner(runner_class, tmp_path, "continuous", 2)
+        runner.run("train")
+        if len(agents) < 2:
+            runner.agent.cfg.ratio_clip, runner.agent.cfg.value_loss_scale = 0.01, 0.5
+        runner.run("train")
+        agents.append(runner.agent)
+    compare(agents[1], agents[0], rtol=0, atol=0)
+    assert not torch.equal(*(next(x.policy.parameters()) for x in agents[1:]))
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_an_observation_that_is_nan_is_an_error_at_the_same_minibatch(captured, tmp_path, monkeypatch):
+    if captured:
+        allow_captures(monkeypatch)
+    errors, agents = [], []
+    for runner_class in (AdvantagesRunner, TritonRunner):
+        agent = train(runner_class, tmp_path, "discrete", 2)
+        agent.memory.get_tensor_by_name("observations")[3, 2] = torch.nan
+        agent.enable_models_training_mode(True)
+        torch.manual_seed(3)
+        with pytest.raises(RuntimeError) as caught:
+            agent.update(timestep=0, timesteps=1)
+        errors.append(str(caught.value))
+        agents.append(agent)
+    assert errors[0] == errors[1] and "probability tensor" in errors[0]
+    for x, y in zip(*(agent.policy.parameters() for agent in agents), strict=True):
+        assert torch.equal(x, y)
+
+
+class Newest(RandomMemory):
+    """Draws the newest samples alone."""
+
+    def sample(self, names, *, batch_size, mini_batches=1, sequence_length=1):
+        return self.sample_by_index(names, indexes=torch.arange(batch_size // 2), mini_batches=mini_batches)
+
+
+class Scaler(RunningStandardScaler):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda agent: setattr(agent.memory, "__class__", Newest), "the memory makes minibatches of its own"),
+        (lambda agent: setattr(agent, "_observation_preprocessor", Scaler(4)), "a preprocessor is not skrl's"),
+        (lambda agent: agent.memory.tensors.update(x=torch.zeros(1, device="meta")), "the memory lies on another device"),
+    ],
+)
+def test_what_is_not_served_is_the_update_of_skrl(change, reason, tmp_path):
+    agents = []
+    for runner_class in (AdvantagesRunner, TritonRunner):
+        runner = make_runner(runner_class, tmp_path, "discrete", 2)
+        change(runner.agent)
+        if runner_class is TritonRunner:
+            assert runner.agent.describe_step() == f"updates are those of skrl: {reason}"
+            with pytest.warns(RuntimeWarning, match=f"TritonPPO updates as skrl does: {reason}"):
+                runner.run("train")
+        else:
+            runner.run("train")
+        agents.append(runner.agent)
+    compare(*agents, rtol=0, atol=0)
+
+
+def test_several_processes_update_as_skrl(tmp_path, monkeypatch):
+    agent = make_runner(TritonRunner, tmp_path, "continuous", 1).agent
+    monkeypatch.setattr(_skrl_update.config.torch, "_is_distributed", True)
+    assert agent.describe_step() == "updates are those of skrl: gradients are averaged over several processes"
+
+
+def test_an_early_stop_in_mixed_precision_has_no_graph(tmp_path, monkeypatch):
+    """What a scaler counts would go on after it."""
+    allow_captures(monkeypatch)
+    agent = make_runner(TritonRunner, tmp_path, "mixed precision", 1).agent
+    agent.cfg.kl_threshold = 0.01
+    assert agent.describe_step() == "updates are accelerated without a graph: kl_threshold with mixed precision"

@@ -7,14 +7,15 @@ pytest.importorskip("rl_games")
 from overrides import override
 from recorded_graphs import allow_captures
 from rl_games.algos_torch.a2c_continuous import A2CAgent
+from torch.distributions import Distribution
 from test_rl_games import CLASSES, compare, make_agent
 
 GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
 NORMALIZED = {"normalize_input": True, "normalize_value": True}
 CASES = {
     "discrete": ("cartpole", {}),
-    "normalized": ("pendulum", NORMALIZED | {"max_epochs": 40}),
-    "normalized discrete": ("cartpole", NORMALIZED | {"max_epochs": 40}),
+    "normalized": ("pendulum", NORMALIZED | {"max_epochs": 40, "mini_epochs": 2}),
+    "normalized discrete": ("cartpole", NORMALIZED | {"max_epochs": 40, "mini_epochs": 2}),
     "bounds": ("pendulum", {"bounds_loss_coef": 0.1, "entropy_coef": 0.01, "clip_value": False}),
     "standard schedule": ("pendulum", {"schedule_type": "standard", "truncate_grads": False}),
     "linear schedule": ("pendulum", {"lr_schedule": "linear", "schedule_entropy": True, "entropy_coef": 0.01}),
@@ -25,6 +26,16 @@ CASES = {
 def train(agent, seed=1):
     torch.manual_seed(seed)
     agent.train()
+    return agent
+
+
+def round_rates(agent):
+    """Let learning rates be those that a graph keeps, which are float32."""
+    update = agent.scheduler.update
+    agent.scheduler.update = lambda *arguments: (
+        torch.tensor((result := update(*arguments))[0]).item(),
+        torch.tensor(result[1]).item(),
+    )
     return agent
 
 
@@ -41,10 +52,11 @@ def compare_all(ours, other, **tolerance):
 def test_a_captured_update_is_the_eager_one(case, tmp_path, monkeypatch):
     """Bit for bit: RL-Games tells its optimizer how to step. Buffers of normalisations stay where graphs read them."""
     env, changes = CASES[case]
-    eager = train(make_agent("triton", env, tmp_path, changes))
+    changes = {"learning_rate": 2**-10} | changes
+    eager = train(round_rates(make_agent("triton", env, tmp_path, changes)))
     assert eager.describe_step().startswith("updates are accelerated without a graph: graphs need tensors on a GPU")
     allow_captures(monkeypatch)
-    ours = make_agent("triton", env, tmp_path, changes)
+    ours = round_rates(make_agent("triton", env, tmp_path, changes))
     places = [x.data_ptr() for x in ours.model.buffers()]
     train(ours)
     assert ours.describe_step() == "updates are captured"
@@ -56,11 +68,11 @@ def test_a_captured_update_is_the_eager_one(case, tmp_path, monkeypatch):
 @pytest.mark.parametrize("case", CASES)
 def test_training_is_that_of_rl_games_up_to_rounding(case, device, tmp_path):
     env, changes = CASES[case]
-    changes = changes | {"max_epochs": 3, "device": device, "env_config": {"env": env, "device": device, "seed": 1}}
+    changes = changes | {"max_epochs": 2, "device": device, "env_config": {"env": env, "device": device, "seed": 1}}
     stock, ours = (train(make_agent(name, env, tmp_path, changes)) for name in ("stock", "triton"))
     if device == "cuda":
         assert ours.describe_step() == "updates are captured"
-    tolerance = {"rtol": 1e-4, "atol": 2e-6} if device == "cpu" else {"rtol": 1e-2, "atol": 1e-3}
+    tolerance = {"rtol": 1e-4, "atol": 1e-5} if device == "cpu" else {"rtol": 1e-2, "atol": 1e-3}
     compare(ours, stock, **tolerance)
 
 
@@ -84,12 +96,13 @@ def test_settings_that_change_are_followed(tmp_path, monkeypatch):
             agent.e_clip, agent.grad_norm, agent.critic_coef = 0.01, 0.1, 3.0
         agent.max_epochs += 2
         agents.append(train(agent, seed=2))
-    compare(*agents[1::-1], rtol=1e-4, atol=2e-6)
+    compare(*agents[1::-1], rtol=1e-4, atol=1e-5)
     assert not torch.equal(*(next(x.model.parameters()) for x in agents[1:]))
 
 
 @pytest.mark.parametrize("captured", [False, True])
 def test_an_observation_that_is_nan_is_an_error_before_that_step(captured, tmp_path, monkeypatch):
+    monkeypatch.setattr(Distribution, "_validate_args", True)  # which torch.compile switches off
     agents, errors = [], []
     for mode in ("stock", "triton"):
         if mode == "triton" and captured:

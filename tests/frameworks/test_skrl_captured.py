@@ -18,7 +18,7 @@ from rl_triton_adapters.skrl import TritonRunner, replace_gae
 
 GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
 SCALED = {"observation_preprocessor": "RunningStandardScaler", "value_preprocessor": "RunningStandardScaler"}
-ADAPTIVE = {"learning_rate_scheduler": "KLAdaptiveLR", "learning_rate_scheduler_kwargs": {"kl_threshold": 0.002}}
+ADAPTIVE = {"learning_rate_scheduler": "KLAdaptiveLR", "learning_rate_scheduler_kwargs": {"kl_threshold": 0.002, "lr_factor": 2.0}}
 SHARED = {"separate": False}
 CASES = {
     "continuous": ("pendulum", "ppo", {}, {}),
@@ -31,7 +31,7 @@ CASES = {
         "pendulum",
         "ppo",
         {"learning_rate_scheduler": torch.optim.lr_scheduler.ExponentialLR}
-        | {"learning_rate_scheduler_kwargs": {"gamma": 0.9}, "value_clip": 0, "grad_norm_clip": 0},
+        | {"learning_rate_scheduler_kwargs": {"gamma": 0.5}, "value_clip": 0, "grad_norm_clip": 0},
         {},
     ),
     "early stop": ("pendulum", "ppo", {"kl_threshold": 0.0005, "mini_batches": 5} | ADAPTIVE | SCALED, {}),
@@ -57,7 +57,7 @@ def make_runner(runner_class, folder, case, iterations, device="cpu"):
     flags = {"--env": name, "--agent": agent, "--num-envs": 6, "--num-steps": 8, "--iterations": iterations}
     flags |= {"--log-dir": folder, "--device": device}
     config = make_config(parse_arguments(["--quiet", *(str(x) for flag in flags.items() for x in flag)]))
-    config["agent"] |= changes
+    config["agent"] |= {"learning_rate": 2**-10} | changes
     config["models"] |= models
     envs = ENVIRONMENTS[name](6, device, 1)
     envs.elapsed.copy_(torch.arange(6) + envs.time_limit - 6)
@@ -119,7 +119,8 @@ def test_training_is_that_of_skrl_up_to_rounding(case, device, tmp_path):
         assert ours.describe_step() == "updates are captured"
     expected = list_state(stock)
     for name, x in list_state(ours).items():
-        tolerance = {"rtol": 1e-4, "atol": 2e-6} if device == "cpu" else {"rtol": 1e-2, "atol": 1e-3}
+        tolerance = {"rtol": 1e-4, "atol": 1e-5} if device == "cpu" else {"rtol": 1e-2, "atol": 1e-3}
+        tolerance = {"rtol": 1e-2, "atol": 1e-3} if case == "mixed precision" else tolerance
         torch.testing.assert_close(x, expected[name], **tolerance)
 
 

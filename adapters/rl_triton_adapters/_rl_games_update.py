@@ -51,7 +51,6 @@ class CapturedUpdateMixin:
     last_lr: float
     actor_loss_func: Any
     multi_gpu: bool
-    use_diagnostics: bool
     is_rnn: bool
     zero_rnn_on_done: bool
 
@@ -82,7 +81,7 @@ class CapturedUpdateMixin:
             {
                 "switched off": not self.triton,
                 "gradients are averaged over several processes": self.multi_gpu,
-                "use_diagnostics reads from the device in every minibatch": self.use_diagnostics,
+                "use_diagnostics reads from the device in every minibatch": getattr(self, "use_diagnostics", False),
                 "zero_rnn_on_done reads from the device where episodes end": self.is_rnn and self.zero_rnn_on_done,
                 f"torch_compile={mode} captures graphs of its own": mode in CAPTURING_MODES,
                 "actor_loss_func is not RL-Games'": not self.actor_loss_func.__module__.startswith("rl_games."),
@@ -137,7 +136,7 @@ class CapturedUpdateMixin:
     def train_epoch(self) -> Any:
         """Play and update, as the agent does; a minibatch that a distribution has refused raises its error."""
         results = super().train_epoch()  # type: ignore[misc]
-        refused = torch.stack(self._refusals).nonzero() if self._refusals else []
-        if len(refused):
-            super().calc_gradients(self.dataset[int(refused[0]) % len(self.dataset)])  # type: ignore[misc]
+        refused = torch.stack(self._refusals).tolist() if self._refusals else []
+        if any(refused):
+            super().calc_gradients(self.dataset[refused.index(True) % len(self.dataset)])  # type: ignore[misc]
         return results

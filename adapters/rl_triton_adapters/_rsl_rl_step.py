@@ -15,7 +15,6 @@ from rl_triton_core.losses import Gaussian, LogProbs, Policy, ppo_loss
 # isort: split
 from rsl_rl.modules.distribution import GaussianDistribution
 
-
 FIELDS = ("values", "returns", "advantages", "actions", "observations", "actions_log_prob")
 """What a step reads of the storage, besides the parameters of distributions."""
 
@@ -85,14 +84,16 @@ class StepMixin:
         return batch
 
     def _update_minibatch(self, indices: Tensor) -> Tensor:
-        """Make one step of the optimizers, and return the losses: value, surrogate, entropy, and those of extensions."""
+        """Make one step, and return the losses: value, surrogate, entropy, and those of extensions."""
         batch = self._gather_minibatch(indices)
         size, extra = len(indices), []
         if self.normalize_advantage_per_mini_batch and self.symmetry:
             batch.advantages = (batch.advantages - batch.advantages.mean()) / (batch.advantages.std() + 1e-8)
         if self.symmetry:
             self.symmetry.augment_batch(batch, size)
-        with torch.autocast(torch.device(self.device).type, torch.bfloat16, getattr(self, "use_mixed_precision", False)):
+        with torch.autocast(
+            torch.device(self.device).type, torch.bfloat16, getattr(self, "use_mixed_precision", False)
+        ):
             self._apply_actor(batch)
             values = self._apply_critic(batch)
             if self.desired_kl is not None and self.schedule == "adaptive":

@@ -1,4 +1,4 @@
-"""skrl: the update of PPO and of A2C without a wait in a minibatch; on a GPU, minibatches are replays of a CUDA graph."""
+"""skrl: the update of PPO and of A2C without a wait in a minibatch, which is a replay of a CUDA graph on a GPU."""
 
 # mypy: allow-subclassing-any, allow-untyped-calls
 
@@ -193,7 +193,7 @@ class CapturedPPOMixin:
         return inputs, outputs["log_prob"]
 
     def _make_step(self, indices: Tensor, train: bool) -> Tensor:
-        """Update the models with one minibatch, and return statistics; a draw that is refused stops all further steps."""
+        """Update the models with one minibatch, and return statistics; a refused draw stops all further steps."""
         batch, step = self._gather_minibatch(indices), self._captured.step
         assert step is not None
         defers = DeferredChecks() if self._captured.is_captured else nullcontext()

@@ -1,4 +1,4 @@
-"""RL-Games: PPO agents with the advantages of `rl_triton_core`, captured updates, and, for continuous actions, its loss.
+"""RL-Games: PPO agents with the advantages of `rl_triton_core`, captured updates, and its loss of continuous actions.
 
 One line turns them on, before the runner runs; configurations keep their names:
 

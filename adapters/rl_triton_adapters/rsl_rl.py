@@ -118,7 +118,8 @@ class TritonPPO(StepMixin, PPO):
             "switched off": not self.triton,
             "a recurrent model is not RSL-RL's": not all(map(is_known, recurrent)),
             "this RSL-RL distils random networks in its update": self.rnd and not hasattr(self.rnd, "compute_loss"),
-            "this RSL-RL augments minibatches in its update": self.symmetry and not hasattr(self.symmetry, "compute_loss"),
+            "this RSL-RL augments minibatches in its update": self.symmetry
+            and not hasattr(self.symmetry, "compute_loss"),
             "random networks are distilled from padded episodes": self.rnd and recurrent,
             "gradients are averaged over several GPUs": self.is_multi_gpu,
         }

@@ -7,8 +7,8 @@ pytest.importorskip("rl_games")
 from overrides import override
 from recorded_graphs import allow_captures
 from rl_games.algos_torch.a2c_continuous import A2CAgent
-from torch.distributions import Distribution
 from test_rl_games import CLASSES, compare, make_agent
+from torch.distributions import Distribution
 
 GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
 NORMALIZED = {"normalize_input": True, "normalize_value": True}

@@ -2,7 +2,6 @@
 
 import warnings
 from copy import deepcopy
-from inspect import signature
 from itertools import pairwise
 
 import pytest
@@ -11,7 +10,6 @@ import torch
 pytest.importorskip("rsl_rl")
 from ppo_rsl_rl import TensorEnv, evaluate_agent, main, parse_arguments, train_agent
 from recorded_graphs import RecordedGraphs, allow_captures
-from rsl_rl.algorithms import PPO
 from rsl_rl.modules import distribution
 from rsl_rl.runners import OnPolicyRunner
 
@@ -172,31 +170,6 @@ def test_switched_off_it_is_stock():
     stock, ours = make_runner("PPO"), make_runner(OURS, triton=False)
     assert train(stock, 2) == train(ours, 2)
     compare(ours, stock, rtol=0, atol=0)
-
-
-def test_recurrent_policies_update_as_stock():
-    """On our advantages, and it is said."""
-    stock = make_runner("PPO", "recurrent")
-    with pytest.warns(RuntimeWarning, match="recurrent policies have minibatches of their own"):
-        ours = make_runner(OURS, "recurrent")
-    train(stock, 2), train(ours, 2)
-    compare(ours, stock, rtol=1e-4, atol=2e-6)
-
-
-def test_random_network_distillation_updates_as_stock():
-    """Intrinsic rewards are in the advantages, and the predictor learns."""
-    rnd = {"num_outputs": 2, "predictor_hidden_dims": [4], "target_hidden_dims": [4], "weight": 1.0}
-    stock = make_runner("PPO", rnd_cfg=rnd)
-    with pytest.warns(RuntimeWarning, match="random network distillation has a loss of its own"):
-        ours = make_runner(OURS, rnd_cfg=rnd)
-    assert [x.keys() for x in train(stock, 2)] == [x.keys() for x in train(ours, 2)]
-    compare(ours, stock, rtol=1e-4, atol=2e-6)
-
-
-@pytest.mark.skipif("use_mixed_precision" not in signature(PPO).parameters, reason="this RSL-RL has none")
-def test_mixed_precision_updates_as_stock():
-    with pytest.warns(RuntimeWarning, match="mixed precision was asked for"):
-        assert make_runner(OURS, use_mixed_precision=True).alg.obstacle
 
 
 def test_the_switch_is_a_bool():

@@ -26,8 +26,11 @@ def symmetry(**options):
 
 RND = {"num_outputs": 2, "predictor_hidden_dims": [4], "target_hidden_dims": [4], "weight": 1.0}
 NORMALIZED = {"state_normalization": True, "reward_normalization": True}
+MIXED = {"use_mixed_precision": True, "optimizer": "sgd", "learning_rate": 1e-2}
+"""Adam would make a step of what is rounded."""
+SHORT = {"num_learning_epochs": 2, "num_mini_batches": 2}
 CASES = {
-    "gru": ({}, RECURRENT),
+    "gru": (SHORT, RECURRENT),
     "lstm": (
         {"num_mini_batches": 3, "normalize_advantage_per_mini_batch": True},
         RECURRENT | {"rnn_type": "lstm", "rnn_num_layers": 2, "obs_normalization": True},
@@ -44,9 +47,9 @@ CASES = {
         {"distribution": "HeteroscedasticGaussianDistribution"},
     ),
     "mirror loss": (symmetry(use_data_augmentation=True, use_mirror_loss=True, mirror_loss_coeff=0.5), {}),
-    "mirror loss and rnd": (symmetry(use_mirror_loss=True, mirror_loss_coeff=0.5) | {"rnd_cfg": RND}, {}),
-    "mixed precision": ({"use_mixed_precision": True}, {}),
-    "mixed precision, lstm": ({"use_mixed_precision": True}, RECURRENT | {"rnn_type": "lstm"}),
+    "mirror loss and rnd": (symmetry(use_mirror_loss=True, mirror_loss_coeff=0.5) | {"rnd_cfg": RND} | SHORT, {}),
+    "mixed precision": (MIXED, {}),
+    "mixed precision, gru": (MIXED, RECURRENT),
 }
 LONG = ("gru", "mirror loss and rnd")
 
@@ -57,13 +60,14 @@ def make(class_name, case, device="cpu"):
 
 
 def find_tolerance(case):
-    return {"rtol": 1e-2, "atol": 2e-3} if "mixed" in case else {"rtol": 1e-4, "atol": 2e-6}
+    return {"rtol": 1e-3, "atol": 1e-4} if "mixed" in case else {"rtol": 1e-4, "atol": 2e-6}
 
 
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
 @pytest.mark.parametrize("case", CASES)
 def test_training(case, captured, monkeypatch):
     """Parameters, those of extensions too, learning rates and losses; whatever the number of episodes in a rollout."""
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)  # whose LSTM keeps nothing for a backward in a replay
     stock, ours = make("PPO", case), make(OURS, case)
     graphs = use_graphs(monkeypatch, ours) if captured else None
     iterations = 40 if case in LONG else 3

@@ -18,7 +18,10 @@ from rl_triton_adapters.skrl import TritonRunner, replace_gae
 
 GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
 SCALED = {"observation_preprocessor": "RunningStandardScaler", "value_preprocessor": "RunningStandardScaler"}
-ADAPTIVE = {"learning_rate_scheduler": "KLAdaptiveLR", "learning_rate_scheduler_kwargs": {"kl_threshold": 0.002, "lr_factor": 2.0}}
+ADAPTIVE = {
+    "learning_rate_scheduler": "KLAdaptiveLR",
+    "learning_rate_scheduler_kwargs": {"kl_threshold": 0.002, "lr_factor": 2.0},
+}
 SHARED = {"separate": False}
 CASES = {
     "continuous": ("pendulum", "ppo", {}, {}),
@@ -98,7 +101,7 @@ def compare(ours, stock, **tolerance):
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
 @pytest.mark.parametrize("case", CASES)
 def test_an_update_is_that_of_skrl(case, captured, tmp_path, monkeypatch):
-    """Bit for bit, where the optimizer was told how to step: statistics, learning rates and the optimizer's state too."""
+    """Bit for bit, where the optimizer was told how to step: statistics, learning rates, the optimizer's state too."""
     iterations = 40 if case in LONG else 4
     stock = train(AdvantagesRunner, tmp_path, case, iterations)
     if captured:
@@ -175,7 +178,10 @@ class Scaler(RunningStandardScaler):
     [
         (lambda agent: setattr(agent.memory, "__class__", Newest), "the memory makes minibatches of its own"),
         (lambda agent: setattr(agent, "_observation_preprocessor", Scaler(4)), "a preprocessor is not skrl's"),
-        (lambda agent: agent.memory.tensors.update(x=torch.zeros(1, device="meta")), "the memory lies on another device"),
+        (
+            lambda agent: agent.memory.tensors.update(x=torch.zeros(1, device="meta")),
+            "the memory lies on another device",
+        ),
     ],
 )
 def test_what_is_not_served_is_the_update_of_skrl(change, reason, tmp_path):

@@ -1,6 +1,6 @@
 """RL-Games: `calc_gradients` as a replay of a CUDA graph on a GPU."""
 
-# mypy: allow-subclassing-any, allow-untyped-calls
+# mypy: allow-subclassing-any, allow-untyped-calls, disable-error-code="attr-defined, misc, call-arg"
 
 from contextlib import nullcontext
 from typing import Any
@@ -40,20 +40,6 @@ class CapturedUpdateMixin:
     divergence for, the training of a central value network.
     """
 
-    triton: bool
-    config: dict[str, Any]
-    model: Any
-    optimizer: Any
-    dataset: Any
-    train_result: Any
-    aux_loss_dict: Any
-    entropy_coef: Any
-    last_lr: float
-    actor_loss_func: Any
-    multi_gpu: bool
-    is_rnn: bool
-    zero_rnn_on_done: bool
-
     def __init__(self, base_name: str, params: dict[str, Any]) -> None:
         """Create the agent.
 
@@ -64,7 +50,7 @@ class CapturedUpdateMixin:
         self._checks: DeferredChecks | None = None
         self._refusals: list[Tensor] = []
         self._captured = CapturedUpdate(self._make_step)
-        super().__init__(base_name, params)  # type: ignore[call-arg]
+        super().__init__(base_name, params)
         self._find_step()
         if self.triton:
             self._captured.warn_of_stock(type(self).__name__, "the agent of RL-Games")
@@ -98,13 +84,13 @@ class CapturedUpdateMixin:
         self._captured.step.resume()
         self._refusals = []
         with keep_buffers(self.model):
-            super().prepare_dataset(batch_dict)  # type: ignore[misc]
+            super().prepare_dataset(batch_dict)
 
     def calc_gradients(self, input_dict: dict[str, Any]) -> None:
         """Make a step with a minibatch, as the agent does."""
         step = self._captured.step
         if step is None or step.reason:
-            super().calc_gradients(input_dict)  # type: ignore[misc]
+            super().calc_gradients(input_dict)
             return
         self._captured.keep_settings([getattr(self, name, None) for name in SETTINGS])
         results = step(input_dict, self.entropy_coef)
@@ -119,7 +105,7 @@ class CapturedUpdateMixin:
         defers = DeferredChecks() if self._captured.is_captured else nullcontext()
         try:
             with keep_buffers(self.model), defers as self._checks:
-                super().calc_gradients(input_dict)  # type: ignore[misc]
+                super().calc_gradients(input_dict)
                 checks = self._checks
         finally:
             self.entropy_coef, self._checks = number, None
@@ -131,12 +117,12 @@ class CapturedUpdateMixin:
         if self._checks is not None and self._checks.results:
             assert self._captured.step is not None
             self._captured.step.stop_if(self._checks.has_failed())
-        super().trancate_gradients_and_step()  # type: ignore[misc]
+        super().trancate_gradients_and_step()
 
     def train_epoch(self) -> Any:
         """Play and update, as the agent does; a minibatch that a distribution has refused raises its error."""
-        results = super().train_epoch()  # type: ignore[misc]
+        results = super().train_epoch()
         refused = torch.stack(self._refusals).tolist() if self._refusals else []
         if any(refused):
-            super().calc_gradients(self.dataset[refused.index(True) % len(self.dataset)])  # type: ignore[misc]
+            super().calc_gradients(self.dataset[refused.index(True) % len(self.dataset)])
         return results

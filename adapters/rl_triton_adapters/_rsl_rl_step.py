@@ -1,6 +1,6 @@
 """RSL-RL: one step of `TritonPPO` with a minibatch, as a graph can hold it."""
 
-# mypy: allow-untyped-calls
+# mypy: allow-untyped-calls, disable-error-code="attr-defined"
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -9,12 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rl_triton_adapters._rsl_rl_recurrence import compute_outputs
+from rl_triton_adapters._overrides import find_override, has_hooks
 from rl_triton_core.losses import Gaussian, LogProbs, Policy, ppo_loss
 
 # isort: split
+from rsl_rl.models import MLPModel, RNNModel
+from rsl_rl.modules import RNN
 from rsl_rl.modules.distribution import GaussianDistribution
 
+MODEL_METHODS = ("__call__", "forward", "get_latent")
+"""Of a recurrent model, which a step goes around."""
 FIELDS = ("values", "returns", "advantages", "actions", "observations", "actions_log_prob")
 """What a step reads of the storage, besides the parameters of distributions."""
 
@@ -24,33 +28,47 @@ def map_fields(function: Callable[[Any], Any], fields: dict[str, Any]) -> dict[s
     return {name: [*map(function, x)] if isinstance(x, list) else function(x) for name, x in fields.items()}
 
 
+def is_known(model: Any) -> bool:
+    """Whether `compute_outputs` computes what a recurrent model does."""
+    if not isinstance(model, RNNModel) or type(model.rnn) is not RNN:
+        return False
+    return not find_override(model, MODEL_METHODS, ("rsl_rl", "torch")) and not any(
+        map(has_hooks, (model, model.rnn, model.rnn.rnn))
+    )
+
+
+def compute_outputs(model: Any, observations: Any, states: list[Tensor], begins: Tensor) -> Tensor:
+    """Compute what a recurrent model's last layers return for steps of whole rollouts.
+
+    RSL-RL splits rollouts where episodes end, and pads the parts to one length: how many there are depends on the
+    rollout. Here a step begins with the state that was recorded where an episode begins, and goes on elsewhere.
+
+    Args:
+        model: One that `is_known`.
+        observations: [num_steps, num_envs].
+        states: Recorded before each step, one of a GRU, two of an LSTM, each [num_steps, num_envs, num_layers, size].
+        begins: Whether a step is the first one of an episode, or of the rollout, [num_steps, num_envs].
+    """
+    inputs = MLPModel.get_latent(model, observations)
+    state, outputs = [], []
+    for t, x in enumerate(inputs.split(1)):
+        recorded = [x[t].swapaxes(0, 1).contiguous() for x in states]
+        if t == 0:
+            state = recorded
+        else:
+            state = [torch.where(begins[t, :, None], *pair) for pair in zip(recorded, state, strict=True)]
+        output, following = model.rnn.rnn(x, state[0] if len(state) == 1 else tuple(state))
+        state = [following] if len(state) == 1 else [*following]
+        outputs.append(output)
+    result: Tensor = model.mlp(torch.cat(outputs))
+    return result
+
+
 class StepMixin:
     """Minibatches of the storage, and the step of the optimizers with one of them. Put it in front of `PPO`.
 
     The models are those that `torch_compile_mode` compiles, not compiled: a graph launches their kernels at once.
     """
-
-    rnd: Any
-    symmetry: Any
-    storage: Any
-    actor: Any
-    critic: Any
-    optimizer: Any
-    _raw_actor: Any
-    _raw_critic: Any
-    device: Any
-    num_mini_batches: int
-    clip_param: float
-    value_loss_coef: float
-    entropy_coef: float
-    max_grad_norm: float
-    desired_kl: Any
-    schedule: str
-    use_clipped_value_loss: bool
-    normalize_advantage_per_mini_batch: bool
-    _rate: Tensor
-    _rollout: dict[str, Any]
-    _is_gaussian: bool
 
     @property
     def _is_recurrent(self) -> bool:

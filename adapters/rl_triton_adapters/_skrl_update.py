@@ -1,6 +1,6 @@
 """skrl: the update of PPO and of A2C without a wait in a minibatch, which is a replay of a CUDA graph on a GPU."""
 
-# mypy: allow-subclassing-any, allow-untyped-calls
+# mypy: allow-subclassing-any, allow-untyped-calls, disable-error-code="attr-defined"
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -26,6 +26,11 @@ SETTINGS = ("entropy_loss_scale", "ratio_clip", "value_clip", "value_loss_scale"
 MEMORY_METHODS = ("sample", "sample_by_index", "get_sampling_indexes")
 KL, POLICY_LOSS, VALUE_LOSS, ENTROPY_LOSS, DEVIATION, HAS_STOPPED, IS_REFUSED = range(7)
 """What a step returns."""
+
+
+def make_row(*statistics: Tensor) -> Tensor:
+    """Statistics of a step, in the order of their names here."""
+    return torch.stack([x.detach().float() for x in statistics])
 
 
 def capture_update(stock: Callable[..., None]) -> Callable[..., None]:
@@ -55,23 +60,6 @@ class CapturedPPOMixin:
     are read once per epoch.
     """
 
-    cfg: Any
-    policy: Any
-    value: Any
-    memory: Any
-    optimizer: Any
-    scheduler: Any
-    scaler: Any
-    device: Any
-    track_data: Any
-    _tensors_names: Any
-    _empty_preprocessor: Any
-    _observation_preprocessor: Any
-    _state_preprocessor: Any
-    _value_preprocessor: Any
-    _current_next_observations: Any
-    _current_next_states: Any
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._captured = CapturedUpdate(self._make_step)
@@ -92,8 +80,8 @@ class CapturedPPOMixin:
         )
 
     def _find_stock_reason(self) -> str:
-        preprocessors = (self._observation_preprocessor, self._state_preprocessor)
-        known = [x == self._empty_preprocessor or type(x) is RunningStandardScaler for x in preprocessors]
+        empty = self._empty_preprocessor
+        known = [x == empty or type(x) is RunningStandardScaler for x in self._list_preprocessors()]
         is_random = isinstance(self.memory, RandomMemory) and not find_override(self.memory, MEMORY_METHODS, ("skrl",))
         device = next(self.policy.parameters()).device
         return find_reason(
@@ -106,12 +94,10 @@ class CapturedPPOMixin:
         )
 
     def _list_scalers(self) -> list[nn.Module]:
-        preprocessors = (self._observation_preprocessor, self._state_preprocessor)
-        return [x for x in preprocessors if isinstance(x, nn.Module)]
+        return [x for x in self._list_preprocessors() if isinstance(x, nn.Module)]
 
-    def _count_epochs(self) -> int:
-        count: int = self.cfg.learning_epochs
-        return count
+    def _list_preprocessors(self) -> list[Any]:
+        return [self._observation_preprocessor, self._state_preprocessor]
 
     @property
     def _stops_early(self) -> bool:
@@ -154,7 +140,7 @@ class CapturedPPOMixin:
         settings = [getattr(self.cfg, name, None) for name in SETTINGS]
         self._captured.keep_settings([*settings, self.cfg.mixed_precision, self.scaler, *find_pointers(self._samples)])
         epochs = []
-        for epoch in range(self._count_epochs()):
+        for epoch in range(getattr(self.cfg, "learning_epochs", 1)):
             epochs.append(self._run_epoch(train=epoch == 0))
             if isinstance(self.scheduler, KLAdaptiveLR):
                 self.scheduler.step(epochs[-1][:, KL].contiguous().mean().item())
@@ -202,25 +188,20 @@ class CapturedPPOMixin:
             with torch.no_grad():
                 ratio = log_probs - batch["log_prob"]
                 kl = ((torch.exp(ratio) - 1) - ratio).mean()
+                deviation = self.policy.distribution(role="policy").stddev.mean()
             none = torch.zeros_like(kl)
             stops = kl > self.cfg.kl_threshold if self._stops_early else none
             refused = checks.has_failed() if checks is not None and checks.results else none
             if checks is not None and (self._stops_early or checks.results):
                 step.stop_if(stops.bool() | refused.bool())
             elif self._stops_early and stops:
-                return self._make_row(kl, none, none, none, stops, refused)
+                return make_row(kl, none, none, none, deviation, stops, refused)
             scale = self.cfg.entropy_loss_scale
             entropy_loss = -scale * self.policy.get_entropy(role="policy").mean() if scale else none
             values, _ = self.value.act(inputs, role="value")
             policy_loss, value_loss = self._compute_losses(log_probs, values, batch)
         self._step_optimizer(policy_loss + entropy_loss + value_loss)
-        return self._make_row(kl, policy_loss, value_loss, entropy_loss, stops, refused)
-
-    def _make_row(self, *statistics: Tensor) -> Tensor:
-        """Statistics with the deviation of the policy."""
-        deviation = self.policy.distribution(role="policy").stddev.mean()
-        row = [*statistics[:DEVIATION], deviation, *statistics[DEVIATION:]]
-        return torch.stack([x.detach().float() for x in row])
+        return make_row(kl, policy_loss, value_loss, entropy_loss, deviation, stops, refused)
 
     def _compute_losses(self, log_probs: Tensor, values: Tensor, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """The losses of policy and value."""
@@ -257,9 +238,6 @@ class CapturedPPOMixin:
 
 class CapturedA2CMixin(CapturedPPOMixin):
     """As `CapturedPPOMixin`, for A2C."""
-
-    def _count_epochs(self) -> int:
-        return 1
 
     def _compute_losses(self, log_probs: Tensor, values: Tensor, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
         return -(batch["advantages"] * log_probs).mean(), mse_loss(batch["returns"], values)

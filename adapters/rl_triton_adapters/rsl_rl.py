@@ -27,8 +27,7 @@ try:
     from rsl_rl.algorithms import PPO
     from rsl_rl.modules.distribution import GaussianDistribution, HeteroscedasticGaussianDistribution
 
-    from rl_triton_adapters._rsl_rl_recurrence import is_known
-    from rl_triton_adapters._rsl_rl_step import StepMixin
+    from rl_triton_adapters._rsl_rl_step import StepMixin, is_known
 except ImportError as error:
     raise explain_import(__name__, error, "rsl-rl-lib", "5.0.1", "rsl-rl") from error
 

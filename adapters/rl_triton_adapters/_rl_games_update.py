@@ -40,6 +40,8 @@ class CapturedUpdateMixin:
     divergence for, the training of a central value network.
     """
 
+    entropy_coef: Any
+
     def __init__(self, base_name: str, params: dict[str, Any]) -> None:
         """Create the agent.
 

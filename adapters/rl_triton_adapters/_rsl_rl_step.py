@@ -32,9 +32,8 @@ def is_known(model: Any) -> bool:
     """Whether `compute_outputs` computes what a recurrent model does."""
     if not isinstance(model, RNNModel) or type(model.rnn) is not RNN:
         return False
-    return not find_override(model, MODEL_METHODS, ("rsl_rl", "torch")) and not any(
-        map(has_hooks, (model, model.rnn, model.rnn.rnn))
-    )
+    is_hooked = any(map(has_hooks, (model, model.rnn, model.rnn.rnn)))
+    return not is_hooked and not find_override(model, MODEL_METHODS, ("rsl_rl", "torch"))
 
 
 def compute_outputs(model: Any, observations: Any, states: list[Tensor], begins: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ Minibatches, random numbers, logs and checkpoints are those of RSL-RL.
 
 # mypy: allow-subclassing-any, allow-untyped-calls
 
-import warnings
 from contextlib import nullcontext
 from typing import Any
 
@@ -33,10 +32,9 @@ except ImportError as error:
 
 __all__ = ["TritonPPO"]
 
-LOSS_SETTINGS = ("clip_param", "value_loss_coef", "entropy_coef", "use_clipped_value_loss")
 SETTINGS = (
-    *(*LOSS_SETTINGS, "normalize_advantage_per_mini_batch", "max_grad_norm", "desired_kl", "schedule"),
-    *("use_mixed_precision", "rnd", "symmetry"),
+    *("clip_param", "value_loss_coef", "entropy_coef", "use_clipped_value_loss", "normalize_advantage_per_mini_batch"),
+    *("max_grad_norm", "desired_kl", "schedule", "use_mixed_precision", "rnd", "symmetry"),
 )
 """The attributes of the algorithm that a step reads; where one changes, steps are captured anew."""
 PACKAGES = ("rsl_rl", "torch")
@@ -86,8 +84,8 @@ class TritonPPO(StepMixin, PPO):
         self._rate = torch.tensor(float(self.learning_rate), dtype=torch.float64, device=self.device)
         self._update = CapturedUpdate(self._update_minibatch, enabled=capture)
         self._find_step()
-        if self.triton and self.obstacle:
-            warnings.warn(f"TritonPPO updates as PPO of RSL-RL does: {self.obstacle}", RuntimeWarning, stacklevel=2)
+        if self.triton:
+            self._update.warn_of_stock("TritonPPO", "PPO of RSL-RL")
 
     @property
     def obstacle(self) -> str:

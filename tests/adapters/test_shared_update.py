@@ -5,7 +5,7 @@ import torch
 from recorded_graphs import allow_captures
 from torch import nn
 
-from rl_triton_adapters.updates import CapturedUpdate, find_pointers, find_reason
+from rl_triton_adapters.updates import CapturedUpdate, DeferredChecks, find_pointers, find_reason, keep_buffers
 
 
 class Algorithm:
@@ -80,3 +80,32 @@ def test_reasons(monkeypatch):
     algorithm.is_custom = True
     assert algorithm.find_step().reason == update.stock == "a loss of its own" and not update.is_captured
     assert update.describe("those of the framework") == "updates are those of the framework: a loss of its own"
+
+
+class Counter(nn.Module):
+    """Replaces its buffer at every call."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(2))
+
+    def forward(self, x):
+        self.count = self.count + x
+        return self.count
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, torch.jit.script])
+def test_buffers_that_are_replaced_stay_in_place(wrap):
+    counter = wrap(Counter())
+    place = counter.count.data_ptr()
+    with keep_buffers(nn.Sequential(counter)):
+        counter(torch.ones(2))
+        counter(torch.ones(2))
+    assert counter.count.data_ptr() == place and counter.count.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("probability", [0.5, torch.nan])
+def test_a_draw_from_nan_is_a_failed_check(probability):
+    with DeferredChecks() as checks:
+        torch.multinomial(torch.tensor([0.5, probability]), 1)
+    assert checks.has_failed() == (probability != 0.5)

@@ -111,8 +111,10 @@ class TritonPPO(StepMixin, PPO):
 
     def _find_obstacle(self) -> str:
         recurrent = [x for x in (self._raw_actor, self._raw_critic) if x.is_recurrent]
+        has_states = not recurrent or hasattr(self.storage, "saved_hidden_state_a")
         obstacles = {
             "switched off": not self.triton,
+            "this RSL-RL records the states of recurrent models elsewhere": not has_states,
             "a recurrent model is not RSL-RL's": not all(map(is_known, recurrent)),
             "this RSL-RL distils random networks in its update": self.rnd and not hasattr(self.rnd, "compute_loss"),
             "this RSL-RL augments minibatches in its update": self.symmetry

@@ -81,7 +81,7 @@ class Recording(TorchDispatchMode):
             # As on a GPU, where values are looked at before a capture.
             stack.enter_context(mock.patch.object(validation, "can_read_values", lambda *_: False))
             # As inside a call that is being recorded: none takes the fast path.
-            stack.enter_context(mock.patch.multiple(recording.RECORDER, launches=[], outcome=None))
+            stack.enter_context(mock.patch.multiple(recording.RECORDER, launches=[], outcome=None, is_busy=True))
             stack.enter_context(self)
             yield
 

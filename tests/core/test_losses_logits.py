@@ -43,7 +43,8 @@ def check(target, logits, tokens, mask=None, temperature=1.0, entropy=True, upst
     """Results and gradient are the oracle's where tokens count, and 0 elsewhere."""
     valid = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask != 0
     g = torch.Generator().manual_seed(1)
-    weights = [x * torch.randn(tokens.shape, generator=g) for x in upstream]
+    weights = [x * torch.randn(tokens.shape, generator=g).clamp(-1, 1) for x in upstream]  # beyond, -inf overflows in
+    # the oracle: its entropy is PyTorch's, which replaces it by the least float
     exact = torch.where(valid[..., None], logits.detach(), 0).double().requires_grad_()
     log_probs, entropies, _ = oracle.categorical(exact / temperature, torch.where(valid, tokens, 0).long())
     wanted = (weights[0] * log_probs)[valid].sum() + entropy * (weights[1] * entropies)[valid].sum()

@@ -27,7 +27,8 @@ def make_step(in_place):
     def step():
         result = leaf * 1
         got = token_log_probs(result, tokens, entropy=True, inplace_backward=in_place)
-        return (*got, *torch.autograd.grad((got.log_probs.sum(), got.entropy.sum()), leaf))
+        gradients = torch.autograd.grad((got.log_probs.sum(), got.entropy.sum()), leaf)
+        return [x.detach() for x in (*got, *gradients)]  # a graph that is kept belongs to the stream before the capture
 
     return step
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PAGES = ("accuracy", "benchmarks", "end-to-end", "index", "install", "isaac_lab", "multi-gpu", "rllib", "sb3")
+PAGES = ("accuracy", "benchmarks", "end-to-end", "index", "install", "isaac_lab", "multi-gpu", "rllib", "sb3", "tokens")
 MARKED = re.compile(r"(<!-- (\w+): written by make report -->)\n.*?\n(<!-- /\2 -->)", re.DOTALL)
 FIGURES = ROOT / "docs" / "plots"
 NOT_YET = "*not measured yet*"
@@ -448,7 +448,7 @@ def describe_duration(seconds: float) -> str:
 
 TABLES = (
     "regimes", "sb3_advantages", "perceptrons", "off_policy", "first_call", "verl_advantages", "robotics",
-    "packed", "losses", "multi_gpu", "accuracy",
+    "packed", "losses", "token_log_probs", "multi_gpu", "accuracy",
 )  # fmt: skip
 """Benchmarks with a line for each setting."""
 PARTS: dict[str, Callable[[], str]] = {

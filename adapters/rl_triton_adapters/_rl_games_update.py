@@ -103,14 +103,16 @@ class CapturedUpdateMixin:
 
     def _make_step(self, input_dict: dict[str, Any], entropy_coef: Any) -> tuple[Any, Any, list[Tensor]]:
         """One step; what it leaves, and whether a distribution has refused its arguments, if there was a check."""
-        number, self.entropy_coef = self.entropy_coef, entropy_coef
+        number, self.entropy_coef, model = self.entropy_coef, entropy_coef, self.model
         defers = DeferredChecks() if self._captured.is_captured else nullcontext()
+        if self._captured.is_captured:  # a graph needs no compiler: kernels are launched at once
+            self.model = getattr(model, "_orig_mod", model)
         try:
             with keep_buffers(self.model), defers as self._checks:
                 super().calc_gradients(input_dict)
                 checks = self._checks
         finally:
-            self.entropy_coef, self._checks = number, None
+            self.entropy_coef, self.model, self._checks = number, model, None
         refusals = [checks.has_failed()] if checks is not None and checks.results else []
         return self.train_result, self.aux_loss_dict, refusals
 

@@ -46,7 +46,7 @@ def find_unknown(modules: list[nn.Module], head: str | None) -> str:
     """Why a policy, the first of its modules, is not two perceptrons behind flat features; empty if it is."""
     policy: Any = modules[0]
     name, extractor = type(policy).__name__, policy.features_extractor
-    if policy.use_sde:
+    if getattr(policy, "use_sde", False):
         return "exploration is state-dependent"
     if head is None:
         return f"{name} has methods or a distribution of its own"

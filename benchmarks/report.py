@@ -448,15 +448,21 @@ def describe_duration(seconds: float) -> str:
 
 TABLES = (
     "regimes", "sb3_advantages", "perceptrons", "off_policy", "first_call", "verl_advantages", "robotics",
-    "packed", "losses", "token_log_probs", "multi_gpu", "accuracy",
+    "packed", "losses", "multi_gpu", "accuracy",
 )  # fmt: skip
 """Benchmarks with a line for each setting."""
+OF_LOGITS: list[Column] = [
+    *((arm, "full") for arm in ("eager", "compiled", "TRL", "verl", "ours")),
+    *(("ours", "device"), ("copy", "device"), ("ours in place", "device")),
+    *((arm, "peak") for arm in ("eager", "compiled", "ours", "ours in place")),
+]
 PARTS: dict[str, Callable[[], str]] = {
     "verbs": write_verbs,
     "gpus": write_gpus,
     "cpu": partial(write_benchmark, "calls_cpu", list_rows),
     "speed": lambda: describe_speed(find_newest_gpu()),
     **{name: partial(write_benchmark, name, list_rows) for name in TABLES},
+    "token_log_probs": partial(write_benchmark, "token_log_probs", partial(list_rows, columns=OF_LOGITS)),
     "varying_batches": partial(write_benchmark, "varying_batches", list_arms),
     "learning": partial(write_benchmark, "learning", list_learning),
     "frameworks": write_loops,

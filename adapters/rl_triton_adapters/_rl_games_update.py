@@ -41,6 +41,7 @@ class CapturedUpdateMixin:
     """
 
     entropy_coef: Any
+    model: Any
 
     def __init__(self, base_name: str, params: dict[str, Any]) -> None:
         """Create the agent.

@@ -65,7 +65,7 @@ def token_log_probs(
 
     Raises:
         TypeError: An argument's type or dtype is not one of the above.
-        ValueError: A shape, device or value is not.
+        ValueError: A shape, device or value is not, such as a token that there is not.
         BackendUnavailableError: The backend asked for cannot run here.
 
     Example:

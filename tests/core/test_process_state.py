@@ -1,14 +1,17 @@
-"""Calls change nothing that other threads of the process see."""
+"""Calls change nothing that other threads of the process see, and keep nothing."""
+
+import weakref
 
 import pytest
 import torch
+from cases import ESTIMATORS, Call, get_name, random_case
 from process_state import assert_unchanged
 
 from rl_triton_core import compute_gae, normalize_advantages
 from rl_triton_core._internal.backend import why_unavailable
 from rl_triton_core.capture import CapturedStep
 from rl_triton_core.cli import selftest
-from rl_triton_core.losses import Gaussian, ppo_loss
+from rl_triton_core.losses import Categorical, Gaussian, ppo_loss, token_log_probs
 
 
 def estimate_and_train():
@@ -41,3 +44,27 @@ def test_the_self_test():
         pytest.skip("triton is not available on a CPU")
     campaign = selftest.Campaign([selftest.Target("triton", "cpu")], 1, 0, 1)
     assert assert_unchanged(lambda: list(selftest.run_campaign(campaign, None)))
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=get_name)
+def test_results_go_with_their_last_reference(estimator, target):
+    """No call keeps them in a circle, which would take memory until garbage is collected."""
+    call = Call(random_case(estimator, 3, 17, valid=0.9), target.device)
+    for _ in range(4):
+        assert not any(x() is not None for x in [weakref.ref(x) for x in call(target.backend)])
+
+
+def test_losses_go_with_their_last_reference(target):
+    numbers, index = torch.randn(3, 5, device=target.device), torch.zeros(3, dtype=torch.int64, device=target.device)
+    column = numbers[:, 0].contiguous()
+    calls = [
+        lambda x: ppo_loss(Categorical(x), index, column, column, backend=target.backend).loss,
+        lambda x: token_log_probs(x * 1, index, backend=target.backend).log_probs.sum(),
+    ]
+    for call in calls:
+        for _ in range(4):
+            logits = numbers.clone().requires_grad_()
+            loss = call(logits)
+            kept = [weakref.ref(loss), weakref.ref(torch.autograd.grad(loss, logits)[0])]
+            del loss
+            assert not any(x() is not None for x in kept)

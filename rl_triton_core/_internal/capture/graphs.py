@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -49,6 +50,7 @@ class CudaGraphs:
 
     def capture(self, call: Callable[[], Any], generators: Iterable[torch.Generator]) -> tuple[Any, Callable[[], None]]:
         """A graph of the call. Other threads may use the device meanwhile."""
+        gc.collect()  # a graph of autograd's that only a circle keeps would tie the capture to the stream before
         graph = create_graph(generators)
         self.pool = self.pool or torch.cuda.graph_pool_handle()
         current, side = torch.cuda.current_stream(self.device), find_stream(self.device, "capture")

@@ -55,6 +55,7 @@ class Layout:
         self.previous_done = locate(problem.previous_done)
         self.outputs = tuple([locate(x, True) or placeholder for x in problem.outputs])
         self.kinds.append(None if problem.cu_seqlens is None else problem.cu_seqlens.dtype)
+        del self.problem  # which has this layout: in a circle, results would stay until garbage is collected
 
     def locate(self, x: Any, per_step: bool = False, is_flag: bool = False) -> Stream | None:
         """A tensor as a stream; None for anything else."""

@@ -182,7 +182,11 @@ def test_reparametrizations_that_come_and_go(name, device, monkeypatch):
     for training in trainings:
         run_steps(training, [partial(change, attach_or_detach=x) for x in ATTACHED[name]], device)
     assert_same_parameters(trainings)
-    assert trainings[0].step.reason == "" and trainings[0].step.captured
+    step = trainings[0].step
+    if device == "cuda" and name in ("weight norm by a hook", "pruning"):  # which keep a graph of the stream before
+        assert "stream" in step.reason and not step.captured
+    else:
+        assert step.reason == "" and step.captured
 
 
 class CountDispatches(TorchDispatchMode):

@@ -19,7 +19,7 @@ from rl_triton_adapters.sb3.base import AcceleratedAlgorithm, check_acceleration
 from rl_triton_adapters.sb3.buffers import rollout_buffer_class_for
 from rl_triton_adapters.sb3.compiled import compile_update, find_compiled
 from rl_triton_adapters.sb3.device import DeviceStorageMixin, map_arrays
-from rl_triton_adapters.sb3.policies import can_draw, draw_actions
+from rl_triton_adapters.sb3.policies import can_draw, detach_noise, draw_actions
 from rl_triton_adapters.updates import DeferredChecks, find_reason
 from rl_triton_core.capture import CapturedStep
 from rl_triton_core.compiled import CompiledUpdate
@@ -110,6 +110,8 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
         self._parameters = [] if self._compiled else list(self.policy.parameters())
         try:
             self._copy_rollout()
+            if self.use_sde:
+                detach_noise(self.policy.action_dist)
             update.resume()
             self._make_updates(update)
         finally:

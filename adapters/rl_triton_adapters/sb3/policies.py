@@ -147,6 +147,14 @@ def mark_others(logits: Tensor, actions: Tensor) -> Tensor:
     return logits.where((actions == 0) | (actions == 1), nan)
 
 
+def detach_noise(distribution: Any) -> None:
+    """Drop the graph of state-dependent noise, which is drawn outside: a capture must find none of that stream."""
+    for owner in (distribution, distribution.weights_dist):
+        for name, x in vars(owner).items():
+            if isinstance(x, Tensor) and x.requires_grad:
+                setattr(owner, name, x.detach())
+
+
 # -- losses ------------------------------------------------------------------------------------------------------------
 
 

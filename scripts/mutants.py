@@ -50,6 +50,7 @@ CORE_TESTS = [
         "fast_path",
         "variants",
         "normalization",
+        "process_state",
         "backends",
         "cpu",
         "equations",

@@ -16,6 +16,7 @@ from typing import Any
 
 import numba
 import numpy as np
+import torch
 from llvmlite import ir as llvm
 from numba import types
 from numba.core import ir
@@ -30,6 +31,8 @@ from rl_triton_core._internal.equations.compile import Language, bind_names
 
 INNER = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 """Options of functions that only compiled code calls."""
+SCALARS: dict[Any, Any] = {torch.int64: np.int64, torch.float32: np.float32, torch.float64: np.float64}
+"""Of each dtype of the arithmetic the type of its numbers."""
 
 
 def hash_text(parts: Any) -> str:

@@ -20,6 +20,7 @@ import torch
 from rl_triton_core._internal.arguments.validation import narrow_flags
 from rl_triton_core._internal.equations.compile import PYTHON, compile_equation
 from rl_triton_core._internal.equations.numba import (
+    SCALARS,
     bind_code,
     compile_and_keep,
     compile_inner,
@@ -47,7 +48,6 @@ from rl_triton_core._internal.moments.serial import compute_moments
 
 SPAN = 1 << 13
 """Elements of a span: enough to pay for handing it to a thread."""
-SCALARS: dict[Any, Any] = {torch.float32: np.float32, torch.float64: np.float64}
 NO_MASK = np.empty(0, np.uint8)
 
 

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numba
-import numpy as np
 import torch
 from numba import types
 
 from rl_triton_core import boundaries
 from rl_triton_core._internal.arguments.validation import BYTE_DTYPES, narrow_flags
 from rl_triton_core._internal.equations.compile import bind_names, compile_equation
-from rl_triton_core._internal.equations.numba import INNER, compile_and_keep, hash_text, numba_language
+from rl_triton_core._internal.equations.numba import INNER, SCALARS, compile_and_keep, hash_text, numba_language
 from rl_triton_core._internal.launch.recording import RecordedLaunch, ResolvedLaunch, record_launch
 from rl_triton_core._internal.launch.threads import get_num_threads, run_chunks
 from rl_triton_core._internal.scan import serial, serial_memory
@@ -215,7 +214,6 @@ def make_lanes_contiguous(x: torch.Tensor, time_dim: int) -> torch.Tensor:
 
 # -- compilation ------------------------------------------------------------------------------------------------------
 
-SCALARS = {torch.int64: np.int64, torch.float32: np.float32, torch.float64: np.float64}
 ELEMENTS = {
     torch.bool: types.boolean,
     torch.uint8: types.uint8,

@@ -16,6 +16,7 @@ import torch
 from rl_triton_core._internal.arguments.validation import narrow_flags
 from rl_triton_core._internal.equations.compile import compile_equation
 from rl_triton_core._internal.equations.numba import (
+    SCALARS,
     bind_code,
     compile_and_keep,
     compile_inner,
@@ -31,7 +32,6 @@ from rl_triton_core._internal.tokens.problem import TokenProblem, TokenResults, 
 
 SPAN = 1 << 16
 """About so many logits are a span: enough to pay for handing it to a thread."""
-SCALARS: dict[torch.dtype, type] = {torch.float32: np.float32, torch.float64: np.float64}
 NO_FLAGS = np.empty(0, np.uint8)
 
 

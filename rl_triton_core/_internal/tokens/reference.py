@@ -38,7 +38,7 @@ def differentiate(problem: TokenProblem, results: TokenResults, upstream: Upstre
     probs = log_probs.exp()
     slope = by_log_probs * (is_token.to(probs) - probs)
     slope = slope - by_entropy * multiply_or_zero(probs, log_probs + entropy)
-    gradient.copy_(torch.where(valid, slope / problem.temperature, 0))
+    gradient.copy_(slope / problem.temperature)
 
 
 def find_valid(problem: TokenProblem) -> torch.Tensor:

@@ -1,11 +1,12 @@
-"""PPO of Stable-Baselines3 and `TritonPPO` from the same seeds: returns over steps and seconds.
+"""Algorithms of Stable-Baselines3 and ours from the same seeds: returns over steps and seconds.
 
 Each run is a process of its own with one thread, several at a time; arms take turns, and seeds take turns on the GPUs.
-A point is an iteration: the mean return of the last 100 episodes. Runs that the budget stops keep the points they have.
+A point is the mean return of the last 100 episodes. Runs that the budget stops keep the points they have.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import multiprocessing
 import time
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from benchmarks import off_policy
 from benchmarks.end_to_end.sb3 import DRAWN, choose_algorithm, make_task
 from benchmarks.results import Row, make_row
 
@@ -27,20 +29,26 @@ class Setting(NamedTuple):
     total_steps: int
     num_envs: int
     num_steps: int
+    """Of each environment, between two points."""
     batch_size: int
     seeds: int = 5
+    algorithm: str = "PPO"
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {"learning_rate": 1e-3, "n_epochs": 10},
     "Pendulum-v1": {"learning_rate": 1e-3, "gamma": 0.9, "clip_range": 0.2},
+    "InvertedPendulum-v5": {"learning_rate": 1e-3},
     DRAWN: {"learning_rate": 5e-4, "gamma": 0.98, "gae_lambda": 0.9},
 }
 """More arguments of `PPO`."""
 CPU = [
     Setting("CartPole-v1", 475.0, 131_072, 8, 128, 256),
     Setting("Pendulum-v1", -250.0, 163_840, 8, 256, 256),
+    Setting("InvertedPendulum-v5", 900.0, 131_072, 8, 128, 256),
+    Setting("Pendulum-v1", -250.0, 5_000, 1, 200, 256, algorithm="SAC"),
 ]
+CPU = [x for x in CPU if importlib.util.find_spec("mujoco") or not x.task.startswith("Inverted")]
 SETTINGS = {
     "cpu": CPU,
     "cuda": [*CPU, Setting(DRAWN, 200.0, 61_440, 8, 128, 256, 16)],
@@ -142,6 +150,10 @@ def train(run: Run) -> Curve:
 def make_model(run: Run) -> Any:
     """The algorithm of an arm, which has compiled what it needs."""
     setting = run.setting
+    if setting.algorithm != "PPO":
+        kind = off_policy.choose_class(run.arm, setting.algorithm)
+        task = make_task(setting.task, setting.num_envs, run.seed)
+        return kind(*task, batch_size=setting.batch_size, device=run.device, seed=run.seed)
     return choose_algorithm(ARMS[run.arm])(
         *make_task(setting.task, setting.num_envs, run.seed),
         n_steps=setting.num_steps,

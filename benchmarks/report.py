@@ -564,7 +564,8 @@ def draw_learning(found: dict[str, Result]) -> Figure:
     curves: dict[tuple[str, str], list[Row]] = {}
     for machine, result in found.items():
         for row in select_rows(result.rows, metric="return"):
-            curves.setdefault((machine, row.read_setting()["task"]), []).append(row)
+            setting = row.read_setting()
+            curves.setdefault((machine, f"{setting.get('algorithm', 'PPO')}, {setting['task']}"), []).append(row)
     figure, panels = make_panels(len(curves), 2, 8, 2.2 * len(curves))
     for ((machine, task), rows), *pair in zip(curves.items(), panels[::2], panels[1::2], strict=True):
         for arm, color in zip(dict.fromkeys(row.arm for row in rows), (RED, ACCENT), strict=False):

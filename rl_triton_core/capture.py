@@ -172,7 +172,7 @@ class CapturedStep:
         self.calls += 1
         graph = self.captured.get(key)
         if graph is None:
-            if not self.make_room():
+            if not self.evict_idle_graph():
                 self.warn_once(f"more than {self.max_graphs} combinations of shapes and settings")
                 return None
             if self.reason or self.find_obstacle():
@@ -183,8 +183,8 @@ class CapturedStep:
         graph.last_call = self.calls
         return graph
 
-    def make_room(self) -> bool:
-        """Whether there is room for a graph; the one that was used longest ago makes some, unless that is not long."""
+    def evict_idle_graph(self) -> bool:
+        """Whether there is room for a graph; the one unused for longest is evicted, if it is idle for long enough."""
         if len(self.captured) < self.max_graphs:
             return True
         key, oldest = min(self.captured.items(), key=lambda item: item[1].last_call)
@@ -196,7 +196,7 @@ class CapturedStep:
         return True
 
     def forget_graphs(self) -> None:
-        """Drop all graphs; each is captured anew when it is needed."""
+        """Drop all graphs; each is captured again when it is needed."""
         self.captured.clear()
         self.graphs.release()
 
@@ -292,11 +292,11 @@ class CapturedStep:
         self.stop.zero_()
 
     def mark_stale(self) -> None:
-        """Capture anew at the next call: an optimizer's state has been replaced."""
+        """Capture again at the next call: an optimizer's state has been replaced."""
         self.is_stale = True
 
     def reset(self) -> None:
-        """Forget the graphs and the optimizers' preparation; the next call captures anew."""
+        """Forget the graphs and the optimizers' preparation; the next call captures again."""
         self.forget_graphs()
         for optimizer in self.prepared:
             optimizer.release()

@@ -63,7 +63,7 @@ class CompiledUpdate:
     Args:
         actor: `nn.Linear` and the activations Tanh, ReLU, LeakyReLU, ELU, SiLU, GELU in `nn.Sequential`s. It returns
             logits or means.
-        critic: Likewise; returns one value. It may share its first modules with the actor.
+        critic: The same for one value. It may share its first modules with the actor.
         optimizer: Adam, AdamW, RMSprop or SGD, with any groups, or Stable-Baselines3's RMSpropTFLike.
         head: The distribution of actions: ``"categorical"``, ``"gaussian"`` or ``"bernoulli"``.
         nvec: The numbers of actions of categorical distributions side by side; None for a single one.

@@ -15,7 +15,7 @@ _RTOL = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 1e-3, torch.b
 
 
 class Rollout(NamedTuple):
-    """One window of random experience; every field has the layout asked for.
+    """One rollout of random experience; every field has the layout asked for.
 
     Attributes:
         rewards: Standard normal rewards.

@@ -26,7 +26,7 @@ SETTINGS = (
     *("ppo", "actor_loss_func", "e_clip", "clip_value", "critic_coef", "bounds_loss_coef", "bound_loss_type"),
     *("has_value_loss", "truncate_grads", "grad_norm", "mixed_precision", "scaler"),
 )
-"""The agent's attributes that a step reads; where one changes, steps are captured anew."""
+"""The agent's attributes that a step reads; where one changes, steps are captured again."""
 CAPTURING_MODES = ("reduce-overhead", "max-autotune")
 """Modes in which `torch.compile` captures graphs of its own."""
 RATE = 4

@@ -22,7 +22,7 @@ from skrl.resources.preprocessors.torch import RunningStandardScaler
 from skrl.resources.schedulers.torch import KLAdaptiveLR
 
 SETTINGS = ("entropy_loss_scale", "ratio_clip", "value_clip", "value_loss_scale", "grad_norm_clip", "kl_threshold")
-"""What a step reads of the configuration, besides the precision; where one changes, steps are captured anew."""
+"""What a step reads of the configuration, besides the precision; where one changes, steps are captured again."""
 MEMORY_METHODS = ("sample", "sample_by_index", "get_sampling_indexes")
 KL, POLICY_LOSS, VALUE_LOSS, ENTROPY_LOSS, DEVIATION, HAS_STOPPED, IS_REFUSED = range(7)
 """What a step returns."""

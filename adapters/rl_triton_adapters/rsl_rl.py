@@ -36,7 +36,7 @@ SETTINGS = (
     *("clip_param", "value_loss_coef", "entropy_coef", "use_clipped_value_loss", "normalize_advantage_per_mini_batch"),
     *("max_grad_norm", "desired_kl", "schedule", "use_mixed_precision", "rnd", "symmetry"),
 )
-"""The attributes of the algorithm that a step reads; where one changes, steps are captured anew."""
+"""The attributes of the algorithm that a step reads; where one changes, steps are captured again."""
 PACKAGES = ("rsl_rl", "torch")
 """Where methods are written that a step may go around, as it does with the following ones of a Gaussian policy."""
 ACTOR_METHODS = ("__call__", "forward", "get_output_log_prob", "output_entropy")

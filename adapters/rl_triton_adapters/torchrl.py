@@ -152,8 +152,8 @@ def vtrace_advantage_estimate(
 
         advantages[t] = min(ρ̄, ratio)·(r[t] + γ·NVS[t] − V[t])
 
-    NVS[t] is 0 where step t terminated, V(s_{t+1}) of `next_state_value` where it was done and at the window's end, and
-    vs[t+1] elsewhere. The core's own advantages would take V(s_{t+1}) + vs[t+1] − V[t+1] there, which is another number
+    NVS[t] is 0 where step t terminated, V(s_{t+1}) of `next_state_value` where it was done and at the end, and vs[t+1]
+    elsewhere. The core's own advantages would take V(s_{t+1}) + vs[t+1] − V[t+1] there, which is another number
     where `next_state_value` comes from another network than `state_value`.
 
     Takes the place of `torchrl.objectives.value.functional.vtrace_advantage_estimate`.

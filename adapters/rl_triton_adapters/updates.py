@@ -93,7 +93,7 @@ class CapturedUpdate:
         return self.step is not None and not self.step.reason
 
     def keep_settings(self, settings: list[Any]) -> None:
-        """Capture anew if what a step reads besides its inputs is not what it was."""
+        """Capture again if what a step reads besides its inputs is not what it was."""
         if settings != self.settings:
             self.settings = settings
             self.reset()

@@ -1,4 +1,4 @@
-"""The bare first-order linear recurrence, for everything that has no function of its own."""
+"""The plain first-order linear recurrence, for everything that has no function of its own."""
 
 from __future__ import annotations
 

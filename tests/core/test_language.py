@@ -1,5 +1,6 @@
-"""The pages are plain English, as far as a machine can tell: short sentences, and the words of the glossary."""
+"""Pages and docstrings are plain English, as far as a machine can tell: short sentences, words of the glossary."""
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -59,6 +60,10 @@ def find_blocks(text):
     return [block.strip() for block in found if block.strip()]
 
 
+def find_words(text, words):
+    return [f"{m[0]!r}: {better}" for word, better in words.items() for m in re.finditer(rf"\b(?:{word})\b", text)]
+
+
 def find_sentences(text):
     return [x for block in find_blocks(text) for x in re.split(r"(?<=[.!?])[*_)\"”]* +(?=[^a-z])", block)]
 
@@ -67,12 +72,23 @@ def find_sentences(text):
 def test_a_page_is_plain_english(path):
     text = read_prose(path)
     private = PRIVATE_WORDS if path.name in MAY_NAME_KERNELS else {**PRIVATE_WORDS, **OF_KERNELS}
-    found = [f"{m[0]!r}: {better}" for word, better in private.items() for m in re.finditer(rf"\b(?:{word})\b", text)]
-    assert not found
+    assert not find_words(text, private)
     assert not re.search(r"\b[Aa]s (in|for) `(compute_|linear_)", path.read_text(encoding="utf-8"))
     assert not [block for block in find_blocks(text) if block == "."]
     long = [sentence for sentence in find_sentences(text) if len(sentence.split()) > MOST_WORDS]
     assert not long or path.name == "CHANGELOG.md", long
+
+
+@pytest.mark.parametrize("folder", ["rl_triton_core", "adapters"])
+def test_docstrings_have_the_words_of_the_pages(folder):
+    found = {}
+    for path in (ROOT / folder).rglob("*.py"):
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for constant in (node.value for node in nodes if isinstance(node, ast.Expr)):
+            prose = re.sub(r"`+[^`]*`+", "code", str(getattr(constant, "value", "")))
+            if words := find_words(prose, PRIVATE_WORDS):
+                found[f"{path.relative_to(ROOT)}:{constant.lineno}"] = words
+    assert not found
 
 
 def test_a_breach_is_found(tmp_path):

@@ -28,7 +28,7 @@ class AcceleratedAlgorithm(BaseAlgorithm):
     """
 
     settings: ClassVar[tuple[str, ...]] = ()
-    """The attributes of the algorithm that a step reads; where one changes, steps are captured anew."""
+    """The attributes of the algorithm that a step reads; where one changes, steps are captured again."""
     transient: ClassVar[tuple[str, ...]] = ("_update", "_acting")
     """Attributes of a model that no checkpoint has."""
     max_graphs: ClassVar[int] = 4

@@ -1,7 +1,7 @@
 """Checks of arguments. Every message names the argument, what came and what is expected.
 
-They look at types, shapes, dtypes and devices. Values are looked at where they are in host memory, and once for each
-kind of call on a GPU: see `can_read_values`.
+They look at types, shapes, dtypes and devices. Values are looked at where they are in host memory, and once for
+calls that are alike on a GPU: see `can_read_values`.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ class PreparedOptimizer:
     """
 
     def __init__(self, optimizer: Optimizer, stop: Tensor, invalidate: Callable[[], None]) -> None:
-        """Find the settings, and prepare the state. Another step that had it captures anew.
+        """Find the settings, and prepare the state. Another step that had it captures again.
 
         Args:
             optimizer: One that `name_unsupported` does not name.

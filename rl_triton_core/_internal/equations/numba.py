@@ -198,7 +198,7 @@ def exp_in_vectors(x: Any) -> Any:
 
 
 def log_in_vectors(x: Any) -> Any:
-    """The primitive for float32 numbers of at least 1, likewise (Cephes, logf)."""
+    """The primitive for float32 numbers of at least 1, from Cephes too (logf)."""
     bits = reinterpret(x)
     above = np.int32((bits & 0x7FFFFF) > 0x3504F3)  # the mantissa is more than √2
     n = np.float32((bits >> 23) - 127 + above)

@@ -1,4 +1,4 @@
-"""The fast path: a call like an earlier one repeats its launches, without validating and building them anew.
+"""The fast path: a call like an earlier one repeats its launches, without validating and building them again.
 
 The second call with certain shapes and options is recorded: which launches a backend makes, and with which arguments.
 From that a `Plan` is made, which makes the same launches with other tensors, numbers and new outputs. Numbers such as γ
@@ -85,7 +85,7 @@ def set_fast_path(enabled: bool) -> AbstractContextManager[Any]:
     It is on by default, unless RL_TRITON_FAST_PATH is 0 in the environment.
 
     Args:
-        enabled: Whether calls that are like earlier ones repeat their launches without validating them anew.
+        enabled: Whether calls that are like earlier ones repeat their launches without validating them again.
 
     Returns:
         A context manager: in a ``with`` statement, the setting lasts for the block.
@@ -276,7 +276,7 @@ LOCK = threading.Lock()
 
 
 def forget_plans() -> None:
-    """Let every call take the normal path again, until it is recorded anew."""
+    """Let every call take the normal path, until it is recorded again."""
     with LOCK:
         for memory in MEMORIES:
             memory.clear()

@@ -24,7 +24,7 @@ class Launch(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """Up to where a row of the table is for a window."""
+    """Up to where a row of the table is for a rollout."""
 
     steps: float = float("inf")
     lanes: float = float("inf")
@@ -97,13 +97,13 @@ MULTIPROCESSORS = 132
 
 
 def find_launch(steps: int, lanes: int, bytes_per_step: int, layout: str, table: Table = TABLE) -> Launch:
-    """The table's row for a window."""
+    """The table's row for a rollout."""
     return next(launch for limits, launch in table[layout] if is_within(limits, (steps, lanes, bytes_per_step)))
 
 
-def is_within(limits: Limits, window: tuple[int, int, int]) -> bool:
-    """Whether a window of so many steps, lanes and bytes per step is within the limits."""
-    return all(size <= limit for size, limit in zip(window, limits, strict=True))
+def is_within(limits: Limits, rollout: tuple[int, int, int]) -> bool:
+    """Whether a rollout of so many steps, lanes and bytes per step is within the limits."""
+    return all(size <= limit for size, limit in zip(rollout, limits, strict=True))
 
 
 def count_segments(steps: int, programs: int, launch: Launch) -> int:

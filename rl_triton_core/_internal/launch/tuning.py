@@ -31,7 +31,7 @@ MAX_NARROW_PROGRAMS = 512
 CAPTURED, REPLAYS = 10, 5
 
 
-class Window(NamedTuple):
+class Rollout(NamedTuple):
     """What decides which launches are candidates."""
 
     steps: int
@@ -94,19 +94,19 @@ def tune(function: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> list[
     return timings
 
 
-def select_launch(key: Hashable, default: Candidate, window: Window, run: Callable[[Candidate], Any]) -> Candidate:
+def select_launch(key: Hashable, default: Candidate, rollout: Rollout, run: Callable[[Candidate], Any]) -> Candidate:
     """The launch that was found for a key, or is found now if that is asked for; else the default.
 
     Args:
         key: What calls have in common that have the same launch.
         default: The table's launch.
-        window: What the candidates follow from.
+        rollout: The rollout that the candidates follow from.
         run: Makes a launch.
     """
     always = os.environ.get("RL_TRITON_AUTOTUNE") == "1"
     wanted = SEARCH.timings is not None or (always and key not in FOUND_LAUNCHES)
-    if wanted and not (window.on_gpu and torch.cuda.is_current_stream_capturing()):
-        timings = time_candidates(default, window, run)
+    if wanted and not (rollout.on_gpu and torch.cuda.is_current_stream_capturing()):
+        timings = time_candidates(default, rollout, run)
         FOUND_LAUNCHES[key] = timings[0][:2] if timings else default
         if SEARCH.timings is not None:
             SEARCH.timings += timings
@@ -118,12 +118,12 @@ def is_searching() -> bool:
     return bool(FOUND_LAUNCHES) or SEARCH.timings is not None or os.environ.get("RL_TRITON_AUTOTUNE") == "1"
 
 
-def time_candidates(default: Candidate, window: Window, run: Callable[[Candidate], Any]) -> list[Timing]:
-    """Time the default and all other launches that a window could have; the quickest first."""
+def time_candidates(default: Candidate, rollout: Rollout, run: Callable[[Candidate], Any]) -> list[Timing]:
+    """Time the default and all other launches that a rollout could have; the quickest first."""
     from triton.runtime.errors import TritonError
 
     found = []
-    for candidate in dict.fromkeys([default, *launch_candidates(*window[:-1])]):
+    for candidate in dict.fromkeys([default, *launch_candidates(*rollout[:-1])]):
         with suppress(RuntimeError, TritonError):  # it needs more than the GPU has
             found.append(Timing(*candidate, device_time(partial(run, candidate))))
     return sorted(found, key=lambda timing: timing.microseconds)
@@ -150,7 +150,7 @@ def device_time(call: Callable[[], Any]) -> float:
 
 
 def launch_candidates(steps: int, lanes: int, bytes_per_step: int, layout: str, groups: int = 1) -> Iterator[Candidate]:
-    """Launches whose tiles are not much larger than the window, with as many segments as make sense."""
+    """Launches whose tiles are not much larger than the rollout, with as many segments as make sense."""
     for unroll in (4, 8, 16):
         if unroll > max(steps, 4) or unroll * bytes_per_step > MAX_BYTES_PER_THREAD:
             continue

@@ -285,8 +285,8 @@ class Head(NamedTuple):
     """How log-probability and entropy come from a network's outputs x and y, over a last dimension.
 
     Of every element of that dimension `sums` gives three numbers. Their sums, in `readout`, give log-probability and
-    entropy, and go into `slopes`: the derivatives by x and y, given those by log-probability and entropy. Likewise
-    `kl_sums` gives two numbers, `kl` the divergence from an old network's outputs, and `kl_slopes` its derivatives.
+    entropy, and go into `slopes`: the derivatives by x and y, given those by log-probability and entropy. Of an
+    old network `kl_sums` gives two numbers, `kl` the divergence from its outputs, and `kl_slopes` its derivatives.
     """
 
     name: str

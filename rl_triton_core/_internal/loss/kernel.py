@@ -159,7 +159,7 @@ def find_sequence(index, cu_seqlens, length, num_sequences, SEARCH: tl.constexpr
     if cu_seqlens is None:
         return index // length
     else:
-        low = index * 0
+        low = index * 0  # [BLOCK]
         high = low + num_sequences  # binary search: the last sequence that starts at or before `index`
         for _ in tl.static_range(SEARCH):
             middle = (low + high) // 2
@@ -568,7 +568,7 @@ def compute_tiles(
         write_summary(results, extremes, divisor, numbers, loss, statistics, NUMBERS)
         if by_shared is not None:
             for chunk in tl.static_range(len(shared)):
-                column = chunk * CONFIG.CHUNK + tl.arange(0, CONFIG.CHUNK)
+                column = chunk * CONFIG.CHUNK + tl.arange(0, CONFIG.CHUNK)  # [CHUNK]
                 tl.store(by_shared + column, shared[chunk].to(tl.float32), mask=column < CONFIG.WIDTHS[0])
     else:
         leave_sums(results, least, largest, shared, partials, shared_partials, by_shared, CONFIG)
@@ -620,7 +620,7 @@ def scale_gradients(gradients, sizes, factor, BLOCK: tl.constexpr):
         for i in tl.static_range(len(gradients)):
             start = tl.program_id(0).to(tl.int64) * BLOCK
             while start < sizes[i]:
-                offset = start + tl.arange(0, BLOCK)
+                offset = start + tl.arange(0, BLOCK)  # [BLOCK]
                 x = tl.load(gradients[i] + offset, mask=offset < sizes[i])
                 tl.store(gradients[i] + offset, x.to(tl.float32) * number, mask=offset < sizes[i])
                 start += tl.num_programs(0).to(tl.int64) * BLOCK

@@ -1,4 +1,4 @@
-"""The bare recurrence, α and β as they are given: what every gradient is made of."""
+"""The plain recurrence, α and β as they are given: what every gradient is made of."""
 
 from __future__ import annotations
 

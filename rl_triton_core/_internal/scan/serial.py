@@ -1,6 +1,6 @@
 """The serial walk over time that Numba compiles.
 
-Every function here is compiled anew for each estimator and each kind of arguments. The names that depend on these are
+Every function here is compiled again for each estimator and each kind of arguments. The names that depend on these are
 declared below; the cpu backend binds them.
 """
 

@@ -128,7 +128,7 @@ def solve_windows(
         recurrence: The estimator, backward.
         inputs: Its inputs by name, without those that are not given; first the one that set the layout.
         layout: What `check_layout` returned for that input.
-        num_steps: The number of steps, at least 1; the value behind them closes the window.
+        num_steps: The number of steps, at least 1; the value behind them is the last that counts.
         out: A preallocated result; None allocates one.
         backend: ``"triton"``, ``"cpu"`` or ``"reference"``; None chooses by the tensors' device.
         arguments: The other arguments of `solve`, by name.

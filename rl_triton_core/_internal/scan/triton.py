@@ -18,7 +18,7 @@ from rl_triton_core._internal.launch.device import device_guard
 from rl_triton_core._internal.launch.kernels import CHECKED, FUSED, launch_compiled
 from rl_triton_core._internal.launch.recording import postpone_recording, unmark_numbers
 from rl_triton_core._internal.launch.table import Launch
-from rl_triton_core._internal.launch.tuning import Candidate, Window, is_searching, select_launch
+from rl_triton_core._internal.launch.tuning import Candidate, Rollout, is_searching, select_launch
 from rl_triton_core._internal.launch.variants import (
     CALLS_BEFORE_OWN_KERNEL,
     MAX_FIRST_KERNELS,
@@ -129,8 +129,8 @@ def find_launches(problem: Problem, arguments: tuple[Any, ...]) -> Launches:
 def choose_general_rows(layout: Layout) -> GeneralRows:
     """The rows of the launch table for general kernels."""
     many = 1 << 30
-    windows = ((SHORT, many), (MIDDLE, many), (many, many), (many, 1))
-    return GeneralRows(*(launch.find_launch(*window, layout.bytes_per_step, layout.order) for window in windows))
+    sizes = ((SHORT, many), (MIDDLE, many), (many, many), (many, 1))
+    return GeneralRows(*(launch.find_launch(*size, layout.bytes_per_step, layout.order) for size in sizes))
 
 
 def find_own_launches(problem: Problem, variants: Variants) -> Launches | None:
@@ -237,8 +237,8 @@ def choose_launch(problem: Problem) -> Candidate:
     held, order = problem.layout.bytes_per_step, problem.layout.order
     masked = problem.mask is not None and problem.skip
     key = problem.recurrence, problem.shape, order, tuple(problem.layout.kinds), held, masked, problem.like.device
-    window = Window(steps, lanes, held, order, groups, problem.like.is_cuda)
-    return select_launch(key, default, window, partial(run_interpreted, problem))
+    rollout = Rollout(steps, lanes, held, order, groups, problem.like.is_cuda)
+    return select_launch(key, default, rollout, partial(run_interpreted, problem))
 
 
 def default_launch(problem: Problem) -> Candidate:

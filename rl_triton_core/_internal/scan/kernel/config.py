@@ -29,7 +29,7 @@ class KernelConfig:
     VECTOR: int
     """Divides all strides between lanes where steps lie side by side in memory; 0 where lanes do."""
     EVEN: bool
-    """Whether tiles fill the window."""
+    """Whether tiles fill the rollout."""
     ACTIONS: int
     """The number of actions of an expectation, 0 where it is only known at run time."""
     ALIGNED: int

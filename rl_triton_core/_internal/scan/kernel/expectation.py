@@ -27,7 +27,7 @@ def load_actions(stream, place, t, start, actions, FULL: tl.constexpr, CONFIG: t
     ALIGNED: tl.constexpr = CONFIG.ALIGNED
     across = (place.group * (stream[1] // ALIGNED) + place.lane * (stream[3] // ALIGNED)) * ALIGNED
     at = tl.expand_dims(transpose_tile(across + t * (stream[2] // ALIGNED) * ALIGNED), -1)
-    action = start + tl.arange(0, BLOCK_ACTIONS)
+    action = start + tl.arange(0, BLOCK_ACTIONS)  # [BLOCK_ACTIONS], in the last dimension
     for _ in tl.static_range(len(at.shape) - 1):
         action = tl.expand_dims(action, 0)
     pointers = stream[0] + (at + action * stream[4])

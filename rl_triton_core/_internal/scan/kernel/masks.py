@@ -23,7 +23,7 @@ def carry_last_valid(values, valid, carried, CONFIG: tl.constexpr):
     if CONFIG.CHUNKS == 1:
         return carried
     else:
-        value = tl.zeros_like(values[0])
+        value = tl.zeros_like(values[0])  # [CHUNKS, BLOCK_LANES]
         missing = value + 1.0
         for i in tl.static_range(len(values)):
             value = tl.where(valid[i], values[i], value)
@@ -47,9 +47,9 @@ def find_nearest_valid(mask, place, t, CONFIG: tl.constexpr):
     LOOK: tl.constexpr = 4 * CONFIG.CHUNKS << CONFIG.LOG_UNROLL
     nearest = place.first * 0 + place.lane * 0 - 1
     missing = (place.lane < place.lanes) & (nearest < 0)
-    look = tl.arange(0, LOOK)[:, None]
+    look = tl.arange(0, LOOK)[:, None]  # [LOOK, 1]
     while tl.max(missing.to(tl.int32)) > 0:
-        steps = t + look if CONFIG.BACKWARD else t - look
+        steps = t + look if CONFIG.BACKWARD else t - look  # [LOOK, BLOCK_LANES]
         there = (steps >= place.first) & (steps < place.end)
         valid = load_flags(mask, place, steps, there & (place.lane < place.lanes))
         distance = tl.min(tl.where(valid, look, LOOK), axis=0)[None, :]

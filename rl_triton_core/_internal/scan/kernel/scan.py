@@ -54,7 +54,7 @@ def carry_neighbor(previous_done, streams, place, segment, tiles, CONFIG: tl.con
     """What the first step of a segment sees of its neighbour where masked steps are passed over."""
     TILE: tl.constexpr = CONFIG.CHUNKS << CONFIG.LOG_UNROLL
     NUM_LOOKAHEAD: tl.constexpr = CONFIG.NUM_LOOKAHEAD
-    zero = tl.zeros(place.lane.shape, tl.float32)
+    zero = tl.zeros(place.lane.shape, tl.float32)  # [1, BLOCK_LANES]
     carried = (zero + 1.0 if CONFIG.BACKWARD else tl.where(previous_done, 1.0, 0.0),)
     for _ in tl.static_range(NUM_LOOKAHEAD):
         carried = carried + (zero,)
@@ -85,7 +85,7 @@ def store_results(outputs, place, results, valid, CONFIG: tl.constexpr):
     UNROLL: tl.constexpr = 1 << CONFIG.LOG_UNROLL
     for k in tl.static_range(len(outputs)):
         if (CONFIG.OUTPUT_MASK >> k) & 1:
-            result = ()
+            result = ()  # UNROLL times [CHUNKS, BLOCK_LANES]
             for i in tl.static_range(UNROLL):
                 result = result + (tl.where(valid[i], results[i][k], 0),)
             store_steps(outputs[k], place, result, CONFIG)
@@ -128,7 +128,7 @@ def scan(
     segment = locate_segment(lanes_place, tiles, CONFIG)
     streams = Streams(inputs, next_values, expected, bootstrap, terminated, truncated, mask, gamma)
 
-    state = load_numbers(initial, lanes_place, 0, lanes_place.lane < lanes, CONFIG.DTYPE)
+    state = load_numbers(initial, lanes_place, 0, lanes_place.lane < lanes, CONFIG.DTYPE)  # [1, BLOCK_LANES]
     if CONFIG.SEGMENTS > 1 and not CONFIG.FOLD:
         state = enter_segment(folds, lanes_place, segment, state, CONFIG)
     fold = start_fold(lanes_place, CONFIG)
@@ -139,7 +139,7 @@ def scan(
 
     loaded = load_tile(streams, locate_tile(lanes_place, tl.minimum(segment.begin, tiles - 1), tiles, CONFIG), CONFIG)
     for number in range(segment.begin, segment.end):
-        place = locate_tile(lanes_place, number, tiles, CONFIG)
+        place = locate_tile(lanes_place, number, tiles, CONFIG)  # of [CHUNKS, BLOCK_LANES] chunks, UNROLL steps each
         tile = loaded
         if not CONFIG.ONE_TILE:  # on its way while this tile is computed
             next_place = locate_tile(lanes_place, tl.minimum(number + 1, segment.end - 1), tiles, CONFIG)
@@ -152,7 +152,7 @@ def scan(
         if CONFIG.FOLD:
             fold = append_chunks(*fold, *fold_steps(alphas, betas, CONFIG.DTYPE), CONFIG.DTYPE)
         else:
-            results, last = scan_steps(seen, alphas, betas, state, READOUT, CONFIG)
+            results, last = scan_steps(seen, alphas, betas, state, READOUT, CONFIG)  # last: [CHUNKS, BLOCK_LANES]
             if not CONFIG.ONE_TILE:
                 state = take_last_chunk(last)
             store_results(outputs, place, results, tile.valid, CONFIG)

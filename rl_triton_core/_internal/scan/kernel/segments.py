@@ -40,7 +40,7 @@ def locate_segment(place, tiles, CONFIG: tl.constexpr):
 @triton.jit
 def start_fold(place, CONFIG: tl.constexpr):
     """The transition of no step."""
-    alpha = tl.zeros(place.lane.shape, CONFIG.DTYPE)
+    alpha = tl.zeros(place.lane.shape, CONFIG.DTYPE)  # [1, BLOCK_LANES]
     return alpha, alpha + 1, alpha
 
 

@@ -157,7 +157,7 @@ def is_done(tile, place, i: tl.constexpr, CONFIG: tl.constexpr):
 def enter_tile(tile, place, carried, previous_done, streams, CONFIG: tl.constexpr):
     """What the first step of each chunk sees of its neighbour, and whether that is masked."""
     UNROLL: tl.constexpr = 1 << CONFIG.LOG_UNROLL
-    masked = fill_chunks(place, False)
+    masked = fill_chunks(place, False)  # [CHUNKS, BLOCK_LANES]
     if streams.mask is not None and CONFIG.SKIP:
         done = ()
         for i in tl.static_range(UNROLL):
@@ -179,7 +179,7 @@ def enter_tile(tile, place, carried, previous_done, streams, CONFIG: tl.constexp
 
 @triton.jit
 def load_next_value(tile, place, neighbor, is_last, i: tl.constexpr, streams, numbers, CONFIG: tl.constexpr):
-    """V[t+1] as it stands in the window, and the bootstrap value where the trajectory is cut."""
+    """V[t+1] as it stands in the rollout, and the bootstrap value where the trajectory is cut."""
     if len(tile.next_values) > 0:
         return tile.next_values[i], tile.next_values[i]
     else:
@@ -261,7 +261,7 @@ def compute_transitions(
     betas = ()
     for i in tl.static_range(UNROLL):
         step = observe_step(tile, place, neighbor, masked, i, streams, numbers, CONFIG)
-        alpha, beta = COEFFICIENTS(step)
+        alpha, beta = COEFFICIENTS(step)  # [CHUNKS, BLOCK_LANES], or numbers
         steps = steps + (step,)
         alphas = alphas + (tl.where(tile.valid[i], alpha, 0).to(CONFIG.DTYPE),)
         betas = betas + (tl.where(tile.valid[i], beta, 1).to(CONFIG.DTYPE),)

@@ -1,4 +1,4 @@
-"""Tiles of a window: where they lie in memory, and how their steps are loaded and stored.
+"""Tiles of a rollout: where they lie in memory, and how their steps are loaded and stored.
 
 A tile has [CHUNKS, BLOCK_LANES] chunks of consecutive steps. One thread holds all steps of a chunk: in the code, a
 tuple of blocks, one for each step, in scan order. Chunks count in scan order too; t counts in memory.
@@ -34,12 +34,12 @@ class Place(NamedTuple):
 
 @triton.jit
 def locate_lanes(offsets, strides, steps, lanes, CONFIG: tl.constexpr):
-    """The program's lanes. They have all steps of the window, or with `offsets` those between two of them."""
+    """The program's lanes. They have all steps of the rollout, or with `offsets` those between two of them."""
     INDEX: tl.constexpr = tl.int64 if CONFIG.WIDE else tl.int32
     lane_blocks = tl.cdiv(lanes, CONFIG.BLOCK_LANES)
     group = (tl.program_id(0) // lane_blocks).to(INDEX)
     block = (tl.program_id(0) % lane_blocks).to(INDEX)
-    lane = block * CONFIG.BLOCK_LANES + tl.arange(0, CONFIG.BLOCK_LANES)[None, :]
+    lane = block * CONFIG.BLOCK_LANES + tl.arange(0, CONFIG.BLOCK_LANES)[None, :]  # [1, BLOCK_LANES]
     first = tl.zeros([1, 1], INDEX)
     end = first + steps
     if offsets is not None:
@@ -67,7 +67,7 @@ def count_tiles(lanes_place, offsets, steps, CONFIG: tl.constexpr):
 @triton.jit
 def locate_tile(lanes_place, tile, tiles, CONFIG: tl.constexpr):
     """The place of the tile of a program's lanes that is scanned as number `tile`."""
-    chunk = tl.arange(0, CONFIG.CHUNKS)[:, None]
+    chunk = tl.arange(0, CONFIG.CHUNKS)[:, None]  # [CHUNKS, 1]
     group, lane, _, first, end, lanes, strides = lanes_place
     if CONFIG.BACKWARD:
         chunk = (tiles - 1 - tile) * CONFIG.CHUNKS + (CONFIG.CHUNKS - 1 - chunk)
@@ -98,7 +98,7 @@ def locate_neighbor(place, CONFIG: tl.constexpr):
 def unroll_place(place, CONFIG: tl.constexpr):
     """A tile's place and its t in the order of memory, both with a last dimension for the steps of a chunk."""
     group, lane, start, first, end, lanes, strides = place
-    t = start[:, :, None] + tl.arange(0, 1 << CONFIG.LOG_UNROLL)[None, None, :]
+    t = start[:, :, None] + tl.arange(0, 1 << CONFIG.LOG_UNROLL)[None, None, :]  # [CHUNKS, 1 or BLOCK_LANES, UNROLL]
     return Place(group, lane[:, :, None], t, first, end[:, :, None], lanes, strides), t
 
 
@@ -110,7 +110,7 @@ def fill_chunks(place, truth: tl.constexpr):
 
 @triton.jit
 def is_inside(place, t, CONFIG: tl.constexpr):
-    """Whether steps are there; all are where tiles fill the window."""
+    """Whether steps are there; all are where tiles fill the rollout."""
     if CONFIG.EVEN:
         return fill_chunks(place, True)
     else:
@@ -185,7 +185,7 @@ def split_steps(tile, CONFIG: tl.constexpr):
             first, second = tl.split(pairs)
             even = even + (first,)
             odd = odd + (second,)
-        parts = even + odd
+        parts = even + odd  # twice as many, each with half the steps
     even = ()
     odd = ()
     for i in tl.static_range(len(parts)):

@@ -339,14 +339,13 @@ def describe_range(rows: Sequence[Row]) -> str:
 
 
 TRAINING = {
-    "Whole iterations of Stable-Baselines3 with `TritonPPO` and its siblings, environments included, are": ("sb3",),
     "Updates of RLlib's PPO, IMPALA and APPO with `enable_triton`, sampling excluded, are": ("rllib", "impala"),
 }
 """What trains, and in which frameworks' files it is."""
 
 
 def describe_training() -> str:
-    """How much faster these train with all that is replaced."""
+    """How much faster updates are with all that is replaced."""
     lines = []
     for text, names in TRAINING.items():
         ratios: dict[str, list[Row]] = {}
@@ -355,6 +354,12 @@ def describe_training() -> str:
             ratios.setdefault(f"{where}an {name_processor(x.machine, x.result)}", []).extend(x.more)
         ranges = ", ".join(f"{describe_range(rows)} times as fast on {where}" for where, rows in ratios.items())
         lines.append(f"* {text}, by median,\n  {ranges}.")
+    setting = {"num_steps": 24, "num_envs": 4096, "step": "update"}
+    for machine, result in read_machines("robotics").items():
+        ratios = describe_range(select_rows(result.rows, "stock", "over ours", **setting))
+        if machine != "cpu":
+            where = f"{ratios} times as fast on an {name_processor(machine, result)}"
+            lines.append(f"* Updates of RSL-RL, RL-Games and skrl with 4096 environments are, by median,\n  {where}.")
     return "\n".join(lines)
 
 
@@ -425,6 +430,63 @@ def estimate_isaac_lab() -> str:
 
 # --- README.md --------------------------------------------------------------------------------------------------------
 
+PPO, OFF_POLICY = {"hidden": 64, "recompute": False}, {"gradient_steps": 1, "train_freq": 1}
+EIGHT = PPO | {"num_envs": 8, "num_steps": 256, "minibatches": 32}
+EXPECTED: dict[str, tuple[str, dict[str, Any]]] = {
+    "PPO, CartPole, defaults: 1 environment": ("sb3", PPO | {"num_envs": 1, "num_steps": 2048, "env": "CartPole-v1"}),
+    "PPO, CartPole, 8 environments, 10 epochs": ("sb3", EIGHT | {"env": "CartPole-v1"}),
+    "PPO, CartPole, 64 environments, 4 epochs": ("sb3", PPO | {"num_envs": 64, "env": "CartPole-v1"}),
+    "PPO, Pendulum, 8 environments, 10 epochs": ("sb3", EIGHT | {"env": "Pendulum-v1"}),
+    "PPO, Pendulum, 16 environments, 10 epochs": ("sb3", PPO | {"num_envs": 16, "env": "Pendulum-v1"}),
+    "PPO, pictures (`CnnPolicy`), 8 environments": ("sb3", PPO | {"env": "CartPole-v1, drawn"}),
+    "MaskablePPO, CartPole, 8 environments": ("sb3", EIGHT | {"env": "CartPole-v1, MaskablePPO"}),
+    "RecurrentPPO, CartPole, 8 environments": ("sb3", PPO | {"env": "CartPole-v1, RecurrentPPO"}),
+    "A2C, CartPole, 8 environments": ("sb3", PPO | {"env": "CartPole-v1, A2C"}),
+    "SAC, Pendulum": ("off_policy", OFF_POLICY | {"algorithm": "SAC"}),
+    "TD3, Pendulum": ("off_policy", OFF_POLICY | {"algorithm": "TD3"}),
+    "DQN, CartPole": ("off_policy", OFF_POLICY | {"algorithm": "DQN", "train_freq": 4}),
+}
+"""What users of Stable-Baselines3 have, and where it is measured."""
+
+
+def list_expected() -> str:
+    """Steps of environments per second in whole training with Stable-Baselines3, on a CPU and on a GPU."""
+    lines, names = [], {}
+    for title, (benchmark, setting) in EXPECTED.items():
+        machines, line = read_machines(benchmark), [title]
+        for on_cpu in (True, False):
+            found = (x for x in machines.items() if (x[0] == "cpu") == on_cpu)
+            machine, result = next(found, ("", Result({}, [])))
+            rows = select_rows(result.rows, **setting)
+            line += list_gain(rows)
+            if rows:
+                cores = f"{result.system['cpu_count']} cores of an " * on_cpu
+                names[cores + name_processor(machine, result)] = None
+        lines.append(line)
+    heads = [f"{device}, {head}" for device in ("CPU", "GPU") for head in ("steps/s", "times as fast")]
+    table = make_table(["algorithm, task", *heads], lines)
+    return join_parts([table, f"Medians, with quartiles in brackets, on {', '.join(names)}."])
+
+
+def list_gain(rows: Sequence[Row]) -> list[str]:
+    """Steps per second of stock and ours, and how many times faster that is, with quartiles; nothing if not measured."""
+    gain = next((row for row in select_rows(rows, metric="speed-up")[::-1] if row.median), None)
+    if gain is None:
+        return ["–", "–"]
+    rates = [count_steps(rows, arm) for arm in ("stock", gain.arm)]
+    return [" → ".join(map(format_number, rates)), format_row(gain)]
+
+
+def count_steps(rows: Sequence[Row], arm: str) -> float | None:
+    """Steps of environments per second, by median."""
+    for row in select_rows(rows, arm):
+        if row.metric == "steps":
+            return row.median
+        if row.metric == "iteration" and row.median:
+            x = row.read_setting()
+            return int(x["num_envs"]) * int(x["num_steps"]) / row.median * 1000
+    return None
+
 
 def write_verbs() -> str:
     """How long the verbs take that one runs first."""
@@ -467,6 +529,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "learning": partial(write_benchmark, "learning", list_learning),
     "frameworks": write_loops,
     "training": describe_training,
+    "expected": list_expected,
     "cpu_training": write_cpu_training,
     "shares": list_shares,
     "versions": list_versions,

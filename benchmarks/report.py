@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PAGES = ("accuracy", "benchmarks", "end-to-end", "index", "install", "isaac_lab", "multi-gpu", "rllib", "sb3", "tokens")
+PAGES = "accuracy benchmarks end-to-end index install isaac_lab multi-gpu rl_games rllib rsl_rl sb3 skrl tokens".split()
 MARKED = re.compile(r"(<!-- (\w+): written by make report -->)\n.*?\n(<!-- /\2 -->)", re.DOTALL)
 FIGURES = ROOT / "docs" / "plots"
 NOT_YET = "*not measured yet*"
@@ -468,8 +468,23 @@ def list_expected() -> str:
     return join_parts([table, f"Medians, with quartiles in brackets, on {', '.join(names)}."])
 
 
+def describe_robotics(package: str) -> str:
+    """How much faster a whole update of a robotics package is on a GPU, in a sentence."""
+    for machine, result in read_machines("robotics").items():
+        rows = select_rows(result.rows, package=package, num_steps=24, num_envs=4096, step="update")
+        full = {row.arm: row for row in select_rows(rows, metric="full")}
+        if machine != "cpu" and full.keys() >= {"stock", "ours"}:
+            text = (
+                f"On one {name_processor(machine, result)}, a whole update with 4096 environments and 24 steps takes "
+                f"{format_row(full['ours'])} ms in the place of {format_row(full['stock'])} ms: it is "
+                f"{format_row(select_rows(rows, 'stock', 'over ours')[0])} times as fast (medians, with quartiles)."
+            )
+            return textwrap.fill(text, 120, break_on_hyphens=False)
+    return ""
+
+
 def list_gain(rows: Sequence[Row]) -> list[str]:
-    """Steps per second of stock and ours, and how many times faster that is, with quartiles; nothing if not measured."""
+    """Steps per second of stock and ours, and the ratio with its quartiles; dashes if they were not measured."""
     gain = next((row for row in select_rows(rows, metric="speed-up")[::-1] if row.median), None)
     if gain is None:
         return ["–", "–"]
@@ -530,6 +545,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "frameworks": write_loops,
     "training": describe_training,
     "expected": list_expected,
+    **{f"{name}_gain": partial(describe_robotics, name) for name in ("rsl_rl", "rl_games", "skrl")},
     "cpu_training": write_cpu_training,
     "shares": list_shares,
     "versions": list_versions,

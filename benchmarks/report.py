@@ -29,7 +29,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PAGES = "accuracy benchmarks end-to-end index install isaac_lab multi-gpu rl_games rllib rsl_rl sb3 skrl tokens".split()
+PAGES = (
+    "accuracy", "benchmarks", "end-to-end", "index", "install", "isaac_lab", "multi-gpu", "rl_games", "rllib", "rsl_rl",
+    "sb3", "skrl", "tokens",
+)  # fmt: skip
 MARKED = re.compile(r"(<!-- (\w+): written by make report -->)\n.*?\n(<!-- /\2 -->)", re.DOTALL)
 FIGURES = ROOT / "docs" / "plots"
 NOT_YET = "*not measured yet*"

@@ -2,7 +2,7 @@
 
 RL_TRITON_TEST_BACKENDS (names, commas between) narrows the first; HYPOTHESIS_PROFILE (ci, gpu, fuzz) sets the
 second. Where there is no GPU, a test that is marked `covering` takes some combinations of its parameters, with every
-value of each among them; so does every test that is interpreted, which takes every third of the estimators, or of the
+value of each among them; so does every test that is interpreted, which takes every sixth of the estimators, or of the
 parameter that has most values. RL_TRITON_TEST_COMBINATIONS=all asks for all, =few for such a choice in every test.
 """
 
@@ -96,14 +96,14 @@ def pytest_collection_modifyitems(config, items):
 
 
 def take_turns(test, combinations):
-    """Those with every third value of the parameter that has most, or every third estimator.
+    """Those with every sixth value of the parameter that has most, or every sixth estimator.
 
     With which one it begins depends on the test's name.
     """
     indices = [item.callspec.indices for item in combinations]
     numbers = {name: sorted({each[name] for each in indices}) for name in indices[0]}
     name = "estimator" if "estimator" in numbers else max(numbers, key=lambda name: len(numbers[name]))
-    taken = numbers[name][zlib.crc32(test.encode()) % min(3, len(numbers[name])) :: 3]
+    taken = numbers[name][zlib.crc32(test.encode()) % min(6, len(numbers[name])) :: 6]
     return [item for item in combinations if item.callspec.indices[name] in taken]
 
 

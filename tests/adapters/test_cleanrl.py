@@ -188,7 +188,7 @@ def test_real_environments(name):
 def test_environments_that_reset_in_the_next_step(name, target):
     """By walks again; steps that only reset have advantage 0, and the flags say which they are."""
     windows, recorders = real.record(name, AutoresetMode.NEXT_STEP)
-    for window in windows:
+    for window in windows[:: 6 if target.interpreted else 1]:
         dones = np.concatenate([window.departed[None], window.done[:-1]])
         cut = window.truncated & ~window.terminated
         stored = window.rewards, real.value(window.obs), dones, real.value(window.next_obs), window.done[-1], cut

@@ -25,7 +25,7 @@ PAGES = [
     "README.md",
     *(
         f"docs/{name}.md"
-        for name in ("index", "install", "quickstart", "estimators", "normalization", "gpu", "migrate")
+        for name in ("index", "install", "quickstart", "idea", "estimators", "normalization", "gpu", "migrate")
     ),
     *(f"docs/{name}.md" for name in ("capture", "losses", "cleanrl", "lengths", "tokens", "multi-gpu", "nan", "faq")),
 ]

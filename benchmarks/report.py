@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 PAGES = (
     "accuracy", "benchmarks", "end-to-end", "index", "install", "isaac_lab", "multi-gpu", "rl_games", "rllib", "rsl_rl",
-    "sb3", "skrl", "tokens",
+    "sb3", "sb3_off_policy", "skrl", "tokens",
 )  # fmt: skip
 MARKED = re.compile(r"(<!-- (\w+): written by make report -->)\n.*?\n(<!-- /\2 -->)", re.DOTALL)
 FIGURES = ROOT / "docs" / "plots"
@@ -450,12 +450,17 @@ EXPECTED: dict[str, tuple[str, dict[str, Any]]] = {
     "DQN, CartPole": ("off_policy", OFF_POLICY | {"algorithm": "DQN", "train_freq": 4}),
 }
 """What users of Stable-Baselines3 have, and where it is measured."""
+LEARNERS = {title: place for title, place in EXPECTED.items() if place[0] == "off_policy"} | {
+    title: ("off_policy", OFF_POLICY | {"algorithm": title.partition(",")[0]})
+    for title in ("DDPG, Pendulum", "TQC, Pendulum", "QRDQN, CartPole", "CrossQ, Pendulum")
+}
+"""The same of all off-policy algorithms."""
 
 
-def list_expected() -> str:
+def list_expected(settings: dict[str, tuple[str, dict[str, Any]]] = EXPECTED) -> str:
     """Steps of environments per second in whole training with Stable-Baselines3, on a CPU and on a GPU."""
     lines, names = [], {}
-    for title, (benchmark, setting) in EXPECTED.items():
+    for title, (benchmark, setting) in settings.items():
         machines, line = read_machines(benchmark), [title]
         for on_cpu in (True, False):
             found = (x for x in machines.items() if (x[0] == "cpu") == on_cpu)
@@ -548,6 +553,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "frameworks": write_loops,
     "training": describe_training,
     "expected": list_expected,
+    "off_policy_gain": partial(list_expected, LEARNERS),
     **{f"{name}_gain": partial(describe_robotics, name) for name in ("rsl_rl", "rl_games", "skrl")},
     "cpu_training": write_cpu_training,
     "shares": list_shares,

@@ -16,12 +16,14 @@ import torch
 from core import conventions_rollouts as real
 from gymnasium.vector import AutoresetMode
 from processes import run_python
+from recorded_graphs import allow_captures
 
 from rl_triton_adapters.cleanrl import gae, leanrl_gae, vtrace
 
 GAMMA, LAMBDA = 0.97, 0.9
 SHAPES = [(1, 1), (1, 4), (7, 1), (32, 3)]
 ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "cleanrl.md"
 
 
 # --- Oracles ----------------------------------------------------------------------------------------------------------
@@ -441,7 +443,22 @@ def test_no_framework_is_imported():
 
 
 def test_the_examples_of_the_documentation():
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "cleanrl.md").read_text(), re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert [name for name in ("gae(", "vtrace(", "leanrl_gae(") if not any(name in block for block in blocks)] == []
     for block in blocks:
         exec(compile(block, "docs/cleanrl.md", "exec"), {})
+
+
+def test_captured_steps_of_sac_are_those_without_graphs(monkeypatch):
+    """The block of the page as it stands, and with its steps in recorded graphs."""
+    (block,) = [x for x in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "update_critics" in x]
+    trained = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        names = {}
+        exec(compile(block, "docs/cleanrl.md", "exec"), names)
+        networks = [names[x].state_dict() for x in ("actor", "critics", "targets")]
+        trained.append([*networks, names["log_alpha"], names["q_loss"].clone(), names["alpha_loss"].clone()])
+        assert bool(names["critic_step"].reason) == bool(names["actor_step"].reason) == (len(trained) == 1)
+        allow_captures(monkeypatch)
+    torch.testing.assert_close(*trained)

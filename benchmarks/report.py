@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PAGES = (
-    "accuracy", "benchmarks", "end-to-end", "index", "install", "isaac_lab", "multi-gpu", "rl_games", "rllib", "rsl_rl",
-    "sb3", "sb3_off_policy", "skrl", "tokens",
+    "accuracy", "benchmarks", "end-to-end", "goals", "index", "install", "isaac_lab", "multi-gpu", "rl_games", "rllib",
+    "rsl_rl", "sb3", "sb3_off_policy", "skrl", "tokens",
 )  # fmt: skip
 MARKED = re.compile(r"(<!-- (\w+): written by make report -->)\n.*?\n(<!-- /\2 -->)", re.DOTALL)
 FIGURES = ROOT / "docs" / "plots"
@@ -143,10 +143,21 @@ def name_processor(machine: str, result: Result) -> str:
     return result.system["cpu"] if machine == "cpu" else result.system["gpu"].split(", ")[0]
 
 
+MANY_LINES = 12
+
+
+def fold(text: str) -> str:
+    """A table, behind a line to click on if it is long."""
+    lines = text.count("\n|") - 1
+    if lines <= MANY_LINES:
+        return text
+    return f"<details markdown><summary>Table, {lines} lines</summary>\n\n{text}\n\n</details>"
+
+
 def write_benchmark(name: str, make: Callable[[Sequence[Row]], str]) -> str:
     """The machine, and a table, of every result file of a benchmark."""
     found = read_machines(name).items()
-    return join_parts(part for x in found for part in (describe_machine(*x), make(x[1].rows)))
+    return join_parts(part for x in found for part in (describe_machine(*x), fold(make(x[1].rows))))
 
 
 def list_arms(rows: Sequence[Row]) -> str:
@@ -191,7 +202,7 @@ def write_gpus() -> str:
         for name, result in found.items():
             if result is not None:
                 parts += [f"### {SUITES[name].title}", describe_machine(machine, result)]
-                parts.append(list_calls(result.rows, SUITES[name]))
+                parts.append(fold(list_calls(result.rows, SUITES[name])))
     return join_parts(parts)
 
 
@@ -207,11 +218,10 @@ def find_newest_gpu() -> str:
 
 
 def list_calls(rows: Sequence[Row], suite: Calls) -> str:
-    """Full calls of every arm; on the device ours, those it is compared with, and a copy of as many bytes; ratios."""
-    arms = list(dict.fromkeys(row.arm for row in rows if row.arm != "null"))
-    compared = [(arm, "device") for arm in (suite.ours, *suite.others, "copy")]
-    ratios = [(arm, f"over {suite.ours}") for arm in suite.others]
-    return list_rows(rows, [*((arm, "full") for arm in arms), *compared, *ratios])
+    """Full calls and time on the device of ours, a copy of as many bytes, and how much longer others take."""
+    columns = [(suite.ours, "full"), (suite.ours, "device"), ("copy", "device")]
+    columns += [(arm, f"over {suite.ours}") for arm in suite.others]
+    return list_rows([row for row in rows if (row.arm, row.metric) in columns], columns)
 
 
 def describe_speed(machine: str) -> str:
@@ -273,7 +283,7 @@ def write_loops() -> str:
         for machine, result in found.items():
             device = "CPU" if machine == "cpu" else "GPU"
             parts += [f"### {device}", describe_machine(machine, result), name_small_shares(result.rows)]
-            parts.append(list_arms(describe_settings(result.rows)))
+            parts.append(fold(list_arms(describe_settings(result.rows))))
         figure = f"![{module.TITLE}: {CAPTION}](plots/end_to_end_{name}.svg)\n\n*{module.TITLE}: {CAPTION}*"
         parts.append(figure if found else NOT_YET)
     return join_parts(parts)

@@ -30,7 +30,6 @@ IN_WHEEL = (
 IN_SDIST = ("README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "pyproject.toml", "tests/conftest.py", "Makefile")
 NOT_IN_WHEEL = re.compile(r"(^|/)(tests|benchmarks|scripts|docs|__pycache__)/|\.pyc$|\.nb[ci]$")
 NOT_IN_SDIST = re.compile(r"/(\.git|\.venv[^/]*|build|site|__pycache__|\.hypothesis)/|\.pyc$")
-PLACEHOLDER = "OWNER"
 
 
 def main() -> None:
@@ -51,14 +50,12 @@ def main() -> None:
         check_installation(options.python, folder / archive.suffix.strip("."), archive, version, options.cases)
     if not options.skip_extras:
         check_extras(tools, archives[0])
-    if PLACEHOLDER in (ROOT / "pyproject.toml").read_text():
-        print(f"before publishing, set {PLACEHOLDER} in pyproject.toml, [project.urls]")
     print(f"release {version} holds:", *archives, sep="\n  ")
 
 
 def check_version() -> str:
-    """Compare the version in its only place with the pages that state it."""
-    version = read_version(ROOT)
+    """Compare the version in its only place with the pages that state it, and with the tag that a workflow runs for."""
+    version, tag = read_version(ROOT), os.environ.get("GITHUB_REF_NAME")
     stated = {
         "CHANGELOG.md": re.search(r"^## (\d[\w.]*)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE),
         "CITATION.cff": re.search(r"^version: (\S+)", (ROOT / "CITATION.cff").read_text(), re.MULTILINE),
@@ -66,6 +63,8 @@ def check_version() -> str:
     for name, match in stated.items():
         if match is None or match[1] != version:
             sys.exit(f"{name}: got version {match and match[1]}, expected {version}")
+    if os.environ.get("GITHUB_REF_TYPE") == "tag" and tag != f"v{version}":
+        sys.exit(f"tag: got {tag}, expected v{version}")
     return version
 
 

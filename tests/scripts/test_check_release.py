@@ -24,6 +24,13 @@ def test_another_version_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(check_release, "ROOT", tmp_path)
     with pytest.raises(SystemExit, match=r"CITATION\.cff: got version 1\.2\.2, expected 1\.2\.3"):
         check_release.check_version()
+    (tmp_path / "CITATION.cff").write_text("version: 1.2.3\n")
+    monkeypatch.setenv("GITHUB_REF_TYPE", "tag")
+    monkeypatch.setenv("GITHUB_REF_NAME", "v1.2.3")
+    assert check_release.check_version() == "1.2.3"
+    monkeypatch.setenv("GITHUB_REF_NAME", "v1.2.4")
+    with pytest.raises(SystemExit, match=r"tag: got v1\.2\.4, expected v1\.2\.3"):
+        check_release.check_version()
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,7 @@ GOALS = [
     Goal(
         "Losses with gradients against eager PyTorch", 3.0,
         lambda: find("losses", "eager", "over ours", kind="forward and backward"),
-        """What misses has one number per element and no distribution, so that eager PyTorch takes few operations. Most
+        """The rest has one number per element and no distribution, so that eager PyTorch takes few operations. Most
         of the rest is autograd's backward pass, which costs as much for one operation as for many. Inside a captured
         step none of this is left, and `get_gradients` has the gradients without it.""",
     ),

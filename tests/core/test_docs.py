@@ -192,16 +192,52 @@ GENERATED = re.compile(r"<!-- (\w+): written by make report -->.*?<!-- /\1 -->",
 """The parts of a page that nobody writes by hand."""
 SOME_STAND_FOR_ALL = ("benchmarks/providers/", "tests/core/test_benchmarks.py", "tests/core/test_fast_path.py")
 """Where a new estimator may be left out."""
+NEED_NOT_NAME_ALL = (
+    *("CONTRIBUTING.md", "benchmarks/", "tests/core/", "tests/frameworks/test_robotics", "tests/adapters/"),
+    *(f"docs/{name}.md" for name in ("benchmarks", "end-to-end", "isaac_lab", "losses")),
+)
+"""Where a new framework may be left out."""
+
+
+def list_places(topic, next_topic):
+    """The files that a list of CONTRIBUTING names."""
+    section = page("CONTRIBUTING.md").partition(f"**{topic}.**")[2].partition(f"**{next_topic}.**")[0]
+    items = "".join(re.findall(r"^\d\. .*(?:\n   .*)*\n", section, re.MULTILINE))
+    return [x for x in re.findall(r"`([^`]+)`", items) if Path(x).suffix or x == "Makefile"]
+
+
+def read_texts():
+    """What is written by hand, by path."""
+    folders = ("rl_triton_core", "adapters", "benchmarks", "tests", "scripts", "examples")
+    names = (
+        "*.md",
+        "docs/*.md",
+        "adapters/*.md",
+        "*.yml",
+        "*.toml",
+        "*.txt",
+        "Makefile",
+        *(f"{x}/**/*.py" for x in folders),
+    )
+    paths = [path for name in names for path in ROOT.glob(name)]
+    return {str(path.relative_to(ROOT)): GENERATED.sub("", path.read_text()).lower() for path in paths}
+
+
+def test_contributing_lists_every_place_that_a_new_adapter_touches():
+    """Those are the files that name three frameworks, and its own."""
+    listed, texts = list_places("An adapter", "A loss"), read_texts()
+    places = {
+        path for path, text in texts.items() if all(re.search(x, text) for x in (r"skrl", r"rl.games", r"rsl.rl"))
+    }
+    own = [x for x in listed if "FRAMEWORK" in x]
+    assert sorted(listed) == sorted({*own, *(x for x in places if not x.startswith(NEED_NOT_NAME_ALL))})
+    for path in own:
+        assert "skrl" in page(path.replace("FRAMEWORK", "skrl").replace("ALGORITHM", "ppo"))
 
 
 def test_contributing_lists_every_place_that_a_new_estimator_touches():
     """Those are the files that name every other estimator, and its own."""
-    section = page("CONTRIBUTING.md").partition("**An estimator.**")[2].partition("**An adapter.**")[0]
-    items = "".join(re.findall(r"^\d\. .*(?:\n   .*)*\n", section, re.MULTILINE))
-    listed = [x for x in re.findall(r"`([^`]+)`", items) if Path(x).suffix]
-    folders = ("rl_triton_core", "adapters", "benchmarks", "tests", "scripts", "examples")
-    paths = [path for name in ("*.md", "docs/*.md", *(f"{x}/**/*.py" for x in folders)) for path in ROOT.glob(name)]
-    texts = {str(path.relative_to(ROOT)): GENERATED.sub("", path.read_text()).lower() for path in paths}
+    listed, texts = list_places("An estimator", "An adapter"), read_texts()
     others = set(ESTIMATORS) - {"linear_recurrence", "compute_nstep_returns"}
     names = [x.removeprefix("compute_").removeprefix("episodic_") for x in others]
     places = {x for x, text in texts.items() if all(name in text for name in names)}

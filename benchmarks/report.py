@@ -470,20 +470,24 @@ LEARNERS = {title: place for title, place in EXPECTED.items() if place[0] == "of
 def list_expected(settings: dict[str, tuple[str, dict[str, Any]]] = EXPECTED) -> str:
     """Steps of environments per second in whole training with Stable-Baselines3, on a CPU and on a GPU."""
     lines, names = [], {}
-    for title, (benchmark, setting) in settings.items():
-        machines, line = read_machines(benchmark), [title]
+    for title, place in settings.items():
+        lines.append([title])
         for on_cpu in (True, False):
-            found = (x for x in machines.items() if (x[0] == "cpu") == on_cpu)
-            machine, result = next(found, ("", Result({}, [])))
-            rows = select_rows(result.rows, **setting)
-            line += list_gain(rows)
+            machine, result, rows = find_expected(*place, on_cpu)
+            lines[-1] += list_gain(rows)
             if rows:
                 cores = f"{result.system['cpu_count']} cores of an " * on_cpu
                 names[cores + name_processor(machine, result)] = None
-        lines.append(line)
     heads = [f"{device}, {head}" for device in ("CPU", "GPU") for head in ("steps/s", "times as fast")]
     table = make_table(["algorithm, task", *heads], lines)
     return join_parts([table, f"Medians, with quartiles in brackets, on {', '.join(names)}."])
+
+
+def find_expected(benchmark: str, setting: dict[str, Any], on_cpu: bool) -> tuple[str, Result, list[Row]]:
+    """The machine that a setting was measured on, its results, and those of the setting."""
+    found = (x for x in read_machines(benchmark).items() if (x[0] == "cpu") == on_cpu)
+    machine, result = next(found, ("", Result({}, [])))
+    return machine, result, select_rows(result.rows, **setting)
 
 
 def describe_robotics(package: str) -> str:
@@ -587,6 +591,7 @@ def draw_figures() -> dict[str, Figure]:
     mpl.rcParams.update({"svg.hashsalt": "rl-triton-core", "svg.fonttype": "none", "font.size": 8})
     figures = {f"{machine}_speed_up": draw_speed_up(machine) for machine in read_machines("calls_sweep")}
     figures["iteration_shares"] = draw_shares()
+    figures["training"] = draw_expected()
     figures |= {f"end_to_end_{name}": draw_loop(found) for name in LOOPS if (found := read_machines(name))}
     if found := read_machines("learning"):
         figures["learning"] = draw_learning(found)
@@ -617,6 +622,27 @@ def draw_speed_up(machine: str) -> Figure:
     panel.set_title(f"compute_gae on an {name_processor(machine, read_machines('calls_sweep')[machine])}", fontsize=9)
     panel.grid(axis="x", color=PALE, linewidth=0.5)
     panel.legend(fontsize=7, loc="lower right")
+    return figure
+
+
+def draw_expected() -> Figure:
+    """Two bars for each setting, on a CPU and on a GPU: how many times faster whole training is, with quartiles."""
+    figure, (panel,) = make_panels(1, 1, 6.4, 0.42 * len(EXPECTED) + 0.6)
+    for on_cpu, color, shift in ((True, ACCENT, -0.19), (False, GREEN, 0.19)):
+        found = [select_rows(find_expected(*place, on_cpu)[2], metric="speed-up")[-1:] for place in EXPECTED.values()]
+        gains = {place + shift: row for place, rows in enumerate(found) for row in rows if row.median}
+        medians = [row.median for row in gains.values()]
+        spread = [[abs(getattr(row, side) - row.median) for row in gains.values()] for side in ("low", "high")]
+        panel.barh(
+            [*gains], medians, xerr=spread, height=0.36, color=color, ecolor=INK, label="CPU" if on_cpu else "GPU"
+        )
+    panel.axvline(1, color=INK, linewidth=0.5)
+    panel.set_yticks(range(len(EXPECTED)), [title.replace("`", "") for title in EXPECTED])
+    panel.invert_yaxis()
+    panel.set(xlabel="times faster than Stable-Baselines3, whole training")
+    panel.legend(loc="lower right")
+    for side in ("top", "right"):
+        panel.spines[side].set_visible(False)
     return figure
 
 

@@ -1,6 +1,7 @@
 """Losses of frameworks and methods, transcribed; the adapters' tests compare with frameworks themselves."""
 
 import re
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -98,7 +99,7 @@ def clip(ratio, a, low=0.2, high=0.2):
 
 
 def gate(ratio, a):
-    tau = torch.where(a > 0, 1.0, 1.05)
+    tau = 1.05 - 0.05 * (a > 0).double()
     return -a * torch.sigmoid(tau * (ratio - 1)) * 4 / tau
 
 
@@ -122,7 +123,7 @@ METHODS = {
     "REINFORCE++": lambda x: (clip(x.r, x.whitened) * x.m).sum() / x.m.sum(),
     "GRPO of DeepSeek-V3.2": lambda x: average(x, clip(x.r, x.mean) + 0.04 * x.r * x.kl),
 }
-FUNCTIONS = (compute_discounted_returns, compute_gae, group_normalize, normalize_advantages)
+FUNCTIONS = (compute_discounted_returns, compute_gae, grpo_loss, normalize_advantages)
 
 
 def read_methods():
@@ -136,10 +137,18 @@ def read_methods():
 @pytest.mark.parametrize("method", METHODS)
 def test_methods(method):
     x, (advantages, options) = make_batch(), read_methods()[method]
-    names = {function.__name__: function for function in FUNCTIONS}
-    names |= {"rewards": x.rewards, "values": x.values, "mask": x.mask, "scores": x.scores, "n": 2, "ref": x.ref}
+    names = {function.__name__: partial(function, backend="reference") for function in FUNCTIONS}
+    names |= {
+        "group_normalize": group_normalize,
+        "rewards": x.rewards,
+        "values": x.values,
+        "mask": x.mask,
+        "scores": x.scores,
+        "n": 2,
+        "ref": x.ref,
+    }
     names |= {"longest": 9, "all_tokens": 100, "epsilon_max": 1.1}
-    ours = grpo_loss(x.lp, x.old, eval(advantages, names), mask=x.mask, **eval(f"dict({options})", names))
+    ours = eval(f"grpo_loss(lp, old, {advantages}, mask=mask, {options})", names | {"lp": x.lp, "old": x.old})
     assert_same(ours.loss, METHODS[method](x), x.lp, rtol=1e-9)
 
 

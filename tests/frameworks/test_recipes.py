@@ -12,7 +12,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import wraps
+from functools import partial, wraps
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -120,7 +120,7 @@ def make_trainer(kind, training, options):
     """A trainer of a class, without what its loss does not read."""
     trainer = object.__new__(kind)
     args = SimpleNamespace(
-        delta=None, use_bias_correction_kl=False, sapo_temperature_pos=1.1, sapo_temperature_neg=1.3,
+        delta=None, use_bias_correction_kl=False, sapo_temperature_pos=1.125, sapo_temperature_neg=1.25,
         steps_per_generation=6, vespo_k_pos=2.0, vespo_lambda_pos=3.0, vespo_k_neg=3.0, vespo_lambda_neg=2.0,
     )  # fmt: skip
     accelerator = SimpleNamespace(
@@ -181,7 +181,9 @@ LEFT = [
 
 @pytest.mark.parametrize("options", [*COVERED, *LEFT], ids=str)
 def test_trl(trl, options):
-    ours = run_block("TRL")["TritonGRPOTrainer"]
+    names = run_block("TRL")
+    names["grpo_loss"] = partial(names["grpo_loss"], backend="reference")  # which takes no compiler
+    ours = names["TritonGRPOTrainer"]
     for training in (True, False):
         expected, _ = compute_trl_loss(trl, training, options)
         got, metrics = compute_trl_loss(ours, training, options)

@@ -320,8 +320,8 @@ def test_the_loss_takes_masks_of_numbers(dtype):
 def make_logits(dtype=torch.float64):
     """Logits that are not a leaf, and that leaf."""
     generator = torch.Generator().manual_seed(3)
-    leaf = torch.randn(4, 5, 50, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
-    return leaf * 3, leaf, torch.randint(0, 50, (4, 5), generator=generator)
+    leaf = torch.randn(20, 50, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+    return leaf * 3, leaf, torch.randint(0, 50, (20,), generator=generator)
 
 
 @pytest.mark.parametrize("name", adapter.TOKENS)
@@ -334,11 +334,13 @@ def test_functions_of_logits_are_those_of_verl(name, dtype):
         logits = logits.to(kind)
         result = function(logits, labels) if "prob" in name else function(logits)
         result.square().sum().backward()
-        results.append((result.detach().double(), leaf.grad.double()))
-        assert kind != dtype or result.dtype == torch.promote_types(dtype, torch.float32)
-    rtol = {torch.float64: 1e-5 if "chunk" in name else 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
-    torch.testing.assert_close(results[0][0], results[1][0], rtol=min(rtol, 1e-5), atol=1e-6)
-    torch.testing.assert_close(results[0][1], results[1][1], rtol=rtol, atol=rtol)
+        results.append((result.detach(), leaf.grad.double()))
+    (got, slope), (expected, exact_slope) = results
+    assert got.dtype == torch.promote_types(dtype, torch.float32)
+    exact = dtype == torch.float64 and expected.dtype == dtype
+    torch.testing.assert_close(got.double(), expected.double(), rtol=1e-12 if exact else 1e-5, atol=1e-6 * (not exact))
+    rtol = 1e-11 if exact else 2e-2 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(slope, exact_slope, rtol=rtol, atol=rtol)
 
 
 def test_the_gradient_takes_the_memory_of_logits_that_are_given_up():
@@ -350,12 +352,6 @@ def test_the_gradient_takes_the_memory_of_logits_that_are_given_up():
     leaf = before.requires_grad_()
     adapter.logprobs_from_logits(leaf, labels).sum().backward()  # as verl's function takes it
     assert leaf.grad is not None
-
-
-def test_verl_compiles_the_entropy():
-    logits, *_ = make_logits()
-    compiled = torch.compile(adapter.entropy_from_logits, dynamic=True, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(logits), STOCK_TOKENS["entropy_from_logits"](logits), rtol=1e-11, atol=0)
 
 
 # -- where verl calls them --------------------------------------------------------------------------------------------

@@ -169,6 +169,7 @@ COVERED = [
     {"beta": 0.1},
     {"beta": 0.1, "importance_sampling_level": "sequence"},
     {"beta": 0.1, "use_bias_correction_kl": True},
+    {"use_bias_correction_kl": True, "importance_sampling_level": "sequence"},
     {"top_entropy_quantile": 0.5},
     {"off_policy_mask_threshold": 0.05},
     {"use_vllm": True, "loss_type": "dapo", "importance_sampling_level": "sequence", "top_entropy_quantile": 0.5},

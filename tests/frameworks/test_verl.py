@@ -36,8 +36,8 @@ STOCK_GROUPED = {name: getattr(core_algos, ATTRIBUTES[name]) for name in GROUPED
 STOCK_TOKENS = {name: getattr(torch_functional, name) for name in adapter.TOKENS}
 LOSSES = {name: x for name, x in adapter.LOSSES.items() if name in core_algos.POLICY_LOSS_REGISTRY}
 STOCK_LOSSES = {name: core_algos.POLICY_LOSS_REGISTRY[name] for name in LOSSES}
-if OLD:  # another REINFORCE++, which stays verl's
-    del ATTRIBUTES["reinforce_plus_plus"]
+if OLD:  # another REINFORCE++, and a GSPO that reads no `loss_agg_mode`; they stay verl's
+    del ATTRIBUTES["reinforce_plus_plus"], LOSSES["gspo"]
 BATCH, LENGTH = 6, 40
 
 
@@ -491,6 +491,22 @@ def test_a_function_with_other_numbers_is_left_out(name, monkeypatch, caplog):
     assert replaced == [x for x in stock if x != name] and has_loss == (name != VANILLA)
     assert {x: getattr(find_module(x), x) for x in stock} == stock and "triton" not in core_algos.POLICY_LOSS_REGISTRY
     assert f".{name} has other results than in 0.9.0, 0.9.1; verl's own stays" in caplog.text
+
+
+def test_a_loss_that_does_not_read_its_aggregation_is_left_out(monkeypatch, caplog):
+    """As GSPO before 0.9."""
+    stock = core_algos.compute_policy_loss_gspo
+
+    def changed(*args, loss_agg_mode=None, **kwargs):
+        return stock(*args, loss_agg_mode="seq-mean-token-mean", **kwargs)
+
+    changed.__signature__ = inspect.signature(stock)
+    monkeypatch.setattr(verl, "__version__", "99.0")
+    monkeypatch.setattr(core_algos, "compute_policy_loss_gspo", changed)
+    adapter.install()
+    kept = core_algos.compute_policy_loss_gspo
+    adapter.uninstall()
+    assert kept is changed and "compute_policy_loss_gspo has other results" in caplog.text
 
 
 def test_a_function_that_takes_other_arguments_is_left_out(monkeypatch, caplog):

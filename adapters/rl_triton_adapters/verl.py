@@ -666,8 +666,8 @@ def install(*, backend: str | None = None) -> None:
     Functions of `verl.trainer.ppo.core_algos` and `verl.utils.torch_functional` are replaced, as attributes of the
     module and in its registry, and one line is logged. A module that imported one by name before keeps verl's. A second
     call changes nothing but the backend. A version of verl that this module does not know is warned of, and compared
-    with on a small batch: functions that differ stay verl's own, with a warning each, as REINFORCE++ and GSPO before 0.9.
-    With RL_TRITON=0 all stay, and the policy loss is verl's "vanilla" under another name.
+    with on a small batch: functions that differ stay verl's own, with a warning each, as REINFORCE++ and GSPO do before
+    0.9. With RL_TRITON=0 all stay, and the policy loss is verl's "vanilla" under another name.
 
     Args:
         backend: Name of a backend of `rl_triton_core`; None chooses by the device of the tensors of each call.

@@ -9,6 +9,10 @@ Where this package is installed, ``RL_TRITON=1`` turns them on too, through verl
 `ESTIMATORS` are computed here, wherever verl computes them, and so are the policy losses of `LOSSES`, and
 log-probabilities and entropies from logits. ``actor_rollout_ref.actor.policy_loss.loss_mode=triton`` asks for the
 policy loss of vanilla. All else is verl's own. Each process logs one line that says what it computes with.
+
+Functions are called like verl's. Where a signature has a minibatch, that is `(old_log_prob, log_prob, advantages,
+response_mask, loss_agg_mode, config, rollout_is_weights, *, backend)`; where it has scores, it is `(token_level_rewards,
+response_mask, index, epsilon, config)`. In Python, `help` shows these.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ log-probabilities and entropies from logits. ``actor_rollout_ref.actor.policy_lo
 policy loss of vanilla. All else is verl's own. Each process logs one line that says what it computes with.
 
 Functions are called like verl's. Where a signature has a minibatch, that is `(old_log_prob, log_prob, advantages,
-response_mask, loss_agg_mode, config, rollout_is_weights, *, backend)`; where it has scores, it is `(token_level_rewards,
-response_mask, index, epsilon, config)`. In Python, `help` shows these.
+response_mask, loss_agg_mode, config, rollout_is_weights, *, backend)`; where it has scores, it is
+`(token_level_rewards, response_mask, index, epsilon, config)`. In Python, `help` shows these.
 """
 
 from __future__ import annotations

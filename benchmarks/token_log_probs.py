@@ -1,8 +1,9 @@
 """Log-probabilities and entropies of tokens from logits, forward and with gradients, in the memory of the logits too.
 
 Beside eager PyTorch and torch.compile of it stand the ways in which TRL (`selective_log_softmax`, with
-`entropy_from_logits`) and verl (`logprobs_from_logits_v2`, with `entropy_from_logits`) compute the same. A copy is the
-time in which the logits are read, and for gradients read again and written. Ours is compared with float64 first.
+`entropy_from_logits`) and verl (`logprobs_from_logits_v2`, with `entropy_from_logits`) compute the same in PyTorch,
+without TRL's own kernel and without flash-attn. A copy is the time in which the logits are read, and for gradients read
+again and written. Ours is compared with float64 first.
 """
 
 from __future__ import annotations

@@ -120,6 +120,7 @@ def ppo(
     tau_negative=1.05,
     factors=None,
     log_ratio=None,
+    kl_times_ratio=False,
 ):
     """The loss of elements with weights: those of weight 0 are taken out before anything is computed."""
     log_prob, entropy, kl = policy
@@ -147,7 +148,7 @@ def ppo(
     objective = find_objective(surrogate, ratio, a, log_prob, low, high, dual_clip, tau, tau_negative)
     objective = objective if factors is None else objective * kept(factors)
     if ref is not None:
-        kl = estimate_kl(log_prob, ref, kl_estimator, log_ratio_clamp, kl_clip)
+        kl = estimate_kl(log_prob, ref, kl_estimator, log_ratio_clamp, kl_clip) * (ratio if kl_times_ratio else 1)
     zero, nan = torch.zeros((), dtype=torch.float64), torch.tensor(torch.nan, dtype=torch.float64)
     error, explained = zero, nan
     if v is not None:

@@ -1,14 +1,18 @@
-"""verl: advantages and the policy loss of its trainers, computed with `rl_triton_core`.
+"""verl: advantages, policy losses and log-probabilities of its trainers, computed with `rl_triton_core`.
 
 One environment variable turns them on, in every process of a run, and another keeps them off:
 
     VERL_USE_EXTERNAL_MODULES=rl_triton_adapters.verl python -m verl.trainer.main_ppo ...
     RL_TRITON=0
 
-Where this package is installed, ``RL_TRITON=1`` turns them on too, through verl's plugins. Either way GAE, GRPO and
-REINFORCE++ are computed here, wherever verl computes them, and so are the policy losses gspo, cispo, sapo and gpg.
-``actor_rollout_ref.actor.policy_loss.loss_mode=triton`` asks for the one of vanilla. All else is verl's own. Each
-process logs one line that says what it computes with.
+Where this package is installed, ``RL_TRITON=1`` turns them on too, through verl's plugins. Either way the advantages of
+`ESTIMATORS` are computed here, wherever verl computes them, and so are the policy losses of `LOSSES`, and
+log-probabilities and entropies from logits. ``actor_rollout_ref.actor.policy_loss.loss_mode=triton`` asks for the
+policy loss of vanilla. All else is verl's own. Each process logs one line that says what it computes with.
+
+Functions are called like verl's. Where a signature has a minibatch, that is `(old_log_prob, log_prob, advantages,
+response_mask, loss_agg_mode, config, rollout_is_weights, *, backend)`; where it has scores, it is
+`(token_level_rewards, response_mask, index, epsilon, config)`. In Python, `help` shows these.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import logging
 import os
 from collections.abc import Callable, Hashable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy.typing as npt
 import torch
@@ -27,11 +31,12 @@ import rl_triton_core
 from rl_triton_adapters._switch import find_off_switch
 from rl_triton_adapters._versions import explain_import
 from rl_triton_core import check_backend, compute_discounted_returns, compute_gae, normalize_advantages
-from rl_triton_core.losses import group_normalize, grpo_loss
+from rl_triton_core.losses import group_normalize, grpo_loss, token_log_probs
 
 try:
     import verl
     from verl.trainer.ppo import core_algos
+    from verl.utils import torch_functional
     from verl.workers.config import ActorConfig
 except ImportError as error:
     raise explain_import(__name__, error, "verl", "0.7.1") from error
@@ -39,13 +44,21 @@ except ImportError as error:
 __all__ = [
     "compute_gae_advantage_return",
     "compute_grpo_outcome_advantage",
+    "compute_opo_outcome_advantage",
     "compute_policy_loss_cispo",
+    "compute_policy_loss_dppo_kl",
+    "compute_policy_loss_dppo_tv",
     "compute_policy_loss_gpg",
     "compute_policy_loss_gspo",
     "compute_policy_loss_sapo",
     "compute_policy_loss_triton",
+    "compute_reinforce_plus_plus_baseline_outcome_advantage",
     "compute_reinforce_plus_plus_outcome_advantage",
+    "compute_rloo_outcome_advantage",
+    "entropy_from_logits",
+    "entropy_from_logits_with_chunking",
     "install",
+    "logprobs_from_logits",
     "uninstall",
 ]
 
@@ -54,7 +67,18 @@ LOSS_NAME = "triton"
 LOG_RATIO_CLAMP, SEQUENCE_CLAMP = 20.0, 10.0
 
 Advantages = tuple[torch.Tensor, torch.Tensor]
+Estimator = Callable[..., Advantages]
+PolicyLoss = Callable[..., tuple[torch.Tensor, dict[str, Any]]]
+Request = tuple[dict[str, Any], dict[str, torch.Tensor] | None]
+"""Arguments of `grpo_loss`, and what metrics are computed of, if there are any."""
 logger = logging.getLogger(__name__)
+
+
+def _name_after(function: Callable[..., Any], model: Callable[..., Any], text: str) -> Callable[..., Any]:
+    """Give a function the name of another, and its docstring with more text behind."""
+    function.__name__ = function.__qualname__ = model.__name__
+    function.__doc__ = (model.__doc__ or "").rstrip() + text
+    return function
 
 
 @torch.no_grad()
@@ -144,16 +168,78 @@ def compute_grpo_outcome_advantage(
     """
     if not isinstance(norm_adv_by_std_in_grpo, bool):
         raise TypeError(f"norm_adv_by_std_in_grpo: got {type(norm_adv_by_std_in_grpo).__name__}, expected a bool")
-    _check_tokens(token_level_rewards=token_level_rewards, response_mask=response_mask)
-    valid = response_mask != 0
-    scores = torch.where(valid, token_level_rewards, 0).sum(dim=-1)
-    groups = _number_groups(index, scores)
+    scores, groups, mask = _compute_scores(token_level_rewards, response_mask, index)
     mode = "mean-std" if norm_adv_by_std_in_grpo else "mean"
     relative = group_normalize(scores, groups, mode=mode, epsilon=epsilon).to(scores.dtype)
-    single = torch.bincount(groups)[groups] == 1
-    scores = torch.where(single, scores / (1 + epsilon) if norm_adv_by_std_in_grpo else scores, relative)
-    advantages = torch.where(valid, scores.unsqueeze(-1), 0)
+    raw = scores / (1 + epsilon) if norm_adv_by_std_in_grpo else scores
+    advantages = torch.where(mask != 0, torch.where(_find_single(groups), raw, relative)[:, None], 0)
     return advantages, advantages
+
+
+OUTCOME_ARGUMENTS = """
+
+    Args:
+        token_level_rewards: r, [batch_size, response_length], floating point. A score is the sum over the valid tokens,
+            where verl's takes in rewards at masked ones.
+        response_mask: Nonzero where a token is valid, shaped like `token_level_rewards`.
+        index: The group of each response, [batch_size]; of any hashable objects, such as the strings in "uid".
+        epsilon: Not read.
+        config: Not read.
+        **kwargs: Not read. verl passes the same arguments to every estimator.
+
+    Returns:
+        (advantages, advantages): the response's at its valid tokens, 0 elsewhere.
+
+    Raises:
+        TypeError: An argument's type or dtype is not one of the above.
+        ValueError: A shape, device or value is not.
+    """
+
+
+def _as_outcome_estimator(compare: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]) -> Estimator:
+    """Call a function of scores, groups and mask as verl calls estimators; it gives [batch_size, 1 or length]."""
+
+    @torch.no_grad()
+    def compute(
+        token_level_rewards: torch.Tensor,
+        response_mask: torch.Tensor,
+        index: npt.NDArray[Any],
+        epsilon: float = 1e-6,
+        config: Any = None,
+        **kwargs: Any,
+    ) -> Advantages:
+        scores, groups, mask = _compute_scores(token_level_rewards, response_mask, index)
+        advantages = torch.where(mask != 0, compare(scores, groups, mask), 0).to(scores.dtype)
+        return advantages, advantages
+
+    return _name_after(compute, compare, OUTCOME_ARGUMENTS)
+
+
+@_as_outcome_estimator
+def compute_rloo_outcome_advantage(scores: torch.Tensor, groups: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Compute scores of responses less the mean of the others to the same prompt; one alone keeps its score."""
+    return group_normalize(scores, groups, mode="leave-one-out")[:, None]
+
+
+@_as_outcome_estimator
+def compute_opo_outcome_advantage(scores: torch.Tensor, groups: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Compute scores of responses less the mean of their group, weighted by lengths; one alone keeps its score."""
+    lengths = (mask != 0).sum(-1).double()
+    totals = torch.stack([lengths * scores, lengths, torch.ones_like(lengths)])
+    weighted, total, count = torch.zeros_like(totals).index_add_(1, groups, totals)[:, groups]
+    return torch.where(count > 1, scores - weighted / total, scores)[:, None]
+
+
+@_as_outcome_estimator
+def compute_reinforce_plus_plus_baseline_outcome_advantage(
+    scores: torch.Tensor, groups: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
+    """Compute scores of responses less the mean of their group, whitened over all valid tokens, of two or more.
+
+    A response alone keeps its score before that.
+    """
+    relative = torch.where(_find_single(groups), scores, group_normalize(scores, groups, mode="mean"))
+    return _whiten(relative[:, None].expand(mask.shape), mask, None)
 
 
 @torch.no_grad()
@@ -198,21 +284,22 @@ def compute_reinforce_plus_plus_outcome_advantage(
     return _whiten(returns, mask, backend).to(dtype), returns.to(dtype)
 
 
-def compute_policy_loss_triton(
-    old_log_prob: torch.Tensor,
-    log_prob: torch.Tensor,
-    advantages: torch.Tensor,
-    response_mask: torch.Tensor,
-    loss_agg_mode: str = "token-mean",
-    config: Any = None,
-    rollout_is_weights: torch.Tensor | None = None,
-    *,
-    backend: str | None = None,
-) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Compute the loss that verl calls "vanilla", and its gradient, in one pass.
+class Minibatch(NamedTuple):
+    """What the equations of a policy loss read, without a graph: [batch_size, response_length] each."""
 
-        log r = log_prob − old_log_prob, within ±20
-        loss of a token = −min(r·A, clip(r, 1 − low, 1 + high)·A), at most −c·A where A < 0
+    log_prob: torch.Tensor
+    old_log_prob: torch.Tensor
+    advantages: torch.Tensor
+    mask: torch.Tensor
+    weights: torch.Tensor | None
+
+    @property
+    def log_ratio(self) -> torch.Tensor:
+        """The logarithm of the ratio, within the bounds that verl has."""
+        return (self.log_prob - self.old_log_prob).clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
+
+
+LOSS_ARGUMENTS = """
 
     Args:
         old_log_prob: Log-probabilities under the policy that drew the tokens, [batch_size, response_length].
@@ -221,189 +308,193 @@ def compute_policy_loss_triton(
         response_mask: Nonzero where a token is valid, shaped like `old_log_prob`; a weight if floating point.
         loss_agg_mode: How losses of tokens become one: ``"token-mean"``, ``"token-sum"``, ``"seq-mean-token-sum"``,
             ``"seq-mean-token-sum-norm"`` or ``"seq-mean-token-mean"``.
-        config: Of the actor: `clip_ratio`, `clip_ratio_low` and `clip_ratio_high`, `clip_ratio_c` (c, > 1), and
-            `global_batch_info`, with the numbers that a loss over several ranks and micro-batches is divided by.
+        config: Of the actor, with what the loss reads, and `global_batch_info`: the numbers that a loss over several
+            ranks and micro-batches is divided by.
         rollout_is_weights: Importance weights, >= 0, that multiply the losses of tokens; shaped like `old_log_prob`.
         backend: Name of a backend of `rl_triton_core`; None chooses by the tensors' device.
 
     Returns:
-        The loss, and what is logged: how often the clip holds, the mean of −log r, and how often c holds. Where no
-        token is valid the loss is 0, verl's NaN.
+        The loss, and what is logged, by verl's names. Where no token is valid the loss is 0, verl's NaN.
 
     Raises:
         TypeError: An argument's type or dtype is not one of the above.
         ValueError: A shape, device or value is not.
+    """
+
+
+def _as_policy_loss(mode: str = "token-mean") -> Callable[[Callable[[Minibatch, Any], Request]], PolicyLoss]:
+    """Call a function of a minibatch and a config, which chooses a loss of `grpo_loss`, as verl calls policy losses."""
+
+    def decorate(choose: Callable[[Minibatch, Any], Request]) -> PolicyLoss:
+        def compute(
+            old_log_prob: torch.Tensor,
+            log_prob: torch.Tensor,
+            advantages: torch.Tensor,
+            response_mask: torch.Tensor,
+            loss_agg_mode: str = mode,
+            config: Any = None,
+            rollout_is_weights: torch.Tensor | None = None,
+            *,
+            backend: str | None = None,
+        ) -> tuple[torch.Tensor, dict[str, Any]]:
+            if config is None:
+                raise ValueError("config: got None, expected that of the actor, with clip_ratio")
+            tensors = {"log_prob": log_prob, "old_log_prob": old_log_prob, "advantages": advantages}
+            weights = {} if rollout_is_weights is None else {"rollout_is_weights": rollout_is_weights}
+            _check_tokens(**tensors, **weights, response_mask=response_mask)
+            mask = _get_flags(response_mask)
+            minibatch = Minibatch(log_prob.detach(), old_log_prob, advantages, mask, rollout_is_weights)
+            chosen, logged = choose(minibatch, config)
+            options = {"log_ratio_clamp": LOG_RATIO_CLAMP, "weights": rollout_is_weights, **chosen}
+            loss_agg_mode = options.pop("loss_agg_mode", loss_agg_mode)
+            aggregation, normalizer = _get_aggregation(mask, loss_agg_mode, **config.global_batch_info)
+            options |= {"mask": mask, "aggregation": aggregation, "normalizer": normalizer, "backend": backend}
+            loss = grpo_loss(log_prob, old_log_prob, advantages, **options).loss
+            return loss, {} if logged is None else _average_metrics(minibatch, **logged)
+
+        return _name_after(compute, choose, LOSS_ARGUMENTS)
+
+    return decorate
+
+
+@_as_policy_loss()
+def compute_policy_loss_triton(minibatch: Minibatch, config: Any) -> Request:
+    """Compute the loss that verl calls "vanilla", and its gradient, in one pass.
+
+        log r = log_prob − old_log_prob, within ±20
+        loss of a token = −min(r·A, clip(r, 1 − low, 1 + high)·A), at most −c·A where A < 0
+
+    Of the config are read `clip_ratio`, `clip_ratio_low` and `clip_ratio_high`, and `clip_ratio_c`, c, which is > 1.
     """
     low, high, most = _get_clips(config)
-    arguments = (old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights, backend)
-    loss, mask = _compute_loss(*arguments, clip=low, clip_high=high, dual_clip=most, log_ratio_clamp=LOG_RATIO_CLAMP)
-    log_ratio = _clamp_log_ratio(log_prob, old_log_prob)
-    ratio = log_ratio.exp()
-    free, clipped = advantages * ratio, advantages * ratio.clamp(1 - low, 1 + high)
-    bounded = (advantages < 0) & (torch.minimum(free, clipped) < advantages * most)
-    return loss, _average_metrics(mask, clipped < free, log_ratio, bounded)
+    a, ratio = minibatch.advantages, minibatch.log_ratio.exp()
+    free, clipped = a * ratio, a * ratio.clamp(1 - low, 1 + high)
+    bounded = (a < 0) & (torch.minimum(free, clipped) < a * most)
+    options = {"clip": low, "clip_high": high, "dual_clip": most}
+    return options, {"clipped": clipped < free, "bounded": bounded}
 
 
-def compute_policy_loss_gspo(
-    old_log_prob: torch.Tensor,
-    log_prob: torch.Tensor,
-    advantages: torch.Tensor,
-    response_mask: torch.Tensor,
-    loss_agg_mode: str = "seq-mean-token-mean",
-    config: Any = None,
-    rollout_is_weights: torch.Tensor | None = None,
-    *,
-    backend: str | None = None,
-) -> tuple[torch.Tensor, dict[str, Any]]:
+@_as_policy_loss("seq-mean-token-mean")
+def compute_policy_loss_gspo(minibatch: Minibatch, config: Any) -> Request:
     """Compute the loss that verl calls "gspo", and its gradient, in one pass: PPO's with the ratio of the response.
 
-    The arguments are those of `compute_policy_loss_triton`; `clip_ratio_c` is not read. The logarithm of the response's
-    ratio is kept within ±10, of which verl has the upper bound.
-
-    Returns:
-        The loss, and what is logged, by verl's names.
-
-    Raises:
-        TypeError: An argument's type or dtype is not one of the above.
-        ValueError: A shape, device or value is not.
+    Of the config are read the clips, without `clip_ratio_c`. The logarithm of the response's ratio is kept within ±10,
+    of which verl has the upper bound.
     """
     low, high, _ = _get_clips(config)
-    arguments = (old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights, backend)
-    options: dict[str, Any] = {
-        "ratio": "sequence-token",
-        "log_ratio_clamp": SEQUENCE_CLAMP,
-        "clip": low,
-        "clip_high": high,
-    }
-    loss, mask = _compute_loss(*arguments, **options)
-    log_ratio = torch.where(mask != 0, log_prob.detach() - old_log_prob, 0)
+    old, a, mask = minibatch.old_log_prob, minibatch.advantages, minibatch.mask
+    log_ratio = torch.where(mask != 0, minibatch.log_prob - old, 0)
     ratio = ((log_ratio * mask).sum(-1) / mask.sum(-1).clamp(min=1)).clamp(max=SEQUENCE_CLAMP).exp()[:, None]
-    clipped = advantages * ratio.clamp(1 - low, 1 + high) < advantages * ratio
-    return loss, _average_metrics(mask, clipped, log_ratio)
+    clipped = a * ratio.clamp(1 - low, 1 + high) < a * ratio
+    options = {"ratio": "sequence-token", "log_ratio_clamp": SEQUENCE_CLAMP, "clip": low, "clip_high": high}
+    return options, {"clipped": clipped, "log_ratio": log_ratio}
 
 
-def compute_policy_loss_cispo(
-    old_log_prob: torch.Tensor,
-    log_prob: torch.Tensor,
-    advantages: torch.Tensor,
-    response_mask: torch.Tensor,
-    loss_agg_mode: str = "token-mean",
-    config: Any = None,
-    rollout_is_weights: torch.Tensor | None = None,
-    *,
-    backend: str | None = None,
-) -> tuple[torch.Tensor, dict[str, Any]]:
+@_as_policy_loss()
+def compute_policy_loss_cispo(minibatch: Minibatch, config: Any) -> Request:
     """Compute the loss that verl calls "cispo", and its gradient, in one pass: −A·log_prob, weighted by the clipped r.
 
-    The arguments are those of `compute_policy_loss_triton`; `clip_ratio_c` is not read.
-
-    Returns:
-        The loss, and what is logged, by verl's names.
-
-    Raises:
-        TypeError: An argument's type or dtype is not one of the above.
-        ValueError: A shape, device or value is not.
+    Of the config are read the clips, without `clip_ratio_c`.
     """
     low, high, _ = _get_clips(config)
-    arguments = (old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights, backend)
-    options: dict[str, Any] = {"surrogate": "cispo", "log_ratio_clamp": LOG_RATIO_CLAMP, "clip": low, "clip_high": high}
-    loss, mask = _compute_loss(*arguments, **options)
-    log_ratio = _clamp_log_ratio(log_prob, old_log_prob)
-    ratio = log_ratio.exp()
-    return loss, _average_metrics(mask, (ratio < 1 - low) | (ratio > 1 + high), log_ratio)
+    ratio = minibatch.log_ratio.exp()
+    options = {"surrogate": "cispo", "clip": low, "clip_high": high}
+    return options, {"clipped": (ratio < 1 - low) | (ratio > 1 + high)}
 
 
-def compute_policy_loss_sapo(
-    old_log_prob: torch.Tensor,
-    log_prob: torch.Tensor,
-    advantages: torch.Tensor,
-    response_mask: torch.Tensor,
-    loss_agg_mode: str = "seq-mean-token-mean",
-    config: Any = None,
-    rollout_is_weights: torch.Tensor | None = None,
-    *,
-    backend: str | None = None,
-) -> tuple[torch.Tensor, dict[str, Any]]:
+@_as_policy_loss("seq-mean-token-mean")
+def compute_policy_loss_sapo(minibatch: Minibatch, config: Any) -> Request:
     """Compute the loss that verl calls "sapo", and its gradient, in one pass: a soft gate in the place of the clip.
 
-    The arguments are those of `compute_policy_loss_triton`, and `tau_pos` and `tau_neg` of the config. As in verl,
-    `loss_agg_mode` is not read: it is "seq-mean-token-mean".
+    Of the config are read `tau_pos` and `tau_neg`. As in verl, `loss_agg_mode` is not: it is "seq-mean-token-mean".
+    """
+    tau = {"tau": float(config.tau_pos), "tau_negative": float(config.tau_neg)}
+    return {"surrogate": "sapo", "loss_agg_mode": "seq-mean-token-mean", **tau}, {}
+
+
+@_as_policy_loss()
+def compute_policy_loss_gpg(minibatch: Minibatch, config: Any) -> Request:
+    """Compute the loss that verl calls "gpg", and its gradient, in one pass: −A·log_prob. Nothing is logged."""
+    return {"surrogate": "reinforce"}, None
+
+
+@_as_policy_loss()
+def compute_policy_loss_dppo_tv(minibatch: Minibatch, config: Any) -> Request:
+    """Compute the loss that verl calls "dppo_tv", and its gradient, in one pass: −A·log_prob, weighted by min(r, c).
+
+    A token whose probability has risen by more than `clip_ratio_high` where A > 0, or fallen by more than
+    `clip_ratio_low` elsewhere, has no loss. The config's `clip_ratio_c` is c.
+    """
+    low, high, _ = _get_clips(config)
+    change = minibatch.log_prob.exp() - minibatch.old_log_prob.exp()
+    return _truncate_ratio(minibatch, config, change <= high, change >= -low)
+
+
+@_as_policy_loss()
+def compute_policy_loss_dppo_kl(minibatch: Minibatch, config: Any) -> Request:
+    """Compute the loss that verl calls "dppo_kl": as "dppo_tv", with a bound on the KL divergence of the token.
+
+    The divergence is that of two outcomes: this token, or another.
+    """
+    low, high, _ = _get_clips(config)
+    log_prob, old_log_prob, *_ = minibatch
+    p, q = log_prob.exp(), old_log_prob.exp()
+    kl = q * (old_log_prob - log_prob) + (1 - q) * torch.log((1 - q + 1e-8) / (1 - p + 1e-8))
+    return _truncate_ratio(minibatch, config, (kl <= high) | (p <= q), (kl <= low) | (p >= q))
+
+
+def _truncate_ratio(minibatch: Minibatch, config: Any, rising: torch.Tensor, falling: torch.Tensor) -> Request:
+    """The loss of DPPO, for tokens whose probability should rise or fall and that may still do so."""
+    most = _get_clips(config)[2]
+    valid = torch.where(minibatch.advantages > 0, rising, falling)
+    weights = valid.to(minibatch.log_prob.dtype)
+    if minibatch.weights is not None:
+        weights = weights * minibatch.weights
+    options = {"surrogate": "cispo", "clip": None, "clip_high": most - 1, "weights": weights}
+    return options, {"clipped": ~valid, "bounded": valid & (minibatch.log_ratio.exp() > most)}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Log-probabilities and entropies from logits
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def logprobs_from_logits(
+    logits: torch.Tensor, labels: torch.Tensor, inplace_backward: bool = True, *, backend: str | None = None
+) -> torch.Tensor:
+    """Compute log-probabilities of tokens in one pass over the logits: float32, or float64 if the logits are.
+
+    Args:
+        logits: [..., vocab_size], floating point.
+        labels: Tokens, [...], integers.
+        inplace_backward: Write the gradient into the memory of the logits, which must not be read afterwards; not of
+            logits that are a leaf.
+        backend: Name of a backend of `rl_triton_core`; None chooses by the tensors' device.
 
     Returns:
-        The loss, and what is logged, by verl's names.
+        Log-probabilities, [...].
 
     Raises:
         TypeError: An argument's type or dtype is not one of the above.
         ValueError: A shape, device or value is not.
     """
-    _check_config(config)
-    arguments = old_log_prob, log_prob, advantages, response_mask, "seq-mean-token-mean", config, rollout_is_weights
-    options: dict[str, Any] = {
-        "tau": float(config.tau_pos),
-        "tau_negative": float(config.tau_neg),
-        "log_ratio_clamp": LOG_RATIO_CLAMP,
-    }
-    loss, mask = _compute_loss(*arguments, backend, surrogate="sapo", **options)
-    return loss, _average_metrics(mask, None, _clamp_log_ratio(log_prob, old_log_prob))
+    given_up = inplace_backward and not (logits.requires_grad and logits.is_leaf)
+    return token_log_probs(logits, labels, inplace_backward=given_up, backend=backend).log_probs
 
 
-def compute_policy_loss_gpg(
-    old_log_prob: torch.Tensor,
-    log_prob: torch.Tensor,
-    advantages: torch.Tensor,
-    response_mask: torch.Tensor,
-    loss_agg_mode: str = "token-mean",
-    config: Any = None,
-    rollout_is_weights: torch.Tensor | None = None,
-    *,
-    backend: str | None = None,
-) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Compute the loss that verl calls "gpg", and its gradient, in one pass: −A·log_prob.
-
-    The arguments are those of `compute_policy_loss_triton`; of the config, `global_batch_info` is read.
-
-    Returns:
-        The loss, and nothing to be logged.
-
-    Raises:
-        TypeError: An argument's type or dtype is not one of the above.
-        ValueError: A shape, device or value is not.
-    """
-    _check_config(config)
-    arguments = (old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights, backend)
-    return _compute_loss(*arguments, surrogate="reinforce")[0], {}
+def entropy_from_logits(logits: torch.Tensor, *, backend: str | None = None) -> torch.Tensor:
+    """Compute entropies in one pass over the logits, [..., vocab_size]: [...], float32 or float64."""
+    tokens = torch.zeros(logits.shape[:-1], dtype=torch.int64, device=logits.device)
+    entropy = token_log_probs(logits, tokens, entropy=True, backend=backend).entropy
+    assert entropy is not None
+    return entropy
 
 
-def _compute_loss(
-    old_log_prob: torch.Tensor,
-    log_prob: torch.Tensor,
-    advantages: torch.Tensor,
-    response_mask: torch.Tensor,
-    loss_agg_mode: str,
-    config: Any,
-    rollout_is_weights: torch.Tensor | None,
-    backend: str | None,
-    **options: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """A loss of tokens as verl aggregates it, and the mask as flags or weights."""
-    tensors = {"log_prob": log_prob, "old_log_prob": old_log_prob, "advantages": advantages}
-    if rollout_is_weights is not None:
-        tensors["rollout_is_weights"] = rollout_is_weights
-    _check_tokens(**tensors, response_mask=response_mask)
-    mask = _get_flags(response_mask)
-    aggregation, normalizer = _get_aggregation(mask, loss_agg_mode, **config.global_batch_info)
-    result = grpo_loss(
-        log_prob,
-        old_log_prob,
-        advantages,
-        mask=mask,
-        weights=rollout_is_weights,
-        aggregation=aggregation,
-        normalizer=normalizer,
-        backend=backend,
-        **options,
-    )
-    return result.loss, mask
+def entropy_from_logits_with_chunking(
+    logits: torch.Tensor, chunk_size: int = 2048, *, backend: str | None = None
+) -> torch.Tensor:
+    """The same. `chunk_size` is not read: no second tensor of the logits' size arises."""
+    return entropy_from_logits(logits, backend=backend)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -444,25 +535,28 @@ def _whiten(advantages: torch.Tensor, mask: torch.Tensor, backend: str | None) -
     return normalize_advantages(advantages, mask, correction=1, epsilon=1e-8, epsilon_mode="variance", backend=backend)
 
 
-def _number_groups(index: Any, scores: torch.Tensor) -> torch.Tensor:
-    """The number of each response's group, counted in the order in which groups appear."""
+def _compute_scores(
+    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Scores of responses, the number of each one's group, counted as groups appear, and the mask."""
+    _check_tokens(token_level_rewards=token_level_rewards, response_mask=response_mask)
+    mask = _get_flags(response_mask)
+    scores = torch.where(mask != 0, token_level_rewards, 0).sum(dim=-1)
     labels: Iterable[Hashable] = index.tolist() if hasattr(index, "tolist") else index
     numbers: dict[Hashable, int] = {}
     groups = [numbers.setdefault(label, len(numbers)) for label in labels]
     if len(groups) != len(scores):
         raise ValueError(f"index: got {len(groups)} groups, expected one per response ({len(scores)})")
-    return torch.tensor(groups, dtype=torch.int64, device=scores.device)
+    return scores, torch.tensor(groups, dtype=torch.int64, device=scores.device), mask
 
 
-def _check_config(config: Any) -> None:
-    """Check that there is one."""
-    if config is None:
-        raise ValueError("config: got None, expected that of the actor, with clip_ratio")
+def _find_single(groups: torch.Tensor) -> torch.Tensor:
+    """Which responses are alone in their group."""
+    return torch.bincount(groups)[groups] == 1
 
 
 def _get_clips(config: Any) -> tuple[float, float, float]:
     """How far the ratio may fall and rise, and c."""
-    _check_config(config)
     low, high = (
         config.clip_ratio if bound is None else bound for bound in (config.clip_ratio_low, config.clip_ratio_high)
     )
@@ -507,16 +601,15 @@ AGGREGATIONS = {
 """By verl's name: that of `grpo_loss`, and the number in `global_batch_info` that the sum is divided by, if any."""
 
 
-def _clamp_log_ratio(log_prob: torch.Tensor, old_log_prob: torch.Tensor) -> torch.Tensor:
-    """The logarithm of the ratio, within the bounds that verl has."""
-    return (log_prob.detach() - old_log_prob).clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
-
-
 @torch.no_grad()
 def _average_metrics(
-    mask: torch.Tensor, clipped: torch.Tensor | None, log_ratio: torch.Tensor, bounded: torch.Tensor | None = None
+    minibatch: Minibatch,
+    clipped: torch.Tensor | None = None,
+    bounded: torch.Tensor | None = None,
+    log_ratio: torch.Tensor | None = None,
 ) -> dict[str, float]:
     """The metrics of verl's losses, by its own arithmetic; the host waits for the device once."""
+    mask, log_ratio = minibatch.mask, minibatch.log_ratio if log_ratio is None else log_ratio
     flags = [log_ratio.new_zeros(()) if x is None else x.to(log_ratio) for x in (clipped, bounded)]
     numbers = torch.stack([x.expand_as(log_ratio) for x in (flags[0], -log_ratio, flags[1])])
     means = (torch.where(mask.bool(), numbers, 0.0) * mask).sum(dim=(1, 2)) / (mask.sum() + 1e-8)
@@ -528,30 +621,57 @@ def _average_metrics(
 # Installation
 # ---------------------------------------------------------------------------------------------------------------------
 
-ESTIMATORS: dict[str, Callable[..., Advantages]] = {
+ESTIMATORS: dict[str, Estimator] = {
     "gae": compute_gae_advantage_return,
     "grpo": compute_grpo_outcome_advantage,
     "reinforce_plus_plus": compute_reinforce_plus_plus_outcome_advantage,
+    "reinforce_plus_plus_baseline": compute_reinforce_plus_plus_baseline_outcome_advantage,
+    "rloo": compute_rloo_outcome_advantage,
+    "opo": compute_opo_outcome_advantage,
 }
-"""By the name of the estimator: the function, which is called like the one of `core_algos` whose place it takes."""
-LOSSES: dict[str, Callable[..., tuple[torch.Tensor, dict[str, Any]]]] = {
+"""By the name of the estimator: the function, which is called like the one of verl's whose place it takes."""
+LOSSES: dict[str, PolicyLoss] = {
     "gspo": compute_policy_loss_gspo,
     "cispo": compute_policy_loss_cispo,
     "sapo": compute_policy_loss_sapo,
     "gpg": compute_policy_loss_gpg,
+    "dppo_tv": compute_policy_loss_dppo_tv,
+    "dppo_kl": compute_policy_loss_dppo_kl,
 }
 """The same of policy losses."""
+TOKENS: dict[str, Callable[..., torch.Tensor]] = {
+    function.__name__: function
+    for function in (logprobs_from_logits, entropy_from_logits, entropy_from_logits_with_chunking)
+}
+"""The same of functions of logits, which are in no registry."""
+
+
+class Place(NamedTuple):
+    """Where verl has a function whose place one of this module takes."""
+
+    name: str
+    function: Callable[..., Any]
+    module: Any
+    registry: dict[str, Callable[..., Any]]
+
+    @property
+    def attribute(self) -> str:
+        """What the function is called in verl's module."""
+        return "compute_policy_loss_vanilla" if self.name == LOSS_NAME else self.function.__name__
+
+
 _stock: dict[str, Callable[..., Any]] = {}
 _installed: dict[str, Callable[..., Any]] = {}
 
 
 def install(*, backend: str | None = None) -> None:
-    """Let this process's verl compute here what `ESTIMATORS` and `LOSSES` name, and register the policy loss "triton".
+    """Let verl compute what `ESTIMATORS`, `LOSSES` and `TOKENS` name here, in this process, and add the loss "triton".
 
-    Functions of `verl.trainer.ppo.core_algos` are replaced, as attributes of the module and in its registry, and one
-    line is logged. A second call changes nothing but the backend. A version of verl that this module does not know is
-    warned of, and compared with on a small batch: functions that differ stay verl's own, with a warning each, as
-    REINFORCE++ does before 0.9. With RL_TRITON=0 all stay, and the policy loss is verl's "vanilla" under another name.
+    Functions of `verl.trainer.ppo.core_algos` and `verl.utils.torch_functional` are replaced, as attributes of the
+    module and in its registry, and one line is logged. A module that imported one by name before keeps verl's. A second
+    call changes nothing but the backend. A version of verl that this module does not know is warned of, and compared
+    with on a small batch: functions that differ stay verl's own, with a warning each, as REINFORCE++ and GSPO do before
+    0.9. With RL_TRITON=0 all stay, and the policy loss is verl's "vanilla" under another name.
 
     Args:
         backend: Name of a backend of `rl_triton_core`; None chooses by the device of the tensors of each call.
@@ -568,23 +688,21 @@ def install(*, backend: str | None = None) -> None:
         logger.setLevel(logging.INFO)  # verl sets the root logger to WARNING
     off = find_off_switch()
     if off:
-        core_algos.POLICY_LOSS_REGISTRY[LOSS_NAME] = core_algos.compute_policy_loss_vanilla
+        core_algos.POLICY_LOSS_REGISTRY[LOSS_NAME] = _installed[LOSS_NAME] = core_algos.compute_policy_loss_vanilla
         logger.info("verl %s computes with its own functions: %s", verl.__version__, off)
         return
-    same = _find_same_functions()
-    for name, function, registry in _list_places():
-        if function in same:
-            _stock[name] = getattr(core_algos, function.__name__)
-            _installed[name] = _bind_backend(function, backend)
-            setattr(core_algos, function.__name__, _installed[name])
-            registry[name] = _installed[name]
-    if compute_policy_loss_triton in same:
-        core_algos.POLICY_LOSS_REGISTRY[LOSS_NAME] = _bind_backend(compute_policy_loss_triton, backend)
-    losses = [*([LOSS_NAME] if compute_policy_loss_triton in same else []), *(x for x in LOSSES if x in _installed)]
+    for place in _find_same_places():
+        ours = _bind_backend(place.function, backend)
+        if place.name != LOSS_NAME:
+            _stock[place.name] = getattr(place.module, place.attribute)
+            setattr(place.module, place.attribute, ours)
+        place.registry[place.name] = _installed[place.name] = ours
+    losses, tokens = ([x for x in names if x in _installed] for names in ((LOSS_NAME, *LOSSES), TOKENS))
     logger.info(
-        "verl %s computes %s advantages with rl_triton_core %s, backend %s%s",
+        "verl %s computes %s advantages%s with rl_triton_core %s, backend %s%s",
         verl.__version__,
-        ", ".join(x for x in _installed if x in ESTIMATORS) or "no",
+        ", ".join(x for x in ESTIMATORS if x in _installed) or "no",
+        " and log-probabilities from logits" if tokens else "",
         rl_triton_core.__version__,
         backend or "that of the device",
         f", and the policy losses {', '.join(losses)} where the configuration names one" if losses else "",
@@ -593,23 +711,34 @@ def install(*, backend: str | None = None) -> None:
 
 def uninstall() -> None:
     """Give this process's verl its own functions back. Without `install` before, nothing happens."""
-    for name, function, registry in _list_places():
-        ours = _installed.get(name)
-        if ours is not None and getattr(core_algos, function.__name__) is ours:
-            setattr(core_algos, function.__name__, _stock[name])
-        if ours is not None and registry.get(name) is ours:
-            registry[name] = _stock[name]
-    loss = core_algos.POLICY_LOSS_REGISTRY.get(LOSS_NAME)
-    if getattr(loss, "func", loss) in (compute_policy_loss_triton, core_algos.compute_policy_loss_vanilla):
-        del core_algos.POLICY_LOSS_REGISTRY[LOSS_NAME]
+    for place in _list_places():
+        ours, stock = _installed.get(place.name), _stock.get(place.name)
+        if ours is None:
+            continue
+        if stock is not None and getattr(place.module, place.attribute) is ours:
+            setattr(place.module, place.attribute, stock)
+        if place.registry.get(place.name) is ours:
+            if stock is None:
+                del place.registry[place.name]
+            else:
+                place.registry[place.name] = stock
     _stock.clear()
     _installed.clear()
 
 
-def _list_places() -> list[tuple[str, Callable[..., Any], dict[str, Callable[..., Any]]]]:
-    """The names in verl's registries that stand for functions here."""
-    kinds = (ESTIMATORS, core_algos.ADV_ESTIMATOR_REGISTRY), (LOSSES, core_algos.POLICY_LOSS_REGISTRY)
-    return [(name, function, registry) for functions, registry in kinds for name, function in functions.items()]
+def _list_places() -> list[Place]:
+    """All places."""
+    losses = {**LOSSES, LOSS_NAME: compute_policy_loss_triton}
+    kinds: list[tuple[dict[str, Any], Any, dict[str, Any]]] = [
+        (ESTIMATORS, core_algos, core_algos.ADV_ESTIMATOR_REGISTRY),
+        (losses, core_algos, core_algos.POLICY_LOSS_REGISTRY),
+        (TOKENS, torch_functional, {}),
+    ]
+    return [
+        Place(name, function, module, registry)
+        for functions, module, registry in kinds
+        for name, function in functions.items()
+    ]
 
 
 def _bind_backend(function: Callable[..., Any], backend: str | None) -> Callable[..., Any]:
@@ -619,16 +748,16 @@ def _bind_backend(function: Callable[..., Any], backend: str | None) -> Callable
     return partial(function, backend=backend)
 
 
-def _find_same_functions() -> list[Callable[..., Any]]:
-    """Find the functions here that verl's may be replaced by, and warn of the others and of a version not known."""
-    places: dict[str, Callable[..., Any]] = {function.__name__: function for _, function, _ in _list_places()}
-    places |= {"compute_policy_loss_vanilla": compute_policy_loss_triton}
+def _find_same_places() -> list[Place]:
+    """Find what of verl's may be replaced, and warn of what differs and of a version not known."""
+    places = [place for place in _list_places() if hasattr(place.module, place.attribute)]
     known = verl.__version__ in KNOWN_VERSIONS
-    differences = {
-        name: _compare_arguments(name, function) or ("" if known else _compare_numbers(name, function))
-        for name, function in places.items()
-    }
-    found = [f"verl {verl.__version__}: core_algos.{name} {x}" for name, x in differences.items() if x]
+    differences = [_compare_arguments(place) or ("" if known else _compare_numbers(place)) for place in places]
+    found = [
+        f"verl {verl.__version__}: {place.module.__name__.rpartition('.')[2]}.{place.attribute} {difference}"
+        for place, difference in zip(places, differences, strict=True)
+        if difference
+    ]
     if len(found) == len(places):
         raise RuntimeError(found[0])
     for text in found:
@@ -639,20 +768,19 @@ def _find_same_functions() -> list[Callable[..., Any]]:
             "and their numbers on a small batch",
             verl.__version__,
             ", ".join(KNOWN_VERSIONS),
-            ", ".join(places),
+            ", ".join(place.attribute for place in places),
         )
-    return [function for name, function in places.items() if not differences[name]]
+    return [place for place, difference in zip(places, differences, strict=True) if not difference]
 
 
-def _compare_arguments(name: str, function: Callable[..., Any]) -> str:
+def _compare_arguments(place: Place) -> str:
     """Say which arguments one of verl's functions takes; nothing if they are those of ours."""
-    found = getattr(core_algos, name, None)
-    got = None if found is None else list(inspect.signature(found).parameters)
-    expected = [parameter for parameter in inspect.signature(function).parameters if parameter != "backend"]
+    got = list(inspect.signature(getattr(place.module, place.attribute)).parameters)
+    expected = [parameter for parameter in inspect.signature(place.function).parameters if parameter != "backend"]
     return "" if got == expected else f"takes {got}, expected {expected}"
 
 
-def _compare_numbers(name: str, function: Callable[..., Any]) -> str:
+def _compare_numbers(place: Place) -> str:
     """Say that one of verl's functions gives other numbers than ours, on a batch of three responses."""
     generator = torch.Generator().manual_seed(0)
     rewards, values, log_prob = torch.randn(3, 3, 6, generator=generator, dtype=torch.float64).unbind()
@@ -665,18 +793,23 @@ def _compare_numbers(name: str, function: Callable[..., Any]) -> str:
         "gamma": 0.9,
         "lam": 0.8,
         "index": ["a", "b", "a"],
-        "config": config if "loss" in name else core_algos.AlgoConfig(gamma=0.9),
-        "old_log_prob": values,
-        "log_prob": log_prob,
+        "config": config if "loss" in place.attribute else core_algos.AlgoConfig(gamma=0.9),
+        "old_log_prob": -values.exp(),
+        "log_prob": -log_prob.exp(),
         "advantages": rewards,
+        "loss_agg_mode": "seq-mean-token-sum",  # the default of none: before 0.9, verl's GSPO does not read it
+        "logits": torch.stack([rewards, values, log_prob], -1).flatten(0, 1),
+        "labels": mask.flatten(),
     }
-    wanted = {x: arguments[x] for x in inspect.signature(function).parameters if x in arguments}
-    stock, ours = getattr(core_algos, name)(**wanted), _bind_backend(function, "reference")(**wanted)
+    wanted = {x: arguments[x] for x in inspect.signature(place.function).parameters if x in arguments}
+    stock, ours = getattr(place.module, place.attribute)(**wanted), _bind_backend(place.function, "reference")(**wanted)
+    pairs = zip(stock, ours, strict=True) if isinstance(ours, tuple) else [(stock, ours)]
+    valid = mask.flatten() if "logits" in wanted else mask
     same = all(
         all(abs(got[key] - expected[key]) < 1e-6 for key in expected)
         if isinstance(expected, dict)
-        else torch.allclose(got * mask if got.ndim else got, expected, rtol=1e-6, atol=1e-6)
-        for got, expected in zip(stock, ours, strict=True)
+        else torch.allclose(got.double() * valid, expected * valid, rtol=1e-6, atol=1e-6)
+        for got, expected in pairs
     )
     return "" if same else f"has other results than in {', '.join(KNOWN_VERSIONS)}"
 

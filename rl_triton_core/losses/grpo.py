@@ -49,6 +49,7 @@ def grpo_loss(
     entropy_coef: Number = 0.0,
     kl_coef: Number = 0.0,
     kl_estimator: str = "k3",
+    kl_times_ratio: bool = False,
     aggregation: str = "token-mean",
     normalizer: Number | None = None,
     log_ratio_clamp: Number | None = None,
@@ -104,6 +105,8 @@ def grpo_loss(
         kl_coef: Coefficient of the KL divergence.
         kl_estimator: How the divergence is estimated: ``"k1"``, ``"k2"``, ``"k3"``, ``"k1+"`` or ``"k3+"``, see
             `kl_divergence`.
+        kl_times_ratio: Whether the divergence of a token is r·KL, which corrects it for tokens that another policy drew
+            (DeepSeek-V3.2); not with the ratio "sequence".
         aggregation: See above.
         normalizer: What the sum is divided by, e.g. a number of tokens over all ranks; a number, or a tensor of one.
         log_ratio_clamp: The largest |log r|, and |x| of "k3", beyond which the derivative is 0; None does not clamp.
@@ -140,6 +143,7 @@ def grpo_loss(
         entropy_coef=entropy_coef,
         kl_coef=kl_coef,
         kl_estimator=kl_estimator,
+        kl_times_ratio=kl_times_ratio,
         log_ratio_clamp=log_ratio_clamp,
         kl_clip=kl_clip,
         surrogate=surrogate,
@@ -155,6 +159,8 @@ def grpo_loss(
         raise ValueError(
             "ratio: got 'sequence' with advantages per token, expected 'sequence-token', or one advantage per sequence"
         )
+    if kl_times_ratio and ratio == "sequence":
+        raise ValueError("kl_times_ratio: got True with the ratio 'sequence', expected 'token' or 'sequence-token'")
     if factors is not None:
         add_weights(problem, log_probs.shape, factors, per_sequence=crosses_tokens)
     if ratio != "token":

@@ -32,6 +32,7 @@ def problem_of(
     masked=False,
     tokens=False,
     surrogate="clip",
+    weigh_kl="none",
 ):
     """A problem with everything that there is."""
     widths = [size or (1 if head in ("given", "sampled") else 8)] * parts
@@ -53,7 +54,7 @@ def problem_of(
         empty(dtype=torch.float64) if tokens else None,
     )
     problem = LossProblem(
-        Choices(head, "huber", "cleanrl", "none" if exact_kl else "k3", surrogate),
+        Choices(head, "huber", "cleanrl", "none" if exact_kl else "k3", surrogate, weigh_kl),
         tuple(inputs),
         streams,
         empty(n, dtype=dtype),
@@ -80,6 +81,7 @@ VARIANTS = {
     "entropy": {"head": "given", "masked": True},
     "tokens": {"head": "sampled", "tokens": True},
     **{x: {"head": "sampled", "tokens": True, "surrogate": x} for x in SURROGATES if x != "clip"},
+    "KL times ratio": {"head": "sampled", "tokens": True, "weigh_kl": "ratio"},
     "categorical of 64, alone": {"head": "categorical", "size": 64},
     "categorical of 1000": {"head": "categorical", "size": 1000},
     "categorical of 64": {"head": "categorical", "size": 64, "exact_kl": True},

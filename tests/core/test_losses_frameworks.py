@@ -1,12 +1,28 @@
-"""Losses of frameworks without an adapter of ours for them, transcribed; the adapters' tests have the others."""
+"""Losses of frameworks and methods, transcribed; the adapters' tests compare with frameworks themselves."""
+
+import re
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from losses_cases import make
 from torch._dynamo.testing import CompileCounter
 
-from rl_triton_core.losses import Categorical, LogProbs, grpo_loss, kl_divergence, ppo_loss, value_loss
+from rl_triton_core import compute_discounted_returns, compute_gae, normalize_advantages
+from rl_triton_core.losses import (
+    Categorical,
+    LogProbs,
+    group_normalize,
+    grpo_loss,
+    kl_divergence,
+    ppo_loss,
+    value_loss,
+)
 from rl_triton_core.testing import assert_close
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "tokens.md"
 
 
 def gradients(loss, *inputs):
@@ -38,23 +54,6 @@ def test_verl(tokens):
         assert_same(ours, (values * mask).sum() / mask.sum(), log_probs)
 
 
-def test_trl(tokens):
-    """Transcribed from GRPOTrainer._compute_loss: grpo, bnpo, dapo and dr_grpo."""
-    log_probs, old, adv, ref, mask = tokens
-    ratio = torch.exp(log_probs - old)
-    losses = -torch.min(ratio * adv[:, None], torch.clamp(ratio, 0.8, 1.2) * adv[:, None])
-    losses = losses + 0.04 * (torch.exp(ref - log_probs) - (ref - log_probs) - 1)
-    total = (losses * mask).sum()
-    for theirs, options in (
-        (((losses * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).mean(), {"aggregation": "sequence-mean"}),
-        (total / mask.sum().clamp(min=1.0), {}),
-        (total / 40, {"normalizer": torch.tensor(40.0)}),
-        (total / (6 * 9), {"aggregation": "sequence-sum", "normalizer": 6 * 9}),
-    ):
-        ours = grpo_loss(log_probs, old, adv, ref_log_probs=ref, mask=mask, kl_coef=0.04, **options)
-        assert_same(ours.loss, theirs, log_probs)
-
-
 def test_openrlhf(tokens):
     """Transcribed from models/loss.py: ValueLoss has the factor 1/2 and the larger of two errors."""
     values, old, _, returns, mask = tokens
@@ -62,6 +61,99 @@ def test_openrlhf(tokens):
     theirs = 0.5 * (torch.max((clipped - returns) ** 2, (values - returns) ** 2) * mask).sum() / mask.sum()
     options = {"old_values": old, "value_clip": 0.2, "value_clip_mode": "cleanrl", "value_factor": 0.5}
     assert_same(value_loss(values, returns, mask=mask, **options), theirs, values)
+
+
+# -- methods of docs/tokens.md ----------------------------------------------------------------------------------------
+
+
+def make_batch():
+    """Log-probabilities that require grad, and what the equations of the methods read: one formula each, by hand."""
+    g = torch.Generator().manual_seed(5)
+    log_probs = -torch.rand(6, 9, generator=g, dtype=torch.float64)
+    old, ref = log_probs + 0.3 * torch.randn(2, 6, 9, generator=g, dtype=torch.float64)
+    rewards, values = torch.randn(2, 6, 9, generator=g, dtype=torch.float64)
+    lengths = torch.tensor([9, 3, 1, 5, 7, 2])[:, None]
+    x = SimpleNamespace(lp=log_probs.requires_grad_(), old=old, ref=ref, rewards=rewards, values=values)
+    x.mask = torch.arange(9) < lengths
+    x.m, x.lengths, x.scores = x.mask.double(), lengths, torch.tensor([1.0, 0.0, 0.5, 0.25, 2.0, -1.0]).double()
+    x.r = (x.lp - old).exp()
+    x.s = (((x.lp - old) * x.m).sum(1, keepdim=True) / lengths).exp()
+    x.own_s = x.s.detach() * x.r / x.r.detach()
+    x.kl = (ref - x.lp).exp() - (ref - x.lp) - 1
+    pairs = x.scores.view(-1, 2)
+    x.mean = (pairs - pairs.mean(1, keepdim=True)).view(-1, 1)
+    x.std = x.mean / (pairs.std(1).repeat_interleave(2)[:, None] + 1e-6)
+    x.others = (pairs - pairs.flip(1)).view(-1, 1)
+    x.gae, x.returns = (torch.zeros(6, 10, dtype=torch.float64) for _ in range(2))
+    for t in range(8, -1, -1):
+        following = values[:, t + 1] * x.m[:, t + 1] if t < 8 else 0
+        x.gae[:, t] = (rewards[:, t] + following - values[:, t] + 0.95 * x.gae[:, t + 1]) * x.m[:, t]
+        x.returns[:, t] = (rewards[:, t] + x.returns[:, t + 1]) * x.m[:, t]
+    valid = x.returns[:, :9][x.mask]
+    x.whitened = (x.returns[:, :9] - valid.mean()) / (valid.std() + 1e-8)
+    return x
+
+
+def clip(ratio, a, low=0.2, high=0.2):
+    return -torch.minimum(ratio * a, ratio.clamp(1 - low, 1 + high) * a)
+
+
+def gate(ratio, a):
+    tau = 1.05 - 0.05 * (a > 0).double()
+    return -a * torch.sigmoid(tau * (ratio - 1)) * 4 / tau
+
+
+def average(x, losses):
+    return ((losses * x.m).sum(1) / x.lengths[:, 0]).mean()
+
+
+METHODS = {
+    "PPO": lambda x: (clip(x.r, x.gae[:, :9]) * x.m).sum() / x.m.sum(),
+    "GRPO": lambda x: average(x, clip(x.r, x.std) + 0.04 * x.kl),
+    "Dr. GRPO": lambda x: (clip(x.r, x.mean) * x.m).sum() / (6 * 9),
+    "DAPO": lambda x: (clip(x.r, x.std, 0.2, 0.28) * x.m).sum() / 100,
+    "BNPO": lambda x: (clip(x.r, x.std) * x.m).sum() / x.m.sum(),
+    "GSPO": lambda x: average(x, clip(x.s, x.std, 3e-4, 4e-4)),
+    "GSPO-token": lambda x: average(x, clip(x.own_s, x.std, 3e-4, 4e-4)),
+    "LUSPO": lambda x: (clip(x.s, x.std) * x.m).sum() / 6,
+    "CISPO": lambda x: (-x.r.clamp(max=1.1).detach() * x.std * x.lp * x.m).sum() / 100,
+    "SAPO": lambda x: average(x, gate(x.r, x.std)),
+    "RLOO": lambda x: (-x.others * x.lp * x.m).sum() / 6,
+    "GPG": lambda x: (-x.mean * x.lp * x.m).sum() / x.m.sum(),
+    "REINFORCE++": lambda x: (clip(x.r, x.whitened) * x.m).sum() / x.m.sum(),
+    "GRPO of DeepSeek-V3.2": lambda x: average(x, clip(x.r, x.mean) + 0.04 * x.r * x.kl),
+}
+FUNCTIONS = (compute_discounted_returns, compute_gae, grpo_loss, normalize_advantages)
+
+
+def read_methods():
+    """Advantages and arguments by method, as the page has them."""
+    if not PAGE.exists():
+        pytest.skip("only the package is here")
+    rows = re.findall(r"^\| ([^|]+) \| `([^`|]+)`[^|`]* \| `([^`|]+)` \|$", PAGE.read_text(), re.MULTILINE)
+    return {name: columns for name, *columns in rows}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_methods(method):
+    x, (advantages, options) = make_batch(), read_methods()[method]
+    names = {function.__name__: partial(function, backend="reference") for function in FUNCTIONS}
+    names |= {
+        "group_normalize": group_normalize,
+        "rewards": x.rewards,
+        "values": x.values,
+        "mask": x.mask,
+        "scores": x.scores,
+        "n": 2,
+        "ref": x.ref,
+    }
+    names |= {"longest": 9, "all_tokens": 100, "epsilon_max": 1.1}
+    ours = eval(f"grpo_loss(lp, old, {advantages}, mask=mask, {options})", names | {"lp": x.lp, "old": x.old})
+    assert_same(ours.loss, METHODS[method](x), x.lp, rtol=1e-9)
+
+
+def test_the_page_has_every_method():
+    assert read_methods().keys() == METHODS.keys()
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])

@@ -128,6 +128,25 @@ def test_weights_are_not_counted(target):
     assert float(grpo_loss(x, x, a, weights=weights, mask=weights != 0, **options).loss) == -1.5
 
 
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "k1+", "k3+"])
+@pytest.mark.parametrize("ratio", ["token", "sequence-token"])
+@pytest.mark.parametrize("bound", [None, 0.2])
+def test_kl_times_ratio(target, estimator, ratio, bound):
+    """Some log-ratios are beyond the bound, and weights of the surrogate do not count."""
+    options = {"kl_estimator": estimator, "ratio": ratio, "log_ratio_clamp": bound, "aggregation": "sequence-mean"}
+    for surrogate in ("clip", "reinforce"):
+        check(target, padding_mask(), False, True, 4e-6, surrogate=surrogate, kl_times_ratio=True, **options)
+
+
+def test_no_divergence_times_an_infinite_ratio(target):
+    x = torch.full((1, 2), -1.0, device=target.device, requires_grad=True)
+    old, a = torch.full_like(x, -300.0), torch.zeros(1, device=target.device)
+    options = {"ref_log_probs": x.detach(), "kl_coef": 1.0, "kl_times_ratio": True, "backend": target.backend}
+    got = grpo_loss(x, old, a, **options)
+    got.loss.backward()
+    assert float(got.loss.detach()) == 0 and (x.grad == 0).all()
+
+
 @pytest.mark.parametrize("surrogate", [x for x in SURROGATES if x != "cispo"])
 @pytest.mark.parametrize("ratio", RATIOS[:2])
 def test_gradients_are_those_of_finite_differences(float64_target, surrogate, ratio):
@@ -137,7 +156,7 @@ def test_gradients_are_those_of_finite_differences(float64_target, surrogate, ra
     def compute(x):
         return grpo_loss(
             x, old, per_row, mask=padding_mask(), ref_log_probs=ref, surrogate=surrogate, ratio=ratio, kl_coef=0.1,
-            backend=float64_target.backend,
+            kl_times_ratio=ratio == "token", backend=float64_target.backend,
         ).loss  # fmt: skip
 
     assert torch.autograd.gradcheck(compute, log_probs.requires_grad_())
@@ -165,6 +184,8 @@ BAD = {
     "surrogate: got 'ppo'": lambda: grpo_loss(X, X, X, surrogate="ppo"),
     "ratio: got 'row'": lambda: grpo_loss(X, X, X, ratio="row"),
     "ratio: got 'sequence' with advantages per token": lambda: grpo_loss(X, X, X, ratio="sequence"),
+    "kl_times_ratio: got 1, expected a bool": lambda: grpo_loss(X, X, X, kl_times_ratio=1),
+    "kl_times_ratio: got True with the": lambda: grpo_loss(X, X, X[:, 0], ratio="sequence", kl_times_ratio=True),
     "weights: got shape": lambda: grpo_loss(X, X, X, weights=X[0]),
     "weights: got -1 among": lambda: grpo_loss(X, X, X, weights=X - 1),
     "weights: got dtype": lambda: grpo_loss(X, X, X, weights=X.long()),

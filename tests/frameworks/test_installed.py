@@ -18,6 +18,7 @@ CONSTRAINTS = Path(__file__).parents[2] / "constraints-frameworks.txt"
         ("rsl-rl-lib", "rsl_rl"),
         ("skrl", "skrl"),
         ("skyrl", "skyrl"),
+        ("trl", "trl"),
         ("verl", "verl"),
     ],
 )

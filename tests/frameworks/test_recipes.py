@@ -1,15 +1,18 @@
 """The blocks of docs/recipes.md against the source of the frameworks, as it is installed.
 
-None of the three can be imported whole without much that a test does not need. What the blocks touch is taken from the
+None of the four can be imported whole without much that a test does not need. What the blocks touch is taken from the
 installed files; RLinf's registry is imported.
 """
 
 import ast
 import enum
+import math
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Callable
-from functools import wraps
+from contextlib import nullcontext
+from functools import partial, wraps
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -45,11 +48,18 @@ def find_source(package, path):
     return Path(spec.submodule_search_locations[0]) / path
 
 
-def extract(source, wanted, names):
-    """A module with some of the definitions of a file, and with `names` in the place of its imports."""
+def extract(source, wanted, names, methods=None):
+    """A module with some of the definitions of a file, and with `names` in the place of its imports.
+
+    Of a class that is the only one wanted, methods perhaps.
+    """
     tree = ast.parse(source.read_text())
     tree.body = [x for x in tree.body if isinstance(x, ast.ClassDef | ast.FunctionDef) and x.name in wanted]
     assert {x.name for x in tree.body} == set(wanted)
+    if methods is not None:
+        (whole,) = tree.body
+        whole.bases, whole.body = [], [x for x in whole.body if getattr(x, "name", None) in methods]
+        assert {x.name for x in whole.body} == set(methods)
     module = ModuleType(source.stem)
     vars(module).update(names)
     exec(compile(tree, str(source), "exec"), vars(module))
@@ -69,6 +79,121 @@ def make_rollout(shape, scale=1.0):
     rewards, values = torch.randn(2, *shape, generator=generator, dtype=torch.float64) * scale
     return rewards, values, torch.randint(0, 2, shape, generator=generator)
 
+
+# -- TRL --------------------------------------------------------------------------------------------------------------
+
+TRL_METHODS = (
+    "_compute_loss",
+    "_get_per_token_logps_and_entropies",
+    "get_gamma_weights",
+    "get_high_entropy_mask",
+    "get_off_policy_mask",
+)
+
+
+class TinyModel(torch.nn.Module):
+    """Gives what TRL's fused last layer does: log-probabilities and entropies of the next tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = torch.nn.Embedding(11, 6), torch.nn.Linear(6, 11)
+
+    def forward(self, input_ids, attention_mask, labels, fused_lm_head):
+        log_probs = self.head(self.embedding(input_ids).cumsum(1)).log_softmax(-1)
+        own = log_probs.gather(-1, input_ids.roll(-1, 1)[..., None])[..., 0]
+        return SimpleNamespace(log_probs=own, entropy=-(log_probs.exp() * log_probs).sum(-1))
+
+
+@pytest.fixture
+def trl(monkeypatch):
+    """The class, with the methods that compute its loss."""
+    source = find_source("trl", "trainer/grpo_trainer.py")
+    utilities = extract(source.with_name("utils.py"), ["nanmin", "nanmax"], {"torch": torch})
+    names = {"torch": torch, "math": math, "profiling_decorator": lambda x: x, "PreTrainedModel": object, "Any": object}
+    names |= {"nanmin": utilities.nanmin, "nanmax": utilities.nanmax}
+    module = extract(source, ["GRPOTrainer"], names, TRL_METHODS)
+    put_in_place(module, "trl", monkeypatch)
+    return module.GRPOTrainer
+
+
+def make_trainer(kind, training, options):
+    """A trainer of a class, without what its loss does not read."""
+    trainer = object.__new__(kind)
+    args = SimpleNamespace(
+        delta=None, use_bias_correction_kl=False, sapo_temperature_pos=1.125, sapo_temperature_neg=1.25,
+        steps_per_generation=6, vespo_k_pos=2.0, vespo_lambda_pos=3.0, vespo_k_neg=3.0, vespo_lambda_neg=2.0,
+    )  # fmt: skip
+    accelerator = SimpleNamespace(
+        num_processes=2, gather=lambda x: x, gather_for_metrics=lambda x: x, reduce=lambda x, reduction: x,
+        pad_across_processes=lambda x, **_: x, autocast=nullcontext,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = TinyModel().double().train(training)
+    vars(trainer).update(
+        args=args, accelerator=accelerator, model=model, loss_type="grpo", importance_sampling_level="token", beta=0.0,
+        epsilon_low=0.1, epsilon_high=0.3, top_entropy_quantile=1.0, off_policy_mask_threshold=None, use_vllm=False,
+        vllm_importance_sampling_correction=True, aux_loss_enabled=False, _entropy_bonus_enabled=False,
+        max_completion_length=9, current_gradient_accumulation_steps=3,
+        _metrics={"train": defaultdict(list), "eval": defaultdict(list)},
+    )  # fmt: skip
+    for name, value in options.items():
+        setattr(args if hasattr(args, name) else trainer, name, value)
+    return trainer
+
+
+def compute_trl_loss(kind, training, options):
+    """The loss and the gradients of the model's parameters."""
+    trainer, generator = make_trainer(kind, training, options), torch.Generator().manual_seed(1)
+    ids = torch.randint(0, 11, (5, 11), generator=generator)
+    mask = (torch.arange(7) < torch.tensor([7, 3, 1, 5, 7])[:, None]).long()
+    with torch.no_grad():
+        own = trainer.model(ids, None, None, True).log_probs[:, -7:]
+    old, ref, sampling = own + 0.4 * torch.randn(3, 5, 7, generator=generator, dtype=torch.float64)
+    inputs = {
+        "prompt_ids": ids[:, :4], "prompt_mask": torch.ones(5, 4).long(), "completion_ids": ids[:, 4:],
+        "completion_mask": mask, "advantages": torch.tensor([1.0, -1.0, 0.5, -2.0, 0.0], dtype=torch.float64),
+        "old_per_token_logps": old, "ref_per_token_logps": ref, "sampling_per_token_logps": sampling,
+        "importance_sampling_ratio": (old - sampling).exp().clamp(max=1.2), "num_items_in_batch": torch.tensor(57),
+        "tool_mask": (torch.rand(5, 7, generator=generator) < 0.8).long(),
+    }  # fmt: skip
+    loss = trainer._compute_loss(trainer.model, inputs)
+    loss.backward()
+    return [loss.detach(), *(x.grad for x in trainer.model.parameters())], trainer._metrics
+
+
+COVERED = [
+    *({"loss_type": x} for x in ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "sapo")),
+    *({"loss_type": x, "importance_sampling_level": "sequence"} for x in ("grpo", "bnpo", "dr_grpo", "luspo", "sapo")),
+    *({"loss_type": "cispo", "epsilon_high": 1.2, "importance_sampling_level": x} for x in ("token", "sequence")),
+    {"delta": 1.4},
+    {"beta": 0.1},
+    {"beta": 0.1, "importance_sampling_level": "sequence"},
+    {"beta": 0.1, "use_bias_correction_kl": True},
+    {"use_bias_correction_kl": True, "importance_sampling_level": "sequence"},
+    {"top_entropy_quantile": 0.5},
+    {"off_policy_mask_threshold": 0.05},
+    {"use_vllm": True, "loss_type": "dapo", "importance_sampling_level": "sequence", "top_entropy_quantile": 0.5},
+]
+LEFT = [
+    {"loss_type": "vespo"},
+    {"beta": 0.1, "use_bias_correction_kl": True, "importance_sampling_level": "sequence"},
+]
+
+
+@pytest.mark.parametrize("options", [*COVERED, *LEFT], ids=str)
+def test_trl(trl, options):
+    names = run_block("TRL")
+    names["grpo_loss"] = partial(names["grpo_loss"], backend="reference")  # which takes no compiler
+    ours = names["TritonGRPOTrainer"]
+    for training in (True, False):
+        expected, _ = compute_trl_loss(trl, training, options)
+        got, metrics = compute_trl_loss(ours, training, options)
+        for x, wanted in zip(got, expected, strict=True):
+            torch.testing.assert_close(x, wanted, rtol=1e-10, atol=1e-13)
+        assert ("clip_fraction" in metrics["train" if training else "eval"]) == (options not in LEFT)
+
+
+# -- SkyRL, RLinf, OpenRLHF -------------------------------------------------------------------------------------------
 
 SCALES = [1e-6, 1.0, 1e3]  # of which the first shows where an epsilon goes
 SHAPE = (5, 30)

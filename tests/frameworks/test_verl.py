@@ -20,6 +20,7 @@ verl = pytest.importorskip("verl")
 from verl.protocol import DataProto  # noqa: E402
 from verl.trainer.config import AlgoConfig  # noqa: E402
 from verl.trainer.ppo import core_algos  # noqa: E402
+from verl.utils import torch_functional  # noqa: E402
 from verl.workers.config import ActorConfig  # noqa: E402
 
 from rl_triton_adapters import verl as adapter  # noqa: E402
@@ -30,10 +31,13 @@ STOCK_REINFORCE = core_algos.compute_reinforce_plus_plus_outcome_advantage
 STOCK_LOSS = core_algos.compute_policy_loss_vanilla
 OLD = int(verl.__version__.split(".")[1]) < 9
 ATTRIBUTES = {name: function.__name__ for name, function in adapter.ESTIMATORS.items()}
+GROUPED = ("rloo", "opo", "reinforce_plus_plus_baseline")
+STOCK_GROUPED = {name: getattr(core_algos, ATTRIBUTES[name]) for name in GROUPED}
+STOCK_TOKENS = {name: getattr(torch_functional, name) for name in adapter.TOKENS}
 LOSSES = {name: x for name, x in adapter.LOSSES.items() if name in core_algos.POLICY_LOSS_REGISTRY}
 STOCK_LOSSES = {name: core_algos.POLICY_LOSS_REGISTRY[name] for name in LOSSES}
-if OLD:  # another REINFORCE++, which stays verl's
-    del ATTRIBUTES["reinforce_plus_plus"]
+if OLD:  # another REINFORCE++, and a GSPO that reads no `loss_agg_mode`; they stay verl's
+    del ATTRIBUTES["reinforce_plus_plus"], LOSSES["gspo"]
 BATCH, LENGTH = 6, 40
 
 
@@ -115,6 +119,7 @@ def compute_all_advantages(rewards, values, mask):
         *adapter.compute_reinforce_plus_plus_outcome_advantage(rewards, mask, config),
         *adapter.compute_grpo_outcome_advantage(rewards, mask, index),
         *adapter.compute_grpo_outcome_advantage(rewards, mask, index, norm_adv_by_std_in_grpo=False),
+        *(adapter.ESTIMATORS[name](rewards, mask, index)[0] for name in GROUPED),
     )
 
 
@@ -187,6 +192,21 @@ def test_grpo_is_that_of_verl(scale, norm):
     stock = STOCK_GRPO(rewards, mask, index=index, norm_adv_by_std_in_grpo=norm)
     for got, expected in zip(ours, stock, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-7, atol=0)  # of one response verl's 1 + ε is float32
+
+
+@pytest.mark.parametrize("name", GROUPED)
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e6])
+def test_estimators_of_groups_are_those_of_verl(name, scale):
+    index = make_groups([8, 1, 3, 4, 1])
+    generator = torch.Generator().manual_seed(0)
+    rewards = torch.randn(len(index), 12, generator=generator, dtype=torch.float64) * scale
+    mask = torch.randint(0, 2, rewards.shape, generator=generator)
+    mask[2] = 0
+    arguments = {"token_level_rewards": rewards * mask, "index": index, "config": AlgoConfig()}
+    ours = adapter.ESTIMATORS[name](response_mask=mask, **arguments)
+    stock = STOCK_GROUPED[name](response_mask=mask.double(), **arguments)
+    for got, expected in zip(ours, stock, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-10 * max(scale, 1))
 
 
 def test_equal_scores_have_no_advantage():
@@ -268,8 +288,10 @@ def test_loss_gradient_and_metrics_are_those_of_verl(aggregation, info, weighted
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses_of_other_names_are_those_of_verl(name, aggregation, info, weighted):
     minibatch = make_minibatch()
+    if name.startswith("dppo"):  # which reads probabilities
+        minibatch = (*(x.clamp(max=-0.01) for x in minibatch[:2]), *minibatch[2:])
     options = {"tau_pos": 1.2, "tau_neg": 1.7} if name == "sapo" else {}
-    config = make_actor_config(info, clip_ratio_low=0.1, clip_ratio_high=0.28, **options)
+    config = make_actor_config(info, clip_ratio_low=0.1, clip_ratio_high=0.28, clip_ratio_c=2.5, **options)
     weights = torch.rand(BATCH, LENGTH, generator=torch.Generator().manual_seed(2)).double() * 2 if weighted else None
     ours = compute_loss(adapter.LOSSES[name], minibatch, aggregation, config, weights)
     finite = [x.nan_to_num(posinf=0) for x in minibatch[:3]]
@@ -278,6 +300,7 @@ def test_losses_of_other_names_are_those_of_verl(name, aggregation, info, weight
     torch.testing.assert_close(ours[1], stock[1], rtol=1e-11, atol=1e-13)
     assert ours[2] == pytest.approx(stock[2], rel=1e-7)
     assert ours[2].get("actor/pg_clipfrac", 1) > 0 or name == "sapo"
+    assert ours[2].get("actor/pg_clipfrac_lower", 1) > 0 or not name.startswith("dppo")
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.float32])
@@ -289,6 +312,46 @@ def test_the_loss_takes_masks_of_numbers(dtype):
     got = adapter.compute_policy_loss_triton(*minibatch[:3], mask.to(dtype), "seq-mean-token-mean", config)
     torch.testing.assert_close(got[0], expected[0], rtol=1e-12, atol=0)
     assert got[1] == pytest.approx(expected[1], rel=1e-7)  # verl counts in float32
+
+
+# -- log-probabilities from logits -------------------------------------------------------------------------------------
+
+
+def make_logits(dtype=torch.float64):
+    """Logits that are not a leaf, and that leaf."""
+    generator = torch.Generator().manual_seed(3)
+    leaf = torch.randn(20, 50, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+    return leaf * 3, leaf, torch.randint(0, 50, (20,), generator=generator)
+
+
+@pytest.mark.parametrize("name", adapter.TOKENS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_functions_of_logits_are_those_of_verl(name, dtype):
+    """Where verl keeps bfloat16, the numbers are float32."""
+    results = []
+    for function, kind in ((adapter.TOKENS[name], dtype), (STOCK_TOKENS[name], torch.float64)):
+        logits, leaf, labels = make_logits(dtype)
+        logits = logits.to(kind)
+        result = function(logits, labels) if "prob" in name else function(logits)
+        result.square().sum().backward()
+        results.append((result.detach(), leaf.grad.double()))
+    (got, slope), (expected, exact_slope) = results
+    assert got.dtype == torch.promote_types(dtype, torch.float32)
+    exact = dtype == torch.float64 and expected.dtype == dtype
+    torch.testing.assert_close(got.double(), expected.double(), rtol=1e-12 if exact else 1e-5, atol=1e-6 * (not exact))
+    rtol = 1e-11 if exact else 2e-2 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(slope, exact_slope, rtol=rtol, atol=rtol)
+
+
+def test_the_gradient_takes_the_memory_of_logits_that_are_given_up():
+    for given_up in (True, False):
+        logits, _, labels = make_logits()
+        before = logits.detach().clone()
+        adapter.logprobs_from_logits(logits, labels, inplace_backward=given_up).sum().backward()
+        assert torch.equal(logits, before) != given_up
+    leaf = before.requires_grad_()
+    adapter.logprobs_from_logits(leaf, labels).sum().backward()  # as verl's function takes it
+    assert leaf.grad is not None
 
 
 # -- where verl calls them --------------------------------------------------------------------------------------------
@@ -341,11 +404,14 @@ def test_installing_replaces_and_uninstalling_restores():
     assert core_algos.get_policy_loss_fn("triton") is adapter.compute_policy_loss_triton
     for name, function in LOSSES.items():
         assert core_algos.get_policy_loss_fn(name) is function is getattr(core_algos, function.__name__)
+    for name, function in adapter.TOKENS.items():
+        assert getattr(torch_functional, name) is function
     adapter.uninstall()
     adapter.uninstall()
     assert {name: getattr(core_algos, attribute) for name, attribute in ATTRIBUTES.items()} == stock
     assert {name: core_algos.get_adv_estimator_fn(name) for name in stock} == stock
     assert losses == core_algos.POLICY_LOSS_REGISTRY
+    assert {name: getattr(torch_functional, name) for name in STOCK_TOKENS} == STOCK_TOKENS
 
 
 def test_what_others_put_in_place_after_us_stays():
@@ -391,35 +457,56 @@ def test_an_unknown_version_is_compared_with_and_warned_of(monkeypatch, caplog):
     assert "verl 99.0 is not a version" in warning and "compute_grpo_outcome_advantage" in warning
 
 
+def find_module(name):
+    return torch_functional if name in adapter.TOKENS else core_algos
+
+
 def change_numbers(monkeypatch, *names):
     """Pretend a version of verl whose functions of these names have other results."""
     monkeypatch.setattr(verl, "__version__", "99.0")
     for name in names:
-        stock = getattr(core_algos, name)
+        stock = getattr(find_module(name), name)
 
         def changed(*args, stock=stock, **kwargs):
-            first, second = stock(*args, **kwargs)
-            return 1.001 * first, second
+            result = stock(*args, **kwargs)
+            return (1.001 * result[0], result[1]) if isinstance(result, tuple) else 1.001 * result
 
         changed.__signature__ = inspect.signature(stock)
-        monkeypatch.setattr(core_algos, name, changed)
+        monkeypatch.setattr(find_module(name), name, changed)
 
 
-FUNCTIONS = [*ATTRIBUTES.values(), *(x.__name__ for x in LOSSES.values()), "compute_policy_loss_vanilla"]
+VANILLA = "compute_policy_loss_vanilla"
+FUNCTIONS = [*ATTRIBUTES.values(), *(x.__name__ for x in LOSSES.values()), *adapter.TOKENS, VANILLA]
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", [FUNCTIONS[0], ATTRIBUTES["rloo"], LOSSES["gpg"].__name__, *FUNCTIONS[-2:]])
 def test_a_function_with_other_numbers_is_left_out(name, monkeypatch, caplog):
     """And the others are replaced."""
     change_numbers(monkeypatch, name)
-    stock = {x: getattr(core_algos, x) for x in FUNCTIONS[:-1]}
+    stock = {x: getattr(find_module(x), x) for x in FUNCTIONS[:-1]}
     adapter.install()
-    replaced = [x for x in stock if getattr(core_algos, x) is not stock[x]]
+    replaced = [x for x in stock if getattr(find_module(x), x) is not stock[x]]
     has_loss = "triton" in core_algos.POLICY_LOSS_REGISTRY
     adapter.uninstall()
-    assert replaced == [x for x in stock if x != name] and has_loss == (name != FUNCTIONS[-1])
-    assert {x: getattr(core_algos, x) for x in stock} == stock and "triton" not in core_algos.POLICY_LOSS_REGISTRY
-    assert f"core_algos.{name} has other results than in 0.9.0, 0.9.1; verl's own stays" in caplog.text
+    assert replaced == [x for x in stock if x != name] and has_loss == (name != VANILLA)
+    assert {x: getattr(find_module(x), x) for x in stock} == stock and "triton" not in core_algos.POLICY_LOSS_REGISTRY
+    assert f".{name} has other results than in 0.9.0, 0.9.1; verl's own stays" in caplog.text
+
+
+def test_a_loss_that_does_not_read_its_aggregation_is_left_out(monkeypatch, caplog):
+    """As GSPO before 0.9."""
+    stock = core_algos.compute_policy_loss_gspo
+
+    def changed(*args, loss_agg_mode=None, **kwargs):
+        return stock(*args, loss_agg_mode="seq-mean-token-mean", **kwargs)
+
+    changed.__signature__ = inspect.signature(stock)
+    monkeypatch.setattr(verl, "__version__", "99.0")
+    monkeypatch.setattr(core_algos, "compute_policy_loss_gspo", changed)
+    adapter.install()
+    kept = core_algos.compute_policy_loss_gspo
+    adapter.uninstall()
+    assert kept is changed and "compute_policy_loss_gspo has other results" in caplog.text
 
 
 def test_a_function_that_takes_other_arguments_is_left_out(monkeypatch, caplog):
@@ -444,6 +531,7 @@ CALLS = {
     adapter.compute_gae_advantage_return: {**ARGUMENTS, "values": REWARDS, "gamma": 1.0, "lam": 1.0},
     adapter.compute_grpo_outcome_advantage: {**ARGUMENTS, "index": np.array(["a", "a"], dtype=object)},
     adapter.compute_reinforce_plus_plus_outcome_advantage: {**ARGUMENTS, "config": AlgoConfig(gamma=1.0)},
+    adapter.compute_rloo_outcome_advantage: {**ARGUMENTS, "index": ["a", "a"]},
 }
 
 
@@ -458,7 +546,7 @@ def test_bad_tensors_are_named(function):
         function(**{**CALLS[function], "response_mask": MASK[:1]})
 
 
-GAE, GRPO, REINFORCE = CALLS
+GAE, GRPO, REINFORCE, RLOO = CALLS
 
 
 @pytest.mark.parametrize(
@@ -468,6 +556,7 @@ GAE, GRPO, REINFORCE = CALLS
         (GAE, "gamma", -1.0, ValueError, "got -1.0"),
         (GAE, "lam", 2.0, ValueError, "got 2.0"),
         (GRPO, "index", np.array(["a"]), ValueError, "got 1 groups, expected one per"),
+        (RLOO, "index", ["a"], ValueError, "got 1 groups, expected one per"),
         (GRPO, "epsilon", -1.0, ValueError, "got -1.0"),
         (GRPO, "norm_adv_by_std_in_grpo", 1, TypeError, "got int, expected a bool"),
         (REINFORCE, "config", None, ValueError, "got None, expected that"),
@@ -516,7 +605,9 @@ def test_a_loss_without_a_config_is_refused(function):
 REPORT = """
 import verl
 from verl.trainer.ppo import core_algos
+from verl.utils.torch_functional import logprobs_from_logits
 print(core_algos.compute_gae_advantage_return.__module__, "triton" in core_algos.POLICY_LOSS_REGISTRY)
+print(logprobs_from_logits.__module__)
 """
 
 
@@ -534,8 +625,8 @@ def test_either_variable_loads_it_in_a_process():
     ]
     for process in processes:
         output, log = process.communicate(timeout=600)
-        assert output.strip() == "rl_triton_adapters.verl True", log
-        assert f"computes {', '.join(ATTRIBUTES)} advantages with rl_triton_core" in log
+        assert output.split() == ["rl_triton_adapters.verl", "True", "rl_triton_adapters.verl"], log
+        assert f"computes {', '.join(ATTRIBUTES)} advantages and log-probabilities from logits with rl_triton_" in log
 
 
 @pytest.mark.parametrize(

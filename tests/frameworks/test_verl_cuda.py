@@ -12,9 +12,11 @@ from test_verl import (
     STOCK_GRPO,
     STOCK_LOSS,
     STOCK_REINFORCE,
+    STOCK_TOKENS,
     compute_loss,
     make_actor_config,
     make_groups,
+    make_logits,
     make_minibatch,
     make_rollout,
 )
@@ -49,6 +51,18 @@ def test_the_loss_is_that_of_verl(aggregation, info):
     torch.testing.assert_close(ours[0], stock[0], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(ours[1], stock[1], rtol=1e-5, atol=1e-7)
     assert ours[2] == pytest.approx(stock[2], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", adapter.TOKENS)
+def test_functions_of_logits_are_those_of_verl(name):
+    logits, _, labels = (x.cuda().detach() for x in make_logits(torch.float32))
+    results = []
+    for function in (adapter.TOKENS[name], STOCK_TOKENS[name]):
+        leaf = logits.clone().requires_grad_()
+        result = function(leaf * 1, labels) if "prob" in name else function(leaf * 1)
+        (gradient,) = torch.autograd.grad(result.square().sum(), leaf)
+        results.append((result.detach(), gradient))
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 
 
 def test_the_host_waits_once_for_a_loss():

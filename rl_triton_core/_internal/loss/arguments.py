@@ -158,6 +158,7 @@ def build_problem(
     entropy_coef: Any = 0.0,
     kl_coef: Any = 0.0,
     kl_estimator: Any = "k1",
+    kl_times_ratio: Any = False,
     log_ratio_clamp: Any = None,
     kl_clip: Any = None,
     surrogate: Any = "clip",
@@ -194,6 +195,7 @@ def build_problem(
             clipped_value,
             "none" if ref_log_probs is None else estimator,
             check.check_choice("surrogate", surrogate, tuple(SURROGATES)),
+            "ratio" if check.check_bool("kl_times_ratio", kl_times_ratio) else "none",
         ),
         tuple(policy.inputs),
         Streams(

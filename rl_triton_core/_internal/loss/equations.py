@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from rl_triton_core._internal.equations.compile import Chosen, Language, compile_equation, unbound
 from rl_triton_core._internal.equations.primitives import exp, log, multiply_or_zero, select
 
-distance = clipped_value = estimate_kl = surrogate = unbound
+distance = clipped_value = estimate_kl = weigh_kl = surrogate = unbound
 
 
 def clamp(x: Any, low: Any, high: Any) -> Any:
@@ -177,6 +177,16 @@ def estimate_k3_straight_through(x: Any, bound: Any, most: Any) -> tuple[Any, An
     return kl, -x
 
 
+def keep_kl(kl: Any, slope: Any, ratio: Any, is_clamped: Any) -> tuple[Any, Any]:
+    """The divergence as it is."""
+    return kl, slope
+
+
+def multiply_by_ratio(kl: Any, slope: Any, ratio: Any, is_clamped: Any) -> tuple[Any, Any]:
+    """The value r·KL, for tokens that another policy drew; its gradient flows through both, but for a clamped r."""
+    return multiply_or_zero(kl, ratio), multiply_or_zero(slope + select(is_clamped, 0.0, kl), ratio)
+
+
 def compute_terms(
     policy: Any,
     old_log_prob: Any,
@@ -197,13 +207,14 @@ def compute_terms(
     bound, most = coefficients.log_ratio_clamp, coefficients.kl_clip
     low, high = 1.0 - coefficients.clip, 1.0 + coefficients.clip_high
     log_ratio = clamp(log_prob - old_log_prob, -bound, bound)
-    ratio = exp(log_ratio)
+    ratio, is_clamped = exp(log_ratio), log_ratio != log_prob - old_log_prob
     surrogate_loss, by_ratio, slope = surrogate(log_prob, ratio, advantage, low, high, coefficients)
-    slope = slope + select(log_ratio == log_prob - old_log_prob, by_ratio, 0.0)
+    slope = slope + select(is_clamped, 0.0, by_ratio)
     value_error, value_slope = clipped_value(
         value, old_value, target, coefficients.value_clip, coefficients.huber_delta
     )
     kl, kl_slope = estimate_kl(ref_log_prob - log_prob, bound, most)
+    kl, kl_slope = weigh_kl(kl, kl_slope, ratio, is_clamped)
     clipped = select((ratio < low) | (ratio > high), 1.0, 0.0)
     averaged = (
         surrogate_loss,
@@ -481,6 +492,8 @@ ESTIMATORS = {
     "k3+": estimate_k3_straight_through,
 }
 
+KL_WEIGHTS = {"none": keep_kl, "ratio": multiply_by_ratio}
+
 
 class Choices(NamedTuple):
     """The equations that a call chooses, by name."""
@@ -490,6 +503,7 @@ class Choices(NamedTuple):
     clipped_value: str = "none"
     estimate_kl: str = "none"
     surrogate: str = "clip"
+    weigh_kl: str = "none"
 
     @property
     def chosen(self) -> Chosen:
@@ -499,6 +513,7 @@ class Choices(NamedTuple):
             ("clipped_value", CLIPS[self.clipped_value]),
             ("estimate_kl", ESTIMATORS[self.estimate_kl]),
             ("surrogate", SURROGATES[self.surrogate]),
+            ("weigh_kl", KL_WEIGHTS[self.weigh_kl]),
         )
 
 

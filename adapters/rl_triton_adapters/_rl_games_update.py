@@ -53,6 +53,7 @@ class CapturedUpdateMixin:
         """
         self._checks: DeferredChecks | None = None
         self._refusals: list[Tensor] = []
+        self.aux_loss_dict: dict[str, Any] = {}  # agents of RL-Games 1.6.1 have none
         self._captured = CapturedUpdate(self._make_step)
         super().__init__(base_name, params)
         self._has_fused_kernel = getattr(self, "use_fused_kernel", False)  # RL-Games 2's, which takes numbers

@@ -91,14 +91,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pythons", nargs="+", help="an environment's name and interpreter: frameworks=PATH")
     kinds = parser.add_mutually_exclusive_group()
-    kinds.add_argument("--all", action="store_const", const="versions", default="short", dest="kind", help="all versions")
+    kinds.add_argument("--all", action="store_const", const="versions", dest="kind", help="all versions, on all tests")
     kinds.add_argument("--newest", action="store_const", const=NEWEST, dest="kind", help="the newest that there are")
+    parser.set_defaults(kind="short")
     args = parser.parse_args()
     pythons = dict(x.split("=", 1) for x in args.pythons)
     versions = list_versions(args.kind, pythons)
     with ThreadPoolExecutor(2) as pool:
         well = list(pool.map(lambda x: test_version(pythons[x[0]["venv"]], *x, args.kind != "short"), versions))
-    failed = [f"{row['package']} {version}" for (row, version), is_well in zip(versions, well, strict=True) if not is_well]
+    failed = [f"{row['package']} {version}" for (row, version), x in zip(versions, well, strict=True) if not x]
     print(f"failed: {', '.join(failed)}" if failed else "all as expected")
     return bool(failed)
 

@@ -93,8 +93,8 @@ test-rllib: $(RLLIB_READY) ## Tests of the RLlib adapter, on real Ray processes 
 test-frameworks: $(FRAMEWORKS_READY) ## Tests of the adapters for RSL-RL, RL-Games, skrl and verl (downloads them)
 	$(VENV_FRAMEWORKS)/bin/python -m pytest $(BY_FILE) tests/frameworks tests/adapters/test_example_files.py
 
-test-versions: $(FRAMEWORKS_READY) ## The adapters with other versions of frameworks, briefly; VERSIONS=--all: all, on all tests
-	$(VENV_FRAMEWORKS)/bin/python scripts/test_versions.py frameworks=$(VENV_FRAMEWORKS)/bin/python $(VERSIONS)
+test-versions: $(READY) $(RLLIB_READY) $(FRAMEWORKS_READY) ## Adapters with other versions, briefly; VERSIONS=--all: all, on all tests; --newest: the newest
+	$(PY) scripts/test_versions.py main=$(PY) rllib=$(VENV_RLLIB)/bin/python frameworks=$(VENV_FRAMEWORKS)/bin/python $(VERSIONS)
 
 fuzz: $(READY) ## Compare CASES random calls of each estimator (from SEED) with the oracles, on all backends of this machine
 	$(COMPILED) HYPOTHESIS_PROFILE=fuzz CASES=$(CASES) $(PY) -m pytest $(BY_FILE) --hypothesis-seed=$(SEED) \
@@ -148,9 +148,9 @@ report: $(READY) ## Write the parts of the pages, and the figures, that come fro
 lower-bounds: $(READY) ## Test the core with the oldest supported packages (slow: downloads another torch)
 	$(PY) scripts/check_lower_bounds.py --python $(PYTHON)
 
-test-newest: ## Test the core with the newest packages, in an environment of its own (slow: downloads another torch)
+test-newest: ## Test the core with the newest packages, or NEWEST="torch==2.14.*", in an environment of its own (slow)
 	$(PYTHON) -m venv build/newest
-	build/newest/bin/python $(PIP_INSTALL) ".[dev]"
+	build/newest/bin/python $(PIP_INSTALL) ".[dev]" $(NEWEST:%="%")
 	$(INTERPRETED) build/newest/bin/python -m pytest $(BY_FILE) tests/core
 	$(COMPILED) build/newest/bin/python -m pytest -n $(JOBS) tests/aot
 

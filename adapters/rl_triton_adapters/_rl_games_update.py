@@ -16,6 +16,7 @@ PACKAGES = ("rl_games", "rl_triton_adapters")
 STEP_METHODS = (
     "calc_gradients",
     "calc_losses",
+    "calc_losses_fused",
     "bound_loss",
     "reg_loss",
     "trancate_gradients_and_step",
@@ -52,8 +53,10 @@ class CapturedUpdateMixin:
         """
         self._checks: DeferredChecks | None = None
         self._refusals: list[Tensor] = []
+        self.aux_loss_dict: dict[str, Any] = {}  # agents of RL-Games 1.6.1 have none
         self._captured = CapturedUpdate(self._make_step)
         super().__init__(base_name, params)
+        self._has_fused_kernel = getattr(self, "use_fused_kernel", False)  # RL-Games 2's, which takes numbers
         self._find_step()
         if self.triton:
             self._captured.warn_of_stock(type(self).__name__, "the agent of RL-Games")
@@ -79,6 +82,7 @@ class CapturedUpdateMixin:
         for behind in (None, CapturedUpdateMixin):
             stock = stock or find_override(self, STEP_METHODS, PACKAGES, behind=behind)
         self._captured.find_step([self.model], [self.optimizer], stock=stock)
+        self.use_fused_kernel = self._has_fused_kernel and bool(self._captured.stock)
 
     def prepare_dataset(self, batch_dict: dict[str, Any]) -> None:
         """Prepare the minibatches of an update, as the agent does, and keep statistics where graphs read them."""

@@ -99,18 +99,18 @@ REGISTERS = {
             *(96, 88, 152, 152, 96, 96, 112, 80, 96),
         ),
     },
-    "3.9": {
+    "3.8": {
         "env-major": (
             *(48, 80, 88, 88, 48, 40, 48, 72, 56, 48, 48, 64),
             *(72, 48, 64, 96, 80, 112, 96, 80, 112, 128, 96, 112),
             *(72, 64),
         ),
         "time-major": (
-            *(64, 80, 96, 136, 88, 104, 120, 144, 96, 96, 96, 168),
+            *(64, 80, 96, 144, 88, 104, 120, 144, 96, 96, 96, 168),
             *(96, 80, 152, 160, 96, 64, 120, 96, 96),
         ),
     },
-}["3.9" if Version(triton.__version__) >= Version("3.8") else "3.7"]
+}["3.8" if Version(triton.__version__) >= Version("3.8") else "3.7"]
 """The most that a thread needs, for every row of the table, in eights as they are given out, by Triton's version."""
 
 

@@ -7,6 +7,7 @@ pytest.importorskip("rl_games")
 from overrides import override
 from recorded_graphs import allow_captures
 from rl_games.algos_torch.a2c_continuous import A2CAgent
+from rl_games.common.a2c_common import A2CBase
 from test_rl_games import CLASSES, compare, make_agent
 from torch.distributions import Distribution
 
@@ -147,6 +148,14 @@ def test_what_is_not_captured(reason, tmp_path, monkeypatch):
         ours = train(make_agent("triton", "pendulum", tmp_path, REASONS[reason]))
     assert ours.describe_step() == f"updates are those of RL-Games: {reason}"
     compare(ours, train(make_agent("stock", "pendulum", tmp_path, REASONS[reason])), rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("env", CLASSES)
+def test_the_fused_loss_of_rl_games_2_is_for_its_own_updates(env, tmp_path, monkeypatch):
+    """It takes numbers, which a graph would keep; and ours would not be called."""
+    monkeypatch.setattr(A2CBase, "use_fused_kernel", True, raising=False)
+    for changes, expected in (({}, False), ({"use_diagnostics": True}, True), ({"triton": False}, True)):
+        assert make_agent("triton", env, tmp_path, changes).use_fused_kernel == expected
 
 
 def test_methods_of_users_are_not_captured(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -32,46 +33,33 @@ def slice_minibatches(iterator: Any, may_share: Callable[[], bool] = lambda: Fal
         iterator: One that has not begun, and for which `can_slice_minibatches` holds.
         may_share: Whether the next minibatch may be views of the batch: what it is for changes it nowhere.
     """
-    for parts in draw_minibatches(iterator, iterator._batch.policy_batches, may_share):
-        yield gather_batch(iterator, parts)
+    options = iterator._minibatch_size, iterator._shuffle_batch_per_epoch
+    cycles = {name: BatchCycle(batch, *options) for name, batch in iterator._batch.policy_batches.items()}
+    total, count, env_steps = iterator._num_total_minibatches, 0, len(iterator._batch)
+    while count < total or (not total and min(x.num_epochs for x in cycles.values()) < iterator._num_epochs):
+        share = may_share()
+        yield MultiAgentBatch({name: cycle.draw_minibatch(share) for name, cycle in cycles.items()}, env_steps)
+        count += 1
 
 
 def draw_rows(iterator: Any) -> dict[str, list[Tensor]]:
     """The numbers of the rows of all these minibatches, by the names of the modules."""
-    batches = {name: {"": torch.arange(len(batch))} for name, batch in iterator._batch.policy_batches.items()}
-    drawn = [*draw_minibatches(iterator, batches, lambda: True)]
-    return {name: [parts[name][""] for parts in drawn] for name in batches}
-
-
-def draw_minibatches(
-    iterator: Any, batches: dict[str, Any], may_share: Callable[[], bool]
-) -> Iterator[dict[str, dict[str, Any]]]:
-    """Yield minibatches of other columns for the modules of an iterator, as it would draw them."""
-    cycles = {
-        name: BatchCycle(dict(batches[name]), len(batch), iterator._minibatch_size, iterator._shuffle_batch_per_epoch)
-        for name, batch in iterator._batch.policy_batches.items()
-    }
-    total, count = iterator._num_total_minibatches, 0
-    while count < total or (not total and min(x.num_epochs for x in cycles.values()) < iterator._num_epochs):
-        share = may_share()
-        yield {name: cycle.draw_minibatch(share) for name, cycle in cycles.items()}
-        count += 1
-
-
-def gather_batch(iterator: Any, parts: dict[str, dict[str, Any]]) -> MultiAgentBatch:
-    """A minibatch of an iterator."""
-    return MultiAgentBatch({name: SampleBatch(columns) for name, columns in parts.items()}, len(iterator._batch))
+    batches = {name: SampleBatch({"": torch.arange(len(x))}) for name, x in iterator._batch.policy_batches.items()}
+    of_rows = copy(iterator)
+    of_rows._batch = MultiAgentBatch(batches, len(iterator._batch))
+    drawn = [*slice_minibatches(of_rows, lambda: True)]
+    return {name: [x.policy_batches[name][""] for x in drawn] for name in batches}
 
 
 class BatchCycle:
     """The rows of one module's batch, over and over."""
 
-    def __init__(self, columns: dict[str, Any], count: int, minibatch_size: int, shuffle: bool) -> None:
-        self.columns, self.count = columns, count
+    def __init__(self, batch: SampleBatch, minibatch_size: int, shuffle: bool) -> None:
+        self.columns, self.count = dict(batch), len(batch)
         self.minibatch_size, self.shuffle = minibatch_size, shuffle
         self.start = self.num_epochs = 0
 
-    def draw_minibatch(self, share: bool) -> dict[str, Any]:
+    def draw_minibatch(self, share: bool) -> SampleBatch:
         """The next rows, copied unless they may be shared; where the batch ends, it is shuffled and begins again."""
         parts, missing = [], self.minibatch_size
         while self.start + missing >= self.count:
@@ -85,9 +73,8 @@ class BatchCycle:
             parts.append(self.slice_columns(self.start, self.start + missing))
             self.start += missing
         if len(parts) > 1:
-            joined: dict[str, Any] = tree.map_structure(lambda *rows: torch.cat(rows), *parts)
-            return joined
-        return parts[0] if share else map_columns(torch.clone, parts[0])
+            return SampleBatch(tree.map_structure(lambda *rows: torch.cat(rows), *parts))
+        return SampleBatch(parts[0] if share else map_columns(torch.clone, parts[0]))
 
     def slice_columns(self, first: int, last: int) -> dict[str, Any]:
         """These rows of all columns."""

@@ -8,27 +8,23 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from ray.rllib.core.rl_module.apis import SelfSupervisedLossAPI
-from ray.rllib.policy.sample_batch import SampleBatch
+from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from ray.rllib.utils.torch_utils import clip_gradients
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from rl_triton_adapters._optimizers import clip_by_norm, fuse_optimizer
-from rl_triton_adapters.rllib.compiled import can_run, find_compiled, run_compiled
+from rl_triton_adapters.rllib.compiled import find_compiled, run_compiled
 from rl_triton_adapters.rllib.loss import FusedLoss, find_distributions
 from rl_triton_adapters.rllib.metrics import LateMetrics
-from rl_triton_adapters.rllib.minibatches import (
-    can_slice_minibatches,
-    draw_rows,
-    gather_batch,
-    map_columns,
-    slice_minibatches,
-)
+from rl_triton_adapters.rllib.minibatches import can_slice_minibatches, draw_rows, map_columns, slice_minibatches
 from rl_triton_adapters.updates import CapturedUpdate, find_reason
 from rl_triton_core.capture import CapturedStep, is_input
 from rl_triton_core.compiled import CompiledUpdate
@@ -72,24 +68,16 @@ class Update:
             self.num_not_finite = torch.zeros((), device=learner._device)
             stock, obstacle = self.find_obstacles()
             update.find_step(modules, optimizers, stock=stock, obstacle=obstacle, state=[self.num_not_finite])
-            if not self.find_compiled()[0]:
-                self.fuse_optimizers()
         assert update.step is not None
         return update.step
-
-    def fuse_optimizers(self) -> None:
-        """Let optimizers step all parameters at once."""
-        for optimizer in self.learner._named_optimizers.values() if self.is_wanted else ():
-            fuse_optimizer(optimizer)
 
     def find_compiled(self, names: Iterable[str] | None = None) -> tuple[dict[str, CompiledUpdate], str]:
         """The compiled updates of some modules, or of all with optimizers, and why there are none beside captures."""
         if not self.find_step().reason:
             return {}, ""
         reason = self.captured.stock or self.captured.obstacle or find_own_method(type(self.learner), LOGS)
-        if reason or self.loss is None:
-            return {}, reason or "the loss is not that of PPO"
-        return find_compiled(self.learner, self.loss, self.learner._module_optimizers if names is None else names)
+        names = self.learner._module_optimizers if names is None else names
+        return ({}, reason) if reason else find_compiled(self.learner, self.loss, names)
 
     def find_obstacles(self) -> tuple[str, str]:
         """Why steps are RLlib's own, and why they are not captured, besides what `CapturedStep` says."""
@@ -116,13 +104,6 @@ class Update:
         self.is_stock_apply = scaled or scheduled or bool(own_apply)
         return find_reason(reasons_for_stock), find_reason(obstacles)
 
-    def compile(self) -> None:
-        """Compile updates that can be compiled, or load them."""
-        for update in self.find_compiled()[0].values():
-            seconds = update.compile()
-            if seconds > 1:
-                logger.info("compiled the update in %.1f s; other processes load it from disk", seconds)
-
     def describe(self) -> str:
         """Say what computes the losses, and whether updates are captured, accelerated without a graph, or RLlib's."""
         self.find_step()
@@ -146,21 +127,21 @@ class Update:
         """Whether steps are captured, as far as is known."""
         return self.captured.is_captured
 
-    def iterate(self, iterator: Iterable[Any]) -> Iterator[Any]:
+    def iterate(self, iterator: Any) -> Iterator[Any]:
         """Yield the minibatches of RLlib's iterator, and log at their end what was logged meanwhile."""
         learner, metrics = self.learner, LateMetrics(self.learner.metrics)
         if not self.is_wanted:
             yield from iterator
             return
         is_sliced = can_slice_minibatches(iterator)
-        batches = iterator._batch.policy_batches if is_sliced else {}
-        updates = self.find_compiled(batches)[0] if all(map(can_run, batches.values())) else {}
+        updates, _ = self.find_compiled(iterator._batch.policy_batches if is_sliced else {})
         learner.metrics = metrics
         try:
             if updates:
                 yield self.make_most_steps(updates, iterator, metrics)
             else:
-                self.fuse_optimizers()
+                for optimizer in learner._named_optimizers.values():
+                    fuse_optimizer(optimizer)
                 yield from slice_minibatches(iterator, self.is_captured) if is_sliced else iterator
         finally:
             learner.metrics = metrics.metrics
@@ -178,13 +159,12 @@ class Update:
         count = metrics.times = len(next(iter(rows.values())))
         for name, update in updates.items() if count > 1 else ():
             self.num_not_finite += run_compiled(self.learner, name, update, batches[name], rows[name][:-1])
-        last = {name: map_columns(lambda x, i=i: x[i[-1]], dict(batches[name])) for name, i in rows.items()}
-        minibatch = gather_batch(iterator, last)
-        others = {name: range((count - 1) * len(x)) for name, x in minibatch.policy_batches.items()}
-        env_steps = (count - 1) * minibatch.env_steps()
+        minibatch = {name: SampleBatch(map_columns(itemgetter(rows[name][-1]), dict(x))) for name, x in batches.items()}
+        others = {name: range((count - 1) * len(x)) for name, x in minibatch.items()}  # whose steps are counted too
         if count > 1:
-            self.learner._log_metrics(SimpleNamespace(env_steps=lambda: env_steps, policy_batches=others))
-        return minibatch
+            env_steps = partial(int, (count - 1) * len(iterator._batch))
+            self.learner._log_metrics(SimpleNamespace(env_steps=env_steps, policy_batches=others))
+        return MultiAgentBatch(minibatch, len(iterator._batch))
 
     def make_step(self, batch: dict[str, Any], make_stock_step: Callable[[dict[str, Any]], Any]) -> Any:
         """Update the modules with one minibatch, with arguments and results of RLlib's `_update`."""

@@ -25,7 +25,7 @@ __all__ = ["HEADS", "STATISTICS", "CompiledUpdate", "Rollout", "compile_update"]
 HEADS = ("categorical", "gaussian", "bernoulli")
 """Distributions of actions."""
 STATISTICS = (
-    *("policy_loss", "value_loss", "entropy", "clip_fraction", "approx_kl", "kl", "loss", "grad_norm", "has_stopped"),
+    *("policy_loss", "value_loss", "entropy", "clip_fraction", "approx_kl", "loss", "kl", "grad_norm", "has_stopped"),
 )
 """Columns of what `CompiledUpdate.run` returns: `kl` is that of old outputs, `grad_norm` the norm before a clip."""
 GRAD_CLIP_MODES = {"global_norm": serial.GLOBAL_NORM, "norm": serial.EACH_NORM, "value": serial.EACH_VALUE}
@@ -184,7 +184,7 @@ class CompiledUpdate:
         tables.numbers[:] = [math.inf if x is None else x for x in numbers]
         bound = max_grad_norm, GRAD_CLIP_MODES[grad_clip_mode], replace_nan
         options = np.array([*bound, max_kl, normalize_advantages, clip is None], np.float64)
-        addresses, epoch, totals, epochs = tables.list_addresses(self.loss), compile_epoch(), np.empty(6), []
+        addresses, epoch, totals, epochs = tables.list_addresses(self.loss), compile_epoch(), np.empty(7), []
         for order in orders:
             indices, ends = check_order(order, minibatch_size, len(arrays[0]))
             results = np.empty((len(ends), len(STATISTICS)))

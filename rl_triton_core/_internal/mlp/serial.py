@@ -40,8 +40,8 @@ PEAK, FIRST_KL_SUM, SECOND_KL_SUM, OLD_PEAK, NUM_SUMS = range(3, 8)
 """Rows of a distribution, behind its three sums."""
 CLIP, VALUE_COEF, VALUE_CLIP, ENTROPY_COEF, SHARE, KL_COEF, LOG_STD_BOUND, NORM, NUM_NUMBERS = range(9)
 """Numbers of the loss, and the norm of the gradients."""
-POLICY_LOSS, VALUE_LOSS, ENTROPY, CLIP_FRACTION, APPROX_KL, KL, LOSS, GRAD_NORM, HAS_STOPPED = range(9)
-"""What is reported of a minibatch; the first six are averages over its samples."""
+POLICY_LOSS, VALUE_LOSS, ENTROPY, CLIP_FRACTION, APPROX_KL, LOSS, KL, GRAD_NORM, HAS_STOPPED = range(9)
+"""What is reported of a minibatch; the first seven are averages over its samples."""
 MAX_NORM, CLIP_MODE, REPLACES_NAN, MAX_KL, NORMALIZES, IS_ON_POLICY = range(6)
 """Options of an update."""
 GLOBAL_NORM, EACH_NORM, EACH_VALUE = range(3)
@@ -376,6 +376,8 @@ def evaluate_terms(rows, values, by_values, numbers, is_on_policy, size):
     store(totals, ENTROPY, np.float32(entropies))
     store(totals, CLIP_FRACTION, np.float32(clips))
     store(totals, APPROX_KL, np.float32(approx_kls))
+    losses = policies + value_coef * value_losses - entropy_coef * entropies + kl_coef * kls
+    store(totals, LOSS, np.float32(losses))
     store(totals, KL, np.float32(kls))
 
 
@@ -602,13 +604,11 @@ def add_gradients(tables, rollout, order, low, size, scaling, is_on_policy):
     call(get(functions, 0, BACKWARD), (functions, layers, num_layers, kinks, parameters, size))
 
 
-def report(totals, count, numbers, options, results, row):
+def report(totals, count, options, results, row):
     """Write what is logged of a minibatch, and whether the update stops before its step."""
     for k in range(len(totals)):
         results[row, k] = totals[k] / count
-    loss = totals[POLICY_LOSS] + load(numbers, VALUE_COEF) * totals[VALUE_LOSS]
-    loss += load(numbers, KL_COEF) * totals[KL] - load(numbers, ENTROPY_COEF) * totals[ENTROPY]
-    results[row, LOSS], results[row, GRAD_NORM] = loss / count, math.nan
+    results[row, GRAD_NORM] = math.nan
     distance, is_nan_kept = np.float32(results[row, APPROX_KL]), load_double(options, REPLACES_NAN) == 0.0
     stops = is_nan_kept if distance != distance else distance > load_setting(options, MAX_KL)
     results[row, HAS_STOPPED] = 1.0 if stops else 0.0
@@ -634,7 +634,7 @@ def run_epoch(tables, num_parameters, settings, options, rollout, order, ends, t
             add_gradients(tables, rollout, order, low, min(TILE, end - low), scaling, is_on_policy)
             for k in range(len(totals)):
                 totals[k] += load(rows + TOTALS * ROW, k)
-        report(totals, end - first, numbers, options, results, row)
+        report(totals, end - first, options, results, row)
         if results[row, HAS_STOPPED] != 0.0:
             return row + 1
         call(get(tables[0], 0, OPTIMIZER), (parameters, num_parameters, settings, options, numbers))

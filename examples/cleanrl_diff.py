@@ -142,7 +142,12 @@ CAPTURED = [
 COMPILED = [
     Edit(
         r"optimizer = optim\.Adam\([^\n]*",
-        '\\g<0>\ncompiled = CompiledUpdate(agent.actor, agent.critic, optimizer, head="categorical")',
+        """
+        \\g<0>
+        compiled = CompiledUpdate(
+            agent.actor, agent.critic, optimizer, head="categorical", value_clip_mode="cleanrl"
+        )
+        """,
         unless="actor_logstd",
     ),
     Edit(
@@ -150,7 +155,9 @@ COMPILED = [
         """
         \\g<0>
         networks = agent.actor_mean, agent.critic
-        compiled = CompiledUpdate(*networks, optimizer, head="gaussian", log_std=agent.actor_logstd)
+        compiled = CompiledUpdate(
+            *networks, optimizer, head="gaussian", log_std=agent.actor_logstd, value_clip_mode="cleanrl"
+        )
         """,
         only="actor_logstd",
     ),

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from rl_triton_core._internal.arguments.validation import check_choice
 from rl_triton_core._internal.capture.key import list_hooks, list_parts, name_context
+from rl_triton_core._internal.loss.arguments import CLIP_MODES
 from rl_triton_core._internal.mlp import serial
-from rl_triton_core._internal.mlp.compile import compile_epoch, find_functions
+from rl_triton_core._internal.mlp.compile import Loss, compile_epoch, find_functions
 from rl_triton_core._internal.mlp.networks import Unsupported, list_layers, list_parameters, make_layer_table
 from rl_triton_core._internal.mlp.optimizers import ParameterTables, find_groups
 
@@ -22,9 +24,12 @@ __all__ = ["HEADS", "STATISTICS", "CompiledUpdate", "Rollout", "compile_update"]
 
 HEADS = ("categorical", "gaussian", "bernoulli")
 """Distributions of actions."""
-STATISTICS = ("policy_loss", "value_loss", "entropy", "clip_fraction", "approx_kl", "loss", "has_stopped")
-"""Columns of what `CompiledUpdate.run` returns."""
-NOTHING = np.empty(0, np.float32)
+STATISTICS = (
+    *("policy_loss", "value_loss", "entropy", "clip_fraction", "approx_kl", "loss", "kl", "grad_norm", "has_stopped"),
+)
+"""Columns of what `CompiledUpdate.run` returns: `kl` is that of old outputs, `grad_norm` the norm before a clip."""
+GRAD_CLIP_MODES = {"global_norm": serial.GLOBAL_NORM, "norm": serial.EACH_NORM, "value": serial.EACH_VALUE}
+"""What of the gradients is clipped: the norm of all of them, that of each, or their elements."""
 
 
 class Rollout(NamedTuple):
@@ -44,6 +49,9 @@ class Rollout(NamedTuple):
     """[num_samples]; not needed without a clip range of values."""
     action_masks: Tensor | None = None
     """Which actions are allowed, bool [num_samples, outputs of the actor]."""
+    old_outputs: Tensor | None = None
+    """Of the actor before the update, for the exact KL divergence from it: logits, or means and log-deviations side by
+    side. [num_samples, num_outputs]"""
 
 
 class CompiledUpdate:
@@ -58,7 +66,7 @@ class CompiledUpdate:
             update.run(rollout, (torch.randperm(2048) for _ in range(10)), 64, clip=0.2, max_grad_norm=0.5)
 
     With a clip range, the loss is PPO's, without one A2C's: −mean(A·log π) + value_coef·mean((V − R)²) −
-    entropy_coef·mean(H).
+    entropy_coef·mean(H). With old outputs, kl_coef·mean(KL(π_old ‖ π)) is added.
 
     Args:
         actor: `nn.Linear` and the activations Tanh, ReLU, LeakyReLU, ELU, SiLU, GELU in `nn.Sequential`s. It returns
@@ -67,10 +75,14 @@ class CompiledUpdate:
         optimizer: Adam, AdamW, RMSprop or SGD, with any groups, or Stable-Baselines3's RMSpropTFLike.
         head: The distribution of actions: ``"categorical"``, ``"gaussian"`` or ``"bernoulli"``.
         nvec: The numbers of actions of categorical distributions side by side; None for a single one.
-        log_std: Logarithms of a Gaussian's standard deviations, [num_actions] or [1, num_actions].
+        log_std: Logarithms of a Gaussian's standard deviations, [num_actions] or [1, num_actions]; None if the actor
+            returns them behind the means.
+        log_std_bound: They are at most this, and at least −this.
+        value_clip_mode: What a clip range of values bounds, as in `ppo_loss`: ``"sb3"``, ``"cleanrl"`` or ``"rllib"``.
+        has_kl: Whether rollouts have old outputs.
 
     Raises:
-        ValueError: There is no such head, or it has no or needless `log_std`.
+        ValueError: There is no such head or mode, or it has a needless `log_std`.
     """
 
     def __init__(
@@ -82,19 +94,23 @@ class CompiledUpdate:
         head: str,
         nvec: Sequence[int] | None = None,
         log_std: nn.Parameter | None = None,
+        log_std_bound: float = math.inf,
+        value_clip_mode: str = "sb3",
+        has_kl: bool = False,
     ) -> None:
         """Nothing is compiled until `compile`, or the first update."""
-        check_head(head)
-        if (log_std is None) == (head == "gaussian"):
-            expected = "a parameter" if head == "gaussian" else f"None with head={head!r}"
-            raise ValueError(f"log_std: got {type(log_std).__name__}, expected {expected}")
+        check_choice("head", head, HEADS)
+        check_choice("value_clip_mode", value_clip_mode, CLIP_MODES)
+        if log_std is not None and head != "gaussian":
+            raise ValueError(f"log_std: got {type(log_std).__name__}, expected None with head={head!r}")
         self.actor, self.critic, self.optimizer, self.head = actor, critic, optimizer, head
-        self.nvec, self.log_std = nvec, log_std
+        self.nvec, self.log_std, self.log_std_bound = nvec, log_std, log_std_bound
+        self.loss = Loss(head, value_clip_mode, has_kl, head == "gaussian" and log_std is None)
         self._tables: Tables | None = None
 
     def compile(self) -> float:
         """Compile, or load what was compiled before; return the seconds that it took."""
-        return compile_update(self.head)
+        return compile_loss(self.loss)
 
     def find_obstacle(self) -> str:
         """Why the update cannot be compiled as things are; empty if it can."""
@@ -119,48 +135,60 @@ class CompiledUpdate:
     def run(
         self,
         rollout: Rollout,
-        orders: Iterable[Tensor],
-        minibatch_size: int,
+        orders: Iterable[Tensor | Sequence[Tensor]],
+        minibatch_size: int = 0,
         *,
         clip: float | None = None,
         value_clip: float | None = None,
         value_coef: float = 0.5,
         entropy_coef: float = 0.0,
+        kl_coef: float = 0.0,
         normalize_advantages: bool = False,
         max_grad_norm: float = math.inf,
+        grad_clip_mode: str = "global_norm",
+        replace_nan: bool = False,
         max_kl: float = math.inf,
     ) -> list[Tensor]:
         """Update both networks.
 
         Args:
             rollout: The samples.
-            orders: Of each epoch the order of the samples, int64; drawn when the epoch begins.
-            minibatch_size: Samples of a minibatch; the last one of an epoch may have fewer.
+            orders: Of each epoch the order of the samples, int64, or its minibatches; drawn when the epoch begins.
+            minibatch_size: Samples of a minibatch of an order; the last one of an epoch may have fewer.
             clip: PPO's clip range; None for A2C's loss.
-            value_clip: How far values may move away from the old ones, as in Stable-Baselines3; None for any distance.
+            value_clip: How far values may move away from the old ones, or another bound (`value_clip_mode`); None for
+                no bound.
             value_coef: Factor of the value loss.
             entropy_coef: Factor of the entropy.
+            kl_coef: Factor of the divergence from the old outputs.
             normalize_advantages: Whether those of a minibatch of more than one are standardised.
-            max_grad_norm: The largest norm of the gradients.
-            max_kl: The update stops before the step of a minibatch whose approximate KL divergence is larger or NaN.
+            max_grad_norm: The largest norm of the gradients, or what else is bounded.
+            grad_clip_mode: What is bounded: one of `GRAD_CLIP_MODES`.
+            replace_nan: Whether gradients that are not finite are replaced as by `torch.nan_to_num`, and norms of such
+                by 0 and 1e9, as in RLlib.
+            max_kl: The update stops before the step of a minibatch whose approximate KL divergence is larger or, unless
+                NaN is replaced, NaN.
 
         Returns:
-            Of each epoch the `STATISTICS` of its minibatches, float64 [num_minibatches, 7], up to that at which the
+            Of each epoch the `STATISTICS` of its minibatches, float64 [num_minibatches, 9], up to that at which the
             update stopped.
 
         Raises:
             ValueError: The update cannot be compiled (`find_obstacle`), or the rollout does not fit the networks.
         """
+        check_choice("grad_clip_mode", grad_clip_mode, tuple(GRAD_CLIP_MODES))
         tables, self._tables = self._tables or self.prepare(), None
-        arrays = tables.view_rollout(rollout, clip is not None, value_clip is not None)
-        numbers = clip, value_coef, value_clip, entropy_coef, None
+        has_old_values = value_clip is not None and self.loss.value_clip_mode != "rllib"
+        arrays = tables.view_rollout(rollout, clip is not None, has_old_values, self.loss.has_old)
+        numbers = clip, value_coef, value_clip, entropy_coef, None, kl_coef, self.log_std_bound, None
         tables.numbers[:] = [math.inf if x is None else x for x in numbers]
-        options = np.array([max_grad_norm, max_kl, normalize_advantages, clip is None], np.float64)
-        addresses, epoch, totals, epochs = tables.list_addresses(self.head), compile_epoch(), np.empty(5), []
+        bound = max_grad_norm, GRAD_CLIP_MODES[grad_clip_mode], replace_nan
+        options = np.array([*bound, max_kl, normalize_advantages, clip is None], np.float64)
+        addresses, epoch, totals, epochs = tables.list_addresses(self.loss), compile_epoch(), np.empty(7), []
         for order in orders:
-            indices = check_order(order, len(arrays[0]))
-            results = np.empty((-(-len(indices) // minibatch_size), len(STATISTICS)))
-            seen = epoch(*addresses, options.ctypes.data, arrays, indices, minibatch_size, totals, results)
+            indices, ends = check_order(order, minibatch_size, len(arrays[0]))
+            results = np.empty((len(ends), len(STATISTICS)))
+            seen = epoch(*addresses, options.ctypes.data, arrays, indices, ends, totals, results)
             epochs.append(torch.from_numpy(results[:seen]))
             num_steps = seen - int(results[seen - 1, -1])
             if num_steps:
@@ -171,17 +199,15 @@ class CompiledUpdate:
         return epochs
 
 
-def check_head(head: str) -> None:
-    """Raise ValueError unless there is such a distribution."""
-    if head not in HEADS:
-        raise ValueError(f"head: got {head!r}, expected one of {', '.join(HEADS)}")
-
-
 def compile_update(head: str) -> float:
     """As `CompiledUpdate.compile`, with one of the `HEADS`, before there is an update."""
+    return compile_loss(Loss(check_choice("head", head, HEADS)))
+
+
+def compile_loss(loss: Loss) -> float:
+    """Compile what updates by a loss call; return the seconds that it took."""
     start = time.perf_counter()
-    check_head(head)
-    find_functions(head)
+    find_functions(loss)
     compile_epoch()
     return time.perf_counter() - start
 
@@ -195,23 +221,25 @@ class Tables:
         self.own = ParameterTables(update.optimizer, self.parameters, find_groups(update.optimizer, self.parameters))
         check_surroundings(update, self.parameters)
         outputs = [layers[end].linear.out_features for end in ends]
-        self.nvec = [outputs[0]] if update.nvec is None else list(update.nvec)
+        per_action = 2 if update.loss.is_wide else 1
+        self.nvec = [outputs[0] // per_action] if update.nvec is None else list(update.nvec)
         self.num_features, self.num_outputs = layers[0].linear.in_features, outputs[0]
-        self.num_actions = len(self.nvec) if update.head == "categorical" else outputs[0]
+        self.num_actions = len(self.nvec) if update.head == "categorical" else sum(self.nvec)
+        self.num_old_outputs = sum(self.nvec) * (2 if update.head == "gaussian" else 1)
         self.layers, self.ends, self.is_shared = layers, ends, update.log_std is not None
-        self.numbers = np.empty(5, np.float32)
-        if sum(self.nvec) != outputs[0] or outputs[1] != 1:
-            raise Unsupported(f"the networks have {outputs} outputs, not {[sum(self.nvec), 1]}")
+        self.numbers = np.empty(serial.NUM_NUMBERS, np.float32)
+        if per_action * sum(self.nvec) != outputs[0] or outputs[1] != 1:
+            raise Unsupported(f"the networks have {outputs} outputs, not {[per_action * sum(self.nvec), 1]}")
         if any(x.source < 0 and x.linear.in_features != self.num_features for x in layers):
             raise Unsupported("the networks take other features")
         if update.log_std is not None and update.log_std.numel() != outputs[0]:
             raise Unsupported(f"log_std has shape {tuple(update.log_std.shape)}, not one number per action")
 
-    def list_addresses(self, head: str) -> tuple[tuple[int, ...], int, int]:
+    def list_addresses(self, loss: Loss) -> tuple[tuple[int, ...], int, int]:
         """The addresses of all tables, the number of parameters, and the address of their settings."""
         rows = self.num_features + 3 * sum(x.linear.out_features for x in self.layers)
-        rows += serial.FIRST_SUM + 4 * len(self.nvec) + self.num_actions
-        self.scratch, widths, functions = torch.empty(rows, serial.TILE), np.array(self.nvec), find_functions(head)
+        rows += serial.FIRST_SUM + serial.NUM_SUMS * len(self.nvec) + self.num_actions + self.num_old_outputs
+        self.scratch, widths, functions = torch.empty(rows, serial.TILE), np.array(self.nvec), find_functions(loss)
         start = self.scratch.data_ptr()
         table, kinks, free = make_layer_table(self.layers, self.parameters, start, self.num_features)
         own, settings = self.own.make_tables()
@@ -221,7 +249,9 @@ class Tables:
         heads = widths.ctypes.data, len(self.nvec), start, start + free * serial.ROW, self.numbers.ctypes.data
         return (*places, *heads, *self.ends, shared), len(self.parameters), settings.ctypes.data
 
-    def view_rollout(self, rollout: Rollout, has_clip: bool, has_value_clip: bool) -> tuple[np.ndarray, ...]:
+    def view_rollout(
+        self, rollout: Rollout, has_clip: bool, has_old_values: bool, has_kl: bool
+    ) -> tuple[np.ndarray, ...]:
         """The samples as arrays, if their shapes are those that are expected."""
         features, actions, masks = rollout.features, rollout.actions, rollout.action_masks
         count = len(features)
@@ -231,19 +261,18 @@ class Tables:
             "old_log_probs": (rollout.old_log_probs if has_clip else None, (count,)),
             "advantages": (rollout.advantages, (count,)),
             "returns": (rollout.returns, (count,)),
-            "old_values": (rollout.old_values if has_value_clip else None, (count,)),
+            "old_values": (rollout.old_values if has_old_values else None, (count,)),
+            "old_outputs": (rollout.old_outputs if has_kl else None, (count, self.num_old_outputs)),
             "action_masks": (masks, (count, self.num_outputs)),
         }
         for name, (x, shape) in given.items():
             if x is not None and x.shape != shape:
                 raise ValueError(f"{name}: got shape {tuple(x.shape)}, expected {shape}")
-        missing = [name for name, wanted in (("old_log_probs", has_clip), ("old_values", has_value_clip)) if wanted]
-        for name in missing:
-            if getattr(rollout, name) is None:
-                raise ValueError(f"{name}: got None, expected a tensor where there is a clip range")
-        arrays = [NOTHING if x is None else x.float().contiguous().numpy() for x, _ in [*given.values()][:-1]]
-        allowed = np.empty((0, 0), np.bool_) if masks is None else masks.bool().contiguous().numpy()
-        return *arrays, allowed
+        wanted = {"old_log_probs": has_clip, "old_values": has_old_values, "old_outputs": has_kl}
+        for name in (name for name, is_wanted in wanted.items() if is_wanted and getattr(rollout, name) is None):
+            raise ValueError(f"{name}: got None, expected a tensor where there is a clip range or a divergence")
+        *arrays, allowed = [torch.empty([0] * len(shape)) if x is None else x for x, shape in given.values()]
+        return *(x.float().contiguous().numpy() for x in arrays), allowed.bool().contiguous().numpy()
 
 
 def check_surroundings(update: CompiledUpdate, parameters: list[Tensor]) -> None:
@@ -255,11 +284,16 @@ def check_surroundings(update: CompiledUpdate, parameters: list[Tensor]) -> None
         raise Unsupported(context)
 
 
-def check_order(order: Tensor, count: int) -> np.ndarray:
-    """The numbers of samples as an array, if all are there."""
-    indices = order.contiguous().numpy()
-    if indices.dtype != np.int64 or indices.ndim != 1 or not len(indices):
-        raise ValueError(f"orders: got {order.dtype} of shape {tuple(order.shape)}, expected int64 numbers of samples")
-    if indices.min() < 0 or indices.max() >= count:
+def check_order(order: Tensor | Sequence[Tensor], size: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers of samples as an array, if all are there, and the ends of the minibatches."""
+    is_order = isinstance(order, Tensor)
+    if is_order and size < 1:
+        raise ValueError(f"minibatch_size: got {size}, expected 1 or more")
+    whole: Tensor = order if isinstance(order, Tensor) else torch.cat([*order])
+    indices = whole.contiguous().numpy()
+    if indices.dtype != np.int64 or indices.ndim != 1 or not (len(indices) or len(order)):
+        raise ValueError(f"orders: got {whole.dtype} of shape {tuple(whole.shape)}, expected int64 numbers of samples")
+    if len(indices) and (indices.min() < 0 or indices.max() >= count):
         raise ValueError(f"orders: got numbers from {indices.min()} to {indices.max()}, expected 0 to {count - 1}")
-    return indices
+    sizes = [len(x) for x in order] if not is_order else [size] * -(-len(indices) // size)
+    return indices, np.minimum(np.cumsum(sizes), len(indices))

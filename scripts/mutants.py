@@ -77,6 +77,7 @@ CORE_TESTS = [
         "capture_faults",
         "capture_hooks",
         "compiled_update",
+        "compiled_terms",
         "capture_optimizers",
     )
 ]

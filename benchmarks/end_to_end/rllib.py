@@ -27,13 +27,16 @@ ARMS = {
     "stock": "`GeneralAdvantageEstimation`",
     "ours": "`TritonGeneralAdvantageEstimation`; the update is RLlib's",
     "update": "all that `enable_triton` replaces, but for graphs",
-    "captured": "all of it: on a GPU, minibatch steps are captured in a CUDA graph",
+    "captured": "all of it: on a GPU, minibatch steps are captured in a CUDA graph, on a CPU, updates are compiled",
 }
 OURS = ("ours", "update", "captured")
 MORE = ("update", "captured")
 SETTINGS = {
     "cuda": (Setting(8, 512, 256, 10, 32), Setting(64, 512, 256, 4, 16), Setting(512, 512, 256, 4, 32)),
-    "cpu": (Setting(8, 512, 64, 10, 32, device="cpu"), Setting(64, 512, 64, 2, 8, device="cpu")),
+    "cpu": (
+        *(Setting(8, 512, hidden, 10, 32, device="cpu") for hidden in (64, 256)),
+        Setting(64, 512, 64, 2, 8, device="cpu"),
+    ),
     "quick": (Setting(2, 16, 8, 2, 2),),
 }
 OBSERVATIONS, ACTIONS = 17, 6

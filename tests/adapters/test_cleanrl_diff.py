@@ -34,7 +34,7 @@ from torch.utils.tensorboard import SummaryWriter
 def parse_args():
     return SimpleNamespace(
         env_id="ENV_ID", seed=1, num_envs=2, num_steps=48, minibatch_size=32, batch_size=96, update_epochs=2, gamma=0.9,
-        gae_lambda=0.8, norm_adv=True, clip_coef=0.1, clip_vloss=CLIP_VLOSS, ent_coef=0.02, vf_coef=0.5,
+        gae_lambda=0.8, norm_adv=True, clip_coef=0.1, clip_vloss=True, ent_coef=0.02, vf_coef=0.5,
         max_grad_norm=0.5, target_kl=None,
     )
 
@@ -236,8 +236,8 @@ def environments(monkeypatch, tmp_path):
         del gym.registry[name]
 
 
-def write_script(family, clip_vloss=False):
-    text = SCRIPT.replace("AGENT", AGENT).replace("CLIP_VLOSS", str(clip_vloss))
+def write_script(family):
+    text = SCRIPT.replace("AGENT", AGENT)
     for name, part in FAMILIES[family].items():
         text = text.replace(name, part)
     return text
@@ -252,18 +252,17 @@ def run_script(text, capsys):
     return torch.cat([x.detach().flatten() for x in names["agent"].parameters()]), printed, names
 
 
-def run_stock(family, capsys, clip_vloss=False):
+def run_stock(family, capsys):
     """The script with its own loop, as it runs under Gymnasium 1.x."""
-    return run_script(cleanrl_diff.make_edits(write_script(family, clip_vloss), cleanrl_diff.TO_GYMNASIUM_1), capsys)
+    return run_script(cleanrl_diff.make_edits(write_script(family), cleanrl_diff.TO_GYMNASIUM_1), capsys)
 
 
 @pytest.mark.parametrize(("family", "update"), MATCHING)
 def test_scripts_learn_the_same(family, update, capsys, monkeypatch):
     """With every update; with advantages alone, every bit. Each episode that ended is printed once."""
     allow_captures(monkeypatch)
-    clip_vloss = update in ("fused", "captured")
-    want, printed, _ = run_stock(family, capsys, clip_vloss)
-    got, also_printed, names = run_script(cleanrl_diff.change_script(write_script(family, clip_vloss), update), capsys)
+    want, printed, _ = run_stock(family, capsys)
+    got, also_printed, names = run_script(cleanrl_diff.change_script(write_script(family), update), capsys)
     tolerance = 0 if update == "stock" else 1e-5
     torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
     assert also_printed == printed and len(printed) > 10

@@ -29,7 +29,7 @@ ACTIVATIONS = {
     "gelu": nn.GELU,
 }
 OPTIMIZERS = {
-    "adam": partial(Adam, lr=1e-2, eps=1e-5, weight_decay=0.01),
+    "adam": partial(Adam, lr=torch.tensor(1e-2), eps=1e-5, weight_decay=0.01),
     "adamw": partial(AdamW, lr=1e-2, eps=1e-5, weight_decay=0.1),
     "rmsprop": partial(RMSprop, lr=1e-3, eps=1e-4, weight_decay=0.01),
     "rmsprop_centered": partial(RMSprop, lr=1e-3, eps=1e-4, centered=True, momentum=0.5),
@@ -262,9 +262,9 @@ def test_tanh_is_that_of_pytorch_within_rounding():
 def compile_tanh():
     import numba
 
-    from rl_triton_core._internal.mlp.compile import compile_helpers
+    from rl_triton_core._internal.mlp.compile import Loss, compile_helpers
 
-    return numba.vectorize(["float32(float32)"])(compile_helpers("none")["tanh"].py_func)
+    return numba.vectorize(["float32(float32)"])(compile_helpers(Loss())["tanh"].py_func)
 
 
 OBSTACLES = {
@@ -296,7 +296,7 @@ OPTIMIZER_OBSTACLES = {
     "Adagrad is none": torch.optim.Adagrad,
     "Adam with amsgrad": partial(Adam, amsgrad=True),
     "SGD with dampening": partial(SGD, lr=0.1, momentum=0.9, dampening=0.5),
-    "Adam with settings that are tensors": partial(Adam, lr=torch.tensor(0.1)),
+    "Adam with settings that are tensors": partial(Adam, betas=(torch.tensor(0.9), torch.tensor(0.99))),
     "does not have all parameters": lambda parameters: Adam([*parameters][1:]),
 }
 
@@ -367,7 +367,10 @@ def test_orders_of_samples_that_there_are_not(order):
 
 def test_heads_and_deviations_are_checked():
     agent = Agent()
-    for options, name in (({"head": "beta"}, "head"), ({"head": "gaussian"}, "log_std")):
+    for options, name in (
+        ({"head": "beta"}, "head"),
+        ({"head": "categorical", "log_std": agent.critic[1].bias}, "log_std"),
+    ):
         with pytest.raises(ValueError, match=f"{name}: got"):
             CompiledUpdate(agent.actor, agent.critic, Adam(agent.parameters()), **options)
 

@@ -86,6 +86,8 @@ class TritonLearner(TorchLearner):
                 self._warm_up(module.unwrapped())
                 if self.triton_update.loss is not None:
                     self.triton_update.loss.warm_up(name)
+            for update in self.triton_update.find_compiled()[0].values() if self._device.type == "cpu" else ():
+                update.compile()
 
     def describe(self) -> str:
         """What this learner, which is built, computes with, in words."""

@@ -26,10 +26,13 @@ class LateMetrics:
     Args:
         metrics: The learner's.
         is_captured: Whether they are those of a step that is captured, which can have last values alone.
+
+    Attributes:
+        times: How often what is logged is logged, as far as sums are concerned.
     """
 
     def __init__(self, metrics: Any, is_captured: bool = False) -> None:
-        self.metrics, self.is_captured, self.thread = metrics, is_captured, threading.get_ident()
+        self.metrics, self.is_captured, self.thread, self.times = metrics, is_captured, threading.get_ident(), 1
         self.last: dict[Any, Any] = {}
         self.numbers: dict[tuple[Any, ...], list[Any]] = {}
 
@@ -68,7 +71,7 @@ class LateMetrics:
                 self.metrics.log_value((*force_tuple(key), *force_tuple(name)), own, window=1)
         for (key, *options), found in numbers.items():
             is_mean, is_one = dict(options)["reduce"] == "mean", len(set(found)) == 1
-            for x in [sum(found)] if not is_mean else found[:1] if is_one else found:
+            for x in [sum(found) * self.times] if not is_mean else found[:1] if is_one else found:
                 self.metrics.log_value(key, x, **dict(options))
 
     def __contains__(self, key: Any) -> bool:

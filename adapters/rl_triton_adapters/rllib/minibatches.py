@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,15 @@ def slice_minibatches(iterator: Any, may_share: Callable[[], bool] = lambda: Fal
         share = may_share()
         yield MultiAgentBatch({name: cycle.draw_minibatch(share) for name, cycle in cycles.items()}, env_steps)
         count += 1
+
+
+def draw_rows(iterator: Any) -> dict[str, list[Tensor]]:
+    """The numbers of the rows of all these minibatches, by the names of the modules."""
+    batches = {name: SampleBatch({"": torch.arange(len(x))}) for name, x in iterator._batch.policy_batches.items()}
+    of_rows = copy(iterator)
+    of_rows._batch = MultiAgentBatch(batches, len(iterator._batch))
+    drawn = [*slice_minibatches(of_rows, lambda: True)]
+    return {name: [x.policy_batches[name][""] for x in drawn] for name in batches}
 
 
 class BatchCycle:

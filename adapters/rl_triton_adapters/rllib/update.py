@@ -1,4 +1,4 @@
-"""A learner's update that takes less time than RLlib's: on a GPU, the step of a minibatch is captured in a CUDA graph.
+"""A learner's update that takes less time than RLlib's: captured in CUDA graphs, or compiled for the CPU.
 
 Minibatches and their order, metrics and checkpoints are RLlib's; weights and losses are RLlib's up to rounding.
 """
@@ -8,22 +8,26 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from ray.rllib.core.rl_module.apis import SelfSupervisedLossAPI
-from ray.rllib.policy.sample_batch import SampleBatch
+from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from ray.rllib.utils.torch_utils import clip_gradients
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from rl_triton_adapters._optimizers import clip_by_norm, fuse_optimizer
+from rl_triton_adapters.rllib.compiled import find_compiled, run_compiled
 from rl_triton_adapters.rllib.loss import FusedLoss, find_distributions
 from rl_triton_adapters.rllib.metrics import LateMetrics
-from rl_triton_adapters.rllib.minibatches import can_slice_minibatches, slice_minibatches
+from rl_triton_adapters.rllib.minibatches import can_slice_minibatches, draw_rows, map_columns, slice_minibatches
 from rl_triton_adapters.updates import CapturedUpdate, find_reason
 from rl_triton_core.capture import CapturedStep, is_input
+from rl_triton_core.compiled import CompiledUpdate
 
 logger = logging.getLogger("ray.rllib.rl_triton")  # follows the log level that RLlib sets for itself
 UPDATE = ("_update", "_uncompiled_update")
@@ -33,6 +37,8 @@ LOSSES = ("compute_losses", *LOSS)
 APPLY = ("apply_gradients",)
 STEP = (*LOSSES, "compute_gradients", "postprocess_gradients", "postprocess_gradients_for_module", *APPLY)
 """What a step calls. A learner with one of its own may do there what no graph can repeat."""
+LOGS = ("_log_metrics", "_log_steps_trained_metrics", "_compute_off_policyness", "_get_clip_function")
+"""What RLlib calls for every minibatch besides, and a compiled update does not."""
 ENTROPY, KL = "entropy_coeff_schedulers_per_module", "curr_kl_coeffs_per_module"
 """Where learners keep the coefficients of entropy and, if they have one, KL divergence."""
 
@@ -59,13 +65,19 @@ class Update:
         modules = [x for _, x in learner.module.items() if isinstance(x, nn.Module)]
         optimizers = list(learner._named_optimizers.values())
         if update.step is None or not update.is_of(modules, optimizers):  # else nothing else has changed
-            for optimizer in optimizers if self.is_wanted else ():
-                fuse_optimizer(optimizer)
             self.num_not_finite = torch.zeros((), device=learner._device)
             stock, obstacle = self.find_obstacles()
             update.find_step(modules, optimizers, stock=stock, obstacle=obstacle, state=[self.num_not_finite])
         assert update.step is not None
         return update.step
+
+    def find_compiled(self, names: Iterable[str] | None = None) -> tuple[dict[str, CompiledUpdate], str]:
+        """The compiled updates of some modules, or of all with optimizers, and why there are none beside captures."""
+        if not self.find_step().reason:
+            return {}, ""
+        reason = self.captured.stock or self.captured.obstacle or find_own_method(type(self.learner), LOGS)
+        names = self.learner._module_optimizers if names is None else names
+        return ({}, reason) if reason else find_compiled(self.learner, self.loss, names)
 
     def find_obstacles(self) -> tuple[str, str]:
         """Why steps are RLlib's own, and why they are not captured, besides what `CapturedStep` says."""
@@ -105,30 +117,54 @@ class Update:
             elif kinds:
                 losses.append(f"RLlib's loss of {name} ({kinds[0].__name__})")
         what = f"{own}, which may call " * bool(own) + ", ".join(losses)
-        return f"{what}; {self.captured.describe('those of RLlib')}"
+        updates, reason = self.find_compiled()
+        if updates:
+            return f"{what}; updates are compiled"
+        is_asked = self.learner._device.type == "cpu" and reason not in (self.captured.stock, self.captured.obstacle)
+        return f"{what}; {self.captured.describe('those of RLlib')}" + f"; not compiled: {reason}" * is_asked
 
     def is_captured(self) -> bool:
         """Whether steps are captured, as far as is known."""
         return self.captured.is_captured
 
-    def iterate(self, iterator: Iterable[Any]) -> Iterator[Any]:
+    def iterate(self, iterator: Any) -> Iterator[Any]:
         """Yield the minibatches of RLlib's iterator, and log at their end what was logged meanwhile."""
         learner, metrics = self.learner, LateMetrics(self.learner.metrics)
         if not self.is_wanted:
             yield from iterator
             return
+        is_sliced = can_slice_minibatches(iterator)
+        updates, _ = self.find_compiled(iterator._batch.policy_batches if is_sliced else {})
         learner.metrics = metrics
         try:
-            yield from slice_minibatches(iterator, self.is_captured) if can_slice_minibatches(iterator) else iterator
+            if updates:
+                yield self.make_most_steps(updates, iterator, metrics)
+            else:
+                for optimizer in learner._named_optimizers.values():
+                    fuse_optimizer(optimizer)
+                yield from slice_minibatches(iterator, self.is_captured) if is_sliced else iterator
         finally:
             learner.metrics = metrics.metrics
         metrics.flush()
         if self.last_batch:
             learner._compute_off_policyness(self.last_batch)
             self.last_batch = {}
-        if self.is_captured() and self.num_not_finite.item():
+        if (updates or self.is_captured()) and self.num_not_finite.item():
             logger.warning("gradients of %d minibatches were not finite", self.num_not_finite.item())
             self.num_not_finite.zero_()
+
+    def make_most_steps(self, updates: dict[str, CompiledUpdate], iterator: Any, metrics: LateMetrics) -> Any:
+        """Make all steps but the last one; return its minibatch, of which RLlib logs what it logs of an update."""
+        rows, batches = draw_rows(iterator), iterator._batch.policy_batches
+        count = metrics.times = len(next(iter(rows.values())))
+        for name, update in updates.items() if count > 1 else ():
+            self.num_not_finite += run_compiled(self.learner, name, update, batches[name], rows[name][:-1])
+        minibatch = {name: SampleBatch(map_columns(itemgetter(rows[name][-1]), dict(x))) for name, x in batches.items()}
+        others = {name: range((count - 1) * len(x)) for name, x in minibatch.items()}  # whose steps are counted too
+        if count > 1:
+            env_steps = partial(int, (count - 1) * len(iterator._batch))
+            self.learner._log_metrics(SimpleNamespace(env_steps=env_steps, policy_batches=others))
+        return MultiAgentBatch(minibatch, len(iterator._batch))
 
     def make_step(self, batch: dict[str, Any], make_stock_step: Callable[[dict[str, Any]], Any]) -> Any:
         """Update the modules with one minibatch, with arguments and results of RLlib's `_update`."""

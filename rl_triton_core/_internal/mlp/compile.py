@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -30,7 +30,10 @@ from rl_triton_core._internal.loss.equations import (
 )
 from rl_triton_core._internal.mlp import memory, serial
 
-INLINED = ("add", "get", "load_four", "add_four", "choose_action", "find_memory", "load_setting", "tanh")
+INLINED = (
+    *("add", "get", "load_four", "add_four", "choose_action", "find_memory", "load_setting", "tanh"),
+    *("find_actions", "find_log_std", "load_sums", "load_kl_sums"),
+)
 CALLED = ("add_product", "add_dots", "run_forward", "run_backward", "evaluate_loss", "step_optimizer")
 """The functions that are called by address, in the order of their table. The loss alone depends on the head."""
 FASTMATH = {"reassoc", "contract"}
@@ -38,13 +41,26 @@ REAL = np.float32
 SOURCE = [Path(str(file)).read_bytes() for file in (serial.__file__, memory.__file__)]
 
 
+class Loss(NamedTuple):
+    """What a loss is compiled for."""
+
+    head: str = "none"
+    value_clip_mode: str = "sb3"
+    has_old: bool = False
+    """Whether there are the old policy's outputs, to which there is a divergence."""
+    is_wide: bool = False
+    """Whether a Gaussian's log σ is in the actor's outputs."""
+
+
 @cache
-def compile_helpers(head: str) -> dict[str, Any]:
-    """Helpers by name, with a head's equations in them."""
-    language, choices = numba_language(REAL, contracts=True), Choices(head, clipped_value="sb3")
-    names = compile_equations(choices, language, (compute_terms, exp_remainder, sigmoid))
+def compile_helpers(loss: Loss) -> dict[str, Any]:
+    """Helpers by name, with a loss's equations in them."""
+    head, language = loss.head, numba_language(REAL, contracts=True)
+    equations = compute_terms, exp_remainder, sigmoid, primitives.multiply_or_zero
+    names = compile_equations(Choices(head, clipped_value=loss.value_clip_mode), language, equations)
     names |= {"exp": language.primitives[primitives.exp], "IS_INDEXED": HEADS[head].indexed}
-    names["IS_BINARY"] = head == "bernoulli"
+    names |= {"IS_BINARY": head == "bernoulli", "IS_GAUSSIAN": head == "gaussian"}
+    names |= {"HAS_OLD": loss.has_old, "IS_WIDE": loss.is_wide}
     for name, function in vars(serial).items():
         if isinstance(function, FunctionType) and function.__module__ == serial.__name__:
             options = {"fastmath": FASTMATH, "forceinline": name in INLINED}
@@ -53,9 +69,9 @@ def compile_helpers(head: str) -> dict[str, Any]:
 
 
 @cache
-def compile_callback(name: str, head: str) -> Any:
+def compile_callback(name: str, loss: Loss) -> Any:
     """A function that is called by address, kept on disk between processes."""
-    function = bind_code(getattr(serial, name), REAL, compile_helpers(head), SOURCE)
+    function = bind_code(getattr(serial, name), REAL, compile_helpers(loss), SOURCE)
     types = (numba.int64,) * function.__code__.co_argcount, numba.void
     options = {"error_model": "numpy", "fastmath": FASTMATH}
     compiled: Any = CFunc(function, types, locals={}, options=options, pipeline_class=literals_of(REAL, (float,)))
@@ -65,10 +81,10 @@ def compile_callback(name: str, head: str) -> Any:
 
 
 @cache
-def find_functions(head: str) -> Any:
+def find_functions(loss: Loss) -> Any:
     """The addresses of these functions."""
-    heads = [head if name == "evaluate_loss" else "none" for name in CALLED]
-    return np.array([compile_callback(*pair).address for pair in zip(CALLED, heads, strict=True)])
+    own = [loss if name == "evaluate_loss" else Loss() for name in CALLED]
+    return np.array([compile_callback(*pair).address for pair in zip(CALLED, own, strict=True)])
 
 
 @cache
@@ -79,10 +95,10 @@ def compile_epoch() -> Any:
     def array(dtype: Any, ndim: int, writable: bool = False) -> Any:
         return numba.types.Array(dtype, ndim, "C", readonly=not writable)
 
-    rollout = numba.types.Tuple([array(real, 2), array(real, 2), *[array(real, 1)] * 4, array(numba.boolean, 2)])
+    arrays = [array(real, ndim) for ndim in (2, 2, 1, 1, 1, 1, 2)]
+    rollout = numba.types.Tuple([*arrays, array(numba.boolean, 2)])
     tables = numba.types.UniTuple(integer, 13)
-    function = bind_code(serial.run_epoch, REAL, compile_helpers("none"), SOURCE)
-    signature = integer(
-        tables, *[integer] * 3, rollout, array(integer, 1), integer, array(wide, 1, True), array(wide, 2, True)
-    )
+    function = bind_code(serial.run_epoch, REAL, compile_helpers(Loss()), SOURCE)
+    indices, written = [array(integer, 1)] * 2, [array(wide, ndim, True) for ndim in (1, 2)]
+    signature = integer(tables, *[integer] * 3, rollout, *indices, *written)
     return compile_and_keep(function, signature, pipeline_class=literals_of(REAL, (float,)))

@@ -38,7 +38,7 @@ def find_groups(optimizer: Optimizer, parameters: list[Tensor]) -> list[dict[str
     name = type(optimizer).__name__
     for group in optimizer.param_groups:
         refused = next((key for key in REFUSED if group.get(key)), "")
-        if refused or any(isinstance(x, Tensor) for x in (group["lr"], *group.get("betas", ()))):
+        if refused or any(isinstance(x, Tensor) for x in group.get("betas", ())):
             raise Unsupported(f"{name} with {refused or 'settings that are tensors'} is not compiled")
     if any(x.requires_grad and id(x) not in known for x in parameters):
         raise Unsupported(f"{name} does not have all parameters")
@@ -64,10 +64,10 @@ def list_states(rule: int, group: dict[str, Any]) -> dict[str, float]:
 def describe_group(rule: int, group: dict[str, Any]) -> list[float]:
     """The settings of a group, in the order of their columns."""
     beta, second = group.get("betas") or (group.get("alpha", 0.0), 0.0)
-    decay, is_decoupled = group["weight_decay"], group.get("decoupled_weight_decay", False)
-    decays = (0.0, 1.0 - group["lr"] * decay) if is_decoupled else (decay, 1.0)
+    rate, decay, is_decoupled = float(group["lr"]), group["weight_decay"], group.get("decoupled_weight_decay", False)
+    decays = (0.0, 1.0 - rate * decay) if is_decoupled else (decay, 1.0)
     others = group.get("eps", 0.0), group.get("momentum", 0.0), group.get("nesterov", False), rule
-    return [group["lr"], *decays, beta, second, *others]
+    return [rate, *decays, beta, second, *others]
 
 
 class ParameterTables:

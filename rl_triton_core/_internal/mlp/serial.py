@@ -33,17 +33,25 @@ PRODUCT, DOTS, FORWARD, BACKWARD, EVALUATION, OPTIMIZER = range(6)
 """Addresses of functions."""
 ADAM, RMSPROP, RMSPROP_TF, SGD = range(4)
 TANH, RELU, ELU, SILU, GELU, IDENTITY = range(6)
-OLD, ADVANTAGE, TARGET, OLD_VALUE, LOG_PROB, HEAD_ENTROPY, BY_LOG_PROB, BY_ENTROPY, TOTALS, FIRST_SUM = range(10)
-"""Rows of the loss. The last ones are three sums and a peak of each distribution, and after them the actions."""
-POLICY_LOSS, VALUE_LOSS, ENTROPY, CLIP_FRACTION, APPROX_KL, LOSS, HAS_STOPPED = range(7)
-"""What is reported of a minibatch."""
-MAX_NORM, MAX_KL, NORMALIZES, IS_ON_POLICY = range(4)
+OLD, ADVANTAGE, TARGET, OLD_VALUE, LOG_PROB, HEAD_ENTROPY, HEAD_KL = range(7)
+BY_LOG_PROB, BY_ENTROPY, BY_KL, TOTALS, FIRST_SUM = range(7, 12)
+"""Rows of the loss. The last ones are the sums of each distribution, after them the actions and old outputs."""
+PEAK, FIRST_KL_SUM, SECOND_KL_SUM, OLD_PEAK, NUM_SUMS = range(3, 8)
+"""Rows of a distribution, behind its three sums."""
+CLIP, VALUE_COEF, VALUE_CLIP, ENTROPY_COEF, SHARE, KL_COEF, LOG_STD_BOUND, NORM, NUM_NUMBERS = range(9)
+"""Numbers of the loss, and the norm of the gradients."""
+POLICY_LOSS, VALUE_LOSS, ENTROPY, CLIP_FRACTION, APPROX_KL, LOSS, KL, GRAD_NORM, HAS_STOPPED = range(9)
+"""What is reported of a minibatch; the first seven are averages over its samples."""
+MAX_NORM, CLIP_MODE, REPLACES_NAN, MAX_KL, NORMALIZES, IS_ON_POLICY = range(6)
 """Options of an update."""
-MASKED_LOGIT = np.float32(-1e8)
-IS_INDEXED = IS_BINARY = False
-"""Whether actions are indices, or 0 and 1."""
+GLOBAL_NORM, EACH_NORM, EACH_VALUE = range(3)
+"""What of the gradients is bounded."""
+MASKED_LOGIT, LARGEST = np.float32(-1e8), np.float32(3.4028234663852886e38)
+IS_INDEXED = IS_BINARY = HAS_OLD = IS_WIDE = IS_GAUSSIAN = False
+"""Whether actions are indices, or 0 and 1; whether there are old outputs; whether log σ is in a network's outputs."""
 
-sums = readout = slopes = compute_terms = exp = exp_remainder = sigmoid = unbound
+sums = readout = slopes = kl_sums = kl = kl_slopes = unbound
+compute_terms = exp = exp_remainder = sigmoid = multiply_or_zero = unbound
 
 # -- memory ------------------------------------------------------------------------------------------------------------
 
@@ -243,6 +251,11 @@ def run_backward(functions, layers, num_layers, kinks, parameters, size):
 # -- the loss ----------------------------------------------------------------------------------------------------------
 
 
+def find_actions(rows, num_parts):
+    """The address of the actions."""
+    return rows + (FIRST_SUM + NUM_SUMS * num_parts) * ROW
+
+
 def choose_action(actions, j, i):
     """The action in a dimension, or whether it is this one."""
     if IS_INDEXED:
@@ -260,6 +273,12 @@ def has_actions(actions, width, i):
     return True
 
 
+def find_log_std(y, j, i, bound):
+    """The logarithm of a deviation, at most as large as the bound."""
+    own = load(y + j * ROW, i) if IS_WIDE else load(y, j)
+    return bound if own > bound else (-bound if own < -bound else own)
+
+
 def find_peaks(x, peaks, width, size):
     """The largest logit of each sample."""
     for i in range(size):
@@ -270,47 +289,73 @@ def find_peaks(x, peaks, width, size):
             store(peaks, i, logit if logit > load(peaks, i) else load(peaks, i))
 
 
-def add_sums(x, y, actions, j, state, size):
+def add_sums(x, y, actions, j, bound, state, size):
     """Add what a head sums over the actions."""
     for i in range(size):
-        s = sums(load(x, i), y, choose_action(actions, j, i), load(state + 3 * ROW, i))
+        s = sums(load(x, i), find_log_std(y, j, i, bound), choose_action(actions, j, i), load(state + PEAK * ROW, i))
         add(state, i, s[0])
         add(state + ROW, i, s[1])
         add(state + 2 * ROW, i, s[2])
 
 
-def evaluate_heads(x, y, rows, widths, num_parts, size):
-    """Log-probability and entropy of each sample, over distributions side by side, and what `find_slopes` needs."""
-    log_probs, entropies = rows + LOG_PROB * ROW, rows + HEAD_ENTROPY * ROW
-    fill(log_probs, size, 0.0)
-    fill(entropies, size, 0.0)
-    first, state, actions = 0, rows + FIRST_SUM * ROW, rows + (FIRST_SUM + 4 * num_parts) * ROW
+def add_kl_sums(x, y, old, old_y, j, bound, state, size):
+    """Add what a head's divergence from the old policy sums over the actions."""
+    for i in range(size):
+        peaks = load(state + PEAK * ROW, i), load(state + OLD_PEAK * ROW, i)
+        s = kl_sums(load(x, i), find_log_std(y, j, i, bound), load(old, i), load(old_y, i), peaks[0], peaks[1])
+        add(state + FIRST_KL_SUM * ROW, i, s[0])
+        add(state + SECOND_KL_SUM * ROW, i, s[1])
+
+
+def load_sums(state, i):
+    """The sums of a sample's distribution."""
+    return load(state, i), load(state + ROW, i), load(state + 2 * ROW, i)
+
+
+def load_kl_sums(state, i):
+    """Those of its divergence from the old one."""
+    return load(state + FIRST_KL_SUM * ROW, i), load(state + SECOND_KL_SUM * ROW, i)
+
+
+def evaluate_heads(x, y, old, rows, widths, num_parts, numbers, size):
+    """Log-probability, entropy and divergence of each sample, over distributions side by side, and their sums."""
+    log_probs, entropies, kls = rows + LOG_PROB * ROW, rows + HEAD_ENTROPY * ROW, rows + HEAD_KL * ROW
+    bound, state, actions = load(numbers, LOG_STD_BOUND), rows + FIRST_SUM * ROW, find_actions(rows, num_parts)
+    for results in (log_probs, entropies, kls):
+        fill(results, size, 0.0)
     for part in range(num_parts):
-        width, peaks = load_integer(widths, part), state + 3 * ROW
-        for k in range(4):
+        width = load_integer(widths, part)
+        for k in range(NUM_SUMS):
             fill(state + k * ROW, size, 0.0)
         if IS_INDEXED:
-            find_peaks(x + first * ROW, peaks, width, size)
+            find_peaks(x, state + PEAK * ROW, width, size)
+        if IS_INDEXED and HAS_OLD:
+            find_peaks(old, state + OLD_PEAK * ROW, width, size)
         for j in range(width):
-            add_sums(x + (first + j) * ROW, load(y, j), actions, j, state, size)
+            add_sums(x + j * ROW, y, actions, j, bound, state, size)
+            if HAS_OLD:
+                own = old + j * ROW
+                add_kl_sums(x + j * ROW, y, own, own + width * ROW if IS_GAUSSIAN else own, j, bound, state, size)
         for i in range(size):
-            own = load(state, i), load(state + ROW, i), load(state + 2 * ROW, i)
-            log_prob, entropy = readout(own)
+            log_prob, entropy = readout(load_sums(state, i))
             add(log_probs, i, log_prob if has_actions(actions, width, i) else math.nan)
             add(entropies, i, entropy)
-        first, state, actions = first + width, state + 4 * ROW, actions + ROW
+            if HAS_OLD:
+                add(kls, i, kl(load_sums(state, i), load_kl_sums(state, i)))
+        x, old, state, actions = x + width * ROW, old + width * ROW, state + NUM_SUMS * ROW, actions + ROW
 
 
 def evaluate_terms(rows, values, by_values, numbers, is_on_policy, size):
     """Add up the terms of each sample; derivatives by log-probability, entropy and value."""
-    clip, value_coef, value_clip = load(numbers, 0), load(numbers, 1), load(numbers, 2)
-    entropy_coef, share, inf = load(numbers, 3), load(numbers, 4), np.float32(math.inf)
-    coefficients = Coefficients(clip, clip, inf, value_coef, value_clip, 1.0, 1.0, entropy_coef, 0.0, inf, inf)
-    policies = value_losses = entropies = approx_kls = clips = np.float64(0.0)
+    clip, value_coef, value_clip = load(numbers, CLIP), load(numbers, VALUE_COEF), load(numbers, VALUE_CLIP)
+    entropy_coef, kl_coef = load(numbers, ENTROPY_COEF), load(numbers, KL_COEF)
+    share, inf = load(numbers, SHARE), np.float32(math.inf)
+    coefficients = Coefficients(clip, clip, inf, value_coef, value_clip, 1.0, 1.0, entropy_coef, kl_coef, inf, inf)
+    policies = value_losses = entropies = kls = approx_kls = clips = np.float64(0.0)
     for i in range(size):
         log_prob, advantage = load(rows + LOG_PROB * ROW, i), load(rows + ADVANTAGE * ROW, i)
         old = log_prob if is_on_policy else load(rows + OLD * ROW, i)
-        policy = log_prob, load(rows + HEAD_ENTROPY * ROW, i), 0.0
+        policy = log_prob, load(rows + HEAD_ENTROPY * ROW, i), load(rows + HEAD_KL * ROW, i)
         target, old_value = load(rows + TARGET * ROW, i), load(rows + OLD_VALUE * ROW, i)
         terms, by_policy, by_value = compute_terms(
             policy, old, advantage, 0.0, load(values, i), target, old_value, coefficients
@@ -318,71 +363,113 @@ def evaluate_terms(rows, values, by_values, numbers, is_on_policy, size):
         policies += -advantage * log_prob if is_on_policy else terms[0]
         value_losses += terms[1]
         entropies += terms[2]
+        kls += terms[3]
         approx_kls += terms[4]
         clips += terms[6]
         store(rows + BY_LOG_PROB * ROW, i, share * by_policy[0])
         store(rows + BY_ENTROPY * ROW, i, share * by_policy[1])
+        store(rows + BY_KL * ROW, i, share * by_policy[2])
         store(by_values, i, share * by_value)
     totals = rows + TOTALS * ROW
-    store(totals, 0, np.float32(policies))
-    store(totals, 1, np.float32(value_losses))
-    store(totals, 2, np.float32(entropies))
-    store(totals, 3, np.float32(clips))
-    store(totals, 4, np.float32(approx_kls))
+    store(totals, POLICY_LOSS, np.float32(policies))
+    store(totals, VALUE_LOSS, np.float32(value_losses))
+    store(totals, ENTROPY, np.float32(entropies))
+    store(totals, CLIP_FRACTION, np.float32(clips))
+    store(totals, APPROX_KL, np.float32(approx_kls))
+    losses = policies + value_coef * value_losses - entropy_coef * entropies + kl_coef * kls
+    store(totals, LOSS, np.float32(losses))
+    store(totals, KL, np.float32(kls))
 
 
-def find_slopes(x, y, rows, widths, num_parts, by_x, by_y, size):
+def find_slopes(x, y, old, rows, widths, num_parts, by_x, by_y, numbers, size):
     """Derivatives by what the actor returns, and add those by what all samples share."""
-    state, actions = rows + FIRST_SUM * ROW, rows + (FIRST_SUM + 4 * num_parts) * ROW
+    bound, state, actions = load(numbers, LOG_STD_BOUND), rows + FIRST_SUM * ROW, find_actions(rows, num_parts)
     for part in range(num_parts):
-        for j in range(load_integer(widths, part)):
+        width = load_integer(widths, part)
+        for j in range(width):
             total = 0.0
             for i in range(size):
-                own = load(state, i), load(state + ROW, i), load(state + 2 * ROW, i)
+                own, action, peak = load_sums(state, i), choose_action(actions, j, i), load(state + PEAK * ROW, i)
                 by_log_prob, by_entropy = load(rows + BY_LOG_PROB * ROW, i), load(rows + BY_ENTROPY * ROW, i)
-                action, peak = choose_action(actions, j, i), load(state + 3 * ROW, i)
-                by_own, by_shared = slopes(load(x, i), load(y, j), action, peak, own, by_log_prob, by_entropy)
+                mean, log_std = load(x, i), find_log_std(y, j, i, bound)
+                by_own, by_log_std = slopes(mean, log_std, action, peak, own, by_log_prob, by_entropy)
+                if HAS_OLD:
+                    old_y = load(old + width * ROW, i) if IS_GAUSSIAN else 0.0
+                    peaks, kl_total = (peak, load(state + OLD_PEAK * ROW, i)), load_kl_sums(state, i)
+                    by = kl_slopes(mean, log_std, load(old, i), old_y, peaks[0], peaks[1], own, kl_total)
+                    by_kl = load(rows + BY_KL * ROW, i)
+                    by_own += multiply_or_zero(by_kl, by[0])
+                    by_log_std += multiply_or_zero(by_kl, by[1])
                 store(by_x, i, by_own)
-                total += by_shared
-            if by_y:
+                if IS_WIDE:
+                    is_free = log_std == load(y + j * ROW, i)
+                    store(by_x + width * ROW, i, by_log_std if is_free else 0.0)
+                total += by_log_std
+            if by_y and find_log_std(y, j, 0, bound) == load(y, j):
                 add(by_y, j, total)
-            x, by_x = x + ROW, by_x + ROW
-        state, actions = state + 4 * ROW, actions + ROW
+            x, old, by_x = x + ROW, old + ROW, by_x + ROW
+        state, actions = state + NUM_SUMS * ROW, actions + ROW
 
 
-def evaluate_loss(x, y, values, rows, widths, num_parts, by_x, by_y, by_values, numbers, is_on_policy, size):
+def evaluate_loss(x, y, old, values, rows, widths, num_parts, by_x, by_y, by_values, numbers, is_on_policy, size):
     """The terms of the loss of a tile, added up, and its derivatives by what the networks return."""
-    evaluate_heads(x, y, rows, widths, num_parts, size)
+    evaluate_heads(x, y, old, rows, widths, num_parts, numbers, size)
     evaluate_terms(rows, values, by_values, numbers, is_on_policy, size)
-    find_slopes(x, y, rows, widths, num_parts, by_x, by_y, size)
+    find_slopes(x, y, old, rows, widths, num_parts, by_x, by_y, numbers, size)
 
 
 # -- optimizers --------------------------------------------------------------------------------------------------------
 
 
-def clip_gradients(parameters, num_parameters, max_norm):
-    """Scale all gradients so that their norm is at most this."""
-    squares = np.float64(0.0)
+def load_setting(setting, column):
+    """A setting in float32."""
+    return np.float32(load_double(setting, column))
+
+
+def bound_square(square, replaces_nan):
+    """The square of a norm by which gradients are clipped: of one that is NaN 0, of an infinite one that of 1e9."""
+    if not replaces_nan:
+        return square
+    return np.float64(0.0) if square != square else min(square, np.float64(1e18))
+
+
+def clip_gradient(gradient, size, mode, most, factor):
+    """Scale a gradient by a factor or so that its norm is at most a bound, or bound its elements."""
+    if mode == EACH_VALUE:
+        for i in range(size):
+            x = load(gradient, i)
+            store(gradient, i, most if x > most else (-most if x < -most else x))
+    elif factor < 1.0 or factor != factor:
+        for i in range(size):
+            store(gradient, i, factor * load(gradient, i))
+
+
+def clip_gradients(parameters, num_parameters, options, numbers):
+    """Clip all gradients, and perhaps replace what is not finite, as `torch.nan_to_num` does."""
+    most, mode = load_setting(options, MAX_NORM), load_double(options, CLIP_MODE)
+    replaces_nan, squares, known = load_double(options, REPLACES_NAN) != 0.0, np.float64(0.0), np.float64(0.0)
     for k in range(num_parameters):
         gradient = get(parameters, k, GRADIENT)
-        squares += np.float64(dot(gradient, gradient, get(parameters, k, SIZE) if gradient else 0))
-    factor = np.float32(max_norm / (math.sqrt(squares) + 1e-6))
-    if factor < 1.0 or factor != factor:
-        for k in range(num_parameters):
-            gradient = get(parameters, k, GRADIENT)
-            for i in range(get(parameters, k, SIZE) if gradient else 0):
-                store(gradient, i, factor * load(gradient, i))
+        square = np.float64(dot(gradient, gradient, get(parameters, k, SIZE) if gradient else 0))
+        squares += square
+        known += bound_square(square, replaces_nan)
+    factor = np.float32(most / (math.sqrt(known) + 1e-6))
+    for k in range(num_parameters):
+        gradient = get(parameters, k, GRADIENT)
+        size = get(parameters, k, SIZE) if gradient else 0
+        if mode == EACH_NORM:
+            factor = np.float32(most / math.sqrt(bound_square(np.float64(dot(gradient, gradient, size)), replaces_nan)))
+        clip_gradient(gradient, size, mode, most, factor)
+        for i in range(size if replaces_nan and not math.isfinite(squares) else 0):
+            x = load(gradient, i)
+            store(gradient, i, 0.0 if x != x else (LARGEST if x > LARGEST else (-LARGEST if x < -LARGEST else x)))
+    store(numbers, NORM, np.float32(math.sqrt(squares)))
 
 
 def find_memory(parameter):
     """Size and addresses of a parameter, its gradient and its states."""
     p, g, size = get(parameter, 0, ADDRESS), get(parameter, 0, GRADIENT), get(parameter, 0, SIZE)
     return size, p, g, get(parameter, 0, FIRST_STATE), get(parameter, 0, SECOND_STATE), get(parameter, 0, THIRD_STATE)
-
-
-def load_setting(setting, column):
-    """A setting in float32."""
-    return np.float32(load_double(setting, column))
 
 
 def step_adam(parameter, setting):
@@ -437,9 +524,9 @@ def step_sgd(parameter, setting):
         add(p, i, -rate * change)
 
 
-def step_optimizer(parameters, num_parameters, settings, options):
+def step_optimizer(parameters, num_parameters, settings, options, numbers):
     """Clip all gradients, and update what has one."""
-    clip_gradients(parameters, num_parameters, load_double(options, MAX_NORM))
+    clip_gradients(parameters, num_parameters, options, numbers)
     for k in range(num_parameters):
         parameter, setting = parameters + k * 8 * COLUMNS, settings + k * 8 * SETTINGS
         if get(parameter, 0, GRADIENT):
@@ -474,13 +561,15 @@ def find_scaling(advantages, order, first, end):
 
 def gather_tile(rollout, order, low, size, scaling, features, rows, actions):
     """Read the samples of a tile, one per column."""
-    observed, chosen, old_log_probs, advantages, returns, old_values, _ = rollout
+    observed, chosen, old_log_probs, advantages, returns, old_values, old_outputs, _ = rollout
     for i in range(size):
         index = order[low + i]
         for j in range(observed.shape[1]):
             store(features + j * ROW, i, observed[index, j])
         for j in range(chosen.shape[1]):
             store(actions + j * ROW, i, chosen[index, j])
+        for j in range(old_outputs.shape[1]):
+            store(actions + (chosen.shape[1] + j) * ROW, i, old_outputs[index, j])
         store(rows + OLD * ROW, i, old_log_probs[index] if len(old_log_probs) else 0.0)
         store(rows + ADVANTAGE * ROW, i, np.float32((advantages[index] - scaling[0]) * scaling[1]))
         store(rows + TARGET * ROW, i, returns[index])
@@ -498,35 +587,40 @@ def add_gradients(tables, rollout, order, low, size, scaling, is_on_policy):
     """Add the gradients of a tile; its terms are in the first of its rows."""
     functions, layers, num_layers, kinks, parameters, widths, num_parts, features, rows, numbers = tables[:10]
     actor, critic, shared = tables[10:]
-    gather_tile(rollout, order, low, size, scaling, features, rows, rows + (FIRST_SUM + 4 * num_parts) * ROW)
+    actions = find_actions(rows, num_parts)
+    gather_tile(rollout, order, low, size, scaling, features, rows, actions)
     call(get(functions, 0, FORWARD), (functions, layers, num_layers, kinks, parameters, size))
     x, by_x = get(layers, actor, VALUES), get(layers, actor, SLOPES)
-    y, by_y = (get(parameters, shared, ADDRESS), get(parameters, shared, GRADIENT)) if shared >= 0 else (x, 0)
+    y, by_y, old = x + load_integer(widths, 0) * ROW, 0, actions + rollout[1].shape[1] * ROW
+    if shared >= 0:
+        y, by_y = get(parameters, shared, ADDRESS), get(parameters, shared, GRADIENT)
     values, by_values = get(layers, critic, VALUES), get(layers, critic, SLOPES)
-    mask_logits(x, rollout[6], order, low, size)
+    mask_logits(x, rollout[7], order, low, size)
     for k in range(num_layers):
         for r in range(get(layers, k, OUTPUTS)):
             fill(get(layers, k, SLOPES) + r * ROW, size, 0.0)
-    evaluation = x, y, values, rows, widths, num_parts, by_x, by_y, by_values, numbers, is_on_policy, size
+    evaluation = x, y, old, values, rows, widths, num_parts, by_x, by_y, by_values, numbers, is_on_policy, size
     call(get(functions, 0, EVALUATION), evaluation)
     call(get(functions, 0, BACKWARD), (functions, layers, num_layers, kinks, parameters, size))
 
 
-def report(totals, count, numbers, max_kl, results, row):
+def report(totals, count, options, results, row):
     """Write what is logged of a minibatch, and whether the update stops before its step."""
-    for k in range(5):
-        results[row, POLICY_LOSS + k] = totals[k] / count
-    loss = totals[0] + load(numbers, 1) * totals[1] - load(numbers, 3) * totals[2]
-    results[row, LOSS] = loss / count
-    results[row, HAS_STOPPED] = 0.0 if np.float32(totals[4] / count) <= np.float32(max_kl) else 1.0
+    for k in range(len(totals)):
+        results[row, k] = totals[k] / count
+    results[row, GRAD_NORM] = math.nan
+    distance, is_nan_kept = np.float32(results[row, APPROX_KL]), load_double(options, REPLACES_NAN) == 0.0
+    stops = is_nan_kept if distance != distance else distance > load_setting(options, MAX_KL)
+    results[row, HAS_STOPPED] = 1.0 if stops else 0.0
 
 
-def run_epoch(tables, num_parameters, settings, options, rollout, order, size, totals, results):
+def run_epoch(tables, num_parameters, settings, options, rollout, order, ends, totals, results):
     """Make all steps of an epoch, until one is not to be made; return how many minibatches were seen."""
     parameters, rows, numbers = tables[4], tables[8], tables[9]
     normalizes, is_on_policy = load_double(options, NORMALIZES) != 0, np.int64(load_double(options, IS_ON_POLICY))
+    end = np.int64(0)
     for row in range(len(results)):
-        first, end = row * size, min((row + 1) * size, len(order))
+        first, end = end, ends[row]
         for k in range(num_parameters):
             gradient = get(parameters, k, GRADIENT)
             fill(gradient, get(parameters, k, SIZE) if gradient else 0, 0.0)
@@ -535,14 +629,14 @@ def run_epoch(tables, num_parameters, settings, options, rollout, order, size, t
         scaling = np.float64(0.0), np.float64(1.0)
         if normalizes and end - first > 1:
             scaling = find_scaling(rollout[3], order, first, end)
-        store(numbers, 4, np.float32(1.0 / (end - first)))
+        store(numbers, SHARE, np.float32(1.0 / (end - first)))
         for low in range(first, end, TILE):
             add_gradients(tables, rollout, order, low, min(TILE, end - low), scaling, is_on_policy)
             for k in range(len(totals)):
                 totals[k] += load(rows + TOTALS * ROW, k)
-        report(totals, end - first, numbers, load_double(options, MAX_KL), results, row)
+        report(totals, end - first, options, results, row)
         if results[row, HAS_STOPPED] != 0.0:
             return row + 1
-        step = parameters, num_parameters, settings, options
-        call(get(tables[0], 0, OPTIMIZER), step)
+        call(get(tables[0], 0, OPTIMIZER), (parameters, num_parameters, settings, options, numbers))
+        results[row, GRAD_NORM] = load(numbers, NORM)
     return len(results)

@@ -1,0 +1,165 @@
+"""Compiled updates of PPO's learner on the CPU: RLlib's weights, coefficients and metrics."""
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("ray.rllib")
+
+from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
+from ray.rllib.core.columns import Columns
+from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+from test_captured import assert_same_states, make_agents_config, update_agents
+from test_updates import make_config
+from updates import POLICY, assert_same_updates, build_learner, count_calls, update_learner
+
+from rl_triton_adapters._optimizers import is_fused
+from rl_triton_adapters.rllib import TritonPPOTorchLearner, enable_triton, loss
+
+NUM_UPDATES = 15
+GROWN = {"rtol": 2e-3, "atol": 2e-4}
+"""Of float32 sums in another order, after many steps of Adam."""
+SETTINGS = {
+    "shared-tanh-schedules": (
+        "categorical",
+        {"fcnet_hiddens": [16, 16], "fcnet_activation": "tanh", "vf_share_layers": True},
+        {
+            "entropy_coeff": [[0, 0.1], [1500, 0.01]],
+            "lr": [[0, 3e-3], [1500, 3e-4]],
+            "kl_target": 1e-3,
+            "grad_clip": 0.3,
+        },
+    ),
+    "relu-norms": (
+        "gaussian",
+        {"fcnet_hiddens": [16], "fcnet_activation": "relu", "log_std_clip_param": 0.2, "vf_share_layers": False},
+        {"entropy_coeff": 0.01, "grad_clip": 0.1, "grad_clip_by": "norm", "lr": 1e-3, "kl_target": 0.05},
+    ),
+    "free-deviations-values": (
+        "gaussian",
+        {"fcnet_hiddens": [16], "free_log_std": True, "fcnet_activation": "silu", "head_fcnet_hiddens": [8]},
+        {"grad_clip": 0.02, "grad_clip_by": "value", "lr": 1e-3},
+    ),
+    "several-categoricals": (
+        "several categorical",
+        {"fcnet_hiddens": [8]},
+        {"use_kl_loss": False, "grad_clip": None, "vf_clip_param": None, "minibatch_size": 7, "num_epochs": 1},
+    ),
+}
+
+
+def make_perceptrons(space, model, options):
+    return make_config(space, **options).rl_module(model_config=DefaultModelConfig(**model))
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_many_updates_are_those_of_rllib(name, monkeypatch):
+    """The last minibatch of each has the loss and the metrics of an update that is not compiled."""
+    space, model, options = SETTINGS[name]
+    config = make_perceptrons(space, model, options)
+    stock = update_learner(config, space, NUM_UPDATES)
+    learner = build_learner(enable_triton(config))
+    assert learner.describe().endswith("updates are compiled")
+    losses = count_calls(monkeypatch, loss, "ppo_loss")
+    ours = update_learner(config, space, NUM_UPDATES, learner)
+    assert len(losses) == NUM_UPDATES and not is_fused(learner.get_optimizer())
+    assert_same_updates(stock, ours, **GROWN)
+    if name == "relu-norms":
+        bound = model["log_std_clip_param"]
+        states = torch.randn(99, 4)
+        deviations = learner.module[POLICY].pi.net(learner.module[POLICY].encoder.actor_encoder.net(states))[:, 2:]
+        assert 0 < (deviations.abs() > bound).float().mean() < 1
+    if options.get("use_kl_loss", True):
+        coefficients = {x[POLICY, "curr_kl_coeff"] for x in stock[0]}
+        assert len(coefficients) > 1 or name != "shared-tanh-schedules"
+
+
+def test_checkpoints_go_both_ways_in_mid_training():
+    space, model, options = SETTINGS["free-deviations-values"]
+    config = make_perceptrons(space, model, options)
+    stock, ours = build_learner(config), build_learner(enable_triton(config.copy(copy_frozen=False)))
+    update_learner(config, space, 5, stock)
+    update_learner(config, space, 5, ours)
+    state = stock.get_state()
+    stock.set_state(ours.get_state())
+    ours.set_state(state)
+    assert_same_updates(*(update_learner(config, space, 5, x) for x in (stock, ours)), **GROWN)
+    assert ours.describe().endswith("updates are compiled")
+
+
+def test_gradients_that_are_not_finite_are_replaced_and_counted(caplog):
+    """A slot's advantage is NaN: gradients of the actor are, those of the critic are not."""
+    config = make_config("categorical", grad_clip=0.5).rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[8]))
+    results = []
+    for given in (config, enable_triton(config.copy(copy_frozen=False))):
+        learner = build_learner(given)
+        spoil_advantages(learner)
+        results.append(update_learner(config, "categorical", 3, learner))
+    for want, got in zip(*(x[1].items() for x in results), strict=True):
+        np.testing.assert_allclose(got[1], want[1], rtol=1e-4, atol=1e-5, err_msg=want[0])
+    counted = [x.getMessage() for x in caplog.records if "minibatches were not finite" in x.getMessage()]
+    assert len(counted) == 3, caplog.text
+
+
+def spoil_advantages(learner):
+    make_batch = learner._make_batch_if_necessary
+
+    def make_spoilt(training_data):
+        batch = make_batch(training_data=training_data)
+        batch.policy_batches[POLICY]["advantages"][2] = torch.nan
+        return batch
+
+    learner._make_batch_if_necessary = make_spoilt
+
+
+def test_several_policies_have_their_own_minibatches_and_draws():
+    """With one among them that is not compiled, none is."""
+    modules = dict.fromkeys(("a", "b"), DefaultPPOTorchRLModule)
+    stock = build_learner(make_agents_config(modules)[0])
+    ours = build_learner(enable_triton(make_agents_config(modules)[0]))
+    for seed in range(4):
+        if seed == 3:
+            ours.module["b"].vf.register_forward_hook(lambda *_: None)
+        assert ours.describe().endswith("not compiled: b: a module has hooks" if seed == 3 else "updates are compiled")
+        results = [(update_agents(learner, ["a", "b"], seed), np.random.random()) for learner in (stock, ours)]  # noqa: NPY002
+        assert results[0] == results[1]
+    for name in modules:
+        assert_same_states(stock, ours, name)
+
+
+class OwnLogs(TritonPPOTorchLearner):
+    """Logs something of every minibatch."""
+
+    def _log_steps_trained_metrics(self, batch):
+        super()._log_steps_trained_metrics(batch)
+
+
+class OwnForward(DefaultPPOTorchRLModule):
+    """Does something else before."""
+
+    def _forward_train(self, batch, **kwargs):
+        return super()._forward_train({**batch, Columns.OBS: 2 * batch[Columns.OBS]}, **kwargs)
+
+
+REASONS = {
+    "OwnLogs._log_steps_trained_metrics": lambda config: config.learners(learner_class=OwnLogs),
+    "default_policy: OwnForward has its own _forward_train": lambda config: config.rl_module(
+        rl_module_spec=make_agents_config({"a": OwnForward})[1]["a"]
+    ),
+    "default_policy: the loss has no critic": lambda config: config.training(use_critic=False),
+    "default_policy: LayerNorm is none": lambda config: config.rl_module(
+        model_config=DefaultModelConfig(fcnet_hiddens=[8], head_fcnet_use_layernorm=True, head_fcnet_hiddens=[8])
+    ),
+    "torch_skip_nan_gradients is on": lambda config: setattr(config, "torch_skip_nan_gradients", True),
+}
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_what_is_not_compiled_is_said(reason):
+    config = make_config("gaussian")
+    REASONS[reason](config)
+    learner = build_learner(enable_triton(config))
+    assert "updates are accelerated without a graph: " in learner.describe()
+    assert f"; not compiled: {reason}" in learner.describe()
+    update_learner(config, "gaussian", 1, learner)
+    assert is_fused(learner.get_optimizer())

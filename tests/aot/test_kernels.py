@@ -87,7 +87,18 @@ def test_a_launch_binds_its_arguments(name):
 TIMED = [(x, dtype) for x in ("trace", "gae", "vtrace") for dtype in (torch.bool, torch.float32)]
 """Estimators, and dtypes of their flags."""
 WIDTHS = {1: ".b8", 4: ".b32", 8: ".v2.b32", 16: ".v4.b32"}
-REGISTERS = {
+BUDGETS = {
+    "3.6": {
+        "env-major": (
+            *(40, 72, 72, 72, 40, 40, 40, 56, 40, 40, 48, 64),
+            *(56, 48, 64, 96, 80, 112, 96, 80, 112, 120, 96, 80),
+            *(64, 64),
+        ),
+        "time-major": (
+            *(64, 112, 96, 184, 96, 120, 104, 168, 96, 120, 80, 160),
+            *(104, 112, 160, 168, 96, 72, 104, 96, 80),
+        ),
+    },
     "3.7": {
         "env-major": (
             *(48, 72, 72, 72, 48, 48, 48, 64, 48, 48, 48, 64),
@@ -110,8 +121,9 @@ REGISTERS = {
             *(96, 80, 152, 160, 96, 64, 120, 96, 96),
         ),
     },
-}["3.8" if Version(triton.__version__) >= Version("3.8") else "3.7"]
-"""The most that a thread needs, for every row of the table, in eights as they are given out, by Triton's version."""
+}
+"""The most that a thread needs, for every row of the table, in eights as they are given out, from a Triton on."""
+REGISTERS = BUDGETS[max((x for x in BUDGETS if Version(x) <= Version(triton.__version__)), default="3.6")]
 
 
 def make_timed_problem(order, limits):

@@ -5,9 +5,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
-    "rl_triton_core": 17_700,
-    "adapters": 7_850,
-    "tests benchmarks scripts": 38_300,
+    "rl_triton_core": 17_800,
+    "adapters": 8_100,
+    "tests benchmarks scripts": 39_200,
 }
 """By the folders of a part."""
 

@@ -351,29 +351,26 @@ def describe_range(rows: Sequence[Row]) -> str:
     return " to ".join(dict.fromkeys(map(format_number, (medians[0], medians[-1])))) if medians else "–"
 
 
-TRAINING = {
-    "Updates of RLlib's PPO, IMPALA and APPO with `enable_triton`, sampling excluded, are": ("rllib", "impala"),
-}
-"""What trains, and in which frameworks' files it is."""
+def describe_rllib() -> str:
+    """How much faster RLlib's updates are with all that is replaced, on every machine."""
+    ratios: dict[str, list[Row]] = {}
+    for x in select_shares(("rllib", "impala")):
+        cores = f"{x.result.system['cpu_count']} cores of " * (x.machine == "cpu")
+        ratios.setdefault(f"{cores}an {name_processor(x.machine, x.result)}", []).extend(x.more)
+    ranges = ", ".join(f"{describe_range(rows)} times as fast on {where}" for where, rows in ratios.items())
+    text = f"Updates of RLlib's PPO, IMPALA and APPO with `enable_triton`, sampling excluded, are, by median, {ranges}."
+    return textwrap.fill(text, 120, break_on_hyphens=False)
 
 
 def describe_training() -> str:
-    """How much faster updates are with all that is replaced."""
-    lines = []
-    for text, names in TRAINING.items():
-        ratios: dict[str, list[Row]] = {}
-        for x in select_shares(names):
-            where = f"{x.result.system['cpu_count']} cores of " * (x.machine == "cpu")
-            ratios.setdefault(f"{where}an {name_processor(x.machine, x.result)}", []).extend(x.more)
-        ranges = ", ".join(f"{describe_range(rows)} times as fast on {where}" for where, rows in ratios.items())
-        lines.append(f"* {text}, by median,\n  {ranges}.")
-    setting = {"num_steps": 24, "num_envs": 4096, "step": "update"}
+    """How much faster updates are with all that is replaced, beside those of Stable-Baselines3."""
+    texts, setting = [describe_rllib()], {"num_steps": 24, "num_envs": 4096, "step": "update"}
     for machine, result in read_machines("robotics").items():
         ratios = describe_range(select_rows(result.rows, "stock", "over ours", **setting))
         if machine != "cpu":
             where = f"{ratios} times as fast on an {name_processor(machine, result)}"
-            lines.append(f"* Updates of RSL-RL, RL-Games and skrl with 4096 environments are, by median,\n  {where}.")
-    return "\n".join(lines)
+            texts.append(f"Updates of RSL-RL, RL-Games and skrl with 4096 environments are, by median, {where}.")
+    return "\n".join(textwrap.fill(x, 120, initial_indent="* ", subsequent_indent="  ") for x in texts)
 
 
 def write_cpu_training() -> str:
@@ -566,6 +563,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "learning": partial(write_benchmark, "learning", list_learning),
     "frameworks": write_loops,
     "training": describe_training,
+    "rllib_gain": describe_rllib,
     "expected": list_expected,
     "off_policy_gain": partial(list_expected, LEARNERS),
     **{f"{name}_gain": partial(describe_robotics, name) for name in ("rsl_rl", "rl_games", "skrl")},

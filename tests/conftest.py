@@ -100,11 +100,11 @@ def take_turns(test, combinations):
 
     With which one it begins depends on the test's name.
     """
-    indices = [item.callspec.indices for item in combinations]
-    numbers = {name: sorted({each[name] for each in indices}) for name in indices[0]}
-    name = "estimator" if "estimator" in numbers else max(numbers, key=lambda name: len(numbers[name]))
-    taken = numbers[name][zlib.crc32(test.encode()) % min(6, len(numbers[name])) :: 6]
-    return [item for item in combinations if item.callspec.indices[name] in taken]
+    given = [{name: repr(value) for name, value in item.callspec.params.items()} for item in combinations]
+    values = {name: [*dict.fromkeys(each[name] for each in given)] for name in given[0]}
+    name = "estimator" if "estimator" in values else max(values, key=lambda name: len(values[name]))
+    taken = values[name][zlib.crc32(test.encode()) % min(6, len(values[name])) :: 6]
+    return [item for item, each in zip(combinations, given, strict=True) if each[name] in taken]
 
 
 def find_target(item):
@@ -114,9 +114,10 @@ def find_target(item):
 
 
 def is_interpreted(item):
-    """Whether a test runs Triton in its interpreter."""
+    """Whether a test runs Triton in its interpreter: with that target, or with a launch of its own."""
     target = find_target(item)
-    return isinstance(target, Target) and target.interpreted
+    has_launch = "launch" in item.callspec.params and not ON_GPU
+    return has_launch or (isinstance(target, Target) and target.interpreted)
 
 
 def select_covering(items):

@@ -30,6 +30,6 @@ def count_compilations(setup: str, use: str, cache: Path, **environment: str) ->
         *(str(ROOT / name) for name in ("", "adapters", "tests", "tests/adapters")),
         environment.pop("PYTHONPATH", os.environ.get("PYTHONPATH", "")),
     ]
-    environment |= {"NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join(paths)}
+    environment |= {"NUMBA_CACHE_DIR": str(cache), "NUMBA_OPT": "0", "PYTHONPATH": os.pathsep.join(paths)}
     built, used = json.loads(run_python(PROGRAM, setup, use, **environment).splitlines()[-1])
     return built, used

@@ -99,6 +99,12 @@ def test_random_calls(target, data):
     check(target, logits, tokens, mask, choose(0.5, 1.0, 1.7), choose(False, True), upstream)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_in_any_layout(target, layout):
+    logits, tokens = draw((2, 3, 4), 5)
+    check(target, lay_out(logits, layout), tokens)
+
+
 @pytest.mark.parametrize("tokens", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [4096, 4097, 20_000, (1 << 18) + 8])

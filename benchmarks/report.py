@@ -154,6 +154,11 @@ def fold(text: str) -> str:
     return f"<details markdown><summary>Table, {lines} lines</summary>\n\n{text}\n\n</details>"
 
 
+def name_place(machine: str, result: Result) -> str:
+    """The cores of a machine's CPU, or its GPU, as sentences have it."""
+    return f"{result.system['cpu_count']} cores of " * (machine == "cpu") + f"an {name_processor(machine, result)}"
+
+
 def write_benchmark(name: str, make: Callable[[Sequence[Row]], str]) -> str:
     """The machine, and a table, of every result file of a benchmark."""
     found = read_machines(name).items()
@@ -355,8 +360,7 @@ def describe_rllib() -> str:
     """How much faster RLlib's updates are with all that is replaced, on every machine."""
     ratios: dict[str, list[Row]] = {}
     for x in select_shares(("rllib", "impala")):
-        cores = f"{x.result.system['cpu_count']} cores of " * (x.machine == "cpu")
-        ratios.setdefault(f"{cores}an {name_processor(x.machine, x.result)}", []).extend(x.more)
+        ratios.setdefault(name_place(x.machine, x.result), []).extend(x.more)
     ranges = ", ".join(f"{describe_range(rows)} times as fast on {where}" for where, rows in ratios.items())
     text = f"Updates of RLlib's PPO, IMPALA and APPO with `enable_triton`, sampling excluded, are, by median, {ranges}."
     return textwrap.fill(text, 120, break_on_hyphens=False)
@@ -364,13 +368,18 @@ def describe_rllib() -> str:
 
 def describe_training() -> str:
     """How much faster updates are with all that is replaced, beside those of Stable-Baselines3."""
-    texts, setting = [describe_rllib()], {"num_steps": 24, "num_envs": 4096, "step": "update"}
-    for machine, result in read_machines("robotics").items():
-        ratios = describe_range(select_rows(result.rows, "stock", "over ours", **setting))
-        if machine != "cpu":
-            where = f"{ratios} times as fast on an {name_processor(machine, result)}"
-            texts.append(f"Updates of RSL-RL, RL-Games and skrl with 4096 environments are, by median, {where}.")
+    texts = [describe_rllib()]
+    for gpu, rows in select_robotics().items():
+        where = f"{describe_range(select_rows(rows, 'stock', 'over ours'))} times as fast on an {gpu}"
+        texts.append(f"Updates of RSL-RL, RL-Games and skrl with 4096 environments are, by median, {where}.")
     return "\n".join(textwrap.fill(x, 120, initial_indent="* ", subsequent_indent="  ") for x in texts)
+
+
+def select_robotics(**setting: Any) -> dict[str, list[Row]]:
+    """The whole updates of robotics packages with 4096 environments and 24 steps, by GPU."""
+    setting |= {"num_steps": 24, "num_envs": 4096, "step": "update"}
+    gpus = (x for x in read_machines("robotics").items() if x[0] != "cpu")
+    return {name_processor(*x): select_rows(x[1].rows, **setting) for x in gpus}
 
 
 def write_cpu_training() -> str:
@@ -422,13 +431,8 @@ def estimate_isaac_lab() -> str:
 
     Steps per second with and without training give the update's share. Our factor is that of RSL-RL's update.
     """
-    setting = "package=rsl_rl; num_steps=24; num_envs=4096; step=update"
-    factors = [
-        row.median
-        for result in (x for name, x in read_machines("robotics").items() if name != "cpu")
-        for row in result.rows
-        if (row.setting, row.arm, row.metric) == (setting, "stock", "over ours") and row.median
-    ]
+    rows = [row for found in select_robotics(package="rsl_rl").values() for row in found]
+    factors = [row.median for row in select_rows(rows, "stock", "over ours") if row.median]
     table = []
     for task in json.loads((ROOT / "benchmarks" / "published" / "isaac_lab.json").read_text(encoding="utf-8")):
         share = 1 - task["training"] / task["inference"]
@@ -466,18 +470,18 @@ LEARNERS = {title: place for title, place in EXPECTED.items() if place[0] == "of
 
 def list_expected(settings: dict[str, tuple[str, dict[str, Any]]] = EXPECTED) -> str:
     """Steps of environments per second in whole training with Stable-Baselines3, on a CPU and on a GPU."""
-    lines, names = [], {}
+    lines: list[list[str]] = []
+    places: dict[str, None] = {}
     for title, place in settings.items():
         lines.append([title])
         for on_cpu in (True, False):
             machine, result, rows = find_expected(*place, on_cpu)
             lines[-1] += list_gain(rows)
             if rows:
-                cores = f"{result.system['cpu_count']} cores of an " * on_cpu
-                names[cores + name_processor(machine, result)] = None
+                places[name_place(machine, result)] = None
     heads = [f"{device}, {head}" for device in ("CPU", "GPU") for head in ("steps/s", "times as fast")]
     table = make_table(["algorithm, task", *heads], lines)
-    return join_parts([table, f"Medians, with quartiles in brackets, on {', '.join(names)}."])
+    return join_parts([table, f"Medians, with quartiles in brackets, on {', '.join(places)}."])
 
 
 def find_expected(benchmark: str, setting: dict[str, Any], on_cpu: bool) -> tuple[str, Result, list[Row]]:
@@ -489,12 +493,11 @@ def find_expected(benchmark: str, setting: dict[str, Any], on_cpu: bool) -> tupl
 
 def describe_robotics(package: str) -> str:
     """How much faster a whole update of a robotics package is on a GPU, in a sentence."""
-    for machine, result in read_machines("robotics").items():
-        rows = select_rows(result.rows, package=package, num_steps=24, num_envs=4096, step="update")
+    for gpu, rows in select_robotics(package=package).items():
         full = {row.arm: row for row in select_rows(rows, metric="full")}
-        if machine != "cpu" and full.keys() >= {"stock", "ours"}:
+        if full.keys() >= {"stock", "ours"}:
             text = (
-                f"On one {name_processor(machine, result)}, a whole update with 4096 environments and 24 steps takes "
+                f"On one {gpu}, a whole update with 4096 environments and 24 steps takes "
                 f"{format_row(full['ours'])} ms in the place of {format_row(full['stock'])} ms: it is "
                 f"{format_row(select_rows(rows, 'stock', 'over ours')[0])} times as fast (medians, with quartiles)."
             )
@@ -528,8 +531,8 @@ def write_verbs() -> str:
     times = {row.arm: describe_duration(row.median) for row in result.rows if row.median is not None}
     if not times.keys() >= {"demo", "test"}:
         return ""
-    where = f"{result.system['cpu_count']} cores of an {name_processor('cpu', result)}"
-    return f"`make demo` takes {times['demo']} and `make test` {times['test']} on {where}, once packages are installed."
+    takes = f"`make demo` takes {times['demo']} and `make test` {times['test']}"
+    return f"{takes} on {name_place('cpu', result)}, once packages are installed."
 
 
 def describe_duration(seconds: float) -> str:

@@ -180,13 +180,18 @@ def make_groups(sizes):
     return np.array([labels[i] for i in np.random.default_rng(0).permutation(len(labels))], dtype=object)
 
 
-@pytest.mark.parametrize("norm", [True, False])
-@pytest.mark.parametrize("scale", [1e-7, 1.0, 1e6])
-def test_grpo_is_that_of_verl(scale, norm):
+def draw_groups(scale):
+    """Groups of responses, rewards and a mask."""
     index = make_groups([8, 1, 3, 4, 1])
     generator = torch.Generator().manual_seed(0)
     rewards = torch.randn(len(index), 12, generator=generator, dtype=torch.float64) * scale
-    mask = torch.randint(0, 2, rewards.shape, generator=generator)
+    return index, rewards, torch.randint(0, 2, rewards.shape, generator=generator)
+
+
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize("scale", [1e-7, 1.0, 1e6])
+def test_grpo_is_that_of_verl(scale, norm):
+    index, rewards, mask = draw_groups(scale)
     rewards *= mask
     ours = adapter.compute_grpo_outcome_advantage(rewards, mask, index=index, norm_adv_by_std_in_grpo=norm)
     stock = STOCK_GRPO(rewards, mask, index=index, norm_adv_by_std_in_grpo=norm)
@@ -197,10 +202,7 @@ def test_grpo_is_that_of_verl(scale, norm):
 @pytest.mark.parametrize("name", GROUPED)
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e6])
 def test_estimators_of_groups_are_those_of_verl(name, scale):
-    index = make_groups([8, 1, 3, 4, 1])
-    generator = torch.Generator().manual_seed(0)
-    rewards = torch.randn(len(index), 12, generator=generator, dtype=torch.float64) * scale
-    mask = torch.randint(0, 2, rewards.shape, generator=generator)
+    index, rewards, mask = draw_groups(scale)
     mask[2] = 0
     arguments = {"token_level_rewards": rewards * mask, "index": index, "config": AlgoConfig()}
     ours = adapter.ESTIMATORS[name](response_mask=mask, **arguments)

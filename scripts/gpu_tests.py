@@ -69,7 +69,7 @@ def run_tests(suite: str, folder: Path, select: str, limit: float) -> dict[str, 
     """The tests of a suite, with the real compiler."""
     started, junit = time.perf_counter(), folder / f"{suite}.xml"
     chosen = [str(ROOT / "tests" / suite), *SUITES[suite], "-k", select]
-    command = ["-m", "pytest", "-v", "-n", str(JOBS), *chosen, f"--junitxml={junit}"]
+    command = ["-m", "pytest", "-v", "-n", str(JOBS), "--dist", "worksteal", *chosen, f"--junitxml={junit}"]
     junit.unlink(missing_ok=True)
     code = run_python(command, folder / f"{suite}.log", limit, junit)
     code = 0 if code == NONE_COLLECTED and SUITES[suite] else code

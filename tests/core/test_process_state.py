@@ -1,5 +1,6 @@
 """Calls change nothing that other threads of the process see, and keep nothing."""
 
+import time
 import weakref
 
 import pytest
@@ -67,4 +68,9 @@ def test_losses_go_with_their_last_reference(target):
             loss = call(logits)
             kept = [weakref.ref(loss), weakref.ref(torch.autograd.grad(loss, logits)[0])]
             del loss
-            assert not any(x() is not None for x in kept)
+            for _ in range(100):  # a device's thread of the backward pass lets go of a gradient a moment later
+                if not any(x() is not None for x in kept):
+                    break
+                time.sleep(0.01)
+            else:
+                pytest.fail("a loss or a gradient is kept")

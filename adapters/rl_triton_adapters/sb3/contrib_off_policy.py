@@ -42,14 +42,14 @@ class TritonTQC(EntropyMixin, TQC):
 
     settings: ClassVar[tuple[str, ...]] = (*EntropyMixin.settings, "top_quantiles_to_drop_per_net")
 
-    def _evaluate_critic(self, batch: Any, next_actions: Tensor, next_terms: Tensor) -> Tensor:
-        with torch.no_grad():
-            quantiles = self.critic_target(batch.next_observations, next_actions).flatten(1).sort()[0]
-            count = self.critic.quantiles_total - self.top_quantiles_to_drop_per_net * self.critic.n_critics
-            targets = self._evaluate_next(batch, quantiles[:, :count] - next_terms).unsqueeze(1)
-        current = self.critic(batch.observations, batch.actions)  # [batch_size, n_critics, n_quantiles]
-        loss: Tensor = quantile_huber_loss(current, targets, sum_over_quantiles=False)
-        return loss
+    def _evaluate_targets(self, batch: Any, next_actions: Tensor, next_terms: Tensor) -> Tensor:
+        quantiles = self.critic_target(batch.next_observations, next_actions).flatten(1).sort()[0]
+        count = self.critic.quantiles_total - self.top_quantiles_to_drop_per_net * self.critic.n_critics
+        return self._evaluate_next(batch, quantiles[:, :count] - next_terms)
+
+    def _evaluate_critic(self, values: Any, targets: Tensor) -> Tensor:
+        loss: Tensor = quantile_huber_loss(values, targets.unsqueeze(1), sum_over_quantiles=False)
+        return loss  # of values [batch_size, n_critics, n_quantiles]
 
     def _evaluate_actions(self, batch: Any, actions: Tensor) -> Tensor:
         """The mean of all quantiles."""

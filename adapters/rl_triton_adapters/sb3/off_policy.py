@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
+from rl_triton_adapters._branches import branch_networks
 from rl_triton_adapters._optimizers import fuse_optimizer
 from rl_triton_adapters._overrides import find_override
 from rl_triton_adapters.sb3.base import PACKAGES, AcceleratedAlgorithm, replace_methods
@@ -106,7 +107,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         if not self._update.is_captured:
             return self._learn(samples, *parts)
         try:
-            with DeferredChecks() as self._checks:
+            with DeferredChecks() as self._checks, branch_networks(self, "critic", "critic_target"):
                 return self._learn(samples, *parts)
         finally:
             self._checks = None
@@ -134,7 +135,8 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
             assert self._update.step is not None
             self._update.step.stop_if(self._checks.has_failed())
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        learned = [x for group in optimizer.param_groups for x in group["params"] if x.requires_grad]
+        loss.backward(inputs=learned or None)  # type: ignore[no-untyped-call]
         optimizer.step()
 
     def _evaluate_next(self, batch: Any, values: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 from torch.optim import Optimizer
 
+from rl_triton_adapters._branches import Fork
 from rl_triton_adapters.sb3.off_policy import OffPolicyMixin, average_parameters
 
 # isort: split
@@ -64,28 +65,35 @@ class EntropyMixin(OffPolicyMixin):
 
     def _learn(self, batch: Any, *parts: bool) -> dict[str, Tensor]:
         (updates_targets,) = parts
-        actions, log_probs = self.actor.action_log_prob(batch.observations)
-        log_probs = log_probs.reshape(-1, 1)
-        ent_coef = self._find_entropy_coefficient()
-        statistics = {"ent_coef": ent_coef.reshape(())} | self._update_entropy_coefficient(log_probs)
-        with torch.no_grad():
+        ent_coef, fork = self._find_entropy_coefficient(), Fork()
+        with fork.branch("actor"):
+            actions, log_probs = self.actor.action_log_prob(batch.observations)
+            log_probs = log_probs.reshape(-1, 1)
+            statistics = self._update_entropy_coefficient(log_probs)
+        with fork.branch("targets"), torch.no_grad():
             next_actions, next_log_probs = self.actor.action_log_prob(batch.next_observations)
-            next_terms = ent_coef * next_log_probs.reshape(-1, 1)
-        critic_loss = self._evaluate_critic(batch, next_actions, next_terms)
+            targets = self._evaluate_targets(batch, next_actions, ent_coef * next_log_probs.reshape(-1, 1))
+        values = self.critic(batch.observations, batch.actions)
+        fork.join(actions, log_probs, targets, *statistics.values())
+        critic_loss = self._evaluate_critic(values, targets)
         self._step_optimizer(self.critic.optimizer, critic_loss)
         statistics |= self._update_actor(self._evaluate_actions(batch, actions), log_probs, ent_coef)
         if updates_targets:
             self._update_targets()
-        return statistics | {"critic_loss": critic_loss.detach()}
+        return {"ent_coef": ent_coef.reshape(())} | statistics | {"critic_loss": critic_loss.detach()}
 
-    def _evaluate_critic(self, batch: Any, next_actions: Tensor, next_terms: Tensor) -> Tensor:
-        """The critic's loss; what is learned has no gradient.
+    def _evaluate_targets(self, batch: Any, next_actions: Tensor, next_terms: Tensor) -> Tensor:
+        """What the critics learn.
 
         Args:
             batch: A minibatch.
             next_actions: Of the policy.
             next_terms: alpha log pi of these actions, [batch_size, 1].
         """
+        raise NotImplementedError
+
+    def _evaluate_critic(self, values: Any, targets: Tensor) -> Tensor:
+        """The loss of what the critics return."""
         raise NotImplementedError
 
     def _evaluate_actions(self, batch: Any, actions: Tensor) -> Tensor:
@@ -113,9 +121,9 @@ class TritonSAC(EntropyMixin, SAC):
         ValueError: `acceleration` is none of these.
     """
 
-    def _evaluate_critic(self, batch: Any, next_actions: Tensor, next_terms: Tensor) -> Tensor:
-        with torch.no_grad():
-            next_values = torch.cat(self.critic_target(batch.next_observations, next_actions), dim=1)
-            targets = self._evaluate_next(batch, next_values.min(dim=1, keepdim=True)[0] - next_terms)
-        losses = [mse_loss(values, targets) for values in self.critic(batch.observations, batch.actions)]
-        return 0.5 * torch.stack(losses).sum()
+    def _evaluate_targets(self, batch: Any, next_actions: Tensor, next_terms: Tensor) -> Tensor:
+        next_values = torch.cat(self.critic_target(batch.next_observations, next_actions), dim=1)
+        return self._evaluate_next(batch, next_values.min(dim=1, keepdim=True)[0] - next_terms)
+
+    def _evaluate_critic(self, values: Any, targets: Tensor) -> Tensor:
+        return 0.5 * torch.stack([mse_loss(x, targets) for x in values]).sum()

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 from torch.optim import Optimizer
 
+from rl_triton_adapters._branches import Fork
 from rl_triton_adapters.sb3.off_policy import OffPolicyMixin, average_parameters
 
 # isort: split
@@ -41,14 +42,16 @@ class TD3UpdateMixin(OffPolicyMixin):
 
     def _learn(self, batch: Any, *parts: bool) -> dict[str, Tensor]:
         (updates_actor,) = parts
-        with torch.no_grad():
+        fork = Fork()
+        with fork.branch("targets"), torch.no_grad():
             noise = torch.empty_like(batch.actions).normal_(0, self.target_policy_noise)
             noise = noise.clamp(-self.target_noise_clip, self.target_noise_clip)
             next_actions = (self.actor_target(batch.next_observations) + noise).clamp(-1, 1)
             next_values = torch.cat(self.critic_target(batch.next_observations, next_actions), dim=1)
             targets = self._evaluate_next(batch, next_values.min(dim=1, keepdim=True)[0])
-        losses = [mse_loss(values, targets) for values in self.critic(batch.observations, batch.actions)]
-        critic_loss = torch.stack(losses).sum()
+        values = self.critic(batch.observations, batch.actions)
+        fork.join(targets)
+        critic_loss = torch.stack([mse_loss(x, targets) for x in values]).sum()
         self._step_optimizer(self.critic.optimizer, critic_loss)
         statistics = {"critic_loss": critic_loss.detach()}
         if updates_actor:

@@ -1,0 +1,107 @@
+"""Parts of a captured step that do not depend on each other: each has a branch of the graph, so that they overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@cache
+def find_stream(device: torch.device, name: str) -> torch.cuda.Stream:
+    """The stream of a branch."""
+    return torch.cuda.Stream(device)
+
+
+def is_capturing() -> bool:
+    """Whether a graph is captured on the current stream."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+class Fork:
+    """A place from which branches of a graph go out. Where no graph is captured, they are parts of the program.
+
+        fork = Fork()
+        with fork.branch("actor"):
+            actions = actor(observations)
+        with fork.branch("critic"):
+            values = critic(observations)
+        fork.join(actions, values)
+
+    Backward passes follow the branches of what they differentiate.
+    """
+
+    def __init__(self) -> None:
+        """Branches begin after all work so far."""
+        self.stream = torch.cuda.current_stream() if is_capturing() else None
+        self.start = None if self.stream is None else self.stream.record_event()
+        self.branches: list[torch.cuda.Stream] = []
+
+    @contextmanager
+    def branch(self, name: str) -> Iterator[None]:
+        """Inside, work belongs to the branch of this name, in the order of all branches of that name."""
+        if self.stream is None or self.start is None:
+            yield
+            return
+        stream = find_stream(self.stream.device, name)
+        stream.wait_event(self.start)
+        self.branches.append(stream)
+        with torch.cuda.stream(stream):
+            yield
+
+    def join(self, *results: Tensor) -> None:
+        """Wait for the branches; these results of theirs are used from here on."""
+        if self.stream is None:
+            return
+        for stream in self.branches:
+            self.stream.wait_stream(stream)
+        for x in results:
+            x.record_stream(self.stream)
+
+
+class Networks:
+    """Networks that are called with the same input, one after the other: in a graph, each in a branch of its own."""
+
+    def __init__(self, networks: Sequence[Callable[[Tensor], Tensor]], name: str) -> None:
+        """Branches have this name and a number."""
+        self.networks, self.name = networks, name
+        self.input: Tensor | None = None
+        self.fork = Fork()
+
+    def __iter__(self) -> Iterator[Callable[[Tensor], Tensor]]:
+        return (self[index] for index in range(len(self.networks)))
+
+    def __len__(self) -> int:
+        return len(self.networks)
+
+    def __getitem__(self, index: int) -> Callable[[Tensor], Tensor]:
+        return lambda x: self.call(index, x)
+
+    def call(self, index: int, x: Tensor) -> Tensor:
+        """Call a network. The first call with an input is where branches begin."""
+        if x is not self.input:
+            self.input, self.fork = x, Fork()
+        with self.fork.branch(f"{self.name} {index}"):
+            if self.fork.stream is not None:
+                x.record_stream(torch.cuda.current_stream())
+            result = self.networks[index](x)
+        self.fork.join(result)
+        return result
+
+
+@contextmanager
+def branch_networks(algorithm: Any, *names: str) -> Iterator[None]:
+    """Inside, networks of Stable-Baselines3's critics have branches of their own: `q_networks` of these attributes."""
+    critics = {name: getattr(algorithm, name, None) for name in names} if is_capturing() else {}
+    before = {name: critic.q_networks for name, critic in critics.items() if hasattr(critic, "q_networks")}
+    try:
+        for name, networks in before.items():
+            critics[name].q_networks = Networks(networks, name)
+        yield
+    finally:
+        for name, networks in before.items():
+            critics[name].q_networks = networks

@@ -20,7 +20,15 @@ from torch.utils import _pytree as pytree
 
 from rl_triton_core._internal.capture import undo
 from rl_triton_core._internal.capture.graphs import CudaGraphs, Graphs, use_stream
-from rl_triton_core._internal.capture.key import describe_leaf, describe_mode, find_pointers, list_parts, name_context
+from rl_triton_core._internal.capture.key import (
+    Contents,
+    describe_leaf,
+    describe_mode,
+    find_pointers,
+    list_parts,
+    list_tensors,
+    name_context,
+)
 from rl_triton_core._internal.capture.optimizers import OPTIMIZERS, PreparedOptimizer
 from rl_triton_core._internal.capture.step import (
     Captured,
@@ -108,6 +116,7 @@ class CapturedStep:
         self.prepared: list[PreparedOptimizer] = []
         self.captured: dict[Hashable, Captured] = {}
         self.calls = 0
+        self.contents = Contents()
         self.pointers: tuple[int, ...] = ()
         self.is_stale = self.may_stop = False
         self.warned: set[str] = set()
@@ -126,18 +135,9 @@ class CapturedStep:
         tensors = chain.from_iterable(chain(of_modules, of_optimizers, [self.extra]))
         return next((x.device for x in tensors), torch.device("cpu"))
 
-    def tensors(self, parts: Iterable[nn.Module] | None = None) -> list[Tensor]:
-        """Parameters and buffers of the modules' parts, parameters of the optimizers, and the further state."""
-        found = {}
-        for part in list_parts(self.modules) if parts is None else parts:
-            for own in (part._parameters, part._buffers):
-                for x in own.values() if own else ():
-                    found[id(x)] = x
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                for x in group["params"]:
-                    found[id(x)] = x  # most are those of the modules
-        return [x for x in (*found.values(), *self.extra) if x is not None]
+    def tensors(self) -> list[Tensor]:
+        """Parameters and buffers of the modules, parameters of the optimizers, and the further state."""
+        return list_tensors(list_parts(self.modules), self.optimizers, self.extra)
 
     def __call__(self, *inputs: Any) -> Any:
         """Make the step."""
@@ -161,8 +161,7 @@ class CapturedStep:
         if context:
             self.warn_once(context)
             return None
-        parts = list_parts(self.modules)
-        tensors = self.tensors(parts)
+        parts, tensors = self.contents.find(self.modules, self.optimizers, self.extra)
         lost = self.is_stale or any(x.is_outdated() for x in self.prepared)
         if lost or self.pointers != find_pointers(tensors, self.optimizers):
             self.reset()
@@ -328,13 +327,14 @@ class CapturedStep:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without graphs, which belong to this object."""
-        own = ("graphs", "captured", "prepared", "pointers")
+        own = ("graphs", "captured", "prepared", "pointers", "contents")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """As after construction."""
         self.__dict__.update(state)
         self.graphs, self.captured, self.prepared, self.pointers = CudaGraphs(self.device), {}, [], ()
+        self.contents = Contents()
 
 
 @contextmanager

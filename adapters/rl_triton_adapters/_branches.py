@@ -14,12 +14,12 @@ from torch import Tensor
 @cache
 def find_stream(device: torch.device, name: str) -> torch.cuda.Stream:
     """The stream of a branch."""
-    return torch.cuda.Stream(device)
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def is_capturing() -> bool:
     """Whether a graph is captured on the current stream."""
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
 
 
 class Fork:
@@ -96,12 +96,12 @@ class Networks:
 @contextmanager
 def branch_networks(algorithm: Any, *names: str) -> Iterator[None]:
     """Inside, networks of Stable-Baselines3's critics have branches of their own: `q_networks` of these attributes."""
-    critics = {name: getattr(algorithm, name, None) for name in names} if is_capturing() else {}
-    before = {name: critic.q_networks for name, critic in critics.items() if hasattr(critic, "q_networks")}
+    critics: list[Any] = [getattr(algorithm, name, None) for name in names] if is_capturing() else []
+    before = [(x, x.q_networks) for x in critics if hasattr(x, "q_networks")]
     try:
-        for name, networks in before.items():
-            critics[name].q_networks = Networks(networks, name)
+        for index, (critic, networks) in enumerate(before):
+            critic.q_networks = Networks(networks, f"critic {index}")
         yield
     finally:
-        for name, networks in before.items():
-            critics[name].q_networks = networks
+        for critic, networks in before:
+            critic.q_networks = networks

@@ -1,5 +1,6 @@
 """SAC, TD3, DDPG, DQN, TQC, QR-DQN and CrossQ against the stock algorithms: on a CPU as they are, and captured."""
 
+import copy
 import re
 
 import gymnasium as gym
@@ -20,6 +21,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from stable_baselines3.her import HerReplayBuffer
 from torch.distributions import Distribution
 
+from rl_triton_adapters import _branches
 from rl_triton_adapters.sb3 import minibatches
 from rl_triton_adapters.sb3.base import replace_methods
 from rl_triton_adapters.sb3.contrib_off_policy import TritonCrossQ, TritonQRDQN, TritonTQC
@@ -183,6 +185,37 @@ def test_gradient_steps_are_those_of_the_stock_algorithm(kind, name, options, mo
 def test_with_default_optimizers_parameters_are_equal_up_to_rounding(kind, device):
     ours, stock = (train(x, policy_kwargs={"optimizer_kwargs": {}}, device=device) for x in (kind, STOCK[kind]))
     compare_models(ours, stock, 1e-5 if device == "cpu" else 1e-3)
+
+
+@pytest.mark.parametrize("device", [GPU])
+@pytest.mark.parametrize("kind", [x for x in STOCK if not is_discrete(x)])
+def test_branches_of_a_graph_change_no_bit(kind, device, monkeypatch):
+    branched = train(kind, device=device)
+    forks, is_capturing = [], _branches.is_capturing
+    monkeypatch.setattr(_branches, "is_capturing", lambda: forks.append(is_capturing()))
+    compare_models(train(kind, device=device), branched, 0)
+    assert any(forks)
+
+
+class OtherActor(BaseCallback):
+    """Another actor in the middle of training, whose optimizer is that of the one before."""
+
+    @torch.no_grad()
+    def _on_step(self):
+        if self.n_calls == 30:
+            before = self.model.actor
+            self.model.actor = self.model.policy.actor = copy.deepcopy(before)
+            self.model.actor.optimizer = before.optimizer
+            for x in self.model.actor.parameters():
+                x.mul_(2)
+        return True
+
+
+def test_an_actor_that_is_replaced_acts(monkeypatch):
+    allow_captures(monkeypatch)
+    ours, stock = (train(kind, callback=OtherActor()) for kind in (TritonTD3, TD3))
+    assert ours.describe_step() == "updates are captured"
+    compare_models(ours, stock, 2e-5)
 
 
 class Changes(BaseCallback):

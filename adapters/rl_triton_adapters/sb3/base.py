@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar
 
+from torch import nn
 from torch.optim import Optimizer
 
 from rl_triton_adapters._overrides import find_override
@@ -76,6 +77,10 @@ class AcceleratedAlgorithm(BaseAlgorithm):
         """The optimizers that a step calls."""
         return [self.policy.optimizer]
 
+    def _list_actors(self) -> list[nn.Module]:
+        """What acts: parts of the policy that are all that acting reads."""
+        return [self.policy]
+
     def _list_settings(self) -> list[Any]:
         """What a step reads besides its inputs, as it is compared."""
         return [getattr(self, name) for name in self.settings]
@@ -85,10 +90,11 @@ class AcceleratedAlgorithm(BaseAlgorithm):
         self.acceleration = check_acceleration(self.acceleration)  # it may have been set since
         known, stock = self._update.step, self.find_obstacle()
         step = self._update.find_step([self.policy], self._list_optimizers(), stock=stock)
-        if step is not known:
+        actors = self._list_actors()
+        if step is not known or self._acting is None or self._acting.modules != actors:
             self._forget_inputs()
             enabled = False if stock or self.use_sde else None
-            self._acting = CapturedStep(self._compute_actions, modules=[self.policy], enabled=enabled)
+            self._acting = CapturedStep(self._compute_actions, modules=actors, enabled=enabled)
             is_asked_for = self.acceleration == "off" or find_off_switch()
             if stock and not is_asked_for and self.device.type != "cpu":  # where it takes much longer
                 text = f"{type(self).__name__} trains as the stock algorithm: {stock}"

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
@@ -28,6 +28,9 @@ from rl_triton_core.capture import CapturedStep
 # isort: split
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+
+ACTORS = ("actor", "q_net", "quantile_net")
+"""What a policy acts with, by its names in the algorithms."""
 
 
 class Unread(NamedTuple):
@@ -199,6 +202,12 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
             self.logger.record(f"train/{name}", np.mean(values))
 
     # -- acting --------------------------------------------------------------------------------------------------------
+
+    def _list_actors(self) -> list[nn.Module]:
+        """The one of the networks that `_predict` calls, without the critics."""
+        actors = [getattr(self.policy, name, None) for name in ACTORS]
+        chosen = [x for x in actors if isinstance(x, nn.Module)]
+        return [self.policy] if find_override(self.policy, ["_predict"], PACKAGES) else chosen
 
     @property
     def _can_act(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator
 from itertools import chain
 from numbers import Integral, Real
+from operator import is_
 from typing import Any
 
 import torch
@@ -83,6 +84,48 @@ def list_parts(modules: Iterable[nn.Module]) -> list[nn.Module]:
             if module._modules:
                 waiting += [x for x in module._modules.values() if x is not None]
     return [*found]
+
+
+def list_tensors(parts: Iterable[nn.Module], optimizers: Iterable[Optimizer], extra: Iterable[Tensor]) -> list[Tensor]:
+    """Parameters and buffers of parts of modules, parameters of optimizers, and further ones, each once."""
+    found: dict[int, Tensor | None] = {}
+    for part in parts:
+        for own in (part._parameters, part._buffers):
+            for x in own.values() if own else ():
+                found[id(x)] = x
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for x in group["params"]:
+                found[id(x)] = x  # most are those of the modules
+    return [x for x in (*found.values(), *extra) if x is not None]
+
+
+class Contents:
+    """The parts of modules and the tensors that a step has: listed again only where one is another than before."""
+
+    def __init__(self) -> None:
+        """Nothing is known."""
+        self.parts: list[nn.Module] = []
+        self.tensors: list[Tensor] = []
+        self.found: list[Any] = []
+        self.places: list[dict[str, Any]] = []
+        """The dictionaries that have parts and tensors."""
+
+    def find(self, modules: list[nn.Module], optimizers: list[Optimizer], extra: list[Tensor]) -> tuple[Any, Any]:
+        """The parts and the tensors."""
+        found = self.collect(modules, optimizers, extra)
+        if len(found) != len(self.found) or not all(map(is_, found, self.found)):
+            self.parts = list_parts(modules)
+            self.tensors = list_tensors(self.parts, optimizers, extra)
+            self.places = [own for x in self.parts for own in (x._modules, x._parameters, x._buffers)]
+            self.found = self.collect(modules, optimizers, extra)
+        return self.parts, self.tensors
+
+    def collect(self, modules: list[nn.Module], optimizers: list[Optimizer], extra: list[Tensor]) -> list[Any]:
+        """All of them, as they are known, each as often as it is there."""
+        learned = [group["params"] for x in optimizers for group in x.param_groups]
+        inside = chain.from_iterable(map(dict.values, self.places))
+        return [*modules, *chain.from_iterable(learned), *extra, *inside]
 
 
 def find_pointers(tensors: Iterable[Tensor], optimizers: Iterable[Optimizer]) -> tuple[int, ...]:

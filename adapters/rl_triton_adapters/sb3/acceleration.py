@@ -15,7 +15,7 @@ import torch
 
 from rl_triton_adapters._optimizers import clip_gradients, fuse_optimizer
 from rl_triton_adapters._switch import find_off_switch
-from rl_triton_adapters.sb3.base import AcceleratedAlgorithm, check_acceleration, replace_methods
+from rl_triton_adapters.sb3.base import DEVICES, AcceleratedAlgorithm, check_acceleration, replace_methods
 from rl_triton_adapters.sb3.buffers import rollout_buffer_class_for
 from rl_triton_adapters.sb3.compiled import compile_update, find_compiled
 from rl_triton_adapters.sb3.device import DeviceStorageMixin, map_arrays
@@ -38,7 +38,7 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
     `describe_step` says why.
     """
 
-    serves_sde: ClassVar[bool] = True
+    sde_devices: ClassVar[tuple[str, ...]] = DEVICES
     fields: ClassVar[tuple[str, ...]] = DeviceStorageMixin.fields
     """The attributes of the rollout buffer that a step reads."""
     buffer_classes: ClassVar[tuple[type, ...]] = (RolloutBuffer, DictRolloutBuffer, DeviceStorageMixin)

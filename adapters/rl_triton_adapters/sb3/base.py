@@ -34,8 +34,8 @@ class AcceleratedAlgorithm(BaseAlgorithm):
     """Attributes of a model that no checkpoint has."""
     max_graphs: ClassVar[int] = 4
     """As of `CapturedStep`."""
-    serves_sde: ClassVar[bool] = False
-    """Whether steps are ours where exploration is state-dependent. Acting is stock there: noise is drawn outside."""
+    sde_devices: ClassVar[tuple[str, ...]] = ()
+    """Where steps are ours if exploration is state-dependent. Acting is stock then: noise is drawn outside."""
 
     def __init__(self, *args: Any, acceleration: str | bool = "auto", **kwargs: Any) -> None:
         self.acceleration = check_acceleration(acceleration)
@@ -68,7 +68,7 @@ class AcceleratedAlgorithm(BaseAlgorithm):
         obstacles = {
             "switched off": self.acceleration == "off",
             f"{self.device.type} is neither a CPU nor a GPU that is used as cuda": self.device.type not in DEVICES,
-            "use_sde: exploration is state-dependent": self.use_sde and not self.serves_sde,
+            "use_sde: exploration is state-dependent": self.use_sde and self.device.type not in self.sde_devices,
         }
         own = find_override(self, ["train"], PACKAGES, behind=AcceleratedAlgorithm)
         return find_off_switch() or find_reason(obstacles) or own

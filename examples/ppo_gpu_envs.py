@@ -7,7 +7,8 @@
         --num-minibatches 4 --update-epochs 4 --learning-rate 3e-3 --total-timesteps 63000000 --target-return 475
 
 The environments are those of gpu_envs.py. A truncated step continues with its final value.
-With `--update captured`, a rollout with its advantages is one CUDA graph, and a minibatch is another.
+With `--update captured`, a rollout with its advantages is one CUDA graph, and a minibatch is another. On a CPU, with
+`--update compiled`, all minibatches are in one compiled call.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from torch.distributions import Categorical, Distribution, Independent, Normal
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from rl_triton_core import compute_gae
+from rl_triton_core import compiled, compute_gae
 from rl_triton_core.capture import CapturedStep
 
 # -- advantages -------------------------------------------------------------------------------------------------------
@@ -193,7 +194,25 @@ class Training:
             flat = x.flatten(0, 1)
             self.data.setdefault(name, torch.empty_like(flat)).copy_(flat)  # where graphs find it
         self.optimizer.param_groups[0]["lr"] = learning_rate
-        update_agent(self.update, len(self.data["obs"]), self.args)
+        if self.args.update == "compiled":
+            self.update_compiled()
+        else:
+            update_agent(self.update, len(self.data["obs"]), self.args)
+
+    def update_compiled(self) -> None:
+        """The epochs in compiled code."""
+        data, args, agent = self.data, self.args, self.agent
+        size, head = len(data["obs"]), "categorical" if agent.logstd is None else "gaussian"
+        update = compiled.CompiledUpdate(agent.actor, agent.critic, self.optimizer, head=head, log_std=agent.logstd)
+        update.run(
+            compiled.Rollout(
+                *(data["obs"], data["actions"].reshape(size, -1), data["advantages"], data["returns"], data["logprobs"])
+            ),
+            (torch.randperm(size) for _ in range(args.update_epochs)),
+            -(-size // args.num_minibatches),
+            **{"clip": args.clip_coef, "value_coef": 0.5 * args.vf_coef, "max_grad_norm": args.max_grad_norm},
+            normalize_advantages=True,
+        )
 
 
 def train_agent(args: argparse.Namespace, kind: type[Training] = Training) -> Agent:
@@ -228,7 +247,7 @@ def evaluate_agent(agent: Agent, args: argparse.Namespace) -> Tensor:
 def parse_arguments(arguments: list[str] | None = None, description: str | None = __doc__) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--advantages", choices=list(ADVANTAGES), default="triton", help="who computes them")
-    parser.add_argument("--update", choices=["eager", "captured"], default="eager", help="captured needs a GPU")
+    parser.add_argument("--update", choices=["eager", "captured", "compiled"], default="eager", help="of a GPU, a CPU")
     parser.add_argument("--env", choices=list(ENVIRONMENTS), default="cartpole")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=1)

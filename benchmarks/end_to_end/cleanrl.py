@@ -23,7 +23,7 @@ ARMS = {
     "stock": "a Python loop over the steps, as in CleanRL",
     "compiled": "`torch.compile` of a doubling scan",
     "ours": "`compute_gae`",
-    "captured": "`compute_gae`; rollouts and minibatches captured in CUDA graphs (`--update captured`)",
+    "captured": "`compute_gae`; rollouts and minibatches in CUDA graphs; on a CPU, `--update compiled`",
 }
 OURS = ("ours", "captured")
 MORE = ("captured",)
@@ -40,7 +40,7 @@ class Training:
     def __init__(self, setting: Setting, update: str, watch: Stopwatch, advantages: Any) -> None:
         self.example, self.args = ppo.load_example(), ppo.make_arguments(setting)
         self.args.env, self.args.update, self.advantages = "cartpole", update, advantages
-        timed = watch.around(ADVANTAGES, advantages) if update == "eager" else advantages
+        timed = watch.around(ADVANTAGES, advantages) if update != "captured" else advantages
         self.training = self.example.Training(self.args, timed)
 
     def run_iteration(self) -> None:
@@ -76,5 +76,6 @@ def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
     example = ppo.load_example()
     chosen = {"stock": example.compute_stock_advantages}.get(name, example.compute_triton_advantages)
     advantages = compile_advantages(setting) if name == "compiled" else chosen
-    training = Training(setting, "captured" if name == "captured" else "eager", watch, advantages)
+    update = "eager" if name != "captured" else "captured" if setting.device == "cuda" else "compiled"
+    training = Training(setting, update, watch, advantages)
     return Arm(training.run_iteration, training.compute_results)

@@ -12,17 +12,19 @@ from benchmarks.end_to_end import ppo
 from benchmarks.end_to_end.frameworks import Arm, Setting
 from benchmarks.end_to_end.stopwatch import ADVANTAGES, REST, Stopwatch
 from benchmarks.workloads import GAMMA, Workload, draw_inputs
+from rl_triton_core.compiled import CompiledUpdate, Rollout
 
 TITLE = "TorchRL"
 ITERATION = """\
 A random tensordict [num_envs, num_steps]; an iteration makes the epochs of minibatches of `ClipPPOLoss` with an
 `IndependentNormal`, no environment is stepped. *Recomputed*, as in TorchRL's own examples: the value estimator is
 called at the beginning of every epoch. The advantage step is that call, without the value network's part of it. On a
-GPU TorchRL's is a convolution in TensorFloat-32 by default; it is timed so, and compared in float32."""
+GPU TorchRL's is a convolution in TensorFloat-32 by default; it is timed so, and compared in float32. On a CPU, all arms
+have `scale_mapping="exp"` and `loss_critic_type="l2"`, as compiled updates ask for."""
 ARMS = {
     "stock": "`GAE`, vectorised, as it is by default",
     "ours": "`TritonGAE`",
-    "captured": "`TritonGAE` and `TritonClipPPOLoss`; on a GPU `CudaGraphModule` captures minibatches",
+    "captured": "`TritonGAE`; `TritonClipPPOLoss` in a `CudaGraphModule` on a GPU, `CompiledUpdate` on a CPU",
 }
 OURS = ("ours", "captured")
 MORE = ("captured",)
@@ -54,11 +56,13 @@ class Training:
         torch.manual_seed(0)
         self.setting, self.watch = setting, watch
         self.actor, critic = make_networks(setting)
-        self.loss = (TritonClipPPOLoss if name == "captured" else ClipPPOLoss)(self.actor, critic)
-        captured = name == "captured" and setting.device == "cuda"
+        captured, compiles = ((name, setting.device) == ("captured", x) for x in ("cuda", "cpu"))
+        kind = "l2" if setting.device == "cpu" else "smooth_l1"
+        self.loss = (TritonClipPPOLoss if captured else ClipPPOLoss)(self.actor, critic, loss_critic_type=kind)
         options = {"fused": True, "capturable": True} if captured else {}
         self.optimizer = torch.optim.Adam(self.loss.parameters(), lr=3e-4, **options)
         self.update = CudaGraphModule(self.take_step, in_keys=[], out_keys=[]) if captured else self.take_step
+        self.compiled = make_compiled(self.loss, self.optimizer) if compiles else None
         self.data = self.draw_experience()
         self.estimator = choose_estimator(name)(gamma=GAMMA, lmbda=ppo.LAMBDA, value_network=critic).to(setting.device)
         self.estimator._call_value_nets = watch.around(REST, self.estimator._call_value_nets)
@@ -88,7 +92,12 @@ class Training:
             if epoch == 0 or self.setting.recompute:
                 self.estimate_advantages()
             samples = self.data.reshape(-1)
-            for chosen in torch.randperm(len(samples), device=self.setting.device).split(self.setting.batch_size):
+            order = torch.randperm(len(samples), device=self.setting.device)
+            if self.compiled is not None:
+                options = {"clip": 0.2, "entropy_coef": 0.01, "value_coef": 1.0, "max_grad_norm": 1.0}
+                self.compiled.run(view_rollout(samples), [order], self.setting.batch_size, **options)
+                continue
+            for chosen in order.split(self.setting.batch_size):
                 self.update(samples[chosen])
 
     def take_step(self, minibatch: Any) -> Any:
@@ -117,13 +126,25 @@ def make_networks(setting: Setting) -> tuple[Any, Any]:
         hidden = [part for pair in pairwise(sizes) for part in (nn.Linear(*pair), nn.Tanh())]
         return nn.Sequential(*hidden, nn.Linear(setting.hidden, outputs)).to(setting.device)
 
-    parameters = TensorDictModule(
-        nn.Sequential(make_layers(2 * ACTIONS), NormalParamExtractor()), ["observation"], ["loc", "scale"]
-    )
+    extractor = NormalParamExtractor(scale_mapping="exp") if setting.device == "cpu" else NormalParamExtractor()
+    parameters = TensorDictModule(nn.Sequential(make_layers(2 * ACTIONS), extractor), ["observation"], ["loc", "scale"])
     actor = ProbabilisticActor(
         parameters, in_keys=["loc", "scale"], distribution_class=IndependentNormal, return_log_prob=True
     )
     return actor, ValueOperator(make_layers(1), in_keys=["observation"])
+
+
+def make_compiled(loss: Any, optimizer: Any) -> CompiledUpdate:
+    """The update of both networks in compiled code."""
+    (actor, _), critic = loss.actor_network.module[0].module, loss.critic_network.module
+    return CompiledUpdate(actor, critic, optimizer, head="gaussian")
+
+
+def view_rollout(samples: Any) -> Rollout:
+    """Samples as a compiled update takes them."""
+    names = ("observation", "action", "advantage", "value_target", "action_log_prob")
+    features, actions, *others = (samples[name] for name in names)
+    return Rollout(features, actions, *(x.reshape(-1) for x in others))
 
 
 def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:

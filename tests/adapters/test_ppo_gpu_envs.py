@@ -116,6 +116,17 @@ def test_both_arms_train_the_same_agent(env, tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
+@pytest.mark.parametrize("env", list(example.ENVIRONMENTS))
+def test_compiled_training_equals_eager_training(env):
+    trainings = []
+    for update in ("eager", "compiled"):
+        sizes = ["--num-envs", "8", "--num-steps", "8", "--update-epochs", "2", "--num-minibatches", "3"]
+        trainings.append(example.Training(example.parse_arguments([*sizes, "--env", env, "--update", update])))
+        trainings[-1].run_iteration(1e-3)
+    for x, y in zip(*(x.agent.parameters() for x in trainings), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-6)
+
+
 GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
 
 

@@ -16,6 +16,7 @@ COPIED_BYTES = 2**26
 """So many are drawn before a gradient step is made with the first of them."""
 ALIGNMENT = 16
 """Bytes: where a tensor may begin."""
+PADDING = torch.zeros(ALIGNMENT, dtype=torch.uint8)
 
 
 class Form(NamedTuple):
@@ -43,25 +44,22 @@ def find_form(samples: Any) -> Form:
 
 def unpack_minibatch(row: Tensor, form: Form) -> Any:
     """A minibatch as the buffer has drawn it: views of a row of bytes."""
-    return pytree.tree_unflatten(view_leaves(row, form), form.structure)
-
-
-def view_leaves(row: Tensor, form: Form) -> list[Any]:
-    """The tensors in a row of bytes, and what is none."""
 
     def view(dtype: torch.dtype, shape: torch.Size, start: int, end: int) -> Tensor:
         return row[start:end].view(dtype).view(shape)
 
-    return [view(*x) if isinstance(x, tuple) else x for x in form.leaves]
+    return pytree.tree_unflatten([view(*x) if isinstance(x, tuple) else x for x in form.leaves], form.structure)
 
 
 def pack_minibatches(batches: list[Any], form: Form, device: torch.device) -> Tensor:
     """Rows of bytes on a device, by one copy."""
-    rows = torch.empty(len(batches), form.num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
-    for row, samples in zip(rows, batches, strict=True):
-        for target, source in zip(view_leaves(row, form), pytree.tree_leaves(samples), strict=True):
-            if isinstance(target, Tensor):
-                target.copy_(source)
+    rows, parts = torch.empty(len(batches), form.num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda"), []
+    for x in pytree.tree_leaves(batches):
+        if isinstance(x, Tensor):
+            parts.append(x.contiguous().view(-1).view(torch.uint8))
+            if x.nbytes % ALIGNMENT:
+                parts.append(PADDING[: -x.nbytes % ALIGNMENT])
+    torch.cat(parts, out=rows.view(-1))
     return rows.to(device, non_blocking=True)
 
 

@@ -25,6 +25,11 @@ def clamp(x: Any, low: Any, high: Any) -> Any:
     return select(x < low, low, select(x > high, high, x))
 
 
+def is_unequal(x: Any, y: Any) -> Any:
+    """Whether both are numbers, and different ones."""
+    return (x < y) | (x > y)
+
+
 def exp_remainder(x: Any) -> Any:
     """The remainder exp(x) − 1 − x. Near 0, where that would cancel, its Taylor series."""
     near = clamp(x, -0.5, 0.5)
@@ -162,7 +167,7 @@ def estimate_k3(x: Any, bound: Any, most: Any) -> tuple[Any, Any]:
     """The value exp(x) − 1 − x."""
     clamped = clamp(x, -bound, bound)
     kl = exp_remainder(clamped)
-    return select(kl > most, most, kl), select((kl > most) | (clamped != x), 0.0, -(kl + clamped))
+    return select(kl > most, most, kl), select((kl > most) | is_unequal(clamped, x), 0.0, -(kl + clamped))
 
 
 def estimate_k1_straight_through(x: Any, bound: Any, most: Any) -> tuple[Any, Any]:
@@ -206,8 +211,9 @@ def compute_terms(
     entropy_coef, kl_coef = coefficients.entropy_coef, coefficients.kl_coef
     bound, most = coefficients.log_ratio_clamp, coefficients.kl_clip
     low, high = 1.0 - coefficients.clip, 1.0 + coefficients.clip_high
-    log_ratio = clamp(log_prob - old_log_prob, -bound, bound)
-    ratio, is_clamped = exp(log_ratio), log_ratio != log_prob - old_log_prob
+    change = log_prob - old_log_prob
+    log_ratio = clamp(change, -bound, bound)
+    ratio, is_clamped = exp(log_ratio), is_unequal(log_ratio, change)
     surrogate_loss, by_ratio, slope = surrogate(log_prob, ratio, advantage, low, high, coefficients)
     slope = slope + select(is_clamped, 0.0, by_ratio)
     value_error, value_slope = clipped_value(

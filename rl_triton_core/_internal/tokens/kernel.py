@@ -58,7 +58,7 @@ def sum_blocks(row, first, end, step, inverse, BLOCK: tl.constexpr, WIDTH: tl.co
         column = start + tl.arange(0, BLOCK)
         x = tl.load(row + column, mask=column < end, other=float("-inf")).to(tl.float32)
         x = tl.reshape(x, [16 // WIDTH, BLOCK // 16, WIDTH])
-        largest = tl.maximum(peak, tl.max(tl.max(x, 2), 0))  # [threads]
+        largest = tl.maximum(peak, tl.max(tl.max(x, 0), 1))  # [threads]
         total, moment = shift_sums(total, moment, (peak - largest) * inverse)
         weight, weighted = weigh_logit((x - largest[None, :, None]) * inverse)
         total += tl.sum(tl.sum(weight, 2), 0)

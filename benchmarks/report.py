@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from benchmarks.calls import HEADLINE
 from benchmarks.misses import list_misses
 from benchmarks.results import RESULTS, ROOT, Result, Row, read_machines, read_setting, select_rows
+from benchmarks.token_log_probs import KERNELS
 from rl_triton_core.cli.requirements import TESTED
 
 if TYPE_CHECKING:
@@ -551,9 +552,9 @@ TABLES = (
 )  # fmt: skip
 """Benchmarks with a line for each setting."""
 OF_LOGITS: list[Column] = [
-    *((arm, "full") for arm in ("eager", "compiled", "TRL", "verl", "ours")),
-    *(("ours", "device"), ("copy", "device"), ("ours in place", "device")),
-    *((arm, "peak") for arm in ("eager", "compiled", "ours", "ours in place")),
+    *((arm, "full") for arm in ("eager", "compiled", "TRL", "verl", *KERNELS, "ours")),
+    *((arm, "device") for arm in (*KERNELS, "ours", "copy", "ours in place")),
+    *((arm, "peak") for arm in ("eager", "compiled", *KERNELS, "ours", "ours in place")),
 ]
 PARTS: dict[str, Callable[[], str]] = {
     "verbs": write_verbs,

@@ -1,31 +1,34 @@
 """Log-probabilities and entropies of tokens from logits, forward and with gradients, in the memory of the logits too.
 
 Beside eager PyTorch and torch.compile of it stand the ways in which TRL (`selective_log_softmax`, with
-`entropy_from_logits`) and verl (`logprobs_from_logits_v2`, with `entropy_from_logits`) compute the same in PyTorch,
-without TRL's own kernel and without flash-attn. A copy is the time in which the logits are read, and for gradients read
-again and written. Ours is compared with float64 first.
+`entropy_from_logits`) and verl (`logprobs_from_logits_v2`, with `entropy_from_logits`) compute the same in PyTorch. On
+a GPU they have kernels: TRL's own, and for verl flash-attn's cross entropy, beside which verl compiles its entropy.
+A copy is the time in which the logits are read, and for gradients read again and written. Ours and the kernels are
+compared with float64 first.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from benchmarks import harness
 from benchmarks.harness import measure_bandwidth
 from benchmarks.losses import KINDS, measure_memory
-from benchmarks.results import Row, make_row
+from benchmarks.results import Row, describe_failure, make_row
 from rl_triton_core import set_num_threads
 from rl_triton_core.losses import token_log_probs
 from rl_triton_core.testing import assert_close
 
 Results = tuple[torch.Tensor, torch.Tensor]
+Way = Callable[[torch.Tensor, torch.Tensor], Results]
 SECONDS = 0.3
 CHECKED_TOKENS = 64
 LENGTH = 1024
@@ -76,8 +79,29 @@ def compute_as_trl(logits: torch.Tensor, tokens: torch.Tensor) -> Results:
 
 def compute_as_verl(logits: torch.Tensor, tokens: torch.Tensor) -> Results:
     """The entropy from probabilities in the dtype of the logits."""
-    entropy = logits.logsumexp(-1) - (logits.softmax(-1) * logits).sum(-1)
-    return select_log_probs(logits, tokens), entropy
+    return select_log_probs(logits, tokens), compute_entropy(logits)
+
+
+def compute_entropy(logits: torch.Tensor) -> torch.Tensor:
+    """As verl does it."""
+    return logits.logsumexp(-1) - (logits.softmax(-1) * logits).sum(-1)
+
+
+def compute_with_trl_kernel(module: Any) -> Way:
+    """As TRL does it on a GPU."""
+    way: Way = module.selective_log_softmax_and_entropy
+    return way
+
+
+def compute_with_flash_attn(module: Any) -> Way:
+    """As verl does it where it finds flash-attn, whose gradient may not take the memory that the entropy's needs."""
+    find_entropy = torch.compile(compute_entropy, dynamic=True)
+
+    def way(logits: torch.Tensor, tokens: torch.Tensor) -> Results:
+        losses, _ = module.cross_entropy_loss(logits.flatten(0, -2), tokens.flatten(), inplace_backward=False)
+        return -losses.view(tokens.shape), find_entropy(logits)
+
+    return way
 
 
 def compute_ours(in_place: bool, logits: torch.Tensor, tokens: torch.Tensor) -> Results:
@@ -85,6 +109,29 @@ def compute_ours(in_place: bool, logits: torch.Tensor, tokens: torch.Tensor) -> 
     got = token_log_probs(logits, tokens, entropy=True, inplace_backward=in_place)
     assert got.entropy is not None
     return got.log_probs, got.entropy
+
+
+KERNELS: dict[str, tuple[str, Callable[[Any], Way]]] = {
+    "TRL kernel": ("trl.kernels.logprob_entropy", compute_with_trl_kernel),
+    "verl flash-attn": ("flash_attn.ops.triton.cross_entropy", compute_with_flash_attn),
+}
+"""Ways on a GPU, from a module that needs PyTorch and Triton alone: its file is enough."""
+
+
+def find_kernels(logits: torch.Tensor, tokens: torch.Tensor) -> tuple[dict[str, Way], dict[str, str]]:
+    """The ways of `KERNELS` whose results are right, and why others are left out."""
+    found: dict[str, Way] = {}
+    notes = {}
+    for name, (module, make_way) in KERNELS.items():
+        try:
+            way = make_way(importlib.import_module(module))
+            check_results(way, logits, tokens)
+            found[name] = way
+        except ModuleNotFoundError as error:
+            notes[name] = f"{error.name} not installed"
+        except Exception as error:
+            notes[name] = describe_failure(error)
+    return found, notes
 
 
 def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
@@ -96,13 +143,16 @@ def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
     shape = -1, min(setting.tokens, LENGTH)
     logits = torch.randn(setting.tokens, setting.vocabulary, device=device).mul_(3).to(dtype)
     tokens = torch.randint(setting.vocabulary, (setting.tokens,), device=device)
-    check_results(logits[:CHECKED_TOKENS], tokens[:CHECKED_TOKENS])
+    checked = logits[:CHECKED_TOKENS], tokens[:CHECKED_TOKENS]
+    check_results(partial(compute_ours, False), *checked)
+    kernels, notes = find_kernels(*checked) if device == "cuda" else ({}, {})
     logits, tokens = logits.view(*shape, setting.vocabulary), tokens.view(shape)
-    ways: dict[str, Callable[[torch.Tensor, torch.Tensor], Results]] = {
+    ways: dict[str, Way] = {
         "eager": compute_plain,
         "compiled": torch.compile(compute_plain, dynamic=False),
         "TRL": compute_as_trl,
         "verl": compute_as_verl,
+        **kernels,
         "ours": partial(compute_ours, False),
         "ours in place": partial(compute_ours, True),
     }
@@ -112,6 +162,7 @@ def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
         chosen = [name for name in ways if kind != "forward" or name != "ours in place"]
         arms = {name: partial(run, ways[name], leaf, tokens) for name in chosen}
         yield from harness.measure_arms(arms, device, options.seconds or SECONDS, host_only=("TRL", "verl"), kind=kind)
+        yield from (make_row(name, "full", "µs", [], note, kind=kind) for name, note in notes.items())
         if device == "cuda":
             passes = 1 if kind == "forward" else 3
             yield make_row("copy", "device", "µs", passes * logits.nbytes / measure_bandwidth(), kind=kind)
@@ -121,21 +172,19 @@ def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
                 yield make_row(name, "peak", "MiB", measure_memory(arm), kind=kind)
 
 
-def check_results(logits: torch.Tensor, tokens: torch.Tensor) -> None:
-    """Ours are those of float64."""
-    for got, want in zip(compute_ours(False, logits, tokens), compute_plain(logits.double(), tokens), strict=True):
-        assert_close(got.cpu(), want.cpu(), rtol=1e-5)
+def check_results(way: Way, logits: torch.Tensor, tokens: torch.Tensor) -> None:
+    """They are those of float64, as far as their own dtype tells: verl's entropy has that of the logits."""
+    for got, want in zip(way(logits, tokens), compute_plain(logits.double(), tokens), strict=True):
+        assert_close(got.cpu(), want.cpu(), rtol=1e-5 if got.dtype == torch.float32 else 2**-5)
 
 
-def run_forward(
-    way: Callable[[torch.Tensor, torch.Tensor], Results], logits: torch.Tensor, tokens: torch.Tensor
-) -> None:
+def run_forward(way: Way, logits: torch.Tensor, tokens: torch.Tensor) -> None:
     """Without a graph."""
     with torch.no_grad():
         way(logits, tokens)
 
 
-def run_both(way: Callable[[torch.Tensor, torch.Tensor], Results], logits: torch.Tensor, tokens: torch.Tensor) -> None:
+def run_both(way: Way, logits: torch.Tensor, tokens: torch.Tensor) -> None:
     """Gradients of both results. In place, the next call finds them where the logits were, which takes as long."""
     result = logits.view_as(logits)  # no leaf, in the same memory
     log_probs, entropy = way(result, tokens)

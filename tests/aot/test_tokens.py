@@ -41,11 +41,11 @@ def compile_for(target, variant):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_no_variant_spills(variant):
-    """And a multiprocessor has registers for three programs of eight warps at once."""
+    """And a multiprocessor has registers for five programs of eight warps at once."""
     launches = [*compile_for("sm_90", variant)]
     assert len(launches) == (3 if variant == "few" else 2)
     for call, compiled, resources in launches:
-        assert 0 < resources.registers <= 80 and resources.spilled_bytes == 0, call.kernel
+        assert 0 < resources.registers <= 48 and resources.spilled_bytes == 0, call.kernel
         assert not re.search(r"\b(atom|red)\.global", compiled.asm["ptx"])
 
 
@@ -56,10 +56,12 @@ def test_no_target_spills(target):
 
 
 def test_memory_is_read_and_written_in_wide_pieces():
-    """And a logit takes one exponential each way, as a thread has sixteen of them."""
+    """And a logit takes one exponential each way, a thread's sixteen together one more. No thread waits for others."""
     (_, evaluate, _), (_, differentiate, _) = compile_for("sm_90", "all")
     for compiled in (evaluate, differentiate):
         assert re.search(r"ld\.global\S*\.v4\.b32", compiled.asm["ptx"])
     assert re.search(r"st\.global\S*\.v4\.b32", differentiate.asm["ptx"])
     assert differentiate.asm["ptx"].count("ex2.approx") == 16
-    assert evaluate.asm["ptx"].count("ex2.approx") == 16 + 1
+    assert evaluate.asm["ptx"].count("ex2.approx") == 16 + 1 + 1
+    loop = re.search(r"(\$L__BB\d+_\d+):(?:(?!\$L__BB\d+_\d+:)[\s\S])*?bra\s+\1;", evaluate.asm["ptx"])[0]
+    assert loop.count("ex2.approx") == 16 + 1 and not re.search(r"bar\.sync|shfl|shared", loop)

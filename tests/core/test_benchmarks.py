@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 pytest.importorskip("benchmarks.calls", reason="only the package is here", exc_type=ModuleNotFoundError)
 
 from benchmarks import __main__ as runner
-from benchmarks import calls, compare, compile_ahead, harness, results
+from benchmarks import calls, compare, compile_ahead, harness, results, token_log_probs
 from benchmarks.calls import LONG_ESTIMATORS, SUITES, combine_workloads
 from benchmarks.providers import REGISTRY, compiled_scan, loop
 from benchmarks.results import make_row
@@ -342,3 +342,22 @@ def test_compare_names_the_regression(tmp_path, capsys):
     assert "3 times compared, 1 regressions beyond 1.1" in capsys.readouterr().out
     assert compare.main([old, new, "--threshold", "1.3"]) == 0
     assert compare.main([old, less, "--threshold", "1.3"]) == 1, "a time that is gone is a regression"
+
+
+def test_kernels_of_logits_are_right_or_left_out(monkeypatch):
+    plain = token_log_probs.compute_plain
+    others = {
+        "right": ("torch", lambda _: plain),
+        "wrong": ("torch", lambda _: lambda logits, tokens: plain(1.001 * logits, tokens)),
+        "rounded": ("torch", lambda _: lambda logits, tokens: [x.bfloat16() for x in plain(logits, tokens)]),
+        "absent": ("no_such.package", lambda _: plain),
+        "older": ("torch", lambda module: module.no_such_function),
+    }
+    monkeypatch.setattr(token_log_probs, "KERNELS", others)
+    found, notes = token_log_probs.find_kernels(torch.randn(6, 50), torch.arange(6))
+    assert [*found] == ["right", "rounded"]
+    assert notes.pop("absent") == "no_such not installed"
+    assert [(name, note.split(":")[1]) for name, note in notes.items()] == [
+        ("wrong", " AssertionError"),
+        ("older", " AttributeError"),
+    ]

@@ -132,6 +132,20 @@ def test_blocks_of_very_different_logits(target, peaks, highest, programs, monke
     check(target, logits, torch.full((5,), 4096 + 7))
 
 
+def test_hidden_logits(target):
+    """Whole blocks of −∞ or the least number, before others and behind: their differences from others overflow."""
+    for dtype in (x for x in TOLERANCES if x != torch.float64 or target.backend != "triton"):
+        (logits, tokens), least = draw((3,), 9000, dtype), torch.finfo(dtype).min
+        for hidden, chosen in ((slice(0, 5000), 6000), (slice(3, 4200), 1), (slice(4999, None), 4998)):
+            for filler in (-torch.inf, least):
+                given = logits.index_fill(1, torch.arange(9000)[hidden], filler)
+                check(target, given, tokens * 0 + chosen, temperature=0.7)
+        uniform, moved = (x.to(target.device) for x in (torch.full_like(logits, least), tokens))
+        got = token_log_probs(uniform, moved, entropy=True, backend=target.backend)
+        for result, want in zip(got, (-math.log(9000), math.log(9000)), strict=True):
+            assert result.cpu().tolist() == pytest.approx([want] * 3, rel=1e-6)
+
+
 @pytest.mark.parametrize("backend_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("layout", ["contiguous", "sliced", "vocabulary apart"])
 def test_the_gradient_in_the_memory_of_the_logits(target, layout, backend_dtype):

@@ -34,8 +34,8 @@ def test_advantages_are_those_of_verl(kind):
     for stock, ours, arguments in (
         (STOCK_GAE, adapter.compute_gae_advantage_return, (rewards, values, mask, 0.97, 0.9)),
         (STOCK_REINFORCE, adapter.compute_reinforce_plus_plus_outcome_advantage, (rewards, mask, config)),
-        (STOCK_GRPO, adapter.compute_grpo_outcome_advantage, (rewards, mask, make_groups([4, 1, 1]))),
-    ):
+        (STOCK_GRPO, adapter.compute_grpo_outcome_advantage, (rewards * mask, mask, make_groups([4, 1, 1]))),
+    ):  # verl's GRPO reads masked rewards
         for got, expected in zip(ours(*arguments), stock(*arguments), strict=True):
             assert got.is_cuda
             torch.testing.assert_close(got * mask, expected * mask, rtol=1e-4, atol=1e-5)

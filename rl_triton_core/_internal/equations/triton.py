@@ -42,9 +42,9 @@ def exp(x):
 
 
 @triton.jit
-def fast_exp(x):
-    """The primitive of equations in one instruction of the device, to about three units in the last place."""
-    return tl.exp2(x * 1.4426950408889634)
+def binary_exp(x):
+    """2ˣ in one instruction of the device, to about two units in the last place."""
+    return tl.exp2(x)
 
 
 @triton.jit
@@ -81,5 +81,5 @@ def make_function(function: Any, names: dict[str, Any]) -> Any:
 OWN = {primitives.select: select, primitives.exp: exp, primitives.log: log, primitives.safe_sqrt: safe_sqrt}
 TRITON = Language(OWN, make_function)
 """Blocks of numbers, whose type literals take in Triton itself."""
-FAST_TRITON = Language(OWN | {primitives.exp: fast_exp}, make_function)
-"""The same where one exponential is not the factor of others, and there are very many."""
+BINARY_TRITON = Language(OWN | {primitives.exp: binary_exp}, make_function)
+"""Powers of 2 in their place, where one is not the factor of others, and there are very many."""

@@ -1,7 +1,8 @@
 """Log-probabilities of tokens, for Triton: a program goes over the logits of a token, or over a part of them.
 
-It takes them block by block: the largest of a block first, so that each logit takes one exponential and sums are
-brought to a new peak at most once per block. What programs of one token leave, `merge` adds up. Nothing is atomic.
+It takes them block by block. Each thread has a peak and sums of its own, so that none waits for others: the largest of
+its logits first, whose shift takes one exponential, then one for each logit. At the end these are joined, and what
+programs of one token leave `merge` joins. Nothing is atomic. Exponentials are powers of 2, as are the units of logits.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ import triton
 import triton.language as tl
 
 from rl_triton_core._internal.equations.compile import compile_equation
-from rl_triton_core._internal.equations.triton import FAST_TRITON
+from rl_triton_core._internal.equations.triton import BINARY_TRITON
 from rl_triton_core._internal.tokens import equations
 
 weigh_logit, shift_sums, read_sums, differentiate_logit = (
-    compile_equation(x, FAST_TRITON)
+    compile_equation(x, BINARY_TRITON)
     for x in (equations.weigh_logit, equations.shift_sums, equations.read_sums, equations.differentiate_logit)
 )
+LN_2 = tl.constexpr(0.6931471805599453)
+LOWEST = tl.constexpr(-3.4028234663852886e38)
+"""A peak where there is no logit yet: finite, so that it has a difference to any."""
 
 
 @triton.jit
@@ -46,29 +50,37 @@ def read_number(stream, place, valid):
 
 
 @triton.jit
-def sum_blocks(row, first, end, step, inverse, BLOCK: tl.constexpr):
-    """The peak and the sums of every `step`-th logit's block from `first` on."""
-    peak = tl.full([], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK], tl.float32)
-    moment = tl.zeros([BLOCK], tl.float32)
+def sum_blocks(row, first, end, step, inverse, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+    """The peak and the sums of every `step`-th logit's block from `first` on; a thread reads WIDTH logits at once."""
+    peak = tl.full([BLOCK // 16], LOWEST, tl.float32)
+    total, moment = tl.zeros_like(peak), tl.zeros_like(peak)
     for start in tl.range(first, end, step):
         column = start + tl.arange(0, BLOCK)
-        x = tl.load(row + column, mask=column < end, other=float("-inf")).to(tl.float32)  # [BLOCK]
-        largest = tl.max(x, 0)
-        if largest > peak:
-            total, moment = shift_sums(total, moment, (peak - largest) * inverse)
-            peak = largest
-        weight, weighted = weigh_logit((x - tl.where(peak > float("-inf"), peak, 0.0)) * inverse)
-        total += weight
-        moment += weighted
-    return peak, tl.sum(total, 0), tl.sum(moment, 0)
+        x = tl.load(row + column, mask=column < end, other=float("-inf")).to(tl.float32)
+        x = tl.reshape(x, [16 // WIDTH, BLOCK // 16, WIDTH])
+        largest = tl.maximum(peak, tl.max(tl.max(x, 0), 1))  # [threads]
+        total, moment = shift_sums(total, moment, (peak - largest) * inverse)
+        weight, weighted = weigh_logit((x - largest[None, :, None]) * inverse)
+        total += tl.sum(tl.sum(weight, 2), 0)
+        moment += tl.sum(tl.sum(weighted, 2), 0)
+        peak = largest
+    return join_sums(peak, total, moment, inverse)
+
+
+@triton.jit
+def join_sums(peak, total, moment, inverse):
+    """The peak and the sums of parts that have their own."""
+    largest = tl.max(peak, 0)
+    total, moment = shift_sums(total, moment, (peak - largest) * inverse)
+    return largest, tl.sum(total, 0), tl.sum(moment, 0)
 
 
 @triton.jit
 def write_token(x, sums, inverse, valid, place, log_probs, peaks, log_totals, entropy):
     """The results of a token, from its logit x and the peak and sums of all."""
     peak, total, moment = sums
-    log_prob, own_entropy, log_total = read_sums((x - peak) * inverse, total, moment)
+    peak = tl.where(total == 0.0, float("-inf"), peak)
+    log_prob, own_entropy, log_total = read_sums((x - peak) * inverse * LN_2, total, moment * LN_2)
     tl.store(log_probs + place, tl.where(valid, log_prob, 0.0))
     tl.store(peaks + place, tl.where(valid, peak, 0.0))
     tl.store(log_totals + place, tl.where(valid, log_total, 0.0))
@@ -79,22 +91,21 @@ def write_token(x, sums, inverse, valid, place, log_probs, peaks, log_totals, en
 @triton.jit
 def evaluate(
     logits, row_stride, column_stride, columns, tokens, mask, size, temperature,
-    log_probs, peaks, log_totals, entropy, partials, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
+    log_probs, peaks, log_totals, entropy, partials, BLOCK: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """The results of a token, or the peak and sums of a part of its logits, [num_tokens, SPLITS, 3]."""
     place, part = tl.program_id(0) // SPLITS, tl.program_id(0) % SPLITS
     token, valid = read_token(tokens, mask, place, size)
     row = logits + locate_row(place, columns, row_stride, column_stride)
-    inverse = 1.0 / temperature
-    sums = sum_blocks(row, part * BLOCK, tl.where(valid, size, 0), SPLITS * BLOCK, inverse, BLOCK)
+    inverse = 1.0 / (temperature * LN_2)
+    sums = sum_blocks(row, part * BLOCK, tl.where(valid, size, 0), SPLITS * BLOCK, inverse, BLOCK, WIDTH)
     if SPLITS == 1:
         x = tl.load(row + token, mask=valid & (token >= 0) & (token < size), other=0.0).to(tl.float32)
         write_token(x, sums, inverse, valid, place, log_probs, peaks, log_totals, entropy)
     else:
         own = partials + tl.program_id(0).to(tl.int64) * 3
-        tl.store(own, sums[0])
-        tl.store(own + 1, sums[1])
-        tl.store(own + 2, sums[2])
+        for i in tl.static_range(3):
+            tl.store(own + i, sums[i])
 
 
 @triton.jit
@@ -106,16 +117,14 @@ def merge(
     place = tl.program_id(0)
     token, valid = read_token(tokens, mask, place, size)
     row = logits + locate_row(place, columns, row_stride, column_stride)
-    inverse = 1.0 / temperature
+    inverse = 1.0 / (temperature * LN_2)
     part = tl.arange(0, BLOCK)
     own = partials + (place.to(tl.int64) * SPLITS + part) * 3  # [BLOCK]
-    own_peak = tl.load(own, mask=part < SPLITS, other=float("-inf"))
+    peak = tl.load(own, mask=part < SPLITS, other=LOWEST)
     total = tl.load(own + 1, mask=part < SPLITS, other=0.0)
     moment = tl.load(own + 2, mask=part < SPLITS, other=0.0)
-    peak = tl.max(own_peak, 0)
-    total, moment = shift_sums(total, moment, (own_peak - tl.where(peak > float("-inf"), peak, 0.0)) * inverse)
+    sums = join_sums(peak, total, moment, inverse)
     x = tl.load(row + token, mask=valid & (token >= 0) & (token < size), other=0.0).to(tl.float32)
-    sums = peak, tl.sum(total, 0), tl.sum(moment, 0)
     write_token(x, sums, inverse, valid, place, log_probs, peaks, log_totals, entropy)
 
 
@@ -133,11 +142,11 @@ def differentiate(
     token, valid = read_token(tokens, mask, place, size)
     row = logits + locate_row(place, columns, row_stride, column_stride)
     own_gradient = gradient + locate_row(place, columns, by_row_stride, by_column_stride)
-    inverse = 1.0 / temperature
-    peak, log_total = read_number(peaks, place, valid), read_number(log_totals, place, valid)
-    own_entropy = read_number(entropy, place, valid)
-    by_log_prob = read_number(by_log_probs, place, valid) * inverse
-    by_own_entropy = read_number(by_entropy, place, valid) * inverse
+    inverse = 1.0 / (temperature * LN_2)
+    peak, log_total = read_number(peaks, place, valid), read_number(log_totals, place, valid) / LN_2
+    own_entropy = read_number(entropy, place, valid) / LN_2
+    by_log_prob = read_number(by_log_probs, place, valid) / temperature
+    by_own_entropy = read_number(by_entropy, place, valid) / temperature * LN_2
     end = tl.where(valid, size, 0)
     for start in tl.range(part * BLOCK, size, SPLITS * BLOCK):
         column = start + tl.arange(0, BLOCK)

@@ -14,7 +14,7 @@ from rl_triton_core._internal.tokens import kernel as kernels
 from rl_triton_core._internal.tokens.problem import TokenProblem, TokenResults, Upstream, view_rows
 
 BLOCK, MAX_WARPS, LOGITS_PER_WARP = 4096, 8, 512
-"""Logits that a program takes at once, at most, and the warps that share them."""
+"""Logits that a program takes at once, at most, and the warps that share them: 16 are a thread's."""
 PROGRAMS = 1024
 """Several share a token where there are fewer than so many."""
 
@@ -30,15 +30,10 @@ class Cut(NamedTuple):
         """Warps of a program."""
         return max(1, min(MAX_WARPS, self.block // LOGITS_PER_WARP))
 
-    @property
-    def constants(self) -> dict[str, int]:
-        """What is compiled into a kernel."""
-        return {"BLOCK": self.block, "SPLITS": self.splits}
-
 
 def cut_rows(num_tokens: int, size: int) -> Cut:
     """Blocks, shared by so many programs that the device is busy."""
-    block = min(BLOCK, next_power_of_2(size))
+    block = max(16, min(BLOCK, next_power_of_2(size)))
     return Cut(block, max(1, min(-(-size // block), PROGRAMS // num_tokens)))
 
 
@@ -76,7 +71,9 @@ def list_launches(problem: TokenProblem, results: TokenResults) -> Iterator[Kern
         partials = problem.logits.new_empty((num_tokens, cut.splits, 3), dtype=torch.float32)
     arguments = (*list_arguments(problem), *results, partials)
     programs = num_tokens * cut.splits
-    yield KernelCall(kernels.evaluate, programs, arguments, cut.constants, cut.num_warps, partials, checked=True)
+    width = 16 // problem.logits.element_size() if problem.logits.shape[-1] % 16 == 0 else 1
+    constants = {"BLOCK": cut.block, "SPLITS": cut.splits, "WIDTH": width}
+    yield KernelCall(kernels.evaluate, programs, arguments, constants, cut.num_warps, partials, checked=True)
     if cut.splits > 1:
         constants = {"BLOCK": next_power_of_2(cut.splits), "SPLITS": cut.splits}
         yield KernelCall(kernels.merge, num_tokens, arguments, constants, 1, partials, checked=True)
@@ -90,7 +87,8 @@ def make_gradient_launch(
     given = [None if x is None else x.contiguous() for x in upstream]
     arguments = (*list_arguments(problem), *results[1:], *given, rows, *rows.stride()[:2])
     programs = problem.tokens.numel() * cut.splits
-    return KernelCall(kernels.differentiate, programs, arguments, cut.constants, cut.num_warps, checked=True)
+    constants = {"BLOCK": cut.block, "SPLITS": cut.splits}
+    return KernelCall(kernels.differentiate, programs, arguments, constants, cut.num_warps, checked=True)
 
 
 def list_arguments(problem: TokenProblem) -> tuple[Any, ...]:

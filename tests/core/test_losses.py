@@ -300,6 +300,18 @@ def test_a_valid_nan_spoils_the_loss(target):
     assert call(case, case.network, device=target.device, backend=target.backend).loss.isnan()
 
 
+def test_a_ratio_or_a_divergence_that_is_nan_has_such_a_gradient(target):
+    """Of its element alone, as PyTorch's operations without a clamp have it."""
+    x = torch.tensor([-1.0, -2.0, -3.0], device=target.device)
+    for reference in (False, True):
+        leaf, other = x.clone().requires_grad_(), x.clone()
+        other[1] = NAN
+        options = {"ref_log_probs": other, "kl_coef": 0.1, "kl_estimator": "k3"} if reference else {}
+        got = ppo_loss(LogProbs(leaf), None, x if reference else other, x, backend=target.backend, **options)
+        got.loss.backward()
+        assert leaf.grad.isnan().tolist() == [False, True, False]
+
+
 def test_one_element(target):
     """SB3 does not normalise one advantage; the variance of one return explains nothing."""
     x = torch.zeros(1, device=target.device, requires_grad=True)

@@ -50,14 +50,14 @@ def read_number(stream, place, valid):
 
 
 @triton.jit
-def sum_blocks(row, first, end, step, inverse, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
-    """The peak and the sums of every `step`-th logit's block from `first` on; a thread reads WIDTH logits at once."""
-    peak = tl.full([BLOCK // 16], LOWEST, tl.float32)
+def sum_blocks(row, first, end, step, inverse, BLOCK: tl.constexpr, EACH: tl.constexpr, WIDTH: tl.constexpr):
+    """The peak and the sums of blocks from `first` on. A thread takes EACH logits of a block, WIDTH in one read."""
+    peak = tl.full([BLOCK // EACH], LOWEST, tl.float32)
     total, moment = tl.zeros_like(peak), tl.zeros_like(peak)
     for start in tl.range(first, end, step):
         column = start + tl.arange(0, BLOCK)
         x = tl.load(row + column, mask=column < end, other=float("-inf")).to(tl.float32)
-        x = tl.reshape(x, [16 // WIDTH, BLOCK // 16, WIDTH])
+        x = tl.reshape(x, [EACH // WIDTH, BLOCK // EACH, WIDTH])
         largest = tl.maximum(peak, tl.max(tl.max(x, 0), 1))  # [threads]
         total, moment = shift_sums(total, moment, (peak - largest) * inverse)
         weight, weighted = weigh_logit((x - largest[None, :, None]) * inverse)
@@ -91,14 +91,15 @@ def write_token(x, sums, inverse, valid, place, log_probs, peaks, log_totals, en
 @triton.jit
 def evaluate(
     logits, row_stride, column_stride, columns, tokens, mask, size, temperature,
-    log_probs, peaks, log_totals, entropy, partials, BLOCK: tl.constexpr, SPLITS: tl.constexpr, WIDTH: tl.constexpr,
+    log_probs, peaks, log_totals, entropy, partials,
+    BLOCK: tl.constexpr, SPLITS: tl.constexpr, EACH: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """The results of a token, or the peak and sums of a part of its logits, [num_tokens, SPLITS, 3]."""
     place, part = tl.program_id(0) // SPLITS, tl.program_id(0) % SPLITS
     token, valid = read_token(tokens, mask, place, size)
     row = logits + locate_row(place, columns, row_stride, column_stride)
     inverse = 1.0 / (temperature * LN_2)
-    sums = sum_blocks(row, part * BLOCK, tl.where(valid, size, 0), SPLITS * BLOCK, inverse, BLOCK, WIDTH)
+    sums = sum_blocks(row, part * BLOCK, tl.where(valid, size, 0), SPLITS * BLOCK, inverse, BLOCK, EACH, WIDTH)
     if SPLITS == 1:
         x = tl.load(row + token, mask=valid & (token >= 0) & (token < size), other=0.0).to(tl.float32)
         write_token(x, sums, inverse, valid, place, log_probs, peaks, log_totals, entropy)

@@ -13,8 +13,10 @@ from rl_triton_core._internal.launch.table import next_power_of_2
 from rl_triton_core._internal.tokens import kernel as kernels
 from rl_triton_core._internal.tokens.problem import TokenProblem, TokenResults, Upstream, view_rows
 
-BLOCK, MAX_WARPS, LOGITS_PER_WARP = 4096, 8, 512
-"""Logits that a program takes at once, at most, and the warps that share them: 16 are a thread's."""
+MAX_THREADS = 256
+"""Of a program."""
+BYTES = 32
+"""Of logits that a thread takes at once in the forward pass."""
 PROGRAMS = 1024
 """Several share a token where there are fewer than so many."""
 
@@ -24,17 +26,13 @@ class Cut(NamedTuple):
 
     block: int
     splits: int
-
-    @property
-    def num_warps(self) -> int:
-        """Warps of a program."""
-        return max(1, min(MAX_WARPS, self.block // LOGITS_PER_WARP))
+    num_warps: int
 
 
-def cut_rows(num_tokens: int, size: int) -> Cut:
-    """Blocks, shared by so many programs that the device is busy."""
-    block = max(16, min(BLOCK, next_power_of_2(size)))
-    return Cut(block, max(1, min(-(-size // block), PROGRAMS // num_tokens)))
+def cut_rows(num_tokens: int, size: int, each: int = 16) -> Cut:
+    """Blocks, shared by so many programs that the device is busy; of one, a thread takes `each` logits."""
+    block = max(each, min(MAX_THREADS * each, next_power_of_2(size)))
+    return Cut(block, max(1, min(-(-size // block), PROGRAMS // num_tokens)), max(1, block // (32 * each)))
 
 
 def run(problem: TokenProblem, results: TokenResults) -> None:
@@ -66,13 +64,14 @@ def launch(calls: Any, problem: TokenProblem) -> None:
 def list_launches(problem: TokenProblem, results: TokenResults) -> Iterator[KernelCall]:
     """The launches that fill the results."""
     num_tokens = problem.tokens.numel()
-    cut, partials = cut_rows(num_tokens, problem.logits.shape[-1]), None
+    each = BYTES // problem.logits.element_size()
+    cut, partials = cut_rows(num_tokens, problem.logits.shape[-1], each), None
     if cut.splits > 1:
         partials = problem.logits.new_empty((num_tokens, cut.splits, 3), dtype=torch.float32)
     arguments = (*list_arguments(problem), *results, partials)
     programs = num_tokens * cut.splits
     width = 16 // problem.logits.element_size() if problem.logits.shape[-1] % 16 == 0 else 1
-    constants = {"BLOCK": cut.block, "SPLITS": cut.splits, "WIDTH": width}
+    constants = {"BLOCK": cut.block, "SPLITS": cut.splits, "EACH": each, "WIDTH": width}
     yield KernelCall(kernels.evaluate, programs, arguments, constants, cut.num_warps, partials, checked=True)
     if cut.splits > 1:
         constants = {"BLOCK": next_power_of_2(cut.splits), "SPLITS": cut.splits}

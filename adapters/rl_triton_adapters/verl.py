@@ -62,7 +62,7 @@ __all__ = [
     "uninstall",
 ]
 
-KNOWN_VERSIONS = ("0.9.0", "0.9.1")
+KNOWN_VERSIONS = ("0.9.1",)
 LOSS_NAME = "triton"
 LOG_RATIO_CLAMP, SEQUENCE_CLAMP = 20.0, 10.0
 
@@ -670,8 +670,8 @@ def install(*, backend: str | None = None) -> None:
     Functions of `verl.trainer.ppo.core_algos` and `verl.utils.torch_functional` are replaced, as attributes of the
     module and in its registry, and one line is logged. A module that imported one by name before keeps verl's. A second
     call changes nothing but the backend. A version of verl that this module does not know is warned of, and compared
-    with on a small batch: functions that differ stay verl's own, with a warning each, as REINFORCE++ and GSPO do before
-    0.9. With RL_TRITON=0 all stay, and the policy loss is verl's "vanilla" under another name.
+    with on a small batch: functions that differ stay verl's own, with a warning each, as GSPO does before 0.9.1, and
+    REINFORCE++ before 0.9. With RL_TRITON=0 all stay, and the policy loss is verl's "vanilla" under another name.
 
     Args:
         backend: Name of a backend of `rl_triton_core`; None chooses by the device of the tensors of each call.
@@ -797,7 +797,7 @@ def _compare_numbers(place: Place) -> str:
         "old_log_prob": -values.exp(),
         "log_prob": -log_prob.exp(),
         "advantages": rewards,
-        "loss_agg_mode": "seq-mean-token-sum",  # the default of none: before 0.9, verl's GSPO does not read it
+        "loss_agg_mode": "seq-mean-token-sum",  # the default of none: before 0.9.1, verl's GSPO does not read it
         "logits": torch.stack([rewards, values, log_prob], -1).flatten(0, 1),
         "labels": mask.flatten(),
     }

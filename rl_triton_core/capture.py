@@ -37,12 +37,13 @@ from rl_triton_core._internal.capture.step import (
     check_inputs,
     describe_failure,
     find_averaged,
+    find_group_obstacle,
     find_obstacle,
     is_input,
     is_wanted,
 )
 
-__all__ = ["OPTIMIZERS", "CapturedStep", "hold_captures", "is_input", "use_capture_stream"]
+__all__ = ["OPTIMIZERS", "CapturedStep", "find_group_obstacle", "hold_captures", "is_input", "use_capture_stream"]
 
 WARM_UPS = 3
 """Eager steps before a capture: libraries choose their algorithms and allocate their workspaces."""

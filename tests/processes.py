@@ -1,10 +1,13 @@
-"""Programs that tests run in an interpreter of their own."""
+"""What tests run in other processes: programs, and functions in processes that share a group."""
 
 import os
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+
+import torch
+from torch import distributed, multiprocessing
 
 import rl_triton_core
 
@@ -18,3 +21,19 @@ def run_python(program, *arguments, **environment):
     result = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=300)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
+
+
+def run_ranks(function, folder, *arguments, ranks=2, kind="gloo"):
+    """Call a function in processes that share a group, with their ranks first; return what each of them returned."""
+    multiprocessing.spawn(call_in_rank, (function, str(folder), ranks, kind, *arguments), nprocs=ranks)
+    return [torch.load(Path(folder) / str(rank), map_location="cpu", weights_only=False) for rank in range(ranks)]
+
+
+def call_in_rank(rank, function, folder, ranks, kind, *arguments):
+    torch.set_num_threads(1)
+    if rank < torch.cuda.device_count():
+        torch.cuda.set_device(rank)
+    distributed.init_process_group(kind, init_method=f"file://{folder}/meet", rank=rank, world_size=ranks)
+    torch.save(function(rank, *arguments), f"{folder}/{rank}")
+    distributed.barrier()
+    distributed.destroy_process_group()

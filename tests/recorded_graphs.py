@@ -9,6 +9,7 @@ from dataclasses import replace
 from unittest import mock
 
 import torch
+from torch import distributed
 from torch.optim import rmsprop
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -78,6 +79,8 @@ class Recording(TorchDispatchMode):
             for module in (execution, losses, normalization):
                 stack.enter_context(mock.patch.object(module, "choose_backend", self.choose_backend))
             stack.enter_context(mock.patch.object(rmsprop, step.__name__, self.as_operation(step)))
+            for name in ("all_reduce", "broadcast"):
+                stack.enter_context(mock.patch.object(distributed, name, self.as_operation(getattr(distributed, name))))
             # As on a GPU, where values are looked at before a capture.
             stack.enter_context(mock.patch.object(validation, "can_read_values", lambda *_: False))
             # As inside a call that is being recorded: none takes the fast path.

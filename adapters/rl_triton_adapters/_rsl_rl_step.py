@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from rl_triton_adapters._overrides import find_override, has_hooks
 from rl_triton_core.losses import Gaussian, LogProbs, Policy, ppo_loss
@@ -127,6 +127,8 @@ class StepMixin:
         if self.rnd:
             self.rnd.optimizer.zero_grad()
             extra[0].backward()
+        if self.is_multi_gpu:
+            self.reduce_parameters()
         nn.utils.clip_grad_norm_(self.actor.parameters(), self.max_grad_norm)
         nn.utils.clip_grad_norm_(self.critic.parameters(), self.max_grad_norm)
         self.optimizer.step()
@@ -165,6 +167,8 @@ class StepMixin:
     def _adapt_learning_rate(self, old_parameters: tuple[Tensor, ...]) -> None:
         """Change the learning rate by the divergence from the policy that acted; on the device, where it is captured.
 
+        Several processes take their mean divergence, and the rate of the first one, which is sent as float32.
+
         Args:
             old_parameters: Of the distribution that drew the minibatch's actions.
         """
@@ -172,8 +176,15 @@ class StepMixin:
         with torch.no_grad():
             parameters = tuple(x[: len(old_parameters[0])] for x in self.actor.output_distribution_params)
             kl = self.actor.get_kl_divergence(old_parameters, parameters).mean()
+            if self.is_multi_gpu:
+                distributed.all_reduce(kl)
+                kl /= self.gpu_world_size
             slower, faster = (rate / 1.5).clamp(min=1e-5), (rate * 1.5).clamp(max=1e-2)
             rate.copy_(torch.where(kl > target * 2, slower, torch.where((kl < target / 2) & (kl > 0), faster, rate)))
+            if self.is_multi_gpu:
+                sent = rate.float()
+                distributed.broadcast(sent, src=0)
+                rate.copy_(sent)
         for group in self.optimizer.param_groups:
             if isinstance(group["lr"], Tensor):
                 group["lr"].copy_(rate)

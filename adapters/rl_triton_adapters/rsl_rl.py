@@ -18,7 +18,13 @@ import torch
 from rl_triton_adapters._overrides import find_override, has_hooks
 from rl_triton_adapters._switch import find_off_switch
 from rl_triton_adapters._versions import explain_import
-from rl_triton_adapters.updates import CapturedUpdate, find_pointers, find_reason, keep_buffers
+from rl_triton_adapters.updates import (
+    CapturedUpdate,
+    find_averaging_obstacle,
+    find_pointers,
+    find_reason,
+    keep_buffers,
+)
 from rl_triton_core import compute_gae, normalize_advantages
 from rl_triton_core.capture import CapturedStep
 
@@ -34,7 +40,7 @@ __all__ = ["TritonPPO"]
 
 SETTINGS = (
     *("clip_param", "value_loss_coef", "entropy_coef", "use_clipped_value_loss", "normalize_advantage_per_mini_batch"),
-    *("max_grad_norm", "desired_kl", "schedule", "use_mixed_precision", "rnd", "symmetry"),
+    *("max_grad_norm", "desired_kl", "schedule", "use_mixed_precision", "rnd", "symmetry", "grad_reduce_bucket_mb"),
 )
 """The attributes of the algorithm that a step reads; where one changes, steps are captured again."""
 PACKAGES = ("rsl_rl", "torch")
@@ -92,12 +98,23 @@ class TritonPPO(StepMixin, PPO):
         """Why the update is RSL-RL's own."""
         return self._update.stock
 
+    def describe_step(self) -> str:
+        """Say in which of three ways updates are made, and why."""
+        self._find_step()
+        return self._update.describe("those of RSL-RL")
+
     def _find_step(self) -> CapturedStep:
         modules, optimizers = [self._raw_actor, self._raw_critic], [self.optimizer]
         if hasattr(self.rnd, "compute_loss"):
             modules += [self.rnd.predictor, self.rnd.target, self.rnd.state_normalizer]
             optimizers.append(self.rnd.optimizer)
-        return self._update.find_step(modules, optimizers, stock=self._find_obstacle(), state=[self._rate])
+        return self._update.find_step(
+            modules,
+            optimizers,
+            stock=self._find_obstacle(),
+            obstacle=find_averaging_obstacle(self.is_multi_gpu, self.device),
+            state=[self._rate],
+        )
 
     def _has_gaussian_policy(self) -> bool:
         """Whether the actor's outputs are those of a Gaussian, and nothing that is gone around was changed."""
@@ -120,7 +137,6 @@ class TritonPPO(StepMixin, PPO):
             "this RSL-RL augments minibatches in its update": self.symmetry
             and not hasattr(self.symmetry, "compute_loss"),
             "random networks are distilled from padded episodes": self.rnd and recurrent,
-            "gradients are averaged over several GPUs": self.is_multi_gpu,
         }
         return (
             find_reason(obstacles)

@@ -13,20 +13,25 @@ An adapter has one, and says in each update what it is of and what stands agains
 
 from __future__ import annotations
 
+import atexit
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from math import nan
 from typing import Any
+from weakref import WeakSet
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from rl_triton_adapters._switch import find_off_switch
-from rl_triton_core.capture import CapturedStep
+from rl_triton_core.capture import CapturedStep, find_group_obstacle
+
+UPDATES: WeakSet[CapturedUpdate] = WeakSet()
+"""Those that there are."""
 
 
 class CapturedUpdate:
@@ -47,6 +52,7 @@ class CapturedUpdate:
         self.stock = self.obstacle = ""
         self.step: CapturedStep | None = None
         self.settings: list[Any] = []
+        UPDATES.add(self)
 
     def is_of(self, modules: list[nn.Module], optimizers: list[Optimizer]) -> bool:
         """Whether the step is that of these modules and optimizers."""
@@ -133,6 +139,23 @@ def describe_update(reason: str, is_stock: bool, whose: str = "those of the stoc
 def find_reason(reasons: Mapping[str, Any]) -> str:
     """The first reason that applies; empty if none does."""
     return next((reason for reason, applies in reasons.items() if applies), "")
+
+
+def find_averaging_obstacle(is_averaged: bool, device: Any) -> str:
+    """Why no graph on a device can hold a step whose gradients are averaged over all processes; empty if one can."""
+    needs_group = is_averaged and torch.device(device).type == "cuda" and distributed.is_initialized()
+    return find_group_obstacle() if needs_group else ""
+
+
+@atexit.register
+def release_graphs() -> None:
+    """Forget the graphs of all updates of several processes: at their end, NCCL waits for what holds its operations.
+
+    Call it before `destroy_process_group`. Where Python ends, it is called.
+    """
+    if distributed.is_available() and distributed.is_initialized():
+        for update in list(UPDATES):
+            update.reset()
 
 
 def find_pointers(tree: Any) -> list[int]:

@@ -30,12 +30,12 @@ if not hasattr(distribution, "BetaDistribution"):
 RECURRENT = {"class_name": "RNNModel", "rnn_type": "gru", "rnn_hidden_dim": 8, "rnn_num_layers": 1}
 
 
-def make_runner(class_name, variant="default", device="cpu", network=None, **algorithm):
+def make_runner(class_name, variant="default", device="cpu", network=None, seed=0, **algorithm):
     """A runner on environments that are near their time limit, most of them, when training starts."""
     changes, more = VARIANTS.get(variant, ({}, RECURRENT))
     network = {**NETWORK, **more, **(network or {})}
     distribution = {"class_name": network.pop("distribution", "GaussianDistribution")}
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     config = {
         "num_steps_per_env": 8,
         "save_interval": 1000,
@@ -44,15 +44,15 @@ def make_runner(class_name, variant="default", device="cpu", network=None, **alg
         "critic": {name: x for name, x in network.items() if name != "distribution_cfg"},
         "algorithm": {"class_name": class_name, **changes, **algorithm},
     }
-    env = TensorEnv("cartpole", 12, device, seed=0)
+    env = TensorEnv("cartpole", 12, device, seed=seed)
     env.unwrapped, env.step_dt = env, 1.0  # as environments of Isaac Lab, for random network distillation
     env.episode_length_buf = torch.arange(12) % 8 + 490.0
     return OnPolicyRunner(env, deepcopy(config), device=device)  # which takes names out of it, up to 5.4
 
 
-def train(runner, iterations):
+def train(runner, iterations, seed=1):
     """Train from a seed, and return the losses of each update."""
-    torch.manual_seed(1)
+    torch.manual_seed(seed)
     update, losses = runner.alg.update, []
     runner.alg.update = lambda: losses.append(update()) or losses[-1]
     runner.learn(iterations)

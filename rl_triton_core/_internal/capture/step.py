@@ -37,11 +37,16 @@ def find_obstacle(
         return f"graphs need tensors on a GPU, got {', '.join(sorted(map(str, devices))) or 'none'}"
     if len(devices) > 1:
         return f"graphs need tensors on one device, got {', '.join(sorted(map(str, devices)))}"
-    for module in averaged:
-        known = distributed.get_backend_config(module.process_group)
-        if "cuda:nccl" not in known.split(","):
-            return f"gradients are averaged over {known}, expected NCCL, whose operations a graph can hold"
-    return next(filter(None, map(name_unsupported, optimizers)), "")
+    reasons = (*(find_group_obstacle(x.process_group) for x in averaged), *map(name_unsupported, optimizers))
+    return next(filter(None, reasons), "")
+
+
+def find_group_obstacle(group: Any = None) -> str:
+    """Why no graph can hold a group's averaging of gradients, or the default group's; empty if one can."""
+    known = distributed.get_backend_config(group)
+    if "cuda:nccl" in known.split(","):
+        return ""
+    return f"gradients are averaged over {known}, expected NCCL, whose operations a graph can hold"
 
 
 def is_wanted(enabled: bool | None) -> bool:

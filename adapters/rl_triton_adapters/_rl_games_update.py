@@ -10,7 +10,13 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from rl_triton_adapters._overrides import find_override
-from rl_triton_adapters.updates import CapturedUpdate, DeferredChecks, find_reason, keep_buffers
+from rl_triton_adapters.updates import (
+    CapturedUpdate,
+    DeferredChecks,
+    find_averaging_obstacle,
+    find_reason,
+    keep_buffers,
+)
 
 PACKAGES = ("rl_games", "rl_triton_adapters")
 STEP_METHODS = (
@@ -72,7 +78,6 @@ class CapturedUpdateMixin:
         stock = find_reason(
             {
                 "switched off": not self.triton,
-                "gradients are averaged over several processes": self.multi_gpu,
                 "use_diagnostics reads from the device in every minibatch": getattr(self, "use_diagnostics", False),
                 "zero_rnn_on_done reads from the device where episodes end": self.is_rnn and self.zero_rnn_on_done,
                 f"torch_compile={mode} captures graphs of its own": mode in CAPTURING_MODES,
@@ -81,7 +86,8 @@ class CapturedUpdateMixin:
         )
         for behind in (None, CapturedUpdateMixin):
             stock = stock or find_override(self, STEP_METHODS, PACKAGES, behind=behind)
-        self._captured.find_step([self.model], [self.optimizer], stock=stock)
+        obstacle = find_averaging_obstacle(self.multi_gpu, self.ppo_device)
+        self._captured.find_step([self.model], [self.optimizer], stock=stock, obstacle=obstacle)
         self.use_fused_kernel = self._has_fused_kernel and bool(self._captured.stock)
 
     def prepare_dataset(self, batch_dict: dict[str, Any]) -> None:

@@ -9,11 +9,18 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.nn.functional import mse_loss
 
 from rl_triton_adapters._overrides import find_override
-from rl_triton_adapters.updates import CapturedUpdate, DeferredChecks, find_pointers, find_reason, keep_buffers
+from rl_triton_adapters.updates import (
+    CapturedUpdate,
+    DeferredChecks,
+    find_averaging_obstacle,
+    find_pointers,
+    find_reason,
+    keep_buffers,
+)
 
 # isort: split
 from skrl import config
@@ -76,7 +83,8 @@ class CapturedPPOMixin:
             list(dict.fromkeys(modules)),
             [self.optimizer],
             stock=self._find_stock_reason(),
-            obstacle=find_reason({"kl_threshold with mixed precision": self._stops_early and self.cfg.mixed_precision}),
+            obstacle=find_reason({"kl_threshold with mixed precision": self._stops_early and self.cfg.mixed_precision})
+            or find_averaging_obstacle(config.torch.is_distributed, self.device),
         )
 
     def _find_stock_reason(self) -> str:
@@ -86,7 +94,8 @@ class CapturedPPOMixin:
         device = next(self.policy.parameters()).device
         return find_reason(
             {
-                "gradients are averaged over several processes": config.torch.is_distributed,
+                "with kl_threshold, one of several processes stops alone": config.torch.is_distributed
+                and self._stops_early,
                 "a preprocessor is not skrl's": not all(known),
                 "the memory makes minibatches of its own": not is_random,
                 "the memory lies on another device": any(x.device != device for x in self.memory.tensors.values()),
@@ -143,7 +152,12 @@ class CapturedPPOMixin:
         for epoch in range(getattr(self.cfg, "learning_epochs", 1)):
             epochs.append(self._run_epoch(train=epoch == 0))
             if isinstance(self.scheduler, KLAdaptiveLR):
-                self.scheduler.step(epochs[-1][:, KL].contiguous().mean().item())
+                kl = epochs[-1][:, KL].contiguous().mean()
+                if config.torch.is_distributed:
+                    kl = kl.to(self.device)
+                    distributed.all_reduce(kl)
+                    kl /= config.torch.world_size
+                self.scheduler.step(kl.item())
             elif self.scheduler:
                 self.scheduler.step()
         self._track_losses(torch.cat(epochs), len(epochs) * self.cfg.mini_batches)
@@ -216,9 +230,12 @@ class CapturedPPOMixin:
         """Make a step with clipped gradients."""
         self.optimizer.zero_grad()
         self.scaler.scale(loss).backward()
+        models = [self.policy] if self.policy is self.value else [self.policy, self.value]
+        if config.torch.is_distributed:
+            for model in models:
+                model.reduce_parameters()
         if self.cfg.grad_norm_clip > 0:
             self.scaler.unscale_(self.optimizer)
-            models = [self.policy] if self.policy is self.value else [self.policy, self.value]
             parameters = chain.from_iterable(model.parameters() for model in models)
             nn.utils.clip_grad_norm_(parameters, self.cfg.grad_norm_clip)
         self.scaler.step(self.optimizer)

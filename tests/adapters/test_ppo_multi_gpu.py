@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import distributed, multiprocessing
+from processes import GLOO, run_ranks
 
 pytest.importorskip("tensorboard")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
@@ -20,9 +20,7 @@ from benchmarks import results
 RANKS = 2
 SIZES = ["--num-envs", "8", "--num-steps", "16", "--env", "pendulum", "--learning-rate", "1e-2"]
 EPOCHS = 3
-pytestmark = pytest.mark.skipif(
-    not distributed.is_available() or not distributed.is_gloo_available(), reason="torch has no gloo"
-)
+pytestmark = GLOO
 SETUPS = {
     "gloo": ("gloo", "cpu", "eager"),
     "nccl": ("nccl", "cuda", "eager"),
@@ -37,12 +35,9 @@ def draw_minibatches(rank, size):
     return [rows for _ in range(EPOCHS) for rows in torch.randperm(size, generator=generator).chunk(4)]
 
 
-def train_share(rank, folder, ranks, kind, device, update):
+def train_share(rank, device, update):
     """One process: a rollout, and an update of which every minibatch has a share here."""
-    distributed.init_process_group(kind, init_method=f"file://{folder}/meet", rank=rank, world_size=ranks)
-    if device == "cuda":
-        torch.cuda.set_device(rank)
-        device = f"cuda:{rank}"
+    device = f"cuda:{rank}" if device == "cuda" else device
     options = [*SIZES, "--seed", str(rank), "--device", device, "--update", update]
     training = ppo_multi_gpu.DistributedTraining(ppo_gpu_envs.parse_arguments(options))
     weights = {name: x.clone() for name, x in training.agent.state_dict().items()}
@@ -52,26 +47,23 @@ def train_share(rank, folder, ranks, kind, device, update):
         training.update(rows.to(device))
     captured, reason = len(training.update.captured), training.update.reason
     training.update.reset()
-    torch.save((weights, training.data, training.agent.state_dict(), captured, reason), f"{folder}/{rank}")
-    distributed.barrier()
-    distributed.destroy_process_group()
+    return weights, training.data, training.agent.state_dict(), captured, reason
 
 
 @pytest.mark.parametrize(
     "setup", [pytest.param(name, marks=() if name == "gloo" else GPUS, id=name.replace(" ", "_")) for name in SETUPS]
 )
 def test_processes_make_the_updates_of_one(setup, tmp_path):
-    _, device, _ = SETUPS[setup]
+    kind, device, update = SETUPS[setup]
     ranks = RANKS if device == "cpu" else min(RANKS, torch.cuda.device_count())  # NCCL takes one process per GPU
-    multiprocessing.spawn(train_share, (str(tmp_path), ranks, *SETUPS[setup]), nprocs=ranks)
-    shares = [torch.load(tmp_path / str(rank), map_location=device) for rank in range(ranks)]
+    shares = run_ranks(train_share, tmp_path, device, update, ranks=ranks, kind=kind)
     weights, data, results, captured, reasons = zip(*shares, strict=True)
     assert captured == (setup == "nccl captured",) * ranks
     assert all(bool(reason) == (setup != "nccl captured") for reason in reasons), reasons
     assert all("NCCL" in reason for reason in reasons) or setup != "gloo on GPUs"
     training = ppo_gpu_envs.Training(ppo_gpu_envs.parse_arguments([*SIZES, "--device", device]))
     training.agent.load_state_dict(weights[0])
-    training.data = {name: torch.cat([share[name] for share in data]) for name in data[0]}
+    training.data = {name: torch.cat([share[name] for share in data]).to(device) for name in data[0]}
     size = len(data[0]["obs"])
     minibatches = (draw_minibatches(rank, size) for rank in range(ranks))
     for i, rows in enumerate(zip(*minibatches, strict=True)):
@@ -80,8 +72,8 @@ def test_processes_make_the_updates_of_one(setup, tmp_path):
     assert ranks == 1 or not torch.equal(data[0]["obs"], data[1]["obs"])
     for name, want in training.agent.state_dict().items():
         assert all(torch.equal(results[0][name], other[name]) for other in results), name
-        torch.testing.assert_close(results[0][name], want, rtol=1e-4, atol=1e-6)
-        assert name.endswith("bias") or not torch.equal(want, weights[0][name]), name
+        torch.testing.assert_close(results[0][name], want.cpu(), rtol=1e-4, atol=1e-6)
+        assert name.endswith("bias") or not torch.equal(want.cpu(), weights[0][name]), name
 
 
 def test_the_command(tmp_path):

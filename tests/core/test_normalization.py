@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 from cases import LAYOUTS, place_array, same_bits
-from torch import distributed, multiprocessing
+from processes import GLOO, run_ranks
+from torch import distributed
 
 from rl_triton_core import available_backends, normalize_advantages
 from rl_triton_core._internal.moments import arguments
@@ -413,13 +414,9 @@ def make_share(case, rank):
     return advantages, only
 
 
-def run_rank(rank, folder, backends, kind):
-    """One rank: every case on every backend, and what went wrong with bad input, into a file."""
-    torch.set_num_threads(1)
+def run_rank(rank, backends, kind):
+    """One rank: every case on every backend, and what went wrong with bad input."""
     device = torch.device("cuda", rank) if kind == "nccl" else torch.device("cpu")
-    if kind == "nccl":
-        torch.cuda.set_device(rank)
-    distributed.init_process_group(kind, init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS)
     gather, calls = arguments.all_gather, []
     arguments.all_gather = lambda *args, **kwargs: (calls.append(1), gather(*args, **kwargs))[1]
     results = {}
@@ -439,9 +436,7 @@ def run_rank(rank, folder, backends, kind):
     if kind == "gloo":
         function = torch.compile(lambda x: normalize_advantages(x, group="world"), fullgraph=True, backend="aot_eager")
         results["compiled"] = function(make_share("plain", rank)[0])
-    torch.save(results, f"{folder}/{rank}")
-    distributed.barrier()
-    distributed.destroy_process_group()
+    return results
 
 
 def describe_error(advantages, group):
@@ -450,11 +445,6 @@ def describe_error(advantages, group):
     except (TypeError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     return "no error"
-
-
-def run_ranks(folder, backends, kind):
-    multiprocessing.spawn(run_rank, (str(folder), backends, kind), nprocs=RANKS)
-    return [torch.load(folder / str(rank)) for rank in range(RANKS)]
 
 
 def check_ranks(ranks, backend):
@@ -477,17 +467,17 @@ def check_ranks(ranks, backend):
 @pytest.fixture(scope="module")
 def gloo(tmp_path_factory):
     """What two processes computed, by rank."""
-    if not distributed.is_available() or not distributed.is_gloo_available():
-        pytest.skip("torch has no gloo")
-    return run_ranks(tmp_path_factory.mktemp("gloo"), available_backends("cpu"), "gloo")
+    return run_ranks(run_rank, tmp_path_factory.mktemp("gloo"), available_backends("cpu"), "gloo")
 
 
+@GLOO
 def test_two_processes(gloo, target):
     if target.device != "cpu":
         pytest.skip("gloo is for the CPU")
     check_ranks(gloo, target.backend)
 
 
+@GLOO
 def test_two_processes_compiled(gloo):
     advantages = torch.cat([make_share("plain", rank)[0] for rank in range(RANKS)])
     assert_close(torch.cat([results["compiled"] for results in gloo]), compute_oracle(advantages), rtol=2e-7)

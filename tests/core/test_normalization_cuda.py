@@ -4,7 +4,8 @@ import pytest
 import torch
 from cases import same_bits
 from gpu_checks import capture_graph, forbid_waiting
-from test_normalization import RANKS, check_ranks, compute_oracle, draw_advantages, run_ranks
+from processes import run_ranks
+from test_normalization import RANKS, check_ranks, compute_oracle, draw_advantages, run_rank
 from torch import distributed
 
 from rl_triton_core import normalize_advantages
@@ -112,6 +113,6 @@ def test_more_than_2_to_the_31_elements(much_memory):
 def test_nccl_on_a_second_device(tmp_path):
     if torch.cuda.device_count() < RANKS or not distributed.is_nccl_available():
         pytest.skip("needs two CUDA devices and NCCL")
-    ranks = run_ranks(tmp_path, ("triton", "reference"), "nccl")
+    ranks = run_ranks(run_rank, tmp_path, ("triton", "reference"), "nccl", kind="nccl")
     for backend in ("triton", "reference"):
         check_ranks(ranks, backend)

@@ -8,12 +8,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from torch import distributed, multiprocessing
 
 pytest.importorskip("ray.rllib")
 
 import ray
 from core.test_capture import GPU
+from processes import run_ranks
 from ray.rllib.algorithms.ppo.ppo_catalog import PPOCatalog
 from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
@@ -377,10 +377,8 @@ def test_what_stands_against_it_is_said(reason, monkeypatch):
 # --- Several learners -------------------------------------------------------------------------------------------------
 
 
-def update_share(rank, folder, ranks):
+def update_share(rank):
     """One learner of several, whose gradients NCCL averages: RLlib's and ours, of experience that is its own."""
-    torch.cuda.set_device(rank)
-    distributed.init_process_group("nccl", init_method=f"file://{folder}/meet", rank=rank, world_size=ranks)
     config = make_config("gaussian", entropy_coeff=0.02, grad_clip_by="norm").learners(num_learners=2)
     config.learners(num_gpus_per_learner=1, local_gpu_idx=rank)
     stock = update_learner(config, "gaussian", 8, spread=0.3 + 0.1 * rank)
@@ -391,17 +389,13 @@ def update_share(rank, folder, ranks):
     step = learner.triton_update.find_step()
     assert len(step.captured) == 1 and not step.reason, step.reason
     step.reset()
-    torch.save(ours[1], f"{folder}/{rank}")
-    distributed.barrier()
-    distributed.destroy_process_group()
+    return ours[1]
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_learners_that_average_gradients_are_captured(tmp_path):
-    ranks = min(2, torch.cuda.device_count())
-    multiprocessing.spawn(update_share, (str(tmp_path), ranks), nprocs=ranks)
-    weights = [torch.load(tmp_path / str(rank), weights_only=False) for rank in range(ranks)]
+    weights = run_ranks(update_share, tmp_path, ranks=min(2, torch.cuda.device_count()), kind="nccl")
     for name, want in weights[0].items():
         np.testing.assert_array_equal(weights[-1][name], want, err_msg=name)
 

@@ -166,7 +166,8 @@ SUITES = {
         combine_workloads(SWEEP_SHAPES, truncated=BOTH), ("ours", "flat_triton", "compiled_scan", "loop", "torchrl")
     ),
     "rows": Suite(
-        combine_workloads([*SHORT_ROWS, *LONGER_ROWS], ["gae_advantages"], ENV_MAJOR), ("ours_out", "cuda_rows")
+        combine_workloads([*SHORT_ROWS, *LONGER_ROWS], ["gae_advantages"], ENV_MAJOR),
+        ("ours_out", "cuda_rows", "cuda_rows_by_four"),
     ),
     "retrace_long": Suite(
         combine_workloads(RETRACE_SHAPES, ["retrace"], ENV_MAJOR), ("ours", "ours_out", "compiled_scan", "flat_triton")

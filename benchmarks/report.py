@@ -100,7 +100,8 @@ def name_column(column: Column, columns: Sequence[Column], unit: str) -> str:
 ARMS = {
     "null": "empty call", "torch_add": "`torch.add`", "ours_out": "ours with `out=`", "flat_triton": "flat Triton",
     "ours_normal_path": "ours, normal path", "compiled_scan": "compiled scan", "blocks_triton": "in blocks",
-    "cuda_rows": "CUDA rows", "numpy": "NumPy", "numba": "Numba", "sb3": "SB3", "torchrl": "TorchRL",
+    "cuda_rows": "CUDA rows", "cuda_rows_by_four": "CUDA rows, 16 bytes at a time", "numpy": "NumPy",
+    "numba": "Numba", "sb3": "SB3", "torchrl": "TorchRL",
 }  # fmt: skip
 
 
@@ -186,7 +187,9 @@ class Calls(NamedTuple):
 SUITES = {
     "headline": Calls("4096 environments, 128 steps", ("compiled_scan", "flat_triton", "loop")),
     "sweep": Calls("The paper's shapes", ("flat_triton", "compiled_scan")),
-    "rows": Calls("Advantages against the CUDA kernel with a thread per row", ("cuda_rows",), "ours_out"),
+    "rows": Calls(
+        "Advantages against CUDA kernels with a thread per row", ("cuda_rows", "cuda_rows_by_four"), "ours_out"
+    ),
     "retrace_long": Calls("Retrace on longer rows", ("flat_triton", "compiled_scan")),
     "long": Calls("Long rows", ("flat_triton", "blocks_triton")),
     "large": Calls("Large rollouts"),

@@ -71,6 +71,7 @@ REGISTRY = {
     "flat_triton": Provider("flat_triton", ("triton",), ("cuda",), compiles="each"),
     "blocks_triton": Provider("flat_triton", ("triton",), ("cuda",), function="make_block_call", compiles="each"),
     "cuda_rows": Provider("cuda_rows", devices=("cuda",), compiles="once"),
+    "cuda_rows_by_four": Provider("cuda_rows", devices=("cuda",), function="make_call_by_four", compiles="once"),
     "numpy": Provider("others", devices=("cpu",), function="make_numpy_call"),
     "numba": Provider("others", ("numba",), ("cpu",), "make_numba_call", gae_layouts=LAYOUTS),
     "sb3": Provider("others", ("stable_baselines3",), ("cpu",), "make_sb3_call", gae_layouts=("time-major",)),

@@ -1,7 +1,8 @@
 """Serial CUDA kernels with a thread per row, called from C++ with a preallocated output, in PufferLib's manner.
 
 One reads a number at a time, as PufferLib 3.0 does, the other four, 16 bytes, as 5.0 does. Rewards and dones are those
-that arrive with an observation: step t reads them at t + 1, and the last column of the result has no advantages. Flags are float32. GAE in env-major memory only; needs nvcc and ninja.
+that arrive with an observation: step t reads them at t + 1, and the last column of the result has no advantages. Flags
+are float32. GAE in env-major memory only; needs nvcc and ninja.
 """
 
 from __future__ import annotations

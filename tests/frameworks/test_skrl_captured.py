@@ -202,7 +202,7 @@ def test_what_is_not_served_is_the_update_of_skrl(change, reason, tmp_path):
 
 def train_in_rank(rank, folder, device, arms):
     """Each arm's state and learning rates, and how its updates were made; each process has data of its own."""
-    vars(_skrl_update.config.torch).update(_is_distributed=True, _world_size=2, _rank=rank)
+    vars(_skrl_update.config.torch).update(_is_distributed=True, _world_size=2, _rank=rank, _device=f"cuda:{rank}")
     results = {}
     for arm in arms:
         with pytest.MonkeyPatch.context() as patch:

@@ -13,7 +13,6 @@ from torch import distributed, multiprocessing
 import rl_triton_core
 
 GLOO = pytest.mark.skipif(not distributed.is_available() or not distributed.is_gloo_available(), reason="no gloo")
-TWO_GPUS = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="no two GPUs")]
 
 
 def run_python(program, *arguments, **environment):
@@ -41,19 +40,3 @@ def call_in_rank(rank, function, folder, ranks, kind, *arguments):
     torch.save(function(rank, *arguments), f"{folder}/{rank}")
     distributed.barrier()
     distributed.destroy_process_group()
-
-
-def compare_ranks(got, want, own, **tolerance):
-    """States and learning rates of two processes are those of two others, and equal in both but for statistics.
-
-    Args:
-        got: Of each process a dict of tensors, learning rates, and what else there is.
-        want: The same of the others.
-        own: In the names of tensors that are each process's own, from data of its own.
-        **tolerance: Of `assert_close`.
-    """
-    for (states, rates, *_), (expected, expected_rates, *_) in zip(got, want, strict=True):
-        assert rates == pytest.approx(expected_rates, rel=1e-6)
-        torch.testing.assert_close(states, expected, **tolerance)
-    for name, x in got[0][0].items():
-        assert torch.equal(x, got[1][0][name]) != (own in name and "count" not in name), name

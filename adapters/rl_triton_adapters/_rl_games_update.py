@@ -10,13 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from rl_triton_adapters._overrides import find_override
-from rl_triton_adapters.updates import (
-    CapturedUpdate,
-    DeferredChecks,
-    find_averaging_obstacle,
-    find_reason,
-    keep_buffers,
-)
+from rl_triton_adapters.updates import CapturedUpdate, DeferredChecks, find_reason, keep_buffers
 
 PACKAGES = ("rl_games", "rl_triton_adapters")
 STEP_METHODS = (
@@ -86,8 +80,7 @@ class CapturedUpdateMixin:
         )
         for behind in (None, CapturedUpdateMixin):
             stock = stock or find_override(self, STEP_METHODS, PACKAGES, behind=behind)
-        obstacle = find_averaging_obstacle(self.multi_gpu, self.ppo_device)
-        self._captured.find_step([self.model], [self.optimizer], stock=stock, obstacle=obstacle)
+        self._captured.find_step([self.model], [self.optimizer], stock=stock, is_averaged=self.multi_gpu)
         self.use_fused_kernel = self._has_fused_kernel and bool(self._captured.stock)
 
     def prepare_dataset(self, batch_dict: dict[str, Any]) -> None:

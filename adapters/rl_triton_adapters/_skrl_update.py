@@ -13,14 +13,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.functional import mse_loss
 
 from rl_triton_adapters._overrides import find_override
-from rl_triton_adapters.updates import (
-    CapturedUpdate,
-    DeferredChecks,
-    find_averaging_obstacle,
-    find_pointers,
-    find_reason,
-    keep_buffers,
-)
+from rl_triton_adapters.updates import CapturedUpdate, DeferredChecks, find_pointers, find_reason, keep_buffers
 
 # isort: split
 from skrl import config
@@ -83,8 +76,8 @@ class CapturedPPOMixin:
             list(dict.fromkeys(modules)),
             [self.optimizer],
             stock=self._find_stock_reason(),
-            obstacle=find_reason({"kl_threshold with mixed precision": self._stops_early and self.cfg.mixed_precision})
-            or find_averaging_obstacle(config.torch.is_distributed, self.device),
+            obstacle=find_reason({"kl_threshold with mixed precision": self._stops_early and self.cfg.mixed_precision}),
+            is_averaged=config.torch.is_distributed,
         )
 
     def _find_stock_reason(self) -> str:

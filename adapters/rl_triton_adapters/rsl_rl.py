@@ -18,13 +18,7 @@ import torch
 from rl_triton_adapters._overrides import find_override, has_hooks
 from rl_triton_adapters._switch import find_off_switch
 from rl_triton_adapters._versions import explain_import
-from rl_triton_adapters.updates import (
-    CapturedUpdate,
-    find_averaging_obstacle,
-    find_pointers,
-    find_reason,
-    keep_buffers,
-)
+from rl_triton_adapters.updates import CapturedUpdate, find_pointers, find_reason, keep_buffers
 from rl_triton_core import compute_gae, normalize_advantages
 from rl_triton_core.capture import CapturedStep
 
@@ -109,11 +103,7 @@ class TritonPPO(StepMixin, PPO):
             modules += [self.rnd.predictor, self.rnd.target, self.rnd.state_normalizer]
             optimizers.append(self.rnd.optimizer)
         return self._update.find_step(
-            modules,
-            optimizers,
-            stock=self._find_obstacle(),
-            obstacle=find_averaging_obstacle(self.is_multi_gpu, self.device),
-            state=[self._rate],
+            modules, optimizers, stock=self._find_obstacle(), state=[self._rate], is_averaged=self.is_multi_gpu
         )
 
     def _has_gaussian_policy(self) -> bool:

@@ -68,6 +68,7 @@ class CapturedUpdate:
         stock: str = "",
         obstacle: str = "",
         state: Iterable[Tensor] = (),
+        is_averaged: bool = False,
     ) -> CapturedStep:
         """The step of these modules and optimizers, a new one if they or the reasons are others than before.
 
@@ -77,7 +78,10 @@ class CapturedUpdate:
             stock: Why the framework's own update is to run; empty if ours is.
             obstacle: Why ours is not captured, besides what `CapturedStep` says.
             state: As of `CapturedStep`.
+            is_averaged: Whether the step averages gradients over all processes.
         """
+        if is_averaged and distributed.is_initialized() and next(modules[0].parameters()).is_cuda:
+            obstacle = obstacle or find_group_obstacle()
         known, reasons = self.step, (find_off_switch() or stock, obstacle)
         if known is not None and self.is_of(modules, optimizers) and reasons == (self.stock, self.obstacle):
             return known
@@ -141,12 +145,6 @@ def describe_update(reason: str, is_stock: bool, whose: str = "those of the stoc
 def find_reason(reasons: Mapping[str, Any]) -> str:
     """The first reason that applies; empty if none does."""
     return next((reason for reason, applies in reasons.items() if applies), "")
-
-
-def find_averaging_obstacle(is_averaged: bool, device: Any) -> str:
-    """Why no graph on a device can hold a step whose gradients are averaged over all processes; empty if one can."""
-    needs_group = is_averaged and torch.device(device).type == "cuda" and distributed.is_initialized()
-    return find_group_obstacle() if needs_group else ""
 
 
 @atexit.register

@@ -5,14 +5,12 @@ import torch
 
 pytest.importorskip("rl_games")
 from overrides import override
-from processes import GLOO, TWO_GPUS, compare_ranks, run_ranks
 from recorded_graphs import allow_captures
 from rl_games.algos_torch.a2c_continuous import A2CAgent
 from rl_games.common.a2c_common import A2CBase
 from test_rl_games import CLASSES, compare, make_agent
 from torch.distributions import Distribution
-
-from rl_triton_adapters.updates import release_graphs
+from two_processes import SETUPS, check_training
 
 GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
 NORMALIZED = {"normalize_input": True, "normalize_value": True}
@@ -176,35 +174,16 @@ def test_methods_of_users_are_not_captured(tmp_path, monkeypatch):
     assert agent.describe_step() == "updates are those of RL-Games: Own has its own calc_gradients"
 
 
-def train_in_rank(rank, folder, device, arms):
-    """Each arm's state and learning rate, and how its updates were made; each process has data of its own."""
-    device = f"cuda:{rank}" if device == "cuda" else device
+def train_in_rank(rank, device, arm, folder):
     changes = NORMALIZED | {"device": device, "env_config": {"env": "pendulum", "device": device, "seed": 1 + rank}}
-    results = {}
-    for arm in arms:
-        with pytest.MonkeyPatch.context() as patch:
-            if arm == "recorded":
-                allow_captures(patch)
-            agent = make_agent("stock" if arm == "stock" else "triton", "pendulum", folder, changes)
-            patch.setattr(torch.cuda, "set_device", lambda _: None)  # the device and the group are there already
-            agent.multi_gpu, agent.world_size, agent.global_rank = True, 2, rank
-            agent.last_lr *= 1 + rank
-            train(agent, seed=rank)
-            how = "" if arm == "stock" else agent.describe_step()
-            results[arm] = agent.model.state_dict(), agent.optimizer.param_groups[0]["lr"], how
-    release_graphs()
-    return results
+    agent = make_agent("stock" if arm == "stock" else "triton", "pendulum", folder, changes)
+    torch.cuda.set_device = lambda _: None  # the device and the group are there already
+    agent.multi_gpu, agent.world_size, agent.global_rank = True, 2, rank
+    agent.last_lr *= 1 + rank
+    train(agent, seed=rank)
+    return agent.model.state_dict(), [agent.last_lr], "" if arm == "stock" else agent.describe_step()
 
 
-@GLOO
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=TWO_GPUS)])
-def test_training_in_two_processes(device, tmp_path):
-    arms = ("eager", "recorded") if device == "cpu" else ("captured",)
-    kind = "gloo" if device == "cpu" else "nccl"
-    ranks = run_ranks(train_in_rank, tmp_path, str(tmp_path), device, ("stock", *arms), kind=kind)
-    tolerance = {"rtol": 1e-4, "atol": 1e-5} if device == "cpu" else {"rtol": 1e-2, "atol": 1e-3}
-    for arm in arms:
-        got, want = ([rank[name] for rank in ranks] for name in (arm, "stock"))
-        compare_ranks(got, want, "mean_std", **tolerance)
-        start = "updates are accelerated" if arm == "eager" else "updates are captured"
-        assert all(how.startswith(start) for *_, how in got)
+@SETUPS
+def test_training_in_two_processes(device, kind, tmp_path):
+    check_training(train_in_rank, [".running_"], device, kind, tmp_path)

@@ -6,17 +6,16 @@ import torch
 pytest.importorskip("skrl")
 from gpu_envs import ENVIRONMENTS
 from ppo_skrl import TensorEnv, make_config, parse_arguments
-from processes import GLOO, TWO_GPUS, compare_ranks, run_ranks
 from recorded_graphs import allow_captures
 from skrl.agents.torch.a2c import A2C
 from skrl.agents.torch.ppo import PPO
 from skrl.memories.torch import RandomMemory
 from skrl.resources.preprocessors.torch import RunningStandardScaler
 from skrl.utils.runner.torch import Runner
+from two_processes import SETUPS, check_training
 
 from rl_triton_adapters import _skrl_update
 from rl_triton_adapters.skrl import TritonRunner, replace_gae
-from rl_triton_adapters.updates import release_graphs
 
 GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
 SCALED = {"observation_preprocessor": "RunningStandardScaler", "value_preprocessor": "RunningStandardScaler"}
@@ -200,38 +199,19 @@ def test_what_is_not_served_is_the_update_of_skrl(change, reason, tmp_path):
     compare(*agents, rtol=0, atol=0)
 
 
-def train_in_rank(rank, folder, device, arms):
-    """Each arm's state and learning rates, and how its updates were made; each process has data of its own."""
+def train_in_rank(rank, device, arm, folder):
     vars(_skrl_update.config.torch).update(_is_distributed=True, _world_size=2, _rank=rank, _device=f"cuda:{rank}")
-    results = {}
-    for arm in arms:
-        with pytest.MonkeyPatch.context() as patch:
-            if arm == "recorded":
-                allow_captures(patch)
-            kind = Runner if arm == "stock" else TritonRunner
-            runner = make_runner(kind, folder, "adaptive", 3, f"cuda:{rank}" if device == "cuda" else device)
-            torch.manual_seed(rank)
-            runner.run("train")
-            agent = runner.agent
-            how = "" if arm == "stock" else agent.describe_step()
-            results[arm] = list_state(agent), agent.tracking_data["Learning / Learning rate"], how
-    release_graphs()
-    return results
+    runner = make_runner(Runner if arm == "stock" else TritonRunner, folder, "adaptive", 3, device)
+    torch.manual_seed(rank)
+    runner.run("train")
+    rates = runner.agent.tracking_data["Learning / Learning rate"]
+    assert len(set(rates)) > 1
+    return list_state(runner.agent), rates, "" if arm == "stock" else runner.agent.describe_step()
 
 
-@GLOO
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=TWO_GPUS)])
-def test_training_in_two_processes(device, tmp_path):
-    arms = ("eager", "recorded") if device == "cpu" else ("captured",)
-    kind = "gloo" if device == "cpu" else "nccl"
-    ranks = run_ranks(train_in_rank, tmp_path, str(tmp_path), device, ("stock", *arms), kind=kind)
-    tolerance = {"rtol": 1e-4, "atol": 1e-5} if device == "cpu" else {"rtol": 1e-2, "atol": 1e-3}
-    for arm in arms:
-        got, want = ([rank[name] for rank in ranks] for name in (arm, "stock"))
-        compare_ranks(got, want, "preprocessor", **tolerance)
-        for _, rates, how in got:
-            assert len(set(rates)) > 1
-            assert how.startswith("updates are accelerated" if arm == "eager" else "updates are captured")
+@SETUPS
+def test_training_in_two_processes(device, kind, tmp_path):
+    check_training(train_in_rank, ["running"], device, kind, tmp_path)
 
 
 def test_an_early_stop_of_several_processes_is_that_of_skrl(tmp_path, monkeypatch):

@@ -505,6 +505,7 @@ NETWORKS = {
     "batch norm": (lambda: nn.Sequential(nn.Linear(4, 9, bias=False), nn.BatchNorm1d(9), nn.Linear(9, 2)), (32, 4)),
     "frozen": (lambda: nn.Sequential(nn.Linear(4, 16).requires_grad_(False), nn.Tanh(), nn.Linear(16, 2)), (32, 4)),
     "several optimizers": (lambda: nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 2)), (32, 4)),
+    "scripted": (lambda: torch.jit.script(nn.Sequential(nn.Linear(4, 9), nn.Tanh(), nn.Linear(9, 2))), (32, 4)),
     "accumulation": (lambda: nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 2)), (32, 4)),
 }
 """What a step trains, and the shape of its minibatches."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator
 from itertools import chain
 from numbers import Integral, Real
-from operator import is_
+from operator import is_, methodcaller
 from typing import Any
 
 import torch
@@ -108,8 +108,8 @@ class Contents:
         self.parts: list[nn.Module] = []
         self.tensors: list[Tensor] = []
         self.found: list[Any] = []
-        self.places: list[dict[str, Any]] = []
-        """The dictionaries that have parts and tensors."""
+        self.places: list[Any] = []
+        """The dictionaries that have parts and tensors; those of scripted modules are of classes of their own."""
 
     def find(self, modules: list[nn.Module], optimizers: list[Optimizer], extra: list[Tensor]) -> tuple[Any, Any]:
         """The parts and the tensors."""
@@ -124,7 +124,7 @@ class Contents:
     def collect(self, modules: list[nn.Module], optimizers: list[Optimizer], extra: list[Tensor]) -> list[Any]:
         """All of them, as they are known, each as often as it is there."""
         learned = [group["params"] for x in optimizers for group in x.param_groups]
-        inside = chain.from_iterable(map(dict.values, self.places))
+        inside = chain.from_iterable(map(methodcaller("values"), self.places))
         return [*modules, *chain.from_iterable(learned), *extra, *inside]
 
 

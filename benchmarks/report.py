@@ -470,10 +470,15 @@ LEARNERS = {title: place for title, place in EXPECTED.items() if place[0] == "of
     for title in ("DDPG, Pendulum", "TQC, Pendulum", "QRDQN, CartPole", "CrossQ, Pendulum")
 }
 """The same of all off-policy algorithms."""
+ON_DEVICE = {
+    f"CartPole, {envs} environments, {units} units": ("cleanrl", {"num_envs": envs, "hidden": units})
+    for envs, units in ((64, 64), (256, 64), (1024, 128), (4096, 64), (16384, 128))
+}
+"""The same of a single-file PPO whose environments are tensors."""
 
 
 def list_expected(settings: dict[str, tuple[str, dict[str, Any]]] = EXPECTED) -> str:
-    """Steps of environments per second in whole training with Stable-Baselines3, on a CPU and on a GPU."""
+    """Steps of environments per second in whole training, on a CPU and on a GPU."""
     lines: list[list[str]] = []
     places: dict[str, None] = {}
     for title, place in settings.items():
@@ -572,6 +577,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "training": describe_training,
     "rllib_gain": describe_rllib,
     "expected": list_expected,
+    "on_device": partial(list_expected, ON_DEVICE),
     "off_policy_gain": partial(list_expected, LEARNERS),
     **{f"{name}_gain": partial(describe_robotics, name) for name in ("rsl_rl", "rl_games", "skrl")},
     "cpu_training": write_cpu_training,

@@ -16,15 +16,14 @@ from rsl_rl.runners import OnPolicyRunner
 from test_rsl_rl import OURS, RECURRENT, make_runner, train
 from two_processes import SETUPS, TWO_GPUS, check_training
 
+RND = {"num_outputs": 2, "predictor_hidden_dims": [4], "target_hidden_dims": [4], "weight": 1.0}
 CASES = {
     "default": {},
     "fixed rate": {"schedule": "fixed", "normalize_advantage_per_mini_batch": True},
     "normalized observations, gru": {"network": RECURRENT | {"obs_normalization": True}},
 }
 if "use_mixed_precision" in signature(PPO).parameters:  # which extensions come with
-    CASES["rnd"] = {
-        "rnd_cfg": {"num_outputs": 2, "predictor_hidden_dims": [4], "target_hidden_dims": [4], "weight": 1.0}
-    }
+    CASES["rnd"] = {"rnd_cfg": RND}
 if "grad_reduce_bucket_mb" in signature(PPO).parameters:
     CASES["buckets"] = {"grad_reduce_bucket_mb": 4e-4}
 OWN = ["losses"]
@@ -54,8 +53,9 @@ def train_in_rank(rank, device, arm, _):
         states |= {f"{case}: {name}": x for name, x in found.items()}
         rates.append(alg.learning_rate)
         hows |= {"" if arm == "stock" else alg.describe_step()}
+    (how,) = hows
     assert abs(rates[0] - 1e-3) > 1e-4  # it adapts
-    return states, rates, "; ".join(hows)
+    return states, rates, how
 
 
 @SETUPS

@@ -28,14 +28,9 @@ def train_arms(rank, train, device, arms, folder):
 
 
 def check_training(train, own, device, kind, folder):
-    """States and learning rates of both processes are the framework's, and each other's but for what is their own.
+    """The tensors that `train` returns by names, and the learning rates, are those of the framework in both processes.
 
-    Args:
-        train: Takes rank, device, arm and folder; a dict of tensors, learning rates, and how updates were made.
-        own: What marks the names of tensors that come from each process's data alone.
-        device: A GPU for each, or the CPU.
-        kind: Of the group.
-        folder: A new one.
+    They are equal in both, except those with a name of `own`: they come from data, which differ.
     """
     arms = {"eager": EAGER + "graphs need tensors on a GPU", "recorded": "captured"}
     if device == "cuda":

@@ -560,6 +560,7 @@ def test_gradients_averaged_over_processes_take_more_warm_ups(monkeypatch, tmp_p
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
     try:
         number, reason = count_averaged_steps(monkeypatch)
+        assert "gloo, expected NCCL" in capture.find_group_obstacle()
     finally:
         distributed.destroy_process_group()  # after the module, which would wait for gloo's threads with Python's lock
     assert number == 13  # eleven, one that looks for accumulation, and the capture

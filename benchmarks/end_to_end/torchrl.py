@@ -19,8 +19,8 @@ ITERATION = """\
 A random tensordict [num_envs, num_steps]; an iteration makes the epochs of minibatches of `ClipPPOLoss` with an
 `IndependentNormal`, no environment is stepped. *Recomputed*, as in TorchRL's own examples: the value estimator is
 called at the beginning of every epoch. The advantage step is that call, without the value network's part of it. On a
-GPU TorchRL's is a convolution in TensorFloat-32 by default; it is timed so, and compared in float32. On a CPU, all arms
-have `scale_mapping="exp"` and `loss_critic_type="l2"`, as compiled updates ask for."""
+GPU TorchRL's is a convolution in TensorFloat-32 by default; it is timed so, and compared in float32. On a CPU, all
+variants have `scale_mapping="exp"` and `loss_critic_type="l2"`, as compiled updates ask for."""
 ARMS = {
     "stock": "`GAE`, vectorised, as it is by default",
     "ours": "`TritonGAE`",

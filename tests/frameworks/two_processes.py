@@ -1,5 +1,8 @@
 """A framework's training and ours in two processes, each with data of its own; on CPUs with recorded graphs, too."""
 
+import sys
+
+import gymnasium
 import pytest
 import torch
 from processes import GLOO, run_ranks
@@ -7,6 +10,7 @@ from recorded_graphs import allow_captures
 
 from rl_triton_adapters.updates import release_graphs
 
+sys.modules.setdefault("gym", gymnasium)  # as in conftest.py, which is not imported in these processes
 TWO_GPUS = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="no two GPUs")]
 SETUPS = pytest.mark.parametrize(
     ("device", "kind"),

@@ -20,6 +20,8 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from packaging.version import Version
+
 from benchmarks.calls import HEADLINE
 from benchmarks.misses import list_misses
 from benchmarks.results import RESULTS, ROOT, Result, Row, read_machines, read_setting, select_rows
@@ -223,7 +225,7 @@ def list_gpus() -> list[str]:
 def find_newest_gpu() -> str:
     """The machine with the headline of the newest version."""
     found = read_machines("calls_headline")
-    return max(found, key=lambda machine: [int(x) for x in found[machine].system["rl_triton_core"].split(".")])
+    return max(found, key=lambda machine: Version(found[machine].system["rl_triton_core"]))
 
 
 def list_calls(rows: Sequence[Row], suite: Calls) -> str:

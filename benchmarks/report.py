@@ -276,7 +276,9 @@ def find_ratios(machine: str, other: str, **setting: Any) -> dict[str, float]:
 LOOPS = ("synthetic", "cleanrl", "sb3", "torchrl", "rllib", "impala")
 SMALL = 1
 """Below this percentage the page says that there is nothing to gain."""
-CAPTION = "the bound of the advantage step and the measured speed-up with its quartiles"
+CAPTION = "the speed-up with all that is replaced, with quartiles"
+BOUNDED = ("synthetic", "sb3")
+"""Loops with a part that is not replaced, *rest*, which bounds the speed-up (Amdahl's law)."""
 
 
 def load_loop(name: str) -> Any:
@@ -592,7 +594,9 @@ PARTS: dict[str, Callable[[], str]] = {
 
 # --- figures ----------------------------------------------------------------------------------------------------------
 
-INK, PALE, ACCENT, LIGHT, GREEN, RED = "#263238", "#cfd8dc", "#3949ab", "#9fa8da", "#2e7d32", "#c62828"
+INK, PALE, ACCENT, LIGHT, GREEN, RED = "#7a828c", "#b0b6bd55", "#5c6bc0", "#9fa8da", "#43a047", "#e53935"
+"""Readable on white and on a dark page, since figures have no background."""
+SIDES = ("low", "high")
 SPEED_UP = "How many times faster compute_gae is than other ways"
 
 
@@ -602,10 +606,13 @@ def draw_figures() -> dict[str, Figure]:
 
     mpl.use("Agg")
     mpl.rcParams.update({"svg.hashsalt": "rl-triton-core", "svg.fonttype": "none", "font.size": 8})
+    mpl.rcParams.update({"savefig.transparent": True, "legend.framealpha": 0})
+    colored = ("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color")
+    mpl.rcParams.update(dict.fromkeys(colored, INK))
     figures = {f"{machine}_speed_up": draw_speed_up(machine) for machine in read_machines("calls_sweep")}
     figures["iteration_shares"] = draw_shares()
     figures["training"] = draw_expected()
-    figures |= {f"end_to_end_{name}": draw_loop(found) for name in LOOPS if (found := read_machines(name))}
+    figures |= {f"end_to_end_{name}": draw_loop(name, found) for name in LOOPS if (found := read_machines(name))}
     if found := read_machines("learning"):
         figures["learning"] = draw_learning(found)
     return figures
@@ -634,7 +641,7 @@ def draw_speed_up(machine: str) -> Figure:
     panel.xaxis.set_major_formatter("{x:g}")
     panel.set_title(f"compute_gae on an {name_processor(machine, read_machines('calls_sweep')[machine])}", fontsize=9)
     panel.grid(axis="x", color=PALE, linewidth=0.5)
-    panel.legend(fontsize=7, loc="lower right")
+    figure.legend(loc="outside lower center", ncols=3, fontsize=7)
     return figure
 
 
@@ -645,7 +652,7 @@ def draw_expected() -> Figure:
         found = [select_rows(find_expected(*place, on_cpu)[2], metric="speed-up")[-1:] for place in EXPECTED.values()]
         gains = {place + shift: row for place, rows in enumerate(found) for row in rows if row.median}
         medians = [row.median for row in gains.values()]
-        spread = [[abs(getattr(row, side) - row.median) for row in gains.values()] for side in ("low", "high")]
+        spread = [[abs(getattr(row, side) - row.median) for row in gains.values()] for side in SIDES]
         panel.barh(
             [*gains], medians, xerr=spread, height=0.36, color=color, ecolor=INK, label="CPU" if on_cpu else "GPU"
         )
@@ -678,22 +685,41 @@ def draw_shares() -> Figure:
     return figure
 
 
-def draw_loop(found: dict[str, Result]) -> Figure:
-    """A panel per machine: measured speed-ups as points with their quartiles, bounds as ticks."""
-    rows = [[x for x in select_rows(result.rows, metric="speed-up") if x.median] for result in found.values()]
-    figure, panels = make_panels(len(found), 1, 8, 0.8 * len(found) + 0.2 * sum(map(len, rows)))
-    panels[0].get_gridspec().set_height_ratios([len(own) for own in rows])
-    for panel, own, (machine, result) in zip(panels, rows, found.items(), strict=True):
-        names = [f"{describe_setting(row)}: {row.arm}" for row in own[::-1]]
-        bounds = {row.setting: row.median for row in select_rows(result.rows, "stock", "bound")}
-        medians = [row.median or 0.0 for row in own[::-1]]
-        spread = [[x.median - x.low for x in own[::-1]], [x.high - x.median for x in own[::-1]]]  # type: ignore[operator]
-        panel.axvline(1, color="grey", linewidth=0.5)
-        panel.plot([bounds[row.setting] for row in own[::-1]], names, "|", color="black", markersize=10, label="bound")
-        panel.errorbar(medians, names, xerr=spread, fmt="o", markersize=3, capsize=2, label="measured")
-        panel.set(title=name_processor(machine, result), xlabel="times faster")
-        panel.legend(fontsize=6)
+def draw_loop(name: str, found: dict[str, Result]) -> Figure:
+    """A panel per machine: the speed-up of each setting with all that is replaced, quartiles, and Amdahl's bound."""
+    measured = {machine: select_last(result.rows) for machine, result in found.items()}
+    figure, panels = make_panels(len(found), 1, 7, 0.7 * len(found) + 0.2 * sum(map(len, measured.values())))
+    panels[0].get_gridspec().set_height_ratios([len(own) for own in measured.values()])
+    for panel, (machine, own) in zip(panels, measured.items(), strict=True):
+        medians = [row.median or 0.0 for row in own]
+        spread = [[abs((getattr(row, side) or 0.0) - x) for row, x in zip(own, medians, strict=True)] for side in SIDES]
+        names = [describe_setting(row) for row in own]
+        panel.axvline(1, color=INK, linewidth=0.5)
+        panel.errorbar(medians, names, xerr=spread, fmt="o", color=ACCENT, markersize=4, capsize=2, label="measured")
+        if name in BOUNDED:
+            bounds = [find_bounds(found[machine].rows)[row.setting] for row in own]
+            panel.plot(bounds, names, "|", color=RED, markersize=10, label="bound: all that is replaced takes no time")
+            if max(bounds) > 12:
+                panel.set_xscale("log")
+                panel.set_xticks([1, 2, 5, 10, 20, 50, 100])
+        panel.xaxis.set_major_formatter("{x:g}")
+        panel.xaxis.set_minor_formatter("")
+        panel.set(title=name_processor(machine, found[machine]), ylim=(len(own) - 0.4, -0.6))
+    panels[-1].set_xlabel("times faster, all that is replaced")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=7)
     return figure
+
+
+def select_last(rows: Sequence[Row]) -> list[Row]:
+    """The speed-up of each setting with all that is replaced: the last that was measured."""
+    rows = [row for row in select_rows(rows, metric="speed-up") if row.median and row.arm != "compiled"]
+    return list({row.setting: row for row in rows}.values())
+
+
+def find_bounds(rows: Sequence[Row]) -> dict[str, float]:
+    """How many times faster an iteration gets where all but its *rest* takes no time, by setting: Amdahl's law."""
+    rests = {row.setting: row.median for row in select_rows(rows, "stock", "rest")}
+    return {row.setting: row.median / rests[row.setting] for row in select_rows(rows, "stock", "iteration")}  # type: ignore[operator]
 
 
 def draw_learning(found: dict[str, Result]) -> Figure:
@@ -711,11 +737,9 @@ def draw_learning(found: dict[str, Result]) -> Figure:
             steps = [int(row.read_setting()["steps"]) / 1000 for row in own]
             for panel, places in zip(pair, (steps, [seconds[row.setting] for row in own]), strict=True):
                 panel.plot(places, [row.median for row in own], color=color, label=arm)
-                panel.fill_between(
-                    places, *([getattr(x, y) for x in own] for y in ("low", "high")), color=color, alpha=0.15
-                )
+                panel.fill_between(places, *([getattr(x, y) for x in own] for y in SIDES), color=color, alpha=0.15)
         for panel, unit in zip(pair, ("steps, thousands", "seconds"), strict=True):
-            panel.axhline(float(rows[0].read_setting()["target_return"]), color="grey", linewidth=0.5)
+            panel.axhline(float(rows[0].read_setting()["target_return"]), color=INK, linewidth=0.5)
             panel.set(xlabel=unit, ylabel="return")
         pair[0].set_title(f"{task}, {name_processor(machine, found[machine])}")
         pair[0].legend(fontsize=6)

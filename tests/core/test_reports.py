@@ -44,6 +44,13 @@ def test_figures_are_drawn_from_the_result_files():
     assert set(report.draw_figures()) == shown
 
 
+def test_figures_of_loops_have_all_that_is_replaced_and_its_bound():
+    rows = [make_row("stock", metric, "ms", x, n=1) for metric, x in (("iteration", 10.0), ("rest", 4.0))]
+    rows += [make_row(arm, "speed-up", "×", x, n=1) for arm, x in (("ours", 1.1), ("captured", 2.0), ("compiled", 3.0))]
+    assert report.find_bounds(rows) == {"n=1": 2.5}
+    assert [row.median for row in report.select_last(rows)] == [2.0]
+
+
 def test_a_table_has_what_differs():
     rows = [
         make_row("ours", "full", "µs", [1, 2, 3], n=1, kind="a"),

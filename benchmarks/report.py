@@ -82,14 +82,18 @@ def list_rows(rows: Sequence[Row], columns: Sequence[Column] = ()) -> str:
     varied = [name for name in names if len({setting.get(name) for setting in settings.values()}) > 1] or names[:1]
     found = {(row.arm, row.metric): row.unit for row in rows if row.median is not None}
     columns = [column for column in columns or found if column in found]
-    head = [*(name.replace("_", " ") for name in varied), *(name_column(x, columns, found[x]) for x in columns)]
-    lines = []
-    for setting, values in settings.items():
-        line = [{"True": "yes", "False": "no"}.get(x, x) for x in (values.get(name, "–") for name in varied)]
-        lines.append(line + [format_row(cells.get((setting, *column))) for column in columns])
+    tables, room = [], max(2, MANY_COLUMNS - len(varied))
+    for part in (columns[i : i + room] for i in range(0, len(columns), room)):
+        head = [*(name.replace("_", " ") for name in varied), *(name_column(x, columns, found[x]) for x in part)]
+        lines = []
+        for setting, values in settings.items():
+            line = [{"True": "yes", "False": "no"}.get(x, x) for x in (values.get(name, "–") for name in varied)]
+            numbers = [format_row(cells.get((setting, *column))) for column in part]
+            lines += [line + numbers] * (set(numbers) != {"–"} or part == columns)
+        tables.append(make_table(head, lines))
     unmeasured = [row for row in rows if row.note and row.median is None]
     notes = dict.fromkeys(f"{name_arm(x.arm)}{x.metric and f', {x.metric}'}: {x.note}" for x in unmeasured)
-    return join_parts([make_table(head, lines) * bool(columns), f"No numbers of {'; '.join(notes)}." * bool(notes)])
+    return join_parts([*tables, f"No numbers of {'; '.join(notes)}." * bool(notes)])
 
 
 def name_column(column: Column, columns: Sequence[Column], unit: str) -> str:
@@ -147,12 +151,13 @@ def name_processor(machine: str, result: Result) -> str:
     return result.system["cpu"] if machine == "cpu" else result.system["gpu"].split(", ")[0]
 
 
-MANY_LINES = 12
+MANY_LINES, MANY_COLUMNS = 12, 8
+"""A longer table is folded, a wider one becomes several."""
 
 
 def fold(text: str) -> str:
     """A table, behind a line to click on if it is long."""
-    lines = text.count("\n|") - 1
+    lines = sum(line.startswith("|") for line in text.splitlines()) - 2 * text.count("| --- |")
     if lines <= MANY_LINES:
         return text
     return f"<details markdown><summary>Table, {lines} lines</summary>\n\n{text}\n\n</details>"
@@ -647,7 +652,7 @@ def draw_speed_up(machine: str) -> Figure:
 
 def draw_expected() -> Figure:
     """Two bars for each setting, on a CPU and on a GPU: how many times faster whole training is, with quartiles."""
-    figure, (panel,) = make_panels(1, 1, 6.4, 0.42 * len(EXPECTED) + 0.6)
+    figure, (panel,) = make_panels(1, 1, 6.4, 0.29 * len(EXPECTED) + 0.6)
     for on_cpu, color, shift in ((True, ACCENT, -0.19), (False, GREEN, 0.19)):
         found = [select_rows(find_expected(*place, on_cpu)[2], metric="speed-up")[-1:] for place in EXPECTED.values()]
         gains = {place + shift: row for place, rows in enumerate(found) for row in rows if row.median}

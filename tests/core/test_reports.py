@@ -69,6 +69,13 @@ def test_a_table_has_what_differs():
     ]
     assert report.list_rows(rows, [("loop", "full"), ("absent", "full")]).splitlines()[0] == "| n | full (µs) |"
     assert report.list_arms(rows[:2]).splitlines()[0] == "| variant | full (µs) |"
+    wide = [make_row(f"{i}", "full", "µs", 1, n=n) for n in (1, 2) for i in range(9 - n // 2)]
+    first, second = report.list_rows(wide).split("\n\n")
+    assert first.splitlines()[0].count("µs") == 7 and len(first.splitlines()) == 4
+    assert second.splitlines()[0] == "| n | 7 (µs) | 8 (µs) |" and second.splitlines()[-1] == "| 2 | 1 | – |"
+    assert "details" not in report.fold("\n\n".join([first] * 6)) and "14 lines" in report.fold(
+        "\n\n".join([first] * 7)
+    )
 
 
 def test_a_machine_is_described_by_its_hardware_versions_and_commits():

@@ -96,7 +96,7 @@ def compute_upgo(
             `rewards`, where 0 ends the trajectory.
         bootstrap_values: V(s_{t+1}), before any reset, at truncated steps and
             at the rollout's end: one number, [num_envs] for the rollout's end
-            alone (without `truncated`), shaped like `rewards` (read at cuts
+            alone (without `truncated`), shaped like `rewards` (read there
             only), or sparse `FinalValues`. It has no default: pass 0.0 to mean
             zero.
         next_values: V(s_{t+1}) of every step, before any reset, shaped like

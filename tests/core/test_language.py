@@ -19,7 +19,7 @@ PRIVATE_WORDS = {
     "anew": "again",
     "arms?": "variant",
     "bare": "plain",
-    "containment": "a NaN stays in its episode",
+    "[Cc]ontainment": "a NaN stays in its episode",
     "(?:at|a|every|each|no) cuts?": "bootstrapped step",
     "deaths?": "termination",
     "departed|sealed|severed": "done, previous_done",

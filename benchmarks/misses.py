@@ -157,8 +157,8 @@ GOALS = [
     Goal(
         "Full call with `out=` against the CUDA kernel with a thread per row", 1.0,
         lambda: find("calls_rows", "cuda_rows", "over ours_out"),
-        """These are rows of 8 or 16 steps. On the device ours is the quicker one in each of them: what differs is the
-        host, a checked Python call here against a C++ function that checks nothing.""",
+        """These are rows of 8 or 16 steps. On the device this package is the quicker one in each of them. The
+        difference is the host, a checked Python call here against a C++ function that checks nothing.""",
     ),
     Goal(
         "Full call beyond that of `torch.add`, 4096x128", 2.0, find_overhead,
@@ -170,8 +170,8 @@ GOALS = [
         "Kernel from 8 million steps on, of the bandwidth", 85.0, lambda: find_rooflines(heavy=False),
         """No launch that `tune` timed is much quicker. Over 4096 environments time-major there are 128 programs of 32
         columns, fewer than an H200 has multiprocessors, so that each has the warps of one program to hide waiting with.
-        Narrower programs read parts of what memory hands out at once, and splitting time reads everything twice. What
-        the other misses lack is not known.""", unit=" %",
+        Narrower programs read parts of what memory hands out at once, and splitting time reads everything twice. The
+        cause of the other misses is not known.""", unit=" %",
     ),
     Goal(
         "Kernel from 8 million steps on, of the bandwidth, V-Trace and Retrace", 75.0,
@@ -186,7 +186,7 @@ GOALS = [
     Goal(
         "Kernel against a Triton program per row, long rows", 12.0, compare_long,
         """The goal was set against a kernel that takes a row in one scan. For rows that it cannot hold, the other
-        kernel walks over blocks, which is several times quicker. Ours makes two launches, and the second reads
+        kernel walks over blocks, which is several times quicker. This package makes two launches, and the second reads
         the inputs again, from the L2 cache if they fit.""",
     ),
     Goal(
@@ -207,7 +207,7 @@ GOALS = [
         lambda: divide(
             find_device("losses", elements=2097152, kind="forward and backward"), find_device("losses", "copy")
         ),
-        """Advantages that are normalised are read twice, by one more launch, and what all programs sum is added by
+        """Advantages that are normalised are read twice, by one more launch, and the sums of all programs are added by
         another. Terms, weights and moments are summed in float64, which is more arithmetic than a copy hides. How much
         of the time is which was not measured.""", at_least=False,
     ),

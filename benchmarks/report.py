@@ -20,20 +20,20 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from packaging.version import Version
+
+from benchmarks import results
 from benchmarks.calls import HEADLINE
 from benchmarks.misses import list_misses
 from benchmarks.results import RESULTS, ROOT, Result, Row, read_machines, read_setting, select_rows
 from benchmarks.token_log_probs import KERNELS
+from rl_triton_core import __version__
 from rl_triton_core.cli.requirements import TESTED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PAGES = (
-    "accuracy", "benchmarks", "end-to-end", "goals", "index", "install", "isaac_lab", "multi-gpu", "rl_games", "rllib",
-    "rsl_rl", "sb3", "sb3_off_policy", "skrl", "tokens",
-)  # fmt: skip
 MARKED = re.compile(r"(<!-- (\w+): written by make report -->)\n.*?\n(<!-- /\2 -->)", re.DOTALL)
 FIGURES = ROOT / "docs" / "plots"
 NOT_YET = "*not measured yet*"
@@ -42,7 +42,8 @@ Column = tuple[str, str]
 
 
 def main() -> None:
-    """Write every page, and draw the figures."""
+    """Write every page and the history, and draw the figures."""
+    write_history()
     for name in list_pages():
         (ROOT / name).write_text(fill_page(name), encoding="utf-8")
         print("wrote", name)
@@ -54,7 +55,8 @@ def main() -> None:
 
 def list_pages() -> list[str]:
     """The pages that have such parts."""
-    return ["README.md", *(f"docs/{name}.md" for name in PAGES)]
+    paths = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [str(path.relative_to(ROOT)) for path in paths if MARKED.search(path.read_text(encoding="utf-8"))]
 
 
 def fill_page(name: str) -> str:
@@ -80,14 +82,18 @@ def list_rows(rows: Sequence[Row], columns: Sequence[Column] = ()) -> str:
     varied = [name for name in names if len({setting.get(name) for setting in settings.values()}) > 1] or names[:1]
     found = {(row.arm, row.metric): row.unit for row in rows if row.median is not None}
     columns = [column for column in columns or found if column in found]
-    head = [*(name.replace("_", " ") for name in varied), *(name_column(x, columns, found[x]) for x in columns)]
-    lines = []
-    for setting, values in settings.items():
-        line = [{"True": "yes", "False": "no"}.get(x, x) for x in (values.get(name, "–") for name in varied)]
-        lines.append(line + [format_row(cells.get((setting, *column))) for column in columns])
+    tables, room = [], max(2, MANY_COLUMNS - len(varied))
+    for part in (columns[i : i + room] for i in range(0, len(columns), room)):
+        head = [*(name.replace("_", " ") for name in varied), *(name_column(x, columns, found[x]) for x in part)]
+        lines = []
+        for setting, values in settings.items():
+            line = [WORDS.get(x, x) for x in (values.get(name, "–") for name in varied)]
+            numbers = [format_row(cells.get((setting, *column))) for column in part]
+            lines += [line + numbers] * (set(numbers) != {"–"} or part == columns)
+        tables.append(make_table(head, lines))
     unmeasured = [row for row in rows if row.note and row.median is None]
     notes = dict.fromkeys(f"{name_arm(x.arm)}{x.metric and f', {x.metric}'}: {x.note}" for x in unmeasured)
-    return join_parts([make_table(head, lines) * bool(columns), f"No numbers of {'; '.join(notes)}." * bool(notes)])
+    return join_parts([*tables, f"No numbers of {'; '.join(notes)}." * bool(notes)])
 
 
 def name_column(column: Column, columns: Sequence[Column], unit: str) -> str:
@@ -97,6 +103,8 @@ def name_column(column: Column, columns: Sequence[Column], unit: str) -> str:
     return ", ".join(parts or [metric]) + f" ({unit})" * bool(unit)
 
 
+WORDS = {"True": "yes", "False": "no", "CartPole-v1, drawn": "CartPole-v1, pixels"}
+"""Parts of settings as pages call them."""
 ARMS = {
     "null": "empty call", "torch_add": "`torch.add`", "ours_out": "ours with `out=`", "flat_triton": "flat Triton",
     "ours_normal_path": "ours, normal path", "compiled_scan": "compiled scan", "blocks_triton": "in blocks",
@@ -145,12 +153,13 @@ def name_processor(machine: str, result: Result) -> str:
     return result.system["cpu"] if machine == "cpu" else result.system["gpu"].split(", ")[0]
 
 
-MANY_LINES = 12
+MANY_LINES, MANY_COLUMNS = 12, 8
+"""A longer table is folded, a wider one becomes several."""
 
 
 def fold(text: str) -> str:
     """A table, behind a line to click on if it is long."""
-    lines = text.count("\n|") - 1
+    lines = sum(line.startswith("|") for line in text.splitlines()) - 2 * text.count("| --- |")
     if lines <= MANY_LINES:
         return text
     return f"<details markdown><summary>Table, {lines} lines</summary>\n\n{text}\n\n</details>"
@@ -223,7 +232,7 @@ def list_gpus() -> list[str]:
 def find_newest_gpu() -> str:
     """The machine with the headline of the newest version."""
     found = read_machines("calls_headline")
-    return max(found, key=lambda machine: [int(x) for x in found[machine].system["rl_triton_core"].split(".")])
+    return max(found, key=lambda machine: Version(found[machine].system["rl_triton_core"]))
 
 
 def list_calls(rows: Sequence[Row], suite: Calls) -> str:
@@ -272,9 +281,9 @@ def find_ratios(machine: str, other: str, **setting: Any) -> dict[str, float]:
 # --- training loops ---------------------------------------------------------------------------------------------------
 
 LOOPS = ("synthetic", "cleanrl", "sb3", "torchrl", "rllib", "impala")
-SMALL = 1
-"""Below this percentage the page says that there is nothing to gain."""
-CAPTION = "the bound of the advantage step and the measured speed-up with its quartiles"
+CAPTION = "the speed-up with all that is replaced, with quartiles"
+BOUNDED = ("synthetic", "sb3")
+"""Loops with a part that is not replaced, *rest*, which bounds the speed-up (Amdahl's law)."""
 
 
 def load_loop(name: str) -> Any:
@@ -291,19 +300,11 @@ def write_loops() -> str:
         parts += [f"## {module.TITLE}", module.ITERATION, arms]
         for machine, result in found.items():
             device = "CPU" if machine == "cpu" else "GPU"
-            parts += [f"### {device}", describe_machine(machine, result), name_small_shares(result.rows)]
+            parts += [f"### {device}", describe_machine(machine, result)]
             parts.append(fold(list_arms(describe_settings(result.rows))))
         figure = f"![{module.TITLE}: {CAPTION}](plots/end_to_end_{name}.svg)\n\n*{module.TITLE}: {CAPTION}*"
         parts.append(figure if found else NOT_YET)
     return join_parts(parts)
-
-
-def name_small_shares(rows: Sequence[Row]) -> str:
-    """Say plainly where there is nothing to gain."""
-    shares = select_rows(rows, "stock", "share")
-    small = [row for row in shares if row.median is not None and row.median < SMALL]
-    text = f"In {len(small)} of {len(shares)} settings the advantage step takes less than {SMALL} % of the framework's "
-    return (text + "own iteration.\nTraining does not get noticeably faster, however it is computed.") * bool(small)
 
 
 def describe_settings(rows: Sequence[Row]) -> list[Row]:
@@ -313,9 +314,9 @@ def describe_settings(rows: Sequence[Row]) -> list[Row]:
 
 def describe_setting(row: Row) -> str:
     """Environments x steps, units of both layers, epochs x minibatches."""
-    x = row.read_setting()
+    x = {name: WORDS.get(value, value) for name, value in row.read_setting().items()}
     text = "{env} {num_envs}x{num_steps}, hidden {hidden}, {epochs} epochs x {minibatches}".format_map(x)
-    return text.strip() + ", recomputed" * (x["recompute"] == "True")
+    return text.strip() + ", recomputed" * (x["recompute"] == "yes")
 
 
 class Shares(NamedTuple):
@@ -430,6 +431,29 @@ def list_adapter_versions() -> str:
     return make_table(["", "the adapter", "a recipe", "refused with an `ImportError`"], table)
 
 
+HISTORY = RESULTS / "history.csv"
+NUMBERS: dict[str, tuple[str, str, str, str, dict[str, Any]]] = {
+    "compute_gae, 4096 x 128, µs": ("h200", "calls_headline", "ours", "full", {"estimator": "gae", "truncated": False}),
+    "PPO, Pendulum, CPU, ×": ("cpu", "sb3", "captured", "speed-up", {"env": "Pendulum-v1", "num_steps": 256}),
+    "PPO, Pendulum, GPU, ×": ("h200", "sb3", "captured", "speed-up", {"env": "Pendulum-v1", "num_envs": 16}),
+    "RLlib, PPO, 64 units, CPU, ×": ("cpu", "rllib", "captured", "speed-up", {"hidden": 64, "num_envs": 8}),
+    "RLlib, PPO, 256 units, GPU, ×": ("h200", "rllib", "captured", "speed-up", {"hidden": 256, "num_envs": 8}),
+}
+"""Headline numbers: the machine's folder, the benchmark, the arm, the metric and the setting."""
+
+
+def write_history() -> None:
+    """Put this version's headline numbers below those of earlier versions."""
+    rows = [row for row in results.read_result(HISTORY).rows if row.read_setting()["version"] != __version__]
+    for number, (machine, benchmark, *column, setting) in NUMBERS.items():
+        found = read_machines(benchmark)[machine]
+        (row,) = select_rows(found.rows, *column, **setting)
+        commit = ", ".join(name[:7] for name in row.commit.split(", "))
+        about = {"number": number, "version": __version__, "on": name_processor(machine, found), "commit": commit}
+        rows.append(row._replace(setting=results.format_setting(about), arm="", metric="median", unit=""))
+    results.write_result(HISTORY, Result({}, rows))
+
+
 def estimate_isaac_lab() -> str:
     """What a faster update makes of whole iterations, by the shares that Isaac Lab publishes: Amdahl's law.
 
@@ -507,7 +531,7 @@ def describe_robotics(package: str) -> str:
         if full.keys() >= {"stock", "ours"}:
             text = (
                 f"On one {gpu}, a whole update with 4096 environments and 24 steps takes "
-                f"{format_row(full['ours'])} ms in the place of {format_row(full['stock'])} ms: it is "
+                f"{format_row(full['ours'])} ms instead of {format_row(full['stock'])} ms: it is "
                 f"{format_row(select_rows(rows, 'stock', 'over ours')[0])} times as fast (medians, with quartiles)."
             )
             return textwrap.fill(text, 120, break_on_hyphens=False)
@@ -537,21 +561,17 @@ def count_steps(rows: Sequence[Row], arm: str) -> float | None:
 def write_verbs() -> str:
     """How long the verbs take that one runs first."""
     result = read_machines("verbs").get("cpu", Result({}, []))
-    times = {row.arm: describe_duration(row.median) for row in result.rows if row.median is not None}
+    times = {row.arm: f"about {max(1, round((row.median or 0) / 60))} minutes" for row in result.rows}
     if not times.keys() >= {"demo", "test"}:
         return ""
     takes = f"`make demo` takes {times['demo']} and `make test` {times['test']}"
     return f"{takes} on {name_place('cpu', result)}, once packages are installed."
 
 
-def describe_duration(seconds: float) -> str:
-    """A time as one says it."""
-    for unit, length in {"hour": 3600, "minute": 60}.items():
-        if seconds > 1.5 * length:
-            return f"about {seconds / length:.0f} {unit}s"
-        if seconds > 0.75 * length:
-            return f"about {'an' if unit == 'hour' else 'a'} {unit}"
-    return f"about {10 * max(1, round(seconds / 10))} seconds"
+def write_size() -> str:
+    """The size of an installation on a CPU."""
+    rows = select_rows(read_machines("verbs")["cpu"].rows, "install", "size")
+    return "".join(f"With all packages that it needs, this is {format_number(row.median)} GB on disk." for row in rows)
 
 
 TABLES = (
@@ -566,6 +586,7 @@ OF_LOGITS: list[Column] = [
 ]
 PARTS: dict[str, Callable[[], str]] = {
     "verbs": write_verbs,
+    "install_size": write_size,
     "gpus": write_gpus,
     "cpu": partial(write_benchmark, "calls_cpu", list_rows),
     "speed": lambda: describe_speed(find_newest_gpu()),
@@ -586,11 +607,14 @@ PARTS: dict[str, Callable[[], str]] = {
     "adapter_versions": list_adapter_versions,
     "isaac_lab": estimate_isaac_lab,
     "misses": list_misses,
+    "history": lambda: list_rows(sorted(results.read_result(HISTORY).rows, key=lambda x: x.read_setting()["number"])),
 }
 
 # --- figures ----------------------------------------------------------------------------------------------------------
 
-INK, PALE, ACCENT, LIGHT, GREEN, RED = "#263238", "#cfd8dc", "#3949ab", "#9fa8da", "#2e7d32", "#c62828"
+INK, PALE, ACCENT, GREEN, RED = "#7a828c", "#b0b6bd55", "#5c6bc0", "#43a047", "#e53935"
+"""Readable on white and on a dark page, since figures have no background."""
+SIDES = ("low", "high")
 SPEED_UP = "How many times faster compute_gae is than other ways"
 
 
@@ -599,11 +623,12 @@ def draw_figures() -> dict[str, Figure]:
     import matplotlib as mpl
 
     mpl.use("Agg")
-    mpl.rcParams.update({"svg.hashsalt": "rl-triton-core", "svg.fonttype": "none", "font.size": 8})
+    style = {"svg.hashsalt": "rl-triton-core", "svg.fonttype": "none", "font.size": 8}
+    colored = ("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color")
+    mpl.rcParams.update(style | {"savefig.transparent": True, "legend.framealpha": 0} | dict.fromkeys(colored, INK))
     figures = {f"{machine}_speed_up": draw_speed_up(machine) for machine in read_machines("calls_sweep")}
-    figures["iteration_shares"] = draw_shares()
     figures["training"] = draw_expected()
-    figures |= {f"end_to_end_{name}": draw_loop(found) for name in LOOPS if (found := read_machines(name))}
+    figures |= {f"end_to_end_{name}": draw_loop(name, found) for name in LOOPS if (found := read_machines(name))}
     if found := read_machines("learning"):
         figures["learning"] = draw_learning(found)
     return figures
@@ -632,18 +657,18 @@ def draw_speed_up(machine: str) -> Figure:
     panel.xaxis.set_major_formatter("{x:g}")
     panel.set_title(f"compute_gae on an {name_processor(machine, read_machines('calls_sweep')[machine])}", fontsize=9)
     panel.grid(axis="x", color=PALE, linewidth=0.5)
-    panel.legend(fontsize=7, loc="lower right")
+    figure.legend(loc="outside lower center", ncols=3, fontsize=7)
     return figure
 
 
 def draw_expected() -> Figure:
     """Two bars for each setting, on a CPU and on a GPU: how many times faster whole training is, with quartiles."""
-    figure, (panel,) = make_panels(1, 1, 6.4, 0.42 * len(EXPECTED) + 0.6)
+    figure, (panel,) = make_panels(1, 1, 6.4, 0.29 * len(EXPECTED) + 0.6)
     for on_cpu, color, shift in ((True, ACCENT, -0.19), (False, GREEN, 0.19)):
         found = [select_rows(find_expected(*place, on_cpu)[2], metric="speed-up")[-1:] for place in EXPECTED.values()]
         gains = {place + shift: row for place, rows in enumerate(found) for row in rows if row.median}
         medians = [row.median for row in gains.values()]
-        spread = [[abs(getattr(row, side) - row.median) for row in gains.values()] for side in ("low", "high")]
+        spread = [[abs(getattr(row, side) - row.median) for row in gains.values()] for side in SIDES]
         panel.barh(
             [*gains], medians, xerr=spread, height=0.36, color=color, ecolor=INK, label="CPU" if on_cpu else "GPU"
         )
@@ -657,41 +682,40 @@ def draw_expected() -> Figure:
     return figure
 
 
-def draw_shares() -> Figure:
-    """A bar per framework and machine: what the advantage step takes of an iteration, from the least to the most."""
-    found = select_shares()[::-1]
-    figure, (panel,) = make_panels(1, 1, 6.4, 0.3 * len(found) + 0.7)
-    for place, x in enumerate(found):
-        shares = sorted(row.median or 0.0 for row in x.shares)
-        for width, color in ((100, PALE), (shares[-1], LIGHT), (shares[0], ACCENT)):
-            panel.barh(place, width, color=color, height=0.62)
-        panel.text(101, place, f"{describe_range(x.shares)} %", va="center")
-    panel.set_yticks(range(len(found)), [x.name for x in found])
-    panel.set(xlim=(0, 100), xlabel="% of an iteration that the framework's own advantage step takes")
-    panel.set_title(
-        "dark: in the setting with the smallest share; light: up to the largest; grey: all else", fontsize=8
-    )
-    for side in ("top", "right", "left"):
-        panel.spines[side].set_visible(False)
+def draw_loop(name: str, found: dict[str, Result]) -> Figure:
+    """A panel per machine: the speed-up of each setting with all that is replaced, quartiles, and Amdahl's bound."""
+    measured = {machine: select_last(result.rows) for machine, result in found.items()}
+    figure, panels = make_panels(len(found), 1, 7, 0.7 * len(found) + 0.2 * sum(map(len, measured.values())))
+    panels[0].get_gridspec().set_height_ratios([len(own) for own in measured.values()])
+    for panel, (machine, own) in zip(panels, measured.items(), strict=True):
+        medians = [row.median or 0.0 for row in own]
+        spread = [[abs((getattr(row, side) or 0.0) - x) for row, x in zip(own, medians, strict=True)] for side in SIDES]
+        names = [*map(describe_setting, own)]
+        panel.axvline(1, color=INK, linewidth=0.5)
+        panel.errorbar(medians, names, xerr=spread, fmt="o", color=ACCENT, markersize=4, capsize=2, label="measured")
+        if name in BOUNDED:
+            bounds = [find_bounds(found[machine].rows)[row.setting] for row in own]
+            panel.plot(bounds, names, "|", color=RED, markersize=10, label="bound: all that is replaced takes no time")
+            if max(bounds) > 12:
+                panel.set(xscale="log", xticks=[1, 2, 5, 10, 20, 50, 100])
+        panel.xaxis.set_major_formatter("{x:g}")
+        panel.xaxis.set_minor_formatter("")
+        panel.set(title=name_processor(machine, found[machine]), ylim=(len(own) - 0.4, -0.6))
+    panels[-1].set_xlabel("times faster, all that is replaced")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=7)
     return figure
 
 
-def draw_loop(found: dict[str, Result]) -> Figure:
-    """A panel per machine: measured speed-ups as points with their quartiles, bounds as ticks."""
-    rows = [[x for x in select_rows(result.rows, metric="speed-up") if x.median] for result in found.values()]
-    figure, panels = make_panels(len(found), 1, 8, 0.8 * len(found) + 0.2 * sum(map(len, rows)))
-    panels[0].get_gridspec().set_height_ratios([len(own) for own in rows])
-    for panel, own, (machine, result) in zip(panels, rows, found.items(), strict=True):
-        names = [f"{describe_setting(row)}: {row.arm}" for row in own[::-1]]
-        bounds = {row.setting: row.median for row in select_rows(result.rows, "stock", "bound")}
-        medians = [row.median or 0.0 for row in own[::-1]]
-        spread = [[x.median - x.low for x in own[::-1]], [x.high - x.median for x in own[::-1]]]  # type: ignore[operator]
-        panel.axvline(1, color="grey", linewidth=0.5)
-        panel.plot([bounds[row.setting] for row in own[::-1]], names, "|", color="black", markersize=10, label="bound")
-        panel.errorbar(medians, names, xerr=spread, fmt="o", markersize=3, capsize=2, label="measured")
-        panel.set(title=name_processor(machine, result), xlabel="times faster")
-        panel.legend(fontsize=6)
-    return figure
+def select_last(rows: Sequence[Row]) -> list[Row]:
+    """The speed-up of each setting with all that is replaced: the last that was measured."""
+    rows = [row for row in select_rows(rows, metric="speed-up") if row.median and row.arm != "compiled"]
+    return list({row.setting: row for row in rows}.values())
+
+
+def find_bounds(rows: Sequence[Row]) -> dict[str, float]:
+    """How many times faster an iteration gets where all but its *rest* takes no time, by setting: Amdahl's law."""
+    rests = {row.setting: row.median for row in select_rows(rows, "stock", "rest")}
+    return {row.setting: row.median / rests[row.setting] for row in select_rows(rows, "stock", "iteration")}  # type: ignore[operator]
 
 
 def draw_learning(found: dict[str, Result]) -> Figure:
@@ -700,7 +724,8 @@ def draw_learning(found: dict[str, Result]) -> Figure:
     for machine, result in found.items():
         for row in select_rows(result.rows, metric="return"):
             setting = row.read_setting()
-            curves.setdefault((machine, f"{setting.get('algorithm', 'PPO')}, {setting['task']}"), []).append(row)
+            task = WORDS.get(setting["task"], setting["task"])
+            curves.setdefault((machine, f"{setting.get('algorithm', 'PPO')}, {task}"), []).append(row)
     figure, panels = make_panels(len(curves), 2, 8, 2.2 * len(curves))
     for ((machine, task), rows), *pair in zip(curves.items(), panels[::2], panels[1::2], strict=True):
         for arm, color in zip(dict.fromkeys(row.arm for row in rows), (RED, ACCENT), strict=False):
@@ -709,11 +734,9 @@ def draw_learning(found: dict[str, Result]) -> Figure:
             steps = [int(row.read_setting()["steps"]) / 1000 for row in own]
             for panel, places in zip(pair, (steps, [seconds[row.setting] for row in own]), strict=True):
                 panel.plot(places, [row.median for row in own], color=color, label=arm)
-                panel.fill_between(
-                    places, *([getattr(x, y) for x in own] for y in ("low", "high")), color=color, alpha=0.15
-                )
+                panel.fill_between(places, *([getattr(x, y) for x in own] for y in SIDES), color=color, alpha=0.15)
         for panel, unit in zip(pair, ("steps, thousands", "seconds"), strict=True):
-            panel.axhline(float(rows[0].read_setting()["target_return"]), color="grey", linewidth=0.5)
+            panel.axhline(float(rows[0].read_setting()["target_return"]), color=INK, linewidth=0.5)
             panel.set(xlabel=unit, ylabel="return")
         pair[0].set_title(f"{task}, {name_processor(machine, found[machine])}")
         pair[0].legend(fontsize=6)

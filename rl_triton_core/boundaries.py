@@ -18,7 +18,7 @@ def apply_boundary_rule(
     """Decide what follows a step.
 
         cut = truncated or is_last
-        NV  = 0 if terminated, the bootstrap value at a cut, V[t+1] elsewhere
+        NV  = 0 if terminated, the bootstrap value if cut, V[t+1] elsewhere
         the trajectory continues unless terminated or cut
 
     Args:
@@ -27,7 +27,7 @@ def apply_boundary_rule(
         is_last: No step of the trajectory follows in the rollout.
         next_is_masked: The next step is masked in mask mode ``reset``, which ends the episode unless truncated.
         next_value: V[t+1], the value of the next step.
-        bootstrap: V(s_{t+1}) for cuts, before any reset.
+        bootstrap: V(s_{t+1}) where cut, before any reset.
 
     Returns:
         (NV, continues).

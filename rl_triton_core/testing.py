@@ -22,7 +22,7 @@ class Rollout(NamedTuple):
         values: Standard normal estimates V(s_t).
         terminated: Departure flags, bool: the transition t -> t+1 ended the episode.
         truncated: Departure flags, bool: the transition t -> t+1 was cut short. Both flags may be set at once.
-        bootstrap_values: V(s_{t+1}) before any reset, at every step; estimators read it at cuts only.
+        bootstrap_values: V(s_{t+1}) before any reset, at every step; estimators read it where bootstrapped only.
     """
 
     rewards: Tensor

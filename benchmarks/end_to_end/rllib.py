@@ -20,9 +20,9 @@ from benchmarks.workloads import GAMMA
 TITLE = "RLlib"
 ITERATION = """\
 An iteration is one `update` of a local `PPOTorchLearner` on the same random episodes; no environment is stepped. The
-advantage step is the recurrence alone, `compute_value_targets` in RLlib, `compute_gae_of_slots` in ours. The
-*connector* is the piece around it, less the value network's part: RLlib's goes through NumPy, ours stays in the packed
-tensors."""
+advantage step is the recurrence alone, `compute_value_targets` in RLlib, `compute_gae_of_slots` in this package.
+The *connector* is the piece around it, less the value network's part: RLlib's goes through NumPy, this one stays in the
+packed tensors."""
 ARMS = {
     "stock": "`GeneralAdvantageEstimation`",
     "ours": "`TritonGeneralAdvantageEstimation`; the update is RLlib's",

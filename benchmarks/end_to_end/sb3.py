@@ -18,7 +18,7 @@ TITLE = "Stable-Baselines3"
 ITERATION = """\
 An iteration is one of `PPO.learn`: `collect_rollouts` on environments of Gymnasium in a `DummyVecEnv`, then `train`.
 The advantage step is `compute_returns_and_advantage` of the buffer. *Acting* is the rest of collecting but for the
-environments' steps, *update* is `train`. The rest is the environments. *Drawn*: a wrapper draws CartPole as four
+environments' steps, *update* is `train`. The rest is the environments. *Pixels*: a wrapper draws CartPole as four
 frames of 84x84 pixels for `CnnPolicy`, where *hidden* has no meaning. Pendulum ends only at its time limit, after 200
 steps. If rollouts have 200 steps, all environments end at once. *A2C*, *MaskablePPO* and *RecurrentPPO* are those
 algorithms; MaskablePPO's CartPole masks no action out, and A2C collects and updates as often as its setting has

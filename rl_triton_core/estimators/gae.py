@@ -88,7 +88,7 @@ def compute_gae(
         gamma: Discount γ: a finite number >= 0, or one per step, shaped like `rewards`, where 0 ends the trajectory.
         lambda_: λ, a number in [0, 1].
         bootstrap_values: V(s_{t+1}), before any reset, at truncated steps and at the rollout's end: one number,
-            [num_envs] for the rollout's end alone (without `truncated`), shaped like `rewards` (read at cuts only), or
+            [num_envs] for the rollout's end alone (without `truncated`), shaped like `rewards` (read there only), or
             sparse `FinalValues`. It has no default: pass 0.0 to mean zero.
         next_values: V(s_{t+1}) of every step, before any reset, shaped like `rewards`; replaces `bootstrap_values`.
         mask: Nonzero where a step belongs to the trajectory, shaped like `rewards`; bool, integer, or floating point 0

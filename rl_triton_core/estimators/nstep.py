@@ -72,7 +72,7 @@ def compute_nstep_returns(
         n: Number of rewards before the value, an int >= 1. It has no default.
         gamma: Discount γ: a finite number >= 0, or one per step, shaped like `rewards`, where 0 ends the trajectory.
         bootstrap_values: With `values`: V(s_{t+1}), before any reset, at truncated steps and at the rollout's end: one
-            number, [num_envs] for the rollout's end alone (without `truncated`), shaped like `rewards` (read at cuts
+            number, [num_envs] for the rollout's end alone (without `truncated`), shaped like `rewards` (read there
             only), or sparse `FinalValues`. It has no default: pass 0.0 to mean zero.
         next_values: V(s_{t+1}) of every step, before any reset, shaped like `rewards`; replaces `values` and
             `bootstrap_values`.

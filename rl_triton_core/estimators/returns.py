@@ -20,7 +20,7 @@ from rl_triton_core.extending import (
 
 
 def coefficients(step: Step) -> tuple[Any, Any]:
-    """α = r + (γ − β)·NV,  β = γλ while the trajectory continues: γ·(1 − λ)·NV inside, all of γ·NV at a cut."""
+    """α = r + (γ − β)·NV,  β = γλ while the trajectory continues: γ·(1 − λ)·NV inside, γ·NV at its end."""
     _, reward = step.inputs
     beta = select(step.continues, step.decay, 0)
     return reward + (step.gamma - beta) * step.next_value, beta
@@ -73,7 +73,7 @@ def compute_lambda_returns(
         gamma: Discount γ: a finite number >= 0, or one per step, shaped like `rewards`, where 0 ends the trajectory.
         lambda_: λ, a number in [0, 1].
         bootstrap_values: With `values`: V(s_{t+1}), before any reset, at truncated steps and at the rollout's end: one
-            number, [num_envs] for the rollout's end alone (without `truncated`), shaped like `rewards` (read at cuts
+            number, [num_envs] for the rollout's end alone (without `truncated`), shaped like `rewards` (read there
             only), or sparse `FinalValues`. It has no default: pass 0.0 to mean zero.
         next_values: V(s_{t+1}) of every step, before any reset, shaped like `rewards`; replaces `values` and
             `bootstrap_values`.
@@ -156,7 +156,7 @@ def compute_discounted_returns(
             `rewards`; bool, integer, or floating point 0 and 1. None: nowhere.
         gamma: Discount γ: a finite number >= 0, or one per step, shaped like `rewards`, where 0 ends the trajectory.
         bootstrap_values: V(s_{t+1}), before any reset, at truncated steps and at the rollout's end: one number,
-            [num_envs] for the rollout's end alone (without `truncated`), shaped like `rewards` (read at cuts only), or
+            [num_envs] for the rollout's end alone (without `truncated`), shaped like `rewards` (read there only), or
             sparse `FinalValues`. It has no default: pass 0.0 for the plain sum of the rewards seen.
         mask: Nonzero where a step belongs to the trajectory, shaped like `rewards`; bool, integer, or floating point 0
             and 1. Masked cells are never read and yield 0. None: everywhere.

@@ -116,7 +116,7 @@ def compute_vtrace(
         c_bar: c̄ >= 0, the clip of the trace; infinity for none.
         rho_bar_pg: ρ̄_pg >= 0, the clip of the advantage's weight; infinity for none. None takes `rho_bar`.
         bootstrap_values: V(s_{t+1}), before any reset, at truncated steps and at the rollout's end: one number,
-            [num_envs] for the rollout's end alone (without `truncated`), shaped like `rewards` (read at cuts only), or
+            [num_envs] for the rollout's end alone (without `truncated`), shaped like `rewards` (read there only), or
             sparse `FinalValues`. It has no default: pass 0.0 to mean zero.
         next_values: V(s_{t+1}) of every step, before any reset, shaped like `rewards`; replaces `bootstrap_values`.
             Inside an episode NVS[t] is then next_values[t] + D[t+1].

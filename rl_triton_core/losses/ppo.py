@@ -197,7 +197,7 @@ def categorical_ppo_loss(
     old_logits: torch.Tensor | Sequence[torch.Tensor] | None = None,
     **options: Any,
 ) -> PPOLoss:
-    """`ppo_loss` of a `Categorical` or `MultiCategorical`: an earlier name, which stays for the release 0.2 alone."""
+    """`ppo_loss` of a `Categorical` or `MultiCategorical`: an earlier name, which stays in 1.x."""
     if nvec is None and isinstance(logits, torch.Tensor) and not isinstance(old_logits, Sequence):
         return ppo_loss(Categorical(logits, old_logits), actions, old_log_probs, advantages, **options)
     return ppo_loss(MultiCategorical(logits, nvec, old_logits), actions, old_log_probs, advantages, **options)
@@ -214,7 +214,7 @@ def gaussian_ppo_loss(
     old_log_std: torch.Tensor | None = None,
     **options: Any,
 ) -> PPOLoss:
-    """`ppo_loss` of a `Gaussian`: an earlier name, which stays for the release 0.2 alone."""
+    """`ppo_loss` of a `Gaussian`: an earlier name, which stays in 1.x."""
     return ppo_loss(Gaussian(mean, log_std, old_mean, old_log_std), actions, old_log_probs, advantages, **options)
 
 
@@ -227,5 +227,5 @@ def bernoulli_ppo_loss(
     old_logits: torch.Tensor | None = None,
     **options: Any,
 ) -> PPOLoss:
-    """`ppo_loss` of a `Bernoulli`: an earlier name, which stays for the release 0.2 alone."""
+    """`ppo_loss` of a `Bernoulli`: an earlier name, which stays in 1.x."""
     return ppo_loss(Bernoulli(logits, old_logits), actions, old_log_probs, advantages, **options)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import cases
 import numpy as np
+import packaging
 import pytest
 import torch
 
@@ -27,7 +28,7 @@ QUICK = Namespace(device="cpu", quick=True, seconds=1e-3)
 @pytest.mark.parametrize("page", report.list_pages())
 def test_a_generated_page_is_what_its_script_makes(page):
     text = (ROOT / page).read_text(encoding="utf-8")
-    assert text.count("written by make report") == len(report.MARKED.findall(text)) > 0
+    assert text.count("written by make report") == len(report.MARKED.findall(text))
     assert text == report.fill_page(page), "make report writes it"
 
 
@@ -42,6 +43,13 @@ def test_figures_are_drawn_from_the_result_files():
     pytest.importorskip("matplotlib")
     shown = {path.stem for path in report.FIGURES.iterdir()}
     assert set(report.draw_figures()) == shown
+
+
+def test_figures_of_loops_have_all_that_is_replaced_and_its_bound():
+    rows = [make_row("stock", metric, "ms", x, n=1) for metric, x in (("iteration", 10.0), ("rest", 4.0))]
+    rows += [make_row(arm, "speed-up", "×", x, n=1) for arm, x in (("ours", 1.1), ("captured", 2.0), ("compiled", 3.0))]
+    assert report.find_bounds(rows) == {"n=1": 2.5}
+    assert [row.median for row in report.select_last(rows)] == [2.0]
 
 
 def test_a_table_has_what_differs():
@@ -62,6 +70,24 @@ def test_a_table_has_what_differs():
     ]
     assert report.list_rows(rows, [("loop", "full"), ("absent", "full")]).splitlines()[0] == "| n | full (µs) |"
     assert report.list_arms(rows[:2]).splitlines()[0] == "| variant | full (µs) |"
+    wide = [make_row(f"{i}", "full", "µs", 1, n=n) for n in (1, 2) for i in range(9 - n // 2)]
+    first, second = report.list_rows(wide).split("\n\n")
+    assert first.splitlines()[0].count("µs") == 7 and len(first.splitlines()) == 4
+    assert second.splitlines()[0] == "| n | 7 (µs) | 8 (µs) |" and second.splitlines()[-1] == "| 2 | 1 | – |"
+    assert "details" not in report.fold("\n\n".join([first] * 6)) and "14 lines" in report.fold(
+        "\n\n".join([first] * 7)
+    )
+
+
+def test_the_history_keeps_earlier_versions(tmp_path, monkeypatch):
+    committed = report.HISTORY.read_text()
+    monkeypatch.setattr(report, "HISTORY", tmp_path / "history.csv")
+    report.HISTORY.write_text(committed)
+    for version, added in ((report.__version__, 0), ("9.0", len(report.NUMBERS))):
+        monkeypatch.setattr(report, "__version__", version)
+        report.write_history()
+        assert report.HISTORY.read_text().startswith(committed), "make report writes it"
+        assert report.HISTORY.read_text().count("version=9.0") == added
 
 
 def test_a_machine_is_described_by_its_hardware_versions_and_commits():
@@ -71,12 +97,6 @@ def test_a_machine_is_described_by_its_hardware_versions_and_commits():
         report.describe_machine("gpu", found) == f"2 x A; python 3, torch 2; commit `{'a' * 7}`, `b`, `ccccccc-dirty`."
     )
     assert report.describe_machine("cpu", found).startswith("B; ")
-
-
-def test_small_shares_are_named():
-    rows = [make_row("stock", "share", "%", x, n=x) for x in (0.5, 3.0)]
-    assert report.name_small_shares(rows).startswith("In 1 of 2 settings the advantage step takes less than 1 %")
-    assert report.name_small_shares(rows[1:]) == ""
 
 
 def test_the_headline_is_what_the_file_has():
@@ -241,15 +261,10 @@ def test_how_long_the_verbs_take(tmp_path, monkeypatch):
     monkeypatch.setattr(verbs, "time_call", lambda call, device: call() or next(times))
     arguments = [str(tmp_path / "cpu"), "verbs", "--device", "cpu", "--commit", "abc"]
     assert runner.main([*arguments, "--only", "test"]) == 0 and report.write_verbs() == ""
+    monkeypatch.setattr(verbs, "DISTRIBUTION", "packaging")
     assert runner.main(arguments) == 0
     rows = results.read_result(tmp_path / "cpu" / "verbs.csv").rows
-    assert {row.arm: row.median for row in rows} == {"demo": 130.0, "test": 5400.1}
-    assert report.write_verbs().startswith("`make demo` takes about 2 minutes and `make test` about 2 hours on ")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(26, "about 30 seconds"), (50, "about a minute"), (100, "about 2 minutes"), (2800, "about an hour")],
-)
-def test_durations_are_said_as_one_says_them(seconds, text):
-    assert report.describe_duration(seconds) == text
+    size = sum(path.stat().st_size for path in Path(packaging.__file__).parent.rglob("*.py")) / 1e9
+    found = {row.arm: row.median for row in rows}
+    assert size <= found.pop("install") < 10 * size and found == {"demo": 130.0, "test": 5400.1}
+    assert report.write_verbs().startswith("`make demo` takes about 2 minutes and `make test` about 90 minutes on ")

@@ -518,10 +518,10 @@ def list_expected(settings: dict[str, tuple[str, dict[str, Any]]] = EXPECTED) ->
 
 
 def find_expected(benchmark: str, setting: dict[str, Any], on_cpu: bool) -> tuple[str, Result, list[Row]]:
-    """The machine that a setting was measured on, its results, and those of the setting."""
-    found = (x for x in read_machines(benchmark).items() if (x[0] == "cpu") == on_cpu)
-    machine, result = next(found, ("", Result({}, [])))
-    return machine, result, select_rows(result.rows, **setting)
+    """The largest machine that a setting was measured on, its results, and those of the setting."""
+    read = [(x, result, select_rows(result.rows, **setting)) for x, result in read_machines(benchmark).items()]
+    found = [x for x in read if (x[0] == "cpu") == on_cpu and x[2]]
+    return found[-1] if found else ("", Result({}, []), [])
 
 
 def describe_robotics(package: str) -> str:

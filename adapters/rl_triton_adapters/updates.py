@@ -30,7 +30,7 @@ from torch.utils import _pytree as pytree
 from rl_triton_adapters._switch import find_off_switch
 from rl_triton_core.capture import CapturedStep, find_group_obstacle
 
-__all__ = ["release_graphs"]
+__all__ = ["CapturedUpdate", "release_graphs"]
 
 UPDATES: WeakSet[CapturedUpdate] = WeakSet()
 """Those that there are."""

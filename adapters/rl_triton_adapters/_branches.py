@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -42,14 +42,16 @@ class Fork:
         self.branches: list[torch.cuda.Stream] = []
 
     @contextmanager
-    def branch(self, name: str) -> Iterator[None]:
-        """Inside, work belongs to the branch of this name, in the order of all branches of that name."""
+    def branch(self, name: str, *inputs: Tensor) -> Iterator[None]:
+        """Inside, work belongs to the branch of this name, in the order of all branches of that name; it uses these."""
         if self.stream is None or self.start is None:
             yield
             return
         stream = find_stream(self.stream.device, name)
         stream.wait_event(self.start)
         self.branches.append(stream)
+        for x in inputs:
+            x.record_stream(stream)
         with torch.cuda.stream(stream):
             yield
 
@@ -63,32 +65,20 @@ class Fork:
             x.record_stream(self.stream)
 
 
-class Networks:
-    """Networks that are called with the same input, one after the other: in a graph, each in a branch of its own."""
+class Siblings:
+    """Functions that are called with the same input, one after the other: in a graph, each in a branch of its own."""
 
-    def __init__(self, networks: Sequence[Callable[[Tensor], Tensor]], name: str) -> None:
-        """Branches have this name and a number."""
-        self.networks, self.name = networks, name
+    def __init__(self) -> None:
+        """No input is known."""
         self.input: Tensor | None = None
         self.fork = Fork()
 
-    def __iter__(self) -> Iterator[Callable[[Tensor], Tensor]]:
-        return (self[index] for index in range(len(self.networks)))
-
-    def __len__(self) -> int:
-        return len(self.networks)
-
-    def __getitem__(self, index: int) -> Callable[[Tensor], Tensor]:
-        return lambda x: self.call(index, x)
-
-    def call(self, index: int, x: Tensor) -> Tensor:
-        """Call a network. The first call with an input is where branches begin."""
+    def call(self, name: str, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Call one, in the branch of this name. The first call with an input is where branches begin."""
         if x is not self.input:
             self.input, self.fork = x, Fork()
-        with self.fork.branch(f"{self.name} {index}"):
-            if self.fork.stream is not None:
-                x.record_stream(torch.cuda.current_stream())
-            result = self.networks[index](x)
+        with self.fork.branch(name, x):
+            result = function(x)
         self.fork.join(result)
         return result
 
@@ -100,7 +90,8 @@ def branch_networks(algorithm: Any, *names: str) -> Iterator[None]:
     before = [(x, x.q_networks) for x in critics if hasattr(x, "q_networks")]
     try:
         for index, (critic, networks) in enumerate(before):
-            critic.q_networks = Networks(networks, f"critic {index}")
+            call = Siblings().call
+            critic.q_networks = [partial(call, f"critic {index} {i}", x) for i, x in enumerate(networks)]
         yield
     finally:
         for critic, networks in before:

@@ -204,14 +204,15 @@ class Training:
         data, args, agent = self.data, self.args, self.agent
         size, head = len(data["obs"]), "categorical" if agent.logstd is None else "gaussian"
         update = compiled.CompiledUpdate(agent.actor, agent.critic, self.optimizer, head=head, log_std=agent.logstd)
+        actions = data["actions"].reshape(size, -1)
         update.run(
-            compiled.Rollout(
-                *(data["obs"], data["actions"].reshape(size, -1), data["advantages"], data["returns"], data["logprobs"])
-            ),
+            compiled.Rollout(data["obs"], actions, data["advantages"], data["returns"], data["logprobs"]),
             (torch.randperm(size) for _ in range(args.update_epochs)),
             -(-size // args.num_minibatches),
-            **{"clip": args.clip_coef, "value_coef": 0.5 * args.vf_coef, "max_grad_norm": args.max_grad_norm},
+            clip=args.clip_coef,
+            value_coef=0.5 * args.vf_coef,
             normalize_advantages=True,
+            max_grad_norm=args.max_grad_norm,
         )
 
 

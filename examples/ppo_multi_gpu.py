@@ -39,6 +39,8 @@ class DistributedTraining(Training):
     """Training whose minibatches have a share in every process. All begin with the weights of the first."""
 
     def make_update(self) -> CapturedStep:
+        if self.args.update == "compiled":
+            raise ValueError("--update: got compiled, which averages no gradients, expected eager or captured")
         with use_capture_stream(self.args.device if self.args.update == "captured" else "cpu"):
             self.loss = DistributedDataParallel(MinibatchLoss(self.agent, self.args))
         return CapturedStep(self.update_rows, modules=[self.loss], optimizers=[self.optimizer], enabled=self.enabled)

@@ -30,6 +30,11 @@ SETUPS = {
 GPUS = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 
 
+def test_updates_without_averages_are_refused():
+    with pytest.raises(ValueError, match="--update: got compiled, which averages no gradients"):
+        ppo_multi_gpu.DistributedTraining(ppo_gpu_envs.parse_arguments([*SIZES, "--update", "compiled"]))
+
+
 def draw_minibatches(rank, size):
     generator = torch.Generator().manual_seed(rank)
     return [rows for _ in range(EPOCHS) for rows in torch.randperm(size, generator=generator).chunk(4)]

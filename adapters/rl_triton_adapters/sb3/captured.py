@@ -192,7 +192,7 @@ class TritonA2C(AcceleratedMixin, A2C):
         ValueError: `acceleration` is none of these.
     """
 
-    sde_devices: ClassVar[tuple[str, ...]] = ("cuda",)  # on a CPU, `A2C` takes less time
+    sde_devices: ClassVar[tuple[str, ...]] = ("cuda",)  # on a CPU, nothing is gained
 
     def _make_updates(self, update: CapturedStep) -> None:
         count = self.rollout_buffer.buffer_size * self.rollout_buffer.n_envs

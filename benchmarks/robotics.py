@@ -1,4 +1,7 @@
-"""The advantage step and the update of RSL-RL, RL-Games and skrl against ours; advantages agree before."""
+"""The advantage step and the update of RSL-RL, RL-Games and skrl against ours; advantages agree before.
+
+Of variants, and in several processes, the update alone.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed, multiprocessing
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
@@ -22,6 +25,7 @@ import ppo_skrl
 from gpu_envs import ENVIRONMENTS
 from rl_games.torch_runner import Runner
 from rsl_rl.runners import OnPolicyRunner
+from skrl import config as skrl_config
 from skrl.agents.torch.ppo import ppo as stock_skrl
 from skrl.utils.runner.torch import Runner as SkrlRunner
 
@@ -29,23 +33,36 @@ from benchmarks import harness
 from benchmarks.results import Row
 from rl_triton_adapters.rl_games import register_agents
 from rl_triton_adapters.skrl import TritonRunner, estimate_advantages
+from rl_triton_adapters.updates import release_graphs
 
 Calls = dict[str, harness.Call]
+Times = dict[str, dict[str, list[list[float]]]]
+"""Of a step's arms."""
+PLAIN, BF16, LSTM, SYMMETRY, RND = "", "bf16", "lstm", "symmetry", "random network distillation"
 
 
 class Setting(NamedTuple):
-    """A package, and the shape of its rollout."""
+    """A package, the shape of its rollout, what differs from its defaults, and how many processes average gradients."""
 
     package: str
     num_steps: int
     num_envs: int
+    variant: str = PLAIN
+    processes: int = 1
 
 
 NAMES = ("rsl_rl", "rl_games", "skrl")
 ALL = [Setting(name, *shape) for shape in ((24, 4096), (16, 8192), (4096, 16)) for name in NAMES]
-SETTINGS = {"cpu": ALL, "cuda": ALL, "quick": [Setting(name, 4, 8) for name in NAMES]}
 UPDATED = (24, 4)
 """Steps of the rollouts with which an update is measured too."""
+VARIANTS = [
+    *(ALL[0]._replace(variant=variant) for variant in (BF16, LSTM, SYMMETRY, RND)),
+    *(ALL[1]._replace(variant=variant) for variant in (BF16, LSTM)),
+    ALL[2]._replace(variant=BF16),
+    *(x._replace(processes=2) for x in ALL[:3] if torch.cuda.device_count() > 1),
+]
+QUICK = [x._replace(num_steps=4, num_envs=8) for x in (*ALL[:3], *VARIANTS) if x.variant != BF16]
+SETTINGS = {"cpu": ALL, "cuda": [*ALL, *VARIANTS], "quick": QUICK}
 EPOCHS, MINIBATCHES, HIDDEN = 5, 4, [256, 256, 256]
 """Of an update, as in Isaac Lab's configurations."""
 TURNS, CALLS = 5, 4
@@ -53,42 +70,90 @@ TURNS, CALLS = 5, 4
 
 def measure(setting: Setting, options: argparse.Namespace) -> Iterator[Row]:
     """A package's own code and ours in turn; of an update, which takes long, one call per turn."""
+    if setting.processes == 1:
+        times = time_steps(setting, options.device)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            multiprocessing.spawn(time_share, (setting, folder), nprocs=setting.processes)
+            times = torch.load(f"{folder}/times")
+    for step, found in times.items():
+        yield from harness.list_times(found, unit="ms", step=step)
+
+
+def time_steps(setting: Setting, device: str) -> Times:
+    """The times of both arms, once their advantages agree."""
     with redirect_stdout(StringIO()):
-        about = setting.num_steps, setting.num_envs, options.device
-        stock, ours = (PACKAGES[setting.package](provider, *about) for provider in ("stock", "triton"))
-    for step in stock if setting.num_steps in UPDATED else ["advantages"]:
+        stock, ours = (PACKAGES[setting.package](provider, setting, device) for provider in ("stock", "triton"))
+    times = {}
+    for step in stock:
         want, _, got = stock[step](), ours[step](), ours[step]()
         if step == "advantages":
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
         arms, burst = {"stock": stock[step], "ours": ours[step]}, CALLS if step == "advantages" else 1
-        times = harness.time_in_turns(arms, options.device, turns=TURNS, burst=burst, warm_up=False)
-        yield from harness.list_times(times, unit="ms", step=step)
+        kind = torch.device(device).type
+        times[step] = harness.time_in_turns(arms, kind, turns=TURNS, burst=burst, warm_up=False)
+    return times
 
 
-def make_rsl_rl_calls(provider: str, num_steps: int, num_envs: int, device: str) -> Calls:
+def time_share(rank: int, setting: Setting, folder: str) -> None:
+    """One of the processes, each with a GPU and as many environments; the first keeps its times."""
+    torch.cuda.set_device(rank)
+    about = {"rank": rank, "world_size": setting.processes}
+    distributed.init_process_group("nccl", init_method=f"file://{folder}/meet", **about)
+    OnPolicyRunner._configure_multi_gpu = join_group
+    skrl_state = {f"_{name}": x for name, x in about.items()}
+    vars(skrl_config.torch).update(_is_distributed=True, _device=f"cuda:{rank}", **skrl_state)
+    times = time_steps(setting, f"cuda:{rank}")
+    if rank == 0:
+        torch.save(times, f"{folder}/times")
+    release_graphs()
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+# --- RSL-RL -----------------------------------------------------------------------------------------------------------
+
+
+def join_group(runner: OnPolicyRunner) -> None:
+    """As the runner does, of a group that is there already."""
+    rank, size = distributed.get_rank(), distributed.get_world_size()
+    runner.is_distributed, runner.gpu_world_size, runner.gpu_global_rank = True, size, rank
+    runner.cfg["multi_gpu"] = {"global_rank": rank, "local_rank": rank, "world_size": size}
+
+
+def make_rsl_rl_calls(provider: str, setting: Setting, device: str) -> Calls:
     """`compute_returns` with a critic of eight units, which it evaluates first, and `update` with RSL-RL's networks."""
-    flags = {"--advantages": provider, "--num-envs": num_envs, "--num-steps": num_steps, "--device": device}
-    args = ppo_rsl_rl.parse_arguments(list_arguments(flags))
-    small, observations = make_rsl_rl_algorithm(args, [8])
-    default, last_observations = make_rsl_rl_algorithm(args, HIDDEN)
-    with torch.inference_mode():
-        default.compute_returns(last_observations)
+    flags = {"--num-envs": setting.num_envs, "--num-steps": setting.num_steps, "--device": device}
+    args = ppo_rsl_rl.parse_arguments(list_arguments(flags | {"--advantages": provider}))
+    calls: Calls = {}
+    if is_plain(setting):
+        small, observations = make_rsl_rl_algorithm(args, PLAIN, [8])
 
-    @torch.inference_mode()
-    def compute_advantages() -> Tensor:
-        small.compute_returns(observations)
-        return small.storage.advantages
+        @torch.inference_mode()
+        def compute_advantages() -> Tensor:
+            small.compute_returns(observations)
+            return small.storage.advantages
 
-    return {"advantages": compute_advantages, "update": default.update}
+        calls["advantages"] = compute_advantages
+    if setting.num_steps in UPDATED:
+        algorithm, last_observations = make_rsl_rl_algorithm(args, setting.variant, HIDDEN)
+        with torch.inference_mode():
+            algorithm.compute_returns(last_observations)
+        calls["update"] = algorithm.update
+    return calls
 
 
-def make_rsl_rl_algorithm(args: argparse.Namespace, hidden_dims: list[int]) -> tuple[Any, Any]:
+def make_rsl_rl_algorithm(args: argparse.Namespace, variant: str, hidden_dims: list[int]) -> tuple[Any, Any]:
     """An algorithm with a rollout, and the observations after it."""
     config = ppo_rsl_rl.make_config(args)
+    config["obs_groups"]["rnd_state"] = ["state"]
     for network in ("actor", "critic"):
         config[network] |= {"hidden_dims": hidden_dims, "activation": "elu"}
+        config[network] |= {"class_name": "RNNModel"} if variant == LSTM else {}
+    config["algorithm"] |= RSL_RL.get(variant, {})
     torch.manual_seed(0)
     env = ppo_rsl_rl.TensorEnv(args.env, args.num_envs, args.device, seed=0)
+    env.unwrapped, env.step_dt = env, 1.0  # as environments of Isaac Lab have them
     alg = OnPolicyRunner(env, config, device=args.device).alg
     with torch.inference_mode():
         for _ in range(args.num_steps):
@@ -97,60 +162,97 @@ def make_rsl_rl_algorithm(args: argparse.Namespace, hidden_dims: list[int]) -> t
     return alg, observations
 
 
-def make_rl_games_calls(provider: str, num_steps: int, num_envs: int, device: str) -> Calls:
+def mirror(env: Any, obs: Any, actions: Tensor | None) -> tuple[Any, Tensor | None]:
+    """Observations and actions, and behind them those of the mirrored environment."""
+    obs = None if obs is None else torch.cat([obs, obs.apply(torch.neg)])
+    return obs, None if actions is None else torch.cat([actions, -actions])
+
+
+MIRROR_LOSS = {"use_data_augmentation": True, "use_mirror_loss": True, "mirror_loss_coeff": 0.5}
+PREDICTOR = {"num_outputs": 1, "predictor_hidden_dims": [64], "target_hidden_dims": [64], "weight": 1.0}
+RSL_RL: dict[str, dict[str, Any]] = {
+    BF16: {"use_mixed_precision": True},
+    SYMMETRY: {"symmetry_cfg": {"data_augmentation_func": mirror, **MIRROR_LOSS}},
+    RND: {"rnd_cfg": PREDICTOR},
+}
+"""More arguments of the algorithm."""
+
+
+# --- RL-Games ---------------------------------------------------------------------------------------------------------
+
+
+def make_rl_games_calls(provider: str, setting: Setting, device: str) -> Calls:
     """`discount_values` of an agent, and `train_epoch` with a rollout that is there already."""
     with tempfile.TemporaryDirectory() as folder:
-        flags = {"--advantages": provider, "--num-envs": num_envs, "--num-steps": num_steps, "--device": device}
-        flags |= {"--env": "pendulum", "--log-dir": folder}
-        config = ppo_rl_games.make_config(ppo_rl_games.parse_arguments(list_arguments(flags)))
-        config["params"]["network"]["mlp"] |= {"units": HIDDEN, "activation": "elu"}
-        config["params"]["config"] |= {"mini_epochs": EPOCHS, "normalize_input": True, "normalize_value": True}
-        runner = Runner()
-        register_agents(runner)
-        runner.load(config)
-        agent = runner.algo_factory.create(runner.algo_name, base_name="run", params=runner.params)
-    rewards, values, last_values, flags_ended = draw_rollout(num_steps, num_envs, device)
+        agent = make_rl_games_agent(provider, setting, device, folder)
+    rewards, values, last_values, flags_ended = draw_rollout(setting, device)
     ended = flags_ended.float().squeeze(-1)
     compute_advantages = lambda: agent.discount_values(ended[-1], last_values, ended[:-1], values, rewards)  # noqa: E731
-    if num_steps not in UPDATED:
-        return {"advantages": compute_advantages}
+    calls: Calls = {"advantages": compute_advantages} if is_plain(setting) else {}
+    if setting.num_steps not in UPDATED:
+        return calls
+    if setting.processes > 1:
+        agent.multi_gpu, agent.world_size, agent.global_rank = True, setting.processes, distributed.get_rank()
     agent.init_tensors()
     agent.obs = agent.env_reset()
+    play = agent.play_steps_rnn if agent.is_rnn else agent.play_steps
     with torch.no_grad():
-        rollout = agent.play_steps()
-    if device == "cuda":
+        rollout = play()
+    if device != "cpu":
         agent.model = torch.compile(agent.model)  # as the runner does
-    agent.play_steps = lambda: dict(rollout)
-    return {"advantages": compute_advantages, "update": agent.train_epoch}
+    agent.play_steps = agent.play_steps_rnn = lambda: dict(rollout)
+    return calls | {"update": agent.train_epoch}
 
 
-def make_skrl_calls(provider: str, num_steps: int, num_envs: int, device: str) -> Calls:
+def make_rl_games_agent(provider: str, setting: Setting, device: str, folder: str) -> Any:
+    """An agent as a runner makes it."""
+    flags = {"--num-envs": setting.num_envs, "--num-steps": setting.num_steps, "--device": device}
+    flags |= {"--advantages": provider, "--env": "pendulum", "--log-dir": folder}
+    config = ppo_rl_games.make_config(ppo_rl_games.parse_arguments(list_arguments(flags)))
+    config["params"]["network"]["mlp"] |= {"units": HIDDEN, "activation": "elu"}
+    if setting.variant == LSTM:
+        config["params"]["network"]["rnn"] = {"name": "lstm", "units": 256, "layers": 1}
+    changes = {"mini_epochs": EPOCHS, "normalize_input": True, "normalize_value": True}
+    changes |= {"mixed_precision": setting.variant == BF16, "zero_rnn_on_done": False, "seq_length": 4}
+    config["params"]["config"] |= changes
+    runner = Runner()
+    register_agents(runner)
+    runner.load(config)
+    return runner.algo_factory.create(runner.algo_name, base_name="run", params=runner.params)
+
+
+# --- skrl -------------------------------------------------------------------------------------------------------------
+
+
+def make_skrl_calls(provider: str, setting: Setting, device: str) -> Calls:
     """The function that an agent's update calls, and the update."""
-    rewards, values, last_values, ended = draw_rollout(num_steps, num_envs, device)
+    rewards, values, last_values, ended = draw_rollout(setting, device)
     function = estimate_advantages if provider == "triton" else stock_skrl.compute_gae
     flags = {"terminated": ended[1:], "truncated": ended[:-1] & ~ended[1:], "time_limit_bootstrap": True}
-    calls = {"advantages": lambda: function(rewards=rewards, values=values, last_values=last_values, **flags)[1]}
-    return calls | ({"update": make_skrl_update(provider, num_steps, num_envs, device)} if num_steps in UPDATED else {})
+    compute_advantages = lambda: function(rewards=rewards, values=values, last_values=last_values, **flags)[1]  # noqa: E731
+    calls: Calls = {"advantages": compute_advantages} if is_plain(setting) else {}
+    return calls | ({"update": make_skrl_update(provider, setting, device)} if setting.num_steps in UPDATED else {})
 
 
-def make_skrl_update(provider: str, num_steps: int, num_envs: int, device: str) -> harness.Call:
+def make_skrl_update(provider: str, setting: Setting, device: str) -> harness.Call:
     """An agent's update, with a rollout in its memory."""
     with tempfile.TemporaryDirectory() as folder:
-        arguments = {"--num-envs": num_envs, "--num-steps": num_steps, "--mini-batches": MINIBATCHES}
+        arguments = {"--num-envs": setting.num_envs, "--num-steps": setting.num_steps, "--mini-batches": MINIBATCHES}
         arguments |= {"--env": "pendulum", "--device": device, "--log-dir": folder}
         config = ppo_skrl.make_config(ppo_skrl.parse_arguments(list_arguments(arguments)))
         config["agent"] |= {"learning_epochs": EPOCHS, "learning_rate_scheduler": "KLAdaptiveLR"}
         config["agent"] |= dict.fromkeys(("observation_preprocessor", "value_preprocessor"), "RunningStandardScaler")
+        config["agent"]["mixed_precision"] = setting.variant == BF16
         for part in ("policy", "value"):
             config["models"][part]["network"] = [
                 {"name": "net", "input": "OBSERVATIONS", "layers": HIDDEN, "activations": "elu"}
             ]
-        env = ppo_skrl.TensorEnv(ENVIRONMENTS["pendulum"](num_envs, device, 0))
+        env = ppo_skrl.TensorEnv(ENVIRONMENTS["pendulum"](setting.num_envs, device, 0))
         agent = (TritonRunner if provider == "triton" else SkrlRunner)(env, config).agent
         agent.init()
     agent.enable_training_mode(True)
-    observations, about = env.reset()[0], {"timestep": 0, "timesteps": num_steps}
-    for _ in range(num_steps):
+    observations, about = env.reset()[0], {"timestep": 0, "timesteps": setting.num_steps}
+    for _ in range(setting.num_steps):
         with torch.no_grad():
             actions, _ = agent.act(observations, None, **about)
             following, rewards, terminated, truncated, infos = env.step(actions)
@@ -171,14 +273,22 @@ def make_skrl_update(provider: str, num_steps: int, num_envs: int, device: str) 
     return lambda: agent.update(**about)
 
 
+# --- all --------------------------------------------------------------------------------------------------------------
+
+
+def is_plain(setting: Setting) -> bool:
+    """Whether the advantages are measured, too."""
+    return setting.variant == PLAIN and setting.processes == 1
+
+
 def list_arguments(flags: dict[str, Any]) -> list[str]:
     """The flags as a command line has them."""
     return [str(x) for flag in flags.items() for x in flag]
 
 
-def draw_rollout(num_steps: int, num_envs: int, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def draw_rollout(setting: Setting, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Rewards, values, last values, and whether an episode ended at each of the steps and before the first."""
-    generator = torch.Generator(device).manual_seed(0)
+    generator, (num_steps, num_envs) = torch.Generator(device).manual_seed(0), setting[1:3]
     rewards, values = torch.randn(2, num_steps, num_envs, 1, generator=generator, device=device)
     ended = torch.rand(num_steps + 1, num_envs, 1, generator=generator, device=device) < 0.01
     return rewards, values, torch.randn(num_envs, 1, generator=generator, device=device), ended

@@ -13,11 +13,9 @@ from benchmarks import robotics
 def test_every_package_is_measured(monkeypatch):
     monkeypatch.setattr(robotics, "TURNS", 1)
     options = Namespace(device="cpu", quick=True, seconds=None)
-    rows = {x.package: list(robotics.measure(x, options)) for x in robotics.SETTINGS["quick"]}
-    steps = {package: list(dict.fromkeys(row.setting for row in found)) for package, found in rows.items()}
-    assert steps == {
-        "rsl_rl": ["step=advantages", "step=update"],
-        "rl_games": ["step=advantages", "step=update"],
-        "skrl": ["step=advantages", "step=update"],
-    }
+    rows = {x: list(robotics.measure(x, options)) for x in robotics.SETTINGS["quick"]}
+    for setting, found in rows.items():
+        steps = list(dict.fromkeys(row.setting for row in found))
+        assert steps == ["step=advantages"] * robotics.is_plain(setting) + ["step=update"], setting
+    assert {x.variant for x in rows} == {robotics.PLAIN, robotics.LSTM, robotics.SYMMETRY, robotics.RND}
     assert all(row.median > 0 for found in rows.values() for row in found)

@@ -286,6 +286,7 @@ def test_steps_of_a_single_environment_lie_side_by_side(monkeypatch):
     seen = []
     settings = triton_backend.default_launch
     monkeypatch.setattr(triton_backend, "default_launch", lambda problem: seen.append(problem) or settings(problem))
+    monkeypatch.setattr(triton_backend, "VARIANTS", {})
     rewards, values = torch.randn(2, 40, 1, device=DEVICE)
     check_function(ours.compute_gae, rewards, values, bootstrap_values=0.5, time_dim=0)
     assert {(x.layout.order, x.layout.vector_width) for x in seen} == {("env-major", 4)}

@@ -38,7 +38,7 @@ from rl_triton_adapters.updates import release_graphs
 Calls = dict[str, harness.Call]
 Times = dict[str, dict[str, list[list[float]]]]
 """Of a step's arms."""
-PLAIN, BF16, LSTM, SYMMETRY, RND = "", "bf16", "lstm", "symmetry", "random network distillation"
+PLAIN, BF16, TF32, LSTM, SYMMETRY, RND = "", "bf16", "tf32", "lstm", "symmetry", "random network distillation"
 
 
 class Setting(NamedTuple):
@@ -59,9 +59,10 @@ VARIANTS = [
     *(ALL[0]._replace(variant=variant) for variant in (BF16, LSTM, SYMMETRY, RND)),
     *(ALL[1]._replace(variant=variant) for variant in (BF16, LSTM)),
     ALL[2]._replace(variant=BF16),
+    *(x._replace(variant=TF32) for x in ALL[:3]),
     *(x._replace(processes=2) for x in ALL[:3] if torch.cuda.device_count() > 1),
 ]
-QUICK = [x._replace(num_steps=4, num_envs=8) for x in (*ALL[:3], *VARIANTS) if x.variant != BF16]
+QUICK = [x._replace(num_steps=4, num_envs=8) for x in (*ALL[:3], *VARIANTS) if x.variant not in (BF16, TF32)]
 SETTINGS = {"cpu": ALL, "cuda": [*ALL, *VARIANTS], "quick": QUICK}
 EPOCHS, MINIBATCHES, HIDDEN = 5, 4, [256, 256, 256]
 """Of an update, as in Isaac Lab's configurations."""
@@ -81,7 +82,8 @@ def measure(setting: Setting, options: argparse.Namespace) -> Iterator[Row]:
 
 
 def time_steps(setting: Setting, device: str) -> Times:
-    """The times of both arms, once their advantages agree."""
+    """The times of both arms, once their advantages agree. With TF32, as Isaac Lab's scripts set it."""
+    torch.backends.cuda.matmul.allow_tf32 = setting.variant == TF32
     with redirect_stdout(StringIO()):
         stock, ours = (PACKAGES[setting.package](provider, setting, device) for provider in ("stock", "triton"))
     times = {}

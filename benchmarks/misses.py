@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 import textwrap
-from collections.abc import Callable
+from collections import ChainMap
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from benchmarks.calls import LONG_SHAPES
@@ -34,8 +35,9 @@ class Goal(NamedTuple):
         if all(kept):
             return ""
         worst = (min if self.at_least else max)(found, key=lambda setting: found[setting])
-        measured = f"the mean is {found[worst]:.2f}{self.unit}" if self.mean else f"{sum(kept)} of {len(kept)} reach it"
-        if worst:
+        measured = f"{'the mean' if self.mean else 'it'} is {found[worst]:.2f}{self.unit}"
+        if len(found) > 1:
+            measured = f"{sum(kept)} of {len(kept)} reach it"
             measured += f", {found[worst]:.2f}{self.unit} at the worst, {describe_varied(worst, list(found))}"
         sign = "≥" if self.at_least else "≤"
         text = f"* **{self.text}, {sign} {self.limit:g}{self.unit}**: {measured}. {self.reason}"
@@ -73,6 +75,17 @@ def divide(numbers: Numbers, others: Numbers, **change: Any) -> Numbers:
         if other in others:
             found[setting] = x / others[other]
     return found
+
+
+def tag(numbers: Numbers, variant: str) -> Numbers:
+    """The numbers of settings that say of which variant they are."""
+    return {f"{setting}; variant={variant}": x for setting, x in numbers.items()}
+
+
+def compare_rows() -> Numbers:
+    """The CUDA kernels over ours."""
+    ours, plain, by_four = (find_device("calls_rows", x) for x in ("ours_out", "cuda_rows", "cuda_rows_by_four"))
+    return divide(plain, ours) | tag(divide(by_four, ours), "16-byte reads")
 
 
 def compare_flat() -> Numbers:
@@ -136,8 +149,25 @@ def find_peaks(name: str) -> Numbers:
 def find_iterations(machine: str) -> Numbers:
     """How many times faster an iteration of Stable-Baselines3 is with what its users choose from."""
     arms = ("ours", "device", "captured")
-    found = {f"{k}; variant={arm}": x for arm in arms for k, x in find("sb3", arm, "speed-up", machine).items()}
-    return dict(sorted(found.items()))
+    found = (tag(find("sb3", arm, "speed-up", machine), arm) for arm in arms)
+    return dict(sorted(ChainMap(*found).items()))
+
+
+def find_off_policy(algorithm: str, gradient_steps: int = 1) -> Numbers:
+    """How many times faster whole training is off policy, with gradient steps after every step."""
+    setting = {"algorithm": algorithm, "gradient_steps": gradient_steps, "train_freq": 1}
+    return find("off_policy", "ours", "speed-up", **setting)
+
+
+def find_updates(variants: Iterable[str], processes: int = 1) -> Numbers:
+    """How many times faster updates of robotics packages are."""
+    setting = {"step": "update", "processes": processes}
+    return dict(ChainMap(*(find("robotics", "stock", "over ours", variant=x, **setting) for x in variants)))
+
+
+def compare_tokens(kind: str) -> Numbers:
+    """Token log-probabilities over the time that memory takes at least."""
+    return divide(find_device("token_log_probs", kind=kind), find_device("token_log_probs", "copy", kind=kind))
 
 
 # --- goals ------------------------------------------------------------------------------------------------------------
@@ -146,6 +176,8 @@ LATENCY = """In small rollouts both kernels wait for the same chain of loads, sc
 carried state, no exact products and no boundary rule beyond a flag, and so the shorter chain."""
 BUFFER = """Slower is the buffer alone, whose advantage step is below 1 % of these iterations: the rest is the spread
 between them, see the quartiles."""
+HOST = """What is left of a step is Python: environment, loop and replay buffer of Stable-Baselines3, and this package's
+checks before each replay."""
 GOALS = [
     Goal("Kernel against the flat Triton kernel, geometric mean", 1.8, compare_flat, LATENCY, mean=True),
     Goal("Kernel against the flat Triton kernel", 1.0, compare_flat, "The same."),
@@ -155,10 +187,14 @@ GOALS = [
         cache no longer holds inputs and results between calls. That was not measured.""", at_least=False,
     ),
     Goal(
-        "Full call with `out=` against the CUDA kernel with a thread per row", 1.0,
-        lambda: find("calls_rows", "cuda_rows", "over ours_out"),
-        """These are rows of 8 or 16 steps. On the device this package is the quicker one in each of them. The
-        difference is the host, a checked Python call here against a C++ function that checks nothing.""",
+        "Kernel against CUDA kernels with a thread per row", 1.0, compare_rows, "The reason is not known.",
+    ),
+    Goal(
+        "Full call with `out=` against CUDA kernels with a thread per row", 1.0,
+        lambda: find("calls_rows", "cuda_rows", "over ours_out") | tag(
+            find("calls_rows", "cuda_rows_by_four", "over ours_out"), "16-byte reads"),
+        """These are short rows. On the device this package is the quicker one in each of them. The difference is the
+        host, a checked Python call here against a C++ function that checks nothing.""",
     ),
     Goal(
         "Full call beyond that of `torch.add`, 4096x128", 2.0, find_overhead,
@@ -227,6 +263,26 @@ GOALS = [
     Goal(
         "RLlib, peak of captured steps beyond the framework's own", 0.0, lambda: find_peaks("rllib"),
         "As above, with the workspaces in both settings.", at_least=False, unit=" MiB",
+    ),
+    Goal("SAC of Stable-Baselines3", 6.4, lambda: find_off_policy("SAC"), HOST),
+    Goal("SAC of Stable-Baselines3, 8 gradient steps", 13.0, lambda: find_off_policy("SAC", 8), HOST),
+    Goal("TD3 of Stable-Baselines3", 3.8, lambda: find_off_policy("TD3"), HOST),
+    Goal("DQN of Stable-Baselines3", 4.5, lambda: find_off_policy("DQN"), HOST),
+    Goal(
+        "Updates of RSL-RL, RL-Games and skrl", 3.0,
+        lambda: find_updates(["", "bf16", "tf32", "symmetry", "random network distillation"]),
+        """In float32 the update waits for the device: three layers of 256 and 24576 rows are matrix products. With
+        TF32, which Isaac Lab's scripts set, and in bf16 they take less.""",
+    ),
+    Goal("Recurrent updates of RSL-RL and RL-Games", 2.0, lambda: find_updates(["lstm"]), "The reason is not known."),
+    Goal("Updates on two GPUs", 2.0, lambda: find_updates([""], 2), "The reason is not known."),
+    Goal(
+        "Token log-probabilities on the device over reading the logits once", 1.3, lambda: compare_tokens("forward"),
+        "Of the shortest kernels, a part is the time in which they start and end.", at_least=False,
+    ),
+    Goal(
+        "Token log-probabilities with gradients over reading twice and writing once", 1.3,
+        lambda: compare_tokens("forward and backward"), "As above.", at_least=False,
     ),
 ]  # fmt: skip
 

@@ -382,7 +382,7 @@ def describe_training() -> str:
 
 def select_robotics(**setting: Any) -> dict[str, list[Row]]:
     """The whole updates of robotics packages with 4096 environments and 24 steps, by GPU."""
-    setting |= {"num_steps": 24, "num_envs": 4096, "step": "update"}
+    setting |= {"num_steps": 24, "num_envs": 4096, "variant": "", "processes": 1, "step": "update"}
     gpus = (x for x in read_machines("robotics").items() if x[0] != "cpu")
     return {name_processor(*x): select_rows(x[1].rows, **setting) for x in gpus}
 

@@ -435,14 +435,19 @@ def test_another_optimizer_is_found():
     assert "not compiled: Adagrad is none" in model.describe_step() and model.policy.optimizer.state_dict()["state"]
 
 
-@pytest.mark.parametrize("device", ["cpu", GPU])
-def test_a_copy_of_a_captured_model_learns_what_its_original_does(device, monkeypatch):
-    ours = make_model("cartpole", device, monkeypatch).learn(64)
+def make_copy(ours):
+    """A copy of a model, which learns what its original does."""
     again = copy.deepcopy(ours)
     for model in (ours, again):
         model.set_random_seed(0)
         model.learn(64)
     compare(again, ours, 0, 0)
+    return again
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
+def test_a_copy_of_a_captured_model_learns_what_its_original_does(device, monkeypatch):
+    again = make_copy(make_model("cartpole", device, monkeypatch).learn(64))
     assert again.is_captured and again._update.step.captured
 
 
@@ -450,11 +455,7 @@ def test_copies_and_pickles_hide_how_the_optimizer_steps():
     ours = make_model("cartpole", "cpu")
     ours.policy.action_net.register_forward_hook(lambda *_: None)  # else it is compiled
     ours.learn(64)
-    again, optimizer = copy.deepcopy(ours), pickle.loads(pickle.dumps(ours.policy.optimizer))
-    for model in (ours, again):
-        model.set_random_seed(0)
-        model.learn(64)
-    compare(again, ours, 0, 0)
+    optimizer, again = pickle.loads(pickle.dumps(ours.policy.optimizer)), make_copy(ours)
     assert all(
         len(x.policy.optimizer._optimizer_step_pre_hooks) == 1 == is_fused(x.policy.optimizer) for x in (ours, again)
     )

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 import torch
-from process_state import assert_same, read_from_another_thread, read_state
+from process_state import assert_same, read_from_another_thread, read_state, run_in_threads
 from recorded_graphs import allow_captures
 from test_capture import DEVICES, OPTIMIZERS, Training, assert_same_parameters, draw_batches, make_captured
 from torch import nn
@@ -516,11 +516,7 @@ def test_models_in_several_threads(device, monkeypatch):
 
     for graphs in [x.step.graphs for x in trainings]:
         graphs.warm_up, graphs.capture = partial(watch, graphs.warm_up), partial(watch, graphs.capture)
-    threads = [threading.Thread(target=lambda x=x: [x.step(*batch, 1.0) for _ in range(5)]) for x in trainings]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads(*(lambda x=x: [x.step(*batch, 1.0) for _ in range(5)] for x in trainings))
     for _ in range(5):
         eager.step(*batch, 1.0)
     assert set(together) == {1}

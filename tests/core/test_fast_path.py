@@ -5,12 +5,14 @@ import importlib
 import sys
 import threading
 import warnings
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from process_state import run_in_threads
 from processes import run_python
 
 import rl_triton_core as ours
@@ -237,17 +239,11 @@ def test_another_stream_and_a_graph():
 def test_several_threads(device):
     inputs = [make_rollout(3 + i % 2, 20 + i % 3, device=device, seed=i) for i in range(12)]
     wants = [take_normal_path(ours.compute_gae, **x) for x in inputs]
-    gots = [None] * len(inputs)
 
-    def work(i):
-        for _ in range(20):
-            gots[i] = ours.compute_gae(**inputs[i])
+    def work(x):
+        return [ours.compute_gae(**x) for _ in range(20)][-1]
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(inputs))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    gots = run_in_threads(*(partial(work, x) for x in inputs))
     for got, want in zip(gots, wants, strict=True):
         assert_same(got, want)
 
@@ -779,11 +775,7 @@ def test_threads_record_apart(on_cpu):
         for _ in range(2):
             function(torch.zeros(size))
 
-    threads = [threading.Thread(target=work, args=(size,)) for size in (3, 4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads(*(partial(work, size) for size in (3, 4)))
     for size in (3, 4):
         function(torch.zeros(size))
     assert len(launched) == 2

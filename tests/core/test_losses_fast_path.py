@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from gpu_checks import capture_graph
 from losses_cases import HEADS, call, leaves, make
 
 from rl_triton_core import fast_path_status
@@ -287,15 +288,7 @@ def test_a_graph_of_repeated_launches():
     def compute():
         return torch.autograd.grad(ppo_loss(LogProbs(x), None, old, advantages, **NORMALIZED).loss, x)
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            compute()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        (captured,) = compute()
+    graph, (captured,) = capture_graph(compute, warmups=3)
     advantages.mul_(-0.5).add_(1)
     graph.replay()
     (want,) = take_normal_path(compute)

@@ -2,7 +2,11 @@
 
 from contextlib import contextmanager
 
+import pytest
 import torch
+
+GPU = pytest.param("cuda", marks=pytest.mark.gpu)
+"""A device of a test, beside others."""
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gpu_checks import GPU
 
 pytest.importorskip("sb3_contrib")
 from compilations import count_compilations
@@ -37,7 +38,6 @@ from rl_triton_adapters.sb3.policies import can_draw
 
 pytestmark = pytest.mark.covering
 
-GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
 OPTIONS = {"n_steps": 32, "batch_size": 24, "n_epochs": 3, "seed": 0}
 """A short last minibatch."""
 STOCK = {TritonPPO: PPO, TritonA2C: A2C, TritonMaskablePPO: MaskablePPO}
@@ -697,7 +697,6 @@ def test_the_advice_to_use_a_cpu_is_for_stock(options, is_told, kind):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("kind", ["ppo", "a2c"])
 def test_making_a_model_on_a_gpu_warns_of_nothing(kind):
     with warnings.catch_warnings():

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 pytest.importorskip("sb3_contrib")
+from gpu_checks import GPU
 from gymnasium import spaces
 from sb3_contrib import MaskablePPO, RecurrentPPO
 from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import DummyVecEnv
-from test_sb3_captured import GPU, OwnPolicy, allow_captures
+from test_sb3_captured import OwnPolicy, allow_captures
 from torch.distributions import Bernoulli, Distribution
 
 from rl_triton_adapters.sb3.captured import TritonA2C, TritonPPO

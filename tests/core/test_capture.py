@@ -10,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from gpu_checks import GPU
 from recorded_graphs import allow_captures
 from torch import distributed, nn
 
@@ -25,7 +26,6 @@ OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9),
     "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-3),
 }
-GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
 DEVICES = pytest.mark.parametrize("device", ["cpu", GPU])
 
 
@@ -473,7 +473,6 @@ def test_a_step_is_pickled_without_its_graphs(monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("place", ["step", "hook of a layer", "hook of a gradient"])
 def test_a_step_that_waits_for_the_device_falls_back(place):
     training = Training(device="cuda")

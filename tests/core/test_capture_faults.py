@@ -442,7 +442,6 @@ def test_an_interrupt_at_any_place_of_a_capture(error, optimizer, fails_at, devi
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_no_memory_while_a_graph_is_captured():
     """The device's own error; afterwards the device works, and so does the step."""
     training, eager = Training(device="cuda"), Training(device="cuda", enabled=False)
@@ -465,7 +464,6 @@ def test_no_memory_while_a_graph_is_captured():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 def test_an_error_for_which_a_capture_cannot_end(error):
     """Work of another stream is left in it: it is the step's own error that counts."""
@@ -634,7 +632,6 @@ def test_steps_of_other_threads_wait_for_a_capture(device, monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_captures_that_fail_at_their_end_leave_nothing_behind():
     """Neither memory that the allocator keeps back, nor a generator that takes the next numbers for a graph's."""
     found, number = [], torch.zeros((), device="cuda")

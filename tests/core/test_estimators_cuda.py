@@ -33,7 +33,7 @@ from rl_triton_core._internal.launch.fast_path import forget_plans
 from rl_triton_core._internal.launch.variants import forget_variants
 from rl_triton_core.testing import assert_close, random_rollout
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+pytestmark = pytest.mark.gpu
 
 GPU = SimpleNamespace(backend="triton", device="cuda", interpreted=False)
 ALL = pytest.mark.parametrize("estimator", ESTIMATORS, ids=get_name)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from gpu_checks import GPU
 from process_state import run_in_threads
 from processes import run_python
 
@@ -25,8 +26,6 @@ from rl_triton_core._internal.launch import variants as triton_variants
 from rl_triton_core._internal.launch.recording import CURRENT_STREAM, RecordedLaunch, ResolvedLaunch
 
 pytestmark = pytest.mark.covering
-
-ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
 def make_rollout(envs=6, steps=40, dtype=torch.float32, device="cuda", seed=0):
@@ -64,7 +63,7 @@ def count_calls(name, monkeypatch):
     return calls
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, ON_GPU])])
+@pytest.fixture(params=["cpu", GPU])
 def device(request):
     """Of the tensors, of whose backend the launches are repeated."""
     if request.param == "cpu":
@@ -139,7 +138,7 @@ def whole_normalisations(monkeypatch):
     return count_calls("normalize", monkeypatch)
 
 
-@ON_GPU
+@pytest.mark.gpu
 @pytest.mark.parametrize("form", ["plain", "masked", "transposed", "half", "out", "in place"])
 def test_normalisation(form, whole_normalisations):
     for seed in range(5):
@@ -217,7 +216,7 @@ def test_gradients_stay(device):
             assert not ours.compute_gae(**{**x, "values": values}).advantages.requires_grad
 
 
-@ON_GPU
+@pytest.mark.gpu
 def test_another_stream_and_a_graph():
     x = make_rollout(4, 30)
     for _ in range(2):

@@ -6,7 +6,7 @@ from gpu_checks import forbid_waiting
 from losses_cases import call, check, make
 from test_losses import mask_of
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+pytestmark = pytest.mark.gpu
 OPTIONS = {"normalize_advantages": True, "value_clip": 0.2, "value_clip_mode": "cleanrl", "entropy_coef": 0.01}
 
 

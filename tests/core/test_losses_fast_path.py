@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from gpu_checks import capture_graph
+from gpu_checks import GPU, capture_graph
 from losses_cases import HEADS, call, leaves, make
 
 from rl_triton_core import fast_path_status
@@ -18,11 +18,10 @@ from rl_triton_core.losses import LogProbs, get_gradients, grpo_loss, kl_diverge
 
 pytestmark = pytest.mark.covering
 
-ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 NORMALIZED = {"normalize_advantages": True, "entropy_coef": 0.02}
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, ON_GPU])])
+@pytest.fixture(params=["cpu", GPU])
 def device(request):
     """Of the tensors, of whose backend the launches are repeated."""
     if request.param == "cpu":
@@ -279,7 +278,6 @@ def test_the_status_has_the_losses(device):
     assert fast_path_status().shapes["ppo_loss"] == 1
 
 
-@ON_GPU
 @pytest.mark.gpu
 def test_a_graph_of_repeated_launches():
     x, old, advantages = torch.randn(3, 5000, device="cuda")

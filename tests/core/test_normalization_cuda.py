@@ -11,7 +11,7 @@ from torch import distributed
 from rl_triton_core import normalize_advantages
 from rl_triton_core.testing import assert_close
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+pytestmark = pytest.mark.gpu
 
 
 def on_gpu(*shape, device="cuda", **options):

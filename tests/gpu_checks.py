@@ -20,6 +20,15 @@ def forbid_waiting():
         torch.cuda.set_sync_debug_mode("default")
 
 
+def measure_peak(call):
+    """The bytes that a call, which is warm, takes at the most beyond what there is."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    return torch.cuda.max_memory_allocated() - before
+
+
 def capture_graph(call, warmups=1):
     """A graph of a call and the call's results, after it has run some times on a stream of its own."""
     stream = torch.cuda.Stream()

@@ -27,6 +27,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.utils import set_random_seed
+from test_sb3 import DictCartPole
 from torch.distributions import Distribution
 
 from benchmarks.end_to_end import sb3
@@ -42,18 +43,6 @@ OPTIONS = {"n_steps": 32, "batch_size": 24, "n_epochs": 3, "seed": 0}
 """A short last minibatch."""
 STOCK = {TritonPPO: PPO, TritonA2C: A2C, TritonMaskablePPO: MaskablePPO}
 A2C_OPTIONS = {"n_steps": 32, "seed": 0}
-
-
-class DictCartPole(gym.ObservationWrapper):
-    """CartPole with its observation in two parts."""
-
-    def __init__(self):
-        super().__init__(gym.make("CartPole-v1"))
-        box = spaces.Box(-np.inf, np.inf, (2,))
-        self.observation_space = spaces.Dict({"cart": box, "pole": box})
-
-    def observation(self, observation):
-        return {"cart": observation[:2], "pole": observation[2:]}
 
 
 class OtherActions(gym.ActionWrapper):

@@ -15,7 +15,8 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
-from test_sb3_captured import OPTIONS, DictCartPole, allow_captures, compare, make_model
+from test_sb3 import DictCartPole
+from test_sb3_captured import OPTIONS, allow_captures, compare, make_model
 
 from rl_triton_adapters.sb3 import captured as sb3_captured
 from rl_triton_adapters.sb3.base import replace_methods

@@ -12,6 +12,7 @@ import csv
 import statistics
 import subprocess
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,9 +76,13 @@ def read_setting(setting: str) -> dict[str, str]:
 
 def read_result(path: Path) -> Result:
     """A result file; one that is not there has no lines."""
-    if not path.exists():
-        return Result({}, [])
-    lines = path.read_text(encoding="utf-8").splitlines()
+    return parse_result(path.read_text(encoding="utf-8")) if path.exists() else Result({}, [])
+
+
+@cache
+def parse_result(text: str) -> Result:
+    """The machine and the lines of a result file, which whoever reads it again shares."""
+    lines = text.splitlines()
     about = [line for line in lines if line.startswith("# ")]
     table = csv.DictReader(lines[len(about) :])
     return Result(dict(line[2:].split(": ", 1) for line in about), [read_row(line) for line in table])

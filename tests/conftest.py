@@ -76,6 +76,11 @@ def switched_off(monkeypatch):
     monkeypatch.setenv("RL_TRITON", "0")
 
 
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("gpu") and not ON_GPU:
+        pytest.skip("no CUDA device")
+
+
 def pytest_collection_modifyitems(config, items):
     """Leave out combinations that take long here and that a GPU takes all."""
     if EVERYTHING:

@@ -2,7 +2,11 @@
 
 from contextlib import contextmanager
 
+import pytest
 import torch
+
+GPU = pytest.param("cuda", marks=pytest.mark.gpu)
+"""A device of a test, beside others."""
 
 
 @contextmanager
@@ -14,6 +18,15 @@ def forbid_waiting():
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def measure_peak(call):
+    """The bytes that a call, which is warm, takes at the most beyond what there is."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    return torch.cuda.max_memory_allocated() - before
 
 
 def capture_graph(call, warmups=1):

@@ -45,8 +45,13 @@ def read_state():
 
 
 def read_from_another_thread():
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(read_state).result()
+    return run_in_threads(read_state)[0]
+
+
+def run_in_threads(*calls):
+    """The results of calls that are made at the same time; an error of one is raised."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(lambda call: call(), calls))
 
 
 def assert_same(found, before):

@@ -139,8 +139,7 @@ class StepMixin:
     def _apply_actor(self, batch: SimpleNamespace) -> None:
         """Compute the actor's distribution, and draw from it as `PPO` does, for the same random numbers.
 
-        A draw from `Normal` waits for the device; `randn_like` takes as many random numbers and does not. The models
-        are those that `torch_compile_mode` compiles, not compiled: a graph launches their kernels at once.
+        A draw from `Normal` waits for the device; `randn_like` takes as many random numbers and does not.
         """
         actor = self._raw_actor
         if not (self._is_gaussian or actor.is_recurrent):

@@ -74,8 +74,9 @@ Request = tuple[dict[str, Any], dict[str, torch.Tensor] | None]
 logger = logging.getLogger(__name__)
 
 
-def _name_after(function: Callable[..., Any], model: Callable[..., Any], text: str) -> Callable[..., Any]:
-    """Give a function the name of another, and its docstring with more text behind."""
+def _describe(text: str, function: Callable[..., Any], model: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """Give a function the name and the docstring of another, or keep its own, with more text behind."""
+    model = model or function
     function.__name__ = function.__qualname__ = model.__name__
     function.__doc__ = (model.__doc__ or "").rstrip() + text
     return function
@@ -134,6 +135,30 @@ def compute_gae_advantage_return(
     return _whiten(advantages, mask, backend).to(dtype), returns.to(dtype)
 
 
+OUTCOME_ARGUMENTS = """
+
+    Args:
+        token_level_rewards: r, [batch_size, response_length], floating point. A score is the sum over the valid tokens,
+            where verl's takes in rewards at masked ones.
+        response_mask: Nonzero where a token is valid, shaped like `token_level_rewards`.
+        index: The group of each response, [batch_size]; of any hashable objects, such as the strings in "uid".
+        epsilon: {epsilon}
+        config: Not read.{further}
+
+    Returns:
+        (advantages, advantages): the response's at its valid tokens, 0 elsewhere.
+
+    Raises:
+        TypeError: An argument's type or dtype is not one of the above.
+        ValueError: A shape, device or value is not.
+    """
+EPSILON = """ε, finite and >= 0.
+        norm_adv_by_std_in_grpo: Whether to divide."""
+KWARGS = """
+        **kwargs: Not read. verl passes the same arguments to every estimator."""
+
+
+@partial(_describe, OUTCOME_ARGUMENTS.format(epsilon=EPSILON, further=""))
 @torch.no_grad()
 def compute_grpo_outcome_advantage(
     token_level_rewards: torch.Tensor,
@@ -147,24 +172,8 @@ def compute_grpo_outcome_advantage(
 
         score = Σ r          advantage = (score − μ) / (σ + ε)          μ and σ, unbiased, of the group
 
-    A score is the sum over the valid tokens, where verl's takes in rewards at masked ones. The response of a group of
-    one has μ = 0 and σ = 1. Responses of equal scores have the advantage 0, where verl may have rounding errors divided
-    by ε.
-
-    Args:
-        token_level_rewards: r, [batch_size, response_length], floating point.
-        response_mask: Nonzero where a token is valid, shaped like `token_level_rewards`.
-        index: The group of each response, [batch_size]; of any hashable objects, such as the strings in "uid".
-        epsilon: ε, finite and >= 0.
-        norm_adv_by_std_in_grpo: Whether to divide.
-        config: Not read.
-
-    Returns:
-        (advantages, advantages): the response's at its valid tokens, 0 elsewhere.
-
-    Raises:
-        TypeError: An argument's type or dtype is not one of the above.
-        ValueError: A shape, device or value is not.
+    The response of a group of one has μ = 0 and σ = 1. Responses of equal scores have the advantage 0, where verl may
+    have rounding errors divided by ε.
     """
     if not isinstance(norm_adv_by_std_in_grpo, bool):
         raise TypeError(f"norm_adv_by_std_in_grpo: got {type(norm_adv_by_std_in_grpo).__name__}, expected a bool")
@@ -174,26 +183,6 @@ def compute_grpo_outcome_advantage(
     raw = scores / (1 + epsilon) if norm_adv_by_std_in_grpo else scores
     advantages = torch.where(mask != 0, torch.where(_find_single(groups), raw, relative)[:, None], 0)
     return advantages, advantages
-
-
-OUTCOME_ARGUMENTS = """
-
-    Args:
-        token_level_rewards: r, [batch_size, response_length], floating point. A score is the sum over the valid tokens,
-            where verl's takes in rewards at masked ones.
-        response_mask: Nonzero where a token is valid, shaped like `token_level_rewards`.
-        index: The group of each response, [batch_size]; of any hashable objects, such as the strings in "uid".
-        epsilon: Not read.
-        config: Not read.
-        **kwargs: Not read. verl passes the same arguments to every estimator.
-
-    Returns:
-        (advantages, advantages): the response's at its valid tokens, 0 elsewhere.
-
-    Raises:
-        TypeError: An argument's type or dtype is not one of the above.
-        ValueError: A shape, device or value is not.
-    """
 
 
 def _as_outcome_estimator(compare: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]) -> Estimator:
@@ -212,7 +201,7 @@ def _as_outcome_estimator(compare: Callable[[torch.Tensor, torch.Tensor, torch.T
         advantages = torch.where(mask != 0, compare(scores, groups, mask), 0).to(scores.dtype)
         return advantages, advantages
 
-    return _name_after(compute, compare, OUTCOME_ARGUMENTS)
+    return _describe(OUTCOME_ARGUMENTS.format(epsilon="Not read.", further=KWARGS), compute, compare)
 
 
 @_as_outcome_estimator
@@ -352,7 +341,7 @@ def _as_policy_loss(mode: str = "token-mean") -> Callable[[Callable[[Minibatch, 
             loss = grpo_loss(log_prob, old_log_prob, advantages, **options).loss
             return loss, {} if logged is None else _average_metrics(minibatch, **logged)
 
-        return _name_after(compute, choose, LOSS_ARGUMENTS)
+        return _describe(LOSS_ARGUMENTS, compute, choose)
 
     return decorate
 

@@ -10,7 +10,7 @@ from test_cleanrl import GAMMA, LAMBDA, assert_near, log_probs, random_rollout
 
 from rl_triton_adapters.cleanrl import gae, leanrl_gae, vtrace
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+pytestmark = pytest.mark.gpu
 
 DEVICE = "cuda"
 

@@ -27,7 +27,6 @@ SETUPS = {
     "nccl captured": ("nccl", "cuda", "captured"),
     "gloo on GPUs": ("gloo", "cuda", "captured"),
 }
-GPUS = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 
 
 def test_updates_without_averages_are_refused():
@@ -56,7 +55,8 @@ def train_share(rank, device, update):
 
 
 @pytest.mark.parametrize(
-    "setup", [pytest.param(name, marks=() if name == "gloo" else GPUS, id=name.replace(" ", "_")) for name in SETUPS]
+    "setup",
+    [pytest.param(name, marks=() if name == "gloo" else pytest.mark.gpu, id=name.replace(" ", "_")) for name in SETUPS],
 )
 def test_processes_make_the_updates_of_one(setup, tmp_path):
     kind, device, update = SETUPS[setup]

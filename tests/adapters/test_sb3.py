@@ -172,8 +172,8 @@ def test_a_backend_that_cannot_run_is_refused_before_a_rollout(monkeypatch):
 class DictCartPole(gym.ObservationWrapper):
     """CartPole with its observation taken apart."""
 
-    def __init__(self, env: gym.Env):
-        super().__init__(env)
+    def __init__(self, env: gym.Env | None = None):
+        super().__init__(env or gym.make("CartPole-v1"))
         half = spaces.Box(-np.inf, np.inf, (2,), np.float32)
         self.observation_space = spaces.Dict({"cart": half, "pole": half})
 

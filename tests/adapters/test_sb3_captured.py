@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gpu_checks import GPU
 
 pytest.importorskip("sb3_contrib")
 from compilations import count_compilations
@@ -26,6 +27,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.utils import set_random_seed
+from test_sb3 import DictCartPole
 from torch.distributions import Distribution
 
 from benchmarks.end_to_end import sb3
@@ -37,23 +39,10 @@ from rl_triton_adapters.sb3.policies import can_draw
 
 pytestmark = pytest.mark.covering
 
-GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
 OPTIONS = {"n_steps": 32, "batch_size": 24, "n_epochs": 3, "seed": 0}
 """A short last minibatch."""
 STOCK = {TritonPPO: PPO, TritonA2C: A2C, TritonMaskablePPO: MaskablePPO}
 A2C_OPTIONS = {"n_steps": 32, "seed": 0}
-
-
-class DictCartPole(gym.ObservationWrapper):
-    """CartPole with its observation in two parts."""
-
-    def __init__(self):
-        super().__init__(gym.make("CartPole-v1"))
-        box = spaces.Box(-np.inf, np.inf, (2,))
-        self.observation_space = spaces.Dict({"cart": box, "pole": box})
-
-    def observation(self, observation):
-        return {"cart": observation[:2], "pole": observation[2:]}
 
 
 class OtherActions(gym.ActionWrapper):
@@ -435,14 +424,19 @@ def test_another_optimizer_is_found():
     assert "not compiled: Adagrad is none" in model.describe_step() and model.policy.optimizer.state_dict()["state"]
 
 
-@pytest.mark.parametrize("device", ["cpu", GPU])
-def test_a_copy_of_a_captured_model_learns_what_its_original_does(device, monkeypatch):
-    ours = make_model("cartpole", device, monkeypatch).learn(64)
+def make_copy(ours):
+    """A copy of a model, which learns what its original does."""
     again = copy.deepcopy(ours)
     for model in (ours, again):
         model.set_random_seed(0)
         model.learn(64)
     compare(again, ours, 0, 0)
+    return again
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
+def test_a_copy_of_a_captured_model_learns_what_its_original_does(device, monkeypatch):
+    again = make_copy(make_model("cartpole", device, monkeypatch).learn(64))
     assert again.is_captured and again._update.step.captured
 
 
@@ -450,11 +444,7 @@ def test_copies_and_pickles_hide_how_the_optimizer_steps():
     ours = make_model("cartpole", "cpu")
     ours.policy.action_net.register_forward_hook(lambda *_: None)  # else it is compiled
     ours.learn(64)
-    again, optimizer = copy.deepcopy(ours), pickle.loads(pickle.dumps(ours.policy.optimizer))
-    for model in (ours, again):
-        model.set_random_seed(0)
-        model.learn(64)
-    compare(again, ours, 0, 0)
+    optimizer, again = pickle.loads(pickle.dumps(ours.policy.optimizer)), make_copy(ours)
     assert all(
         len(x.policy.optimizer._optimizer_step_pre_hooks) == 1 == is_fused(x.policy.optimizer) for x in (ours, again)
     )
@@ -696,7 +686,6 @@ def test_the_advice_to_use_a_cpu_is_for_stock(options, is_told, kind):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("kind", ["ppo", "a2c"])
 def test_making_a_model_on_a_gpu_warns_of_nothing(kind):
     with warnings.catch_warnings():

@@ -10,11 +10,13 @@ import pytest
 import torch
 
 pytest.importorskip("sb3_contrib")
+from gpu_checks import GPU
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
-from test_sb3_captured import GPU, OPTIONS, DictCartPole, allow_captures, compare, make_model
+from test_sb3 import DictCartPole
+from test_sb3_captured import OPTIONS, allow_captures, compare, make_model
 
 from rl_triton_adapters.sb3 import captured as sb3_captured
 from rl_triton_adapters.sb3.base import replace_methods
@@ -151,7 +153,6 @@ def test_copies_of_a_policy_with_a_state_of_its_own():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_a_step_of_acting_copies_once_to_the_device_and_once_back():
     model = make_model("cartpole", "cuda").learn(64)
     callback, counts = model._init_callback(None), []

@@ -8,6 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gpu_checks import GPU
 from gymnasium import spaces
 from processes import run_python
 from stable_baselines3 import PPO
@@ -44,7 +45,6 @@ from rl_triton_adapters.sb3.device import BatchedTerminalValues, DeviceRolloutBu
 
 pytestmark = pytest.mark.covering
 
-GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
 SPACES = pytest.mark.parametrize("space", [BOX, DICT], ids=["plain", "dict"])
 KINDS = ["TritonMaskable", "DeviceMaskable"]
 

@@ -27,7 +27,7 @@ from test_sb3_device import device_of, draw_minibatches, fill_buffer, stock_of
 
 from rl_triton_adapters.sb3.device import BatchedTerminalValues, DeviceRolloutBuffer
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+pytestmark = pytest.mark.gpu
 
 DEVICE = "cuda"
 

@@ -7,6 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gpu_checks import GPU
 
 pytest.importorskip("sb3_contrib")
 from gymnasium import spaces
@@ -42,7 +43,6 @@ STOCK = {
 }
 TOLD = {"net_arch": [16, 16], "optimizer_class": torch.optim.Adam, "optimizer_kwargs": {"foreach": True}}
 """An optimizer that was told how to step is left as it is: rounding is the stock algorithm's."""
-GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
 
 
 class Goal(gym.Env):

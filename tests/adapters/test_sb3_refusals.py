@@ -8,13 +8,14 @@ import pytest
 import torch
 
 pytest.importorskip("sb3_contrib")
+from gpu_checks import GPU
 from gymnasium import spaces
 from sb3_contrib import MaskablePPO, RecurrentPPO
 from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import DummyVecEnv
-from test_sb3_captured import GPU, OwnPolicy, allow_captures
+from test_sb3_captured import OwnPolicy, allow_captures
 from torch.distributions import Bernoulli, Distribution
 
 from rl_triton_adapters.sb3.captured import TritonA2C, TritonPPO
@@ -111,14 +112,17 @@ def learn_to_the_error(model, callback=None, **options):
     return str(error.value), [env.actions for env in model.get_env().envs], model.policy.state_dict()
 
 
-def compare(got, want, is_exact):
-    (message, actions, parameters), (wanted_message, wanted_actions, wanted_parameters) = got, want
+def check_refusal(case, how, monkeypatch, learn=learn_to_the_error, is_exact=False, **breaking):
+    """Training ends as that of stock does; with these actions and parameters."""
+    found = (learn(make_model(case, how, monkeypatch, stock, **breaking)) for stock in (True, False))
+    (wanted_message, wanted_actions, wanted_parameters), (message, actions, parameters) = found
     assert message.split("(")[0] == wanted_message.split("(")[0]
     assert message == wanted_message or not is_exact
     assert len(actions[0]) == len(wanted_actions[0])
     assert np.isfinite(np.array(actions, dtype=float)).all()
     for name, x in wanted_parameters.items():
         torch.testing.assert_close(parameters[name], x, rtol=1e-3, atol=1e-4, equal_nan=True)
+    return actions, parameters
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -126,23 +130,17 @@ def compare(got, want, is_exact):
 @pytest.mark.parametrize("case", CASES)
 def test_no_action_is_taken_on_an_observation_that_is_not_a_number(case, nan_from, how, monkeypatch):
     """At the first observation, and after an update."""
-    found = [
-        learn_to_the_error(make_model(case, how, monkeypatch, stock, nan_from=nan_from)) for stock in (True, False)
-    ]
-    compare(found[1], found[0], is_exact=how == "cpu" and nan_from < OPTIONS["n_steps"])
-    assert all(x.isfinite().all() for x in found[1][2].values()) and len(found[1][1][0]) == nan_from
+    is_exact = how == "cpu" and nan_from < OPTIONS["n_steps"]
+    actions, parameters = check_refusal(case, how, monkeypatch, is_exact=is_exact, nan_from=nan_from)
+    assert all(x.isfinite().all() for x in parameters.values()) and len(actions[0]) == nan_from
 
 
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("case", CASES)
 def test_a_training_that_diverges_ends_where_that_of_stock_does(case, how, monkeypatch):
     """Rewards are NaN, and so are the parameters after the first minibatch: the second one is refused, or an action."""
-    found = [
-        learn_to_the_error(make_model(case, how, monkeypatch, stock, nan_from=20, nan_rewards=True))
-        for stock in (True, False)
-    ]
-    compare(found[1], found[0], is_exact=False)
-    assert any(x.isnan().any() for x in found[1][2].values())
+    _, parameters = check_refusal(case, how, monkeypatch, nan_from=20, nan_rewards=True)
+    assert any(x.isnan().any() for x in parameters.values())
 
 
 class BreakRollout(BaseCallback):
@@ -184,13 +182,15 @@ ROLLOUTS = [
 @pytest.mark.parametrize(("case", "field", "value"), ROLLOUTS)
 def test_no_step_is_made_with_a_sample_that_is_refused(case, field, value, how, monkeypatch):
     """The minibatches before it count, the one that holds it does not."""
-    found, updates = [], []
-    for stock in (True, False):
-        model = make_model(case, how, monkeypatch, stock, nan_from=1000)
-        found.append(learn_to_the_error(model, callback=BreakRollout(field, value)))
+    updates = []
+
+    def learn(model):
+        found = learn_to_the_error(model, BreakRollout(field, value))
         updates.append(model._n_updates)
-    compare(found[1], found[0], is_exact=False)
-    assert all(x.isfinite().all() for x in found[1][2].values())
+        return found
+
+    _, parameters = check_refusal(case, how, monkeypatch, learn, nan_from=1000)
+    assert all(x.isfinite().all() for x in parameters.values())
     assert updates[0] == updates[1] == (1 if "a2c" in case else OPTIONS["n_epochs"])
 
 
@@ -228,33 +228,25 @@ class BreakPolicy(BreakRollout):
     [("box", set_std), ("a2c box", set_std), ("maskable", set_logit), ("maskable multidiscrete", set_logit)],
 )
 def test_what_no_result_shows_is_refused(case, change, after, how, monkeypatch):
-    found = [
-        learn_to_the_error(make_model(case, how, monkeypatch, stock, nan_from=1000), BreakPolicy(change, after))
-        for stock in (True, False)
-    ]
-    compare(found[1], found[0], is_exact=False)
-    assert len(found[1][1][0]) == after * OPTIONS["n_steps"]
+    def learn(model):
+        return learn_to_the_error(model, BreakPolicy(change, after))
+
+    actions, _ = check_refusal(case, how, monkeypatch, learn, nan_from=1000)
+    assert len(actions[0]) == after * OPTIONS["n_steps"]
 
 
 @pytest.mark.parametrize("how", HOW)
 def test_a_check_that_no_result_depends_on(how, monkeypatch):
-    found = [
-        learn_to_the_error(make_model("careful policy", how, monkeypatch, stock, nan_from=40, value=-1.0))
-        for stock in (True, False)
-    ]
-    compare(found[1], found[0], is_exact=False)
-    assert len(found[1][1][0]) == 40
+    actions, _ = check_refusal("careful policy", how, monkeypatch, nan_from=40, value=-1.0)
+    assert len(actions[0]) == 40
 
 
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("use_masking", [False, True])
 def test_without_masks_or_with_none_that_allows_anything(use_masking, how, monkeypatch):
     monkeypatch.setattr(Breaking, "action_masks", lambda self: np.zeros(3, bool))
-    found = [
-        learn_to_the_error(make_model("maskable", how, monkeypatch, stock, nan_from=9), use_masking=use_masking)
-        for stock in (True, False)
-    ]
-    compare(found[1], found[0], is_exact=how == "cpu")
+    learn = partial(learn_to_the_error, use_masking=use_masking)
+    check_refusal("maskable", how, monkeypatch, learn, is_exact=how == "cpu", nan_from=9)
 
 
 @pytest.mark.parametrize("how", HOW)

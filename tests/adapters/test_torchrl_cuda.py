@@ -30,7 +30,7 @@ from torchrl.objectives.value import VTrace
 
 from rl_triton_adapters.torchrl_losses import TritonClipPPOLoss
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+pytestmark = pytest.mark.gpu
 
 DEVICE = "cuda"
 SHAPES = pytest.mark.parametrize(("shape", "time_dim"), [((20,), -1), ((5, 20, 3), 1), ((200, 64, 1), 0)])

@@ -10,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from gpu_checks import GPU
 from recorded_graphs import allow_captures
 from torch import distributed, nn
 
@@ -25,7 +26,6 @@ OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9),
     "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-3),
 }
-GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
 DEVICES = pytest.mark.parametrize("device", ["cpu", GPU])
 
 
@@ -64,6 +64,11 @@ def make_captured(monkeypatch, device="cpu", kind=Training, **options):
     return kind(device=device, **options)
 
 
+def make_pair(monkeypatch, device, **options):
+    """The same training twice, whose steps are captured, and eager."""
+    return make_captured(monkeypatch, device, **options), make_captured(monkeypatch, device, enabled=False, **options)
+
+
 def draw_batches(number, size=8, device="cpu"):
     """Minibatches of which the last is short, twice."""
     generator = torch.Generator().manual_seed(1)
@@ -84,8 +89,7 @@ def assert_same_parameters(trainings, **tolerance):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_many_steps_equal_eager_ones(optimizer, device, monkeypatch):
     """With schedules of the learning rate and of a weight, and with a short minibatch in every five."""
-    eager = Training(optimizer, device, enabled=False)
-    captured = make_captured(monkeypatch, device, optimizer=optimizer)
+    captured, eager = make_pair(monkeypatch, device, optimizer=optimizer)
     number = NUM_STEPS[device]
     for i, batch in enumerate(draw_batches(number, device=device)):
         for training in (eager, captured):
@@ -124,7 +128,7 @@ def test_no_graph_keeps_a_number_of_the_host(device, monkeypatch):
 @DEVICES
 @pytest.mark.parametrize("kind", [float, np.float32, np.float64])
 def test_numbers_of_every_kind_need_one_graph(kind, device, monkeypatch):
-    trainings = make_captured(monkeypatch, device), Training(device=device, enabled=False)
+    trainings = make_pair(monkeypatch, device)
     (batch,) = draw_batches(1, device=device)
     for i in range(6):
         got, want = (training.step(*batch, kind(1.0 - i / 10))["loss"].clone() for training in trainings)
@@ -197,8 +201,7 @@ def test_graphs_go_with_the_model(device, monkeypatch):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_capture_leaves_no_trace(optimizer, device, monkeypatch):
     """Parameters, what the optimizer knows and random numbers are those of one eager step after the first call."""
-    eager = Training(optimizer, device, dropout=0.5, enabled=False)
-    captured = make_captured(monkeypatch, device, optimizer=optimizer, dropout=0.5)
+    captured, eager = make_pair(monkeypatch, device, optimizer=optimizer, dropout=0.5)
     (batch,) = draw_batches(1, device=device)
     for training in (eager, captured):
         torch.manual_seed(3)
@@ -245,7 +248,7 @@ def test_an_early_stop_keeps_the_statistics_of_a_normalisation(enabled, device, 
 @DEVICES
 def test_graphs_of_before_the_first_limit_keep_buffers_too(device, monkeypatch):
     """A step that was captured without one is captured anew."""
-    trainings = make_captured(monkeypatch, device), Training(device=device, enabled=False)
+    trainings = make_pair(monkeypatch, device)
     (batch,) = draw_batches(1, device=device)
     for training in trainings:
         training.model[2] = nn.BatchNorm1d(16, affine=False, device=device)
@@ -259,7 +262,7 @@ def test_graphs_of_before_the_first_limit_keep_buffers_too(device, monkeypatch):
 @DEVICES
 def test_checkpoints_are_those_of_the_plain_optimizer(device, monkeypatch):
     """Both ways, and in the middle of training."""
-    captured, plain = make_captured(monkeypatch, device), Training(device=device, enabled=False)
+    captured, plain = make_pair(monkeypatch, device)
     first, second, third = draw_batches(3, device=device)
     captured.step(*first, 1.0)
     saved = copy.deepcopy((captured.model.state_dict(), captured.optimizer.state_dict()))
@@ -324,7 +327,7 @@ def test_results_come_in_containers_of_their_own(monkeypatch):
 
 @DEVICES
 def test_a_replaced_state_of_the_optimizer_is_captured_anew(device, monkeypatch):
-    captured, eager = make_captured(monkeypatch, device), Training(device=device, enabled=False)
+    captured, eager = make_pair(monkeypatch, device)
     graphs = {}
     for batch in draw_batches(4, device=device):
         for training in (captured, eager):
@@ -339,8 +342,7 @@ def test_a_replaced_state_of_the_optimizer_is_captured_anew(device, monkeypatch)
 @DEVICES
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 def test_the_optimizer_steps_elsewhere_while_the_step_is_stopped(optimizer, device, monkeypatch):
-    captured = make_captured(monkeypatch, device, optimizer=optimizer)
-    eager = Training(optimizer, device, enabled=False)
+    captured, eager = make_pair(monkeypatch, device, optimizer=optimizer)
     (batch,) = draw_batches(1, device=device)
     for training in (captured, eager):
         for limit in (0.0, torch.inf):
@@ -356,7 +358,7 @@ def test_the_optimizer_steps_elsewhere_while_the_step_is_stopped(optimizer, devi
 @DEVICES
 def test_learning_rates_that_are_tensors_stay_in_use(device, monkeypatch):
     """Changed in place, and replaced by a number; a reset and a checkpoint leave them where they are."""
-    captured, eager = make_captured(monkeypatch, device), Training(device=device, enabled=False)
+    captured, eager = make_pair(monkeypatch, device)
     eager.optimizer.param_groups[0].update(capturable=device != "cpu", foreach=False)
     rates = [torch.tensor(3e-3, device=device) for _ in range(2)]
     for i, batch in enumerate(draw_batches(5, device=device)):
@@ -424,7 +426,7 @@ def test_no_more_graphs_than_asked_for(monkeypatch):
 @pytest.mark.parametrize("max_graphs", [1, 2])
 def test_a_graph_that_is_not_used_makes_room(max_graphs, device, monkeypatch):
     monkeypatch.setattr(capture, "UNUSED_CALLS", 3)
-    trainings = make_captured(monkeypatch, device, max_graphs=max_graphs), Training(device=device, enabled=False)
+    trainings = make_pair(monkeypatch, device, max_graphs=max_graphs)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "CapturedStep runs eagerly: more than")
         for rows in (8, 4, 4, 4, 8, 4, 3, 3, 3, 3, 3, 4, 8):
@@ -471,7 +473,6 @@ def test_a_step_is_pickled_without_its_graphs(monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("place", ["step", "hook of a layer", "hook of a gradient"])
 def test_a_step_that_waits_for_the_device_falls_back(place):
     training = Training(device="cuda")

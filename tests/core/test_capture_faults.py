@@ -9,9 +9,9 @@ from functools import partial
 
 import pytest
 import torch
-from process_state import assert_same, read_from_another_thread, read_state
+from process_state import assert_same, read_from_another_thread, read_state, run_in_threads
 from recorded_graphs import allow_captures
-from test_capture import DEVICES, OPTIMIZERS, Training, assert_same_parameters, draw_batches, make_captured
+from test_capture import DEVICES, OPTIMIZERS, Training, assert_same_parameters, draw_batches, make_captured, make_pair
 from torch import nn
 
 from rl_triton_core import capture
@@ -65,8 +65,7 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_changes_between_steps_is_another_graph(change, device, monkeypatch):
     """And what changes back is the graph from before."""
-    eager = Training(device=device, dropout=0.5, enabled=False)
-    captured = make_captured(monkeypatch, device, dropout=0.5)
+    captured, eager = make_pair(monkeypatch, device, dropout=0.5)
     assert_same_parameters([run_steps(x, CHANGES[change], device) for x in (captured, eager)])
     assert captured.step.reason == "" and len(captured.step.captured) == 2
 
@@ -75,7 +74,7 @@ def test_what_changes_between_steps_is_another_graph(change, device, monkeypatch
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_parameters_that_are_released_later(optimizer, device, monkeypatch):
     """Momentum of some begins after that of others."""
-    trainings = [make_captured(monkeypatch, device, optimizer=optimizer), Training(optimizer, device, enabled=False)]
+    trainings = make_pair(monkeypatch, device, optimizer=optimizer)
     for training in trainings:
         training.model[0].requires_grad_(False)
         run_steps(training, [lambda x: x.model[0].requires_grad_(True)], device)
@@ -106,7 +105,7 @@ def set_tensor(training):
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 def test_learning_rates_between_steps(change, optimizer, device, monkeypatch):
     """They are the numbers that were set, and whoever keeps one has a number."""
-    trainings = [make_captured(monkeypatch, device, optimizer=optimizer), Training(optimizer, device, enabled=False)]
+    trainings = make_pair(monkeypatch, device, optimizer=optimizer)
     rates = [run_steps(x, [change] * 4, device).optimizer.param_groups[0]["lr"] for x in trainings]
     assert_same_parameters(trainings)
     assert type(rates[0]) is type(rates[1]) and rates[0] == rates[1]
@@ -116,7 +115,7 @@ def test_learning_rates_between_steps(change, optimizer, device, monkeypatch):
 @DEVICES
 def test_copies_of_an_optimizer_are_plain(device, monkeypatch):
     """Between steps it is that itself, and copies step as it would; those of within a step are plain too."""
-    eager, captured = Training(device=device, enabled=False), make_captured(monkeypatch, device)
+    captured, eager = make_pair(monkeypatch, device)
     update, within = captured.step.function, []
 
     def save_and_update(*args):
@@ -160,7 +159,7 @@ def test_copies_of_a_step_leave_its_graphs_alone(device, monkeypatch):
 @DEVICES
 def test_gradients_are_those_of_the_last_step(device, monkeypatch):
     """Graphs of several shapes leave theirs in several places."""
-    trainings = [make_captured(monkeypatch, device), Training(device=device, enabled=False)]
+    trainings = make_pair(monkeypatch, device)
     for batch in draw_batches(10, device=device):
         for training in trainings:
             training.step(*batch, 1.0)
@@ -183,7 +182,7 @@ def test_a_step_beside_a_graph_has_inputs_of_its_own(monkeypatch):
 @DEVICES
 def test_a_model_without_a_parameter_that_learns(device, monkeypatch):
     """Its step has no gradients, and changes nothing until something is released."""
-    trainings = [make_captured(monkeypatch, device), Training(device=device, enabled=False)]
+    trainings = make_pair(monkeypatch, device)
     for training in trainings:
         training.model.requires_grad_(False)
         plain = training.update
@@ -205,7 +204,7 @@ def any_learns(model):
 
 @DEVICES
 def test_parameters_that_an_optimizer_gets_later(device, monkeypatch):
-    trainings = [make_captured(monkeypatch, device), Training(device=device, enabled=False)]
+    trainings = make_pair(monkeypatch, device)
     for training in trainings:
         late = nn.Parameter(torch.full((), 0.5, device=device))
         plain = training.update
@@ -223,7 +222,7 @@ def test_parameters_that_an_optimizer_gets_later(device, monkeypatch):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_an_optimizer_that_forgets(optimizer, device, monkeypatch):
     """Moments that are dropped begin at zero again."""
-    trainings = [make_captured(monkeypatch, device, optimizer=optimizer), Training(optimizer, device, enabled=False)]
+    trainings = make_pair(monkeypatch, device, optimizer=optimizer)
     for training in trainings:
         for i, batch in enumerate(draw_batches(8, device=device)):
             if i == 4:
@@ -238,7 +237,7 @@ def test_an_optimizer_that_forgets(optimizer, device, monkeypatch):
 @DEVICES
 def test_an_optimizer_of_two_steps(device, monkeypatch):
     """In turns, one of them stopped; the last to capture has it, and its checkpoints are plain."""
-    trainings = [make_captured(monkeypatch, device), Training(device=device, enabled=False)]
+    trainings = make_pair(monkeypatch, device)
     for training in trainings:
         given = {"modules": [training.model], "optimizers": [training.optimizer]}
         other = CapturedStep(training.update, **given, enabled=False if training.step.reason else None)
@@ -265,7 +264,7 @@ class Accumulation(Training):
 
 @DEVICES
 def test_gradients_that_several_steps_accumulate(device, monkeypatch):
-    eager, captured = Accumulation(device=device, enabled=False), make_captured(monkeypatch, device, kind=Accumulation)
+    captured, eager = make_pair(monkeypatch, device, kind=Accumulation)
     with pytest.warns(RuntimeWarning, match="adds to gradients of the step before"):
         for i, batch in enumerate(draw_batches(9, device=device)):
             for training in (eager, captured):
@@ -287,7 +286,7 @@ def test_gradients_that_a_step_drops_itself(place, device, monkeypatch):
         if place == "end":
             training.optimizer.zero_grad()
 
-    trainings = [make_captured(monkeypatch, device), Training(device=device, enabled=False)]
+    trainings = make_pair(monkeypatch, device)
     for training in trainings:
         training.step.function = lambda *x, training=training: update(training, *x)
         for batch in draw_batches(12, device=device):
@@ -334,7 +333,7 @@ def test_an_obstacle_on_another_device_than_the_cpu_is_said_at_once():
 @DEVICES
 def test_a_model_that_moves_to_a_device_without_graphs(device, monkeypatch):
     """It goes on there, and says why steps are not captured any more."""
-    trainings = [make_captured(monkeypatch, device, optimizer="sgd"), Training("sgd", device, enabled=False)]
+    trainings = make_pair(monkeypatch, device, optimizer="sgd")
     (batch,) = draw_batches(1, device=device)
     for training in trainings:
         training.step(*batch, 1.0)
@@ -398,7 +397,7 @@ def test_a_capture_that_fails_at_any_place(error, fails_at, device, monkeypatch)
 @DEVICES
 def test_an_error_of_the_step_itself(device, monkeypatch):
     """It is what the user sees, once and after the one step that an eager call makes; then steps are captured."""
-    eager, captured = Failing(device=device, enabled=False), make_captured(monkeypatch, device, kind=Failing)
+    captured, eager = make_pair(monkeypatch, device, kind=Failing)
     (batch,) = draw_batches(1, device=device)
     found = []
     for training in (eager, captured):
@@ -443,7 +442,6 @@ def test_an_interrupt_at_any_place_of_a_capture(error, optimizer, fails_at, devi
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_no_memory_while_a_graph_is_captured():
     """The device's own error; afterwards the device works, and so does the step."""
     training, eager = Training(device="cuda"), Training(device="cuda", enabled=False)
@@ -466,7 +464,6 @@ def test_no_memory_while_a_graph_is_captured():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 def test_an_error_for_which_a_capture_cannot_end(error):
     """Work of another stream is left in it: it is the step's own error that counts."""
@@ -516,11 +513,7 @@ def test_models_in_several_threads(device, monkeypatch):
 
     for graphs in [x.step.graphs for x in trainings]:
         graphs.warm_up, graphs.capture = partial(watch, graphs.warm_up), partial(watch, graphs.capture)
-    threads = [threading.Thread(target=lambda x=x: [x.step(*batch, 1.0) for _ in range(5)]) for x in trainings]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads(*(lambda x=x: [x.step(*batch, 1.0) for _ in range(5)] for x in trainings))
     for _ in range(5):
         eager.step(*batch, 1.0)
     assert set(together) == {1}
@@ -531,7 +524,7 @@ def test_models_in_several_threads(device, monkeypatch):
 @DEVICES
 def test_a_wait_in_a_capture_is_named_by_its_line(device, monkeypatch):
     """By what CUDA answers to it; everything is put back, and the step runs eagerly."""
-    training, eager = make_captured(monkeypatch, device), Training(device=device, enabled=False)
+    training, eager = make_pair(monkeypatch, device)
     (batch,), plain = draw_batches(1, device=device), training.step.function
     capture_call = training.step.graphs.capture
 
@@ -595,7 +588,7 @@ def set_rate(training):
 @pytest.mark.parametrize("change", [set_weights, move_weights, set_rate])
 def test_what_a_thread_sets_while_it_holds_captures_stays(change, device, monkeypatch):
     """The step that waits for it needs another graph than the one that there is."""
-    trainings = make_captured(monkeypatch, device), Training(device=device, enabled=False)
+    trainings = make_pair(monkeypatch, device)
     first, second = draw_batches(2, device=device)
     for training in trainings:
         training.step(*first, 1.0)
@@ -639,7 +632,6 @@ def test_steps_of_other_threads_wait_for_a_capture(device, monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_captures_that_fail_at_their_end_leave_nothing_behind():
     """Neither memory that the allocator keeps back, nor a generator that takes the next numbers for a graph's."""
     found, number = [], torch.zeros((), device="cuda")

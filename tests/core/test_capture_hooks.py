@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from test_capture import DEVICES, OPTIMIZERS, Training, assert_same_parameters, draw_batches, make_captured
+from test_capture import DEVICES, OPTIMIZERS, Training, assert_same_parameters, draw_batches, make_captured, make_pair
 from test_capture_faults import run_steps
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -113,7 +113,7 @@ def test_hooks_that_come_and_go(name, device, monkeypatch):
 @DEVICES
 def test_a_hook_beside_another(device, monkeypatch):
     """One more is another graph, also where it comes first: halving and clamping do not commute."""
-    trainings = make_captured(monkeypatch, device, optimizer="sgd"), Training("sgd", device, enabled=False)
+    trainings = make_pair(monkeypatch, device, optimizer="sgd")
 
     def clamp_first(training):
         training.model[0].register_forward_hook(lambda _, args, output: output.clamp(-0.1, 0.1), prepend=True)
@@ -178,7 +178,7 @@ def test_reparametrizations_that_come_and_go(name, device, monkeypatch):
         if late:
             training.optimizer.add_param_group({"params": late, "lr": 0.1})
 
-    trainings = make_captured(monkeypatch, device, optimizer="sgd"), Training("sgd", device, enabled=False)
+    trainings = make_pair(monkeypatch, device, optimizer="sgd")
     for training in trainings:
         run_steps(training, [partial(change, attach_or_detach=x) for x in ATTACHED[name]], device)
     assert_same_parameters(trainings)
@@ -218,7 +218,7 @@ CONTEXTS = {
 @pytest.mark.parametrize("name", CONTEXTS)
 def test_contexts_around_a_step(name, device, monkeypatch):
     """In them the step runs eagerly, and says so once; after them it is replayed."""
-    trainings = make_captured(monkeypatch, device, optimizer="sgd"), Training("sgd", device, enabled=False)
+    trainings = make_pair(monkeypatch, device, optimizer="sgd")
     said = []
     for training in trainings:
         for make_context in (nullcontext, CONTEXTS[name], nullcontext):

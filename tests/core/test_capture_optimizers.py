@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from test_capture import DEVICES, OPTIMIZERS, Training, assert_same_parameters, draw_batches, make_captured
+from test_capture import DEVICES, OPTIMIZERS, Training, assert_same_parameters, draw_batches, make_captured, make_pair
 from test_capture_faults import run_steps
 from torch import nn
 from torch.optim.lr_scheduler import CyclicLR, OneCycleLR
@@ -73,8 +73,7 @@ def find_marks(optimizer):
 def test_scaled_gradients(optimizer, unscales, number, device, monkeypatch):
     """Parameters, scales, and the steps that are skipped, are those of eager steps, from the first one on."""
     options = {"optimizer": optimizer, "unscales": unscales, "number": number}
-    eager = ScaledTraining(device=device, enabled=False, **options)
-    captured = make_captured(monkeypatch, device, kind=ScaledTraining, **options)
+    captured, eager = make_pair(monkeypatch, device, **options, kind=ScaledTraining)
     marks = [find_marks(x) for x in captured.optimizers]
     assert train_scaled(captured, 12) == train_scaled(eager, 12)
     assert_same_parameters([captured, eager])
@@ -96,7 +95,7 @@ def test_a_scaler_with_other_settings_is_captured_anew(device, monkeypatch):
         if i == 10:
             training.scaler.load_state_dict({**training.scaler.state_dict(), "scale": 5.0, "growth_interval": 1})
 
-    trainings = make_captured(monkeypatch, device, kind=ScaledTraining), ScaledTraining(device=device, enabled=False)
+    trainings = make_pair(monkeypatch, device, kind=ScaledTraining)
     known = [train_scaled(x, 14, change) for x in trainings]
     assert known[0] == known[1]
     assert_same_parameters(trainings)
@@ -107,8 +106,7 @@ def test_a_scaler_with_other_settings_is_captured_anew(device, monkeypatch):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_scaled_steps_that_are_stopped(optimizer, device, monkeypatch):
     """They change no parameter, whether gradients are finite or not; the scale is that of eager steps."""
-    eager = ScaledTraining(optimizer, device, enabled=False)
-    captured = make_captured(monkeypatch, device, kind=ScaledTraining, optimizer=optimizer)
+    captured, eager = make_pair(monkeypatch, device, optimizer=optimizer, kind=ScaledTraining)
     known = []
     for training in (eager, captured):
         plain = training.update
@@ -132,7 +130,7 @@ def test_scaled_steps_that_are_stopped(optimizer, device, monkeypatch):
 
 @DEVICES
 def test_a_scaler_that_is_disabled(device, monkeypatch):
-    trainings = make_captured(monkeypatch, device, kind=ScaledTraining), ScaledTraining(device=device, enabled=False)
+    trainings = make_pair(monkeypatch, device, kind=ScaledTraining)
     for training in trainings:
         training.scaler = torch.amp.GradScaler(device, enabled=False)
         run_steps(training, [], device)
@@ -166,8 +164,7 @@ def test_hooks_that_a_scaler_skips(optimizer, device, monkeypatch):
 def test_a_capture_that_fails_leaves_the_scaler_as_it_was(place, fails_at, device, monkeypatch):
     """After gradients have been looked at, or after the optimizer's step: the scale has not been updated then."""
     options = {"optimizer": "fused adam", "unscales": place == "clip"}
-    eager = ScaledTraining(device=device, enabled=False, **options)
-    captured = make_captured(monkeypatch, device, kind=ScaledTraining, **options)
+    captured, eager = make_pair(monkeypatch, device, **options, kind=ScaledTraining)
     calls, clip = [], captured.clip
 
     def fail(*_):
@@ -209,8 +206,7 @@ def train_with_schedule(training, make_scheduler, device, starts_at=0):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_schedulers_of_betas_and_momentum(optimizer, cycle, starts_at, device, monkeypatch):
     """No optimizer takes them as tensors: that is said before a capture, as is what lets steps be captured."""
-    eager = Training(optimizer, device, enabled=False)
-    captured = make_captured(monkeypatch, device, optimizer=optimizer)
+    captured, eager = make_pair(monkeypatch, device, optimizer=optimizer)
     for training in (eager, captured) if optimizer == "rmsprop" else ():
         training.optimizer.param_groups[0]["momentum"] = 0.9  # its steps fail where it comes later
     setting = "betas" if "adam" in optimizer else "momentum"
@@ -226,7 +222,7 @@ def test_schedulers_of_betas_and_momentum(optimizer, cycle, starts_at, device, m
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_schedulers_of_learning_rates(optimizer, cycle, device, monkeypatch):
     """The same ones, told to leave the rest alone: one graph."""
-    trainings = make_captured(monkeypatch, device, optimizer=optimizer), Training(optimizer, device, enabled=False)
+    trainings = make_pair(monkeypatch, device, optimizer=optimizer)
     for training in trainings:
         train_with_schedule(training, partial(CYCLES[cycle], cycle_momentum=False), device)
     assert_same_parameters(trainings)
@@ -237,7 +233,7 @@ def test_schedulers_of_learning_rates(optimizer, cycle, device, monkeypatch):
 def test_an_optimizer_whose_schedule_has_ended(device, monkeypatch):
     """A checkpoint has the scheduler's marks; where nothing sets betas, steps are captured."""
     trained = train_with_schedule(Training(device=device, enabled=False), CYCLES["OneCycleLR"], device)
-    trainings = make_captured(monkeypatch, device), Training(device=device, enabled=False)
+    trainings = make_pair(monkeypatch, device)
     for training in trainings:
         training.optimizer.load_state_dict(copy.deepcopy(trained.optimizer.state_dict()))
         run_steps(training, [], device)
@@ -268,8 +264,7 @@ class DecayingTraining(Training):
 @DEVICES
 def test_learning_rates_that_the_step_changes(device, monkeypatch):
     """Checkpoints and copies have numbers, those of an eager step, and another step goes on from there."""
-    eager = DecayingTraining(device=device, enabled=False)
-    captured = make_captured(monkeypatch, device, kind=DecayingTraining)
+    captured, eager = make_pair(monkeypatch, device, kind=DecayingTraining)
     for _ in range(2):
         run_steps(eager, [], device), run_steps(captured, [], device)
         rate = pytest.approx(eager.optimizer.param_groups[0]["lr"], rel=1e-6)
@@ -294,7 +289,7 @@ def test_a_step_that_loses_its_optimizer_captures_again(monkeypatch):
 @DEVICES
 def test_step_counts_of_another_type(device, monkeypatch):
     """An optimizer that began when the default type was float64: the fused step of a GPU counts in float32."""
-    captured, eager = make_captured(monkeypatch, device), Training(device=device, enabled=False)
+    captured, eager = make_pair(monkeypatch, device)
     first, second = draw_batches(2, device=device)
     for training in (captured, eager):
         torch.set_default_dtype(torch.float64)

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from process_state import run_in_threads
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, RMSprop
 
@@ -385,11 +386,7 @@ def make_task():
 def test_several_in_several_threads():
     (alone, _, run), *others = [make_task() for _ in range(4)]
     run()
-    threads = [threading.Thread(target=task[2]) for task in others]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads(*(other for *_, other in others))
     for agent, *_ in others:
         assert all(map(torch.equal, agent.parameters(), alone.parameters()))
 

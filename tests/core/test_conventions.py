@@ -606,7 +606,6 @@ def test_one_graph_under_torch_compile(name):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @CONVERTERS
 def test_no_synchronisation(name):
     kwargs = make_arguments(name, device="cuda")

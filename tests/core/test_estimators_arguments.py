@@ -90,7 +90,6 @@ def test_negative_discounts(estimator):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_looks_at_values_once(monkeypatch):
     from rl_triton_core._internal.arguments import validation
 

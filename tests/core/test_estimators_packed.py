@@ -391,7 +391,6 @@ def test_what_does_not_go_together(estimator):
 
 # --- on a GPU ---------------------------------------------------------------------------------------------------------
 
-ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 GPU = SimpleNamespace(backend="triton", device="cuda", interpreted=False)
 
 
@@ -407,7 +406,6 @@ def make_cuda_call(estimator, lengths):
 
 
 @pytest.mark.gpu
-@ON_GPU
 @ALL
 def test_no_synchronisation(estimator):
     call_packed, _ = make_cuda_call(estimator, tuple(np.random.default_rng(0).integers(0, 300, 40)))
@@ -418,7 +416,6 @@ def test_no_synchronisation(estimator):
 
 
 @pytest.mark.gpu
-@ON_GPU
 @ALL
 def test_graph_capture(estimator):
     """The replay takes other sequences of the same total length."""
@@ -431,7 +428,6 @@ def test_graph_capture(estimator):
 
 
 @pytest.mark.gpu
-@ON_GPU
 @ALL
 def test_long_rows(estimator):
     lengths = tuple(np.random.default_rng(0).integers(0, 4000, 30))

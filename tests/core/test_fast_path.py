@@ -5,12 +5,15 @@ import importlib
 import sys
 import threading
 import warnings
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from gpu_checks import GPU
+from process_state import run_in_threads
 from processes import run_python
 
 import rl_triton_core as ours
@@ -23,8 +26,6 @@ from rl_triton_core._internal.launch import variants as triton_variants
 from rl_triton_core._internal.launch.recording import CURRENT_STREAM, RecordedLaunch, ResolvedLaunch
 
 pytestmark = pytest.mark.covering
-
-ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
 def make_rollout(envs=6, steps=40, dtype=torch.float32, device="cuda", seed=0):
@@ -62,7 +63,7 @@ def count_calls(name, monkeypatch):
     return calls
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, ON_GPU])])
+@pytest.fixture(params=["cpu", GPU])
 def device(request):
     """Of the tensors, of whose backend the launches are repeated."""
     if request.param == "cpu":
@@ -137,7 +138,7 @@ def whole_normalisations(monkeypatch):
     return count_calls("normalize", monkeypatch)
 
 
-@ON_GPU
+@pytest.mark.gpu
 @pytest.mark.parametrize("form", ["plain", "masked", "transposed", "half", "out", "in place"])
 def test_normalisation(form, whole_normalisations):
     for seed in range(5):
@@ -215,7 +216,7 @@ def test_gradients_stay(device):
             assert not ours.compute_gae(**{**x, "values": values}).advantages.requires_grad
 
 
-@ON_GPU
+@pytest.mark.gpu
 def test_another_stream_and_a_graph():
     x = make_rollout(4, 30)
     for _ in range(2):
@@ -237,17 +238,11 @@ def test_another_stream_and_a_graph():
 def test_several_threads(device):
     inputs = [make_rollout(3 + i % 2, 20 + i % 3, device=device, seed=i) for i in range(12)]
     wants = [take_normal_path(ours.compute_gae, **x) for x in inputs]
-    gots = [None] * len(inputs)
 
-    def work(i):
-        for _ in range(20):
-            gots[i] = ours.compute_gae(**inputs[i])
+    def work(x):
+        return [ours.compute_gae(**x) for _ in range(20)][-1]
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(inputs))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    gots = run_in_threads(*(partial(work, x) for x in inputs))
     for got, want in zip(gots, wants, strict=True):
         assert_same(got, want)
 
@@ -779,11 +774,7 @@ def test_threads_record_apart(on_cpu):
         for _ in range(2):
             function(torch.zeros(size))
 
-    threads = [threading.Thread(target=work, args=(size,)) for size in (3, 4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads(*(partial(work, size) for size in (3, 4)))
     for size in (3, 4):
         function(torch.zeros(size))
     assert len(launched) == 2

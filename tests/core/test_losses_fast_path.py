@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from gpu_checks import GPU, capture_graph
 from losses_cases import HEADS, call, leaves, make
 
 from rl_triton_core import fast_path_status
@@ -17,11 +18,10 @@ from rl_triton_core.losses import LogProbs, get_gradients, grpo_loss, kl_diverge
 
 pytestmark = pytest.mark.covering
 
-ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 NORMALIZED = {"normalize_advantages": True, "entropy_coef": 0.02}
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, ON_GPU])])
+@pytest.fixture(params=["cpu", GPU])
 def device(request):
     """Of the tensors, of whose backend the launches are repeated."""
     if request.param == "cpu":
@@ -278,7 +278,6 @@ def test_the_status_has_the_losses(device):
     assert fast_path_status().shapes["ppo_loss"] == 1
 
 
-@ON_GPU
 @pytest.mark.gpu
 def test_a_graph_of_repeated_launches():
     x, old, advantages = torch.randn(3, 5000, device="cuda")
@@ -287,15 +286,7 @@ def test_a_graph_of_repeated_launches():
     def compute():
         return torch.autograd.grad(ppo_loss(LogProbs(x), None, old, advantages, **NORMALIZED).loss, x)
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            compute()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        (captured,) = compute()
+    graph, (captured,) = capture_graph(compute, warmups=3)
     advantages.mul_(-0.5).add_(1)
     graph.replay()
     (want,) = take_normal_path(compute)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from gpu_checks import GPU
 
 pytest.importorskip("rl_games")
 from overrides import override
@@ -12,7 +13,6 @@ from test_rl_games import CLASSES, compare, make_agent
 from torch.distributions import Distribution
 from two_processes import SETUPS, check_training
 
-GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
 NORMALIZED = {"normalize_input": True, "normalize_value": True}
 CASES = {
     "discrete": ("cartpole", {}),

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from gpu_checks import GPU
 
 pytest.importorskip("rsl_rl")
 from ppo_rsl_rl import TensorEnv, evaluate_agent, main, parse_arguments, train_agent
@@ -15,7 +16,6 @@ from rsl_rl.runners import OnPolicyRunner
 
 OURS = "rl_triton_adapters.rsl_rl:TritonPPO"
 NETWORK = {"class_name": "MLPModel", "hidden_dims": [16], "activation": "elu"}
-GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
 VARIANTS = {
     "default": ({}, {}),
     "per minibatch": ({"normalize_advantage_per_mini_batch": True, "num_mini_batches": 3}, {}),

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 pytest.importorskip("rsl_rl")
+from gpu_checks import GPU
 from overrides import override
 from rsl_rl.algorithms import PPO
-from test_rsl_rl import GPU, OURS, RECURRENT, compare, make_runner, train, use_graphs
+from test_rsl_rl import OURS, RECURRENT, compare, make_runner, train, use_graphs
 
 if "use_mixed_precision" not in signature(PPO).parameters:
     pytest.skip("this RSL-RL has no mixed precision, and extensions in its update", allow_module_level=True)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from gpu_checks import GPU
 
 pytest.importorskip("skrl")
 from gpu_envs import ENVIRONMENTS
@@ -17,7 +18,6 @@ from two_processes import SETUPS, check_training
 from rl_triton_adapters import _skrl_update
 from rl_triton_adapters.skrl import TritonRunner, replace_gae
 
-GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
 SCALED = {"observation_preprocessor": "RunningStandardScaler", "value_preprocessor": "RunningStandardScaler"}
 RATES = {"kl_threshold": 0.002, "lr_factor": 2.0, "min_lr": 2**-20, "max_lr": 2**-7}
 """Those that a graph keeps, which are float32."""

@@ -24,7 +24,7 @@ from verl.trainer.config import AlgoConfig
 
 from rl_triton_adapters import verl as adapter
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("kind", ["prefix", "holes"])

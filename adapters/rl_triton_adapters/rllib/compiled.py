@@ -78,15 +78,18 @@ def list_networks(module: Any) -> list[Any]:
 
 def build_update(learner: Any, name: str, module: Any, loss: FusedLoss) -> CompiledUpdate:
     """The compiled update of a module that is known."""
-    head, networks = loss.find_head(name), [x.net.mlp for x in list_networks(module)]
+    head, pi, networks = loss.find_head(name), module.pi, [x.net.mlp for x in list_networks(module)]
     assert head is not None
-    kind: dict[str, Any] = {"head": "categorical", "nvec": head.nvec}
-    if not head.nvec:
-        bound = module.pi.log_std_clip_param_const if module.pi.clip_log_std else math.inf
-        kind = {"head": "gaussian", "log_std": getattr(module.pi, "log_std", None), "log_std_bound": float(bound)}
     return CompiledUpdate(
-        *(nn.Sequential(*networks[:2]), nn.Sequential(*networks[2:]), learner.get_optimizer(name)),
-        **{**kind, "value_clip_mode": "rllib", "has_kl": learner.config.get_config_for_module(name).use_kl_loss},
+        nn.Sequential(*networks[:2]),
+        nn.Sequential(*networks[2:]),
+        learner.get_optimizer(name),
+        head="categorical" if head.nvec else "gaussian",
+        nvec=head.nvec or None,
+        log_std=None if head.nvec else getattr(pi, "log_std", None),
+        log_std_bound=float(pi.log_std_clip_param_const) if pi.clip_log_std else math.inf,
+        value_clip_mode="rllib",
+        has_kl=learner.config.get_config_for_module(name).use_kl_loss,
     )
 
 
@@ -97,13 +100,16 @@ def run_compiled(learner: Any, name: str, update: CompiledUpdate, columns: Any, 
     waiting = iter(torch.split(rows[counted], counted.sum(1).tolist()))
     features, actions, *others = (columns[x] for x in SLOTS)
     rollout = Rollout(features, actions.reshape(len(columns), -1), *others)
-    entropy_coef = learner.entropy_coeff_schedulers_per_module[name].get_current_value()
     results = update.run(
         rollout._replace(old_outputs=columns[Columns.ACTION_DIST_INPUTS]),
         iter(lambda: [*islice(waiting, -(-len(columns) // rows.shape[1]))], []),  # an interrupt ends it after an epoch
-        **{"clip": config.clip_param, "value_clip": config.vf_clip_param, "value_coef": config.vf_loss_coeff},
-        entropy_coef=float(entropy_coef),
+        clip=config.clip_param,
+        value_clip=config.vf_clip_param,
+        value_coef=config.vf_loss_coeff,
+        entropy_coef=float(learner.entropy_coeff_schedulers_per_module[name].get_current_value()),
         kl_coef=float(learner.curr_kl_coeffs_per_module[name]) if config.use_kl_loss else 0.0,
-        **{"max_grad_norm": config.grad_clip or math.inf, "grad_clip_mode": config.grad_clip_by, "replace_nan": True},
+        max_grad_norm=config.grad_clip or math.inf,
+        grad_clip_mode=config.grad_clip_by,
+        replace_nan=True,
     )
     return sum(int((~epoch[:, -2].isfinite()).sum()) for epoch in results)

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from rl_triton_adapters._versions import explain_import
 from rl_triton_adapters.cleanrl import RolloutBufferMixin
 
 try:
@@ -25,9 +26,7 @@ try:
     from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
     from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 except ImportError as error:
-    raise ImportError(
-        "rl_triton_adapters.sb3 needs Stable-Baselines3, which could not be imported: pip install rl-triton-core[sb3]"
-    ) from error
+    raise explain_import(__package__, error, "stable-baselines3", "2.9", "sb3") from error
 
 __all__ = ["TritonDictRolloutBuffer", "TritonGAEMixin", "TritonRolloutBuffer", "rollout_buffer_class_for"]
 

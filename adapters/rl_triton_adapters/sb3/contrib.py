@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rl_triton_adapters._optimizers import fuse_optimizer
 from rl_triton_adapters._switch import find_off_switch
+from rl_triton_adapters._versions import explain_import
 from rl_triton_adapters.sb3.base import check_acceleration, replace_methods
 from rl_triton_adapters.sb3.buffers import TritonGAEMixin, rollout_buffer_class_for
 from rl_triton_adapters.sb3.captured import PPOUpdateMixin
@@ -33,10 +34,7 @@ try:
     from sb3_contrib.common.recurrent.buffers import RecurrentDictRolloutBuffer, RecurrentRolloutBuffer
     from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 except ImportError as error:
-    raise ImportError(
-        "rl_triton_adapters.sb3.contrib needs sb3-contrib, which could not be imported: "
-        "pip install rl-triton-core[sb3-contrib]"
-    ) from error
+    raise explain_import(__name__, error, "sb3-contrib", "2.9") from error
 
 __all__ = [
     "DeviceMaskableDictRolloutBuffer",

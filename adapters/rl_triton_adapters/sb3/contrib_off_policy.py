@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.overrides import TorchFunctionMode
 
+from rl_triton_adapters._versions import explain_import
 from rl_triton_adapters.sb3.dqn import ValueUpdateMixin
 from rl_triton_adapters.sb3.sac import EntropyMixin
 
@@ -17,10 +18,7 @@ try:
     from sb3_contrib.common.torch_layers import BatchRenorm
     from sb3_contrib.common.utils import quantile_huber_loss
 except ImportError as error:
-    raise ImportError(
-        "rl_triton_adapters.sb3.contrib_off_policy needs sb3-contrib, which could not be imported: "
-        "pip install rl-triton-core[sb3-contrib]"
-    ) from error
+    raise explain_import(__name__, error, "sb3-contrib", "2.9") from error
 
 __all__ = ["TritonCrossQ", "TritonQRDQN", "TritonTQC"]
 

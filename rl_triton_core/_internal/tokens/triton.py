@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -21,18 +21,11 @@ PROGRAMS = 1024
 """Several share a token where there are fewer than so many."""
 
 
-class Cut(NamedTuple):
-    """How the logits of a token are cut."""
-
-    block: int
-    splits: int
-    num_warps: int
-
-
-def cut_rows(num_tokens: int, size: int, each: int = 16) -> Cut:
-    """Blocks, shared by so many programs that the device is busy; of one, a thread takes `each` logits."""
+def cut_rows(num_tokens: int, size: int, each: int = 16) -> tuple[dict[str, int], int]:
+    """Blocks, shared by so many programs that the device is busy, and warps; a thread has `each` logits of a block."""
     block = max(each, min(MAX_THREADS * each, next_power_of_2(size)))
-    return Cut(block, max(1, min(-(-size // block), PROGRAMS // num_tokens)), max(1, block // (32 * each)))
+    splits = max(1, min(-(-size // block), PROGRAMS // num_tokens))
+    return {"BLOCK": block, "SPLITS": splits}, max(1, block // (32 * each))
 
 
 def run(problem: TokenProblem, results: TokenResults) -> None:
@@ -65,29 +58,29 @@ def list_launches(problem: TokenProblem, results: TokenResults) -> Iterator[Kern
     """The launches that fill the results."""
     num_tokens = problem.tokens.numel()
     each = BYTES // problem.logits.element_size()
-    cut, partials = cut_rows(num_tokens, problem.logits.shape[-1], each), None
-    if cut.splits > 1:
-        partials = problem.logits.new_empty((num_tokens, cut.splits, 3), dtype=torch.float32)
+    constants, num_warps = cut_rows(num_tokens, problem.logits.shape[-1], each)
+    splits, partials = constants["SPLITS"], None
+    if splits > 1:
+        partials = problem.logits.new_empty((num_tokens, splits, 3), dtype=torch.float32)
     arguments = (*list_arguments(problem), *results, partials)
-    programs = num_tokens * cut.splits
     width = 16 // problem.logits.element_size() if problem.logits.shape[-1] % 16 == 0 else 1
-    constants = {"BLOCK": cut.block, "SPLITS": cut.splits, "EACH": each, "WIDTH": width}
-    yield KernelCall(kernels.evaluate, programs, arguments, constants, cut.num_warps, partials, checked=True)
-    if cut.splits > 1:
-        constants = {"BLOCK": next_power_of_2(cut.splits), "SPLITS": cut.splits}
-        yield KernelCall(kernels.merge, num_tokens, arguments, constants, 1, partials, checked=True)
+    own = constants | {"EACH": each, "WIDTH": width}
+    yield KernelCall(kernels.evaluate, num_tokens * splits, arguments, own, num_warps, partials, checked=True)
+    if splits > 1:
+        own = constants | {"BLOCK": next_power_of_2(splits)}
+        yield KernelCall(kernels.merge, num_tokens, arguments, own, 1, partials, checked=True)
 
 
 def make_gradient_launch(
     problem: TokenProblem, results: TokenResults, upstream: Upstream, rows: torch.Tensor
 ) -> KernelCall:
     """The launch that fills the gradient, given as [rows, columns, V]."""
-    cut = cut_rows(problem.tokens.numel(), problem.logits.shape[-1])
+    num_tokens = problem.tokens.numel()
+    constants, num_warps = cut_rows(num_tokens, problem.logits.shape[-1])
     given = [None if x is None else x.contiguous() for x in upstream]
     arguments = (*list_arguments(problem), *results[1:], *given, rows, *rows.stride()[:2])
-    programs = problem.tokens.numel() * cut.splits
-    constants = {"BLOCK": cut.block, "SPLITS": cut.splits}
-    return KernelCall(kernels.differentiate, programs, arguments, constants, cut.num_warps, checked=True)
+    programs = num_tokens * constants["SPLITS"]
+    return KernelCall(kernels.differentiate, programs, arguments, constants, num_warps, checked=True)
 
 
 def list_arguments(problem: TokenProblem) -> tuple[Any, ...]:

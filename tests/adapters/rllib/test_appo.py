@@ -74,7 +74,6 @@ def test_updates_are_those_of_rllib(space, options):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("space", SPACES)
 def test_updates_on_a_gpu_are_those_of_rllib(space):
     config = make_config(space, use_kl_loss=True).learners(num_gpus_per_learner=1)

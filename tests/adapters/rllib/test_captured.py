@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("ray.rllib")
 
 import ray
-from core.test_capture import GPU
+from gpu_checks import GPU
 from processes import run_ranks
 from ray.rllib.algorithms.ppo.ppo_catalog import PPOCatalog
 from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
@@ -393,7 +393,6 @@ def update_share(rank):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_learners_that_average_gradients_are_captured(tmp_path):
     weights = run_ranks(update_share, tmp_path, ranks=min(2, torch.cuda.device_count()), kind="nccl")
     for name, want in weights[0].items():

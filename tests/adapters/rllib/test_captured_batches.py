@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("ray.rllib")
 
 import ray
-from core.test_capture import GPU
+from gpu_checks import GPU
 from ray.rllib.algorithms.appo import APPOConfig
 from ray.rllib.algorithms.appo.torch.appo_torch_learner import APPOTorchLearner
 from ray.rllib.algorithms.impala import IMPALAConfig
@@ -215,7 +215,6 @@ def test_a_state_is_set_after_a_capture(monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("num_learners", [0, 1])
 @pytest.mark.parametrize("config_class", [IMPALAConfig, APPOConfig])
 def test_training_on_a_gpu_replays_graphs(config_class, num_learners, private_ray):

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from rl_triton_adapters._overrides import find_override
+from rl_triton_adapters._rl_games_central_value import CapturedCentralValue
 from rl_triton_adapters.updates import CapturedUpdate, DeferredChecks, find_reason, keep_buffers
 
 PACKAGES = ("rl_games", "rl_triton_adapters")
@@ -35,10 +36,10 @@ RATE = 4
 
 
 class CapturedUpdateMixin:
-    """Capture an agent's `calc_gradients`. Put it in front of an agent of RL-Games.
+    """Capture an agent's `calc_gradients`, and the steps of its central value network. Put it in front of an agent.
 
     What surrounds a step stays RL-Games' own: minibatches, schedules of the learning rate, which the host reads the
-    divergence for, the training of a central value network.
+    divergence for.
     """
 
     entropy_coef: Any
@@ -55,26 +56,31 @@ class CapturedUpdateMixin:
         self._refusals: list[Tensor] = []
         self.aux_loss_dict: dict[str, Any] = {}  # agents of RL-Games 1.6.1 have none
         self._captured = CapturedUpdate(self._make_step)
+        self._central_value = CapturedCentralValue()
         super().__init__(base_name, params)
         self._has_fused_kernel = getattr(self, "use_fused_kernel", False)  # RL-Games 2's, which takes numbers
         self._find_step()
         if self.triton:
             self._captured.warn_of_stock(type(self).__name__, "the agent of RL-Games")
+            self._central_value.captured.warn_of_stock("the central value network", "that of RL-Games")
 
     def describe_step(self) -> str:
         """Say in which of three ways updates are made, and why."""
         self._find_step()
-        return self._captured.describe("those of RL-Games")
+        updates = [self._captured] + [self._central_value.captured] * self.has_central_value
+        return "; of the central value network, ".join(x.describe("those of RL-Games") for x in updates)
 
     def _find_step(self) -> None:
         compiled = self.config.get("torch_compile")
-        mode = compiled.get("mode") if isinstance(compiled, dict) else compiled
-        stock = find_reason(
+        modes = compiled if isinstance(compiled, dict) else {"mode": compiled}
+        mode = modes.get("mode")
+        if self.has_central_value:
+            reason = self._find_compiler(modes.get("critic_mode", mode))
+            self._central_value.find_step(self.central_value_net, reason)
+        stock = self._find_compiler(mode) or find_reason(
             {
-                "switched off": not self.triton,
                 "use_diagnostics reads from the device in every minibatch": getattr(self, "use_diagnostics", False),
                 "zero_rnn_on_done reads from the device where episodes end": self.is_rnn and self.zero_rnn_on_done,
-                f"torch_compile={mode} captures graphs of its own": mode in CAPTURING_MODES,
                 "actor_loss_func is not RL-Games'": not self.actor_loss_func.__module__.startswith("rl_games."),
             }
         )
@@ -83,14 +89,26 @@ class CapturedUpdateMixin:
         self._captured.find_step([self.model], [self.optimizer], stock=stock, is_averaged=self.multi_gpu)
         self.use_fused_kernel = self._has_fused_kernel and bool(self._captured.stock)
 
+    def _find_compiler(self, mode: Any) -> str:
+        """Why nothing is captured of a model that `torch.compile` compiles in this mode; empty if it may be."""
+        captures = f"torch_compile={mode} captures graphs of its own"
+        return find_reason({"switched off": not self.triton, captures: mode in CAPTURING_MODES})
+
     def prepare_dataset(self, batch_dict: dict[str, Any]) -> None:
         """Prepare the minibatches of an update, as the agent does, and keep statistics where graphs read them."""
         self._find_step()
         assert self._captured.step is not None
         self._captured.step.resume()
         self._refusals = []
-        with keep_buffers(self.model):
+        models = [self.model, self.central_value_net.model] if self.has_central_value else [self.model]
+        with keep_buffers(*models):
             super().prepare_dataset(batch_dict)
+
+    def train_central_value(self) -> Any:
+        """Train the central value network, as the agent does."""
+        with self._central_value.training():
+            loss = super().train_central_value()
+        return loss.item() if isinstance(loss, Tensor) else loss
 
     def calc_gradients(self, input_dict: dict[str, Any]) -> None:
         """Make a step with a minibatch, as the agent does."""

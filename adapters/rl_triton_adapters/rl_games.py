@@ -99,10 +99,10 @@ class TritonAdvantagesMixin:
 class TritonA2CAgent(CapturedUpdateMixin, TritonAdvantagesMixin, A2CAgent):
     """PPO of RL-Games for continuous actions, with advantages and loss of `rl_triton_core`, captured on a GPU.
 
-    The loss is RL-Games' own with masks of sequences, several values per state, a central value network, mixed
-    precision, `ppo: False`, or another `actor_loss_func` than the clipped one. A user's agent that this class stands in
-    front of keeps its own `calc_losses`. An RL-Games without that method, such as 1.6.1 and Isaac Lab's, computes the
-    loss itself, which is warned of.
+    The loss is RL-Games' own with masks of sequences, several values per state, `use_experimental_cv: False` beside a
+    central value network, mixed precision, `ppo: False`, or another `actor_loss_func` than the clipped one. A user's
+    agent that this class stands in front of keeps its own `calc_losses`. An RL-Games without that method, such as 1.6.1
+    and Isaac Lab's, computes the loss itself, which is warned of.
     """
 
     def __init__(self, base_name: str, params: dict[str, Any]) -> None:

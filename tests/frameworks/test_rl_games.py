@@ -1,6 +1,7 @@
 """Agents of RL-Games, stock against ours: advantages, losses and training."""
 
 import math
+from copy import deepcopy
 
 import pytest
 import torch
@@ -19,10 +20,12 @@ CLASSES = {"cartpole": TritonDiscreteA2CAgent, "pendulum": TritonA2CAgent}
 
 
 def make_agent(advantages, env, folder, changes=(), registered=True, kind=None):
-    """An agent as a runner makes it; most environments end an episode soon."""
+    """An agent as a runner makes it, with changes of the network too; most environments end an episode soon."""
     flags = [*FLAGS, "--advantages", advantages, "--env", env, "--log-dir", str(folder)]
     config = make_config(parse_arguments(flags))
-    config["params"]["config"] |= dict(changes)
+    changes = deepcopy(dict(changes))  # in which RL-Games puts objects
+    config["params"]["network"] |= changes.pop("network", {})
+    config["params"]["config"] |= changes
     if not registered:
         del config["params"]["config"]["triton"]
     runner = Runner()
@@ -37,8 +40,19 @@ def make_agent(advantages, env, folder, changes=(), registered=True, kind=None):
     return agent
 
 
+def list_trainers(agent):
+    """The agent and, where it has one, its central value network: each has a `model` and an `optimizer`."""
+    return [agent, agent.central_value_net] if agent.has_central_value else [agent]
+
+
+def get_state(agent):
+    """Of all its networks."""
+    states = [x.model.state_dict() for x in list_trainers(agent)]
+    return {f"{name} {i}": x for i, state in enumerate(states) for name, x in state.items()}
+
+
 def compare(got, want, **tolerance):
-    for (name, x), y in zip(got.model.state_dict().items(), want.model.state_dict().values(), strict=True):
+    for (name, x), y in zip(get_state(got).items(), get_state(want).values(), strict=True):
         torch.testing.assert_close(x, y, msg=lambda text, name=name: f"{name}: {text}", **tolerance)
 
 

@@ -1,19 +1,47 @@
 """Captured updates of RL-Games' agents against eager ones and against its own; on a CPU with recorded graphs."""
 
+from functools import partial
+
 import pytest
 import torch
 from gpu_checks import GPU
 
 pytest.importorskip("rl_games")
+from gymnasium import spaces
 from overrides import override
+from ppo_rl_games import TensorEnv
 from recorded_graphs import allow_captures
 from rl_games.algos_torch.a2c_continuous import A2CAgent
+from rl_games.common import env_configurations, vecenv
 from rl_games.common.a2c_common import A2CBase
-from test_rl_games import CLASSES, compare, make_agent
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from test_rl_games import CLASSES, compare, get_state, list_trainers, make_agent
 from torch.distributions import Distribution
 from two_processes import SETUPS, check_training
 
 NORMALIZED = {"normalize_input": True, "normalize_value": True}
+LSTM = {"network": {"rnn": {"name": "lstm", "units": 8, "layers": 1}}, "zero_rnn_on_done": False, "seq_length": 4}
+MLP = {"units": [32], "activation": "tanh", "initializer": {"name": "default"}}
+CENTRAL_VALUE = {
+    "minibatch_size": 16,
+    "mini_epochs": 2,
+    "learning_rate": 2**-8,
+    "lr_schedule": "linear",
+    "clip_value": True,
+    "truncate_grads": True,
+    "grad_norm": 0.5,
+    "normalize_input": True,
+    "network": {"name": "actor_critic", "central_value": True, "mlp": MLP},
+}
+
+
+def with_central_value(**changes):
+    """Three minibatches of states, which know more than observations."""
+    return {"env_name": "states", "central_value_config": CENTRAL_VALUE | changes}
+
+
+OTHER = "of the central value network, "
+CAPTURED = "updates are captured", f"updates are captured; {OTHER}updates are captured"
 CASES = {
     "discrete": ("cartpole", {}),
     "normalized": ("pendulum", NORMALIZED | {"max_epochs": 40, "mini_epochs": 2}),
@@ -22,7 +50,46 @@ CASES = {
     "standard schedule": ("pendulum", {"schedule_type": "standard", "truncate_grads": False}),
     "linear schedule": ("pendulum", {"lr_schedule": "linear", "schedule_entropy": True, "entropy_coef": 0.01}),
     "smooth clamp": ("pendulum", {"use_smooth_clamp": True, "weight_decay": 0.01}),
+    "LSTM": ("pendulum", LSTM | NORMALIZED),
+    "LSTM shared, discrete": ("cartpole", LSTM | {"network": LSTM["network"] | {"separate": False}}),
+    "GRU": ("pendulum", LSTM | {"network": {"rnn": LSTM["network"]["rnn"] | {"name": "gru"}}}),
+    "central value": ("pendulum", with_central_value() | NORMALIZED | {"max_epochs": 4}),
+    "central value discrete": ("cartpole", with_central_value(normalize_input=False, truncate_grads=False)),
+    "central value of a recurrent agent": (
+        "pendulum",
+        with_central_value(clip_value=False, lr_schedule=None) | LSTM | {"use_experimental_cv": False},
+    ),
 }
+
+
+class StatesEnv(TensorEnv):
+    """Adds to the states how much of the time is over."""
+
+    def reset(self):
+        return self.add_states(super().reset())
+
+    def step(self, actions):
+        observations, *rest = super().step(actions)
+        return self.add_states(observations), *rest
+
+    def add_states(self, observations):
+        time = self.envs.elapsed[:, None] / self.envs.time_limit
+        return {"obs": observations, "states": torch.cat([observations, time], dim=1)}
+
+    def get_env_info(self):
+        return super().get_env_info() | {
+            "state_space": spaces.Box(-float("inf"), float("inf"), (self.envs.observations + 1,))
+        }
+
+
+vecenv.register("STATES", lambda _, num_envs, **options: StatesEnv(num_envs, **options))
+env_configurations.register("states", {"vecenv_type": "STATES"})
+
+
+@pytest.fixture(autouse=True)
+def no_mkldnn(monkeypatch):
+    """Whose LSTM keeps nothing for a backward in a replay."""
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
 
 
 def train(agent, seed=1):
@@ -33,21 +100,30 @@ def train(agent, seed=1):
 
 def round_rates(agent):
     """Let learning rates be those that a graph keeps, which are float32."""
-    update = agent.scheduler.update
-    agent.scheduler.update = lambda *arguments: (
-        torch.tensor((result := update(*arguments))[0]).item(),
-        torch.tensor(result[1]).item(),
-    )
+    for trainer in list_trainers(agent):
+        trainer.scheduler.update = partial(round_update, trainer.scheduler.update)
     return agent
+
+
+def round_update(update, *arguments):
+    return tuple(torch.tensor(x).item() for x in update(*arguments))
+
+
+def read_losses(agent):
+    """Those of the central value network, as they were logged."""
+    agent.writer.flush()
+    events = EventAccumulator(agent.summaries_dir).Reload()
+    return [x.value for x in events.Scalars("losses/cval_loss")] if agent.has_central_value else []
 
 
 def compare_all(ours, other, **tolerance):
     compare(ours, other, **tolerance)
     assert ours.last_lr == pytest.approx(other.last_lr, rel=tolerance["rtol"] or 1e-12)
     assert ours.entropy_coef == other.entropy_coef and ours.frame == other.frame
-    states = [x.optimizer.state_dict()["state"] for x in (ours, other)]
-    for i in states[0]:
-        torch.testing.assert_close(states[0][i], states[1][i], **tolerance)
+    for x, y in zip(list_trainers(ours), list_trainers(other), strict=True):
+        states = [trainer.optimizer.state_dict()["state"] for trainer in (x, y)]
+        torch.testing.assert_close(*states, **tolerance)
+    assert read_losses(ours) == pytest.approx(read_losses(other), rel=tolerance["rtol"] or 1e-12)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -59,10 +135,13 @@ def test_a_captured_update_is_the_eager_one(case, tmp_path, monkeypatch):
     assert eager.describe_step().startswith("updates are accelerated without a graph: graphs need tensors on a GPU")
     allow_captures(monkeypatch)
     ours = round_rates(make_agent("triton", env, tmp_path, changes))
-    places = [x.data_ptr() for x in ours.model.buffers()]
+    trainers = list_trainers(ours)
+    places = [x.data_ptr() for trainer in trainers for x in trainer.model.buffers()]
     train(ours)
-    assert ours.describe_step() == "updates are captured"
-    assert ours._captured.step.graphs.captures == 1 and places == [x.data_ptr() for x in ours.model.buffers()]
+    assert ours.describe_step() == CAPTURED[len(trainers) - 1]
+    updates = [ours._captured, ours._central_value.captured][: len(trainers)]
+    assert [x.step.graphs.captures for x in updates] == [1] * len(trainers)
+    assert places == [x.data_ptr() for trainer in trainers for x in trainer.model.buffers()]
     compare_all(ours, eager, rtol=0, atol=0)
 
 
@@ -73,18 +152,24 @@ def test_training_is_that_of_rl_games_up_to_rounding(case, device, tmp_path):
     changes = changes | {"max_epochs": 2, "device": device, "env_config": {"env": env, "device": device, "seed": 1}}
     stock, ours = (train(make_agent(name, env, tmp_path, changes)) for name in ("stock", "triton"))
     if device == "cuda":
-        assert ours.describe_step() == "updates are captured"
+        assert ours.describe_step() in CAPTURED
     tolerance = {"rtol": 1e-4, "atol": 1e-5} if device == "cpu" else {"rtol": 1e-2, "atol": 1e-3}
     compare(ours, stock, **tolerance)
+    assert read_losses(ours) == pytest.approx(read_losses(stock), rel=tolerance["rtol"])
 
 
 @pytest.mark.parametrize("device", [GPU])
 @pytest.mark.parametrize("env", CLASSES)
-def test_mixed_precision_on_a_gpu(env, device, tmp_path):
+@pytest.mark.parametrize("central", [{}, with_central_value(mixed_precision=True)], ids=["alone", "central value"])
+def test_mixed_precision_on_a_gpu(central, env, device, tmp_path):
     """Which RL-Games has on a GPU alone."""
-    changes = {"mixed_precision": True, "device": device, "env_config": {"env": env, "device": device, "seed": 1}}
+    changes = central | {
+        "mixed_precision": True,
+        "device": device,
+        "env_config": {"env": env, "device": device, "seed": 1},
+    }
     stock, ours = (train(make_agent(name, env, tmp_path, changes)) for name in ("stock", "triton"))
-    assert ours.describe_step() == "updates are captured"
+    assert ours.describe_step() == CAPTURED[bool(central)]
     compare(ours, stock, rtol=5e-2, atol=5e-3)
 
 
@@ -100,6 +185,63 @@ def test_settings_that_change_are_followed(tmp_path, monkeypatch):
         agents.append(train(agent, seed=2))
     compare(*agents[1::-1], rtol=1e-4, atol=1e-5)
     assert not torch.equal(*(next(x.model.parameters()) for x in agents[1:]))
+
+
+def test_settings_of_a_central_value_network_that_change_are_followed(tmp_path, monkeypatch):
+    """The agent does not learn, since rounding would grow in what it does."""
+    changes = with_central_value(lr_schedule=None) | {"learning_rate": 0.0, "lr_schedule": None}
+    agents = []
+    for mode in ("stock", "triton"):
+        if mode == "triton":
+            allow_captures(monkeypatch)
+        agents.append(agent := train(make_agent(mode, "pendulum", tmp_path, changes)))
+        for name, value in {"e_clip": 0.01, "clip_value": False, "grad_norm": 0.05, "truncate_grads": False}.items():
+            setattr(agent.central_value_net, name, value)
+            agent.max_epochs += 1
+            train(agent, seed=2)
+    compare(*agents[::-1], rtol=1e-4, atol=1e-5)
+
+
+def test_no_step_of_a_central_value_network_waits_for_its_loss(tmp_path, monkeypatch):
+    """The host reads one number, the average."""
+    allow_captures(monkeypatch)
+    agent, item = make_agent("triton", "pendulum", tmp_path, with_central_value()), torch.Tensor.item
+    reads, results = [], []
+    train_network = agent.train_central_value
+
+    def count_reads():
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.Tensor, "item", lambda x: reads.append(x) or item(x))
+            return results.append(train_network())
+
+    agent.train_central_value = count_reads
+    train(agent)
+    assert len(reads) == agent.max_epochs and all(type(x) is float for x in results)
+
+
+def refuse_gradients(graph, _):
+    """A compiler whose code cannot be trained."""
+
+    def run(*arguments):
+        assert not torch.is_grad_enabled()
+        return graph(*arguments)
+
+    return run
+
+
+def test_compiled_models_are_captured_uncompiled(tmp_path, monkeypatch):
+    """RL-Games' runner compiles them after the agent is made."""
+    agents = []
+    for mode in ("stock", "triton"):
+        agent = make_agent(mode, "pendulum", tmp_path, with_central_value(normalize_input=False))
+        if mode == "triton":
+            allow_captures(monkeypatch)
+            for trainer in list_trainers(agent):
+                trainer.model = torch.compile(trainer.model, backend=refuse_gradients)
+        agents.append(train(agent))
+    assert agents[1].describe_step() == CAPTURED[1]
+    assert all(hasattr(trainer.model, "_orig_mod") for trainer in list_trainers(agents[1]))
+    compare(*agents[::-1], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("captured", [False, True])
@@ -139,6 +281,7 @@ def own_loss(*arguments):
 REASONS = {
     "use_diagnostics reads from the device in every minibatch": {"use_diagnostics": True},
     "torch_compile=reduce-overhead captures graphs of its own": {"torch_compile": "reduce-overhead"},
+    "zero_rnn_on_done reads from the device where episodes end": LSTM | {"zero_rnn_on_done": True, "max_epochs": 1},
 }
 
 
@@ -149,6 +292,63 @@ def test_what_is_not_captured(reason, tmp_path, monkeypatch):
         ours = train(make_agent("triton", "pendulum", tmp_path, REASONS[reason]))
     assert ours.describe_step() == f"updates are those of RL-Games: {reason}"
     compare(ours, train(make_agent("stock", "pendulum", tmp_path, REASONS[reason])), rtol=1e-4, atol=2e-6)
+
+
+NO_LSTM = "its recurrent networks read from the device where episodes end"
+RECURRENT = CENTRAL_VALUE["network"] | {"rnn": LSTM["network"]["rnn"]}
+REASONS_OF_CENTRAL_VALUE = {
+    NO_LSTM: with_central_value(network=RECURRENT) | {"seq_length": 4},
+    "torch_compile=reduce-overhead captures graphs of its own": with_central_value()
+    | {"torch_compile": "reduce-overhead"},
+    "torch_compile=max-autotune captures graphs of its own": with_central_value()
+    | {"torch_compile": {"mode": "default", "critic_mode": "max-autotune"}},
+}
+
+
+@pytest.mark.parametrize("reason", REASONS_OF_CENTRAL_VALUE)
+def test_what_is_not_captured_of_a_central_value_network(reason, tmp_path, monkeypatch):
+    allow_captures(monkeypatch)
+    changes = REASONS_OF_CENTRAL_VALUE[reason]
+    with pytest.warns(RuntimeWarning, match=f"the central value network updates as that of RL-Games does: {reason}"):
+        ours = train(make_agent("triton", "pendulum", tmp_path, changes))
+    assert ours.describe_step().endswith(f"{OTHER}updates are those of RL-Games: {reason}")
+    stock = train(make_agent("stock", "pendulum", tmp_path, changes))
+    compare_all(ours, stock, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["train_net", "train_critic", "calc_gradients", "calc_loss", "_preproc_obs"])
+def test_methods_of_users_of_a_central_value_network(name, tmp_path, monkeypatch):
+    allow_captures(monkeypatch)
+    agents = [make_agent(mode, "pendulum", tmp_path, with_central_value()) for mode in ("triton", "stock")]
+    for agent in agents:
+        if not hasattr(agent.central_value_net, name):
+            pytest.skip("this version has no such method")
+        override(agent.central_value_net, name)
+        train(agent)
+    reason = f"this CentralValueTrain has its own {name}"
+    assert agents[0].describe_step().endswith(f"{OTHER}updates are those of RL-Games: {reason}")
+    compare_all(*agents, rtol=1e-4, atol=1e-5)
+
+
+def test_a_central_value_network_of_users(tmp_path, monkeypatch):
+    """Switched off, bit for bit; with a method of users around its training; one that takes the place of another."""
+    allow_captures(monkeypatch)
+    agents = [make_agent("stock", "pendulum", tmp_path, with_central_value(), x) for x in (True, False)]
+    compare_all(*map(train, agents), rtol=0, atol=0)
+    assert agents[0].describe_step().endswith(f"{OTHER}updates are those of RL-Games: switched off")
+    behind = type("Ours", (CLASSES["pendulum"], Watching), {})
+    agent = train(make_agent("triton", "pendulum", tmp_path, with_central_value(), kind=behind))
+    assert not agent.central_value_loss.requires_grad
+    assert read_losses(agent)[-1] == pytest.approx(agent.central_value_loss.item())
+    agent = make_agent("triton", "pendulum", tmp_path, with_central_value())
+    agent.central_value_net = make_agent("stock", "pendulum", tmp_path, with_central_value()).central_value_net
+    assert train(agent).describe_step() == CAPTURED[1]
+    assert agent._central_value.captured.step.graphs.captures == 1
+
+
+class Watching(A2CAgent):
+    def train_central_value(self):
+        self.central_value_loss = super().train_central_value()
 
 
 @pytest.mark.parametrize("env", CLASSES)
@@ -176,15 +376,23 @@ def test_methods_of_users_are_not_captured(tmp_path, monkeypatch):
 
 def train_in_rank(rank, device, arm, folder):
     changes = NORMALIZED | {"device": device, "env_config": {"env": "pendulum", "device": device, "seed": 1 + rank}}
-    changes["max_epochs"] = 3  # so few that no rounding grows
+    changes |= with_central_value() | {"max_epochs": 3}  # so few that no rounding grows
     agent = make_agent("stock" if arm == "stock" else "triton", "pendulum", folder, changes)
     torch.cuda.set_device = lambda _: None  # the device and the group are there already
-    agent.multi_gpu, agent.world_size, agent.global_rank = True, 2, rank
+    for trainer in list_trainers(agent):
+        trainer.multi_gpu, trainer.world_size, trainer.global_rank = True, 2, rank
+    agent.central_value_net.device_name = device  # as RL-Games 1.6.1 calls it
     agent.last_lr *= 1 + rank
     train(agent, seed=rank)
-    return agent.model.state_dict(), [agent.last_lr], "" if arm == "stock" else agent.describe_step()
+    return (
+        get_state(agent),
+        [agent.last_lr, agent.central_value_net.lr],
+        "" if arm == "stock" else agent.describe_step(),
+    )
 
 
 @SETUPS
 def test_training_in_two_processes(device, kind, tmp_path):
-    check_training(train_in_rank, [".running_"], device, kind, tmp_path)
+    check_training(
+        train_in_rank, ["running_mean_std.running_", "running_mean 1", "running_var 1"], device, kind, tmp_path
+    )

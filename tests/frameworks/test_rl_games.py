@@ -2,6 +2,7 @@
 
 import math
 from copy import deepcopy
+from tempfile import mkdtemp
 
 import pytest
 import torch
@@ -20,8 +21,11 @@ CLASSES = {"cartpole": TritonDiscreteA2CAgent, "pendulum": TritonA2CAgent}
 
 
 def make_agent(advantages, env, folder, changes=(), registered=True, kind=None):
-    """An agent as a runner makes it, with changes of the network too; most environments end an episode soon."""
-    flags = [*FLAGS, "--advantages", advantages, "--env", env, "--log-dir", str(folder)]
+    """An agent as a runner makes it, with changes of the network too; most environments end an episode soon.
+
+    Its logs have a folder of their own: RL-Games names folders by the second.
+    """
+    flags = [*FLAGS, "--advantages", advantages, "--env", env, "--log-dir", mkdtemp(dir=folder)]
     config = make_config(parse_arguments(flags))
     changes = deepcopy(dict(changes))  # in which RL-Games puts objects
     config["params"]["network"] |= changes.pop("network", {})

@@ -48,7 +48,7 @@ CPU = [
     Setting("Pendulum-v1", -250.0, 163_840, 8, 256, 256),
     Setting("InvertedPendulum-v5", 800.0, 147_456, 8, 128, 256),
     Setting("Pendulum-v1", -400.0, 7_000, 1, 200, 256, algorithm="SAC"),
-    Setting("InvertedPendulum-v5", 500.0, 15_000, 1, 200, 256, algorithm="SAC"),
+    Setting("InvertedPendulum-v5", 500.0, 8_000, 1, 200, 256, algorithm="SAC"),
 ]
 CPU = [x for x in CPU if importlib.util.find_spec("mujoco") or not x.task.startswith("Inverted")]
 SETTINGS = {

@@ -176,8 +176,8 @@ LATENCY = """In small rollouts both kernels wait for the same chain of loads, sc
 carried state, no exact products and no boundary rule beyond a flag, and so the shorter chain."""
 BUFFER = """Slower is the buffer alone, whose advantage step is below 1 % of these iterations: the rest is the spread
 between them, see the quartiles."""
-HOST = """What is left of a step is Python: environment, loop and replay buffer of Stable-Baselines3, and this package's
-checks before each replay."""
+HOST = """The rest of a step is Python: environment, loop and replay buffer of Stable-Baselines3, and the checks of this
+package before each replay."""
 GOALS = [
     Goal("Kernel against the flat Triton kernel, geometric mean", 1.8, compare_flat, LATENCY, mean=True),
     Goal("Kernel against the flat Triton kernel", 1.0, compare_flat, "The same."),
@@ -272,7 +272,7 @@ GOALS = [
         "Updates of RSL-RL, RL-Games and skrl", 3.0,
         lambda: find_updates(["", "bf16", "tf32", "symmetry", "random network distillation"]),
         """In float32 the update waits for the device: three layers of 256 and 24576 rows are matrix products. With
-        TF32, which Isaac Lab's scripts set, and in bf16 they take less.""",
+        TF32 and in bf16 they take less.""",
     ),
     Goal("Recurrent updates of RSL-RL and RL-Games", 2.0, lambda: find_updates(["lstm"]), "The reason is not known."),
     Goal("Updates on two GPUs", 2.0, lambda: find_updates([""], 2), "The reason is not known."),

@@ -228,4 +228,4 @@ def spills(request):
     most = 4 * worst.n_spills if worst else 0
     if most and request.path.stem not in ("test_launches", "test_tuning"):
         request.node.user_properties.append(("spilled_bytes", most))
-        assert most <= SPILLED_BYTES, (worst.metadata, worst.src.constants)
+        assert most <= SPILLED_BYTES, f"{worst.metadata} {worst.src.constants}"  # a string is not shortened

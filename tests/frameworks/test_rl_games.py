@@ -33,6 +33,8 @@ def make_agent(advantages, env, folder, changes=(), registered=True, kind=None):
     if not registered:
         del config["params"]["config"]["triton"]
     runner = Runner()
+    torch.set_float32_matmul_precision("highest")  # which the runner lowers: the next rounding would show
+    torch.backends.cudnn.allow_tf32 = False
     if registered:
         register_agents(runner)
     if kind is not None:

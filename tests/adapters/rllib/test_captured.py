@@ -403,6 +403,7 @@ def test_learners_that_average_gradients_are_captured(tmp_path):
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="no two GPUs")
 def test_training_on_two_gpus_is_that_of_rllib(private_ray):
     """On Ray's processes, each of which sees one of them."""
+    ray.shutdown()  # that of another file
     ray.init(num_cpus=4, num_gpus=2, include_dashboard=False)
     configs = [small_ppo().learners(num_learners=2, num_gpus_per_learner=1) for _ in range(2)]
     stock = train_algorithm(configs[0])

@@ -219,6 +219,7 @@ def test_a_state_is_set_after_a_capture(monkeypatch):
 @pytest.mark.parametrize("config_class", [IMPALAConfig, APPOConfig])
 def test_training_on_a_gpu_replays_graphs(config_class, num_learners, private_ray):
     """In the learner's thread, while others load batches onto the device and log."""
+    ray.shutdown()  # that of another file
     ray.init(num_cpus=4, num_gpus=1, include_dashboard=False)
     config = small(config_class(), train_batch_size_per_learner=200, lr=1e-3, num_learners=num_learners)
     config.learners(num_gpus_per_learner=1).env_runners(rollout_fragment_length=20)

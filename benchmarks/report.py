@@ -382,7 +382,7 @@ def describe_training() -> str:
 
 def select_robotics(**setting: Any) -> dict[str, list[Row]]:
     """The whole updates of robotics packages with 4096 environments and 24 steps, by GPU."""
-    setting |= {"num_steps": 24, "num_envs": 4096, "variant": "", "processes": 1, "step": "update"}
+    setting = {"num_steps": 24, "num_envs": 4096, "variant": "", "processes": 1, "step": "update", **setting}
     gpus = (x for x in read_machines("robotics").items() if x[0] != "cpu")
     return {name_processor(*x): select_rows(x[1].rows, **setting) for x in gpus}
 
@@ -457,9 +457,10 @@ def write_history() -> None:
 def estimate_isaac_lab() -> str:
     """What a faster update makes of whole iterations, by the shares that Isaac Lab publishes: Amdahl's law.
 
-    Steps per second with and without training give the update's share. Our factor is that of RSL-RL's update.
+    Steps per second with and without training give the update's share. Our factor is that of RSL-RL's update, with TF32
+    in matrix products, which Isaac Lab's script allows.
     """
-    rows = [row for found in select_robotics(package="rsl_rl").values() for row in found]
+    rows = [row for found in select_robotics(package="rsl_rl", variant="tf32").values() for row in found]
     factors = [row.median for row in select_rows(rows, "stock", "over ours") if row.median]
     table = []
     for task in json.loads((ROOT / "benchmarks" / "published" / "isaac_lab.json").read_text(encoding="utf-8")):
@@ -540,7 +541,8 @@ def describe_robotics(package: str) -> str:
 
 def list_variants(package: str) -> str:
     """The updates of a robotics package on a GPU, in each way that was measured."""
-    names = {"": "float32, TF32 allowed" if package == "rl_games" else "float32", "tf32": "float32, TF32 allowed"}
+    allowed = "float32, TF32 allowed"
+    names = {"": allowed if package == "rl_games" else "float32", "tf32": allowed, "lstm": "LSTM"}
     table = []
     for result in (x for name, x in read_machines("robotics").items() if name != "cpu"):
         rows = select_rows(result.rows, package=package, step="update")

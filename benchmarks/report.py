@@ -92,8 +92,9 @@ def list_rows(rows: Sequence[Row], columns: Sequence[Column] = ()) -> str:
             lines += [line + numbers] * (set(numbers) != {"–"} or part == columns)
         tables.append(make_table(head, lines))
     unmeasured = [row for row in rows if row.note and row.median is None]
-    notes = dict.fromkeys(f"{name_arm(x.arm)}{x.metric and f', {x.metric}'}: {x.note}" for x in unmeasured)
-    return join_parts([*tables, f"No numbers of {'; '.join(notes)}." * bool(notes)])
+    names = [", ".join(filter(None, (name_arm(x.arm), x.metric))) for x in unmeasured]
+    notes = dict.fromkeys(f"{name}{': ' * bool(name)}{x.note}" for name, x in zip(names, unmeasured, strict=True))
+    return join_parts([*tables, f"Not measured: {'; '.join(notes)}." * bool(notes)])
 
 
 def name_column(column: Column, columns: Sequence[Column], unit: str) -> str:
@@ -483,7 +484,7 @@ EXPECTED: dict[str, tuple[str, dict[str, Any]]] = {
     "PPO, Pendulum, 16 environments, 10 epochs": ("sb3", PPO | {"num_envs": 16, "env": "Pendulum-v1"}),
     "PPO, pictures (`CnnPolicy`), 8 environments": ("sb3", PPO | {"env": "CartPole-v1, drawn"}),
     "MaskablePPO, CartPole, 8 environments": ("sb3", EIGHT | {"env": "CartPole-v1, MaskablePPO"}),
-    "RecurrentPPO, CartPole, 8 environments": ("sb3", PPO | {"env": "CartPole-v1, RecurrentPPO"}),
+    'RecurrentPPO (`acceleration="auto"`), CartPole': ("sb3", PPO | {"env": "CartPole-v1, RecurrentPPO"}),
     "A2C, CartPole, 8 environments": ("sb3", PPO | {"env": "CartPole-v1, A2C"}),
     "SAC, Pendulum": ("off_policy", OFF_POLICY | {"algorithm": "SAC"}),
     "TD3, Pendulum": ("off_policy", OFF_POLICY | {"algorithm": "TD3"}),
@@ -502,6 +503,9 @@ ON_DEVICE = {
 """The same of a single-file PPO whose environments are tensors."""
 
 
+PAIRED = "Factors are those of runs in pairs, so they are not exactly ratios of the speeds."
+
+
 def list_expected(settings: dict[str, tuple[str, dict[str, Any]]] = EXPECTED) -> str:
     """Steps of environments per second in whole training, on a CPU and on a GPU."""
     lines: list[list[str]] = []
@@ -515,7 +519,7 @@ def list_expected(settings: dict[str, tuple[str, dict[str, Any]]] = EXPECTED) ->
                 places[name_place(machine, result)] = None
     heads = [f"{device}, {head}" for device in ("CPU", "GPU") for head in ("steps/s", "times as fast")]
     table = make_table(["algorithm, task", *heads], lines)
-    return join_parts([table, f"Medians, with quartiles in brackets, on {', '.join(places)}."])
+    return join_parts([table, f"Medians, with quartiles in brackets, on {', '.join(places)}. {PAIRED}"])
 
 
 def find_expected(benchmark: str, setting: dict[str, Any], on_cpu: bool) -> tuple[str, Result, list[Row]]:

@@ -66,7 +66,7 @@ def test_a_table_has_what_differs():
         "| 1 | 2 [1.50, 2.50] | 500 | 250 |",
         "| 2 | 1234 | – | – |",
         "",
-        "No numbers of loop, full: wrong.",
+        "Not measured: loop, full: wrong.",
     ]
     assert report.list_rows(rows, [("loop", "full"), ("absent", "full")]).splitlines()[0] == "| n | full (µs) |"
     assert report.list_arms(rows[:2]).splitlines()[0] == "| variant | full (µs) |"

@@ -5,7 +5,7 @@
 Drop-ins for `PPO` and `A2C`: the same arguments and one more, the same minibatches, logs and checkpoints. There is less
 work in a step, actions are drawn without distribution objects, and on a GPU both are captured in CUDA graphs. With a
 rollout buffer that makes minibatches of its own, they are `PPO` and `A2C`.
-`sb3_contrib_captured` has MaskablePPO.
+`sb3.contrib` has MaskablePPO.
 """
 
 from typing import Any, ClassVar

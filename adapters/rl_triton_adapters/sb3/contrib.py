@@ -4,7 +4,7 @@
     TritonRecurrentPPO("MlpLstmPolicy", env)
     MaskablePPO("MlpPolicy", env, rollout_buffer_class=TritonMaskableRolloutBuffer)
 
-TRPO takes the buffers of `sb3` and `sb3_device`.
+TRPO takes the buffers of `sb3`.
 """
 
 from typing import Any, ClassVar

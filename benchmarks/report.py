@@ -531,30 +531,31 @@ def find_expected(benchmark: str, setting: dict[str, Any], on_cpu: bool) -> tupl
 
 def describe_robotics(package: str) -> str:
     """How much faster whole updates of a robotics package are on a GPU: a sentence, and a table of variants."""
-    for gpu, rows in select_robotics(package=package).items():
-        ours, ratio = select_rows(rows, "ours", "full"), select_rows(rows, "stock", "over ours")
-        if not (ours and ratio):
-            return ""
+    for machine, result in read_machines("robotics").items():
+        rows = select_rows(result.rows, package=package, num_steps=24, num_envs=4096, step="update")
+        plain = select_rows(rows, variant="", processes=1)
+        ours, ratio = select_rows(plain, "ours", "full"), select_rows(plain, "stock", "over ours")
+        if machine == "cpu" or not (ours and ratio):
+            continue
         text = (
-            f"On one {gpu}, a whole update with 4096 environments and 24 steps takes {format_row(ours[0])} ms: it is "
-            f"{format_row(ratio[0])} times as fast as the package's own (medians, with quartiles)."
+            f"On one {name_processor(machine, result)}, a whole update with 4096 environments and 24 steps takes "
+            f"{format_row(ours[0])} ms: it is {format_row(ratio[0])} times as fast as the package's own (medians, with "
+            "quartiles)."
         )
-        return "\n\n".join([textwrap.fill(text, 120, break_on_hyphens=False), list_variants(package)])
+        return "\n\n".join([textwrap.fill(text, 120, break_on_hyphens=False), list_variants(package, rows)])
     return ""
 
 
-def list_variants(package: str) -> str:
-    """The updates of a robotics package on a GPU, in each way that was measured."""
+def list_variants(package: str, rows: Sequence[Row]) -> str:
+    """The updates of a robotics package on one machine, in each way that was measured."""
     allowed = "float32, TF32 allowed"
     names = {"": allowed if package == "rl_games" else "float32", "tf32": allowed, "lstm": "LSTM"}
     table = []
-    for result in (x for name, x in read_machines("robotics").items() if name != "cpu"):
-        rows = select_rows(result.rows, package=package, step="update")
-        for row in select_rows(rows, "stock", "over ours"):
-            setting = read_setting(row.setting)
-            full = [format_row(select_rows(rows, arm, "full", **setting)[0]) for arm in ("stock", "ours")]
-            variant = names.get(setting["variant"], setting["variant"])
-            table.append([variant, setting["processes"], *full, format_row(row)])
+    for row in select_rows(rows, "stock", "over ours"):
+        setting = read_setting(row.setting)
+        full = [format_row(select_rows(rows, arm, "full", **setting)[0]) for arm in ("stock", "ours")]
+        variant = names.get(setting["variant"], setting["variant"])
+        table.append([variant, setting["processes"], *full, format_row(row)])
     return make_table(["update", "GPUs", "stock, ms", "here, ms", "times as fast"], table)
 
 

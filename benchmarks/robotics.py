@@ -86,13 +86,12 @@ def time_steps(setting: Setting, device: str) -> Times:
     torch.backends.cuda.matmul.allow_tf32 = setting.variant == TF32
     with redirect_stdout(StringIO()):
         stock, ours = (PACKAGES[setting.package](provider, setting, device) for provider in ("stock", "triton"))
-    times = {}
+    times, kind = {}, torch.device(device).type
     for step in stock:
         want, _, got = stock[step](), ours[step](), ours[step]()
         if step == "advantages":
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
         arms, burst = {"stock": stock[step], "ours": ours[step]}, CALLS if step == "advantages" else 1
-        kind = torch.device(device).type
         times[step] = harness.time_in_turns(arms, kind, turns=TURNS, burst=burst, warm_up=False)
     return times
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from rl_triton_adapters._overrides import find_override
-from rl_triton_adapters.updates import CapturedUpdate, keep_buffers
+from rl_triton_adapters.updates import CapturedUpdate, find_reason, keep_buffers
 
 METHODS = ("train_net", "train_critic", "calc_gradients", "calc_loss", "_preproc_obs")
 """What a step stands in the place of, what calls it, and what a graph calls at its capture alone."""
@@ -36,8 +36,7 @@ class CapturedCentralValue:
             stock: Why they are to be RL-Games' own; empty if nothing is known that stands against ours.
         """
         self._net = net
-        if not stock and net.is_rnn:
-            stock = "its recurrent networks read from the device where episodes end"
+        stock = stock or find_reason({"its recurrent networks read from the device where episodes end": net.is_rnn})
         stock = stock or find_override(net, METHODS, ("rl_games",))
         self.captured.find_step([net.model], [net.optimizer], stock=stock, is_averaged=net.multi_gpu)
 
@@ -65,12 +64,18 @@ class CapturedCentralValue:
 
     def _make_step(self, batch: dict[str, Any]) -> Tensor:
         """One step; its loss."""
-        net, model = self._net, self._net.model
-        if self.captured.is_captured:  # a graph needs no compiler: kernels are launched at once
-            net.model = getattr(model, "_orig_mod", model)
-        try:
-            with keep_buffers(net.model):
-                loss: Tensor = net.calc_gradients(batch).detach()
-        finally:
-            net.model = model
+        with prepare_model(self._net, self.captured):
+            loss: Tensor = self._net.calc_gradients(batch).detach()
         return loss
+
+
+@contextmanager
+def prepare_model(trainer: Any, captured: CapturedUpdate) -> Iterator[None]:
+    """Inside, a model is as a graph can have it, and keeps its buffers."""
+    model = trainer.model
+    trainer.model = getattr(model, "_orig_mod", model) if captured.is_captured else model  # graphs need no compiler
+    try:
+        with keep_buffers(trainer.model):
+            yield
+    finally:
+        trainer.model = model

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from rl_triton_adapters._overrides import find_override
-from rl_triton_adapters._rl_games_central_value import CapturedCentralValue
+from rl_triton_adapters._rl_games_central_value import CapturedCentralValue, prepare_model
 from rl_triton_adapters.updates import CapturedUpdate, DeferredChecks, find_reason, keep_buffers
 
 PACKAGES = ("rl_games", "rl_triton_adapters")
@@ -75,8 +75,7 @@ class CapturedUpdateMixin:
         modes = compiled if isinstance(compiled, dict) else {"mode": compiled}
         mode = modes.get("mode")
         if self.has_central_value:
-            reason = self._find_compiler(modes.get("critic_mode", mode))
-            self._central_value.find_step(self.central_value_net, reason)
+            self._central_value.find_step(self.central_value_net, self._find_compiler(modes.get("critic_mode", mode)))
         stock = self._find_compiler(mode) or find_reason(
             {
                 "use_diagnostics reads from the device in every minibatch": getattr(self, "use_diagnostics", False),
@@ -125,16 +124,14 @@ class CapturedUpdateMixin:
 
     def _make_step(self, input_dict: dict[str, Any], entropy_coef: Any) -> tuple[Any, Any, list[Tensor]]:
         """One step; what it leaves, and whether a distribution has refused its arguments, if there was a check."""
-        number, self.entropy_coef, model = self.entropy_coef, entropy_coef, self.model
+        number, self.entropy_coef = self.entropy_coef, entropy_coef
         defers = DeferredChecks() if self._captured.is_captured else nullcontext()
-        if self._captured.is_captured:  # a graph needs no compiler: kernels are launched at once
-            self.model = getattr(model, "_orig_mod", model)
         try:
-            with keep_buffers(self.model), defers as self._checks:
+            with prepare_model(self, self._captured), defers as self._checks:
                 super().calc_gradients(input_dict)
                 checks = self._checks
         finally:
-            self.entropy_coef, self.model, self._checks = number, model, None
+            self.entropy_coef, self._checks = number, None
         refusals = [checks.has_failed()] if checks is not None and checks.results else []
         return self.train_result, self.aux_loss_dict, refusals
 

@@ -79,7 +79,7 @@ def find_objective(surrogate, ratio, a, log_prob, low, high, dual_clip, tau, tau
     if surrogate == "cispo":
         return ratio.clamp(low, high).detach() * a * log_prob
     if surrogate == "sapo":
-        temperature = torch.where(a > 0, tau, tau_negative).double()
+        temperature = torch.where(a > 0, tau * torch.ones_like(a), tau_negative)
         return a * torch.sigmoid(temperature * (ratio - 1)) * 4 / temperature
     if surrogate == "reinforce":
         return a * log_prob

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._dynamo.testing import CompileCounter
 
+from rl_triton_core._internal.launch.fast_path import forget_plans
 from rl_triton_core.losses import token_log_probs
 from rl_triton_core.testing import assert_close
 
@@ -127,6 +128,7 @@ def test_blocks_of_very_different_logits(target, peaks, highest, programs, monke
     """
     if target.backend == "triton":
         monkeypatch.setattr("rl_triton_core._internal.tokens.triton.PROGRAMS", programs)
+        forget_plans()
     logits = torch.cat([draw((5,), 4096, seed=i)[0] + peak for i, peak in enumerate(peaks)], 1)
     logits[:, 4096 + 9] += highest
     check(target, logits, torch.full((5,), 4096 + 7))

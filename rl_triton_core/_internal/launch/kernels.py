@@ -52,14 +52,13 @@ def launch_kernel(call: KernelCall, device: torch.device) -> None:
     key = call.kernel.__name__, call.choices, constants, call.num_warps, device, described
     if Switch.enabled and key in KERNELS:
         compiled, options = KERNELS[key]
-        launch_compiled(compiled, (call.programs, 1), (*call.arguments, *options), call.scratch)
-        return
-    checks = CHECKED if call.checked else {}
-    given, chosen = unmark_numbers(call.arguments), {**call.options, "num_warps": call.num_warps, **FUSED, **checks}
-    compiled = call.kernel[(call.programs,)](*given, **chosen)
-    options = tuple(call.options.values())
-    if hasattr(compiled, "__getitem__"):  # the interpreter compiles nothing, and it is a private name of Triton's
-        KERNELS[key] = compiled, options
+        compiled[(call.programs, 1, 1)](*unmark_numbers((*call.arguments, *options)))
+    else:
+        checks, options = CHECKED if call.checked else {}, tuple(call.options.values())
+        chosen = {**call.options, "num_warps": call.num_warps, **FUSED, **checks}
+        compiled = call.kernel[(call.programs,)](*unmark_numbers(call.arguments), **chosen)
+        if hasattr(compiled, "__getitem__"):  # the interpreter compiles nothing, and it is a private name of Triton's
+            KERNELS[key] = compiled, options
     record_kernel(compiled, (call.programs, 1), (*call.arguments, *options), call.scratch)
 
 

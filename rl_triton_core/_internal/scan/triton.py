@@ -94,11 +94,8 @@ class Form(NamedTuple):
     is_env_major: bool
     is_dense: bool
     is_wide: bool
-    inputs: int
-    outputs: int
-    """A bit for each that is there."""
     streams: tuple[Any, ...]
-    """`Layout.kinds`."""
+    """`Layout.kinds`, which tells those that there are."""
 
 
 def find_launches(problem: Problem, arguments: tuple[Any, ...]) -> Launches:
@@ -112,8 +109,6 @@ def find_launches(problem: Problem, arguments: tuple[Any, ...]) -> Launches:
         layout.is_env_major,
         layout.is_dense,
         layout.is_wide,
-        presence_bits(problem.inputs),
-        presence_bits(problem.outputs),
         tuple(layout.kinds),
     )
     variants = VARIANTS.get(form)

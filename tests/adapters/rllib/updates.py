@@ -2,6 +2,7 @@
 
 import gymnasium as gym
 import numpy as np
+import ray
 import torch
 from ray.rllib.core.distribution.torch.torch_distribution import TorchDiagGaussian
 from ray.rllib.core.learner.learner import Learner
@@ -23,6 +24,8 @@ LEARNERS = []
 
 def build_learner(config):
     """A learner with weights that depend on nothing else."""
+    if config.num_gpus_per_learner and not ray.is_initialized():  # RLlib would begin one with a process for each core
+        ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     torch.manual_seed(0)
     LEARNERS.append(config.build_learner(env=gym.make(config.env) if isinstance(config.env, str) else None))
     return LEARNERS[-1]

@@ -266,6 +266,8 @@ class CapturedStep:
                 return self.function(*arguments)
 
         warm_ups = WARM_UPS_OF_RANKS if find_averaged(self.modules) else WARM_UPS
+        if self.captured:  # what is warm by now is all but what depends on the inputs' shapes
+            warm_ups = 1
         with undo.keep_state_on_error(self.optimizers):
             for optimizer in self.optimizers[len(self.prepared) :]:
                 self.prepared.append(PreparedOptimizer(optimizer, self.stop, self.mark_stale))

@@ -568,6 +568,15 @@ def test_gradients_averaged_over_processes_take_more_warm_ups(monkeypatch, tmp_p
     assert "on a GPU" in reason
 
 
+def test_a_second_shape_takes_fewer_warm_ups(monkeypatch):
+    allow_captures(monkeypatch)
+    model, calls = nn.Linear(4, 1), []
+    step = CapturedStep(lambda x: calls.append(len(x)) or model(x) * 1, modules=[model])
+    for size in (2, 3, 3):
+        step(torch.ones(size, 4))
+    assert (calls.count(2), calls.count(3)) == (5, 3) and len(step.captured) == 2
+
+
 def count_averaged_steps(monkeypatch):
     """How many steps the first call of a captured one makes, and why another is not captured on a CPU."""
     model = nn.Linear(4, 1)

@@ -39,12 +39,10 @@ def private_ray(private):
 @pytest.fixture(scope="module")
 def small_ray(private_ray):
     """A Ray of two CPUs."""
-    import ray
+    from small import running_ray
 
-    ray.shutdown()  # RLlib begins one of its own where a test of another file has built something without this fixture
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    yield
-    ray.shutdown()
+    with running_ray(num_cpus=2):
+        yield
 
 
 @pytest.fixture(autouse=True)

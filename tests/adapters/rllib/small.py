@@ -1,5 +1,6 @@
 """Algorithms of little work, and what their training is compared by."""
 
+import gc
 from contextlib import contextmanager
 
 import numpy as np
@@ -9,6 +10,16 @@ from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
 OFF = {"rl_triton": False}
 LOSSES = ("total_loss", "policy_loss", "vf_loss", "entropy", "mean_kl_loss")
+
+
+@contextmanager
+def running_ray(**resources):
+    """A Ray of its own. Its actors have the names of those of another file's, whose handles must go before."""
+    ray.shutdown()
+    gc.collect()
+    ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR", **resources)
+    yield
+    ray.shutdown()
 
 
 def small(config, env="CartPole-v1", env_config=None, model=None, num_learners=0, **training):

@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("ray.rllib")
 
-import ray
+
 from gpu_checks import GPU
 from processes import run_ranks
 from ray.rllib.algorithms.ppo.ppo_catalog import PPOCatalog
@@ -25,7 +25,7 @@ from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
 from ray.rllib.examples.learners.classes.custom_ppo_loss_fn_learner import PPOTorchLearnerWithWeightRegularizerLoss
 from ray.rllib.examples.rl_modules.classes.random_rlm import RandomRLModule
 from recorded_graphs import allow_captures
-from small import assert_same_training, small_ppo, train_algorithm
+from small import assert_same_training, running_ray, small_ppo, train_algorithm
 from test_updates import OwnModule, make_config, own_loss
 from updates import (
     POLICY,
@@ -403,11 +403,9 @@ def test_learners_that_average_gradients_are_captured(tmp_path):
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="no two GPUs")
 def test_training_on_two_gpus_is_that_of_rllib(private_ray):
     """On Ray's processes, each of which sees one of them."""
-    ray.shutdown()  # that of another file
-    ray.init(num_cpus=4, num_gpus=2, include_dashboard=False)
     configs = [small_ppo().learners(num_learners=2, num_gpus_per_learner=1) for _ in range(2)]
-    stock = train_algorithm(configs[0])
-    ours = train_algorithm(enable_triton(configs[1]), lambda learner: len(learner.triton_update.find_step().captured))
-    ray.shutdown()
+    with running_ray(num_cpus=4, num_gpus=2):
+        stock = train_algorithm(configs[0])
+        ours = train_algorithm(enable_triton(configs[1]), lambda x: len(x.triton_update.find_step().captured))
     assert_same_training(stock, ours)
     assert ours[2] == [1, 1]

@@ -11,7 +11,6 @@ import torch
 
 pytest.importorskip("ray.rllib")
 
-import ray
 from gpu_checks import GPU
 from ray.rllib.algorithms.appo import APPOConfig
 from ray.rllib.algorithms.appo.torch.appo_torch_learner import APPOTorchLearner
@@ -24,7 +23,7 @@ from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from recorded_graphs import allow_captures
-from small import small, train_algorithm
+from small import running_ray, small, train_algorithm
 from test_appo import make_config as make_appo
 from updates import POLICY, SPACES, assert_same_updates, build_learner, draw_episodes, own_metrics, update_learner
 
@@ -219,13 +218,11 @@ def test_a_state_is_set_after_a_capture(monkeypatch):
 @pytest.mark.parametrize("config_class", [IMPALAConfig, APPOConfig])
 def test_training_on_a_gpu_replays_graphs(config_class, num_learners, private_ray):
     """In the learner's thread, while others load batches onto the device and log."""
-    ray.shutdown()  # that of another file
-    ray.init(num_cpus=4, num_gpus=1, include_dashboard=False)
     config = small(config_class(), train_batch_size_per_learner=200, lr=1e-3, num_learners=num_learners)
     config.learners(num_gpus_per_learner=1).env_runners(rollout_fragment_length=20)
     config.reporting(min_time_s_per_iteration=0, min_sample_timesteps_per_iteration=4_000)
-    results, weights, (learner,) = train_algorithm(enable_triton(config), describe_captures)
-    ray.shutdown()
+    with running_ray(num_cpus=4, num_gpus=1):
+        results, weights, (learner,) = train_algorithm(enable_triton(config), describe_captures)
     assert learner["reason"] == "" and 0 < learner["graphs"] <= 32, learner
     assert results[-1]["__all_modules__"]["rl_triton"] == 1
     assert all(np.isfinite(x).all() for x in weights[POLICY].values())

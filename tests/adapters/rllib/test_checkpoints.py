@@ -28,7 +28,7 @@ CHECKPOINTED = {
 }
 
 
-@pytest.mark.parametrize(("name", "num_learners"), [("PPO", 1), ("IMPALA", 1), ("APPO", 0)])
+@pytest.mark.parametrize(("name", "num_learners"), [("PPO", 1), ("IMPALA", 0), ("APPO", 0)])
 def test_a_restored_checkpoint_keeps_what_was_replaced(name, num_learners, small_ray, tmp_path):
     """Remote learners die first: others start in their place."""
     make, ask, flags = CHECKPOINTED[name]

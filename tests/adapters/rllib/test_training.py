@@ -49,9 +49,8 @@ def two_policies(config):
         lambda: small_ppo(env="Pendulum-v1", env_config={"max_episode_steps": 37}),
         lambda: small_ppo(env_config={"max_episode_steps": 15}, model=LSTM),
         lambda: two_policies(small_ppo(env=MultiAgentCartPole, env_config={"num_agents": 2})),
-        lambda: small_ppo(model=LSTM, num_learners=1),
     ],
-    ids=["time-limit", "pendulum", "lstm", "two-policies", "remote-lstm"],
+    ids=["time-limit", "pendulum", "lstm", "two-policies"],
 )
 def test_training_is_that_of_rllib(make, small_ray):
     """Of several learners, see test_cluster.py."""

@@ -46,7 +46,7 @@ from rl_triton_core._internal.capture.step import (
 __all__ = ["OPTIMIZERS", "CapturedStep", "find_group_obstacle", "hold_captures", "is_input", "use_capture_stream"]
 
 WARM_UPS = 3
-"""Eager steps before a capture: libraries choose their algorithms and allocate their workspaces."""
+"""Eager steps before the first capture: libraries choose their algorithms and allocate their workspaces."""
 WARM_UPS_OF_RANKS = 11
 """Where gradients are averaged over processes: `DistributedDataParallel` times its first ten steps by events."""
 UNUSED_CALLS = 256
@@ -112,7 +112,7 @@ class CapturedStep:
         self.modules, self.generators, self.extra = list(modules), list(generators), list(state)
         self.optimizers = list(optimizers)
         self.reason = self.find_obstacle()
-        self.stop = torch.zeros((), device=self.device)
+        self.stop = torch.zeros((), dtype=torch.float32, device=self.device)
         self.graphs: Graphs = CudaGraphs(self.device)
         self.prepared: list[PreparedOptimizer] = []
         self.captured: dict[Hashable, Captured] = {}
@@ -265,9 +265,7 @@ class CapturedStep:
                 stack.enter_context(self.kept_buffers())
                 return self.function(*arguments)
 
-        warm_ups = WARM_UPS_OF_RANKS if find_averaged(self.modules) else WARM_UPS
-        if self.captured:  # what is warm by now is all but what depends on the inputs' shapes
-            warm_ups = 1
+        warm_ups = 1 if self.captured else WARM_UPS_OF_RANKS if find_averaged(self.modules) else WARM_UPS
         with undo.keep_state_on_error(self.optimizers):
             for optimizer in self.optimizers[len(self.prepared) :]:
                 self.prepared.append(PreparedOptimizer(optimizer, self.stop, self.mark_stale))

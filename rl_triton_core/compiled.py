@@ -144,10 +144,10 @@ class CompiledUpdate:
         entropy_coef: float = 0.0,
         kl_coef: float = 0.0,
         normalize_advantages: bool = False,
-        max_grad_norm: float = math.inf,
+        max_grad_norm: float | None = None,
         grad_clip_mode: str = "global_norm",
         replace_nan: bool = False,
-        max_kl: float = math.inf,
+        max_kl: float | None = None,
     ) -> list[Tensor]:
         """Update both networks.
 
@@ -162,12 +162,12 @@ class CompiledUpdate:
             entropy_coef: Factor of the entropy.
             kl_coef: Factor of the divergence from the old outputs.
             normalize_advantages: Whether those of a minibatch of more than one are standardised.
-            max_grad_norm: The largest norm of the gradients, or what else is bounded.
+            max_grad_norm: The largest norm of the gradients, or what else is bounded; None for no bound.
             grad_clip_mode: What is bounded: one of `GRAD_CLIP_MODES`.
             replace_nan: Whether gradients that are not finite are replaced as by `torch.nan_to_num`, and norms of such
                 by 0 and 1e9, as in RLlib.
             max_kl: The update stops before the step of a minibatch whose approximate KL divergence is larger or, unless
-                NaN is replaced, NaN.
+                NaN is replaced, NaN; None for no bound.
 
         Returns:
             Of each epoch the `STATISTICS` of its minibatches, float64 [num_minibatches, 9], up to that at which the
@@ -182,8 +182,8 @@ class CompiledUpdate:
         arrays = tables.view_rollout(rollout, clip is not None, has_old_values, self.loss.has_old)
         numbers = clip, value_coef, value_clip, entropy_coef, None, kl_coef, self.log_std_bound, None
         tables.numbers[:] = [math.inf if x is None else x for x in numbers]
-        bound = max_grad_norm, GRAD_CLIP_MODES[grad_clip_mode], replace_nan
-        options = np.array([*bound, max_kl, normalize_advantages, clip is None], np.float64)
+        bounds = max_grad_norm, GRAD_CLIP_MODES[grad_clip_mode], replace_nan, max_kl, normalize_advantages, clip is None
+        options = np.array([math.inf if x is None else float(x) for x in bounds])
         addresses, epoch, totals, epochs = tables.list_addresses(self.loss), compile_epoch(), np.empty(7), []
         for order in orders:
             indices, ends = check_order(order, minibatch_size, len(arrays[0]))
@@ -239,7 +239,8 @@ class Tables:
         """The addresses of all tables, the number of parameters, and the address of their settings."""
         rows = self.num_features + 3 * sum(x.linear.out_features for x in self.layers)
         rows += serial.FIRST_SUM + serial.NUM_SUMS * len(self.nvec) + self.num_actions + self.num_old_outputs
-        self.scratch, widths, functions = torch.empty(rows, serial.TILE), np.array(self.nvec), find_functions(loss)
+        self.scratch = torch.empty(rows, serial.TILE, dtype=torch.float32, device="cpu")
+        widths, functions = np.array(self.nvec), find_functions(loss)
         start = self.scratch.data_ptr()
         table, kinks, free = make_layer_table(self.layers, self.parameters, start, self.num_features)
         own, settings = self.own.make_tables()
@@ -265,13 +266,13 @@ class Tables:
             "old_outputs": (rollout.old_outputs if has_kl else None, (count, self.num_old_outputs)),
             "action_masks": (masks, (count, self.num_outputs)),
         }
+        wanted = {"old_log_probs": has_clip, "old_values": has_old_values, "old_outputs": has_kl, "action_masks": False}
         for name, (x, shape) in given.items():
+            if x is None and wanted.get(name, True):
+                raise ValueError(f"{name}: got None, expected a tensor, with this clip range and loss")
             if x is not None and x.shape != shape:
                 raise ValueError(f"{name}: got shape {tuple(x.shape)}, expected {shape}")
-        wanted = {"old_log_probs": has_clip, "old_values": has_old_values, "old_outputs": has_kl}
-        for name in (name for name, is_wanted in wanted.items() if is_wanted and getattr(rollout, name) is None):
-            raise ValueError(f"{name}: got None, expected a tensor where there is a clip range or a divergence")
-        *arrays, allowed = [torch.empty([0] * len(shape)) if x is None else x for x, shape in given.values()]
+        *arrays, allowed = [features.new_empty([0] * len(s)) if x is None else x for x, s in given.values()]
         return *(x.float().contiguous().numpy() for x in arrays), allowed.bool().contiguous().numpy()
 
 

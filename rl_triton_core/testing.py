@@ -65,9 +65,9 @@ def random_rollout(
         raise ValueError(f"time_dim: got {time_dim}, expected one of -2, -1, 0, 1")
     generator = torch.Generator().manual_seed(seed)
     shape = (num_envs, num_steps)
-    rewards, values, bootstrap_values = (torch.randn(shape, generator=generator) for _ in range(3))
+    rewards, values, bootstrap_values = (torch.randn(shape, generator=generator, device="cpu") for _ in range(3))
     terminated, truncated = (
-        torch.rand(shape, generator=generator) < prob for prob in (terminated_prob, truncated_prob)
+        torch.rand(shape, generator=generator, device="cpu") < prob for prob in (terminated_prob, truncated_prob)
     )
 
     def place_tensor(x: Tensor, dtype: torch.dtype) -> Tensor:

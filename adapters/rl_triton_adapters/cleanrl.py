@@ -339,7 +339,7 @@ class RolloutBufferMixin:
         """Return whether each step ended its episode, [n_steps, n_envs]; `last_dones` are those of the last step."""
         starts = self._get_tensor("episode_starts")
         ends = torch.as_tensor(np.asarray(last_dones, bool), device=starts.device)
-        return from_episode_starts(starts, ends, torch.zeros_like(starts[0])).terminated
+        return from_episode_starts(starts, ends, torch.zeros(self.n_envs, device=starts.device)).terminated
 
     def _get_tensor(self, name: str) -> torch.Tensor:
         """Wrap an array of the buffer as a tensor over the same memory."""
@@ -353,7 +353,7 @@ class RolloutBufferMixin:
                 f"{name}: got shape {shape}, expected {expected}: compute the advantages before get() flattens the "
                 "buffer, or after reset()"
             )
-        return torch.as_tensor(array)
+        return array if isinstance(array, torch.Tensor) else torch.from_numpy(array)
 
 
 def _build_boundaries(

@@ -89,7 +89,7 @@ class CapturedUpdate:
             known.reset()  # optimizers are prepared once
         self.stock, self.obstacle = reasons
         self.step = CapturedStep(
-            self.make_step,
+            BufferKeeper(self.make_step, modules),
             modules=modules,
             optimizers=optimizers,
             state=state,
@@ -173,6 +173,18 @@ def keep_buffers(*modules: nn.Module) -> Iterator[None]:
             replaced = module._buffers[name]
             if buffer is not None and replaced is not None and replaced is not buffer:
                 module._buffers[name] = buffer.copy_(replaced)
+
+
+class BufferKeeper:
+    """A step that keeps the buffers of modules where they lie."""
+
+    def __init__(self, make_step: Callable[..., Any], modules: list[nn.Module]) -> None:
+        self.make_step, self.modules = make_step, modules
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Make the step."""
+        with keep_buffers(*self.modules):
+            return self.make_step(*inputs)
 
 
 def replace_nan(probabilities: Tensor) -> Tensor:

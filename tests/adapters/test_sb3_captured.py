@@ -593,6 +593,37 @@ def test_minibatches_may_be_read_before(buffer):
     assert ours.is_accelerated
 
 
+def test_a_rollout_of_one_sample_has_clipped_gradients():
+    stock, ours = (x("MlpPolicy", "Pendulum-v1", n_steps=1, seed=0, device="cpu").learn(20) for x in (A2C, TritonA2C))
+    compare(ours, stock, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("task", ["cartpole", "masks"])
+def test_a_callback_may_call_the_policy_and_differentiate(task, monkeypatch):
+    class Saliency(BaseCallback):
+        def _on_step(self):
+            given = [self.locals[x] for x in ("obs_tensor", "action_masks") if x in self.locals]
+            observations = given[0].requires_grad_()
+            with torch.enable_grad():
+                self.model.policy(observations, False, *given[1:])[1].sum().backward()
+            assert observations.grad.abs().sum() > 0
+            observations.requires_grad_(False)
+            return True
+
+    stock, ours = (x.learn(128, callback=Saliency()) for x in make_models(task, "cpu", monkeypatch))
+    compare(ours, stock, rtol=1e-3, atol=1e-4)
+    assert ours.is_captured
+
+
+@pytest.mark.parametrize("acceleration", ["auto", "off"])
+def test_a_backend_without_a_buffer_class_is_of_our_buffer_alone(acceleration, tmp_path):
+    options = {"rollout_buffer_kwargs": {"backend": "cpu"}, "acceleration": acceleration, "device": "cpu"}
+    model = TritonPPO("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8, **options).learn(8)
+    assert getattr(model.rollout_buffer, "backend", None) == ("cpu" if acceleration == "auto" else None)
+    model.save(tmp_path / "model")
+    PPO.load(tmp_path / "model", env=model.get_env()).learn(8)
+
+
 def test_a_method_that_is_replaced_while_acting_stays():
     class ReplaceForward(BaseCallback):
         def _on_step(self):

@@ -2,6 +2,7 @@
 
 import copy
 import re
+from typing import ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -242,6 +243,61 @@ def test_settings_that_change_are_followed(kind, captured, monkeypatch):
     compare_models(ours, stock, 2e-5 if captured else 0)
     unchanged = train(STOCK[kind], **options)
     assert not torch.equal(*(next(x.policy.parameters()) for x in (stock, unchanged)))
+
+
+class FixedCoefficient(BaseCallback):
+    """From the middle of training on, the entropy coefficient is fixed."""
+
+    def _on_step(self):
+        if self.n_calls == 30:
+            self.model.ent_coef_optimizer, self.model.ent_coef_tensor = None, torch.tensor(0.01)
+        return True
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("kind", [TritonSAC, TritonTQC, TritonCrossQ])
+def test_a_coefficient_that_is_fixed_is_followed(kind, captured, monkeypatch):
+    if captured:
+        allow_captures(monkeypatch)
+    compare_models(*(train(x, callback=FixedCoefficient()) for x in (kind, STOCK[kind])), 2e-5)
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("kind", [TritonSAC, TritonDQN, TritonCrossQ])
+def test_a_copy_goes_on_as_its_original(kind, captured, monkeypatch):
+    if captured:
+        allow_captures(monkeypatch)
+    model = train(kind, 40, policy_kwargs={"activation_fn": Dropped})
+    models = copy.deepcopy(model), model
+    copy.deepcopy(model.policy)
+    for each in models:
+        each.set_random_seed(1)
+        torch.manual_seed(1)
+        each.learn(8, reset_num_timesteps=False)
+    compare_models(*models, 0)
+    assert Dropped.modes == [True]
+
+
+class Dropped(torch.nn.Dropout):
+    """Notes the modes in which gradients go through."""
+
+    modes: ClassVar = []
+
+    def forward(self, x):
+        if torch.is_grad_enabled():
+            Dropped.modes = sorted({*Dropped.modes, self.training})
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("kind", [TritonSAC, TritonDQN])
+def test_a_policy_that_torch_compiles_is_left_alone(kind):
+    models = []
+    for each in (kind, STOCK[kind]):
+        models.append(make_model(each))
+        models[-1].policy = torch.compile(models[-1].policy)
+        models[-1].learn(48)
+    compare_models(*models, 0)
+    assert models[0].describe_step().endswith("the policy is wrapped in OptimizedModule")
 
 
 @pytest.mark.parametrize("kind", STOCK)

@@ -90,7 +90,7 @@ class Counter(nn.Module):
         self.register_buffer("count", torch.zeros(2))
 
     def forward(self, x):
-        self.count = self.count + x
+        self.count = self.count + x.reshape(-1, 2).mean(0)
         return self.count
 
 
@@ -102,6 +102,16 @@ def test_buffers_that_are_replaced_stay_in_place(wrap):
         counter(torch.ones(2))
         counter(torch.ones(2))
     assert counter.count.data_ptr() == place and counter.count.tolist() == [2, 2]
+
+
+def test_a_captured_step_follows_buffers_that_are_replaced(monkeypatch):
+    allow_captures(monkeypatch)
+    algorithm = Algorithm()
+    counter = Counter()
+    algorithm.network = nn.Sequential(counter, algorithm.network)
+    algorithm.rollout = {name: torch.ones_like(x) for name, x in algorithm.rollout.items()}
+    algorithm.update(epochs=3)
+    assert algorithm.captured_update.is_captured and counter.count.tolist() == [6, 6]
 
 
 @pytest.mark.parametrize("probability", [0.5, torch.nan])

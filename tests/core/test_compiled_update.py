@@ -351,6 +351,7 @@ def test_an_update_is_prepared_for_one_run():
         ({"features": torch.zeros(NUM_SAMPLES, 4)}, r"features: got shape \(50, 4\), expected \(50, 3\)"),
         ({"returns": torch.zeros(NUM_SAMPLES, 1)}, r"returns: got shape \(50, 1\), expected \(50,\)"),
         ({"old_values": None}, "old_values: got None"),
+        ({"advantages": None}, "advantages: got None"),
     ],
 )
 def test_rollouts_that_do_not_fit(change, message):

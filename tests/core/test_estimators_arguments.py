@@ -115,6 +115,18 @@ def test_final_values_have_one_value_for_each_step(duplicate):
         ours.compute_gae(rewards, values, bootstrap_values=FinalValues([0, 0], [2, 2], [duplicate, 4.0], 0.0))
 
 
+def test_a_discount_that_does_not_fit_is_named_before_its_values_are_looked_at():
+    x, mask = torch.ones(3, 4), torch.ones(3, 4, dtype=torch.bool)
+    with pytest.raises(ValueError, match=r"^gamma: got shape \(3,\), expected \(3, 4\)"):
+        ours.compute_gae(x, x, bootstrap_values=0.0, mask=mask, gamma=torch.ones(3))
+
+
+def test_bootstrap_values_of_one_step(target):
+    x, offsets = torch.ones(1, device=target.device), torch.tensor([0, 1], device=target.device)
+    options = {"bootstrap_values": x[None], "truncated": x > 0, "cu_seqlens": offsets, "gamma": 0.5}
+    assert ours.compute_discounted_returns(x, **options, backend=target.backend).tolist() == [1.5]
+
+
 def test_bootstrap_values_of_as_many_sequences_as_steps(target):
     """Per sequence or per step: with an empty sequence these differ."""
     rewards, cu_seqlens = torch.zeros(2, device=target.device), torch.tensor([0, 0, 2], device=target.device)

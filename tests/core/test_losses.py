@@ -145,6 +145,17 @@ def test_gradients_without_a_backward_pass(target):
             get_gradients(other)
 
 
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap])
+def test_transforms_are_refused(target, transform):
+    x = torch.zeros(3, device=target.device)
+    for function in (
+        lambda y: losses.grpo_loss(y[None], x[None], x[:1], backend=target.backend).loss,
+        lambda y: losses.token_log_probs(y[None], x[:1].long(), backend=target.backend).log_probs.sum(),
+    ):
+        with pytest.raises(RuntimeError, match=r"^\w+: got a call under torch.func"):
+            transform(function)(x if transform is torch.func.grad else x.expand(2, 3))
+
+
 def test_a_second_derivative_is_refused(target):
     x = torch.zeros(3, device=target.device, requires_grad=True)
     loss = ppo_loss(LogProbs(x), None, x.detach(), x.detach() + 1, backend=target.backend).loss

@@ -53,6 +53,13 @@ def check(target, mask, per_token, weights, rtol, packed=False, spread=1.0, dtyp
     assert_close(gradient, exact.grad[valid], rtol=rtol)
 
 
+def test_a_divergence_that_there_is_not_is_not_weighed(target):
+    x = torch.ones(3, 2, device=target.device)
+    for times_ratio in (False, True):
+        got = grpo_loss(x, x, x[:, 0], kl_coef=0.0, kl_times_ratio=times_ratio, backend=target.backend)
+        assert got.loss == -1 and got.kl == 0
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("surrogate", SURROGATES)
 @pytest.mark.parametrize("ratio", RATIOS)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from cases import ESTIMATORS, Call, get_name, random_case
 from process_state import assert_unchanged
+from recorded_graphs import allow_captures
 
 from rl_triton_core import compute_gae, normalize_advantages
 from rl_triton_core._internal.backend import why_unavailable
@@ -37,6 +38,40 @@ def estimate_and_train():
 def test_estimators_losses_and_steps():
     estimate_and_train()
     assert assert_unchanged(estimate_and_train)
+
+
+@pytest.mark.parametrize("default", [torch.float16, torch.float64, torch.device("meta")])
+def test_defaults_of_the_process_are_not_taken(default, target, monkeypatch):
+    """Tensors are made as those that are given."""
+    allow_captures(monkeypatch)
+    torch.manual_seed(0)
+    x, offsets, network = torch.randn(4, 6), torch.tensor([0, 3, 4]), torch.nn.Linear(6, 3)
+    x, offsets, network = x.to(target.device), offsets.to(target.device), network.to(target.device)
+    actions = torch.zeros(4, dtype=torch.int64, device=target.device)
+    optimizer, on = torch.optim.Adam(network.parameters()), {"backend": target.backend}
+
+    def call():
+        def step(features):
+            loss = ppo_loss(Categorical(network(features)), actions, x[:, 0], x[:, 1], **on).loss
+            optimizer.zero_grad()
+            loss.backward()
+            return loss
+
+        captured = CapturedStep(step, modules=[network], optimizers=[optimizer])
+        found = [captured(x), token_log_probs(x, actions, **on).log_probs, normalize_advantages(x, **on)]
+        packed = compute_gae(x[:, 0], x[:, 1], bootstrap_values=x[:2, 0], cu_seqlens=offsets, **on)
+        assert captured.reason == "" and captured.stop.dtype == torch.float32
+        return [y.detach().cpu() for y in (*found, *packed)]
+
+    want = call()
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(default) if isinstance(default, torch.dtype) else torch.set_default_device(default)
+        got = call()
+    finally:
+        torch.set_default_dtype(before)
+        torch.set_default_device(None)
+    assert all(map(torch.equal, got, want))
 
 
 def test_the_self_test():

@@ -58,11 +58,15 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
     def _setup_model(self) -> None:
         """Choose the buffer, where none was asked for, for the model's life only: checkpoints are stock ones."""
         self.acceleration = check_acceleration(self.acceleration)  # `load` has set it
-        chosen = self.rollout_buffer_class
-        if chosen is None and self.acceleration == "auto" and not find_off_switch():
-            self.rollout_buffer_class = rollout_buffer_class_for(self.observation_space, type(self), verbose=0)
+        chosen, kwargs = self.rollout_buffer_class, dict(self.rollout_buffer_kwargs)
+        if chosen is None:
+            kwargs.pop("backend", None)  # of ours alone
+            if self.acceleration == "auto" and not find_off_switch():
+                self.rollout_buffer_class = rollout_buffer_class_for(self.observation_space, type(self), verbose=0)
+            else:
+                self.rollout_buffer_kwargs = kwargs
         super()._setup_model()
-        self.rollout_buffer_class = chosen
+        self.rollout_buffer_class, self.rollout_buffer_kwargs = chosen, kwargs
         if self.device.type == "cpu" and not self.find_obstacle() and not compile_update(self):
             self._compile_step()
 
@@ -107,7 +111,7 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
             fuse_optimizer(self.policy.optimizer)
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
-        self._parameters = [] if self._compiled else list(self.policy.parameters())
+        self._parameters = list(self.policy.parameters())
         try:
             self._copy_rollout()
             if self.use_sde:
@@ -227,13 +231,14 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
         with replace_methods(self.policy, forward=self._act):
             return super().collect_rollouts(*args, **kwargs)
 
-    def _act(self, obs: Any, deterministic: bool = False, **masks: Any) -> tuple[torch.Tensor, ...]:
+    def _act(self, obs: Any, deterministic: bool = False, *rest: Any, **masks: Any) -> tuple[torch.Tensor, ...]:
         """Return what the policy's `forward` does, in host memory; where that raises an error, so does this."""
         assert self._acting is not None
+        masks |= dict(zip(("action_masks",), rest, strict=False))
         more = {"deterministic": True, **masks} if deterministic else masks
         forward = partial(type(self.policy).forward, self.policy, obs, **more)
         is_eager, action_masks = bool(self._acting.reason), masks.get("action_masks")
-        if deterministic or (is_eager and not can_draw(self.policy, action_masks)):
+        if deterministic or not (can_draw(self.policy, action_masks) if is_eager else not torch.is_grad_enabled()):
             return forward()
         results = draw_actions(self.policy, obs, action_masks) if is_eager else self._act_once(obs, masks)
         return forward() if results[2].isnan().any() else results

@@ -121,7 +121,7 @@ def run_compiled(
         size,
         value_coef=algorithm.vf_coef,
         entropy_coef=algorithm.ent_coef,
-        max_grad_norm=algorithm.max_grad_norm,
+        max_grad_norm=float(algorithm.max_grad_norm),
         normalize_advantages=bool(algorithm.normalize_advantage),
         **numbers,
     )

@@ -192,8 +192,9 @@ class TritonRecurrentPPO(RecurrentPPO):
         """Why RecurrentPPO's own update runs; empty if it does not."""
         if find_off_switch() or check_acceleration(self.acceleration) == "off":
             return find_off_switch() or "switched off"
-        is_plain = getattr(self.policy, "_process_sequence", None) is RecurrentActorCriticPolicy._process_sequence
-        return "" if is_plain else f"{type(self.policy).__name__} has a _process_sequence of its own"
+        stock = RecurrentActorCriticPolicy
+        is_plain = isinstance(self.policy, stock) and self.policy._process_sequence is stock._process_sequence
+        return "" if is_plain else f"{type(self.policy).__name__} may have a _process_sequence of its own"
 
     def train(self) -> None:
         """Update the policy, as RecurrentPPO does."""

@@ -26,16 +26,7 @@ __all__ = ["TritonCrossQ", "TritonQRDQN", "TritonTQC"]
 class TritonTQC(EntropyMixin, TQC):
     """`TQC` with fewer operations in a gradient step; on a GPU, with captured gradient steps and captured acting.
 
-    All that is said of `TritonSAC` holds.
-
-    Args:
-        acceleration: ``"auto"``, or True, does less work than `TQC`, and captures it where possible; ``"off"``, or
-            False, is `TQC`.
-        args: As of `TQC`.
-        kwargs: As of `TQC`.
-
-    Raises:
-        ValueError: `acceleration` is none of these.
+    All that is said of `TritonSAC` holds. With `acceleration="off"` it is `TQC`.
     """
 
     settings: ClassVar[tuple[str, ...]] = (*EntropyMixin.settings, "top_quantiles_to_drop_per_net")
@@ -58,16 +49,7 @@ class TritonTQC(EntropyMixin, TQC):
 class TritonQRDQN(ValueUpdateMixin, QRDQN):
     """`QRDQN` with fewer operations in a gradient step; on a GPU, with captured gradient steps and captured acting.
 
-    All that is said of `TritonSAC` holds.
-
-    Args:
-        acceleration: ``"auto"``, or True, does less work than `QRDQN`, and captures it where possible; ``"off"``, or
-            False, is `QRDQN`.
-        args: As of `QRDQN`.
-        kwargs: As of `QRDQN`.
-
-    Raises:
-        ValueError: `acceleration` is none of these.
+    All that is said of `TritonSAC` holds. With `acceleration="off"` it is `QRDQN`.
     """
 
     def _learn(self, batch: Any, *parts: bool) -> dict[str, Tensor]:
@@ -88,22 +70,17 @@ class TritonQRDQN(ValueUpdateMixin, QRDQN):
 class TritonCrossQ(EntropyMixin, CrossQ):
     """`CrossQ` with fewer operations in a gradient step; on a GPU, with captured gradient steps and captured acting.
 
-    All that is said of `TritonSAC` holds.
-
-    Args:
-        acceleration: ``"auto"``, or True, does less work than `CrossQ`, and captures it where possible; ``"off"``, or
-            False, is `CrossQ`.
-        args: As of `CrossQ`.
-        kwargs: As of `CrossQ`.
-
-    Raises:
-        ValueError: `acceleration` is none of these.
+    All that is said of `TritonSAC` holds. With `acceleration="off"` it is `CrossQ`.
     """
 
     settings: ClassVar[tuple[str, ...]] = ("gamma", "target_entropy")
     transient: ClassVar[tuple[str, ...]] = (*EntropyMixin.transient, "_renorm_steps")
 
     policy_delay: int
+
+    @property
+    def _learns_entropy(self) -> bool:
+        return self.log_ent_coef is not None
 
     def _prepare_policy(self) -> None:
         """As every gradient step leaves it: batch normalisation learns where a step says so."""

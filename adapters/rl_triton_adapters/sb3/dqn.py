@@ -34,16 +34,7 @@ class ValueUpdateMixin(OffPolicyMixin):
 class TritonDQN(ValueUpdateMixin, DQN):
     """`DQN` with fewer operations in a gradient step; on a GPU, with captured gradient steps and captured acting.
 
-    All that is said of `TritonSAC` holds.
-
-    Args:
-        acceleration: ``"auto"``, or True, does less work than `DQN`, and captures it where possible; ``"off"``, or
-            False, is `DQN`.
-        args: As of `DQN`.
-        kwargs: As of `DQN`.
-
-    Raises:
-        ValueError: `acceleration` is none of these.
+    All that is said of `TritonSAC` holds. With `acceleration="off"` it is `DQN`.
     """
 
     def _learn(self, batch: Any, *parts: bool) -> dict[str, Tensor]:

@@ -23,6 +23,10 @@ class TrainingModes:
         self.modules: list[nn.Module] = []
         self.flags: dict[bool, list[tuple[dict[str, Any], bool]]] = {}
 
+    def __reduce__(self) -> Any:
+        """A copy knows nothing of its policy's modules yet."""
+        return TrainingModes, (self.policy,)
+
     def set_mode(self, mode: bool) -> None:
         """Do what the policy's `set_training_mode` does."""
         modules = list_modules(self.policy)

@@ -22,7 +22,7 @@ from rl_triton_adapters._overrides import find_override
 from rl_triton_adapters.sb3.base import PACKAGES, AcceleratedAlgorithm, replace_methods
 from rl_triton_adapters.sb3.minibatches import Form, draw_minibatches, unpack_minibatch
 from rl_triton_adapters.sb3.modes import TrainingModes
-from rl_triton_adapters.updates import DeferredChecks
+from rl_triton_adapters.updates import DeferredChecks, find_reason
 from rl_triton_core.capture import CapturedStep
 
 # isort: split
@@ -64,6 +64,12 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         self._is_learning = False
         self._unfinished: tuple[Unread, dict[str, list[float]]] | None = None
         super().__init__(*args, acceleration=acceleration, **kwargs)
+
+    def find_obstacle(self) -> str:
+        """As for all algorithms; a policy may be wrapped, too, as by `torch.compile`."""
+        wrapped = f"the policy is wrapped in {type(self.policy).__name__}"
+        is_plain = hasattr(type(self.policy), "set_training_mode")
+        return super().find_obstacle() or find_reason({wrapped: not is_plain})
 
     # -- gradient steps ------------------------------------------------------------------------------------------------
 
@@ -109,11 +115,14 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         samples = self._unpack(batch)
         if not self._update.is_captured:
             return self._learn(samples, *parts)
+        distribution = getattr(getattr(self, "actor", None), "action_dist", SimpleNamespace())
+        before = {**vars(distribution)}
         try:
             with DeferredChecks() as self._checks, branch_networks(self, "critic", "critic_target"):
                 return self._learn(samples, *parts)
         finally:
             self._checks = None
+            vars(distribution).update(before)  # no copy of the policy could have what a graph has of gradients
 
     def _unpack(self, batch: Any) -> Any:
         """The samples of a minibatch as it was drawn."""

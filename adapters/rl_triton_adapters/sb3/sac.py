@@ -37,16 +37,21 @@ class EntropyMixin(OffPolicyMixin):
         return optimizers if self.ent_coef_optimizer is None else [*optimizers, self.ent_coef_optimizer]
 
     def _list_settings(self) -> list[Any]:
-        """A fixed coefficient is a tensor."""
-        fixed = [] if self.ent_coef_optimizer is not None else [self.ent_coef_tensor.data_ptr()]
-        return [*super()._list_settings(), *fixed]
+        """The entropy coefficient is a tensor, which may be replaced."""
+        source = self.log_ent_coef if self._learns_entropy else self.ent_coef_tensor
+        return [*super()._list_settings(), source.data_ptr()]
 
     def _choose_parts(self, index: int) -> tuple[bool, ...]:
         """Whether the targets follow."""
         return (index % self.target_update_interval == 0,)
 
+    @property
+    def _learns_entropy(self) -> bool:
+        """Whether the stock algorithm reads the entropy coefficient that is learned, not the fixed one."""
+        return self.ent_coef_optimizer is not None and self.log_ent_coef is not None
+
     def _find_entropy_coefficient(self) -> Tensor:
-        coefficient: Tensor = self.ent_coef_tensor if self.log_ent_coef is None else self.log_ent_coef.detach().exp()
+        coefficient: Tensor = self.log_ent_coef.detach().exp() if self._learns_entropy else self.ent_coef_tensor
         return coefficient
 
     def _update_entropy_coefficient(self, log_probs: Tensor) -> dict[str, Tensor]:

@@ -71,16 +71,7 @@ class TD3UpdateMixin(OffPolicyMixin):
 class TritonTD3(TD3UpdateMixin, TD3):
     """`TD3` with fewer operations in a gradient step; on a GPU, with captured gradient steps and captured acting.
 
-    All that is said of `TritonSAC` holds.
-
-    Args:
-        acceleration: ``"auto"``, or True, does less work than `TD3`, and captures it where possible; ``"off"``, or
-            False, is `TD3`.
-        args: As of `TD3`.
-        kwargs: As of `TD3`.
-
-    Raises:
-        ValueError: `acceleration` is none of these.
+    All that is said of `TritonSAC` holds. With `acceleration="off"` it is `TD3`.
     """
 
 

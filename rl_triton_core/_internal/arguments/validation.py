@@ -375,6 +375,13 @@ def is_transformed() -> bool:
     return forward_ad._current_level >= 0 or peek_interpreter_stack() is not None
 
 
+def refuse_transforms(name: str) -> None:
+    """Raise where something may be transformed that has no rules but those of `torch.autograd`."""
+    if is_transformed():
+        raise RuntimeError(f"{name}: got a call under torch.func or forward-mode differentiation, expected one without")
+
+
 def describe_type(thing: Any) -> str:
     """A value's type, and its length if it has one."""
-    return f"{type(thing).__name__} of {len(thing)}" if hasattr(thing, "__len__") else type(thing).__name__
+    has_length = hasattr(thing, "__len__") and getattr(thing, "shape", True) != ()
+    return f"{type(thing).__name__} of {len(thing)}" if has_length else type(thing).__name__

@@ -137,7 +137,7 @@ class PreparedOptimizer:
         """Groups whose learning rate is the user's tensor, which stays in use."""
         self.numbers = [math.nan if i in self.given else rate for i, rate in enumerate(rates)]
         """What the others were set to; NaN for a tensor, which is copied before every step."""
-        self.rates = [x if isinstance(x, Tensor) else torch.tensor(float(x), device=self.device) for x in rates]
+        self.rates = [x if isinstance(x, Tensor) else torch.full_like(self.stop, float(x)) for x in rates]
         self.changed: set[int] = set()
         """Groups whose learning rate the step itself changes; there it stays a tensor between steps."""
         self.kept: list[tuple[Tensor, Tensor]] = []
@@ -290,7 +290,7 @@ class PreparedOptimizer:
         for i, group in enumerate(groups):
             if i in self.changed - self.given:
                 rate, number = float(group["lr"]), self.numbers[i]
-                group["lr"] = number if rate == torch.tensor(float(number)).item() else rate
+                group["lr"] = number if rate == torch.tensor(float(number), dtype=torch.float32).item() else rate
 
     def release(self) -> None:
         """Learning rates as numbers, step counts where a plain optimizer has them; once."""

@@ -195,7 +195,7 @@ def build_problem(
             clipped_value,
             "none" if ref_log_probs is None else estimator,
             check.check_choice("surrogate", surrogate, tuple(SURROGATES)),
-            "ratio" if check.check_bool("kl_times_ratio", kl_times_ratio) else "none",
+            "ratio" if check.check_bool("kl_times_ratio", kl_times_ratio) and ref_log_probs is not None else "none",
         ),
         tuple(policy.inputs),
         Streams(

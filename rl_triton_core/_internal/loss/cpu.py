@@ -139,7 +139,8 @@ class LossPass:
         scaling = 0.0, 1.0
         if rule is not None:
             if self.exchange is not None:
-                moments = merge_moments(self.exchange(torch.tensor([moments], dtype=torch.float64)).tolist())
+                own = torch.tensor([moments], dtype=torch.float64, device="cpu")
+                moments = merge_moments(self.exchange(own).tolist())
             scaling = scalar_standardizer(*moments, *rule)
         share = 1 / divisor if divisor else 0.0
         spans = [(first, min(SPAN, self.size - first)) for first in range(0, self.size, SPAN)]

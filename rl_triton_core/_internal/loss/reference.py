@@ -138,7 +138,7 @@ class Distribution:
 
     def sum_actions(self, x: Any) -> torch.Tensor:
         """The sum over the dimension of actions."""
-        return torch.as_tensor(x).expand(self.arguments[0].shape).sum(1, keepdim=True)
+        return torch.as_tensor(x, device=self.arguments[0].device).expand(self.arguments[0].shape).sum(1, keepdim=True)
 
     def evaluate_policy(self) -> tuple[torch.Tensor, torch.Tensor, Any]:
         """Log-probability, NaN for an action that there is not, entropy, and KL from the old distribution."""

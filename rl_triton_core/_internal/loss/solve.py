@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from rl_triton_core._internal.arguments.packing import SCHEMA, Packed, pack
+from rl_triton_core._internal.arguments.validation import refuse_transforms
 from rl_triton_core._internal.backend import Backend, choose_backend, copy_problem_to_host, needs_host
 from rl_triton_core._internal.launch.recording import Outcome, record_outcome
 from rl_triton_core._internal.loss.equations import STATISTICS, Choices, Coefficients
@@ -43,6 +44,7 @@ def solve_loss(
     problem.wanted = tuple(graph and x.requires_grad for x in inputs)
     if torch.compiler.is_compiling():
         return arrange(*solve_traced(problem, backend))
+    refuse_transforms("losses")
     chosen = choose_backend(backend, problem.like.device)
     problem.mark_numbers()
     loss, statistics, gradients = run_backend(problem, chosen)

@@ -84,7 +84,7 @@ class ParameterTables:
 
     def make_tables(self) -> tuple[np.ndarray, np.ndarray]:
         """The tables of parameters and of settings; the optimizer gets the states that it has not yet."""
-        self.memory = torch.empty(sum(x.numel() for x in self.parameters))  # of gradients
+        self.memory = self.parameters[0].new_empty(sum(x.numel() for x in self.parameters))  # of gradients
         self.gradients = [
             torch.empty_like(x, requires_grad=False) if x.requires_grad else None for x in self.parameters
         ]
@@ -107,7 +107,7 @@ class ParameterTables:
         """Addresses of the step count and the states of a parameter."""
         state = self.optimizer.state[parameter]
         if not state and self.rule != serial.SGD:
-            state["step"] = 0 if self.rule == serial.RMSPROP_TF else torch.tensor(0.0, dtype=torch.float32)
+            state["step"] = 0 if self.rule == serial.RMSPROP_TF else torch.zeros((), dtype=torch.float32, device="cpu")
         count, is_new = state.get("step"), len(state) < 2
         addresses = [count.data_ptr() if isinstance(count, Tensor) else 0, 0, 0, 0]
         for name, number in names.items():

@@ -37,7 +37,7 @@ def run(task: Task, exchange: Exchange | None) -> None:
     run_chunks(lambda span: compute_moments(values, masked, False, mask, *span, parts[span[0] // SPAN]), spans)
     moments = merge_moments(parts.tolist())
     if exchange is not None:
-        moments = merge_moments(exchange(torch.tensor([moments], dtype=torch.float64)).tolist())
+        moments = merge_moments(exchange(torch.tensor([moments], dtype=torch.float64, device="cpu")).tolist())
     shift_and_factor = scalar_standardizer(*moments, *task.rule)
     run_chunks(lambda span: standardize(values, masked, mask, *span, out.numpy(), *shift_and_factor), spans)
     if out is not task.out:

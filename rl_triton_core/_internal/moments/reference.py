@@ -20,8 +20,7 @@ def normalize_values(
     values: torch.Tensor, mask: torch.Tensor | None, rule: Rule, exchange: Exchange | None
 ) -> torch.Tensor:
     """The normalised values in float64, 0 where masked."""
-    valid = torch.ones_like(values, dtype=torch.bool)  # in their memory order, whatever that of the mask
-    valid = valid if mask is None else valid & (mask != 0)
+    valid = torch.ones_like(values, dtype=torch.bool) & (True if mask is None else mask != 0)  # in their memory order
     x = torch.where(valid, values, 0).double()
     moments = merge_moments(valid.double(), x, torch.zeros_like(x))
     if exchange is not None:

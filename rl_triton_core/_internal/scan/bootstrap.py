@@ -87,10 +87,10 @@ def check_bootstrap_tensor(bootstrap: torch.Tensor, truncated: Any, layout: Roll
 def check_packed_bootstrap(bootstrap: torch.Tensor, truncated: Any, layout: RolloutLayout) -> tuple[torch.Tensor, bool]:
     """Bootstrap values of a packed row as one dimension, and whether they are per step."""
     sequences, steps = layout.num_envs, layout.num_steps
-    if bootstrap.shape == (sequences, 1):
-        return bootstrap[:, 0], False
     if bootstrap.shape == (1, steps):
         return bootstrap[0], True
+    if bootstrap.shape == (sequences, 1):
+        return bootstrap[:, 0], False
     if bootstrap.shape == (steps,) and sequences == steps > 1 and truncated is None:
         raise ValueError(
             f"bootstrap_values: got shape ({steps},), of as many sequences as steps, expected ({sequences}, 1) for one "

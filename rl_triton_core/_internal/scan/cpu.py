@@ -86,7 +86,7 @@ def split_rows(problem: Problem, number: int) -> list[Chunk]:
         return [(low, high, 0, lanes) for low, high in pairwise(edges)]
     edges = [lanes * i // number for i in range(number + 1)]
     if problem.cu_seqlens is not None:
-        wanted = torch.tensor([steps * i // number for i in range(1, number)], dtype=problem.cu_seqlens.dtype)
+        wanted = problem.cu_seqlens.new_tensor([steps * i // number for i in range(1, number)])
         edges = [0, *torch.searchsorted(problem.cu_seqlens, wanted).tolist(), lanes]
     return [(0, groups, low, high) for low, high in pairwise(edges) if low < high]
 

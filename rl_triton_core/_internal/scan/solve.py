@@ -79,6 +79,7 @@ def solve(
     check.check_flags("terminated", terminated, layout)
     check.check_flags("truncated", truncated, layout)
     check.check_flags("mask", mask, layout)
+    gamma = check.check_gamma(gamma, layout)
     check.check_values((recurrence.name, *inputs), {"terminated": terminated, "truncated": truncated}, mask, gamma)
     skip = check.check_choice("mask_mode", mask_mode, check.MASK_MODES) == "skip"
     problem = Problem(
@@ -87,7 +88,7 @@ def solve(
         inputs=tuple(map(inputs.get, recurrence.inputs)),
         outputs=(None,) * len(wanted),
         time_dim=layout.time_dim,
-        gamma=check.check_gamma(gamma, layout),
+        gamma=gamma,
         lambda_=check.check_number("lambda_", lambda_, 0.0, 1.0),
         params=params,
         next_values=next_values,

@@ -101,16 +101,8 @@ class Form(NamedTuple):
 def find_launches(problem: Problem, arguments: tuple[Any, ...]) -> Launches:
     """Launches by kernels of the shape's own, or general ones."""
     layout = problem.layout
-    form = Form(
-        problem.like.device,
-        problem.recurrence,
-        problem.skip,
-        problem.starts_at,
-        layout.is_env_major,
-        layout.is_dense,
-        layout.is_wide,
-        tuple(layout.kinds),
-    )
+    facts = layout.is_env_major, layout.is_dense, layout.is_wide, tuple(layout.kinds)
+    form = Form(problem.like.device, problem.recurrence, problem.skip, problem.starts_at, *facts)
     variants = VARIANTS.get(form)
     if variants is None:
         variants = VARIANTS[form] = Variants(choose_general_rows(layout))

@@ -39,7 +39,7 @@ def run(problem: TokenProblem, results: TokenResults) -> None:
     """Fill the results."""
     rows, dtype = view_rows(problem.logits), problem.dtype
     evaluate, _ = compile_rows(SCALARS[dtype])
-    numbers = torch.empty((4, problem.tokens.numel()), dtype=dtype)
+    numbers = torch.empty((4, problem.tokens.numel()), dtype=dtype, device="cpu")
     common = list_common(problem, numbers)
 
     def evaluate_span(span: tuple[int, int, int]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from rl_triton_core._internal.arguments.packing import SCHEMA, Packed, pack
-from rl_triton_core._internal.arguments.validation import UNREAD, refuse_cells
+from rl_triton_core._internal.arguments.validation import UNREAD, refuse_cells, refuse_transforms
 from rl_triton_core._internal.backend import Backend, choose_backend, copy_problem_to_host, copy_to_host, needs_host
 from rl_triton_core._internal.launch.fast_path import with_fast_path
 from rl_triton_core._internal.launch.recording import Outcome, record_outcome
@@ -39,6 +39,7 @@ def solve_tokens(
     """
     if torch.compiler.is_compiling():
         return arrange(*solve_traced(problem, has_entropy, backend))
+    refuse_transforms("token_log_probs")
     logits = problem.logits
     graph = torch.is_grad_enabled() and logits.requires_grad
     problem.logits = logits.detach() if logits.requires_grad else logits

@@ -50,8 +50,8 @@ class Rollout(NamedTuple):
     action_masks: Tensor | None = None
     """Which actions are allowed, bool [num_samples, outputs of the actor]."""
     old_outputs: Tensor | None = None
-    """Of the actor before the update, for the exact KL divergence from it: logits, or means and log-deviations side by
-    side. [num_samples, num_outputs]"""
+    """Of the actor before the update, for the exact KL divergence from it: logits, −∞ where actions are not allowed, or
+    means and log-deviations side by side. [num_samples, num_outputs]"""
 
 
 class CompiledUpdate:

@@ -116,7 +116,8 @@ class CapturedUpdateMixin:
             super().calc_gradients(input_dict)
             return
         self._captured.keep_settings([getattr(self, name, None) for name in SETTINGS])
-        results = step(input_dict, self.entropy_coef)
+        coef = self.entropy_coef
+        results = step(input_dict, coef if isinstance(coef, Tensor) else float(coef))
         copies = pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, results)
         result, self.aux_loss_dict, refusals = copies
         self.train_result = (*result[:RATE], self.last_lr, *result[RATE + 1 :])

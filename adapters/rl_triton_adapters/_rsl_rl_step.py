@@ -73,10 +73,14 @@ class StepMixin:
     def _is_recurrent(self) -> bool:
         return bool(self._raw_actor.is_recurrent or self._raw_critic.is_recurrent)
 
+    def _count_samples(self) -> int:
+        """The samples of a rollout; for recurrent models, the environments."""
+        count: int = self.storage.num_envs * (1 if self._is_recurrent else self.storage.num_transitions_per_env)
+        return count
+
     def _list_minibatches(self) -> list[Tensor]:
-        """The samples of each minibatch of an epoch; for recurrent models, the environments."""
-        count = self.storage.num_envs * (1 if self._is_recurrent else self.storage.num_transitions_per_env)
-        size = count // self.num_mini_batches
+        """The samples of each minibatch of an epoch."""
+        size = self._count_samples() // self.num_mini_batches
         draw = torch.arange if self._is_recurrent else torch.randperm
         return [*draw(self.num_mini_batches * size, device=self.device).split(size)]
 

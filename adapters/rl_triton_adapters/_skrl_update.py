@@ -81,6 +81,8 @@ class CapturedPPOMixin:
         )
 
     def _find_stock_reason(self) -> str:
+        if self.memory is None:
+            return "the agent has no memory to learn from"
         empty = self._empty_preprocessor
         known = [x == empty or type(x) is RunningStandardScaler for x in self._list_preprocessors()]
         is_random = isinstance(self.memory, RandomMemory) and not find_override(self.memory, MEMORY_METHODS, ("skrl",))

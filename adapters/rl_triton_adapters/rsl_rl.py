@@ -37,6 +37,8 @@ SETTINGS = (
     *("max_grad_norm", "desired_kl", "schedule", "use_mixed_precision", "rnd", "symmetry", "grad_reduce_bucket_mb"),
 )
 """The attributes of the algorithm that a step reads; where one changes, steps are captured again."""
+SYMMETRY = ("use_data_augmentation", "use_mirror_loss", "mirror_loss_coeff", "data_augmentation_func")
+"""Those of its symmetry."""
 PACKAGES = ("rsl_rl", "torch")
 """Where methods are written that a step may go around, as it does with the following ones of a Gaussian policy."""
 ACTOR_METHODS = ("__call__", "forward", "get_output_log_prob", "output_entropy")
@@ -127,6 +129,7 @@ class TritonPPO(StepMixin, PPO):
             "this RSL-RL augments minibatches in its update": self.symmetry
             and not hasattr(self.symmetry, "compute_loss"),
             "random networks are distilled from padded episodes": self.rnd and recurrent,
+            "there are more minibatches than samples": self._count_samples() < self.num_mini_batches,
         }
         return (
             find_reason(obstacles)
@@ -176,6 +179,7 @@ class TritonPPO(StepMixin, PPO):
         self._find_rollout()
         self._is_gaussian = self._has_gaussian_policy()
         settings = [self._is_gaussian, *(getattr(self, name, None) for name in SETTINGS)]
+        settings += [getattr(self.symmetry, name, None) for name in SYMMETRY]
         self._update.keep_settings([*settings, *find_pointers(self._rollout)])
         self._rate.fill_(self.learning_rate)
         rows = self._update.run(self._list_minibatches() * self.num_learning_epochs)

@@ -101,6 +101,7 @@ def choose_head(distribution: Any, actions: Tensor, shape: torch.Size) -> Head |
     if kind in (Independent, IndependentNormal) and type(distribution.base_dist) is Normal:
         mean, scale = distribution.base_dist.loc, distribution.base_dist.scale
         if mean.shape == scale.shape == actions.shape and mean.shape[:-1] == shape:
+            actions = actions if actions.is_floating_point() else actions.to(mean.dtype)
             return Head(Gaussian, (mean, scale.log()), {"actions": actions})
     return None
 

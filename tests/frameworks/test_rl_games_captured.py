@@ -49,7 +49,7 @@ CASES = {
     "bounds": ("pendulum", {"bounds_loss_coef": 0.1, "entropy_coef": 0.01, "clip_value": False}),
     "standard schedule": ("pendulum", {"schedule_type": "standard", "truncate_grads": False}),
     "linear schedule": ("pendulum", {"lr_schedule": "linear", "schedule_entropy": True, "entropy_coef": 0.01}),
-    "smooth clamp": ("pendulum", {"use_smooth_clamp": True, "weight_decay": 0.01}),
+    "smooth clamp": ("pendulum", {"use_smooth_clamp": True, "weight_decay": 0.01, "entropy_coef": 0}),
     "LSTM": ("pendulum", LSTM | NORMALIZED),
     "LSTM shared, discrete": ("cartpole", LSTM | {"network": LSTM["network"] | {"separate": False}}),
     "GRU": ("pendulum", LSTM | {"network": {"rnn": LSTM["network"]["rnn"] | {"name": "gru"}}}),

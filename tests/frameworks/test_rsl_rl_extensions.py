@@ -93,6 +93,22 @@ def test_training_on_a_gpu(case, device):
     compare(ours, stock, rtol=1e-2, atol=5e-3 if "mixed" in case else 1e-3)
 
 
+def test_a_symmetry_that_changes_is_followed(monkeypatch):
+    stock, ours = make("PPO", "mirror loss"), make(OURS, "mirror loss")
+    use_graphs(monkeypatch, ours)
+    for runner in (stock, ours):
+        train(runner, 2)
+        runner.alg.symmetry.mirror_loss_coeff = 5.0
+        train(runner, 2)
+    compare(ours, stock, rtol=1e-3, atol=1e-5)
+
+
+def test_minibatches_without_samples_are_left_to_the_package():
+    runner = make_runner(OURS, num_mini_batches=1000)
+    train(runner, 1)
+    assert "there are more minibatches than samples" in runner.alg.describe_step()
+
+
 def test_compiled_models_are_captured_uncompiled(monkeypatch):
     """`torch_compile_mode` compiles what acts; of it, the update takes the modules themselves."""
     monkeypatch.setattr(torch._dynamo.config, "disable", True)  # so that nothing is compiled here

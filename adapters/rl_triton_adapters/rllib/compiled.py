@@ -83,7 +83,7 @@ def build_update(learner: Any, name: str, module: Any, loss: FusedLoss) -> Compi
     return CompiledUpdate(
         nn.Sequential(*networks[:2]),
         nn.Sequential(*networks[2:]),
-        learner.get_optimizer(name),
+        learner.get_optimizer(name, *learner._module_optimizers[name]),
         head="categorical" if head.nvec else "gaussian",
         nvec=head.nvec or None,
         log_std=None if head.nvec else getattr(pi, "log_std", None),

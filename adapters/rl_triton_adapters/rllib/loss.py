@@ -135,9 +135,11 @@ class FusedLoss:
         entropy_coef = self.learner.entropy_coeff_schedulers_per_module[module_id].get_current_value()
         kl_coef = self.learner.curr_kl_coeffs_per_module[module_id] if config.use_kl_loss else 0.0
         old_inputs = columns[Columns.ACTION_DIST_INPUTS] if config.use_kl_loss else None
+        actions = columns[Columns.ACTIONS]
+        actions = actions.long() if head.nvec else actions if actions.is_floating_point() else actions.to(inputs.dtype)
         return ppo_loss(
             head.describe_policy(inputs, old_inputs),
-            columns[Columns.ACTIONS],
+            actions,
             columns[Columns.ACTION_LOGP],
             columns[Postprocessing.ADVANTAGES],
             values=values,

@@ -39,6 +39,11 @@ STEP = (*LOSSES, "compute_gradients", "postprocess_gradients", "postprocess_grad
 """What a step calls. A learner with one of its own may do there what no graph can repeat."""
 LOGS = ("_log_metrics", "_log_steps_trained_metrics", "_compute_off_policyness", "_get_clip_function")
 """What RLlib calls for every minibatch besides, and a compiled update does not."""
+SETTINGS = (
+    *("clip_param", "vf_clip_param", "vf_loss_coeff", "use_kl_loss", "grad_clip", "grad_clip_by", "gamma"),
+    *("vtrace_clip_rho_threshold", "vtrace_clip_pg_rho_threshold", "torch_skip_nan_gradients", "log_gradients"),
+)
+"""What a step reads of the configuration; where it changes, steps are captured again."""
 ENTROPY, KL = "entropy_coeff_schedulers_per_module", "curr_kl_coeffs_per_module"
 """Where learners keep the coefficients of entropy and, if they have one, KL divergence."""
 
@@ -140,8 +145,8 @@ class Update:
             if updates:
                 yield self.make_most_steps(updates, iterator, metrics)
             else:
-                for optimizer in learner._named_optimizers.values():
-                    fuse_optimizer(optimizer)
+                for optimizer in () if self.find_compiled()[0] else learner._named_optimizers.values():
+                    fuse_optimizer(optimizer)  # compiled updates refuse it
                 yield from slice_minibatches(iterator, self.is_captured) if is_sliced else iterator
         finally:
             learner.metrics = metrics.metrics
@@ -171,6 +176,8 @@ class Update:
         step, learner = self.find_step(), self.learner
         if self.captured.stock:
             return make_stock_step(batch)
+        configs = [learner.config.get_config_for_module(name) for name, _ in learner.module.items()]
+        self.captured.keep_settings([getattr(x, name, None) for x in configs for name in SETTINGS])
         self.last_batch.update(batch)
         if step.reason or not is_capturable(batch, step):
             return {}, self.update_modules(batch), {}

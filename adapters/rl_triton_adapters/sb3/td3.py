@@ -76,13 +76,4 @@ class TritonTD3(TD3UpdateMixin, TD3):
 
 
 class TritonDDPG(TD3UpdateMixin, DDPG):
-    """`DDPG` with fewer operations in a gradient step, as `TritonTD3` has them.
-
-    Args:
-        acceleration: As of `TritonTD3`.
-        args: As of `DDPG`.
-        kwargs: As of `DDPG`.
-
-    Raises:
-        ValueError: `acceleration` is none of these.
-    """
+    """`DDPG` with fewer operations in a gradient step. All that is said of `TritonTD3` holds."""

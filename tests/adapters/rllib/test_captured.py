@@ -12,6 +12,7 @@ import torch
 pytest.importorskip("ray.rllib")
 
 
+import updates
 from gpu_checks import GPU
 from processes import run_ranks
 from ray.rllib.algorithms.ppo.ppo_catalog import PPOCatalog
@@ -109,6 +110,49 @@ def test_optimizers_of_ones_own_are_captured(kind, monkeypatch):
     )
     assert_same_updates(stock, update_learner(config, "categorical", learner=learner))
     assert learner.triton_update.find_step().captured and not learner.triton_update.find_step().reason
+
+
+def name_optimizer(base):
+    class Named(base):
+        def configure_optimizers_for_module(self, module_id, config=None):
+            parameters = self.get_parameters(self.module[module_id])
+            own = {"optimizer_name": "own", "optimizer": torch.optim.Adam(parameters), "params": parameters}
+            self.register_optimizer(module_id=module_id, lr_or_lr_schedule=config.lr, **own)
+
+    return Named
+
+
+def anneal_clip(base):
+    class Annealed(base):
+        def before_gradient_based_update(self, *, timesteps):
+            self.config = self.config.copy(copy_frozen=False).training(clip_param=self.config.clip_param * 0.3)
+            super().before_gradient_based_update(timesteps=timesteps)
+
+    return Annealed
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("change", [name_optimizer, anneal_clip])
+def test_what_a_learner_of_ones_own_sets_is_followed(change, captured, monkeypatch):
+    config = make_config("categorical", clip_param=0.1, lr=1e-2)
+    stock = update_learner(config.copy().learners(learner_class=change(PPOTorchLearner)), "categorical", 4)
+    config = config.copy().learners(learner_class=change(TritonPPOTorchLearner))
+    learner = build_captured(config, "cpu", monkeypatch) if captured else build_learner(enable_triton(config))
+    assert_same_updates(stock, update_learner(config, "categorical", 4, learner), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("space, dtype", [("several categorical", np.float32), ("gaussian", np.int64)])
+def test_actions_may_have_another_dtype(space, dtype, monkeypatch):
+    def draw(*args, draw=updates.draw_episodes, **kwargs):
+        episodes = draw(*args, **kwargs)
+        for episode in episodes:
+            episode.actions.data = np.asarray(episode.actions.data).astype(dtype)
+        return episodes
+
+    monkeypatch.setattr(updates, "draw_episodes", draw)
+    config = make_config(space)
+    stock, ours = (update_learner(x, space) for x in (config, enable_triton(config.copy())))
+    assert_same_updates(stock, ours)
 
 
 def test_a_learner_that_reads_metrics_finds_them(monkeypatch):

@@ -157,6 +157,12 @@ def test_whose_parameters_are_taken(head):
     assert (chosen is not None) == (head in FUSED_HEADS)
 
 
+def test_integer_actions_of_a_normal_distribution():
+    batch = make_minibatch("independent")
+    batch["action"] = batch["action"].round().long()
+    assert_same_results("independent", batch=batch)
+
+
 def test_whose_parameters_are_not_taken():
     zeros, actions = torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64)
     sparse = MaskedCategorical(zeros, indices=torch.tensor([[0, 1]] * 4))

@@ -199,6 +199,12 @@ def test_what_is_not_served_is_the_update_of_skrl(change, reason, tmp_path):
     compare(*agents, rtol=0, atol=0)
 
 
+def test_an_agent_without_a_memory_says_so(tmp_path):
+    agent = make_runner(TritonRunner, tmp_path, "discrete", 2).agent
+    agent.memory = None
+    assert agent.describe_step() == "updates are those of skrl: the agent has no memory to learn from"
+
+
 def train_in_rank(rank, device, arm, folder):
     vars(_skrl_update.config.torch).update(_is_distributed=True, _world_size=2, _rank=rank, _device=f"cuda:{rank}")
     runner = make_runner(Runner if arm == "stock" else TritonRunner, folder, "adaptive", 3, device)

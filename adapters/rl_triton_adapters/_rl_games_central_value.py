@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from rl_triton_adapters._overrides import find_override
-from rl_triton_adapters.updates import CapturedUpdate, find_reason, keep_buffers
+from rl_triton_adapters.updates import CapturedUpdate, find_reason
 
 METHODS = ("train_net", "train_critic", "calc_gradients", "calc_loss", "_preproc_obs")
 """What a step stands in the place of, what calls it, and what a graph calls at its capture alone."""
@@ -71,11 +71,10 @@ class CapturedCentralValue:
 
 @contextmanager
 def prepare_model(trainer: Any, captured: CapturedUpdate) -> Iterator[None]:
-    """Inside, a model is as a graph can have it, and keeps its buffers."""
+    """Inside, a model is as a graph can have it."""
     model = trainer.model
     trainer.model = getattr(model, "_orig_mod", model) if captured.is_captured else model  # graphs need no compiler
     try:
-        with keep_buffers(trainer.model):
-            yield
+        yield
     finally:
         trainer.model = model

@@ -75,8 +75,7 @@ class StepMixin:
 
     def _count_samples(self) -> int:
         """The samples of a rollout; for recurrent models, the environments."""
-        count: int = self.storage.num_envs * (1 if self._is_recurrent else self.storage.num_transitions_per_env)
-        return count
+        return int(self.storage.num_envs * (1 if self._is_recurrent else self.storage.num_transitions_per_env))
 
     def _list_minibatches(self) -> list[Tensor]:
         """The samples of each minibatch of an epoch."""

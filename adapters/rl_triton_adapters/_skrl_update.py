@@ -13,7 +13,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.functional import mse_loss
 
 from rl_triton_adapters._overrides import find_override
-from rl_triton_adapters.updates import CapturedUpdate, DeferredChecks, find_pointers, find_reason, keep_buffers
+from rl_triton_adapters.updates import CapturedUpdate, DeferredChecks, find_pointers, find_reason
 
 # isort: split
 from skrl import config
@@ -192,7 +192,7 @@ class CapturedPPOMixin:
         batch, step = self._gather_minibatch(indices), self._captured.step
         assert step is not None
         defers = DeferredChecks() if self._captured.is_captured else nullcontext()
-        with keep_buffers(*self._list_scalers()), self._autocast(), defers as checks:
+        with self._autocast(), defers as checks:
             inputs, log_probs = self._evaluate_policy(batch, train)
             with torch.no_grad():
                 ratio = log_probs - batch["log_prob"]

@@ -139,13 +139,14 @@ class Update:
             yield from iterator
             return
         is_sliced = can_slice_minibatches(iterator)
-        updates, _ = self.find_compiled(iterator._batch.policy_batches if is_sliced else {})
+        compiled, _ = self.find_compiled(iterator._batch.policy_batches if is_sliced else None)
+        updates = compiled if is_sliced else {}
         learner.metrics = metrics
         try:
             if updates:
                 yield self.make_most_steps(updates, iterator, metrics)
             else:
-                for optimizer in () if self.find_compiled()[0] else learner._named_optimizers.values():
+                for optimizer in () if compiled else learner._named_optimizers.values():
                     fuse_optimizer(optimizer)  # compiled updates refuse it
                 yield from slice_minibatches(iterator, self.is_captured) if is_sliced else iterator
         finally:
@@ -176,11 +177,11 @@ class Update:
         step, learner = self.find_step(), self.learner
         if self.captured.stock:
             return make_stock_step(batch)
-        configs = [learner.config.get_config_for_module(name) for name, _ in learner.module.items()]
-        self.captured.keep_settings([getattr(x, name, None) for x in configs for name in SETTINGS])
         self.last_batch.update(batch)
         if step.reason or not is_capturable(batch, step):
             return {}, self.update_modules(batch), {}
+        configs = [learner.config.get_config_for_module(name) for name, _ in learner.module.items()]
+        self.captured.keep_settings([getattr(x, name, None) for x in configs for name in SETTINGS])
         coefficients = {ENTROPY: {x: getattr(learner, ENTROPY)[x].get_current_value() for x in batch}}
         coefficients |= {KL: {x: getattr(learner, KL)[x] for x in batch}} if hasattr(learner, KL) else {}
         losses, logged = step({name: dict(columns) for name, columns in batch.items()}, coefficients)

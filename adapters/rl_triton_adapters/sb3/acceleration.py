@@ -234,11 +234,13 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
     def _act(self, obs: Any, deterministic: bool = False, *rest: Any, **masks: Any) -> tuple[torch.Tensor, ...]:
         """Return what the policy's `forward` does, in host memory; where that raises an error, so does this."""
         assert self._acting is not None
-        masks |= dict(zip(("action_masks",), rest, strict=False))
+        if rest:
+            (masks["action_masks"],) = rest
         more = {"deterministic": True, **masks} if deterministic else masks
         forward = partial(type(self.policy).forward, self.policy, obs, **more)
         is_eager, action_masks = bool(self._acting.reason), masks.get("action_masks")
-        if deterministic or not (can_draw(self.policy, action_masks) if is_eager else not torch.is_grad_enabled()):
+        is_replaced = can_draw(self.policy, action_masks) if is_eager else not torch.is_grad_enabled()
+        if deterministic or not is_replaced:
             return forward()
         results = draw_actions(self.policy, obs, action_masks) if is_eager else self._act_once(obs, masks)
         return forward() if results[2].isnan().any() else results

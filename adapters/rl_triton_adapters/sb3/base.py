@@ -94,8 +94,7 @@ class AcceleratedAlgorithm(BaseAlgorithm):
         if step is not known or self._acting is None or self._acting.modules != actors:
             self._forget_inputs()
             enabled = False if stock or self.use_sde else None
-            act = BufferKeeper(self._compute_actions, actors)
-            self._acting = CapturedStep(act, modules=actors, enabled=enabled)
+            self._acting = CapturedStep(BufferKeeper(self._compute_actions, actors), modules=actors, enabled=enabled)
             is_asked_for = self.acceleration == "off" or find_off_switch()
             if stock and not is_asked_for and self.device.type != "cpu":  # where it takes much longer
                 text = f"{type(self).__name__} trains as the stock algorithm: {stock}"

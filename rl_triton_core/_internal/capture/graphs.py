@@ -50,7 +50,7 @@ class CudaGraphs:
 
     def capture(self, call: Callable[[], Any], generators: Iterable[torch.Generator]) -> tuple[Any, Callable[[], None]]:
         """A graph of the call. Other threads may use the device meanwhile."""
-        # A graph of autograd's that only a circle keeps would tie the capture to the stream before. All takes long
+        # Autograd's graphs that only circles keep tie a capture to the stream before. Looking at old ones takes long
         gc.collect(2 if self.pool is None else 1)
         graph = create_graph(generators)
         self.pool = self.pool or torch.cuda.graph_pool_handle()

@@ -11,7 +11,6 @@ import torch
 
 pytest.importorskip("ray.rllib")
 
-
 import updates
 from gpu_checks import GPU
 from processes import run_ranks
@@ -87,15 +86,15 @@ OPTIMIZERS = {
 }
 
 
-def own_optimizer(learner_class, kind):
-    """A learner class with another optimizer."""
+def own_optimizer(learner_class, kind, **named):
+    """A learner class with another optimizer, which may have a name."""
 
     class Own(learner_class):
         def configure_optimizers_for_module(self, module_id, config=None):
             parameters = self.get_parameters(self._module[module_id])
             optimizer = OPTIMIZERS[kind](parameters, lr=1e-3)
             self.register_optimizer(
-                module_id=module_id, optimizer=optimizer, params=parameters, lr_or_lr_schedule=config.lr
+                module_id=module_id, optimizer=optimizer, params=parameters, lr_or_lr_schedule=config.lr, **named
             )
 
     return Own
@@ -112,16 +111,6 @@ def test_optimizers_of_ones_own_are_captured(kind, monkeypatch):
     assert learner.triton_update.find_step().captured and not learner.triton_update.find_step().reason
 
 
-def name_optimizer(base):
-    class Named(base):
-        def configure_optimizers_for_module(self, module_id, config=None):
-            parameters = self.get_parameters(self.module[module_id])
-            own = {"optimizer_name": "own", "optimizer": torch.optim.Adam(parameters), "params": parameters}
-            self.register_optimizer(module_id=module_id, lr_or_lr_schedule=config.lr, **own)
-
-    return Named
-
-
 def anneal_clip(base):
     class Annealed(base):
         def before_gradient_based_update(self, *, timesteps):
@@ -132,7 +121,7 @@ def anneal_clip(base):
 
 
 @pytest.mark.parametrize("captured", [False, True])
-@pytest.mark.parametrize("change", [name_optimizer, anneal_clip])
+@pytest.mark.parametrize("change", [partial(own_optimizer, kind="adamw", optimizer_name="own"), anneal_clip])
 def test_what_a_learner_of_ones_own_sets_is_followed(change, captured, monkeypatch):
     config = make_config("categorical", clip_param=0.1, lr=1e-2)
     stock = update_learner(config.copy().learners(learner_class=change(PPOTorchLearner)), "categorical", 4)

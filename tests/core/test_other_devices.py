@@ -13,14 +13,15 @@ pytestmark = pytest.mark.skipif(
     not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
     reason="this PyTorch takes no devices from Python",
 )
+# The process skips Python's end: a thread of autograd that still releases a tensor there aborts it.
 PROGRAM = """
-    import json, sys
-
+    import json, os, sys
     sys.path.insert(0, sys.argv[1])
     import other_device
 
     library = other_device.provide_device()
-    print(json.dumps(getattr(other_device, sys.argv[2])()))
+    print(json.dumps(getattr(other_device, sys.argv[2])()), flush=True)
+    os._exit(0)
 """
 
 

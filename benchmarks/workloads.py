@@ -122,12 +122,8 @@ def select_envs(inputs: Inputs, workload: Workload, envs: torch.Tensor) -> Input
 def compute_oracle(workload: Workload, inputs: Inputs, envs: Tensor | None = None) -> tuple[Tensor, ...]:
     """The results in float64, of some environments if `envs` are given."""
     chosen = inputs if envs is None else select_envs(inputs, workload, envs)
-    return solve_equations(workload, widen_inputs(chosen), scan_serially)
-
-
-def widen_inputs(inputs: Inputs) -> Inputs:
-    """The inputs in float64, flags as booleans."""
-    return {name: x != 0 if name in FLAGS else x.double() for name, x in inputs.items()}
+    wide = {name: x if name in FLAGS else x.double() for name, x in chosen.items()}
+    return solve_equations(workload, wide, scan_serially)
 
 
 def solve_equations(workload: Workload, inputs: Inputs, scan: Scan) -> tuple[Tensor, ...]:

@@ -48,7 +48,7 @@ def make_batch(batch_size: int, response_length: int) -> dict[str, Any]:
     position = np.arange(response_length)
     tool = rng.integers(0, lengths)
     mask = (position < lengths) & ~((tool <= position) & (position < tool + response_length // 16))
-    mask[:, 0] = True
+    mask |= position == lengths - 1
     rewards = np.where(position == lengths - 1, rng.normal(size=(batch_size, 1)), 0.0) - 0.01 * mask
     return {
         "token_level_rewards": torch.tensor(rewards, dtype=torch.float32),

@@ -42,8 +42,17 @@ from rl_triton_core._internal.capture.step import (
     is_input,
     is_wanted,
 )
+from rl_triton_core._internal.capture.undo import keep_buffers
 
-__all__ = ["OPTIMIZERS", "CapturedStep", "find_group_obstacle", "hold_captures", "is_input", "use_capture_stream"]
+__all__ = [
+    "OPTIMIZERS",
+    "CapturedStep",
+    "find_group_obstacle",
+    "hold_captures",
+    "is_input",
+    "keep_buffers",
+    "use_capture_stream",
+]
 
 WARM_UPS = 3
 """Eager steps before the first capture: libraries choose their algorithms and allocate their workspaces."""
@@ -233,12 +242,13 @@ class CapturedStep:
             yield
 
     def kept_buffers(self) -> AbstractContextManager[None]:
-        """A step inside that begins while `stop` is 1 changes no buffers."""
-        return undo.keep_buffers(list_parts(self.modules), self.stop) if self.may_stop else nullcontext()
+        """Buffers that a step inside replaces stay where they lie; one that begins while `stop` is 1 changes none."""
+        stop = self.stop if self.may_stop else None
+        return nullcontext() if self.reason and stop is None else keep_buffers(self.modules, stop)
 
     def unchanged(self) -> AbstractContextManager[None]:
         """What happens inside leaves no trace."""
-        return undo.put_back((*self.tensors(), self.stop), self.prepared, self.graphs, self.generators)
+        return undo.put_back(self.modules, (*self.tensors(), self.stop), self.prepared, self.graphs, self.generators)
 
     def capture_or_fail(self, leaves: list[Any], structure: Any) -> Captured:
         """Capture; whatever stands against it, no memory or something that no graph can hold, is a CaptureFailed."""

@@ -38,6 +38,7 @@ def system_info() -> dict[str, str]:
     Returns:
         Names and values, in the order in which they should be shown.
     """
+    status = fast_path_status()
     return {
         "rl_triton_core": __version__,
         "commit": find_commit(),
@@ -50,15 +51,9 @@ def system_info() -> dict[str, str]:
         "numba": package_version("numba"),
         "numpy": package_version("numpy"),
         **gpu_info(),
-        "fast_path": describe_fast_path(),
+        "fast_path": ("on" if status.enabled else "off") + (f": {status.reason}" if status.reason else ""),
         **{name: package_version(name) for name in FRAMEWORKS},
     }
-
-
-def describe_fast_path() -> str:
-    """Whether repeated calls take the fast path, or why not."""
-    status = fast_path_status()
-    return ("on" if status.enabled else "off") + (f": {status.reason}" if status.reason else "")
 
 
 def package_version(*names: str) -> str:

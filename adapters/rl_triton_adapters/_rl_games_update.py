@@ -11,7 +11,8 @@ from torch.utils import _pytree as pytree
 
 from rl_triton_adapters._overrides import find_override
 from rl_triton_adapters._rl_games_central_value import CapturedCentralValue, prepare_model
-from rl_triton_adapters.updates import CapturedUpdate, DeferredChecks, find_reason, keep_buffers
+from rl_triton_adapters.updates import CapturedUpdate, DeferredChecks, find_reason
+from rl_triton_core.capture import keep_buffers
 
 PACKAGES = ("rl_games", "rl_triton_adapters")
 STEP_METHODS = (
@@ -100,7 +101,7 @@ class CapturedUpdateMixin:
         self._captured.step.resume()
         self._refusals = []
         models = [self.model, self.central_value_net.model] if self.has_central_value else [self.model]
-        with keep_buffers(*models):
+        with keep_buffers(models):
             super().prepare_dataset(batch_dict)
 
     def train_central_value(self) -> Any:

@@ -18,9 +18,9 @@ import torch
 from rl_triton_adapters._overrides import find_override, has_hooks
 from rl_triton_adapters._switch import find_off_switch
 from rl_triton_adapters._versions import explain_import
-from rl_triton_adapters.updates import CapturedUpdate, find_pointers, find_reason, keep_buffers
+from rl_triton_adapters.updates import CapturedUpdate, find_pointers, find_reason
 from rl_triton_core import compute_gae, normalize_advantages
-from rl_triton_core.capture import CapturedStep
+from rl_triton_core.capture import CapturedStep, keep_buffers
 
 try:
     from rsl_rl.algorithms import PPO
@@ -140,7 +140,7 @@ class TritonPPO(StepMixin, PPO):
     def process_env_step(self, *args: Any, **kwargs: Any) -> None:
         """Record a step as `PPO` does, and keep statistics of observations where graphs read them."""
         has_graphs = self.triton and not UPDATE_NORMALIZES
-        with keep_buffers(self._raw_actor, self._raw_critic) if has_graphs else nullcontext():
+        with keep_buffers([self._raw_actor, self._raw_critic]) if has_graphs else nullcontext():
             super().process_env_step(*args, **kwargs)
 
     # -- advantages ----------------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ class TritonPPO(StepMixin, PPO):
         self.learning_rate = self._rate.item()
         if UPDATE_NORMALIZES:
             models = [x for x in (self._raw_actor, self._raw_critic, self.rnd) if x is not None]
-            with keep_buffers(*models):
+            with keep_buffers(models):
                 for model in models:
                     model.update_normalization(self.storage.observations.flatten(0, 1))
         self.storage.clear()

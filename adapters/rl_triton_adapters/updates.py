@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import atexit
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from math import nan
 from typing import Any
 from weakref import WeakSet
@@ -89,7 +88,7 @@ class CapturedUpdate:
             known.reset()  # optimizers are prepared once
         self.stock, self.obstacle = reasons
         self.step = CapturedStep(
-            BufferKeeper(self.make_step, modules),
+            self.make_step,
             modules=modules,
             optimizers=optimizers,
             state=state,
@@ -161,30 +160,6 @@ def release_graphs() -> None:
 def find_pointers(tree: Any) -> list[int]:
     """Where the tensors lie that a graph reads."""
     return [x.data_ptr() for x in pytree.tree_leaves(tree) if isinstance(x, Tensor)]
-
-
-@contextmanager
-def keep_buffers(*modules: nn.Module) -> Iterator[None]:
-    """Keep buffers that are replaced inside where they lie, since graphs know them by their addresses."""
-    before = [(module, dict(module._buffers.items())) for parent in modules for module in parent.modules()]
-    yield
-    for module, buffers in before:
-        for name, buffer in buffers.items():
-            replaced = module._buffers[name]
-            if buffer is not None and replaced is not None and replaced is not buffer:
-                module._buffers[name] = buffer.copy_(replaced)
-
-
-class BufferKeeper:
-    """A step that keeps the buffers of modules where they lie."""
-
-    def __init__(self, make_step: Callable[..., Any], modules: list[nn.Module]) -> None:
-        self.make_step, self.modules = make_step, modules
-
-    def __call__(self, *inputs: Any) -> Any:
-        """Make the step."""
-        with keep_buffers(*self.modules):
-            return self.make_step(*inputs)
 
 
 def replace_nan(probabilities: Tensor) -> Tensor:

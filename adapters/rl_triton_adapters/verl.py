@@ -21,7 +21,7 @@ import inspect
 import logging
 import os
 from collections.abc import Callable, Hashable, Iterable
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy.typing as npt
@@ -524,13 +524,22 @@ def _whiten(advantages: torch.Tensor, mask: torch.Tensor, backend: str | None) -
     return normalize_advantages(advantages, mask, correction=1, epsilon=1e-8, epsilon_mode="variance", backend=backend)
 
 
+@cache
+def _warn_of_masked_rewards() -> None:
+    """Say once that scores are other ones than verl's."""
+    logger.warning("there are rewards at masked tokens: scores of responses have them in verl, and not here")
+
+
 def _compute_scores(
     token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Scores of responses, the number of each one's group, counted as groups appear, and the mask."""
     _check_tokens(token_level_rewards=token_level_rewards, response_mask=response_mask)
     mask = _get_flags(response_mask)
-    scores = torch.where(mask != 0, token_level_rewards, 0).sum(dim=-1)
+    valid = torch.where(mask != 0, token_level_rewards, 0)
+    if torch.count_nonzero(valid) != torch.count_nonzero(token_level_rewards):
+        _warn_of_masked_rewards()
+    scores = valid.sum(dim=-1)
     labels: Iterable[Hashable] = index.tolist() if hasattr(index, "tolist") else index
     numbers: dict[Hashable, int] = {}
     groups = [numbers.setdefault(label, len(numbers)) for label in labels]

@@ -131,8 +131,7 @@ def list_arms(setting: Setting) -> list[str]:
     if setting.env in OPTIONS:
         return ["stock", MORE[-1]]
     has_graphs = setting.device == "cuda" and find_family(setting.env) != "RecurrentPPO"
-    without = set(() if has_graphs else EAGER) | ({"device"} if setting.device == "cpu" else set())
-    return [name for name in ARMS if name not in without]
+    return [name for name in ARMS if has_graphs or name not in ("device", *EAGER)]
 
 
 def stop_captures(model: Any, names: Iterable[str]) -> None:
@@ -142,13 +141,6 @@ def stop_captures(model: Any, names: Iterable[str]) -> None:
         step = update if name == "_update" else model._acting
         step.enabled = False
         step.reset()
-
-
-def choose_buffer(name: str, algorithm: Any, space: Any) -> Any:
-    """The rollout buffer of one of our arms."""
-    from rl_triton_adapters.sb3 import rollout_buffer_class_for
-
-    return rollout_buffer_class_for(space, algorithm, device_storage=name == "device", verbose=0)
 
 
 def choose_algorithm(name: str, env: str = "") -> Any:
@@ -178,13 +170,16 @@ def make_model(name: str, setting: Setting) -> Any:
     """The algorithm; every arm starts with the same weights and environments."""
     from stable_baselines3.common.vec_env import VecNormalize
 
+    from rl_triton_adapters.sb3 import rollout_buffer_class_for
+
     family, algorithm = find_family(setting.env), choose_algorithm(name, setting.env)
     policy, env = make_task(setting.env, setting.num_envs, seed=0)
     options = {"n_steps": setting.num_steps, "batch_size": setting.batch_size, "n_epochs": setting.epochs}
     if family == "A2C":
         options = {"n_steps": setting.batch_size // setting.num_envs}
     if name != "stock":
-        options["rollout_buffer_class"] = choose_buffer(name, algorithm, env.observation_space)
+        choices = {"device_storage": name == "device", "verbose": 0}
+        options["rollout_buffer_class"] = rollout_buffer_class_for(env.observation_space, algorithm, **choices)
     if family == "RecurrentPPO":
         policy = "MlpLstmPolicy"
         options |= {"acceleration": "auto"} if name == "captured" else {}

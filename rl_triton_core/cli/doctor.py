@@ -68,7 +68,7 @@ def judge_versions(wanted: Sequence[Requirement], advice: str) -> Finding:
     unmet = [x for x in wanted if requirements.is_unmet(x)]
     if unmet:
         message = "; ".join(f"{versions[x.name]}, expected {x.specifier}" for x in unmet)
-        return Finding("problem", message, f"pip install {requirements.quote_all(unmet)}")
+        return Finding("problem", message, "pip install " + " ".join(f'"{x.name}{x.specifier}"' for x in unmet))
     newer = [x.name for x in wanted if requirements.is_newer_than_tested(x)]
     if newer:
         tried = ", ".join(f"{versions[name]} (tried up to {requirements.TESTED[name]})" for name in newer)

@@ -23,7 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Report:
     """Collect what a bug report needs."""
-    backends = {device: describe_backends(device) for device in list_devices()}
+    devices = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+    backends = {device: describe_backends(device) for device in devices}
     sections: dict[str, dict[str, str]] = {
         "system": system_info(),
         "caches": {name: cache.describe() for name, cache in find_caches().items()},
@@ -38,11 +39,6 @@ def run(options: argparse.Namespace) -> Report:
     rows = [(device, name, state) for device, states in backends.items() for name, state in states.items()]
     tables.insert(1, Table("Backends", ("device", "backend", "state"), rows))
     return Report({**sections, "backends": backends}, tables)
-
-
-def list_devices() -> list[str]:
-    """List the devices whose tensors calls can take."""
-    return ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
 
 
 def describe_backends(device: str) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from importlib import metadata
 
 from packaging.requirements import Requirement
@@ -77,11 +76,6 @@ def is_newer_than_tested(wanted: Requirement) -> bool:
     """Whether a package is newer than the versions that the tests have seen."""
     tested, version = parse_version(TESTED.get(wanted.name, "")), find_version(wanted.name)
     return wanted.name in TESTED and parse_version(version or "").release[: len(tested.release)] > tested.release
-
-
-def quote_all(wanted: Iterable[Requirement]) -> str:
-    """Quote requirements for a shell."""
-    return " ".join(f'"{x.name}{x.specifier}"' for x in wanted)
 
 
 def find_triton_of_torch() -> str | None:

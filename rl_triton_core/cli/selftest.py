@@ -90,7 +90,9 @@ def run(options: argparse.Namespace) -> Report:
     """Make random calls and compare their results with those of the reference backend."""
     least = {"cases": 1, "combinations": 1, "seed": 0, "case": 0, "seconds": 0}
     for name, limit in least.items():
-        check_at_least(limit, f"--{name}", getattr(options, name))
+        number = getattr(options, name)
+        if number is not None and not number >= limit:
+            raise ValueError(f"--{name}: got {number}, expected at least {limit}")
     targets = find_targets(options.backend)
     if not targets:
         raise ValueError(f"--backend: got {' '.join(options.backend)}, expected one that runs here (rl-triton env)")
@@ -102,12 +104,6 @@ def run(options: argparse.Namespace) -> Report:
     else:
         outcomes = [run_case(campaign, options.case)]
     return report_outcomes(campaign, outcomes)
-
-
-def check_at_least(limit: int, name: str, number: float | None) -> None:
-    """Check an argument that may be missing."""
-    if number is not None and not number >= limit:
-        raise ValueError(f"{name}: got {number}, expected at least {limit}")
 
 
 def find_targets(backends: Iterable[str]) -> list[Target]:

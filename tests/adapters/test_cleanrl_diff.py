@@ -252,16 +252,11 @@ def run_script(text, capsys):
     return torch.cat([x.detach().flatten() for x in names["agent"].parameters()]), printed, names
 
 
-def run_stock(family, capsys):
-    """The script with its own loop, as it runs under Gymnasium 1.x."""
-    return run_script(cleanrl_diff.make_edits(write_script(family), cleanrl_diff.TO_GYMNASIUM_1), capsys)
-
-
 @pytest.mark.parametrize(("family", "update"), MATCHING)
 def test_scripts_learn_the_same(family, update, capsys, monkeypatch):
     """With every update; with advantages alone, every bit. Each episode that ended is printed once."""
     allow_captures(monkeypatch)
-    want, printed, _ = run_stock(family, capsys)
+    want, printed, _ = run_script(cleanrl_diff.make_edits(write_script(family), cleanrl_diff.TO_GYMNASIUM_1), capsys)
     got, also_printed, names = run_script(cleanrl_diff.change_script(write_script(family), update), capsys)
     tolerance = 0 if update == "stock" else 1e-5
     torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)

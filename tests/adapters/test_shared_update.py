@@ -5,7 +5,7 @@ import torch
 from recorded_graphs import allow_captures
 from torch import nn
 
-from rl_triton_adapters.updates import CapturedUpdate, DeferredChecks, find_pointers, find_reason, keep_buffers
+from rl_triton_adapters.updates import CapturedUpdate, DeferredChecks, find_pointers, find_reason
 
 
 class Algorithm:
@@ -80,38 +80,6 @@ def test_reasons(monkeypatch):
     algorithm.is_custom = True
     assert algorithm.find_step().reason == update.stock == "a loss of its own" and not update.is_captured
     assert update.describe("those of the framework") == "updates are those of the framework: a loss of its own"
-
-
-class Counter(nn.Module):
-    """Replaces its buffer at every call."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("count", torch.zeros(2))
-
-    def forward(self, x):
-        self.count = self.count + x.reshape(-1, 2).mean(0)
-        return self.count
-
-
-@pytest.mark.parametrize("wrap", [lambda x: x, torch.jit.script])
-def test_buffers_that_are_replaced_stay_in_place(wrap):
-    counter = wrap(Counter())
-    place = counter.count.data_ptr()
-    with keep_buffers(nn.Sequential(counter)):
-        counter(torch.ones(2))
-        counter(torch.ones(2))
-    assert counter.count.data_ptr() == place and counter.count.tolist() == [2, 2]
-
-
-def test_a_captured_step_follows_buffers_that_are_replaced(monkeypatch):
-    allow_captures(monkeypatch)
-    algorithm = Algorithm()
-    counter = Counter()
-    algorithm.network = nn.Sequential(counter, algorithm.network)
-    algorithm.rollout = {name: torch.ones_like(x) for name, x in algorithm.rollout.items()}
-    algorithm.update(epochs=3)
-    assert algorithm.captured_update.is_captured and counter.count.tolist() == [6, 6]
 
 
 @pytest.mark.parametrize("probability", [0.5, torch.nan])

@@ -259,6 +259,37 @@ def test_graphs_of_before_the_first_limit_keep_buffers_too(device, monkeypatch):
     assert trainings[0].step.stop.item() == 1 and trainings[0].step.reason == ""
 
 
+class Counter(nn.Module):
+    """Replaces a buffer by the sum of its inputs' means, or by all of them."""
+
+    def __init__(self, keeps_all=False):
+        super().__init__()
+        self.keeps_all = keeps_all
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, x):
+        mean = x.detach().mean().reshape(1)
+        self.count = torch.cat([self.count, mean]) if self.keeps_all else self.count + mean
+        return x
+
+
+@DEVICES
+@pytest.mark.parametrize("wrap", [lambda x: x, torch.jit.script])
+@pytest.mark.parametrize("keeps_all", [False, True])
+def test_steps_follow_buffers_that_are_replaced(keeps_all, wrap, device, monkeypatch):
+    """Those of another shape eagerly."""
+    trainings = make_pair(monkeypatch, device)
+    for training in trainings:
+        training.model[2] = wrap(Counter(keeps_all).to(device))
+        with warnings.catch_warnings(record=True) as warned:
+            for batch in draw_batches(8, device=device):
+                training.step(*batch, 1.0)
+        text = "of another shape or dtype: count" if keeps_all and training is trainings[0] else ""
+        assert all(text in str(x.message) for x in warned) and len(warned) == bool(text)
+    got, want = (training.model[2].count for training in trainings)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+
+
 @DEVICES
 def test_checkpoints_are_those_of_the_plain_optimizer(device, monkeypatch):
     """Both ways, and in the middle of training."""

@@ -60,10 +60,6 @@ def make(class_name, case, device="cpu"):
     return make_runner(class_name, network=network, device=device, **algorithm)
 
 
-def find_tolerance(case):
-    return {"rtol": 1e-3, "atol": 1e-4} if "mixed" in case else {"rtol": 1e-4, "atol": 2e-6}
-
-
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
 @pytest.mark.parametrize("case", CASES)
 def test_training(case, captured, monkeypatch):
@@ -73,7 +69,7 @@ def test_training(case, captured, monkeypatch):
     graphs = use_graphs(monkeypatch, ours) if captured else None
     iterations = 40 if case in LONG else 3
     want, got = train(stock, iterations), train(ours, iterations)
-    tolerance = find_tolerance(case)
+    tolerance = {"rtol": 1e-3, "atol": 1e-4} if "mixed" in case else {"rtol": 1e-4, "atol": 2e-6}
     compare(ours, stock, **tolerance)
     if stock.alg.rnd:
         torch.testing.assert_close(ours.alg.rnd.state_dict(), stock.alg.rnd.state_dict(), **tolerance)

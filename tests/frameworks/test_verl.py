@@ -145,13 +145,16 @@ def test_a_valid_nan_stays_in_its_group():
     assert torch.equal(advantages.isnan(), (mask != 0) & (torch.arange(BATCH) % 2 == 1)[:, None])
 
 
-def test_verl_counts_rewards_of_masked_tokens():
+def test_verl_counts_rewards_of_masked_tokens(caplog):
     """The difference that docs/verl.md tells: where it is gone, the page and the adapter's docstring change."""
     rewards, _, mask = make_rollout()
     index = np.arange(BATCH) % 2
     stock = [STOCK_GRPO(x, mask, index)[0] for x in (rewards, rewards * mask)]
     assert not torch.allclose(*stock)
-    torch.testing.assert_close(adapter.compute_grpo_outcome_advantage(rewards, mask, index)[0], stock[1])
+    adapter._warn_of_masked_rewards.cache_clear()
+    for i, x in enumerate((rewards * mask, rewards, rewards)):
+        torch.testing.assert_close(adapter.compute_grpo_outcome_advantage(x, mask, index)[0], stock[1])
+        assert ("there are rewards at masked tokens" in caplog.text) == (i > 0) and len(caplog.records) == min(i, 1)
 
 
 def test_advantages_have_no_graph():

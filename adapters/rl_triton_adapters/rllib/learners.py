@@ -66,7 +66,7 @@ class TritonLearner(TorchLearner):
         self.uses_triton = self._is_described = self._used_estimator = False
         self._stock_loss = super().compute_loss_for_module
         loss, is_wanted = None, flags.rl_triton and flags.rl_triton_update
-        if is_wanted and self.loss_class and not find_own_method(type(self), LOSS, behind=TritonLearner):
+        if is_wanted and self.loss_class and not find_own_method(self, LOSS, behind=TritonLearner):
             loss = self.loss_class(self, flags.rl_triton_backend)
         self.triton_update = Update(self, is_wanted, loss)
 
@@ -196,11 +196,11 @@ class TritonVTraceLearner(TritonLearner):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if self._flags.rl_triton and not find_own_method(type(self), LOSS, behind=TritonLearner):
+        if self._flags.rl_triton and not find_own_method(self, LOSS, behind=TritonLearner):
             self._stock_loss = replace_vtrace(self._stock_loss, self.compute_vtrace)
 
     def _describe_estimator(self) -> str:
-        own = find_own_method(type(self), LOSSES)
+        own = find_own_method(self, LOSSES)
         who = self._name_backend() if self.uses_triton else "RLlib"
         return f"V-Trace with {who}" + f", where {own} asks for it" * bool(own)
 

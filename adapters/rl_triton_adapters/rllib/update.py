@@ -5,7 +5,6 @@ Minibatches and their order, metrics and checkpoints are RLlib's; weights and lo
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from rl_triton_adapters._optimizers import clip_by_norm, fuse_optimizer
+from rl_triton_adapters._overrides import unwrap
 from rl_triton_adapters.rllib.compiled import find_compiled, run_compiled
 from rl_triton_adapters.rllib.loss import FusedLoss, find_distributions
 from rl_triton_adapters.rllib.metrics import LateMetrics
@@ -39,6 +39,8 @@ STEP = (*LOSSES, "compute_gradients", "postprocess_gradients", "postprocess_grad
 """What a step calls. A learner with one of its own may do there what no graph can repeat."""
 LOGS = ("_log_metrics", "_log_steps_trained_metrics", "_compute_off_policyness", "_get_clip_function")
 """What RLlib calls for every minibatch besides, and a compiled update does not."""
+PACKAGES = ("ray.", "rl_triton_adapters.")
+"""Where the methods come from that are not the user's."""
 SETTINGS = (
     *("clip_param", "vf_clip_param", "vf_loss_coeff", "use_kl_loss", "grad_clip", "grad_clip_by", "gamma"),
     *("vtrace_clip_rho_threshold", "vtrace_clip_pg_rho_threshold", "torch_skip_nan_gradients", "log_gradients"),
@@ -62,6 +64,8 @@ class Update:
         self.captured = CapturedUpdate(self.make_captured_step, max_graphs=learner.max_graphs)
         self.num_not_finite = torch.zeros(())
         self.last_batch: dict[str, Any] = {}
+        self.own: list[str] = []
+        """Methods that were set on the learner itself."""
         self.is_stock_apply = False
 
     def find_step(self) -> CapturedStep:
@@ -69,7 +73,9 @@ class Update:
         learner, update = self.learner, self.captured
         modules = [x for _, x in learner.module.items() if isinstance(x, nn.Module)]
         optimizers = list(learner._named_optimizers.values())
-        if update.step is None or not update.is_of(modules, optimizers):  # else nothing else has changed
+        own = [name for name in (*UPDATE, *STEP) if name in vars(learner)]
+        if not update.is_of(modules, optimizers) or own != self.own:  # else nothing else has changed
+            self.own = own
             self.num_not_finite = torch.zeros((), device=learner._device)
             stock, obstacle = self.find_obstacles()
             update.find_step(modules, optimizers, stock=stock, obstacle=obstacle, state=[self.num_not_finite])
@@ -80,14 +86,14 @@ class Update:
         """The compiled updates of some modules, or of all with optimizers, and why there are none beside captures."""
         if not self.find_step().reason:
             return {}, ""
-        reason = self.captured.stock or self.captured.obstacle or find_own_method(type(self.learner), LOGS)
+        reason = self.captured.stock or self.captured.obstacle or find_own_method(self.learner, LOGS)
         names = self.learner._module_optimizers if names is None else names
         return ({}, reason) if reason else find_compiled(self.learner, self.loss, names)
 
     def find_obstacles(self) -> tuple[str, str]:
         """Why steps are RLlib's own, and why they are not captured, besides what `CapturedStep` says."""
         learner, modules = self.learner, [*self.learner.module.items()]
-        own_update, own_step, own_apply = (find_own_method(type(learner), names) for names in (UPDATE, STEP, APPLY))
+        own_update, own_step, own_apply = (find_own_method(learner, names) for names in (UPDATE, STEP, APPLY))
         scaled, scheduled = learner._grad_scalers is not None, learner._lr_scheduler_classes is not None
         actors = [(name, x.unwrapped()) for name, x in modules if find_distributions(x.unwrapped())]
         reasons_for_stock = {
@@ -112,7 +118,7 @@ class Update:
     def describe(self) -> str:
         """Say what computes the losses, and whether updates are captured, accelerated without a graph, or RLlib's."""
         self.find_step()
-        own, losses = find_own_method(type(self.learner), LOSSES), []
+        own, losses = find_own_method(self.learner, LOSSES), []
         for name, module in self.learner.module.items():
             kinds = find_distributions(module.unwrapped())
             if is_self_supervised(module):
@@ -267,25 +273,30 @@ def replace_infinity(norm: Tensor) -> Tensor:
     return norm.nan_to_num(neginf=-10e8, posinf=10e8)
 
 
-def find_own_method(learner_class: type, names: Iterable[str], behind: type | None = None) -> str:
-    """Find a method that is the user's: of a class that is neither ours nor one of those of RLlib's learner.
+def find_own_method(learner: Any, names: Iterable[str], behind: type | None = None) -> str:
+    """Find a method that is the user's: of the learner itself, of a class of theirs, or put into one of RLlib's.
 
     Args:
-        learner_class: Class of the learner.
+        learner: The learner.
         names: Names of methods of RLlib's learner.
         behind: Look at classes behind this one alone, whose methods it goes around.
 
     Returns:
         The names of the class and the method; empty if there is none.
     """
-    mro = learner_class.__mro__
+    mro = type(learner).__mro__
     stock = next(base for base in mro if base.__module__.startswith("ray.rllib.algorithms.")).__mro__
     known = [base for base in mro if base in stock or base.__module__.startswith("rl_triton_adapters.")]
     for name in names:
+        if name in vars(learner):
+            return f"{name} of this {mro[0].__name__}"
         methods = [vars(base)[name] for base in known if name in vars(base)]
         for base in mro if behind is None else mro[mro.index(behind) :]:
-            if base not in known and inspect.unwrap(vars(base).get(name, methods[0])) not in methods:
-                return f"{base.__name__}.{name}"  # Ray wraps those of remote learners
+            layers = [*unwrap(vars(base).get(name, methods[0]))]  # Ray wraps those of remote learners
+            is_known = base in known or layers[-1] in methods
+            modules = [getattr(x, "__globals__", {}).get("__name__", "") for x in layers]
+            if not is_known or not all(module.startswith(PACKAGES) for module in modules):
+                return f"{base.__name__}.{name}"
     return ""
 
 

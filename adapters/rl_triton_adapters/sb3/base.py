@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from rl_triton_adapters._overrides import find_override
 from rl_triton_adapters._switch import find_off_switch
-from rl_triton_adapters.updates import BufferKeeper, CapturedUpdate, find_reason
+from rl_triton_adapters.updates import CapturedUpdate, find_reason
 from rl_triton_core.capture import CapturedStep
 
 # isort: split
@@ -94,7 +94,7 @@ class AcceleratedAlgorithm(BaseAlgorithm):
         if step is not known or self._acting is None or self._acting.modules != actors:
             self._forget_inputs()
             enabled = False if stock or self.use_sde else None
-            self._acting = CapturedStep(BufferKeeper(self._compute_actions, actors), modules=actors, enabled=enabled)
+            self._acting = CapturedStep(self._compute_actions, modules=actors, enabled=enabled)
             is_asked_for = self.acceleration == "off" or find_off_switch()
             if stock and not is_asked_for and self.device.type != "cpu":  # where it takes much longer
                 text = f"{type(self).__name__} trains as the stock algorithm: {stock}"

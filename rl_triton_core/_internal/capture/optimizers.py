@@ -49,7 +49,8 @@ def name_unsupported(optimizer: Optimizer) -> str:
             return f"{name}(differentiable=True) cannot be captured"
         if group.get("momentum") and group.get("dampening"):
             return f"{name} with dampening cannot be captured: its first step differs from the others"
-        if not can_stay(group["lr"], next(iter(group["params"]), None)):
+        rate, devices = group["lr"], {x.device for x in group["params"][:1]}
+        if isinstance(rate, Tensor) and devices and (rate.dtype != torch.float32 or rate.device not in devices):
             return f"{name} with a learning rate that is a tensor of another device or dtype cannot be captured"
     return next(filter(None, (name_changing_setting(optimizer, group) for group in optimizer.param_groups)), "")
 
@@ -62,13 +63,6 @@ def name_changing_setting(optimizer: Optimizer, group: dict[str, Any]) -> str:
         return f"OneCycleLR or CyclicLR sets {setting} of {name} at every step: pass it cycle_momentum=False"
     tensors = (x for x in SETTINGS if any(isinstance(value, Tensor) for value in pytree.tree_leaves(group.get(x))))
     return next((f"{name} with a tensor as {x} cannot be captured" for x in tensors), "")
-
-
-def can_stay(rate: Any, parameter: Tensor | None) -> bool:
-    """Whether a graph can read a learning rate where it is, or make a tensor of it."""
-    if parameter is None or not isinstance(rate, Tensor):
-        return True
-    return rate.device == parameter.device and rate.dtype == torch.float32
 
 
 def describe_settings(optimizer: Optimizer) -> Hashable:

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rl_triton_core._internal.capture.graphs import Graphs
+from rl_triton_core._internal.capture.key import list_parts
 from rl_triton_core._internal.capture.optimizers import PreparedOptimizer
 
 
 @contextmanager
 def put_back(
+    modules: Iterable[nn.Module],
     tensors: Iterable[Tensor],
     optimizers: Sequence[PreparedOptimizer],
     graphs: Graphs,
     generators: Iterable[torch.Generator],
 ) -> Iterator[None]:
     """After what happens inside, tensors, states of optimizers and of random numbers are those of before."""
+    places = list_buffers(modules)
     rates = [rate for optimizer in optimizers for rate in optimizer.rates]
     changed = list({(x.data_ptr(), x.shape, x.stride()): x for x in (*tensors, *rates)}.values())
     copies = [x.detach().clone() for x in changed]
@@ -29,23 +33,42 @@ def put_back(
     try:
         yield
     finally:
+        replaced = [place for place in places if place[0][place[1]] is not place[2]]
+        for buffers, name, x in replaced:
+            buffers[name] = x
         with torch.no_grad():
             for tensor, copy in zip(changed, copies, strict=True):
                 tensor.copy_(copy)
         for optimizer, state in zip(optimizers, saved, strict=True):
             optimizer.restore_state(state)
         graphs.restore_random_state(random)
+    if replaced:
+        raise RuntimeError(f"the step replaces a buffer by one of another shape or dtype: {replaced[0][1]}")
+
+
+def list_buffers(modules: Iterable[nn.Module]) -> list[tuple[Any, str, Tensor]]:
+    """Where the buffers are that there are, their names, and they themselves."""
+    of_parts: list[Any] = [part._buffers for part in list_parts(modules)]
+    return [(buffers, name, x) for buffers in of_parts for name, x in buffers.items() if x is not None]
 
 
 @contextmanager
-def keep_buffers(parts: Iterable[nn.Module], stop: Tensor) -> Iterator[None]:
-    """A step that begins while `stop` is 1 changes no buffers of these parts, such as a normalisation's statistics."""
-    kept = [(x, x.clone()) for part in parts for x in part._buffers.values() if x is not None]
-    is_stopped = stop.bool() if kept else stop
+def keep_buffers(modules: Iterable[nn.Module], stop: Tensor | None = None) -> Iterator[None]:
+    """Buffers that are replaced inside stay where they lie, since graphs know them by their addresses.
+
+    Those of another shape or dtype stay replaced. A step that begins while `stop` is 1 changes none.
+    """
+    places = list_buffers(modules)
+    is_stopped = stop.bool() if places and stop is not None else None
+    copies = [x if is_stopped is None else x.clone() for *_, x in places]
     yield
     with torch.no_grad():
-        for buffer, before in kept:
-            buffer.copy_(torch.where(is_stopped, before, buffer))
+        for (buffers, name, buffer), before in zip(places, copies, strict=True):
+            found = buffers[name]
+            if found is not None and (found.shape, found.dtype) == (buffer.shape, buffer.dtype):
+                buffers[name] = buffer if found is buffer else buffer.copy_(found)
+            if is_stopped is not None:
+                buffer.copy_(torch.where(is_stopped, before, buffer))
 
 
 @contextmanager

@@ -119,13 +119,6 @@ def fast_path_status() -> FastPathStatus:
     return FastPathStatus(Switch.enabled, Switch.reason, {name: number for name, number in shapes.items() if number})
 
 
-def warn_of_unknown_launcher(error: UnknownLauncherError) -> None:
-    """Say once that calls take the normal path, and why."""
-    if Switch.reason != str(error):
-        Switch.reason = str(error)
-        warnings.warn(f"there is no fast path for repeated calls: {error}", stacklevel=2)
-
-
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 
@@ -354,7 +347,9 @@ def plan_launches(*recorded: Any) -> Runner:
     try:
         return Plan(*recorded).bind()
     except UnknownLauncherError as error:
-        warn_of_unknown_launcher(error)
+        if Switch.reason != str(error):  # which is said once
+            Switch.reason = str(error)
+            warnings.warn(f"there is no fast path for repeated calls: {error}", stacklevel=2)
     except NoPlanError:
         pass
     return take_normal_path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from operator import le
 from typing import NamedTuple
 
 import torch
@@ -98,12 +99,8 @@ MULTIPROCESSORS = 132
 
 def find_launch(steps: int, lanes: int, bytes_per_step: int, layout: str, table: Table = TABLE) -> Launch:
     """The table's row for a rollout."""
-    return next(launch for limits, launch in table[layout] if is_within(limits, (steps, lanes, bytes_per_step)))
-
-
-def is_within(limits: Limits, rollout: tuple[int, int, int]) -> bool:
-    """Whether a rollout of so many steps, lanes and bytes per step is within the limits."""
-    return all(size <= limit for size, limit in zip(rollout, limits, strict=True))
+    rollout = steps, lanes, bytes_per_step
+    return next(launch for limits, launch in table[layout] if all(map(le, rollout, limits)))
 
 
 def count_segments(steps: int, programs: int, launch: Launch) -> int:

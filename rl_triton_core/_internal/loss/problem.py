@@ -103,10 +103,14 @@ class LossProblem:
         return [(x,) for x in tensors]
 
     def allocate_gradients(self) -> list[Stream]:
-        """Memory for the gradients that are wanted, None for the others."""
+        """Memory for the gradients that are wanted, None for the others.
+
+        Those of float16 are float32: a gradient of a mean may leave the range of float16 before it is scaled.
+        """
+        dtypes = [torch.float32 if x.dtype == torch.float16 else x.dtype for x in self.differentiable]
         return [
-            torch.empty_like(x, dtype=gradient_dtype(x), memory_format=torch.contiguous_format) if want else None
-            for x, want in zip(self.differentiable, self.wanted, strict=True)
+            torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format) if want else None
+            for x, dtype, want in zip(self.differentiable, dtypes, self.wanted, strict=True)
         ]
 
 
@@ -117,8 +121,3 @@ class Results(NamedTuple):
     statistics: torch.Tensor
     gradients: list[torch.Tensor]
     """Those that are wanted."""
-
-
-def gradient_dtype(x: torch.Tensor) -> torch.dtype:
-    """float32 for float16, whose range the gradient of a mean may leave before it is scaled."""
-    return torch.float32 if x.dtype == torch.float16 else x.dtype

@@ -53,11 +53,6 @@ def build_captured(config, device, monkeypatch):
     return learner
 
 
-def move_config(config, device):
-    """Let the learner be on this device."""
-    return config.learners(num_gpus_per_learner=int(device == "cuda"))
-
-
 @pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize(
     ("space", "options"),
@@ -69,7 +64,7 @@ def move_config(config, device):
     ids=["categorical-schedules", "gaussian-kl", "several-categorical"],
 )
 def test_updates_are_those_of_rllib(space, options, device, monkeypatch):
-    config = move_config(make_config(space, **options), device)
+    config = make_config(space, **options).learners(num_gpus_per_learner=int(device == "cuda"))
     updates = 3 if device == "cpu" else 32  # of ten steps each
     stock = update_learner(config, space, updates)
     learner = build_captured(config, device, monkeypatch)

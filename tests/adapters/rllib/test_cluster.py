@@ -3,6 +3,8 @@
 Both nodes are this machine; Ray treats them as two.
 """
 
+from operator import attrgetter
+
 import pytest
 
 pytest.importorskip("ray.rllib")
@@ -41,15 +43,11 @@ def count_calls(learner):
     gae.compute_gae = counted
 
 
-def calls_of(learner):
-    return learner.calls
-
-
 def test_two_learners_on_two_nodes_train_as_those_of_rllib(two_nodes):
     def config():
         return small_ppo(num_learners=2).learners(custom_resources_per_learner=ROOM)
 
-    asked = (name_of_piece, node_of, calls_of)
+    asked = (name_of_piece, node_of, attrgetter("calls"))
     stock = train_algorithm(config(), *asked, before=count_calls, iterations=3)
     ours = train_algorithm(enable_triton(config()), *asked, before=count_calls, iterations=3)
     assert len(two_nodes) == 2

@@ -5,7 +5,7 @@ Learners alone; test_rllib.py has whole algorithms, several learners, several mo
 
 import copy
 import types
-from functools import partial
+from functools import partial, wraps
 
 import gymnasium as gym
 import numpy as np
@@ -23,6 +23,7 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from ray.rllib.utils.minibatch_utils import MiniBatchCyclicIterator
 from ray.rllib.utils.torch_utils import clip_gradients
+from recorded_graphs import allow_captures
 from updates import (
     POLICY,
     SPACES,
@@ -126,6 +127,28 @@ def test_a_loss_of_ones_own_may_call_the_fused_one(make_own):
     own = "Own.compute_loss_for_module, which may call " if make_own is own_loss else ""
     assert f"; {own}the fused loss of default_policy; " in learner.describe()
     assert_same_updates(stock, update_learner(config, "gaussian", learner=learner))
+
+
+@pytest.mark.parametrize("is_patched", [False, True])
+def test_a_loss_that_is_set_from_outside_counts(is_patched, monkeypatch):
+    """In RLlib's class, or on a learner whose updates were captured."""
+    allow_captures(monkeypatch)
+    config, found = make_config("gaussian"), []
+    loss = {kind: kind.compute_loss_for_module for kind in (PPOTorchLearner, TritonPPOTorchLearner)}
+
+    def compute_own(self, *, fwd_out, kind=PPOTorchLearner, **kwargs):
+        return loss[kind](self, fwd_out=fwd_out, **kwargs) + 0.1 * fwd_out["action_dist_inputs"].square().mean()
+
+    if is_patched:
+        monkeypatch.setattr(PPOTorchLearner, "compute_loss_for_module", wraps(loss[PPOTorchLearner])(compute_own))
+    for chosen in (config, enable_triton(config.copy())):
+        learner = build_learner(chosen)
+        update_learner(config, "gaussian", 1, learner)
+        if not is_patched:
+            learner.compute_loss_for_module = partial(compute_own, learner, kind=chosen.learner_class)
+        found.append(update_learner(config, "gaussian", 2, learner))
+    assert "compute_loss_for_module" in learner.describe()
+    assert_same_updates(*found)
 
 
 def test_a_minibatch_of_padding_alone_has_the_metrics_of_rllib():

@@ -73,7 +73,7 @@ class Update:
         learner, update = self.learner, self.captured
         modules = [x for _, x in learner.module.items() if isinstance(x, nn.Module)]
         optimizers = list(learner._named_optimizers.values())
-        own = [name for name in (*UPDATE, *STEP) if name in vars(learner)]
+        own = [name for name in STEP if name in vars(learner)]
         if not update.is_of(modules, optimizers) or own != self.own:  # else nothing else has changed
             self.own = own
             self.num_not_finite = torch.zeros((), device=learner._device)
@@ -288,7 +288,7 @@ def find_own_method(learner: Any, names: Iterable[str], behind: type | None = No
     stock = next(base for base in mro if base.__module__.startswith("ray.rllib.algorithms.")).__mro__
     known = [base for base in mro if base in stock or base.__module__.startswith("rl_triton_adapters.")]
     for name in names:
-        if name in vars(learner):
+        if name in vars(learner) and name not in UPDATE:  # where ours is called, if at all
             return f"{name} of this {mro[0].__name__}"
         methods = [vars(base)[name] for base in known if name in vars(base)]
         for base in mro if behind is None else mro[mro.index(behind) :]:

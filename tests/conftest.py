@@ -20,6 +20,7 @@ import cases
 import pytest
 import torch
 from hypothesis import Phase, settings
+from recorded_graphs import allow_captures
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -28,6 +29,14 @@ settings.register_profile("ci", max_examples=8, deadline=None, phases=PHASES, de
 settings.register_profile("gpu", max_examples=16, deadline=None, phases=PHASES)  # most of them compile a kernel
 settings.register_profile("fuzz", max_examples=int(os.environ.get("CASES", "10000")), deadline=None, phases=PHASES)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gpu" if torch.cuda.is_available() else "ci"))
+
+
+@pytest.fixture(params=[False, True])
+def captured(request, monkeypatch):
+    """Whether steps are captured, without a GPU in recorded graphs."""
+    if request.param:
+        allow_captures(monkeypatch)
+    return request.param
 
 
 def pytest_configure(config):

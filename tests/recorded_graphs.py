@@ -23,10 +23,11 @@ from rl_triton_core._internal.loss import solve as losses
 from rl_triton_core._internal.scan import execution
 
 
-def allow_captures(monkeypatch):
+def allow_captures(monkeypatch, device="cpu"):
     """Let steps be captured without a GPU, in recorded graphs, unless they are switched off."""
-    monkeypatch.setattr(capture, "find_obstacle", find_obstacle)
-    monkeypatch.setattr(capture, "CudaGraphs", RecordedGraphs)
+    if device == "cpu":
+        monkeypatch.setattr(capture, "find_obstacle", find_obstacle)
+        monkeypatch.setattr(capture, "CudaGraphs", RecordedGraphs)
 
 
 def find_obstacle(optimizers, tensors, enabled, averaged):

@@ -43,13 +43,15 @@ def find_override(thing: Any, names: Iterable[str], packages: tuple[str, ...], b
 def is_from(packages: tuple[str, ...], owner: type, name: str) -> bool:
     """Whether a class, and all that one of its attributes is made of, was written in one of these packages."""
     attribute, key = vars(owner)[name], (packages, owner, name)
-    if KNOWN.get(key) is attribute:
-        return True
-    modules = [owner.__module__, *(getattr(x, "__globals__", {}).get("__name__", "") for x in unwrap(attribute))]
-    if not all(any(f"{module}.".startswith(f"{package}.") for package in packages) for module in modules):
-        return False
-    KNOWN[key] = attribute
-    return True
+    if KNOWN.get(key) is not attribute and is_written_in(packages, attribute, owner.__module__):
+        KNOWN[key] = attribute
+    return KNOWN.get(key) is attribute
+
+
+def is_written_in(packages: tuple[str, ...], attribute: Any, *modules: str) -> bool:
+    """Whether all functions that an attribute of a class is made of, and these modules, are of these packages."""
+    modules = *modules, *(getattr(x, "__globals__", {}).get("__name__", "") for x in unwrap(attribute))
+    return all(any(f"{module}.".startswith(f"{package}.") for package in packages) for module in modules)
 
 
 def unwrap(attribute: Any) -> Iterator[Any]:

@@ -131,8 +131,7 @@ def test_compiled_training_equals_eager_training(env):
 @pytest.mark.parametrize("env", list(example.ENVIRONMENTS))
 def test_captured_training_equals_eager_training(env, device, monkeypatch):
     """Rollouts too: random numbers are drawn in the same order."""
-    if device == "cpu":
-        allow_captures(monkeypatch)
+    allow_captures(monkeypatch, device)
     trainings = []
     for update in ("eager", "captured"):
         sizes = ["--num-envs", "8", "--num-steps", "8", "--update-epochs", "2", "--num-minibatches", "3"]

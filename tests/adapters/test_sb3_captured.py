@@ -246,8 +246,7 @@ def test_every_update_of_a_training_is_that_of_stock(env, device, updates, monke
     options = {"n_steps": 64, "batch_size": 128, "learning_rate": 5e-4, "seed": 0, "device": device}
     ours, stock = TritonPPO(policy, envs, **options), PPO(policy, envs, **options)
     stock.set_logger(Recorder())
-    if device == "cpu":
-        allow_captures(monkeypatch)
+    allow_captures(monkeypatch, device)
     apart = []
 
     def train_both():

@@ -86,8 +86,7 @@ def test_changes_while_graphs_are_alive(case, device, monkeypatch):
     options |= OPTIONS | CHANGES[case]
     env, wrap, change = options.pop("env"), options.pop("wrap"), options.pop("change", lambda model: None)
     make_callback, models = options.pop("callback", lambda: None), []
-    if device == "cpu":
-        allow_captures(monkeypatch)
+    allow_captures(monkeypatch, device)
     for kind in (PPO, TritonPPO):
         model = kind(env=wrap(make_vec_env(env, 2, seed=0)), device=device, **options)
         model.at_first = copy.deepcopy(model.get_parameters())

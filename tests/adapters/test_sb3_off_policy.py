@@ -233,11 +233,8 @@ class Changes(BaseCallback):
         return True
 
 
-@pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("kind", [TritonSAC, TritonTD3, TritonDQN])
-def test_settings_that_change_are_followed(kind, captured, monkeypatch):
-    if captured:
-        allow_captures(monkeypatch)
+def test_settings_that_change_are_followed(kind, captured):
     options = {"ent_coef": 0.2} if kind is TritonSAC else {}
     ours, stock = (train(x, callback=Changes(), **options) for x in (kind, STOCK[kind]))
     compare_models(ours, stock, 2e-5 if captured else 0)
@@ -254,19 +251,15 @@ class FixedCoefficient(BaseCallback):
         return True
 
 
-@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.usefixtures("captured")
 @pytest.mark.parametrize("kind", [TritonSAC, TritonTQC, TritonCrossQ])
-def test_a_coefficient_that_is_fixed_is_followed(kind, captured, monkeypatch):
-    if captured:
-        allow_captures(monkeypatch)
+def test_a_coefficient_that_is_fixed_is_followed(kind):
     compare_models(*(train(x, callback=FixedCoefficient()) for x in (kind, STOCK[kind])), 2e-5)
 
 
-@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.usefixtures("captured")
 @pytest.mark.parametrize("kind", [TritonSAC, TritonDQN, TritonCrossQ])
-def test_a_copy_goes_on_as_its_original(kind, captured, monkeypatch):
-    if captured:
-        allow_captures(monkeypatch)
+def test_a_copy_goes_on_as_its_original(kind):
     model = train(kind, 40, policy_kwargs={"activation_fn": Dropped})
     models = copy.deepcopy(model), model
     copy.deepcopy(model.policy)
@@ -387,12 +380,10 @@ class BrokenSensor(gym.ObservationWrapper):
         return observation * np.nan if 0 < self.steps - self.broken <= 10 else observation
 
 
-@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.usefixtures("captured")
 @pytest.mark.parametrize("starts", [20, 200], ids=["when it acts", "when it learns"])
-def test_an_observation_that_is_nan_is_an_error_at_the_same_step(captured, starts, monkeypatch):
+def test_an_observation_that_is_nan_is_an_error_at_the_same_step(starts, monkeypatch):
     monkeypatch.setattr(Distribution, "_validate_args", True)  # which torch.compile switches off
-    if captured:
-        allow_captures(monkeypatch)
     models, errors = [], []
     for kind in (TritonSAC, SAC):
         model = make_model(kind, env=lambda: BrokenSensor(60), ent_coef=0.1)

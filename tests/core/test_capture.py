@@ -59,8 +59,7 @@ class Training:
 
 def make_captured(monkeypatch, device="cpu", kind=Training, **options):
     """A training whose steps are captured, on a CPU too."""
-    if device == "cpu":
-        allow_captures(monkeypatch)
+    allow_captures(monkeypatch, device)
     return kind(device=device, **options)
 
 
@@ -271,6 +270,16 @@ class Counter(nn.Module):
         mean = x.detach().mean().reshape(1)
         self.count = torch.cat([self.count, mean]) if self.keeps_all else self.count + mean
         return x
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, torch.jit.script])
+def test_buffers_that_are_replaced_stay_in_place(wrap):
+    counter = wrap(Counter())
+    place = counter.count.data_ptr()
+    with capture.keep_buffers([nn.Sequential(counter)]):
+        counter(torch.ones(2))
+        counter(torch.ones(2))
+    assert counter.count.data_ptr() == place and counter.count.tolist() == [2]
 
 
 @DEVICES

@@ -127,10 +127,8 @@ def test_training_is_that_of_skrl_up_to_rounding(case, device, tmp_path):
         torch.testing.assert_close(x, expected[name], **tolerance)
 
 
-@pytest.mark.parametrize("captured", [False, True])
-def test_settings_that_change_are_followed(captured, tmp_path, monkeypatch):
-    if captured:
-        allow_captures(monkeypatch)
+@pytest.mark.usefixtures("captured")
+def test_settings_that_change_are_followed(tmp_path):
     agents = []
     for runner_class in (AdvantagesRunner, TritonRunner, TritonRunner):
         runner = make_runner(runner_class, tmp_path, "continuous", 2)
@@ -143,10 +141,8 @@ def test_settings_that_change_are_followed(captured, tmp_path, monkeypatch):
     assert not torch.equal(*(next(x.policy.parameters()) for x in agents[1:]))
 
 
-@pytest.mark.parametrize("captured", [False, True])
-def test_an_observation_that_is_nan_is_an_error_at_the_same_minibatch(captured, tmp_path, monkeypatch):
-    if captured:
-        allow_captures(monkeypatch)
+@pytest.mark.usefixtures("captured")
+def test_an_observation_that_is_nan_is_an_error_at_the_same_minibatch(tmp_path):
     errors, agents = [], []
     for runner_class in (AdvantagesRunner, TritonRunner):
         agent = train(runner_class, tmp_path, "discrete", 2)

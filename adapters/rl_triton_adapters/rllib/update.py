@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from rl_triton_adapters._optimizers import clip_by_norm, fuse_optimizer
-from rl_triton_adapters._overrides import unwrap
+from rl_triton_adapters._overrides import is_written_in, unwrap
 from rl_triton_adapters.rllib.compiled import find_compiled, run_compiled
 from rl_triton_adapters.rllib.loss import FusedLoss, find_distributions
 from rl_triton_adapters.rllib.metrics import LateMetrics
@@ -39,7 +39,7 @@ STEP = (*LOSSES, "compute_gradients", "postprocess_gradients", "postprocess_grad
 """What a step calls. A learner with one of its own may do there what no graph can repeat."""
 LOGS = ("_log_metrics", "_log_steps_trained_metrics", "_compute_off_policyness", "_get_clip_function")
 """What RLlib calls for every minibatch besides, and a compiled update does not."""
-PACKAGES = ("ray.", "rl_triton_adapters.")
+PACKAGES = ("ray", "rl_triton_adapters")
 """Where the methods come from that are not the user's."""
 SETTINGS = (
     *("clip_param", "vf_clip_param", "vf_loss_coeff", "use_kl_loss", "grad_clip", "grad_clip_by", "gamma"),
@@ -292,10 +292,9 @@ def find_own_method(learner: Any, names: Iterable[str], behind: type | None = No
             return f"{name} of this {mro[0].__name__}"
         methods = [vars(base)[name] for base in known if name in vars(base)]
         for base in mro if behind is None else mro[mro.index(behind) :]:
-            layers = [*unwrap(vars(base).get(name, methods[0]))]  # Ray wraps those of remote learners
-            is_known = base in known or layers[-1] in methods
-            modules = [getattr(x, "__globals__", {}).get("__name__", "") for x in layers]
-            if not is_known or not all(module.startswith(PACKAGES) for module in modules):
+            method = vars(base).get(name, methods[0])
+            *_, innermost = unwrap(method)  # Ray wraps those of remote learners
+            if not (base in known or innermost in methods) or not is_written_in(PACKAGES, method):
                 return f"{base.__name__}.{name}"
     return ""
 

@@ -22,7 +22,7 @@ from rl_triton_adapters._overrides import find_override
 from rl_triton_adapters.sb3.base import PACKAGES, AcceleratedAlgorithm, replace_methods
 from rl_triton_adapters.sb3.minibatches import Form, draw_minibatches, unpack_minibatch
 from rl_triton_adapters.sb3.modes import TrainingModes
-from rl_triton_adapters.updates import DeferredChecks, find_reason
+from rl_triton_adapters.updates import DeferredChecks
 from rl_triton_core.capture import CapturedStep
 
 # isort: split
@@ -67,9 +67,8 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
 
     def find_obstacle(self) -> str:
         """As for all algorithms; a policy may be wrapped, too, as by `torch.compile`."""
-        wrapped = f"the policy is wrapped in {type(self.policy).__name__}"
         is_plain = hasattr(type(self.policy), "set_training_mode")
-        return super().find_obstacle() or find_reason({wrapped: not is_plain})
+        return super().find_obstacle() or ("" if is_plain else f"the policy is wrapped in {type(self.policy).__name__}")
 
     # -- gradient steps ------------------------------------------------------------------------------------------------
 

@@ -49,8 +49,8 @@ def name_unsupported(optimizer: Optimizer) -> str:
             return f"{name}(differentiable=True) cannot be captured"
         if group.get("momentum") and group.get("dampening"):
             return f"{name} with dampening cannot be captured: its first step differs from the others"
-        rate, devices = group["lr"], {x.device for x in group["params"][:1]}
-        if isinstance(rate, Tensor) and devices and (rate.dtype != torch.float32 or rate.device not in devices):
+        rate, own = group["lr"], next(iter(group["params"]), None)
+        if isinstance(rate, Tensor) and own is not None and (rate.device, rate.dtype) != (own.device, torch.float32):
             return f"{name} with a learning rate that is a tensor of another device or dtype cannot be captured"
     return next(filter(None, (name_changing_setting(optimizer, group) for group in optimizer.param_groups)), "")
 

@@ -33,7 +33,7 @@ def put_back(
     try:
         yield
     finally:
-        replaced = [place for place in places if place[0][place[1]] is not place[2]]
+        replaced = [(buffers, name, x) for buffers, name, x in places if buffers[name] is not x]
         for buffers, name, x in replaced:
             buffers[name] = x
         with torch.no_grad():
@@ -65,8 +65,8 @@ def keep_buffers(modules: Iterable[nn.Module], stop: Tensor | None = None) -> It
     with torch.no_grad():
         for (buffers, name, buffer), before in zip(places, copies, strict=True):
             found = buffers[name]
-            if found is not None and (found.shape, found.dtype) == (buffer.shape, buffer.dtype):
-                buffers[name] = buffer if found is buffer else buffer.copy_(found)
+            if found is not buffer and found is not None and (found.shape, found.dtype) == (buffer.shape, buffer.dtype):
+                buffers[name] = buffer.copy_(found)
             if is_stopped is not None:
                 buffer.copy_(torch.where(is_stopped, before, buffer))
 

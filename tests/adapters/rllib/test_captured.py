@@ -45,8 +45,7 @@ from rl_triton_core.capture import hold_captures
 
 def build_captured(config, device, monkeypatch):
     """A learner whose updates are captured."""
-    if device == "cpu":
-        allow_captures(monkeypatch)
+    allow_captures(monkeypatch, device)
     learner = build_learner(enable_triton(config.copy(copy_frozen=False)))
     step = learner.triton_update.find_step()
     assert step.reason == ""

@@ -70,8 +70,7 @@ def update_often(config, space, learner):
     ids=["impala-schedules", "impala-gaussian", "appo-schedules", "appo-kl"],
 )
 def test_updates_are_those_of_rllib(name, space, options, device, monkeypatch):
-    if device == "cpu":
-        allow_captures(monkeypatch)
+    allow_captures(monkeypatch, device)
     config = MAKE[name](space, **options).learners(num_gpus_per_learner=int(device == "cuda"))
     stock = update_often(config, space, build_learner(config))
     learner = build_learner(enable_triton(config))
@@ -176,8 +175,7 @@ def test_columns_that_are_no_tensors(name, monkeypatch):
 @pytest.mark.parametrize("device", ["cpu", GPU])
 def test_losses_outlast_the_next_update(device, monkeypatch):
     """RLlib keeps them until it reduces its metrics, after other updates, whose graphs share the memory."""
-    if device == "cpu":
-        allow_captures(monkeypatch)
+    allow_captures(monkeypatch, device)
     config = make_impala("categorical").learners(num_gpus_per_learner=int(device == "cuda"))
     learner, losses, numbers = build_learner(enable_triton(config)), [], []
     for seed in range(3):

@@ -234,16 +234,13 @@ def set_coefficients(learner_class, value):
     return Theirs
 
 
-@pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("value", PLAIN.values(), ids=PLAIN)
 @pytest.mark.parametrize(
     ("make", "stock_class", "learner_class"),
     [(make_config, PPOTorchLearner, TritonPPOTorchLearner), (make_appo, APPOTorchLearner, TritonAPPOTorchLearner)],
     ids=["PPO", "APPO"],
 )
-def test_coefficients_may_be_plain_numbers(make, stock_class, learner_class, value, captured, monkeypatch):
-    if captured:
-        allow_captures(monkeypatch)
+def test_coefficients_may_be_plain_numbers(make, stock_class, learner_class, value, captured):
     config, theirs = make("categorical", use_kl_loss=True), set_coefficients(stock_class, value)
     stock = build_learner(config.copy().learners(learner_class=theirs))
     mine = type("Mine", (theirs, learner_class), {})

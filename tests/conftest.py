@@ -7,7 +7,6 @@ parameter that has most values. RL_TRITON_TEST_COMBINATIONS=all asks for all, =f
 """
 
 import fcntl
-import gc
 import importlib.util
 import itertools
 import os
@@ -42,29 +41,6 @@ def captured(request, monkeypatch):
 def pytest_configure(config):
     # Triton's interpreter computes with NumPy, which remarks on every NaN that a test puts there.
     config.addinivalue_line("filterwarnings", r"ignore:\w+( value)? encountered in:RuntimeWarning:triton\..*")
-
-
-def pytest_collection_finish():
-    gc.disable()
-    take_out_garbage()
-
-
-def pytest_runtest_logfinish():
-    """What a compiler leaves is megabytes, and young: it is found without a look at all the rest."""
-    if gc.get_count()[0] > MANY_NEW_OBJECTS:
-        gc.collect(0)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def garbage():
-    """Is looked for after each file, not again and again among all that compilers make."""
-    yield
-    take_out_garbage()
-
-
-def take_out_garbage():
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture
@@ -219,7 +195,6 @@ def much_memory(tmp_path_factory):
         torch.cuda.empty_cache()
 
 
-MANY_NEW_OBJECTS = 50_000
 CHECKED = set()
 SPILLED_BYTES = 32
 """Per thread, at most: Triton 3.6 keeps a few registers of some kernels in memory although it has others to spare."""

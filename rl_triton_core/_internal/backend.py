@@ -19,15 +19,9 @@ T = TypeVar("T")
 
 
 @cache
-def find_reference(topic: str, name: str) -> Callable[..., Any]:
-    """A function of the reference, which is imported when it is first needed."""
-    function: Callable[..., Any] = getattr(import_module(f"{__package__}.{topic}.reference"), name)
-    return function
-
-
 def call_reference(topic: str, name: str, *arguments: Any) -> Any:
-    """Call a function of the reference."""
-    return find_reference(topic, name)(*arguments)
+    """Call a function of the reference, which is imported when it is first needed."""
+    return getattr(import_module(f"{__package__}.{topic}.reference"), name)(*arguments)
 
 
 NORMALIZE, LOSS = partial(call_reference, "moments", "run"), partial(call_reference, "loss", "compute_loss")

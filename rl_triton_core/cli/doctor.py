@@ -95,11 +95,6 @@ def check_triton() -> Finding:
     return find_ok(f"Triton {installed} {fits} PyTorch {torch.__version__}{unused}")
 
 
-def check_gpu() -> Finding:
-    """Compare the GPUs of the machine with those that PyTorch can use."""
-    return judge_gpu(find_gpu_driver())
-
-
 def judge_gpu(driver: str | None) -> Finding:
     """Say whether PyTorch can use the GPU of this driver."""
     if torch.cuda.is_available():
@@ -210,7 +205,7 @@ CHECKS: dict[str, Callable[[], Finding]] = {
     "packages": check_packages,
     "frameworks": check_frameworks,
     "triton": check_triton,
-    "gpu": check_gpu,
+    "gpu": lambda: judge_gpu(find_gpu_driver()),
     "backends": check_backends,
     "caches": check_caches,
     "c compiler": check_c_compiler,

@@ -1,5 +1,6 @@
 """The table of launches against what was timed, and how that is found and judged."""
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -13,7 +14,7 @@ pytest.importorskip("rl_triton_core._internal.scan.triton", reason="Triton is no
 from benchmarks import results, tune
 from benchmarks.results import make_row
 from benchmarks.workloads import Workload, draw_inputs
-from rl_triton_core._internal.launch.table import TABLE, Launch
+from rl_triton_core._internal.launch.table import TABLE, Launch, narrow_launch
 from rl_triton_core._internal.launch.tuning import launch_candidates
 
 TIMED = sorted(results.RESULTS.glob("*/tune.csv"))
@@ -33,6 +34,15 @@ def test_the_table_has_nearly_the_best_launch_for_every_window_timed(path):
     assert verdicts
     behind = {str(x.rollout): x.ratio for x in verdicts if not x.ratio <= tune.LIMIT}
     assert not behind
+
+
+@pytest.mark.parametrize(("steps", "lanes"), itertools.product((1, 7, 64, 4096), (1, 2, 3, 7, 33)))
+def test_every_thread_has_a_chunk_of_its_own(steps, lanes):
+    """Also where lanes are few; and what is narrowed has no more threads than before, and few without a step."""
+    for launch in {launch for rows in TABLE.values() for _, launch in rows}:
+        narrow = narrow_launch(launch, steps, lanes)
+        assert narrow.block_lanes * narrow.chunks == 32 * narrow.num_warps <= 32 * launch.num_warps
+        assert narrow == launch or narrow.steps < 2 * max(steps, launch.unroll)
 
 
 @pytest.mark.skipif(bool(UNAVAILABLE), reason=UNAVAILABLE)

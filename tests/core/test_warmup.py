@@ -57,6 +57,7 @@ def test_after_warming_up_nothing_is_compiled(tmp_path):
     assert printed.split() == ["0"]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="left to machines without a GPU")
 def test_the_first_call_is_quick(tmp_path):
     """A bound far above the aim, for machines that are busy: processor time, without the import of Numba."""
     pytest.importorskip("numba")

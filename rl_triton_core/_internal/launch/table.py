@@ -103,6 +103,19 @@ def find_launch(steps: int, lanes: int, bytes_per_step: int, layout: str, table:
     return next(launch for limits, launch in table[layout] if all(map(le, rollout, limits)))
 
 
+def narrow_launch(launch: Launch, steps: int, lanes: int) -> Launch:
+    """A launch for few lanes: its threads lie along more steps, and there are fewer where the row has no more.
+
+    Each thread has a chunk: where several have the same one, Triton 3.6 keeps kilobytes of it in memory.
+    """
+    block_lanes = min(launch.block_lanes, next_power_of_2(lanes))
+    if block_lanes == launch.block_lanes:
+        return launch
+    chunks = min(32 * launch.num_warps // block_lanes, next_power_of_2(-(-steps // launch.unroll)))
+    num_warps = max(1, block_lanes * chunks // 32)
+    return Launch(32 * num_warps // chunks, chunks, launch.unroll, num_warps)
+
+
 def count_segments(steps: int, programs: int, launch: Launch) -> int:
     """Over how many programs the steps of a row are split: 1, or as many as keep the GPU busy."""
     tiles = -(-steps // launch.steps)
@@ -126,10 +139,7 @@ def count_busy_warps() -> int:
 @cache
 def count_multiprocessors(index: int | None) -> int:
     """The multiprocessors of a GPU, by its index; an H200's for None."""
-    if index is None:
-        return MULTIPROCESSORS
-    number: int = torch.cuda.get_device_properties(index).multi_processor_count
-    return number
+    return MULTIPROCESSORS if index is None else int(torch.cuda.get_device_properties(index).multi_processor_count)
 
 
 def next_power_of_2(n: int) -> int:

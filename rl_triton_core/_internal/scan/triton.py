@@ -234,7 +234,7 @@ def default_launch(problem: Problem) -> Candidate:
     groups, _, lanes = problem.shape
     row = launch.find_launch(layout.length, groups * lanes, layout.bytes_per_step, layout.order)
     if groups > 1:  # of features, which may be few
-        row = row._replace(block_lanes=min(row.block_lanes, launch.next_power_of_2(lanes)))
+        row = launch.narrow_launch(row, layout.length, lanes)
     return row, launch.count_segments(layout.length, groups * triton.cdiv(lanes, row.block_lanes), row)
 
 

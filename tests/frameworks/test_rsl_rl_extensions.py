@@ -105,9 +105,9 @@ def test_minibatches_without_samples_are_left_to_the_package():
     assert "there are more minibatches than samples" in runner.alg.describe_step()
 
 
+@torch._dynamo.config.patch(disable=True)  # so that nothing is compiled here
 def test_compiled_models_are_captured_uncompiled(monkeypatch):
     """`torch_compile_mode` compiles what acts; of it, the update takes the modules themselves."""
-    monkeypatch.setattr(torch._dynamo.config, "disable", True)  # so that nothing is compiled here
     stock, ours = make_runner("PPO"), make_runner(OURS)
     graphs = use_graphs(monkeypatch, ours)
     for runner in (stock, ours):

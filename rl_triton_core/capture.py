@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
+from rl_triton_core._internal.arguments.validation import check_count
 from rl_triton_core._internal.capture import undo
 from rl_triton_core._internal.capture.graphs import CudaGraphs, Graphs, use_stream
 from rl_triton_core._internal.capture.key import (
@@ -117,7 +118,12 @@ class CapturedStep:
         """Nothing is captured until the first call."""
         if enabled is not None and not isinstance(enabled, bool):
             raise TypeError(f"enabled: got {type(enabled).__name__}, expected a bool or None")
-        self.function, self.enabled, self.max_graphs = function, enabled, max_graphs
+        if not callable(function):
+            raise TypeError(f"function: got {type(function).__name__}, expected a function")
+        for name, x, kind in (("modules", modules, nn.Module), ("optimizers", optimizers, Optimizer)):
+            if isinstance(x, kind):
+                raise TypeError(f"{name}: got a {type(x).__name__}, expected several, such as [x]")
+        self.function, self.enabled, self.max_graphs = function, enabled, check_count("max_graphs", max_graphs)
         self.modules, self.generators, self.extra = list(modules), list(generators), list(state)
         self.optimizers = list(optimizers)
         self.reason = self.find_obstacle()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rl_triton_core._internal.arguments.validation import check_choice
+from rl_triton_core._internal.arguments.validation import check_choice, check_number
 from rl_triton_core._internal.capture.key import list_hooks, list_parts, name_context
 from rl_triton_core._internal.loss.arguments import CLIP_MODES
 from rl_triton_core._internal.mlp import serial
@@ -177,6 +177,12 @@ class CompiledUpdate:
             ValueError: The update cannot be compiled (`find_obstacle`), or the rollout does not fit the networks.
         """
         check_choice("grad_clip_mode", grad_clip_mode, tuple(GRAD_CLIP_MODES))
+        factors = {"value_coef": value_coef, "entropy_coef": entropy_coef, "kl_coef": kl_coef}
+        limits = {"clip": clip, "value_clip": value_clip, "max_grad_norm": max_grad_norm, "max_kl": max_kl}
+        for name, x in (factors | {name: x for name, x in limits.items() if x is not None}).items():
+            check_number(name, x, -math.inf, math.inf, or_infinity=True)
+        if kl_coef and not self.loss.has_old:
+            raise ValueError(f"kl_coef: got {kl_coef!r}, expected 0 without has_kl")
         tables, self._tables = self._tables or self.prepare(), None
         has_old_values = value_clip is not None and self.loss.value_clip_mode != "rllib"
         arrays = tables.view_rollout(rollout, clip is not None, has_old_values, self.loss.has_old)

@@ -106,7 +106,7 @@ def normalize(
     backend: str | None,
 ) -> torch.Tensor:
     """Normalise checked advantages by the way that the call needs, into `out` where it is given."""
-    compiling, device = torch.compiler.is_compiling(), advantages.device
+    compiling, device = check.is_traced(), advantages.device
     chosen = None if compiling else choose_backend(backend, device)
     if needs_host(device):
         result = normalize(copy_to_host(advantages), copy_to_host(mask), rule, exchange, None, backend).to(device)
@@ -141,7 +141,7 @@ def run_backend(
 def check_out(out: Any, advantages: torch.Tensor, mask: torch.Tensor | None) -> None:
     """Check a tensor to write to: `advantages` itself, or memory apart from all arguments."""
     check_out_tensor("out", out, advantages)
-    if torch.compiler.is_compiling():
+    if check.is_traced():
         return
     same = (out.data_ptr(), out.stride(), out.dtype) == (advantages.data_ptr(), advantages.stride(), advantages.dtype)
     others = [x for x in (None if same else advantages, mask) if x is not None]

@@ -28,6 +28,13 @@ def fuse_optimizer(optimizer: Optimizer) -> None:
     optimizer.register_step_post_hook(unset_fused)
 
 
+def release_optimizer(optimizer: Optimizer) -> None:
+    """Let it step as before: other updates refuse hooks that they do not know."""
+    for hooks in (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks):
+        for key in [key for key, x in hooks.items() if x in (set_fused, unset_fused)]:
+            del hooks[key]
+
+
 def is_fused(optimizer: Optimizer) -> bool:
     """Whether `fuse_optimizer` has changed how this optimizer steps."""
     return set_fused in optimizer._optimizer_step_pre_hooks.values()

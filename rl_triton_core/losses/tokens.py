@@ -84,14 +84,15 @@ def token_log_probs(
         logits, tokens, mask, check.check_number("temperature", temperature, LOWEST_TEMPERATURE, math.inf)
     )
     check.check_bool("entropy", entropy)
-    if check.check_bool("inplace_backward", inplace_backward) and not torch.compiler.is_compiling():
+    if check.check_bool("inplace_backward", inplace_backward) and not check.is_traced():
         check_own_memory(logits)
     return solve_tokens(problem, entropy, inplace_backward, backend, TokenLogProbs)
 
 
 def check_own_memory(logits: torch.Tensor) -> None:
     """Check that a gradient can take the memory of the logits."""
-    if logits.requires_grad and logits.is_leaf:
+    owner = logits if logits._base is None else logits._base
+    if logits.requires_grad and owner.is_leaf and owner.requires_grad:
         raise ValueError("logits: got a leaf together with inplace_backward, expected the result of an operation")
     if overlaps_itself(logits):
         raise ValueError(

@@ -9,6 +9,7 @@ import torch
 pytest.importorskip("sb3_contrib")
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
+from stable_baselines3.common.torch_layers import FlattenExtractor
 from test_sb3_captured import STOCK, compare, compare_logs, make_copy, make_model, make_models
 
 from rl_triton_adapters.sb3.captured import TritonPPO
@@ -108,12 +109,35 @@ def keep_own(thing, name):
     setattr(thing, name, partial(getattr(type(thing), name), thing))
 
 
+def hide_from(policy, name):
+    """Let one of the networks see half of the observations."""
+    policy.share_features_extractor = False
+    policy.pi_features_extractor = policy.vf_features_extractor = policy.features_extractor
+    setattr(policy, name, Hiding(policy.observation_space))
+
+
+class Hiding(FlattenExtractor):
+    """Without parameters of its own."""
+
+    def forward(self, observations):
+        return super().forward(observations) * torch.tensor([1.0, 0.0, 1.0, 0.0])
+
+
+def double(thing, name):
+    """Let an object have another method."""
+    method = getattr(thing, name)
+    setattr(thing, name, lambda x: 2 * method(x))
+
+
 REASONS = {
     "has its own _make_step": lambda model: setattr(model, "_make_step", model._make_step),
     "a module has hooks": lambda model: model.policy.value_net.register_full_backward_hook(lambda *_: None),
     "or optimizer has hooks": lambda model: model.policy.optimizer.register_step_post_hook(lambda *_: None),
     "has further parameters": lambda model: model.policy.register_parameter("own", torch.nn.Parameter(torch.ones(1))),
     "extracts features": lambda model: setattr(model.policy, "features_extractor", torch.nn.Flatten()),
+    "Hiding extracts features": lambda model: hide_from(model.policy, "pi_features_extractor"),
+    "Hiding extracts": lambda model: hide_from(model.policy, "vf_features_extractor"),
+    "with its own forward": lambda model: double(model.policy.mlp_extractor, "forward_critic"),
     "a module with its own forward": lambda model: keep_own(model.policy.mlp_extractor, "forward"),
     "has its own extract_features": lambda model: keep_own(model.policy, "extract_features"),
 }
@@ -130,6 +154,35 @@ def test_reasons_why_an_update_is_not_compiled(reason):
     sentence = models[1].describe_step()
     assert sentence.startswith("updates are accelerated without a graph") and reason in sentence
     compare(models[1], models[0], rtol=1e-3, atol=1e-4)
+
+
+def test_an_update_that_was_not_compiled_leaves_the_next_ones_compiled():
+    model = make_model("cartpole", "cpu").learn(64)
+    handle = model.policy.value_net.register_forward_hook(lambda *_: None)
+    assert "not compiled: a module has hooks" in model.learn(64).describe_step()
+    handle.remove()
+    assert model.learn(64).describe_step() == COMPILED
+
+
+@pytest.mark.parametrize("name", ["ent_coef", "vf_coef"])
+@pytest.mark.parametrize("make", [torch.nn.Parameter, torch.Tensor.unsqueeze], ids=["learned", "of one dimension"])
+def test_coefficients_that_are_tensors(name, make):
+    models = []
+    for model in make_models("cartpole", "cpu"):
+        number = torch.tensor(0.5)
+        setattr(model, name, make(number) if make is torch.nn.Parameter else make(number, 0))
+        models.append(model.learn(64))
+    compare(models[1], models[0], rtol=1e-3, atol=1e-4)
+
+
+def test_another_buffer_by_the_class_of_the_first():
+    stock, ours = make_models("cartpole", "cpu")
+    for model in (stock, ours):
+        model.n_steps = 32
+        about = model.n_steps, model.observation_space, model.action_space
+        model.rollout_buffer = model.rollout_buffer_class(*about, gamma=model.gamma, gae_lambda=model.gae_lambda)
+        model.rollout_buffer.n_envs = model.n_envs
+    assert ours.rollout_buffer_class is not None and isinstance(ours.rollout_buffer, stock.rollout_buffer_class)
 
 
 def test_a_step_of_a_derived_class_is_made():

@@ -481,6 +481,35 @@ def test_modes_are_set_as_by_the_policy(kind):
     assert {*modes.flags} == {True, False}
 
 
+def test_modes_that_the_user_keeps_are_kept():
+    policy = make_model(TritonTD3).policy
+    policy.actor.scripted = torch.jit.script(torch.nn.Sequential(torch.nn.Dropout(0.3)))
+    modes = TrainingModes(policy)
+    for mode in (True, False, True):
+        modes.set_mode(mode)
+        assert policy.actor.scripted.training == policy.actor.training == mode
+    policy.critic.train = lambda mode=True: policy.critic
+    modes.set_mode(False)
+    assert policy.critic.training and not policy.actor.training
+    policy.set_training_mode = lambda mode: None
+    modes.set_mode(True)
+    assert not policy.actor.training
+
+
+@pytest.mark.parametrize("kind", STOCK)
+def test_minibatches_of_a_train_by_hand_are_as_large_as_stock_ones(kind):
+    sizes = []
+    for model in (make_model(kind), make_model(STOCK[kind])):
+        model.learn(30)
+        sample, found = model.replay_buffer.sample, []
+        model.replay_buffer.sample = lambda size, *args, sample=sample, found=found, **kwargs: (
+            found.append(size) or sample(size, *args, **kwargs)
+        )
+        model.train(gradient_steps=1)
+        sizes.append(found)
+    assert sizes[0] == sizes[1] != []
+
+
 def test_a_layer_with_modes_of_its_own_is_told_each_time():
     policy = make_model(TritonTD3).policy
     modes, policy.actor.counting = TrainingModes(policy), Counting()

@@ -349,6 +349,20 @@ def test_reasons_are_known_beforehand(monkeypatch):
     assert "got cpu" in wanted.step.reason  # True goes before the environment, after a reset too
 
 
+ARGUMENTS = {
+    "function: got int, expected a function": lambda: CapturedStep(3),
+    "modules: got a Linear, expected several": lambda: CapturedStep(print, modules=nn.Linear(1, 1)),
+    "optimizers: got a SGD": lambda: CapturedStep(print, optimizers=torch.optim.SGD([torch.zeros(1)])),
+    "max_graphs: got 0, expected at least 1": lambda: CapturedStep(print, max_graphs=0),
+}
+
+
+@pytest.mark.parametrize("message", ARGUMENTS)
+def test_arguments_are_checked(message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        ARGUMENTS[message]()
+
+
 @pytest.mark.parametrize("enabled", [None, False])
 def test_inputs_that_no_graph_can_take(enabled, monkeypatch):
     step = make_captured(monkeypatch, enabled=enabled).step

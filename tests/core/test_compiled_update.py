@@ -258,6 +258,7 @@ def test_tanh_is_that_of_pytorch_within_rounding():
     x = torch.cat([x, torch.tensor([0.0, 1e-30, -1e-10, 1e-4, torch.inf, -torch.inf, torch.nan])])
     got = torch.from_numpy(compile_tanh()(x.numpy()))
     torch.testing.assert_close(got, x.double().tanh().float(), rtol=5e-7, atol=0, equal_nan=True)
+    assert torch.equal(got[x.abs() > 9], x[x.abs() > 9].sign())  # or large inputs would get a gradient
 
 
 def compile_tanh():
@@ -365,6 +366,22 @@ def test_orders_of_samples_that_there_are_not(order):
     agent = Agent()
     with pytest.raises(ValueError, match="orders: got"):
         agent.compiled(Adam(agent.parameters())).run(make_rollout(), [order], 16, **PPO)
+
+
+NUMBERS = {
+    "kl_coef: got 5.0, expected 0 without has_kl": {"kl_coef": 5.0},
+    "value_coef: got nan": {"value_coef": float("nan")},
+    "value_coef: got NoneType": {"value_coef": None},
+    "entropy_coef: got str": {"entropy_coef": "1"},
+    "clip: got bool": {"clip": True},
+}
+
+
+@pytest.mark.parametrize("message", NUMBERS)
+def test_numbers_are_checked(message):
+    agent = Agent()
+    with pytest.raises((TypeError, ValueError), match=message):
+        agent.compiled(Adam(agent.parameters())).run(make_rollout(), [], 16, **{**PPO, **NUMBERS[message]})
 
 
 def test_heads_and_deviations_are_checked():

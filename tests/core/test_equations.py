@@ -54,6 +54,28 @@ def iterate_literals(x):
     return results
 
 
+SCALE = 2.0
+
+
+def read_a_constant(step):
+    """With a number that may be another when the compiled code is used again."""
+    return SCALE * step.inputs[0], 0.0
+
+
+def make_closure(scale):
+    return lambda step: (scale * step.inputs[0], 0.0)
+
+
+@pytest.mark.parametrize(
+    ("equation", "found"),
+    [(read_a_constant, "SCALE"), (make_closure(2.0), "scale"), (lambda step, scale=2.0: (scale, 0.0), "2.0")],
+    ids=["constant", "closure", "default"],
+)
+def test_what_compiled_code_would_keep_is_refused(equation, found):
+    with pytest.raises(TypeError, match=f"got {found} in an equation, expected literals, or params"):
+        compile_equation(equation, PYTHON)
+
+
 def test_literals_have_the_type_of_the_arithmetic(target):
     """They widen nothing: on the cpu, results are those of a loop in float32, bit for bit where it has no exp."""
     x = torch.randn(33, 9, generator=torch.Generator().manual_seed(0)).to(target.device)

@@ -32,7 +32,7 @@ from cases import (
     with_log_probs,
 )
 
-from rl_triton_core import FinalValues, ScanState, linear_recurrence
+from rl_triton_core import FinalValues, ScanState, compute_gae, linear_recurrence
 from rl_triton_core.testing import assert_close
 
 ALL = pytest.mark.parametrize("estimator", ESTIMATORS, ids=get_name)
@@ -434,6 +434,14 @@ def test_a_nan_that_is_read_gives_nan(float64_target):
     arguments = {"log_ratios": log_ratios, "bootstrap_values": 0.0, "backend": float64_target.backend}
     VTRACE.function(one, one, **arguments).targets[0, 0].backward()
     assert log_ratios.grad[0, 1].isnan()
+
+
+def test_final_values_in_a_list_have_gradients():
+    value, rewards = torch.tensor(2.0, requires_grad=True), torch.ones(1, 3)
+    cut = torch.tensor([[False, True, False]])
+    found = compute_gae(rewards, rewards, None, cut, bootstrap_values=FinalValues([0], [1], [value], 0.0), gamma=0.9)
+    found.advantages[0, 1].backward()
+    assert value.grad.item() == pytest.approx(0.9)
 
 
 # --- sums over actions ------------------------------------------------------------------------------------------------

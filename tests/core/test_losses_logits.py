@@ -296,6 +296,7 @@ BAD = {
     "entropy: got 1, expected a bool": lambda: token_log_probs(X, T, entropy=1),
     "inplace_backward: got None": lambda: token_log_probs(X, T, inplace_backward=None),
     "logits: got a leaf": lambda: token_log_probs(X.clone().requires_grad_(), T, inplace_backward=True),
+    "logits: got a leaf ": lambda: token_log_probs(X.clone().requires_grad_().view_as(X), T, inplace_backward=True),
     "logits: got elements that share": lambda: token_log_probs(X[:1].expand(2, 3), T, inplace_backward=True),
     "backend: got 'fast'": lambda: token_log_probs(X, T, backend="fast"),
 }

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from rl_triton_adapters._optimizers import clip_gradients, fuse_optimizer
+from rl_triton_adapters._optimizers import clip_gradients, fuse_optimizer, release_optimizer
 from rl_triton_adapters._switch import find_off_switch
 from rl_triton_adapters.sb3.base import DEVICES, AcceleratedAlgorithm, check_acceleration, replace_methods
 from rl_triton_adapters.sb3.buffers import rollout_buffer_class_for
@@ -46,27 +46,33 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
     settings: ClassVar[tuple[str, ...]] = ("ent_coef", "vf_coef", "max_grad_norm", "normalize_advantage")
     transient: ClassVar[tuple[str, ...]] = (
         *AcceleratedAlgorithm.transient,
-        *("_compiled", "_rollout", "_parameters", "_clip_ranges"),
+        *("_compiled", "_rollout", "_parameters", "_clip_ranges", "_chooses_buffer"),
     )
 
     def __init__(self, *args: Any, acceleration: str | bool = "auto", **kwargs: Any) -> None:
         self._compiled: CompiledUpdate | None = None
         self._rollout: dict[str, Any] = {}
         self._parameters: list[torch.Tensor] = []
+        self._chooses_buffer = False
         super().__init__(*args, acceleration=acceleration, **kwargs)
+
+    def _excluded_save_params(self) -> list[str]:
+        """A buffer class that was chosen here, too."""
+        return [*super()._excluded_save_params(), *["rollout_buffer_class"] * self._chooses_buffer]
 
     def _setup_model(self) -> None:
         """Choose the buffer, where none was asked for, for the model's life only: checkpoints are stock ones."""
         self.acceleration = check_acceleration(self.acceleration)  # `load` has set it
-        chosen, kwargs = self.rollout_buffer_class, dict(self.rollout_buffer_kwargs)
-        if chosen is None:
+        kwargs = dict(self.rollout_buffer_kwargs)
+        self._chooses_buffer = self.rollout_buffer_class is None
+        if self._chooses_buffer:
             kwargs.pop("backend", None)  # of ours alone
             if self.acceleration == "auto" and not find_off_switch():
                 self.rollout_buffer_class = rollout_buffer_class_for(self.observation_space, type(self), verbose=0)
             else:
                 self.rollout_buffer_kwargs = kwargs
         super()._setup_model()
-        self.rollout_buffer_class, self.rollout_buffer_kwargs = chosen, kwargs
+        self.rollout_buffer_kwargs = kwargs
         if self.device.type == "cpu" and not self.find_obstacle() and not compile_update(self):
             self._compile_step()
 
@@ -120,12 +126,14 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
             self._make_updates(update)
         finally:
             self._compiled = None
+            release_optimizer(self.policy.optimizer)
             if update.reason:  # no graph reads it
                 self._rollout = {}
 
     def _can_update(self) -> bool:
         """Whether this update's settings and rollout are such that our steps are those of the stock algorithm."""
-        return True
+        factors: tuple[Any, Any] = self.ent_coef, self.vf_coef
+        return not any(isinstance(x, torch.Tensor) and (x.requires_grad or x.ndim) for x in factors)
 
     def _make_updates(self, update: CapturedStep) -> None:
         """Make all steps with the rollout, and log what the stock algorithm logs.

@@ -64,7 +64,7 @@ class PPOUpdateMixin(AcceleratedMixin):
     def _can_update(self) -> bool:
         """Not where schedules end, or the last rollout goes beyond their end: a clip range is 0 or less there."""
         self._clip_ranges = self._find_clip_ranges()
-        return all(x is None or x > 0 for x in self._clip_ranges)
+        return super()._can_update() and all(x is None or x > 0 for x in self._clip_ranges)
 
     def _make_updates(self, update: CapturedStep) -> None:
         clip_range, clip_range_vf = self._clip_ranges

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from rl_triton_adapters._overrides import find_override, has_hooks, list_modules
-from rl_triton_adapters.sb3.policies import PACKAGES, find_head, list_sizes
+from rl_triton_adapters.sb3.policies import FORWARDS, PACKAGES, find_head, list_sizes
 from rl_triton_adapters.updates import find_reason
 from rl_triton_core.compiled import CompiledUpdate, Rollout
 
@@ -45,7 +45,9 @@ def find_compiled(algorithm: Any) -> tuple[CompiledUpdate | None, str]:
 def find_unknown(modules: list[nn.Module], head: str | None) -> str:
     """Why a policy, the first of its modules, is not two perceptrons behind flat features; empty if it is."""
     policy: Any = modules[0]
-    name, extractor = type(policy).__name__, policy.features_extractor
+    shared, name = getattr(policy, "share_features_extractor", True), type(policy).__name__
+    extractors = [policy.features_extractor] if shared else [policy.pi_features_extractor, policy.vf_features_extractor]
+    extracting = next((type(x).__name__ for x in extractors if not is_flat(x)), "")
     if getattr(policy, "use_sde", False):
         return "exploration is state-dependent"
     if head is None:
@@ -56,10 +58,12 @@ def find_unknown(modules: list[nn.Module], head: str | None) -> str:
     return find_override(policy, ["extract_features"], PACKAGES) or find_reason(
         {
             f"{name} has no MlpExtractor of Stable-Baselines3": type(networks) is not MlpExtractor,
-            f"{type(extractor).__name__} extracts features": not is_flat(extractor),
+            f"{extracting} extracts features": extracting,
             f"{name} has further parameters": not known.issuperset(map(id, list_own_parameters(modules))),
             "a module has hooks": any(map(has_hooks, modules)),
-            f"{name} has a module with its own forward": any("forward" in x.__dict__ for x in modules[1:]),
+            f"{name} has a module with its own forward": any(
+                not vars(x).keys().isdisjoint(FORWARDS) for x in modules[1:]
+            ),
         }
     )
 
@@ -73,7 +77,7 @@ def is_flat(extractor: nn.Module) -> bool:
     """Whether features are the observations, flattened and side by side."""
     if type(extractor) is CombinedExtractor:
         return all(type(x) is nn.Flatten for x in extractor.extractors.values())
-    return type(extractor) is FlattenExtractor
+    return type(extractor) is FlattenExtractor and type(extractor.flatten) is nn.Flatten
 
 
 def compile_update(algorithm: Any) -> bool:

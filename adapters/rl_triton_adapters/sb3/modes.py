@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import nn
 
 from rl_triton_adapters._overrides import find_override, list_modules
@@ -28,9 +29,13 @@ class TrainingModes:
         return TrainingModes, (self.policy,)
 
     def set_mode(self, mode: bool) -> None:
-        """Do what the policy's `set_training_mode` does."""
+        """Do what the policy's `set_training_mode` does, or what the user put in its place."""
+        own = vars(self.policy).get("set_training_mode")
+        if own is not None and getattr(own, "__self__", None) is not self:
+            own(mode)
+            return
         modules = list_modules(self.policy)
-        if modules != self.modules:
+        if modules != self.modules or any("train" in vars(x) for x in modules):
             self.modules, self.flags = modules, {}
         if mode not in self.flags:
             self.call_method(mode)
@@ -41,7 +46,8 @@ class TrainingModes:
         """Call the policy's method; remember what it sets, if nothing but PyTorch's and the framework's is called."""
         method = type(self.policy).set_training_mode
         names = ("set_training_mode", "train")  # the policy itself may have ours
-        if any("train" in vars(x) or find_override(type(x), names, PACKAGES) for x in self.modules):
+        is_unknown = any("train" in vars(x) or isinstance(x, torch.jit.ScriptModule) for x in self.modules)
+        if is_unknown or any(find_override(type(x), names, PACKAGES) for x in self.modules):
             method(self.policy, mode)
             return
         flags = [(x.__dict__, x.training) for x in self.modules]

@@ -56,6 +56,8 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         *("_form", "_checks", "_modes", "_is_learning", "_unfinished"),
     )
     max_graphs: ClassVar[int] = 8
+    usual_batch_size: ClassVar[int] = 64
+    """Of `train`, where none is given, as in the stock algorithm."""
 
     def __init__(self, *args: Any, acceleration: str | bool = "auto", **kwargs: Any) -> None:
         self._form: Form | None = None
@@ -72,8 +74,9 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
 
     # -- gradient steps ------------------------------------------------------------------------------------------------
 
-    def train(self, gradient_steps: int, batch_size: int = 64) -> None:
+    def train(self, gradient_steps: int, batch_size: int | None = None) -> None:
         """Make gradient steps, as the stock algorithm does."""
+        batch_size = self.usual_batch_size if batch_size is None else batch_size
         self._finish_update()
         step = self._find_update()
         if self._update.stock:

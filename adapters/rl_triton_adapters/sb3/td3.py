@@ -20,6 +20,7 @@ class TD3UpdateMixin(OffPolicyMixin):
     """The gradient step of TD3. Put it in front of `TD3`, or of an algorithm that is one."""
 
     settings: ClassVar[tuple[str, ...]] = (*OffPolicyMixin.settings, "target_policy_noise", "target_noise_clip")
+    usual_batch_size: ClassVar[int] = 100
 
     actor: Any
     actor_target: Any

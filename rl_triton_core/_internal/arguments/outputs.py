@@ -13,6 +13,7 @@ from rl_triton_core._internal.arguments.validation import (
     check_shape,
     check_tensor,
     describe_type,
+    is_traced,
     is_transformed,
 )
 
@@ -32,7 +33,7 @@ def check_out(
     given = [(f"out ({name})", tensor) for name, tensor in zip(names, out, strict=True) if tensor is not None]
     if len(given) > 1 and given[0][1] is given[1][1]:
         raise ValueError("out: got the same tensor twice, expected one per result")
-    if not torch.compiler.is_compiling():
+    if not is_traced():
         check_no_overlap(given, [tensor for tensor in inputs if isinstance(tensor, torch.Tensor)])
 
 
@@ -44,7 +45,7 @@ def check_out_tensor(name: str, tensor: Any, like: torch.Tensor) -> None:
         raise ValueError(
             f"{name}: got strides {tensor.stride()}, by which elements share memory, expected distinct ones"
         )
-    if not torch.compiler.is_compiling() and is_transformed():
+    if not is_traced() and is_transformed():
         raise ValueError(f"{name}: got a tensor inside a torch.func or forward-mode transformation, expected None")
     if tensor.requires_grad:
         raise ValueError(f"{name}: got a tensor that requires grad, expected one that does not")

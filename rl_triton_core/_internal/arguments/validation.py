@@ -7,6 +7,7 @@ calls that are alike on a GPU: see `can_read_values`.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, NamedTuple, TypeGuard
@@ -93,7 +94,7 @@ def check_sequences(name: str, tensor: torch.Tensor, time_dim: int, cu_seqlens: 
     if cu_seqlens.ndim != 1 or cu_seqlens.shape[0] < (2 if tensor.numel() else 1):
         raise ValueError(f"cu_seqlens: got shape {tuple(cu_seqlens.shape)}, expected [num_sequences + 1]")
     check_device("cu_seqlens", cu_seqlens, tensor.device)
-    if torch.compiler.is_compiling():
+    if is_traced():
         assert_offsets(cu_seqlens, tensor.shape[0])
     elif cu_seqlens.device.type not in UNREAD:
         check_offsets(cu_seqlens.cpu().numpy(), tensor.shape[0])
@@ -129,7 +130,11 @@ def check_tensor(name: str, tensor: Any, dtypes: Sequence[torch.dtype] = REAL_DT
         raise TypeError(f"{name}: got dtype {tensor.dtype}, expected one of {', '.join(map(str, dtypes))}")
     if tensor.layout != torch.strided:
         raise TypeError(f"{name}: got layout {tensor.layout}, expected a dense tensor (torch.strided)")
-    if not torch.compiler.is_compiling() and tensor.is_neg():
+    if is_traced():
+        return
+    if computes_itself(tensor):
+        raise TypeError(f"{name}: got a {type(tensor).__name__} within another argument, expected a plain torch.Tensor")
+    if tensor.is_neg():
         raise ValueError(f"{name}: got a view with its negative bit set, expected its resolve_neg()")
 
 
@@ -206,7 +211,7 @@ def read_number(name: str, number: torch.Tensor) -> float | torch.Tensor:
         expected = "expected a number or a tensor in host memory, since reading it waits for the device"
         raise ValueError(f"{name}: got a tensor on {number.device}, {expected}")
     check_detached(name, number)
-    return number.double() if torch.compiler.is_compiling() else number.item()
+    return number.double() if is_traced() else number.item()
 
 
 def check_detached(name: str, x: torch.Tensor) -> None:
@@ -219,7 +224,7 @@ def spread_number(number: Any, layout: RolloutLayout) -> Any:
     """Spread the one number of a tensor that has a gradient, or cannot be read without waiting, over all steps."""
     if not isinstance(number, torch.Tensor) or number.ndim:
         return number
-    is_plain = torch.compiler.is_compiling() or not is_transformed()
+    is_plain = is_traced() or not is_transformed()
     if number.device.type == "cpu" and not number.requires_grad and is_plain:
         return number
     return number.to(layout.device, torch.promote_types(number.dtype, torch.float32)).expand(layout.shape)
@@ -330,7 +335,7 @@ SEEN_ON_GPU: set[Hashable] = set()
 
 def can_read_values(tensor: torch.Tensor, kind: Hashable) -> bool:
     """Whether to look at a tensor's values: in host memory always, on a GPU once for each kind, since that waits."""
-    if torch.compiler.is_compiling() or is_transformed() or tensor.device.type == "meta":
+    if is_traced() or is_transformed() or tensor.device.type == "meta":
         return False
     if tensor.device.type not in UNREAD:
         return True
@@ -368,6 +373,32 @@ def refuse_cells(
         wrong = wrong & (mask != 0)
     if wrong.any():
         raise ValueError(f"{name}: got {tensor[wrong][0].item():g} among its values, expected {expected}")
+
+
+class Traced(threading.local):
+    """Whether a call of this thread has tensors whose classes compute with them, such as those of collectives."""
+
+    is_on = False
+
+
+TRACED = Traced()
+
+
+def is_traced() -> bool:
+    """Whether PyTorch follows every operation, or tensors' classes do: to them, a call is operations of PyTorch."""
+    return torch.compiler.is_compiling() or TRACED.is_on or is_followed()
+
+
+def is_followed() -> bool:
+    """Whether a mode makes a graph of the operations, or shapes alone: `make_fx`, `FakeTensorMode`."""
+    keys = torch._C._TorchDispatchModeKey
+    return torch._C._len_torch_dispatch_stack() > 0 and any(map(torch._C._get_dispatch_mode, (keys.FAKE, keys.PROXY)))
+
+
+def computes_itself(x: Any) -> bool:
+    """Whether it is a tensor whose class computes with it, and which may have no memory of its own."""
+    own = isinstance(x, torch.Tensor) and type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    return own and x.device.type in ("cpu", "cuda")  # others' are copied
 
 
 def is_transformed() -> bool:

@@ -7,6 +7,7 @@ Its literals get the type of the arithmetic, so that they widen nothing.
 
 from __future__ import annotations
 
+import dis
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -41,8 +42,19 @@ class Language:
 
 @cache
 def compile_equation(function: Any, language: Language, chosen: Chosen = ()) -> Any:
-    """Compile an equation, and what it calls."""
+    """Compile an equation, and what it calls.
+
+    Raises:
+        TypeError: It reads something else: a backend would keep what that was when it was compiled.
+    """
     choices, names = dict(chosen), {}
+    read = {x.argval for x in dis.get_instructions(function) if x.opname == "LOAD_GLOBAL"}
+    others = [x for x in read if not callable(choices.get(x, function.__globals__.get(x, print)))]
+    if others or function.__closure__ or function.__defaults__:
+        found = (*others, *function.__code__.co_freevars, *map(repr, function.__defaults__ or ()))[0]
+        raise TypeError(
+            f"{function.__name__}: got {found} in an equation, expected literals, or params of its Recurrence"
+        )
     for name in function.__code__.co_names:
         called = choices.get(name, function.__globals__.get(name))
         if isinstance(called, FunctionType):

@@ -16,7 +16,7 @@ import os
 import re
 import threading
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import wraps
 from operator import is_
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 
-from rl_triton_core._internal.arguments.validation import is_number, is_transformed
+from rl_triton_core._internal.arguments.validation import TRACED, computes_itself, is_number, is_transformed
 from rl_triton_core._internal.launch.plan import (
     NORMAL_PATH,
     NOT_ALIKE,
@@ -281,16 +281,21 @@ def forget_plans() -> None:
 def with_fast_path(function: Callable[P, R]) -> Callable[P, R]:
     """Give a public function a fast path for repeated calls.
 
-    Its arguments whose annotations name float or Number may change between calls of one form, the others may not.
+    Its arguments whose annotations name float or Number may change between calls of one form, the others may not. Such
+    numbers go to the recurrence as they are, or through arithmetic: they must not decide which tensors are used. What
+    a call depends on besides its arguments must not change.
     """
     memory = Memory(function)
     MEMORIES.append(memory)
     known_forms, is_compiling = memory.forms, torch.compiler.is_compiling
+    count_modes, is_jit_tracing = torch._C._len_torch_dispatch_stack, torch._C._is_tracing
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if is_compiling() or is_transformed() or RECORDER.is_busy:
+        if is_compiling():
             return function(*args, **kwargs)
+        if is_transformed() or RECORDER.is_busy or count_modes() or is_jit_tracing():
+            return call_plainly(function, args, kwargs)
         given: Sequence[Any] = (*args, *kwargs.values())
         for form in known_forms.get((len(args), *kwargs), ()):
             values = flatten_sequences(given, form.sequences) if form.sequences else given
@@ -319,7 +324,7 @@ def record_call(function: Callable[..., R], memory: Memory, args: tuple[Any, ...
     values = flatten_sequences(given, sequences) or given
     signature = describe_call((key, sequences), values, numbers) if Switch.enabled else None
     if signature is None:
-        return function(*args, **kwargs)
+        return call_plainly(function, args, kwargs, values)
     own = hash((signature, *(values[i] for i in numbers))) if signature in memory.fixed else signature
     if own not in memory.seen:
         results = function(*args, **kwargs)
@@ -340,6 +345,19 @@ def record_call(function: Callable[..., R], memory: Memory, args: tuple[Any, ...
                 memory.seen.discard(own)
                 memory.add(key, Form(sequences, first), values, PlannedCall(values, numbers, run))
     return results
+
+
+def call_plainly(
+    function: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any], values: Iterable[Any] = ()
+) -> R:
+    """Make a call on the normal path, where nothing is recorded; one of such values is one of PyTorch's operators."""
+    if torch._C._is_tracing():
+        raise RuntimeError(f"{function.__name__}: got a call within torch.jit.trace, expected torch.compile or export")
+    before, TRACED.is_on = TRACED.is_on, TRACED.is_on or any(map(computes_itself, values))
+    try:
+        return function(*args, **kwargs)
+    finally:
+        TRACED.is_on = before
 
 
 def plan_launches(*recorded: Any) -> Runner:

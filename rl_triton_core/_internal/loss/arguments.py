@@ -93,7 +93,7 @@ class CheckedPolicy(NamedTuple):
 
 def drop_graph(x: torch.Tensor) -> torch.Tensor:
     """A tensor without its graph, except under torch.compile, where an operator has the graph."""
-    return x.detach() if x.requires_grad and not torch.compiler.is_compiling() else x
+    return x.detach() if x.requires_grad and not check.is_traced() else x
 
 
 def flatten(x: torch.Tensor) -> torch.Tensor:

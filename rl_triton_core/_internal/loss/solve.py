@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from rl_triton_core._internal.arguments.packing import SCHEMA, Packed, pack
-from rl_triton_core._internal.arguments.validation import refuse_transforms
+from rl_triton_core._internal.arguments.validation import is_traced, refuse_transforms
 from rl_triton_core._internal.backend import Backend, choose_backend, copy_problem_to_host, needs_host
 from rl_triton_core._internal.launch.recording import Outcome, record_outcome
 from rl_triton_core._internal.loss.equations import STATISTICS, Choices, Coefficients
@@ -42,7 +42,7 @@ def solve_loss(
     """
     graph = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     problem.wanted = tuple(graph and x.requires_grad for x in inputs)
-    if torch.compiler.is_compiling():
+    if is_traced():
         return arrange(*solve_traced(problem, backend))
     refuse_transforms("losses")
     chosen = choose_backend(backend, problem.like.device)

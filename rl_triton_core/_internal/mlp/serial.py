@@ -157,13 +157,15 @@ def add_dots(d, y, w, m, n, size):
 
 
 def tanh(x):
-    """The hyperbolic tangent: a quotient of polynomials, 1 where it is that within float32 (as in Eigen)."""
+    """The hyperbolic tangent: a quotient of polynomials (as in Eigen), and 1 where nothing is left of its slope."""
+    above, below = x > 8.66, x < -8.66
     x = 7.9053111 if x > 7.9053111 else (-7.9053111 if x < -7.9053111 else x)
     s = x * x
     p = s * (s * (s * -2.76076847742355e-16 + 2.00018790482477e-13) - 8.60467152213735e-11) + 5.12229709037114e-08
     p = s * (s * (s * p + 1.48572235717979e-05) + 6.37261928875436e-04) + 4.89352455891786e-03
     q = s * (s * (s * 1.19825839466702e-06 + 1.18534705686654e-04) + 2.26843463243900e-03) + 4.89352518554385e-03
-    return x * p / q
+    y = 1.0 if above else x * p / q
+    return -1.0 if below else y
 
 
 def activate(kind, slope, x, y, size):

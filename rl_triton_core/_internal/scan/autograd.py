@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from rl_triton_core._internal.arguments.validation import is_transformed
+from rl_triton_core._internal.arguments.validation import is_traced, is_transformed
 from rl_triton_core._internal.equations.primitives import gated_product
 from rl_triton_core._internal.scan.execution import Results, run_backend
 from rl_triton_core._internal.scan.linear import LINEAR_FORWARD
@@ -22,14 +22,14 @@ from rl_triton_core._internal.scan.reference import evaluate_recurrence
 
 def needs_graph(tensors: Iterable[torch.Tensor]) -> bool:
     """Whether results have derivatives, or a transformation of torch.func is at work."""
-    if not torch.compiler.is_compiling() and is_transformed():
+    if not is_traced() and is_transformed():
         return True
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
 def solve_with_graph(problem: Problem, wanted: Sequence[bool], backend: str | None) -> Results:
     """Compute a problem's wanted results with a graph."""
-    compiling = torch.compiler.is_compiling()
+    compiling = is_traced()
     scan = partial(linear_scan, backend=backend or "") if compiling else partial(differentiable_scan, backend=backend)
     results = evaluate_recurrence(problem, torch.float64 if backend == "reference" else problem.dtype, scan, True)
     return tuple(

@@ -18,6 +18,7 @@ from rl_triton_core._internal.arguments.validation import (
     check_tensor,
     describe_type,
     find_precision,
+    is_traced,
     is_transformed,
 )
 from rl_triton_core._internal.scan.recurrence import Expectation
@@ -126,7 +127,7 @@ def check_distinct(written: torch.Tensor, value: torch.Tensor) -> None:
         return
     differs = ((written != value) & ~(written.isnan() & value.isnan())).any()
     message = "bootstrap_values: got FinalValues with two values for the same step, expected one for each"
-    if value.device.type in UNREAD or torch.compiler.is_compiling():
+    if value.device.type in UNREAD or is_traced():
         torch._assert_async(~differs, message)
     elif differs:
         raise ValueError(message)
@@ -153,6 +154,8 @@ def check_last_value(last_value: Any, value: torch.Tensor, layout: RolloutLayout
 
 def convert_to_tensor(name: str, values: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Convert a sequence or an array of numbers to a tensor."""
+    if isinstance(values, (list, tuple)) and values and all(isinstance(x, torch.Tensor) for x in values):
+        values = torch.stack([*values])  # whose gradients `as_tensor` would drop
     device = values.device if isinstance(values, torch.Tensor) else torch.device("cpu")
     try:
         return torch.as_tensor(values, dtype=dtype, device=device)
@@ -171,7 +174,7 @@ def check_index(name: str, indices: Any, size: int, value: torch.Tensor, layout:
     if index.ndim != 1 or index.shape != value.shape:
         raise ValueError(f"{name}: got shape {tuple(index.shape)}, expected [num_values], {tuple(value.shape)}")
     outside = (index < 0) | (index >= size)
-    if index.device.type in UNREAD or torch.compiler.is_compiling():
+    if index.device.type in UNREAD or is_traced():
         torch._assert_async(~outside.any(), f"{name}: an index is out of range, expected [0, {size})")
     elif outside.any():
         raise ValueError(f"{name}: got index {index[outside][0].item()}, expected indices in [0, {size})")

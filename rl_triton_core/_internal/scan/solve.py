@@ -218,7 +218,7 @@ def flatten_features(tensor: torch.Tensor) -> torch.Tensor | None:
     """View a tensor's features as one dimension over the same memory; None if its strides do not allow that."""
     if tensor.ndim <= 3:
         return tensor
-    if torch.compiler.is_compiling():
+    if check.is_traced():
         return None
     flat = tensor.flatten(2)
     return flat if flat.data_ptr() == tensor.data_ptr() else None
@@ -231,7 +231,7 @@ def dispatch_problem(problem: Problem, wanted: Sequence[bool], out: Any, backend
         check_choice(backend, device)
         results = dispatch_problem(copy_problem_to_host(problem), wanted, None, backend)
         return copy_into_out(out, tuple(x if x is None else x.to(device) for x in results))
-    graph, traced = needs_graph(list_tensors(problem)), torch.compiler.is_compiling()
+    graph, traced = needs_graph(list_tensors(problem)), check.is_traced()
     ahead = problem.next_values
     if isinstance(ahead, Expectation) and not graph and (traced or not supports_expectation(problem, backend)):
         problem.next_values = ahead.sum_over_actions(problem.dtype)

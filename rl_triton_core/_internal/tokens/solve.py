@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from rl_triton_core._internal.arguments.packing import SCHEMA, Packed, pack
-from rl_triton_core._internal.arguments.validation import UNREAD, refuse_cells, refuse_transforms
+from rl_triton_core._internal.arguments.validation import UNREAD, is_traced, refuse_cells, refuse_transforms
 from rl_triton_core._internal.backend import Backend, choose_backend, copy_problem_to_host, copy_to_host, needs_host
 from rl_triton_core._internal.launch.fast_path import with_fast_path
 from rl_triton_core._internal.launch.recording import Outcome, record_outcome
@@ -37,7 +37,7 @@ def solve_tokens(
         backend: Name of a backend, or None.
         arrange: Makes what is returned.
     """
-    if torch.compiler.is_compiling():
+    if is_traced():
         return arrange(*solve_traced(problem, has_entropy, backend))
     refuse_transforms("token_log_probs")
     logits = problem.logits

@@ -79,6 +79,7 @@ CORE_TESTS = [
         "compiled_update",
         "compiled_terms",
         "capture_optimizers",
+        "tracing",
     )
 ]
 """In the order in which they run: the first that fails ends it."""

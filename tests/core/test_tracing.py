@@ -77,12 +77,9 @@ def test_tensors_without_memory_of_their_own(name, wrapped):
 
 
 def test_a_tensor_without_memory_within_another_argument():
-    class Policy(LogProbs):
-        """None that the fast path looks into."""
-
-    x, y = draw(0)
+    policy, (x, y) = type("Policy", (LogProbs,), {}), draw(0)  # a type that the fast path does not look into
     with pytest.raises(TypeError, match="got a Wrapped within another argument, expected a plain torch.Tensor"):
-        ppo_loss(Policy(Wrapped(x[0])), None, x[0], y[0])
+        ppo_loss(policy(Wrapped(x[0])), None, x[0], y[0])
 
 
 def test_a_trace_of_torchscript_is_refused():

@@ -106,8 +106,8 @@ def normalize(
     backend: str | None,
 ) -> torch.Tensor:
     """Normalise checked advantages by the way that the call needs, into `out` where it is given."""
-    compiling, device = check.is_traced(), advantages.device
-    chosen = None if compiling else choose_backend(backend, device)
+    traced, device = check.is_traced(), advantages.device
+    chosen = None if traced else choose_backend(backend, device)
     if needs_host(device):
         result = normalize(copy_to_host(advantages), copy_to_host(mask), rule, exchange, None, backend).to(device)
         return result if out is None else out.copy_(result)

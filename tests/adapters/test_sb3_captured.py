@@ -31,7 +31,7 @@ from test_sb3 import DictCartPole
 from torch.distributions import Distribution
 
 from benchmarks.end_to_end import sb3
-from rl_triton_adapters._optimizers import clip_gradients, fuse_optimizer
+from rl_triton_adapters._optimizers import clip_gradients, fuse_optimizer, is_fused
 from rl_triton_adapters.sb3 import acceleration
 from rl_triton_adapters.sb3.captured import TritonA2C, TritonPPO
 from rl_triton_adapters.sb3.contrib import TritonMaskablePPO, TritonRecurrentPPO
@@ -447,6 +447,7 @@ def test_copies_and_pickles_hide_how_the_optimizer_steps():
     ours.policy.action_net.register_forward_hook(lambda *_: None)  # else it is compiled
     ours.learn(64)
     optimizer, again = pickle.loads(pickle.dumps(ours.policy.optimizer)), make_copy(ours)
+    assert not any(x.policy.optimizer._optimizer_step_pre_hooks for x in (ours, again))
     for known in (ours.policy.optimizer, again.policy.optimizer, optimizer):
         (group,) = known.state_dict()["param_groups"]
         assert not group.get("fused") and not group["foreach"]
@@ -500,7 +501,7 @@ def test_it_is_stock_where_it_makes_no_steps_of_its_own(task, reason, monkeypatc
             models.append(model.learn(128))
     ours = models[1]
     compare(*models, 0, 0)
-    assert not ours.is_accelerated and not ours.is_captured
+    assert not ours.is_accelerated and not ours.is_captured and not is_fused(ours.policy.optimizer)
     assert ours.describe_step().startswith(f"updates are those of the stock algorithm: {reason}")
     assert not ours._update.step.captured
     ours.device, ours._update.step = torch.device("cuda"), None
@@ -652,6 +653,7 @@ def test_acceleration_has_two_values(monkeypatch, tmp_path):
     monkeypatch.undo()
     off = TritonPPO("MlpPolicy", "CartPole-v1", acceleration="off", device="cpu", n_steps=8, batch_size=8)
     assert off._find_update().reason == "switched off" and not off.is_accelerated
+    assert not is_fused(off.policy.optimizer)
     with pytest.raises(ValueError, match="acceleration: got 'on', expected one of auto, off"):
         TritonPPO("MlpPolicy", "CartPole-v1", acceleration="on")
 

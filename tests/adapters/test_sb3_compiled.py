@@ -165,24 +165,24 @@ def test_an_update_that_was_not_compiled_leaves_the_next_ones_compiled():
 
 
 @pytest.mark.parametrize("name", ["ent_coef", "vf_coef"])
-@pytest.mark.parametrize("make", [torch.nn.Parameter, torch.Tensor.unsqueeze], ids=["learned", "of one dimension"])
+@pytest.mark.parametrize("make", [torch.nn.Parameter, lambda x: x.unsqueeze(0)], ids=["learned", "of one dimension"])
 def test_coefficients_that_are_tensors(name, make):
     models = []
     for model in make_models("cartpole", "cpu"):
-        number = torch.tensor(0.5)
-        setattr(model, name, make(number) if make is torch.nn.Parameter else make(number, 0))
+        setattr(model, name, make(torch.tensor(0.5)))
         models.append(model.learn(64))
     compare(models[1], models[0], rtol=1e-3, atol=1e-4)
 
 
 def test_another_buffer_by_the_class_of_the_first():
-    stock, ours = make_models("cartpole", "cpu")
-    for model in (stock, ours):
-        model.n_steps = 32
-        about = model.n_steps, model.observation_space, model.action_space
-        model.rollout_buffer = model.rollout_buffer_class(*about, gamma=model.gamma, gae_lambda=model.gae_lambda)
-        model.rollout_buffer.n_envs = model.n_envs
-    assert ours.rollout_buffer_class is not None and isinstance(ours.rollout_buffer, stock.rollout_buffer_class)
+    models = []
+    for model in make_models("cartpole", "cpu"):
+        model.n_steps = 16
+        numbers = {name: getattr(model, name) for name in ("gamma", "gae_lambda", "n_envs")}
+        model.rollout_buffer = model.rollout_buffer_class(16, model.observation_space, model.action_space, **numbers)
+        models.append(model.learn(64))
+    assert isinstance(models[1].rollout_buffer, models[0].rollout_buffer_class)
+    compare(models[1], models[0], rtol=1e-3, atol=1e-4)
 
 
 def test_a_step_of_a_derived_class_is_made():

@@ -3,6 +3,7 @@
 import copy
 import re
 from typing import ClassVar
+from unittest import mock
 
 import gymnasium as gym
 import numpy as np
@@ -501,12 +502,9 @@ def test_minibatches_of_a_train_by_hand_are_as_large_as_stock_ones(kind):
     sizes = []
     for model in (make_model(kind), make_model(STOCK[kind])):
         model.learn(30)
-        sample, found = model.replay_buffer.sample, []
-        model.replay_buffer.sample = lambda size, *args, sample=sample, found=found, **kwargs: (
-            found.append(size) or sample(size, *args, **kwargs)
-        )
-        model.train(gradient_steps=1)
-        sizes.append(found)
+        with mock.patch.object(model.replay_buffer, "sample", wraps=model.replay_buffer.sample) as sample:
+            model.train(gradient_steps=1)
+        sizes.append([call.args[0] for call in sample.call_args_list])
     assert sizes[0] == sizes[1] != []
 
 

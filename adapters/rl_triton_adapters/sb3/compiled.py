@@ -61,9 +61,7 @@ def find_unknown(modules: list[nn.Module], head: str | None) -> str:
             f"{extracting} extracts features": extracting,
             f"{name} has further parameters": not known.issuperset(map(id, list_own_parameters(modules))),
             "a module has hooks": any(map(has_hooks, modules)),
-            f"{name} has a module with its own forward": any(
-                not vars(x).keys().isdisjoint(FORWARDS) for x in modules[1:]
-            ),
+            f"{name} has a module with its own forward": any(FORWARDS & vars(x).keys() for x in modules[1:]),
         }
     )
 

@@ -35,8 +35,11 @@ class TrainingModes:
             own(mode)
             return
         modules = list_modules(self.policy)
-        if modules != self.modules or any("train" in vars(x) for x in modules):
+        if modules != self.modules:
             self.modules, self.flags = modules, {}
+        if any("train" in vars(x) for x in modules):
+            type(self.policy).set_training_mode(self.policy, mode)
+            return
         if mode not in self.flags:
             self.call_method(mode)
         for attributes, flag in self.flags.get(mode, ()):
@@ -46,8 +49,7 @@ class TrainingModes:
         """Call the policy's method; remember what it sets, if nothing but PyTorch's and the framework's is called."""
         method = type(self.policy).set_training_mode
         names = ("set_training_mode", "train")  # the policy itself may have ours
-        is_unknown = any("train" in vars(x) or isinstance(x, torch.jit.ScriptModule) for x in self.modules)
-        if is_unknown or any(find_override(type(x), names, PACKAGES) for x in self.modules):
+        if any(isinstance(x, torch.jit.ScriptModule) or find_override(type(x), names, PACKAGES) for x in self.modules):
             method(self.policy, mode)
             return
         flags = [(x.__dict__, x.training) for x in self.modules]

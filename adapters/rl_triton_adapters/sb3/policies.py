@@ -28,7 +28,7 @@ PACKAGES = ("stable_baselines3.common", "sb3_contrib.common.maskable")
 """Where the methods are written that `apply_networks` and others here go around."""
 METHODS = ("evaluate_actions", "_get_action_dist_from_latent")
 DISTRIBUTION_METHODS = ("proba_distribution", "get_actions", "sample", "mode", "log_prob", "entropy", "apply_masking")
-FORWARDS = ("forward", "forward_actor", "forward_critic")
+FORWARDS = {"forward", "forward_actor", "forward_critic"}
 """What a policy calls of its networks."""
 MASKED_LOGIT = -1e8
 """Logit of an action that is masked out, as in sb3-contrib."""
@@ -56,7 +56,7 @@ def apply_networks(policy: Any, observations: Any) -> tuple[Tensor, Tensor]:
     """Compute the inputs of the distribution, logits or means, and the values, as a plain `ActorCriticPolicy` does."""
     features = policy.extract_features(observations)
     networks = policy.mlp_extractor
-    is_plain = type(networks) is MlpExtractor and not has_hooks(networks) and vars(networks).keys().isdisjoint(FORWARDS)
+    is_plain = type(networks) is MlpExtractor and not has_hooks(networks) and not FORWARDS & vars(networks).keys()
     if is_plain and not torch.is_grad_enabled():
         pair = (features, features) if policy.share_features_extractor else features
         parts = (networks.policy_net, policy.action_net), (networks.value_net, policy.value_net)

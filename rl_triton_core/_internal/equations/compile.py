@@ -49,11 +49,11 @@ def compile_equation(function: Any, language: Language, chosen: Chosen = ()) -> 
     """
     choices, names = dict(chosen), {}
     read = {x.argval for x in dis.get_instructions(function) if x.opname == "LOAD_GLOBAL"}
-    others = [x for x in read if not callable(choices.get(x, function.__globals__.get(x, print)))]
-    if others or function.__closure__ or function.__defaults__:
-        found = (*others, *function.__code__.co_freevars, *map(repr, function.__defaults__ or ()))[0]
+    kept = [x for x in read & {*function.__globals__} if not callable(choices.get(x, function.__globals__[x]))]
+    kept += [*function.__code__.co_freevars, *map(repr, function.__defaults__ or ())]
+    if kept:
         raise TypeError(
-            f"{function.__name__}: got {found} in an equation, expected literals, or params of its Recurrence"
+            f"{function.__name__}: got {kept[0]} in an equation, expected literals, or params of its Recurrence"
         )
     for name in function.__code__.co_names:
         called = choices.get(name, function.__globals__.get(name))

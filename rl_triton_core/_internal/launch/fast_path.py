@@ -16,9 +16,9 @@ import os
 import re
 import threading
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from functools import wraps
+from functools import partial, wraps
 from operator import is_
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -295,7 +295,11 @@ def with_fast_path(function: Callable[P, R]) -> Callable[P, R]:
         if is_compiling():
             return function(*args, **kwargs)
         if is_transformed() or RECORDER.is_busy or count_modes() or is_jit_tracing():
-            return call_plainly(function, args, kwargs)
+            if is_jit_tracing():
+                raise RuntimeError(
+                    f"{memory.name}: got a call within torch.jit.trace, expected torch.compile or export"
+                )
+            return function(*args, **kwargs)
         given: Sequence[Any] = (*args, *kwargs.values())
         for form in known_forms.get((len(args), *kwargs), ()):
             values = flatten_sequences(given, form.sequences) if form.sequences else given
@@ -324,7 +328,7 @@ def record_call(function: Callable[..., R], memory: Memory, args: tuple[Any, ...
     values = flatten_sequences(given, sequences) or given
     signature = describe_call((key, sequences), values, numbers) if Switch.enabled else None
     if signature is None:
-        return call_plainly(function, args, kwargs, values)
+        return call_unrecorded(partial(function, *args, **kwargs), values)
     own = hash((signature, *(values[i] for i in numbers))) if signature in memory.fixed else signature
     if own not in memory.seen:
         results = function(*args, **kwargs)
@@ -347,15 +351,11 @@ def record_call(function: Callable[..., R], memory: Memory, args: tuple[Any, ...
     return results
 
 
-def call_plainly(
-    function: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any], values: Iterable[Any] = ()
-) -> R:
-    """Make a call on the normal path, where nothing is recorded; one of such values is one of PyTorch's operators."""
-    if torch._C._is_tracing():
-        raise RuntimeError(f"{function.__name__}: got a call within torch.jit.trace, expected torch.compile or export")
+def call_unrecorded(call: Callable[[], R], values: Sequence[Any]) -> R:
+    """Make a call of which nothing is recorded; it is traced if classes of tensors among the values compute."""
     before, TRACED.is_on = TRACED.is_on, TRACED.is_on or any(map(computes_itself, values))
     try:
-        return function(*args, **kwargs)
+        return call()
     finally:
         TRACED.is_on = before
 

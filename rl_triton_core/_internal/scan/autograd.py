@@ -29,8 +29,8 @@ def needs_graph(tensors: Iterable[torch.Tensor]) -> bool:
 
 def solve_with_graph(problem: Problem, wanted: Sequence[bool], backend: str | None) -> Results:
     """Compute a problem's wanted results with a graph."""
-    compiling = is_traced()
-    scan = partial(linear_scan, backend=backend or "") if compiling else partial(differentiable_scan, backend=backend)
+    traced = is_traced()
+    scan = partial(linear_scan, backend=backend or "") if traced else partial(differentiable_scan, backend=backend)
     results = evaluate_recurrence(problem, torch.float64 if backend == "reference" else problem.dtype, scan, True)
     return tuple(
         problem.restore_shape(result).to(problem.dtype) if want else None

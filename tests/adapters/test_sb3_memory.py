@@ -18,8 +18,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from rl_triton_adapters.sb3.captured import TritonA2C, TritonPPO
 from rl_triton_adapters.sb3.contrib import TritonMaskablePPO, TritonRecurrentPPO
 
-IMAGE = spaces.Box(0, 255, (3, 36, 36), np.uint8)
-ARRAY = spaces.Box(-1, 1, (2000,))
+IMAGE = spaces.Box(0, 255, (3, 84, 84), np.uint8)  # of a rollout 1.4 MB; one of Python's own tables may grow by 0.1
+ARRAY = spaces.Box(-1, 1, (5000,))
 
 
 class Watching(gym.Env):

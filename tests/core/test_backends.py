@@ -170,6 +170,19 @@ def test_without_anything_optional():
     assert triton.startswith("triton") and "triton" in triton.removeprefix("triton")
 
 
+def test_without_the_compiler_of_numba():
+    printed = run_python(
+        """
+        from rl_triton_core import available_backends
+        from rl_triton_core.cli import doctor
+        print(available_backends("cpu"), doctor.check_backends())
+        """,
+        NUMBA_DISABLE_JIT="1",
+    )
+    assert printed.startswith("('reference',)") and "failed: NUMBA_DISABLE_JIT" in printed
+    assert "unset NUMBA_DISABLE_JIT" in printed
+
+
 def test_import_costs_little_beyond_torch():
     printed = run_python("""
         import time

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from rl_triton_core._internal.arguments.validation import assert_offsets, is_stream
+from rl_triton_core._internal.equations.compile import PYTORCH, compile_equation
 from rl_triton_core._internal.equations.primitives import (
     Operand,
     gated_product,
@@ -36,6 +37,8 @@ def unavailable(device: torch.device) -> str | None:
 
 def run(problem: Problem) -> None:
     """Fill the problem's outputs."""
+    for equation in (problem.recurrence.coefficients, problem.recurrence.readout):
+        compile_equation(equation, PYTORCH)  # which refuses what the compiled backends refuse
     dtype = torch.float64 if problem.dtype.is_floating_point else problem.dtype
     for output, result in zip(problem.outputs, evaluate_recurrence(problem, dtype, scan_serially), strict=True):
         if output is not None:

@@ -7,6 +7,7 @@ calls that are alike on a GPU: see `can_read_values`.
 from __future__ import annotations
 
 import math
+import os
 import threading
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
@@ -249,6 +250,11 @@ def check_bool(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name}: got {value!r}, expected a bool")
     return value
+
+
+def read_switch(name: str, default: str = "1") -> bool:
+    """Whether a variable of the environment is 1; the default where it is not set, or empty."""
+    return check_choice(name, os.environ.get(name) or default, ("0", "1")) == "1"
 
 
 def check_count(name: str, number: Any) -> int:

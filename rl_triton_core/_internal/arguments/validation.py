@@ -13,6 +13,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, NamedTuple, TypeGuard
 
+import numpy as np
 import torch
 from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
@@ -98,7 +99,8 @@ def check_sequences(name: str, tensor: torch.Tensor, time_dim: int, cu_seqlens: 
     if is_traced():
         assert_offsets(cu_seqlens, tensor.shape[0])
     elif cu_seqlens.device.type not in UNREAD:
-        check_offsets(cu_seqlens.cpu().numpy(), tensor.shape[0])
+        offsets = cu_seqlens.cpu()
+        check_offsets(np.array(offsets.tolist()) if is_transformed() else offsets.numpy(), tensor.shape[0])
     return RolloutLayout(name, tensor.shape, tensor.device, 1, cu_seqlens.contiguous())
 
 

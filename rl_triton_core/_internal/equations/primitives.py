@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 
 def select(condition: Any, chosen: Any, otherwise: Any) -> Any:
@@ -87,6 +88,11 @@ class GatedProduct(torch.autograd.Function):
         return gated_product(grad, y), gated_product(grad, x)
 
 
+def read_primals(ctx: Any) -> list[torch.Tensor]:
+    """What was saved, without tangents of this level. Those of outer levels stay, where PyTorch is told to keep any."""
+    return [forward_ad.unpack_dual(x).primal for x in ctx.saved_tensors]  # type: ignore[no-untyped-call]
+
+
 class TransformableProduct(GatedProduct):
     """The same with what forward mode and vmap need, which torch.compile does not take."""
 
@@ -101,8 +107,9 @@ class TransformableProduct(GatedProduct):
     @staticmethod
     def jvp(ctx: Any, x_tangent: torch.Tensor, y_tangent: torch.Tensor) -> torch.Tensor:
         """The product rule."""
-        x, y = ctx.saved_tensors
-        return gated_product(x_tangent, y) + gated_product(y_tangent, x)
+        with forward_ad._set_fwd_grad_enabled(True):
+            x, y = read_primals(ctx)
+            return gated_product(x_tangent, y) + gated_product(y_tangent, x)
 
 
 def multiply_tensors(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -69,7 +69,7 @@ def test_symbolic_shapes_and_numbers_compile_once(target, estimator):
     check_compiles_once(estimator, target, differentiated=False)
 
 
-@pytest.mark.parametrize("estimator", [GAE, TRACES, LINEAR], ids=get_name)
+@pytest.mark.parametrize("estimator", [*BACKWARD[:3], TRACES, LINEAR], ids=get_name)
 def test_differentiated_calls_compile_once(target, estimator):
     check_compiles_once(estimator, target, differentiated=True)
 

@@ -5,6 +5,7 @@ Compiled backends have their own.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -119,6 +120,15 @@ def multiply_tensors(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return result
 
 
+def lift(function: Any) -> Any:
+    """An operator of tensors as one of operands."""
+
+    def operate(self: Operand, other: Any) -> Operand:
+        return Operand(function(self.tensor, unwrap_operand(other)))
+
+    return operate
+
+
 class Operand:
     """A tensor in an equation that is differentiated: products of two are gated."""
 
@@ -134,25 +144,9 @@ class Operand:
             return Operand(multiply_tensors(self.tensor, other.tensor))
         return Operand(self.tensor * other)
 
-    __rmul__ = __mul__
-
-    def __add__(self, other: Any) -> Operand:
-        """Add."""
-        return Operand(self.tensor + unwrap_operand(other))
-
-    __radd__ = __add__
-
-    def __sub__(self, other: Any) -> Operand:
-        """Subtract."""
-        return Operand(self.tensor - unwrap_operand(other))
-
     def __rsub__(self, other: Any) -> Operand:
         """Subtract from a number."""
         return Operand(other - self.tensor)
-
-    def __truediv__(self, other: Any) -> Operand:
-        """Divide."""
-        return Operand(self.tensor / unwrap_operand(other))
 
     def __rtruediv__(self, other: Any) -> Operand:
         """Divide a number."""
@@ -162,37 +156,10 @@ class Operand:
         """Negate."""
         return Operand(-self.tensor)
 
-    def __or__(self, other: Any) -> Operand:
-        """Either."""
-        return Operand(self.tensor | unwrap_operand(other))
-
-    def __and__(self, other: Any) -> Operand:
-        """Both."""
-        return Operand(self.tensor & unwrap_operand(other))
-
-    def __lt__(self, other: Any) -> Operand:
-        """Compare."""
-        return Operand(self.tensor < unwrap_operand(other))
-
-    def __le__(self, other: Any) -> Operand:
-        """Compare."""
-        return Operand(self.tensor <= unwrap_operand(other))
-
-    def __gt__(self, other: Any) -> Operand:
-        """Compare."""
-        return Operand(self.tensor > unwrap_operand(other))
-
-    def __ge__(self, other: Any) -> Operand:
-        """Compare."""
-        return Operand(self.tensor >= unwrap_operand(other))
-
-    def __eq__(self, other: Any) -> Operand:  # type: ignore[override]
-        """Compare."""
-        return Operand(self.tensor == unwrap_operand(other))
-
-    def __ne__(self, other: Any) -> Operand:  # type: ignore[override]
-        """Compare."""
-        return Operand(self.tensor != unwrap_operand(other))
+    __add__, __sub__, __truediv__ = map(lift, (operator.add, operator.sub, operator.truediv))
+    __or__, __and__, __lt__, __le__ = map(lift, (operator.or_, operator.and_, operator.lt, operator.le))
+    __gt__, __ge__, __eq__, __ne__ = map(lift, (operator.gt, operator.ge, operator.eq, operator.ne))
+    __radd__, __rmul__ = __add__, __mul__
 
 
 def unwrap_operand(x: Any) -> Any:

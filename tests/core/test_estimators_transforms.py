@@ -39,7 +39,9 @@ def results_of(answer):
 # --- torch.compile ----------------------------------------------------------------------------------------------------
 
 
-def check_compiles_once(estimator, target, differentiated):
+@ALL
+@pytest.mark.parametrize("differentiated", [False, True], ids=["plain", "differentiated"])
+def test_symbolic_shapes_and_numbers_compile_once(target, estimator, differentiated):
     """Three shapes, and other numbers each time."""
     skip_repeated_tracing(target, estimator in (GAE, TRACES))
     torch._dynamo.reset()
@@ -62,16 +64,6 @@ def check_compiles_once(estimator, target, differentiated):
             assert got.requires_grad == differentiated
         first = counter.frame_count if i == 0 else first
     assert counter.frame_count == first  # the first call may be traced more than once
-
-
-@ALL
-def test_symbolic_shapes_and_numbers_compile_once(target, estimator):
-    check_compiles_once(estimator, target, differentiated=False)
-
-
-@pytest.mark.parametrize("estimator", [*BACKWARD[:3], TRACES, LINEAR], ids=get_name)
-def test_differentiated_calls_compile_once(target, estimator):
-    check_compiles_once(estimator, target, differentiated=True)
 
 
 def test_annealed_numbers_compile_at_most_twice(target):

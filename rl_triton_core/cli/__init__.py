@@ -7,6 +7,7 @@ line in `COMMANDS`. The exit status is 0; 1 where a command found something wron
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -32,7 +33,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report: output.Report = COMMANDS[options.command].run(options)
     except (BackendUnavailableError, TypeError, ValueError) as error:
         parser.error(str(error))
-    output.print_report(report, options.json)
+    try:
+        output.print_report(report, options.json)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return report.exit_code
 
 

@@ -138,6 +138,8 @@ def find_remedy(backend: str) -> str:
     """Say what to do where a backend is not available."""
     if backend == "triton" and not has_triton():
         return "use Linux, or WSL, since Triton is for Linux"
+    if backend == "cpu" and os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
+        return "unset NUMBA_DISABLE_JIT"
     return f"pip install --upgrade {'numba' if backend == 'cpu' else backend}"
 
 

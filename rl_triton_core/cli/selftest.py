@@ -128,7 +128,7 @@ def run_case(campaign: Campaign, number: int) -> Outcome:
     start, error = time.perf_counter(), ""
     try:
         with np.errstate(all="ignore"):  # Triton's interpreter computes with NumPy, and masked steps hold NaN
-            compare_results(call, target, draw_arguments(call, campaign.seed * 2**32 + number))
+            compare_results(call, target, draw_arguments(call, (campaign.seed * 2**32 + number) % 2**64))
     except Exception as caught:  # whatever goes wrong is what is looked for
         error = f"{type(caught).__name__}: {caught}"
     return Outcome(number, target, call, error, time.perf_counter() - start)

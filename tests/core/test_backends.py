@@ -170,6 +170,12 @@ def test_without_anything_optional():
     assert triton.startswith("triton") and "triton" in triton.removeprefix("triton")
 
 
+def test_without_the_compiler_of_numba():
+    code = "from rl_triton_core.cli import doctor; print(doctor.check_backends())"
+    printed = run_python(code, NUMBA_DISABLE_JIT="1")
+    assert "its import failed: NUMBA_DISABLE_JIT" in printed and "unset NUMBA_DISABLE_JIT" in printed
+
+
 def test_import_costs_little_beyond_torch():
     printed = run_python("""
         import time

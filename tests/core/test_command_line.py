@@ -271,6 +271,15 @@ def test_wrong_usage(capsys, arguments, said):
     assert said in capsys.readouterr().err
 
 
+def test_a_reader_that_has_read_enough():
+    """As `head` has after a line."""
+    command = [sys.executable, "-m", "rl_triton_core", "env"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 0
+
+
 def test_what_is_done_is_said_where_there_is_no_terminal(capsys, monkeypatch):
     """At first and then every few seconds, on standard error."""
     seconds = iter([0.0, 1.0, 5.5, 5.5, 10.0])

@@ -72,8 +72,12 @@ def make_closure(scale):
     ids=["constant", "closure", "default"],
 )
 def test_what_compiled_code_would_keep_is_refused(equation, found):
-    with pytest.raises(TypeError, match=f"got {found} in an equation, expected literals, or params"):
+    x, message = torch.ones(1, 2), f"got {found} in an equation, expected literals, or params"
+    with pytest.raises(TypeError, match=message):
         compile_equation(equation, PYTHON)
+    recurrence = Recurrence("refused_of_the_test", ("x",), 0, ("states",), equation, lambda step, x, after: (x,))
+    with pytest.raises(TypeError, match=message):
+        solve(recurrence, {"x": x}, check_layout("x", x, -1), bootstrap_values=0.0, backend="reference")
 
 
 def test_literals_have_the_type_of_the_arithmetic(target):

@@ -19,11 +19,13 @@ from processes import run_python
 import rl_triton_core as ours
 from rl_triton_core._internal import backend as backends
 from rl_triton_core._internal.arguments import validation as check
+from rl_triton_core._internal.capture.step import is_wanted
 from rl_triton_core._internal.launch import fast_path, plan, recording
 from rl_triton_core._internal.launch import kernels as launch_kernels
 from rl_triton_core._internal.launch import launcher as triton_launcher
 from rl_triton_core._internal.launch import variants as triton_variants
 from rl_triton_core._internal.launch.recording import CURRENT_STREAM, RecordedLaunch, ResolvedLaunch
+from rl_triton_core._internal.launch.tuning import is_searching
 
 pytestmark = pytest.mark.covering
 
@@ -723,13 +725,24 @@ def test_switched_off(on_cpu):
     assert launched[3:6] == 3 * ["normal path"] and len(launched) == 7
 
 
-@pytest.mark.parametrize(("value", "enabled"), [("0", False), ("1", True), (None, True)])
+@pytest.mark.parametrize(("value", "enabled"), [("0", False), ("1", True), ("", True), (None, True)])
 def test_switched_off_by_the_environment(value, enabled, monkeypatch):
     monkeypatch.delenv("RL_TRITON_FAST_PATH", raising=False)
     code = "import rl_triton_core as ours; print(ours.fast_path_status().enabled, ours.fast_path_status().reason)"
     printed = run_python(code, **({} if value is None else {"RL_TRITON_FAST_PATH": value}))
     assert printed.split()[0] == str(enabled)
     assert ("RL_TRITON_FAST_PATH" in printed) == (not enabled)
+
+
+def test_a_switch_is_0_or_1(monkeypatch):
+    with pytest.raises(TypeError, match="enabled: got '0', expected a bool"):
+        ours.set_fast_path("0")
+    for name, read in [("CAPTURE", partial(is_wanted, None)), ("AUTOTUNE", is_searching)]:
+        monkeypatch.setenv(f"RL_TRITON_{name}", "no")
+        with pytest.raises(ValueError, match=f"RL_TRITON_{name}: got 'no', expected one of 0, 1"):
+            read()
+    code = "try:\n    import rl_triton_core\nexcept ValueError as error:\n    print(error)"
+    assert "RL_TRITON_FAST_PATH: got 'no'" in run_python(code, RL_TRITON_FAST_PATH="no")
 
 
 def test_a_call_inside_a_recorded_call_is_a_part_of_it(on_cpu):

@@ -176,6 +176,18 @@ def test_a_full_graph_with_dynamic_shapes(backend):
             assert_close(mine, exact, rtol=1e-6)
 
 
+def test_rows_of_any_length_compile_once():
+    def loss(log_probs, old):
+        return grpo_loss(log_probs, old, old[:, 0], aggregation="sequence-mean", ratio="sequence").loss
+
+    counter = CompileCounter()
+    compiled = torch.compile(loss, fullgraph=True, dynamic=True, backend=counter)
+    for shape in ((4, 7), (6, 9), (3, 12)):
+        x, old = torch.randn(2, *shape)
+        assert torch.equal(compiled(x.requires_grad_(), old), loss(x, old))
+    assert counter.frame_count == 1
+
+
 def test_annealed_coefficients_compile_at_most_twice():
     """Once with numbers as constants, once with symbols; and once more with a tensor."""
     x, old, advantages = torch.randn(3, 12)

@@ -19,6 +19,7 @@ def setting(monkeypatch):
 
 
 def test_one_thread_unless_more_are_asked_for(monkeypatch):
+    monkeypatch.setenv("RL_TRITON_NUM_THREADS", "")
     assert get_num_threads() == 1
     set_num_threads(3)
     assert get_num_threads() == 3
@@ -34,7 +35,7 @@ def test_a_number_of_threads_is_a_positive_int(number):
     assert get_num_threads() == 1
 
 
-@pytest.mark.parametrize("text", ["0", "", "many", "-1", "1.5"])
+@pytest.mark.parametrize("text", ["0", "many", "-1", "1.5"])
 def test_so_is_one_in_the_environment(monkeypatch, text):
     monkeypatch.setenv("RL_TRITON_NUM_THREADS", text)
     with pytest.raises((TypeError, ValueError), match="RL_TRITON_NUM_THREADS: got"):

@@ -13,7 +13,7 @@ from rl_triton_core import (
     compute_vtrace,
     normalize_advantages,
 )
-from rl_triton_core.losses import LogProbs, ppo_loss, token_log_probs
+from rl_triton_core.losses import Bernoulli, LogProbs, ppo_loss, token_log_probs
 
 ROLLOUT = (3, 5)
 FUNCTIONS = {
@@ -23,15 +23,15 @@ FUNCTIONS = {
     "returns": lambda x, y: compute_discounted_returns(x, gamma=0.9, bootstrap_values=0.0),
     "traces": lambda x, y: compute_eligibility_traces(x, gamma=0.9, lambda_=0.8),
     "normalised": lambda x, y: normalize_advantages(x),
-    "loss": lambda x, y: ppo_loss(LogProbs(x[0]), None, x[0] - 0.1, y[0]).loss,
+    "loss": lambda x, y: ppo_loss(Bernoulli(torch.stack([x, y], -1)), torch.stack([x, y], -1) > 0, x - 2, y).loss,
     "tokens": lambda x, y: token_log_probs(x, torch.tensor([1, 2, 3])).log_probs,
 }
 EACH = pytest.mark.parametrize("name", FUNCTIONS)
 
 
-def draw(seed):
+def draw(seed, rollout=ROLLOUT):
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(ROLLOUT, generator=generator) for _ in range(2)]
+    return [torch.randn(rollout, generator=generator) for _ in range(2)]
 
 
 class Wrapped(torch.Tensor):
@@ -56,8 +56,8 @@ def test_a_graph_has_the_call(name, calls):
     function = FUNCTIONS[name]
     for seed in range(calls):
         function(*draw(seed))
-    graph = make_fx(function)(*draw(0))
-    torch.testing.assert_close(graph(*draw(7)), function(*draw(7)), rtol=1e-5, atol=1e-6)
+    graph, other = make_fx(function, tracing_mode="symbolic")(*draw(0)), (3, 8)
+    torch.testing.assert_close(graph(*draw(7, other)), function(*draw(7, other)), rtol=1e-5, atol=1e-6)
 
 
 @EACH

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 
 SCHEMA = (
-    "(Tensor[] inputs, Tensor?[] tensors, float[] numbers, Tensor? symbols, int[] integers, bool[] flags, str names, "
-    "bool[] wanted, str backend) -> Tensor[]"
+    "(Tensor[] inputs, Tensor?[] tensors, float[] numbers, Tensor? symbols, SymInt[] integers, bool[] flags, "
+    "str names, bool[] wanted, str backend) -> Tensor[]"
 )
 """Of an operator that takes a `Packed`."""
 

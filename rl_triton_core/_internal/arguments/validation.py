@@ -7,11 +7,13 @@ calls that are alike on a GPU: see `can_read_values`.
 from __future__ import annotations
 
 import math
+import os
 import threading
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, NamedTuple, TypeGuard
 
+import numpy as np
 import torch
 from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
@@ -97,7 +99,8 @@ def check_sequences(name: str, tensor: torch.Tensor, time_dim: int, cu_seqlens: 
     if is_traced():
         assert_offsets(cu_seqlens, tensor.shape[0])
     elif cu_seqlens.device.type not in UNREAD:
-        check_offsets(cu_seqlens.cpu().numpy(), tensor.shape[0])
+        offsets = cu_seqlens.cpu()
+        check_offsets(np.array(offsets.tolist()) if is_transformed() else offsets.numpy(), tensor.shape[0])
     return RolloutLayout(name, tensor.shape, tensor.device, 1, cu_seqlens.contiguous())
 
 
@@ -249,6 +252,11 @@ def check_bool(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name}: got {value!r}, expected a bool")
     return value
+
+
+def read_switch(name: str, default: str = "1") -> bool:
+    """Whether a variable of the environment is 1; the default where it is not set, or empty."""
+    return check_choice(name, os.environ.get(name) or default, ("0", "1")) == "1"
 
 
 def check_count(name: str, number: Any) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import traceback
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
-from rl_triton_core._internal.arguments.validation import is_number
+from rl_triton_core._internal.arguments.validation import is_number, read_switch
 from rl_triton_core._internal.capture.key import list_parts
 from rl_triton_core._internal.capture.optimizers import name_unsupported
 
@@ -51,7 +50,7 @@ def find_group_obstacle(group: Any = None) -> str:
 
 def is_wanted(enabled: bool | None) -> bool:
     """Whether steps are to be captured where that is possible."""
-    return enabled is not False and (enabled is True or os.environ.get("RL_TRITON_CAPTURE") != "0")
+    return enabled is not False and (enabled is True or read_switch("RL_TRITON_CAPTURE"))
 
 
 def find_averaged(modules: Iterable[nn.Module]) -> list[DistributedDataParallel]:

@@ -29,6 +29,9 @@ from numba.extending import intrinsic
 from rl_triton_core._internal.equations import primitives
 from rl_triton_core._internal.equations.compile import Language, bind_names
 
+if numba.config.DISABLE_JIT:
+    raise ImportError("NUMBA_DISABLE_JIT is set in the environment, expected it unset")
+
 INNER = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 """Options of functions that only compiled code calls."""
 SCALARS: dict[Any, Any] = {torch.int64: np.int64, torch.float32: np.float32, torch.float64: np.float64}

@@ -5,9 +5,11 @@ Compiled backends have their own.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 
 def select(condition: Any, chosen: Any, otherwise: Any) -> Any:
@@ -87,6 +89,11 @@ class GatedProduct(torch.autograd.Function):
         return gated_product(grad, y), gated_product(grad, x)
 
 
+def read_primals(ctx: Any) -> list[torch.Tensor]:
+    """What was saved, without tangents of this level. Those of outer levels stay, where PyTorch is told to keep any."""
+    return [forward_ad.unpack_dual(x).primal for x in ctx.saved_tensors]  # type: ignore[no-untyped-call]
+
+
 class TransformableProduct(GatedProduct):
     """The same with what forward mode and vmap need, which torch.compile does not take."""
 
@@ -101,8 +108,9 @@ class TransformableProduct(GatedProduct):
     @staticmethod
     def jvp(ctx: Any, x_tangent: torch.Tensor, y_tangent: torch.Tensor) -> torch.Tensor:
         """The product rule."""
-        x, y = ctx.saved_tensors
-        return gated_product(x_tangent, y) + gated_product(y_tangent, x)
+        with forward_ad._set_fwd_grad_enabled(True):
+            x, y = read_primals(ctx)
+            return gated_product(x_tangent, y) + gated_product(y_tangent, x)
 
 
 def multiply_tensors(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -110,6 +118,15 @@ def multiply_tensors(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     product: Any = GatedProduct if torch.compiler.is_compiling() else TransformableProduct
     result: torch.Tensor = product.apply(x, y)
     return result
+
+
+def lift(function: Any) -> Any:
+    """An operator of tensors as one of operands."""
+
+    def operate(self: Operand, other: Any) -> Operand:
+        return Operand(function(self.tensor, unwrap_operand(other)))
+
+    return operate
 
 
 class Operand:
@@ -127,25 +144,9 @@ class Operand:
             return Operand(multiply_tensors(self.tensor, other.tensor))
         return Operand(self.tensor * other)
 
-    __rmul__ = __mul__
-
-    def __add__(self, other: Any) -> Operand:
-        """Add."""
-        return Operand(self.tensor + unwrap_operand(other))
-
-    __radd__ = __add__
-
-    def __sub__(self, other: Any) -> Operand:
-        """Subtract."""
-        return Operand(self.tensor - unwrap_operand(other))
-
     def __rsub__(self, other: Any) -> Operand:
         """Subtract from a number."""
         return Operand(other - self.tensor)
-
-    def __truediv__(self, other: Any) -> Operand:
-        """Divide."""
-        return Operand(self.tensor / unwrap_operand(other))
 
     def __rtruediv__(self, other: Any) -> Operand:
         """Divide a number."""
@@ -155,37 +156,10 @@ class Operand:
         """Negate."""
         return Operand(-self.tensor)
 
-    def __or__(self, other: Any) -> Operand:
-        """Either."""
-        return Operand(self.tensor | unwrap_operand(other))
-
-    def __and__(self, other: Any) -> Operand:
-        """Both."""
-        return Operand(self.tensor & unwrap_operand(other))
-
-    def __lt__(self, other: Any) -> Operand:
-        """Compare."""
-        return Operand(self.tensor < unwrap_operand(other))
-
-    def __le__(self, other: Any) -> Operand:
-        """Compare."""
-        return Operand(self.tensor <= unwrap_operand(other))
-
-    def __gt__(self, other: Any) -> Operand:
-        """Compare."""
-        return Operand(self.tensor > unwrap_operand(other))
-
-    def __ge__(self, other: Any) -> Operand:
-        """Compare."""
-        return Operand(self.tensor >= unwrap_operand(other))
-
-    def __eq__(self, other: Any) -> Operand:  # type: ignore[override]
-        """Compare."""
-        return Operand(self.tensor == unwrap_operand(other))
-
-    def __ne__(self, other: Any) -> Operand:  # type: ignore[override]
-        """Compare."""
-        return Operand(self.tensor != unwrap_operand(other))
+    __add__, __sub__, __truediv__ = map(lift, (operator.add, operator.sub, operator.truediv))
+    __or__, __and__, __lt__, __le__ = map(lift, (operator.or_, operator.and_, operator.lt, operator.le))
+    __gt__, __ge__, __eq__, __ne__ = map(lift, (operator.gt, operator.ge, operator.eq, operator.ne))
+    __radd__, __rmul__ = __add__, __mul__
 
 
 def unwrap_operand(x: Any) -> Any:

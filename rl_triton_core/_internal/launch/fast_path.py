@@ -12,7 +12,6 @@ recorded one is recorded as a part of that.
 from __future__ import annotations
 
 import inspect
-import os
 import re
 import threading
 import warnings
@@ -24,6 +23,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 
+from rl_triton_core._internal.arguments import validation as check
 from rl_triton_core._internal.arguments.validation import TRACED, computes_itself, is_number, is_transformed
 from rl_triton_core._internal.launch.plan import (
     NORMAL_PATH,
@@ -65,7 +65,7 @@ DEVICES = {"cpu", "cuda"}
 class Switch:
     """Whether there is a fast path, and why not."""
 
-    enabled = os.environ.get("RL_TRITON_FAST_PATH", "1") != "0"
+    enabled = check.read_switch("RL_TRITON_FAST_PATH")
     reason = "" if enabled else "RL_TRITON_FAST_PATH is 0 in the environment"
 
 
@@ -97,7 +97,7 @@ def set_fast_path(enabled: bool) -> AbstractContextManager[Any]:
     """
     setting = ExitStack()
     setting.callback(switch_fast_path, Switch.enabled, Switch.reason)
-    switch_fast_path(bool(enabled), "" if enabled else "set_fast_path(False) was called")
+    switch_fast_path(check.check_bool("enabled", enabled), "" if enabled else "set_fast_path(False) was called")
     return setting
 
 

@@ -36,6 +36,8 @@ PRIVATE_NAMES = (
     PrivateName("torch._C._cuda_getDevice", "fast path: finds the current device"),
     PrivateName("torch._C._functorch.peek_interpreter_stack", "every call: finds transformations of torch.func"),
     PrivateName("torch.autograd.forward_ad._current_level", "every call: finds derivatives in forward mode"),
+    PrivateName("torch.autograd.forward_ad._set_fwd_grad_enabled", "derivatives in forward mode: lets them have such"),
+    PrivateName("torch._C._functorch.is_legacy_batchedtensor", "gradients: finds those of a batch"),
     PrivateName("torch._assert_async", "checks of values without waiting for the device"),
     PrivateName("torch._C._autograd._get_current_graph_task_keep_graph", "losses: whether gradients are needed again"),
     PrivateName("torch.autograd.Function._backward_cls", "losses: tells a loss from other tensors"),

@@ -13,24 +13,16 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import TypeVar
 
+from rl_triton_core._internal.arguments.validation import check_count
 from rl_triton_core._internal.launch.fast_path import forget_plans
 
 T = TypeVar("T")
 
 
-def check_num_threads(name: str, number: object) -> int:
-    """Return a number of threads, or raise an error that names where it comes from."""
-    if not isinstance(number, int) or isinstance(number, bool):
-        raise TypeError(f"{name}: got {number!r}, expected an int")
-    if number < 1:
-        raise ValueError(f"{name}: got {number!r}, expected at least 1")
-    return number
-
-
 def read_num_threads() -> int:
     """Return the number of threads that the environment asks for."""
-    text = os.environ.get("RL_TRITON_NUM_THREADS", "1")
-    return check_num_threads("RL_TRITON_NUM_THREADS", int(text) if text.isdecimal() else text)
+    text = os.environ.get("RL_TRITON_NUM_THREADS") or "1"
+    return check_count("RL_TRITON_NUM_THREADS", int(text) if text.isdecimal() else text)
 
 
 class Setting:
@@ -63,7 +55,7 @@ def set_num_threads(num_threads: int) -> None:
         TypeError: `num_threads` is no int.
         ValueError: `num_threads` is less than 1.
     """
-    Setting.num_threads = check_num_threads("num_threads", num_threads)
+    Setting.num_threads = check_count("num_threads", num_threads)
     forget_plans()
 
 

@@ -6,7 +6,6 @@ each kind. What is found counts for calls of that kind in this process.
 
 from __future__ import annotations
 
-import os
 import statistics
 import threading
 from collections.abc import Callable, Hashable, Iterator
@@ -16,8 +15,9 @@ from typing import Any, NamedTuple, ParamSpec
 
 import torch
 
+from rl_triton_core._internal.arguments.validation import read_switch
 from rl_triton_core._internal.launch.fast_path import forget_plans
-from rl_triton_core._internal.launch.table import Launch, balance_segments, count_busy_warps
+from rl_triton_core._internal.launch.table import Launch, balance_segments, count_busy_warps, next_power_of_2
 
 P = ParamSpec("P")
 
@@ -103,7 +103,7 @@ def select_launch(key: Hashable, default: Candidate, rollout: Rollout, run: Call
         rollout: The rollout that the candidates follow from.
         run: Makes a launch.
     """
-    always = os.environ.get("RL_TRITON_AUTOTUNE") == "1"
+    always = read_switch("RL_TRITON_AUTOTUNE", "0")
     wanted = SEARCH.timings is not None or (always and key not in FOUND_LAUNCHES)
     if wanted and not (rollout.on_gpu and torch.cuda.is_current_stream_capturing()):
         timings = time_candidates(default, rollout, run)
@@ -115,7 +115,7 @@ def select_launch(key: Hashable, default: Candidate, rollout: Rollout, run: Call
 
 def is_searching() -> bool:
     """Whether a launch was found, or one is asked for: else the default holds for every call."""
-    return bool(FOUND_LAUNCHES) or SEARCH.timings is not None or os.environ.get("RL_TRITON_AUTOTUNE") == "1"
+    return bool(FOUND_LAUNCHES) or SEARCH.timings is not None or read_switch("RL_TRITON_AUTOTUNE", "0")
 
 
 def time_candidates(default: Candidate, rollout: Rollout, run: Callable[[Candidate], Any]) -> list[Timing]:
@@ -164,8 +164,7 @@ def launch_candidates(steps: int, lanes: int, bytes_per_step: int, layout: str, 
 
 def env_major_launches(unroll: int, steps: int) -> Iterator[Launch]:
     """All of a warp's threads along the steps, as far as there are steps; or those of several warps."""
-    chunks = min(32, max(1, -(-steps // unroll)))
-    chunks = 1 << (chunks - 1).bit_length()
+    chunks = min(32, next_power_of_2(-(-steps // unroll)))
     for warps in (1, 4, 8):
         yield Launch(32 * warps // chunks, chunks, unroll, warps)
     for warps in (2, 4, 8):

@@ -54,7 +54,7 @@ class Elements(NamedTuple):
         self.check_shape(name, x, shape)
         matrix: torch.Tensor = drop_graph(x)
         if matrix.ndim != 2:
-            matrix = matrix.reshape(self.shape.numel(), shape[-1])
+            matrix = matrix.flatten(0, -2) if matrix.ndim > 2 else matrix.unsqueeze(0)
         return matrix if matrix.stride(-1) == 1 else matrix.contiguous()
 
     def check_shape(self, name: str, x: torch.Tensor, shape: Sequence[Any]) -> None:

@@ -11,13 +11,15 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch._C._functorch import is_legacy_batchedtensor
+from torch.autograd import forward_ad
 
 from rl_triton_core._internal.arguments.validation import is_traced, is_transformed
-from rl_triton_core._internal.equations.primitives import gated_product
+from rl_triton_core._internal.equations.primitives import gated_product, read_primals
 from rl_triton_core._internal.scan.execution import Results, run_backend
 from rl_triton_core._internal.scan.linear import LINEAR_FORWARD
 from rl_triton_core._internal.scan.problem import Problem
-from rl_triton_core._internal.scan.reference import evaluate_recurrence
+from rl_triton_core._internal.scan.reference import evaluate_recurrence, scan_serially
 
 
 def needs_graph(tensors: Iterable[torch.Tensor]) -> bool:
@@ -114,8 +116,9 @@ class DifferentiableScan(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, alpha: torch.Tensor, beta: torch.Tensor, _: None) -> torch.Tensor:
         """Ȧ[t] = α̇[t] + β̇[t]·A[t-1] + β[t]·Ȧ[t-1]."""
-        factor, state = ctx.saved_tensors
-        return differentiable_scan(alpha + gated_product(beta, shift_steps(state, 1)), factor, ctx.backend)
+        with forward_ad._set_fwd_grad_enabled(True):
+            factor, state = read_primals(ctx)
+            return differentiable_scan(alpha + gated_product(beta, shift_steps(state, 1)), factor, ctx.backend)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], alpha: torch.Tensor, beta: torch.Tensor, backend: str | None) -> Any:
@@ -129,5 +132,7 @@ class DifferentiableScan(torch.autograd.Function):
 
 def differentiable_scan(alpha: torch.Tensor, beta: torch.Tensor, backend: str | None) -> torch.Tensor:
     """A[t] = α[t] + β[t]·A[t-1] along dimension 1 of [groups, steps, lanes]."""
+    if is_legacy_batchedtensor(alpha):  # of gradients of a batch, which have no rules of a function's own
+        return scan_serially(alpha, beta)
     states: torch.Tensor = DifferentiableScan.apply(alpha, beta, backend)  # type: ignore[no-untyped-call]
     return states

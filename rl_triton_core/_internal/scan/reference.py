@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from rl_triton_core._internal.arguments.validation import assert_offsets, is_stream
+from rl_triton_core._internal.equations.compile import PYTORCH, compile_equation
 from rl_triton_core._internal.equations.primitives import (
     Operand,
     gated_product,
@@ -36,6 +37,8 @@ def unavailable(device: torch.device) -> str | None:
 
 def run(problem: Problem) -> None:
     """Fill the problem's outputs."""
+    for equation in (problem.recurrence.coefficients, problem.recurrence.readout):
+        compile_equation(equation, PYTORCH)  # which refuses what the compiled backends refuse
     dtype = torch.float64 if problem.dtype.is_floating_point else problem.dtype
     for output, result in zip(problem.outputs, evaluate_recurrence(problem, dtype, scan_serially), strict=True):
         if output is not None:
@@ -112,6 +115,7 @@ def multiply_gated(factor: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
 
 def wrap_steps(step: Step) -> Step:
     """The same steps for equations that are differentiated."""
+    params = [trace_number(x, step.gamma) for x in step.params]
     return Step(
         inputs=tuple(map(Operand, step.inputs)),
         next_inputs=tuple(map(Operand, step.next_inputs)),
@@ -119,7 +123,7 @@ def wrap_steps(step: Step) -> Step:
         continues=Operand(step.continues),
         gamma=Operand(step.gamma),
         decay=Operand(step.decay),
-        params=tuple(Operand(x.to(step.gamma)) if isinstance(x, torch.Tensor) else x for x in step.params),
+        params=tuple(Operand(x.to(step.gamma)) if isinstance(x, torch.Tensor) else x for x in params),
     )
 
 
@@ -133,7 +137,7 @@ def build_steps(row: Row, dtype: torch.dtype) -> Step:
     inputs = tuple(map(read_valid, problem.inputs))
     terminated, truncated = row.read_flags(problem.terminated), row.read_flags(problem.truncated)
     gamma, varies = read_valid(problem.gamma), is_stream(problem.gamma)
-    decay = gamma * problem.lambda_ if varies else read_valid(multiply_numbers(problem))
+    decay = gamma * problem.lambda_ if varies else read_valid(trace_number(problem.gamma, gamma) * problem.lambda_)
     index, none, is_severed = row.find_neighbours()
     next_inputs = tuple(x.gather(1, index) for x in inputs[: problem.recurrence.num_lookahead])
     if problem.recurrence.backward:
@@ -155,12 +159,11 @@ def build_steps(row: Row, dtype: torch.dtype) -> Step:
     return Step(inputs, next_inputs, next_value, continues, gamma, decay, problem.params)
 
 
-def multiply_numbers(problem: Problem) -> Any:
-    """γλ; as a tensor for torch.compile, which before PyTorch 2.13 makes no symbol of a product of numbers."""
-    gamma: Any = problem.gamma
-    if torch.compiler.is_compiling() and isinstance(gamma, float):
-        gamma = torch.ones((), dtype=torch.float64, device=problem.like.device) * gamma
-    return gamma * problem.lambda_
+def trace_number(number: Any, like: torch.Tensor) -> Any:
+    """A number; as a tensor for torch.compile, whose symbols can be neither multiplied nor compared with operands."""
+    if torch.compiler.is_compiling() and isinstance(number, float):
+        return torch.ones((), dtype=torch.float64, device=like.device) * number
+    return number
 
 
 class Row:

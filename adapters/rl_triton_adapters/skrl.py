@@ -119,8 +119,7 @@ class MadeAgentMixin(CopiedMethodsMixin):
 
 def create_agent(agent_class: type) -> Any:
     """An agent of the class that is made of this one, without attributes yet."""
-    made = make_triton_class(agent_class)
-    return made.__new__(made)
+    return object.__new__(make_triton_class(agent_class))
 
 
 @cache

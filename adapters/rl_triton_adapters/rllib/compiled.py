@@ -23,7 +23,7 @@ from rl_triton_core.compiled import CompiledUpdate, Rollout
 
 FORWARD = ("forward", "_forward", "forward_train", "_forward_train", "compute_values", "_run_forward_pass")
 """What calls of modules go through."""
-PACKAGES = ("ray.rllib", "torch")
+PACKAGES = ("ray.rllib.core", "ray.rllib.algorithms", "ray.rllib.utils", "torch")
 PARTS = TorchMLPEncoder, TorchMLPHead, TorchFreeLogStdMLPHead
 SLOTS = Columns.OBS, Columns.ACTIONS, Postprocessing.ADVANTAGES, Postprocessing.VALUE_TARGETS, Columns.ACTION_LOGP
 """The first columns of a rollout."""

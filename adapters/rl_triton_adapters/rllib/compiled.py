@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+from gymnasium.spaces import Box
 from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.models.torch.encoder import TorchActorCriticEncoder, TorchMLPEncoder
@@ -65,6 +66,8 @@ def find_unknown(learner: Any, name: str, module: Any) -> str:
             "a module has hooks": any(map(has_hooks, parts)),
             "the loss has no critic": not learner.config.get_config_for_module(name).use_critic,
             f"{kind} has {len(optimizers)} optimizers": len(optimizers) != 1,
+            f"{kind} clips logits": not isinstance(module.action_space, Box)
+            and getattr(module.pi, "clip_log_std", False),
         }
     )
 

@@ -176,3 +176,10 @@ def test_a_forward_pass_of_rllibs_examples_is_not_compiled():
     spec.model_config = DefaultModelConfig(fcnet_hiddens=[8])
     learner = build_learner(enable_triton(make_config("categorical").rl_module(rl_module_spec=spec)))
     assert ": ActionMaskingTorchRLModule has its own _forward_train" in learner.describe()
+
+
+def test_logits_that_are_clipped_as_deviations_are_not_compiled():
+    """As a catalog of one's own may ask for."""
+    learner = build_learner(enable_triton(make_config("categorical")))
+    learner.module[POLICY].pi.clip_log_std = True
+    assert ": DefaultPPOTorchRLModule clips logits" in learner.describe()

@@ -169,17 +169,13 @@ def test_what_is_not_compiled_is_said(reason):
     assert is_fused(learner.get_optimizer())
 
 
-def test_a_forward_pass_of_rllibs_examples_is_not_compiled():
-    """They mask actions, for instance."""
+def test_logits_that_are_masked_or_clipped_are_not_compiled():
+    """By a module of RLlib's examples, and by a head that a catalog of one's own makes."""
     observations = {"action_mask": gym.spaces.Box(0, 1, (3,)), "observations": gym.spaces.Box(-1, 1, (4,))}
     spec = RLModuleSpec(ActionMaskingTorchRLModule, gym.spaces.Dict(observations), gym.spaces.Discrete(3))
     spec.model_config = DefaultModelConfig(fcnet_hiddens=[8])
     learner = build_learner(enable_triton(make_config("categorical").rl_module(rl_module_spec=spec)))
     assert ": ActionMaskingTorchRLModule has its own _forward_train" in learner.describe()
-
-
-def test_logits_that_are_clipped_as_deviations_are_not_compiled():
-    """As a catalog of one's own may ask for."""
     learner = build_learner(enable_triton(make_config("categorical")))
     learner.module[POLICY].pi.clip_log_std = True
     assert ": DefaultPPOTorchRLModule clips logits" in learner.describe()

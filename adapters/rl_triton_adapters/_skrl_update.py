@@ -71,9 +71,9 @@ class CapturedPPOMixin:
         return self._captured.describe("those of skrl")
 
     def _find_step(self) -> None:
-        modules = [self.policy, self.value, *self._list_scalers()]
+        scalers = [x for x in self._list_preprocessors() if isinstance(x, nn.Module)]
         self._captured.find_step(
-            list(dict.fromkeys(modules)),
+            list(dict.fromkeys([self.policy, self.value, *scalers])),
             [self.optimizer],
             stock=self._find_stock_reason(),
             obstacle=find_reason({"kl_threshold with mixed precision": self._stops_early and self.cfg.mixed_precision}),
@@ -96,9 +96,6 @@ class CapturedPPOMixin:
                 "the memory lies on another device": any(x.device != device for x in self.memory.tensors.values()),
             }
         )
-
-    def _list_scalers(self) -> list[nn.Module]:
-        return [x for x in self._list_preprocessors() if isinstance(x, nn.Module)]
 
     def _list_preprocessors(self) -> list[Any]:
         return [self._observation_preprocessor, self._state_preprocessor]

@@ -12,6 +12,7 @@ operations in a CUDA graph of a minibatch: nothing of skrl is patched.
 # mypy: allow-subclassing-any, allow-untyped-calls
 
 import sys
+from functools import cache
 from inspect import signature
 from typing import Any
 
@@ -108,6 +109,20 @@ def replace_gae(update: Any) -> Any:
     return copy_function(update, {"compute_gae": with_switch(stock)(estimate_advantages)})
 
 
+class MadeAgentMixin(CopiedMethodsMixin):
+    """Lets agents of a class that `make_triton_class` made be pickled, as for skrl's `ParallelTrainer`."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        reduced, made_of = super().__reduce_ex__(protocol), vars(type(self)).get("_made_of")
+        return (create_agent, (made_of,), *reduced[2:]) if made_of else reduced
+
+
+def create_agent(agent_class: type) -> Any:
+    """An agent of the class that is made of this one, without attributes yet."""
+    return object.__new__(make_triton_class(agent_class))
+
+
+@cache
 def make_triton_class(agent_class: type) -> type:
     """Derive from an agent's class one that computes advantages with `rl_triton_core`.
 
@@ -124,15 +139,15 @@ def make_triton_class(agent_class: type) -> type:
     update = getattr(agent_class, "update", None)
     if update is None or not hasattr(sys.modules[update.__module__], "compute_gae"):
         raise TypeError(f"agent_class: got {agent_class}, expected an agent of skrl that computes advantages")
-    name = f"Triton{agent_class.__name__}"
-    document = f"`{agent_class.__name__}` of skrl with the advantages of `rl_triton_core`."
-    mixin = CAPTURED.get(update)
-    replaced = replace_gae(update)
-    return type(
-        name,
-        ((mixin,) if mixin else ()) + (agent_class, CopiedMethodsMixin),
-        {"update": capture_update(replaced) if mixin else replaced, "__doc__": document, "__module__": __name__},
-    )
+    mixin, replaced = CAPTURED.get(update), replace_gae(update)
+    attributes = {
+        "update": capture_update(replaced) if mixin else replaced,
+        "__doc__": f"`{agent_class.__name__}` of skrl with the advantages of `rl_triton_core`.",
+        "__module__": __name__,
+        "_made_of": agent_class,
+    }
+    bases = ((mixin,) if mixin else ()) + (agent_class, MadeAgentMixin)
+    return type(f"Triton{agent_class.__name__}", bases, attributes)
 
 
 CAPTURED = {getattr(PPO, "update", None): CapturedPPOMixin, getattr(A2C, "update", None): CapturedA2CMixin}

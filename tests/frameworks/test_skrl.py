@@ -1,5 +1,6 @@
 """Agents of skrl, stock against ours: returns, advantages, updates; in code and by the runner."""
 
+import pickle
 from importlib.metadata import version
 
 import pytest
@@ -96,6 +97,7 @@ def test_every_agent_without_memory_has_a_class(agent_class):
     update = derived.update.__wrapped__ if issubclass(derived, CapturedPPOMixin) else derived.update
     assert issubclass(derived, captured) and update.__globals__["compute_gae"].__wrapped__ is estimate_advantages
     assert update.__code__ is agent_class.update.__code__
+    assert type(pickle.loads(pickle.dumps(object.__new__(derived)))) is derived  # as ParallelTrainer sends agents
 
 
 def test_an_update_with_advantages_of_its_own_is_refused():

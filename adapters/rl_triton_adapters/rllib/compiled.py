@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+from gymnasium.spaces import Box
 from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.models.torch.encoder import TorchActorCriticEncoder, TorchMLPEncoder
@@ -23,7 +24,7 @@ from rl_triton_core.compiled import CompiledUpdate, Rollout
 
 FORWARD = ("forward", "_forward", "forward_train", "_forward_train", "compute_values", "_run_forward_pass")
 """What calls of modules go through."""
-PACKAGES = ("ray.rllib", "torch")
+PACKAGES = ("ray.rllib.core", "ray.rllib.algorithms", "ray.rllib.utils", "torch")
 PARTS = TorchMLPEncoder, TorchMLPHead, TorchFreeLogStdMLPHead
 SLOTS = Columns.OBS, Columns.ACTIONS, Postprocessing.ADVANTAGES, Postprocessing.VALUE_TARGETS, Columns.ACTION_LOGP
 """The first columns of a rollout."""
@@ -65,6 +66,8 @@ def find_unknown(learner: Any, name: str, module: Any) -> str:
             "a module has hooks": any(map(has_hooks, parts)),
             "the loss has no critic": not learner.config.get_config_for_module(name).use_critic,
             f"{kind} has {len(optimizers)} optimizers": len(optimizers) != 1,
+            f"{kind} clips logits": not isinstance(module.action_space, Box)
+            and getattr(module.pi, "clip_log_std", False),
         }
     )
 

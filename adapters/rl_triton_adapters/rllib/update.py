@@ -87,7 +87,8 @@ class Update:
         if not self.find_step().reason:
             return {}, ""
         reason = self.captured.stock or self.captured.obstacle or find_own_method(self.learner, LOGS)
-        names = self.learner._module_optimizers if names is None else names
+        optimizers = self.learner._module_optimizers  # in which RLlib leaves empty lists
+        names = filter(optimizers.get, optimizers) if names is None else names
         return ({}, reason) if reason else find_compiled(self.learner, self.loss, names)
 
     def find_obstacles(self) -> tuple[str, str]:

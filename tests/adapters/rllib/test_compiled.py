@@ -1,5 +1,6 @@
 """Compiled updates of PPO's learner on the CPU: RLlib's weights, coefficients and metrics."""
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -9,6 +10,8 @@ pytest.importorskip("ray.rllib")
 from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.examples.rl_modules.classes.action_masking_rlm import ActionMaskingTorchRLModule
 from test_captured import assert_same_states, make_agents_config, update_agents
 from test_updates import make_config
 from updates import POLICY, assert_same_updates, build_learner, count_calls, update_learner
@@ -164,3 +167,15 @@ def test_what_is_not_compiled_is_said(reason):
     assert f"; not compiled: {reason}" in learner.describe()
     update_learner(config, "gaussian", 1, learner)
     assert is_fused(learner.get_optimizer())
+
+
+def test_logits_that_are_masked_or_clipped_are_not_compiled():
+    """By a module of RLlib's examples, and by a head that a catalog of one's own makes."""
+    observations = {"action_mask": gym.spaces.Box(0, 1, (3,)), "observations": gym.spaces.Box(-1, 1, (4,))}
+    spec = RLModuleSpec(ActionMaskingTorchRLModule, gym.spaces.Dict(observations), gym.spaces.Discrete(3))
+    spec.model_config = DefaultModelConfig(fcnet_hiddens=[8])
+    learner = build_learner(enable_triton(make_config("categorical").rl_module(rl_module_spec=spec)))
+    assert ": ActionMaskingTorchRLModule has its own _forward_train" in learner.describe()
+    learner = build_learner(enable_triton(make_config("categorical")))
+    learner.module[POLICY].pi.clip_log_std = True
+    assert ": DefaultPPOTorchRLModule clips logits" in learner.describe()

@@ -109,8 +109,12 @@ def replace_gae(update: Any) -> Any:
     return copy_function(update, {"compute_gae": with_switch(stock)(estimate_advantages)})
 
 
+CAPTURED = {getattr(PPO, "update", None): CapturedPPOMixin, getattr(A2C, "update", None): CapturedA2CMixin}
+"""The updates of skrl that are captured."""
+
+
 class MadeAgentMixin(CopiedMethodsMixin):
-    """Lets agents of a class that `make_triton_class` made be pickled, as for skrl's `ParallelTrainer`."""
+    """Lets an agent be pickled, as by skrl's `ParallelTrainer`, though no module has its class."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         reduced, made_of = super().__reduce_ex__(protocol), vars(type(self)).get("_made_of")
@@ -119,10 +123,26 @@ class MadeAgentMixin(CopiedMethodsMixin):
 
 def create_agent(agent_class: type) -> Any:
     """An agent of the class that is made of this one, without attributes yet."""
-    return object.__new__(make_triton_class(agent_class))
+    return object.__new__(derive_class(agent_class))
 
 
 @cache
+def derive_class(agent_class: type) -> Any:
+    """As `make_triton_class`, of an agent that computes advantages."""
+    update, name = getattr(agent_class, "update", None), agent_class.__name__
+    mixin, replaced = CAPTURED.get(update), replace_gae(update)
+    document = f"`{name}` of skrl with the advantages of `rl_triton_core`{' and a captured update' if mixin else ''}."
+    attributes = {"__doc__": document, "__module__": __name__, "_made_of": agent_class}
+    attributes["update"] = capture_update(replaced) if mixin else replaced
+    return type(f"Triton{name}", ((mixin,) if mixin else ()) + (agent_class, MadeAgentMixin), attributes)
+
+
+def computes_advantages(component: Any) -> bool:
+    """Whether this is the class of an agent that does."""
+    update = getattr(component, "update", None)
+    return hasattr(sys.modules.get(getattr(update, "__module__", "")), "compute_gae")
+
+
 def make_triton_class(agent_class: type) -> type:
     """Derive from an agent's class one that computes advantages with `rl_triton_core`.
 
@@ -130,43 +150,20 @@ def make_triton_class(agent_class: type) -> type:
         agent_class: PPO, A2C, RPO, TRPO, AMP, IPPO or MAPPO of skrl.
 
     Returns:
-        A class with the same constructor, of the agent's name with "Triton" before it.
+        A class with the same constructor, of the agent's name with "Triton" before it; the same one each time.
 
     Raises:
         TypeError: The class is recurrent, or no class of an agent that computes advantages.
         ImportError: skrl is of a version that is not known.
     """
-    update = getattr(agent_class, "update", None)
-    if update is None or not hasattr(sys.modules[update.__module__], "compute_gae"):
+    if not computes_advantages(agent_class):
         raise TypeError(f"agent_class: got {agent_class}, expected an agent of skrl that computes advantages")
-    mixin, replaced = CAPTURED.get(update), replace_gae(update)
-    attributes = {
-        "update": capture_update(replaced) if mixin else replaced,
-        "__doc__": f"`{agent_class.__name__}` of skrl with the advantages of `rl_triton_core`.",
-        "__module__": __name__,
-        "_made_of": agent_class,
-    }
-    bases = ((mixin,) if mixin else ()) + (agent_class, MadeAgentMixin)
-    return type(f"Triton{agent_class.__name__}", bases, attributes)
+    made: type = derive_class(agent_class)
+    return made
 
 
-CAPTURED = {getattr(PPO, "update", None): CapturedPPOMixin, getattr(A2C, "update", None): CapturedA2CMixin}
-"""The updates of skrl that are captured."""
-
-
-class TritonPPO(CapturedPPOMixin, PPO, CopiedMethodsMixin):
-    """`PPO` of skrl with the advantages of `rl_triton_core` and a captured update.
-
-    `describe_step` says how updates are made; where they are skrl's own, that is warned of.
-    """
-
-    update = capture_update(replace_gae(getattr(PPO, "update", None)))
-
-
-class TritonA2C(CapturedA2CMixin, A2C, CopiedMethodsMixin):
-    """`A2C` of skrl with the advantages of `rl_triton_core` and a captured update, as `TritonPPO`."""
-
-    update = capture_update(replace_gae(getattr(A2C, "update", None)))
+TritonPPO = derive_class(PPO)
+TritonA2C = derive_class(A2C)
 
 
 class TritonRunner(Runner):
@@ -177,6 +174,4 @@ class TritonRunner(Runner):
 
     def _component(self, name: str) -> Any:
         component = super()._component(name)
-        update = getattr(component, "update", None)
-        computes_advantages = hasattr(sys.modules.get(getattr(update, "__module__", "")), "compute_gae")
-        return make_triton_class(component) if computes_advantages else component
+        return make_triton_class(component) if computes_advantages(component) else component

@@ -31,6 +31,7 @@ import rl_triton_core
 from rl_triton_adapters._switch import find_off_switch
 from rl_triton_adapters._versions import explain_import
 from rl_triton_core import check_backend, compute_discounted_returns, compute_gae, normalize_advantages
+from rl_triton_core.extending import check_number
 from rl_triton_core.losses import group_normalize, grpo_loss, token_log_probs
 
 try:
@@ -119,13 +120,12 @@ def compute_gae_advantage_return(
         ValueError: A shape, device or value is not, or fewer than two tokens are valid.
     """
     _check_tokens(token_level_rewards=token_level_rewards, values=values, response_mask=response_mask)
-    _check_lam(lam)
     mask = _get_flags(response_mask)
     advantages, returns = compute_gae(
         token_level_rewards,
         values,
         gamma=float(gamma),
-        lambda_=float(lam),
+        lambda_=check_number("lam", lam, 0.0, 1.0),
         bootstrap_values=0.0,
         mask=mask,
         backend=backend,
@@ -510,12 +510,6 @@ def _get_flags(response_mask: torch.Tensor) -> torch.Tensor:
     return response_mask if response_mask.is_floating_point() else response_mask != 0
 
 
-def _check_lam(lam: Any) -> None:
-    """Check that λ is in [0, 1], under the name that it has here."""
-    if not 0 <= float(lam) <= 1:
-        raise ValueError(f"lam: got {lam!r}, expected a number in [0, 1]")
-
-
 def _whiten(advantages: torch.Tensor, mask: torch.Tensor, backend: str | None) -> torch.Tensor:
     """Normalise over the valid tokens, of which there have to be two, as in verl."""
     count = int(torch.count_nonzero(mask))
@@ -750,15 +744,17 @@ def _find_same_places() -> list[Place]:
     """Find what of verl's may be replaced, and warn of what differs and of a version not known."""
     places = [place for place in _list_places() if hasattr(place.module, place.attribute)]
     known = verl.__version__ in KNOWN_VERSIONS
-    differences = [_compare_arguments(place) or ("" if known else _compare_numbers(place)) for place in places]
-    found = [
-        f"verl {verl.__version__}: {place.module.__name__.rpartition('.')[2]}.{place.attribute} {difference}"
-        for place, difference in zip(places, differences, strict=True)
-        if difference
-    ]
-    if len(found) == len(places):
-        raise RuntimeError(found[0])
-    for text in found:
+    same, different = [], []
+    for place in places:
+        difference = _compare_arguments(place) or ("" if known else _compare_numbers(place))
+        if difference:
+            name = f"{place.module.__name__.rpartition('.')[2]}.{place.attribute}"
+            different.append(f"verl {verl.__version__}: {name} {difference}")
+        else:
+            same.append(place)
+    if not same:
+        raise RuntimeError(different[0])
+    for text in different:
         logger.warning("%s; verl's own stays", text)
     if not known:
         logger.warning(
@@ -768,7 +764,7 @@ def _find_same_places() -> list[Place]:
             ", ".join(KNOWN_VERSIONS),
             ", ".join(place.attribute for place in places),
         )
-    return [place for place, difference in zip(places, differences, strict=True) if not difference]
+    return same
 
 
 def _compare_arguments(place: Place) -> str:

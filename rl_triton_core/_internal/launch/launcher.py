@@ -36,7 +36,7 @@ PRIVATE_NAMES = (
     PrivateName("torch._C._cuda_getDevice", "fast path: finds the current device"),
     PrivateName("torch._C._functorch.peek_interpreter_stack", "every call: finds transformations of torch.func"),
     PrivateName("torch.autograd.forward_ad._current_level", "every call: finds derivatives in forward mode"),
-    PrivateName("torch.autograd.forward_ad._set_fwd_grad_enabled", "forward mode: lets its derivatives have derivatives"),
+    PrivateName("torch.autograd.forward_ad._set_fwd_grad_enabled", "forward mode: lets derivatives have such"),
     PrivateName("torch._C._functorch.is_legacy_batchedtensor", "gradients: finds a batch of them"),
     PrivateName("torch._assert_async", "checks of values without waiting for the device"),
     PrivateName("torch._C._autograd._get_current_graph_task_keep_graph", "losses: whether gradients are needed again"),

@@ -23,7 +23,8 @@ FUNCTIONS = {
     "returns": lambda x, y: compute_discounted_returns(x, gamma=0.9, bootstrap_values=0.0),
     "traces": lambda x, y: compute_eligibility_traces(x, gamma=0.9, lambda_=0.8),
     "normalised": lambda x, y: normalize_advantages(x),
-    "loss": lambda x, y: ppo_loss(Bernoulli(torch.stack([x, y], -1)), torch.stack([x, y], -1) > 0, x - 2, y).loss,
+    "loss": lambda x, y: ppo_loss(LogProbs(x[0]), None, x[0] - 0.1, y[0]).loss,
+    "bits": lambda x, y: ppo_loss(Bernoulli(torch.stack([x, y], -1)), torch.stack([x, y], -1) > 0, x - 2, y).loss,
     "tokens": lambda x, y: token_log_probs(x, torch.tensor([1, 2, 3])).log_probs,
 }
 EACH = pytest.mark.parametrize("name", FUNCTIONS)
@@ -52,12 +53,13 @@ class Wrapped(torch.Tensor):
 
 @EACH
 @pytest.mark.parametrize("calls", [0, 3])  # so that later ones would be repeated
-def test_a_graph_has_the_call(name, calls):
+@pytest.mark.parametrize(("mode", "rollout"), [("real", ROLLOUT), ("symbolic", (3, 8))])
+def test_a_graph_has_the_call(name, calls, mode, rollout):
     function = FUNCTIONS[name]
     for seed in range(calls):
         function(*draw(seed))
-    graph, other = make_fx(function, tracing_mode="symbolic")(*draw(0)), (3, 8)
-    torch.testing.assert_close(graph(*draw(7, other)), function(*draw(7, other)), rtol=1e-5, atol=1e-6)
+    graph, other = make_fx(function, tracing_mode=mode)(*draw(0)), draw(7, rollout)
+    torch.testing.assert_close(graph(*other), function(*other), rtol=1e-5, atol=1e-6)
 
 
 @EACH

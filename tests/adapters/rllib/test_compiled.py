@@ -173,7 +173,6 @@ def test_logits_that_are_masked_or_clipped_are_not_compiled():
     """By a module of RLlib's examples, and by a head that a catalog of one's own makes."""
     observations = {"action_mask": gym.spaces.Box(0, 1, (3,)), "observations": gym.spaces.Box(-1, 1, (4,))}
     spec = RLModuleSpec(ActionMaskingTorchRLModule, gym.spaces.Dict(observations), gym.spaces.Discrete(3))
-    spec.model_config = DefaultModelConfig(fcnet_hiddens=[8])
     learner = build_learner(enable_triton(make_config("categorical").rl_module(rl_module_spec=spec)))
     assert ": ActionMaskingTorchRLModule has its own _forward_train" in learner.describe()
     learner = build_learner(enable_triton(make_config("categorical")))

@@ -726,11 +726,7 @@ def make_forward_call(estimator, choice):
             case = case.replace(state=(rng.integers(-9, 9, (shape[0], *features)), case["state"][1]))
     case = broadcast_input(choice, case if case["x"].dtype.kind == "i" else poison_unread(case))
     how = choose_how(choice)
-    return case, how if case["x"].dtype.kind == "f" else keep_integers(how)
-
-
-def keep_integers(how):
-    return How(**{**vars(how), "out_dtype": None, "dtype": torch.float32})
+    return case, how if case["x"].dtype.kind == "f" else How(**{**vars(how), "out_dtype": None, "dtype": torch.float32})
 
 
 def choose_decay(choice, shape):

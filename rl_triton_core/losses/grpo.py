@@ -229,10 +229,10 @@ def average_tokens(problem: LossProblem, shape: torch.Size, x: torch.Tensor) -> 
 
 
 def spread_sequences(problem: LossProblem, x: torch.Tensor) -> torch.Tensor:
-    """What there is one of per sequence, for every token."""
-    size, cu_seqlens = problem.like.shape[0], problem.streams.cu_seqlens
-    lengths: Any = problem.length if cu_seqlens is None else cu_seqlens.diff()
-    return x.repeat_interleave(lengths, output_size=size)
+    """What there is one of per sequence, for every token (PyTorch 2.11 fixes an integer of `repeat_interleave`)."""
+    if problem.streams.cu_seqlens is None:
+        return x[:, None].expand(-1, problem.length).flatten()
+    return x.repeat_interleave(problem.streams.cu_seqlens.diff(), output_size=problem.like.shape[0])
 
 
 def aggregate_tokens(problem: LossProblem, shape: torch.Size, aggregation: str, normalizer: Any) -> None:

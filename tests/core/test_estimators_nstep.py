@@ -1,6 +1,7 @@
 """n-step returns: known answers, a second oracle straight from the definition, and what all estimators have."""
 
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from cases import (
 )
 from oracles import CUT
 from test_estimators_packed import check_packed
-from torch._dynamo.testing import CompileCounterWithBackend
+from test_estimators_transforms import check_one_compilation
 from torch.func import vmap
 
 from rl_triton_core import compute_nstep_returns
@@ -202,18 +203,11 @@ def test_vmap(target):
 
 def test_compiles_once(target):
     skip_repeated_tracing(target, False)
-    torch._dynamo.reset()
-    counter = CompileCounterWithBackend("aot_eager")
-
-    def call_estimator(arguments, gamma):
-        return compute_nstep_returns(**arguments, gamma=gamma, n=5, backend=target.backend)
-
-    compiled, first = torch.compile(call_estimator, backend=counter, fullgraph=True, dynamic=True), 0
-    for i, shape in enumerate(((3, 5), (4, 7), (6, 9))):
-        arguments, gamma = random_rollout(*shape, seed=i, device=target.device)._asdict(), 0.9 + 0.01 * i
-        torch.testing.assert_close(compiled(arguments, gamma), call_estimator(arguments, gamma))
-        first = counter.frame_count if i == 0 else first
-    assert counter.frame_count == first
+    calls = [
+        {**random_rollout(*shape, seed=i, device=target.device)._asdict(), "gamma": 0.9 + 0.01 * i}
+        for i, shape in enumerate(((3, 5), (4, 7), (6, 9)))
+    ]
+    check_one_compilation(partial(compute_nstep_returns, n=5, backend=target.backend), calls, dynamic=True)
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

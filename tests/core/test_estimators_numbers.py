@@ -3,8 +3,7 @@
 import pytest
 import torch
 from cases import ESTIMATORS, GAE, get_name, skip_repeated_tracing
-from test_estimators_transforms import NUMBERS, make_arguments, results_of
-from torch._dynamo.testing import CompileCounterWithBackend
+from test_estimators_transforms import NUMBERS, check_one_compilation, make_arguments, results_of
 
 import rl_triton_core as ours
 
@@ -79,24 +78,16 @@ def test_a_discount_for_each_of_several_calls(target):
 def test_one_compilation_serves_all_values(target, estimator, differentiated):
     """Without a break of the graph."""
     skip_repeated_tracing(target, estimator is GAE)
-    torch._dynamo.reset()
     reals, flags, rest = make_arguments(estimator, device=target.device)
-    first = next(iter(reals.values())).requires_grad_(differentiated)
+    next(iter(reals.values())).requires_grad_(differentiated)
 
     def call(numbers):
         given = {**reals, **flags, **rest, **dict(zip(NAMES[estimator.name], numbers, strict=True))}
         return results_of(estimator.function(**given, backend=target.backend))
 
-    count, counter = 0, CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(call, backend=counter, fullgraph=True)
-    for step in range(3):
-        numbers = make_numbers(estimator, step)
-        tolerance = 1e-6 if first.requires_grad else 0
-        got, want = compiled([torch.tensor(x, dtype=torch.float64) for x in numbers]), call(numbers)
-        torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
-        assert got[0].requires_grad == differentiated
-        count = count or counter.frame_count  # the first call may be traced more than once
-    assert counter.frame_count == count
+    numbers = [[torch.tensor(x, dtype=torch.float64) for x in make_numbers(estimator, step)] for step in range(3)]
+    results = check_one_compilation(call, [{"numbers": x} for x in numbers], 1e-6 if differentiated else 0)
+    assert results[0].requires_grad == differentiated
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Calls inside torch.compile with symbols, forward-mode differentiation and torch.func."""
 
+from functools import partial
+
 import pytest
 import torch
 from cases import BACKWARD, ESTIMATORS, FORWARD, GAE, LINEAR, TRACES, Call, get_name, random_case, skip_repeated_tracing
@@ -39,31 +41,49 @@ def results_of(answer):
 # --- torch.compile ----------------------------------------------------------------------------------------------------
 
 
+def check_one_compilation(function, calls, tolerance=0.0, **options):
+    """The first call's compilation serves all, without a break of the graph. Returns the last call's results."""
+    torch._dynamo.reset()
+    first, counter = 0, CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(function, backend=counter, fullgraph=True, **options)
+    for arguments in calls:
+        got = compiled(**arguments)
+        torch.testing.assert_close(got, function(**arguments), rtol=tolerance, atol=tolerance, equal_nan=True)
+        first = first or counter.frame_count  # the first call may be traced more than once
+    assert counter.frame_count == first
+    return got
+
+
 @ALL
 @pytest.mark.parametrize("differentiated", [False, True], ids=["plain", "differentiated"])
 def test_symbolic_shapes_and_numbers_compile_once(target, estimator, differentiated):
     """Three shapes, and other numbers each time."""
     skip_repeated_tracing(target, estimator in (GAE, TRACES))
-    torch._dynamo.reset()
-    names, tolerance = NUMBERS.get(estimator.name, ()), 1e-6 if differentiated else 0
-    rest = make_arguments(estimator)[2]
+    names, calls = NUMBERS.get(estimator.name, ()), []
+    for i, shape in enumerate(((3, 5), (4, 7), (6, 9))):
+        reals, flags, rest = make_arguments(estimator, shape, seed=i, device=target.device)
+        next(iter(reals.values())).requires_grad_(differentiated)
+        numbers = [0.5 + 0.1 * i + 0.01 * j for j in range(len(names))]
+        calls.append({"reals": reals, "flags": flags, "numbers": numbers})
 
     def call_estimator(reals, flags, numbers):
         given = {**reals, **flags, **rest, **dict(zip(names, numbers, strict=True)), "backend": target.backend}
         return results_of(estimator.function(**given))
 
-    first, counter = 0, CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(call_estimator, backend=counter, fullgraph=True, dynamic=True)
-    for i, shape in enumerate(((3, 5), (4, 7), (6, 9))):
-        reals, flags, _ = make_arguments(estimator, shape, seed=i, device=target.device)
-        numbers = [0.5 + 0.1 * i + 0.01 * j for j in range(len(names))]
-        if differentiated:
-            reals = {name: x.requires_grad_(x is next(iter(reals.values()))) for name, x in reals.items()}
-        for got, want in zip(compiled(reals, flags, numbers), call_estimator(reals, flags, numbers), strict=True):
-            torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
-            assert got.requires_grad == differentiated
-        first = counter.frame_count if i == 0 else first
-    assert counter.frame_count == first  # the first call may be traced more than once
+    results = check_one_compilation(call_estimator, calls, 1e-6 if differentiated else 0, dynamic=True)
+    assert all(x.requires_grad == differentiated for x in results)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_checks_of_values_compile_once(packed):
+    """Those of offsets, and of the cells of sparse bootstrap values."""
+    calls, sparse = [], ours.FinalValues(torch.arange(2), torch.arange(2), torch.ones(2), last_value=0.5)
+    for rows, steps in ((3, 5), (4, 7), (6, 9)):
+        shape, form = [rows, steps], {"bootstrap_values": sparse}
+        if packed:
+            shape, form = [rows * steps], {"bootstrap_values": 0.5, "cu_seqlens": torch.arange(rows + 1) * steps}
+        calls.append({"rewards": torch.randn(shape), "values": torch.randn(shape), **form})
+    check_one_compilation(partial(ours.compute_gae, gamma=0.9), calls, dynamic=True)
 
 
 def test_annealed_numbers_compile_at_most_twice(target):

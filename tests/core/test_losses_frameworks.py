@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from losses_cases import make
+from test_estimators_transforms import check_one_compilation
 from torch._dynamo.testing import CompileCounter
 
 from rl_triton_core import compute_discounted_returns, compute_gae, normalize_advantages
@@ -176,16 +177,14 @@ def test_a_full_graph_with_dynamic_shapes(backend):
             assert_close(mine, exact, rtol=1e-6)
 
 
-def test_rows_of_any_length_compile_once():
-    def loss(log_probs, old):
-        return grpo_loss(log_probs, old, old[:, 0], aggregation="sequence-mean", ratio="sequence").loss
-
-    counter = CompileCounter()
-    compiled = torch.compile(loss, fullgraph=True, dynamic=True, backend=counter)
-    for shape in ((4, 7), (6, 9), (3, 12)):
-        x, old = torch.randn(2, *shape)
-        assert torch.equal(compiled(x.requires_grad_(), old), loss(x, old))
-    assert counter.frame_count == 1
+@pytest.mark.parametrize("packed", [False, True])
+def test_rows_of_any_length_compile_once(packed):
+    calls = []
+    for rows, length in ((4, 7), (6, 9), (3, 12)):
+        x, old = torch.randn(2, *([rows * length] if packed else [rows, length]))
+        calls.append({"log_probs": x.requires_grad_(), "old_log_probs": old, "advantages": torch.randn(rows)})
+        calls[-1]["cu_seqlens"] = torch.arange(rows + 1) * length if packed else None
+    check_one_compilation(partial(grpo_loss, aggregation="sequence-mean", ratio="sequence"), calls, dynamic=True)
 
 
 def test_annealed_coefficients_compile_at_most_twice():

@@ -175,7 +175,7 @@ def check_index(name: str, indices: Any, size: int, value: torch.Tensor, layout:
         raise ValueError(f"{name}: got shape {tuple(index.shape)}, expected [num_values], {tuple(value.shape)}")
     outside = (index < 0) | (index >= size)
     if index.device.type in UNREAD or is_traced():
-        torch._assert_async(~outside.any(), f"{name}: an index is out of range, expected [0, {size})")
+        torch._assert_async(~outside.any(), f"{name}: an index is out of range, negative or too large")
     elif outside.any():
         raise ValueError(f"{name}: got index {index[outside][0].item()}, expected indices in [0, {size})")
     return index.to(layout.device)

@@ -163,7 +163,7 @@ def solve_lambda_returns(i: Inputs, dim: int, rates: Rates, scan: Scan) -> tuple
 def solve_discounted_returns(i: Inputs, dim: int, rates: Rates, scan: Scan) -> tuple[Tensor, ...]:
     """G[t] = r + γ·G[t+1]; r + γ·NV at the end."""
     values = torch.zeros_like(i["rewards"])
-    return solve_lambda_returns({**i, "values": values}, dim, rates._replace(lambda_=1.0), scan)
+    return solve_lambda_returns({**i, "values": values}, dim, Rates(rates.gamma, 1.0), scan)
 
 
 def solve_traces(i: Inputs, dim: int, rates: Rates, scan: Scan) -> tuple[Tensor, ...]:

@@ -123,12 +123,11 @@ def compute_oracle(workload: Workload, inputs: Inputs, envs: Tensor | None = Non
     """The results in float64, of some environments if `envs` are given."""
     chosen = inputs if envs is None else select_envs(inputs, workload, envs)
     wide = {name: x if name in FLAGS else x.double() for name, x in chosen.items()}
-    return solve_equations(workload, wide, scan_serially)
+    return solve_equations(workload.spec, workload.time_dim, wide, scan_serially)
 
 
-def solve_equations(workload: Workload, inputs: Inputs, scan: Scan) -> tuple[Tensor, ...]:
-    """The results of an estimator, as many as the workload asks for."""
+def solve_equations(spec: Estimator, time_dim: int, inputs: Inputs, scan: Scan) -> tuple[Tensor, ...]:
+    """The results of an estimator, as many as it has."""
     flags = {name: inputs[name] != 0 for name in inputs if name in FLAGS}
-    rates = Rates(GAMMA, workload.spec.lambda_ or 1.0)
-    results = workload.spec.equation({**inputs, **flags}, workload.time_dim, rates, scan)
-    return results[: len(workload.spec.outputs)]
+    results = spec.equation({**inputs, **flags}, time_dim, Rates(GAMMA, spec.lambda_ or 1.0), scan)
+    return results[: len(spec.outputs)]

@@ -423,7 +423,7 @@ def shift_right(tensor: torch.Tensor, first: torch.Tensor, layout: RolloutLayout
 
 def check_final_values(final: Any, layout: RolloutLayout) -> None:
     """Check values of final observations: per step, or sparse ones that leave the rollout's end open."""
-    if not isinstance(final, FinalValues | torch.Tensor):
+    if not isinstance(final, (FinalValues, torch.Tensor)):
         raise TypeError(f"final_values: got {type(final).__name__}, expected a torch.Tensor or FinalValues")
     if isinstance(final, torch.Tensor):
         check.check_per_step("final_values", final, layout)

@@ -22,9 +22,6 @@ def make_call(workload: Workload, inputs: Inputs) -> Call:
 
 def compile_scan(workload: Workload) -> Callable[[Inputs], tuple[Tensor, ...]]:
     """The results of an estimator, compiled."""
-
-    def solve(inputs: Inputs) -> tuple[Tensor, ...]:
-        return solve_equations(workload, inputs, scan_by_doubling)
-
+    solve = partial(solve_equations, workload.spec, workload.time_dim, scan=scan_by_doubling)
     torch._dynamo.reset()
     return torch.compile(solve, dynamic=False, fullgraph=True, backend=BACKEND)

@@ -29,7 +29,7 @@ def make_torch_add(workload: Workload, inputs: Inputs) -> Call:
 
 def make_numpy_call(workload: Workload, inputs: Inputs) -> Call:
     """The paper's equation by PyTorch, around a NumPy loop over time on all environments in float32."""
-    return lambda: solve_equations(workload, inputs, scan_in_numpy)
+    return lambda: solve_equations(workload.spec, workload.time_dim, inputs, scan_in_numpy)
 
 
 def scan_in_numpy(alpha: Tensor, beta: Tensor, dim: int, reverse: bool) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 
 from rl_triton_core._internal.arguments import validation as check
@@ -79,15 +80,14 @@ def group_normalize(
 
 def moments_by_size(r: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Size, mean and sum of squared deviations of each reward's group, of `size` rewards in a row."""
-    if not isinstance(size, int) or isinstance(size, bool):
+    if not isinstance(size, (int, np.integer)) or isinstance(size, bool):
         raise TypeError(f"groups: got {type(size).__name__}, expected an int or a tensor of integers")
     if size < 1 or r.shape[0] % size:
         raise ValueError(f"groups: got {size}, expected a divisor of the number of rewards, {r.shape[0]}")
     rows = r.view(-1, size)
     mean = rows[:, :1] + (rows - rows[:, :1]).mean(1, keepdim=True)
     m2 = (rows - mean).square().sum(1, keepdim=True)
-    count = torch.full_like(rows, size)
-    return count.view(-1), mean.expand_as(rows).reshape(-1), m2.expand_as(rows).reshape(-1)
+    return torch.full_like(r, size), mean.expand_as(rows).reshape(-1), m2.expand_as(rows).reshape(-1)
 
 
 def moments_by_id(r: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

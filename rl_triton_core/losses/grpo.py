@@ -176,7 +176,7 @@ def add_sequences(problem: LossProblem, elements: Elements, advantages: Any, cu_
         num_sequences, problem.length = elements.shape
     else:
         layout = check.check_sequences(elements.name, problem.inputs[0].view(-1), -1, cu_seqlens)
-        problem.streams = problem.streams._replace(cu_seqlens=layout.cu_seqlens)
+        problem.set_streams(cu_seqlens=layout.cu_seqlens)
         num_sequences = layout.num_envs
     check.check_tensor("advantages", advantages, check.REAL_DTYPES)
     per_token = advantages.shape == elements.shape
@@ -188,7 +188,7 @@ def add_sequences(problem: LossProblem, elements: Elements, advantages: Any, cu_
     check.check_device("advantages", advantages, elements.device)
     check.check_detached("advantages", advantages)
     problem.per_sequence = not per_token
-    problem.streams = problem.streams._replace(advantages=flatten(drop_graph(advantages)))
+    problem.set_streams(advantages=flatten(drop_graph(advantages)))
 
 
 def add_weights(problem: LossProblem, shape: torch.Size, weights: torch.Tensor, per_sequence: bool) -> None:
@@ -201,21 +201,17 @@ def add_weights(problem: LossProblem, shape: torch.Size, weights: torch.Tensor, 
         weights = average_tokens(problem, shape, weights)
     elif problem.per_sequence:
         advantages = spread_sequences(problem, advantages)
-    product = advantages * weights
     problem.per_sequence = per_sequence
-    problem.streams = problem.streams._replace(
-        advantages=product.to(check.find_precision((*problem.inputs, advantages)))
-    )
+    problem.set_streams(advantages=(advantages * weights).to(check.find_precision((*problem.inputs, advantages))))
 
 
 def share_ratio(problem: LossProblem, shape: torch.Size) -> None:
     """Let every token have the ratio of its sequence: by old log-probabilities that make it so."""
     log_probs, old = problem.inputs[0].detach().view(-1), problem.streams.old_log_probs
     assert old is not None
-    dtype = check.find_precision((log_probs, old))
-    log_probs = log_probs.to(old.device).double()
+    dtype, log_probs = check.find_precision((log_probs, old)), log_probs.to(old.device).double()
     mean = spread_sequences(problem, average_tokens(problem, shape, log_probs - old))
-    problem.streams = problem.streams._replace(old_log_probs=(log_probs - mean).to(dtype))
+    problem.set_streams(old_log_probs=(log_probs - mean).to(dtype))
 
 
 def average_tokens(problem: LossProblem, shape: torch.Size, x: torch.Tensor) -> torch.Tensor:
@@ -237,8 +233,7 @@ def spread_sequences(problem: LossProblem, x: torch.Tensor) -> torch.Tensor:
 
 def aggregate_tokens(problem: LossProblem, shape: torch.Size, aggregation: str, normalizer: Any) -> None:
     """Weights of the sequences, and what the weighted sum is divided by."""
-    streams = problem.streams
-    mask, cu_seqlens = streams.mask, streams.cu_seqlens
+    mask, cu_seqlens = problem.streams.mask, problem.streams.cu_seqlens
     if isinstance(normalizer, torch.Tensor):
         check.check_tensor("normalizer", normalizer, check.FLAG_DTYPES)
         normalizer = normalizer.double()  # a number of tokens, perhaps
@@ -249,13 +244,13 @@ def aggregate_tokens(problem: LossProblem, shape: torch.Size, aggregation: str, 
             factor = float(shape[1])
         else:
             count = count_tokens(mask, cu_seqlens, shape)
-            streams = streams._replace(scale=torch.where(count == 0, 0, 1 / count))
+            problem.set_streams(scale=torch.where(count == 0, 0, 1 / count))
     if aggregation != "token-mean" and divisor is None:
         divisor = float(shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1)
     if isinstance(divisor, torch.Tensor):
-        problem.streams = streams._replace(normalizer=divisor * factor)
+        problem.set_streams(normalizer=divisor * factor)
     else:
-        problem.streams, problem.normalizer = streams, None if divisor is None else divisor * factor
+        problem.normalizer = None if divisor is None else divisor * factor
 
 
 def count_tokens(mask: torch.Tensor | None, cu_seqlens: torch.Tensor | None, shape: torch.Size) -> torch.Tensor:

@@ -30,7 +30,7 @@ class LogProbs(NamedTuple):
         if actions is not None:
             raise ValueError(f"actions: got {type(actions).__name__} together with LogProbs, expected None")
         network = (self.log_probs,) if self.entropy is None else (self.log_probs, self.entropy)
-        inputs = [elements.check_input(name, x) for name, x in zip(self._fields, network, strict=False)]
+        inputs = [elements.check_input("entropy" if i else "log_probs", x) for i, x in enumerate(network)]
         return CheckedPolicy(elements, "sampled" if self.entropy is None else "given", network, inputs)
 
 

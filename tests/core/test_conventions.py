@@ -527,7 +527,7 @@ def run_converter(name, **kwargs):
     """A converter's results, one behind the other; tensors or None."""
     result = getattr(conv, name)(**kwargs)
     rewards, boundaries = result if name == "from_pufferlib" else (None, result)
-    return [rewards, *boundaries[:4]]
+    return [rewards, *tuple(boundaries)[:4]]
 
 
 def assert_same(got, want):

@@ -391,11 +391,11 @@ RATIOS = {"vtrace": VTRACE, "retrace": RETRACE, "gae": GAE}
 def test_a_nan_gives_no_gradient_to_an_episode_that_is_not_read(float64_target, name, compiled):
     """Two episodes; the loss reads the first, and each input of the second is NaN in one cell in turn."""
     estimator, ends = RATIOS[name], torch.tensor([[False, False, True, False, False, False]])
+    rest = {} if estimator is RETRACE else {"bootstrap_values": 0.5}
     torch._dynamo.reset()
 
     def function(*tensors):
         given = dict(zip(estimator.inputs, tensors, strict=True))
-        rest = {} if estimator is RETRACE else {"bootstrap_values": 0.5}
         targets, advantages = estimator.function(
             **given, terminated=ends, gamma=0.9, **rest, backend=float64_target.backend
         )

@@ -60,7 +60,7 @@ def test_every_length(target, estimator):
             check_case(random_case(estimator, 3, num_steps, term=0.03, trunc=0.03), target)
 
 
-@pytest.mark.parametrize("time_dim", [0, 1])
+@pytest.mark.parametrize("time_dim", [0, np.int64(1)])
 @ALL
 def test_every_width(target, estimator, time_dim):
     widths = (

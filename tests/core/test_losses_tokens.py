@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import numpy as np
 import oracles_losses as oracle
 import pytest
 import torch
@@ -184,9 +185,8 @@ def relative(rewards, groups, mode, correction, epsilon):
 
 @pytest.mark.parametrize("mode", ["mean-std", "mean", "leave-one-out"])
 def test_groups(mode):
-    for correction, epsilon in [(1, 1e-6), (0, 0.5), (1, 0)]:
-        for kind in (1, 4, "ids"):
-            check_groups(mode, correction, epsilon, kind)
+    for (correction, epsilon), kind in itertools.product([(1, 1e-6), (0, 0.5), (1, 0)], (1, np.int64(4), "ids")):
+        check_groups(mode, correction, epsilon, kind)
 
 
 def check_groups(mode, correction, epsilon, kind):

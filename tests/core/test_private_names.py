@@ -128,8 +128,10 @@ def test_private_names(name):
             continue
         if package == "torch" and part.startswith("_cuda") and not torch.cuda.is_available():
             pytest.skip("PyTorch is built without CUDA")
+        if "stream_mismatch" in part and not hasattr(torch.autograd.graph, f"set{part}"):
+            pytest.skip("this PyTorch has no such advice")
         if path == "triton.runtime.driver.active" and not torch.cuda.is_available():
-            assert hasattr(type(found), part)
+            assert hasattr(type(found), part) or part in vars(found)
             break
         if isinstance(found, type) and not hasattr(found, part):  # an attribute of instances
             assert re.search(rf'self\.{part}\b|"{part}"', inspect.getsource(found))

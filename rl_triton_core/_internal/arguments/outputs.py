@@ -22,7 +22,7 @@ def check_out(
     out: Any, names: Sequence[str], wanted: Sequence[bool], like: torch.Tensor, inputs: Sequence[Any]
 ) -> None:
     """Check preallocated results: as many as there are, each None or a writable tensor apart from every input."""
-    if not isinstance(out, tuple | list) or len(out) != len(names):
+    if not isinstance(out, (tuple, list)) or len(out) != len(names):
         raise ValueError(f"out: got {describe_type(out)}, expected a tuple ({', '.join(names)})")
     for name, tensor, is_wanted in zip(names, out, wanted, strict=True):
         if tensor is None:

@@ -10,8 +10,9 @@ import math
 import os
 import threading
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -27,7 +28,8 @@ UNREAD = ("cuda", "meta")
 MASK_MODES = ("skip", "reset")
 
 
-class RolloutLayout(NamedTuple):
+@dataclass
+class RolloutLayout:
     """The shape, device and time dimension that all per-step tensors of a call share."""
 
     name: str
@@ -73,7 +75,7 @@ def check_layout(
         integers: Whether integer dtypes are allowed, beside floating point ones.
         cu_seqlens: Where the sequences of a packed row begin and end; `tensor` is then [num_steps].
     """
-    if not isinstance(time_dim, int) or isinstance(time_dim, bool):
+    if not isinstance(time_dim, (int, np.integer)) or isinstance(time_dim, bool):
         raise TypeError(f"time_dim: got {time_dim!r}, expected an int")
     if time_dim not in (-2, -1, 0, 1):
         raise ValueError(f"time_dim: got {time_dim!r}, expected -1 or 1 ([num_envs, T]), 0 or -2 ([T, num_envs])")
@@ -83,7 +85,7 @@ def check_layout(
     if tensor.ndim < 2 or (tensor.ndim > 2 and not features):
         expected = "environments and steps" + (", then features" if features else " only")
         raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected the dimensions {expected}")
-    return RolloutLayout(name, tensor.shape[:2], tensor.device, time_dim % 2)
+    return RolloutLayout(name, tensor.shape[:2], tensor.device, int(time_dim) % 2)
 
 
 def check_sequences(name: str, tensor: torch.Tensor, time_dim: int, cu_seqlens: Any) -> RolloutLayout:
@@ -100,7 +102,7 @@ def check_sequences(name: str, tensor: torch.Tensor, time_dim: int, cu_seqlens: 
         assert_offsets(cu_seqlens, tensor.shape[0])
     elif cu_seqlens.device.type not in UNREAD:
         offsets = cu_seqlens.cpu()
-        check_offsets(np.array(offsets.tolist()) if is_transformed() else offsets.numpy(), tensor.shape[0])
+        check_offsets(np.array([x.item() for x in offsets]) if is_transformed() else offsets.numpy(), tensor.shape[0])
     return RolloutLayout(name, tensor.shape, tensor.device, 1, cu_seqlens.contiguous())
 
 

@@ -306,8 +306,7 @@ def with_fast_path(function: Callable[P, R]) -> Callable[P, R]:
             if values is None:
                 continue
             for planned in form.calls.get(getattr(values[form.first], "shape", None), ()):
-                tensors = planned.match_tensors(values)
-                if tensors is None:
+                if (tensors := planned.match_tensors(values)) is None:
                     continue
                 numbers: tuple[Any, ...] | None = ()
                 if planned.pick_numbers is not None:

@@ -67,6 +67,10 @@ class LossProblem:
     wanted: tuple[bool, ...] = ()
     """Whether the gradient of each input, and then of the values, is."""
 
+    def set_streams(self, **tensors: Stream) -> None:
+        """Put tensors in their places; PyTorch 2.8 does not trace `_replace`."""
+        self.streams = Streams(*[tensors.get(name, x) for name, x in zip(Streams._fields, self.streams, strict=True)])
+
     @property
     def head(self) -> Head:
         """The distribution of the actions."""

@@ -104,7 +104,7 @@ def scatter_final_values(
     final: FinalValues, mask: torch.Tensor | None, layout: RolloutLayout, precision: torch.dtype
 ) -> torch.Tensor:
     """Write sparse bootstrap values into a dense tensor: the last value at the last step not skipped, NaN elsewhere."""
-    has_dtype = isinstance(final.value, torch.Tensor | np.ndarray)
+    has_dtype = isinstance(final.value, (torch.Tensor, np.ndarray))
     value = convert_to_tensor("bootstrap_values.value", final.value, None if has_dtype else torch.float64)
     check_tensor("bootstrap_values.value", value)
     precision = torch.promote_types(precision, find_precision((final.last_value, value if has_dtype else None)))

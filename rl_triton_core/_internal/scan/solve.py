@@ -108,7 +108,7 @@ def solve(
     )
     if out is not None:
         check_out(out, recurrence.outputs, wanted, problem.like, list_tensors(problem))
-    return (dispatch or dispatch_problem)(problem, wanted, out, backend)
+    return (dispatch_problem if dispatch is None else dispatch)(problem, wanted, out, backend)
 
 
 def solve_windows(

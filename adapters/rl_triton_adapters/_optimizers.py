@@ -30,7 +30,8 @@ def fuse_optimizer(optimizer: Optimizer) -> None:
 
 def release_optimizer(optimizer: Optimizer) -> None:
     """Let it step as before: other updates refuse hooks that they do not know."""
-    for hooks in (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks):
+    for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+        hooks = getattr(optimizer, name, {})
         for key in [key for key, x in hooks.items() if x in (set_fused, unset_fused)]:
             del hooks[key]
 
@@ -52,6 +53,8 @@ def choose_setting(optimizer: Optimizer) -> str | None:
     if isinstance(optimizer, RMSprop) or any(group.get("momentum") for group in groups):
         return "foreach"  # a fused SGD takes no parameter whose momentum begins later than that of others
     tensors = [x for group in groups for x in group["params"]]  # gradients are laid out as these
+    if any(x.grad is not None and x.grad.is_sparse for x in tensors):
+        return None
     tensors += [x for state in optimizer.state.values() for x in state.values() if isinstance(x, Tensor)]
     if all(map(Tensor.is_contiguous, tensors)):
         return "fused"

@@ -2,14 +2,17 @@
 
 import pickle
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 pytest.importorskip("sb3_contrib")
+from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
-from stable_baselines3.common.torch_layers import FlattenExtractor
+from stable_baselines3.common.torch_layers import FlattenExtractor, MlpExtractor
 from test_sb3_captured import STOCK, compare, compare_logs, make_copy, make_model, make_models
 
 from rl_triton_adapters.sb3.captured import TritonPPO
@@ -154,6 +157,83 @@ def test_reasons_why_an_update_is_not_compiled(reason):
     sentence = models[1].describe_step()
     assert sentence.startswith("updates are accelerated without a graph") and reason in sentence
     compare(models[1], models[0], rtol=1e-3, atol=1e-4)
+
+
+def derive_kind(thing, **methods):
+    """Let an object be of a class that derives from its own."""
+    thing.__class__ = type(f"Own{type(thing).__name__}", (type(thing),), methods)
+
+
+def leave_old_gradients(model):
+    model.lr_schedule, policy = lambda _: 1.0, model.policy
+    policy.mlp_extractor.requires_grad_(False)
+    policy.optimizer = torch.optim.SGD([x for x in policy.parameters() if x.requires_grad], lr=1.0)
+    for x in policy.mlp_extractor.parameters():
+        x.grad = torch.ones_like(x)
+
+
+def shape_log_std(policy):
+    """As a row, of a policy that is not compiled."""
+    policy.log_std = torch.nn.Parameter(torch.zeros(1, *policy.log_std.shape))
+    policy.optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
+    policy.value_net.register_forward_hook(lambda *_: None)
+
+
+def replace_optimizer(model, _):
+    model.policy.optimizer = torch.optim.SGD(model.policy.parameters(), lr=0.1)
+
+
+def take_plain_optimizer(policy):
+    names = ("param_groups", "step", "zero_grad")
+    policy.optimizer = SimpleNamespace(**{name: getattr(policy.optimizer, name) for name in names})
+
+
+CHANGES = {
+    "frozen while acting": lambda model: derive_kind(
+        model.policy, set_training_mode=lambda policy, mode: policy.mlp_extractor.requires_grad_(mode)
+    ),
+    "optimizer replaced": lambda model: derive_kind(model, _update_learning_rate=replace_optimizer),
+    "parameters": lambda model: derive_kind(model.policy, parameters=lambda policy: policy.value_net.parameters()),
+    "bound": lambda model: derive_kind(model, max_grad_norm=property(lambda self: 0.5**self._n_updates)),
+    "old gradients": leave_old_gradients,
+    "log_std": lambda model: shape_log_std(model.policy),
+    "plain optimizer": lambda model: take_plain_optimizer(model.policy),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_a_user_changes_counts(name):
+    models = []
+    for model in make_models("pendulum", "cpu", max_grad_norm=0.01):
+        CHANGES[name](model)
+        models.append(model.learn(64))
+    compare(models[1], models[0], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "name"), [(MlpExtractor, "forward_actor"), (RolloutBuffer, "get")])
+def test_methods_that_are_replaced_in_a_class_of_the_framework_count(kind, name, monkeypatch):
+    method = getattr(kind, name)
+    new = (lambda self, x: 2 * method(self, x)) if name != "get" else lambda self, size: list(method(self, size))[:1]
+    models = []
+    for model in make_models("cartpole", "cpu"):
+        monkeypatch.setattr(kind, name, new)
+        models.append(model.learn(64))
+    compare(models[1], models[0], rtol=1e-3, atol=1e-4)
+
+
+def test_a_policy_takes_its_own_third_argument():
+    def forward(policy, obs, deterministic=False, scale=1.0):
+        actions, values, log_probs = ActorCriticPolicy.forward(policy, obs, deterministic)
+        return actions, scale * values, log_probs
+
+    def act(given, _):
+        return seen.append(given["self"].policy(given["obs_tensor"], True, 2.0)[1]) is None
+
+    seen = []
+    for model in make_models("cartpole", "cpu"):
+        derive_kind(model.policy, forward=forward)
+        model.learn(64, callback=act)
+    torch.testing.assert_close(seen[:32], seen[32:], rtol=1e-3, atol=1e-4)
 
 
 def test_an_update_that_was_not_compiled_leaves_the_next_ones_compiled():

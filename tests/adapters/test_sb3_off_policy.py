@@ -20,6 +20,7 @@ from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import VecNormalize
 from stable_baselines3.her import HerReplayBuffer
 from torch.distributions import Distribution
@@ -187,6 +188,28 @@ def test_gradient_steps_are_those_of_the_stock_algorithm(kind, name, options, mo
 def test_with_default_optimizers_parameters_are_equal_up_to_rounding(kind, device):
     ours, stock = (train(x, policy_kwargs={"optimizer_kwargs": {}}, device=device) for x in (kind, STOCK[kind]))
     compare_models(ours, stock, 1e-5 if device == "cpu" else 1e-3)
+
+
+class Places(BaseFeaturesExtractor):
+    """Features with sparse gradients."""
+
+    def __init__(self, space):
+        super().__init__(space, 4)
+        self.table = torch.nn.Embedding(8, 4, sparse=True)
+
+    def forward(self, observations):
+        return self.table((observations[:, 0] * 3 + 4).long())
+
+
+@pytest.mark.parametrize("kind", [TritonSAC, TritonTQC, TritonTD3])
+def test_a_fixed_coefficient_and_sparse_gradients(kind):
+    models = []
+    for each in (kind, STOCK[kind]):
+        sparse = {"features_extractor_class": Places, "optimizer_class": torch.optim.SGD, "optimizer_kwargs": {}}
+        model = make_model(each, policy_kwargs=sparse)
+        model.log_ent_coef, model.ent_coef_tensor = None, torch.tensor(0.2)
+        models.append(model.learn(48))
+    compare_models(*models, 1e-5)
 
 
 @pytest.mark.parametrize("device", [GPU])

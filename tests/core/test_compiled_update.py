@@ -346,6 +346,16 @@ def test_an_update_is_prepared_for_one_run():
         update.run(*arguments, **PPO)
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_what_is_frozen_changes_not_after_prepare(frozen):
+    agent = Agent()
+    update, bias = agent.compiled(Adam(agent.parameters())), agent.actor[0].bias.requires_grad_(not frozen)
+    update.prepare()
+    bias.requires_grad_(frozen)
+    with pytest.raises(RuntimeError, match="was frozen, or is no longer"):
+        update.run(make_rollout(), draw_orders(NUM_SAMPLES, 1), 16, **PPO)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

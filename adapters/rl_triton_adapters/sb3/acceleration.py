@@ -8,14 +8,16 @@ A new one derives from `AcceleratedMixin` and the stock algorithm, and says what
 """
 
 from functools import partial
+from inspect import signature
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from rl_triton_adapters._optimizers import clip_gradients, fuse_optimizer, release_optimizer
+from rl_triton_adapters._overrides import find_override
 from rl_triton_adapters._switch import find_off_switch
-from rl_triton_adapters.sb3.base import DEVICES, AcceleratedAlgorithm, check_acceleration, replace_methods
+from rl_triton_adapters.sb3.base import DEVICES, PACKAGES, AcceleratedAlgorithm, check_acceleration, replace_methods
 from rl_triton_adapters.sb3.buffers import rollout_buffer_class_for
 from rl_triton_adapters.sb3.compiled import compile_update, find_compiled
 from rl_triton_adapters.sb3.device import DeviceStorageMixin, map_arrays
@@ -112,11 +114,11 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
             super().train()
             return
         self._update.keep_settings(self._list_settings())
+        self.policy.set_training_mode(True)
+        self._update_learning_rate(self.policy.optimizer)
         self._compiled = find_compiled(self)[0] if update.reason else None
         if update.reason and self._compiled is None:
             fuse_optimizer(self.policy.optimizer)
-        self.policy.set_training_mode(True)
-        self._update_learning_rate(self.policy.optimizer)
         self._parameters = list(self.policy.parameters())
         try:
             self._copy_rollout()
@@ -243,7 +245,7 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
         """Return what the policy's `forward` does, in host memory; where that raises an error, so does this."""
         assert self._acting is not None
         if rest:
-            (masks["action_masks"],) = rest
+            masks |= dict(zip([*signature(type(self.policy).forward).parameters][3:], rest, strict=False))
         more = {"deterministic": True, **masks} if deterministic else masks
         forward = partial(type(self.policy).forward, self.policy, obs, **more)
         is_eager, action_masks = bool(self._acting.reason), masks.get("action_masks")
@@ -277,7 +279,6 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
 def has_plain_minibatches(buffer: Any, kinds: tuple[type, ...]) -> bool:
     """Whether a buffer makes minibatches as one of these kinds does."""
     names = ("get", "_get_samples", "swap_and_flatten", "to_torch")
-    is_patched = not vars(buffer).keys().isdisjoint(names)
-    return not is_patched and any(
+    return not find_override(buffer, names, (*PACKAGES, "rl_triton_adapters")) and any(
         all(getattr(type(buffer), name) is getattr(kind, name) for name in names) for kind in kinds
     )

@@ -55,15 +55,20 @@ def find_unknown(modules: list[nn.Module], head: str | None) -> str:
     networks = getattr(policy, "mlp_extractor", nn.Identity())
     owned = [x for part in (networks, policy.action_net, policy.value_net) for x in list_modules(part)]
     known = {id(x) for x in list_own_parameters(owned)} | {id(policy.log_std) if head == "gaussian" else 0}
-    return find_override(policy, ["extract_features"], PACKAGES) or find_reason(
+    parameters = {id(x): x for x in list_own_parameters(modules)}
+    is_stale = any(x.grad is not None and not x.requires_grad for x in parameters.values())
+    own = find_override(policy, ["extract_features"], PACKAGES) or find_reason(
         {
             f"{name} has no MlpExtractor of Stable-Baselines3": type(networks) is not MlpExtractor,
             f"{extracting} extracts features": extracting,
-            f"{name} has further parameters": not known.issuperset(map(id, list_own_parameters(modules))),
+            f"{name} has further parameters": not known.issuperset(parameters),
+            f"parameters() of {name} leaves some out": parameters.keys() != set(map(id, policy.parameters())),
+            "a frozen parameter has a gradient": is_stale,
             "a module has hooks": any(map(has_hooks, modules)),
             f"{name} has a module with its own forward": any(FORWARDS & vars(x).keys() for x in modules[1:]),
         }
     )
+    return own or find_override(networks, FORWARDS, PACKAGES)
 
 
 def list_own_parameters(modules: list[nn.Module]) -> list[Any]:

@@ -56,8 +56,8 @@ def apply_networks(policy: Any, observations: Any) -> tuple[Tensor, Tensor]:
     """Compute the inputs of the distribution, logits or means, and the values, as a plain `ActorCriticPolicy` does."""
     features = policy.extract_features(observations)
     networks = policy.mlp_extractor
-    is_plain = type(networks) is MlpExtractor and not has_hooks(networks) and not FORWARDS & vars(networks).keys()
-    if is_plain and not torch.is_grad_enabled():
+    is_plain = type(networks) is MlpExtractor and not has_hooks(networks) and not torch.is_grad_enabled()
+    if is_plain and not find_override(networks, FORWARDS, PACKAGES):
         pair = (features, features) if policy.share_features_extractor else features
         parts = (networks.policy_net, policy.action_net), (networks.value_net, policy.value_net)
         return apply_modules(parts[0], pair[0]), apply_modules(parts[1], pair[1])
@@ -256,8 +256,8 @@ def compute_loss(
 def describe_policy(policy: Any, head: str, inputs: Tensor) -> Policy:
     """What a policy whose distribution is one of `HEADS` is to the loss, from the distribution's inputs."""
     if head == "gaussian":
-        is_shared = policy.log_std.shape != inputs.shape[1:]
-        return Gaussian(inputs, policy.log_std.expand(inputs.shape[1]) if is_shared else policy.log_std)
+        is_plain = policy.log_std.shape == inputs.shape[1:]
+        return Gaussian(inputs, policy.log_std if is_plain else policy.log_std.expand(1, inputs.shape[1])[0])
     return Bernoulli(inputs) if head == "bernoulli" else MultiCategorical(inputs, list_sizes(policy.action_dist))
 
 

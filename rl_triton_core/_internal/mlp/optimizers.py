@@ -84,10 +84,10 @@ class ParameterTables:
 
     def make_tables(self) -> tuple[np.ndarray, np.ndarray]:
         """The tables of parameters and of settings; the optimizer gets the states that it has not yet."""
+        if any(x.requires_grad != bool(group) for x, group in zip(self.parameters, self.groups, strict=True)):
+            raise RuntimeError("a parameter was frozen, or is no longer, since `CompiledUpdate.prepare`")
         self.memory = self.parameters[0].new_empty(sum(x.numel() for x in self.parameters))  # of gradients
-        self.gradients = [
-            torch.empty_like(x, requires_grad=False) if x.requires_grad else None for x in self.parameters
-        ]
+        self.gradients = [torch.empty_like(x.detach()) if x.requires_grad else None for x in self.parameters]
         described = {id(x): (list_states(self.rule, x), describe_group(self.rule, x)) for x in self.groups if x}
         address, table, settings = self.memory.data_ptr(), [], []
         for x, group, gradient in zip(self.parameters, self.groups, self.gradients, strict=True):

@@ -56,7 +56,7 @@ class EntropyMixin(OffPolicyMixin):
 
     def _update_entropy_coefficient(self, log_probs: Tensor) -> dict[str, Tensor]:
         """Learn the entropy coefficient, if it is learned: L = -log(alpha) mean(log pi + target)."""
-        if not self._learns_entropy:
+        if self.ent_coef_optimizer is None or self.log_ent_coef is None:
             return {}
         loss = -(self.log_ent_coef * (log_probs + self.target_entropy).detach()).mean()
         self._step_optimizer(self.ent_coef_optimizer, loss)

@@ -156,8 +156,7 @@ class CompiledUpdate:
             orders: Of each epoch the order of the samples, int64, or its minibatches; drawn when the epoch begins.
             minibatch_size: Samples of a minibatch of an order; the last one of an epoch may have fewer.
             clip: PPO's clip range; None for A2C's loss.
-            value_clip: How far values may move away from the old ones, or another bound (`value_clip_mode`); None for
-                no bound.
+            value_clip: How far values may move from the old ones, or another bound (`value_clip_mode`), or None.
             value_coef: Factor of the value loss.
             entropy_coef: Factor of the entropy.
             kl_coef: Factor of the divergence from the old outputs.
@@ -175,6 +174,7 @@ class CompiledUpdate:
 
         Raises:
             ValueError: The update cannot be compiled (`find_obstacle`), or the rollout does not fit the networks.
+            RuntimeError: A parameter was frozen, or is no longer, since `prepare`.
         """
         check_choice("grad_clip_mode", grad_clip_mode, tuple(GRAD_CLIP_MODES))
         factors = {"value_coef": value_coef, "entropy_coef": entropy_coef, "kl_coef": kl_coef}

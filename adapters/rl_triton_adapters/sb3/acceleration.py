@@ -245,7 +245,8 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
         """Return what the policy's `forward` does, in host memory; where that raises an error, so does this."""
         assert self._acting is not None
         if rest:
-            masks |= dict(zip([*signature(type(self.policy).forward).parameters][3:], rest, strict=False))
+            given = signature(type(self.policy).forward).bind(self.policy, obs, deterministic, *rest)
+            masks |= dict([*given.arguments.items()][3:])
         more = {"deterministic": True, **masks} if deterministic else masks
         forward = partial(type(self.policy).forward, self.policy, obs, **more)
         is_eager, action_masks = bool(self._acting.reason), masks.get("action_masks")

@@ -95,13 +95,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_benchmark(name: str, options: Namespace) -> bool:
-    """Measure the settings of a benchmark; whether an arm was wrong or failed."""
+    """Measure the settings of a benchmark; whether an arm was wrong or failed, or no setting was meant."""
     if missing := BENCHMARKS[name].find_missing():
         print(f"{name}: {', '.join(missing)} not installed")
         return False
     module, system = BENCHMARKS[name].load(), results.describe_system(options.commit)
     known = module.SETTINGS["quick" if options.quick else options.device]
     settings = [x for x in known if any(text in str(x) for text in options.only)]
+    if not settings:
+        print(f"{name}: --only: got {options.only}, expected a part of one of:", *known, sep="\n  ")
+        return True
     if hasattr(module, "prepare"):
         module.prepare(settings, options)
     bad = False

@@ -277,6 +277,8 @@ def test_files_of_a_suite(tmp_path, capsys):
     assert all(row.median > 0 and row.low <= row.median <= row.high for row in found.rows)
     assert runner.main([*arguments, "--budget", "-1"]) == 0
     assert "skipped for lack of time:\n  gae 5x16 env-major float32" in capsys.readouterr().out
+    assert runner.main([*arguments, "--only", "no such"]) == 1
+    assert "--only: got ['no such'], expected a part of one of:\n  gae 5x16" in capsys.readouterr().out
 
 
 def test_a_setting_that_fails_and_a_package_that_is_missing(tmp_path, monkeypatch, capsys):

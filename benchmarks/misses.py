@@ -269,7 +269,7 @@ GOALS = [
     Goal("SAC of Stable-Baselines3", 6.4, lambda: find_off_policy("SAC"), HOST),
     Goal("SAC of Stable-Baselines3, 8 gradient steps", 13.0, lambda: find_off_policy("SAC", 8), HOST),
     Goal("TD3 of Stable-Baselines3", 3.8, lambda: find_off_policy("TD3"), HOST),
-    Goal("DQN of Stable-Baselines3", 4.5, lambda: find_off_policy("DQN"), HOST),
+    Goal("DQN of Stable-Baselines3, a gradient step after each step", 4.5, lambda: find_off_policy("DQN"), HOST),
     Goal(
         "Updates of RSL-RL, RL-Games and skrl", 3.0,
         lambda: find_updates(["", "bf16", "tf32", "symmetry", "random network distillation"]),

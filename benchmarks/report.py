@@ -377,7 +377,8 @@ def describe_training() -> str:
     texts = [describe_rllib()]
     for gpu, rows in select_robotics().items():
         where = f"{describe_range(select_rows(rows, 'stock', 'over ours'))} times as fast on an {gpu}"
-        texts.append(f"Updates of RSL-RL, RL-Games and skrl with 4096 environments are, by median, {where}.")
+        plain = "Updates of RSL-RL, RL-Games and skrl with 4096 environments, one GPU and the packages' defaults"
+        texts.append(f"{plain} are, by median, {where}.")
     return "\n".join(textwrap.fill(x, 120, initial_indent="* ", subsequent_indent="  ") for x in texts)
 
 
@@ -488,7 +489,7 @@ EXPECTED: dict[str, tuple[str, dict[str, Any]]] = {
     "A2C, CartPole, 8 environments": ("sb3", PPO | {"env": "CartPole-v1, A2C"}),
     "SAC, Pendulum": ("off_policy", OFF_POLICY | {"algorithm": "SAC"}),
     "TD3, Pendulum": ("off_policy", OFF_POLICY | {"algorithm": "TD3"}),
-    "DQN, CartPole": ("off_policy", OFF_POLICY | {"algorithm": "DQN", "train_freq": 4}),
+    "DQN, CartPole, updates every 4 steps": ("off_policy", OFF_POLICY | {"algorithm": "DQN", "train_freq": 4}),
 }
 """What users of Stable-Baselines3 have, and where it is measured."""
 LEARNERS = {title: place for title, place in EXPECTED.items() if place[0] == "off_policy"} | {

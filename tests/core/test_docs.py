@@ -99,6 +99,15 @@ def test_links_lead_somewhere(name):
         assert not anchor or anchor in find_anchors(path), target
 
 
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "docs/design.md"])
+def test_named_files_are_there(name):
+    """Under the end of their path; a name in capitals stands for any."""
+    folders = (".github", "rl_triton_core", "adapters", "benchmarks", "docs", "examples", "scripts", "tests")
+    known = [path.as_posix() for folder in folders for path in (ROOT / folder).rglob("*.*")]
+    named = re.findall(r"`([a-z_.]+/[a-z_./-]+\.[a-z]+)`", page(name))
+    assert named and [x for x in named if not any(path.endswith(f"/{x}") for path in known)] == []
+
+
 def find_anchors(path):
     """The titles of a page, as links name them."""
     titles = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)

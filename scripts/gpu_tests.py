@@ -88,11 +88,7 @@ def count_results(junit: Path) -> dict[str, object]:
         for case in suite.iter("testcase")
         if case.find("failure") is not None or case.find("error") is not None
     ]
-    return {
-        **numbers,
-        "failed": failed,
-        "spilled_bytes": find_spilled_bytes(suite),
-    }
+    return {**numbers, "failed": failed, "spilled_bytes": find_spilled_bytes(suite)}
 
 
 def find_spilled_bytes(suite: ET.Element) -> dict[str, int]:

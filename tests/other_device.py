@@ -118,14 +118,8 @@ CALLS = {
         losses.gaussian_ppo_loss,
         {"mean": NETWORK, "log_std": X[5, 0, :4], "actions": X[1, :, :4], **MINIBATCH},
     ),
-    "Bernoulli PPO": (
-        losses.bernoulli_ppo_loss,
-        {"logits": NETWORK, "actions": ENDS[0, :, :4].float(), **MINIBATCH},
-    ),
-    "GRPO": (
-        losses.grpo_loss,
-        {"log_probs": X[0], "old_log_probs": X[1], "advantages": VALUES, "mask": ENDS[0]},
-    ),
+    "Bernoulli PPO": (losses.bernoulli_ppo_loss, {"logits": NETWORK, "actions": ENDS[0, :, :4].float(), **MINIBATCH}),
+    "GRPO": (losses.grpo_loss, {"log_probs": X[0], "old_log_probs": X[1], "advantages": VALUES, "mask": ENDS[0]}),
     "GRPO, sequences": (
         losses.grpo_loss,
         {

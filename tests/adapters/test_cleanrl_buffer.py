@@ -70,11 +70,7 @@ def test_a_mixin_behind_the_buffer_is_refused():
     ("change", "error", "message"),
     [
         ({"last_values": np.zeros(3)}, TypeError, "last_values: got ndarray, expected a torch.Tensor"),
-        (
-            {"last_values": torch.zeros(2)},
-            ValueError,
-            r"last_values: got shape \(2,\), expected one value .*\(3\)",
-        ),
+        ({"last_values": torch.zeros(2)}, ValueError, r"last_values: got shape \(2,\), expected one value .*\(3\)"),
         ({"dones": np.zeros((3, 1), bool)}, ValueError, r"dones: got shape \(3, 1\), expected \(3,\)"),
         ({"dones": np.zeros(2, bool)}, ValueError, r"dones: got shape \(2,\), expected \(3,\)"),
         (

@@ -24,11 +24,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
-from rl_triton_adapters.sb3 import (
-    TritonDictRolloutBuffer,
-    TritonRolloutBuffer,
-    rollout_buffer_class_for,
-)
+from rl_triton_adapters.sb3 import TritonDictRolloutBuffer, TritonRolloutBuffer, rollout_buffer_class_for
 from rl_triton_adapters.sb3.device import DeviceDictRolloutBuffer
 from rl_triton_core import BackendUnavailableError
 

@@ -152,16 +152,10 @@ ATTACHED = {
         lambda x: parametrize.register_parametrization(x, "weight", Halved()),
         lambda x: parametrize.remove_parametrizations(x, "weight"),
     ),
-    "weight norm": (
-        parametrizations.weight_norm,
-        lambda x: parametrize.remove_parametrizations(x, "weight"),
-    ),
+    "weight norm": (parametrizations.weight_norm, lambda x: parametrize.remove_parametrizations(x, "weight")),
     "weight norm by a hook": (nn.utils.weight_norm, nn.utils.remove_weight_norm),
     "spectral norm": (nn.utils.spectral_norm, nn.utils.remove_spectral_norm),
-    "pruning": (
-        lambda x: prune.l1_unstructured(x, "weight", amount=0.5),
-        lambda x: prune.remove(x, "weight"),
-    ),
+    "pruning": (lambda x: prune.l1_unstructured(x, "weight", amount=0.5), lambda x: prune.remove(x, "weight")),
 }
 
 

@@ -12,15 +12,7 @@ from test_estimators_transforms import check_one_compilation
 from torch._dynamo.testing import CompileCounter
 
 from rl_triton_core import compute_discounted_returns, compute_gae, normalize_advantages
-from rl_triton_core.losses import (
-    Categorical,
-    LogProbs,
-    group_normalize,
-    grpo_loss,
-    kl_divergence,
-    ppo_loss,
-    value_loss,
-)
+from rl_triton_core.losses import Categorical, LogProbs, group_normalize, grpo_loss, kl_divergence, ppo_loss, value_loss
 from rl_triton_core.testing import assert_close
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tokens.md"

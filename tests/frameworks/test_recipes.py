@@ -174,10 +174,7 @@ COVERED = [
     {"off_policy_mask_threshold": 0.05},
     {"use_vllm": True, "loss_type": "dapo", "importance_sampling_level": "sequence", "top_entropy_quantile": 0.5},
 ]
-LEFT = [
-    {"loss_type": "vespo"},
-    {"beta": 0.1, "use_bias_correction_kl": True, "importance_sampling_level": "sequence"},
-]
+LEFT = [{"loss_type": "vespo"}, {"beta": 0.1, "use_bias_correction_kl": True, "importance_sampling_level": "sequence"}]
 
 
 @pytest.mark.parametrize("options", [*COVERED, *LEFT], ids=str)

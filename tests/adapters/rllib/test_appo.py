@@ -11,15 +11,7 @@ from ray.rllib.algorithms.appo import APPOConfig
 from ray.rllib.core.learner.learner import Learner
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
-from updates import (
-    POLICY,
-    SPACES,
-    assert_same_updates,
-    build_learner,
-    draw_episodes,
-    flatten_metrics,
-    update_learner,
-)
+from updates import POLICY, SPACES, assert_same_updates, build_learner, draw_episodes, flatten_metrics, update_learner
 
 from rl_triton_adapters.rllib import enable_triton
 from rl_triton_adapters.rllib.loss import compute_masked_mean, restore_layout

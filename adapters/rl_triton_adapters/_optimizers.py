@@ -52,8 +52,9 @@ def choose_setting(optimizer: Optimizer) -> str | None:
         return None
     if isinstance(optimizer, RMSprop) or any(group.get("momentum") for group in groups):
         return "foreach"  # a fused SGD takes no parameter whose momentum begins later than that of others
-    tensors = [x for group in groups for x in group["params"]]  # gradients are laid out as these
-    if any(x.grad is not None and x.grad.is_sparse for x in tensors):
+    tensors = [x for group in groups for x in group["params"]]
+    tensors += [x.grad for x in tensors if x.grad is not None]  # a hook may have given it other strides
+    if any(x.is_sparse for x in tensors):
         return None
     tensors += [x for state in optimizer.state.values() for x in state.values() if isinstance(x, Tensor)]
     if all(map(Tensor.is_contiguous, tensors)):

@@ -11,7 +11,7 @@ Everything around the computation is TorchRL's own: calls of the networks, keys,
 # mypy: allow-subclassing-any, allow-untyped-decorators
 
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import reduce, wraps
 from inspect import signature
 from types import CellType
 from typing import Any
@@ -42,12 +42,32 @@ __all__ = [
     "warm_up",
 ]
 
+LEARNED = ("lmbda", "rho_thresh", "c_thresh")
+"""Numbers that TorchRL can differentiate by."""
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Functions
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-@with_switch(functional.vec_generalized_advantage_estimate)
+def with_stock(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """As `with_switch`; TorchRL's function is called, too, where λ or a clip requires a gradient."""
+
+    def decorate(ours: Callable[..., Any]) -> Callable[..., Any]:
+        places = {name: i for i, name in enumerate(signature(ours).parameters) if name in LEARNED}
+
+        @wraps(ours)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            numbers = [kwargs.get(name, args[i] if i < len(args) else None) for name, i in places.items()]
+            is_learned = torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in numbers)
+            return (stock if is_learned else ours)(*args, **kwargs)
+
+        return with_switch(stock)(call)
+
+    return decorate
+
+
+@with_stock(functional.vec_generalized_advantage_estimate)
 @_transpose_time
 def generalized_advantage_estimate(
     gamma: float | Tensor,
@@ -89,7 +109,7 @@ def generalized_advantage_estimate(
     return _restore_layout(advantages, reward.shape, dtype), _restore_layout(targets, reward.shape, dtype)
 
 
-@with_switch(functional.vec_td_lambda_return_estimate)
+@with_stock(functional.vec_td_lambda_return_estimate)
 @_transpose_time
 def td_lambda_return_estimate(
     gamma: float | Tensor,
@@ -132,7 +152,7 @@ def td_lambda_return_estimate(
     return _restore_layout(returns, reward.shape, _promote_dtypes(next_state_value, reward))
 
 
-@with_switch(functional.vtrace_advantage_estimate)
+@with_stock(functional.vtrace_advantage_estimate)
 @_transpose_time
 def vtrace_advantage_estimate(
     gamma: float | Tensor,
@@ -272,7 +292,7 @@ def replace_call(ours: Callable[..., Any], method: Any) -> Any:
     names = {ours.__name__, f"vec_{ours.__name__}"}.intersection(method.__code__.co_names)
     if not names:
         raise explain_version(f"TorchRL's {method.__qualname__} calls no {ours.__name__}", "torchrl", "0.14")
-    return copy_function(method, {name: with_switch(method.__globals__[name])(ours) for name in names})
+    return copy_function(method, {name: with_stock(method.__globals__[name])(ours) for name in names})
 
 
 class TritonGAE(GAE, CopiedMethodsMixin):

@@ -248,7 +248,10 @@ class TritonClipPPOLoss(ClipPPOLoss):
             "there is a max_importance_ratio": self.max_importance_ratio is not None,
             "entropy_coeff is a mapping": self._entropy_coeff_map is not None,
             "delay_actor is set": self.delay_actor,
-            "a coefficient or clip has dimensions": any(x is not None and x.ndim for x in numbers),
+            "a coefficient or clip has dimensions or a gradient": any(
+                x is not None and (x.ndim or x.requires_grad) for x in numbers
+            ),
+            "torch.autocast is on": any(map(torch.is_autocast_enabled, PRECISIONS)),
         }
         return find_off_switch() or find_reason(obstacles) or find_override(self, METHODS, PACKAGES)
 
@@ -290,6 +293,9 @@ class TritonClipPPOLoss(ClipPPOLoss):
             require(not x.requires_grad, f"a gradient flows to {name}")
             require(x.dtype in PRECISIONS.get(x.device.type, ()), f"{name} is {x.dtype} on {x.device.type}")
             require(x.shape[-1:] == (1,) and is_like(x, found[0]), f"{name} has another shape or dtype than advantages")
+        before = None if isinstance(keys.sample_log_prob, list) else tensordict.get(keys.sample_log_prob, None)
+        tensors = [x for x in (before, next(self.parameters(), None)) if isinstance(x, Tensor)]
+        require(all(x.dtype == found[0].dtype for x in tensors), "advantages have a dtype of their own")
         return Minibatch(*found)._replace(mask=self._read_mask(tensordict, found[0]))
 
     def _read_mask(self, tensordict: TensorDictBase, advantages: Tensor) -> Tensor | None:

@@ -227,6 +227,33 @@ def test_recurrent_policies_may_process_sequences_in_their_own_way():
     assert_same_agent(*agents)
 
 
+class Fading(torch.nn.LSTM):
+    """An LSTM that forgets a part of its state."""
+
+    def forward(self, x, states=None):
+        outputs, (hidden, cell) = super().forward(x, states)
+        return outputs, (0.9 * hidden, cell)
+
+
+@pytest.mark.parametrize("how", ["class", "hook", "patch"])
+def test_an_lstm_may_be_one_of_the_users_own(how, monkeypatch):
+    """Each changes what goes on from step to step, or comes out."""
+    if how == "patch":
+        stock = RecurrentActorCriticPolicy._process_sequence
+        own = staticmethod(lambda *inputs: (2 * stock(*inputs)[0], stock(*inputs)[1]))
+        monkeypatch.setattr(RecurrentActorCriticPolicy, "_process_sequence", own)
+    agents = []
+    for algorithm, more in ((RecurrentPPO, {}), (TritonRecurrentPPO, {"acceleration": "auto"})):
+        agent = new_agent(algorithm, make_cartpole(), **more)
+        if how == "class":
+            agent.policy.lstm_actor.__class__ = Fading
+        if how == "hook":
+            agent.policy.lstm_actor.register_forward_hook(lambda _, x, out: (out[0], (0.9 * out[1][0], out[1][1])))
+        agents.append(learn(agent))
+    assert_same_agent(*agents)
+    assert not agents[1].is_accelerated
+
+
 def test_recurrent_ppo_takes_a_class_and_its_arguments():
     class Mine(ours.TritonRecurrentRolloutBuffer):
         pass

@@ -28,7 +28,7 @@ from torch.distributions import Distribution
 from rl_triton_adapters import _branches
 from rl_triton_adapters.sb3 import minibatches
 from rl_triton_adapters.sb3.base import replace_methods
-from rl_triton_adapters.sb3.contrib_off_policy import TritonCrossQ, TritonQRDQN, TritonTQC
+from rl_triton_adapters.sb3.contrib_off_policy import TritonCrossQ, TritonQRDQN, TritonTQC, list_renorms
 from rl_triton_adapters.sb3.dqn import TritonDQN
 from rl_triton_adapters.sb3.modes import TrainingModes
 from rl_triton_adapters.sb3.off_policy import average_parameters
@@ -243,6 +243,38 @@ def test_an_actor_that_is_replaced_acts(monkeypatch):
     compare_models(ours, stock, 2e-5)
 
 
+class OtherTarget(BaseCallback):
+    """Another target network in the middle of training."""
+
+    def _on_step(self):
+        if self.n_calls == 30:
+            name = "q_net" if is_discrete(type(self.model)) else "critic"
+            setattr(self.model, f"{name}_target", copy.deepcopy(getattr(self.model, name)))
+        return True
+
+
+class Sensitivity(BaseCallback):
+    """Differentiates by an observation and by what acts."""
+
+    def _on_step(self):
+        with torch.enable_grad():
+            observation = torch.ones(1, 3, requires_grad=True)
+            actions = self.model.policy(observation, deterministic=True)
+            inputs = [observation, *self.model.actor.mu.parameters()]
+            assert all(x.any() for x in torch.autograd.grad(actions.sum(), inputs))
+        return True
+
+
+@pytest.mark.parametrize("kind", [TritonSAC, TritonTD3, TritonDQN])
+def test_a_target_that_is_replaced_is_followed(kind, captured):
+    compare_models(*(train(x, callback=OtherTarget()) for x in (kind, STOCK[kind])), 2e-5 if captured else 0)
+
+
+@pytest.mark.usefixtures("captured")
+def test_a_callback_may_differentiate_through_the_policy():
+    compare_models(*(train(x, callback=Sensitivity()) for x in (TritonTD3, TD3)), 2e-5)
+
+
 class Changes(BaseCallback):
     """Other settings in the middle of training."""
 
@@ -279,6 +311,30 @@ class FixedCoefficient(BaseCallback):
 @pytest.mark.parametrize("kind", [TritonSAC, TritonTQC, TritonCrossQ])
 def test_a_coefficient_that_is_fixed_is_followed(kind):
     compare_models(*(train(x, callback=FixedCoefficient()) for x in (kind, STOCK[kind])), 2e-5)
+
+
+class ResetLayer(BaseCallback):
+    """The last layer of each critic that normalises batches begins its warm-up again."""
+
+    def _on_step(self):
+        if self.n_calls == 40:
+            for critic in self.model.critic.q_networks:
+                list_renorms(critic)[-1].steps.zero_()
+        return True
+
+
+def test_layers_that_normalise_may_have_warm_ups_of_their_own(captured):
+    options = {"renorm_warmup_steps": 12, "optimizer_class": torch.optim.SGD}
+    kinds = TritonCrossQ, CrossQ
+    models = [train(kind, steps=60, callback=ResetLayer(), policy_kwargs=options) for kind in kinds]
+    compare_models(*models, 2e-5 if captured else 0)
+
+
+def test_attributes_of_a_subclass_are_its_own():
+    class Mine(TritonSAC):
+        settings: ClassVar = {"alpha": 1}
+
+    assert train(Mine).is_accelerated
 
 
 @pytest.mark.usefixtures("captured")

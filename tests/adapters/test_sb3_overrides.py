@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("sb3_contrib")
 from overrides import alter, derive, list_methods, make_method, override
 from sb3_contrib import RecurrentPPO
+from sb3_contrib.common.maskable.distributions import MaskableCategorical
 from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 from stable_baselines3 import PPO
@@ -112,6 +113,18 @@ def test_methods_that_the_framework_was_given(task, name, monkeypatch):
 def test_distributions_that_the_framework_was_given(name, monkeypatch):
     monkeypatch.setattr(DiagGaussianDistribution, name, make_method(DiagGaussianDistribution, name))
     assert_same_agent("ppo")
+
+
+@pytest.mark.parametrize("name", ["entropy", "apply_masking"])
+def test_masks_that_the_framework_was_given(name, monkeypatch):
+    """In the class behind the distribution."""
+    stock = getattr(MaskableCategorical, name)
+    own = {
+        "entropy": lambda self: stock(self) * self.probs[:, 0],
+        "apply_masking": lambda self, masks: stock(self, None),
+    }[name]
+    monkeypatch.setattr(MaskableCategorical, name, own)
+    assert_same_agent("maskable", lambda model: setattr(model, "ent_coef", 0.3))
 
 
 def test_algorithms_behind_ours():

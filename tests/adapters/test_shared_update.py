@@ -5,6 +5,7 @@ import torch
 from recorded_graphs import allow_captures
 from torch import nn
 
+from rl_triton_adapters._optimizers import fuse_optimizer
 from rl_triton_adapters.updates import CapturedUpdate, DeferredChecks, find_pointers, find_reason
 
 
@@ -66,6 +67,23 @@ def test_updates_are_those_without_graphs(change, monkeypatch):
     assert ours.captured_update.step.optimizers == [ours.optimizer]
     torch.testing.assert_close(got, want)
     torch.testing.assert_close(ours.network.state_dict(), eager.network.state_dict())
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD])
+@pytest.mark.parametrize("lay_out", [lambda x: x.t().contiguous().t(), lambda x: x.mean().expand_as(x)])
+def test_gradients_of_any_strides_are_stepped_with(kind, lay_out):
+    """One kernel for all parameters reads no strides."""
+    found = []
+    for fuse in (fuse_optimizer, lambda x: None):
+        torch.manual_seed(0)
+        weight = torch.randn(3, 5, requires_grad=True)
+        optimizer = kind([weight], lr=0.1)
+        fuse(optimizer)
+        for _ in range(3):
+            weight.grad = lay_out(torch.randn(3, 5))
+            optimizer.step()
+        found.append(weight.detach())
+    torch.testing.assert_close(*found)
 
 
 def test_reasons(monkeypatch):

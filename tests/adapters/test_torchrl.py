@@ -283,6 +283,18 @@ def test_of_these_only_one_number_is_supported(function, stock, scalars, name):
         call_with_steps(function, random_steps((5, 20, 1)), **{**scalars, name: torch.rand(5, 20, 1)})
 
 
+@every_argument("lmbda", "rho_thresh", "c_thresh")
+def test_these_may_be_learned(function, stock, scalars, name):
+    """TorchRL's function computes them then."""
+    found = []
+    for f in (function, stock):
+        number = torch.tensor(0.8, requires_grad=True)
+        result = call_with_steps(f, random_steps((5, 20, 1)), **{**scalars, name: number})
+        first = result[0] if isinstance(result, tuple) else result
+        found.append(torch.autograd.grad(first.square().sum(), number, allow_unused=True) if first.requires_grad else 0)
+    torch.testing.assert_close(*found)
+
+
 def test_a_discount_for_all_that_follows_is_not_supported():
     with pytest.raises(NotImplementedError, match="rolling_gamma: got False, expected True or None"):
         call_with_steps(

@@ -534,6 +534,27 @@ def test_minibatches_left_to_torchrl(change):
     assert_same_results(fused=False, dtype=torch.float32, batch=batch)
 
 
+@pytest.mark.parametrize("how", ["autocast", "advantages", "coefficient"])
+def test_networks_run_once_where_torchrl_computes(how):
+    """Dropout draws what it draws there."""
+    found = []
+    for loss_class in (ClipPPOLoss, TritonClipPPOLoss):
+        loss = make_loss(loss_class, dtype=torch.float32)
+        calls = []
+        layer = next(x for x in loss.actor_network.modules() if isinstance(x, torch.nn.Linear))
+        layer.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
+        batch = make_minibatch(dtype=torch.float32)
+        if how == "advantages":
+            batch["advantage"], batch["value_target"] = batch["advantage"].double(), batch["value_target"].double()
+        if how == "coefficient":
+            loss.critic_coeff = torch.tensor(1.0, requires_grad=True)
+        with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
+            found.append(loss(batch))
+        assert len(calls) == 1
+    assert loss.reason
+    torch.testing.assert_close(*(dict(x.items()) for x in found))
+
+
 def test_half_precision_is_left_to_torchrl():
     assert_same_results(fused=False, dtype=torch.bfloat16)
 

@@ -45,7 +45,7 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
     """The attributes of the rollout buffer that a step reads."""
     buffer_classes: ClassVar[tuple[type, ...]] = (RolloutBuffer, DictRolloutBuffer, DeviceStorageMixin)
     """Whose minibatches are the rows of these attributes."""
-    settings: ClassVar[tuple[str, ...]] = ("ent_coef", "vf_coef", "max_grad_norm", "normalize_advantage")
+    read_settings: ClassVar[tuple[str, ...]] = ("ent_coef", "vf_coef", "max_grad_norm", "normalize_advantage")
     transient: ClassVar[tuple[str, ...]] = (
         *AcceleratedAlgorithm.transient,
         *("_compiled", "_rollout", "_parameters", "_clip_ranges", "_chooses_buffer"),

@@ -28,7 +28,7 @@ class AcceleratedAlgorithm(BaseAlgorithm):
     Where `is_accelerated` is False, the stock algorithm's own methods run, and `describe_step` says why.
     """
 
-    settings: ClassVar[tuple[str, ...]] = ()
+    read_settings: ClassVar[tuple[str, ...]] = ()
     """The attributes of the algorithm that a step reads; where one changes, steps are captured again."""
     transient: ClassVar[tuple[str, ...]] = ("_update", "_acting")
     """Attributes of a model that no checkpoint has."""
@@ -71,11 +71,20 @@ class AcceleratedAlgorithm(BaseAlgorithm):
             "use_sde: exploration is state-dependent": self.use_sde and self.device.type not in self.sde_devices,
         }
         own = find_override(self, ["train"], PACKAGES, behind=AcceleratedAlgorithm)
-        return find_off_switch() or find_reason(obstacles) or own or find_override(type(self), self.settings, PACKAGES)
+        return (
+            find_off_switch()
+            or find_reason(obstacles)
+            or own
+            or find_override(type(self), self.read_settings, PACKAGES)
+        )
 
     def _list_optimizers(self) -> list[Optimizer]:
         """The optimizers that a step calls."""
         return [self.policy.optimizer]
+
+    def _list_modules(self) -> list[nn.Module]:
+        """What a step learns or calls."""
+        return [self.policy]
 
     def _list_actors(self) -> list[nn.Module]:
         """What acts: parts of the policy that are all that acting reads."""
@@ -83,13 +92,13 @@ class AcceleratedAlgorithm(BaseAlgorithm):
 
     def _list_settings(self) -> list[Any]:
         """What a step reads besides its inputs, as it is compared."""
-        return [getattr(self, name) for name in self.settings]
+        return [getattr(self, name) for name in self.read_settings]
 
     def _find_update(self) -> CapturedStep:
         """The step of the policy and optimizers as they are now; it says why it is not captured."""
         self.acceleration = check_acceleration(self.acceleration)  # it may have been set since
         known, stock = self._update.step, self.find_obstacle()
-        step = self._update.find_step([self.policy], self._list_optimizers(), stock=stock)
+        step = self._update.find_step(self._list_modules(), self._list_optimizers(), stock=stock)
         actors = self._list_actors()
         if step is not known or self._acting is None or self._acting.modules != actors:
             self._forget_inputs()

@@ -42,7 +42,7 @@ APPROX_KL = [*STATISTICS].index("approx_kl")
 class PPOUpdateMixin(AcceleratedMixin):
     """The update of PPO with a fused loss. Put it in front of `PPO`, or of an algorithm with the same loss and logs."""
 
-    settings: ClassVar[tuple[str, ...]] = (*AcceleratedMixin.settings, "target_kl")
+    read_settings: ClassVar[tuple[str, ...]] = (*AcceleratedMixin.read_settings, "target_kl")
 
     batch_size: Any
     n_epochs: int

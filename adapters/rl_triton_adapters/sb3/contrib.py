@@ -12,11 +12,13 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import LSTM
 
 from rl_triton_adapters._optimizers import fuse_optimizer
+from rl_triton_adapters._overrides import find_override, has_hooks
 from rl_triton_adapters._switch import find_off_switch
 from rl_triton_adapters._versions import explain_import
-from rl_triton_adapters.sb3.base import check_acceleration, replace_methods
+from rl_triton_adapters.sb3.base import PACKAGES, check_acceleration, replace_methods
 from rl_triton_adapters.sb3.buffers import TritonGAEMixin, rollout_buffer_class_for
 from rl_triton_adapters.sb3.captured import PPOUpdateMixin
 from rl_triton_adapters.sb3.device import DeviceStorageMixin
@@ -192,9 +194,12 @@ class TritonRecurrentPPO(RecurrentPPO):
         """Why RecurrentPPO's own update runs; empty if it does not."""
         if find_off_switch() or check_acceleration(self.acceleration) == "off":
             return find_off_switch() or "switched off"
-        stock = RecurrentActorCriticPolicy
-        is_plain = isinstance(self.policy, stock) and self.policy._process_sequence is stock._process_sequence
-        return "" if is_plain else f"{type(self.policy).__name__} may have a _process_sequence of its own"
+        own = find_override(self.policy, ["_process_sequence"], PACKAGES)
+        lstms = [getattr(self.policy, name, None) for name in ("lstm_actor", "lstm_critic")]
+        is_plain = isinstance(self.policy, RecurrentActorCriticPolicy) and all(
+            x is None or (type(x) is LSTM and not has_hooks(x) and "forward" not in vars(x)) for x in lstms
+        )
+        return own or ("" if is_plain else f"{type(self.policy).__name__} has an LSTM of its own, or one with hooks")
 
     def train(self) -> None:
         """Update the policy, as RecurrentPPO does."""

@@ -29,7 +29,7 @@ class TritonTQC(EntropyMixin, TQC):
     All that is said of `TritonSAC` holds. With `acceleration="off"` it is `TQC`.
     """
 
-    settings: ClassVar[tuple[str, ...]] = (*EntropyMixin.settings, "top_quantiles_to_drop_per_net")
+    read_settings: ClassVar[tuple[str, ...]] = (*EntropyMixin.read_settings, "top_quantiles_to_drop_per_net")
 
     def _evaluate_targets(self, batch: Any, next_actions: Tensor, next_terms: Tensor) -> Tensor:
         quantiles = self.critic_target(batch.next_observations, next_actions).flatten(1).sort()[0]
@@ -73,7 +73,7 @@ class TritonCrossQ(EntropyMixin, CrossQ):
     All that is said of `TritonSAC` holds. With `acceleration="off"` it is `CrossQ`.
     """
 
-    settings: ClassVar[tuple[str, ...]] = ("gamma", "target_entropy")
+    read_settings: ClassVar[tuple[str, ...]] = ("gamma", "target_entropy")
     transient: ClassVar[tuple[str, ...]] = (*EntropyMixin.transient, "_renorm_steps")
 
     policy_delay: int
@@ -89,15 +89,16 @@ class TritonCrossQ(EntropyMixin, CrossQ):
         self.critic.set_bn_training_mode(False)
         self._renorm_steps = [count_renorm_steps(x) for x in (self.critic, self.actor)]
 
-    def _choose_parts(self, index: int) -> tuple[bool, ...]:
-        """Whether the actor learns, too, and whether the warm-ups of the critic's and the actor's layers are over."""
+    def _choose_parts(self, index: int) -> tuple[Any, ...]:
+        """Whether the actor learns, too, and of which layers of the critic and the actor the warm-up is over."""
         before = self._n_updates - 1
         actor_index = before // self.policy_delay - (before - index) // self.policy_delay
-        (of_critic, warm_up), (of_actor, actor_warm_up) = self._renorm_steps
-        updates_actor = self._n_updates % self.policy_delay == 0
-        return updates_actor, of_critic + index > warm_up, of_actor + actor_index > actor_warm_up
+        of_critic, of_actor = self._renorm_steps
+        warm = tuple(seen + index > warm_up for seen, warm_up in of_critic)
+        actor_warm = tuple(seen + actor_index > warm_up for seen, warm_up in of_actor)
+        return self._n_updates % self.policy_delay == 0, warm, actor_warm
 
-    def _learn(self, batch: Any, *parts: bool) -> dict[str, Tensor]:
+    def _learn(self, batch: Any, *parts: Any) -> dict[str, Tensor]:
         updates_actor, is_warm, is_actor_warm = parts
         ent_coef = self._find_entropy_coefficient()
         with torch.no_grad():
@@ -115,7 +116,7 @@ class TritonCrossQ(EntropyMixin, CrossQ):
         statistics = {"ent_coef": ent_coef.reshape(()), "critic_loss": critic_loss.detach()}
         return statistics | self._update_policy(batch, ent_coef, is_actor_warm) if updates_actor else statistics
 
-    def _update_policy(self, batch: Any, ent_coef: Tensor, is_warm: bool) -> dict[str, Tensor]:
+    def _update_policy(self, batch: Any, ent_coef: Tensor, is_warm: tuple[bool, ...]) -> dict[str, Tensor]:
         """Learn the policy and the entropy coefficient."""
         with learn_statistics(self.actor, is_warm):
             actions, log_probs = self.actor.action_log_prob(batch.observations)
@@ -129,18 +130,18 @@ def list_renorms(network: nn.Module) -> list[Any]:
     return [x for x in network.modules() if isinstance(x, BatchRenorm)]
 
 
-def count_renorm_steps(network: nn.Module) -> tuple[int, int]:
-    """How many batches the layers of a network have seen, and how many are their warm-up; they have the same."""
-    return next(((int(x.steps), x.warmup_steps) for x in list_renorms(network)), (0, 0))
+def count_renorm_steps(network: nn.Module) -> list[tuple[int, int]]:
+    """How many batches each of these layers of a network has seen, and how many are its warm-up."""
+    return [(int(x.steps), x.warmup_steps) for x in list_renorms(network)]
 
 
 @contextmanager
-def learn_statistics(network: Any, is_warm: bool) -> Iterator[None]:
+def learn_statistics(network: Any, is_warm: tuple[bool, ...]) -> Iterator[None]:
     """Inside, the layers that normalise batches learn their statistics, and need not ask the device how many they saw.
 
     Args:
         network: An actor or a critic.
-        is_warm: Whether the layers' warm-up is over.
+        is_warm: Whether the warm-up of each of these layers is over.
     """
     network.set_bn_training_mode(True)
     try:
@@ -153,13 +154,13 @@ def learn_statistics(network: Any, is_warm: bool) -> Iterator[None]:
 class KnownSteps(TorchFunctionMode):
     """Inside, the question whether a layer has seen more batches than its warm-up has its answer."""
 
-    def __init__(self, layers: list[Any], answer: bool) -> None:
-        """Of all these layers it is the same."""
+    def __init__(self, layers: list[Any], answers: tuple[bool, ...]) -> None:
+        """One for each of the layers."""
         super().__init__()
-        self.steps, self.answer = {id(x.steps) for x in layers}, answer
+        self.answers = {id(x.steps): answer for x, answer in zip(layers, answers, strict=True)}
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Answer, or go on."""
-        if function in (torch.Tensor.__gt__, torch.Tensor.gt) and id(args[0]) in self.steps:
-            return self.answer
+        if function in (torch.Tensor.__gt__, torch.Tensor.gt) and id(args[0]) in self.answers:
+            return self.answers[id(args[0])]
         return function(*args, **(kwargs or {}))

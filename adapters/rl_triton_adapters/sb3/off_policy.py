@@ -31,6 +31,8 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 ACTORS = ("actor", "q_net", "quantile_net")
 """What a policy acts with, by its names in the algorithms."""
+NETWORKS = (*ACTORS, "critic", "actor_target", "critic_target", "q_net_target", "quantile_net_target")
+"""What gradient steps call."""
 
 
 class Unread(NamedTuple):
@@ -50,7 +52,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
     `describe_step` says why.
     """
 
-    settings: ClassVar[tuple[str, ...]] = ("gamma", "tau")
+    read_settings: ClassVar[tuple[str, ...]] = ("gamma", "tau")
     transient: ClassVar[tuple[str, ...]] = (
         *AcceleratedAlgorithm.transient,
         *("_form", "_checks", "_modes", "_is_learning", "_unfinished"),
@@ -129,6 +131,11 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
     def _unpack(self, batch: Any) -> Any:
         """The samples of a minibatch as it was drawn."""
         return batch if self._form is None else unpack_minibatch(batch, self._form)
+
+    def _list_modules(self) -> list[nn.Module]:
+        """The networks that a callback has put in the place of the policy's, too."""
+        networks, inside = (getattr(self, name, None) for name in NETWORKS), [*self.policy.children()]
+        return [self.policy, *(x for x in networks if isinstance(x, nn.Module) and not any(x is y for y in inside))]
 
     def _prepare_policy(self) -> None:
         """Before the first gradient step of an update."""
@@ -249,10 +256,11 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
     def _act(self, observation: Any, deterministic: bool = False) -> Tensor:
         """Return what the policy's `_predict` does, in host memory; where that raises an error, so does this."""
         assert self._acting is not None
-        actions: Tensor = self._acting(observation, deterministic).cpu()
-        self._finish_update()
-        if not actions.isnan().any():
-            return actions
+        if not torch.is_grad_enabled():
+            actions: Tensor = self._acting(observation, deterministic).cpu()
+            self._finish_update()
+            if not actions.isnan().any():
+                return actions
         stock: Tensor = type(self.policy)._predict(self.policy, observation, deterministic)
         return stock
 

@@ -1,5 +1,6 @@
 """Stable-Baselines3: actions and loss of a policy, computed without distribution objects where its parts are known."""
 
+import sys
 from math import log, nan, pi, sqrt
 from typing import Any
 
@@ -42,8 +43,15 @@ def find_head(policy: Any) -> str | None:
         find_override(policy, METHODS, PACKAGES)
         or find_override(type(policy), ["forward"], PACKAGES)  # ours is on the policy itself
         or find_override(distribution, DISTRIBUTION_METHODS, PACKAGES)
+        or find_override(find_masked(kind), DISTRIBUTION_METHODS, (*PACKAGES, "torch"))
     )
     return None if is_changed else HEADS.get(f"{kind.__module__}.{kind.__qualname__}")
+
+
+def find_masked(kind: type) -> type:
+    """The class that a distribution with masks computes with, as it is by its name now; else the distribution's own."""
+    found = vars(sys.modules[kind.__module__]).get("MaskableCategorical")
+    return found if isinstance(found, type) else kind
 
 
 def list_sizes(distribution: Any) -> list[int]:

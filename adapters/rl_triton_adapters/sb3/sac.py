@@ -19,7 +19,7 @@ __all__ = ["TritonSAC"]
 class EntropyMixin(OffPolicyMixin):
     """The gradient step of SAC, whatever its critics are. Put it in front of an algorithm that has its other parts."""
 
-    settings: ClassVar[tuple[str, ...]] = (*OffPolicyMixin.settings, "target_entropy")
+    read_settings: ClassVar[tuple[str, ...]] = (*OffPolicyMixin.read_settings, "target_entropy")
 
     actor: Any
     critic: Any

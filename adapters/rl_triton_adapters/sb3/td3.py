@@ -19,7 +19,11 @@ __all__ = ["TritonDDPG", "TritonTD3"]
 class TD3UpdateMixin(OffPolicyMixin):
     """The gradient step of TD3. Put it in front of `TD3`, or of an algorithm that is one."""
 
-    settings: ClassVar[tuple[str, ...]] = (*OffPolicyMixin.settings, "target_policy_noise", "target_noise_clip")
+    read_settings: ClassVar[tuple[str, ...]] = (
+        *OffPolicyMixin.read_settings,
+        "target_policy_noise",
+        "target_noise_clip",
+    )
     usual_batch_size: ClassVar[int] = 100
 
     actor: Any

@@ -18,7 +18,7 @@ from rsl_rl.modules import RNN
 from rsl_rl.modules.distribution import GaussianDistribution
 
 MODEL_METHODS = ("__call__", "forward", "get_latent")
-"""Of a recurrent model, which a step goes around."""
+"""Of a recurrent model and of the parts that remember, which a step goes around."""
 FIELDS = ("values", "returns", "advantages", "actions", "observations", "actions_log_prob")
 """What a step reads of the storage, besides the parameters of distributions."""
 
@@ -32,8 +32,8 @@ def is_known(model: Any) -> bool:
     """Whether `compute_outputs` computes what a recurrent model does."""
     if not isinstance(model, RNNModel) or type(model.rnn) is not RNN:
         return False
-    is_hooked = any(map(has_hooks, (model, model.rnn, model.rnn.rnn)))
-    return not is_hooked and not find_override(model, MODEL_METHODS, ("rsl_rl", "torch"))
+    parts = (model, model.rnn, model.rnn.rnn)
+    return not any(has_hooks(x) or find_override(x, MODEL_METHODS, ("rsl_rl", "torch")) for x in parts)
 
 
 def compute_outputs(model: Any, observations: Any, states: list[Tensor], begins: Tensor) -> Tensor:

@@ -122,6 +122,8 @@ def test_compiled_models_are_captured_uncompiled(monkeypatch):
     ("change", "reason"),
     [
         (lambda alg: override(alg.actor, "get_latent"), "a recurrent model is not RSL-RL's"),
+        (lambda alg: override(alg.actor.rnn, "forward"), "a recurrent model is not RSL-RL's"),
+        (lambda alg: override(alg.critic.rnn.rnn, "forward"), "a recurrent model is not RSL-RL's"),
         (lambda alg: alg.critic.rnn.register_forward_hook(lambda *_: None), "a recurrent model is not RSL-RL's"),
         (lambda alg: setattr(alg, "rnd", object()), "this RSL-RL distils random networks in its update"),
     ],

@@ -64,14 +64,17 @@ def compute_outputs(model: Any, observations: Any, states: list[Tensor], begins:
 
 
 class StepMixin:
-    """Minibatches of the storage, and the step of the optimizers with one of them. Put it in front of `PPO`.
+    """Minibatches of the storage, and the step of the optimizers with one of them. Put it in front of `PPO`."""
 
-    The models are those that `torch_compile_mode` compiles, not compiled: a graph launches their kernels at once.
-    """
+    @property
+    def _models(self) -> list[Any]:
+        """Actor and critic of the moment; what `torch.compile` has compiled, not compiled: graphs need no compiler."""
+        pair = (self.actor, self.critic)
+        return [x if not isinstance(x, nn.Module) or has_hooks(x) else x._modules.get("_orig_mod", x) for x in pair]
 
     @property
     def _is_recurrent(self) -> bool:
-        return bool(self._raw_actor.is_recurrent or self._raw_critic.is_recurrent)
+        return bool(self.actor.is_recurrent or self.critic.is_recurrent)
 
     def _count_samples(self) -> int:
         """The samples of a rollout; for recurrent models, the environments."""
@@ -122,7 +125,7 @@ class StepMixin:
             if self.rnd:
                 extra.append(self.rnd.compute_loss(batch.observations[:size]))
             if self.symmetry:
-                extra.append(self.symmetry.compute_loss(self._raw_actor, batch, size))
+                extra.append(self.symmetry.compute_loss(self._models[0], batch, size))
                 if self.symmetry.use_mirror_loss:
                     loss = loss + self.symmetry.mirror_loss_coeff * extra[-1]
         self.optimizer.zero_grad()
@@ -144,7 +147,7 @@ class StepMixin:
 
         A draw from `Normal` waits for the device; `randn_like` takes as many random numbers and does not.
         """
-        actor = self._raw_actor
+        actor = self._models[0]
         if not (self._is_gaussian or actor.is_recurrent):
             actor(batch.observations, masks=None, hidden_state=None, stochastic_output=True)
             return
@@ -160,7 +163,7 @@ class StepMixin:
 
     def _apply_critic(self, batch: SimpleNamespace) -> Tensor:
         """Compute values."""
-        critic = self._raw_critic
+        critic = self._models[1]
         if critic.is_recurrent:
             return compute_outputs(critic, batch.observations, batch.critic_states, batch.begins)
         values: Tensor = critic(batch.observations, masks=None, hidden_state=None)

@@ -14,6 +14,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch import nn
 
 from rl_triton_adapters._overrides import find_override, has_hooks
 from rl_triton_adapters._switch import find_off_switch
@@ -78,8 +79,6 @@ class TritonPPO(StepMixin, PPO):
         if not isinstance(triton, bool):
             raise TypeError(f"triton: got {type(triton).__name__}, expected a bool")
         super().__init__(*args, **kwargs)
-        if not hasattr(self, "_raw_actor"):  # RSL-RL 5.0, which compiles no models
-            self._raw_actor, self._raw_critic = self.actor, self.critic
         self.triton = triton and not find_off_switch()
         self._is_gaussian = False
         self._rollout: dict[str, Any] = {}
@@ -100,7 +99,7 @@ class TritonPPO(StepMixin, PPO):
         return self._update.describe("those of RSL-RL")
 
     def _find_step(self) -> CapturedStep:
-        modules, optimizers = [self._raw_actor, self._raw_critic], [self.optimizer]
+        modules, optimizers = [x for x in self._models if isinstance(x, nn.Module)], [self.optimizer]
         if hasattr(self.rnd, "compute_loss"):
             modules += [self.rnd.predictor, self.rnd.target, self.rnd.state_normalizer]
             optimizers.append(self.rnd.optimizer)
@@ -110,19 +109,20 @@ class TritonPPO(StepMixin, PPO):
 
     def _has_gaussian_policy(self) -> bool:
         """Whether the actor's outputs are those of a Gaussian, and nothing that is gone around was changed."""
-        distribution = self.actor.distribution
+        actor, distribution = self._models[0], getattr(self.actor, "distribution", None)
         return (
             type(distribution) in (GaussianDistribution, HeteroscedasticGaussianDistribution)
-            and not find_override(self._raw_actor, ACTOR_METHODS, PACKAGES)
+            and not find_override(actor, ACTOR_METHODS, PACKAGES)
             and not find_override(distribution, DISTRIBUTION_METHODS, PACKAGES)
-            and not any(map(has_hooks, (self.actor, self._raw_actor)))
+            and not has_hooks(actor)
         )
 
     def _find_obstacle(self) -> str:
-        recurrent = [x for x in (self._raw_actor, self._raw_critic) if x.is_recurrent]
+        recurrent = [x for x in self._models if x.is_recurrent]
         has_states = not recurrent or hasattr(self.storage, "saved_hidden_state_a")
         obstacles = {
             "switched off": not self.triton,
+            "a model is no module of PyTorch": not all(isinstance(x, nn.Module) for x in self._models),
             "this RSL-RL records the states of recurrent models elsewhere": not has_states,
             "a recurrent model is not RSL-RL's": not all(map(is_known, recurrent)),
             "this RSL-RL distils random networks in its update": self.rnd and not hasattr(self.rnd, "compute_loss"),
@@ -139,8 +139,8 @@ class TritonPPO(StepMixin, PPO):
 
     def process_env_step(self, *args: Any, **kwargs: Any) -> None:
         """Record a step as `PPO` does, and keep statistics of observations where graphs read them."""
-        has_graphs = self.triton and not UPDATE_NORMALIZES
-        with keep_buffers([self._raw_actor, self._raw_critic]) if has_graphs else nullcontext():
+        step = self._update.step if self.triton and not UPDATE_NORMALIZES else None
+        with keep_buffers(step.modules) if step else nullcontext():
             super().process_env_step(*args, **kwargs)
 
     # -- advantages ----------------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ class TritonPPO(StepMixin, PPO):
         losses = dict(zip(names, rows.double().mean(dim=0).tolist(), strict=True))
         self.learning_rate = self._rate.item()
         if UPDATE_NORMALIZES:
-            models = [x for x in (self._raw_actor, self._raw_critic, self.rnd) if x is not None]
+            models = [*self._models, *[self.rnd] * bool(self.rnd)]
             with keep_buffers(models):
                 for model in models:
                     model.update_normalization(self.storage.observations.flatten(0, 1))

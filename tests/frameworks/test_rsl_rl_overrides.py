@@ -4,10 +4,12 @@ import inspect
 from collections import Counter
 
 import pytest
+import torch
+from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 pytest.importorskip("rsl_rl")
-from overrides import alter, derive, list_methods, make_method, override
+from overrides import alter, alter_call, derive, list_methods, make_method, override
 from rsl_rl.algorithms import PPO
 from rsl_rl.models import MLPModel
 from rsl_rl.modules.distribution import GaussianDistribution
@@ -99,6 +101,69 @@ def test_a_policy_changes_between_updates(monkeypatch):
         train(runner, 1)
     compare(*runners[::-1], rtol=1e-4, atol=2e-6)
     assert graphs.captures == 2
+
+
+class Around(nn.Module):
+    """A model around another one, of which all other attributes are."""
+
+    hidden: tuple[str, ...] = ()
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args, **kwargs):
+        return alter_call(self.model, *args, **kwargs)
+
+    def __getattr__(self, name):
+        own = name == "model" or name in self.hidden
+        return super().__getattr__(name) if own else getattr(self.model, name)
+
+
+class Narrow(Around):
+    """Without what `PPO` does not ask for."""
+
+    hidden = ("distribution",)
+
+
+class NoModule:
+    """The same of a class that is no module."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def __call__(self, *args, **kwargs):
+        return alter_call(self.model, *args, **kwargs)
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)
+
+
+def replace(model):
+    """Another one, with other parameters."""
+    alg = make_runner("PPO", seed=3).alg
+    return alg.actor if model.distribution else alg.critic
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+@pytest.mark.parametrize("name", ["actor", "critic"])
+@pytest.mark.parametrize("change", [Around, Narrow, NoModule, replace])
+def test_models_that_take_the_place_of_others(change, name, captured, monkeypatch):
+    """Between updates, around them or with an optimizer of their own; a graph of the former ones is given up."""
+    runners = [make_runner(class_name) for class_name in ("PPO", TritonPPO)]
+    if captured:
+        use_graphs(monkeypatch, runners[1])
+    for runner in runners:
+        train(runner, 1)
+        alg = runner.alg
+        setattr(alg, name, change(getattr(alg, name)))
+        if change is replace:
+            alg.optimizer = torch.optim.Adam([*alg.actor.parameters(), *alg.critic.parameters()], lr=1e-3)
+        train(runner, 2)
+    compare(*runners[::-1], rtol=1e-4, atol=2e-6)
+    update = runners[1].alg._update
+    assert update.stock == ("a model is no module of PyTorch" if change is NoModule else "")
+    assert update.step.graphs.captures == 1 if captured and not update.stock else update.step.reason
 
 
 def test_a_storage_with_minibatches_of_its_own():

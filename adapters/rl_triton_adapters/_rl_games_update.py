@@ -6,10 +6,11 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+from rl_games.common import common_losses
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from rl_triton_adapters._overrides import find_override
+from rl_triton_adapters._overrides import find_override, is_written_in
 from rl_triton_adapters._rl_games_central_value import CapturedCentralValue, prepare_model
 from rl_triton_adapters.updates import CapturedUpdate, DeferredChecks, find_reason
 from rl_triton_core.capture import keep_buffers
@@ -30,10 +31,18 @@ SETTINGS = (
     *("has_value_loss", "truncate_grads", "grad_norm", "mixed_precision", "scaler"),
 )
 """The agent's attributes that a step reads; where one changes, steps are captured again."""
+LOSSES = ("actor_loss", "critic_loss", "default_critic_loss")
+"""Functions of RL-Games that a loss of ours stands for, and that a graph calls at its capture alone."""
 CAPTURING_MODES = ("reduce-overhead", "max-autotune")
 """Modes in which `torch.compile` captures graphs of its own."""
 RATE = 4
 """Where the learning rate is in what a step leaves."""
+
+
+def find_own_loss() -> str:
+    """Say which function a user has put in the place of one of RL-Games' losses; empty if there is none."""
+    functions = {f"{name} is not RL-Games'": getattr(common_losses, name, None) for name in LOSSES}
+    return find_reason({text: not is_written_in(("rl_games", "torch"), x) for text, x in functions.items()})
 
 
 class CapturedUpdateMixin:
@@ -76,8 +85,8 @@ class CapturedUpdateMixin:
         modes = compiled if isinstance(compiled, dict) else {"mode": compiled}
         mode = modes.get("mode")
         if self.has_central_value:
-            self._central_value.find_step(self.central_value_net, self._find_compiler(modes.get("critic_mode", mode)))
-        stock = self._find_compiler(mode) or find_reason(
+            self._central_value.find_step(self.central_value_net, self._find_refusal(modes.get("critic_mode", mode)))
+        stock = self._find_refusal(mode) or find_reason(
             {
                 "use_diagnostics reads from the device in every minibatch": getattr(self, "use_diagnostics", False),
                 "zero_rnn_on_done reads from the device where episodes end": self.is_rnn and self.zero_rnn_on_done,
@@ -89,10 +98,10 @@ class CapturedUpdateMixin:
         self._captured.find_step([self.model], [self.optimizer], stock=stock, is_averaged=self.multi_gpu)
         self.use_fused_kernel = self._has_fused_kernel and bool(self._captured.stock)
 
-    def _find_compiler(self, mode: Any) -> str:
-        """Why nothing is captured of a model that `torch.compile` compiles in this mode; empty if it may be."""
+    def _find_refusal(self, mode: Any) -> str:
+        """Why steps are not captured with this mode of `torch.compile` and these losses; empty if they may be."""
         captures = f"torch_compile={mode} captures graphs of its own"
-        return find_reason({"switched off": not self.triton, captures: mode in CAPTURING_MODES})
+        return find_reason({"switched off": not self.triton, captures: mode in CAPTURING_MODES}) or find_own_loss()
 
     def prepare_dataset(self, batch_dict: dict[str, Any]) -> None:
         """Prepare the minibatches of an update, as the agent does, and keep statistics where graphs read them."""

@@ -26,7 +26,7 @@ try:
     from rl_games.algos_torch.a2c_discrete import DiscreteA2CAgent
     from rl_games.common import common_losses
 
-    from rl_triton_adapters._rl_games_update import CapturedUpdateMixin
+    from rl_triton_adapters._rl_games_update import CapturedUpdateMixin, find_own_loss
 except ImportError as error:
     raise explain_import(__name__, error, "rl-games", "1.6.1") from error
 
@@ -182,7 +182,7 @@ class TritonA2CAgent(CapturedUpdateMixin, TritonAdvantagesMixin, A2CAgent):
     def _is_fused(self, actor_loss_func: Any, values: Tensor, rnn_masks: Tensor | None) -> bool:
         clipped = self.ppo and actor_loss_func is common_losses.actor_loss
         plain = self.has_value_loss and values.shape[-1] == 1 and rnn_masks is None and not self.mixed_precision
-        own = find_override(self, ["calc_losses"], PACKAGES, behind=TritonA2CAgent)
+        own = find_override(self, ["calc_losses"], PACKAGES, behind=TritonA2CAgent) or find_own_loss()
         return self.triton and clipped and plain and not own
 
 

@@ -12,7 +12,7 @@ from overrides import override
 from ppo_rl_games import TensorEnv
 from recorded_graphs import allow_captures
 from rl_games.algos_torch.a2c_continuous import A2CAgent
-from rl_games.common import env_configurations, vecenv
+from rl_games.common import common_losses, env_configurations, vecenv
 from rl_games.common.a2c_common import A2CBase
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_rl_games import CLASSES, compare, get_state, list_trainers, make_agent
@@ -372,6 +372,19 @@ def test_methods_of_users_are_not_captured(tmp_path, monkeypatch):
     behind = type("Ours", (CLASSES["pendulum"], Own), {})
     agent = make_agent("triton", "pendulum", tmp_path, kind=behind)
     assert agent.describe_step() == "updates are those of RL-Games: Own has its own calc_gradients"
+
+
+@pytest.mark.parametrize("env", CLASSES)
+@pytest.mark.parametrize("name", ["actor_loss", "critic_loss", "default_critic_loss"])
+def test_losses_that_rl_games_was_given(name, env, tmp_path, monkeypatch):
+    """For all of its agents: no loss of ours stands for them, and no graph keeps them."""
+    allow_captures(monkeypatch)
+    monkeypatch.setattr(common_losses, name, getattr(common_losses, name))  # which puts it back
+    override(common_losses, name)
+    ours, stock = (train(make_agent(mode, env, tmp_path, with_central_value())) for mode in ("triton", "stock"))
+    text = f"updates are those of RL-Games: {name} is not RL-Games'"
+    assert ours.describe_step() == f"{text}; {OTHER}{text}"
+    compare_all(ours, stock, rtol=1e-4, atol=1e-5)
 
 
 def train_in_rank(rank, device, arm, folder):

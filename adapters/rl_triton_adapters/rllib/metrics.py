@@ -43,7 +43,8 @@ class LateMetrics:
 
     def log_value(self, key: Any, value: Any, **options: Any) -> None:
         """Log a value, at once or later."""
-        known = self.numbers.get((key, *options.items())) if type(value) is int else None
+        key, is_plain = tuple(key) if isinstance(key, list) else key, options.keys() <= NAMES
+        known = self.numbers.get((key, *options.items())) if type(value) is int and is_plain else None
         if threading.get_ident() != self.thread:
             self.metrics.log_value(key, value, **options)
         elif known is not None:  # most calls: those that RLlib makes for every minibatch
@@ -52,14 +53,14 @@ class LateMetrics:
             self.keep(key, value)
         elif self.is_captured:
             raise RuntimeError(f"metric {key!r}: got {type(value).__name__} with {options}, expected a last tensor")
-        elif isinstance(value, KEPT.get(options.get("reduce", ""), ())) and options.keys() <= NAMES:
+        elif isinstance(value, KEPT.get(options.get("reduce", ""), ())) and is_plain:
             self.numbers.setdefault((key, *options.items()), []).append(value)
         else:
             self.metrics.log_value(key, value, **options)
 
-    def log_dict(self, values: dict[Any, Any], *, key: Any = None, **options: Any) -> None:
+    def log_dict(self, value_dict: dict[Any, Any], *, key: Any = None, **options: Any) -> None:
         """Log all values of a possibly nested dict."""
-        for path, value in tree.flatten_with_path(values):
+        for path, value in tree.flatten_with_path(value_dict):
             self.log_value((*force_tuple(key), *tree.flatten(path)), value, **{"reduce": "mean", **options})
 
     def flush(self) -> None:

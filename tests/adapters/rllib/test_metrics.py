@@ -49,6 +49,25 @@ def test_results_are_those_of_rllib(updates, as_dict):
     np.testing.assert_allclose([got[name] for name in want], list(want.values()))
 
 
+@pytest.mark.parametrize(
+    ("log", "seen"),
+    [
+        (lambda metrics: metrics.log_dict(value_dict={"y": 2}, key=["a", "x"], window=1), ("a", "x", "y")),
+        (lambda metrics: metrics.log_value(key=["a", "x"], value=torch.tensor(2.0), window=1), ("a", "x")),
+        (lambda metrics: metrics.log_value(["a", "x"], 2, reduce="sum"), ("a", "x")),
+        (lambda metrics: metrics.log_value("x", 2, reduce="percentiles", percentiles=[50], window=5), "x"),
+    ],
+    ids=["dict by name", "list", "list summed up", "options that are lists"],
+)
+def test_arguments_are_those_of_rllib(log, seen):
+    found = []
+    for metrics in (MetricsLogger(), LateMetrics(MetricsLogger())):
+        log(metrics)
+        log(metrics)
+        found.append(metrics.peek(seen))
+    assert found[1] == found[0]
+
+
 def test_what_is_logged_many_times_reaches_rllib_once():
     metrics = MetricsLogger()
     calls, log_value = [], metrics.log_value

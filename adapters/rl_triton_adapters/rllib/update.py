@@ -19,7 +19,7 @@ from ray.rllib.utils.torch_utils import clip_gradients
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from rl_triton_adapters._optimizers import clip_by_norm, fuse_optimizer
+from rl_triton_adapters._optimizers import clip_by_norm, fuse_optimizer, release_optimizer
 from rl_triton_adapters._overrides import is_written_in, unwrap
 from rl_triton_adapters.rllib.compiled import find_compiled, run_compiled
 from rl_triton_adapters.rllib.loss import FusedLoss, find_distributions
@@ -34,11 +34,12 @@ UPDATE = ("_update", "_uncompiled_update")
 """What makes a step. A learner with one of its own makes its own steps."""
 LOSS = ("compute_loss_for_module",)
 LOSSES = ("compute_losses", *LOSS)
-APPLY = ("apply_gradients",)
+APPLY = ("apply_gradients", "get_optimizer", "get_optimizers_for_module", "filter_param_dict_for_optimizer")
 STEP = (*LOSSES, "compute_gradients", "postprocess_gradients", "postprocess_gradients_for_module", *APPLY)
 """What a step calls. A learner with one of its own may do there what no graph can repeat."""
-LOGS = ("_log_metrics", "_log_steps_trained_metrics", "_compute_off_policyness", "_get_clip_function")
-"""What RLlib calls for every minibatch besides, and a compiled update does not."""
+CHECK, ITERATOR = ("_compute_off_policyness",), ("_create_iterator_if_necessary",)
+LOGS = ("_log_metrics", "_log_steps_trained_metrics", "_get_clip_function", *CHECK, *ITERATOR)
+"""What RLlib has for every minibatch besides, and a compiled update does not."""
 PACKAGES = ("ray", "rl_triton_adapters")
 """Where the methods come from that are not the user's."""
 SETTINGS = (
@@ -66,14 +67,14 @@ class Update:
         self.last_batch: dict[str, Any] = {}
         self.own: list[str] = []
         """Methods that were set on the learner itself."""
-        self.is_stock_apply = False
+        self.is_stock_apply = self.logs_every_batch = False
 
     def find_step(self) -> CapturedStep:
         """The step of the modules and optimizers as they are now; it says why it is not captured."""
         learner, update = self.learner, self.captured
         modules = [x for _, x in learner.module.items() if isinstance(x, nn.Module)]
         optimizers = list(learner._named_optimizers.values())
-        own = [name for name in STEP if name in vars(learner)]
+        own = [name for name in (*STEP, *CHECK) if name in vars(learner)]
         if not update.is_of(modules, optimizers) or own != self.own:  # else nothing else has changed
             self.own = own
             self.num_not_finite = torch.zeros((), device=learner._device)
@@ -114,6 +115,7 @@ class Update:
             "the loss is RLlib's": self.loss and any(self.loss.find_head(name) is None for name, _ in actors),
         }
         self.is_stock_apply = scaled or scheduled or bool(own_apply)
+        self.logs_every_batch = bool(find_own_method(learner, CHECK))
         return find_reason(reasons_for_stock), find_reason(obstacles)
 
     def describe(self) -> str:
@@ -154,10 +156,14 @@ class Update:
                 yield self.make_most_steps(updates, iterator, metrics)
             else:
                 for optimizer in () if compiled else learner._named_optimizers.values():
-                    fuse_optimizer(optimizer)  # compiled updates refuse it
-                yield from slice_minibatches(iterator, self.is_captured) if is_sliced else iterator
+                    fuse_optimizer(optimizer)
+                is_own = find_own_method(learner, ITERATOR)  # which may change minibatches in place
+                is_shared = partial(bool, False) if is_own else self.is_captured
+                yield from slice_minibatches(iterator, is_shared) if is_sliced else iterator
         finally:
             learner.metrics = metrics.metrics
+            for optimizer in () if self.is_captured() else learner._named_optimizers.values():
+                release_optimizer(optimizer)  # compiled updates refuse its hooks, and graphs new ones
         metrics.flush()
         if self.last_batch:
             learner._compute_off_policyness(self.last_batch)
@@ -184,7 +190,10 @@ class Update:
         step, learner = self.find_step(), self.learner
         if self.captured.stock:
             return make_stock_step(batch)
-        self.last_batch.update(batch)
+        if self.logs_every_batch:
+            learner._compute_off_policyness(batch)
+        else:
+            self.last_batch.update(batch)
         if step.reason or not is_capturable(batch, step):
             return {}, self.update_modules(batch), {}
         configs = [learner.config.get_config_for_module(name) for name, _ in learner.module.items()]

@@ -114,14 +114,59 @@ def anneal_clip(base):
     return Annealed
 
 
+def add_method(name, change):
+    """A function that makes learner classes with this method of their own, which does something beside RLlib's."""
+
+    def own_method(base):
+        method = getattr(base, name)
+        return type("Own", (base,), {name: lambda self, *args, **kwargs: change(self, *args, method=method, **kwargs)})
+
+    return own_method
+
+
+def scale_gradients(self, *args, method, **kwargs):
+    return {name: 0.1 * x for name, x in method(self, *args, **kwargs).items()}
+
+
+def anneal_learning_rate(self, *args, method):
+    optimizer = method(self, *args)
+    optimizer.param_groups[0]["lr"] *= 0.9
+    return optimizer
+
+
+def scale_advantages(self, *, method, **kwargs):
+    for minibatch in method(self, **kwargs):
+        minibatch.policy_batches[POLICY]["advantages"] *= 0.1
+        yield minibatch
+
+
+def count_minibatches(self, batch, method):
+    method(self, batch)
+    self.metrics.log_value((POLICY, "minibatches"), len(batch), reduce="sum")
+
+
 @pytest.mark.parametrize("captured", [False, True])
-@pytest.mark.parametrize("change", [partial(own_optimizer, kind="adamw", optimizer_name="own"), anneal_clip])
-def test_what_a_learner_of_ones_own_sets_is_followed(change, captured, monkeypatch):
+@pytest.mark.parametrize(
+    ("change", "is_capturable"),
+    [
+        (partial(own_optimizer, kind="adamw", optimizer_name="own"), True),
+        (anneal_clip, True),
+        (add_method("filter_param_dict_for_optimizer", scale_gradients), False),
+        (add_method("get_optimizers_for_module", lambda *_, **__: []), False),
+        (add_method("get_optimizer", anneal_learning_rate), False),
+        (add_method("_create_iterator_if_necessary", scale_advantages), True),
+        (add_method("_compute_off_policyness", count_minibatches), True),
+    ],
+    ids=["optimizer", "clip", "gradients", "no optimizers", "learning rate", "minibatches", "off-policyness"],
+)
+def test_what_a_learner_of_ones_own_does_is_followed(change, is_capturable, captured, monkeypatch):
     config = make_config("categorical", clip_param=0.1, lr=1e-2)
     stock = update_learner(config.copy().learners(learner_class=change(PPOTorchLearner)), "categorical", 4)
-    config = config.copy().learners(learner_class=change(TritonPPOTorchLearner))
-    learner = build_captured(config, "cpu", monkeypatch) if captured else build_learner(enable_triton(config))
+    if captured:
+        allow_captures(monkeypatch, "cpu")
+    learner = build_learner(enable_triton(config.copy().learners(learner_class=change(TritonPPOTorchLearner))))
     assert_same_updates(stock, update_learner(config, "categorical", 4, learner), rtol=1e-3, atol=1e-4)
+    assert bool(learner.triton_update.find_step().captured) == (captured and is_capturable)
 
 
 @pytest.mark.parametrize("space, dtype", [("several categorical", np.float32), ("gaussian", np.int64)])

@@ -65,8 +65,8 @@ class Update:
         self.captured = CapturedUpdate(self.make_captured_step, max_graphs=learner.max_graphs)
         self.num_not_finite = torch.zeros(())
         self.last_batch: dict[str, Any] = {}
-        self.own: list[str] = []
-        """Methods that were set on the learner itself."""
+        self.own: list[Any] = []
+        """Methods that were set on the learner itself, and the losses' heads."""
         self.is_stock_apply = self.logs_every_batch = False
 
     def find_step(self) -> CapturedStep:
@@ -74,7 +74,8 @@ class Update:
         learner, update = self.learner, self.captured
         modules = [x for _, x in learner.module.items() if isinstance(x, nn.Module)]
         optimizers = list(learner._named_optimizers.values())
-        own = [name for name in (*STEP, *CHECK) if name in vars(learner)]
+        own: list[Any] = [name for name in (*STEP, *CHECK) if name in vars(learner)]
+        own += [self.loss.find_head(name) for name, _ in learner.module.items()] if self.loss else []
         if not update.is_of(modules, optimizers) or own != self.own:  # else nothing else has changed
             self.own = own
             self.num_not_finite = torch.zeros((), device=learner._device)
@@ -147,6 +148,8 @@ class Update:
         if not self.is_wanted:
             yield from iterator
             return
+        if self.loss is not None:
+            self.loss.heads.clear()  # distributions may have been changed since
         is_sliced = can_slice_minibatches(iterator)
         compiled, _ = self.find_compiled(iterator._batch.policy_batches if is_sliced else None)
         updates = compiled if is_sliced else {}

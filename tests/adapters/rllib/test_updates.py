@@ -17,7 +17,7 @@ pytest.importorskip("ray.rllib")
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
-from ray.rllib.core.distribution.torch.torch_distribution import TorchMultiCategorical
+from ray.rllib.core.distribution.torch.torch_distribution import TorchDiagGaussian, TorchMultiCategorical
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
@@ -108,6 +108,32 @@ def test_another_distribution_has_the_loss_of_rllib():
     learner = build_learner(enable_triton(config))
     assert "; RLlib's loss of default_policy (OwnGaussian); " in learner.describe()
     assert_same_updates(stock, update_learner(config, "gaussian", learner=learner))
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda module, _: setattr(module, "action_dist_cls", OwnGaussian),
+        lambda module, _: setattr(module, "get_train_action_dist_cls", lambda: OwnGaussian),
+        lambda _, patch: patch.setattr(
+            TorchDiagGaussian, "entropy", lambda self, entropy=TorchDiagGaussian.entropy: 2 * entropy(self)
+        ),
+    ],
+    ids=["class", "method", "method of RLlib's class"],
+)
+def test_a_distribution_that_is_changed_after_an_update_counts(change, captured, monkeypatch):
+    if captured:
+        allow_captures(monkeypatch)
+    config, found = make_config("gaussian", entropy_coeff=0.05), []
+    for chosen in (config, enable_triton(config.copy())):
+        learner = build_learner(chosen)
+        update_learner(config, "gaussian", 1, learner)
+        with monkeypatch.context() as patch:
+            change(learner.module[POLICY], patch)
+            found.append(update_learner(config, "gaussian", 2, learner))
+            assert chosen is config or "; RLlib's loss of default_policy (" in learner.describe()
+    assert_same_updates(*found)
 
 
 def test_minibatches_of_several_sizes_have_the_metrics_of_rllib():

@@ -149,7 +149,7 @@ class Update:
             yield from iterator
             return
         if self.loss is not None:
-            self.loss.heads.clear()  # distributions may have been changed since
+            self.loss.heads = {}  # distributions may have been changed since
         is_sliced = can_slice_minibatches(iterator)
         compiled, _ = self.find_compiled(iterator._batch.policy_batches if is_sliced else None)
         updates = compiled if is_sliced else {}
@@ -160,9 +160,8 @@ class Update:
             else:
                 for optimizer in () if compiled else learner._named_optimizers.values():
                     fuse_optimizer(optimizer)
-                is_own = find_own_method(learner, ITERATOR)  # which may change minibatches in place
-                is_shared = partial(bool, False) if is_own else self.is_captured
-                yield from slice_minibatches(iterator, is_shared) if is_sliced else iterator
+                may_share = bool if find_own_method(learner, ITERATOR) else self.is_captured  # it may write in them
+                yield from slice_minibatches(iterator, may_share) if is_sliced else iterator
         finally:
             learner.metrics = metrics.metrics
             for optimizer in () if self.is_captured() else learner._named_optimizers.values():
@@ -193,10 +192,8 @@ class Update:
         step, learner = self.find_step(), self.learner
         if self.captured.stock:
             return make_stock_step(batch)
-        if self.logs_every_batch:
-            learner._compute_off_policyness(batch)
-        else:
-            self.last_batch.update(batch)
+        note_batch = learner._compute_off_policyness if self.logs_every_batch else self.last_batch.update
+        note_batch(batch)
         if step.reason or not is_capturable(batch, step):
             return {}, self.update_modules(batch), {}
         configs = [learner.config.get_config_for_module(name) for name, _ in learner.module.items()]

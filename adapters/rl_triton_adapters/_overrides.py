@@ -43,6 +43,8 @@ def find_override(thing: Any, names: Iterable[str], packages: tuple[str, ...], b
 def is_from(packages: tuple[str, ...], owner: type, name: str) -> bool:
     """Whether a class, and all that one of its attributes is made of, was written in one of these packages."""
     attribute, key = vars(owner)[name], (packages, owner, name)
+    if "<locals>" in owner.__qualname__:  # a class that may be made at each call is not kept
+        return is_written_in(packages, attribute, owner.__module__)
     if KNOWN.get(key) is not attribute and is_written_in(packages, attribute, owner.__module__):
         KNOWN[key] = attribute
     return KNOWN.get(key) is attribute

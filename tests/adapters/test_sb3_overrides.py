@@ -127,6 +127,11 @@ def test_masks_that_the_framework_was_given(name, monkeypatch):
     assert_same_agent("maskable", lambda model: setattr(model, "ent_coef", 0.3))
 
 
+def test_a_distribution_of_a_module_that_is_not_registered():
+    own = type("Own", (DiagGaussianDistribution,), {"__module__": "nowhere"})
+    assert_same_agent("ppo", lambda model: setattr(model.policy.action_dist, "__class__", own))
+
+
 def test_algorithms_behind_ours():
     """A class in front of stock's, and ours in front of that."""
 

@@ -75,15 +75,14 @@ class FusedLoss:
 
     def __init__(self, learner: Any, backend: str | None) -> None:
         self.learner, self.backend = learner, backend
-        self.heads: dict[Any, Head | None] = {}  # those found in an update
+        self.heads: dict[Any, Head | None] = {}  # those found in an update, since they may change between two
 
     def find_head(self, module_id: str) -> Head | None:
         """The head of a module, if its loss is computed in one pass."""
         module = self.learner.module[module_id].unwrapped()
-        heads, key = self.heads, (module, find_distributions(module))
-        if key not in heads:
-            heads[key] = describe_head(module)
-        return heads[key]
+        if module not in self.heads:
+            self.heads[module] = describe_head(module)
+        return self.heads[module]
 
     def compute(self, *, module_id: str, config: Any, batch: Any, fwd_out: Any) -> Tensor:
         """The loss of one module, whose metrics are logged, with the arguments of RLlib's `compute_loss_for_module`."""

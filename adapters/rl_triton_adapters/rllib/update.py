@@ -84,6 +84,11 @@ class Update:
         assert update.step is not None
         return update.step
 
+    def forget_heads(self) -> None:
+        """Look at distributions of actions again, which may have been changed since."""
+        if self.loss is not None:
+            self.loss.heads = {}
+
     def find_compiled(self, names: Iterable[str] | None = None) -> tuple[dict[str, CompiledUpdate], str]:
         """The compiled updates of some modules, or of all with optimizers, and why there are none beside captures."""
         if not self.find_step().reason:
@@ -121,6 +126,7 @@ class Update:
 
     def describe(self) -> str:
         """Say what computes the losses, and whether updates are captured, accelerated without a graph, or RLlib's."""
+        self.forget_heads()
         self.find_step()
         own, losses = find_own_method(self.learner, LOSSES), []
         for name, module in self.learner.module.items():
@@ -148,8 +154,7 @@ class Update:
         if not self.is_wanted:
             yield from iterator
             return
-        if self.loss is not None:
-            self.loss.heads = {}  # distributions may have been changed since
+        self.forget_heads()
         is_sliced = can_slice_minibatches(iterator)
         compiled, _ = self.find_compiled(iterator._batch.policy_batches if is_sliced else None)
         updates = compiled if is_sliced else {}

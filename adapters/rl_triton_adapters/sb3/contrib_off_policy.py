@@ -132,7 +132,9 @@ def list_renorms(network: nn.Module) -> list[Any]:
 
 def count_renorm_steps(network: nn.Module) -> list[tuple[int, int]]:
     """How many batches each of these layers of a network has seen, and how many are its warm-up."""
-    return [(int(x.steps), x.warmup_steps) for x in list_renorms(network)]
+    layers = list_renorms(network)
+    seen = torch.stack([x.steps for x in layers]).tolist() if layers else []
+    return [(steps, x.warmup_steps) for steps, x in zip(seen, layers, strict=True)]
 
 
 @contextmanager

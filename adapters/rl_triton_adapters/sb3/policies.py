@@ -39,19 +39,14 @@ def find_head(policy: Any) -> str | None:
     """Find the kind of a policy's distribution of actions; None if it is none of `HEADS` or methods were overridden."""
     distribution: Any = getattr(policy, "action_dist", None)
     kind = type(distribution)
+    masked = getattr(sys.modules.get(kind.__module__), "MaskableCategorical", None)
     is_changed = (
         find_override(policy, METHODS, PACKAGES)
         or find_override(type(policy), ["forward"], PACKAGES)  # ours is on the policy itself
         or find_override(distribution, DISTRIBUTION_METHODS, PACKAGES)
-        or find_override(find_masked(kind), DISTRIBUTION_METHODS, (*PACKAGES, "torch"))
+        or (masked and find_override(masked, DISTRIBUTION_METHODS, (*PACKAGES, "torch")))
     )
     return None if is_changed else HEADS.get(f"{kind.__module__}.{kind.__qualname__}")
-
-
-def find_masked(kind: type) -> type:
-    """The class that a distribution with masks computes with, as it is by its name now; else the distribution's own."""
-    found = vars(sys.modules[kind.__module__]).get("MaskableCategorical")
-    return found if isinstance(found, type) else kind
 
 
 def list_sizes(distribution: Any) -> list[int]:

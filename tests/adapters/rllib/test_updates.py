@@ -38,6 +38,7 @@ from updates import (
     update_learner,
 )
 
+from rl_triton_adapters import _overrides
 from rl_triton_adapters._optimizers import fuse_optimizer, is_fused, set_fused
 from rl_triton_adapters.rllib import TritonPPOTorchLearner, enable_triton, loss
 from rl_triton_adapters.rllib.minibatches import BatchCycle, can_slice_minibatches, slice_minibatches
@@ -134,6 +135,24 @@ def test_a_distribution_that_is_changed_after_an_update_counts(change, captured,
             found.append(update_learner(config, "gaussian", 2, learner))
             assert chosen is config or "; RLlib's loss of default_policy (" in learner.describe()
     assert_same_updates(*found)
+
+
+def test_distributions_that_are_made_at_each_call_are_looked_at_once_per_update():
+    """RLlib's example of autoregressive actions makes them; none of them is kept."""
+    learner = build_learner(enable_triton(make_config("several categorical")))
+    make, made = TorchMultiCategorical.get_partial_dist_cls, []
+
+    def choose():
+        made.append(make(space=SPACES["several categorical"], input_lens=[2, 3]))
+        return made[-1]
+
+    module = learner.module[POLICY].unwrapped()
+    module.get_train_action_dist_cls = module.get_exploration_action_dist_cls = choose
+    counts = []
+    for _ in range(3):
+        update_learner(make_config("several categorical"), "several categorical", 1, learner)
+        counts.append((len(_overrides.KNOWN), len(made)))
+    assert counts[2][0] == counts[1][0] and counts[2][1] - counts[1][1] <= 12
 
 
 def test_minibatches_of_several_sizes_have_the_metrics_of_rllib():

@@ -187,7 +187,7 @@ class TritonPPO(StepMixin, PPO):
         losses = dict(zip(names, rows.double().mean(dim=0).tolist(), strict=True))
         self.learning_rate = self._rate.item()
         if UPDATE_NORMALIZES:
-            models = [*self._models, *[self.rnd] * bool(self.rnd)]
+            models = [*self._models, self.rnd] if self.rnd else self._models
             with keep_buffers(models):
                 for model in models:
                     model.update_normalization(self.storage.observations.flatten(0, 1))

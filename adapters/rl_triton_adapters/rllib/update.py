@@ -165,8 +165,9 @@ class Update:
             else:
                 for optimizer in () if compiled else learner._named_optimizers.values():
                     fuse_optimizer(optimizer)
-                may_share = bool if find_own_method(learner, ITERATOR) else self.is_captured  # it may write in them
-                yield from slice_minibatches(iterator, may_share) if is_sliced else iterator
+                own = find_own_method(learner, ITERATOR)  # which may write in minibatches
+                sliced = slice_minibatches(iterator, lambda: self.is_captured() and not own)
+                yield from sliced if is_sliced else iterator
         finally:
             learner.metrics = metrics.metrics
             for optimizer in () if self.is_captured() else learner._named_optimizers.values():

@@ -71,12 +71,8 @@ class AcceleratedAlgorithm(BaseAlgorithm):
             "use_sde: exploration is state-dependent": self.use_sde and self.device.type not in self.sde_devices,
         }
         own = find_override(self, ["train"], PACKAGES, behind=AcceleratedAlgorithm)
-        return (
-            find_off_switch()
-            or find_reason(obstacles)
-            or own
-            or find_override(type(self), self.read_settings, PACKAGES)
-        )
+        own = own or find_override(type(self), self.read_settings, PACKAGES)
+        return find_off_switch() or find_reason(obstacles) or own
 
     def _list_optimizers(self) -> list[Optimizer]:
         """The optimizers that a step calls."""

@@ -109,12 +109,12 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         if not (self._is_learning and self._can_act):
             self._finish_update()
 
-    def _call_step(self, step: CapturedStep, batch: Any, parts: tuple[bool, ...]) -> tuple[list[str], Tensor]:
+    def _call_step(self, step: CapturedStep, batch: Any, parts: tuple[Any, ...]) -> tuple[list[str], Tensor]:
         """Make one gradient step; the names and values of its statistics, and last whether it was refused."""
         statistics = self._make_step(batch, *parts) if step.reason else step(batch, *parts)
         return [*statistics], torch.stack([*statistics.values(), step.stop])  # a copy: graphs use their memory again
 
-    def _make_step(self, batch: Any, *parts: bool) -> dict[str, Tensor]:
+    def _make_step(self, batch: Any, *parts: Any) -> dict[str, Tensor]:
         """One gradient step with a minibatch as it was drawn; in a graph, distributions do not wait for the device."""
         samples = self._unpack(batch)
         if not self._update.is_captured:
@@ -135,18 +135,18 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
     def _list_modules(self) -> list[nn.Module]:
         """The networks that a callback has put in the place of the policy's, too."""
         networks, inside = (getattr(self, name, None) for name in NETWORKS), [*self.policy.children()]
-        return [self.policy, *(x for x in networks if isinstance(x, nn.Module) and not any(x is y for y in inside))]
+        return [self.policy, *(x for x in networks if isinstance(x, nn.Module) and x not in inside)]
 
     def _prepare_policy(self) -> None:
         """Before the first gradient step of an update."""
         assert self._modes is not None
         self._modes.set_mode(True)
 
-    def _choose_parts(self, index: int) -> tuple[bool, ...]:
+    def _choose_parts(self, index: int) -> tuple[Any, ...]:
         """Which parts a gradient step has: the one with this index in its update, which `_n_updates` has counted."""
         return ()
 
-    def _learn(self, batch: Any, *parts: bool) -> dict[str, Tensor]:
+    def _learn(self, batch: Any, *parts: Any) -> dict[str, Tensor]:
         """Make one gradient step. Returns what the stock algorithm logs, by its name."""
         raise NotImplementedError
 

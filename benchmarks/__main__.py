@@ -58,7 +58,6 @@ BENCHMARKS = {
     "packed": Benchmark("packed"),
     "regimes": Benchmark("regimes"),
     "token_log_probs": Benchmark("token_log_probs"),
-    "tune": Benchmark("tune", ("triton",)),
     "perceptrons": Benchmark("perceptrons", ("stable_baselines3",)),
     "sb3_advantages": Benchmark("sb3_advantages", ("stable_baselines3",)),
     "verl_advantages": Benchmark("verl_advantages", ("verl",)),

@@ -8,7 +8,6 @@ from rl_triton_core._internal.launch.fast_path import fast_path_status as fast_p
 from rl_triton_core._internal.launch.fast_path import set_fast_path as set_fast_path
 from rl_triton_core._internal.launch.threads import get_num_threads as get_num_threads
 from rl_triton_core._internal.launch.threads import set_num_threads as set_num_threads
-from rl_triton_core._internal.launch.tuning import tune as tune
 from rl_triton_core._version import __version__ as __version__
 from rl_triton_core.boundaries import FinalValues as FinalValues
 from rl_triton_core.estimators import *  # noqa: F403
@@ -26,7 +25,6 @@ __all__ = [
     "normalize_advantages",
     "set_fast_path",
     "set_num_threads",
-    "tune",
     "warm_up",
 ]
 __all__ += _estimators.__all__

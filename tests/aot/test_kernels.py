@@ -77,7 +77,7 @@ def test_a_launch_binds_its_arguments(name):
     target = make_backend(TARGETS["sm_90"])
     bind = create_function_from_signature(scan.signature, scan.params, target)
     window = make_problem("all", "env-major", name=name)
-    for call in backend.build_launches(window, *backend.default_launch(window)):
+    for call in backend.build_launches(window, *backend.choose_launch(window)):
         bound, specialization, options = bind(*call.arguments, **call.options)
         assert tuple(bound.values()) == call.arguments
         assert len(specialization) == len(call.arguments)
@@ -184,7 +184,7 @@ def test_one_launch_or_two_where_time_is_split(order, name, variant):
         (1, 1 << 20): 2,
     }.items():
         window = make_problem(variant, order, name=name, most=most)
-        assert len(list(backend.build_launches(window, *backend.default_launch(window)))) == number
+        assert len(list(backend.build_launches(window, *backend.choose_launch(window)))) == number
 
 
 def make_largest_problem(order, name, variant):

@@ -50,7 +50,7 @@ def launch(request, monkeypatch):
         asked.append(problem)
         return row, balance_segments(-(-problem.shape[1] // row.steps), number)
 
-    monkeypatch.setattr(triton_backend, "default_launch", settings)
+    monkeypatch.setattr(triton_backend, "choose_launch", settings)
     monkeypatch.setattr(triton_backend, "CALLS_BEFORE_OWN_KERNEL", 0)
     monkeypatch.setattr(triton_backend, "VARIANTS", {})
     yield row
@@ -284,8 +284,8 @@ def test_packed_sums(launch):
 def test_steps_of_a_single_environment_lie_side_by_side(monkeypatch):
     """In a window [T, 1] both strides are 1."""
     seen = []
-    settings = triton_backend.default_launch
-    monkeypatch.setattr(triton_backend, "default_launch", lambda problem: seen.append(problem) or settings(problem))
+    settings = triton_backend.choose_launch
+    monkeypatch.setattr(triton_backend, "choose_launch", lambda problem: seen.append(problem) or settings(problem))
     monkeypatch.setattr(triton_backend, "VARIANTS", {})
     rewards, values = torch.randn(2, 40, 1, device=DEVICE)
     check_function(ours.compute_gae, rewards, values, bootstrap_values=0.5, time_dim=0)

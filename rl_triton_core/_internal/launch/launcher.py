@@ -88,7 +88,6 @@ PRIVATE_NAMES = (
     PrivateName("triton.backends.nvidia.driver.CudaLauncher.__call__", "fast path: passes the launch to the driver"),
     PrivateName("triton.runtime.jit.JITFunction.warmup", "compiles a kernel without a launch"),
     PrivateName("triton.runtime.interpreter.InterpretedFunction", "is the type of an interpreted kernel"),
-    PrivateName("triton.runtime.errors.TritonError", "tuning: is what a launch that does not fit raises"),
     PrivateName("numba.core.caching.FunctionCache._impl_class", "cpu backend: says where compiled code is kept"),
     PrivateName("numba.core.caching.CacheImpl._locator_classes", "cpu backend: lists the folders"),
     PrivateName("numba.core.dispatcher.Dispatcher._cache", "cpu backend: keeps compiled code"),

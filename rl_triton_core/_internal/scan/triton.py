@@ -18,7 +18,6 @@ from rl_triton_core._internal.launch.device import device_guard
 from rl_triton_core._internal.launch.kernels import CHECKED, FUSED, launch_compiled
 from rl_triton_core._internal.launch.recording import postpone_recording, unmark_numbers
 from rl_triton_core._internal.launch.table import Launch
-from rl_triton_core._internal.launch.tuning import Candidate, Rollout, is_searching, select_launch
 from rl_triton_core._internal.launch.variants import (
     CALLS_BEFORE_OWN_KERNEL,
     MAX_FIRST_KERNELS,
@@ -68,7 +67,8 @@ def run(problem: Problem) -> None:
         )
     with device_guard(problem.like.device):
         if not COMPILES:
-            run_interpreted(problem, choose_launch(problem))
+            for call in build_launches(problem, *choose_launch(problem)):
+                scan.scan[call.grid](*unmark_numbers(call.arguments), **call.options)
             return
         arguments = kernel_arguments(problem)
         launches, folds = find_launches(problem, arguments), None
@@ -76,12 +76,6 @@ def run(problem: Problem) -> None:
             folds = problem.like.new_empty(launches[0].folds, dtype=problem.dtype)
         for kernel, grid, constants, _ in launches:
             launch_compiled(kernel, grid, (*arguments[:FOLDS], folds, *arguments[FOLDS + 1 :], *constants), folds)
-
-
-def run_interpreted(problem: Problem, candidate: Candidate) -> None:
-    """Launch kernels through Triton itself, which compiles them where it does not interpret."""
-    for call in build_launches(problem, *candidate):
-        scan.scan[call.grid](*unmark_numbers(call.arguments), **call.options)
 
 
 class Form(NamedTuple):
@@ -122,8 +116,6 @@ def choose_general_rows(layout: Layout) -> GeneralRows:
 
 def find_own_launches(problem: Problem, variants: Variants) -> Launches | None:
     """The launches of a shape that has kernels of its own, or gets them now."""
-    if is_searching() and problem.cu_seqlens is None:
-        return compile_own(problem, choose_launch(problem))
     sizes = tuple(problem.layout.sizes)
     launches = variants.own.get(sizes)
     if launches is not None:
@@ -131,10 +123,10 @@ def find_own_launches(problem: Problem, variants: Variants) -> Launches | None:
     often = variants.count_call(sizes) >= CALLS_BEFORE_OWN_KERNEL and not is_capturing(problem.like)
     if not often and variants.num_first >= MAX_FIRST_KERNELS:
         return None
-    row, segments = default_launch(problem)
+    row, segments = choose_launch(problem)
     if not often and not variants.admit_first(1 if segments == 1 else 2):
         return None
-    return variants.keep_own(sizes, compile_own(problem, (row, segments)))
+    return variants.keep_own(sizes, compile_own(problem, row, segments))
 
 
 def is_capturing(like: torch.Tensor) -> bool:
@@ -142,7 +134,7 @@ def is_capturing(like: torch.Tensor) -> bool:
     return like.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
-def compile_own(problem: Problem, candidate: Candidate) -> Launches:
+def compile_own(problem: Problem, row: Launch, segments: int) -> Launches:
     """Compile kernels for the very sizes of a problem."""
     return tuple(
         PreparedLaunch(
@@ -151,7 +143,7 @@ def compile_own(problem: Problem, candidate: Candidate) -> Launches:
             call.arguments[CONSTANTS:],
             None if call.folds is None else tuple(call.folds.shape),
         )
-        for call in build_launches(problem, *candidate)
+        for call in build_launches(problem, row, segments)
     )
 
 
@@ -215,20 +207,7 @@ def generalize_arguments(problem: Problem, arguments: tuple[Any, ...], is_split:
     return tuple(given)
 
 
-def choose_launch(problem: Problem) -> Candidate:
-    """The launch that a search found, else the table's; and the number of segments of time."""
-    default = default_launch(problem)
-    if problem.cu_seqlens is not None or not is_searching():
-        return default
-    groups, steps, lanes = problem.shape
-    held, order = problem.layout.bytes_per_step, problem.layout.order
-    masked = problem.mask is not None and problem.skip
-    key = problem.recurrence, problem.shape, order, tuple(problem.layout.kinds), held, masked, problem.like.device
-    rollout = Rollout(steps, lanes, held, order, groups, problem.like.is_cuda)
-    return select_launch(key, default, rollout, partial(run_interpreted, problem))
-
-
-def default_launch(problem: Problem) -> Candidate:
+def choose_launch(problem: Problem) -> tuple[Launch, int]:
     """The table's launch, and the number of segments of time."""
     layout = problem.layout
     groups, _, lanes = problem.shape

@@ -11,8 +11,7 @@ log-probabilities and entropies from logits. ``actor_rollout_ref.actor.policy_lo
 policy loss of vanilla. All else is verl's own. Each process logs one line that says what it computes with.
 
 Functions are called like verl's. Where a signature has a minibatch, that is `(old_log_prob, log_prob, advantages,
-response_mask, loss_agg_mode, config, rollout_is_weights, *, backend)`; where it has scores, it is
-`(token_level_rewards, response_mask, index, epsilon, config)`. In Python, `help` shows these.
+response_mask, loss_agg_mode, config, rollout_is_weights, *, backend)`, as `help` shows.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ import torch
 import rl_triton_core
 from rl_triton_adapters._switch import find_off_switch
 from rl_triton_adapters._versions import explain_import
-from rl_triton_core import check_backend, compute_discounted_returns, compute_gae, normalize_advantages
+from rl_triton_core import check_backend, compute_gae, normalize_advantages
 from rl_triton_core.extending import check_number
 from rl_triton_core.losses import group_normalize, grpo_loss, token_log_probs
 
@@ -45,7 +44,6 @@ except ImportError as error:
 __all__ = [
     "compute_gae_advantage_return",
     "compute_grpo_outcome_advantage",
-    "compute_opo_outcome_advantage",
     "compute_policy_loss_cispo",
     "compute_policy_loss_dppo_kl",
     "compute_policy_loss_dppo_tv",
@@ -53,9 +51,6 @@ __all__ = [
     "compute_policy_loss_gspo",
     "compute_policy_loss_sapo",
     "compute_policy_loss_triton",
-    "compute_reinforce_plus_plus_baseline_outcome_advantage",
-    "compute_reinforce_plus_plus_outcome_advantage",
-    "compute_rloo_outcome_advantage",
     "entropy_from_logits",
     "entropy_from_logits_with_chunking",
     "install",
@@ -73,14 +68,6 @@ PolicyLoss = Callable[..., tuple[torch.Tensor, dict[str, Any]]]
 Request = tuple[dict[str, Any], dict[str, torch.Tensor] | None]
 """Arguments of `grpo_loss`, and what metrics are computed of, if there are any."""
 logger = logging.getLogger(__name__)
-
-
-def _describe(text: str, function: Callable[..., Any], model: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """Give a function the name and the docstring of another, or keep its own, with more text behind."""
-    model = model or function
-    function.__name__ = function.__qualname__ = model.__name__
-    function.__doc__ = (model.__doc__ or "").rstrip() + text
-    return function
 
 
 @torch.no_grad()
@@ -120,7 +107,9 @@ def compute_gae_advantage_return(
         ValueError: A shape, device or value is not, or fewer than two tokens are valid.
     """
     _check_tokens(token_level_rewards=token_level_rewards, values=values, response_mask=response_mask)
-    mask = _get_flags(response_mask)
+    mask = response_mask != 0
+    if (count := int(torch.count_nonzero(mask))) < 2:
+        raise ValueError(f"response_mask: got {count} valid tokens, expected two or more: whitening needs a variance")
     advantages, returns = compute_gae(
         token_level_rewards,
         values,
@@ -131,34 +120,13 @@ def compute_gae_advantage_return(
         backend=backend,
     )
     assert returns is not None
-    dtype = torch.promote_types(token_level_rewards.dtype, values.dtype)
-    return _whiten(advantages, mask, backend).to(dtype), returns.to(dtype)
+    dtype = torch.promote_types(_promote(token_level_rewards, response_mask), values.dtype)
+    whitened = normalize_advantages(
+        advantages, mask, correction=1, epsilon=1e-8, epsilon_mode="variance", backend=backend
+    )
+    return whitened.to(dtype), returns.to(dtype)
 
 
-OUTCOME_ARGUMENTS = """
-
-    Args:
-        token_level_rewards: r, [batch_size, response_length], floating point. A score is the sum over the valid tokens,
-            where verl's takes in rewards at masked ones.
-        response_mask: Nonzero where a token is valid, shaped like `token_level_rewards`.
-        index: The group of each response, [batch_size]; of any hashable objects, such as the strings in "uid".
-        epsilon: {epsilon}
-        config: Not read.{further}
-
-    Returns:
-        (advantages, advantages): the response's at its valid tokens, 0 elsewhere.
-
-    Raises:
-        TypeError: An argument's type or dtype is not one of the above.
-        ValueError: A shape, device or value is not.
-    """
-EPSILON = """ε, finite and >= 0.
-        norm_adv_by_std_in_grpo: Whether to divide."""
-KWARGS = """
-        **kwargs: Not read. verl passes the same arguments to every estimator."""
-
-
-@partial(_describe, OUTCOME_ARGUMENTS.format(epsilon=EPSILON, further=""))
 @torch.no_grad()
 def compute_grpo_outcome_advantage(
     token_level_rewards: torch.Tensor,
@@ -172,105 +140,60 @@ def compute_grpo_outcome_advantage(
 
         score = Σ r          advantage = (score − μ) / (σ + ε)          μ and σ, unbiased, of the group
 
-    The response of a group of one has μ = 0 and σ = 1. Responses of equal scores have the advantage 0, where verl may
-    have rounding errors divided by ε.
-    """
-    if not isinstance(norm_adv_by_std_in_grpo, bool):
-        raise TypeError(f"norm_adv_by_std_in_grpo: got {type(norm_adv_by_std_in_grpo).__name__}, expected a bool")
-    scores, groups, mask = _compute_scores(token_level_rewards, response_mask, index)
-    mode = "mean-std" if norm_adv_by_std_in_grpo else "mean"
-    relative = group_normalize(scores, groups, mode=mode, epsilon=epsilon).to(scores.dtype)
-    raw = scores / (1 + epsilon) if norm_adv_by_std_in_grpo else scores
-    advantages = torch.where(mask != 0, torch.where(_find_single(groups), raw, relative)[:, None], 0)
-    return advantages, advantages
-
-
-def _as_outcome_estimator(compare: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]) -> Estimator:
-    """Call a function of scores, groups and mask as verl calls estimators; it gives [batch_size, 1 or length]."""
-
-    @torch.no_grad()
-    def compute(
-        token_level_rewards: torch.Tensor,
-        response_mask: torch.Tensor,
-        index: npt.NDArray[Any],
-        epsilon: float = 1e-6,
-        config: Any = None,
-        **kwargs: Any,
-    ) -> Advantages:
-        scores, groups, mask = _compute_scores(token_level_rewards, response_mask, index)
-        advantages = torch.where(mask != 0, compare(scores, groups, mask), 0).to(scores.dtype)
-        return advantages, advantages
-
-    return _describe(OUTCOME_ARGUMENTS.format(epsilon="Not read.", further=KWARGS), compute, compare)
-
-
-@_as_outcome_estimator
-def compute_rloo_outcome_advantage(scores: torch.Tensor, groups: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Compute scores of responses less the mean of the others to the same prompt; one alone keeps its score."""
-    return group_normalize(scores, groups, mode="leave-one-out")[:, None]
-
-
-@_as_outcome_estimator
-def compute_opo_outcome_advantage(scores: torch.Tensor, groups: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Compute scores of responses less the mean of their group, weighted by lengths; one alone keeps its score."""
-    lengths = (mask != 0).sum(-1).double()
-    totals = torch.stack([lengths * scores, lengths, torch.ones_like(lengths)])
-    weighted, total, count = torch.zeros_like(totals).index_add_(1, groups, totals)[:, groups]
-    return torch.where(count > 1, scores - weighted / total, scores)[:, None]
-
-
-@_as_outcome_estimator
-def compute_reinforce_plus_plus_baseline_outcome_advantage(
-    scores: torch.Tensor, groups: torch.Tensor, mask: torch.Tensor
-) -> torch.Tensor:
-    """Compute scores of responses less the mean of their group, whitened over all valid tokens, of two or more.
-
-    A response alone keeps its score before that.
-    """
-    relative = torch.where(_find_single(groups), scores, group_normalize(scores, groups, mode="mean"))
-    return _whiten(relative[:, None].expand(mask.shape), mask, None)
-
-
-@torch.no_grad()
-def compute_reinforce_plus_plus_outcome_advantage(
-    token_level_rewards: torch.Tensor,
-    response_mask: torch.Tensor,
-    config: Any = None,
-    *,
-    backend: str | None = None,
-    **kwargs: Any,
-) -> Advantages:
-    """Compute discounted returns of responses, and their advantages: the returns, whitened.
-
-        returns[t] = r[t] + γ·returns[t']          t' is the next valid token
-        advantages[t] = (returns[t] − μ) / √(σ² + 1e-8)
-
-    μ and σ² are those of the valid tokens, with Bessel's correction. Both results are 0 at tokens that are masked.
+    The response of a group of one has μ = 0 and σ = 1, and one without a valid token is in no group. Responses of equal
+    scores have the advantage 0, where verl may have rounding errors divided by ε.
 
     Args:
-        token_level_rewards: r, [batch_size, response_length], floating point.
-        response_mask: Nonzero where a token is valid, shaped like `token_level_rewards`; bool, integer, or floating
-            point 0 and 1. At least two tokens are.
-        config: Of the algorithm; its `gamma` is γ, finite and >= 0.
-        backend: Name of a backend of `rl_triton_core`; None chooses by the tensors' device.
-        **kwargs: Not read. verl passes the same arguments to every estimator.
+        token_level_rewards: r, [batch_size, response_length], floating point. A score is the sum over the valid tokens,
+            where verl's takes in rewards at masked ones.
+        response_mask: Nonzero where a token is valid, shaped like `token_level_rewards`.
+        index: The group of each response, [batch_size]; of any hashable objects, such as the strings in "uid".
+        epsilon: ε, finite and >= 0.
+        norm_adv_by_std_in_grpo: Whether to divide.
+        config: Not read.
 
     Returns:
-        (advantages, returns), of the dtype of `token_level_rewards`.
+        (advantages, advantages): the response's at its valid tokens, 0 elsewhere.
 
     Raises:
         TypeError: An argument's type or dtype is not one of the above.
-        ValueError: A shape, device or value is not, or fewer than two tokens are valid.
+        ValueError: A shape, device or value is not.
     """
-    if config is None:
-        raise ValueError("config: got None, expected that of the algorithm, with gamma")
+    if not isinstance(norm_adv_by_std_in_grpo, bool):
+        raise TypeError(f"norm_adv_by_std_in_grpo: got {type(norm_adv_by_std_in_grpo).__name__}, expected a bool")
     _check_tokens(token_level_rewards=token_level_rewards, response_mask=response_mask)
-    mask = _get_flags(response_mask)
-    returns = compute_discounted_returns(
-        token_level_rewards, gamma=float(config.gamma), bootstrap_values=0.0, mask=mask, backend=backend
-    )
-    dtype = token_level_rewards.dtype
-    return _whiten(returns, mask, backend).to(dtype), returns.to(dtype)
+    mask = response_mask != 0
+    groups, dtype = _number_groups(index, mask), _promote(token_level_rewards, response_mask)
+    scores = torch.where(mask, token_level_rewards, 0).sum(dim=-1, dtype=dtype)
+    if not torch.allclose(scores, token_level_rewards.sum(dim=-1, dtype=dtype), rtol=0, atol=0, equal_nan=True):
+        _warn_of_masked_rewards()
+    mode = "mean-std" if norm_adv_by_std_in_grpo else "mean"
+    relative = group_normalize(scores, groups, mode=mode, epsilon=epsilon).to(dtype)
+    alone = torch.bincount(groups)[groups] == 1
+    raw = scores / (1 + epsilon) if norm_adv_by_std_in_grpo else scores
+    advantages = torch.where(mask, torch.where(alone, raw, relative)[:, None], 0)
+    return advantages, advantages
+
+
+def _promote(token_level_rewards: torch.Tensor, response_mask: torch.Tensor) -> torch.dtype:
+    """The dtype of verl's product of both."""
+    return torch.promote_types(token_level_rewards.dtype, response_mask.dtype)
+
+
+def _number_groups(index: Any, mask: torch.Tensor) -> torch.Tensor:
+    """The number of each response's group, counted as groups appear; one for all responses without a valid token."""
+    labels: Iterable[Hashable] = index.tolist() if hasattr(index, "tolist") else index
+    numbers: dict[Hashable, int] = {}
+    groups = [numbers.setdefault(label, len(numbers)) for label in labels]
+    if len(groups) != len(mask):
+        raise ValueError(f"index: got {len(groups)} groups, expected one per response ({len(mask)})")
+    return torch.tensor(groups, dtype=torch.int64, device=mask.device).masked_fill(~mask.any(-1), len(numbers))
+
+
+@cache
+def _warn_of_masked_rewards() -> None:
+    """Say once that scores are other ones than verl's."""
+    logger.warning("there are rewards at masked tokens: scores of responses have them in verl, and not here")
 
 
 class Minibatch(NamedTuple):
@@ -341,7 +264,9 @@ def _as_policy_loss(mode: str = "token-mean") -> Callable[[Callable[[Minibatch, 
             loss = grpo_loss(log_prob, old_log_prob, advantages, **options).loss
             return loss, {} if logged is None else _average_metrics(minibatch, **logged)
 
-        return _describe(LOSS_ARGUMENTS, compute, choose)
+        compute.__name__ = compute.__qualname__ = choose.__name__
+        compute.__doc__ = (choose.__doc__ or "").rstrip() + LOSS_ARGUMENTS
+        return compute
 
     return decorate
 
@@ -510,43 +435,6 @@ def _get_flags(response_mask: torch.Tensor) -> torch.Tensor:
     return response_mask if response_mask.is_floating_point() else response_mask != 0
 
 
-def _whiten(advantages: torch.Tensor, mask: torch.Tensor, backend: str | None) -> torch.Tensor:
-    """Normalise over the valid tokens, of which there have to be two, as in verl."""
-    count = int(torch.count_nonzero(mask))
-    if count < 2:
-        raise ValueError(f"response_mask: got {count} valid tokens, expected two or more: whitening needs a variance")
-    return normalize_advantages(advantages, mask, correction=1, epsilon=1e-8, epsilon_mode="variance", backend=backend)
-
-
-@cache
-def _warn_of_masked_rewards() -> None:
-    """Say once that scores are other ones than verl's."""
-    logger.warning("there are rewards at masked tokens: scores of responses have them in verl, and not here")
-
-
-def _compute_scores(
-    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: Any
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Scores of responses, the number of each one's group, counted as groups appear, and the mask."""
-    _check_tokens(token_level_rewards=token_level_rewards, response_mask=response_mask)
-    mask = _get_flags(response_mask)
-    valid = torch.where(mask != 0, token_level_rewards, 0)
-    if torch.count_nonzero(valid) != torch.count_nonzero(token_level_rewards):
-        _warn_of_masked_rewards()
-    scores = valid.sum(dim=-1)
-    labels: Iterable[Hashable] = index.tolist() if hasattr(index, "tolist") else index
-    numbers: dict[Hashable, int] = {}
-    groups = [numbers.setdefault(label, len(numbers)) for label in labels]
-    if len(groups) != len(scores):
-        raise ValueError(f"index: got {len(groups)} groups, expected one per response ({len(scores)})")
-    return scores, torch.tensor(groups, dtype=torch.int64, device=scores.device), mask
-
-
-def _find_single(groups: torch.Tensor) -> torch.Tensor:
-    """Which responses are alone in their group."""
-    return torch.bincount(groups)[groups] == 1
-
-
 def _get_clips(config: Any) -> tuple[float, float, float]:
     """How far the ratio may fall and rise, and c."""
     low, high = (
@@ -616,10 +504,6 @@ def _average_metrics(
 ESTIMATORS: dict[str, Estimator] = {
     "gae": compute_gae_advantage_return,
     "grpo": compute_grpo_outcome_advantage,
-    "reinforce_plus_plus": compute_reinforce_plus_plus_outcome_advantage,
-    "reinforce_plus_plus_baseline": compute_reinforce_plus_plus_baseline_outcome_advantage,
-    "rloo": compute_rloo_outcome_advantage,
-    "opo": compute_opo_outcome_advantage,
 }
 """By the name of the estimator: the function, which is called like the one of verl's whose place it takes."""
 LOSSES: dict[str, PolicyLoss] = {

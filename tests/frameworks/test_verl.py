@@ -27,18 +27,13 @@ from rl_triton_adapters import verl as adapter  # noqa: E402
 
 STOCK_GAE = core_algos.compute_gae_advantage_return
 STOCK_GRPO = core_algos.compute_grpo_outcome_advantage
-STOCK_REINFORCE = core_algos.compute_reinforce_plus_plus_outcome_advantage
 STOCK_LOSS = core_algos.compute_policy_loss_vanilla
 VERSION = tuple(map(int, verl.__version__.split(".")[:3]))
 OLD = VERSION < (0, 9)
 ATTRIBUTES = {name: function.__name__ for name, function in adapter.ESTIMATORS.items()}
-GROUPED = ("rloo", "opo", "reinforce_plus_plus_baseline")
-STOCK_GROUPED = {name: getattr(core_algos, ATTRIBUTES[name]) for name in GROUPED}
 STOCK_TOKENS = {name: getattr(torch_functional, name) for name in adapter.TOKENS}
 LOSSES = {name: x for name, x in adapter.LOSSES.items() if name in core_algos.POLICY_LOSS_REGISTRY}
 STOCK_LOSSES = {name: core_algos.POLICY_LOSS_REGISTRY[name] for name in LOSSES}
-if OLD:  # another REINFORCE++, which stays verl's
-    del ATTRIBUTES["reinforce_plus_plus"]
 if VERSION < (0, 9, 1):  # a GSPO that reads no `loss_agg_mode`
     del LOSSES["gspo"]
 BATCH, LENGTH = 6, 40
@@ -81,27 +76,23 @@ def test_gae_is_that_of_verl(kind, scale):
     check_valid(ours[1], returns, mask, rtol=1e-11, atol=1e-13 * scale)
 
 
-@pytest.mark.skipif(OLD, reason="another REINFORCE++")
-@pytest.mark.parametrize("scale", [1e-6, 1.0])
-@pytest.mark.parametrize("kind", ["prefix", "holes"])
-def test_reinforce_is_that_of_verl_in_every_cell(kind, scale):
-    rewards, _, mask = make_rollout(kind, scale)
-    arguments = {"config": AlgoConfig(gamma=0.97), "index": np.arange(BATCH)}
-    advantages, returns = STOCK_REINFORCE(rewards, mask.double(), **arguments)
-    ours = adapter.compute_reinforce_plus_plus_outcome_advantage(rewards, mask, **arguments)
-    torch.testing.assert_close(ours[0], advantages, **WHITENED)
-    torch.testing.assert_close(ours[1], returns, rtol=1e-11, atol=1e-13 * scale)
-
-
+@pytest.mark.parametrize("mask_dtype", [torch.int64, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_dtypes_are_those_of_verl(dtype):
-    rewards, values, mask = make_rollout(dtype=dtype)
-    exact = compute_stock_gae(rewards, values, mask, 1.0, 0.95)
-    tolerance = {torch.float32: 1e-5, torch.bfloat16: 2**-8}[dtype]
-    ours = adapter.compute_gae_advantage_return(rewards, values, mask, 1.0, 0.95)
-    for got, expected in zip(ours, exact, strict=True):
-        assert got.dtype == dtype
-        check_valid(got.double(), expected, mask, rtol=tolerance, atol=tolerance)
+def test_dtypes_are_those_of_verl(dtype, mask_dtype):
+    """A floating mask may be of more digits than rewards, which verl multiplies."""
+    rewards, values, mask = make_rollout("prefix", dtype=dtype)
+    index, exact = np.arange(BATCH) % 2, [x.double() for x in (rewards * mask, values, mask)]
+    pairs = (
+        (STOCK_GAE, adapter.compute_gae_advantage_return, (rewards, values, mask.to(mask_dtype), 1.0, 0.95)),
+        (STOCK_GRPO, adapter.compute_grpo_outcome_advantage, (rewards * mask, mask.to(mask_dtype), index)),
+    )
+    expected = *STOCK_GAE(*exact, 1.0, 0.95), *STOCK_GRPO(exact[0], exact[2], index)
+    kinds = [x.dtype for stock, _, arguments in pairs for x in stock(*arguments)]
+    results = [x for _, ours, arguments in pairs for x in ours(*arguments)]
+    for got, kind, right in zip(results, kinds, expected, strict=True):
+        assert got.dtype == kind
+        tolerance = 2**-8 if kind == torch.bfloat16 else 1e-5
+        check_valid(got.double(), right, mask, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.float32])
@@ -116,13 +107,11 @@ def test_masks_of_any_dtype_mean_the_same(dtype):
 
 def compute_all_advantages(rewards, values, mask):
     """By every estimator that is ours."""
-    config, index = AlgoConfig(gamma=0.97), np.arange(BATCH) % 2
+    index = np.arange(BATCH) % 2
     return (
         *adapter.compute_gae_advantage_return(rewards, values, mask, 0.97, 0.95),
-        *adapter.compute_reinforce_plus_plus_outcome_advantage(rewards, mask, config),
         *adapter.compute_grpo_outcome_advantage(rewards, mask, index),
         *adapter.compute_grpo_outcome_advantage(rewards, mask, index, norm_adv_by_std_in_grpo=False),
-        *(adapter.ESTIMATORS[name](rewards, mask, index)[0] for name in GROUPED),
     )
 
 
@@ -147,7 +136,7 @@ def test_a_valid_nan_stays_in_its_group():
 
 def test_verl_counts_rewards_of_masked_tokens(caplog):
     """The difference that docs/verl.md tells: where it is gone, the page and the adapter's docstring change."""
-    rewards, _, mask = make_rollout()
+    rewards, _, mask = make_rollout("prefix")
     index = np.arange(BATCH) % 2
     stock = [STOCK_GRPO(x, mask, index)[0] for x in (rewards, rewards * mask)]
     assert not torch.allclose(*stock)
@@ -161,8 +150,7 @@ def test_advantages_have_no_graph():
     rewards, values, mask = make_rollout()
     for ours in (
         adapter.compute_gae_advantage_return(rewards, values.requires_grad_(), mask, 1.0, 0.95),
-        adapter.compute_reinforce_plus_plus_outcome_advantage(rewards.requires_grad_(), mask, AlgoConfig(gamma=1.0)),
-        adapter.compute_grpo_outcome_advantage(rewards, mask, np.zeros(BATCH)),
+        adapter.compute_grpo_outcome_advantage(rewards.requires_grad_(), mask, np.zeros(BATCH)),
     ):
         assert not any(x.requires_grad for x in ours)
 
@@ -176,8 +164,6 @@ def test_too_few_valid_tokens_raise_as_in_verl(count):
         STOCK_GAE(rewards, values, mask, 1.0, 0.95)
     with pytest.raises(ValueError, match=f"response_mask: got {count} valid tokens"):
         adapter.compute_gae_advantage_return(rewards, values, mask, 1.0, 0.95)
-    with pytest.raises(ValueError, match=f"response_mask: got {count} valid tokens"):
-        adapter.compute_reinforce_plus_plus_outcome_advantage(rewards, mask, AlgoConfig(gamma=1.0))
 
 
 def make_groups(sizes):
@@ -205,16 +191,17 @@ def test_grpo_is_that_of_verl(scale, norm):
         torch.testing.assert_close(got, expected, rtol=1e-7, atol=0)  # of one response verl's 1 + ε is float32
 
 
-@pytest.mark.parametrize("name", GROUPED)
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e6])
-def test_estimators_of_groups_are_those_of_verl(name, scale):
-    index, rewards, mask = draw_groups(scale)
-    mask[2] = 0
-    arguments = {"token_level_rewards": rewards * mask, "index": index, "config": AlgoConfig()}
-    ours = adapter.ESTIMATORS[name](response_mask=mask, **arguments)
-    stock = STOCK_GROUPED[name](response_mask=mask.double(), **arguments)
-    for got, expected in zip(ours, stock, strict=True):
-        torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-10 * max(scale, 1))
+@pytest.mark.parametrize("norm", [True, False])
+def test_responses_without_a_valid_token_are_in_no_group(norm):
+    """As if the batch had come without them: two of one group, and one of another."""
+    index, rewards, mask = draw_groups(1.0)
+    left = np.flatnonzero(index == index[0])[:2].tolist() + np.flatnonzero(index == index[-1])[:1].tolist()
+    mask[left] = 0
+    kept = [i for i in range(len(index)) if i not in left]
+    got, _ = adapter.compute_grpo_outcome_advantage(rewards, mask, index, norm_adv_by_std_in_grpo=norm)
+    few = (rewards * mask)[kept], mask[kept], index[kept]
+    torch.testing.assert_close(got[kept], STOCK_GRPO(*few, norm_adv_by_std_in_grpo=norm)[0], rtol=1e-7, atol=0)
+    assert (got[left] == 0).all() and index[0] != index[-1]
 
 
 def test_equal_scores_have_no_advantage():
@@ -382,7 +369,7 @@ def make_dispatcher():
 
 @pytest.mark.parametrize("estimator", ATTRIBUTES)
 def test_verl_computes_advantages_with_ours(estimator, monkeypatch):
-    rewards, values, mask = make_rollout(dtype=torch.float32)
+    rewards, values, mask = make_rollout("prefix", dtype=torch.float32)
     rewards *= mask
     compute_advantage, results = make_dispatcher(), []
     for ours in (False, True):
@@ -487,7 +474,7 @@ VANILLA = "compute_policy_loss_vanilla"
 FUNCTIONS = [*ATTRIBUTES.values(), *(x.__name__ for x in LOSSES.values()), *adapter.TOKENS, VANILLA]
 
 
-@pytest.mark.parametrize("name", [FUNCTIONS[0], ATTRIBUTES["rloo"], LOSSES["gpg"].__name__, *FUNCTIONS[-2:]])
+@pytest.mark.parametrize("name", [*FUNCTIONS[:2], LOSSES["gpg"].__name__, *FUNCTIONS[-2:]])
 def test_a_function_with_other_numbers_is_left_out(name, monkeypatch, caplog):
     """And the others are replaced."""
     change_numbers(monkeypatch, name)
@@ -538,8 +525,6 @@ ARGUMENTS = {"token_level_rewards": REWARDS, "response_mask": MASK}
 CALLS = {
     adapter.compute_gae_advantage_return: {**ARGUMENTS, "values": REWARDS, "gamma": 1.0, "lam": 1.0},
     adapter.compute_grpo_outcome_advantage: {**ARGUMENTS, "index": np.array(["a", "a"], dtype=object)},
-    adapter.compute_reinforce_plus_plus_outcome_advantage: {**ARGUMENTS, "config": AlgoConfig(gamma=1.0)},
-    adapter.compute_rloo_outcome_advantage: {**ARGUMENTS, "index": ["a", "a"]},
 }
 
 
@@ -554,7 +539,7 @@ def test_bad_tensors_are_named(function):
         function(**{**CALLS[function], "response_mask": MASK[:1]})
 
 
-GAE, GRPO, REINFORCE, RLOO = CALLS
+GAE, GRPO = CALLS
 
 
 @pytest.mark.parametrize(
@@ -564,10 +549,8 @@ GAE, GRPO, REINFORCE, RLOO = CALLS
         (GAE, "gamma", -1.0, ValueError, "got -1.0"),
         (GAE, "lam", 2.0, ValueError, "got 2.0"),
         (GRPO, "index", np.array(["a"]), ValueError, "got 1 groups, expected one per"),
-        (RLOO, "index", ["a"], ValueError, "got 1 groups, expected one per"),
         (GRPO, "epsilon", -1.0, ValueError, "got -1.0"),
         (GRPO, "norm_adv_by_std_in_grpo", 1, TypeError, "got int, expected a bool"),
-        (REINFORCE, "config", None, ValueError, "got None, expected that"),
     ],
 )
 def test_bad_arguments_are_named(function, name, argument, error, message):

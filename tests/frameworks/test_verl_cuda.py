@@ -11,7 +11,6 @@ from test_verl import (
     STOCK_GAE,
     STOCK_GRPO,
     STOCK_LOSS,
-    STOCK_REINFORCE,
     STOCK_TOKENS,
     compute_loss,
     make_actor_config,
@@ -20,7 +19,6 @@ from test_verl import (
     make_minibatch,
     make_rollout,
 )
-from verl.trainer.config import AlgoConfig
 
 from rl_triton_adapters import verl as adapter
 
@@ -30,10 +28,8 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["prefix", "holes"])
 def test_advantages_are_those_of_verl(kind):
     rewards, values, mask = (x.cuda() for x in make_rollout(kind, dtype=torch.float32))
-    config = AlgoConfig(gamma=0.97)
     for stock, ours, arguments in (
         (STOCK_GAE, adapter.compute_gae_advantage_return, (rewards, values, mask, 0.97, 0.9)),
-        (STOCK_REINFORCE, adapter.compute_reinforce_plus_plus_outcome_advantage, (rewards, mask, config)),
         (STOCK_GRPO, adapter.compute_grpo_outcome_advantage, (rewards * mask, mask, make_groups([4, 1, 1]))),
     ):  # verl's GRPO reads masked rewards
         for got, expected in zip(ours(*arguments), stock(*arguments), strict=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +36,7 @@ def apply_boundary_rule(
     return select(ended, 0.0, select(cut, bootstrap, next_value)), (ended | cut) == 0
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True)
 class FinalValues:
     """Sparse bootstrap values: the critic's V(s_{t+1}), before any reset, for single steps of single environments.
 
@@ -56,25 +55,3 @@ class FinalValues:
     time: torch.Tensor | Sequence[int]
     value: torch.Tensor | Sequence[float]
     last_value: torch.Tensor | float | None = None
-
-    def __init__(
-        self,
-        env: torch.Tensor | Sequence[int],
-        time: torch.Tensor | Sequence[int],
-        value: torch.Tensor | Sequence[float],
-        last_value: torch.Tensor | float | None = None,
-        *,
-        edge: torch.Tensor | float | None = None,
-    ) -> None:
-        """Take the fields; `edge` is the former name of `last_value`."""
-        if edge is not None:
-            warnings.warn("FinalValues: edge has become last_value", DeprecationWarning, stacklevel=2)
-            last_value = edge
-        for name, field in (("env", env), ("time", time), ("value", value), ("last_value", last_value)):
-            object.__setattr__(self, name, field)
-
-    @property
-    def edge(self) -> torch.Tensor | float | None:
-        """The former name of `last_value`."""
-        warnings.warn("FinalValues.edge has become last_value", DeprecationWarning, stacklevel=2)
-        return self.last_value

@@ -31,7 +31,6 @@ __all__ = [
     "from_brax",
     "from_cleanrl",
     "from_episode_starts",
-    "from_gymnasium_disabled",
     "from_gymnasium_next_step",
     "from_gymnasium_same_step",
     "from_pufferlib",
@@ -65,13 +64,14 @@ def from_gymnasium_same_step(
     *,
     time_dim: int = -1,
 ) -> Boundaries:
-    """Convert rollouts of Gymnasium's autoreset mode SAME_STEP; also of Isaac Lab, and Gym and Gymnasium before 1.0.
+    """Convert rollouts of Gymnasium's autoreset modes SAME_STEP and DISABLED; of Isaac Lab, and Gymnasium before 1.0.
 
         NV[t] = V(final_obs[t])  where truncated[t]
                 next_value       at t = T−1 otherwise
 
-    The observation that a done step returns is the next episode's first. The final one is in the infos: "final_obs",
-    or "final_observation" before 1.0; in Isaac Lab in `extras["final_obs"]` if its `compute_final_obs` is set.
+    In SAME_STEP, the observation that a done step returns is the next episode's first. The final one is in the infos:
+    "final_obs", or "final_observation" before 1.0; in Isaac Lab in `extras["final_obs"]` if its `compute_final_obs` is
+    set. In DISABLED, `step` returns the final observation, before the reset.
 
     Args:
         terminated: The flags that `step` returned, [num_envs, num_steps], or [num_steps, num_envs] with ``time_dim=0``.
@@ -135,40 +135,6 @@ def from_gymnasium_next_step(
         first = check_per_env("previous_done", previous_done, layout, FLAG_DTYPES).bool()
     next_values = shift_left(values, check_per_env("next_value", next_value, layout), layout)
     return Boundaries(ended, cut, next_values, ~shift_right(ended | cut, first, layout), time_dim)
-
-
-def from_gymnasium_disabled(
-    terminated: torch.Tensor,
-    truncated: torch.Tensor,
-    final_values: torch.Tensor | FinalValues,
-    next_value: torch.Tensor,
-    *,
-    time_dim: int = -1,
-) -> Boundaries:
-    """Convert rollouts of Gymnasium's autoreset mode DISABLED, where `reset(options={"reset_mask": done})` resets.
-
-        NV[t] = V(final_obs[t])  where truncated[t]
-                next_value       at t = T−1 otherwise
-
-    The final observation is the one that `step` returned, before the reset. With V of each such observation at hand,
-    `compute_gae(..., next_values=...)` takes them as they are.
-
-    Args:
-        terminated: The flags that `step` returned, [num_envs, num_steps], or [num_steps, num_envs] with ``time_dim=0``.
-        truncated: The flags that `step` returned beside them, shaped like `terminated`.
-        final_values: V(final observation) at truncated steps: shaped like `terminated` (read there only), or
-            `FinalValues` without a `last_value`. A truncated step left out of these yields NaN.
-        next_value: V of the observation after the rollout, one per environment; not read where the last step is done,
-            so it does not matter whether the reset has been made.
-        time_dim: The time dimension of per-step tensors: -1 or 1, 0 or -2.
-
-    Returns:
-        Boundaries, without a mask.
-
-    Source:
-        https://farama.org/Vector-Autoreset-Mode
-    """
-    return from_gymnasium_same_step(terminated, truncated, final_values, next_value, time_dim=time_dim)
 
 
 # -- arrival flags ----------------------------------------------------------------------------------------------------

@@ -36,14 +36,6 @@ def test_what_is_checked():
     assert "check_backend" in rl_triton_core.__all__
 
 
-@pytest.mark.parametrize("name", ["captured", "contrib", "contrib_captured", "device"])
-def test_earlier_places_have_the_same_objects(name):
-    pytest.importorskip("sb3_contrib")
-    earlier = importlib.import_module(f"rl_triton_adapters.sb3_{name}")
-    module = importlib.import_module(f"rl_triton_adapters.sb3.{name.removesuffix('_captured') or name}")
-    assert earlier.__all__ and all(getattr(earlier, x) is getattr(module, x) for x in earlier.__all__)
-
-
 @pytest.mark.parametrize(
     ("module", "package", "extra"),
     [

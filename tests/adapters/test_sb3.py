@@ -368,12 +368,10 @@ def test_the_wrong_class_says_which_one_to_use():
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("module", "name", "n_envs"), [("sb3", "TritonRolloutBuffer", 2), ("sb3_device", "DeviceRolloutBuffer", 8)]
-)
-def test_everything_is_compiled_when_the_model_is_made(module, name, n_envs, tmp_path):
+@pytest.mark.parametrize(("name", "n_envs"), [("TritonRolloutBuffer", 2), ("DeviceRolloutBuffer", 8)])
+def test_everything_is_compiled_when_the_model_is_made(name, n_envs, tmp_path):
     setup = f"""
-        from rl_triton_adapters.{module} import {name} as buffer_class
+        from rl_triton_adapters.sb3 import {name} as buffer_class
         from stable_baselines3 import PPO
         from stable_baselines3.common.env_util import make_vec_env
 

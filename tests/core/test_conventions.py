@@ -84,11 +84,10 @@ def make_dense(window, time_dim):
 @pytest.mark.parametrize("mode", ["SAME_STEP", "DISABLED"])
 @pytest.mark.parametrize("name", NAMES)
 def test_gymnasium_with_final_observations_apart(name, mode, time_dim, form):
-    converter = getattr(conv, f"from_gymnasium_{mode.lower()}")
     ends_done = 0
     for window, recorders in list_windows(name, mode):
         ends_done += window.truncated[-1].sum()
-        boundaries = converter(
+        boundaries = conv.from_gymnasium_same_step(
             t(window.terminated, time_dim),
             t(window.truncated, time_dim),
             form(window, time_dim),
@@ -499,7 +498,6 @@ def make_arguments(name, num_envs=3, num_steps=4, time_dim=-1, device="cpu"):
 FINAL = {"terminated": "flag", "truncated": "flag", "final_values": "per_step", "next_value": "per_env"}
 SIGNATURES = {
     "from_gymnasium_same_step": FINAL,
-    "from_gymnasium_disabled": FINAL,
     "from_gymnasium_next_step": {
         "values": "per_step",
         "terminated": "flag",

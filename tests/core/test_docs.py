@@ -24,7 +24,7 @@ NOTEBOOKS = ["boundaries", "captured_ppo", "speed"]
 PAGES = [
     "README.md",
     *(f"docs/{name}.md" for name in ("index", "install", "quickstart", "idea", "estimators", "normalization", "gpu")),
-    *(f"docs/{name}.md" for name in ("migrate", "migration", "capture", "losses", "cleanrl", "lengths", "tokens")),
+    *(f"docs/{name}.md" for name in ("migrate", "capture", "losses", "cleanrl", "lengths", "tokens")),
     *(f"docs/{name}.md" for name in ("multi-gpu", "nan", "faq")),
 ]
 MODULES = ["normalization"]
@@ -39,8 +39,7 @@ def test_python_blocks_run(page):
         pytest.skip("only the package is here")
     blocks = re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
     assert blocks
-    with_adapters = page == "docs/migration.md" and importlib.util.find_spec("sb3_contrib")
-    source = "\n".join(block for block in blocks if with_adapters or "rl_triton_adapters" not in block)
+    source = "\n".join(block for block in blocks if "rl_triton_adapters" not in block)
     exec(compile(source, page, "exec"), {})
 
 

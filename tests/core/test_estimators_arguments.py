@@ -1,7 +1,5 @@
 """What arguments may be, and what is refused although it would compute something."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -16,17 +14,6 @@ def make_arguments(estimator, **changes):
     """A good call's."""
     case = random_case(estimator, 3, 5, **({} if estimator is LINEAR else {"valid": 0.8}), **changes)
     return {name: x for name, x in Call(case).kwargs.items() if not name.startswith("compute_")}
-
-
-# --- FinalValues ------------------------------------------------------------------------------------------------------
-
-
-def test_the_former_name_of_the_last_value_warns():
-    with pytest.warns(DeprecationWarning, match="edge has become last_value"):
-        final = FinalValues([0], [1], [2.0], edge=3.0)
-    assert final == FinalValues([0], [1], [2.0], 3.0) and replace(final, last_value=4.0).last_value == 4.0
-    with pytest.warns(DeprecationWarning, match="edge has become last_value"):
-        assert final.edge == 3.0
 
 
 # --- switches ---------------------------------------------------------------------------------------------------------

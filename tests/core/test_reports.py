@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 pytest.importorskip("benchmarks", reason="only the package is here", exc_type=ModuleNotFoundError)
 
 from benchmarks import __main__ as runner
-from benchmarks import accuracy, first_call, learning, losses, misses, packed, regimes, report, results, verbs
+from benchmarks import accuracy, first_call, learning, losses, packed, regimes, report, results, verbs
 from benchmarks.results import ROOT, Result, make_row
 
 ORACLES = {estimator.function.__name__: estimator.table for estimator in cases.ESTIMATORS}
@@ -79,17 +79,6 @@ def test_a_table_has_what_differs():
     )
 
 
-def test_the_history_keeps_earlier_versions(tmp_path, monkeypatch):
-    committed = report.HISTORY.read_text()
-    monkeypatch.setattr(report, "HISTORY", tmp_path / "history.csv")
-    report.HISTORY.write_text(committed)
-    for version, added in ((report.__version__, 0), ("9.0", len(report.NUMBERS))):
-        monkeypatch.setattr(report, "__version__", version)
-        report.write_history()
-        assert report.HISTORY.read_text().startswith(committed), "make report writes it"
-        assert report.HISTORY.read_text().count("version=9.0") == added
-
-
 def test_a_machine_is_described_by_its_hardware_versions_and_commits():
     system = {"gpu": "A, A", "cpu": "B", "python": "3", "torch": "2", "cuda": "none"}
     found = Result(system, [make_row("x", "y", "", 1)._replace(commit=x) for x in ("a" * 40, "b, ccccccc-dirty", "b")])
@@ -111,20 +100,6 @@ def test_the_headline_is_what_the_file_has():
         for arm, name in {"compiled_scan": "a compiled scan", "flat_triton": "a flat Triton kernel"}.items():
             (row,) = results.select_rows(rows, arm, "over ours")
             assert f"{row.median:.2f}× faster than {name} [{row.low:.2f}, {row.high:.2f}]" in text
-
-
-def test_a_missed_goal_says_by_how_much_and_why():
-    found = {"n=1; kind=a": 3.0, "n=2; kind=a": 1.5}
-    goal = misses.Goal("Calls", 2.0, lambda: found, "Why.")
-    text = "* **Calls, ≥ 2×**: 1 of 2 reach it, 1.50× at the worst, `n=2`. Why."
-    assert goal.describe() == text
-    assert goal._replace(mean=True).describe() == ""
-    assert goal._replace(mean=True, limit=2.5).describe() == "* **Calls, ≥ 2.5×**: the mean is 2.12×. Why."
-    assert goal._replace(at_least=False, unit=" µs").describe() == text.replace("≥ 2×", "≤ 2 µs").replace(
-        "1.50× at the worst, `n=2`", "3.00 µs at the worst, `n=1`"
-    )
-    assert misses.divide(found, found, n=1) == {"n=1; kind=a": 1.0, "n=2; kind=a": 0.5}
-    assert all(goal.reason for goal in misses.GOALS)
 
 
 # --- single benchmarks ------------------------------------------------------------------------------------------------

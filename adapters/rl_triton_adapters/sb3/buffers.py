@@ -5,7 +5,7 @@ One line turns them on, and the trained agent stays the same, bit for bit:
     PPO("MlpPolicy", env, rollout_buffer_class=TritonRolloutBuffer)
 
 The storage of Stable-Baselines3 is NumPy, in host memory; the compiled CPU backend reads and writes it in place.
-`sb3_device` copies complete rollouts to the training device and makes minibatches there, `sb3_contrib` serves
+`device` copies complete rollouts to the training device and makes minibatches there, `contrib` serves
 MaskablePPO and RecurrentPPO, and `rollout_buffer_class_for` chooses the class.
 """
 

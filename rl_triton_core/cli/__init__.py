@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from typing import Any
 
 from rl_triton_core._internal.backend import BackendUnavailableError
@@ -26,19 +27,34 @@ COMMANDS: dict[str, Any] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the command line says, and return the exit status."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    with (
+        open(os.devnull, "w") as nowhere,
+        redirect_stdout(sys.stdout or nowhere),
+        redirect_stderr(sys.stderr or nowhere),
+    ):
+        try:
+            return run_command(sys.argv[1:] if arguments is None else arguments)
+        except OSError as error:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+            if isinstance(error, BrokenPipeError):  # whoever reads has read enough
+                return 0
+            with suppress(OSError):
+                print(f"rl-triton: error: {error}", file=sys.stderr)
+            return 1
+
+
+def run_command(arguments: Sequence[str]) -> int:
+    """Do what the arguments say, and return the exit status; what is printed is written at once."""
     parser = build_parser()
-    options = parser.parse_args(arguments or ["env"])
     try:
+        options = parser.parse_args(arguments or ["env"])
         report: output.Report = COMMANDS[options.command].run(options)
-    except (BackendUnavailableError, TypeError, ValueError) as error:
-        parser.error(str(error))
-    try:
         output.print_report(report, options.json)
+        return report.exit_code
+    except (BackendUnavailableError, ImportError, TypeError, ValueError) as error:
+        parser.error(str(error))
+    finally:
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever reads has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return report.exit_code
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -17,6 +17,7 @@ import torch
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from rl_triton_core._internal.arguments.validation import read_switch
 from rl_triton_core._internal.backend import PREFERENCE, needs_host, why_unavailable
 from rl_triton_core._internal.launch.fast_path import fast_path_status
 from rl_triton_core._internal.launch.threads import read_num_threads
@@ -25,6 +26,13 @@ from rl_triton_core.cli.output import Report, Table
 from rl_triton_core.system_info import TRITON
 
 HELP = "find the usual troubles of an installation and say what to do; exit status 1 if there is one"
+
+
+SWITCHES = {
+    "RL_TRITON": "every adapter leaves its work to its framework",
+    "RL_TRITON_CAPTURE": "no step of training is captured in a CUDA graph",
+}
+"""Switches of the environment, and what follows if one is 0."""
 
 
 class Finding(NamedTuple):
@@ -182,6 +190,20 @@ def check_fast_path() -> Finding:
     return Finding("problem", status.reason or "it is switched off", advice)
 
 
+def check_switches() -> Finding:
+    """Look for switches of the environment that are off, or have no such position."""
+    wrong, off = [], []
+    for name, effect in SWITCHES.items():
+        try:
+            if not read_switch(name):
+                off.append(f"{name}=0: {effect}")
+        except ValueError as error:
+            wrong.append(str(error))
+    if wrong or off:
+        return Finding("problem" if wrong else "warning", "; ".join(wrong + off), "unset them, or set them to 1")
+    return find_ok("nothing is switched off")
+
+
 def check_interpreter() -> Finding:
     """Look for Triton's interpreter on a machine that could compile."""
     if os.environ.get("TRITON_INTERPRET", "0") in ("", "0"):
@@ -211,6 +233,7 @@ CHECKS: dict[str, Callable[[], Finding]] = {
     "backends": check_backends,
     "caches": check_caches,
     "c compiler": check_c_compiler,
+    "switches": check_switches,
     "fast path": check_fast_path,
     "interpreter": check_interpreter,
     "threads": check_threads,

@@ -14,7 +14,7 @@ from rl_triton_core.cli.output import Report, Table
 from rl_triton_core.system_info import system_info
 
 HELP = "describe the machine and the installation"
-VARIABLE_PREFIXES = ("RL_TRITON_", "TRITON_", "NUMBA_")
+VARIABLE_PREFIXES = ("RL_TRITON", "TRITON_", "NUMBA_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "VERL_USE_EXTERNAL")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

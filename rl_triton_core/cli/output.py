@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any, NamedTuple, TypeVar
 
@@ -100,5 +101,6 @@ def print_progress(items: Iterable[T], description: str, total: int) -> Iterator
 
 def print_number(number: int, description: str, total: int) -> float:
     """Print how many are done, and return when that was."""
-    print(f"{description}: {number} of {total}", file=sys.stderr, flush=True)
+    with suppress(OSError):  # it is no reason to stop
+        print(f"{description}: {number} of {total}", file=sys.stderr, flush=True)
     return time.monotonic()

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import inspect
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
+from rl_triton_core._internal.arguments.validation import check_choice
 from rl_triton_core.cli.output import Report, Table, track_progress
-from rl_triton_core.warmup import FUNCTIONS, USUAL_TENSORS, list_required_options, warm_up
+from rl_triton_core.warmup import FUNCTIONS, USUAL_TENSORS, choose_tensors, list_required_options, warm_up
 
 HELP = "compile what calls need, before training begins"
 ESTIMATORS = [name.removeprefix("compute_") for name, x in FUNCTIONS.items() if not list_required_options(x)]
@@ -32,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Report:
     """Compile what is asked for, and tell how long each took."""
+    check_arguments(options)
     names = track_progress(options.estimator, "compiling", len(options.estimator))
     seconds = {name: compile_estimator(name, options) for name in names}
     seconds |= {f"update, {head}": compile_update(head) for head in options.updates}
@@ -39,9 +44,24 @@ def run(options: argparse.Namespace) -> Report:
     return Report({name: round(time, 3) for name, time in seconds.items()}, [Table("", (), rows)])
 
 
+def check_arguments(options: argparse.Namespace) -> None:
+    """Raise an error for what could not be compiled, before anything is."""
+    for name in options.estimator:
+        choose_tensors(inspect.signature(find_function(name)).parameters, options.tensors)
+    for head in options.updates:
+        from rl_triton_core.compiled import HEADS  # needs Numba, which not every installation has
+
+        check_choice("--updates", head, HEADS)
+
+
+def find_function(estimator: str) -> Callable[..., Any]:
+    """What has this name on the command line."""
+    return FUNCTIONS.get(estimator) or FUNCTIONS[f"compute_{estimator}"]
+
+
 def compile_update(head: str) -> float:
     """Compile what updates with a distribution of actions need."""
-    from rl_triton_core import compiled  # needs Numba, which not every installation has
+    from rl_triton_core import compiled
 
     return compiled.compile_update(head)
 
@@ -49,7 +69,7 @@ def compile_update(head: str) -> float:
 def compile_estimator(estimator: str, options: argparse.Namespace) -> float:
     """Compile what calls of an estimator need."""
     return warm_up(
-        estimator if estimator in FUNCTIONS else f"compute_{estimator}",
+        find_function(estimator).__name__,
         options.shape,
         tensors=options.tensors,
         dtype=getattr(torch, options.dtype),

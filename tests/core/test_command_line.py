@@ -6,6 +6,7 @@ import platform
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -55,21 +56,23 @@ def test_a_broken_installation(tmp_path):
         PYTHONPATH=os.pathsep.join([str(site), str(ROOT), *sys.path]),
         TRITON_CACHE_DIR=str(file / "triton"),
         NUMBA_CACHE_DIR=str(file / "numba"),
-        RL_TRITON_FAST_PATH="0",
+        RL_TRITON_FAST_PATH="no",
         RL_TRITON_NUM_THREADS="many",
+        RL_TRITON="off",
         TRITON_INTERPRET="1",
     )
     assert result.returncode == 1, result.stderr
     report = json.loads(result.stdout)
     checks = report["checks"]
     found = {name: check["status"] for name, check in checks.items() if check["status"] != "ok"}
-    broken = dict.fromkeys(("packages", "triton", "caches", "fast path", "threads"), "problem")
+    broken = dict.fromkeys(("packages", "triton", "caches", "switches", "fast path", "threads"), "problem")
     assert found == broken | {"frameworks": "warning", "interpreter": "warning"}
     assert report["problems"] == len(broken)
     assert "numba 0.50.1, expected >=0.61" in checks["packages"]["message"]
     assert 'pip install "triton==3.4.0"' in checks["triton"]["advice"]
     assert all(name in checks["caches"]["advice"] for name in ("TRITON_CACHE_DIR", "NUMBA_CACHE_DIR"))
     assert "ray 99.1.0" in checks["frameworks"]["message"] and "check_ray" in checks["frameworks"]["advice"]
+    assert "RL_TRITON: got 'off', expected one of 0, 1" in checks["switches"]["message"]
     assert "RL_TRITON_FAST_PATH" in checks["fast path"]["advice"]
     assert "'many'" in checks["threads"]["message"]
 
@@ -81,12 +84,29 @@ def test_a_checkout_that_is_not_installed(tmp_path, monkeypatch):
 
 
 def test_without_a_command_it_describes_the_machine():
-    result = run_command(RL_TRITON_NUM_THREADS="3")
+    result = run_command(RL_TRITON_NUM_THREADS="3", RL_TRITON="0", RL_TRITON_FAST_PATH="no")
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("rl_triton_core ")
     lines = [line.split() for line in result.stdout.splitlines()]
     assert ["rl_triton_core", "3"] in lines and ["RL_TRITON_NUM_THREADS", "3"] in lines
+    assert ["RL_TRITON", "0"] in lines and ["RL_TRITON_FAST_PATH", "no"] in lines
     assert ["cpu", "reference", "available"] in lines
+
+
+@pytest.mark.parametrize("name", doctor.SWITCHES)
+def test_what_is_switched_off_is_said(monkeypatch, name):
+    monkeypatch.delenv(name, raising=False)
+    assert doctor.check_switches().status == "ok"
+    monkeypatch.setenv(name, "0")
+    finding = doctor.check_switches()
+    assert finding.status == "warning" and f"{name}=0" in finding.message and finding.advice
+
+
+def test_the_page_names_every_variable_of_the_environment():
+    text = (ROOT / "docs" / "cli.md").read_text()
+    sources = [*(ROOT / "rl_triton_core").rglob("*.py"), *(ROOT / "adapters").rglob("*.py")]
+    named = {name for path in sources for name in re.findall(r'"(RL_TRITON(?:_[A-Z]+)*)"', path.read_text())}
+    assert named >= {*doctor.SWITCHES, "RL_TRITON_NUM_THREADS"} and all(f"`{name}`" in text for name in named)
 
 
 def test_it_is_a_command_of_the_distribution():
@@ -247,7 +267,10 @@ def test_warmup(capsys):
     ("arguments", "said"),
     [
         ("warmup --estimator gae --tensors dones", "tensors: got 'dones', expected"),
-        ("warmup --estimator gae --backend reference --updates beta", "head: got 'beta', expected one of categorical"),
+        (
+            "warmup --estimator gae --backend reference --updates beta",
+            "--updates: got 'beta', expected one of categorical",
+        ),
         ("warmup --estimator gae --shape -1 5", "shape: got (-1, 5), expected two sizes of at least 1"),
         ("warmup --estimator gae --shape 5 0", "shape: got (5, 0), expected"),
         ("warmup --estimator gae --shape 100000000000 100000000000", "expected one that fits into memory"),
@@ -268,7 +291,28 @@ def test_wrong_usage(capsys, arguments, said):
     with pytest.raises(SystemExit) as stopped:
         main(arguments.split())
     assert stopped.value.code == 2
-    assert said in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert said in printed and "compiling: 1" not in printed
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device")
+@pytest.mark.parametrize("arguments", [["env"], ["--help"]])
+def test_output_that_cannot_be_written(arguments):
+    """One line and status 1; what is lost on standard error ends nothing."""
+    command = [sys.executable, "-m", "rl_triton_core", *arguments]
+    environment = {name: x for name, x in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with open("/dev/full", "w") as full:
+        run = partial(subprocess.run, command, text=True, check=False, env=environment)
+        result = run(stdout=full, stderr=subprocess.PIPE)
+        assert result.returncode == 1 and re.fullmatch(r"rl-triton: error: .*No space left.*\n", result.stderr)
+        assert run(stdout=subprocess.PIPE, stderr=full).returncode == 0
+
+
+def test_standard_streams_that_are_closed(monkeypatch):
+    """They are None then."""
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    assert main(["warmup", "--estimator", "gae", "--backend", "reference"]) == 0
 
 
 def test_a_reader_that_has_read_enough():

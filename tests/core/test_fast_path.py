@@ -739,8 +739,16 @@ def test_a_switch_is_0_or_1(monkeypatch):
     monkeypatch.setenv("RL_TRITON_CAPTURE", "no")
     with pytest.raises(ValueError, match="RL_TRITON_CAPTURE: got 'no', expected one of 0, 1"):
         is_wanted(None)
-    code = "try:\n    import rl_triton_core\nexcept ValueError as error:\n    print(error)"
-    assert "RL_TRITON_FAST_PATH: got 'no'" in run_python(code, RL_TRITON_FAST_PATH="no")
+    code = """
+import torch
+import rl_triton_core as ours
+try:
+    ours.compute_discounted_returns(torch.zeros(1, 2), bootstrap_values=0.0)
+except ValueError as error:
+    print(error, ours.fast_path_status(), sep="\\n")
+"""
+    printed = run_python(code, RL_TRITON_FAST_PATH="no").splitlines()
+    assert all("RL_TRITON_FAST_PATH: got 'no', expected one of 0, 1" in line for line in printed) and len(printed) == 2
 
 
 def test_a_call_inside_a_recorded_call_is_a_part_of_it(on_cpu):

@@ -65,8 +65,17 @@ DEVICES = {"cpu", "cuda"}
 class Switch:
     """Whether there is a fast path, and why not."""
 
-    enabled = check.read_switch("RL_TRITON_FAST_PATH")
-    reason = "" if enabled else "RL_TRITON_FAST_PATH is 0 in the environment"
+    enabled: bool | None = None
+    """None until it is set or read from the environment."""
+    reason = ""
+
+
+def is_switched_on() -> bool:
+    """Whether there is a fast path."""
+    if Switch.enabled is None:
+        Switch.enabled = check.read_switch("RL_TRITON_FAST_PATH")
+        Switch.reason = "" if Switch.enabled else "RL_TRITON_FAST_PATH is 0 in the environment"
+    return Switch.enabled
 
 
 class FastPathStatus(NamedTuple):
@@ -101,7 +110,7 @@ def set_fast_path(enabled: bool) -> AbstractContextManager[Any]:
     return setting
 
 
-def switch_fast_path(enabled: bool, reason: str) -> None:
+def switch_fast_path(enabled: bool | None, reason: str) -> None:
     """Set the switch, and let no call before count."""
     Switch.enabled, Switch.reason = enabled, reason
     forget_plans()
@@ -116,7 +125,11 @@ def fast_path_status() -> FastPathStatus:
     """
     with LOCK:
         shapes = {memory.name: memory.count_shapes() for memory in MEMORIES}
-    return FastPathStatus(Switch.enabled, Switch.reason, {name: number for name, number in shapes.items() if number})
+    try:
+        enabled = is_switched_on()
+    except ValueError as error:  # which every call raises
+        return FastPathStatus(False, str(error), {})
+    return FastPathStatus(enabled, Switch.reason, {name: number for name, number in shapes.items() if number})
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
@@ -325,7 +338,7 @@ def record_call(function: Callable[..., R], memory: Memory, args: tuple[Any, ...
     given, key, numbers = (*args, *kwargs.values()), (len(args), *kwargs), memory.find_numbers(args, kwargs)
     sequences = find_sequences(given)
     values = flatten_sequences(given, sequences) or given
-    signature = describe_call((key, sequences), values, numbers) if Switch.enabled else None
+    signature = describe_call((key, sequences), values, numbers) if is_switched_on() else None
     if signature is None:
         return call_unrecorded(partial(function, *args, **kwargs), values)
     own = hash((signature, *(values[i] for i in numbers))) if signature in memory.fixed else signature

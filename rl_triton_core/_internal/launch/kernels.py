@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rl_triton_core._internal.launch.fast_path import Switch
+from rl_triton_core._internal.launch.fast_path import is_switched_on
 from rl_triton_core._internal.launch.launcher import record_kernel
 from rl_triton_core._internal.launch.recording import unmark_numbers
 
@@ -50,7 +50,7 @@ def launch_kernel(call: KernelCall, device: torch.device) -> None:
     constants = tuple(call.constants.values())
     described = tuple(map(describe_argument, unmark_numbers(call.arguments)))
     key = call.kernel.__name__, call.choices, constants, call.num_warps, device, described
-    if Switch.enabled and key in KERNELS:
+    if is_switched_on() and key in KERNELS:
         compiled, options = KERNELS[key]
         compiled[(call.programs, 1, 1)](*unmark_numbers((*call.arguments, *options)))
     else:

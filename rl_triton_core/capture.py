@@ -30,7 +30,7 @@ from rl_triton_core._internal.capture.key import (
     list_tensors,
     name_context,
 )
-from rl_triton_core._internal.capture.optimizers import OPTIMIZERS, PreparedOptimizer
+from rl_triton_core._internal.capture.optimizers import OPTIMIZERS, PreparedOptimizer, name_repeated
 from rl_triton_core._internal.capture.step import (
     Captured,
     CaptureFailed,
@@ -52,6 +52,7 @@ __all__ = [
     "hold_captures",
     "is_input",
     "keep_buffers",
+    "name_repeated",
     "use_capture_stream",
 ]
 

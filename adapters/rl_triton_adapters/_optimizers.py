@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer, RMSprop
 
-from rl_triton_core.capture import OPTIMIZERS
+from rl_triton_core.capture import OPTIMIZERS, name_repeated
+
+WARNED: WeakSet[Optimizer] = WeakSet()
+"""Optimizers with a parameter twice of which that was said."""
 
 
 def fuse_optimizer(optimizer: Optimizer) -> None:
     """Let Adam, AdamW or SGD step all parameters in one kernel, RMSprop in a few, unless the optimizer was told how.
 
-    The setting is there during steps only: checkpoints and copies are those of a plain optimizer.
+    The setting is there during steps only: checkpoints and copies are those of a plain optimizer. One that has a
+    parameter twice steps one by one, with a warning.
     """
     groups = optimizer.param_groups
     chosen = any(group.get(name) is not None for group in groups for name in ("foreach", "fused"))
@@ -29,64 +36,89 @@ def fuse_optimizer(optimizer: Optimizer) -> None:
 
 
 def release_optimizer(optimizer: Optimizer) -> None:
-    """Let it step as before: other updates refuse hooks that they do not know."""
-    for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
-        hooks = getattr(optimizer, name, {})
+    """Let it step as before `fuse_optimizer`, also where a step was interrupted."""
+    if not is_fused(optimizer):
+        return
+    unset_fused(optimizer)
+    for hooks in (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks):
         for key in [key for key, x in hooks.items() if x in (set_fused, unset_fused)]:
             del hooks[key]
+    move_step_counts(optimizer, torch.device("cpu"))
+
+
+@contextmanager
+def fused(optimizers: Iterable[Optimizer]) -> Iterator[None]:
+    """Inside, optimizers step as `fuse_optimizer` says; after it as before, whatever comes out."""
+    known = [*optimizers]
+    try:
+        for optimizer in known:
+            fuse_optimizer(optimizer)
+        yield
+    finally:
+        for optimizer in known:
+            release_optimizer(optimizer)
 
 
 def is_fused(optimizer: Optimizer) -> bool:
     """Whether `fuse_optimizer` has changed how this optimizer steps."""
-    return set_fused in optimizer._optimizer_step_pre_hooks.values()
+    return set_fused in getattr(optimizer, "_optimizer_step_pre_hooks", {}).values()
 
 
-def choose_setting(optimizer: Optimizer) -> str | None:
+def choose_setting(optimizer: Optimizer) -> dict[str, bool]:
     """What lets an optimizer step many parameters at once: one kernel, which reads no strides, or else a few.
 
-    None where neither is possible, since several kernels of Adam take no learning rate that is a tensor, and where the
-    optimizer has been told, as a captured step does it.
+    Nothing where neither is possible, since several kernels of Adam take no learning rate that is a tensor, and where
+    the optimizer has been told, as a captured step does it.
     """
     groups = optimizer.param_groups
     if any(group.get("fused") or group.get("foreach") for group in groups):
-        return None
-    if isinstance(optimizer, RMSprop) or any(group.get("momentum") for group in groups):
-        return "foreach"  # a fused SGD takes no parameter whose momentum begins later than that of others
+        return {}
     tensors = [x for group in groups for x in group["params"]]
     tensors += [x.grad for x in tensors if x.grad is not None]  # a hook may have given it other strides
     if any(x.is_sparse for x in tensors):
-        return None
+        return {}
+    if name_repeated(optimizer):
+        warn_of_repeated(optimizer)
+        return {"foreach": False}
+    if isinstance(optimizer, RMSprop) or any(group.get("momentum") for group in groups):
+        return {"foreach": True}  # a fused SGD takes no parameter whose momentum begins later than that of others
     tensors += [x for state in optimizer.state.values() for x in state.values() if isinstance(x, Tensor)]
     if all(map(Tensor.is_contiguous, tensors)):
-        return "fused"
-    return None if any(isinstance(group["lr"], Tensor) for group in groups) else "foreach"
+        return {"fused": True}
+    return {} if any(isinstance(group["lr"], Tensor) for group in groups) else {"foreach": True}
+
+
+def warn_of_repeated(optimizer: Optimizer) -> None:
+    """Say once why an optimizer steps one parameter after the other."""
+    if optimizer not in WARNED:
+        WARNED.add(optimizer)
+        warnings.warn(f"{name_repeated(optimizer)}: each is stepped alone", RuntimeWarning, stacklevel=2)
 
 
 def set_fused(optimizer: Optimizer, *_: Any) -> None:
     """Before a step: all parameters at once, and steps counted where the parameters are."""
-    setting: Any = choose_setting(optimizer)
-    optimizer._rl_triton_setting = setting  # type: ignore[attr-defined]
-    for group in optimizer.param_groups if setting else ():
-        group[setting] = True
-    if setting == "fused":
+    optimizer._rl_triton_setting = choose_setting(optimizer)  # type: ignore[attr-defined]
+    for group in optimizer.param_groups:
+        group.update(optimizer._rl_triton_setting)  # type: ignore[attr-defined]
+    if "fused" in optimizer._rl_triton_setting:  # type: ignore[attr-defined]
         move_step_counts(optimizer)
 
 
-def move_step_counts(optimizer: Optimizer) -> None:
-    """Count steps where the parameters are. They are all in one place: if the first one is there, so are the others."""
+def move_step_counts(optimizer: Optimizer, device: torch.device | None = None) -> None:
+    """Count steps on a device, or where the parameters are: all in one place, and if the first is there, so are all."""
     for parameter, state in optimizer.state.items():
         step = state.get("step")
         if isinstance(step, Tensor):
-            if step.device == parameter.device:
+            if step.device == (device or parameter.device):
                 return
-            state["step"] = step.to(parameter.device)
+            state["step"] = step.to(device or parameter.device)
 
 
 def unset_fused(optimizer: Optimizer, *_: Any) -> None:
     """After it: as if nothing had been set."""
-    setting = optimizer._rl_triton_setting  # type: ignore[attr-defined]
-    for group in optimizer.param_groups if setting else ():
-        group[setting] = None
+    setting = vars(optimizer).pop("_rl_triton_setting", {})
+    for group in optimizer.param_groups:
+        group.update(dict.fromkeys(setting))
 
 
 def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> None:

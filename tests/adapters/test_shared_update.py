@@ -1,11 +1,14 @@
 """The captured update that adapters have in common, in a framework of a few lines."""
 
+import warnings
+from functools import partial
+
 import pytest
 import torch
 from recorded_graphs import allow_captures
 from torch import nn
 
-from rl_triton_adapters._optimizers import fuse_optimizer
+from rl_triton_adapters._optimizers import fuse_optimizer, is_fused, release_optimizer
 from rl_triton_adapters.updates import CapturedUpdate, DeferredChecks, find_pointers, find_reason
 
 
@@ -69,7 +72,10 @@ def test_updates_are_those_without_graphs(change, monkeypatch):
     torch.testing.assert_close(ours.network.state_dict(), eager.network.state_dict())
 
 
-@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD])
+KINDS = [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("lay_out", [lambda x: x.t().contiguous().t(), lambda x: x.mean().expand_as(x)])
 def test_gradients_of_any_strides_are_stepped_with(kind, lay_out):
     """One kernel for all parameters reads no strides."""
@@ -84,6 +90,49 @@ def test_gradients_of_any_strides_are_stepped_with(kind, lay_out):
             optimizer.step()
         found.append(weight.detach())
     torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("view", [lambda x: x, nn.Parameter], ids=["itself", "its memory"])
+@pytest.mark.parametrize("kind", [*KINDS, partial(torch.optim.SGD, momentum=0.9), torch.optim.RMSprop])
+def test_a_parameter_that_is_there_twice_is_stepped_alone(kind, view):
+    """As PyTorch does it one by one: all at once, it is stepped as it happens. That is said once."""
+    found = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for choice in ({"foreach": False}, {}):
+            weight = nn.Parameter(torch.ones(3))
+            others = [view(weight), nn.Parameter(torch.ones(2))]
+            optimizer = kind([weight, *others], lr=0.1, weight_decay=0.1, **choice)
+            for gradient in (1.0, 0.0, -1.0):
+                fuse_optimizer(optimizer)
+                for x in (weight, *others):
+                    x.grad = torch.full_like(x, gradient)
+                optimizer.step()
+                release_optimizer(optimizer)
+            found.append((weight.detach(), optimizer.param_groups[0]["foreach"]))
+    torch.testing.assert_close(found[1][0], found[0][0], rtol=0, atol=0)
+    assert found[1][1] is None and [x.message.args[0] for x in caught if "stepped alone" in str(x.message)] == [
+        f"{type(optimizer).__name__} has a parameter twice: each is stepped alone"
+    ]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.RMSprop])
+def test_an_interrupted_step_leaves_an_optimizer_as_it_was(kind):
+    """Hooks and settings of before, whatever comes out of the step."""
+    optimizer = kind([nn.Parameter(torch.ones(2))], lr=0.1)
+    before = {**optimizer.param_groups[0]}
+    fuse_optimizer(optimizer)
+    handle = optimizer.register_step_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step()
+    handle.remove()
+    release_optimizer(optimizer)
+    assert optimizer.param_groups[0] == before and not is_fused(optimizer)
+    assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
 
 
 def test_reasons(monkeypatch):

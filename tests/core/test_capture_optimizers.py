@@ -251,6 +251,40 @@ def test_settings_that_are_tensors_are_refused(name, monkeypatch):
         run_steps(training, [], "cpu")
 
 
+@DEVICES
+@pytest.mark.parametrize("view", [lambda x: x, nn.Parameter], ids=["itself", "its memory"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_parameter_that_is_there_twice_is_not_captured(optimizer, view, device, monkeypatch):
+    """Steps of all at once are others, on a GPU even from run to run. It may come between two steps."""
+
+    def repeat(training):
+        group = training.optimizer.param_groups[0]
+        group.update(params=[*group["params"], view(group["params"][0])], foreach=False)
+
+    captured, eager = make_pair(monkeypatch, device, optimizer=optimizer)
+    with pytest.warns(RuntimeWarning, match=f"{type(eager.optimizer).__name__} has a parameter twice"):
+        for training in (captured, eager):
+            run_steps(training, [repeat], device)
+    assert_same_parameters([captured, eager])
+    assert not captured.step.captured
+
+
+@DEVICES
+def test_a_parameter_that_goes_to_another_group_is_captured_anew(device, monkeypatch):
+    """With that group's settings, in the same order of all parameters."""
+
+    def move(training):
+        first, second = training.optimizer.param_groups
+        second["params"].insert(0, first["params"].pop())
+
+    trainings = make_pair(monkeypatch, device)
+    for training in trainings:
+        training.optimizer.add_param_group({"params": [training.optimizer.param_groups[0]["params"].pop()], "eps": 0.1})
+        run_steps(training, [move], device)
+    assert_same_parameters(trainings)
+    assert trainings[0].step.reason == "" and len(trainings[0].step.captured) == 2
+
+
 class DecayingTraining(Training):
     """The step itself changes the learning rate."""
 

@@ -299,6 +299,7 @@ OPTIMIZER_OBSTACLES = {
     "Adam with amsgrad": partial(Adam, amsgrad=True),
     "SGD with dampening": partial(SGD, lr=0.1, momentum=0.9, dampening=0.5),
     "Adam with settings that are tensors": partial(Adam, betas=(torch.tensor(0.9), torch.tensor(0.99))),
+    "SGD has a parameter twice": lambda parameters: SGD(2 * [*parameters], lr=0.1),
     "does not have all parameters": lambda parameters: Adam([*parameters][1:]),
 }
 

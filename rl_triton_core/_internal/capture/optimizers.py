@@ -52,7 +52,17 @@ def name_unsupported(optimizer: Optimizer) -> str:
         rate, own = group["lr"], next(iter(group["params"]), None)
         if isinstance(rate, Tensor) and own is not None and (rate.device, rate.dtype) != (own.device, torch.float32):
             return f"{name} with a learning rate that is a tensor of another device or dtype cannot be captured"
-    return next(filter(None, (name_changing_setting(optimizer, group) for group in optimizer.param_groups)), "")
+    changing = (name_changing_setting(optimizer, group) for group in optimizer.param_groups)
+    return next(filter(None, changing), name_repeated(optimizer))
+
+
+def name_repeated(optimizer: Optimizer) -> str:
+    """Why parameters are to be stepped one by one: an optimizer has the memory of one twice; empty if it has not.
+
+    A kernel for all parameters steps it as it happens: PyTorch's default on a GPU gives another result in every run.
+    """
+    places = [x.data_ptr() or id(x) for group in optimizer.param_groups for x in group["params"]]
+    return f"{type(optimizer).__name__} has a parameter twice" if len({*places}) < len(places) else ""
 
 
 def name_changing_setting(optimizer: Optimizer, group: dict[str, Any]) -> str:
@@ -67,8 +77,10 @@ def name_changing_setting(optimizer: Optimizer, group: dict[str, Any]) -> str:
 
 def describe_settings(optimizer: Optimizer) -> Hashable:
     """The settings, besides learning rates, that a graph keeps as they are, and a step that is not the class's."""
-    values = [group.get(name) for group in optimizer.param_groups for name in SETTINGS]
-    return *[tuple(x) if isinstance(x, list) else x for x in values], vars(optimizer).get("step")
+    groups = optimizer.param_groups
+    values = [group.get(name) for group in groups for name in SETTINGS]
+    owners = [tuple(map(id, group["params"])) for group in groups]
+    return *[tuple(x) if isinstance(x, list) else x for x in values], *owners, vars(optimizer).get("step")
 
 
 def list_step_hooks(optimizer: Optimizer) -> tuple[dict[int, Any], ...]:

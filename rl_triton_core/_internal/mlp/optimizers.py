@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
+from rl_triton_core._internal.capture.optimizers import name_repeated
 from rl_triton_core._internal.mlp import serial
 from rl_triton_core._internal.mlp.networks import Unsupported, is_plain_tensor
 
@@ -42,6 +43,9 @@ def find_groups(optimizer: Optimizer, parameters: list[Tensor]) -> list[dict[str
             raise Unsupported(f"{name} with {refused or 'settings that are tensors'} is not compiled")
     if any(x.requires_grad and id(x) not in known for x in parameters):
         raise Unsupported(f"{name} does not have all parameters")
+    repeated = name_repeated(optimizer)
+    if repeated:
+        raise Unsupported(repeated)
     if not any(x.requires_grad for x in parameters):
         raise Unsupported("all parameters are frozen")
     own = {name for name in ("step", "zero_grad") if name in vars(optimizer)}

@@ -88,7 +88,7 @@ test-independent: $(INDEPENDENT_READY) ## Compare with rlax (slow: downloads it 
 
 test-rllib: $(RLLIB_READY) ## Tests of the RLlib adapter, on real Ray processes (downloads Ray)
 	$(VENV_RLLIB)/bin/python -m pytest $(BY_FILE) \
-		tests/adapters/rllib tests/adapters/test_example_files.py tests/core/test_conventions.py::test_rllib_episodes
+		tests/adapters/rllib tests/adapters/test_example_files.py
 
 test-frameworks: $(FRAMEWORKS_READY) ## Tests of the adapters for RSL-RL, RL-Games, skrl and verl (downloads them)
 	$(VENV_FRAMEWORKS)/bin/python -m pytest $(BY_FILE) tests/frameworks tests/adapters/test_example_files.py

@@ -27,14 +27,10 @@ from rl_triton_core.boundaries import FinalValues
 
 __all__ = [
     "Boundaries",
-    "approximate_rsl_rl",
-    "from_brax",
     "from_cleanrl",
     "from_episode_starts",
     "from_gymnasium_next_step",
     "from_gymnasium_same_step",
-    "from_pufferlib",
-    "from_rllib",
 ]
 
 
@@ -194,155 +190,6 @@ def from_cleanrl(
     last = check_per_env("next_done", next_done, layout, FLAG_DTYPES)
     ended = shift_left(dones.bool(), last.bool(), layout)
     return Boundaries(ended, None, check_per_env("next_value", next_value, layout), None, time_dim)
-
-
-def from_pufferlib(
-    rewards: torch.Tensor,
-    terminals: torch.Tensor,
-    next_reward: torch.Tensor,
-    next_terminal: torch.Tensor,
-    next_value: torch.Tensor,
-    *,
-    time_dim: int = -1,
-) -> tuple[torch.Tensor, Boundaries]:
-    """Convert PufferLib's buffers: rewards and flags stand at the step at which they arrive, with the next observation.
-
-        r[t] = rewards[t+1],  done[t] = terminals[t+1];    at T−1 next_reward and next_terminal
-
-    PufferLib's kernel has no arrivals after the rollout and leaves its last column at 0; here it is a real one. For
-    PufferLib's own numbers pass the last column as the arrivals: `rewards[:, :-1]`, `terminals[:, :-1]`,
-    `rewards[:, -1]`, `terminals[:, -1]`, `values[:, -1]`. Its `terminals` hold no truncations: to end trajectories
-    there, pass `terminals + truncations`. The final observations are gone, so they count as terminations.
-
-    Args:
-        rewards: The reward received with s_t, [segments, horizon] (or as `time_dim` says).
-        terminals: The flag received with s_t, shaped like `rewards`.
-        next_reward: The reward received after the rollout, one per segment.
-        next_terminal: The flag received after the rollout, one per segment.
-        next_value: V of the observation received after the rollout, one per segment.
-        time_dim: The time dimension of per-step tensors: -1 or 1, 0 or -2.
-
-    Returns:
-        The rewards of departing steps, and Boundaries, without truncations or a mask.
-
-    Source:
-        `PuffeRL.evaluate` in pufferlib/pufferl.py and `puff_advantage_row` in pufferlib/extensions/pufferlib.cpp, 3.0.
-    """
-    layout = check.check_layout("rewards", rewards, time_dim)
-    arrived = convert_flags("terminals", terminals, layout)
-    last = check_per_env("next_terminal", next_terminal, layout, FLAG_DTYPES)
-    edge = check_per_env("next_value", next_value, layout)
-    departing = shift_left(rewards, check_per_env("next_reward", next_reward, layout), layout)
-    return departing, Boundaries(shift_left(arrived, last.bool(), layout), None, edge, None, time_dim)
-
-
-# -- others -----------------------------------------------------------------------------------------------------------
-
-
-def from_rllib(
-    values: torch.Tensor, terminateds: torch.Tensor, loss_mask: torch.Tensor, *, time_dim: int = -1
-) -> Boundaries:
-    """Convert batches of RLlib's new API stack: episodes end to end, each with an extra slot for its bootstrap value.
-
-        NV[t] = V[t+1],    truncated[t] = not loss_mask[t+1],    mask = loss_mask
-
-    An episode that neither terminated nor was truncated was cut by the end of sampling: the slot after it says so, in
-    all releases. So the column `truncateds`, whose meaning changed with Ray 2.56, is not needed.
-
-    Args:
-        values: The critic's output over all slots, [rows, slots]. The flat batch is one row: `values[None]`. Rows of
-            stateful modules continue each other and have to be put end to end first.
-        terminateds: Column "terminateds", shaped like `values`.
-        loss_mask: Column "loss_mask" of `AddOneTsToEpisodesAndTruncate`, shaped like `values`: False in extra slots.
-        time_dim: The time dimension of per-step tensors: -1 or 1, 0 or -2.
-
-    Returns:
-        Boundaries, with a mask. A row that does not end in an extra slot has no continuation: NaN.
-
-    Source:
-        `AddOneTsToEpisodesAndTruncate` and `compute_value_targets` in Ray 2.56 to 2.60.
-    """
-    layout = check.check_layout("values", values, time_dim)
-    ended = convert_flags("terminateds", terminateds, layout)
-    mask = convert_flags("loss_mask", loss_mask, layout)
-    nothing = values.new_full((layout.num_envs,), math.nan)
-    ends = shift_left(~mask, torch.ones_like(nothing, dtype=torch.bool), layout)
-    return Boundaries(ended, ends, shift_left(values, nothing, layout), mask, time_dim)
-
-
-def from_brax(
-    values: torch.Tensor,
-    dones: torch.Tensor,
-    truncations: torch.Tensor,
-    next_value: torch.Tensor,
-    *,
-    time_dim: int = 0,
-) -> Boundaries:
-    """Convert rollouts whose final observations are lost, as Brax does: also of MuJoCo Playground and other MJX code.
-
-        mask[t] = not truncations[t],    truncated[t] = truncations[t+1],    NV[t] = V[t+1],    V[T] = next_value
-
-    What follows a truncated step is not known, since `step` returned the next episode's first observation. Such a step
-    is left out; the one before it is truncated, with V of the state that it led to. Where steps are left, the returns
-    of `compute_gae` are Brax's `vs`; Brax's advantages, with no λ at the step itself, are those of `compute_vtrace`
-    with equal log-probabilities.
-
-    Args:
-        values: V(s_t), [num_steps, num_envs] (or as `time_dim` says).
-        dones: `state.done`, or 1 − `discount` of Brax's transitions, shaped like `values`; not read at truncations.
-        truncations: `state.info["truncation"]`, shaped like `values`.
-        next_value: V of the observation after the rollout, one per environment; not read where the last step is done.
-        time_dim: The time dimension of per-step tensors: -1 or 1, 0 or -2.
-
-    Returns:
-        Boundaries, with a mask.
-
-    Source:
-        `EpisodeWrapper`, `AutoResetWrapper` and `ppo.losses.compute_gae` of Brax 0.14.
-    """
-    layout = check.check_layout("values", values, time_dim)
-    cut = convert_flags("truncations", truncations, layout)
-    ended = convert_flags("dones", dones, layout) & ~cut
-    edge = check_per_env("next_value", next_value, layout)
-    before = shift_left(cut, torch.zeros_like(edge, dtype=torch.bool), layout)
-    return Boundaries(ended, before & ~ended, shift_left(values, edge, layout), ~cut, time_dim)
-
-
-def approximate_rsl_rl(
-    values: torch.Tensor,
-    dones: torch.Tensor,
-    time_outs: torch.Tensor | None,
-    last_values: torch.Tensor,
-    *,
-    time_dim: int = 0,
-) -> Boundaries:
-    """Convert RSL-RL and Sample Factory, bias included: a time-out continues with V of the state *before* the step.
-
-        r[t] + γ·V(s_t)·time_outs[t]  and a termination:    NV[t] = V(s_t), where V(s_{t+1}) would be right
-
-    It reproduces their numbers. Where the final observation can be had, `from_gymnasium_same_step` is exact.
-
-    Args:
-        values: V(s_t), [num_steps, num_envs] (or as `time_dim` says); of RSL-RL's storage, `values[..., 0]`.
-        dones: The flags that `step` returned, time-outs included, shaped like `values`.
-        time_outs: `extras["time_outs"]`, shaped like `values`, read where `dones` are set; None if the rewards are
-            those of the storage, which hold γ·V(s_t) already.
-        last_values: V of the observation after the rollout, one per environment.
-        time_dim: The time dimension of per-step tensors: -1 or 1, 0 or -2.
-
-    Returns:
-        Boundaries, without a mask.
-
-    Source:
-        `PPO.process_env_step` and `PPO.compute_returns` of RSL-RL 5.5.
-    """
-    layout = check.check_layout("values", values, time_dim)
-    done = convert_flags("dones", dones, layout)
-    edge = check_per_env("last_values", last_values, layout)
-    if time_outs is None:
-        return Boundaries(done, None, edge, None, time_dim)
-    cut = done & convert_flags("time_outs", time_outs, layout)
-    return Boundaries(done & ~cut, cut, merge_cut_values(values, cut, edge, layout), None, time_dim)
 
 
 # -- tools ------------------------------------------------------------------------------------------------------------

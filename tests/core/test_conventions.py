@@ -6,14 +6,13 @@ import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from gpu_checks import forbid_waiting
 
-from rl_triton_core import FinalValues, compute_gae, compute_vtrace
+from rl_triton_core import FinalValues, compute_gae
 from rl_triton_core import conventions as conv
 
 if importlib.util.find_spec("gymnasium"):
@@ -211,181 +210,6 @@ def test_cleanrl_with_resetting_steps_masked(name):
 # -- PufferLib --------------------------------------------------------------------------------------------------------
 
 
-@skip_without("gymnasium")
-@pytest.mark.parametrize("name", NAMES)
-def test_pufferlib(name):
-    """Rewards and flags are those that `recv` returned along with s_t."""
-    reward = np.zeros(5)
-    for window, recorders in list_windows(name, "SAME_STEP"):
-        rewards = t(np.concatenate([reward[None], window.rewards[:-1]]), 1)
-        terminals = t(np.concatenate([window.departed[None], window.done[:-1]]).astype(np.float64), 1)
-        reward, values = window.rewards[-1], t(real.value(window.obs), 1)
-
-        departing, boundaries = conv.from_pufferlib(
-            rewards, terminals, t(reward), t(window.done[-1]), t(real.value(window.next_obs))
-        )
-        want = real.advantages(recorders, window.start, len(window.obs), real.as_termination)
-        assert_as_walked(compute_advantages(departing, values, boundaries), want)
-
-        short, boundaries = conv.from_pufferlib(
-            rewards[:, :-1], terminals[:, :-1], rewards[:, -1], terminals[:, -1], values[:, -1]
-        )
-        theirs = run_loop(rewards.t()[1:], values.t()[:-1], values.t()[1:], terminals.t()[1:])
-        torch.testing.assert_close(compute_advantages(short, values[:, :-1], boundaries), theirs.t())
-
-
-# -- RLlib ------------------------------------------------------------------------------------------------------------
-
-
-def rllib_chunks(name):
-    """Episodes and, where sampling stopped, the pieces of them, one window after the other."""
-    recorded_windows, recorders = record_once(name, "SAME_STEP")
-    for window in recorded_windows:
-        stop = window.start + len(window.obs)
-        pieces = ([x for x in e if window.start <= x.tick < stop] for r in recorders for e in r.episodes)
-        yield window, recorders, [piece for piece in pieces if piece]
-
-
-def laid_end_to_end(chunks):
-    """Rewards, observations, terminateds, truncateds, loss mask, with one extra slot per chunk."""
-    extra = [chunk[-1]._replace(obs=chunk[-1].next_obs, reward=0.0, terminated=False) for chunk in chunks]
-    slots = [x for chunk, last in zip(chunks, extra, strict=True) for x in (*chunk, last)]
-    real_slots = [i < len(chunk) for chunk in chunks for i in range(len(chunk) + 1)]
-    return (
-        np.array([x.reward for x in slots]),
-        np.stack([x.obs for x in slots]),
-        np.array([x.terminated for x in slots]),
-        np.array([x.truncated for x in slots]),
-        np.array(real_slots),
-    )
-
-
-def check_rllib(window, recorders, rewards, obs, terminateds, loss_mask):
-    values = t(real.value(obs))[None]
-    boundaries = conv.from_rllib(values, t(terminateds)[None], t(loss_mask)[None])
-    got = compute_advantages(t(rewards)[None], values, boundaries)[0]
-    want = real.advantages(recorders, window.start, len(window.obs)).ravel()
-    np.testing.assert_allclose(got[loss_mask], want, rtol=1e-12, atol=1e-12)
-    assert not got[~loss_mask].any()
-    return got
-
-
-@skip_without("gymnasium")
-@pytest.mark.parametrize("name", NAMES)
-def test_rllib_layout(name):
-    for window, recorders, chunks in rllib_chunks(name):
-        rewards, obs, terminateds, _, loss_mask = laid_end_to_end(chunks)
-        check_rllib(window, recorders, rewards, obs, terminateds, loss_mask)
-
-
-@skip_without("gymnasium")
-@skip_without("ray")
-@pytest.mark.parametrize("name", NAMES)
-def test_rllib_episodes(name):
-    """Columns made by RLlib's connectors out of its own episodes, and its own GAE on them."""
-    from ray.rllib.connectors.learner import AddColumnsFromEpisodesToTrainBatch, AddOneTsToEpisodesAndTruncate
-    from ray.rllib.env.single_agent_episode import SingleAgentEpisode
-    from ray.rllib.utils.postprocessing.value_predictions import compute_value_targets
-
-    def episode(chunk):
-        result = SingleAgentEpisode()
-        result.add_env_reset(chunk[0].obs)
-        for x in chunk:
-            result.add_env_step(
-                x.next_obs, 0, x.reward, {}, terminated=x.terminated, truncated=x.truncated, extra_model_outputs={}
-            )
-        return result.to_numpy()
-
-    for window, recorders, chunks in rllib_chunks(name):
-        episodes, batch, shared = [episode(chunk) for chunk in chunks], {}, {}
-        for connector in (AddOneTsToEpisodesAndTruncate(), AddColumnsFromEpisodesToTrainBatch()):
-            batch = connector(rl_module=None, batch=batch, episodes=episodes, shared_data=shared)
-
-        def column(key, batch=batch):
-            return np.concatenate([np.ravel(items) for items in batch[key].values()])
-
-        obs = np.concatenate([e.get_observations(slice(0, len(e))) for e in episodes])
-        columns = [column(key) for key in ("rewards", "terminateds", "truncateds", "loss_mask")]
-        rewards, terminateds, truncateds, loss_mask = columns
-        got = check_rllib(window, recorders, rewards, obs, terminateds, loss_mask)
-        values = real.value(obs)
-        theirs = compute_value_targets(values, rewards, terminateds * 1.0, truncateds * 1.0, GAMMA, LAMBDA) - values
-        np.testing.assert_allclose(got[loss_mask], theirs[loss_mask], rtol=1e-5, atol=1e-5)
-
-
-# -- RSL-RL -----------------------------------------------------------------------------------------------------------
-
-
-@skip_without("gymnasium")
-@pytest.mark.parametrize("name", NAMES)
-def test_approximate_rsl_rl(name):
-    biased = 0.0
-    for window, recorders in list_windows(name, "SAME_STEP"):
-        rewards, values, last_values = t(window.rewards), t(real.value(window.obs)), t(real.value(window.next_obs))
-        dones, time_outs = t(window.done).byte(), t(window.truncated & ~window.terminated)
-        got = compute_advantages(rewards, values, conv.approximate_rsl_rl(values, dones, time_outs, last_values))
-
-        start, num_steps = window.start, len(window.obs)
-        wrong = lambda x: 0.0 if x.terminated else real.value(x.obs if x.truncated else x.next_obs)  # noqa: E731
-        assert_as_walked(got, real.advantages(recorders, start, num_steps, wrong))
-        biased += np.abs(got.numpy() - real.advantages(recorders, start, num_steps)).max()
-
-        stored = rewards + GAMMA * values * time_outs  # as in `PPO.process_env_step`
-        torch.testing.assert_close(got.t(), run_loop(stored, values, shift(values, last_values), dones))
-        again = compute_advantages(stored, values, conv.approximate_rsl_rl(values, dones, None, last_values))
-        torch.testing.assert_close(again, got)
-    assert biased > 0.1
-
-
-# -- Brax -------------------------------------------------------------------------------------------------------------
-
-
-def run_brax(truncation, termination, rewards, values, next_value):
-    """The recursion of Brax's `ppo.losses.compute_gae`, `vs` and advantages, in NumPy's float64."""
-    kept, alive = 1.0 - truncation, 1.0 - termination
-    ahead = np.concatenate([values[1:], next_value[None]])
-    targets, carry = np.empty_like(values), np.zeros_like(next_value)
-    for t in reversed(range(len(values))):
-        carry = kept[t] * (rewards[t] + GAMMA * alive[t] * (ahead[t] + LAMBDA * carry) - values[t])
-        targets[t] = values[t] + carry
-    return targets, kept * (rewards + GAMMA * alive * np.concatenate([targets[1:], next_value[None]]) - values)
-
-
-@pytest.mark.parametrize("time_dim", [0, -1])
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_brax(share, time_dim):
-    """Its own numbers, also where truncations follow each other, and at both ends of a rollout."""
-    rng = np.random.default_rng(int(10 * share))
-    rewards, values = rng.normal(size=(2, 30, 5))
-    truncation, done = rng.random((30, 5)) < share / 2, rng.random((30, 5)) < share
-    done, next_value = done | truncation, rng.normal(size=5)
-    want = run_brax(truncation * 1.0, done * (1.0 - truncation), rewards, values, next_value)
-    rewards, values, done, truncation = (t(x, time_dim) for x in (rewards, values, done, truncation))
-    boundaries = conv.from_brax(values, done, truncation, t(next_value), time_dim=time_dim)
-    assert boundaries.mask.equal(~truncation)
-    settings = {**boundaries._asdict(), "gamma": GAMMA, "lambda_": LAMBDA, "backend": "reference"}
-    log_probs = dict.fromkeys(("target_log_probs", "behaviour_log_probs"), torch.zeros_like(values))
-    got = compute_gae(rewards, values, **settings).returns, compute_vtrace(rewards, values, **log_probs, **settings)[1]
-    for x, y in zip(got, want, strict=True):
-        want_here = torch.where(boundaries.mask, t(y, time_dim), 0.0)
-        torch.testing.assert_close(x, want_here, rtol=1e-12, atol=1e-12)
-
-
-@skip_without("gymnasium")
-@pytest.mark.parametrize("name", NAMES)
-def test_final_observations_that_are_lost(name):
-    """Every step that is left is right: episodes lose a last step at which they were truncated, and go on there."""
-    recorded_windows, recorders = record_once(name, "SAME_STEP")
-    kept = [[[x for x in e if x.terminated or not x.truncated] for e in r.episodes] for r in recorders]
-    lost = [SimpleNamespace(episodes=episodes) for episodes in kept]
-    for window in recorded_windows:
-        values = t(real.value(window.obs))
-        cut = t(window.truncated & ~window.terminated)
-        boundaries = conv.from_brax(values, t(window.done), cut, t(real.value(window.next_obs)))
-        got = compute_advantages(t(window.rewards), values, boundaries)
-        assert_as_walked(got, real.advantages(lost, window.start, len(values)), boundaries.mask.t())
-
-
 # -- by hand ----------------------------------------------------------------------------------------------------------
 
 
@@ -435,41 +259,6 @@ def test_arrival_flags_by_hand():
         assert_is(got, (0, 1, 0, 1), None, edge(9.0), None)
 
 
-def test_pufferlib_by_hand():
-    rewards, got = conv.from_pufferlib(numbers(1, 2, 3), numbers(1, 0, 1), edge(4.0), edge(0.0), edge(9.0))
-    assert rewards.tolist() == [[2, 3, 4]]
-    assert_is(got, (0, 1, 0), None, edge(9.0), None)
-
-
-def test_rllib_by_hand():
-    """One episode of two steps that terminated, one of one step that goes on."""
-    got = conv.from_rllib(numbers(1, 2, 3, 4, 5), flags(0, 1, 0, 0, 0), flags(1, 1, 0, 1, 0))
-    assert_is(got, (0, 1, 0, 0, 0), (0, 1, 0, 1, 1), numbers(2, 3, 4, 5, math.nan), (1, 1, 0, 1, 0))
-
-
-def test_approximate_rsl_rl_by_hand():
-    """A time-out that is not done is none; one at the window's end has the value before it too."""
-    got = conv.approximate_rsl_rl(numbers(1, 2, 3, 4), flags(1, 1, 0, 0), flags(0, 1, 1, 0), edge(9.0), time_dim=-1)
-    assert_is(got, (1, 0, 0, 0), (0, 1, 0, 0), numbers(1, 2, 3, 9), None)
-    got = conv.approximate_rsl_rl(numbers(1, 2), flags(0, 1), flags(0, 1), edge(9.0), time_dim=-1)
-    assert_is(got, (0, 0), (0, 1), numbers(1, 2), None)
-    got = conv.approximate_rsl_rl(numbers(1, 2), flags(1, 0), None, edge(9.0), time_dim=-1)
-    assert_is(got, (1, 0), None, edge(9.0), None)
-
-
-def test_brax_by_hand():
-    """A termination before a truncated step stays one."""
-    rollout = numbers(1, 2, 3, 4, 5), flags(0, 1, 1, 0, 1), flags(0, 0, 1, 0, 1), edge(9.0)
-    got = conv.from_brax(*rollout, time_dim=-1)
-    assert_is(got, (0, 1, 0, 0, 0), (0, 0, 0, 1, 0), numbers(2, 3, 4, 5, 9), (1, 1, 0, 1, 0))
-
-
-def test_rllib_without_the_last_extra_slot_is_loud():
-    values = numbers(1, 2, 3)
-    got = compute_advantages(torch.ones_like(values), values, conv.from_rllib(values, flags(0, 0, 0), flags(1, 0, 1)))
-    assert torch.isnan(got).tolist() == [[False, False, True]]
-
-
 @pytest.mark.parametrize("form", ["dense", "sparse"])
 def test_a_truncated_step_without_a_final_value_is_loud(form):
     """Also at the window's end, where the next value is that of the next episode."""
@@ -507,25 +296,13 @@ SIGNATURES = {
     },
     "from_episode_starts": {"episode_starts": "flag", "dones": "flag_per_env", "last_values": "per_env"},
     "from_cleanrl": {"dones": "flag", "next_done": "flag_per_env", "next_value": "per_env"},
-    "from_pufferlib": {
-        "rewards": "per_step",
-        "terminals": "flag",
-        "next_reward": "per_env",
-        "next_terminal": "flag_per_env",
-        "next_value": "per_env",
-    },
-    "from_rllib": {"values": "per_step", "terminateds": "flag", "loss_mask": "flag"},
-    "from_brax": {"values": "per_step", "dones": "flag", "truncations": "flag", "next_value": "per_env"},
-    "approximate_rsl_rl": {"values": "per_step", "dones": "flag", "time_outs": "flag", "last_values": "per_env"},
 }
 CONVERTERS = pytest.mark.parametrize("name", SIGNATURES)
 
 
 def run_converter(name, **kwargs):
     """A converter's results, one behind the other; tensors or None."""
-    result = getattr(conv, name)(**kwargs)
-    rewards, boundaries = result if name == "from_pufferlib" else (None, result)
-    return [rewards, *tuple(boundaries)[:4]]
+    return [*getattr(conv, name)(**kwargs)[:4]]
 
 
 def assert_same(got, want):
@@ -559,9 +336,9 @@ def test_any_size(name, num_envs, num_steps):
     for time_dim in (0, -1):
         kwargs = make_arguments(name, num_envs, num_steps, time_dim)
         boundaries = getattr(conv, name)(**kwargs)
-        rewards, boundaries = boundaries if name == "from_pufferlib" else (torch.zeros_like(boundaries[0]), boundaries)
         assert boundaries.time_dim == time_dim
-        result = compute_gae(rewards.float(), rewards.float(), **boundaries._asdict(), backend="reference")
+        rewards = torch.zeros(boundaries.terminated.shape)
+        result = compute_gae(rewards, rewards, **boundaries._asdict(), backend="reference")
         assert result.advantages.shape == boundaries.terminated.shape == rewards.shape
 
 
@@ -655,7 +432,7 @@ def test_errors_name_the_argument(name, key, kind):
         )
     if not first:
         assert_refused(ValueError, good.to("meta"), "got device meta", "expected cpu")
-    if (name, key) not in {("from_gymnasium_next_step", "previous_done"), ("approximate_rsl_rl", "time_outs")}:
+    if (name, key) != ("from_gymnasium_next_step", "previous_done"):
         assert_refused(TypeError, None, "got NoneType", "Tensor")
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import torch
+from torch import Tensor
 
+from rl_triton_core.estimators.options import AdvantagesOnly, GAEOptions
 from rl_triton_core.extending import (
     FinalValues,
     Recurrence,
@@ -17,13 +19,16 @@ from rl_triton_core.extending import (
     with_fast_path,
 )
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 
 class GAEOutput(NamedTuple):
     """Results of `compute_gae`, each shaped like `rewards`."""
 
     advantages: torch.Tensor
     """A[t]."""
-    returns: torch.Tensor | None
+    returns: torch.Tensor
     """Value targets A[t] + V[t]; None if ``compute_returns=False``."""
 
 
@@ -49,6 +54,20 @@ GAE = Recurrence(
 )
 
 
+@overload
+def compute_gae(
+    rewards: Tensor, values: Tensor, terminated: Tensor | None = None, truncated: Tensor | None = None,
+    *, compute_returns: Literal[True] = True, **options: Unpack[GAEOptions]
+) -> GAEOutput: ...  # fmt: skip
+
+
+@overload
+def compute_gae(
+    rewards: Tensor, values: Tensor, terminated: Tensor | None = None, truncated: Tensor | None = None,
+    *, compute_returns: bool, **options: Unpack[GAEOptions]
+) -> GAEOutput | AdvantagesOnly: ...  # fmt: skip
+
+
 @with_fast_path
 def compute_gae(
     rewards: torch.Tensor,
@@ -67,7 +86,7 @@ def compute_gae(
     compute_returns: bool = True,
     out: tuple[torch.Tensor | None, torch.Tensor | None] | None = None,
     backend: str | None = None,
-) -> GAEOutput:
+) -> GAEOutput | AdvantagesOnly:
     r"""Compute advantages and value targets of every step of a rollout.
 
         δ[t] = r[t] + γ·NV[t] − V[t]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import torch
+from torch import Tensor
 
 from rl_triton_core._internal.arguments import validation as check
 from rl_triton_core._internal.scan.bootstrap import find_last_step
+from rl_triton_core.estimators.options import ScanOptions
 from rl_triton_core.extending import (
     Recurrence,
     RolloutLayout,
@@ -24,6 +26,9 @@ from rl_triton_core.extending import (
     with_fast_path,
 )
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 BOUNDARIES = ("ends_at", "starts_at")
 
 
@@ -34,6 +39,28 @@ class ScanState(NamedTuple):
     """The state after the last step, [num_envs, *features]."""
     done: torch.Tensor
     """Whether the episode ended there, so that the next step starts from zero, [num_envs]."""
+
+
+class ForwardOptions(ScanOptions, total=False):
+    """Of scans that run forward in time."""
+
+    state: ScanState | None
+    out: torch.Tensor | None
+
+
+class TraceOptions(ForwardOptions, total=False):
+    """Of eligibility traces."""
+
+    gamma: float
+    lambda_: float
+    decay: float | torch.Tensor | None
+
+
+class SumOptions(ForwardOptions, total=False):
+    """Of prefix sums."""
+
+    boundary: str
+    cu_seqlens: torch.Tensor | None
 
 
 def coefficients(step: Step) -> tuple[Any, Any]:
@@ -51,6 +78,20 @@ TRACE = Recurrence(
     readout=read_state,
     backward=False,
 )
+
+
+@overload
+def compute_eligibility_traces(
+    x: Tensor, terminated: Tensor | None = None, truncated: Tensor | None = None,
+    *, return_state: Literal[False] = False, **options: Unpack[TraceOptions]
+) -> Tensor: ...  # fmt: skip
+
+
+@overload
+def compute_eligibility_traces(
+    x: Tensor, terminated: Tensor | None = None, truncated: Tensor | None = None,
+    *, return_state: Literal[True], **options: Unpack[TraceOptions]
+) -> tuple[Tensor, ScanState]: ...  # fmt: skip
 
 
 @with_fast_path
@@ -133,6 +174,20 @@ def compute_eligibility_traces(
         out=out,
         backend=backend,
     )
+
+
+@overload
+def compute_episodic_prefix_sum(
+    x: Tensor, dones: Tensor | None = None,
+    *, return_state: Literal[False] = False, **options: Unpack[SumOptions]
+) -> Tensor: ...  # fmt: skip
+
+
+@overload
+def compute_episodic_prefix_sum(
+    x: Tensor, dones: Tensor | None = None,
+    *, return_state: Literal[True], **options: Unpack[SumOptions]
+) -> tuple[Tensor, ScanState]: ...  # fmt: skip
 
 
 @with_fast_path

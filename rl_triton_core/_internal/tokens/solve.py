@@ -26,7 +26,7 @@ def solve_tokens(
     has_entropy: bool,
     in_place: bool,
     backend: str | None,
-    arrange: Callable[[torch.Tensor, Stream], R],
+    arrange: Callable[..., R],
 ) -> R:
     """Log-probabilities and perhaps entropies, with a graph if the logits require grad.
 
@@ -54,7 +54,7 @@ def solve_tokens(
 
 
 def finish_tokens(
-    arrange: Callable[[torch.Tensor, Stream], R],
+    arrange: Callable[..., R],
     options: tuple[float, bool, str | None] | None,
     has_mask: bool,
     written: Sequence[torch.Tensor],

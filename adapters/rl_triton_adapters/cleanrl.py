@@ -20,11 +20,11 @@ import numpy.typing as npt
 import torch
 
 from rl_triton_adapters._switch import find_off_switch
-from rl_triton_core import compute_gae, compute_vtrace
+from rl_triton_core import compute_gae
 from rl_triton_core.conventions import Boundaries, from_cleanrl, from_episode_starts, from_gymnasium_same_step
 from rl_triton_core.extending import check_number
 
-__all__ = ["AdvantagesAndReturns", "RolloutBufferMixin", "gae", "leanrl_gae", "vtrace"]
+__all__ = ["AdvantagesAndReturns", "RolloutBufferMixin", "gae", "leanrl_gae"]
 
 Container = TypeVar("Container", bound=MutableMapping[str, Any])
 AUTORESETS = ("same_step", "next_step")
@@ -107,83 +107,6 @@ def gae(
     )
     assert advantages is not None and returns is not None
     return AdvantagesAndReturns(advantages, returns)
-
-
-@torch.no_grad()
-def vtrace(
-    rewards: torch.Tensor,
-    values: torch.Tensor,
-    dones: torch.Tensor,
-    next_value: torch.Tensor,
-    next_done: torch.Tensor,
-    logprobs: torch.Tensor,
-    newlogprobs: torch.Tensor,
-    gamma: float,
-    *,
-    lambda_: float = 1.0,
-    rho_bar: float = 1.0,
-    c_bar: float = 1.0,
-    truncations: torch.Tensor | None = None,
-    final_values: torch.Tensor | None = None,
-    autoreset: str = "same_step",
-    backend: str | None = None,
-) -> AdvantagesAndReturns:
-    """Compute V-Trace of a rollout as CleanRL's scripts store it, for data that an older policy collected.
-
-        ratio = exp(newlogprobs − logprobs),  ρ = min(ρ̄, ratio),  c = λ·min(c̄, ratio)
-        D[t] = ρ[t]·(r[t] + γ·NV[t] − V[t]) + γ·c[t]·D[t+1]      where the episode continues, else the first term
-        returns[t] = V[t] + D[t]
-        advantages[t] = ρ[t]·(r[t] + γ·NVS[t] − V[t])
-
-    NV is that of `gae`; NVS is NV where an episode or the rollout ends, returns[t+1] elsewhere. `returns` are the value
-    targets `vs`; they come second, like those of `gae`, while `rl_triton_core.compute_vtrace` has them first. Where
-    newlogprobs are the logprobs and ρ̄, c̄ >= 1, the returns are those of `gae` with the same λ.
-
-    Args:
-        rewards: r, reward of the transition t → t+1. [num_steps, num_envs], floating point.
-        values: V(s_t) of the policy to be learned, shaped like `rewards`.
-        dones: Whether s_t is the first observation of an episode, stored before `envs.step`, shaped like `rewards`.
-        next_value: V of the observation after the last step, [1, num_envs], [num_envs, 1] or [num_envs].
-        next_done: Whether that observation is the first of an episode, [1, num_envs], [num_envs, 1] or [num_envs].
-        logprobs: log μ(a_t|s_t), of the policy that acted, shaped like `rewards`.
-        newlogprobs: log π(a_t|s_t), of the policy to be learned, shaped like `rewards`.
-        gamma: Discount γ per step, finite and >= 0.
-        lambda_: λ in [0, 1].
-        rho_bar: ρ̄ >= 0, the clip of the weights of temporal difference and advantage; infinity for none.
-        c_bar: c̄ >= 0, the clip of the trace; infinity for none.
-        truncations: Whether step t was cut by a time limit and did not terminate, shaped like `rewards`.
-        final_values: V of the episode's last observation, before the reset; read where `truncations` are set.
-        autoreset: When the environments reset, as in `gae`.
-        backend: Name of a backend of `rl_triton_core`; None chooses by the tensors' device.
-
-    Returns:
-        AdvantagesAndReturns(advantages, returns), float32 (float64 if an input is), without a graph.
-
-    Raises:
-        TypeError: An argument's type or dtype is not one of the above.
-        ValueError: A shape, device or value is not one of the above.
-
-    Source:
-        Espeholt et al. 2018, https://arxiv.org/abs/1802.01561
-    """
-    _check_per_step("rewards", rewards, rewards)
-    for name, tensor in {"values": values, "logprobs": logprobs, "newlogprobs": newlogprobs}.items():
-        _check_per_step(name, tensor, rewards)
-    boundaries = _build_boundaries(values, dones, next_value, next_done, truncations, final_values, autoreset)
-    targets, advantages = compute_vtrace(
-        rewards,
-        values,
-        **boundaries._asdict(),
-        target_log_probs=newlogprobs,
-        behaviour_log_probs=logprobs,
-        gamma=gamma,
-        lambda_=lambda_,
-        rho_bar=rho_bar,
-        c_bar=c_bar,
-        backend="reference" if find_off_switch() else backend,
-    )
-    assert targets is not None and advantages is not None
-    return AdvantagesAndReturns(advantages, targets)
 
 
 @torch.no_grad()

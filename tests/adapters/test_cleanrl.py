@@ -4,7 +4,6 @@ The oracles are NumPy in float64 and import nothing of ours: a loop goes backwar
 flags; walks add up, for each step, the temporal differences of the rest of its episode.
 """
 
-import inspect
 import os
 import re
 from pathlib import Path
@@ -18,7 +17,7 @@ from gymnasium.vector import AutoresetMode
 from processes import run_python
 from recorded_graphs import allow_captures
 
-from rl_triton_adapters.cleanrl import gae, leanrl_gae, vtrace
+from rl_triton_adapters.cleanrl import gae, leanrl_gae
 
 GAMMA, LAMBDA = 0.97, 0.9
 SHAPES = [(1, 1), (1, 4), (7, 1), (32, 3)]
@@ -41,24 +40,6 @@ def run_loop(rewards, values, dones, next_value, next_done, gamma, gae_lambda, d
         carry = error + decay * alive[t] * carry
         advantages[t] = carry
     return advantages, advantages + values
-
-
-def vtrace_walk(rewards, values, continuations, done, logratios, gamma, lambda_, rho_bar, c_bar):
-    """The paper's sum for v_s, Espeholt et al. 2018 equation 1, per episode, and the advantages of its section 4.2."""
-    ratios = np.exp(logratios.astype(np.float64))
-    rho, trace = np.minimum(rho_bar, ratios), lambda_ * np.minimum(c_bar, ratios)
-    errors = rewards.astype(np.float64) + gamma * continuations - values
-    targets = values.astype(np.float64).copy()
-    for start, env in np.ndindex(errors.shape):
-        weight = 1.0
-        for t in range(start, len(errors)):
-            targets[start, env] += weight * rho[t, env] * errors[t, env]
-            if done[t, env]:
-                break
-            weight *= gamma * trace[t, env]
-    following = np.concatenate([targets[1:], continuations[-1:]])
-    following = np.where(done, continuations, following)
-    return rho * (rewards + gamma * following - values), targets
 
 
 # --- Rollouts ---------------------------------------------------------------------------------------------------------
@@ -200,11 +181,6 @@ def test_environments_that_reset_in_the_next_step(name, target):
             walked = real.advantages(recorders, window.start, len(dones), following).T
             assert np.array_equal(np.isnan(walked), dones)
             assert_near(gae(*stock, GAMMA, LAMBDA, **given)[:1], [np.nan_to_num(walked)])
-            zeros = torch.zeros_like(stock[0])
-            assert_near(
-                vtrace(*stock, zeros, zeros, GAMMA, lambda_=LAMBDA, **given)[1:],
-                gae(*stock, GAMMA, LAMBDA, **given)[1:],
-            )
     assert any(window.departed.any() for window in windows) and any(window.truncated[-1].any() for window in windows)
 
 
@@ -254,42 +230,9 @@ def test_inputs_are_left_alone_and_results_carry_no_graph():
     rollout = random_rollout()
     before = [x.clone() for x in rollout]
     rollout.values.requires_grad_()
-    newlogprobs = torch.zeros(32, 3, requires_grad=True)
-    results = [
-        *gae(*rollout.stock, GAMMA, LAMBDA, **rollout.limits),
-        *vtrace(*rollout.stock, torch.zeros(32, 3), newlogprobs, GAMMA),
-    ]
+    results = gae(*rollout.stock, GAMMA, LAMBDA, **rollout.limits)
     assert not any(x.requires_grad for x in results)
     assert all(torch.equal(x, y) for x, y in zip(rollout, before, strict=True))
-
-
-# --- vtrace -----------------------------------------------------------------------------------------------------------
-
-
-def log_probs(seed=5):
-    return torch.randn(2, 32, 3, generator=torch.Generator().manual_seed(seed)) * 0.7
-
-
-@pytest.mark.parametrize("limits", [False, True], ids=["terminations", "truncations"])
-@pytest.mark.parametrize("clips", [{}, {"lambda_": 0.8, "rho_bar": 1.4, "c_bar": 0.9}], ids=["paper", "other"])
-def test_vtrace(target, clips, limits):
-    rollout = random_rollout()
-    if not limits:
-        rollout = rollout._replace(truncations=torch.zeros_like(rollout.dones))
-    logprobs, newlogprobs = log_probs()
-    arguments = [x.to(target.device) for x in (*rollout.stock, logprobs, newlogprobs)]
-    kwargs = {name: x.to(target.device) for name, x in rollout.limits.items()} if limits else {}
-    got = vtrace(*arguments, GAMMA, **clips, **kwargs, backend=target.backend)
-    constants = {"lambda_": 1.0, "rho_bar": 1.0, "c_bar": 1.0} | clips
-    past = rollout.continuations, rollout.done, (newlogprobs - logprobs).numpy()
-    assert_near(got, vtrace_walk(*to_numpy(rollout[:2]), *past, GAMMA, **constants))
-
-
-def test_vtrace_on_policy_is_gae():
-    rollout, (logprobs, _) = random_rollout(), log_probs()
-    got = vtrace(*rollout.stock, logprobs, logprobs, GAMMA, lambda_=LAMBDA, **rollout.limits)
-    want = gae(*rollout.stock, GAMMA, LAMBDA, **rollout.limits)
-    torch.testing.assert_close(got.returns, want.returns, rtol=1e-5, atol=1e-5)
 
 
 # --- LeanRL -----------------------------------------------------------------------------------------------------------
@@ -336,18 +279,17 @@ def test_leanrl_in_one_graph(kind):
 
 
 @pytest.mark.parametrize("limits", [False, True])
-def test_gae_and_vtrace_in_one_graph(limits):
+def test_gae_in_one_graph(limits):
     rollout = random_rollout()
-    arguments = [*rollout, *log_probs()] if limits else [*rollout.stock, None, None, *log_probs()]
+    arguments = rollout if limits else [*rollout.stock, None, None]
 
-    def both(*arguments):
-        *stock, truncations, final_values, logprobs, newlogprobs = arguments
-        kwargs = {"truncations": truncations, "final_values": final_values}
-        return *gae(*stock, GAMMA, LAMBDA, **kwargs), *vtrace(*stock, logprobs, newlogprobs, GAMMA, **kwargs)
+    def call(*arguments):
+        *stock, truncations, final_values = arguments
+        return gae(*stock, GAMMA, LAMBDA, truncations=truncations, final_values=final_values)
 
     torch._dynamo.reset()
-    compiled = torch.compile(both, fullgraph=True, backend="aot_eager")
-    for x, y in zip(compiled(*arguments), both(*arguments), strict=True):
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    for x, y in zip(compiled(*arguments), call(*arguments), strict=True):
         assert torch.equal(x, y)
 
 
@@ -397,11 +339,6 @@ BAD = [
     ("gae_lambda", lambda x: torch.tensor(1.1), ValueError, r"got 1.1\d*, expected a number in \[0, 1\]"),
     ("gae_lambda", lambda x: torch.ones(2), TypeError, r"got a Tensor of shape \(2,\), expected a float"),
     ("gae_lambda", lambda x: torch.ones((), device="meta"), ValueError, "got a tensor on meta, expected a number"),
-    ("lambda_", lambda x: 1.1, ValueError, r"got 1.1, expected a number in \[0, 1\]"),
-    ("rho_bar", lambda x: -1.0, ValueError, "got -1.0"),
-    ("c_bar", lambda x: "1", TypeError, "got str"),
-    ("logprobs", lambda x: x[0], ValueError, r"got shape \(3,\), expected \[num_steps, num_envs\]"),
-    ("newlogprobs", lambda x: x[1:], ValueError, r"got shape \(31, 3\), expected \(32, 3\), that of rewards"),
     ("truncations", lambda x: None, ValueError, "got None together with final_values, expected both or neither"),
     ("truncations", lambda x: x + 0j, TypeError, "got dtype torch.complex64, expected a real one"),
     ("truncations", lambda x: x[0], ValueError, r"got shape \(3,\), expected \[num_steps, num_envs\]"),
@@ -413,19 +350,13 @@ BAD = [
 ]
 
 
-CELLS = [(f, *row) for f in (gae, vtrace) for row in BAD if row[0] in inspect.signature(f).parameters]
-
-
-@pytest.mark.parametrize(("function", "name", "change", "error", "message"), CELLS)
-def test_wrong_input_is_named(function, name, change, error, message):
-    logprobs, newlogprobs = log_probs()
-    numbers = {"gamma": GAMMA, "gae_lambda": LAMBDA, "lambda_": 1.0, "rho_bar": 1.0, "c_bar": 1.0, "backend": None}
-    given = random_rollout()._asdict() | {"logprobs": logprobs, "newlogprobs": newlogprobs} | numbers
-    given["autoreset"] = "same_step"
-    kwargs = {key: given[key] for key in inspect.signature(function).parameters}
-    function(**kwargs)
+@pytest.mark.parametrize(("name", "change", "error", "message"), BAD)
+def test_wrong_input_is_named(name, change, error, message):
+    numbers = {"gamma": GAMMA, "gae_lambda": LAMBDA, "autoreset": "same_step", "backend": None}
+    kwargs = random_rollout()._asdict() | numbers
+    gae(**kwargs)
     with pytest.raises(error, match=message if name == "backend" else f"^{name}: .*{message}"):
-        function(**kwargs | {name: change(kwargs[name])})
+        gae(**kwargs | {name: change(kwargs[name])})
 
 
 def test_final_values_in_the_next_step_are_refused():
@@ -444,7 +375,7 @@ def test_no_framework_is_imported():
 
 def test_the_examples_of_the_documentation():
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert [name for name in ("gae(", "vtrace(", "leanrl_gae(") if not any(name in block for block in blocks)] == []
+    assert [name for name in ("gae(", "leanrl_gae(") if not any(name in block for block in blocks)] == []
     for block in blocks:
         exec(compile(block, "docs/cleanrl.md", "exec"), {})
 

@@ -6,9 +6,9 @@ import torch
 pytest.importorskip("gymnasium")
 
 from gpu_checks import capture_graph, forbid_waiting
-from test_cleanrl import GAMMA, LAMBDA, assert_near, log_probs, random_rollout
+from test_cleanrl import GAMMA, LAMBDA, assert_near, random_rollout
 
-from rl_triton_adapters.cleanrl import gae, leanrl_gae, vtrace
+from rl_triton_adapters.cleanrl import gae, leanrl_gae
 
 pytestmark = pytest.mark.gpu
 
@@ -20,17 +20,11 @@ def on_device(tensors):
 
 
 def arguments(seed=0):
-    logprobs, newlogprobs = log_probs(seed)
-    rollout = random_rollout(seed=seed)._asdict()
-    return rollout | {"logprobs": logprobs, "newlogprobs": newlogprobs}
+    return random_rollout(seed=seed)._asdict()
 
 
-def gae_of(logprobs, newlogprobs, **rollout):
+def gae_of(**rollout):
     return gae(**rollout, gamma=GAMMA, gae_lambda=LAMBDA)
-
-
-def vtrace_of(**rollout):
-    return vtrace(**rollout, gamma=GAMMA, lambda_=0.8, rho_bar=1.4, c_bar=0.9)
 
 
 def leanrl_of(rewards, values, dones, next_value, next_done, **others):
@@ -39,7 +33,7 @@ def leanrl_of(rewards, values, dones, next_value, next_done, **others):
     return result["advantages"], result["returns"]
 
 
-FUNCTIONS = [gae_of, vtrace_of, leanrl_of]
+FUNCTIONS = [gae_of, leanrl_of]
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)

@@ -61,7 +61,6 @@ CORE_TESTS = [
         "estimators_bad_input",
         "estimators_arguments",
         "estimators_transforms",
-        "estimators_nstep",
         "losses",
         "losses_cpu",
         "losses_launches",

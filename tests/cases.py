@@ -74,10 +74,6 @@ DISCOUNTED = Estimator(
     *("discounted", ours.compute_discounted_returns, oracles.discounted_returns),
     *(oracles.discounted_returns_by_trajectory, ("rewards",), ("returns",)),
 )
-NSTEP = Estimator(
-    *("nstep", ours.compute_nstep_returns, oracles.nstep_returns, None, ("rewards", "values"), ("returns",))
-)
-"""It has no kernel: its tests are its own."""
 TRACES = Estimator(
     *("traces", ours.compute_eligibility_traces, oracles.eligibility_traces),
     *(oracles.eligibility_traces_by_trajectory, ("x",), ("traces",)),
@@ -104,7 +100,6 @@ FORMS = {
     "vtrace": ("scalar", "dense", "sparse", "next_values", "edge"),
     "lambda": ("scalar", "dense", "sparse", "next_values", "edge"),
     "discounted": ("scalar", "dense", "sparse", "edge"),
-    "nstep": ("scalar", "dense", "sparse", "next_values", "edge"),
     "retrace": ("expected", "actions"),
 }
 
@@ -283,7 +278,7 @@ def with_form(case, form, seed=0, term=None):
     if form == "edge":
         return case.replace(truncated=None, bootstrap_values=rng.standard_normal(case.shape[0]))
     if form == "next_values":
-        values = None if case.estimator in (LAMBDA, NSTEP) else case["values"]
+        values = None if case.estimator is LAMBDA else case["values"]
         return case.replace(values=values, bootstrap_values=None, next_values=rng.standard_normal(case.shape))
     if form == "actions":
         names = ("next_action_probs", "next_q_values")
@@ -661,9 +656,7 @@ def make_backward_call(estimator, choice):
     if gamma == "per step":
         gamma = np.where(rng.random(shape) < 0.15, 0.0, rng.uniform(0.5, 1.0, shape))
     case = case.replace(gamma=gamma)
-    if estimator is NSTEP:
-        case = case.replace(n=draw([1, 2, 3, 5, 8, 100]))
-    elif estimator is not DISCOUNTED:
+    if estimator is not DISCOUNTED:
         case = case.replace(lambda_=draw([0, 0.5, 0.95, 1.0]))
     if "log_ratios" in estimator.inputs:
         bars = {name: draw([0.5, 1.0, 2.0]) for name in ("rho_bar", "c_bar")}

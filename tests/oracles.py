@@ -302,39 +302,6 @@ def discounted_returns(
     return (returns,)
 
 
-def nstep_returns(
-    rewards,
-    values=None,
-    terminated=None,
-    truncated=None,
-    *,
-    n,
-    gamma=0.99,
-    bootstrap=None,
-    next_values=None,
-    mask=None,
-    mask_mode="skip",
-    dtype=np.float64,
-):
-    """Sutton & Barto 2018, eq. 7.1: G[t] = r[t] + g*r[t+1] + ... + g^n*V[t+n], for every step by itself."""
-    kind, after = classify_steps(rewards.shape, terminated, truncated, mask, mask_mode, gamma)
-    rewards, values, bootstrap, next_values, g = cast(dtype, rewards, values, bootstrap, next_values, gamma)
-    g, returns = np.broadcast_to(g, rewards.shape), np.zeros(rewards.shape, dtype)
-    for row, start in np.argwhere(kind != MASKED).tolist():
-        t, discount, total = start, dtype(1), dtype(0)
-        for _ in range(n - 1):
-            if kind[row, t] != GOES_ON:
-                break
-            total += gated_product(discount, rewards[row, t])
-            t, discount = after[row, t], discount * g[row, t]
-        inside = values is not None and kind[row, t] == GOES_ON
-        ahead = bootstrap if next_values is None else next_values
-        value = 0 if kind[row, t] == TERMINAL else values[row, after[row, t]] if inside else ahead[row, t]
-        total += gated_product(discount, rewards[row, t] + discount_value(g[row, t], value, kind[row, t]))
-        returns[row, start] = total
-    return (returns,)
-
-
 # --- backward, one trajectory at a time -------------------------------------------------------------------------------
 
 

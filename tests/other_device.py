@@ -103,7 +103,6 @@ CALLS = {
         {**{k: x.flatten() for k, x in ROLLOUT.items()}, "bootstrap_values": VALUES[:4], "cu_seqlens": OFFSETS},
     ),
     "V-Trace": (ours.compute_vtrace, {**ROLLOUT, "log_ratios": X[3], "bootstrap_values": VALUES}),
-    "n steps": (ours.compute_nstep_returns, {**ROLLOUT, "n": 3, "bootstrap_values": VALUES}),
     "traces": (ours.compute_eligibility_traces, {"x": X[0], "terminated": ENDS[0], "return_state": True}),
     "sums of integers": (ours.compute_episodic_prefix_sum, {"x": (10 * X[0]).long(), "dones": ENDS[0]}),
     "linear recurrence": (ours.linear_recurrence, {"alpha": X[:3], "beta": X[3:], "reverse": False}),

@@ -5,7 +5,6 @@ All of them are listed here; the package exports and warms up what stands in `__
 
 from rl_triton_core.estimators.gae import GAEOutput, compute_gae
 from rl_triton_core.estimators.linear import linear_recurrence
-from rl_triton_core.estimators.nstep import compute_nstep_returns
 from rl_triton_core.estimators.retrace import RetraceOutput, compute_retrace
 from rl_triton_core.estimators.returns import compute_discounted_returns, compute_lambda_returns
 from rl_triton_core.estimators.traces import ScanState, compute_eligibility_traces, compute_episodic_prefix_sum
@@ -21,7 +20,6 @@ __all__ = [
     "compute_episodic_prefix_sum",
     "compute_gae",
     "compute_lambda_returns",
-    "compute_nstep_returns",
     "compute_retrace",
     "compute_vtrace",
     "linear_recurrence",

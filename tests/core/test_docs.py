@@ -28,7 +28,7 @@ PAGES = [
     *(f"docs/{name}.md" for name in ("multi-gpu", "nan", "faq")),
 ]
 MODULES = ["normalization"]
-MODULES += [f"estimators.{name}" for name in ("gae", "vtrace", "retrace", "returns", "nstep", "traces", "linear")]
+MODULES += [f"estimators.{name}" for name in ("gae", "vtrace", "retrace", "returns", "traces", "linear")]
 MODULES += [f"losses.{name}" for name in ("ppo", "value", "kl", "grpo", "group")]
 
 
@@ -245,7 +245,7 @@ def test_contributing_lists_every_place_that_a_new_adapter_touches():
 def test_contributing_lists_every_place_that_a_new_estimator_touches():
     """Those are the files that name every other estimator, and its own."""
     listed, texts = list_places("An estimator", "An adapter"), read_texts()
-    others = set(ESTIMATORS) - {"linear_recurrence", "compute_nstep_returns"}
+    others = set(ESTIMATORS) - {"linear_recurrence"}
     names = [x.removeprefix("compute_").removeprefix("episodic_") for x in others]
     places = {x for x, text in texts.items() if all(name in text for name in names)}
     own = {"rl_triton_core/estimators/NAME.py", "scripts/mutation/reference.tsv"}

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from cases import BACKWARD, FORWARD, NSTEP, PREFIX, Call, Target, random_case, same_bits
+from cases import BACKWARD, FORWARD, PREFIX, Call, Target, random_case, same_bits
 from test_conventions import SIGNATURES, make_arguments, run_converter
 from test_estimators_packed import make_arguments as make_packed_arguments
 from test_estimators_packed import make_packed_case
@@ -138,11 +138,10 @@ for aggregation in ("token-mean", "sequence-mean", "sequence-sum"):
 
 FREQUENT = {"term": 0.3, "trunc": 0.3, "valid": 0.8}
 STATE = draw(SHAPE[0])
-for estimator in (*BACKWARD, NSTEP, *FORWARD):
-    changes = FREQUENT | ({"n": 3} if estimator is NSTEP else {})
-    cases = {estimator.name: Call(random_case(estimator, *SHAPE, **changes)).kwargs}
+for estimator in (*BACKWARD, *FORWARD):
+    cases = {estimator.name: Call(random_case(estimator, *SHAPE, **FREQUENT)).kwargs}
     if estimator.name != "traces":
-        packed = make_packed_case(estimator, LENGTHS, **changes)
+        packed = make_packed_case(estimator, LENGTHS, **FREQUENT)
         cases[f"{estimator.name}, packed"] = make_packed_arguments(packed, LENGTHS)
     for name, given in cases.items():
         flags = {key: x for key, x in given.items() if isinstance(x, torch.Tensor) and x.dtype == torch.bool}

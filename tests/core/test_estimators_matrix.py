@@ -15,7 +15,6 @@ from cases import (
     GAE,
     LAYOUTS,
     LINEAR,
-    NSTEP,
     OFF_POLICY,
     PREFIX,
     RETRACE,
@@ -45,7 +44,7 @@ from rl_triton_core.testing import assert_close
 ALL = pytest.mark.parametrize("estimator", ESTIMATORS, ids=get_name)
 
 
-@pytest.mark.parametrize("estimator", [*ESTIMATORS, NSTEP], ids=get_name)
+@ALL
 @given(data=st.data())
 def test_random_cases(target, estimator, data):
     case, how = data.draw(draw_any_case(estimator, target))

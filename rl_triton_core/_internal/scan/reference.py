@@ -15,7 +15,6 @@ from rl_triton_core._internal.equations.compile import PYTORCH, compile_equation
 from rl_triton_core._internal.equations.primitives import (
     Operand,
     gated_product,
-    multiply_tensors,
     select,
     unwrap_operand,
 )
@@ -81,36 +80,6 @@ def evaluate_recurrence(
         states = Operand(states[0]), Operand(states[1])
     results = problem.recurrence.readout(operands, *states)
     return tuple(row.reorient_steps(torch.where(row.valid, unwrap_operand(result), 0)) for result in results)
-
-
-def evaluate_windows(problem: Problem, dtype: torch.dtype, num_steps: int) -> torch.Tensor:
-    """The states of a backward recurrence over `num_steps` steps and the value behind them, [groups, steps, lanes].
-
-    Transitions over 1, 2, 4, ... steps are composed, and those that make up the length applied. A product of factors
-    that overflows is the largest number instead, since a factor of 0 behind it has to win. Products are float64: with
-    each squaring, a rounding error would double.
-    """
-    row = Row(problem)
-    step = build_steps(row, dtype)
-    after, _, _ = row.find_neighbours()
-    alpha, beta = map(unwrap_operand, problem.recurrence.coefficients(wrap_steps(step)))
-    windows, largest = alpha + multiply_gated(beta, step.next_value), torch.finfo(dtype).max
-    remaining, product = num_steps - 1, beta.double()
-    while remaining:
-        beta = product.to(dtype)
-        if remaining % 2:
-            windows = alpha + multiply_gated(beta, windows.gather(1, after))
-        remaining //= 2
-        if remaining:
-            alpha = alpha + multiply_gated(beta, alpha.gather(1, after))
-            product = multiply_gated(product, product.gather(1, after)).clamp(max=largest)
-            after = after.gather(1, after)
-    return row.reorient_steps(torch.where(row.valid, windows, 0))
-
-
-def multiply_gated(factor: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-    """The product, 0 where the factor is 0."""
-    return multiply_tensors(factor, torch.where((factor == 0) & ~state.isfinite(), 0, state))
 
 
 def wrap_steps(step: Step) -> Step:

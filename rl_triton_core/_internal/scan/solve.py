@@ -7,8 +7,7 @@ torch.compile traces go through a custom operator, which it does not look into.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,9 +21,6 @@ from rl_triton_core._internal.scan.execution import Results, allocate_outputs, l
 from rl_triton_core._internal.scan.operator import solve_through_operator
 from rl_triton_core._internal.scan.problem import Problem
 from rl_triton_core._internal.scan.recurrence import Expectation, Recurrence
-from rl_triton_core._internal.scan.reference import evaluate_windows
-
-Dispatch = Callable[[Problem, Sequence[bool], Any, str | None], Results]
 
 
 def solve(
@@ -44,7 +40,6 @@ def solve(
     mask_mode: Any = "skip",
     out: Any = None,
     backend: str | None = None,
-    dispatch: Dispatch | None = None,
 ) -> Results:
     """Check the arguments of an estimator that looks at values, and compute its wanted results.
 
@@ -64,7 +59,6 @@ def solve(
         mask_mode: ``"skip"`` or ``"reset"``.
         out: One preallocated tensor per output, None for those to allocate; None for all.
         backend: ``"triton"``, ``"cpu"`` or ``"reference"``; None chooses by the tensors' device.
-        dispatch: What computes the results of checked arguments; None for the scan itself.
 
     Returns:
         A tensor for every output in the order of `Recurrence.outputs`, None for each that is not wanted.
@@ -108,55 +102,7 @@ def solve(
     )
     if out is not None:
         check_out(out, recurrence.outputs, wanted, problem.like, list_tensors(problem))
-    return (dispatch_problem if dispatch is None else dispatch)(problem, wanted, out, backend)
-
-
-def solve_windows(
-    recurrence: Recurrence,
-    inputs: Mapping[str, Any],
-    layout: check.RolloutLayout,
-    num_steps: int,
-    *,
-    out: Any,
-    backend: str | None,
-    **arguments: Any,
-) -> torch.Tensor:
-    """Check the arguments as `solve` does, and compute the state after `num_steps` steps instead of all.
-
-    It is made of PyTorch's operations on every backend; ``"reference"`` computes in float64.
-
-    Args:
-        recurrence: The estimator, backward.
-        inputs: Its inputs by name, without those that are not given; first the one that set the layout.
-        layout: What `check_layout` returned for that input.
-        num_steps: The number of steps, at least 1; the value behind them is the last that counts.
-        out: A preallocated result; None allocates one.
-        backend: ``"triton"``, ``"cpu"`` or ``"reference"``; None chooses by the tensors' device.
-        arguments: The other arguments of `solve`, by name.
-
-    Returns:
-        The states, shaped like the inputs.
-    """
-    out = None if out is None else (out,)
-    dispatch = partial(dispatch_windows, num_steps)
-    states: torch.Tensor
-    (states,) = solve(recurrence, inputs, layout, out=out, backend=backend, dispatch=dispatch, **arguments)
-    return states
-
-
-def dispatch_windows(
-    num_steps: int, problem: Problem, wanted: Sequence[bool], out: Any, backend: str | None
-) -> Results:
-    """Compute the states after `num_steps` steps, into `out` where it is given (and checked)."""
-    check_choice(backend, problem.like.device)
-    target: torch.Tensor
-    (target,) = allocate_outputs(problem, wanted, out or (None,))
-    if not problem.like.numel():
-        return (target,)
-    moved = copy_problem_to_host(problem) if needs_host(target.device) else problem
-    states = evaluate_windows(moved, torch.float64 if backend == "reference" else problem.dtype, num_steps)
-    result = problem.restore_shape(states).to(problem.dtype).to(target.device)
-    return (result if out is None and needs_graph(list_tensors(problem)) else target.copy_(result),)
+    return dispatch_problem(problem, wanted, out, backend)
 
 
 def solve_features(

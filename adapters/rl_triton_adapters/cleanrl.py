@@ -105,7 +105,6 @@ def gae(
     advantages, returns = compute_gae(
         rewards, values, **boundaries._asdict(), gamma=gamma, lambda_=lambda_, backend=backend
     )
-    assert advantages is not None and returns is not None
     return AdvantagesAndReturns(advantages, returns)
 
 

@@ -75,7 +75,6 @@ def estimate_advantages(
         lambda_=lambda_coefficient,
         time_dim=0,
     )
-    assert returns is not None
     return returns.unsqueeze(-1), normalize_advantages(advantages, out=advantages).unsqueeze(-1)
 
 

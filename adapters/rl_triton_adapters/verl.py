@@ -119,7 +119,6 @@ def compute_gae_advantage_return(
         mask=mask,
         backend=backend,
     )
-    assert returns is not None
     dtype = torch.promote_types(_promote(token_level_rewards, response_mask), values.dtype)
     whitened = normalize_advantages(
         advantages, mask, correction=1, epsilon=1e-8, epsilon_mode="variance", backend=backend
@@ -400,7 +399,6 @@ def entropy_from_logits(logits: torch.Tensor, *, backend: str | None = None) -> 
     """Compute entropies in one pass over the logits, [..., vocab_size]: [...], float32 or float64."""
     tokens = torch.zeros(logits.shape[:-1], dtype=torch.int64, device=logits.device)
     entropy = token_log_probs(logits, tokens, entropy=True, backend=backend).entropy
-    assert entropy is not None
     return entropy
 
 

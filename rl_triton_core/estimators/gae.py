@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
-from rl_triton_core.estimators.options import AdvantagesOnly, GAEOptions
 from rl_triton_core.extending import (
     FinalValues,
     Recurrence,
@@ -18,9 +16,6 @@ from rl_triton_core.extending import (
     solve,
     with_fast_path,
 )
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class GAEOutput(NamedTuple):
@@ -54,20 +49,6 @@ GAE = Recurrence(
 )
 
 
-@overload
-def compute_gae(
-    rewards: Tensor, values: Tensor, terminated: Tensor | None = None, truncated: Tensor | None = None,
-    *, compute_returns: Literal[True] = True, **options: Unpack[GAEOptions]
-) -> GAEOutput: ...  # fmt: skip
-
-
-@overload
-def compute_gae(
-    rewards: Tensor, values: Tensor, terminated: Tensor | None = None, truncated: Tensor | None = None,
-    *, compute_returns: bool, **options: Unpack[GAEOptions]
-) -> GAEOutput | AdvantagesOnly: ...  # fmt: skip
-
-
 @with_fast_path
 def compute_gae(
     rewards: torch.Tensor,
@@ -86,7 +67,7 @@ def compute_gae(
     compute_returns: bool = True,
     out: tuple[torch.Tensor | None, torch.Tensor | None] | None = None,
     backend: str | None = None,
-) -> GAEOutput | AdvantagesOnly:
+) -> GAEOutput:
     r"""Compute advantages and value targets of every step of a rollout.
 
         δ[t] = r[t] + γ·NV[t] − V[t]

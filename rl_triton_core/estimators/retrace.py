@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
-from rl_triton_core.estimators.options import RetraceOptions, TargetsOnly
 from rl_triton_core.extending import (
     Expectation,
     Recurrence,
@@ -27,9 +25,6 @@ from rl_triton_core.extending import (
     solve,
     with_fast_path,
 )
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class RetraceOutput(NamedTuple):
@@ -70,20 +65,6 @@ RETRACE = Recurrence(
 )
 
 
-@overload
-def compute_retrace(
-    rewards: Tensor, q_values: Tensor, terminated: Tensor | None = None, truncated: Tensor | None = None,
-    *, compute_advantages: Literal[True] = True, **options: Unpack[RetraceOptions]
-) -> RetraceOutput: ...  # fmt: skip
-
-
-@overload
-def compute_retrace(
-    rewards: Tensor, q_values: Tensor, terminated: Tensor | None = None, truncated: Tensor | None = None,
-    *, compute_advantages: bool, **options: Unpack[RetraceOptions]
-) -> RetraceOutput | TargetsOnly: ...  # fmt: skip
-
-
 @with_fast_path
 def compute_retrace(
     rewards: torch.Tensor,
@@ -108,7 +89,7 @@ def compute_retrace(
     compute_advantages: bool = True,
     out: tuple[torch.Tensor | None, torch.Tensor | None] | None = None,
     backend: str | None = None,
-) -> RetraceOutput | TargetsOnly:
+) -> RetraceOutput:
     r"""Compute off-policy action-value targets and advantages.
 
         ratio = π(a_t|s_t) / μ(a_t|s_t),  c = λ·min(c̄, ratio),  ρ = min(ρ̄, ratio)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
 
 import torch
 from torch import Tensor
 
 from rl_triton_core._internal.arguments import validation as check
 from rl_triton_core._internal.scan.bootstrap import find_last_step
-from rl_triton_core.estimators.options import ScanOptions
 from rl_triton_core.extending import (
     Recurrence,
     RolloutLayout,
@@ -41,9 +40,13 @@ class ScanState(NamedTuple):
     """Whether the episode ended there, so that the next step starts from zero, [num_envs]."""
 
 
-class ForwardOptions(ScanOptions, total=False):
-    """Of scans that run forward in time."""
+class ForwardOptions(TypedDict, total=False):
+    """What both take, as type checkers see it; so do those that follow."""
 
+    mask: torch.Tensor | None
+    mask_mode: str
+    time_dim: int
+    backend: str | None
     state: ScanState | None
     out: torch.Tensor | None
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
-from rl_triton_core.estimators.options import TargetsOnly, VTraceOptions
 from rl_triton_core.extending import (
     FinalValues,
     Recurrence,
@@ -23,9 +21,6 @@ from rl_triton_core.extending import (
     solve,
     with_fast_path,
 )
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class VTraceOutput(NamedTuple):
@@ -66,20 +61,6 @@ VTRACE = Recurrence(
 )
 
 
-@overload
-def compute_vtrace(
-    rewards: Tensor, values: Tensor, terminated: Tensor | None = None, truncated: Tensor | None = None,
-    *, compute_advantages: Literal[True] = True, **options: Unpack[VTraceOptions]
-) -> VTraceOutput: ...  # fmt: skip
-
-
-@overload
-def compute_vtrace(
-    rewards: Tensor, values: Tensor, terminated: Tensor | None = None, truncated: Tensor | None = None,
-    *, compute_advantages: bool, **options: Unpack[VTraceOptions]
-) -> VTraceOutput | TargetsOnly: ...  # fmt: skip
-
-
 @with_fast_path
 def compute_vtrace(
     rewards: torch.Tensor,
@@ -104,7 +85,7 @@ def compute_vtrace(
     compute_advantages: bool = True,
     out: tuple[torch.Tensor | None, torch.Tensor | None] | None = None,
     backend: str | None = None,
-) -> VTraceOutput | TargetsOnly:
+) -> VTraceOutput:
     r"""Compute off-policy value targets and policy-gradient advantages.
 
         ratio = exp(log π(a_t|s_t) − log μ(a_t|s_t)),  ρ = min(ρ̄, ratio),  c = λ·min(c̄, ratio)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple, overload
+from typing import NamedTuple
 
 import torch
 
@@ -24,27 +24,6 @@ class TokenLogProbs(NamedTuple):
     """None if it was not asked for."""
 
 
-class LogProbsOnly(NamedTuple):
-    """A `TokenLogProbs` as type checkers see it where `entropy` is not True."""
-
-    log_probs: torch.Tensor
-    entropy: None
-
-
-@overload
-def token_log_probs(
-    logits: torch.Tensor, tokens: torch.Tensor, *, entropy: Literal[True], temperature: float = 1.0,
-    mask: torch.Tensor | None = None, inplace_backward: bool = False, backend: str | None = None,
-) -> TokenLogProbs: ...  # fmt: skip
-
-
-@overload
-def token_log_probs(
-    logits: torch.Tensor, tokens: torch.Tensor, *, entropy: bool = False, temperature: float = 1.0,
-    mask: torch.Tensor | None = None, inplace_backward: bool = False, backend: str | None = None,
-) -> TokenLogProbs | LogProbsOnly: ...  # fmt: skip
-
-
 @with_fast_path
 def token_log_probs(
     logits: torch.Tensor,
@@ -55,7 +34,7 @@ def token_log_probs(
     mask: torch.Tensor | None = None,
     inplace_backward: bool = False,
     backend: str | None = None,
-) -> TokenLogProbs | LogProbsOnly:
+) -> TokenLogProbs:
     r"""Log-probabilities of tokens, and entropies, in one pass over the logits; no second tensor of their size arises.
 
         x = logits / temperature,  z = log Σ exp(x),  p = exp(x − z)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import rl_triton_core as ours
-from rl_triton_core.estimators import options, traces
+from rl_triton_core.estimators import traces
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
@@ -27,19 +27,15 @@ from rl_triton_core.losses import Categorical, ppo_loss, token_log_probs
 def compute_loss(x: torch.Tensor, wanted: bool) -> torch.Tensor:
     advantages, returns = ours.compute_gae(x, x, bootstrap_values=x, gamma=0.9, mask=x > 0)
     assert_type(returns, torch.Tensor)
-    few = ours.compute_gae(x, x, next_values=x, compute_returns=wanted)
-    assert_type(few.advantages, torch.Tensor)
-    assert_type(few.returns, torch.Tensor | None)
+    assert_type(ours.compute_gae(x, x, next_values=x, compute_returns=wanted).advantages, torch.Tensor)
     targets, of_policy = ours.compute_vtrace(x, x, log_ratios=x, rho_bar_pg=2.0, bootstrap_values=0.0)
     assert_type(of_policy, torch.Tensor)
-    assert_type(ours.compute_vtrace(x, x, compute_advantages=False).advantages, torch.Tensor | None)
     assert_type(ours.compute_retrace(x, x, log_ratios=x, expected_next_q=x).advantages, torch.Tensor)
     assert_type(ours.compute_eligibility_traces(x, decay=0.5), torch.Tensor)
     sums, state = ours.compute_episodic_prefix_sum(x, return_state=True)
     assert_type(state, ours.ScanState)
     assert_type(ours.compute_eligibility_traces(x, state=state, return_state=True)[1], ours.ScanState)
     assert_type(token_log_probs(x, x, entropy=True).entropy, torch.Tensor)
-    assert_type(token_log_probs(x, x).entropy, torch.Tensor | None)
     loss = ppo_loss(Categorical(x), x, x, advantages, values=x, returns=returns).loss
     return loss + (targets + of_policy + sums).mean()
 
@@ -72,9 +68,6 @@ def test_a_program_of_a_user_has_types(checker, tmp_path):
 @pytest.mark.parametrize(
     ("name", "flag", "kind"),
     [
-        ("compute_gae", "compute_returns", options.GAEOptions),
-        ("compute_vtrace", "compute_advantages", options.VTraceOptions),
-        ("compute_retrace", "compute_advantages", options.RetraceOptions),
         ("compute_eligibility_traces", "return_state", traces.TraceOptions),
         ("compute_episodic_prefix_sum", "return_state", traces.SumOptions),
     ],

@@ -144,7 +144,6 @@ def compute_gae_of_slots(
         lambda_=lambda_,
         backend=backend,
     )
-    assert advantages is not None and value_targets is not None
     return advantages.view_as(values), value_targets.view_as(values)
 
 

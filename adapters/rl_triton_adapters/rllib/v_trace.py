@@ -66,7 +66,6 @@ def vtrace(
         time_dim=0,
         backend=backend,
     )
-    assert targets is not None and advantages is not None
     return targets, advantages
 
 

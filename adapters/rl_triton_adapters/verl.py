@@ -398,8 +398,7 @@ def logprobs_from_logits(
 def entropy_from_logits(logits: torch.Tensor, *, backend: str | None = None) -> torch.Tensor:
     """Compute entropies in one pass over the logits, [..., vocab_size]: [...], float32 or float64."""
     tokens = torch.zeros(logits.shape[:-1], dtype=torch.int64, device=logits.device)
-    entropy = token_log_probs(logits, tokens, entropy=True, backend=backend).entropy
-    return entropy
+    return token_log_probs(logits, tokens, entropy=True, backend=backend).entropy
 
 
 def entropy_from_logits_with_chunking(

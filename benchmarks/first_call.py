@@ -12,6 +12,7 @@ import os
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 from benchmarks.harness import time_call
@@ -25,14 +26,15 @@ Times = tuple[float, ...]
 
 
 class Setting(NamedTuple):
-    """An estimator, and a shape so small that running takes no time worth mentioning."""
+    """An estimator or compiled update, and a shape so small that running takes no time worth mentioning."""
 
     estimator: str
     num_envs: int = 128
     num_steps: int = 64
 
 
-SETTINGS = {"cpu": [Setting(name) for name in ESTIMATORS], "cuda": [], "quick": [Setting("prefix_sum")]}
+UPDATES = {f"update, {head}": head for head in ("categorical", "gaussian", "bernoulli")}
+SETTINGS = {"cpu": [*map(Setting, (*ESTIMATORS, *UPDATES))], "cuda": [], "quick": [Setting("prefix_sum")]}
 
 
 def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
@@ -56,9 +58,17 @@ def run_in_new_process(setting: Setting) -> Times:
         return pool.apply(time_phases, setting)
 
 
-def time_phases(*setting: str | int) -> Times:
+def time_phases(estimator: str, *shape: int) -> Times:
     """To import the backend and its compiler, of the first call, and of the second."""
-    workload = Workload(*setting)  # type: ignore[arg-type]
-    call = ours.make_call(workload, draw_inputs(workload, "cpu"))
-    phases = (lambda: importlib.import_module("rl_triton_core._internal.scan.cpu"), call, call)
+    if estimator in UPDATES:
+        module, call = "rl_triton_core.compiled", partial(compile_update, UPDATES[estimator])
+    else:
+        workload = Workload(estimator, *shape)
+        module, call = "rl_triton_core._internal.scan.cpu", ours.make_call(workload, draw_inputs(workload, "cpu"))
+    phases = (lambda: importlib.import_module(module), call, call)
     return tuple(time_call(phase, "cpu") / 1e6 for phase in phases)
+
+
+def compile_update(head: str) -> None:
+    """Compile what updates call, or load it."""
+    importlib.import_module("rl_triton_core.compiled").compile_update(head)

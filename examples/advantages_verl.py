@@ -12,19 +12,22 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-import torch
-from verl.trainer.ppo import core_algos
+from command_line import COUNT, needing, run, within
 
-from rl_triton_adapters.verl import install
+with needing("verl", __name__):
+    import numpy as np
+    import torch
+    from verl.trainer.ppo import core_algos
+
+    from rl_triton_adapters.verl import install
 
 TOLERANCE = 1e-3  # verl sums up to millions of float32 numbers
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch-size", type=int, default=64, help="number of responses, eight to a prompt")
-    parser.add_argument("--response-length", type=int, default=1024, help="in tokens")
+    parser.add_argument("--batch-size", type=COUNT, default=64, help="number of responses, eight to a prompt")
+    parser.add_argument("--response-length", type=within(4), default=1024, help="in tokens")
     args = parser.parse_args()
     torch.set_num_threads(1)  # as Ray does for the actor that computes them
     batch = make_batch(args.batch_size, args.response_length)
@@ -86,4 +89,4 @@ def check_difference(name: str, ours: Any, stock: Any, mask: torch.Tensor) -> fl
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -17,6 +17,8 @@ from pathlib import Path
 from textwrap import dedent, indent
 from typing import NamedTuple
 
+from command_line import run, stop
+
 
 class Edit(NamedTuple):
     """A change of whole lines."""
@@ -220,11 +222,14 @@ def main() -> None:
     parser.add_argument("script", type=Path)
     parser.add_argument("--update", choices=list(UPDATES), default="stock", help="who updates the agent")
     args = parser.parse_args()
-    before = args.script.read_text(encoding="utf-8")
-    after = change_script(before, args.update)
+    try:
+        before = args.script.read_text(encoding="utf-8")
+        after = change_script(before, args.update)
+    except (LookupError, UnicodeError) as error:
+        stop(f"{args.script}: {error}")
     lines = (text.splitlines(keepends=True) for text in (before, after))
     sys.stdout.writelines(difflib.unified_diff(*lines, str(args.script), str(args.script)))
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -9,16 +9,18 @@ go on while the learner learns, V-Trace weighs the steps of their older policies
 """
 
 import argparse
-import sys
 import time
 
-import ray
-from ray.rllib.algorithms.impala import IMPALAConfig
-from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
-from torch.utils.tensorboard import SummaryWriter
-from tqdm import tqdm
+from command_line import COUNT, FACTOR, SEED, SHARE, environment, needing, run, within
 
-from rl_triton_adapters.rllib import enable_triton
+with needing("rllib", __name__):
+    import ray
+    from ray.rllib.algorithms.impala import IMPALAConfig
+    from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+    from torch.utils.tensorboard import SummaryWriter
+    from tqdm import tqdm
+
+    from rl_triton_adapters.rllib import enable_triton
 
 
 def algorithm_config(args: argparse.Namespace) -> IMPALAConfig:
@@ -71,20 +73,20 @@ def train_agent(args: argparse.Namespace) -> float:
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--advantages", choices=["stock", "triton"], default="triton", help="who computes them")
-    parser.add_argument("--env", default="CartPole-v1")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--iterations", type=int, default=15)
-    parser.add_argument("--steps-per-iteration", type=int, default=10_000, help="environment steps, at least")
-    parser.add_argument("--num-env-runners", type=int, default=0, help="processes that step environments; 0: none")
-    parser.add_argument("--num-learners", type=int, default=0, help="processes that learn; 0: none")
-    parser.add_argument("--learning-rate", type=float, default=1e-3, help="at first; falls to 0")
-    parser.add_argument("--gamma", type=float, default=0.98)
-    parser.add_argument("--rollout-length", type=int, default=50, help="steps of an environment between two updates")
-    parser.add_argument("--batch-size", type=int, default=400, help="steps per learner and update")
-    parser.add_argument("--grad-clip", type=float, default=1.0, help="largest norm of the gradient")
-    parser.add_argument("--vf-coef", type=float, default=0.5)
-    parser.add_argument("--ent-coef", type=float, default=0.0)
-    parser.add_argument("--evaluation-episodes", type=int, default=20)
+    parser.add_argument("--env", type=environment, default="CartPole-v1")
+    parser.add_argument("--seed", type=SEED, default=1)
+    parser.add_argument("--iterations", type=COUNT, default=15)
+    parser.add_argument("--steps-per-iteration", type=COUNT, default=10_000, help="environment steps, at least")
+    parser.add_argument("--num-env-runners", type=within(0), default=0, help="processes that step environments")
+    parser.add_argument("--num-learners", type=within(0), default=0, help="processes that learn")
+    parser.add_argument("--learning-rate", type=FACTOR, default=1e-3, help="at first; falls to 0")
+    parser.add_argument("--gamma", type=SHARE, default=0.98)
+    parser.add_argument("--rollout-length", type=COUNT, default=50, help="steps of an environment between two updates")
+    parser.add_argument("--batch-size", type=COUNT, default=400, help="steps per learner and update")
+    parser.add_argument("--grad-clip", type=FACTOR, default=1.0, help="largest norm of the gradient")
+    parser.add_argument("--vf-coef", type=FACTOR, default=0.5)
+    parser.add_argument("--ent-coef", type=FACTOR, default=0.0)
+    parser.add_argument("--evaluation-episodes", type=COUNT, default=20)
     parser.add_argument("--target-return", type=float, help="exit with status 1 if the evaluation stays below")
     parser.add_argument("--log-dir", default="runs", help="where the TensorBoard logs go")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
@@ -102,4 +104,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -9,22 +9,24 @@ Time limits are no terminations here: a truncated step continues with the value 
 """
 
 import argparse
-import sys
 from collections import deque
 from typing import Any, NamedTuple
 
-import gymnasium as gym
-import numpy as np
-import torch
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from torch import Tensor, nn
-from torch.distributions import Categorical, Distribution, Independent, Normal
-from torch.utils.tensorboard import SummaryWriter
-from tqdm import tqdm
+from command_line import COUNT, FACTOR, SEED, SHARE, check_rollout, device, environment, judge, needing, run, stop
 
-from rl_triton_adapters.cleanrl import gae
-from rl_triton_core.capture import CapturedStep
-from rl_triton_core.losses import LogProbs, PPOLoss, ppo_loss
+with needing("cleanrl", __name__):
+    import gymnasium as gym
+    import numpy as np
+    import torch
+    from gymnasium.vector import AutoresetMode, SyncVectorEnv
+    from torch import Tensor, nn
+    from torch.distributions import Categorical, Distribution, Independent, Normal
+    from torch.utils.tensorboard import SummaryWriter
+    from tqdm import tqdm
+
+    from rl_triton_adapters.cleanrl import gae
+    from rl_triton_core.capture import CapturedStep
+    from rl_triton_core.losses import LogProbs, PPOLoss, ppo_loss
 
 
 class Rollout(NamedTuple):
@@ -96,7 +98,7 @@ class Agent(nn.Module):
         super().__init__()
         obs_space, space = envs.single_observation_space, envs.single_action_space
         if not isinstance(obs_space, gym.spaces.Box) or not isinstance(space, gym.spaces.Discrete | gym.spaces.Box):
-            raise TypeError(f"expected Box observations and Discrete or Box actions, got {obs_space} and {space}")
+            stop(f"--env-id: got {obs_space} and {space}, expected Box observations, and Discrete or Box actions")
         self.discrete = isinstance(space, gym.spaces.Discrete)
         self.actions = int(space.n) if self.discrete else int(np.prod(space.shape))
         inputs = int(np.prod(obs_space.shape))
@@ -148,7 +150,6 @@ class Collector:
             policy = self.agent.predict_policy(obs)
             action = policy.sample()
             next_obs, reward, terminated, truncated, infos = step_envs(self.envs, action)
-
             cut = truncated & ~terminated
             final_values = torch.zeros(len(cut), device=obs.device)
             if cut.any():
@@ -229,7 +230,6 @@ def train_agent(args: argparse.Namespace) -> tuple[Agent, list[float]]:
         advantages, returns = ADVANTAGES[args.advantages](rollout, next_value, collector.next_done, args)
         data = rollout._asdict() | {"advantages": advantages, "returns": returns}
         losses = learner.update_agent({name: x.flatten(0, 1) for name, x in data.items()}, 1 - iteration / iterations)
-
         curve.append(float(np.mean(collector.returns)) if collector.returns else float("nan"))
         bar.set_postfix_str(f"return {curve[-1]:.1f}")
         global_step = (iteration + 1) * batch_size
@@ -261,39 +261,34 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--advantages", choices=list(ADVANTAGES), default="triton", help="who computes them")
     parser.add_argument("--update", choices=["eager", "captured"], default="eager")
-    parser.add_argument("--env-id", default="CartPole-v1")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--total-timesteps", type=int, default=150_000)
-    parser.add_argument("--num-envs", type=int, default=8)
-    parser.add_argument("--num-steps", type=int, default=256, help="steps of each environment per rollout")
-    parser.add_argument("--learning-rate", type=float, default=1e-3, help="falls linearly to zero")
-    parser.add_argument("--gamma", type=float, default=0.99)
-    parser.add_argument("--gae-lambda", type=float, default=0.95)
-    parser.add_argument("--num-minibatches", type=int, default=8)
-    parser.add_argument("--update-epochs", type=int, default=10)
-    parser.add_argument("--clip-coef", type=float, default=0.2, help="falls linearly to zero")
-    parser.add_argument("--ent-coef", type=float, default=0.0)
-    parser.add_argument("--vf-coef", type=float, default=0.5)
-    parser.add_argument("--max-grad-norm", type=float, default=0.5)
-    parser.add_argument("--evaluation-episodes", type=int, default=20)
+    parser.add_argument("--env-id", type=environment, default="CartPole-v1")
+    parser.add_argument("--seed", type=SEED, default=1)
+    parser.add_argument("--total-timesteps", type=COUNT, default=150_000)
+    parser.add_argument("--num-envs", type=COUNT, default=8)
+    parser.add_argument("--num-steps", type=COUNT, default=256, help="steps of each environment per rollout")
+    parser.add_argument("--learning-rate", type=FACTOR, default=1e-3, help="falls linearly to zero")
+    parser.add_argument("--gamma", type=SHARE, default=0.99)
+    parser.add_argument("--gae-lambda", type=SHARE, default=0.95)
+    parser.add_argument("--num-minibatches", type=COUNT, default=8)
+    parser.add_argument("--update-epochs", type=COUNT, default=10)
+    parser.add_argument("--clip-coef", type=FACTOR, default=0.2, help="falls linearly to zero")
+    parser.add_argument("--ent-coef", type=FACTOR, default=0.0)
+    parser.add_argument("--vf-coef", type=FACTOR, default=0.5)
+    parser.add_argument("--max-grad-norm", type=FACTOR, default=0.5)
+    parser.add_argument("--evaluation-episodes", type=COUNT, default=20)
     parser.add_argument("--target-return", type=float, help="exit with status 1 if the evaluation stays below")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", type=device, default="cpu")
     parser.add_argument("--log-dir", default="runs", help="where the TensorBoard logs go")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    args = parser.parse_args(arguments)
-    if args.total_timesteps < (least := args.num_envs * args.num_steps):
-        parser.error(f"--total-timesteps: got {args.total_timesteps}, expected at least one rollout of {least}")
-    return args
+    return check_rollout(parser, parser.parse_args(arguments))
 
 
 def main() -> int:
     args = parse_arguments()
     torch.set_num_threads(1)  # networks this small lose time to more
     agent, _ = train_agent(args)
-    returns = evaluate_agent(agent, args)
-    print(f"evaluation: mean return {returns.mean():.1f} +- {returns.std():.1f} over {len(returns)} episodes")
-    return 1 if args.target_return is not None and returns.mean() < args.target_return else 0
+    return judge(evaluate_agent(agent, args), args.target_return)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

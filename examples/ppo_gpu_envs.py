@@ -12,20 +12,22 @@ With `--update captured`, a rollout with its advantages is one CUDA graph, and a
 """
 
 import argparse
-import sys
 import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-import torch
-from gpu_envs import ENVIRONMENTS, Envs
-from torch import Tensor, nn
-from torch.distributions import Categorical, Distribution, Independent, Normal
-from torch.utils.tensorboard import SummaryWriter
-from tqdm import tqdm
+from command_line import COUNT, FACTOR, SEED, SHARE, check_rollout, device, judge, needing, run
 
-from rl_triton_core import compiled, compute_gae
-from rl_triton_core.capture import CapturedStep
+with needing("cleanrl", __name__):
+    import torch
+    from gpu_envs import ENVIRONMENTS, Envs
+    from torch import Tensor, nn
+    from torch.distributions import Categorical, Distribution, Independent, Normal
+    from torch.utils.tensorboard import SummaryWriter
+    from tqdm import tqdm
+
+    from rl_triton_core import compiled, compute_gae
+    from rl_triton_core.capture import CapturedStep
 
 # -- advantages -------------------------------------------------------------------------------------------------------
 
@@ -250,36 +252,31 @@ def parse_arguments(arguments: list[str] | None = None, description: str | None 
     parser.add_argument("--advantages", choices=list(ADVANTAGES), default="triton", help="who computes them")
     parser.add_argument("--update", choices=["eager", "captured", "compiled"], default="eager", help="of a GPU, a CPU")
     parser.add_argument("--env", choices=list(ENVIRONMENTS), default="cartpole")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--total-timesteps", type=int, default=400_000)
-    parser.add_argument("--num-envs", type=int, default=64)
-    parser.add_argument("--num-steps", type=int, default=64, help="steps of each environment per rollout")
-    parser.add_argument("--hidden", type=int, default=64, help="units of the networks' two layers")
-    parser.add_argument("--learning-rate", type=float, default=1e-3, help="falls linearly to zero")
-    parser.add_argument("--gamma", type=float, default=0.99)
-    parser.add_argument("--gae-lambda", type=float, default=0.95)
-    parser.add_argument("--num-minibatches", type=int, default=8)
-    parser.add_argument("--update-epochs", type=int, default=10)
-    parser.add_argument("--clip-coef", type=float, default=0.2)
-    parser.add_argument("--vf-coef", type=float, default=0.5)
-    parser.add_argument("--max-grad-norm", type=float, default=0.5)
-    parser.add_argument("--evaluation-episodes", type=int, default=64)
+    parser.add_argument("--device", type=device, default="cpu")
+    parser.add_argument("--seed", type=SEED, default=1)
+    parser.add_argument("--total-timesteps", type=COUNT, default=400_000)
+    parser.add_argument("--num-envs", type=COUNT, default=64)
+    parser.add_argument("--num-steps", type=COUNT, default=64, help="steps of each environment per rollout")
+    parser.add_argument("--hidden", type=COUNT, default=64, help="units of the networks' two layers")
+    parser.add_argument("--learning-rate", type=FACTOR, default=1e-3, help="falls linearly to zero")
+    parser.add_argument("--gamma", type=SHARE, default=0.99)
+    parser.add_argument("--gae-lambda", type=SHARE, default=0.95)
+    parser.add_argument("--num-minibatches", type=COUNT, default=8)
+    parser.add_argument("--update-epochs", type=COUNT, default=10)
+    parser.add_argument("--clip-coef", type=FACTOR, default=0.2)
+    parser.add_argument("--vf-coef", type=FACTOR, default=0.5)
+    parser.add_argument("--max-grad-norm", type=FACTOR, default=0.5)
+    parser.add_argument("--evaluation-episodes", type=COUNT, default=64)
     parser.add_argument("--target-return", type=float, help="exit with status 1 if the evaluation stays below")
     parser.add_argument("--log-dir", default="runs", help="where the TensorBoard logs go")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    args = parser.parse_args(arguments)
-    if args.total_timesteps < (least := args.num_envs * args.num_steps):
-        parser.error(f"--total-timesteps: got {args.total_timesteps}, expected at least one rollout of {least}")
-    return args
+    return check_rollout(parser, parser.parse_args(arguments))
 
 
 def main() -> int:
     args = parse_arguments()
-    returns = evaluate_agent(train_agent(args), args)
-    print(f"evaluation: mean return {returns.mean():.1f} +- {returns.std():.1f} over {len(returns)} episodes")
-    return 1 if args.target_return is not None and returns.mean() < args.target_return else 0
+    return judge(evaluate_agent(train_agent(args), args), args.target_return)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

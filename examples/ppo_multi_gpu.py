@@ -13,15 +13,17 @@ does both inside the graph of a minibatch.
 
 import argparse
 import os
-import sys
 
-import torch
-from ppo_gpu_envs import Agent, Training, compute_loss, evaluate_agent, parse_arguments, train_agent
-from torch import Tensor, distributed, nn
-from torch.nn.parallel import DistributedDataParallel
+from command_line import judge, needing, run, stop
 
-from rl_triton_core import normalize_advantages
-from rl_triton_core.capture import CapturedStep, use_capture_stream
+with needing("cleanrl", __name__):
+    import torch
+    from ppo_gpu_envs import Agent, Training, compute_loss, evaluate_agent, parse_arguments, train_agent
+    from torch import Tensor, distributed, nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    from rl_triton_core import normalize_advantages
+    from rl_triton_core.capture import CapturedStep, use_capture_stream
 
 
 class MinibatchLoss(nn.Module):
@@ -55,8 +57,15 @@ class DistributedTraining(Training):
 
 
 def main() -> int:
-    args, rank = parse_arguments(description=__doc__), int(os.environ["RANK"])
+    args = parse_arguments(description=__doc__)
+    if "RANK" not in os.environ:
+        stop("got no RANK in the environment, expected to be started by torchrun")
+    if args.update == "compiled":
+        stop("--update: got compiled, which averages no gradients, expected eager or captured")
+    rank = int(os.environ["RANK"])
     if args.device == "cuda":
+        if int(os.environ["LOCAL_RANK"]) >= torch.cuda.device_count():
+            stop(f"--nproc-per-node: got more processes than the {torch.cuda.device_count()} GPUs of this machine")
         args.device = f"cuda:{os.environ['LOCAL_RANK']}"
         torch.cuda.set_device(args.device)
     distributed.init_process_group("nccl" if args.device.startswith("cuda") else "gloo")
@@ -67,10 +76,8 @@ def main() -> int:
     distributed.destroy_process_group()
     if rank > 0:
         return 0
-    returns = evaluate_agent(agent, args)
-    print(f"evaluation: mean return {returns.mean():.1f} +- {returns.std():.1f} over {len(returns)} episodes")
-    return 1 if args.target_return is not None and returns.mean() < args.target_return else 0
+    return judge(evaluate_agent(agent, args), args.target_return)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

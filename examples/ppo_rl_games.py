@@ -8,20 +8,22 @@ CartPole-v1 and Pendulum-v1 of Gymnasium, as examples/gpu_envs.py has them.
 """
 
 import argparse
-import sys
 from contextlib import nullcontext, redirect_stdout
 from io import StringIO
 from typing import Any
 
-import torch
-from gpu_envs import ENVIRONMENTS
-from gymnasium import spaces
-from rl_games.common import env_configurations, vecenv
-from rl_games.common.ivecenv import IVecEnv
-from rl_games.torch_runner import Runner
-from torch import Tensor
+from command_line import COUNT, SEED, SHARE, device, judge, needing, run
 
-from rl_triton_adapters.rl_games import register_agents
+with needing("rl-games", __name__):
+    import torch
+    from gpu_envs import ENVIRONMENTS
+    from gymnasium import spaces
+    from rl_games.common import env_configurations, vecenv
+    from rl_games.common.ivecenv import IVecEnv
+    from rl_games.torch_runner import Runner
+    from torch import Tensor
+
+    from rl_triton_adapters.rl_games import register_agents
 
 
 class TensorEnv(IVecEnv):
@@ -135,25 +137,26 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--advantages", choices=["stock", "triton"], default="triton", help="whose, and whose loss")
     parser.add_argument("--env", choices=list(ENVIRONMENTS), default="cartpole")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--epochs", type=int, default=40)
-    parser.add_argument("--num-envs", type=int, default=64)
-    parser.add_argument("--num-steps", type=int, default=32, help="steps of each environment per epoch")
-    parser.add_argument("--gamma", type=float, default=0.99)
-    parser.add_argument("--evaluation-episodes", type=int, default=64)
+    parser.add_argument("--device", type=device, default="cpu")
+    parser.add_argument("--seed", type=SEED, default=1)
+    parser.add_argument("--epochs", type=COUNT, default=40)
+    parser.add_argument("--num-envs", type=COUNT, default=64)
+    parser.add_argument("--num-steps", type=COUNT, default=32, help="steps of each environment per epoch")
+    parser.add_argument("--gamma", type=SHARE, default=0.99)
+    parser.add_argument("--evaluation-episodes", type=COUNT, default=64)
     parser.add_argument("--target-return", type=float, help="exit with status 1 if the evaluation stays below")
     parser.add_argument("--log-dir", default="runs", help="where the TensorBoard logs and checkpoints go")
     parser.add_argument("--quiet", action="store_true", help="no line per epoch")
-    return parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
+    if args.num_envs * args.num_steps % 4:
+        parser.error(f"--num-steps: got {args.num_steps}, expected four equal minibatches")
+    return args
 
 
 def main() -> int:
     args = parse_arguments()
-    returns = evaluate_agent(train_agent(args), args)
-    print(f"evaluation: mean return {returns.mean():.1f} +- {returns.std():.1f} over {len(returns)} episodes")
-    return 1 if args.target_return is not None and returns.mean() < args.target_return else 0
+    return judge(evaluate_agent(train_agent(args), args), args.target_return)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

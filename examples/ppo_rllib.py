@@ -8,15 +8,17 @@
 """
 
 import argparse
-import sys
 import time
 
-import ray
-from ray.rllib.algorithms.ppo import PPOConfig
-from torch.utils.tensorboard import SummaryWriter
-from tqdm import tqdm
+from command_line import COUNT, FACTOR, SEED, SHARE, environment, needing, run, within
 
-from rl_triton_adapters.rllib import enable_triton
+with needing("rllib", __name__):
+    import ray
+    from ray.rllib.algorithms.ppo import PPOConfig
+    from torch.utils.tensorboard import SummaryWriter
+    from tqdm import tqdm
+
+    from rl_triton_adapters.rllib import enable_triton
 
 
 def algorithm_config(args: argparse.Namespace) -> PPOConfig:
@@ -65,22 +67,25 @@ def train_agent(args: argparse.Namespace) -> float:
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--advantages", choices=["stock", "triton"], default="triton", help="who computes them")
-    parser.add_argument("--env", default="CartPole-v1")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--iterations", type=int, default=20)
-    parser.add_argument("--num-env-runners", type=int, default=0, help="processes that step environments; 0: none")
-    parser.add_argument("--num-learners", type=int, default=0, help="processes that learn; 0: none")
-    parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument("--gamma", type=float, default=0.99)
-    parser.add_argument("--gae-lambda", type=float, default=0.95)
-    parser.add_argument("--batch-size", type=int, default=2048, help="steps per learner and iteration")
-    parser.add_argument("--minibatch-size", type=int, default=256)
-    parser.add_argument("--num-epochs", type=int, default=10)
-    parser.add_argument("--evaluation-episodes", type=int, default=20)
+    parser.add_argument("--env", type=environment, default="CartPole-v1")
+    parser.add_argument("--seed", type=SEED, default=1)
+    parser.add_argument("--iterations", type=COUNT, default=20)
+    parser.add_argument("--num-env-runners", type=within(0), default=0, help="processes that step environments")
+    parser.add_argument("--num-learners", type=within(0), default=0, help="processes that learn")
+    parser.add_argument("--learning-rate", type=FACTOR, default=1e-3)
+    parser.add_argument("--gamma", type=SHARE, default=0.99)
+    parser.add_argument("--gae-lambda", type=SHARE, default=0.95)
+    parser.add_argument("--batch-size", type=COUNT, default=2048, help="steps per learner and iteration")
+    parser.add_argument("--minibatch-size", type=COUNT, default=256)
+    parser.add_argument("--num-epochs", type=COUNT, default=10)
+    parser.add_argument("--evaluation-episodes", type=COUNT, default=20)
     parser.add_argument("--target-return", type=float, help="exit with status 1 if the evaluation stays below")
     parser.add_argument("--log-dir", default="runs", help="where the TensorBoard logs go")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    return parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
+    if args.minibatch_size > args.batch_size:
+        parser.error(f"--minibatch-size: got {args.minibatch_size}, expected at most the batch size, {args.batch_size}")
+    return args
 
 
 def main() -> int:
@@ -94,4 +99,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -10,16 +10,18 @@ sign of a continuous action, since RSL-RL has no others.
 """
 
 import argparse
-import sys
 from contextlib import nullcontext, redirect_stdout
 from io import StringIO
 
-import torch
-from gpu_envs import ENVIRONMENTS
-from rsl_rl.env import VecEnv
-from rsl_rl.runners import OnPolicyRunner
-from tensordict import TensorDict
-from torch import Tensor
+from command_line import COUNT, SEED, SHARE, device, judge, needing, run
+
+with needing("rsl-rl", __name__):
+    import torch
+    from gpu_envs import ENVIRONMENTS
+    from rsl_rl.env import VecEnv
+    from rsl_rl.runners import OnPolicyRunner
+    from tensordict import TensorDict
+    from torch import Tensor
 
 
 class TensorEnv(VecEnv):
@@ -93,13 +95,13 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--advantages", choices=["stock", "triton"], default="triton", help="whose, and whose update")
     parser.add_argument("--env", choices=list(ENVIRONMENTS), default="cartpole")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--iterations", type=int, default=60)
-    parser.add_argument("--num-envs", type=int, default=128)
-    parser.add_argument("--num-steps", type=int, default=32, help="steps of each environment per iteration")
-    parser.add_argument("--gamma", type=float, default=0.99)
-    parser.add_argument("--evaluation-episodes", type=int, default=64)
+    parser.add_argument("--device", type=device, default="cpu")
+    parser.add_argument("--seed", type=SEED, default=1)
+    parser.add_argument("--iterations", type=COUNT, default=60)
+    parser.add_argument("--num-envs", type=COUNT, default=128)
+    parser.add_argument("--num-steps", type=COUNT, default=32, help="steps of each environment per iteration")
+    parser.add_argument("--gamma", type=SHARE, default=0.99)
+    parser.add_argument("--evaluation-episodes", type=COUNT, default=64)
     parser.add_argument("--target-return", type=float, help="exit with status 1 if the evaluation stays below")
     parser.add_argument("--log-dir", help="where the TensorBoard logs and checkpoints go, if anywhere")
     parser.add_argument("--quiet", action="store_true", help="no table per iteration")
@@ -108,10 +110,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> int:
     args = parse_arguments()
-    returns = evaluate_agent(train_agent(args), args)
-    print(f"evaluation: mean return {returns.mean():.1f} +- {returns.std():.1f} over {len(returns)} episodes")
-    return 1 if args.target_return is not None and returns.mean() < args.target_return else 0
+    return judge(evaluate_agent(train_agent(args), args), args.target_return)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -8,17 +8,19 @@ CartPole-v1 and Pendulum-v1 of Gymnasium, as examples/gpu_envs.py has them.
 """
 
 import argparse
-import sys
 from typing import Any
 
-import torch
-from gpu_envs import ENVIRONMENTS, Envs
-from gymnasium import spaces
-from skrl.envs.wrappers.torch import Wrapper
-from skrl.utils.runner.torch import Runner
-from torch import Tensor
+from command_line import COUNT, SEED, SHARE, device, judge, needing, run
 
-from rl_triton_adapters.skrl import TritonRunner
+with needing("skrl", __name__):
+    import torch
+    from gpu_envs import ENVIRONMENTS, Envs
+    from gymnasium import spaces
+    from skrl.envs.wrappers.torch import Wrapper
+    from skrl.utils.runner.torch import Runner
+    from torch import Tensor
+
+    from rl_triton_adapters.skrl import TritonRunner
 
 
 class TensorEnv(Wrapper):
@@ -106,14 +108,14 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--advantages", choices=["stock", "triton"], default="triton", help="who computes them")
     parser.add_argument("--agent", choices=["ppo", "a2c"], default="ppo")
     parser.add_argument("--env", choices=list(ENVIRONMENTS), default="cartpole")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--iterations", type=int, default=40)
-    parser.add_argument("--num-envs", type=int, default=64)
-    parser.add_argument("--num-steps", type=int, default=32, help="steps of each environment per iteration")
-    parser.add_argument("--mini-batches", type=int, default=4)
-    parser.add_argument("--gamma", type=float, default=0.99)
-    parser.add_argument("--evaluation-episodes", type=int, default=64)
+    parser.add_argument("--device", type=device, default="cpu")
+    parser.add_argument("--seed", type=SEED, default=1)
+    parser.add_argument("--iterations", type=COUNT, default=40)
+    parser.add_argument("--num-envs", type=COUNT, default=64)
+    parser.add_argument("--num-steps", type=COUNT, default=32, help="steps of each environment per iteration")
+    parser.add_argument("--mini-batches", type=COUNT, default=4)
+    parser.add_argument("--gamma", type=SHARE, default=0.99)
+    parser.add_argument("--evaluation-episodes", type=COUNT, default=64)
     parser.add_argument("--target-return", type=float, help="exit with status 1 if the evaluation stays below")
     parser.add_argument("--log-dir", default="runs", help="where the TensorBoard logs go")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
@@ -122,10 +124,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> int:
     args = parse_arguments()
-    returns = evaluate_agent(train_agent(args), args)
-    print(f"evaluation: mean return {returns.mean():.1f} +- {returns.std():.1f} over {len(returns)} episodes")
-    return 1 if args.target_return is not None and returns.mean() < args.target_return else 0
+    return judge(evaluate_agent(train_agent(args), args), args.target_return)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

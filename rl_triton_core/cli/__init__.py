@@ -35,7 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             return run_command(sys.argv[1:] if arguments is None else arguments)
         except OSError as error:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+            with suppress(OSError):  # or Python would write there as it ends
+                os.dup2(nowhere.fileno(), sys.stdout.fileno())
             if isinstance(error, BrokenPipeError):  # whoever reads has read enough
                 return 0
             with suppress(OSError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from typing import Any
 
 import torch
@@ -83,7 +85,9 @@ def grpo_loss(
         log_probs: Log-probabilities of the tokens under the policy, [num_sequences, num_tokens], or, with `cu_seqlens`,
             [num_tokens]; float32, bfloat16, float16, or float64 (not on the triton backend).
         old_log_probs: Those under the policy that drew the tokens, shaped like `log_probs`; None: under this one.
-        advantages: A, one per sequence, [num_sequences], or one per token, shaped like `log_probs`.
+        advantages: A, one per sequence, [num_sequences] or [num_sequences, 1], or one per token, shaped like
+            `log_probs`, or, with `cu_seqlens`, [1, num_tokens]. A flat one of as many sequences as tokens is per
+            sequence, and a warning says so.
         ref_log_probs: Those under a reference policy, shaped like `log_probs`.
         entropy: Of the policy at each token, shaped like `log_probs`; None estimates it by −log_probs.
         mask: Which tokens count, shaped like `log_probs`: nonzero if bool or integer; a weight if floating point. What
@@ -91,8 +95,7 @@ def grpo_loss(
         weights: What multiplies the loss L of tokens, such as importance weights of the rollout's policy, or a mask of
             tokens that still count in the normaliser; shaped like `log_probs`, >= 0. None: 1.
         cu_seqlens: For sequences that lie end to end: where each starts, and the end of the last, [num_sequences + 1],
-            int32 or int64, rising from 0 to num_tokens. Where there are as many sequences as tokens, advantages are
-            taken to be per token.
+            int32 or int64, rising from 0 to num_tokens.
         surrogate: See above (CISPO: https://arxiv.org/abs/2506.13585, SAPO: https://arxiv.org/abs/2511.20347).
         ratio: See above (GSPO: https://arxiv.org/abs/2507.18071). ``"sequence"`` takes advantages per sequence. In
             statistics r is the ratio that is chosen here.
@@ -150,11 +153,12 @@ def grpo_loss(
         tau=tau,
         tau_negative=tau_negative,
     )
-    add_sequences(problem, policy.elements, advantages, cu_seqlens)
+    check.check_choice("ratio", ratio, RATIOS)
+    add_sequences(problem, policy.elements, advantages, cu_seqlens, warns=ratio != "sequence")
     factors = policy.elements.check_stream("weights", weights)
     if needs_host(log_probs.device):  # it may have no float64
         problem.streams, factors, normalizer = copy_to_host((problem.streams, factors, normalizer))
-    crosses_tokens = check.check_choice("ratio", ratio, RATIOS) == "sequence" and surrogate in THROUGH_RATIO
+    crosses_tokens = ratio == "sequence" and surrogate in THROUGH_RATIO
     if crosses_tokens and not problem.per_sequence:
         raise ValueError(
             "ratio: got 'sequence' with advantages per token, expected 'sequence-token', or one advantage per sequence"
@@ -170,25 +174,39 @@ def grpo_loss(
     return solve_loss(problem, policy.network, backend, arrange_parts)
 
 
-def add_sequences(problem: LossProblem, elements: Elements, advantages: Any, cu_seqlens: Any) -> None:
+def add_sequences(problem: LossProblem, elements: Elements, advantages: Any, cu_seqlens: Any, warns: bool) -> None:
     """Where sequences begin and end, and advantages per token or per sequence."""
+    per_token = [tuple(elements.shape)]
     if cu_seqlens is None:
         num_sequences, problem.length = elements.shape
     else:
         layout = check.check_sequences(elements.name, problem.inputs[0].view(-1), -1, cu_seqlens)
         problem.set_streams(cu_seqlens=layout.cu_seqlens)
         num_sequences = layout.num_envs
+        per_token.append((1, *elements.shape))
     check.check_tensor("advantages", advantages, check.REAL_DTYPES)
-    per_token = advantages.shape == elements.shape
-    if not per_token and advantages.shape != (num_sequences,):
+    shape = tuple(advantages.shape)
+    problem.per_sequence = shape in ((num_sequences,), (num_sequences, 1))
+    if not problem.per_sequence and shape not in per_token:
         raise ValueError(
-            f"advantages: got shape {tuple(advantages.shape)}, expected {(num_sequences,)}, one per sequence, or "
+            f"advantages: got shape {shape}, expected {(num_sequences,)}, one per sequence, or "
             f"{tuple(elements.shape)}, one per token"
         )
     check.check_device("advantages", advantages, elements.device)
     check.check_detached("advantages", advantages)
-    problem.per_sequence = not per_token
+    if warns and cu_seqlens is not None and problem.per_sequence and shape == per_token[0] and not check.is_traced():
+        warn_of_reading(cu_seqlens)
     problem.set_streams(advantages=flatten(drop_graph(advantages)))
+
+
+def warn_of_reading(cu_seqlens: torch.Tensor) -> None:
+    """Say how flat advantages of as many sequences as tokens are read, unless each sequence is known to be a token."""
+    if cu_seqlens.device.type in check.UNREAD or (cu_seqlens.diff() != 1).any():
+        warnings.warn(
+            "advantages: got as many as sequences and as tokens, and took one per sequence; the shapes "
+            "[num_sequences, 1] and [1, num_tokens] say which",
+            stacklevel=2,
+        )
 
 
 def add_weights(problem: LossProblem, shape: torch.Size, weights: torch.Tensor, per_sequence: bool) -> None:
@@ -202,7 +220,8 @@ def add_weights(problem: LossProblem, shape: torch.Size, weights: torch.Tensor, 
     elif problem.per_sequence:
         advantages = spread_sequences(problem, advantages)
     problem.per_sequence = per_sequence
-    problem.set_streams(advantages=(advantages * weights).to(check.find_precision((*problem.inputs, advantages))))
+    product = torch.where((advantages == 0) | (weights == 0), 0, advantages * weights)
+    problem.set_streams(advantages=product.to(check.find_precision((*problem.inputs, advantages))))
 
 
 def share_ratio(problem: LossProblem, shape: torch.Size) -> None:
@@ -211,7 +230,8 @@ def share_ratio(problem: LossProblem, shape: torch.Size) -> None:
     assert old is not None
     dtype, log_probs = check.find_precision((log_probs, old)), log_probs.to(old.device).double()
     mean = spread_sequences(problem, average_tokens(problem, shape, log_probs - old))
-    problem.set_streams(old_log_probs=(log_probs - mean).to(dtype))
+    shared = torch.where(mean == -math.inf, math.inf, log_probs - mean)  # where log_probs has a −∞ too
+    problem.set_streams(old_log_probs=shared.to(dtype))
 
 
 def average_tokens(problem: LossProblem, shape: torch.Size, x: torch.Tensor) -> torch.Tensor:

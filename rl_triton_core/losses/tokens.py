@@ -90,7 +90,9 @@ def token_log_probs(
 
 
 def check_own_memory(logits: torch.Tensor) -> None:
-    """Check that a gradient can take the memory of the logits."""
+    """Check that a gradient can take the memory of the logits, if they have any."""
+    if not logits.numel():
+        return
     owner = logits if logits._base is None else logits._base
     if logits.requires_grad and owner.is_leaf and owner.requires_grad:
         raise ValueError("logits: got a leaf together with inplace_backward, expected the result of an operation")

@@ -6,6 +6,7 @@ flags; walks add up, for each step, the temporal differences of the rest of its 
 
 import os
 import re
+from copy import deepcopy
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from core import conventions_rollouts as real
 from gymnasium.vector import AutoresetMode
 from processes import run_python
 from recorded_graphs import allow_captures
+from torch.distributions import Distribution
 
 from rl_triton_adapters.cleanrl import gae, leanrl_gae
 
@@ -373,23 +375,71 @@ def test_no_framework_is_imported():
     assert run_python(program, PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "adapters")])).strip() == "[]"
 
 
-def test_the_examples_of_the_documentation():
+def test_the_examples_of_the_documentation(monkeypatch):
+    monkeypatch.setattr(Distribution, "_validate_args", Distribution._validate_args)  # which one of them sets
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert [name for name in ("gae(", "leanrl_gae(") if not any(name in block for block in blocks)] == []
     for block in blocks:
         exec(compile(block, "docs/cleanrl.md", "exec"), {})
 
 
+def update_sac(actor, qf1, qf2, qf1_target, qf2_target, log_alpha, q_optimizer, actor_optimizer, a_optimizer, data):
+    """A gradient step of `sac_continuous_action.py`, of its equations: losses, and targets."""
+    (o, a, r, n, d), alpha = data, log_alpha.exp().item()
+    with torch.no_grad():
+        b, log_pi, _ = actor.get_action(n)
+        y = r + (1 - d) * 0.99 * (torch.min(qf1_target(n, b), qf2_target(n, b)) - alpha * log_pi)
+    q_loss = (qf1(o, a) - y).square().mean() + (qf2(o, a) - y).square().mean()
+    make_step(q_optimizer, q_loss)
+    pi, log_pi, _ = actor.get_action(o)
+    actor_loss = (alpha * log_pi - torch.min(qf1(o, pi), qf2(o, pi))).mean()
+    make_step(actor_optimizer, actor_loss)
+    with torch.no_grad():
+        _, log_pi, _ = actor.get_action(o)
+    alpha_loss = (-log_alpha.exp() * (log_pi - 1.0)).mean()
+    make_step(a_optimizer, alpha_loss)
+    own, targets = ([*a.parameters(), *b.parameters()] for a, b in ((qf1, qf2), (qf1_target, qf2_target)))
+    targets = [0.005 * x + 0.995 * y for x, y in zip(own, targets, strict=True)]
+    return [q_loss, actor_loss, alpha_loss, log_alpha, *targets]
+
+
+def make_step(optimizer, loss):
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def read_sac(monkeypatch):
+    """The block of the page. It switches the checks of distributions off, which are on again afterwards."""
+    monkeypatch.setattr(Distribution, "_validate_args", Distribution._validate_args)
+    (block,) = [x for x in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "update_critics" in x]
+    return compile(block, "docs/cleanrl.md", "exec")
+
+
+def test_a_step_of_sac_is_that_of_the_script(monkeypatch):
+    names, parts = {}, ("actor", "qf1", "qf2", "qf1_target", "qf2_target", "log_alpha")
+    exec(read_sac(monkeypatch), names)
+    parts += ("q_optimizer", "actor_optimizer", "a_optimizer")
+    stock = deepcopy([names[x] for x in parts])
+    data = [*(torch.randn(16, n) for n in (3, 1, 1, 3)), (torch.rand(16, 1) < 0.3).float()]
+    torch.manual_seed(2)
+    want = update_sac(*stock, data)
+    torch.manual_seed(2)
+    got = [names["update_critics"](*data), *names["update_actor"](data[0]), names["log_alpha"]]
+    names["update_targets"]()
+    got += [*names["qf1_target"].parameters(), *names["qf2_target"].parameters()]
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+
+
 def test_captured_steps_of_sac_are_those_without_graphs(monkeypatch):
     """The block of the page as it stands, and with its steps in recorded graphs."""
-    (block,) = [x for x in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "update_critics" in x]
-    trained = []
+    block, trained = read_sac(monkeypatch), []
     for _ in range(2):
         torch.manual_seed(0)
         names = {}
-        exec(compile(block, "docs/cleanrl.md", "exec"), names)
-        networks = [names[x].state_dict() for x in ("actor", "critics", "targets")]
-        trained.append([*networks, names["log_alpha"], names["q_loss"].clone(), names["alpha_loss"].clone()])
+        exec(block, names)
+        networks = [x.state_dict() for x in names["networks"]]
+        trained.append([*networks, names["log_alpha"], names["qf_loss"].clone(), names["alpha_loss"].clone()])
         assert bool(names["critic_step"].reason) == bool(names["actor_step"].reason) == (len(trained) == 1)
         allow_captures(monkeypatch)
     torch.testing.assert_close(*trained)

@@ -115,6 +115,21 @@ def test_terms_and_clips_are_those_of_pytorch(head, is_wide, mode):
         torch.testing.assert_close(x, y, rtol=2e-3, atol=2e-5)
 
 
+@pytest.mark.parametrize(("field", "name"), [("returns", "value_coef"), ("old_outputs", "kl_coef")])
+def test_a_term_with_the_coefficient_0_does_not_enter_the_loss(field, name):
+    """Be it infinite, or NaN."""
+    results = []
+    for number in (None, math.inf):
+        agent, rollout = make_terms("categorical", False)
+        if number is not None:
+            getattr(rollout, field)[:3] = number
+        run = agent.compiled(SGD(agent.parameters(), lr=0.1)).run
+        (epoch,) = run(rollout, [[torch.arange(20)] * 2], **NUMBERS | {name: 0.0, "value_clip": math.inf})
+        results.append([epoch[:, STATISTICS.index("loss")], *agent.parameters()])
+    for want, got in zip(*results, strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("mode", CLIPS)
 @pytest.mark.parametrize("field", ["advantages", "returns"])
 def test_gradients_that_are_not_finite_are_replaced(field, mode):

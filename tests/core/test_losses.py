@@ -323,6 +323,50 @@ def test_a_ratio_or_a_divergence_that_is_nan_has_such_a_gradient(target):
         assert leaf.grad.isnan().tolist() == [False, True, False]
 
 
+ONLY_LOGGED = [
+    ("ppo", "values", INF, {"value_coef": 0.0}),
+    ("ppo", "values", NAN, {"value_factor": 0.0}),
+    *(("ppo", "returns", -INF, {"value_coef": 0.0, **value_options(x, "huber")}) for x in VALUE_CLIPS[:3]),
+    ("entropy", "entropy", INF, {}),
+    *(("ppo", "ref_log_probs", -INF, {"kl_estimator": x}) for x in ("k1", "k2", "k3", "k1+", "k3+")),
+    ("categorical", "old_logits", NAN, {"exact_kl": True}),
+    ("bernoulli", "old_logits", NAN, {"exact_kl": True}),
+    ("gaussian per state", "old_log_std", 1e3, {"exact_kl": True}),
+]
+
+
+@pytest.mark.parametrize(("head", "name", "number", "options"), ONLY_LOGGED)
+def test_a_term_with_the_coefficient_0_does_not_enter_the_loss(target, head, name, number, options):
+    """Be it infinite: loss and gradients are those without that number."""
+    results = []
+    for spoilt in (False, True):
+        case = make(head)
+        if spoilt:
+            next(group for group in case[1:] if name in group)[name][3] = number
+        network, inputs = leaves(case.network)
+        moved = {key: x.to(target.device) for key, x in network.items()}
+        got = call(case, moved, device=target.device, backend=target.backend, **options)
+        got.loss.backward()
+        results.append([got.loss.detach().cpu(), *(x.grad for x in inputs)])
+        finite = all(float(x.detach()) < INF for x in (got.value_loss, got.entropy, got.kl))
+        assert finite != spoilt or options.get("value_factor") == 0
+    for want, x in zip(*results, strict=True):
+        assert torch.equal(want, x)
+
+
+@pytest.mark.parametrize("advantage", [0.0, 2.0])
+def test_a_gaussian_that_cannot_draw_the_action(target, advantage):
+    """Its ratio is 0, and so are the derivatives, which would be 0 times infinity."""
+    case = make("gaussian per state")
+    case.network["log_std"][3], case.data["advantages"][3] = -1e3, advantage
+    network, inputs = leaves(case.network)
+    moved = {name: x.to(target.device) for name, x in network.items()}
+    got = call(case, moved, device=target.device, backend=target.backend)
+    got.loss.backward()
+    assert got.loss.isfinite() and got.ratio_min == 0
+    assert all(x.grad.isfinite().all() for x in inputs) and inputs[0].grad[3].eq(0).all()
+
+
 def test_one_element(target):
     """SB3 does not normalise one advantage; the variance of one return explains nothing."""
     x = torch.zeros(1, device=target.device, requires_grad=True)

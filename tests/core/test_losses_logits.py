@@ -250,11 +250,16 @@ def test_a_full_graph_with_dynamic_shapes(backend, entropy):
     assert torch.equal(leaf.grad, results[0][1])
 
 
-def test_no_tokens(target):
-    logits = torch.zeros(0, 5, device=target.device, requires_grad=True)
-    got = token_log_probs(logits, torch.zeros(0, dtype=torch.int64, device=target.device), backend=target.backend)
-    got.log_probs.sum().backward()
-    assert got.log_probs.shape == (0,) and logits.grad.shape == (0, 5)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_no_tokens(target, in_place):
+    """Whose logits share no memory whatever their strides are, and may be a leaf."""
+    leaf = torch.zeros(1, 0, 5, device=target.device, requires_grad=True)
+    for logits in (leaf, leaf.expand(3, 0, 5), (leaf * 2)[0]):
+        tokens, leaf.grad = torch.zeros(logits.shape[:-1], dtype=torch.int64, device=target.device), None
+        options = {"entropy": True, "inplace_backward": in_place, "backend": target.backend}
+        got = token_log_probs(logits, tokens, **options)
+        sum(x.sum() for x in got).backward()
+        assert got.log_probs.shape == got.entropy.shape == tokens.shape and leaf.grad.shape == leaf.shape
 
 
 def test_without_a_graph(target):

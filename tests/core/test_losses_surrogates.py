@@ -112,6 +112,29 @@ def test_extreme_ratios(target, surrogate, change, advantage):
     assert float(log_prob.grad) == pytest.approx(slope, rel=1e-5, abs=1e-7)
 
 
+@pytest.mark.parametrize("surrogate", SURROGATES[:3])
+@pytest.mark.parametrize("ratio", RATIOS)
+@pytest.mark.parametrize("clamp", [None, 20.0])
+def test_a_token_that_cannot_be_drawn_any_more(target, surrogate, ratio, clamp):
+    """Of log-probability −∞: loss and gradients are those of the limit."""
+    log_probs, old, ref, per_row, _ = tokens()
+    options = {"surrogate": surrogate, "ratio": ratio, "clip": 1.0, "log_ratio_clamp": clamp, "kl_estimator": "k1"}
+    if ratio != "sequence" and clamp is None:  # else the divergence is part of no product
+        options |= {"ref_log_probs": ref, "kl_coef": 0.1, "kl_times_ratio": True}
+    log_probs[1, 2] = -1e6
+    exact = log_probs.double().requires_grad_()
+    want = oracle.grpo(exact, old, per_row, torch.ones(5, 7), aggregation="token-mean", **options)
+    want.loss.backward()
+    log_probs[1, 2] = -math.inf
+    leaf = log_probs.to(target.device).requires_grad_()
+    options = {name: x.to(target.device) if isinstance(x, torch.Tensor) else x for name, x in options.items()}
+    got = grpo_loss(leaf, old.to(target.device), per_row.to(target.device), backend=target.backend, **options)
+    got.loss.backward()
+    if surrogate != "cispo" or clamp is None:  # else a weight of exp(−20) times infinity is part of the loss
+        close(got.loss, want.loss, 4e-6, "loss")
+    assert_close(leaf.grad.double().cpu(), exact.grad, rtol=4e-6)
+
+
 def test_known_answers(target):
     """A sequence of two tokens whose ratios are 2 and 8, so that the sequence's is 4."""
     old = torch.tensor([[-2.0, -3.0]], device=target.device)
@@ -133,6 +156,14 @@ def test_weights_are_not_counted(target):
     options = {"backend": target.backend}
     assert float(grpo_loss(x, x, a, weights=weights, **options).loss) == -0.75
     assert float(grpo_loss(x, x, a, weights=weights, mask=weights != 0, **options).loss) == -1.5
+    far = a[:, None].expand(1, 4) / weights.clamp(max=1)
+    assert float(grpo_loss(x, x, far, weights=weights, **options).loss) == -0.75
+    assert float(grpo_loss(x, x, weights, weights=far, **options).loss) == -0.75
+    leaf = far.log().neg().requires_grad_()
+    options |= {"entropy_coef": 0.1, "ref_log_probs": x, "kl_coef": 0.1, "kl_estimator": "k2", "normalizer": 0.0}
+    got = grpo_loss(leaf, x, a, **options)
+    got.loss.backward()
+    assert got.loss == 0 and (leaf.grad == 0).all()
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "k1+", "k3+"])

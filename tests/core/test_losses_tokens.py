@@ -98,11 +98,35 @@ def test_aggregations(target, lengths, packed, want):
 
 
 def test_as_many_sequences_as_tokens(target):
-    """Some of them empty: scales are per sequence all the same, advantages per token."""
-    x = torch.tensor([-1.0, -2.0, -3.0], device=target.device)
+    """Some of them empty: flat advantages are per sequence, as those of rows are, and a warning says so."""
+    x, a = torch.tensor([[-1.0, -2.0, -3.0], [5.0, 2.0, 4.0]], device=target.device)
     cu_seqlens = torch.tensor([0, 0, 2, 3], dtype=torch.int32, device=target.device)
     options = {"cu_seqlens": cu_seqlens, "aggregation": "sequence-mean", "backend": target.backend}
-    assert float(grpo_loss(x, None, x, **options).loss) == pytest.approx((1.5 + 3) / 3)
+    with pytest.warns(UserWarning, match="as many as sequences and as tokens, and took one per sequence"):
+        flat = grpo_loss(x, None, a, **options).loss
+    assert float(flat) == float(grpo_loss(x, None, a[:, None], **options).loss) == -2
+    assert float(grpo_loss(x, None, a[None], **options).loss) == pytest.approx(-(3.5 + 4) / 3)
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+@pytest.mark.parametrize("ratio", ["token", "sequence"])
+def test_answers_of_one_token(target, ratio):
+    """One advantage of each is one per token and one per sequence."""
+    x, a = torch.tensor([[-1.0, -2.0, -3.0], [5.0, 2.0, 4.0]], device=target.device)
+    packed, options = {"cu_seqlens": torch.arange(4, device=target.device)}, {"ratio": ratio, "backend": target.backend}
+    calls = [(x, a[:, None], packed), (x[:, None], a[:, None], {}), (x[:, None], a, {})]
+    calls += [(x, a, packed)] if ratio == "sequence" or target.device == "cpu" else []  # a GPU's offsets are not read
+    calls += [(x, a[None], packed)] if ratio == "token" else []
+    for log_probs, advantages, more in calls:
+        assert float(grpo_loss(log_probs, None, advantages, **more, **options).loss) == pytest.approx(-11 / 3)
+
+
+@pytest.mark.parametrize("ratio", ["token", "sequence", "sequence-token"])
+def test_a_column_of_advantages_is_one_per_sequence(target, ratio):
+    log_probs, old, _, per_row, _ = (x.to(target.device) for x in tokens())
+    options = {"ratio": ratio, "weights": -log_probs, "backend": target.backend}
+    want, got = (grpo_loss(log_probs, old, a, **options).loss for a in (per_row, per_row[:, None]))
+    assert torch.equal(want, got)
 
 
 def test_the_policy_itself_is_the_old_one(target):

@@ -142,7 +142,8 @@ def make_trainer(kind, training, options):
 
 
 def compute_trl_loss(kind, training, options):
-    """The loss and the gradients of the model's parameters."""
+    """The loss and the gradients of the model's parameters. Advantages may have another number per response."""
+    columns, options = options.get("columns"), {name: x for name, x in options.items() if name != "columns"}
     trainer, generator = make_trainer(kind, training, options), torch.Generator().manual_seed(1)
     ids = torch.randint(0, 11, (5, 11), generator=generator)
     mask = (torch.arange(7) < torch.tensor([7, 3, 1, 5, 7])[:, None]).long()
@@ -156,6 +157,8 @@ def compute_trl_loss(kind, training, options):
         "importance_sampling_ratio": (old - sampling).exp().clamp(max=1.2), "num_items_in_batch": torch.tensor(57),
         "tool_mask": (torch.rand(5, 7, generator=generator) < 0.8).long(),
     }  # fmt: skip
+    if columns is not None:
+        inputs["advantages"] = inputs["advantages"][:, None] * torch.linspace(0.5, 1.5, columns).double()
     loss = trainer._compute_loss(trainer.model, inputs)
     loss.backward()
     return [loss.detach(), *(x.grad for x in trainer.model.parameters())], trainer._metrics
@@ -165,7 +168,11 @@ COVERED = [
     *({"loss_type": x} for x in ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "sapo")),
     *({"loss_type": x, "importance_sampling_level": "sequence"} for x in ("grpo", "bnpo", "dr_grpo", "luspo", "sapo")),
     *({"loss_type": "cispo", "epsilon_high": 1.2, "importance_sampling_level": x} for x in ("token", "sequence")),
-    {"delta": 1.4},
+    *({"delta": x, "importance_sampling_level": y} for x in (1.0, 1.05, 1.4) for y in ("token", "sequence")),
+    *({"columns": 1, "importance_sampling_level": x} for x in ("token", "sequence")),
+    {"columns": 7},
+    {"columns": 7, "loss_type": "cispo", "epsilon_high": 1.2, "importance_sampling_level": "sequence"},
+    {"columns": 7, "off_policy_mask_threshold": 0.05},
     {"beta": 0.1},
     {"beta": 0.1, "importance_sampling_level": "sequence"},
     {"beta": 0.1, "use_bias_correction_kl": True},
@@ -174,20 +181,33 @@ COVERED = [
     {"off_policy_mask_threshold": 0.05},
     {"use_vllm": True, "loss_type": "dapo", "importance_sampling_level": "sequence", "top_entropy_quantile": 0.5},
 ]
-LEFT = [{"loss_type": "vespo"}, {"beta": 0.1, "use_bias_correction_kl": True, "importance_sampling_level": "sequence"}]
+LEFT = {
+    "loss_type": {"loss_type": "vespo"},
+    "KL times a": {"beta": 0.1, "use_bias_correction_kl": True, "importance_sampling_level": "sequence"},
+    "delta below 1": {"delta": 0.95},
+    "epsilon_high below 1": {"loss_type": "cispo"},
+    "a ratio of sequences": {"columns": 7, "importance_sampling_level": "sequence"},
+}
+"""By the reason."""
 
 
-@pytest.mark.parametrize("options", [*COVERED, *LEFT], ids=str)
-def test_trl(trl, options):
+@pytest.mark.parametrize(("reason", "options"), [*((None, x) for x in COVERED), *LEFT.items()], ids=str)
+def test_trl(trl, reason, options):
+    """Loss, gradients and metrics; a warning has the reason where they are TRL's own."""
     names = run_block("TRL")
     names["grpo_loss"] = partial(names["grpo_loss"], backend="reference")  # which takes no compiler
     ours = names["TritonGRPOTrainer"]
     for training in (True, False):
-        expected, _ = compute_trl_loss(trl, training, options)
-        got, metrics = compute_trl_loss(ours, training, options)
+        expected, logged = compute_trl_loss(trl, training, options)
+        warns = nullcontext() if reason is None else pytest.warns(UserWarning, match=f"TRL's own .*: {reason}")
+        with warns:
+            got, metrics = compute_trl_loss(ours, training, options)
         for x, wanted in zip(got, expected, strict=True):
             torch.testing.assert_close(x, wanted, rtol=1e-10, atol=1e-13)
-        assert ("clip_fraction" in metrics["train" if training else "eval"]) == (options not in LEFT)
+        for mode, values in logged.items():
+            assert metrics[mode].keys() == values.keys() and bool(values) == (mode == ("train" if training else "eval"))
+            for name, wanted in values.items():
+                assert metrics[mode][name] == pytest.approx(wanted, rel=1e-6), name
 
 
 # -- SkyRL, RLinf, OpenRLHF -------------------------------------------------------------------------------------------

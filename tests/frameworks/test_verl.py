@@ -298,6 +298,22 @@ def test_losses_of_other_names_are_those_of_verl(name, aggregation, info, weight
     assert ours[2].get("actor/pg_clipfrac_lower", 1) > 0 or not name.startswith("dppo")
 
 
+@pytest.mark.parametrize("name", ["triton", *LOSSES])
+def test_a_token_that_cannot_be_drawn_any_more(name):
+    """Of log-probability −∞: gradients are verl's, and no loss is NaN, as some of verl's are."""
+    old, log_prob, advantages, mask = make_minibatch()
+    old, log_prob = (x.nan_to_num(posinf=-1.0).clamp(max=-0.01) for x in (old, log_prob))
+    log_prob[torch.arange(BATCH), mask.int().argmax(1)] = -torch.inf
+    results = []
+    for function in (STOCK_LOSSES.get(name, STOCK_LOSS), adapter.LOSSES.get(name, adapter.compute_policy_loss_triton)):
+        leaf = log_prob.clone().requires_grad_()
+        loss, _ = function(old, leaf, advantages, mask.long(), "token-mean", make_actor_config())
+        loss.backward()
+        results.append(leaf.grad)
+    torch.testing.assert_close(results[1], results[0], rtol=1e-11, atol=1e-13)
+    assert not loss.isnan() or name in ("cispo", "gpg") or name.startswith("dppo")  # of both signs: +∞ less ∞
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.float32])
 def test_the_loss_takes_masks_of_numbers(dtype):
     old, log_prob, advantages, mask = make_minibatch()

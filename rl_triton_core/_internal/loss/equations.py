@@ -102,7 +102,8 @@ def gate_ratio(
     tau = select(advantage > 0.0, coefficients.tau, coefficients.tau_negative)
     x = tau * (ratio - 1.0)
     slope = multiply_or_zero(4.0 * sigmoid(x) * sigmoid(-x), ratio)
-    return -advantage * sigmoid(x) * 4.0 / tau, -advantage * slope, 0.0
+    loss = multiply_or_zero(advantage, sigmoid(x) * 4.0 / tau)
+    return -loss, -multiply_or_zero(advantage, slope), 0.0
 
 
 def score(log_prob: Any, ratio: Any, advantage: Any, low: Any, high: Any, coefficients: Any) -> tuple[Any, Any, Any]:
@@ -189,7 +190,8 @@ def keep_kl(kl: Any, slope: Any, ratio: Any, is_clamped: Any) -> tuple[Any, Any]
 
 def multiply_by_ratio(kl: Any, slope: Any, ratio: Any, is_clamped: Any) -> tuple[Any, Any]:
     """The value r·KL, for tokens that another policy drew; its gradient flows through both, but for a clamped r."""
-    return multiply_or_zero(kl, ratio), multiply_or_zero(slope + select(is_clamped, 0.0, kl), ratio)
+    by_ratio = multiply_or_zero(slope + select(is_clamped, 0.0, kl), ratio)
+    return select(ratio == 0.0, 0.0, multiply_or_zero(kl, ratio)), select(ratio == 0.0, 0.0, by_ratio)
 
 
 def compute_terms(
@@ -224,7 +226,7 @@ def compute_terms(
     clipped = select((ratio < low) | (ratio > high), 1.0, 0.0)
     averaged = (
         surrogate_loss,
-        factor * value_error,
+        multiply_or_zero(factor, value_error),
         entropy,
         kl + exact_kl,
         exp_remainder(log_ratio),
@@ -233,13 +235,19 @@ def compute_terms(
         ratio,
     )
     by_policy = (slope + multiply_or_zero(kl_coef, kl_slope), -entropy_coef, kl_coef)
-    return averaged, by_policy, value_coef * factor * value_slope
+    return averaged, by_policy, multiply_or_zero(value_coef * factor, value_slope)
 
 
 TERMS = ("policy_loss", "value_loss", "entropy", "kl", "approx_kl", "approx_kl_k1", "clip_fraction", "ratio_mean")
 """The terms, in order. The first four are divided by the loss's normaliser, the others by the sum of the weights."""
 STATISTICS = (*TERMS, "explained_variance", "ratio_min", "ratio_max")
 """What `summarize_terms` returns after the loss."""
+
+
+def combine_terms(policy: Any, value: Any, entropy: Any, kl: Any, coefficients: Any) -> Any:
+    """The loss. A term with the coefficient 0 is only for the log, and may be infinite there."""
+    loss = policy + multiply_or_zero(coefficients.value_coef, value)
+    return loss - multiply_or_zero(coefficients.entropy_coef, entropy) + multiply_or_zero(coefficients.kl_coef, kl)
 
 
 def summarize_terms(
@@ -265,17 +273,16 @@ def summarize_terms(
     policy, value, entropy, kl, approx_kl, approx_kl_k1, clipped, ratio = averaged
     target, target_square, error, error_square = moments
     least, largest = extremes
-    value_coef, entropy_coef, kl_coef = coefficients.value_coef, coefficients.entropy_coef, coefficients.kl_coef
     each = invert_or_zero(divisor)
-    policy, value, entropy, kl = policy * each, value * each, entropy * each, kl * each
+    policy, value = multiply_or_zero(each, policy), multiply_or_zero(each, value)
+    entropy, kl = multiply_or_zero(each, entropy), multiply_or_zero(each, kl)
     share = invert_or_zero(weight)
     variance = target_square * share - target * share * target * share
     unexplained = error_square * share - error * share * error * share
     varies = variance > 1e-14 * target_square * share
     explained = select(varies, 1.0 - unexplained / select(varies, variance, 1.0), undefined)
-    loss = policy + value_coef * value - entropy_coef * entropy + kl_coef * kl
     return (
-        loss,
+        combine_terms(policy, value, entropy, kl, coefficients),
         policy,
         value,
         entropy,
@@ -398,7 +405,7 @@ def gaussian_sums(x: Any, y: Any, action: Any, peak: Any) -> tuple[Any, Any, Any
 def gaussian_slopes(x: Any, y: Any, action: Any, peak: Any, sums: Any, by_log_prob: Any, by_entropy: Any) -> Any:
     """∂ log p / ∂μ = z/σ,  ∂ log p / ∂ log σ = z² − 1,  ∂H / ∂ log σ = 1."""
     z = (action - x) * exp(-y)
-    return by_log_prob * z * exp(-y), by_log_prob * (z * z - 1.0) + by_entropy
+    return multiply_or_zero(by_log_prob, z * exp(-y)), multiply_or_zero(by_log_prob, z * z - 1.0) + by_entropy
 
 
 def gaussian_kl_sums(x: Any, y: Any, old: Any, old_y: Any, peak: Any, old_peak: Any) -> tuple[Any, Any]:

@@ -552,10 +552,10 @@ def compute_tiles(
 
         share = weight * invert_or_zero(divisor).to(tl.float32)
         if by_values is not None:
-            tl.store(by_values + index, tl.where(valid, value_slope * share, 0.0), mask=index < size)
+            tl.store(by_values + index, tl.where(share != 0, value_slope * share, 0.0), mask=index < size)
         by_policy = ()
         for i in tl.static_range(len(slopes)):
-            by_policy = by_policy + (expand_row(tl.where(valid, slopes[i] * share, 0.0), CONFIG.CHUNK),)
+            by_policy = by_policy + (expand_row(tl.where(share != 0, slopes[i] * share, 0.0), CONFIG.CHUNK),)
         shared = write_parts(
             heads, by_policy, (by_xs, by_y, by_shared), index, size, valid, shared, SLOPES, KL_SLOPES, CONFIG
         )

@@ -47,7 +47,7 @@ def compute_loss(problem: LossProblem) -> Results:
         (log_prob, entropy, kl), old_log_prob, advantage, ref_log_prob, value, target, old_value, batch.coefficients
     )
     share = batch.weight * invert_or_zero(batch.divisor)
-    *by_policy, by_value = (torch.where(batch.valid, x * share, 0) for x in (*slopes, value_slope))
+    *by_policy, by_value = (torch.where(share == 0, 0, x * share) for x in (*slopes, value_slope))
     gradients = [gradient for part in parts for gradient in part.compute_gradients(by_policy)]
     if problem.head.indexed and len(problem.inputs) == 1:
         gradients = [torch.cat(gradients, 1)]
@@ -178,11 +178,12 @@ def compute_statistics(
         return (torch.where(batch.valid, x, 0) * batch.weight).sum()
 
     ratio = averaged[TERMS.index("ratio_mean")]
+    compared = batch.valid & ~ratio.isnan()
     summary = summarize_terms(
         tuple(map(sum_weighted, averaged)),
         batch.weight.sum(),
         tuple(map(sum_weighted, (target, target * target, error, error * error))),
-        (torch.where(batch.valid, ratio, math.inf).amin(), torch.where(batch.valid, ratio, -math.inf).amax()),
+        (torch.where(compared, ratio, math.inf).amin(), torch.where(compared, ratio, -math.inf).amax()),
         batch.divisor,
         batch.coefficients,
         math.nan,

@@ -225,10 +225,10 @@ def evaluate_terms(scratch, count, numbers, share, totals):
             error_squares += w * error * error if valid else zero
             scale = weight * share
             by_log_prob, by_entropy, by_kl = by_policy
-            rows[BY_LOG_PROB, i] = scale * by_log_prob if valid else 0.0
-            rows[BY_ENTROPY, i] = scale * by_entropy if valid else 0.0
-            rows[BY_KL, i] = scale * by_kl if valid else 0.0
-            rows[BY_VALUE, i] = scale * by_value if valid else 0.0
+            rows[BY_LOG_PROB, i] = scale * by_log_prob if scale != 0 else 0.0
+            rows[BY_ENTROPY, i] = scale * by_entropy if scale != 0 else 0.0
+            rows[BY_KL, i] = scale * by_kl if scale != 0 else 0.0
+            rows[BY_VALUE, i] = scale * by_value if scale != 0 else 0.0
             rows[RATIO, i] = ratio
     find_extremes(scratch, count, totals)
     averaged = policies, values, entropies, kls, approx_kls, approx_kls_k1, clips, ratios

@@ -23,6 +23,7 @@ from rl_triton_core._internal.equations.numba import (
 from rl_triton_core._internal.loss.equations import (
     HEADS,
     Choices,
+    combine_terms,
     compile_equations,
     compute_terms,
     exp_remainder,
@@ -56,7 +57,7 @@ class Loss(NamedTuple):
 def compile_helpers(loss: Loss) -> dict[str, Any]:
     """Helpers by name, with a loss's equations in them."""
     head, language = loss.head, numba_language(REAL, contracts=True)
-    equations = compute_terms, exp_remainder, sigmoid, primitives.multiply_or_zero
+    equations = combine_terms, compute_terms, exp_remainder, sigmoid, primitives.multiply_or_zero
     names = compile_equations(Choices(head, clipped_value=loss.value_clip_mode), language, equations)
     names |= {"exp": language.primitives[primitives.exp], "IS_INDEXED": HEADS[head].indexed}
     names |= {"IS_BINARY": head == "bernoulli", "IS_GAUSSIAN": head == "gaussian"}

@@ -51,7 +51,7 @@ IS_INDEXED = IS_BINARY = HAS_OLD = IS_WIDE = IS_GAUSSIAN = False
 """Whether actions are indices, or 0 and 1; whether there are old outputs; whether log σ is in a network's outputs."""
 
 sums = readout = slopes = kl_sums = kl = kl_slopes = unbound
-compute_terms = exp = exp_remainder = sigmoid = multiply_or_zero = unbound
+combine_terms = compute_terms = exp = exp_remainder = sigmoid = multiply_or_zero = unbound
 
 # -- memory ------------------------------------------------------------------------------------------------------------
 
@@ -362,7 +362,7 @@ def evaluate_terms(rows, values, by_values, numbers, is_on_policy, size):
         terms, by_policy, by_value = compute_terms(
             policy, old, advantage, 0.0, load(values, i), target, old_value, coefficients
         )
-        policies += -advantage * log_prob if is_on_policy else terms[0]
+        policies += -multiply_or_zero(advantage, log_prob) if is_on_policy else terms[0]
         value_losses += terms[1]
         entropies += terms[2]
         kls += terms[3]
@@ -378,8 +378,7 @@ def evaluate_terms(rows, values, by_values, numbers, is_on_policy, size):
     store(totals, ENTROPY, np.float32(entropies))
     store(totals, CLIP_FRACTION, np.float32(clips))
     store(totals, APPROX_KL, np.float32(approx_kls))
-    losses = policies + value_coef * value_losses - entropy_coef * entropies + kl_coef * kls
-    store(totals, LOSS, np.float32(losses))
+    store(totals, LOSS, np.float32(combine_terms(policies, value_losses, entropies, kls, coefficients)))
     store(totals, KL, np.float32(kls))
 
 

@@ -6,7 +6,8 @@ A new one derives from `OffPolicyMixin` and the stock algorithm, and says what o
         def _learn(self, batch): ...  # one gradient step: what is logged, by its name
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
@@ -100,10 +101,11 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
             self._form = form
             self._update.keep_settings([*self._list_settings(), self._form])
             rows = []
-            for batch in batches:
-                self._n_updates += 1
-                rows.append(self._call_step(step, batch, self._choose_parts(index)))
-                index += 1
+            with step.held():
+                for batch in batches:
+                    self._n_updates += 1
+                    rows.append(self._call_step(step, batch, self._choose_parts(index)))
+                    index += 1
             unread = start_reading(rows, batches)
         self._unfinished = unread and (unread, history)
         if not (self._is_learning and self._can_act):
@@ -119,14 +121,22 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         samples = self._unpack(batch)
         if not self._update.is_captured:
             return self._learn(samples, *parts)
+        try:
+            with self._kept_distribution(), branch_networks(self, "critic", "critic_target"):
+                with DeferredChecks() as self._checks:
+                    return self._learn(samples, *parts)
+        finally:
+            self._checks = None
+
+    @contextmanager
+    def _kept_distribution(self) -> Iterator[None]:
+        """After a graph's step, the actor has its distribution of before: no copy could have a graph's gradients."""
         distribution = getattr(getattr(self, "actor", None), "action_dist", SimpleNamespace())
         before = {**vars(distribution)}
         try:
-            with DeferredChecks() as self._checks, branch_networks(self, "critic", "critic_target"):
-                return self._learn(samples, *parts)
+            yield
         finally:
-            self._checks = None
-            vars(distribution).update(before)  # no copy of the policy could have what a graph has of gradients
+            vars(distribution).update(before)
 
     def _unpack(self, batch: Any) -> Any:
         """The samples of a minibatch as it was drawn."""
@@ -266,7 +276,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
 
     def _compute_actions(self, observation: Any, deterministic: bool) -> Tensor:
         """Actions; NaN where a distribution refuses its arguments."""
-        with DeferredChecks() as checks:
+        with self._kept_distribution(), DeferredChecks() as checks:
             actions = type(self.policy)._predict(self.policy, observation, deterministic)
         marked: Tensor = checks.mark_refused(actions)
         return marked

@@ -41,7 +41,6 @@ from rl_triton_core._internal.capture.step import (
     find_obstacle,
     is_input,
     is_wanted,
-    refuse_changes,
 )
 from rl_triton_core._internal.capture.undo import keep_buffers
 
@@ -202,9 +201,7 @@ class CapturedStep:
         graph = self.captured.get(key)
         if graph is None:
             if not self.evict_idle_graph():
-                changes = len({known for _, _, known, _ in self.captured}) > 1
-                named = f", of which {self.contents.changed} has changed last" * changes
-                self.warn_once(f"more than {self.max_graphs} combinations of shapes and settings{named}")
+                self.warn_once(f"more than {self.max_graphs} combinations of shapes and settings{self.name_change()}")
                 return None
             if self.reason or self.find_obstacle():
                 self.reset()
@@ -215,6 +212,11 @@ class CapturedStep:
             self.held_graphs[form] = graph
         graph.last_call = self.calls
         return graph
+
+    def name_change(self) -> str:
+        """What has changed last of what modules keep on the host, if graphs are of several states of it."""
+        keys: Any = self.captured
+        return f": {self.contents.changed} has changed" if len({state for _, _, state, _ in keys}) > 1 else ""
 
     def evict_idle_graph(self) -> bool:
         """Whether there is room for a graph; the one unused for longest is evicted, if it is idle for long enough."""
@@ -307,7 +309,7 @@ class CapturedStep:
                 return self.function(*arguments)
 
         host = self.find_host()
-        generators = [*{*self.generators, *host.list_generators()}]
+        generators = [*{*self.generators, *host.generators}]
         warm_ups = 1 if self.captured else WARM_UPS_OF_RANKS if find_averaged(self.modules) else WARM_UPS
         with undo.keep_state_on_error(self.optimizers):
             for optimizer in self.optimizers[len(self.prepared) :]:
@@ -316,7 +318,8 @@ class CapturedStep:
                 self.graphs.warm_up(call, warm_ups)
                 with undo.refuse_accumulation(list_carried()), host.note_changes() as changes:
                     self.graphs.warm_up(call, 1)
-                refuse_changes(changes)
+                for holder, key, _ in changes:
+                    raise RuntimeError(f"the step changes {holder.name}.{key} on the host in every call")
             with self.unchanged(host, generators), undo.keep_gradients(self.tensors()) as list_carried:
                 with host.note_changes() as changes:
                     results, replay = self.graphs.capture(call, generators)

@@ -150,8 +150,8 @@ def replace_methods(policy: Any, **functions: Callable[..., Any]) -> Iterator[No
 
 def list_state(policy: Any) -> Any:
     """List what a copy or a pickle of a policy has, without the functions that `replace_methods` has put there."""
-    own, without = getattr(type(policy), "__getstate__", None), REPLACED[policy]  # every class has it from Python 3.11 on
+    own = getattr(type(policy), "__getstate__", None)  # every class has it from Python 3.11 on
     state = vars(policy) if own is None else own(policy)
     if not isinstance(state, dict):
         return state
-    return {name: x for name, x in state.items() if name not in without or without[name] is not x}
+    return {name: x for name, x in state.items() if REPLACED[policy].get(name) is not x}

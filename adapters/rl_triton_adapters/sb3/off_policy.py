@@ -122,9 +122,9 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         if not self._update.is_captured:
             return self._learn(samples, *parts)
         try:
-            with self._kept_distribution(), branch_networks(self, "critic", "critic_target"):
-                with DeferredChecks() as self._checks:
-                    return self._learn(samples, *parts)
+            branches = branch_networks(self, "critic", "critic_target")
+            with self._kept_distribution(), branches, DeferredChecks() as self._checks:
+                return self._learn(samples, *parts)
         finally:
             self._checks = None
 
@@ -136,6 +136,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         try:
             yield
         finally:
+            vars(distribution).clear()
             vars(distribution).update(before)
 
     def _unpack(self, batch: Any) -> Any:

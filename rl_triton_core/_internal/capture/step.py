@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from rl_triton_core._internal.arguments.validation import is_number, read_switch
-from rl_triton_core._internal.capture.host import Change, list_parts
+from rl_triton_core._internal.capture.host import Holder, list_parts
 from rl_triton_core._internal.capture.optimizers import name_unsupported
 
 WAITS = "operation not permitted when stream is capturing"
@@ -71,13 +71,6 @@ def describe_failure(error: Exception) -> str:
     return f"{type(error).__name__}: {message[0] if message else ''}"
 
 
-def refuse_changes(changes: list[Change]) -> None:
-    """Raise if a step that was made before changes what modules keep on the host: it would do so in every call."""
-    for change in changes:
-        name = f"{change.holder.name}.{change.key}"
-        raise RuntimeError(f"the step changes {name} on the host, which no graph repeats")
-
-
 @dataclass
 class Captured:
     """A graph with its inputs and results."""
@@ -87,7 +80,7 @@ class Captured:
     run: Callable[[], None]
     gradients: list[tuple[Tensor, Tensor | None]]
     """Parameters, and where the graph leaves their gradients, if it leaves any."""
-    effects: list[Change]
+    effects: list[tuple[Holder, Any, Any]]
     """What the step leaves on the host that is another than before it."""
     last_call: int = field(init=False, default=0)
     """The number of the call that used it last."""
@@ -117,8 +110,8 @@ class Captured:
         for parameter, gradient in self.gradients:
             if parameter.grad is not gradient:
                 parameter.grad = gradient
-        for change in self.effects:
-            change.holder.put(change.key, change.after)
+        for holder, key, value in self.effects:
+            holder.put(key, value)
         return pytree.tree_unflatten(self.results, self.structure)
 
 

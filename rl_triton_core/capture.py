@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from rl_triton_core._internal.arguments.validation import check_count
 from rl_triton_core._internal.capture import undo
-from rl_triton_core._internal.capture.graphs import CudaGraphs, Graphs, use_stream
+from rl_triton_core._internal.capture.graphs import CudaGraphs, use_stream
 from rl_triton_core._internal.capture.host import HostState
 from rl_triton_core._internal.capture.key import (
     Contents,
@@ -129,7 +129,7 @@ class CapturedStep:
         self.stop = torch.zeros((), dtype=torch.float32, device=self.device)
         self.contents = Contents()
         self.reason = self.find_obstacle()
-        self.graphs: Graphs = CudaGraphs(self.device)
+        self.graphs = CudaGraphs(self.device)
         self.prepared: list[PreparedOptimizer] = []
         self.captured: dict[Hashable, Captured] = {}
         self.calls = self.blocks = 0
@@ -272,12 +272,8 @@ class CapturedStep:
     def kept_buffers(self) -> AbstractContextManager[None]:
         """Buffers that a step inside replaces stay where they lie; one that begins while `stop` is 1 changes none."""
         stop = self.stop if self.may_stop else None
-        return nullcontext() if self.reason and stop is None else keep_buffers(self.find_host().parts, stop)
-
-    def find_host(self) -> HostState:
-        """What the modules keep on the host."""
-        self.tensors()
-        return self.contents.host
+        modules = self.modules if self.reason else self.contents.host.parts
+        return nullcontext() if self.reason and stop is None else keep_buffers(modules, stop)
 
     def unchanged(self, host: HostState, generators: list[torch.Generator]) -> AbstractContextManager[None]:
         """What happens inside leaves no trace."""
@@ -308,7 +304,7 @@ class CapturedStep:
                 stack.enter_context(self.kept_buffers())
                 return self.function(*arguments)
 
-        host = self.find_host()
+        host = self.contents.host
         generators = [*{*self.generators, *host.generators}]
         warm_ups = 1 if self.captured else WARM_UPS_OF_RANKS if find_averaged(self.modules) else WARM_UPS
         with undo.keep_state_on_error(self.optimizers):
@@ -318,8 +314,8 @@ class CapturedStep:
                 self.graphs.warm_up(call, warm_ups)
                 with undo.refuse_accumulation(list_carried()), host.note_changes() as changes:
                     self.graphs.warm_up(call, 1)
-                for holder, key, _ in changes:
-                    raise RuntimeError(f"the step changes {holder.name}.{key} on the host in every call")
+                if changes:
+                    raise RuntimeError(f"the step changes {changes[0]} on the host in every call")
             with self.unchanged(host, generators), undo.keep_gradients(self.tensors()) as list_carried:
                 with host.note_changes() as changes:
                     results, replay = self.graphs.capture(call, generators)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
-from rl_triton_adapters._branches import branch_networks
+from rl_triton_adapters._branches import Fork, Writes, branch_networks
 from rl_triton_adapters._optimizers import fuse_optimizer
 from rl_triton_adapters._overrides import find_override
 from rl_triton_adapters.sb3.base import PACKAGES, AcceleratedAlgorithm, replace_methods
@@ -56,7 +56,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
     read_settings: ClassVar[tuple[str, ...]] = ("gamma", "tau")
     transient: ClassVar[tuple[str, ...]] = (
         *AcceleratedAlgorithm.transient,
-        *("_form", "_checks", "_modes", "_is_learning", "_unfinished"),
+        *("_form", "_checks", "_modes", "_is_learning", "_unfinished", "_writes"),
     )
     max_graphs: ClassVar[int] = 8
     usual_batch_size: ClassVar[int] = 64
@@ -65,6 +65,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
     def __init__(self, *args: Any, acceleration: str | bool = "auto", **kwargs: Any) -> None:
         self._form: Form | None = None
         self._checks: DeferredChecks | None = None
+        self._writes = Writes()
         self._modes: TrainingModes | None = None
         self._is_learning = False
         self._unfinished: tuple[Unread, dict[str, list[float]]] | None = None
@@ -122,8 +123,9 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         if not self._update.is_captured:
             return self._learn(samples, *parts)
         try:
+            watched = self._writes.watch(self._list_modules())
             branches = branch_networks(self, "critic", "critic_target")
-            with self._kept_distribution(), branches, DeferredChecks() as self._checks:
+            with self._kept_distribution(), watched, branches, DeferredChecks() as self._checks:
                 return self._learn(samples, *parts)
         finally:
             self._checks = None
@@ -138,6 +140,10 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         finally:
             vars(distribution).clear()
             vars(distribution).update(before)
+
+    def _fork(self) -> Fork:
+        """Where branches of a step begin, which have one after the other what writes buffers."""
+        return Fork(is_serial=self._writes.are_there)
 
     def _unpack(self, batch: Any) -> Any:
         """The samples of a minibatch as it was drawn."""

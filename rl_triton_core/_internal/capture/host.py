@@ -51,6 +51,20 @@ class Plain(NamedTuple):
     value: Any
 
 
+class Change(NamedTuple):
+    """An item that is another than it was, as it is now: perhaps it is MISSING."""
+
+    holder: Holder
+    key: Any
+    before: Any
+    """The description of what it was."""
+    now: Any
+
+    def __str__(self) -> str:
+        """Its name."""
+        return f"{self.holder.name}.{self.key}"
+
+
 class Holder(NamedTuple):
     """Where something is kept: a container, or the attributes of an object or a class."""
 
@@ -68,10 +82,6 @@ class Holder(NamedTuple):
     def describe(self) -> dict[Any, Any]:
         """What is there."""
         return {key: describe(self.items[key]) for key in self.list_keys()}
-
-    def find(self, key: Any) -> Any:
-        """An item, or MISSING."""
-        return self.items[key] if key in self.list_keys() else MISSING
 
     def put(self, key: Any, value: Any) -> None:
         """Set an item, or delete it where it is to be MISSING; a list ends there then."""
@@ -223,11 +233,15 @@ class HostState:
         items = [(x.name, *item) for x in self.holders for item in x.describe().items()]
         return *items, *[(x, "training", x.training) for x in self.parts]
 
-    def list_changes(self, before: list[dict[Any, Any]]) -> list[tuple[Holder, Any, Any]]:
-        """Where something else is than before, and the description of what was there."""
-        pairs = zip(self.holders, before, [x.describe() for x in self.holders], strict=True)
-        places = [(x, key, old.get(key, MISSING), new.get(key, MISSING)) for x, old, new in pairs for key in old | new]
-        return [(holder, key, was) for holder, key, was, now in places if was != now]
+    def list_changes(self, before: list[dict[Any, Any]]) -> list[Change]:
+        """What is another than it was."""
+        changes = []
+        for holder, old in zip(self.holders, before, strict=True):
+            new = holder.describe()
+            keys = [key for key in old | new if old.get(key, MISSING) != new.get(key, MISSING)]
+            now = [holder.items[key] if key in new else MISSING for key in keys]
+            changes += [Change(holder, key, old.get(key, MISSING), x) for key, x in zip(keys, now, strict=True)]
+        return changes
 
     @contextmanager
     def put_back(self) -> Iterator[None]:
@@ -236,19 +250,19 @@ class HostState:
         try:
             yield
         finally:
-            for holder, key, was in self.list_changes(before):
-                if was is MISSING or isinstance(was, Plain):
-                    holder.put(key, getattr(was, "value", MISSING))
+            for x in self.list_changes(before):
+                if x.before is MISSING or isinstance(x.before, Plain):
+                    x.holder.put(x.key, getattr(x.before, "value", MISSING))
             for (*_, set_state), state in zip(self.sources, states, strict=True):
                 set_state(state)
 
     @contextmanager
-    def note_changes(self) -> Iterator[list[tuple[Holder, Any, Any]]]:
-        """Raise if the host's random numbers are drawn inside; yield a list, later of places and what they have."""
-        before, changes = [x.describe() for x in self.holders], list[tuple[Holder, Any, Any]]()
+    def note_changes(self) -> Iterator[list[Change]]:
+        """Raise if the host's random numbers are drawn inside; yield a list, later of what is another than it was."""
+        before, changes = [x.describe() for x in self.holders], list[Change]()
         states = [as_bytes(read()) for _, read, _ in self.sources]
         yield changes
         for (name, read, _), state in zip(self.sources, states, strict=True):
             if as_bytes(read()) != state:
                 raise RuntimeError(f"the step draws from {name} on the host, which no graph repeats")
-        changes += [(holder, key, holder.find(key)) for holder, key, _ in self.list_changes(before)]
+        changes += self.list_changes(before)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rl_triton_core._internal.capture.graphs import Graphs
+from rl_triton_core._internal.capture.graphs import CudaGraphs
 from rl_triton_core._internal.capture.host import HostState, list_parts
 from rl_triton_core._internal.capture.optimizers import PreparedOptimizer
 
@@ -20,7 +20,7 @@ def put_back(
     host: HostState,
     tensors: Iterable[Tensor],
     optimizers: Sequence[PreparedOptimizer],
-    graphs: Graphs,
+    graphs: CudaGraphs,
     generators: Iterable[torch.Generator],
 ) -> Iterator[None]:
     """After what happens inside, all that a step changes is as before, on the device and on the host."""

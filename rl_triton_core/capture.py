@@ -20,14 +20,13 @@ from torch.utils import _pytree as pytree
 
 from rl_triton_core._internal.arguments.validation import check_count
 from rl_triton_core._internal.capture import undo
-from rl_triton_core._internal.capture.graphs import CudaGraphs, Graphs, use_stream
+from rl_triton_core._internal.capture.graphs import CudaGraphs, use_stream
+from rl_triton_core._internal.capture.host import HostState
 from rl_triton_core._internal.capture.key import (
     Contents,
     describe_leaf,
     describe_mode,
     find_pointers,
-    list_parts,
-    list_tensors,
     name_context,
 )
 from rl_triton_core._internal.capture.optimizers import OPTIMIZERS, PreparedOptimizer, name_repeated
@@ -127,13 +126,14 @@ class CapturedStep:
         self.function, self.enabled, self.max_graphs = function, enabled, check_count("max_graphs", max_graphs)
         self.modules, self.generators, self.extra = list(modules), list(generators), list(state)
         self.optimizers = list(optimizers)
-        self.reason = self.find_obstacle()
         self.stop = torch.zeros((), dtype=torch.float32, device=self.device)
-        self.graphs: Graphs = CudaGraphs(self.device)
+        self.contents = Contents()
+        self.reason = self.find_obstacle()
+        self.graphs = CudaGraphs(self.device)
         self.prepared: list[PreparedOptimizer] = []
         self.captured: dict[Hashable, Captured] = {}
-        self.calls = 0
-        self.contents = Contents()
+        self.calls = self.blocks = 0
+        self.held_graphs: dict[Hashable, Captured] = {}
         self.pointers: tuple[int, ...] = ()
         self.is_stale = self.may_stop = False
         self.warned: set[str] = set()
@@ -154,12 +154,13 @@ class CapturedStep:
 
     def tensors(self) -> list[Tensor]:
         """Parameters and buffers of the modules, parameters of the optimizers, and the further state."""
-        return list_tensors(list_parts(self.modules), self.optimizers, self.extra)
+        return self.contents.find(self.modules, self.optimizers, self.extra, self.stop.device)
 
     def __call__(self, *inputs: Any) -> Any:
         """Make the step."""
         leaves, structure = pytree.tree_flatten(inputs)
         check_inputs(leaves)
+        form = structure, tuple(map(describe_leaf, leaves))
         is_plain = bool(self.reason) and self.stop.device == self.device
         with nullcontext() if is_plain else CAPTURING:
             if self.reason and not is_plain:  # what was moved may be captured where it is now
@@ -167,37 +168,55 @@ class CapturedStep:
             if self.reason:
                 return self.run_eagerly(leaves, structure)
             try:
-                graph = self.find_graph(leaves, structure)
+                graph = self.find_held_graph(form) or self.find_graph(leaves, form)
             except CaptureFailed as failure:
                 return self.fall_back(str(failure), leaves, structure)
             return self.run_eagerly(leaves, structure, copy=True) if graph is None else graph.replay(leaves)
 
-    def find_graph(self, leaves: list[Any], structure: Any) -> Captured | None:
+    def find_held_graph(self, form: Hashable) -> Captured | None:
+        """Inside `held`, the graph of a step with inputs of this form, if there has been one."""
+        graph = self.held_graphs.get(form)
+        if graph is not None:
+            for optimizer in self.prepared:
+                optimizer.update_learning_rates()
+            self.calls += 1
+            graph.last_call = self.calls
+        return graph
+
+    def find_graph(self, leaves: list[Any], form: tuple[Any, Hashable]) -> Captured | None:
         """The graph of a step with these inputs, captured if it is new; None if the step has to run eagerly."""
         context = name_context()
         if context:
             self.warn_once(context)
             return None
-        parts, tensors = self.contents.find(self.modules, self.optimizers, self.extra)
+        tensors = self.tensors()
         lost = self.is_stale or any(x.is_outdated() for x in self.prepared)
         if lost or self.pointers != find_pointers(tensors, self.optimizers):
             self.reset()
         for optimizer in self.prepared:  # before a capture too, which would keep a rate that is a number
             optimizer.update_learning_rates()
-        key = (structure, tuple(map(describe_leaf, leaves)), describe_mode(parts, self.optimizers, tensors))
+        parts, state = self.contents.host.parts, self.contents.find_state()
+        key = (*form, state, describe_mode(parts, self.optimizers, tensors))
         self.calls += 1
         graph = self.captured.get(key)
         if graph is None:
             if not self.evict_idle_graph():
-                self.warn_once(f"more than {self.max_graphs} combinations of shapes and settings")
+                self.warn_once(f"more than {self.max_graphs} combinations of shapes and settings{self.name_change()}")
                 return None
             if self.reason or self.find_obstacle():
                 self.reset()
                 self.warn_once(self.reason)
                 return None
-            graph = self.captured[key] = self.capture_or_fail(leaves, structure)
+            graph = self.captured[key] = self.capture_or_fail(leaves, form[0])
+        if self.blocks and not graph.effects:
+            self.held_graphs[form] = graph
         graph.last_call = self.calls
         return graph
+
+    def name_change(self) -> str:
+        """What has changed last of what modules keep on the host, if graphs are of several states of it."""
+        keys: Any = self.captured
+        return f": {self.contents.changed} has changed" if len({state for _, _, state, _ in keys}) > 1 else ""
 
     def evict_idle_graph(self) -> bool:
         """Whether there is room for a graph; the one unused for longest is evicted, if it is idle for long enough."""
@@ -207,6 +226,7 @@ class CapturedStep:
         if self.calls - oldest.last_call <= UNUSED_CALLS:
             return False
         del self.captured[key]
+        self.held_graphs.clear()
         if not self.captured:
             self.graphs.release()
         return True
@@ -214,6 +234,7 @@ class CapturedStep:
     def forget_graphs(self) -> None:
         """Drop all graphs; each is captured again when it is needed."""
         self.captured.clear()
+        self.held_graphs.clear()
         self.graphs.release()
 
     def run_eagerly(self, leaves: list[Any], structure: Any, copy: bool = False) -> Any:
@@ -251,11 +272,12 @@ class CapturedStep:
     def kept_buffers(self) -> AbstractContextManager[None]:
         """Buffers that a step inside replaces stay where they lie; one that begins while `stop` is 1 changes none."""
         stop = self.stop if self.may_stop else None
-        return nullcontext() if self.reason and stop is None else keep_buffers(self.modules, stop)
+        modules = self.modules if self.reason else self.contents.host.parts
+        return nullcontext() if self.reason and stop is None else keep_buffers(modules, stop)
 
-    def unchanged(self) -> AbstractContextManager[None]:
+    def unchanged(self, host: HostState, generators: list[torch.Generator]) -> AbstractContextManager[None]:
         """What happens inside leaves no trace."""
-        return undo.put_back(self.modules, (*self.tensors(), self.stop), self.prepared, self.graphs, self.generators)
+        return undo.put_back(host, (*self.tensors(), self.stop), self.prepared, self.graphs, generators)
 
     def capture_or_fail(self, leaves: list[Any], structure: Any) -> Captured:
         """Capture; whatever stands against it, no memory or something that no graph can hold, is a CaptureFailed."""
@@ -282,20 +304,25 @@ class CapturedStep:
                 stack.enter_context(self.kept_buffers())
                 return self.function(*arguments)
 
+        host = self.contents.host
+        generators = [*{*self.generators, *host.generators}]
         warm_ups = 1 if self.captured else WARM_UPS_OF_RANKS if find_averaged(self.modules) else WARM_UPS
         with undo.keep_state_on_error(self.optimizers):
             for optimizer in self.optimizers[len(self.prepared) :]:
                 self.prepared.append(PreparedOptimizer(optimizer, self.stop, self.mark_stale))
-            with self.unchanged(), undo.keep_gradients(self.tensors()) as list_carried:
+            with self.unchanged(host, generators), undo.keep_gradients(self.tensors()) as list_carried:
                 self.graphs.warm_up(call, warm_ups)
-                with undo.refuse_accumulation(list_carried()):
+                with undo.refuse_accumulation(list_carried()), host.note_changes() as changes:
                     self.graphs.warm_up(call, 1)
-            with self.unchanged(), undo.keep_gradients(self.tensors()) as list_carried:
-                results, replay = self.graphs.capture(call, self.generators)
+                if changes:
+                    raise RuntimeError(f"the step changes {changes[0]} on the host in every call")
+            with self.unchanged(host, generators), undo.keep_gradients(self.tensors()) as list_carried:
+                with host.note_changes() as changes:
+                    results, replay = self.graphs.capture(call, generators)
                 gradients = [(x, x.grad) for x in list_carried()]
         torch.clear_autocast_cache()
         self.pointers = find_pointers(self.tensors(), self.optimizers)
-        return Captured(static, results, replay, gradients)
+        return Captured(static, results, replay, gradients, changes)
 
     def stop_if(self, condition: Tensor) -> None:
         """Inside the function: from here on the optimizers change nothing if the condition holds."""
@@ -311,6 +338,7 @@ class CapturedStep:
     def mark_stale(self) -> None:
         """Capture again at the next call: an optimizer's state has been replaced."""
         self.is_stale = True
+        self.held_graphs.clear()
 
     def reset(self) -> None:
         """Forget the graphs and the optimizers' preparation; the next call captures again."""
@@ -320,9 +348,38 @@ class CapturedStep:
         self.prepared, self.is_stale = [], False
         if self.stop.device != self.device:
             self.stop, self.reason = self.stop.to(self.device), ""
-            self.graphs = CudaGraphs(self.device)
+            self.graphs, self.contents = CudaGraphs(self.device), Contents()
         self.reason = self.reason or self.find_obstacle()
         self.pointers = find_pointers(self.tensors(), self.optimizers)
+
+    def recapture(self) -> None:
+        """Forget the graphs, and why a capture has failed: the next call tries it.
+
+        Call it after a change of what no graph can see, such as a setting of the process.
+        """
+        self.reset()
+        self.reason = self.find_obstacle()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Ask once, and not before each replay, whether a graph still holds.
+
+            with step.held():
+                for minibatch in minibatches:
+                    step(minibatch)
+
+        The first call inside with inputs of a form (shapes, dtypes, values that are no numbers) looks at modules,
+        optimizers, hooks and contexts as always, and captures what has no graph. Further calls of that form replay the
+        same graph. So nothing else may change there: inputs and learning rates may. Blocks may be nested: the outermost
+        one counts.
+        """
+        self.blocks += 1
+        try:
+            yield
+        finally:
+            self.blocks -= 1
+            if not self.blocks:
+                self.held_graphs.clear()
 
     def fall_back(self, reason: str, leaves: list[Any], structure: Any) -> Any:
         """Run eagerly from here on, and say so, unless the step itself is wrong: it raises the same error eagerly."""
@@ -345,14 +402,14 @@ class CapturedStep:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without graphs, which belong to this object."""
-        own = ("graphs", "captured", "prepared", "pointers", "contents")
+        own = ("graphs", "captured", "held_graphs", "blocks", "prepared", "pointers", "contents")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """As after construction."""
         self.__dict__.update(state)
         self.graphs, self.captured, self.prepared, self.pointers = CudaGraphs(self.device), {}, [], ()
-        self.contents = Contents()
+        self.contents, self.held_graphs, self.blocks = Contents(), {}, 0
 
 
 @contextmanager

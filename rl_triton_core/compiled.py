@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rl_triton_core._internal.arguments.validation import check_choice, check_number
-from rl_triton_core._internal.capture.key import list_hooks, list_parts, name_context
+from rl_triton_core._internal.capture.host import list_parts
+from rl_triton_core._internal.capture.key import list_hooks, name_context
 from rl_triton_core._internal.loss.arguments import CLIP_MODES
 from rl_triton_core._internal.mlp import serial
 from rl_triton_core._internal.mlp.compile import Loss, compile_epoch, find_functions

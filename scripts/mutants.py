@@ -75,6 +75,7 @@ CORE_TESTS = [
         "capture",
         "capture_faults",
         "capture_hooks",
+        "capture_host",
         "compiled_update",
         "compiled_terms",
         "capture_optimizers",

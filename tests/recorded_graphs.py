@@ -1,9 +1,11 @@
 """CUDA graphs for tests without a GPU: operations are recorded with their tensors, and replayed in the same memory.
 
 A replay calls no Python of the step. As on a GPU, a graph reads what it read when it was captured: one that has gone
-stale gives wrong results here too.
+stale gives wrong results here too. Streams are noted: a test fails if work of two, of which none waits for the other,
+uses one memory, and one of them writes.
 """
 
+from collections import Counter
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from unittest import mock
@@ -37,12 +39,82 @@ def find_obstacle(optimizers, tensors, enabled, averaged):
     return next(filter(None, map(name_unsupported, optimizers)), "")
 
 
+class Race(BaseException):
+    """Not an error that a step could have."""
+
+
+class Stream:
+    """A stream of a graph: it knows of each stream, itself too, how much of its work is done before what comes next."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, device=None):
+        self.done = Counter()
+
+    def record_event(self):
+        return Counter(self.done)
+
+    def wait_event(self, event):
+        self.done |= event  # the greater of each
+
+    def wait_stream(self, stream):
+        self.wait_event(stream.done)
+
+
+class Streams:
+    """The streams of a graph, and who has used which memory last: backward passes belong to who calls them."""
+
+    def __init__(self):
+        self.current, self.writers, self.readers = Stream(), {}, {}
+
+    @contextmanager
+    def use(self, stream):
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    @contextmanager
+    def installed(self):
+        """Inside, they are those of the device, which captures."""
+        functions = {"is_initialized": lambda: True, "is_current_stream_capturing": lambda: True}
+        functions |= {"current_stream": lambda *_: self.current, "stream": self.use, "Stream": Stream}
+        record_stream = mock.patch.object(torch.Tensor, "record_stream", lambda *_: None)
+        with mock.patch.multiple(torch.cuda, **functions), record_stream:
+            yield
+
+    def note(self, function, given, changed, results):
+        """Raise if another stream's work, which this one does not wait for, is in the way."""
+        own, read, made = self.current, find_places(given), find_places(changed)
+        own.done[own] += 1
+        for place in read | made | find_places(results):
+            writers, readers = self.writers.setdefault(place, {}), self.readers.setdefault(place, {})
+            is_write = place in made or place not in read
+            others = [*writers.items(), *(readers.items() if is_write else ())]
+            if any(own.done[stream] < count for stream, count in others):
+                raise Race(f"two branches of a graph use one memory in {function}")
+            (writers if is_write else readers)[own] = own.done[own]
+
+
+STATISTICS = {torch.ops.aten.native_batch_norm.default: slice(3, 5)}
+"""Arguments that an operation writes, and does not say so."""
+
+
+def list_tensors(tree):
+    return [x for x in pytree.tree_leaves(tree) if isinstance(x, torch.Tensor)]
+
+
+def find_places(tree):
+    return {x.untyped_storage().data_ptr() for x in list_tensors(tree)} - {0}
+
+
 class Recording(TorchDispatchMode):
     """Operations in their order: functions, arguments, results. Views are none, since replays keep all memory."""
 
     def __init__(self):
         super().__init__()
-        self.operations, self.is_paused = [], False
+        self.operations, self.is_paused, self.streams = [], False, Streams()
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function is torch.ops.aten._local_scalar_dense.default and not self.is_paused:
@@ -50,17 +122,25 @@ class Recording(TorchDispatchMode):
         results = function(*args, **(kwargs or {}))
         if not function.is_view and not self.is_paused:
             self.operations.append((function, args, kwargs or {}, results))
+            named = {**dict(zip([x.name for x in function._schema.arguments], args, strict=False)), **(kwargs or {})}
+            writes = {x.name for x in function._schema.arguments if x.alias_info is not None and x.alias_info.is_write}
+            changed = [named.get(x) for x in writes], args[STATISTICS.get(function, slice(0))]
+            self.streams.note(function, named, changed, results)
         return results
 
     def as_operation(self, function):
         """Let a function be recorded as a whole: it reads or writes memory by other means than PyTorch's operations."""
 
         def call(*args, **kwargs):
+            tensors = list_tensors((args, kwargs))
+            versions = [x._version for x in tensors]
             self.is_paused = True
             try:
                 results = function(*args, **kwargs)
             finally:
                 self.is_paused = False
+            changed = [x for x, version in zip(tensors, versions, strict=True) if x._version != version]
+            self.streams.note(function, tensors, changed, results)
             self.operations.append((function, args, kwargs, results))
             return results
 
@@ -86,6 +166,7 @@ class Recording(TorchDispatchMode):
             stack.enter_context(mock.patch.object(validation, "can_read_values", lambda *_: False))
             # As inside a call that is being recorded: none takes the fast path.
             stack.enter_context(mock.patch.multiple(recording.RECORDER, launches=[], outcome=None, is_busy=True))
+            stack.enter_context(self.streams.installed())
             stack.enter_context(self)
             yield
 

@@ -8,7 +8,7 @@ from functools import cache, partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @cache
@@ -35,9 +35,9 @@ class Fork:
     Backward passes follow the branches of what they differentiate.
     """
 
-    def __init__(self) -> None:
-        """Branches begin after all work so far."""
-        self.stream = torch.cuda.current_stream() if is_capturing() else None
+    def __init__(self, is_serial: bool = False) -> None:
+        """Branches begin after all work so far; there are none if it is serial."""
+        self.stream = torch.cuda.current_stream() if is_capturing() and not is_serial else None
         self.start = None if self.stream is None else self.stream.record_event()
         self.branches: list[torch.cuda.Stream] = []
 
@@ -63,6 +63,33 @@ class Fork:
             self.stream.wait_stream(stream)
         for x in results:
             x.record_stream(self.stream)
+
+
+class Writes:
+    """Whether a step writes buffers of its modules, as it has been seen while none was captured.
+
+    Two branches may write the same one, as two calls of an actor with batch normalisation do.
+    """
+
+    def __init__(self) -> None:
+        """Nothing has been seen."""
+        self.are_there = False
+
+    @contextmanager
+    def watch(self, modules: list[nn.Module]) -> Iterator[None]:
+        """Look what the step inside does, unless it is captured."""
+        if is_capturing():
+            yield
+            return
+        before = [(x, x._version, x.clone()) for x in list_buffers(modules)]
+        yield
+        pairs = zip(list_buffers(modules), before, strict=True)
+        self.are_there = any(x is not y or x._version != seen or not x.equal(copy) for x, (y, seen, copy) in pairs)
+
+
+def list_buffers(modules: list[nn.Module]) -> list[Tensor]:
+    """All buffers of some modules."""
+    return [x for module in modules for x in module.buffers()]
 
 
 class Siblings:

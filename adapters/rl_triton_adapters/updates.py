@@ -114,10 +114,16 @@ class CapturedUpdate:
         if self.step is not None:
             self.step.reset()
 
+    def recapture(self) -> None:
+        """Forget the graphs, and why there are none: the next update finds its step anew."""
+        self.reset()
+        self.step = None
+
     def run(self, minibatches: Iterable[Any], *inputs: Any) -> Tensor:
         """Make a step with each minibatch and these further inputs; return the statistics, a row of each step."""
         assert self.step is not None
-        return torch.stack([self.step(minibatch, *inputs).clone() for minibatch in minibatches])
+        with self.step.held():
+            return torch.stack([self.step(minibatch, *inputs).clone() for minibatch in minibatches])
 
     def warn_of_stock(self, name: str, package: str) -> None:
         """Warn that updates are the framework's own, and why, unless all adapters are switched off."""

@@ -477,6 +477,62 @@ def test_an_observation_that_is_nan_is_an_error_at_the_same_step(starts, monkeyp
         torch.testing.assert_close(x, y, rtol=0, atol=2e-5)
 
 
+OF_THE_PROCESS = {"scale": 1.0}
+
+
+class Global(BaseFeaturesExtractor):
+    """Features with a factor that no graph sees."""
+
+    def __init__(self, space):
+        super().__init__(space, 4)
+
+    def forward(self, observations):
+        return observations * OF_THE_PROCESS["scale"]
+
+
+class ChangeScale(BaseCallback):
+    def _on_step(self):
+        if self.n_calls == 30:
+            OF_THE_PROCESS["scale"] = 0.5
+            getattr(self.model, "recapture", int)()
+        return True
+
+
+def test_what_no_graph_sees_is_captured_again_when_asked(monkeypatch):
+    """Updates and acting."""
+    allow_captures(monkeypatch)
+    models = []
+    for kind in (TritonDQN, DQN):
+        monkeypatch.setitem(OF_THE_PROCESS, "scale", 1.0)
+        models.append(train(kind, 40, ChangeScale(), policy_kwargs={"features_extractor_class": Global}))
+    assert models[0].describe_step() == "updates are captured"
+    compare_models(*models, 2e-5)
+
+
+class Normalised(BaseFeaturesExtractor):
+    """Features with running statistics, which every call writes."""
+
+    def __init__(self, space):
+        super().__init__(space, 8)
+        self.layers = torch.nn.Sequential(torch.nn.Linear(3, 8, bias=False), torch.nn.BatchNorm1d(8))
+
+    def forward(self, observations):
+        return self.layers(observations)
+
+
+@pytest.mark.parametrize("share_features_extractor", [False, True])
+@pytest.mark.parametrize("kind", [TritonSAC, TritonTD3, TritonTQC])
+def test_no_two_branches_write_the_same_statistics(kind, share_features_extractor, monkeypatch):
+    """Recorded graphs refuse it; without statistics there are branches."""
+    told = {"features_extractor_class": Normalised, "share_features_extractor": share_features_extractor}
+    stock = train(STOCK[kind], 40, policy_kwargs=TOLD | told)
+    allow_captures(monkeypatch)
+    ours = train(kind, 40, policy_kwargs=TOLD | told)
+    assert ours.describe_step() == "updates are captured"
+    compare_models(ours, stock, 2e-5)
+    assert ours._writes.are_there and not train(kind, 40)._writes.are_there
+
+
 def test_acting_is_captured_and_draws_from_the_policy(monkeypatch):
     allow_captures(monkeypatch)
     model = train(TritonSAC, 60)

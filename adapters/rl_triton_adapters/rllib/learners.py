@@ -94,6 +94,10 @@ class TritonLearner(TorchLearner):
         what = f"{self.config.learner_class.__name__} computes {self._describe_estimator()}, on {self._device}"
         return f"{what}; {self.triton_update.describe()}"
 
+    def recapture(self) -> None:
+        """Capture the next updates again, also where that has failed: after a change that no graph can see."""
+        self.triton_update.captured.recapture()
+
     def log_description(self) -> None:
         """Log it, once."""
         if not self._is_described:

@@ -3,8 +3,9 @@
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from types import MethodType
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 from torch import nn
 from torch.optim import Optimizer
@@ -20,6 +21,8 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 ACCELERATIONS = ("auto", "off")
 DEVICES = ("cpu", "cuda")
 PACKAGES = ("stable_baselines3", "sb3_contrib")
+REPLACED: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
+"""Of a policy, the functions that were last put in the place of its methods."""
 
 
 class AcceleratedAlgorithm(BaseAlgorithm):
@@ -46,6 +49,10 @@ class AcceleratedAlgorithm(BaseAlgorithm):
     def _excluded_save_params(self) -> list[str]:
         """What belongs to this process."""
         return [*super()._excluded_save_params(), *self.transient]
+
+    def recapture(self) -> None:
+        """Capture again what graphs repeat, also where that has failed: after a change that none of them can see."""
+        self._update.recapture()
 
     @property
     def is_captured(self) -> bool:
@@ -131,8 +138,7 @@ def check_acceleration(acceleration: str | bool) -> str:
 @contextmanager
 def replace_methods(policy: Any, **functions: Callable[..., Any]) -> Iterator[None]:
     """Let a policy call these functions in the place of its methods. Its copies and pickles have the methods alone."""
-    ours = {**functions}
-    ours["__getstate__"] = partial(list_state, policy, ours)
+    ours = REPLACED[policy] = {**functions, "__getstate__": MethodType(list_state, policy)}  # equal to that of before
     vars(policy).update(ours)
     try:
         yield
@@ -142,10 +148,10 @@ def replace_methods(policy: Any, **functions: Callable[..., Any]) -> Iterator[No
                 vars(policy).pop(key)  # `torch.compile` wraps one whose attributes are deleted elsewhere
 
 
-def list_state(policy: Any, without: dict[str, Any]) -> Any:
-    """List what a copy or a pickle of a policy has, without these of its attributes."""
+def list_state(policy: Any) -> Any:
+    """List what a copy or a pickle of a policy has, without the functions that `replace_methods` has put there."""
     own = getattr(type(policy), "__getstate__", None)  # every class has it from Python 3.11 on
     state = vars(policy) if own is None else own(policy)
     if not isinstance(state, dict):
         return state
-    return {name: x for name, x in state.items() if name not in without or without[name] is not x}
+    return {name: x for name, x in state.items() if REPLACED[policy].get(name) is not x}

@@ -70,7 +70,8 @@ class PPOUpdateMixin(AcceleratedMixin):
         clip_range, clip_range_vf = self._clip_ranges
         size = int(self.batch_size or self.rollout_buffer.buffer_size * self.rollout_buffer.n_envs)
         if self._compiled is None:
-            minibatches, epochs = self._run_steps(update, size)
+            with update.held():
+                minibatches, epochs = self._run_steps(update, size)
         else:
             clips = {"clip": clip_range, "value_clip": clip_range_vf}
             minibatches, epochs = run_compiled(self, self._compiled, size, self.n_epochs, max_kl=self._max_kl, **clips)

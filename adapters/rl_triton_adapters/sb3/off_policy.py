@@ -6,7 +6,8 @@ A new one derives from `OffPolicyMixin` and the stock algorithm, and says what o
         def _learn(self, batch): ...  # one gradient step: what is logged, by its name
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
-from rl_triton_adapters._branches import branch_networks
+from rl_triton_adapters._branches import Fork, Writes, branch_networks
 from rl_triton_adapters._optimizers import fuse_optimizer
 from rl_triton_adapters._overrides import find_override
 from rl_triton_adapters.sb3.base import PACKAGES, AcceleratedAlgorithm, replace_methods
@@ -55,7 +56,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
     read_settings: ClassVar[tuple[str, ...]] = ("gamma", "tau")
     transient: ClassVar[tuple[str, ...]] = (
         *AcceleratedAlgorithm.transient,
-        *("_form", "_checks", "_modes", "_is_learning", "_unfinished"),
+        *("_form", "_checks", "_modes", "_is_learning", "_unfinished", "_writes"),
     )
     max_graphs: ClassVar[int] = 8
     usual_batch_size: ClassVar[int] = 64
@@ -64,6 +65,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
     def __init__(self, *args: Any, acceleration: str | bool = "auto", **kwargs: Any) -> None:
         self._form: Form | None = None
         self._checks: DeferredChecks | None = None
+        self._writes = Writes()
         self._modes: TrainingModes | None = None
         self._is_learning = False
         self._unfinished: tuple[Unread, dict[str, list[float]]] | None = None
@@ -100,10 +102,11 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
             self._form = form
             self._update.keep_settings([*self._list_settings(), self._form])
             rows = []
-            for batch in batches:
-                self._n_updates += 1
-                rows.append(self._call_step(step, batch, self._choose_parts(index)))
-                index += 1
+            with step.held():
+                for batch in batches:
+                    self._n_updates += 1
+                    rows.append(self._call_step(step, batch, self._choose_parts(index)))
+                    index += 1
             unread = start_reading(rows, batches)
         self._unfinished = unread and (unread, history)
         if not (self._is_learning and self._can_act):
@@ -119,14 +122,28 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         samples = self._unpack(batch)
         if not self._update.is_captured:
             return self._learn(samples, *parts)
-        distribution = getattr(getattr(self, "actor", None), "action_dist", SimpleNamespace())
-        before = {**vars(distribution)}
         try:
-            with DeferredChecks() as self._checks, branch_networks(self, "critic", "critic_target"):
+            watched = self._writes.watch(self._list_modules())
+            branches = branch_networks(self, "critic", "critic_target")
+            with self._kept_distribution(), watched, branches, DeferredChecks() as self._checks:
                 return self._learn(samples, *parts)
         finally:
             self._checks = None
-            vars(distribution).update(before)  # no copy of the policy could have what a graph has of gradients
+
+    @contextmanager
+    def _kept_distribution(self) -> Iterator[None]:
+        """After a graph's step, the actor has its distribution of before: no copy could have a graph's gradients."""
+        distribution = getattr(getattr(self, "actor", None), "action_dist", SimpleNamespace())
+        before = {**vars(distribution)}
+        try:
+            yield
+        finally:
+            vars(distribution).clear()
+            vars(distribution).update(before)
+
+    def _fork(self) -> Fork:
+        """Where branches of a step begin, which have one after the other what writes buffers."""
+        return Fork(is_serial=self._writes.are_there)
 
     def _unpack(self, batch: Any) -> Any:
         """The samples of a minibatch as it was drawn."""
@@ -266,7 +283,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
 
     def _compute_actions(self, observation: Any, deterministic: bool) -> Tensor:
         """Actions; NaN where a distribution refuses its arguments."""
-        with DeferredChecks() as checks:
+        with self._kept_distribution(), DeferredChecks() as checks:
             actions = type(self.policy)._predict(self.policy, observation, deterministic)
         marked: Tensor = checks.mark_refused(actions)
         return marked

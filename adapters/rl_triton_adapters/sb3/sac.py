@@ -7,7 +7,6 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 from torch.optim import Optimizer
 
-from rl_triton_adapters._branches import Fork
 from rl_triton_adapters.sb3.off_policy import OffPolicyMixin, average_parameters
 
 # isort: split
@@ -70,7 +69,7 @@ class EntropyMixin(OffPolicyMixin):
 
     def _learn(self, batch: Any, *parts: bool) -> dict[str, Tensor]:
         (updates_targets,) = parts
-        ent_coef, fork = self._find_entropy_coefficient(), Fork()
+        ent_coef, fork = self._find_entropy_coefficient(), self._fork()
         with fork.branch("actor"):
             actions, log_probs = self.actor.action_log_prob(batch.observations)
             log_probs = log_probs.reshape(-1, 1)

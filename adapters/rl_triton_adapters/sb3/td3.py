@@ -7,7 +7,6 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 from torch.optim import Optimizer
 
-from rl_triton_adapters._branches import Fork
 from rl_triton_adapters.sb3.off_policy import OffPolicyMixin, average_parameters
 
 # isort: split
@@ -47,7 +46,7 @@ class TD3UpdateMixin(OffPolicyMixin):
 
     def _learn(self, batch: Any, *parts: bool) -> dict[str, Tensor]:
         (updates_actor,) = parts
-        fork = Fork()
+        fork = self._fork()
         with fork.branch("targets"), torch.no_grad():
             noise = torch.empty_like(batch.actions).normal_(0, self.target_policy_noise)
             noise = noise.clamp(-self.target_noise_clip, self.target_noise_clip)

@@ -1,4 +1,4 @@
-"""The seam to CUDA graphs: warming up, capturing, random states. Tests put a graph of their own in its place."""
+"""CUDA graphs: warming up, capturing, random states. Tests put graphs of their own in the place of `CudaGraphs`."""
 
 from __future__ import annotations
 
@@ -6,32 +6,13 @@ import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.autograd import graph as autograd_graph
 
 ERROR_MODE = "thread_local"
 """What a capture forbids, it forbids its own thread alone."""
-
-
-class Graphs(Protocol):
-    """What capturing a step needs of a device."""
-
-    def warm_up(self, call: Callable[[], Any], times: int) -> None:
-        """Make the call some times beside the current stream."""
-
-    def capture(self, call: Callable[[], Any], generators: Iterable[torch.Generator]) -> tuple[Any, Callable[[], None]]:
-        """The call's results, and a function that makes it again without Python. The call itself has no effect."""
-
-    def save_random_state(self, generators: Iterable[torch.Generator]) -> Any:
-        """The states of the default generators and of these."""
-
-    def restore_random_state(self, saved: Any) -> None:
-        """Put such states back."""
-
-    def release(self) -> None:
-        """Give back the memory of graphs, of which none is left."""
 
 
 class CudaGraphs:
@@ -43,13 +24,16 @@ class CudaGraphs:
         self.pool: Any = None
 
     def warm_up(self, call: Callable[[], Any], times: int) -> None:
-        """On another stream, as captures are made."""
+        """Make the call some times, on another stream, as captures are made."""
         with use_stream(self.device, "warm-up"), without_advice():
             for _ in range(times):
                 call()
 
     def capture(self, call: Callable[[], Any], generators: Iterable[torch.Generator]) -> tuple[Any, Callable[[], None]]:
-        """A graph of the call. Other threads may use the device meanwhile."""
+        """The call's results, and a function that makes it again without Python; the call itself has no effect.
+
+        Other threads may use the device meanwhile.
+        """
         # Autograd's graphs that only circles keep tie a capture to the stream before. Looking at old ones takes long
         gc.collect(2 if self.pool is None else 1)
         graph = create_graph(generators)

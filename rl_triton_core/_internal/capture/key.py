@@ -7,6 +7,7 @@ from itertools import chain
 from numbers import Integral, Real
 from operator import is_, methodcaller
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
 from rl_triton_core._internal.arguments.validation import is_number
+from rl_triton_core._internal.capture.host import HostState
 from rl_triton_core._internal.capture.optimizers import describe_settings, list_step_hooks
 
 GLOBAL_HOOKS = (
@@ -38,13 +40,12 @@ def describe_leaf(x: Any) -> Hashable:
 
 
 def describe_mode(parts: Iterable[nn.Module], optimizers: Iterable[Optimizer], tensors: Iterable[Tensor]) -> Hashable:
-    """What else a graph depends on: modules with their modes and hooks, frozen parameters, settings, precision."""
+    """What else a graph depends on: hooks, frozen parameters, settings, precision."""
     autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
-    state = tuple([(x, x.training, x.__dict__.get("forward")) for x in parts])
     frozen = tuple([not x.requires_grad for x in tensors])
     settings = tuple([describe_settings(x) for x in optimizers])
     hooks = tuple(list_hooks(parts, optimizers, tensors))
-    return state, hooks, frozen, settings, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast
+    return hooks, frozen, settings, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast
 
 
 def list_hooks(parts: Iterable[nn.Module], optimizers: Iterable[Optimizer], tensors: Iterable[Tensor]) -> Iterator[int]:
@@ -74,18 +75,6 @@ def name_context() -> str:
     return ""
 
 
-def list_parts(modules: Iterable[nn.Module]) -> list[nn.Module]:
-    """The modules and all modules in them, each once: `nn.Module.modules` takes longer, since it makes names."""
-    found: dict[nn.Module, None] = {}
-    waiting = [*modules]
-    for module in waiting:
-        if module not in found:
-            found[module] = None
-            if module._modules:
-                waiting += [x for x in module._modules.values() if x is not None]
-    return [*found]
-
-
 def list_tensors(parts: Iterable[nn.Module], optimizers: Iterable[Optimizer], extra: Iterable[Tensor]) -> list[Tensor]:
     """Parameters and buffers of parts of modules, parameters of optimizers, and further ones, each once."""
     found: dict[int, Tensor | None] = {}
@@ -100,26 +89,51 @@ def list_tensors(parts: Iterable[nn.Module], optimizers: Iterable[Optimizer], ex
     return [x for x in (*found.values(), *extra) if x is not None]
 
 
+class State:
+    """Stands for all that modules keep on the host, in a graph's key; while there is none with it, it is forgotten."""
+
+
 class Contents:
-    """The parts of modules and the tensors that a step has: listed again only where one is another than before."""
+    """The parts of modules and the tensors that a step has, and what modules keep on the host.
+
+    They are listed again only where something is another than before.
+    """
 
     def __init__(self) -> None:
         """Nothing is known."""
-        self.parts: list[nn.Module] = []
+        self.host = HostState([], torch.device("cpu"))
         self.tensors: list[Tensor] = []
         self.found: list[Any] = []
         self.places: list[Any] = []
         """The dictionaries that have parts and tensors; those of scripted modules are of classes of their own."""
+        self.states: WeakValueDictionary[Hashable, State] = WeakValueDictionary()
+        self.described: tuple[Any, ...] = ()
+        self.state: State | None = None
+        self.changed = ""
+        """What has changed last of what modules keep on the host."""
 
-    def find(self, modules: list[nn.Module], optimizers: list[Optimizer], extra: list[Tensor]) -> tuple[Any, Any]:
-        """The parts and the tensors."""
+    def find(
+        self, modules: list[nn.Module], optimizers: list[Optimizer], extra: list[Tensor], device: torch.device
+    ) -> list[Tensor]:
+        """The tensors."""
         found = self.collect(modules, optimizers, extra)
-        if len(found) != len(self.found) or not all(map(is_, found, self.found)):
-            self.parts = list_parts(modules)
-            self.tensors = list_tensors(self.parts, optimizers, extra)
-            self.places = [own for x in self.parts for own in (x._modules, x._parameters, x._buffers)]
+        if len(found) != len(self.found) or not all(map(is_, found, self.found)) or not self.host.is_known():
+            self.host = HostState(modules, device)
+            self.tensors = list_tensors(self.host.parts, optimizers, extra)
+            self.places = [own for x in self.host.parts for own in (x._modules, x._parameters, x._buffers)]
             self.found = self.collect(modules, optimizers, extra)
-        return self.parts, self.tensors
+            self.state = None
+        return self.tensors
+
+    def find_state(self) -> State:
+        """What stands for what modules keep on the host, as it was found last: the same where it is the same."""
+        if self.state is None:
+            before, self.described = self.described, self.host.describe()
+            pairs = zip(self.described, before, strict=False)
+            changed = [f"{x[0]}.{x[1]}" for x, old in pairs if x != old and isinstance(x, tuple)]
+            self.changed = next(iter(changed), self.changed)
+            self.state = self.states.setdefault(self.described, State())
+        return self.state
 
     def collect(self, modules: list[nn.Module], optimizers: list[Optimizer], extra: list[Tensor]) -> list[Any]:
         """All of them, as they are known, each as often as it is there."""

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from rl_triton_core._internal.arguments.validation import is_number, read_switch
-from rl_triton_core._internal.capture.key import list_parts
+from rl_triton_core._internal.capture.host import Change, list_parts
 from rl_triton_core._internal.capture.optimizers import name_unsupported
 
 WAITS = "operation not permitted when stream is capturing"
@@ -80,6 +80,8 @@ class Captured:
     run: Callable[[], None]
     gradients: list[tuple[Tensor, Tensor | None]]
     """Parameters, and where the graph leaves their gradients, if it leaves any."""
+    effects: list[Change]
+    """What the step leaves on the host that is another than before it."""
     last_call: int = field(init=False, default=0)
     """The number of the call that used it last."""
     tensors: list[int] = field(init=False)
@@ -108,6 +110,8 @@ class Captured:
         for parameter, gradient in self.gradients:
             if parameter.grad is not gradient:
                 parameter.grad = gradient
+        for x in self.effects:
+            x.holder.put(x.key, x.now)
         return pytree.tree_unflatten(self.results, self.structure)
 
 

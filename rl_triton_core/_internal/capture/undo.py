@@ -10,28 +10,29 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rl_triton_core._internal.capture.graphs import Graphs
-from rl_triton_core._internal.capture.key import list_parts
+from rl_triton_core._internal.capture.graphs import CudaGraphs
+from rl_triton_core._internal.capture.host import HostState, list_parts
 from rl_triton_core._internal.capture.optimizers import PreparedOptimizer
 
 
 @contextmanager
 def put_back(
-    modules: Iterable[nn.Module],
+    host: HostState,
     tensors: Iterable[Tensor],
     optimizers: Sequence[PreparedOptimizer],
-    graphs: Graphs,
+    graphs: CudaGraphs,
     generators: Iterable[torch.Generator],
 ) -> Iterator[None]:
-    """After what happens inside, tensors, states of optimizers and of random numbers are those of before."""
-    places = list_buffers(modules)
+    """After what happens inside, all that a step changes is as before, on the device and on the host."""
+    places = list_buffers(host.parts)
     rates = [rate for optimizer in optimizers for rate in optimizer.rates]
     changed = list({(x.data_ptr(), x.shape, x.stride()): x for x in (*tensors, *rates)}.values())
     copies = [x.detach().clone() for x in changed]
     saved = [optimizer.save_state() for optimizer in optimizers]
     random = graphs.save_random_state(generators)
     try:
-        yield
+        with host.put_back():
+            yield
     finally:
         replaced = [(buffers, name, x) for buffers, name, x in places if buffers[name] is not x]
         for buffers, name, x in replaced:

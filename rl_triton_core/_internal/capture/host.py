@@ -1,0 +1,268 @@
+"""What modules keep on the host, which a graph keeps as it was: numbers, functions, random states."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+from functools import partial
+from itertools import chain
+from operator import is_, itemgetter
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, NoneType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.distributions import Distribution
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+NUMBERS = (NoneType, bool, int, float, complex, str, bytes, Enum, np.generic, np.dtype)
+SETTINGS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, partial, type, property, staticmethod, classmethod)
+PLAIN = (*NUMBERS, *SETTINGS, *FUNCTIONS)
+"""What counts as it is; tuples of such, too."""
+USUAL = frozenset(PLAIN)
+"""Looking for a class itself takes less time than looking for all that it derives from."""
+RANDOM = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+OPAQUE = (Tensor, Optimizer, LRScheduler, GradScaler, Distribution, ModuleType, *RANDOM)
+"""Of what the type alone counts: it is known by other means, or made anew in every step."""
+SEQUENCES = (list, tuple)
+INTERNAL = vars(nn.Module()).keys() - {"training"}
+"""Attributes of every module: its parts, tensors and hooks, which are looked at by themselves."""
+BASES = {*nn.Module.__mro__, *dict.__mro__, *list.__mro__, NoneType}
+"""Classes of which nothing is looked at."""
+MOST = 256
+"""Items of a container that is looked into: a larger one is data."""
+DEEPEST = 3
+"""Objects and containers between a module and what counts."""
+MISSING: Any = object()
+"""In the place of an item, or of its description."""
+
+
+class Plain(NamedTuple):
+    """The description of a value that counts as it is."""
+
+    kind: type
+    value: Any
+
+
+class Change(NamedTuple):
+    """An item that is another than it was, as it is now: perhaps it is MISSING."""
+
+    holder: Holder
+    key: Any
+    before: Any
+    """The description of what it was."""
+    now: Any
+
+    def __str__(self) -> str:
+        """Its name."""
+        return f"{self.holder.name}.{self.key}"
+
+
+class Holder(NamedTuple):
+    """Where something is kept: a container, or the attributes of an object or a class."""
+
+    name: str
+    items: Any
+    owner: Any
+    """Whose attributes they are; None for a container."""
+
+    def list_keys(self) -> list[Any]:
+        """The names, or places, of what counts."""
+        hidden = INTERNAL if isinstance(self.owner, nn.Module) else ()
+        keys = range(len(self.items)) if isinstance(self.items, SEQUENCES) else self.items
+        return [key for key in keys if key not in hidden]
+
+    def describe(self) -> dict[Any, Any]:
+        """What is there."""
+        return {key: describe(self.items[key]) for key in self.list_keys()}
+
+    def put(self, key: Any, value: Any) -> None:
+        """Set an item, or delete it where it is to be MISSING; a list ends there then."""
+        if isinstance(self.owner, type):
+            delattr(self.owner, key) if value is MISSING else setattr(self.owner, key, value)
+        elif isinstance(self.items, list):
+            self.items[key:] = [] if value is MISSING else [value, *self.items[key + 1 :]]
+        elif value is MISSING:
+            del self.items[key]
+        else:
+            self.items[key] = value
+
+
+def is_plain(x: Any) -> bool:
+    """Whether a value counts as it is."""
+    return (
+        type(x) in USUAL or isinstance(x, PLAIN) or (isinstance(x, tuple) and len(x) <= MOST and all(map(is_plain, x)))
+    )
+
+
+def describe(x: Any) -> Any:
+    """What of a value counts, besides what is in it."""
+    if is_plain(x):
+        return Plain(type(x), x)
+    is_short = isinstance(x, np.ndarray) and x.nbytes <= MOST and not x.dtype.hasobject
+    return (x.dtype.str, x.shape, x.tobytes()) if is_short else type(x)
+
+
+def find_items(x: Any) -> Any:
+    """What is looked into: a container, or the attributes of an object; None if nothing is.
+
+    An object with a tensor that has a history is one that a step has made.
+    """
+    if is_plain(x) or isinstance(x, OPAQUE):
+        return None
+    if isinstance(x, (dict, *SEQUENCES)):
+        return x if len(x) <= MOST else None
+    own = getattr(x, "__dict__", None)
+    if not isinstance(own, dict) or isinstance(x, nn.Module):
+        return own
+    return None if any(isinstance(y, Tensor) and y.grad_fn is not None for y in own.values()) else own
+
+
+def list_getters(holders: Iterable[Holder]) -> list[list[tuple[Callable[[Any], tuple[Any, ...]], Any]]]:
+    """How items are read of which the value, the type and the identity is compared, and where."""
+    getters: list[list[Any]] = [[], [], []]
+    for holder in holders:
+        keys: list[list[Any]] = [[], [], []]
+        for key in holder.list_keys():
+            x = holder.items[key]
+            keys[0 if is_plain(x) else 1 if isinstance(x, OPAQUE) else 2].append(key)
+        for each, own in zip(getters, keys, strict=True):
+            if own:
+                each.append((itemgetter(*own, own[0]), holder.items))  # of a single one it would return no tuple
+    return getters
+
+
+def list_parts(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """The modules and all modules in them, each once: `nn.Module.modules` takes longer, since it makes names."""
+    found: dict[nn.Module, None] = {}
+    waiting = [*modules]
+    for module in waiting:
+        if module not in found:
+            found[module] = None
+            if module._modules:
+                waiting += [x for x in module._modules.values() if x is not None]
+    return [*found]
+
+
+def list_devices(module: nn.Module) -> list[torch.device]:
+    """Where a module has tensors of its own."""
+    return [x.device for own in (module._parameters, module._buffers) for x in own.values() if x is not None]
+
+
+def find_source(x: Any) -> tuple[str, Callable[[], Any], Callable[[Any], Any]]:
+    """The name of random numbers, and how their state is read and set."""
+    name = getattr(x, "__name__", type(x).__name__)
+    if isinstance(x, np.random.Generator):
+        return name, lambda: x.bit_generator.state, partial(setattr, x.bit_generator, "state")
+    return (name, x.getstate, x.setstate) if hasattr(x, "getstate") else (name, x.get_state, x.set_state)
+
+
+def as_bytes(state: Any) -> bytes:
+    """A random state, to be compared."""
+    return pickle.dumps(state.numpy() if isinstance(state, Tensor) else state)
+
+
+class HostState:
+    """What modules keep on the host: their attributes, and what is in containers and objects among these.
+
+    Attributes:
+        parts: The modules and all in them; those in plain containers too, if they are on the same device.
+        generators: Of the device's random numbers, those that modules hold.
+        sources: Of random numbers of the host, those of all and those that modules hold.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module], device: torch.device) -> None:
+        """Look for it, and remember how it is."""
+        self.holders: list[Holder] = []
+        self.generators: list[torch.Generator] = []
+        own = [random, np.random, *[torch.default_generator] * (device.type != "cpu")]
+        self.sources = [*map(find_source, own)]
+        registered, found = list_parts(modules), dict[int, Any]()
+        for x in registered:
+            self.look_into(x, "", 0, found, device)
+        parts = [x.owner for x in self.holders if isinstance(x.owner, nn.Module)]
+        self.parts = [x for x in parts if x in registered or {device}.issuperset(list_devices(x))]
+        self.getters, self.sized = list_getters(self.holders), [x.items for x in self.holders]
+        kinds = dict.fromkeys(kind for x in self.holders for kind in type(x.owner).__mro__ if kind not in BASES)
+        self.functions = [kind.__dict__ for kind in kinds]
+        self.holders += [Holder(kind.__name__, kind.__dict__, kind) for kind in kinds]
+        self.known = self.read()
+
+    def look_into(self, x: Any, name: str, depth: int, found: dict[int, Any], device: torch.device) -> None:
+        """Note what is there, and look into what is in it."""
+        if id(x) in found or depth > DEEPEST or len(found) > MOST * MOST:
+            return
+        found[id(x)], items = x, find_items(x)
+        if isinstance(x, torch.Generator) and x.device == device:
+            self.generators.append(x)
+        elif isinstance(x, RANDOM):
+            self.sources.append(find_source(x))
+        elif items is not None:
+            holder = Holder(name, x, None) if items is x else Holder(type(x).__name__, items, x)
+            self.holders.append(holder)
+            inside = [(items[key], f"{holder.name}.{key}") for key in holder.list_keys()]
+            inside += [(part, "") for part in x._modules.values()] if isinstance(x, nn.Module) else []
+            for value, path in inside:
+                if not is_plain(value):
+                    self.look_into(value, path, 0 if isinstance(value, nn.Module) else depth + 1, found, device)
+
+    def read(self) -> tuple[list[Any], list[Any]]:
+        """What is compared by its value, and what by its identity."""
+        plain, opaque, others = [[get(items) for get, items in x] for x in self.getters]
+        modes, sizes = [x.training for x in self.parts], [*map(len, self.sized)]  # scripted modules have no attribute
+        functions = [[*x.values()] for x in self.functions]
+        return [plain, [*map(type, chain(*opaque))], modes, sizes, functions], [*chain(*others)]
+
+    def is_known(self) -> bool:
+        """Whether all is as it was."""
+        try:
+            values, objects = self.read()
+            return bool(values == self.known[0]) and all(map(is_, objects, self.known[1]))
+        except Exception:  # something is missing, or can not be compared
+            return False
+
+    def describe(self) -> tuple[Any, ...]:
+        """All that counts: modules with their modes, and holders with the names of what they have."""
+        items = [(x.name, *item) for x in self.holders for item in x.describe().items()]
+        return *items, *[(x, "training", x.training) for x in self.parts]
+
+    def list_changes(self, before: list[dict[Any, Any]]) -> list[Change]:
+        """What is another than it was."""
+        changes = []
+        for holder, old in zip(self.holders, before, strict=True):
+            new = holder.describe()
+            keys = [key for key in old | new if old.get(key, MISSING) != new.get(key, MISSING)]
+            now = [holder.items[key] if key in new else MISSING for key in keys]
+            changes += [Change(holder, key, old.get(key, MISSING), x) for key, x in zip(keys, now, strict=True)]
+        return changes
+
+    @contextmanager
+    def put_back(self) -> Iterator[None]:
+        """After what happens inside, random states and what is plain are those of before."""
+        before, states = [x.describe() for x in self.holders], [read() for _, read, _ in self.sources]
+        try:
+            yield
+        finally:
+            for x in self.list_changes(before):
+                if x.before is MISSING or isinstance(x.before, Plain):
+                    x.holder.put(x.key, getattr(x.before, "value", MISSING))
+            for (*_, set_state), state in zip(self.sources, states, strict=True):
+                set_state(state)
+
+    @contextmanager
+    def note_changes(self) -> Iterator[list[Change]]:
+        """Raise if the host's random numbers are drawn inside; yield a list, later of what is another than it was."""
+        before, changes = [x.describe() for x in self.holders], list[Change]()
+        states = [as_bytes(read()) for _, read, _ in self.sources]
+        yield changes
+        for (name, read, _), state in zip(self.sources, states, strict=True):
+            if as_bytes(read()) != state:
+                raise RuntimeError(f"the step draws from {name} on the host, which no graph repeats")
+        changes += self.list_changes(before)

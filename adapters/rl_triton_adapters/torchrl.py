@@ -245,9 +245,7 @@ def _build_steps(
     **values: Tensor,
 ) -> dict[str, Any]:
     """Lay TorchRL's tensors out as the arguments that every estimator of the core takes."""
-    values |= {"next_values": next_state_value}
-    values = {name: x.to(dtype) if x.is_floating_point() else x for name, x in values.items()}
-    streams = {"rewards": reward.to(dtype), "truncated": done, **values}
+    streams = {"rewards": reward.to(dtype), "next_values": next_state_value, "truncated": done, **values}
     streams["terminated"] = done if terminated is None else terminated
     if len({x.shape for x in streams.values()}) > 1:
         raise RuntimeError(SHAPE_ERR)

@@ -58,7 +58,7 @@ def is_written_in(packages: tuple[str, ...], attribute: Any, *modules: str) -> b
 
 
 def find_replaced(method: Any, packages: tuple[str, ...]) -> str:
-    """Find a global function that a framework's method calls and that is not the framework's; empty if there is none."""
+    """Find a global function that a framework's method calls and that is not its own; empty if there is none."""
     *_, function = unwrap(method)
     scope = getattr(function, "__globals__", {})
     codes: list[Any] = [getattr(function, "__code__", None)]

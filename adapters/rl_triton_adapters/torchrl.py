@@ -152,7 +152,7 @@ def td_lambda_return_estimate(
         reward: Reward of the transition t → t+1, of any dtype.
         done: Whether the transition ended the trajectory, in a terminal state or not.
         terminated: Whether it ended in a terminal state; None takes `done`. A terminated step counts as done.
-        rolling_gamma: True or None: a discount per step belongs to that step; TorchRL's function computes what is False.
+        rolling_gamma: True or None: a discount per step belongs to that step. False is left to TorchRL's function.
         time_dim: Dimension of the time steps.
 
     Returns:

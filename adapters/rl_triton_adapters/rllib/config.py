@@ -1,5 +1,7 @@
 """The call that lets an algorithm's learners compute with `rl_triton_core`, and the check that they do."""
 
+# mypy: allow-subclassing-any
+
 from __future__ import annotations
 
 from functools import cache
@@ -53,8 +55,9 @@ def enable_triton(config: Config, *, masked_statistics: bool | None = None, back
         raise ValueError(f"masked_statistics: got True for {type(config).__name__}, expected it for PPO alone")
     config.learners(learner_class=learner_class, learner_config_dict=flags._asdict())
     if not isinstance(config, TritonConfig):
-        config.__class__ = derive_config_class(type(config))
-    for name, callback in {"on_algorithm_init": check_learners, "on_train_result": forget_metric}.items():
+        config.__class__ = derive_config_class(type(config))  # type: ignore[arg-type]
+    callbacks: dict[str, Any] = {"on_algorithm_init": check_learners, "on_train_result": forget_metric}
+    for name, callback in callbacks.items():
         known = force_list(getattr(config, f"callbacks_{name}"))
         if callback not in known:
             config.callbacks(**{name: [*known, callback]})
@@ -84,7 +87,7 @@ class TritonConfig(AlgorithmConfig):
 
 
 @cache
-def derive_config_class(kind: type) -> type:
+def derive_config_class(kind: Any) -> Any:
     """A class of configs with our checks in front of its own."""
     return type(kind.__name__, (TritonConfig, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
 

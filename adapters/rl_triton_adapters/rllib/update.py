@@ -117,7 +117,7 @@ class Update:
             "gradients are scaled": scaled,
             "learning rates have schedulers of PyTorch": scheduled,
             "stateful modules have minibatches of several shapes": any(x.is_stateful() for _, x in actors),
-            "a module has a loss of its own": any(is_self_supervised(x) for _, x in modules),
+            "a module has a loss of its own": any(isinstance(x.unwrapped(), SelfSupervisedLossAPI) for _, x in modules),
             "the loss is RLlib's": self.loss and any(self.loss.find_head(name) is None for name, _ in actors),
         }
         self.is_stock_apply = scaled or scheduled or bool(own_apply)
@@ -131,7 +131,7 @@ class Update:
         own, losses = find_own_method(self.learner, LOSSES), []
         for name, module in self.learner.module.items():
             kinds = find_distributions(module.unwrapped())
-            if is_self_supervised(module):
+            if isinstance(module.unwrapped(), SelfSupervisedLossAPI):
                 losses.append(f"the loss of the module {name} ({type(module.unwrapped()).__name__})")
             elif self.loss is not None and self.loss.find_head(name) is not None:
                 losses.append(f"the fused loss of {name}")
@@ -143,10 +143,6 @@ class Update:
             return f"{what}; updates are compiled"
         is_asked = self.learner._device.type == "cpu" and reason not in (self.captured.stock, self.captured.obstacle)
         return f"{what}; {self.captured.describe('those of RLlib')}" + f"; not compiled: {reason}" * is_asked
-
-    def is_captured(self) -> bool:
-        """Whether steps are captured, as far as is known."""
-        return self.captured.is_captured
 
     def iterate(self, iterator: Any) -> Iterator[Any]:
         """Yield the minibatches of RLlib's iterator, and log at their end what was logged meanwhile."""
@@ -167,13 +163,13 @@ class Update:
                 for optimizer in () if compiled else learner._named_optimizers.values():
                     fuse_optimizer(optimizer)
                 own = find_own_method(learner, ITERATOR)  # which may write in minibatches
-                sliced = slice_minibatches(iterator, lambda: self.is_captured() and not own)
+                sliced = slice_minibatches(iterator, lambda: self.captured.is_captured and not own)
                 yield from sliced if is_sliced else iterator
         self.put_back()
         if self.last_batch:
             learner._compute_off_policyness(self.last_batch)
             self.last_batch = {}
-        if (updates or self.is_captured()) and self.num_not_finite.item():
+        if (updates or self.captured.is_captured) and self.num_not_finite.item():
             logger.warning("gradients of %d minibatches were not finite", self.num_not_finite.item())
             self.num_not_finite.zero_()
 
@@ -190,7 +186,7 @@ class Update:
     def put_back(self) -> None:
         """Leave the learner its own optimizers and metrics, with what was logged meanwhile."""
         learner, metrics = self.learner, self.learner.metrics
-        for optimizer in () if self.is_captured() else learner._named_optimizers.values():
+        for optimizer in () if self.captured.is_captured else learner._named_optimizers.values():
             release_optimizer(optimizer)  # compiled updates refuse its hooks, and graphs new ones
         if isinstance(metrics, LateMetrics):
             learner.metrics = metrics.metrics
@@ -332,11 +328,6 @@ def find_own_method(learner: Any, names: Iterable[str], behind: type | None = No
             if not (base in known or innermost in methods) or not is_written_in(PACKAGES, method):
                 return f"{base.__name__}.{name}"
     return ""
-
-
-def is_self_supervised(module: Any) -> bool:
-    """Whether a module computes its loss, where it may read from the device or log what is no last value."""
-    return isinstance(module.unwrapped(), SelfSupervisedLossAPI)
 
 
 def is_capturable(batch: dict[str, Any], step: CapturedStep) -> bool:

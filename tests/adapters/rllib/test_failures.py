@@ -43,7 +43,7 @@ def make_data(seed):
 
 def assert_nothing_is_replaced(learner):
     assert type(learner.metrics) is MetricsLogger
-    assert not any(map(is_fused, learner._named_optimizers.values())) or learner.triton_update.is_captured()
+    assert not any(map(is_fused, learner._named_optimizers.values())) or learner.triton_update.captured.is_captured
 
 
 @pytest.mark.parametrize("captured", [False, True])

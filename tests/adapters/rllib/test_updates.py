@@ -15,8 +15,8 @@ import torch
 pytest.importorskip("ray.rllib")
 
 from ray.rllib.algorithms.ppo import PPOConfig
-from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
 from ray.rllib.algorithms.ppo.torch import ppo_torch_learner
+from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.connectors.learner import general_advantage_estimation
 from ray.rllib.core.distribution.torch.torch_distribution import TorchDiagGaussian, TorchMultiCategorical

@@ -41,7 +41,7 @@ STEP = (*LOSSES, "compute_gradients", "postprocess_gradients", "postprocess_grad
 CHECK, ITERATOR = ("_compute_off_policyness",), ("_create_iterator_if_necessary",)
 LOGS = ("_log_metrics", "_log_steps_trained_metrics", "_get_clip_function", *CHECK, *ITERATOR)
 """What RLlib has for every minibatch besides, and a compiled update does not."""
-PACKAGES = ("ray", "rl_triton_adapters")
+PACKAGES = ("ray", "rl_triton_adapters", "rl_triton_core")
 """Where the methods come from that are not the user's."""
 PLAIN = bool, int, float, str, type(None)
 """What a step may read of a configuration; where it changes, steps are captured again."""
@@ -66,6 +66,8 @@ class Update:
         self.own: list[Any] = []
         """Methods that were set on the learner itself, and the losses' heads."""
         self.is_stock_apply = self.logs_every_batch = False
+        self.own_iterator = ""
+        """What may change minibatches and settings before each step."""
 
     def find_step(self) -> CapturedStep:
         """The step of the modules and optimizers as they are now; it says why it is not captured."""
@@ -86,6 +88,11 @@ class Update:
         """Look at distributions of actions again, which may have been changed since."""
         if self.loss is not None:
             self.loss.heads = {}
+
+    def keep_settings(self) -> None:
+        """Capture again where a number of the configuration, or of a module's, is another than before."""
+        configs = [self.learner.config.get_config_for_module(name) for name, _ in self.learner.module.items()]
+        self.captured.keep_settings([x for each in configs for x in vars(each).values() if isinstance(x, PLAIN)])
 
     def find_compiled(self, names: Iterable[str] | None = None) -> tuple[dict[str, CompiledUpdate], str]:
         """The compiled updates of some modules, or of all with optimizers, and why there are none beside captures."""
@@ -137,7 +144,8 @@ class Update:
                 losses.append(f"the fused loss of {name}")
             elif kinds:
                 losses.append(f"RLlib's loss of {name} ({name_distribution(kinds[0])})")
-        what = f"{own}, which may call " * bool(own) + ", ".join(losses)
+        is_method = own and not own.startswith("ray.")
+        what = f"{own}, which may call " * bool(is_method) + ", ".join(losses)
         updates, reason = self.find_compiled()
         if updates:
             return f"{what}; updates are compiled"
@@ -151,10 +159,12 @@ class Update:
             yield from iterator
             return
         self.forget_heads()
-        self.last_batch = {}
+        self.last_batch, self.own_iterator = {}, find_own_method(learner, ITERATOR)
         is_sliced = can_slice_minibatches(iterator)
         compiled, _ = self.find_compiled(iterator._batch.policy_batches if is_sliced else None)
         updates = compiled if is_sliced else {}
+        if self.captured.is_captured:
+            self.keep_settings()
         with self.putting_back():
             learner.metrics = metrics = LateMetrics(learner.metrics)
             if updates:
@@ -162,8 +172,7 @@ class Update:
             else:
                 for optimizer in () if compiled else learner._named_optimizers.values():
                     fuse_optimizer(optimizer)
-                own = find_own_method(learner, ITERATOR)  # which may write in minibatches
-                sliced = slice_minibatches(iterator, lambda: self.captured.is_captured and not own)
+                sliced = slice_minibatches(iterator, lambda: self.captured.is_captured and not self.own_iterator)
                 yield from sliced if is_sliced else iterator
         self.put_back()
         if self.last_batch:
@@ -214,8 +223,8 @@ class Update:
         note_batch(batch)
         if step.reason or not is_capturable(batch, step):
             return {}, self.update_modules(batch), {}
-        configs = [learner.config.get_config_for_module(name) for name, _ in learner.module.items()]
-        self.captured.keep_settings([x for each in configs for x in vars(each).values() if isinstance(x, PLAIN)])
+        if self.own_iterator:
+            self.keep_settings()
         coefficients = {ENTROPY: {x: getattr(learner, ENTROPY)[x].get_current_value() for x in batch}}
         coefficients |= {KL: {x: getattr(learner, KL)[x] for x in batch}} if hasattr(learner, KL) else {}
         losses, logged = step({name: dict(columns) for name, columns in batch.items()}, coefficients)

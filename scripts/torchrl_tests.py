@@ -14,6 +14,7 @@ from functools import wraps
 from pathlib import Path
 
 import pytest
+from torchrl.objectives.value import functional
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "adapters")]
@@ -28,12 +29,10 @@ OURS = {
     "TDLambdaEstimator": torchrl.TritonTDLambdaEstimator,
     "VTrace": torchrl.TritonVTrace,
     "ClipPPOLoss": torchrl_losses.TritonClipPPOLoss,
-    "generalized_advantage_estimate": torchrl.generalized_advantage_estimate,
-    "vec_generalized_advantage_estimate": torchrl.generalized_advantage_estimate,
-    "td_lambda_return_estimate": torchrl.td_lambda_return_estimate,
-    "vec_td_lambda_return_estimate": torchrl.td_lambda_return_estimate,
-    "vtrace_advantage_estimate": torchrl.vtrace_advantage_estimate,
 }
+for stock in ("generalized_advantage_estimate", "td_lambda_return_estimate", "vtrace_advantage_estimate"):
+    for name in {stock, f"vec_{stock}"} & vars(functional).keys():
+        OURS[name] = torchrl.with_stock(getattr(functional, name))(getattr(torchrl, stock))
 COMPUTED = {torchrl: ("compute_gae", "compute_lambda_returns", "compute_vtrace"), torchrl_losses: ("ppo_loss",)}
 
 

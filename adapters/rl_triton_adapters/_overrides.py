@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from functools import cached_property
+from types import BuiltinFunctionType, CodeType
 from typing import Any
 
 from torch import Tensor, nn
@@ -54,6 +55,20 @@ def is_written_in(packages: tuple[str, ...], attribute: Any, *modules: str) -> b
     """Whether all functions that an attribute of a class is made of, and these modules, are of these packages."""
     modules = *modules, *(getattr(x, "__globals__", {}).get("__name__", "") for x in unwrap(attribute))
     return all(any(f"{module}.".startswith(f"{package}.") for package in packages) for module in modules)
+
+
+def find_replaced(method: Any, packages: tuple[str, ...]) -> str:
+    """Find a global function that a framework's method calls and that is not its own; empty if there is none."""
+    *_, function = unwrap(method)
+    scope = getattr(function, "__globals__", {})
+    codes: list[Any] = [getattr(function, "__code__", None)]
+    for code in codes:
+        codes += [x for x in getattr(code, "co_consts", ()) if isinstance(x, CodeType)]
+        for name in getattr(code, "co_names", ()):
+            x = scope.get(name)
+            if callable(x) and not isinstance(x, type | BuiltinFunctionType) and not is_written_in(packages, x):
+                return f"{scope['__name__']}.{name}"
+    return ""
 
 
 def unwrap(attribute: Any) -> Iterator[Any]:

@@ -42,29 +42,49 @@ __all__ = [
     "warm_up",
 ]
 
-LEARNED = ("lmbda", "rho_thresh", "c_thresh")
-"""Numbers that TorchRL can differentiate by."""
+LOOPS = functional.generalized_advantage_estimate, functional.td_lambda_return_estimate
+"""Their results have the dtype of the values; those of TorchRL's other functions have the one that all promote to."""
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Functions
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def with_stock(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """As `with_switch`; TorchRL's function is called, too, where λ or a clip requires a gradient."""
+def with_stock(stock: Callable[..., Any], other: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """As `with_switch`, with the dtypes of results that TorchRL's function has.
+
+    Args:
+        stock: TorchRL's function whose place ours takes.
+        other: TorchRL's function for what ours does not compute; None takes `stock`.
+    """
 
     def decorate(ours: Callable[..., Any]) -> Callable[..., Any]:
-        places = {name: i for i, name in enumerate(signature(ours).parameters) if name in LEARNED}
+        names, compute = [*signature(ours).parameters], with_switch(stock)(ours)
 
         @wraps(ours)
         def call(*args: Any, **kwargs: Any) -> Any:
-            numbers = [kwargs.get(name, args[i] if i < len(args) else None) for name, i in places.items()]
-            is_learned = torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in numbers)
-            return (stock if is_learned else ours)(*args, **kwargs)
+            given = {**dict(zip(names, args)), **kwargs}  # noqa: B905 (most are left out)
+            if needs_stock(given):
+                return (other or stock)(*args, **kwargs)
+            result = compute(*args, **kwargs)
+            if stock not in LOOPS:
+                return result
+            dtype = given["next_state_value"].dtype
+            if isinstance(result, Tensor):
+                return result.to(dtype)
+            return result[0].to(dtype), result[1].to(torch.promote_types(dtype, given["state_value"].dtype))
 
-        return with_switch(stock)(call)
+        return call
 
     return decorate
+
+
+def needs_stock(given: dict[str, Any]) -> bool:
+    """Whether ours does not compute it: λ or a clip per step or with a gradient, a discount for all that follows."""
+    rolling_gamma, numbers = given.get("rolling_gamma"), map(given.get, ("lmbda", "rho_thresh", "c_thresh"))
+    is_rolling = rolling_gamma is None or rolling_gamma
+    tensors = [x for x in numbers if isinstance(x, Tensor)]
+    return not is_rolling or any(x.numel() > 1 or (x.requires_grad and torch.is_grad_enabled()) for x in tensors)
 
 
 @with_stock(functional.vec_generalized_advantage_estimate)
@@ -86,7 +106,7 @@ def generalized_advantage_estimate(
 
     Args:
         gamma: Discount: a number, a tensor of one element, or one per step that broadcasts to `reward`.
-        lmbda: λ in [0, 1]: a number or a tensor of one element.
+        lmbda: λ in [0, 1]: a number or a tensor of one element; TorchRL's function computes what has more.
         state_value: V(s_t), [*B, T, F]. Floating point.
         next_state_value: V(s_{t+1}) before any reset, read at every step that is not terminated.
         reward: Reward of the transition t → t+1, of any dtype.
@@ -95,21 +115,20 @@ def generalized_advantage_estimate(
         time_dim: Dimension of the time steps.
 
     Returns:
-        Advantages and value targets, [*B, T, F], of the dtype that values and rewards promote to.
+        Advantages and value targets, [*B, T, F], of the dtype that values, rewards and `gamma` promote to.
 
     Raises:
         RuntimeError: The shapes differ, or there is no such `time_dim`.
-        NotImplementedError: `lmbda` has several elements.
         TypeError: A dtype is not one that the estimator takes.
         ValueError: `gamma` or `lmbda` is out of range, or there are no dimensions T and F.
     """
-    steps = _build_steps(gamma, next_state_value, reward, done, terminated, values=state_value)
-    advantages, targets = compute_gae(**steps, lambda_=_read_number("lmbda", lmbda))
-    dtype = _promote_dtypes(state_value, next_state_value, reward)
+    dtype = _promote_dtypes(gamma, state_value, next_state_value, reward)
+    steps = _build_steps(dtype, gamma, next_state_value, reward, done, terminated, values=state_value)
+    advantages, targets = compute_gae(**steps, lambda_=_read_number(lmbda))
     return _restore_layout(advantages, reward.shape, dtype), _restore_layout(targets, reward.shape, dtype)
 
 
-@with_stock(functional.vec_td_lambda_return_estimate)
+@with_stock(functional.vec_td_lambda_return_estimate, functional.td_lambda_return_estimate)
 @_transpose_time
 def td_lambda_return_estimate(
     gamma: float | Tensor,
@@ -128,28 +147,26 @@ def td_lambda_return_estimate(
 
     Args:
         gamma: Discount: a number, a tensor of one element, or one per step that broadcasts to `reward`.
-        lmbda: λ in [0, 1]: a number or a tensor of one element.
+        lmbda: λ in [0, 1]: a number or a tensor of one element; TorchRL's function computes what has more.
         next_state_value: V(s_{t+1}) before any reset, [*B, T, F], read at every step that is not terminated.
         reward: Reward of the transition t → t+1, of any dtype.
         done: Whether the transition ended the trajectory, in a terminal state or not.
         terminated: Whether it ended in a terminal state; None takes `done`. A terminated step counts as done.
-        rolling_gamma: True or None: a discount per step belongs to that step.
+        rolling_gamma: True or None: a discount per step belongs to that step. False is left to TorchRL's function.
         time_dim: Dimension of the time steps.
 
     Returns:
-        Returns, [*B, T, F], of the dtype that values and rewards promote to.
+        Returns, [*B, T, F], of the dtype that values, rewards, `gamma` and `lmbda` promote to.
 
     Raises:
         RuntimeError: The shapes differ, or there is no such `time_dim`.
-        NotImplementedError: `lmbda` has several elements, or `rolling_gamma` is False.
         TypeError: A dtype is not one that the estimator takes.
         ValueError: `gamma` or `lmbda` is out of range, or there are no dimensions T and F.
     """
-    if rolling_gamma is not None and not rolling_gamma:
-        raise NotImplementedError(f"rolling_gamma: got {rolling_gamma!r}, expected True or None")
-    steps = _build_steps(gamma, next_state_value, reward, done, terminated)
-    returns = compute_lambda_returns(**steps, lambda_=_read_number("lmbda", lmbda))
-    return _restore_layout(returns, reward.shape, _promote_dtypes(next_state_value, reward))
+    dtype = _promote_dtypes(gamma, lmbda, next_state_value, reward)
+    steps = _build_steps(dtype, gamma, next_state_value, reward, done, terminated)
+    returns = compute_lambda_returns(**steps, lambda_=_read_number(lmbda))
+    return _restore_layout(returns, reward.shape, dtype)
 
 
 @with_stock(functional.vtrace_advantage_estimate)
@@ -187,30 +204,30 @@ def vtrace_advantage_estimate(
         reward: Reward of the transition t → t+1, of any dtype.
         done: Whether the transition ended the trajectory, in a terminal state or not.
         terminated: Whether it ended in a terminal state; None takes `done`. A terminated step counts as done.
-        rho_thresh: ρ̄ >= 0, clip of the temporal difference's weight: a number or a tensor of one element.
-        c_thresh: c̄ >= 0, clip of the trace: a number or a tensor of one element.
+        rho_thresh: ρ̄ >= 0, clip of the temporal difference's weight: a number or a tensor of one element; TorchRL's
+            function computes what has more.
+        c_thresh: c̄ >= 0, clip of the trace, as `rho_thresh`.
         time_dim: Dimension of the time steps. By name only: TorchRL's function misreads it by position.
 
     Returns:
-        Advantages and targets, [*B, T, F], of the dtype that values, rewards and log-probabilities promote to.
+        Advantages and targets, [*B, T, F], of the dtype that all but flags and clips promote to.
 
     Raises:
         RuntimeError: The shapes differ, or there is no such `time_dim`.
-        NotImplementedError: `rho_thresh` or `c_thresh` has several elements.
         TypeError: A dtype is not one that the estimator takes.
         ValueError: `gamma` is out of range, a clip is negative, or there are no dimensions T and F.
     """
     terminated = done if terminated is None else terminated
-    steps = _build_steps(gamma, next_state_value, reward, done, terminated, values=state_value)
-    log_ratios, rho_bar = log_pi - log_mu, _read_number("rho_thresh", rho_thresh)
+    dtype = _promote_dtypes(gamma, log_pi, log_mu, state_value, next_state_value, reward)
+    steps = _build_steps(dtype, gamma, next_state_value, reward, done, terminated, values=state_value)
+    log_ratios, rho_bar = log_pi.to(dtype) - log_mu, _read_number(rho_thresh)
     result = compute_vtrace(
         **steps,
         log_ratios=_flatten_to_rows(log_ratios, reward.shape),
         rho_bar=rho_bar,
-        c_bar=_read_number("c_thresh", c_thresh),
+        c_bar=_read_number(c_thresh),
         compute_advantages=False,
     )
-    dtype = _promote_dtypes(state_value, next_state_value, reward, log_ratios)
     targets = _restore_layout(result.targets, reward.shape, dtype)
     next_targets = torch.cat([targets[..., 1:, :], next_state_value[..., -1:, :]], dim=-2)
     next_targets = torch.where(terminated.bool(), 0, torch.where(done.bool(), next_state_value, next_targets))
@@ -219,6 +236,7 @@ def vtrace_advantage_estimate(
 
 
 def _build_steps(
+    dtype: torch.dtype,
     gamma: float | Tensor,
     next_state_value: Tensor,
     reward: Tensor,
@@ -227,16 +245,14 @@ def _build_steps(
     **values: Tensor,
 ) -> dict[str, Any]:
     """Lay TorchRL's tensors out as the arguments that every estimator of the core takes."""
-    if not reward.is_floating_point():
-        reward = reward.to(next_state_value.dtype)
-    streams = {"rewards": reward, "next_values": next_state_value, "truncated": done, **values}
+    streams = {"rewards": reward.to(dtype), "next_values": next_state_value, "truncated": done, **values}
     streams["terminated"] = done if terminated is None else terminated
     if len({x.shape for x in streams.values()}) > 1:
         raise RuntimeError(SHAPE_ERR)
     if reward.ndim < 2:
         raise ValueError(f"reward: got shape {tuple(reward.shape)}, expected [*B, T, F], or [T] with time_dim=-1")
     per_step = isinstance(gamma, Tensor) and (gamma.numel() > 1 or gamma.requires_grad)
-    discount = _flatten_to_rows(gamma, reward.shape) if per_step else _read_number("gamma", gamma)
+    discount = _flatten_to_rows(gamma, reward.shape) if per_step else _read_number(gamma)
     return {"gamma": discount, **{name: _flatten_to_rows(x, reward.shape) for name, x in streams.items()}}
 
 
@@ -252,20 +268,19 @@ def _restore_layout(rows: Any, shape: torch.Size, dtype: torch.dtype) -> Tensor:
     return result
 
 
-def _promote_dtypes(*tensors: Tensor) -> torch.dtype:
-    """Return the dtype of an expression of these tensors, as PyTorch promotes them."""
-    return reduce(torch.promote_types, (x.dtype for x in tensors))
+def _promote_dtypes(*given: float | Tensor) -> torch.dtype:
+    """The dtype of an expression of these, as TorchRL has them: numbers are multiplied with tensors of integers."""
+    kinds = torch.get_default_dtype(), torch.int32
+    return reduce(torch.promote_types, (x.dtype if isinstance(x, Tensor) else kinds[isinstance(x, int)] for x in given))
 
 
-def _read_number(name: str, number: float | Tensor) -> Any:
+def _read_number(number: float | Tensor) -> Any:
     """Read a number out of a tensor of one element, which waits for the tensor's device.
 
     While torch.compile traces, it is a tensor in host memory, which the compiled code reads.
     """
     if not isinstance(number, Tensor):
         return number
-    if number.numel() != 1:
-        raise NotImplementedError(f"{name}: got shape {tuple(number.shape)}, expected a number or one element")
     return number.detach().cpu().reshape(()) if torch.compiler.is_compiling() else number.item()
 
 

@@ -19,10 +19,9 @@ ITERATION = """\
 A random tensordict [num_envs, num_steps]; an iteration makes the epochs of minibatches of `ClipPPOLoss` with an
 `IndependentNormal`, no environment is stepped. *Recomputed*, as in TorchRL's own examples: the value estimator is
 called at the beginning of every epoch. The advantage step is that call, without the value network's part of it. On a
-GPU TorchRL's is a convolution in TensorFloat-32 by default; it is timed so, and compared in float32. On a CPU, all
-variants have `scale_mapping="exp"` and `loss_critic_type="l2"`, as compiled updates ask for."""
+CPU, all variants have `scale_mapping="exp"` and `loss_critic_type="l2"`, as compiled updates ask for."""
 ARMS = {
-    "stock": "`GAE`, vectorised, as it is by default",
+    "stock": "`GAE`, a loop over the steps, as it is by default",
     "ours": "`TritonGAE`",
     "captured": "`TritonGAE`; `TritonClipPPOLoss` in a `CudaGraphModule` on a GPU, `CompiledUpdate` on a CPU",
 }
@@ -110,9 +109,8 @@ class Training:
         return losses.detach()
 
     def compute_results(self) -> list[Tensor]:
-        """Those of the experience, before any training; TorchRL's by a convolution in float32 on a GPU too."""
-        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-            self.estimate_advantages()
+        """Those of the experience, before any training."""
+        self.estimate_advantages()
         return [self.data["advantage"].clone(), self.data["value_target"].clone()]
 
 

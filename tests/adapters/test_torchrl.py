@@ -23,13 +23,15 @@ from tensordict import TensorDict
 from tensordict.nn import NormalParamExtractor, TensorDictModule, TensorDictSequential
 from torch import nn
 from torch._dynamo.testing import CompileCounter
-from torchrl.modules import IndependentNormal, OneHotCategorical, ProbabilisticActor
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+from torchrl.modules import IndependentNormal, OneHotCategorical, ProbabilisticActor, ValueOperator
 from torchrl.objectives import A2CLoss, ClipPPOLoss
 from torchrl.objectives.utils import ValueEstimators
 from torchrl.objectives.value import GAE, MultiAgentGAE, TDLambdaEstimator, VTrace, functional
 
 from rl_triton_adapters import torchrl as ours
 from rl_triton_adapters.torchrl import TritonGAE, TritonTDLambdaEstimator, TritonVTrace, use_triton_estimators
+from rl_triton_core.compiled import CompiledUpdate, Rollout
 
 pytestmark = pytest.mark.covering
 
@@ -154,13 +156,27 @@ def test_strided_and_expanded_tensors(function, stock, scalars):
 
 
 @EVERY
-def test_half_precision_in_and_out(function, stock, scalars):
-    loop = getattr(functional, function.__name__)
-    steps = random_steps((5, 20, 1), torch.bfloat16)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_computed_in_single(function, stock, scalars, dtype):
+    steps = random_steps((5, 20, 1), dtype)
     wide = {name: x.float() if x.is_floating_point() else x for name, x in steps.items()}
-    got, want = call_with_steps(function, steps, **scalars), call_with_steps(loop, wide, **scalars)
-    narrow = lambda x: x.bfloat16() if isinstance(x, torch.Tensor) else tuple(map(narrow, x))  # noqa: E731
-    assert_same(got, narrow(want))
+    assert_same(call_with_steps(function, steps, **scalars), call_with_steps(stock, wide, **scalars))
+
+
+def list_dtypes(results):
+    return [x.dtype for x in (results if isinstance(results, tuple) else (results,))]
+
+
+@EVERY
+@pytest.mark.parametrize("values", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(), (1,), (5, 20, 1)])
+def test_dtypes_of_discounts_count(function, stock, scalars, values, dtype, shape):
+    steps = random_steps((5, 20, 1), values)
+    discounts = (GAMMA, 1) if dtype is None else (torch.full(shape, GAMMA, dtype=dtype),)
+    for gamma in discounts:
+        found = [list_dtypes(call_with_steps(f, steps, **{**scalars, "gamma": gamma})) for f in (function, stock)]
+        assert found[0] == found[1]
 
 
 FLOATS = [torch.float32, torch.float64]
@@ -278,9 +294,11 @@ def test_one_dimension_is_too_few(function, stock, scalars):
 
 
 @every_argument("lmbda", "rho_thresh", "c_thresh")
-def test_of_these_only_one_number_is_supported(function, stock, scalars, name):
-    with pytest.raises(NotImplementedError, match=rf"{name}: got shape \(5, 20, 1\), expected a number or one element"):
-        call_with_steps(function, random_steps((5, 20, 1)), **{**scalars, name: torch.rand(5, 20, 1)})
+def test_these_may_differ_from_step_to_step(function, stock, scalars, name):
+    """TorchRL's function computes them then."""
+    number = torch.rand(5, 20, 1, dtype=torch.float64)
+    pair = function, getattr(functional, function.__name__)
+    assert_same(*(call_with_steps(f, random_steps((5, 20, 1)), **{**scalars, name: number}) for f in pair))
 
 
 @every_argument("lmbda", "rho_thresh", "c_thresh")
@@ -295,11 +313,28 @@ def test_these_may_be_learned(function, stock, scalars, name):
     torch.testing.assert_close(*found)
 
 
-def test_a_discount_for_all_that_follows_is_not_supported():
-    with pytest.raises(NotImplementedError, match="rolling_gamma: got False, expected True or None"):
-        call_with_steps(
-            ours.td_lambda_return_estimate, random_steps((5, 20, 1)), gamma=0.9, lmbda=0.9, rolling_gamma=False
-        )
+def test_a_discount_for_all_that_follows():
+    """TorchRL's function computes it, in both forms of ours."""
+    steps, options = random_steps((5, 20, 1)), {"lmbda": LMBDA, "rolling_gamma": False}
+    options["gamma"] = torch.rand(5, 20, 1, dtype=torch.float64)
+    loop = functional.td_lambda_return_estimate
+    for function in (ours.td_lambda_return_estimate, ours.with_stock(loop)(ours.td_lambda_return_estimate)):
+        assert_same(call_with_steps(function, steps, **options), call_with_steps(loop, steps, **options))
+    with pytest.raises(RuntimeError, match="expected only with time-sensitive gamma"):
+        call_with_steps(ours.td_lambda_return_estimate, steps, **{**options, "gamma": GAMMA})
+
+
+@EVERY
+def test_vmap(function, stock, scalars):
+    """Of a call and of its gradient."""
+
+    def compute_square(*steps):
+        results = call_with_steps(function, dict(zip(names, steps, strict=True)), **scalars)
+        return sum(x.square().sum() for x in (results if isinstance(results, tuple) else (results,)))
+
+    names, batch = zip(*random_steps((3, 5, 20, 1)).items(), strict=True)
+    for call in (compute_square, torch.func.grad(compute_square, argnums=names.index("next_state_value"))):
+        torch.testing.assert_close(torch.vmap(call)(*batch), torch.stack([call(*x) for x in zip(*batch, strict=True)]))
 
 
 @EVERY
@@ -396,6 +431,16 @@ def test_options_of_all_modules(module, stock, scalars, kwargs):
 def test_options_of_gae(kwargs):
     *pair, scalars = MODULES[0]
     assert_same_estimates(*(make_module(module, scalars, **kwargs) for module in pair), random_rollout(5, 20))
+
+
+@pytest.mark.parametrize(("module", "stock", "scalars"), MODULES[:2], ids=["gae", "td-lambda"])
+@pytest.mark.parametrize("vectorized", [None, True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.float16])
+def test_dtypes_of_estimates_are_those_of_torchrl(module, stock, scalars, vectorized, dtype):
+    """The loops of TorchRL, which run unless a program says otherwise, keep the values' dtype."""
+    rollout = random_rollout(5, 20)
+    rollout["next", "reward"] = rollout["next", "reward"].to(dtype)
+    assert_same_estimates(*(make_module(x, scalars, vectorized=vectorized) for x in (module, stock)), rollout)
 
 
 def test_options_of_the_others():
@@ -610,7 +655,7 @@ class Task(NamedTuple):
 def task(request):
     """Of CartPole some episodes terminated and others ran out of time, of Pendulum all of them did."""
     pytest.importorskip("gymnasium")
-    from torchrl.envs import ExplorationType, GymEnv, set_exploration_type
+    from torchrl.envs import GymEnv
 
     terminates = request.param == "CartPole-v1"
     networks = (actor, critic) if terminates else (continuous_actor, partial(critic, inputs=3))
@@ -706,6 +751,39 @@ def test_the_page_in_the_docs_runs():
         use_triton_estimators(False)
     assert blocks and type(loss.value_estimator) is TritonGAE
     assert torch.isfinite(names["losses"]["loss_objective"])
+
+
+@pytest.mark.parametrize("head", ["categorical", "gaussian"])
+def test_a_compiled_update_is_that_of_torchrls_loss(head):
+    """With actors and rollouts as the page has them."""
+    policy, value = make_perceptron(2), make_perceptron(1)
+    discrete = TensorDictModule(policy, ["observation"], ["logits"]), ["logits"], OneHotCategorical
+    scaled = TensorDictModule(nn.Sequential(policy, NormalParamExtractor("exp")), ["observation"], ["loc", "scale"])
+    module, keys, kind = discrete if head == "categorical" else (scaled, ["loc", "scale"], IndependentNormal)
+    acting = ProbabilisticActor(module, in_keys=keys, distribution_class=kind, return_log_prob=True)
+    samples = {name: torch.randn(96, 1) for name in ("advantage", "value_target")}
+    with set_exploration_type(ExplorationType.RANDOM):
+        samples = acting(TensorDict({"observation": torch.randn(96, 4), **samples}, [96])).detach()
+    samples["action_log_prob"] += 0.3 * torch.randn(96)
+    trained, order = copy.deepcopy([policy, value]), torch.randperm(96)
+    compiled = CompiledUpdate(*trained, torch.optim.Adam(nn.ModuleList(trained).parameters(), lr=1e-2), head=head)
+    columns = [samples[name].reshape(-1) for name in ("advantage", "value_target", "action_log_prob")]
+    actions = samples["action"].argmax(-1, keepdim=True) if head == "categorical" else samples["action"]
+    options = {"clip": 0.2, "value_coef": 1.0, "entropy_coef": 0.01, "max_grad_norm": 1.0}
+    compiled.run(Rollout(samples["observation"], actions, *columns), [order], 32, **options)
+    loss = ClipPPOLoss(acting, ValueOperator(value, in_keys=["observation"]), loss_critic_type="l2")
+    optimizer = torch.optim.Adam(loss.parameters(), lr=1e-2)
+    for chosen in order.split(32):
+        optimizer.zero_grad()
+        sum(x for name, x in loss(samples[chosen]).items() if name.startswith("loss_")).backward()
+        nn.utils.clip_grad_norm_(loss.parameters(), 1.0)
+        optimizer.step()
+    for got, want in zip(nn.ModuleList(trained).parameters(), loss.parameters(), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def make_perceptron(outputs):
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, outputs))
 
 
 @pytest.mark.parametrize(("module", "differentiable"), [("TritonTDLambdaEstimator", True), ("TritonVTrace", False)])

@@ -34,6 +34,7 @@ from torchrl.modules import (
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
+from rl_triton_adapters.torchrl import TritonGAE
 from rl_triton_adapters.torchrl_losses import KnownGradient, TritonClipPPOLoss, choose_head
 
 pytestmark = [
@@ -291,6 +292,18 @@ def test_missing_advantages_are_estimated(normalize_advantage):
     flags = {"done": done, "terminated": done, "reward": torch.randn(4, 16, 1, dtype=torch.float64)}
     batch["next"] = TensorDict({"observation": batch["observation"].roll(-1, 1), **flags}, (4, 16))
     assert_same_results(batch=batch, normalize_advantage=normalize_advantage)
+
+
+def test_advantages_of_an_estimator_as_programs_build_it():
+    """Rewards in float64, as Gymnasium has them, leave them in float32."""
+    batch = make_minibatch(dtype=torch.float32, shape=(4, 16))
+    flags = dict.fromkeys(("done", "terminated"), torch.rand(4, 16, 1) < 0.1)
+    following = {"observation": batch["observation"].roll(-1, 1), "reward": torch.randn(4, 16, 1).double(), **flags}
+    batch["next"] = TensorDict(following, (4, 16))
+    critic = ValueOperator(nn.Linear(OBSERVATIONS, 1), in_keys=["observation"])
+    estimated = TritonGAE(gamma=0.99, lmbda=0.95, value_network=critic)(batch.select("observation", "next"))
+    batch.update(estimated.select("advantage", "value_target", "state_value"))
+    assert_same_results(dtype=torch.float32, batch=batch)
 
 
 @pytest.mark.parametrize("separate_losses", [True, False])

@@ -1,16 +1,21 @@
 """The call that lets an algorithm's learners compute with `rl_triton_core`, and the check that they do."""
 
+# mypy: allow-subclassing-any
+
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, TypeVar
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.utils import force_list
+from ray.rllib.utils.metrics import LEARNER_RESULTS
 
 from rl_triton_adapters.rllib.check import check_ray, read_flags
-from rl_triton_adapters.rllib.learners import LEARNERS, TritonLearner, TritonPPOTorchLearner
+from rl_triton_adapters.rllib.learners import LEARNERS, METRIC, TritonLearner, TritonPPOTorchLearner
 
 Config = TypeVar("Config", bound=AlgorithmConfig)
+OLD_STACK = "config of enable_triton: got enable_rl_module_and_learner=False, expected the new API stack"
 KNOWN_CONFIGS = "a PPOConfig, IMPALAConfig or APPOConfig"
 
 
@@ -18,8 +23,8 @@ def enable_triton(config: Config, *, masked_statistics: bool | None = None, back
     """Let an algorithm's learners compute with `rl_triton_core`.
 
     Sets `learner_class` and the flags in `learner_config_dict` that docs/rllib.md lists. Entries that are there already
-    stay, unless an argument says otherwise. Adds `check_learners` to the callbacks `on_algorithm_init`. Call it before
-    the algorithm is built.
+    stay, unless an argument says otherwise. Adds `check_learners` to the callbacks `on_algorithm_init` and
+    `forget_metric` to those `on_train_result`. Call it before the algorithm is built.
 
     Args:
         config: Config of PPO, IMPALA or APPO, on the new API stack; changed in place.
@@ -40,7 +45,7 @@ def enable_triton(config: Config, *, masked_statistics: bool | None = None, back
     """
     learner_class = choose_learner_class(config)
     if not config.enable_rl_module_and_learner:
-        raise ValueError("config: got enable_rl_module_and_learner=False, expected the new API stack")
+        raise ValueError(OLD_STACK)
     arguments = {"rl_triton_masked_statistics": masked_statistics, "rl_triton_backend": backend}
     given = {name: value for name, value in arguments.items() if value is not None}
     flags = read_flags({**config.learner_config_dict, **given})
@@ -49,10 +54,59 @@ def enable_triton(config: Config, *, masked_statistics: bool | None = None, back
     if flags.rl_triton_masked_statistics and not issubclass(learner_class, TritonPPOTorchLearner):
         raise ValueError(f"masked_statistics: got True for {type(config).__name__}, expected it for PPO alone")
     config.learners(learner_class=learner_class, learner_config_dict=flags._asdict())
-    callbacks = force_list(config.callbacks_on_algorithm_init)
-    if check_learners not in callbacks:
-        config.callbacks(on_algorithm_init=[*callbacks, check_learners])
+    if not isinstance(config, TritonConfig):
+        config.__class__ = derive_config_class(type(config))  # type: ignore[arg-type]
+    callbacks: dict[str, Any] = {"on_algorithm_init": check_learners, "on_train_result": forget_metric}
+    for name, callback in callbacks.items():
+        known = force_list(getattr(config, f"callbacks_{name}"))
+        if callback not in known:
+            config.callbacks(**{name: [*known, callback]})
     return config
+
+
+class TritonConfig(AlgorithmConfig):
+    """In front of the class of a config that `enable_triton` has changed; its state is one of the class behind."""
+
+    def validate(self) -> None:
+        """RLlib's checks, after ours: the old API stack has no callbacks, and RLlib would blame them.
+
+        Raises:
+            ValueError: The config is for the old API stack.
+        """
+        if not self.enable_rl_module_and_learner:
+            raise ValueError(OLD_STACK)
+        super().validate()
+
+    def get_state(self) -> dict[str, Any]:
+        """RLlib's state."""
+        return {**super().get_state(), "class": type(self).__mro__[2]}
+
+    def __reduce__(self) -> Any:
+        """By the class behind, which Python finds."""
+        return restore_config, (type(self).__mro__[2], vars(self))
+
+
+@cache
+def derive_config_class(kind: Any) -> Any:
+    """A class of configs with our checks in front of its own."""
+    return type(kind.__name__, (TritonConfig, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+
+
+def restore_config(kind: type, state: dict[str, Any]) -> Any:
+    """A config that `enable_triton` has changed, from the class it had before."""
+    config: Any = object.__new__(derive_config_class(kind))
+    vars(config).update(state)
+    return config
+
+
+def forget_metric(metrics_logger: Any, **kwargs: Any) -> None:
+    """Let the algorithm forget our metric: in the results of an iteration without an update, RLlib's would say NaN.
+
+    Args:
+        metrics_logger: Of an algorithm whose results are there.
+        **kwargs: Not read; RLlib passes more to its callbacks `on_train_result`.
+    """
+    metrics_logger.delete(LEARNER_RESULTS, *METRIC, key_error=False)
 
 
 def choose_learner_class(config: Any) -> type:

@@ -15,20 +15,28 @@ from ray.rllib.algorithms.impala.torch.impala_torch_learner import IMPALATorchLe
 from ray.rllib.algorithms.impala.torch.vtrace_torch_v2 import vtrace_torch
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.connectors.learner import GeneralAdvantageEstimation
+from ray.rllib.core import COMPONENT_METRICS_LOGGER
+from ray.rllib.core.learner.learner import Learner
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.utils.metrics import ALL_MODULES
 from ray.rllib.utils.torch_utils import clip_gradients
 from torch import Tensor
 
 from rl_triton_adapters.rllib.check import check_ray, read_flags
-from rl_triton_adapters.rllib.gae import TritonGeneralAdvantageEstimation, is_ours, replace_pieces, warm_up_gae
+from rl_triton_adapters.rllib.gae import (
+    TritonGeneralAdvantageEstimation,
+    find_own_estimator,
+    is_ours,
+    replace_pieces,
+    warm_up_gae,
+)
 from rl_triton_adapters.rllib.loss import FusedAPPOLoss, FusedLoss
 from rl_triton_adapters.rllib.update import LOSS, LOSSES, Update, clip_gradients_at_once, find_own_method, logger
 from rl_triton_adapters.rllib.v_trace import replace_vtrace, vtrace, warm_up_vtrace
 from rl_triton_core.capture import hold_captures, use_capture_stream
 
-METRIC = "rl_triton"
-"""1 in the results of an update, under "__all_modules__", if all learners computed advantages or V-Trace with ours."""
+METRIC = ALL_MODULES, "rl_triton"
+"""1 in the results of an update if all learners computed advantages or V-Trace with ours."""
 
 
 def hold_captures_in(name: str) -> Callable[..., Any]:
@@ -120,10 +128,11 @@ class TritonLearner(TorchLearner):
         iterator = super()._create_iterator_if_necessary(**kwargs)
         self.log_description()  # not in `build`, since a class in front of this one may still change the pipeline
         yield from self.triton_update.iterate(iterator)
-        self.metrics.log_value((ALL_MODULES, METRIC), float(self._used_estimator), window=1)
+        self.metrics.log_value(METRIC, float(self._used_estimator), window=1)
 
     def _update(self, batch: dict[str, Any]) -> Any:
-        return self.triton_update.make_step(batch, super()._update)
+        with self.triton_update.putting_back():
+            return self.triton_update.make_step(batch, super()._update)
 
     def _get_clip_function(self) -> Any:
         clip = super()._get_clip_function()
@@ -143,8 +152,14 @@ class TritonLearner(TorchLearner):
         with self._use_capture_stream():  # which holds captures
             return super().add_module(**kwargs)
 
-    remove_module = hold_captures_in("remove_module")
-    get_state, set_state = hold_captures_in("get_state"), hold_captures_in("set_state")
+    def get_state(self, *args: Any, **kwargs: Any) -> Any:
+        """The learner's state, with arguments of RLlib's, without our metric: who takes it may be RLlib's learner."""
+        with hold_captures():
+            state = super().get_state(*args, **kwargs)
+        state.get(COMPONENT_METRICS_LOGGER, {"stats": {}})["stats"].pop("--".join(METRIC), None)
+        return state
+
+    remove_module, set_state = hold_captures_in("remove_module"), hold_captures_in("set_state")
     save_to_path, restore_from_path = hold_captures_in("save_to_path"), hold_captures_in("restore_from_path")
 
 
@@ -158,6 +173,11 @@ class TritonPPOTorchLearner(TritonLearner, PPOTorchLearner):
 
     loss_class = FusedLoss
 
+    def update(self, *args: Any, **kwargs: Any) -> Any:
+        """RLlib's update."""
+        with self.triton_update.putting_back():
+            return super().update(*args, **kwargs)
+
     def find_estimator(self) -> Any:
         """The piece of the pipeline that has the last word on advantages; None if none is known."""
         pieces = [x for x in self._list_pieces() if isinstance(x, GeneralAdvantageEstimation)]
@@ -168,7 +188,7 @@ class TritonPPOTorchLearner(TritonLearner, PPOTorchLearner):
 
     def _choose_piece(self, piece: Any) -> Any:
         """Ours in the place of one that is RLlib's, any other as it is: a class derived from it is the user's."""
-        if not self.uses_triton or type(piece) is not GeneralAdvantageEstimation:
+        if not self.uses_triton or type(piece) is not GeneralAdvantageEstimation or find_own_estimator():
             return piece
         masked, backend = self._flags.rl_triton_masked_statistics, self._flags.rl_triton_backend
         numbers = {"gamma": piece.gamma, "lambda_": piece.lambda_}
@@ -178,8 +198,9 @@ class TritonPPOTorchLearner(TritonLearner, PPOTorchLearner):
         piece = self.find_estimator()
         if piece is None:
             return "advantages without GeneralAdvantageEstimation"
+        own = find_own_estimator()
         who = "RLlib" if type(piece) is GeneralAdvantageEstimation else type(piece).__name__
-        return f"advantages with {self._name_backend() if is_ours(piece) else who}"
+        return f"advantages with {self._name_backend() if is_ours(piece) else who}" + f", which has {own}" * bool(own)
 
     def _warm_up(self, module: Any) -> None:
         piece = self.find_estimator()
@@ -197,15 +218,39 @@ class TritonVTraceLearner(TritonLearner):
     """The loss of the learner behind it, with our V-Trace."""
 
     has_varying_batches = True
+    _error: BaseException | None = None
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if self._flags.rl_triton and not find_own_method(self, LOSS, behind=TritonLearner):
             self._stock_loss = replace_vtrace(self._stock_loss, self.compute_vtrace)
 
+    def build(self) -> None:
+        """Build the learner, with arguments and errors of ours. Its thread outlives an error in an update."""
+        super().build()
+        if self.uses_triton:
+            self._learner_thread._update_method = TritonVTraceLearner._update_in_thread
+
+    def _update_in_thread(self, **kwargs: Any) -> None:
+        """RLlib's update. An error would end the thread, and `update` would wait for it for good."""
+        try:
+            with self.triton_update.putting_back():
+                Learner.update(self, **kwargs)
+        except BaseException as error:
+            self._error = error
+
+    def update(self, *args: Any, **kwargs: Any) -> Any:
+        """RLlib's update, which leaves the work to a thread, whose error is raised here."""
+        results = super().update(*args, **kwargs)
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        return results
+
     def _describe_estimator(self) -> str:
-        own = find_own_method(self, LOSSES)
-        who = self._name_backend() if self.uses_triton else "RLlib"
+        own, who = find_own_method(self, LOSSES), self._name_backend() if self.uses_triton else "RLlib"
+        if own.startswith("ray."):  # a function that was replaced
+            return f"V-Trace with {own}"
         return f"V-Trace with {who}" + f", where {own} asks for it" * bool(own)
 
     def _warm_up(self, module: Any) -> None:

@@ -271,8 +271,14 @@ def find_distributions(module: Any) -> tuple[type, ...]:
     """A module's distributions of actions in training and while acting; empty if it has none."""
     try:
         return module.get_train_action_dist_cls(), module.get_exploration_action_dist_cls()
-    except (NotImplementedError, ValueError):  # what RLlib's modules raise that have none
+    except Exception:  # modules raise it that have none: those of users raise any, and RLlib may call one of the two
         return ()
+
+
+def name_distribution(kind: Any) -> str:
+    """Its name; where arguments were filled in, which makes a class of its own, that of the class behind it."""
+    name: str = (kind.__bases__[0] if "_merge_kwargs" in vars(kind) else kind).__name__
+    return name
 
 
 def is_multi_categorical(kind: Any, sizes: tuple[int, ...]) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from operator import itemgetter
 from types import SimpleNamespace
@@ -20,9 +21,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from rl_triton_adapters._optimizers import clip_by_norm, fuse_optimizer, release_optimizer
-from rl_triton_adapters._overrides import is_written_in, unwrap
+from rl_triton_adapters._overrides import find_replaced, is_written_in, unwrap
 from rl_triton_adapters.rllib.compiled import find_compiled, run_compiled
-from rl_triton_adapters.rllib.loss import FusedLoss, find_distributions
+from rl_triton_adapters.rllib.loss import FusedLoss, find_distributions, name_distribution
 from rl_triton_adapters.rllib.metrics import LateMetrics
 from rl_triton_adapters.rllib.minibatches import can_slice_minibatches, draw_rows, map_columns, slice_minibatches
 from rl_triton_adapters.updates import CapturedUpdate, find_reason
@@ -40,13 +41,10 @@ STEP = (*LOSSES, "compute_gradients", "postprocess_gradients", "postprocess_grad
 CHECK, ITERATOR = ("_compute_off_policyness",), ("_create_iterator_if_necessary",)
 LOGS = ("_log_metrics", "_log_steps_trained_metrics", "_get_clip_function", *CHECK, *ITERATOR)
 """What RLlib has for every minibatch besides, and a compiled update does not."""
-PACKAGES = ("ray", "rl_triton_adapters")
+PACKAGES = ("ray", "rl_triton_adapters", "rl_triton_core")
 """Where the methods come from that are not the user's."""
-SETTINGS = (
-    *("clip_param", "vf_clip_param", "vf_loss_coeff", "use_kl_loss", "grad_clip", "grad_clip_by", "gamma"),
-    *("vtrace_clip_rho_threshold", "vtrace_clip_pg_rho_threshold", "torch_skip_nan_gradients", "log_gradients"),
-)
-"""What a step reads of the configuration; where it changes, steps are captured again."""
+PLAIN = bool, int, float, str, type(None)
+"""What a step may read of a configuration; where it changes, steps are captured again."""
 ENTROPY, KL = "entropy_coeff_schedulers_per_module", "curr_kl_coeffs_per_module"
 """Where learners keep the coefficients of entropy and, if they have one, KL divergence."""
 
@@ -68,6 +66,8 @@ class Update:
         self.own: list[Any] = []
         """Methods that were set on the learner itself, and the losses' heads."""
         self.is_stock_apply = self.logs_every_batch = False
+        self.own_iterator = ""
+        """What may change minibatches and settings before each step."""
 
     def find_step(self) -> CapturedStep:
         """The step of the modules and optimizers as they are now; it says why it is not captured."""
@@ -89,11 +89,18 @@ class Update:
         if self.loss is not None:
             self.loss.heads = {}
 
+    def keep_settings(self) -> None:
+        """Capture again where a number of the configuration, or of a module's, is another than before."""
+        configs = [self.learner.config.get_config_for_module(name) for name, _ in self.learner.module.items()]
+        self.captured.keep_settings([x for each in configs for x in vars(each).values() if isinstance(x, PLAIN)])
+
     def find_compiled(self, names: Iterable[str] | None = None) -> tuple[dict[str, CompiledUpdate], str]:
         """The compiled updates of some modules, or of all with optimizers, and why there are none beside captures."""
         if not self.find_step().reason:
             return {}, ""
         reason = self.captured.stock or self.captured.obstacle or find_own_method(self.learner, LOGS)
+        is_own_clip = self.learner._get_clip_function() is not clip_gradients_at_once
+        reason = reason or "clip_gradients is not RLlib's" * is_own_clip
         optimizers = self.learner._module_optimizers  # in which RLlib leaves empty lists
         names = filter(optimizers.get, optimizers) if names is None else names
         return ({}, reason) if reason else find_compiled(self.learner, self.loss, names)
@@ -117,7 +124,7 @@ class Update:
             "gradients are scaled": scaled,
             "learning rates have schedulers of PyTorch": scheduled,
             "stateful modules have minibatches of several shapes": any(x.is_stateful() for _, x in actors),
-            "a module has a loss of its own": any(is_self_supervised(x) for _, x in modules),
+            "a module has a loss of its own": any(isinstance(x.unwrapped(), SelfSupervisedLossAPI) for _, x in modules),
             "the loss is RLlib's": self.loss and any(self.loss.find_head(name) is None for name, _ in actors),
         }
         self.is_stock_apply = scaled or scheduled or bool(own_apply)
@@ -131,54 +138,68 @@ class Update:
         own, losses = find_own_method(self.learner, LOSSES), []
         for name, module in self.learner.module.items():
             kinds = find_distributions(module.unwrapped())
-            if is_self_supervised(module):
+            if isinstance(module.unwrapped(), SelfSupervisedLossAPI):
                 losses.append(f"the loss of the module {name} ({type(module.unwrapped()).__name__})")
             elif self.loss is not None and self.loss.find_head(name) is not None:
                 losses.append(f"the fused loss of {name}")
             elif kinds:
-                losses.append(f"RLlib's loss of {name} ({kinds[0].__name__})")
-        what = f"{own}, which may call " * bool(own) + ", ".join(losses)
+                losses.append(f"RLlib's loss of {name} ({name_distribution(kinds[0])})")
+        is_method = own and not own.startswith("ray.")
+        what = f"{own}, which may call " * bool(is_method) + ", ".join(losses)
         updates, reason = self.find_compiled()
         if updates:
             return f"{what}; updates are compiled"
         is_asked = self.learner._device.type == "cpu" and reason not in (self.captured.stock, self.captured.obstacle)
         return f"{what}; {self.captured.describe('those of RLlib')}" + f"; not compiled: {reason}" * is_asked
 
-    def is_captured(self) -> bool:
-        """Whether steps are captured, as far as is known."""
-        return self.captured.is_captured
-
     def iterate(self, iterator: Any) -> Iterator[Any]:
         """Yield the minibatches of RLlib's iterator, and log at their end what was logged meanwhile."""
-        learner, metrics = self.learner, LateMetrics(self.learner.metrics)
+        learner = self.learner
         if not self.is_wanted:
             yield from iterator
             return
         self.forget_heads()
+        self.last_batch, self.own_iterator = {}, find_own_method(learner, ITERATOR)
         is_sliced = can_slice_minibatches(iterator)
         compiled, _ = self.find_compiled(iterator._batch.policy_batches if is_sliced else None)
         updates = compiled if is_sliced else {}
-        learner.metrics = metrics
-        try:
+        if self.captured.is_captured:
+            self.keep_settings()
+        with self.putting_back():
+            learner.metrics = metrics = LateMetrics(learner.metrics)
             if updates:
                 yield self.make_most_steps(updates, iterator, metrics)
             else:
                 for optimizer in () if compiled else learner._named_optimizers.values():
                     fuse_optimizer(optimizer)
-                own = find_own_method(learner, ITERATOR)  # which may write in minibatches
-                sliced = slice_minibatches(iterator, lambda: self.is_captured() and not own)
+                sliced = slice_minibatches(iterator, lambda: self.captured.is_captured and not self.own_iterator)
                 yield from sliced if is_sliced else iterator
-        finally:
-            learner.metrics = metrics.metrics
-            for optimizer in () if self.is_captured() else learner._named_optimizers.values():
-                release_optimizer(optimizer)  # compiled updates refuse its hooks, and graphs new ones
-        metrics.flush()
+        self.put_back()
         if self.last_batch:
             learner._compute_off_policyness(self.last_batch)
             self.last_batch = {}
-        if (updates or self.is_captured()) and self.num_not_finite.item():
+        if (updates or self.captured.is_captured) and self.num_not_finite.item():
             logger.warning("gradients of %d minibatches were not finite", self.num_not_finite.item())
             self.num_not_finite.zero_()
+
+    @contextmanager
+    def putting_back(self) -> Iterator[None]:
+        """If what happens inside fails, nothing of the learner stays replaced. Iterators may be kept with the error."""
+        try:
+            yield
+        except BaseException:
+            with suppress(Exception):  # of a device that has failed
+                self.put_back()
+            raise
+
+    def put_back(self) -> None:
+        """Leave the learner its own optimizers and metrics, with what was logged meanwhile."""
+        learner, metrics = self.learner, self.learner.metrics
+        for optimizer in () if self.captured.is_captured else learner._named_optimizers.values():
+            release_optimizer(optimizer)  # compiled updates refuse its hooks, and graphs new ones
+        if isinstance(metrics, LateMetrics):
+            learner.metrics = metrics.metrics
+            metrics.flush()
 
     def make_most_steps(self, updates: dict[str, CompiledUpdate], iterator: Any, metrics: LateMetrics) -> Any:
         """Make all steps but the last one; return its minibatch, of which RLlib logs what it logs of an update."""
@@ -202,8 +223,8 @@ class Update:
         note_batch(batch)
         if step.reason or not is_capturable(batch, step):
             return {}, self.update_modules(batch), {}
-        configs = [learner.config.get_config_for_module(name) for name, _ in learner.module.items()]
-        self.captured.keep_settings([getattr(x, name, None) for x in configs for name in SETTINGS])
+        if self.own_iterator:
+            self.keep_settings()
         coefficients = {ENTROPY: {x: getattr(learner, ENTROPY)[x].get_current_value() for x in batch}}
         coefficients |= {KL: {x: getattr(learner, KL)[x] for x in batch}} if hasattr(learner, KL) else {}
         losses, logged = step({name: dict(columns) for name, columns in batch.items()}, coefficients)
@@ -298,7 +319,7 @@ def find_own_method(learner: Any, names: Iterable[str], behind: type | None = No
         behind: Look at classes behind this one alone, whose methods it goes around.
 
     Returns:
-        The names of the class and the method; empty if there is none.
+        The names of the class and the method, or of a function that RLlib's calls; empty if there is none.
     """
     mro = type(learner).__mro__
     stock = next(base for base in mro if base.__module__.startswith("ray.rllib.algorithms.")).__mro__
@@ -307,17 +328,15 @@ def find_own_method(learner: Any, names: Iterable[str], behind: type | None = No
         if name in vars(learner) and name not in UPDATE:  # where ours is called, if at all
             return f"{name} of this {mro[0].__name__}"
         methods = [vars(base)[name] for base in known if name in vars(base)]
+        behind_it = next(filter(None, (find_replaced(x, PACKAGES) for x in methods)), "")
+        if behind_it:
+            return behind_it
         for base in mro if behind is None else mro[mro.index(behind) :]:
             method = vars(base).get(name, methods[0])
             *_, innermost = unwrap(method)  # Ray wraps those of remote learners
             if not (base in known or innermost in methods) or not is_written_in(PACKAGES, method):
                 return f"{base.__name__}.{name}"
     return ""
-
-
-def is_self_supervised(module: Any) -> bool:
-    """Whether a module computes its loss, where it may read from the device or log what is no last value."""
-    return isinstance(module.unwrapped(), SelfSupervisedLossAPI)
 
 
 def is_capturable(batch: dict[str, Any], step: CapturedStep) -> bool:

@@ -114,6 +114,15 @@ def anneal_clip(base):
     return Annealed
 
 
+def drop_critic(base):
+    class Actor(base):
+        def after_gradient_based_update(self, *, timesteps):
+            super().after_gradient_based_update(timesteps=timesteps)
+            self.config = self.config.copy(copy_frozen=False).training(use_critic=False)
+
+    return Actor
+
+
 def add_method(name, change):
     """A function that makes learner classes with this method of their own, which does something beside RLlib's."""
 
@@ -151,13 +160,14 @@ def count_minibatches(self, batch, method):
     [
         (partial(own_optimizer, kind="adamw", optimizer_name="own"), True),
         (anneal_clip, True),
+        (drop_critic, True),
         (add_method("filter_param_dict_for_optimizer", scale_gradients), False),
         (add_method("get_optimizers_for_module", lambda *_, **__: []), False),
         (add_method("get_optimizer", anneal_learning_rate), False),
         (add_method("_create_iterator_if_necessary", scale_advantages), True),
         (add_method("_compute_off_policyness", count_minibatches), True),
     ],
-    ids=["optimizer", "clip", "gradients", "no optimizers", "learning rate", "minibatches", "off-policyness"],
+    ids=["optimizer", "clip", "critic", "gradients", "no optimizers", "learning rate", "minibatches", "off-policyness"],
 )
 def test_what_a_learner_of_ones_own_does_is_followed(change, is_capturable, captured, monkeypatch):
     config = make_config("categorical", clip_param=0.1, lr=1e-2)

@@ -69,7 +69,12 @@ def test_a_checkpoint_goes_from_one_to_the_other(ours_first, small_ray, tmp_path
                 piece = GeneralAdvantageEstimation if ours_first else TritonGeneralAdvantageEstimation
                 assert type(the_piece(algorithm.learner_group._learner)) is piece
                 np.testing.assert_equal(state(algorithm), state(first))
-                assert algorithm.train()["training_iteration"] == 2
+                results = algorithm.train()
+                assert results["training_iteration"] == 2
+                assert ("rl_triton" in results["learners"]["__all_modules__"]) != ours_first
+            learner, given = loaded.learner_group._learner, first.learner_group._learner.get_state()
+            learner.set_state({**given, "weights_seq_no": 0})
+            assert ("__all_modules__", "rl_triton") not in learner.metrics
 
 
 WITHOUT_THE_PACKAGE = """

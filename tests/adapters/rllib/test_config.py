@@ -1,5 +1,6 @@
 """The call, its flags and checks, and what is an error."""
 
+import pickle
 import sys
 from functools import partial
 from types import FunctionType
@@ -9,6 +10,7 @@ import pytest
 pytest.importorskip("ray.rllib")
 
 import ray
+from ray import cloudpickle
 from ray.rllib.algorithms.appo import APPOConfig
 from ray.rllib.algorithms.appo.torch import appo_torch_learner
 from ray.rllib.algorithms.appo.torch.appo_torch_learner import APPOTorchLearner
@@ -204,15 +206,15 @@ def test_a_new_ray_is_judged_by_what_it_does(version, monkeypatch):
         (appo_torch_learner, "vtrace_torch", "V-Trace"),
     ],
 )
-def test_other_numbers_are_an_error(module, name, what, monkeypatch):
-    """RLlib's, or those of a function that somebody has put in the place of RLlib's."""
+def test_other_numbers_of_rllib_are_an_error(module, name, what, monkeypatch):
     stock = getattr(module, name)
 
     def changed(*args, **kwargs):
         result = stock(*args, **kwargs)
         return result + 1 if name == "compute_value_targets" else tuple(x + 1 for x in result)
 
-    monkeypatch.setattr(module, name, changed)
+    later = FunctionType(changed.__code__, vars(module), closure=changed.__closure__)
+    monkeypatch.setattr(module, name, later)
     for call in (check_ray, lambda: enable_triton(small_ppo())):
         with pytest.raises(RuntimeError, match=f"Ray {ray.__version__} has other {what} than"):
             call()
@@ -256,6 +258,26 @@ REFUSED = [
     (with_learner(APPOConfig(), APPOTorchLearner), TypeError, f"{NOT_OURS} TritonAPPOTorchLearner"),
     (PPOConfig().api_stack(**OLD_STACK), ValueError, "expected the new API stack"),
 ]
+
+
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("config_class", [PPOConfig, IMPALAConfig, type("OwnConfig", (PPOConfig,), {})])
+def test_the_old_stack_behind_the_call_is_an_error(config_class, copied):
+    """That says whose; and before RLlib's, of callbacks that nobody has set. Pickles and copies are told, too."""
+    config = enable_triton(config_class().environment("CartPole-v1")).api_stack(**OLD_STACK)
+    kind = type(config)
+    config = cloudpickle.loads(cloudpickle.dumps(config.copy())) if copied else config
+    assert isinstance(config, PPOConfig | IMPALAConfig) and type(config).__name__ == kind.__name__
+    with pytest.raises(ValueError, match="config of enable_triton: got enable_rl_module_and_learner=False"):
+        config.validate()
+    assert config.get_state()["class"].__mro__[1:] == config_class.__mro__[1:]
+
+
+def test_a_config_is_pickled_as_any():
+    config = enable_triton(PPOConfig().environment("CartPole-v1"))
+    found = pickle.loads(pickle.dumps(config))
+    assert type(found) is type(config) and found.to_dict() == config.to_dict()
+    found.validate()
 
 
 @pytest.mark.parametrize(("config", "error", "message"), REFUSED, ids=[message for _, _, message in REFUSED])

@@ -109,6 +109,16 @@ def test_vtrace_training_runs(config_class, num_learners, small_ray):
         assert any((weight != before[name]).any() for name, weight in after.items())
 
 
+@pytest.mark.parametrize("config_class", [IMPALAConfig, APPOConfig])
+def test_results_of_iterations_without_an_update_have_no_metric(config_class, small_ray):
+    """RLlib would call it NaN, as it does its own."""
+    config = small_impala(config_class).reporting(min_sample_timesteps_per_iteration=0)
+    with stopping(enable_triton(config.training(train_batch_size_per_learner=100)).build_algo()) as algorithm:
+        results = [algorithm.train().get("learners", {}) for _ in range(12)]
+    assert {result.get("__all_modules__", {}).get("rl_triton") for result in results} == {None, 1.0}
+    assert any("rl_triton" not in result.get("__all_modules__", {"rl_triton": 1}) for result in results)
+
+
 BUILD = """
 import ray
 from ray.rllib.algorithms.appo import APPOConfig

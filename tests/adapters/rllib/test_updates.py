@@ -15,12 +15,15 @@ import torch
 pytest.importorskip("ray.rllib")
 
 from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.algorithms.ppo.torch import ppo_torch_learner
 from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
+from ray.rllib.connectors.learner import general_advantage_estimation
 from ray.rllib.core.distribution.torch.torch_distribution import TorchDiagGaussian, TorchMultiCategorical
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
+from ray.rllib.utils import torch_utils
 from ray.rllib.utils.minibatch_utils import MiniBatchCyclicIterator
 from ray.rllib.utils.torch_utils import clip_gradients
 from recorded_graphs import allow_captures
@@ -196,6 +199,36 @@ def test_a_loss_that_is_set_from_outside_counts(is_patched, monkeypatch):
     assert_same_updates(*found)
 
 
+REPLACED = {
+    "explained_variance": ppo_torch_learner,
+    "clip_gradients": torch_utils,
+    "compute_value_targets": general_advantage_estimation,
+}
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("name", REPLACED)
+def test_a_function_behind_a_method_of_rllib_that_is_replaced_counts(name, captured, monkeypatch):
+    """Each learner computes with it, and ours says so."""
+    if captured:
+        allow_captures(monkeypatch)
+    module, config = REPLACED[name], make_config("gaussian")
+    stock = getattr(module, name)
+
+    def compute_own(*args, **kwargs):
+        results = stock(*args, **kwargs)
+        if name == "clip_gradients":
+            for gradient in filter(torch.is_tensor, args[0].values()):
+                gradient.mul_(0.5)
+        return results if results is None else 2 * results
+
+    monkeypatch.setattr(module, name, compute_own)
+    found = [update_learner(config, "gaussian")]
+    learner = build_learner(enable_triton(config))
+    assert name in learner.describe() or (captured and name == "clip_gradients")
+    assert_same_updates(*found, update_learner(config, "gaussian", learner=learner))
+
+
 def test_a_minibatch_of_padding_alone_has_the_metrics_of_rllib():
     """They are NaN; the loss is 0 in ours, so that weights are those of RLlib, which drops gradients that are NaN."""
     config, logged = make_config("gaussian"), []
@@ -236,6 +269,7 @@ def test_several_categoricals_are_rllibs_own(kind, fused):
     module.get_inference_action_dist_cls = module.get_train_action_dist_cls = lambda: kind
     module.get_exploration_action_dist_cls = lambda: kind
     assert (loss.describe_head(module) is not None) == fused
+    assert loss.name_distribution(kind) in ("TorchMultiCategorical", "OwnSeveralCategoricals")
 
 
 # --- Minibatches ------------------------------------------------------------------------------------------------------

@@ -1,7 +1,11 @@
 """What a user has changed in an object of a framework: an adapter that goes around a method asks whether it may."""
 
+import sys
 from collections.abc import Iterable, Iterator
 from functools import cached_property
+from inspect import unwrap as find_innermost
+from numbers import Number
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
@@ -52,8 +56,13 @@ def is_from(packages: tuple[str, ...], owner: type, name: str) -> bool:
 
 def is_written_in(packages: tuple[str, ...], attribute: Any, *modules: str) -> bool:
     """Whether all functions that an attribute of a class is made of, and these modules, are of these packages."""
-    modules = *modules, *(getattr(x, "__globals__", {}).get("__name__", "") for x in unwrap(attribute))
+    modules = *modules, *list_homes(attribute)
     return all(any(f"{module}.".startswith(f"{package}.") for package in packages) for module in modules)
+
+
+def list_homes(attribute: Any) -> list[str]:
+    """The modules where the functions were written that an attribute of a class is made of; empty for what is none."""
+    return [getattr(x, "__globals__", {}).get("__name__", "") for x in unwrap(attribute)]
 
 
 def unwrap(attribute: Any) -> Iterator[Any]:
@@ -64,6 +73,54 @@ def unwrap(attribute: Any) -> Iterator[Any]:
     while attribute is not None:
         yield attribute
         attribute = getattr(attribute, "__wrapped__", None)
+
+
+def list_called(*functions: Any, package: str) -> list[tuple[str, Any]]:
+    """The functions that these call and, with their names, where they look them up: `f`, `F.mse_loss`.
+
+    Args:
+        *functions: Functions and methods.
+        package: What its functions call in turn is listed, too.
+    """
+    found: list[tuple[str, Any]] = []
+    waiting = [find_innermost(getattr(x, "__func__", x)) for x in functions]
+    for function in waiting:
+        scopes = [function.__globals__]
+        for scope in scopes:
+            for name in list_names(function.__code__):
+                x = scope.get(name)
+                if isinstance(x, ModuleType):
+                    scopes += [vars(x)] * all(vars(x) is not known for known in scopes)
+                elif callable(x) and not isinstance(x, type | BuiltinFunctionType) and (name, x) not in found:
+                    found.append((name, x))
+                    waiting += [x] * (isinstance(x, FunctionType) and is_written_in((package,), x) and x not in waiting)
+    return found
+
+
+def list_names(code: CodeType) -> list[str]:
+    """The names of variables of modules and of attributes that a function's code has."""
+    inner = (name for x in code.co_consts if isinstance(x, CodeType) for name in list_names(x))
+    return [*dict.fromkeys([*code.co_names, *inner])]
+
+
+def find_replaced(called: Iterable[tuple[str, Any]], packages: tuple[str, ...]) -> str:
+    """Say which of these functions is neither of these packages nor of Python; empty if there is none."""
+    known = {*packages, *sys.stdlib_module_names}
+    users = (name for name, x in called if not {y.partition(".")[0] for y in list_homes(x)} <= known)
+    return next((f"{name} is not that of {packages[0]}" for name in users), "")
+
+
+def read_plain(thing: Any, *functions: Any) -> dict[str, Any]:
+    """The numbers, strings, functions and modules among the attributes of an object that these functions name."""
+    own = {name: vars(thing).get(name, ...) for x in functions for name in list_names(find_innermost(x).__code__)}
+    return {name: x for name, x in own.items() if x is None or isinstance(x, Number | str) or callable(x)}
+
+
+def find_property(thing: Any, *functions: Any) -> str:
+    """Say which number that these functions read of an object a user's class computes; empty if there is none."""
+    names = [name for x in functions for name in list_names(find_innermost(x).__code__)]
+    computed = (name for name in names if isinstance(getattr(type(thing), name, None), property))
+    return next((f"{type(thing).__name__} computes {x}" for x in computed if isinstance(getattr(thing, x), Number)), "")
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -63,8 +63,8 @@ def train(runner, iterations, seed=1):
 def use_graphs(monkeypatch, runner):
     """Capture on a CPU too, in recorded graphs."""
     allow_captures(monkeypatch)
-    runner.alg._update.step.reason, runner.alg._update.step.graphs = "", RecordedGraphs()
-    return runner.alg._update.step.graphs
+    runner.alg._rl_triton.step.reason, runner.alg._rl_triton.step.graphs = "", RecordedGraphs()
+    return runner.alg._rl_triton.step.graphs
 
 
 def compare(got, want, rtol, atol):
@@ -115,7 +115,7 @@ def test_training(variant, captured, monkeypatch):
     for row, expected in zip(got, want, strict=True):
         assert row == pytest.approx(expected, rel=1e-4, abs=1e-5)
     if captured:
-        assert graphs.captures == 1 and graphs.replays > 0 and not ours.alg._update.step.reason
+        assert graphs.captures == 1 and graphs.replays > 0 and not ours.alg._rl_triton.step.reason
 
 
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
@@ -148,8 +148,9 @@ def test_the_learning_rate_adapts():
     """Both ways, in what is compared above."""
     runner = make_runner(OURS)
     rates = []
-    adapt = runner.alg._adapt_learning_rate
-    runner.alg._adapt_learning_rate = lambda old: adapt(old) or rates.append(runner.alg._rate.item())
+    update = runner.alg._rl_triton
+    adapt = update.adapt_learning_rate
+    update.adapt_learning_rate = lambda *about: adapt(*about) or rates.append(update.rate.item())
     runner.learn(3)
     ratios = {round(after / before, 3) for before, after in pairwise(rates)}
     assert {round(1 / 1.5, 3), 1.5} <= ratios
@@ -162,7 +163,7 @@ def test_training_on_a_gpu(device):
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)  # of a step that runs eagerly
         train(stock, 2), train(ours, 2)
-    assert ours.alg._update.step.reason == ""
+    assert ours.alg._rl_triton.step.reason == ""
     compare(ours, stock, rtol=1e-2, atol=1e-3)
 
 

@@ -77,7 +77,7 @@ def test_training(case, captured, monkeypatch):
     for row, expected in zip(got, want, strict=True):
         assert row == pytest.approx(expected, rel=tolerance["rtol"], abs=1e-2 if "mixed" in case else 1e-5)
     if captured:
-        assert graphs.captures == 1 and not ours.alg._update.step.reason
+        assert graphs.captures == 1 and not ours.alg._rl_triton.step.reason
 
 
 @pytest.mark.parametrize("device", [GPU])
@@ -85,7 +85,7 @@ def test_training(case, captured, monkeypatch):
 def test_training_on_a_gpu(case, device):
     stock, ours = (make(name, case, device) for name in ("PPO", OURS))
     train(stock, 2), train(ours, 2)
-    assert ours.alg._update.step.reason == ""
+    assert ours.alg._rl_triton.step.reason == ""
     compare(ours, stock, rtol=1e-2, atol=5e-3 if "mixed" in case else 1e-3)
 
 
@@ -132,5 +132,5 @@ def test_what_is_not_served_updates_as_stock(change, reason):
     runner = make(OURS, "gru")
     assert not runner.alg.obstacle
     change(runner.alg)
-    runner.alg._find_step()
+    runner.alg.describe_step()
     assert runner.alg.obstacle == reason

@@ -161,7 +161,7 @@ def test_models_that_take_the_place_of_others(change, name, captured, monkeypatc
             alg.optimizer = torch.optim.Adam([*alg.actor.parameters(), *alg.critic.parameters()], lr=1e-3)
         train(runner, 2)
     compare(*runners[::-1], rtol=1e-4, atol=2e-6)
-    update = runners[1].alg._update
+    update = runners[1].alg._rl_triton
     assert update.stock == ("a model is no module of PyTorch" if change is NoModule else "")
     assert update.step.graphs.captures == 1 if captured and not update.stock else update.step.reason
 

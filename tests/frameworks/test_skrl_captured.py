@@ -111,7 +111,7 @@ def test_an_update_is_that_of_skrl(case, captured, tmp_path, monkeypatch):
     assert ours.describe_step().startswith(f"updates are {kind}")
     compare(ours, stock, rtol=0, atol=0)
     if captured:
-        assert ours._captured.step.graphs.replays > 10
+        assert ours._rl_triton.step.graphs.replays > 10
 
 
 @pytest.mark.parametrize("device", ["cpu", GPU])

@@ -53,7 +53,7 @@ class CentralValueUpdate(CapturedUpdate):
     @contextmanager
     def training(self) -> Iterator[None]:
         """Inside, `train_net` makes these steps, unless they are RL-Games' own."""
-        if self.stock:
+        if self.net is None or self.stock:
             yield
             return
         net = self.net

@@ -152,12 +152,12 @@ class CapturedUpdateMixin:
             self._rl_triton.warn_of_stock(type(self).__name__, "the agent of RL-Games")
             self._rl_triton.central_value.warn_of_stock("the central value network", "that of RL-Games")
 
-    def prepare_dataset(self, *args: Any, **kwargs: Any) -> None:
+    def prepare_dataset(self, *args: Any, **kwargs: Any) -> Any:
         """Prepare the minibatches of an update, as the agent does, and keep statistics where graphs read them."""
         self._rl_triton.begin_epoch()
         models = [self.model, self.central_value_net.model] if self.has_central_value else [self.model]
         with keep_buffers(models):
-            super().prepare_dataset(*args, **kwargs)
+            return super().prepare_dataset(*args, **kwargs)
 
     def train_central_value(self, *args: Any, **kwargs: Any) -> Any:
         """Train the central value network, as the agent does."""

@@ -154,8 +154,8 @@ class PPOUpdate(CapturedUpdate):
         signs = [(x or 0) > 0 for x in numbers.values()]
         called = list_called(self.make_step, self.compute_losses, self.step_optimizer, package=__name__)
         plain = read_plain(cfg, self.make_step, self.compute_losses, self.step_optimizer)
-        settings = [signs, called, plain, agent.scaler, find_pointers(self.samples)]
-        self.keep_settings(settings)
+        plain = {name: x for name, x in plain.items() if name not in numbers}
+        self.keep_settings([signs, called, plain, agent.scaler, find_pointers(self.samples)])
         return numbers
 
     def make_steps(self) -> None:

@@ -64,19 +64,17 @@ class TritonPPO(PPO, Described):
         if self.triton:
             self._rl_triton.warn_of_stock("TritonPPO", "PPO of RSL-RL")
 
-    def process_env_step(self, *args: Any, **kwargs: Any) -> None:
+    def process_env_step(self, *args: Any, **kwargs: Any) -> Any:
         """Record a step as `PPO` does, and keep statistics of observations where graphs read them."""
         step = self._rl_triton.step if self.triton and not UPDATE_NORMALIZES else None
         with keep_buffers(step.modules) if step else nullcontext():
-            super().process_env_step(*args, **kwargs)
+            return super().process_env_step(*args, **kwargs)
 
-    def compute_returns(self, *args: Any, **kwargs: Any) -> None:
+    def compute_returns(self, *args: Any, **kwargs: Any) -> Any:
         """Fill in the storage's returns and advantages; time-outs are in the rewards already, as in `PPO`."""
-        own = find_override(self, ["compute_returns"], PACKAGES, behind=TritonPPO)
-        if self.triton and not own:
-            compute_returns(self, *args, **kwargs)
-        else:
-            super().compute_returns(*args, **kwargs)
+        if not self.triton or find_override(self, ["compute_returns"], PACKAGES, behind=TritonPPO):
+            return super().compute_returns(*args, **kwargs)
+        return compute_returns(self, *args, **kwargs)
 
     def update(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Update actor and critic, as `PPO.update` does, and return the mean losses."""

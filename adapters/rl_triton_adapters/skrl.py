@@ -126,7 +126,7 @@ class MadeAgentMixin(CopiedMethodsMixin):
     """Lets an agent be pickled, as by skrl's `ParallelTrainer`, though no module has its class."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        reduced, made_of = super().__reduce_ex__(protocol), vars(type(self)).get("_made_of")
+        reduced, made_of = super().__reduce_ex__(protocol), vars(type(self)).get("_rl_triton_class")
         return (create_agent, (made_of,), *reduced[2:]) if made_of else reduced
 
 
@@ -141,7 +141,7 @@ def derive_class(agent_class: type) -> Any:
     update, name = getattr(agent_class, "update", None), agent_class.__name__
     kind, replaced = CAPTURED.get(update), replace_gae(update)
     document = f"`{name}` of skrl with the advantages of `rl_triton_core`{' and a captured update' if kind else ''}."
-    attributes = {"__doc__": document, "__module__": __name__, "_made_of": agent_class, "update": replaced}
+    attributes = {"__doc__": document, "__module__": __name__, "_rl_triton_class": agent_class, "update": replaced}
     if kind is None:
         return type(f"Triton{name}", (agent_class, MadeAgentMixin), attributes)
 

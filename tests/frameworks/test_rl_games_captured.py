@@ -174,18 +174,69 @@ def test_mixed_precision_on_a_gpu(central, env, device, tmp_path):
     compare(ours, stock, rtol=5e-2, atol=5e-3)
 
 
-def test_settings_that_change_are_followed(tmp_path, monkeypatch):
+def anneal(agent, i):
+    """As programs do it: other numbers in every epoch."""
+    agent.e_clip, agent.critic_coef, agent.bounds_loss_coef = 0.2 - 0.04 * i, 1.0 + i, 1e-3 * i
+    agent.central_value_net.e_clip = 0.2 - 0.05 * i
+
+
+def set_others(agent, i):
+    for x in list_trainers(agent):
+        x.grad_norm = 1.0 if i < 2 else 0.05
+
+
+@pytest.mark.parametrize(("change", "captures"), [(anneal, 1), (set_others, 2)])
+def test_settings_that_change_are_followed(change, captures, tmp_path, monkeypatch):
+    """A graph is given numbers that are annealed, and keeps others: it is captured anew."""
     agents = []
-    for mode in ("stock", "triton", "triton"):
+    for mode in ("stock", "triton"):
         if mode == "triton":
             allow_captures(monkeypatch)
-        agent = train(make_agent(mode, "pendulum", tmp_path))
-        if len(agents) < 2:
-            agent.e_clip, agent.grad_norm, agent.critic_coef = 0.01, 0.1, 3.0
-        agent.max_epochs += 2
-        agents.append(train(agent, seed=2))
-    compare(*agents[1::-1], rtol=1e-4, atol=1e-5)
-    assert not torch.equal(*(next(x.model.parameters()) for x in agents[1:]))
+        agent = make_agent(mode, "pendulum", tmp_path, with_central_value())
+        for i in range(4):
+            change(agent, i)
+            agent.max_epochs = i + 1
+            train(agent, seed=2)
+        agents.append(agent)
+    compare(*agents[::-1], rtol=1e-4, atol=1e-5)
+    update = agents[1]._rl_triton
+    graphs = [x.step.graphs for x in (update, update.central_value)]
+    assert [x.captures for x in graphs] == [captures] * 2
+    agents[1].recapture()
+    agents[1].max_epochs += 1
+    train(agents[1])
+    assert [x.captures for x in graphs] == [captures + 1] * 2
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+def test_an_interrupted_update_leaves_what_that_of_rl_games_does(captured, tmp_path, monkeypatch):
+    """Where a graph is captured, as the step begins; and training goes on."""
+    agents = []
+    for mode in ("stock", "triton"):
+        if captured:
+            allow_captures(monkeypatch)
+        changes = with_central_value(normalize_input=False) | {"max_epochs": 1, "learning_rate": 1e-4}
+        agent = train(make_agent(mode, "pendulum", tmp_path, changes))
+        for trainer in list_trainers(agent):
+            agent.max_epochs += 1
+            handle = trainer.optimizer.register_step_pre_hook(interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                train(agent)
+            handle.remove()
+        agent.max_epochs += 1
+        agents.append(train(agent))
+    stock, ours = agents
+    ours.recapture()
+    compare_all(ours, stock, rtol=1e-4, atol=1e-5)
+    for x, y in zip(list_trainers(ours), list_trainers(stock), strict=True):
+        assert vars(x.optimizer).keys() == vars(y.optimizer).keys()
+        groups = [trainer.optimizer.state_dict()["param_groups"] for trainer in (x, y)]
+        assert [group | {"lr": 0} for group in groups[0]] == [group | {"lr": 0} for group in groups[1]]
+        assert {*vars(x)} - {*vars(y)} <= {"triton", "_rl_triton", "use_fused_kernel"}
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
 
 
 def test_settings_of_a_central_value_network_that_change_are_followed(tmp_path, monkeypatch):

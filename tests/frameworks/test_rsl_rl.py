@@ -2,7 +2,7 @@
 
 import warnings
 from copy import deepcopy
-from itertools import pairwise
+from itertools import count, pairwise
 
 import pytest
 import torch
@@ -132,16 +132,62 @@ def test_each_observation_is_counted_once(class_name, captured, monkeypatch):
     assert class_name == "PPO" or places == [x.data_ptr() for x in normalizer.buffers()]
 
 
-def test_settings_may_change_between_updates(monkeypatch):
-    """A graph keeps numbers of the host: it is captured anew."""
+def anneal(alg, i):
+    """As programs do it: other numbers in every update."""
+    alg.entropy_coef, alg.clip_param = 0.02 * i, 0.2 - 0.04 * i
+    alg.value_loss_coef, alg.desired_kl = 1.0 + 0.2 * i, 0.01 + 0.002 * i
+
+
+def set_others(alg, i):
+    alg.max_grad_norm, alg.use_clipped_value_loss = (1.0, True) if i < 2 else (0.05, False)
+
+
+@pytest.mark.parametrize(("change", "captures"), [(anneal, 1), (set_others, 2)])
+def test_settings_may_change_between_updates(change, captures, monkeypatch):
+    """A graph is given numbers that are annealed, and keeps others: it is captured anew."""
     stock, ours = make_runner("PPO"), make_runner(OURS)
     graphs = use_graphs(monkeypatch, ours)
     for runner in (stock, ours):
-        train(runner, 2)
-        runner.alg.entropy_coef, runner.alg.clip_param = 0.2, 0.05
-        train(runner, 2)
+        for i in range(4):
+            change(runner.alg, i)
+            train(runner, 1)
     compare(ours, stock, rtol=1e-4, atol=2e-6)
-    assert graphs.captures == 2
+    assert graphs.captures == captures
+    ours.alg.recapture()
+    train(ours, 1)
+    assert graphs.captures == captures + 1
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+def test_an_interrupted_update_leaves_what_that_of_rsl_rl_does(captured, monkeypatch):
+    """Where a graph is captured, as the step begins; and training goes on."""
+    variant, at = ("fixed rate", 1) if captured else ("default", 3)
+    stock, ours = make_runner("PPO", variant), make_runner(OURS, variant)
+    if captured:
+        use_graphs(monkeypatch, ours)
+    for runner in (stock, ours):
+        train(runner, 1)
+        steps = count(1)
+        handle = runner.alg.optimizer.register_step_pre_hook(lambda *_, steps=steps: interrupt(next(steps) == at))
+        with pytest.raises(KeyboardInterrupt):
+            train(runner, 1)
+        handle.remove()
+        runner.alg.storage.clear()
+    compare(ours, stock, rtol=1e-4, atol=2e-6)
+    assert ours.alg.learning_rate == pytest.approx(stock.alg.learning_rate)
+    ours.alg.recapture()
+    assert ours.alg.optimizer.state_dict()["param_groups"] == [
+        group | {"lr": pytest.approx(group["lr"])} for group in stock.alg.optimizer.state_dict()["param_groups"]
+    ]
+    assert vars(ours.alg.optimizer).keys() == vars(stock.alg.optimizer).keys()
+    assert {*vars(ours.alg)} - {*vars(stock.alg)} == {"triton", "_rl_triton"}
+    train(ours, 1), train(stock, 1)
+    compare(ours, stock, rtol=1e-4, atol=2e-6)
+
+
+def interrupt(condition):
+    if condition:
+        raise KeyboardInterrupt
 
 
 def test_the_learning_rate_adapts():

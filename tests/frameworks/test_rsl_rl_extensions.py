@@ -99,6 +99,18 @@ def test_a_symmetry_that_changes_is_followed(monkeypatch):
     compare(ours, stock, rtol=1e-3, atol=1e-5)
 
 
+def test_recurrent_minibatches_of_one_environment(monkeypatch):
+    """RSL-RL's `squeeze` drops their dimension too, and pairs all steps with all: ours is RSL-RL's with another."""
+    options = {"network": RECURRENT, "num_mini_batches": 12, "num_learning_epochs": 1}
+    stock, ours, other = (make_runner(name, **options) for name in ("PPO", OURS, "PPO"))
+    train(stock, 1), train(ours, 1)
+    monkeypatch.setattr(torch, "squeeze", lambda x, dim=-1: x.squeeze(dim))
+    train(other, 1)
+    compare(ours, other, rtol=1e-4, atol=2e-6)
+    with pytest.raises(AssertionError, match="not close"):
+        compare(stock, other, rtol=1e-2, atol=1e-4)
+
+
 def test_minibatches_without_samples_are_left_to_the_package():
     runner = make_runner(OURS, num_mini_batches=1000)
     train(runner, 1)

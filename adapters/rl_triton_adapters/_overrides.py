@@ -75,20 +75,38 @@ def unwrap(attribute: Any) -> Iterator[Any]:
         attribute = getattr(attribute, "__wrapped__", None)
 
 
-def list_called(*functions: Any, package: str) -> list[tuple[str, Any]]:
-    """The functions that these call and, with their names, where they look them up: `f`, `F.mse_loss`.
+def find_settings(thing: Any, functions: Iterable[Any], packages: Any, inputs: Iterable[str]) -> tuple[str, list[Any]]:
+    """What functions of a framework call by names of modules, and read of numbers and the like from an object.
 
     Args:
-        *functions: Functions and methods.
-        package: What its functions call in turn is listed, too.
+        thing: The object.
+        functions: Functions and methods.
+        packages: The framework's package, whose functions are followed, and others that are no user's.
+        inputs: Attributes that do not count.
+
+    Returns:
+        Which of it is a user's, empty if nothing is; and all of it, to be compared.
     """
+    codes = [find_innermost(getattr(x, "__func__", x)) for x in functions]
+    names = dict.fromkeys(name for x in codes for name in list_names(x.__code__))
+    called, known = list_called(codes, packages[0]), {*packages, *sys.stdlib_module_names}
+    users = [name for name, x in called if not {y.partition(".")[0] for y in list_homes(x)} <= known]
+    computed = [x for x in names if isinstance(getattr(type(thing), x, None), property)]
+    reasons = [f"{name} is not that of {packages[0]}" for name in users]
+    reasons += [f"{type(thing).__name__} computes {x}" for x in computed if isinstance(getattr(thing, x), Number)]
+    own = {name: vars(thing).get(name, ...) for name in names if name not in inputs}
+    plain = {name: x for name, x in own.items() if x is None or isinstance(x, Number | str) or callable(x)}
+    return next(iter(reasons), ""), [called, plain]
+
+
+def list_called(functions: Iterable[Any], package: str) -> list[tuple[str, Any]]:
+    """The functions that these call and, with their names, where they look them up: `f`, `F.mse_loss`."""
     found: list[tuple[str, Any]] = []
-    waiting = [find_innermost(getattr(x, "__func__", x)) for x in functions]
+    waiting = [*functions]
     for function in waiting:
-        scopes = [function.__globals__]
+        scopes, names = [function.__globals__], list_names(function.__code__)
         for scope in scopes:
-            for name in list_names(function.__code__):
-                x = scope.get(name)
+            for name, x in ((name, scope.get(name)) for name in names):
                 if isinstance(x, ModuleType):
                     scopes += [vars(x)] * all(vars(x) is not known for known in scopes)
                 elif callable(x) and not isinstance(x, type | BuiltinFunctionType) and (name, x) not in found:
@@ -100,27 +118,7 @@ def list_called(*functions: Any, package: str) -> list[tuple[str, Any]]:
 def list_names(code: CodeType) -> list[str]:
     """The names of variables of modules and of attributes that a function's code has."""
     inner = (name for x in code.co_consts if isinstance(x, CodeType) for name in list_names(x))
-    return [*dict.fromkeys([*code.co_names, *inner])]
-
-
-def find_replaced(called: Iterable[tuple[str, Any]], packages: tuple[str, ...]) -> str:
-    """Say which of these functions is neither of these packages nor of Python; empty if there is none."""
-    known = {*packages, *sys.stdlib_module_names}
-    users = (name for name, x in called if not {y.partition(".")[0] for y in list_homes(x)} <= known)
-    return next((f"{name} is not that of {packages[0]}" for name in users), "")
-
-
-def read_plain(thing: Any, *functions: Any) -> dict[str, Any]:
-    """The numbers, strings, functions and modules among the attributes of an object that these functions name."""
-    own = {name: vars(thing).get(name, ...) for x in functions for name in list_names(find_innermost(x).__code__)}
-    return {name: x for name, x in own.items() if x is None or isinstance(x, Number | str) or callable(x)}
-
-
-def find_property(thing: Any, *functions: Any) -> str:
-    """Say which number that these functions read of an object a user's class computes; empty if there is none."""
-    names = [name for x in functions for name in list_names(find_innermost(x).__code__)]
-    computed = (name for name in names if isinstance(getattr(type(thing), name, None), property))
-    return next((f"{type(thing).__name__} computes {x}" for x in computed if isinstance(getattr(thing, x), Number)), "")
+    return [*code.co_names, *inner]
 
 
 def has_hooks(module: nn.Module) -> bool:

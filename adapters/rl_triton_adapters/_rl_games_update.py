@@ -1,22 +1,16 @@
-"""RL-Games: `calc_gradients` as a replay of a CUDA graph on a GPU."""
+"""RL-Games: steps of agents and central value networks that are replays of CUDA graphs on a GPU."""
 
 # mypy: allow-subclassing-any, allow-untyped-calls, disable-error-code="attr-defined, misc, call-arg"
 
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from rl_triton_adapters._overrides import find_override, is_written_in
-from rl_triton_adapters._rl_games_central_value import (
-    INPUTS,
-    PACKAGES,
-    CentralValueUpdate,
-    find_settings,
-    replace_model,
-)
+from rl_triton_adapters._overrides import find_override, find_settings, is_written_in
 from rl_triton_adapters.updates import CapturedUpdate, DeferredChecks, find_reason
 from rl_triton_core.capture import keep_buffers
 
@@ -30,31 +24,100 @@ METHODS = (
     "_preproc_obs",
 )
 """What a graph calls at its capture alone."""
+CENTRAL_METHODS = ("calc_gradients", "calc_loss", "_preproc_obs", "train_net", "train_critic")
+"""The same of a central value network; the last two call a step, and are what it stands in the place of."""
+PACKAGES = ("rl_games", "torch")
+"""Where functions are written that are no user's."""
+INPUTS = ("entropy_coef", "e_clip", "critic_coef", "bounds_loss_coef")
+"""Numbers that may be annealed: graphs keep others."""
 CAPTURING_MODES = ("reduce-overhead", "max-autotune")
 """Modes in which `torch.compile` captures graphs of its own."""
 RATE = 4
 """Where the learning rate is in what a step leaves."""
 
 
+class CentralValueUpdate(CapturedUpdate):
+    """Steps in the place of those of an agent's `central_value_net`, whose `train_net` stays RL-Games' own."""
+
+    def __init__(self) -> None:
+        super().__init__(self.make_step)
+        self.net: Any = None
+
+    def prepare(self, net: Any, stock: str) -> None:
+        """Find out how the steps of the moment are made.
+
+        Args:
+            net: The agent's `central_value_net`.
+            stock: Why they are to be RL-Games' own; empty if nothing is known that stands against ours.
+        """
+        self.net = net
+        stock = stock or find_reason({"its recurrent networks read from the device where episodes end": net.is_rnn})
+        stock = stock or find_override(net, CENTRAL_METHODS, PACKAGES)
+        replaced, settings = find_settings(net, list_methods(net, CENTRAL_METHODS[:3]), PACKAGES, INPUTS)
+        stock = stock or replaced
+        self.find_step([net.model], [net.optimizer], stock=stock, is_averaged=net.multi_gpu)
+        self.keep_settings(settings)
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Inside, `train_net` makes these steps, unless they are RL-Games' own."""
+        if self.net is None or self.stock:
+            yield
+            return
+        net = self.net
+        net.train_critic = self.train_critic
+        try:
+            yield
+        finally:
+            del net.train_critic
+
+    def train_critic(self, batch: dict[str, Any]) -> Tensor:
+        """Make a step with a minibatch; its loss, which the host would wait for, stays on the device."""
+        assert self.step is not None
+        self.net.train()
+        loss: Tensor = self.step(batch, self.net.e_clip)
+        return loss.double()  # RL-Games adds numbers
+
+    def make_step(self, batch: dict[str, Any], e_clip: Any) -> Tensor:
+        """One step; its loss."""
+        with replace_model(self.net, self.is_captured, {"e_clip": e_clip}):
+            loss: Tensor = self.net.calc_gradients(batch).detach()
+        return loss
+
+
+def list_methods(trainer: Any, names: Iterable[str]) -> list[Any]:
+    """Those methods of these names that are RL-Games' own."""
+    methods = [getattr(trainer, name) for name in names if hasattr(trainer, name)]
+    return [x for x in methods if is_written_in(PACKAGES, x)]
+
+
+@contextmanager
+def replace_model(trainer: Any, is_captured: bool, numbers: dict[str, Any]) -> Iterator[None]:
+    """Inside, a trainer has a model as a graph can have it, and these numbers."""
+    model, kept = trainer.model, {name: getattr(trainer, name) for name in numbers}
+    trainer.model = getattr(model, "_orig_mod", model) if is_captured else model  # graphs need no compiler
+    try:
+        vars(trainer).update(numbers)
+        yield
+    finally:
+        vars(trainer).update(kept)
+        trainer.model = model
+
+
 class AgentUpdate(CapturedUpdate):
     """The steps of an agent, and of its central value network.
 
-    Attributes:
+    Args:
         agent: The agent.
         kind: Our class: the methods behind it are RL-Games' or the user's.
-        central_value: The steps of the network.
-        is_prepared: Whether the steps are those of this epoch.
-        replaced: What RL-Games' methods call or read that is a user's; empty if nothing is.
-        checks: Within a step, the checks of its distributions' arguments.
-        refusals: Of each step of an epoch, whether one of them has failed.
     """
 
     def __init__(self, agent: Any, kind: type) -> None:
         super().__init__(self.make_step)
         self.agent, self.kind, self.central_value = agent, kind, CentralValueUpdate()
-        self.is_prepared, self.replaced = False, ""
+        self.is_prepared, self.replaced = False, ""  # what RL-Games' methods call or read that is a user's
         self.checks: DeferredChecks | None = None
-        self.refusals: list[Tensor] = []
+        self.refusals: list[Tensor] = []  # of each step of an epoch, whether a check has failed
         self.has_fused_kernel = getattr(agent, "use_fused_kernel", False)  # RL-Games 2's, which takes numbers
 
     def prepare(self) -> None:
@@ -66,9 +129,8 @@ class AgentUpdate(CapturedUpdate):
             self.central_value.prepare(agent.central_value_net, self.find_refusal(modes.get("critic_mode", mode)))
         own = find_override(agent, METHODS, (*PACKAGES, "rl_triton_adapters"))
         own = own or find_override(agent, METHODS, PACKAGES, behind=self.kind)
-        behind = super(self.kind, agent)
-        methods = [getattr(behind, name) for name in METHODS if hasattr(behind, name)]
-        self.replaced, settings = find_settings(agent, methods)
+        methods = list_methods(super(self.kind, agent), METHODS)
+        self.replaced, settings = find_settings(agent, methods, PACKAGES, (*INPUTS, "last_lr"))
         reasons = {
             "use_diagnostics reads from the device in every minibatch": getattr(agent, "use_diagnostics", False),
             "zero_rnn_on_done reads from the device where episodes end": agent.is_rnn and agent.zero_rnn_on_done,
@@ -86,7 +148,6 @@ class AgentUpdate(CapturedUpdate):
 
     def describe(self, whose: str = "those of RL-Games") -> str:
         """Say how the steps of the moment are made, and why."""
-        self.prepare()
         updates = [super().describe(whose)] + [self.central_value.describe(whose)] * self.agent.has_central_value
         return "; of the central value network, ".join(updates)
 

@@ -10,14 +10,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.distributions import Normal
 
-from rl_triton_adapters._overrides import (
-    find_override,
-    find_property,
-    find_replaced,
-    has_hooks,
-    list_called,
-    read_plain,
-)
+from rl_triton_adapters._overrides import find_override, find_settings, has_hooks
 from rl_triton_adapters.updates import CapturedUpdate, find_pointers, find_reason
 from rl_triton_core.capture import keep_buffers
 from rl_triton_core.losses import Gaussian, LogProbs, Policy, ppo_loss
@@ -86,13 +79,13 @@ def compute_outputs(model: Any, observations: Any, states: list[Tensor], begins:
 class Update(CapturedUpdate):
     """The steps of an algorithm with the minibatches of its storage.
 
-    Attributes:
+    Args:
         alg: The algorithm.
         behind: Our class of algorithms: what stands behind it is RSL-RL's or the user's.
-        rate: The learning rate, on the device.
-        rollout: The storage as a graph reads it.
-        is_gaussian: Whether the loss is that of the Gaussian that the actor returns.
+        capture: As of `TritonPPO`.
     """
+
+    whose = "those of RSL-RL"
 
     def __init__(self, alg: Any, behind: type, capture: bool | None) -> None:
         super().__init__(self.make_step, enabled=capture)
@@ -108,11 +101,6 @@ class Update(CapturedUpdate):
             optimizers.append(alg.rnd.optimizer)
         stock = self.find_obstacle()
         self.find_step(models, optimizers, stock=stock, state=[self.rate], is_averaged=alg.is_multi_gpu)
-
-    def describe(self, whose: str = "those of RSL-RL") -> str:
-        """Say how the steps of the moment are made, and why."""
-        self.prepare()
-        return super().describe(whose)
 
     def find_obstacle(self) -> str:
         """Why the update is RSL-RL's own; empty if it is ours."""
@@ -133,8 +121,7 @@ class Update(CapturedUpdate):
             find_reason(obstacles)
             or find_override(alg, ["update"], PACKAGES, behind=self.behind)
             or find_override(storage, ["mini_batch_generator", "recurrent_mini_batch_generator"], PACKAGES)
-            or find_replaced(list_called(PPO.update, package="rsl_rl"), PACKAGES)
-            or find_property(alg, PPO.update)
+            or find_settings(alg, [PPO.update], PACKAGES, ())[0]
         )
 
     def has_gaussian_policy(self) -> bool:
@@ -172,16 +159,14 @@ class Update(CapturedUpdate):
     def find_numbers(self) -> dict[str, float | None]:
         """The numbers that a step reads; where it reads others that have changed, it is captured again."""
         alg, numbers = self.alg, {name: getattr(self.alg, name) for name in INPUTS}
-        plain = read_plain(alg, PPO.update)
-        settings = [*list_called(PPO.update, package="rsl_rl"), self.is_gaussian, find_pointers(self.rollout)]
+        _, settings = find_settings(alg, [PPO.update], PACKAGES, (*INPUTS, "learning_rate"))
+        settings += [self.is_gaussian, find_pointers(self.rollout)]
         if alg.symmetry:
             methods = alg.symmetry.compute_loss, alg.symmetry.augment_batch
             numbers["mirror_loss_coeff"] = alg.symmetry.mirror_loss_coeff
-            plain |= read_plain(alg.symmetry, PPO.update, *methods)
-            settings += methods
+            settings += [methods, find_settings(alg.symmetry, [PPO.update, *methods], PACKAGES, numbers)[1]]
         if alg.rnd:
             settings.append(alg.rnd.compute_loss)
-        settings += [(name, x) for name, x in plain.items() if name not in (*numbers, "learning_rate")]
         self.keep_settings(settings)
         return numbers
 

@@ -5,7 +5,6 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import wraps
-from inspect import unwrap as find_innermost
 from itertools import chain
 from typing import Any
 
@@ -13,11 +12,13 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn import functional
 
-from rl_triton_adapters._overrides import find_override, find_property, find_replaced, list_called, read_plain
+from rl_triton_adapters._overrides import find_override, find_settings
 from rl_triton_adapters.updates import CapturedUpdate, DeferredChecks, find_pointers, find_reason
 
 # isort: split
 from skrl import config
+from skrl.agents.torch.a2c import A2C
+from skrl.agents.torch.ppo import PPO
 from skrl.memories.torch import RandomMemory
 from skrl.resources.preprocessors.torch import RunningStandardScaler
 from skrl.resources.schedulers.torch import KLAdaptiveLR
@@ -61,20 +62,14 @@ class PPOUpdate(CapturedUpdate):
 
     Minibatches, learning rates and what is tracked are those of skrl, and operations are skrl's, one by one. Statistics
     are read once per epoch.
-
-    Attributes:
-        agent: PPO of skrl.
-        samples: The memory as a graph reads it.
     """
+
+    whose = "those of skrl"
+    of_skrl: Any = getattr(PPO, "update", None)
 
     def __init__(self, agent: Any) -> None:
         super().__init__(self.make_step)
         self.agent, self.samples = agent, dict[str, Any]()
-
-    def describe(self, whose: str = "those of skrl") -> str:
-        """Say how the steps of the moment are made, and why."""
-        self.prepare()
-        return super().describe(whose)
 
     def prepare(self) -> None:
         """Find out how the steps of the moment are made."""
@@ -90,7 +85,7 @@ class PPOUpdate(CapturedUpdate):
 
     def find_stock_reason(self, preprocessors: list[Any]) -> str:
         """Why skrl's own code runs; empty if ours does."""
-        agent, memory, update = self.agent, self.agent.memory, find_innermost(type(self.agent).update)
+        agent, memory = self.agent, self.agent.memory
         if memory is None:
             return "the agent has no memory to learn from"
         known = [x == agent._empty_preprocessor or type(x) is RunningStandardScaler for x in preprocessors]
@@ -102,8 +97,7 @@ class PPOUpdate(CapturedUpdate):
             "the memory makes minibatches of its own": not is_random,
             "the memory lies on another device": any(x.device != device for x in memory.tensors.values()),
         }
-        replaced = find_replaced(list_called(update, package="skrl"), PACKAGES)
-        return find_reason(reasons) or replaced or find_property(agent.cfg, update)
+        return find_reason(reasons) or find_settings(agent.cfg, [self.of_skrl], PACKAGES, ())[0]
 
     def list_preprocessors(self) -> list[Any]:
         """Those of what the models are given."""
@@ -151,11 +145,10 @@ class PPOUpdate(CapturedUpdate):
         numbers = {name: getattr(cfg, name, None) for name in INPUTS}
         if hasattr(cfg, "ratio_clip"):
             numbers |= {"lowest_ratio": 1.0 - cfg.ratio_clip, "highest_ratio": 1.0 + cfg.ratio_clip}
-        signs = [(x or 0) > 0 for x in numbers.values()]
-        called = list_called(self.make_step, self.compute_losses, self.step_optimizer, package=__name__)
-        plain = read_plain(cfg, self.make_step, self.compute_losses, self.step_optimizer)
-        plain = {name: x for name, x in plain.items() if name not in numbers}
-        self.keep_settings([signs, called, plain, agent.scaler, find_pointers(self.samples)])
+        signs = [(not x, (x or 0) > 0) for x in numbers.values()]
+        functions = [self.make_step, self.compute_losses, self.step_optimizer]
+        settings = find_settings(cfg, functions, PACKAGES, numbers)
+        self.keep_settings([signs, settings, agent.scaler, find_pointers(self.samples)])
         return numbers
 
     def make_steps(self) -> None:
@@ -175,12 +168,7 @@ class PPOUpdate(CapturedUpdate):
         self.track_losses(torch.cat(epochs), len(epochs) * agent.cfg.mini_batches)
 
     def run_epoch(self, train: bool, numbers: dict[str, float | None]) -> Tensor:
-        """Make one step with each minibatch; return their statistics, on the CPU.
-
-        Args:
-            train: Whether preprocessors take account of the observations.
-            numbers: Those of `find_numbers`.
-        """
+        """Make one step with each minibatch, perhaps in preprocessors' training; return statistics, on the CPU."""
         step, memory, count, rows = self.step, self.agent.memory, self.agent.cfg.mini_batches, []
         assert step is not None
         step.resume()
@@ -279,6 +267,8 @@ class PPOUpdate(CapturedUpdate):
 
 class A2CUpdate(PPOUpdate):
     """As `PPOUpdate`, for A2C."""
+
+    of_skrl = getattr(A2C, "update", None)
 
     def compute_losses(self, log_probs: Tensor, inputs: Any, batch: Any, numbers: Any) -> tuple[Tensor, Tensor]:
         """The losses of policy and value."""

@@ -43,10 +43,6 @@ class TritonAdvantagesMixin:
     that has its own `discount_values` keeps it.
     """
 
-    config: dict[str, Any]
-    gamma: float
-    tau: float
-
     def __init__(self, base_name: str, params: dict[str, Any]) -> None:
         """Create the agent.
 
@@ -68,23 +64,16 @@ class TritonAdvantagesMixin:
         if not self.triton or find_override(self, ["discount_values"], PACKAGES, behind=TritonAdvantagesMixin):
             stock: Tensor = super().discount_values(*args, **kwargs)  # type: ignore[misc]
             return stock
-        return estimate_advantages(self.gamma, self.tau, *args, **kwargs)
+        return estimate_advantages(self, *args, **kwargs)
 
 
 def estimate_advantages(
-    gamma: float,
-    tau: float,
-    fdones: Tensor,
-    last_values: Tensor,
-    mb_fdones: Tensor,
-    mb_values: Tensor,
-    mb_rewards: Tensor,
+    agent: Any, fdones: Tensor, last_values: Tensor, mb_fdones: Tensor, mb_values: Tensor, mb_rewards: Tensor
 ) -> Tensor:
     """Compute the advantages of a rollout.
 
     Args:
-        gamma: γ.
-        tau: λ.
+        agent: The agent, which has γ and λ.
         fdones: Whether the last step ended its episode, [num_envs], floating point.
         last_values: V of the observation after the rollout, [num_envs, value_size].
         mb_fdones: Whether the step before ended its episode, [num_steps, num_envs], floating point.
@@ -100,8 +89,8 @@ def estimate_advantages(
         mb_values.flatten(1),
         terminated=dones.unsqueeze(-1).expand_as(mb_rewards).flatten(1),
         bootstrap_values=last_values.flatten(),
-        gamma=gamma,
-        lambda_=tau,
+        gamma=agent.gamma,
+        lambda_=agent.tau,
         time_dim=0,
         compute_returns=False,
     )

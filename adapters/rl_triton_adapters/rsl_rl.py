@@ -70,11 +70,28 @@ class TritonPPO(PPO, Described):
         with keep_buffers(step.modules) if step else nullcontext():
             return super().process_env_step(*args, **kwargs)
 
-    def compute_returns(self, *args: Any, **kwargs: Any) -> Any:
+    def compute_returns(self, obs: Any, *args: Any, **kwargs: Any) -> Any:
         """Fill in the storage's returns and advantages; time-outs are in the rewards already, as in `PPO`."""
         if not self.triton or find_override(self, ["compute_returns"], PACKAGES, behind=TritonPPO):
-            return super().compute_returns(*args, **kwargs)
-        return compute_returns(self, *args, **kwargs)
+            return super().compute_returns(obs, *args, **kwargs)
+        storage, hidden_state = self.storage, self.critic.get_hidden_state()
+        last_values = self.critic(obs).detach()
+        if RETURNS_KEEP_STATE:
+            self.critic.reset(hidden_state=hidden_state)
+        rewards, values, dones = (x.squeeze(-1) for x in (storage.rewards, storage.values, storage.dones))
+        compute_gae(
+            rewards,
+            values,
+            terminated=dones,
+            bootstrap_values=last_values.squeeze(-1),
+            gamma=self.gamma,
+            lambda_=self.lam,
+            time_dim=0,
+            out=(storage.advantages.squeeze(-1), storage.returns.squeeze(-1)),
+        )
+        if not self.normalize_advantage_per_mini_batch:
+            normalize_advantages(storage.advantages, out=storage.advantages)
+        return None
 
     def update(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Update actor and critic, as `PPO.update` does, and return the mean losses."""
@@ -83,24 +100,3 @@ class TritonPPO(PPO, Described):
             return self._rl_triton.make_steps()
         losses: dict[str, float] = super().update(*args, **kwargs)
         return losses
-
-
-def compute_returns(alg: Any, obs: Any) -> None:
-    """Fill in the storage's returns and advantages."""
-    storage, hidden_state = alg.storage, alg.critic.get_hidden_state()
-    last_values = alg.critic(obs).detach()
-    if RETURNS_KEEP_STATE:
-        alg.critic.reset(hidden_state=hidden_state)
-    rewards, values, dones = (x.squeeze(-1) for x in (storage.rewards, storage.values, storage.dones))
-    compute_gae(
-        rewards,
-        values,
-        terminated=dones,
-        bootstrap_values=last_values.squeeze(-1),
-        gamma=alg.gamma,
-        lambda_=alg.lam,
-        time_dim=0,
-        out=(storage.advantages.squeeze(-1), storage.returns.squeeze(-1)),
-    )
-    if not alg.normalize_advantage_per_mini_batch:
-        normalize_advantages(storage.advantages, out=storage.advantages)

@@ -12,7 +12,7 @@ operations in a CUDA graph of a minibatch: nothing of skrl is patched.
 # mypy: allow-subclassing-any, allow-untyped-calls
 
 import sys
-from functools import cache, wraps
+from functools import cache, cached_property, wraps
 from inspect import signature
 from typing import Any
 
@@ -118,7 +118,7 @@ def replace_gae(update: Any) -> Any:
     return copy_function(update, {"compute_gae": compute})
 
 
-CAPTURED = {getattr(PPO, "update", None): PPOUpdate, getattr(A2C, "update", None): A2CUpdate}
+CAPTURED = {x.of_skrl: x for x in (PPOUpdate, A2CUpdate)}
 """The updates of skrl that are captured."""
 
 
@@ -144,14 +144,8 @@ def derive_class(agent_class: type) -> Any:
     attributes = {"__doc__": document, "__module__": __name__, "_rl_triton_class": agent_class, "update": replaced}
     if kind is None:
         return type(f"Triton{name}", (agent_class, MadeAgentMixin), attributes)
-
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        super(made, self).__init__(*args, **kwargs)
-        self._rl_triton = kind(self)
-
-    attributes |= {"__init__": wraps(agent_class.__init__)(__init__), "update": capture_update(replaced)}
-    made = type(f"Triton{name}", (agent_class, MadeAgentMixin, Described), attributes)
-    return made
+    attributes |= {"_rl_triton": cached_property(kind), "update": capture_update(replaced)}
+    return type(f"Triton{name}", (agent_class, MadeAgentMixin, Described), attributes)
 
 
 def computes_advantages(component: Any) -> bool:

@@ -46,6 +46,9 @@ class CapturedUpdate:
         step: The step as `find_step` has found it last.
     """
 
+    whose = "those of the stock algorithm"
+    """How updates are called that are not ours."""
+
     def __init__(self, make_step: Callable[..., Any], *, enabled: bool | None = None, max_graphs: int = 4) -> None:
         self.make_step, self.enabled, self.max_graphs = make_step, enabled, max_graphs
         self.stock = self.obstacle = ""
@@ -127,9 +130,12 @@ class CapturedUpdate:
         if self.stock and not find_off_switch():
             warnings.warn(f"{name} updates as {package} does: {self.stock}", RuntimeWarning, stacklevel=3)
 
-    def describe(self, whose: str = "those of the stock algorithm") -> str:
+    def describe(self, whose: str = "") -> str:
         """Say in which of three ways updates are made, and why."""
-        return describe_update("" if self.step is None else self.step.reason, bool(self.stock), whose)
+        return describe_update("" if self.step is None else self.step.reason, bool(self.stock), whose or self.whose)
+
+    def prepare(self) -> None:
+        """Find the step of the moment, where an adapter's class does it."""
 
 
 def describe_update(reason: str, is_stock: bool, whose: str = "those of the stock algorithm") -> str:
@@ -150,23 +156,30 @@ def find_reason(reasons: Mapping[str, Any]) -> str:
 
 
 class Described:
-    """What users ask of an object that has an update of ours as `_rl_triton`.
+    """What users ask of an object with updates of ours.
 
     Behind a framework's class in the order of bases: where a user's class has such a name, it is the user's.
     """
 
+    _rl_triton: CapturedUpdate
+
+    @property
+    def _update(self) -> CapturedUpdate:
+        return self._rl_triton
+
     @property
     def obstacle(self) -> str:
         """Why the framework's own updates run; empty if ours do."""
-        return self._rl_triton.stock  # type: ignore[attr-defined, no-any-return]
+        return self._rl_triton.stock
 
     def describe_step(self) -> str:
         """Say in which of three ways updates are made, and why."""
-        return self._rl_triton.describe()  # type: ignore[attr-defined, no-any-return]
+        self._rl_triton.prepare()
+        return self._rl_triton.describe()
 
     def recapture(self) -> None:
         """Capture again with the next update: for changes that nothing tells of, as of what a function closes over."""
-        self._rl_triton.recapture()  # type: ignore[attr-defined]
+        self._rl_triton.recapture()
 
 
 def has_group() -> bool:
@@ -188,20 +201,14 @@ class Updates(WeakSet[Any]):
         def destroy_process_group(group: Any = None) -> None:
             try:
                 if group is None or group is distributed.group.WORLD:
-                    replace_end(destroy_process_group, stock)
+                    if distributed.destroy_process_group is destroy_process_group:
+                        distributed.destroy_process_group = stock
                     release_graphs()
             finally:
                 stock(group)
 
         vars(destroy_process_group)["releases_graphs"] = True
-        replace_end(stock, destroy_process_group)
-
-
-def replace_end(function: Any, other: Any) -> None:
-    """Put another function in the place of one that ends groups, wherever PyTorch has it."""
-    for module in (distributed, distributed.distributed_c10d):
-        if module.destroy_process_group is function:
-            module.destroy_process_group = other
+        distributed.destroy_process_group = destroy_process_group
 
 
 UPDATES = Updates()

@@ -1,8 +1,11 @@
 """What a user has changed in an object of a framework: an adapter that goes around a method asks whether it may."""
 
+import sys
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from types import BuiltinFunctionType, CodeType
+from inspect import unwrap as find_innermost
+from numbers import Number
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
@@ -53,7 +56,7 @@ def is_from(packages: tuple[str, ...], owner: type, name: str) -> bool:
 
 def is_written_in(packages: tuple[str, ...], attribute: Any, *modules: str) -> bool:
     """Whether all functions that an attribute of a class is made of, and these modules, are of these packages."""
-    modules = *modules, *(getattr(x, "__globals__", {}).get("__name__", "") for x in unwrap(attribute))
+    modules = *modules, *list_homes(attribute)
     return all(any(f"{module}.".startswith(f"{package}.") for package in packages) for module in modules)
 
 
@@ -61,14 +64,16 @@ def find_replaced(method: Any, packages: tuple[str, ...]) -> str:
     """Find a global function that a framework's method calls and that is not its own; empty if there is none."""
     *_, function = unwrap(method)
     scope = getattr(function, "__globals__", {})
-    codes: list[Any] = [getattr(function, "__code__", None)]
-    for code in codes:
-        codes += [x for x in getattr(code, "co_consts", ()) if isinstance(x, CodeType)]
-        for name in getattr(code, "co_names", ()):
-            x = scope.get(name)
-            if callable(x) and not isinstance(x, type | BuiltinFunctionType) and not is_written_in(packages, x):
-                return f"{scope['__name__']}.{name}"
+    for name in list_names(function.__code__) if scope else ():
+        x = scope.get(name)
+        if callable(x) and not isinstance(x, type | BuiltinFunctionType) and not is_written_in(packages, x):
+            return f"{scope['__name__']}.{name}"
     return ""
+
+
+def list_homes(attribute: Any) -> list[str]:
+    """The modules where the functions were written that an attribute of a class is made of; empty for what is none."""
+    return [getattr(x, "__globals__", {}).get("__name__", "") for x in unwrap(attribute)]
 
 
 def unwrap(attribute: Any) -> Iterator[Any]:
@@ -79,6 +84,52 @@ def unwrap(attribute: Any) -> Iterator[Any]:
     while attribute is not None:
         yield attribute
         attribute = getattr(attribute, "__wrapped__", None)
+
+
+def find_settings(thing: Any, functions: Iterable[Any], packages: Any, inputs: Iterable[str]) -> tuple[str, list[Any]]:
+    """What functions of a framework call by names of modules, and read of numbers and the like from an object.
+
+    Args:
+        thing: The object.
+        functions: Functions and methods.
+        packages: The framework's package, whose functions are followed, and others that are no user's.
+        inputs: Attributes that do not count.
+
+    Returns:
+        Which of it is a user's, empty if nothing is; and all of it, to be compared.
+    """
+    codes = [find_innermost(getattr(x, "__func__", x)) for x in functions]
+    names = dict.fromkeys(name for x in codes for name in list_names(x.__code__))
+    called, known = list_called(codes, packages[0]), {*packages, *sys.stdlib_module_names}
+    users = [name for name, x in called if not {y.partition(".")[0] for y in list_homes(x)} <= known]
+    computed = [x for x in names if isinstance(getattr(type(thing), x, None), property)]
+    reasons = [f"{name} is not that of {packages[0]}" for name in users]
+    reasons += [f"{type(thing).__name__} computes {x}" for x in computed if isinstance(getattr(thing, x), Number)]
+    own = {name: vars(thing).get(name, ...) for name in names if name not in inputs}
+    plain = {name: x for name, x in own.items() if x is None or isinstance(x, Number | str) or callable(x)}
+    return next(iter(reasons), ""), [called, plain]
+
+
+def list_called(functions: Iterable[Any], package: str) -> list[tuple[str, Any]]:
+    """The functions that these call and, with their names, where they look them up: `f`, `F.mse_loss`."""
+    found: list[tuple[str, Any]] = []
+    waiting = [*functions]
+    for function in waiting:
+        scopes, names = [function.__globals__], list_names(function.__code__)
+        for scope in scopes:
+            for name, x in ((name, scope.get(name)) for name in names):
+                if isinstance(x, ModuleType):
+                    scopes += [vars(x)] * all(vars(x) is not known for known in scopes)
+                elif callable(x) and not isinstance(x, type | BuiltinFunctionType) and (name, x) not in found:
+                    found.append((name, x))
+                    waiting += [x] * (isinstance(x, FunctionType) and is_written_in((package,), x) and x not in waiting)
+    return found
+
+
+def list_names(code: CodeType) -> list[str]:
+    """The names of variables of modules and of attributes that a function's code has."""
+    inner = (name for x in code.co_consts if isinstance(x, CodeType) for name in list_names(x))
+    return [*code.co_names, *inner]
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -1,22 +1,20 @@
-"""RL-Games: `calc_gradients` as a replay of a CUDA graph on a GPU."""
+"""RL-Games: steps of agents and central value networks that are replays of CUDA graphs on a GPU."""
 
 # mypy: allow-subclassing-any, allow-untyped-calls, disable-error-code="attr-defined, misc, call-arg"
 
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from rl_games.common import common_losses
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from rl_triton_adapters._overrides import find_override, is_written_in
-from rl_triton_adapters._rl_games_central_value import CapturedCentralValue, prepare_model
+from rl_triton_adapters._overrides import find_override, find_settings, is_written_in
 from rl_triton_adapters.updates import CapturedUpdate, DeferredChecks, find_reason
 from rl_triton_core.capture import keep_buffers
 
-PACKAGES = ("rl_games", "rl_triton_adapters")
-STEP_METHODS = (
+METHODS = (
     "calc_gradients",
     "calc_losses",
     "calc_losses_fused",
@@ -26,34 +24,179 @@ STEP_METHODS = (
     "_preproc_obs",
 )
 """What a graph calls at its capture alone."""
-SETTINGS = (
-    *("ppo", "actor_loss_func", "e_clip", "clip_value", "critic_coef", "bounds_loss_coef", "bound_loss_type"),
-    *("has_value_loss", "truncate_grads", "grad_norm", "mixed_precision", "scaler"),
-)
-"""The agent's attributes that a step reads; where one changes, steps are captured again."""
-LOSSES = ("actor_loss", "critic_loss", "default_critic_loss")
-"""Functions of RL-Games that a loss of ours stands for, and that a graph calls at its capture alone."""
+CENTRAL_METHODS = ("calc_gradients", "calc_loss", "_preproc_obs", "train_net", "train_critic")
+"""The same of a central value network; the last two call a step, and are what it stands in the place of."""
+PACKAGES = ("rl_games", "torch")
+"""Where functions are written that are no user's."""
+INPUTS = ("entropy_coef", "e_clip", "critic_coef", "bounds_loss_coef")
+"""Numbers that may be annealed: graphs keep others."""
 CAPTURING_MODES = ("reduce-overhead", "max-autotune")
 """Modes in which `torch.compile` captures graphs of its own."""
 RATE = 4
 """Where the learning rate is in what a step leaves."""
 
 
-def find_own_loss() -> str:
-    """Say which function a user has put in the place of one of RL-Games' losses; empty if there is none."""
-    functions = {f"{name} is not RL-Games'": getattr(common_losses, name, None) for name in LOSSES}
-    return find_reason({text: not is_written_in(("rl_games", "torch"), x) for text, x in functions.items()})
+class CentralValueUpdate(CapturedUpdate):
+    """Steps in the place of those of an agent's `central_value_net`, whose `train_net` stays RL-Games' own."""
+
+    def __init__(self) -> None:
+        super().__init__(self.make_step)
+        self.net: Any = None
+
+    def prepare(self, net: Any, stock: str) -> None:
+        """Find out how the steps of the moment are made.
+
+        Args:
+            net: The agent's `central_value_net`.
+            stock: Why they are to be RL-Games' own; empty if nothing is known that stands against ours.
+        """
+        self.net = net
+        stock = stock or find_reason({"its recurrent networks read from the device where episodes end": net.is_rnn})
+        stock = stock or find_override(net, CENTRAL_METHODS, PACKAGES)
+        replaced, settings = find_settings(net, list_methods(net, CENTRAL_METHODS[:3]), PACKAGES, INPUTS)
+        stock = stock or replaced
+        self.find_step([net.model], [net.optimizer], stock=stock, is_averaged=net.multi_gpu)
+        self.keep_settings(settings)
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Inside, `train_net` makes these steps, unless they are RL-Games' own."""
+        if self.net is None or self.stock:
+            yield
+            return
+        net = self.net
+        net.train_critic = self.train_critic
+        try:
+            yield
+        finally:
+            del net.train_critic
+
+    def train_critic(self, batch: dict[str, Any]) -> Tensor:
+        """Make a step with a minibatch; its loss, which the host would wait for, stays on the device."""
+        assert self.step is not None
+        self.net.train()
+        loss: Tensor = self.step(batch, self.net.e_clip)
+        return loss.double()  # RL-Games adds numbers
+
+    def make_step(self, batch: dict[str, Any], e_clip: Any) -> Tensor:
+        """One step; its loss."""
+        with replace_model(self.net, self.is_captured, {"e_clip": e_clip}):
+            loss: Tensor = self.net.calc_gradients(batch).detach()
+        return loss
+
+
+def list_methods(trainer: Any, names: Iterable[str]) -> list[Any]:
+    """Those methods of these names that are RL-Games' own."""
+    methods = [getattr(trainer, name) for name in names if hasattr(trainer, name)]
+    return [x for x in methods if is_written_in(PACKAGES, x)]
+
+
+@contextmanager
+def replace_model(trainer: Any, is_captured: bool, numbers: dict[str, Any]) -> Iterator[None]:
+    """Inside, a trainer has a model as a graph can have it, and these numbers."""
+    model, kept = trainer.model, {name: getattr(trainer, name) for name in numbers}
+    trainer.model = getattr(model, "_orig_mod", model) if is_captured else model  # graphs need no compiler
+    try:
+        vars(trainer).update(numbers)
+        yield
+    finally:
+        vars(trainer).update(kept)
+        trainer.model = model
+
+
+class AgentUpdate(CapturedUpdate):
+    """The steps of an agent, and of its central value network.
+
+    Args:
+        agent: The agent.
+        kind: Our class: the methods behind it are RL-Games' or the user's.
+    """
+
+    def __init__(self, agent: Any, kind: type) -> None:
+        super().__init__(self.make_step)
+        self.agent, self.kind, self.central_value = agent, kind, CentralValueUpdate()
+        self.is_prepared, self.replaced = False, ""  # what RL-Games' methods call or read that is a user's
+        self.checks: DeferredChecks | None = None
+        self.refusals: list[Tensor] = []  # of each step of an epoch, whether a check has failed
+        self.has_fused_kernel = getattr(agent, "use_fused_kernel", False)  # RL-Games 2's, which takes numbers
+
+    def prepare(self) -> None:
+        """Find out how the steps of the moment are made."""
+        agent, compiled = self.agent, self.agent.config.get("torch_compile")
+        modes = compiled if isinstance(compiled, dict) else {"mode": compiled}
+        mode = modes.get("mode")
+        if agent.has_central_value:
+            self.central_value.prepare(agent.central_value_net, self.find_refusal(modes.get("critic_mode", mode)))
+        own = find_override(agent, METHODS, (*PACKAGES, "rl_triton_adapters"))
+        own = own or find_override(agent, METHODS, PACKAGES, behind=self.kind)
+        methods = list_methods(super(self.kind, agent), METHODS)
+        self.replaced, settings = find_settings(agent, methods, PACKAGES, (*INPUTS, "last_lr"))
+        reasons = {
+            "use_diagnostics reads from the device in every minibatch": getattr(agent, "use_diagnostics", False),
+            "zero_rnn_on_done reads from the device where episodes end": agent.is_rnn and agent.zero_rnn_on_done,
+            "actor_loss_func is not RL-Games'": not is_written_in(PACKAGES, agent.actor_loss_func),
+        }
+        stock = self.find_refusal(mode) or find_reason(reasons) or own or self.replaced
+        self.find_step([agent.model], [agent.optimizer], stock=stock, is_averaged=agent.multi_gpu)
+        self.keep_settings([agent.scaler, *settings])
+        agent.use_fused_kernel = self.has_fused_kernel and bool(self.stock)
+
+    def find_refusal(self, mode: Any) -> str:
+        """Why steps are not captured with this mode of `torch.compile`; empty if they may be."""
+        captures = f"torch_compile={mode} captures graphs of its own"
+        return find_reason({"switched off": not self.agent.triton, captures: mode in CAPTURING_MODES})
+
+    def describe(self, whose: str = "those of RL-Games") -> str:
+        """Say how the steps of the moment are made, and why."""
+        updates = [super().describe(whose)] + [self.central_value.describe(whose)] * self.agent.has_central_value
+        return "; of the central value network, ".join(updates)
+
+    def recapture(self) -> None:
+        """Capture again with the next epoch."""
+        self.reset()
+        self.central_value.reset()
+
+    def begin_epoch(self) -> None:
+        """Let steps be made, stopped or not in the epoch before."""
+        self.prepare()
+        assert self.step is not None
+        self.step.resume()
+        self.is_prepared, self.refusals = False, []
+
+    def run_step(self, input_dict: dict[str, Any]) -> None:
+        """Make a step with a minibatch, and leave what the agent's own does."""
+        assert self.step is not None
+        results = self.step(input_dict, {name: x for name, x in vars(self.agent).items() if name in INPUTS})
+        copies = pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, results)
+        result, self.agent.aux_loss_dict, refusals = copies
+        self.agent.train_result = (*result[:RATE], self.agent.last_lr, *result[RATE + 1 :])
+        self.refusals += refusals
+
+    def make_step(self, input_dict: dict[str, Any], numbers: dict[str, Any]) -> tuple[Any, Any, list[Tensor]]:
+        """One step; what it leaves, and whether a distribution has refused its arguments, if there was a check."""
+        agent, defers = self.agent, DeferredChecks() if self.is_captured else nullcontext()
+        try:
+            with replace_model(agent, self.is_captured, numbers), defers as self.checks:
+                super(self.kind, agent).calc_gradients(input_dict)
+                checks = self.checks
+        finally:
+            self.checks = None
+        refusals = [checks.has_failed()] if checks is not None and checks.results else []
+        return agent.train_result, agent.aux_loss_dict, refusals
+
+    def stop_if_refused(self) -> None:
+        """Within a step: change nothing from here on if a distribution of this epoch has refused its arguments."""
+        if self.checks is not None and self.checks.results:
+            assert self.step is not None
+            self.step.stop_if(self.checks.has_failed())
 
 
 class CapturedUpdateMixin:
     """Capture an agent's `calc_gradients`, and the steps of its central value network. Put it in front of an agent.
 
     What surrounds a step stays RL-Games' own: minibatches, schedules of the learning rate, which the host reads the
-    divergence for.
+    divergence for. All methods here are some of RL-Games': an agent's own names stay free.
     """
-
-    entropy_coef: Any
-    model: Any
 
     def __init__(self, base_name: str, params: dict[str, Any]) -> None:
         """Create the agent.
@@ -62,101 +205,46 @@ class CapturedUpdateMixin:
             base_name: As of the agent.
             params: As of the agent.
         """
-        self._checks: DeferredChecks | None = None
-        self._refusals: list[Tensor] = []
         self.aux_loss_dict: dict[str, Any] = {}  # agents of RL-Games 1.6.1 have none
-        self._captured = CapturedUpdate(self._make_step)
-        self._central_value = CapturedCentralValue()
         super().__init__(base_name, params)
-        self._has_fused_kernel = getattr(self, "use_fused_kernel", False)  # RL-Games 2's, which takes numbers
-        self._find_step()
+        self._rl_triton = AgentUpdate(self, CapturedUpdateMixin)
+        self._rl_triton.prepare()
         if self.triton:
-            self._captured.warn_of_stock(type(self).__name__, "the agent of RL-Games")
-            self._central_value.captured.warn_of_stock("the central value network", "that of RL-Games")
+            self._rl_triton.warn_of_stock(type(self).__name__, "the agent of RL-Games")
+            self._rl_triton.central_value.warn_of_stock("the central value network", "that of RL-Games")
 
-    def describe_step(self) -> str:
-        """Say in which of three ways updates are made, and why."""
-        self._find_step()
-        updates = [self._captured] + [self._central_value.captured] * self.has_central_value
-        return "; of the central value network, ".join(x.describe("those of RL-Games") for x in updates)
-
-    def _find_step(self) -> None:
-        compiled = self.config.get("torch_compile")
-        modes = compiled if isinstance(compiled, dict) else {"mode": compiled}
-        mode = modes.get("mode")
-        if self.has_central_value:
-            self._central_value.find_step(self.central_value_net, self._find_refusal(modes.get("critic_mode", mode)))
-        stock = self._find_refusal(mode) or find_reason(
-            {
-                "use_diagnostics reads from the device in every minibatch": getattr(self, "use_diagnostics", False),
-                "zero_rnn_on_done reads from the device where episodes end": self.is_rnn and self.zero_rnn_on_done,
-                "actor_loss_func is not RL-Games'": not self.actor_loss_func.__module__.startswith("rl_games."),
-            }
-        )
-        for behind in (None, CapturedUpdateMixin):
-            stock = stock or find_override(self, STEP_METHODS, PACKAGES, behind=behind)
-        self._captured.find_step([self.model], [self.optimizer], stock=stock, is_averaged=self.multi_gpu)
-        self.use_fused_kernel = self._has_fused_kernel and bool(self._captured.stock)
-
-    def _find_refusal(self, mode: Any) -> str:
-        """Why steps are not captured with this mode of `torch.compile` and these losses; empty if they may be."""
-        captures = f"torch_compile={mode} captures graphs of its own"
-        return find_reason({"switched off": not self.triton, captures: mode in CAPTURING_MODES}) or find_own_loss()
-
-    def prepare_dataset(self, batch_dict: dict[str, Any]) -> None:
+    def prepare_dataset(self, *args: Any, **kwargs: Any) -> Any:
         """Prepare the minibatches of an update, as the agent does, and keep statistics where graphs read them."""
-        self._find_step()
-        assert self._captured.step is not None
-        self._captured.step.resume()
-        self._refusals = []
+        self._rl_triton.begin_epoch()
         models = [self.model, self.central_value_net.model] if self.has_central_value else [self.model]
         with keep_buffers(models):
-            super().prepare_dataset(batch_dict)
+            return super().prepare_dataset(*args, **kwargs)
 
-    def train_central_value(self) -> Any:
+    def train_central_value(self, *args: Any, **kwargs: Any) -> Any:
         """Train the central value network, as the agent does."""
-        with self._central_value.training():
-            loss = super().train_central_value()
+        with self._rl_triton.central_value.training():
+            loss = super().train_central_value(*args, **kwargs)
         return loss.item() if isinstance(loss, Tensor) else loss
 
-    def calc_gradients(self, input_dict: dict[str, Any]) -> None:
+    def calc_gradients(self, *args: Any, **kwargs: Any) -> Any:
         """Make a step with a minibatch, as the agent does."""
-        step = self._captured.step
-        if step is None or step.reason:
-            super().calc_gradients(input_dict)
-            return
-        self._captured.keep_settings([getattr(self, name, None) for name in SETTINGS])
-        coef = self.entropy_coef
-        results = step(input_dict, coef if isinstance(coef, Tensor) else float(coef))
-        copies = pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, results)
-        result, self.aux_loss_dict, refusals = copies
-        self.train_result = (*result[:RATE], self.last_lr, *result[RATE + 1 :])
-        self._refusals += refusals
+        update = self._rl_triton
+        if not update.is_prepared:  # again: what is called as an epoch begins may have changed something
+            update.prepare()
+            update.is_prepared = True
+        if update.step.reason:
+            return super().calc_gradients(*args, **kwargs)
+        return update.run_step(*args, **kwargs)
 
-    def _make_step(self, input_dict: dict[str, Any], entropy_coef: Any) -> tuple[Any, Any, list[Tensor]]:
-        """One step; what it leaves, and whether a distribution has refused its arguments, if there was a check."""
-        number, self.entropy_coef = self.entropy_coef, entropy_coef
-        defers = DeferredChecks() if self._captured.is_captured else nullcontext()
-        try:
-            with prepare_model(self, self._captured), defers as self._checks:
-                super().calc_gradients(input_dict)
-                checks = self._checks
-        finally:
-            self.entropy_coef, self._checks = number, None
-        refusals = [checks.has_failed()] if checks is not None and checks.results else []
-        return self.train_result, self.aux_loss_dict, refusals
-
-    def trancate_gradients_and_step(self) -> None:
+    def trancate_gradients_and_step(self, *args: Any, **kwargs: Any) -> Any:
         """Make a step of the optimizer, unless a distribution of this update has refused its arguments."""
-        if self._checks is not None and self._checks.results:
-            assert self._captured.step is not None
-            self._captured.step.stop_if(self._checks.has_failed())
-        super().trancate_gradients_and_step()
+        self._rl_triton.stop_if_refused()
+        return super().trancate_gradients_and_step(*args, **kwargs)
 
-    def train_epoch(self) -> Any:
+    def train_epoch(self, *args: Any, **kwargs: Any) -> Any:
         """Play and update, as the agent does; a minibatch that a distribution has refused raises its error."""
-        results = super().train_epoch()
-        refused = torch.stack(self._refusals).tolist() if self._refusals else []
+        results = super().train_epoch(*args, **kwargs)
+        refused = torch.stack(self._rl_triton.refusals).tolist() if self._rl_triton.refusals else []
         if any(refused):
             super().calc_gradients(self.dataset[refused.index(True) % len(self.dataset)])
         return results

@@ -1,24 +1,37 @@
 """RSL-RL: one step of `TritonPPO` with a minibatch, as a graph can hold it."""
 
-# mypy: allow-untyped-calls, disable-error-code="attr-defined"
+# mypy: allow-untyped-calls
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributions import Normal
 
-from rl_triton_adapters._overrides import find_override, has_hooks
+from rl_triton_adapters._overrides import find_override, find_settings, has_hooks
+from rl_triton_adapters.updates import CapturedUpdate, find_pointers, find_reason
+from rl_triton_core.capture import keep_buffers
 from rl_triton_core.losses import Gaussian, LogProbs, Policy, ppo_loss
 
 # isort: split
+from rsl_rl.algorithms import PPO
 from rsl_rl.models import MLPModel, RNNModel
 from rsl_rl.modules import RNN
-from rsl_rl.modules.distribution import GaussianDistribution
+from rsl_rl.modules.distribution import GaussianDistribution, HeteroscedasticGaussianDistribution
 
 MODEL_METHODS = ("__call__", "forward", "get_latent")
 """Of a recurrent model and of the parts that remember, which a step goes around."""
+INPUTS = ("clip_param", "value_loss_coef", "entropy_coef", "desired_kl")
+"""Numbers of the algorithm that may be annealed: graphs keep its other attributes."""
+PACKAGES = ("rsl_rl", "torch")
+"""Where methods are written that a step may go around, as it does with the following ones of a Gaussian policy."""
+ACTOR_METHODS = ("__call__", "forward", "get_output_log_prob", "output_entropy")
+DISTRIBUTION_METHODS = ("sample", "log_prob", "entropy", "mean", "std")
+UPDATE_NORMALIZES = "update_normalization" in PPO.update.__code__.co_names
+"""Whether observations are counted for normalisation by `update`, of the whole rollout, as RSL-RL does from 5.5 on.
+Before, `process_env_step` counts them."""
 FIELDS = ("values", "returns", "advantages", "actions", "observations", "actions_log_prob")
 """What a step reads of the storage, besides the parameters of distributions."""
 
@@ -63,176 +76,265 @@ def compute_outputs(model: Any, observations: Any, states: list[Tensor], begins:
     return result
 
 
-class StepMixin:
-    """Minibatches of the storage, and the step of the optimizers with one of them. Put it in front of `PPO`."""
+class Update(CapturedUpdate):
+    """The steps of an algorithm with the minibatches of its storage.
+
+    Args:
+        alg: The algorithm.
+        behind: Our class of algorithms: what stands behind it is RSL-RL's or the user's.
+        capture: As of `TritonPPO`.
+    """
+
+    whose = "those of RSL-RL"
+
+    def __init__(self, alg: Any, behind: type, capture: bool | None) -> None:
+        super().__init__(self.make_step, enabled=capture)
+        self.alg, self.behind, self.is_gaussian, self.rollout = alg, behind, False, dict[str, Any]()
+        self.rate = torch.tensor(float(alg.learning_rate), dtype=torch.float64, device=alg.device)
+
+    def prepare(self) -> None:
+        """Find out how the steps of the moment are made."""
+        alg, models = self.alg, [x for x in self.models if isinstance(x, nn.Module)]
+        optimizers = [alg.optimizer]
+        if hasattr(alg.rnd, "compute_loss"):
+            models += [alg.rnd.predictor, alg.rnd.target, alg.rnd.state_normalizer]
+            optimizers.append(alg.rnd.optimizer)
+        stock = self.find_obstacle()
+        self.find_step(models, optimizers, stock=stock, state=[self.rate], is_averaged=alg.is_multi_gpu)
+
+    def find_obstacle(self) -> str:
+        """Why the update is RSL-RL's own; empty if it is ours."""
+        alg, storage, recurrent = self.alg, self.alg.storage, [x for x in self.models if x.is_recurrent]
+        has_states = not recurrent or hasattr(storage, "saved_hidden_state_a")
+        obstacles = {
+            "switched off": not alg.triton,
+            "a model is no module of PyTorch": not all(isinstance(x, nn.Module) for x in self.models),
+            "this RSL-RL records the states of recurrent models elsewhere": not has_states,
+            "a recurrent model is not RSL-RL's": not all(map(is_known, recurrent)),
+            "this RSL-RL distils random networks in its update": alg.rnd and not hasattr(alg.rnd, "compute_loss"),
+            "this RSL-RL augments minibatches in its update": alg.symmetry
+            and not hasattr(alg.symmetry, "compute_loss"),
+            "random networks are distilled from padded episodes": alg.rnd and recurrent,
+            "there are more minibatches than samples": self.count_samples() < alg.num_mini_batches,
+        }
+        return (
+            find_reason(obstacles)
+            or find_override(alg, ["update"], PACKAGES, behind=self.behind)
+            or find_override(storage, ["mini_batch_generator", "recurrent_mini_batch_generator"], PACKAGES)
+            or find_settings(alg, [PPO.update], PACKAGES, ())[0]
+        )
+
+    def has_gaussian_policy(self) -> bool:
+        """Whether the actor's outputs are those of a Gaussian, and nothing that is gone around was changed."""
+        actor, distribution = self.models[0], getattr(self.alg.actor, "distribution", None)
+        return (
+            type(distribution) in (GaussianDistribution, HeteroscedasticGaussianDistribution)
+            and not find_override(actor, ACTOR_METHODS, PACKAGES)
+            and not find_override(distribution, DISTRIBUTION_METHODS, PACKAGES)
+            and not find_override(Normal, ("sample", "log_prob", "entropy"), PACKAGES)
+            and not has_hooks(actor)
+        )
+
+    def make_steps(self) -> dict[str, float]:
+        """Make all steps with a rollout, and return the mean losses."""
+        alg = self.alg
+        self.find_rollout()
+        self.is_gaussian = self.has_gaussian_policy()
+        numbers = self.find_numbers()
+        self.rate.fill_(alg.learning_rate)
+        try:
+            rows = self.run(self.list_minibatches() * alg.num_learning_epochs, numbers)
+        finally:
+            alg.learning_rate = self.rate.item()
+        names = ["value", "surrogate", "entropy", *["rnd"] * bool(alg.rnd), *["symmetry"] * bool(alg.symmetry)]
+        losses = dict(zip(names, rows.double().mean(dim=0).tolist(), strict=True))
+        if UPDATE_NORMALIZES:
+            models = [*self.models, alg.rnd] if alg.rnd else self.models
+            with keep_buffers(models):
+                for model in models:
+                    model.update_normalization(alg.storage.observations.flatten(0, 1))
+        alg.storage.clear()
+        return losses
+
+    def find_numbers(self) -> dict[str, float | None]:
+        """The numbers that a step reads; where it reads others that have changed, it is captured again."""
+        alg, numbers = self.alg, {name: getattr(self.alg, name) for name in INPUTS}
+        _, settings = find_settings(alg, [PPO.update], PACKAGES, (*INPUTS, "learning_rate"))
+        settings += [self.is_gaussian, find_pointers(self.rollout)]
+        if alg.symmetry:
+            methods = alg.symmetry.compute_loss, alg.symmetry.augment_batch
+            numbers["mirror_loss_coeff"] = alg.symmetry.mirror_loss_coeff
+            settings += [methods, find_settings(alg.symmetry, [PPO.update, *methods], PACKAGES, numbers)[1]]
+        if alg.rnd:
+            settings.append(alg.rnd.compute_loss)
+        self.keep_settings(settings)
+        return numbers
 
     @property
-    def _models(self) -> list[Any]:
+    def models(self) -> list[Any]:
         """Actor and critic of the moment; what `torch.compile` has compiled, not compiled: graphs need no compiler."""
-        pair = (self.actor, self.critic)
+        pair = (self.alg.actor, self.alg.critic)
         return [x if not isinstance(x, nn.Module) or has_hooks(x) else x._modules.get("_orig_mod", x) for x in pair]
 
     @property
-    def _is_recurrent(self) -> bool:
-        return bool(self.actor.is_recurrent or self.critic.is_recurrent)
+    def is_recurrent(self) -> bool:
+        """Whether a minibatch is all steps of some environments."""
+        return bool(self.alg.actor.is_recurrent or self.alg.critic.is_recurrent)
 
-    def _count_samples(self) -> int:
+    def count_samples(self) -> int:
         """The samples of a rollout; for recurrent models, the environments."""
-        return int(self.storage.num_envs * (1 if self._is_recurrent else self.storage.num_transitions_per_env))
+        storage = self.alg.storage
+        return int(storage.num_envs * (1 if self.is_recurrent else storage.num_transitions_per_env))
 
-    def _list_minibatches(self) -> list[Tensor]:
+    def list_minibatches(self) -> list[Tensor]:
         """The samples of each minibatch of an epoch."""
-        size = self._count_samples() // self.num_mini_batches
-        draw = torch.arange if self._is_recurrent else torch.randperm
-        return [*draw(self.num_mini_batches * size, device=self.device).split(size)]
+        count = self.alg.num_mini_batches
+        size = self.count_samples() // count
+        draw = torch.arange if self.is_recurrent else torch.randperm
+        return [*draw(count * size, device=self.alg.device).split(size)]
 
-    def _find_rollout(self) -> None:
+    def find_rollout(self) -> None:
         """The storage as a graph reads it: one that has moved asks for another graph."""
-        storage = self.storage
+        storage = self.alg.storage
         rollout = {name: getattr(storage, name) for name in FIELDS} | {"parameters": [*storage.distribution_params]}
-        if not self._is_recurrent:
-            self._rollout = map_fields(lambda x: x.flatten(0, 1), rollout)
+        if not self.is_recurrent:
+            self.rollout = map_fields(lambda x: x.flatten(0, 1), rollout)
             return
         states = {"actor_states": storage.saved_hidden_state_a, "critic_states": storage.saved_hidden_state_c}
         rollout |= {name: [x.swapaxes(1, 2) for x in some or ()] for name, some in states.items()}
-        self._rollout = rollout | {"dones": storage.dones.squeeze(-1)}
+        self.rollout = rollout | {"dones": storage.dones.squeeze(-1)}
 
-    def _gather_minibatch(self, indices: Tensor) -> SimpleNamespace:
+    def gather_minibatch(self, indices: Tensor) -> SimpleNamespace:
         """These samples of the rollout; for recurrent models, all steps of these environments."""
-        at = (slice(None), indices) if self._is_recurrent else indices
-        batch = SimpleNamespace(**map_fields(lambda x: x[at], self._rollout))
+        at = (slice(None), indices) if self.is_recurrent else indices
+        batch = SimpleNamespace(**map_fields(lambda x: x[at], self.rollout))
         batch.old_actions_log_prob = batch.actions_log_prob
-        if self._is_recurrent:
+        if self.is_recurrent:
             batch.begins = torch.cat([torch.ones_like(batch.dones[:1]), batch.dones[:-1]]).bool()
         return batch
 
-    def _update_minibatch(self, indices: Tensor) -> Tensor:
+    def make_step(self, indices: Tensor, numbers: dict[str, Any]) -> Tensor:
         """Make one step, and return the losses: value, surrogate, entropy, and those of extensions."""
-        batch = self._gather_minibatch(indices)
-        size, extra = len(indices), []
-        if self.normalize_advantage_per_mini_batch and self.symmetry:
+        alg, batch = self.alg, self.gather_minibatch(indices)
+        size, extra = len(batch.values), []
+        if alg.normalize_advantage_per_mini_batch and alg.symmetry:
             batch.advantages = (batch.advantages - batch.advantages.mean()) / (batch.advantages.std() + 1e-8)
-        if self.symmetry:
-            self.symmetry.augment_batch(batch, size)
-        with torch.autocast(
-            torch.device(self.device).type, torch.bfloat16, getattr(self, "use_mixed_precision", False)
-        ):
-            self._apply_actor(batch)
-            values = self._apply_critic(batch)
-            if self.desired_kl is not None and self.schedule == "adaptive":
-                self._adapt_learning_rate(tuple(batch.parameters))
-            loss, losses = self._compute_loss(batch, values, size)
-            if self.rnd:
-                extra.append(self.rnd.compute_loss(batch.observations[:size]))
-            if self.symmetry:
-                extra.append(self.symmetry.compute_loss(self._models[0], batch, size))
-                if self.symmetry.use_mirror_loss:
-                    loss = loss + self.symmetry.mirror_loss_coeff * extra[-1]
-        self.optimizer.zero_grad()
+        if alg.symmetry:
+            alg.symmetry.augment_batch(batch, size)
+        with torch.autocast(torch.device(alg.device).type, torch.bfloat16, getattr(alg, "use_mixed_precision", False)):
+            loss, losses = self.compute_loss(batch, numbers, size)
+            if alg.rnd:
+                extra.append(alg.rnd.compute_loss(batch.observations[:size]))
+            if alg.symmetry:
+                extra.append(alg.symmetry.compute_loss(self.models[0], batch, size))
+                if alg.symmetry.use_mirror_loss:
+                    loss = loss + numbers["mirror_loss_coeff"] * extra[-1]
+        alg.optimizer.zero_grad()
         loss.backward()
-        if self.rnd:
-            self.rnd.optimizer.zero_grad()
+        if alg.rnd:
+            alg.rnd.optimizer.zero_grad()
             extra[0].backward()
-        if self.is_multi_gpu:
-            self.reduce_parameters()
-        nn.utils.clip_grad_norm_(self.actor.parameters(), self.max_grad_norm)
-        nn.utils.clip_grad_norm_(self.critic.parameters(), self.max_grad_norm)
-        self.optimizer.step()
-        if self.rnd:
-            self.rnd.optimizer.step()
+        if alg.is_multi_gpu:
+            alg.reduce_parameters()
+        nn.utils.clip_grad_norm_(alg.actor.parameters(), alg.max_grad_norm)
+        nn.utils.clip_grad_norm_(alg.critic.parameters(), alg.max_grad_norm)
+        alg.optimizer.step()
+        if alg.rnd:
+            alg.rnd.optimizer.step()
         return torch.stack([x.detach().float() for x in (*losses, *extra)])
 
-    def _apply_actor(self, batch: SimpleNamespace) -> None:
+    def apply_actor(self, batch: SimpleNamespace) -> Policy:
         """Compute the actor's distribution, and draw from it as `PPO` does, for the same random numbers.
 
         A draw from `Normal` waits for the device; `randn_like` takes as many random numbers and does not.
-        """
-        actor = self._models[0]
-        if not (self._is_gaussian or actor.is_recurrent):
-            actor(batch.observations, masks=None, hidden_state=None, stochastic_output=True)
-            return
-        if actor.is_recurrent:
-            outputs = compute_outputs(actor, batch.observations, batch.actor_states, batch.begins)
-        else:
-            outputs = actor.mlp(actor.get_latent(batch.observations))
-        actor.distribution.update(outputs)
-        if self._is_gaussian:
-            torch.randn_like(actor.distribution.mean)
-        else:
-            actor.distribution.sample()
 
-    def _apply_critic(self, batch: SimpleNamespace) -> Tensor:
+        Returns:
+            What the loss reads: mean and deviation where the policy is Gaussian, else log-probabilities.
+        """
+        actor = self.models[0]
+        if not (self.is_gaussian or actor.is_recurrent):
+            actor(batch.observations, masks=None, hidden_state=None, stochastic_output=True)
+        else:
+            if actor.is_recurrent:
+                outputs = compute_outputs(actor, batch.observations, batch.actor_states, batch.begins)
+            else:
+                outputs = actor.mlp(actor.get_latent(batch.observations))
+            actor.distribution.update(outputs)
+            if not self.is_gaussian:
+                actor.distribution.sample()
+        if not self.is_gaussian:
+            return LogProbs(self.alg.actor.get_output_log_prob(batch.actions).flatten().float())
+        distribution = actor.distribution
+        torch.randn_like(distribution.mean)
+        mean, deviation = distribution.mean.flatten(0, -2).float(), distribution.std.flatten(0, -2).float()
+        return Gaussian(mean, (deviation[0] if type(distribution) is GaussianDistribution else deviation).log())
+
+    def apply_critic(self, batch: SimpleNamespace) -> Tensor:
         """Compute values."""
-        critic = self._models[1]
+        critic = self.models[1]
         if critic.is_recurrent:
             return compute_outputs(critic, batch.observations, batch.critic_states, batch.begins)
         values: Tensor = critic(batch.observations, masks=None, hidden_state=None)
         return values
 
-    def _adapt_learning_rate(self, old_parameters: tuple[Tensor, ...]) -> None:
+    def adapt_learning_rate(self, target: Any, old_parameters: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
         """Change the learning rate by the divergence from the policy that acted; on the device, where it is captured.
 
         Several processes take their mean divergence, and the rate of the first one, which is sent as float32.
 
         Args:
+            target: The divergence that is wanted.
             old_parameters: Of the distribution that drew the minibatch's actions.
+            parameters: Of the actor's.
         """
-        rate, target = self._rate, self.desired_kl
+        alg, rate = self.alg, self.rate
         with torch.no_grad():
-            parameters = tuple(x[: len(old_parameters[0])] for x in self.actor.output_distribution_params)
-            kl = self.actor.get_kl_divergence(old_parameters, parameters).mean()
-            if self.is_multi_gpu:
+            kl = alg.actor.get_kl_divergence(old_parameters, parameters).mean()
+            if alg.is_multi_gpu:
                 distributed.all_reduce(kl)
-                kl /= self.gpu_world_size
+                kl /= alg.gpu_world_size
             slower, faster = (rate / 1.5).clamp(min=1e-5), (rate * 1.5).clamp(max=1e-2)
             rate.copy_(torch.where(kl > target * 2, slower, torch.where((kl < target / 2) & (kl > 0), faster, rate)))
-            if self.is_multi_gpu:
+            if alg.is_multi_gpu:
                 sent = rate.float()
                 distributed.broadcast(sent, src=0)
                 rate.copy_(sent)
-        for group in self.optimizer.param_groups:
+        for group in alg.optimizer.param_groups:
             if isinstance(group["lr"], Tensor):
                 group["lr"].copy_(rate)
             else:
                 group["lr"] = rate.item()
 
-    def _compute_loss(self, batch: SimpleNamespace, values: Tensor, size: int) -> tuple[Tensor, list[Tensor]]:
-        """Compute the loss of one minibatch in one pass, and its parts.
+    def compute_loss(self, batch: SimpleNamespace, numbers: dict[str, Any], size: int) -> tuple[Tensor, list[Tensor]]:
+        """Compute the loss of one minibatch in one pass, and its parts. What is the user's is called as `PPO` does.
 
         Args:
             batch: The minibatch.
-            values: Of the critic.
+            numbers: Those of `find_numbers`.
             size: How many samples are the rollout's own: entropies of those that mirror them do not count.
         """
-        is_augmented = not self._is_recurrent and len(values) > size
+        alg, policy = self.alg, self.apply_actor(batch)
+        values = self.apply_critic(batch)
+        parameters = tuple(x[:size] for x in alg.actor.output_distribution_params)
+        is_fused = self.is_gaussian and len(values) == size
+        entropy = None if is_fused else alg.actor.output_entropy[:size].mean()
+        if alg.desired_kl is not None and alg.schedule == "adaptive":
+            self.adapt_learning_rate(numbers["desired_kl"], tuple(batch.parameters), parameters)
         result = ppo_loss(
-            self._describe_policy(batch.actions, not is_augmented),
-            batch.actions.flatten(0, -2) if self._is_gaussian else None,
+            policy,
+            batch.actions.flatten(0, -2) if self.is_gaussian else None,
             batch.old_actions_log_prob.flatten(),
             batch.advantages.flatten(),
             values=values.flatten().float(),
             returns=batch.returns.flatten(),
             old_values=batch.values.flatten(),
-            clip=self.clip_param,
-            value_coef=self.value_loss_coef,
-            value_clip=self.clip_param if self.use_clipped_value_loss else None,
+            clip=numbers["clip_param"],
+            value_coef=numbers["value_loss_coef"],
+            value_clip=numbers["clip_param"] if alg.use_clipped_value_loss else None,
             value_clip_mode="cleanrl",
-            entropy_coef=0.0 if is_augmented else self.entropy_coef,
-            normalize_advantages=self.normalize_advantage_per_mini_batch and not self.symmetry,
+            entropy_coef=numbers["entropy_coef"] if is_fused else 0.0,
+            normalize_advantages=alg.normalize_advantage_per_mini_batch and not alg.symmetry,
         )
-        loss, entropy = result.loss, result.entropy
-        if is_augmented:
-            entropy = self.actor.output_entropy[:size].mean()
-            loss = loss - self.entropy_coef * entropy
-        return loss, [result.value_loss, result.policy_loss, entropy]
-
-    def _describe_policy(self, actions: Tensor, has_entropy: bool) -> Policy:
-        """What the actor's last outputs are to the loss: mean and deviation where the policy is Gaussian."""
-        if self._is_gaussian:
-            distribution = self.actor.distribution
-            mean, deviation = distribution.mean.flatten(0, -2).float(), distribution.std.flatten(0, -2).float()
-            return Gaussian(mean, (deviation[0] if type(distribution) is GaussianDistribution else deviation).log())
-        log_probs, entropy = self.actor.get_output_log_prob(actions), self.actor.output_entropy
-        if entropy.shape != log_probs.shape:
-            entropy = entropy.mean().expand_as(log_probs)  # which is all that PPO reads of it
-        return LogProbs(log_probs.flatten().float(), entropy.flatten().float() if has_entropy else None)
+        if entropy is None:
+            return result.loss, [result.value_loss, result.policy_loss, result.entropy]
+        return result.loss - numbers["entropy_coef"] * entropy, [result.value_loss, result.policy_loss, entropy]

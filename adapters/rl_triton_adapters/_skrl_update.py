@@ -1,6 +1,6 @@
 """skrl: the update of PPO and of A2C without a wait in a minibatch, which is a replay of a CUDA graph on a GPU."""
 
-# mypy: allow-subclassing-any, allow-untyped-calls, disable-error-code="attr-defined"
+# mypy: allow-subclassing-any, allow-untyped-calls
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -10,19 +10,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.nn.functional import mse_loss
+from torch.nn import functional
 
-from rl_triton_adapters._overrides import find_override
+from rl_triton_adapters._overrides import find_override, find_settings
 from rl_triton_adapters.updates import CapturedUpdate, DeferredChecks, find_pointers, find_reason
 
 # isort: split
 from skrl import config
+from skrl.agents.torch.a2c import A2C
+from skrl.agents.torch.ppo import PPO
 from skrl.memories.torch import RandomMemory
 from skrl.resources.preprocessors.torch import RunningStandardScaler
 from skrl.resources.schedulers.torch import KLAdaptiveLR
 
-SETTINGS = ("entropy_loss_scale", "ratio_clip", "value_clip", "value_loss_scale", "grad_norm_clip", "kl_threshold")
-"""What a step reads of the configuration, besides the precision; where one changes, steps are captured again."""
+INPUTS = ("entropy_loss_scale", "value_loss_scale", "value_clip", "kl_threshold")
+"""Numbers of the configuration that may be annealed, besides the clip of the ratio: graphs keep others."""
+PACKAGES = ("skrl", "torch")
 MEMORY_METHODS = ("sample", "sample_by_index", "get_sampling_indexes")
 KL, POLICY_LOSS, VALUE_LOSS, ENTROPY_LOSS, DEVIATION, HAS_STOPPED, IS_REFUSED = range(7)
 """What a step returns."""
@@ -42,211 +45,233 @@ def capture_update(stock: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(stock)
     def update(self: Any, *, timestep: int, timesteps: int) -> None:
-        self._find_step()
-        if self._captured.stock:
-            self._captured.warn_of_stock(type(self).__name__, "skrl")
+        steps = self._rl_triton
+        steps.prepare()
+        if steps.stock:
+            steps.warn_of_stock(type(self).__name__, "skrl")
             stock(self, timestep=timestep, timesteps=timesteps)
         else:
-            self._complete_rollout(stock.__globals__["compute_gae"])
-            self._update_models()
+            steps.complete_rollout(stock.__globals__["compute_gae"])
+            steps.make_steps()
 
     return update
 
 
-class CapturedPPOMixin:
-    """The steps of a captured update of PPO. Put it in front of PPO of skrl; `update` is made by `capture_update`.
+class PPOUpdate(CapturedUpdate):
+    """The steps of an agent's update.
 
     Minibatches, learning rates and what is tracked are those of skrl, and operations are skrl's, one by one. Statistics
     are read once per epoch.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._captured = CapturedUpdate(self._make_step)
-        self._samples: dict[str, Tensor | None] = {}
+    whose = "those of skrl"
+    of_skrl: Any = getattr(PPO, "update", None)
 
-    def describe_step(self) -> str:
-        """Say in which of three ways updates are made, and why."""
-        self._find_step()
-        return self._captured.describe("those of skrl")
+    def __init__(self, agent: Any) -> None:
+        super().__init__(self.make_step)
+        self.agent, self.samples = agent, dict[str, Any]()
 
-    def _find_step(self) -> None:
-        scalers = [x for x in self._list_preprocessors() if isinstance(x, nn.Module)]
-        self._captured.find_step(
-            list(dict.fromkeys([self.policy, self.value, *scalers])),
-            [self.optimizer],
-            stock=self._find_stock_reason(),
-            obstacle=find_reason({"kl_threshold with mixed precision": self._stops_early and self.cfg.mixed_precision}),
+    def prepare(self) -> None:
+        """Find out how the steps of the moment are made."""
+        agent, preprocessors = self.agent, self.list_preprocessors()
+        scalers = [x for x in preprocessors if isinstance(x, nn.Module)]
+        self.find_step(
+            list(dict.fromkeys([agent.policy, agent.value, *scalers])),
+            [agent.optimizer],
+            stock=self.find_stock_reason(preprocessors),
+            obstacle=find_reason({"kl_threshold with mixed precision": self.stops_early and agent.cfg.mixed_precision}),
             is_averaged=config.torch.is_distributed,
         )
 
-    def _find_stock_reason(self) -> str:
-        if self.memory is None:
+    def find_stock_reason(self, preprocessors: list[Any]) -> str:
+        """Why skrl's own code runs; empty if ours does."""
+        agent, memory = self.agent, self.agent.memory
+        if memory is None:
             return "the agent has no memory to learn from"
-        empty = self._empty_preprocessor
-        known = [x == empty or type(x) is RunningStandardScaler for x in self._list_preprocessors()]
-        is_random = isinstance(self.memory, RandomMemory) and not find_override(self.memory, MEMORY_METHODS, ("skrl",))
-        device = next(self.policy.parameters()).device
-        return find_reason(
-            {
-                "with kl_threshold, one of several processes stops alone": config.torch.is_distributed
-                and self._stops_early,
-                "a preprocessor is not skrl's": not all(known),
-                "the memory makes minibatches of its own": not is_random,
-                "the memory lies on another device": any(x.device != device for x in self.memory.tensors.values()),
-            }
-        )
+        known = [x == agent._empty_preprocessor or type(x) is RunningStandardScaler for x in preprocessors]
+        is_random = isinstance(memory, RandomMemory) and not find_override(memory, MEMORY_METHODS, PACKAGES)
+        device = next(agent.policy.parameters()).device
+        reasons = {
+            "with kl_threshold, one of several processes stops alone": config.torch.is_distributed and self.stops_early,
+            "a preprocessor is not skrl's": not all(known),
+            "the memory makes minibatches of its own": not is_random,
+            "the memory lies on another device": any(x.device != device for x in memory.tensors.values()),
+        }
+        return find_reason(reasons) or find_settings(agent.cfg, [self.of_skrl], PACKAGES, ())[0]
 
-    def _list_preprocessors(self) -> list[Any]:
-        return [self._observation_preprocessor, self._state_preprocessor]
+    def list_preprocessors(self) -> list[Any]:
+        """Those of what the models are given."""
+        return [self.agent._observation_preprocessor, self.agent._state_preprocessor]
 
     @property
-    def _stops_early(self) -> bool:
+    def stops_early(self) -> bool:
         """Whether an epoch ends where the policy has moved too far."""
-        return bool(getattr(self.cfg, "kl_threshold", 0))
+        return bool(getattr(self.agent.cfg, "kl_threshold", 0))
 
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast(device_type=torch.device(self.device).type, enabled=self.cfg.mixed_precision)
+    def autocast(self) -> torch.autocast:
+        """The context of an agent's forward passes."""
+        return torch.autocast(torch.device(self.agent.device).type, enabled=self.agent.cfg.mixed_precision)
 
-    def _preprocess(self, observations: Any, states: Any, train: bool = False) -> dict[str, Any]:
-        return {
-            "observations": self._observation_preprocessor(observations, train=train),
-            "states": self._state_preprocessor(states, train=train),
-        }
+    def preprocess(self, observations: Any, states: Any, train: bool = False) -> dict[str, Any]:
+        """The models' inputs."""
+        of_observations, of_states = self.list_preprocessors()
+        return {"observations": of_observations(observations, train=train), "states": of_states(states, train=train)}
 
-    def _complete_rollout(self, compute_gae: Callable[..., tuple[Tensor, Tensor]]) -> None:
+    def complete_rollout(self, compute_gae: Callable[..., tuple[Tensor, Tensor]]) -> None:
         """Compute returns and advantages, and standardise values, as skrl does."""
-        memory, scale = self.memory, self._value_preprocessor
-        with torch.no_grad(), self._autocast():
-            inputs = self._preprocess(self._current_next_observations, self._current_next_states)
-            self.value.enable_training_mode(False)
-            last_values, _ = self.value.act(inputs, role="value")
-            self.value.enable_training_mode(True)
+        agent, memory, scale = self.agent, self.agent.memory, self.agent._value_preprocessor
+        with torch.no_grad(), self.autocast():
+            inputs = self.preprocess(agent._current_next_observations, agent._current_next_states)
+            agent.value.enable_training_mode(False)
+            last_values, _ = agent.value.act(inputs, role="value")
+            agent.value.enable_training_mode(True)
             last_values = scale(last_values, inverse=True)
         names = ("rewards", "terminated", "truncated", "values")
         returns, advantages = compute_gae(
             **{name: memory.get_tensor_by_name(name) for name in names},
             last_values=last_values,
-            discount_factor=self.cfg.discount_factor,
-            lambda_coefficient=self.cfg.gae_lambda,
-            time_limit_bootstrap=self.cfg.time_limit_bootstrap,
+            discount_factor=agent.cfg.discount_factor,
+            lambda_coefficient=agent.cfg.gae_lambda,
+            time_limit_bootstrap=agent.cfg.time_limit_bootstrap,
         )
         memory.set_tensor_by_name("values", scale(memory.get_tensor_by_name("values"), train=True))
         memory.set_tensor_by_name("returns", scale(returns, train=True))
         memory.set_tensor_by_name("advantages", advantages)
 
-    def _update_models(self) -> None:
+    def find_numbers(self) -> dict[str, float | None]:
+        """The numbers that a step reads; where it reads others that have changed, it is captured again."""
+        agent, cfg = self.agent, self.agent.cfg
+        self.samples = {name: agent.memory.tensors_view.get(name) for name in agent._tensors_names}
+        numbers = {name: getattr(cfg, name, None) for name in INPUTS}
+        if hasattr(cfg, "ratio_clip"):
+            numbers |= {"lowest_ratio": 1.0 - cfg.ratio_clip, "highest_ratio": 1.0 + cfg.ratio_clip}
+        signs = [(not x, (x or 0) > 0) for x in numbers.values()]
+        functions = [self.make_step, self.compute_losses, self.step_optimizer]
+        settings = find_settings(cfg, functions, PACKAGES, numbers)
+        self.keep_settings([signs, settings, agent.scaler, find_pointers(self.samples)])
+        return numbers
+
+    def make_steps(self) -> None:
         """Make all steps, schedule the learning rate after each epoch, and track what skrl does."""
-        self._samples = {name: self.memory.tensors_view.get(name) for name in self._tensors_names}
-        settings = [getattr(self.cfg, name, None) for name in SETTINGS]
-        self._captured.keep_settings([*settings, self.cfg.mixed_precision, self.scaler, *find_pointers(self._samples)])
-        epochs = []
-        for epoch in range(getattr(self.cfg, "learning_epochs", 1)):
-            epochs.append(self._run_epoch(train=epoch == 0))
-            if isinstance(self.scheduler, KLAdaptiveLR):
+        agent, epochs, numbers = self.agent, [], self.find_numbers()
+        for epoch in range(getattr(agent.cfg, "learning_epochs", 1)):
+            epochs.append(self.run_epoch(epoch == 0, numbers))
+            if isinstance(agent.scheduler, KLAdaptiveLR):
                 kl = epochs[-1][:, KL].contiguous().mean()
                 if config.torch.is_distributed:
-                    kl = kl.to(self.device)
+                    kl = kl.to(agent.device)
                     distributed.all_reduce(kl)
                     kl /= config.torch.world_size
-                self.scheduler.step(kl.item())
-            elif self.scheduler:
-                self.scheduler.step()
-        self._track_losses(torch.cat(epochs), len(epochs) * self.cfg.mini_batches)
+                agent.scheduler.step(kl.item())
+            elif agent.scheduler:
+                agent.scheduler.step()
+        self.track_losses(torch.cat(epochs), len(epochs) * agent.cfg.mini_batches)
 
-    def _run_epoch(self, train: bool) -> Tensor:
-        """Make one step with each minibatch; return their statistics, on the CPU.
-
-        Args:
-            train: Whether preprocessors take account of the observations.
-        """
-        step, rows = self._captured.step, []
+    def run_epoch(self, train: bool, numbers: dict[str, float | None]) -> Tensor:
+        """Make one step with each minibatch, perhaps in preprocessors' training; return statistics, on the CPU."""
+        step, memory, count, rows = self.step, self.agent.memory, self.agent.cfg.mini_batches, []
         assert step is not None
         step.resume()
-        self.memory.sample(names=[], batch_size=len(self.memory), mini_batches=self.cfg.mini_batches)
-        minibatches = self.memory.get_sampling_indexes().to(self.device).tensor_split(self.cfg.mini_batches)
+        memory.sample(names=[], batch_size=len(memory), mini_batches=count)
+        minibatches = memory.get_sampling_indexes().to(self.agent.device).tensor_split(count)
         for indices in minibatches:
-            rows.append(step(indices, train).clone())
-            if self._stops_early and rows[-1][HAS_STOPPED]:
+            rows.append(step(indices, train, numbers).clone())
+            if self.stops_early and rows[-1][HAS_STOPPED]:
                 break
         history = torch.stack(rows).cpu()
         refused = history[:, IS_REFUSED].nonzero()
         if len(refused):
-            self._evaluate_policy(self._gather_minibatch(minibatches[int(refused[0])]), train=False)
+            self.evaluate_policy(self.gather_minibatch(minibatches[int(refused[0])]), train=False)
         return history
 
-    def _gather_minibatch(self, indices: Tensor) -> dict[str, Any]:
-        return {name: None if x is None else x.index_select(0, indices) for name, x in self._samples.items()}
+    def gather_minibatch(self, indices: Tensor) -> dict[str, Any]:
+        """These samples of the memory."""
+        return {name: None if x is None else x.index_select(0, indices) for name, x in self.samples.items()}
 
-    def _evaluate_policy(self, batch: dict[str, Any], train: bool) -> tuple[dict[str, Any], Tensor]:
+    def evaluate_policy(self, batch: dict[str, Any], train: bool) -> tuple[dict[str, Any], Tensor]:
         """The models' inputs, and log-probabilities of the actions that were taken."""
-        inputs = self._preprocess(batch["observations"], batch["states"], train)
-        _, outputs = self.policy.act({**inputs, "taken_actions": batch["actions"]}, role="policy")
+        inputs = self.preprocess(batch["observations"], batch["states"], train)
+        _, outputs = self.agent.policy.act({**inputs, "taken_actions": batch["actions"]}, role="policy")
         return inputs, outputs["log_prob"]
 
-    def _make_step(self, indices: Tensor, train: bool) -> Tensor:
+    def find_deviation(self) -> Tensor:
+        """That of the policy's last distribution."""
+        return self.agent.policy.distribution(role="policy").stddev.mean()  # type: ignore[no-any-return]
+
+    def make_step(self, indices: Tensor, train: bool, numbers: dict[str, Any]) -> Tensor:
         """Update the models with one minibatch, and return statistics; a refused draw stops all further steps."""
-        batch, step = self._gather_minibatch(indices), self._captured.step
-        assert step is not None
-        defers = DeferredChecks() if self._captured.is_captured else nullcontext()
-        with self._autocast(), defers as checks:
-            inputs, log_probs = self._evaluate_policy(batch, train)
+        agent, batch = self.agent, self.gather_minibatch(indices)
+        defers = DeferredChecks() if self.is_captured else nullcontext()
+        with self.autocast(), defers as checks:
+            inputs, log_probs = self.evaluate_policy(batch, train)
             with torch.no_grad():
                 ratio = log_probs - batch["log_prob"]
                 kl = ((torch.exp(ratio) - 1) - ratio).mean()
-                deviation = self.policy.distribution(role="policy").stddev.mean()
             none = torch.zeros_like(kl)
-            stops = kl > self.cfg.kl_threshold if self._stops_early else none
+            deviation = self.find_deviation().detach() if self.is_captured else none
+            stops = kl > numbers["kl_threshold"] if self.stops_early else none
             refused = checks.has_failed() if checks is not None and checks.results else none
-            if checks is not None and (self._stops_early or checks.results):
-                step.stop_if(stops.bool() | refused.bool())
-            elif self._stops_early and stops:
+            if checks is not None and (self.stops_early or checks.results):
+                assert self.step is not None
+                self.step.stop_if(stops.bool() | refused.bool())
+            elif self.stops_early and stops:
                 return make_row(kl, none, none, none, deviation, stops, refused)
-            scale = self.cfg.entropy_loss_scale
-            entropy_loss = -scale * self.policy.get_entropy(role="policy").mean() if scale else none
-            values, _ = self.value.act(inputs, role="value")
-            policy_loss, value_loss = self._compute_losses(log_probs, values, batch)
-        self._step_optimizer(policy_loss + entropy_loss + value_loss)
+            entropy_loss = none
+            if agent.cfg.entropy_loss_scale:
+                entropy = agent.policy.get_entropy(role="policy").mean()
+                entropy_loss = (-numbers["entropy_loss_scale"] * entropy).to(entropy.dtype)
+            policy_loss, value_loss = self.compute_losses(log_probs, inputs, batch, numbers)
+        self.step_optimizer(policy_loss + entropy_loss + value_loss)
         return make_row(kl, policy_loss, value_loss, entropy_loss, deviation, stops, refused)
 
-    def _compute_losses(self, log_probs: Tensor, values: Tensor, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    def compute_losses(self, log_probs: Tensor, inputs: Any, batch: Any, numbers: Any) -> tuple[Tensor, Tensor]:
         """The losses of policy and value."""
-        advantages, clip, value_clip = batch["advantages"], self.cfg.ratio_clip, self.cfg.value_clip
+        advantages, bound = batch["advantages"], numbers["value_clip"]
         ratio = torch.exp(log_probs - batch["log_prob"])
-        surrogate = torch.min(advantages * ratio, advantages * torch.clip(ratio, 1.0 - clip, 1.0 + clip))
-        if value_clip > 0:
-            values = batch["values"] + torch.clip(values - batch["values"], min=-value_clip, max=value_clip)
-        return -surrogate.mean(), self.cfg.value_loss_scale * mse_loss(batch["returns"], values)
+        clipped = torch.clip(ratio, numbers["lowest_ratio"], numbers["highest_ratio"])
+        surrogate = torch.min(advantages * ratio, advantages * clipped)
+        values, _ = self.agent.value.act(inputs, role="value")
+        if self.agent.cfg.value_clip > 0:
+            values = batch["values"] + torch.clip(values - batch["values"], min=-bound, max=bound)
+        value_loss = functional.mse_loss(batch["returns"], values)
+        return -surrogate.mean(), (numbers["value_loss_scale"] * value_loss).to(value_loss.dtype)
 
-    def _step_optimizer(self, loss: Tensor) -> None:
+    def step_optimizer(self, loss: Tensor) -> None:
         """Make a step with clipped gradients."""
-        self.optimizer.zero_grad()
-        self.scaler.scale(loss).backward()
-        models = [self.policy] if self.policy is self.value else [self.policy, self.value]
+        agent = self.agent
+        agent.optimizer.zero_grad()
+        agent.scaler.scale(loss).backward()
+        models = [agent.policy] if agent.policy is agent.value else [agent.policy, agent.value]
         if config.torch.is_distributed:
             for model in models:
                 model.reduce_parameters()
-        if self.cfg.grad_norm_clip > 0:
-            self.scaler.unscale_(self.optimizer)
+        if agent.cfg.grad_norm_clip > 0:
+            agent.scaler.unscale_(agent.optimizer)
             parameters = chain.from_iterable(model.parameters() for model in models)
-            nn.utils.clip_grad_norm_(parameters, self.cfg.grad_norm_clip)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+            nn.utils.clip_grad_norm_(parameters, agent.cfg.grad_norm_clip)
+        agent.scaler.step(agent.optimizer)
+        agent.scaler.update()
 
-    def _track_losses(self, history: Tensor, count: int) -> None:
+    def track_losses(self, history: Tensor, count: int) -> None:
         """Track what skrl does: losses of the minibatches whose steps were made, over the number of all."""
-        made = history[history[:, HAS_STOPPED] == 0].double().sum(dim=0) / count
-        self.track_data("Loss / Policy loss", made[POLICY_LOSS].item())
-        self.track_data("Loss / Value loss", made[VALUE_LOSS].item())
-        if self.cfg.entropy_loss_scale:
-            self.track_data("Loss / Entropy loss", made[ENTROPY_LOSS].item())
-        self.track_data("Policy / Standard deviation", history[-1, DEVIATION].item())
-        if self.scheduler:
-            self.track_data("Learning / Learning rate", self.scheduler.get_last_lr()[0])
+        agent, made = self.agent, history[history[:, HAS_STOPPED] == 0].double().sum(dim=0) / count
+        agent.track_data("Loss / Policy loss", made[POLICY_LOSS].item())
+        agent.track_data("Loss / Value loss", made[VALUE_LOSS].item())
+        if agent.cfg.entropy_loss_scale:
+            agent.track_data("Loss / Entropy loss", made[ENTROPY_LOSS].item())
+        deviation = history[-1, DEVIATION] if self.is_captured else self.find_deviation()
+        agent.track_data("Policy / Standard deviation", deviation.item())
+        if agent.scheduler:
+            agent.track_data("Learning / Learning rate", agent.scheduler.get_last_lr()[0])
 
 
-class CapturedA2CMixin(CapturedPPOMixin):
-    """As `CapturedPPOMixin`, for A2C."""
+class A2CUpdate(PPOUpdate):
+    """As `PPOUpdate`, for A2C."""
 
-    def _compute_losses(self, log_probs: Tensor, values: Tensor, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        return -(batch["advantages"] * log_probs).mean(), mse_loss(batch["returns"], values)
+    of_skrl = getattr(A2C, "update", None)
+
+    def compute_losses(self, log_probs: Tensor, inputs: Any, batch: Any, numbers: Any) -> tuple[Tensor, Tensor]:
+        """The losses of policy and value."""
+        policy_loss = -(batch["advantages"] * log_probs).mean()
+        values, _ = self.agent.value.act(inputs, role="value")
+        return policy_loss, functional.mse_loss(batch["returns"], values)

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_triton_adapters._overrides import find_override
+from rl_triton_adapters._overrides import find_override, is_written_in
 from rl_triton_adapters._switch import find_off_switch
 from rl_triton_adapters._versions import explain_import
+from rl_triton_adapters.updates import Described
 from rl_triton_core import compute_gae
 from rl_triton_core.losses import LogProbs, ppo_loss
 
@@ -26,7 +27,7 @@ try:
     from rl_games.algos_torch.a2c_discrete import DiscreteA2CAgent
     from rl_games.common import common_losses
 
-    from rl_triton_adapters._rl_games_update import CapturedUpdateMixin, find_own_loss
+    from rl_triton_adapters._rl_games_update import CapturedUpdateMixin
 except ImportError as error:
     raise explain_import(__name__, error, "rl-games", "1.6.1") from error
 
@@ -41,10 +42,6 @@ class TritonAdvantagesMixin:
     Time-outs are in the rewards already, as RL-Games adds them; returns and normalisation are its own. A user's agent
     that has its own `discount_values` keeps it.
     """
-
-    config: dict[str, Any]
-    gamma: float
-    tau: float
 
     def __init__(self, base_name: str, params: dict[str, Any]) -> None:
         """Create the agent.
@@ -62,41 +59,45 @@ class TritonAdvantagesMixin:
         self.triton = self.triton and not find_off_switch()
         super().__init__(base_name, params)  # type: ignore[call-arg]
 
-    def discount_values(
-        self, fdones: Tensor, last_values: Tensor, mb_fdones: Tensor, mb_values: Tensor, mb_rewards: Tensor
-    ) -> Tensor:
-        """Compute the advantages of a rollout.
-
-        Args:
-            fdones: Whether the last step ended its episode, [num_envs], floating point.
-            last_values: V of the observation after the rollout, [num_envs, value_size].
-            mb_fdones: Whether the step before ended its episode, [num_steps, num_envs], floating point.
-            mb_values: V(s_t), [num_steps, num_envs, value_size].
-            mb_rewards: Rewards, [num_steps, num_envs, value_size].
-
-        Returns:
-            Advantages, shaped like `mb_rewards`.
-        """
+    def discount_values(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Compute the advantages of a rollout, as `estimate_advantages`, or as a user's agent does."""
         if not self.triton or find_override(self, ["discount_values"], PACKAGES, behind=TritonAdvantagesMixin):
-            stock: Tensor = super().discount_values(  # type: ignore[misc]
-                fdones, last_values, mb_fdones, mb_values, mb_rewards
-            )
+            stock: Tensor = super().discount_values(*args, **kwargs)  # type: ignore[misc]
             return stock
-        dones = torch.cat([mb_fdones[1:], fdones.unsqueeze(0)])
-        result = compute_gae(
-            mb_rewards.flatten(1),
-            mb_values.flatten(1),
-            terminated=dones.unsqueeze(-1).expand_as(mb_rewards).flatten(1),
-            bootstrap_values=last_values.flatten(),
-            gamma=self.gamma,
-            lambda_=self.tau,
-            time_dim=0,
-            compute_returns=False,
-        )
-        return result.advantages.view(mb_rewards.shape)
+        return estimate_advantages(self, *args, **kwargs)
 
 
-class TritonA2CAgent(CapturedUpdateMixin, TritonAdvantagesMixin, A2CAgent):
+def estimate_advantages(
+    agent: Any, fdones: Tensor, last_values: Tensor, mb_fdones: Tensor, mb_values: Tensor, mb_rewards: Tensor
+) -> Tensor:
+    """Compute the advantages of a rollout.
+
+    Args:
+        agent: The agent, which has γ and λ.
+        fdones: Whether the last step ended its episode, [num_envs], floating point.
+        last_values: V of the observation after the rollout, [num_envs, value_size].
+        mb_fdones: Whether the step before ended its episode, [num_steps, num_envs], floating point.
+        mb_values: V(s_t), [num_steps, num_envs, value_size].
+        mb_rewards: Rewards, [num_steps, num_envs, value_size].
+
+    Returns:
+        Advantages, shaped like `mb_rewards`.
+    """
+    dones = torch.cat([mb_fdones[1:], fdones.unsqueeze(0)])
+    result = compute_gae(
+        mb_rewards.flatten(1),
+        mb_values.flatten(1),
+        terminated=dones.unsqueeze(-1).expand_as(mb_rewards).flatten(1),
+        bootstrap_values=last_values.flatten(),
+        gamma=agent.gamma,
+        lambda_=agent.tau,
+        time_dim=0,
+        compute_returns=False,
+    )
+    return result.advantages.view(mb_rewards.shape)
+
+
+class TritonA2CAgent(CapturedUpdateMixin, TritonAdvantagesMixin, A2CAgent, Described):
     """PPO of RL-Games for continuous actions, with advantages and loss of `rl_triton_core`, captured on a GPU.
 
     The loss is RL-Games' own with masks of sequences, several values per state, `use_experimental_cv: False` beside a
@@ -112,81 +113,77 @@ class TritonA2CAgent(CapturedUpdateMixin, TritonAdvantagesMixin, A2CAgent):
             text = "the advantages are ours, the loss is RL-Games' own: this version has no calc_losses (1.6.5 has)"
             warnings.warn(f"TritonA2CAgent: {text}", RuntimeWarning, stacklevel=2)
 
-    def calc_losses(
-        self,
-        actor_loss_func: Any,
-        old_action_log_probs_batch: Tensor,
-        action_log_probs: Tensor,
-        advantage: Tensor,
-        curr_e_clip: float,
-        value_preds_batch: Tensor,
-        values: Tensor,
-        return_batch: Tensor,
-        mu: Tensor,
-        entropy: Tensor,
-        rnn_masks: Tensor | None,
-    ) -> tuple[Any, ...]:
-        """Compute the loss of a minibatch, as `A2CAgent.calc_losses` does.
-
-        Args:
-            actor_loss_func: The agent's `actor_loss_func`.
-            old_action_log_probs_batch: Negative log-probabilities under the policy that acted, [batch].
-            action_log_probs: Negative log-probabilities under the policy, [batch].
-            advantage: Normalised advantages, [batch].
-            curr_e_clip: Clip of the ratio and of the values.
-            value_preds_batch: Values when the rollout was made, [batch, value_size].
-            values: Values, [batch, value_size].
-            return_batch: Value targets, [batch, value_size].
-            mu: Means of the policy, [batch, num_actions].
-            entropy: Entropies of the policy, [batch].
-            rnn_masks: Which steps count, for recurrent policies; None for all.
-
-        Returns:
-            Total, actor's and critic's loss, entropy, loss of the bounds, and the masks' size or None.
-        """
-        if not self._is_fused(actor_loss_func, values, rnn_masks):
-            stock: tuple[Any, ...] = super().calc_losses(
-                actor_loss_func,
-                old_action_log_probs_batch,
-                action_log_probs,
-                advantage,
-                curr_e_clip,
-                value_preds_batch,
-                values,
-                return_batch,
-                mu,
-                entropy,
-                rnn_masks,
-            )
+    def calc_losses(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Compute the loss of a minibatch, as `compute_losses`, or as the agent does."""
+        own = find_override(self, ["calc_losses"], PACKAGES, behind=TritonA2CAgent)
+        losses = None if own or not self.triton else compute_losses(self, *args, **kwargs)
+        if losses is None:
+            stock: tuple[Any, ...] = super().calc_losses(*args, **kwargs)
             return stock
-        result = ppo_loss(
-            LogProbs(-action_log_probs, entropy),
-            None,
-            -old_action_log_probs_batch,
-            advantage,
-            values=values.flatten(),
-            returns=return_batch.flatten(),
-            old_values=value_preds_batch.flatten(),
-            clip=curr_e_clip,
-            value_coef=0.5 * self.critic_coef,
-            value_clip=curr_e_clip if self.clip_value else None,
-            value_clip_mode="cleanrl",
-            entropy_coef=self.entropy_coef,
-        )
-        coef = self.bounds_loss_coef  # None, where the configuration has none
-        bounds = {"regularisation": self.reg_loss, "bound": self.bound_loss}.get(self.bound_loss_type)
-        b_loss = torch.zeros((), device=mu.device) if bounds is None or coef is None else bounds(mu).mean()
-        loss = result.loss if coef is None else result.loss + b_loss * coef
-        return loss, result.policy_loss, result.value_loss, result.entropy, b_loss, None
-
-    def _is_fused(self, actor_loss_func: Any, values: Tensor, rnn_masks: Tensor | None) -> bool:
-        clipped = self.ppo and actor_loss_func is common_losses.actor_loss
-        plain = self.has_value_loss and values.shape[-1] == 1 and rnn_masks is None and not self.mixed_precision
-        own = find_override(self, ["calc_losses"], PACKAGES, behind=TritonA2CAgent) or find_own_loss()
-        return self.triton and clipped and plain and not own
+        return losses
 
 
-class TritonDiscreteA2CAgent(CapturedUpdateMixin, TritonAdvantagesMixin, DiscreteA2CAgent):
+def compute_losses(
+    agent: Any,
+    actor_loss_func: Any,
+    old_action_log_probs_batch: Tensor,
+    action_log_probs: Tensor,
+    advantage: Tensor,
+    curr_e_clip: float,
+    value_preds_batch: Tensor,
+    values: Tensor,
+    return_batch: Tensor,
+    mu: Tensor,
+    entropy: Tensor,
+    rnn_masks: Tensor | None,
+) -> tuple[Any, ...] | None:
+    """Compute the loss of a minibatch, as `A2CAgent.calc_losses` does.
+
+    Args:
+        agent: The agent.
+        actor_loss_func: The agent's `actor_loss_func`.
+        old_action_log_probs_batch: Negative log-probabilities under the policy that acted, [batch].
+        action_log_probs: Negative log-probabilities under the policy, [batch].
+        advantage: Normalised advantages, [batch].
+        curr_e_clip: Clip of the ratio and of the values.
+        value_preds_batch: Values when the rollout was made, [batch, value_size].
+        values: Values, [batch, value_size].
+        return_batch: Value targets, [batch, value_size].
+        mu: Means of the policy, [batch, num_actions].
+        entropy: Entropies of the policy, [batch].
+        rnn_masks: Which steps count, for recurrent policies; None for all.
+
+    Returns:
+        Total, actor's and critic's loss, entropy, loss of the bounds, and the masks' size or None. None where the loss
+        is to be RL-Games' own.
+    """
+    is_known = actor_loss_func is common_losses.actor_loss and is_written_in(PACKAGES, actor_loss_func)
+    clipped = agent.ppo and is_known and not agent._rl_triton.replaced
+    plain = agent.has_value_loss and values.shape[-1] == 1 and rnn_masks is None and not agent.mixed_precision
+    if not (clipped and plain):
+        return None
+    result = ppo_loss(
+        LogProbs(-action_log_probs, entropy),
+        None,
+        -old_action_log_probs_batch,
+        advantage,
+        values=values.flatten(),
+        returns=return_batch.flatten(),
+        old_values=value_preds_batch.flatten(),
+        clip=curr_e_clip,
+        value_coef=0.5 * agent.critic_coef,
+        value_clip=curr_e_clip if agent.clip_value else None,
+        value_clip_mode="cleanrl",
+        entropy_coef=agent.entropy_coef,
+    )
+    coef = agent.bounds_loss_coef  # None, where the configuration has none
+    bounds = {"regularisation": agent.reg_loss, "bound": agent.bound_loss}.get(agent.bound_loss_type)
+    b_loss = torch.zeros((), device=mu.device) if bounds is None or coef is None else bounds(mu).mean()
+    loss = result.loss if coef is None else result.loss + b_loss * coef
+    return loss, result.policy_loss, result.value_loss, result.entropy, b_loss, None
+
+
+class TritonDiscreteA2CAgent(CapturedUpdateMixin, TritonAdvantagesMixin, DiscreteA2CAgent, Described):
     """PPO of RL-Games for discrete actions, with the advantages of `rl_triton_core`, captured on a GPU."""
 
 

@@ -12,15 +12,16 @@ operations in a CUDA graph of a minibatch: nothing of skrl is patched.
 # mypy: allow-subclassing-any, allow-untyped-calls
 
 import sys
-from functools import cache
+from functools import cache, cached_property, wraps
 from inspect import signature
 from typing import Any
 
 from torch import Tensor
 
 from rl_triton_adapters._copies import CopiedMethodsMixin, copy_function
-from rl_triton_adapters._switch import with_switch
+from rl_triton_adapters._switch import find_off_switch
 from rl_triton_adapters._versions import explain_import, explain_version
+from rl_triton_adapters.updates import Described
 from rl_triton_core import compute_gae, normalize_advantages
 
 NEEDED = "2.1"
@@ -31,7 +32,7 @@ try:
     from skrl.agents.torch.ppo import PPO
     from skrl.utils.runner.torch import Runner
 
-    from rl_triton_adapters._skrl_update import CapturedA2CMixin, CapturedPPOMixin, capture_update
+    from rl_triton_adapters._skrl_update import A2CUpdate, PPOUpdate, capture_update
 except ImportError as error:
     raise explain_import(__name__, error, "skrl", NEEDED) from error
 
@@ -105,10 +106,18 @@ def replace_gae(update: Any) -> Any:
     if parameters != set(signature(estimate_advantages).parameters):
         problem = f"skrl's {name} calls a compute_gae of {', '.join(sorted(parameters))}"
         raise explain_version(problem, "skrl", NEEDED)
-    return copy_function(update, {"compute_gae": with_switch(stock)(estimate_advantages)})
+
+    @wraps(estimate_advantages)
+    def compute(**inputs: Any) -> tuple[Tensor, Tensor]:
+        found = update.__globals__["compute_gae"]  # which somebody may have replaced since
+        ours = found is stock and not find_off_switch()
+        results: tuple[Tensor, Tensor] = (estimate_advantages if ours else found)(**inputs)
+        return results
+
+    return copy_function(update, {"compute_gae": compute})
 
 
-CAPTURED = {getattr(PPO, "update", None): CapturedPPOMixin, getattr(A2C, "update", None): CapturedA2CMixin}
+CAPTURED = {x.of_skrl: x for x in (PPOUpdate, A2CUpdate)}
 """The updates of skrl that are captured."""
 
 
@@ -116,7 +125,7 @@ class MadeAgentMixin(CopiedMethodsMixin):
     """Lets an agent be pickled, as by skrl's `ParallelTrainer`, though no module has its class."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        reduced, made_of = super().__reduce_ex__(protocol), vars(type(self)).get("_made_of")
+        reduced, made_of = super().__reduce_ex__(protocol), vars(type(self)).get("_rl_triton_class")
         return (create_agent, (made_of,), *reduced[2:]) if made_of else reduced
 
 
@@ -129,11 +138,13 @@ def create_agent(agent_class: type) -> Any:
 def derive_class(agent_class: type) -> Any:
     """As `make_triton_class`, of an agent that computes advantages."""
     update, name = getattr(agent_class, "update", None), agent_class.__name__
-    mixin, replaced = CAPTURED.get(update), replace_gae(update)
-    document = f"`{name}` of skrl with the advantages of `rl_triton_core`{' and a captured update' if mixin else ''}."
-    attributes = {"__doc__": document, "__module__": __name__, "_made_of": agent_class}
-    attributes["update"] = capture_update(replaced) if mixin else replaced
-    return type(f"Triton{name}", ((mixin,) if mixin else ()) + (agent_class, MadeAgentMixin), attributes)
+    kind, replaced = CAPTURED.get(update), replace_gae(update)
+    document = f"`{name}` of skrl with the advantages of `rl_triton_core`{' and a captured update' if kind else ''}."
+    attributes = {"__doc__": document, "__module__": __name__, "_rl_triton_class": agent_class, "update": replaced}
+    if kind is None:
+        return type(f"Triton{name}", (agent_class, MadeAgentMixin), attributes)
+    attributes |= {"_rl_triton": cached_property(kind), "update": capture_update(replaced)}
+    return type(f"Triton{name}", (agent_class, MadeAgentMixin, Described), attributes)
 
 
 def computes_advantages(component: Any) -> bool:

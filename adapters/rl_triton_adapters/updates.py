@@ -7,8 +7,8 @@ An adapter has one, and says in each update what it is of and what stands agains
     step = self.captured_update.find_step([policy], [optimizer], stock=find_reason({"no loss of ours": is_custom}))
     if self.captured_update.stock:
         return super().update()
-    self.captured_update.keep_settings([self.clip_range, *find_pointers(rollout)])
-    statistics = self.captured_update.run(permutation.split(size))
+    self.captured_update.keep_settings([self.normalizes, *find_pointers(rollout)])
+    statistics = self.captured_update.run(permutation.split(size), self.clip_range)
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import atexit
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
 from math import nan
 from typing import Any
 from weakref import WeakSet
@@ -31,9 +32,6 @@ from rl_triton_core.capture import CapturedStep, find_group_obstacle
 
 __all__ = ["CapturedUpdate", "release_graphs"]
 
-UPDATES: WeakSet[CapturedUpdate] = WeakSet()
-"""Those that there are."""
-
 
 class CapturedUpdate:
     """The step of an update, as it is for the modules, optimizers and settings of the moment.
@@ -48,12 +46,14 @@ class CapturedUpdate:
         step: The step as `find_step` has found it last.
     """
 
+    whose = "those of the stock algorithm"
+    """How updates are called that are not ours."""
+
     def __init__(self, make_step: Callable[..., Any], *, enabled: bool | None = None, max_graphs: int = 4) -> None:
         self.make_step, self.enabled, self.max_graphs = make_step, enabled, max_graphs
         self.stock = self.obstacle = ""
         self.step: CapturedStep | None = None
         self.settings: list[Any] = []
-        UPDATES.add(self)
 
     def is_of(self, modules: list[nn.Module], optimizers: list[Optimizer]) -> bool:
         """Whether the step is that of these modules and optimizers."""
@@ -79,8 +79,10 @@ class CapturedUpdate:
             state: As of `CapturedStep`.
             is_averaged: Whether the step averages gradients over all processes.
         """
-        if is_averaged and distributed.is_initialized() and next(modules[0].parameters()).is_cuda:
-            obstacle = obstacle or find_group_obstacle()
+        if has_group():
+            UPDATES.add(self)
+            if is_averaged and next(modules[0].parameters()).is_cuda:
+                obstacle = obstacle or find_group_obstacle()
         known, reasons = self.step, (find_off_switch() or stock, obstacle)
         if known is not None and self.is_of(modules, optimizers) and reasons == (self.stock, self.obstacle):
             return known
@@ -130,9 +132,12 @@ class CapturedUpdate:
         if self.stock and not find_off_switch():
             warnings.warn(f"{name} updates as {package} does: {self.stock}", RuntimeWarning, stacklevel=3)
 
-    def describe(self, whose: str = "those of the stock algorithm") -> str:
+    def describe(self, whose: str = "") -> str:
         """Say in which of three ways updates are made, and why."""
-        return describe_update("" if self.step is None else self.step.reason, bool(self.stock), whose)
+        return describe_update("" if self.step is None else self.step.reason, bool(self.stock), whose or self.whose)
+
+    def prepare(self) -> None:
+        """Find the step of the moment, where an adapter's class does it."""
 
 
 def describe_update(reason: str, is_stock: bool, whose: str = "those of the stock algorithm") -> str:
@@ -152,15 +157,73 @@ def find_reason(reasons: Mapping[str, Any]) -> str:
     return next((reason for reason, applies in reasons.items() if applies), "")
 
 
+class Described:
+    """What users ask of an object with updates of ours.
+
+    Behind a framework's class in the order of bases: where a user's class has such a name, it is the user's.
+    """
+
+    _rl_triton: CapturedUpdate
+
+    @property
+    def _update(self) -> CapturedUpdate:
+        return self._rl_triton
+
+    @property
+    def obstacle(self) -> str:
+        """Why the framework's own updates run; empty if ours do."""
+        return self._rl_triton.stock
+
+    def describe_step(self) -> str:
+        """Say in which of three ways updates are made, and why."""
+        self._rl_triton.prepare()
+        return self._rl_triton.describe()
+
+    def recapture(self) -> None:
+        """Capture again with the next update: for changes that nothing tells of, as of what a function closes over."""
+        self._rl_triton.recapture()
+
+
+def has_group() -> bool:
+    """Whether this is one of several processes."""
+    return distributed.is_available() and distributed.is_initialized()
+
+
+class Updates(WeakSet[Any]):
+    """Those that may hold operations of a process group, which waits for them where it ends."""
+
+    def add(self, update: Any) -> None:
+        """Let it be released before the group ends: its end is PyTorch's own again as soon as it begins."""
+        super().add(update)
+        stock = distributed.destroy_process_group
+        if hasattr(stock, "releases_graphs"):
+            return
+
+        @wraps(stock)
+        def destroy_process_group(group: Any = None) -> None:
+            try:
+                if group is None or group is distributed.group.WORLD:
+                    if distributed.destroy_process_group is destroy_process_group:
+                        distributed.destroy_process_group = stock
+                    release_graphs()
+            finally:
+                stock(group)
+
+        vars(destroy_process_group)["releases_graphs"] = True
+        distributed.destroy_process_group = destroy_process_group
+
+
+UPDATES = Updates()
+
+
 @atexit.register
 def release_graphs() -> None:
     """Forget the graphs of all updates of several processes: at their end, NCCL waits for what holds its operations.
 
-    Call it before `destroy_process_group`. Where Python ends, it is called.
+    `destroy_process_group` calls it, and so does Python where it ends.
     """
-    if distributed.is_available() and distributed.is_initialized():
-        for update in list(UPDATES):
-            update.reset()
+    for update in list(UPDATES) if has_group() else ():
+        update.reset()
 
 
 def find_pointers(tree: Any) -> list[int]:

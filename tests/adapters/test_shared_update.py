@@ -1,12 +1,14 @@
 """The captured update that adapters have in common, in a framework of a few lines."""
 
 import warnings
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
 import torch
+from processes import GLOO
 from recorded_graphs import allow_captures
-from torch import nn
+from torch import distributed, nn
 
 from rl_triton_adapters._optimizers import fuse_optimizer, is_fused, release_optimizer
 from rl_triton_adapters.updates import CapturedUpdate, DeferredChecks, find_pointers, find_reason
@@ -169,3 +171,22 @@ def test_a_draw_from_nan_is_a_failed_check(probability):
     with DeferredChecks() as checks:
         torch.multinomial(torch.tensor([0.5, probability]), 1)
     assert checks.has_failed() == (probability != 0.5)
+
+
+@GLOO
+@pytest.mark.parametrize("fails", [False, True])
+def test_graphs_are_released_before_their_group_ends(fails, tmp_path, monkeypatch):
+    """Whatever happens meanwhile, the group ends, and its end is PyTorch's own again."""
+    stock, algorithm = distributed.destroy_process_group, Algorithm()
+    allow_captures(monkeypatch)
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    algorithm.update()
+    captured = algorithm.captured_update.step.captured
+    distributed.destroy_process_group(distributed.new_group())
+    was_captured = bool(captured)  # another group is none of theirs
+    if fails:
+        monkeypatch.setattr(algorithm.captured_update, "reset", interrupt)
+    with pytest.raises(KeyboardInterrupt) if fails else nullcontext():
+        distributed.destroy_process_group()
+    assert not distributed.is_initialized() and was_captured and bool(captured) == fails
+    assert distributed.destroy_process_group is stock

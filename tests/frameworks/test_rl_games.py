@@ -158,6 +158,19 @@ def test_methods_of_users(name, of, tmp_path):
     compare(*agents[::-1], rtol=1e-4, atol=2e-6)
 
 
+def test_names_of_users_are_free(tmp_path):
+    """In front of theirs we have names of RL-Games' alone; what they call the same is theirs, with their arguments."""
+    front = TritonA2CAgent.__mro__[: TritonA2CAgent.__mro__.index(A2CAgent)]
+    names = {name for x in front for name in vars(x) if not name.startswith(("_abc_", "__"))}
+    assert names <= {*dir(A2CAgent)}
+    methods = {name: lambda self, *args, **kwargs: (args, kwargs) for name in names}
+    own = type("Own", (A2CAgent,), methods | {"describe_step": lambda self: "own"})
+    agent = make_agent("triton", "pendulum", tmp_path, kind=type("Ours", (TritonA2CAgent, own), {}))
+    assert agent.describe_step() == "own"
+    for name in names:
+        assert getattr(agent, name)(1, 2, 3, 4, x=5) == ((1, 2, 3, 4), {"x": 5})
+
+
 def test_switched_off_it_is_stock(tmp_path):
     """Bit for bit what a runner makes that knows nothing of us."""
     agents = make_agent("stock", "pendulum", tmp_path), make_agent("stock", "pendulum", tmp_path, registered=False)

@@ -11,8 +11,9 @@ from gymnasium import spaces
 from overrides import override
 from ppo_rl_games import TensorEnv
 from recorded_graphs import allow_captures
+from rl_games.algos_torch import torch_ext
 from rl_games.algos_torch.a2c_continuous import A2CAgent
-from rl_games.common import common_losses, env_configurations, vecenv
+from rl_games.common import a2c_common, common_losses, env_configurations, vecenv
 from rl_games.common.a2c_common import A2CBase
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_rl_games import CLASSES, compare, get_state, list_trainers, make_agent
@@ -46,7 +47,7 @@ CASES = {
     "discrete": ("cartpole", {}),
     "normalized": ("pendulum", NORMALIZED | {"max_epochs": 40, "mini_epochs": 2}),
     "normalized discrete": ("cartpole", NORMALIZED | {"max_epochs": 40, "mini_epochs": 2}),
-    "bounds": ("pendulum", {"bounds_loss_coef": 0.1, "entropy_coef": 0.01, "clip_value": False}),
+    "bounds": ("pendulum", {"bounds_loss_coef": 0.125, "entropy_coef": 2**-7, "clip_value": False}),
     "standard schedule": ("pendulum", {"schedule_type": "standard", "truncate_grads": False}),
     "linear schedule": ("pendulum", {"lr_schedule": "linear", "schedule_entropy": True, "entropy_coef": 0.01}),
     "smooth clamp": ("pendulum", {"use_smooth_clamp": True, "weight_decay": 0.01, "entropy_coef": 0}),
@@ -130,7 +131,7 @@ def compare_all(ours, other, **tolerance):
 def test_a_captured_update_is_the_eager_one(case, tmp_path, monkeypatch):
     """Bit for bit: RL-Games tells its optimizer how to step. Buffers of normalisations stay where graphs read them."""
     env, changes = CASES[case]
-    changes = {"learning_rate": 2**-10} | changes
+    changes = {"learning_rate": 2**-10, "e_clip": 0.25} | changes
     eager = train(round_rates(make_agent("triton", env, tmp_path, changes)))
     assert eager.describe_step().startswith("updates are accelerated without a graph: graphs need tensors on a GPU")
     allow_captures(monkeypatch)
@@ -139,7 +140,7 @@ def test_a_captured_update_is_the_eager_one(case, tmp_path, monkeypatch):
     places = [x.data_ptr() for trainer in trainers for x in trainer.model.buffers()]
     train(ours)
     assert ours.describe_step() == CAPTURED[len(trainers) - 1]
-    updates = [ours._captured, ours._central_value.captured][: len(trainers)]
+    updates = [ours._rl_triton, ours._rl_triton.central_value][: len(trainers)]
     assert [x.step.graphs.captures for x in updates] == [1] * len(trainers)
     assert places == [x.data_ptr() for trainer in trainers for x in trainer.model.buffers()]
     compare_all(ours, eager, rtol=0, atol=0)
@@ -173,18 +174,69 @@ def test_mixed_precision_on_a_gpu(central, env, device, tmp_path):
     compare(ours, stock, rtol=5e-2, atol=5e-3)
 
 
-def test_settings_that_change_are_followed(tmp_path, monkeypatch):
+def anneal(agent, i):
+    """As programs do it: other numbers in every epoch."""
+    agent.e_clip, agent.critic_coef, agent.bounds_loss_coef = 0.2 - 0.04 * i, 1.0 + i, 1e-3 * i
+    agent.central_value_net.e_clip = 0.2 - 0.05 * i
+
+
+def set_others(agent, i):
+    for x in list_trainers(agent):
+        x.grad_norm = 1.0 if i < 2 else 0.05
+
+
+@pytest.mark.parametrize(("change", "captures"), [(anneal, 1), (set_others, 2)])
+def test_settings_that_change_are_followed(change, captures, tmp_path, monkeypatch):
+    """A graph is given numbers that are annealed, and keeps others: it is captured anew."""
     agents = []
-    for mode in ("stock", "triton", "triton"):
+    for mode in ("stock", "triton"):
         if mode == "triton":
             allow_captures(monkeypatch)
-        agent = train(make_agent(mode, "pendulum", tmp_path))
-        if len(agents) < 2:
-            agent.e_clip, agent.grad_norm, agent.critic_coef = 0.01, 0.1, 3.0
-        agent.max_epochs += 2
-        agents.append(train(agent, seed=2))
-    compare(*agents[1::-1], rtol=1e-4, atol=1e-5)
-    assert not torch.equal(*(next(x.model.parameters()) for x in agents[1:]))
+        agent = make_agent(mode, "pendulum", tmp_path, with_central_value())
+        for i in range(4):
+            change(agent, i)
+            agent.max_epochs = i + 1
+            train(agent, seed=2)
+        agents.append(agent)
+    compare(*agents[::-1], rtol=1e-4, atol=1e-5)
+    update = agents[1]._rl_triton
+    graphs = [x.step.graphs for x in (update, update.central_value)]
+    assert [x.captures for x in graphs] == [captures] * 2
+    agents[1].recapture()
+    agents[1].max_epochs += 1
+    train(agents[1])
+    assert [x.captures for x in graphs] == [captures + 1] * 2
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+def test_an_interrupted_update_leaves_what_that_of_rl_games_does(captured, tmp_path, monkeypatch):
+    """Where a graph is captured, as the step begins; and training goes on."""
+    agents = []
+    for mode in ("stock", "triton"):
+        if captured:
+            allow_captures(monkeypatch)
+        changes = with_central_value(normalize_input=False) | {"max_epochs": 1, "learning_rate": 1e-4}
+        agent = train(make_agent(mode, "pendulum", tmp_path, changes))
+        for trainer in list_trainers(agent):
+            agent.max_epochs += 1
+            handle = trainer.optimizer.register_step_pre_hook(interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                train(agent)
+            handle.remove()
+        agent.max_epochs += 1
+        agents.append(train(agent))
+    stock, ours = agents
+    ours.recapture()
+    compare_all(ours, stock, rtol=1e-4, atol=1e-5)
+    for x, y in zip(list_trainers(ours), list_trainers(stock), strict=True):
+        assert vars(x.optimizer).keys() == vars(y.optimizer).keys()
+        groups = [trainer.optimizer.state_dict()["param_groups"] for trainer in (x, y)]
+        assert [group | {"lr": 0} for group in groups[0]] == [group | {"lr": 0} for group in groups[1]]
+        assert {*vars(x)} - {*vars(y)} <= {"triton", "_rl_triton", "use_fused_kernel"}
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
 
 
 def test_settings_of_a_central_value_network_that_change_are_followed(tmp_path, monkeypatch):
@@ -343,7 +395,7 @@ def test_a_central_value_network_of_users(tmp_path, monkeypatch):
     agent = make_agent("triton", "pendulum", tmp_path, with_central_value())
     agent.central_value_net = make_agent("stock", "pendulum", tmp_path, with_central_value()).central_value_net
     assert train(agent).describe_step() == CAPTURED[1]
-    assert agent._central_value.captured.step.graphs.captures == 1
+    assert agent._rl_triton.central_value.step.graphs.captures == 1
 
 
 class Watching(A2CAgent):
@@ -374,16 +426,25 @@ def test_methods_of_users_are_not_captured(tmp_path, monkeypatch):
     assert agent.describe_step() == "updates are those of RL-Games: Own has its own calc_gradients"
 
 
+FUNCTIONS = [(common_losses, x) for x in ("actor_loss", "critic_loss", "default_critic_loss")]
+FUNCTIONS += [(torch_ext, "policy_kl"), (torch_ext, "apply_masks"), (a2c_common, "clip_grad_norm_")]
+
+
 @pytest.mark.parametrize("env", CLASSES)
-@pytest.mark.parametrize("name", ["actor_loss", "critic_loss", "default_critic_loss"])
-def test_losses_that_rl_games_was_given(name, env, tmp_path, monkeypatch):
-    """For all of its agents: no loss of ours stands for them, and no graph keeps them."""
+@pytest.mark.parametrize(("module", "name"), FUNCTIONS)
+def test_functions_that_rl_games_was_given(module, name, env, tmp_path, monkeypatch):
+    """For all of its agents: nothing of ours stands for them, and no graph keeps them."""
     allow_captures(monkeypatch)
-    monkeypatch.setattr(common_losses, name, getattr(common_losses, name))  # which puts it back
-    override(common_losses, name)
+    monkeypatch.setattr(module, name, getattr(module, name))  # which puts it back
+    override(module, name)
     ours, stock = (train(make_agent(mode, env, tmp_path, with_central_value())) for mode in ("triton", "stock"))
-    text = f"updates are those of RL-Games: {name} is not RL-Games'"
-    assert ours.describe_step() == f"{text}; {OTHER}{text}"
+    reason = f"{name} is not that of rl_games"
+    own, other = ours.describe_step().split("; " + OTHER)
+    if name == "policy_kl" and env == "cartpole":
+        assert own == "updates are captured"  # discrete agents do not call it
+    else:
+        assert own.endswith("actor_loss_func is not RL-Games'" if name == "actor_loss" else reason)
+    assert other.endswith(reason if "critic" in name or name == "apply_masks" else "captured")
     compare_all(ours, stock, rtol=1e-4, atol=1e-5)
 
 

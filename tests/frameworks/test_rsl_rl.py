@@ -2,7 +2,7 @@
 
 import warnings
 from copy import deepcopy
-from itertools import pairwise
+from itertools import count, pairwise
 
 import pytest
 import torch
@@ -63,8 +63,8 @@ def train(runner, iterations, seed=1):
 def use_graphs(monkeypatch, runner):
     """Capture on a CPU too, in recorded graphs."""
     allow_captures(monkeypatch)
-    runner.alg._update.step.reason, runner.alg._update.step.graphs = "", RecordedGraphs()
-    return runner.alg._update.step.graphs
+    runner.alg._rl_triton.step.reason, runner.alg._rl_triton.step.graphs = "", RecordedGraphs()
+    return runner.alg._rl_triton.step.graphs
 
 
 def compare(got, want, rtol, atol):
@@ -115,7 +115,7 @@ def test_training(variant, captured, monkeypatch):
     for row, expected in zip(got, want, strict=True):
         assert row == pytest.approx(expected, rel=1e-4, abs=1e-5)
     if captured:
-        assert graphs.captures == 1 and graphs.replays > 0 and not ours.alg._update.step.reason
+        assert graphs.captures == 1 and graphs.replays > 0 and not ours.alg._rl_triton.step.reason
 
 
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
@@ -132,24 +132,71 @@ def test_each_observation_is_counted_once(class_name, captured, monkeypatch):
     assert class_name == "PPO" or places == [x.data_ptr() for x in normalizer.buffers()]
 
 
-def test_settings_may_change_between_updates(monkeypatch):
-    """A graph keeps numbers of the host: it is captured anew."""
+def anneal(alg, i):
+    """As programs do it: other numbers in every update."""
+    alg.entropy_coef, alg.clip_param = 0.02 * i, 0.2 - 0.04 * i
+    alg.value_loss_coef, alg.desired_kl = 1.0 + 0.2 * i, 0.01 + 0.002 * i
+
+
+def set_others(alg, i):
+    alg.max_grad_norm, alg.use_clipped_value_loss = (1.0, True) if i < 2 else (0.05, False)
+
+
+@pytest.mark.parametrize(("change", "captures"), [(anneal, 1), (set_others, 2)])
+def test_settings_may_change_between_updates(change, captures, monkeypatch):
+    """A graph is given numbers that are annealed, and keeps others: it is captured anew."""
     stock, ours = make_runner("PPO"), make_runner(OURS)
     graphs = use_graphs(monkeypatch, ours)
     for runner in (stock, ours):
-        train(runner, 2)
-        runner.alg.entropy_coef, runner.alg.clip_param = 0.2, 0.05
-        train(runner, 2)
+        for i in range(4):
+            change(runner.alg, i)
+            train(runner, 1)
     compare(ours, stock, rtol=1e-4, atol=2e-6)
-    assert graphs.captures == 2
+    assert graphs.captures == captures
+    ours.alg.recapture()
+    train(ours, 1)
+    assert graphs.captures == captures + 1
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+def test_an_interrupted_update_leaves_what_that_of_rsl_rl_does(captured, monkeypatch):
+    """Where a graph is captured, as the step begins; and training goes on."""
+    variant, at = ("fixed rate", 1) if captured else ("default", 3)
+    stock, ours = make_runner("PPO", variant), make_runner(OURS, variant)
+    if captured:
+        use_graphs(monkeypatch, ours)
+    for runner in (stock, ours):
+        train(runner, 1)
+        steps = count(1)
+        handle = runner.alg.optimizer.register_step_pre_hook(lambda *_, steps=steps: interrupt(next(steps) == at))
+        with pytest.raises(KeyboardInterrupt):
+            train(runner, 1)
+        handle.remove()
+        runner.alg.storage.clear()
+    compare(ours, stock, rtol=1e-4, atol=2e-6)
+    assert ours.alg.learning_rate == pytest.approx(stock.alg.learning_rate)
+    ours.alg.recapture()
+    assert ours.alg.optimizer.state_dict()["param_groups"] == [
+        group | {"lr": pytest.approx(group["lr"])} for group in stock.alg.optimizer.state_dict()["param_groups"]
+    ]
+    assert vars(ours.alg.optimizer).keys() == vars(stock.alg.optimizer).keys()
+    assert {*vars(ours.alg)} - {*vars(stock.alg)} == {"triton", "_rl_triton"}
+    train(ours, 1), train(stock, 1)
+    compare(ours, stock, rtol=1e-4, atol=2e-6)
+
+
+def interrupt(condition):
+    if condition:
+        raise KeyboardInterrupt
 
 
 def test_the_learning_rate_adapts():
     """Both ways, in what is compared above."""
     runner = make_runner(OURS)
     rates = []
-    adapt = runner.alg._adapt_learning_rate
-    runner.alg._adapt_learning_rate = lambda old: adapt(old) or rates.append(runner.alg._rate.item())
+    update = runner.alg._rl_triton
+    adapt = update.adapt_learning_rate
+    update.adapt_learning_rate = lambda *about: adapt(*about) or rates.append(update.rate.item())
     runner.learn(3)
     ratios = {round(after / before, 3) for before, after in pairwise(rates)}
     assert {round(1 / 1.5, 3), 1.5} <= ratios
@@ -162,7 +209,7 @@ def test_training_on_a_gpu(device):
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)  # of a step that runs eagerly
         train(stock, 2), train(ours, 2)
-    assert ours.alg._update.step.reason == ""
+    assert ours.alg._rl_triton.step.reason == ""
     compare(ours, stock, rtol=1e-2, atol=1e-3)
 
 

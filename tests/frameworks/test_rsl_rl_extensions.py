@@ -77,7 +77,7 @@ def test_training(case, captured, monkeypatch):
     for row, expected in zip(got, want, strict=True):
         assert row == pytest.approx(expected, rel=tolerance["rtol"], abs=1e-2 if "mixed" in case else 1e-5)
     if captured:
-        assert graphs.captures == 1 and not ours.alg._update.step.reason
+        assert graphs.captures == 1 and not ours.alg._rl_triton.step.reason
 
 
 @pytest.mark.parametrize("device", [GPU])
@@ -85,7 +85,7 @@ def test_training(case, captured, monkeypatch):
 def test_training_on_a_gpu(case, device):
     stock, ours = (make(name, case, device) for name in ("PPO", OURS))
     train(stock, 2), train(ours, 2)
-    assert ours.alg._update.step.reason == ""
+    assert ours.alg._rl_triton.step.reason == ""
     compare(ours, stock, rtol=1e-2, atol=5e-3 if "mixed" in case else 1e-3)
 
 
@@ -97,6 +97,18 @@ def test_a_symmetry_that_changes_is_followed(monkeypatch):
         runner.alg.symmetry.mirror_loss_coeff = 5.0
         train(runner, 2)
     compare(ours, stock, rtol=1e-3, atol=1e-5)
+
+
+def test_recurrent_minibatches_of_one_environment(monkeypatch):
+    """RSL-RL's `squeeze` drops their dimension too, and pairs all steps with all: ours is RSL-RL's with another."""
+    options = {"network": RECURRENT, "num_mini_batches": 12, "num_learning_epochs": 1}
+    stock, ours, other = (make_runner(name, **options) for name in ("PPO", OURS, "PPO"))
+    train(stock, 1), train(ours, 1)
+    monkeypatch.setattr(torch, "squeeze", lambda x, dim=-1: x.squeeze(dim))
+    train(other, 1)
+    compare(ours, other, rtol=1e-4, atol=2e-6)
+    with pytest.raises(AssertionError, match="not close"):
+        compare(stock, other, rtol=1e-2, atol=1e-4)
 
 
 def test_minibatches_without_samples_are_left_to_the_package():
@@ -132,5 +144,5 @@ def test_what_is_not_served_updates_as_stock(change, reason):
     runner = make(OURS, "gru")
     assert not runner.alg.obstacle
     change(runner.alg)
-    runner.alg._find_step()
+    runner.alg.describe_step()
     assert runner.alg.obstacle == reason

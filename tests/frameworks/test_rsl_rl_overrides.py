@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 import torch
 from torch import nn
+from torch.distributions import Normal
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 pytest.importorskip("rsl_rl")
@@ -83,24 +84,61 @@ def test_hooks_after_a_call():
     assert calls[PPO] == calls[TritonPPO] > 0
 
 
-@pytest.mark.parametrize("part", ["model", "distribution"])
-def test_methods_that_a_framework_was_given(part, monkeypatch):
-    """Of all of its objects, for as long as a program runs."""
-    kind, name = (MLPModel, "get_output_log_prob") if part == "model" else (GaussianDistribution, "entropy")
-    monkeypatch.setattr(kind, name, make_method(kind, name))
-    assert_same_training()
+GIVEN = [
+    (MLPModel, "get_output_log_prob"),
+    (GaussianDistribution, "entropy"),
+    (Normal, "log_prob"),
+    (Normal, "entropy"),
+]
 
 
-def test_a_policy_changes_between_updates(monkeypatch):
-    """And its graph with it."""
-    runners = [make_runner(name) for name in ("PPO", TritonPPO)]
-    graphs = use_graphs(monkeypatch, runners[1])
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+@pytest.mark.parametrize(("kind", "name"), [*GIVEN, (None, "get_output_log_prob")])
+def test_methods_that_a_framework_or_a_policy_is_given(kind, name, captured, monkeypatch):
+    """Between updates, for as long as a program runs."""
+    runners = [make_runner(class_name) for class_name in ("PPO", TritonPPO)]
+    graphs = use_graphs(monkeypatch, runners[1]) if captured else None
     for runner in runners:
         train(runner, 1)
-        override(runner.alg.actor, "get_output_log_prob")
+    if kind is not None:
+        monkeypatch.setattr(kind, name, make_method(kind, name))
+    for runner in runners:
+        if kind is None:
+            override(runner.alg.actor, name)
         train(runner, 1)
     compare(*runners[::-1], rtol=1e-4, atol=2e-6)
-    assert graphs.captures == 2
+    assert graphs is None or graphs.captures == 2
+
+
+@pytest.mark.parametrize(("module", "name"), [(nn.utils, "clip_grad_norm_"), (torch.distributed, "all_reduce")])
+def test_functions_that_an_update_calls(module, name, monkeypatch):
+    """Of PyTorch, which a program has replaced."""
+    stock = getattr(module, name)
+    monkeypatch.setattr(module, name, lambda parameters, size: stock(parameters, 0.1 * size))
+    assert assert_same_training().obstacle == f"{name} is not that of rsl_rl"
+
+
+def test_numbers_that_are_computed():
+    """In a class of the user's, perhaps anew for each minibatch."""
+
+    class Own(PPO):
+        entropy_coef = property(lambda self: 0.05, lambda *_: None)
+
+    alg = assert_same_training(classes=(Own, type("Ours", (TritonPPO, Own), {})))
+    assert alg.obstacle == "Ours computes entropy_coef"
+
+
+def test_names_of_users_are_free():
+    """In front of theirs we have names of RSL-RL's alone; what they call the same is theirs, with their arguments."""
+    front = TritonPPO.__mro__[: TritonPPO.__mro__.index(PPO)]
+    names = {name for x in front for name in vars(x) if not name.startswith("__")}
+    assert names == {"compute_returns", "process_env_step", "update"}
+    methods = {name: lambda self, *args, **kwargs: (args, kwargs) for name in names}
+    own = type("Own", (PPO,), methods | {"describe_step": lambda self: "own"})
+    alg = make_runner(type("Ours", (TritonPPO, own), {})).alg
+    assert alg.describe_step() == "own"
+    for name in names:
+        assert getattr(alg, name)(1, 2, x=3) == ((1, 2), {"x": 3})
 
 
 class Around(nn.Module):
@@ -161,7 +199,7 @@ def test_models_that_take_the_place_of_others(change, name, captured, monkeypatc
             alg.optimizer = torch.optim.Adam([*alg.actor.parameters(), *alg.critic.parameters()], lr=1e-3)
         train(runner, 2)
     compare(*runners[::-1], rtol=1e-4, atol=2e-6)
-    update = runners[1].alg._update
+    update = runners[1].alg._rl_triton
     assert update.stock == ("a model is no module of PyTorch" if change is NoModule else "")
     assert update.step.graphs.captures == 1 if captured and not update.stock else update.step.reason
 

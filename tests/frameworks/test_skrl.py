@@ -23,7 +23,6 @@ from skrl.utils.runner.torch import Runner
 
 from rl_triton_adapters import skrl as adapter
 from rl_triton_adapters._copies import copy_function
-from rl_triton_adapters._skrl_update import CapturedA2CMixin, CapturedPPOMixin
 from rl_triton_adapters.skrl import TritonA2C, TritonPPO, TritonRunner, estimate_advantages, make_triton_class
 
 FLAGS = ["--num-envs", "6", "--num-steps", "8", "--iterations", "3", "--evaluation-episodes", "2", "--quiet"]
@@ -93,9 +92,10 @@ def test_an_update_calls_our_function(tmp_path, monkeypatch):
 def test_every_agent_without_memory_has_a_class(agent_class):
     derived = make_triton_class(agent_class)
     assert issubclass(derived, agent_class) and derived.__name__ == f"Triton{agent_class.__name__}"
-    captured = {PPO: CapturedPPOMixin, A2C: CapturedA2CMixin}.get(agent_class, object)
-    update = derived.update.__wrapped__ if issubclass(derived, CapturedPPOMixin) else derived.update
-    assert issubclass(derived, captured) and update.__globals__["compute_gae"].__wrapped__ is estimate_advantages
+    is_captured = agent_class in (PPO, A2C)
+    assert is_captured == hasattr(derived, "recapture")
+    update = derived.update.__wrapped__ if is_captured else derived.update
+    assert update.__globals__["compute_gae"].__wrapped__ is estimate_advantages
     assert update.__code__ is agent_class.update.__code__
     assert type(pickle.loads(pickle.dumps(object.__new__(derived)))) is derived  # as ParallelTrainer sends agents
 
@@ -115,6 +115,15 @@ def test_an_update_behind_ours_is_refused():
     with pytest.raises(TypeError, match="Ours: Own has its own update, and got TritonPPO in front of it"):
         type("Ours", (TritonPPO, Own), {})
     assert type("Ours", (Own, TritonPPO), {}).update is Own.update
+
+
+@pytest.mark.parametrize("agent_class", [PPO, RPO])
+def test_names_of_users_are_free(agent_class):
+    """In front of theirs we have names of skrl's alone; what they call the same is theirs."""
+    own = type("Own", (agent_class,), {"describe_step": lambda self: "own", "recapture": None})
+    kind = make_triton_class(own)
+    assert {name for name in vars(kind) if not name.startswith(("_abc_", "__", "_rl_triton"))} == {"update"}
+    assert kind.describe_step is own.describe_step and kind.recapture is None
 
 
 METHODS = [
@@ -168,7 +177,7 @@ def test_an_older_version_is_refused():
 def test_the_runner_leaves_other_components_alone(tmp_path):
     runner = TritonRunner(TensorEnv(ENVIRONMENTS["cartpole"](2)), make_config(parse("triton", tmp_path)))
     assert runner._component("sac") is SAC
-    assert runner._component("a2c").__mro__[1:3] == (CapturedA2CMixin, CapturedPPOMixin) and issubclass(TritonA2C, A2C)
+    assert runner._component("a2c") is TritonA2C and issubclass(TritonA2C, A2C)
 
 
 @pytest.mark.parametrize(("before", "after"), [("stock", "triton"), ("triton", "stock")])

@@ -1,8 +1,13 @@
 """Captured updates of PPO and A2C against skrl's own code on the same advantages; on a CPU with recorded graphs."""
 
+from functools import partial
+
 import pytest
 import torch
 from gpu_checks import GPU
+from overrides import alter_call
+from torch import nn
+from torch.nn import functional
 
 pytest.importorskip("skrl")
 from gpu_envs import ENVIRONMENTS
@@ -10,6 +15,7 @@ from ppo_skrl import TensorEnv, make_config, parse_arguments
 from recorded_graphs import allow_captures
 from skrl.agents.torch.a2c import A2C
 from skrl.agents.torch.ppo import PPO
+from skrl.agents.torch.ppo import ppo as stock_ppo
 from skrl.memories.torch import RandomMemory
 from skrl.resources.preprocessors.torch import RunningStandardScaler
 from skrl.utils.runner.torch import Runner
@@ -111,7 +117,7 @@ def test_an_update_is_that_of_skrl(case, captured, tmp_path, monkeypatch):
     assert ours.describe_step().startswith(f"updates are {kind}")
     compare(ours, stock, rtol=0, atol=0)
     if captured:
-        assert ours._captured.step.graphs.replays > 10
+        assert ours._rl_triton.step.graphs.replays > 10
 
 
 @pytest.mark.parametrize("device", ["cpu", GPU])
@@ -127,18 +133,80 @@ def test_training_is_that_of_skrl_up_to_rounding(case, device, tmp_path):
         torch.testing.assert_close(x, expected[name], **tolerance)
 
 
-@pytest.mark.usefixtures("captured")
-def test_settings_that_change_are_followed(tmp_path):
+def anneal(agent, i):
+    """As programs do it: other numbers in every update."""
+    cfg, numbers = agent.cfg, {"ratio_clip": 0.2 - 0.04 * i, "entropy_loss_scale": 0.01 + 0.02 * i}
+    vars(cfg).update(numbers | {"value_loss_scale": 1.0 + i, "value_clip": 0.2 + 0.1 * i, "kl_threshold": 1.0 + i})
+
+
+def set_others(agent, i):
+    agent.cfg.grad_norm_clip, agent.cfg.value_clip = (0.5, 0.2) if i < 2 else (0.1, 0)
+
+
+@pytest.mark.parametrize("change", [anneal, set_others])
+def test_settings_that_change_are_followed(change, tmp_path, monkeypatch):
+    """Two graphs, of first and other epochs, are captured anew where another term counts, or for other settings.
+
+    They are given numbers that are annealed.
+    """
+    allow_captures(monkeypatch)
     agents = []
-    for runner_class in (AdvantagesRunner, TritonRunner, TritonRunner):
-        runner = make_runner(runner_class, tmp_path, "continuous", 2)
-        runner.run("train")
-        if len(agents) < 2:
-            runner.agent.cfg.ratio_clip, runner.agent.cfg.value_loss_scale = 0.01, 0.5
-        runner.run("train")
-        agents.append(runner.agent)
-    compare(agents[1], agents[0], rtol=0, atol=0)
-    assert not torch.equal(*(next(x.policy.parameters()) for x in agents[1:]))
+    for runner_class in (AdvantagesRunner, TritonRunner):
+        agent = train(runner_class, tmp_path, "continuous", 1)
+        for i in range(4):
+            change(agent, i)
+            update(agent)
+        agents.append(agent)
+    compare(*agents[::-1], rtol=0, atol=0)
+    assert agents[1]._rl_triton.step.graphs.captures == 4
+    agents[1].recapture()
+    update(agents[1])
+    assert agents[1]._rl_triton.step.graphs.captures == 6
+
+
+@pytest.mark.parametrize("module", [functional, nn.utils, stock_ppo])
+def test_functions_that_an_update_calls(module, tmp_path, monkeypatch):
+    """Of PyTorch or skrl, which a program replaces between updates: the update is skrl's own, with these."""
+    allow_captures(monkeypatch)
+    agents = [train(runner_class, tmp_path, "continuous", 1) for runner_class in (AdvantagesRunner, TritonRunner)]
+    name = {functional: "mse_loss", nn.utils: "clip_grad_norm_", stock_ppo: "compute_gae"}[module]
+    monkeypatch.setattr(module, name, partial(alter_call, getattr(module, name)))
+    for agent in agents:
+        update(agent)
+    compare(*agents[::-1], rtol=0, atol=0)
+    assert agents[1].describe_step() == f"updates are those of skrl: {name} is not that of skrl"
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+def test_an_interrupted_update_leaves_what_that_of_skrl_does(captured, tmp_path, monkeypatch):
+    """Where a graph is captured, as the step begins; and training goes on."""
+    agents = []
+    for runner_class in (AdvantagesRunner, TritonRunner):
+        if captured:
+            allow_captures(monkeypatch)
+        agent = train(runner_class, tmp_path, "continuous", 1)
+        handle = agent.optimizer.register_step_pre_hook(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            update(agent)
+        handle.remove()
+        update(agent)
+        agents.append(agent)
+    stock, ours = agents
+    ours.recapture()
+    compare(ours, stock, rtol=0, atol=0)
+    assert ours.optimizer.state_dict()["param_groups"] == stock.optimizer.state_dict()["param_groups"]
+    assert vars(ours.optimizer).keys() == vars(stock.optimizer).keys()
+    assert {*vars(ours)} - {*vars(stock)} == {"_rl_triton"}
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+def update(agent, seed=3):
+    torch.manual_seed(seed)
+    agent.enable_models_training_mode(True)
+    agent.update(timestep=0, timesteps=1)
 
 
 @pytest.mark.usefixtures("captured")
@@ -147,10 +215,8 @@ def test_an_observation_that_is_nan_is_an_error_at_the_same_minibatch(tmp_path):
     for runner_class in (AdvantagesRunner, TritonRunner):
         agent = train(runner_class, tmp_path, "discrete", 2)
         agent.memory.get_tensor_by_name("observations")[3, 2] = torch.nan
-        agent.enable_models_training_mode(True)
-        torch.manual_seed(3)
         with pytest.raises(RuntimeError) as caught:
-            agent.update(timestep=0, timesteps=1)
+            update(agent)
         errors.append(str(caught.value))
         agents.append(agent)
     assert errors[0] == errors[1] and "probability tensor" in errors[0]

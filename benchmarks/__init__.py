@@ -3,5 +3,5 @@
 * `__main__`: all benchmarks by name, and the runner; `harness`: how calls are timed; `results`: the files.
 * `equations`, `workloads`: what is computed; `providers`: by whom, ours among them; `calls`: suites of both.
 * Every other module is a benchmark of its own; `end_to_end`: training loops of frameworks.
-* `report`: parts of pages, and figures; `compare`: what became slower.
+* `report`: parts of pages, and figures.
 """

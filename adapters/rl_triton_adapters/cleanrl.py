@@ -1,4 +1,4 @@
-"""CleanRL: advantages and returns for single-file scripts, for LeanRL's containers, and for CleanRL's rollout buffer.
+"""CleanRL: advantages and returns for single-file scripts and for CleanRL's rollout buffer.
 
 One call stands in the place of the loop that follows ``# bootstrap value if not done``:
 
@@ -12,8 +12,7 @@ EnvPool pass ``autoreset="next_step"``. CleanRL is not needed.
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +23,8 @@ from rl_triton_core import compute_gae
 from rl_triton_core.conventions import Boundaries, from_cleanrl, from_episode_starts, from_gymnasium_same_step
 from rl_triton_core.extending import check_number
 
-__all__ = ["AdvantagesAndReturns", "RolloutBufferMixin", "gae", "leanrl_gae"]
+__all__ = ["AdvantagesAndReturns", "RolloutBufferMixin", "gae"]
 
-Container = TypeVar("Container", bound=MutableMapping[str, Any])
 AUTORESETS = ("same_step", "next_step")
 
 
@@ -108,55 +106,6 @@ def gae(
     return AdvantagesAndReturns(advantages, returns)
 
 
-@torch.no_grad()
-def leanrl_gae(
-    next_value: torch.Tensor,
-    next_done: torch.Tensor,
-    container: Container,
-    gamma: float,
-    gae_lambda: float,
-    *,
-    autoreset: str = "same_step",
-    backend: str | None = None,
-) -> Container:
-    """Apply `gae` to a LeanRL container. Traceable by ``torch.compile(fullgraph=True)``.
-
-    Args:
-        next_value: V of the observation after the last step, `get_value(next_obs)`.
-        next_done: Whether that observation is the first of an episode; LeanRL's flags are bool.
-        container: TensorDict or any mutable mapping with "rewards", "vals" and "dones", [num_steps, num_envs], which
-            mean what they mean in `gae`. Computes in the dtype of "vals": NumPy's rewards are float64 there.
-        gamma: Discount γ per step, finite and >= 0.
-        gae_lambda: λ in [0, 1].
-        autoreset: When the environments reset, as in `gae`.
-        backend: Name of a backend of `rl_triton_core`; None chooses by the tensors' device.
-
-    Returns:
-        The same container, with "advantages" and "returns".
-
-    Raises:
-        KeyError: The container lacks one of the three.
-        TypeError: An argument's type or dtype is not one of the above.
-        ValueError: A shape, device or value is not one of the above.
-
-    Source:
-        https://github.com/pytorch-labs/LeanRL/blob/main/leanrl/ppo_continuous_action_torchcompile.py
-    """
-    if not isinstance(container, MutableMapping):
-        raise TypeError(f"container: got {type(container).__name__}, expected a TensorDict or another mutable mapping")
-    keys = [str(key) for key in container.keys()]  # noqa: SIM118 (a TensorDict iterates over its rows)
-    missing = [key for key in ("rewards", "vals", "dones") if key not in keys]
-    if missing:
-        raise KeyError(f"container: got the keys {', '.join(keys) or 'none'}, expected {', '.join(missing)} too")
-    rewards, vals = container["rewards"], container["vals"]
-    _check_per_step("rewards", rewards, rewards)
-    _check_per_step("vals", vals, rewards)
-    own = rewards.to(vals.dtype), vals, container["dones"]
-    results = gae(*own, next_value, next_done, gamma, gae_lambda, autoreset=autoreset, backend=backend)
-    container["advantages"], container["returns"] = results
-    return container
-
-
 def _compute_stock_gae(
     rewards: torch.Tensor,
     values: torch.Tensor,
@@ -207,12 +156,7 @@ class RolloutBufferMixin:
                 raise TypeError(f"{cls.__name__}: got {base.__name__} before RolloutBufferMixin, expected it after")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Create the buffer, and compile what its advantages need if it has its arrays by then.
-
-        Args:
-            *args: Passed on to the buffer.
-            **kwargs: Passed on to the buffer.
-        """
+        """Create the buffer, and compile what its advantages need if it has its arrays by then."""
         super().__init__(*args, **kwargs)
         if getattr(self, "rewards", None) is not None and not find_off_switch():
             self.warm_up()

@@ -52,19 +52,9 @@ def estimate_advantages(
 ) -> tuple[Tensor, Tensor]:
     """Compute returns and normalised advantages, in the place of skrl's `compute_gae`.
 
-    Args:
-        rewards: Rewards, [num_steps, num_envs, 1]; with `time_limit_bootstrap`, γ·V of the state after a truncated step
-            is in them already.
-        terminated: Whether the step ended its episode in a terminal state, shaped like `rewards`; bool.
-        truncated: Whether a time limit ended the episode, shaped like `rewards`; bool.
-        values: V(s_t), shaped like `rewards`.
-        last_values: V of the observation after the rollout, [num_envs, 1].
-        discount_factor: γ.
-        lambda_coefficient: λ.
-        time_limit_bootstrap: Whether a truncated step ends the recurrence. False lets it run on, as skrl does.
-
-    Returns:
-        Returns and advantages, shaped like `rewards`, in this order.
+    Arguments are skrl's, [num_steps, num_envs, 1] each, `last_values` [num_envs, 1], flags bool. With
+    `time_limit_bootstrap`, γ·V of the state after a truncated step is in the rewards already, and the step ends the
+    recurrence; without, it runs on there, as skrl's does.
     """
     done = terminated | truncated if time_limit_bootstrap else terminated
     advantages, returns = compute_gae(

@@ -10,7 +10,7 @@ Everything around the computation is TorchRL's own: calls of the networks, keys,
 
 # mypy: allow-subclassing-any, allow-untyped-decorators
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import reduce, wraps
 from inspect import signature
 from types import CellType
@@ -39,7 +39,6 @@ __all__ = [
     "td_lambda_return_estimate",
     "use_triton_estimators",
     "vtrace_advantage_estimate",
-    "warm_up",
 ]
 
 LOOPS = functional.generalized_advantage_estimate, functional.td_lambda_return_estimate
@@ -104,18 +103,9 @@ def generalized_advantage_estimate(
 
     Takes the place of `torchrl.objectives.value.functional.generalized_advantage_estimate` and of its vectorized form.
 
-    Args:
-        gamma: Discount: a number, a tensor of one element, or one per step that broadcasts to `reward`.
-        lmbda: λ in [0, 1]: a number or a tensor of one element; TorchRL's function computes what has more.
-        state_value: V(s_t), [*B, T, F]. Floating point.
-        next_state_value: V(s_{t+1}) before any reset, read at every step that is not terminated.
-        reward: Reward of the transition t → t+1, of any dtype.
-        done: Whether the transition ended the trajectory, in a terminal state or not.
-        terminated: Whether it ended in a terminal state; None takes `done`. A terminated step counts as done.
-        time_dim: Dimension of the time steps.
-
-    Returns:
-        Advantages and value targets, [*B, T, F], of the dtype that values, rewards and `gamma` promote to.
+    Arguments are TorchRL's: `gamma` a number, a tensor of one element, or one per step that broadcasts to `reward`;
+    `lmbda` in [0, 1], of which TorchRL's function computes what has several elements; values, rewards and flags
+    [*B, T, F]. Advantages and value targets have the dtype that values, rewards and `gamma` promote to.
 
     Raises:
         RuntimeError: The shapes differ, or there is no such `time_dim`.
@@ -145,18 +135,8 @@ def td_lambda_return_estimate(
 
     Takes the place of `torchrl.objectives.value.functional.td_lambda_return_estimate` and of its vectorized form.
 
-    Args:
-        gamma: Discount: a number, a tensor of one element, or one per step that broadcasts to `reward`.
-        lmbda: λ in [0, 1]: a number or a tensor of one element; TorchRL's function computes what has more.
-        next_state_value: V(s_{t+1}) before any reset, [*B, T, F], read at every step that is not terminated.
-        reward: Reward of the transition t → t+1, of any dtype.
-        done: Whether the transition ended the trajectory, in a terminal state or not.
-        terminated: Whether it ended in a terminal state; None takes `done`. A terminated step counts as done.
-        rolling_gamma: True or None: a discount per step belongs to that step. False is left to TorchRL's function.
-        time_dim: Dimension of the time steps.
-
-    Returns:
-        Returns, [*B, T, F], of the dtype that values, rewards, `gamma` and `lmbda` promote to.
+    Arguments are as of `generalized_advantage_estimate`; ``rolling_gamma=False`` is left to TorchRL's function. Returns
+    have the dtype that values, rewards, `gamma` and `lmbda` promote to.
 
     Raises:
         RuntimeError: The shapes differ, or there is no such `time_dim`.
@@ -195,22 +175,9 @@ def vtrace_advantage_estimate(
 
     Takes the place of `torchrl.objectives.value.functional.vtrace_advantage_estimate`.
 
-    Args:
-        gamma: Discount: a number, a tensor of one element, or one per step that broadcasts to `reward`.
-        log_pi: Log-probability of the action under the policy to be learned, broadcasts to `reward`.
-        log_mu: Log-probability of the action under the policy that acted, broadcasts to `reward`.
-        state_value: V(s_t), [*B, T, F]. Floating point.
-        next_state_value: V(s_{t+1}) before any reset, [*B, T, F], read at every step that is not terminated.
-        reward: Reward of the transition t → t+1, of any dtype.
-        done: Whether the transition ended the trajectory, in a terminal state or not.
-        terminated: Whether it ended in a terminal state; None takes `done`. A terminated step counts as done.
-        rho_thresh: ρ̄ >= 0, clip of the temporal difference's weight: a number or a tensor of one element; TorchRL's
-            function computes what has more.
-        c_thresh: c̄ >= 0, clip of the trace, as `rho_thresh`.
-        time_dim: Dimension of the time steps. By name only: TorchRL's function misreads it by position.
-
-    Returns:
-        Advantages and targets, [*B, T, F], of the dtype that all but flags and clips promote to.
+    Arguments are as of `generalized_advantage_estimate`; clips are >= 0, and those of several elements are left to
+    TorchRL's function. It misreads `time_dim` by position: it goes by name.
+    Results have the dtype that values, rewards, log-probabilities and `gamma` promote to.
 
     Raises:
         RuntimeError: The shapes differ, or there is no such `time_dim`.
@@ -327,54 +294,6 @@ class TritonVTrace(VTrace, CopiedMethodsMixin):
     """`VTrace` of TorchRL with the targets of `rl_triton_core`."""
 
     forward = replace_call(vtrace_advantage_estimate, VTrace.forward)
-
-
-_ESTIMATED_BY: dict[type, Callable[..., Any]] = {
-    GAE: generalized_advantage_estimate,
-    TDLambdaEstimator: td_lambda_return_estimate,
-    VTrace: vtrace_advantage_estimate,
-}
-
-
-def warm_up(
-    estimator: Any,
-    shape: Sequence[int],
-    *,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-    time_dim: int = -2,
-    differentiable: bool = False,
-) -> None:
-    """Compile what a value estimator needs for rollouts of one shape. Call it before training.
-
-    Estimators learn the shape from their first rollout, so they cannot compile when they are made.
-
-    Args:
-        estimator: `TritonGAE`, `TritonTDLambdaEstimator`, `TritonVTrace`, a class that derives from one of these, or an
-            instance.
-        shape: Shape of the rewards, [*B, T, F].
-        dtype: Dtype of rewards and values.
-        device: Device of the rollouts.
-        time_dim: Dimension of the time steps.
-        differentiable: Whether gradients flow through the estimate, as with `differentiable=True` of the estimator.
-
-    Raises:
-        TypeError: The estimator is another one.
-    """
-    estimator_class = estimator if isinstance(estimator, type) else type(estimator)
-    function = next((f for base, f in _ESTIMATED_BY.items() if issubclass(estimator_class, base)), None)
-    if function is None:
-        raise TypeError(f"estimator: got {estimator_class.__name__}, expected a value estimator of this module")
-    parameters = signature(function).parameters
-    names = ("state_value", "next_state_value", "reward", "log_pi", "log_mu")
-    steps = {name: torch.zeros(tuple(shape), dtype=dtype, device=device) for name in names if name in parameters}
-    flags = torch.zeros(tuple(shape), dtype=torch.bool, device=device)
-    numbers = {"lmbda": 0.5} if "lmbda" in parameters else {}
-    with torch.enable_grad():
-        steps["next_state_value"].requires_grad_(differentiable)
-        result = function(0.5, **numbers, **steps, done=flags, terminated=flags, time_dim=time_dim)
-        if differentiable:
-            sum(x.sum() for x in (result if isinstance(result, tuple) else (result,))).backward()
 
 
 def use_triton_estimators(enabled: bool = True) -> None:

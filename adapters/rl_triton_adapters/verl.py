@@ -90,17 +90,9 @@ def compute_gae_advantage_return(
     μ and σ² are those of the valid tokens, with Bessel's correction. Tokens that are masked are as if deleted; both
     results are 0 there, where verl leaves numbers that nothing reads.
 
-    Args:
-        token_level_rewards: r, [batch_size, response_length], floating point.
-        values: V, shaped like `token_level_rewards`, floating point.
-        response_mask: Nonzero where a token is valid, shaped like `token_level_rewards`; bool, integer, or floating
-            point 0 and 1. At least two tokens are.
-        gamma: Discount γ per token, finite and >= 0.
-        lam: λ in [0, 1].
-        backend: Name of a backend of `rl_triton_core`; None chooses by the tensors' device.
-
-    Returns:
-        (advantages, returns), of the dtype that verl's are.
+    Arguments are verl's: [batch_size, response_length] each, of floating point, the mask also bool or of integers,
+    nonzero where a token is valid, as at least two are. Results have verl's dtype. `backend` names one of
+    `rl_triton_core`; None chooses by the tensors' device.
 
     Raises:
         TypeError: An argument's type or dtype is not one of the above.
@@ -142,17 +134,9 @@ def compute_grpo_outcome_advantage(
     The response of a group of one has μ = 0 and σ = 1, and one without a valid token is in no group. Responses of equal
     scores have the advantage 0, where verl may have rounding errors divided by ε.
 
-    Args:
-        token_level_rewards: r, [batch_size, response_length], floating point. A score is the sum over the valid tokens,
-            where verl's takes in rewards at masked ones.
-        response_mask: Nonzero where a token is valid, shaped like `token_level_rewards`.
-        index: The group of each response, [batch_size]; of any hashable objects, such as the strings in "uid".
-        epsilon: ε, finite and >= 0.
-        norm_adv_by_std_in_grpo: Whether to divide.
-        config: Not read.
-
-    Returns:
-        (advantages, advantages): the response's at its valid tokens, 0 elsewhere.
+    Arguments are verl's; `index` has the group of each response, of any hashable objects, such as the strings in "uid",
+    and `config` is not read. A score is the sum over the valid tokens, where verl's takes in rewards at masked ones.
+    Both results are the response's advantage at its valid tokens, and 0 elsewhere.
 
     Raises:
         TypeError: An argument's type or dtype is not one of the above.
@@ -377,19 +361,8 @@ def logprobs_from_logits(
 ) -> torch.Tensor:
     """Compute log-probabilities of tokens in one pass over the logits: float32, or float64 if the logits are.
 
-    Args:
-        logits: [..., vocab_size], floating point.
-        labels: Tokens, [...], integers.
-        inplace_backward: Write the gradient into the memory of the logits, which must not be read afterwards; not of
-            logits that are a leaf.
-        backend: Name of a backend of `rl_triton_core`; None chooses by the tensors' device.
-
-    Returns:
-        Log-probabilities, [...].
-
-    Raises:
-        TypeError: An argument's type or dtype is not one of the above.
-        ValueError: A shape, device or value is not.
+    With `inplace_backward`, the gradient is written into the memory of the logits, [..., vocab_size], which must not be
+    read afterwards; not of logits that are a leaf. Errors are those of `token_log_probs`.
     """
     given_up = inplace_backward and not (logits.requires_grad and logits.is_leaf)
     return token_log_probs(logits, labels, inplace_backward=given_up, backend=backend).log_probs

@@ -19,7 +19,7 @@ from processes import run_python
 from recorded_graphs import allow_captures
 from torch.distributions import Distribution
 
-from rl_triton_adapters.cleanrl import gae, leanrl_gae
+from rl_triton_adapters.cleanrl import gae
 
 GAMMA, LAMBDA = 0.97, 0.9
 SHAPES = [(1, 1), (1, 4), (7, 1), (32, 3)]
@@ -186,12 +186,10 @@ def test_environments_that_reset_in_the_next_step(name, target):
     assert any(window.departed.any() for window in windows) and any(window.truncated[-1].any() for window in windows)
 
 
-def test_leanrl_in_environments_that_reset_in_the_next_step():
+def test_steps_that_only_reset_have_no_advantage():
     rollout = random_rollout()
-    container = leanrl_gae(*last_of(rollout), container_of(rollout), GAMMA, LAMBDA, autoreset="next_step")
-    want = gae(*rollout.stock, GAMMA, LAMBDA, autoreset="next_step")
-    assert torch.equal(container["advantages"], want.advantages)
-    assert not want.advantages[rollout.dones != 0].any() and want.advantages[rollout.dones == 0].all()
+    advantages = gae(*rollout.stock, GAMMA, LAMBDA, autoreset="next_step").advantages
+    assert not advantages[rollout.dones != 0].any() and advantages[rollout.dones == 0].all()
 
 
 def test_truncations_equal_rewards_that_hold_the_final_value():
@@ -237,49 +235,6 @@ def test_inputs_are_left_alone_and_results_carry_no_graph():
     assert all(torch.equal(x, y) for x, y in zip(rollout, before, strict=True))
 
 
-# --- LeanRL -----------------------------------------------------------------------------------------------------------
-
-
-def container_of(rollout):
-    """As LeanRL's rollout leaves it: NumPy's rewards, bool flags, and more keys."""
-    rewards, values, dones, _, _ = rollout.stock
-    return {"rewards": rewards.double(), "vals": values, "dones": dones.bool(), "logprobs": torch.zeros_like(values)}
-
-
-def last_of(rollout):
-    return rollout.next_value.reshape(-1, 1), rollout.next_done.bool()
-
-
-def assert_leanrl(result, rollout):
-    assert set(result.keys()) == {"rewards", "vals", "dones", "logprobs", "advantages", "returns"}
-    assert_near((result["advantages"], result["returns"]), run_loop(*to_numpy(rollout.stock), GAMMA, LAMBDA))
-
-
-def test_leanrl():
-    rollout = random_rollout()
-    container = container_of(rollout)
-    assert leanrl_gae(*last_of(rollout), container, GAMMA, LAMBDA) is container
-    assert_leanrl(container, rollout)
-    assert container["rewards"].dtype == torch.float64
-
-
-@pytest.mark.parametrize("kind", ["dict", "TensorDict"])
-def test_leanrl_in_one_graph(kind):
-    rollout = random_rollout()
-    container = container_of(rollout)
-    if kind == "TensorDict":
-        container = pytest.importorskip("tensordict").TensorDict(container, batch_size=[32, 3])
-
-    def compiled_gae(next_value, next_done, container):
-        return leanrl_gae(2 * next_value, next_done, container, GAMMA, LAMBDA)
-
-    torch._dynamo.reset()
-    compiled = torch.compile(compiled_gae, fullgraph=True, backend="aot_eager")
-    result = compiled(rollout.next_value.reshape(-1, 1) / 2, rollout.next_done.bool(), container)
-    assert type(result) is type(container)
-    assert_leanrl(result, rollout)
-
-
 @pytest.mark.parametrize("limits", [False, True])
 def test_gae_in_one_graph(limits):
     rollout = random_rollout()
@@ -293,26 +248,6 @@ def test_gae_in_one_graph(limits):
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
     for x, y in zip(compiled(*arguments), call(*arguments), strict=True):
         assert torch.equal(x, y)
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        (lambda c: 3, TypeError, "container: got int, expected a TensorDict"),
-        (lambda c: {}, KeyError, "container: got the keys none, expected rewards, vals, dones too"),
-        (lambda c: {"rewards": c["rewards"]}, KeyError, "container: got the keys rewards, expected vals, dones too"),
-        (lambda c: c | {"vals": c["vals"].long()}, TypeError, "vals: got dtype torch.int64"),
-        (lambda c: c | {"vals": c["vals"][1:]}, ValueError, r"vals: got shape \(31, 3\), expected \(32, 3\)"),
-        (lambda c: c | {"rewards": c["rewards"][0]}, ValueError, r"rewards: got shape \(3,\)"),
-        (lambda c: c | {"dones": c["dones"] + 0j}, TypeError, "dones: got dtype torch.complex64, expected a real one"),
-    ],
-)
-def test_leanrl_names_what_is_wrong(change, error, message):
-    rollout = random_rollout()
-    container = change(container_of(rollout))
-    with pytest.raises(error, match=message):
-        leanrl_gae(*last_of(rollout), container, GAMMA, LAMBDA)
-    assert not isinstance(container, dict) or "advantages" not in container
 
 
 # --- Wrong input, and what is not needed ------------------------------------------------------------------------------
@@ -378,7 +313,7 @@ def test_no_framework_is_imported():
 def test_the_examples_of_the_documentation(monkeypatch):
     monkeypatch.setattr(Distribution, "_validate_args", Distribution._validate_args)  # which one of them sets
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert [name for name in ("gae(", "leanrl_gae(") if not any(name in block for block in blocks)] == []
+    assert [name for name in ("gae(",) if not any(name in block for block in blocks)] == []
     for block in blocks:
         exec(compile(block, "docs/cleanrl.md", "exec"), {})
 

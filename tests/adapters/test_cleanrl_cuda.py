@@ -8,7 +8,7 @@ pytest.importorskip("gymnasium")
 from gpu_checks import capture_graph, forbid_waiting
 from test_cleanrl import GAMMA, LAMBDA, assert_near, random_rollout
 
-from rl_triton_adapters.cleanrl import gae, leanrl_gae
+from rl_triton_adapters.cleanrl import gae
 
 pytestmark = pytest.mark.gpu
 
@@ -27,32 +27,21 @@ def gae_of(**rollout):
     return gae(**rollout, gamma=GAMMA, gae_lambda=LAMBDA)
 
 
-def leanrl_of(rewards, values, dones, next_value, next_done, **others):
-    container = {"rewards": rewards.double(), "vals": values, "dones": dones.bool()}
-    result = leanrl_gae(next_value, next_done.bool(), container, GAMMA, LAMBDA)
-    return result["advantages"], result["returns"]
-
-
-FUNCTIONS = [gae_of, leanrl_of]
-
-
-@pytest.mark.parametrize("function", FUNCTIONS)
-def test_the_numbers_of_the_cpu_without_waiting(function):
+def test_the_numbers_of_the_cpu_without_waiting():
     given = on_device(arguments())
     for _ in range(3):
-        function(**given)  # what is compiled and recorded comes before
+        gae_of(**given)  # what is compiled and recorded comes before
     with forbid_waiting():
-        got = function(**given)
+        got = gae_of(**given)
     assert all(x.device.type == DEVICE for x in got)
-    assert_near(got, function(**arguments()))
+    assert_near(got, gae_of(**arguments()))
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-@pytest.mark.parametrize("function", FUNCTIONS)
-def test_in_a_cuda_graph(function, compiled):
+def test_in_a_cuda_graph(compiled):
     """What was captured computes from what stands in the inputs when it is replayed."""
     torch._dynamo.reset()
-    given, call = on_device(arguments()), torch.compile(function, fullgraph=True) if compiled else function
+    given, call = on_device(arguments()), torch.compile(gae_of, fullgraph=True) if compiled else gae_of
     graph, got = capture_graph(lambda: call(**given), warmups=3)
     for seed in (1, 2):
         for name, x in on_device(arguments(seed)).items():
@@ -60,4 +49,4 @@ def test_in_a_cuda_graph(function, compiled):
         for x in got:
             x.fill_(torch.nan)
         graph.replay()
-        assert_near(got, function(**arguments(seed)))
+        assert_near(got, gae_of(**arguments(seed)))

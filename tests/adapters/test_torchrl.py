@@ -17,7 +17,6 @@ import torch
 
 pytest.importorskip("torchrl")
 
-from compilations import count_compilations
 from overrides import derive
 from tensordict import TensorDict
 from tensordict.nn import NormalParamExtractor, TensorDictModule, TensorDictSequential
@@ -784,31 +783,3 @@ def test_a_compiled_update_is_that_of_torchrls_loss(head):
 
 def make_perceptron(outputs):
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, outputs))
-
-
-@pytest.mark.parametrize(("module", "differentiable"), [("TritonTDLambdaEstimator", True), ("TritonVTrace", False)])
-def test_a_warm_up_compiles_what_an_estimate_needs(module, differentiable, tmp_path):
-    setup = f"""
-from rl_triton_adapters import torchrl as ours
-
-ours.warm_up(ours.{module}, (4, 20, 1), differentiable={differentiable})
-"""
-    use = f"""
-import torch
-from test_torchrl import FUNCTIONS, call_with_steps, random_steps
-
-(row,) = [row for row in FUNCTIONS if row[0] is ours._ESTIMATED_BY[ours.{module}.__mro__[1]]]
-steps = random_steps((4, 20, 1), torch.float32)
-steps["next_state_value"].requires_grad_({differentiable})
-result = call_with_steps(row[0], steps, **row[2])
-if {differentiable}:
-    (result if torch.is_tensor(result) else result[0]).sum().backward()
-"""
-    compiled, used = count_compilations(setup, use, tmp_path)
-    assert compiled > 0
-    assert used == 0
-
-
-def test_a_warm_up_of_another_estimator_is_refused():
-    with pytest.raises(TypeError, match="estimator: got Linear, expected a value estimator of this module"):
-        ours.warm_up(nn.Linear(1, 1), (4, 20, 1))

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 pytest.importorskip("benchmarks.calls", reason="only the package is here", exc_type=ModuleNotFoundError)
 
 from benchmarks import __main__ as runner
-from benchmarks import calls, compare, compile_ahead, harness, results, token_log_probs
+from benchmarks import calls, compile_ahead, harness, results, token_log_probs
 from benchmarks.calls import LONG_ESTIMATORS, SUITES, combine_workloads
 from benchmarks.providers import REGISTRY, compiled_scan, loop
 from benchmarks.results import make_row
@@ -330,21 +330,6 @@ def test_what_a_commit_does_not_hold(path, differs, tmp_path, monkeypatch):
     assert not results.has_changes()
     file.write_text("2")
     assert results.has_changes() is differs
-
-
-def test_compare_names_the_regression(tmp_path, capsys):
-    times = [[10.0, 10.0, 10.0], [10.5, 12.0, 10.0], [10.5, 12.0]]
-    paths = [tmp_path / name for name in ("old.csv", "new.csv", "less.csv")]
-    for path, medians in zip(paths, times, strict=True):
-        rows = [make_row("ours", "full", "µs", x, n=n) for n, x in enumerate(medians)]
-        results.write_result(
-            path, results.Result({"commit": "abc"}, [*rows, make_row("loop", "full", "µs", path.stem < "o")])
-        )
-    old, new, less = map(str, paths)
-    assert compare.main([old, new]) == 1
-    assert "3 times compared, 1 regressions beyond 1.1" in capsys.readouterr().out
-    assert compare.main([old, new, "--threshold", "1.3"]) == 0
-    assert compare.main([old, less, "--threshold", "1.3"]) == 1, "a time that is gone is a regression"
 
 
 def test_kernels_of_logits_are_right_or_left_out(monkeypatch):

@@ -50,14 +50,7 @@ class TritonGAEMixin(RolloutBufferMixin, RolloutBuffer):
         backend: str | None = None,
         **kwargs: Any,
     ) -> None:
-        """Create the buffer.
-
-        Args:
-            buffer_size: Steps per environment, `n_steps` of the algorithm.
-            observation_space: Observation space of the environment.
-            *args: Passed on to the Stable-Baselines3 buffer.
-            backend: Name of a backend of `rl_triton_core`; None leaves the choice to the core.
-            **kwargs: Passed on to the Stable-Baselines3 buffer.
+        """Create the buffer. `backend` names one of `rl_triton_core`; None leaves the choice to the core.
 
         Raises:
             TypeError: If the observation space is a Dict and the buffer stores plain arrays.

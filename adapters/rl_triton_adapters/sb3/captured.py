@@ -183,14 +183,7 @@ class TritonA2C(AcceleratedMixin, A2C):
     Parameters are those of `A2C` up to rounding. While a rollout is collected, the policy's results are tensors in host
     memory. On a CPU, actions, values and log-probabilities of equal parameters are those of `A2C`, bit for bit.
 
-    Args:
-        acceleration: ``"auto"``, or True, does less work than `A2C`, and captures it where possible; ``"off"``, or
-            False, is `A2C`.
-        args: As of `A2C`.
-        kwargs: As of `A2C`. Without `rollout_buffer_class`, the buffer is that of `rollout_buffer_class_for`.
-
-    Raises:
-        ValueError: `acceleration` is none of these.
+    Arguments, `acceleration` among them, are as of `TritonPPO`, and what is raised is.
     """
 
     sde_devices: ClassVar[tuple[str, ...]] = ("cuda",)  # on a CPU, nothing is gained

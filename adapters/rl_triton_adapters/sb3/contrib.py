@@ -89,14 +89,7 @@ class TritonMaskablePPO(PPOUpdateMixin, MaskablePPO):
     All that is said of `TritonPPO` holds, masks included. An update is that of `MaskablePPO` if a sample of its rollout
     has no allowed action at all. With a policy that has methods or a distribution of its own, all is `MaskablePPO`.
 
-    Args:
-        acceleration: ``"auto"``, or True, does less work than `MaskablePPO`, and captures it where possible; ``"off"``,
-            or False, is `MaskablePPO`.
-        args: As of `MaskablePPO`.
-        kwargs: As of `MaskablePPO`. Without `rollout_buffer_class`, the buffer is that of `rollout_buffer_class_for`.
-
-    Raises:
-        ValueError: `acceleration` is none of these.
+    Arguments, `acceleration` among them, are as of `TritonPPO`, and what is raised is.
     """
 
     fields: ClassVar = (*DeviceStorageMixin.fields, "action_masks")

@@ -115,14 +115,7 @@ class TritonSAC(EntropyMixin, SAC):
     Minibatches are those of `SAC`, drawn by the same random numbers and copied to the device at once; targets follow in
     a few kernels, and what is logged is read once per update. On a CPU, parameters are those of `SAC` up to rounding.
 
-    Args:
-        acceleration: ``"auto"``, or True, does less work than `SAC`, and captures it where possible; ``"off"``, or
-            False, is `SAC`.
-        args: As of `SAC`.
-        kwargs: As of `SAC`.
-
-    Raises:
-        ValueError: `acceleration` is none of these.
+    Arguments, `acceleration` among them, are as of `SAC` and `TritonPPO`, and what is raised is.
     """
 
     def _evaluate_targets(self, batch: Any, next_actions: Tensor, next_terms: Tensor) -> Tensor:

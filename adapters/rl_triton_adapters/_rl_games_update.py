@@ -43,7 +43,7 @@ class CentralValueUpdate(CapturedUpdate):
         super().__init__(self.make_step)
         self.net: Any = None
 
-    def prepare(self, net: Any, stock: str) -> None:
+    def find(self, net: Any, stock: str) -> None:
         """Find out how the steps of the moment are made.
 
         Args:
@@ -112,7 +112,7 @@ class AgentUpdate(CapturedUpdate):
         kind: Our class: the methods behind it are RL-Games' or the user's.
     """
 
-    def __init__(self, agent: Any, kind: type) -> None:
+    def __init__(self, agent: Any, kind: Any) -> None:
         super().__init__(self.make_step)
         self.agent, self.kind, self.central_value = agent, kind, CentralValueUpdate()
         self.is_prepared, self.replaced = False, ""  # what RL-Games' methods call or read that is a user's
@@ -126,7 +126,7 @@ class AgentUpdate(CapturedUpdate):
         modes = compiled if isinstance(compiled, dict) else {"mode": compiled}
         mode = modes.get("mode")
         if agent.has_central_value:
-            self.central_value.prepare(agent.central_value_net, self.find_refusal(modes.get("critic_mode", mode)))
+            self.central_value.find(agent.central_value_net, self.find_refusal(modes.get("critic_mode", mode)))
         own = find_override(agent, METHODS, (*PACKAGES, "rl_triton_adapters"))
         own = own or find_override(agent, METHODS, PACKAGES, behind=self.kind)
         methods = list_methods(super(self.kind, agent), METHODS)
@@ -232,7 +232,7 @@ class CapturedUpdateMixin:
         if not update.is_prepared:  # again: what is called as an epoch begins may have changed something
             update.prepare()
             update.is_prepared = True
-        if update.step.reason:
+        if not update.is_captured:
             return super().calc_gradients(*args, **kwargs)
         return update.run_step(*args, **kwargs)
 

@@ -96,7 +96,6 @@ class TritonPPO(PPO, Described):
     def update(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Update actor and critic, as `PPO.update` does, and return the mean losses."""
         self._rl_triton.prepare()
-        if not self._rl_triton.stock:
-            return self._rl_triton.make_steps()
-        losses: dict[str, float] = super().update(*args, **kwargs)
+        make = super().update if self._rl_triton.stock else self._rl_triton.make_steps
+        losses: dict[str, float] = make(*args, **kwargs)
         return losses

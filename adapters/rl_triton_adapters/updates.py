@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from math import nan
+from operator import attrgetter
 from typing import Any
 from weakref import WeakSet
 
@@ -136,9 +137,6 @@ class CapturedUpdate:
         """Say in which of three ways updates are made, and why."""
         return describe_update("" if self.step is None else self.step.reason, bool(self.stock), whose or self.whose)
 
-    def prepare(self) -> None:
-        """Find the step of the moment, where an adapter's class does it."""
-
 
 def describe_update(reason: str, is_stock: bool, whose: str = "those of the stock algorithm") -> str:
     """Say in which of three ways updates are made.
@@ -163,21 +161,19 @@ class Described:
     Behind a framework's class in the order of bases: where a user's class has such a name, it is the user's.
     """
 
-    _rl_triton: CapturedUpdate
-
-    @property
-    def _update(self) -> CapturedUpdate:
-        return self._rl_triton
+    _rl_triton: Any
+    """A `CapturedUpdate` that finds its step by `prepare`."""
+    _update = property(attrgetter("_rl_triton"))
 
     @property
     def obstacle(self) -> str:
         """Why the framework's own updates run; empty if ours do."""
-        return self._rl_triton.stock
+        return str(self._rl_triton.stock)
 
     def describe_step(self) -> str:
         """Say in which of three ways updates are made, and why."""
         self._rl_triton.prepare()
-        return self._rl_triton.describe()
+        return str(self._rl_triton.describe())
 
     def recapture(self) -> None:
         """Capture again with the next update: for changes that nothing tells of, as of what a function closes over."""

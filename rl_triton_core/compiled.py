@@ -5,21 +5,32 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from itertools import chain
+from operator import attrgetter
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rl_triton_core._internal.arguments.validation import check_choice, check_number
+from rl_triton_core._internal.arguments.validation import check_choice, check_count, check_number
 from rl_triton_core._internal.capture.host import list_parts
 from rl_triton_core._internal.capture.key import list_hooks, name_context
 from rl_triton_core._internal.loss.arguments import CLIP_MODES
 from rl_triton_core._internal.mlp import serial
 from rl_triton_core._internal.mlp.compile import Loss, compile_epoch, find_functions
-from rl_triton_core._internal.mlp.networks import Unsupported, list_layers, list_parameters, make_layer_table
-from rl_triton_core._internal.mlp.optimizers import ParameterTables, find_groups
+from rl_triton_core._internal.mlp.networks import (
+    Layer,
+    Unsupported,
+    check_parameters,
+    list_layers,
+    list_parameters,
+    make_layer_table,
+)
+from rl_triton_core._internal.mlp.optimizers import Learning, ParameterTables, describe_learning, list_kept
 
 __all__ = ["HEADS", "STATISTICS", "CompiledUpdate", "Rollout", "compile_update"]
 
@@ -83,7 +94,8 @@ class CompiledUpdate:
         has_kl: Whether rollouts have old outputs.
 
     Raises:
-        ValueError: There is no such head or mode, or it has a needless `log_std`.
+        TypeError: `nvec` has something else than whole numbers.
+        ValueError: There is no such head or mode, it has a needless `log_std`, or `nvec` has numbers below 1.
     """
 
     def __init__(
@@ -105,9 +117,9 @@ class CompiledUpdate:
         if log_std is not None and head != "gaussian":
             raise ValueError(f"log_std: got {type(log_std).__name__}, expected None with head={head!r}")
         self.actor, self.critic, self.optimizer, self.head = actor, critic, optimizer, head
-        self.nvec, self.log_std, self.log_std_bound = nvec, log_std, log_std_bound
+        self.nvec = None if nvec is None else [check_count("nvec", x) for x in nvec]
+        self.log_std, self.log_std_bound = log_std, log_std_bound
         self.loss = Loss(head, value_clip_mode, has_kl, head == "gaussian" and log_std is None)
-        self._tables: Tables | None = None
 
     def compile(self) -> float:
         """Compile, or load what was compiled before; return the seconds that it took."""
@@ -116,22 +128,16 @@ class CompiledUpdate:
     def find_obstacle(self) -> str:
         """Why the update cannot be compiled as things are; empty if it can."""
         try:
-            Tables(self)
+            KNOWN_TABLES[self.optimizer] = self._find_tables()
         except Unsupported as reason:
             return str(reason)
         return ""
 
-    def prepare(self) -> Tables:
-        """Inspect networks and optimizer for the next `run`, which inspects nothing then. Nothing may change between.
-
-        Raises:
-            ValueError: The update cannot be compiled (`find_obstacle`).
-        """
-        try:
-            self._tables = Tables(self)
-        except Unsupported as reason:
-            raise ValueError(f"this update is not compiled: {reason}") from None
-        return self._tables
+    def _find_tables(self) -> Tables:
+        """Tables of networks and optimizer as they are: those of the last update, where nothing has changed."""
+        facts = Facts.collect(self)
+        known = KNOWN_TABLES.pop(self.optimizer, None)  # no other thread takes them
+        return known if known is not None and known.facts == facts else Tables(self, facts)
 
     def run(
         self,
@@ -151,6 +157,9 @@ class CompiledUpdate:
         max_kl: float | None = None,
     ) -> list[Tensor]:
         """Update both networks.
+
+        Networks, optimizer and rollout are looked at anew when an epoch begins, after its order is drawn: what a
+        generator changes counts, or is refused. Whatever ends the update, it leaves the state after the last epoch.
 
         Args:
             rollout: The samples.
@@ -175,7 +184,6 @@ class CompiledUpdate:
 
         Raises:
             ValueError: The update cannot be compiled (`find_obstacle`), or the rollout does not fit the networks.
-            RuntimeError: A parameter was frozen, or is no longer, since `prepare`.
         """
         check_choice("grad_clip_mode", grad_clip_mode, tuple(GRAD_CLIP_MODES))
         factors = {"value_coef": value_coef, "entropy_coef": entropy_coef, "kl_coef": kl_coef}
@@ -184,24 +192,32 @@ class CompiledUpdate:
             check_number(name, x, -math.inf, math.inf, or_infinity=True)
         if kl_coef and not self.loss.has_old:
             raise ValueError(f"kl_coef: got {kl_coef!r}, expected 0 without has_kl")
-        tables, self._tables = self._tables or self.prepare(), None
-        has_old_values = value_clip is not None and self.loss.value_clip_mode != "rllib"
-        arrays = tables.view_rollout(rollout, clip is not None, has_old_values, self.loss.has_old)
+        self.compile()
+        epoch, has_old_values = compile_epoch(), value_clip is not None and self.loss.value_clip_mode != "rllib"
         numbers = clip, value_coef, value_clip, entropy_coef, None, kl_coef, self.log_std_bound, None
-        tables.numbers[:] = [math.inf if x is None else x for x in numbers]
         bounds = max_grad_norm, GRAD_CLIP_MODES[grad_clip_mode], replace_nan, max_kl, normalize_advantages, clip is None
-        options = np.array([math.inf if x is None else float(x) for x in bounds])
-        addresses, epoch, totals, epochs = tables.list_addresses(self.loss), compile_epoch(), np.empty(7), []
-        for order in orders:
+        options, epochs = np.array([math.inf if x is None else float(x) for x in bounds]), []
+        for drawn in orders:
+            order = drawn if isinstance(drawn, Tensor) else [*drawn]  # from here on, nothing of the caller's runs
+            try:
+                tables = self._find_tables()
+                addresses, count, settings = tables.list_addresses(self.loss)
+            except Unsupported as reason:
+                raise ValueError(f"this update is not compiled: {reason}") from None
+            arrays = tables.view_rollout(rollout, clip is not None, has_old_values, self.loss.has_old)
             indices, ends = check_order(order, minibatch_size, len(arrays[0]))
-            results = np.empty((len(ends), len(STATISTICS)))
-            seen = epoch(*addresses, options.ctypes.data, arrays, indices, ends, totals, results)
-            epochs.append(torch.from_numpy(results[:seen]))
-            num_steps = seen - int(results[seen - 1, -1])
-            if num_steps:
-                tables.own.leave_gradients()
-                tables.own.count_steps(num_steps)
-            if results[seen - 1, -1]:
+            tables.numbers[:] = [math.inf if x is None else x for x in numbers]
+            results, totals = np.full((len(ends), len(STATISTICS)), math.nan), np.empty(7)
+            try:
+                epoch(addresses, count, settings, options.ctypes.data, arrays, indices, ends, totals, results)
+            finally:  # where an interrupt is raised once the call returns
+                steps = int((results[:, -1] == 0).sum())
+                if steps:
+                    tables.own.leave_steps(steps)
+            if not tables.own.has_new_states:
+                KNOWN_TABLES[self.optimizer] = tables
+            epochs.append(torch.from_numpy(results[~np.isnan(results[:, -1])]))
+            if steps < len(epochs[-1]):
                 break
         return epochs
 
@@ -219,43 +235,85 @@ def compile_loss(loss: Loss) -> float:
     return time.perf_counter() - start
 
 
-class Tables:
-    """What an update's compiled code reads as networks and optimizer are; raises `Unsupported` if it cannot."""
+KNOWN_TABLES: WeakKeyDictionary[Optimizer, Tables] = WeakKeyDictionary()
+"""Those of the last update of each optimizer, while no update uses them."""
+TENSOR = attrgetter("shape", "dtype", "requires_grad")
 
-    def __init__(self, update: CompiledUpdate) -> None:
+
+@dataclass
+class Facts:
+    """What tables are made of: networks and an optimizer as they are. Raises `Unsupported` if it cannot be compiled."""
+
+    setting: tuple[Any, ...]
+    """Of the update itself."""
+    layers: list[Layer]
+    ends: list[int]
+    learning: list[Learning]
+    parameters: list[Any] = field(compare=False)
+    kept: list[list[Any]] = field(compare=False)
+    tensors: list[Any]
+    """Of all tensors which they are, where they lie, and what they are like."""
+
+    @staticmethod
+    def collect(update: CompiledUpdate) -> Facts:
+        """Read each of them once."""
         layers, ends = list_layers(update.actor, update.critic)
-        self.parameters = list_parameters(layers, update.log_std)
-        self.own = ParameterTables(update.optimizer, self.parameters, find_groups(update.optimizer, self.parameters))
-        check_surroundings(update, self.parameters)
-        outputs = [layers[end].linear.out_features for end in ends]
+        parameters = list_parameters(layers, update.log_std)
+        learning = describe_learning(update.optimizer, parameters)
+        kept = list_kept(update.optimizer, parameters, learning)
+        check_surroundings(update, parameters)
+        tensors = [x for x in chain(parameters, *kept) if isinstance(x, Tensor)]
+        try:
+            described = [f(x) for f in (id, Tensor.data_ptr, Tensor.stride, TENSOR) for x in tensors]
+        except RuntimeError as error:
+            raise Unsupported(f"a parameter or a state has no memory of its own: {error}") from None
+        setting = update.loss, update.nvec, update.log_std is None
+        return Facts(setting, layers, ends, learning, parameters, kept, described)
+
+
+class Tables:
+    """What an update's compiled code reads, as facts say; raises `Unsupported` if it cannot."""
+
+    def __init__(self, update: CompiledUpdate, facts: Facts) -> None:
+        check_parameters(facts.layers, facts.parameters)
+        self.facts, self.layers, self.ends, self.is_shared = facts, facts.layers, facts.ends, update.log_std is not None
+        self.own = ParameterTables(update.optimizer, facts.parameters, facts.learning, facts.kept)
+        outputs = [len(self.layers[end].linear.weight) for end in self.ends]
         per_action = 2 if update.loss.is_wide else 1
-        self.nvec = [outputs[0] // per_action] if update.nvec is None else list(update.nvec)
-        self.num_features, self.num_outputs = layers[0].linear.in_features, outputs[0]
-        self.num_actions = len(self.nvec) if update.head == "categorical" else sum(self.nvec)
-        self.num_old_outputs = sum(self.nvec) * (2 if update.head == "gaussian" else 1)
-        self.layers, self.ends, self.is_shared = layers, ends, update.log_std is not None
+        self.nvec = [outputs[0] // per_action] if update.nvec is None else update.nvec
+        self.num_features, self.num_outputs = self.layers[0].linear.weight.shape[1], outputs[0]
+        self.num_actions = len(self.nvec) if update.loss.head == "categorical" else sum(self.nvec)
+        self.num_old_outputs = sum(self.nvec) * (2 if update.loss.head == "gaussian" else 1)
         self.numbers = np.empty(serial.NUM_NUMBERS, np.float32)
+        self.addresses: tuple[tuple[int, ...], int, int] | None = None
         if per_action * sum(self.nvec) != outputs[0] or outputs[1] != 1:
             raise Unsupported(f"the networks have {outputs} outputs, not {[per_action * sum(self.nvec), 1]}")
-        if any(x.source < 0 and x.linear.in_features != self.num_features for x in layers):
+        if any(x.source < 0 and x.linear.weight.shape[1] != self.num_features for x in self.layers):
             raise Unsupported("the networks take other features")
         if update.log_std is not None and update.log_std.numel() != outputs[0]:
             raise Unsupported(f"log_std has shape {tuple(update.log_std.shape)}, not one number per action")
 
     def list_addresses(self, loss: Loss) -> tuple[tuple[int, ...], int, int]:
-        """The addresses of all tables, the number of parameters, and the address of their settings."""
-        rows = self.num_features + 3 * sum(x.linear.out_features for x in self.layers)
+        """The addresses of all tables, the number of parameters, and the address of their settings, for an epoch."""
+        if self.addresses is None:
+            self.addresses = self.make_addresses(loss)
+        self.own.renew_gradients()
+        return self.addresses
+
+    def make_addresses(self, loss: Loss) -> tuple[tuple[int, ...], int, int]:
+        """Make the tables that have addresses."""
+        rows = self.num_features + 3 * sum(len(x.linear.weight) for x in self.layers)
         rows += serial.FIRST_SUM + serial.NUM_SUMS * len(self.nvec) + self.num_actions + self.num_old_outputs
         self.scratch = torch.empty(rows, serial.TILE, dtype=torch.float32, device="cpu")
         widths, functions = np.array(self.nvec), find_functions(loss)
         start = self.scratch.data_ptr()
-        table, kinks, free = make_layer_table(self.layers, self.parameters, start, self.num_features)
+        table, kinks, free = make_layer_table(self.layers, self.facts.parameters, start, self.num_features)
         own, settings = self.own.make_tables()
         self.kept = functions, table, kinks, own, widths, settings
-        shared = len(self.parameters) - 1 if self.is_shared else -1
+        shared = len(self.facts.parameters) - 1 if self.is_shared else -1
         places = functions.ctypes.data, table.ctypes.data, len(self.layers), kinks.ctypes.data, own.ctypes.data
         heads = widths.ctypes.data, len(self.nvec), start, start + free * serial.ROW, self.numbers.ctypes.data
-        return (*places, *heads, *self.ends, shared), len(self.parameters), settings.ctypes.data
+        return (*places, *heads, *self.ends, shared), len(self.facts.parameters), settings.ctypes.data
 
     def view_rollout(
         self, rollout: Rollout, has_clip: bool, has_old_values: bool, has_kl: bool
@@ -279,8 +337,11 @@ class Tables:
                 raise ValueError(f"{name}: got None, expected a tensor, with this clip range and loss")
             if x is not None and x.shape != shape:
                 raise ValueError(f"{name}: got shape {tuple(x.shape)}, expected {shape}")
+            if x is not None and (x.requires_grad or not x.is_cpu):
+                raise ValueError(f"{name}: got {x.device} and requires_grad={x.requires_grad}, expected cpu and False")
         *arrays, allowed = [features.new_empty([0] * len(s)) if x is None else x for x, s in given.values()]
-        return *(x.float().contiguous().numpy() for x in arrays), allowed.bool().contiguous().numpy()
+        views = [x.float() for x in arrays] + [allowed.bool()]
+        return tuple([x.contiguous().detach().numpy() for x in views])  # tensors of their own keep the memory
 
 
 def check_surroundings(update: CompiledUpdate, parameters: list[Tensor]) -> None:
@@ -298,7 +359,7 @@ def check_order(order: Tensor | Sequence[Tensor], size: int, count: int) -> tupl
     if is_order and size < 1:
         raise ValueError(f"minibatch_size: got {size}, expected 1 or more")
     whole: Tensor = order if isinstance(order, Tensor) else torch.cat([*order])
-    indices = whole.contiguous().numpy()
+    indices = whole.numpy().copy()  # whatever others write meanwhile
     if indices.dtype != np.int64 or indices.ndim != 1 or not (len(indices) or len(order)):
         raise ValueError(f"orders: got {whole.dtype} of shape {tuple(whole.shape)}, expected int64 numbers of samples")
     if len(indices) and (indices.min() < 0 or indices.max() >= count):

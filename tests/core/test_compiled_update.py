@@ -2,6 +2,7 @@
 
 import copy
 import os
+import re
 import signal
 import threading
 from functools import partial
@@ -133,14 +134,23 @@ def draw_orders(count, num_epochs):
     return [torch.randperm(count) for _ in range(num_epochs)]
 
 
-def assert_same_update(agent, make_optimizer, rollout, *, size=16, num_epochs=3, times=1, **numbers):
+def draw_and_change(orders, change, *objects):
+    """The orders; before the second one, something changes objects."""
+    for i, order in enumerate(orders):
+        if i == 1 and change is not None:
+            change(*objects)
+        yield order
+
+
+def assert_same_update(agent, make_optimizer, rollout, *, size=16, num_epochs=3, times=1, change=None, **numbers):
     """Parameters, their gradients, states of optimizers and losses."""
     agents = agent, copy.deepcopy(agent)
     optimizers = [make_optimizer(x.parameters()) for x in agents]
     for _ in range(times):
         orders = draw_orders(len(rollout.features), num_epochs)
-        epochs = agents[0].compiled(optimizers[0]).run(rollout, iter(orders), size, **numbers)
-        losses = update_slowly(agents[1], optimizers[1], rollout, orders, size, **numbers)
+        drawn = [draw_and_change(orders, change, *pair) for pair in zip(agents, optimizers, strict=True)]
+        epochs = agents[0].compiled(optimizers[0]).run(rollout, drawn[0], size, **numbers)
+        losses = update_slowly(agents[1], optimizers[1], rollout, drawn[1], size, **numbers)
         got = torch.cat(epochs)[:, STATISTICS.index("loss")]
         torch.testing.assert_close(got, torch.tensor(losses).double(), rtol=2e-4, atol=2e-5)
     for x, y in zip(*(model.parameters() for model in agents), strict=True):
@@ -279,7 +289,11 @@ OBSTACLES = {
     "torch.float64": lambda agent: agent.critic.double(),
     "not contiguous": lambda agent: setattr(agent.actor[0].weight, "data", torch.zeros(3, 8).T),
     "is used twice": lambda agent: setattr(agent.critic[0][0], "weight", agent.actor[0].weight),
-    "a layer has 102720 weights": lambda agent: agent.actor.insert(0, nn.Linear(321, 320)),
+    "a layer has 102720 weights": lambda agent: setattr(agent.actor[0].weight, "data", torch.zeros(320, 321)),
+    "weight of shape .7, 3. does not fit": lambda agent: setattr(agent.actor[0].weight, "data", torch.zeros(7, 3)),
+    "weight of shape .6, 9. does not fit": lambda agent: setattr(agent.actor[2].weight, "data", torch.zeros(6, 9)),
+    "weight of shape .8, 3. does not fit its bias": lambda agent: setattr(agent.actor[0].bias, "data", torch.ones(1)),
+    "lost its memory": lambda agent: agent.actor[0].weight.untyped_storage().resize_(40),
     "all parameters are frozen": lambda agent: agent.requires_grad_(False),
 }
 
@@ -301,9 +315,11 @@ OPTIMIZER_OBSTACLES = {
     "Adam with settings that are tensors": partial(Adam, betas=(torch.tensor(0.9), torch.tensor(0.99))),
     "SGD has a parameter twice": lambda parameters: SGD(2 * [*parameters], lr=0.1),
     "does not have all parameters": lambda parameters: Adam([*parameters][1:]),
+    "SGD has a parameter twice": lambda parameters: SGD([*parameters] * 2, lr=0.1),
 }
 
 
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate parameters")
 @pytest.mark.parametrize("reason", OPTIMIZER_OBSTACLES)
 def test_which_optimizers_are_not_compiled_is_said(reason):
     agent = Agent()
@@ -321,6 +337,9 @@ def test_a_step_of_the_optimizer_that_was_replaced_is_not_compiled():
     ("reason", "change"),
     [
         ("the state of Adam is not float32", {"exp_avg": torch.zeros(8, 3, dtype=torch.float64)}),
+        ("the state of Adam is not .* of its parameter's shape", {"exp_avg_sq": torch.zeros(3, 3)}),
+        ("the state of Adam is not float32", {"step": torch.zeros(0)}),
+        ("the state of Adam is not complete", {"exp_avg": None}),
         ("Adam counts steps in numbers of Python", {"step": 3}),
     ],
 )
@@ -330,31 +349,118 @@ def test_states_that_are_not_compiled_are_said(reason, change):
     assert update.find_obstacle() == "" and not update.optimizer.state, "asking makes none"
     update.run(make_rollout(), draw_orders(NUM_SAMPLES, 1), 16, **PPO)
     update.optimizer.state[agent.actor[0].weight].update(change)
-    assert reason in update.find_obstacle()
+    assert re.search(reason, update.find_obstacle())
     with pytest.raises(ValueError, match=reason):
-        update.prepare()
-
-
-def test_an_update_is_prepared_for_one_run():
-    """The next one inspects what has changed since."""
-    agent = Agent()
-    update = agent.compiled(Adam(agent.parameters()))
-    update.prepare()
-    arguments = make_rollout(), draw_orders(NUM_SAMPLES, 1), 16
-    update.run(*arguments, **PPO)
-    agent.actor[0].weight = nn.Parameter(torch.ones(8, 3))
-    with pytest.raises(ValueError, match="does not have all parameters"):
-        update.run(*arguments, **PPO)
-
-
-@pytest.mark.parametrize("frozen", [False, True])
-def test_what_is_frozen_changes_not_after_prepare(frozen):
-    agent = Agent()
-    update, bias = agent.compiled(Adam(agent.parameters())), agent.actor[0].bias.requires_grad_(not frozen)
-    update.prepare()
-    bias.requires_grad_(frozen)
-    with pytest.raises(RuntimeError, match="was frozen, or is no longer"):
         update.run(make_rollout(), draw_orders(NUM_SAMPLES, 1), 16, **PPO)
+
+
+def replace_memory(agent, optimizer):
+    for x in agent.parameters():
+        x.data = x.data.flip(0).contiguous()
+
+
+def replace_states(agent, optimizer):
+    for state in optimizer.state.values():
+        state["exp_avg"] = torch.full_like(state["exp_avg"], 0.1)
+
+
+def replace_module(agent, optimizer):
+    """A layer of another width, and what is behind it."""
+    torch.manual_seed(3)
+    agent.critic[1], agent.critic[0][2] = nn.Linear(9, 1), nn.Linear(8, 9)
+    optimizer.add_param_group({"params": [*agent.critic[1].parameters(), *agent.critic[0][2].parameters()], "lr": 0.1})
+
+
+CHANGES = {
+    "the learning rate": lambda agent, optimizer: optimizer.param_groups[0].update(lr=0.0),
+    "further settings": lambda agent, optimizer: optimizer.param_groups[0].update(betas=(0.5, 0.6), weight_decay=0.3),
+    "what is frozen": lambda agent, optimizer: agent.actor[0].weight.requires_grad_(False),
+    "what is not": lambda agent, optimizer: agent.requires_grad_(True),
+    "memory of parameters": replace_memory,
+    "a state that is cleared": lambda agent, optimizer: optimizer.state.clear(),
+    "states that are replaced": replace_states,
+    "states that are loaded": lambda agent, optimizer: optimizer.load_state_dict(optimizer.state_dict()),
+    "modules": replace_module,
+    "an activation": lambda agent, optimizer: agent.actor.__setitem__(1, nn.SiLU()),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_a_generator_changes_counts(change):
+    """Also the second time: an update knows the tables of the one before."""
+    agent = Agent()
+    agent.actor[2].bias.requires_grad_(change != "what is not")
+    times = 1 if change == "modules" else 2
+    assert_same_update(agent, OPTIMIZERS["adam"], make_rollout(), times=times, change=CHANGES[change], **PPO)
+
+
+def test_sizes_are_those_of_weights():
+    agent = Agent()
+    agent.actor[0].out_features = agent.actor[2].in_features = 1
+    assert_same_update(agent, OPTIMIZERS["adam"], make_rollout(), **PPO)
+
+
+def fail(*_):
+    raise EOFError("nothing is left")
+
+
+REFUSED = {
+    "nothing is left": fail,
+    "has hooks": lambda agent, optimizer: agent.actor[0].register_forward_hook(lambda *_: None),
+    "does not fit": lambda agent, optimizer: setattr(agent.actor[0].weight, "data", torch.zeros(99, 3)),
+    "of its parameter's shape": lambda agent, optimizer: [
+        x.update(exp_avg=torch.ones(1)) for x in optimizer.state.values()
+    ],
+    "Adam with amsgrad": lambda agent, optimizer: optimizer.param_groups[0].update(amsgrad=True),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_ends_an_update_leaves_the_state_after_the_epoch_before(reason):
+    agents = Agent(), Agent()
+    agents[1].load_state_dict(agents[0].state_dict())
+    optimizers = [Adam(x.parameters()) for x in agents]
+    rollout, (order, *others) = make_rollout(), draw_orders(NUM_SAMPLES, 3)
+    agents[1].compiled(optimizers[1]).run(rollout, [order], 16, **PPO)
+    wanted = [x.clone() for x in agents[1].parameters()]
+
+    def keep_and_change(*objects):
+        got.extend(x.detach().clone() for x in agents[0].parameters())
+        REFUSED[reason](*objects)
+
+    got = []
+    drawn = draw_and_change([order, *others], keep_and_change, agents[0], optimizers[0])
+    with pytest.raises((EOFError, ValueError), match=reason):
+        agents[0].compiled(optimizers[0]).run(rollout, drawn, 16, **PPO)
+    assert all(map(torch.equal, got, wanted))
+    pairs = zip(agents[0].parameters(), agents[1].parameters(), strict=True)
+    assert all(torch.equal(x.grad, y.grad) for x, y in pairs)
+    assert {float(x["step"]) for x in optimizers[0].state.values()} == {4.0}
+
+
+def test_an_update_of_another_kind_has_tables_of_its_own():
+    agent = Agent()
+    optimizer = Adam(agent.parameters())
+    others = copy.deepcopy((agent, optimizer))
+    for nvec in (None, [2, 3]):
+        agent.nvec = others[0].nvec = nvec
+        rollout, orders = make_rollout(nvec=nvec), draw_orders(NUM_SAMPLES, 2)
+        agent.compiled(optimizer).run(rollout, orders, 16, **PPO)
+        update_slowly(*others, rollout, orders, 16, **PPO)
+    for x, y in zip(agent.parameters(), others[0].parameters(), strict=True):
+        torch.testing.assert_close(x, y, rtol=2e-4, atol=2e-5)
+
+
+def test_gradients_that_others_keep_stay():
+    agent, kept = Agent(), []
+
+    def draw():
+        for order in draw_orders(NUM_SAMPLES, 3):
+            yield order
+            kept.append((agent.actor[0].weight.grad, agent.actor[0].weight.grad.clone()))
+
+    agent.compiled(Adam(agent.parameters())).run(make_rollout(), draw(), 16, **PPO)
+    assert len(kept) == 3 and all(torch.equal(*pair) for pair in kept)
 
 
 @pytest.mark.parametrize(
@@ -364,12 +470,14 @@ def test_what_is_frozen_changes_not_after_prepare(frozen):
         ({"returns": torch.zeros(NUM_SAMPLES, 1)}, r"returns: got shape \(50, 1\), expected \(50,\)"),
         ({"old_values": None}, "old_values: got None"),
         ({"advantages": None}, "advantages: got None"),
+        ({"features": torch.zeros(NUM_SAMPLES, 3, requires_grad=True)}, "features: got cpu and requires_grad=True"),
     ],
 )
 def test_rollouts_that_do_not_fit(change, message):
     agent = Agent()
     with pytest.raises(ValueError, match=message):
-        agent.compiled(Adam(agent.parameters())).run(make_rollout()._replace(**change), [], 16, **PPO)
+        rollout = make_rollout()._replace(**change)
+        agent.compiled(Adam(agent.parameters())).run(rollout, draw_orders(NUM_SAMPLES, 1), 16, **PPO)
 
 
 @pytest.mark.parametrize("order", [torch.tensor([0, NUM_SAMPLES]), torch.tensor([-1]), torch.tensor([0.0])])
@@ -400,6 +508,7 @@ def test_heads_and_deviations_are_checked():
     for options, name in (
         ({"head": "beta"}, "head"),
         ({"head": "categorical", "log_std": agent.critic[1].bias}, "log_std"),
+        ({"head": "categorical", "nvec": [7, -2]}, "nvec"),
     ):
         with pytest.raises(ValueError, match=f"{name}: got"):
             CompiledUpdate(agent.actor, agent.critic, Adam(agent.parameters()), **options)
@@ -421,18 +530,24 @@ def test_several_in_several_threads():
 
 
 def test_an_interrupt_ends_it_after_an_epoch():
-    """Parameters and counts of steps are those of whole epochs, and the next update is as ever."""
+    """Parameters, gradients and counts of steps are those of whole epochs, and the next update is as ever."""
     agent, optimizer, run = make_task()
     run()
-    endless = partial(run.func, run.args[0], (run.args[1][0] for _ in range(10_000)), 50, **run.keywords)
+    agent.zero_grad()
+
+    def draw_endlessly():
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+        while True:
+            yield torch.arange(4000).repeat(20)
+
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     try:
         with pytest.raises(KeyboardInterrupt):
-            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
-            endless()
+            run.func(run.args[0], draw_endlessly(), 50, **run.keywords)
     finally:
         signal.signal(signal.SIGINT, before)
     (steps,) = {state["step"].item() for state in optimizer.state.values()}
     assert steps > 3 * 80 and steps % 80 == 0
+    assert all(x.grad is not None for x in agent.parameters())
     run()
     assert all(x.isfinite().all() for x in agent.parameters())

@@ -19,7 +19,7 @@ STEPS = ("_make_updates", "_make_step", "_gather_minibatch", "_step_optimizer")
 
 
 def find_compiled(algorithm: Any) -> tuple[CompiledUpdate | None, str]:
-    """The compiled update of an algorithm, prepared, and why there is none."""
+    """The compiled update of an algorithm, and why there is none."""
     policy, head = algorithm.policy, find_head(algorithm.policy)
     modules = list_modules(policy)
     reason = find_reason({f"it is on {algorithm.device.type}": algorithm.device.type != "cpu"})
@@ -35,11 +35,8 @@ def find_compiled(algorithm: Any) -> tuple[CompiledUpdate | None, str]:
         nvec=list_sizes(policy.action_dist) if head == "multicategorical" else None,
         log_std=policy.log_std if head == "gaussian" else None,
     )
-    try:
-        update.prepare()
-    except ValueError as error:
-        return None, str(error).removeprefix("this update is not compiled: ")
-    return update, ""
+    reason = update.find_obstacle()
+    return (None, reason) if reason else (update, "")
 
 
 def find_unknown(modules: list[nn.Module], head: str | None) -> str:

@@ -79,23 +79,31 @@ def list_layers(*networks: nn.Module) -> tuple[list[Layer], list[int]]:
     return layers, ends
 
 
-def list_parameters(layers: list[Layer], shared: nn.Parameter | None) -> list[torch.Tensor]:
+def list_parameters(layers: list[Layer], shared: nn.Parameter | None) -> list[Any]:
     """The parameters of all layers, and one that all samples share, if there is one."""
-    tensors = [x for layer in layers for x in (layer.linear.weight, layer.linear.bias) if x is not None]
-    tensors += [] if shared is None else [shared]
-    if len({x.data_ptr() for x in tensors}) < len(tensors):
-        raise Unsupported("a parameter is used twice")
-    for x in tensors:
-        if x.numel() > MAX_WEIGHTS:
-            raise Unsupported(f"a layer has {x.numel()} weights; with more than {MAX_WEIGHTS}, PyTorch is faster")
+    own = [x for layer in layers for x in (layer.linear.weight, layer.linear.bias)]
+    return [x for x in (*own, shared) if x is not None]
+
+
+def check_parameters(layers: list[Layer], parameters: list[Any]) -> None:
+    """Raise `Unsupported` unless all are plain, and weights, whose sizes count, fit what is beside them."""
+    for x in parameters:
         if type(x) is not nn.Parameter or not is_plain_tensor(x):
             raise Unsupported(f"a parameter is {x.dtype} on {x.device}, or not contiguous")
-    return tensors
+        if x.numel() > MAX_WEIGHTS:
+            raise Unsupported(f"a layer has {x.numel()} weights; with more than {MAX_WEIGHTS}, PyTorch is faster")
+    if len({x.data_ptr() for x in parameters}) < len(parameters):
+        raise Unsupported("a parameter is used twice")
+    for linear, *_, source in layers:
+        shape, bias = getattr(linear.weight, "shape", ()), linear.bias
+        before = shape[1:] if source < 0 else layers[source].linear.weight.shape[:1]
+        if len(shape) != 2 or shape[1:] != before or (bias is not None and bias.shape != shape[:1]):
+            raise Unsupported(f"a weight of shape {tuple(shape)} does not fit its bias or the layer before")
 
 
 def is_plain_tensor(x: torch.Tensor) -> bool:
     """Whether compiled code can read and write a tensor in place."""
-    return x.dtype == torch.float32 and x.device.type == "cpu" and x.is_contiguous()
+    return x.dtype is torch.float32 and x.is_cpu and x.is_contiguous()
 
 
 def make_layer_table(
@@ -112,11 +120,11 @@ def make_layer_table(
     rows: dict[int, int] = {id(x): row for row, x in enumerate(parameters)}
     table: list[list[int]] = []
     for layer in layers:
-        linear, outputs = layer.linear, layer.linear.out_features
+        linear, (outputs, inputs) = layer.linear, layer.linear.weight.shape
         sums, slopes, values = (start + serial.ROW * (first + i * outputs) for i in range(3))
         values = sums if layer.activation == serial.IDENTITY else values
         before = [start, 0] if layer.source < 0 else [table[layer.source][i] for i in (serial.VALUES, serial.SLOPES)]
         places = rows[id(linear.weight)], rows.get(id(linear.bias), -1), before[0], sums, values, slopes, before[1]
-        table.append([linear.in_features, outputs, layer.activation, *places])
+        table.append([inputs, outputs, layer.activation, *places])
         first += 3 * outputs
     return np.array(table), np.array([layer.slope for layer in layers], np.float32), first

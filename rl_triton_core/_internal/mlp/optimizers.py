@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,6 +37,8 @@ def find_groups(optimizer: Optimizer, parameters: list[Tensor]) -> list[dict[str
     find_rule(optimizer)
     known = {id(x): group for group in optimizer.param_groups for x in group["params"]}
     name = type(optimizer).__name__
+    if len(known) < sum(len(group["params"]) for group in optimizer.param_groups):
+        raise Unsupported(f"{name} has a parameter twice")
     for group in optimizer.param_groups:
         refused = next((key for key in REFUSED if group.get(key)), "")
         if refused or any(isinstance(x, Tensor) for x in group.get("betas", ())):
@@ -52,6 +54,26 @@ def find_groups(optimizer: Optimizer, parameters: list[Tensor]) -> list[dict[str
     if own:
         raise Unsupported(f"this {name} has its own {own.pop()}")
     return [known[id(x)] if x.requires_grad else {} for x in parameters]
+
+
+class Learning(NamedTuple):
+    """What an optimizer does with a parameter."""
+
+    states: dict[str, float]
+    """The tensors that it keeps, in their columns' order, and their first values."""
+    settings: list[float]
+    """In the order of their columns; none if the parameter is frozen."""
+
+
+FROZEN = Learning({}, [])
+
+
+def describe_learning(optimizer: Optimizer, parameters: list[Tensor]) -> list[Learning]:
+    """What an optimizer does with each of these parameters."""
+    rule, groups = find_rule(optimizer), find_groups(optimizer, parameters)
+    different = {id(x): x for x in groups if x}.values()
+    known = {id(x): Learning(list_states(rule, x), describe_group(rule, x)) for x in different}
+    return [known.get(id(x), FROZEN) for x in groups]
 
 
 def list_states(rule: int, group: dict[str, Any]) -> dict[str, float]:
@@ -71,65 +93,94 @@ def describe_group(rule: int, group: dict[str, Any]) -> list[float]:
     rate, decay, is_decoupled = float(group["lr"]), group["weight_decay"], group.get("decoupled_weight_decay", False)
     decays = (0.0, 1.0 - rate * decay) if is_decoupled else (decay, 1.0)
     others = group.get("eps", 0.0), group.get("momentum", 0.0), group.get("nesterov", False), rule
-    return [rate, *decays, beta, second, *others]
+    return [*map(float, (rate, *decays, beta, second, *others))]
+
+
+def list_kept(optimizer: Optimizer, parameters: list[Tensor], learning: list[Learning]) -> list[list[Any]]:
+    """Of each parameter the count of steps and the states that an optimizer has; None where it has none yet."""
+    pairs = zip(parameters, learning, strict=True)
+    own = [(optimizer.state.get(x) or {}, ("step", *y.states) if y.states else ()) for x, y in pairs]
+    return [[state.get(name) for name in names] for state, names in own]
 
 
 class ParameterTables:
     """Parameters, their states and settings as tables; raises `Unsupported` if compiled code cannot update a state."""
 
-    def __init__(self, optimizer: Optimizer, parameters: list[Tensor], groups: list[dict[str, Any]]) -> None:
-        self.optimizer, self.parameters, self.groups = optimizer, parameters, groups
+    def __init__(
+        self, optimizer: Optimizer, parameters: list[Tensor], learning: list[Learning], kept: list[list[Any]]
+    ) -> None:
+        self.optimizer, self.parameters, self.learning, self.kept = optimizer, parameters, learning, kept
         self.rule = find_rule(optimizer)
-        states = [optimizer.state.get(x, {}) for x in parameters]
-        if not all(is_plain_tensor(x) for state in states for x in state.values() if isinstance(x, Tensor)):
-            raise Unsupported(f"the state of {type(optimizer).__name__} is not float32, contiguous and on the CPU")
-        if self.rule == serial.ADAM and not all(isinstance(x["step"], Tensor) for x in states if x):
-            raise Unsupported(f"{type(optimizer).__name__} counts steps in numbers of Python")
+        self.has_new_states = False
+        self.memory: list[Any] = []
+        """What has the addresses in the tables, whatever becomes of the tensors."""
+        for x, own in zip(parameters, kept, strict=True):
+            if any(y is not None for y in own):
+                self.check_states(x.shape, *own)
+
+    def check_states(self, shape: torch.Size, count: Any, *states: Any) -> None:
+        """Raise `Unsupported` unless there is all of a state, where its addresses are to be."""
+        name, tensors = type(self.optimizer).__name__, [x for x in states if x is not None]
+        if self.rule == serial.ADAM and not isinstance(count, Tensor):
+            raise Unsupported(f"{name} counts steps in numbers of Python")
+        if self.rule != serial.SGD and (count is None or len(tensors) < len(states)):
+            raise Unsupported(f"the state of {name} is not complete")
+        fits = all(type(x) is Tensor and x.shape == shape and is_plain_tensor(x) for x in tensors)
+        if not fits or (isinstance(count, Tensor) and (count.ndim or not is_plain_tensor(count))):
+            raise Unsupported(
+                f"the state of {name} is not float32, contiguous, on the CPU and of its parameter's shape"
+            )
 
     def make_tables(self) -> tuple[np.ndarray, np.ndarray]:
         """The tables of parameters and of settings; the optimizer gets the states that it has not yet."""
-        if any(x.requires_grad != bool(group) for x, group in zip(self.parameters, self.groups, strict=True)):
-            raise RuntimeError("a parameter was frozen, or is no longer, since `CompiledUpdate.prepare`")
-        self.memory = self.parameters[0].new_empty(sum(x.numel() for x in self.parameters))  # of gradients
-        self.gradients = [torch.empty_like(x.detach()) if x.requires_grad else None for x in self.parameters]
-        described = {id(x): (list_states(self.rule, x), describe_group(self.rule, x)) for x in self.groups if x}
-        address, table, settings = self.memory.data_ptr(), [], []
-        for x, group, gradient in zip(self.parameters, self.groups, self.gradients, strict=True):
+        gradients = self.parameters[0].new_empty(sum(x.numel() for x in self.parameters))
+        address, rows = self.locate(gradients), []
+        for x, learning, kept in zip(self.parameters, self.learning, self.kept, strict=True):
             row, size = [0] * serial.COLUMNS, x.numel()
-            row[serial.ADDRESS], row[serial.SIZE] = x.data_ptr(), size
-            names, numbers = described.get(id(group), ({}, [0.0] * serial.SETTINGS))
-            if gradient is not None:
-                row[serial.GRADIENT], row[serial.LAST_GRADIENT] = address, gradient.data_ptr()
-            if names:
-                row[serial.STEP : serial.THIRD_STATE + 1] = self.prepare_state(x, names)
-            table.append(row)
-            settings.append(numbers)
+            row[serial.ADDRESS], row[serial.SIZE] = self.locate(x), size
+            row[serial.GRADIENT] = address if learning.settings else 0
+            if kept:
+                row[serial.STEP : serial.THIRD_STATE + 1] = self.place_states(x, learning, *kept)
+            rows.append(row)
             address += 4 * size
-        return np.array(table), np.array(settings)
+        self.table = np.array(rows)
+        return self.table, np.array([x.settings or [0.0] * serial.SETTINGS for x in self.learning])
 
-    def prepare_state(self, parameter: Tensor, names: dict[str, float]) -> list[int]:
+    def place_states(self, parameter: Tensor, learning: Learning, count: Any, *states: Tensor | None) -> list[int]:
         """Addresses of the step count and the states of a parameter."""
-        state = self.optimizer.state[parameter]
-        if not state and self.rule != serial.SGD:
+        state = self.optimizer.state.setdefault(parameter, {})
+        if count is None and self.rule != serial.SGD:
             state["step"] = 0 if self.rule == serial.RMSPROP_TF else torch.zeros((), dtype=torch.float32, device="cpu")
-        count, is_new = state.get("step"), len(state) < 2
-        addresses = [count.data_ptr() if isinstance(count, Tensor) else 0, 0, 0, 0]
-        for name, number in names.items():
-            if (is_new and name not in state) or state[name] is None:
+        count = state.get("step")
+        addresses = [self.locate(count) if isinstance(count, Tensor) else 0, 0, 0, 0]
+        for (name, number), x in zip(learning.states.items(), states, strict=True):
+            if x is None:
                 state[name] = torch.full_like(parameter, number, requires_grad=False)
-            addresses[PLACES[name]] = state[name].data_ptr()
+                self.has_new_states = True
+            addresses[PLACES[name]] = self.locate(state[name] if x is None else x)
         return addresses
 
-    def leave_gradients(self) -> None:
-        """Leave the gradients of the last step where `backward` would, and none where a parameter was not updated."""
+    def locate(self, x: Tensor) -> int:
+        """The address of a tensor, whose memory is kept."""
+        memory = x.untyped_storage()
+        if memory.nbytes() < 4 * (x.storage_offset() + x.numel()):
+            raise Unsupported("a parameter or a state has lost its memory")
+        self.memory.append(memory)
+        return x.data_ptr()
+
+    def renew_gradients(self) -> None:
+        """Make room for the gradients of the last step of an epoch, which are left to others."""
+        pairs = zip(self.parameters, self.learning, strict=True)
+        self.gradients = [torch.empty_like(x.detach()) if learning.settings else None for x, learning in pairs]
+        self.table[:, serial.LAST_GRADIENT] = [0 if x is None else x.data_ptr() for x in self.gradients]
+
+    def leave_steps(self, count: int) -> None:
+        """Leave what PyTorch would after so many steps: counts in Python's numbers, and the gradients of the last."""
+        for x, kept in zip(self.parameters, self.kept, strict=True):
+            state = self.optimizer.state.get(x, {}) if kept else {}
+            if isinstance(state.get("step"), int):
+                state["step"] += count
         for x in (x for group in self.optimizer.param_groups for x in group["params"]):
-            x.grad = None
+            x.grad = None  # also of those that are not the networks'
         for x, gradient in zip(self.parameters, self.gradients, strict=True):
             x.grad = gradient
-
-    def count_steps(self, count: int) -> None:
-        """Add to the counts of steps that are Python's numbers."""
-        for x in self.parameters:
-            state = self.optimizer.state.get(x, {})
-            if x.requires_grad and isinstance(state.get("step"), int):
-                state["step"] += count

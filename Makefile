@@ -1,11 +1,10 @@
 # Every verb makes its environment first, once: .venv, remade when pyproject.toml or constraints.txt change.
-# test-independent, test-rllib and test-frameworks have their own. PYTHON names the interpreter (3.10 or newer) to make
-# them from, VENV, VENV_INDEPENDENT, VENV_RLLIB and VENV_FRAMEWORKS where they go, JOBS the processes that check and test.
+# test-rllib and test-frameworks have their own. PYTHON names the interpreter (3.10 or newer) to make
+# them from, VENV, VENV_RLLIB and VENV_FRAMEWORKS where they go, JOBS the processes that check and test.
 # MUTANTS=--tested says that the tests have just passed.
 
 PYTHON ?= python3
 VENV ?= .venv
-VENV_INDEPENDENT ?= .venv-independent
 VENV_RLLIB ?= .venv-rllib
 VENV_FRAMEWORKS ?= .venv-frameworks
 JOBS ?= 2
@@ -19,14 +18,11 @@ PY := $(VENV)/bin/python
 unexport PYTHONDONTWRITEBYTECODE
 PIP_INSTALL := -m pip --quiet --disable-pip-version-check --no-input install --no-compile
 INSTALL := $(PY) $(PIP_INSTALL)
-PY_INDEPENDENT := $(VENV_INDEPENDENT)/bin/python
-INSTALL_INDEPENDENT := $(PY_INDEPENDENT) $(PIP_INSTALL)
 INSTALL_RLLIB := $(VENV_RLLIB)/bin/python $(PIP_INSTALL)
 INSTALL_FRAMEWORKS := $(VENV_FRAMEWORKS)/bin/python $(PIP_INSTALL)
 TORCH := $(shell sed -n 's/^torch==/&/p' constraints.txt)
 READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.ready-docs
-INDEPENDENT_READY := $(VENV_INDEPENDENT)/.ready
 RLLIB_READY := $(VENV_RLLIB)/.ready
 FRAMEWORKS_READY := $(VENV_FRAMEWORKS)/.ready
 MEASURES := python -m benchmarks benchmarks/results/cpu --device cpu
@@ -41,7 +37,7 @@ BY_FILE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo example example-rllib example-frameworks check test lint type test-quick test-interpreted test-aot test-independent test-rllib test-frameworks test-versions test-newest fuzz sanitize mutants format docs gpu-test accuracy speed speed-frameworks bench end-to-end learning report \
+.PHONY: help demo example example-rllib example-frameworks check test lint type test-quick test-interpreted test-aot test-rllib test-frameworks test-versions test-newest fuzz sanitize mutants format docs gpu-test accuracy speed speed-frameworks bench end-to-end learning report \
 	lower-bounds release-check clean distclean
 
 help: ## Show this list
@@ -83,9 +79,6 @@ test-interpreted: $(READY) ## Tests of the core and the adapters, Triton through
 test-aot: $(READY) ## Compile the Triton kernels ahead of time; no GPU needed
 	$(COMPILED) $(PY) -m pytest -n $(JOBS) tests/aot
 
-test-independent: $(INDEPENDENT_READY) ## Compare with rlax (slow: downloads it and JAX; Python 3.11 or newer)
-	$(PY_INDEPENDENT) -m pytest tests/independent
-
 test-rllib: $(RLLIB_READY) ## Tests of the RLlib adapter, on real Ray processes (downloads Ray)
 	$(VENV_RLLIB)/bin/python -m pytest $(BY_FILE) \
 		tests/adapters/rllib tests/adapters/test_example_files.py
@@ -125,8 +118,8 @@ bench: $(READY) ## Measure every estimator on this CPU against NumPy, Numba, SB3
 	$(MEASURE) calls_cpu
 	$(REPORT)
 
-speed: $(READY) ## Measure losses, packed sequences, first calls, SB3's advantages and updates on this CPU, and write the pages
-	$(MEASURE) sb3_advantages perceptrons packed first_call losses
+speed: $(READY) ## Measure losses, packed sequences, first calls and updates on this CPU, and write the pages
+	$(MEASURE) perceptrons packed first_call losses
 	$(REPORT)
 
 speed-frameworks: $(READY) $(FRAMEWORKS_READY) ## Measure adapters on this CPU against verl, RSL-RL, RL-Games and skrl, and write the pages
@@ -159,11 +152,11 @@ release-check: ## Build sdist and wheel, install each in a fresh environment and
 
 clean: ## Remove what the verbs made, except the environments
 	rm -rf build dist site .hypothesis .mypy_cache .pytest_cache .ruff_cache
-	find . -name __pycache__ -not -path './$(VENV)/*' -not -path './$(VENV_INDEPENDENT)/*' \
+	find . -name __pycache__ -not -path './$(VENV)/*' \
 		-not -path './$(VENV_RLLIB)/*' -not -path './$(VENV_FRAMEWORKS)/*' -prune -exec rm -rf {} +
 
 distclean: clean ## Remove the environments and downloads too
-	rm -rf $(VENV) $(VENV_INDEPENDENT) $(VENV_RLLIB) $(VENV_FRAMEWORKS) .cache
+	rm -rf $(VENV) $(VENV_RLLIB) $(VENV_FRAMEWORKS) .cache
 
 # An environment for the Python 3.N of the second argument, or newer. torch goes first and by its exact version: otherwise
 # its dependents choose the build.
@@ -182,11 +175,6 @@ $(READY): pyproject.toml constraints.txt
 
 $(DOCS_READY): $(READY)
 	@$(INSTALL) -c constraints.txt -e ".[docs]"
-	@touch $@
-
-$(INDEPENDENT_READY): pyproject.toml constraints.txt constraints-independent.txt
-	@$(call make_environment,$(VENV_INDEPENDENT),11)
-	@$(INSTALL_INDEPENDENT) -c constraints.txt -c constraints-independent.txt -e . jax rlax hypothesis pytest
 	@touch $@
 
 $(RLLIB_READY): pyproject.toml constraints.txt

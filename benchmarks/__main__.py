@@ -59,7 +59,6 @@ BENCHMARKS = {
     "regimes": Benchmark("regimes"),
     "token_log_probs": Benchmark("token_log_probs"),
     "perceptrons": Benchmark("perceptrons", ("stable_baselines3",)),
-    "sb3_advantages": Benchmark("sb3_advantages", ("stable_baselines3",)),
     "verl_advantages": Benchmark("verl_advantages", ("verl",)),
     "robotics": Benchmark("robotics", ("rsl_rl", "rl_games", "skrl")),
     "multi_gpu": Benchmark("multi_gpu"),

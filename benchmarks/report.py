@@ -593,7 +593,7 @@ def write_size() -> str:
 
 
 TABLES = (
-    "regimes", "sb3_advantages", "perceptrons", "off_policy", "first_call", "verl_advantages", "robotics",
+    "regimes", "perceptrons", "off_policy", "first_call", "verl_advantages", "robotics",
     "packed", "losses", "multi_gpu", "accuracy",
 )  # fmt: skip
 """Benchmarks with a line for each setting."""

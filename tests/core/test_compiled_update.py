@@ -315,7 +315,6 @@ OPTIMIZER_OBSTACLES = {
     "Adam with settings that are tensors": partial(Adam, betas=(torch.tensor(0.9), torch.tensor(0.99))),
     "SGD has a parameter twice": lambda parameters: SGD(2 * [*parameters], lr=0.1),
     "does not have all parameters": lambda parameters: Adam([*parameters][1:]),
-    "SGD has a parameter twice": lambda parameters: SGD([*parameters] * 2, lr=0.1),
 }
 
 

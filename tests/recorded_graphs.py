@@ -5,9 +5,11 @@ stale gives wrong results here too. Streams are noted: a test fails if work of t
 uses one memory, and one of them writes.
 """
 
+import sys
 from collections import Counter
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from unittest import mock
 
 import torch
@@ -77,11 +79,12 @@ class Streams:
 
     @contextmanager
     def installed(self):
-        """Inside, they are those of the device, which captures."""
-        functions = {"is_initialized": lambda: True, "is_current_stream_capturing": lambda: True}
-        functions |= {"current_stream": lambda *_: self.current, "stream": self.use, "Stream": Stream}
+        """Inside, they are those of the device; branches of adapters, if these are there, see that it captures."""
+        functions = {"current_stream": lambda *_: self.current, "stream": self.use, "Stream": Stream}
+        branches = sys.modules.get("rl_triton_adapters._branches", SimpleNamespace(is_capturing=None))
+        is_capturing = mock.patch.object(branches, "is_capturing", lambda: True)
         record_stream = mock.patch.object(torch.Tensor, "record_stream", lambda *_: None)
-        with mock.patch.multiple(torch.cuda, **functions), record_stream:
+        with mock.patch.multiple(torch.cuda, **functions), is_capturing, record_stream:
             yield
 
     def note(self, function, given, changed, results):

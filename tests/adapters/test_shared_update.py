@@ -94,16 +94,15 @@ def test_gradients_of_any_strides_are_stepped_with(kind, lay_out):
     torch.testing.assert_close(*found)
 
 
-@pytest.mark.parametrize("view", [lambda x: x, nn.Parameter], ids=["itself", "its memory"])
 @pytest.mark.parametrize("kind", [*KINDS, partial(torch.optim.SGD, momentum=0.9), torch.optim.RMSprop])
-def test_a_parameter_that_is_there_twice_is_stepped_alone(kind, view):
+def test_a_parameter_that_is_there_twice_is_stepped_alone(kind):
     """As PyTorch does it one by one: all at once, it is stepped as it happens. That is said once."""
     found = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for choice in ({"foreach": False}, {}):
             weight = nn.Parameter(torch.ones(3))
-            others = [view(weight), nn.Parameter(torch.ones(2))]
+            others = [weight, nn.Parameter(torch.ones(2))]
             optimizer = kind([weight, *others], lr=0.1, weight_decay=0.1, **choice)
             for gradient in (1.0, 0.0, -1.0):
                 fuse_optimizer(optimizer)

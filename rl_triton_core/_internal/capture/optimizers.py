@@ -45,12 +45,12 @@ def name_unsupported(optimizer: Optimizer) -> str:
 
 
 def name_repeated(optimizer: Optimizer) -> str:
-    """Why parameters are to be stepped one by one: an optimizer has the memory of one twice; empty if it has not.
+    """Why parameters are to be stepped one by one: an optimizer has one of them twice; empty if it has not.
 
     A kernel for all parameters steps it as it happens: PyTorch's default on a GPU gives another result in every run.
     """
-    places = [x.data_ptr() or id(x) for group in optimizer.param_groups for x in group["params"]]
-    return f"{type(optimizer).__name__} has a parameter twice" if len({*places}) < len(places) else ""
+    known = [id(x) for group in optimizer.param_groups for x in group["params"]]
+    return f"{type(optimizer).__name__} has a parameter twice" if len({*known}) < len(known) else ""
 
 
 def name_changing_setting(optimizer: Optimizer, group: dict[str, Any]) -> str:

@@ -158,7 +158,7 @@ class CompiledUpdate:
     ) -> list[Tensor]:
         """Update both networks.
 
-        Networks, optimizer and rollout are looked at anew when an epoch begins, after its order is drawn: what a
+        Networks, optimizer and rollout are looked at again when an epoch begins, after its order is drawn: what a
         generator changes counts, or is refused. Whatever ends the update, it leaves the state after the last epoch.
 
         Args:

@@ -118,7 +118,7 @@ class CapturedUpdate:
             self.step.reset()
 
     def recapture(self) -> None:
-        """Forget the graphs, and why there are none: the next update finds its step anew."""
+        """Forget the graphs, and why there are none: the next update finds its step again."""
         self.reset()
         self.step = None
 

@@ -30,7 +30,7 @@ USUAL = frozenset(PLAIN)
 """Looking for a class itself takes less time than looking for all that it derives from."""
 RANDOM = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 OPAQUE = (Tensor, Optimizer, LRScheduler, GradScaler, Distribution, ModuleType, *RANDOM)
-"""Of what the type alone counts: it is known by other means, or made anew in every step."""
+"""Of what the type alone counts: it is known by other means, or made again in every step."""
 SEQUENCES = (list, tuple)
 INTERNAL = vars(nn.Module()).keys() - {"training"}
 """Attributes of every module: its parts, tensors and hooks, which are looked at by themselves."""

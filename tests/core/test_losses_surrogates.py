@@ -135,6 +135,18 @@ def test_a_token_that_cannot_be_drawn_any_more(target, surrogate, ratio, clamp):
     assert_close(leaf.grad.double().cpu(), exact.grad, rtol=4e-6)
 
 
+@pytest.mark.parametrize("surrogate", SURROGATES)
+@pytest.mark.parametrize("ratio", RATIOS)
+@pytest.mark.parametrize("number", [-math.inf, math.inf, math.nan])
+def test_an_advantage_of_0_has_no_loss(target, surrogate, ratio, number):
+    """Whatever the ratio is."""
+    leaf = torch.tensor([[-1.0, -math.inf, -2.0]], device=target.device, requires_grad=True)
+    old, a = torch.full_like(leaf, number), torch.zeros(1, device=target.device)
+    got = grpo_loss(leaf, old, a, surrogate=surrogate, ratio=ratio, clip=None, backend=target.backend)
+    got.loss.backward()
+    assert got.loss == 0 and (leaf.grad == 0).all()
+
+
 def test_known_answers(target):
     """A sequence of two tokens whose ratios are 2 and 8, so that the sequence's is 4."""
     old = torch.tensor([[-2.0, -3.0]], device=target.device)

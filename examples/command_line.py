@@ -92,6 +92,8 @@ def run(main: Callable[[], int | None]) -> NoReturn:
     try:
         status = main()
         sys.stdout.flush()
+    except argparse.ArgumentTypeError as error:
+        stop(error)
     except OSError as error:
         with suppress(OSError):  # or Python would write there as it ends
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -12,7 +12,7 @@ import argparse
 from collections import deque
 from typing import Any, NamedTuple
 
-from command_line import COUNT, FACTOR, SEED, SHARE, check_rollout, device, environment, judge, needing, run, stop
+from command_line import COUNT, FACTOR, SEED, SHARE, check_rollout, device, environment, judge, needing, run
 
 with needing("cleanrl", __name__):
     import gymnasium as gym
@@ -98,7 +98,8 @@ class Agent(nn.Module):
         super().__init__()
         obs_space, space = envs.single_observation_space, envs.single_action_space
         if not isinstance(obs_space, gym.spaces.Box) or not isinstance(space, gym.spaces.Discrete | gym.spaces.Box):
-            stop(f"--env-id: got {obs_space} and {space}, expected Box observations, and Discrete or Box actions")
+            text = f"--env-id: got {obs_space} and {space}, expected Box observations, and Discrete or Box actions"
+            raise argparse.ArgumentTypeError(text)
         self.discrete = isinstance(space, gym.spaces.Discrete)
         self.actions = int(space.n) if self.discrete else int(np.prod(space.shape))
         inputs = int(np.prod(obs_space.shape))

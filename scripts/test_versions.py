@@ -82,7 +82,7 @@ def list_versions(kind: str, venvs: Iterable[str]) -> list[tuple[dict, str]]:
     """Rows and versions for the environments that there are: some, all, or the newest of each package."""
     rows = [row for row in ROWS if row["venv"] in venvs]
     if kind == NEWEST:
-        first = {row["package"]: row for row in reversed(rows) if "tests" in row and "recipe" not in row}
+        first = {row["package"]: row for row in reversed(rows) if "tests" in row}
         return [(row, NEWEST) for row in first.values()]
     return [(row, version) for row in rows for version in row[kind]]
 

@@ -14,7 +14,7 @@ TESTED = {
     "numba": "0.68",
     "torch": "2.15",
     "triton": "3.9",
-    "gymnasium": "1.2",
+    "gymnasium": "1.4",
     "ray": "2.60",
     "rl-games": "1.6",
     "rsl-rl-lib": "5.5",

@@ -79,7 +79,7 @@ def test_type_checkers_know_every_option(name, flag, kind):
 
 
 def test_an_editable_install_is_a_list_of_folders(tmp_path):
-    """Not an import hook, which type checkers do not run."""
+    """Not an import hook, which type checkers do not run. The page of the package links to no files."""
     if find_spec("hatchling") is None:
         pytest.skip("hatchling is not installed")
     from hatchling.builders.wheel import WheelBuilder
@@ -87,4 +87,7 @@ def test_an_editable_install_is_a_list_of_folders(tmp_path):
     (wheel,) = WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["editable"])
     with zipfile.ZipFile(wheel) as archive:
         (paths,) = [archive.read(name).decode().split() for name in archive.namelist() if name.endswith(".pth")]
+        (metadata,) = [archive.read(name).decode() for name in archive.namelist() if name.endswith("/METADATA")]
     assert {*map(Path, paths)} == {ROOT, ROOT / "adapters"}
+    assert "Description-Content-Type: text/markdown" in metadata and "compute_gae" in metadata
+    assert not re.findall(r"\]\((?!https?://|#)", metadata), "a package index has no such files"

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from rl_triton_core.cli.requirements import TESTED
+
 ROOT = Path(__file__).resolve().parents[2]
 REFUSED = "raise ImportError('found mine 1.0, needs another')"
 
@@ -38,3 +40,13 @@ def test_a_version_that_cannot_be_installed_is_said_plainly(tmp_path):
     (ready / "refusing.py").write_text(REFUSED.replace("found", "instead of"))
     code, output = run_script(tmp_path, mine)
     assert code == 1 and "mine 1.0: failed" in output
+
+
+def test_the_newest_version_of_every_framework_is_tested():
+    """Those that adapters and recipes are for, by their own tests."""
+    packages = {
+        row["package"] for row in json.loads((ROOT / "scripts" / "versions.json").read_text()) if "tests" in row
+    }
+    pinned = {line.partition("==")[0] for line in (ROOT / "constraints-frameworks.txt").read_text().splitlines()}
+    recipes = {"openrlhf", "rlinf", "skyrl", "trl"}
+    assert packages == recipes | TESTED.keys() - {"numba", "torch", "triton"} and recipes <= pinned

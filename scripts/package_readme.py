@@ -1,0 +1,25 @@
+"""The README as a package index shows it: links to files lead to the project's repository, or are plain words."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from hatchling.metadata.plugin.interface import MetadataHookInterface
+
+LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?://|#)([^)]*)\)")
+
+
+class ReadmeHook(MetadataHookInterface):
+    """What hatchling calls for `tool.hatch.metadata.hooks.custom`."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Put the text into the metadata."""
+        repository = metadata.get("urls", {}).get("Repository")
+
+        def replace(link: re.Match[str]) -> str:
+            picture, words, path = link.groups()
+            kind = "raw" if picture else "blob"
+            return f"{picture}[{words}]({repository}/{kind}/HEAD/{path})" if repository else words
+
+        text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
+        metadata["readme"] = {"content-type": "text/markdown", "text": LINK.sub(replace, text)}

@@ -152,9 +152,9 @@ class AgentUpdate(CapturedUpdate):
         return "; of the central value network, ".join(updates)
 
     def recapture(self) -> None:
-        """Capture again with the next epoch."""
-        self.reset()
-        self.central_value.reset()
+        """Forget the graphs, and why there are none."""
+        super().recapture()
+        self.central_value.recapture()
 
     def begin_epoch(self) -> None:
         """Let steps be made, stopped or not in the epoch before."""

@@ -174,10 +174,11 @@ class PPOUpdate(CapturedUpdate):
         step.resume()
         memory.sample(names=[], batch_size=len(memory), mini_batches=count)
         minibatches = memory.get_sampling_indexes().to(self.agent.device).tensor_split(count)
-        for indices in minibatches:
-            rows.append(step(indices, train, numbers).clone())
-            if self.stops_early and rows[-1][HAS_STOPPED]:
-                break
+        with step.held():
+            for indices in minibatches:
+                rows.append(step(indices, train, numbers).clone())
+                if self.stops_early and rows[-1][HAS_STOPPED]:
+                    break
         history = torch.stack(rows).cpu()
         refused = history[:, IS_REFUSED].nonzero()
         if len(refused):

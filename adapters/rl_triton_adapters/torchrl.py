@@ -86,7 +86,7 @@ def needs_stock(given: dict[str, Any]) -> bool:
     return not is_rolling or any(x.numel() > 1 or (x.requires_grad and torch.is_grad_enabled()) for x in tensors)
 
 
-@with_stock(functional.vec_generalized_advantage_estimate)
+@with_stock(functional.vec_generalized_advantage_estimate, functional.generalized_advantage_estimate)
 @_transpose_time
 def generalized_advantage_estimate(
     gamma: float | Tensor,

@@ -11,6 +11,7 @@ from recorded_graphs import allow_captures
 from torch import distributed, nn
 
 from rl_triton_adapters._optimizers import fuse_optimizer, is_fused, release_optimizer
+from rl_triton_adapters._overrides import find_settings
 from rl_triton_adapters.updates import CapturedUpdate, DeferredChecks, find_pointers, find_reason
 
 
@@ -163,6 +164,41 @@ def test_an_update_that_has_failed_is_captured_again_when_asked(monkeypatch):
     update.recapture()
     algorithm.update()
     assert update.is_captured and update.step.captured
+
+
+def measure(thing, x):
+    return thing.scale * nn.functional.mse_loss(x, compute_target(x)) + thing.offset
+
+
+def compute_target(x):
+    return torch.stack([nn.functional.relu(row) for row in x])
+
+
+class Thing:
+    offset = property(lambda self: self.scale if self.scale > 1 else "")
+
+    def __init__(self, scale=1.0):
+        self.scale, self.kind, self.unread = scale, "a name", 2.0
+
+
+def find(thing, packages=(__name__, "torch"), inputs=()):
+    return find_settings(thing, [measure], packages, inputs)
+
+
+def test_what_a_function_reads_and_calls(monkeypatch):
+    """Functions of functions and of PyTorch, and plain attributes; what is a user's is said."""
+    known = find(Thing())
+    assert known == find(Thing()) and known[0] == ""
+    called, plain = known[1]
+    names = {"mse_loss": nn.functional.mse_loss, "compute_target": compute_target, "relu": nn.functional.relu}
+    assert dict(called) == names and plain == {"scale": 1.0}
+    assert (
+        find(Thing(0.5))[1] != known[1] and find(Thing(0.5), inputs=["scale"])[1] == find(Thing(), inputs=["scale"])[1]
+    )
+    assert find(Thing(2.0))[0] == "Thing computes offset"
+    assert find(Thing(), packages=("torch",))[0] == "compute_target is not that of torch"
+    monkeypatch.setattr(nn.functional, "relu", partial(torch.clamp, min=0.0))
+    assert find(Thing())[0] == f"relu is not that of {__name__}" and find(Thing())[1] != known[1]
 
 
 @pytest.mark.parametrize("probability", [0.5, torch.nan])

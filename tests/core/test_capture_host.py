@@ -28,6 +28,17 @@ class Settings:
         return x
 
 
+class Scaled(nn.Module):
+    """Has a number and a list, as scripted modules do."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.sizes = 1.0, [1.0]
+
+    def forward(self, x):
+        return x * self.scale * self.sizes[0]
+
+
 class Part(nn.Module):
     """Reads numbers, functions and a network from wherever a module can keep them."""
 
@@ -37,6 +48,7 @@ class Part(nn.Module):
         super().__init__()
         self.settings = Settings(Settings())
         self.table, self.array, self.bounds, self.kind = {"scales": [1.0]}, np.ones(1), (1.0, 2.0), "tanh"
+        self.scripted = torch.jit.script(Scaled())
         self.networks = [{"first": nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.0)).to(device).requires_grad_(False)}]
 
     def weigh(self, x):
@@ -44,7 +56,7 @@ class Part(nn.Module):
 
     def forward(self, x):
         x = self.weigh(x) * self.by_default * type(self).of_class * self.settings.scale * self.settings.inner.scale
-        x = self.settings.apply(x) * self.table["scales"][0] * self.bounds[0] * float(self.array[0])
+        x = self.settings.apply(self.scripted(x)) * self.table["scales"][0] * self.bounds[0] * float(self.array[0])
         return getattr(torch, self.kind)(x + self.networks[0]["first"](x))
 
 
@@ -68,6 +80,8 @@ KEPT = {
     "a method of a layer's class": (lambda part: nn.Linear, "forward", lambda self, x: 0.5 * x @ self.weight.T),
     "the number of a layer in a list": (lambda part: vars(part.networks[0]["first"][1]), "p", 1.0),
     "the mode of a layer in a list": (lambda part: vars(part.networks[0]["first"][1]), "training", False),
+    "a number of a scripted module": (lambda part: part.scripted, "scale", 0.5),
+    "a list of a scripted module": (lambda part: part.scripted, "sizes", [0.5]),
     "a network in a list": (lambda part: part.networks[0], "first", nn.Tanh()),
     "a parameter in a list": (lambda part: part.networks[0]["first"][0]._parameters, "bias", None),
 }
@@ -75,8 +89,8 @@ KEPT = {
 
 
 def put(items, key, value):
-    """Set an item, or an attribute of a class; return what puts it back."""
-    if isinstance(items, type):
+    """Set an item, or an attribute of a class or a scripted module; return what puts it back."""
+    if isinstance(items, type | torch.jit.ScriptModule):
         before = getattr(items, key)
         setattr(items, key, value)
         return lambda: setattr(items, key, before)

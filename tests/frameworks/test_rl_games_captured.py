@@ -185,27 +185,32 @@ def set_others(agent, i):
         x.grad_norm = 1.0 if i < 2 else 0.05
 
 
-@pytest.mark.parametrize(("change", "captures"), [(anneal, 1), (set_others, 2)])
+def change_modules(agent, i):
+    """What networks and their normalisation keep."""
+    for x in list_trainers(agent):
+        x.model.running_mean_std.epsilon = 1e-5 if i < 2 else 0.5
+
+
+@pytest.mark.parametrize(("change", "captures"), [(anneal, 1), (set_others, 2), (change_modules, 2)])
 def test_settings_that_change_are_followed(change, captures, tmp_path, monkeypatch):
     """A graph is given numbers that are annealed, and keeps others: it is captured anew."""
     agents = []
     for mode in ("stock", "triton"):
         if mode == "triton":
             allow_captures(monkeypatch)
-        agent = make_agent(mode, "pendulum", tmp_path, with_central_value())
+        agent = make_agent(mode, "pendulum", tmp_path, with_central_value() | {"normalize_input": True})
         for i in range(4):
             change(agent, i)
             agent.max_epochs = i + 1
             train(agent, seed=2)
         agents.append(agent)
     compare(*agents[::-1], rtol=1e-4, atol=1e-5)
-    update = agents[1]._rl_triton
-    graphs = [x.step.graphs for x in (update, update.central_value)]
-    assert [x.captures for x in graphs] == [captures] * 2
+    updates = agents[1]._rl_triton, agents[1]._rl_triton.central_value
+    assert [x.step.graphs.captures for x in updates] == [captures] * 2
     agents[1].recapture()
     agents[1].max_epochs += 1
     train(agents[1])
-    assert [x.captures for x in graphs] == [captures + 1] * 2
+    assert [x.step.graphs.captures for x in updates] == [1] * 2
 
 
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])

@@ -100,13 +100,9 @@ STANDARDISED: dict[str, Any] = {"correction": 0, "epsilon": 1e-4, "epsilon_mode"
 
 def find_own_estimator() -> str:
     """What of RLlib's piece, or of what it calls, is not RLlib's; empty if all is."""
-    call = vars(GeneralAdvantageEstimation)["__call__"]
-    return find_override(GeneralAdvantageEstimation, ["__call__"], ("ray",)) or find_replaced(call, ("ray",))
-
-
-def is_ours(piece: Any) -> bool:
-    """Whether a piece computes advantages with `rl_triton_core`."""
-    return isinstance(piece, TritonGeneralAdvantageEstimation)
+    replaced = find_replaced(vars(GeneralAdvantageEstimation)["__call__"], ("ray",))
+    own = find_override(GeneralAdvantageEstimation, ["__call__"], ("ray",))
+    return own or f"{replaced} is not RLlib's" * bool(replaced)
 
 
 @contextmanager

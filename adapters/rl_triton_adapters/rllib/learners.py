@@ -23,13 +23,8 @@ from ray.rllib.utils.torch_utils import clip_gradients
 from torch import Tensor
 
 from rl_triton_adapters.rllib.check import check_ray, read_flags
-from rl_triton_adapters.rllib.gae import (
-    TritonGeneralAdvantageEstimation,
-    find_own_estimator,
-    is_ours,
-    replace_pieces,
-    warm_up_gae,
-)
+from rl_triton_adapters.rllib.gae import TritonGeneralAdvantageEstimation as Ours
+from rl_triton_adapters.rllib.gae import find_own_estimator, replace_pieces, warm_up_gae
 from rl_triton_adapters.rllib.loss import FusedAPPOLoss, FusedLoss
 from rl_triton_adapters.rllib.update import LOSS, LOSSES, Update, clip_gradients_at_once, find_own_method, logger
 from rl_triton_adapters.rllib.v_trace import replace_vtrace, vtrace, warm_up_vtrace
@@ -192,24 +187,24 @@ class TritonPPOTorchLearner(TritonLearner, PPOTorchLearner):
             return piece
         masked, backend = self._flags.rl_triton_masked_statistics, self._flags.rl_triton_backend
         numbers = {"gamma": piece.gamma, "lambda_": piece.lambda_}
-        return TritonGeneralAdvantageEstimation(**numbers, masked_statistics=masked, backend=backend)
+        return Ours(**numbers, masked_statistics=masked, backend=backend)
 
     def _describe_estimator(self) -> str:
         piece = self.find_estimator()
         if piece is None:
             return "advantages without GeneralAdvantageEstimation"
-        own = find_own_estimator()
-        who = "RLlib" if type(piece) is GeneralAdvantageEstimation else type(piece).__name__
-        return f"advantages with {self._name_backend() if is_ours(piece) else who}" + f", which has {own}" * bool(own)
+        is_stock, own = type(piece) is GeneralAdvantageEstimation, find_own_estimator()
+        who = "RLlib" + f", where {own}" * bool(own) if is_stock else type(piece).__name__
+        return f"advantages with {self._name_backend() if isinstance(piece, Ours) else who}"
 
     def _warm_up(self, module: Any) -> None:
         piece = self.find_estimator()
-        if is_ours(piece):
+        if isinstance(piece, Ours):
             warm_up_gae(piece, module, self.config.train_batch_size_per_learner, self._device)
 
     def _make_batch_if_necessary(self, training_data: Any) -> Any:
         """Run the pipeline with our piece where RLlib's stands, if there are episodes."""
-        self._used_estimator = training_data.episodes is not None and is_ours(self.find_estimator())
+        self._used_estimator = training_data.episodes is not None and isinstance(self.find_estimator(), Ours)
         with replace_pieces(self._list_pieces(), self._choose_piece):
             return super()._make_batch_if_necessary(training_data=training_data)
 

@@ -98,9 +98,8 @@ class Update:
         """The compiled updates of some modules, or of all with optimizers, and why there are none beside captures."""
         if not self.find_step().reason:
             return {}, ""
-        reason = self.captured.stock or self.captured.obstacle or find_own_method(self.learner, LOGS)
-        is_own_clip = self.learner._get_clip_function() is not clip_gradients_at_once
-        reason = reason or "clip_gradients is not RLlib's" * is_own_clip
+        clip = "" if self.learner._get_clip_function() is clip_gradients_at_once else "clip_gradients is not RLlib's"
+        reason = self.captured.stock or self.captured.obstacle or find_own_method(self.learner, LOGS) or clip
         optimizers = self.learner._module_optimizers  # in which RLlib leaves empty lists
         names = filter(optimizers.get, optimizers) if names is None else names
         return ({}, reason) if reason else find_compiled(self.learner, self.loss, names)
@@ -144,7 +143,7 @@ class Update:
                 losses.append(f"the fused loss of {name}")
             elif kinds:
                 losses.append(f"RLlib's loss of {name} ({name_distribution(kinds[0])})")
-        is_method = own and not own.startswith("ray.")
+        is_method = own and not own.startswith("ray.")  # rather than a function that RLlib's calls
         what = f"{own}, which may call " * bool(is_method) + ", ".join(losses)
         updates, reason = self.find_compiled()
         if updates:

@@ -110,6 +110,32 @@ def describe(x: Any) -> Any:
     return (x.dtype.str, x.shape, x.tobytes()) if is_short else type(x)
 
 
+class Scripted:
+    """The numbers and the like among the attributes of a scripted module, which has no dictionary of them."""
+
+    def __init__(self, module: torch.jit.ScriptModule) -> None:
+        """Find their names."""
+        self.kept: Any = module._c
+        self.names = [x for x in module._concrete_type.get_attributes() if is_plain(self[x])]
+
+    def __getitem__(self, name: str) -> Any:
+        """The value; a list is made anew whenever it is read."""
+        value = self.kept.getattr(name)
+        return tuple(value) if isinstance(value, list) else value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Set it."""
+        self.kept.setattr(name, value)
+
+    def __iter__(self) -> Iterator[str]:
+        """Their names."""
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        """Their number."""
+        return len(self.names)
+
+
 def find_items(x: Any) -> Any:
     """What is looked into: a container, or the attributes of an object; None if nothing is.
 
@@ -117,6 +143,8 @@ def find_items(x: Any) -> Any:
     """
     if is_plain(x) or isinstance(x, OPAQUE):
         return None
+    if isinstance(x, torch.jit.ScriptModule):
+        return Scripted(x)
     if isinstance(x, (dict, *SEQUENCES)):
         return x if len(x) <= MOST else None
     own = getattr(x, "__dict__", None)

@@ -1,5 +1,6 @@
 """Captured updates of IMPALA and APPO, with a graph for each shape of a batch: RLlib's weights and metrics."""
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -149,6 +150,31 @@ def test_steps_that_may_do_anything_are_not_captured(reason, monkeypatch):
     learner = build_learner(enable_triton(config))
     assert learner.describe().endswith(f"updates are accelerated without a graph: {reason}")
     update_learner(config, "categorical", learner=learner)
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_a_vtrace_in_the_place_of_rllibs_counts(name, monkeypatch):
+    module, config = sys.modules[LEARNERS[name][0].__module__], MAKE[name]("categorical")
+    stock = module.vtrace_torch
+    monkeypatch.setattr(module, "vtrace_torch", lambda **kwargs: tuple(2 * x for x in stock(**kwargs)))
+    want = update_learner(config, "categorical")
+    learner = build_learner(enable_triton(config))
+    assert f"computes V-Trace with {module.__name__}.vtrace_torch, on cpu; RLlib's loss" in learner.describe()
+    assert_same_updates(want, update_learner(config, "categorical", learner=learner))
+    assert not learner._used_estimator
+
+
+class NeverActs(DefaultPPOTorchRLModule):
+    """RLlib's learner does not ask it either."""
+
+    def get_exploration_action_dist_cls(self):
+        raise AttributeError("asked in a learner")
+
+
+def test_a_module_may_have_no_distribution_for_acting():
+    config = make_impala("categorical").rl_module(rl_module_spec=RLModuleSpec(module_class=NeverActs))
+    want = update_learner(config, "categorical")
+    assert_same_updates(want, update_learner(config, "categorical", learner=build_learner(enable_triton(config))))
 
 
 @pytest.mark.parametrize("name", MAKE)

@@ -1,7 +1,8 @@
 """The estimators as float64 loops straight from the papers' equations. Nothing of ours is imported here.
 
 Arrays are [num_envs, T], with trailing dimensions for actions or features. `bootstrap` is dense: the value at every
-cut (`dense_bootstrap` makes it from the other forms). Masked cells yield 0.
+cut (`dense_bootstrap` makes it from the other forms). `ends` are the flags, the mask and its mode, as `classify_steps`
+and `iterate_trajectories` take them. Masked cells yield 0.
 
 Each estimator is there twice: as the paper's table, one step after another, and one trajectory at a time, as the
 explicit sum of the paper that it comes from. With dtype=np.float32 a table rounds every operation to float32: the
@@ -150,8 +151,6 @@ def add_values(advantages, values, mask):
 def vtrace(
     rewards,
     values,
-    terminated=None,
-    truncated=None,
     *,
     log_ratios=None,
     target_log_probs=None,
@@ -163,12 +162,11 @@ def vtrace(
     rho_bar_pg=None,
     bootstrap=None,
     next_values=None,
-    mask=None,
-    mask_mode="skip",
     dtype=np.float64,
+    **ends,
 ):
     """Espeholt 2018, section 4.1: D[t] = rho*(r + g*NV - V) + g*c*D[t+1]; vs = V + D; A = rho_pg*(r + g*NVS - V)."""
-    kind, after = classify_steps(rewards.shape, terminated, truncated, mask, mask_mode, gamma)
+    kind, after = classify_steps(rewards.shape, gamma=gamma, **ends)
     ratios = np.exp(compute_log_ratio(log_ratios, target_log_probs, behaviour_log_probs, dtype))
     rewards, values, bootstrap, next_values = cast(dtype, rewards, values, bootstrap, next_values)
     g, lam, rho_bar_pg = cast(dtype, gamma, lambda_, rho_bar if rho_bar_pg is None else rho_bar_pg)
@@ -200,8 +198,6 @@ def discount_value(g, value, leads_to):
 def retrace(
     rewards,
     q_values,
-    terminated=None,
-    truncated=None,
     *,
     log_ratios=None,
     target_log_probs=None,
@@ -213,12 +209,11 @@ def retrace(
     lambda_=1.0,
     c_bar=1.0,
     rho_bar=1.0,
-    mask=None,
-    mask_mode="skip",
     dtype=np.float64,
+    **ends,
 ):
     """Munos 2016, eq. 3-4: D[t] = r + g*NQ - Q + g*c[t+1]*D[t+1]; targets Q + D; A = rho*(r + g*NQR - Q)."""
-    kind, after = classify_steps(rewards.shape, terminated, truncated, mask, mask_mode, gamma)
+    kind, after = classify_steps(rewards.shape, gamma=gamma, **ends)
     ratios = np.exp(compute_log_ratio(log_ratios, target_log_probs, behaviour_log_probs, dtype))
     rewards, q_values, g, lam = cast(dtype, rewards, q_values, gamma, lambda_)
     next_q = sum_over_actions(expected_next_q, next_action_probs, next_q_values, dtype)
@@ -247,21 +242,10 @@ def sum_over_actions(expected_next_q, next_action_probs, next_q_values, dtype=np
 
 
 def lambda_returns(
-    rewards,
-    values=None,
-    terminated=None,
-    truncated=None,
-    *,
-    gamma=0.99,
-    lambda_=0.95,
-    bootstrap=None,
-    next_values=None,
-    mask=None,
-    mask_mode="skip",
-    dtype=np.float64,
+    rewards, values=None, *, gamma=0.99, lambda_=0.95, bootstrap=None, next_values=None, dtype=np.float64, **ends
 ):
     """Sutton & Barto 2018, eq. 12.18: G[t] = r + g*((1-lam)*NV + lam*G[t+1]); r + g*NV at a cut, r at a terminal."""
-    kind, after = classify_steps(rewards.shape, terminated, truncated, mask, mask_mode, gamma)
+    kind, after = classify_steps(rewards.shape, gamma=gamma, **ends)
     rewards, values, bootstrap, next_values = cast(dtype, rewards, values, bootstrap, next_values)
     g, lam = cast(dtype, gamma, lambda_)
     decays, g = np.broadcast_to(g * lam, rewards.shape), np.broadcast_to(g, rewards.shape)
@@ -278,19 +262,9 @@ def lambda_returns(
     return (returns,)
 
 
-def discounted_returns(
-    rewards,
-    terminated=None,
-    truncated=None,
-    *,
-    gamma=0.99,
-    bootstrap=None,
-    mask=None,
-    mask_mode="skip",
-    dtype=np.float64,
-):
+def discounted_returns(rewards, *, gamma=0.99, bootstrap=None, dtype=np.float64, **ends):
     """G[t] = r + g*G[t+1]; r + g*bootstrap at a cut; r at a terminal."""
-    kind, after = classify_steps(rewards.shape, terminated, truncated, mask, mask_mode, gamma)
+    kind, after = classify_steps(rewards.shape, gamma=gamma, **ends)
     rewards, bootstrap, g = cast(dtype, rewards, bootstrap, gamma)
     g, returns = np.broadcast_to(g, rewards.shape), np.zeros(rewards.shape, dtype)
     for n, t, leads_to, then in iterate_backward(kind, after):
@@ -305,7 +279,7 @@ def discounted_returns(
 # --- backward, one trajectory at a time -------------------------------------------------------------------------------
 
 
-def iterate_trajectories(shape, terminated, truncated, mask, mask_mode):
+def iterate_trajectories(shape, terminated=None, truncated=None, mask=None, mask_mode="skip"):
     """(n, indices of its steps, whether it has a future) of every trajectory: rows are cut, masked steps deleted."""
     for n in range(shape[0]):
         done = np.zeros(shape[1], bool)
@@ -332,10 +306,10 @@ def split_row(done, keep, mask_mode):
     return [np.array(p) for p in (*found, piece) if p]
 
 
-def number_trajectories(shape, terminated=None, truncated=None, mask=None, mask_mode="skip"):
+def number_trajectories(shape, **ends):
     """A number per cell, equal for the cells of one trajectory; masked cells get -1."""
     ids = np.full(shape, -1)
-    for i, (n, piece, _) in enumerate(iterate_trajectories(shape, terminated, truncated, mask, mask_mode)):
+    for i, (n, piece, _) in enumerate(iterate_trajectories(shape, **ends)):
         ids[n, piece] = i
     return ids
 
@@ -357,35 +331,21 @@ def get_final_value(has_future, bootstrap, next_values, n, last):
     return (bootstrap if next_values is None else next_values)[n, last] if has_future else 0.0
 
 
-def gae_by_trajectory(
-    rewards,
-    values,
-    terminated=None,
-    truncated=None,
-    *,
-    gamma=0.99,
-    lambda_=0.95,
-    bootstrap=None,
-    next_values=None,
-    mask=None,
-    mask_mode="skip",
-):
+def gae_by_trajectory(rewards, values, *, gamma=0.99, lambda_=0.95, bootstrap=None, next_values=None, **ends):
     """Schulman 2016, eq. 16: A_t = sum_l (g*lam)^l * delta_{t+l}, delta = r + g*V' - V."""
     g = np.broadcast_to(np.asarray(gamma, np.float64), rewards.shape)
     advantages = np.zeros(rewards.shape)
-    for n, piece, has_future in iterate_trajectories(rewards.shape, terminated, truncated, mask, mask_mode):
+    for n, piece, has_future in iterate_trajectories(rewards.shape, **ends):
         ahead = values[n, piece[1:]] if next_values is None else next_values[n, piece[:-1]]
         v_next = np.append(ahead, get_final_value(has_future, bootstrap, next_values, n, piece[-1]))
         deltas = rewards[n, piece] + gated_products(g[n, piece], v_next) - values[n, piece]
         advantages[n, piece] = sum_ahead(lambda_ * g[n, piece[:-1]], deltas)
-    return advantages, add_values(advantages, values, mask)
+    return advantages, add_values(advantages, values, ends.get("mask"))
 
 
 def vtrace_by_trajectory(
     rewards,
     values,
-    terminated=None,
-    truncated=None,
     *,
     log_ratios=None,
     target_log_probs=None,
@@ -397,14 +357,13 @@ def vtrace_by_trajectory(
     rho_bar_pg=None,
     bootstrap=None,
     next_values=None,
-    mask=None,
-    mask_mode="skip",
+    **ends,
 ):
     """Espeholt 2018, eq. 1: vs = V + sum_t g^(t-s) * (prod_{i=s}^{t-1} c_i) * rho_t * (r_t + g*V(s_{t+1}) - V(s_t))."""
     ratios = np.exp(compute_log_ratio(log_ratios, target_log_probs, behaviour_log_probs, np.float64))
     g = np.broadcast_to(np.asarray(gamma, np.float64), rewards.shape)
     targets, advantages = np.zeros((2, *rewards.shape))
-    for n, piece, has_future in iterate_trajectories(rewards.shape, terminated, truncated, mask, mask_mode):
+    for n, piece, has_future in iterate_trajectories(rewards.shape, **ends):
         end = get_final_value(has_future, bootstrap, next_values, n, piece[-1])
         ahead = values[n, piece[1:]] if next_values is None else next_values[n, piece[:-1]]
         r, v, discount, ratio = (x[n, piece] for x in (rewards, values, g, ratios))
@@ -423,8 +382,6 @@ def vtrace_by_trajectory(
 def retrace_by_trajectory(
     rewards,
     q_values,
-    terminated=None,
-    truncated=None,
     *,
     log_ratios=None,
     target_log_probs=None,
@@ -436,15 +393,14 @@ def retrace_by_trajectory(
     lambda_=1.0,
     c_bar=1.0,
     rho_bar=1.0,
-    mask=None,
-    mask_mode="skip",
+    **ends,
 ):
     """Munos 2016, eq. 3: Q(s_0, a_0) + sum_t g^t * (prod_{i=1}^t c_i) * (r_t + g*E_pi Q(s_{t+1}, .) - Q(s_t, a_t))."""
     ratios = np.exp(compute_log_ratio(log_ratios, target_log_probs, behaviour_log_probs, np.float64))
     g = np.broadcast_to(np.asarray(gamma, np.float64), rewards.shape)
     next_q = (next_action_probs * next_q_values).sum(-1) if expected_next_q is None else expected_next_q
     targets, advantages = np.zeros((2, *rewards.shape))
-    for n, piece, has_future in iterate_trajectories(rewards.shape, terminated, truncated, mask, mask_mode):
+    for n, piece, has_future in iterate_trajectories(rewards.shape, **ends):
         r, q, discount, ratio = (x[n, piece] for x in (rewards, q_values, g, ratios))
         ahead = np.append(next_q[n, piece[:-1]], next_q[n, piece[-1]] if has_future else 0.0)
         deltas = r + gated_products(discount, ahead) - q
@@ -459,22 +415,12 @@ def retrace_by_trajectory(
 
 
 def lambda_returns_by_trajectory(
-    rewards,
-    values=None,
-    terminated=None,
-    truncated=None,
-    *,
-    gamma=0.99,
-    lambda_=0.95,
-    bootstrap=None,
-    next_values=None,
-    mask=None,
-    mask_mode="skip",
+    rewards, values=None, *, gamma=0.99, lambda_=0.95, bootstrap=None, next_values=None, **ends
 ):
     """Sutton & Barto 2018, eq. 12.3: (1-lam) * sum_n lam^(n-1) * G^(n), the last n-step return taking the rest."""
     g = np.broadcast_to(np.asarray(gamma, np.float64), rewards.shape)
     returns = np.zeros(rewards.shape)
-    for n, piece, has_future in iterate_trajectories(rewards.shape, terminated, truncated, mask, mask_mode):
+    for n, piece, has_future in iterate_trajectories(rewards.shape, **ends):
         end = get_final_value(has_future, bootstrap, next_values, n, piece[-1])
         ahead = np.append(values[n, piece[1:]] if next_values is None else next_values[n, piece[:-1]], end)
         for i, t in enumerate(piece):
@@ -487,13 +433,11 @@ def lambda_returns_by_trajectory(
     return (returns,)
 
 
-def discounted_returns_by_trajectory(
-    rewards, terminated=None, truncated=None, *, gamma=0.99, bootstrap=None, mask=None, mask_mode="skip"
-):
+def discounted_returns_by_trajectory(rewards, *, gamma=0.99, bootstrap=None, **ends):
     """Sum_k g^k * r[t+k], and g^K times the value at the end."""
     g = np.broadcast_to(np.asarray(gamma, np.float64), rewards.shape)
     returns = np.zeros(rewards.shape)
-    for n, piece, has_future in iterate_trajectories(rewards.shape, terminated, truncated, mask, mask_mode):
+    for n, piece, has_future in iterate_trajectories(rewards.shape, **ends):
         stream = np.append(rewards[n, piece], bootstrap[n, piece[-1]] if has_future else 0.0)
         returns[n, piece] = sum_ahead(g[n, piece], stream)[:-1]
     return (returns,)

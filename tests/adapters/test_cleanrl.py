@@ -186,12 +186,6 @@ def test_environments_that_reset_in_the_next_step(name, target):
     assert any(window.departed.any() for window in windows) and any(window.truncated[-1].any() for window in windows)
 
 
-def test_steps_that_only_reset_have_no_advantage():
-    rollout = random_rollout()
-    advantages = gae(*rollout.stock, GAMMA, LAMBDA, autoreset="next_step").advantages
-    assert not advantages[rollout.dones != 0].any() and advantages[rollout.dones == 0].all()
-
-
 def test_truncations_equal_rewards_that_hold_the_final_value():
     """CleanRL's loop is right about time limits once γ·V(final observation) is in the reward."""
     rollout = random_rollout()

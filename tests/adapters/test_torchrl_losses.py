@@ -32,7 +32,6 @@ from torchrl.modules import (
     ValueOperator,
 )
 from torchrl.objectives import ClipPPOLoss
-from torchrl.objectives.value import GAE
 
 from rl_triton_adapters.torchrl import TritonGAE
 from rl_triton_adapters.torchrl_losses import KnownGradient, TritonClipPPOLoss, choose_head
@@ -672,49 +671,3 @@ def test_arguments_and_keys_are_those_of_torchrl():
     assert set(ours.in_keys) == set(theirs.in_keys) and ours.out_keys == theirs.out_keys
     assert ours.state_dict().keys() == theirs.state_dict().keys()
     theirs.load_state_dict(ours.state_dict())
-
-
-# -- training ---------------------------------------------------------------------------------------------------------
-
-
-def make_pole_networks():
-    torch.manual_seed(0)
-    actor = ProbabilisticActor(
-        TensorDictModule(nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 2)), ["observation"], ["logits"]),
-        in_keys=["logits"],
-        distribution_class=OneHotCategorical,
-        return_log_prob=True,
-    )
-    layers = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
-    return actor, ValueOperator(layers, in_keys=["observation"])
-
-
-def train_on_cartpole(loss_class):
-    """Three rollouts, of each two epochs of minibatches; returns the parameters and the lengths of the episodes."""
-    from torchrl.envs import ExplorationType, GymEnv, set_exploration_type
-
-    actor, critic = make_pole_networks()
-    loss = loss_class(actor, critic, normalize_advantage=True)
-    optimizer = torch.optim.Adam(loss.parameters(), lr=1e-3)
-    advantages = GAE(gamma=0.99, lmbda=0.95, value_network=critic)
-    env = GymEnv("CartPole-v1")
-    env.set_seed(0)
-    for _ in range(3):
-        with torch.no_grad(), set_exploration_type(ExplorationType.RANDOM):
-            rollout = env.rollout(128, actor, break_when_any_done=False)
-            advantages(rollout)
-        for _ in range(2):
-            for rows in torch.randperm(128).split(32):
-                optimizer.zero_grad()
-                sum_terms(loss(rollout[rows])).backward()
-                nn.utils.clip_grad_norm_(loss.parameters(), 0.5)
-                optimizer.step()
-    return torch.cat([x.detach().flatten() for x in loss.parameters()]), rollout["next", "done"].sum()
-
-
-def test_training_on_cartpole_ends_with_the_parameters_of_torchrl():
-    """Adam turns rounding of gradients near 0 into steps; a learning rate of 1e-3 moves a parameter by 1e-2 here."""
-    pytest.importorskip("gymnasium")
-    got, want = (train_on_cartpole(cls) for cls in (TritonClipPPOLoss, ClipPPOLoss))
-    torch.testing.assert_close(got[0], want[0], rtol=0, atol=1e-4)
-    assert got[1] == want[1]

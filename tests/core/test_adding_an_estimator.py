@@ -27,11 +27,9 @@ SHAPE = (3, 17)
 MASKS = pytest.mark.parametrize(("valid", "mask_mode"), [(1.0, "skip"), (0.8, "skip"), (0.8, "reset")])
 
 
-def upgo_table(
-    rewards, values, terminated=None, truncated=None, *, gamma, bootstrap, mask=None, mask_mode="skip", dtype=np.float64
-):
+def upgo_table(rewards, values, *, gamma, bootstrap, dtype=np.float64, **ends):
     """(A, G) from the published equation, one row and one step at a time."""
-    kind, after = classify_steps(rewards.shape, terminated, truncated, mask, mask_mode, gamma)
+    kind, after = classify_steps(rewards.shape, gamma=gamma, **ends)
     rewards, values, bootstrap, gamma = cast(dtype, rewards, values, bootstrap, gamma)
     gamma = np.broadcast_to(gamma, rewards.shape)
     advantages, returns, one_step = np.zeros((3, *rewards.shape), dtype)

@@ -157,59 +157,6 @@ def test_stable_baselines3(name):
     real.check_endings(name, env.envs)
 
 
-# -- CleanRL ----------------------------------------------------------------------------------------------------------
-
-
-def cleanrl_rollout(window):
-    """`dones[t]` came with s_t; `next_done` and `next_value` [1, num_envs] close the window; all float32."""
-    dones = np.concatenate([window.departed[None], window.done[:-1]]).astype(np.float32)
-    return t(dones), t(window.done[-1].astype(np.float32)), t(real.value(window.next_obs)).reshape(1, -1)
-
-
-def run_loop(rewards, values, next_values, ends):
-    """The loop of CleanRL's ppo.py, of RSL-RL's `PPO.compute_returns` and, without ratios, of pufferlib.cpp.
-
-    All are [num_steps, num_envs]; what the three differ in is at which step they store rewards and flags.
-    """
-    advantages, lastgaelam = torch.zeros_like(rewards), 0
-    for t in reversed(range(len(rewards))):
-        nextnonterminal = 1.0 - ends[t].double()
-        delta = rewards[t] + GAMMA * next_values[t] * nextnonterminal - values[t]
-        advantages[t] = lastgaelam = delta + GAMMA * LAMBDA * nextnonterminal * lastgaelam
-    return advantages
-
-
-def shift(x, last):
-    """What comes a step later, and behind the last step."""
-    return torch.cat([x[1:], last.reshape(1, -1)])
-
-
-@skip_without("gymnasium")
-@pytest.mark.parametrize("name", NAMES)
-def test_cleanrl(name):
-    for window, recorders in list_windows(name, "SAME_STEP"):
-        rollout, rewards, values = cleanrl_rollout(window), t(window.rewards), t(real.value(window.obs))
-        got = compute_advantages(rewards, values, conv.from_cleanrl(*rollout))
-        assert_as_walked(got, real.advantages(recorders, window.start, len(window.obs), real.as_termination))
-        dones, next_done, next_value = rollout
-        theirs = run_loop(rewards, values, shift(values, next_value), shift(dones, next_done))
-        torch.testing.assert_close(got.t(), theirs)
-
-
-@skip_without("gymnasium")
-@pytest.mark.parametrize("name", NAMES)
-def test_cleanrl_with_resetting_steps_masked(name):
-    for window, recorders in list_windows(name, "NEXT_STEP"):
-        rollout = cleanrl_rollout(window)
-        boundaries = conv.from_cleanrl(*rollout)._replace(mask=rollout[0] == 0)
-        got = compute_advantages(t(window.rewards), t(real.value(window.obs)), boundaries)
-        want = real.advantages(recorders, window.start, len(window.obs), real.as_termination)
-        assert_as_walked(got, want, boundaries.mask.t())
-
-
-# -- PufferLib --------------------------------------------------------------------------------------------------------
-
-
 # -- by hand ----------------------------------------------------------------------------------------------------------
 
 

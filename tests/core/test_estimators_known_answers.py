@@ -428,13 +428,6 @@ def sum_expectation(next_action_probs, next_q_values, **_):
     return ((next_action_probs * next_q_values).sum(-1),)
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS, ids=get_name)
-def test_permuting_rows_permutes_results(target, estimator):
-    case, order = random_case(estimator, 7, 15, valid=0.9), np.random.default_rng(0).permutation(7)
-    for one, other in zip(run_case(case, target), run_case(case.map_arrays(lambda x: x[order]), target), strict=True):
-        assert same_bits(one[torch.as_tensor(order)], other)
-
-
 def assert_layouts_agree(target, estimator, mask_mode, num_envs, valid):
     """Environments side by side in memory, and apart; to the bit on the cpu backend, which has a walk for either."""
     modes = {} if estimator is LINEAR else {"mask_mode": mask_mode}

@@ -12,7 +12,7 @@ from test_estimators_transforms import check_one_compilation
 from torch._dynamo.testing import CompileCounter
 
 from rl_triton_core import compute_discounted_returns, compute_gae, normalize_advantages
-from rl_triton_core.losses import Categorical, LogProbs, group_normalize, grpo_loss, kl_divergence, ppo_loss, value_loss
+from rl_triton_core.losses import Categorical, LogProbs, group_normalize, grpo_loss, ppo_loss
 from rl_triton_core.testing import assert_close
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tokens.md"
@@ -25,35 +25,6 @@ def gradients(loss, *inputs):
 def assert_same(ours, theirs, *inputs, rtol=2e-6):
     for got, want in zip(gradients(ours, *inputs), gradients(theirs, *inputs), strict=True):
         assert_close(got.double(), want.double(), rtol=rtol)
-
-
-@pytest.fixture
-def tokens():
-    g = torch.Generator().manual_seed(2)
-    log_probs = -torch.rand(6, 9, generator=g)
-    old, ref = (log_probs + 0.5 * torch.randn(6, 9, generator=g) for _ in range(2))
-    mask = (torch.arange(9) < torch.tensor([9, 3, 1, 5, 7, 2])[:, None]).float()
-    return log_probs.requires_grad_(), old, torch.randn(6, generator=g), ref, mask
-
-
-def test_verl(tokens):
-    """Transcribed from core_algos: k3 within ±10 of log-ratios within ±20. tests/frameworks has the loss itself."""
-    log_probs, _, _, ref, mask = tokens
-    kl = torch.clamp(ref - log_probs, min=-20, max=20)
-    k3 = torch.clamp(torch.exp(kl) - kl - 1, min=-10, max=10)
-    score = 0.5 * (log_probs - ref).square()
-    for estimator, values in (("k3", k3), ("k3+", score - score.detach() + k3.detach())):
-        ours = kl_divergence(log_probs, ref, estimator, mask, log_ratio_clamp=20, kl_clip=10)
-        assert_same(ours, (values * mask).sum() / mask.sum(), log_probs)
-
-
-def test_openrlhf(tokens):
-    """Transcribed from models/loss.py: ValueLoss has the factor 1/2 and the larger of two errors."""
-    values, old, _, returns, mask = tokens
-    clipped = old + (values - old).clamp(-0.2, 0.2)
-    theirs = 0.5 * (torch.max((clipped - returns) ** 2, (values - returns) ** 2) * mask).sum() / mask.sum()
-    options = {"old_values": old, "value_clip": 0.2, "value_clip_mode": "cleanrl", "value_factor": 0.5}
-    assert_same(value_loss(values, returns, mask=mask, **options), theirs, values)
 
 
 # -- methods of docs/tokens.md ----------------------------------------------------------------------------------------

@@ -129,35 +129,12 @@ def test_identities(lambda_, mask_mode):
         np.testing.assert_allclose(values.expected()[0], retrace, rtol=1e-12, atol=1e-12)
 
 
-def test_literal_numbers_of_gae():
-    ones, zeros = np.ones((1, 3)), np.zeros((1, 3))
-    middle = np.array([[False, True, False]])
-    for oracle in (oracles.gae, oracles.gae_by_trajectory):
-        plain = {"gamma": 1.0, "lambda_": 1.0, "bootstrap": zeros}
-        assert oracle(ones, zeros, **plain)[0].tolist() == [[3, 2, 1]]
-        assert oracle(ones, zeros, middle, **plain)[0].tolist() == [[2, 1, 1]]
-        cut = {**plain, "bootstrap": np.array([[np.nan, 10, 0]])}
-        assert oracle(ones, zeros, None, middle, **cut)[0].tolist() == [[12, 11, 1]]
-        assert oracle(ones, zeros, middle, middle, **cut)[0].tolist() == [[2, 1, 1]]
-
-
 def test_the_bootstrap_value_enters_once():
     """The paper's table with V(s_T) in the last delta and carry 0: not V(s_T) as the carry as well."""
     case = random_case(GAE, 1, 4, term=0, trunc=0, bootstrap_values=np.array([7.0]))
     r, v, g, d = case["rewards"][0], np.append(case["values"][0], 7.0), 0.99, 0.99 * 0.95
     deltas = r + g * v[1:] - v[:-1]
     assert case.expected()[0][0] == pytest.approx([deltas[t:] @ d ** np.arange(4 - t) for t in range(4)])
-
-
-def test_dense_bootstrap():
-    nan, mask = np.nan, np.array([[1, 1, 0], [0, 0, 0], [1, 0, 1]])
-    edge = np.array([1.0, 2.0, 3.0])
-    np.testing.assert_equal(
-        oracles.dense_bootstrap(edge, (3, 3), mask), [[nan, 1, nan], [nan, nan, nan], [nan, nan, 3]]
-    )
-    np.testing.assert_equal(oracles.dense_bootstrap(edge, (3, 3), mask, "reset")[:, 2], edge)
-    dense = oracles.dense_bootstrap(5.0, (3, 3), entries=[(0, 0, 8.0), (2, 2, 9.0)])
-    assert (dense[0, 0], dense[2, 2], dense[1, 1]) == (8, 9, 5)
 
 
 def test_number_trajectories():
@@ -167,17 +144,3 @@ def test_number_trajectories():
     assert oracles.number_trajectories((1, 5), **flags, mask=end).tolist() == [[0, 0, 1, 1, -1]]
     assert oracles.number_trajectories((1, 5), **flags, mask=hole).tolist() == [[0, 0, 1, -1, 1]]
     assert oracles.number_trajectories((1, 5), **flags, mask=hole, mask_mode="reset").tolist() == [[0, 0, 1, -1, 2]]
-
-
-def test_classify_steps():
-    masked, terminal, cut, goes_on = range(4)
-    flags = {"terminated": np.array([[0, 1, 0, 0, 0]]), "truncated": np.array([[0, 0, 1, 0, 0]])}
-    kind, after = oracles.classify_steps((1, 5), **flags)
-    assert kind.tolist() == [[goes_on, terminal, cut, goes_on, cut]] and after.tolist() == [[1, -1, -1, 4, -1]]
-    mask = np.array([[1, 0, 1, 1, 0]])
-    kind, after = oracles.classify_steps((1, 5), **flags, mask=mask)
-    assert kind.tolist() == [[goes_on, masked, cut, cut, masked]] and after[0, 0] == 2
-    kind, _ = oracles.classify_steps((1, 5), **flags, mask=mask, mask_mode="reset")
-    assert kind.tolist() == [[terminal, masked, cut, terminal, masked]]
-    kind, _ = oracles.classify_steps((1, 5), gamma=np.array([[1.0, 0.0, 1.0, 1.0, 0.0]]))
-    assert kind.tolist() == [[goes_on, terminal, goes_on, goes_on, terminal]]

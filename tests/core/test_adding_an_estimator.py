@@ -111,10 +111,6 @@ def test_equals_the_oracle(target, valid, mask_mode, time_dim):
         check_case(case, target, How(time_dim=time_dim, dtype=dtype))
 
 
-def test_float64(float64_target):
-    check_case(make_case(*SHAPE), float64_target, How(dtype=torch.float64))
-
-
 def test_forms_of_the_continuation(target):
     check_case(make_case(*SHAPE).replace(bootstrap_values=1.5), target)
     check_case(make_case(*SHAPE).replace(truncated=None, bootstrap_values=np.arange(3.0)), target)
@@ -156,29 +152,3 @@ def test_nan_stays_in_its_episode(target, pattern, mask_mode):
     ones = np.ones((1, 6))
     case = case.replace(rewards=ones, values=0 * ones, bootstrap_values=ones)
     assert_contained(case, target, ("rewards", "values", "bootstrap_values", "gamma"), [np.nan])
-
-
-def test_compiles_without_a_graph_break(target):
-    torch._dynamo.reset()
-    call = Call(make_case(*SHAPE), target.device)
-
-    def call_upgo(rewards):
-        return call(target.backend, rewards=2 * rewards)[1] + 1
-
-    got = torch.compile(call_upgo, fullgraph=True, backend="aot_eager")(call.kwargs["rewards"])
-    assert torch.equal(got, call_upgo(call.kwargs["rewards"]))
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "message"),
-    [
-        ({"bootstrap_values": None}, ValueError, "bootstrap_values"),
-        ({"values": torch.zeros(2, 17)}, ValueError, "values: got"),
-        ({"values": torch.zeros(SHAPE, dtype=torch.int64)}, TypeError, "values: got"),
-        ({"gamma": -1.0}, ValueError, "gamma: got"),
-        ({"mask_mode": "drop"}, ValueError, "mask_mode: got"),
-    ],
-)
-def test_errors_name_the_argument(changes, error, message):
-    with pytest.raises(error, match=message):
-        Call(make_case(*SHAPE))(**changes)

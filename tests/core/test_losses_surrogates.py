@@ -76,19 +76,6 @@ def test_surrogates_and_ratios(target, surrogate, ratio, aggregation, packed, pe
 
 
 @pytest.mark.parametrize("surrogate", SURROGATES)
-@pytest.mark.parametrize(
-    "dtype",
-    [torch.bool, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bfloat16, torch.float32, torch.float64],
-)
-def test_masks_of_every_dtype(target, surrogate, dtype):
-    if dtype == torch.float64 and target.backend == "triton":
-        pytest.skip("it takes none")
-    for ratio in RATIOS[:2]:
-        check(target, padding_mask().to(dtype), False, True, 4e-6, surrogate=surrogate, ratio=ratio,
-              aggregation="sequence-mean")  # fmt: skip
-
-
-@pytest.mark.parametrize("surrogate", SURROGATES)
 def test_a_mask_of_weights(target, surrogate):
     """They are those of a sequence's mean, too."""
     mask = padding_mask() * torch.rand(5, 7, generator=torch.Generator().manual_seed(4))

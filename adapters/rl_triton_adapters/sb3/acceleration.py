@@ -21,7 +21,7 @@ from rl_triton_adapters.sb3.base import DEVICES, PACKAGES, AcceleratedAlgorithm,
 from rl_triton_adapters.sb3.buffers import rollout_buffer_class_for
 from rl_triton_adapters.sb3.compiled import compile_update, find_compiled
 from rl_triton_adapters.sb3.device import DeviceStorageMixin, map_arrays
-from rl_triton_adapters.sb3.policies import can_draw, detach_noise, draw_actions
+from rl_triton_adapters.sb3.policies import can_draw, detach_noise, draw_actions, kept_distribution
 from rl_triton_adapters.updates import DeferredChecks, find_reason
 from rl_triton_core.capture import CapturedStep
 from rl_triton_core.compiled import CompiledUpdate
@@ -261,7 +261,7 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
         if can_draw(self.policy, masks.get("action_masks")):
             actions, values, log_probs = draw_actions(self.policy, observations, **masks)
         else:
-            with DeferredChecks() as checks:
+            with kept_distribution(self.policy), DeferredChecks() as checks:
                 actions, values, log_probs = type(self.policy).forward(self.policy, observations, **masks)
             log_probs = checks.mark_refused(log_probs)
         columns = [actions.flatten(1) if actions.ndim > 1 else actions[:, None], values, log_probs[:, None]]

@@ -154,4 +154,5 @@ def list_state(policy: Any) -> Any:
     state = vars(policy) if own is None else own(policy)
     if not isinstance(state, dict):
         return state
-    return {name: x for name, x in state.items() if REPLACED[policy].get(name) is not x}
+    without = REPLACED[policy]
+    return {name: x for name, x in state.items() if name not in without or without[name] is not x}

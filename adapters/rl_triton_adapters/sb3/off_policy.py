@@ -6,8 +6,7 @@ A new one derives from `OffPolicyMixin` and the stock algorithm, and says what o
         def _learn(self, batch): ...  # one gradient step: what is logged, by its name
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
@@ -23,6 +22,7 @@ from rl_triton_adapters._overrides import find_override
 from rl_triton_adapters.sb3.base import PACKAGES, AcceleratedAlgorithm, replace_methods
 from rl_triton_adapters.sb3.minibatches import Form, draw_minibatches, unpack_minibatch
 from rl_triton_adapters.sb3.modes import TrainingModes
+from rl_triton_adapters.sb3.policies import kept_distribution
 from rl_triton_adapters.updates import DeferredChecks
 from rl_triton_core.capture import CapturedStep
 
@@ -123,23 +123,11 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         if not self._update.is_captured:
             return self._learn(samples, *parts)
         try:
-            watched = self._writes.watch(self._list_modules())
-            branches = branch_networks(self, "critic", "critic_target")
-            with self._kept_distribution(), watched, branches, DeferredChecks() as self._checks:
+            watched, kept = self._writes.watch(self._list_modules()), kept_distribution(getattr(self, "actor", None))
+            with watched, kept, branch_networks(self, "critic", "critic_target"), DeferredChecks() as self._checks:
                 return self._learn(samples, *parts)
         finally:
             self._checks = None
-
-    @contextmanager
-    def _kept_distribution(self) -> Iterator[None]:
-        """After a graph's step, the actor has its distribution of before: no copy could have a graph's gradients."""
-        distribution = getattr(getattr(self, "actor", None), "action_dist", SimpleNamespace())
-        before = {**vars(distribution)}
-        try:
-            yield
-        finally:
-            vars(distribution).clear()
-            vars(distribution).update(before)
 
     def _fork(self) -> Fork:
         """Where branches of a step begin, which have one after the other what writes buffers."""
@@ -283,7 +271,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
 
     def _compute_actions(self, observation: Any, deterministic: bool) -> Tensor:
         """Actions; NaN where a distribution refuses its arguments."""
-        with self._kept_distribution(), DeferredChecks() as checks:
+        with kept_distribution(getattr(self, "actor", None)), DeferredChecks() as checks:
             actions = type(self.policy)._predict(self.policy, observation, deterministic)
         marked: Tensor = checks.mark_refused(actions)
         return marked

@@ -1,7 +1,10 @@
 """Stable-Baselines3: actions and loss of a policy, computed without distribution objects where its parts are known."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import log, nan, pi, sqrt
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -160,6 +163,18 @@ def detach_noise(distribution: Any) -> None:
                 setattr(owner, name, x.detach())
 
 
+@contextmanager
+def kept_distribution(owner: Any) -> Iterator[None]:
+    """After a graph's step, an actor or a policy has its distribution of before: copies have nothing of a graph's."""
+    distribution = getattr(owner, "action_dist", SimpleNamespace())
+    before = {**vars(distribution)}
+    try:
+        yield
+    finally:
+        vars(distribution).clear()
+        vars(distribution).update(before)
+
+
 # -- losses ------------------------------------------------------------------------------------------------------------
 
 
@@ -179,7 +194,7 @@ def evaluate_actions(
     if not defers_checks:
         result: tuple[Tensor, Tensor, Tensor | None] = policy.evaluate_actions(observations, actions, *masks)
         return result
-    with DeferredChecks() as checks:
+    with kept_distribution(policy), DeferredChecks() as checks:
         values, log_probs, entropy = policy.evaluate_actions(observations, actions, *masks)
     return values, checks.mark_refused(log_probs), entropy
 

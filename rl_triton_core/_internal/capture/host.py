@@ -119,7 +119,7 @@ class Scripted:
         self.names = [x for x in module._concrete_type.get_attributes() if is_plain(self[x])]
 
     def __getitem__(self, name: str) -> Any:
-        """The value; a list is made anew whenever it is read."""
+        """The value; a list is another one whenever it is read."""
         value = self.kept.getattr(name)
         return tuple(value) if isinstance(value, list) else value
 

@@ -105,7 +105,7 @@ class Contents:
         self.tensors: list[Tensor] = []
         self.found: list[Any] = []
         self.places: list[Any] = []
-        """The dictionaries that have parts and tensors; those of scripted modules are of classes of their own."""
+        """The dictionaries that have, or may get, parts and tensors; scripted modules' are of classes of their own."""
         self.states: WeakValueDictionary[Hashable, State] = WeakValueDictionary()
         self.described: tuple[Any, ...] = ()
         self.state: State | None = None
@@ -138,7 +138,7 @@ class Contents:
     def collect(self, modules: list[nn.Module], optimizers: list[Optimizer], extra: list[Tensor]) -> list[Any]:
         """All of them, as they are known, each as often as it is there."""
         learned = [group["params"] for x in optimizers for group in x.param_groups]
-        inside = chain.from_iterable(map(methodcaller("values"), self.places))
+        inside = chain.from_iterable(map(methodcaller("values"), filter(None, self.places)))
         return [*modules, *chain.from_iterable(learned), *extra, *inside]
 
 

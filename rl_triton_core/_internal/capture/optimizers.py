@@ -17,8 +17,6 @@ from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils import _pytree as pytree
 
-from rl_triton_core._internal.capture.host import describe
-
 FUSED = (Adam, AdamW, SGD)
 """With one kernel for all parameters, which takes learning rates and `found_inf` as tensors."""
 OPTIMIZERS = (*FUSED, RMSprop)
@@ -59,22 +57,17 @@ def name_changing_setting(optimizer: Optimizer, group: dict[str, Any]) -> str:
     if "max_momentum" in group and "step" in vars(optimizer):  # the marks of such a scheduler
         setting = "betas" if "betas" in group else "momentum"
         return f"OneCycleLR or CyclicLR sets {setting} of {name} at every step: pass it cycle_momentum=False"
-    settings = list_settings(optimizer, group).items()
-    tensors = (x for x, value in settings if any(isinstance(y, Tensor) for y in pytree.tree_leaves(value)))
+    settings = [x for x in optimizer.defaults if x != "lr"]
+    tensors = (x for x in settings if any(isinstance(y, Tensor) for y in pytree.tree_leaves(group.get(x))))
     return next((f"{name} with a tensor as {x} cannot be captured" for x in tensors), "")
-
-
-def list_settings(optimizer: Optimizer, group: dict[str, Any]) -> dict[str, Any]:
-    """What a group has of the optimizer's settings, besides the learning rate; lists as tuples."""
-    own = {x: value for x, value in group.items() if x in optimizer.defaults and x != "lr"}
-    return {x: tuple(value) if isinstance(value, list) else value for x, value in own.items()}
 
 
 def describe_settings(optimizer: Optimizer) -> Hashable:
     """The settings, besides learning rates, that a graph keeps as they are, and a step that is not the class's."""
-    values = [describe(x) for group in optimizer.param_groups for x in list_settings(optimizer, group).values()]
-    owners = [tuple(map(id, group["params"])) for group in optimizer.param_groups]
-    return *values, *owners, vars(optimizer).get("step")
+    groups = optimizer.param_groups
+    values = [group.get(name) for group in groups for name in optimizer.defaults if name != "lr"]
+    owners = [tuple(map(id, group["params"])) for group in groups]
+    return *[tuple(x) if isinstance(x, list) else x for x in values], *owners, vars(optimizer).get("step")
 
 
 def list_step_hooks(optimizer: Optimizer) -> tuple[dict[int, Any], ...]:

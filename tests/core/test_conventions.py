@@ -123,40 +123,6 @@ def test_gymnasium_next_step(name, time_dim):
     assert begins_with_reset and ends_done and ends_with_reset
 
 
-# -- Stable-Baselines3 ------------------------------------------------------------------------------------------------
-
-
-@skip_without("gymnasium")
-@skip_without("stable_baselines3")
-@pytest.mark.parametrize("name", NAMES)
-def test_stable_baselines3(name):
-    """Its own rollouts: `collect_rollouts` of PPO over a DummyVecEnv, with its critic."""
-    from stable_baselines3 import PPO
-    from stable_baselines3.common.vec_env import DummyVecEnv
-
-    env = DummyVecEnv([lambda: real.Recorder(real.ENVIRONMENTS[name]())] * 5)
-    agent = PPO("MlpPolicy", env, n_steps=13, batch_size=65, gamma=GAMMA, gae_lambda=LAMBDA, seed=0, device="cpu")
-
-    def critic(obs):
-        return agent.policy.predict_values(torch.as_tensor(np.asarray(obs)[None])).item()
-
-    _, callback = agent._setup_learn(10**6)
-    for i in range(6):
-        buffer = agent.rollout_buffer
-        agent.collect_rollouts(agent.env, callback, buffer, 13)
-        last_values = agent.policy.predict_values(torch.as_tensor(agent._last_obs))
-        boundaries = conv.from_episode_starts(
-            t(buffer.episode_starts), t(agent._last_episode_starts), last_values.detach()
-        )
-        got = compute_advantages(t(buffer.rewards), t(buffer.values), boundaries)
-        want = real.advantages(
-            env.envs, 13 * i, 13, lambda x: 0.0 if x.terminated else critic(x.next_obs), value=critic
-        )
-        assert_as_walked(got, want, rtol=1e-4)
-        np.testing.assert_allclose(got.t().numpy(), buffer.advantages, rtol=1e-4, atol=1e-5)
-    real.check_endings(name, env.envs)
-
-
 # -- by hand ----------------------------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,5 @@
-"""Pages and docstrings are plain English, as far as a machine can tell: short sentences, words of the glossary."""
+"""Pages are plain English, as far as a machine can tell: short sentences, words of the glossary."""
 
-import ast
 import json
 import re
 from pathlib import Path
@@ -87,18 +86,6 @@ def test_a_page_is_plain_english(path):
     assert not [x for kind, block in code if kind not in PRINTED for x in block.splitlines() if len(x) > MOST_COLUMNS]
     long = [sentence for sentence in find_sentences(text) if len(sentence.split()) > MOST_WORDS]
     assert not long or path.name == "CHANGELOG.md", long
-
-
-@pytest.mark.parametrize("folder", ["rl_triton_core", "adapters"])
-def test_docstrings_have_the_words_of_the_pages(folder):
-    found = {}
-    for path in (ROOT / folder).rglob("*.py"):
-        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        for constant in (node.value for node in nodes if isinstance(node, ast.Expr)):
-            prose = re.sub(r"`+[^`]*`+", "code", str(getattr(constant, "value", "")))
-            if words := find_words(prose, PRIVATE_WORDS):
-                found[f"{path.relative_to(ROOT)}:{constant.lineno}"] = words
-    assert not found
 
 
 BREACHES = {

@@ -123,19 +123,6 @@ def test_a_configuration_without_bounds(tmp_path):
     assert losses[0] == losses[1]
 
 
-@pytest.mark.parametrize("env", CLASSES)
-def test_training(env, tmp_path):
-    """Two epochs leave the same parameters, with time limits; the runner's names stand for our agents."""
-    agents = [make_agent(name, env, tmp_path) for name in ("stock", "triton")]
-    for agent in agents:
-        assert type(agent) is CLASSES[env]
-        torch.manual_seed(1)
-        agent.train()
-    stock, ours = agents
-    assert ours.last_lr == pytest.approx(stock.last_lr)
-    compare(ours, stock, rtol=1e-4, atol=2e-6)
-
-
 METHODS = ["discount_values", "calc_losses", "bound_loss", "calc_gradients", "prepare_dataset", "train_actor_critic"]
 METHODS += ["get_action_values", "get_values", "play_steps", "_preproc_obs"]
 

@@ -149,9 +149,11 @@ def test_a_captured_update_is_the_eager_one(case, tmp_path, monkeypatch):
 @pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize("case", CASES)
 def test_training_is_that_of_rl_games_up_to_rounding(case, device, tmp_path):
+    """Of two epochs, with time limits; the runner's names stand for our agents."""
     env, changes = CASES[case]
     changes = changes | {"max_epochs": 2, "device": device, "env_config": {"env": env, "device": device, "seed": 1}}
     stock, ours = (train(make_agent(name, env, tmp_path, changes)) for name in ("stock", "triton"))
+    assert type(ours) is type(stock) is CLASSES[env] and ours.last_lr == pytest.approx(stock.last_lr)
     if device == "cuda":
         assert ours.describe_step() in CAPTURED
     tolerance = {"rtol": 1e-4, "atol": 1e-5} if device == "cpu" else {"rtol": 1e-2, "atol": 1e-3}

@@ -54,27 +54,6 @@ def test_advantages(time_limit_bootstrap, scale):
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("flags", "kind"),
-    [
-        (["--env", "cartpole"], "TritonPPO"),
-        (["--env", "pendulum"], "TritonPPO"),
-        (["--env", "cartpole", "--agent", "a2c"], "TritonA2C"),
-    ],
-    ids=["discrete", "continuous", "a2c"],
-)
-def test_training(flags, kind, tmp_path, monkeypatch):
-    """The runner's agents after three updates, on episodes that reach their time limit."""
-    for envs in ENVIRONMENTS.values():
-        monkeypatch.setattr(envs, "time_limit", 5)
-    stock, ours = (train_agent(parse(advantages, tmp_path, *flags)) for advantages in ("stock", "triton"))
-    assert type(ours).__name__ == kind
-    for part in ("policy", "value"):
-        want = getattr(stock, part).state_dict()
-        for name, x in getattr(ours, part).state_dict().items():
-            torch.testing.assert_close(x, want[name], rtol=1e-4, atol=2e-6)
-
-
 def test_an_update_calls_our_function(tmp_path, monkeypatch):
     """And skrl's module keeps its own."""
     stock, calls = stock_ppo.compute_gae, []

@@ -124,6 +124,7 @@ def test_an_update_is_that_of_skrl(case, captured, tmp_path, monkeypatch):
 @pytest.mark.parametrize("case", CASES)
 def test_training_is_that_of_skrl_up_to_rounding(case, device, tmp_path):
     stock, ours = (train(x, tmp_path, case, 3, device) for x in (Runner, TritonRunner))
+    assert type(ours).__name__ == f"Triton{CASES[case][1].upper()}"
     if device == "cuda":
         assert ours.describe_step() == "updates are captured"
     expected = list_state(stock)

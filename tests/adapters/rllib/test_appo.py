@@ -65,16 +65,6 @@ def test_updates_are_those_of_rllib(space, options):
     assert (max(x[POLICY, "mean_kl_loss"] for x in stock[0]) > 1e-5) == bool(options.get("use_kl_loss"))
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("space", SPACES)
-def test_updates_on_a_gpu_are_those_of_rllib(space):
-    config = make_config(space, use_kl_loss=True).learners(num_gpus_per_learner=1)
-    stock = update_learner(config, space, learner=build_learner(config), **FAR)
-    learner = build_learner(enable_triton(config))
-    assert next(learner.module[POLICY].parameters()).is_cuda
-    assert_same_updates(stock, update_learner(config, space, learner=learner, **FAR))
-
-
 def test_modules_have_losses_and_coefficients_of_their_own():
     config = make_config("gaussian", use_kl_loss=True, kl_target=1e-4)
     single = build_learner(config)

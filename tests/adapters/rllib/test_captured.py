@@ -59,14 +59,16 @@ def build_captured(config, device, monkeypatch):
         ("categorical", {"entropy_coeff": [[0, 0.1], [400, 0.01]], "lr": [[0, 1e-2], [400, 1e-3]]}),
         ("gaussian", {"entropy_coeff": 0.02, "kl_coeff": 1.0, "kl_target": 1e-4, "grad_clip_by": "norm"}),
         ("several categorical", {"use_kl_loss": False, "vf_clip_param": 1e9, "grad_clip": None}),
+        ("gaussian", {"use_critic": False, "minibatch_size": 250, "grad_clip": None}),
     ],
-    ids=["categorical-schedules", "gaussian-kl", "several-categorical"],
+    ids=["categorical-schedules", "gaussian-kl", "several-categorical", "no-critic-large-minibatch"],
 )
 def test_updates_are_those_of_rllib(space, options, device, monkeypatch):
     config = make_config(space, **options).learners(num_gpus_per_learner=int(device == "cuda"))
     updates = 3 if device == "cpu" else 32  # of ten steps each
     stock = update_learner(config, space, updates)
     learner = build_captured(config, device, monkeypatch)
+    assert "; the fused loss of default_policy; " in learner.describe()
     tolerance = {} if device == "cpu" else {"rtol": 1e-2, "atol": 1e-3}
     assert_same_updates(stock, update_learner(config, space, updates, learner=learner), **tolerance)
     assert len(learner.triton_update.find_step().captured) == 1 and learner.triton_update.find_step().reason == ""

@@ -68,24 +68,6 @@ def make_config(space, **options):
     return config.learners(num_learners=0).training(**{**OPTIONS, **options}).debugging(seed=0)
 
 
-@pytest.mark.parametrize(
-    ("space", "options"),
-    [
-        ("categorical", {"entropy_coeff": [[0, 0.1], [100, 0.01]], "lr": [[0, 1e-2], [100, 1e-3]]}),
-        ("gaussian", {"entropy_coeff": 0.02, "kl_coeff": 1.0, "kl_target": 1e-4}),
-        ("several categorical", {"use_kl_loss": False, "vf_clip_param": 1e9}),
-        ("gaussian", {"use_critic": False, "minibatch_size": 250, "grad_clip": None}),
-    ],
-    ids=["categorical-schedules", "gaussian-kl", "several-categorical", "no-critic-large-minibatch"],
-)
-def test_updates_are_those_of_rllib(space, options):
-    config = make_config(space, **options)
-    stock = update_learner(config, space)
-    learner = build_learner(enable_triton(config))
-    assert "; the fused loss of default_policy; " in learner.describe()
-    assert_same_updates(stock, update_learner(config, space, learner=learner))
-
-
 @pytest.mark.parametrize("on", [True, False])
 def test_an_update_has_a_flag(on, monkeypatch):
     config = make_config("categorical")

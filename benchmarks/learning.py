@@ -12,7 +12,7 @@ import itertools
 import multiprocessing
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -91,7 +91,7 @@ def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
         Run(setting, arm, seed, devices[seed % len(devices)], ends)
         for seed, arm in itertools.product(range(setting.seeds), ARMS)
     ]
-    curves = [curve for curve in train_all(runs, options.jobs, ends) if curve.points]
+    curves = [curve for curve in train_all(train, runs, options.jobs, ends) if curve.points]
     for arm in ARMS:
         yield from describe_curves(arm, [x for x in curves if x.arm == arm], setting)
 
@@ -110,7 +110,7 @@ def describe_curves(arm: str, curves: list[Curve], setting: Setting) -> Iterator
         yield make_row(arm, "time", "s", [seconds for _, seconds, _ in points], steps=points[0][0])
 
 
-def train_all(runs: list[Run], jobs: int, ends: float) -> Iterator[Curve]:
+def train_all(train: Callable[[Any], Any], runs: list[Any], jobs: int, ends: float) -> Iterator[Any]:
     """The runs as they finish; those that have not begun when the time is over are left out."""
     with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=1) as pool:
         found = pool.imap_unordered(train, runs, chunksize=1)

@@ -160,7 +160,7 @@ LONG_ESTIMATORS = ("gae", "eligibility_traces")
 SUITES = {
     "headline": Suite(
         combine_workloads([HEADLINE], layouts=ENV_MAJOR, truncated=BOTH),
-        ("ours", "ours_out", "ours_normal_path", "loop", "compiled_scan", "flat_triton", "torchrl"),
+        ("ours", "ours_out", "loop", "compiled_scan", "flat_triton", "torchrl"),
     ),
     "sweep": Suite(
         combine_workloads(SWEEP_SHAPES, truncated=BOTH), ("ours", "flat_triton", "compiled_scan", "loop", "torchrl")
@@ -195,7 +195,7 @@ SUITES = {
     ),
     "cpu": Suite(
         combine_workloads(CPU_SHAPES),
-        ("ours", "ours_out", "loop", "numpy", "numba", "sb3", "torchrl", "rlax"),
+        ("ours", "ours_out", "loop", "numpy", "numba", "sb3", "torchrl"),
         device="cpu",
     ),
 }

@@ -104,7 +104,7 @@ WORDS = {"True": "yes", "False": "no", "CartPole-v1, drawn": "CartPole-v1, pixel
 """Parts of settings as pages call them."""
 ARMS = {
     "null": "empty call", "torch_add": "`torch.add`", "ours_out": "ours with `out=`", "flat_triton": "flat Triton",
-    "ours_normal_path": "ours, normal path", "compiled_scan": "compiled scan", "blocks_triton": "in blocks",
+    "compiled_scan": "compiled scan", "blocks_triton": "in blocks",
     "cuda_rows": "CUDA rows", "cuda_rows_by_four": "CUDA rows, 16 bytes at a time", "numpy": "NumPy",
     "numba": "Numba", "sb3": "SB3", "torchrl": "TorchRL",
 }  # fmt: skip

@@ -65,7 +65,6 @@ REGISTRY = {
     "torch_add": Provider("others", function="make_torch_add", verified=False),
     "ours": Provider("ours", compiles="each"),
     "ours_out": Provider("ours", function="make_call_with_out", compiles="each"),
-    "ours_normal_path": Provider("ours", function="make_normal_call", compiles="each"),
     "loop": Provider("loop"),
     "compiled_scan": Provider("compiled_scan", compiles="each"),
     "flat_triton": Provider("flat_triton", ("triton",), ("cuda",), compiles="each"),
@@ -76,5 +75,4 @@ REGISTRY = {
     "numba": Provider("others", ("numba",), ("cpu",), "make_numba_call", gae_layouts=LAYOUTS),
     "sb3": Provider("others", ("stable_baselines3",), ("cpu",), "make_sb3_call", gae_layouts=("time-major",)),
     "torchrl": Provider("others", ("torchrl",), function="make_torchrl_call", gae_layouts=("env-major",)),
-    "rlax": Provider("others", ("jax", "rlax"), ("cpu",), "make_rlax_call", gae_layouts=("env-major",)),
 }

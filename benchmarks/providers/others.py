@@ -1,4 +1,4 @@
-"""What takes a few lines: floors, a NumPy loop for every estimator, and GAE by Numba, by frameworks and by rlax.
+"""What takes a few lines: floors, a NumPy loop for every estimator, and GAE by Numba and by frameworks.
 
 Frameworks are imported where they are called: each may be missing.
 """
@@ -99,19 +99,3 @@ def make_torchrl_call(workload: Workload, inputs: Inputs) -> Call:
     following = torch.cat([values[:, 1:], inputs["bootstrap_values"][:, None]], 1)
     tensors = [x.unsqueeze(-1) for x in (values, following, inputs["rewards"], terminated, terminated)]
     return lambda: [x.squeeze(-1) for x in compute(GAMMA, lambda_, *tensors)]
-
-
-def make_rlax_call(workload: Workload, inputs: Inputs) -> Call:
-    """rlax's GAE, compiled, on arrays that JAX holds, until its result is there."""
-    import jax
-    import rlax
-
-    def run_row(rewards: Any, discounts: Any, values: Any) -> Any:
-        compute = rlax.truncated_generalized_advantage_estimation
-        advantages = compute(rewards, discounts, workload.spec.lambda_, values)
-        return advantages, advantages + values[:-1]
-
-    compiled = jax.jit(jax.vmap(run_row))
-    values = torch.cat([inputs["values"], inputs["bootstrap_values"][:, None]], 1)
-    arrays = [jax.numpy.asarray(x.numpy()) for x in (inputs["rewards"], GAMMA * ~inputs["terminated"], values)]
-    return lambda: [torch.from_numpy(np.asarray(x.block_until_ready())) for x in compiled(*arrays)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from inspect import unwrap
 from typing import Any
 
 import torch
@@ -24,12 +23,6 @@ def make_call(workload: Workload, inputs: Inputs) -> partial[Any]:
     if spec.lambda_ is not None:
         options["lambda_"] = spec.lambda_
     return partial(getattr(rl_triton_core, spec.function), **options)
-
-
-def make_normal_call(workload: Workload, inputs: Inputs) -> Call:
-    """On the normal path, as the first call of its kind."""
-    call = make_call(workload, inputs)
-    return partial(unwrap(call.func), **call.keywords)
 
 
 def make_call_with_out(workload: Workload, inputs: Inputs) -> Call:

@@ -87,13 +87,12 @@ def test_ours_runs_on_every_workload(workload):
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-@pytest.mark.parametrize("name", ["ours_out", "ours_normal_path"])
-def test_ours_runs_in_every_way(name, estimator):
+def test_ours_writes_into_tensors_that_are_there(estimator):
     pytest.importorskip("numba")
-    assert measure_error(name, Workload(estimator, 3, 17)) < 1e-6
+    assert measure_error("ours_out", Workload(estimator, 3, 17)) < 1e-6
 
 
-@pytest.mark.parametrize("name", ["loop", "numpy", "numba", "sb3", "torchrl", "rlax"])
+@pytest.mark.parametrize("name", ["loop", "numpy", "numba", "sb3", "torchrl"])
 def test_providers_agree_on_a_cpu(name):
     if REGISTRY[name].unavailable("cpu"):
         pytest.skip(REGISTRY[name].unavailable("cpu"))

@@ -25,7 +25,7 @@ from packaging.version import Version
 from benchmarks.calls import HEADLINE
 from benchmarks.results import RESULTS, ROOT, Result, Row, read_machines, read_setting, select_rows
 from benchmarks.token_log_probs import KERNELS
-from rl_triton_core.cli.requirements import TESTED
+from rl_triton_core.system_info import TESTED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,4 +1,4 @@
-"""What the programs beside this file share: numbers with limits, packages that are missing, and errors of one line."""
+"""What the programs beside this file share: numbers with limits, curves, missing packages, and errors of one line."""
 
 import argparse
 import math
@@ -78,6 +78,39 @@ def check_rollout(parser: argparse.ArgumentParser, args: argparse.Namespace) -> 
     if samples < 2 * args.num_minibatches:
         parser.error(f"--num-minibatches: got {args.num_minibatches}, expected at most half of {samples} samples")
     return args
+
+
+class Curves:
+    """TensorBoard's curves of a run. Training goes on without them: why they are not written is said once."""
+
+    def __init__(self, folder: str) -> None:
+        self.writer: Any = None
+        with self.saying_why():
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.writer = SummaryWriter(folder)
+
+    def add_scalar(self, name: str, number: float, step: int) -> None:
+        """Write a point of a curve."""
+        with self.saying_why():
+            if self.writer is not None:
+                self.writer.add_scalar(name, number, step)
+
+    def close(self) -> None:
+        """Write what is left."""
+        with self.saying_why():
+            if self.writer is not None:
+                self.writer.close()
+
+    @contextmanager
+    def saying_why(self) -> Iterator[None]:
+        """Within, what fails is the last that is written."""
+        try:
+            yield
+        except Exception as error:
+            self.writer = None
+            with suppress(OSError):
+                print(f"No curves for TensorBoard, training goes on: {error}", file=sys.stderr)
 
 
 def judge(returns: Any, target: float | None) -> int:

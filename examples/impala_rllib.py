@@ -11,13 +11,12 @@ go on while the learner learns, V-Trace weighs the steps of their older policies
 import argparse
 import time
 
-from command_line import COUNT, FACTOR, SEED, SHARE, environment, needing, run, within
+from command_line import COUNT, FACTOR, SEED, SHARE, Curves, environment, needing, run, within
 
 with needing("rllib", __name__):
     import ray
     from ray.rllib.algorithms.impala import IMPALAConfig
     from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
-    from torch.utils.tensorboard import SummaryWriter
     from tqdm import tqdm
 
     from rl_triton_adapters.rllib import enable_triton
@@ -57,15 +56,15 @@ def algorithm_config(args: argparse.Namespace) -> IMPALAConfig:
 def train_agent(args: argparse.Namespace) -> float:
     """Returns the mean return of the evaluation that ends it."""
     algorithm = algorithm_config(args).build_algo()
-    writer = SummaryWriter(f"{args.log_dir}/{args.env}__impala_rllib__{args.advantages}__{args.seed}")
+    curves = Curves(f"{args.log_dir}/{args.env}__impala_rllib__{args.advantages}__{args.seed}")
     for iteration in (bar := tqdm(range(args.iterations), unit="iteration", disable=args.quiet)):
         started = time.perf_counter()
         results = algorithm.train()
         episodic_return = results["env_runners"].get("episode_return_mean", float("nan"))
         bar.set_postfix_str(f"return {episodic_return:.1f}")
-        writer.add_scalar("charts/episodic_return", episodic_return, iteration)
-        writer.add_scalar("charts/seconds", time.perf_counter() - started, iteration)
-    writer.close()
+        curves.add_scalar("charts/episodic_return", episodic_return, iteration)
+        curves.add_scalar("charts/seconds", time.perf_counter() - started, iteration)
+    curves.close()
     algorithm.stop()
     return results["evaluation"]["env_runners"]["episode_return_mean"]
 

@@ -12,7 +12,7 @@ import argparse
 from collections import deque
 from typing import Any, NamedTuple
 
-from command_line import COUNT, FACTOR, SEED, SHARE, check_rollout, device, environment, judge, needing, run
+from command_line import COUNT, FACTOR, SEED, SHARE, Curves, check_rollout, device, environment, judge, needing, run
 
 with needing("cleanrl", __name__):
     import gymnasium as gym
@@ -21,7 +21,6 @@ with needing("cleanrl", __name__):
     from gymnasium.vector import AutoresetMode, SyncVectorEnv
     from torch import Tensor, nn
     from torch.distributions import Categorical, Distribution, Independent, Normal
-    from torch.utils.tensorboard import SummaryWriter
     from tqdm import tqdm
 
     from rl_triton_adapters.cleanrl import gae
@@ -223,7 +222,7 @@ def train_agent(args: argparse.Namespace) -> tuple[Agent, list[float]]:
     learner, collector, curve = Learner(agent, args), Collector(envs, agent, args), []
     batch_size = args.num_steps * args.num_envs
     iterations = args.total_timesteps // batch_size
-    writer = SummaryWriter(f"{args.log_dir}/{args.env_id}__ppo_cleanrl__{args.advantages}__{args.seed}")
+    curves = Curves(f"{args.log_dir}/{args.env_id}__ppo_cleanrl__{args.advantages}__{args.seed}")
     for iteration in (bar := tqdm(range(iterations), unit="update", disable=args.quiet)):
         rollout = collector.collect_rollout()
         with torch.no_grad():
@@ -234,11 +233,11 @@ def train_agent(args: argparse.Namespace) -> tuple[Agent, list[float]]:
         curve.append(float(np.mean(collector.returns)) if collector.returns else float("nan"))
         bar.set_postfix_str(f"return {curve[-1]:.1f}")
         global_step = (iteration + 1) * batch_size
-        writer.add_scalar("charts/episodic_return", curve[-1], global_step)
-        writer.add_scalar("charts/learning_rate", learner.optimizer.param_groups[0]["lr"], global_step)
+        curves.add_scalar("charts/episodic_return", curve[-1], global_step)
+        curves.add_scalar("charts/learning_rate", learner.optimizer.param_groups[0]["lr"], global_step)
         for name, loss in losses.items():
-            writer.add_scalar(f"losses/{name}", loss.item(), global_step)
-    writer.close()
+            curves.add_scalar(f"losses/{name}", loss.item(), global_step)
+    curves.close()
     envs.close()
     return agent, curve
 

@@ -16,14 +16,13 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from command_line import COUNT, FACTOR, SEED, SHARE, check_rollout, device, judge, needing, run
+from command_line import COUNT, FACTOR, SEED, SHARE, Curves, check_rollout, device, judge, needing, run
 
 with needing("cleanrl", __name__):
     import torch
     from gpu_envs import ENVIRONMENTS, Envs
     from torch import Tensor, nn
     from torch.distributions import Categorical, Distribution, Independent, Normal
-    from torch.utils.tensorboard import SummaryWriter
     from tqdm import tqdm
 
     from rl_triton_core import compiled, compute_gae
@@ -220,7 +219,7 @@ class Training:
 
 def train_agent(args: argparse.Namespace, kind: type[Training] = Training) -> Agent:
     training = kind(args)
-    writer = SummaryWriter(f"{args.log_dir}/{args.env}__ppo_gpu_envs__{args.advantages}__{args.update}__{args.seed}")
+    curves = Curves(f"{args.log_dir}/{args.env}__ppo_gpu_envs__{args.advantages}__{args.update}__{args.seed}")
     batch_size = args.num_steps * args.num_envs
     iterations = args.total_timesteps // batch_size
     started = time.perf_counter()
@@ -228,9 +227,9 @@ def train_agent(args: argparse.Namespace, kind: type[Training] = Training) -> Ag
         training.run_iteration(args.learning_rate * (1 - iteration / iterations))
         reward, steps = training.data["rewards"].mean().item(), (iteration + 1) * batch_size
         bar.set_postfix_str(f"reward per step {reward:.2f}")
-        writer.add_scalar("charts/reward_per_step", reward, steps)
-        writer.add_scalar("charts/steps_per_second", steps / (time.perf_counter() - started), steps)
-    writer.close()
+        curves.add_scalar("charts/reward_per_step", reward, steps)
+        curves.add_scalar("charts/steps_per_second", steps / (time.perf_counter() - started), steps)
+    curves.close()
     training.update.reset()  # graphs with operations of NCCL end before its processes part
     return training.agent
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from command_line import COUNT, SEED, device, needing, run
+from command_line import COUNT, SEED, Curves, device, needing, run
 
 with needing("examples", __name__):
     import numpy as np
@@ -29,7 +29,7 @@ with needing("examples", __name__):
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.evaluation import evaluate_policy
-    from stable_baselines3.common.logger import configure
+    from stable_baselines3.common.logger import KVWriter, Logger
     from stable_baselines3.common.utils import safe_mean
 
     from rl_triton_adapters.sb3 import TritonPPO, TritonRolloutBuffer
@@ -146,6 +146,21 @@ def new_agent(name: str, args: argparse.Namespace) -> TimedPhases:
     )
 
 
+class CurvesOfLogger(KVWriter):
+    """Writes what a logger has into curves."""
+
+    def __init__(self, curves: Curves) -> None:
+        self.curves = curves
+
+    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
+        for name, number in key_values.items():
+            if "tensorboard" not in (key_excluded[name] or ()):
+                self.curves.add_scalar(name, number, step)
+
+    def close(self) -> None:
+        self.curves.close()
+
+
 def parameter_digest(agent: PPO) -> str:
     """A fingerprint of every bit of every parameter."""
     parameters = agent.policy.state_dict().items()
@@ -157,7 +172,8 @@ def train(name: str, args: argparse.Namespace) -> Run:
     what = LABELS[name] if name == "accelerated" else f"the advantages of {LABELS[name]}"
     print(f"\nTraining with {what}, seed {args.seed}, {args.total_timesteps} steps")
     agent, curve = new_agent(name, args), LearningCurve()
-    agent.set_logger(configure(f"{args.log_dir}/{ENV_ID}__ppo_sb3__{name}__{args.seed}", ["tensorboard"]))
+    curves = Curves(f"{args.log_dir}/{ENV_ID}__ppo_sb3__{name}__{args.seed}")
+    agent.set_logger(Logger(None, [CurvesOfLogger(curves)]))
     start = perf_counter()
     agent.learn(args.total_timesteps, callback=curve, progress_bar=not args.quiet)
     total = perf_counter() - start

@@ -7,7 +7,6 @@ once. `CapturedStep` runs a step eagerly wherever it cannot be captured, says wh
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from itertools import chain
@@ -18,17 +17,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
+from rl_triton_core._internal.arguments.side_effects import warn
 from rl_triton_core._internal.arguments.validation import check_count
 from rl_triton_core._internal.capture import undo
 from rl_triton_core._internal.capture.graphs import CudaGraphs, use_stream
 from rl_triton_core._internal.capture.host import HostState
-from rl_triton_core._internal.capture.key import (
-    Contents,
-    describe_leaf,
-    describe_mode,
-    find_pointers,
-    name_context,
-)
+from rl_triton_core._internal.capture.key import Contents, describe_leaf, describe_mode, find_pointers, name_context
 from rl_triton_core._internal.capture.optimizers import OPTIMIZERS, PreparedOptimizer, name_repeated
 from rl_triton_core._internal.capture.step import (
     Captured,
@@ -398,7 +392,7 @@ class CapturedStep:
         """Say why steps run eagerly."""
         if reason not in self.warned:
             self.warned.add(reason)
-            warnings.warn(f"CapturedStep runs eagerly: {reason}", RuntimeWarning, stacklevel=stacklevel)
+            warn(f"CapturedStep runs eagerly: {reason}", RuntimeWarning, stacklevel=stacklevel)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without graphs, which belong to this object."""

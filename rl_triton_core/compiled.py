@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -22,14 +21,7 @@ from rl_triton_core._internal.capture.key import list_hooks, name_context
 from rl_triton_core._internal.loss.arguments import CLIP_MODES
 from rl_triton_core._internal.mlp import serial
 from rl_triton_core._internal.mlp.compile import Loss, compile_epoch, find_functions
-from rl_triton_core._internal.mlp.networks import (
-    Layer,
-    Unsupported,
-    check_parameters,
-    list_layers,
-    list_parameters,
-    make_layer_table,
-)
+from rl_triton_core._internal.mlp.networks import Layer, Unsupported, check_parameters, list_layers, make_layer_table
 from rl_triton_core._internal.mlp.optimizers import Learning, ParameterTables, describe_learning, list_kept
 
 __all__ = ["HEADS", "STATISTICS", "CompiledUpdate", "Rollout", "compile_update"]
@@ -135,9 +127,9 @@ class CompiledUpdate:
 
     def _find_tables(self) -> Tables:
         """Tables of networks and optimizer as they are: those of the last update, where nothing has changed."""
-        facts = Facts.collect(self)
+        facts = collect_facts(self)
         known = KNOWN_TABLES.pop(self.optimizer, None)  # no other thread takes them
-        return known if known is not None and known.facts == facts else Tables(self, facts)
+        return known if known is not None and known.facts.key == facts.key else Tables(self, facts)
 
     def run(
         self,
@@ -240,35 +232,33 @@ KNOWN_TABLES: WeakKeyDictionary[Optimizer, Tables] = WeakKeyDictionary()
 TENSOR = attrgetter("shape", "dtype", "requires_grad")
 
 
-@dataclass
-class Facts:
-    """What tables are made of: networks and an optimizer as they are. Raises `Unsupported` if it cannot be compiled."""
+class Facts(NamedTuple):
+    """Networks and an optimizer as they are."""
 
-    setting: tuple[Any, ...]
-    """Of the update itself."""
     layers: list[Layer]
     ends: list[int]
+    parameters: list[Any]
     learning: list[Learning]
-    parameters: list[Any] = field(compare=False)
-    kept: list[list[Any]] = field(compare=False)
-    tensors: list[Any]
-    """Of all tensors which they are, where they lie, and what they are like."""
+    kept: list[list[Any]]
+    key: tuple[Any, ...]
+    """Equal where tables would be: of all tensors which they are, where they lie, and what they are like."""
 
-    @staticmethod
-    def collect(update: CompiledUpdate) -> Facts:
-        """Read each of them once."""
-        layers, ends = list_layers(update.actor, update.critic)
-        parameters = list_parameters(layers, update.log_std)
-        learning = describe_learning(update.optimizer, parameters)
-        kept = list_kept(update.optimizer, parameters, learning)
-        check_surroundings(update, parameters)
-        tensors = [x for x in chain(parameters, *kept) if isinstance(x, Tensor)]
-        try:
-            described = [f(x) for f in (id, Tensor.data_ptr, Tensor.stride, TENSOR) for x in tensors]
-        except RuntimeError as error:
-            raise Unsupported(f"a parameter or a state has no memory of its own: {error}") from None
-        setting = update.loss, update.nvec, update.log_std is None
-        return Facts(setting, layers, ends, learning, parameters, kept, described)
+
+def collect_facts(update: CompiledUpdate) -> Facts:
+    """Read what tables are made of, each thing once; raise `Unsupported` if it cannot be compiled."""
+    layers, ends = list_layers(update.actor, update.critic)
+    weights = [x for layer in layers for x in (layer.linear.weight, layer.linear.bias)]
+    parameters = [x for x in (*weights, update.log_std) if x is not None]
+    learning = describe_learning(update.optimizer, parameters)
+    kept = list_kept(update.optimizer, parameters, learning)
+    check_surroundings(update, parameters)
+    tensors = [x for x in chain(parameters, *kept) if isinstance(x, Tensor)]
+    try:
+        described = [f(x) for f in (id, Tensor.data_ptr, Tensor.stride, TENSOR) for x in tensors]
+    except RuntimeError as error:
+        raise Unsupported(f"a parameter or a state has no memory of its own: {error}") from None
+    key = update.loss, update.nvec, update.log_std is None, layers, ends, learning, described
+    return Facts(layers, ends, parameters, learning, kept, key)
 
 
 class Tables:
@@ -295,8 +285,7 @@ class Tables:
 
     def list_addresses(self, loss: Loss) -> tuple[tuple[int, ...], int, int]:
         """The addresses of all tables, the number of parameters, and the address of their settings, for an epoch."""
-        if self.addresses is None:
-            self.addresses = self.make_addresses(loss)
+        self.addresses = self.addresses or self.make_addresses(loss)
         self.own.renew_gradients()
         return self.addresses
 

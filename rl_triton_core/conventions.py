@@ -25,13 +25,7 @@ from rl_triton_core._internal.arguments import validation as check
 from rl_triton_core._internal.arguments.validation import FLAG_DTYPES, REAL_DTYPES, RolloutLayout
 from rl_triton_core.boundaries import FinalValues
 
-__all__ = [
-    "Boundaries",
-    "from_cleanrl",
-    "from_episode_starts",
-    "from_gymnasium_next_step",
-    "from_gymnasium_same_step",
-]
+__all__ = ["Boundaries", "from_cleanrl", "from_episode_starts", "from_gymnasium_next_step", "from_gymnasium_same_step"]
 
 
 class Boundaries(NamedTuple):

@@ -10,6 +10,7 @@
 The estimators of this package are written with these names too.
 """
 
+from rl_triton_core._internal.arguments.side_effects import say, warn
 from rl_triton_core._internal.arguments.validation import (
     RolloutLayout,
     check_bool,
@@ -52,8 +53,10 @@ __all__ = [
     "exp",
     "minimum",
     "read_state",
+    "say",
     "select",
     "solve",
     "solve_features",
+    "warn",
     "with_fast_path",
 ]

@@ -15,18 +15,21 @@ from rl_triton_core._internal.launch.fast_path import fast_path_status
 from rl_triton_core._version import __version__
 
 TRITON = ("triton", "triton-rocm", "pytorch-triton-rocm", "pytorch-triton")
-FRAMEWORKS = (
-    "gymnasium",
-    "stable-baselines3",
-    "sb3-contrib",
-    "ray",
-    "torchrl",
-    "tensordict",
-    "rsl-rl-lib",
-    "rl-games",
-    "skrl",
-    "verl",
-)
+TESTED = {
+    "numba": "0.68",
+    "torch": "2.15",
+    "triton": "3.9",
+    "gymnasium": "1.4",
+    "ray": "2.60",
+    "rl-games": "1.6",
+    "rsl-rl-lib": "5.5",
+    "sb3-contrib": "2.9",
+    "skrl": "2.1",
+    "stable-baselines3": "2.9",
+    "torchrl": "0.14",
+    "verl": "0.9",
+}
+"""The newest versions that the tests have seen."""
 ABSENT = "none"
 
 
@@ -39,7 +42,7 @@ def system_info() -> dict[str, str]:
         Names and values, in the order in which they should be shown.
     """
     status = fast_path_status()
-    return {
+    found = {
         "rl_triton_core": __version__,
         "commit": find_commit(),
         "os": platform.platform(),
@@ -52,8 +55,8 @@ def system_info() -> dict[str, str]:
         "numpy": package_version("numpy"),
         **gpu_info(),
         "fast_path": ("on" if status.enabled else "off") + (f": {status.reason}" if status.reason else ""),
-        **{name: package_version(name) for name in FRAMEWORKS},
     }
+    return found | {name: package_version(name) for name in (*TESTED, "tensordict") if name not in found}
 
 
 def package_version(*names: str) -> str:
@@ -76,8 +79,9 @@ def cpu_name() -> str:
     """The processor's name as the vendor writes it, where the system tells."""
     if platform.system() == "Darwin":
         return output_of("sysctl", "-n", "machdep.cpu.brand_string")
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    lines: list[str] = []
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor() or platform.machine())
 
@@ -105,7 +109,7 @@ def driver_version() -> str:
 def output_of(*command: str) -> str:
     """What a program prints; ``"none"`` if it is missing or fails."""
     try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return ABSENT
     return result.stdout.strip()

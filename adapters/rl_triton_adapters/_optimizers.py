@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer, RMSprop
 
 from rl_triton_core.capture import OPTIMIZERS, name_repeated
+from rl_triton_core.extending import warn
 
 WARNED: WeakSet[Optimizer] = WeakSet()
 """Optimizers with a parameter twice of which that was said."""
@@ -92,7 +92,7 @@ def warn_of_repeated(optimizer: Optimizer) -> None:
     """Say once why an optimizer steps one parameter after the other."""
     if optimizer not in WARNED:
         WARNED.add(optimizer)
-        warnings.warn(f"{name_repeated(optimizer)}: each is stepped alone", RuntimeWarning, stacklevel=2)
+        warn(f"{name_repeated(optimizer)}: each is stepped alone", RuntimeWarning, stacklevel=2)
 
 
 def set_fused(optimizer: Optimizer, *_: Any) -> None:

@@ -9,7 +9,6 @@ A key of the configuration turns them off again: ``params.config.triton: False``
 
 # mypy: allow-subclassing-any, allow-untyped-calls
 
-import warnings
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from rl_triton_adapters._switch import find_off_switch
 from rl_triton_adapters._versions import explain_import
 from rl_triton_adapters.updates import Described
 from rl_triton_core import compute_gae
+from rl_triton_core.extending import warn
 from rl_triton_core.losses import LogProbs, ppo_loss
 
 try:
@@ -111,7 +111,7 @@ class TritonA2CAgent(CapturedUpdateMixin, TritonAdvantagesMixin, A2CAgent, Descr
         super().__init__(base_name, params)
         if self.triton and not hasattr(A2CAgent, "calc_losses"):
             text = "the advantages are ours, the loss is RL-Games' own: this version has no calc_losses (1.6.5 has)"
-            warnings.warn(f"TritonA2CAgent: {text}", RuntimeWarning, stacklevel=2)
+            warn(f"TritonA2CAgent: {text}", RuntimeWarning, stacklevel=2)
 
     def calc_losses(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Compute the loss of a minibatch, as `compute_losses`, or as the agent does."""

@@ -14,7 +14,6 @@ An adapter has one, and says in each update what it is of and what stands agains
 from __future__ import annotations
 
 import atexit
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from math import nan
@@ -30,6 +29,7 @@ from torch.utils import _pytree as pytree
 
 from rl_triton_adapters._switch import find_off_switch
 from rl_triton_core.capture import CapturedStep, find_group_obstacle
+from rl_triton_core.extending import warn
 
 __all__ = ["CapturedUpdate", "release_graphs"]
 
@@ -131,7 +131,7 @@ class CapturedUpdate:
     def warn_of_stock(self, name: str, package: str) -> None:
         """Warn that updates are the framework's own, and why, unless all adapters are switched off."""
         if self.stock and not find_off_switch():
-            warnings.warn(f"{name} updates as {package} does: {self.stock}", RuntimeWarning, stacklevel=3)
+            warn(f"{name} updates as {package} does: {self.stock}", RuntimeWarning, stacklevel=3)
 
     def describe(self, whose: str = "") -> str:
         """Say in which of three ways updates are made, and why."""

@@ -6,7 +6,6 @@ backend is first asked for, so that nothing optional is imported before.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
@@ -14,6 +13,8 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 import torch
+
+from rl_triton_core._internal.arguments.side_effects import warn
 
 T = TypeVar("T")
 
@@ -119,7 +120,7 @@ def check_backend(name: str | None, device: torch.device | str | None = None) ->
 def choose_automatically(device_type: str) -> Backend:
     """The first backend of the device's preference that is available."""
     if device_type not in PREFERENCE:
-        warnings.warn(
+        warn(
             f"there is no backend for {device_type} tensors; calls are computed on copies in host memory", stacklevel=2
         )
         return choose_automatically(HOST.type)
@@ -127,7 +128,7 @@ def choose_automatically(device_type: str) -> Backend:
     reason = why_unavailable(best, torch.device(device_type))
     if reason is None:
         return load_backend(best)
-    warnings.warn(f"the {best} backend is not available ({reason}); using the slow {others[0]} backend", stacklevel=2)
+    warn(f"the {best} backend is not available ({reason}); using the slow {others[0]} backend", stacklevel=2)
     return load_backend(others[0])
 
 

@@ -17,12 +17,7 @@ from rl_triton_core._internal.backend import BackendUnavailableError
 from rl_triton_core._version import __version__
 from rl_triton_core.cli import doctor, env, output, selftest, warmup
 
-COMMANDS: dict[str, Any] = {
-    "env": env,
-    "doctor": doctor,
-    "selftest": selftest,
-    "warmup": warmup,
-}
+COMMANDS: dict[str, Any] = {"env": env, "doctor": doctor, "selftest": selftest, "warmup": warmup}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

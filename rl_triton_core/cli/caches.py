@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+from rl_triton_core._internal.arguments.side_effects import find_distrust, read_kept
+
+ENOUGH = 1 << 18
+"""Bytes: more than a file of compiled code has."""
+
 
 class Cache(NamedTuple):
     """The cache of a compiler."""
 
-    variable: str
-    """The environment variable that moves it."""
     path: str | None
     """Its folder, None if there is none."""
     problem: str = ""
     """Why it keeps nothing, or not where it should."""
-
-    def describe(self) -> str:
-        """Say in a line where it is, and whether it works."""
-        return self.problem or f"{self.path}, writable"
+    advice: str = ""
+    """What to do about it."""
 
 
 def find_caches() -> dict[str, Cache]:
@@ -32,35 +34,43 @@ def find_caches() -> dict[str, Cache]:
 
 
 def find_numba_cache() -> Cache:
-    """Ask Numba where it keeps a loop of ours. It takes the first folder of several that it can write."""
+    """Look at the folder of our loops, and at what is in it."""
     variable = "NUMBA_CACHE_DIR"
     try:
-        loop = import_module("rl_triton_core._internal.moments.serial").find_first_valid
+        disk = import_module("rl_triton_core._internal.equations.disk")
     except ImportError as error:
-        return Cache(variable, None, f"none: the import of Numba failed: {error}")
-    path = loop.stats.cache_path
-    wanted = os.environ.get(variable)
-    if path is None:
-        return Cache(variable, None, "none: Numba found no folder that it can write")
-    if wanted and not Path(path).is_relative_to(Path(wanted).absolute()):
-        return Cache(variable, path, f"{wanted} cannot be written; Numba uses {path} instead")
-    return Cache(variable, path)
+        return Cache(None, f"none: the import of Numba failed: {error}", "pip install --upgrade numba")
+    folder = disk.find_folder()
+    found, broken = judge_folder(variable, folder, os.lstat, 0o022), [*list_broken(folder.glob(f"*{disk.SUFFIX}"))]
+    if broken and not found.problem:
+        return Cache(str(folder), f"{len(broken)} files in {folder} are broken: {broken[0]}", f"delete {folder}")
+    return found
+
+
+def list_broken(paths: Iterable[Path]) -> Iterator[str]:
+    """Those of these files of compiled code that are not read, and why."""
+    for path in paths:
+        try:
+            read_kept(path)
+        except (OSError, ValueError) as error:
+            yield f"{path.name}: {error}"
 
 
 def find_triton_cache() -> Cache:
-    """Find Triton's folder and try to write there."""
-    variable = "TRITON_CACHE_DIR"
-    home = Path(os.environ.get("TRITON_HOME") or Path.home())
-    path = Path(os.environ.get(variable) or home / ".triton" / "cache")
-    error = try_to_write(path)
-    return Cache(variable, str(path), f"{path} cannot be written: {error}" if error else "")
+    """Find Triton's folder, which may be a link or a group's: Triton runs what is in it, whoever has written that."""
+    variable, home = "TRITON_CACHE_DIR", Path(os.environ.get("TRITON_HOME") or Path.home())
+    return judge_folder(variable, Path(os.environ.get(variable) or home / ".triton" / "cache"), os.stat, 0o002)
 
 
-def try_to_write(folder: Path) -> str | None:
-    """Write a temporary file into a folder, or the folder that it would be made in; return what went wrong."""
+def judge_folder(variable: str, folder: Path, status: Callable[[Path], os.stat_result], writable: int) -> Cache:
+    """Try to write into a folder, or into the folder that it would be made in, and look who else can."""
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     try:
-        with tempfile.TemporaryFile(dir=existing):
-            return None
+        distrust = find_distrust(status(folder), writable) if existing == folder else ""
+        with tempfile.TemporaryFile(dir=existing) as file:
+            file.write(bytes(ENOUGH))
     except OSError as error:
-        return error.strerror or str(error)
+        problem = f"{folder} cannot be written: {error.strerror or error}"
+        return Cache(str(folder), problem, f"set {variable} to a folder that can be written, and has space")
+    advice = f"set {variable} to a folder that you or root own and nobody else can write to, or delete this one"
+    return Cache(str(folder), f"{folder} is not safe: {distrust}" if distrust else "", advice)

@@ -23,11 +23,9 @@ from rl_triton_core._internal.launch.fast_path import fast_path_status
 from rl_triton_core._internal.launch.threads import read_num_threads
 from rl_triton_core.cli import caches, requirements
 from rl_triton_core.cli.output import Report, Table
-from rl_triton_core.system_info import TRITON
+from rl_triton_core.system_info import TESTED, TRITON
 
 HELP = "find the usual troubles of an installation and say what to do; exit status 1 if there is one"
-
-
 SWITCHES = {
     "RL_TRITON": "every adapter leaves its work to its framework",
     "RL_TRITON_CAPTURE": "no step of training is captured in a CUDA graph",
@@ -44,11 +42,6 @@ class Finding(NamedTuple):
     advice: str = ""
 
 
-def find_ok(message: str) -> Finding:
-    """Say that nothing is wrong."""
-    return Finding("ok", message)
-
-
 def check_packages() -> Finding:
     """Compare the packages that the core needs with their lower bounds."""
     if requirements.find_version(requirements.DISTRIBUTION) is None:
@@ -60,10 +53,10 @@ def check_packages() -> Finding:
 
 def check_frameworks() -> Finding:
     """Compare the installed frameworks with the versions that the adapters were written for."""
-    frameworks = [x for x in requirements.read_requirements(extras=True) if x.name in requirements.TESTED]
+    frameworks = [x for x in requirements.read_requirements(extras=True) if x.name in TESTED]
     installed = [x for x in frameworks if requirements.find_version(x.name) is not None]
     if not installed:
-        return find_ok("no framework is installed")
+        return Finding("ok", "no framework is installed")
     advice = "compare a short training run with and without the adapter before you rely on it"
     if any(x.name == "ray" and requirements.is_newer_than_tested(x) for x in installed):
         advice = "call rl_triton_adapters.rllib.check_ray(), which compares its results; " + advice
@@ -79,36 +72,36 @@ def judge_versions(wanted: Sequence[Requirement], advice: str) -> Finding:
         return Finding("problem", message, "pip install " + " ".join(f'"{x.name}{x.specifier}"' for x in unmet))
     newer = [x.name for x in wanted if requirements.is_newer_than_tested(x)]
     if newer:
-        tried = ", ".join(f"{versions[name]} (tried up to {requirements.TESTED[name]})" for name in newer)
+        tried = ", ".join(f"{versions[name]} (tried up to {TESTED[name]})" for name in newer)
         return Finding("warning", f"newer than what was tried: {tried}", advice)
-    return find_ok(f"known versions: {', '.join(versions.values())}")
+    return Finding("ok", f"known versions: {', '.join(versions.values())}")
 
 
 def check_triton() -> Finding:
     """Compare Triton with the version that PyTorch asks for."""
     if not has_triton():
-        return find_ok("Triton is for Linux; the cpu backend needs none")
+        return Finding("ok", "Triton is for Linux; the cpu backend needs none")
     wanted = requirements.find_triton_of_torch()
     installed = next(filter(None, map(requirements.find_version, TRITON)), None)
     advice = f'pip install "triton{wanted or ""}"'
     if installed is None:
         return Finding("problem", "Triton is not installed", advice)
     if wanted is None:
-        return find_ok(f"Triton {installed}; PyTorch {torch.__version__} asks for none")
+        return Finding("ok", f"Triton {installed}; PyTorch {torch.__version__} asks for none")
     if not SpecifierSet(wanted).contains(requirements.parse_version(installed), prereleases=True):
         message = f"Triton {installed} beside PyTorch {torch.__version__}, which asks for triton{wanted}"
         return Finding("problem", message, advice)
     fits = "is the one for" if wanted.startswith("==") else f"is as triton{wanted} asks, of"
     unused = "" if torch.version.cuda or torch.version.hip else ", which is built for CPUs and does not use it"
-    return find_ok(f"Triton {installed} {fits} PyTorch {torch.__version__}{unused}")
+    return Finding("ok", f"Triton {installed} {fits} PyTorch {torch.__version__}{unused}")
 
 
 def judge_gpu(driver: str | None) -> Finding:
     """Say whether PyTorch can use the GPU of this driver."""
     if torch.cuda.is_available():
-        return find_ok(f"PyTorch can use {torch.cuda.device_count()} GPUs")
+        return Finding("ok", f"PyTorch can use {torch.cuda.device_count()} GPUs")
     if driver is None:
-        return find_ok("no GPU; calls on CPU tensors need none")
+        return Finding("ok", "no GPU; calls on CPU tensors need none")
     build = "CUDA" if driver == "NVIDIA" else "ROCm"
     if (torch.version.cuda if driver == "NVIDIA" else torch.version.hip) is None:
         message = f"the machine has an {driver} GPU, but PyTorch {torch.__version__} was built without {build}"
@@ -139,7 +132,7 @@ def check_backends() -> Finding:
     if accelerator is not None and needs_host(accelerator):
         message = f"calls on {accelerator.type} tensors are computed on copies in host memory"
         return Finding("warning", message, "keep in host memory what estimators and losses are given, if you can")
-    return find_ok(", ".join(f"calls on {device} tensors take {name}" for device, name in best.items()))
+    return Finding("ok", ", ".join(f"calls on {device} tensors take {name}" for device, name in best.items()))
 
 
 def find_remedy(backend: str) -> str:
@@ -157,18 +150,17 @@ def has_triton() -> bool:
 
 
 def check_caches() -> Finding:
-    """Look for compiled code that is not kept: every process would compile it again."""
+    """Look for compiled code that is not kept, which every process compiles again, or that others can change."""
     wrong = [cache for cache in caches.find_caches().values() if cache.problem]
     if wrong:
-        advice = "; ".join(f"set {cache.variable} to a folder that can be written" for cache in wrong)
-        return Finding("problem", "; ".join(cache.problem for cache in wrong), advice)
-    return find_ok("compiled code is kept for the next process")
+        return Finding("problem", "; ".join(x.problem for x in wrong), "; ".join(x.advice for x in wrong))
+    return Finding("ok", "compiled code is kept for the next process")
 
 
 def check_c_compiler() -> Finding:
     """Look for the C compiler with which Triton builds its launchers."""
     if not (has_triton() and torch.cuda.is_available()):
-        return find_ok("none is needed without a GPU and Triton")
+        return Finding("ok", "none is needed without a GPU and Triton")
     return judge_c_compiler(os.environ.get("CC"))
 
 
@@ -176,7 +168,7 @@ def judge_c_compiler(name: str | None) -> Finding:
     """Say whether the C compiler of that name is there, or one of the usual ones for None."""
     found = next(filter(None, map(shutil.which, [name] if name else ["cc", "gcc", "clang"])), None)
     if found:
-        return find_ok(found)
+        return Finding("ok", found)
     message = f"CC={name} is not there" if name else "no C compiler: Triton needs one at the first call of each kernel"
     return Finding("problem", message, "install gcc (apt-get install gcc), or set CC to a compiler")
 
@@ -185,7 +177,7 @@ def check_fast_path() -> Finding:
     """Look for repeated calls that lost their fast path."""
     status = fast_path_status()
     if status.enabled and not status.reason:
-        return find_ok("repeated calls take it")
+        return Finding("ok", "repeated calls take it")
     advice = "unset RL_TRITON_FAST_PATH" if not status.enabled else "install the Triton that PyTorch asks for"
     return Finding("problem", status.reason or "it is switched off", advice)
 
@@ -201,13 +193,13 @@ def check_switches() -> Finding:
             wrong.append(str(error))
     if wrong or off:
         return Finding("problem" if wrong else "warning", "; ".join(wrong + off), "unset them, or set them to 1")
-    return find_ok("nothing is switched off")
+    return Finding("ok", "nothing is switched off")
 
 
 def check_interpreter() -> Finding:
     """Look for Triton's interpreter on a machine that could compile."""
     if os.environ.get("TRITON_INTERPRET", "0") in ("", "0"):
-        return find_ok("off")
+        return Finding("ok", "off")
     message = "TRITON_INTERPRET is set: Triton's kernels run in an interpreter, thousands of times slower"
     return Finding("warning", message, "unset TRITON_INTERPRET, unless you debug a kernel")
 
@@ -222,7 +214,7 @@ def check_threads() -> Finding:
     if number > processors:
         message = f"RL_TRITON_NUM_THREADS={number}, but this process may use {processors} processors"
         return Finding("problem", message, f"set RL_TRITON_NUM_THREADS to {processors} or less")
-    return find_ok(f"calls on the CPU may use {number} of {processors} processors")
+    return Finding("ok", f"calls on the CPU may use {number} of {processors} processors")
 
 
 CHECKS: dict[str, Callable[[], Finding]] = {
@@ -247,9 +239,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Report:
     """Make all checks."""
     findings = {name: check() for name, check in CHECKS.items()}
-    table = Table(
-        "", ("check", "state", "what was found"), [(name, x.status, x.message) for name, x in findings.items()]
-    )
+    rows = [(name, x.status, x.message) for name, x in findings.items()]
+    table = Table("", ("check", "state", "what was found"), rows)
     advice = [f"{name}: {x.advice}" for name, x in findings.items() if x.advice]
     problems = sum(x.status == "problem" for x in findings.values())
     verdict = f"{problems} problems" if problems else "nothing is wrong"

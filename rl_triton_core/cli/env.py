@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> Report:
     backends = {device: describe_backends(device) for device in devices}
     sections: dict[str, dict[str, str]] = {
         "system": system_info(),
-        "caches": {name: cache.describe() for name, cache in find_caches().items()},
+        "caches": {name: x.problem or f"{x.path}, writable" for name, x in find_caches().items()},
         "threads": describe_threads(),
         "variables": {name: x for name, x in sorted(os.environ.items()) if name.startswith(VARIABLE_PREFIXES)},
     }

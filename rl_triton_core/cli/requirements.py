@@ -7,24 +7,9 @@ from importlib import metadata
 from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 
-from rl_triton_core.system_info import TRITON
+from rl_triton_core.system_info import TESTED, TRITON
 
 DISTRIBUTION = "rl-triton-core"
-TESTED = {
-    "numba": "0.68",
-    "torch": "2.15",
-    "triton": "3.9",
-    "gymnasium": "1.4",
-    "ray": "2.60",
-    "rl-games": "1.6",
-    "rsl-rl-lib": "5.5",
-    "sb3-contrib": "2.9",
-    "skrl": "2.1",
-    "stable-baselines3": "2.9",
-    "torchrl": "0.14",
-    "verl": "0.9",
-}
-"""The newest versions that the tests have seen."""
 
 
 def read_requirements(extras: bool) -> list[Requirement]:

@@ -99,10 +99,8 @@ def run(options: argparse.Namespace) -> Report:
     # Few cases share a few combinations, or compiling would take all the time.
     combinations = options.combinations or max(2, math.isqrt(options.cases) // 24)
     campaign = Campaign(targets, options.cases, options.seed, combinations)
-    if options.case is None:
-        outcomes = list(run_campaign(campaign, options.seconds))
-    else:
-        outcomes = [run_case(campaign, options.case)]
+    is_one = options.case is not None
+    outcomes = [run_case(campaign, options.case)] if is_one else [*run_campaign(campaign, options.seconds)]
     return report_outcomes(campaign, outcomes)
 
 
@@ -147,7 +145,7 @@ def draw_call(campaign: Campaign, number: int) -> tuple[Target, Call]:
     num_steps = draw([n for n in SIZES if n <= max_cells])
     num_envs = draw([n for n in SIZES if n * num_steps <= max_cells])
     time_dim = pick((-1, 0))
-    call = Call(
+    return target, Call(
         name,
         (num_envs, num_steps) if time_dim == -1 else (num_steps, num_envs),
         (*choose_tensors(parameters, None), *further),
@@ -156,7 +154,6 @@ def draw_call(campaign: Campaign, number: int) -> tuple[Target, Call]:
         time_dim,
         {option: draw(values) for option, values in OPTIONS.items() if option in parameters},
     )
-    return target, call
 
 
 def draw_arguments(call: Call, seed: int) -> dict[str, Any]:
@@ -164,7 +161,10 @@ def draw_arguments(call: Call, seed: int) -> dict[str, Any]:
     generator, arguments = torch.Generator().manual_seed(seed), dict(call.options)
     for name in call.tensors:
         shape = shape_of(name, call.shape, call.time_dim, per_step="truncated" in call.tensors)
-        arguments[name] = draw_tensor(name, shape, generator).to(call.flag_dtype if name in FLAGS else call.dtype)
+        x = torch.randn(shape, generator=generator)
+        if name in FLAGS:  # are rarely set, masks mostly
+            x = torch.rand(shape, generator=generator) < (0.8 if name == "mask" else 0.1)
+        arguments[name] = (x.tanh() if name == "beta" else x).to(call.flag_dtype if name in FLAGS else call.dtype)
     if "mask" in call.tensors:
         for name in call.tensors:
             if name not in FLAGS and arguments[name].shape == call.shape:
@@ -172,15 +172,6 @@ def draw_arguments(call: Call, seed: int) -> dict[str, Any]:
     if "time_dim" in inspect.signature(FUNCTIONS[call.function]).parameters:
         arguments["time_dim"] = call.time_dim
     return arguments
-
-
-def draw_tensor(name: str, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
-    """Draw an argument: flags that are rarely set, a mask that mostly is, factors below 1, else normal numbers."""
-    if name in FLAGS:
-        return torch.rand(shape, generator=generator) < (0.8 if name == "mask" else 0.1)
-    if name == "beta":
-        return 2 * torch.rand(shape, generator=generator) - 1
-    return torch.randn(shape, generator=generator)
 
 
 def compare_results(call: Call, target: Target, arguments: dict[str, Any]) -> None:
@@ -199,29 +190,21 @@ def compare_results(call: Call, target: Target, arguments: dict[str, Any]) -> No
 def report_outcomes(campaign: Campaign, outcomes: Sequence[Outcome]) -> Report:
     """Count what was right and say how to repeat what was wrong."""
     failures = [x for x in outcomes if x.error]
-    counts = [count_outcomes(target, outcomes) for target in campaign.targets]
+    counts = []
+    for target in campaign.targets:
+        own = [x for x in outcomes if x.target == target]
+        wrong, seconds = sum(bool(x.error) for x in own), round(sum(x.seconds for x in own), 1)
+        counts.append({**target._asdict(), "cases": len(own), "wrong": wrong, "seconds": seconds})
     rows = [[str(value) for value in count.values()] for count in counts]
     described = [describe_failure(campaign, failure) for failure in failures]
-    data = {
-        "seed": campaign.seed,
-        "cases": len(outcomes),
-        "combinations": campaign.num_combinations,
-        "backends": counts,
-        "failures": described,
-    }
+    data: dict[str, Any] = {"seed": campaign.seed, "cases": len(outcomes), "combinations": campaign.num_combinations}
     verdict = f"{len(failures)} of {len(outcomes)} results are wrong (seed {campaign.seed})"
     if not failures:
         verdict = f"all {len(outcomes)} results agree with the reference (seed {campaign.seed})"
     parts = [f"\n{x['error']}\n{x['call']}\nto repeat it: {x['repeat']}" for x in described[:MAX_FAILURES_SHOWN]]
     table = Table("", ("backend", "device", "cases", "wrong", "seconds"), rows)
+    data |= {"backends": counts, "failures": described}
     return Report(data, [table, *parts, f"\n{verdict}"], int(bool(failures)))
-
-
-def count_outcomes(target: Target, outcomes: Iterable[Outcome]) -> dict[str, Any]:
-    """Count the cases of a backend on a device."""
-    own = [x for x in outcomes if x.target == target]
-    wrong, seconds = sum(bool(x.error) for x in own), round(sum(x.seconds for x in own), 1)
-    return {**target._asdict(), "cases": len(own), "wrong": wrong, "seconds": seconds}
 
 
 def describe_failure(campaign: Campaign, failure: Outcome) -> dict[str, str | int]:

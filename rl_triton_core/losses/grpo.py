@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any
 
 import torch
 
 from rl_triton_core._internal.arguments import validation as check
+from rl_triton_core._internal.arguments.side_effects import warn
 from rl_triton_core._internal.backend import copy_to_host, needs_host
 from rl_triton_core._internal.launch.fast_path import with_fast_path
 from rl_triton_core._internal.loss.arguments import (
@@ -202,7 +202,7 @@ def add_sequences(problem: LossProblem, elements: Elements, advantages: Any, cu_
 def warn_of_reading(cu_seqlens: torch.Tensor) -> None:
     """Say how flat advantages of as many sequences as tokens are read, unless each sequence is known to be a token."""
     if cu_seqlens.device.type in check.UNREAD or (cu_seqlens.diff() != 1).any():
-        warnings.warn(
+        warn(
             "advantages: got as many as sequences and as tokens, and took one per sequence; the shapes "
             "[num_sequences, 1] and [1, num_tokens] say which",
             stacklevel=2,

@@ -5,6 +5,7 @@ import os
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -91,6 +92,21 @@ def test_numbers_out_of_their_limits(told, least, most, capsys):
     with pytest.raises(SystemExit):
         parser.parse_args(["--number", told])
     assert f"argument --number: got {told}, expected" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize(("name", "goes"), [("file/curves", False), ("curves", True)])
+def test_curves_that_cannot_be_written_end_nothing(tmp_path, capsys, name, goes):
+    """It is said once where a folder cannot be made, or goes while it is written to."""
+    pytest.importorskip("tensorboard")
+    (tmp_path / "file").touch()
+    curves = command_line.Curves(str(tmp_path / name))
+    if goes:
+        shutil.rmtree(tmp_path / name)
+    for step in range(99):
+        curves.add_scalar("return", 1.0, step)
+    curves.close()
+    assert capsys.readouterr().err.count("No curves for TensorBoard, training goes on: ") == 1
 
 
 def test_a_rollout_has_two_samples_for_each_minibatch(capsys):

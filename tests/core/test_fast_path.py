@@ -31,15 +31,10 @@ pytestmark = pytest.mark.covering
 
 def make_rollout(envs=6, steps=40, dtype=torch.float32, device="cuda", seed=0):
     generator = torch.Generator().manual_seed(seed)
-    rewards, values, bootstrap = torch.randn(3, envs, steps, generator=generator).to(device, dtype)
+    numbers = torch.randn(3, envs, steps, generator=generator).to(device, dtype)
     ends = (torch.rand(2, envs, steps, generator=generator) < 0.1).to(device)
-    return {
-        "rewards": rewards,
-        "values": values,
-        "terminated": ends[0],
-        "truncated": ends[1],
-        "bootstrap_values": bootstrap,
-    }
+    names = "rewards", "values", "bootstrap_values", "terminated", "truncated"
+    return dict(zip(names, (*numbers, *ends), strict=True))
 
 
 def take_normal_path(function, **arguments):
@@ -655,8 +650,9 @@ def on_cpu(monkeypatch):
     monkeypatch.setattr(fast_path, "DEVICES", {"cpu"})
 
 
-def recording_function(launched):
-    """A public function that launches something."""
+def recording_function():
+    """A public function that launches something, and what it launches."""
+    launched = []
 
     def scale(x, gamma: "float" = 0.5, number=1, out=None):
         (gamma,) = recording.mark_numbers([check.check_number("gamma", gamma, 0.0, 1.0)])
@@ -666,13 +662,12 @@ def recording_function(launched):
         launched.append("normal path")
         return result
 
-    return fast_path.with_fast_path(scale)
+    return fast_path.with_fast_path(scale), launched
 
 
 def test_the_second_call_is_recorded(on_cpu):
     """The third is the first to be repeated; shapes that never come again cost no plan, and numbers may differ."""
-    launched = []
-    function = recording_function(launched)
+    function, launched = recording_function()
     for n in range(5):
         function(torch.zeros(n + 1))
         function(torch.zeros(3), number=n + 2)
@@ -693,8 +688,7 @@ def test_the_second_call_is_recorded(on_cpu):
 
 
 def test_numpy_numbers_take_the_fast_path(on_cpu):
-    launched = []
-    function = recording_function(launched)
+    function, launched = recording_function()
     for number in (np.float32(0.5), np.float64(0.25), 0.125, np.int64(1)):
         function(torch.zeros(3), number)
     assert launched[:2] == 2 * ["normal path"]
@@ -703,8 +697,7 @@ def test_numpy_numbers_take_the_fast_path(on_cpu):
 
 def test_switched_off(on_cpu):
     """By a function or for a block, and on again; plans made before are not used meanwhile."""
-    launched = []
-    function = recording_function(launched)
+    function, launched = recording_function()
     for _ in range(3):
         function(torch.zeros(3))
     assert ours.fast_path_status().shapes["scale"] == 1
@@ -753,8 +746,7 @@ except ValueError as error:
 
 def test_a_call_inside_a_recorded_call_is_a_part_of_it(on_cpu):
     """Also one that could take the fast path itself: its launches are made again, in order, with their numbers."""
-    launched = []
-    inner = recording_function(launched)
+    inner, launched = recording_function()
 
     def twice(x, gamma: "float" = 0.5):
         result = inner(x, gamma)
@@ -800,8 +792,7 @@ def test_threads_record_apart(on_cpu):
 
 
 def test_a_call_that_fails_while_recorded_leaves_nothing(on_cpu):
-    launched = []
-    function = recording_function(launched)
+    function, launched = recording_function()
     function(torch.zeros(3))
     with pytest.raises(ValueError, match="gamma"):
         function(torch.zeros(3), 2.0)
@@ -822,8 +813,7 @@ def test_signatures_take_bounded_memory():
 def planned_sizes(on_cpu, monkeypatch):
     """A function with a fast path for two shapes, of which x of sizes 3, 4 and 5 are called until they are planned."""
     monkeypatch.setattr(fast_path, "MAX_SHAPES_PER_FORM", 2)
-    launched = []
-    function = recording_function(launched)
+    function, launched = recording_function()
     for size in (3, 4, 5):
         for _ in range(2):
             function(torch.zeros(size))
@@ -842,8 +832,7 @@ def test_shapes_take_bounded_memory(planned_sizes):
 
 def test_several_calls_of_a_shape(on_cpu):
     """Of other options and dtypes: each has its plan, and the other stays."""
-    launched = []
-    function = recording_function(launched)
+    function, launched = recording_function()
     calls = [{"number": 1}, {"number": 2}]
     for given in 2 * calls:
         function(torch.zeros(3), **given)

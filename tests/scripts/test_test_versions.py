@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rl_triton_core.cli.requirements import TESTED
+from rl_triton_core.system_info import TESTED
 
 ROOT = Path(__file__).resolve().parents[2]
 REFUSED = "raise ImportError('found mine 1.0, needs another')"

@@ -1,6 +1,5 @@
 """Stable-Baselines3: what on-policy and off-policy algorithms of ours have in common."""
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import MethodType
@@ -14,6 +13,7 @@ from rl_triton_adapters._overrides import find_override
 from rl_triton_adapters._switch import find_off_switch
 from rl_triton_adapters.updates import CapturedUpdate, find_reason
 from rl_triton_core.capture import CapturedStep
+from rl_triton_core.extending import warn
 
 # isort: split
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -110,7 +110,7 @@ class AcceleratedAlgorithm(BaseAlgorithm):
             is_asked_for = self.acceleration == "off" or find_off_switch()
             if stock and not is_asked_for and self.device.type != "cpu":  # where it takes much longer
                 text = f"{type(self).__name__} trains as the stock algorithm: {stock}"
-                warnings.warn(text, RuntimeWarning, stacklevel=3)
+                warn(text, RuntimeWarning, stacklevel=3)
         return step
 
     def _forget_inputs(self) -> None:

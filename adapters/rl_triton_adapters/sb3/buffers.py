@@ -18,6 +18,7 @@ import torch
 
 from rl_triton_adapters._versions import explain_import
 from rl_triton_adapters.cleanrl import RolloutBufferMixin
+from rl_triton_core.extending import say
 
 try:
     from gymnasium import spaces
@@ -134,7 +135,7 @@ def rollout_buffer_class_for(
     module, name = place
     buffer_class: type[TritonGAEMixin] = getattr(import_module(f"{__package__}.{module}"), name)
     if verbose:
-        print(f"Using {name} for {algorithm.__name__} on {observation_space}")
+        say(f"Using {name} for {algorithm.__name__} on {observation_space}")
     return buffer_class
 
 

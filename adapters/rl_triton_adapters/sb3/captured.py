@@ -18,6 +18,7 @@ from rl_triton_adapters.sb3.acceleration import AcceleratedMixin
 from rl_triton_adapters.sb3.compiled import run_compiled
 from rl_triton_adapters.sb3.policies import compile_loss, compute_loss, evaluate_policy
 from rl_triton_core.capture import CapturedStep
+from rl_triton_core.extending import say
 
 # isort: split
 from stable_baselines3 import A2C, PPO
@@ -114,7 +115,7 @@ class PPOUpdateMixin(AcceleratedMixin):
             self._n_updates += 1
             if has_stopped:
                 if self.verbose >= 1:
-                    print(f"Early stopping at step {epoch} due to reaching max kl: {approx_kl:.2f}")
+                    say(f"Early stopping at step {epoch} due to reaching max kl: {approx_kl:.2f}")
                 break
         return found
 

@@ -10,6 +10,7 @@ from rl_triton_adapters._overrides import find_override, has_hooks, list_modules
 from rl_triton_adapters.sb3.policies import FORWARDS, PACKAGES, find_head, list_sizes
 from rl_triton_adapters.updates import find_reason
 from rl_triton_core.compiled import CompiledUpdate, Rollout
+from rl_triton_core.extending import say
 
 # isort: split
 from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, MlpExtractor
@@ -86,7 +87,7 @@ def compile_update(algorithm: Any) -> bool:
     if update is not None:
         seconds = update.compile()
         if seconds > 1 and algorithm.verbose >= 1:
-            print(f"Compiled the update in {seconds:.1f} s; other processes load it from disk")
+            say(f"Compiled the update in {seconds:.1f} s; other processes load it from disk")
     return update is not None
 
 

@@ -1,17 +1,10 @@
-"""Equations as functions that Numba compiles; the options and names of compiled code, and where it is kept on disk.
-
-Numba prefers the folder beside the source, where `pip uninstall` leaves what it finds: the package could be imported
-still. Ours go to the user's cache folder. That is decided for these functions alone, not for others of the process.
-"""
+"""Equations as functions that Numba compiles; the options and names of compiled code."""
 
 from __future__ import annotations
 
 import dis
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cache, partial
-from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import numba
@@ -20,7 +13,6 @@ import torch
 from llvmlite import ir as llvm
 from numba import types
 from numba.core import ir
-from numba.core.caching import FunctionCache
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.compiler_machinery import FunctionPass, register_pass
 from numba.core.untyped_passes import IRProcessing
@@ -28,6 +20,7 @@ from numba.extending import intrinsic
 
 from rl_triton_core._internal.equations import primitives
 from rl_triton_core._internal.equations.compile import Language, bind_names
+from rl_triton_core._internal.equations.disk import DiskCache, hash_file, hash_text
 
 if numba.config.DISABLE_JIT:
     raise ImportError("NUMBA_DISABLE_JIT is set in the environment, expected it unset")
@@ -38,37 +31,14 @@ SCALARS: dict[Any, Any] = {torch.int64: np.int64, torch.float32: np.float32, tor
 """Of each dtype of the arithmetic the type of its numbers."""
 
 
-def hash_text(parts: Any) -> str:
-    """A short name for what has a repr."""
-    return sha256(repr(parts).encode()).hexdigest()[:16]
-
-
-class Folders(FunctionCache._impl_class):  # type: ignore[misc]
-    """Where a function may be kept: beside the source only where there is no other place."""
-
-    _locator_classes = sorted(FunctionCache._impl_class._locator_classes, key=lambda x: "InTree" in x.__name__)
-
-
-class UserCache(FunctionCache):  # type: ignore[misc]
-    """Numba's cache of a function, in one of these folders."""
-
-    _impl_class = Folders
-
-
 def compile_and_keep(function: Any, signature: Any = None, **options: Any) -> Any:
-    """Compile a function for a signature, or for each that comes, and keep it on disk if there is a place for it."""
+    """Compile a function for a signature, or for each that comes, and keep it on disk."""
     compiled = numba.njit(nogil=True, error_model="numpy", **options)(function)
-    keep_on_disk(compiled, function)
+    compiled._cache = DiskCache(function)
     if signature is None:
         return compiled
     compiled.compile(signature)
     return compiled.overloads[signature.args].entry_point
-
-
-def keep_on_disk(compiled: Any, function: Any) -> None:
-    """Have Numba keep what it compiles of a function, if there is a place for it."""
-    with suppress(RuntimeError):  # no folder can be written
-        compiled._cache = UserCache(function)
 
 
 # -- literals ---------------------------------------------------------------------------------------------------------
@@ -229,8 +199,16 @@ def bind_code(function: Any, kind: type, names: dict[str, Any], key: Any = ()) -
     """
     bound = [(name, getattr(x, "__name__", x)) for name, x in names.items()]
     code = [(x.opname, x.argrepr) for x in dis.get_instructions(function)]
-    own = hash_text((SOURCE, code, bound, kind.__name__, key))
+    own = hash_text((SOURCE, hash_file(function.__code__.co_filename), code, bound, kind.__name__, key))
     return bind_names(function, f"{function.__name__}_{own}", **names)
+
+
+def compile_kernel(
+    function: Any, signature: Any, kind: type, names: dict[str, Any], key: Any = (), **options: Any
+) -> Any:
+    """A function that Python calls, in which floats have this type, kept on disk between processes."""
+    bound = bind_code(function, kind, names, key)
+    return compile_and_keep(bound, signature, pipeline_class=literals_of(kind, (float,)), **options)
 
 
 def compile_inner(function: Any, kind: type, names: dict[str, Any], key: Any = (), **options: Any) -> Any:
@@ -246,17 +224,14 @@ EXACT = {
     primitives.safe_sqrt: llvm_function("sqrt"),
 }
 """Primitives that round once."""
-SOURCE = Path(__file__).read_bytes()
+SOURCE = hash_file(__file__)
 
 
 @cache
 def numba_language(kind: type, contracts: bool = False) -> Language:
-    """Numbers of a type, one at a time.
+    """Numbers of a type of NumPy's, one at a time; each operation is rounded once, unless it contracts them.
 
-    Args:
-        kind: NumPy's type of the arithmetic.
-        contracts: Whether a product and a sum may be one operation, and primitives are those of vector instructions.
-            Otherwise each operation is rounded once.
+    Then a product and a sum may be one operation, and primitives are those of vector instructions.
     """
     known, options = EXACT, {}
     if contracts:

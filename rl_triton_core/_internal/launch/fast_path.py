@@ -14,7 +14,6 @@ from __future__ import annotations
 import inspect
 import re
 import threading
-import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial, wraps
@@ -24,6 +23,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import torch
 
 from rl_triton_core._internal.arguments import validation as check
+from rl_triton_core._internal.arguments.side_effects import warn
 from rl_triton_core._internal.arguments.validation import TRACED, computes_itself, is_number, is_transformed
 from rl_triton_core._internal.launch.plan import (
     NORMAL_PATH,
@@ -379,7 +379,7 @@ def plan_launches(*recorded: Any) -> Runner:
     except UnknownLauncherError as error:
         if Switch.reason != str(error):  # which is said once
             Switch.reason = str(error)
-            warnings.warn(f"there is no fast path for repeated calls: {error}", stacklevel=2)
+            warn(f"there is no fast path for repeated calls: {error}", stacklevel=2)
     except NoPlanError:
         pass
     return take_normal_path

@@ -88,9 +88,10 @@ PRIVATE_NAMES = (
     PrivateName("triton.backends.nvidia.driver.CudaLauncher.__call__", "fast path: passes the launch to the driver"),
     PrivateName("triton.runtime.jit.JITFunction.warmup", "compiles a kernel without a launch"),
     PrivateName("triton.runtime.interpreter.InterpretedFunction", "is the type of an interpreted kernel"),
-    PrivateName("numba.core.caching.FunctionCache._impl_class", "cpu backend: says where compiled code is kept"),
-    PrivateName("numba.core.caching.CacheImpl._locator_classes", "cpu backend: lists the folders"),
+    PrivateName("numba.core.compiler.CompileResult._reduce", "cpu backend: writes compiled code"),
+    PrivateName("numba.core.compiler.CompileResult._rebuild", "cpu backend: reads compiled code"),
     PrivateName("numba.core.dispatcher.Dispatcher._cache", "cpu backend: keeps compiled code"),
+    PrivateName("numba.core.ccallback.CFunc._cache", "compiled updates: keeps compiled code"),
     PrivateName("numba.core.cgutils._StructProxy._getvalue", "cpu backend: passes arguments"),
 )
 """All private names of PyTorch, Triton and Numba that the core and the adapters use."""

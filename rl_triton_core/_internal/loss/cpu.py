@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from ctypes import c_byte
 from functools import cache
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numba
@@ -21,10 +20,8 @@ from rl_triton_core._internal.arguments.validation import narrow_flags
 from rl_triton_core._internal.equations.compile import PYTHON, compile_equation
 from rl_triton_core._internal.equations.numba import (
     SCALARS,
-    bind_code,
-    compile_and_keep,
     compile_inner,
-    literals_of,
+    compile_kernel,
     make_load,
     make_store,
     numba_language,
@@ -214,7 +211,7 @@ def compile_head(head: str, has_old: bool, kind: type) -> tuple[Any, Any]:
     names |= compile_readers(kind) | {"HAS_OLD": has_old}
     names |= {key: names[name] for key, name in (INDEXED if HEADS[head].indexed else PLAIN).items()}
     for key in ("read_columns", "add_sums", "add_readout", "find_slopes"):
-        names[key] = compile_inner(getattr(kernels, key), kind, names, SOURCE)
+        names[key] = compile_inner(getattr(kernels, key), kind, names)
     integer, real, pairs = numba.int64, numba.from_dtype(np.dtype(kind)), numba.types.UniTuple
 
     def array(dtype: Any, ndim: int) -> Any:
@@ -225,8 +222,8 @@ def compile_head(head: str, has_old: bool, kind: type) -> tuple[Any, Any]:
     first = numba.void(*tensors, sequences, numba.boolean, scaling, *scratch)
     second = numba.void(*tensors, *scratch, array(numba.float64, 1))
     return (
-        compile_kernel(kernels.evaluate_heads, first, kind, names),
-        compile_kernel(kernels.write_gradients, second, kind, names),
+        compile_kernel(kernels.evaluate_heads, first, kind, names, fastmath={"reassoc"}),
+        compile_kernel(kernels.write_gradients, second, kind, names, fastmath={"reassoc"}),
     )
 
 
@@ -237,7 +234,7 @@ def compile_readers(kind: type) -> dict[str, Any]:
     names: dict[str, Any] = {"load": make_load(real), "store": make_store(real)}
     names |= {"load_integer": make_load(numba.int64), "load_byte": make_load(numba.uint8)}
     for key in READERS:
-        names[key] = compile_inner(getattr(kernels, key), kind, names, SOURCE)
+        names[key] = compile_inner(getattr(kernels, key), kind, names)
     return names
 
 
@@ -246,18 +243,12 @@ def compile_terms(choices: Choices, kind: type) -> Any:
     """`evaluate_terms` with the equations that a call chooses in it."""
     language = numba_language(kind, contracts=True)
     names = compile_equations(choices, language, (compute_terms,))
-    names["find_extremes"] = compile_inner(kernels.find_extremes, kind, {}, SOURCE)
+    names["find_extremes"] = compile_inner(kernels.find_extremes, kind, {})
     real = numba.from_dtype(np.dtype(kind))
     numbers = numba.types.UniTuple(real, len(Coefficients._fields))
     totals = numba.types.Array(numba.float64, 1, "C")
     signature = numba.void(numba.types.Array(real, 3, "C"), numba.int64, numbers, real, totals)
-    return compile_kernel(kernels.evaluate_terms, signature, kind, names)
-
-
-def compile_kernel(function: Any, signature: Any, kind: type, names: dict[str, Any]) -> Any:
-    """A function that Python calls, kept on disk between processes."""
-    options = {"pipeline_class": literals_of(kind, (float,)), "fastmath": {"reassoc"}}
-    return compile_and_keep(bind_code(function, kind, names, SOURCE), signature, **options)
+    return compile_kernel(kernels.evaluate_terms, signature, kind, names, fastmath={"reassoc"})
 
 
 INDEXED = {"read_actions": "read_choices", "action_exists": "is_in_range", "find_peaks": "find_largest"}
@@ -274,4 +265,3 @@ READERS = (
     *("is_any", "use_zero"),
 )
 """What has no equation in it, in an order in which each calls only those before."""
-SOURCE = Path(str(kernels.__file__)).read_bytes()

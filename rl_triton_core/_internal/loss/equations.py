@@ -251,13 +251,7 @@ def combine_terms(policy: Any, value: Any, entropy: Any, kl: Any, coefficients: 
 
 
 def summarize_terms(
-    averaged: Any,
-    weight: Any,
-    moments: Any,
-    extremes: Any,
-    divisor: Any,
-    coefficients: Any,
-    undefined: Any,
+    averaged: Any, weight: Any, moments: Any, extremes: Any, divisor: Any, coefficients: Any, undefined: Any
 ) -> tuple[Any, ...]:
     """The loss and the statistics, from sums over all elements.
 

@@ -424,12 +424,7 @@ def add_terms(sums, averaged, value, target, weight, valid):
 
 @triton.jit
 def differentiate_chunk(
-    head,
-    chunk: tl.constexpr,
-    by_policy,
-    SLOPES: tl.constexpr,
-    KL_SLOPES: tl.constexpr,
-    CONFIG: tl.constexpr,
+    head, chunk: tl.constexpr, by_policy, SLOPES: tl.constexpr, KL_SLOPES: tl.constexpr, CONFIG: tl.constexpr
 ):
     """Derivatives by a chunk of x and y, from those by log-probability, entropy and KL."""
     chunks, chosen, old_chunks, peaks, sums, kl_sums = head

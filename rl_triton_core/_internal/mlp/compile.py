@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -12,11 +11,11 @@ import numpy as np
 from numba.core.ccallback import CFunc
 
 from rl_triton_core._internal.equations import primitives
+from rl_triton_core._internal.equations.disk import DiskCache, hash_file
 from rl_triton_core._internal.equations.numba import (
     bind_code,
-    compile_and_keep,
     compile_inner,
-    keep_on_disk,
+    compile_kernel,
     literals_of,
     numba_language,
 )
@@ -39,7 +38,7 @@ CALLED = ("add_product", "add_dots", "run_forward", "run_backward", "evaluate_lo
 """The functions that are called by address, in the order of their table. The loss alone depends on the head."""
 FASTMATH = {"reassoc", "contract"}
 REAL = np.float32
-SOURCE = [Path(str(file)).read_bytes() for file in (serial.__file__, memory.__file__)]
+SOURCE = hash_file(str(memory.__file__))
 
 
 class Loss(NamedTuple):
@@ -76,7 +75,7 @@ def compile_callback(name: str, loss: Loss) -> Any:
     types = (numba.int64,) * function.__code__.co_argcount, numba.void
     options = {"error_model": "numpy", "fastmath": FASTMATH}
     compiled: Any = CFunc(function, types, locals={}, options=options, pipeline_class=literals_of(REAL, (float,)))
-    keep_on_disk(compiled, function)
+    compiled._cache = DiskCache(function)
     compiled.compile()
     return compiled
 
@@ -99,7 +98,6 @@ def compile_epoch() -> Any:
     arrays = [array(real, ndim) for ndim in (2, 2, 1, 1, 1, 1, 2)]
     rollout = numba.types.Tuple([*arrays, array(numba.boolean, 2)])
     tables = numba.types.UniTuple(integer, 13)
-    function = bind_code(serial.run_epoch, REAL, compile_helpers(Loss()), SOURCE)
     indices, written = [array(integer, 1)] * 2, [array(wide, ndim, True) for ndim in (1, 2)]
     signature = integer(tables, *[integer] * 3, rollout, *indices, *written)
-    return compile_and_keep(function, signature, pipeline_class=literals_of(REAL, (float,)))
+    return compile_kernel(serial.run_epoch, signature, REAL, compile_helpers(Loss()), SOURCE)

@@ -79,12 +79,6 @@ def list_layers(*networks: nn.Module) -> tuple[list[Layer], list[int]]:
     return layers, ends
 
 
-def list_parameters(layers: list[Layer], shared: nn.Parameter | None) -> list[Any]:
-    """The parameters of all layers, and one that all samples share, if there is one."""
-    own = [x for layer in layers for x in (layer.linear.weight, layer.linear.bias)]
-    return [x for x in (*own, shared) if x is not None]
-
-
 def check_parameters(layers: list[Layer], parameters: list[Any]) -> None:
     """Raise `Unsupported` unless all are plain, and weights, whose sizes count, fit what is beside them."""
     for x in parameters:
@@ -109,13 +103,9 @@ def is_plain_tensor(x: torch.Tensor) -> bool:
 def make_layer_table(
     layers: list[Layer], parameters: list[torch.Tensor], start: int, first: int
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """The table of layers, their slopes, and the first row of scratch memory that is free behind those of the layers.
+    """The table of layers, their slopes, and the row of scratch memory that is free behind those of their units.
 
-    Args:
-        layers: The layers.
-        parameters: Of whose rows in their table this one has the numbers.
-        start: The address of scratch memory, with a row per unit of a layer; features are in its first rows.
-        first: The first row behind the features.
+    Scratch memory has this address. Features are in its rows before the `first`.
     """
     rows: dict[int, int] = {id(x): row for row, x in enumerate(parameters)}
     table: list[list[int]] = []

@@ -37,8 +37,6 @@ def find_groups(optimizer: Optimizer, parameters: list[Tensor]) -> list[dict[str
     find_rule(optimizer)
     known = {id(x): group for group in optimizer.param_groups for x in group["params"]}
     name = type(optimizer).__name__
-    if len(known) < sum(len(group["params"]) for group in optimizer.param_groups):
-        raise Unsupported(f"{name} has a parameter twice")
     for group in optimizer.param_groups:
         refused = next((key for key in REFUSED if group.get(key)), "")
         if refused or any(isinstance(x, Tensor) for x in group.get("betas", ())):

@@ -10,7 +10,6 @@ from array import array
 from collections.abc import Sequence
 from functools import cache, partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numba
@@ -20,7 +19,8 @@ from numba import types
 from rl_triton_core import boundaries
 from rl_triton_core._internal.arguments.validation import BYTE_DTYPES, narrow_flags
 from rl_triton_core._internal.equations.compile import bind_names, compile_equation
-from rl_triton_core._internal.equations.numba import INNER, SCALARS, compile_and_keep, hash_text, numba_language
+from rl_triton_core._internal.equations.disk import hash_file, hash_text
+from rl_triton_core._internal.equations.numba import INNER, SCALARS, compile_and_keep, numba_language
 from rl_triton_core._internal.launch.recording import RecordedLaunch, ResolvedLaunch, record_launch
 from rl_triton_core._internal.launch.threads import get_num_threads, run_chunks
 from rl_triton_core._internal.scan import serial, serial_memory
@@ -286,4 +286,4 @@ def count_words(kinds: Any) -> tuple[int, int]:
     return sum(x for x, _ in counts), sum(x for _, x in counts)
 
 
-SOURCES = [Path(str(module.__file__)).read_bytes() for module in (serial, serial_memory)]
+SOURCES = [hash_file(str(module.__file__)) for module in (serial, serial_memory)]

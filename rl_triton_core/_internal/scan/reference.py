@@ -12,12 +12,7 @@ import torch
 
 from rl_triton_core._internal.arguments.validation import assert_offsets, is_stream
 from rl_triton_core._internal.equations.compile import PYTORCH, compile_equation
-from rl_triton_core._internal.equations.primitives import (
-    Operand,
-    gated_product,
-    select,
-    unwrap_operand,
-)
+from rl_triton_core._internal.equations.primitives import Operand, gated_product, select, unwrap_operand
 from rl_triton_core._internal.scan.problem import Problem
 from rl_triton_core._internal.scan.recurrence import Expectation, Step, Stream
 from rl_triton_core.boundaries import apply_boundary_rule

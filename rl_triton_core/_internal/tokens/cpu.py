@@ -6,7 +6,6 @@ Logits of two bytes are converted span by span, so that no second tensor of thei
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numba
@@ -17,10 +16,8 @@ from rl_triton_core._internal.arguments.validation import narrow_flags
 from rl_triton_core._internal.equations.compile import compile_equation
 from rl_triton_core._internal.equations.numba import (
     SCALARS,
-    bind_code,
-    compile_and_keep,
     compile_inner,
-    literals_of,
+    compile_kernel,
     make_load,
     make_store,
     numba_language,
@@ -107,19 +104,17 @@ def compile_rows(kind: type) -> tuple[Any, Any]:
     """`evaluate_rows` and `differentiate_rows` for a type of the arithmetic."""
     real, language = numba.from_dtype(np.dtype(kind)), numba_language(kind, contracts=True)
     names: dict[str, Any] = {"load": make_load(real), "store": make_store(real)}
-    names["narrow"] = compile_inner(getattr(kernels, f"narrow_to_{kind.__name__}"), kind, names, SOURCE)
+    names["narrow"] = compile_inner(getattr(kernels, f"narrow_to_{kind.__name__}"), kind, names)
     for equation in EQUATIONS:
         names[equation.__name__] = compile_equation(equation, language)
     for inner in (kernels.read_block, kernels.find_largest, kernels.add_block, kernels.find_slopes):
-        names[inner.__name__] = compile_inner(inner, kind, names, SOURCE, fastmath={"reassoc"})
+        names[inner.__name__] = compile_inner(inner, kind, names, fastmath={"reassoc"})
     integer, array = numba.int64, numba.types.Array
     common = array(integer, 1, "C"), array(numba.uint8, 1, "C"), real, array(real, 2, "C")
-    options = {"pipeline_class": literals_of(kind, (float,)), "fastmath": {"reassoc"}}
     return tuple(
-        compile_and_keep(bind_code(kernel, kind, names, SOURCE), numba.void(*[integer] * count, *common), **options)
+        compile_kernel(kernel, numba.void(*[integer] * count, *common), kind, names, fastmath={"reassoc"})
         for kernel, count in ((kernels.evaluate_rows, 6), (kernels.differentiate_rows, 8))
     )
 
 
 EQUATIONS = equations.weigh_logit, equations.shift_sums, equations.read_sums, equations.differentiate_logit
-SOURCE = Path(str(kernels.__file__)).read_bytes()

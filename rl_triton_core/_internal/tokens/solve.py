@@ -22,11 +22,7 @@ R = TypeVar("R")
 
 
 def solve_tokens(
-    problem: TokenProblem,
-    has_entropy: bool,
-    in_place: bool,
-    backend: str | None,
-    arrange: Callable[..., R],
+    problem: TokenProblem, has_entropy: bool, in_place: bool, backend: str | None, arrange: Callable[..., R]
 ) -> R:
     """Log-probabilities and perhaps entropies, with a graph if the logits require grad.
 

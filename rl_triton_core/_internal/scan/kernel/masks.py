@@ -8,12 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rl_triton_core._internal.scan.kernel.operators import (
-    apply_transition,
-    combine,
-    shift_chunks,
-    take_last_chunk,
-)
+from rl_triton_core._internal.scan.kernel.operators import apply_transition, combine, shift_chunks, take_last_chunk
 from rl_triton_core._internal.scan.kernel.tiles import load_flags, load_numbers
 
 

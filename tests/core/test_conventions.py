@@ -1,4 +1,4 @@
-"""Every converter, on rollouts recorded from the real thing, against GAE computed episode by episode."""
+"""Converters on rollouts recorded from Gymnasium, against GAE computed episode by episode, and by hand."""
 
 import importlib.util
 import math

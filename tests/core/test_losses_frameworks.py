@@ -1,4 +1,4 @@
-"""Losses of frameworks and methods, transcribed; the adapters' tests compare with frameworks themselves."""
+"""Methods of docs/tokens.md by one formula each, and losses in torch.compile. Adapters' tests have frameworks."""
 
 import re
 from functools import partial
@@ -25,9 +25,6 @@ def gradients(loss, *inputs):
 def assert_same(ours, theirs, *inputs, rtol=2e-6):
     for got, want in zip(gradients(ours, *inputs), gradients(theirs, *inputs), strict=True):
         assert_close(got.double(), want.double(), rtol=rtol)
-
-
-# -- methods of docs/tokens.md ----------------------------------------------------------------------------------------
 
 
 def make_batch():

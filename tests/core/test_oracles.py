@@ -1,4 +1,4 @@
-"""The two oracles of each estimator against each other, literal numbers and the paper's own seeding of the carry."""
+"""The two oracles of each estimator against each other, and the paper's own seeding of the carry."""
 
 import itertools
 

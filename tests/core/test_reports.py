@@ -5,7 +5,6 @@ from argparse import Namespace
 from functools import partial
 from pathlib import Path
 
-import cases
 import numpy as np
 import packaging
 import pytest
@@ -18,7 +17,6 @@ from benchmarks import __main__ as runner
 from benchmarks import accuracy, first_call, learning, losses, packed, regimes, report, results, verbs
 from benchmarks.results import ROOT, Result, make_row
 
-ORACLES = {estimator.function.__name__: estimator.table for estimator in cases.ESTIMATORS}
 QUICK = Namespace(device="cpu", quick=True, seconds=1e-3)
 
 
@@ -103,33 +101,6 @@ def test_the_headline_is_what_the_file_has():
 
 
 # --- single benchmarks ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("name", accuracy.CASES)
-def test_errors_are_measured_against_the_oracles(name, dtype, monkeypatch):
-    """The loops over all environments at once are the oracles of the tests: in float64, and in float32 nearly so."""
-    rules = [accuracy.Rules(0.99, 0.95, None), accuracy.Rules(0.9, 1.0, 4)]
-    monkeypatch.setattr(accuracy, "RULES", rules)
-    case, rollouts = accuracy.CASES[name], accuracy.draw_rollouts(40, 3)
-    found = accuracy.compute_exactly(case, rollouts, dtype)
-    for i in range(len(rules)):
-        rows = slice(3 * i, 3 * i + 3)
-        args = {argument: rollouts.inputs[argument][rows].numpy() for argument in case.inputs}
-        rates = {rate: float(getattr(rollouts.rates, rate)[rows][0]) for rate in case.rates}
-        rates = {} if case.function == "linear_recurrence" else rates
-        expected = ORACLES[case.function](**for_oracle(name, {**args, **rates}), **case.options)
-        for got, want in zip(found, expected, strict=False):
-            tolerance = 1e-12 if dtype == torch.float64 else 1e-5
-            np.testing.assert_allclose(got[rows].numpy(), want, rtol=tolerance, atol=1e-6)
-
-
-def for_oracle(name, args):
-    """Arguments as the oracles call them."""
-    args = {{"bootstrap_values": "bootstrap"}.get(key, key): x for key, x in args.items()}
-    if name == "compute_eligibility_traces":
-        args["decay"] = args.pop("gamma") * args.pop("lambda_")
-    return args
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -1,5 +1,6 @@
 """What is kept on disk, and warnings: their failure ends no call, and no file of others is run."""
 
+import io
 import os
 import pickle
 import re
@@ -170,6 +171,7 @@ def test_a_warning_ends_nothing(monkeypatch, capsys, is_shown):
         warnings.simplefilter("error" if is_shown else "always")
         if not is_shown:
             monkeypatch.setattr(warnings, "showwarning", fail)
-            monkeypatch.setattr(sys, "stderr", None)
+            monkeypatch.setattr(sys, "stderr", io.StringIO())
+            sys.stderr.close()
         warn("all is slow", RuntimeWarning)
     assert ("RuntimeWarning: all is slow" in capsys.readouterr().err) == is_shown

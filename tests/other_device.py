@@ -87,9 +87,9 @@ def compute_gae_from_final_values(env, time, value, last_value, **options):
     return ours.compute_gae(bootstrap_values=ours.FinalValues(env, time, value, last_value), **options)
 
 
-def compute_ppo(log_probs, **options):
-    """PPO of log-probabilities."""
-    return losses.ppo_loss(losses.LogProbs(log_probs), None, **options)
+def compute_ppo(first, policy, log_std=None, actions=None, **options):
+    """PPO of a policy."""
+    return losses.ppo_loss(policy(first) if log_std is None else policy(first, log_std), actions, **options)
 
 
 CALLS = {
@@ -108,16 +108,22 @@ CALLS = {
     "linear recurrence": (ours.linear_recurrence, {"alpha": X[:3], "beta": X[3:], "reverse": False}),
     "normalised": (ours.normalize_advantages, {"advantages": X[0], "mask": ENDS[0]}),
     "normalised by group": (losses.group_normalize, {"rewards": ROW, "groups": torch.arange(9) % 4}),
-    "PPO": (compute_ppo, {"log_probs": ROW, "old_log_probs": OLD, "advantages": ADVANTAGES, **MORE}),
+    "PPO": (
+        compute_ppo,
+        {"first": ROW, "policy": losses.LogProbs, "old_log_probs": OLD, "advantages": ADVANTAGES, **MORE},
+    ),
     "categorical PPO": (
-        losses.categorical_ppo_loss,
-        {"logits": NETWORK, "actions": torch.tensor([0, 1, 2, 3, 1]), **MINIBATCH},
+        compute_ppo,
+        {"first": NETWORK, "policy": losses.Categorical, "actions": torch.tensor([0, 1, 2, 3, 1]), **MINIBATCH},
     ),
     "Gaussian PPO": (
-        losses.gaussian_ppo_loss,
-        {"mean": NETWORK, "log_std": X[5, 0, :4], "actions": X[1, :, :4], **MINIBATCH},
+        compute_ppo,
+        {"first": NETWORK, "log_std": X[5, 0, :4], "policy": losses.Gaussian, "actions": X[1, :, :4], **MINIBATCH},
     ),
-    "Bernoulli PPO": (losses.bernoulli_ppo_loss, {"logits": NETWORK, "actions": ENDS[0, :, :4].float(), **MINIBATCH}),
+    "Bernoulli PPO": (
+        compute_ppo,
+        {"first": NETWORK, "policy": losses.Bernoulli, "actions": ENDS[0, :, :4].float(), **MINIBATCH},
+    ),
     "GRPO": (losses.grpo_loss, {"log_probs": X[0], "old_log_probs": X[1], "advantages": VALUES, "mask": ENDS[0]}),
     "GRPO, sequences": (
         losses.grpo_loss,

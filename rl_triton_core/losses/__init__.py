@@ -12,9 +12,6 @@ from rl_triton_core.losses.policies import MultiCategorical as MultiCategorical
 from rl_triton_core.losses.policies import Policy as Policy
 from rl_triton_core.losses.ppo import Normalization as Normalization
 from rl_triton_core.losses.ppo import PPOLoss as PPOLoss
-from rl_triton_core.losses.ppo import bernoulli_ppo_loss as bernoulli_ppo_loss
-from rl_triton_core.losses.ppo import categorical_ppo_loss as categorical_ppo_loss
-from rl_triton_core.losses.ppo import gaussian_ppo_loss as gaussian_ppo_loss
 from rl_triton_core.losses.ppo import ppo_loss as ppo_loss
 from rl_triton_core.losses.tokens import TokenLogProbs as TokenLogProbs
 from rl_triton_core.losses.tokens import token_log_probs as token_log_probs
@@ -30,9 +27,6 @@ __all__ = [
     "PPOLoss",
     "Policy",
     "TokenLogProbs",
-    "bernoulli_ppo_loss",
-    "categorical_ppo_loss",
-    "gaussian_ppo_loss",
     "get_gradients",
     "group_normalize",
     "grpo_loss",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import distributed
@@ -12,7 +11,7 @@ from rl_triton_core._internal.arguments import validation as check
 from rl_triton_core._internal.launch.fast_path import SEQUENCES, with_fast_path
 from rl_triton_core._internal.loss.arguments import Number, build_problem, check_normalization
 from rl_triton_core._internal.loss.solve import solve_loss
-from rl_triton_core.losses.policies import Bernoulli, Categorical, Gaussian, MultiCategorical, Policy, check_policy
+from rl_triton_core.losses.policies import Policy, check_policy
 
 
 class PPOLoss(NamedTuple):
@@ -145,6 +144,7 @@ def ppo_loss(
         BackendUnavailableError: The backend asked for cannot run here.
 
     Example:
+        >>> from rl_triton_core.losses import Categorical
         >>> logits = torch.tensor([[0.0, 0.0]], requires_grad=True)
         >>> old_log_probs, advantages = torch.tensor([0.5]).log(), torch.tensor([1.0])
         >>> result = ppo_loss(Categorical(logits), torch.tensor([0]), old_log_probs, advantages, entropy_coef=0.01)
@@ -185,47 +185,3 @@ def ppo_loss(
     )
     inputs = checked.network if values is None else (*checked.network, values)
     return solve_loss(problem, inputs, backend, arrange_parts)
-
-
-def categorical_ppo_loss(
-    logits: torch.Tensor | Sequence[torch.Tensor],
-    actions: torch.Tensor,
-    old_log_probs: torch.Tensor,
-    advantages: torch.Tensor,
-    *,
-    nvec: Sequence[int] | None = None,
-    old_logits: torch.Tensor | Sequence[torch.Tensor] | None = None,
-    **options: Any,
-) -> PPOLoss:
-    """`ppo_loss` of a `Categorical` or `MultiCategorical`: an earlier name, which stays in 1.x."""
-    if nvec is None and isinstance(logits, torch.Tensor) and not isinstance(old_logits, Sequence):
-        return ppo_loss(Categorical(logits, old_logits), actions, old_log_probs, advantages, **options)
-    return ppo_loss(MultiCategorical(logits, nvec, old_logits), actions, old_log_probs, advantages, **options)
-
-
-def gaussian_ppo_loss(
-    mean: torch.Tensor,
-    log_std: torch.Tensor,
-    actions: torch.Tensor,
-    old_log_probs: torch.Tensor,
-    advantages: torch.Tensor,
-    *,
-    old_mean: torch.Tensor | None = None,
-    old_log_std: torch.Tensor | None = None,
-    **options: Any,
-) -> PPOLoss:
-    """`ppo_loss` of a `Gaussian`: an earlier name, which stays in 1.x."""
-    return ppo_loss(Gaussian(mean, log_std, old_mean, old_log_std), actions, old_log_probs, advantages, **options)
-
-
-def bernoulli_ppo_loss(
-    logits: torch.Tensor,
-    actions: torch.Tensor,
-    old_log_probs: torch.Tensor,
-    advantages: torch.Tensor,
-    *,
-    old_logits: torch.Tensor | None = None,
-    **options: Any,
-) -> PPOLoss:
-    """`ppo_loss` of a `Bernoulli`: an earlier name, which stays in 1.x."""
-    return ppo_loss(Bernoulli(logits, old_logits), actions, old_log_probs, advantages, **options)

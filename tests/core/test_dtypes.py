@@ -83,7 +83,8 @@ def differentiate(function, target, inputs, arguments):
     """Results with a graph, and gradients; and results without, of functions that compute these in another way."""
     given = {name: x.to(target.device) if isinstance(x, torch.Tensor) else x for name, x in arguments.items()}
     leaves = {name: x.to(target.device).requires_grad_() for name, x in inputs.items()}
-    is_loss, results, gradients = function.__name__ in losses.__all__, [], []
+    results, gradients = [], []
+    is_loss = function.__name__ in losses.__all__ or function.__name__.endswith("ppo_loss")
     if is_loss or not target.interpreted:
         results = list_tensors(function(**{**given, **leaves}, backend=target.backend))
         total = sum(x.sum() for x in results if x.requires_grad)
@@ -111,17 +112,29 @@ def ppo_loss(log_probs, **options):
     return losses.ppo_loss(losses.LogProbs(log_probs), None, **options)
 
 
+def gaussian_ppo_loss(mean, log_std, **options):
+    return losses.ppo_loss(losses.Gaussian(mean, log_std), **options)
+
+
+def bernoulli_ppo_loss(logits, **options):
+    return losses.ppo_loss(losses.Bernoulli(logits), **options)
+
+
+def categorical_ppo_loss(logits, nvec, **options):
+    return losses.ppo_loss(losses.MultiCategorical(logits, nvec) if nvec else losses.Categorical(logits), **options)
+
+
 add_slots("ppo_loss", ppo_loss, LOG_PROBS | VALUES, FLAGS, MASK, **LOSS)
-add_slots("gaussian_ppo_loss", losses.gaussian_ppo_loss, GAUSSIAN, FLAGS, MASK, **LOSS, **GAUSSIAN_ACTIONS)
-add_slots("bernoulli_ppo_loss", losses.bernoulli_ppo_loss, {"logits": draw(*SHAPE, 4)}, FLAGS, BERNOULLI, **LOSS)
+add_slots("gaussian_ppo_loss", gaussian_ppo_loss, GAUSSIAN, FLAGS, MASK, **LOSS, **GAUSSIAN_ACTIONS)
+add_slots("bernoulli_ppo_loss", bernoulli_ppo_loss, {"logits": draw(*SHAPE, 4)}, FLAGS, BERNOULLI, **LOSS)
 for name, logits, actions, nvec in (
     ("categorical_ppo_loss", draw(*SHAPE, 4), draw_integers(4, *SHAPE), None),
     ("several categoricals", draw(*SHAPE, 5), draw_integers(2, *SHAPE, 2), (3, 2)),
     ("more actions than a byte counts", draw(*SHAPE, 300), draw_integers(100, *SHAPE), None),
 ):
-    arguments = losses.categorical_ppo_loss, {"logits": logits}
+    arguments = categorical_ppo_loss, {"logits": logits}
     add_slots(name, *arguments, INTEGERS, {"actions": actions}, **LOSS, **MASK, nvec=nvec)
-add_slots("categorical_ppo_loss", *arguments, FLAGS, MASK, **LOSS, actions=actions)
+add_slots("categorical_ppo_loss", *arguments, FLAGS, MASK, **LOSS, actions=actions, nvec=None)
 add_slots("value_loss", losses.value_loss, VALUES, FLAGS, MASK, returns=draw(*SHAPE))
 add_slots("kl_divergence", losses.kl_divergence, LOG_PROBS, FLAGS, MASK, ref_log_probs=draw(*SHAPE), estimator="k3")
 TOKENS, PACKED_TOKENS = {"log_probs": draw(*SHAPE)}, {"log_probs": draw(sum(LENGTHS))}

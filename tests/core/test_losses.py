@@ -20,9 +20,6 @@ from rl_triton_core.losses import (
     LogProbs,
     MultiCategorical,
     Normalization,
-    bernoulli_ppo_loss,
-    categorical_ppo_loss,
-    gaussian_ppo_loss,
     get_gradients,
     kl_divergence,
     ppo_loss,
@@ -395,10 +392,8 @@ def test_a_ratio_that_overflows(target, advantage, loss, grad):
 def test_actions_that_are_not_allowed(target):
     logits = torch.tensor([[0.0, -INF, math.log(3.0)], [-INF, 5.0, -INF]], device=target.device, requires_grad=True)
     actions, old = torch.tensor([2, 1], device=target.device), torch.tensor([0.75, 1.0], device=target.device).log()
-    got = categorical_ppo_loss(
-        logits, actions, old, old * 0 + 1, old_logits=logits.detach(), entropy_coef=0.5, kl_coef=1.0,
-        backend=target.backend,
-    )  # fmt: skip
+    policy, options = Categorical(logits, logits.detach()), {"entropy_coef": 0.5, "kl_coef": 1.0}
+    got = ppo_loss(policy, actions, old, old * 0 + 1, backend=target.backend, **options)
     entropy = -(0.25 * math.log(0.25) + 0.75 * math.log(0.75)) / 2
     assert float(got.entropy) == pytest.approx(entropy, rel=1e-6) and abs(float(got.kl)) < 1e-7
     got.loss.backward()
@@ -460,19 +455,6 @@ def test_known_answers(target):
         loss = value_loss(v, r, old_values=old_v, value_clip=0.1, value_clip_mode=mode, backend=target.backend)
         assert float(loss) == pytest.approx(want)
     assert float(value_loss(v * 3, r, huber_delta=1.0, backend=target.backend)) == 2.5
-
-
-@pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize("head", [x for x in HEADS if x not in ("ppo", "entropy")])
-def test_earlier_names(head, exact):
-    """Take what the policy is made of as arguments."""
-    case = make(head)
-    given = {name: x for name, x in case.data.items() if name != "ref_log_probs"} | (case.old if exact else {})
-    function = {"gaussian": gaussian_ppo_loss, "bernoulli": bernoulli_ppo_loss}.get(
-        head.split()[0], categorical_ppo_loss
-    )
-    for got, want in zip(function(**case.network, **given), call(case, case.network, exact_kl=exact), strict=True):
-        assert torch.equal(got, want)
 
 
 def test_functions_are_readable():

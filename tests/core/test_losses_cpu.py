@@ -10,7 +10,7 @@ from losses_cases import check, make
 from processes import run_python
 
 from rl_triton_core._internal.loss.equations import Choices
-from rl_triton_core.losses import LogProbs, categorical_ppo_loss, ppo_loss
+from rl_triton_core.losses import Categorical, LogProbs, ppo_loss
 
 pytest.importorskip("numba")
 
@@ -70,5 +70,5 @@ def test_exp():
 def test_log(size):
     """In float32: the entropy of a uniform distribution."""
     zero = torch.zeros(1)
-    got = categorical_ppo_loss(torch.zeros(1, size), zero.long(), zero, zero, backend="cpu")
+    got = ppo_loss(Categorical(torch.zeros(1, size)), zero.long(), zero, zero, backend="cpu")
     assert float(got.entropy) == pytest.approx(math.log(size), rel=3e-7)

@@ -33,6 +33,7 @@ COMPILED := env -u TRITON_INTERPRET
 INTERPRETED := env TRITON_INTERPRET=1 OMP_NUM_THREADS=1
 QUICK_TESTS := estimators_*.py conventions.py normalization.py losses.py oracles.py backends.py docs.py
 QUICK := RL_TRITON_TEST_BACKENDS=reference,cpu RL_TRITON_TEST_COMBINATIONS=few
+IN_EVERY_ENVIRONMENT := $(addprefix tests/adapters/test_,example_files.py quick_benchmarks.py)
 BY_FILE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
@@ -81,10 +82,10 @@ test-aot: $(READY) ## Compile the Triton kernels ahead of time; no GPU needed
 
 test-rllib: $(RLLIB_READY) ## Tests of the RLlib adapter, on real Ray processes (downloads Ray)
 	$(VENV_RLLIB)/bin/python -m pytest $(BY_FILE) \
-		tests/adapters/rllib tests/adapters/test_example_files.py
+		tests/adapters/rllib $(IN_EVERY_ENVIRONMENT)
 
 test-frameworks: $(FRAMEWORKS_READY) ## Tests of the adapters for RSL-RL, RL-Games, skrl and verl (downloads them)
-	$(VENV_FRAMEWORKS)/bin/python -m pytest $(BY_FILE) tests/frameworks tests/adapters/test_example_files.py
+	$(VENV_FRAMEWORKS)/bin/python -m pytest $(BY_FILE) tests/frameworks $(IN_EVERY_ENVIRONMENT)
 
 test-versions: $(READY) $(RLLIB_READY) $(FRAMEWORKS_READY) ## Adapters with other versions, briefly; VERSIONS=--all: all, on all tests; --newest: the newest
 	$(PY) scripts/test_versions.py main=$(PY) rllib=$(VENV_RLLIB)/bin/python frameworks=$(VENV_FRAMEWORKS)/bin/python $(VERSIONS)

@@ -200,7 +200,7 @@ GENERATED = re.compile(r"<!-- (\w+): written by make report -->.*?<!-- /\1 -->",
 SOME_STAND_FOR_ALL = ("benchmarks/providers/", "tests/core/test_benchmarks.py", "tests/core/test_fast_path.py")
 """Where a new estimator may be left out."""
 NEED_NOT_NAME_ALL = (
-    *("CONTRIBUTING.md", "benchmarks/", "tests/core/", "tests/frameworks/test_robotics", "tests/adapters/"),
+    *("CONTRIBUTING.md", "benchmarks/", "tests/core/", "tests/adapters/"),
     *(f"docs/{name}.md" for name in ("benchmarks", "end-to-end", "isaac_lab", "losses")),
 )
 """Where a new framework may be left out."""

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 pytest.importorskip("benchmarks", reason="only the package is here", exc_type=ModuleNotFoundError)
 
 from benchmarks import __main__ as runner
-from benchmarks import accuracy, first_call, learning, losses, packed, regimes, report, results, verbs
+from benchmarks import accuracy, first_call, learning, regimes, report, results, verbs
 from benchmarks.results import ROOT, Result, make_row
 
 QUICK = Namespace(device="cpu", quick=True, seconds=1e-3)
@@ -156,33 +156,6 @@ def test_regimes(monkeypatch):
     monkeypatch.setattr(regimes, "make_call", lambda workload, inputs, change: lambda: torch.rand(3))
     with pytest.raises(AssertionError):
         regimes.check_results(workload, regimes.draw_inputs(workload, "cpu"), {})
-
-
-def test_losses_against_operations(monkeypatch):
-    """In a few milliseconds, in eager mode alone."""
-    monkeypatch.setattr(losses.torch, "compile", lambda function, dynamic: function)
-    monkeypatch.setattr(losses.torch, "set_num_threads", lambda number: None)
-    for head in dict.fromkeys(x.head for x in losses.SETTINGS["quick"]):
-        setting = next(x for x in losses.SETTINGS["quick"] if x.head == head)
-        rows = list(losses.measure(setting, QUICK))
-        assert [(row.setting, row.arm) for row in rows] == [
-            (f"kind={kind}", arm) for kind in losses.KINDS for arm in ("eager", "compiled", "ours", "eager", "compiled")
-        ]
-
-
-@pytest.mark.parametrize("setting", packed.SETTINGS["quick"])
-def test_sequences_end_to_end_and_padded(setting):
-    """The arms agree, which the script checks."""
-    pytest.importorskip("numba")
-    rows = list(packed.measure(setting, QUICK))
-    equal = setting.shortest == setting.longest
-    others = ["masked", *["without a mask"] * equal]
-    assert [(row.arm, row.metric) for row in rows] == [
-        *((arm, "full") for arm in ("packed", *others)),
-        *((arm, "over packed") for arm in others),
-    ]
-    steps, padded = (int(rows[0].read_setting()[name]) for name in ("steps", "padded_steps"))
-    assert (steps == padded) is equal and all(row.median > 0 for row in rows)
 
 
 def test_learning_curves_of_several_seeds():

@@ -1,0 +1,32 @@
+"""Benchmarks run, in the environment that has their packages, and measure what their result files have."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+pytest.importorskip("benchmarks", reason="only the package is here", exc_type=ModuleNotFoundError)
+
+from benchmarks import __main__ as runner
+from benchmarks import results
+
+NAMES = ("losses", "packed", "cleanrl", "sb3", "off_policy", "perceptrons", "torchrl")
+NAMES += ("rllib", "impala", "robotics", "verl_advantages")
+"""Other tests run the others."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_quick_run(name, tmp_path, monkeypatch):
+    """The arms agree, which each benchmark checks before it times them. Nothing is compiled by PyTorch."""
+    needs = runner.BENCHMARKS[name].needs or ("stable_baselines3",)
+    for package in needs:
+        pytest.importorskip({"ray": "ray.rllib"}.get(package, package))
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr(runner.BENCHMARKS[name].load(), "TURNS", 1, raising=False)
+    arguments = [str(tmp_path), name, "--quick", "--device", "cpu", "--seconds", "0.001", "--commit", "abc"]
+    assert runner.main(arguments) == 0
+    files = (folder / f"{name}.csv" for folder in (tmp_path, results.RESULTS / "cpu"))
+    found, known = ({(row.arm, row.metric) for row in results.read_result(path).rows} for path in files)
+    assert found == known

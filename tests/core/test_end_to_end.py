@@ -13,10 +13,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 pytest.importorskip("benchmarks.end_to_end.run", reason="only the package is here", exc_type=ModuleNotFoundError)
 
 from benchmarks import __main__ as runner
-from benchmarks import report, results
+from benchmarks import report
 from benchmarks.end_to_end import run, stopwatch
 from benchmarks.end_to_end.frameworks import Arm, Setting
-from benchmarks.providers import compiled_scan
 
 # --- arithmetic -------------------------------------------------------------------------------------------------------
 
@@ -123,17 +122,3 @@ def test_a_file_holds_what_it_should(name):
         assert len(set(settings)) == len(settings) == len({(str(x), x.device) for x in settings})
         assert all(x.batch_size * x.minibatches == x.num_envs * x.num_steps for x in settings)
     assert {x.device for x in loaded.SETTINGS["cpu"]} == {"cpu"}
-
-
-def test_a_quick_run_makes_a_file_and_a_section(tmp_path, monkeypatch):
-    pytest.importorskip("numba")
-    monkeypatch.setattr(compiled_scan, "BACKEND", "eager")
-    arguments = [str(tmp_path), "synthetic", "--device", "cpu", "--quick", "--commit", "abc"]
-    assert runner.main(arguments) == 0
-    rows = results.read_result(tmp_path / "synthetic.csv").rows
-    assert [row.arm for row in rows if row.metric == "iteration"] == ["stock", "compiled", "ours"] * 2
-    assert not any(row.note for row in rows)
-    table = report.list_arms(report.describe_settings(rows))
-    assert "| 4x16, hidden 8, 2 epochs x 2 | ours |" in table and "| 4x8, hidden 8, 2 epochs x 2, recomputed |" in table
-    assert runner.main([*arguments, "--only", "recomputed"]) == 0
-    assert [x.setting for x in results.read_result(tmp_path / "synthetic.csv").rows] == [x.setting for x in rows]

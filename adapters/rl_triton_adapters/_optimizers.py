@@ -32,7 +32,8 @@ def fuse_optimizer(optimizer: Optimizer) -> None:
     if not known or chosen or is_fused(optimizer):
         return
     optimizer.register_step_pre_hook(set_fused)
-    optimizer.register_step_post_hook(unset_fused)
+    handle: Any = optimizer.register_step_post_hook(unset_fused)
+    optimizer._optimizer_step_post_hooks.move_to_end(handle.id, last=False)  # type: ignore[attr-defined]
 
 
 def release_optimizer(optimizer: Optimizer) -> None:

@@ -333,21 +333,6 @@ def test_save_load_and_train_on_in_both_directions(make_env, stock_class, buffer
 
 
 @pytest.mark.parametrize(
-    ("space", "expected"),
-    [
-        (BOX, TritonRolloutBuffer),
-        (DISCRETE, TritonRolloutBuffer),
-        (spaces.MultiDiscrete([2, 3]), TritonRolloutBuffer),
-        (spaces.MultiBinary(4), TritonRolloutBuffer),
-        (DICT, TritonDictRolloutBuffer),
-    ],
-)
-def test_the_chooser(space, expected):
-    assert rollout_buffer_class_for(space) is expected
-    expected(4, space, DISCRETE, device="cpu", n_envs=2)
-
-
-@pytest.mark.parametrize(
     "space", [spaces.Tuple([BOX, DISCRETE]), spaces.Dict({"a": DICT}), spaces.Dict({"a": spaces.Text(3)})]
 )
 def test_the_chooser_names_a_space_that_has_no_buffer(space):

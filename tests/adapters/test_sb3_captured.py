@@ -31,8 +31,8 @@ from test_sb3 import DictCartPole
 from torch.distributions import Distribution
 
 from benchmarks.end_to_end import sb3
+from rl_triton_adapters import _optimizers
 from rl_triton_adapters._optimizers import clip_gradients, fuse_optimizer, is_fused
-from rl_triton_adapters.sb3 import acceleration
 from rl_triton_adapters.sb3.captured import TritonA2C, TritonPPO
 from rl_triton_adapters.sb3.contrib import TritonMaskablePPO, TritonRecurrentPPO
 from rl_triton_adapters.sb3.device import DeviceRolloutBuffer
@@ -318,7 +318,7 @@ def test_checkpoints_both_ways(task, device, monkeypatch, tmp_path):
 def test_steps_on_a_cpu_are_those_of_stock(task, monkeypatch):
     """The first rollout bit for bit, then parameters within rounding; the same logs and the same checkpoints."""
     models, rollouts, fused = [], [], []
-    monkeypatch.setattr(acceleration, "fuse_optimizer", lambda x: fused.append(x) or fuse_optimizer(x))
+    monkeypatch.setattr(_optimizers, "fuse_optimizer", lambda x: fused.append(x) or fuse_optimizer(x))
     for model in make_models(task, "cpu", **({} if task.startswith("a2c") else {"target_kl": 0.004})):
         model.learn(1, callback=lambda *_: True)
         rollouts.append([getattr(model.rollout_buffer, name) for name in ("actions", "values", "log_probs", "returns")])
@@ -555,16 +555,9 @@ def test_what_few_do_gives_the_agent_of_stock(case, kind):
 
 
 def test_a_stop_leaves_the_gradients_of_stock():
-    stock, ours = (model.learn(64) for model in make_models("cartpole", "cpu", target_kl=1e-9))
+    stock, ours = (model.learn(64) for model in make_models("cartpole", "cpu", target_kl=1e-6))
     for got, want in zip(ours.policy.parameters(), stock.policy.parameters(), strict=True):
         torch.testing.assert_close(got.grad, want.grad, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize("task", ["cartpole", "masks"])
-def test_logs_are_of_numbers_as_those_of_stock(task):
-    stock, ours = (model.learn(128).logger.kept[-1] for model in make_models(task, "cpu"))
-    kinds = [{name: isinstance(x, float) for name, x in logs.items()} for logs in (stock, ours)]
-    assert kinds[0] == kinds[1]  # np.float32 is no float, and tables show all its digits
 
 
 @pytest.mark.parametrize("task", ["cartpole", "a2c"])

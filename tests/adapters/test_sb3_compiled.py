@@ -1,6 +1,5 @@
 """Compiled updates of Stable-Baselines3's algorithms against the stock ones."""
 
-import pickle
 from functools import partial
 from types import SimpleNamespace
 
@@ -13,7 +12,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.torch_layers import FlattenExtractor, MlpExtractor
-from test_sb3_captured import STOCK, compare, compare_logs, make_copy, make_model, make_models
+from test_sb3_captured import STOCK, compare, compare_logs, make_model, make_models
 
 from rl_triton_adapters.sb3.captured import TritonPPO
 
@@ -67,14 +66,6 @@ def test_checkpoints_both_ways_in_mid_training(task, tmp_path):
     compare(*went_on, rtol=1e-3, atol=1e-4)
 
 
-def test_copies_and_pickles():
-    ours = make_model("pendulum", "cpu").learn(64)
-    policy = pickle.loads(pickle.dumps(ours.policy))
-    assert all(map(torch.equal, policy.parameters(), ours.policy.parameters()))
-    again = make_copy(ours)
-    assert again.describe_step() == COMPILED and not again.policy.optimizer._optimizer_step_pre_hooks
-
-
 class ChangeThings(BaseCallback):
     """Changes what an update depends on while a rollout is collected and between rollouts."""
 
@@ -97,14 +88,6 @@ def test_callbacks_may_change_anything():
     stock, ours = (x.learn(200, callback=ChangeThings()) for x in make_models("cartpole", "cpu"))
     assert ours.describe_step() == COMPILED
     compare(ours, stock, rtol=1e-3, atol=1e-4)
-
-
-class OwnStep(TritonPPO):
-    """A step of its own."""
-
-    def _make_step(self, indices, *clips):
-        self.seen = True
-        return super()._make_step(indices, *clips)
 
 
 def keep_own(thing, name):
@@ -245,13 +228,14 @@ def test_an_update_that_was_not_compiled_leaves_the_next_ones_compiled():
 
 
 @pytest.mark.parametrize("name", ["ent_coef", "vf_coef"])
-@pytest.mark.parametrize("make", [torch.nn.Parameter, lambda x: x.unsqueeze(0)], ids=["learned", "of one dimension"])
-def test_coefficients_that_are_tensors(name, make):
+@pytest.mark.parametrize("make", [torch.nn.Parameter, torch.atleast_1d, torch.clone])
+def test_coefficients_that_are_no_numbers(name, make):
     models = []
     for model in make_models("cartpole", "cpu"):
         setattr(model, name, make(torch.tensor(0.5)))
         models.append(model.learn(64))
     compare(models[1], models[0], rtol=1e-3, atol=1e-4)
+    assert f"{name} is a {type(make(torch.tensor(0.5))).__name__}" in models[1].describe_step()
 
 
 def test_another_buffer_by_the_class_of_the_first():
@@ -263,8 +247,3 @@ def test_another_buffer_by_the_class_of_the_first():
         models.append(model.learn(64))
     assert isinstance(models[1].rollout_buffer, models[0].rollout_buffer_class)
     compare(models[1], models[0], rtol=1e-3, atol=1e-4)
-
-
-def test_a_step_of_a_derived_class_is_made():
-    model = OwnStep("MlpPolicy", "CartPole-v1", n_steps=16, batch_size=8, device="cpu").learn(16)
-    assert model.seen and "OwnStep has its own _make_step" in model.describe_step()

@@ -202,7 +202,7 @@ def test_an_lstm_is_called_once_for_all_steps(starts, device):
 def test_accelerated_recurrent_ppo_trains_the_same_within_rounding(make_env):
     agent = learn(new_agent(TritonRecurrentPPO, make_env(), acceleration="auto"))
     assert_close_agent(agent, learn(new_agent(RecurrentPPO, make_env())))
-    assert is_fused(agent.policy.optimizer) and "_process_sequence" not in vars(agent.policy)
+    assert not is_fused(agent.policy.optimizer) and "_process_sequence" not in vars(agent.policy)
     with pytest.raises(ValueError, match="acceleration: got 'on', expected one of auto, off, or a bool"):
         new_agent(TritonRecurrentPPO, make_env(), acceleration="on")
 

@@ -173,11 +173,6 @@ def test_a_rollout_is_copied_to_the_device_once_and_no_step_of_it(space, arrays)
     assert {tensor.device.type for batch in batches for tensor in batch.values()} == {"meta"}
 
 
-@pytest.mark.parametrize("space", [BOX, DICT], ids=["plain", "dict"])
-def test_a_step_is_added_by_the_code_of_stable_baselines3(space):
-    assert device_of(space).add is stock_of(space).add
-
-
 def test_after_get_values_and_returns_are_the_arrays_of_stable_baselines3():
     ours, stock = fill_buffer(DeviceRolloutBuffer, BOX), fill_buffer(RolloutBuffer, BOX)
     for buffer in (ours, stock):
@@ -312,6 +307,8 @@ def test_terminal_values_of_an_off_policy_algorithm_are_refused():
         (BOX, False, TritonRolloutBuffer),
         (DICT, False, TritonDictRolloutBuffer),
         (DISCRETE, True, DeviceRolloutBuffer),
+        (spaces.MultiDiscrete([2, 3]), False, TritonRolloutBuffer),
+        (spaces.MultiBinary(4), False, TritonRolloutBuffer),
         (DICT, True, DeviceDictRolloutBuffer),
     ],
 )

@@ -14,14 +14,14 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from rl_triton_adapters._optimizers import clip_gradients, fuse_optimizer, release_optimizer
+from rl_triton_adapters._optimizers import clip_gradients, fused
 from rl_triton_adapters._overrides import find_override
 from rl_triton_adapters._switch import find_off_switch
 from rl_triton_adapters.sb3.base import DEVICES, PACKAGES, AcceleratedAlgorithm, check_acceleration, replace_methods
 from rl_triton_adapters.sb3.buffers import rollout_buffer_class_for
 from rl_triton_adapters.sb3.compiled import compile_update, find_compiled
 from rl_triton_adapters.sb3.device import DeviceStorageMixin, map_arrays
-from rl_triton_adapters.sb3.policies import can_draw, detach_noise, draw_actions, kept_distribution
+from rl_triton_adapters.sb3.policies import can_draw, detach_distribution, draw_actions, kept_distribution
 from rl_triton_adapters.updates import DeferredChecks, find_reason
 from rl_triton_core.capture import CapturedStep
 from rl_triton_core.compiled import CompiledUpdate
@@ -51,12 +51,11 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
         *("_compiled", "_rollout", "_parameters", "_clip_ranges", "_chooses_buffer"),
     )
 
-    def __init__(self, *args: Any, acceleration: str | bool = "auto", **kwargs: Any) -> None:
-        self._compiled: CompiledUpdate | None = None
-        self._rollout: dict[str, Any] = {}
-        self._parameters: list[torch.Tensor] = []
-        self._chooses_buffer = False
-        super().__init__(*args, acceleration=acceleration, **kwargs)
+    _compiled: CompiledUpdate | None = None
+    _rollout: dict[str, Any]
+    _clip_ranges: dict[str, Any]
+    _parameters: list[torch.Tensor]
+    _chooses_buffer = False
 
     def _excluded_save_params(self) -> list[str]:
         """A buffer class that was chosen here, too."""
@@ -94,10 +93,13 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
         return f"{self._update.describe()}; not compiled: {reason}" if compiled is None else "updates are compiled"
 
     def find_obstacle(self) -> str:
-        """As for all algorithms; a buffer may make minibatches of its own, too."""
-        own = f"{type(self.rollout_buffer).__name__} makes minibatches of its own"
+        """As for all algorithms; a buffer may make minibatches of its own, or rounding decide where an update stops."""
+        own, kl = f"{type(self.rollout_buffer).__name__} makes minibatches of its own", getattr(self, "target_kl", None)
         return super().find_obstacle() or find_reason(
-            {own: not has_plain_minibatches(self.rollout_buffer, self.buffer_classes)}
+            {
+                own: not has_plain_minibatches(self.rollout_buffer, self.buffer_classes),
+                f"a target_kl of {kl} is left to rounding": not (kl is None or kl > torch.finfo(torch.float32).eps),
+            }
         )
 
     def _forget_inputs(self) -> None:
@@ -109,33 +111,44 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
         """Update the policy, as the stock algorithm does."""
         update = self._find_update()
         if self._update.stock or not self._can_update():
-            update.reset()
-            self._rollout = {}
-            super().train()
+            self._train_as_stock(update)
             return
         self._update.keep_settings(self._list_settings())
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
+        answers = self._ask_schedules()
+        if answers:
+            answers["_update_learning_rate"] = lambda _: None  # as the mode, they have been set
+            with replace_methods(self.policy, set_training_mode=lambda _: None), replace_methods(self, **answers):
+                self._train_as_stock(update)
+            return
         self._compiled = find_compiled(self)[0] if update.reason else None
-        if update.reason and self._compiled is None:
-            fuse_optimizer(self.policy.optimizer)
         self._parameters = list(self.policy.parameters())
         try:
             self._copy_rollout()
             if self.use_sde:
-                detach_noise(self.policy.action_dist)
+                detach_distribution(self.policy)
             update.resume()
-            self._make_updates(update)
+            with fused([self.policy.optimizer] if update.reason and self._compiled is None else []):
+                self._make_updates(update)
         finally:
             self._compiled = None
-            release_optimizer(self.policy.optimizer)
             if update.reason:  # no graph reads it
                 self._rollout = {}
 
+    def _train_as_stock(self, update: CapturedStep) -> None:
+        """Update the policy by the stock algorithm's own method."""
+        update.reset()
+        self._rollout = {}
+        super().train()
+
     def _can_update(self) -> bool:
-        """Whether this update's settings and rollout are such that our steps are those of the stock algorithm."""
-        factors: tuple[Any, Any] = self.ent_coef, self.vf_coef
-        return not any(isinstance(x, torch.Tensor) and (x.requires_grad or x.ndim) for x in factors)
+        """Whether this update's rollout, and what is around it, are such that our steps are those of the stock one."""
+        return torch.is_grad_enabled()
+
+    def _ask_schedules(self) -> dict[str, Any]:
+        """Ask for what an update depends on, once; the answers, as attributes, if the stock update has to be made."""
+        return {}
 
     def _make_updates(self, update: CapturedStep) -> None:
         """Make all steps with the rollout, and log what the stock algorithm logs.
@@ -182,14 +195,17 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
         batch = self._gather_minibatch(indices)
         self.policy.evaluate_actions(*(batch[x] for x in ("observations", "actions", "action_masks") if x in batch))
 
-    def _log_update(self) -> None:
-        """Log what all algorithms log of an update."""
+    def _log_update(self, **numbers: Any) -> None:
+        """Log numbers of an update in this order: the stock algorithm's, which a log may keep."""
+        for name, x in numbers.items():
+            self.logger.record(f"train/{name}", x, **({"exclude": "tensorboard"} if name == "n_updates" else {}))
+
+    def _describe_rollout(self) -> dict[str, Any]:
+        """What all algorithms log besides: how good the values were, and the deviation of actions, if it is learned."""
         buffer: Any = self.rollout_buffer
-        variance = explained_variance(buffer.values.flatten(), buffer.returns.flatten())
-        self.logger.record("train/explained_variance", variance)
-        if hasattr(self.policy, "log_std"):
-            self.logger.record("train/std", torch.exp(self.policy.log_std).mean().item())
-        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        found = {"explained_variance": explained_variance(buffer.values.flatten(), buffer.returns.flatten())}
+        known = hasattr(self.policy, "log_std")
+        return found | ({"std": torch.exp(self.policy.log_std).mean().item()} if known else {})
 
     def _copy_rollout(self) -> None:
         """Flatten the rollout as `RolloutBuffer.get` does, and copy it to the device; for graphs, to the same place."""
@@ -253,6 +269,7 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
         is_replaced = can_draw(self.policy, action_masks) if is_eager else not torch.is_grad_enabled()
         if deterministic or not is_replaced:
             return forward()
+        detach_distribution(self.policy)
         results = draw_actions(self.policy, obs, action_masks) if is_eager else self._act_once(obs, masks)
         return forward() if results[2].isnan().any() else results
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from numbers import Number
 from types import MethodType
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
@@ -77,6 +78,8 @@ class AcceleratedAlgorithm(BaseAlgorithm):
             f"{self.device.type} is neither a CPU nor a GPU that is used as cuda": self.device.type not in DEVICES,
             "use_sde: exploration is state-dependent": self.use_sde and self.device.type not in self.sde_devices,
         }
+        settings = [(name, getattr(self, name)) for name in self.read_settings]
+        obstacles |= {f"{name} is a {type(x).__name__}": not isinstance(x, Number | None) for name, x in settings}
         own = find_override(self, ["train"], PACKAGES, behind=AcceleratedAlgorithm)
         own = own or find_override(type(self), self.read_settings, PACKAGES)
         return find_off_switch() or find_reason(obstacles) or own
@@ -137,8 +140,9 @@ def check_acceleration(acceleration: str | bool) -> str:
 
 @contextmanager
 def replace_methods(policy: Any, **functions: Callable[..., Any]) -> Iterator[None]:
-    """Let a policy call these functions in the place of its methods. Its copies and pickles have the methods alone."""
+    """Let a policy or the like call these functions, not its methods. Its copies and pickles have the methods alone."""
     ours = REPLACED[policy] = {**functions, "__getstate__": MethodType(list_state, policy)}  # equal to that of before
+    before = {key: x for key, x in vars(policy).items() if key in ours}
     vars(policy).update(ours)
     try:
         yield
@@ -146,6 +150,7 @@ def replace_methods(policy: Any, **functions: Callable[..., Any]) -> Iterator[No
         for key, x in ours.items():
             if vars(policy).get(key) is x:  # else somebody has put another in its place meanwhile
                 vars(policy).pop(key)  # `torch.compile` wraps one whose attributes are deleted elsewhere
+        vars(policy).update({key: x for key, x in before.items() if key not in vars(policy)})
 
 
 def list_state(policy: Any) -> Any:

@@ -56,37 +56,36 @@ class PPOUpdateMixin(AcceleratedMixin):
         value_clip = None if self.clip_range_vf is None else 1.0
         compile_loss(self.policy, value_clip=value_clip, normalize_advantages=bool(self.normalize_advantage))
 
-    def _find_clip_ranges(self) -> tuple[float, float | None]:
-        """Those of ratios and of values, of this update."""
-        progress = self._current_progress_remaining
-        clip_range_vf = None if self.clip_range_vf is None else float(self.clip_range_vf(progress))
-        return float(self.clip_range(progress)), clip_range_vf
-
-    def _can_update(self) -> bool:
-        """Not where schedules end, or the last rollout goes beyond their end: a clip range is 0 or less there."""
-        self._clip_ranges = self._find_clip_ranges()
-        return super()._can_update() and all(x is None or x > 0 for x in self._clip_ranges)
+    def _ask_schedules(self) -> dict[str, Any]:
+        """A clip range is 0 or less where schedules end, or the last rollout goes beyond their end."""
+        self._clip_ranges = {"clip_range": self.clip_range(self._current_progress_remaining)}
+        if self.clip_range_vf is not None:
+            self._clip_ranges["clip_range_vf"] = self.clip_range_vf(self._current_progress_remaining)
+        is_positive = all(float(x) > 0 for x in self._clip_ranges.values())
+        return {} if is_positive else {name: lambda _, x=x: x for name, x in self._clip_ranges.items()}
 
     def _make_updates(self, update: CapturedStep) -> None:
-        clip_range, clip_range_vf = self._clip_ranges
+        clip_range, clip_range_vf = [*map(float, self._clip_ranges.values()), None][:2]
         size = int(self.batch_size or self.rollout_buffer.buffer_size * self.rollout_buffer.n_envs)
         if self._compiled is None:
             with update.held():
-                minibatches, epochs = self._run_steps(update, size)
+                minibatches, epochs = self._run_steps(update, size, clip_range, clip_range_vf)
         else:
             clips = {"clip": clip_range, "value_clip": clip_range_vf}
             minibatches, epochs = run_compiled(self, self._compiled, size, self.n_epochs, max_kl=self._max_kl, **clips)
-        self._log_statistics(self._read_statistics(minibatches, epochs), clip_range, clip_range_vf)
+        self._n_updates -= len(minibatches) - 1  # those that count are counted with their statistics
+        self._log_statistics(self._read_statistics(minibatches, epochs))
 
-    def _run_steps(self, update: CapturedStep, size: int) -> tuple[list[Any], list[torch.Tensor]]:
-        """Make one step after the other; return the minibatches of each epoch, and their statistics."""
+    def _run_steps(self, update: CapturedStep, size: int, *inputs: Any) -> tuple[list[Any], list[torch.Tensor]]:
+        """Make one step after the other, with these inputs; the minibatches of each epoch, and their statistics."""
         step = self._make_step if update.reason else update  # which waits for nothing within an epoch
         minibatches, epochs = [], []
-        for _ in range(self.n_epochs):
+        for epoch in range(self.n_epochs):
+            self._n_updates += bool(epoch)  # the one before is over
             minibatches.append(torch.split(self._draw_permutation(), size))
             rows = []
             for indices in minibatches[-1]:
-                rows.append(step(indices, *self._clip_ranges).clone())
+                rows.append(step(indices, *inputs).clone())
                 if update.reason and rows[-1][-1]:
                     break
             epochs.append(torch.stack(rows))
@@ -143,18 +142,15 @@ class PPOUpdateMixin(AcceleratedMixin):
         has_stopped = self._step_optimizer(result.loss, ~(result.approx_kl <= self._max_kl))
         return torch.stack([*(getattr(result, name) for name in STATISTICS.values()), has_stopped.float()]).detach()
 
-    def _log_statistics(self, epochs: list[Any], clip_range: float, clip_range_vf: float | None) -> None:
+    def _log_statistics(self, epochs: list[Any]) -> None:
         """Log what `PPO.train` logs."""
         history = np.concatenate(epochs)
         means = {name: history[:, i].mean() for i, name in enumerate(STATISTICS)}
         means["entropy_loss"] = -means["entropy_loss"]
         means |= {"approx_kl": np.float32(epochs[-1][:, APPROX_KL].mean()), "loss": float(history[-1, 5])}
-        for name in ("entropy_loss", "policy_gradient_loss", "value_loss", "approx_kl", "clip_fraction", "loss"):
-            self.logger.record(f"train/{name}", means[name])
-        self._log_update()
-        self.logger.record("train/clip_range", clip_range)
-        if clip_range_vf is not None:
-            self.logger.record("train/clip_range_vf", clip_range_vf)
+        names = "entropy_loss", "policy_gradient_loss", "value_loss", "approx_kl", "clip_fraction", "loss"
+        first = {name: means[name] for name in names} | self._describe_rollout()
+        self._log_update(**first, n_updates=self._n_updates, **self._clip_ranges)
 
 
 class TritonPPO(PPOUpdateMixin, PPO):
@@ -202,10 +198,9 @@ class TritonA2C(AcceleratedMixin, A2C):
             self._check_minibatch(indices)
             raise ValueError("log_probs: got NaN for the actions of the rollout, expected numbers")
         self._n_updates += 1
-        self.logger.record("train/entropy_loss", entropy_loss)
-        self.logger.record("train/policy_loss", policy_loss)
-        self.logger.record("train/value_loss", value_loss)
-        self._log_update()
+        first = {"n_updates": self._n_updates, "explained_variance": 0}
+        losses = {"entropy_loss": entropy_loss, "policy_loss": policy_loss, "value_loss": value_loss}
+        self._log_update(**(first | losses | self._describe_rollout()))
 
     def _make_step(self, indices: torch.Tensor) -> torch.Tensor:
         """Update the policy with the rollout. Returns the parts of the loss, and whether it was refused."""

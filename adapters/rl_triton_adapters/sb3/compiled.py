@@ -97,15 +97,9 @@ def view_rollout(algorithm: Any) -> Rollout:
     samples, policy = algorithm._rollout, algorithm.policy
     features = policy.extract_features(samples["observations"])
     features = features if policy.share_features_extractor else features[0]
-    return Rollout(
-        features,
-        samples["actions"].reshape(len(features), -1),
-        samples["advantages"],
-        samples["returns"],
-        samples["log_probs"],
-        samples["values"],
-        samples.get("action_masks"),
-    )
+    actions, masks = samples["actions"].reshape(len(features), -1), samples.get("action_masks")
+    advantages, returns, log_probs, values = (samples[x] for x in ("advantages", "returns", "log_probs", "values"))
+    return Rollout(features, actions, advantages, returns, log_probs, values, masks)
 
 
 def run_compiled(
@@ -115,7 +109,8 @@ def run_compiled(
     minibatches: list[Any] = []
 
     def draw_orders() -> Iterator[torch.Tensor]:
-        for _ in range(num_epochs):
+        for epoch in range(num_epochs):
+            algorithm._n_updates += bool(epoch)  # the one before is over
             order = algorithm._draw_permutation()
             minibatches.append(torch.split(order, size))
             yield order

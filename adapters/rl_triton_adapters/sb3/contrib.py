@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import LSTM
 
-from rl_triton_adapters._optimizers import fuse_optimizer
+from rl_triton_adapters._optimizers import fused
 from rl_triton_adapters._overrides import find_override, has_hooks
 from rl_triton_adapters._switch import find_off_switch
 from rl_triton_adapters._versions import explain_import
@@ -199,10 +199,8 @@ class TritonRecurrentPPO(RecurrentPPO):
         if not self.is_accelerated:
             super().train()
             return
-        policy: Any = self.policy
-        if self.device.type == "cpu":
-            fuse_optimizer(policy.optimizer)
-        with replace_methods(policy, _process_sequence=process_sequences):
+        optimizers = [self.policy.optimizer] if self.device.type == "cpu" else []
+        with fused(optimizers), replace_methods(self.policy, _process_sequence=process_sequences):
             super().train()
 
 
@@ -225,10 +223,8 @@ def process_sequences(
     num_sequences = lstm_states[0].shape[1]
     starts = episode_starts.view(num_sequences, -1)
     if starts[:, 1:].any():
-        stock: Any = RecurrentActorCriticPolicy
-        result: tuple[Tensor, tuple[Tensor, Tensor]] = stock._process_sequence(
-            features, lstm_states, episode_starts, lstm
-        )
+        stock: Any = RecurrentActorCriticPolicy._process_sequence
+        result: tuple[Tensor, tuple[Tensor, Tensor]] = stock(features, lstm_states, episode_starts, lstm)
         return result
     going_on = (1 - starts[:, 0]).view(1, num_sequences, 1)
     inputs = features.view(num_sequences, -1, lstm.input_size).transpose(0, 1)

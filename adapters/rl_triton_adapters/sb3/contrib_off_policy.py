@@ -75,22 +75,18 @@ class TritonCrossQ(EntropyMixin, CrossQ):
 
     read_settings: ClassVar[tuple[str, ...]] = ("gamma", "target_entropy")
     transient: ClassVar[tuple[str, ...]] = (*EntropyMixin.transient, "_renorm_steps")
-
-    policy_delay: int
+    counts_each: ClassVar[int] = 1
 
     @property
     def _learns_entropy(self) -> bool:
         return self.log_ent_coef is not None
 
-    def _prepare_policy(self) -> None:
-        """As every gradient step leaves it: batch normalisation learns where a step says so."""
-        super()._prepare_policy()
-        self.actor.set_bn_training_mode(False)
-        self.critic.set_bn_training_mode(False)
-        self._renorm_steps = [count_renorm_steps(x) for x in (self.critic, self.actor)]
-
     def _choose_parts(self, index: int) -> tuple[Any, ...]:
         """Whether the actor learns, too, and of which layers of the critic and the actor the warm-up is over."""
+        if index == 0:
+            for network in (self.actor, self.critic) if self._update.is_captured else ():
+                network.set_bn_training_mode(False)  # as every gradient step leaves it
+            self._renorm_steps = [count_renorm_steps(x) for x in (self.critic, self.actor)]
         before = self._n_updates - 1
         actor_index = before // self.policy_delay - (before - index) // self.policy_delay
         of_critic, of_actor = self._renorm_steps
@@ -101,6 +97,7 @@ class TritonCrossQ(EntropyMixin, CrossQ):
     def _learn(self, batch: Any, *parts: Any) -> dict[str, Tensor]:
         updates_actor, is_warm, is_actor_warm = parts
         ent_coef = self._find_entropy_coefficient()
+        self.actor.set_bn_training_mode(False)
         with torch.no_grad():
             next_actions, next_log_probs = self.actor.action_log_prob(batch.next_observations)
         observations = torch.cat([batch.observations, batch.next_observations])  # their statistics are of both
@@ -146,11 +143,9 @@ def learn_statistics(network: Any, is_warm: tuple[bool, ...]) -> Iterator[None]:
         is_warm: Whether the warm-up of each of these layers is over.
     """
     network.set_bn_training_mode(True)
-    try:
-        with KnownSteps(list_renorms(network), is_warm):
-            yield
-    finally:
-        network.set_bn_training_mode(False)
+    with KnownSteps(list_renorms(network), is_warm):
+        yield
+    network.set_bn_training_mode(False)
 
 
 class KnownSteps(TorchFunctionMode):

@@ -82,9 +82,7 @@ class DeviceStorageMixin(TritonGAEMixin):
     def _get_samples(self, batch_inds: Any, env: VecNormalize | None = None) -> Any:
         if find_off_switch():
             return super()._get_samples(batch_inds, env)
-        return self.samples(
-            *(map_arrays(lambda tensor: tensor.index_select(0, batch_inds), stored) for stored in self._rollout)
-        )
+        return self.samples(*(map_arrays(lambda x: x.index_select(0, batch_inds), stored) for stored in self._rollout))
 
     def _copy_field(self, name: str) -> Any:
         dtype = self.action_dtype if name == "actions" else None
@@ -126,13 +124,8 @@ class BatchedTerminalValues(BaseCallback):
 
     def _on_step(self) -> bool:
         infos = self.locals["infos"]
-        cut = [
-            index
-            for index, done in enumerate(self.locals["dones"])
-            if done
-            and infos[index].get("terminal_observation") is not None
-            and infos[index].get("TimeLimit.truncated", False)
-        ]
+        ended = [(index, infos[index]) for index, done in enumerate(self.locals["dones"]) if done]
+        cut = [i for i, x in ended if x.get("TimeLimit.truncated") and x.get("terminal_observation") is not None]
         if cut and not find_off_switch():
             observations = [infos[index].pop("terminal_observation") for index in cut]
             self.locals["rewards"][cut] += self.model.gamma * self._values(observations, cut)

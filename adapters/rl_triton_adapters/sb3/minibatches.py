@@ -8,6 +8,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from rl_triton_adapters._overrides import find_override
+from rl_triton_core.capture import is_input
+
+# isort: split
+from stable_baselines3.common.type_aliases import ReplayBufferSamples
+from stable_baselines3.common.vec_env import VecNormalize
 
 METHODS = ("sample", "_get_samples", "to_torch")
 """Of a replay buffer: with all of Stable-Baselines3's, minibatches are made where `device` says."""
@@ -70,12 +75,15 @@ def draw_minibatches(algorithm: Any, count: int, size: int, packs: bool) -> Iter
         algorithm: Whose replay buffer is drawn from.
         count: How many.
         size: Samples of each.
-        packs: Whether minibatches are packed. Those of a buffer with methods of its own never are.
+        packs: Whether minibatches are packed. Those of a buffer or normaliser with methods of its own never are, but
+            can be the inputs of a graph, too.
     """
     buffer, env = algorithm.replay_buffer, algorithm._vec_normalize_env
-    if not packs or find_override(buffer, METHODS, PACKAGES):
+    is_own = find_override(buffer, METHODS, PACKAGES) or (env and find_override(env, vars(VecNormalize), PACKAGES))
+    if not packs or is_own:
         for _ in range(count):
-            yield None, [buffer.sample(size, env=env)]
+            samples = buffer.sample(size, env=env)
+            yield None, [pick_inputs(samples) if packs else samples]
         return
     while count:
         first = draw_on_host(buffer, size, env)
@@ -84,6 +92,13 @@ def draw_minibatches(algorithm: Any, count: int, size: int, packs: bool) -> Iter
         batches = [first, *(draw_on_host(buffer, size, env) for _ in range(more))]
         count -= len(batches)
         yield form, list(pack_minibatches(batches, form, algorithm.device))
+
+
+def pick_inputs(samples: Any) -> Any:
+    """A minibatch as a graph can take it: of one that has more to it, what the stock algorithms read."""
+    if all(map(is_input, pytree.tree_leaves(samples))):
+        return samples
+    return ReplayBufferSamples._make(getattr(samples, name, None) for name in ReplayBufferSamples._fields)
 
 
 def draw_on_host(buffer: Any, size: int, env: Any) -> Any:

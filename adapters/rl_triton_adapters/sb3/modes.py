@@ -53,10 +53,12 @@ class TrainingModes:
             method(self.policy, mode)
             return
         flags = [(x.__dict__, x.training) for x in self.modules]
-        for attributes, _ in flags:
-            attributes["training"] = None
-        method(self.policy, mode)
-        self.flags[mode] = [(x, x["training"]) for x, _ in flags if x["training"] is not None]
-        for attributes, flag in flags:
-            if attributes["training"] is None:
-                attributes["training"] = flag
+        try:
+            for attributes, _ in flags:
+                attributes["training"] = None
+            method(self.policy, mode)
+            self.flags[mode] = [(x, x["training"]) for x, _ in flags if x["training"] is not None]
+        finally:
+            for attributes, flag in flags:
+                if attributes["training"] is None:
+                    attributes["training"] = flag

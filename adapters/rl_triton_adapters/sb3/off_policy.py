@@ -17,12 +17,12 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from rl_triton_adapters._branches import Fork, Writes, branch_networks
-from rl_triton_adapters._optimizers import fuse_optimizer
+from rl_triton_adapters._optimizers import fused
 from rl_triton_adapters._overrides import find_override
 from rl_triton_adapters.sb3.base import PACKAGES, AcceleratedAlgorithm, replace_methods
 from rl_triton_adapters.sb3.minibatches import Form, draw_minibatches, unpack_minibatch
 from rl_triton_adapters.sb3.modes import TrainingModes
-from rl_triton_adapters.sb3.policies import kept_distribution
+from rl_triton_adapters.sb3.policies import detach_distribution, kept_distribution
 from rl_triton_adapters.updates import DeferredChecks
 from rl_triton_core.capture import CapturedStep
 
@@ -34,6 +34,8 @@ ACTORS = ("actor", "q_net", "quantile_net")
 """What a policy acts with, by its names in the algorithms."""
 NETWORKS = (*ACTORS, "critic", "actor_target", "critic_target", "q_net_target", "quantile_net_target")
 """What gradient steps call."""
+LOGGED_FIRST = ("ent_coef", "actor_loss", "critic_loss")
+"""Statistics of an update in the order of the stock algorithms' logs; the others follow."""
 
 
 class Unread(NamedTuple):
@@ -59,8 +61,15 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         *("_form", "_checks", "_modes", "_is_learning", "_unfinished", "_writes"),
     )
     max_graphs: ClassVar[int] = 8
+    counts_each: ClassVar[int] = 0
+    """1 where the stock algorithm counts an update before it draws the minibatch, not at the end of `train`."""
     usual_batch_size: ClassVar[int] = 64
     """Of `train`, where none is given, as in the stock algorithm."""
+
+    actor: Any
+    critic: Any
+    critic_target: Any
+    policy_delay: int
 
     def __init__(self, *args: Any, acceleration: str | bool = "auto", **kwargs: Any) -> None:
         self._form: Form | None = None
@@ -83,20 +92,27 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         batch_size = self.usual_batch_size if batch_size is None else batch_size
         self._finish_update()
         step = self._find_update()
-        if self._update.stock:
+        if self._update.stock or not (torch.is_grad_enabled() and gradient_steps):
             step.reset()
             super().train(gradient_steps, batch_size)
             return
+        assert self._modes is not None
+        self._modes.set_mode(True)
         optimizers = self._list_optimizers()
-        for optimizer in optimizers if step.reason else ():
-            fuse_optimizer(optimizer)
-        self._prepare_policy()
-        self._update_learning_rate(optimizers)
+        self._update_learning_rate(optimizers if len(optimizers) > 1 else optimizers[0])  # as the stock algorithms do
         step.resume()
+        with fused(optimizers if step.reason else ()):
+            self._make_steps(step, gradient_steps, batch_size)
+        if not (self._is_learning and self._can_act) or find_override(self._logger, ["record"], PACKAGES):
+            self._finish_update()
+
+    def _make_steps(self, step: CapturedStep, count: int, size: int) -> None:
+        """Make so many gradient steps with minibatches of this size; their last statistics are still to be read."""
         history: dict[str, list[float]] = {}
-        unread, index = None, 0
+        unread, before, index = None, self._n_updates, 0
         packs = self.device.type != "cpu" or not step.reason
-        for form, batches in draw_minibatches(self, gradient_steps, batch_size, packs):
+        self._n_updates += self.counts_each
+        for form, batches in draw_minibatches(self, count, size, packs):
             if unread is not None:
                 self._read_statistics(unread, history)
             self._form = form
@@ -104,13 +120,12 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
             rows = []
             with step.held():
                 for batch in batches:
-                    self._n_updates += 1
                     rows.append(self._call_step(step, batch, self._choose_parts(index)))
                     index += 1
+                    self._n_updates += self.counts_each if index < count else 0
             unread = start_reading(rows, batches)
+        self._n_updates = before + count
         self._unfinished = unread and (unread, history)
-        if not (self._is_learning and self._can_act):
-            self._finish_update()
 
     def _call_step(self, step: CapturedStep, batch: Any, parts: tuple[Any, ...]) -> tuple[list[str], Tensor]:
         """Make one gradient step; the names and values of its statistics, and last whether it was refused."""
@@ -142,13 +157,8 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         networks, inside = (getattr(self, name, None) for name in NETWORKS), [*self.policy.children()]
         return [self.policy, *(x for x in networks if isinstance(x, nn.Module) and x not in inside)]
 
-    def _prepare_policy(self) -> None:
-        """Before the first gradient step of an update."""
-        assert self._modes is not None
-        self._modes.set_mode(True)
-
     def _choose_parts(self, index: int) -> tuple[Any, ...]:
-        """Which parts a gradient step has: the one with this index in its update, which `_n_updates` has counted."""
+        """Which parts a gradient step has: the one with this index in its update."""
         return ()
 
     def _learn(self, batch: Any, *parts: Any) -> dict[str, Tensor]:
@@ -161,8 +171,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
             assert self._update.step is not None
             self._update.step.stop_if(self._checks.has_failed())
         optimizer.zero_grad()
-        learned = [x for group in optimizer.param_groups for x in group["params"] if x.requires_grad]
-        loss.backward(inputs=learned or None)  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
     def _evaluate_next(self, batch: Any, values: Tensor) -> Tensor:
@@ -221,8 +230,8 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
     def _log_history(self, history: dict[str, list[float]]) -> None:
         """Log what the stock algorithm logs of an update."""
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        for name, values in history.items():
-            self.logger.record(f"train/{name}", np.mean(values))
+        for name in sorted(history, key=lambda x: [*LOGGED_FIRST, x].index(x)):
+            self.logger.record(f"train/{name}", np.mean(history[name]))
 
     # -- acting --------------------------------------------------------------------------------------------------------
 
@@ -253,15 +262,15 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         """Return what the policy's `obs_to_tensor` does, without waiting for the device: it may still learn."""
         on_host = SimpleNamespace(observation_space=self.policy.observation_space, device=torch.device("cpu"))
         tensors, is_vectorized = type(self.policy).obs_to_tensor(on_host, observation)  # type: ignore[arg-type]
-        return pytree.tree_map(self._copy_to_device, tensors), is_vectorized
-
-    def _copy_to_device(self, x: Tensor) -> Tensor:
-        return x.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else x
+        if self.device.type == "cuda":
+            tensors = pytree.tree_map(lambda x: x.pin_memory().to(self.device, non_blocking=True), tensors)
+        return tensors, is_vectorized
 
     def _act(self, observation: Any, deterministic: bool = False) -> Tensor:
         """Return what the policy's `_predict` does, in host memory; where that raises an error, so does this."""
         assert self._acting is not None
         if not torch.is_grad_enabled():
+            detach_distribution(getattr(self, "actor", None))
             actions: Tensor = self._acting(observation, deterministic).cpu()
             self._finish_update()
             if not actions.isnan().any():

@@ -16,8 +16,10 @@ from rl_triton_adapters.updates import DeferredChecks, replace_nan
 from rl_triton_core.losses import Bernoulli, Gaussian, LogProbs, MultiCategorical, Policy, PPOLoss, ppo_loss
 
 # isort: split
+from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.torch_layers import MlpExtractor
 
+DISTRIBUTIONS = (Distribution, torch.distributions.Distribution)
 HEADS = {
     "stable_baselines3.common.distributions.CategoricalDistribution": "categorical",
     "stable_baselines3.common.distributions.MultiCategoricalDistribution": "multicategorical",
@@ -61,17 +63,20 @@ def list_sizes(distribution: Any) -> list[int]:
 def apply_networks(policy: Any, observations: Any) -> tuple[Tensor, Tensor]:
     """Compute the inputs of the distribution, logits or means, and the values, as a plain `ActorCriticPolicy` does."""
     features = policy.extract_features(observations)
-    networks = policy.mlp_extractor
-    is_plain = type(networks) is MlpExtractor and not has_hooks(networks) and not torch.is_grad_enabled()
+    networks, is_learning = policy.mlp_extractor, torch.is_grad_enabled()
+    is_plain = type(networks) is MlpExtractor and not has_hooks(networks) and not is_learning
     if is_plain and not find_override(networks, FORWARDS, PACKAGES):
         pair = (features, features) if policy.share_features_extractor else features
-        parts = (networks.policy_net, policy.action_net), (networks.value_net, policy.value_net)
-        return apply_modules(parts[0], pair[0]), apply_modules(parts[1], pair[1])
-    if policy.share_features_extractor:
+        latent_pi = apply_modules([networks.policy_net], pair[0])
+        latent_vf = apply_modules([networks.value_net], pair[1])
+    elif policy.share_features_extractor:
         latent_pi, latent_vf = networks(features)
     else:
         latent_pi, latent_vf = networks.forward_actor(features[0]), networks.forward_critic(features[1])
-    return policy.action_net(latent_pi), policy.value_net(latent_vf)
+    if is_learning:
+        return policy.action_net(latent_pi), policy.value_net(latent_vf)
+    values = apply_modules([policy.value_net], latent_vf)  # first where it acts, as hooks see
+    return apply_modules([policy.action_net], latent_pi), values
 
 
 # -- acting ------------------------------------------------------------------------------------------------------------
@@ -155,12 +160,16 @@ def mark_others(logits: Tensor, actions: Tensor) -> Tensor:
     return logits.where((actions == 0) | (actions == 1), nan)
 
 
-def detach_noise(distribution: Any) -> None:
-    """Drop the graph of state-dependent noise, which is drawn outside: a capture must find none of that stream."""
-    for owner in (distribution, distribution.weights_dist):
-        for name, x in vars(owner).items():
-            if isinstance(x, Tensor) and x.requires_grad:
-                setattr(owner, name, x.detach())
+def detach_distribution(owner: Any) -> None:
+    """Drop the graphs that a policy's or actor's last distribution has: no copy or capture could have them."""
+    waiting = [getattr(owner, "action_dist", SimpleNamespace())]
+    for distribution in waiting:
+        own = vars(distribution)
+        for name, x in own.items():
+            if isinstance(x, Tensor) and x.grad_fn is not None:
+                own[name] = x.detach()
+            parts = x if isinstance(x, list) else [x]
+            waiting += [y for y in parts if isinstance(y, DISTRIBUTIONS) and y not in waiting]
 
 
 @contextmanager
@@ -202,15 +211,10 @@ def evaluate_actions(
 def evaluate_policy(
     policy: Any, observations: Any, actions: Tensor, *, defers_checks: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return values, log-probabilities and entropies of actions: those of the policy's `evaluate_actions`.
+    """Return what `evaluate_actions` does, from the networks' outputs where the distribution is known.
 
-    Log-probabilities are NaN where that raises an error, unless this does.
-
-    Args:
-        policy: The policy; of one that takes masks, all actions are allowed.
-        observations: Tensor of observations, or a dictionary of them.
-        actions: What the policy's `evaluate_actions` takes.
-        defers_checks: Whether the device is not waited for.
+    Log-probabilities are NaN where the policy's method raises an error, unless this does. Of a policy that takes masks,
+    all actions are allowed.
     """
     head = find_head(policy)
     if head is None:
@@ -234,41 +238,26 @@ def evaluate_policy(
 
 
 def compute_loss(
-    policy: Any,
-    observations: Any,
-    actions: Tensor,
-    action_masks: Tensor | None = None,
-    *,
-    defers_checks: bool,
-    **arguments: Any,
+    policy: Any, observations: Any, actions: Tensor, masks: Tensor | None = None, *, defers_checks: bool, **rest: Any
 ) -> PPOLoss:
     """Compute PPO's loss and its gradient in one pass, from the networks' outputs where the distribution is known.
 
-    `approx_kl` is not finite where the policy's `evaluate_actions` raises an error, unless this does.
-
-    Args:
-        policy: The policy.
-        observations: Tensor of observations, or a dictionary of them.
-        actions: What the policy's `evaluate_actions` takes.
-        action_masks: Which actions are allowed, [..., num_actions], for a policy that takes masks.
-        defers_checks: Whether the device is not waited for.
-        arguments: Passed on to `ppo_loss`.
+    `approx_kl` is not finite where the policy's method raises an error, unless this does. Arguments are those of
+    `evaluate_actions`, with masks [..., num_actions], and of `ppo_loss`.
     """
     head = find_head(policy)
     if head is None:
-        masks = () if action_masks is None else (action_masks,)
-        values, log_probs, entropy = evaluate_actions(
-            policy, observations, actions, *masks, defers_checks=defers_checks
-        )
+        given = (policy, observations, actions, *(() if masks is None else (masks,)))
+        values, log_probs, entropy = evaluate_actions(*given, defers_checks=defers_checks)
         if entropy is not None and entropy.shape != log_probs.shape:
             entropy = entropy.mean().expand_as(log_probs)  # which is all that PPO reads of it
-        return ppo_loss(LogProbs(log_probs, entropy), None, values=values.flatten(), **arguments)
+        return ppo_loss(LogProbs(log_probs, entropy), None, values=values.flatten(), **rest)
     inputs, values = apply_networks(policy, observations)
-    if action_masks is not None:
-        inputs = inputs + torch.where(action_masks, 0.0, MASKED_LOGIT)  # NaN stays
+    if masks is not None:
+        inputs = inputs + torch.where(masks, 0.0, MASKED_LOGIT)  # NaN stays
     known = describe_policy(policy, head, mark_others(inputs, actions) if head == "bernoulli" else inputs)
     actions = actions.long() if isinstance(known, MultiCategorical) else actions
-    return ppo_loss(known, actions, values=values.flatten(), **arguments)
+    return ppo_loss(known, actions, values=values.flatten(), **rest)
 
 
 def describe_policy(policy: Any, head: str, inputs: Tensor) -> Policy:

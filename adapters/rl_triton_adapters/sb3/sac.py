@@ -20,9 +20,6 @@ class EntropyMixin(OffPolicyMixin):
 
     read_settings: ClassVar[tuple[str, ...]] = (*OffPolicyMixin.read_settings, "target_entropy")
 
-    actor: Any
-    critic: Any
-    critic_target: Any
     ent_coef_optimizer: Any
     log_ent_coef: Any
     ent_coef_tensor: Any

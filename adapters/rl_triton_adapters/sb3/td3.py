@@ -23,15 +23,12 @@ class TD3UpdateMixin(OffPolicyMixin):
         "target_policy_noise",
         "target_noise_clip",
     )
+    counts_each: ClassVar[int] = 1
     usual_batch_size: ClassVar[int] = 100
 
-    actor: Any
     actor_target: Any
-    critic: Any
-    critic_target: Any
     target_policy_noise: float
     target_noise_clip: float
-    policy_delay: int
     actor_batch_norm_stats: Any
     actor_batch_norm_stats_target: Any
     critic_batch_norm_stats: Any

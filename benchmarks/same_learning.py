@@ -63,7 +63,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 MODULES = {"RecurrentPPO": "contrib", "MaskablePPO": "contrib", "A2C": "captured", "DQN": "dqn", "TD3": "td3"}
 PARTS = ("fused Adam", "LSTM in one call")
-"""Arms that have one part of what ours does to RecurrentPPO."""
+"""Arms that have one part of what ours does."""
+ARMS = {"RecurrentPPO": ("control", *PARTS), "TD3": ("control", PARTS[0])}
+"""Besides stock and ours."""
 EPISODES = 20
 
 
@@ -79,7 +81,7 @@ class Returns(NamedTuple):
 
 def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
     """Quartiles over seeds, all values in the note, and how likely a difference of means as large is by chance."""
-    arms = ("stock", *("control", *PARTS) * (setting.algorithm == "RecurrentPPO"), "ours")  # the quickest last
+    arms = ("stock", *ARMS.get(setting.algorithm, ()), "ours")  # the quickest last
     runs = [(setting, *x, options.device) for x in itertools.product(arms, range(setting.seeds))]
     found = list(train_all(train, runs, options.jobs, time.time() + options.ends - time.perf_counter()))
     stock = [x.evaluated for x in found if x.arm == "stock"]
@@ -147,11 +149,13 @@ def add_part(kind: Any, part: str) -> Any:
     class WithPart(kind):
         """That."""
 
-        def train(self) -> None:
+        def train(self, *args: Any, **kwargs: Any) -> None:
+            policy = self.policy
             if part == PARTS[0]:
-                fuse_optimizer(self.policy.optimizer)
-                return super().train()
-            with replace_methods(self.policy, _process_sequence=process_sequences):
+                for x in (policy.actor, policy.critic) if hasattr(policy, "actor") else (policy,):
+                    fuse_optimizer(x.optimizer)
+                return super().train(*args, **kwargs)
+            with replace_methods(policy, _process_sequence=process_sequences):
                 super().train()
 
     return WithPart

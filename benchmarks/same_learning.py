@@ -84,15 +84,16 @@ def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
     arms = ("stock", *ARMS.get(setting.algorithm, ()), "ours")  # the quickest last
     runs = [(setting, *x, options.device) for x in itertools.product(arms, range(setting.seeds))]
     found = list(train_all(train, runs, options.jobs, time.time() + options.ends - time.perf_counter()))
-    stock = [x.evaluated for x in found if x.arm == "stock"]
     for arm in arms:
         returns = [x.evaluated for x in found if x.arm == arm]
         note = " ".join(f"{x:.0f}" for x in sorted(returns))
         yield make_row(arm, "return", "", returns, note)
         yield make_row(arm, "return in training", "", [x.trained for x in found if x.arm == arm])
-        yield make_row(arm, "runs to the target", "", sum(x >= setting.target_return for x in returns))
-        if arm != "stock":
-            yield make_row(arm, "chance of the difference from stock", "", find_chance(stock, returns))
+        note = f"of {len(returns)}"
+        yield make_row(arm, "runs to the target", "", sum(x >= setting.target_return for x in returns), note)
+        for other in {"control": ("stock",), "ours": ("stock", "control")}.get(arm, ("stock",) * (arm != "stock")):
+            if known := [x.evaluated for x in found if x.arm == other]:
+                yield make_row(arm, f"chance of the difference from {other}", "", find_chance(known, returns))
 
 
 def find_chance(first: list[float], second: list[float], trials: int = 20_000) -> float:

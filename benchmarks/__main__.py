@@ -66,6 +66,7 @@ BENCHMARKS = {
     "verbs": Benchmark("verbs"),
     "learning": Benchmark("learning", ("stable_baselines3",)),
     "same_learning": Benchmark("same_learning", ("stable_baselines3", "sb3_contrib")),
+    "same_learning_rllib": Benchmark("same_learning_rllib", RAY),
     "synthetic": Benchmark("end_to_end.synthetic"),
     "cleanrl": Benchmark("end_to_end.cleanrl"),
     "sb3": Benchmark("end_to_end.sb3", ("stable_baselines3", "gymnasium")),

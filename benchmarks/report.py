@@ -612,7 +612,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "token_log_probs": partial(write_benchmark, "token_log_probs", partial(list_rows, columns=OF_LOGITS)),
     "varying_batches": partial(write_benchmark, "varying_batches", list_arms),
     "learning": partial(write_benchmark, "learning", list_learning),
-    "same_learning": partial(write_benchmark, "same_learning", list_arms),
+    **{x: partial(write_benchmark, x, list_arms) for x in ("same_learning", "same_learning_rllib")},
     "frameworks": write_loops,
     "training": describe_training,
     "rllib_gain": describe_rllib,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -42,7 +42,7 @@ OTHERS = [
 SETTINGS = {
     "cpu": [RECURRENT, *OTHERS],
     "cuda": [RECURRENT, *OTHERS],
-    "quick": [x._replace(total_steps=300, seeds=2, target_return=-2000.0) for x in (RECURRENT, OTHERS[1])],
+    "quick": [x._replace(total_steps=300, seeds=1, target_return=-2000.0) for x in (RECURRENT, OTHERS[1])],
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "RecurrentPPO": {
@@ -84,13 +84,19 @@ def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
     arms = ("stock", *ARMS.get(setting.algorithm, ()), "ours")  # the quickest last
     runs = [(setting, *x, options.device) for x in itertools.product(arms, range(setting.seeds))]
     found = list(train_all(train, runs, options.jobs, time.time() + options.ends - time.perf_counter()))
+    yield from compare_arms(arms, found, setting.target_return)
+
+
+def compare_arms(arms: Sequence[str], found: list[Returns], target: float) -> Iterator[Row]:
+    """The lines of all arms, of which stock is the first."""
     for arm in arms:
         returns = [x.evaluated for x in found if x.arm == arm]
         note = " ".join(f"{x:.0f}" for x in sorted(returns))
         yield make_row(arm, "return", "", returns, note)
         yield make_row(arm, "return in training", "", [x.trained for x in found if x.arm == arm])
-        note = f"of {len(returns)}"
-        yield make_row(arm, "runs to the target", "", sum(x >= setting.target_return for x in returns), note)
+        if returns:
+            reached = sum(x >= target for x in returns) / len(returns)
+            yield make_row(arm, "share of runs at the target", "", reached, f"of {len(returns)}")
         for other in {"control": ("stock",), "ours": ("stock", "control")}.get(arm, ("stock",) * (arm != "stock")):
             if known := [x.evaluated for x in found if x.arm == other]:
                 yield make_row(arm, f"chance of the difference from {other}", "", find_chance(known, returns))

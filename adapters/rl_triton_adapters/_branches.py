@@ -111,9 +111,9 @@ class Siblings:
 
 
 @contextmanager
-def branch_networks(algorithm: Any, *names: str) -> Iterator[None]:
+def branch_networks(model: Any, *names: str) -> Iterator[None]:
     """Inside, networks of Stable-Baselines3's critics have branches of their own: `q_networks` of these attributes."""
-    critics: list[Any] = [getattr(algorithm, name, None) for name in names] if is_capturing() else []
+    critics: list[Any] = [getattr(model, x, None) for x in names if is_capturing() and not model._writes.are_there]
     before = [(x, x.q_networks) for x in critics if hasattr(x, "q_networks")]
     try:
         for index, (critic, networks) in enumerate(before):

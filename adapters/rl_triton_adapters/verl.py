@@ -537,12 +537,16 @@ def install(*, backend: str | None = None) -> None:
         core_algos.POLICY_LOSS_REGISTRY[LOSS_NAME] = _installed[LOSS_NAME] = core_algos.compute_policy_loss_vanilla
         logger.info("verl %s computes with its own functions: %s", verl.__version__, off)
         return
-    for place in _find_same_places():
-        ours = _bind_backend(place.function, backend)
-        if place.name != LOSS_NAME:
-            _stock[place.name] = getattr(place.module, place.attribute)
-            setattr(place.module, place.attribute, ours)
-        place.registry[place.name] = _installed[place.name] = ours
+    try:
+        for place in _find_same_places():
+            _installed[place.name] = ours = _bind_backend(place.function, backend)
+            if place.name != LOSS_NAME:
+                _stock[place.name] = getattr(place.module, place.attribute)
+                setattr(place.module, place.attribute, ours)
+            place.registry[place.name] = ours
+    except BaseException:
+        uninstall()
+        raise
     losses, tokens = ([x for x in names if x in _installed] for names in ((LOSS_NAME, *LOSSES), TOKENS))
     logger.info(
         "verl %s computes %s advantages%s with rl_triton_core %s, backend %s%s",
@@ -557,17 +561,13 @@ def install(*, backend: str | None = None) -> None:
 
 def uninstall() -> None:
     """Give this process's verl its own functions back. Without `install` before, nothing happens."""
-    for place in _list_places():
-        ours, stock = _installed.get(place.name), _stock.get(place.name)
-        if ours is None:
-            continue
+    for place in [x for x in _list_places() if x.name in _installed]:
+        ours, stock = _installed[place.name], _stock.get(place.name)
         if stock is not None and getattr(place.module, place.attribute) is ours:
             setattr(place.module, place.attribute, stock)
         if place.registry.get(place.name) is ours:
-            if stock is None:
-                del place.registry[place.name]
-            else:
-                place.registry[place.name] = stock
+            del place.registry[place.name]
+            place.registry.update({} if stock is None else {place.name: stock})
     _stock.clear()
     _installed.clear()
 

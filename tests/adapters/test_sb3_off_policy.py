@@ -543,6 +543,36 @@ def test_no_two_branches_write_the_same_statistics(kind, share_features_extracto
     assert ours._writes.are_there and not train(kind, 40)._writes.are_there
 
 
+class Centre(torch.nn.Module):
+    """Takes away a running mean, which every call in training moves."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(size))
+
+    def forward(self, x):
+        if self.training:
+            self.mean.lerp_(x.detach().mean(0), 0.1)
+        return x - self.mean
+
+
+@pytest.mark.parametrize("kind", [TritonSAC, TritonTD3])
+def test_networks_of_a_critic_may_share_statistics(kind, monkeypatch):
+    class Policy(kind.policy_aliases["MlpPolicy"]):
+        def make_critic(self, features_extractor=None):
+            critic = super().make_critic(features_extractor)
+            shared = Centre(critic.q_networks[0][0].in_features)
+            for network in critic.q_networks:
+                network.insert(0, shared)
+            return critic
+
+    stock = train(STOCK[kind], 40, policy=Policy)
+    allow_captures(monkeypatch)
+    ours = train(kind, 40, policy=Policy)
+    assert ours.describe_step() == "updates are captured"
+    compare_models(ours, stock, 2e-5)
+
+
 def test_acting_is_captured_and_draws_from_the_policy(monkeypatch):
     allow_captures(monkeypatch)
     model = train(TritonSAC, 60)

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import inspect
+import itertools
 import os
 import subprocess
 import sys
@@ -398,6 +399,24 @@ def test_installing_replaces_and_uninstalling_restores():
     assert {name: core_algos.get_adv_estimator_fn(name) for name in stock} == stock
     assert losses == core_algos.POLICY_LOSS_REGISTRY
     assert {name: getattr(torch_functional, name) for name in STOCK_TOKENS} == STOCK_TOKENS
+
+
+def test_an_interrupted_install_replaces_nothing(monkeypatch):
+    stock = [*map(read_place, adapter._list_places())]
+    bind, calls = adapter._bind_backend, itertools.count(1)
+    monkeypatch.setattr(adapter, "_bind_backend", lambda *given: interrupt(next(calls) == 5) or bind(*given))
+    with pytest.raises(KeyboardInterrupt):
+        adapter.install()
+    assert [*map(read_place, adapter._list_places())] == stock
+
+
+def read_place(place):
+    return getattr(place.module, place.attribute, None), place.registry.get(place.name)
+
+
+def interrupt(condition):
+    if condition:
+        raise KeyboardInterrupt
 
 
 def test_what_others_put_in_place_after_us_stays():

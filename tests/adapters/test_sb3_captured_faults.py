@@ -62,6 +62,11 @@ def set_option(name, value):
     return {"change": lambda model: setattr(model, name, value)}
 
 
+def set_slopes(model):
+    for x in model.policy.modules():
+        x.negative_slope = 0.9
+
+
 CHANGES = {
     "larger rollout": {"change": partial(resize_rollout, 64)},
     "smaller rollout": {"change": partial(resize_rollout, 16)},
@@ -73,6 +78,7 @@ CHANGES = {
     "another environment": {"change": set_other_env},
     "parameters in place": {"callback": partial(EditParameters, True)},
     "parameters in new memory": {"callback": partial(EditParameters, False)},
+    "number of a layer": {"policy_kwargs": {"activation_fn": torch.nn.LeakyReLU}, "change": set_slopes},
     "running statistics": {"env": "Pendulum-v1", "wrap": VecNormalize},
     "dictionaries": {"env": DictCartPole, "wrap": VecNormalize, "policy": "MultiInputPolicy"},
 }

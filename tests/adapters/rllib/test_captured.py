@@ -222,6 +222,33 @@ def test_coefficients_are_inputs(monkeypatch):
     assert step.captured
 
 
+OF_THE_PROCESS = {"scale": 1.0}
+
+
+class Scaled(DefaultPPOTorchRLModule):
+    """A module that keeps a number, and reads one that no graph sees."""
+
+    scale = 1.0
+
+    def _forward_train(self, batch, **kwargs):
+        found = super()._forward_train(batch, **kwargs)
+        return found | {"action_dist_inputs": found["action_dist_inputs"] * self.scale * OF_THE_PROCESS["scale"]}
+
+
+def test_numbers_that_change_between_updates_are_followed(monkeypatch):
+    config, updated = make_config("categorical").rl_module(rl_module_spec=RLModuleSpec(module_class=Scaled)), []
+    for learner in (build_learner(config), build_captured(config, "cpu", monkeypatch)):
+        for scale, of_the_process in ((1.0, 1.0), (0.5, 1.0), (0.5, 0.3)):
+            learner.module[POLICY].scale = scale
+            monkeypatch.setitem(OF_THE_PROCESS, "scale", of_the_process)
+            if of_the_process != 1 and isinstance(learner, TritonLearner):
+                learner.recapture()
+            found = update_learner(config, "categorical", 1, learner)
+        updated.append(found)
+    assert_same_updates(*updated)
+    assert learner.triton_update.find_step().captured and not learner.triton_update.find_step().reason
+
+
 @pytest.mark.parametrize("skip", [False, True])
 def test_gradients_that_are_not_finite_are_treated_as_rllib_does(skip, monkeypatch, caplog):
     """All of them, after a reward that is none."""

@@ -32,6 +32,7 @@ from torchrl.modules import (
     ValueOperator,
 )
 from torchrl.objectives import ClipPPOLoss
+from torchrl.objectives.value import GAE
 
 from rl_triton_adapters.torchrl import TritonGAE
 from rl_triton_adapters.torchrl_losses import KnownGradient, TritonClipPPOLoss, choose_head
@@ -291,6 +292,33 @@ def test_missing_advantages_are_estimated(normalize_advantage):
     flags = {"done": done, "terminated": done, "reward": torch.randn(4, 16, 1, dtype=torch.float64)}
     batch["next"] = TensorDict({"observation": batch["observation"].roll(-1, 1), **flags}, (4, 16))
     assert_same_results(batch=batch, normalize_advantage=normalize_advantage)
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("network", ["actor_network", "critic_network"])
+@pytest.mark.parametrize("given", ["advantage", "nothing"])
+def test_an_interrupted_loss_leaves_what_that_of_torchrl_does(given, network):
+    """Networks, which are called with other parameters, have their own again. TensorDict may raise an error instead."""
+    batch, left = make_minibatch(shape=(4, 16)), []
+    flags = dict.fromkeys(("done", "terminated"), torch.rand(4, 16, 1) < 0.1)
+    batch["next"] = TensorDict({"observation": batch["observation"], "reward": batch["advantage"], **flags}, (4, 16))
+    batch = batch if given == "advantage" else batch.exclude("advantage", "value_target", "state_value")
+    for loss_class, estimator in ((ClipPPOLoss, GAE), (TritonClipPPOLoss, TritonGAE)):
+        loss = make_loss(loss_class)
+        loss.make_value_estimator(estimator, gamma=0.5, lmbda=0.5, value_network=loss.critic_network)
+        (layer,) = [x for x in getattr(loss, network).modules() if type(x) is nn.Linear]
+        handle = layer.register_forward_hook(interrupt)
+        with pytest.raises((KeyboardInterrupt, RuntimeError)) as error:
+            loss(batch)
+        handle.remove()
+        learning = [(name, x.requires_grad) for name, x in loss.named_parameters()]
+        kept = error.type, set(vars(loss)) - {"reason"}, learning, torch.is_grad_enabled()
+        left.append((kept, *compute_results(loss, batch)[:2]))
+    assert left[0][0] == left[1][0]
+    torch.testing.assert_close(left[1][1:], left[0][1:], rtol=1e-11, atol=1e-11)
 
 
 def test_advantages_of_an_estimator_as_programs_build_it():

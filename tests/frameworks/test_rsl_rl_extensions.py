@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("rsl_rl")
 from gpu_checks import GPU
 from overrides import override
+from recorded_graphs import allow_captures
 from rsl_rl.algorithms import PPO
 from test_rsl_rl import OURS, RECURRENT, STEEP, compare, make_runner, train, use_graphs
 
@@ -109,6 +110,19 @@ def test_recurrent_minibatches_of_one_environment(monkeypatch):
     compare(ours, other, rtol=1e-4, atol=2e-6)
     with pytest.raises(AssertionError, match="not close"):
         compare(stock, other, rtol=1e-2, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate parameters")
+def test_parameters_that_an_optimizer_has_twice(monkeypatch):
+    """As with `share_cnn_encoders`: each is stepped alone, as PyTorch does it on a CPU."""
+    allow_captures(monkeypatch)
+    stock, ours = make_runner("PPO"), make_runner(OURS)
+    for runner in (stock, ours):
+        parameters = [*runner.alg.optimizer.param_groups[0]["params"], *runner.alg.actor.parameters()]
+        runner.alg.optimizer = torch.optim.Adam(parameters, lr=1e-3)
+    train(stock, 2), train(ours, 2)
+    compare(ours, stock, rtol=1e-4, atol=2e-6)
+    assert "Adam has a parameter twice" in ours.alg.describe_step()
 
 
 def test_minibatches_without_samples_are_left_to_the_package():

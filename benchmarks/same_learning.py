@@ -94,9 +94,8 @@ def compare_arms(arms: Sequence[str], found: list[Returns], target: float) -> It
         note = " ".join(f"{x:.0f}" for x in sorted(returns))
         yield make_row(arm, "return", "", returns, note)
         yield make_row(arm, "return in training", "", [x.trained for x in found if x.arm == arm])
-        if returns:
-            reached = sum(x >= target for x in returns) / len(returns)
-            yield make_row(arm, "share of runs at the target", "", reached, f"of {len(returns)}")
+        share = [sum(x >= target for x in returns) / len(returns)] if returns else []
+        yield make_row(arm, "share of runs at the target", "", share, f"of {len(returns)}")
         for other in {"control": ("stock",), "ours": ("stock", "control")}.get(arm, ("stock",) * (arm != "stock")):
             if known := [x.evaluated for x in found if x.arm == other]:
                 yield make_row(arm, f"chance of the difference from {other}", "", find_chance(known, returns))

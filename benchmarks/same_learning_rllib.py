@@ -52,9 +52,8 @@ def train(run: tuple[Setting, str, int]) -> Returns:
     ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     try:
         algorithm = (config if arm == "stock" else enable_triton(config)).build_algo()
-        described = "" if arm == "stock" else algorithm.learner_group._learner.describe()
-        if arm == "ours" and "updates are compiled" not in described:
-            raise RuntimeError(described)
+        if arm == "ours" and "updates are compiled" not in (x := algorithm.learner_group._learner.describe()):
+            raise RuntimeError(x)
         returns = [algorithm.train()["env_runners"]["episode_return_mean"] for _ in range(setting.iterations)]
         return Returns(arm, sum(returns) / len(returns), returns[-1])
     finally:

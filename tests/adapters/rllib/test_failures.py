@@ -6,6 +6,7 @@ import pytest
 pytest.importorskip("ray.rllib")
 
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
+from ray.rllib.connectors.connector_v2 import ConnectorV2
 from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from recorded_graphs import allow_captures
@@ -64,6 +65,33 @@ def test_an_update_that_fails(way, captured, monkeypatch):
             assert_nothing_is_replaced(learner)
         found.append(update_learner(config, "categorical", learner=learner))
     assert_same_updates(*found)
+
+
+class Fails(ConnectorV2):
+    def __call__(self, *args, **kwargs):
+        raise KeyboardInterrupt
+
+
+def test_a_pipeline_that_fails():
+    learner = build_learner(enable_triton(make_config("categorical")))
+    pieces = learner._learner_connector.connectors
+    pieces.append(Fails())
+    before = [*pieces]
+    with pytest.raises(KeyboardInterrupt):
+        learner.update(**make_data(7), minibatch_size=32, num_epochs=2)
+    assert all(x is y for x, y in zip(pieces, before, strict=True))
+    assert_nothing_is_replaced(learner)
+
+
+def test_a_step_that_is_interrupted_as_it_is_captured(monkeypatch):
+    allow_captures(monkeypatch)
+    learner = build_learner(enable_triton(make_config("categorical")))
+    before = {**vars(learner)}
+    monkeypatch.setattr(learner.triton_update, "update_modules", Fails())
+    with pytest.raises(KeyboardInterrupt):
+        update_learner(make_config("categorical"), "categorical", 1, learner)
+    for name in ("metrics", "entropy_coeff_schedulers_per_module", "curr_kl_coeffs_per_module"):
+        assert vars(learner)[name] is before[name]
 
 
 def test_an_iterator_that_is_closed():

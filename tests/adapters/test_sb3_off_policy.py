@@ -543,25 +543,12 @@ def test_no_two_branches_write_the_same_statistics(kind, share_features_extracto
     assert ours._writes.are_there and not train(kind, 40)._writes.are_there
 
 
-class Centre(torch.nn.Module):
-    """Takes away a running mean, which every call in training moves."""
-
-    def __init__(self, size):
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(size))
-
-    def forward(self, x):
-        if self.training:
-            self.mean.lerp_(x.detach().mean(0), 0.1)
-        return x - self.mean
-
-
 @pytest.mark.parametrize("kind", [TritonSAC, TritonTD3])
 def test_networks_of_a_critic_may_share_statistics(kind, monkeypatch):
     class Policy(kind.policy_aliases["MlpPolicy"]):
         def make_critic(self, features_extractor=None):
             critic = super().make_critic(features_extractor)
-            shared = Centre(critic.q_networks[0][0].in_features)
+            shared = torch.nn.BatchNorm1d(critic.q_networks[0][0].in_features)
             for network in critic.q_networks:
                 network.insert(0, shared)
             return critic

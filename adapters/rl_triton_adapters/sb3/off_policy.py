@@ -305,7 +305,8 @@ def average_parameters(parameters: Iterable[Tensor], targets: Iterable[Tensor], 
         targets: Those that follow them.
         tau: In [0, 1]; at 1, targets are the learned ones.
     """
-    sources, followers = list(parameters), list(targets)
-    if followers:
+    pairs = {y.data_ptr(): (x, y) for x, y in zip(parameters, targets, strict=True)}  # one may have several names
+    if pairs:
+        sources, followers = zip(*pairs.values(), strict=True)
         torch._foreach_mul_(followers, 1 - tau)
         torch._foreach_add_(followers, sources, alpha=tau)

@@ -24,6 +24,7 @@ from rl_triton_core._internal.capture.graphs import CudaGraphs, use_stream
 from rl_triton_core._internal.capture.host import HostState
 from rl_triton_core._internal.capture.key import Contents, describe_leaf, describe_mode, find_pointers, name_context
 from rl_triton_core._internal.capture.optimizers import OPTIMIZERS, PreparedOptimizer, name_repeated
+from rl_triton_core._internal.capture.reach import Reach, list_functions, list_names
 from rl_triton_core._internal.capture.step import (
     Captured,
     CaptureFailed,
@@ -41,10 +42,13 @@ from rl_triton_core._internal.capture.undo import keep_buffers
 __all__ = [
     "OPTIMIZERS",
     "CapturedStep",
+    "Reach",
     "find_group_obstacle",
     "hold_captures",
     "is_input",
     "keep_buffers",
+    "list_functions",
+    "list_names",
     "name_repeated",
     "use_capture_stream",
 ]

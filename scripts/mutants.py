@@ -48,7 +48,7 @@ NOT_OF_MUTANTS = (
         "estimators_numbers",
     ),
     *("how_a_call_runs", "language", "losses_cuda", "losses_frameworks", "losses_logits_cuda", "normalization_cuda"),
-    *("oracles", "private_names", "reports", "testing", "types", "warmup"),
+    *("oracles", "reports", "testing", "types", "warmup"),
 )
 """Tests of the core whose words are in expressions that mean others."""
 CORE_TESTS = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/core/test_*.py"))

@@ -1,21 +1,29 @@
 """What a user has changed in an object of a framework: an adapter that goes around a method asks whether it may."""
 
 import sys
-from collections.abc import Iterable, Iterator
-from functools import cached_property
-from inspect import unwrap as find_innermost
+from collections.abc import Iterable
+from functools import partial
 from numbers import Number
-from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.functional import linear
+
+from rl_triton_core.capture import Reach, list_functions, list_names
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 COMPILED = "_compiled_call_impl"
 """Where `nn.Module.compile` leaves what is called."""
 HOOKS_OF_ALL = [vars(nn.modules.module)[f"_global{name}"] for name in HOOKS]
 """Those of all modules."""
+LIBRARIES = (
+    *("torch", "numpy", "numba", "gymnasium", "packaging", "tensordict", "tree", "typing_extensions", "rl_triton_core"),
+    "rl_triton_adapters",
+    *sys.stdlib_module_names - {"abc", "unittest"},  # classes that a user's call makes, and mocks
+)
+"""Packages whose functions are no user's, besides the framework's."""
+MADE = ("namedtuple_", "_cython_", "pybind11_")  # modules that compilers and Python make up
+REACHED: dict[Any, tuple[Reach, str]] = {}
 KNOWN: dict[tuple[tuple[str, ...], type, str], Any] = {}
 """Attributes that were found to be a framework's, by its packages, their class and their name."""
 
@@ -56,34 +64,44 @@ def is_from(packages: tuple[str, ...], owner: type, name: str) -> bool:
 
 def is_written_in(packages: tuple[str, ...], attribute: Any, *modules: str) -> bool:
     """Whether all functions that an attribute of a class is made of, and these modules, are of these packages."""
-    modules = *modules, *list_homes(attribute)
+    modules = *modules, *(list_homes(attribute) or [""])
     return all(any(f"{module}.".startswith(f"{package}.") for package in packages) for module in modules)
 
 
-def find_replaced(method: Any, packages: tuple[str, ...]) -> str:
-    """Find a global function that a framework's method calls and that is not its own; empty if there is none."""
-    *_, function = unwrap(method)
-    scope = getattr(function, "__globals__", {})
-    for name in list_names(function.__code__) if scope else ():
-        x = scope.get(name)
-        if callable(x) and not isinstance(x, type | BuiltinFunctionType) and not is_written_in(packages, x):
-            return f"{scope['__name__']}.{name}"
-    return ""
+def find_replaced(functions: Iterable[Any], things: Iterable[Any], packages: tuple[str, ...]) -> str:
+    """Find a function of a library that some of a framework can call, and that is not the library's; empty if none is.
+
+    Args:
+        functions: Those of the framework.
+        things: Objects whose methods they may call.
+        packages: The framework's.
+    """
+    known, why = REACHED.get(key := (packages, *functions, *dict.fromkeys(map(type, things))), (None, ""))
+    if known is None or not known.holds():
+        known = Reach(functions, [x for x in key if isinstance(x, type)], packages, LIBRARIES)
+        found = ((name, key, x) for name, _, own in known.places.values() for key, x in own.items())
+        why = next(filter(None, (describe_foreign(*x, {*packages, *LIBRARIES}) for x in found)), "")
+        known.places.clear()
+        REACHED[key] = known, why  # until something of it changes
+        REACHED.pop(next(iter(REACHED)) if len(REACHED) > 64 else None, None)
+    return why
+
+
+def describe_foreign(place: str, key: str, x: Any, known: set[str]) -> str:
+    """What is said of a function that is not a library's, or has another name than it is found by; else nothing."""
+    functions = [*list_functions(x)]
+    homes = list_homes(x) or [type(x).__module__]
+    is_known = all(home.partition(".")[0] in known or home.startswith(MADE) for home in homes)
+    has_name = key == "forward" or key[:2] == "__" or any(y.__name__ in (key, f"_{key}", "<lambda>") for y in functions)
+    if is_known and (has_name or not (functions or isinstance(x, partial))):
+        return ""
+    code = next((f" ({y.__code__.co_filename}:{y.__code__.co_firstlineno})" for y in functions), "")
+    return f"{place}.{key} is {homes[-1]}.{getattr(x, '__qualname__', type(x).__name__)}{code}"
 
 
 def list_homes(attribute: Any) -> list[str]:
-    """The modules where the functions were written that an attribute of a class is made of; empty for what is none."""
-    return [getattr(x, "__globals__", {}).get("__name__", "") for x in unwrap(attribute)]
-
-
-def unwrap(attribute: Any) -> Iterator[Any]:
-    """The functions that an attribute of a class is made of: what decorators made, then what they were given."""
-    if isinstance(attribute, property | cached_property):
-        attribute = attribute.fget if isinstance(attribute, property) else attribute.func
-    attribute = getattr(attribute, "__func__", attribute)
-    while attribute is not None:
-        yield attribute
-        attribute = getattr(attribute, "__wrapped__", None)
+    """The modules where the functions were written that an attribute of a class is made of."""
+    return [str(x.__globals__.get("__name__")) for x in list_functions(attribute)]
 
 
 def find_settings(thing: Any, functions: Iterable[Any], packages: Any, inputs: Iterable[str]) -> tuple[str, list[Any]]:
@@ -98,38 +116,13 @@ def find_settings(thing: Any, functions: Iterable[Any], packages: Any, inputs: I
     Returns:
         Which of it is a user's, empty if nothing is; and all of it, to be compared.
     """
-    codes = [find_innermost(getattr(x, "__func__", x)) for x in functions]
+    codes = [y for x in functions for y in list_functions(x)]
     names = dict.fromkeys(name for x in codes for name in list_names(x.__code__))
-    called, known = list_called(codes, packages[0]), {*packages, *sys.stdlib_module_names}
-    users = [name for name, x in called if not {y.partition(".")[0] for y in list_homes(x)} <= known]
     computed = [x for x in names if isinstance(getattr(type(thing), x, None), property)]
-    reasons = [f"{name} is not that of {packages[0]}" for name in users]
-    reasons += [f"{type(thing).__name__} computes {x}" for x in computed if isinstance(getattr(thing, x), Number)]
+    reasons = [f"{type(thing).__name__} computes {x}" for x in computed if isinstance(getattr(thing, x), Number)]
     own = {name: vars(thing).get(name, ...) for name in names if name not in inputs}
     plain = {name: x for name, x in own.items() if x is None or isinstance(x, Number | str) or callable(x)}
-    return next(iter(reasons), ""), [called, plain]
-
-
-def list_called(functions: Iterable[Any], package: str) -> list[tuple[str, Any]]:
-    """The functions that these call and, with their names, where they look them up: `f`, `F.mse_loss`."""
-    found: list[tuple[str, Any]] = []
-    waiting = [*functions]
-    for function in waiting:
-        scopes, names = [function.__globals__], list_names(function.__code__)
-        for scope in scopes:
-            for name, x in ((name, scope.get(name)) for name in names):
-                if isinstance(x, ModuleType):
-                    scopes += [vars(x)] * all(vars(x) is not known for known in scopes)
-                elif callable(x) and not isinstance(x, type | BuiltinFunctionType) and (name, x) not in found:
-                    found.append((name, x))
-                    waiting += [x] * (isinstance(x, FunctionType) and is_written_in((package,), x) and x not in waiting)
-    return found
-
-
-def list_names(code: CodeType) -> list[str]:
-    """The names of variables of modules and of attributes that a function's code has."""
-    inner = (name for x in code.co_consts if isinstance(x, CodeType) for name in list_names(x))
-    return [*code.co_names, *inner]
+    return find_replaced(codes, [thing], packages[:1]) or next(iter(reasons), ""), [plain]
 
 
 def has_hooks(module: nn.Module) -> bool:

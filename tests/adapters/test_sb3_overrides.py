@@ -5,9 +5,8 @@ import re
 import pytest
 
 pytest.importorskip("sb3_contrib")
-from overrides import alter, derive, list_methods, make_method, override
+from overrides import alter, derive, list_methods, override
 from sb3_contrib import RecurrentPPO
-from sb3_contrib.common.maskable.distributions import MaskableCategorical
 from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 from stable_baselines3 import PPO
@@ -100,31 +99,6 @@ def test_hooks_of_policies(task):
         model.policy.register_forward_hook(lambda policy, inputs, result: (result[0], 0.9 * result[1], *result[2:]))
 
     assert_same_agent(task, change)
-
-
-@pytest.mark.parametrize("task", ["ppo", "a2c"])
-@pytest.mark.parametrize("name", ["forward", "evaluate_actions"])
-def test_methods_that_the_framework_was_given(task, name, monkeypatch):
-    monkeypatch.setattr(ActorCriticPolicy, name, make_method(ActorCriticPolicy, name))
-    assert_same_agent(task)
-
-
-@pytest.mark.parametrize("name", ["log_prob", "entropy", "sample"])
-def test_distributions_that_the_framework_was_given(name, monkeypatch):
-    monkeypatch.setattr(DiagGaussianDistribution, name, make_method(DiagGaussianDistribution, name))
-    assert_same_agent("ppo")
-
-
-@pytest.mark.parametrize("name", ["entropy", "apply_masking"])
-def test_masks_that_the_framework_was_given(name, monkeypatch):
-    """In the class behind the distribution."""
-    stock = getattr(MaskableCategorical, name)
-    own = {
-        "entropy": lambda self: stock(self) * self.probs[:, 0],
-        "apply_masking": lambda self, masks: stock(self, None),
-    }[name]
-    monkeypatch.setattr(MaskableCategorical, name, own)
-    assert_same_agent("maskable", lambda model: setattr(model, "ent_coef", 0.3))
 
 
 def test_a_distribution_of_a_module_that_is_not_registered():

@@ -45,7 +45,7 @@ CASES = {
     "normalized rnd": ({"rnd_cfg": RND | NORMALIZED}, {}),
     "symmetry for the log": (symmetry(), {}),
     "augmentation": (
-        symmetry(use_data_augmentation=True) | {"normalize_advantage_per_mini_batch": True},
+        symmetry(use_data_augmentation=True) | {"normalize_advantage_per_mini_batch": True, "schedule": "fixed"},
         {"distribution": "HeteroscedasticGaussianDistribution"},
     ),
     "mirror loss": (symmetry(use_data_augmentation=True, use_mirror_loss=True, mirror_loss_coeff=0.5), {}),

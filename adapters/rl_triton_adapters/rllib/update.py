@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from rl_triton_adapters._optimizers import clip_by_norm, fuse_optimizer, release_optimizer
-from rl_triton_adapters._overrides import find_replaced, is_written_in, unwrap
+from rl_triton_adapters._overrides import find_replaced, is_written_in
 from rl_triton_adapters.rllib.compiled import find_compiled, run_compiled
 from rl_triton_adapters.rllib.loss import FusedLoss, find_distributions, name_distribution
 from rl_triton_adapters.rllib.metrics import LateMetrics
 from rl_triton_adapters.rllib.minibatches import can_slice_minibatches, draw_rows, map_columns, slice_minibatches
 from rl_triton_adapters.updates import CapturedUpdate, find_reason
-from rl_triton_core.capture import CapturedStep, is_input
+from rl_triton_core.capture import CapturedStep, is_input, list_functions
 from rl_triton_core.compiled import CompiledUpdate
 
 logger = logging.getLogger("ray.rllib.rl_triton")  # follows the log level that RLlib sets for itself
@@ -327,12 +327,11 @@ def find_own_method(learner: Any, names: Iterable[str], behind: type | None = No
         if name in vars(learner) and name not in UPDATE:  # where ours is called, if at all
             return f"{name} of this {mro[0].__name__}"
         methods = [vars(base)[name] for base in known if name in vars(base)]
-        behind_it = next(filter(None, (find_replaced(x, PACKAGES) for x in methods)), "")
-        if behind_it:
+        if behind_it := find_replaced(methods, (), PACKAGES):
             return behind_it
         for base in mro if behind is None else mro[mro.index(behind) :]:
             method = vars(base).get(name, methods[0])
-            *_, innermost = unwrap(method)  # Ray wraps those of remote learners
+            *_, innermost = method, *list_functions(method)  # Ray wraps those of remote learners
             if not (base in known or innermost in methods) or not is_written_in(PACKAGES, method):
                 return f"{base.__name__}.{name}"
     return ""

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 from torch.optim import Optimizer
 
-from rl_triton_adapters._overrides import find_override
+from rl_triton_adapters._overrides import find_override, find_replaced, list_modules
 from rl_triton_adapters._switch import find_off_switch
 from rl_triton_adapters.updates import CapturedUpdate, find_reason
 from rl_triton_core.capture import CapturedStep
@@ -34,12 +34,14 @@ class AcceleratedAlgorithm(BaseAlgorithm):
 
     read_settings: ClassVar[tuple[str, ...]] = ()
     """The attributes of the algorithm that a step reads; where one changes, steps are captured again."""
-    transient: ClassVar[tuple[str, ...]] = ("_update", "_acting")
+    transient: ClassVar[tuple[str, ...]] = ("_update", "_acting", "_asked")
     """Attributes of a model that no checkpoint has."""
     max_graphs: ClassVar[int] = 4
     """As of `CapturedStep`."""
     sde_devices: ClassVar[tuple[str, ...]] = ()
     """Where steps are ours if exploration is state-dependent. Acting is stock then: noise is drawn outside."""
+
+    _asked: tuple[Any, str] = (), ""
 
     def __init__(self, *args: Any, acceleration: str | bool = "auto", **kwargs: Any) -> None:
         self.acceleration = check_acceleration(acceleration)
@@ -82,7 +84,18 @@ class AcceleratedAlgorithm(BaseAlgorithm):
         obstacles |= {f"{name} is a {type(x).__name__}": not isinstance(x, Number | None) for name, x in settings}
         own = find_override(self, ["train"], PACKAGES, behind=AcceleratedAlgorithm)
         own = own or find_override(type(self), self.read_settings, PACKAGES)
-        return find_off_switch() or find_reason(obstacles) or own
+        return find_off_switch() or find_reason(obstacles) or own or self._find_replaced()
+
+    def _find_replaced(self) -> str:
+        """Which function that the stock update can call was replaced; while it learns, as asked every 256 steps."""
+        moment = self.start_time, self.num_timesteps // 256
+        if self._asked[0] != moment or not self.num_timesteps:
+            kinds = [x for x in type(self).__mro__ if x.__module__.startswith(PACKAGES) and "train" in vars(x)]
+            modules = list_modules(vars(self)["policy"]) if "policy" in vars(self) else []
+            things = [self, *map(vars(self).get, ("rollout_buffer", "replay_buffer", "_logger")), *modules]
+            things += [vars(x).get(name) for x in modules for name in ("action_dist", "optimizer")]
+            self._asked = moment, find_replaced([vars(x)["train"] for x in kinds], things, PACKAGES)
+        return self._asked[1]
 
     def _list_optimizers(self) -> list[Optimizer]:
         """The optimizers that a step calls."""

@@ -1,6 +1,5 @@
 """Stable-Baselines3: actions and loss of a policy, computed without distribution objects where its parts are known."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import log, nan, pi, sqrt
@@ -44,12 +43,10 @@ def find_head(policy: Any) -> str | None:
     """Find the kind of a policy's distribution of actions; None if it is none of `HEADS` or methods were overridden."""
     distribution: Any = getattr(policy, "action_dist", None)
     kind = type(distribution)
-    masked = getattr(sys.modules.get(kind.__module__), "MaskableCategorical", None)
     is_changed = (
         find_override(policy, METHODS, PACKAGES)
         or find_override(type(policy), ["forward"], PACKAGES)  # ours is on the policy itself
         or find_override(distribution, DISTRIBUTION_METHODS, PACKAGES)
-        or (masked and find_override(masked, DISTRIBUTION_METHODS, (*PACKAGES, "torch")))
     )
     return None if is_changed else HEADS.get(f"{kind.__module__}.{kind.__qualname__}")
 

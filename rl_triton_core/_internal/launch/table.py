@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import csv
 from functools import cache
 from operator import le
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -33,63 +34,18 @@ class Limits(NamedTuple):
     """Of inputs, flags and results, which a thread holds for all steps of its chunk."""
 
 
-Table = Mapping[str, Sequence[tuple[Limits, Launch]]]
+def read_table() -> dict[str, list[tuple[Limits, Launch]]]:
+    """The rows of `launches.csv`, for memory in which steps lie side by side, and for memory in which lanes do."""
+    table: dict[str, list[tuple[Limits, Launch]]] = {}
+    lines = Path(__file__).with_name("launches.csv").read_text(encoding="utf-8").splitlines()
+    for layout, *numbers in csv.reader(lines[1:]):
+        row = Limits(*(float(x or "inf") for x in numbers[:3])), Launch(*map(int, numbers[3:]))
+        table.setdefault(layout, []).append(row)
+    return table
 
-# For memory in which steps lie side by side, and for memory in which lanes do. The first row that fits is taken.
-TABLE: Table = {
-    "env-major": (
-        (Limits(steps=8), Launch(64, 2, 4, 4)),
-        (Limits(steps=16), Launch(64, 2, 8, 4)),
-        (Limits(steps=32), Launch(32, 4, 8, 4)),
-        (Limits(steps=64), Launch(16, 8, 8, 4)),
-        (Limits(steps=128, lanes=1024, bytes_per_step=32), Launch(4, 32, 4, 4)),
-        (Limits(steps=128, lanes=8191, bytes_per_step=16), Launch(8, 16, 8, 4)),
-        (Limits(steps=128, lanes=8191, bytes_per_step=32), Launch(4, 32, 4, 4)),
-        (Limits(steps=128, bytes_per_step=10), Launch(4, 8, 16, 1)),
-        (Limits(steps=128, bytes_per_step=18), Launch(8, 16, 8, 4)),
-        (Limits(steps=128, bytes_per_step=32), Launch(4, 32, 4, 4)),
-        (Limits(steps=128), Launch(1, 32, 4, 1)),
-        (Limits(steps=512, lanes=256), Launch(1, 128, 4, 4)),
-        (Limits(steps=512, lanes=1024, bytes_per_step=10), Launch(1, 32, 16, 1)),
-        (Limits(steps=512, lanes=1024, bytes_per_step=16), Launch(1, 64, 8, 2)),
-        (Limits(steps=512, lanes=1024), Launch(1, 128, 4, 4)),
-        (Limits(steps=1024, lanes=1024, bytes_per_step=60), Launch(1, 128, 8, 4)),
-        (Limits(steps=8192, lanes=1024, bytes_per_step=10), Launch(1, 128, 16, 4)),
-        (Limits(steps=8192, lanes=1024, bytes_per_step=20), Launch(1, 128, 8, 4)),
-        (Limits(steps=8192, lanes=1024), Launch(1, 128, 4, 4)),
-        (Limits(lanes=8, bytes_per_step=10), Launch(1, 128, 16, 4)),
-        (Limits(lanes=8, bytes_per_step=20), Launch(1, 128, 8, 4)),
-        (Limits(lanes=1024, bytes_per_step=18), Launch(1, 32, 16, 1)),
-        (Limits(lanes=1024), Launch(1, 128, 4, 4)),
-        (Limits(steps=1024, bytes_per_step=16), Launch(1, 32, 16, 1)),
-        (Limits(bytes_per_step=18), Launch(1, 32, 8, 1)),
-        (Limits(), Launch(1, 32, 4, 1)),
-    ),
-    "time-major": (
-        (Limits(steps=8), Launch(32, 1, 8, 1)),
-        (Limits(steps=32, bytes_per_step=32), Launch(32, 1, 8, 1)),
-        (Limits(steps=128, lanes=1024), Launch(8, 16, 8, 4)),
-        (Limits(steps=512, lanes=1024, bytes_per_step=32), Launch(8, 32, 16, 8)),
-        (Limits(steps=512, lanes=1024, bytes_per_step=60), Launch(8, 64, 8, 16)),
-        (Limits(steps=1024, lanes=256, bytes_per_step=20), Launch(4, 64, 16, 8)),
-        (Limits(lanes=1024, bytes_per_step=10), Launch(32, 4, 16, 4)),
-        (Limits(steps=2048, lanes=1024, bytes_per_step=32), Launch(32, 4, 8, 4)),
-        (Limits(lanes=1024, bytes_per_step=20), Launch(32, 4, 8, 4)),
-        (Limits(lanes=1024, bytes_per_step=32), Launch(16, 2, 8, 1)),
-        (Limits(lanes=1024), Launch(32, 4, 4, 4)),
-        (Limits(steps=1024, lanes=8191, bytes_per_step=20), Launch(16, 8, 16, 4)),
-        (Limits(steps=128, lanes=8191, bytes_per_step=32), Launch(16, 16, 8, 8)),
-        (Limits(steps=128, lanes=8191, bytes_per_step=60), Launch(32, 16, 8, 16)),
-        (Limits(lanes=8191, bytes_per_step=20), Launch(32, 8, 16, 8)),
-        (Limits(lanes=8191, bytes_per_step=32), Launch(32, 8, 8, 8)),
-        (Limits(lanes=8191), Launch(32, 16, 4, 16)),
-        (Limits(steps=128, bytes_per_step=16), Launch(32, 1, 16, 1)),
-        (Limits(bytes_per_step=10), Launch(32, 4, 16, 4)),
-        (Limits(bytes_per_step=20), Launch(32, 4, 8, 4)),
-        (Limits(), Launch(32, 4, 4, 4)),
-    ),
-}
 
+TABLE = read_table()
+"""The first row that fits is taken."""
 MAX_SEGMENTS = 512
 WARPS_PER_MULTIPROCESSOR = 16
 """What keeps one busy. Where a launch has an eighth of it or less, time is split into segments until it has."""
@@ -97,10 +53,10 @@ MULTIPROCESSORS = 132
 """Of an H200, for which launches are chosen where there is no GPU."""
 
 
-def find_launch(steps: int, lanes: int, bytes_per_step: int, layout: str, table: Table = TABLE) -> Launch:
+def find_launch(steps: int, lanes: int, bytes_per_step: int, layout: str) -> Launch:
     """The table's row for a rollout."""
     rollout = steps, lanes, bytes_per_step
-    return next(launch for limits, launch in table[layout] if all(map(le, rollout, limits)))
+    return next(launch for limits, launch in TABLE[layout] if all(map(le, rollout, limits)))
 
 
 def narrow_launch(launch: Launch, steps: int, lanes: int) -> Launch:

@@ -159,7 +159,7 @@ def test_a_vtrace_in_the_place_of_rllibs_counts(name, monkeypatch):
     monkeypatch.setattr(module, "vtrace_torch", lambda **kwargs: tuple(2 * x for x in stock(**kwargs)))
     want = update_learner(config, "categorical")
     learner = build_learner(enable_triton(config))
-    assert f"computes V-Trace with {module.__name__}.vtrace_torch, on cpu; RLlib's loss" in learner.describe()
+    assert f"computes V-Trace with {module.__name__}.vtrace_torch is " in learner.describe()
     assert_same_updates(want, update_learner(config, "categorical", learner=learner))
     assert not learner._used_estimator
 

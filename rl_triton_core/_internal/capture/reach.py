@@ -1,0 +1,99 @@
+"""What of libraries a step of a framework can run, found by the names in its code."""
+
+from collections.abc import Iterable, Iterator
+from functools import cached_property, partial
+from operator import itemgetter
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+FOLLOWED = ("torch.distributions", "torch.nn", "torch.optim")
+"""Whose functions are looked into as the framework's are: those in Python that call others by their names."""
+HEAP = 1 << 9  # the flag of classes whose attributes can be set
+
+
+class Reach:
+    """All functions of libraries that some functions can call, and where they are looked up.
+
+    Code says which global variables and attributes it reads. What may run is what modules and classes have of these
+    names; functions of the framework are looked into in turn. Classes of nobody's packages are left out.
+
+    Args:
+        functions: Those of the framework.
+        kinds: Classes of objects whose methods they may call.
+        packages: The framework's.
+        libraries: Packages whose functions are nobody's own.
+    """
+
+    def __init__(self, functions: Iterable[Any], kinds: Iterable[type], packages: Any, libraries: Any) -> None:
+        """Look for them."""
+        self.followed, self.known = tuple(f"{x}." for x in (*packages, *FOLLOWED)), {*packages, *libraries}
+        self.places: dict[int, tuple[str, Any, dict[str, Any]]] = {}  # names, dictionaries, what counts of these
+        self.kinds: dict[type, Any] = {}
+        self.names = {"forward": None}
+        self.waiting = [y for x in functions for y in list_functions(x)]
+        self.seen = {*self.waiting}
+        self.add_kinds(kinds)
+        while self.waiting:
+            for function in self.waiting:
+                self.look_into(function)
+            self.waiting.clear()
+            for kind, own in [*self.kinds.items()]:
+                self.add(kind.__name__, own, [x for x in own if x in self.names or x[:2] == "__"])  # calls, operators
+        rows = [(own, place) for _, place, own in self.places.values() if own]
+        self.getters = [(itemgetter(*own, next(iter(own))), place) for own, place in rows]  # of one, a tuple, too
+        self.found = self.read()
+        del self.kinds, self.names, self.seen
+
+    def read(self) -> tuple[list[Any], list[int]]:
+        """What is there, and how many attributes each class and module has."""
+        return [get(place) for get, place in self.getters], [len(place) for _, place in self.getters]
+
+    def holds(self) -> bool:
+        """Whether all of it is as it was."""
+        try:
+            return self.read() == self.found
+        except KeyError:
+            return False
+
+    def look_into(self, function: FunctionType) -> None:
+        """Note what a function's code names."""
+        names, scopes = list_names(function.__code__), [function.__globals__]
+        self.names |= dict.fromkeys(names)
+        for scope in scopes:
+            mine = [x for x in names if x in scope]
+            modules = [vars(scope[x]) for x in mine if isinstance(scope[x], ModuleType)]
+            scopes += [x for x in modules if all(x is not known for known in scopes)]
+            self.add_kinds(scope[x] for x in mine if isinstance(scope[x], type))
+            self.add(scope["__name__"], scope, mine)
+
+    def add_kinds(self, kinds: Iterable[type]) -> None:
+        """Note classes of libraries, and those that they derive from."""
+        bases = [y for x in kinds for y in (*x.__mro__, *type.mro(type(x))) if y.__flags__ & HEAP]
+        self.kinds |= {x: vars(x) for x in bases if str(x.__module__).partition(".")[0] in self.known}
+
+    def add(self, name: str, place: Any, keys: Iterable[str]) -> None:
+        """Note what is looked up there, and follow functions of the framework."""
+        _, _, own = self.places.setdefault(id(place), (name, place, {}))
+        for key in keys:
+            x = place[key]
+            self.add_kinds(map(type, x.values() if isinstance(x, dict) else [x]))
+            if key not in own and not isinstance(x, type | ModuleType) and (callable(x) or hasattr(x, "__get__")):
+                own[key] = x
+                new = [y for y in list_functions(x) if y not in self.seen]
+                self.waiting += [y for y in new if f"{y.__globals__.get('__name__')}.".startswith(self.followed)]
+                self.seen |= {*new}
+
+
+def list_functions(x: Any) -> Iterator[FunctionType]:
+    """The functions that an attribute is made of: what decorators made, then what they were given."""
+    while x is not None:
+        x = x.fget if isinstance(x, property) else x.func if isinstance(x, cached_property | partial) else x
+        x = getattr(x, "__func__", x)
+        if isinstance(x, FunctionType):
+            yield x
+        x = getattr(x, "__wrapped__", None)
+
+
+def list_names(code: CodeType) -> list[str]:
+    """The names of variables of modules and of attributes that a function's code has."""
+    return [*code.co_names, *(name for x in code.co_consts if isinstance(x, CodeType) for name in list_names(x))]

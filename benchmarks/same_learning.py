@@ -96,7 +96,7 @@ def compare_arms(arms: Sequence[str], found: list[Returns], target: float) -> It
         yield make_row(arm, "return in training", "", [x.trained for x in found if x.arm == arm])
         share = [sum(x >= target for x in returns) / len(returns)] if returns else []
         yield make_row(arm, "share of runs at the target", "", share, f"of {len(returns)}")
-        for other in {"control": ("stock",), "ours": ("stock", "control")}.get(arm, ("stock",) * (arm != "stock")):
+        for other in {"stock": (), "ours": ("stock", "control")}.get(arm, ("stock",)):
             if known := [x.evaluated for x in found if x.arm == other]:
                 yield make_row(arm, f"chance of the difference from {other}", "", find_chance(known, returns))
 

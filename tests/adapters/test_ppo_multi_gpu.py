@@ -63,8 +63,8 @@ def test_processes_make_the_updates_of_one(setup, tmp_path):
     ranks = RANKS if device == "cpu" else min(RANKS, torch.cuda.device_count())  # NCCL takes one process per GPU
     shares = run_ranks(train_share, tmp_path, device, update, ranks=ranks, kind=kind)
     weights, data, results, captured, reasons = zip(*shares, strict=True)
-    first = 1  # call of DistributedDataParallel, in which it prepares itself, has a graph of its own
-    assert captured == ((first + 1) * (setup == "nccl captured"),) * ranks
+    graphs = 2 if setup == "nccl captured" else 0  # DistributedDataParallel prepares itself in a first one
+    assert captured == (graphs,) * ranks
     assert all(bool(reason) == (setup != "nccl captured") for reason in reasons), reasons
     assert all("NCCL" in reason for reason in reasons) or setup != "gloo on GPUs"
     training = ppo_gpu_envs.Training(ppo_gpu_envs.parse_arguments([*SIZES, "--device", device]))

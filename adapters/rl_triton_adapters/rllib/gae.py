@@ -100,9 +100,8 @@ STANDARDISED: dict[str, Any] = {"correction": 0, "epsilon": 1e-4, "epsilon_mode"
 
 def find_own_estimator() -> str:
     """What of RLlib's piece, or of what it calls, is not RLlib's; empty if all is."""
-    replaced = find_replaced([vars(GeneralAdvantageEstimation)["__call__"]], (), ("ray",))
-    own = find_override(GeneralAdvantageEstimation, ["__call__"], ("ray",))
-    return own or f"{replaced} is not RLlib's" * bool(replaced)
+    call = vars(GeneralAdvantageEstimation)["__call__"]
+    return find_override(GeneralAdvantageEstimation, ["__call__"], ("ray",)) or find_replaced([call], (), ("ray",))
 
 
 @contextmanager

@@ -301,6 +301,7 @@ def test_modules_elsewhere_do_not_count(device, monkeypatch):
     for batch in draw_batches(2, device=device):
         training.step(*batch, 1.0)
     assert training.step.reason == "" and training.step.captured
+    assert {x.device.type for x in training.step.tensors()} == {device}
 
 
 class Scale(nn.Module):
@@ -344,7 +345,7 @@ def test_guards_are_held_for_a_block(device, monkeypatch):
 def test_what_may_change_while_guards_are_held(device, monkeypatch):
     """Learning rates, the optimizer's state, a stop, and what a first call sets."""
     trainings = make_pair(monkeypatch, device)
-    changes = {2: set_rate, 4: lambda x: x.optimizer.load_state_dict(x.optimizer.state_dict()), 6: set_rate}
+    changes = {2: set_rate, 4: set_rate, 6: halve_state}
     for training in trainings:
         training.model[1] = Lazy()
         with training.step.held():
@@ -359,6 +360,12 @@ def test_what_may_change_while_guards_are_held(device, monkeypatch):
 
 def set_rate(training):
     training.optimizer.param_groups[0]["lr"] *= 0.5
+
+
+def halve_state(training):
+    state = training.optimizer.state_dict()
+    halves = {i: {name: x / 2 for name, x in own.items()} for i, own in state["state"].items()}
+    training.optimizer.load_state_dict(state | {"state": halves})
 
 
 def test_a_step_that_has_failed_is_captured_again_when_asked(monkeypatch):

@@ -244,7 +244,7 @@ def test_variants_compiled_by_different_processes_work_together(tmp_path):
         in_a_fork(calls)
         assert kept() == before, "and is not compiled again"
     """
-    run_python(program, NUMBA_CACHE_DIR=str(tmp_path))
+    run_python(program, NUMBA_CACHE_DIR=str(tmp_path), NUMBA_OPT="3")
 
 
 @FORKS

@@ -25,7 +25,7 @@ from rl_triton_core._internal.arguments import validation as check
 from rl_triton_core._internal.arguments.validation import FLAG_DTYPES, REAL_DTYPES, RolloutLayout
 from rl_triton_core.boundaries import FinalValues
 
-__all__ = ["Boundaries", "from_cleanrl", "from_episode_starts", "from_gymnasium_next_step", "from_gymnasium_same_step"]
+__all__ = ["Boundaries", "from_cleanrl", "from_episode_starts", "from_gymnasium_same_step"]
 
 
 class Boundaries(NamedTuple):
@@ -41,9 +41,6 @@ class Boundaries(NamedTuple):
     """False where a step is no transition of any episode. Leave these out of the loss too."""
     time_dim: int
     """The layout they are in."""
-
-
-# -- Gymnasium --------------------------------------------------------------------------------------------------------
 
 
 def from_gymnasium_same_step(
@@ -78,56 +75,10 @@ def from_gymnasium_same_step(
         https://farama.org/Vector-Autoreset-Mode
     """
     layout = check_flag_layout("terminated", terminated, time_dim)
-    cut = convert_flags("truncated", truncated, layout)
-    edge = check_per_env("next_value", next_value, layout)
+    check.check_per_step("truncated", truncated, layout, FLAG_DTYPES)
+    cut, edge = truncated.bool(), check_per_env("next_value", next_value, layout)
     check_final_values(final_values, layout)
     return Boundaries(terminated.bool(), cut, merge_cut_values(final_values, cut, edge, layout), None, time_dim)
-
-
-def from_gymnasium_next_step(
-    values: torch.Tensor,
-    terminated: torch.Tensor,
-    truncated: torch.Tensor,
-    next_value: torch.Tensor,
-    previous_done: torch.Tensor | None,
-    *,
-    time_dim: int = -1,
-) -> Boundaries:
-    """Convert rollouts of Gymnasium's autoreset mode NEXT_STEP, its default since 1.0, and of EnvPool.
-
-        NV[t]   = V[t+1],           V[T] = next_value
-        mask[t] = not done[t−1],    done[−1] = previous_done
-
-    The observation that a done step returns is the episode's final one, so V[t+1] is the continuation and no further
-    critic call is needed. The step after it resets: its action is ignored and its reward is 0. It is masked.
-
-    Args:
-        values: V(s_t), [num_envs, num_steps] or, with ``time_dim=0``, [num_steps, num_envs].
-        terminated: The flags that `step` returned, shaped like `values`.
-        truncated: The flags that `step` returned beside them, shaped like `values`.
-        next_value: V of the observation after the rollout, one per environment.
-        previous_done: Whether the step before the rollout was done, one per environment; None if the rollout begins
-            with `reset`. Without it, a rollout that begins with a resetting step would take that for a transition.
-        time_dim: The time dimension of per-step tensors: -1 or 1, 0 or -2.
-
-    Returns:
-        Boundaries, with a mask.
-
-    Source:
-        https://farama.org/Vector-Autoreset-Mode
-    """
-    layout = check.check_layout("values", values, time_dim)
-    ended = convert_flags("terminated", terminated, layout)
-    cut = convert_flags("truncated", truncated, layout)
-    if previous_done is None:
-        first = torch.zeros(layout.num_envs, dtype=torch.bool, device=layout.device)
-    else:
-        first = check_per_env("previous_done", previous_done, layout, FLAG_DTYPES).bool()
-    next_values = shift_left(values, check_per_env("next_value", next_value, layout), layout)
-    return Boundaries(ended, cut, next_values, ~shift_right(ended | cut, first, layout), time_dim)
-
-
-# -- arrival flags ----------------------------------------------------------------------------------------------------
 
 
 def from_episode_starts(
@@ -152,10 +103,7 @@ def from_episode_starts(
     Source:
         `OnPolicyAlgorithm.collect_rollouts` and `RolloutBuffer.compute_returns_and_advantage` of Stable-Baselines3.
     """
-    layout = check_flag_layout("episode_starts", episode_starts, time_dim)
-    last = check_per_env("dones", dones, layout, FLAG_DTYPES)
-    ended = shift_left(episode_starts.bool(), last.bool(), layout)
-    return Boundaries(ended, None, check_per_env("last_values", last_values, layout), None, time_dim)
+    return convert_arrivals({"episode_starts": episode_starts, "dones": dones, "last_values": last_values}, time_dim)
 
 
 def from_cleanrl(
@@ -180,13 +128,18 @@ def from_cleanrl(
     Source:
         https://github.com/vwxyzjn/cleanrl/blob/master/cleanrl/ppo.py
     """
-    layout = check_flag_layout("dones", dones, time_dim)
-    last = check_per_env("next_done", next_done, layout, FLAG_DTYPES)
-    ended = shift_left(dones.bool(), last.bool(), layout)
-    return Boundaries(ended, None, check_per_env("next_value", next_value, layout), None, time_dim)
+    return convert_arrivals({"dones": dones, "next_done": next_done, "next_value": next_value}, time_dim)
 
 
-# -- tools ------------------------------------------------------------------------------------------------------------
+def convert_arrivals(arguments: dict[str, torch.Tensor], time_dim: int) -> Boundaries:
+    """Flags that came a step late, those that came after the rollout, and the value there, by their names."""
+    (name, flags), last, value = arguments.items()
+    layout = check_flag_layout(name, flags, time_dim)
+    ended, last_ended = flags.bool(), check_per_env(*last, layout, FLAG_DTYPES).bool()
+    if layout.num_steps:
+        dim = layout.time_dim
+        ended = torch.cat([ended.narrow(dim, 1, layout.num_steps - 1), last_ended.unsqueeze(dim)], dim)
+    return Boundaries(ended, None, check_per_env(*value, layout), None, time_dim)
 
 
 def check_flag_layout(name: str, flags: Any, time_dim: int) -> RolloutLayout:
@@ -194,12 +147,6 @@ def check_flag_layout(name: str, flags: Any, time_dim: int) -> RolloutLayout:
     check.check_tensor(name, flags, FLAG_DTYPES)
     frame = flags if flags.is_floating_point() else torch.empty((), device=flags.device).expand(flags.shape)
     return check.check_layout(name, frame, time_dim)
-
-
-def convert_flags(name: str, flags: torch.Tensor, layout: RolloutLayout) -> torch.Tensor:
-    """Check the flags of each step and return them as bool."""
-    check.check_per_step(name, flags, layout, FLAG_DTYPES)
-    return flags.bool()
 
 
 def check_per_env(
@@ -210,22 +157,6 @@ def check_per_env(
     flat: torch.Tensor = tensor.flatten() if tensor.ndim == 2 and 1 in tensor.shape else tensor
     check.check_shape(name, flat, (layout.num_envs,), "[num_envs]", layout.device)
     return flat
-
-
-def shift_left(tensor: torch.Tensor, last: torch.Tensor, layout: RolloutLayout) -> torch.Tensor:
-    """Shift left: x[t+1], and `last` at the rollout's end."""
-    if layout.num_steps == 0:
-        return tensor
-    dim = layout.time_dim
-    return torch.cat([tensor.narrow(dim, 1, layout.num_steps - 1), last.unsqueeze(dim)], dim)
-
-
-def shift_right(tensor: torch.Tensor, first: torch.Tensor, layout: RolloutLayout) -> torch.Tensor:
-    """Shift right: x[t−1], and `first` at the rollout's start."""
-    if layout.num_steps == 0:
-        return tensor
-    dim = layout.time_dim
-    return torch.cat([first.unsqueeze(dim), tensor.narrow(dim, 0, layout.num_steps - 1)], dim)
 
 
 def check_final_values(final: Any, layout: RolloutLayout) -> None:

@@ -23,7 +23,9 @@ if importlib.util.find_spec("gymnasium"):
 
 GAMMA, LAMBDA = 0.97, 0.9
 NAMES = ["cartpole", "pendulum", "both"]
-DOCS = Path(__file__).parents[2] / "docs"
+EXAMPLES = re.findall(
+    r"```python\n(.*?)```", Path(__file__).parents[2].joinpath("docs", "conventions.md").read_text(), re.DOTALL
+)
 
 
 def skip_without(package):
@@ -100,26 +102,23 @@ def test_gymnasium_with_final_observations_apart(name, mode, time_dim, form):
 
 
 @skip_without("gymnasium")
-@pytest.mark.parametrize("time_dim", [0, -1, 1, -2])
 @pytest.mark.parametrize("name", NAMES)
-def test_gymnasium_next_step(name, time_dim):
+def test_the_lines_for_gymnasium_next_step(name):
+    """Those of the page."""
+    lines = {}
+    exec(re.search(r"def mark_resets.*?\n\n\n", "".join(EXAMPLES), re.DOTALL)[0], {"torch": torch}, lines)
     begins_with_reset = ends_done = ends_with_reset = 0
-    for i, (window, recorders) in enumerate(list_windows(name, "NEXT_STEP")):
+    for window, recorders in list_windows(name, "NEXT_STEP"):
         begins_with_reset += window.departed.sum()
         ends_done += window.truncated[-1].sum()
         ends_with_reset += window.done[-2].sum()
-        values = t(real.value(window.obs), time_dim)
-        boundaries = conv.from_gymnasium_next_step(
-            values,
-            t(window.terminated, time_dim),
-            t(window.truncated, time_dim),
-            t(real.value(window.next_obs)),
-            t(window.departed) if i else None,
-            time_dim=time_dim,
+        values, ended, cut, final = map(
+            t, (real.value(window.obs), window.terminated, window.truncated, window.next_obs)
         )
-        mask = boundaries.mask if time_dim % 2 else boundaries.mask.t()
-        got = compute_advantages(t(window.rewards, time_dim), values, boundaries)
-        assert_as_walked(got, real.advantages(recorders, window.start, len(window.obs)), mask)
+        found = lines["mark_resets"](values, ended, cut, t(real.value(final.numpy())), t(window.departed))
+        boundaries = conv.Boundaries(**found, time_dim=0)
+        got = compute_advantages(t(window.rewards), values, boundaries)
+        assert_as_walked(got, real.advantages(recorders, window.start, len(window.obs)), boundaries.mask.t())
     assert begins_with_reset and ends_done and ends_with_reset
 
 
@@ -158,14 +157,6 @@ def test_same_step_by_hand():
     assert_is(got, (0, 0), (0, 1), numbers(10, 11), None)
 
 
-def test_next_step_by_hand():
-    rollout = numbers(1, 2, 3, 4), flags(0, 0, 0, 0), flags(0, 1, 0, 0), edge(9.0)
-    got = conv.from_gymnasium_next_step(*rollout, None)
-    assert_is(got, (0, 0, 0, 0), (0, 1, 0, 0), numbers(2, 3, 4, 9), (1, 1, 0, 1))
-    got = conv.from_gymnasium_next_step(*rollout, edge(True))
-    assert_is(got, (0, 0, 0, 0), (0, 1, 0, 0), numbers(2, 3, 4, 9), (0, 1, 0, 1))
-
-
 def test_arrival_flags_by_hand():
     for converter in (conv.from_episode_starts, conv.from_cleanrl):
         got = converter(flags(1, 0, 1, 0), edge(True), edge(9.0), time_dim=-1)
@@ -200,13 +191,6 @@ def make_arguments(name, num_envs=3, num_steps=4, time_dim=-1, device="cpu"):
 FINAL = {"terminated": "flag", "truncated": "flag", "final_values": "per_step", "next_value": "per_env"}
 SIGNATURES = {
     "from_gymnasium_same_step": FINAL,
-    "from_gymnasium_next_step": {
-        "values": "per_step",
-        "terminated": "flag",
-        "truncated": "flag",
-        "next_value": "per_env",
-        "previous_done": "flag_per_env",
-    },
     "from_episode_starts": {"episode_starts": "flag", "dones": "flag_per_env", "last_values": "per_env"},
     "from_cleanrl": {"dones": "flag", "next_done": "flag_per_env", "next_value": "per_env"},
 }
@@ -300,17 +284,11 @@ def test_no_synchronisation(name):
     assert_same([x if x is None else x.cpu() for x in got], run_converter(name, **make_arguments(name)))
 
 
-def test_values_of_two_types_meet_in_the_wider():
-    kwargs = make_arguments("from_gymnasium_next_step")
-    kwargs["values"] = kwargs["values"].bfloat16()
-    assert conv.from_gymnasium_next_step(**kwargs).bootstrap_values.dtype == torch.float32
-
-
 def test_gradients_flow_into_the_bootstrap():
-    kwargs = make_arguments("from_gymnasium_next_step")
-    kwargs["values"].requires_grad_()
-    conv.from_gymnasium_next_step(**kwargs).bootstrap_values.sum().backward()
-    assert kwargs["values"].grad.tolist() == [[0, 1, 1, 1]] * 3
+    kwargs = make_arguments("from_gymnasium_same_step")
+    kwargs["final_values"].requires_grad_()
+    conv.from_gymnasium_same_step(**kwargs).bootstrap_values.sum().backward()
+    assert kwargs["final_values"].grad[:, :-1].eq(1).all()
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------
@@ -345,8 +323,7 @@ def test_errors_name_the_argument(name, key, kind):
         )
     if not first:
         assert_refused(ValueError, good.to("meta"), "got device meta", "expected cpu")
-    if (name, key) != ("from_gymnasium_next_step", "previous_done"):
-        assert_refused(TypeError, None, "got NoneType", "Tensor")
+    assert_refused(TypeError, None, "got NoneType", "Tensor")
 
 
 @CONVERTERS
@@ -365,8 +342,6 @@ def test_final_values_with_an_edge_are_refused():
 
 
 # -- documentation ----------------------------------------------------------------------------------------------------
-
-EXAMPLES = re.findall(r"```python\n(.*?)```", (DOCS / "conventions.md").read_text(), re.DOTALL)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda code: "+".join(re.findall(r"(?:from|approximate)_\w+", code)))

@@ -19,18 +19,15 @@ def test_it_takes_all_functions_on_all_backends(target, monkeypatch):
         pytest.skip("what the others are compared with")
     functions = dict([*selftest.FUNCTIONS.items()][:: 3 if target.interpreted else 1])
     monkeypatch.setattr(selftest, "FUNCTIONS", functions)
-    targets = [x for x in selftest.find_targets(selftest.COMPILED) if x.backend == target.backend]
-    outcomes = list(selftest.run_campaign(selftest.Campaign(targets, len(targets) * len(functions), 10**20, 1), None))
-    assert not [x.error for x in outcomes if x.error]
-    assert {x.call.function for x in outcomes} == set(functions)
+    targets = [x for x in selftest.find_targets(selftest.COMPILED) if x[0] == target.backend]
+    numbers = range(len(targets) * len(functions))
+    outcomes = [*selftest.run_cases(targets, numbers, len(numbers), 10**20)]
+    assert not [error for *_, error in outcomes if error]
+    assert {call.function for _, call, _ in outcomes} == set(functions)
 
 
 def test_one_campaign_differs_from_another():
-    calls = {
-        str(selftest.draw_call(selftest.Campaign([selftest.Target("cpu", "cpu")], 40, seed, combinations), 30))
-        for seed in (0, 1)
-        for combinations in (2, 100)
-    }
+    calls = {str(selftest.draw_call([("cpu", "cpu")], 30, n, seed)) for seed in (0, 1) for n in (40, 100_000)}
     assert len(calls) == 4
 
 
@@ -46,7 +43,7 @@ def test_a_wrong_result_is_found_and_can_be_repeated(capsys, monkeypatch):
     monkeypatch.setattr(selftest, "choose_tensors", lambda *_: ["rewards", "values", "terminated", "bootstrap_values"])
     status, report = run_selftest(capsys, "--cases", 24, "--seed", 1)
     assert status == 1 and report["cases"] == 24
-    assert report["backends"][0]["wrong"] == len(report["failures"]) > 5
+    assert report["backends"] == ["cpu on cpu"] and len(report["failures"]) > 5
     assert all("function='wrong'" in x["call"] for x in report["failures"])
     for failure in report["failures"]:
         program, _, *arguments = failure["repeat"].split()
@@ -58,8 +55,3 @@ def test_a_wrong_result_is_found_and_can_be_repeated(capsys, monkeypatch):
     printed = capsys.readouterr().out
     assert "advantages: relative error" in printed
     assert f"{len(report['failures'])} of 24 results are wrong (seed 1)" in printed
-
-
-def test_it_stops_in_time(capsys):
-    status, report = run_selftest(capsys, "--cases", 100_000, "--seconds", 0.2)
-    assert status == 0 and 0 < report["cases"] < 100_000

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 
 from benchmarks.harness import time_call
 from benchmarks.results import ROOT, Row, make_row
-from rl_triton_core.cli.requirements import DISTRIBUTION, applies
+from rl_triton_core.cli.doctor import DISTRIBUTION, applies
 
 
 class Setting(NamedTuple):

@@ -1,18 +1,14 @@
 """Credit assignment for reinforcement learning: exact at episode boundaries, fast on GPUs and CPUs."""
 
 from rl_triton_core import estimators as _estimators
-from rl_triton_core._internal.backend import BackendUnavailableError as BackendUnavailableError
-from rl_triton_core._internal.backend import available_backends as available_backends
-from rl_triton_core._internal.backend import check_backend as check_backend
-from rl_triton_core._internal.launch.fast_path import fast_path_status as fast_path_status
-from rl_triton_core._internal.launch.fast_path import set_fast_path as set_fast_path
-from rl_triton_core._internal.launch.threads import get_num_threads as get_num_threads
-from rl_triton_core._internal.launch.threads import set_num_threads as set_num_threads
-from rl_triton_core._version import __version__ as __version__
-from rl_triton_core.boundaries import FinalValues as FinalValues
+from rl_triton_core._internal.backend import BackendUnavailableError, available_backends, check_backend
+from rl_triton_core._internal.launch.fast_path import fast_path_status, set_fast_path
+from rl_triton_core._internal.launch.threads import get_num_threads, set_num_threads
+from rl_triton_core._version import __version__
+from rl_triton_core.boundaries import FinalValues
 from rl_triton_core.estimators import *  # noqa: F403
-from rl_triton_core.normalization import normalize_advantages as normalize_advantages
-from rl_triton_core.warmup import warm_up as warm_up
+from rl_triton_core.normalization import normalize_advantages
+from rl_triton_core.warmup import warm_up
 
 __all__ = [
     "BackendUnavailableError",

@@ -27,8 +27,7 @@ from rl_triton_core._internal.arguments.validation import (
 )
 from rl_triton_core._internal.equations.primitives import exp, minimum, select
 from rl_triton_core._internal.launch.fast_path import with_fast_path
-from rl_triton_core._internal.scan.linear import read_state
-from rl_triton_core._internal.scan.recurrence import Expectation, Recurrence, Step
+from rl_triton_core._internal.scan.recurrence import Expectation, Recurrence, Step, read_state
 from rl_triton_core._internal.scan.solve import solve, solve_features
 from rl_triton_core.boundaries import FinalValues, apply_boundary_rule
 

@@ -13,9 +13,9 @@ from rl_triton_core._internal.arguments.outputs import check_no_overlap, check_o
 from rl_triton_core._internal.backend import Backend, choose_backend, copy_to_host, needs_host
 from rl_triton_core._internal.launch.fast_path import with_fast_path
 from rl_triton_core._internal.launch.recording import mark_numbers
-from rl_triton_core._internal.moments.arguments import check_group, check_rule, gather_moments
+from rl_triton_core._internal.moments import rule as rules
 from rl_triton_core._internal.moments.reference import normalize_values
-from rl_triton_core._internal.moments.rule import Exchange, Rule, Task, view_as_matrices
+from rl_triton_core._internal.moments.rule import Exchange, Rule, Task
 from rl_triton_core._internal.scan.autograd import needs_graph
 
 
@@ -88,10 +88,10 @@ def normalize_advantages(
         check.check_tensor("mask", mask, check.FLAG_DTYPES)
         check.check_shape("mask", mask, advantages.shape, "that of advantages", advantages.device)
         check.check_values("normalize_advantages", {}, mask)
-    rule = check_rule(correction, epsilon, epsilon_mode)
+    rule = rules.check_rule(correction, epsilon, epsilon_mode)
     exchange = None
     if group is not None:
-        exchange = partial(gather_moments, group=check_group(group, needs_graph((advantages,))))
+        exchange = partial(rules.gather_moments, group=rules.check_group(group, needs_graph((advantages,))))
     if out is not None:
         check_out(out, advantages, mask)
     return normalize(advantages, mask, rule, exchange, out, backend)
@@ -132,7 +132,7 @@ def run_backend(
 ) -> None:
     """Fill `out` by a backend, which takes matrices."""
     streams = [advantages, out] if mask is None else [advantages, mask, out]
-    values, *flags, result = view_as_matrices(streams) or [x.contiguous().view(1, -1) for x in streams]
+    values, *flags, result = rules.view_as_matrices(streams) or [x.contiguous().view(1, -1) for x in streams]
     backend.normalize(Task(values, flags[0] if flags else None, result, rule), exchange)
     if result.data_ptr() != out.data_ptr():
         out.copy_(result.view(out.shape))

@@ -24,7 +24,7 @@ from rl_triton_core._internal.backend import choose_backend
 from rl_triton_core._internal.capture.optimizers import name_unsupported
 from rl_triton_core._internal.launch import recording
 from rl_triton_core._internal.loss import solve as losses
-from rl_triton_core._internal.scan import execution
+from rl_triton_core._internal.scan import problem as scans
 
 
 def allow_captures(monkeypatch, device="cpu"):
@@ -160,7 +160,7 @@ class Recording(TorchDispatchMode):
         """Record what happens inside."""
         step = rmsprop._multi_tensor_rmsprop  # on a CPU, it reads the learning rate
         with ExitStack() as stack:
-            for module in (execution, losses, normalization):
+            for module in (scans, losses, normalization):
                 stack.enter_context(mock.patch.object(module, "choose_backend", self.choose_backend))
             stack.enter_context(mock.patch.object(rmsprop, step.__name__, self.as_operation(step)))
             for name in ("all_reduce", "broadcast"):

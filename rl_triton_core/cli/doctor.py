@@ -10,18 +10,19 @@ import os
 import platform
 import shutil
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
 
 from rl_triton_core._internal.arguments.validation import read_switch
 from rl_triton_core._internal.backend import PREFERENCE, needs_host, why_unavailable
 from rl_triton_core._internal.launch.fast_path import fast_path_status
 from rl_triton_core._internal.launch.threads import read_num_threads
-from rl_triton_core.cli import caches, requirements
+from rl_triton_core.cli import caches
 from rl_triton_core.cli.output import Report, Table
 from rl_triton_core.system_info import TESTED, TRITON
 
@@ -31,6 +32,9 @@ SWITCHES = {
     "RL_TRITON_CAPTURE": "no step of training is captured in a CUDA graph",
 }
 """Switches of the environment, and what follows if one is 0."""
+
+
+DISTRIBUTION = "rl-triton-core"
 
 
 class Finding(NamedTuple):
@@ -44,54 +48,106 @@ class Finding(NamedTuple):
 
 def check_packages() -> Finding:
     """Compare the packages that the core needs with their lower bounds."""
-    if requirements.find_version(requirements.DISTRIBUTION) is None:
-        message = f"{requirements.DISTRIBUTION} is not installed, only importable: what it needs was not compared"
+    if find_version(DISTRIBUTION) is None:
+        message = f"{DISTRIBUTION} is not installed, only importable: what it needs was not compared"
         return Finding("warning", message, "pip install -e . in the checkout")
     advice = "run rl-triton selftest, which compares results on this machine"
-    return judge_versions(requirements.read_requirements(extras=False), advice)
+    return judge_versions(read_requirements(extras=False), advice)
 
 
 def check_frameworks() -> Finding:
     """Compare the installed frameworks with the versions that the adapters were written for."""
-    frameworks = [x for x in requirements.read_requirements(extras=True) if x.name in TESTED]
-    installed = [x for x in frameworks if requirements.find_version(x.name) is not None]
+    frameworks = [x for x in read_requirements(extras=True) if x.name in TESTED]
+    installed = [x for x in frameworks if find_version(x.name) is not None]
     if not installed:
         return Finding("ok", "no framework is installed")
     advice = "compare a short training run with and without the adapter before you rely on it"
-    if any(x.name == "ray" and requirements.is_newer_than_tested(x) for x in installed):
+    if any(x.name == "ray" and is_newer_than_tested(x) for x in installed):
         advice = "call rl_triton_adapters.rllib.check_ray(), which compares its results; " + advice
     return judge_versions(installed, advice)
 
 
 def judge_versions(wanted: Sequence[Requirement], advice: str) -> Finding:
     """Compare packages with what is asked for, and with what was tried; the advice is for newer ones."""
-    versions = {x.name: f"{x.name} {requirements.find_version(x.name) or 'is not installed'}" for x in wanted}
-    unmet = [x for x in wanted if requirements.is_unmet(x)]
+    versions = {x.name: f"{x.name} {find_version(x.name) or 'is not installed'}" for x in wanted}
+    unmet = [x for x in wanted if is_unmet(x)]
     if unmet:
         message = "; ".join(f"{versions[x.name]}, expected {x.specifier}" for x in unmet)
         return Finding("problem", message, "pip install " + " ".join(f'"{x.name}{x.specifier}"' for x in unmet))
-    newer = [x.name for x in wanted if requirements.is_newer_than_tested(x)]
+    newer = [x.name for x in wanted if is_newer_than_tested(x)]
     if newer:
         tried = ", ".join(f"{versions[name]} (tried up to {TESTED[name]})" for name in newer)
         return Finding("warning", f"newer than what was tried: {tried}", advice)
     return Finding("ok", f"known versions: {', '.join(versions.values())}")
 
 
+def read_requirements(extras: bool) -> list[Requirement]:
+    """Read what the core needs on this machine, or what its extras add to that; each package once."""
+    wanted = list(map(Requirement, find_requires(DISTRIBUTION)))
+    found = [x for x in wanted if applies(x, "")]
+    if extras:
+        names = metadata.metadata(DISTRIBUTION).get_all("Provides-Extra", [])
+        found = [x for x in wanted if x not in found and any(applies(x, name) for name in names)]
+    return list({x.name: x for x in found}.values())
+
+
+def applies(requirement: Requirement, extra: str) -> bool:
+    """Whether a package is needed on this machine with an extra."""
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+
+
+def find_requires(distribution: str) -> list[str]:
+    """Read what a distribution requires; nothing if it is not installed."""
+    try:
+        return metadata.requires(distribution) or []
+    except metadata.PackageNotFoundError:
+        return []
+
+
+def find_version(name: str) -> str | None:
+    """Find the installed version of a package."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def parse_version(text: str) -> Version:
+    """Read a version; what is none is older than all others."""
+    try:
+        return Version(text)
+    except InvalidVersion:
+        return Version("0")
+
+
+def is_unmet(wanted: Requirement) -> bool:
+    """Whether a package is missing or too old; a build ahead of a release counts as the release."""
+    version = find_version(wanted.name)
+    return version is None or parse_version(version).base_version not in wanted.specifier
+
+
+def is_newer_than_tested(wanted: Requirement) -> bool:
+    """Whether a package is newer than the versions that the tests have seen."""
+    tested, version = parse_version(TESTED.get(wanted.name, "")), find_version(wanted.name)
+    return wanted.name in TESTED and parse_version(version or "").release[: len(tested.release)] > tested.release
+
+
 def check_triton() -> Finding:
     """Compare Triton with the version that PyTorch asks for."""
     if not has_triton():
         return Finding("ok", "Triton is for Linux; the cpu backend needs none")
-    wanted = requirements.find_triton_of_torch()
-    installed = next(filter(None, map(requirements.find_version, TRITON)), None)
+    requires = map(Requirement, find_requires("torch"))
+    wanted = next((x.specifier for x in requires if x.name in TRITON and applies(x, "")), None)
+    installed = next(filter(None, map(find_version, TRITON)), None)
     advice = f'pip install "triton{wanted or ""}"'
     if installed is None:
         return Finding("problem", "Triton is not installed", advice)
     if wanted is None:
         return Finding("ok", f"Triton {installed}; PyTorch {torch.__version__} asks for none")
-    if not SpecifierSet(wanted).contains(requirements.parse_version(installed), prereleases=True):
+    if not wanted.contains(parse_version(installed), prereleases=True):
         message = f"Triton {installed} beside PyTorch {torch.__version__}, which asks for triton{wanted}"
         return Finding("problem", message, advice)
-    fits = "is the one for" if wanted.startswith("==") else f"is as triton{wanted} asks, of"
+    fits = "is the one for" if str(wanted).startswith("==") else f"is as triton{wanted} asks, of"
     unused = "" if torch.version.cuda or torch.version.hip else ", which is built for CPUs and does not use it"
     return Finding("ok", f"Triton {installed} {fits} PyTorch {torch.__version__}{unused}")
 

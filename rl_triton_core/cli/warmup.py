@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import inspect
-from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -36,45 +34,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Report:
     """Compile what is asked for, and tell how long each took."""
-    check_arguments(options)
+    functions = {name: FUNCTIONS.get(name) or FUNCTIONS[f"compute_{name}"] for name in options.estimator}
+    for function in functions.values():  # before anything is compiled
+        choose_tensors(inspect.signature(function).parameters, options.tensors)
+    if options.updates:
+        from rl_triton_core import compiled  # needs Numba, which not every installation has
+
+        for head in options.updates:
+            check_choice("--updates", head, compiled.HEADS)
+    common = {"tensors": options.tensors, "time_dim": options.time_dim}
+    common |= {"dtype": getattr(torch, options.dtype), "flag_dtype": getattr(torch, options.flag_dtype)}
+    common |= {"backend": options.backend, "device": options.device}
     names = track_progress(options.estimator, "compiling", len(options.estimator))
-    seconds = {name: compile_estimator(name, options) for name in names}
-    seconds |= {f"update, {head}": compile_update(head) for head in options.updates}
+    seconds = {name: warm_up(functions[name].__name__, options.shape, **common) for name in names}
+    seconds |= {f"update, {head}": compiled.compile_update(head) for head in options.updates}
     rows = [(name, f"{time:.1f} s") for name, time in seconds.items()]
     return Report({name: round(time, 3) for name, time in seconds.items()}, [Table("", (), rows)])
-
-
-def check_arguments(options: argparse.Namespace) -> None:
-    """Raise an error for what could not be compiled, before anything is."""
-    for name in options.estimator:
-        choose_tensors(inspect.signature(find_function(name)).parameters, options.tensors)
-    for head in options.updates:
-        from rl_triton_core.compiled import HEADS  # needs Numba, which not every installation has
-
-        check_choice("--updates", head, HEADS)
-
-
-def find_function(estimator: str) -> Callable[..., Any]:
-    """What has this name on the command line."""
-    return FUNCTIONS.get(estimator) or FUNCTIONS[f"compute_{estimator}"]
-
-
-def compile_update(head: str) -> float:
-    """Compile what updates with a distribution of actions need."""
-    from rl_triton_core import compiled
-
-    return compiled.compile_update(head)
-
-
-def compile_estimator(estimator: str, options: argparse.Namespace) -> float:
-    """Compile what calls of an estimator need."""
-    return warm_up(
-        find_function(estimator).__name__,
-        options.shape,
-        tensors=options.tensors,
-        dtype=getattr(torch, options.dtype),
-        flag_dtype=getattr(torch, options.flag_dtype),
-        time_dim=options.time_dim,
-        backend=options.backend,
-        device=options.device,
-    )

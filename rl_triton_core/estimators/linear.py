@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rl_triton_core._internal.scan.linear import LINEAR_BACKWARD, LINEAR_FORWARD
+from rl_triton_core._internal.scan.recurrence import LINEAR_BACKWARD, LINEAR_FORWARD
 from rl_triton_core.extending import check_bool, check_layout, check_shape, check_tensor, solve_features, with_fast_path
 
 

@@ -14,7 +14,7 @@ import torch
 from packaging.version import Version
 
 from rl_triton_core._internal.mlp import compile
-from rl_triton_core.cli import COMMANDS, doctor, main, output, requirements
+from rl_triton_core.cli import COMMANDS, doctor, main, output
 from rl_triton_core.system_info import TESTED
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +42,7 @@ def add_distribution(folder, name, version, *requires):
     folder.joinpath(f"{name.replace('-', '_')}-{version}.dist-info", "METADATA").write_text(text)
 
 
-@pytest.mark.skipif(requirements.find_version(requirements.DISTRIBUTION) is None, reason="nothing is installed")
+@pytest.mark.skipif(doctor.find_version(doctor.DISTRIBUTION) is None, reason="nothing is installed")
 def test_a_broken_installation(tmp_path):
     """Old and unknown packages, a cache that is a file, no fast path, a wrong number of threads: all are found."""
     site, file = tmp_path / "site", tmp_path / "file"

@@ -8,14 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rl_triton_core._internal.arguments.validation import (
-    REAL_DTYPES,
-    check_shape,
-    check_tensor,
-    describe_type,
-    is_traced,
-    is_transformed,
-)
+from rl_triton_core._internal.arguments import validation as check
 
 
 def check_out(
@@ -23,7 +16,7 @@ def check_out(
 ) -> None:
     """Check preallocated results: as many as there are, each None or a writable tensor apart from every input."""
     if not isinstance(out, (tuple, list)) or len(out) != len(names):
-        raise ValueError(f"out: got {describe_type(out)}, expected a tuple ({', '.join(names)})")
+        raise ValueError(f"out: got {check.describe_type(out)}, expected a tuple ({', '.join(names)})")
     for name, tensor, is_wanted in zip(names, out, wanted, strict=True):
         if tensor is None:
             continue
@@ -33,19 +26,19 @@ def check_out(
     given = [(f"out ({name})", tensor) for name, tensor in zip(names, out, strict=True) if tensor is not None]
     if len(given) > 1 and given[0][1] is given[1][1]:
         raise ValueError("out: got the same tensor twice, expected one per result")
-    if not is_traced():
+    if not check.is_traced():
         check_no_overlap(given, [tensor for tensor in inputs if isinstance(tensor, torch.Tensor)])
 
 
 def check_out_tensor(name: str, tensor: Any, like: torch.Tensor) -> None:
     """Check a tensor to write to."""
-    check_tensor(name, tensor, REAL_DTYPES if like.is_floating_point() else (torch.int64,))
-    check_shape(name, tensor, like.shape, "that of the inputs", like.device)
+    check.check_tensor(name, tensor, check.REAL_DTYPES if like.is_floating_point() else (torch.int64,))
+    check.check_shape(name, tensor, like.shape, "that of the inputs", like.device)
     if not tensor.is_contiguous() and overlaps_itself(tensor):
         raise ValueError(
             f"{name}: got strides {tensor.stride()}, by which elements share memory, expected distinct ones"
         )
-    if not is_traced() and is_transformed():
+    if not check.is_traced() and check.is_transformed():
         raise ValueError(f"{name}: got a tensor inside a torch.func or forward-mode transformation, expected None")
     if tensor.requires_grad:
         raise ValueError(f"{name}: got a tensor that requires grad, expected one that does not")

@@ -55,27 +55,18 @@ def pack(
     backend: str | None,
 ) -> Packed:
     """What an operator takes of a call that torch.compile traces."""
-    symbolic = any(map(is_symbolic, numbers))
+    from torch.fx.experimental.symbolic_shapes import has_static_value
+
+    symbolic = any(isinstance(x, torch.Tensor) or not has_static_value(x) for x in numbers)
+    one = torch.ones((), dtype=torch.float64, device="cpu")
     return Packed(
         [*inputs],
         [*tensors],
         [0.0 if symbolic else float(x) for x in numbers],
-        torch.stack([scalar_tensor(x) for x in numbers]) if symbolic else None,
+        torch.stack([one * x for x in numbers]) if symbolic else None,  # torch.compile makes products of a symbol
         [*integers],
         [*flags],
         ",".join(names),
         [*wanted],
         backend or "",
     )
-
-
-def is_symbolic(number: float | torch.Tensor) -> bool:
-    """Whether a number stands for all values that it may have, while torch.compile traces."""
-    from torch.fx.experimental import symbolic_shapes
-
-    return isinstance(number, torch.Tensor) or not symbolic_shapes.has_static_value(number)
-
-
-def scalar_tensor(number: float) -> torch.Tensor:
-    """A number as a tensor, by a product, which torch.compile knows how to make of a symbol."""
-    return torch.ones((), dtype=torch.float64, device="cpu") * number

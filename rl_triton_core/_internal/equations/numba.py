@@ -60,7 +60,8 @@ def literals_of(kind: type, wanted: tuple[type, ...] = (int, float)) -> type[Com
         def run_pass(self, state: Any) -> bool:
             """Tell whether something was replaced."""
             statements = [x for block in state.func_ir.blocks.values() for x in block.find_insts(ir.Assign)]
-            indices = {getattr(getattr(x.value, "index", None), "name", None) for x in statements if is_item(x.value)}
+            items = [x.value for x in statements if getattr(x.value, "op", "") in ("getitem", "static_getitem")]
+            indices = {getattr(item.index, "name", None) for item in items}
             for x in statements:
                 if isinstance(x.value, ir.Const) and type(x.value.value) in wanted and x.target.name not in indices:
                     x.value = ir.Const(kind(x.value.value), x.value.loc)
@@ -77,11 +78,6 @@ def literals_of(kind: type, wanted: tuple[type, ...] = (int, float)) -> type[Com
             return [passes]
 
     return Compiler
-
-
-def is_item(value: Any) -> bool:
-    """Whether Numba's code takes an element of something."""
-    return isinstance(value, ir.Expr) and value.op in ("getitem", "static_getitem")
 
 
 # -- primitives -------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -43,6 +44,13 @@ KERNELS: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
 
 They are a part of the fast path, and are found by Triton where that is switched off.
 """
+
+
+def device_guard(device: torch.device) -> Any:
+    """The context in which a kernel runs on this device."""
+    if device.type == "cpu" or device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)
 
 
 def launch_kernel(call: KernelCall, device: torch.device) -> None:

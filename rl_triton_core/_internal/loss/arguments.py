@@ -12,8 +12,7 @@ import torch
 from rl_triton_core._internal.arguments import validation as check
 from rl_triton_core._internal.loss.equations import CLIPS, ESTIMATORS, SURROGATES, Choices, Coefficients
 from rl_triton_core._internal.loss.problem import LossProblem, Streams
-from rl_triton_core._internal.moments.arguments import check_group, check_rule, gather_moments
-from rl_triton_core._internal.moments.rule import Exchange, Rule
+from rl_triton_core._internal.moments.rule import Exchange, Rule, check_group, check_rule, gather_moments
 
 Number = float | torch.Tensor
 """Or a tensor without dimensions, as schedules in a CUDA graph are."""

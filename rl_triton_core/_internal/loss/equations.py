@@ -75,9 +75,7 @@ class Coefficients(NamedTuple):
     tau_negative: Any = 1.0
 
 
-def clip_surrogate(
-    log_prob: Any, ratio: Any, advantage: Any, low: Any, high: Any, coefficients: Any
-) -> tuple[Any, Any, Any]:
+def clip_surrogate(log_prob: Any, ratio: Any, advantage: Any, low: Any, high: Any, coefficients: Any) -> Any:
     """The clipped loss of PPO: −min(r·A, clip(r)·A); where A < 0 at most −dual_clip·A."""
     free = multiply_or_zero(advantage, ratio)
     clipped = multiply_or_zero(advantage, clamp(ratio, low, high))
@@ -87,17 +85,13 @@ def clip_surrogate(
     return loss, select((clipped < free) | (objective < least), 0.0, -free), 0.0
 
 
-def weigh_score(
-    log_prob: Any, ratio: Any, advantage: Any, low: Any, high: Any, coefficients: Any
-) -> tuple[Any, Any, Any]:
+def weigh_score(log_prob: Any, ratio: Any, advantage: Any, low: Any, high: Any, coefficients: Any) -> Any:
     """The loss of CISPO: −clip(r)·A·log π, where no gradient flows through the ratio."""
     weight = multiply_or_zero(advantage, clamp(ratio, low, high))
     return -multiply_or_zero(weight, log_prob), 0.0, -weight
 
 
-def gate_ratio(
-    log_prob: Any, ratio: Any, advantage: Any, low: Any, high: Any, coefficients: Any
-) -> tuple[Any, Any, Any]:
+def gate_ratio(log_prob: Any, ratio: Any, advantage: Any, low: Any, high: Any, coefficients: Any) -> Any:
     """The loss of SAPO: −A·sigmoid(τ·(r − 1))·4/τ, with a τ for A > 0 and one for others."""
     tau = select(advantage > 0.0, coefficients.tau, coefficients.tau_negative)
     x = tau * (ratio - 1.0)
@@ -106,7 +100,7 @@ def gate_ratio(
     return -loss, -multiply_or_zero(advantage, slope), 0.0
 
 
-def score(log_prob: Any, ratio: Any, advantage: Any, low: Any, high: Any, coefficients: Any) -> tuple[Any, Any, Any]:
+def score(log_prob: Any, ratio: Any, advantage: Any, low: Any, high: Any, coefficients: Any) -> Any:
     """The loss of REINFORCE: −A·log π."""
     return -multiply_or_zero(advantage, log_prob), 0.0, -advantage
 
@@ -307,9 +301,6 @@ class Head(NamedTuple):
     old network `kl_sums` gives two numbers, `kl` the divergence from its outputs, and `kl_slopes` its derivatives.
     """
 
-    name: str
-    inputs: tuple[str, ...]
-    """What x, and perhaps y, are called."""
     sums: Callable[..., Any]
     """(x, y, action, peak) -> three numbers. The action is that of this dimension, or whether it is this one."""
     readout: Callable[..., Any]
@@ -413,9 +404,7 @@ def first_sum(sums: Any, kl_sums: Any) -> Any:
     return kl_sums[0]
 
 
-def gaussian_kl_slopes(
-    x: Any, y: Any, old: Any, old_y: Any, peak: Any, old_peak: Any, sums: Any, kl_sums: Any
-) -> tuple[Any, Any]:
+def gaussian_kl_slopes(x: Any, y: Any, old: Any, old_y: Any, peak: Any, old_peak: Any, sums: Any, kl_sums: Any) -> Any:
     """By μ and log σ."""
     z = (old - x) * exp(-y)
     return -z * exp(-y), 1.0 - exp(2.0 * (old_y - y)) - z * z
@@ -440,48 +429,30 @@ def bernoulli_kl_sums(x: Any, y: Any, old: Any, old_y: Any, peak: Any, old_peak:
     return ones + multiply_or_zero(sigmoid(-old), log_sigmoid(-old) - log_sigmoid(-x)), 0.0
 
 
-def bernoulli_kl_slopes(
-    x: Any, y: Any, old: Any, old_y: Any, peak: Any, old_peak: Any, sums: Any, kl_sums: Any
-) -> tuple[Any, Any]:
+def bernoulli_kl_slopes(x: Any, y: Any, old: Any, old_y: Any, peak: Any, old_peak: Any, sums: Any, kl_sums: Any) -> Any:
     """Of the logits: p − p_old."""
     return sigmoid(x) - sigmoid(old), 0.0
 
 
-NONE = Head("none", (), sampled_sums, given_readout, sampled_slopes)
-GIVEN = Head("given", ("log_probs", "entropy"), given_sums, given_readout, given_slopes)
-SAMPLED = Head("sampled", ("log_probs",), sampled_sums, given_readout, sampled_slopes)
-CATEGORICAL = Head(
-    "categorical",
-    ("logits",),
-    categorical_sums,
-    categorical_readout,
-    categorical_slopes,
-    categorical_kl_sums,
-    categorical_kl,
-    categorical_kl_slopes,
-    indexed=True,
-)
-GAUSSIAN = Head(
-    "gaussian",
-    ("mean", "log_std"),
-    gaussian_sums,
-    given_readout,
-    gaussian_slopes,
-    gaussian_kl_sums,
-    first_sum,
-    gaussian_kl_slopes,
-)
-BERNOULLI = Head(
-    "bernoulli",
-    ("logits",),
-    bernoulli_sums,
-    given_readout,
-    bernoulli_slopes,
-    bernoulli_kl_sums,
-    first_sum,
-    bernoulli_kl_slopes,
-)
-HEADS = {head.name: head for head in (NONE, GIVEN, SAMPLED, CATEGORICAL, GAUSSIAN, BERNOULLI)}
+HEADS = {
+    "none": Head(sampled_sums, given_readout, sampled_slopes),
+    "given": Head(given_sums, given_readout, given_slopes),
+    "sampled": Head(sampled_sums, given_readout, sampled_slopes),
+    "categorical": Head(
+        categorical_sums,
+        categorical_readout,
+        categorical_slopes,
+        categorical_kl_sums,
+        categorical_kl,
+        categorical_kl_slopes,
+        indexed=True,
+    ),
+    "gaussian": Head(gaussian_sums, given_readout, gaussian_slopes, gaussian_kl_sums, first_sum, gaussian_kl_slopes),
+    "bernoulli": Head(
+        bernoulli_sums, given_readout, bernoulli_slopes, bernoulli_kl_sums, first_sum, bernoulli_kl_slopes
+    ),
+}
+"""Log-probabilities with entropies ("given") and without ("sampled"), and distributions, by their inputs x and y."""
 
 # -- choices ----------------------------------------------------------------------------------------------------------
 

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import torch
 
 from rl_triton_core._internal.equations.triton import TRITON
-from rl_triton_core._internal.launch.device import device_guard
 from rl_triton_core._internal.launch.fast_path import with_fast_path
-from rl_triton_core._internal.launch.kernels import KernelCall, launch_kernel
+from rl_triton_core._internal.launch.kernels import KernelCall, device_guard, launch_kernel
 from rl_triton_core._internal.launch.recording import forbid_plan
 from rl_triton_core._internal.launch.table import next_power_of_2
 from rl_triton_core._internal.loss import kernel as kernels

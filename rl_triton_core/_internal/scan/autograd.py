@@ -16,9 +16,8 @@ from torch.autograd import forward_ad
 
 from rl_triton_core._internal.arguments.validation import is_traced, is_transformed
 from rl_triton_core._internal.equations.primitives import gated_product, read_primals
-from rl_triton_core._internal.scan.execution import Results, run_backend
-from rl_triton_core._internal.scan.linear import LINEAR_FORWARD
-from rl_triton_core._internal.scan.problem import Problem
+from rl_triton_core._internal.scan.problem import Problem, Results, run_backend
+from rl_triton_core._internal.scan.recurrence import LINEAR_FORWARD
 from rl_triton_core._internal.scan.reference import evaluate_recurrence, scan_serially
 
 

@@ -9,18 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rl_triton_core._internal.arguments.validation import (
-    UNREAD,
-    RolloutLayout,
-    check_number,
-    check_per_step,
-    check_shape,
-    check_tensor,
-    describe_type,
-    find_precision,
-    is_traced,
-    is_transformed,
-)
+from rl_triton_core._internal.arguments import validation as check
 from rl_triton_core._internal.scan.recurrence import Expectation
 from rl_triton_core.boundaries import FinalValues
 
@@ -30,7 +19,7 @@ def check_continuation(
     next_values: Any,
     truncated: Any,
     mask: torch.Tensor | None,
-    layout: RolloutLayout,
+    layout: check.RolloutLayout,
     precision: torch.dtype,
 ) -> float | torch.Tensor:
     """Check bootstrap values or `next_values`, and return the former as a number or a tensor of one per step.
@@ -41,7 +30,7 @@ def check_continuation(
         if bootstrap is not None:
             raise ValueError("bootstrap_values: got both it and next_values, expected one of the two")
         if not isinstance(next_values, Expectation):
-            check_per_step("next_values", next_values, layout)
+            check.check_per_step("next_values", next_values, layout)
         return 0.0
     if bootstrap is None:
         raise ValueError(
@@ -66,9 +55,9 @@ def check_bootstrap_number(bootstrap: Any) -> float:
     return float(bootstrap)
 
 
-def check_bootstrap_tensor(bootstrap: torch.Tensor, truncated: Any, layout: RolloutLayout) -> torch.Tensor:
+def check_bootstrap_tensor(bootstrap: torch.Tensor, truncated: Any, layout: check.RolloutLayout) -> torch.Tensor:
     """Check a tensor of one number, one per environment or sequence, or one per step; return one per step."""
-    check_tensor("bootstrap_values", bootstrap)
+    check.check_tensor("bootstrap_values", bootstrap)
     if bootstrap.ndim == 0:
         return bootstrap.expand(layout.shape)
     if layout.cu_seqlens is None:
@@ -81,11 +70,15 @@ def check_bootstrap_tensor(bootstrap: torch.Tensor, truncated: Any, layout: Roll
             f"truncated step: shape {tuple(layout.shape)}, FinalValues, or a float"
         )
     shape = layout.shape if per_step else (layout.num_envs,)
-    check_shape("bootstrap_values", bootstrap, shape, f"{layout.per_env}, or that of {layout.name}", layout.device)
+    check.check_shape(
+        "bootstrap_values", bootstrap, shape, f"{layout.per_env}, or that of {layout.name}", layout.device
+    )
     return bootstrap if per_step else layout.expand_over_time(bootstrap)
 
 
-def check_packed_bootstrap(bootstrap: torch.Tensor, truncated: Any, layout: RolloutLayout) -> tuple[torch.Tensor, bool]:
+def check_packed_bootstrap(
+    bootstrap: torch.Tensor, truncated: Any, layout: check.RolloutLayout
+) -> tuple[torch.Tensor, bool]:
     """Bootstrap values of a packed row as one dimension, and whether they are per step."""
     sequences, steps = layout.num_envs, layout.num_steps
     if bootstrap.shape == (1, steps):
@@ -101,13 +94,13 @@ def check_packed_bootstrap(bootstrap: torch.Tensor, truncated: Any, layout: Roll
 
 
 def scatter_final_values(
-    final: FinalValues, mask: torch.Tensor | None, layout: RolloutLayout, precision: torch.dtype
+    final: FinalValues, mask: torch.Tensor | None, layout: check.RolloutLayout, precision: torch.dtype
 ) -> torch.Tensor:
     """Write sparse bootstrap values into a dense tensor: the last value at the last step not skipped, NaN elsewhere."""
     has_dtype = isinstance(final.value, (torch.Tensor, np.ndarray))
     value = convert_to_tensor("bootstrap_values.value", final.value, None if has_dtype else torch.float64)
-    check_tensor("bootstrap_values.value", value)
-    precision = torch.promote_types(precision, find_precision((final.last_value, value if has_dtype else None)))
+    check.check_tensor("bootstrap_values.value", value)
+    precision = torch.promote_types(precision, check.find_precision((final.last_value, value if has_dtype else None)))
     value = value.to(precision).to(layout.device)
     env = check_index("bootstrap_values.env", final.env, layout.num_envs, value, layout)
     time = check_index("bootstrap_values.time", final.time, layout.num_steps, value, layout)
@@ -123,17 +116,17 @@ def scatter_final_values(
 
 def check_distinct(written: torch.Tensor, value: torch.Tensor) -> None:
     """Check that no cell has two values. On a GPU this is asserted there, without waiting."""
-    if is_transformed():
+    if check.is_transformed():
         return
     differs = ((written != value) & ~(written.isnan() & value.isnan())).any()
     message = "bootstrap_values: got FinalValues with two values for the same step, expected one for each"
-    if value.device.type in UNREAD or is_traced():
+    if value.device.type in check.UNREAD or check.is_traced():
         torch._assert_async(~differs, message)
     elif differs:
         raise ValueError(message)
 
 
-def find_last_step(mask: torch.Tensor | None, layout: RolloutLayout) -> torch.Tensor:
+def find_last_step(mask: torch.Tensor | None, layout: check.RolloutLayout) -> torch.Tensor:
     """Index of each environment's last step that is not skipped, with a time dimension of size 1."""
     if mask is None:
         size = (layout.num_envs, 1) if layout.time_dim == 1 else (1, layout.num_envs)
@@ -141,14 +134,14 @@ def find_last_step(mask: torch.Tensor | None, layout: RolloutLayout) -> torch.Te
     return layout.num_steps - 1 - (mask != 0).flip(layout.time_dim).byte().argmax(layout.time_dim, keepdim=True)
 
 
-def check_last_value(last_value: Any, value: torch.Tensor, layout: RolloutLayout) -> torch.Tensor:
+def check_last_value(last_value: Any, value: torch.Tensor, layout: check.RolloutLayout) -> torch.Tensor:
     """Check the values at the rollout's end, and return them as [num_envs]."""
     name = "bootstrap_values.last_value"
     if not isinstance(last_value, torch.Tensor):
-        number = check_number(name, last_value, -math.inf, math.inf)
+        number = check.check_number(name, last_value, -math.inf, math.inf)
         return torch.full((layout.num_envs,), number, dtype=value.dtype, device=layout.device)
-    check_tensor(name, last_value)
-    check_shape(name, last_value, (layout.num_envs,), "[num_envs]", layout.device)
+    check.check_tensor(name, last_value)
+    check.check_shape(name, last_value, (layout.num_envs,), "[num_envs]", layout.device)
     return last_value.to(value.dtype)
 
 
@@ -161,11 +154,11 @@ def convert_to_tensor(name: str, values: Any, dtype: torch.dtype | None = None) 
         return torch.as_tensor(values, dtype=dtype, device=device)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
-            f"{name}: got {describe_type(values)}, expected a torch.Tensor or a sequence of numbers"
+            f"{name}: got {check.describe_type(values)}, expected a torch.Tensor or a sequence of numbers"
         ) from error
 
 
-def check_index(name: str, indices: Any, size: int, value: torch.Tensor, layout: RolloutLayout) -> torch.Tensor:
+def check_index(name: str, indices: Any, size: int, value: torch.Tensor, layout: check.RolloutLayout) -> torch.Tensor:
     """Check integer indices in [0, size), as many as values. Those on a GPU are asserted there, without waiting."""
     index = convert_to_tensor(name, indices)
     if index.numel() and (index.is_floating_point() or index.is_complex() or index.dtype == torch.bool):
@@ -174,7 +167,7 @@ def check_index(name: str, indices: Any, size: int, value: torch.Tensor, layout:
     if index.ndim != 1 or index.shape != value.shape:
         raise ValueError(f"{name}: got shape {tuple(index.shape)}, expected [num_values], {tuple(value.shape)}")
     outside = (index < 0) | (index >= size)
-    if index.device.type in UNREAD or is_traced():
+    if index.device.type in check.UNREAD or check.is_traced():
         torch._assert_async(~outside.any(), f"{name}: an index is out of range, negative or too large")
     elif outside.any():
         raise ValueError(f"{name}: got index {index[outside][0].item()}, expected indices in [0, {size})")

@@ -9,8 +9,7 @@ import torch
 
 from rl_triton_core._internal.arguments.packing import SCHEMA, Packed, pack
 from rl_triton_core._internal.arguments.validation import is_stream
-from rl_triton_core._internal.scan.execution import STREAMS, Results, allocate_outputs, run_backend
-from rl_triton_core._internal.scan.problem import Problem
+from rl_triton_core._internal.scan.problem import STREAMS, Problem, Results, allocate_outputs, run_backend
 from rl_triton_core._internal.scan.recurrence import RECURRENCES
 
 NUMBERS = STREAMS[:2]

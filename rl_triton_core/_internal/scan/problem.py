@@ -1,7 +1,8 @@
-"""A validated call of an estimator: all that a backend needs."""
+"""A validated call of an estimator: all that a backend needs, the outputs that it fills, and the run itself."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from rl_triton_core._internal.arguments.validation import find_precision, is_stream
+from rl_triton_core._internal.backend import choose_backend
 from rl_triton_core._internal.launch.recording import mark_numbers
 from rl_triton_core._internal.scan.layout import Layout
 from rl_triton_core._internal.scan.recurrence import Expectation, Recurrence, Stream
@@ -128,3 +130,36 @@ class Problem:
         if self.like.ndim == 2:
             return tensor.squeeze(0) if self.time_dim == 0 else tensor.squeeze(0).transpose(0, 1)
         return tensor if self.time_dim == 1 else tensor.transpose(0, 1)
+
+
+# -- the run of a problem ----------------------------------------------------------------------------------------------
+
+Results = tuple[Any, ...]
+"""The results in the order of `Recurrence.outputs`, None for each that is not wanted."""
+STREAMS = (
+    *("gamma", "bootstrap", "next_values", "initial", "terminated", "truncated", "mask", "previous_done", "cu_seqlens"),
+)
+"""The fields of a problem that may be tensors, beside its inputs and outputs."""
+
+
+def list_tensors(problem: Problem) -> tuple[torch.Tensor, ...]:
+    """All tensors that a problem reads."""
+    expected = problem.next_values if isinstance(problem.next_values, Expectation) else ()
+    streams = (*problem.inputs, *expected, *(getattr(problem, name) for name in STREAMS))
+    return tuple(x for x in streams if isinstance(x, torch.Tensor))
+
+
+def allocate_outputs(problem: Problem, wanted: Sequence[bool], out: Sequence[torch.Tensor | None]) -> Results:
+    """The tensors to fill: those given, and for others that are wanted new ones in the memory order of the inputs."""
+    dtype = problem.dtype
+    return tuple(
+        tensor if tensor is not None or not want else torch.empty_like(problem.like, dtype=dtype)
+        for tensor, want in zip(out, wanted, strict=True)
+    )
+
+
+def run_backend(problem: Problem, backend: str | None) -> None:
+    """Fill the problem's outputs."""
+    chosen = choose_backend(backend, problem.like.device)
+    if problem.like.numel():
+        chosen.run(problem)

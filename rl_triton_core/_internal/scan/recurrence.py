@@ -91,3 +91,21 @@ class Expectation(NamedTuple):
         values = torch.where((self.probs != 0) | self.values.isfinite(), self.values, 0).to(dtype)
         differentiated = self.probs.requires_grad or self.values.requires_grad
         return (multiply_tensors(probs, values) if differentiated else probs * values).sum(-1)
+
+
+# -- the plain recurrence, α and β as they are given: what every gradient is made of -----------------------------------
+
+
+def read_factors(step: Step) -> tuple[Any, Any]:
+    """α and β."""
+    alpha, beta = step.inputs
+    return alpha, beta
+
+
+def read_state(step: Step, state: Any, after: Any) -> tuple[Any, ...]:
+    """Return the state itself: a readout for one result."""
+    return (state,)
+
+
+LINEAR_BACKWARD = Recurrence("linear_backward", ("alpha", "beta"), 0, ("states",), read_factors, read_state)
+LINEAR_FORWARD = Recurrence("linear_forward", ("alpha", "beta"), 0, ("states",), read_factors, read_state, (), False)

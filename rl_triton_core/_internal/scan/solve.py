@@ -17,9 +17,8 @@ from rl_triton_core._internal.arguments.outputs import check_out
 from rl_triton_core._internal.backend import check_choice, choose_backend, copy_problem_to_host, needs_host
 from rl_triton_core._internal.scan.autograd import needs_graph, solve_with_graph
 from rl_triton_core._internal.scan.bootstrap import check_continuation
-from rl_triton_core._internal.scan.execution import Results, allocate_outputs, list_tensors, run_backend
 from rl_triton_core._internal.scan.operator import solve_through_operator
-from rl_triton_core._internal.scan.problem import Problem
+from rl_triton_core._internal.scan.problem import Problem, Results, allocate_outputs, list_tensors, run_backend
 from rl_triton_core._internal.scan.recurrence import Expectation, Recurrence
 
 

@@ -14,8 +14,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from rl_triton_core._internal.equations.compile import compile_equation
 from rl_triton_core._internal.equations.triton import TRITON
 from rl_triton_core._internal.launch import table as launch
-from rl_triton_core._internal.launch.device import device_guard
-from rl_triton_core._internal.launch.kernels import CHECKED, FUSED, launch_compiled
+from rl_triton_core._internal.launch.kernels import CHECKED, FUSED, device_guard, launch_compiled
 from rl_triton_core._internal.launch.recording import postpone_recording, unmark_numbers
 from rl_triton_core._internal.launch.table import Launch
 from rl_triton_core._internal.launch.variants import (

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from rl_triton_core._internal.launch.device import device_guard
-from rl_triton_core._internal.launch.kernels import KernelCall, launch_kernel
+from rl_triton_core._internal.launch.kernels import KernelCall, device_guard, launch_kernel
 from rl_triton_core._internal.launch.table import next_power_of_2
 from rl_triton_core._internal.tokens import kernel as kernels
 from rl_triton_core._internal.tokens.problem import TokenProblem, TokenResults, Upstream, view_rows
